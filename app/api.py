@@ -39,7 +39,7 @@ def estimate(
     Raises InputError for what cannot be used, with what to type instead.
     """
     from tunecast.asked import read_asked
-    from tunecast.model.estimate import Question
+    from tunecast.model.question import Question
     from tunecast.model.target import resolve_targets
     from tunecast.search import searched_dimension, searched_forecasts
 

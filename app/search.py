@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tunecast.model.estimate import Question
     from tunecast.model.forecast import Forecast
+    from tunecast.model.question import Question
     from tunecast.model.target import Target
 
 

@@ -14,7 +14,7 @@ from tunecast.calibrate.priors_fit import MAX_GPUS_OF_ONE_MACHINE
 from tunecast.calibrate.published import PublishedRun, read_runs
 from tunecast.catalogs.errors import TunecastError
 from tunecast.catalogs.gpus import load_gpus
-from tunecast.model.estimate import fit_probability, fit_verdict, memory_view
+from tunecast.model.fits import fit_probability, fit_verdict, memory_view
 from tunecast.model.forecast import MemoryView
 from tunecast.model.inventory import step_operations
 from tunecast.model.priors import prior_factors

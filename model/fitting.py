@@ -12,8 +12,11 @@ from typing import Any
 
 from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.architecture import Architecture
-from tunecast.model.estimate import Question, forecast, memory_view, resolve_for, target_factors
+from tunecast.model.estimate import forecast
+from tunecast.model.fits import memory_view
 from tunecast.model.forecast import Forecast
+from tunecast.model.on_device import resolve_for, target_factors
+from tunecast.model.question import Question
 from tunecast.model.run import Run
 from tunecast.model.stacks import BUILT
 from tunecast.model.target import Target

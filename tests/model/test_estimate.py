@@ -13,12 +13,15 @@ from hypothesis import strategies as st
 from tunecast.catalogs.errors import InputError, TunecastError
 from tunecast.catalogs.gpus import load_gpus
 from tunecast.model.architectures import load_architecture
-from tunecast.model.estimate import Question, estimate, fit_probability, fit_verdict, forecast, utilization
+from tunecast.model.estimate import estimate, forecast
 from tunecast.model.factors_io import factors_to_dict
+from tunecast.model.fits import fit_probability, fit_verdict
 from tunecast.model.forecast import Forecast, MemoryView
 from tunecast.model.forecast_json import forecast_to_dict
 from tunecast.model.priors import prior_factors
+from tunecast.model.question import Question
 from tunecast.model.target import resolve_targets
+from tunecast.model.timing import utilization
 from tunecast.model.value import Value, exact
 
 LLAMA_8B = "meta-llama/Llama-3.1-8B"

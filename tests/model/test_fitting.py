@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tunecast.catalogs.errors import InputError
 from tunecast.model.architecture import Architecture
-from tunecast.model.estimate import Question, forecast
+from tunecast.model.estimate import forecast
 from tunecast.model.fitting import (
     MOST_SAMPLES,
     candidates,
@@ -25,6 +25,7 @@ from tunecast.model.fitting import (
     suggestions,
     what_would_fit,
 )
+from tunecast.model.question import Question
 from tunecast.model.run import Run
 from tunecast.model.target import Target, resolve_targets
 

@@ -11,7 +11,7 @@ from tunecast.catalogs.errors import NotSupportedError
 from tunecast.model.amount import resolve_amount
 from tunecast.model.architectures import load_architecture
 from tunecast.model.configs import RunFile, merge_options, read_config
-from tunecast.model.estimate import RUN_OPTIONS_ELSEWHERE
+from tunecast.model.question import RUN_OPTIONS_ELSEWHERE
 from tunecast.model.resolve import REFUSED_PARALLELISM, RUN_FIELDS, Resolved, resolve_run
 
 EXAMPLES = Path(__file__).parent / "examples"

@@ -1,0 +1,72 @@
+"""A question on one device: the factors that apply there, and the run it becomes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from tunecast.catalogs.errors import InputError
+from tunecast.model.factors import FactorSet
+from tunecast.model.factors_io import factor_set_from_record
+from tunecast.model.fits import fit_probability, fit_verdict, memory_view
+from tunecast.model.priors import prior_factors
+from tunecast.model.question import RUN_OPTIONS_ELSEWHERE, Question
+from tunecast.model.resolve import Resolved, resolve_run
+from tunecast.model.run import Run
+from tunecast.model.target import Target
+from tunecast.model.timing import LINK_FACTORS
+
+LEAST_SHARDING_FIRST = ("ddp", "zero1", "zero2", "fsdp")
+"""Tried in this order when several GPUs are asked for and no sharding is."""
+
+
+def target_factors(target: Target, run: Run | None = None) -> FactorSet:
+    """Factors of the device's own record, else its prior for that run.
+
+    A record of one card has not measured the link between cards: that comes from the prior, and says so.
+    """
+    if target.gpu is None:
+        assert target.record is not None
+        return factor_set_from_record(target.record)
+    prior = replace(prior_factors(target.gpu, run), gpu=target.id)
+    if target.record is None:
+        return prior
+    own = factor_set_from_record(target.record)
+    borrowed = {name: prior.factors[name] for name in LINK_FACTORS if name in prior.factors}
+    return replace(own, factors={**borrowed, **own.factors})
+
+
+def resolve_for(question: Question, target: Target) -> Resolved:
+    """The run on this device; several GPUs without a sharding get the least one that fits."""
+    options = {k: v for k, v in question.options.items() if k not in RUN_OPTIONS_ELSEWHERE}
+
+    def resolved(**more: Any) -> Resolved:
+        return resolve_run(
+            question.architecture,
+            {**options, **more},
+            gpu_has_bf16=target.has_bf16,
+            option_origins=question.option_origins,
+        )
+
+    num_gpus = options.get("num_gpus")
+    if num_gpus is None or num_gpus == 1 or options.get("sharding") is not None:
+        return resolved()
+    if target.platform == "cpu":
+        raise InputError("--num-gpus above 1 needs GPUs; a CPU is one device.")
+    return _least_sharding(question, target, resolved)
+
+
+def _least_sharding(question: Question, target: Target, resolved: Any) -> Resolved:
+    factors = target_factors(target)
+    last: Resolved | None = None
+    for sharding in LEAST_SHARDING_FIRST:
+        candidate: Resolved = resolved(sharding=sharding)
+        origins = {**candidate.origins, "sharding": "assumed"}
+        note = f"--sharding not given: {sharding} is the least that fits"
+        last = replace(candidate, origins=origins, notes=(*candidate.notes, note))
+        view = memory_view(question.architecture, last.run, target, factors)
+        if fit_verdict(view, fit_probability(view)) in ("fits", "tight"):
+            return last
+    assert last is not None
+    note = f"--sharding not given: none fits, {LEAST_SHARDING_FIRST[-1]} comes closest"
+    return replace(last, notes=(*last.notes[:-1], note))

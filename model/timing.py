@@ -1,0 +1,109 @@
+"""The step time of a question on a device: from its operations, or from a speed that the user gives."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tunecast.catalogs.errors import InputError, NotSupportedError, TunecastError
+from tunecast.model.factors import Factor, FactorSet
+from tunecast.model.flops import model_flops_per_step
+from tunecast.model.inventory import step_operations
+from tunecast.model.operation import Operation
+from tunecast.model.question import Question
+from tunecast.model.resolve import Resolved
+from tunecast.model.run import Run
+from tunecast.model.target import Target
+from tunecast.model.time import StepTime, step_time
+from tunecast.model.units import TERA
+from tunecast.model.value import Z80, exact, lognormal
+
+LINK_FACTORS = ("link_bytes_per_s", "link_latency_s", "overlap_frac")
+ONE_MACHINE_GPUS = 8
+"""GPUs of the largest machine with one fast link among all of them (HGX and DGX boards)."""
+
+
+def timing(question: Question, resolved: Resolved, target: Target, factors: FactorSet) -> StepTime:
+    """Seconds of one step, from the operations or from the speed that the user gave."""
+    run = resolved.run
+    operations = step_operations(question.architecture, run, platform=target.platform)
+    if question.achieved_tflops is None:
+        if run.num_gpus > ONE_MACHINE_GPUS:
+            raise NotSupportedError(
+                f"--num-gpus {run.num_gpus} needs several machines, and links between machines are not built yet; "
+                f"use at most {ONE_MACHINE_GPUS}, or give the speed yourself with --achieved-tflops."
+            )
+        return linked(step_time(operations, factors, run=run), operations, factors, run)
+    if not (math.isfinite(question.achieved_tflops) and question.achieved_tflops > 0):
+        raise InputError(
+            f"--achieved-tflops is {question.achieved_tflops}, which is not above 0; type for example 400."
+        )
+    flops = model_flops_per_step(question.architecture, run)
+    peak = target.peaks.get(run.compute_dtype)
+    if peak is not None and question.achieved_tflops * TERA > peak:
+        raise InputError(
+            f"--achieved-tflops {question.achieved_tflops:g} is above the {peak / TERA:g} TFLOP/s dense "
+            f"{run.compute_dtype} peak of {target.id}; type what one GPU really reaches, "
+            f"for example {peak / TERA / 2:.0f}."
+        )
+    seconds = flops / (question.achieved_tflops * TERA * run.num_gpus)
+    return StepTime(
+        step_time_s=exact(seconds),
+        parts_s={"achieved": seconds},
+        phases_s={"step": seconds},
+        device_s=seconds,
+        host_s=0.0,
+        bound_by="compute",
+        executed_flops=flops / run.num_gpus,
+        log_sd=0.0,
+    )
+
+
+def linked(timing: StepTime, operations: Sequence[Operation], factors: FactorSet, run: Run) -> StepTime:
+    """The interval of several GPUs: joined with what a slow or fast link, and less or more overlap, would make of it.
+
+    Half the log-distance between both ends of these factors' 80% intervals counts as one independent 80% error.
+    """
+    if run.num_gpus == 1:
+        return timing
+    ends = [step_time(operations, replace(factors, factors=_link_at(factors, end)), run=run) for end in ("low", "high")]
+    slow, fast = (end.step_time_s.value for end in ends)
+    log_sd = math.hypot(timing.log_sd, abs(math.log(slow / fast)) / 2.0 / Z80)
+    return replace(timing, step_time_s=lognormal(timing.step_time_s.value, log_sd), log_sd=log_sd)
+
+
+def _link_at(factors: FactorSet, end: str) -> dict[str, Factor]:
+    """All factors, those of the link at one end of their intervals (a low latency is the good end)."""
+    good = {"low": "high", "high": "low"}
+    moved = dict(factors.factors)
+    for name in LINK_FACTORS:
+        if name in moved:
+            which = good[end] if name == "link_latency_s" else end
+            moved[name] = replace(moved[name], value=getattr(moved[name], which))
+    return moved
+
+
+def utilization(name: str, flops: float, step_s: float, peak: float | None, target: Target) -> float | None:
+    """flops / seconds / peak; above 1 is an error that names the figures, never a number."""
+    if peak is None:
+        return None
+    share = flops / step_s / peak
+    if share > 1.0:
+        raise TunecastError(
+            f"{name} of {target.id} comes out at {share:.2f}, above 1: {flops:.3e} FLOPs in {step_s:.4g} s "
+            f"against a peak of {peak:.3e} FLOP/s ({_peak_source(target)}); check the peak or the record."
+        )
+    return share
+
+
+def _peak_source(target: Target) -> str:
+    return "fastest measured matrix product" if target.gpu is None else target.gpu.source
+
+
+def link_notes(run: Run, factors: FactorSet, question: Question) -> tuple[str, ...]:
+    """Which factors of several GPUs nobody has measured."""
+    if run.num_gpus == 1 or question.achieved_tflops is not None:
+        return ()
+    assumed = [name for name in LINK_FACTORS if name in factors.factors and factors.factors[name].origin == "assumed"]
+    return (f"assumed, not measured: {', '.join(assumed)}",) if assumed else ()
