@@ -39,6 +39,9 @@ class Attention:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    kind: str = "heads"
+    """How its kernels are written: ``heads`` (multi-head and grouped-query), or another key of
+    ``blocks.ATTENTIONS``."""
     qk_norm: bool = False
     """A norm over queries and keys: over each head (Qwen3, Gemma 3), or as `qk_norm_by_head` says."""
     qk_norm_by_head: bool = True
@@ -70,6 +73,8 @@ class Mlp:
 
     linears: tuple[Linear, ...]
     intermediate_size: int
+    kind: str = "dense"
+    """How its kernels are written: ``dense``, or another key of ``blocks.MLPS``."""
     gated: bool = True
     activation: str = "silu"
     """``silu`` or ``gelu`` (either form): one kernel each way, which keeps its input."""

@@ -13,9 +13,12 @@ from tunecast.catalogs.errors import NotSupportedError
 from tunecast.model import primitives as ops
 from tunecast.model import primitives_heavy as heavy
 from tunecast.model.architecture import Architecture, Layer
+from tunecast.model.attention_blocks import needs_mask
 from tunecast.model.attention_eager import additive_mask
-from tunecast.model.blocks import SYNCHRONISATION, Step, Tables, checkpointed_layer, head_and_loss, needs_mask, norm
+from tunecast.model.blocks import checkpointed_layer, head_and_loss
+from tunecast.model.context import SYNCHRONISATION, Step, Tables
 from tunecast.model.losses import head_uses
+from tunecast.model.norms import norm
 from tunecast.model.operation import Kind, Phase
 from tunecast.model.run import Run
 from tunecast.model.tape import Event, Tape, Tensor

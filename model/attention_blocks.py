@@ -1,0 +1,156 @@
+"""Attention blocks: projections, position embedding, the attention call, output projection.
+
+Source: transformers 5 ``modeling_llama.py`` and its relatives.
+"""
+
+from __future__ import annotations
+
+from tunecast.model import attention_eager as eager
+from tunecast.model import primitives as ops
+from tunecast.model import primitives_heavy as heavy
+from tunecast.model.architecture import Attention, Layer
+from tunecast.model.context import SYNCHRONISATION, Step, Tables
+from tunecast.model.linears import linear_map
+from tunecast.model.norms import norm
+from tunecast.model.operation import Kind
+from tunecast.model.run import Run
+from tunecast.model.tape import Tensor
+
+
+def rotary(step: Step, x: Tensor, waves: tuple[Tensor, Tensor], *, joined: bool = False) -> Tensor:
+    """Rotary position embedding in plain PyTorch: x cos + rotate_half(x) sin.
+
+    `joined`: by code that joins the rotated part with the rest, even where the rest is empty.
+    """
+    if joined:
+        x = ops.whole_and_rest(step.tape, x, name="rotary")
+    cos, sin = waves
+    straight = ops.multiply(step.tape, x, cos, name="rotary")
+    turned = ops.multiply(step.tape, ops.rotate_half(step.tape, x, name="rotary"), sin, name="rotary")
+    turned = ops.add(step.tape, straight, turned, name="rotary")
+    return ops.joined(step.tape, turned, name="rotary") if joined else turned
+
+
+def attention_block(step: Step, where: str, layer: Layer, x: Tensor, tables: Tables) -> Tensor:
+    """Projections, rotary embedding, fused attention and output projection."""
+    block, tape = layer.attention, step.tape
+    q, k, v = fused_heads(step, where, block, x) if block.fused else split_heads(step, where, layer, x)
+    plain = q, k
+    if block.rotary:
+        waves = tables.waves[-1 if block.window is None else 0]
+        q, k = rotary(step, q, waves, joined=block.fused), rotary(step, k, waves, joined=block.fused)
+    if step.architecture.rotary_wide:
+        q, k = (ops.cast(tape, rotated, step.activation_dtype, name="rotary") for rotated in (q, k))
+    tape.hold(*plain)
+    mixed = mixed_heads(step, block, q, k, v, tables.mask if needs_mask(block, step.run) else None)
+    if block.fused:
+        mixed = ops.copy(tape, mixed, name="head_layout")
+    out = linear_map(step, where, block.linears[-1], mixed)
+    tape.hold(q, k, v, mixed)
+    return out
+
+
+def split_heads(step: Step, where: str, layer: Layer, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values from a map each; queries and keys laid out by head, and normalised."""
+    block, made = layer.attention, []
+    for name, linear in zip(("q_norm", "k_norm"), block.linears, strict=False):
+        heads = linear_map(step, where, linear, x)
+        if block.qk_norm and not block.qk_norm_by_head:
+            made.append(norm(step, layer.norm, f"{where}.{name}", heads, linear.out_features))
+            continue
+        by_head = laid_out(step, block, heads)
+        early = block.qk_norm and not block.qk_norm_late
+        made.append(norm(step, layer.norm, f"{where}.{name}", by_head, block.head_dim) if early else by_head)
+    v = linear_map(step, where, block.linears[2], x)
+    q, k = made
+    if block.qk_norm_late:
+        q, k = (
+            norm(step, layer.norm, f"{where}.{name}", heads, block.head_dim)
+            for name, heads in zip("qk", made, strict=True)
+        )
+    elif block.qk_norm and not block.qk_norm_by_head:
+        q, k = (laid_out(step, block, heads) for heads in made)
+    return q, k, v
+
+
+def laid_out(step: Step, block: Attention, heads: Tensor) -> Tensor:
+    """Queries or keys seen by head: free forward; backward a copy of the gradient, unless nothing changes it."""
+    single = heads.elements == step.tokens * block.head_dim
+    return ops.relayout(step.tape, heads, name="head_layout") if block.rotary and not single else heads
+
+
+def fused_heads(step: Step, where: str, block: Attention, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values as slices of one map's output."""
+    whole = linear_map(step, where, block.linears[0], x)
+    widths = (block.num_heads, block.num_kv_heads, block.num_kv_heads)
+    rows = step.tokens * block.head_dim
+    q, k, v = (ops.part(step.tape, whole, rows * heads, name="qkv_split") for heads in widths)
+    return laid_out(step, block, q), laid_out(step, block, k), v
+
+
+def needs_mask(block: Attention, run: Run) -> bool:
+    """Whether transformers passes an explicit mask: always to eager, for a window that is reached to sdpa."""
+    if run.attn_implementation == "eager":
+        return True
+    return run.attn_implementation == "sdpa" and block.window is not None and run.max_length >= block.window
+
+
+def mixed_heads(step: Step, block: Attention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """The attention call. With an explicit mask, key and value heads are repeated and no tile is skipped."""
+    tape, groups = step.tape, block.num_heads // block.num_kv_heads
+    if mask is not None and step.run.attn_implementation == "eager":
+        return eager_heads(step, block, q, k, v, mask)
+    if mask is not None and groups > 1:
+        v = v if block.num_kv_heads == 1 else ops.relayout(tape, v, name="head_layout")
+        k, v = (ops.repeat_heads(tape, heads, groups, single=block.num_kv_heads == 1) for heads in (k, v))
+    if step.autocast_dtype is not None:
+        q, k, v = (ops.cast(tape, tensor, step.autocast_dtype) for tensor in (q, k, v))
+    shape = heavy.AttentionShape(
+        batch=step.run.per_device_train_batch_size,
+        heads=block.num_heads,
+        kv_heads=block.num_kv_heads if mask is None else block.num_heads,
+        length=step.run.max_length,
+        head_dim=block.head_dim,
+        masked=mask is not None,
+        window=block.window if step.run.attn_implementation == "flash_attention_2" else None,
+    )
+    if step.run.attn_implementation == "flash_attention_2":
+        look_for_packing(step)
+    bias = None if mask is None else heavy.mask_bias(tape, mask, q.dtype, step.run.per_device_train_batch_size)
+    out = heavy.flash_attention(tape, q, k, v, shape, on_gpu=step.platform == "cuda", bias=bias)
+    tape.hold(q, k, v)
+    return out
+
+
+def look_for_packing(step: Step) -> None:
+    """A value that every layer reads, for one sample only: whether its positions restart.
+
+    Source: transformers ``_is_packed_sequence``.
+    """
+    if step.run.per_device_train_batch_size > 1:
+        return
+    tape, length = step.tape, step.run.max_length
+    places = Tensor(length, "int64", None)
+    steps = ops.elementwise(tape, "packing.arange", (), length, "int64")
+    first = ops.elementwise(tape, "packing.min", (places,), 1, "int64")
+    steps = ops.elementwise(tape, "packing.add", (steps, first), length, "int64")
+    apart = ops.elementwise(tape, "packing.sub", (steps, places), length, "int64")
+    apart = ops.elementwise(tape, "packing.abs", (apart,), length, "int64")
+    summed = ops.elementwise(tape, "packing.sum", (apart,), 1, "int64")
+    found = ops.elementwise(tape, "packing.bool", (summed,), 1, "bool")
+    if step.platform == "cuda":
+        tape.kernel(SYNCHRONISATION, Kind.MEMORY, (found,), (), n_bytes=2)
+
+
+def eager_heads(step: Step, block: Attention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """The attention call as plain matrix products."""
+    shape = heavy.AttentionShape(
+        batch=step.run.per_device_train_batch_size,
+        heads=block.num_heads,
+        kv_heads=block.num_kv_heads,
+        length=step.run.max_length,
+        head_dim=block.head_dim,
+        masked=True,
+    )
+    on_gpu = step.platform == "cuda"
+    return eager.attention(step.tape, q, k, v, mask, shape, autocast_dtype=step.autocast_dtype, on_gpu=on_gpu)

@@ -1,0 +1,58 @@
+"""What every block of a decoder needs while a step is written on the tape."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tunecast.model import primitives as ops
+from tunecast.model.architecture import Architecture
+from tunecast.model.run import Run
+from tunecast.model.tape import Tape, Tensor
+
+SYNCHRONISATION = "aten._local_scalar_dense"
+"""Name of the operations at which the host waits for the device (as in a traced stream)."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Step:
+    """What every block needs to know while a step is written on the tape."""
+
+    tape: Tape
+    architecture: Architecture
+    run: Run
+    platform: str
+    cache: ops.Cache = field(default_factory=dict)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one micro-batch."""
+        return self.run.tokens_per_micro_batch
+
+    @property
+    def autocast_dtype(self) -> str | None:
+        """The dtype products run in under autocast, else None."""
+        return self.run.compute_dtype if self.run.autocast else None
+
+    @property
+    def activation_dtype(self) -> str:
+        """The dtype of a product's result."""
+        return self.autocast_dtype or self.run.dtype
+
+    def weight(self, name: str, elements: int) -> Tensor:
+        """A base parameter, trained only by a full fine-tune."""
+        leaf = None if self.run.has_adapters else name
+        return Tensor(elements, self.run.dtype, None, leaf=leaf)
+
+    def adapter(self, name: str, elements: int) -> Tensor:
+        """A trained adapter parameter."""
+        return Tensor(elements, self.run.adapter_dtype, None, leaf=name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tables:
+    """What all layers of a forward pass share."""
+
+    waves: tuple[tuple[Tensor, Tensor], ...]
+    """cos and sin of every position: one pair, or one for local and one for global layers."""
+    mask: Tensor | None = None
+    """Sliding-window mask; None when every layer can do without."""

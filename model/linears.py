@@ -1,0 +1,73 @@
+"""Linear maps with their adapters, as PEFT's LoRA layers run them.
+
+Source: peft ``tuners/lora/layer.py`` and ``bnb.py``.
+"""
+
+from __future__ import annotations
+
+from tunecast.model import primitives as ops
+from tunecast.model import primitives_heavy as heavy
+from tunecast.model.architecture import Linear
+from tunecast.model.context import Step
+from tunecast.model.tape import Tensor
+
+
+def product(step: Step, name: str, x: Tensor, weight: Tensor, *, k: int, n: int, bias: Tensor | None = None) -> Tensor:
+    """A linear map, its operands cast when autocast is on, last argument first."""
+    dtype = step.autocast_dtype
+    if dtype is None:
+        return ops.matmul(step.tape, name, x, weight, k=k, n=n, bias=bias)
+    cast_bias = None if bias is None else ops.autocast_weight(step.tape, bias, dtype, step.cache)
+    cast_weight = ops.autocast_weight(step.tape, weight, dtype, step.cache)
+    cast_x = ops.cast(step.tape, x, dtype)
+    return ops.matmul(step.tape, name, cast_x, cast_weight, k=k, n=n, bias=cast_bias)
+
+
+def base_linear(step: Step, where: str, linear: Linear, x: Tensor) -> Tensor:
+    """The frozen or trained base map, in 4 bits when the run says so."""
+    bias = step.weight(f"{where}.{linear.name}.bias", linear.out_features) if linear.bias else None
+    k, n = linear.in_features, linear.out_features
+    if step.run.bnb_4bit_quant_type is not None:
+        given = ops.cast(step.tape, x, step.run.compute_dtype)
+        nested = step.run.double_quant
+        bias = None if bias is None else ops.cast(step.tape, bias, step.run.compute_dtype)
+        made = heavy.matmul_4bit(step.tape, linear.name, given, k=k, n=n, nested=nested, bias=bias)
+        return ops.cast(step.tape, made, x.dtype)
+    weight = step.weight(f"{where}.{linear.name}", linear.weight_params)
+    return product(step, linear.name, x, weight, k=k, n=n, bias=bias)
+
+
+def unconverted(step: Step) -> bool:
+    """Whether PEFT leaves dtypes to autocast: its 4-bit layers do while ``torch.is_autocast_enabled()`` (CUDA's)."""
+    return step.run.bnb_4bit_quant_type is not None and step.run.autocast and step.platform == "cuda"
+
+
+def adapter_input(step: Step, x: Tensor) -> Tensor:
+    """The adapter's input: PEFT casts it to the adapter's dtype, unless it leaves dtypes to autocast."""
+    if unconverted(step):
+        return x
+    return ops.cast(step.tape, x, step.run.adapter_dtype, name="adapter_input_cast")
+
+
+def linear_map(step: Step, where: str, linear: Linear, x: Tensor) -> Tensor:
+    """One linear map of a layer, with its adapter if it has one: base + scaling * B(A(x))."""
+    result = base_linear(step, where, linear, x)
+    if linear.name not in step.run.lora_target_modules:
+        return result
+    tape, rank = step.tape, step.run.lora_r
+    dtype = result.dtype
+    if step.run.bnb_4bit_quant_type is not None:
+        result = ops.copy(tape, result, name="adapter_clone")
+    entry = adapter_input(step, x)
+    dropped = ops.dropout(tape, entry, step.run.lora_dropout)
+    down = step.adapter(f"{where}.{linear.name}.lora_A", rank * linear.in_features)
+    up = step.adapter(f"{where}.{linear.name}.lora_B", linear.out_features * rank)
+    low = product(step, f"{linear.name}.lora_A", dropped, down, k=linear.in_features, n=rank)
+    delta = product(step, f"{linear.name}.lora_B", low, up, k=rank, n=linear.out_features)
+    delta = ops.scale(tape, delta, name="adapter_scale")
+    if step.run.bnb_4bit_quant_type is not None and not unconverted(step):
+        delta = ops.cast(tape, delta, dtype)
+    total = ops.add(tape, result, delta, name="adapter_add")
+    total = ops.cast(tape, total, dtype)
+    tape.hold(entry)
+    return total

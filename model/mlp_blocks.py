@@ -1,0 +1,28 @@
+"""Feed-forward blocks.
+
+Source: transformers 5 ``modeling_llama.py`` and its relatives.
+"""
+
+from __future__ import annotations
+
+from tunecast.model import primitives as ops
+from tunecast.model.architecture import Layer
+from tunecast.model.context import Step
+from tunecast.model.linears import linear_map
+from tunecast.model.tape import Tensor
+
+
+def mlp_block(step: Step, where: str, layer: Layer, x: Tensor) -> Tensor:
+    """Gated: down(act(gate(x)) * up(x)), with gate and up as halves of one product where they are fused."""
+    tape, to_down = step.tape, layer.mlp.linears[-1]
+    if len(layer.mlp.linears) == 2:
+        both = linear_map(step, where, layer.mlp.linears[0], x)
+        gate, up = ops.chunks(tape, both, 2, name="gate_split")
+        inner = ops.multiply(tape, up, ops.activation(tape, gate, name="swiglu"), name="swiglu")
+    else:
+        to_gate, to_up, _ = layer.mlp.linears
+        gated = ops.activation(tape, linear_map(step, where, to_gate, x), name="swiglu")
+        inner = ops.multiply(tape, gated, linear_map(step, where, to_up, x), name="swiglu")
+    out = linear_map(step, where, to_down, inner)
+    step.tape.hold(inner)
+    return out

@@ -1,0 +1,33 @@
+"""Norms over the last dimension, kernel by kernel.
+
+Source: transformers 5 ``LlamaRMSNorm`` and its relatives.
+"""
+
+from __future__ import annotations
+
+from tunecast.model import primitives as ops
+from tunecast.model.context import Step
+from tunecast.model.tape import Tensor
+
+
+def norm(step: Step, kind: str, name: str, x: Tensor, width: int) -> Tensor:
+    """RMSNorm over the last dimension of `width`, computed in fp32.
+
+    Scaled in the weight's dtype (``rmsnorm``), in fp32 (``rmsnorm-wide``), or in fp32 by one plus the weight
+    (``rmsnorm-shifted``).
+    """
+    tape, rows = step.tape, x.elements // width
+    wide = ops.cast(tape, x, "fp32", name="rmsnorm")
+    variance = ops.row_mean(tape, ops.square(tape, wide, name="rmsnorm"), rows, name="rmsnorm")
+    root = ops.reciprocal_root(tape, ops.shift(tape, variance, name="rmsnorm"), name="rmsnorm")
+    normed = ops.multiply(tape, wide, root, name="rmsnorm")
+    weight = step.weight(name, width)
+    if kind == "rmsnorm":
+        narrow = ops.cast(tape, normed, x.dtype, name="rmsnorm")
+        out = ops.multiply(tape, narrow, weight, name="rmsnorm")
+    else:
+        if kind == "rmsnorm-shifted":
+            weight = ops.shift(tape, ops.cast(tape, weight, "fp32", name="rmsnorm"), name="rmsnorm")
+        out = ops.cast(tape, ops.multiply(tape, normed, weight, name="rmsnorm"), x.dtype, name="rmsnorm")
+    tape.hold(normed, variance)
+    return out
