@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from tunecast.model.factors import FactorSet
     from tunecast.model.forecast import Forecast
 
-Record = dict[str, Any]
 Progress = Callable[[int, int, str, float | None], None]
 """Told trials done, trials in all, what runs now, and seconds left (None before the first)."""
 DEFAULT_OUT = Path("tunecast-records")
@@ -25,6 +24,7 @@ def estimate(
     gpu: str | Iterable[str] = "all",
     records: Iterable[str | Path] = (),
     usd_per_gpu_hour: float | None = None,
+    prices: Iterable[str | Path] = (),
     achieved_tflops: float | None = None,
     max_batch: bool = False,
     max_length_that_fits: bool = False,
@@ -35,10 +35,14 @@ def estimate(
     `model` is a catalog model, the path of a ``config.json``, or a training file (``.yaml`` of axolotl,
     LLaMA-Factory, TRL, torchtune or litgpt). `options` are the run, its parallelism
     and its amount, named as on the command line with underscores (``method="qlora"``, ``tokens="10M"``).
+    `prices` are CSV files of your own, which count before the catalog's (columns as in
+    ``tunecast catalog prices --json``).
     `max_batch` and `max_length_that_fits` take the largest micro-batch or sequence that fits each GPU.
     Raises InputError for what cannot be used, with what to type instead.
     """
     from tunecast.asked import read_asked
+    from tunecast.calibrate.fitted_records import fitted_records
+    from tunecast.catalogs.price_book import price_book
     from tunecast.model.question import Question
     from tunecast.model.target import resolve_targets
     from tunecast.search import searched_dimension, searched_forecasts
@@ -51,42 +55,11 @@ def estimate(
         options=asked.options,
         option_origins=asked.origins,
         usd_per_gpu_hour=usd_per_gpu_hour,
+        price_book=price_book(tuple(prices)),
         achieved_tflops=achieved_tflops,
     )
     found = searched_forecasts(question, resolve_targets(names, fitted_records(records)), dimension)
     return [replace(forecast, notes=(*forecast.notes, *asked.notes)) for forecast in found]
-
-
-def fitted_records(paths: Iterable[str | Path]) -> dict[str, Record]:
-    """Records by the device they were measured on; unfitted ones and two of one device are refused."""
-    from tunecast.catalogs.errors import InputError
-
-    found: dict[str, Record] = {}
-    names: dict[str, str] = {}
-    for path in map(Path, paths):
-        gpu, record = fitted_record(path)
-        if gpu in found:
-            raise InputError(f"{names[gpu]} and {path} are both records of {gpu}; keep one of them.")
-        found[gpu], names[gpu] = record, str(path)
-    return found
-
-
-def fitted_record(path: Path) -> tuple[str, Record]:
-    """One record with its device's id; every factor it fitted names the file as its origin."""
-    from tunecast.calibrate.record import read_record
-    from tunecast.catalogs.errors import InputError
-    from tunecast.model.factors_io import factor_set_from_record, factors_from_dict, factors_to_dict
-
-    record = read_record(path)
-    gpu = record["hardware"]["gpu"]
-    if gpu is None:
-        raise InputError(
-            f"{path} was measured on {record['hardware']['name']!r}, which is in no catalog; add it to gpus.csv "
-            "(CONTRIBUTING.md), then calibrate again."
-        )
-    factor_set_from_record(record, name=str(path))
-    factors = factors_from_dict(record["fitted"], name=str(path), record=path.name)
-    return gpu, record | {"fitted": factors_to_dict(factors)}
 
 
 def measure(

@@ -1,0 +1,40 @@
+"""Records with their fitted factors, ready for a forecast."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from tunecast.catalogs.errors import InputError
+from tunecast.model.factors_io import factor_set_from_record, factors_from_dict, factors_to_dict
+
+Record = dict[str, Any]
+
+
+def fitted_records(paths: Iterable[str | Path]) -> dict[str, Record]:
+    """Records by the device they were measured on; unfitted ones and two of one device are refused."""
+    found: dict[str, Record] = {}
+    names: dict[str, str] = {}
+    for path in map(Path, paths):
+        gpu, record = fitted_record(path)
+        if gpu in found:
+            raise InputError(f"{names[gpu]} and {path} are both records of {gpu}; keep one of them.")
+        found[gpu], names[gpu] = record, str(path)
+    return found
+
+
+def fitted_record(path: Path) -> tuple[str, Record]:
+    """One record with its device's id; every factor it fitted names the file as its origin."""
+    from tunecast.calibrate.record import read_record  # pydantic is slow to import, and most forecasts have no record.
+
+    record = read_record(path)
+    gpu = record["hardware"]["gpu"]
+    if gpu is None:
+        raise InputError(
+            f"{path} was measured on {record['hardware']['name']!r}, which is in no catalog; add it to gpus.csv "
+            "(CONTRIBUTING.md), then calibrate again."
+        )
+    factor_set_from_record(record, name=str(path))
+    factors = factors_from_dict(record["fitted"], name=str(path), record=path.name)
+    return gpu, record | {"fitted": factors_to_dict(factors)}
