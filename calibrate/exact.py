@@ -9,34 +9,16 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Mapping
-from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tunecast.calibrate.trace import hf
 from tunecast.calibrate.trace.tracer import Trace, trace_step
+from tunecast.catalogs.configs import config_from_row
 from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.architecture import Architecture, Attention, Layer, LayerGroup, Linear, Mlp
 from tunecast.model.operation import Operation
 from tunecast.model.run import Run
 from tunecast.model.units import GIGA
-
-if TYPE_CHECKING:
-    from tunecast.catalogs.models import ModelRow
-
-
-def config_from_row(row: ModelRow) -> dict[str, Any]:
-    """The ``config.json`` of a catalog model, as far as its shapes go; a multimodal model's text part."""
-    table = json.loads((files("tunecast.calibrate") / "data" / "model_configs.json").read_text(encoding="utf-8"))
-    entry = table.get(row.architecture_class)
-    if entry is None:
-        raise NotSupportedError(f"{row.hf_id} is a {row.architecture_class}, whose real code is not run yet.")
-    fields = {**table["*"]["fields"], **entry.get("fields", {})}
-    config: dict[str, Any] = {"model_type": entry["model_type"], **entry.get("constants", {})}
-    for field, column in fields.items():
-        value = None if column is None else getattr(row, column)
-        if value is not None:
-            config[field] = int(value) if field == "head_dim" else value
-    return {**config, **entry.get("models", {}).get(row.hf_id, {})}
 
 
 def real_architecture(config: Mapping[str, Any], name: str) -> Architecture:

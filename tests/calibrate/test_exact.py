@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tunecast.catalogs.configs import config_from_row
 from tunecast.catalogs.errors import NotSupportedError
 from tunecast.catalogs.models import ModelRow, find_model, load_models
 from tunecast.model.architectures import architecture_from_config
@@ -74,7 +75,7 @@ def test_every_class_without_formulas_is_run_or_named() -> None:
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.hf_id)
 def test_parameters_of_the_real_code_equal_the_catalog(row: ModelRow) -> None:
-    architecture = exact.real_architecture(exact.config_from_row(row), row.hf_id)
+    architecture = exact.real_architecture(config_from_row(row), row.hf_id)
     assert architecture.total_params == row.total_params - (row.vision_params or 0)
 
 
@@ -136,7 +137,7 @@ def test_notes_name_eager_attention_and_experts_that_stay_wide() -> None:
 
 def test_what_is_no_causal_model_is_one_sentence() -> None:
     with pytest.raises(NotSupportedError, match="BertForMaskedLM"):
-        exact.config_from_row(find_model("google-bert/bert-base-uncased"))
+        config_from_row(find_model("google-bert/bert-base-uncased"))
     with pytest.raises(NotSupportedError, match=r"here\.json"):
         exact.real_architecture({"model_type": "t5"}, "here.json")
 
