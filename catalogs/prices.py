@@ -11,12 +11,26 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from functools import cache
+from typing import TYPE_CHECKING
 
+from tunecast.catalogs import clock
 from tunecast.catalogs.errors import InputError
 from tunecast.catalogs.tables import Row, names, number, read_rows
 
-PRICE_TYPES = ("on-demand", "spot", "community", "marketplace", "reserved")
+if TYPE_CHECKING:
+    from tunecast.catalogs.price_book import PriceBook
+
+PRICE_TYPES = ("on-demand", "spot", "community", "marketplace", "reserved", "committed")
 """Purchase kinds. On-demand is the default; each of the others must be asked for."""
+
+STATISTICS = ("list", "lowest-ask", "median")
+"""A price list, or of a marketplace's asks the lowest or the median: these are different offers."""
+
+HOURS_PER_MONTH = 730.0
+"""365 days over 12 months, as clouds count a month of commitment."""
+
+STALE_AFTER_DAYS = 30
+"""Prices older than this say how old they are: within two months RunPod's list rose by 10 to 20%."""
 
 SCALING_PROVIDERS = frozenset({"runpod", "vast"})
 """Providers whose single-GPU listing scales within one machine at the per-GPU price."""
@@ -57,6 +71,12 @@ class Offer:
     note: str
     why_not_rankable: str
     """Empty, or: filler, fixture, undated, ambiguous, no specification."""
+    term_months: float | None = None
+    """How long a reserved or committed price binds."""
+    upfront_usd: float = 0.0
+    """Paid once at the start of the term for one instance; its share is already in both prices per hour."""
+    layer: str = "shipped"
+    """Where the row comes from: shipped, refreshed or user."""
 
     @property
     def rankable(self) -> bool:
@@ -85,7 +105,12 @@ class Offer:
     def age_days(self, today: date | None = None) -> int:
         """Days since the snapshot; a month without a day counts from its first."""
         year, month, day = (self.snapshot_date + "-01")[:10].split("-")
-        return ((today or date.today()) - date(int(year), int(month), int(day))).days
+        return ((today or clock.today()) - date(int(year), int(month), int(day))).days
+
+    @property
+    def stale(self) -> bool:
+        """Whether the price is so old that an answer should say so."""
+        return self.age_days() > STALE_AFTER_DAYS
 
     @property
     def age(self) -> str:
@@ -146,9 +171,7 @@ def offers_for(
     offers: Sequence[Offer] | None = None,
 ) -> tuple[JobOffer, ...]:
     """Current offers that may be ranked, for a job of `num_gpus` of this GPU, cheapest whole job first."""
-    _check_request(num_gpus, price_types)
-    matching = (o for o in current_offers(offers) if o.gpu_id == gpu_id and o.price_type in price_types and o.rankable)
-    return _cheapest_first(job_offer(o, num_gpus) for o in matching)
+    return _book(offers).offers_for(gpu_id, num_gpus, price_types)
 
 
 def unranked_offers_for(
@@ -159,10 +182,13 @@ def unranked_offers_for(
     offers: Sequence[Offer] | None = None,
 ) -> tuple[JobOffer, ...]:
     """Current offers that are shown and never ranked, those of an ambiguous family included."""
-    _check_request(num_gpus, price_types)
-    ids = {gpu_id} | {family for family, members in gpu_families().items() if gpu_id in members}
-    matching = (o for o in current_offers(offers) if o.gpu_id in ids and o.price_type in price_types and not o.rankable)
-    return _cheapest_first(job_offer(o, num_gpus) for o in matching)
+    return _book(offers).unranked_offers_for(gpu_id, num_gpus, price_types)
+
+
+def _book(offers: Sequence[Offer] | None) -> PriceBook:
+    from tunecast.catalogs.price_book import book_of, shipped_book
+
+    return shipped_book() if offers is None else book_of(offers)
 
 
 def job_offer(offer: Offer, num_gpus: int) -> JobOffer:
@@ -197,11 +223,22 @@ def _job_notes(offer: Offer, num_gpus: int, instances: int, gpus_paid: int) -> I
         yield {"lowest-ask": "lowest ask, not typical", "median": "median ask"}[offer.statistic]
     if offer.sku.startswith("cheapest per-GPU plan"):
         yield "the provider's cheapest plan per GPU; its machine size is not stated"
+    if offer.term_months is not None:
+        yield _term_note(offer)
+    if offer.stale:
+        yield f"the price is {offer.age} (seen {offer.snapshot_date})"
     if offer.note and offer.note not in ("lowest ask, not typical", "median ask"):
         yield offer.note
 
 
-def _check_request(num_gpus: int, price_types: Sequence[str]) -> None:
+def _term_note(offer: Offer) -> str:
+    """What a reserved or committed price binds to; the upfront payment is spread over every hour of the term."""
+    upfront = f", ${offer.upfront_usd:,.0f} of it upfront per instance" if offer.upfront_usd else ""
+    return f"{offer.price_type} for {offer.term_months:g} months{upfront}: the whole term is owed, used or not"
+
+
+def check_request(num_gpus: int, price_types: Sequence[str]) -> None:
+    """Raises InputError for a job without GPUs or an unknown purchase kind."""
     if num_gpus < 1:
         raise InputError(f"A job needs at least 1 GPU, not {num_gpus}.")
     unknown = [kind for kind in price_types if kind not in PRICE_TYPES]
@@ -209,7 +246,7 @@ def _check_request(num_gpus: int, price_types: Sequence[str]) -> None:
         raise InputError(f"Unknown purchase kind {unknown[0]!r}: use one of {', '.join(PRICE_TYPES)}.")
 
 
-def _cheapest_first(jobs: Iterable[JobOffer]) -> tuple[JobOffer, ...]:
+def cheapest_first(jobs: Iterable[JobOffer]) -> tuple[JobOffer, ...]:
     """By cost of the whole job; equal costs by fewer machines, then by name, so that the order is stable."""
     return tuple(sorted(jobs, key=lambda j: (j.usd_per_hour, j.instances, j.offer.provider, j.offer.sku)))
 
@@ -220,9 +257,16 @@ def _keep_shape(offer: Offer, older: Offer | None) -> Offer:
     return replace(offer, vcpu=older.vcpu, ram_gib=older.ram_gib)
 
 
+def _upfront_usd_per_h(row: Row) -> float:
+    """What a listing's upfront payment adds per hour: upfront / (months x 730 hours)."""
+    upfront, months = number(row.get("upfront_usd", "")), number(row.get("term_months", ""))
+    return upfront / (months * HOURS_PER_MONTH) if upfront and months else 0.0
+
+
 def _offer(index: int, row: Row) -> Offer:
     listed_count = int(row["gpu_count"])
     gpu_count = int(row.get("instance_gpus") or listed_count)
+    upfront_usd_per_h = _upfront_usd_per_h(row)
     return Offer(
         row=index,
         provider=row["provider"],
@@ -237,12 +281,14 @@ def _offer(index: int, row: Row) -> Offer:
         ram_gib=number(row["ram_gib"]),
         price_type=row["price_type"],
         statistic=row.get("statistic") or "list",
-        usd_per_hour=float(row["usd_per_hour"]) * gpu_count / listed_count,
-        usd_per_gpu_hour=float(row["usd_per_gpu_hour"]),
+        usd_per_hour=(float(row["usd_per_hour"]) + upfront_usd_per_h) * gpu_count / listed_count,
+        usd_per_gpu_hour=float(row["usd_per_gpu_hour"]) + upfront_usd_per_h / listed_count,
         snapshot_date=row["snapshot_date"],
         source=row["source"],
         note=row["note"],
         why_not_rankable=row.get("why_not_rankable") or _family_reason(row["gpu_canonical_id"]),
+        term_months=number(row.get("term_months", "")),
+        upfront_usd=(number(row.get("upfront_usd", "")) or 0.0) * gpu_count / listed_count,
     )
 
 

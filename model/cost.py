@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tunecast.catalogs.errors import InputError
-from tunecast.catalogs.prices import JobOffer, offers_for
+from tunecast.catalogs.price_book import PriceBook, shipped_book
+from tunecast.catalogs.prices import JobOffer
 from tunecast.model.units import HOUR_S, MEGA
 from tunecast.model.value import Value
 
@@ -30,14 +31,16 @@ def user_price(usd_per_gpu_hour: float, num_gpus: int) -> Price:
     return Price(usd_per_h=usd_per_gpu_hour * num_gpus, offer=offer)
 
 
-def cheapest_price(gpu_id: str, num_gpus: int, price_types: Sequence[str] = ("on-demand",)) -> Price | None:
-    """The cheapest current offer that may be ranked; None when there is none.
+def cheapest_price(
+    gpu_id: str, num_gpus: int, price_types: Sequence[str] = ("on-demand",), *, book: PriceBook | None = None
+) -> Price | None:
+    """The cheapest current offer that may be ranked, of the user's own prices where there are any; None: no price.
 
     Several GPUs are forecast with the link inside one machine, so one machine is preferred to several.
     """
-    offers = offers_for(gpu_id, num_gpus, price_types)
-    together = tuple(job for job in offers if job.instances == 1)
-    chosen = together or offers
+    offers = (book or shipped_book()).offers_for(gpu_id, num_gpus, price_types)
+    own = tuple(job for job in offers if job.offer.layer == "user") or offers
+    chosen = tuple(job for job in own if job.instances == 1) or own
     return job_price(chosen[0]) if chosen else None
 
 

@@ -32,7 +32,7 @@ def with_money(result: Forecast, question: Question, target: Target, amount: Amo
 def _offer_notes(price: Price | None) -> tuple[str, ...]:
     """What makes the job's price other than GPUs times the price of one."""
     notes = [] if price is None else price.offer.get("notes", [])
-    told = ("whole instances", "lowest ask", "median ask", "separate machines")
+    told = ("whole instances", "lowest ask", "median ask", "separate machines", "the price is", "the whole term")
     return tuple(note for note in notes if any(words in note for words in told))
 
 
@@ -45,4 +45,4 @@ def _price(result: Forecast, question: Question, target: Target) -> Price | None
         return user_price(question.usd_per_gpu_hour, result.run.num_gpus)
     if target.gpu is None or target.is_mock:
         return None
-    return cheapest_price(target.gpu.id, result.run.num_gpus)
+    return cheapest_price(target.gpu.id, result.run.num_gpus, book=question.price_book)

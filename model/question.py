@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tunecast.catalogs.price_book import PriceBook
 from tunecast.model.architecture import Architecture
+from tunecast.model.step_source import StepSource
 
 RUN_OPTIONS_ELSEWHERE = ("tokens", "num_samples", "mean_tokens", "num_train_epochs", "max_steps")
 
@@ -20,5 +22,9 @@ class Question:
     """Run options and amounts, named as on the command line with underscores."""
     option_origins: Mapping[str, str] = field(default_factory=dict)
     usd_per_gpu_hour: float | None = None
+    price_book: PriceBook | None = None
+    """Prices to choose from; None: the snapshot that ships."""
     achieved_tflops: float | None = None
     """Model TFLOP/s per GPU; replaces every step-time term."""
+    source: StepSource | None = None
+    """Where operations and memory come from instead of the formulas (``--exact``)."""

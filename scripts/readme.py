@@ -24,6 +24,9 @@ BLOCK = re.compile(
 )
 
 
+FIXED = {"SOURCE_DATE_EPOCH": "1795132800", "TUNECAST_CACHE_DIR": os.devnull}
+"""Outputs of 2026-11-20 with the prices that ship: the age of a price must not change them from day to day."""
+
 FIGURES = re.compile(r"<!-- figures -->\n.*?<!-- end of figures -->\n", re.DOTALL)
 CPU = Path("results/validation/cpu/cpu.json")
 MOCK_FORECASTS = Path("results/validation/mock/forecasts.json")
@@ -118,7 +121,7 @@ def figures() -> str:
 def output_of(command: str, lines: int | None) -> str:
     """What a terminal would show: the command, then its output without trailing blanks."""
     arguments = [sys.executable, "-m", *shlex.split(command)]
-    environment = os.environ | {"COLUMNS": "100", "NO_COLOR": "1"}
+    environment = os.environ | {"COLUMNS": "100", "NO_COLOR": "1"} | FIXED
     done = subprocess.run(arguments, capture_output=True, text=True, env=environment, check=False)
     printed = [line.rstrip() for line in done.stdout.splitlines()]
     shown = printed if lines is None else [*printed[:lines], "..."]

@@ -7,7 +7,18 @@ from typing import Annotated, Any
 
 import typer
 
-from tunecast.cli.options import AMOUNT, FILE, PARALLEL, RUN, THE_MACHINE, UNBUILT_PARALLEL, Json, Model, with_groups
+from tunecast.cli.options import (
+    AMOUNT,
+    FILE,
+    PARALLEL,
+    RUN,
+    THE_MACHINE,
+    UNBUILT_PARALLEL,
+    Json,
+    Model,
+    Prices,
+    with_groups,
+)
 
 
 @with_groups(run_options=RUN | FILE, amount=AMOUNT, parallel=PARALLEL | UNBUILT_PARALLEL)
@@ -33,6 +44,7 @@ def estimate(
         float | None,
         typer.Option(help="Price to use instead of the catalog's.", metavar="X", rich_help_panel=THE_MACHINE),
     ] = None,
+    prices: Prices = None,
     achieved_tflops: Annotated[
         float | None,
         typer.Option(
@@ -62,6 +74,7 @@ def estimate(
         gpu=gpu or ["all"],
         records=record or [],
         usd_per_gpu_hour=usd_per_gpu_hour,
+        prices=prices or [],
         achieved_tflops=achieved_tflops,
         max_batch=max_batch,
         max_length_that_fits=max_length_that_fits,

@@ -15,6 +15,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -109,6 +110,14 @@ Device = Annotated[
         help="What to measure. Default: cuda:0 if there is a GPU, else cpu.",
         metavar="cuda:N|cpu|mock:ID",
         show_default=False,
+    ),
+]
+Prices = Annotated[
+    list[Path] | None,
+    typer.Option(
+        help="Your own prices, which count first; repeatable. Columns as in catalog prices --json.",
+        metavar="FILE.csv",
+        rich_help_panel=THE_MACHINE,
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout instead of a table.")]

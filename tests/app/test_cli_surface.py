@@ -46,7 +46,7 @@ RUN = {
 }
 AMOUNT = {"--tokens", "--num-samples", "--mean-tokens", "--num-train-epochs", "--max-steps"}
 REFUSED_BY_NAME = {"--tp", "--pp", "--cp", "--offload"}
-MACHINE = {"--gpu", "--num-gpus", "--sharding", "--record", "--achieved-tflops", "--usd-per-gpu-hour"}
+MACHINE = {"--gpu", "--num-gpus", "--sharding", "--record", "--achieved-tflops", "--usd-per-gpu-hour", "--prices"}
 OPTIONS = {
     "env": {"--json"},
     "calibrate": {"--device", "--quick", "--full", "--out", "--fresh", "--no-fit", "--json"},

@@ -1,0 +1,183 @@
+"""A user's own prices: a CSV with the columns of `tunecast catalog prices --json`.
+
+Needed: `gpu_canonical_id` (any name of the GPU) and `usd_per_gpu_hour` or `usd_per_hour` (one listing of
+`gpu_count` GPUs). Everything else has a plain default: one GPU per instance, on-demand, seen today, the
+file as its source. Reserved and committed rows say `term_months`, and `upfront_usd` where something is
+paid at the start.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+
+from tunecast.catalogs.clock import today
+from tunecast.catalogs.errors import InputError
+from tunecast.catalogs.gpus import find_gpu
+from tunecast.catalogs.prices import PRICE_TYPES, STATISTICS, Offer, gpu_families, parse_offers
+from tunecast.catalogs.tables import Row, read_rows
+
+OWN_COLUMNS = ("term_months", "upfront_usd")
+"""Columns that only a user's file has."""
+SHOWN_COLUMNS = ("rankable", "age_days")
+"""Columns that `catalog prices --json` adds; they follow from the others and are not read."""
+BINDING_KINDS = ("reserved", "committed")
+ROUNDING = 0.01
+"""Relative difference that rounding may leave between the two prices of a row."""
+
+
+def read_price_file(path: Path) -> tuple[Offer, ...]:
+    """The offers of a user's file. Raises InputError, naming file, line and column, for the first bad cell."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"Price file {path} cannot be read ({error}); give a CSV file.") from error
+    reader = csv.DictReader(io.StringIO(text))
+    _check_header(path, reader.fieldnames or ())
+    rows = [_checked(_Line(path, reader.line_num, raw)) for raw in reader]
+    if not rows:
+        raise InputError(f"Price file {path} has no rows; give one line per price under the header.")
+    return tuple(replace(offer, layer="user") for offer in parse_offers(rows))
+
+
+def known_columns() -> tuple[str, ...]:
+    """Every column that a user's file may have."""
+    return (*read_rows("prices.csv")[0], *OWN_COLUMNS, *SHOWN_COLUMNS)
+
+
+def _check_header(path: Path, header: tuple[str, ...] | list[str]) -> None:
+    unknown = [name for name in header if name not in known_columns()]
+    if unknown:
+        raise InputError(f"{path}, line 1, column {unknown[0]!r} is not known; use {', '.join(known_columns())}.")
+    if "gpu_canonical_id" not in header:
+        raise InputError(f"{path}, line 1, column 'gpu_canonical_id' is missing; it says which GPU a price is for.")
+    if not {"usd_per_gpu_hour", "usd_per_hour"} & set(header):
+        raise InputError(f"{path}, line 1, column 'usd_per_gpu_hour' is missing (or 'usd_per_hour' per instance).")
+
+
+class _Line:
+    """One line of the file, whose faults name it."""
+
+    def __init__(self, path: Path, number: int, raw: Mapping[str | None, str | list[str] | None]) -> None:
+        self.path, self.line_number = path, number
+        if None in raw:
+            raise self.fault(str(len(raw)), "is beyond the header's last column; quote cells that contain a comma")
+        self.cells = {str(name): (text or "").strip() if isinstance(text, str) else "" for name, text in raw.items()}
+
+    def fault(self, column: str, what: str) -> InputError:
+        return InputError(f"{self.path}, line {self.line_number}, column {column!r} {what}.")
+
+    def text(self, column: str, default: str = "") -> str:
+        return self.cells.get(column) or default
+
+    def amount(self, column: str, *, zero: bool = False) -> float | None:
+        """A number above 0 (or, with `zero`, not below it); None for an empty cell."""
+        text = self.text(column)
+        if not text:
+            return None
+        try:
+            value = float(text)
+        except ValueError:
+            raise self.fault(column, f"is {text!r}, not a number; type for example 2.5") from None
+        if not math.isfinite(value) or value < 0 or (value == 0 and not zero):
+            raise self.fault(column, f"is {text}, which is not {'0 or above' if zero else 'above 0'}")
+        return value
+
+    def whole(self, column: str) -> int | None:
+        value = self.amount(column)
+        if value is not None and value != int(value):
+            raise self.fault(column, f"is {value:g}, not a whole number")
+        return None if value is None else int(value)
+
+    def one_of(self, column: str, choices: tuple[str, ...]) -> str:
+        text = self.text(column, choices[0])
+        if text not in choices:
+            raise self.fault(column, f"is {text!r}; use one of {', '.join(choices)}")
+        return text
+
+
+def _checked(line: _Line) -> Row:
+    """A row with every column of the shipped file, from one line of the user's."""
+    gpu_count = line.whole("gpu_count") or 1
+    per_hour = _usd_per_hour(line, gpu_count)
+    statistic = line.one_of("statistic", STATISTICS)
+    return {
+        "provider": line.text("provider", "user").lower(),
+        "tier": line.text("tier"),
+        "gpu_canonical_id": _gpu_id(line),
+        "gpu_as_listed": line.text("gpu_as_listed", line.text("gpu_canonical_id")),
+        "instance_or_sku": line.text("instance_or_sku"),
+        "offer_sku": line.text("offer_sku", line.text("instance_or_sku")),
+        "region": line.text("region"),
+        "gpu_count": str(gpu_count),
+        "instance_gpus": str(_instance_gpus(line, gpu_count)),
+        "vcpu": _number_text(line.amount("vcpu")),
+        "ram_gib": _number_text(line.amount("ram_gib")),
+        "price_type": line.one_of("price_type", PRICE_TYPES),
+        "statistic": statistic,
+        "usd_per_hour": repr(per_hour),
+        "usd_per_gpu_hour": repr(per_hour / gpu_count),
+        "snapshot_date": _day(line),
+        "source": line.text("source", line.path.name),
+        "note": line.text("note"),
+        "why_not_rankable": line.text("why_not_rankable"),
+        **_term(line),
+    }
+
+
+def _gpu_id(line: _Line) -> str:
+    name = line.text("gpu_canonical_id")
+    if not name:
+        raise line.fault("gpu_canonical_id", "is empty; `tunecast catalog gpus` lists the GPUs")
+    if name in gpu_families():
+        return name
+    try:
+        return find_gpu(name).id
+    except InputError as error:
+        raise line.fault("gpu_canonical_id", f"names no GPU: {str(error).rstrip('.')}") from error
+
+
+def _usd_per_hour(line: _Line, gpu_count: int) -> float:
+    """Price of one listing of `gpu_count` GPUs, by whichever of its two columns is filled; both must agree."""
+    per_gpu, per_listing = line.amount("usd_per_gpu_hour"), line.amount("usd_per_hour")
+    if per_listing is None:
+        if per_gpu is None:
+            raise line.fault("usd_per_gpu_hour", "is empty; every row needs a price")
+        return per_gpu * gpu_count
+    if per_gpu is not None and abs(per_gpu * gpu_count / per_listing - 1) > ROUNDING:
+        raise line.fault("usd_per_hour", f"is {per_listing:g}, but {gpu_count} x {per_gpu:g} per GPU is not that")
+    return per_listing
+
+
+def _instance_gpus(line: _Line, gpu_count: int) -> int:
+    instance_gpus = line.whole("instance_gpus") or gpu_count
+    if instance_gpus % gpu_count:
+        raise line.fault("instance_gpus", f"is {instance_gpus}, which is not a multiple of gpu_count {gpu_count}")
+    return instance_gpus
+
+
+def _term(line: _Line) -> Row:
+    months, upfront = line.amount("term_months"), line.amount("upfront_usd", zero=True)
+    kind = line.text("price_type", "on-demand")
+    if months is None and (upfront or kind in BINDING_KINDS):
+        why = f"price_type {kind}" if kind in BINDING_KINDS else "an upfront payment"
+        raise line.fault("term_months", f"is empty, but {why} binds for a term; type its months, for example 12")
+    return {"term_months": _number_text(months), "upfront_usd": _number_text(upfront)}
+
+
+def _day(line: _Line) -> str:
+    text = line.text("snapshot_date") or today().isoformat()
+    try:
+        day = date.fromisoformat(text)
+    except ValueError:
+        raise line.fault("snapshot_date", f"is {text!r}, not a day like 2026-11-20") from None
+    return day.isoformat()
+
+
+def _number_text(value: float | None) -> str:
+    return "" if value is None else repr(value)
