@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tunecast.model.shapes import Experts, Latent
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Linear:
@@ -52,6 +54,12 @@ class Attention:
     """False: no position embedding in this layer (every fourth of SmolLM3)."""
     window: int | None = None
     """Sliding-window length in tokens; None attends to everything before."""
+    latent: Latent | None = None
+    """Widths of latent attention; None for plain heads."""
+    sinks: bool = False
+    """Whether each head has a learned score that takes attention away (gpt-oss)."""
+    softcap: bool = False
+    """Whether scores are capped by a tanh (Gemma 2)."""
 
     @property
     def fused(self) -> bool:
@@ -60,7 +68,11 @@ class Attention:
 
     @property
     def qk_norm_sizes(self) -> tuple[int, ...]:
-        """Parameters of the norms of queries and keys."""
+        """Parameters of the norms of queries and keys, or of latents; of sinks."""
+        if self.sinks:
+            return (self.num_heads,)
+        if self.latent is not None:
+            return self.latent.norm_sizes
         if not self.qk_norm:
             return ()
         heads = (1, 1) if self.qk_norm_by_head else (self.num_heads, self.num_kv_heads)
@@ -78,6 +90,18 @@ class Mlp:
     gated: bool = True
     activation: str = "silu"
     """``silu`` or ``gelu`` (either form): one kernel each way, which keeps its input."""
+    experts: Experts | None = None
+    """Routed experts; the linear maps then are those of the shared experts, if there are any."""
+
+    @property
+    def matrix_sizes(self) -> tuple[int, ...]:
+        """Parameters of each matrix that is no linear map."""
+        return () if self.experts is None else self.experts.matrix_sizes
+
+    @property
+    def vector_sizes(self) -> tuple[int, ...]:
+        """Parameters of each vector that is no linear map's bias."""
+        return () if self.experts is None else self.experts.vector_sizes
 
 
 def norm_tensors(norm: str, width: int) -> tuple[int, ...]:
@@ -120,7 +144,8 @@ class Layer:
     def params(self, hidden_size: int) -> int:
         """Parameters of the layer, norms included."""
         norms = sum(self.norm_sizes(hidden_size)) + sum(self.attention.qk_norm_sizes)
-        return sum(linear.params for linear in self.linears) + norms + self.other_params
+        stacked = sum(self.mlp.matrix_sizes) + sum(self.mlp.vector_sizes)
+        return sum(linear.params for linear in self.linears) + norms + stacked + self.other_params
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -50,6 +50,7 @@ def layer_weight_bytes(layer: Layer, hidden_size: int, run: Run) -> int:
     """Unquantized parameters of one layer: norms and biases always, linear weights unless in 4 bits."""
     size = DTYPE_BYTES[run.dtype]
     sizes = [*layer.norm_sizes(hidden_size), *layer.attention.qk_norm_sizes]
+    sizes += [*layer.mlp.matrix_sizes, *layer.mlp.vector_sizes]
     sizes += [linear.out_features for linear in layer.linears if linear.bias]
     if run.bnb_4bit_quant_type is None:
         sizes += [linear.weight_params for linear in layer.linears]

@@ -72,6 +72,8 @@ def base_tensors(layer: Layer, hidden_size: int) -> list[Trained]:
                 tensors.append(Trained(elements=linear.out_features, is_matrix=False))
         if block is layer.attention:
             tensors += [Trained(elements=size, is_matrix=False) for size in layer.attention.qk_norm_sizes]
+    tensors += [Trained(elements=size, is_matrix=True) for size in layer.mlp.matrix_sizes]
+    tensors += [Trained(elements=size, is_matrix=False) for size in layer.mlp.vector_sizes]
     return tensors + [Trained(elements=size, is_matrix=False) for size in layer.norm_sizes(hidden_size)]
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from tunecast.model.architecture import Architecture, Attention, Layer, LayerGroup, Linear, Mlp
 from tunecast.model.run import Run
+from tunecast.model.shapes import Experts, Latent
 
 
 def architecture_to_dict(architecture: Architecture) -> dict[str, Any]:
@@ -33,8 +34,12 @@ def run_from_dict(data: dict[str, Any]) -> Run:
 def _layer(data: dict[str, Any]) -> Layer:
     """A layer; ``norms``, which early records hold, follows from the other fields now."""
     data = {name: value for name, value in data.items() if name != "norms"}
-    attention = Attention(**_with_linears(data["attention"]))
-    return Layer(**{**data, "attention": attention, "mlp": Mlp(**_with_linears(data["mlp"]))})
+    attention, mlp = _with_linears(data["attention"]), _with_linears(data["mlp"])
+    if attention.get("latent") is not None:
+        attention["latent"] = Latent(**attention["latent"])
+    if mlp.get("experts") is not None:
+        mlp["experts"] = Experts(**mlp["experts"])
+    return Layer(**{**data, "attention": Attention(**attention), "mlp": Mlp(**mlp)})
 
 
 def _with_linears(block: dict[str, Any]) -> dict[str, Any]:

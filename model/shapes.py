@@ -1,0 +1,99 @@
+"""Shapes of blocks beyond plain heads and dense maps: routed experts, latent attention.
+
+Part of an `Architecture`; which numbers a family has is said in `families.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """Routed experts of one layer, stored as stacked parameters: no ``nn.Linear``, so neither quantized nor adapted.
+
+    transformers 5 keeps ``gate_up_proj`` and ``down_proj`` of all experts in one three-dimensional parameter each.
+    """
+
+    count: int
+    per_token: int
+    """Experts that each token goes to."""
+    hidden_size: int
+    intermediate_size: int
+    """Inner width of one expert."""
+    router: str = "softmax"
+    """How scores become weights: a key of ``routers.ROUTERS``."""
+    normalised: bool = True
+    """Whether a token's weights are divided by their sum."""
+    groups: int = 1
+    """Groups of experts among which the router chooses first (DeepSeek); 1 where it does not."""
+    bias: bool = False
+    """Whether router and experts have biases (gpt-oss)."""
+    clamped: bool = False
+    """Whether gate and up are interleaved and clamped, with a sigmoid in between (gpt-oss)."""
+    correction: bool = False
+    """Whether a buffer corrects the router's scores (DeepSeek-V3)."""
+
+    @property
+    def router_params(self) -> int:
+        """Parameters of the router's weight."""
+        return self.count * self.hidden_size
+
+    @property
+    def up_params(self) -> int:
+        """Parameters of all experts' gate and up maps."""
+        return self.count * 2 * self.intermediate_size * self.hidden_size
+
+    @property
+    def down_params(self) -> int:
+        """Parameters of all experts' down maps."""
+        return self.count * self.intermediate_size * self.hidden_size
+
+    @property
+    def matrix_sizes(self) -> tuple[int, ...]:
+        """Parameters of each tensor of two or more dimensions, in the model's order."""
+        if not self.bias:
+            return (self.router_params, self.up_params, self.down_params)
+        up_bias, down_bias = self.count * 2 * self.intermediate_size, self.count * self.hidden_size
+        return (self.router_params, self.up_params, up_bias, self.down_params, down_bias)
+
+    @property
+    def vector_sizes(self) -> tuple[int, ...]:
+        """Parameters of each vector: the router's bias."""
+        return (self.count,) if self.bias else ()
+
+    @property
+    def params(self) -> int:
+        """All parameters of router and experts."""
+        return sum(self.matrix_sizes) + sum(self.vector_sizes)
+
+    @property
+    def active_weight_params(self) -> int:
+        """Weights that one token is multiplied by: the router's, and those of the experts it goes to."""
+        return self.router_params + (self.up_params + self.down_params) // self.count * self.per_token
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latent:
+    """Multi-head latent attention: keys and values (and perhaps queries) come from a narrow latent of each token."""
+
+    q_rank: int | None
+    """Width of the queries' latent; None: queries come straight from the input."""
+    kv_rank: int
+    nope_dim: int
+    """Part of a query or key head without rotary positions."""
+    rope_dim: int
+    """Part with them; of keys, one for all heads."""
+    value_dim: int
+    rotary: str = "complex"
+    """``complex`` numbers in fp32 (V2) or ``interleaved`` pairs (V3)."""
+
+    @property
+    def key_dim(self) -> int:
+        """Width of a query or key head."""
+        return self.nope_dim + self.rope_dim
+
+    @property
+    def norm_sizes(self) -> tuple[int, ...]:
+        """Parameters of the norms of the latents."""
+        return (self.kv_rank,) if self.q_rank is None else (self.q_rank, self.kv_rank)
