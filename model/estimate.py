@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from tunecast.model.amount import Amount, resolve_amount
 from tunecast.model.factors import FactorSet
 from tunecast.model.fits import fit_probability, fit_verdict, memory_view
-from tunecast.model.flops import executed_flops_per_step, model_flops_per_step
 from tunecast.model.forecast import Forecast
 from tunecast.model.money import with_money
 from tunecast.model.on_device import resolve_for, target_factors
-from tunecast.model.optimizer import trainable_params
 from tunecast.model.question import Question
 from tunecast.model.resolve import Resolved
+from tunecast.model.step_source import executed_flops_of, model_flops_of, notes_of, trainable_params_of
 from tunecast.model.target import Target
 from tunecast.model.timing import link_notes, utilization
 from tunecast.model.timing import timing as step_timing
@@ -30,12 +30,13 @@ def forecast(question: Question, target: Target) -> Forecast:
     run = resolved.run
     factors = target_factors(target, run)
     amount = resolve_amount(run, dict(question.options))
-    view = memory_view(question.architecture, run, target, factors)
+    inventory: dict[str, Any] = {"platform": target.platform, "source": question.source}
+    view = memory_view(question.architecture, run, target, factors, question.source)
     timing = step_timing(question, resolved, target, factors)
     probability = fit_probability(view)
     verdict = fit_verdict(view, probability)
-    model_flops = model_flops_per_step(question.architecture, run)
-    executed = executed_flops_per_step(question.architecture, run)
+    model_flops = model_flops_of(question.architecture, run, **inventory)
+    executed = executed_flops_of(question.architecture, run, **inventory)
     peak = _job_peak(target, resolved)
     result = Forecast(
         model=question.architecture.name,
@@ -48,7 +49,7 @@ def forecast(question: Question, target: Target) -> Forecast:
         verdict=verdict,
         model_flops_per_step=model_flops,
         executed_flops_per_step=executed,
-        trainable_params=trainable_params(question.architecture, run),
+        trainable_params=trainable_params_of(question.architecture, run, **inventory),
         total_params=question.architecture.total_params,
         memory=view,
         step_time_s=timing.step_time_s,
@@ -60,6 +61,7 @@ def forecast(question: Question, target: Target) -> Forecast:
         origins=factor_origins(target, factors, question),
         notes=(
             *resolved.notes,
+            *notes_of(question.architecture, run, **inventory),
             *factors.notes,
             *_record_notes(target),
             *link_notes(run, factors, question),

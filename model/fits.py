@@ -7,9 +7,9 @@ import math
 from tunecast.model.architecture import Architecture
 from tunecast.model.factors import FactorSet
 from tunecast.model.forecast import MemoryView
-from tunecast.model.memory import memory_timeline
 from tunecast.model.overheads import overheads_from_factors
 from tunecast.model.run import Run
+from tunecast.model.step_source import StepSource, timeline_of
 from tunecast.model.target import Target
 from tunecast.model.value import Z80, Value, lognormal
 
@@ -17,9 +17,12 @@ TIGHT_BELOW = 0.9
 """A run that fits with less than this probability is called tight."""
 
 
-def memory_view(architecture: Architecture, run: Run, target: Target, factors: FactorSet) -> MemoryView:
+def memory_view(
+    architecture: Architecture, run: Run, target: Target, factors: FactorSet, source: StepSource | None = None
+) -> MemoryView:
     """Peak memory of one GPU in the device's views."""
-    timeline = memory_timeline(architecture, run, overheads=overheads_from_factors(factors), platform=target.platform)
+    overheads = overheads_from_factors(factors)
+    timeline = timeline_of(architecture, run, overheads, platform=target.platform, source=source)
     log_sd = factors.memory_overhead_bytes.get("allocated_log_sd", 0.0)
     return MemoryView(
         allocated_bytes=lognormal(timeline.allocated_bytes, log_sd),

@@ -19,6 +19,7 @@ from tunecast.model.on_device import resolve_for, target_factors
 from tunecast.model.question import Question
 from tunecast.model.run import Run
 from tunecast.model.stacks import BUILT
+from tunecast.model.step_source import StepSource
 from tunecast.model.target import Target
 
 MOST_SAMPLES = 1 << 14
@@ -72,25 +73,28 @@ def largest_that(holds: Callable[[int], bool], most: int) -> int:
     return low
 
 
-def run_fits(architecture: Architecture, run: Run, target: Target) -> bool:
+def run_fits(architecture: Architecture, run: Run, target: Target, source: StepSource | None = None) -> bool:
     """Whether the process of this run stays within the usable memory of the device."""
-    view = memory_view(architecture, run, target, target_factors(target, run))
+    view = memory_view(architecture, run, target, target_factors(target, run), source)
     if view.process_bytes is None or view.usable_bytes is None:
         raise InputError(f"The usable memory of {target.id} is unknown, so what fits on it cannot be searched.")
     return view.process_bytes.value <= view.usable_bytes
 
 
-def largest_micro_batch(architecture: Architecture, run: Run, target: Target) -> int:
+def largest_micro_batch(architecture: Architecture, run: Run, target: Target, source: StepSource | None = None) -> int:
     """Samples per GPU and forward pass that fit, at most `MOST_SAMPLES`; 0 when not even one does."""
     return largest_that(
-        lambda samples: run_fits(architecture, replace(run, per_device_train_batch_size=samples), target), MOST_SAMPLES
+        lambda samples: run_fits(architecture, replace(run, per_device_train_batch_size=samples), target, source),
+        MOST_SAMPLES,
     )
 
 
-def longest_sequence(architecture: Architecture, run: Run, target: Target, most: int | None = None) -> int:
+def longest_sequence(
+    architecture: Architecture, run: Run, target: Target, most: int | None = None, source: StepSource | None = None
+) -> int:
     """Tokens per sample that fit, at most `most` (the model's own limit); 0 when not even one does."""
     limit = most or architecture.max_position or MOST_TOKENS
-    return largest_that(lambda tokens: run_fits(architecture, replace(run, max_length=tokens), target), limit)
+    return largest_that(lambda tokens: run_fits(architecture, replace(run, max_length=tokens), target, source), limit)
 
 
 def what_would_fit(question: Question, target: Target) -> list[Change]:
@@ -169,7 +173,7 @@ def fits_with(question: Question, target: Target, options: Options) -> bool:
         resolved = resolve_for(asked, target)
     except (InputError, NotSupportedError):
         return False
-    return run_fits(question.architecture, resolved.run, target)
+    return run_fits(question.architecture, resolved.run, target, question.source)
 
 
 def tried(question: Question, target: Target, options: dict[str, Any], before: Forecast) -> Change | None:
@@ -197,9 +201,9 @@ def question_that_fits(question: Question, target: Target, dimension: str) -> tu
     flag = dimension.replace("_", "-")
     if dimension == "max_length":
         long = bool(question.options.get("allow_long_context"))
-        found = longest_sequence(question.architecture, run, target, MOST_TOKENS if long else None)
+        found = longest_sequence(question.architecture, run, target, MOST_TOKENS if long else None, question.source)
     else:
-        found = largest_micro_batch(question.architecture, run, target)
+        found = largest_micro_batch(question.architecture, run, target, question.source)
     if found == 0:
         return changed(question, {dimension: 1}), f"--{flag} 1 does not fit on {target.id} either"
     origins = {**question.option_origins, dimension: "assumed"}

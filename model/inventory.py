@@ -62,6 +62,11 @@ def step_operations(architecture: Architecture, run: Run, *, platform: str = "cu
     operations = merged(kernels)
     operations += sharded_update(update_operations(architecture, run, platform=platform), run)
     operations += communication_operations(architecture, run)
+    return ordered(operations)
+
+
+def ordered(operations: Iterable[Operation]) -> tuple[Operation, ...]:
+    """Operations by phase, in their order inside each."""
     return tuple(sorted(operations, key=lambda operation: PHASES.index(operation.phase)))
 
 

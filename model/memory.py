@@ -7,7 +7,7 @@ is alive from the kernel that writes it to the last one that reads it. Three vie
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -164,19 +164,30 @@ def sharded(parts: Mapping[str, int], shards: Shards, run: Run, moment: str, pac
     return held
 
 
-def moment_parts(architecture: Architecture, run: Run, *, platform: str = "cuda") -> list[tuple[str, Parts]]:
-    """Everything alive on one GPU at the peak of every place of the step."""
+def whole_places(architecture: Architecture, run: Run, *, platform: str = "cuda") -> list[tuple[Place, Parts]]:
+    """Everything alive at the peak of every place of the step on a GPU that shards nothing, ``load`` first."""
     static = {**dict.fromkeys(PARTS, 0), **static_parts(architecture, run, platform=platform)}
     nothing = dict.fromkeys(PARTS, 0)
     places: list[tuple[Place, Parts]] = [(("load", "outside", False), nothing)]
     places += step_peaks(architecture, run, platform).items()
     places.append((("optimizer", "outside", False), update_peak(architecture, run, platform)))
+    return [(place, {part: static[part] + extra[part] for part in PARTS}) for place, extra in places]
+
+
+def moment_parts(
+    architecture: Architecture,
+    run: Run,
+    *,
+    platform: str = "cuda",
+    whole: Sequence[tuple[Place, Parts]] | None = None,
+) -> list[tuple[str, Parts]]:
+    """Everything alive on one GPU at the peak of every place of the step; `whole` stands in for the formulas."""
+    places = whole_places(architecture, run, platform=platform) if whole is None else whole
     shards = shards_of(run) if run.num_gpus > 1 else SHARDS["none"]
     packed = sum(group.count * layer_packed_bytes(group.layer, run) for group in architecture.groups)
     found = []
-    for (moment, position, _), extra in places:
-        whole = {part: static[part] + extra[part] for part in PARTS}
-        parts = sharded(whole, shards, run, moment, packed)
+    for (moment, position, _), held in places:
+        parts = sharded(held, shards, run, moment, packed)
         parts["communication"] += communication_bytes(architecture, run, moment, position)
         found.append((moment, parts))
     first = {**found[0][1], "communication": first_gather_bytes(architecture, run)}
@@ -184,14 +195,20 @@ def moment_parts(architecture: Architecture, run: Run, *, platform: str = "cuda"
 
 
 def memory_timeline(
-    architecture: Architecture, run: Run, overheads: MemoryOverheads | None = None, *, platform: str = "cuda"
+    architecture: Architecture,
+    run: Run,
+    overheads: MemoryOverheads | None = None,
+    *,
+    platform: str = "cuda",
+    whole: Sequence[tuple[Place, Parts]] | None = None,
 ) -> MemoryForecast:
     """Peak memory of one GPU in a step after the first (optimizer state exists).
 
+    `whole` stands in for the formulas: the parts of an unsharded step, as `whole_places` gives them.
     `reserved` adds the allocator's fragmentation to the peak and `process` the context to that; both are
     None without `overheads`.
     """
-    places = moment_parts(architecture, run, platform=platform)
+    places = moment_parts(architecture, run, platform=platform, whole=whole)
     moments = {m: max((sum(parts.values()) for moment, parts in places if moment == m), default=0) for m in MOMENTS}
     peak_moment, parts = max(places, key=lambda place: sum(place[1].values()))
     allocated = sum(parts.values())

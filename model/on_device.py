@@ -64,7 +64,7 @@ def _least_sharding(question: Question, target: Target, resolved: Any) -> Resolv
         origins = {**candidate.origins, "sharding": "assumed"}
         note = f"--sharding not given: {sharding} is the least that fits"
         last = replace(candidate, origins=origins, notes=(*candidate.notes, note))
-        view = memory_view(question.architecture, last.run, target, factors)
+        view = memory_view(question.architecture, last.run, target, factors, question.source)
         if fit_verdict(view, fit_probability(view)) in ("fits", "tight"):
             return last
     assert last is not None

@@ -8,12 +8,11 @@ from dataclasses import replace
 
 from tunecast.catalogs.errors import InputError, NotSupportedError, TunecastError
 from tunecast.model.factors import Factor, FactorSet
-from tunecast.model.flops import model_flops_per_step
-from tunecast.model.inventory import step_operations
 from tunecast.model.operation import Operation
 from tunecast.model.question import Question
 from tunecast.model.resolve import Resolved
 from tunecast.model.run import Run
+from tunecast.model.step_source import model_flops_of, operations_of
 from tunecast.model.target import Target
 from tunecast.model.time import StepTime, step_time
 from tunecast.model.units import TERA
@@ -27,7 +26,7 @@ ONE_MACHINE_GPUS = 8
 def timing(question: Question, resolved: Resolved, target: Target, factors: FactorSet) -> StepTime:
     """Seconds of one step, from the operations or from the speed that the user gave."""
     run = resolved.run
-    operations = step_operations(question.architecture, run, platform=target.platform)
+    operations = operations_of(question.architecture, run, platform=target.platform, source=question.source)
     if question.achieved_tflops is None:
         if run.num_gpus > ONE_MACHINE_GPUS:
             raise NotSupportedError(
@@ -39,7 +38,7 @@ def timing(question: Question, resolved: Resolved, target: Target, factors: Fact
         raise InputError(
             f"--achieved-tflops is {question.achieved_tflops}, which is not above 0; type for example 400."
         )
-    flops = model_flops_per_step(question.architecture, run)
+    flops = model_flops_of(question.architecture, run, platform=target.platform, source=question.source)
     peak = target.peaks.get(run.compute_dtype)
     if peak is not None and question.achieved_tflops * TERA > peak:
         raise InputError(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from tunecast.calibrate.trace import hf
@@ -20,6 +20,8 @@ from tunecast.calibrate.trace.result import Place, TensorSpec, Trace, timeline
 from tunecast.model.architecture import Architecture
 from tunecast.model.operation import Operation, Phase
 from tunecast.model.run import Run
+
+Told = Callable[[str], None]
 
 SHALLOW = 3
 """Fewest layers with a first, a middle and a last one."""
@@ -33,13 +35,28 @@ LAYER_IN_NAME = re.compile(r"(?<=\.)\d+(?=\.)")
 
 def trace_extended(architecture: Architecture, run: Run, *, platform: str = "cuda") -> Trace:
     """The trace at the architecture's depth, from shallow ones when it is deeper than they are."""
-    traced_run = replace(run, gradient_accumulation_steps=min(run.gradient_accumulation_steps, MICRO_BATCHES))
-    if architecture.num_layers <= SHALLOW + 1 or not hf.layers_alike(architecture):
-        trace = trace_depth(architecture, traced_run, architecture.num_layers, platform=platform)
-    else:
-        low, high = (trace_depth(architecture, traced_run, SHALLOW + i, platform=platform) for i in (0, 1))
-        trace = extend(low, high, architecture.num_layers, traced_run, platform=platform)
+    trace = trace_micro_batches(architecture, run, platform=platform)
     return replace(trace, stream=tuple(repeat_micro_batches(trace.stream, run.gradient_accumulation_steps)))
+
+
+def trace_micro_batches(
+    architecture: Architecture, run: Run, *, platform: str = "cuda", told: Told = lambda _: None
+) -> Trace:
+    """The trace with at most `MICRO_BATCHES` micro-batches in its stream; memory is that of the whole run.
+
+    `told` hears what is traced next.
+    """
+    traced_run = replace(run, gradient_accumulation_steps=min(run.gradient_accumulation_steps, MICRO_BATCHES))
+    depth = architecture.num_layers
+    if depth <= SHALLOW + 1 or not hf.layers_alike(architecture):
+        told(f"tracing all {depth} layers")
+        return trace_depth(architecture, traced_run, depth, platform=platform)
+    traces = []
+    for index, shallow in enumerate((SHALLOW, SHALLOW + 1)):
+        told(f"tracing {index + 1} of 3: {shallow} of {depth} layers")
+        traces.append(trace_depth(architecture, traced_run, shallow, platform=platform))
+    told("tracing 3 of 3: the update")
+    return extend(*traces, depth, traced_run, platform=platform)
 
 
 def extend(low: Trace, high: Trace, num_layers: int, run: Run, *, platform: str = "cuda") -> Trace:
@@ -125,13 +142,20 @@ def _layer_of(name: str) -> int | None:
 
 def repeat_micro_batches(stream: Sequence[Operation], micro_batches: int) -> Iterator[Operation]:
     """Repeat the second of two micro-batches until there are as many as asked for."""
+    for part, times in counted_micro_batches(stream, micro_batches):
+        for _ in range(times):
+            yield from part
+
+
+def counted_micro_batches(
+    stream: Sequence[Operation], micro_batches: int
+) -> tuple[tuple[Sequence[Operation], int], ...]:
+    """A stream of at most two micro-batches in stretches, with how often each runs among `micro_batches`."""
     starts = [
         index
         for index, op in enumerate(stream)
         if op.phase is Phase.FORWARD and (index == 0 or stream[index - 1].phase is Phase.BACKWARD)
     ]
     update = next(index for index, op in enumerate(stream) if op.phase is Phase.OPTIMIZER)
-    yield from stream[: starts[-1]]
-    for _ in range(micro_batches - len(starts) + 1):
-        yield from stream[starts[-1] : update]
-    yield from stream[update:]
+    last = starts[-1]
+    return ((stream[:last], 1), (stream[last:update], micro_batches - len(starts) + 1), (stream[update:], 1))

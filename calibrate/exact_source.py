@@ -1,0 +1,129 @@
+"""The real code as the source of a forecast's operations and memory: `tunecast estimate --exact`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from importlib.metadata import version
+from importlib.util import find_spec
+
+from tunecast.calibrate import exact
+from tunecast.calibrate.trace.depth import counted_micro_batches, trace_micro_batches
+from tunecast.calibrate.trace.result import Trace
+from tunecast.catalogs.errors import InputError
+from tunecast.model.architecture import Architecture
+from tunecast.model.memory import PARTS, Parts, Place, layer_position
+from tunecast.model.operation import Kind, Operation, Phase
+from tunecast.model.run import Run
+from tunecast.model.step_source import StepInventory
+
+NEEDED = ("torch", "transformers", "peft", "bitsandbytes")
+"""Packages whose real code a trace runs; the extra ``calibrate`` has them."""
+REQUIRED_BACKWARD = 2.0 / 2.5
+"""Products of attention's backward that are required work, over those that flash kernels run (one is recomputed)."""
+
+Told = Callable[[str], None]
+
+
+def check_installed() -> None:
+    """Refuse, in one sentence, a trace without the packages it runs."""
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing:
+        raise InputError(
+            f"--exact runs the real code, but {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not "
+            'installed; type: pip install "tunecast[calibrate]"'
+        )
+
+
+@dataclass(slots=True)
+class TracedSteps:
+    """A `StepSource` that traces each run once, whatever the number of GPUs and of devices that ask."""
+
+    told: Told = lambda _: None
+    """Hears what is traced next."""
+    found: dict[tuple[Architecture, Run, str], StepInventory] = field(default_factory=dict)
+
+    def __call__(self, architecture: Architecture, run: Run, platform: str) -> StepInventory:
+        key = (architecture, replace(run, num_gpus=1, sharding="none"), platform)
+        if key not in self.found:
+            self.found[key] = traced_inventory(*key, told=self.told)
+        return self.found[key]
+
+
+def traced_inventory(
+    architecture: Architecture, run: Run, platform: str, *, told: Told = lambda _: None
+) -> StepInventory:
+    """One step of the real code on one GPU, as the forecast reads it."""
+    quiet = logging.getLogger("transformers")
+    level = quiet.level
+    quiet.setLevel(logging.ERROR)
+    try:
+        trace = trace_micro_batches(architecture, run, platform=platform, told=told)
+        notes = exact.exact_notes(architecture, run)
+    finally:
+        quiet.setLevel(level)
+    operations = merged_stream(trace, run.gradient_accumulation_steps)
+    return StepInventory(
+        operations=operations,
+        places=traced_places(trace, architecture.num_layers),
+        model_flops=required_flops(operations, trace, run),
+        trainable_params=trace.trainable_params,
+        notes=(f"memory, FLOPs and kernels traced from the real code: {', '.join(versions())}", *notes),
+    )
+
+
+def versions() -> Iterable[str]:
+    """The packages traced, as ``name 1.2.3``."""
+    return (f"{name} {version(name)}" for name in NEEDED)
+
+
+def merged_stream(trace: Trace, micro_batches: int) -> tuple[Operation, ...]:
+    """Equal kernels of the whole optimizer step as one operation with their count."""
+    counts: dict[Operation, float] = {}
+    for part, times in counted_micro_batches(trace.stream, micro_batches):
+        for operation in part:
+            somewhere = replace(operation, layer=None) if operation.layer is not None else operation
+            counts[somewhere] = counts.get(somewhere, 0.0) + operation.count * times
+    return tuple(replace(operation, count=count) for operation, count in counts.items())
+
+
+def traced_places(trace: Trace, depth: int) -> tuple[tuple[Place, Parts], ...]:
+    """The peak of every place, layers named as the formulas name them; ``load`` is what stays between steps."""
+    found: list[tuple[Place, Parts]] = [(("load", "outside", False), whole_parts(trace.rest_parts))]
+    for place, peak in trace.peaks.items():
+        backward = place.moment == "backward" or (place.moment == "loss" and place.tail)
+        for position in layer_position(place.layer, depth) or ("middle",):
+            found.append(((place.moment, position, backward), whole_parts(peak.parts)))
+    return tuple(found)
+
+
+def whole_parts(parts: Mapping[str, int]) -> Parts:
+    """Every part of a forecast; a single process keeps nothing for communication."""
+    return {part: parts.get(part, 0) for part in PARTS}
+
+
+def required_flops(operations: Iterable[Operation], trace: Trace, run: Run) -> float:
+    """FLOPs that the mathematics needs: recomputation left out, attention's backward twice its forward.
+
+    A reentrant recomputation runs inside the backward, so what the layers ran forward is taken off again. Left in:
+    masked halves of attention that ran as plain products (eager).
+    """
+    total = sum(
+        operation.total_flops * (_required(operation) if operation.kind is Kind.ATTENTION else 1.0)
+        for operation in operations
+        if operation.kind in (Kind.GEMM, Kind.ATTENTION) and operation.phase is not Phase.RECOMPUTE
+    )
+    if not (run.gradient_checkpointing and run.reentrant):
+        return total
+    layers = sum(
+        operation.flops * times
+        for part, times in counted_micro_batches(trace.stream, run.gradient_accumulation_steps)
+        for operation in part
+        if operation.layer is not None and operation.phase is Phase.FORWARD
+    )
+    return total - layers
+
+
+def _required(operation: Operation) -> float:
+    return REQUIRED_BACKWARD if operation.phase is Phase.BACKWARD and "backward" in operation.name else 1.0

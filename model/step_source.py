@@ -1,0 +1,117 @@
+"""Where the inventory of a step comes from: the formulas, or a source that the question brings along.
+
+The only other source is a trace of the real code (`tunecast.calibrate.exact_source`), which this layer does not
+import: it is given one as a function. It describes one GPU that does everything by itself; what sharding takes
+away, keeps whole and sends follows from the same rules as for the formulas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tunecast.catalogs.errors import NotSupportedError
+from tunecast.model.architecture import Architecture
+from tunecast.model.flops import executed_flops_per_step, model_flops_per_step
+from tunecast.model.inventory import ordered, sharded_update, step_operations, total_flops
+from tunecast.model.memory import MemoryForecast, MemoryOverheads, Parts, Place, memory_timeline
+from tunecast.model.operation import Kind, Operation, Phase
+from tunecast.model.optimizer import trainable_params
+from tunecast.model.run import Run
+from tunecast.model.sharding import communication_operations
+
+PROVEN_UNKNOWN = ("none", "ddp", "zero1", "zero2")
+"""Shardings that need no shapes of whole layers: only what is trained."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepInventory:
+    """One optimizer step on one GPU without sharding."""
+
+    operations: tuple[Operation, ...]
+    """Every kernel, the update included, equal ones counted together."""
+    places: tuple[tuple[Place, Parts], ...]
+    """Everything alive at the peak of every place of the step, ``load`` first."""
+    model_flops: float
+    """Required FLOPs: no recomputation, causal attention halved where its kernels halve it."""
+    trainable_params: int
+    notes: tuple[str, ...] = ()
+
+
+StepSource = Callable[[Architecture, Run, str], StepInventory]
+"""Gives the inventory of a run of an architecture on a platform (``cuda`` or ``cpu``)."""
+
+
+def operations_of(
+    architecture: Architecture, run: Run, *, platform: str = "cuda", source: StepSource | None = None
+) -> tuple[Operation, ...]:
+    """Everything one GPU executes in one optimizer step, recomputation and collectives included."""
+    if source is None:
+        return step_operations(architecture, run, platform=platform)
+    check_sharding(architecture, run)
+    found = source(architecture, run, platform).operations
+    kernels = [operation for operation in found if operation.phase is not Phase.OPTIMIZER]
+    update = [operation for operation in found if operation.phase is Phase.OPTIMIZER]
+    return ordered([*kernels, *sharded_update(update, run), *communication_operations(architecture, run)])
+
+
+def timeline_of(
+    architecture: Architecture,
+    run: Run,
+    overheads: MemoryOverheads | None = None,
+    *,
+    platform: str = "cuda",
+    source: StepSource | None = None,
+) -> MemoryForecast:
+    """Peak memory of one GPU."""
+    if source is None:
+        return memory_timeline(architecture, run, overheads, platform=platform)
+    check_sharding(architecture, run)
+    places = source(architecture, run, platform).places
+    return memory_timeline(architecture, run, overheads, platform=platform, whole=places)
+
+
+def model_flops_of(
+    architecture: Architecture, run: Run, *, platform: str = "cuda", source: StepSource | None = None
+) -> float:
+    """Required FLOPs of one optimizer step of the whole job; by formula where the family has one."""
+    if source is None or not architecture.settings:
+        return model_flops_per_step(architecture, run)
+    return run.num_gpus * source(architecture, run, platform).model_flops
+
+
+def executed_flops_of(
+    architecture: Architecture, run: Run, *, platform: str = "cuda", source: StepSource | None = None
+) -> float:
+    """FLOPs the kernels of all GPUs run in one optimizer step, recomputation included."""
+    if source is None:
+        return executed_flops_per_step(architecture, run)
+    return run.num_gpus * total_flops(source(architecture, run, platform).operations, Kind.GEMM, Kind.ATTENTION)
+
+
+def trainable_params_of(
+    architecture: Architecture, run: Run, *, platform: str = "cuda", source: StepSource | None = None
+) -> int:
+    """Parameters that take gradients."""
+    if source is None:
+        return trainable_params(architecture, run)
+    return source(architecture, run, platform).trainable_params
+
+
+def notes_of(
+    architecture: Architecture, run: Run, *, platform: str = "cuda", source: StepSource | None = None
+) -> tuple[str, ...]:
+    """What the source has to say about the run."""
+    return () if source is None else source(architecture, run, platform).notes
+
+
+def check_sharding(architecture: Architecture, run: Run) -> None:
+    """Refuse a sharding whose memory needs shapes that only the real code knows."""
+    if run.num_gpus == 1 or not architecture.settings:
+        return
+    if run.sharding not in PROVEN_UNKNOWN or not run.has_adapters:
+        raise NotSupportedError(
+            f"--exact of {architecture.name} over {run.num_gpus} GPUs was asked for, but how {architecture.model_type} "
+            f"spreads under --sharding {run.sharding} with --method {run.method} is not proven; use one GPU, or "
+            "adapters with --sharding ddp, zero1 or zero2."
+        )
