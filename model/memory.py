@@ -17,7 +17,7 @@ from tunecast.model.operation import Phase
 from tunecast.model.optimizer import stored_bytes, trained_dtype, trained_tensors, update_scratch_bytes
 from tunecast.model.run import Run
 from tunecast.model.sharding import SHARDS, Shards, communication_bytes, first_gather_bytes, shards_of, share
-from tunecast.model.step import SHALLOW, shallow_depth, write_step
+from tunecast.model.step import SHALLOW, shallow_depth, tape_run, write_step
 from tunecast.model.tape import Storage, Tape
 from tunecast.model.value import Value
 
@@ -127,13 +127,18 @@ def extended(low: Parts, high: Parts, steps: int) -> Parts:
     return {part: low[part] + steps * (high[part] - low[part]) for part in low}
 
 
-@lru_cache(maxsize=256)
 def step_peaks(architecture: Architecture, run: Run, platform: str = "cuda") -> dict[Place, Parts]:
     """Peaks of a whole step beyond the resting state, the update left out, at the model's depth.
 
     Memory at one place is linear in depth, and between the ends of the stack it runs linearly too, so
     the first and last two layers hold the maximum.
     """
+    return taped_peaks(architecture, tape_run(run), platform)
+
+
+@lru_cache(maxsize=256)
+def taped_peaks(architecture: Architecture, run: Run, platform: str) -> dict[Place, Parts]:
+    """`step_peaks` of a run that the tape tells from others."""
     depth = shallow_depth(architecture)
     if depth is None:
         return tape_peaks(write_step(architecture, run, platform, None), architecture.num_layers)

@@ -7,6 +7,7 @@ makes the gradients, all later ones add to them.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 
 from tunecast.catalogs.errors import NotSupportedError
@@ -15,8 +16,9 @@ from tunecast.model import primitives_heavy as heavy
 from tunecast.model.architecture import Architecture, Layer
 from tunecast.model.attention_blocks import needs_mask
 from tunecast.model.attention_eager import additive_mask
-from tunecast.model.blocks import checkpointed_layer, head_and_loss
+from tunecast.model.blocks import checkpointed_layer
 from tunecast.model.context import SYNCHRONISATION, Step, Tables
+from tunecast.model.head import head_and_loss
 from tunecast.model.losses import head_uses
 from tunecast.model.norms import norm
 from tunecast.model.operation import Kind, Phase
@@ -147,9 +149,22 @@ def write_micro_batch(step: Step, layers: tuple[Layer, ...], ids: Tensor, labels
     tape.grads.pop(EMBEDDED_LEAF, None)
 
 
-@lru_cache(maxsize=256)
+def tape_run(run: Run) -> Run:
+    """The run as the tape sees it, so that runs which differ only in what it leaves out share one.
+
+    It is one GPU's step without collectives, and all micro-batches after the first are equal.
+    """
+    micro_batches = min(run.gradient_accumulation_steps, MICRO_BATCHES)
+    return replace(run, num_gpus=1, sharding="none", gradient_accumulation_steps=micro_batches)
+
+
 def write_step(architecture: Architecture, run: Run, platform: str, depth: int | None) -> Tape:
     """The tape of one optimizer step without its update, at `depth` layers (None: all)."""
+    return _written(architecture, tape_run(run), platform, depth)
+
+
+@lru_cache(maxsize=256)
+def _written(architecture: Architecture, run: Run, platform: str, depth: int | None) -> Tape:
     if architecture.settings:
         raise NotSupportedError(
             f"A forecast by formula of {architecture.name} was asked for, but {architecture.model_type} has none yet; "

@@ -132,10 +132,10 @@ def test_depth_extension_equals_writing_every_layer(
     qwen = make("qwen2.5-0.5b", 9)
     run = run_of(qwen, method=method, max_length=512, gradient_checkpointing=checkpointing)
     extended = memory_timeline(qwen, run)
-    memory.step_peaks.cache_clear()
+    memory.taped_peaks.cache_clear()
     monkeypatch.setattr(memory, "shallow_depth", lambda architecture: None)
     assert memory_timeline(qwen, run).moments == extended.moments
-    memory.step_peaks.cache_clear()
+    memory.taped_peaks.cache_clear()
 
 
 def test_checkpointing_saves_activations(make: Make, run_of: RunOf) -> None:
