@@ -141,11 +141,13 @@ def _by_curve(operations: Sequence[Operation]) -> dict[str, list[tuple[Operation
     return groups
 
 
-def _host_column(operation: Operation) -> str:
+def host_column(operation: Operation) -> str:
+    """The column of `HOST` that an operation's launches belong to."""
     return "dequant" if operation.kind is Kind.DEQUANT else str(operation.phase)
 
 
-def _meets(operations: Sequence[Operation]) -> Array:
+def meets_of(operations: Sequence[Operation]) -> Array:
+    """(segments,) 1 where the host reads a value of the device at the start."""
     reads = {SEGMENT_OF[o.phase] for o in operations if o.name.endswith(VALUE_READ)}
     return np.array([float(segment in reads) for segment in range(len(SEGMENTS))])
 
@@ -163,15 +165,15 @@ def phase_table(operations: Sequence[Operation], factors: FactorSet, *, run: Run
         column, work_s = COLUMNS.index(str(group[0][0].kind)), timed.seconds * count
         np.add.at(device[:, column], segment, work_s * (1.0 - floor))
         np.add.at(device[:, -1], segment, work_s * floor)
-        host_column = np.array([HOST.index(_host_column(o)) for o, _ in group])
-        np.add.at(launches, (segment, host_column), count * cols.launches)
+        issued = np.array([HOST.index(host_column(o)) for o, _ in group])
+        np.add.at(launches, (segment, issued), count * cols.launches)
         variance[column] += timed.sum_variance(work_s * (1.0 - floor))
     total = device.sum(axis=0)
     return PhaseTable(
         device_s=device / passes[:, None],
         launches=launches / passes[:, None],
-        communication_s=_communication(operations, factors, run=run) / passes,
-        meets=_meets(operations),
+        communication_s=communication_seconds(operations, factors, run=run) / passes,
+        meets=meets_of(operations),
         micro_steps=micro,
         column_log_variance=np.divide(variance, total**2, out=np.zeros_like(variance), where=variance > 0.0),
         flops=sum(o.total_flops for o in operations),
@@ -188,7 +190,8 @@ def ring_seconds(operation: Operation, *, num_gpus: int, bytes_per_s: float, lat
     return rounds * hops * (operation.bytes / num_gpus / bytes_per_s + latency_s)
 
 
-def _communication(operations: Sequence[Operation], factors: FactorSet, *, run: Run) -> Array:
+def communication_seconds(operations: Sequence[Operation], factors: FactorSet, *, run: Run) -> Array:
+    """(segments,) seconds on the link in one optimizer step, overlap not yet taken off."""
     total = np.zeros(len(SEGMENTS))
     wanted = [o for o in operations if o.kind is Kind.COMMUNICATION]
     if not wanted or run.num_gpus < 2:
