@@ -6,7 +6,9 @@ Source: transformers 5 ``modeling_llama.py`` and its relatives.
 from __future__ import annotations
 
 from tunecast.model import attention_eager as eager
+from tunecast.model import fused
 from tunecast.model import primitives as ops
+from tunecast.model import primitives_gpt as gpt
 from tunecast.model import primitives_heavy as heavy
 from tunecast.model.architecture import Attention, Layer
 from tunecast.model.context import SYNCHRONISATION, Step, Tables
@@ -24,11 +26,28 @@ def rotary(step: Step, x: Tensor, waves: tuple[Tensor, Tensor], *, joined: bool 
     """
     if joined:
         x = ops.whole_and_rest(step.tape, x, name="rotary")
+    if step.run.fuses("rope"):
+        return fused.rotary(step, x, waves)
     cos, sin = waves
     straight = ops.multiply(step.tape, x, cos, name="rotary")
     turned = ops.multiply(step.tape, ops.rotate_half(step.tape, x, name="rotary"), sin, name="rotary")
     turned = ops.add(step.tape, straight, turned, name="rotary")
     return ops.joined(step.tape, turned, name="rotary") if joined else turned
+
+
+def joins(block: Attention) -> bool:
+    """Whether rotated parts of heads are joined with the rest, even an empty one (Phi-3): heads then lie in order."""
+    return block.rotary and (block.rotary_dim is not None or (block.fused and block.qkv_split == "slices"))
+
+
+def rotated_heads(step: Step, block: Attention, x: Tensor, waves: tuple[Tensor, Tensor]) -> Tensor:
+    """All of every head rotated, or its leading part, joined again with the rest."""
+    if block.rotary_dim is None:
+        return rotary(step, x, waves, joined=joins(block))
+    turned = x.elements * block.rotary_dim // block.head_dim
+    leading = ops.part(step.tape, x, turned, name="rotary_part")
+    rest = ops.part(step.tape, x, x.elements - turned, name="rotary_part")
+    return gpt.concatenated(step.tape, rotary(step, leading, waves), rest, name="rotary_part")
 
 
 def attention_block(step: Step, where: str, layer: Layer, x: Tensor, tables: Tables) -> Tensor:
@@ -38,12 +57,12 @@ def attention_block(step: Step, where: str, layer: Layer, x: Tensor, tables: Tab
     plain = q, k
     if block.rotary:
         waves = tables.waves[-1 if block.window is None else 0]
-        q, k = rotary(step, q, waves, joined=block.fused), rotary(step, k, waves, joined=block.fused)
+        q, k = (rotated_heads(step, block, heads, waves) for heads in (q, k))
     if step.architecture.rotary_wide:
         q, k = (ops.cast(tape, rotated, step.activation_dtype, name="rotary") for rotated in (q, k))
     tape.hold(*plain)
     mixed = mixed_heads(step, block, q, k, v, tables.mask if needs_mask(block, step.run) else None)
-    if block.fused:
+    if joins(block):
         mixed = ops.copy(tape, mixed, name="head_layout")
     out = linear_map(step, where, block.linears[-1], mixed)
     tape.hold(q, k, v, mixed)
@@ -75,16 +94,28 @@ def split_heads(step: Step, where: str, layer: Layer, x: Tensor) -> tuple[Tensor
 
 def laid_out(step: Step, block: Attention, heads: Tensor) -> Tensor:
     """Queries or keys seen by head: free forward; backward a copy of the gradient, unless nothing changes it."""
-    single = heads.elements == step.tokens * block.head_dim
+    single = heads.elements == step.tokens * block.head_dim or step.run.fuses("rope")
     return ops.relayout(step.tape, heads, name="head_layout") if block.rotary and not single else heads
 
 
 def fused_heads(step: Step, where: str, block: Attention, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values as slices of one map's output."""
     whole = linear_map(step, where, block.linears[0], x)
+    if block.qkv_split != "slices":
+        return chunked_heads(step, block, whole)
     widths = (block.num_heads, block.num_kv_heads, block.num_kv_heads)
     rows = step.tokens * block.head_dim
     q, k, v = (ops.part(step.tape, whole, rows * heads, name="qkv_split") for heads in widths)
+    return laid_out(step, block, q), laid_out(step, block, k), v
+
+
+def chunked_heads(step: Step, block: Attention, whole: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Equal thirds, whose gradients are joined at once: of every head, or of the whole width."""
+    tape = step.tape
+    if block.qkv_split == "by-head":
+        q, k, v = ops.chunks(tape, ops.relayout(tape, whole, name="head_layout"), 3, name="qkv_split")
+        return q, k, v
+    q, k, v = ops.chunks(tape, whole, 3, name="qkv_split")
     return laid_out(step, block, q), laid_out(step, block, k), v
 
 

@@ -9,13 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tunecast.model import losses
 from tunecast.model import primitives as ops
-from tunecast.model import primitives_heavy as heavy
 from tunecast.model.architecture import Layer
 from tunecast.model.attention_blocks import attention_block
 from tunecast.model.context import Step, Tables
-from tunecast.model.linears import product
 from tunecast.model.mlp_blocks import mlp_block
 from tunecast.model.norms import norm
 from tunecast.model.operation import Phase
@@ -47,12 +44,33 @@ def residual_block(
 
 def decoder_layer(step: Step, where: str, layer: Layer, x: Tensor, tables: Tables) -> Tensor:
     """Attention and MLP, each with its norms and added to the residual stream."""
+    if layer.parallel != "none":
+        return parallel_layer(step, where, layer, x, tables)
     attend, feed = ATTENTIONS[layer.attention.kind], MLPS[layer.mlp.kind]
     names = f"{where}.input_layernorm", f"{where}.post_attention_layernorm"
-    mixed = residual_block(step, layer, x, names, lambda entry: attend(step, where, layer, entry, tables))
+    mixed = residual_block(step, layer, x, names, lambda entry: attend(step, f"{where}.attn", layer, entry, tables))
     names = f"{where}.pre_feedforward_layernorm", f"{where}.post_feedforward_layernorm"
-    out = residual_block(step, layer, mixed, names, lambda entry: feed(step, where, layer, entry))
+    out = residual_block(step, layer, mixed, names, lambda entry: feed(step, f"{where}.mlp", layer, entry))
     step.tape.hold(x)
+    return out
+
+
+def parallel_layer(step: Step, where: str, layer: Layer, x: Tensor, tables: Tables) -> Tensor:
+    """Attention and MLP of the same input, both added to it: x + attention(norm(x)) + mlp(norm(x))."""
+    attend, feed = ATTENTIONS[layer.attention.kind], MLPS[layer.mlp.kind]
+
+    def normed(name: str) -> Tensor:
+        return norm(step, layer.norm, f"{where}.{name}", x, step.architecture.hidden_size)
+
+    to_attention = to_mlp = normed("input_layernorm")
+    if layer.parallel == "norms-first":
+        to_mlp = normed("post_attention_layernorm")
+    mixed = attend(step, f"{where}.attn", layer, to_attention, tables)
+    if layer.parallel == "norms":
+        to_mlp = normed("post_attention_layernorm")
+    fed = feed(step, f"{where}.mlp", layer, to_mlp)
+    out = ops.add(step.tape, ops.add(step.tape, fed, mixed, name="residual"), x, name="residual")
+    step.tape.hold(x, to_mlp, mixed, fed)
     return out
 
 
@@ -68,50 +86,3 @@ def checkpointed_layer(step: Step, where: str, layer: Layer, x: Tensor, tables: 
         return out
 
     return step.tape.checkpoint(again, x, reentrant=step.run.reentrant)
-
-
-def shaped_logits(step: Step, logits: Tensor, shape: tuple[int, int]) -> Tensor:
-    """Logits divided by a number (Granite), or capped: divided, tanh, multiplied (Gemma 2)."""
-    kind, made = step.architecture.logits, logits
-    if kind == "scaled":
-        return ops.scale_logits(step.tape, logits, shape)
-    if kind == "capped":
-        made = ops.scale_logits(step.tape, logits, shape)
-        made = ops.scale_logits(step.tape, ops.tanh_logits(step.tape, made, shape), shape)
-    return made
-
-
-def chunked_head_and_loss(step: Step, x: Tensor, labels: Tensor) -> Tensor:
-    """Output head and cross-entropy over chunks of tokens."""
-    vocab, hidden = step.architecture.vocab_size, step.architecture.hidden_size
-    name = "embed_tokens" if step.architecture.tie_word_embeddings else "lm_head"
-
-    def head(rows: Tensor) -> Tensor:
-        outer, step.cache = step.cache, step.cache if step.tape.phase is Phase.FORWARD else {}
-        made = product(step, "lm_head", rows, step.weight(name, vocab * hidden), k=hidden, n=vocab)
-        step.cache = outer
-        return made
-
-    batch = step.run.per_device_train_batch_size
-    return losses.chunked_nll(step.tape, x, labels, head, batch=batch, hidden=hidden, vocab=vocab)
-
-
-def head_and_loss(step: Step, x: Tensor, labels: Tensor) -> Tensor:
-    """Output head, logits in fp32, shifted labels, cross-entropy over the whole vocabulary."""
-    if step.run.loss_type == "chunked_nll":
-        return chunked_head_and_loss(step, x, labels)
-    tape, vocab, hidden = step.tape, step.architecture.vocab_size, step.architecture.hidden_size
-    tape.moment, tape.logits_elements = "loss", step.tokens * vocab
-    name = "embed_tokens" if step.architecture.tie_word_embeddings else "lm_head"
-    logits = product(step, "lm_head", x, step.weight(name, vocab * hidden), k=hidden, n=vocab)
-    shape = (step.tokens, vocab)
-    logits = shaped_logits(step, logits, shape)
-    wide = ops.cast_logits(tape, logits, shape)
-    padded = ops.elementwise(tape, "labels", (labels,), step.tokens + step.run.per_device_train_batch_size, "int64")
-    target = padded
-    if step.run.per_device_train_batch_size > 1:
-        shifted = Tensor(step.tokens, "int64", padded.storage)
-        target = ops.elementwise(tape, "labels", (shifted,), step.tokens, "int64")
-    loss = heavy.nll_loss(tape, heavy.log_softmax(tape, wide, shape), target, shape)
-    tape.hold(x, logits, wide, padded)
-    return loss

@@ -12,6 +12,15 @@ from tunecast.model.context import Step
 from tunecast.model.tape import Tensor
 
 
+def operands(step: Step, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """The operands of a linear map, cast when autocast is on, the weight first."""
+    dtype = step.autocast_dtype
+    if dtype is None:
+        return x, weight
+    cast_weight = ops.autocast_weight(step.tape, weight, dtype, step.cache)
+    return ops.cast(step.tape, x, dtype), cast_weight
+
+
 def product(step: Step, name: str, x: Tensor, weight: Tensor, *, k: int, n: int, bias: Tensor | None = None) -> Tensor:
     """A linear map, its operands cast when autocast is on, last argument first."""
     dtype = step.autocast_dtype

@@ -86,7 +86,7 @@ def chunk_loss(tape: Tape, head: Head, target: Tensor, rows: Tensor, *, vocab: i
     """Summed loss of one chunk: logits, cast to fp32, log-softmax, the targets' terms, statistics."""
     tokens = target.elements
     shape = (tokens, vocab)
-    tape.logits_elements = tokens * vocab
+    tape.logits_sizes = {tokens * vocab}
     logits = head(rows)
     wide = ops.cast_logits(tape, logits, shape)
     log_probs = heavy.log_softmax(tape, wide, shape)

@@ -5,7 +5,9 @@ Source: transformers 5 ``modeling_llama.py`` and its relatives.
 
 from __future__ import annotations
 
+from tunecast.model import fused
 from tunecast.model import primitives as ops
+from tunecast.model import primitives_gpt as gpt
 from tunecast.model.architecture import Layer
 from tunecast.model.context import Step
 from tunecast.model.linears import linear_map
@@ -14,11 +16,16 @@ from tunecast.model.tape import Tensor
 
 def mlp_block(step: Step, where: str, layer: Layer, x: Tensor) -> Tensor:
     """Gated: down(act(gate(x)) * up(x)), with gate and up as halves of one product where they are fused."""
+    if not layer.mlp.gated:
+        return plain_mlp_block(step, where, layer, x)
     tape, to_down = step.tape, layer.mlp.linears[-1]
     if len(layer.mlp.linears) == 2:
         both = linear_map(step, where, layer.mlp.linears[0], x)
         gate, up = ops.chunks(tape, both, 2, name="gate_split")
         inner = ops.multiply(tape, up, ops.activation(tape, gate, name="swiglu"), name="swiglu")
+    elif step.run.fuses("swiglu"):
+        gate, up = (linear_map(step, where, linear, x) for linear in layer.mlp.linears[:2])
+        inner = fused.swiglu(tape, gate, up)
     else:
         to_gate, to_up, _ = layer.mlp.linears
         gated = ops.activation(tape, linear_map(step, where, to_gate, x), name="swiglu")
@@ -26,3 +33,22 @@ def mlp_block(step: Step, where: str, layer: Layer, x: Tensor) -> Tensor:
     out = linear_map(step, where, to_down, inner)
     step.tape.hold(inner)
     return out
+
+
+def plain_mlp_block(step: Step, where: str, layer: Layer, x: Tensor) -> Tensor:
+    """No gate: down(act(up(x)))."""
+    to_up, to_down = layer.mlp.linears
+    inner = activated(step, layer.mlp.activation, linear_map(step, where, to_up, x))
+    out = linear_map(step, where, to_down, inner)
+    step.tape.hold(inner)
+    return out
+
+
+def activated(step: Step, activation: str, x: Tensor) -> Tensor:
+    """The activation alone, as many kernels as the real code runs."""
+    if activation == "gelu_new":
+        wide = step.autocast_dtype is not None and step.platform == "cuda"
+        return gpt.gelu_new(step.tape, x, wide=wide, name="gelu_new")
+    if activation == "relu":
+        return gpt.relu(step.tape, x, name="relu")
+    return ops.activation(step.tape, x, name=activation)

@@ -5,7 +5,9 @@ Source: transformers 5 ``LlamaRMSNorm`` and its relatives.
 
 from __future__ import annotations
 
+from tunecast.model import fused
 from tunecast.model import primitives as ops
+from tunecast.model import primitives_gpt as gpt
 from tunecast.model.context import Step
 from tunecast.model.tape import Tensor
 
@@ -16,6 +18,10 @@ def norm(step: Step, kind: str, name: str, x: Tensor, width: int) -> Tensor:
     Scaled in the weight's dtype (``rmsnorm``), in fp32 (``rmsnorm-wide``), or in fp32 by one plus the weight
     (``rmsnorm-shifted``).
     """
+    if kind.startswith("layernorm"):
+        return layer_norm(step, name, x, width, has_bias=kind == "layernorm")
+    if step.run.fuses("rms_norm"):
+        return fused.rms_norm(step, name, x, width)
     tape, rows = step.tape, x.elements // width
     wide = ops.cast(tape, x, "fp32", name="rmsnorm")
     variance = ops.row_mean(tape, ops.square(tape, wide, name="rmsnorm"), rows, name="rmsnorm")
@@ -31,3 +37,15 @@ def norm(step: Step, kind: str, name: str, x: Tensor, width: int) -> Tensor:
         out = ops.cast(tape, ops.multiply(tape, normed, weight, name="rmsnorm"), x.dtype, name="rmsnorm")
     tape.hold(normed, variance)
     return out
+
+
+def layer_norm(step: Step, name: str, x: Tensor, width: int, *, has_bias: bool) -> Tensor:
+    """``nn.LayerNorm``; CUDA's autocast runs it in fp32, result included (``autocast_mode.h``, AT_FORALL_FP32)."""
+    tape, wide = step.tape, step.autocast_dtype is not None and step.platform == "cuda"
+    affine = [step.weight(name, width)]
+    if has_bias:
+        affine.append(step.weight(f"{name}.bias", width))
+    if wide:
+        x = ops.cast(tape, x, "fp32", name="layernorm_cast")
+        affine = [ops.cast(tape, tensor, "fp32", name="layernorm_cast") for tensor in affine]
+    return gpt.layer_norm(tape, x, affine[0], affine[1] if has_bias else None, name="layernorm")

@@ -13,13 +13,14 @@ from typing import Any
 
 from tunecast.catalogs.errors import InputError, NotSupportedError, UnknownNameError
 from tunecast.model.architecture import Architecture
+from tunecast.model.resolve_kernels import take_kernels, take_quantization
+from tunecast.model.resolve_parallel import take_parallel
 from tunecast.model.run import Run
 from tunecast.model.stacks import (
     DTYPE_ALIASES,
     DTYPES,
     METHODS,
     PRECISIONS,
-    QUANT_TYPES,
     built_choice,
     one_of,
     stack_defaults,
@@ -36,7 +37,6 @@ ASSUMED = {
 """Used when neither the user nor the stack says. 1,024 tokens is TRL's ``SFTConfig.max_length``."""
 
 COUNTS = ("max_length", "per_device_train_batch_size", "gradient_accumulation_steps", "num_gpus")
-SHARDED_WEIGHTS = ("zero3", "fsdp")
 REFUSED_PARALLELISM = {
     "tp": "tensor parallelism",
     "pp": "pipeline parallelism",
@@ -177,29 +177,6 @@ def _adapters(fields: _Fields, architecture: Architecture, defaults: Mapping[str
     fields.values["adapter_dtype"] = one_of("adapter-dtype", DTYPE_ALIASES.get(adapter, adapter), DTYPES)
 
 
-def _quantization(fields: _Fields, defaults: Mapping[str, Any]) -> None:
-    """4-bit storage of the base: only with qlora."""
-    if fields.values["method"] != "qlora":
-        if fields.given.get("bnb_4bit_quant_type") is not None or fields.given.get("double_quant"):
-            raise InputError(
-                f"A 4-bit base needs adapters, but --method is {fields.values['method']}; use --method qlora."
-            )
-        if fields.given.get("upcast_non_quantized"):
-            raise InputError(
-                f"--upcast-non-quantized prepares a 4-bit base, but --method is {fields.values['method']}; "
-                "use --method qlora, or --dtype fp32 for weights in fp32."
-            )
-        fields.put("bnb_4bit_quant_type", None, "stack-default")
-        fields.put("double_quant", False, "stack-default")
-        fields.put("upcast_non_quantized", False, "stack-default")
-        return
-    kind = fields.take("bnb_4bit_quant_type", defaults["bnb_4bit_quant_type"], "stack-default")
-    one_of("bnb-4bit-quant-type", kind, QUANT_TYPES)
-    fields.values["double_quant"] = bool(fields.take("double_quant", defaults["double_quant"], "stack-default"))
-    upcast = fields.take("upcast_non_quantized", defaults["upcast_non_quantized"], "stack-default")
-    fields.values["upcast_non_quantized"] = bool(upcast)
-
-
 def _dtypes(fields: _Fields, defaults: Mapping[str, Any], *, gpu_has_bf16: bool) -> None:
     """Storage and arithmetic of the base; a card without bf16 gets fp16 and a note."""
     dtype = fields.take("dtype", defaults["dtype"], "stack-default")
@@ -236,35 +213,6 @@ def _fall_back_to_fp16(fields: _Fields) -> None:
         changed.append("fp32 adapters")
     if changed:
         fields.notes.append(f"This GPU has no bf16: the run uses {' with '.join(changed)} instead.")
-
-
-def _sharding(fields: _Fields) -> None:
-    """How the job is spread; one GPU is never sharded and several are never left alone."""
-    gpus = fields.values["num_gpus"]
-    sharding = fields.take("sharding", "none" if gpus == 1 else "ddp", "assumed")
-    built_choice("sharding", "sharding", sharding)
-    if gpus == 1 and sharding != "none":
-        raise InputError(f"--sharding {sharding} needs more than one GPU, but --num-gpus is 1; add --num-gpus 2.")
-    if gpus > 1 and sharding == "none":
-        raise InputError(f"--num-gpus {gpus} needs a sharding; use --sharding ddp, zero1, zero2, zero3 or fsdp.")
-    if fields.values["method"] == "qlora" and sharding == "zero3":
-        raise InputError("DeepSpeed ZeRO-3 cannot shard a 4-bit base; use --sharding fsdp, zero2 or ddp with qlora.")
-    if sharding == "fsdp" and fields.values["method"] != "full":
-        _share_dtype_for_fsdp(fields)
-
-
-def _share_dtype_for_fsdp(fields: _Fields) -> None:
-    """One FSDP group has one dtype, so adapters take the base's (PEFT: ``autocast_adapter_dtype=False``)."""
-    base = fields.values["dtype"]
-    if fields.values["adapter_dtype"] == base:
-        return
-    if "adapter_dtype" in fields.given:
-        raise InputError(
-            f"FSDP shards one dtype per layer, but --adapter-dtype is {fields.values['adapter_dtype']} and the base "
-            f"is {base}; leave --adapter-dtype out or choose --sharding zero3."
-        )
-    fields.put("adapter_dtype", base, "stack-default")
-    fields.notes.append(f"Under FSDP the adapters are stored as {base}, like the base they share a shard with.")
 
 
 def _software(fields: _Fields, defaults: Mapping[str, Any]) -> None:
@@ -317,11 +265,13 @@ def resolve_run(
     method = one_of("method", fields.take("method", ASSUMED["method"], "assumed"), METHODS)
     defaults = stack_defaults(fields.take("stack", ASSUMED["stack"], "assumed"), method)
     _numbers(fields, architecture)
-    _quantization(fields, defaults)
+    take_quantization(fields, defaults)
     _adapters(fields, architecture, defaults)
     _dtypes(fields, defaults, gpu_has_bf16=gpu_has_bf16)
-    _sharding(fields)
     _software(fields, defaults)
+    take_kernels(fields, architecture, defaults)
+    take_parallel(fields, architecture, whole_number)
     _note_window(fields, architecture)
-    run = Run(**{name: fields.values[name] for name in RUN_FIELDS})
-    return Resolved(run=run, origins={name: fields.origins[name] for name in RUN_FIELDS}, notes=tuple(fields.notes))
+    run = Run(**{name: fields.values[name] for name in RUN_FIELDS if name in fields.values})
+    origins = {name: fields.origins.get(name, "stack-default") for name in RUN_FIELDS}
+    return Resolved(run=run, origins=origins, notes=tuple(fields.notes))

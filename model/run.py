@@ -29,6 +29,8 @@ class Run:
     bnb_4bit_quant_type: str | None = None
     """``nf4`` or ``fp4`` when the base is 4-bit, else None."""
     double_quant: bool = False
+    quant_method: str | None = None
+    """How a quantized base is stored, by one of `stacks.QUANT_METHODS`; None also stands for bitsandbytes' 4 bits."""
     upcast_non_quantized: bool = False
     """Whether PEFT's ``prepare_model_for_kbit_training`` left all but 4-bit weights in fp32; `dtype` then is."""
     max_length: int = 1024
@@ -43,21 +45,49 @@ class Run:
     attn_implementation: str = "sdpa"
     loss_type: str = "nll"
     """Loss path: ``nll`` holds the full logits."""
+    loss_code: str = "5"
+    """First version of transformers with this loss code: ``5`` shifts labels, ``4.46`` copies shifted fp32 logits
+    beside the 16-bit ones, ``4.45`` (and before) lets the 16-bit ones go. Liger's of that age computed in fp32."""
+    fused_kernels: tuple[str, ...] = ()
+    """Parts of `FUSED_KERNELS` that run as one kernel each instead of as PyTorch's operators."""
     stack: str = "hf-peft"
     """Software stack whose defaults and kernels apply."""
     num_gpus: int = 1
     sharding: str = "none"
-    """``none``, ``ddp``, ``zero1``, ``zero2``, ``zero3``, ``fsdp``."""
+    """``none``, ``ddp``, ``zero1``, ``zero2``, ``zero3``, ``fsdp``, ``fsdp-grad-op``, ``hsdp`` (see `sharding.py`)."""
+    tp: int = 1
+    """GPUs that split every layer's matrices (tensor parallel)."""
+    pp: int = 1
+    """Stages that the layers are dealt out to (pipeline parallel)."""
+    pp_interleave: int = 1
+    """Chunks of layers per stage (interleaved 1F1B); 1 is the plain schedule."""
+    cp: int = 1
+    """GPUs that split every sequence (context parallel)."""
+    cp_kind: str = "ring"
+    """``ring`` passes keys and values around, ``ulysses`` exchanges heads for tokens."""
+    offload: str = "none"
+    """What lives in host memory: ``none``, ``optimizer`` (its state and update), ``all`` (parameters too)."""
+    sync_each_micro_batch: bool = False
+    """Whether gradients are reduced after every micro-batch: a trainer that accumulates without ``no_sync``."""
+    fsdp_version: int = 2
+    """1: flat parameters (``FullyShardedDataParallel``); 2: ``fully_shard``."""
+    gpus_per_node: int = 8
+    """GPUs of one machine, joined by its fastest link."""
+
+    @property
+    def dp(self) -> int:
+        """Copies of the model that see different samples, sharded or not."""
+        return self.num_gpus // (self.tp * self.pp * self.cp)
 
     @property
     def tokens_per_micro_batch(self) -> int:
-        """Tokens one GPU processes in one forward pass."""
+        """Tokens one copy of the model takes in one forward pass."""
         return self.max_length * self.per_device_train_batch_size
 
     @property
     def tokens_per_step(self) -> int:
         """Tokens the whole job processes in one optimizer step."""
-        return self.tokens_per_micro_batch * self.gradient_accumulation_steps * self.num_gpus
+        return self.tokens_per_micro_batch * self.gradient_accumulation_steps * self.dp
 
     @property
     def compute_dtype(self) -> str:
@@ -68,6 +98,15 @@ class Run:
     def autocast(self) -> bool:
         """Whether the step runs under torch.autocast."""
         return self.precision.endswith("-autocast")
+
+    @property
+    def base_quantization(self) -> str | None:
+        """How the base is stored: ``bnb-4bit``, ``bnb-8bit``, ``gptq-4bit``, ``gptq-8bit``, or None."""
+        return self.quant_method or ("bnb-4bit" if self.bnb_4bit_quant_type else None)
+
+    def fuses(self, part: str) -> bool:
+        """Whether this part runs as a fused kernel."""
+        return part in self.fused_kernels
 
     @property
     def has_adapters(self) -> bool:

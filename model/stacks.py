@@ -19,12 +19,15 @@ DTYPES = ("bf16", "fp16", "fp32")
 DTYPE_ALIASES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
 PRECISIONS = ("bf16-autocast", "fp16-autocast", "bf16", "fp16", "fp32")
 QUANT_TYPES = ("nf4", "fp4")
+QUANT_METHODS = ("bnb-4bit", "bnb-8bit", "gptq-4bit", "gptq-8bit")
+LOSS_CODES = ("5", "4.46", "4.45")
 
 BUILT = {
     "optimizer": ("adamw_torch", "adamw_torch_fused", "sgd", *BITSANDBYTES),
     "attention": ("sdpa", "eager", "flash_attention_2"),
-    "loss": ("nll", "chunked_nll"),
-    "sharding": ("none", "ddp", "zero1", "zero2", "zero3", "fsdp"),
+    "loss": ("nll", "chunked_nll", "liger", "cut_cross_entropy"),
+    "quantization": ("bnb-4bit",),
+    "sharding": ("none", "ddp", "zero1", "zero2", "zero3", "fsdp", "fsdp-grad-op", "hsdp"),
 }
 """Values the formulas cover, by what they choose."""
 
@@ -38,8 +41,9 @@ UNBUILT = {
         "schedule_free_radam", "schedule_free_sgd", "stable_adamw",
     ),
     "attention": ("flash_attention_3", "flex_attention", "xformers"),
-    "loss": ("dft", "liger", "cut_cross_entropy"),
-    "sharding": ("hsdp",),
+    "loss": ("dft",),
+    "quantization": ("aqlm", "awq", "bnb-8bit", "eetq", "gptq-4bit", "gptq-8bit", "hqq"),
+    "sharding": (),
 }  # fmt: skip
 """Values that exist in Transformers, TRL or accelerate but not here yet."""
 

@@ -151,8 +151,8 @@ class Tape:
         self.micro_batch = 0
         self.part = "activations"
         """What new storages are for, as the memory ledger names it."""
-        self.logits_elements = 0
-        """Elements of a tokens x vocabulary tensor: storages of that size are logits."""
+        self.logits_sizes: set[int] = set()
+        """Elements of tokens x vocabulary tensors: storages of these sizes are logits."""
         self._nodes: list[Node] = []
         self._meeting: dict[str, tuple[Tensor, int]] = {}
         self._last_save = 0
@@ -162,7 +162,7 @@ class Tape:
     def empty(self, elements: int, dtype: str, *, part: str | None = None) -> Tensor:
         """A new tensor, not yet written."""
         n_bytes = allocated_bytes(elements * DTYPE_BYTES[dtype])
-        is_logits = elements == self.logits_elements and self.moment == "loss"
+        is_logits = elements in self.logits_sizes and self.moment == "loss"
         return Tensor(elements, dtype, Storage(n_bytes, part or ("logits" if is_logits else self.part)))
 
     def kernel(

@@ -53,8 +53,11 @@ RUN: Group = {
     "optim": _run(str, "Optimizer, by its Transformers name.", metavar="NAME"),
     "attn_implementation": _run(str, "Attention, by its Transformers name.", metavar="NAME"),
     "loss_type": _run(str, "Loss path; nll holds the full logits.", metavar="NAME"),
+    "loss_code": _run(str, "First transformers version with this loss code.", metavar="5|4.46|4.45"),
+    "fused_kernels": _run(str, "Parts that run as one kernel each.", metavar="none|rms_norm,rope,..."),
     "dtype": _run(str, "Storage of the unquantized base weights.", metavar="bf16|fp16|fp32"),
     "precision": _run(str, "Arithmetic.", metavar="bf16-autocast|fp16-autocast|bf16|fp16|fp32"),
+    "quant_method": _run(str, "Storage of a quantized base (qlora).", metavar="bnb-4bit|bnb-8bit|gptq-4bit|gptq-8bit"),
     "bnb_4bit_quant_type": _run(str, "4-bit storage of the base (qlora).", metavar="nf4|fp4"),
     "double_quant": _run(bool, "Quantize the quantization constants too.", "--double-quant/--no-double-quant"),
     "upcast_non_quantized": _run(

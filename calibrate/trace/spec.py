@@ -28,7 +28,8 @@ def architecture_from_dict(data: dict[str, Any]) -> Architecture:
 
 def run_from_dict(data: dict[str, Any]) -> Run:
     """Inverse of `run_to_dict`."""
-    return Run(**{**data, "lora_target_modules": tuple(data["lora_target_modules"])})
+    tuples = {name: tuple(data[name]) for name in ("lora_target_modules", "fused_kernels") if name in data}
+    return Run(**{**data, **tuples})
 
 
 def _layer(data: dict[str, Any]) -> Layer:

@@ -1,0 +1,126 @@
+"""The output head and the loss, by the run's loss path.
+
+Sources: transformers ``loss/loss_utils.py`` of 5.x, of 4.46 to 4.49 and the ``forward`` of 4.45's models; the other
+paths in ``losses.py`` and ``fused_losses.py``.
+"""
+
+from __future__ import annotations
+
+from tunecast.model import fused, fused_losses, losses
+from tunecast.model import primitives as ops
+from tunecast.model import primitives_heavy as heavy
+from tunecast.model.context import Step
+from tunecast.model.fused_losses import Head
+from tunecast.model.linears import product
+from tunecast.model.operation import Kind, Phase
+from tunecast.model.tape import Grads, Tape, Tensor
+
+FUSED_LOSSES = {"liger": fused_losses.liger, "cut_cross_entropy": fused_losses.cut}
+"""Loss paths that take the head's weight instead of logits."""
+
+
+def head_name(step: Step) -> str:
+    """Name of the head's weight: the embedding's where they are tied."""
+    return "embed_tokens" if step.architecture.tie_word_embeddings else "lm_head"
+
+
+def shaped_logits(step: Step, logits: Tensor, shape: tuple[int, int]) -> Tensor:
+    """Logits divided by a number (Granite), or capped: divided, tanh, multiplied (Gemma 2)."""
+    kind, made = step.architecture.logits, logits
+    if kind == "scaled":
+        return ops.scale_logits(step.tape, logits, shape)
+    if kind == "capped":
+        made = ops.scale_logits(step.tape, logits, shape)
+        made = ops.scale_logits(step.tape, ops.tanh_logits(step.tape, made, shape), shape)
+    return made
+
+
+def chunked_head_and_loss(step: Step, x: Tensor, labels: Tensor) -> Tensor:
+    """Output head and cross-entropy over chunks of tokens."""
+    vocab, hidden = step.architecture.vocab_size, step.architecture.hidden_size
+    name = head_name(step)
+
+    def head(rows: Tensor) -> Tensor:
+        outer, step.cache = step.cache, step.cache if step.tape.phase is Phase.FORWARD else {}
+        made = product(step, "lm_head", rows, step.weight(name, vocab * hidden), k=hidden, n=vocab)
+        step.cache = outer
+        return made
+
+    batch = step.run.per_device_train_batch_size
+    return losses.chunked_nll(step.tape, x, labels, head, batch=batch, hidden=hidden, vocab=vocab)
+
+
+def fused_head_and_loss(step: Step, x: Tensor, labels: Tensor) -> Tensor:
+    """Head and loss in one, over every token; the older code cuts the last token of each sample off first."""
+    tape, batch, hidden = step.tape, step.run.per_device_train_batch_size, step.architecture.hidden_size
+    tape.moment = "loss"
+    rows, kept = step.tokens, x
+    if step.run.loss_code != "5":
+        rows -= batch
+        kept = losses.part_of(tape, x, rows * hidden, name="loss.shift", copied=batch > 1)
+    target, uncut = targets(step, labels, rows)
+    head = Head(name=head_name(step), hidden=hidden, vocab=step.architecture.vocab_size, rows=rows)
+    tape.logits_sizes = {fused_losses.chunk_tokens(head) * head.vocab}
+    loss = FUSED_LOSSES[step.run.loss_type](step, kept, step.weight(head.name, hidden * head.vocab), target, head)
+    tape.hold(x, kept, target, uncut)
+    return loss
+
+
+def cut_logits(tape: Tape, wide: Tensor, rows: int, vocab: int, *, copied: bool) -> Tensor:
+    """Logits without the last token of each sample: copied where samples are several; the gradient into zeros."""
+    shape = (rows, vocab)
+    if copied:
+        out = tape.empty(rows * vocab, wide.dtype)
+        tape.kernel("logits_shift", Kind.LOSS, (), (out,), n_bytes=2 * out.bytes, shape=shape)
+        tape.hold(wide)
+    else:
+        out = Tensor(rows * vocab, wide.dtype, wide.storage, is_view=True)
+
+    def backward(grad: Tensor) -> Grads:
+        full = tape.empty(wide.elements, grad.dtype)
+        moved = full.bytes + 2 * grad.bytes
+        tape.kernel("logits_shift", Kind.LOSS, (grad,), (full,), n_bytes=moved, shape=shape, launches=2)
+        return (full,)
+
+    return tape.record(out, (wide,), backward)
+
+
+def targets(step: Step, labels: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+    """Labels moved by one, and what they were cut from: padded first, or (before 4.50) as they are."""
+    tape, batch = step.tape, step.run.per_device_train_batch_size
+    whole = labels
+    if step.run.loss_code == "5":
+        whole = ops.elementwise(tape, "labels", (labels,), step.tokens + batch, "int64")
+    if batch == 1:
+        return whole, whole
+    view = Tensor(rows, "int64", whole.storage)
+    return ops.elementwise(tape, "labels", (view,), rows, "int64"), whole
+
+
+def loss_of_logits(step: Step, logits: Tensor, target: Tensor, rows: int) -> Tensor:
+    """Cross-entropy over the whole vocabulary, by PyTorch's kernels or one fused one."""
+    shape = (rows, step.architecture.vocab_size)
+    if step.run.fuses("cross_entropy"):
+        return fused.cross_entropy(step.tape, logits, target, shape)
+    return heavy.nll_loss(step.tape, heavy.log_softmax(step.tape, logits, shape), target, shape)
+
+
+def head_and_loss(step: Step, x: Tensor, labels: Tensor) -> Tensor:
+    """Output head, logits in fp32, shifted labels, cross-entropy over the whole vocabulary."""
+    if step.run.loss_type == "chunked_nll":
+        return chunked_head_and_loss(step, x, labels)
+    if step.run.loss_type in FUSED_LOSSES:
+        return fused_head_and_loss(step, x, labels)
+    tape, vocab, hidden = step.tape, step.architecture.vocab_size, step.architecture.hidden_size
+    batch, rows = step.run.per_device_train_batch_size, step.tokens
+    tape.moment, tape.logits_sizes = "loss", {rows * vocab, (rows - batch) * vocab}
+    logits = product(step, "lm_head", x, step.weight(head_name(step), vocab * hidden), k=hidden, n=vocab)
+    logits = shaped_logits(step, logits, (rows, vocab))
+    wide = chosen = ops.cast_logits(tape, logits, (rows, vocab))
+    if step.run.loss_code != "5":
+        rows -= batch
+        chosen = cut_logits(tape, wide, rows, vocab, copied=batch > 1)
+    target, uncut = targets(step, labels, rows)
+    loss = loss_of_logits(step, chosen, target, rows)
+    tape.hold(x, wide, chosen, uncut, *(() if step.run.loss_code == "4.45" else (logits,)))
+    return loss

@@ -1,0 +1,102 @@
+"""How the base is quantized and which kernels are fused: which choices exist and which exclude each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tunecast.catalogs.errors import InputError, NotSupportedError
+from tunecast.model.architecture import Architecture, Mlp
+from tunecast.model.fused import FUSED_KERNELS
+from tunecast.model.resolve_parallel import Fields
+from tunecast.model.stacks import LOSS_CODES, QUANT_TYPES, built_choice, one_of
+
+FUSED_LORA_BASES = (None, "bnb-4bit", "gptq-4bit", "gptq-8bit")
+"""Bases that the fused low-rank kernels multiply with (Unsloth, axolotl, fms-acceleration)."""
+
+
+def take_quantization(fields: Fields, defaults: Mapping[str, Any]) -> None:
+    """Storage of the base in 4 or 8 bits: only with qlora."""
+    if fields.values["method"] != "qlora":
+        refuse_quantization(fields)
+        for name, value in (("bnb_4bit_quant_type", None), ("double_quant", False), ("upcast_non_quantized", False)):
+            fields.put(name, value, "stack-default")
+        fields.put("quant_method", None, "stack-default")
+        return
+    method = fields.take("quant_method", defaults.get("quant_method", "bnb-4bit"), "stack-default")
+    built_choice("quantization", "quant-method", str(method))
+    if method == "bnb-4bit":
+        kind = fields.take("bnb_4bit_quant_type", defaults["bnb_4bit_quant_type"], "stack-default")
+        one_of("bnb-4bit-quant-type", kind, QUANT_TYPES)
+        fields.values["double_quant"] = bool(fields.take("double_quant", defaults["double_quant"], "stack-default"))
+    else:
+        refuse_four_bit_options(fields, method)
+    upcast = fields.take("upcast_non_quantized", defaults["upcast_non_quantized"], "stack-default")
+    fields.values["upcast_non_quantized"] = bool(upcast)
+    if upcast and method.startswith("gptq"):
+        raise InputError(
+            "--upcast-non-quantized was asked for, but PEFT's preparation leaves a GPTQ model as it is; leave it out."
+        )
+
+
+def refuse_quantization(fields: Fields) -> None:
+    """A base in few bits is frozen: without adapters nothing would train."""
+    given, method = fields.given, fields.values["method"]
+    if given.get("bnb_4bit_quant_type") is not None or given.get("double_quant") or given.get("quant_method"):
+        raise InputError(f"A quantized base needs adapters, but --method is {method}; use --method qlora.")
+    if given.get("upcast_non_quantized"):
+        raise InputError(
+            f"--upcast-non-quantized prepares a 4-bit base, but --method is {method}; "
+            "use --method qlora, or --dtype fp32 for weights in fp32."
+        )
+
+
+def refuse_four_bit_options(fields: Fields, method: str) -> None:
+    """Options of bitsandbytes' 4 bits say nothing about another storage."""
+    for name, empty in (("bnb_4bit_quant_type", None), ("double_quant", False)):
+        if fields.given.get(name):
+            flag = name.replace("_", "-")
+            raise InputError(f"--{flag} belongs to --quant-method bnb-4bit, but --quant-method is {method}.")
+        fields.put(name, empty, "stack-default")
+
+
+def take_kernels(fields: Fields, architecture: Architecture, defaults: Mapping[str, Any]) -> None:
+    """Fused kernels, and the version of the loss code."""
+    one_of("loss-code", fields.take("loss_code", defaults.get("loss_code", "5"), "stack-default"), LOSS_CODES)
+    asked = fields.take("fused_kernels", defaults.get("fused_kernels", ()), "stack-default")
+    names = [part.strip() for part in asked.split(",")] if isinstance(asked, str) else list(asked)
+    if names == ["none"]:
+        names = []
+    for name in names:
+        one_of("fused-kernels", name, FUSED_KERNELS)
+    said = "fused_kernels" in fields.given
+    chosen = tuple(part for part in FUSED_KERNELS if part in names)
+    refusals = {part: why_not_fused(part, fields.values, architecture) for part in chosen}
+    for part, why in refusals.items():
+        if why and said:
+            raise NotSupportedError(f"--fused-kernels {part} was asked for, but {why}; leave {part} out.")
+    fields.values["fused_kernels"] = tuple(part for part in chosen if not refusals[part])
+
+
+def separate_silu_gate(mlp: Mlp) -> bool:
+    """Whether the block is down(silu(gate(x)) * up(x)) with a map each."""
+    return mlp.gated and mlp.activation == "silu" and len(mlp.linears) == 3
+
+
+def why_not_fused(part: str, values: Mapping[str, Any], architecture: Architecture) -> str:
+    """Why a part of this run cannot be one of the fused kernels; empty when it can."""
+    layers = [group.layer for group in architecture.groups]
+    method = values.get("quant_method")
+    if part == "rms_norm" and any(layer.norm == "layernorm" for layer in layers):
+        return f"{architecture.name} has layer norms"
+    if part == "rope" and any(layer.attention.fused for layer in layers):
+        return f"{architecture.name} joins its queries, keys and values in one map"
+    if part == "swiglu" and not all(separate_silu_gate(layer.mlp) for layer in layers):
+        return f"{architecture.name} has no separate gate with SiLU"
+    if part == "cross_entropy" and values["loss_type"] != "nll":
+        return f"--loss-type is {values['loss_type']}, which has a loss kernel of its own"
+    if part == "lora" and values["method"] == "full":
+        return "--method is full"
+    if part == "lora" and method not in FUSED_LORA_BASES:
+        return f"the fused adapters do not take a base of --quant-method {method}"
+    return ""

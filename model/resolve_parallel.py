@@ -1,0 +1,209 @@
+"""How a job is spread over GPUs: which layouts exist, which exclude each other, and what follows from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from tunecast.catalogs.errors import InputError, NotSupportedError
+from tunecast.model.architecture import Architecture
+from tunecast.model.stacks import built_choice, one_of
+
+CP_KINDS = ("ring", "ulysses")
+OFFLOADS = ("none", "optimizer", "all")
+FSDP = ("fsdp", "fsdp-grad-op", "hsdp")
+"""Shardings that PyTorch's FSDP does."""
+GPUS_PER_NODE = 8
+"""Of HGX and DGX boards, and of the largest instance of every cloud in the catalog; assumed when nothing is said."""
+OFFLOADED_BY = {"optimizer": ("none", "zero1", "zero2", "zero3"), "all": ("zero3", *FSDP)}
+"""Shardings whose frameworks can keep that part in host memory (DeepSpeed ``offload_optimizer`` and
+``offload_param``, FSDP ``CPUOffloadPolicy``)."""
+PARALLEL_FIELDS = (
+    "sharding", "tp", "pp", "pp_interleave", "cp", "cp_kind", "offload", "sync_each_micro_batch", "fsdp_version",
+    "gpus_per_node",
+)  # fmt: skip
+
+
+class Fields(Protocol):
+    """Values and origins under construction (see `resolve.py`)."""
+
+    given: dict[str, Any]
+    values: dict[str, Any]
+    origins: dict[str, str]
+    notes: list[str]
+
+    def take(self, name: str, default: Any, default_origin: str) -> Any:
+        """Record the user's value of a field, or its default."""
+
+    def put(self, name: str, value: Any, origin: str) -> None:
+        """Record a value that follows from others."""
+
+
+def take_parallel(fields: Fields, architecture: Architecture, whole_number: Callable[[str, Any], int]) -> None:
+    """Every field of the layout, checked against the others."""
+    for name in ("tp", "pp", "cp", "pp_interleave"):
+        fields.values[name] = whole_number(name, fields.take(name, 1, "stack-default"))
+    per_node = whole_number("gpus_per_node", fields.take("gpus_per_node", GPUS_PER_NODE, "assumed"))
+    fields.values["gpus_per_node"] = per_node
+    if "gpus_per_node" not in fields.given and fields.values["num_gpus"] <= per_node:
+        fields.origins["gpus_per_node"] = "stack-default"
+    one_of("cp-kind", fields.take("cp_kind", "ring", "stack-default"), CP_KINDS)
+    one_of("offload", fields.take("offload", "none", "stack-default") or "none", OFFLOADS)
+    fields.values["offload"] = fields.values["offload"] or "none"
+    fields.values["sync_each_micro_batch"] = bool(fields.take("sync_each_micro_batch", False, "stack-default"))
+    fields.values["fsdp_version"] = whole_number("fsdp_version", fields.take("fsdp_version", 2, "stack-default"))
+    check_product(fields.values)
+    take_sharding(fields)
+    check_tensor_parallel(architecture, fields.values)
+    check_pipeline(architecture, fields.values)
+    check_context_parallel(architecture, fields.values)
+    check_offload(fields.values)
+
+
+def data_gpus(values: Mapping[str, Any]) -> int:
+    """GPUs over which data parallelism and its sharding run: replicas times those that split a sequence."""
+    return int(values["num_gpus"]) // (values["tp"] * values["pp"])
+
+
+def check_product(values: Mapping[str, Any]) -> None:
+    """num_gpus is a multiple of tp x pp x cp."""
+    inner = values["tp"] * values["pp"] * values["cp"]
+    if values["num_gpus"] % inner:
+        raise InputError(
+            f"--tp {values['tp']} x --pp {values['pp']} x --cp {values['cp']} takes {inner} GPUs per copy of the model, "
+            f"but --num-gpus is {values['num_gpus']}; use a multiple of {inner}."
+        )
+
+
+def take_sharding(fields: Fields) -> None:
+    """How data parallelism spreads the model; one GPU is never sharded, several copies are never left alone."""
+    values = fields.values
+    copies = data_gpus(values)
+    sharding = fields.take("sharding", "none" if copies == 1 else "ddp", "assumed")
+    built_choice("sharding", "sharding", sharding)
+    if copies == 1 and sharding != "none":
+        more = "add --num-gpus 2" if values["num_gpus"] == 1 else "lower --tp or --pp, or leave --sharding out"
+        raise InputError(
+            f"--sharding {sharding} needs more than one GPU for data parallelism, but there is 1 "
+            f"(--num-gpus is {values['num_gpus']}); {more}."
+        )
+    if copies > 1 and sharding == "none":
+        raise InputError(
+            f"--num-gpus {values['num_gpus']} needs a sharding; use --sharding ddp, zero1, zero2, zero3 or fsdp."
+        )
+    if values["method"] == "qlora" and sharding == "zero3":
+        raise InputError("DeepSpeed ZeRO-3 cannot shard a 4-bit base; use --sharding fsdp, zero2 or ddp with qlora.")
+    if values["fsdp_version"] not in (1, 2):
+        raise InputError(f"--fsdp-version is {values['fsdp_version']}, but FSDP has versions 1 and 2; type 1 or 2.")
+    if sharding == "hsdp":
+        check_hybrid(values)
+    if sharding in FSDP and values["method"] != "full":
+        share_dtype(fields)
+
+
+def check_hybrid(values: Mapping[str, Any]) -> None:
+    """hsdp shards inside a machine and copies across machines, so whole machines are needed."""
+    inside = values["gpus_per_node"] // values["tp"]
+    if inside < 2 or data_gpus(values) % inside or data_gpus(values) == inside:
+        raise InputError(
+            f"--sharding hsdp copies whole machines of {values['gpus_per_node']} GPUs, but --num-gpus "
+            f"{values['num_gpus']} with --tp {values['tp']} and --pp {values['pp']} does not fill two or more; "
+            "use --sharding fsdp, or change --gpus-per-node."
+        )
+
+
+def share_dtype(fields: Fields) -> None:
+    """One FSDP group has one dtype, so adapters take the base's (PEFT: ``autocast_adapter_dtype=False``)."""
+    base = fields.values["dtype"]
+    if fields.values["adapter_dtype"] == base:
+        return
+    if "adapter_dtype" in fields.given:
+        raise InputError(
+            f"FSDP shards one dtype per layer, but --adapter-dtype is {fields.values['adapter_dtype']} and the base "
+            f"is {base}; leave --adapter-dtype out or choose --sharding zero3."
+        )
+    fields.put("adapter_dtype", base, "stack-default")
+    fields.notes.append(f"Under FSDP the adapters are stored as {base}, like the base they share a shard with.")
+
+
+def check_tensor_parallel(architecture: Architecture, values: Mapping[str, Any]) -> None:
+    """Heads and widths divide by tp, and a tensor-parallel group stays inside one machine."""
+    tp = values["tp"]
+    if tp == 1:
+        return
+    if tp > values["gpus_per_node"] or values["gpus_per_node"] % tp:
+        raise InputError(
+            f"--tp {tp} must divide the {values['gpus_per_node']} GPUs of a machine (--gpus-per-node), since it "
+            "exchanges every layer's activations; use for example --tp 2 and more --pp or --sharding fsdp."
+        )
+    if values["method"] == "qlora":
+        raise NotSupportedError("Tensor parallelism of a 4-bit base is not built; use --tp 1 with --sharding fsdp.")
+    for group in architecture.groups:
+        attention, mlp = group.layer.attention, group.layer.mlp
+        if attention.kind != "heads" or mlp.kind != "dense" or attention.fused or len(mlp.linears) != 3:
+            raise NotSupportedError(
+                f"Tensor parallelism is built for separate projections of plain heads, not for {architecture.name}; "
+                "use --tp 1 with --sharding fsdp."
+            )
+        kv_heads = attention.num_kv_heads
+        uneven = kv_heads % tp and tp % kv_heads
+        if attention.num_heads % tp or mlp.intermediate_size % tp or uneven:
+            raise InputError(
+                f"--tp {tp} does not divide the {attention.num_heads} heads, {attention.num_kv_heads} key-value heads "
+                f"and {mlp.intermediate_size} wide feed-forward of {architecture.name}; use a common divisor."
+            )
+
+
+def check_pipeline(architecture: Architecture, values: Mapping[str, Any]) -> None:
+    """Every stage has the same number of whole layers."""
+    pp, chunks = values["pp"], values["pp_interleave"]
+    if chunks > 1 and pp == 1:
+        raise InputError(f"--pp-interleave {chunks} needs --pp above 1; add --pp 4 or leave it out.")
+    if pp == 1:
+        return
+    if architecture.num_layers % (pp * chunks):
+        raise InputError(
+            f"--pp {pp} x --pp-interleave {chunks} does not divide the {architecture.num_layers} layers of "
+            f"{architecture.name}; use a divisor."
+        )
+    if architecture.tie_word_embeddings:
+        raise NotSupportedError(
+            f"{architecture.name} ties its head to its embedding, which pipeline stages would hold twice: that is not "
+            "built; use --pp 1 with --sharding fsdp."
+        )
+    if values["sharding"] in ("zero2", "zero3"):
+        raise InputError(
+            f"--sharding {values['sharding']} reduces gradients at every micro-batch, which DeepSpeed refuses with "
+            "--pp; use --sharding zero1, ddp or fsdp."
+        )
+
+
+def check_context_parallel(architecture: Architecture, values: Mapping[str, Any]) -> None:
+    """Sequences divide evenly, and ulysses has a head for every GPU."""
+    cp, length = values["cp"], values["max_length"]
+    if cp == 1:
+        return
+    if length % (2 * cp):
+        raise InputError(f"--cp {cp} deals out 2 x {cp} equal parts of a sequence, but --max-length is {length}; round it.")
+    if values["attn_implementation"] == "eager":
+        raise NotSupportedError("Context parallelism needs a fused attention kernel; use --attn-implementation sdpa.")
+    heads = min(group.layer.attention.num_kv_heads for group in architecture.groups)
+    if values["cp_kind"] == "ulysses" and heads % (values["tp"] * cp):
+        raise InputError(
+            f"--cp-kind ulysses deals out heads, but {architecture.name} has {heads} key-value heads for --tp "
+            f"{values['tp']} x --cp {cp}; use --cp-kind ring."
+        )
+
+
+def check_offload(values: Mapping[str, Any]) -> None:
+    """Only what a framework does: optimizer state with ZeRO, everything with ZeRO-3 or FSDP."""
+    offload, sharding = values["offload"], values["sharding"]
+    if offload == "none":
+        return
+    if sharding not in OFFLOADED_BY[offload]:
+        raise InputError(
+            f"--offload {offload} was asked for with --sharding {sharding}, which no framework does; use --sharding "
+            f"{' or '.join(OFFLOADED_BY[offload])}."
+        )
+    if values["pp"] > 1:
+        raise NotSupportedError("Offloading together with pipeline stages is not built; use --pp 1.")
