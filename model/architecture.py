@@ -50,8 +50,13 @@ class Attention:
     """False: over the whole projection, before heads are split (OLMo 2)."""
     qk_norm_late: bool = False
     """Whether these norms come after the value projection (Gemma 3)."""
+    qkv_split: str = "slices"
+    """How one map's output becomes queries, keys and values: ``slices`` (Phi-3), ``chunks`` of equal width, whose
+    gradients are joined in one kernel (GPT-2), or chunks of each head, ``by-head`` (GPT-NeoX)."""
     rotary: bool = True
     """False: no position embedding in this layer (every fourth of SmolLM3)."""
+    rotary_dim: int | None = None
+    """Leading part of a head that is rotated; None for all of it."""
     window: int | None = None
     """Sliding-window length in tokens; None attends to everything before."""
     latent: Latent | None = None
@@ -89,7 +94,7 @@ class Mlp:
     """How its kernels are written: ``dense``, or another key of ``blocks.MLPS``."""
     gated: bool = True
     activation: str = "silu"
-    """``silu`` or ``gelu`` (either form): one kernel each way, which keeps its input."""
+    """``silu``, ``gelu`` (either form) or ``relu``: one kernel each way; ``gelu_new`` is written out (GPT-2)."""
     experts: Experts | None = None
     """Routed experts; the linear maps then are those of the shared experts, if there are any."""
 
@@ -112,6 +117,15 @@ def norm_tensors(norm: str, width: int) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RootTensor:
+    """A parameter outside the layers."""
+
+    elements: int
+    is_matrix: bool = False
+    is_embedding: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
     """One transformer layer: attention, then MLP, each added to the residual stream."""
 
@@ -119,9 +133,12 @@ class Layer:
     mlp: Mlp
     norm: str = "rmsnorm"
     """``rmsnorm`` scales in the weight's dtype (Llama), ``rmsnorm-wide`` in fp32 (OLMo 2), ``rmsnorm-shifted`` in fp32
-    by one plus the weight (Gemma), ``layernorm`` has a bias too."""
+    by one plus the weight (Gemma), ``layernorm`` has a bias too, ``layernorm-plain`` has none (MPT)."""
     norm_order: str = "pre"
     """``pre``, ``post`` (of each block's output, before it is added: OLMo 2) or ``both`` (Gemma)."""
+    parallel: str = "none"
+    """Attention and MLP side by side on the same input: ``none``; ``norms`` of their own (GPT-NeoX), ``norms-first``
+    both of them before attention (Falcon 40B); ``shared`` norm (Phi)."""
     other_params: int = 0
     """Parameters that no other field says: of layers known only from the real code."""
     residual_scaled: bool = False
@@ -130,6 +147,8 @@ class Layer:
     @property
     def norms(self) -> int:
         """Norms over the hidden size in the layer."""
+        if self.parallel == "shared":
+            return 1
         return 4 if self.norm_order == "both" else 2
 
     def norm_sizes(self, hidden_size: int) -> tuple[int, ...]:
@@ -179,6 +198,11 @@ class Architecture:
     """Whether rotary positions are applied in fp32 (OLMo 2)."""
     logits: str = "plain"
     """``plain``, ``scaled`` by a number (Granite) or ``capped`` by a tanh (Gemma 2)."""
+    position_rows: int = 0
+    """Rows of a learned table of positions; 0 where there is none."""
+    embedding_norm: bool = False
+    """Whether embedded tokens are normalised (BLOOM)."""
+    head_bias: bool = False
     other_params: int = 0
     """Parameters outside layers beyond embedding, head and norm: of models known only from the real code."""
     settings: str = ""
@@ -205,8 +229,29 @@ class Architecture:
         return 0 if self.tie_word_embeddings else self.embedding_params
 
     @property
+    def entry_tensors(self) -> tuple[RootTensor, ...]:
+        """Parameters before the first layer: tables of tokens and positions, a norm."""
+        tables = [self.embedding_params]
+        if self.position_rows:
+            tables.append(self.position_rows * self.hidden_size)
+        norm = norm_tensors(self.norm, self.hidden_size) if self.embedding_norm else ()
+        found = [RootTensor(elements=size, is_matrix=True, is_embedding=True) for size in tables]
+        return (*found, *(RootTensor(elements=size) for size in norm))
+
+    @property
+    def exit_tensors(self) -> tuple[RootTensor, ...]:
+        """Parameters after the last layer: norm, and a head that is not tied, with its bias."""
+        norm = tuple(RootTensor(elements=size) for size in norm_tensors(self.norm, self.hidden_size))
+        head = (RootTensor(elements=self.head_params, is_matrix=True),) if self.head_params else ()
+        return norm + head + ((RootTensor(elements=self.vocab_size),) if self.head_bias else ())
+
+    @property
+    def root_tensors(self) -> tuple[RootTensor, ...]:
+        """Every parameter outside the layers."""
+        return self.entry_tensors + self.exit_tensors
+
+    @property
     def total_params(self) -> int:
         """Unique parameters; a tied head counts once."""
         layers = sum(group.count * group.layer.params(self.hidden_size) for group in self.groups)
-        ends = self.embedding_params + sum(norm_tensors(self.norm, self.hidden_size)) + self.head_params
-        return ends + layers + self.other_params
+        return layers + sum(tensor.elements for tensor in self.root_tensors) + self.other_params

@@ -11,9 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tunecast.catalogs.configs import config_from_row, config_table
 from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.architecture import Architecture, Attention, Layer, LayerGroup, Linear, Mlp
-from tunecast.model.families import FAMILIES, Family, family_of
+from tunecast.model.families import FAMILIES, family_of
+from tunecast.model.family import Family
+from tunecast.model.variants import adapted
 
 if TYPE_CHECKING:
     from tunecast.catalogs.models import ModelRow
@@ -37,38 +40,45 @@ class Dimensions:
     mlp_bias: bool
     windows: tuple[int | None, ...]
     """Sliding window of each layer in tokens."""
+    rotary_dim: int | None = None
+    """Leading part of a head that is rotated; None for all of it."""
 
 
 def attention_block(dims: Dimensions, family: Family, window: int | None, *, rotary: bool) -> Attention:
     """Grouped-query attention with its linear maps."""
     hidden, q_width, kv_width = dims.hidden_size, dims.num_heads * dims.head_dim, dims.num_kv_heads * dims.head_dim
-    widths = {"q_proj": q_width, "k_proj": kv_width, "v_proj": kv_width}
-    if family.fused:
-        widths = {"qkv_proj": q_width + 2 * kv_width}
+    *inward_names, outward_name = family.attention_names
+    widths = (q_width, kv_width, kv_width) if len(inward_names) > 1 else (q_width + 2 * kv_width,)
     inward = (
-        Linear(name=name, in_features=hidden, out_features=width, bias=dims.qkv_bias) for name, width in widths.items()
+        Linear(name=name, in_features=hidden, out_features=width, bias=dims.qkv_bias)
+        for name, width in zip(inward_names, widths, strict=True)
     )
     return Attention(
-        linears=(*inward, Linear(name="o_proj", in_features=q_width, out_features=hidden, bias=dims.o_bias)),
+        linears=(*inward, Linear(name=outward_name, in_features=q_width, out_features=hidden, bias=dims.o_bias)),
+        kind=family.attention,
+        qkv_split=family.qkv_split,
         num_heads=dims.num_heads,
         num_kv_heads=dims.num_kv_heads,
         head_dim=dims.head_dim,
         qk_norm=family.qk_norm,
         qk_norm_by_head=family.qk_norm_by_head,
         qk_norm_late=family.qk_norm_late,
-        rotary=rotary,
+        rotary=rotary and family.positions == "rotary",
+        rotary_dim=dims.rotary_dim,
         window=window,
     )
 
 
 def mlp_block(dims: Dimensions, family: Family) -> Mlp:
-    """Gated: gate and up to the intermediate size, down back to the hidden size."""
+    """Up to the intermediate size (gate and up, where there is a gate), down back to the hidden size."""
     hidden, inner, bias = dims.hidden_size, dims.intermediate_size, dims.mlp_bias
-    widths = {"gate_up_proj": 2 * inner} if family.fused else {"gate_proj": inner, "up_proj": inner}
-    inward = (Linear(name=name, in_features=hidden, out_features=width, bias=bias) for name, width in widths.items())
+    *inward_names, outward_name = family.mlp_names
+    width = 2 * inner if family.gated and len(inward_names) == 1 else inner
+    inward = (Linear(name=name, in_features=hidden, out_features=width, bias=bias) for name in inward_names)
     return Mlp(
-        linears=(*inward, Linear(name="down_proj", in_features=inner, out_features=hidden, bias=bias)),
+        linears=(*inward, Linear(name=outward_name, in_features=inner, out_features=hidden, bias=bias)),
         intermediate_size=inner,
+        gated=family.gated,
         activation=family.activation,
     )
 
@@ -84,6 +94,7 @@ def layer_groups(dims: Dimensions, family: Family) -> tuple[LayerGroup, ...]:
             mlp=mlp,
             norm=family.norm,
             norm_order=family.norm_order,
+            parallel=family.parallel,
             residual_scaled=family.residual_scaled,
         )
         if groups and groups[-1].layer == layer:
@@ -104,14 +115,35 @@ def build_architecture(name: str, family: Family, dims: Dimensions) -> Architect
         tie_word_embeddings=dims.tie_word_embeddings,
         max_position=dims.max_position,
         embedding_scale=family.embedding_scale,
-        rotary_sets=min(family.rotary_sets, len({window is None for window in dims.windows})),
+        rotary_sets=rotary_sets(dims, family),
         rotary_wide=family.rotary_wide,
         logits=family.logits,
+        position_rows=position_rows(dims, family),
+        embedding_norm=family.embedding_norm,
+        head_bias=family.head_bias,
     )
+
+
+def rotary_sets(dims: Dimensions, family: Family) -> int:
+    """Tables of rotary positions: none where positions are not rotary, one per kind of window where they differ."""
+    if family.positions != "rotary":
+        return 0
+    return min(family.rotary_sets, len({window is None for window in dims.windows}))
+
+
+def position_rows(dims: Dimensions, family: Family) -> int:
+    """Rows of a learned table of positions."""
+    if family.positions != "learned" or dims.max_position is None:
+        return 0
+    return dims.max_position + family.position_extra
 
 
 def architecture_from_row(row: ModelRow) -> Architecture:
     """The architecture of one catalog model."""
+    if row.architecture_class in config_table():
+        config = config_from_row(row)
+        if config["model_type"] in FAMILIES:
+            return architecture_from_config(config, row.hf_id)
     family = family_of(row.architecture_class, row.hf_id)
     if row.intermediate_size is None:
         raise NotSupportedError(f"{row.hf_id} has no dense MLP, which {family.architecture_class} needs.")
@@ -133,9 +165,21 @@ def architecture_from_row(row: ModelRow) -> Architecture:
     return build_architecture(row.hf_id, family, dims)
 
 
+UNLIMITED = 1 << 62
+"""Stands for a config that gives no limit of positions."""
+OTHER_NAMES: dict[str, tuple[str, ...]] = {
+    "hidden_size": ("n_embd", "n_embed", "d_model"),
+    "intermediate_size": ("n_inner", "ffn_dim", "ffn_hidden_size"),
+    "num_hidden_layers": ("n_layer", "n_layers"),
+    "num_attention_heads": ("n_head", "n_heads"),
+    "max_position_embeddings": ("n_positions", "max_seq_len", "seq_length"),
+}
+"""What configs of some families call the common fields (``attribute_map`` of their configuration classes)."""
+
+
 def _positive(config: Mapping[str, Any], field: str, name: str, default: int | None = None) -> int:
     """A positive whole number of the config; absent or null falls back to `default`."""
-    value = config.get(field)
+    value = next((config[key] for key in (field, *OTHER_NAMES.get(field, ())) if key in config), None)
     if value is None:
         value = default
     if value is None:
@@ -179,6 +223,14 @@ def layer_windows(config: Mapping[str, Any], family: Family, num_layers: int, na
     return tuple(window if kind == "sliding_attention" else None for kind in types)
 
 
+def rotary_dim(config: Mapping[str, Any], family: Family, head_dim: int) -> int | None:
+    """Rotated part of a head; None for all of it."""
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    said = [rule[key] for rule in (rope, config) for key in family.rotary_share_fields if rule.get(key) is not None]
+    size = int(head_dim * (said[0] if said else family.rotary_share))
+    return None if size == head_dim or family.positions != "rotary" else size
+
+
 def dimensions_from_config(config: Mapping[str, Any], family: Family, name: str) -> Dimensions:
     """The numbers of a ``config.json``, with the defaults of its configuration class."""
     hidden = _positive(config, "hidden_size", name)
@@ -191,20 +243,22 @@ def dimensions_from_config(config: Mapping[str, Any], family: Family, name: str)
         )
     head_dim = _positive(config, "head_dim", name, family.default_head_dim or hidden // heads)
     attention_bias = _flag(config, "attention_bias", name) if family.qkv_bias is None else False
-    limit = config.get("max_position_embeddings")
+    limit = _positive(config, "max_position_embeddings", name, UNLIMITED)
+    inner = None if family.default_inner is None else family.default_inner * hidden
     return Dimensions(
         hidden_size=hidden,
-        intermediate_size=_positive(config, "intermediate_size", name),
+        intermediate_size=_positive(config, "intermediate_size", name, inner),
         num_layers=layers,
         num_heads=heads,
         num_kv_heads=_positive(config, "num_key_value_heads", name, family.default_kv_heads or heads),
         head_dim=head_dim,
         vocab_size=_positive(config, "vocab_size", name),
         tie_word_embeddings=_flag(config, "tie_word_embeddings", name, default=family.default_tied),
-        max_position=None if limit is None else _positive(config, "max_position_embeddings", name),
+        max_position=None if limit == UNLIMITED else limit,
         qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
-        o_bias=attention_bias,
-        mlp_bias=_flag(config, "mlp_bias", name) if family.mlp_bias_field else False,
+        o_bias=attention_bias if family.o_bias is None else family.o_bias,
+        mlp_bias=_flag(config, "mlp_bias", name) if family.mlp_bias_field else family.mlp_bias,
+        rotary_dim=rotary_dim(config, family, head_dim),
         windows=layer_windows(config, family, layers, name),
     )
 
@@ -222,6 +276,7 @@ def architecture_from_config(config: Mapping[str, Any], name: str) -> Architectu
     if quantization is not None:
         how = quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else "unknown"
         raise NotSupportedError(f"The config {name} is already quantized ({how}); give the unquantized model's config.")
+    family = adapted(family, config, name)
     dims = dimensions_from_config(config, family, name)
     if dims.num_heads % dims.num_kv_heads:
         raise InputError(

@@ -6,51 +6,9 @@ Sources: ``models/<type>/{configuration,modeling}_<type>.py`` of transformers 5.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from tunecast.catalogs.errors import NotSupportedError
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
-    """One ``model_type`` whose kernels the tape writes, proven against the trace of its real code."""
-
-    model_type: str
-    architecture_class: str
-    qkv_bias: bool | None = None
-    """Bias of q, k, v: fixed by the family, or None when ``attention_bias`` of the config decides."""
-    qk_norm: bool = False
-    qk_norm_by_head: bool = True
-    qk_norm_late: bool = False
-    fused: bool = False
-    """One map for q, k, v and one for gate and up."""
-    mlp_bias_field: bool = False
-    """Whether ``mlp_bias`` of the config is read."""
-    default_kv_heads: int | None = None
-    """``num_key_value_heads`` when the config has none; None means as many as the query heads."""
-    default_head_dim: int | None = None
-    """``head_dim`` when the config has none; None means hidden size over heads."""
-    default_tied: bool = False
-    """``tie_word_embeddings`` when the config has none."""
-    window_rule: str = "none"
-    """Layers with a sliding window: ``none``, ``all``, ``late`` (from ``max_window_layers`` on, if
-    ``use_sliding_window``) or ``period`` (all but each `global_period`-th)."""
-    default_window: int | None = None
-    """``sliding_window`` when the config has none."""
-    global_period: int = 1
-    nope_period: int | None = None
-    """Each layer at a multiple of this has no rotary embedding."""
-    activation: str = "silu"
-    norm: str = "rmsnorm"
-    norm_order: str = "pre"
-    residual_scaled: bool = False
-    embedding_scale: str = "none"
-    rotary_sets: int = 1
-    rotary_wide: bool = False
-    logits: str = "plain"
-    config_fields: tuple[str, ...] = ("head_dim",)
-    """Fields of its configuration class, beyond those all have, that the architecture decides."""
-
+from tunecast.model.families_gpt import LAYER_NORM_FAMILIES
+from tunecast.model.family import Family
 
 FAMILIES = {
     family.model_type: family
@@ -118,7 +76,8 @@ FAMILIES = {
             model_type="phi3",
             architecture_class="Phi3ForCausalLM",
             qkv_bias=False,
-            fused=True,
+            attention_names=("qkv_proj", "o_proj"),
+            mlp_names=("gate_up_proj", "down_proj"),
             window_rule="all",
             config_fields=("sliding_window",),
         ),
@@ -140,6 +99,7 @@ FAMILIES = {
             embedding_scale="table",
             config_fields=("head_dim", "attention_bias", "sliding_window", "layer_types"),
         ),
+        *LAYER_NORM_FAMILIES,
     )
 }
 """By ``model_type``."""

@@ -5,7 +5,7 @@ Every tensor is rounded up to the allocator's block, as ``torch.cuda.memory_allo
 
 from __future__ import annotations
 
-from tunecast.model.architecture import Architecture, Layer, Linear, norm_tensors
+from tunecast.model.architecture import Architecture, Layer, Linear
 from tunecast.model.optimizer import optimizer_state_bytes, stored_bytes, trained_dtype, trained_tensors
 from tunecast.model.primitives_heavy import CODE_ENTRIES, NESTED_BLOCK, QUANT_BLOCK
 from tunecast.model.run import Run
@@ -60,14 +60,13 @@ def layer_weight_bytes(layer: Layer, hidden_size: int, run: Run) -> int:
 def root_weight_bytes(architecture: Architecture, run: Run) -> int:
     """Embedding, final norm and head: never quantized. A tied head is stored once."""
     size = DTYPE_BYTES[run.dtype]
-    sizes = [architecture.embedding_params, architecture.head_params]
-    sizes += norm_tensors(architecture.norm, architecture.hidden_size)
-    return sum(allocated_bytes(size * elements) for elements in sizes)
+    return sum(allocated_bytes(size * tensor.elements) for tensor in architecture.root_tensors)
 
 
 def buffer_bytes(architecture: Architecture) -> int:
     """Rotary frequencies, and the number that embeddings are multiplied by where a module holds it."""
-    head_dim = architecture.groups[0].layer.attention.head_dim
+    attention = architecture.groups[0].layer.attention
+    head_dim = attention.rotary_dim or attention.head_dim
     scale = allocated_bytes(4) if architecture.embedding_scale == "table" else 0
     return architecture.rotary_sets * ROTARY_BUFFERS * allocated_bytes(4 * head_dim // 2) + scale
 

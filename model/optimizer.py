@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from tunecast.model.architecture import Architecture, Layer, norm_tensors
+from tunecast.model.architecture import Architecture, Layer
 from tunecast.model.operation import Kind, Operation, Phase
 from tunecast.model.optimizer_bnb import (
     BITSANDBYTES,
@@ -83,10 +83,11 @@ def trained_tensors(architecture: Architecture, run: Run) -> list[Trained]:
         return [tensor for group in architecture.groups for tensor in adapter_tensors(group.layer, run) * group.count]
     hidden = architecture.hidden_size
     layers = [tensor for group in architecture.groups for tensor in base_tensors(group.layer, hidden) * group.count]
-    table = Trained(elements=architecture.embedding_params, is_matrix=True, is_embedding=True)
-    head = [] if architecture.tie_word_embeddings else [replace(table, is_embedding=False)]
-    final = [Trained(elements=size, is_matrix=False) for size in norm_tensors(architecture.norm, hidden)]
-    return [table, *layers, *final, *head]
+    entry, end = (
+        [Trained(elements=t.elements, is_matrix=t.is_matrix, is_embedding=t.is_embedding) for t in tensors]
+        for tensors in (architecture.entry_tensors, architecture.exit_tensors)
+    )
+    return [*entry, *layers, *end]
 
 
 def trained_dtype(run: Run) -> str:

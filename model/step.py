@@ -92,7 +92,9 @@ def shared_tables(step: Step) -> Tables:
 
 def rotary_waves(step: Step, positions: Tensor) -> tuple[Tensor, Tensor]:
     """cos and sin of every position, in the activations' dtype (OLMo 2: in fp32)."""
-    tape, length, head_dim = step.tape, step.run.max_length, step.architecture.groups[0].layer.attention.head_dim
+    tape, length = step.tape, step.run.max_length
+    attention = step.architecture.groups[0].layer.attention
+    head_dim = attention.rotary_dim or attention.head_dim
     floats = ops.elementwise(tape, "positions.cast", (positions,), length, "fp32")
     inverse = Tensor(head_dim // 2, "fp32", None)
     angles = ops.elementwise(tape, "positions.outer", (floats, inverse), length * head_dim // 2, "fp32")

@@ -1,0 +1,70 @@
+"""One family of models as data: what its modelling code does, field by field."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """One ``model_type`` whose kernels the tape writes, proven against the trace of its real code."""
+
+    model_type: str
+    architecture_class: str
+    attention_names: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj")
+    """Linear maps of attention; two where one map makes queries, keys and values."""
+    qkv_split: str = "slices"
+    """How one map's output becomes queries, keys and values: see ``Attention.qkv_split``."""
+    mlp_names: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")
+    """Linear maps of the MLP: three; two where gate and up are one map, or where there is no gate."""
+    gated: bool = True
+    qkv_bias: bool | None = None
+    """Bias of q, k, v: fixed by the family, or None when ``attention_bias`` of the config decides."""
+    o_bias: bool | None = None
+    """Bias of the output projection: fixed, or None when ``attention_bias`` of the config decides."""
+    mlp_bias: bool = False
+    """Whether the maps of the MLP have biases."""
+    qk_norm: bool = False
+    qk_norm_by_head: bool = True
+    qk_norm_late: bool = False
+    mlp_bias_field: bool = False
+    """Whether ``mlp_bias`` of the config is read."""
+    default_kv_heads: int | None = None
+    """``num_key_value_heads`` when the config has none; None means as many as the query heads."""
+    default_head_dim: int | None = None
+    """``head_dim`` when the config has none; None means hidden size over heads."""
+    default_tied: bool = False
+    """``tie_word_embeddings`` when the config has none."""
+    window_rule: str = "none"
+    """Layers with a sliding window: ``none``, ``all``, ``late`` (from ``max_window_layers`` on, if
+    ``use_sliding_window``) or ``period`` (all but each `global_period`-th)."""
+    default_window: int | None = None
+    """``sliding_window`` when the config has none."""
+    global_period: int = 1
+    nope_period: int | None = None
+    """Each layer at a multiple of this has no rotary embedding."""
+    activation: str = "silu"
+    norm: str = "rmsnorm"
+    norm_order: str = "pre"
+    parallel: str = "none"
+    """Attention and MLP side by side: see ``Layer.parallel``."""
+    positions: str = "rotary"
+    """``rotary``, ``learned`` (a table of `position_extra` rows more than there are positions), ``alibi``."""
+    position_extra: int = 0
+    rotary_share: float = 1.0
+    """Part of a head that is rotated, unless the config says another."""
+    rotary_share_fields: tuple[str, ...] = ("partial_rotary_factor",)
+    """Fields of a config that say it."""
+    default_inner: int | None = None
+    """``intermediate_size`` over ``hidden_size`` when the config has none."""
+    head_bias: bool = False
+    embedding_norm: bool = False
+    attention: str = "heads"
+    """Writer of its attention: a key of ``blocks.ATTENTIONS``."""
+    residual_scaled: bool = False
+    embedding_scale: str = "none"
+    rotary_sets: int = 1
+    rotary_wide: bool = False
+    logits: str = "plain"
+    config_fields: tuple[str, ...] = ("head_dim",)
+    """Fields of its configuration class, beyond those all have, that the architecture decides."""

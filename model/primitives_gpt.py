@@ -1,0 +1,78 @@
+"""Operators of older decoders: layer norms, gelu written out, relu, parts joined again.
+
+Sources: PyTorch ``tools/autograd/derivatives.yaml``; transformers ``activations.py`` (``NewGELUActivation``).
+"""
+
+from __future__ import annotations
+
+from tunecast.model import primitives as ops
+from tunecast.model.operation import Kind
+from tunecast.model.tape import Grads, Tape, Tensor, widest
+
+
+def layer_norm(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor | None, *, name: str) -> Tensor:
+    """``native_layer_norm``: one kernel that writes its mean and root per row too; keeps x and these.
+
+    Backward is one kernel: the input's gradient, and those of weight and bias if they train.
+    """
+    width = weight.elements
+    rows = x.elements // width
+    out = tape.empty(x.elements, x.dtype)
+    rests = tape.empty(rows, x.dtype), tape.empty(rows, x.dtype)
+    affine = (weight,) if bias is None else (weight, bias)
+    if tape.would_grad(x, *affine):
+        tape.mark_saved()
+    tape.kernel(name, Kind.MEMORY, (x, *affine), (out, *rests))
+
+    def backward(grad: Tensor) -> Grads:
+        makes = [tape.empty(t.elements, t.dtype) if t.needs_grad else None for t in (x, *affine)]
+        tape.kernel(name, Kind.MEMORY, (grad, x, *rests, *affine), tuple(made for made in makes if made is not None))
+        return makes
+
+    return tape.record(out, (x, *affine), backward, saves=(x, *rests))
+
+
+def concatenated(tape: Tape, first: Tensor, second: Tensor, *, name: str) -> Tensor:
+    """``cat`` of two: a kernel forward; backward each takes its part of the gradient as it lies."""
+    dtype = widest((first.dtype, second.dtype))
+    out = ops.elementwise(tape, name, (first, second), first.elements + second.elements, dtype)
+
+    def backward(grad: Tensor) -> Grads:
+        return [
+            Tensor(part.elements, grad.dtype, grad.storage, is_view=True) if part.needs_grad else None
+            for part in (first, second)
+        ]
+
+    return tape.record(out, (first, second), backward)
+
+
+def relu(tape: Tape, x: Tensor, *, name: str) -> Tensor:
+    """One kernel each way. Keeps its result."""
+    out = ops.elementwise(tape, name, (x,), x.elements, x.dtype)
+    if tape.would_grad(x):
+        tape.mark_saved()
+    return tape.record(
+        out, (x,), lambda grad: (ops.elementwise(tape, name, (grad, out), x.elements, x.dtype),), saves=(out,)
+    )
+
+
+def tanh(tape: Tape, x: Tensor, *, name: str) -> Tensor:
+    """One kernel each way. Keeps its result."""
+    out = ops.elementwise(tape, name, (x,), x.elements, x.dtype)
+    if tape.would_grad(x):
+        tape.mark_saved()
+    return tape.record(
+        out, (x,), lambda grad: (ops.elementwise(tape, name, (grad, out), x.elements, grad.dtype),), saves=(out,)
+    )
+
+
+def gelu_new(tape: Tape, x: Tensor, *, wide: bool, name: str) -> Tensor:
+    """0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))), kernel by kernel.
+
+    `wide`: CUDA's autocast runs the power in fp32, and what follows takes its dtype.
+    """
+    half = ops.scale(tape, x, name=name)
+    cube = ops.square(tape, ops.cast(tape, x, "fp32", name=name) if wide else x, name=name)
+    inner = ops.add(tape, x, ops.scale(tape, cube, name=name), name=name)
+    bent = tanh(tape, ops.scale(tape, inner, name=name), name=name)
+    return ops.multiply(tape, half, ops.shift(tape, bent, name=name), name=name)
