@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from tunecast.calibrate.devices.protocol import Device
     from tunecast.model.factors import FactorSet
     from tunecast.model.forecast import Forecast
+    from tunecast.model.step_source import StepSource
 
 Progress = Callable[[int, int, str, float | None], None]
 """Told trials done, trials in all, what runs now, and seconds left (None before the first)."""
@@ -28,6 +29,8 @@ def estimate(
     achieved_tflops: float | None = None,
     max_batch: bool = False,
     max_length_that_fits: bool = False,
+    exact: bool = False,
+    told: Callable[[str], None] | None = None,
     **options: Any,
 ) -> list[Forecast]:
     """Forecast a run on each GPU, in the order given.
@@ -38,6 +41,9 @@ def estimate(
     `prices` are CSV files of your own, which count before the catalog's (columns as in
     ``tunecast catalog prices --json``).
     `max_batch` and `max_length_that_fits` take the largest micro-batch or sequence that fits each GPU.
+    `exact` traces the real transformers, PEFT and bitsandbytes code of this run on fake tensors instead of using
+    formulas, which also serves families without formulas; `told` hears what is traced next. It needs the extra
+    ``calibrate``. A hub id that is not in the catalog is looked up on the hub (its config.json only).
     Raises InputError for what cannot be used, with what to type instead.
     """
     from tunecast.asked import read_asked
@@ -47,9 +53,10 @@ def estimate(
     from tunecast.model.target import resolve_targets
     from tunecast.search import searched_dimension, searched_forecasts
 
+    source = _traced(told) if exact else None
     dimension = searched_dimension(options, max_batch=max_batch, max_length_that_fits=max_length_that_fits)
     names = [gpu] if isinstance(gpu, str) else list(gpu)
-    asked = read_asked(model, options)
+    asked = read_asked(model, options, exact=exact)
     question = Question(
         architecture=asked.architecture,
         options=asked.options,
@@ -57,9 +64,18 @@ def estimate(
         usd_per_gpu_hour=usd_per_gpu_hour,
         price_book=price_book(tuple(prices)),
         achieved_tflops=achieved_tflops,
+        source=source,
     )
     found = searched_forecasts(question, resolve_targets(names, fitted_records(records)), dimension)
     return [replace(forecast, notes=(*forecast.notes, *asked.notes)) for forecast in found]
+
+
+def _traced(told: Callable[[str], None] | None) -> StepSource:
+    """The real code as the source of operations and memory; refused where it is not installed."""
+    from tunecast.calibrate.exact_source import TracedSteps, check_installed
+
+    check_installed()
+    return TracedSteps() if told is None else TracedSteps(told=told)
 
 
 def measure(

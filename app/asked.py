@@ -27,33 +27,45 @@ class Asked:
     notes: tuple[str, ...] = ()
 
 
-def read_asked(model: str, options: Mapping[str, Any]) -> Asked:
-    """Read MODEL: a ``.yaml`` is a training file (axolotl, LLaMA-Factory, TRL, torchtune, litgpt), the rest a model."""
+def read_asked(model: str, options: Mapping[str, Any], *, exact: bool = False) -> Asked:
+    """Read MODEL: a ``.yaml`` is a training file (axolotl, LLaMA-Factory, TRL, torchtune, litgpt), the rest a model.
+
+    With `exact` a model may be of a family that only the real code knows.
+    """
     from tunecast.catalogs.errors import InputError
-    from tunecast.model.architectures import load_architecture
+    from tunecast.models import find_architecture
 
     typed = {name: value for name, value in options.items() if name not in FILE_OPTIONS}
     reading = {name: options[name] for name in FILE_OPTIONS if options.get(name) is not None}
     if model.lower().endswith(TRAINING_FILE_SUFFIXES):
-        return from_training_file(Path(model), typed, reading)
+        return from_training_file(Path(model), typed, reading, exact=exact)
     if reading:
         flag = "--" + next(iter(reading)).replace("_", "-")
         raise InputError(f"{flag} says how to read a training file, but {model} is not a .yaml; leave {flag} out.")
-    return Asked(architecture=load_architecture(model), options=typed, origins={})
+    found = find_architecture(model, exact=exact)
+    return Asked(architecture=found.architecture, options=typed, origins={}, notes=found.notes)
 
 
-def from_training_file(path: Path, typed: Mapping[str, Any], reading: Mapping[str, Any]) -> Asked:
+def from_training_file(
+    path: Path, typed: Mapping[str, Any], reading: Mapping[str, Any], *, exact: bool = False
+) -> Asked:
     """The file's options under those that were typed."""
-    from tunecast.model.architectures import load_architecture
     from tunecast.model.configs import merge_options, read_config
+    from tunecast.models import find_architecture
 
     run_file = read_config(path, num_gpus=typed.get("num_gpus"), **reading)
     merged = merge_options(run_file, typed)
+    found = find_architecture(run_file.model_name, exact=exact)
     return Asked(
-        architecture=load_architecture(run_file.model_name),
+        architecture=found.architecture,
         options=merged.options,
         origins=merged.origins,
-        notes=(f"{path.name} was read as {run_file.format}.", *merged.notes, *ignored_note(run_file.ignored)),
+        notes=(
+            *found.notes,
+            f"{path.name} was read as {run_file.format}.",
+            *merged.notes,
+            *ignored_note(run_file.ignored),
+        ),
     )
 
 

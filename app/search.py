@@ -46,10 +46,13 @@ def searched_forecasts(question: Question, targets: Sequence[Target], dimension:
 
 
 def with_suggestions(question: Question, targets: Sequence[Target], found: list[Forecast]) -> list[Forecast]:
-    """The forecasts; if every one says no, the device with the most usable memory gets notes on what would fit."""
+    """The forecasts; if every one says no, the device with the most usable memory gets notes on what would fit.
+
+    Each change would be another trace of the real code, so nothing is tried with ``--exact``.
+    """
     from tunecast.model.fitting import suggestions
 
-    if not found or any(forecast.verdict != "no" for forecast in found):
+    if not found or question.source is not None or any(forecast.verdict != "no" for forecast in found):
         return found
     roomiest = max(range(len(targets)), key=lambda index: targets[index].usable_bytes or 0.0)
     notes = (*found[roomiest].notes, *suggestions(question, targets[roomiest]))

@@ -4,6 +4,7 @@
     ├── InputError           bad input or usage                     exit code 2
     │   └── UnknownNameError a model, GPU or option we do not know  exit code 2
     ├── NotSupportedError    understood, but not built: refused     exit code 2
+    │   └── UnbuiltFamilyError  a model without formulas            exit code 2
     └── DeviceError          the hardware or its driver said no     exit code 1
 
 Every message is one sentence: what was asked, what was found, what to type instead.
@@ -40,6 +41,10 @@ class UnknownNameError(InputError):
 
 class NotSupportedError(InputError):
     """Understood, but not built; named instead of guessed."""
+
+
+class UnbuiltFamilyError(NotSupportedError):
+    """A model whose family has no formulas; its real code may still be traced."""
 
 
 class DeviceError(TunecastError):

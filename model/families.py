@@ -6,7 +6,7 @@ Sources: ``models/<type>/{configuration,modeling}_<type>.py`` of transformers 5.
 
 from __future__ import annotations
 
-from tunecast.catalogs.errors import NotSupportedError
+from tunecast.catalogs.errors import UnbuiltFamilyError
 from tunecast.model.families_gpt import LAYER_NORM_FAMILIES
 from tunecast.model.family import Family
 
@@ -111,4 +111,7 @@ def family_of(architecture_class: str, name: str) -> Family:
         if family.architecture_class == architecture_class:
             return family
     built = ", ".join(family.architecture_class for family in FAMILIES.values())
-    raise NotSupportedError(f"{name} is a {architecture_class}, which is not built yet; built are {built}.")
+    raise UnbuiltFamilyError(
+        f"{name} is a {architecture_class}, whose formulas are not built yet; add --exact, which traces its real code "
+        f"(built are {built})."
+    )

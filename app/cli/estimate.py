@@ -13,6 +13,7 @@ from tunecast.cli.options import (
     PARALLEL,
     RUN,
     THE_MACHINE,
+    THE_RUN,
     UNBUILT_PARALLEL,
     Json,
     Model,
@@ -63,23 +64,37 @@ def estimate(
             "--max-length-that-fits", help="Take the longest sequence that fits.", rich_help_panel=THE_MACHINE
         ),
     ] = False,
+    exact: Annotated[
+        bool,
+        typer.Option(
+            "--exact",
+            help="Trace the real code of this run instead of using formulas: any causal model of transformers.",
+            rich_help_panel=THE_RUN,
+        ),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Forecast memory, time and money of a run on each GPU. Exit code 3 when it fits none."""
     from tunecast import api
-    from tunecast.cli.console import show_forecasts
+    from tunecast.cli.console import quiet_libraries, show_forecasts
+    from tunecast.cli.progress import told_on_stderr
 
-    forecasts = api.estimate(
-        model,
-        gpu=gpu or ["all"],
-        records=record or [],
-        usd_per_gpu_hour=usd_per_gpu_hour,
-        prices=prices or [],
-        achieved_tflops=achieved_tflops,
-        max_batch=max_batch,
-        max_length_that_fits=max_length_that_fits,
-        **run_options,
-        **amount,
-        **parallel,
-    )
+    if exact:
+        quiet_libraries()
+    with told_on_stderr(exact) as told:
+        forecasts = api.estimate(
+            model,
+            gpu=gpu or ["all"],
+            records=record or [],
+            usd_per_gpu_hour=usd_per_gpu_hour,
+            prices=prices or [],
+            achieved_tflops=achieved_tflops,
+            max_batch=max_batch,
+            max_length_that_fits=max_length_that_fits,
+            exact=exact,
+            told=told,
+            **run_options,
+            **amount,
+            **parallel,
+        )
     show_forecasts(forecasts, as_json=as_json)

@@ -36,6 +36,16 @@ def progress_bar() -> Iterator[Report | None]:
 
 
 @contextmanager
+def told_on_stderr(wanted: bool) -> Iterator[Callable[[str], None] | None]:
+    """What runs now, as one line that changes; None when nobody watches."""
+    if not wanted or not sys.stderr.isatty():
+        yield None
+        return
+    with err().status("reading the model") as status:
+        yield status.update
+
+
+@contextmanager
 def spinner(what: str) -> Iterator[None]:
     """A sign of life while something runs that cannot say how far it is."""
     if not sys.stderr.isatty():

@@ -1,0 +1,60 @@
+"""``--exact`` from the command line: families without formulas, and what is missing said in one sentence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tunecast import api
+from tunecast.catalogs.errors import UnbuiltFamilyError
+from tunecast.cli.program import program
+
+CONFIG = {
+    "model_type": "persimmon", "architectures": ["PersimmonForCausalLM"], "hidden_size": 256, "intermediate_size": 512,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 2048, "max_position_embeddings": 2048,
+}  # fmt: skip
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> str:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(CONFIG))
+    return str(path)
+
+
+def test_a_family_without_formulas_is_refused_in_a_sentence_that_names_the_option(
+    config: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert program(["estimate", config, "--gpu", "l4"], standalone_mode=False) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("tunecast: ")
+    assert "PersimmonForCausalLM" in err
+    assert "--exact" in err
+    assert err.count("\n") == 1
+
+
+def test_a_missing_package_is_bad_input(
+    config: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tunecast.calibrate.exact_source.find_spec", lambda name: None)
+    assert program(["estimate", config, "--gpu", "l4", "--exact"], standalone_mode=False) == 2
+    assert 'pip install "tunecast[calibrate]"' in capsys.readouterr().err
+
+
+def test_the_traced_family_gets_a_whole_forecast(config: str) -> None:
+    for package in ("torch", "transformers", "peft", "bitsandbytes"):
+        pytest.importorskip(package)
+    told: list[str] = []
+    found = api.estimate(
+        config, gpu=["l4", "a100-sxm4-80gb"], exact=True, told=told.append, max_length=128, tokens="1M", lora_r=8
+    )
+    assert told == ["tracing all 2 layers"]
+    for forecast in found:
+        assert forecast.fits
+        assert forecast.total_time_h is not None
+        assert any("traced from the real code" in note for note in forecast.notes)
+    with pytest.raises(UnbuiltFamilyError):
+        api.estimate(config, gpu="l4")
