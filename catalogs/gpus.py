@@ -91,7 +91,7 @@ def find_gpu(name: str) -> Gpu:
     exact = gpus.get(name.strip().lower())
     if exact is not None:
         return exact
-    ids = _ids_called(name)
+    ids = ids_called(name)
     if not ids:
         raise UnknownNameError("GPU", name, _known_names(), hint="`tunecast catalog gpus` lists all.")
     if len(ids) > 1:
@@ -99,7 +99,7 @@ def find_gpu(name: str) -> Gpu:
     return gpus[ids[0]]
 
 
-def _ids_called(name: str) -> tuple[str, ...]:
+def ids_called(name: str) -> tuple[str, ...]:
     """Ids by driver name, then by everyday name; each as written, then without the vendor's words."""
     for index in (_names_index(), _everyday_index()):
         for key in (_key(name), _without_vendor(name)):

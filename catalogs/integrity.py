@@ -250,11 +250,12 @@ def prices_not_filler(rows: Sequence[Row]) -> list[str]:
     return [
         f"{_price(row)}: looks like a filler or a fixture but may be ranked"
         for row in rows
-        if not row["why_not_rankable"] and (_is_filler(row) or "fixture" in row["note"])
+        if not row["why_not_rankable"] and (is_filler(row) or "fixture" in row["note"])
     ]
 
 
-def _is_filler(row: Row) -> bool:
+def is_filler(row: Row) -> bool:
+    """RunPod answers exactly 0.50 per GPU for cards that it does not offer in a tier."""
     return row["provider"] == "runpod" and float(row["usd_per_gpu_hour"]) == RUNPOD_FILLER_USD_PER_H
 
 

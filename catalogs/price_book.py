@@ -7,10 +7,11 @@ older rows of the same purchase kind, so that a listing which has gone is not qu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tunecast.catalogs.errors import UnknownNameError
 from tunecast.catalogs.prices import (
@@ -24,6 +25,9 @@ from tunecast.catalogs.prices import (
     job_offer,
     load_prices,
 )
+
+if TYPE_CHECKING:
+    from tunecast.catalogs.price_cache import CachedPrices
 
 CONTRACT_KINDS = ("reserved", "committed")
 """Purchase kinds that a user's own file may hold without being asked for: giving the file is asking."""
@@ -126,24 +130,49 @@ def book_of(offers: Iterable[Offer], sources: Sequence[str] = ("shipped snapshot
     return PriceBook(offers=rows, sources=tuple(sources), current=current_offers(rows))
 
 
+def refreshed_book(cached: CachedPrices) -> PriceBook:
+    """The book of a refresh: of each provider only the newest list counts, so what has gone from it is history."""
+    newest: dict[str, str] = {}
+    for offer in cached.offers:
+        newest[offer.provider] = max(newest.get(offer.provider, ""), offer.snapshot_date)
+    listed = tuple(o for o in cached.offers if o.snapshot_date == newest[o.provider])
+    return PriceBook(offers=cached.offers, sources=(cached.source,), current=current_offers(listed))
+
+
 def layered(upper: PriceBook, lower: PriceBook, *, whole_providers: bool) -> PriceBook:
     """Both books, the upper one's offers counting before the lower one's.
 
-    `whole_providers`: the upper book is a provider's whole list of one purchase kind, so that what it
-    leaves out is not offered any more; otherwise it replaces only the same offers. Rows that are newer
-    than the upper list stay.
+    `whole_providers`: the upper book is a provider's whole list of a purchase kind, so that what it leaves
+    out is not offered any more; otherwise it replaces only the same offers. Rows that are newer than the
+    upper list stay, and so does a card that the upper list names only by its family.
     """
-    kept = tuple(o for o in lower.current if not _superseded(o, upper, whole_providers=whole_providers))
+    gone = _delisted(upper) if whole_providers else _replaced(upper)
+    kept = tuple(offer for offer in lower.current if not gone(offer))
     return PriceBook(
         offers=(*upper.offers, *lower.offers), sources=(*upper.sources, *lower.sources), current=(*upper.current, *kept)
     )
 
 
-def _superseded(offer: Offer, upper: PriceBook, *, whole_providers: bool) -> bool:
-    if not whole_providers:
-        return any(other.key == offer.key for other in upper.by_gpu.get(offer.gpu_id, ()))
-    days = [o.snapshot_date for o in upper.current if (o.provider, o.price_type) == (offer.provider, offer.price_type)]
-    return bool(days) and offer.snapshot_date <= max(days) and not offer.tier.startswith("via ")
+def _replaced(upper: PriceBook) -> Callable[[Offer], bool]:
+    """Whether an offer is in the upper book too."""
+    keys = {offer.key for offer in upper.current}
+    return lambda offer: offer.key in keys
+
+
+def _delisted(upper: PriceBook) -> Callable[[Offer], bool]:
+    """Whether an offer's provider lists its purchase kind in the upper book, as new or newer."""
+    days: dict[tuple[str, str], str] = {}
+    vague: set[tuple[str, str, str]] = set()
+    for o in upper.current:
+        days[o.provider, o.price_type] = max(days.get((o.provider, o.price_type), ""), o.snapshot_date)
+        vague |= {(o.provider, o.price_type, member) for member in gpu_families().get(o.gpu_id, ())}
+
+    def gone(offer: Offer) -> bool:
+        place = (offer.provider, offer.price_type)
+        resold = offer.tier.startswith("via ")
+        return offer.snapshot_date <= days.get(place, "") and not resold and (*place, offer.gpu_id) not in vague
+
+    return gone
 
 
 def price_book(files: Sequence[str | Path] = (), cache_dir: Path | None = None) -> PriceBook:
@@ -154,7 +183,7 @@ def price_book(files: Sequence[str | Path] = (), cache_dir: Path | None = None) 
     book = shipped_book()
     refreshed = cached_offers(cache_dir)
     if refreshed is not None:
-        book = layered(book_of(refreshed.offers, (refreshed.source,)), book, whole_providers=True)
+        book = layered(refreshed_book(refreshed), book, whole_providers=True)
     for file in reversed(files):
         book = layered(book_of(read_price_file(Path(file)), (str(file),)), book, whole_providers=False)
     return book

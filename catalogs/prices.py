@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import date
 from functools import cache
 from typing import TYPE_CHECKING
@@ -77,6 +77,8 @@ class Offer:
     """Paid once at the start of the term for one instance; its share is already in both prices per hour."""
     layer: str = "shipped"
     """Where the row comes from: shipped, refreshed or user."""
+    raw: Row = field(default_factory=dict, repr=False, compare=False)
+    """The row as it was read."""
 
     @property
     def rankable(self) -> bool:
@@ -289,6 +291,7 @@ def _offer(index: int, row: Row) -> Offer:
         why_not_rankable=row.get("why_not_rankable") or _family_reason(row["gpu_canonical_id"]),
         term_months=number(row.get("term_months", "")),
         upfront_usd=(number(row.get("upfront_usd", "")) or 0.0) * gpu_count / listed_count,
+        raw=dict(row),
     )
 
 

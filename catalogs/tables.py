@@ -10,6 +10,10 @@ import csv
 from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.resources import files
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tunecast.catalogs.prices import Offer
 
 MIB = 1024**2
 GIB = 1024**3
@@ -86,18 +90,20 @@ def model_rows() -> list[dict[str, Cell]]:
     return json_rows(read_rows("models.csv"))
 
 
-def price_rows(*, current_only: bool = False) -> list[dict[str, Cell]]:
-    """`tunecast catalog prices`: one row per price, with whether it may be ranked and how old it is."""
+def price_rows(offers: Iterable[Offer] | None = None, *, current_only: bool = False) -> list[dict[str, Cell]]:
+    """`tunecast catalog prices`: one row per price, with whether it may be ranked and how old it is.
+
+    By default those that ship; `current_only` leaves their history out.
+    """
     from tunecast.catalogs.prices import current_offers, load_prices
 
-    offers = current_offers() if current_only else load_prices()
-    raw = read_rows("prices.csv")
+    shown = (current_offers() if current_only else load_prices()) if offers is None else offers
     return [
         {
-            **{column: cell(column, text) for column, text in raw[offer.row].items()},
+            **{column: cell(column, text) for column, text in offer.raw.items()},
             "rankable": offer.rankable,
             "why_not_rankable": offer.why_not_rankable or None,
             "age_days": offer.age_days(),
         }
-        for offer in offers
+        for offer in shown
     ]
