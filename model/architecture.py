@@ -139,6 +139,8 @@ class Layer:
     parallel: str = "none"
     """Attention and MLP side by side on the same input: ``none``; ``norms`` of their own (GPT-NeoX), ``norms-first``
     both of them before attention (Falcon 40B); ``shared`` norm (Phi)."""
+    residual_first: bool = False
+    """Whether blocks side by side are added to the residual one by one (StableLM), not to each other first."""
     other_params: int = 0
     """Parameters that no other field says: of layers known only from the real code."""
     residual_scaled: bool = False

@@ -95,6 +95,7 @@ def layer_groups(dims: Dimensions, family: Family) -> tuple[LayerGroup, ...]:
             norm=family.norm,
             norm_order=family.norm_order,
             parallel=family.parallel,
+            residual_first=family.residual_first,
             residual_scaled=family.residual_scaled,
         )
         if groups and groups[-1].layer == layer:

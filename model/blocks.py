@@ -69,7 +69,8 @@ def parallel_layer(step: Step, where: str, layer: Layer, x: Tensor, tables: Tabl
     if layer.parallel == "norms":
         to_mlp = normed("post_attention_layernorm")
     fed = feed(step, f"{where}.mlp", layer, to_mlp)
-    out = ops.add(step.tape, ops.add(step.tape, fed, mixed, name="residual"), x, name="residual")
+    first, last = (x, fed) if layer.residual_first else (fed, x)
+    out = ops.add(step.tape, ops.add(step.tape, first, mixed, name="residual"), last, name="residual")
     step.tape.hold(x, to_mlp, mixed, fed)
     return out
 

@@ -44,6 +44,7 @@ LAYER_NORM_FAMILIES = (
         o_bias=False,
         rotary_share=0.25,
         norm="layernorm",
+        residual_first=True,
     ),
     Family(
         model_type="starcoder2",

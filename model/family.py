@@ -48,6 +48,8 @@ class Family:
     norm_order: str = "pre"
     parallel: str = "none"
     """Attention and MLP side by side: see ``Layer.parallel``."""
+    residual_first: bool = False
+    """See ``Layer.residual_first``."""
     positions: str = "rotary"
     """``rotary``, ``learned`` (a table of `position_extra` rows more than there are positions), ``alibi``."""
     position_extra: int = 0

@@ -114,7 +114,9 @@ def head_and_loss(step: Step, x: Tensor, labels: Tensor) -> Tensor:
     tape, vocab, hidden = step.tape, step.architecture.vocab_size, step.architecture.hidden_size
     batch, rows = step.run.per_device_train_batch_size, step.tokens
     tape.moment, tape.logits_sizes = "loss", {rows * vocab, (rows - batch) * vocab}
-    logits = product(step, "lm_head", x, step.weight(head_name(step), vocab * hidden), k=hidden, n=vocab)
+    bias = step.weight("lm_head.bias", vocab) if step.architecture.head_bias else None
+    weight = step.weight(head_name(step), vocab * hidden)
+    logits = product(step, "lm_head", x, weight, k=hidden, n=vocab, bias=bias)
     logits = shaped_logits(step, logits, (rows, vocab))
     wide = chosen = ops.cast_logits(tape, logits, (rows, vocab))
     if step.run.loss_code != "5":

@@ -92,7 +92,8 @@ def gradient_gemm(
 def matmul(tape: Tape, name: str, x: Tensor, weight: Tensor, *, k: int, n: int, bias: Tensor | None = None) -> Tensor:
     """``x @ weight.T (+ bias)``: the weight is kept if x needs a gradient, x if the weight does.
 
-    Backward: weight gradient first (layout tn), then input gradient (nn), each only when needed.
+    Backward: weight gradient (layout tn), then input gradient (nn), each only when needed; with a bias
+    (``addmm``) the input's first and the bias's sum last.
     """
     m = x.elements // k
     if tape.would_grad(x, weight):
@@ -102,9 +103,16 @@ def matmul(tape: Tape, name: str, x: Tensor, weight: Tensor, *, k: int, n: int, 
     x_needs, weight_needs = x.needs_grad, weight.needs_grad
 
     def backward(grad: Tensor) -> Grads:
-        to_bias = elementwise(tape, f"{name}.bias", (grad,), n, bias.dtype) if bias and bias.needs_grad else None
-        to_weight = gradient_gemm(tape, name, grad, x, (n, k, m), "tn") if weight_needs else None
-        to_x = gradient_gemm(tape, name, grad, weight, (m, k, n), "nn") if x_needs else None
+        to_x = to_weight = to_bias = None
+        if x_needs and bias is not None:
+            to_x = gradient_gemm(tape, name, grad, weight, (m, k, n), "nn")
+        if weight_needs:
+            to_weight = gradient_gemm(tape, name, grad, x, (n, k, m), "tn")
+        if x_needs and bias is None:
+            to_x = gradient_gemm(tape, name, grad, weight, (m, k, n), "nn")
+        if bias is not None and bias.needs_grad:
+            kind = Kind.LOSS if tape.moment == "loss" else Kind.MEMORY
+            to_bias = elementwise(tape, f"{name}.bias", (grad,), n, bias.dtype, kind=kind)
         return (to_x, to_weight, to_bias)[: len(inputs)]
 
     kept = tuple(tensor for tensor, needed in ((weight, x_needs), (x, weight_needs)) if needed)

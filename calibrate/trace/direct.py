@@ -127,6 +127,7 @@ def _fake_mode(platform: str) -> Iterator[None]:
             stack.enter_context(mock.patch.object(torch, "is_autocast_enabled", lambda device="cpu": enabled(device)))
             functional = torch.nn.functional
             stack.enter_context(mock.patch.object(functional, "layer_norm", _wide_layer_norm(functional.layer_norm)))
+            stack.enter_context(mock.patch.object(torch, "pow", _wide_power(torch.pow)))
             stack.enter_context(mock.patch.object(torch.nn.functional, "dropout", _fused_dropout))
             stack.enter_context(mock.patch.object(torch.nn.functional, "softmax", _softmax_as_on_cuda))
         yield
@@ -159,6 +160,17 @@ def _wide_layer_norm(layer_norm: Any) -> Any:
         if torch.is_autocast_enabled("cpu"):
             x, weight, bias = (None if tensor is None else tensor.float() for tensor in (x, weight, bias))
         return layer_norm(x, shape, weight, bias, eps)
+
+    return wide
+
+
+def _wide_power(power: Any) -> Any:
+    """CUDA's autocast runs powers in fp32, the CPU's does not (``autocast_mode.h``, AT_FORALL_FP32)."""
+    import torch
+
+    def wide(x: Any, exponent: Any) -> Any:
+        lifts = isinstance(x, torch.Tensor) and torch.is_autocast_enabled("cpu")
+        return power(x.float() if lifts else x, exponent)
 
     return wide
 
