@@ -11,6 +11,7 @@ from tunecast.model.fits import fit_probability, fit_verdict, memory_view
 from tunecast.model.forecast import Forecast
 from tunecast.model.money import with_money
 from tunecast.model.on_device import resolve_for, target_factors
+from tunecast.model.parallel_network import with_network
 from tunecast.model.question import Question
 from tunecast.model.resolve import Resolved
 from tunecast.model.step_source import executed_flops_of, model_flops_of, notes_of, trainable_params_of
@@ -28,7 +29,7 @@ def forecast(question: Question, target: Target) -> Forecast:
     """The forecast for one device."""
     resolved = resolve_for(question, target)
     run = resolved.run
-    factors = target_factors(target, run)
+    factors = with_network(target_factors(target, run), run, target.gpu, question.options)
     amount = resolve_amount(run, dict(question.options))
     inventory: dict[str, Any] = {"platform": target.platform, "source": question.source}
     view = memory_view(question.architecture, run, target, factors, question.source)

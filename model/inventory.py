@@ -14,7 +14,7 @@ from tunecast.model.architecture import Architecture
 from tunecast.model.operation import Kind, Operation, Phase
 from tunecast.model.optimizer import update_operations
 from tunecast.model.run import Run
-from tunecast.model.sharding import communication_operations, shards_of
+from tunecast.model.sharding import communication_operations, shard_gpus, shards_of
 from tunecast.model.step import repetitions, shallow_depth, write_step
 from tunecast.model.tape import Event
 
@@ -73,12 +73,12 @@ def ordered(operations: Iterable[Operation]) -> tuple[Operation, ...]:
 def sharded_update(operations: Iterable[Operation], run: Run) -> list[Operation]:
     """The update that one GPU does: its share of every tensor where optimizer state is sharded.
 
-    Kernels stay as many, each over 1 / num_gpus of its elements. Clipping under ZeRO-1 and ZeRO-2 is counted
+    Kernels stay as many, each over one GPU's share of its elements. Clipping under ZeRO-1 and ZeRO-2 is counted
     as sharded too: it is over reduced gradients, which each GPU holds a share of.
     """
     if run.num_gpus == 1 or not shards_of(run).optimizer_state:
         return list(operations)
-    share = 1.0 / run.num_gpus
+    share = 1.0 / shard_gpus(run)
     return [
         replace(operation, bytes=operation.bytes * share, flops=operation.flops * share) for operation in operations
     ]

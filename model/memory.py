@@ -16,7 +16,15 @@ from tunecast.model.memory_static import layer_packed_bytes, static_parts
 from tunecast.model.operation import Phase
 from tunecast.model.optimizer import stored_bytes, trained_dtype, trained_tensors, update_scratch_bytes
 from tunecast.model.run import Run
-from tunecast.model.sharding import SHARDS, Shards, communication_bytes, first_gather_bytes, shards_of, share
+from tunecast.model.sharding import (
+    SHARDS,
+    Shards,
+    communication_bytes,
+    first_gather_bytes,
+    shard_gpus,
+    shards_of,
+    share,
+)
 from tunecast.model.step import SHALLOW, shallow_depth, tape_run, write_step
 from tunecast.model.tape import Storage, Tape
 from tunecast.model.value import Value
@@ -163,9 +171,9 @@ def sharded(parts: Mapping[str, int], shards: Shards, run: Run, moment: str, pac
         "optimizer_state": shards.optimizer_state,
         "scratch": shards.optimizer_state and moment == "optimizer",
     }
-    held = {part: share(n, run.num_gpus) if divided.get(part) else n for part, n in parts.items()}
+    held = {part: share(n, shard_gpus(run)) if divided.get(part) else n for part, n in parts.items()}
     if shards.weights:
-        held["quantized"] -= packed_bytes - share(packed_bytes, run.num_gpus)
+        held["quantized"] -= packed_bytes - share(packed_bytes, shard_gpus(run))
     return held
 
 

@@ -59,6 +59,14 @@ class Operation:
     """GEMM only: ``nt`` forward, ``nn`` input gradient, ``tn`` weight gradient."""
     count: float = 1.0
     """Executions per optimizer step on one GPU."""
+    group: int = 0
+    """Collectives: GPUs that take part."""
+    group_per_node: int = 0
+    """Collectives: how many of them are on one machine."""
+    blocking: bool = False
+    """Collectives: whether the GPU waits for it at once; else it runs beside other work."""
+    once: bool = False
+    """Collectives: whether it comes in the last micro-batch only."""
     layer: int | None = None
     """Traced streams: layer index (0-based), None outside layers."""
 

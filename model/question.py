@@ -10,7 +10,9 @@ from tunecast.catalogs.price_book import PriceBook
 from tunecast.model.architecture import Architecture
 from tunecast.model.step_source import StepSource
 
-RUN_OPTIONS_ELSEWHERE = ("tokens", "num_samples", "mean_tokens", "num_train_epochs", "max_steps")
+RUN_OPTIONS_ELSEWHERE = (
+    "tokens", "num_samples", "mean_tokens", "num_train_epochs", "max_steps", "internode_gbps", "serial_fraction",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -70,7 +70,7 @@ def check_product(values: Mapping[str, Any]) -> None:
     inner = values["tp"] * values["pp"] * values["cp"]
     if values["num_gpus"] % inner:
         raise InputError(
-            f"--tp {values['tp']} x --pp {values['pp']} x --cp {values['cp']} takes {inner} GPUs per copy of the model, "
+            f"--tp {values['tp']} x --pp {values['pp']} x --cp {values['cp']} takes {inner} GPUs per copy, "
             f"but --num-gpus is {values['num_gpus']}; use a multiple of {inner}."
         )
 
@@ -103,12 +103,16 @@ def take_sharding(fields: Fields) -> None:
 
 def check_hybrid(values: Mapping[str, Any]) -> None:
     """hsdp shards inside a machine and copies across machines, so whole machines are needed."""
-    inside = values["gpus_per_node"] // values["tp"]
-    if inside < 2 or data_gpus(values) % inside or data_gpus(values) == inside:
+    inside, copies = values["gpus_per_node"] // values["tp"], data_gpus(values)
+    if copies <= inside:
+        raise NotSupportedError(
+            f"--sharding hsdp copies machines of {values['gpus_per_node']} GPUs, but --num-gpus {values['num_gpus']} "
+            "does not fill two; copies inside one machine are not built, use --sharding fsdp."
+        )
+    if copies % inside or inside < 2:
         raise InputError(
-            f"--sharding hsdp copies whole machines of {values['gpus_per_node']} GPUs, but --num-gpus "
-            f"{values['num_gpus']} with --tp {values['tp']} and --pp {values['pp']} does not fill two or more; "
-            "use --sharding fsdp, or change --gpus-per-node."
+            f"--sharding hsdp copies whole machines of {values['gpus_per_node']} GPUs, but {copies} GPUs of data "
+            f"parallelism do not divide into groups of {inside}; use --sharding fsdp, or change --gpus-per-node."
         )
 
 
@@ -184,7 +188,7 @@ def check_context_parallel(architecture: Architecture, values: Mapping[str, Any]
     if cp == 1:
         return
     if length % (2 * cp):
-        raise InputError(f"--cp {cp} deals out 2 x {cp} equal parts of a sequence, but --max-length is {length}; round it.")
+        raise InputError(f"--cp {cp} deals out 2 x {cp} equal parts of a sequence, but --max-length is {length}.")
     if values["attn_implementation"] == "eager":
         raise NotSupportedError("Context parallelism needs a fused attention kernel; use --attn-implementation sdpa.")
     heads = min(group.layer.attention.num_kv_heads for group in architecture.groups)

@@ -10,8 +10,13 @@ zero2     whole    1/N        1/N              the same, reduced at every micro-
 zero3     1/N      1/N        1/N              all-gather of a layer's weights before forward and backward,
                                                reduce-scatter of its gradients at every micro-batch
 fsdp      1/N      1/N        1/N              the same; with accumulation, gradients stay whole and are
-                                               reduced once (accelerate's ``no_sync``)
+                                               reduced once (accelerate's ``no_sync``), unless the trainer
+                                               reduces every micro-batch (`Run.sync_each_micro_batch`)
 ========  =======  =========  ===============  ===========================================================
+
+``fsdp-grad-op`` (SHARD_GRAD_OP, ``reshard_after_forward=False``) is fsdp whose weights stay whole from their forward
+to their backward, so that they are gathered once. ``hsdp`` (HYBRID_SHARD) is fsdp inside a machine, with copies on
+every machine whose gradients are reduced across.
 
 Of a 4-bit base only the packed weights are parameters, so only they are sharded: absmax and code tables stay
 whole on every GPU.
@@ -24,7 +29,8 @@ hierarchical and quantized collectives, the embedding and head of ZeRO-3 kept by
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 from tunecast.model.architecture import Architecture
 from tunecast.model.memory_static import layer_packed_bytes, layer_weight_bytes, root_weight_bytes
@@ -62,15 +68,28 @@ SHARDS = {
     "zero2": Shards(gradients=True, optimizer_state=True),
     "zero3": Shards(weights=True, gradients=True, optimizer_state=True),
     "fsdp": Shards(weights=True, gradients=True, optimizer_state=True),
+    "fsdp-grad-op": Shards(weights=True, gradients=True, optimizer_state=True),
+    "hsdp": Shards(weights=True, gradients=True, optimizer_state=True),
 }
+FSDP = ("fsdp", "fsdp-grad-op", "hsdp")
 
 
 def shards_of(run: Run) -> Shards:
-    """What the run shards; gradients of FSDP stay whole while micro-batches accumulate."""
+    """What the run shards; gradients of FSDP stay whole while micro-batches accumulate without a reduction."""
     shards = SHARDS[run.sharding]
-    if run.sharding == "fsdp" and run.gradient_accumulation_steps > 1:
+    if run.sharding in FSDP and run.gradient_accumulation_steps > 1 and not run.sync_each_micro_batch:
         return Shards(weights=True, optimizer_state=True)
     return shards
+
+
+def shard_gpus(run: Run) -> int:
+    """GPUs among which a sharded part is dealt out: all, or those of one machine under hybrid sharding."""
+    return run.gpus_per_node if run.sharding == "hsdp" else run.num_gpus
+
+
+def on_one_machine(run: Run, gpus: int) -> int:
+    """Members of a group of consecutive GPUs that share a machine; groups that fill machines unevenly are rounded."""
+    return math.gcd(gpus, run.gpus_per_node) if gpus > run.gpus_per_node else gpus
 
 
 def share(n_bytes: int, num_gpus: int) -> int:
@@ -134,6 +153,8 @@ def communication_bytes(architecture: Architecture, run: Run, moment: str, posit
         return 0
     if run.sharding == "zero3":
         return zero3_bytes(architecture, run, moment)
+    if run.sharding == "fsdp-grad-op":
+        return grad_op_bytes(architecture, run, moment, position)
     return fsdp_bytes(architecture, run, moment, position)
 
 
@@ -165,6 +186,23 @@ def fsdp_bytes(architecture: Architecture, run: Run, moment: str, position: str)
     return root + gathered + layer_reduction_bytes(architecture, run)
 
 
+def grad_op_bytes(architecture: Architecture, run: Run, moment: str, position: str) -> int:
+    """FSDP2 that keeps weights whole after the forward: all of them at the loss, fewer as the backward proceeds.
+
+    Every layer is taken to be as large as the largest.
+    """
+    root, layer = root_weight_bytes(architecture, run), layer_bytes(architecture, run)
+    whole = root + architecture.num_layers * layer
+    if moment == "backward":
+        if position == "outside":
+            return root + root_reduction_bytes(architecture, run)
+        left = layer if position == "first" else 2 * layer if position == "second" else whole - root
+        return root + left + layer_reduction_bytes(architecture, run)
+    if position in ("first", "second"):
+        return root + COPIED_LAYERS * layer
+    return whole + layer
+
+
 def layer_reduction_bytes(architecture: Architecture, run: Run) -> int:
     """Gradients whole while a layer runs backward, beyond the shares that are counted as gradients.
 
@@ -174,31 +212,43 @@ def layer_reduction_bytes(architecture: Architecture, run: Run) -> int:
     head = 0 if run.has_adapters else DTYPE_BYTES[run.dtype] * architecture.embedding_params
     if not shards_of(run).gradients:
         return layer
-    return GRADIENT_COPIES * layer + head - share(layer + head, run.num_gpus)
+    return GRADIENT_COPIES * layer + head - share(layer + head, shard_gpus(run))
 
 
 def root_reduction_bytes(architecture: Architecture, run: Run) -> int:
     """Gradients of embedding and head while they are reduced, and the buffer of the first layer's before them."""
     root = 0 if run.has_adapters else root_weight_bytes(architecture, run)
     whole = root if shards_of(run).gradients else 0
-    return whole - share(whole, run.num_gpus) + largest_layer_gradient_bytes(architecture, run)
+    return whole - share(whole, shard_gpus(run)) + largest_layer_gradient_bytes(architecture, run)
 
 
 def first_gather_bytes(architecture: Architecture, run: Run) -> int:
     """FSDP2 when the first layer is copied out: the root and this layer each twice, parameters and buffer."""
-    if run.num_gpus == 1 or run.sharding != "fsdp":
+    if run.num_gpus == 1 or run.sharding not in FSDP:
         return 0
     return 2 * (root_weight_bytes(architecture, run) + layer_bytes(architecture, run))
 
 
-def collective(name: str, phase: Phase, payload_bytes: float, *, count: float, dtype: str) -> Operation:
+def collective(
+    name: str, phase: Phase, payload_bytes: float, *, count: float, dtype: str, run: Run, once: bool = False
+) -> Operation:
     """`count` collectives over a whole buffer of `payload_bytes` (the size before sharding) per GPU.
 
     How many bytes cross a link (2 (N-1)/N of it for a ring all-reduce, (N-1)/N for the others) is the
-    time model's affair.
+    time model's affair (`links.py`).
     """
+    group = shard_gpus(run)
     return Operation(
-        name=name, kind=Kind.COMMUNICATION, phase=phase, dtype=dtype, bytes=payload_bytes, count=count, launches=1.0
+        name=name,
+        kind=Kind.COMMUNICATION,
+        phase=phase,
+        dtype=dtype,
+        bytes=payload_bytes,
+        count=count,
+        launches=1.0,
+        group=group,
+        group_per_node=on_one_machine(run, group),
+        once=once,
     )
 
 
@@ -209,14 +259,18 @@ def communication_operations(architecture: Architecture, run: Run) -> list[Opera
     if SHARDS[run.sharding].weights:
         return gather_operations(architecture, run)
     dtype, whole = trained_dtype(run), gradient_bytes(architecture, run)
+    every = run.sharding == "zero2" or run.sync_each_micro_batch
+    times = run.gradient_accumulation_steps if every else 1
+    once = not every and run.gradient_accumulation_steps > 1
     if run.sharding == "ddp":
         buckets = -(-whole // DDP_BUCKET_BYTES)
-        return [collective("all_reduce", Phase.BACKWARD, whole / buckets, count=buckets, dtype=dtype)]
+        count = buckets * times
+        return [collective("all_reduce", Phase.BACKWARD, whole / buckets, count=count, dtype=dtype, run=run, once=once)]
     buckets = -(-whole // bucket_bytes(architecture, run))
-    reductions = buckets * (run.gradient_accumulation_steps if run.sharding == "zero2" else 1)
+    size = whole / buckets
     return [
-        collective("reduce_scatter", Phase.BACKWARD, whole / buckets, count=reductions, dtype=dtype),
-        collective("all_gather", Phase.OPTIMIZER, whole / buckets, count=buckets, dtype=dtype),
+        collective("reduce_scatter", Phase.BACKWARD, size, count=buckets * times, dtype=dtype, run=run, once=once),
+        collective("all_gather", Phase.OPTIMIZER, size, count=buckets, dtype=dtype, run=run),
     ]
 
 
@@ -224,14 +278,38 @@ def gather_operations(architecture: Architecture, run: Run) -> list[Operation]:
     """Weights gathered layer by layer in forward and backward, gradients scattered layer by layer."""
     layers, micro_batches = architecture.num_layers, run.gradient_accumulation_steps
     weights, root = layer_bytes(architecture, run), root_weight_bytes(architecture, run)
-    gradients = largest_layer_gradient_bytes(architecture, run)
-    reductions = 1 if run.sharding == "fsdp" else micro_batches
+    gathers = [(Phase.FORWARD, root, 1), (Phase.FORWARD, weights, layers)]
+    if run.sharding != "fsdp-grad-op":
+        gathers.append((Phase.BACKWARD, weights, layers))
     operations = [
-        collective("all_gather", Phase.FORWARD, root, count=micro_batches, dtype=run.dtype),
-        collective("all_gather", Phase.FORWARD, weights, count=layers * micro_batches, dtype=run.dtype),
-        collective("all_gather", Phase.BACKWARD, weights, count=layers * micro_batches, dtype=run.dtype),
-        collective("reduce_scatter", Phase.BACKWARD, gradients, count=layers * reductions, dtype=trained_dtype(run)),
+        collective("all_gather", phase, size, count=count * micro_batches, dtype=run.dtype, run=run)
+        for phase, size, count in gathers
     ]
+    return operations + reduction_operations(architecture, run)
+
+
+def reduction_operations(architecture: Architecture, run: Run) -> list[Operation]:
+    """Gradients of layers, and of the ends if they train, to the GPU that owns them; hybrid: then across machines."""
+    micro_batches = run.gradient_accumulation_steps
+    every = shards_of(run).gradients
+    times, once = (micro_batches if every else 1), not every and micro_batches > 1
+    sizes = [(largest_layer_gradient_bytes(architecture, run), architecture.num_layers, trained_dtype(run))]
     if not run.has_adapters:
-        operations.append(collective("reduce_scatter", Phase.BACKWARD, root, count=reductions, dtype=run.dtype))
+        sizes.append((root_weight_bytes(architecture, run), 1, run.dtype))
+    operations = []
+    for size, count, dtype in sizes:
+        scatter = collective(
+            "reduce_scatter", Phase.BACKWARD, size, count=count * times, dtype=dtype, run=run, once=once
+        )
+        operations.append(scatter)
+        if run.sharding == "hsdp":
+            operations.append(across_machines(scatter, run))
     return operations
+
+
+def across_machines(scatter: Operation, run: Run) -> Operation:
+    """The all-reduce of each GPU's share with its counterparts on the other machines."""
+    machines = run.num_gpus // run.gpus_per_node
+    return replace(
+        scatter, name="all_reduce", bytes=scatter.bytes / run.gpus_per_node, group=machines, group_per_node=1
+    )

@@ -22,12 +22,14 @@ import numpy as np
 from tunecast.catalogs.errors import InputError
 from tunecast.model.curves import Array, columns, floor_frac, seconds
 from tunecast.model.factors import Curve, FactorSet
+from tunecast.model.links import SEGMENT_OF as SEGMENT_OF
+from tunecast.model.links import SEGMENTS as SEGMENTS
+from tunecast.model.links import bubble_frac, no_seconds
+from tunecast.model.links import communication_seconds as communication_seconds
 from tunecast.model.operation import Kind, Operation, Phase
 from tunecast.model.run import Run
 from tunecast.model.value import Value, lognormal
 
-SEGMENTS = ("forward", "backward", "optimizer")
-SEGMENT_OF = {Phase.FORWARD: 0, Phase.RECOMPUTE: 1, Phase.BACKWARD: 1, Phase.OPTIMIZER: 2}
 OPTIMIZER_SEGMENT = 2
 FLOOR = "floor"
 """What a kernel takes however little it does; its own column, since benchmarks of tiny kernels see the host too."""
@@ -54,7 +56,7 @@ class PhaseTable:
     launches: Array
     """(segments, host columns), see `HOST`."""
     communication_s: Array
-    """(segments,) on the link, overlap not yet taken off."""
+    """(segments,) on the link in every pass, overlap not yet taken off."""
     meets: Array
     """(segments,) 1 where the host waits for the device at the start, else 0."""
     micro_steps: int
@@ -62,6 +64,12 @@ class PhaseTable:
     """(columns,) variance of the log of each column's summed seconds, from its curve."""
     flops: float
     """Executed FLOPs of the whole step on one GPU."""
+    once_s: Array = field(default_factory=no_seconds)
+    """(segments,) on the link in the last pass only (gradients that accumulated), overlap not yet taken off."""
+    blocking_s: Array = field(default_factory=no_seconds)
+    """(segments,) on the link in every pass, with nothing to hide behind."""
+    bubble_frac: float = 0.0
+    """Idle time of a pipeline stage over the time it works in forward and backward."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +84,8 @@ class Clocks:
     exposed_communication_s: float
     segments_s: tuple[float, ...]
     """Seconds between the ends of segments on the device, all micro-steps summed; they and the overhead sum up."""
+    bubble_s: float
+    """Seconds in which the pipeline fills and drains, part of the forward and backward segments."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +95,7 @@ class StepTime:
     step_time_s: Value
     parts_s: dict[str, float]
     """By operation kind and ``floor`` (device seconds), ``communication`` (exposed), ``host`` (time the
-    device waited for it) and ``overhead``; they sum to `step_time_s`."""
+    device waited for it), ``bubble`` (of a pipeline) and ``overhead``; they sum to `step_time_s`."""
     phases_s: dict[str, float]
     """By segment: forward, backward (with recompute), optimizer, overhead; they sum to `step_time_s`."""
     device_s: float
@@ -172,41 +182,15 @@ def phase_table(operations: Sequence[Operation], factors: FactorSet, *, run: Run
     return PhaseTable(
         device_s=device / passes[:, None],
         launches=launches / passes[:, None],
-        communication_s=communication_seconds(operations, factors, run=run) / passes,
+        communication_s=communication_seconds(operations, factors, run=run, when="beside") / passes,
+        once_s=communication_seconds(operations, factors, run=run, when="once"),
+        blocking_s=communication_seconds(operations, factors, run=run, when="blocking") / passes,
+        bubble_frac=bubble_frac(run.pp, micro, run.pp_interleave),
         meets=meets_of(operations),
         micro_steps=micro,
         column_log_variance=np.divide(variance, total**2, out=np.zeros_like(variance), where=variance > 0.0),
         flops=sum(o.total_flops for o in operations),
     )
-
-
-def ring_seconds(operation: Operation, *, num_gpus: int, bytes_per_s: float, latency_s: float) -> float:
-    """Ring collective of `bytes` payload: 2(n-1)/n payloads for all_reduce, (n-1)/n otherwise, plus hops.
-
-    Source: the usual ring algorithm (NCCL-tests, doc/PERFORMANCE.md). Leaves out trees and stragglers.
-    """
-    rounds = 2.0 if "all_reduce" in operation.name else 1.0
-    hops = num_gpus - 1
-    return rounds * hops * (operation.bytes / num_gpus / bytes_per_s + latency_s)
-
-
-def communication_seconds(operations: Sequence[Operation], factors: FactorSet, *, run: Run) -> Array:
-    """(segments,) seconds on the link in one optimizer step, overlap not yet taken off."""
-    total = np.zeros(len(SEGMENTS))
-    wanted = [o for o in operations if o.kind is Kind.COMMUNICATION]
-    if not wanted or run.num_gpus < 2:
-        return total
-    link = factors.factors.get("link_bytes_per_s")
-    if link is None:
-        raise InputError(
-            f"{run.num_gpus} GPUs communicate, but the factors of {factors.gpu} have no 'link_bytes_per_s': "
-            "use --num-gpus 1, or a record measured with more than one GPU."
-        )
-    latency_s = scalar(factors, "link_latency_s", 0.0)
-    for operation in wanted:
-        each_s = ring_seconds(operation, num_gpus=run.num_gpus, bytes_per_s=link.value, latency_s=latency_s)
-        total[SEGMENT_OF[operation.phase]] += each_s * operation.count
-    return total
 
 
 def scalar(factors: FactorSet, name: str, default: float) -> float:
@@ -229,6 +213,9 @@ class Stack:
     communication_s: Array
     meets: Array
     micro_steps: Array
+    once_s: Array
+    blocking_s: Array
+    bubble_frac: Array
 
     @property
     def passes(self) -> Array:
@@ -244,6 +231,9 @@ def stacked(tables: Sequence[PhaseTable]) -> Stack:
         communication_s=np.array([t.communication_s for t in tables]),
         meets=np.array([t.meets for t in tables]),
         micro_steps=np.array([t.micro_steps for t in tables], dtype=float),
+        once_s=np.array([t.once_s for t in tables]),
+        blocking_s=np.array([t.blocking_s for t in tables]),
+        bubble_frac=np.array([t.bubble_frac for t in tables]),
     )
 
 
@@ -264,11 +254,22 @@ def _load(stack: Stack, values: Mapping[str, float]) -> _Load:
     scale = np.array([values.get(f"scale.{column}", 1.0) for column in COLUMNS])
     issue = values.get("host_s_per_launch", 0.0) * np.array([values.get(f"scale.host_{name}", 1.0) for name in HOST])
     work = stack.device_s @ scale
-    wait = np.maximum(stack.communication_s - values.get("overlap_frac", 0.0) * work, 0.0)
+    wait = exposed_communication(stack, work, values.get("overlap_frac", 0.0))
     lead = np.full_like(work, np.inf)
     if "launch_queue_depth" in values:
         lead = (work + wait) * values["launch_queue_depth"] / np.maximum(stack.launches.sum(axis=2), 1.0)
     return _Load(busy=work + wait, host=stack.launches @ issue, wait=wait, lead=lead)
+
+
+def exposed_communication(stack: Stack, work: Array, overlap_frac: float) -> Array:
+    """(runs, segments): seconds per pass that the device waits for links.
+
+    What comes in every pass hides behind a fraction of that pass's work; what comes once, behind what is left of
+    that in the last pass; what blocks, behind nothing.
+    """
+    room = overlap_frac * work - stack.communication_s
+    last = np.maximum(stack.once_s - np.maximum(room, 0.0), 0.0)
+    return np.asarray(np.maximum(-room, 0.0) + last / stack.passes + stack.blocking_s)
 
 
 def _segment_ends(stack: Stack, load: _Load, *, synchronous: bool) -> Array:
@@ -287,7 +288,14 @@ def _segment_ends(stack: Stack, load: _Load, *, synchronous: bool) -> Array:
         active = (stack.micro_steps > micro) | (segment == OPTIMIZER_SEGMENT)
         spent[:, segment] += np.where(active, end - device_at, 0.0)
         device_at, host_at = np.where(active, end, device_at), np.where(active, lead_end, host_at)
-    return spent
+    return np.asarray(spent * (1.0 + bubbles(stack)))
+
+
+def bubbles(stack: Stack) -> Array:
+    """(runs, segments): idle over working time; the optimizer's segment has none."""
+    idle = np.repeat(stack.bubble_frac[:, None], len(SEGMENTS), axis=1)
+    idle[:, OPTIMIZER_SEGMENT] = 0.0
+    return np.asarray(idle)
 
 
 def step_seconds(stack: Stack, values: Mapping[str, float], *, synchronous: bool) -> Array:
@@ -310,6 +318,7 @@ def run_clocks(table: PhaseTable, values: Mapping[str, float], *, synchronous: b
         device_s=float(passes @ load.busy[0]),
         host_s=float(passes @ load.host[0]),
         exposed_communication_s=float(passes @ load.wait[0]),
+        bubble_s=float((spent * (1.0 - 1.0 / (1.0 + bubbles(stack)[0]))).sum()),
         segments_s=tuple(float(end) for end in spent),
     )
 
@@ -341,8 +350,8 @@ def _parts(table: PhaseTable, clocks: Clocks, values: dict[str, float]) -> dict[
     parts = {c: float(by_kind[i]) * values.get(f"scale.{c}", 1.0) for i, c in enumerate(COLUMNS) if by_kind[i] > 0}
     overhead_s = values.get("step_overhead_s", 0.0)
     parts["communication"] = clocks.exposed_communication_s
-    parts["host"] = max(clocks.step_s - clocks.device_s - overhead_s, 0.0)
-    parts["overhead"] = overhead_s
+    parts["host"] = max(clocks.step_s - clocks.device_s - clocks.bubble_s - overhead_s, 0.0)
+    parts |= {"overhead": overhead_s} | ({"bubble": clocks.bubble_s} if clocks.bubble_s else {})
     return parts
 
 

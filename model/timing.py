@@ -6,9 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tunecast.catalogs.errors import InputError, NotSupportedError, TunecastError
+from tunecast.catalogs.errors import InputError, TunecastError
 from tunecast.model.factors import Factor, FactorSet
 from tunecast.model.operation import Operation
+from tunecast.model.parallel_network import NETWORK_FACTORS
 from tunecast.model.question import Question
 from tunecast.model.resolve import Resolved
 from tunecast.model.run import Run
@@ -19,8 +20,7 @@ from tunecast.model.units import TERA
 from tunecast.model.value import Z80, exact, lognormal
 
 LINK_FACTORS = ("link_bytes_per_s", "link_latency_s", "overlap_frac")
-ONE_MACHINE_GPUS = 8
-"""GPUs of the largest machine with one fast link among all of them (HGX and DGX boards)."""
+LATENCIES = ("link_latency_s", "node_latency_s")
 
 
 def timing(question: Question, resolved: Resolved, target: Target, factors: FactorSet) -> StepTime:
@@ -28,11 +28,6 @@ def timing(question: Question, resolved: Resolved, target: Target, factors: Fact
     run = resolved.run
     operations = operations_of(question.architecture, run, platform=target.platform, source=question.source)
     if question.achieved_tflops is None:
-        if run.num_gpus > ONE_MACHINE_GPUS:
-            raise NotSupportedError(
-                f"--num-gpus {run.num_gpus} needs several machines, and links between machines are not built yet; "
-                f"use at most {ONE_MACHINE_GPUS}, or give the speed yourself with --achieved-tflops."
-            )
         return linked(step_time(operations, factors, run=run), operations, factors, run)
     if not (math.isfinite(question.achieved_tflops) and question.achieved_tflops > 0):
         raise InputError(
@@ -76,9 +71,9 @@ def _link_at(factors: FactorSet, end: str) -> dict[str, Factor]:
     """All factors, those of the link at one end of their intervals (a low latency is the good end)."""
     good = {"low": "high", "high": "low"}
     moved = dict(factors.factors)
-    for name in LINK_FACTORS:
+    for name in (*LINK_FACTORS, *NETWORK_FACTORS):
         if name in moved:
-            which = good[end] if name == "link_latency_s" else end
+            which = good[end] if name in LATENCIES else end
             moved[name] = replace(moved[name], value=getattr(moved[name], which))
     return moved
 
@@ -104,5 +99,6 @@ def link_notes(run: Run, factors: FactorSet, question: Question) -> tuple[str, .
     """Which factors of several GPUs nobody has measured."""
     if run.num_gpus == 1 or question.achieved_tflops is not None:
         return ()
-    assumed = [name for name in LINK_FACTORS if name in factors.factors and factors.factors[name].origin == "assumed"]
+    names = (*LINK_FACTORS, *NETWORK_FACTORS)
+    assumed = [name for name in names if name in factors.factors and factors.factors[name].origin == "assumed"]
     return (f"assumed, not measured: {', '.join(assumed)}",) if assumed else ()

@@ -74,7 +74,16 @@ RUN: Group = {
 
 PARALLEL: Group = {
     "num_gpus": _machine(int, "GPUs of the whole job.", metavar="N"),
-    "sharding": _machine(str, "How the job is spread.", metavar="none|ddp|zero1|zero2|zero3|fsdp"),
+    "sharding": _machine(
+        str, "How the job is spread.", metavar="none|ddp|zero1|zero2|zero3|fsdp|fsdp-grad-op|hsdp"
+    ),
+    "gpus_per_node": _machine(int, "GPUs of one machine.", metavar="N"),
+    "internode_gbps": _machine(float, "Network of one machine, Gbit/s.", metavar="X"),
+    "sync_each_micro_batch": _machine(
+        bool,
+        "Gradients are reduced after every micro-batch, without no_sync.",
+        "--sync-each-micro-batch/--no-sync-each-micro-batch",
+    ),
 }
 
 UNBUILT_PARALLEL: Group = {

@@ -46,13 +46,14 @@ RUN = {
 }
 AMOUNT = {"--tokens", "--num-samples", "--mean-tokens", "--num-train-epochs", "--max-steps"}
 REFUSED_BY_NAME = {"--tp", "--pp", "--cp", "--offload"}
+NODES = {"--gpus-per-node", "--internode-gbps", "--sync-each-micro-batch", "--no-sync-each-micro-batch"}
 MACHINE = {"--gpu", "--num-gpus", "--sharding", "--record", "--achieved-tflops", "--usd-per-gpu-hour", "--prices"}
 OPTIONS = {
     "env": {"--json"},
     "calibrate": {"--device", "--quick", "--full", "--out", "--fresh", "--no-fit", "--json"},
     "fit": {"--json"},
     "measure": RUN | {"--device", "--steps", "--ignore-memory", "--json"},
-    "estimate": RUN | AMOUNT | MACHINE | REFUSED_BY_NAME | {"--max-batch", "--max-length-that-fits", "--json"},
+    "estimate": RUN | AMOUNT | MACHINE | NODES | REFUSED_BY_NAME | {"--max-batch", "--max-length-that-fits", "--json"},
     "compare": {"--json"},
     "validate": {"--explain", "--max-median-error", "--json"},
     "catalog": {"--json"},

@@ -187,9 +187,24 @@ def test_an_assumed_link_widens_the_interval_and_is_named() -> None:
     assert any("assumed, not measured: link_bytes_per_s" in note for note in four.notes)
 
 
-def test_more_gpus_than_one_machine_has_are_refused_by_name() -> None:
-    with pytest.raises(InputError, match=r"--num-gpus 16.*--achieved-tflops"):
-        ask(method="lora", num_gpus=16)
+def test_several_machines_are_joined_by_a_known_or_given_network() -> None:
+    slow = ask(method="full", num_gpus=16, sharding="fsdp", internode_gbps=100)
+    fast = ask(method="full", num_gpus=16, sharding="fsdp", internode_gbps=3200)
+    known = ask(method="full", num_gpus=16, sharding="fsdp")
+    assert slow.step_time_s.value > fast.step_time_s.value
+    assert any("joined at 100 Gbit/s each (--internode-gbps)" in note for note in slow.notes)
+    assert any("Gbit/s each (aws" in note for note in known.notes), "the catalog's instance with this GPU"
+    assert known.origins["node_bytes_per_s"] == "assumed"
+    two = ask(method="full", num_gpus=16, sharding="fsdp", gpus_per_node=2, internode_gbps=100)
+    assert two.step_time_s.value > slow.step_time_s.value, "the machine's network is shared by fewer, but crossed more"
+
+
+def test_a_gpu_without_a_known_network_asks_for_it() -> None:
+    with pytest.raises(InputError, match="--internode-gbps 400"):
+        forecast(
+            Question(architecture=load_architecture(LLAMA_8B), options={"method": "lora", "num_gpus": 16}),
+            resolve_targets(["rtx-4090-24gb"], {})[0],
+        )
 
 
 def test_an_achieved_rate_above_the_peak_is_refused() -> None:

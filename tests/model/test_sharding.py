@@ -119,4 +119,43 @@ def test_more_gpus_never_need_more_memory_each(make: Make, run_of: RunOf, shardi
 
 
 def test_every_sharding_has_a_row() -> None:
-    assert set(SHARDS) == {"none", "ddp", *SHARDED}
+    assert set(SHARDS) == {"none", "ddp", *SHARDED, "fsdp-grad-op", "hsdp"}
+
+
+def test_grad_op_gathers_once_and_holds_all_weights_at_the_loss(make: Make, run_of: RunOf) -> None:
+    llama = make("llama-3.1-8b")
+    options = {"method": "full", "num_gpus": 8, "max_length": 512}
+    full, grad_op = (run_of(llama, sharding=sharding, **options) for sharding in ("fsdp", "fsdp-grad-op"))
+    assert sent(llama, grad_op, "all_gather") == pytest.approx(2 * llama.total_params, rel=1e-3)
+    assert sent(llama, full, "all_gather") > 1.8 * sent(llama, grad_op, "all_gather")
+    at_loss = [memory_timeline(llama, run).moments["loss"] for run in (full, grad_op)]
+    layers = 2 * (llama.total_params - 2 * llama.embedding_params)
+    assert at_loss[1] - at_loss[0] == pytest.approx(layers, rel=1e-2)
+
+
+def test_hybrid_sharding_is_one_machines_memory_and_reduces_across(make: Make, run_of: RunOf) -> None:
+    llama = make("llama-3.1-8b")
+    one = run_of(llama, method="full", num_gpus=8, sharding="fsdp")
+    four = run_of(llama, method="full", num_gpus=32, sharding="hsdp")
+    assert memory_timeline(llama, four).allocated_bytes == memory_timeline(llama, one).allocated_bytes
+    assert sent(llama, four, "all_reduce") == pytest.approx(2 * llama.total_params / 8, rel=1e-3)
+    groups = {(op.name, op.group, op.group_per_node) for op in collectives(llama, four)}
+    assert groups == {("all_gather", 8, 8), ("reduce_scatter", 8, 8), ("all_reduce", 4, 1)}
+
+
+def test_a_trainer_without_no_sync_holds_shares_of_gradients(make: Make, run_of: RunOf) -> None:
+    """VectorInstitute's trainer calls backward under accumulation without ``no_sync``: reduced every time."""
+    llama = make("llama-3.1-8b")
+    options = {"method": "full", "num_gpus": 2, "sharding": "fsdp", "gradient_accumulation_steps": 4}
+    lazy, eager = run_of(llama, **options), run_of(llama, sync_each_micro_batch=True, **options)
+    optimizer = [memory_timeline(llama, run).moments["optimizer"] for run in (lazy, eager)]
+    assert optimizer[0] - optimizer[1] == pytest.approx(llama.total_params, rel=1e-2), "half of 2 bytes each"
+    assert sent(llama, eager, "reduce_scatter") == pytest.approx(4 * sent(llama, lazy, "reduce_scatter"))
+    assert all(op.once for op in collectives(llama, lazy) if op.name == "reduce_scatter")
+
+
+def test_a_group_over_machines_knows_its_share_of_each(make: Make, run_of: RunOf) -> None:
+    llama = make("llama-3.1-8b", 4)
+    for per_node, expected in ((8, 8), (4, 4), (16, 16)):
+        run = run_of(llama, method="full", num_gpus=48, sharding="fsdp", gpus_per_node=per_node)
+        assert {(op.group, op.group_per_node) for op in collectives(llama, run)} == {(48, expected)}

@@ -1,0 +1,179 @@
+"""Seconds of collectives over links inside a machine and between machines. Pure functions of numbers or arrays.
+
+A group of GPUs has ``per_node`` members on each of ``nodes`` machines. NCCL picks, by size, between a ring through
+all of them, a ring inside and one across (hierarchical), and trees; here the fastest one counts.
+
+Sources: NCCL-tests, doc/PERFORMANCE.md (bytes of each collective); NCCL 2.4's double binary trees (Jeaugey, "Massively
+scale your deep learning training with NCCL 2.4", 2019); hierarchical rings as in Horovod's hierarchical all-reduce.
+Left out: in-network reduction (SHARP, NVLS), congestion above the first switch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tunecast.catalogs.errors import InputError
+from tunecast.model.curves import Array
+from tunecast.model.factors import FactorSet
+from tunecast.model.operation import Kind, Operation, Phase
+from tunecast.model.run import Run
+
+Number = float | Array
+SEGMENTS = ("forward", "backward", "optimizer")
+"""Parts of a step on both clocks; a recomputation belongs to the backward."""
+SEGMENT_OF = {Phase.FORWARD: 0, Phase.RECOMPUTE: 1, Phase.BACKWARD: 1, Phase.OPTIMIZER: 2}
+ROUNDS = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0}
+"""Times that a whole buffer goes around a ring."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Links:
+    """What joins the GPUs of a group: one direction, as one GPU sees it."""
+
+    intra_bytes_per_s: Number
+    """Inside a machine."""
+    inter_bytes_per_s: Number
+    """Between machines: the machine's network over the GPUs that share it."""
+    intra_latency_s: Number = 0.0
+    """Per hop."""
+    inter_latency_s: Number = 0.0
+
+
+def hierarchical_seconds(payload: Number, rounds: Number, per_node: Number, nodes: Number, links: Links) -> Number:
+    """Reduce-scatter inside, ring across over each GPU's slice, all-gather inside: each part in its own time.
+
+    Inside: rounds (m-1) steps of payload/m; across: rounds (k-1) steps of payload/(m k).
+    """
+    inside = rounds * (per_node - 1) * (payload / per_node / links.intra_bytes_per_s + links.intra_latency_s)
+    slice_bytes = payload / per_node / nodes
+    across = rounds * (nodes - 1) * (slice_bytes / links.inter_bytes_per_s + links.inter_latency_s)
+    return inside + across
+
+
+def flat_ring_seconds(payload: Number, rounds: Number, per_node: Number, nodes: Number, links: Links) -> Number:
+    """One ring through every GPU, entering each machine over all of its network at once: the slowest link decides."""
+    members = per_node * nodes
+    slowest = np.minimum(links.intra_bytes_per_s, per_node * links.inter_bytes_per_s)
+    return rounds * (members - 1) * (payload / members / slowest + links.inter_latency_s)
+
+
+def tree_seconds(payload: Number, per_node: Number, nodes: Number, links: Links) -> Number:
+    """Double binary tree all-reduce: the payload up and down once, 2 log2(machines) hops and a chain inside each."""
+    slowest = np.minimum(links.intra_bytes_per_s, per_node * links.inter_bytes_per_s)
+    hops = 2.0 * (np.log2(nodes) * links.inter_latency_s + (per_node - 1) * links.intra_latency_s)
+    return 2.0 * payload / slowest + hops
+
+
+def ring_seconds(payload: Number, name: str, per_node: Number, nodes: Number, links: Links) -> Number:
+    """All-reduce, all-gather or reduce-scatter of a whole buffer of `payload` bytes per GPU."""
+    rounds = ROUNDS[name]
+    inside = hierarchical_seconds(payload, rounds, per_node, nodes, links)
+    best = np.minimum(inside, flat_ring_seconds(payload, rounds, per_node, nodes, links))
+    if name == "all_reduce":
+        best = np.minimum(best, tree_seconds(payload, per_node, nodes, links))
+    return np.where(np.asarray(nodes) > 1, best, inside)
+
+
+def exchange_seconds(payload: Number, per_node: Number, nodes: Number, links: Links) -> Number:
+    """All-to-all of `payload` bytes per GPU: every member gets an equal part, near and far ones at the same time."""
+    members = per_node * nodes
+    near = payload * (per_node - 1) / members / links.intra_bytes_per_s
+    far = payload * (members - per_node) / members / links.inter_bytes_per_s
+    latency = np.where(np.asarray(nodes) > 1, links.inter_latency_s, links.intra_latency_s)
+    return np.maximum(near, far) + (members - 1) * latency
+
+
+def send_seconds(payload: Number, nodes: Number, links: Links) -> Number:
+    """One GPU to the next one of its group."""
+    crosses = np.asarray(nodes) > 1
+    rate = np.where(crosses, np.minimum(links.inter_bytes_per_s, links.intra_bytes_per_s), links.intra_bytes_per_s)
+    return payload / rate + np.where(crosses, links.inter_latency_s, links.intra_latency_s)
+
+
+def collective_seconds(operation: Operation, links: Links, num_gpus: int) -> float:
+    """One execution of a communication operation; without a group it is over all GPUs of one machine."""
+    group = operation.group or num_gpus
+    per_node = operation.group_per_node or group
+    nodes = group // per_node
+    kind = operation.name.rsplit(".", 1)[-1]
+    if kind == "send":
+        return float(send_seconds(operation.bytes, nodes, links))
+    if kind == "all_to_all":
+        return float(exchange_seconds(operation.bytes, per_node, nodes, links))
+    return float(ring_seconds(operation.bytes, kind, per_node, nodes, links))
+
+
+def crosses_machines(operations: Sequence[Operation]) -> bool:
+    """Whether any collective leaves its machine."""
+    return any(o.kind is Kind.COMMUNICATION and o.group > o.group_per_node for o in operations)
+
+
+def links_of(factors: FactorSet, run: Run, *, across: bool) -> Links:
+    """The links of a job, from its factors; what is missing is named."""
+    link = factors.factors.get("link_bytes_per_s")
+    if link is None:
+        raise InputError(
+            f"{run.num_gpus} GPUs communicate, but the factors of {factors.gpu} have no 'link_bytes_per_s': "
+            "use --num-gpus 1, or a record measured with more than one GPU."
+        )
+    network = factors.factors.get("node_bytes_per_s")
+    if network is None and across:
+        raise InputError(
+            f"{run.num_gpus} GPUs of {factors.gpu} take several machines of {run.gpus_per_node}, but no catalog fact "
+            "says how those are joined; give the network of one machine, for example --internode-gbps 400."
+        )
+    latency = {
+        name: found.value if (found := factors.factors.get(name)) else 0.0
+        for name in ("link_latency_s", "node_latency_s")
+    }
+    per_gpu = link.value if network is None else network.value / min(run.gpus_per_node, run.num_gpus)
+    return Links(
+        intra_bytes_per_s=link.value,
+        inter_bytes_per_s=per_gpu,
+        intra_latency_s=latency["link_latency_s"],
+        inter_latency_s=latency["node_latency_s"],
+    )
+
+
+def no_seconds() -> Array:
+    """(segments,) zeros."""
+    return np.zeros(len(SEGMENTS))
+
+
+def communication_when(operation: Operation) -> str:
+    """``blocking``, ``once`` (last micro-batch, beside its work) or ``beside`` (every micro-batch)."""
+    return "blocking" if operation.blocking else "once" if operation.once else "beside"
+
+
+def communication_seconds(
+    operations: Sequence[Operation], factors: FactorSet, *, run: Run, when: str | None = None
+) -> Array:
+    """(segments,) seconds on the link in one optimizer step, overlap not yet taken off; of one kind, or of all."""
+    total = no_seconds()
+    wanted = [o for o in operations if o.kind is Kind.COMMUNICATION and when in (None, communication_when(o))]
+    if not wanted:
+        return total
+    links = links_of(factors, run, across=crosses_machines(wanted))
+    for operation in wanted:
+        total[SEGMENT_OF[operation.phase]] += collective_seconds(operation, links, run.num_gpus) * operation.count
+    return total
+
+
+def bubble_frac(stages: int, micro_batches: int, chunks: int) -> float:
+    """Idle over working time of a pipeline stage under 1F1B: (p - 1) / (v m).
+
+    Source: Narayanan et al. 2021 (arXiv 2104.04473), section 2.2; v chunks per stage when interleaved.
+    """
+    return (stages - 1) / (chunks * micro_batches)
+
+
+def straggler_slowdown(num_gpus: Number, log_sd: Number) -> Number:
+    """How much longer a step takes that waits for the slowest of N GPUs whose times scatter by `log_sd`.
+
+    exp(sd sqrt(2 ln N)): the usual bound of the largest of N normal variables. No source says how much GPUs of one
+    job scatter, so forecasts leave it out unless a factor ``straggler_log_sd`` is measured.
+    """
+    return np.exp(log_sd * np.sqrt(2.0 * np.log(num_gpus)))

@@ -1,0 +1,78 @@
+"""What joins the machines of a job: the user's figure, or the network of a catalog instance with the same GPU."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from tunecast.catalogs.errors import InputError
+from tunecast.catalogs.gpus import Gpu
+from tunecast.catalogs.prices import load_prices
+from tunecast.catalogs.rental_facts import BITS_PER_BYTE, node_network_bytes_per_s
+from tunecast.model.factors import Factor, FactorSet
+from tunecast.model.priors import load_priors
+from tunecast.model.run import Run
+from tunecast.model.units import GIGA
+
+NETWORK_FACTORS = ("node_bytes_per_s", "node_latency_s")
+
+
+@cache
+def catalog_network(gpu_id: str) -> tuple[float, str] | None:
+    """Bytes/s out of one machine, and where that is known from: an instance with this GPU, else with its sibling.
+
+    A sibling differs in memory only (the name's last part); the fastest network of several counts.
+    """
+    found: dict[bool, tuple[float, str]] = {}
+    for offer in load_prices():
+        same = offer.gpu_id == gpu_id
+        if not same and offer.gpu_id.rpartition("-")[0] != gpu_id.rpartition("-")[0]:
+            continue
+        speed = node_network_bytes_per_s(offer.provider, offer.offer_sku)
+        if speed is not None and speed > found.get(same, (0.0, ""))[0]:
+            found[same] = (speed, f"{offer.provider} {offer.offer_sku}")
+    return found.get(True) or found.get(False)
+
+
+def given_network(options: Mapping[str, Any]) -> float | None:
+    """Bytes/s out of one machine, as the user says in Gbit/s."""
+    given = options.get("internode_gbps")
+    if given is None:
+        return None
+    if not (math.isfinite(given) and given > 0):
+        raise InputError(f"--internode-gbps is {given}, which is not above 0; type for example 400.")
+    return float(given) * GIGA / BITS_PER_BYTE
+
+
+def with_network(factors: FactorSet, run: Run, gpu: Gpu | None, options: Mapping[str, Any]) -> FactorSet:
+    """The factors with those of the network between machines, where the job needs several.
+
+    Collectives reach the same part of it as of the link inside a machine, and a hop takes as long: both assumed,
+    since no record and no published run has measured them.
+    """
+    if run.num_gpus <= run.gpus_per_node or "node_bytes_per_s" in factors.factors:
+        return factors
+    speed, where = given_network(options), "--internode-gbps"
+    if speed is None and gpu is not None and (known := catalog_network(gpu.id)) is not None:
+        speed, where = known
+    if speed is None:
+        return factors
+    reached = load_priors()["efficiency"]["link"]
+    network = Factor(
+        value=speed * reached["value"],
+        low=speed * reached["low"],
+        high=speed * reached["high"],
+        unit="B/s",
+        origin="assumed",
+    )
+    added = {"node_bytes_per_s": network}
+    if "link_latency_s" in factors.factors:
+        added["node_latency_s"] = replace(factors.factors["link_latency_s"], origin="assumed")
+    note = (
+        f"{-(-run.num_gpus // run.gpus_per_node)} machines of {run.gpus_per_node} GPUs, joined at "
+        f"{speed * BITS_PER_BYTE / GIGA:,.0f} Gbit/s each ({where})"
+    )
+    return replace(factors, factors={**factors.factors, **added}, notes=(*factors.notes, note))
