@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tunecast.api import calibrate_device, estimate, fit, measure
+    from tunecast.calibrate.watch.callback import TunecastCallback
     from tunecast.catalogs.errors import DeviceError, InputError, NotSupportedError, TunecastError, UnknownNameError
     from tunecast.frames import frame
     from tunecast.model.architectures import load_architecture
@@ -29,6 +30,7 @@ __all__ = [
     "InputError",
     "NotSupportedError",
     "Run",
+    "TunecastCallback",
     "TunecastError",
     "UnknownNameError",
     "Value",
@@ -47,6 +49,7 @@ _HOME = {
     "fit": "tunecast.api",
     "measure": "tunecast.api",
     "frame": "tunecast.frames",
+    "TunecastCallback": "tunecast.calibrate.watch.callback",
     "DeviceError": "tunecast.catalogs.errors",
     "InputError": "tunecast.catalogs.errors",
     "NotSupportedError": "tunecast.catalogs.errors",

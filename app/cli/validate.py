@@ -11,7 +11,13 @@ from tunecast.cli.options import Json
 
 
 def validate(
-    runs: Annotated[Path, typer.Argument(metavar="RUNS.csv", help="A table of measured runs, your own included.")],
+    runs: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUNS.csv|RUN.json",
+            help="A table of measured runs; a record of TunecastCallback; or a trainer_state.json.",
+        ),
+    ],
     explain: Annotated[
         str | None, typer.Option(help="Show how the row with this id was read and forecast.", metavar="ID")
     ] = None,
@@ -19,9 +25,17 @@ def validate(
         float | None,
         typer.Option(help="End with code 3 when a median error is larger: 0.12 is 12%.", metavar="X", min=0.0),
     ] = None,
+    config: Annotated[
+        str | None,
+        typer.Option(help="What a trainer_state.json ran: training file or model.", metavar="FILE|MODEL"),
+    ] = None,
+    gpu: Annotated[str | None, typer.Option(help="What a trainer_state.json ran on.", metavar="GPU")] = None,
+    record: Annotated[
+        list[Path] | None, typer.Option(help="Forecast a single run anew from this calibration record.", metavar="FILE")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Forecast every run of a table and compare with what was measured."""
+    """Forecast runs that were measured, and compare."""
     from tunecast import validation
     from tunecast.cli.console import err, out, print_json, show
     from tunecast.cli.guard import THE_ANSWER_IS_NO
@@ -34,14 +48,18 @@ def validate(
         else:
             show(*explanation(found))
         return
-    result = validation.validate(runs)
-    if as_json:
-        print_json(result.as_dict())
+    if runs.suffix == ".json":
+        from tunecast.run_validation import run_report, validate_run
+
+        run = validate_run(runs, config=config, gpu=gpu, records=record or ())
+        print_json(run.as_dict()) if as_json else show(*run_report(run))
+        missed = [] if max_median_error is None else run.above(max_median_error)
     else:
-        show(*report(result, out().width))
-    for note in result.notes:
-        err().print(note)
-    missed = [] if max_median_error is None else result.above(max_median_error)
+        result = validation.validate(runs)
+        print_json(result.as_dict()) if as_json else show(*report(result, out().width))
+        for note in result.notes:
+            err().print(note)
+        missed = [] if max_median_error is None else result.above(max_median_error)
     for line in missed:
         err().print(line)
     if missed:

@@ -1,0 +1,248 @@
+"""One job that was run, against its forecast: a record of `TunecastCallback`, or a Trainer's ``trainer_state.json``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tunecast.catalogs.errors import InputError
+from tunecast.model.units import HOUR_S, gib
+from tunecast.model.value import Value
+from tunecast.tables import DASH, digits, plain_table
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from tunecast.model.forecast import Forecast
+
+SCHEMA = "tunecast.run-validation/1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One quantity, measured and forecast, in its unit."""
+
+    name: str
+    unit: str
+    measured: float
+    forecast: Value | None
+
+    @property
+    def error(self) -> float | None:
+        """forecast / measured - 1."""
+        return None if self.forecast is None else self.forecast.value / self.measured - 1
+
+    @property
+    def inside(self) -> bool | None:
+        """Whether the measured value lies in the 80% interval."""
+        return None if self.forecast is None else self.forecast.low <= self.measured <= self.forecast.high
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunValidation:
+    """A job with its forecast."""
+
+    source: str
+    gpu: str
+    lines: tuple[Line, ...]
+    notes: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """``tunecast.run-validation/1``."""
+        return {
+            "schema": SCHEMA,
+            "source": self.source,
+            "gpu": self.gpu,
+            "quantities": [
+                {
+                    "name": line.name,
+                    "unit": line.unit,
+                    "measured": line.measured,
+                    "forecast": None if line.forecast is None else line.forecast.as_dict(),
+                    "error": line.error,
+                    "inside": line.inside,
+                }
+                for line in self.lines
+            ],
+            "notes": list(self.notes),
+        }
+
+    def above(self, bar: float) -> list[str]:
+        """A sentence when the step time is further off than `bar`; without a forecast the bar is not met."""
+        error = next((line.error for line in self.lines if line.name == "optimizer step"), None)
+        if error is None:
+            return ["there is no forecast of the step time, so the bar is not met"]
+        return [f"the step time is forecast {error:+.1%} off, above {bar:.1%}"] if abs(error) > bar else []
+
+
+def validate_run(
+    path: Path, *, config: str | None = None, gpu: str | None = None, records: Iterable[Path] = ()
+) -> RunValidation:
+    """Compare; `config` (a training file or model), `gpu` and `records` are for files that hold no forecast."""
+    from tunecast.calibrate.watch.record import is_run_record
+
+    data = _parsed(path)
+    if is_run_record(data):
+        return of_run_record(path, records=list(records))
+    if isinstance(data, dict) and "log_history" in data:
+        return of_trainer_state(path, data, config=config, gpu=gpu, records=list(records))
+    raise InputError(
+        f"{path} is JSON, but neither a record of tunecast.TunecastCallback nor a trainer_state.json; "
+        "give one of these, or a .csv table of runs."
+    )
+
+
+def _parsed(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"Cannot read {path}: {error.strerror or error}; give the path of a file.") from error
+    except ValueError as error:
+        raise InputError(f"{path} is not JSON ({error}); give a run record or a trainer_state.json.") from error
+
+
+def of_run_record(path: Path, *, records: list[Path]) -> RunValidation:
+    """The forecast as it stood when the job began; with `records` it is made anew from these."""
+    from tunecast.calibrate.watch.clock import Window, predicted_mean
+    from tunecast.calibrate.watch.record import read_run_record
+
+    record = read_run_record(path)
+    told = _forecast_anew(record, records) if records else record["forecast"]
+    windows = [Window(**window) for window in record["windows"]]
+    step = predicted_mean(windows, ahead=None)
+    lines = [] if step is None else [_step_line(step.value, told), _tokens_line(windows, told)]
+    lines += _memory_lines(record, told)
+    if record["steps"] == record["max_steps"]:
+        lines += _whole_lines(record, told)
+    return RunValidation(source=path.name, gpu=record["hardware"]["gpu"] or record["hardware"]["name"],
+                         lines=tuple(lines), notes=_record_notes(record, told, anew=bool(records)))  # fmt: skip
+
+
+def _forecast_anew(record: dict[str, Any], records: list[Path]) -> dict[str, Any] | None:
+    from tunecast.calibrate.fitted_records import fitted_records
+    from tunecast.calibrate.trace.spec import architecture_from_dict, run_from_dict
+    from tunecast.model.estimate import forecast
+    from tunecast.model.forecast_json import forecast_to_dict
+    from tunecast.model.question import Question
+    from tunecast.model.target import resolve_targets
+
+    if record["architecture"] is None or record["run"] is None:
+        raise InputError("The record holds no run to forecast anew; leave --record out.")
+    run = run_from_dict(record["run"])
+    options = {name: getattr(run, name) for name in run.__slots__} | {
+        "lora_target_modules": ",".join(run.lora_target_modules) or None, "max_steps": record["max_steps"],
+        "allow_long_context": True,
+    }  # fmt: skip
+    question = Question(architecture=architecture_from_dict(record["architecture"]), options=options)
+    target = resolve_targets([record["hardware"]["gpu"]], fitted_records(records))[0]
+    return forecast_to_dict(forecast(question, target))
+
+
+def _value(told: dict[str, Any] | None, *keys: str, scale: float = 1.0) -> Value | None:
+    """A value of a forecast's JSON; None where it is null or there is no forecast."""
+    found: Any = told
+    for key in keys:
+        found = None if found is None else found.get(key)
+    return None if found is None else Value(**found).scaled(scale)
+
+
+def _step_line(measured_s: float, told: dict[str, Any] | None) -> Line:
+    return Line(name="optimizer step", unit="s", measured=measured_s, forecast=_value(told, "step_time_s"))
+
+
+def _tokens_line(windows: list[Any], told: dict[str, Any] | None) -> Line:
+    measured = sum(window.tokens for window in windows) / sum(window.seconds for window in windows)
+    return Line(name="speed", unit="tokens/s", measured=measured, forecast=_value(told, "tokens_per_s"))
+
+
+def _memory_lines(record: dict[str, Any], told: dict[str, Any] | None) -> list[Line]:
+    """Views that the device has. The forecast is that of the mean length, so it counts only where all are equal."""
+    run, longest = record["run"], record["longest_run"]
+    same = run is not None and longest is not None and run["max_length"] == longest["max_length"]
+    return [
+        Line(
+            name=f"memory {view}",
+            unit="GiB",
+            measured=gib(record["memory"][f"{view}_bytes"]),
+            forecast=_value(told, "memory", f"{view}_gib") if same else None,
+        )
+        for view in ("allocated", "reserved", "process")
+        if record["memory"].get(f"{view}_bytes") is not None
+    ]
+
+
+def _whole_lines(record: dict[str, Any], told: dict[str, Any] | None) -> list[Line]:
+    """The whole training: time and, where a price is known, money."""
+    hours = record["wall_s"] / HOUR_S
+    whole = [Line(name="training", unit="h", measured=hours, forecast=_train_hours(record, told))]
+    price = record["usd_per_h"]
+    if price is not None:
+        cost = None if whole[0].forecast is None else whole[0].forecast.scaled(price)
+        whole.append(Line(name="cost of the training", unit="$", measured=hours * price, forecast=cost))
+    return whole
+
+
+def _train_hours(record: dict[str, Any], told: dict[str, Any] | None) -> Value | None:
+    """Steps times the forecast of one: what the record's clock also saw, without start-up and saves."""
+    step = _value(told, "step_time_s")
+    return None if step is None else step.scaled(record["max_steps"] / HOUR_S)
+
+
+def _record_notes(record: dict[str, Any], told: dict[str, Any] | None, *, anew: bool) -> tuple[str, ...]:
+    notes = [f"{record['steps']} of {record['max_steps']} steps, {len(record['windows'])} timed windows"]
+    if record["asides"]:
+        notes.append(f"{record['asides']} evaluations and saves took {record['aside_s']:.1f} s beside the steps")
+    notes += [f"flag: {flag}" for flag in record["flags"]]
+    if told is None:
+        notes.append(f"no forecast: {record['why_no_forecast'] or 'none was made'}")
+    elif anew:
+        notes.append("the forecast was made now, from the records given")
+    return tuple(notes)
+
+
+def of_trainer_state(
+    path: Path, state: dict[str, Any], *, config: str | None, gpu: str | None, records: list[Path]
+) -> RunValidation:
+    """A Trainer's own state says how long it took, not what was run: that, and the GPU, must be given."""
+    from tunecast.api import estimate
+
+    runtime_s, steps = _runtime(path, state), int(state.get("global_step") or 0)
+    if config is None or gpu is None:
+        missing = "--config FILE_OR_MODEL" if config is None else "--gpu NAME"
+        raise InputError(f"{path} does not say what was run on what; add {missing}.")
+    told: Forecast = estimate(config, gpu=gpu, records=records)[0]
+    lines = (
+        Line(name="optimizer step", unit="s", measured=runtime_s / steps, forecast=told.step_time_s),
+        Line(name="training", unit="h", measured=runtime_s / HOUR_S, forecast=told.step_time_s.scaled(steps / HOUR_S)),
+    )
+    notes = ["train_runtime holds evaluations and saves too: the step measured here is an upper bound"]
+    return RunValidation(source=path.name, gpu=told.gpu, lines=lines, notes=tuple(notes))
+
+
+def _runtime(path: Path, state: dict[str, Any]) -> float:
+    found = [entry["train_runtime"] for entry in state["log_history"] if "train_runtime" in entry]
+    if not found or not state.get("global_step"):
+        raise InputError(f"{path} has no train_runtime: the training had not ended; give the last trainer_state.json.")
+    return float(found[-1])
+
+
+def run_report(found: RunValidation) -> list[RenderableType]:
+    """The comparison as a table."""
+    table = plain_table(
+        "", "measured", "forecast", "80% interval", "error", "inside",
+        right=("measured", "forecast", "80% interval", "error"),
+    )  # fmt: skip
+    for line in found.lines:
+        told = line.forecast
+        table.add_row(
+            f"{line.name}, {line.unit}",
+            digits(line.measured),
+            DASH if told is None else digits(told.value),
+            DASH if told is None else f"{digits(told.low)}–{digits(told.high)}",
+            DASH if line.error is None else f"{line.error:+.1%}",
+            DASH if line.inside is None else "yes" if line.inside else "no",
+        )
+    return [f"{found.source} on {found.gpu}", table, *(f"- {note}" for note in found.notes)]

@@ -1,0 +1,162 @@
+"""What a Trainer is about to run, in the words of a forecast: read from its arguments and its model.
+
+Nothing is changed and nothing is computed on the device. What cannot be told is refused by name; the caller then
+measures without a forecast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tunecast.catalogs.errors import NotSupportedError
+from tunecast.model.architecture import Architecture
+
+SHORT_DTYPES = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A job as the forecast sees it; lengths follow from its first batches."""
+
+    architecture: Architecture
+    options: dict[str, Any]
+    """As on the command line with underscores, without ``max_length``."""
+
+
+def read_job(args: Any, model: Any) -> Job:
+    """`args` is a ``TrainingArguments`` (or a TRL config), `model` what the callback is handed.
+
+    Raises NotSupportedError (or InputError) for an architecture or a way of training without formulas.
+    """
+    from tunecast.model.architectures import architecture_from_config
+
+    base = base_model(model)
+    config = dict(base.config.to_dict())
+    config.pop("quantization_config", None)
+    config.setdefault("architectures", None)
+    name = str(config.get("_name_or_path") or config.get("model_type"))
+    options = {
+        **method_options(model, base),
+        **dtype_options(args, model, base),
+        **trainer_options(args, base),
+        **spread_options(args),
+        "allow_long_context": True,
+    }
+    return Job(architecture=architecture_from_config(config, name), options=options)
+
+
+def base_model(model: Any) -> Any:
+    """The transformers model under PEFT's and accelerate's wrappers."""
+    while not hasattr(model, "config") or hasattr(model, "module"):
+        if not hasattr(model, "module"):
+            raise NotSupportedError(
+                f"The model is a {type(model).__name__}, which has no config; a transformers one has."
+            )
+        model = model.module
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def method_options(model: Any, base: Any) -> dict[str, Any]:
+    """What is trained, and how the base is stored."""
+    configs = getattr(model, "peft_config", None)
+    if configs is None:
+        frozen = sum(not parameter.requires_grad for parameter in base.parameters())
+        if frozen:
+            raise NotSupportedError(
+                f"{frozen} tensors of the model are frozen without adapters, which is not forecast."
+            )
+        return {"method": "full"}
+    adapter = configs[getattr(model, "active_adapter", "default")]
+    kind = str(getattr(adapter.peft_type, "value", adapter.peft_type))
+    if kind != "LORA":
+        raise NotSupportedError(f"The adapters are {kind}, and only LORA is forecast.")
+    lora = {
+        "method": "lora",
+        "lora_r": int(adapter.r),
+        "lora_dropout": float(adapter.lora_dropout),
+        "lora_target_modules": ",".join(adapted_modules(model)),
+    }
+    return lora | four_bit_options(base)
+
+
+def adapted_modules(model: Any) -> list[str]:
+    """Last names of the modules that carry an adapter, each once, in the model's order."""
+    names = (name.rpartition(".")[2] for name, module in model.named_modules() if hasattr(module, "lora_A"))
+    return list(dict.fromkeys(names))
+
+
+def four_bit_options(base: Any) -> dict[str, Any]:
+    """The base's 4-bit storage; an 8-bit or otherwise quantized base is refused."""
+    quantization = getattr(base.config, "quantization_config", None)
+    if quantization is None:
+        return {}
+    said = quantization if isinstance(quantization, Mapping) else quantization.to_dict()
+    if not said.get("load_in_4bit", said.get("_load_in_4bit")):
+        raise NotSupportedError(
+            f"The base is quantized by {said.get('quant_method')}, and only 4-bit bases are forecast."
+        )
+    return {
+        "method": "qlora",
+        "bnb_4bit_quant_type": said["bnb_4bit_quant_type"],
+        "double_quant": bool(said["bnb_4bit_use_double_quant"]),
+    }
+
+
+def dtype_options(args: Any, model: Any, base: Any) -> dict[str, Any]:
+    """Storage of base and adapters by their largest share, and autocast or pure arithmetic."""
+    adapters = [p for name, p in model.named_parameters() if "lora_" in name]
+    own = {id(parameter) for parameter in adapters}
+    weights = [p for p in base.parameters() if id(p) not in own and str(p.dtype) in SHORT_DTYPES]
+    dtype = commonest(weights)
+    autocast = "bf16" if args.bf16 else "fp16" if args.fp16 else None
+    options = {"dtype": dtype, "precision": f"{autocast}-autocast" if autocast else dtype}
+    return options | ({"adapter_dtype": commonest(adapters)} if adapters else {})
+
+
+def commonest(parameters: Iterable[Any]) -> str:
+    """The dtype that most of these parameters' elements have."""
+    elements: dict[str, int] = {}
+    for parameter in parameters:
+        elements[str(parameter.dtype)] = elements.get(str(parameter.dtype), 0) + parameter.numel()
+    if not elements:
+        raise NotSupportedError("The model has no weights in bf16, fp16 or fp32, so its dtype cannot be told.")
+    dtype = max(elements, key=lambda name: elements[name])
+    if dtype not in SHORT_DTYPES:
+        raise NotSupportedError(f"The weights are {dtype}, and only bf16, fp16 and fp32 are forecast.")
+    return SHORT_DTYPES[dtype]
+
+
+def trainer_options(args: Any, base: Any) -> dict[str, Any]:
+    """Batch, checkpointing, optimizer, attention and loss."""
+    kwargs = args.gradient_checkpointing_kwargs or {}
+    checkpointing = args.gradient_checkpointing or getattr(base, "is_gradient_checkpointing", False)
+    options = {
+        "per_device_train_batch_size": int(args.per_device_train_batch_size),
+        "gradient_accumulation_steps": int(args.gradient_accumulation_steps),
+        "gradient_checkpointing": bool(checkpointing),
+        "reentrant": bool(kwargs.get("use_reentrant", False)) if isinstance(kwargs, Mapping) else False,
+        "optim": str(getattr(args.optim, "value", args.optim)),
+        "attn_implementation": str(getattr(base.config, "_attn_implementation", None) or "sdpa"),
+    }
+    if getattr(args, "use_liger_kernel", False):
+        options["loss_type"] = "liger"
+    elif getattr(args, "loss_type", None):
+        options["loss_type"] = str(args.loss_type)
+    return options
+
+
+def spread_options(args: Any) -> dict[str, Any]:
+    """How many GPUs, and how the job is spread over them."""
+    gpus = int(args.world_size)
+    if gpus == 1:
+        return {}
+    if getattr(args, "deepspeed", None):
+        stage = getattr(getattr(args, "hf_deepspeed_config", None), "get_value", lambda _: None)(
+            "zero_optimization.stage"
+        )
+        if stage not in (1, 2, 3):
+            raise NotSupportedError(f"DeepSpeed runs at ZeRO stage {stage}, and only 1, 2 and 3 are forecast.")
+        return {"num_gpus": gpus, "sharding": f"zero{stage}"}
+    return {"num_gpus": gpus, "sharding": "fsdp" if getattr(args, "fsdp", None) else "ddp"}

@@ -1,0 +1,99 @@
+"""What watching a job left behind: ``tunecast.run/1``, one file per job, with the forecast that it was held against."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from tunecast.calibrate.record import HardwarePart, SensorsPart, file_slug, measured_hash, serialise, write_whole
+from tunecast.catalogs.errors import InputError
+
+RUN_SCHEMA = "tunecast.run/1"
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class WindowPart(_Strict):
+    """Some consecutive steps, timed as a whole."""
+
+    steps: int = Field(gt=0)
+    seconds: float = Field(gt=0)
+    tokens: int = Field(ge=0)
+
+
+class RunFile(_Strict):
+    """The whole file."""
+
+    schema_name: Literal["tunecast.run/1"] = Field(alias="schema")
+    tunecast: str | None
+    created_at: str
+    hardware: HardwarePart
+    software: dict[str, str | None]
+    architecture: dict[str, Any] | None
+    """Null when the model's code has no formulas."""
+    run: dict[str, Any] | None
+    """The resolved run at the mean length that was seen; null without a forecast."""
+    longest_run: dict[str, Any] | None
+    """The same at the greatest length: the peak of memory belongs to it."""
+    steps: int
+    """Steps that were run, warm-up included."""
+    max_steps: int
+    windows: list[WindowPart]
+    aside_s: float
+    """Seconds of evaluations and saves between the windows."""
+    asides: int
+    wall_s: float
+    """From the first step to the last."""
+    memory: dict[str, int | None]
+    sensors: list[SensorsPart]
+    flags: list[str]
+    forecast: dict[str, Any] | None
+    """``tunecast.forecast/1`` as it stood when the job began."""
+    why_no_forecast: str | None
+    usd_per_h: float | None
+
+
+def run_record_name(record: dict[str, Any]) -> str:
+    """``<gpu-id>_run_<utc>_<hash8>.json``."""
+    moment = str(record["created_at"]).replace("-", "").replace(":", "")
+    slug = file_slug(str(record["hardware"]["gpu"] or record["hardware"]["name"]))
+    return f"{slug}_run_{moment}_{measured_hash(record)}.json"
+
+
+def write_run_record(record: dict[str, Any], folder: Path) -> Path:
+    """Write the record into `folder`, made if need be; the file appears whole or not at all."""
+    RunFile.model_validate_json(json.dumps(record))
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / run_record_name(record)
+    write_whole(path, serialise(record))
+    return path
+
+
+def is_run_record(data: Any) -> bool:
+    """Whether parsed JSON is one of ours."""
+    return isinstance(data, dict) and data.get("schema") == RUN_SCHEMA
+
+
+def read_run_record(path: Path) -> dict[str, Any]:
+    """The validated content; raises InputError with what is wrong."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        RunFile.model_validate_json(json.dumps(data))
+    except OSError as error:
+        raise InputError(f"The record {path} cannot be read ({error.strerror or error}).") from error
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise InputError(f"{path} is not JSON; give a file that tunecast.TunecastCallback wrote.") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise InputError(
+            f"{path} is not a whole {RUN_SCHEMA} record ({where}: {first['msg']}); give a file that "
+            "tunecast.TunecastCallback wrote."
+        ) from error
+    record: dict[str, Any] = data
+    return record

@@ -1,0 +1,255 @@
+"""A job that is watched: forecast at the start, measured from the first steps on, both side by side at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tunecast.calibrate.watch.clock import StepClock, predicted_mean
+from tunecast.calibrate.watch.device import Watched, plain, throttle_flags
+from tunecast.calibrate.watch.reading import Job
+from tunecast.catalogs.errors import InputError, TunecastError
+from tunecast.model.forecast import Forecast
+from tunecast.model.units import HOUR_S, gib
+from tunecast.model.value import Value
+
+
+@dataclass(slots=True)
+class Lengths:
+    """Tokens per sample as the job's batches have them; counted on the host."""
+
+    samples: int = 0
+    tokens: int = 0
+    longest: int = 0
+
+    def saw(self, shape: Iterable[int]) -> None:
+        """One micro-batch of (samples, tokens)."""
+        samples, length = tuple(shape)[:2]
+        self.samples += samples
+        self.tokens += samples * length
+        self.longest = max(self.longest, length)
+
+    @property
+    def mean(self) -> int:
+        """Mean tokens per sample, rounded."""
+        return round(self.tokens / self.samples)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """Where a job stands."""
+
+    step: int
+    max_steps: int
+    step_time_s: Value
+    tokens_per_s: float
+    left_s: Value
+    spent_s: float
+
+
+@dataclass(slots=True)
+class Watcher:
+    """One job on one device. Knows nothing of the Trainer that drives it."""
+
+    device: Watched
+    clock: StepClock
+    max_steps: int
+    job: Job | None = None
+    why_no_forecast: str | None = None
+    records: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    usd_per_gpu_hour: float | None = None
+    num_gpus: int = 1
+    lengths: Lengths = field(default_factory=Lengths)
+    forecast: Forecast | None = None
+    longest: Forecast | None = None
+    sensors: list[dict[str, Any]] = field(default_factory=list)
+    flags: set[str] = field(default_factory=set)
+    _step_tokens: int = 0
+    _last_step: int = 0
+
+    def saw_batch(self, shape: Iterable[int]) -> None:
+        """One micro-batch went through the model."""
+        before = self.lengths.tokens
+        self.lengths.saw(shape)
+        self._step_tokens += (self.lengths.tokens - before) * self.num_gpus
+
+    def step_ends(self, step: int, *, aside_follows: bool) -> bool:
+        """An optimizer step is over; True when there is something new to tell."""
+        self._last_step = step
+        closed = self.clock.step_ends(self._step_tokens, aside_follows=aside_follows)
+        self._step_tokens = 0
+        if self.clock.steps_seen == 1:
+            self._forecast()
+        if closed:
+            self._look()
+        return closed
+
+    def _look(self) -> None:
+        reading = self.device.sensors()
+        self.flags |= throttle_flags(reading)
+        self.sensors.append(plain(reading))
+
+    def _forecast(self) -> None:
+        """What was to be expected, at the lengths that the first step showed."""
+        if self.job is None or not self.lengths.samples:
+            return
+        try:
+            self.forecast = self.forecast_at(self.lengths.mean)
+            self.longest = self.forecast_at(self.lengths.longest)
+        except TunecastError as error:
+            self.why_no_forecast = str(error)
+        except Exception as error:  # A fault of ours must not cost the measurement; it is told and recorded.
+            self.why_no_forecast = f"the forecast failed ({type(error).__name__}: {error})"
+
+    def forecast_at(self, length: int) -> Forecast:
+        """The forecast of this job with samples of so many tokens; raises TunecastError where there is none."""
+        from tunecast.model.estimate import forecast
+        from tunecast.model.question import Question
+        from tunecast.model.target import resolve_targets
+
+        assert self.job is not None
+        gpu = self.device.hardware().gpu
+        if gpu is None:
+            raise InputError(f"{self.device.hardware().name} is in no catalog; add it to gpus.csv (CONTRIBUTING.md).")
+        question = Question(
+            architecture=self.job.architecture,
+            options={**self.job.options, "max_length": length, "max_steps": self.max_steps},
+            usd_per_gpu_hour=self.usd_per_gpu_hour,
+        )
+        own = {name: record for name, record in self.records.items() if name == gpu}
+        return forecast(question, resolve_targets([gpu], own)[0])
+
+    def progress(self) -> Progress | None:
+        """Time left, from what was measured; None before the first window."""
+        windows = self.clock.windows
+        mean = predicted_mean(windows, ahead=None)
+        if mean is None:
+            return None
+        steps_left = max(self.max_steps - self._last_step, 0)
+        a_window = sum(window.steps for window in windows) / len(windows)
+        ahead = predicted_mean(windows, ahead=steps_left / a_window)
+        assert ahead is not None
+        assert self.clock.begun_s is not None
+        aside = self.clock.aside_s / self._last_step * steps_left
+        left = ahead.scaled(steps_left)
+        return Progress(
+            step=self._last_step,
+            max_steps=self.max_steps,
+            step_time_s=mean,
+            tokens_per_s=sum(w.tokens for w in windows) / sum(w.seconds for w in windows),
+            left_s=Value(value=left.value + aside, low=left.low + aside, high=left.high + aside),
+            spent_s=self.clock.now() - self.clock.begun_s,
+        )
+
+    def usd_per_h(self) -> float | None:
+        """What the whole job pays per hour: as told, else the catalog's offer of the forecast."""
+        if self.usd_per_gpu_hour is not None:
+            return self.usd_per_gpu_hour * self.num_gpus
+        offer = self.forecast.offer if self.forecast else None
+        return None if offer is None else float(offer["usd_per_hour"])
+
+    def mfu(self) -> float | None:
+        """Required work over the peak at the measured speed; None without a forecast or a known peak."""
+        now, told = self.clock.step_time_s(), self.forecast
+        if now is None or told is None or told.mfu is None:
+            return None
+        return told.mfu * told.step_time_s.value / now.value
+
+    def record(self, *, created_at: str, tunecast: str | None) -> dict[str, Any]:
+        """``tunecast.run/1``."""
+        from tunecast.calibrate.trace.spec import architecture_to_dict, run_to_dict
+        from tunecast.calibrate.watch.record import RUN_SCHEMA
+        from tunecast.model.forecast_json import forecast_to_dict
+
+        told, begun = self.forecast, self.clock.begun_s
+        memory = self.device.memory()
+        return {
+            "schema": RUN_SCHEMA,
+            "tunecast": tunecast,
+            "created_at": created_at,
+            "hardware": plain(self.device.hardware()),
+            "software": self.device.software(),
+            "architecture": None if self.job is None else architecture_to_dict(self.job.architecture),
+            "run": None if told is None else run_to_dict(told.run),
+            "longest_run": None if self.longest is None else run_to_dict(self.longest.run),
+            "steps": self.clock.steps_seen,
+            "max_steps": self.max_steps,
+            "windows": [{"steps": w.steps, "seconds": w.seconds, "tokens": w.tokens} for w in self.clock.windows],
+            "aside_s": self.clock.aside_s,
+            "asides": self.clock.asides,
+            "wall_s": 0.0 if begun is None else self.clock.now() - begun,
+            "memory": plain(memory),
+            "sensors": self.sensors,
+            "flags": sorted(self.flags),
+            "forecast": None if told is None else forecast_to_dict(told),
+            "why_no_forecast": self.why_no_forecast,
+            "usd_per_h": self.usd_per_h(),
+        }
+
+
+def line(watcher: Watcher, *, over: bool = False) -> str | None:
+    """Measured beside forecast in one line; None before anything was measured."""
+    now = watcher.progress()
+    if now is None:
+        return None
+    parts = [
+        f"tunecast: step {now.step}/{now.max_steps}",
+        f"{shown_s(now.step_time_s.value)}/step{_told_time(watcher)}",
+        f"{now.tokens_per_s:,.0f} tokens/s",
+        *_mfu_part(watcher),
+        *_memory_part(watcher),
+        f"{shown_s(now.spent_s)} in all" if over else f"{_span_s(now.left_s)} left",
+        *_money_part(watcher, now, over=over),
+        *([", ".join(sorted(watcher.flags))] if watcher.flags else []),
+    ]
+    return " · ".join(parts)
+
+
+def _told_time(watcher: Watcher) -> str:
+    if watcher.forecast is None:
+        return ""
+    told = watcher.forecast.step_time_s
+    return f" (forecast {shown_s(told.value)}, {shown_s(told.low)} to {shown_s(told.high)})"
+
+
+def _mfu_part(watcher: Watcher) -> list[str]:
+    mfu = watcher.mfu()
+    return [] if mfu is None else [f"MFU {mfu:.0%}"]
+
+
+def _memory_part(watcher: Watcher) -> list[str]:
+    """The peak that the device has, beside the forecast of the same view."""
+    reading = watcher.device.memory()
+    views = (
+        ("allocated", reading.allocated_bytes, "allocated_bytes"),
+        ("process", reading.process_bytes, "process_bytes"),
+    )
+    for name, measured, key in views:
+        if measured is not None:
+            told = getattr(watcher.longest.memory, key) if watcher.longest else None
+            beside = "" if told is None else f" (forecast {gib(told.value):.2f})"
+            return [f"peak {name} {gib(measured):.2f} GiB{beside}"]
+    return []
+
+
+def _money_part(watcher: Watcher, now: Progress, *, over: bool) -> list[str]:
+    usd_per_h = watcher.usd_per_h()
+    if usd_per_h is None:
+        return []
+    spent, left = (seconds / HOUR_S * usd_per_h for seconds in (now.spent_s, now.left_s.value))
+    return [f"${spent:.2f} spent" if over else f"${spent:.2f} of ${spent + left:.2f} at ${usd_per_h:.2f}/h"]
+
+
+def _span_s(value: Value) -> str:
+    return f"{shown_s(value.value)} ({shown_s(value.low)} to {shown_s(value.high)})"
+
+
+def shown_s(seconds: float) -> str:
+    """``0.482 s``, ``12.3 s``, ``4 min 10 s``, ``3 h 05 min``."""
+    if seconds < 100:
+        return f"{seconds:.3g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 100:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"

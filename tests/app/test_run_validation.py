@@ -1,0 +1,169 @@
+"""``tunecast validate`` of one job: a record of the callback made with a scripted clock, and a Trainer's own state."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import tunecast
+from tunecast.calibrate.devices.protocol import Hardware, MemoryReading, Sensors
+from tunecast.calibrate.watch.clock import StepClock
+from tunecast.calibrate.watch.reading import Job
+from tunecast.calibrate.watch.record import write_run_record
+from tunecast.calibrate.watch.watcher import Watcher, line
+from tunecast.cli.program import program
+from tunecast.model.architectures import load_architecture
+from tunecast.model.units import GIB
+
+MODEL = "meta-llama/Llama-3.2-1B"
+OPTIONS = {"method": "lora", "per_device_train_batch_size": 2}
+STEP_S = 0.5
+runner = CliRunner()
+
+
+class FakeCard:
+    """A card that answers what a scripted L40S would."""
+
+    throttle: tuple[str, ...] = ()
+
+    def hardware(self) -> Hardware:
+        return Hardware(device="cuda:0", gpu="l40s-48gb", name="NVIDIA L40S", memory_bytes=44 * GIB)
+
+    def memory(self) -> MemoryReading:
+        return MemoryReading(allocated_bytes=10 * GIB, reserved_bytes=11 * GIB, process_bytes=12 * GIB)
+
+    def sensors(self) -> Sensors:
+        return Sensors(throttle_reasons=self.throttle)
+
+    def software(self) -> dict[str, str | None]:
+        return {"torch": "2.13.0"}
+
+    def synchronize(self) -> None:
+        """Nothing runs."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class ScriptedTime:
+    """Seconds that pass when told."""
+
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def watched(
+    *, steps: int = 23, of: int = 23, lengths: tuple[int, ...] = (512,), throttle: tuple[str, ...] = ()
+) -> Watcher:
+    """A job of steps of half a second each."""
+    time, card = ScriptedTime(), FakeCard()
+    card.throttle = throttle
+    watcher = Watcher(
+        device=card,  # type: ignore[arg-type]
+        clock=StepClock(synchronize=card.synchronize, now=time),
+        max_steps=of,
+        job=Job(architecture=load_architecture(MODEL), options=OPTIONS),
+        usd_per_gpu_hour=3.6,
+    )
+    for step in range(1, steps + 1):
+        watcher.clock.step_begins()
+        for length in lengths:
+            watcher.saw_batch((2, length))
+        time.now_s += STEP_S
+        watcher.step_ends(step, aside_follows=False)
+    watcher.clock.finish()
+    return watcher
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> Path:
+    return write_run_record(watched().record(created_at="2026-01-02T03:04:05Z", tunecast="0"), tmp_path)
+
+
+def quantities(path: Path, *more: str) -> dict[str, dict[str, Any]]:
+    done = runner.invoke(program, ["validate", str(path), "--json", *more])
+    assert done.exit_code == 0, done.output
+    return {row["name"]: row for row in json.loads(done.stdout)["quantities"]}
+
+
+def test_measured_and_forecast_stand_side_by_side(record: Path) -> None:
+    told = tunecast.estimate(MODEL, gpu="l40s", max_length=512, max_steps=23, usd_per_gpu_hour=3.6, **OPTIONS)[0]
+    found = quantities(record)
+    assert found["optimizer step"]["measured"] == pytest.approx(STEP_S)
+    assert found["optimizer step"]["forecast"] == pytest.approx(told.step_time_s.as_dict())
+    assert found["optimizer step"]["error"] == pytest.approx(told.step_time_s.value / STEP_S - 1)
+    assert found["speed"]["measured"] == pytest.approx(2 * 512 / STEP_S)
+    assert found["memory allocated"]["measured"] == pytest.approx(10.0)
+    assert found["memory process"]["measured"] == pytest.approx(12.0)
+    assert found["training"]["measured"] == pytest.approx(23 * STEP_S / 3600)
+    assert found["cost of the training"]["measured"] == pytest.approx(23 * STEP_S / 3600 * 3.6)
+
+
+def test_a_job_that_was_stopped_has_no_whole_training(tmp_path: Path) -> None:
+    path = write_run_record(watched(steps=10, of=23).record(created_at="2026-01-02T03:04:05Z", tunecast="0"), tmp_path)
+    assert "training" not in quantities(path)
+
+
+def test_memory_is_not_compared_where_samples_differ_in_length(tmp_path: Path) -> None:
+    mixed = watched(lengths=(256, 512)).record(created_at="2026-01-02T03:04:05Z", tunecast="0")
+    assert (mixed["run"]["max_length"], mixed["longest_run"]["max_length"]) == (384, 512)
+    found = quantities(write_run_record(mixed, tmp_path))
+    assert found["memory allocated"]["forecast"] is None
+    assert found["optimizer step"]["forecast"] is not None
+
+
+def test_the_line_tells_where_the_job_stands() -> None:
+    text = line(watched(steps=13, of=23, throttle=("sw_power_cap",)))
+    assert text is not None
+    assert "step 13/23" in text
+    assert "2,048 tokens/s" in text
+    assert "5 s (5 s to 5 s) left" in text  # 10 steps of half a second, and no two windows differ
+    assert "$0.01 of $0.01 at $3.60/h" in text  # 13 and 23 steps of half a second at 0.1 cents a second
+    assert "power_capped" in text
+
+
+def test_the_bar_decides_the_exit_code(record: Path) -> None:
+    error = abs(quantities(record)["optimizer step"]["error"])
+    assert runner.invoke(program, ["validate", str(record), "--max-median-error", str(error * 1.01)]).exit_code == 0
+    assert runner.invoke(program, ["validate", str(record), "--max-median-error", str(error * 0.99)]).exit_code == 3
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    path = tmp_path / "trainer_state.json"
+    history = [{"loss": 2.0, "step": 10}, {"train_runtime": 60.0, "step": 120}]
+    path.write_text(json.dumps({"global_step": 120, "max_steps": 120, "log_history": history}))
+    return path
+
+
+def test_a_trainer_state_is_compared_with_what_it_ran(state: Path) -> None:
+    found = quantities(state, "--config", MODEL, "--gpu", "l40s")
+    told = tunecast.estimate(MODEL, gpu="l40s")[0]
+    assert found["optimizer step"]["measured"] == pytest.approx(0.5)
+    assert found["training"]["forecast"]["value"] == pytest.approx(told.step_time_s.value * 120 / 3600)
+
+
+@pytest.mark.parametrize(
+    ("content", "more", "says"),
+    [
+        (None, ["--config", MODEL], "--gpu NAME"),
+        (None, ["--gpu", "l40s"], "--config FILE_OR_MODEL"),
+        ({"log_history": [], "global_step": 3}, ["--config", MODEL, "--gpu", "l40s"], "has no train_runtime"),
+        ({"schema": "something/9"}, [], "neither a record"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(
+    state: Path, content: dict[str, Any] | None, more: list[str], says: str
+) -> None:
+    if content is not None:
+        state.write_text(json.dumps(content))
+    done = runner.invoke(program, ["validate", str(state), *more])
+    assert done.exit_code == 2
+    assert says in done.output
+    assert "Traceback" not in done.output

@@ -1,0 +1,190 @@
+"""The callback in real Trainers on tiny models: it reads the job right, measures it, and never breaks it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tunecast
+from tunecast.calibrate.watch.clock import StepClock
+from tunecast.calibrate.watch.reading import read_job
+from tunecast.calibrate.watch.record import read_run_record
+from tunecast.catalogs.errors import InputError, NotSupportedError
+from tunecast.model.optimizer import trainable_params
+from tunecast.model.resolve import resolve_run
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+peft = pytest.importorskip("peft")
+
+RECORDS = Path(__file__).resolve().parents[3] / "results" / "records"
+LENGTH = 64
+VOCAB = 512
+
+
+def tiny_llama() -> Any:
+    config = transformers.LlamaConfig(
+        hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=VOCAB, max_position_embeddings=256,
+    )  # fmt: skip
+    return transformers.LlamaForCausalLM(config).to(torch.bfloat16)
+
+
+def lora(model: Any, **more: Any) -> Any:
+    config = {"r": 4, "target_modules": ["q_proj", "down_proj"], "task_type": "CAUSAL_LM", "lora_dropout": 0.1, **more}
+    return peft.get_peft_model(model, peft.LoraConfig(**config))
+
+
+def arguments(folder: Path, **more: Any) -> Any:
+    settings = {
+        "max_steps": 12, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "bf16": True,
+        "report_to": [], "use_cpu": True, "gradient_checkpointing": True, "save_strategy": "no",
+        "logging_steps": 4, "disable_tqdm": True, **more,
+    }  # fmt: skip
+    return transformers.TrainingArguments(output_dir=str(folder / "out"), **settings)
+
+
+def trained(model: Any, args: Any, watch: Any) -> Any:
+    ids = torch.randint(0, VOCAB, (LENGTH,))
+    trainer = transformers.Trainer(
+        model=model, args=args, train_dataset=[{"input_ids": ids, "labels": ids}] * 200, callbacks=[watch]
+    )
+    trainer.train()
+    return trainer
+
+
+@pytest.fixture
+def short_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every step a window: the tiny jobs here last less than a full one."""
+    monkeypatch.setattr("tunecast.calibrate.watch.callback.StepClock", lambda **k: StepClock(**k, window_s=0.0))
+
+
+@pytest.mark.usefixtures("short_windows")
+def test_a_job_is_forecast_measured_and_recorded(tmp_path: Path) -> None:
+    lines: list[str] = []
+    watch = tunecast.TunecastCallback(
+        records=sorted(RECORDS.glob("cpu_*.json")), usd_per_gpu_hour=3.0, out=tmp_path, tell=lines.append
+    )
+    model = lora(tiny_llama())
+    trained(model, arguments(tmp_path), watch)
+    assert watch.broken is None
+    record = read_run_record(watch.written)
+    assert record["why_no_forecast"] is None
+    assert record["steps"] == record["max_steps"] == 12
+    assert sum(window["steps"] for window in record["windows"]) == 12 - 3
+    assert all(window["tokens"] == 2 * 2 * LENGTH * window["steps"] for window in record["windows"])
+    run = record["run"]
+    assert (run["max_length"], run["lora_r"], run["lora_dropout"]) == (LENGTH, 4, 0.1)
+    assert set(run["lora_target_modules"]) == {"q_proj", "down_proj"}
+    assert record["forecast"]["trainable_params"] == sum(p.numel() for p in model.parameters() if p.requires_grad)
+    assert record["usd_per_h"] == 3.0
+    assert len([text for text in lines if "/step" in text]) == 2
+    assert "forecast" in lines[0]
+
+
+@pytest.mark.usefixtures("short_windows")
+def test_without_a_record_of_this_processor_it_is_measured_only(tmp_path: Path) -> None:
+    lines: list[str] = []
+    watch = tunecast.TunecastCallback(out=tmp_path, tell=lines.append)
+    trained(lora(tiny_llama()), arguments(tmp_path), watch)
+    record = read_run_record(watch.written)
+    assert record["forecast"] is None
+    assert "calibrate" in record["why_no_forecast"]
+    assert record["windows"]
+    assert any("measured only" in text for text in lines)
+
+
+@pytest.mark.usefixtures("short_windows")
+def test_saves_are_aside(tmp_path: Path) -> None:
+    watch = tunecast.TunecastCallback(out=None, tell=lambda _: None)
+    trained(lora(tiny_llama()), arguments(tmp_path, save_strategy="steps", save_steps=6), watch)
+    assert watch.broken is None
+    assert watch.watcher.clock.asides == 1  # the save at the last step has no step after it
+    assert watch.watcher.clock.aside_s > 0
+
+
+def test_what_breaks_inside_is_told_once_and_the_training_ends_as_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("sensor fell off")
+
+    monkeypatch.setattr("tunecast.calibrate.watch.watcher.Watcher.step_ends", fail)
+    lines: list[str] = []
+    watch = tunecast.TunecastCallback(out=tmp_path, tell=lines.append)
+    model = lora(tiny_llama())
+    trainer = trained(model, arguments(tmp_path), watch)
+    assert trainer.state.global_step == 12
+    assert [text for text in lines if "sensor fell off" in text] == lines
+    assert len(lines) == 1
+    assert not model._forward_pre_hooks
+    assert watch.written is None
+
+
+@pytest.mark.usefixtures("short_windows")
+def test_watching_changes_no_result(tmp_path: Path) -> None:
+    def final_loss(callbacks: list[Any]) -> float:
+        transformers.set_seed(0)
+        model = lora(tiny_llama())
+        data = [{"input_ids": ids, "labels": ids} for ids in torch.randint(0, VOCAB, (50, LENGTH))]
+        trainer = transformers.Trainer(model=model, args=arguments(tmp_path), train_dataset=data, callbacks=callbacks)
+        return float(trainer.train().training_loss)
+
+    watched = final_loss([tunecast.TunecastCallback(out=None, tell=lambda _: None)])
+    assert watched == final_loss([])
+
+
+def job_options(tmp_path: Path, model: Any, **more: Any) -> dict[str, Any]:
+    return read_job(arguments(tmp_path, **more), model).options
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ({}, {"precision": "bf16-autocast", "dtype": "bf16", "gradient_checkpointing": True, "reentrant": False}),
+        ({"bf16": False}, {"precision": "bf16"}),
+        ({"gradient_checkpointing_kwargs": {"use_reentrant": True}}, {"reentrant": True}),
+        ({"gradient_checkpointing": False}, {"gradient_checkpointing": False}),
+        ({"optim": "adamw_torch"}, {"optim": "adamw_torch"}),
+    ],
+)
+def test_arguments_are_read_as_the_trainer_means_them(
+    tmp_path: Path, more: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    options = job_options(tmp_path, lora(tiny_llama()), **more)
+    assert {name: options[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_the_job_as_read_trains_what_the_model_trains(tmp_path: Path, method: str) -> None:
+    model = lora(tiny_llama()) if method == "lora" else tiny_llama()
+    job = read_job(arguments(tmp_path), model)
+    run = resolve_run(job.architecture, {**job.options, "max_length": LENGTH}).run
+    assert run.method == method
+    assert job.architecture.total_params == sum(
+        p.numel() for name, p in model.named_parameters() if "lora_" not in name
+    )
+    assert trainable_params(job.architecture, run) == sum(p.numel() for p in model.parameters() if p.requires_grad)
+
+
+def test_what_has_no_formula_is_refused_by_name(tmp_path: Path) -> None:
+    model = tiny_llama()
+    model.model.embed_tokens.weight.requires_grad_(False)
+    with pytest.raises(NotSupportedError, match="frozen without adapters"):
+        read_job(arguments(tmp_path), model)
+    adapter = peft.IA3Config(target_modules=["k_proj"], feedforward_modules=[], task_type="CAUSAL_LM")
+    scaled = peft.get_peft_model(tiny_llama(), adapter)
+    with pytest.raises(NotSupportedError, match="IA3"):
+        read_job(arguments(tmp_path), scaled)
+    with pytest.raises(NotSupportedError, match="Linear"):
+        read_job(arguments(tmp_path), torch.nn.Linear(2, 2))
+
+
+def test_a_damaged_record_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps({"schema": "tunecast.run/1"}))
+    with pytest.raises(InputError, match="not a whole tunecast"):
+        read_run_record(path)
