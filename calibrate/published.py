@@ -140,6 +140,7 @@ def _options(row: dict[str, str]) -> dict[str, Any]:
         if column in row:
             options |= _lookup(column, row[column])
     if "framework" in row:
+        options |= _framework_options(row["framework"])
         options |= _variant_options(row)
     options["max_length"] = _whole(row, "seq_len")
     options["per_device_train_batch_size"] = _whole(row, "micro_batch")
@@ -147,7 +148,12 @@ def _options(row: dict[str, str]) -> dict[str, Any]:
     options["num_gpus"] = _whole(row, "gpus") if "gpus" in row else 1
     if options["num_gpus"] > 1 and "sharding" not in options:
         raise _SkipRowError("parallelism is not stated")
-    if options["method"] != "full":
+    if options["num_gpus"] > 1 and options.get("sharding") == "fsdp":
+        # TRL prepares no 4-bit base that FSDP shards (``is_sharded_qlora`` in its ``SFTTrainer``).
+        options.pop("upcast_non_quantized", None)
+    if options["method"] == "full":
+        options.pop("lora_dropout", None)
+    else:
         if "rank" in row:
             options["lora_r"] = _whole(row, "rank")
         if options.get("precision") in ("bf16", "fp16") and _stack(row) != DEFAULT_STACK:
@@ -175,6 +181,15 @@ def _stack(row: dict[str, str]) -> str:
         if row["framework"].startswith(prefix):
             return str(label)
     raise _SkipRowError(f"framework {row['framework']!r} is not in the vocabulary")
+
+
+def _framework_options(framework: str) -> dict[str, Any]:
+    """What a framework's text says about every run with it: versions of code, and settings of its scripts."""
+    options: dict[str, Any] = {}
+    for pattern, found in vocabulary()["framework_options"]:
+        if re.search(pattern, framework):
+            options |= found
+    return options
 
 
 def _variant_options(row: dict[str, str]) -> dict[str, Any]:

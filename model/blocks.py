@@ -86,4 +86,4 @@ def checkpointed_layer(step: Step, where: str, layer: Layer, x: Tensor, tables: 
         step.cache = outer
         return out
 
-    return step.tape.checkpoint(again, x, reentrant=step.run.reentrant)
+    return step.tape.checkpoint(again, x, reentrant=step.run.reentrant, held=step.run.fsdp_version == 1)

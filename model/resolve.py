@@ -271,6 +271,8 @@ def resolve_run(
     _software(fields, defaults)
     take_kernels(fields, architecture, defaults)
     take_parallel(fields, architecture, whole_number)
+    if fields.values["num_gpus"] == 1:
+        fields.put("fsdp_version", Run(method="full").fsdp_version, "stack-default")
     _note_window(fields, architecture)
     run = Run(**{name: fields.values[name] for name in RUN_FIELDS if name in fields.values})
     origins = {name: fields.origins.get(name, "stack-default") for name in RUN_FIELDS}

@@ -109,6 +109,18 @@ class Run:
         return part in self.fused_kernels
 
     @property
+    def holds_checkpoints(self) -> bool:
+        """Whether checkpoints and their gradients outlive their layer's backward, to its end.
+
+        FSDP 1 hangs a hook on every input of a unit without trained parameters and drops it only after the
+        backward (torch ``_register_post_backward_reshard_only_hook``); the inputs of reentrant checkpoints are
+        leaves, so the hook's node holds them and their gradients. One GPU has version 1 only as `step.tape_run`,
+        which leaves the sharding out.
+        """
+        sharded = self.sharding in ("fsdp", "fsdp-grad-op", "hsdp") or self.num_gpus == 1
+        return sharded and self.fsdp_version == 1 and self.has_adapters and self.reentrant
+
+    @property
     def has_adapters(self) -> bool:
         """Whether low-rank adapters are trained and the base is frozen."""
         return self.method in ("lora", "qlora")

@@ -154,10 +154,12 @@ def write_micro_batch(step: Step, layers: tuple[Layer, ...], ids: Tensor, labels
 def tape_run(run: Run) -> Run:
     """The run as the tape sees it, so that runs which differ only in what it leaves out share one.
 
-    It is one GPU's step without collectives, and all micro-batches after the first are equal.
+    It is one GPU's step without collectives, and all micro-batches after the first are equal. FSDP's version
+    stays 1 only where it holds checkpoints.
     """
     micro_batches = min(run.gradient_accumulation_steps, MICRO_BATCHES)
-    return replace(run, num_gpus=1, sharding="none", gradient_accumulation_steps=micro_batches)
+    version = 1 if run.holds_checkpoints else 2
+    return replace(run, num_gpus=1, sharding="none", gradient_accumulation_steps=micro_batches, fsdp_version=version)
 
 
 def write_step(architecture: Architecture, run: Run, platform: str, depth: int | None) -> Tape:

@@ -156,6 +156,8 @@ class Tape:
         self._nodes: list[Node] = []
         self._meeting: dict[str, tuple[Tensor, int]] = {}
         self._last_save = 0
+        self._held: list[Tensor] = []
+        """What something outside autograd keeps until the end of the backward."""
 
     # -- recording -----------------------------------------------------------------------------
 
@@ -224,6 +226,8 @@ class Tape:
         assert output.node is not None
         nodes, self._nodes = self._nodes, []
         self._run_nodes(nodes, {id(output.node): grad}, [])
+        self.hold(*self._held)
+        self._held = []
 
     def _run_nodes(self, nodes: list[Node], pending: dict[int, Tensor], recomputed: list[Event]) -> None:
         """Run `nodes` in reverse, playing `recomputed` before the first one that needs a saved tensor."""
@@ -291,11 +295,14 @@ class Tape:
 
     # -- checkpointing -------------------------------------------------------------------------
 
-    def checkpoint(self, function: Callable[[Tensor], Tensor], x: Tensor, *, reentrant: bool) -> Tensor:
+    def checkpoint(
+        self, function: Callable[[Tensor], Tensor], x: Tensor, *, reentrant: bool, held: bool = False
+    ) -> Tensor:
         """Run `function` keeping only its input, and run it again when its backward comes.
 
         Non-reentrant recomputation ends once everything that the backward needs exists; the
-        reentrant kind repeats all of it. Left out: random-state bookkeeping.
+        reentrant kind repeats all of it. With `held`, the input and its gradient live to the end of the whole
+        backward. Left out: random-state bookkeeping.
         """
         kept, self.grad_enabled = self.grad_enabled, False
         made = function(x)
@@ -310,11 +317,16 @@ class Tape:
                 self.events.extend(recomputed)
                 recomputed = []
             nodes, self._nodes = self._nodes, outer_nodes
+            if held:
+                grad = Tensor(grad.elements, grad.dtype, grad.storage, is_view=True)
             pending = {id(output.node): grad}
             self._run_nodes(nodes, pending, recomputed)
             if reentrant:
                 self.hold(output)
-            return (pending.pop(id(entry), None),)
+            given = pending.pop(id(entry), None)
+            if held:
+                self._held += [kept for kept in (x, given) if kept is not None]
+            return (given,)
 
         output = self.record(made, (x,), backward, saves=(x,))
         if output.node is not None:

@@ -64,8 +64,8 @@ def test_3_trls_default_loss_says_which_versions_it_stands_for(read: Read) -> No
 
 
 def test_3_a_loss_path_that_is_not_built_is_refused_by_name_when_the_run_is_resolved() -> None:
-    with pytest.raises(NotSupportedError, match="liger"):
-        resolve_run(load_architecture("meta-llama/Llama-3.1-8B"), {"loss_type": "liger"})
+    with pytest.raises(NotSupportedError, match="dft"):
+        resolve_run(load_architecture("meta-llama/Llama-3.1-8B"), {"loss_type": "dft"})
 
 
 def test_3_chunked_loss_and_liger_exclude_each_other(read: Read) -> None:

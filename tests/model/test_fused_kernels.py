@@ -1,0 +1,122 @@
+"""Fused kernels, loss code by age and FSDP 1 against published peaks of torch's allocator and hand arithmetic.
+
+The peaks are those of fms-acceleration's benchmarks (refs/a100_80gb.csv and a100_80gb_liger.csv), which ran
+transformers 4.45 or 4.48 with reentrant checkpointing, LoRA of rank 16 with dropout on q, k, v, o, and 4,096 tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tunecast.catalogs.errors import InputError, NotSupportedError
+from tunecast.model.architectures import load_architecture
+from tunecast.model.inventory import step_operations
+from tunecast.model.memory import memory_timeline
+from tunecast.model.operation import Kind, Operation, Phase
+from tunecast.model.resolve import resolve_run
+from tunecast.model.run import Run
+from tunecast.model.units import GIB
+
+MISTRAL, LLAMA, BIG = "mistralai/Mistral-7B-v0.1", "meta-llama/Meta-Llama-3-8B", "NousResearch/Llama-2-70b-hf"
+OLD = {"method": "lora", "lora_target_modules": "q_proj,k_proj,v_proj,o_proj", "lora_dropout": 0.1, "reentrant": True,
+       "max_length": 4096, "attn_implementation": "flash_attention_2", "loss_code": "4.45"}  # fmt: skip
+NEWER = {**OLD, "loss_code": "4.46", "precision": "bf16"}
+FAST = {"fused_kernels": "rms_norm,rope,cross_entropy"}
+LIGER = {"fused_kernels": "rms_norm,rope", "loss_type": "liger"}
+TWO = {"num_gpus": 2, "sharding": "fsdp", "fsdp_version": 1}
+
+PUBLISHED = [
+    (MISTRAL, 4, 24.8706, NEWER, 0.002),
+    (MISTRAL, 8, 31.9261, {**NEWER, **FAST}, 0.002),
+    (LLAMA, 8, 54.9643, {**OLD, **FAST}, 0.002),
+    (LLAMA, 4, 23.1955, {**OLD, **LIGER}, 0.002),
+    (LLAMA, 16, 47.3961, {**OLD, **LIGER}, 0.002),
+    (LLAMA, 16, 57.2285, {**OLD, **LIGER, **TWO}, 0.02),
+    (BIG, 2, 43.4791, {**NEWER, **TWO, "method": "qlora", "precision": "bf16-autocast"}, 0.02),
+]
+
+
+def run_of(model: str, **options: Any) -> Run:
+    return resolve_run(load_architecture(model), {"allow_long_context": True, **options}).run
+
+
+@pytest.mark.parametrize(("model", "batch", "peak_gib", "options", "within"), PUBLISHED)
+def test_published_peaks_of_torch(
+    model: str, batch: int, peak_gib: float, options: dict[str, Any], within: float
+) -> None:
+    run = run_of(model, **options, per_device_train_batch_size=batch)
+    assert memory_timeline(load_architecture(model), run).allocated_bytes / GIB == pytest.approx(peak_gib, rel=within)
+
+
+def moved(run: Run, *names: str) -> dict[str, float]:
+    """Bytes by phase of operations of these names."""
+    found: dict[str, float] = {}
+    for op in step_operations(load_architecture(LLAMA), run):
+        if op.name in names:
+            found[op.phase.value] = found.get(op.phase.value, 0.0) + op.total_bytes
+    return found
+
+
+def test_a_fused_norm_reads_and_writes_each_row_once() -> None:
+    """65 norms of 4,096 numbers in 16 bits: x and y forward; backward gradient, x and gradient."""
+    run = run_of(LLAMA, **{**OLD, **FAST}, per_device_train_batch_size=1)
+    row_set = 4096 * 4096 * 2
+    found = moved(run, "rmsnorm")
+    assert found["forward"] == pytest.approx(65 * 2 * row_set, rel=0.001)
+    assert found["recompute"] == pytest.approx(64 * 2 * row_set, rel=0.001)
+    assert found["backward"] == pytest.approx(65 * 3 * row_set, rel=0.001)
+
+
+def test_a_fused_rotation_works_in_place() -> None:
+    """32 query and 8 key heads of 128 over 4,096 tokens, read and written once; cos and sin by half."""
+    run = run_of(LLAMA, **{**OLD, **FAST}, per_device_train_batch_size=1)
+    heads = 4096 * 40 * 128 * 2
+    found = moved(run, "rotary")
+    tables = 2 * 4096 * 128 * 2
+    assert found["backward"] == pytest.approx(32 * (2 * heads + tables), rel=0.001)
+    assert "head_layout" not in {op.name for op in step_operations(load_architecture(LLAMA), run)}
+
+
+def gemms(run: Run, name: str) -> list[Operation]:
+    operations = step_operations(load_architecture(LLAMA), run)
+    return [op for op in operations if op.kind is Kind.GEMM and op.name == name]
+
+
+def test_liger_multiplies_with_the_head_twice_in_the_forward_and_never_again() -> None:
+    run = run_of(LLAMA, max_length=2048, loss_type="liger")
+    head = 2.0 * 2048 * 4096 * 128256
+    found = gemms(run, "lm_head")
+    assert sum(op.total_flops for op in found) == pytest.approx(2 * head)
+    assert {op.phase for op in found} == {Phase.FORWARD}
+    assert {op.shape for op in found} == {(64, 128256, 4096), (64, 4096, 128256)}  # 2,048 / 32 tokens a chunk
+
+
+def test_cut_cross_entropy_multiplies_three_times_and_holds_no_logits() -> None:
+    run, full = (run_of(LLAMA, max_length=2048, loss_type=kind) for kind in ("cut_cross_entropy", "nll"))
+    found = gemms(run, "cut_cross_entropy")
+    assert sum(op.total_flops for op in found) == pytest.approx(3 * 2.0 * 2048 * 4096 * 128256)
+    assert sum(op.total_launches for op in found) == 2
+    llama = load_architecture(LLAMA)
+    saved = memory_timeline(llama, full).moments["loss"] - memory_timeline(llama, run).moments["loss"]
+    assert saved > 8 * 2048 * 128256  # two fp32 copies at least
+    assert memory_timeline(llama, run).parts_bytes["logits"] == 0
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "sentence"),
+    [
+        (LLAMA, {"fused_kernels": "lora", "method": "full"}, "--method is full"),
+        (LLAMA, {"fused_kernels": "cross_entropy", "loss_type": "liger"}, "loss kernel of its own"),
+        ("microsoft/Phi-3-mini-4k-instruct", {"fused_kernels": "swiglu"}, "no separate gate"),
+    ],
+)
+def test_what_cannot_be_fused_is_refused(model: str, options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(NotSupportedError, match=sentence):
+        run_of(model, **options)
+
+
+def test_a_part_that_is_none_is_named() -> None:
+    with pytest.raises(InputError, match="rms_norm"):
+        run_of(LLAMA, fused_kernels="gelu")
