@@ -279,13 +279,13 @@ def _segment_ends(stack: Stack, load: _Load, *, synchronous: bool) -> Array:
     order = [(segment, micro) for micro in range(int(stack.micro_steps.max())) for segment in (0, 1)]
     for segment, micro in [*order, (OPTIMIZER_SEGMENT, 0)]:
         busy, issue = load.busy[:, segment], load.host[:, segment]
-        host_at = np.where(stack.meets[:, segment] > 0.0, np.maximum(host_at, device_at), host_at)
+        active = (stack.micro_steps > micro) | (segment == OPTIMIZER_SEGMENT)
+        host_at = np.where(active & (stack.meets[:, segment] > 0.0), np.maximum(host_at, device_at), host_at)
         if synchronous:
             end = lead_end = device_at + busy + issue
         else:
             end = np.maximum(device_at + busy, host_at + issue)
             lead_end = np.maximum(host_at + issue, end - load.lead[:, segment])
-        active = (stack.micro_steps > micro) | (segment == OPTIMIZER_SEGMENT)
         spent[:, segment] += np.where(active, end - device_at, 0.0)
         device_at, host_at = np.where(active, end, device_at), np.where(active, lead_end, host_at)
     return np.asarray(spent * (1.0 + bubbles(stack)))
