@@ -36,8 +36,9 @@ def estimate(
     """Forecast a run on each GPU, in the order given.
 
     `model` is a catalog model, the path of a ``config.json``, or a training file (``.yaml`` of axolotl,
-    LLaMA-Factory, TRL, torchtune or litgpt). `options` are the run, its parallelism
-    and its amount, named as on the command line with underscores (``method="qlora"``, ``tokens="10M"``).
+    LLaMA-Factory, TRL, torchtune or litgpt). `options` are the run, its parallelism,
+    its amount and what is around it (phases, billing, interruptions), named as on the command line with
+    underscores (``method="qlora"``, ``tokens="10M"``).
     `prices` are CSV files of your own, which count before the catalog's (columns as in
     ``tunecast catalog prices --json``).
     `max_batch` and `max_length_that_fits` take the largest micro-batch or sequence that fits each GPU.
@@ -51,8 +52,10 @@ def estimate(
     from tunecast.catalogs.price_book import price_book
     from tunecast.model.question import Question
     from tunecast.model.target import resolve_targets
+    from tunecast.model.whole_run_options import split_whole_run
     from tunecast.search import searched_dimension, searched_forecasts
 
+    around, options = split_whole_run(options)
     source = _traced(told) if exact else None
     dimension = searched_dimension(options, max_batch=max_batch, max_length_that_fits=max_length_that_fits)
     names = [gpu] if isinstance(gpu, str) else list(gpu)
@@ -64,6 +67,7 @@ def estimate(
         usd_per_gpu_hour=usd_per_gpu_hour,
         price_book=price_book(tuple(prices)),
         achieved_tflops=achieved_tflops,
+        whole_run=around,
         source=source,
     )
     found = searched_forecasts(question, resolve_targets(names, fitted_records(records)), dimension)

@@ -165,6 +165,7 @@ def does_not_fit(architecture: Architecture, resolved: Resolved, measured: Measu
     from tunecast.model.forecast_json import run_with_origins
     from tunecast.model.optimizer import trainable_params
     from tunecast.model.units import gib
+    from tunecast.model.whole_run_json import whole_run_to_dict
 
     usable, run = measured["usable_bytes"], resolved.run
     unmeasured = ("reserved_gib", "process_gib", "allocated_gib", "peak_moment")
@@ -188,6 +189,7 @@ def does_not_fit(architecture: Architecture, resolved: Resolved, measured: Measu
         **dict.fromkeys(UNMEASURED),
         "time_parts_s": {},
         "phases_h": {},
+        **whole_run_to_dict(None),
         "origins": {"fits": f"measured:{measured['device']}"},
         "notes": [*resolved.notes, measured["message"]],
     }

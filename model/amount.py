@@ -20,6 +20,8 @@ class Amount:
 
     steps: int
     how: str
+    epochs: float = 1.0
+    """Times that the same data are gone through; 1 where only steps are known."""
 
 
 def parse_count(text: str | float, *, name: str) -> float:
@@ -46,7 +48,7 @@ def resolve_amount(run: Run, options: dict[str, Any]) -> Amount | None:
     repeats = 1.0 if epochs is None else float(epochs)
     if options.get("tokens") is not None:
         tokens = parse_count(options["tokens"], name="--tokens")
-        return _from_tokens(run, tokens * repeats, f"{tokens:,.0f} tokens x {repeats:g} epochs")
+        return _from_tokens(run, tokens * repeats, f"{tokens:,.0f} tokens x {repeats:g} epochs", repeats)
     if options.get("num_samples") is not None:
         return _from_samples(run, options, repeats)
     if epochs is not None or options.get("mean_tokens") is not None:
@@ -67,9 +69,9 @@ def _from_steps(steps: int) -> Amount:
     return Amount(steps=steps, how=f"{steps} optimizer steps, as asked")
 
 
-def _from_tokens(run: Run, tokens: float, what: str) -> Amount:
+def _from_tokens(run: Run, tokens: float, what: str, epochs: float) -> Amount:
     steps = math.ceil(tokens / run.tokens_per_step)
-    return Amount(steps=steps, how=f"{what}, {run.tokens_per_step:,} tokens per step")
+    return Amount(steps=steps, how=f"{what}, {run.tokens_per_step:,} tokens per step", epochs=epochs)
 
 
 def _from_samples(run: Run, options: dict[str, Any], repeats: float) -> Amount:
@@ -77,11 +79,11 @@ def _from_samples(run: Run, options: dict[str, Any], repeats: float) -> Amount:
     if options.get("mean_tokens") is None:
         padded = f"each padded to {run.max_length} tokens (no --mean-tokens given)"
         what = f"{samples:,.0f} samples x {repeats:g} epochs, {padded}"
-        return _from_tokens(run, samples * run.max_length * repeats, what)
+        return _from_tokens(run, samples * run.max_length * repeats, what, repeats)
     mean = parse_count(options["mean_tokens"], name="--mean-tokens")
     if mean > run.max_length:
         raise InputError(
             f"--mean-tokens {mean:g} is above --max-length {run.max_length}; raise --max-length or lower the mean."
         )
     what = f"{samples:,.0f} samples of {mean:g} tokens x {repeats:g} epochs, packed"
-    return _from_tokens(run, samples * mean * repeats, what)
+    return _from_tokens(run, samples * mean * repeats, what, repeats)

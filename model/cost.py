@@ -31,17 +31,24 @@ def user_price(usd_per_gpu_hour: float, num_gpus: int) -> Price:
     return Price(usd_per_h=usd_per_gpu_hour * num_gpus, offer=offer)
 
 
-def cheapest_price(
+def candidate_prices(
     gpu_id: str, num_gpus: int, price_types: Sequence[str] = ("on-demand",), *, book: PriceBook | None = None
-) -> Price | None:
-    """The cheapest current offer that may be ranked, of the user's own prices where there are any; None: no price.
+) -> tuple[Price, ...]:
+    """Current offers that may be ranked, cheapest per hour first; the user's own prices alone where there are any.
 
     Several GPUs are forecast with the link inside one machine, so one machine is preferred to several.
     """
     offers = (book or shipped_book()).offers_for(gpu_id, num_gpus, price_types)
     own = tuple(job for job in offers if job.offer.layer == "user") or offers
-    chosen = tuple(job for job in own if job.instances == 1) or own
-    return job_price(chosen[0]) if chosen else None
+    return tuple(job_price(job) for job in tuple(job for job in own if job.instances == 1) or own)
+
+
+def cheapest_price(
+    gpu_id: str, num_gpus: int, price_types: Sequence[str] = ("on-demand",), *, book: PriceBook | None = None
+) -> Price | None:
+    """The first of the candidates: the cheapest per hour; None: no price."""
+    found = candidate_prices(gpu_id, num_gpus, price_types, book=book)
+    return found[0] if found else None
 
 
 def job_price(job: JobOffer) -> Price:

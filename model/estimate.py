@@ -70,7 +70,7 @@ def forecast(question: Question, target: Target) -> Forecast:
             *_amount_notes(amount),
         ),
     )
-    return with_money(result, question, target, amount)
+    return with_money(result, question, target, amount, factors=factors, timing=timing)
 
 
 def _job_peak(target: Target, resolved: Resolved) -> float | None:

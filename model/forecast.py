@@ -12,6 +12,7 @@ from typing import Any
 from tunecast.model.architecture import Architecture
 from tunecast.model.run import Run
 from tunecast.model.value import Value
+from tunecast.model.whole_run import WholeRun
 
 FORECAST_SCHEMA = "tunecast.forecast/1"
 
@@ -64,3 +65,5 @@ class Forecast:
     offer: dict[str, Any] | None = None
     origins: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    whole_run: WholeRun | None = None
+    """Every phase with rate and origin, and what the cost is made of; None when no amount of data was given."""

@@ -9,6 +9,7 @@ from tunecast.model.forecast import FORECAST_SCHEMA, Forecast, MemoryView
 from tunecast.model.run import Run
 from tunecast.model.units import gib
 from tunecast.model.value import Value
+from tunecast.model.whole_run_json import whole_run_to_dict
 
 
 def forecast_to_dict(forecast: Forecast) -> dict[str, Any]:
@@ -34,6 +35,7 @@ def forecast_to_dict(forecast: Forecast) -> dict[str, Any]:
         "bound_by": forecast.bound_by,
         "time_parts_s": forecast.time_parts_s,
         "phases_h": forecast.phases_h,
+        **whole_run_to_dict(forecast.whole_run),
         "total_time_h": _optional(forecast.total_time_h),
         "cost_usd": _optional(forecast.cost_usd),
         "cost_per_million_tokens_usd": _optional(forecast.cost_per_million_tokens_usd),

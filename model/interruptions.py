@@ -25,8 +25,8 @@ from dataclasses import dataclass, replace
 from tunecast.catalogs.errors import InputError
 from tunecast.model.units import MONTH_H
 
-TOO_LONG = 600.0
-"""λL above which e^{λL} is beyond floating point: the job practically never ends."""
+NEVER_H = 1e9
+"""Expected hours are capped here, at a hundred thousand years, so that sums stay finite: the job never ends."""
 BISECTIONS = 80
 
 
@@ -87,9 +87,9 @@ def stretch_h(length_h: float, restart_h: float, rate: float) -> float:
     """Expected hours of one stretch: (e^{λL} - 1)/λ · e^{λR}; L itself without interruptions."""
     if rate <= 0.0:
         return length_h
-    if rate * (length_h + restart_h) > TOO_LONG:
-        return math.inf
-    return math.expm1(rate * length_h) / rate * math.exp(rate * restart_h)
+    if rate * (length_h + restart_h) > math.log(NEVER_H * max(rate, 1.0)):
+        return NEVER_H
+    return min(math.expm1(rate * length_h) / rate * math.exp(rate * restart_h), NEVER_H)
 
 
 def expected_h(job: Stretches, rate: float) -> float:

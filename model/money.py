@@ -1,48 +1,131 @@
-"""What the whole run takes and costs, added to a forecast of its step."""
+"""What the whole run takes and costs, added to a forecast of its step.
+
+Of all offers that may be ranked, the one is taken whose whole run is cheapest: an hour that is billed in
+full, a disk or an upload can make the lowest price per hour the dearer one.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from tunecast.model.amount import Amount
-from tunecast.model.cost import Price, cheapest_price, cost_per_million_tokens_usd, cost_usd, user_price
+from tunecast.model.cost import Price, candidate_prices, cost_per_million_tokens_usd, user_price
+from tunecast.model.factors import FactorSet
 from tunecast.model.forecast import Forecast
+from tunecast.model.interruptions import NEVER_H
+from tunecast.model.phase_rates import Rates, phase_rates
+from tunecast.model.phases import Work
+from tunecast.model.power import measured_power_w
 from tunecast.model.question import Question
+from tunecast.model.run_work import forward_share, work_of
 from tunecast.model.target import Target
-from tunecast.model.units import HOUR_S
-from tunecast.model.value import Value
+from tunecast.model.terms import Terms, owned, rented
+from tunecast.model.time import StepTime
+from tunecast.model.whole_run import WholeRun, whole_run
+from tunecast.model.whole_run_options import WholeRunOptions
+
+ON_DEMAND = ("on-demand",)
+SPOT = ("spot",)
 
 
-def with_money(result: Forecast, question: Question, target: Target, amount: Amount | None) -> Forecast:
+def with_money(
+    result: Forecast,
+    question: Question,
+    target: Target,
+    amount: Amount | None,
+    *,
+    factors: FactorSet | None = None,
+    timing: StepTime | None = None,
+) -> Forecast:
     """The forecast with its whole run, its price and what that costs."""
-    price = _price(result, question, target)
-    hours = None if amount is None else result.step_time_s.scaled(amount.steps / HOUR_S)
-    per_million = None if price is None else cost_per_million_tokens_usd(result.tokens_per_s, price)
+    options = question.whole_run
+    prices = prices_of(result, question, target)
+    rates = phase_rates(target.gpu, factors, options.phase_rate)
+    per_million = None if not prices else cost_per_million_tokens_usd(result.tokens_per_s, prices[0])
+    result = replace(result, cost_per_million_tokens_usd=per_million, offer=prices[0].offer if prices else None)
+    if amount is None:
+        return replace(result, notes=(*result.notes, *_offer_notes(result.offer)))
+    work = work_of(
+        result.architecture,
+        result.run,
+        amount,
+        forward_frac=forward_share(result, timing, options),
+        platform=target.platform,
+    )
+    price, whole = cheapest_run(work, result, question, target, rates, prices)
     return replace(
         result,
-        phases_h={} if hours is None else {"train": hours.value},
-        total_time_h=hours,
-        cost_usd=None if hours is None or price is None else cost_usd(hours, price),
-        cost_per_million_tokens_usd=per_million,
+        phases_h=whole.phases_h,
+        total_time_h=whole.total_time_h,
+        cost_usd=whole.cost_usd,
         offer=None if price is None else price.offer,
-        notes=(*result.notes, *_offer_notes(price), *_phase_notes(hours)),
+        cost_per_million_tokens_usd=None if price is None else cost_per_million_tokens_usd(result.tokens_per_s, price),
+        whole_run=whole,
+        notes=(*result.notes, *_offer_notes(None if price is None else price.offer), *whole_notes(whole, options)),
     )
 
 
-def _offer_notes(price: Price | None) -> tuple[str, ...]:
+def prices_of(result: Forecast, question: Question, target: Target) -> tuple[Price, ...]:
+    """What may be paid, cheapest per hour first; empty where nobody sells it, or it is the user's own."""
+    if question.whole_run.owned:
+        return ()
+    if question.usd_per_gpu_hour is not None:
+        return (user_price(question.usd_per_gpu_hour, result.run.num_gpus),)
+    if target.gpu is None or target.is_mock:
+        return ()
+    kinds = SPOT if question.whole_run.spot else ON_DEMAND
+    return candidate_prices(target.gpu.id, result.run.num_gpus, kinds, book=question.price_book)
+
+
+def cheapest_run(
+    work: Work, result: Forecast, question: Question, target: Target, rates: Rates, prices: tuple[Price, ...]
+) -> tuple[Price | None, WholeRun]:
+    """The price whose whole run costs least, and that run; without a price only the time is known."""
+    options, num_gpus = question.whole_run, result.run.num_gpus
+
+    def run_on(terms: Terms | None) -> WholeRun:
+        return whole_run(work, result.step_time_s, options=options, rates=rates, terms=terms)
+
+    if options.owned:
+        measured_w = None if target.record is None else measured_power_w(target.record)
+        return None, run_on(owned(target.gpu, num_gpus, options, rates, measured_w))
+    if not prices:
+        return None, run_on(None)
+    on_demand = _on_demand(question, target, num_gpus) if options.spot else None
+    tried = [(price, run_on(rented(price, options, rates, on_demand=on_demand))) for price in prices]
+    return min(tried, key=lambda pair: pair[1].cost_usd.value if pair[1].cost_usd else 0.0)
+
+
+def _on_demand(question: Question, target: Target, num_gpus: int) -> Price | None:
+    """The cheapest price of the same job without interruptions."""
+    if target.gpu is None or target.is_mock:
+        return None
+    found = candidate_prices(target.gpu.id, num_gpus, ON_DEMAND, book=question.price_book)
+    return found[0] if found else None
+
+
+def _offer_notes(offer: Mapping[str, Any] | None) -> tuple[str, ...]:
     """What makes the job's price other than GPUs times the price of one."""
-    notes = [] if price is None else price.offer.get("notes", [])
+    notes = [] if offer is None else offer.get("notes", [])
     told = ("whole instances", "lowest ask", "median ask", "separate machines", "the price is", "the whole term")
     return tuple(note for note in notes if any(words in note for words in told))
 
 
-def _phase_notes(hours: Value | None) -> tuple[str, ...]:
-    return () if hours is None else ("training only: start-up, download, evaluation and saves are not counted yet",)
-
-
-def _price(result: Forecast, question: Question, target: Target) -> Price | None:
-    if question.usd_per_gpu_hour is not None:
-        return user_price(question.usd_per_gpu_hour, result.run.num_gpus)
-    if target.gpu is None or target.is_mock:
-        return None
-    return cheapest_price(target.gpu.id, result.run.num_gpus, book=question.price_book)
+def whole_notes(whole: WholeRun, options: WholeRunOptions) -> tuple[str, ...]:
+    """What the total counts, what of it is assumed, and what it leaves out."""
+    if options.train_only:
+        return ("training only, as asked: start-up, download, evaluation and saves are not counted",)
+    assumed = [phase.name for phase in whole.phases if phase.origin == "assumed" and phase.hours.value > 0.0]
+    notes = [f"assumed, not measured: {', '.join(assumed)} (--phase-min, --phase-rate)"] if assumed else []
+    if whole.uncounted:
+        notes.append(f"not in the cost, nobody states the price: {', '.join(whole.uncounted)}")
+    found = whole.interruptions
+    if found is not None:
+        notes.append(f"interruptions: {found.cuts.monthly.value:.0%} of machines a month ({found.cuts.source})")
+        if found.expected_h.value >= NEVER_H:
+            notes.append("without shorter checkpoint intervals this run practically never ends")
+    elif options.spot and whole.cost_usd is None:
+        notes.append("no interruptible offer of this GPU is known: time is without interruptions")
+    return tuple(notes)

@@ -9,6 +9,7 @@ from typing import Any
 from tunecast.catalogs.price_book import PriceBook
 from tunecast.model.architecture import Architecture
 from tunecast.model.step_source import StepSource
+from tunecast.model.whole_run_options import WholeRunOptions
 
 RUN_OPTIONS_ELSEWHERE = (
     "tokens", "num_samples", "mean_tokens", "num_train_epochs", "max_steps", "internode_gbps", "serial_fraction",
@@ -28,5 +29,7 @@ class Question:
     """Prices to choose from; None: the snapshot that ships."""
     achieved_tflops: float | None = None
     """Model TFLOP/s per GPU; replaces every step-time term."""
+    whole_run: WholeRunOptions = field(default_factory=WholeRunOptions)
+    """Everything around training: phases, machines, billing, interruptions."""
     source: StepSource | None = None
     """Where operations and memory come from instead of the formulas (``--exact``)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 INTERVAL_LEVEL = 0.80
@@ -41,3 +42,23 @@ def lognormal(value: float, log_sd: float) -> Value:
     """80% interval of a log-normal with median `value` and log standard deviation `log_sd`."""
     spread = math.exp(Z80 * log_sd)
     return Value(value=value, low=value / spread, high=value * spread)
+
+
+def total(values: Iterable[Value]) -> Value:
+    """Sum of independent values: their distances to the low ends add in squares, and so do those to the high ends."""
+    point = down = up = 0.0
+    for part in values:
+        point += part.value
+        down += (part.value - part.low) ** 2
+        up += (part.high - part.value) ** 2
+    return Value(value=point, low=point - math.sqrt(down), high=point + math.sqrt(up))
+
+
+def product(left: Value, right: Value) -> Value:
+    """Product of two independent values above 0: logarithmic distances add in squares."""
+    point = left.value * right.value
+    if point <= 0.0:
+        return exact(0.0)
+    down = math.hypot(math.log(left.value / left.low), math.log(right.value / right.low))
+    up = math.hypot(math.log(left.high / left.value), math.log(right.high / right.value))
+    return Value(value=point, low=point * math.exp(-down), high=point * math.exp(up))

@@ -20,14 +20,16 @@ from tunecast.cli.options import (
     Prices,
     with_groups,
 )
+from tunecast.cli.options_whole_run import WHOLE_RUN
 
 
-@with_groups(run_options=RUN | FILE, amount=AMOUNT, parallel=PARALLEL | UNBUILT_PARALLEL)
+@with_groups(run_options=RUN | FILE, amount=AMOUNT, parallel=PARALLEL | UNBUILT_PARALLEL, around=WHOLE_RUN)
 def estimate(
     model: Model,
     run_options: dict[str, Any],
     amount: dict[str, Any],
     parallel: dict[str, Any],
+    around: dict[str, Any],
     gpu: Annotated[
         list[str] | None,
         typer.Option(
@@ -96,5 +98,6 @@ def estimate(
             **run_options,
             **amount,
             **parallel,
+            **around,
         )
     show_forecasts(forecasts, as_json=as_json)

@@ -48,15 +48,53 @@ AMOUNT = {"--tokens", "--num-samples", "--mean-tokens", "--num-train-epochs", "-
 REFUSED_BY_NAME = {"--tp", "--pp", "--cp", "--offload"}
 NODES = {"--gpus-per-node", "--internode-gbps", "--sync-each-micro-batch", "--no-sync-each-micro-batch"}
 MACHINE = {"--gpu", "--num-gpus", "--sharding", "--record", "--achieved-tflops", "--usd-per-gpu-hour", "--prices"}
+WHOLE_RUN = {
+    "--train-only",
+    "--prepare",
+    "--dataset-gb",
+    "--data-location",
+    "--eval-samples",
+    "--eval-steps",
+    "--save-steps",
+    "--merge",
+    "--export",
+    "--upload",
+    "--trials",
+    "--early-stopping-fraction",
+    "--repeats",
+    "--phase-min",
+    "--phase-rate",
+    "--phase-machine",
+    "--billing-granularity-s",
+    "--billing-minimum-s",
+    "--storage-usd-per-gb-month",
+    "--keep-days",
+    "--egress-usd-per-gb",
+    "--owned",
+    "--electricity-usd-per-kwh",
+    "--gpu-power-w",
+    "--pue",
+    "--spot",
+    "--interruption-rate-per-month",
+    "--checkpoint-interval-min",
+    "--restart-min",
+    "--seed",
+}
 OPTIONS = {
     "env": {"--json"},
     "calibrate": {"--device", "--quick", "--full", "--out", "--fresh", "--no-fit", "--json"},
     "fit": {"--json"},
     "measure": RUN | {"--device", "--steps", "--ignore-memory", "--json"},
-    "estimate": RUN | AMOUNT | MACHINE | NODES | REFUSED_BY_NAME | {"--max-batch", "--max-length-that-fits", "--json"},
+    "estimate": RUN
+    | AMOUNT
+    | MACHINE
+    | WHOLE_RUN
+    | NODES
+    | REFUSED_BY_NAME
+    | {"--max-batch", "--max-length-that-fits", "--json"},
     "compare": {"--json"},
     "validate": {"--explain", "--max-median-error", "--json"},
-    "catalog": {"--json"},
+    "catalog": {"--gpu", "--prices", "--refresh", "--provider", "--trend", "--plot", "--json"},
 }
 ARGUMENTS = {
     "env": [],

@@ -23,6 +23,7 @@ from tunecast.model.question import Question
 from tunecast.model.target import resolve_targets
 from tunecast.model.timing import utilization
 from tunecast.model.value import Value, exact
+from tunecast.model.whole_run_options import WholeRunOptions
 
 LLAMA_8B = "meta-llama/Llama-3.1-8B"
 LLAMA_70B = "meta-llama/Llama-3.1-70B"
@@ -62,7 +63,13 @@ def test_time_parts_add_up_to_the_step() -> None:
 
 
 def test_money_is_hours_times_price_and_tokens_are_conserved() -> None:
-    answer = ask(method="lora", max_length=1000, per_device_train_batch_size=2, tokens="3M", price=2.5)
+    options = {"method": "lora", "max_length": 1000, "per_device_train_batch_size": 2, "tokens": "3M"}
+    (target,) = resolve_targets(["a100-sxm4-80gb"], {})
+    alone = WholeRunOptions(train_only=True)
+    question = Question(
+        architecture=load_architecture(LLAMA_8B), options=options, usd_per_gpu_hour=2.5, whole_run=alone
+    )
+    answer = forecast(question, target)
     assert answer.total_time_h is not None
     assert answer.cost_usd is not None
     assert answer.cost_per_million_tokens_usd is not None

@@ -1,0 +1,360 @@
+"""The phases of a run around its training: how much each has to move or do, at which rate, for how long.
+
+Every phase is one small function of `Work` (amounts, computed once per run), `Rates` and the options.
+Times of one phase's steps add: reading, copying and writing are taken one after another, as the plain
+libraries do them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from tunecast.model.factors import Factor
+from tunecast.model.phase_rates import Rates, assumed_duration_s
+from tunecast.model.units import GIGA, HOUR_S, MEGA, MINUTE_S
+from tunecast.model.value import Value, exact, total
+from tunecast.model.whole_run_options import EXPORT_BITS, MACHINE_PHASES, WholeRunOptions
+
+GPU_MACHINE = "gpu"
+BITS_PER_BYTE = 8.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What one run has to move and do, whatever the machine; see `run_work.work_of`."""
+
+    steps: int
+    tokens: float
+    """Processed by the whole run, epochs and padding included."""
+    dataset_tokens: float
+    """Of one epoch."""
+    tokens_per_step: int
+    max_length: int
+    num_gpus: int
+    download_bytes: float
+    """The published checkpoint."""
+    total_params: int
+    quantized: bool
+    on_cpu: bool
+    model_bytes: float
+    """What the final save writes: the adapter, or the whole model."""
+    checkpoint_bytes: float
+    """What one checkpoint writes: the same, with the optimizer's state."""
+    forward_frac: float
+    """Forward pass over the whole step, in time: what an evaluation takes of it."""
+    compiles: bool = False
+
+    @property
+    def merged_bytes(self) -> float:
+        """The whole model in 16 bits."""
+        return 2.0 * self.total_params
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """One phase of the run."""
+
+    name: str
+    hours: Value
+    rates: tuple[tuple[str, Factor], ...] = ()
+    """The rates it was computed with, by name."""
+    origin: str = "assumed"
+    """Of its rates, the least certain: assumed, datasheet, cli or measured:<record>; ``forecast`` for training."""
+    how: str = ""
+    """What is moved or done, in words."""
+    usd_per_h: float | None = None
+    """Of another machine that does it; None for the machine with the GPUs."""
+
+    @property
+    def machine(self) -> str:
+        """``gpu`` for the rented machine itself, ``other`` for a cheaper one."""
+        return GPU_MACHINE if self.usd_per_h is None else "other"
+
+
+Builder = Callable[[Work, Value, Rates, WholeRunOptions], Phase | None]
+WORST_FIRST = ("assumed", "datasheet", "cli")
+
+
+def least_certain(origins: Iterable[str]) -> str:
+    """The origin that says least: assumed before datasheet before given before measured."""
+    found = list(origins)
+    return next((origin for origin in WORST_FIRST if origin in found), found[0] if found else "assumed")
+
+
+def as_value(rate: Factor) -> Value:
+    """A rate as a value with its interval."""
+    return Value(value=rate.value, low=rate.low, high=rate.high)
+
+
+def moved_h(amount: float, rate: Factor) -> Value:
+    """Hours for an amount at a rate; the fast end of the rate is the short end of the time."""
+    hours = amount / HOUR_S
+    return Value(value=hours / rate.value, low=hours / rate.high, high=hours / rate.low)
+
+
+def at_rates(name: str, parts: Iterable[tuple[float, str]], rates: Rates, how: str) -> Phase:
+    """A phase that moves each amount at its named rate, one after another."""
+    listed = [(amount, rate_name) for amount, rate_name in parts if amount > 0.0]
+    used = tuple((rate_name, rates[rate_name]) for _, rate_name in listed)
+    return Phase(
+        name=name,
+        hours=total(moved_h(amount, rates[rate_name]) for amount, rate_name in listed),
+        rates=used,
+        origin=least_certain(rate.origin for _, rate in used),
+        how=how,
+    )
+
+
+def gigabytes(n_bytes: float) -> str:
+    """Decimal gigabytes or megabytes, as clouds bill them."""
+    return f"{n_bytes / GIGA:.3g} GB" if n_bytes >= GIGA else f"{n_bytes / MEGA:.3g} MB"
+
+
+def fixed(name: str, times: float = 1.0) -> Phase:
+    """A phase of an assumed length."""
+    length = as_value(assumed_duration_s(name))
+    return Phase(name=name, hours=length.scaled(times / HOUR_S), origin=assumed_duration_s(name).origin)
+
+
+def start(work: Work, step_s: Value, rates: Rates, options: WholeRunOptions) -> Phase | None:
+    """From the request to a shell; nothing to wait for on a machine of one's own."""
+    return None if options.owned or work.on_cpu else fixed("start")
+
+
+def setup(work: Work, step_s: Value, rates: Rates, options: WholeRunOptions) -> Phase | None:
+    """Packages or image."""
+    return None if options.owned or work.on_cpu else fixed("setup")
+
+
+def download(work: Work, step_s: Value, rates: Rates, options: WholeRunOptions) -> Phase | None:
+    """Checkpoint bytes over the network rate; several machines download at the same time."""
+    return at_rates(
+        "download", [(work.download_bytes, "network_mb_per_s")], rates, f"{gigabytes(work.download_bytes)} of weights"
+    )
+
+
+def dataset_bytes(work: Work, rates: Rates, options: WholeRunOptions) -> float:
+    """Bytes of text of one epoch: as given, else tokens times assumed bytes per token."""
+    if options.dataset_gb is not None:
+        return options.dataset_gb * GIGA
+    return work.dataset_tokens * rates["text_bytes_per_token"].value
+
+
+def prepare(work: Work, step_s: Value, rates: Rates, options: WholeRunOptions) -> Phase | None:
+    """Read, tokenize and write the data once, batch by batch.
+
+    Reading and tokenizing overlap, so the slower of the two counts; writing follows. Data larger than the
+    host's memory are shuffled through the disk: written and read once more. From another machine the result
+    travels over the network.
+    """
+    if not (options.prepare or options.dataset_gb is not None or options.data_location is not None):
+        return None
+    text_bytes = dataset_bytes(work, rates, options)
+    known = dict(rates)
+    source = "disk_read_mb_per_s"
+    if options.data_location is not None:
+        place, mb_per_s = options.data_location
+        source = f"{place}_mb_per_s"
+        number = mb_per_s * MEGA
+        known[source] = Factor(value=number, low=number, high=number, unit="B/s", origin="cli")
+    tokens = text_bytes / rates["text_bytes_per_token"].value
+    written = tokens * rates["tokenized_bytes_per_token"].value
+    reading_s, tokenizing_s = text_bytes / known[source].value, tokens / rates["tokenize_tokens_per_s"].value
+    slower = (text_bytes, source) if reading_s >= tokenizing_s else (tokens, "tokenize_tokens_per_s")
+    ram_bytes = rates["host_ram_gb"].value * GIGA
+    spilled = text_bytes if text_bytes > ram_bytes else 0.0
+    moved = written if "prepare" in options.phase_machine else 0.0
+    batches = max(1, math.ceil(text_bytes / ram_bytes))
+    bound = "reading" if slower[1] == source else "tokenizing"
+    parts = [
+        slower,
+        (written + spilled, "disk_write_mb_per_s"),
+        (spilled, "disk_read_mb_per_s"),
+        (moved, "network_mb_per_s"),
+    ]
+    how = f"{gigabytes(text_bytes)} of text in {batches} batch{'es' if batches > 1 else ''}, bound by {bound}"
+    return at_rates("prepare", parts, known, how)
+
+
+def load(work: Work, step_s: Value, rates: Rates, options: WholeRunOptions) -> Phase | None:
+    """Checkpoint from a cold disk to the device, quantized on the way.
+
+    Where a record has it, file to device in one measured rate; else disk, then copy, then quantization.
+    Every GPU has a PCIe link of its own and the disk is read once. Once per trial and repeat.
+    """
+    times = options.trials * options.repeats
+    n_bytes = work.download_bytes * times
+    how = f"{gigabytes(work.download_bytes)}{', quantized to 4 bits' if work.quantized else ''}{_times(times)}"
+    measured = "load_quantized_mb_per_s" if work.quantized else "load_plain_mb_per_s"
+    if measured in rates:
+        return at_rates("load", [(n_bytes, measured)], rates, how)
+    quantize = "quantize_cpu_mb_per_s" if work.on_cpu else "quantize_gpu_mb_per_s"
+    parts = [
+        (n_bytes, "disk_read_mb_per_s"),
+        (0.0 if work.on_cpu else n_bytes, "copy_mb_per_s"),
+        (n_bytes if work.quantized else 0.0, quantize),
+    ]
+    return at_rates("load", parts, rates, how)
+
+
+def compile_step(work: Work, step_s: Value, rates: Rates, options: WholeRunOptions) -> Phase | None:
+    """torch.compile, once per start of the training process, where the stack compiles."""
+    return fixed("compile", options.trials * options.repeats) if work.compiles else None
+
+
+def full_runs(options: WholeRunOptions) -> float:
+    """Training in units of one full run: the best trial in full, the others up to where they are stopped; repeated."""
+    return options.repeats * (1.0 + (options.trials - 1) * options.early_stopping_fraction)
+
+
+def train(work: Work, step_s: Value, rates: Rates, options: WholeRunOptions) -> Phase:
+    """Steps times the forecast step time."""
+    times = full_runs(options)
+    how = f"{work.steps:,} steps{_times(times)}"
+    return Phase(name="train", hours=step_s.scaled(work.steps * times / HOUR_S), origin="forecast", how=how)
+
+
+def evaluations(work: Work, options: WholeRunOptions) -> int:
+    """How often one run evaluates: every ``eval_steps``, or once at its end."""
+    return 1 if options.eval_steps is None else max(work.steps // options.eval_steps, 1)
+
+
+def evaluate(work: Work, step_s: Value, rates: Rates, options: WholeRunOptions) -> Phase | None:
+    """Forward passes over the evaluation set: its padded tokens at the forward share of a training step's time.
+
+    On another machine one GPU of the same kind does it.
+    """
+    if options.eval_samples is None:
+        return None
+    samples_per_step = work.tokens_per_step / work.max_length
+    times = evaluations(work, options) * full_runs(options)
+    alone = work.num_gpus if "evaluate" in options.phase_machine else 1
+    steps = options.eval_samples / samples_per_step * times * alone
+    how = f"{options.eval_samples:,.0f} samples{_times(times)}, forward only: {work.forward_frac:.0%} of a step's time"
+    return Phase(name="evaluate", hours=step_s.scaled(steps * work.forward_frac / HOUR_S), origin="forecast", how=how)
+
+
+def save_parts(n_bytes: float, work: Work) -> list[tuple[float, str]]:
+    """Device to host, then to the disk; training waits."""
+    return [(0.0 if work.on_cpu else n_bytes, "copy_mb_per_s"), (n_bytes, "disk_write_mb_per_s")]
+
+
+def one_save_h(work: Work, rates: Rates) -> Value:
+    """One checkpoint with the optimizer's state."""
+    return total(moved_h(amount, rates[name]) for amount, name in save_parts(work.checkpoint_bytes, work) if amount)
+
+
+def checkpoints(work: Work, step_s: Value, rates: Rates, options: WholeRunOptions) -> Phase | None:
+    """A checkpoint every ``save_steps``; those against interruptions are counted in `interrupted`."""
+    if options.save_steps is None or options.spot:
+        return None
+    count = (work.steps // options.save_steps) * full_runs(options)
+    how = f"{count:,.0f} x {gigabytes(work.checkpoint_bytes)}"
+    return at_rates("checkpoints", save_parts(count * work.checkpoint_bytes, work), rates, how)
+
+
+def save(work: Work, step_s: Value, rates: Rates, options: WholeRunOptions) -> Phase | None:
+    """The final model: adapter, or all weights."""
+    n_bytes = work.model_bytes * options.repeats
+    return at_rates("save", save_parts(n_bytes, work), rates, gigabytes(work.model_bytes) + _times(options.repeats))
+
+
+def merge(work: Work, step_s: Value, rates: Rates, options: WholeRunOptions) -> Phase | None:
+    """Read the base, add the adapter, write it in 16 bits; another machine downloads the base first."""
+    if not options.merge:
+        return None
+    elsewhere = work.download_bytes if _elsewhere("merge", options) is not None else 0.0
+    parts = [
+        (elsewhere, "network_mb_per_s"),
+        (work.download_bytes, "disk_read_mb_per_s"),
+        (work.merged_bytes, "disk_write_mb_per_s"),
+    ]
+    return at_rates("merge", parts, rates, f"{gigabytes(work.merged_bytes)} in 16 bits")
+
+
+def exported_bytes(work: Work, options: WholeRunOptions) -> float:
+    """The exported file."""
+    return work.total_params * EXPORT_BITS[options.export or "fp16"] / BITS_PER_BYTE
+
+
+def export(work: Work, step_s: Value, rates: Rates, options: WholeRunOptions) -> Phase | None:
+    """Read the merged model and write it in the format asked for; bound by the disk."""
+    if options.export is None:
+        return None
+    written = exported_bytes(work, options)
+    parts = [(work.merged_bytes, "disk_read_mb_per_s"), (written, "disk_write_mb_per_s")]
+    return at_rates("export", parts, rates, f"{gigabytes(written)} as {options.export}")
+
+
+def uploaded_bytes(work: Work, options: WholeRunOptions) -> float:
+    """What leaves the machine: the export, else the merged model, else what was saved; 0 without an upload."""
+    if not options.upload:
+        return 0.0
+    if options.export is not None:
+        return exported_bytes(work, options)
+    return work.merged_bytes if options.merge else work.model_bytes
+
+
+def upload(work: Work, step_s: Value, rates: Rates, options: WholeRunOptions) -> Phase | None:
+    """What was made, over the network."""
+    n_bytes = uploaded_bytes(work, options)
+    return at_rates("upload", [(n_bytes, "upload_mb_per_s")], rates, gigabytes(n_bytes)) if n_bytes else None
+
+
+BUILDERS: dict[str, Builder] = {
+    "start": start,
+    "setup": setup,
+    "download": download,
+    "prepare": prepare,
+    "load": load,
+    "compile": compile_step,
+    "train": train,
+    "evaluate": evaluate,
+    "checkpoints": checkpoints,
+    "save": save,
+    "merge": merge,
+    "export": export,
+    "upload": upload,
+}
+
+
+def phases_of(work: Work, step_s: Value, rates: Rates, options: WholeRunOptions) -> tuple[Phase, ...]:
+    """Every phase of the run in order, its own minutes and machines applied; only training with ``train_only``."""
+    if options.train_only:
+        return (train(work, step_s, rates, options),)
+    found = []
+    for name, builder in BUILDERS.items():
+        phase = _overridden(name, builder, work, step_s, rates, options)
+        if phase is not None:
+            found.append(phase)
+    return tuple(found)
+
+
+def _overridden(
+    name: str, builder: Builder, work: Work, step_s: Value, rates: Rates, options: WholeRunOptions
+) -> Phase | None:
+    minutes = options.phase_min.get(name)
+    machine = _elsewhere(name, options)
+    if minutes is not None:
+        given = Phase(name=name, hours=exact(minutes * MINUTE_S / HOUR_S), origin="cli", usd_per_h=machine)
+        return given if minutes > 0.0 else None
+    phase = builder(work, step_s, rates, options)
+    if phase is None or machine is None:
+        return phase
+    return Phase(name=name, hours=phase.hours, rates=phase.rates, origin=phase.origin, how=phase.how, usd_per_h=machine)
+
+
+def _elsewhere(name: str, options: WholeRunOptions) -> float | None:
+    """USD per hour of another machine that does this phase; the phase's own name before ``deploy``."""
+    if name in options.phase_machine:
+        return options.phase_machine[name]
+    for group, members in MACHINE_PHASES.items():
+        if name in members and group in options.phase_machine:
+            return options.phase_machine[group]
+    return None
+
+
+def _times(count: float) -> str:
+    return "" if count == 1 else f" x {count:g}"

@@ -1,0 +1,73 @@
+"""The amounts that the phases around training move: computed once per run, whatever the machine."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from tunecast.catalogs.errors import UnknownNameError
+from tunecast.catalogs.models import find_model
+from tunecast.model.amount import Amount
+from tunecast.model.architecture import Architecture
+from tunecast.model.forecast import Forecast
+from tunecast.model.inventory import step_operations
+from tunecast.model.operation import Phase
+from tunecast.model.optimizer import optimizer_state_bytes, trainable_params, trained_dtype
+from tunecast.model.phases import Work
+from tunecast.model.run import Run
+from tunecast.model.stacks import load_stacks
+from tunecast.model.time import StepTime
+from tunecast.model.units import DTYPE_BYTES
+from tunecast.model.whole_run_options import WholeRunOptions
+
+PUBLISHED_BYTES_PER_PARAM = 2
+"""Checkpoints are published in 16 bits unless their catalog row says otherwise."""
+
+
+@lru_cache(maxsize=256)
+def published_bytes(name: str, total_params: int) -> float:
+    """Bytes of the published weights: the catalog's figure, else 16 bits per parameter."""
+    try:
+        stored = find_model(name).download_bytes
+    except UnknownNameError:
+        stored = None
+    return float(stored or PUBLISHED_BYTES_PER_PARAM * total_params)
+
+
+def saved_bytes(architecture: Architecture, run: Run) -> float:
+    """The final save: trained tensors in their own dtype (adapter, or the whole model)."""
+    return float(trainable_params(architecture, run) * DTYPE_BYTES[trained_dtype(run)])
+
+
+def forward_share(result: Forecast, timing: StepTime | None, options: WholeRunOptions) -> float:
+    """Forward pass over the whole step in time; by FLOPs where only a speed was given; 0 where nothing asks for it."""
+    if options.eval_samples is None:
+        return 0.0
+    if timing is not None and "forward" in timing.phases_s:
+        return timing.phases_s["forward"] / timing.step_time_s.value
+    operations = step_operations(result.architecture, result.run)
+    forward = sum(o.total_flops for o in operations if o.phase is Phase.FORWARD)
+    return forward / sum(o.total_flops for o in operations)
+
+
+def work_of(
+    architecture: Architecture, run: Run, amount: Amount, *, forward_frac: float, platform: str = "cuda"
+) -> Work:
+    """The amounts of one run; `forward_frac` is the forward pass over the whole step, in time."""
+    saved = saved_bytes(architecture, run)
+    tokens = float(amount.steps * run.tokens_per_step)
+    return Work(
+        steps=amount.steps,
+        tokens=tokens,
+        dataset_tokens=tokens / amount.epochs,
+        tokens_per_step=run.tokens_per_step,
+        max_length=run.max_length,
+        num_gpus=run.num_gpus,
+        download_bytes=published_bytes(architecture.name, architecture.total_params),
+        total_params=architecture.total_params,
+        quantized=run.bnb_4bit_quant_type is not None,
+        on_cpu=platform == "cpu",
+        model_bytes=saved,
+        checkpoint_bytes=saved + optimizer_state_bytes(architecture, run, platform=platform),
+        forward_frac=forward_frac,
+        compiles=bool(load_stacks()[run.stack].get("compiles", False)),
+    )

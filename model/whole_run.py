@@ -1,0 +1,160 @@
+"""The whole run and its price: phases, what the machine is paid for, interruptions, and what else costs money.
+
+`whole_run` is pure arithmetic on amounts that were computed before, so that thousands of offers can be
+tried: about a tenth of a millisecond a call. What it needs:
+
+    work     = run_work.work_of(architecture, run, amount, forward_frac=...)   once per run
+    rates    = phase_rates.phase_rates(gpu, factors, options.phase_rate)       once per device
+    terms    = terms.rented(price, options, rates) or terms.owned(...)         once per offer; None: no price
+    answer   = whole_run(work, step_time_s, options=options, rates=rates, terms=terms)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from tunecast.catalogs.rental_facts import egress_usd_per_gb, storage_usd_per_gb_month
+from tunecast.model.interrupted import Interrupted, interrupted
+from tunecast.model.phase_rates import Billing, Rates
+from tunecast.model.phases import Phase, Work, dataset_bytes, exported_bytes, phases_of, uploaded_bytes
+from tunecast.model.terms import Power, Terms
+from tunecast.model.units import GIGA, KILO, MONTH_H
+from tunecast.model.value import Value, exact, product, total
+from tunecast.model.whole_run_options import WholeRunOptions
+
+DAY_H = 24.0
+TRAINING = ("train", "evaluate")
+"""Phases in which a GPU draws its training power."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WholeRun:
+    """Every phase of a run with its time, and what it all costs."""
+
+    phases: tuple[Phase, ...]
+    total_time_h: Value
+    """Wall clock from the request to the end, all phases one after another; expected, if interruptible."""
+    train_time_h: Value
+    """Training alone, as if nothing interrupted it."""
+    cost_usd: Value | None
+    """None without a price."""
+    cost_parts_usd: dict[str, float] = field(default_factory=dict)
+    """Rent, other machines, storage, egress, electricity; they sum to `cost_usd`."""
+    billed_h: float | None = None
+    """Hours of the machine with the GPUs that are paid for."""
+    energy_kwh: float | None = None
+    interruptions: Interrupted | None = None
+    usd_per_h: float | None = None
+    """Of the machine with the GPUs, all of the job's together."""
+    billing: Billing | None = None
+    power: Power | None = None
+    seed: int = 0
+    """Of the simulation of interruptions."""
+    uncounted: tuple[str, ...] = ()
+    """What costs money and is not in `cost_usd`, because nobody states its price."""
+
+    @property
+    def phases_h(self) -> dict[str, float]:
+        """Hours by phase; they sum to the total."""
+        return {phase.name: phase.hours.value for phase in self.phases}
+
+
+def whole_run(
+    work: Work, step_time_s: Value, *, options: WholeRunOptions, rates: Rates, terms: Terms | None
+) -> WholeRun:
+    """Phases, total time and cost of one run on one offer; `terms` None leaves the money out."""
+    phases = phases_of(work, step_time_s, rates, options)
+    trained = next(phase.hours for phase in phases if phase.name == "train")
+    here = [phase for phase in phases if phase.usd_per_h is None]
+    elsewhere = [phase for phase in phases if phase.usd_per_h is not None]
+    held = total(phase.hours for phase in here)
+    cuts = None
+    if options.spot and terms is not None and terms.cuts is not None:
+        cuts = interrupted(here, work, rates, options, terms)
+        added = cuts.added_h
+        phases = (*phases, Phase(name="interruptions", hours=added, origin=terms.cuts.origin, how=cuts.how))
+        held = cuts.expected_h
+    time = total([held, *(phase.hours for phase in elsewhere)]) if elsewhere else held
+    whole = WholeRun(
+        phases=phases, total_time_h=time, train_time_h=trained, cost_usd=None, interruptions=cuts, seed=options.seed
+    )
+    return whole if terms is None else _priced(whole, held, elsewhere, work, rates, options, terms)
+
+
+def _priced(
+    whole: WholeRun,
+    held: Value,
+    elsewhere: Sequence[Phase],
+    work: Work,
+    rates: Rates,
+    options: WholeRunOptions,
+    terms: Terms,
+) -> WholeRun:
+    bill = terms.billing.billed_h
+    rent = Value(value=bill(held.value), low=bill(held.low), high=bill(held.high)).scaled(terms.usd_per_h)
+    others = total(phase.hours.scaled(phase.usd_per_h or 0.0) for phase in elsewhere)
+    storage, egress, uncounted = _flat(whole.total_time_h.value, work, rates, options, terms)
+    energy, kwh = _energy(whole, terms)
+    parts = {
+        "rent": rent.value,
+        "other_machines": others.value,
+        "storage": storage,
+        "egress": egress,
+        "electricity": energy.value,
+    }
+    return replace(
+        whole,
+        cost_usd=total([rent, others, exact(storage), exact(egress), energy]),
+        cost_parts_usd={name: usd for name, usd in parts.items() if usd > 0.0},
+        billed_h=bill(held.value),
+        energy_kwh=kwh,
+        usd_per_h=terms.usd_per_h,
+        billing=terms.billing,
+        power=terms.power,
+        uncounted=uncounted,
+    )
+
+
+def _flat(
+    time_h: float, work: Work, rates: Rates, options: WholeRunOptions, terms: Terms
+) -> tuple[float, float, tuple[str, ...]]:
+    """(storage, egress, what is not counted): GB-months of the disk, and GB that leave the provider."""
+    if options.train_only:
+        return 0.0, 0.0, ()
+    unknown = []
+    gb = disk_bytes(work, rates, options) / GIGA
+    per_month = terms.storage_usd_per_gb_month
+    if per_month is None and terms.provider != "user":
+        per_month = storage_usd_per_gb_month(terms.provider, "disk", gb)
+    if per_month is None:
+        unknown.append("storage")
+    storage = (per_month or 0.0) * gb * terms.machines * (time_h + options.keep_days * DAY_H) / MONTH_H
+    out_gb = uploaded_bytes(work, options) / GIGA
+    per_gb = terms.egress_usd_per_gb
+    if per_gb is None and out_gb and terms.provider != "user":
+        per_gb = egress_usd_per_gb(terms.provider, out_gb)
+    if per_gb is None and out_gb:
+        unknown.append("egress")
+    return storage, (per_gb or 0.0) * out_gb, tuple(unknown)
+
+
+def disk_bytes(work: Work, rates: Rates, options: WholeRunOptions) -> float:
+    """What lies on the disk at the end: weights, one checkpoint, the result, the data where they are prepared."""
+    data = dataset_bytes(work, rates, options) if options.prepare or options.dataset_gb is not None else 0.0
+    kept = work.checkpoint_bytes if options.save_steps is not None or options.spot else 0.0
+    merged = work.merged_bytes if options.merge else 0.0
+    exported = exported_bytes(work, options) if options.export is not None else 0.0
+    return work.download_bytes + work.model_bytes + data + kept + merged + exported
+
+
+def _energy(whole: WholeRun, terms: Terms) -> tuple[Value, float | None]:
+    """Electricity of the machine's own hours: training watts while it trains or evaluates, waiting watts else."""
+    power = terms.power
+    if power is None:
+        return exact(0.0), None
+    here = [phase for phase in whole.phases if phase.usd_per_h is None]
+    kwh = total(
+        phase.hours.scaled((power.training_w if phase.name in TRAINING else power.waiting_w) / KILO) for phase in here
+    )
+    return product(kwh, power.spread).scaled(power.usd_per_kwh), kwh.value

@@ -1,0 +1,265 @@
+"""What the user says about everything around training: phases, machines, billing, interruptions.
+
+The names are those of the command line with underscores; `read_whole_run` turns them into one
+`WholeRunOptions`, and `split_whole_run` takes them out of a larger set of options.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from tunecast.catalogs.errors import InputError, UnknownNameError
+
+PHASES = (
+    "start",
+    "setup",
+    "download",
+    "prepare",
+    "load",
+    "compile",
+    "train",
+    "evaluate",
+    "checkpoints",
+    "save",
+    "merge",
+    "export",
+    "upload",
+    "interruptions",
+)
+"""Every phase of a run, in order; ``interruptions`` is what cuts and restarts add."""
+FIXED_PHASES = ("train", "interruptions")
+"""Phases whose length is the forecast itself, not the user's to set."""
+MACHINE_PHASES = {
+    "prepare": ("prepare",),
+    "evaluate": ("evaluate",),
+    "merge": ("merge",),
+    "export": ("export",),
+    "deploy": ("merge", "export", "upload"),
+}
+"""What may run on another machine, and the phases it stands for."""
+AUTO = "auto"
+EXPORT_BITS = {"fp16": 16.0, "bf16": 16.0, "q8": 8.5, "q6": 6.6, "q5": 5.7, "q4": 4.9}
+"""Bits per weight of an exported file; the quantized ones as llama.cpp states them for Q8_0, Q6_K, Q5_K_M, Q4_K_M."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WholeRunOptions:
+    """Everything around training, as asked; None where the user said nothing."""
+
+    train_only: bool = False
+    phase_min: Mapping[str, float] = field(default_factory=dict)
+    """Minutes of a phase, in place of what its rate gives; 0 leaves it out."""
+    phase_rate: Mapping[str, float] = field(default_factory=dict)
+    """Rates by their names in ``phase_rates.json``."""
+    phase_machine: Mapping[str, float] = field(default_factory=dict)
+    """USD per hour of another machine, by phase."""
+    data_location: tuple[str, float] | None = None
+    """Where the data lie, and the MB/s from there."""
+    dataset_gb: float | None = None
+    prepare: bool = False
+    eval_samples: float | None = None
+    eval_steps: int | None = None
+    save_steps: int | None = None
+    merge: bool = False
+    export: str | None = None
+    upload: bool = False
+    trials: int = 1
+    early_stopping_fraction: float = 1.0
+    """Mean share of its steps that a trial runs which is not the best."""
+    repeats: int = 1
+    owned: bool = False
+    electricity_usd_per_kwh: float | None = None
+    gpu_power_w: float | None = None
+    pue: float | None = None
+    storage_usd_per_gb_month: float | None = None
+    egress_usd_per_gb: float | None = None
+    keep_days: float = 0.0
+    """Days for which the disk is kept after the run."""
+    billing_granularity_s: float | None = None
+    billing_minimum_s: float | None = None
+    spot: bool = False
+    interruption_rate_per_month: float | None = None
+    checkpoint_interval_min: float | str | None = None
+    """Minutes, ``auto`` or ``none``."""
+    restart_min: float | None = None
+    seed: int = 0
+
+
+WHOLE_RUN_NAMES = tuple(f.name for f in fields(WholeRunOptions))
+
+
+def split_whole_run(options: Mapping[str, Any]) -> tuple[WholeRunOptions, dict[str, Any]]:
+    """The whole-run options among `options`, and the rest."""
+    mine = {name: value for name, value in options.items() if name in WHOLE_RUN_NAMES}
+    return read_whole_run(mine), {name: value for name, value in options.items() if name not in mine}
+
+
+def read_whole_run(given: Mapping[str, Any]) -> WholeRunOptions:
+    """Check and read whole-run options; raises InputError for what cannot be."""
+    values = {name: READERS[name](name, value) for name, value in given.items() if value is not None}
+    options = WholeRunOptions(**values)
+    _check(options)
+    return options
+
+
+def flag(name: str) -> str:
+    """An option as it is typed."""
+    return "--" + name.replace("_", "-")
+
+
+def _at_least(least: float, example: str, *, open_end: bool = False) -> Callable[[str, Any], float]:
+    def read(name: str, value: Any) -> float:
+        number = float(value)
+        if not math.isfinite(number) or number < least or (open_end and number == least):
+            limit = f"above {least:g}" if open_end else f"{least:g} or more"
+            raise InputError(f"{flag(name)} is {value}, which is not {limit}; type for example {example}.")
+        return number
+
+    return read
+
+
+def _count(name: str, value: Any) -> int:
+    if isinstance(value, bool) or int(value) != value or value < 1:
+        raise InputError(f"{flag(name)} is {value}, which is not a whole number above 0; type for example 4.")
+    return int(value)
+
+
+def _share(name: str, value: Any) -> float:
+    number = float(value)
+    if not 0.0 < number <= 1.0:
+        raise InputError(f"{flag(name)} is {value}, which is not a share above 0 and up to 1; type for example 0.3.")
+    return number
+
+
+def _samples(name: str, value: Any) -> float:
+    from tunecast.model.amount import parse_count
+
+    return parse_count(value, name=flag(name))
+
+
+def _flag(name: str, value: Any) -> bool:
+    return bool(value)
+
+
+def pairs(name: str, given: Any, known: Iterable[str], *, least: float, example: str) -> dict[str, float]:
+    """``NAME=X``, repeated, or a mapping; raises InputError for an unknown name or a number below `least`."""
+    texts = [given] if isinstance(given, str) else list(given) if not isinstance(given, Mapping) else []
+    items = [text.partition("=")[::2] for text in texts] if texts else list(dict(given or {}).items())
+    found: dict[str, float] = {}
+    for key, value in items:
+        if key not in known:
+            raise UnknownNameError(f"name in {flag(name)}", str(key), known, hint=f"There are {', '.join(known)}.")
+        found[key] = _pair_value(name, key, value, least, example)
+    return found
+
+
+def _pair_value(name: str, key: str, value: Any, least: float, example: str) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not (math.isfinite(number) and number >= least):
+        raise InputError(f"{flag(name)} {key}={value} is not {least:g} or more; type for example {example}.")
+    return number
+
+
+def _phase_min(name: str, given: Any) -> dict[str, float]:
+    known = tuple(phase for phase in PHASES if phase not in FIXED_PHASES)
+    return pairs(name, given, known, least=0.0, example="setup=5")
+
+
+def _phase_rate(name: str, given: Any) -> dict[str, float]:
+    from tunecast.model.phase_rates import rate_names
+
+    return pairs(name, given, rate_names(), least=1e-9, example="network_mb_per_s=500")
+
+
+def _phase_machine(name: str, given: Any) -> dict[str, float]:
+    return pairs(name, given, tuple(MACHINE_PHASES), least=0.0, example="prepare=0.20")
+
+
+def _data_location(name: str, given: Any) -> tuple[str, float]:
+    if isinstance(given, tuple):
+        return str(given[0]), _pair_value(name, str(given[0]), given[1], 1e-9, "s3=200")
+    place, _, rate = str(given).partition("=")
+    return place, _pair_value(name, place, rate or None, 1e-9, "s3=200")
+
+
+def _export(name: str, value: Any) -> str:
+    if value not in EXPORT_BITS:
+        raise UnknownNameError("export format", str(value), EXPORT_BITS, hint=f"There are {', '.join(EXPORT_BITS)}.")
+    return str(value)
+
+
+def _interval(name: str, value: Any) -> float | str:
+    if value in (AUTO, "none"):
+        return str(value)
+    try:
+        number = float(value)
+    except ValueError:
+        number = math.nan
+    if not (math.isfinite(number) and number > 0):
+        raise InputError(f"{flag(name)} is {value!r}, which is not minutes above 0, auto or none; type for example 30.")
+    return number
+
+
+def _monthly(name: str, value: Any) -> float:
+    from tunecast.model.interruptions import rate_per_h
+
+    rate_per_h(float(value))
+    return float(value)
+
+
+READERS: dict[str, Callable[[str, Any], Any]] = {
+    "train_only": _flag,
+    "phase_min": _phase_min,
+    "phase_rate": _phase_rate,
+    "phase_machine": _phase_machine,
+    "data_location": _data_location,
+    "dataset_gb": _at_least(0.0, "50", open_end=True),
+    "prepare": _flag,
+    "eval_samples": _samples,
+    "eval_steps": _count,
+    "save_steps": _count,
+    "merge": _flag,
+    "export": _export,
+    "upload": _flag,
+    "trials": _count,
+    "early_stopping_fraction": _share,
+    "repeats": _count,
+    "owned": _flag,
+    "electricity_usd_per_kwh": _at_least(0.0, "0.30"),
+    "gpu_power_w": _at_least(0.0, "300", open_end=True),
+    "pue": _at_least(1.0, "1.2"),
+    "storage_usd_per_gb_month": _at_least(0.0, "0.10"),
+    "egress_usd_per_gb": _at_least(0.0, "0.09"),
+    "keep_days": _at_least(0.0, "30"),
+    "billing_granularity_s": _at_least(0.0, "60"),
+    "billing_minimum_s": _at_least(0.0, "60"),
+    "spot": _flag,
+    "interruption_rate_per_month": _monthly,
+    "checkpoint_interval_min": _interval,
+    "restart_min": _at_least(0.0, "10"),
+    "seed": lambda _, value: int(value),
+}
+
+
+def _check(options: WholeRunOptions) -> None:
+    """Options that need or exclude each other."""
+    if options.owned and options.electricity_usd_per_kwh is None:
+        raise InputError("--owned has no rent, only electricity: add --electricity-usd-per-kwh, for example 0.30.")
+    energy = [n for n in ("electricity_usd_per_kwh", "gpu_power_w", "pue") if getattr(options, n) is not None]
+    if energy and not options.owned:
+        raise InputError(f"{flag(energy[0])} is for GPUs of your own; a rented one includes its power: add --owned.")
+    if options.owned and options.spot:
+        raise InputError("--owned and --spot exclude each other: nobody takes your own machine away.")
+    if options.eval_steps is not None and options.eval_samples is None:
+        raise InputError("--eval-steps needs to know how much is evaluated; add for example --eval-samples 500.")
+    if options.early_stopping_fraction < 1.0 and options.trials == 1:
+        raise InputError("--early-stopping-fraction stops trials early, but there is one; add for example --trials 20.")
+    for name in ("interruption_rate_per_month", "checkpoint_interval_min", "restart_min"):
+        if getattr(options, name) is not None and not options.spot:
+            raise InputError(f"{flag(name)} is about interruptible machines; add --spot.")
