@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tunecast.tables import DASH, count, cuttable, dash, digits, dollars, keep_whole, plain_table
+from tunecast.tables import DASH, count, dash, digits, keep_whole, plain_table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -15,20 +15,18 @@ KINDS = ("gpus", "models", "prices")
 
 
 def catalog_rows(what: str) -> Rows:
-    """Every row of one catalog, under the column names of the data files."""
+    """Every row of the GPUs or models, under the column names of the data files."""
     from tunecast.catalogs import tables
     from tunecast.catalogs.errors import UnknownNameError
 
     if what not in KINDS:
         raise UnknownNameError("catalog", what, KINDS, hint=f"There are {', '.join(KINDS)}.")
-    if what == "prices":
-        return tables.price_rows()
     return tables.gpu_rows() if what == "gpus" else tables.model_rows()
 
 
 def catalog_table(what: str, rows: Rows) -> list[RenderableType]:
     """The columns that people choose by, and where the rest is."""
-    table = {"gpus": gpu_table, "models": model_table, "prices": price_table}[what](rows)
+    table = {"gpus": gpu_table, "models": model_table}[what](rows)
     sources = f"Every column, with source and date: tunecast catalog {what} --json"
     return [table, sources]
 
@@ -80,28 +78,5 @@ def model_table(rows: Rows) -> Table:
             dash(row["num_layers"]),
             dash(row["max_position"]),
             "yes" if is_built(row["hf_id"]) else DASH,
-        )
-    return keep_whole(table)
-
-
-def price_table(rows: Rows) -> Table:
-    """Current prices that may be ranked, cheapest first for each GPU."""
-    from tunecast.catalogs.prices import current_offers
-
-    offers = sorted(
-        (offer for offer in current_offers() if offer.rankable),
-        key=lambda offer: (offer.gpu_id, offer.usd_per_gpu_hour),
-    )
-    title = f"{len(offers)} current offers that are ranked, of {len(rows)} rows"
-    numbers = ("x", "$/GPU-h")
-    table = plain_table("offer", "GPU", *numbers, "kind", "seen", title=title, right=numbers)
-    for offer in offers:
-        table.add_row(
-            cuttable(f"{offer.provider} {offer.sku}".strip()),
-            offer.gpu_id,
-            str(offer.gpu_count),
-            dollars(offer.usd_per_gpu_hour),
-            offer.price_type,
-            offer.snapshot_date[:7],
         )
     return keep_whole(table)

@@ -26,13 +26,15 @@ def plain_table(*columns: str, title: str = "", right: tuple[str, ...] = ()) -> 
     return table
 
 
-def keep_whole(table: Table) -> Table:
-    """On a narrow terminal fold the first column, or cut one made of `cuttable` cells; no number is cut short."""
+def keep_whole(table: Table, *, shrinking: str = "") -> Table:
+    """On a narrow terminal fold the column `shrinking`, one of `cuttable` cells, or the first; no number is cut."""
     from rich.text import Text
 
-    shrinking = [c for c in table.columns if any(isinstance(cell, Text) for cell in c.cells)] or table.columns[:1]
+    named = [column for column in table.columns if column.header == shrinking]
+    shrinks = [c for c in table.columns if any(isinstance(cell, Text) for cell in c.cells)]
+    shrinking_columns = named or shrinks or table.columns[:1]
     for column in table.columns:
-        column.no_wrap = column not in shrinking
+        column.no_wrap = column not in shrinking_columns
     table.columns[0].overflow = "fold"
     return table
 
