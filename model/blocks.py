@@ -77,7 +77,7 @@ def parallel_layer(step: Step, where: str, layer: Layer, x: Tensor, tables: Tabl
 
 def checkpointed_layer(step: Step, where: str, layer: Layer, x: Tensor, tables: Tables) -> Tensor:
     """A decoder layer that keeps its input only, if the run checkpoints; else the layer itself."""
-    if not step.run.gradient_checkpointing:
+    if not step.run.gradient_checkpointing or (step.tape.layer or 0) % step.run.checkpoint_every:
         return decoder_layer(step, where, layer, x, tables)
 
     def again(entry: Tensor) -> Tensor:
@@ -86,4 +86,8 @@ def checkpointed_layer(step: Step, where: str, layer: Layer, x: Tensor, tables: 
         step.cache = outer
         return out
 
-    return step.tape.checkpoint(again, x, reentrant=step.run.reentrant, held=step.run.fsdp_version == 1)
+    run = step.run
+    offloaded = run.activation_offloading and step.platform == "cuda"
+    return step.tape.checkpoint(
+        again, x, reentrant=run.reentrant, held=run.fsdp_version == 1, offloaded=offloaded
+    )

@@ -20,6 +20,14 @@ class Run:
     lora_target_modules: tuple[str, ...] = ()
     """Last parts of module names, resolved (``all-linear`` is expanded); empty for ``full``."""
     lora_dropout: float = 0.0
+    use_dora: bool = False
+    """Weight-decomposed adapters: a trained magnitude per output of each adapted map (PEFT)."""
+    use_rslora: bool = False
+    """Adapters scaled by alpha / sqrt(r): no cost of its own."""
+    lora_bias: bool = False
+    """A trained bias on each ``lora_B``."""
+    modules_to_save: tuple[str, ...] = ()
+    """Of ``embed_tokens`` and ``lm_head``, those trained whole beside the adapters; PEFT keeps their originals too."""
     adapter_dtype: str = "fp32"
     """Storage of adapter weights, gradients and optimizer state: ``fp32``, ``bf16`` or ``fp16``."""
     dtype: str = "bf16"
@@ -40,6 +48,10 @@ class Run:
     gradient_checkpointing: bool = True
     reentrant: bool = False
     """Reentrant checkpointing, which recomputes a little more than the other kind."""
+    checkpoint_every: int = 1
+    """Of how many layers one is checkpointed: the first of each so many (selective checkpointing)."""
+    activation_offloading: bool = False
+    """Whether checkpoints are kept in host memory (Unsloth's gradient checkpointing, torchtune's and TRL's option)."""
     optim: str = "adamw_torch"
     """Hugging Face ``OptimizerNames``; ``adamw_torch`` is foreach on CUDA."""
     attn_implementation: str = "sdpa"

@@ -296,23 +296,34 @@ class Tape:
     # -- checkpointing -------------------------------------------------------------------------
 
     def checkpoint(
-        self, function: Callable[[Tensor], Tensor], x: Tensor, *, reentrant: bool, held: bool = False
+        self,
+        function: Callable[[Tensor], Tensor],
+        x: Tensor,
+        *,
+        reentrant: bool,
+        held: bool = False,
+        offloaded: bool = False,
     ) -> Tensor:
         """Run `function` keeping only its input, and run it again when its backward comes.
 
         Non-reentrant recomputation ends once everything that the backward needs exists; the
         reentrant kind repeats all of it. With `held`, the input and its gradient live to the end of the whole
-        backward. Left out: random-state bookkeeping.
+        backward. With `offloaded`, the input is kept in host memory: copied out before the layer, back before its
+        recomputation. Left out: random-state bookkeeping.
         """
+        if offloaded:
+            self.kernel("to_host", Kind.MEMORY, (x,), (), n_bytes=2 * x.bytes)
         kept, self.grad_enabled = self.grad_enabled, False
         made = function(x)
         self.grad_enabled = kept
 
         def backward(grad: Tensor) -> Grads:
             entry = Node((), lambda _: (), saves=(), layer=None, moment="")
-            inner = Tensor(x.elements, x.dtype, x.storage, node=entry)
+            copied, back = self._from_host(x) if offloaded else ([], x)
+            inner = Tensor(x.elements, x.dtype, back.storage, node=entry)
             outer_nodes, self._nodes = self._nodes, []
             recomputed, output = self._recompute(function, inner, stop_early=not reentrant)
+            recomputed = copied + recomputed
             if reentrant:
                 self.events.extend(recomputed)
                 recomputed = []
@@ -322,16 +333,32 @@ class Tape:
             pending = {id(output.node): grad}
             self._run_nodes(nodes, pending, recomputed)
             if reentrant:
-                self.hold(output)
+                self.hold(output, inner)
             given = pending.pop(id(entry), None)
+            if reentrant and given is not None:
+                given = self._cloned(given)
             if held:
                 self._held += [kept for kept in (x, given) if kept is not None]
             return (given,)
 
-        output = self.record(made, (x,), backward, saves=(x,))
+        output = self.record(made, (x,), backward, saves=() if offloaded else (x,))
         if output.node is not None:
             output.node.outlives_grad = not reentrant
         return output
+
+    def _cloned(self, gradient: Tensor) -> Tensor:
+        """The gradient of a detached input as its leaf keeps it: a copy, since the engine still holds the sum."""
+        out = self.empty(gradient.elements, gradient.dtype)
+        self.kernel("grad_clone", Kind.MEMORY, (gradient,), (out,))
+        return out
+
+    def _from_host(self, x: Tensor) -> tuple[list[Event], Tensor]:
+        """The events of copying a tensor back to the device, and the copy."""
+        outer_events, self.events = self.events, []
+        back = self.empty(x.elements, x.dtype)
+        self.kernel("to_device", Kind.MEMORY, (), (back,), n_bytes=2 * x.bytes)
+        events, self.events = self.events, outer_events
+        return events, back
 
     def _recompute(
         self, function: Callable[[Tensor], Tensor], inner: Tensor, *, stop_early: bool

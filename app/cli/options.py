@@ -42,12 +42,20 @@ RUN: Group = {
     "lora_r": _run(int, "Adapter rank.", metavar="N"),
     "lora_target_modules": _run(str, "Where the adapters sit.", metavar="all-linear|a,b,c"),
     "lora_dropout": _run(float, "Adapter dropout.", metavar="X"),
+    "use_dora": _run(bool, "DoRA: a trained magnitude per output.", "--use-dora/--no-use-dora"),
+    "use_rslora": _run(bool, "Rank-stabilised scaling; costs nothing.", "--use-rslora/--no-use-rslora"),
+    "lora_bias": _run(bool, "A trained bias on each lora_B.", "--lora-bias/--no-lora-bias"),
+    "modules_to_save": _run(str, "Trained whole beside the adapters.", metavar="embed_tokens,lm_head"),
     "adapter_dtype": _run(str, "Storage of the adapters.", metavar="fp32|bf16|fp16"),
     "max_length": _run(int, "Tokens per sample after padding or packing.", metavar="N"),
     "per_device_train_batch_size": _run(int, "Samples per GPU and forward pass.", metavar="N"),
     "gradient_accumulation_steps": _run(int, "Forward passes per optimizer step.", metavar="N"),
     "gradient_checkpointing": _run(
         bool, "Recompute activations in the backward pass.", "--gradient-checkpointing/--no-gradient-checkpointing"
+    ),
+    "checkpoint_every": _run(int, "Checkpoint one layer of each so many.", metavar="N"),
+    "activation_offloading": _run(
+        bool, "Keep checkpoints in host memory.", "--activation-offloading/--no-activation-offloading"
     ),
     "reentrant": _run(bool, "The reentrant kind of checkpointing.", "--reentrant/--no-reentrant"),
     "optim": _run(str, "Optimizer, by its Transformers name.", metavar="NAME"),

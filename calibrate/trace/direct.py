@@ -36,7 +36,7 @@ def trace_depth(architecture: Architecture, run: Run, num_layers: int, *, platfo
         batch = _fake_batch(run, recorder.ledger)
         optimizer = _fake_optimizer(hf.trainable_parameters(model), run, platform, hf.embedding_parameters(model))
         scaler = _fake_scaler(recorder)
-        with watching(recorder):
+        with watching(recorder), recorder.host_copies():
             _update(recorder, hf.trainable_parameters(model), optimizer, scaler)
             recorder.restart()
             rest_parts = dict(recorder.ledger.alive)

@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from tunecast.calibrate.trace import losses
+from tunecast.calibrate.trace import losses, offload
 from tunecast.catalogs.errors import NotSupportedError
 from tunecast.model.architecture import Architecture, Layer
 from tunecast.model.families import FAMILIES
@@ -237,6 +237,11 @@ def enable_checkpointing(
     if recompute_context is not None and not run.reentrant:
         options["context_fn"] = lambda: (contextlib.nullcontext(), recompute_context())
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
+    layers = decoder_layers(model)
+    for index, layer in enumerate(layers):
+        layer.gradient_checkpointing = index % run.checkpoint_every == 0
+    if run.activation_offloading:
+        offload.offload_checkpoints(model, layers, reentrant=run.reentrant, recompute_context=recompute_context)
     if run.has_adapters:
         model.enable_input_require_grads()
 
@@ -357,6 +362,11 @@ def train_step(
 
 def loss_of(model: Any, batch: dict[str, Any], run: Run) -> Any:
     """The forward pass through the run's loss path."""
+    with getattr(model, "saved_in_host_memory", contextlib.nullcontext)():
+        return _loss_of(model, batch, run)
+
+
+def _loss_of(model: Any, batch: dict[str, Any], run: Run) -> Any:
     if run.loss_type == "nll":
         return model(**batch, use_cache=False).loss
     hidden = model.get_decoder()(input_ids=batch["input_ids"], use_cache=False).last_hidden_state

@@ -81,6 +81,12 @@ class Ledger:
         if key in self._entries:
             self._drop(key)
 
+    def ignore(self, tensor: Any) -> None:
+        """A storage that is not in the device's memory, nor any view of it."""
+        storage = tensor.untyped_storage()
+        self._entries[storage._cdata] = _Entry(bytes=0, part="scratch")
+        weakref.finalize(storage, self._drop, storage._cdata).atexit = False
+
     def borrow(self, n_bytes: int, part: str) -> None:
         """A scratch buffer that lives inside one kernel call: it can make the peak, then it is gone."""
         size = rounded_bytes(n_bytes)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from tunecast.calibrate.trace import fakes, hf, kernels
+from tunecast.calibrate.trace import fakes, hf, kernels, offload
 from tunecast.calibrate.trace.ledger import Ledger
 from tunecast.calibrate.trace.result import Place
 from tunecast.model.operation import Kind, Operation, Phase
@@ -28,6 +28,8 @@ class Recorder:
     phase: Phase = Phase.FORWARD
     layer: int | None = None
     recomputing: bool = False
+    to_host: bool = False
+    """Whether what appears now is in host memory."""
     stream: list[Operation] = field(default_factory=list)
 
     def restart(self) -> None:
@@ -56,6 +58,23 @@ class Recorder:
         finally:
             self.recomputing = before
 
+    @contextlib.contextmanager
+    def host_copies(self) -> Iterator[None]:
+        """Copies to host memory and back: on fake tensors of one device, copies that the ledger does not see."""
+        from unittest import mock
+
+        def to_host(tensor: Any) -> Any:
+            self.to_host = True
+            copied = tensor.clone()
+            self.to_host = False
+            return copied
+
+        with (
+            mock.patch.object(offload, "to_host", to_host),
+            mock.patch.object(offload, "to_device", lambda tensor, _: tensor.clone()),
+        ):
+            yield
+
     def part_of(self, tensor: Any) -> str:
         """What a new storage is for, from where it appears."""
         if self.phase is Phase.OPTIMIZER:
@@ -68,6 +87,8 @@ class Recorder:
         """Enter the call's new storages and its operation."""
         name = kernels.operator_name(func)
         for tensor in kernels.tensors_in(out):
+            if self.to_host:
+                self.ledger.ignore(tensor)
             self.ledger.add(tensor, "scratch" if "dequantize" in name else self.part_of(tensor))
         if self._on_host(name, args):
             return

@@ -1,0 +1,69 @@
+"""Variants of adapters and of checkpointing: which choices exist and which exclude each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tunecast.catalogs.errors import InputError, NotSupportedError
+from tunecast.model.architecture import Architecture
+from tunecast.model.resolve_parallel import Fields
+
+ADAPTER_SWITCHES = ("use_dora", "use_rslora", "lora_bias")
+UNBUILT_VARIANTS = ("use_dora", "lora_bias", "modules_to_save", "checkpoint_every")
+ROOT_MODULES = ("embed_tokens", "lm_head")
+"""Modules outside the layers that may be trained whole beside adapters."""
+
+
+def take_variants(fields: Fields, architecture: Architecture, whole_number: Any) -> None:
+    """Adapter variants and kinds of checkpointing, after method, precision and checkpointing are known."""
+    has_adapters = fields.values["method"] != "full"
+    for name in UNBUILT_VARIANTS:
+        if fields.given.get(name) not in (None, False, 1, ()):
+            raise NotSupportedError(f"--{name.replace('_', '-')} is not built yet; leave it out.")
+    for name in (*ADAPTER_SWITCHES, "modules_to_save"):
+        if fields.given.get(name) and not has_adapters:
+            flag = name.replace("_", "-")
+            raise InputError(f"--{flag} needs adapters, but --method is full; use --method lora or qlora.")
+    for name in ADAPTER_SWITCHES:
+        fields.values[name] = bool(fields.take(name, False, "stack-default"))
+    asked = fields.take("modules_to_save", (), "stack-default")
+    fields.values["modules_to_save"] = saved_modules(architecture, asked)
+    if fields.values["modules_to_save"] and fields.values["loss_type"] != "nll":
+        raise NotSupportedError(
+            f"--modules-to-save with --loss-type {fields.values['loss_type']} is not built yet; use --loss-type nll."
+        )
+    take_checkpoints(fields, whole_number)
+
+
+def saved_modules(architecture: Architecture, asked: Any) -> tuple[str, ...]:
+    """The modules trained whole, in the model's order."""
+    names = [part.strip() for part in asked.split(",")] if isinstance(asked, str) else [str(part) for part in asked]
+    names = [name for name in names if name]
+    for name in names:
+        if name not in ROOT_MODULES:
+            raise NotSupportedError(
+                f"--modules-to-save {name} is not built yet; it takes {' and '.join(ROOT_MODULES)}, or use --exact."
+            )
+    if names and architecture.tie_word_embeddings:
+        raise NotSupportedError(
+            f"--modules-to-save {','.join(names)} was asked for, but {architecture.name} shares one table between "
+            "input and output, which is not built yet; leave it out."
+        )
+    return tuple(name for name in ROOT_MODULES if name in names)
+
+
+def take_checkpoints(fields: Fields, whole_number: Any) -> None:
+    """How many layers are checkpointed, and where their inputs are kept."""
+    every = whole_number("checkpoint_every", fields.take("checkpoint_every", 1, "stack-default"))
+    offloaded = bool(fields.take("activation_offloading", False, "stack-default"))
+    fields.values |= {"checkpoint_every": every, "activation_offloading": offloaded}
+    if fields.values["gradient_checkpointing"]:
+        if offloaded:
+            fields.notes.append(
+                "Copies of checkpoints to host memory and back are taken as hidden behind the layers' work."
+            )
+        return
+    for name, ordinary in (("checkpoint_every", 1), ("activation_offloading", False)):
+        if fields.values[name] != ordinary:
+            flag = name.replace("_", "-")
+            raise InputError(f"--{flag} speaks of checkpoints, but --no-gradient-checkpointing was asked for.")
