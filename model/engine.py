@@ -1,0 +1,284 @@
+"""Many plans of one model on many devices at once: step time and memory by arrays, for screening.
+
+The numbers are those of `estimate.forecast` (a test compares them); what it adds for an answer, intervals and
+origins above all, is left to it. Three facts make the screen fast:
+
+- kernels do not depend on how a job is spread, so plans of one shape share their inventory (`step.tape_run`);
+- all micro-batches after the first are equal, so everything that is summed over a step is affine in their number
+  from the second on;
+- the operations are the same on every device, so curves are evaluated for all devices together (`engine_tables`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tunecast.catalogs.errors import InputError
+from tunecast.model.architecture import Architecture
+from tunecast.model.curves import Array
+from tunecast.model.engine_memory import Fit, fits_on, memory_of
+from tunecast.model.engine_tables import Work, add_up
+from tunecast.model.factors import FactorSet
+from tunecast.model.inventory import sharded_update, step_operations
+from tunecast.model.on_device import target_factors
+from tunecast.model.operation import Operation, Phase
+from tunecast.model.parallel_network import with_network
+from tunecast.model.run import Run
+from tunecast.model.sharding import communication_operations
+from tunecast.model.step import tape_run
+from tunecast.model.target import Target
+from tunecast.model.time import (
+    SEGMENTS,
+    Stack,
+    communication_seconds,
+    phase_table,
+    run_clocks,
+    scalars,
+    step_seconds,
+)
+
+Rows = npt.NDArray[np.int64]
+LINK_FACTORS = ("link_", "node_")
+"""Beginnings of the names of the factors that collectives depend on."""
+WHEN = ("beside", "once", "blocking")
+"""Collectives by what they can hide behind (`links.communication_when`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Screen:
+    """Every plan on every device."""
+
+    step_s: Array
+    """(devices, runs) seconds of one optimizer step of the whole job."""
+    allocated_bytes: Array
+    """(runs,) peak of one GPU."""
+    process_bytes: Array
+    """(devices, runs) memory of one GPU's process; NaN where the device has no such view."""
+    fit_probability: Array
+    """(devices, runs) probability that it stays within the usable memory; NaN where that is unknown."""
+    too_large: npt.NDArray[np.bool_]
+    """(devices, runs) whether the process's value exceeds the usable memory: the verdict ``no``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Plans:
+    """Runs as rows: which shared pieces each is put together from."""
+
+    micro: Array
+    body: Rows
+    update: Rows
+    link: Rows
+    bodies: tuple[Run, ...]
+    updates: tuple[tuple[Operation, ...], ...]
+    links: tuple[Run, ...]
+
+
+def screen(
+    architecture: Architecture,
+    runs: Sequence[Run],
+    targets: Sequence[Target],
+    options: Mapping[str, Any] | None = None,
+) -> Screen:
+    """Step time and memory of every run on every target; all targets are of one platform.
+
+    A run is taken as it is: whether a device has its dtype, or its memory, is for the caller to ask. `options` may
+    say how machines are joined (``internode_gbps``).
+    """
+    platform = targets[0].platform
+    assert all(target.platform == platform for target in targets), "devices of one platform"
+    step_s = np.empty((len(targets), len(runs)))
+    fit = Fit.empty(len(targets), len(runs))
+    memory = memory_of(architecture, runs, platform)
+    for rows in factor_groups(runs):
+        group = [runs[row] for row in rows]
+        factors = [
+            with_network(target_factors(target, group[0]), group[0], target.gpu, options or {}) for target in targets
+        ]
+        seconds = step_seconds_of if is_plain(group[0]) else one_by_one
+        step_s[:, rows] = seconds(architecture, group, factors, platform)
+        for device, (target, own) in enumerate(zip(targets, factors, strict=True)):
+            fits_on(fit, device, np.array(rows), memory, target, own)
+    return Screen(
+        step_s=step_s,
+        allocated_bytes=memory.allocated_bytes,
+        process_bytes=fit.process_bytes,
+        fit_probability=fit.probability,
+        too_large=fit.too_large,
+    )
+
+
+def factor_groups(runs: Sequence[Run]) -> list[list[int]]:
+    """Runs for which a device has one set of factors: they differ in size and number only."""
+    groups: dict[Run, list[int]] = {}
+    for row, run in enumerate(runs):
+        key = replace(
+            run,
+            max_length=1,
+            per_device_train_batch_size=1,
+            gradient_accumulation_steps=1,
+            gradient_checkpointing=True,
+            num_gpus=min(run.num_gpus, 2) if run.num_gpus <= run.gpus_per_node else 2 * run.gpus_per_node,
+        )
+        groups.setdefault(key, []).append(row)
+    return list(groups.values())
+
+
+def is_plain(run: Run) -> bool:
+    """Whether every GPU runs the whole step on samples of its own: only then do plans share kernels."""
+    return run.tp == run.pp == run.cp == 1 and run.offload == "none"
+
+
+def one_by_one(architecture: Architecture, runs: Sequence[Run], factors: Sequence[FactorSet], platform: str) -> Array:
+    """`step_seconds_of` for layouts that share nothing."""
+    found = np.empty((len(factors), len(runs)))
+    for column, run in enumerate(runs):
+        operations = step_operations(architecture, run, platform=platform)
+        for device, own in enumerate(factors):
+            try:
+                table = phase_table(operations, own, run=run)
+                found[device, column] = run_clocks(table, scalars(own), synchronous=own.synchronous).step_s
+            except InputError:
+                found[device, column] = np.nan
+    return found
+
+
+def step_seconds_of(
+    architecture: Architecture, runs: Sequence[Run], factors: Sequence[FactorSet], platform: str
+) -> Array:
+    """(devices, runs) seconds of one optimizer step; the runs share their factors.
+
+    NaN where collectives cannot be timed on a device (nobody says how its machines are joined).
+    """
+    plans = _plans(architecture, runs, platform)
+    works = [_body(architecture, body, factors, platform) for body in plans.bodies]
+    updates = [add_up(ops, np.array([[o.count] for o in ops]), factors) for ops in plans.updates]
+    links = np.array([_link_seconds(architecture, run, factors) for run in plans.links])
+    launches = _by_micro(np.array([w.launches for w in works])[plans.body], plans.micro)
+    launches += np.array([w.launches[0] for w in updates])[plans.update]
+    meets = np.maximum(
+        np.array([w.meets for w in works])[plans.body], np.array([w.meets for w in updates])[plans.update]
+    )
+    passes = np.stack([plans.micro, plans.micro, np.ones_like(plans.micro)], axis=1)
+    found = np.empty((len(factors), len(runs)))
+    for device, own in enumerate(factors):
+        beside, once, blocking = (_by_micro(links[plans.link, device, kind], plans.micro) for kind in range(len(WHEN)))
+        work_s = _by_micro(np.array([w.device_s[device] for w in works])[plans.body], plans.micro)
+        work_s += np.array([w.device_s[device, 0] for w in updates])[plans.update]
+        stack = Stack(
+            device_s=work_s / passes[:, :, None],
+            launches=launches / passes[:, :, None],
+            communication_s=beside / passes,
+            once_s=once,
+            blocking_s=blocking / passes,
+            bubble_frac=np.zeros(len(runs)),
+            meets=meets,
+            micro_steps=plans.micro,
+        )
+        found[device] = step_seconds(stack, scalars(own), synchronous=own.synchronous)
+    return found
+
+
+def _by_micro(variants: Array, micro: Array) -> Array:
+    """Totals of a step of `micro` micro-batches: those of one, else those of two and as much more per further one.
+
+    `variants` is (runs, 3, ...): of one micro-batch, of two, and what each further one adds.
+    """
+    shape = (len(micro), *(1,) * (variants.ndim - 2))
+    further = np.maximum(micro - 2, 0).reshape(shape)
+    return np.asarray(np.where((micro == 1).reshape(shape), variants[:, 0], variants[:, 1] + further * variants[:, 2]))
+
+
+def _with_micro(run: Run, micro: int) -> Run:
+    return replace(run, gradient_accumulation_steps=micro)
+
+
+def _plans(architecture: Architecture, runs: Sequence[Run], platform: str) -> _Plans:
+    bodies: dict[Run, int] = {}
+    updates: dict[tuple[Operation, ...], int] = {}
+    links: dict[Run, int] = {}
+    pieces: dict[Run, tuple[int, int, int]] = {}
+    rows = []
+    for run in runs:
+        base = _with_micro(run, 1)
+        if base not in pieces:
+            body = _with_micro(tape_run(run), 1)
+            update = tuple(sharded_update(_body_update(architecture, body, platform), base))
+            pieces[base] = (
+                bodies.setdefault(body, len(bodies)),
+                updates.setdefault(update, len(updates)),
+                links.setdefault(_link_run(base), len(links)),
+            )
+        rows.append(pieces[base])
+    body_row, update_row, link_row = np.array(rows, dtype=np.int64).T
+    return _Plans(
+        micro=np.array([run.gradient_accumulation_steps for run in runs], dtype=float),
+        body=body_row,
+        update=update_row,
+        link=link_row,
+        bodies=tuple(bodies),
+        updates=tuple(updates),
+        links=tuple(links),
+    )
+
+
+def _link_run(run: Run) -> Run:
+    """What collectives depend on: trained and gathered tensors, not how many tokens there are."""
+    return replace(run, max_length=1, per_device_train_batch_size=1)
+
+
+def _body_update(architecture: Architecture, body: Run, platform: str) -> tuple[Operation, ...]:
+    """The unsharded update; it does not depend on lengths and batches."""
+    return _update_of(architecture, replace(body, max_length=1, per_device_train_batch_size=1), platform)
+
+
+@lru_cache(maxsize=256)
+def _update_of(architecture: Architecture, run: Run, platform: str) -> tuple[Operation, ...]:
+    return tuple(o for o in step_operations(architecture, run, platform=platform) if o.phase is Phase.OPTIMIZER)
+
+
+def _kernels(architecture: Architecture, run: Run, platform: str) -> list[Operation]:
+    found = step_operations(architecture, run, platform=platform)
+    return [operation for operation in found if operation.phase is not Phase.OPTIMIZER]
+
+
+def _body(architecture: Architecture, body: Run, factors: Sequence[FactorSet], platform: str) -> Work:
+    """Kernels of forward and backward in three variants: one micro-batch, two, and what each further one adds."""
+    one, two, three = (_kernels(architecture, _with_micro(body, micro), platform) for micro in (1, 2, 3))
+    assert len(two) == len(three), "micro-batches after the first have equal kernels"
+    counts = np.zeros((len(one) + len(two), 3))
+    counts[: len(one), 0] = [o.count for o in one]
+    counts[len(one) :, 1] = [o.count for o in two]
+    counts[len(one) :, 2] = [after.count - before.count for before, after in zip(two, three, strict=True)]
+    return add_up([*one, *two], counts, factors)
+
+
+def _link_seconds(architecture: Architecture, run: Run, factors: Sequence[FactorSet]) -> Array:
+    """(devices, kinds of `WHEN`, variants, segments) seconds on the link, overlap not yet taken off."""
+    runs = [_with_micro(run, micro) for micro in (1, 2, 3)]
+    operations = [communication_operations(architecture, each) for each in runs]
+    known: dict[tuple[tuple[str, float], ...], Array] = {}
+    found = []
+    for own in factors:
+        key = tuple((name, f.value) for name, f in own.factors.items() if name.startswith(LINK_FACTORS))
+        if key not in known:
+            known[key] = _one_link(operations, runs, own)
+        found.append(known[key])
+    return np.array(found)
+
+
+def _one_link(operations: Sequence[Sequence[Operation]], runs: Sequence[Run], factors: FactorSet) -> Array:
+    """`_link_seconds` of one device; NaN where its links are unknown."""
+    try:
+        one, two, three = (
+            np.array([communication_seconds(ops, factors, run=each, when=when) for when in WHEN])
+            for ops, each in zip(operations, runs, strict=True)
+        )
+    except InputError:
+        return np.full((len(WHEN), len(runs), len(SEGMENTS)), np.nan)
+    return np.stack([one, two, three - two], axis=1)

@@ -1,0 +1,96 @@
+"""Memory of many plans on many devices: the timeline once per plan, compared with every card by arrays."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from tunecast.model.architecture import Architecture
+from tunecast.model.curves import Array
+from tunecast.model.factors import FactorSet
+from tunecast.model.memory import Parts, Place, memory_timeline, whole_places
+from tunecast.model.overheads import overheads_from_factors
+from tunecast.model.run import Run
+from tunecast.model.step import tape_run
+from tunecast.model.target import Target
+from tunecast.model.value import Z80
+
+_erf = np.vectorize(math.erf, otypes=[float])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanMemory:
+    """Tensors of one GPU, plan by plan."""
+
+    allocated_bytes: Array
+    at_rest_bytes: Array
+
+
+@dataclass(slots=True, kw_only=True)
+class Fit:
+    """(devices, runs) arrays as in `engine.Screen`, being filled."""
+
+    process_bytes: Array
+    probability: Array
+    too_large: npt.NDArray[np.bool_]
+
+    @classmethod
+    def empty(cls, devices: int, runs: int) -> Fit:
+        """Nothing known yet."""
+        return cls(
+            process_bytes=np.full((devices, runs), np.nan),
+            probability=np.full((devices, runs), np.nan),
+            too_large=np.zeros((devices, runs), dtype=bool),
+        )
+
+
+@lru_cache(maxsize=1024)
+def _whole(architecture: Architecture, run: Run, platform: str) -> list[tuple[Place, Parts]]:
+    return whole_places(architecture, run, platform=platform)
+
+
+@lru_cache(maxsize=8192)
+def _allocated_and_rest(architecture: Architecture, run: Run, platform: str) -> tuple[int, int]:
+    whole = _whole(architecture, tape_run(run), platform)
+    found = memory_timeline(architecture, run, platform=platform, whole=whole)
+    return found.allocated_bytes, found.at_rest_bytes
+
+
+def memory_of(architecture: Architecture, runs: Sequence[Run], platform: str) -> PlanMemory:
+    """Peak and resting state of every run; from the second micro-batch on they do not grow."""
+    keys = [replace(run, gradient_accumulation_steps=min(run.gradient_accumulation_steps, 2)) for run in runs]
+    found = np.array([_allocated_and_rest(architecture, key, platform) for key in keys], dtype=float)
+    return PlanMemory(allocated_bytes=found[:, 0], at_rest_bytes=found[:, 1])
+
+
+def fits_on(
+    fit: Fit, device: int, rows: npt.NDArray[np.int64], memory: PlanMemory, target: Target, factors: FactorSet
+) -> None:
+    """Fill in one device's row: the same sums as `memory.memory_timeline` and `fits.fit_probability`, by arrays."""
+    overheads = overheads_from_factors(factors)
+    if overheads is None:
+        return
+    allocated = memory.allocated_bytes[rows]
+    transient = allocated - memory.at_rest_bytes[rows]
+    fragmentation, context = overheads.fragmentation_frac, overheads.context_bytes
+    process = allocated + fragmentation.value * transient + context.value
+    high = allocated + fragmentation.high * transient + context.high
+    fit.process_bytes[device, rows] = process
+    if target.usable_bytes is None:
+        return
+    fit.too_large[device, rows] = process > target.usable_bytes
+    own_log_sd = factors.memory_overhead_bytes.get("allocated_log_sd", 0.0)
+    log_sd = np.hypot(own_log_sd, np.log(high / process) / Z80)
+    fit.probability[device, rows] = _below(np.log(target.usable_bytes / process), log_sd)
+
+
+def _below(room: Array, log_sd: Array) -> Array:
+    """Probability that a log-normal error of `log_sd` stays below `room`; without an error 0 or 1."""
+    sure = log_sd <= 0.0
+    scaled = room / np.where(sure, 1.0, log_sd) / math.sqrt(2.0)
+    return np.asarray(np.where(sure, (room >= 0.0).astype(float), 0.5 * (1.0 + _erf(scaled))))

@@ -1,0 +1,97 @@
+"""Seconds of one list of operations on many devices at once: `time.phase_table` with an axis of devices in front.
+
+Curves of the same form and the same parameters (all datasheet curves are) are evaluated together, by the functions
+of `curves.py`, with the parameters as a column; a curve with residuals or a cache tier is evaluated on its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tunecast.model.curves import FORMS, Array, Columns, columns, floor_frac, seconds
+from tunecast.model.factors import Curve, FactorSet
+from tunecast.model.operation import Kind, Operation
+from tunecast.model.time import (
+    COLUMNS,
+    HOST,
+    SEGMENT_OF,
+    SEGMENTS,
+    curve_key,
+    find_curve,
+    host_column,
+    meets_of,
+)
+
+SMOOTH = frozenset({"bytes_per_s", "flops_per_s", "t0_s", "area", "tile", "k0", "length0", "head_dim0", "work0_flops"})
+"""Parameters that the forms only add, multiply and divide by, so that they may be arrays."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """Operations added up by segment and column, for several sets of counts at once."""
+
+    device_s: Array
+    """(devices, variants, segments, columns), per optimizer step."""
+    launches: Array
+    """(variants, segments, host columns), per optimizer step."""
+    meets: Array
+    """(segments,) 1 where the host waits for the device at the start."""
+
+
+def together(curve: Curve) -> tuple[object, ...] | None:
+    """What curves that are evaluated together have in common; None for one that stands alone."""
+    if curve.residuals or not SMOOTH.issuperset(curve.params):
+        return None
+    return (curve.form, *sorted(curve.params))
+
+
+def curve_groups(curves: Sequence[Curve]) -> list[list[int]]:
+    """Devices whose curves are evaluated together."""
+    groups: dict[object, list[int]] = {}
+    for device, curve in enumerate(curves):
+        groups.setdefault(together(curve) or device, []).append(device)
+    return list(groups.values())
+
+
+def seconds_by_device(curves: Sequence[Curve], cols: Columns) -> tuple[Array, Array]:
+    """(devices, operations) seconds of one execution, and the share of them that is the kernels' floor."""
+    shape = (len(curves), len(cols.flops))
+    total, floor = np.empty(shape), np.empty(shape)
+    for devices in curve_groups(curves):
+        first = curves[devices[0]]
+        if len(devices) == 1:
+            total[devices[0]], floor[devices[0]] = seconds(first, cols).seconds, floor_frac(first, cols)
+            continue
+        params: dict[str, Any] = {name: np.array([[curves[d].params[name]] for d in devices]) for name in first.params}
+        whole = np.broadcast_to(FORMS[first.form](params, cols), (len(devices), shape[1]))
+        without = FORMS[first.form]({**params, "t0_s": 0.0}, cols)
+        total[devices] = whole
+        floor[devices] = 1.0 - np.divide(without, whole, out=np.ones_like(whole), where=whole > 0.0)
+    return total, floor
+
+
+def add_up(operations: Sequence[Operation], counts: Array, devices: Sequence[FactorSet]) -> Work:
+    """Add up operations executed `counts` (operations, variants) times per optimizer step; collectives are left out."""
+    variants = counts.shape[1]
+    device_s = np.zeros((len(devices), variants, len(SEGMENTS), len(COLUMNS)))
+    launches = np.zeros((variants, len(SEGMENTS), len(HOST)))
+    by_curve: dict[str, list[int]] = {}
+    for row, operation in enumerate(operations):
+        if operation.kind is not Kind.COMMUNICATION:
+            by_curve.setdefault(curve_key(operation), []).append(row)
+    for key, rows in by_curve.items():
+        group = [operations[row] for row in rows]
+        cols, column = columns(group), COLUMNS.index(str(group[0].kind))
+        total, floor = seconds_by_device([find_curve(key, factors) for factors in devices], cols)
+        segment = np.array([SEGMENT_OF[o.phase] for o in group])
+        times = counts[rows][:, :, None] * np.eye(len(SEGMENTS))[segment][:, None, :]
+        flat = times.reshape(len(rows), -1)
+        device_s[..., column] += ((total * (1.0 - floor)) @ flat).reshape(len(devices), variants, -1)
+        device_s[..., -1] += ((total * floor) @ flat).reshape(len(devices), variants, -1)
+        issued = np.eye(len(HOST))[[HOST.index(host_column(o)) for o in group]] * cols.launches[:, None]
+        launches += np.einsum("ovs,oh->vsh", times, issued)
+    return Work(device_s=device_s, launches=launches, meets=meets_of(operations))

@@ -1,0 +1,184 @@
+"""The screen by arrays equals the forecast made one at a time, whatever the model, the plan and the device."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tunecast.model.architecture import Architecture
+from tunecast.model.engine import Screen, screen
+from tunecast.model.estimate import forecast
+from tunecast.model.factors import Curve, Factor, FactorSet
+from tunecast.model.factors_io import factors_to_dict
+from tunecast.model.priors import prior_factors
+from tunecast.model.question import Question
+from tunecast.model.resolve import resolve_run
+from tunecast.model.target import Target, resolve_targets
+from tunecast.model.time import run_clocks, stacked, step_seconds
+
+TOLERANCE = 1e-6
+SPREADS: tuple[dict[str, Any], ...] = (
+    {},
+    {"num_gpus": 2, "sharding": "ddp"},
+    {"num_gpus": 8, "sharding": "zero1"},
+    {"num_gpus": 4, "sharding": "zero2"},
+    {"num_gpus": 8, "sharding": "fsdp"},
+    {"num_gpus": 16, "sharding": "fsdp", "internode_gbps": 400},
+)
+CASES: dict[str, tuple[dict[str, Any], ...]] = {
+    "llama-3.1-8b": ({"method": "lora"}, {"method": "qlora"}),
+    "qwen3-0.6b": ({"method": "full"}, {"method": "lora", "lora_target_modules": "q_proj,v_proj"}),
+    "mistral-7b-v0.1": ({"method": "qlora", "attn_implementation": "flash_attention_2"},),
+}
+"""Methods by model; each with every length, batch, checkpointing, accumulation and spread below."""
+
+
+def plans(name: str, *, seed: int, most: int) -> Iterator[dict[str, Any]]:
+    """A random sample of the plans of one model."""
+    shapes = product(CASES[name], (512, 2048), (1, 3), (True, False), (1, 2, 3, 7), SPREADS)
+    every = [
+        {
+            **method,
+            "max_length": length,
+            "per_device_train_batch_size": batch,
+            "gradient_checkpointing": checkpointing,
+            "gradient_accumulation_steps": micro,
+            **spread,
+        }
+        for method, length, batch, checkpointing, micro, spread in shapes
+    ]
+    return iter(random.Random(seed).sample(every, most))
+
+
+def run_options(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name != "internode_gbps"}
+
+
+def measured_like(gpu: str) -> Target:
+    """A card with a record whose curves have every mechanism: waves, a cache tier, residuals, a launch queue."""
+    (target,) = resolve_targets([gpu], {})
+    assert target.gpu is not None
+    prior = prior_factors(target.gpu)
+    peak = target.peaks["bf16"]
+    gemm = Curve(
+        form="gemm_waves",
+        params={"flops_per_s": peak, "processors": 108.0, "half": 20.0, "k0": 90.0, "nn": 1.1, "tn": 1.05,
+                "bytes_per_s": 1.5e12, "t0_s": 4e-6, "gp_sd": 0.05, "gp_length": 1.3, "gp_noise": 0.01},
+        log_sd=0.05,
+        origin="measured",
+        residuals=((8.0, 8.0, 8.0, 0.0, 0.03), (9.0, 8.5, 8.0, 1.0, -0.02), (6.0, 8.5, 9.0, 0.0, 0.05)),
+    )  # fmt: skip
+    memory = Curve(
+        form="bandwidth",
+        params={"bytes_per_s": 1.7e12, "cache_bytes": 4e7, "cache_bytes_per_s": 5e12, "cache_width": 0.7, "t0_s": 2e-6},
+        log_sd=0.03,
+        origin="measured",
+    )
+    extra = {
+        "launch_queue_depth": Factor(value=1000.0, low=1000.0, high=1000.0, unit="launches", origin="measured"),
+        "scale.host_backward": Factor(value=1.4, low=1.3, high=1.5, unit="1", origin="measured"),
+        "step_overhead_s": Factor(value=3e-3, low=2e-3, high=4e-3, unit="s", origin="measured"),
+    }
+    factors = replace(
+        prior,
+        curves={**prior.curves, "gemm.bf16": gemm, "memory": memory},
+        factors={**prior.factors, **extra},
+        memory_overhead_bytes={**prior.memory_overhead_bytes, "allocated_log_sd": 0.02},
+    )
+    record = {"hardware": {"gpu": gpu, "memory_bytes": 79.2 * 2**30}, "fitted": factors_to_dict(factors), "flags": []}
+    return replace(target, record=record, usable_bytes=79.2 * 2**30)
+
+
+@pytest.fixture(scope="module")
+def devices() -> list[Target]:
+    """Cards with a prior of their own, without one, of unknown memory, of another vendor, and with records."""
+    names = ["a100-pcie-80gb", "h100-sxm5-80gb", "rtx-4090-24gb", "l4-24gb", "gb10-128gb", "mi300x-192gb"]
+    return [*resolve_targets(names, {}), measured_like("a100-sxm4-80gb"), measured_like("a100-sxm4-40gb")]
+
+
+def compared(architecture: Architecture, sampled: list[dict[str, Any]], targets: list[Target]) -> int:
+    """Compare a device chosen by turns for every plan; the number of comparisons."""
+    runs = [
+        resolve_run(architecture, run_options(options), gpu_has_bf16=targets[0].has_bf16).run for options in sampled
+    ]
+    assert targets
+    found = screen(architecture, runs, targets, {"internode_gbps": 400})
+    for row, options in enumerate(sampled):
+        target = targets[row % len(targets)]
+        question = Question(architecture=architecture, options={**options, "internode_gbps": 400})
+        compare(found, row % len(targets), row, question, target)
+    return len(sampled)
+
+
+def compare(found: Screen, device: int, row: int, question: Question, target: Target) -> None:
+    scalar = forecast(question, target)
+    where = f"{target.id} {question.options}"
+    assert scalar.memory.process_bytes is not None
+    assert found.step_s[device, row] == pytest.approx(scalar.step_time_s.value, rel=TOLERANCE), where
+    assert found.allocated_bytes[row] == pytest.approx(scalar.memory.allocated_bytes.value, rel=TOLERANCE), where
+    assert found.process_bytes[device, row] == pytest.approx(scalar.memory.process_bytes.value, rel=TOLERANCE), where
+    assert bool(found.too_large[device, row]) is (scalar.verdict == "no"), where
+    if scalar.fit_probability is None:
+        assert np.isnan(found.fit_probability[device, row]), where
+    else:
+        assert found.fit_probability[device, row] == pytest.approx(scalar.fit_probability, abs=TOLERANCE), where
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_screen_equals_the_forecast_plan_by_plan(
+    name: str, make: Callable[..., Architecture], devices: list[Target]
+) -> None:
+    count = compared(make(name), list(plans(name, seed=len(name), most=70)), devices)
+    assert count == 70  # three models: 210 combinations
+
+
+def test_a_screen_equals_the_forecast_on_cards_without_bf16(make: Callable[..., Architecture]) -> None:
+    old = resolve_targets(["v100-sxm2-32gb", "t4-16gb", "rtx-2080-ti-11gb"], {})
+    assert not any(target.has_bf16 for target in old)
+    assert compared(make("qwen3-0.6b"), list(plans("qwen3-0.6b", seed=3, most=15)), old) == 15
+
+
+def test_an_unknown_network_between_machines_is_no_number(make: Callable[..., Architecture]) -> None:
+    architecture = make("qwen3-0.6b")
+    run = resolve_run(architecture, {"num_gpus": 16, "sharding": "fsdp"}).run
+    near = resolve_run(architecture, {"num_gpus": 8, "sharding": "fsdp"}).run
+    (consumer,) = resolve_targets(["rtx-4090-24gb"], {})
+    found = screen(architecture, [run, near], [consumer])
+    assert np.isnan(found.step_s[0, 0])
+    assert found.step_s[0, 1] > 0
+
+
+def test_clocks_of_runs_side_by_side_are_those_of_each_alone(make: Callable[..., Architecture]) -> None:
+    """A run that has ended must not wait for the micro-steps of a longer one."""
+    from tunecast.model.inventory import step_operations
+    from tunecast.model.time import phase_table, scalars
+
+    architecture = make("qwen2.5-0.5b")
+    (target,) = resolve_targets(["h100-sxm5-80gb"], {})
+    assert target.gpu is not None
+    factors: FactorSet = prior_factors(target.gpu)
+    runs = [resolve_run(architecture, {"max_length": 256, "gradient_accumulation_steps": n}).run for n in (1, 2, 9)]
+    tables = [phase_table(step_operations(architecture, run), factors, run=run) for run in runs]
+    together = step_seconds(stacked(tables), scalars(factors), synchronous=False)
+    alone = [run_clocks(table, scalars(factors), synchronous=False).step_s for table in tables]
+    assert together == pytest.approx(alone, rel=1e-12)
+
+
+@pytest.mark.slow
+def test_a_screen_equals_the_forecast_with_the_record_of_a_mock(
+    make: Callable[..., Architecture], tmp_path: Path
+) -> None:
+    from tunecast import calibrate_device
+    from tunecast.calibrate.fitted_records import fitted_records
+
+    mock = "mock:a100-sxm4-80gb#5"
+    targets = resolve_targets([mock], fitted_records([calibrate_device(mock, out=tmp_path)]))
+    assert targets[0].record is not None
+    assert compared(make("llama-3.1-8b"), list(plans("llama-3.1-8b", seed=9, most=24)), targets) == 24
