@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from tunecast.model.units import MILLISECOND_S, gib
 from tunecast.model.value import Value
 from tunecast.tables import DASH, count, cuttable, digits, dollars, duration, gib_text, keep_whole, plain_table, seconds
+from tunecast.whole_run_table import cost_rows, interruption_rows, phase_rows, train_line
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -69,7 +70,7 @@ def forecast_table(forecasts: Sequence[Forecast], width: int) -> Table:
 def wide_table(rows: Sequence[Forecast], *, has_total: bool) -> Table:
     """Intervals and offers in columns of their own."""
     money = "cost" if has_total else "$/M tokens"
-    numbers = ("GiB", "step", "step 80%", "tokens/s", *(("time",) if has_total else ()), money, f"{money} 80%")
+    numbers = ("GiB", "step", "step 80%", "tokens/s", *(("time", "train") if has_total else ()), money, f"{money} 80%")
     table = plain_table("GPU", "fits", *numbers, "offer", *origin_column(rows), right=numbers)
     for forecast in rows:
         cost = money_of(forecast)
@@ -80,7 +81,7 @@ def wide_table(rows: Sequence[Forecast], *, has_total: bool) -> Table:
             seconds(forecast.step_time_s.value),
             span_s(forecast.step_time_s),
             digits(forecast.tokens_per_s.value),
-            *([total(forecast)] if has_total else []),
+            *([total(forecast), train_time(forecast)] if has_total else []),
             dollars(cost.value) if cost else DASH,
             span(cost),
             cuttable(offer(forecast)),
@@ -102,7 +103,7 @@ def narrow_table(rows: Sequence[Forecast], *, has_total: bool) -> Table:
             memory(forecast),
             f"{seconds(forecast.step_time_s.value)}\n{span_s(forecast.step_time_s)}",
             digits(forecast.tokens_per_s.value),
-            *([total(forecast)] if has_total else []),
+            *([f"{total(forecast)}\n{train_line(forecast.whole_run)}"] if has_total else []),
             f"{dollars(cost.value)}\n{span(cost)}" if cost else DASH,
             *([origin(forecast)] if origin_column(rows) else []),
         )
@@ -140,6 +141,11 @@ def span_s(value: Value) -> str:
 def total(forecast: Forecast) -> str:
     """How long the whole run takes."""
     return duration(forecast.total_time_h.value) if forecast.total_time_h else DASH
+
+
+def train_time(forecast: Forecast) -> str:
+    """How long the training alone takes."""
+    return DASH if forecast.whole_run is None else duration(forecast.whole_run.train_time_h.value)
 
 
 def money_of(forecast: Forecast) -> Value | None:
@@ -210,14 +216,16 @@ def time_rows(forecast: Forecast) -> Iterable[Line]:
     yield "MFU / HFU", f"{share(forecast.mfu)} / {share(forecast.hfu)}", bound
     if forecast.total_time_h:
         yield "whole run", duration(forecast.total_time_h.value), span_h(forecast.total_time_h)
-        for phase, phase_h in forecast.phases_h.items():
-            yield f"  {phase}", duration(phase_h), ""
+    if forecast.whole_run:
+        yield from phase_rows(forecast.whole_run)
 
 
 def money_rows(forecast: Forecast) -> Iterable[Line]:
     """Cost and offer."""
     if forecast.cost_usd:
         yield "cost, $", dollars(forecast.cost_usd.value), span(forecast.cost_usd)
+    if forecast.whole_run:
+        yield from (*cost_rows(forecast.whole_run), *interruption_rows(forecast.whole_run))
     if forecast.cost_per_million_tokens_usd:
         yield (
             "$ per million tokens",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tunecast.model.units import GIGA, KILO, MEGA, MILLISECOND_S, TERA, gib
+from tunecast.model.units import GIGA, HOUR_S, KILO, MEGA, MILLISECOND_S, TERA, gib
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -66,7 +66,9 @@ def seconds(value_s: float) -> str:
 
 
 def duration(value_h: float) -> str:
-    """A run's length: minutes, hours or days."""
+    """A run's length: seconds, minutes, hours or days."""
+    if 0 < value_h * 60 < 1:
+        return seconds(value_h * HOUR_S)
     if value_h < 1:
         return f"{digits(value_h * 60)} min"
     return f"{digits(value_h)} h" if value_h < 100 else f"{digits(value_h / 24)} d"

@@ -33,6 +33,14 @@ FORECAST_KEYS = {
     "bound_by",
     "time_parts_s",
     "phases_h",
+    "train_time_h",
+    "phases",
+    "cost_parts_usd",
+    "billed_h",
+    "billing",
+    "energy_kwh",
+    "power",
+    "interruptions",
     "total_time_h",
     "cost_usd",
     "cost_per_million_tokens_usd",
@@ -80,6 +88,8 @@ def test_json_has_the_published_keys_and_nothing_on_stderr(run: Run) -> None:
         assert forecast["schema"] == "tunecast.forecast/1"
         for quantity in ("step_time_s", "tokens_per_s", "total_time_h", "cost_usd", "cost_per_million_tokens_usd"):
             assert forecast[quantity]["low"] <= forecast[quantity]["value"] <= forecast[quantity]["high"]
+        assert sum(forecast["phases_h"].values()) == pytest.approx(forecast["total_time_h"]["value"])
+        assert sum(forecast["cost_parts_usd"].values()) == pytest.approx(forecast["cost_usd"]["value"])
 
 
 def test_counts_are_those_of_the_real_model(run: Run) -> None:
@@ -107,7 +117,8 @@ def test_without_an_amount_there_are_no_totals(run: Run) -> None:
 
 def test_ten_times_the_tokens_cost_ten_times_as_much(run: Run) -> None:
     def cost(tokens: str) -> float:
-        answer = run("estimate", MODEL, "--gpu", "l40s", "--tokens", tokens, "--usd-per-gpu-hour", "2", "--json")
+        price = ("--usd-per-gpu-hour", "2", "--train-only", "--json")
+        answer = run("estimate", MODEL, "--gpu", "l40s", "--tokens", tokens, *price)
         return float(forecasts(answer)[0]["cost_usd"]["value"])
 
     assert cost("102.4M") == pytest.approx(10 * cost("10.24M"))
@@ -162,7 +173,7 @@ def test_a_training_file_is_read_and_what_is_typed_wins(run: Run, tmp_path: Path
     assert forecast["model"] == MODEL
     assert forecast["run"]["max_length"] == {"value": 4096, "origin": "file"}
     assert forecast["run"]["lora_r"] == {"value": 64, "origin": "cli"}
-    assert forecast["total_time_h"]["value"] == pytest.approx(50 * forecast["step_time_s"]["value"] / 3600)
+    assert forecast["train_time_h"]["value"] == pytest.approx(50 * forecast["step_time_s"]["value"] / 3600)
     assert "qlora.yaml was read as axolotl." in forecast["notes"]
 
 

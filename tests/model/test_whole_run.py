@@ -1,0 +1,364 @@
+"""The whole run against hand arithmetic: phases, billing, storage, electricity, other machines, interruptions."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tunecast.catalogs.errors import InputError
+from tunecast.catalogs.gpus import load_gpus
+from tunecast.model.amount import Amount
+from tunecast.model.architectures import load_architecture
+from tunecast.model.cost import Price, user_price
+from tunecast.model.factors import Factor, FactorSet
+from tunecast.model.phase_rates import assumed_rates, billing_rule, load_phase_rates, phase_rates, rate_names
+from tunecast.model.phases import Work
+from tunecast.model.resolve import resolve_run
+from tunecast.model.run_work import work_of
+from tunecast.model.terms import owned, rented
+from tunecast.model.value import Value, exact, product, total
+from tunecast.model.whole_run import WholeRun, whole_run
+from tunecast.model.whole_run_options import READERS, WHOLE_RUN_NAMES, read_whole_run
+
+GB = 1e9
+WORK = Work(
+    steps=1000,
+    tokens=2_048_000.0,
+    dataset_tokens=2_048_000.0,
+    tokens_per_step=2048,
+    max_length=1024,
+    num_gpus=1,
+    download_bytes=16 * GB,
+    total_params=8_000_000_000,
+    quantized=True,
+    on_cpu=False,
+    model_bytes=0.2 * GB,
+    checkpoint_bytes=0.6 * GB,
+    forward_frac=0.25,
+)
+RATES = {
+    "network_mb_per_s": 200,
+    "upload_mb_per_s": 50,
+    "disk_read_mb_per_s": 1000,
+    "disk_write_mb_per_s": 500,
+    "copy_mb_per_s": 4000,
+    "quantize_gpu_mb_per_s": 8000,
+    "tokenize_tokens_per_s": 1e6,
+    "text_bytes_per_token": 4,
+    "tokenized_bytes_per_token": 8,
+    "host_ram_gb": 32,
+}
+STEP_S = 3.6
+"""1,000 steps are one hour."""
+
+
+def run(work: Work = WORK, *, price: Price | None = None, **options: Any) -> WholeRun:
+    asked = read_whole_run({"phase_rate": RATES, **options})
+    rates = phase_rates(None, None, asked.phase_rate)
+    terms = None if price is None else rented(price, asked, rates)
+    return whole_run(work, exact(STEP_S), options=asked, rates=rates, terms=terms)
+
+
+def seconds(whole: WholeRun, phase: str) -> float:
+    return whole.phases_h[phase] * 3600
+
+
+def test_the_default_phases_and_their_arithmetic() -> None:
+    whole = run(phase_min=["start=1", "setup=2"])
+    assert list(whole.phases_h) == ["start", "setup", "download", "load", "train", "save"]
+    assert seconds(whole, "download") == pytest.approx(16000 / 200)
+    assert seconds(whole, "load") == pytest.approx(16000 / 1000 + 16000 / 4000 + 16000 / 8000)
+    assert seconds(whole, "train") == pytest.approx(3600)
+    assert seconds(whole, "save") == pytest.approx(200 / 4000 + 200 / 500)
+    assert whole.total_time_h.value == pytest.approx(sum(whole.phases_h.values()))
+    assert whole.train_time_h == exact(1.0)
+    assert {phase.name: phase.origin for phase in whole.phases}["train"] == "forecast"
+
+
+def test_train_only_is_training_and_nothing_else() -> None:
+    whole = run(train_only=True, price=user_price(2.0, 1))
+    assert whole.phases_h == {"train": 1.0}
+    assert whole.cost_usd == exact(2.0)
+
+
+def test_every_phase_can_be_given_or_left_out() -> None:
+    whole = run(phase_min=["start=0", "setup=0", "download=10", "load=0", "save=0"])
+    assert whole.phases_h == {"download": pytest.approx(1 / 6), "train": 1.0}
+    assert whole.phases[0].origin == "cli"
+
+
+def test_optional_phases_by_hand() -> None:
+    whole = run(eval_samples=100, eval_steps=250, save_steps=300, merge=True, export="q8", upload=True)
+    # Two samples per step: 50 steps of a quarter of 3.6 s, four times.
+    assert seconds(whole, "evaluate") == pytest.approx(50 * 0.25 * 3.6 * 4)
+    assert seconds(whole, "checkpoints") == pytest.approx(3 * (600 / 4000 + 600 / 500))
+    assert seconds(whole, "merge") == pytest.approx(16000 / 1000 + 16000 / 500)
+    written_mb = 8000 * 8.5 / 8
+    assert seconds(whole, "export") == pytest.approx(16000 / 1000 + written_mb / 500)
+    assert seconds(whole, "upload") == pytest.approx(written_mb / 50)
+    assert list(whole.phases_h).index("evaluate") == list(whole.phases_h).index("train") + 1
+
+
+def test_case_a_fifty_gb_of_data_on_a_machine_of_32_gb_goes_in_two_batches_and_is_bound_by_reading() -> None:
+    """Reading 50 GB from 100 MB/s takes 500 s, tokenizing 12.5 billion tokens at 100 M/s 125 s."""
+    fast = RATES | {"tokenize_tokens_per_s": 1e8}
+    whole = run(dataset_gb=50, data_location="s3=100", phase_rate=fast)
+    (phase,) = [p for p in whole.phases if p.name == "prepare"]
+    tokenized_mb, spilled_mb = 12500 * 8, 50000
+    by_hand = 50000 / 100 + (tokenized_mb + spilled_mb) / 500 + spilled_mb / 1000
+    assert phase.hours.value * 3600 == pytest.approx(by_hand)
+    assert "2 batches, bound by reading" in phase.how
+    roomy = run(dataset_gb=50, data_location="s3=100", phase_rate=fast | {"host_ram_gb": 64})
+    assert seconds(roomy, "prepare") == pytest.approx(50000 / 100 + tokenized_mb / 500)
+
+
+def test_without_a_size_data_are_tokens_times_bytes_and_only_counted_when_asked() -> None:
+    assert "prepare" not in run().phases_h
+    whole = run(prepare=True)
+    text_mb = 2.048 * 4
+    assert seconds(whole, "prepare") == pytest.approx(2.048 + 2.048 * 8 / 500)  # tokenizing 2 M tokens at 1 M/s
+    assert seconds(run(prepare=True, data_location="tape=1"), "prepare") == pytest.approx(text_mb + 2.048 * 8 / 500)
+
+
+def test_a_search_trains_the_best_in_full_and_the_others_up_to_where_they_stop() -> None:
+    whole = run(trials=20, early_stopping_fraction=0.25, repeats=2)
+    assert seconds(whole, "train") == pytest.approx(2 * (1 + 19 * 0.25) * 3600)
+    assert seconds(whole, "load") == pytest.approx(40 * seconds(run(), "load"))
+    assert seconds(whole, "download") == pytest.approx(seconds(run(), "download"))
+
+
+def test_another_machine_does_the_phases_that_need_no_gpu() -> None:
+    """Preparing for 0.20 and deploying for 0.10 an hour; the GPU machine is not paid for these hours."""
+    asked = {"prepare": True, "merge": True, "upload": True, "data_location": "s3=1"}
+    here = run(price=user_price(2.0, 1), **asked)
+    there = run(price=user_price(2.0, 1), phase_machine=["prepare=0.2", "deploy=0.1"], **asked)
+    hours = there.phases_h
+    gpu_h = sum(h for name, h in hours.items() if name not in ("prepare", "merge", "upload"))
+    assert there.cost_parts_usd["rent"] == pytest.approx(2.0 * gpu_h)
+    assert there.cost_parts_usd["other_machines"] == pytest.approx(
+        0.2 * hours["prepare"] + 0.1 * (hours["merge"] + hours["upload"])
+    )
+    assert there.total_time_h.value == pytest.approx(sum(hours.values()))
+    # The other machine fetches the base, and its result travels to the GPU machine.
+    assert seconds(there, "merge") == pytest.approx(seconds(here, "merge") + 16000 / 200)
+    assert seconds(there, "prepare") == pytest.approx(seconds(here, "prepare") + 2.048 * 8 / 200)
+
+
+@pytest.mark.parametrize(
+    ("granularity_s", "minimum_s", "minutes", "paid_min"),
+    [(60, 0, 61.2, 62), (3600, 0, 61.2, 120), (1, 0, 61.2, 61.2), (1, 7200, 61.2, 120), (3600, 0, 60, 60)],
+)
+def test_billing_rounds_up_to_the_granularity_and_the_minimum(
+    granularity_s: float, minimum_s: float, minutes: float, paid_min: float
+) -> None:
+    phases = [f"start={minutes - 60}", "setup=0", "download=0", "load=0", "save=0"]
+    billing = {"billing_granularity_s": granularity_s, "billing_minimum_s": minimum_s}
+    whole = run(price=user_price(3.0, 1), phase_min=phases, **billing)
+    assert whole.billed_h == pytest.approx(paid_min / 60)
+    assert whole.cost_usd is not None
+    assert whole.cost_usd.value == pytest.approx(3.0 * paid_min / 60)
+
+
+def test_storage_by_the_gb_month_and_egress_by_the_gb() -> None:
+    """16.2 GB for the run and 30 days more at 0.10 a month, 0.2 GB out at 0.09."""
+    whole = run(
+        price=user_price(2.0, 1), upload=True, storage_usd_per_gb_month=0.1, egress_usd_per_gb=0.09, keep_days=30
+    )
+    held_h = whole.total_time_h.value + 30 * 24
+    assert whole.cost_parts_usd["storage"] == pytest.approx(16.2 * 0.1 * held_h / 730)
+    assert whole.cost_parts_usd["egress"] == pytest.approx(0.2 * 0.09)
+    assert whole.cost_usd is not None
+    assert sum(whole.cost_parts_usd.values()) == pytest.approx(whole.cost_usd.value)
+
+
+def test_a_price_that_nobody_states_is_named_not_zero() -> None:
+    offer = {"provider": "hyperstack", "instances": 1}
+    whole = run(price=Price(usd_per_h=2.0, offer=offer))
+    assert whole.uncounted == ("storage",)
+    aws = run(price=Price(usd_per_h=2.0, offer={"provider": "aws", "instances": 1}), merge=True, upload=True)
+    assert aws.cost_parts_usd["egress"] == pytest.approx(15 * 0.09)  # 16 GB; AWS: the first GB is free, then 0.09
+
+
+def test_a_machine_of_ones_own_pays_electricity() -> None:
+    """Two RTX 3090 at 300 W with a host of 200 W, one hour of training at 0.30 per kWh, PUE 1.5."""
+    asked = read_whole_run(
+        {
+            "owned": True,
+            "electricity_usd_per_kwh": 0.3,
+            "gpu_power_w": 300,
+            "pue": 1.5,
+            "phase_rate": ["host_power_w=200"],
+            "phase_min": ["download=0", "load=0", "save=0"],
+        }
+    )
+    gpu = load_gpus()["rtx-3090-24gb"]
+    rates = phase_rates(gpu, None, asked.phase_rate)
+    terms = owned(gpu, 2, asked, rates, None)
+    whole = whole_run(replace(WORK, num_gpus=2), exact(STEP_S), options=asked, rates=rates, terms=terms)
+    assert whole.phases_h == {"train": 1.0}
+    assert whole.energy_kwh == pytest.approx((2 * 300 + 200) * 1.5 / 1000)
+    assert whole.cost_usd is not None
+    assert whole.cost_usd.value == pytest.approx(0.3 * 1.2)
+    measured = owned(gpu, 1, replace(asked, gpu_power_w=None), rates, 250.0)
+    assert measured.power is not None
+    assert (measured.power.training_w, measured.power.origin) == (pytest.approx(450 * 1.5), "measured")
+
+
+def test_rates_come_from_the_record_then_the_datasheet_then_assumptions() -> None:
+    gpu = load_gpus()["a100-sxm4-80gb"]
+    assert phase_rates(gpu, None, {})["copy_mb_per_s"].origin == "datasheet"
+    lanes_bytes_per_s = 16 * 1.969e9  # PCIe 4.0 x 16
+    frac = assumed_rates()["copy_frac"].value
+    assert phase_rates(gpu, None, {})["copy_mb_per_s"].value == pytest.approx(lanes_bytes_per_s * frac)
+    read = Factor(value=2e9, low=1e9, high=3e9, unit="B/s", origin="measured:x.json")
+    loaded = replace(read, value=5e8, low=4e8, high=6e8)
+    factors = FactorSet(
+        gpu=gpu.id,
+        curves={},
+        factors={"disk.read.cold.bytes_per_s": read, "load.quantized.bytes_per_s": loaded},
+        step_log_sd=0.1,
+    )
+    rates = phase_rates(gpu, factors, {})
+    assert rates["disk_read_mb_per_s"] is read
+    whole = whole_run(WORK, exact(STEP_S), options=read_whole_run({}), rates=rates, terms=None)
+    (load,) = [phase for phase in whole.phases if phase.name == "load"]
+    assert load.hours.value * 3600 == pytest.approx(16e9 / 5e8)
+    assert load.origin == "measured:x.json"
+    assert load.hours.low * 3600 == pytest.approx(16e9 / 6e8)
+    given = phase_rates(gpu, factors, {"disk_read_mb_per_s": 100.0})
+    assert "load_quantized_mb_per_s" not in given
+    assert given["disk_read_mb_per_s"].origin == "cli"
+
+
+def test_amounts_of_a_real_run() -> None:
+    """Llama-3.1-8B, r=16 on all linear layers: 41,943,040 fp32 adapters, two moments; 16.06 GB on the hub."""
+    architecture = load_architecture("meta-llama/Llama-3.1-8B")
+    resolved = resolve_run(architecture, {"method": "qlora", "lora_r": 16}, gpu_has_bf16=True)
+    work = work_of(architecture, resolved.run, Amount(steps=10, how="", epochs=2.0), forward_frac=0.3)
+    assert work.model_bytes == 41_943_040 * 4
+    assert work.checkpoint_bytes == pytest.approx(3 * 41_943_040 * 4, rel=0.001)
+    assert work.download_bytes == pytest.approx(8_030_261_248 * 2, rel=1e-4)
+    assert work.dataset_tokens == work.tokens / 2
+
+
+def test_sums_and_products_of_values() -> None:
+    """Errors of 3 and 4 make 5; factors of e^0.3 and e^0.4 make e^0.5."""
+    assert total([Value(value=10, low=7, high=13), Value(value=20, low=16, high=24)]) == Value(
+        value=30, low=25, high=35
+    )
+    wide = product(
+        Value(value=2.0, low=2 * math.exp(-0.3), high=2 * math.exp(0.3)),
+        Value(value=3.0, low=3 * math.exp(-0.4), high=3 * math.exp(0.4)),
+    )
+    assert wide.value == 6
+    assert wide.high == pytest.approx(6 * math.exp(0.5))
+    assert wide.low == pytest.approx(6 * math.exp(-0.5))
+
+
+SPOT = {"spot": True, "interruption_rate_per_month": 0.5, "phase_min": ["start=1", "setup=2", "download=3", "load=4"]}
+
+
+def test_interruptions_add_to_the_time_and_the_sum_holds() -> None:
+    long = replace(WORK, steps=100_000)
+    whole = run(long, price=user_price(1.0, 1), **SPOT)
+    found = whole.interruptions
+    assert found is not None
+    rate = -math.log(0.5) / 730
+    save_h = (600 / 4000 + 600 / 500) / 3600
+    assert found.job.startup_h == pytest.approx(10 / 60)
+    assert found.job.restart_h == pytest.approx(10 / 60)
+    # Young proposes the square root of 2 x save x mean time between interruptions.
+    assert found.job.interval_h == pytest.approx(math.sqrt(2 * save_h / rate), rel=0.05)
+    assert found.proposed
+    length, segments = found.job.interval_h + save_h, found.job.full_segments
+    by_hand = math.expm1(rate / 6) / rate + math.exp(rate / 6) / rate * (
+        segments * math.expm1(rate * length)
+        + math.expm1(rate * (100 - segments * found.job.interval_h))
+        + math.expm1(rate * whole.phases_h["save"])
+    )
+    assert whole.total_time_h.value == pytest.approx(by_hand)
+    assert sum(whole.phases_h.values()) == pytest.approx(by_hand)
+    assert whole.cost_usd is not None
+    assert whole.cost_usd.value == pytest.approx(by_hand)
+
+
+def test_without_checkpoints_a_long_run_shows_its_true_cost() -> None:
+    long = replace(WORK, steps=2_000_000)
+    safe = run(long, price=user_price(1.0, 1), **SPOT)
+    naive = run(long, price=user_price(1.0, 1), **SPOT, checkpoint_interval_min="none")
+    rate = -math.log(0.5) / 730
+    assert safe.total_time_h.value < 1.05 * 2000
+    assert naive.total_time_h.value == pytest.approx(math.expm1(rate * 2000) / rate, rel=0.001)
+
+
+def test_several_machines_are_interrupted_more_often() -> None:
+    offer = {"provider": "user", "instances": 4}
+    one = run(price=user_price(1.0, 1), **SPOT).interruptions
+    four = run(price=Price(usd_per_h=1.0, offer=offer), **SPOT).interruptions
+    assert one is not None
+    assert four is not None
+    assert four.rate_per_h == pytest.approx(4 * one.rate_per_h)
+
+
+def test_the_rate_is_given_or_documented_or_labelled_assumed() -> None:
+    def cuts(offer: dict[str, Any], **options: Any) -> Any:
+        found = run(price=Price(usd_per_h=1.0, offer=offer), spot=True, **options).interruptions
+        assert found is not None
+        return found.cuts
+
+    aws = {"provider": "aws", "instance_or_sku": "g6e.xlarge", "region": "us-east-1", "instances": 1}
+    assert (cuts(aws).monthly.low, cuts(aws).monthly.high, cuts(aws).origin) == (0.05, 0.1, "documented")
+    assert "2025-06-28" in cuts(aws).source
+    open_band = cuts(aws | {"instance_or_sku": "g5.xlarge"})
+    assert open_band.monthly.low == 0.2
+    assert "more than 20%" in open_band.source
+    assert "assumed" in open_band.source
+    assert cuts({"provider": "runpod", "instances": 1}).origin == "assumed"
+    assert cuts(aws, interruption_rate_per_month=0.3).origin == "cli"
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"owned": True}, "--electricity-usd-per-kwh"),
+        ({"gpu_power_w": 300}, "--owned"),
+        ({"owned": True, "electricity_usd_per_kwh": 0.3, "spot": True}, "exclude each other"),
+        ({"eval_steps": 100}, "--eval-samples"),
+        ({"early_stopping_fraction": 0.5}, "--trials"),
+        ({"restart_min": 5}, "--spot"),
+        ({"spot": True, "interruption_rate_per_month": 15}, r"0\.15"),
+        ({"spot": True, "checkpoint_interval_min": "often"}, "auto or none"),
+        ({"phase_min": ["training=5"]}, "Unknown name in --phase-min"),
+        ({"phase_min": ["train=5"]}, "Unknown name in --phase-min"),
+        ({"phase_min": ["load=soon"]}, "setup=5"),
+        ({"phase_rate": ["network=5"]}, "network_mb_per_s"),
+        ({"phase_rate": ["network_mb_per_s=0"]}, "network_mb_per_s=500"),
+        ({"phase_machine": ["train=1"]}, "Unknown name in --phase-machine"),
+        ({"data_location": "s3"}, "s3=200"),
+        ({"export": "onnx"}, "Unknown export format"),
+        ({"trials": 0}, "whole number above 0"),
+        ({"early_stopping_fraction": 1.5, "trials": 3}, "share above 0"),
+        ({"pue": 0.9, "owned": True}, "1 or more"),
+        ({"dataset_gb": 0}, "above 0"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_sentence(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        read_whole_run(given)
+
+
+def test_every_option_is_read_and_every_assumption_has_a_source() -> None:
+    assert set(READERS) == set(WHOLE_RUN_NAMES)
+    table = load_phase_rates()
+    for row in (*table["rates"].values(), *table["durations_s"].values()):
+        assert row["low"] <= row["value"] <= row["high"]
+        assert row["source"]
+        assert row["origin"] == "assumed"
+    for row in table["billing"].values():
+        assert row["source"]
+        assert row["origin"] in ("documented", "assumed")
+    assert set(assumed_rates()) < set(rate_names())
+    assert billing_rule("nobody").origin == "assumed"
