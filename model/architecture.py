@@ -209,6 +209,8 @@ class Architecture:
     """Parameters outside layers beyond embedding, head and norm: of models known only from the real code."""
     settings: str = ""
     """The config as a JSON object, of a model known only from the real code; its kernels have no formulas."""
+    config: str = ""
+    """The config as a JSON object, of a family with formulas whose fields are too many to be told from its blocks."""
 
     @property
     def norm(self) -> str:

@@ -16,6 +16,7 @@ from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.architecture import Architecture, Attention, Layer, LayerGroup, Linear, Mlp
 from tunecast.model.families import FAMILIES, family_of
 from tunecast.model.family import Family
+from tunecast.model.family_experts import with_experts
 from tunecast.model.variants import adapted
 
 if TYPE_CHECKING:
@@ -284,7 +285,7 @@ def architecture_from_config(config: Mapping[str, Any], name: str) -> Architectu
             f"The config {name} has {dims.num_heads} attention heads, which {dims.num_kv_heads} key-value heads "
             "do not divide; correct num_key_value_heads."
         )
-    return build_architecture(name, family, dims)
+    return with_experts(build_architecture(name, family, dims), config, name)
 
 
 def read_config(path: Path) -> dict[str, Any]:

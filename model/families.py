@@ -7,6 +7,7 @@ Sources: ``models/<type>/{configuration,modeling}_<type>.py`` of transformers 5.
 from __future__ import annotations
 
 from tunecast.catalogs.errors import UnbuiltFamilyError
+from tunecast.model.families_experts import EXPERT_FAMILIES
 from tunecast.model.families_gpt import LAYER_NORM_FAMILIES
 from tunecast.model.family import Family
 
@@ -100,6 +101,7 @@ FAMILIES = {
             config_fields=("head_dim", "attention_bias", "sliding_window", "layer_types"),
         ),
         *LAYER_NORM_FAMILIES,
+        *EXPERT_FAMILIES,
     )
 }
 """By ``model_type``."""

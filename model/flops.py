@@ -32,6 +32,14 @@ def linear_flops_per_token(linear: Linear, run: Run) -> float:
     return base + 2.0 * TRAINED_PASSES * run.lora_r * (linear.in_features + linear.out_features)
 
 
+def expert_flops_per_token(layer: Layer, run: Run) -> float:
+    """Required FLOPs per token of the router and of the experts that a token goes to."""
+    if layer.mlp.experts is None:
+        return 0.0
+    passes = FROZEN_PASSES if run.has_adapters else TRAINED_PASSES
+    return 2.0 * passes * layer.mlp.experts.active_weight_params
+
+
 def head_flops_per_token(architecture: Architecture, run: Run) -> float:
     """Required FLOPs per token of the output head over the whole vocabulary, tied or not."""
     passes = FROZEN_PASSES if run.has_adapters else TRAINED_PASSES
@@ -46,7 +54,7 @@ def attention_flops_per_sample(attention: Attention, length: int) -> float:
 
 def layer_flops_per_sample(layer: Layer, run: Run) -> float:
     """Required FLOPs of one layer for one sample."""
-    linears = sum(linear_flops_per_token(linear, run) for linear in layer.linears)
+    linears = sum(linear_flops_per_token(linear, run) for linear in layer.linears) + expert_flops_per_token(layer, run)
     return run.max_length * linears + attention_flops_per_sample(layer.attention, run.max_length)
 
 

@@ -92,8 +92,10 @@ def whole_number(option: str, value: Any, *, at_least: int = 1) -> int:
 
 def adaptable_modules(architecture: Architecture) -> tuple[str, ...]:
     """Linear maps an adapter may sit on: every one in the layers, not the head, as PEFT's ``all-linear``."""
-    names = dict.fromkeys(linear.name for group in architecture.groups for linear in group.layer.linears)
-    return tuple(names)
+    routed = any(group.layer.mlp.experts is not None for group in architecture.groups)
+    layers = [group.layer for group in architecture.groups]
+    blocks = [layer.attention.linears if routed else layer.linears for layer in layers]
+    return tuple(dict.fromkeys(linear.name for block in blocks for linear in block))
 
 
 def target_modules(architecture: Architecture, asked: Any) -> tuple[str, ...]:

@@ -226,6 +226,7 @@ class Tape:
         assert output.node is not None
         nodes, self._nodes = self._nodes, []
         self._run_nodes(nodes, {id(output.node): grad}, [])
+        self.moment = "backward"
         self.hold(*self._held)
         self._held = []
 

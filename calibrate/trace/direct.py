@@ -130,6 +130,7 @@ def _fake_mode(platform: str) -> Iterator[None]:
             stack.enter_context(mock.patch.object(torch, "pow", _wide_power(torch.pow)))
             stack.enter_context(mock.patch.object(torch.nn.functional, "dropout", _fused_dropout))
             stack.enter_context(mock.patch.object(torch.nn.functional, "softmax", _softmax_as_on_cuda))
+            stack.enter_context(mock.patch.object(torch.Tensor, "sum", _wide_sum(torch.Tensor.sum)))
         yield
 
 
@@ -171,6 +172,19 @@ def _wide_power(power: Any) -> Any:
     def wide(x: Any, exponent: Any) -> Any:
         lifts = isinstance(x, torch.Tensor) and torch.is_autocast_enabled("cpu")
         return power(x.float() if lifts else x, exponent)
+
+    return wide
+
+
+def _wide_sum(plain: Any) -> Any:
+    """CUDA's autocast sums 16-bit numbers into fp32, the CPU's does not (``autocast_mode.h``, FP32_SET_OPT_DTYPE)."""
+    import torch
+
+    def wide(x: Any, *args: Any, **kwargs: Any) -> Any:
+        narrow = x.dtype in (torch.bfloat16, torch.float16) and "dtype" not in kwargs
+        if narrow and torch.is_autocast_enabled("cpu"):
+            kwargs["dtype"] = torch.float32
+        return plain(x, *args, **kwargs)
 
     return wide
 

@@ -48,8 +48,8 @@ def hf_config(architecture: Architecture, num_layers: int | None = None) -> Any:
     """The transformers config of an architecture, optionally at another depth."""
     import transformers
 
-    if architecture.settings:
-        return config_of_settings(architecture.settings, num_layers)
+    if architecture.settings or architecture.config:
+        return config_of_settings(architecture.settings or architecture.config, num_layers)
     family = FAMILIES.get(architecture.model_type)
     if family is None:
         raise NotSupportedError(

@@ -137,6 +137,10 @@ def watching(recorder: Recorder) -> Any:
     from torch._subclasses.fake_tensor import FakeTensor
     from torch.utils._python_dispatch import TorchDispatchMode
 
+    # Gradients of a gather and of topk are written into fresh zeros in place, but for subclasses of tensors
+    # (``index_backward`` and ``value_selecting_reduction_backward`` of FunctionsManual.cpp).
+    written = {"index_put": torch.ops.aten.index_put_.default, "scatter": torch.ops.aten.scatter_.src}
+
     class Watch(TorchDispatchMode):  # type: ignore[misc]
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             if func is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):
@@ -152,6 +156,8 @@ def watching(recorder: Recorder) -> Any:
                     return _dequantize_and_multiply(*args, **kwargs)
             if name == "add" and recorder.accumulates_in_place(args):
                 func = torch.ops.aten.add_.Tensor
+            if name in written and recorder.phase is Phase.BACKWARD and not recorder.recomputing:
+                func = written[name]
             out = func(*args, **kwargs)
             recorder.record(func, args, kwargs, out)
             return out

@@ -1,0 +1,138 @@
+"""Routed experts as grouped products over tokens sorted by expert, and the shared experts beside them.
+
+Balanced routing is assumed where it matters (it does not to memory: all chosen tokens are sorted into one tensor).
+Source: transformers 5 ``integrations/moe.py``, ``grouped_mm_experts_forward``: what it picks on a GPU of compute
+capability 8.0 or later with torch 2.9 or later, and on a CPU with torch 2.11 or later.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tunecast.model import primitives as ops
+from tunecast.model import primitives_routing as routing
+from tunecast.model.architecture import Experts, Layer
+from tunecast.model.context import Step
+from tunecast.model.mlp_blocks import mlp_block
+from tunecast.model.operation import Kind
+from tunecast.model.routers import ROUTERS, Routes
+from tunecast.model.tape import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """The experts of one layer and the rows that each of them gets."""
+
+    experts: Experts
+    where: str
+    ends: Tensor
+    by_expert: Tensor
+
+    def bias_rows(self, step: Step, part: str, width: int) -> Tensor | None:
+        """The bias of each row's expert, copied out; None where experts have none."""
+        if not self.experts.bias:
+            return None
+        table = step.weight(f"{self.where}.experts.{part}.bias", self.experts.count * width)
+        rows = self.by_expert.elements
+        return routing.index(step.tape, table, self.by_expert, rows * width, name="experts.bias")
+
+    def product(self, step: Step, part: str, x: Tensor, bias: Tensor | None) -> Tensor:
+        """Every row times its expert's ``up`` (gate and up) or ``down`` weight, plus its bias."""
+        tape, experts, rows = step.tape, self.experts, self.by_expert.elements
+        k, n = experts.hidden_size, 2 * experts.intermediate_size
+        if part == "down":
+            k, n = experts.intermediate_size, experts.hidden_size
+        weight = step.weight(f"{self.where}.experts.{part}", experts.count * n * k)
+        entry = ops.cast(tape, x, weight.dtype)
+        layout = "nn" if experts.clamped else "nt"
+        made = routing.grouped_product(tape, f"experts.{part}", entry, weight, self.ends, (rows, n, k), layout)
+        return made if bias is None else routing.added_bias(tape, made, bias, name="experts.bias")
+
+
+def experts_block(step: Step, where: str, layer: Layer, x: Tensor) -> Tensor:
+    """Router and routed experts; what shared experts make of the same input is added."""
+    experts = layer.mlp.experts
+    assert experts is not None
+    routes = ROUTERS[experts.router](step, where, experts, x)
+    out = routed(step, where, experts, x, routes)
+    if layer.mlp.linears:
+        out = ops.add(step.tape, out, mlp_block(step, f"{where}.shared_experts", layer, x), name="shared_add")
+    step.tape.hold(routes.weights, routes.places, *routes.held)
+    return out
+
+
+def routed(step: Step, where: str, experts: Experts, x: Tensor, routes: Routes) -> Tensor:
+    """Tokens sorted by expert, through gate, up and down, weighted, sorted back and added up per token."""
+    tape, rows, hidden = step.tape, step.tokens * experts.per_token, experts.hidden_size
+    by_expert, order = sorted_by_expert(step, routes.places)
+    sources = ops.elementwise(tape, "experts.token", (order,), rows, "int64")
+    entry = routing.index(tape, x, sources, rows * hidden, name="experts.gather")
+    weights = routing.index(tape, routes.weights, order, rows, name="experts.gather")
+    counted, counts, ends = group_ends(step, experts, by_expert)
+    group = Group(experts=experts, where=where, ends=ends, by_expert=by_expert)
+    up_bias = group.bias_rows(step, "up", 2 * experts.intermediate_size)
+    both = group.product(step, "up", entry, up_bias)
+    inner = clamped_gate(step, both) if experts.clamped else gated(step, both)
+    down_bias = group.bias_rows(step, "down", hidden)
+    hold(step, up_bias)
+    made = group.product(step, "down", inner, down_bias)
+    released = step.run.gradient_checkpointing and not step.run.reentrant
+    weighted = routing.weighted_rows(tape, made, weights, name="experts.weight", released=released)
+    back = inverse(step, order)
+    restored = routing.index(tape, weighted, back, rows * hidden, name="experts.restore")
+    wide = step.autocast_dtype is not None and step.platform == "cuda"
+    summed = routing.sum_of_choices(tape, restored, x.elements, name="experts.sum", wide=wide)
+    out = ops.cast(tape, summed, x.dtype, name="experts.cast")
+    tape.hold(order, by_expert, counted, counts, ends, back, entry, weights, made, restored, summed)
+    hold(step, down_bias)
+    return out
+
+
+def hold(step: Step, tensor: Tensor | None) -> None:
+    """Say that a tensor, if there is one, is still referenced here."""
+    if tensor is not None:
+        step.tape.hold(tensor)
+
+
+def clamped_gate(step: Step, both: Tensor) -> Tensor:
+    """(up + 1) x gate x sigmoid(gate x alpha), gate and up interleaved in one product and clamped (gpt-oss)."""
+    tape, name, half = step.tape, "swiglu", both.elements // 2
+    gate, up = (ops.part(tape, both, half, name="gate_split") for _ in range(2))
+    gate, up = routing.clamp(tape, gate, 1, name=name), routing.clamp(tape, up, 2, name=name)
+    opened = routing.unary(tape, ops.scale(tape, gate, name=name), name=name)
+    glu = ops.multiply(tape, gate, opened, name=name)
+    inner = ops.multiply(tape, ops.shift(tape, up, name=name), glu, name=name)
+    tape.hold(both, gate, up, glu)
+    return inner
+
+
+def gated(step: Step, both: Tensor) -> Tensor:
+    """silu(gate) x up, halves of one product."""
+    gate, up = ops.chunks(step.tape, both, 2, name="gate_split")
+    inner = ops.multiply(step.tape, ops.activation(step.tape, gate, name="swiglu"), up, name="swiglu")
+    step.tape.hold(both)
+    return inner
+
+
+def sorted_by_expert(step: Step, places: Tensor) -> tuple[Tensor, Tensor]:
+    """The chosen experts in order, and the order."""
+    tape, rows = step.tape, places.elements
+    by_expert, order = tape.empty(rows, "int64"), tape.empty(rows, "int64")
+    tape.kernel("experts.sort", Kind.MEMORY, (places,), (by_expert, order))
+    return by_expert, order
+
+
+def group_ends(step: Step, experts: Experts, by_expert: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Where each expert's rows end, last: the running sum of a histogram, in 32 bits."""
+    tape = step.tape
+    counted = ops.elementwise(tape, "experts.cast", (by_expert,), by_expert.elements, "fp32")
+    counts = ops.elementwise(tape, "experts.count", (counted,), experts.count, "fp32")
+    return counted, counts, ops.elementwise(tape, "experts.ends", (counts,), experts.count, "fp32")
+
+
+def inverse(step: Step, order: Tensor) -> Tensor:
+    """The permutation that undoes `order`."""
+    tape, rows = step.tape, order.elements
+    back, count = tape.empty(rows, "int64"), ops.elementwise(tape, "experts.count", (), rows, "int64")
+    tape.kernel("experts.order", Kind.MEMORY, (back, order, count), (back,))
+    return back

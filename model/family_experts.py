@@ -1,0 +1,128 @@
+"""What a family says about its experts and its latent attention, and the shapes that a config then gives.
+
+Sources: ``models/<type>/configuration_<type>.py`` of transformers 5.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tunecast.catalogs.errors import InputError
+from tunecast.model.architecture import Architecture, Layer, LayerGroup, Mlp
+from tunecast.model.shapes import Experts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsRule:
+    """How one family's config describes its experts."""
+
+    router: str
+    count_field: str = "num_experts"
+    count: int = 0
+    """Experts when the config says nothing."""
+    per_token: int = 0
+    """Experts per token when the config says nothing."""
+    width_field: str = "moe_intermediate_size"
+    width: int = 0
+    """Inner width of an expert when the config says nothing."""
+    normalised: bool | None = True
+    """None: ``norm_topk_prob`` of the config decides, which is false when absent."""
+    shared_field: str | None = None
+    """Field with the number of shared experts, which are one dense block of as many widths."""
+    shared: int = 0
+    dense_first: int = 0
+    """Layers before the first with experts, when ``first_k_dense_replace`` is absent."""
+    bias: bool = False
+    clamped: bool = False
+
+    def shape(self, config: Mapping[str, Any], hidden_size: int, name: str) -> Experts:
+        """The experts of one layer."""
+        chosen = config.get("norm_topk_prob", False) if self.normalised is None else self.normalised
+        experts = Experts(
+            count=positive(config, self.count_field, name, self.count),
+            per_token=positive(config, "num_experts_per_tok", name, self.per_token),
+            hidden_size=hidden_size,
+            intermediate_size=positive(config, self.width_field, name, self.width),
+            router=self.router,
+            normalised=bool(chosen),
+            bias=self.bias,
+            clamped=self.clamped,
+        )
+        if experts.per_token > experts.count:
+            raise InputError(
+                f"The config {name} sends each token to {experts.per_token} of {experts.count} experts; "
+                "correct num_experts_per_tok."
+            )
+        return experts
+
+    def shared_width(self, config: Mapping[str, Any], name: str) -> int:
+        """Inner width of the shared experts; 0 without any."""
+        if self.shared_field is None:
+            return 0
+        count = config.get(self.shared_field, self.shared) or 0
+        return int(count) * positive(config, self.width_field, name, self.width)
+
+    def has_experts(self, config: Mapping[str, Any], layer: int) -> bool:
+        """Whether a layer routes: after the first dense ones, each ``decoder_sparse_step``-th not listed as dense."""
+        first = config.get("first_k_dense_replace", self.dense_first) or 0
+        period = config.get("decoder_sparse_step", 1) or 1
+        return layer >= first and (layer + 1) % period == 0 and layer not in (config.get("mlp_only_layers") or ())
+
+
+def positive(config: Mapping[str, Any], field: str, name: str, default: int) -> int:
+    """A positive whole number of a config."""
+    value = config.get(field)
+    value = default if value is None else value
+    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+        raise InputError(f"The config {name} has {field}={value!r}, but it must be a positive whole number.")
+    return value
+
+
+EXPERTS: dict[str, ExpertsRule] = {
+    "mixtral": ExpertsRule(
+        router="softmax-wide", count_field="num_local_experts", count=8, per_token=2, width_field="intermediate_size"
+    ),
+    "qwen3_moe": ExpertsRule(router="softmax", count=128, per_token=8, width=768, normalised=None),
+    "olmoe": ExpertsRule(
+        router="softmax", count=64, per_token=8, width_field="intermediate_size", width=2048, normalised=None
+    ),
+    "granitemoe": ExpertsRule(
+        router="softmax-last", count_field="num_local_experts", count=8, per_token=2, width_field="intermediate_size"
+    ),
+}
+"""By ``model_type``."""
+
+
+def with_experts(architecture: Architecture, config: Mapping[str, Any], name: str) -> Architecture:
+    """The architecture with experts in place of the dense blocks of the layers that its config gives them."""
+    rule = EXPERTS.get(architecture.model_type)
+    if rule is None:
+        return architecture
+    layers = [group.layer for group in architecture.groups for _ in range(group.count)]
+    routed = routed_block(rule, config, layers[0].mlp, architecture.hidden_size, name)
+    made = [replace(layer, mlp=routed) if rule.has_experts(config, i) else layer for i, layer in enumerate(layers)]
+    return replace(architecture, groups=runs_of(made), config=json.dumps(dict(config), sort_keys=True))
+
+
+def routed_block(rule: ExpertsRule, config: Mapping[str, Any], dense: Mlp, hidden_size: int, name: str) -> Mlp:
+    """Routed experts, and the dense block's maps at the width of the shared ones."""
+    width = rule.shared_width(config, name)
+    inward = [replace(linear, in_features=hidden_size, out_features=width) for linear in dense.linears[:-1]]
+    shared = [*inward, replace(dense.linears[-1], in_features=width, out_features=hidden_size)]
+    return replace(
+        dense,
+        linears=tuple(shared) if width else (),
+        intermediate_size=width,
+        kind="experts",
+        experts=rule.shape(config, hidden_size, name),
+    )
+
+
+def runs_of(layers: Iterable[Layer]) -> tuple[LayerGroup, ...]:
+    """Equal layers in a row as groups."""
+    groups = ((layer, len(list(run))) for layer, run in itertools.groupby(layers))
+    return tuple(LayerGroup(layer=layer, count=count) for layer, count in groups)

@@ -1,0 +1,91 @@
+"""Routers: from a token's hidden state to the experts it goes to and their weights.
+
+Source: transformers 5, ``forward`` of each family's ``TopKRouter``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tunecast.model import primitives as ops
+from tunecast.model import primitives_routing as routing
+from tunecast.model.architecture import Experts
+from tunecast.model.context import Step
+from tunecast.model.linears import product
+from tunecast.model.tape import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Routes:
+    """Where every token goes."""
+
+    weights: Tensor
+    """One number per token and chosen expert."""
+    places: Tensor
+    """The chosen experts."""
+    held: tuple[Tensor, ...]
+    """What the router's caller keeps besides."""
+
+
+def scores(step: Step, where: str, experts: Experts, x: Tensor) -> Tensor:
+    """The router's product: one score per token and expert."""
+    weight = step.weight(f"{where}.router", experts.router_params)
+    bias = step.weight(f"{where}.router.bias", experts.count) if experts.bias else None
+    return product(step, "router", x, weight, k=experts.hidden_size, n=experts.count, bias=bias)
+
+
+def divided(step: Step, values: Tensor, *, shifted: bool = False) -> Tensor:
+    """A token's weights divided by their sum."""
+    total = routing.row_sum(step.tape, values, step.tokens, name="router.sum")
+    if shifted:
+        total = ops.shift(step.tape, total, name="router.sum")
+    copied = step.run.gradient_checkpointing and not step.run.reentrant and not step.tape.grad_enabled
+    return routing.divided_in_place(step.tape, values, total, name="router.divide", copied=copied)
+
+
+def softmax_first(step: Step, where: str, experts: Experts, x: Tensor) -> Routes:
+    """Softmax over all experts in fp32, the largest chosen (Qwen3, OLMoE): weights in the scores' dtype."""
+    logits = scores(step, where, experts, x)
+    values, places = chosen(step, experts, routing.unary(step.tape, logits, name="router.softmax", dtype="fp32"))
+    return Routes(weights=ops.cast(step.tape, values, logits.dtype, name="router.cast"), places=places, held=(logits,))
+
+
+def chosen(step: Step, experts: Experts, probabilities: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest probabilities of every token, divided by their sum where the family does."""
+    values, places = routing.top_k(step.tape, probabilities, step.tokens * experts.per_token)
+    if experts.normalised:
+        values = divided(step, values)
+    step.tape.hold(probabilities)
+    return values, places
+
+
+def softmax_wide(step: Step, where: str, experts: Experts, x: Tensor) -> Routes:
+    """The same from scores cast to fp32, weights left in fp32 (Mixtral)."""
+    logits = scores(step, where, experts, x)
+    wide = ops.cast(step.tape, logits, "fp32", name="router.cast")
+    values, places = chosen(step, experts, routing.unary(step.tape, wide, name="router.softmax"))
+    return Routes(weights=values, places=places, held=(logits,))
+
+
+def softmax_last(step: Step, where: str, experts: Experts, x: Tensor) -> Routes:
+    """The largest scores chosen, then a softmax over them: in fp32 (Granite), or in the scores' dtype (gpt-oss)."""
+    tape, narrow = step.tape, experts.router == "softmax-last-narrow"
+    logits = scores(step, where, experts, x)
+    if not narrow:
+        logits = ops.cast(tape, logits, "fp32", name="router.cast")
+    values, places = routing.top_k(tape, logits, step.tokens * experts.per_token)
+    weights = routing.unary(tape, values, name="router.softmax")
+    if not narrow:
+        weights = ops.cast(tape, weights, x.dtype, name="router.cast")
+    tape.hold(values)
+    return Routes(weights=weights, places=places, held=(logits,))
+
+
+ROUTERS: dict[str, Callable[[Step, str, Experts, Tensor], Routes]] = {
+    "softmax": softmax_first,
+    "softmax-wide": softmax_wide,
+    "softmax-last": softmax_last,
+    "softmax-last-narrow": softmax_last,
+}
+"""By ``Experts.router``."""

@@ -1,0 +1,121 @@
+"""Routed experts against the traced stream of the real code: kernels, FLOPs, memory; and what a token needs of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from tunecast.catalogs.errors import InputError
+from tunecast.catalogs.models import load_models
+from tunecast.model.architecture import Architecture
+from tunecast.model.architectures import architecture_from_config, load_architecture
+from tunecast.model.families_experts import EXPERT_FAMILIES
+from tunecast.model.flops import executed_flops_per_step, model_flops_per_step
+from tunecast.model.inventory import step_operations
+from tunecast.model.memory import memory_timeline
+from tunecast.model.operation import Operation
+from tunecast.model.resolve import resolve_run
+
+BASE: dict[str, Any] = {
+    "hidden_size": 512, "intermediate_size": 768, "num_hidden_layers": 2, "num_attention_heads": 8,
+    "num_key_value_heads": 4, "vocab_size": 8000, "max_position_embeddings": 8192,
+}  # fmt: skip
+CONFIGS: dict[str, dict[str, Any]] = {
+    "mixtral": {"num_local_experts": 8, "num_experts_per_tok": 2},
+    "qwen3_moe": {
+        "num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 256, "head_dim": 64,
+        "norm_topk_prob": True, "mlp_only_layers": [0],
+    },
+    "olmoe": {"num_experts": 16, "num_experts_per_tok": 4, "intermediate_size": 256},
+    "granitemoe": {"num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 256},
+}  # fmt: skip
+METHODS: dict[str, dict[str, Any]] = {
+    "lora": {"max_length": 512},
+    "lora, attention only, nothing checkpointed": {
+        "gradient_checkpointing": False, "lora_target_modules": "q_proj,o_proj", "max_length": 256,
+    },
+    "qlora": {"method": "qlora", "max_length": 512},
+    "full": {"method": "full", "max_length": 512},
+    "full, two samples, nothing checkpointed": {
+        "method": "full", "gradient_checkpointing": False, "per_device_train_batch_size": 2, "max_length": 256,
+    },
+}  # fmt: skip
+
+
+def small(model_type: str, **changes: Any) -> Architecture:
+    return architecture_from_config({**BASE, **CONFIGS[model_type], "model_type": model_type, **changes}, model_type)
+
+
+def totals(operations: Iterable[Operation]) -> dict[tuple[str, str, str], float]:
+    """Executions, launches, FLOPs and bytes by phase and kind."""
+    found: Counter[tuple[str, str, str]] = Counter()
+    for op in operations:
+        place = (op.phase.value, op.kind.value)
+        found[*place, "count"] += op.count
+        found[*place, "launches"] += op.total_launches
+        found[*place, "flops"] += op.total_flops
+        found[*place, "bytes"] += op.total_bytes
+    return dict(found)
+
+
+def test_every_family_with_experts_is_here() -> None:
+    assert set(CONFIGS) == {family.model_type for family in EXPERT_FAMILIES}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_step_is_the_traced_step(name: str, method: str) -> None:
+    for module in ("torch", "transformers", "peft", "bitsandbytes"):
+        pytest.importorskip(module)
+    from tunecast.calibrate.trace.tracer import trace_step
+
+    architecture = small(name)
+    run = resolve_run(architecture, METHODS[method]).run
+    trace = trace_step(architecture, run)
+    base_params = trace.total_params - (trace.trainable_params if run.has_adapters else 0)
+    assert architecture.total_params == base_params
+    found, expected = totals(step_operations(architecture, run)), totals(trace.stream)
+    assert found.keys() == expected.keys()
+    for place, value in expected.items():
+        assert found[place] == pytest.approx(value, rel=1e-9 if place[2] == "flops" else 1e-4), place
+    forecast = memory_timeline(architecture, run)
+    assert forecast.at_rest_bytes == trace.memory.at_rest_bytes
+    assert forecast.allocated_bytes == pytest.approx(trace.memory.peak_bytes, rel=1e-3)
+    assert forecast.peak_moment == trace.memory.peak_moment
+    for moment, peak_bytes in trace.memory.moments.items():
+        assert forecast.moments[moment] == pytest.approx(peak_bytes, rel=0.01), moment
+
+
+CLASSES = {family.architecture_class for family in EXPERT_FAMILIES}
+ROWS = [row for row in load_models().values() if row.architecture_class in CLASSES]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.hf_id)
+def test_parameters_equal_the_catalog(row: Any) -> None:
+    assert load_architecture(row.hf_id).total_params == row.total_params
+
+
+def test_required_flops_count_the_experts_that_a_token_goes_to() -> None:
+    """4 per active weight and token for LoRA on frozen weights, by hand: Mixtral 8x7B sends a token to 2 of 8."""
+    mixtral = load_architecture("mistralai/Mixtral-8x7B-v0.1")
+    run = resolve_run(mixtral, {"max_length": 1024, "lora_target_modules": "q_proj"}).run
+    expert, attention = 3 * 4096 * 14336, 2 * 4096 * 4096 + 2 * 4096 * 1024
+    active = 32 * (attention + 2 * expert + 8 * 4096) + 32000 * 4096
+    adapters, causal = 32 * 6 * 16 * (4096 + 4096), 32 * 3 * 4 * 4096 * 512
+    assert model_flops_per_step(mixtral, run) == 1024 * (4 * active + adapters + causal)
+    assert executed_flops_per_step(mixtral, run) < 2 * model_flops_per_step(mixtral, run)
+
+
+def test_more_experts_need_more_memory_and_no_more_work() -> None:
+    few, many = small("mixtral"), small("mixtral", num_local_experts=32)
+    run = resolve_run(few, {"max_length": 512}).run
+    assert memory_timeline(many, run).allocated_bytes > memory_timeline(few, run).allocated_bytes
+    assert executed_flops_per_step(many, run) == pytest.approx(executed_flops_per_step(few, run), rel=0.01)
+
+
+def test_more_choices_than_experts_are_refused() -> None:
+    with pytest.raises(InputError, match="num_experts_per_tok"):
+        small("mixtral", num_experts_per_tok=9)
