@@ -1,5 +1,6 @@
-"""Checks of the data files: each takes rows and returns one sentence per fault, naming the row.
+"""Checks of models, names and prices: each takes rows and returns one sentence per fault, naming the row.
 
+GPUs have theirs in `integrity_gpus`, what renting costs beside the machine in `integrity_rental`.
 `tests/integrity` runs them over the shipped files; a user's own file can be passed through them too.
 """
 
@@ -10,39 +11,10 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import date
 
 from tunecast.catalogs.prices import PRICE_TYPES
-from tunecast.catalogs.tables import MEGA, TERA, Row, names, number
-
-AGREEMENT = 0.05
-"""Relative difference above which a published fp16 peak needs a reason beside it."""
+from tunecast.catalogs.tables import Row, names
 
 ROUNDING = 0.01
 """Relative difference that rounding in a data file may leave."""
-
-HIGHEST_CLOCK_MHZ = 3000.0
-"""No card in the file boosts above 2617 MHz; bounds a peak whose clock is unknown."""
-
-DENSE_RATES: dict[str, frozenset[int]] = {
-    "7.0": frozenset({1024}),
-    "7.5": frozenset({512, 1024}),
-    "8.0": frozenset({2048}),
-    "8.6": frozenset({512, 1024}),
-    "8.9": frozenset({512, 1024}),
-    "9.0": frozenset({4096}),
-    "10.0": frozenset({8192}),
-    "10.3": frozenset({8192}),
-    "12.0": frozenset({512, 1024}),
-    "12.1": frozenset({512, 1024}),
-    "gfx90a": frozenset({1024}),
-    "gfx942": frozenset({2048}),
-    "gfx950": frozenset({4096}),
-}
-"""Dense fp16 FLOP per SM (or CU) and clock with fp32 accumulation, by compute capability (NVIDIA
-whitepapers, AMD CDNA datasheets). GeForce cards accumulate in fp32 at half the rate of their chip: 512."""
-
-GEFORCE_RATE = 512
-
-HIGHEST_RATIO = {"bf16_fp32acc_tflops": 1.0, "tf32_tflops": 0.5, "fp8_tflops": 2.0, "int8_tops": 2.0}
-"""Dense rate of a dtype over the dense fp16 rate; GeForce int8 is not halved as fp16 is, so it gets twice this."""
 
 RUNPOD_FILLER_USD_PER_H = 0.5
 
@@ -52,99 +24,12 @@ SHAPE_CHECKED = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "
 Check = Callable[[Sequence[Row]], list[str]]
 
 
-# --- GPUs ---------------------------------------------------------------------------------------
-
-
-def gpu_ids_unique(rows: Sequence[Row]) -> list[str]:
-    """No two rows share an id."""
-    return _repeated("GPU id", (row["canonical_id"] for row in rows))
-
-
-def gpu_facts_present(rows: Sequence[Row]) -> list[str]:
-    """Every row has a source, a date, a name and positive memory and bandwidth."""
-    needed = ("source", "source_date", "nvml_names", "vendor", "architecture", "compute_capability")
-    faults = [f"{row['canonical_id']}: {column} is empty" for row in rows for column in needed if not row[column]]
-    positive = ("memory_marketing_gb", "memory_bandwidth_gbs", "fp32_tflops", "fp16_fp32acc_tflops")
-    return faults + [
-        f"{row['canonical_id']}: {column} is not a positive number"
-        for row in rows
-        for column in positive
-        if not (number(row[column]) or 0) > 0
-    ]
-
-
-def gpu_fp16_agrees_with_clock(rows: Sequence[Row]) -> list[str]:
-    """fp16 peak = SMs x dense FLOP per SM and clock x boost clock, within 5% or with a reason why it is lower.
-
-    A peak above the product is never excused: that is what a sparse figure looks like.
-    """
-    return [fault for row in rows for fault in _fp16_faults(row)]
-
-
-def _fp16_faults(row: Row) -> Iterable[str]:
-    gpu_id, published = row["canonical_id"], number(row["fp16_fp32acc_tflops"]) or 0.0
-    sm_count, rate = number(row["sm_count"]), number(row["flops_per_sm_clk_fp16"])
-    clock_mhz = number(row["boost_clock_mhz"])
-    if (sm_count is None or clock_mhz is None) and not row["fp16_mismatch_reason"]:
-        yield f"{gpu_id}: SMs or clock unknown, and no reason why the fp16 peak is not checked"
-    if sm_count is None or rate is None:
-        return
-    computed = sm_count * rate * (clock_mhz or HIGHEST_CLOCK_MHZ) * MEGA / TERA
-    if published > computed * (1 + AGREEMENT):
-        yield f"{gpu_id}: fp16 peak {published:g} exceeds SMs x rate x clock = {computed:.1f} TFLOP/s; sparse?"
-    if published < computed * (1 - AGREEMENT) and not row["fp16_mismatch_reason"]:
-        yield f"{gpu_id}: fp16 peak {published:g} is below SMs x rate x clock = {computed:.1f} TFLOP/s without a reason"
-
-
-def gpu_peaks_dense(rows: Sequence[Row]) -> list[str]:
-    """The per-SM rate is a dense one of its architecture and the other dtypes keep their dense ratio to fp16."""
-    return [fault for row in rows for fault in (*_rate_faults(row), *_ratio_faults(row))]
-
-
-def _is_geforce(row: Row) -> bool:
-    return "GeForce" in row["nvml_names"]
-
-
-def _rate_faults(row: Row) -> Iterable[str]:
-    allowed = {GEFORCE_RATE} if _is_geforce(row) else DENSE_RATES.get(row["compute_capability"], frozenset())
-    rate = number(row["flops_per_sm_clk_fp16"])
-    if rate not in allowed:
-        yield f"{row['canonical_id']}: {rate} fp16 FLOP per SM and clock is not dense for {row['compute_capability']}"
-
-
-def _ratio_faults(row: Row) -> Iterable[str]:
-    fp16 = number(row["fp16_fp32acc_tflops"]) or 0.0
-    half_rate = number(row["flops_per_sm_clk_fp16"]) == GEFORCE_RATE
-    for column, ratio in HIGHEST_RATIO.items():
-        bound = fp16 * ratio * (2 if half_rate and column == "int8_tops" else 1)
-        if (number(row[column]) or 0.0) > bound * (1 + AGREEMENT):
-            yield f"{row['canonical_id']}: {column} {row[column]} is more than the dense {bound:g}; sparse?"
-
-
-def gpu_memory_labelled(rows: Sequence[Row]) -> list[str]:
-    """Usable memory is torch's, or an estimate that names its sibling, or unknown; never above the sticker."""
-    ids = {row["canonical_id"] for row in rows}
-    return [fault for row in rows for fault in _memory_faults(row, ids)]
-
-
-def _memory_faults(row: Row, ids: Collection[str]) -> Iterable[str]:
-    gpu_id, basis, usable = row["canonical_id"], row["usable_basis"], number(row["usable_gib"])
-    if basis not in ("torch", "estimated", "unknown"):
-        yield f"{gpu_id}: usable_basis {basis!r} is none of torch, estimated, unknown"
-    if (usable is None) != (basis == "unknown"):
-        yield f"{gpu_id}: usable_gib {row['usable_gib']!r} does not go with the basis {basis!r}"
-    if (basis == "estimated") != (row["usable_from"] in ids):
-        yield f"{gpu_id}: usable_from {row['usable_from']!r} does not go with the basis {basis!r}"
-    if usable is not None and usable > float(row["memory_marketing_gb"]):
-        yield f"{gpu_id}: usable {usable} GiB is more than the {row['memory_marketing_gb']} GB sold"
-
-
 # --- models -------------------------------------------------------------------------------------
 
 
 def model_ids_unique(rows: Sequence[Row]) -> list[str]:
     """No two rows share a hub id, whatever its case."""
-    return _repeated("model", (row["hf_id"].lower() for row in rows))
+    return repeated("model", (row["hf_id"].lower() for row in rows))
 
 
 def model_totals_verified(rows: Sequence[Row]) -> list[str]:
@@ -189,7 +74,7 @@ def _shape_params(row: Row) -> int:
 
 def aliases_point_at_models(rows: Sequence[Row], hf_ids: Collection[str]) -> list[str]:
     """Every alias is unique, is not itself listed, and points at a listed model."""
-    faults = _repeated("alias", (row["alias"].lower() for row in rows))
+    faults = repeated("alias", (row["alias"].lower() for row in rows))
     faults += [f"{row['alias']}: {row['hf_id']} is not in the catalog" for row in rows if row["hf_id"] not in hf_ids]
     return faults + [f"{row['alias']}: is itself in the catalog" for row in rows if row["alias"] in hf_ids]
 
@@ -229,7 +114,7 @@ def prices_join_gpus(rows: Sequence[Row], gpu_ids: Collection[str], families: Co
 def prices_unique(rows: Sequence[Row]) -> list[str]:
     """No offer is listed twice for one day."""
     columns = ("provider", "tier", "gpu_canonical_id", "instance_or_sku", "region", "gpu_count", "price_type")
-    return _repeated("price", (" ".join(row[c] for c in (*columns, "snapshot_date")) for row in rows))
+    return repeated("price", (" ".join(row[c] for c in (*columns, "snapshot_date")) for row in rows))
 
 
 def prices_sourced(rows: Sequence[Row]) -> list[str]:
@@ -240,7 +125,7 @@ def prices_sourced(rows: Sequence[Row]) -> list[str]:
             faults.append(f"{_price(row)}: price_type {row['price_type']!r} is not known")
         if (row["statistic"] == "list") == (row["price_type"] == "marketplace"):
             faults.append(f"{_price(row)}: statistic {row['statistic']!r} does not go with {row['price_type']}")
-        if not _is_day(row["snapshot_date"]) and not row["why_not_rankable"]:
+        if not is_day(row["snapshot_date"]) and not row["why_not_rankable"]:
             faults.append(f"{_price(row)}: {row['snapshot_date']!r} is not a day, so it may not be ranked")
     return faults
 
@@ -260,8 +145,9 @@ def is_filler(row: Row) -> bool:
 
 
 def families_point_at_gpus(rows: Sequence[Row], gpu_ids: Collection[str]) -> list[str]:
-    """A family is not itself a GPU and its members are; an ambiguous one has at least two."""
-    faults = [f"{row['family_id']}: is itself a GPU" for row in rows if row["family_id"] in gpu_ids]
+    """A family is declared once, is not itself a GPU and its members are; an ambiguous one has at least two."""
+    faults = repeated("family", (row["family_id"] for row in rows))
+    faults += [f"{row['family_id']}: is itself a GPU" for row in rows if row["family_id"] in gpu_ids]
     for row in rows:
         members = names(row["members"])
         faults += [f"{row['family_id']}: {m} is not a GPU of the catalog" for m in members if m not in gpu_ids]
@@ -270,13 +156,6 @@ def families_point_at_gpus(rows: Sequence[Row], gpu_ids: Collection[str]) -> lis
     return faults
 
 
-GPU_CHECKS: tuple[Check, ...] = (
-    gpu_ids_unique,
-    gpu_facts_present,
-    gpu_fp16_agrees_with_clock,
-    gpu_peaks_dense,
-    gpu_memory_labelled,
-)
 MODEL_CHECKS: tuple[Check, ...] = (model_ids_unique, model_totals_verified, model_shapes_consistent)
 PRICE_CHECKS: tuple[Check, ...] = (
     prices_positive,
@@ -287,7 +166,8 @@ PRICE_CHECKS: tuple[Check, ...] = (
 )
 
 
-def _repeated(what: str, keys: Iterable[str]) -> list[str]:
+def repeated(what: str, keys: Iterable[str]) -> list[str]:
+    """A fault for every key that occurs more than once."""
     return [f"{what} {key!r} occurs {count} times" for key, count in Counter(keys).items() if count > 1]
 
 
@@ -296,7 +176,8 @@ def _price(row: Row) -> str:
     return " ".join(part for part in parts if part)
 
 
-def _is_day(text: str) -> bool:
+def is_day(text: str) -> bool:
+    """Whether a text is a day such as 2026-11-20; a month alone is not."""
     try:
         date.fromisoformat(text)
     except ValueError:

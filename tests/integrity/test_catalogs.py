@@ -7,8 +7,13 @@ from collections.abc import Sequence
 import pytest
 
 from tunecast.catalogs import integrity as checks
-from tunecast.catalogs.integrity import GPU_CHECKS, MODEL_CHECKS, PRICE_CHECKS, Check
-from tunecast.catalogs.tables import Row, read_rows
+from tunecast.catalogs import integrity_gpus as gpu_checks
+from tunecast.catalogs import integrity_rental as rental_checks
+from tunecast.catalogs.gpus import load_gpus
+from tunecast.catalogs.integrity import MODEL_CHECKS, PRICE_CHECKS, Check
+from tunecast.catalogs.integrity_gpus import GPU_CHECKS
+from tunecast.catalogs.integrity_rental import RENTAL_CHECKS
+from tunecast.catalogs.tables import Row, names, read_rows
 
 
 def gpu_ids() -> set[str]:
@@ -41,6 +46,7 @@ SHIPPED: list[tuple[str, Check]] = [
     *(("prices.csv", check) for check in (*PRICE_CHECKS, joins)),
     ("gpu_families.csv", families),
     ("model_aliases.csv", aliases),
+    *((name, check) for name, checks_of in RENTAL_CHECKS.items() for check in checks_of),
 ]
 
 
@@ -62,23 +68,30 @@ def broken(name: str, column: str, key: str, **cells: str) -> list[Row]:
 
 
 GPU_FAULTS: list[tuple[Check, str, dict[str, str]]] = [
-    (checks.gpu_ids_unique, "a100-sxm4-80gb", {"canonical_id": "a100-sxm4-40gb"}),
-    (checks.gpu_facts_present, "a100-sxm4-80gb", {"source": ""}),
-    (checks.gpu_facts_present, "a100-sxm4-80gb", {"memory_bandwidth_gbs": "0"}),
-    (checks.gpu_fp16_agrees_with_clock, "a100-sxm4-80gb", {"fp16_fp32acc_tflops": "624"}),
-    (checks.gpu_fp16_agrees_with_clock, "h100-sxm5-80gb", {"fp16_fp32acc_tflops": "756"}),
-    (checks.gpu_fp16_agrees_with_clock, "h100-pcie-80gb", {"fp16_mismatch_reason": ""}),
-    (checks.gpu_fp16_agrees_with_clock, "h100-pcie-80gb", {"fp16_fp32acc_tflops": "1513"}),
-    (checks.gpu_fp16_agrees_with_clock, "gb200-186gb", {"fp16_fp32acc_tflops": "5000"}),
-    (checks.gpu_fp16_agrees_with_clock, "gb300-288gb", {"fp16_mismatch_reason": ""}),
-    (checks.gpu_peaks_dense, "a100-sxm4-80gb", {"flops_per_sm_clk_fp16": "4096"}),
-    (checks.gpu_peaks_dense, "rtx-4090-24gb", {"flops_per_sm_clk_fp16": "1024"}),
-    (checks.gpu_peaks_dense, "a100-sxm4-80gb", {"bf16_fp32acc_tflops": "624"}),
-    (checks.gpu_peaks_dense, "h100-sxm5-80gb", {"fp8_tflops": "3958"}),
-    (checks.gpu_memory_labelled, "a100-sxm4-80gb", {"usable_from": "a100-sxm4-79gb"}),
-    (checks.gpu_memory_labelled, "a100-pcie-80gb", {"usable_gib": ""}),
-    (checks.gpu_memory_labelled, "a100-pcie-80gb", {"usable_gib": "81"}),
-    (checks.gpu_memory_labelled, "a100-pcie-80gb", {"usable_basis": "guessed"}),
+    (gpu_checks.gpu_ids_unique, "a100-sxm4-80gb", {"canonical_id": "a100-sxm4-40gb"}),
+    (gpu_checks.gpu_facts_present, "a100-sxm4-80gb", {"source": ""}),
+    (gpu_checks.gpu_facts_present, "a100-sxm4-80gb", {"memory_bandwidth_gbs": "0"}),
+    (gpu_checks.gpu_fp16_agrees_with_clock, "a100-sxm4-80gb", {"fp16_fp32acc_tflops": "624"}),
+    (gpu_checks.gpu_fp16_agrees_with_clock, "h100-sxm5-80gb", {"fp16_fp32acc_tflops": "756"}),
+    (gpu_checks.gpu_fp16_agrees_with_clock, "h100-pcie-80gb", {"fp16_mismatch_reason": ""}),
+    (gpu_checks.gpu_fp16_agrees_with_clock, "h100-pcie-80gb", {"fp16_fp32acc_tflops": "1513"}),
+    (gpu_checks.gpu_fp16_agrees_with_clock, "gb200-186gb", {"fp16_fp32acc_tflops": "5000"}),
+    (gpu_checks.gpu_fp16_agrees_with_clock, "gb300-288gb", {"fp16_mismatch_reason": ""}),
+    (gpu_checks.gpu_peaks_dense, "a100-sxm4-80gb", {"flops_per_sm_clk_fp16": "4096"}),
+    (gpu_checks.gpu_peaks_dense, "rtx-4090-24gb", {"flops_per_sm_clk_fp16": "1024"}),
+    (gpu_checks.gpu_peaks_dense, "a100-sxm4-80gb", {"bf16_fp32acc_tflops": "624"}),
+    (gpu_checks.gpu_peaks_dense, "h100-sxm5-80gb", {"fp8_tflops": "3958"}),
+    (gpu_checks.gpu_memory_labelled, "a100-sxm4-80gb", {"usable_from": "a100-sxm4-79gb"}),
+    (gpu_checks.gpu_memory_labelled, "a100-pcie-80gb", {"usable_gib": ""}),
+    (gpu_checks.gpu_memory_labelled, "a100-pcie-80gb", {"usable_gib": "81"}),
+    (gpu_checks.gpu_memory_labelled, "a100-pcie-80gb", {"usable_basis": "guessed"}),
+    (gpu_checks.gpu_names_decidable, "a100-sxm4-80gb", {"nvml_names": "NVIDIA A100 80GB PCIe"}),
+    (gpu_checks.gpu_fp32_agrees_with_clock, "a100-sxm4-80gb", {"fp32_tflops": "39"}),
+    (gpu_checks.gpu_fp32_agrees_with_clock, "h100-sxm5-80gb", {"fp32_mismatch_reason": ""}),
+    (gpu_checks.gpu_bf16_equals_fp16, "a100-sxm4-80gb", {"bf16_fp32acc_tflops": "156"}),
+    (gpu_checks.gpu_estimates_follow_sibling, "a100-sxm4-80gb", {"usable_gib": "80.5"}),
+    (gpu_checks.gpu_estimates_follow_sibling, "a100-sxm4-80gb", {"usable_gib": "70"}),
+    (gpu_checks.gpu_estimates_follow_sibling, "a100-sxm4-80gb", {"usable_from": "a100-sxm4-40gb"}),
 ]
 
 
@@ -152,3 +165,69 @@ def test_a_broken_alias_is_caught_by_name(cells: dict[str, str]) -> None:
     faults = aliases(broken("model_aliases.csv", "alias", "gpt2", **cells))
     assert len(faults) == 1
     assert cells.get("alias", "gpt2").lower() in faults[0].lower()
+
+
+def test_a_family_declared_twice_is_caught_by_name() -> None:
+    rows = read_rows("gpu_families.csv")
+    assert families([*rows, dict(rows[0])]) == [f"family {rows[0]['family_id']!r} occurs 2 times"]
+
+
+def test_two_cards_of_one_driver_name_may_differ_in_sms_or_memory_only() -> None:
+    """The two RTX 3080 pass as they are, and fail once both have 68 SMs and 10 GB."""
+    same = broken("gpus.csv", "canonical_id", "rtx-3080-12gb", sm_count="68")
+    assert gpu_checks.gpu_names_decidable(same) == [], "memory still tells them apart"
+    same = broken("gpus.csv", "canonical_id", "rtx-3080-12gb", sm_count="68", memory_marketing_gb="10")
+    (fault,) = gpu_checks.gpu_names_decidable(same)
+    assert "rtx-3080-12gb" in fault
+
+
+RENTAL_FAULTS: list[tuple[str, Check, str, dict[str, str]]] = [
+    ("interruptions.csv", rental_checks.rental_facts_sourced, "instance=p5.48xlarge", {"source": ""}),
+    ("interruptions.csv", rental_checks.rental_facts_sourced, "instance=p5.48xlarge", {"source_date": "2025-06"}),
+    ("interruptions.csv", rental_checks.interruptions_are_bands, "instance=p5.48xlarge", {"monthly_low": "20"}),
+    ("interruptions.csv", rental_checks.interruptions_are_bands, "instance=p5.48xlarge", {"monthly_high": "0.05"}),
+    ("interruptions.csv", rental_checks.interruptions_are_bands, "instance=p5.48xlarge", {"saving_vs_on_demand": "52"}),
+    ("interruptions.csv", rental_checks.interruptions_are_bands, "instance=p5.48xlarge", {"instance": "p4d.24xlarge"}),
+    ("storage.csv", rental_checks.storage_steps_rise, "kind=network-volume", {"from_gb": "1"}),
+    ("storage.csv", rental_checks.storage_steps_rise, "kind=ssd-disk", {"usd_per_gb_month": "0"}),
+    ("egress.csv", rental_checks.egress_steps_rise, "provider=aws", {"from_gb": "20"}),
+    ("egress.csv", rental_checks.egress_steps_rise, "provider=runpod", {"basis": "placeholder"}),
+    ("egress.csv", rental_checks.egress_steps_rise, "provider=runpod", {"usd_per_gb": "-0.1"}),
+    ("egress.csv", rental_checks.egress_steps_rise, "provider=vast", {"basis": "stated"}),
+    ("networks.csv", rental_checks.networks_positive, "instance=p4d.24xlarge", {"network_gbit_per_s": "0"}),
+    ("networks.csv", rental_checks.networks_positive, "instance=p4d.24xlarge", {"instance": "p5.48xlarge"}),
+]
+
+
+@pytest.mark.parametrize(("name", "check", "where", "cells"), RENTAL_FAULTS)
+def test_a_broken_rental_fact_is_caught_by_name(name: str, check: Check, where: str, cells: dict[str, str]) -> None:
+    column, key = where.split("=")
+    rows = read_rows(name)
+    row = next(row for row in rows if row[column] == key)
+    row |= cells
+    faults = check(rows)
+    assert len(faults) == 1
+    assert cells.get(column, key) in faults[0]
+
+
+def test_every_family_is_shown_for_its_members_and_never_ranked() -> None:
+    from tunecast.catalogs.price_book import shipped_book
+    from tunecast.catalogs.prices import PRICE_TYPES
+
+    book = shipped_book()
+    for row in read_rows("gpu_families.csv"):
+        assert book.offers_for(row["family_id"], 1, PRICE_TYPES) == ()
+        listed = {offer.row for offer in book.by_gpu.get(row["family_id"], ())}
+        for member in names(row["members"]):
+            assert listed <= {job.offer.row for job in book.unranked_offers_for(member)}
+
+
+def test_unknown_memory_is_a_null_answer_to_does_it_fit() -> None:
+    """Every GPU whose usable memory nobody has reported, and only those, gets no verdict."""
+    import tunecast
+
+    unknown = {gpu_id for gpu_id, gpu in load_gpus().items() if gpu.usable_basis == "unknown"}
+    assert unknown == {"gb10-128gb"}
+    forecasts = tunecast.estimate("Qwen/Qwen2.5-0.5B")
+    assert {forecast.gpu for forecast in forecasts if forecast.fits is None} == unknown
+    assert all(forecast.cost_per_million_tokens_usd is None or forecast.offer for forecast in forecasts)
