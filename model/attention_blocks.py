@@ -5,12 +5,14 @@ Source: transformers 5 ``modeling_llama.py`` and its relatives.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from tunecast.model import attention_eager as eager
-from tunecast.model import fused
+from tunecast.model import fused, fused_lora
 from tunecast.model import primitives as ops
 from tunecast.model import primitives_gpt as gpt
 from tunecast.model import primitives_heavy as heavy
-from tunecast.model.architecture import Attention, Layer
+from tunecast.model.architecture import Attention, Layer, Linear
 from tunecast.model.context import SYNCHRONISATION, Step, Tables
 from tunecast.model.linears import linear_map
 from tunecast.model.norms import norm
@@ -64,23 +66,32 @@ def attention_block(step: Step, where: str, layer: Layer, x: Tensor, tables: Tab
     mixed = mixed_heads(step, block, q, k, v, tables.mask if needs_mask(block, step.run) else None)
     if joins(block):
         mixed = ops.copy(tape, mixed, name="head_layout")
-    out = linear_map(step, where, block.linears[-1], mixed)
+    out = projector(step, where, block.linears[-1:], mixed)(block.linears[-1])
     tape.hold(q, k, v, mixed)
     return out
+
+
+def projector(step: Step, where: str, linears: Sequence[Linear], x: Tensor) -> Callable[[Linear], Tensor]:
+    """Maps of one input, each when it is asked for, or all at once where one kernel's function has them."""
+    if not fused_lora.covers(step, linears):
+        return lambda linear: linear_map(step, where, linear, x)
+    made = fused_lora.maps(step, where, linears, x)
+    return dict(zip(linears, made, strict=True)).__getitem__
 
 
 def split_heads(step: Step, where: str, layer: Layer, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values from a map each; queries and keys laid out by head, and normalised."""
     block, made = layer.attention, []
+    project = projector(step, where, block.linears[:3], x)
     for name, linear in zip(("q_norm", "k_norm"), block.linears, strict=False):
-        heads = linear_map(step, where, linear, x)
+        heads = project(linear)
         if block.qk_norm and not block.qk_norm_by_head:
             made.append(norm(step, layer.norm, f"{where}.{name}", heads, linear.out_features))
             continue
         by_head = laid_out(step, block, heads)
         early = block.qk_norm and not block.qk_norm_late
         made.append(norm(step, layer.norm, f"{where}.{name}", by_head, block.head_dim) if early else by_head)
-    v = linear_map(step, where, block.linears[2], x)
+    v = project(block.linears[2])
     q, k = made
     if block.qk_norm_late:
         q, k = (

@@ -55,7 +55,7 @@ def fused_head_and_loss(step: Step, x: Tensor, labels: Tensor) -> Tensor:
     tape, batch, hidden = step.tape, step.run.per_device_train_batch_size, step.architecture.hidden_size
     tape.moment = "loss"
     rows, kept = step.tokens, x
-    if step.run.loss_code != "5":
+    if step.run.hf_code != "5":
         rows -= batch
         kept = losses.part_of(tape, x, rows * hidden, name="loss.shift", copied=batch > 1)
     target, uncut = targets(step, labels, rows)
@@ -89,7 +89,7 @@ def targets(step: Step, labels: Tensor, rows: int) -> tuple[Tensor, Tensor]:
     """Labels moved by one, and what they were cut from: padded first, or (before 4.50) as they are."""
     tape, batch = step.tape, step.run.per_device_train_batch_size
     whole = labels
-    if step.run.loss_code == "5":
+    if step.run.hf_code == "5":
         whole = ops.elementwise(tape, "labels", (labels,), step.tokens + batch, "int64")
     if batch == 1:
         return whole, whole
@@ -119,10 +119,10 @@ def head_and_loss(step: Step, x: Tensor, labels: Tensor) -> Tensor:
     logits = product(step, "lm_head", x, weight, k=hidden, n=vocab, bias=bias)
     logits = shaped_logits(step, logits, (rows, vocab))
     wide = chosen = ops.cast_logits(tape, logits, (rows, vocab))
-    if step.run.loss_code != "5":
+    if step.run.hf_code != "5":
         rows -= batch
         chosen = cut_logits(tape, wide, rows, vocab, copied=batch > 1)
     target, uncut = targets(step, labels, rows)
     loss = loss_of_logits(step, chosen, target, rows)
-    tape.hold(x, wide, chosen, uncut, *(() if step.run.loss_code == "4.45" else (logits,)))
+    tape.hold(x, wide, chosen, uncut, *(() if step.run.hf_code == "4.45" else (logits,)))
     return loss

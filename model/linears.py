@@ -9,6 +9,7 @@ from tunecast.model import primitives as ops
 from tunecast.model import primitives_heavy as heavy
 from tunecast.model.architecture import Linear
 from tunecast.model.context import Step
+from tunecast.model.quantized import is_gptq, matmul_gptq, weight_bits
 from tunecast.model.tape import Tensor
 
 
@@ -33,22 +34,35 @@ def product(step: Step, name: str, x: Tensor, weight: Tensor, *, k: int, n: int,
 
 
 def base_linear(step: Step, where: str, linear: Linear, x: Tensor) -> Tensor:
-    """The frozen or trained base map, in 4 bits when the run says so."""
+    """The frozen or trained base map, in few bits when the run says so."""
     bias = step.weight(f"{where}.{linear.name}.bias", linear.out_features) if linear.bias else None
-    k, n = linear.in_features, linear.out_features
-    if step.run.bnb_4bit_quant_type is not None:
-        given = ops.cast(step.tape, x, step.run.compute_dtype)
-        nested = step.run.double_quant
-        bias = None if bias is None else ops.cast(step.tape, bias, step.run.compute_dtype)
-        made = heavy.matmul_4bit(step.tape, linear.name, given, k=k, n=n, nested=nested, bias=bias)
+    k, n, run = linear.in_features, linear.out_features, step.run
+    if is_gptq(run):
+        given = ops.cast(step.tape, x, run.compute_dtype)
+        bits = weight_bits(run.base_quantization or "")
+        return matmul_gptq(step.tape, linear.name, given, k=k, n=n, bits=bits, bias=bias)
+    if run.base_quantization == "bnb-4bit":
+        given = ops.cast(step.tape, x, run.compute_dtype)
+        bias = None if bias is None else ops.cast(step.tape, bias, run.compute_dtype)
+        made = heavy.matmul_4bit(step.tape, linear.name, given, k=k, n=n, nested=run.double_quant, bias=bias)
         return ops.cast(step.tape, made, x.dtype)
     weight = step.weight(f"{where}.{linear.name}", linear.weight_params)
     return product(step, linear.name, x, weight, k=k, n=n, bias=bias)
 
 
+def by_bitsandbytes(step: Step) -> bool:
+    """Whether PEFT's layer is the one for bitsandbytes' 4 bits, which copies the base's result."""
+    return step.run.base_quantization == "bnb-4bit"
+
+
 def unconverted(step: Step) -> bool:
-    """Whether PEFT leaves dtypes to autocast: its 4-bit layers do while ``torch.is_autocast_enabled()`` (CUDA's)."""
-    return step.run.bnb_4bit_quant_type is not None and step.run.autocast and step.platform == "cuda"
+    """Whether PEFT leaves dtypes to autocast: its quantized layers do while ``torch.is_autocast_enabled()`` (CUDA's).
+
+    That for GPTQ did so before PEFT 0.15 only.
+    """
+    if not (step.run.autocast and step.platform == "cuda"):
+        return False
+    return by_bitsandbytes(step) or (is_gptq(step.run) and step.run.hf_code != "5")
 
 
 def adapter_input(step: Step, x: Tensor) -> Tensor:
@@ -65,7 +79,7 @@ def linear_map(step: Step, where: str, linear: Linear, x: Tensor) -> Tensor:
         return result
     tape, rank = step.tape, step.run.lora_r
     dtype = result.dtype
-    if step.run.bnb_4bit_quant_type is not None:
+    if by_bitsandbytes(step):
         result = ops.copy(tape, result, name="adapter_clone")
     entry = adapter_input(step, x)
     dropped = ops.dropout(tape, entry, step.run.lora_dropout)
@@ -74,7 +88,7 @@ def linear_map(step: Step, where: str, linear: Linear, x: Tensor) -> Tensor:
     low = product(step, f"{linear.name}.lora_A", dropped, down, k=linear.in_features, n=rank)
     delta = product(step, f"{linear.name}.lora_B", low, up, k=rank, n=linear.out_features)
     delta = ops.scale(tape, delta, name="adapter_scale")
-    if step.run.bnb_4bit_quant_type is not None and not unconverted(step):
+    if by_bitsandbytes(step) and not unconverted(step):
         delta = ops.cast(tape, delta, dtype)
     total = ops.add(tape, result, delta, name="adapter_add")
     total = ops.cast(tape, total, dtype)

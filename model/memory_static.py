@@ -8,6 +8,7 @@ from __future__ import annotations
 from tunecast.model.architecture import Architecture, Layer, Linear
 from tunecast.model.optimizer import optimizer_state_bytes, stored_bytes, trained_dtype, trained_tensors
 from tunecast.model.primitives_heavy import CODE_ENTRIES, NESTED_BLOCK, QUANT_BLOCK
+from tunecast.model.quantized import gptq_bytes, gptq_packed_bytes, is_gptq, weight_bits
 from tunecast.model.run import Run
 from tunecast.model.tape import allocated_bytes
 from tunecast.model.units import DTYPE_BYTES
@@ -33,26 +34,30 @@ def quantized_bytes(linear: Linear, *, double_quant: bool) -> int:
 
 
 def layer_packed_bytes(layer: Layer, run: Run) -> int:
-    """Packed 4-bit weights of one layer without their statistics; 0 when the base is not in 4 bits."""
-    if run.bnb_4bit_quant_type is None:
+    """What sharding divides of the quantized weights of one layer: packed ones, not their statistics."""
+    if run.base_quantization is None:
         return 0
+    if is_gptq(run):
+        return sum(gptq_packed_bytes(linear, weight_bits(run.base_quantization)) for linear in layer.linears)
     return sum(allocated_bytes(-(-linear.weight_params // 2)) for linear in layer.linears)
 
 
 def layer_quantized_bytes(layer: Layer, run: Run) -> int:
-    """Packed weights and statistics of one layer; 0 when the base is not in 4 bits."""
-    if run.bnb_4bit_quant_type is None:
+    """Packed weights and statistics of one layer; 0 when the base is not quantized."""
+    if run.base_quantization is None:
         return 0
+    if is_gptq(run):
+        return sum(gptq_bytes(linear, weight_bits(run.base_quantization)) for linear in layer.linears)
     return sum(quantized_bytes(linear, double_quant=run.double_quant) for linear in layer.linears)
 
 
 def layer_weight_bytes(layer: Layer, hidden_size: int, run: Run) -> int:
-    """Unquantized parameters of one layer: norms and biases always, linear weights unless in 4 bits."""
+    """Unquantized parameters of one layer: norms and biases always, linear weights unless quantized."""
     size = DTYPE_BYTES[run.dtype]
     sizes = [*layer.norm_sizes(hidden_size), *layer.attention.qk_norm_sizes]
     sizes += [*layer.mlp.matrix_sizes, *layer.mlp.vector_sizes]
     sizes += [linear.out_features for linear in layer.linears if linear.bias]
-    if run.bnb_4bit_quant_type is None:
+    if run.base_quantization is None:
         sizes += [linear.weight_params for linear in layer.linears]
     return sum(allocated_bytes(size * elements) for elements in sizes)
 

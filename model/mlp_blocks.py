@@ -5,7 +5,7 @@ Source: transformers 5 ``modeling_llama.py`` and its relatives.
 
 from __future__ import annotations
 
-from tunecast.model import fused
+from tunecast.model import fused, fused_lora
 from tunecast.model import primitives as ops
 from tunecast.model import primitives_gpt as gpt
 from tunecast.model.architecture import Layer
@@ -18,6 +18,8 @@ def mlp_block(step: Step, where: str, layer: Layer, x: Tensor) -> Tensor:
     """Gated: down(act(gate(x)) * up(x)), with gate and up as halves of one product where they are fused."""
     if not layer.mlp.gated:
         return plain_mlp_block(step, where, layer, x)
+    if layer.mlp.activation == "silu" and fused_lora.covers_mlp(step, layer.mlp.linears):
+        return fused_lora.mlp(step, where, layer.mlp.linears, x)
     tape, to_down = step.tape, layer.mlp.linears[-1]
     if len(layer.mlp.linears) == 2:
         both = linear_map(step, where, layer.mlp.linears[0], x)

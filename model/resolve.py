@@ -14,7 +14,7 @@ from typing import Any
 from tunecast.catalogs.errors import InputError, NotSupportedError, UnknownNameError
 from tunecast.model.architecture import Architecture
 from tunecast.model.resolve_adapters import take_variants
-from tunecast.model.resolve_kernels import take_kernels, take_quantization
+from tunecast.model.resolve_kernels import check_gptq_dtypes, take_kernels, take_quantization
 from tunecast.model.resolve_parallel import take_parallel
 from tunecast.model.run import Run
 from tunecast.model.stacks import (
@@ -268,12 +268,13 @@ def resolve_run(
     method = one_of("method", fields.take("method", ASSUMED["method"], "assumed"), METHODS)
     defaults = stack_defaults(fields.take("stack", ASSUMED["stack"], "assumed"), method)
     _numbers(fields, architecture)
-    take_quantization(fields, defaults)
+    defaults = take_quantization(fields, defaults)
     _adapters(fields, architecture, defaults)
     take_variants(fields, architecture, whole_number)
     _dtypes(fields, defaults, gpu_has_bf16=gpu_has_bf16)
     _software(fields, defaults)
     take_kernels(fields, architecture, defaults)
+    check_gptq_dtypes(fields.values)
     take_parallel(fields, architecture, whole_number)
     if fields.values["num_gpus"] == 1:
         fields.put("fsdp_version", Run(method="full").fsdp_version, "stack-default")

@@ -9,20 +9,24 @@ from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.architecture import Architecture, Mlp
 from tunecast.model.fused import FUSED_KERNELS
 from tunecast.model.resolve_parallel import Fields
-from tunecast.model.stacks import LOSS_CODES, QUANT_TYPES, built_choice, one_of
+from tunecast.model.stacks import HF_CODES, QUANT_TYPES, built_choice, one_of
 
 FUSED_LORA_BASES = (None, "bnb-4bit", "gptq-4bit", "gptq-8bit")
 """Bases that the fused low-rank kernels multiply with (Unsloth, axolotl, fms-acceleration)."""
 
 
-def take_quantization(fields: Fields, defaults: Mapping[str, Any]) -> None:
-    """Storage of the base in 4 or 8 bits: only with qlora."""
+GPTQ_DTYPES = {"dtype": "fp16", "precision": "fp16-autocast"}
+"""The only arithmetic of the kernels that train a GPTQ base (triton v2 writes weights in fp16)."""
+
+
+def take_quantization(fields: Fields, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Storage of the base in 4 or 8 bits: only with qlora. Returns the defaults that this storage leaves."""
     if fields.values["method"] != "qlora":
         refuse_quantization(fields)
         for name, value in (("bnb_4bit_quant_type", None), ("double_quant", False), ("upcast_non_quantized", False)):
             fields.put(name, value, "stack-default")
         fields.put("quant_method", None, "stack-default")
-        return
+        return dict(defaults)
     method = fields.take("quant_method", defaults.get("quant_method", "bnb-4bit"), "stack-default")
     built_choice("quantization", "quant-method", str(method))
     if method == "bnb-4bit":
@@ -36,6 +40,16 @@ def take_quantization(fields: Fields, defaults: Mapping[str, Any]) -> None:
     if upcast and method.startswith("gptq"):
         raise InputError(
             "--upcast-non-quantized was asked for, but PEFT's preparation leaves a GPTQ model as it is; leave it out."
+        )
+    return {**defaults, **GPTQ_DTYPES} if method.startswith("gptq") else dict(defaults)
+
+
+def check_gptq_dtypes(values: Mapping[str, Any]) -> None:
+    """A GPTQ base multiplies in fp16."""
+    if (values["quant_method"] or "").startswith("gptq") and not values["precision"].startswith("fp16"):
+        raise InputError(
+            f"The kernels that train a GPTQ base multiply in fp16, but --precision is {values['precision']}; "
+            "use --precision fp16-autocast."
         )
 
 
@@ -61,8 +75,8 @@ def refuse_four_bit_options(fields: Fields, method: str) -> None:
 
 
 def take_kernels(fields: Fields, architecture: Architecture, defaults: Mapping[str, Any]) -> None:
-    """Fused kernels, and the version of the loss code."""
-    one_of("loss-code", fields.take("loss_code", defaults.get("loss_code", "5"), "stack-default"), LOSS_CODES)
+    """Fused kernels, and the age of the code."""
+    one_of("hf-code", fields.take("hf_code", defaults.get("hf_code", "5"), "stack-default"), HF_CODES)
     asked = fields.take("fused_kernels", defaults.get("fused_kernels", ()), "stack-default")
     names = [part.strip() for part in asked.split(",")] if isinstance(asked, str) else list(asked)
     if names == ["none"]:

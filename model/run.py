@@ -57,9 +57,10 @@ class Run:
     attn_implementation: str = "sdpa"
     loss_type: str = "nll"
     """Loss path: ``nll`` holds the full logits."""
-    loss_code: str = "5"
-    """First version of transformers with this loss code: ``5`` shifts labels, ``4.46`` copies shifted fp32 logits
-    beside the 16-bit ones, ``4.45`` (and before) lets the 16-bit ones go. Liger's of that age computed in fp32."""
+    hf_code: str = "5"
+    """Age of Hugging Face's code, by the first transformers with its loss: ``5`` shifts labels, ``4.46`` copies
+    shifted fp32 logits beside the 16-bit ones, ``4.45`` (and before) lets the 16-bit ones go. PEFT and Liger of the
+    same age: `linears.py` and `fused_losses.py` say what differs."""
     fused_kernels: tuple[str, ...] = ()
     """Parts of `FUSED_KERNELS` that run as one kernel each instead of as PyTorch's operators."""
     stack: str = "hf-peft"

@@ -20,13 +20,13 @@ DTYPE_ALIASES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32
 PRECISIONS = ("bf16-autocast", "fp16-autocast", "bf16", "fp16", "fp32")
 QUANT_TYPES = ("nf4", "fp4")
 QUANT_METHODS = ("bnb-4bit", "bnb-8bit", "gptq-4bit", "gptq-8bit")
-LOSS_CODES = ("5", "4.46", "4.45")
+HF_CODES = ("5", "4.46", "4.45")
 
 BUILT = {
     "optimizer": ("adamw_torch", "adamw_torch_fused", "sgd", *BITSANDBYTES),
     "attention": ("sdpa", "eager", "flash_attention_2"),
     "loss": ("nll", "chunked_nll", "liger", "cut_cross_entropy"),
-    "quantization": ("bnb-4bit",),
+    "quantization": ("bnb-4bit", "gptq-4bit", "gptq-8bit"),
     "sharding": ("none", "ddp", "zero1", "zero2", "zero3", "fsdp", "fsdp-grad-op", "hsdp"),
 }
 """Values the formulas cover, by what they choose."""
@@ -42,7 +42,7 @@ UNBUILT = {
     ),
     "attention": ("flash_attention_3", "flex_attention", "xformers"),
     "loss": ("dft",),
-    "quantization": ("aqlm", "awq", "bnb-8bit", "eetq", "gptq-4bit", "gptq-8bit", "hqq"),
+    "quantization": ("aqlm", "awq", "bnb-8bit", "eetq", "hqq"),
     "sharding": (),
 }  # fmt: skip
 """Values that exist in Transformers, TRL or accelerate but not here yet."""

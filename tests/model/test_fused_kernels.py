@@ -11,23 +11,36 @@ from typing import Any
 import pytest
 
 from tunecast.catalogs.errors import InputError, NotSupportedError
+from tunecast.model.architecture import Linear
 from tunecast.model.architectures import load_architecture
 from tunecast.model.inventory import step_operations
 from tunecast.model.memory import memory_timeline
 from tunecast.model.operation import Kind, Operation, Phase
+from tunecast.model.quantized import gptq_bytes
 from tunecast.model.resolve import resolve_run
 from tunecast.model.run import Run
 from tunecast.model.units import GIB
 
 MISTRAL, LLAMA, BIG = "mistralai/Mistral-7B-v0.1", "meta-llama/Meta-Llama-3-8B", "NousResearch/Llama-2-70b-hf"
 OLD = {"method": "lora", "lora_target_modules": "q_proj,k_proj,v_proj,o_proj", "lora_dropout": 0.1, "reentrant": True,
-       "max_length": 4096, "attn_implementation": "flash_attention_2", "loss_code": "4.45"}  # fmt: skip
-NEWER = {**OLD, "loss_code": "4.46", "precision": "bf16"}
+       "max_length": 4096, "attn_implementation": "flash_attention_2", "hf_code": "4.45"}  # fmt: skip
+NEWER = {**OLD, "hf_code": "4.46", "precision": "bf16"}
 FAST = {"fused_kernels": "rms_norm,rope,cross_entropy"}
 LIGER = {"fused_kernels": "rms_norm,rope", "loss_type": "liger"}
 TWO = {"num_gpus": 2, "sharding": "fsdp", "fsdp_version": 1}
 
+NF4 = {"method": "qlora", "precision": "bf16-autocast"}
+GPTQ = {"method": "qlora", "quant_method": "gptq-4bit", "precision": "fp16-autocast"}
+FAST_LORA = {"fused_kernels": "rms_norm,rope,cross_entropy,lora"}
+LIGER_LORA = {"fused_kernels": "rms_norm,rope,lora", "loss_type": "liger"}
+
 PUBLISHED = [
+    (MISTRAL, 8, 22.2795, {**NEWER, **NF4, **FAST_LORA}, 0.002),
+    (LLAMA, 16, 37.2414, {**OLD, **NF4, **LIGER_LORA}, 0.002),
+    (MISTRAL, 4, 15.2776, {**NEWER, **GPTQ}, 0.002),
+    (MISTRAL, 8, 22.3077, {**NEWER, **GPTQ, **FAST_LORA}, 0.002),
+    (LLAMA, 32, 69.0289, {**OLD, **GPTQ, **LIGER_LORA}, 0.002),
+    (LLAMA, 8, 43.3030, {**OLD, **GPTQ, **FAST_LORA, **TWO, "num_gpus": 4}, 0.01),
     (MISTRAL, 4, 24.8706, NEWER, 0.002),
     (MISTRAL, 8, 31.9261, {**NEWER, **FAST}, 0.002),
     (LLAMA, 8, 54.9643, {**OLD, **FAST}, 0.002),
@@ -91,6 +104,47 @@ def test_liger_multiplies_with_the_head_twice_in_the_forward_and_never_again() -
     assert sum(op.total_flops for op in found) == pytest.approx(2 * head)
     assert {op.phase for op in found} == {Phase.FORWARD}
     assert {op.shape for op in found} == {(64, 128256, 4096), (64, 4096, 128256)}  # 2,048 / 32 tokens a chunk
+
+
+def test_gptq_weights_by_their_checkpoint_layout() -> None:
+    """4,096 x 14,336 packed, 32 groups of 2-byte scales and zeros of as many bits as weights, 4 bytes per input."""
+    linear = Linear(name="up_proj", in_features=4096, out_features=14336)
+    assert gptq_bytes(linear, 4) == 4096 * 14336 // 2 + 32 * 14336 * 2 + 32 * 14336 // 2 + 4 * 4096
+    assert gptq_bytes(linear, 8) == 4096 * 14336 + 32 * 14336 * 2 + 32 * 14336 + 4 * 4096
+
+
+def test_a_gptq_base_is_written_in_16_bits_in_every_pass() -> None:
+    run = run_of(LLAMA, **GPTQ, max_length=512)
+    found = [op for op in step_operations(load_architecture(LLAMA), run) if op.kind is Kind.DEQUANT]
+    by_phase = {phase: sum(op.count for op in found if op.phase is phase) for phase in Phase}
+    assert by_phase[Phase.FORWARD] == by_phase[Phase.RECOMPUTE] == by_phase[Phase.BACKWARD] == 32 * 7
+    up = next(op for op in found if op.shape == (4096 * 14336,))
+    assert up.bytes == pytest.approx((2 + 0.5 + 2.5 / 128) * 4096 * 14336, rel=0.001)
+
+
+def test_fused_adapters_multiply_three_times_where_peft_does_twice_backward() -> None:
+    """Per adapter and token 2 r (k + n): twice for A and B, once for x; PEFT keeps the low-rank product instead."""
+    plain, fast = (
+        run_of(LLAMA, **NF4, max_length=1024, lora_target_modules="o_proj", fused_kernels=parts)
+        for parts in ("none", "lora")
+    )
+    unit = 32 * 2.0 * 1024 * 16 * (4096 + 4096)
+    found = [
+        sum(
+            op.total_flops
+            for name in ("o_proj.lora_A", "o_proj.lora_B")
+            for op in gemms(run, name)
+            if op.phase is Phase.BACKWARD
+        )
+        for run in (plain, fast)
+    ]
+    assert found == pytest.approx([2 * unit, 3 * unit])
+
+
+def test_a_gptq_base_takes_fp16_only() -> None:
+    assert run_of(LLAMA, method="qlora", quant_method="gptq-4bit").precision == "fp16-autocast"
+    with pytest.raises(InputError, match="fp16"):
+        run_of(LLAMA, method="qlora", quant_method="gptq-4bit", precision="bf16-autocast")
 
 
 def test_cut_cross_entropy_multiplies_three_times_and_holds_no_logits() -> None:
