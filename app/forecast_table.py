@@ -42,16 +42,27 @@ def best_first(forecasts: Iterable[Forecast]) -> list[Forecast]:
 def forecast_report(forecasts: Sequence[Forecast], width: int) -> list[RenderableType]:
     """What the commands print: the run, the answer, and what the reader must know about it."""
     body = [forecast_detail(forecasts[0])] if len(forecasts) == 1 else [forecast_table(forecasts, width)]
-    return [run_line(forecasts[0]), *body, *notes(forecasts)]
+    return [run_line(forecasts[0], same_count=len(counts(forecasts)) == 1), *body, *notes(forecasts)]
 
 
-def run_line(forecast: Forecast) -> str:
-    """The run in one sentence, and which of its fields nobody chose."""
+def counts(forecasts: Sequence[Forecast]) -> set[int]:
+    """Numbers of GPUs; they differ where the number was looked for."""
+    return {forecast.run.num_gpus for forecast in forecasts}
+
+
+def card(forecast: Forecast, rows: Sequence[Forecast]) -> str:
+    """The GPU, with how many of it where rows differ."""
+    return forecast.gpu if len(counts(rows)) == 1 else f"{forecast.run.num_gpus} x {forecast.gpu}"
+
+
+def run_line(forecast: Forecast, *, same_count: bool = True) -> str:
+    """The run in one sentence, and which of its fields nobody chose; without the GPUs where they differ."""
     run = forecast.run
     adapters = f", r={run.lora_r} on {len(run.lora_target_modules)} module kinds" if run.has_adapters else ""
-    gpus = f", {run.num_gpus} GPUs ({run.sharding})" if run.num_gpus > 1 else ""
+    gpus = f", {run.num_gpus} GPUs ({run.sharding})" if run.num_gpus > 1 and same_count else ""
     accumulated = f" x {run.gradient_accumulation_steps}" if run.gradient_accumulation_steps > 1 else ""
-    assumed = [f"{name} {getattr(run, name)}" for name, origin in forecast.run_origins.items() if origin == "assumed"]
+    told = [name for name, origin in forecast.run_origins.items() if origin == "assumed"]
+    assumed = [f"{name} {getattr(run, name)}" for name in told if same_count or name not in ("num_gpus", "sharding")]
     guess = f" Assumed: {', '.join(assumed)}." if assumed else ""
     return (
         f"{forecast.model}: {run.method}{adapters}, {run.per_device_train_batch_size} x {run.max_length} tokens"
@@ -75,7 +86,7 @@ def wide_table(rows: Sequence[Forecast], *, has_total: bool) -> Table:
     for forecast in rows:
         cost = money_of(forecast)
         table.add_row(
-            forecast.gpu,
+            card(forecast, rows),
             verdict(forecast),
             memory(forecast),
             seconds(forecast.step_time_s.value),
@@ -98,7 +109,7 @@ def narrow_table(rows: Sequence[Forecast], *, has_total: bool) -> Table:
     for forecast in rows:
         cost = money_of(forecast)
         table.add_row(
-            f"{forecast.gpu}\n  {offer(forecast)}",
+            f"{card(forecast, rows)}\n  {offer(forecast)}",
             verdict(forecast),
             memory(forecast),
             f"{seconds(forecast.step_time_s.value)}\n{span_s(forecast.step_time_s)}",
@@ -249,13 +260,27 @@ def span_h(value: Value) -> str:
 
 def notes(forecasts: Sequence[Forecast]) -> list[str]:
     """Each note once, with the GPUs it holds for unless it holds for all."""
+    from tunecast.catalogs.prices import AGE_NOTE
+
     holders: dict[str, list[str]] = {}
     for forecast in forecasts:
         for note in forecast.notes:
-            holders.setdefault(note.replace(forecast.gpu, "this GPU"), []).append(forecast.gpu)
-    return legend(forecasts) + [
-        f"- {note}{'' if len(gpus) == len(forecasts) else f' ({some(gpus)})'}" for note, gpus in holders.items()
-    ]
+            if len(forecasts) == 1 or not note.startswith(AGE_NOTE):
+                holders.setdefault(note.replace(forecast.gpu, "this GPU"), []).append(forecast.gpu)
+    told = [f"- {note}{'' if len(gpus) == len(forecasts) else f' ({some(gpus)})'}" for note, gpus in holders.items()]
+    return legend(forecasts) + told + price_ages(forecasts)
+
+
+def price_ages(forecasts: Sequence[Forecast]) -> list[str]:
+    """How old the old prices of a table are, in one line; a single forecast says it in a note of its own."""
+    from tunecast.catalogs.prices import STALE_AFTER_DAYS
+
+    ages = [forecast.offer.get("age_days", 0) for forecast in forecasts if forecast.offer]
+    old = sorted(age for age in ages if age > STALE_AFTER_DAYS)
+    if len(forecasts) == 1 or not old:
+        return []
+    span_days = f"{old[0]}" if old[0] == old[-1] else f"{old[0]} to {old[-1]}"
+    return [f"- {len(old)} of {len(ages)} prices are {span_days} days old: tunecast catalog prices --refresh"]
 
 
 def legend(forecasts: Sequence[Forecast]) -> list[str]:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tunecast.catalogs.price_cache import CachedPrices
 
 CONTRACT_KINDS = ("reserved", "committed")
-"""Purchase kinds that a user's own file may hold without being asked for: giving the file is asking."""
+"""Purchase kinds of a user's own file that count as on-demand does: giving the file is asking for them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ class PriceBook:
     ) -> tuple[JobOffer, ...]:
         """Current offers that may be ranked, for a job of `num_gpus` of this GPU, cheapest whole job first.
 
-        Reserved and committed rows of the user's own file count without being asked for. A region is a
+        Reserved and committed rows of the user's own file count wherever on-demand does. A region is a
         name or its beginning (`us` is every `us-...`). Raises UnknownNameError for a provider or region
         that no offer of the book has.
         """
@@ -106,7 +106,8 @@ class PriceBook:
 
 
 def _kind_wanted(offer: Offer, price_types: Sequence[str]) -> bool:
-    return offer.price_type in price_types or (offer.layer == "user" and offer.price_type in CONTRACT_KINDS)
+    contract = offer.layer == "user" and offer.price_type in CONTRACT_KINDS and "on-demand" in price_types
+    return contract or offer.price_type in price_types
 
 
 def _place_wanted(offer: Offer, providers: Sequence[str] | None, regions: Sequence[str] | None) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -50,7 +50,7 @@ def known_columns() -> tuple[str, ...]:
     return (*read_rows("prices.csv")[0], *OWN_COLUMNS, *SHOWN_COLUMNS)
 
 
-def _check_header(path: Path, header: tuple[str, ...] | list[str]) -> None:
+def _check_header(path: Path, header: Sequence[str]) -> None:
     unknown = [name for name in header if name not in known_columns()]
     if unknown:
         raise InputError(f"{path}, line 1, column {unknown[0]!r} is not known; use {', '.join(known_columns())}.")

@@ -32,6 +32,9 @@ HOURS_PER_MONTH = 730.0
 STALE_AFTER_DAYS = 30
 """Prices older than this say how old they are: within two months RunPod's list rose by 10 to 20%."""
 
+AGE_NOTE = "the price is"
+"""How the note on an old price begins."""
+
 SCALING_PROVIDERS = frozenset({"runpod", "vast"})
 """Providers whose single-GPU listing scales within one machine at the per-GPU price."""
 
@@ -228,7 +231,7 @@ def _job_notes(offer: Offer, num_gpus: int, instances: int, gpus_paid: int) -> I
     if offer.term_months is not None:
         yield _term_note(offer)
     if offer.stale:
-        yield f"the price is {offer.age} (seen {offer.snapshot_date})"
+        yield f"{AGE_NOTE} {offer.age} (seen {offer.snapshot_date})"
     if offer.note and offer.note not in ("lowest ask, not typical", "median ask"):
         yield offer.note
 

@@ -67,6 +67,7 @@ def job_price(job: JobOffer) -> Price:
             "usd_per_hour": job.usd_per_hour,
             "usd_per_gpu_hour": offer.usd_per_gpu_hour,
             "snapshot_date": offer.snapshot_date,
+            "age_days": offer.age_days(),
             "source": offer.source,
             "notes": list(job.notes),
         },

@@ -31,9 +31,10 @@ def test_the_users_price_is_the_one_that_counts(contract: Path) -> None:
     assert mine.offer is not None
     assert market.offer is not None
     assert (mine.offer["provider"], mine.offer["usd_per_hour"], mine.offer["source"]) == ("mine", 9.5, "contract.csv")
-    assert mine.cost_usd is not None
-    assert mine.total_time_h is not None
-    assert mine.cost_usd.value == pytest.approx(mine.total_time_h.value * 9.5)
+    assert mine.cost_per_million_tokens_usd is not None
+    assert market.cost_per_million_tokens_usd is not None
+    ratio = mine.cost_per_million_tokens_usd.value / market.cost_per_million_tokens_usd.value
+    assert ratio == pytest.approx(9.5 / market.offer["usd_per_hour"])
     assert any("reserved for 12 months: the whole term is owed" in note for note in mine.notes)
     assert market.offer["provider"] != "mine"
 
@@ -59,6 +60,15 @@ def test_old_prices_tell_their_age_and_fresh_ones_do_not(monkeypatch: pytest.Mon
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1792022400")
     (fresh,) = tunecast.estimate(MODEL, gpu="l40s")
     assert not any("days old" in note for note in fresh.notes)
+
+
+def test_a_table_tells_the_ages_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On 2026-11-20 the L40S was seen 41 days ago, the T4 of AWS 123 days ago, and MI350X has no price."""
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1795132800")
+    arguments = ["estimate", MODEL, "--gpu", "l40s", "--gpu", "t4", "--gpu", "mi350x"]
+    text = " ".join(CliRunner().invoke(program, arguments).stdout.split())
+    assert "- 2 of 2 prices are 41 to 123 days old: tunecast catalog prices --refresh" in text
+    assert text.count("days old") == 1
 
 
 def test_a_gpu_without_a_price_has_none() -> None:

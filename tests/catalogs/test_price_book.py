@@ -79,6 +79,7 @@ def test_reserved_rows_count_unasked_only_from_the_users_own_file() -> None:
     assert prices_of(book_of(offers(reserved))) == []
     assert prices_of(book_of(offers(reserved)), price_types=("reserved",)) == [0.9]
     assert prices_of(book_of(offers(reserved, layer="user"))) == [0.9]
+    assert prices_of(book_of(offers(reserved, layer="user")), price_types=("spot",)) == [], "it is not interrupted"
     assert prices_of(book_of(offers({"price_type": "spot"}, layer="user"))) == []
 
 
