@@ -109,11 +109,17 @@ class Mlp:
         return () if self.experts is None else self.experts.vector_sizes
 
 
+def has_bias(norm: str) -> bool:
+    """Whether a norm adds a bias."""
+    return norm.startswith("layernorm") and not norm.endswith("-plain")
+
+
 def norm_tensors(norm: str, width: int) -> tuple[int, ...]:
-    """Parameters of one norm: its weight, and a bias if it is a layer norm; ``counted`` among others of the layer."""
+    """Parameters of one norm: its weight, and the bias of a layer norm unless it is ``plain``; ``counted`` among
+    others of the layer."""
     if norm == "counted":
         return ()
-    return (width, width) if norm == "layernorm" else (width,)
+    return (width, width) if has_bias(norm) else (width,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,14 +139,16 @@ class Layer:
     mlp: Mlp
     norm: str = "rmsnorm"
     """``rmsnorm`` scales in the weight's dtype (Llama), ``rmsnorm-wide`` in fp32 (OLMo 2), ``rmsnorm-shifted`` in fp32
-    by one plus the weight (Gemma), ``layernorm`` has a bias too, ``layernorm-plain`` has none (MPT)."""
+    by one plus the weight (Gemma), ``layernorm`` has a bias too, ``layernorm-plain`` has none (MPT); ``layernorm-low``
+    stays in 16 bits under autocast (llm-foundry)."""
     norm_order: str = "pre"
     """``pre``, ``post`` (of each block's output, before it is added: OLMo 2) or ``both`` (Gemma)."""
     parallel: str = "none"
     """Attention and MLP side by side on the same input: ``none``; ``norms`` of their own (GPT-NeoX), ``norms-first``
     both of them before attention (Falcon 40B); ``shared`` norm (Phi)."""
     residual_first: bool = False
-    """Whether blocks side by side are added to the residual one by one (StableLM), not to each other first."""
+    """Whether blocks side by side are added to the residual one by one, not to each other first; code that does
+    (StableLM) keeps attention's input and output by name until the layer ends."""
     other_params: int = 0
     """Parameters that no other field says: of layers known only from the real code."""
     residual_scaled: bool = False

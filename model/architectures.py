@@ -171,9 +171,12 @@ UNLIMITED = 1 << 62
 """Stands for a config that gives no limit of positions."""
 OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "hidden_size": ("n_embd", "n_embed", "d_model"),
-    "intermediate_size": ("n_inner", "ffn_dim", "ffn_hidden_size"),
-    "num_hidden_layers": ("n_layer", "n_layers"),
+    "intermediate_size": ("n_inner", "ffn_dim", "ffn_hidden_size", "inner_hidden_size"),
+    "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
     "num_attention_heads": ("n_head", "n_heads"),
+    "num_key_value_heads": ("num_kv_heads", "multi_query_group_num"),
+    "head_dim": ("kv_channels",),
+    "vocab_size": ("padded_vocab_size",),
     "max_position_embeddings": ("n_positions", "max_seq_len", "seq_length"),
 }
 """What configs of some families call the common fields (``attribute_map`` of their configuration classes)."""
@@ -249,7 +252,7 @@ def dimensions_from_config(config: Mapping[str, Any], family: Family, name: str)
     inner = None if family.default_inner is None else family.default_inner * hidden
     return Dimensions(
         hidden_size=hidden,
-        intermediate_size=_positive(config, "intermediate_size", name, inner),
+        intermediate_size=_positive(config, "intermediate_size", name, inner) // family.inner_divisor,
         num_layers=layers,
         num_heads=heads,
         num_kv_heads=_positive(config, "num_key_value_heads", name, family.default_kv_heads or heads),
@@ -272,7 +275,7 @@ def architecture_from_config(config: Mapping[str, Any], name: str) -> Architectu
         raise InputError(f"The file {name} is JSON but has no 'model_type'; give a Hugging Face config.json.")
     given_class = classes[0] if isinstance(classes, list) and classes else None
     family = FAMILIES.get(model_type)
-    if family is None or (given_class is not None and given_class != family.architecture_class):
+    if family is None or (given_class is not None and given_class not in family.classes):
         family = family_of(str(given_class or f"model of type {model_type!r}"), name)
     quantization = config.get("quantization_config")
     if quantization is not None:

@@ -121,12 +121,14 @@ def fused_heads(step: Step, where: str, block: Attention, x: Tensor) -> tuple[Te
 
 
 def chunked_heads(step: Step, block: Attention, whole: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Equal thirds, whose gradients are joined at once: of every head, or of the whole width."""
-    tape = step.tape
+    """Slices whose gradients are joined at once: of every head, or of the whole width."""
+    tape, rows = step.tape, step.tokens * block.head_dim
     if block.qkv_split == "by-head":
-        q, k, v = ops.chunks(tape, ops.relayout(tape, whole, name="head_layout"), 3, name="qkv_split")
+        whole = ops.relayout(tape, whole, name="head_layout")
+    sizes = tuple(rows * heads for heads in (block.num_heads, block.num_kv_heads, block.num_kv_heads))
+    q, k, v = gpt.split(tape, whole, sizes, name="qkv_split")
+    if block.qkv_split == "by-head":
         return q, k, v
-    q, k, v = ops.chunks(tape, whole, 3, name="qkv_split")
     return laid_out(step, block, q), laid_out(step, block, k), v
 
 

@@ -29,9 +29,12 @@ MLPS: dict[str, MlpWriter] = {"dense": mlp_block, "experts": experts_block}
 
 
 def residual_block(
-    step: Step, layer: Layer, x: Tensor, names: tuple[str, str], block: Callable[[Tensor], Tensor]
+    step: Step, layer: Layer, x: Tensor, names: tuple[str, str], block: Callable[[Tensor], Tensor], kept: list[Tensor]
 ) -> Tensor:
-    """A block with the norms before and after it that its family has, added to the residual stream."""
+    """A block with the norms before and after it that its family has, added to the residual stream.
+
+    `kept` takes what the real code still has by name.
+    """
     tape, hidden, (before, after) = step.tape, step.architecture.hidden_size, names
     entry = x if layer.norm_order == "post" else norm(step, layer.norm, before, x, hidden)
     made = block(entry)
@@ -40,6 +43,8 @@ def residual_block(
         made = norm(step, layer.norm, after, made, hidden)
     if layer.residual_scaled:
         made = ops.scale(tape, made, name="residual_scale")
+    if layer.residual_first:
+        kept += (entry, made)
     return ops.add(tape, x, made, name="residual")
 
 
@@ -48,11 +53,13 @@ def decoder_layer(step: Step, where: str, layer: Layer, x: Tensor, tables: Table
     if layer.parallel != "none":
         return parallel_layer(step, where, layer, x, tables)
     attend, feed = ATTENTIONS[layer.attention.kind], MLPS[layer.mlp.kind]
+    kept: list[Tensor] = []
+    at, below = f"{where}.attn", f"{where}.mlp"
     names = f"{where}.input_layernorm", f"{where}.post_attention_layernorm"
-    mixed = residual_block(step, layer, x, names, lambda entry: attend(step, f"{where}.attn", layer, entry, tables))
+    mixed = residual_block(step, layer, x, names, lambda entry: attend(step, at, layer, entry, tables), kept)
     names = f"{where}.pre_feedforward_layernorm", f"{where}.post_feedforward_layernorm"
-    out = residual_block(step, layer, mixed, names, lambda entry: feed(step, f"{where}.mlp", layer, entry))
-    step.tape.hold(x)
+    out = residual_block(step, layer, mixed, names, lambda entry: feed(step, below, layer, entry), kept)
+    step.tape.hold(x, *kept)
     return out
 
 

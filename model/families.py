@@ -9,6 +9,7 @@ from __future__ import annotations
 from tunecast.catalogs.errors import UnbuiltFamilyError
 from tunecast.model.families_experts import EXPERT_FAMILIES
 from tunecast.model.families_gpt import LAYER_NORM_FAMILIES
+from tunecast.model.families_remote import REMOTE_FAMILIES
 from tunecast.model.family import Family
 
 FAMILIES = {
@@ -100,8 +101,20 @@ FAMILIES = {
             embedding_scale="table",
             config_fields=("head_dim", "attention_bias", "sliding_window", "layer_types"),
         ),
+        Family(
+            model_type="gemma",
+            architecture_class="GemmaForCausalLM",
+            default_kv_heads=16,
+            default_head_dim=256,
+            default_tied=True,
+            activation="gelu",
+            norm="rmsnorm-shifted",
+            embedding_scale="table",
+            config_fields=("head_dim", "attention_bias"),
+        ),
         *LAYER_NORM_FAMILIES,
         *EXPERT_FAMILIES,
+        *REMOTE_FAMILIES,
     )
 }
 """By ``model_type``."""

@@ -11,6 +11,10 @@ class Family:
 
     model_type: str
     architecture_class: str
+    other_classes: tuple[str, ...] = ()
+    """Further class names of models that this family describes."""
+    in_transformers: bool = True
+    """Whether transformers has its code; else it comes with the checkpoint, and no trace proves the formulas."""
     attention_names: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj")
     """Linear maps of attention; two where one map makes queries, keys and values."""
     qkv_split: str = "slices"
@@ -44,6 +48,7 @@ class Family:
     nope_period: int | None = None
     """Each layer at a multiple of this has no rotary embedding."""
     activation: str = "silu"
+    """Of the MLP: see ``Mlp.activation``."""
     norm: str = "rmsnorm"
     norm_order: str = "pre"
     parallel: str = "none"
@@ -59,6 +64,8 @@ class Family:
     """Fields of a config that say it."""
     default_inner: int | None = None
     """``intermediate_size`` over ``hidden_size`` when the config has none."""
+    inner_divisor: int = 1
+    """``intermediate_size`` of the config over the MLP's inner width (Qwen 1: 2)."""
     head_bias: bool = False
     embedding_norm: bool = False
     attention: str = "heads"
@@ -70,3 +77,8 @@ class Family:
     logits: str = "plain"
     config_fields: tuple[str, ...] = ("head_dim",)
     """Fields of its configuration class, beyond those all have, that the architecture decides."""
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Every class name it goes by."""
+        return (self.architecture_class, *self.other_classes)

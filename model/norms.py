@@ -8,6 +8,7 @@ from __future__ import annotations
 from tunecast.model import fused
 from tunecast.model import primitives as ops
 from tunecast.model import primitives_gpt as gpt
+from tunecast.model.architecture import has_bias
 from tunecast.model.context import Step
 from tunecast.model.tape import Tensor
 
@@ -19,7 +20,7 @@ def norm(step: Step, kind: str, name: str, x: Tensor, width: int) -> Tensor:
     (``rmsnorm-shifted``).
     """
     if kind.startswith("layernorm"):
-        return layer_norm(step, name, x, width, has_bias=kind == "layernorm")
+        return layer_norm(step, kind, name, x, width)
     if step.run.fuses("rms_norm"):
         return fused.rms_norm(step, name, x, width)
     tape, rows = step.tape, x.elements // width
@@ -39,13 +40,15 @@ def norm(step: Step, kind: str, name: str, x: Tensor, width: int) -> Tensor:
     return out
 
 
-def layer_norm(step: Step, name: str, x: Tensor, width: int, *, has_bias: bool) -> Tensor:
+def layer_norm(step: Step, kind: str, name: str, x: Tensor, width: int) -> Tensor:
     """``nn.LayerNorm``; CUDA's autocast runs it in fp32, result included (``autocast_mode.h``, AT_FORALL_FP32)."""
-    tape, wide = step.tape, step.autocast_dtype is not None and step.platform == "cuda"
+    tape, dtype = step.tape, None
+    if step.autocast_dtype is not None and step.platform == "cuda":
+        dtype = step.autocast_dtype if kind.startswith("layernorm-low") else "fp32"
     affine = [step.weight(name, width)]
-    if has_bias:
+    if has_bias(kind):
         affine.append(step.weight(f"{name}.bias", width))
-    if wide:
-        x = ops.cast(tape, x, "fp32", name="layernorm_cast")
-        affine = [ops.cast(tape, tensor, "fp32", name="layernorm_cast") for tensor in affine]
-    return gpt.layer_norm(tape, x, affine[0], affine[1] if has_bias else None, name="layernorm")
+    if dtype is not None:
+        x = ops.cast(tape, x, dtype, name="layernorm_cast")
+        affine = [ops.cast(tape, tensor, dtype, name="layernorm_cast") for tensor in affine]
+    return gpt.layer_norm(tape, x, affine[0], affine[1] if len(affine) > 1 else None, name="layernorm")

@@ -32,6 +32,22 @@ def layer_norm(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor | None, *, na
     return tape.record(out, (x, *affine), backward, saves=(x, *rests))
 
 
+def split(tape: Tape, x: Tensor, sizes: tuple[int, ...], *, name: str) -> list[Tensor]:
+    """Slices of the last dimension: views, whose gradients are joined in one kernel once all have come.
+
+    Zeros stand for those that never come.
+    """
+    waiting: list[Tensor] = []
+
+    def backward(grad: Tensor) -> Grads:
+        waiting.append(grad)
+        if len(waiting) < len(sizes):
+            return (None,)
+        return (ops.elementwise(tape, name, tuple(waiting), x.elements, grad.dtype),)
+
+    return [tape.record(Tensor(size, x.dtype, x.storage, is_view=True), (x,), backward) for size in sizes]
+
+
 def concatenated(tape: Tape, first: Tensor, second: Tensor, *, name: str) -> Tensor:
     """``cat`` of two: a kernel forward; backward each takes its part of the gradient as it lies."""
     dtype = widest((first.dtype, second.dtype))

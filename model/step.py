@@ -121,6 +121,18 @@ def embedded_input(step: Step, ids: Tensor) -> Tensor:
     return x
 
 
+def entered(step: Step, x: Tensor) -> Tensor:
+    """Learned positions added to embedded tokens, and their norm, where there are."""
+    architecture, tape = step.architecture, step.tape
+    if architecture.position_rows:
+        table = step.weight("positions", architecture.position_rows * architecture.hidden_size)
+        places = Tensor(step.run.max_length, "int64", None)
+        x = ops.add(tape, x, heavy.embedding(tape, table, places, architecture.hidden_size), name="positions.add")
+    if architecture.embedding_norm:
+        x = norm(step, architecture.norm, "embedding_norm", x, architecture.hidden_size)
+    return x
+
+
 def write_micro_batch(step: Step, layers: tuple[Layer, ...], ids: Tensor, labels: Tensor) -> None:
     """Forward, loss and backward of one micro-batch."""
     tape = step.tape
@@ -128,6 +140,7 @@ def write_micro_batch(step: Step, layers: tuple[Layer, ...], ids: Tensor, labels
     tape.moment = "forward"
     x = embedded = embedded_input(step, ids)
     tables = shared_tables(step)
+    x = entered(step, x)
     if step.architecture.embedding_scale == "stream":
         x = ops.scale(tape, x, name="embedding_scale")
     scaled = x

@@ -60,9 +60,45 @@ def stablelm(config: Config, name: str) -> Changes:
     return {"qkv_bias": config.get("use_qkv_bias", False), "parallel": parallel}
 
 
+def qwen(config: Config, name: str) -> Changes:
+    """Qwen 1: biases on the fused map alone (``no_bias``)."""
+    refuse(config, name, no_bias=True, attn_dropout_prob=0.0, emb_dropout_prob=0.0, rotary_pct=1.0)
+    return {}
+
+
+def chatglm(config: Config, name: str) -> Changes:
+    """ChatGLM 2 and 3 as they are; the first one has layer norms, biases everywhere, gelu and a tied head.
+
+    Left out of the first one: its residual of normalised inputs, and the second of its two rotations.
+    """
+    if not config.get("position_encoding_2d", False):
+        return {}
+    shape = {"gated": False, "activation": "gelu", "norm": "layernorm", "rotary_share": 1.0}
+    return {**shape, "o_bias": True, "mlp_bias": True, "default_tied": True}
+
+
+def mpt(config: Config, name: str) -> Changes:
+    """As transformers runs it: ALiBi and no biases. Without ALiBi, as llm-foundry trains it."""
+    attention = config.get("attn_config") or {}
+    refuse(attention, name, clip_qkv=None, attn_pdrop=0.0, qk_ln=False)
+    if attention.get("alibi", True):
+        return {}
+    bias = not config.get("no_bias", False)
+    positions = "learned" if config.get("learned_pos_emb", True) else "none"
+    shape = {
+        "positions": positions,
+        "norm": "layernorm-low" if bias else "layernorm-low-plain",
+        "in_transformers": False,
+    }
+    return {**shape, "qkv_bias": bias, "o_bias": bias, "mlp_bias": bias}
+
+
 VARIANTS: dict[str, Callable[[Config, str], Changes]] = {
+    "chatglm": chatglm,
     "gpt_neox": gpt_neox,
+    "mpt": mpt,
     "phi": phi,
+    "qwen": qwen,
     "starcoder2": starcoder2,
     "stablelm": stablelm,
 }

@@ -13,7 +13,7 @@ HEAVY = ("torch", "numpy", "pandas", "scipy", "pydantic")
 
 def test_rows_have_the_facts_column_names_and_survive_json() -> None:
     gpus, models, prices = gpu_rows(), model_rows(), price_rows()
-    assert (len(gpus), len(models), len(prices)) == (76, 121, 519)
+    assert (len(gpus), len(models), len(prices)) == (76, 144, 519)
     assert {"canonical_id", "memory_bandwidth_gbs", "bf16_fp32acc_tflops", "source"} <= gpus[0].keys()
     assert {"hf_id", "total_params", "params_meta_verified", "licence", "source"} <= models[0].keys()
     assert {"provider", "gpu_canonical_id", "usd_per_gpu_hour", "snapshot_date", "rankable"} <= prices[0].keys()

@@ -1,0 +1,54 @@
+"""Families whose code comes with the checkpoint: Qwen 1, ChatGLM, and MPT as llm-foundry trains it.
+
+Written after that code, without a trace to prove them (transformers does not have it); parameter counts are checked
+against published ones. Sources: ``modeling_qwen.py``, ``modeling_chatglm.py`` of the hub; llm-foundry
+``models/mpt/modeling_mpt.py``.
+"""
+
+from __future__ import annotations
+
+from tunecast.model.family import Family
+
+REMOTE_FAMILIES = (
+    Family(
+        model_type="qwen",
+        architecture_class="QWenLMHeadModel",
+        in_transformers=False,
+        attention_names=("c_attn", "c_proj"),
+        qkv_split="chunks",
+        mlp_names=("w1", "w2", "c_proj"),
+        qkv_bias=True,
+        o_bias=False,
+        inner_divisor=2,
+        rotary_wide=True,
+    ),
+    Family(
+        model_type="chatglm",
+        architecture_class="ChatGLMModel",
+        other_classes=("ChatGLMForConditionalGeneration",),
+        in_transformers=False,
+        attention_names=("query_key_value", "dense"),
+        qkv_split="chunks",
+        mlp_names=("dense_h_to_4h", "dense_4h_to_h"),
+        qkv_bias=True,
+        o_bias=False,
+        rotary_share=0.5,
+    ),
+    Family(
+        model_type="mpt",
+        architecture_class="MptForCausalLM",
+        other_classes=("MPTForCausalLM",),
+        attention_names=("Wqkv", "out_proj"),
+        qkv_split="chunks",
+        mlp_names=("up_proj", "down_proj"),
+        gated=False,
+        activation="gelu",
+        qkv_bias=False,
+        o_bias=False,
+        default_inner=4,
+        default_tied=True,
+        positions="alibi",
+        norm="layernorm-plain",
+    ),
+)
+"""In the order of `families.FAMILIES`, at its end."""
