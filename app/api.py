@@ -30,6 +30,7 @@ def estimate(
     max_batch: bool = False,
     max_length_that_fits: bool = False,
     exact: bool = False,
+    deadline: str | float | None = None,
     told: Callable[[str], None] | None = None,
     **options: Any,
 ) -> list[Forecast]:
@@ -42,6 +43,7 @@ def estimate(
     `prices` are CSV files of your own, which count before the catalog's (columns as in
     ``tunecast catalog prices --json``).
     `max_batch` and `max_length_that_fits` take the largest micro-batch or sequence that fits each GPU.
+    `num_gpus="auto"` takes the fewest GPUs that fit and, with a `deadline` (``"24h"``, ``"3d"`` or hours), are in time.
     `exact` traces the real transformers, PEFT and bitsandbytes code of this run on fake tensors instead of using
     formulas, which also serves families without formulas; `told` hears what is traced next. It needs the extra
     ``calibrate``. A hub id that is not in the catalog is looked up on the hub (its config.json only).
@@ -70,7 +72,8 @@ def estimate(
         whole_run=around,
         source=source,
     )
-    found = searched_forecasts(question, resolve_targets(names, fitted_records(records)), dimension)
+    targets = resolve_targets(names, fitted_records(records))
+    found = searched_forecasts(question, targets, dimension, deadline=deadline)
     return [replace(forecast, notes=(*forecast.notes, *asked.notes)) for forecast in found]
 
 

@@ -53,7 +53,7 @@ def from_training_file(
     from tunecast.model.configs import merge_options, read_config
     from tunecast.models import find_architecture
 
-    run_file = read_config(path, num_gpus=typed.get("num_gpus"), **reading)
+    run_file = read_config(path, num_gpus=_known_count(typed.get("num_gpus")), **reading)
     merged = merge_options(run_file, typed)
     found = find_architecture(run_file.model_name, exact=exact)
     return Asked(
@@ -76,3 +76,8 @@ def ignored_note(fields: tuple[str, ...]) -> list[str]:
     named = ", ".join(fields[:MOST_NAMED])
     rest = f" and {len(fields) - MOST_NAMED} more" if len(fields) > MOST_NAMED else ""
     return [f"Fields of the file that change nothing here: {named}{rest}."]
+
+
+def _known_count(num_gpus: Any) -> int | None:
+    """The number of GPUs where it is one, not ``auto``."""
+    return num_gpus if isinstance(num_gpus, int) else None

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from tunecast.catalogs.errors import InputError
+
 if TYPE_CHECKING:
     from tunecast.model.forecast import Forecast
     from tunecast.model.question import Question
@@ -14,8 +16,6 @@ if TYPE_CHECKING:
 
 def searched_dimension(options: Mapping[str, Any], *, max_batch: bool, max_length_that_fits: bool) -> str | None:
     """The run option that is searched for, if one is; it cannot be given as well, nor both be searched."""
-    from tunecast.catalogs.errors import InputError
-
     if max_batch and max_length_that_fits:
         raise InputError("--max-batch and --max-length-that-fits exclude each other: fix one of the two and ask again.")
     asked = {"--max-batch": max_batch, "--max-length-that-fits": max_length_that_fits}
@@ -29,8 +29,16 @@ def searched_dimension(options: Mapping[str, Any], *, max_batch: bool, max_lengt
     return None
 
 
-def searched_forecasts(question: Question, targets: Sequence[Target], dimension: str | None) -> list[Forecast]:
+def searched_forecasts(
+    question: Question, targets: Sequence[Target], dimension: str | None, *, deadline: str | float | None = None
+) -> list[Forecast]:
     """One forecast per device. Where the run fits none, the roomiest device says what would make it fit."""
+    from tunecast.model.num_gpus import is_auto
+
+    if is_auto(question):
+        return forecasts_on_fewest(question, targets, dimension, deadline)
+    if deadline is not None:
+        raise InputError("--deadline chooses the number of GPUs: add --num-gpus auto.")
     from tunecast.model.estimate import estimate
     from tunecast.model.fitting import question_that_fits
 
@@ -43,6 +51,24 @@ def searched_forecasts(question: Question, targets: Sequence[Target], dimension:
             (forecast,) = estimate(asked, [target])
             found.append(replace(forecast, notes=(note, *forecast.notes)))
     return with_suggestions(question, targets, found)
+
+
+def forecasts_on_fewest(
+    question: Question, targets: Sequence[Target], dimension: str | None, deadline: str | float | None
+) -> list[Forecast]:
+    """One forecast per device, each on the fewest GPUs that fit and are in time."""
+    from tunecast.model.estimate import forecast
+    from tunecast.model.num_gpus import fewest_gpus, parse_hours
+
+    if dimension is not None:
+        raise InputError("--num-gpus auto keeps batch and length; leave out --max-batch and --max-length-that-fits.")
+    hours = None if deadline is None else parse_hours(deadline)
+    found = []
+    for target in targets:
+        asked, note = fewest_gpus(question, target, hours)
+        answer = forecast(asked, target)
+        found.append(replace(answer, notes=(note, *answer.notes)))
+    return found
 
 
 def with_suggestions(question: Question, targets: Sequence[Target], found: list[Forecast]) -> list[Forecast]:

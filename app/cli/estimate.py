@@ -20,10 +20,10 @@ from tunecast.cli.options import (
     Prices,
     with_groups,
 )
-from tunecast.cli.options_whole_run import WHOLE_RUN
+from tunecast.cli.options_whole_run import DEADLINE, WHOLE_RUN
 
 
-@with_groups(run_options=RUN | FILE, amount=AMOUNT, parallel=PARALLEL | UNBUILT_PARALLEL, around=WHOLE_RUN)
+@with_groups(run_options=RUN | FILE, amount=AMOUNT, parallel=PARALLEL | UNBUILT_PARALLEL, around=WHOLE_RUN | DEADLINE)
 def estimate(
     model: Model,
     run_options: dict[str, Any],

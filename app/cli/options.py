@@ -33,6 +33,17 @@ def option(kind: Any, help_text: str, *names: str, panel: str, metavar: str | No
     return Annotated[kind | None, typer.Option(*names, help=help_text, metavar=metavar, rich_help_panel=panel)]
 
 
+def num_gpus(text: str) -> int | str:
+    """The option's parser; the model layer is imported when it is used."""
+    from tunecast.catalogs.errors import InputError
+    from tunecast.model.num_gpus import parse_num_gpus
+
+    try:
+        return parse_num_gpus(text)
+    except InputError as error:
+        raise typer.BadParameter(f"{text!r} is neither a whole number above 0 nor auto") from error
+
+
 _run = functools.partial(option, panel=THE_RUN)
 _amount = functools.partial(option, panel=THE_AMOUNT)
 _machine = functools.partial(option, panel=THE_MACHINE)
@@ -81,7 +92,10 @@ RUN: Group = {
 }
 
 PARALLEL: Group = {
-    "num_gpus": _machine(int, "GPUs of the whole job.", metavar="N"),
+    "num_gpus": Annotated[
+        str | None,
+        typer.Option(parser=num_gpus, help="GPUs of the whole job.", metavar="N|auto", rich_help_panel=THE_MACHINE),
+    ],
     "sharding": _machine(
         str, "How the job is spread.", metavar="none|ddp|zero1|zero2|zero3|fsdp|fsdp-grad-op|hsdp"
     ),

@@ -26,6 +26,9 @@ def _switch(help_text: str, name: str, panel: str) -> Any:
     return Annotated[bool, typer.Option(name, help=help_text, rich_help_panel=panel)]
 
 
+DEADLINE: Group = {
+    "deadline": option(str, "When the run must be done (--num-gpus auto).", panel=WHOLE_RUN_PANEL, metavar="24h|3d"),
+}
 WHOLE_RUN: Group = {
     "train_only": _switch("Count the training alone.", "--train-only", WHOLE_RUN_PANEL),
     "prepare": _switch("Count reading and tokenizing the data.", "--prepare", WHOLE_RUN_PANEL),

@@ -79,6 +79,7 @@ WHOLE_RUN = {
     "--checkpoint-interval-min",
     "--restart-min",
     "--seed",
+    "--deadline",
 }
 OPTIONS = {
     "env": {"--json"},

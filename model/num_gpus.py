@@ -1,0 +1,111 @@
+"""``--num-gpus auto``: the fewest GPUs on which the run very likely fits and, with a deadline, is done in time.
+
+Micro-batch and accumulation per GPU stay as they are, so more GPUs mean a larger global batch and fewer steps
+for the same data.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+from typing import Any
+
+from tunecast.catalogs.errors import InputError, NotSupportedError
+from tunecast.model.estimate import forecast
+from tunecast.model.fits import fit_probability, memory_view
+from tunecast.model.forecast import Forecast
+from tunecast.model.on_device import resolve_for, target_factors
+from tunecast.model.question import Question
+from tunecast.model.target import Target
+
+AUTO = "auto"
+COUNTS = (1, 2, 4, 8, 16, 32, 64, 128)
+"""Sizes that clouds sell machines in, and whole machines of eight."""
+LEAST_PROBABILITY = 0.9
+"""Of fitting; below it one more doubling is tried."""
+HOURS = {"": 1.0, "h": 1.0, "min": 1.0 / 60.0, "m": 1.0 / 60.0, "d": 24.0}
+
+
+def parse_num_gpus(text: str | int) -> int | str:
+    """A whole number above 0, or ``auto``."""
+    if text == AUTO:
+        return AUTO
+    try:
+        count = int(text)
+    except ValueError:
+        count = 0
+    if count < 1:
+        raise InputError(f"--num-gpus is {text!r}, which is neither a whole number above 0 nor auto; type 8, say.")
+    return count
+
+
+def parse_hours(text: str | float, *, name: str = "--deadline") -> float:
+    """``24h``, ``90min``, ``3d`` or plain hours."""
+    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*(h|min|m|d|)\s*", str(text))
+    hours = float(match[1]) * HOURS[match[2]] if match else 0.0
+    if not (math.isfinite(hours) and hours > 0):
+        raise InputError(f"{name} is {text!r}, which is not a time above 0; type it as 24h, 90min or 3d.")
+    return hours
+
+
+def is_auto(question: Question) -> bool:
+    """Whether the number of GPUs is to be found."""
+    return question.options.get("num_gpus") == AUTO
+
+
+def counts_for(question: Question, target: Target) -> tuple[int, ...]:
+    """Numbers of GPUs to try: one for a CPU, else those that tensor, pipeline and context parallelism divide."""
+    if target.platform == "cpu":
+        return (1,)
+    inner = math.prod(int(question.options.get(name) or 1) for name in ("tp", "pp", "cp"))
+    return tuple(count for count in COUNTS if count % inner == 0)
+
+
+def with_count(question: Question, count: int) -> Question:
+    """The question with a number of GPUs; one GPU takes no sharding."""
+    options: dict[str, Any] = {**question.options, "num_gpus": count}
+    if count == 1 and options.get("sharding") is not None:
+        del options["sharding"]
+    return replace(question, options=options, option_origins={**question.option_origins, "num_gpus": "assumed"})
+
+
+def likely_fits(question: Question, target: Target) -> bool | None:
+    """Whether the run fits with the wanted probability; None where the card's usable memory is unknown."""
+    run = resolve_for(question, target).run
+    view = memory_view(question.architecture, run, target, target_factors(target, run), question.source)
+    probability = fit_probability(view)
+    return None if probability is None else probability >= LEAST_PROBABILITY
+
+
+def fewest_gpus(question: Question, target: Target, deadline_h: float | None = None) -> tuple[Question, str]:
+    """The question with the fewest GPUs that fit and are in time, and a sentence; else the most that are forecast."""
+    counts = counts_for(question, target)
+    tried = with_count(question, counts[0])
+    why = f"do not fit with a probability of {LEAST_PROBABILITY:.0%}"
+    for count in counts:
+        asked = with_count(question, count)
+        try:
+            fits = likely_fits(asked, target)
+            late = fits is not False and deadline_h is not None and _late(forecast(asked, target), deadline_h)
+        except NotSupportedError:
+            break
+        tried = asked
+        if fits is None and not late:
+            return asked, f"--num-gpus auto: {_gpus(count)}, usable memory unknown"
+        if fits and not late:
+            in_time = "" if deadline_h is None else f" and are done within {deadline_h:g} h"
+            return asked, f"--num-gpus auto: {_gpus(count)}, the fewest that fit{in_time}"
+        why = f"are not done within {deadline_h:g} h" if fits else why
+    most = tried.options["num_gpus"]
+    return tried, f"--num-gpus auto: even {_gpus(most)} {why}"
+
+
+def _gpus(count: int) -> str:
+    return "1 GPU" if count == 1 else f"{count} GPUs"
+
+
+def _late(found: Forecast, deadline_h: float) -> bool:
+    if found.total_time_h is None:
+        raise InputError("--deadline needs an amount of data; add --tokens 10M, --num-samples 5000 or --max-steps 500.")
+    return found.total_time_h.value > deadline_h
