@@ -215,6 +215,10 @@ class Architecture:
     head_bias: bool = False
     other_params: int = 0
     """Parameters outside layers beyond embedding, head and norm: of models known only from the real code."""
+    has_entry: bool = True
+    """False: a pipeline stage that gets its input from the stage before."""
+    has_exit: bool = True
+    """False: a pipeline stage that hands its output to the next one."""
     settings: str = ""
     """The config as a JSON object, of a model known only from the real code; its kernels have no formulas."""
     config: str = ""
@@ -243,6 +247,8 @@ class Architecture:
     @property
     def entry_tensors(self) -> tuple[RootTensor, ...]:
         """Parameters before the first layer: tables of tokens and positions, a norm."""
+        if not self.has_entry:
+            return ()
         tables = [self.embedding_params]
         if self.position_rows:
             tables.append(self.position_rows * self.hidden_size)
@@ -253,6 +259,8 @@ class Architecture:
     @property
     def exit_tensors(self) -> tuple[RootTensor, ...]:
         """Parameters after the last layer: norm, and a head that is not tied, with its bias."""
+        if not self.has_exit:
+            return ()
         norm = tuple(RootTensor(elements=size) for size in norm_tensors(self.norm, self.hidden_size))
         head = (RootTensor(elements=self.head_params, is_matrix=True),) if self.head_params else ()
         return norm + head + ((RootTensor(elements=self.vocab_size),) if self.head_bias else ())

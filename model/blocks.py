@@ -17,6 +17,7 @@ from tunecast.model.experts import experts_block
 from tunecast.model.mlp_blocks import mlp_block
 from tunecast.model.norms import norm
 from tunecast.model.operation import Phase
+from tunecast.model.parallel_blocks import enter_block, leave_block
 from tunecast.model.tape import Tensor
 
 AttentionWriter = Callable[[Step, str, Layer, Tensor, Tables], Tensor]
@@ -37,7 +38,7 @@ def residual_block(
     """
     tape, hidden, (before, after) = step.tape, step.architecture.hidden_size, names
     entry = x if layer.norm_order == "post" else norm(step, layer.norm, before, x, hidden)
-    made = block(entry)
+    made = leave_block(step, block(enter_block(step, entry)))
     tape.hold(entry)
     if layer.norm_order != "pre":
         made = norm(step, layer.norm, after, made, hidden)

@@ -7,8 +7,9 @@ products and attention are counted; elementwise work is bytes (see the inventory
 from __future__ import annotations
 
 from tunecast.model.architecture import Architecture, Attention, Layer, Linear
-from tunecast.model.inventory import step_operations, total_flops
+from tunecast.model.inventory import part_operations, step_operations, total_flops
 from tunecast.model.operation import Kind
+from tunecast.model.parallel import is_split, stages_counted
 from tunecast.model.primitives import attention_flops
 from tunecast.model.run import Run
 
@@ -71,4 +72,10 @@ def model_flops_per_step(architecture: Architecture, run: Run) -> float:
 
 def executed_flops_per_step(architecture: Architecture, run: Run) -> float:
     """FLOPs the kernels of all GPUs run in one optimizer step, recomputation included (the numerator of HFU)."""
+    if is_split(run):
+        stages = [
+            count * total_flops(part_operations(architecture, run, stage), Kind.GEMM, Kind.ATTENTION)
+            for stage, count in stages_counted(run)
+        ]
+        return run.num_gpus / run.pp * sum(stages)
     return run.num_gpus * total_flops(step_operations(architecture, run), Kind.GEMM, Kind.ATTENTION)

@@ -13,6 +13,7 @@ from functools import lru_cache
 from tunecast.model.architecture import Architecture
 from tunecast.model.operation import Kind, Operation, Phase
 from tunecast.model.optimizer import update_operations
+from tunecast.model.parallel import exchange_operations, is_split, local_architecture, local_run, placed
 from tunecast.model.run import Run
 from tunecast.model.sharding import communication_operations, shard_gpus, shards_of
 from tunecast.model.step import repetitions, shallow_depth, write_step
@@ -50,12 +51,30 @@ def merged(events: Iterable[tuple[Event, int]]) -> list[Operation]:
     return [as_operation(samples[key], count) for key, count in counts.items()]
 
 
-@lru_cache(maxsize=256)
 def step_operations(architecture: Architecture, run: Run, *, platform: str = "cuda") -> tuple[Operation, ...]:
     """Everything one GPU executes in one optimizer step, recomputation and collectives included.
 
+    Of a pipeline, the GPU that has most to do: one of the last stage, which has the head.
     `platform` is ``cuda`` or ``cpu``: they differ in 4-bit adapters and in how the optimizer batches.
     """
+    if is_split(run):
+        return part_operations(architecture, run, run.pp - 1, platform=platform)
+    return whole_operations(architecture, run, platform=platform)
+
+
+@lru_cache(maxsize=256)
+def part_operations(
+    architecture: Architecture, run: Run, stage: int, *, platform: str = "cuda"
+) -> tuple[Operation, ...]:
+    """What one GPU of a pipeline stage executes of a model that several GPUs split."""
+    here, local = local_architecture(architecture, run, stage), local_run(run)
+    kernels = [placed(operation, architecture, run) for operation in whole_operations(here, local, platform=platform)]
+    return ordered([*kernels, *exchange_operations(architecture, run, stage)])
+
+
+@lru_cache(maxsize=256)
+def whole_operations(architecture: Architecture, run: Run, *, platform: str = "cuda") -> tuple[Operation, ...]:
+    """What one GPU executes of a model whose every layer it computes by itself."""
     depth = shallow_depth(architecture)
     tape = write_step(architecture, run, platform, depth)
     kernels = ((e, repetitions(e, architecture, run, depth)) for e in tape.events if e.kind is not None)

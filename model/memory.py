@@ -15,6 +15,8 @@ from tunecast.model.architecture import Architecture
 from tunecast.model.memory_static import layer_packed_bytes, static_parts
 from tunecast.model.operation import Phase
 from tunecast.model.optimizer import stored_bytes, trained_dtype, trained_tensors, update_scratch_bytes
+from tunecast.model.parallel import is_split, local_architecture, local_run
+from tunecast.model.parallel_memory import added_bytes, kept_bytes
 from tunecast.model.run import Run
 from tunecast.model.sharding import (
     SHARDS,
@@ -194,7 +196,35 @@ def moment_parts(
     platform: str = "cuda",
     whole: Sequence[tuple[Place, Parts]] | None = None,
 ) -> list[tuple[str, Parts]]:
-    """Everything alive on one GPU at the peak of every place of the step; `whole` stands in for the formulas."""
+    """Everything alive on one GPU at the peak of every place of the step; `whole` stands in for the formulas.
+
+    Of a pipeline, on the stage that needs most.
+    """
+    if not is_split(run):
+        return local_parts(architecture, run, platform=platform, whole=whole)
+    stages = [stage_parts(architecture, run, stage, platform) for stage in {0, min(1, run.pp - 1), run.pp - 1}]
+    return max(stages, key=lambda places: max(sum(parts.values()) for _, parts in places))
+
+
+def stage_parts(architecture: Architecture, run: Run, stage: int, platform: str) -> list[tuple[str, Parts]]:
+    """The same for one GPU of a pipeline stage of a model that several GPUs split."""
+    here, local = local_architecture(architecture, run, stage), local_run(run)
+    kept = kept_bytes(here, local, platform) if run.pp > 1 else 0
+    found = []
+    for moment, parts in local_parts(here, local, platform=platform):
+        added = added_bytes(architecture, run, stage, kept, moment)
+        found.append((moment, {part: held + added.get(part, 0) for part, held in parts.items()}))
+    return found
+
+
+def local_parts(
+    architecture: Architecture,
+    run: Run,
+    *,
+    platform: str = "cuda",
+    whole: Sequence[tuple[Place, Parts]] | None = None,
+) -> list[tuple[str, Parts]]:
+    """The same for a GPU that computes every layer by itself."""
     places = whole_places(architecture, run, platform=platform) if whole is None else whole
     shards = shards_of(run) if run.num_gpus > 1 else SHARDS["none"]
     packed = sum(group.count * layer_packed_bytes(group.layer, run) for group in architecture.groups)

@@ -38,11 +38,8 @@ ASSUMED = {
 """Used when neither the user nor the stack says. 1,024 tokens is TRL's ``SFTConfig.max_length``."""
 
 COUNTS = ("max_length", "per_device_train_batch_size", "gradient_accumulation_steps", "num_gpus")
-REFUSED_PARALLELISM = {
-    "tp": "tensor parallelism",
-    "pp": "pipeline parallelism",
-    "cp": "context parallelism",
-}
+REFUSED_PARALLELISM: dict[str, str] = {}
+"""Layouts that are understood but not built."""
 RUN_FIELDS = tuple(field.name for field in dataclasses.fields(Run))
 
 
@@ -270,12 +267,12 @@ def resolve_run(
     _numbers(fields, architecture)
     defaults = take_quantization(fields, defaults)
     _adapters(fields, architecture, defaults)
-    take_variants(fields, architecture, whole_number)
     _dtypes(fields, defaults, gpu_has_bf16=gpu_has_bf16)
     _software(fields, defaults)
     take_kernels(fields, architecture, defaults)
     check_gptq_dtypes(fields.values)
     take_parallel(fields, architecture, whole_number)
+    take_variants(fields, architecture, whole_number)
     if fields.values["num_gpus"] == 1:
         fields.put("fsdp_version", Run(method="full").fsdp_version, "stack-default")
     _note_window(fields, architecture)

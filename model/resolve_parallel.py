@@ -19,8 +19,8 @@ OFFLOADED_BY = {"optimizer": ("none", "zero1", "zero2", "zero3"), "all": ("zero3
 """Shardings whose frameworks can keep that part in host memory (DeepSpeed ``offload_optimizer`` and
 ``offload_param``, FSDP ``CPUOffloadPolicy``)."""
 PARALLEL_FIELDS = (
-    "sharding", "tp", "pp", "pp_interleave", "cp", "cp_kind", "offload", "sync_each_micro_batch", "fsdp_version",
-    "gpus_per_node",
+    "sharding", "tp", "sequence_parallel", "pp", "pp_interleave", "cp", "cp_kind", "offload", "sync_each_micro_batch",
+    "fsdp_version", "gpus_per_node",
 )  # fmt: skip
 
 
@@ -43,6 +43,8 @@ def take_parallel(fields: Fields, architecture: Architecture, whole_number: Call
     """Every field of the layout, checked against the others."""
     for name in ("tp", "pp", "cp", "pp_interleave"):
         fields.values[name] = whole_number(name, fields.take(name, 1, "stack-default"))
+    split_tokens = fields.take("sequence_parallel", fields.values["tp"] > 1, "stack-default")
+    fields.values["sequence_parallel"] = bool(split_tokens) and fields.values["tp"] > 1
     per_node = whole_number("gpus_per_node", fields.take("gpus_per_node", GPUS_PER_NODE, "assumed"))
     fields.values["gpus_per_node"] = per_node
     if "gpus_per_node" not in fields.given and fields.values["num_gpus"] <= per_node:
@@ -117,9 +119,12 @@ def check_hybrid(values: Mapping[str, Any]) -> None:
 
 
 def share_dtype(fields: Fields) -> None:
-    """One FSDP group has one dtype, so adapters take the base's (PEFT: ``autocast_adapter_dtype=False``)."""
+    """One FSDP group has one dtype, so adapters take the base's (PEFT: ``autocast_adapter_dtype=False``).
+
+    Under FSDP 1 the Trainer wraps every adapter by itself (PEFT ``fsdp_auto_wrap_policy``), so that it keeps its own.
+    """
     base = fields.values["dtype"]
-    if fields.values["adapter_dtype"] == base:
+    if fields.values["adapter_dtype"] == base or fields.values["fsdp_version"] == 1:
         return
     if "adapter_dtype" in fields.given:
         raise InputError(
@@ -140,14 +145,26 @@ def check_tensor_parallel(architecture: Architecture, values: Mapping[str, Any])
             f"--tp {tp} must divide the {values['gpus_per_node']} GPUs of a machine (--gpus-per-node), since it "
             "exchanges every layer's activations; use for example --tp 2 and more --pp or --sharding fsdp."
         )
-    if values["method"] == "qlora":
-        raise NotSupportedError("Tensor parallelism of a 4-bit base is not built; use --tp 1 with --sharding fsdp.")
+    if values["bnb_4bit_quant_type"] is not None or values.get("quant_method") is not None:
+        raise NotSupportedError(
+            "Tensor parallelism of a quantized base is not built; use --tp 1 with --sharding fsdp, or --method lora."
+        )
+    if values["sequence_parallel"] and values["max_length"] % (tp * values["cp"]):
+        raise InputError(
+            f"--tp {tp} splits the tokens of norms, but --max-length {values['max_length']} does not divide by it; "
+            "round it, or add --no-sequence-parallel."
+        )
+    if values["loss_type"] != "nll":
+        raise NotSupportedError(
+            f"--loss-type {values['loss_type']} over a vocabulary split by --tp is not built; use --loss-type nll."
+        )
     for group in architecture.groups:
         attention, mlp = group.layer.attention, group.layer.mlp
-        if attention.kind != "heads" or mlp.kind != "dense" or attention.fused or len(mlp.linears) != 3:
+        plain = attention.kind == "heads" and len(attention.linears) == 4 and mlp.kind == "dense"
+        if not plain or group.layer.parallel != "none" or architecture.position_rows:
             raise NotSupportedError(
-                f"Tensor parallelism is built for separate projections of plain heads, not for {architecture.name}; "
-                "use --tp 1 with --sharding fsdp."
+                f"Tensor parallelism is built for separate projections of plain heads; {architecture.name} "
+                "has others: use --tp 1 with --sharding fsdp."
             )
         kv_heads = attention.num_kv_heads
         uneven = kv_heads % tp and tp % kv_heads

@@ -70,6 +70,8 @@ class Run:
     """``none``, ``ddp``, ``zero1``, ``zero2``, ``zero3``, ``fsdp``, ``fsdp-grad-op``, ``hsdp`` (see `sharding.py`)."""
     tp: int = 1
     """GPUs that split every layer's matrices (tensor parallel)."""
+    sequence_parallel: bool = False
+    """Whether tensor-parallel GPUs also split the tokens of norms and residuals (Megatron's sequence parallelism)."""
     pp: int = 1
     """Stages that the layers are dealt out to (pipeline parallel)."""
     pp_interleave: int = 1

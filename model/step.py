@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 from tunecast.catalogs.errors import NotSupportedError
 from tunecast.model import primitives as ops
@@ -22,6 +23,7 @@ from tunecast.model.head import head_and_loss
 from tunecast.model.losses import head_uses
 from tunecast.model.norms import norm
 from tunecast.model.operation import Kind, Phase
+from tunecast.model.parallel_blocks import enter_block, hand_over, leave_block, received_input
 from tunecast.model.run import Run
 from tunecast.model.tape import Event, Tape, Tensor
 
@@ -112,10 +114,13 @@ def rotary_waves(step: Step, positions: Tensor) -> tuple[Tensor, Tensor]:
 def embedded_input(step: Step, ids: Tensor) -> Tensor:
     """Embedded tokens; with adapters and checkpointing they are made to need a gradient, as PEFT does."""
     architecture = step.architecture
+    if not architecture.has_entry:
+        return received_input(step, EMBEDDED_LEAF)
     table = step.weight("embed_tokens", architecture.embedding_params)
     x = heavy.embedding(step.tape, table, ids, architecture.hidden_size)
     if architecture.embedding_scale == "table":
         x = ops.scale(step.tape, x, name="embedding_scale")
+    x = leave_block(step, x)
     if step.run.has_adapters and step.run.gradient_checkpointing:
         x.leaf = EMBEDDED_LEAF
     return x
@@ -148,9 +153,13 @@ def write_micro_batch(step: Step, layers: tuple[Layer, ...], ids: Tensor, labels
         tape.layer = index
         x = checkpointed_layer(step, f"layers.{index}", layer, x, tables)
     tape.layer = None
+    if not step.architecture.has_exit:
+        hand_over(step, x)
+        tape.grads.pop(EMBEDDED_LEAF, None)
+        return
     x = norm(step, step.architecture.norm, "norm", x, step.architecture.hidden_size)
     tape.hold(scaled)
-    loss = head_and_loss(step, x, labels)
+    loss = head_and_loss(step, enter_block(step, x), labels)
     tape.hold(*step.cache.values())
     if step.run.gradient_accumulation_steps > 1:
         loss = ops.scale(tape, loss, name="loss_scale")
@@ -172,7 +181,8 @@ def tape_run(run: Run) -> Run:
     """
     micro_batches = min(run.gradient_accumulation_steps, MICRO_BATCHES)
     version = 1 if run.holds_checkpoints else 2
-    return replace(run, num_gpus=1, sharding="none", gradient_accumulation_steps=micro_batches, fsdp_version=version)
+    alone: dict[str, Any] = {"num_gpus": 1, "sharding": "none", "offload": "none", "gpus_per_node": 1}
+    return replace(run, gradient_accumulation_steps=micro_batches, fsdp_version=version, **alone)
 
 
 def write_step(architecture: Architecture, run: Run, platform: str, depth: int | None) -> Tape:

@@ -99,6 +99,16 @@ PARALLEL: Group = {
     "sharding": _machine(
         str, "How the job is spread.", metavar="none|ddp|zero1|zero2|zero3|fsdp|fsdp-grad-op|hsdp"
     ),
+    "tp": _machine(int, "Tensor parallel: GPUs that split every matrix.", metavar="N"),
+    "pp": _machine(int, "Pipeline parallel: stages.", metavar="N"),
+    "pp_interleave": _machine(int, "Chunks of layers per pipeline stage.", metavar="N"),
+    "cp": _machine(int, "Context parallel: GPUs that split every sequence.", metavar="N"),
+    "cp_kind": _machine(str, "How they exchange it.", metavar="ring|ulysses"),
+    "sequence_parallel": _machine(
+        bool,
+        "With --tp, tokens of norms and residuals are split too (default with --tp).",
+        "--sequence-parallel/--no-sequence-parallel",
+    ),
     "gpus_per_node": _machine(int, "GPUs of one machine.", metavar="N"),
     "internode_gbps": _machine(float, "Network of one machine, Gbit/s.", metavar="X"),
     "sync_each_micro_batch": _machine(
@@ -110,7 +120,7 @@ PARALLEL: Group = {
 
 UNBUILT_PARALLEL: Group = {
     name: Annotated[kind | None, typer.Option(hidden=True)]
-    for name, kind in (("tp", int), ("pp", int), ("cp", int), ("offload", str))
+    for name, kind in (("offload", str),)
 }
 """Understood, so that they can be refused by name."""
 

@@ -46,7 +46,8 @@ RUN = {
 }
 AMOUNT = {"--tokens", "--num-samples", "--mean-tokens", "--num-train-epochs", "--max-steps"}
 REFUSED_BY_NAME = {"--tp", "--pp", "--cp", "--offload"}
-NODES = {"--gpus-per-node", "--internode-gbps", "--sync-each-micro-batch", "--no-sync-each-micro-batch"}
+SPLIT = {"--pp-interleave", "--cp-kind", "--sequence-parallel", "--no-sequence-parallel"}
+NODES = SPLIT | {"--gpus-per-node", "--internode-gbps", "--sync-each-micro-batch", "--no-sync-each-micro-batch"}
 MACHINE = {"--gpu", "--num-gpus", "--sharding", "--record", "--achieved-tflops", "--usd-per-gpu-hour", "--prices"}
 WHOLE_RUN = {
     "--train-only",

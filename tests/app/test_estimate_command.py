@@ -205,7 +205,7 @@ BAD_RUNS = {
     "sharding alone": (("estimate", MODEL, "--sharding", "fsdp"), "--num-gpus"),
     "unbuilt optimizer": (("estimate", MODEL, "--optim", "adafactor"), "adafactor"),
     "unbuilt stack": (("estimate", MODEL, "--stack", "unsloth"), "unsloth"),
-    "tensor parallel": (("estimate", MODEL, "--tp", "2"), "tensor parallelism"),
+    "tensor parallel alone": (("estimate", MODEL, "--tp", "2"), "use a multiple of 2"),
     "unknown target": (("estimate", MODEL, "--lora-target-modules", "q_porj"), "q_proj"),
     "cpu without record": (("estimate", MODEL, "--gpu", "cpu"), "tunecast calibrate --device cpu"),
     "no such config": (("estimate", "./nowhere/config.json"), "nowhere"),

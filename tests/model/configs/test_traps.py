@@ -328,13 +328,10 @@ def test_14_what_is_not_forecast_is_refused_by_field_and_value(read: Read, form:
     ("form", "lines", "option", "value"),
     [
         ("axolotl", "optimizer: galore_adamw", "optim", "galore_adamw"),
-        ("axolotl", "tensor_parallel_size: 2", "tp", 2),
-        ("axolotl", "sequence_parallel_degree: 4", "cp", 4),
         ("axolotl", "dp_shard_size: 4\ndp_replicate_size: 2", "sharding", "hsdp"),
         ("axolotl", "fsdp: [full_shard]\nfsdp_config: {fsdp_offload_params: true}", "offload", True),
         ("trl", "attn_implementation: flash_attention_3", "attn_implementation", "flash_attention_3"),
         ("trl", "optim: apollo_adamw", "optim", "apollo_adamw"),
-        ("torchtune", "tensor_parallel_dim: 2", "tp", 2),
     ],
 )
 def test_values_without_formulas_reach_the_resolver_which_refuses_them_by_name(
@@ -350,6 +347,9 @@ def test_values_without_formulas_reach_the_resolver_which_refuses_them_by_name(
 @pytest.mark.parametrize(
     ("form", "lines", "option", "value"),
     [
+        ("axolotl", "tensor_parallel_size: 2", "tp", 2),
+        ("axolotl", "sequence_parallel_degree: 4", "cp", 4),
+        ("torchtune", "tensor_parallel_dim: 2", "tp", 2),
         ("axolotl", "optimizer: paged_adamw_32bit", "optim", "paged_adamw_32bit"),
         ("axolotl", "flash_attention: true", "attn_implementation", "flash_attention_2"),
         ("llama-factory", "flash_attn: fa2", "attn_implementation", "flash_attention_2"),

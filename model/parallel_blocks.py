@@ -1,0 +1,86 @@
+"""What tensor and pipeline parallelism add to the tape of one GPU: collectives around blocks, ends of a stage.
+
+Each block's first maps are split by columns and its last map by rows, so that every GPU gets a part of the sum.
+Without sequence parallelism the sum is an all-reduce in place, in the forward after the block and in the backward
+before it. With it, norms and residuals work on each GPU's own tokens: an all-gather enters the block and a
+reduce-scatter leaves it, and the other way round in the backward.
+
+Sources: Shoeybi et al. 2019 (arXiv 1909.08053, section 3), Korthikanti et al. 2022 (arXiv 2205.05198, section 4.2),
+PyTorch's ``torch.distributed.tensor.parallel``. Left out: Megatron's second all-gather in the backward, which
+keeps only each GPU's tokens of a block's input; here the gathered input is kept, as PyTorch does.
+"""
+
+from __future__ import annotations
+
+from tunecast.model.context import Step
+from tunecast.model.operation import Kind, Phase
+from tunecast.model.tape import Grads, Tape, Tensor
+
+ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER = "tp.all_reduce", "tp.all_gather", "tp.reduce_scatter"
+
+
+def gathered(tape: Tape, x: Tensor, parts: int) -> Tensor:
+    """Every GPU's tokens, in new memory."""
+    out = tape.empty(x.elements * parts, x.dtype)
+    tape.kernel(ALL_GATHER, Kind.COMMUNICATION, (x,), (out,), n_bytes=out.bytes)
+    return out
+
+
+def scattered(tape: Tape, x: Tensor, parts: int) -> Tensor:
+    """The sum of this GPU's tokens, in new memory."""
+    out = tape.empty(x.elements // parts, x.dtype)
+    tape.kernel(REDUCE_SCATTER, Kind.COMMUNICATION, (x,), (out,), n_bytes=x.bytes)
+    return out
+
+
+def summed(tape: Tape, x: Tensor) -> Tensor:
+    """The sum over GPUs, in place."""
+    tape.kernel(ALL_REDUCE, Kind.COMMUNICATION, (x,), (x,), n_bytes=x.bytes)
+    return x
+
+
+def enter_block(step: Step, x: Tensor) -> Tensor:
+    """The input that all GPUs of the group share; its gradient is a sum of what each of them computes."""
+    run, tape = step.run, step.tape
+    if run.tp == 1:
+        return x
+    if run.sequence_parallel:
+        return tape.record(gathered(tape, x, run.tp), (x,), lambda grad: (scattered(tape, grad, run.tp),))
+    out = Tensor(x.elements, x.dtype, x.storage, is_view=True)
+
+    def backward(grad: Tensor) -> Grads:
+        return (summed(tape, grad),)
+
+    return tape.record(out, (x,), backward)
+
+
+def leave_block(step: Step, x: Tensor) -> Tensor:
+    """The sum of what the GPUs of the group computed."""
+    run, tape = step.run, step.tape
+    if run.tp == 1:
+        return x
+    if run.sequence_parallel:
+        return tape.record(scattered(tape, x, run.tp), (x,), lambda grad: (gathered(tape, grad, run.tp),))
+    summed(tape, x)
+    return x
+
+
+def received_input(step: Step, leaf: str) -> Tensor:
+    """What the stage before sends; a gradient goes back for it."""
+    run, tape = step.run, step.tape
+    tokens = step.tokens // run.tp if run.sequence_parallel else step.tokens
+    x = tape.empty(tokens * step.architecture.hidden_size, step.activation_dtype)
+    tape.kernel("pp.receive", Kind.MEMORY, (), (x,), n_bytes=0, launches=0)
+    x.leaf = leaf
+    return x
+
+
+def hand_over(step: Step, x: Tensor) -> None:
+    """The stage's output leaves, and its gradient comes back."""
+    tape = step.tape
+    tape.hold(*step.cache.values())
+    step.cache = {}
+    with tape.in_phase(Phase.BACKWARD):
+        grad = tape.empty(x.elements, x.dtype)
+        tape.kernel("pp.receive", Kind.MEMORY, (), (grad,), n_bytes=0, launches=0)
+        tape.backward(x, grad)

@@ -1,0 +1,80 @@
+"""What splitting a model over GPUs adds to the memory of one of them: micro-batches in flight, exchange buffers.
+
+Sources: Narayanan et al. 2021 (arXiv 2104.04473, section 2.2), Korthikanti et al. 2022 (arXiv 2205.05198, appendix)
+for what a pipeline stage holds; Liu et al. 2023 (arXiv 2310.01889) for the two blocks of a ring.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from tunecast.model.architecture import Architecture
+from tunecast.model.operation import Phase
+from tunecast.model.run import Run
+from tunecast.model.step import SHALLOW, shallow_depth, write_step
+from tunecast.model.tape import Tape, allocated_bytes
+from tunecast.model.units import DTYPE_BYTES
+
+RING_BLOCKS = 2
+"""Keys and values in use, and those that arrive."""
+NOT_KEPT = ("gradients", "logits")
+"""Parts that a micro-batch in flight does not hold: its loss comes right before its own backward."""
+
+
+def micro_batches_in_flight(run: Run, stage: int) -> float:
+    """Micro-batches whose forward a stage has done and whose backward it has not: p - stage, at most all.
+
+    Interleaved in v chunks: (2 (p - stage - 1) + (v - 1) p + 1) / v, chunks counted as parts of a micro-batch.
+    """
+    stages, chunks = run.pp, run.pp_interleave
+    plain = stages - stage
+    if chunks > 1:
+        warm = 2 * (stages - stage - 1) + (stages if stages > 1 else 0) * (chunks - 1) + 1
+        return min(warm, run.gradient_accumulation_steps * chunks) / chunks
+    return min(plain, run.gradient_accumulation_steps)
+
+
+def kept_on(tape: Tape) -> int:
+    """Bytes alive between the forward and the backward of the first micro-batch."""
+    end = max(
+        index for index, event in enumerate(tape.events) if event.micro_batch == 0 and event.phase is Phase.FORWARD
+    )
+    born = {storage for event in tape.events[: end + 1] for storage in event.writes}
+    used = {storage for event in tape.events[end + 1 :] for storage in (*event.reads, *event.writes)}
+    return sum(storage.bytes for storage in born & used if storage.part not in NOT_KEPT)
+
+
+@lru_cache(maxsize=64)
+def kept_bytes(architecture: Architecture, run: Run, platform: str) -> int:
+    """The same at the model's depth: linear in the number of layers."""
+    depth = shallow_depth(architecture)
+    if depth is None:
+        return kept_on(write_step(architecture, run, platform, None))
+    low, high = (kept_on(write_step(architecture, run, platform, d)) for d in (depth, depth + 1))
+    return low + (architecture.num_layers - SHALLOW) * (high - low)
+
+
+def exchange_bytes(architecture: Architecture, run: Run) -> int:
+    """Buffers of context parallelism while a layer runs: blocks of a ring, or the heads of the whole sequence."""
+    if run.cp == 1:
+        return 0
+    size, tokens = DTYPE_BYTES[run.compute_dtype], run.tokens_per_micro_batch // run.cp
+    widest = 0
+    for group in architecture.groups:
+        block = group.layer.attention
+        kv_width = 2 * max(1, block.num_kv_heads // run.tp) * block.head_dim
+        q_width = 2 * block.num_heads // run.tp * block.head_dim
+        width = RING_BLOCKS * kv_width if run.cp_kind == "ring" else q_width + kv_width
+        widest = max(widest, allocated_bytes(tokens * width * size))
+    return widest
+
+
+def added_bytes(architecture: Architecture, run: Run, stage: int, kept: int, moment: str) -> dict[str, int]:
+    """By part, what is alive beside one micro-batch's own at a moment of the step."""
+    if moment in ("load", "optimizer"):
+        return {"activations": 0, "communication": 0}
+    waiting = int((micro_batches_in_flight(run, stage) - 1) * kept)
+    return {
+        "activations": waiting,
+        "communication": exchange_bytes(architecture, run) if moment in ("forward", "backward") else 0,
+    }

@@ -1,0 +1,201 @@
+"""Models split over GPUs by shapes, layers and tokens: nothing is lost, and what is sent is what the papers say."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tunecast.catalogs.errors import InputError, NotSupportedError
+from tunecast.model.architecture import Architecture
+from tunecast.model.flops import executed_flops_per_step, model_flops_per_step
+from tunecast.model.inventory import part_operations, step_operations
+from tunecast.model.memory import memory_timeline, stage_parts
+from tunecast.model.operation import Kind, Operation, Phase
+from tunecast.model.parallel import local_architecture, stages_counted
+from tunecast.model.parallel_memory import kept_bytes, micro_batches_in_flight
+from tunecast.model.run import Run
+
+Make = Callable[..., Architecture]
+RunOf = Callable[..., Run]
+FULL = {"method": "full", "max_length": 2048}
+
+
+def collectives(arch: Architecture, run: Run, stage: int | None = None) -> list[Operation]:
+    operations = step_operations(arch, run) if stage is None else part_operations(arch, run, stage)
+    return [op for op in operations if op.kind is Kind.COMMUNICATION]
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    tp=st.sampled_from((1, 2, 4)),
+    pp=st.sampled_from((1, 2, 4)),
+    cp=st.sampled_from((1, 2)),
+    method=st.sampled_from(("full", "lora")),
+    checkpointing=st.booleans(),
+)
+def test_all_gpus_together_do_the_work_of_one(
+    make: Make, run_of: RunOf, tp: int, pp: int, cp: int, method: str, checkpointing: bool
+) -> None:
+    """Executed FLOPs per required FLOP do not depend on the layout, adapters copied to every GPU aside."""
+    llama = make("llama-3.1-8b", 8)
+    options = {"method": method, "max_length": 2048, "gradient_checkpointing": checkpointing}
+    alone, split = run_of(llama, **options), run_of(llama, num_gpus=tp * pp * cp, tp=tp, pp=pp, cp=cp, **options)
+    ratio = [executed_flops_per_step(llama, run) / model_flops_per_step(llama, run) for run in (alone, split)]
+    assert ratio[1] == pytest.approx(ratio[0], rel=1e-6 if method == "full" else 0.02)
+
+
+def test_parts_of_the_weights_are_the_whole(make: Make, run_of: RunOf) -> None:
+    """Norms are copied to every tensor-parallel GPU, nothing else is."""
+    llama = make("llama-3.1-8b")
+    run = run_of(llama, num_gpus=16, tp=4, pp=4, **FULL)
+    held = sum(
+        run.tp * count * local_architecture(llama, run, stage).total_params for stage, count in stages_counted(run)
+    )
+    norms = (2 * llama.num_layers + 1) * llama.hidden_size
+    assert held - llama.total_params == (run.tp - 1) * norms
+
+
+def test_few_key_value_heads_are_copied(make: Make, run_of: RunOf) -> None:
+    llama = make("llama-3.1-8b")
+    here = local_architecture(llama, run_of(llama, num_gpus=16, tp=16, gpus_per_node=16, **FULL), 0)
+    attention = here.groups[0].layer.attention
+    assert (attention.num_heads, attention.num_kv_heads) == (2, 1)
+    assert [linear.out_features for linear in attention.linears] == [256, 128, 128, 4096]
+
+
+@pytest.mark.parametrize("tokens_split", [False, True])
+def test_tensor_parallel_sends_what_megatron_sends(make: Make, run_of: RunOf, tokens_split: bool) -> None:
+    """Two all-reduces of b s h forward and two backward per layer, one less where the recomputation stops early;
+    with sequence parallelism each is a reduce-scatter and an all-gather, the same bytes (arXiv 2205.05198, 4.2.2).
+    """
+    llama = make("llama-3.1-8b")
+    run = run_of(llama, num_gpus=4, tp=4, sequence_parallel=tokens_split, **FULL)
+    whole = 2048 * 4096 * 2
+    names = ("tp.all_gather", "tp.reduce_scatter") if tokens_split else ("tp.all_reduce",)
+    for phase, expected in ((Phase.FORWARD, 65), (Phase.RECOMPUTE, 32), (Phase.BACKWARD, 65)):
+        sent = Counter()
+        for op in collectives(llama, run):
+            if op.phase is phase and op.bytes == whole:
+                sent[op.name] += op.count
+        assert set(sent) == set(names)
+        assert sent[names[-1]] == expected, "per layer two, and the embedding's or the head's"
+    assert all(op.blocking and (op.group, op.group_per_node) == (4, 4) for op in collectives(llama, run))
+
+
+def test_sequence_parallelism_divides_checkpoints(make: Make, run_of: RunOf) -> None:
+    """What a micro-batch keeps with full recomputation, 2 s b h bytes per layer, divides by t (arXiv 2205.05198)."""
+    deep, shallow = make("llama-3.1-8b", 32), make("llama-3.1-8b", 16)
+    whole = 16 * 2 * 2048 * 4096
+    for tokens_split, parts in ((False, 1), (True, 4)):
+        run = run_of(deep, num_gpus=4, tp=4, sequence_parallel=tokens_split, **FULL)
+        kept = [kept_bytes(local_architecture(llama, run, 0), run, "cuda") for llama in (deep, shallow)]
+        assert kept[0] - kept[1] == whole // parts
+
+
+def test_a_pipeline_sends_activations_and_their_gradients(make: Make, run_of: RunOf) -> None:
+    llama = make("llama-3.1-8b")
+    run = run_of(llama, num_gpus=32, pp=4, tp=8, gradient_accumulation_steps=16, **FULL)
+    size = 2048 * 4096 * 2 / 8
+    for stage, ways in ((0, {Phase.FORWARD}), (1, {Phase.FORWARD, Phase.BACKWARD}), (3, {Phase.BACKWARD})):
+        sends = [op for op in collectives(llama, run, stage) if op.name == "pp.send"]
+        assert {op.phase for op in sends} == ways
+        assert {(op.bytes, op.count, op.group_per_node) for op in sends} == {(size, 16, 1)}, "to another machine"
+
+
+def scheduled_in_flight(stages: int, micro_batches: int, stage: int) -> int:
+    """Most forwards ahead of backwards on a stage, from the order of 1F1B itself."""
+    warm = min(stages - stage - 1, micro_batches)
+    order = [1] * warm + [1, -1] * (micro_batches - warm) + [-1] * warm
+    held, most = 0, 0
+    for change in order:
+        held += change
+        most = max(most, held)
+    return most
+
+
+@given(stages=st.sampled_from((2, 4, 8)), micro_batches=st.integers(1, 32), data=st.data())
+def test_micro_batches_in_flight_are_those_of_the_schedule(
+    run_of: RunOf, make: Make, stages: int, micro_batches: int, data: st.DataObject
+) -> None:
+    llama, stage = make("llama-3.1-8b"), data.draw(st.integers(0, stages - 1))
+    run = run_of(llama, num_gpus=stages, pp=stages, gradient_accumulation_steps=micro_batches, **FULL)
+    assert micro_batches_in_flight(run, stage) == scheduled_in_flight(stages, micro_batches, stage)
+
+
+def test_interleaving_holds_more_by_the_papers_factor(make: Make, run_of: RunOf) -> None:
+    """The first stage holds 1 + (p - 1) / (p v) times the plain schedule's activations (arXiv 2205.05198, 4.2.3)."""
+    llama = make("llama-3.1-8b")
+    run = run_of(llama, num_gpus=4, pp=4, pp_interleave=2, gradient_accumulation_steps=16, **FULL)
+    assert micro_batches_in_flight(run, 0) == pytest.approx(4 * (1 + 3 / 8))
+
+
+def test_the_first_stage_keeps_more_and_the_last_has_the_logits(make: Make, run_of: RunOf) -> None:
+    llama = make("llama-3.1-70b")
+    options = {**FULL, "gradient_checkpointing": False, "gradient_accumulation_steps": 16}
+    run = run_of(llama, num_gpus=64, pp=8, tp=8, **options)
+    peaks = {}
+    for stage in (0, 1, 7):
+        places = stage_parts(llama, run, stage, "cuda")
+        peaks[stage] = {part: max(parts[part] for _, parts in places) for part in ("activations", "logits")}
+    assert peaks[0]["logits"] == peaks[1]["logits"] == 0
+    assert peaks[7]["logits"] > 0
+    assert peaks[0]["activations"] / peaks[7]["activations"] == pytest.approx(8, rel=0.15)
+    assert memory_timeline(llama, run).parts_bytes["activations"] == pytest.approx(peaks[0]["activations"], rel=0.05)
+
+
+@pytest.mark.parametrize("kind", ["ring", "ulysses"])
+def test_context_parallelism_divides_tokens_and_balances_attention(make: Make, run_of: RunOf, kind: str) -> None:
+    llama = make("llama-3.1-8b")
+    options = {"method": "full", "max_length": 32768}
+    alone = run_of(llama, **options)
+    split = run_of(llama, num_gpus=8, cp=8, cp_kind=kind, sharding="fsdp", **options)
+
+    def attention(run: Run) -> float:
+        return sum(op.total_flops for op in step_operations(llama, run) if op.kind is Kind.ATTENTION)
+
+    assert attention(split) == pytest.approx(attention(alone) / 8)
+    kv, q = 2 * 8 * 128 * 2 * 4096, 2 * 32 * 128 * 2 * 4096
+    sent = {op.phase: op.total_bytes for op in collectives(llama, split) if op.name.startswith("cp.")}
+    expected = 7 * kv if kind == "ring" else q + kv
+    assert sent[Phase.FORWARD] == pytest.approx(32 * expected)
+
+
+def test_sharding_runs_over_the_gpus_that_share_the_shapes(make: Make, run_of: RunOf) -> None:
+    """16 GPUs as tp 2 x pp 2 x cp 2 x dp 2: states are dealt out to the four that hold the same shapes."""
+    llama = make("llama-3.1-8b")
+    run = run_of(llama, num_gpus=16, tp=2, pp=2, cp=2, sharding="fsdp", **FULL)
+    gathers = [op for op in collectives(llama, run) if op.name == "all_gather"]
+    assert {(op.group, op.group_per_node) for op in gathers} == {(4, 4)}
+    spread = run_of(llama, num_gpus=64, tp=8, sharding="fsdp", **FULL)
+    assert {op.group_per_node for op in collectives(llama, spread) if op.name == "all_gather"} == {1}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_gpus": 8, "tp": 3}, r"--tp 3 x --pp 1 x --cp 1 takes 3 GPUs.*multiple of 3"),
+        ({"num_gpus": 16, "tp": 16}, r"--tp 16 must divide the 8 GPUs"),
+        ({"num_gpus": 3, "pp": 3}, r"--pp 3 .*32 layers"),
+        ({"num_gpus": 8, "pp_interleave": 2}, r"--pp-interleave 2 needs --pp"),
+        ({"num_gpus": 16, "cp": 16, "cp_kind": "ulysses", "gpus_per_node": 16}, r"8 key-value heads.*--cp-kind ring"),
+        ({"num_gpus": 4, "tp": 4, "sharding": "fsdp"}, r"lower --tp or --pp, or leave --sharding out"),
+        ({"num_gpus": 8, "pp": 4, "sharding": "zero2"}, r"--sharding zero2 reduces"),
+        ({"num_gpus": 4, "cp": 4, "max_length": 1001}, r"--cp 4 deals out"),
+    ],
+)
+def test_layouts_that_exclude_themselves_are_told_in_one_sentence(
+    make: Make, run_of: RunOf, options: dict[str, object], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        run_of(make("llama-3.1-8b"), method="full", **options)
+
+
+def test_what_is_not_built_is_refused_by_name(make: Make, run_of: RunOf) -> None:
+    with pytest.raises(NotSupportedError, match="quantized base"):
+        run_of(make("llama-3.1-8b"), method="qlora", num_gpus=2, tp=2)
+    with pytest.raises(NotSupportedError, match="ties its head"):
+        run_of(make("qwen3-0.6b"), method="full", num_gpus=2, pp=2)
