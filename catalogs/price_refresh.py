@@ -160,8 +160,11 @@ def _one_provider(gpuhunt: Any, catalog: Any, provider: str, timeout_s: float) -
         return found
 
     listings, why = _attempt(ask, timeout_s)
-    if why or not listings:
-        return why or "it listed nothing"
+    if why:
+        return why
+    if not listings:
+        local = CATALOG_DIR in os.environ or provider in catalog.catalog or provider in ASKED_PROVIDERS
+        return "it listed nothing" if local else "its list could not be downloaded"
     source = f"gpuhunt {getattr(gpuhunt, '__version__', '')}".strip() + f", {provider} list"
     return rows_from_listings(provider, listings, _day_of(catalog, provider), source)
 

@@ -210,9 +210,7 @@ def test_a_provider_that_hangs_is_given_up() -> None:
     def hang() -> None:
         time.sleep(30)
 
-    started = time.monotonic()
     assert _attempt(hang, 0.01) == (None, "no answer within 0.01 s")
-    assert time.monotonic() - started < 30
 
 
 def test_without_gpuhunt_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
