@@ -133,11 +133,11 @@ def book_of(offers: Iterable[Offer], sources: Sequence[str] = ("shipped snapshot
 
 def refreshed_book(cached: CachedPrices) -> PriceBook:
     """The book of a refresh: of each provider only the newest list counts, so what has gone from it is history."""
-    newest: dict[str, str] = {}
-    for offer in cached.offers:
+    offers, newest = cached.offers, dict[str, str]()
+    for offer in offers:
         newest[offer.provider] = max(newest.get(offer.provider, ""), offer.snapshot_date)
-    listed = tuple(o for o in cached.offers if o.snapshot_date == newest[o.provider])
-    return PriceBook(offers=cached.offers, sources=(cached.source,), current=current_offers(listed))
+    listed = tuple(offer for offer in offers if offer.snapshot_date == newest[offer.provider])
+    return PriceBook(offers=offers, sources=(cached.source,), current=current_offers(listed))
 
 
 def layered(upper: PriceBook, lower: PriceBook, *, whole_providers: bool) -> PriceBook:

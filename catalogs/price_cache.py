@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ class CachedPrices:
     @property
     def offers(self) -> tuple[Offer, ...]:
         """The rows as offers of the refreshed layer."""
-        return tuple(replace(offer, layer="refreshed") for offer in parse_offers(self.rows))
+        return parse_offers(self.rows, layer="refreshed")
 
 
 def default_cache_dir() -> Path:

@@ -12,7 +12,6 @@ import csv
 import io
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from datetime import date
 from pathlib import Path
 
@@ -42,7 +41,7 @@ def read_price_file(path: Path) -> tuple[Offer, ...]:
     rows = [_checked(_Line(path, reader.line_num, raw)) for raw in reader]
     if not rows:
         raise InputError(f"Price file {path} has no rows; give one line per price under the header.")
-    return tuple(replace(offer, layer="user") for offer in parse_offers(rows))
+    return parse_offers(rows, layer="user")
 
 
 def known_columns() -> tuple[str, ...]:

@@ -143,9 +143,9 @@ def load_prices() -> tuple[Offer, ...]:
     return parse_offers(read_rows("prices.csv"))
 
 
-def parse_offers(rows: Iterable[Row]) -> tuple[Offer, ...]:
+def parse_offers(rows: Iterable[Row], layer: str = "shipped") -> tuple[Offer, ...]:
     """Offers from rows with the columns of `prices.csv`; the loader's own columns may be missing."""
-    return tuple(_offer(index, row) for index, row in enumerate(rows))
+    return tuple(_offer(index, row, layer) for index, row in enumerate(rows))
 
 
 @cache
@@ -268,7 +268,7 @@ def _upfront_usd_per_h(row: Row) -> float:
     return upfront / (months * HOURS_PER_MONTH) if upfront and months else 0.0
 
 
-def _offer(index: int, row: Row) -> Offer:
+def _offer(index: int, row: Row, layer: str) -> Offer:
     listed_count = int(row["gpu_count"])
     gpu_count = int(row.get("instance_gpus") or listed_count)
     upfront_usd_per_h = _upfront_usd_per_h(row)
@@ -294,7 +294,8 @@ def _offer(index: int, row: Row) -> Offer:
         why_not_rankable=row.get("why_not_rankable") or _family_reason(row["gpu_canonical_id"]),
         term_months=number(row.get("term_months", "")),
         upfront_usd=(number(row.get("upfront_usd", "")) or 0.0) * gpu_count / listed_count,
-        raw=dict(row),
+        layer=layer,
+        raw=row,
     )
 
 
