@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 Line = tuple[str, str, str]
 PART_WORDS = {"other_machines": "other machines"}
+SMALLEST_SHOWN_USD = 0.005
+"""Parts of the cost that would print as $0.00 are left to the JSON."""
 NEVER_SHARE = 0.9995
 """A break-even share of machines per month that prints as 100%: interruptions cannot make it worth while."""
 
@@ -33,7 +35,7 @@ def phase_words(phase: Phase) -> str:
 
 def cost_rows(whole: WholeRun) -> Iterable[Line]:
     """The parts of the cost where there is more than one, and the electricity of a machine of one's own."""
-    parts = whole.cost_parts_usd
+    parts = {name: usd for name, usd in whole.cost_parts_usd.items() if usd >= SMALLEST_SHOWN_USD}
     if len(parts) > 1:
         for name, usd in parts.items():
             yield f"  {PART_WORDS.get(name, name)}", dollars(usd), paid_words(whole) if name == "rent" else ""

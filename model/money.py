@@ -51,8 +51,9 @@ def with_money(
         result.architecture,
         result.run,
         amount,
-        forward_frac=forward_share(result, timing, options),
+        forward_frac=forward_share(result.architecture, result.run, timing, options, question.source),
         platform=target.platform,
+        source=question.source,
     )
     price, whole = cheapest_run(work, result, question, target, rates, prices)
     return replace(

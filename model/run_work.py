@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from tunecast.catalogs.errors import UnknownNameError
+from tunecast.catalogs.errors import InputError
 from tunecast.catalogs.models import find_model
 from tunecast.model.amount import Amount
 from tunecast.model.architecture import Architecture
-from tunecast.model.forecast import Forecast
-from tunecast.model.inventory import step_operations
 from tunecast.model.operation import Phase
-from tunecast.model.optimizer import optimizer_state_bytes, trainable_params, trained_dtype
+from tunecast.model.optimizer import ADAM_STATES, Trained, bnb_state_bytes, optimizer_state_bytes, trained_dtype
+from tunecast.model.optimizer_bnb import BITSANDBYTES
 from tunecast.model.phases import Work
 from tunecast.model.run import Run
 from tunecast.model.stacks import load_stacks
+from tunecast.model.step_source import StepSource, operations_of, trainable_params_of
 from tunecast.model.time import StepTime
 from tunecast.model.units import DTYPE_BYTES
 from tunecast.model.whole_run_options import WholeRunOptions
@@ -28,32 +28,55 @@ def published_bytes(name: str, total_params: int) -> float:
     """Bytes of the published weights: the catalog's figure, else 16 bits per parameter."""
     try:
         stored = find_model(name).download_bytes
-    except UnknownNameError:
+    except InputError:
         stored = None
     return float(stored or PUBLISHED_BYTES_PER_PARAM * total_params)
 
 
-def saved_bytes(architecture: Architecture, run: Run) -> float:
-    """The final save: trained tensors in their own dtype (adapter, or the whole model)."""
-    return float(trainable_params(architecture, run) * DTYPE_BYTES[trained_dtype(run)])
+def state_bytes(architecture: Architecture, run: Run, trained: int, source: StepSource | None) -> float:
+    """The optimizer's state as a checkpoint holds it, paged or not.
+
+    Of a traced run only the number of trained parameters is known: then as if they were one tensor.
+    """
+    if source is None:
+        return float(optimizer_state_bytes(architecture, run, platform="cpu"))
+    if run.optim == "sgd":
+        return 0.0
+    if run.optim in BITSANDBYTES:
+        one = [Trained(elements=trained, is_matrix=True)]
+        return float(bnb_state_bytes(one, BITSANDBYTES[run.optim], can_page=False))
+    return float(ADAM_STATES * trained * DTYPE_BYTES[trained_dtype(run)])
 
 
-def forward_share(result: Forecast, timing: StepTime | None, options: WholeRunOptions) -> float:
+def forward_share(
+    architecture: Architecture,
+    run: Run,
+    timing: StepTime | None,
+    options: WholeRunOptions,
+    source: StepSource | None = None,
+) -> float:
     """Forward pass over the whole step in time; by FLOPs where only a speed was given; 0 where nothing asks for it."""
     if options.eval_samples is None:
         return 0.0
     if timing is not None and "forward" in timing.phases_s:
         return timing.phases_s["forward"] / timing.step_time_s.value
-    operations = step_operations(result.architecture, result.run)
+    operations = operations_of(architecture, run, source=source)
     forward = sum(o.total_flops for o in operations if o.phase is Phase.FORWARD)
     return forward / sum(o.total_flops for o in operations)
 
 
 def work_of(
-    architecture: Architecture, run: Run, amount: Amount, *, forward_frac: float, platform: str = "cuda"
+    architecture: Architecture,
+    run: Run,
+    amount: Amount,
+    *,
+    forward_frac: float,
+    platform: str = "cuda",
+    source: StepSource | None = None,
 ) -> Work:
     """The amounts of one run; `forward_frac` is the forward pass over the whole step, in time."""
-    saved = saved_bytes(architecture, run)
+    trained = trainable_params_of(architecture, run, platform=platform, source=source)
+    saved = float(trained * DTYPE_BYTES[trained_dtype(run)])
     tokens = float(amount.steps * run.tokens_per_step)
     return Work(
         steps=amount.steps,
@@ -67,7 +90,7 @@ def work_of(
         quantized=run.bnb_4bit_quant_type is not None,
         on_cpu=platform == "cpu",
         model_bytes=saved,
-        checkpoint_bytes=saved + optimizer_state_bytes(architecture, run, platform=platform),
+        checkpoint_bytes=saved + state_bytes(architecture, run, trained, source),
         forward_frac=forward_frac,
         compiles=bool(load_stacks()[run.stack].get("compiles", False)),
     )
