@@ -38,8 +38,15 @@ class Step:
         """The dtype of a product's result."""
         return self.autocast_dtype or self.run.dtype
 
+    @property
+    def stream_dtype(self) -> str:
+        """The dtype of embedded tokens, which the residual stream inherits."""
+        return self.run.adapter_dtype if "embed_tokens" in self.run.modules_to_save else self.run.dtype
+
     def weight(self, name: str, elements: int) -> Tensor:
-        """A base parameter, trained only by a full fine-tune."""
+        """A base parameter, trained by a full fine-tune, or whole beside adapters in a copy of their dtype."""
+        if name in self.run.modules_to_save:
+            return Tensor(elements, self.run.adapter_dtype, None, leaf=name)
         leaf = None if self.run.has_adapters else name
         return Tensor(elements, self.run.dtype, None, leaf=leaf)
 

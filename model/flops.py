@@ -43,8 +43,8 @@ def expert_flops_per_token(layer: Layer, run: Run) -> float:
 
 def head_flops_per_token(architecture: Architecture, run: Run) -> float:
     """Required FLOPs per token of the output head over the whole vocabulary, tied or not."""
-    passes = FROZEN_PASSES if run.has_adapters else TRAINED_PASSES
-    return 2.0 * passes * architecture.embedding_params
+    frozen = run.has_adapters and "lm_head" not in run.modules_to_save
+    return 2.0 * (FROZEN_PASSES if frozen else TRAINED_PASSES) * architecture.embedding_params
 
 
 def attention_flops_per_sample(attention: Attention, length: int) -> float:

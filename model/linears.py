@@ -86,7 +86,8 @@ def linear_map(step: Step, where: str, linear: Linear, x: Tensor) -> Tensor:
     down = step.adapter(f"{where}.{linear.name}.lora_A", rank * linear.in_features)
     up = step.adapter(f"{where}.{linear.name}.lora_B", linear.out_features * rank)
     low = product(step, f"{linear.name}.lora_A", dropped, down, k=linear.in_features, n=rank)
-    delta = product(step, f"{linear.name}.lora_B", low, up, k=rank, n=linear.out_features)
+    bias = step.adapter(f"{where}.{linear.name}.lora_B.bias", linear.out_features) if step.run.lora_bias else None
+    delta = product(step, f"{linear.name}.lora_B", low, up, k=rank, n=linear.out_features, bias=bias)
     delta = ops.scale(tape, delta, name="adapter_scale")
     if by_bitsandbytes(step) and not unconverted(step):
         delta = ops.cast(tape, delta, dtype)

@@ -5,8 +5,16 @@ Every tensor is rounded up to the allocator's block, as ``torch.cuda.memory_allo
 
 from __future__ import annotations
 
+import itertools
+
 from tunecast.model.architecture import Architecture, Layer, Linear
-from tunecast.model.optimizer import optimizer_state_bytes, stored_bytes, trained_dtype, trained_tensors
+from tunecast.model.optimizer import (
+    optimizer_state_bytes,
+    saved_tensors,
+    stored_bytes,
+    trained_dtype,
+    trained_tensors,
+)
 from tunecast.model.primitives_heavy import CODE_ENTRIES, NESTED_BLOCK, QUANT_BLOCK
 from tunecast.model.quantized import gptq_bytes, gptq_packed_bytes, is_gptq, weight_bits
 from tunecast.model.run import Run
@@ -82,11 +90,12 @@ def static_parts(architecture: Architecture, run: Run, *, platform: str = "cuda"
     quantized = sum(group.count * layer_quantized_bytes(group.layer, run) for group in groups)
     shared_code = allocated_bytes(4 * CODE_ENTRIES) if quantized and run.double_quant else 0
     layers = sum(group.count * layer_weight_bytes(group.layer, hidden, run) for group in groups)
-    adapters = stored_bytes(trained_tensors(architecture, run), trained_dtype(run)) if run.has_adapters else 0
+    saved = stored_bytes(itertools.chain(*saved_tensors(architecture, run)), trained_dtype(run))
+    trained = stored_bytes(trained_tensors(architecture, run), trained_dtype(run)) if run.has_adapters else saved
     return {
-        "weights": root_weight_bytes(architecture, run) + layers + buffer_bytes(architecture),
+        "weights": (root_weight_bytes(architecture, run) + layers) * master_ratio(run) + buffer_bytes(architecture) + saved,
         "quantized": quantized + shared_code,
-        "adapters": adapters,
+        "adapters": trained - saved,
         "optimizer_state": optimizer_state_bytes(architecture, run, platform=platform),
         "activations": 2 * allocated_bytes(8 * run.tokens_per_micro_batch),
     }

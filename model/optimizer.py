@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tunecast.model.architecture import Architecture, Layer
 from tunecast.model.operation import Kind, Operation, Phase
@@ -53,13 +53,31 @@ class Trained:
 
 
 def adapter_tensors(layer: Layer, run: Run) -> list[Trained]:
-    """lora_A and lora_B of every target in a layer."""
+    """Adapters of a layer: those of linear maps, and those of stacked experts."""
+    stacked = layer.mlp.adapter_sizes(run.lora_target_modules, run.lora_r)
+    return [*linear_adapters(layer, run), *(Trained(elements=size, is_matrix=True) for size in stacked)]
+
+
+def linear_adapters(layer: Layer, run: Run) -> list[Trained]:
+    """lora_A and lora_B of every target in a layer, with the bias of lora_B and DoRA's magnitudes if there are."""
+    vectors = int(run.lora_bias) + int(run.use_dora)
     return [
         Trained(elements=run.lora_r * width, is_matrix=True)
         for linear in layer.linears
         if linear.name in run.lora_target_modules
-        for width in (linear.in_features, linear.out_features)
+        for tensor in (
+            Trained(elements=run.lora_r * linear.in_features, is_matrix=True),
+            Trained(elements=run.lora_r * linear.out_features, is_matrix=True),
+            *[Trained(elements=linear.out_features, is_matrix=False)] * vectors,
+        )
     ]
+
+
+def saved_tensors(architecture: Architecture, run: Run) -> tuple[list[Trained], list[Trained]]:
+    """Modules trained whole beside adapters: those before the layers, and those after."""
+    table = Trained(elements=architecture.embedding_params, is_matrix=True, is_embedding=True)
+    before = [table] if "embed_tokens" in run.modules_to_save else []
+    return before, [replace(table, is_embedding=False)] if "lm_head" in run.modules_to_save else []
 
 
 def base_tensors(layer: Layer, hidden_size: int) -> list[Trained]:
@@ -80,7 +98,9 @@ def base_tensors(layer: Layer, hidden_size: int) -> list[Trained]:
 def trained_tensors(architecture: Architecture, run: Run) -> list[Trained]:
     """Every trained tensor in the model's order: adapters, or the whole model in a full fine-tune."""
     if run.has_adapters:
-        return [tensor for group in architecture.groups for tensor in adapter_tensors(group.layer, run) * group.count]
+        before, after = saved_tensors(architecture, run)
+        layers = [tensor for group in architecture.groups for tensor in adapter_tensors(group.layer, run) * group.count]
+        return [*before, *layers, *after]
     hidden = architecture.hidden_size
     layers = [tensor for group in architecture.groups for tensor in base_tensors(group.layer, hidden) * group.count]
     entry, end = (

@@ -9,7 +9,8 @@ from tunecast.model.architecture import Architecture
 from tunecast.model.resolve_parallel import Fields
 
 ADAPTER_SWITCHES = ("use_dora", "use_rslora", "lora_bias")
-UNBUILT_VARIANTS = ("use_dora", "lora_bias", "modules_to_save", "checkpoint_every")
+UNBUILT_VARIANTS = ("use_dora", "checkpoint_every")
+WHOLE_WEIGHTS = ("none", "ddp", "zero1", "zero2")
 ROOT_MODULES = ("embed_tokens", "lm_head")
 """Modules outside the layers that may be trained whole beside adapters."""
 
@@ -31,6 +32,11 @@ def take_variants(fields: Fields, architecture: Architecture, whole_number: Any)
     if fields.values["modules_to_save"] and fields.values["loss_type"] != "nll":
         raise NotSupportedError(
             f"--modules-to-save with --loss-type {fields.values['loss_type']} is not built yet; use --loss-type nll."
+        )
+    sharding = fields.values["sharding"]
+    if fields.values["modules_to_save"] and sharding not in WHOLE_WEIGHTS:
+        raise NotSupportedError(
+            f"--modules-to-save with --sharding {sharding} is not built yet; use --sharding ddp, zero1 or zero2."
         )
     take_checkpoints(fields, whole_number)
 

@@ -74,7 +74,7 @@ def attention_mask(step: Step) -> Tensor | None:
     if run.attn_implementation != "eager":
         return heavy.sliding_mask(step.tape, run.max_length)
     sliding = any(block.window is not None and run.max_length >= block.window for block in blocks)
-    return additive_mask(step.tape, run.per_device_train_batch_size, run.max_length, run.dtype, sliding=sliding)
+    return additive_mask(step.tape, run.per_device_train_batch_size, run.max_length, step.stream_dtype, sliding=sliding)
 
 
 def shared_tables(step: Step) -> Tables:
@@ -107,7 +107,7 @@ def rotary_waves(step: Step, positions: Tensor) -> tuple[Tensor, Tensor]:
         waves.append(ops.elementwise(tape, f"positions.{name}", (wave,), length * head_dim, "fp32"))
     if step.architecture.rotary_wide:
         return waves[0], waves[1]
-    cos, sin = (ops.cast(tape, wave, step.run.dtype, name="positions.cast") for wave in waves)
+    cos, sin = (ops.cast(tape, wave, step.stream_dtype, name="positions.cast") for wave in waves)
     return cos, sin
 
 
@@ -121,7 +121,7 @@ def embedded_input(step: Step, ids: Tensor) -> Tensor:
     if architecture.embedding_scale == "table":
         x = ops.scale(step.tape, x, name="embedding_scale")
     x = leave_block(step, x)
-    if step.run.has_adapters and step.run.gradient_checkpointing:
+    if step.run.has_adapters and step.run.gradient_checkpointing and x.node is None:
         x.leaf = EMBEDDED_LEAF
     return x
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from tunecast.calibrate.bitsandbytes_setup import quiet_bitsandbytes
-from tunecast.calibrate.trace import fakes, flash, hf, kernels
+from tunecast.calibrate.trace import dora, fakes, flash, hf, kernels
 from tunecast.calibrate.trace.ledger import Ledger, Peak
 from tunecast.calibrate.trace.recorder import Recorder, follow, watching
 from tunecast.calibrate.trace.result import TensorSpec, Trace, timeline
@@ -55,7 +55,7 @@ def trace_depth(architecture: Architecture, run: Run, num_layers: int, *, platfo
 
 def _meta_model(architecture: Architecture, run: Run, num_layers: int, recorder: Recorder) -> Any:
     quiet_bitsandbytes()
-    with warnings.catch_warnings(), flash.without_the_package():
+    with warnings.catch_warnings(), flash.without_the_package(), dora.without_values():
         warnings.simplefilter("ignore", FutureWarning)  # transformers tells its own callers what to rename.
         warnings.simplefilter("ignore", UserWarning)  # PEFT tells what it sets by itself (GPT-2's fan_in_fan_out).
         warnings.simplefilter("ignore", RuntimeWarning)  # PEFT's own patterns for stacked experts of some families.
@@ -119,6 +119,7 @@ def _fake_mode(platform: str) -> Iterator[None]:
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        stack.enter_context(dora.without_values())
         stack.enter_context(flash.without_the_package())
         # Plain functions: a Mock would keep the tensors it was called with alive.
         stack.enter_context(mock.patch.object(transformers.masking_utils, "is_tracing", _never_tracing))

@@ -35,7 +35,19 @@ CHECKPOINTS = [
     (PLAIN, {"activation_offloading": True, "reentrant": True, "method": "qlora", "adapter_dtype": "bf16"}),
 ]
 
-CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [*CHECKPOINTS]
+SAVED = {"lora_target_modules": "q_proj,v_proj", "modules_to_save": "embed_tokens,lm_head"}
+ADAPTERS = [
+    (PLAIN, SAVED),
+    (PLAIN, {**SAVED, "modules_to_save": "lm_head", "gradient_checkpointing": False}),
+    (PLAIN, {**SAVED, "modules_to_save": "embed_tokens", "gradient_checkpointing": False, "method": "qlora"}),
+    (PLAIN, {**SAVED, "attn_implementation": "eager"}),
+    (PLAIN, {**SAVED, "adapter_dtype": "bf16", "gradient_accumulation_steps": 2}),
+    (DEEP, {**SAVED, "method": "qlora", "optim": "adamw_8bit"}),
+    (PLAIN, {"lora_target_modules": "q_proj,down_proj", "lora_bias": True, "use_rslora": True}),
+    (BIASED, {"lora_target_modules": "q_proj,down_proj", "lora_bias": True, "method": "qlora", "lora_r": 32}),
+]
+
+CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [*CHECKPOINTS, *ADAPTERS]
 
 
 def totals(operations: Iterable[Operation], *, reentrant: bool) -> dict[tuple[str, str], Counter[str]]:
