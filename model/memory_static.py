@@ -93,7 +93,7 @@ def static_parts(architecture: Architecture, run: Run, *, platform: str = "cuda"
     saved = stored_bytes(itertools.chain(*saved_tensors(architecture, run)), trained_dtype(run))
     trained = stored_bytes(trained_tensors(architecture, run), trained_dtype(run)) if run.has_adapters else saved
     return {
-        "weights": (root_weight_bytes(architecture, run) + layers) * master_ratio(run) + buffer_bytes(architecture) + saved,
+        "weights": root_weight_bytes(architecture, run) + layers + buffer_bytes(architecture) + saved,
         "quantized": quantized + shared_code,
         "adapters": trained - saved,
         "optimizer_state": optimizer_state_bytes(architecture, run, platform=platform),

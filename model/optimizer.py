@@ -62,7 +62,7 @@ def linear_adapters(layer: Layer, run: Run) -> list[Trained]:
     """lora_A and lora_B of every target in a layer, with the bias of lora_B and DoRA's magnitudes if there are."""
     vectors = int(run.lora_bias) + int(run.use_dora)
     return [
-        Trained(elements=run.lora_r * width, is_matrix=True)
+        tensor
         for linear in layer.linears
         if linear.name in run.lora_target_modules
         for tensor in (
