@@ -151,6 +151,8 @@ def _options(row: dict[str, str]) -> dict[str, Any]:
     if options["num_gpus"] > 1 and options.get("sharding") == "fsdp":
         # TRL prepares no 4-bit base that FSDP shards (``is_sharded_qlora`` in its ``SFTTrainer``).
         options.pop("upcast_non_quantized", None)
+    if upcast_by_accelerate(row, options):
+        options["master_dtype"] = "fp32"
     if options["method"] == "full":
         options.pop("lora_dropout", None)
     else:
@@ -181,6 +183,17 @@ def _stack(row: dict[str, str]) -> str:
         if row["framework"].startswith(prefix):
             return str(label)
     raise _SkipRowError(f"framework {row['framework']!r} is not in the vocabulary")
+
+
+def upcast_by_accelerate(row: dict[str, str], options: dict[str, Any]) -> bool:
+    """Whether accelerate turned trained weights into fp32 shards: the Trainer's FSDP under mixed precision does.
+
+    Source: accelerate 0.28 and later, ``Accelerator.prepare_model`` ("Upcasted low precision parameters").
+    """
+    trainer = "fms-hf-tuning" in row.get("framework", "")
+    sharded = options["num_gpus"] > 1 and options.get("sharding") == "fsdp"
+    mixed = str(options.get("precision")).endswith("-autocast")
+    return trainer and sharded and mixed and options["method"] == "full"
 
 
 def _framework_options(framework: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from tunecast.model.architecture import Architecture
-from tunecast.model.memory_static import layer_packed_bytes, static_parts
+from tunecast.model.memory_static import layer_packed_bytes, master_ratio, static_parts
 from tunecast.model.operation import Phase
 from tunecast.model.optimizer import stored_bytes, trained_dtype, trained_tensors, update_scratch_bytes
 from tunecast.model.parallel import is_split, local_architecture, local_run
@@ -184,7 +184,8 @@ def whole_places(architecture: Architecture, run: Run, *, platform: str = "cuda"
     static = {**dict.fromkeys(PARTS, 0), **static_parts(architecture, run, platform=platform)}
     nothing = dict.fromkeys(PARTS, 0)
     places: list[tuple[Place, Parts]] = [(("load", "outside", False), nothing)]
-    places += step_peaks(architecture, run, platform).items()
+    for place, extra in step_peaks(architecture, run, platform).items():
+        places.append((place, {**extra, "gradients": extra["gradients"] * master_ratio(run)}))
     places.append((("optimizer", "outside", False), update_peak(architecture, run, platform)))
     return [(place, {part: static[part] + extra[part] for part in PARTS}) for place, extra in places]
 

@@ -84,6 +84,11 @@ def buffer_bytes(architecture: Architecture) -> int:
     return architecture.rotary_sets * ROTARY_BUFFERS * allocated_bytes(4 * head_dim // 2) + scale
 
 
+def master_ratio(run: Run) -> int:
+    """Bytes of a stored weight over those it multiplies with: 2 where fp32 shards are gathered in 16 bits."""
+    return DTYPE_BYTES[run.master_dtype or run.dtype] // DTYPE_BYTES[run.dtype]
+
+
 def static_parts(architecture: Architecture, run: Run, *, platform: str = "cuda") -> dict[str, int]:
     """Bytes at rest between steps on one unsharded GPU, by part; the batch's ids and labels are activations."""
     groups, hidden = architecture.groups, architecture.hidden_size
@@ -93,7 +98,7 @@ def static_parts(architecture: Architecture, run: Run, *, platform: str = "cuda"
     saved = stored_bytes(itertools.chain(*saved_tensors(architecture, run)), trained_dtype(run))
     trained = stored_bytes(trained_tensors(architecture, run), trained_dtype(run)) if run.has_adapters else saved
     return {
-        "weights": root_weight_bytes(architecture, run) + layers + buffer_bytes(architecture) + saved,
+        "weights": (root_weight_bytes(architecture, run) + layers) * master_ratio(run) + buffer_bytes(architecture) + saved,
         "quantized": quantized + shared_code,
         "adapters": trained - saved,
         "optimizer_state": optimizer_state_bytes(architecture, run, platform=platform),

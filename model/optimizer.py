@@ -104,9 +104,14 @@ def trained_tensors(architecture: Architecture, run: Run) -> list[Trained]:
     return [*entry, *layers, *end]
 
 
+def gradient_dtype(run: Run) -> str:
+    """The dtype gradients are made and reduced in: that of what multiplies."""
+    return run.adapter_dtype if run.has_adapters else run.dtype
+
+
 def trained_dtype(run: Run) -> str:
     """Storage of trained parameters, their gradients and their optimizer state."""
-    return run.adapter_dtype if run.has_adapters else run.dtype
+    return run.adapter_dtype if run.has_adapters else run.master_dtype or run.dtype
 
 
 def trainable_params(architecture: Architecture, run: Run) -> int:

@@ -21,8 +21,8 @@ from tunecast.model.units import GIGA
 from tunecast.model.value import Z80
 
 PRIORS_SCHEMA = "tunecast.priors/1"
-TILE = 128
-"""Side of the output tile that a partial wave is counted in."""
+TILE_ELEMENTS = {"bf16": 128 * 128, "fp16": 128 * 128, "fp32": 128 * 32}
+"""Output tile that a partial wave is counted in; cuBLAS's fp32 kernels for thin results are ``sgemm_128x32``."""
 PCIE_BYTES_PER_S_PER_LANE = {3: 0.985 * GIGA, 4: 1.969 * GIGA, 5: 3.938 * GIGA}
 """One direction, after 128b/130b encoding (PCI-SIG base specifications 3.0 to 5.0)."""
 
@@ -40,12 +40,12 @@ def datasheet_factors(gpu: Gpu, beliefs: Mapping[str, Any]) -> FactorSet:
     floor_s = float(beliefs["kernel_floor_s"]["value"])
     moved = {"bytes_per_s": gpu.bandwidth_bytes_per_s, "t0_s": floor_s}
     curves = {"memory": _curve("bandwidth", moved), "dequant": _curve("bandwidth", moved)}
-    wave = float(beliefs["partial_wave"]["value"]) * TILE * TILE * (gpu.sm_count or 0)
-    for dtype in ("bf16", "fp16", "fp32"):
+    wave = float(beliefs["partial_wave"]["value"]) * (gpu.sm_count or 0)
+    for dtype, tile in TILE_ELEMENTS.items():
         peak = gpu.peaks.get(dtype)
         if peak is None:
             continue
-        gemm = {"flops_per_s": peak, "bytes_per_s": gpu.bandwidth_bytes_per_s, "t0_s": floor_s, "area": wave}
+        gemm = {"flops_per_s": peak, "bytes_per_s": gpu.bandwidth_bytes_per_s, "t0_s": floor_s, "area": wave * tile}
         curves[f"gemm.{dtype}"] = _curve("gemm", gemm)
         curves[f"attention.{dtype}.forward"] = _curve("attention", {"flops_per_s": peak, "t0_s": floor_s})
     link = link_bytes_per_s(gpu)

@@ -14,7 +14,7 @@ from typing import Any
 from tunecast.catalogs.errors import InputError, NotSupportedError, UnknownNameError
 from tunecast.model.architecture import Architecture
 from tunecast.model.resolve_adapters import take_variants
-from tunecast.model.resolve_kernels import check_gptq_dtypes, take_kernels, take_quantization
+from tunecast.model.resolve_kernels import check_gptq_dtypes, take_kernels, take_master, take_quantization
 from tunecast.model.resolve_parallel import take_parallel
 from tunecast.model.run import Run
 from tunecast.model.stacks import (
@@ -273,6 +273,7 @@ def resolve_run(
     check_gptq_dtypes(fields.values)
     take_parallel(fields, architecture, whole_number)
     take_variants(fields, architecture, whole_number)
+    take_master(fields)
     if fields.values["num_gpus"] == 1:
         fields.put("fsdp_version", Run(method="full").fsdp_version, "stack-default")
     _note_window(fields, architecture)

@@ -8,7 +8,7 @@ from typing import Any
 from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.architecture import Architecture, Mlp
 from tunecast.model.fused import FUSED_KERNELS
-from tunecast.model.resolve_parallel import Fields
+from tunecast.model.resolve_parallel import FSDP, Fields
 from tunecast.model.stacks import HF_CODES, QUANT_TYPES, built_choice, one_of
 
 FUSED_LORA_BASES = (None, "bnb-4bit", "gptq-4bit", "gptq-8bit")
@@ -42,6 +42,22 @@ def take_quantization(fields: Fields, defaults: Mapping[str, Any]) -> dict[str, 
             "--upcast-non-quantized was asked for, but PEFT's preparation leaves a GPTQ model as it is; leave it out."
         )
     return {**defaults, **GPTQ_DTYPES} if method.startswith("gptq") else dict(defaults)
+
+
+def take_master(fields: Fields) -> None:
+    """fp32 shards of a model that computes in 16 bits: only where FSDP trains it whole."""
+    values = fields.values
+    given = fields.take("master_dtype", None, "stack-default")
+    fields.values["master_dtype"] = None if given in (None, "none") else one_of("master-dtype", given, ("fp32",))
+    if fields.values["master_dtype"] is None:
+        return
+    if values["method"] != "full" or values["num_gpus"] == 1 or values["sharding"] not in FSDP:
+        raise InputError(
+            f"--master-dtype fp32 says what FSDP keeps of a model trained whole, but --method is {values['method']} "
+            f"and --sharding {values['sharding']}; leave it out."
+        )
+    if values["dtype"] == "fp32":
+        raise InputError("--master-dtype fp32 adds nothing to --dtype fp32; leave it out.")
 
 
 def check_gptq_dtypes(values: Mapping[str, Any]) -> None:

@@ -32,6 +32,9 @@ class Run:
     """Storage of adapter weights, gradients and optimizer state: ``fp32``, ``bf16`` or ``fp16``."""
     dtype: str = "bf16"
     """Storage of unquantized base weights: ``bf16``, ``fp16`` or ``fp32``."""
+    master_dtype: str | None = None
+    """``fp32`` where sharded weights, gradients and states of a full fine-tune are, and only what is gathered is
+    `dtype` (FSDP's mixed precision)."""
     precision: str = "bf16-autocast"
     """``bf16-autocast``, ``fp16-autocast``, ``bf16``, ``fp16`` (pure) or ``fp32``."""
     bnb_4bit_quant_type: str | None = None

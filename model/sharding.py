@@ -35,7 +35,7 @@ from dataclasses import dataclass, replace
 from tunecast.model.architecture import Architecture
 from tunecast.model.memory_static import layer_packed_bytes, layer_weight_bytes, root_weight_bytes
 from tunecast.model.operation import Kind, Operation, Phase
-from tunecast.model.optimizer import Trained, adapter_tensors, base_tensors, trained_dtype, trained_tensors
+from tunecast.model.optimizer import Trained, adapter_tensors, base_tensors, gradient_dtype, trained_tensors
 from tunecast.model.run import Run
 from tunecast.model.units import DTYPE_BYTES, MIB
 
@@ -109,7 +109,7 @@ def layer_bytes(architecture: Architecture, run: Run) -> int:
 
 def layer_trained_bytes(tensors: list[Trained], run: Run) -> int:
     """Bytes of trained tensors, in the dtype their gradients have."""
-    return DTYPE_BYTES[trained_dtype(run)] * sum(tensor.elements for tensor in tensors)
+    return DTYPE_BYTES[gradient_dtype(run)] * sum(tensor.elements for tensor in tensors)
 
 
 def largest_layer_gradient_bytes(architecture: Architecture, run: Run) -> int:
@@ -136,7 +136,7 @@ def bucket_bytes(architecture: Architecture, run: Run) -> int:
     if run.sharding == "ddp":
         return whole
     if run.sharding in ("zero1", "zero2"):
-        return min(whole, ZERO_BUCKET_ELEMENTS * DTYPE_BYTES[trained_dtype(run)])
+        return min(whole, ZERO_BUCKET_ELEMENTS * DTYPE_BYTES[gradient_dtype(run)])
     return 0
 
 
@@ -258,7 +258,7 @@ def communication_operations(architecture: Architecture, run: Run) -> list[Opera
         return []
     if SHARDS[run.sharding].weights:
         return gather_operations(architecture, run)
-    dtype, whole = trained_dtype(run), gradient_bytes(architecture, run)
+    dtype, whole = gradient_dtype(run), gradient_bytes(architecture, run)
     every = run.sharding == "zero2" or run.sync_each_micro_batch
     times = run.gradient_accumulation_steps if every else 1
     once = not every and run.gradient_accumulation_steps > 1
@@ -293,7 +293,7 @@ def reduction_operations(architecture: Architecture, run: Run) -> list[Operation
     micro_batches = run.gradient_accumulation_steps
     every = shards_of(run).gradients
     times, once = (micro_batches if every else 1), not every and micro_batches > 1
-    sizes = [(largest_layer_gradient_bytes(architecture, run), architecture.num_layers, trained_dtype(run))]
+    sizes = [(largest_layer_gradient_bytes(architecture, run), architecture.num_layers, gradient_dtype(run))]
     if not run.has_adapters:
         sizes.append((root_weight_bytes(architecture, run), 1, run.dtype))
     operations = []

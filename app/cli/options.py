@@ -75,6 +75,7 @@ RUN: Group = {
     "hf_code": _run(str, "Age of transformers and PEFT.", metavar="5|4.46|4.45"),
     "fused_kernels": _run(str, "Parts that run as one kernel each.", metavar="none|rms_norm,rope,..."),
     "dtype": _run(str, "Storage of the unquantized base weights.", metavar="bf16|fp16|fp32"),
+    "master_dtype": _run(str, "What FSDP keeps of a fully trained model.", metavar="none|fp32"),
     "precision": _run(str, "Arithmetic.", metavar="bf16-autocast|fp16-autocast|bf16|fp16|fp32"),
     "quant_method": _run(str, "Storage of a quantized base (qlora).", metavar="bnb-4bit|bnb-8bit|gptq-4bit|gptq-8bit"),
     "bnb_4bit_quant_type": _run(str, "4-bit storage of the base (qlora).", metavar="nf4|fp4"),

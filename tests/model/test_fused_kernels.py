@@ -31,6 +31,8 @@ TWO = {"num_gpus": 2, "sharding": "fsdp", "fsdp_version": 1}
 
 NF4 = {"method": "qlora", "precision": "bf16-autocast"}
 GPTQ = {"method": "qlora", "quant_method": "gptq-4bit", "precision": "fp16-autocast"}
+FULL = {"method": "full", "reentrant": True, "max_length": 4096, "attn_implementation": "flash_attention_2",
+        "hf_code": "4.45", "precision": "bf16-autocast", "master_dtype": "fp32"}  # fmt: skip
 FAST_LORA = {"fused_kernels": "rms_norm,rope,cross_entropy,lora"}
 LIGER_LORA = {"fused_kernels": "rms_norm,rope,lora", "loss_type": "liger"}
 
@@ -47,6 +49,8 @@ PUBLISHED = [
     (LLAMA, 4, 23.1955, {**OLD, **LIGER}, 0.002),
     (LLAMA, 16, 47.3961, {**OLD, **LIGER}, 0.002),
     (LLAMA, 16, 57.2285, {**OLD, **LIGER, **TWO}, 0.02),
+    (LLAMA, 4, 37.4101, {**FULL, **LIGER, **TWO, "num_gpus": 4}, 0.002),
+    (LLAMA, 8, 64.2224, {**FULL, **FAST, **TWO, "num_gpus": 4}, 0.01),
     (BIG, 2, 43.4791, {**NEWER, **TWO, "method": "qlora", "precision": "bf16-autocast"}, 0.02),
 ]
 
