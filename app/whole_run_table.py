@@ -36,9 +36,10 @@ def phase_words(phase: Phase) -> str:
 def cost_rows(whole: WholeRun) -> Iterable[Line]:
     """The parts of the cost where there is more than one, and the electricity of a machine of one's own."""
     parts = {name: usd for name, usd in whole.cost_parts_usd.items() if usd >= SMALLEST_SHOWN_USD}
-    if len(parts) > 1:
+    paid = paid_words(whole)
+    if len(parts) > 1 or paid:
         for name, usd in parts.items():
-            yield f"  {PART_WORDS.get(name, name)}", dollars(usd), paid_words(whole) if name == "rent" else ""
+            yield f"  {PART_WORDS.get(name, name)}", dollars(usd), paid if name == "rent" else ""
     if whole.energy_kwh is not None and whole.power is not None:
         yield "energy, kWh", digits(whole.energy_kwh), whole.power.how
 

@@ -118,7 +118,8 @@ def whole_notes(whole: WholeRun, options: WholeRunOptions) -> tuple[str, ...]:
     """What the total counts, what of it is assumed, and what it leaves out."""
     if options.train_only:
         return ("training only, as asked: start-up, download, evaluation and saves are not counted",)
-    assumed = [phase.name for phase in whole.phases if phase.origin == "assumed" and phase.hours.value > 0.0]
+    guessed = [phase for phase in whole.phases if phase.origin == "assumed" and phase.name != "interruptions"]
+    assumed = [phase.name for phase in guessed if phase.hours.value > 0.0]
     notes = [f"assumed, not measured: {', '.join(assumed)} (--phase-min, --phase-rate)"] if assumed else []
     if whole.uncounted:
         notes.append(f"not in the cost, nobody states the price: {', '.join(whole.uncounted)}")

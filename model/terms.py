@@ -149,6 +149,7 @@ def power_of(
     busy, idle = rates["gpu_power_frac"], rates["gpu_idle_frac"]
     host_w = rates["host_power_w"]
     pue = rates["pue"].value if options.pue is None else options.pue
+    building = f"PUE {pue:g}{' (assumed)' if options.pue is None else ''}"
     if options.gpu_power_w is not None:
         card = Factor(value=1, low=1, high=1, unit="1", origin="cli")
         card_w, word = options.gpu_power_w, "given"
@@ -168,5 +169,5 @@ def power_of(
         spread=Value(value=1.0, low=1.0 / ends, high=ends),
         usd_per_kwh=options.electricity_usd_per_kwh,
         origin="cli" if word == "given" else "measured" if word == "measured" else "assumed",
-        how=f"{card_w:.0f} W per GPU while training ({word}), {host_w.value:.0f} W host (assumed), PUE {pue:g}",
+        how=f"{card_w:.0f} W per GPU while training ({word}), {host_w.value:.0f} W host (assumed), {building}",
     )
