@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import socket
 import threading
@@ -19,6 +20,14 @@ from tunecast.catalogs.price_refresh import LISTED_PROVIDERS, refresh_prices
 pytest.importorskip("gpuhunt")
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 """urllib leaves the socket of a download that timed out to the garbage collector."""
+
+
+@pytest.fixture(autouse=True)
+def collected() -> Iterator[None]:
+    """What is left to the garbage collector is collected before another test could be blamed for it."""
+    yield
+    gc.collect()
+
 
 HEADER = "instance_name,location,price,cpu,memory,gpu_count,gpu_name,gpu_memory,spot,disk_size,gpu_vendor,flags"
 LIST = f"{HEADER}\ng5.xlarge,us-east-1,1.01,4,16.0,1,A10G,24.0,False,,nvidia,\nbroken,row\n"

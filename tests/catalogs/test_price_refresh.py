@@ -5,6 +5,7 @@ The lists are written by gpuhunt itself (`storage.dump`), so that they have its 
 
 from __future__ import annotations
 
+import gc
 import socket
 import sys
 import time
@@ -22,6 +23,13 @@ from tunecast.catalogs.price_refresh import _attempt, refresh_prices, with_histo
 gpuhunt = pytest.importorskip("gpuhunt")
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 """gpuhunt leaves the text wrapper of a local list to the garbage collector."""
+
+
+@pytest.fixture(autouse=True)
+def collected() -> Iterator[None]:
+    """What is left to the garbage collector is collected before another test could be blamed for it."""
+    yield
+    gc.collect()
 
 
 def item(provider: str, instance: str, gpu: str, memory: float, price: float, **more: Any) -> Any:
