@@ -108,6 +108,10 @@ class Mlp:
         """Parameters of each vector that is no linear map's bias."""
         return () if self.experts is None else self.experts.vector_sizes
 
+    def adapter_sizes(self, targets: tuple[str, ...], rank: int) -> tuple[int, ...]:
+        """Parameters of each adapter matrix on stacked parameters."""
+        return () if self.experts is None else self.experts.adapter_sizes(targets, rank)
+
 
 def has_bias(norm: str) -> bool:
     """Whether a norm adds a bias."""

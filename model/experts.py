@@ -7,10 +7,12 @@ capability 8.0 or later with torch 2.9 or later, and on a CPU with torch 2.11 or
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tunecast.model import primitives as ops
 from tunecast.model import primitives_routing as routing
+from tunecast.model.adapters_stacked import Factors, folded, prepared_factors
 from tunecast.model.architecture import Experts, Layer
 from tunecast.model.context import Step
 from tunecast.model.mlp_blocks import mlp_block
@@ -27,6 +29,8 @@ class Group:
     where: str
     ends: Tensor
     by_expert: Tensor
+    factors: Mapping[str, Factors]
+    """Adapters on the stacked weights, by part."""
 
     def bias_rows(self, step: Step, part: str, width: int) -> Tensor | None:
         """The bias of each row's expert, copied out; None where experts have none."""
@@ -43,6 +47,8 @@ class Group:
         if part == "down":
             k, n = experts.intermediate_size, experts.hidden_size
         weight = step.weight(f"{self.where}.experts.{part}", experts.count * n * k)
+        if part in self.factors:
+            weight = folded(step, part, weight, self.factors[part])
         entry = ops.cast(tape, x, weight.dtype)
         layout = "nn" if experts.clamped else "nt"
         made = routing.grouped_product(tape, f"experts.{part}", entry, weight, self.ends, (rows, n, k), layout)
@@ -64,12 +70,13 @@ def experts_block(step: Step, where: str, layer: Layer, x: Tensor) -> Tensor:
 def routed(step: Step, where: str, experts: Experts, x: Tensor, routes: Routes) -> Tensor:
     """Tokens sorted by expert, through gate, up and down, weighted, sorted back and added up per token."""
     tape, rows, hidden = step.tape, step.tokens * experts.per_token, experts.hidden_size
+    factors = prepared_factors(step, where, experts)
     by_expert, order = sorted_by_expert(step, routes.places)
     sources = ops.elementwise(tape, "experts.token", (order,), rows, "int64")
     entry = routing.index(tape, x, sources, rows * hidden, name="experts.gather")
     weights = routing.index(tape, routes.weights, order, rows, name="experts.gather")
     counted, counts, ends = group_ends(step, experts, by_expert)
-    group = Group(experts=experts, where=where, ends=ends, by_expert=by_expert)
+    group = Group(experts=experts, where=where, ends=ends, by_expert=by_expert, factors=factors)
     up_bias = group.bias_rows(step, "up", 2 * experts.intermediate_size)
     both = group.product(step, "up", entry, up_bias)
     inner = clamped_gate(step, both) if experts.clamped else gated(step, both)
@@ -85,6 +92,8 @@ def routed(step: Step, where: str, experts: Experts, x: Tensor, routes: Routes) 
     out = ops.cast(tape, summed, x.dtype, name="experts.cast")
     tape.hold(order, by_expert, counted, counts, ends, back, entry, weights, made, restored, summed)
     hold(step, down_bias)
+    for factor in factors.values():
+        tape.hold(factor.up, factor.down, *factor.made)
     return out
 
 

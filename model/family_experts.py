@@ -38,6 +38,7 @@ class ExpertsRule:
     """Layers before the first with experts, when ``first_k_dense_replace`` is absent."""
     bias: bool = False
     clamped: bool = False
+    peft_names: str = ""
 
     def shape(self, config: Mapping[str, Any], hidden_size: int, name: str) -> Experts:
         """The experts of one layer."""
@@ -51,6 +52,7 @@ class ExpertsRule:
             normalised=bool(chosen),
             bias=self.bias,
             clamped=self.clamped,
+            peft_names=self.peft_names,
         )
         if experts.per_token > experts.count:
             raise InputError(
@@ -84,11 +86,24 @@ def positive(config: Mapping[str, Any], field: str, name: str, default: int) -> 
 
 EXPERTS: dict[str, ExpertsRule] = {
     "mixtral": ExpertsRule(
-        router="softmax-wide", count_field="num_local_experts", count=8, per_token=2, width_field="intermediate_size"
+        router="softmax-wide",
+        count_field="num_local_experts",
+        count=8,
+        per_token=2,
+        width_field="intermediate_size",
+        peft_names="mixtral",
     ),
-    "qwen3_moe": ExpertsRule(router="softmax", count=128, per_token=8, width=768, normalised=None),
+    "qwen3_moe": ExpertsRule(
+        router="softmax", count=128, per_token=8, width=768, normalised=None, peft_names="qwen2_moe"
+    ),
     "olmoe": ExpertsRule(
-        router="softmax", count=64, per_token=8, width_field="intermediate_size", width=2048, normalised=None
+        router="softmax",
+        count=64,
+        per_token=8,
+        width_field="intermediate_size",
+        width=2048,
+        normalised=None,
+        peft_names="qwen2_moe",
     ),
     "granitemoe": ExpertsRule(
         router="softmax-last", count_field="num_local_experts", count=8, per_token=2, width_field="intermediate_size"

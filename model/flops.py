@@ -38,7 +38,8 @@ def expert_flops_per_token(layer: Layer, run: Run) -> float:
     if layer.mlp.experts is None:
         return 0.0
     passes = FROZEN_PASSES if run.has_adapters else TRAINED_PASSES
-    return 2.0 * passes * layer.mlp.experts.active_weight_params
+    base = 2.0 * passes * layer.mlp.experts.active_weight_params
+    return base + 2.0 * TRAINED_PASSES * layer.mlp.experts.active_adapter_params(run.lora_target_modules, run.lora_r)
 
 
 def head_flops_per_token(architecture: Architecture, run: Run) -> float:

@@ -53,6 +53,12 @@ class Trained:
 
 
 def adapter_tensors(layer: Layer, run: Run) -> list[Trained]:
+    """Adapters of a layer: those of linear maps, and those of stacked experts."""
+    stacked = layer.mlp.adapter_sizes(run.lora_target_modules, run.lora_r)
+    return [*linear_adapters(layer, run), *(Trained(elements=size, is_matrix=True) for size in stacked)]
+
+
+def linear_adapters(layer: Layer, run: Run) -> list[Trained]:
     """lora_A and lora_B of every target in a layer, with the bias of lora_B and DoRA's magnitudes if there are."""
     vectors = int(run.lora_bias) + int(run.use_dora)
     return [

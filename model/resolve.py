@@ -14,6 +14,7 @@ from typing import Any
 from tunecast.catalogs.errors import InputError, NotSupportedError, UnknownNameError
 from tunecast.model.architecture import Architecture
 from tunecast.model.resolve_adapters import take_variants
+from tunecast.model.resolve_experts import check_stacked, expert_notes, renamed_targets, stacked_targets
 from tunecast.model.resolve_kernels import check_gptq_dtypes, take_kernels, take_master, take_quantization
 from tunecast.model.resolve_parallel import take_parallel
 from tunecast.model.run import Run
@@ -89,10 +90,9 @@ def whole_number(option: str, value: Any, *, at_least: int = 1) -> int:
 
 def adaptable_modules(architecture: Architecture) -> tuple[str, ...]:
     """Linear maps an adapter may sit on: every one in the layers, not the head, as PEFT's ``all-linear``."""
-    routed = any(group.layer.mlp.experts is not None for group in architecture.groups)
-    layers = [group.layer for group in architecture.groups]
-    blocks = [layer.attention.linears if routed else layer.linears for layer in layers]
-    return tuple(dict.fromkeys(linear.name for block in blocks for linear in block))
+    names = dict.fromkeys(linear.name for group in architecture.groups for linear in group.layer.linears)
+    stacked = renamed_targets(architecture)
+    return (*(name for name in names if name not in stacked), *dict.fromkeys(stacked.values()))
 
 
 def target_modules(architecture: Architecture, asked: Any) -> tuple[str, ...]:
@@ -104,6 +104,7 @@ def target_modules(architecture: Architecture, asked: Any) -> tuple[str, ...]:
     names = [name for name in names if name]
     if not names:
         raise InputError(f"--lora-target-modules names nothing; give all-linear or some of {', '.join(known)}.")
+    names = stacked_targets(architecture, names)
     for name in names:
         if name in ("lm_head", "embed_tokens"):
             raise NotSupportedError(f"Adapters on {name} are not built yet; choose among {', '.join(known)}.")
@@ -170,6 +171,7 @@ def _adapters(fields: _Fields, architecture: Architecture, defaults: Mapping[str
     fields.values["lora_r"] = rank
     asked = fields.take("lora_target_modules", defaults["lora_target_modules"], "stack-default")
     fields.values["lora_target_modules"] = target_modules(architecture, asked)
+    check_stacked(fields.values["lora_target_modules"], fields.given)
     dropout = fields.take("lora_dropout", defaults["lora_dropout"], "stack-default")
     if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout < 1:
         raise InputError(f"--lora-dropout is {dropout!r}, but it must be at least 0 and below 1.")
@@ -277,6 +279,7 @@ def resolve_run(
     if fields.values["num_gpus"] == 1:
         fields.put("fsdp_version", Run(method="full").fsdp_version, "stack-default")
     _note_window(fields, architecture)
+    fields.notes.extend(expert_notes(architecture, fields.values))
     run = Run(**{name: fields.values[name] for name in RUN_FIELDS if name in fields.values})
     origins = {name: fields.origins.get(name, "stack-default") for name in RUN_FIELDS}
     return Resolved(run=run, origins=origins, notes=tuple(fields.notes))

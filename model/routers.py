@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from tunecast.model import primitives as ops
 from tunecast.model import primitives_routing as routing
+from tunecast.model.adapters_stacked import router_weight
 from tunecast.model.architecture import Experts
 from tunecast.model.context import Step
 from tunecast.model.linears import product
@@ -30,7 +31,7 @@ class Routes:
 
 def scores(step: Step, where: str, experts: Experts, x: Tensor) -> Tensor:
     """The router's product: one score per token and expert."""
-    weight = step.weight(f"{where}.router", experts.router_params)
+    weight = router_weight(step, where, experts)
     bias = step.weight(f"{where}.router.bias", experts.count) if experts.bias else None
     return product(step, "router", x, weight, k=experts.hidden_size, n=experts.count, bias=bias)
 

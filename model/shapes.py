@@ -7,6 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+FUSED_PARAMETER = "gate_up_proj"
+"""The stacked parameter that holds two maps of each expert."""
+FUSED_MAPS = 2
+"""Maps in it: PEFT gives its adapter as many times the rank (``_convert_peft_config_moe``)."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
@@ -33,6 +38,9 @@ class Experts:
     """Whether gate and up are interleaved and clamped, with a sigmoid in between (gpt-oss)."""
     correction: bool = False
     """Whether a buffer corrects the router's scores (DeepSeek-V3)."""
+    peft_names: str = ""
+    """Whose module names of transformers 4 PEFT turns into stacked parameters: a key of ``resolve_experts.RENAMED``;
+    empty where it leaves names alone."""
 
     @property
     def router_params(self) -> int:
@@ -66,6 +74,32 @@ class Experts:
     def params(self) -> int:
         """All parameters of router and experts."""
         return sum(self.matrix_sizes) + sum(self.vector_sizes)
+
+    @property
+    def parameter_shapes(self) -> dict[str, tuple[int, int, int, int]]:
+        """Stacked parameters that adapters sit on: (matrices, in, out, times the rank) by name."""
+        up, inner = f"experts.{FUSED_PARAMETER}", self.intermediate_size
+        return {
+            "gate.weight": (1, self.hidden_size, self.count, 1),
+            up: (self.count, self.hidden_size, 2 * inner, FUSED_MAPS),
+            "experts.down_proj": (self.count, inner, self.hidden_size, 1),
+        }
+
+    def adapter_sizes(self, targets: tuple[str, ...], rank: int) -> tuple[int, ...]:
+        """Parameters of each adapter matrix: every expert has its own factors, stacked into one matrix each way."""
+        return tuple(
+            times * rank * matrices * width
+            for name, (matrices, into, out, times) in self.parameter_shapes.items()
+            if name in targets
+            for width in (into, out)
+        )
+
+    def active_adapter_params(self, targets: tuple[str, ...], rank: int) -> float:
+        """Adapter parameters that one token is multiplied by: those of the experts it goes to."""
+        shapes = [shape for name, shape in self.parameter_shapes.items() if name in targets]
+        return float(
+            sum(times * rank * (into + out) * min(count, self.per_token) for count, into, out, times in shapes)
+        )
 
     @property
     def active_weight_params(self) -> int:

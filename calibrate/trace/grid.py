@@ -121,6 +121,8 @@ def draw_options(architecture: Architecture, method: str, number: int) -> dict[s
         options |= {name: chance.choice(values) for name, values in CHOSEN_ADAPTER.items()}
         options["lora_target_modules"] = targets_of(architecture, options["lora_target_modules"])
         options |= chance.choice(CHOSEN_PRECISION)
+    if any(group.layer.mlp.experts is not None for group in architecture.groups):
+        options |= {"dtype": None, "lora_dropout": None}  # grouped products of fake tensors are bf16
     if method == "qlora":
         options |= {"bnb_4bit_quant_type": chance.choice(("nf4", "fp4")), "double_quant": chance.random() < 0.7}
     return options

@@ -18,6 +18,7 @@ from tunecast.model.architecture import Architecture, Layer
 from tunecast.model.families import FAMILIES
 from tunecast.model.optimizer_bnb import BITSANDBYTES
 from tunecast.model.run import Run
+from tunecast.model.shapes import FUSED_MAPS, FUSED_PARAMETER
 
 if TYPE_CHECKING:
     import torch
@@ -215,7 +216,7 @@ def attach_adapters(model: Any, run: Run) -> Any:
         r=run.lora_r,
         lora_alpha=LORA_ALPHA,
         lora_dropout=run.lora_dropout,
-        target_modules=list(run.lora_target_modules),
+        **_targets(run),
         use_dora=run.use_dora,
         use_rslora=run.use_rslora,
         lora_bias=run.lora_bias,
@@ -228,6 +229,18 @@ def attach_adapters(model: Any, run: Run) -> Any:
         if parameter.requires_grad and parameter.dtype != wanted:
             parameter.data = parameter.data.to(wanted)
     return model
+
+
+def _targets(run: Run) -> dict[str, Any]:
+    """Linear maps by name, stacked parameters by their dotted ones: what PEFT makes of names on transformers 5."""
+    stacked = [name for name in run.lora_target_modules if "." in name]
+    targets: dict[str, Any] = {"target_modules": [name for name in run.lora_target_modules if "." not in name]}
+    if stacked:
+        fused = {rf".*\.{FUSED_PARAMETER}": FUSED_MAPS * run.lora_r}
+        # As large as the rank: PEFT folds such adapters into the weight, and skips a factor of one.
+        alphas = fused | {r".*\.down_proj": run.lora_r, r".*\.gate": run.lora_r}
+        targets |= {"target_parameters": stacked, "rank_pattern": fused, "alpha_pattern": alphas}
+    return targets
 
 
 def enable_checkpointing(

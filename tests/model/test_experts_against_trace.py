@@ -17,6 +17,7 @@ from tunecast.model.flops import executed_flops_per_step, model_flops_per_step
 from tunecast.model.inventory import step_operations
 from tunecast.model.memory import memory_timeline
 from tunecast.model.operation import Operation
+from tunecast.model.optimizer import trainable_params
 from tunecast.model.resolve import resolve_run
 
 BASE: dict[str, Any] = {
@@ -77,6 +78,7 @@ def test_the_step_is_the_traced_step(name: str, method: str) -> None:
     trace = trace_step(architecture, run)
     base_params = trace.total_params - (trace.trainable_params if run.has_adapters else 0)
     assert architecture.total_params == base_params
+    assert trainable_params(architecture, run) == trace.trainable_params
     found, expected = totals(step_operations(architecture, run)), totals(trace.stream)
     assert found.keys() == expected.keys()
     for place, value in expected.items():
@@ -111,7 +113,7 @@ def test_required_flops_count_the_experts_that_a_token_goes_to() -> None:
 
 def test_more_experts_need_more_memory_and_no_more_work() -> None:
     few, many = small("mixtral"), small("mixtral", num_local_experts=32)
-    run = resolve_run(few, {"max_length": 512}).run
+    run = resolve_run(few, {"max_length": 512, "lora_target_modules": "q_proj,o_proj"}).run
     assert memory_timeline(many, run).allocated_bytes > memory_timeline(few, run).allocated_bytes
     assert executed_flops_per_step(many, run) == pytest.approx(executed_flops_per_step(few, run), rel=0.01)
 
@@ -119,3 +121,50 @@ def test_more_experts_need_more_memory_and_no_more_work() -> None:
 def test_more_choices_than_experts_are_refused() -> None:
     with pytest.raises(InputError, match="num_experts_per_tok"):
         small("mixtral", num_experts_per_tok=9)
+
+
+TARGETS = {
+    "all-linear": "all-linear",
+    "attention": ["q_proj", "k_proj"],
+    "experts": ["q_proj", "gate_proj", "up_proj", "down_proj"],
+    "router": ["gate"],
+}
+
+
+@pytest.mark.filterwarnings("ignore:The following rank_pattern keys")  # PEFT's own, though it uses them
+@pytest.mark.parametrize("asked", TARGETS.values(), ids=TARGETS)
+def test_targets_mean_what_peft_makes_of_them(asked: Any) -> None:
+    """The adapters that PEFT itself puts on the real model, given what the user wrote."""
+    for module in ("torch", "transformers", "peft"):
+        pytest.importorskip(module)
+    import peft
+    import torch
+    import transformers
+
+    from tunecast.calibrate.trace import hf
+
+    architecture = small("qwen3_moe")
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(hf.hf_config(architecture))
+    model = peft.get_peft_model(model, peft.LoraConfig(r=16, target_modules=asked, task_type="CAUSAL_LM"))
+    real = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    run = resolve_run(architecture, {"max_length": 512, "lora_r": 16, "lora_target_modules": asked}).run
+    assert trainable_params(architecture, run) == real
+
+
+def test_what_peft_refuses_of_experts_is_refused() -> None:
+    mixtral = small("mixtral")
+    with pytest.raises(InputError, match="w3"):
+        resolve_run(mixtral, {"lora_target_modules": "q_proj,w1"})
+    with pytest.raises(InputError, match="lora-dropout"):
+        resolve_run(mixtral, {"lora_dropout": 0.1})
+    assert resolve_run(mixtral, {"lora_dropout": 0.1, "lora_target_modules": "q_proj"}).run.lora_dropout == 0.1
+
+
+def test_qlora_says_that_experts_are_not_quantized() -> None:
+    """8 experts of three 14,336 x 4,096 matrices in 32 layers, two bytes each, are 84 GiB."""
+    mixtral = load_architecture("mistralai/Mixtral-8x7B-v0.1")
+    notes = resolve_run(mixtral, {"method": "qlora", "lora_target_modules": "q_proj"}).notes
+    assert any("84.0 GiB of stacked experts stay in bf16" in note for note in notes)
+    run = resolve_run(mixtral, {"method": "qlora", "lora_target_modules": "q_proj", "max_length": 512}).run
+    assert memory_timeline(mixtral, run).parts_bytes["weights"] > 84 * 2**30

@@ -1,0 +1,77 @@
+"""Adapters on stacked experts: what PEFT makes of module names that transformers 5 no longer has.
+
+Source: peft 0.21 ``utils/transformers_weight_conversion.py``: names of experts and router are turned into
+``target_parameters``, wherever they occur in the model, and ``all-linear`` means them too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tunecast.catalogs.errors import InputError
+from tunecast.model.architecture import Architecture
+from tunecast.model.shapes import FUSED_PARAMETER
+from tunecast.model.units import DTYPE_BYTES, gib
+
+ROUTER, UP, DOWN = "gate.weight", f"experts.{FUSED_PARAMETER}", "experts.down_proj"
+RENAMED: dict[str, dict[str, str]] = {
+    "mixtral": {"gate": ROUTER, "w1": UP, "w3": UP, "w2": DOWN},
+    "qwen2_moe": {"gate": ROUTER, "gate_proj": UP, "up_proj": UP, "down_proj": DOWN},
+}
+"""Module names of transformers 4 and the parameters of transformers 5 (``_MOE_TARGET_MODULE_MAPPING``)."""
+
+
+def renamed_targets(architecture: Architecture) -> dict[str, str]:
+    """Names that PEFT takes for parameters of this model's experts."""
+    for group in architecture.groups:
+        if group.layer.mlp.experts is not None:
+            return RENAMED.get(group.layer.mlp.experts.peft_names, {})
+    return {}
+
+
+def stacked_targets(architecture: Architecture, names: list[str]) -> list[str]:
+    """Targets with the experts' names turned into their parameters'."""
+    renamed = renamed_targets(architecture)
+    both = {old for old, new in renamed.items() if new == UP}
+    if 0 < len(both & set(names)) < len(both):
+        raise InputError(
+            f"--lora-target-modules names {', '.join(sorted(both & set(names)))} without "
+            f"{', '.join(sorted(both - set(names)))}, but transformers 5 keeps both in one parameter and PEFT refuses "
+            "one alone; name both or neither."
+        )
+    return list(dict.fromkeys(renamed.get(name, name) for name in names))
+
+
+def check_stacked(targets: tuple[str, ...], given: Mapping[str, Any]) -> None:
+    """Refuse what PEFT refuses for adapters on parameters."""
+    stacked = [name for name in targets if "." in name]
+    for option in ("lora_dropout", "use_dora", "lora_bias"):
+        if stacked and given.get(option):
+            raise InputError(
+                f"--{option.replace('_', '-')} was asked for, but PEFT has none for stacked experts "
+                f"({', '.join(stacked)}); leave it out, or name attention alone in --lora-target-modules."
+            )
+
+
+def expert_notes(architecture: Architecture, values: Mapping[str, Any]) -> list[str]:
+    """What a user of a mixture of experts may not expect."""
+    routed = [(group.layer.mlp.experts, group.count) for group in architecture.groups if group.layer.mlp.experts]
+    if not routed:
+        return []
+    notes = ["Experts run as grouped products over tokens sorted by expert; balanced routing is assumed."]
+    stacked_bytes = DTYPE_BYTES[values["dtype"]] * sum(
+        count * (experts.up_params + experts.down_params) for experts, count in routed
+    )
+    if values["method"] == "qlora":
+        notes.append(
+            f"{gib(stacked_bytes):.1f} GiB of stacked experts stay in {values['dtype']}: transformers 5 quantizes "
+            "linear maps only."
+        )
+    if any(name in values["lora_target_modules"] for name in (UP, DOWN)):
+        notes.append(
+            "PEFT 0.21 adapts the experts themselves (all-linear and the names of their maps mean them): every "
+            "pass writes all experts' weights anew with their adapters added; --lora-target-modules with attention "
+            "alone avoids that."
+        )
+    return notes
