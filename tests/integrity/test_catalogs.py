@@ -56,7 +56,9 @@ def test_the_shipped_file_passes(name: str, check: Check) -> None:
 
 
 def test_all_the_facts_are_there() -> None:
-    assert (len(gpu_ids()), len(hf_ids()), len(read_rows("prices.csv"))) == (76, 144, 519)
+    """What was collected on 2026-11-20 at least; more rows need no change here."""
+    counts = {"gpus.csv": 76, "models.csv": 121, "prices.csv": 519, "gpu_families.csv": 7}
+    assert {name: n for name, n in counts.items() if len(read_rows(name)) < n} == {}
 
 
 def broken(name: str, column: str, key: str, **cells: str) -> list[Row]:
