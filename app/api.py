@@ -108,13 +108,19 @@ def calibrate_device(
     out: str | Path = DEFAULT_OUT,
     fresh: bool = False,
     fit: bool = True,
+    num_gpus: int | None = None,
     progress: Progress | None = None,
 ) -> Path:
-    """Measure a device, ``quick`` or ``full``, and write one record into the folder `out`; its path."""
+    """Measure a device, ``quick`` or ``full``, and write one record into the folder `out`; its path.
+
+    Collectives run between `num_gpus` GPUs of the machine: by default all of the same card, 1 leaves them out.
+    """
     from tunecast.calibrate.runner import calibrate
 
     with opened(device) as found:
-        return calibrate(found, mode=mode, out_dir=Path(out), fresh=fresh, fit=fit, progress=progress)
+        return calibrate(
+            found, mode=mode, out_dir=Path(out), fresh=fresh, fit=fit, num_gpus=num_gpus, progress=progress
+        )
 
 
 @contextmanager

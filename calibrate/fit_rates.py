@@ -14,7 +14,9 @@ from tunecast.catalogs.gpus import load_gpus
 from tunecast.model.factors import Factor, FactorSet
 from tunecast.model.operation import Kind, Operation, Phase
 from tunecast.model.units import MICROSECOND_S
+from tunecast.model.value import lognormal
 
+Array = np.ndarray[Any, np.dtype[np.float64]]
 SAFE_LAUNCH_S = 5 * MICROSECOND_S
 """Where the ridge starts without a launch trial; whole steps then decide."""
 
@@ -62,7 +64,10 @@ def rate_factors(trials: Sequence[Trial]) -> dict[str, Factor]:
 
 
 def _link_factors(trials: Sequence[Trial]) -> dict[str, Factor]:
-    """Ring bandwidth and latency from collectives: seconds = rounds (n-1) (bytes / n / rate + latency)."""
+    """Ring bandwidth and latency from collectives: seconds = rounds (n-1) (bytes / n / rate + latency).
+
+    Least squares of the relative error over all of them; the intervals hold the scatter of the residuals.
+    """
     rows = []
     for trial in usable(trials, "collective"):
         params = trial["params"]
@@ -71,12 +76,27 @@ def _link_factors(trials: Sequence[Trial]) -> dict[str, Factor]:
     if not rows:
         return {}
     sizes, hop_s = np.array(sorted(rows)).T
-    latency_s = float(hop_s[0])
-    rate = float(np.median(sizes[-2:] / np.maximum(hop_s[-2:] - latency_s, hop_s[-2:] / 2)))
+    latency_s, seconds_per_byte = _line(sizes, hop_s)
+    residuals = np.log(hop_s / (latency_s + seconds_per_byte * sizes))
+    log_sd = float(np.sqrt(np.mean(residuals**2)))
     return {
-        "link_bytes_per_s": Factor(value=rate, low=rate, high=rate, unit="B/s", origin=MEASURED),
-        "link_latency_s": Factor(value=latency_s, low=latency_s, high=latency_s, unit="s", origin=MEASURED),
+        "link_bytes_per_s": _spread_factor(1.0 / seconds_per_byte, log_sd, "B/s"),
+        "link_latency_s": _spread_factor(latency_s, log_sd, "s"),
     }
+
+
+def _line(sizes: Array, hop_s: Array) -> tuple[float, float]:
+    """(latency, seconds per byte) of hop = latency + size x slope, by relative least squares; both positive."""
+    design = np.stack([np.ones_like(sizes), sizes], axis=1) / hop_s[:, None]
+    latency_s, slope = np.linalg.lstsq(design, np.ones_like(hop_s), rcond=None)[0]
+    largest = sizes >= sizes.max() / 2
+    slope = float(slope) if slope > 0 else float(np.median(hop_s[largest] / sizes[largest]))
+    return (float(latency_s) if latency_s > 0 else float(hop_s.min())), slope
+
+
+def _spread_factor(value: float, log_sd: float, unit: str) -> Factor:
+    found = lognormal(value, log_sd)
+    return Factor(value=value, low=found.low, high=found.high, unit=unit, origin=MEASURED)
 
 
 REQUIRED_BACKWARD_PRODUCTS = 4.0

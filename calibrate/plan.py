@@ -18,13 +18,15 @@ from tunecast.catalogs.errors import InputError
 from tunecast.model.architecture import Architecture
 from tunecast.model.architectures import architecture_from_config
 from tunecast.model.resolve import resolve_run
-from tunecast.model.units import KIB
+from tunecast.model.units import KIB, MIB
 
 MODES = ("quick", "full")
 ORDER_SEED = 1
 """Seed of the order of trials; part of the protocol."""
 FIRST_BF16_CAPABILITY = 8
 """Major compute capability with bf16 in hardware (Ampere; CUDA programming guide, tensor core data types)."""
+COLLECTIVE_BYTES = {"gpu": (256 * KIB, 16 * MIB, 512 * MIB), "cpu": (64 * KIB, 4 * MIB, 32 * MIB)}
+"""Payloads: one of latency, a layer's adapters, and beyond a layer's weights (8B: 437 MB)."""
 DEVICE_BENCHES = ("gemm", "memory", "dequant", "matmul_4bit", "attention", "loss", "optimizer", "step")
 """Benches that keep the device busy; the others let it cool and come after them."""
 
@@ -65,15 +67,30 @@ def _known(mode: str) -> str:
     return mode
 
 
-def calibration_plan(hardware: Hardware, mode: str = "quick") -> tuple[TrialSpec, ...]:
-    """The trials of a calibration, each once, in the order to run them."""
+def calibration_plan(hardware: Hardware, mode: str = "quick", num_gpus: int = 1) -> tuple[TrialSpec, ...]:
+    """The trials of a calibration, each once, in the order to run them; collectives between `num_gpus` come last."""
     tables = {True: (CPU_QUICK, CPU_FULL), False: (GPU_QUICK, GPU_FULL)}[is_cpu(hardware)]
     chosen = tables[:1] if _known(mode) == "quick" else tables
     unique: dict[str, TrialSpec] = {}
     for table in chosen:
         for spec in _specs(table, training_dtype(hardware)):
             unique.setdefault(spec.key, spec)
-    return _ordered(unique.values())
+    return _ordered(unique.values()) + collectives(hardware, num_gpus)
+
+
+def collectives(hardware: Hardware, num_gpus: int) -> tuple[TrialSpec, ...]:
+    """Every collective of sharded training at three sizes; none for a single device.
+
+    The trials come last, because their processes hold the other GPUs' memory and some of this one's.
+    """
+    if num_gpus < 2:
+        return ()
+    sizes = COLLECTIVE_BYTES["cpu" if is_cpu(hardware) else "gpu"]
+    return tuple(
+        TrialSpec(bench="collective", params={"op": op, "bytes": n_bytes, "world_size": num_gpus}, repeats=5, warmup=2)
+        for n_bytes in sizes
+        for op in ("all_reduce", "all_gather", "reduce_scatter")
+    )
 
 
 def training_dtype(hardware: Hardware) -> str:

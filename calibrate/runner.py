@@ -13,7 +13,7 @@ from tunecast.calibrate.flags import record_flags
 from tunecast.calibrate.partial import Partial, prepare_folder
 from tunecast.calibrate.plan import budget, calibration_plan
 from tunecast.calibrate.record import SCHEMA, SCHEMA_VERSION, add_fitted, file_slug, read_record, utc_now, write_record
-from tunecast.catalogs.errors import TunecastError
+from tunecast.catalogs.errors import InputError, TunecastError
 
 PROTOCOL_VERSION = 1
 """Raised whenever a trial of the same key would measure something else: such trials do not compare."""
@@ -52,16 +52,20 @@ def calibrate(
     out_dir: Path | str = "tunecast-records",
     fresh: bool = False,
     fit: bool = True,
+    num_gpus: int | None = None,
     progress: Progress | None = None,
 ) -> Path:
     """Measure everything the plan asks of `device` and write one record into `out_dir`; its path.
+
+    Collectives are measured between `num_gpus` GPUs of the machine (processes of a CPU): by default all that are
+    the same card, 1 leaves them out.
 
     Interrupted (by the user or a lost device), the partial file stays and the next call resumes it,
     unless `fresh`. Out-of-memory and failed trials are recorded and the rest goes on. The device stays open.
     """
     folder = prepare_folder(Path(out_dir))
     hardware = device.hardware()
-    plan = calibration_plan(hardware, mode)
+    plan = calibration_plan(hardware, mode, checked_gpus(device, num_gpus))
     software = device.software()
     partial = Partial(folder / f"{partial_slug(hardware)}.partial.jsonl", _identity(hardware, software, mode))
     if not fresh:
@@ -90,6 +94,19 @@ def calibrate(
     if fit:
         _fit_after(path)
     return path
+
+
+def checked_gpus(device: Device, asked: int | None) -> int:
+    """Between how many GPUs collectives are measured; more than there are is refused."""
+    peers = getattr(device, "peers", None)
+    there = 1 if peers is None else int(peers())
+    if asked is None:
+        return there
+    if asked < 1:
+        raise InputError(f"--num-gpus is {asked}, but it must be at least 1; 1 measures no collectives.")
+    if peers is not None and asked > there:
+        raise InputError(f"--num-gpus {asked} was asked for, but this machine has {there} of {device.id}'s kind.")
+    return asked
 
 
 def _fit_after(path: Path) -> None:

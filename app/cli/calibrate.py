@@ -17,6 +17,14 @@ def calibrate(
     out: Annotated[Path, typer.Option(help="Folder for the record.")] = Path("tunecast-records"),
     fresh: Annotated[bool, typer.Option("--fresh", help="Do not resume an interrupted calibration.")] = False,
     no_fit: Annotated[bool, typer.Option("--no-fit", help="Only measure; `tunecast fit RECORD` later.")] = False,
+    num_gpus: Annotated[
+        int | None,
+        typer.Option(
+            help="Time collectives between so many GPUs of this machine (processes of a CPU). "
+            "Default: all of the same card; 1 leaves them out.",
+            metavar="N",
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Measure a device and write one record."""
@@ -31,7 +39,13 @@ def calibrate(
     quiet_libraries()
     with progress_bar() as progress:
         path = api.calibrate_device(
-            device, mode="full" if full else "quick", out=out, fresh=fresh, fit=not no_fit, progress=progress
+            device,
+            mode="full" if full else "quick",
+            out=out,
+            fresh=fresh,
+            fit=not no_fit,
+            num_gpus=num_gpus,
+            progress=progress,
         )
     comparison = against_catalog(path)
     if as_json:

@@ -6,6 +6,7 @@ import gc
 from collections.abc import Callable
 from typing import Any
 
+from tunecast.calibrate.bench.collectives import run_collective
 from tunecast.calibrate.bench.files import run_checkpoint, run_disk, run_load
 from tunecast.calibrate.bench.host_ops import prepare_sync, run_launch
 from tunecast.calibrate.bench.math_ops import prepare_attention, prepare_gemm, prepare_loss, prepare_matmul_4bit
@@ -42,6 +43,7 @@ WHOLE: dict[str, Callable[[TrialSpec, Backend], TrialResult]] = {
     "load": run_load,
     "checkpoint": run_checkpoint,
     "step": run_step_late,
+    "collective": run_collective,
 }
 """Benches that take their own times."""
 
@@ -50,7 +52,7 @@ def run_bench(spec: TrialSpec, backend: Backend) -> TrialResult:
     """Measure one trial. Out of memory and unsupported are outcomes; every other exception is the device's to judge."""
     quiet_bitsandbytes()
     if spec.bench not in PREPARED and spec.bench not in WHOLE:
-        message = f"The bench {spec.bench!r} needs more than one process, or does not exist."
+        message = f"The bench {spec.bench!r} does not exist."
         return TrialResult(outcome="unsupported", message=message)
     try:
         backend.reset_peak_memory()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tunecast.calibrate.bench import run_bench
+from tunecast.calibrate.bench.collectives import close_groups
 from tunecast.calibrate.devices import cpu_memory
 from tunecast.calibrate.devices.protocol import Hardware, MemoryReading, Sensors, TrialResult, TrialSpec
 from tunecast.calibrate.devices.settle import SettleRule, matrix_work, settle
@@ -20,7 +21,7 @@ OOM_WORDS = ("can't allocate memory", "not enough memory", "bad_alloc", "cannot 
 """How torch's CPU allocator, the C++ library and the kernel say that there is no memory."""
 FAST_BF16_FLAGS = ("avx512_bf16", "amx_bf16", "bf16")
 """Processor flags of instructions that multiply bf16; without them torch emulates and fp32 is faster."""
-UNSUPPORTED = ("sync", "transfer", "collective")
+UNSUPPORTED = ("sync", "transfer")
 """Benches that mean nothing where host and device are one."""
 CACHE_ROOT = Path("/sys/devices/system/cpu/cpu0/cache")
 CPU_SETTLE = SettleRule(size=1024, chunk_s=0.05, window_s=0.3, clock_band_frac=0.05, pace_band_frac=0.10)
@@ -151,5 +152,6 @@ class CpuDevice:
         return settle(work, self.backend, lambda: (None, None), max_seconds, rule=CPU_SETTLE)
 
     def close(self) -> None:
-        """Give freed memory back."""
+        """Give freed memory back, and end the processes of collectives."""
+        close_groups()
         self.backend.empty_cache()

@@ -13,6 +13,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
+from tunecast.calibrate.bench.collectives import close_groups
 from tunecast.calibrate.devices.backend import Backend
 from tunecast.calibrate.devices.cuda_backend import CudaBackend, exception_text, holds_context
 from tunecast.calibrate.devices.nvml import Nvml
@@ -167,6 +168,11 @@ class NvidiaDevice:
         ``clocks_disagree`` (CUDA events against the wall clock), ``no_nvml``."""
         return tuple(sorted(self._flags))
 
+    def peers(self) -> int:
+        """GPUs of this machine that torch sees and that are the same card: a job can run on all of them."""
+        properties, cuda = self._properties(), self._torch.cuda
+        return sum(cuda.get_device_properties(i).name == properties.name for i in range(cuda.device_count()))
+
     def supports(self, spec: TrialSpec) -> bool:
         """Whether the card has the dtype in hardware and, for collectives, whether there are enough cards."""
         if spec.bench == "collective":
@@ -179,11 +185,12 @@ class NvidiaDevice:
     def run(self, spec: TrialSpec) -> TrialResult:
         """Measure. Out of memory gives ``oom``, another failure ``error``; a lost device raises DeviceError."""
         self.backend.extra.clear()
-        before = self._sensors()
+        others_are_ours = spec.bench == "collective"
+        before = None if others_are_ours else self._sensors()
         watch = PcieWatch(self._card) if spec.bench == "transfer" else None
         with watch or nullcontext():
             result = self._measure(spec)
-        after = self._sensors()
+        after = None if others_are_ours else self._sensors()
         if self.backend.extra.get("clocks_disagree"):
             self._flags.add("clocks_disagree")
         extra = {**result.extra, **self.backend.extra, **(watch.facts() if watch else {})}
@@ -242,7 +249,8 @@ class NvidiaDevice:
         return (self._card.sm_clock_mhz(), self._card.temperature_c()) if self._card else (None, None)
 
     def close(self) -> None:
-        """Give memory back and end the NVML session; works on a lost device too."""
+        """Give memory back, end the NVML session and the processes of collectives; works on a lost device too."""
+        close_groups()
         if not self.backend.context_is_dead():
             self.backend.empty_cache()
         if self._nvml is not None:

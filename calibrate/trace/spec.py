@@ -28,8 +28,7 @@ def architecture_from_dict(data: dict[str, Any]) -> Architecture:
 
 def run_from_dict(data: dict[str, Any]) -> Run:
     """Inverse of `run_to_dict`."""
-    tuples = {name: tuple(data[name]) for name in ("lora_target_modules", "fused_kernels") if name in data}
-    return Run(**{**data, **tuples})
+    return Run(**{name: tuple(value) if isinstance(value, list) else value for name, value in data.items()})
 
 
 def _layer(data: dict[str, Any]) -> Layer:

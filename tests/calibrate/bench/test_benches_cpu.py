@@ -60,11 +60,6 @@ def test_gives_samples_and_warmups(backend, bench, params):
     assert all(math.isfinite(sample) and sample > 0 for sample in result.samples_s)
 
 
-def test_collectives_need_more_than_one_process(backend):
-    result = run_bench(spec("collective", {"op": "all_reduce", "bytes": 8, "world_size": 2}), backend)
-    assert result.outcome == "unsupported"
-    assert "more than one process" in result.message
-
 
 @pytest.mark.parametrize("layout", ["nt", "nn", "tn"])
 def test_gemm_multiplies_m_by_k_with_k_by_n(backend, layout):

@@ -1,0 +1,113 @@
+"""One process of a group that times collectives; started by torchrun, told what to do by files in a folder.
+
+Usage: torchrun --nproc-per-node N -m tunecast.calibrate.bench.collective_worker FOLDER cuda|cpu
+
+Job n is ``job-<n>.json`` with op, bytes, repeats and warmup; rank 0 answers with ``result-<n>.json``. The group ends
+when ``stop`` appears, or when its starter is gone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+POLL_S = 0.02
+ELEMENT_BYTES = 2
+"""bf16, the dtype of gradients and gathered weights."""
+
+
+def main(folder: Path, kind: str) -> None:
+    """Join the group, then work off jobs in order."""
+    import torch
+    import torch.distributed as dist
+
+    rank = int(os.environ["LOCAL_RANK"])
+    if kind == "cuda":
+        torch.cuda.set_device(rank)
+    dist.init_process_group("nccl" if kind == "cuda" else "gloo")
+    (folder / f"joined-{rank}").touch()
+    number = 0
+    while (job := next_job(folder, number)) is not None:
+        seconds = run_job(job, kind)
+        if rank == 0:
+            answer(folder, number, seconds)
+        number += 1
+    dist.destroy_process_group()
+
+
+def next_job(folder: Path, number: int) -> dict[str, Any] | None:
+    """Wait for job `number`; None when there will be no more."""
+    path, starter = folder / f"job-{number}.json", int(os.environ["TUNECAST_STARTER_PID"])
+    while not path.exists():
+        if (folder / "stop").exists() or not alive(starter):
+            return None
+        time.sleep(POLL_S)
+    job: dict[str, Any] = json.loads(path.read_text())
+    return job
+
+
+def alive(pid: int) -> bool:
+    """Whether a process of ours still exists."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def run_job(job: dict[str, Any], kind: str) -> list[float]:
+    """Seconds of every repetition, warm-up first: that of the slowest process, all starting together."""
+    import torch
+    import torch.distributed as dist
+
+    wait = torch.cuda.synchronize if kind == "cuda" else _nothing
+    call = collective(job["op"], job["bytes"], kind)
+    seconds = []
+    for _ in range(job["warmup"] + job["repeats"]):
+        dist.barrier()
+        wait()
+        start_s = time.perf_counter()
+        call()
+        wait()
+        seconds.append(time.perf_counter() - start_s)
+    slowest = torch.tensor(seconds, dtype=torch.float64, device=kind)
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+    return [float(value) for value in slowest.tolist()]
+
+
+def _nothing() -> None:
+    """On a CPU a collective returns when it is done."""
+
+
+def collective(op: str, n_bytes: int, kind: str) -> Callable[[], object]:
+    """One collective over a whole buffer of `n_bytes` (before it is scattered, or once it is gathered)."""
+    import torch
+    import torch.distributed as dist
+
+    world = dist.get_world_size()
+    elements = n_bytes // ELEMENT_BYTES // world * world
+    whole = torch.zeros(elements, dtype=torch.bfloat16, device=kind)
+    part = torch.zeros(elements // world, dtype=torch.bfloat16, device=kind)
+    calls: dict[str, Callable[[], object]] = {
+        "all_reduce": lambda: dist.all_reduce(whole),
+        "all_gather": lambda: dist.all_gather_into_tensor(whole, part),
+        "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, whole),
+    }
+    return calls[op]
+
+
+def answer(folder: Path, number: int, seconds: list[float]) -> None:
+    """Write a result; it appears whole."""
+    path = folder / f"result-{number}.json"
+    draft = path.with_suffix(".tmp")
+    draft.write_text(json.dumps(seconds))
+    draft.rename(path)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])

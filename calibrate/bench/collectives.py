@@ -1,0 +1,115 @@
+"""Collectives between the GPUs of this machine (NCCL) or between processes of this CPU (gloo), through torchrun.
+
+One group of processes serves all trials of a calibration: starting one takes longer than measuring.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tunecast.calibrate.devices.backend import Backend
+from tunecast.calibrate.devices.protocol import TrialResult, TrialSpec
+
+START_TIMEOUT_S = 180.0
+"""torch is imported by every process and NCCL looks for links: seconds to a minute on a slow disk."""
+JOB_TIMEOUT_S = 120.0
+POLL_S = 0.01
+STOP_TIMEOUT_S = 10.0
+LAST_LINES = 3
+"""Lines of a failed group's output that are told."""
+
+
+class CollectiveGroup:
+    """Processes that wait for collectives to time."""
+
+    def __init__(self, world_size: int, kind: str) -> None:
+        """`kind` is ``cuda`` (one process per GPU) or ``cpu``. Raises RuntimeError when the group does not form."""
+        self._folder = Path(tempfile.mkdtemp(prefix="tunecast-collectives-"))
+        self._output = (self._folder / "output.txt").open("wb")
+        self._jobs = 0
+        worker = ("-m", "tunecast.calibrate.bench.collective_worker", str(self._folder), kind)
+        launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world_size))
+        environment = {"OMP_NUM_THREADS": "1", **os.environ, "TUNECAST_STARTER_PID": str(os.getpid())}
+        self._process = subprocess.Popen(
+            [sys.executable, *launch, *worker], stdout=self._output, stderr=subprocess.STDOUT, env=environment
+        )
+        self._wait_for([self._folder / f"joined-{rank}" for rank in range(world_size)], START_TIMEOUT_S, "form")
+
+    def seconds(self, op: str, n_bytes: int, *, repeats: int, warmup: int) -> list[float]:
+        """Seconds of every repetition, warm-up first. Raises RuntimeError when a process fails."""
+        job = {"op": op, "bytes": n_bytes, "repeats": repeats, "warmup": warmup}
+        path, result = (self._folder / f"{name}-{self._jobs}.json" for name in ("job", "result"))
+        draft = path.with_suffix(".tmp")
+        draft.write_text(json.dumps(job))
+        draft.rename(path)
+        self._jobs += 1
+        self._wait_for([result], JOB_TIMEOUT_S, f"finish {op} of {n_bytes} bytes")
+        found: list[float] = json.loads(result.read_text())
+        return found
+
+    def _wait_for(self, paths: list[Path], timeout_s: float, what: str) -> None:
+        end_s = time.monotonic() + timeout_s
+        while not all(path.exists() for path in paths):
+            failed = self._process.poll() is not None
+            if failed or time.monotonic() > end_s:
+                why = self._last_lines() if failed else f"nothing happened for {timeout_s:.0f} s"
+                self.close()
+                raise RuntimeError(f"The processes did not {what}: {why}")
+            time.sleep(POLL_S)
+
+    def _last_lines(self) -> str:
+        text = (self._folder / "output.txt").read_text(errors="replace")
+        told = [line.strip() for line in text.splitlines() if "Error" in line] or text.splitlines()
+        return " / ".join(told[-LAST_LINES:]) or f"exit code {self._process.returncode}"
+
+    def close(self) -> None:
+        """End the processes and remove their folder."""
+        if self._folder.exists():
+            (self._folder / "stop").touch()
+        try:
+            self._process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._output.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+_groups: dict[tuple[int, str], CollectiveGroup] = {}
+
+
+def close_groups() -> None:
+    """End every group that this process started."""
+    while _groups:
+        _groups.popitem()[1].close()
+
+
+atexit.register(close_groups)
+
+
+def run_collective(spec: TrialSpec, backend: Backend) -> TrialResult:
+    """The ``collective`` bench: bf16 payload of `bytes` in all, the time of the slowest process."""
+    kind = backend.torch_device.partition(":")[0]
+    key = (int(spec.params["world_size"]), kind)
+    try:
+        if key not in _groups:
+            _groups[key] = CollectiveGroup(*key)
+        taken = _groups[key].seconds(spec.params["op"], spec.params["bytes"], repeats=spec.repeats, warmup=spec.warmup)
+    except RuntimeError:
+        _groups.pop(key, None)
+        raise
+    library = "nccl" if kind == "cuda" else "gloo"
+    return TrialResult(
+        outcome="ok",
+        samples_s=tuple(taken[spec.warmup :]),
+        warmup_s=tuple(taken[: spec.warmup]),
+        extra={"library": library},
+    )
