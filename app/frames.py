@@ -39,6 +39,7 @@ def row(forecast: Forecast) -> dict[str, Any]:
         "mfu": forecast.mfu,
         "bound_by": forecast.bound_by,
         **spread("total_time_h", forecast.total_time_h),
+        **spread("train_time_h", None if forecast.whole_run is None else forecast.whole_run.train_time_h),
         **spread("cost_usd", forecast.cost_usd),
         **spread("cost_per_million_tokens_usd", forecast.cost_per_million_tokens_usd),
         "provider": (forecast.offer or {}).get("provider"),

@@ -66,6 +66,7 @@ def job_price(job: JobOffer) -> Price:
             "gpus_paid": job.gpus_paid,
             "usd_per_hour": job.usd_per_hour,
             "usd_per_gpu_hour": offer.usd_per_gpu_hour,
+            "ram_gib": offer.ram_gib,
             "snapshot_date": offer.snapshot_date,
             "age_days": offer.age_days(),
             "source": offer.source,

@@ -25,10 +25,13 @@ MEASURED_BY = {
     "copy_mb_per_s": "transfer.h2d.pageable.bytes_per_s",
     "load_plain_mb_per_s": "load.plain.bytes_per_s",
     "load_quantized_mb_per_s": "load.quantized.bytes_per_s",
+    "checkpoint_mb_per_s": "checkpoint.bytes_per_s",
 }
 """Factors of a record that replace an assumption."""
-MEASURED_ONLY = ("load_plain_mb_per_s", "load_quantized_mb_per_s")
-"""File to device in one: taken where measured, else made of disk, copy and quantization."""
+MEASURED_ONLY = ("load_plain_mb_per_s", "load_quantized_mb_per_s", "checkpoint_mb_per_s")
+"""Between file and device in one: taken where measured, else made of disk, copy and quantization."""
+PARTS = ("disk_read_mb_per_s", "disk_write_mb_per_s", "copy_mb_per_s", "copy_frac")
+"""Given by the user, they replace what was measured in one."""
 
 Rates = Mapping[str, Factor]
 
@@ -101,7 +104,7 @@ def phase_rates(gpu: Gpu | None, factors: FactorSet | None, given: Mapping[str, 
     if "copy_frac" in given and "copy_mb_per_s" not in given and gpu is not None:
         rates["copy_mb_per_s"] = _datasheet_copy(gpu, rates["copy_frac"]) or rates["copy_mb_per_s"]
     for name in MEASURED_ONLY:
-        if name not in given and any(part in given for part in ("disk_read_mb_per_s", "copy_mb_per_s", "copy_frac")):
+        if name not in given and any(part in given for part in PARTS):
             rates.pop(name, None)
     return rates
 

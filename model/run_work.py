@@ -9,12 +9,19 @@ from tunecast.catalogs.models import find_model
 from tunecast.model.amount import Amount
 from tunecast.model.architecture import Architecture
 from tunecast.model.operation import Phase
-from tunecast.model.optimizer import ADAM_STATES, Trained, bnb_state_bytes, optimizer_state_bytes, trained_dtype
+from tunecast.model.optimizer import (
+    ADAM_STATES,
+    Trained,
+    bnb_state_bytes,
+    optimizer_state_bytes,
+    trainable_params,
+    trained_dtype,
+)
 from tunecast.model.optimizer_bnb import BITSANDBYTES
 from tunecast.model.phases import Work
 from tunecast.model.run import Run
 from tunecast.model.stacks import load_stacks
-from tunecast.model.step_source import StepSource, operations_of, trainable_params_of
+from tunecast.model.step_source import StepSource, operations_of
 from tunecast.model.time import StepTime
 from tunecast.model.units import DTYPE_BYTES
 from tunecast.model.whole_run_options import WholeRunOptions
@@ -33,13 +40,14 @@ def published_bytes(name: str, total_params: int) -> float:
     return float(stored or PUBLISHED_BYTES_PER_PARAM * total_params)
 
 
-def state_bytes(architecture: Architecture, run: Run, trained: int, source: StepSource | None) -> float:
-    """The optimizer's state as a checkpoint holds it, paged or not.
+@lru_cache(maxsize=1024)
+def trained_and_state(architecture: Architecture, run: Run) -> tuple[int, float]:
+    """(trained parameters, bytes of the optimizer's state as a checkpoint holds it, paged or not), by formula."""
+    return trainable_params(architecture, run), float(optimizer_state_bytes(architecture, run, platform="cpu"))
 
-    Of a traced run only the number of trained parameters is known: then as if they were one tensor.
-    """
-    if source is None:
-        return float(optimizer_state_bytes(architecture, run, platform="cpu"))
+
+def traced_state_bytes(run: Run, trained: int) -> float:
+    """The optimizer's state of a traced run, of which only the number of parameters is known: as if in one tensor."""
     if run.optim == "sgd":
         return 0.0
     if run.optim in BITSANDBYTES:
@@ -75,7 +83,11 @@ def work_of(
     source: StepSource | None = None,
 ) -> Work:
     """The amounts of one run; `forward_frac` is the forward pass over the whole step, in time."""
-    trained = trainable_params_of(architecture, run, platform=platform, source=source)
+    if source is None:
+        trained, state_bytes = trained_and_state(architecture, run)
+    else:
+        trained = source(architecture, run, platform).trainable_params
+        state_bytes = traced_state_bytes(run, trained)
     saved = float(trained * DTYPE_BYTES[trained_dtype(run)])
     tokens = float(amount.steps * run.tokens_per_step)
     return Work(
@@ -89,8 +101,9 @@ def work_of(
         total_params=architecture.total_params,
         quantized=run.bnb_4bit_quant_type is not None,
         on_cpu=platform == "cpu",
+        adapters=run.has_adapters,
         model_bytes=saved,
-        checkpoint_bytes=saved + state_bytes(architecture, run, trained, source),
+        checkpoint_bytes=saved + state_bytes,
         forward_frac=forward_frac,
         compiles=bool(load_stacks()[run.stack].get("compiles", False)),
     )

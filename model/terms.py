@@ -15,6 +15,7 @@ from tunecast.catalogs.rental_facts import interruptions
 from tunecast.model.cost import Price
 from tunecast.model.factors import Factor
 from tunecast.model.phase_rates import Billing, Rates, billing_rule
+from tunecast.model.units import GIB
 from tunecast.model.value import Value
 from tunecast.model.whole_run_options import WholeRunOptions
 
@@ -60,6 +61,8 @@ class Terms:
     on_demand_usd_per_h: float | None = None
     """The same job without interruptions, to compare an interruptible one with."""
     power: Power | None = None
+    ram_bytes: float | None = None
+    """Host memory of one machine; None where the listing does not say."""
 
 
 def rented(
@@ -69,6 +72,7 @@ def rented(
     offer = price.offer
     provider = str(offer.get("provider") or "user")
     machines = int(offer.get("instances") or 1)
+    ram_gib = offer.get("ram_gib")
     return Terms(
         usd_per_h=price.usd_per_h,
         provider=provider,
@@ -78,6 +82,7 @@ def rented(
         egress_usd_per_gb=options.egress_usd_per_gb,
         cuts=cuts_of(offer, options, rates) if options.spot else None,
         on_demand_usd_per_h=None if on_demand is None else on_demand.usd_per_h,
+        ram_bytes=None if ram_gib is None else float(ram_gib) * GIB,
     )
 
 

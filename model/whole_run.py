@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from tunecast.catalogs.rental_facts import egress_usd_per_gb, storage_usd_per_gb_month
+from tunecast.model.factors import Factor
 from tunecast.model.interrupted import Interrupted, interrupted
 from tunecast.model.phase_rates import Billing, Rates
 from tunecast.model.phases import Phase, Work, dataset_bytes, exported_bytes, phases_of, uploaded_bytes
@@ -64,6 +65,7 @@ def whole_run(
     work: Work, step_time_s: Value, *, options: WholeRunOptions, rates: Rates, terms: Terms | None
 ) -> WholeRun:
     """Phases, total time and cost of one run on one offer; `terms` None leaves the money out."""
+    rates = _with_ram(rates, options, terms)
     phases = phases_of(work, step_time_s, rates, options)
     trained = next(phase.hours for phase in phases if phase.name == "train")
     here = [phase for phase in phases if phase.usd_per_h is None]
@@ -80,6 +82,16 @@ def whole_run(
         phases=phases, total_time_h=time, train_time_h=trained, cost_usd=None, interruptions=cuts, seed=options.seed
     )
     return whole if terms is None else _priced(whole, held, elsewhere, work, rates, options, terms)
+
+
+def _with_ram(rates: Rates, options: WholeRunOptions, terms: Terms | None) -> Rates:
+    """Host memory as the offer states it, where data are prepared on that machine and the user says nothing else."""
+    if terms is None or terms.ram_bytes is None or rates["host_ram_gb"].origin != "assumed":
+        return rates
+    if "prepare" in options.phase_machine or not (options.prepare or options.dataset_gb or options.data_location):
+        return rates
+    ram_gb = terms.ram_bytes / GIGA
+    return {**rates, "host_ram_gb": Factor(value=ram_gb, low=ram_gb, high=ram_gb, unit="GB", origin="datasheet")}
 
 
 def _priced(

@@ -7,6 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tunecast.catalogs.errors import InputError
 from tunecast.catalogs.gpus import load_gpus
@@ -228,9 +230,60 @@ def test_rates_come_from_the_record_then_the_datasheet_then_assumptions() -> Non
     assert load.hours.value * 3600 == pytest.approx(16e9 / 5e8)
     assert load.origin == "measured:x.json"
     assert load.hours.low * 3600 == pytest.approx(16e9 / 6e8)
-    given = phase_rates(gpu, factors, {"disk_read_mb_per_s": 100.0})
-    assert "load_quantized_mb_per_s" not in given
-    assert given["disk_read_mb_per_s"].origin == "cli"
+    typed = phase_rates(gpu, factors, {"disk_read_mb_per_s": 100.0})
+    assert "load_quantized_mb_per_s" not in typed
+    assert typed["disk_read_mb_per_s"].origin == "cli"
+
+
+def test_a_measured_save_of_an_adapter_and_a_stated_host_memory_come_before_assumptions() -> None:
+    saving = Factor(value=1e8, low=5e7, high=2e8, unit="B/s", origin="measured:x.json")
+    factors = FactorSet(gpu="x", curves={}, factors={"checkpoint.bytes_per_s": saving}, step_log_sd=0.1)
+    rates = phase_rates(None, factors, {})
+    adapter = whole_run(WORK, exact(STEP_S), options=read_whole_run({}), rates=rates, terms=None)
+    assert seconds(adapter, "save") == pytest.approx(0.2e9 / 1e8)
+    full = replace(WORK, adapters=False)
+    whole = whole_run(full, exact(STEP_S), options=read_whole_run({}), rates=rates, terms=None)
+    assert {name for name, _ in whole.phases[-1].rates} == {"copy_mb_per_s", "disk_write_mb_per_s"}
+    unsaid = {name: number for name, number in RATES.items() if name != "host_ram_gb"}
+    roomy = Price(usd_per_h=1.0, offer={"provider": "aws", "instances": 1, "ram_gib": 1152})
+    (prepared,) = [p for p in run(price=roomy, dataset_gb=50, phase_rate=unsaid).phases if p.name == "prepare"]
+    assert "1 batch" in prepared.how
+    (small,) = [p for p in run(price=roomy, dataset_gb=50).phases if p.name == "prepare"]
+    assert "2 batches" in small.how  # 32 GB given by the user
+
+
+MONEY = st.floats(0.01, 100.0)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    usd_per_h=MONEY,
+    faster=st.floats(1.0, 10.0),
+    share=st.floats(0.0, 0.95),
+    steps=st.integers(1, 10**6),
+    spot=st.booleans(),
+)
+def test_what_holds_for_any_run(usd_per_h: float, faster: float, share: float, steps: int, spot: bool) -> None:
+    """Phases sum to the total, parts to the cost; a faster network, a lower price or rate never costs more."""
+    work = replace(WORK, steps=steps)
+    more = {"spot": True, "interruption_rate_per_month": share} if spot else {}
+
+    def asked(price: float, network: float, monthly: float) -> WholeRun:
+        options = more | ({"interruption_rate_per_month": monthly} if spot else {})
+        rate = RATES | {"network_mb_per_s": network}
+        return run(work, price=user_price(price, 1), phase_rate=rate, upload=True, **options)
+
+    whole = asked(usd_per_h, 100.0, share)
+    assert whole.cost_usd is not None
+    assert sum(whole.phases_h.values()) == pytest.approx(whole.total_time_h.value)
+    assert sum(whole.cost_parts_usd.values()) == pytest.approx(whole.cost_usd.value)
+    assert whole.total_time_h.low <= whole.total_time_h.value <= whole.total_time_h.high
+    assert whole.cost_usd.low <= whole.cost_usd.value <= whole.cost_usd.high
+    assert whole.train_time_h.value <= whole.total_time_h.value
+    others = (asked(usd_per_h, 100.0 * faster, share), asked(usd_per_h / faster, 100.0, share))
+    for better in (*others, asked(usd_per_h, 100.0, share / faster)):
+        assert better.cost_usd is not None
+        assert better.cost_usd.value <= whole.cost_usd.value * (1 + 1e-3)
 
 
 def test_amounts_of_a_real_run() -> None:
@@ -321,7 +374,7 @@ def test_the_rate_is_given_or_documented_or_labelled_assumed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("asked", "words"),
     [
         ({"owned": True}, "--electricity-usd-per-kwh"),
         ({"gpu_power_w": 300}, "--owned"),
@@ -345,9 +398,9 @@ def test_the_rate_is_given_or_documented_or_labelled_assumed() -> None:
         ({"dataset_gb": 0}, "above 0"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_sentence(given: dict[str, Any], words: str) -> None:
+def test_what_cannot_be_is_refused_in_one_sentence(asked: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
-        read_whole_run(given)
+        read_whole_run(asked)
 
 
 def test_every_option_is_read_and_every_assumption_has_a_source() -> None:
