@@ -465,3 +465,14 @@ def test_collectives_need_enough_cards(machine, opened, scenario, enough):
     spec = TrialSpec(bench="collective", params={"op": "all_reduce", "world_size": 2}, repeats=1, warmup=0)
     device: NvidiaDevice = opened(machine(scenario))
     assert device.supports(spec) is (enough and real_torch.distributed.is_available())
+
+
+@pytest.mark.parametrize(("scenario", "peers"), [("healthy", 1), ("two_boards", 2)])
+def test_peers_are_the_gpus_of_the_same_kind(machine, opened, scenario, peers):
+    fake = machine(scenario)
+    device: NvidiaDevice = opened(fake)
+    assert device.peers() == peers
+    fake.scenario.boards = [
+        dataclasses.replace(board, name=f"Card {i}") for i, board in enumerate(fake.scenario.boards)
+    ]
+    assert device.peers() == 1
