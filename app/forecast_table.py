@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from tunecast.model.units import MILLISECOND_S, gib
 from tunecast.model.value import Value
+from tunecast.parallel_table import scaling_rows, totals_rows
 from tunecast.tables import DASH, count, cuttable, digits, dollars, duration, gib_text, keep_whole, plain_table, seconds
 from tunecast.whole_run_table import cost_rows, interruption_rows, phase_rows, train_line
 
@@ -225,6 +226,8 @@ def time_rows(forecast: Forecast) -> Iterable[Line]:
     yield "tokens/s", digits(forecast.tokens_per_s.value), span(forecast.tokens_per_s)
     bound = "" if forecast.bound_by == "unknown" else f"bound by {forecast.bound_by}"
     yield "MFU / HFU", f"{share(forecast.mfu)} / {share(forecast.hfu)}", bound
+    yield from scaling_rows(forecast)
+    yield from totals_rows(forecast)
     if forecast.total_time_h:
         yield "whole run", duration(forecast.total_time_h.value), span_h(forecast.total_time_h)
     if forecast.whole_run:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from tunecast.model.amount import Amount, resolve_amount
@@ -12,12 +13,14 @@ from tunecast.model.forecast import Forecast
 from tunecast.model.money import with_money
 from tunecast.model.on_device import resolve_for, target_factors
 from tunecast.model.parallel_network import with_network
+from tunecast.model.parallel_scaling import scaling_of
 from tunecast.model.question import Question
 from tunecast.model.resolve import Resolved
-from tunecast.model.step_source import executed_flops_of, model_flops_of, notes_of, trainable_params_of
+from tunecast.model.step_source import executed_flops_of, model_flops_of, notes_of, operations_of, trainable_params_of
 from tunecast.model.target import Target
 from tunecast.model.timing import link_notes, utilization
 from tunecast.model.timing import timing as step_timing
+from tunecast.model.training_totals import training_totals
 
 
 def estimate(question: Question, targets: Sequence[Target]) -> list[Forecast]:
@@ -70,6 +73,9 @@ def forecast(question: Question, target: Target) -> Forecast:
             *_amount_notes(amount),
         ),
     )
+    operations = operations_of(question.architecture, run, **inventory)
+    scaling = scaling_of(timing, operations, factors, run, question.options.get("serial_fraction"))
+    result = replace(result, scaling=scaling, totals=training_totals(result, amount))
     return with_money(result, question, target, amount, factors=factors, timing=timing)
 
 

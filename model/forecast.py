@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tunecast.model.architecture import Architecture
+from tunecast.model.parallel_scaling import Scaling
 from tunecast.model.run import Run
+from tunecast.model.training_totals import TrainingTotals
 from tunecast.model.value import Value
 from tunecast.model.whole_run import WholeRun
 
@@ -65,5 +67,9 @@ class Forecast:
     offer: dict[str, Any] | None = None
     origins: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    scaling: Scaling | None = None
+    """How well several GPUs scale; None for one, or when the user gave the speed."""
+    totals: TrainingTotals | None = None
+    """FLOPs, GPU-hours and days of the training; None when no amount of data was given."""
     whole_run: WholeRun | None = None
     """Every phase with rate and origin, and what the cost is made of; None when no amount of data was given."""

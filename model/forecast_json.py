@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any
 
 from tunecast.model.forecast import FORECAST_SCHEMA, Forecast, MemoryView
@@ -34,6 +34,8 @@ def forecast_to_dict(forecast: Forecast) -> dict[str, Any]:
         "hfu": forecast.hfu,
         "bound_by": forecast.bound_by,
         "time_parts_s": forecast.time_parts_s,
+        "scaling": None if forecast.scaling is None else asdict(forecast.scaling),
+        "totals": None if forecast.totals is None else asdict(forecast.totals),
         "phases_h": forecast.phases_h,
         **whole_run_to_dict(forecast.whole_run),
         "total_time_h": _optional(forecast.total_time_h),

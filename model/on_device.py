@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,8 @@ from tunecast.model.timing import LINK_FACTORS
 
 LEAST_SHARDING_FIRST = ("ddp", "zero1", "zero2", "fsdp")
 """Tried in this order when several GPUs are asked for and no sharding is."""
+LEAST_SHARDING_OF_STAGES = ("ddp", "zero1", "fsdp")
+"""The same for pipeline stages, whose gradients stay whole over all micro-batches."""
 
 
 def target_factors(target: Target, run: Run | None = None) -> FactorSet:
@@ -48,18 +51,24 @@ def resolve_for(question: Question, target: Target) -> Resolved:
             option_origins=question.option_origins,
         )
 
-    num_gpus = options.get("num_gpus")
-    if num_gpus is None or num_gpus == 1 or options.get("sharding") is not None:
+    if data_copies(options) <= 1 or options.get("sharding") is not None:
         return resolved()
     if target.platform == "cpu":
         raise InputError("--num-gpus above 1 needs GPUs; a CPU is one device.")
     return _least_sharding(question, target, resolved)
 
 
+def data_copies(options: Mapping[str, Any]) -> float:
+    """GPUs that data parallelism runs over: all of the job over those that split shapes and layers."""
+    taken = (options.get("tp") or 1) * (options.get("pp") or 1)
+    return (options.get("num_gpus") or 1) / max(taken, 1)
+
+
 def _least_sharding(question: Question, target: Target, resolved: Any) -> Resolved:
     factors = target_factors(target)
     last: Resolved | None = None
-    for sharding in LEAST_SHARDING_FIRST:
+    staged = (question.options.get("pp") or 1) > 1
+    for sharding in LEAST_SHARDING_OF_STAGES if staged else LEAST_SHARDING_FIRST:
         candidate: Resolved = resolved(sharding=sharding)
         origins = {**candidate.origins, "sharding": "assumed"}
         note = f"--sharding not given: {sharding} is the least that fits"

@@ -112,6 +112,7 @@ PARALLEL: Group = {
     ),
     "gpus_per_node": _machine(int, "GPUs of one machine.", metavar="N"),
     "internode_gbps": _machine(float, "Network of one machine, Gbit/s.", metavar="X"),
+    "serial_fraction": _machine(float, "Adds Amdahl's classic estimate for this serial fraction.", metavar="X"),
     "sync_each_micro_batch": _machine(
         bool,
         "Gradients are reduced after every micro-batch, without no_sync.",

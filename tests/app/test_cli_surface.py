@@ -47,7 +47,8 @@ RUN = {
 AMOUNT = {"--tokens", "--num-samples", "--mean-tokens", "--num-train-epochs", "--max-steps"}
 REFUSED_BY_NAME = {"--tp", "--pp", "--cp", "--offload"}
 SPLIT = {"--pp-interleave", "--cp-kind", "--sequence-parallel", "--no-sequence-parallel"}
-NODES = SPLIT | {"--gpus-per-node", "--internode-gbps", "--sync-each-micro-batch", "--no-sync-each-micro-batch"}
+NODES = SPLIT | {"--serial-fraction", "--gpus-per-node", "--internode-gbps"}
+NODES |= {"--sync-each-micro-batch", "--no-sync-each-micro-batch"}
 MACHINE = {"--gpu", "--num-gpus", "--sharding", "--record", "--achieved-tflops", "--usd-per-gpu-hour", "--prices"}
 WHOLE_RUN = {
     "--train-only",

@@ -14,6 +14,8 @@ from tunecast.cli.program import program
 MODEL = "meta-llama/Llama-3.1-8B"
 FORECAST_KEYS = {
     "schema",
+    "scaling",
+    "totals",
     "model",
     "gpu",
     "num_gpus",

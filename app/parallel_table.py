@@ -1,0 +1,44 @@
+"""Lines of a forecast in detail: how the job scales, and the whole training as totals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from tunecast.tables import seconds
+
+if TYPE_CHECKING:
+    from tunecast.model.forecast import Forecast
+
+Line = tuple[str, str, str]
+
+
+def scaling_rows(forecast: Forecast) -> Iterable[Line]:
+    """How much of several GPUs works, what bounds it, and Amdahl's estimate if it was asked for."""
+    scaling = forecast.scaling
+    if scaling is None:
+        return
+    yield (
+        "scaling efficiency",
+        f"{scaling.efficiency:.0%}",
+        f"{scaling.speedup:,.1f} of {forecast.run.num_gpus:,} GPUs; {scaling.bound_by}",
+    )
+    yield "  serial fraction", f"{scaling.serial_fraction:.2g}", "Amdahl's, as a result"
+    if scaling.amdahl:
+        amdahl = scaling.amdahl
+        yield (
+            f"  classic at {amdahl.serial_fraction:g}",
+            seconds(amdahl.step_time_s),
+            f"{amdahl.speedup:,.1f} of {forecast.run.num_gpus:,} GPUs",
+        )
+
+
+def totals_rows(forecast: Forecast) -> Iterable[Line]:
+    """FLOPs beside the classic 6ND, and GPU-hours, of jobs that are full trainings or on several GPUs."""
+    totals, run = forecast.totals, forecast.run
+    if totals is None or (run.has_adapters and run.num_gpus == 1):
+        return
+    yield "training FLOPs", f"{totals.model_flops:.3g}", f"6ND: {totals.classic_flops:.3g}"
+    with_recompute = f"8ND: {totals.classic_flops_with_recompute:.3g}" if run.gradient_checkpointing else ""
+    yield "  executed", f"{totals.executed_flops:.3g}", with_recompute
+    yield "GPU-hours", f"{totals.gpu_hours:,.0f}", f"{totals.days:,.1f} days"

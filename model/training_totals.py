@@ -1,0 +1,53 @@
+"""The whole training as totals: FLOPs from the operations and by the classic 6ND, GPU-hours and days."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tunecast.model.amount import Amount
+from tunecast.model.units import HOUR_S
+
+if TYPE_CHECKING:
+    from tunecast.model.forecast import Forecast
+
+DAY_H = 24.0
+
+CLASSIC_FLOPS_PER_PARAM_TOKEN = 6.0
+"""Forward 2, backward 4 (Kaplan et al. 2020, arXiv 2001.08361, section 2.1)."""
+CLASSIC_FLOPS_WITH_RECOMPUTE = 8.0
+"""And 2 more when every forward is repeated for the backward."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingTotals:
+    """What the training itself takes, start-up and saves left out."""
+
+    tokens: float
+    model_flops: float
+    """Required work, from the operations."""
+    executed_flops: float
+    """What the kernels run, recomputation included."""
+    classic_flops: float
+    """6 N D: six per parameter and token; knows neither attention nor frozen weights."""
+    classic_flops_with_recompute: float
+    gpu_hours: float
+    days: float
+
+
+def training_totals(forecast: Forecast, amount: Amount | None) -> TrainingTotals | None:
+    """Totals of a forecast whose amount of data is known."""
+    if amount is None:
+        return None
+    tokens = float(amount.steps) * forecast.run.tokens_per_step
+    hours = amount.steps * forecast.step_time_s.value / HOUR_S
+    classic = forecast.total_params * tokens
+    return TrainingTotals(
+        tokens=tokens,
+        model_flops=amount.steps * forecast.model_flops_per_step,
+        executed_flops=amount.steps * forecast.executed_flops_per_step,
+        classic_flops=CLASSIC_FLOPS_PER_PARAM_TOKEN * classic,
+        classic_flops_with_recompute=CLASSIC_FLOPS_WITH_RECOMPUTE * classic,
+        gpu_hours=hours * forecast.run.num_gpus,
+        days=hours / DAY_H,
+    )

@@ -1,0 +1,80 @@
+"""Scaling efficiency, Amdahl's fraction as a result, and the classic estimate beside it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tunecast.catalogs.errors import InputError
+from tunecast.model.architectures import load_architecture
+from tunecast.model.estimate import forecast
+from tunecast.model.forecast import Forecast
+from tunecast.model.parallel_scaling import amdahl_speedup, serial_fraction_of
+from tunecast.model.question import Question
+from tunecast.model.target import resolve_targets
+
+
+def ask(gpu: str = "h100-sxm5-80gb", **options: Any) -> Forecast:
+    question = Question(
+        architecture=load_architecture("meta-llama/Llama-3.1-8B"),
+        options={"method": "full", "sharding": "fsdp", "max_length": 4096, **options},
+    )
+    return forecast(question, resolve_targets([gpu], {})[0])
+
+
+@given(fraction=st.floats(0, 1), gpus=st.integers(2, 100_000))
+def test_the_fraction_is_the_inverse_of_amdahls_law(fraction: float, gpus: int) -> None:
+    efficiency = amdahl_speedup(fraction, gpus) / gpus
+    assert serial_fraction_of(efficiency, gpus) == pytest.approx(fraction, abs=1e-6)
+
+
+def test_amdahl_by_hand() -> None:
+    """5% serial on 8 GPUs: 1 / (0.05 + 0.95 / 8) = 5.93."""
+    assert amdahl_speedup(0.05, 8) == pytest.approx(5.926, abs=1e-3)
+
+
+def test_efficiency_is_the_step_without_waiting() -> None:
+    found = ask("a100-sxm4-80gb", num_gpus=64, internode_gbps=25)
+    parts = found.time_parts_s
+    assert found.scaling is not None
+    step = found.step_time_s.value
+    assert found.scaling.efficiency == pytest.approx(1 - parts["communication"] / step)
+    assert found.scaling.speedup == pytest.approx(64 * found.scaling.efficiency)
+    assert found.scaling.bound_by == "all_gather between machines"
+    assert found.bound_by == "communication"
+    alone = sum(seconds for name, seconds in parts.items() if name != "communication")
+    assert alone == pytest.approx(step * found.scaling.efficiency)
+
+
+def test_slower_networks_scale_worse_and_one_gpu_not_at_all() -> None:
+    slow, fast = (ask(num_gpus=64, internode_gbps=gbps) for gbps in (50, 3200))
+    assert slow.scaling is not None
+    assert fast.scaling is not None
+    assert slow.scaling.efficiency < fast.scaling.efficiency <= 1.0
+    assert ask(sharding=None).scaling is None
+
+
+def test_a_pipeline_with_few_micro_batches_is_bound_by_its_bubble() -> None:
+    """8 stages, 8 micro-batches: idle 7/8 of the working time of forward and backward."""
+    found = ask(num_gpus=8, pp=8, sharding=None, gradient_accumulation_steps=8)
+    assert found.scaling is not None
+    assert found.scaling.bound_by == "pipeline bubble"
+    idle = found.time_parts_s["bubble"]
+    work = found.step_time_s.value - idle
+    assert 0.75 < idle / work <= 7 / 8
+
+
+def test_the_classic_estimate_stands_beside() -> None:
+    found = ask(num_gpus=8, serial_fraction=0.05).scaling
+    assert found is not None
+    assert found.amdahl is not None
+    assert found.amdahl.speedup == pytest.approx(5.926, abs=1e-3)
+    step = ask(num_gpus=8)
+    assert step.scaling is not None
+    unhindered = step.step_time_s.value * step.scaling.efficiency
+    assert found.amdahl.step_time_s == pytest.approx(unhindered * 8 / 5.926, rel=1e-3)
+    with pytest.raises(InputError, match=r"--serial-fraction is 2"):
+        ask(num_gpus=8, serial_fraction=2)
