@@ -72,15 +72,14 @@ def refresh_prices(
         else:
             failed[name] = result if isinstance(result, str) else "it lists no card of the catalog"
     if not mapped:
-        why = next(iter(failed.values()), "nobody was asked")
+        why = next(iter(failed.values()), f"{os.environ.get(CATALOG_DIR)} holds no list of a known provider")
         raise TunecastError(f"No price was refreshed: {why}; the prices known before stay in use.")
     return _kept(mapped, failed, cache_dir)
 
 
 def _kept(mapped: dict[str, Mapped], failed: dict[str, str], cache_dir: Path | None) -> Refresh:
     """The cache with the refreshed providers' rows replaced, what they were before kept as history."""
-    before = cached_offers(cache_dir)
-    rows = with_history([row for m in mapped.values() for row in m.rows], () if before is None else before.rows)
+    rows = with_history([row for m in mapped.values() for row in m.rows], _rows_before(cache_dir))
     source = f"gpuhunt, refreshed {today().isoformat()} ({', '.join(mapped)})"
     path = write_cache(CachedPrices(fetched_on=today().isoformat(), source=source, rows=rows), cache_dir)
     left_out: dict[str, int] = {}
@@ -89,6 +88,15 @@ def _kept(mapped: dict[str, Mapped], failed: dict[str, str], cache_dir: Path | N
             left_out[why] = left_out.get(why, 0) + count
     counts = {name: len(result.rows) for name, result in mapped.items()}
     return Refresh(path=path, source=source, counts=counts, failed=failed, left_out=left_out)
+
+
+def _rows_before(cache_dir: Path | None) -> tuple[Row, ...]:
+    """The rows of the last refresh; a file that cannot be read is replaced, as its error message promises."""
+    try:
+        before = cached_offers(cache_dir)
+    except TunecastError:
+        return ()
+    return () if before is None else before.rows
 
 
 def with_history(new: Iterable[Row], old: Iterable[Row]) -> tuple[Row, ...]:

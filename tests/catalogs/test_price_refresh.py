@@ -184,6 +184,18 @@ def test_a_provider_without_an_answer_is_told_and_the_others_count(lists: Path) 
     assert done.failed == {"aws": "it listed nothing"}
 
 
+def test_an_unreadable_cache_is_replaced_by_a_refresh(lists: Path) -> None:
+    (lists / "prices.json").write_text("{")
+    refresh_prices(["lambda"], cache_dir=lists)
+    assert len(cached(lists)) == 1
+
+
+def test_a_folder_without_lists_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUHUNT_CATALOG_DIR", str(tmp_path))
+    with pytest.raises(TunecastError, match="holds no list of a known provider"):
+        refresh_prices(cache_dir=tmp_path)
+
+
 @pytest.fixture
 def no_network(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A machine without a name server, whatever the test machine has."""
