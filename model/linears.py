@@ -9,28 +9,11 @@ from tunecast.model import primitives as ops
 from tunecast.model import primitives_heavy as heavy
 from tunecast.model.architecture import Linear
 from tunecast.model.context import Step
+from tunecast.model.dora import adapted_result
+from tunecast.model.products import operands as operands
+from tunecast.model.products import product as product
 from tunecast.model.quantized import is_gptq, matmul_gptq, weight_bits
 from tunecast.model.tape import Tensor
-
-
-def operands(step: Step, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """The operands of a linear map, cast when autocast is on, the weight first."""
-    dtype = step.autocast_dtype
-    if dtype is None:
-        return x, weight
-    cast_weight = ops.autocast_weight(step.tape, weight, dtype, step.cache)
-    return ops.cast(step.tape, x, dtype), cast_weight
-
-
-def product(step: Step, name: str, x: Tensor, weight: Tensor, *, k: int, n: int, bias: Tensor | None = None) -> Tensor:
-    """A linear map, its operands cast when autocast is on, last argument first."""
-    dtype = step.autocast_dtype
-    if dtype is None:
-        return ops.matmul(step.tape, name, x, weight, k=k, n=n, bias=bias)
-    cast_bias = None if bias is None else ops.autocast_weight(step.tape, bias, dtype, step.cache)
-    cast_weight = ops.autocast_weight(step.tape, weight, dtype, step.cache)
-    cast_x = ops.cast(step.tape, x, dtype)
-    return ops.matmul(step.tape, name, cast_x, cast_weight, k=k, n=n, bias=cast_bias)
 
 
 def base_linear(step: Step, where: str, linear: Linear, x: Tensor) -> Tensor:
@@ -82,6 +65,10 @@ def linear_map(step: Step, where: str, linear: Linear, x: Tensor) -> Tensor:
     if by_bitsandbytes(step):
         result = ops.copy(tape, result, name="adapter_clone")
     entry = adapter_input(step, x)
+    if step.run.use_dora:
+        total = adapted_result(step, where, linear, entry, result)
+        tape.hold(entry)
+        return total if unconverted(step) else ops.cast(tape, total, dtype)
     dropped = ops.dropout(tape, entry, step.run.lora_dropout)
     down = step.adapter(f"{where}.{linear.name}.lora_A", rank * linear.in_features)
     up = step.adapter(f"{where}.{linear.name}.lora_B", linear.out_features * rank)

@@ -9,7 +9,7 @@ from tunecast.model.architecture import Architecture
 from tunecast.model.resolve_parallel import Fields
 
 ADAPTER_SWITCHES = ("use_dora", "use_rslora", "lora_bias")
-UNBUILT_VARIANTS = ("use_dora", "checkpoint_every")
+UNBUILT_VARIANTS = ("checkpoint_every",)
 WHOLE_WEIGHTS = ("none", "ddp", "zero1", "zero2")
 ROOT_MODULES = ("embed_tokens", "lm_head")
 """Modules outside the layers that may be trained whole beside adapters."""
@@ -38,7 +38,25 @@ def take_variants(fields: Fields, architecture: Architecture, whole_number: Any)
         raise NotSupportedError(
             f"--modules-to-save with --sharding {sharding} is not built yet; use --sharding ddp, zero1 or zero2."
         )
+    check_dora(fields)
     take_checkpoints(fields, whole_number)
+
+
+def check_dora(fields: Fields) -> None:
+    """What DoRA's forward, another one than LoRA's, is not built with."""
+    if not fields.values["use_dora"]:
+        return
+    others = {
+        "--lora-dropout above 0": fields.values["lora_dropout"] > 0,
+        "--lora-bias": fields.values["lora_bias"],
+        "--quant-method": fields.values.get("quant_method") not in (None, "bnb-4bit"),
+        "fused LoRA kernels": "lora" in fields.values.get("fused_kernels", ()),
+        "tensor parallelism": fields.values.get("tp", 1) > 1,
+        "sharded weights": fields.values["sharding"] not in WHOLE_WEIGHTS,
+    }
+    for what, given in others.items():
+        if given:
+            raise NotSupportedError(f"--use-dora with {what} is not built yet; leave one of the two out.")
 
 
 def saved_modules(architecture: Architecture, asked: Any) -> tuple[str, ...]:

@@ -43,6 +43,10 @@ ADAPTERS = [
     (PLAIN, {**SAVED, "attn_implementation": "eager"}),
     (PLAIN, {**SAVED, "adapter_dtype": "bf16", "gradient_accumulation_steps": 2}),
     (DEEP, {**SAVED, "method": "qlora", "optim": "adamw_8bit"}),
+    (PLAIN, {"lora_target_modules": "up_proj", "use_dora": True}),
+    (DEEP, {"lora_target_modules": "q_proj,down_proj", "use_dora": True, "gradient_checkpointing": False}),
+    (PLAIN, {"lora_target_modules": "up_proj", "use_dora": True, "method": "qlora"}),
+    (BIASED, {"lora_target_modules": "q_proj,o_proj", "use_dora": True, "adapter_dtype": "bf16"}),
     (PLAIN, {"lora_target_modules": "q_proj,down_proj", "lora_bias": True, "use_rslora": True}),
     (BIASED, {"lora_target_modules": "q_proj,down_proj", "lora_bias": True, "method": "qlora", "lora_r": 32}),
 ]

@@ -1,0 +1,83 @@
+"""Weight-decomposed adapters (DoRA) as PEFT runs them.
+
+The adapted weight is made in every forward, B A of an identity matrix added to the base's, for its norm by output,
+which no gradient passes; the base's result and the adapter's are then weighed by the trained magnitude over that norm.
+Source: peft ``tuners/lora/dora.py``. Required FLOPs leave the product B A out, executed ones have it.
+"""
+
+from __future__ import annotations
+
+from tunecast.model import primitives as ops
+from tunecast.model import primitives_heavy as heavy
+from tunecast.model.architecture import Linear
+from tunecast.model.context import Step
+from tunecast.model.products import operands, product
+from tunecast.model.tape import Grads, Tape, Tensor
+
+
+def adapted_result(step: Step, where: str, linear: Linear, entry: Tensor, result: Tensor) -> Tensor:
+    """The base's result with the adapter's: result + (m - 1) result + m scaling B(A(x)), m being broadcast."""
+    tape, run = step.tape, step.run
+    down = step.adapter(f"{where}.{linear.name}.lora_A", run.lora_r * linear.in_features)
+    up = step.adapter(f"{where}.{linear.name}.lora_B", linear.out_features * run.lora_r)
+    norm, made = weight_norm(step, where, linear, (down, up), entry.dtype)
+    magnitude = step.adapter(f"{where}.{linear.name}.magnitude", linear.out_features)
+    ratio = divided(tape, magnitude, norm)
+    delta = low_rank(step, linear, entry, down, up)
+    unbiased = result
+    if linear.bias:
+        unbiased = ops.elementwise(tape, "dora.sub", (result,), result.elements, result.dtype)
+        tape.record(unbiased, (result,), lambda grad: (grad,))
+    rest = ops.shift(tape, ratio, name="dora.sub")
+    base = ops.multiply(tape, unbiased, rest, name="dora.mul")
+    low = ops.scale(tape, ops.multiply(tape, delta, ratio, name="dora.mul"), name="dora.scale")
+    extra = ops.add(tape, base, low, name="dora.add")
+    tape.hold(*made, norm, delta, unbiased)
+    return ops.add(tape, result, extra, name="adapter_add")
+
+
+def low_rank(step: Step, linear: Linear, entry: Tensor, down: Tensor, up: Tensor) -> Tensor:
+    """B(A(x))."""
+    rank = step.run.lora_r
+    low = product(step, f"{linear.name}.lora_A", entry, down, k=linear.in_features, n=rank)
+    return product(step, f"{linear.name}.lora_B", low, up, k=rank, n=linear.out_features)
+
+
+def weight_norm(
+    step: Step, where: str, linear: Linear, factors: tuple[Tensor, Tensor], dtype: str
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """The norm of each output's weights, and what is held until the layer is done."""
+    tape, size = step.tape, linear.weight_params
+    eye = ops.elementwise(tape, "dora.eye", (), linear.in_features**2, factors[0].dtype)
+    eye, _ = operands(step, eye, factors[0])
+    adapted = low_rank(step, linear, eye, *factors)
+    wide = ops.cast(tape, adapted, dtype, name="dora.cast")
+    weight = base_weight(step, where, linear, dtype)
+    scaled = ops.elementwise(tape, "dora.scale", (wide,), size, dtype)
+    total = ops.elementwise(tape, "dora.add", (weight, scaled), size, dtype)
+    tape.hold(scaled)
+    norm = ops.elementwise(tape, "dora.norm", (total,), linear.out_features, dtype)
+    return norm, (wide, weight, *((eye,) if tape.grad_enabled else ()))
+
+
+def base_weight(step: Step, where: str, linear: Linear, dtype: str) -> Tensor:
+    """The frozen weight in the adapter's dtype, restored from 4 bits first where it is stored so."""
+    if step.run.bnb_4bit_quant_type is None:
+        weight = Tensor(linear.weight_params, step.run.dtype, None)
+        return ops.cast(step.tape, weight, dtype, name="dora.cast")
+    nested, compute = step.run.double_quant, step.run.compute_dtype
+    restored, made = heavy.dequantized(step.tape, linear.weight_params, compute, nested=nested, in_place=True)
+    step.tape.hold(*made)
+    return ops.cast(step.tape, restored, dtype, name="dora.cast")
+
+
+def divided(tape: Tape, magnitude: Tensor, norm: Tensor) -> Tensor:
+    """Magnitude over norm, which is a constant to the backward: gradient over norm."""
+    if tape.would_grad(magnitude):
+        tape.mark_saved()
+    out = ops.elementwise(tape, "dora.div", (magnitude, norm), magnitude.elements, magnitude.dtype)
+
+    def backward(grad: Tensor) -> Grads:
+        return (ops.elementwise(tape, "dora.div", (grad, norm), grad.elements, grad.dtype),)
+
+    return tape.record(out, (magnitude,), backward, saves=(norm,))
