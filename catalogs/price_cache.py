@@ -51,7 +51,7 @@ def cached_offers(cache_dir: Path | None = None) -> CachedPrices | None:
     path = (cache_dir or default_cache_dir()) / FILE_NAME
     try:
         text = path.read_text(encoding="utf-8")
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     try:
         held = json.loads(text)
