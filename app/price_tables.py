@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 NOWHERE = ("global", "all")
 """Regions that say nothing."""
+OFFER_COLUMNS = 64
+"""Widest column of offers: longer names and reasons wrap, so that prices stay near."""
 MOST_LEFT_OUT = 5
 """Reasons of left-out listings that are told."""
 
@@ -49,6 +51,7 @@ def price_table(book: PriceBook, gpu_ids: Sequence[str] = ()) -> list[Renderable
     title = f"{len(offers)} current offers of {len(book.offers)} rows: {', then '.join(book.sources)}"
     numbers = ("x", "$/GPU-h", "days old")
     table = plain_table("GPU, then its offers", *numbers, "kind", "seen", title=title, right=numbers)
+    table.columns[0].max_width = OFFER_COLUMNS
     previous = ""
     for offer in offers:
         if offer.gpu_id != previous:
