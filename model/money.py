@@ -28,6 +28,7 @@ from tunecast.model.whole_run_options import WholeRunOptions
 
 ON_DEMAND = ("on-demand",)
 SPOT = ("spot",)
+UNCOUNTED_FLAGS = {"storage": "--storage-usd-per-gb-month", "egress": "--egress-usd-per-gb"}
 
 
 def with_money(
@@ -122,7 +123,8 @@ def whole_notes(whole: WholeRun, options: WholeRunOptions) -> tuple[str, ...]:
     assumed = [phase.name for phase in guessed if phase.hours.value > 0.0]
     notes = [f"assumed, not measured: {', '.join(assumed)} (--phase-min, --phase-rate)"] if assumed else []
     if whole.uncounted:
-        notes.append(f"not in the cost, nobody states the price: {', '.join(whole.uncounted)}")
+        flags = ", ".join(UNCOUNTED_FLAGS[name] for name in whole.uncounted)
+        notes.append(f"not in the cost, no price is known: {', '.join(whole.uncounted)} ({flags})")
     found = whole.interruptions
     if found is not None:
         notes.append(f"interruptions: {found.cuts.monthly.value:.0%} of machines a month ({found.cuts.source})")

@@ -41,7 +41,7 @@ WHOLE_RUN: Group = {
     "export": _phase(str, "Write the model in another format.", metavar="fp16|bf16|q8|q6|q5|q4"),
     "upload": _switch("Upload what was made.", "--upload", WHOLE_RUN_PANEL),
     "trials": _phase(int, "Runs of a hyper-parameter search, one after another.", metavar="N"),
-    "early_stopping_fraction": _phase(float, "Mean share of its steps that a trial runs, but for the best."),
+    "early_stopping_fraction": _phase(float, "Mean share of its steps that a trial but the best runs.", metavar="X"),
     "repeats": _phase(int, "How often everything is repeated, for example with other seeds.", metavar="N"),
     "phase_min": _phase(list[str], "Minutes of a phase, 0 to leave it out; repeatable.", metavar="NAME=X"),
     "phase_rate": _phase(list[str], "A rate, as network_mb_per_s=500; repeatable.", metavar="NAME=X"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,12 +19,13 @@ from tunecast.model.cost import Price, user_price
 from tunecast.model.factors import Factor, FactorSet
 from tunecast.model.phase_rates import assumed_rates, billing_rule, load_phase_rates, phase_rates, rate_names
 from tunecast.model.phases import Work
+from tunecast.model.power import measured_power_w
 from tunecast.model.resolve import resolve_run
 from tunecast.model.run_work import work_of
 from tunecast.model.terms import owned, rented
 from tunecast.model.value import Value, exact, product, total
 from tunecast.model.whole_run import WholeRun, whole_run
-from tunecast.model.whole_run_options import READERS, WHOLE_RUN_NAMES, read_whole_run
+from tunecast.model.whole_run_options import PHASES, READERS, WHOLE_RUN_NAMES, read_whole_run
 
 GB = 1e9
 WORK = Work(
@@ -415,3 +417,18 @@ def test_every_option_is_read_and_every_assumption_has_a_source() -> None:
         assert row["origin"] in ("documented", "assumed")
     assert set(assumed_rates()) < set(rate_names())
     assert billing_rule("nobody").origin == "assumed"
+
+
+def test_the_page_names_every_phase() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "whole-run.md").read_text(encoding="utf-8")
+    assert all(f"`{phase}`" in page for phase in PHASES)
+
+
+def test_measured_power_is_the_median_over_whole_steps() -> None:
+    def trial(bench: str, power_w: float | None, outcome: str = "ok") -> dict[str, Any]:
+        return {"bench": bench, "outcome": outcome, "sensors_after": {"power_w": power_w}}
+
+    trials = [trial("step", 200.0), trial("step", 300.0), trial("step", 250.0), trial("gemm", 400.0)]
+    unusable = [trial("step", None), trial("step", 999.0, "oom"), {**trial("step", 1.0), "sensors_after": None}]
+    assert measured_power_w({"trials": [*trials, *unusable]}) == 250.0
+    assert measured_power_w({"trials": unusable}) is None
