@@ -49,32 +49,22 @@ def estimate(
     ``calibrate``. A hub id that is not in the catalog is looked up on the hub (its config.json only).
     Raises InputError for what cannot be used, with what to type instead.
     """
-    from tunecast.asked import read_asked
-    from tunecast.calibrate.fitted_records import fitted_records
-    from tunecast.catalogs.price_book import price_book
-    from tunecast.model.question import Question
-    from tunecast.model.target import resolve_targets
-    from tunecast.model.whole_run_options import split_whole_run
+    from tunecast.asking import asked_question
     from tunecast.search import searched_dimension, searched_forecasts
 
-    around, options = split_whole_run(options)
-    source = _traced(told) if exact else None
     dimension = searched_dimension(options, max_batch=max_batch, max_length_that_fits=max_length_that_fits)
-    names = [gpu] if isinstance(gpu, str) else list(gpu)
-    asked = read_asked(model, options, exact=exact)
-    question = Question(
-        architecture=asked.architecture,
-        options=asked.options,
-        option_origins=asked.origins,
+    question, targets, notes = asked_question(
+        model,
+        gpu=gpu,
+        records=records,
         usd_per_gpu_hour=usd_per_gpu_hour,
-        price_book=price_book(tuple(prices)),
+        prices=prices,
         achieved_tflops=achieved_tflops,
-        whole_run=around,
-        source=source,
+        source=_traced(told) if exact else None,
+        **options,
     )
-    targets = resolve_targets(names, fitted_records(records))
     found = searched_forecasts(question, targets, dimension, deadline=deadline)
-    return [replace(forecast, notes=(*forecast.notes, *asked.notes)) for forecast in found]
+    return [replace(forecast, notes=(*forecast.notes, *notes)) for forecast in found]
 
 
 def _traced(told: Callable[[str], None] | None) -> StepSource:

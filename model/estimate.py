@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from tunecast.model.amount import Amount, resolve_amount
-from tunecast.model.factors import FactorSet
+from tunecast.model.factors import FactorSet, scaled
 from tunecast.model.fits import fit_probability, fit_verdict, memory_view
 from tunecast.model.forecast import Forecast
 from tunecast.model.money import with_money
@@ -33,6 +33,7 @@ def forecast(question: Question, target: Target) -> Forecast:
     resolved = resolve_for(question, target)
     run = resolved.run
     factors = with_network(target_factors(target, run), run, target.gpu, question.options)
+    factors = scaled(factors, question.factor_scales)
     amount = resolve_amount(run, dict(question.options))
     inventory: dict[str, Any] = {"platform": target.platform, "source": question.source}
     view = memory_view(question.architecture, run, target, factors, question.source)

@@ -31,5 +31,7 @@ class Question:
     """Model TFLOP/s per GPU; replaces every step-time term."""
     whole_run: WholeRunOptions = field(default_factory=WholeRunOptions)
     """Everything around training: phases, machines, billing, interruptions."""
+    factor_scales: Mapping[str, float] = field(default_factory=dict)
+    """Multiples of factors, or of all seconds of a kind of operation (``gemm``), for what-ifs; see `factors.scaled`."""
     source: StepSource | None = None
     """Where operations and memory come from instead of the formulas (``--exact``)."""

@@ -17,6 +17,7 @@ PUBLIC = {
     "InputError",
     "NotSupportedError",
     "Run",
+    "TunecastCallback",
     "TunecastError",
     "UnknownNameError",
     "Value",

@@ -1,0 +1,47 @@
+"""From what a user says to a question and the devices it is asked of: the same for every command that forecasts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tunecast.model.question import Question
+    from tunecast.model.step_source import StepSource
+    from tunecast.model.target import Target
+
+
+def asked_question(
+    model: str,
+    *,
+    gpu: str | Iterable[str],
+    records: Iterable[str | Path] = (),
+    usd_per_gpu_hour: float | None = None,
+    prices: Iterable[str | Path] = (),
+    achieved_tflops: float | None = None,
+    source: StepSource | None = None,
+    **options: Any,
+) -> tuple[Question, list[Target], tuple[str, ...]]:
+    """(question, devices, notes on how it was read); raises InputError with what to type instead."""
+    from tunecast.asked import read_asked
+    from tunecast.calibrate.fitted_records import fitted_records
+    from tunecast.catalogs.price_book import price_book
+    from tunecast.model.question import Question
+    from tunecast.model.target import resolve_targets
+    from tunecast.model.whole_run_options import split_whole_run
+
+    around, options = split_whole_run(options)
+    asked = read_asked(model, options, exact=source is not None)
+    question = Question(
+        architecture=asked.architecture,
+        options=asked.options,
+        option_origins=asked.origins,
+        usd_per_gpu_hour=usd_per_gpu_hour,
+        price_book=price_book(tuple(prices)),
+        achieved_tflops=achieved_tflops,
+        whole_run=around,
+        source=source,
+    )
+    names = [gpu] if isinstance(gpu, str) else list(gpu)
+    return question, resolve_targets(names, fitted_records(records)), asked.notes
