@@ -22,7 +22,7 @@ import numpy.typing as npt
 from tunecast.catalogs.errors import InputError
 from tunecast.model.architecture import Architecture
 from tunecast.model.curves import Array
-from tunecast.model.engine_memory import Fit, fits_on, memory_of
+from tunecast.model.engine_memory import Fit, Flags, fits_on, memory_of
 from tunecast.model.engine_tables import Work, add_up
 from tunecast.model.factors import FactorSet
 from tunecast.model.inventory import sharded_update, step_operations
@@ -46,6 +46,8 @@ from tunecast.model.time import (
 Rows = npt.NDArray[np.int64]
 LINK_FACTORS = ("link_", "node_")
 """Beginnings of the names of the factors that collectives depend on."""
+TAPES_AT_ONCE = 64
+"""Runs of so many different tapes are screened together; each is written at two depths, and 256 are remembered."""
 WHEN = ("beside", "once", "blocking")
 """Collectives by what they can hide behind (`links.communication_when`)."""
 
@@ -62,7 +64,7 @@ class Screen:
     """(devices, runs) memory of one GPU's process; NaN where the device has no such view."""
     fit_probability: Array
     """(devices, runs) probability that it stays within the usable memory; NaN where that is unknown."""
-    too_large: npt.NDArray[np.bool_]
+    too_large: Flags
     """(devices, runs) whether the process's value exceeds the usable memory: the verdict ``no``."""
 
 
@@ -75,6 +77,8 @@ class _Plans:
     update: Rows
     link: Rows
     bodies: tuple[Run, ...]
+    needed: tuple[frozenset[int], ...]
+    """Numbers of micro-batches that each body occurs with, 3 for all from there on."""
     updates: tuple[tuple[Operation, ...], ...]
     links: tuple[Run, ...]
 
@@ -93,24 +97,35 @@ def screen(
     platform = targets[0].platform
     assert all(target.platform == platform for target in targets), "devices of one platform"
     step_s = np.empty((len(targets), len(runs)))
-    fit = Fit.empty(len(targets), len(runs))
-    memory = memory_of(architecture, runs, platform)
-    for rows in factor_groups(runs):
-        group = [runs[row] for row in rows]
-        factors = [
-            with_network(target_factors(target, group[0]), group[0], target.gpu, options or {}) for target in targets
-        ]
-        seconds = step_seconds_of if is_plain(group[0]) else one_by_one
-        step_s[:, rows] = seconds(architecture, group, factors, platform)
-        for device, (target, own) in enumerate(zip(targets, factors, strict=True)):
-            fits_on(fit, device, np.array(rows), memory, target, own)
+    allocated, fit = np.empty(len(runs)), Fit.empty(len(targets), len(runs))
+    for rows in tape_groups(runs):
+        part = [runs[row] for row in rows]
+        memory = memory_of(architecture, part, platform)
+        allocated[rows] = memory.allocated_bytes
+        for own in factor_groups(part):
+            group, columns = [part[row] for row in own], np.array(rows)[own]
+            factors = [with_network(target_factors(t, group[0]), group[0], t.gpu, options or {}) for t in targets]
+            seconds = step_seconds_of if is_plain(group[0]) else one_by_one
+            step_s[:, columns] = seconds(architecture, group, factors, platform)
+            for device, (target, known) in enumerate(zip(targets, factors, strict=True)):
+                fits_on(fit, device, columns, memory.of(own), target, known)
     return Screen(
         step_s=step_s,
-        allocated_bytes=memory.allocated_bytes,
+        allocated_bytes=allocated,
         process_bytes=fit.process_bytes,
         fit_probability=fit.probability,
         too_large=fit.too_large,
     )
+
+
+def tape_groups(runs: Sequence[Run]) -> list[list[int]]:
+    """Runs in parts of few tapes, so that a tape serves memory and time before it is forgotten."""
+    by_tape: dict[Run, list[int]] = {}
+    for row, run in enumerate(runs):
+        by_tape.setdefault(tape_run(run), []).append(row)
+    tapes = list(by_tape.values())
+    parts = [tapes[first : first + TAPES_AT_ONCE] for first in range(0, len(tapes), TAPES_AT_ONCE)]
+    return [[row for rows in part for row in rows] for part in parts]
 
 
 def factor_groups(runs: Sequence[Run]) -> list[list[int]]:
@@ -156,7 +171,10 @@ def step_seconds_of(
     NaN where collectives cannot be timed on a device (nobody says how its machines are joined).
     """
     plans = _plans(architecture, runs, platform)
-    works = [_body(architecture, body, factors, platform) for body in plans.bodies]
+    works = [
+        _body(architecture, body, needed, factors, platform)
+        for body, needed in zip(plans.bodies, plans.needed, strict=True)
+    ]
     updates = [add_up(ops, np.array([[o.count] for o in ops]), factors) for ops in plans.updates]
     links = np.array([_link_seconds(architecture, run, factors) for run in plans.links])
     launches = _by_micro(np.array([w.launches for w in works])[plans.body], plans.micro)
@@ -203,6 +221,7 @@ def _plans(architecture: Architecture, runs: Sequence[Run], platform: str) -> _P
     updates: dict[tuple[Operation, ...], int] = {}
     links: dict[Run, int] = {}
     pieces: dict[Run, tuple[int, int, int]] = {}
+    needed: list[set[int]] = []
     rows = []
     for run in runs:
         base = _with_micro(run, 1)
@@ -214,7 +233,9 @@ def _plans(architecture: Architecture, runs: Sequence[Run], platform: str) -> _P
                 updates.setdefault(update, len(updates)),
                 links.setdefault(_link_run(base), len(links)),
             )
+            needed += [set() for _ in range(len(bodies) - len(needed))]
         rows.append(pieces[base])
+        needed[pieces[base][0]].add(min(run.gradient_accumulation_steps, 3))
     body_row, update_row, link_row = np.array(rows, dtype=np.int64).T
     return _Plans(
         micro=np.array([run.gradient_accumulation_steps for run in runs], dtype=float),
@@ -222,6 +243,7 @@ def _plans(architecture: Architecture, runs: Sequence[Run], platform: str) -> _P
         update=update_row,
         link=link_row,
         bodies=tuple(bodies),
+        needed=tuple(map(frozenset, needed)),
         updates=tuple(updates),
         links=tuple(links),
     )
@@ -247,14 +269,22 @@ def _kernels(architecture: Architecture, run: Run, platform: str) -> list[Operat
     return [operation for operation in found if operation.phase is not Phase.OPTIMIZER]
 
 
-def _body(architecture: Architecture, body: Run, factors: Sequence[FactorSet], platform: str) -> Work:
-    """Kernels of forward and backward in three variants: one micro-batch, two, and what each further one adds."""
-    one, two, three = (_kernels(architecture, _with_micro(body, micro), platform) for micro in (1, 2, 3))
-    assert len(two) == len(three), "micro-batches after the first have equal kernels"
+def _body(
+    architecture: Architecture, body: Run, needed: frozenset[int], factors: Sequence[FactorSet], platform: str
+) -> Work:
+    """Kernels of forward and backward in three variants: one micro-batch, two, and what each further one adds.
+
+    `needed` has the numbers of micro-batches that occur, 3 for all from there on; other variants stay 0.
+    """
+    one, two, three = (
+        _kernels(architecture, _with_micro(body, micro), platform) if micros & needed else []
+        for micro, micros in ((1, {1}), (2, {2, 3}), (3, {3}))
+    )
     counts = np.zeros((len(one) + len(two), 3))
     counts[: len(one), 0] = [o.count for o in one]
     counts[len(one) :, 1] = [o.count for o in two]
-    counts[len(one) :, 2] = [after.count - before.count for before, after in zip(two, three, strict=True)]
+    if three:  # micro-batches after the first have equal kernels, so the two lists differ in counts alone
+        counts[len(one) :, 2] = [after.count - before.count for before, after in zip(two, three, strict=True)]
     return add_up([*one, *two], counts, factors)
 
 

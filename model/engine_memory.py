@@ -20,6 +20,7 @@ from tunecast.model.step import tape_run
 from tunecast.model.target import Target
 from tunecast.model.value import Z80
 
+Flags = npt.NDArray[np.bool_]
 _erf = np.vectorize(math.erf, otypes=[float])
 
 
@@ -30,6 +31,10 @@ class PlanMemory:
     allocated_bytes: Array
     at_rest_bytes: Array
 
+    def of(self, rows: Sequence[int]) -> PlanMemory:
+        """Those of some of the plans."""
+        return PlanMemory(allocated_bytes=self.allocated_bytes[rows], at_rest_bytes=self.at_rest_bytes[rows])
+
 
 @dataclass(slots=True, kw_only=True)
 class Fit:
@@ -37,7 +42,7 @@ class Fit:
 
     process_bytes: Array
     probability: Array
-    too_large: npt.NDArray[np.bool_]
+    too_large: Flags
 
     @classmethod
     def empty(cls, devices: int, runs: int) -> Fit:
@@ -71,12 +76,12 @@ def memory_of(architecture: Architecture, runs: Sequence[Run], platform: str) ->
 def fits_on(
     fit: Fit, device: int, rows: npt.NDArray[np.int64], memory: PlanMemory, target: Target, factors: FactorSet
 ) -> None:
-    """Fill in one device's row: the same sums as `memory.memory_timeline` and `fits.fit_probability`, by arrays."""
+    """Fill in `rows` of one device: the same sums as `memory.memory_timeline` and `fits.fit_probability`, by arrays."""
     overheads = overheads_from_factors(factors)
     if overheads is None:
         return
-    allocated = memory.allocated_bytes[rows]
-    transient = allocated - memory.at_rest_bytes[rows]
+    allocated = memory.allocated_bytes
+    transient = allocated - memory.at_rest_bytes
     fragmentation, context = overheads.fragmentation_frac, overheads.context_bytes
     process = allocated + fragmentation.value * transient + context.value
     high = allocated + fragmentation.high * transient + context.high

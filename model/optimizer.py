@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from tunecast.model import optimizer_adafactor as adafactor
 from tunecast.model.architecture import Architecture, Layer
 from tunecast.model.operation import Kind, Operation, Phase
 from tunecast.model.optimizer_bnb import (
@@ -129,8 +130,8 @@ def trainable_params(architecture: Architecture, run: Run) -> int:
 
 def stored_bytes(tensors: Iterable[Trained], dtype: str) -> int:
     """Bytes that one copy of the tensors takes from the allocator."""
-    size = DTYPE_BYTES[dtype]
-    return sum(count * allocated_bytes(tensor.elements * size) for tensor, count in Counter(tensors).items())
+    size, sizes = DTYPE_BYTES[dtype], Counter(tensor.elements for tensor in tensors)
+    return sum(count * allocated_bytes(elements * size) for elements, count in sizes.items())
 
 
 def optimizer_state_bytes(architecture: Architecture, run: Run, *, platform: str = "cuda") -> int:
@@ -141,6 +142,8 @@ def optimizer_state_bytes(architecture: Architecture, run: Run, *, platform: str
     tensors = trained_tensors(architecture, run)
     if run.optim == "sgd":
         return 0
+    if run.optim == adafactor.NAME:
+        return adafactor.state_bytes(architecture, run)
     if run.optim in BITSANDBYTES:
         return bnb_state_bytes(tensors, BITSANDBYTES[run.optim], can_page=platform == "cuda")
     counters = len(tensors) * allocated_bytes(STEP_COUNTER_BYTES) if is_fused(run) or platform == "cpu" else 0
@@ -174,6 +177,8 @@ def update_scratch_bytes(architecture: Architecture, run: Run, *, platform: str 
 
     One tensor at a time (CPU), the root and its quotient of the largest tensor are alive together.
     """
+    if run.optim == adafactor.NAME:
+        return adafactor.scratch_bytes(architecture, run, trained_dtype(run))
     if run.optim != "adamw_torch":
         return 0
     tensors = trained_tensors(architecture, run)
@@ -335,6 +340,8 @@ def update_operations(architecture: Architecture, run: Run, *, platform: str = "
     operations = clipping_operations(tensors, dtype) if on_gpu else single_clipping_operations(tensors, dtype)
     if run.optim in BITSANDBYTES:
         return operations + bnb_operations(tensors, dtype, BITSANDBYTES[run.optim], platform)
+    if run.optim == adafactor.NAME:
+        return operations + adafactor.update_operations(architecture, run, dtype)
     if not on_gpu:
         return operations + single_tensor_operations(tensors, dtype, run.optim)
     for group in parameter_groups(tensors):

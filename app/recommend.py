@@ -1,0 +1,205 @@
+"""What to rent for a run: `recommend` behind the command line, and its answer as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tunecast.catalogs.errors import InputError, UnknownNameError
+
+if TYPE_CHECKING:
+    from tunecast.model.market import Limits, Search
+    from tunecast.model.recommend import Choice
+    from tunecast.model.target import Target
+    from tunecast.recommendation import Recommendation
+
+DEFAULT_MAX_GPUS = 8
+AMOUNTS = ("tokens", "num_samples", "max_steps", "dataset")
+
+
+def recommend(
+    model: str,
+    *,
+    gpu: str | Iterable[str] = "all",
+    records: Iterable[str | Path] = (),
+    methods: str | Sequence[str] | None = None,
+    max_gpus: int = DEFAULT_MAX_GPUS,
+    global_batch: int | None = None,
+    budget: float | None = None,
+    deadline: str | float | None = None,
+    min_fit_confidence: float | None = None,
+    provider: str | Sequence[str] | None = None,
+    region: str | Sequence[str] | None = None,
+    spot: bool | None = None,
+    purchase: Sequence[str] = (),
+    usd_per_gpu_hour: float | None = None,
+    prices: Iterable[str | Path] = (),
+    **options: Any,
+) -> Recommendation:
+    """What to rent: the cheapest, the fastest and the balanced plan of a run over all GPUs, counts and offers.
+
+    `model` and `options` as for `estimate`. The global batch (micro-batch x accumulation x GPUs) is kept; how it is
+    split, checkpointing and sharding are chosen unless given. `methods` are compared with each other; `deadline` is
+    hours, or text such as ``"36h"`` and ``"2d"``; `budget` US dollars; `spot` also takes interruptible offers, and
+    `purchase` other kinds (community, marketplace, reserved, committed).
+    Raises InputError for what cannot be used, with what to type instead.
+    """
+    from tunecast.calibrate.fitted_records import fitted_records
+    from tunecast.model.market import survey
+    from tunecast.model.num_gpus import parse_hours
+    from tunecast.model.recommend import choose
+
+    around, options = _around(options, spot)
+    limits = _limits(
+        budget_usd=_above_zero("--budget", budget),
+        deadline_h=None if deadline is None else parse_hours(deadline),
+        min_fit_confidence=min_fit_confidence,
+        price_types=purchase_kinds(spot, purchase),
+        providers=_several(provider),
+        regions=_several(region),
+        usd_per_gpu_hour=_above_zero("--usd-per-gpu-hour", usd_per_gpu_hour),
+    )
+    search, notes = _search(model, options, _several(methods), max_gpus, global_batch, limits, around, tuple(prices))
+    names = [gpu] if isinstance(gpu, str) else list(gpu)
+    targets = _rentable(names, fitted_records(records))
+    market = survey(search, targets)
+    choice = choose(market, limits)
+    return _answer(search, choice, market.plans, notes)
+
+
+def _around(options: Mapping[str, Any], spot: bool | None) -> tuple[Any, dict[str, Any]]:
+    """Options of the whole run, and the rest."""
+    from tunecast.model.whole_run_options import split_whole_run
+
+    around, rest = split_whole_run({**options, "spot": bool(spot)})
+    if around.owned:
+        raise InputError("--owned leaves nothing to rent; use tunecast estimate --owned for machines of your own.")
+    return around, rest
+
+
+def _limits(**given: Any) -> Limits:
+    from tunecast.model.market import Limits
+
+    if given["min_fit_confidence"] is None:
+        del given["min_fit_confidence"]
+    elif not 0.0 <= given["min_fit_confidence"] < 1.0:
+        raise InputError(
+            f"--min-fit-confidence is {given['min_fit_confidence']}, but it is a probability below 1; type for "
+            "example 0.9."
+        )
+    return Limits(**given)
+
+
+def purchase_kinds(spot: bool | None, purchase: Sequence[str]) -> tuple[str, ...]:
+    """Purchase kinds that may be chosen: on demand, and what is asked for."""
+    from tunecast.catalogs.prices import PRICE_TYPES
+
+    for kind in purchase:
+        if kind not in PRICE_TYPES:
+            raise UnknownNameError("purchase kind", kind, PRICE_TYPES, hint=f"There are {', '.join(PRICE_TYPES)}.")
+    if spot is False and "spot" in purchase:
+        raise InputError("--no-spot and --purchase spot exclude each other; keep one of them.")
+    return tuple(dict.fromkeys(("on-demand", *(("spot",) if spot else ()), *purchase)))
+
+
+def _above_zero(flag: str, value: float | None) -> float | None:
+    if value is not None and not value > 0.0:
+        raise InputError(f"{flag} is {value}, which is not above 0; type for example {flag} 20.")
+    return value
+
+
+def _several(given: str | Sequence[str] | None) -> tuple[str, ...] | None:
+    """Names from a list or from text with commas; None where nothing is given."""
+    words = given.split(",") if isinstance(given, str) else [w for text in given or () for w in text.split(",")]
+    found = tuple(word.strip() for word in words if word.strip())
+    return found or None
+
+
+def _search(
+    model: str,
+    options: dict[str, Any],
+    methods: tuple[str, ...] | None,
+    max_gpus: int,
+    batch: int | None,
+    limits: Limits,
+    around: Any,
+    prices: tuple[str | Path, ...],
+) -> tuple[Search, tuple[str, ...]]:
+    """The question that every card is asked."""
+    from tunecast.asked import read_asked
+    from tunecast.catalogs.price_book import price_book
+    from tunecast.model.market import Search
+    from tunecast.model.plans import BATCH_OPTIONS, Job, global_batch, gpu_counts
+    from tunecast.model.resolve import ASSUMED
+
+    if options.get("num_gpus") == "auto":
+        del options["num_gpus"]
+    asked = read_asked(model, options)
+    if not any(asked.options.get(name) is not None for name in AMOUNTS):
+        raise InputError(f"What to rent for {model} depends on how much it trains; add --tokens 10M, for example.")
+    if methods and asked.options.get("method") not in (None, *methods):
+        raise InputError(f"--method {asked.options['method']} is not among --methods {','.join(methods)}; keep one.")
+    counts = gpu_counts(max_gpus)
+    total = global_batch(asked.options, counts, batch)
+    usable = tuple(count for count in counts if total.samples % count == 0)
+    shared = {name: value for name, value in asked.options.items() if name not in (*BATCH_OPTIONS, "method")}
+    job = Job(
+        architecture=asked.architecture,
+        options=shared,
+        option_origins=asked.origins,
+        methods=methods or (asked.options.get("method") or ASSUMED["method"],),
+        counts=usable,
+        batch=total,
+    )
+    left_out = [count for count in counts if count not in usable]
+    notes = list(asked.notes)
+    if left_out:
+        words = ", ".join(map(str, left_out))
+        notes.append(f"a global batch of {total.samples} does not divide over {words} GPUs: --global-batch changes it")
+    return Search(job=job, limits=limits, book=price_book(prices), around=around), tuple(notes)
+
+
+def _rentable(names: Sequence[str], records: Mapping[str, Any]) -> list[Target]:
+    """The cards asked for; a CPU or a simulated card cannot be rented."""
+    from tunecast.model.target import resolve_targets
+
+    targets = resolve_targets(names, records)
+    for target in targets:
+        if target.platform == "cpu" or target.is_mock:
+            raise InputError(f"Nobody rents out {target.id}; name catalog GPUs with --gpu, or leave it out.")
+    return targets
+
+
+def _answer(search: Search, choice: Choice, screened: int, notes: tuple[str, ...]) -> Recommendation:
+    from tunecast.model.question import Question
+    from tunecast.model.recommend import full_forecast
+    from tunecast.recommendation import Picked, Recommendation
+
+    job = search.job
+    question = Question(architecture=job.architecture, options=job.options, option_origins=job.option_origins)
+    front = tuple(Picked(candidate=c, forecast=full_forecast(question, search, c)) for c in choice.front)
+    balance = None if not front else next(p for p in front if p.candidate is choice.balance)
+    return Recommendation(
+        model=job.architecture.name,
+        batch=job.batch,
+        steps=_steps(search),
+        limits=search.limits,
+        front=front,
+        balance=balance,
+        rejected=choice.rejected,
+        relaxations=choice.relaxations,
+        screened=screened,
+        notes=notes,
+    )
+
+
+def _steps(search: Search) -> str:
+    """Optimizer steps of the job: the same for every plan."""
+    from tunecast.model.amount import resolve_amount
+
+    whole = {"per_device_train_batch_size": search.job.batch.samples, "method": search.job.methods[0]}
+    run = search.job.resolve({**search.job.options, **whole}, has_bf16=True).run
+    amount = resolve_amount(run, dict(search.job.options))
+    assert amount is not None
+    return f"{amount.steps:,} steps: {amount.how}"

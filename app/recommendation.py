@@ -1,0 +1,145 @@
+"""The answer of `recommend`: its plans with full forecasts, and its JSON."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tunecast.model.forecast import Forecast
+    from tunecast.model.market import Candidate, Limits, Rejected
+    from tunecast.model.plans import GlobalBatch
+    from tunecast.model.recommend import Relaxation
+
+RECOMMENDATION_SCHEMA = "tunecast.recommendation/1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picked:
+    """A plan of the front with its full forecast."""
+
+    candidate: Candidate
+    forecast: Forecast
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recommendation:
+    """The answer: the front with its three named plans, and why everything else lost."""
+
+    model: str
+    batch: GlobalBatch
+    steps: str
+    """How many optimizer steps, and why."""
+    limits: Limits
+    front: tuple[Picked, ...]
+    """Cheapest first; empty when nothing keeps the limits."""
+    balance: Picked | None
+    rejected: tuple[Rejected, ...]
+    relaxations: tuple[Relaxation, ...]
+    """What each limit keeps away, the hardest one first."""
+    screened: int
+    """Combinations of a plan and a card that were compared."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def cheapest(self) -> Picked | None:
+        """The plan of least money."""
+        return self.front[0] if self.front else None
+
+    @property
+    def fastest(self) -> Picked | None:
+        """The plan of least time."""
+        return self.front[-1] if self.front else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON of ``tunecast recommend --json``."""
+        from tunecast.model.front import BALANCE
+
+        return {
+            "schema": RECOMMENDATION_SCHEMA,
+            "model": self.model,
+            "global_batch": {"samples": self.batch.samples, "how": self.batch.how},
+            "steps": self.steps,
+            "limits": limits_to_dict(self.limits),
+            "cheapest": picked_to_dict(self.cheapest, full=True),
+            "fastest": picked_to_dict(self.fastest, full=True),
+            "balance": picked_to_dict(self.balance, full=True),
+            "balance_means": BALANCE,
+            "pareto": [picked_to_dict(picked, full=False) for picked in self.front],
+            "binding": [relaxation_to_dict(relaxation) for relaxation in self.relaxations],
+            "rejected": [rejected_to_dict(rejected) for rejected in self.rejected],
+            "combinations_screened": self.screened,
+            "notes": list(self.notes),
+        }
+
+
+def limits_to_dict(limits: Limits) -> dict[str, Any]:
+    """What a plan had to keep."""
+    return {
+        "budget_usd": limits.budget_usd,
+        "deadline_h": limits.deadline_h,
+        "min_fit_confidence": limits.min_fit_confidence,
+        "price_types": list(limits.price_types),
+        "providers": None if limits.providers is None else list(limits.providers),
+        "regions": None if limits.regions is None else list(limits.regions),
+        "usd_per_gpu_hour": limits.usd_per_gpu_hour,
+    }
+
+
+def picked_to_dict(picked: Picked | None, *, full: bool) -> dict[str, Any] | None:
+    """One plan; with its whole forecast (``tunecast.forecast/1``) if `full`."""
+    from tunecast.model.forecast_json import forecast_to_dict
+
+    if picked is None:
+        return None
+    candidate, forecast = picked.candidate, picked.forecast
+    assert forecast.total_time_h is not None
+    assert forecast.cost_usd is not None
+    summary = {
+        **plan_to_dict(candidate),
+        "time_h": forecast.total_time_h.as_dict(),
+        "cost_usd": forecast.cost_usd.as_dict(),
+        "step_time_s": forecast.step_time_s.as_dict(),
+        "offer": forecast.offer,
+    }
+    return {**summary, "forecast": forecast_to_dict(forecast)} if full else summary
+
+
+def plan_to_dict(candidate: Candidate) -> dict[str, Any]:
+    """The card and how the job is laid out on it."""
+    run = candidate.plan.run
+    return {
+        "gpu": candidate.target.id,
+        "num_gpus": run.num_gpus,
+        "method": run.method,
+        "sharding": run.sharding,
+        "per_device_train_batch_size": run.per_device_train_batch_size,
+        "gradient_accumulation_steps": run.gradient_accumulation_steps,
+        "gradient_checkpointing": run.gradient_checkpointing,
+        "fit_probability": candidate.fit_probability,
+    }
+
+
+def relaxation_to_dict(relaxation: Relaxation) -> dict[str, Any]:
+    """A limit and what relaxing it buys."""
+    candidate = relaxation.candidate
+    return {
+        "limit": relaxation.limit,
+        "now": relaxation.now,
+        "needed": relaxation.needed,
+        "buys": relaxation.buys,
+        **plan_to_dict(candidate),
+        "time_h": candidate.time_h,
+        "cost_usd": candidate.usd,
+        "offer": candidate.price.offer,
+    }
+
+
+def rejected_to_dict(rejected: Rejected) -> dict[str, Any]:
+    """A card that lost; its best plan where it has one."""
+    said = {"gpu": rejected.gpu, "reason": rejected.reason, "detail": rejected.detail}
+    candidate = rejected.candidate
+    if candidate is None:
+        return {**said, "num_gpus": None, "time_h": None, "cost_usd": None, "offer": None}
+    own = {"time_h": candidate.time_h, "cost_usd": candidate.usd, "offer": candidate.price.offer}
+    return {**plan_to_dict(candidate), **said, **own}

@@ -1,0 +1,255 @@
+"""Every plan of a job on every card and offer, screened: the candidates for an answer, and why a card has none.
+
+Step times and memory come from `engine.screen`; the whole run's time and money from `whole_run`, for the fastest
+plan of each method and number of GPUs, from the cheapest offers of each purchase kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+
+import numpy as np
+
+from tunecast.catalogs.price_book import PriceBook
+from tunecast.catalogs.prices import PRICE_TYPES, SCALING_MAX_GPUS, JobOffer
+from tunecast.model.amount import resolve_amount
+from tunecast.model.architecture import Architecture
+from tunecast.model.cost import Price, job_price, user_price
+from tunecast.model.engine import Screen, screen
+from tunecast.model.engine_memory import Flags
+from tunecast.model.factors_io import factor_set_from_record
+from tunecast.model.fits import TIGHT_BELOW
+from tunecast.model.inventory import step_operations
+from tunecast.model.operation import Phase
+from tunecast.model.phase_rates import Rates, phase_rates
+from tunecast.model.phases import Work
+from tunecast.model.plans import Job, Plan, best_plans, plans_that_may_fit
+from tunecast.model.run import Run
+from tunecast.model.run_work import work_of
+from tunecast.model.target import Target
+from tunecast.model.terms import rented
+from tunecast.model.units import gib
+from tunecast.model.value import Value, exact
+from tunecast.model.whole_run import WholeRun, whole_run
+from tunecast.model.whole_run_options import WholeRunOptions
+
+OFFERS_TRIED = 3
+"""Offers of one card, purchase kind and number of GPUs whose whole run is computed, cheapest per hour first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a plan has to keep."""
+
+    budget_usd: float | None = None
+    deadline_h: float | None = None
+    min_fit_confidence: float = TIGHT_BELOW
+    """Least probability that the run fits the card."""
+    price_types: tuple[str, ...] = ("on-demand",)
+    providers: tuple[str, ...] | None = None
+    regions: tuple[str, ...] | None = None
+    usd_per_gpu_hour: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """One plan on one card from one offer, screened."""
+
+    plan: Plan
+    target: Target
+    price: Price
+    time_h: float
+    """The whole run, expected."""
+    usd: float
+    """The whole run, expected."""
+    process_bytes: float
+    fit_probability: float
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of the job."""
+        return self.plan.run.num_gpus
+
+    @property
+    def kind(self) -> str:
+        """How it is bought."""
+        return str(self.price.offer.get("price_type") or "on-demand")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejected:
+    """A card that is not in the answer, and why its best plan lost."""
+
+    gpu: str
+    reason: str
+    detail: str
+    candidate: Candidate | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    """What is asked of every card."""
+
+    job: Job
+    limits: Limits
+    book: PriceBook
+    around: WholeRunOptions
+
+
+@dataclass(slots=True, kw_only=True)
+class Market:
+    """Everything that was screened."""
+
+    candidates: list[Candidate] = field(default_factory=list)
+    unsure: list[Candidate] = field(default_factory=list)
+    """Those that fit by value, but not with the confidence asked for."""
+    without: dict[str, Rejected] = field(default_factory=dict)
+    """Cards without any candidate."""
+    plans: int = 0
+    """Combinations of a plan and a card that were screened."""
+
+
+def survey(search: Search, targets: Sequence[Target]) -> Market:
+    """Screen every plan on every card; cards with and without bf16 run different plans."""
+    market = Market()
+    for has_bf16 in (True, False):
+        alike = [target for target in targets if target.has_bf16 is has_bf16]
+        if alike:
+            _survey_alike(market, search, alike)
+    return market
+
+
+def _survey_alike(market: Market, search: Search, targets: Sequence[Target]) -> None:
+    known = [target.usable_bytes for target in targets if target.usable_bytes is not None]
+    plans = plans_that_may_fit(search.job, has_bf16=targets[0].has_bf16, roomiest_bytes=max(known, default=0.0))
+    if not plans:
+        market.without |= {target.id: too_small(target, None, search) for target in targets}
+        return
+    runs = [plan.run for plan in plans]
+    screened = screen(search.job.architecture, runs, targets, search.job.options)
+    market.plans += len(plans) * len(targets)
+    for device, target in enumerate(targets):
+        _survey_card(market, search, plans, screened, device, target)
+
+
+def _survey_card(
+    market: Market, search: Search, plans: list[Plan], screened: Screen, device: int, target: Target
+) -> None:
+    fit = screened.fit_probability[device]
+    timed = ~np.isnan(screened.step_s[device])
+    roomy = ~screened.too_large[device] & ~np.isnan(fit)
+    if not roomy.any():
+        market.without[target.id] = too_small(target, float(np.nanmin(screened.process_bytes[device])), search)
+        return
+    sure = roomy & timed & (fit >= search.limits.min_fit_confidence)
+    found = list(priced(search, plans, screened, device, target, sure))
+    market.candidates += found
+    unsure = roomy & timed & ~sure
+    market.unsure += priced(search, plans, screened, device, target, unsure)
+    if not found:
+        counts = sorted({plans[row].run.num_gpus for row in map(int, np.flatnonzero(sure))})
+        market.without[target.id] = not_bought(target, counts, float(fit[roomy].max()), search)
+
+
+def priced(
+    search: Search, plans: list[Plan], screened: Screen, device: int, target: Target, allowed: Flags
+) -> Iterator[Candidate]:
+    """The fastest allowed plan of each method and number of GPUs, from each of the offers that are tried."""
+    for row in best_plans(plans, screened.step_s[device], allowed).values():
+        for price in prices_for(target, plans[row].run.num_gpus, search.limits, search.book):
+            whole = whole_of(search, plans[row].run, target, exact(float(screened.step_s[device, row])), price)
+            assert whole.cost_usd is not None
+            yield Candidate(
+                plan=plans[row],
+                target=target,
+                price=price,
+                time_h=whole.total_time_h.value,
+                usd=whole.cost_usd.value,
+                process_bytes=float(screened.process_bytes[device, row]),
+                fit_probability=float(screened.fit_probability[device, row]),
+            )
+
+
+def prices_for(target: Target, num_gpus: int, limits: Limits, book: PriceBook) -> list[Price]:
+    """The cheapest offers of each purchase kind for so many of these GPUs, in as few machines as can hold them."""
+    if limits.usd_per_gpu_hour is not None:
+        return [user_price(limits.usd_per_gpu_hour, num_gpus)]
+    if target.gpu is None or target.is_mock:
+        return []
+    kinds: dict[str, list[JobOffer]] = {}
+    for job in book.offers_for(target.gpu.id, num_gpus, limits.price_types, limits.providers, limits.regions):
+        if job.instances <= -(-num_gpus // SCALING_MAX_GPUS):
+            kinds.setdefault(job.offer.price_type, []).append(job)
+    return [job_price(job) for jobs in kinds.values() for job in jobs[:OFFERS_TRIED]]
+
+
+def whole_of(
+    search: Search, run: Run, target: Target, step_s: Value, price: Price, on_demand: Price | None = None
+) -> WholeRun:
+    """Time and money of the whole run on one offer; an interruptible one with its interruptions."""
+    options = replace(search.around, spot=price.offer.get("price_type") == "spot")
+    rates = rates_of(target, tuple(options.phase_rate.items()))
+    terms = rented(price, options, rates, on_demand=on_demand)
+    return whole_run(work_for(search, run, target.platform), step_s, options=options, rates=rates, terms=terms)
+
+
+def rates_of(target: Target, given: tuple[tuple[str, float], ...]) -> Rates:
+    """Rates of the phases around training on this card."""
+    measured = None if target.record is None else factor_set_from_record(target.record)
+    return phase_rates(target.gpu, measured, dict(given))
+
+
+def work_for(search: Search, run: Run, platform: str) -> Work:
+    """What the whole run has to move and do."""
+    amount = resolve_amount(run, dict(search.job.options))
+    assert amount is not None, "an amount of data was asked for"
+    share = 0.0 if search.around.eval_samples is None else forward_frac(search.job.architecture, run, platform)
+    return _work_of(search.job.architecture, run, amount, forward_frac=share, platform=platform)
+
+
+_work_of = lru_cache(maxsize=1024)(work_of)
+
+
+@lru_cache(maxsize=256)
+def forward_frac(architecture: Architecture, run: Run, platform: str) -> float:
+    """Forward pass over the whole step, by FLOPs."""
+    operations = step_operations(architecture, run, platform=platform)
+    forward = sum(o.total_flops for o in operations if o.phase is Phase.FORWARD)
+    return forward / sum(o.total_flops for o in operations)
+
+
+def too_small(target: Target, smallest_bytes: float | None, search: Search) -> Rejected:
+    """A card on which no plan fits, or nobody knows."""
+    if target.usable_bytes is None:
+        detail = "its usable memory is unknown, so whether the run fits is not said"
+        return Rejected(gpu=target.id, reason="memory unknown", detail=detail)
+    room = f"{gib(target.usable_bytes):.1f} GiB are usable"
+    gpus = search.job.counts[-1]
+    spread = f"on up to {gpus} GPUs" if gpus > 1 else "on one GPU"
+    need = "far more" if smallest_bytes is None else f"{gib(smallest_bytes):.1f} GiB a GPU at least"
+    return Rejected(gpu=target.id, reason="does not fit", detail=f"needs {need} {spread}; {room}")
+
+
+def not_bought(target: Target, counts: Sequence[int], surest: float, search: Search) -> Rejected:
+    """A card that fits, but not surely enough, or that nobody offers in the number it takes."""
+    limits = search.limits
+    if not counts:
+        detail = f"fits with probability {surest:.0%}, below {limits.min_fit_confidence:.0%}"
+        return Rejected(gpu=target.id, reason="fit not sure", detail=detail)
+    elsewhere = _elsewhere(target, counts, search)
+    words = " or ".join(str(count) for count in counts)
+    detail = f"no offer of {words} in one machine{elsewhere}"
+    return Rejected(gpu=target.id, reason="no price", detail=detail)
+
+
+def _elsewhere(target: Target, counts: Sequence[int], search: Search) -> str:
+    """What other offers of the card there are, beyond the kinds and places asked for."""
+    anywhere = replace(search.limits, price_types=PRICE_TYPES, providers=None, regions=None)
+    found = [price for count in counts for price in prices_for(target, count, anywhere, search.book)]
+    if not found:
+        return ""
+    best = min(found, key=lambda price: price.usd_per_h)
+    offer = best.offer
+    return f"; {offer['provider']} has it {offer['price_type']} at ${best.usd_per_h:.2f}/h"

@@ -1,0 +1,170 @@
+"""The plans of one job: how its global batch can be split over GPUs, micro-batches and accumulation.
+
+The global batch is micro-batch x accumulation x GPUs and stays what it is, so that every plan trains the same
+model; checkpointing, and the way several GPUs share the work, are free unless they were asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from tunecast.catalogs.errors import InputError, NotSupportedError
+from tunecast.model.architecture import Architecture
+from tunecast.model.curves import Array
+from tunecast.model.engine_memory import Flags, memory_of
+from tunecast.model.on_device import LEAST_SHARDING_FIRST
+from tunecast.model.question import RUN_OPTIONS_ELSEWHERE
+from tunecast.model.resolve import ASSUMED, Resolved, resolve_run, whole_number
+from tunecast.model.run import Run
+
+BATCH_OPTIONS = ("per_device_train_batch_size", "gradient_accumulation_steps", "num_gpus")
+"""Options whose product is the global batch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GlobalBatch:
+    """Samples of one optimizer step of the whole job, and how that number came about."""
+
+    samples: int
+    how: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One way to run the job on one GPU of a kind or more."""
+
+    options: dict[str, Any]
+    """Run options that say it, as typed with underscores."""
+    resolved: Resolved
+
+    @property
+    def run(self) -> Run:
+        """The run it resolves to."""
+        return self.resolved.run
+
+
+def gpu_counts(most: int) -> tuple[int, ...]:
+    """1, 2, 4, 8, ... up to `most`."""
+    return tuple(1 << power for power in range(whole_number("max_gpus", most).bit_length()))
+
+
+def global_batch(options: Mapping[str, Any], counts: Sequence[int], asked: int | None = None) -> GlobalBatch:
+    """The user's: as asked, or the product of what was given; without either, one sample for each GPU of the most."""
+    if asked is not None:
+        return GlobalBatch(samples=whole_number("global_batch", asked), how="as asked with --global-batch")
+    given = {name: options[name] for name in BATCH_OPTIONS if options.get(name) is not None}
+    if not given:
+        how = f"the smallest in which each of {counts[-1]} GPUs gets a sample; --global-batch N sets it"
+        return GlobalBatch(samples=counts[-1], how=how)
+    samples = 1
+    for name in BATCH_OPTIONS:
+        samples *= whole_number(name, given.get(name, ASSUMED[name]))
+    words = " x ".join(f"--{name.replace('_', '-')} {value}" for name, value in given.items())
+    return GlobalBatch(samples=samples, how=f"from {words}")
+
+
+def divisors(number: int) -> tuple[int, ...]:
+    """All divisors, the smallest first."""
+    return tuple(n for n in range(1, number + 1) if number % n == 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Line:
+    """Plans that differ in their micro-batch only."""
+
+    method: str
+    num_gpus: int
+    sharding: str
+    checkpointing: bool
+
+
+def lines(options: Mapping[str, Any], methods: Sequence[str], counts: Sequence[int], batch: int) -> Iterator[_Line]:
+    """Every way to run the job but for the micro-batch; what was asked for is kept."""
+    checkpointing = options.get("gradient_checkpointing")
+    choices = (True, False) if checkpointing is None else (bool(checkpointing),)
+    asked = options.get("sharding")
+    for method in methods:
+        for num_gpus in (count for count in counts if batch % count == 0):
+            spread = ("none",) if num_gpus == 1 else LEAST_SHARDING_FIRST if asked in (None, "none") else (str(asked),)
+            for sharding in spread:
+                yield from (
+                    _Line(method=method, num_gpus=num_gpus, sharding=sharding, checkpointing=choice)
+                    for choice in choices
+                )
+
+
+def line_options(options: Mapping[str, Any], line: _Line, micro_batch: int, batch: int) -> dict[str, Any]:
+    """The run options of one plan of a line."""
+    return {
+        **options,
+        "method": line.method,
+        "num_gpus": line.num_gpus,
+        "sharding": line.sharding,
+        "gradient_checkpointing": line.checkpointing,
+        "per_device_train_batch_size": micro_batch,
+        "gradient_accumulation_steps": batch // line.num_gpus // micro_batch,
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What is planned: a model, the options that all plans share, and the free dimensions."""
+
+    architecture: Architecture
+    options: Mapping[str, Any]
+    option_origins: Mapping[str, str]
+    methods: tuple[str, ...]
+    counts: tuple[int, ...]
+    batch: GlobalBatch
+
+    def resolve(self, options: Mapping[str, Any], *, has_bf16: bool) -> Resolved:
+        """The run that options mean on a card with or without bf16."""
+        own = {name: value for name, value in options.items() if name not in RUN_OPTIONS_ELSEWHERE}
+        return resolve_run(self.architecture, own, gpu_has_bf16=has_bf16, option_origins=self.option_origins)
+
+
+def plans_that_may_fit(job: Job, *, has_bf16: bool, roomiest_bytes: float) -> list[Plan]:
+    """Every plan whose tensors fit the roomiest card; larger micro-batches than one that does not are not tried.
+
+    Combinations that a run cannot have (resolving refuses them) are left out; raises what resolving said where
+    nothing else is left.
+    """
+    found: list[Plan] = []
+    refusal: InputError | NotSupportedError | None = None
+    for line in lines(job.options, job.methods, job.counts, job.batch.samples):
+        try:
+            found += _line_plans(job, line, has_bf16=has_bf16, roomiest_bytes=roomiest_bytes)
+        except (InputError, NotSupportedError) as error:
+            refusal = refusal or error
+    if not found and refusal is not None:
+        raise refusal
+    return found
+
+
+def _line_plans(job: Job, line: _Line, *, has_bf16: bool, roomiest_bytes: float) -> Iterator[Plan]:
+    template: Resolved | None = None
+    for micro_batch in divisors(job.batch.samples // line.num_gpus):
+        options = line_options(job.options, line, micro_batch, job.batch.samples)
+        template = template or job.resolve(options, has_bf16=has_bf16)
+        run = replace(
+            template.run,
+            per_device_train_batch_size=micro_batch,
+            gradient_accumulation_steps=options["gradient_accumulation_steps"],
+        )
+        if memory_of(job.architecture, [run], "cuda").allocated_bytes[0] > roomiest_bytes:
+            return
+        yield Plan(options=options, resolved=replace(template, run=run))
+
+
+def best_plans(plans: Sequence[Plan], step_s: Array, allowed: Flags) -> dict[tuple[str, int], int]:
+    """By method and number of GPUs, the fastest allowed plan of one device; at equal speed the first, least sharded."""
+    best: dict[tuple[str, int], int] = {}
+    for row in map(int, np.flatnonzero(allowed)):
+        key = (plans[row].run.method, plans[row].run.num_gpus)
+        if key not in best or step_s[row] < step_s[best[key]]:
+            best[key] = row
+    return best

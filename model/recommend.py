@@ -1,0 +1,237 @@
+"""The answer to "what do I rent?": the cheapest, the fastest and the balanced plan, the front, and why others lost.
+
+Definitions: of all candidates (`market.survey`) that keep the limits, the front holds those that no other beats in
+both money and time; cheapest and fastest are its ends, the balance is its knee (`front.knee`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from tunecast.catalogs.price_book import book_of
+from tunecast.model.cost import Price, cost_per_million_tokens_usd
+from tunecast.model.estimate import forecast
+from tunecast.model.forecast import Forecast
+from tunecast.model.front import beats, knee, pareto
+from tunecast.model.market import Candidate, Limits, Market, Rejected, Search, prices_for, whole_of
+from tunecast.model.money import whole_notes
+from tunecast.model.question import Question
+
+WORTH = 0.01
+"""A relaxed limit is worth telling when it saves more than this share of money or time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Relaxation:
+    """What one limit keeps away, and from which value on it would not."""
+
+    limit: str
+    """As typed."""
+    now: str
+    needed: str
+    buys: str
+    candidate: Candidate
+    effort: float
+    """How far the limit has to move, as a ratio above 1 (or by how much a probability)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """What is chosen from a market."""
+
+    front: tuple[Candidate, ...]
+    """Cheapest first; empty when nothing keeps the limits."""
+    rejected: tuple[Rejected, ...]
+    """One entry for every card that is not on the front."""
+    relaxations: tuple[Relaxation, ...]
+    """The least effort first: the first one binds hardest."""
+
+    @property
+    def cheapest(self) -> Candidate:
+        """One end of the front."""
+        return self.front[0]
+
+    @property
+    def fastest(self) -> Candidate:
+        """The other end."""
+        return self.front[-1]
+
+    @property
+    def balance(self) -> Candidate:
+        """The knee."""
+        return knee(self.front)
+
+
+def choose(market: Market, limits: Limits) -> Choice:
+    """The front of what keeps the limits, and everything else with its reason."""
+    kept = [c for c in market.candidates if in_budget(c, limits) and in_time(c, limits)]
+    front = tuple(pareto(kept))
+    return Choice(
+        front=front,
+        rejected=tuple(rejections(market, front, limits)),
+        relaxations=tuple(sorted(relaxations(market, front, limits), key=lambda r: r.effort)),
+    )
+
+
+def in_budget(candidate: Candidate, limits: Limits) -> bool:
+    """Whether the whole run costs no more than the budget."""
+    return limits.budget_usd is None or candidate.usd <= limits.budget_usd
+
+
+def in_time(candidate: Candidate, limits: Limits) -> bool:
+    """Whether the whole run ends by the deadline."""
+    return limits.deadline_h is None or candidate.time_h <= limits.deadline_h
+
+
+def rejections(market: Market, front: Sequence[Candidate], limits: Limits) -> list[Rejected]:
+    """Why each card is not on the front, by its own best plan; the nearest losers first."""
+    chosen = {candidate.target.id for candidate in front}
+    by_gpu: dict[str, list[Candidate]] = {}
+    for candidate in market.candidates:
+        if candidate.target.id not in chosen:
+            by_gpu.setdefault(candidate.target.id, []).append(candidate)
+    lost = [rejection(gpu, own, front, limits) for gpu, own in by_gpu.items()]
+    lost.sort(key=lambda r: 0.0 if r.candidate is None else r.candidate.usd)
+    return [*lost, *(market.without[gpu] for gpu in market.without if gpu not in chosen)]
+
+
+def rejection(gpu: str, own: Sequence[Candidate], front: Sequence[Candidate], limits: Limits) -> Rejected:
+    """Why one card lost: a limit that none of its plans keeps, else the plan of the front that beats its cheapest."""
+    kept = [c for c in own if in_budget(c, limits) and in_time(c, limits)]
+    cheapest, fastest = min(own, key=lambda c: (c.usd, c.time_h)), min(own, key=lambda c: (c.time_h, c.usd))
+    if kept:
+        best = min(kept, key=lambda c: (c.usd, c.time_h))
+        winner = next((c for c in front if beats(c, best)), front[0])
+        saved, sooner = best.usd - winner.usd, best.time_h - winner.time_h
+        detail = f"{named(winner)} is ${saved:,.2f} cheaper and {hours(sooner)} faster"
+        return Rejected(gpu=gpu, reason="dominated", detail=detail, candidate=best)
+    if not any(in_budget(c, limits) for c in own):
+        detail = f"${cheapest.usd:,.2f} at least, over ${limits.budget_usd:,.2f}"
+        return Rejected(gpu=gpu, reason="over budget", detail=detail, candidate=cheapest)
+    if not any(in_time(c, limits) for c in own):
+        detail = f"{hours(fastest.time_h)} at least, past {hours(limits.deadline_h or 0.0)}"
+        return Rejected(gpu=gpu, reason="past deadline", detail=detail, candidate=fastest)
+    detail = f"${fastest.usd:,.2f} when fast enough, {hours(cheapest.time_h)} when cheap enough"
+    return Rejected(gpu=gpu, reason="budget or deadline", detail=detail, candidate=cheapest)
+
+
+def relaxations(market: Market, front: Sequence[Candidate], limits: Limits) -> list[Relaxation]:
+    """For each limit alone: the least that it has to give for a plan that is cheaper or faster than any now."""
+    found = [_more_budget(market, front, limits), _more_time(market, front, limits), _less_sure(market, front, limits)]
+    return [relaxation for relaxation in found if relaxation is not None]
+
+
+def _more_budget(market: Market, front: Sequence[Candidate], limits: Limits) -> Relaxation | None:
+    if limits.budget_usd is None:
+        return None
+    able = [c for c in market.candidates if in_time(c, limits) and not in_budget(c, limits) and _faster(c, front)]
+    if not able:
+        return None
+    best = min(able, key=lambda c: (c.usd, c.time_h))
+    return Relaxation(
+        limit="--budget",
+        now=f"${limits.budget_usd:,.2f}",
+        needed=f"${best.usd:,.2f}",
+        buys=_gain(best, front),
+        candidate=best,
+        effort=best.usd / limits.budget_usd,
+    )
+
+
+def _more_time(market: Market, front: Sequence[Candidate], limits: Limits) -> Relaxation | None:
+    if limits.deadline_h is None:
+        return None
+    able = [c for c in market.candidates if in_budget(c, limits) and not in_time(c, limits) and _cheaper(c, front)]
+    if not able:
+        return None
+    best = min(able, key=lambda c: (c.time_h, c.usd))
+    return Relaxation(
+        limit="--deadline",
+        now=hours(limits.deadline_h),
+        needed=hours(best.time_h),
+        buys=_gain(best, front),
+        candidate=best,
+        effort=best.time_h / limits.deadline_h,
+    )
+
+
+def _less_sure(market: Market, front: Sequence[Candidate], limits: Limits) -> Relaxation | None:
+    able = [
+        c
+        for c in market.unsure
+        if in_budget(c, limits) and in_time(c, limits) and (_cheaper(c, front) or _faster(c, front))
+    ]
+    if not able:
+        return None
+    best = max(able, key=lambda c: (c.fit_probability, -c.usd))
+    return Relaxation(
+        limit="--min-fit-confidence",
+        now=f"{limits.min_fit_confidence:.0%}",
+        needed=f"{best.fit_probability:.0%}",
+        buys=_gain(best, front),
+        candidate=best,
+        effort=1.0 + limits.min_fit_confidence - best.fit_probability,
+    )
+
+
+def _faster(candidate: Candidate, front: Sequence[Candidate]) -> bool:
+    return not front or candidate.time_h < (1.0 - WORTH) * front[-1].time_h
+
+
+def _cheaper(candidate: Candidate, front: Sequence[Candidate]) -> bool:
+    return not front or candidate.usd < (1.0 - WORTH) * front[0].usd
+
+
+def _gain(candidate: Candidate, front: Sequence[Candidate]) -> str:
+    """What the candidate does better than the best of today, in words."""
+    here = f"{named(candidate)}: {hours(candidate.time_h)} for ${candidate.usd:,.2f}"
+    if not front:
+        return here
+    gains = []
+    if _cheaper(candidate, front):
+        gains.append(f"${front[0].usd - candidate.usd:,.2f} less than the cheapest")
+    if _faster(candidate, front):
+        gains.append(f"{hours(front[-1].time_h - candidate.time_h)} less than the fastest")
+    return f"{here}, {' and '.join(gains)}"
+
+
+def named(candidate: Candidate) -> str:
+    """The card and its number, with the method where that is a choice."""
+    return f"{candidate.num_gpus} x {candidate.target.id}"
+
+
+def hours(value_h: float) -> str:
+    """A length in words: minutes below an hour, days from four on."""
+    if value_h < 1.0:
+        return f"{60.0 * value_h:.0f} min"
+    return f"{value_h:.1f} h" if value_h < 96.0 else f"{value_h / 24.0:.1f} days"
+
+
+def full_forecast(question: Question, search: Search, candidate: Candidate) -> Forecast:
+    """The candidate with intervals, origins and its whole run from its own offer."""
+    asked = replace(question, options={**question.options, **candidate.plan.options}, price_book=book_of(()))
+    result = forecast(asked, candidate.target)
+    whole = whole_of(
+        search, result.run, candidate.target, result.step_time_s, candidate.price, _on_demand(search, candidate)
+    )
+    offer_notes = candidate.price.offer.get("notes", ())
+    return replace(
+        result,
+        phases_h=whole.phases_h,
+        total_time_h=whole.total_time_h,
+        cost_usd=whole.cost_usd,
+        offer=candidate.price.offer,
+        whole_run=whole,
+        cost_per_million_tokens_usd=cost_per_million_tokens_usd(result.tokens_per_s, candidate.price),
+        notes=tuple(dict.fromkeys((*result.notes, *offer_notes, *whole_notes(whole, search.around)))),
+    )
+
+
+def _on_demand(search: Search, candidate: Candidate) -> Price | None:
+    """The cheapest price without interruptions, to compare an interruptible one with."""
+    if candidate.kind != "spot":
+        return None
+    lasting = replace(search.limits, price_types=("on-demand",))
+    found = prices_for(candidate.target, candidate.num_gpus, lasting, search.book)
+    return min(found, key=lambda price: price.usd_per_h, default=None)
