@@ -20,6 +20,7 @@ from tunecast.catalogs.errors import InputError, TunecastError
 from tunecast.catalogs.gpus import find_gpu, training_dtype
 from tunecast.model.architecture import Architecture
 from tunecast.model.architectures import load_architecture
+from tunecast.model.experts_modules import in_modules
 from tunecast.model.resolve import resolve_run
 from tunecast.model.run import Run
 from tunecast.model.units import GIB
@@ -118,6 +119,8 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
         raise _SkipRowError("the GPU is in no catalog" if "gpu_canonical_id" in row else "gpu is not stated")
     options = _options(row)
     architecture = load_architecture(_clean_model(row["model"]))
+    if options.get("hf_code", "5") != "5":
+        architecture = in_modules(architecture)
     gpu = find_gpu(name)
     resolved = resolve_run(architecture, options, gpu_has_bf16=training_dtype(gpu) == "bf16")
     return PublishedRun(

@@ -108,6 +108,12 @@ class Mlp:
         """Parameters of each vector that is no linear map's bias."""
         return () if self.experts is None else self.experts.vector_sizes
 
+    def share_of(self, linear: Linear) -> float:
+        """Part of the tokens that go through a map of the layer: of experts in modules, those that choose it."""
+        if self.experts is None or self.experts.stacked or linear not in self.linears[1:]:
+            return 1.0
+        return self.experts.per_token / self.experts.count
+
     def adapter_sizes(self, targets: tuple[str, ...], rank: int) -> tuple[int, ...]:
         """Parameters of each adapter matrix on stacked parameters."""
         return () if self.experts is None else self.experts.adapter_sizes(targets, rank)

@@ -14,6 +14,7 @@ from tunecast.model.architecture import Layer
 from tunecast.model.attention_blocks import attention_block
 from tunecast.model.context import Step, Tables
 from tunecast.model.experts import experts_block
+from tunecast.model.experts_modules import KIND, expert_modules_block
 from tunecast.model.mlp_blocks import mlp_block
 from tunecast.model.norms import norm
 from tunecast.model.operation import Phase
@@ -25,7 +26,7 @@ MlpWriter = Callable[[Step, str, Layer, Tensor], Tensor]
 
 ATTENTIONS: dict[str, AttentionWriter] = {"heads": attention_block}
 """By ``Attention.kind``: (step, where, layer, input, tables) to the output of the block."""
-MLPS: dict[str, MlpWriter] = {"dense": mlp_block, "experts": experts_block}
+MLPS: dict[str, MlpWriter] = {"dense": mlp_block, "experts": experts_block, KIND: expert_modules_block}
 """By ``Mlp.kind``: (step, where, layer, input) to the output of the block."""
 
 

@@ -35,7 +35,7 @@ def linear_flops_per_token(linear: Linear, run: Run) -> float:
 
 def expert_flops_per_token(layer: Layer, run: Run) -> float:
     """Required FLOPs per token of the router and of the experts that a token goes to."""
-    if layer.mlp.experts is None:
+    if layer.mlp.experts is None or not layer.mlp.experts.stacked:
         return 0.0
     passes = FROZEN_PASSES if run.has_adapters else TRAINED_PASSES
     base = 2.0 * passes * layer.mlp.experts.active_weight_params
@@ -56,7 +56,8 @@ def attention_flops_per_sample(attention: Attention, length: int) -> float:
 
 def layer_flops_per_sample(layer: Layer, run: Run) -> float:
     """Required FLOPs of one layer for one sample."""
-    linears = sum(linear_flops_per_token(linear, run) for linear in layer.linears) + expert_flops_per_token(layer, run)
+    linears = sum(layer.mlp.share_of(linear) * linear_flops_per_token(linear, run) for linear in layer.linears)
+    linears += expert_flops_per_token(layer, run)
     return run.max_length * linears + attention_flops_per_sample(layer.attention, run.max_length)
 
 

@@ -15,9 +15,10 @@ FUSED_MAPS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
-    """Routed experts of one layer, stored as stacked parameters: no ``nn.Linear``, so neither quantized nor adapted.
+    """Routed experts of one layer.
 
-    transformers 5 keeps ``gate_up_proj`` and ``down_proj`` of all experts in one three-dimensional parameter each.
+    transformers 5 keeps ``gate_up_proj`` and ``down_proj`` of all experts in one three-dimensional parameter each,
+    which are no ``nn.Linear``: 4-bit loading passes them by.
     """
 
     count: int
@@ -38,6 +39,8 @@ class Experts:
     """Whether gate and up are interleaved and clamped, with a sigmoid in between (gpt-oss)."""
     correction: bool = False
     """Whether a buffer corrects the router's scores (DeepSeek-V3)."""
+    stacked: bool = True
+    """False: every expert's maps are linear maps of the block (transformers before 5)."""
     peft_names: str = ""
     """Whose module names of transformers 4 PEFT turns into stacked parameters: a key of ``resolve_experts.RENAMED``;
     empty where it leaves names alone."""
@@ -59,7 +62,9 @@ class Experts:
 
     @property
     def matrix_sizes(self) -> tuple[int, ...]:
-        """Parameters of each tensor of two or more dimensions, in the model's order."""
+        """Parameters of each tensor of two or more dimensions that is no linear map's, in the model's order."""
+        if not self.stacked:
+            return ()
         if not self.bias:
             return (self.router_params, self.up_params, self.down_params)
         up_bias, down_bias = self.count * 2 * self.intermediate_size, self.count * self.hidden_size

@@ -1,0 +1,65 @@
+"""Experts as modules of their own (transformers before 5): counted by hand, and against published peaks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tunecast.catalogs.errors import NotSupportedError
+from tunecast.model.architectures import architecture_from_config, load_architecture
+from tunecast.model.experts_modules import in_modules
+from tunecast.model.flops import executed_flops_per_step, model_flops_per_step
+from tunecast.model.memory import memory_timeline
+from tunecast.model.optimizer import trainable_params
+from tunecast.model.resolve import resolve_run
+from tunecast.model.units import gib
+
+STACKED = load_architecture("mistralai/Mixtral-8x7B-v0.1")
+MIXTRAL = in_modules(STACKED)
+FMS: dict[str, Any] = {
+    "method": "qlora", "max_length": 4096, "hf_code": "4.46", "lora_target_modules": "q_proj,k_proj,v_proj,o_proj",
+    "attn_implementation": "flash_attention_2", "reentrant": True, "lora_dropout": 0.1,
+}  # fmt: skip
+
+
+def test_every_expert_is_three_maps_and_nothing_is_lost() -> None:
+    layer = MIXTRAL.groups[0].layer
+    assert len(layer.mlp.linears) == 1 + 8 * 3
+    assert MIXTRAL.total_params == STACKED.total_params == 46_702_792_704
+
+
+def test_required_work_does_not_depend_on_where_weights_are_kept() -> None:
+    run = resolve_run(MIXTRAL, {"max_length": 1024, "hf_code": "4.46", "lora_target_modules": "q_proj"}).run
+    assert model_flops_per_step(MIXTRAL, run) == pytest.approx(model_flops_per_step(STACKED, run), rel=1e-12)
+    assert executed_flops_per_step(MIXTRAL, run) == pytest.approx(executed_flops_per_step(STACKED, run), rel=1e-3)
+
+
+def test_adapters_sit_on_every_expert() -> None:
+    run = resolve_run(MIXTRAL, {"hf_code": "4.46", "lora_r": 16, "lora_target_modules": "w1,gate"}).run
+    assert trainable_params(MIXTRAL, run) == 32 * 16 * (8 * (4096 + 14336) + 4096 + 8)
+
+
+def test_four_bits_reach_the_experts() -> None:
+    """Half a byte per weight, a byte per 64 of them and an fp32 per 256 of those; stacks keep 84 GiB in 16 bits."""
+    run = resolve_run(MIXTRAL, {**FMS, "per_device_train_batch_size": 4}).run
+    linears = 46_702_792_704 - 2 * 32_000 * 4096 - 65 * 4096
+    quantized = memory_timeline(MIXTRAL, run).parts_bytes["quantized"]
+    assert quantized == pytest.approx(linears * (0.5 + 1 / 64 + 4 / (64 * 256)), rel=1e-3)
+
+
+@pytest.mark.parametrize(("batch", "published_gib"), [(4, 32.1058), (8, 41.2394)])
+def test_published_peaks_of_mixtral_in_4_bits(batch: int, published_gib: float) -> None:
+    """Source: fms-acceleration ``scripts/benchmarks/refs/a100_80gb.csv`` at 876e2ed, its fused kernels, one A100."""
+    fused = {"fused_kernels": "rms_norm,rope,cross_entropy,lora"}
+    run = resolve_run(MIXTRAL, {**FMS, **fused, "per_device_train_batch_size": batch}).run
+    assert gib(memory_timeline(MIXTRAL, run).allocated_bytes) == pytest.approx(published_gib, rel=0.01)
+
+
+def test_what_old_code_kept_otherwise_is_refused() -> None:
+    config = {
+        "model_type": "granitemoe", "hidden_size": 512, "intermediate_size": 256, "num_hidden_layers": 2,
+        "num_attention_heads": 8, "vocab_size": 8000,
+    }  # fmt: skip
+    with pytest.raises(NotSupportedError, match="hf-code"):
+        in_modules(architecture_from_config(config, "x"))
