@@ -38,6 +38,8 @@ def take_variants(fields: Fields, architecture: Architecture, whole_number: Any)
         raise NotSupportedError(
             f"--modules-to-save with --sharding {sharding} is not built yet; use --sharding ddp, zero1 or zero2."
         )
+    if fields.values["optim"] == "adafactor" and sharding not in ("none", "ddp"):
+        raise NotSupportedError(f"--optim adafactor with --sharding {sharding} is not built yet; use --sharding ddp.")
     check_dora(fields)
     take_checkpoints(fields, whole_number)
 

@@ -23,7 +23,7 @@ QUANT_METHODS = ("bnb-4bit", "bnb-8bit", "gptq-4bit", "gptq-8bit")
 HF_CODES = ("5", "4.46", "4.45")
 
 BUILT = {
-    "optimizer": ("adamw_torch", "adamw_torch_fused", "sgd", *BITSANDBYTES),
+    "optimizer": ("adamw_torch", "adamw_torch_fused", "sgd", "adafactor", *BITSANDBYTES),
     "attention": ("sdpa", "eager", "flash_attention_2"),
     "loss": ("nll", "chunked_nll", "liger", "cut_cross_entropy"),
     "quantization": ("bnb-4bit", "gptq-4bit", "gptq-8bit"),
@@ -33,7 +33,7 @@ BUILT = {
 
 UNBUILT = {
     "optimizer": (
-        "adafactor", "adagrad", "adalomo", "adamw_anyprecision", "adamw_apex_fused",
+        "adagrad", "adalomo", "adamw_anyprecision", "adamw_apex_fused",
         "adamw_torch_4bit", "adamw_torch_8bit", "adamw_torch_npu_fused", "adamw_torch_xla", "ademamix",
         "ademamix_8bit", "apollo_adamw", "galore_adafactor", "galore_adamw", "galore_adamw_8bit", "grokadamw",
         "lomo", "muon", "paged_ademamix_32bit",

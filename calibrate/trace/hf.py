@@ -302,8 +302,12 @@ def make_optimizer(params: Iterable[Any], run: Run, *, platform: str = "cuda", e
         import torch
 
         return torch.optim.SGD(groups, lr=LEARNING_RATE, foreach=True if platform == "cuda" else None)
+    if run.optim == "adafactor":
+        from transformers.optimization import Adafactor
+
+        return Adafactor(groups, lr=LEARNING_RATE, scale_parameter=False, relative_step=False)
     raise NotSupportedError(
-        f"Optimizer {run.optim!r} was asked for, but adamw_torch, adamw_torch_fused, sgd, "
+        f"Optimizer {run.optim!r} was asked for, but adamw_torch, adamw_torch_fused, sgd, adafactor, "
         f"{', '.join(BITSANDBYTES)} are built; choose one of these with --optim."
     )
 

@@ -205,7 +205,7 @@ BAD_RUNS = {
     "nan price": (("estimate", MODEL, "--usd-per-gpu-hour", "nan"), "--usd-per-gpu-hour"),
     "negative rate": (("estimate", MODEL, "--gpu", "l4", "--achieved-tflops", "-3"), "--achieved-tflops"),
     "sharding alone": (("estimate", MODEL, "--sharding", "fsdp"), "--num-gpus"),
-    "unbuilt optimizer": (("estimate", MODEL, "--optim", "adafactor"), "adafactor"),
+    "unbuilt optimizer": (("estimate", MODEL, "--optim", "galore_adamw"), "galore_adamw"),
     "unbuilt stack": (("estimate", MODEL, "--stack", "unsloth"), "unsloth"),
     "tensor parallel alone": (("estimate", MODEL, "--tp", "2"), "use a multiple of 2"),
     "unknown target": (("estimate", MODEL, "--lora-target-modules", "q_porj"), "q_proj"),

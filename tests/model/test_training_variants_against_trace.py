@@ -51,7 +51,14 @@ ADAPTERS = [
     (BIASED, {"lora_target_modules": "q_proj,down_proj", "lora_bias": True, "method": "qlora", "lora_r": 32}),
 ]
 
-CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [*CHECKPOINTS, *ADAPTERS]
+ADAFACTOR = [
+    (PLAIN, {"optim": "adafactor", "method": "full"}),
+    (BIASED, {"optim": "adafactor", "method": "full", "dtype": "fp32"}),
+    (DEEP, {"optim": "adafactor", "lora_r": 64, "lora_target_modules": "q_proj,down_proj"}),
+    (PLAIN, {**SAVED, "optim": "adafactor", "adapter_dtype": "bf16"}),
+]
+
+CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [*CHECKPOINTS, *ADAPTERS, *ADAFACTOR]
 
 
 def totals(operations: Iterable[Operation], *, reentrant: bool) -> dict[tuple[str, str], Counter[str]]:
