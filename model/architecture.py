@@ -57,6 +57,8 @@ class Attention:
     """False: no position embedding in this layer (every fourth of SmolLM3)."""
     rotary_dim: int | None = None
     """Leading part of a head that is rotated; None for all of it."""
+    q_scaled: bool = False
+    """Whether queries are multiplied by a number after their map (OPT)."""
     window: int | None = None
     """Sliding-window length in tokens; None attends to everything before."""
     latent: Latent | None = None
@@ -150,12 +152,14 @@ class Layer:
     norm: str = "rmsnorm"
     """``rmsnorm`` scales in the weight's dtype (Llama), ``rmsnorm-wide`` in fp32 (OLMo 2), ``rmsnorm-shifted`` in fp32
     by one plus the weight (Gemma), ``layernorm`` has a bias too, ``layernorm-plain`` has none (MPT); ``layernorm-low``
-    stays in 16 bits under autocast (llm-foundry)."""
+    stays in 16 bits under autocast (llm-foundry); ``centred`` is a layer norm written out, without a bias (Cohere)."""
     norm_order: str = "pre"
     """``pre``, ``post`` (of each block's output, before it is added: OLMo 2) or ``both`` (Gemma)."""
     parallel: str = "none"
     """Attention and MLP side by side on the same input: ``none``; ``norms`` of their own (GPT-NeoX), ``norms-first``
     both of them before attention (Falcon 40B); ``shared`` norm (Phi)."""
+    dropout: float = 0.0
+    """Of each block's output before it is added, while training."""
     residual_first: bool = False
     """Whether blocks side by side are added to the residual one by one, not to each other first; code that does
     (StableLM) keeps attention's input and output by name until the layer ends."""
@@ -218,6 +222,11 @@ class Architecture:
     """Whether rotary positions are applied in fp32 (OLMo 2)."""
     logits: str = "plain"
     """``plain``, ``scaled`` by a number (Granite) or ``capped`` by a tanh (Gemma 2)."""
+    rotary_early: bool = False
+    """Whether queries and keys are converted to fp32 before they are rotated, and back after (Cohere)."""
+    finds_packing: bool = True
+    """Whether its code looks for restarting positions before it makes a mask; OPT counts its positions instead."""
+    embedding_dropout: float = 0.0
     position_rows: int = 0
     """Rows of a learned table of positions; 0 where there is none."""
     embedding_norm: bool = False

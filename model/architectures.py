@@ -66,6 +66,7 @@ def attention_block(dims: Dimensions, family: Family, window: int | None, *, rot
         qk_norm_late=family.qk_norm_late,
         rotary=rotary and family.positions == "rotary",
         rotary_dim=dims.rotary_dim,
+        q_scaled=family.q_scaled,
         window=window,
     )
 
@@ -90,12 +91,14 @@ def layer_groups(dims: Dimensions, family: Family) -> tuple[LayerGroup, ...]:
     mlp = mlp_block(dims, family)
     for index, window in enumerate(dims.windows):
         rotary = family.nope_period is None or (index + 1) % family.nope_period != 0
+        rotary = rotary and (window is not None or family.global_rotary)
         layer = Layer(
             attention=attention_block(dims, family, window, rotary=rotary),
             mlp=mlp,
             norm=family.norm,
             norm_order=family.norm_order,
             parallel=family.parallel,
+            dropout=family.dropout,
             residual_first=family.residual_first,
             residual_scaled=family.residual_scaled,
         )
@@ -123,6 +126,9 @@ def build_architecture(name: str, family: Family, dims: Dimensions) -> Architect
         position_rows=position_rows(dims, family),
         embedding_norm=family.embedding_norm,
         head_bias=family.head_bias,
+        rotary_early=family.rotary_early,
+        finds_packing=family.finds_packing,
+        embedding_dropout=family.embedding_dropout,
     )
 
 

@@ -59,8 +59,10 @@ def attention_block(step: Step, where: str, layer: Layer, x: Tensor, tables: Tab
     plain = q, k
     if block.rotary:
         waves = tables.waves[-1 if block.window is None else 0]
+        if step.architecture.rotary_early:
+            q, k = (ops.cast(tape, heads, "fp32", name="rotary") for heads in (q, k))
         q, k = (rotated_heads(step, block, heads, waves) for heads in (q, k))
-    if step.architecture.rotary_wide:
+    if block.rotary and (step.architecture.rotary_wide or step.architecture.rotary_early):
         q, k = (ops.cast(tape, rotated, step.activation_dtype, name="rotary") for rotated in (q, k))
     tape.hold(*plain)
     mixed = mixed_heads(step, block, q, k, v, tables.mask if needs_mask(block, step.run) else None)
@@ -85,6 +87,8 @@ def split_heads(step: Step, where: str, layer: Layer, x: Tensor) -> tuple[Tensor
     project = projector(step, where, block.linears[:3], x)
     for name, linear in zip(("q_norm", "k_norm"), block.linears, strict=False):
         heads = project(linear)
+        if block.q_scaled and name == "q_norm":
+            heads = ops.scale(step.tape, heads, name="q_scale")
         if block.qk_norm and not block.qk_norm_by_head:
             made.append(norm(step, layer.norm, f"{where}.{name}", heads, linear.out_features))
             continue

@@ -45,6 +45,7 @@ def residual_block(
         made = norm(step, layer.norm, after, made, hidden)
     if layer.residual_scaled:
         made = ops.scale(tape, made, name="residual_scale")
+    made = ops.dropout(tape, made, layer.dropout)
     if layer.residual_first:
         kept += (entry, made)
     return ops.add(tape, x, made, name="residual")
@@ -98,6 +99,4 @@ def checkpointed_layer(step: Step, where: str, layer: Layer, x: Tensor, tables: 
 
     run = step.run
     offloaded = run.activation_offloading and step.platform == "cuda"
-    return step.tape.checkpoint(
-        again, x, reentrant=run.reentrant, held=run.fsdp_version == 1, offloaded=offloaded
-    )
+    return step.tape.checkpoint(again, x, reentrant=run.reentrant, held=run.fsdp_version == 1, offloaded=offloaded)

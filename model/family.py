@@ -67,6 +67,17 @@ class Family:
     inner_divisor: int = 1
     """``intermediate_size`` of the config over the MLP's inner width (Qwen 1: 2)."""
     head_bias: bool = False
+    dropout: float = 0.0
+    """Of each block's output, while training."""
+    embedding_dropout: float = 0.0
+    rotary_early: bool = False
+    """Whether queries and keys are converted to fp32 before they are rotated (Cohere)."""
+    global_rotary: bool = True
+    """False: layers without a window have no rotary embedding (Cohere 2)."""
+    q_scaled: bool = False
+    """Whether queries are multiplied by a number after their map (OPT)."""
+    finds_packing: bool = True
+    """Whether its code looks for restarting positions before it makes a mask."""
     embedding_norm: bool = False
     attention: str = "heads"
     """Writer of its attention: a key of ``blocks.ATTENTIONS``."""

@@ -19,6 +19,8 @@ def norm(step: Step, kind: str, name: str, x: Tensor, width: int) -> Tensor:
     Scaled in the weight's dtype (``rmsnorm``), in fp32 (``rmsnorm-wide``), or in fp32 by one plus the weight
     (``rmsnorm-shifted``).
     """
+    if kind == "centred":
+        return centred_norm(step, name, x, width)
     if kind.startswith("layernorm"):
         return layer_norm(step, kind, name, x, width)
     if step.run.fuses("rms_norm"):
@@ -52,3 +54,22 @@ def layer_norm(step: Step, kind: str, name: str, x: Tensor, width: int) -> Tenso
         x = ops.cast(tape, x, dtype, name="layernorm_cast")
         affine = [ops.cast(tape, tensor, dtype, name="layernorm_cast") for tensor in affine]
     return gpt.layer_norm(tape, x, affine[0], affine[1] if len(affine) > 1 else None, name="layernorm")
+
+
+def centred_norm(step: Step, name: str, x: Tensor, width: int) -> Tensor:
+    """A layer norm without a bias written out in fp32: the mean taken away, scaled by root and weight.
+
+    Source: transformers 5 ``CohereLayerNorm``.
+    """
+    tape, rows = step.tape, x.elements // width
+    wide = ops.cast(tape, x, "fp32", name="layernorm")
+    mean = ops.row_mean(tape, wide, rows, name="layernorm")
+    spread = ops.square(tape, gpt.less(tape, wide, mean, name="layernorm"), name="layernorm")
+    variance = ops.row_mean(tape, spread, rows, name="layernorm")
+    apart = gpt.less(tape, wide, mean, name="layernorm")
+    root = ops.reciprocal_root(tape, ops.shift(tape, variance, name="layernorm"), name="layernorm")
+    normed = ops.multiply(tape, apart, root, name="layernorm")
+    weight = ops.cast(tape, step.weight(name, width), "fp32", name="layernorm")
+    out = ops.multiply(tape, normed, weight, name="layernorm")
+    tape.hold(mean, variance, normed)
+    return ops.cast(tape, out, x.dtype, name="layernorm")

@@ -62,6 +62,33 @@ def concatenated(tape: Tape, first: Tensor, second: Tensor, *, name: str) -> Ten
     return tape.record(out, (first, second), backward)
 
 
+def add_to_each(tape: Tape, x: Tensor, shared: Tensor, *, name: str) -> Tensor:
+    """``x + shared`` where all samples share one: its gradient is summed over samples. Saves nothing."""
+    out = ops.elementwise(tape, name, (x, shared), x.elements, widest((x.dtype, shared.dtype)))
+
+    def backward(grad: Tensor) -> Grads:
+        to_shared = grad if shared.needs_grad else None
+        if shared.needs_grad and shared.elements != x.elements:
+            to_shared = ops.elementwise(tape, name, (grad,), shared.elements, grad.dtype)
+        return (grad if x.needs_grad else None), to_shared
+
+    return tape.record(out, (x, shared), backward)
+
+
+def less(tape: Tape, x: Tensor, mean: Tensor, *, name: str) -> Tensor:
+    """``x - mean`` of every row: backward negates and sums the gradient for the mean. Saves nothing."""
+    out = ops.elementwise(tape, name, (x, mean), x.elements, x.dtype)
+
+    def backward(grad: Tensor) -> Grads:
+        to_mean = None
+        if mean.needs_grad:
+            negated = ops.elementwise(tape, name, (grad,), grad.elements, grad.dtype)
+            to_mean = ops.elementwise(tape, name, (negated,), mean.elements, grad.dtype)
+        return (grad if x.needs_grad else None), to_mean
+
+    return tape.record(out, (x, mean), backward)
+
+
 def relu(tape: Tape, x: Tensor, *, name: str) -> Tensor:
     """One kernel each way. Keeps its result."""
     out = ops.elementwise(tape, name, (x,), x.elements, x.dtype)

@@ -13,6 +13,7 @@ from typing import Any
 
 from tunecast.catalogs.errors import NotSupportedError
 from tunecast.model import primitives as ops
+from tunecast.model import primitives_gpt as gpt
 from tunecast.model import primitives_heavy as heavy
 from tunecast.model.architecture import Architecture, Layer
 from tunecast.model.attention_blocks import needs_mask
@@ -80,16 +81,28 @@ def attention_mask(step: Step) -> Tensor | None:
 def shared_tables(step: Step) -> Tables:
     """Positions, a sliding-window mask if a layer needs one, cos and sin: once per forward pass."""
     tape = step.tape
-    length = step.run.max_length
-    positions = ops.elementwise(tape, "positions.arange", (), length, "int64")
-    positions = ops.elementwise(tape, "positions.shift", (positions,), length, "int64")
+    positions = counted_positions(step)
     kinds = {group.layer.attention.window for group in step.architecture.groups}
-    for _ in kinds:
+    for _ in kinds if step.architecture.finds_packing else ():
         find_packing(step, positions)
     mask = attention_mask(step)
     waves = tuple(rotary_waves(step, positions) for _ in range(step.architecture.rotary_sets))
     tape.hold(positions)
     return Tables(waves=waves, mask=mask)
+
+
+def counted_positions(step: Step) -> Tensor:
+    """Index of every token: a range, or (OPT) counted from a mask of ones for every sample."""
+    tape, length = step.tape, step.run.max_length
+    if step.architecture.finds_packing or not step.architecture.position_rows:
+        positions = ops.elementwise(tape, "positions.arange", (), length, "int64")
+        return ops.elementwise(tape, "positions.shift", (positions,), length, "int64")
+    tokens = step.run.per_device_train_batch_size * length
+    ones = counts = ops.elementwise(tape, "positions.ones", (), tokens, "fp32")
+    for name, reads in (("cumsum", 1), ("multiply", 2), ("shift", 1)):
+        counts = ops.elementwise(tape, f"positions.{name}", (counts, ones)[:reads], tokens, "fp32")
+    positions = ops.elementwise(tape, "positions.cast", (counts,), tokens, "int64")
+    return ops.elementwise(tape, "positions.shift", (positions,), tokens, "int64")
 
 
 def rotary_waves(step: Step, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -100,7 +113,8 @@ def rotary_waves(step: Step, positions: Tensor) -> tuple[Tensor, Tensor]:
     floats = ops.elementwise(tape, "positions.cast", (positions,), length, "fp32")
     inverse = Tensor(head_dim // 2, "fp32", None)
     angles = ops.elementwise(tape, "positions.outer", (floats, inverse), length * head_dim // 2, "fp32")
-    angles = ops.elementwise(tape, "positions.cat", (angles, angles), length * head_dim, "fp32")
+    halves = (angles,) if step.architecture.rotary_early else (angles, angles)
+    angles = ops.elementwise(tape, "positions.cat", halves, length * head_dim, "fp32")
     waves = []
     for name in ("cos", "sin"):
         wave = ops.elementwise(tape, f"positions.{name}", (angles,), length * head_dim, "fp32")
@@ -126,13 +140,20 @@ def embedded_input(step: Step, ids: Tensor) -> Tensor:
     return x
 
 
-def entered(step: Step, x: Tensor) -> Tensor:
-    """Learned positions added to embedded tokens, and their norm, where there are."""
+def entered(step: Step, x: Tensor, kept: list[Tensor]) -> Tensor:
+    """Learned positions added to embedded tokens, and their norm, where there are.
+
+    `kept` takes what the real code has by name until the last layer.
+    """
     architecture, tape = step.architecture, step.tape
     if architecture.position_rows:
         table = step.weight("positions", architecture.position_rows * architecture.hidden_size)
-        places = Tensor(step.run.max_length, "int64", None)
-        x = ops.add(tape, x, heavy.embedding(tape, table, places, architecture.hidden_size), name="positions.add")
+        counted = not architecture.finds_packing
+        places = Tensor(step.tokens if counted else step.run.max_length, "int64", None)
+        placed = heavy.embedding(tape, table, places, architecture.hidden_size)
+        kept += (x, placed)
+        x = gpt.add_to_each(tape, x, placed, name="positions.add")
+    x = ops.dropout(tape, x, architecture.embedding_dropout)
     if architecture.embedding_norm:
         x = norm(step, architecture.norm, "embedding_norm", x, architecture.hidden_size)
     return x
@@ -145,7 +166,8 @@ def write_micro_batch(step: Step, layers: tuple[Layer, ...], ids: Tensor, labels
     tape.moment = "forward"
     x = embedded = embedded_input(step, ids)
     tables = shared_tables(step)
-    x = entered(step, x)
+    kept: list[Tensor] = []
+    x = entered(step, x, kept)
     if step.architecture.embedding_scale == "stream":
         x = ops.scale(tape, x, name="embedding_scale")
     scaled = x
@@ -158,7 +180,7 @@ def write_micro_batch(step: Step, layers: tuple[Layer, ...], ids: Tensor, labels
         tape.grads.pop(EMBEDDED_LEAF, None)
         return
     x = norm(step, step.architecture.norm, "norm", x, step.architecture.hidden_size)
-    tape.hold(scaled)
+    tape.hold(scaled, *kept)
     loss = head_and_loss(step, enter_block(step, x), labels)
     tape.hold(*step.cache.values())
     if step.run.gradient_accumulation_steps > 1:

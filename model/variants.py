@@ -93,10 +93,33 @@ def mpt(config: Config, name: str) -> Changes:
     return {**shape, "qkv_bias": bias, "o_bias": bias, "mlp_bias": bias}
 
 
+def gpt2(config: Config, name: str) -> Changes:
+    """Dropout of embeddings and of each block's output; inside attention the fused kernel does it."""
+    refuse(config, name, activation_function="gelu_new", add_cross_attention=False, reorder_and_upcast_attn=False)
+    return {"dropout": config.get("resid_pdrop", 0.1), "embedding_dropout": config.get("embd_pdrop", 0.1)}
+
+
+def opt(config: Config, name: str) -> Changes:
+    """Norms before each block and tables as wide as the stream: all but OPT-350M."""
+    refuse(config, name, do_layer_norm_before=True, enable_bias=True, layer_norm_elementwise_affine=True)
+    refuse(config, name, activation_function="relu", word_embed_proj_dim=config.get("hidden_size"))
+    return {"dropout": config.get("dropout", 0.1)}
+
+
+def cohere(config: Config, name: str) -> Changes:
+    """Command-R without norms of queries and keys."""
+    refuse(config, name, use_qk_norm=False, attention_dropout=0.0)
+    return {}
+
+
 VARIANTS: dict[str, Callable[[Config, str], Changes]] = {
     "chatglm": chatglm,
+    "cohere": cohere,
+    "cohere2": cohere,
+    "gpt2": gpt2,
     "gpt_neox": gpt_neox,
     "mpt": mpt,
+    "opt": opt,
     "phi": phi,
     "qwen": qwen,
     "starcoder2": starcoder2,

@@ -129,6 +129,8 @@ def _fake_mode(platform: str) -> Iterator[None]:
             functional = torch.nn.functional
             stack.enter_context(mock.patch.object(functional, "layer_norm", _wide_layer_norm(functional.layer_norm)))
             stack.enter_context(mock.patch.object(torch, "pow", _wide_power(torch.pow)))
+            attention = functional.scaled_dot_product_attention
+            stack.enter_context(mock.patch.object(functional, attention.__name__, _dropping_inside(attention)))
             stack.enter_context(mock.patch.object(torch.nn.functional, "dropout", _fused_dropout))
             stack.enter_context(mock.patch.object(torch.nn.functional, "softmax", _softmax_as_on_cuda))
             stack.enter_context(mock.patch.object(torch.Tensor, "sum", _wide_sum(torch.Tensor.sum)))
@@ -188,6 +190,16 @@ def _wide_sum(plain: Any) -> Any:
         return plain(x, *args, **kwargs)
 
     return wide
+
+
+def _dropping_inside(attention: Any) -> Any:
+    """A GPU's fused attention drops inside the kernel; the CPU's would give way to plain products."""
+
+    def fused(*args: Any, dropout_p: float = 0.0, **kwargs: Any) -> Any:
+        del dropout_p
+        return attention(*args, **kwargs)
+
+    return fused
 
 
 def _never_tracing(tensor: Any = None) -> bool:

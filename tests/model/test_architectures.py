@@ -18,7 +18,7 @@ from tunecast.model.resolve import resolve_run
 BUILT = {name for family in FAMILIES.values() for name in family.classes}
 BUILT_ROWS = [row for row in load_models().values() if row.architecture_class in BUILT]
 OTHER_ROWS = [row for row in load_models().values() if row.architecture_class not in BUILT]
-REFUSED = ("stabilityai/stablelm-2-12b",)
+REFUSED = ("stabilityai/stablelm-2-12b", "facebook/opt-350m")
 """Models of a built family with a switch that is not built."""
 CONFIG: dict[str, Any] = {
     "model_type": "llama",
@@ -33,15 +33,16 @@ CONFIG: dict[str, Any] = {
 }
 
 
-def test_catalog_has_every_built_family() -> None:
-    assert {row.architecture_class for row in BUILT_ROWS} >= BUILT - {"MptForCausalLM", "Gemma3TextForCausalLM"}
-    assert len(BUILT_ROWS) >= 90
+def test_catalog_has_most_built_families() -> None:
+    unlisted = BUILT - {row.architecture_class for row in BUILT_ROWS}
+    assert unlisted <= {"MptForCausalLM", "OlmoeForCausalLM", "GraniteMoeForCausalLM"}
+    assert len(BUILT_ROWS) >= 100
 
 
 @pytest.mark.parametrize("row", BUILT_ROWS, ids=lambda row: row.hf_id)
 def test_total_params_equal_the_count_on_the_meta_device(row: Any) -> None:
     if row.hf_id in REFUSED:
-        with pytest.raises(NotSupportedError, match="qk_layernorm"):
+        with pytest.raises(NotSupportedError, match="which has no formulas; trace its real code with --exact"):
             architecture_from_row(row)
     else:
         assert architecture_from_row(row).total_params == row.total_params - (row.vision_params or 0)
@@ -126,8 +127,8 @@ def test_broken_configs_are_one_sentence(change: dict[str, Any], words: str) -> 
 def test_quantized_and_unknown_configs_are_refused_by_name() -> None:
     with pytest.raises(NotSupportedError, match="gptq"):
         architecture_from_config({**CONFIG, "quantization_config": {"quant_method": "gptq"}}, "x")
-    with pytest.raises(NotSupportedError, match="MixtralForCausalLM"):
-        architecture_from_config({**CONFIG, "model_type": "mixtral", "architectures": ["MixtralForCausalLM"]}, "x")
+    with pytest.raises(NotSupportedError, match="MambaForCausalLM"):
+        architecture_from_config({**CONFIG, "model_type": "mamba", "architectures": ["MambaForCausalLM"]}, "x")
     with pytest.raises(NotSupportedError, match="LlamaForSequenceClassification"):
         architecture_from_config({**CONFIG, "architectures": ["LlamaForSequenceClassification"]}, "x")
 

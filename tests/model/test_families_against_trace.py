@@ -42,6 +42,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "starcoder2 sliding": {"sliding_window": 256},
     "gemma": {"head_dim": 64},
     "gemma one head": {"head_dim": 64, "num_key_value_heads": 1},
+    "gpt2": {"intermediate_size": None, "num_key_value_heads": None},
+    "opt": {"ffn_dim": 1408, "intermediate_size": None, "num_key_value_heads": None},
+    "cohere": {},
+    "cohere2": {"num_hidden_layers": 4, "sliding_window": 256},
     "qwen2 sliding": {"use_sliding_window": True, "sliding_window": 256, "max_window_layers": 1},
 }
 """By ``model_type``, and a word when there are several."""
