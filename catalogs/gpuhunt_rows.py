@@ -27,8 +27,9 @@ PROVIDER_NAMES = {"lambdalabs": "lambda", "vastai": "vast"}
 ONE_PRICE_REGIONS = {"runpod": "global", "lambda": "all"}
 """Providers with one price everywhere, and the region under which the shipped prices have them."""
 
-LISTED_MEMORY_TOLERANCE = 0.12
-"""gpuhunt's memory against the sticker: B300 270 for 288 GB, Lambda's figures 7% high."""
+LISTED_MEMORY_TOLERANCE = 0.13
+"""gpuhunt's memory against the sticker: B300 270 for 288 GB, MI325X 288 for 256, Lambda 7% high;
+the closest two cards of one short name, H100 of 80 and 94 GB, are 15% apart."""
 
 IMPLAUSIBLE_BELOW = 0.2
 """A price under this share of the cheapest one known for the card is shown and not ranked."""

@@ -254,6 +254,8 @@ def test_without_gpuhunt_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.
         ("RTX3080", 10, "rtx-3080-10gb"),
         ("T4", 16, "t4-16gb"),
         ("MI300X", 192, "mi300x-192gb"),
+        ("MI325X", 288, "mi325x-256gb"),
+        ("H100", 94, "h100-nvl-94gb"),
         ("A100", 20, ""),
         ("P100", 16, ""),
     ],
