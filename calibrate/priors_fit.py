@@ -24,6 +24,7 @@ from tunecast.calibrate.priors_memory import memory_overheads
 from tunecast.calibrate.published import PublishedRun, read_runs, read_table
 from tunecast.catalogs.gpus import load_gpus, training_dtype
 from tunecast.model.inventory import step_operations
+from tunecast.model.parallel_network import WHOLE_RATE, catalog_network, with_network
 from tunecast.model.priors import PRIORS_SCHEMA, datasheet_factors, interval
 from tunecast.model.time import PhaseTable, phase_table, run_clocks
 from tunecast.model.value import INTERVAL_LEVEL, Z80
@@ -32,7 +33,8 @@ Array = npt.NDArray[np.float64]
 EFFICIENCIES = ("gemm", "attention", "memory", "dequant", "link")
 NARROWED = 0.95
 """A spread below this share of the belief's was narrowed by the rows."""
-MAX_GPUS_OF_ONE_MACHINE = 8
+LINK_SECONDS = ("communication_s", "once_s", "blocking_s")
+"""What of a phase table goes over links."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,13 +120,14 @@ def timed_rows(runs: Sequence[PublishedRun]) -> list[Row]:
 def _why_not(run: PublishedRun) -> str:
     if run.tokens_per_s is None:
         return "no speed is stated"
-    if run.run.num_gpus > MAX_GPUS_OF_ONE_MACHINE:
-        return "several machines: links between machines are not built yet"
+    if run.run.num_gpus > run.run.gpus_per_node and catalog_network(run.gpu) is None:
+        return "several machines, and no catalog fact says how they are joined"
     return ""
 
 
 def _timed(run: PublishedRun) -> Row:
-    factors = datasheet_factors(load_gpus()[run.gpu], beliefs())
+    gpu = load_gpus()[run.gpu]
+    factors = with_network(datasheet_factors(gpu, beliefs()), run.run, gpu, {}, reached=WHOLE_RATE)
     operations = step_operations(run.architecture, run.run)
     assert run.tokens_per_s is not None
     return Row(
@@ -139,7 +142,8 @@ def predicted_log_s(row: Row, efficiency: Mapping[str, float], overlap_frac: flo
     values = {f"scale.{name}": 1.0 / efficiency[name] for name in EFFICIENCIES if name != "link"}
     values |= {"scale.loss": values["scale.memory"], "scale.optimizer": values["scale.memory"]}
     values |= {"host_s_per_launch": host_s_per_launch, "overlap_frac": min(overlap_frac, 1.0)}
-    table = replace(row.table, communication_s=row.table.communication_s / efficiency["link"])
+    sent = {name: getattr(row.table, name) / efficiency["link"] for name in LINK_SECONDS}
+    table = replace(row.table, **sent)
     return math.log(run_clocks(table, values, synchronous=False).step_s)
 
 

@@ -215,7 +215,7 @@ def _variant_options(row: dict[str, str]) -> dict[str, Any]:
 
 
 def _clean_model(name: str) -> str:
-    return re.sub(r" \(architecture[^)]*\)$", "", name)
+    return re.sub(r" \(architecture\)$", "", name)
 
 
 def _whole(row: dict[str, str], column: str) -> int:

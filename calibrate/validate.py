@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tunecast.calibrate.priors_fit import MAX_GPUS_OF_ONE_MACHINE
 from tunecast.calibrate.published import PublishedRun, read_runs
 from tunecast.catalogs.errors import TunecastError
 from tunecast.catalogs.gpus import load_gpus
@@ -19,6 +18,7 @@ from tunecast.model.forecast import MemoryView
 from tunecast.model.inventory import step_operations
 from tunecast.model.priors import prior_factors
 from tunecast.model.target import Target
+from tunecast.model.parallel_network import with_network
 from tunecast.model.time import StepTime, step_time
 from tunecast.model.value import Value
 
@@ -157,7 +157,7 @@ def predict(run: PublishedRun, priors: Priors) -> Prediction:
     """The forecast of one published run on its card, from these priors."""
     gpu = load_gpus()[run.gpu]
     labelled = replace(run.run, stack=run.stack)
-    factors = prior_factors(gpu, labelled, priors)
+    factors = with_network(prior_factors(gpu, labelled, priors), run.run, gpu, {}, reached=priors["efficiency"]["link"])
     step = step_time(step_operations(run.architecture, run.run), factors, run=run.run)
     target = Target(id=gpu.id, gpu=gpu, usable_bytes=gpu.usable_bytes, peaks=gpu.peaks)
     view = memory_view(run.architecture, run.run, target, factors)
@@ -174,8 +174,6 @@ def _speed(entry: Entry, prediction: Prediction) -> Compared | str:
     assert run is not None
     if run.tokens_per_s is None or run.tokens_per_s <= 0:
         return entry.reason or "no speed is stated"
-    if run.run.num_gpus > MAX_GPUS_OF_ONE_MACHINE:
-        return "several machines: links between machines are not built yet"
     return Compared(measured=run.tokens_per_s, predicted=prediction.tokens_per_s)
 
 

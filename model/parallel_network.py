@@ -18,6 +18,8 @@ from tunecast.model.run import Run
 from tunecast.model.units import GIGA
 
 NETWORK_FACTORS = ("node_bytes_per_s", "node_latency_s")
+WHOLE_RATE = {"value": 1.0, "low": 1.0, "high": 1.0}
+"""All of a link's rate, as the datasheet states it."""
 
 
 @cache
@@ -47,11 +49,18 @@ def given_network(options: Mapping[str, Any]) -> float | None:
     return float(given) * GIGA / BITS_PER_BYTE
 
 
-def with_network(factors: FactorSet, run: Run, gpu: Gpu | None, options: Mapping[str, Any]) -> FactorSet:
+def with_network(
+    factors: FactorSet,
+    run: Run,
+    gpu: Gpu | None,
+    options: Mapping[str, Any],
+    *,
+    reached: Mapping[str, float] | None = None,
+) -> FactorSet:
     """The factors with those of the network between machines, where the job needs several.
 
     Collectives reach the same part of it as of the link inside a machine, and a hop takes as long: both assumed,
-    since no record and no published run has measured them.
+    since no record and no published run has measured them. `reached` is that part; None: the shipped priors'.
     """
     if run.num_gpus <= run.gpus_per_node or "node_bytes_per_s" in factors.factors:
         return factors
@@ -60,7 +69,7 @@ def with_network(factors: FactorSet, run: Run, gpu: Gpu | None, options: Mapping
         speed, where = known
     if speed is None:
         return factors
-    reached = load_priors()["efficiency"]["link"]
+    reached = load_priors()["efficiency"]["link"] if reached is None else reached
     network = Factor(
         value=speed * reached["value"],
         low=speed * reached["low"],
