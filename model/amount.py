@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tunecast.catalogs.errors import InputError
+from tunecast.model.dataset import read_dataset
+from tunecast.model.phase_rates import assumed_rates
 from tunecast.model.run import Run
 from tunecast.model.units import GIGA, KILO, MEGA, TERA
 
@@ -34,7 +36,7 @@ def parse_count(text: str | float, *, name: str) -> float:
 
 
 def resolve_amount(run: Run, options: dict[str, Any]) -> Amount | None:
-    """Steps from the first given of ``max_steps``, ``tokens`` and ``num_samples``; None without any.
+    """Steps from the one given of ``max_steps``, ``tokens``, ``dataset`` and ``num_samples``; None without any.
 
     `tokens` are tokens of one epoch. Samples with `mean_tokens` are taken as packed into rows of
     ``max_length``; without it each sample is one row padded to ``max_length``.
@@ -49,6 +51,8 @@ def resolve_amount(run: Run, options: dict[str, Any]) -> Amount | None:
     if options.get("tokens") is not None:
         tokens = parse_count(options["tokens"], name="--tokens")
         return _from_tokens(run, tokens * repeats, f"{tokens:,.0f} tokens x {repeats:g} epochs", repeats)
+    if options.get("dataset") is not None:
+        return _from_dataset(run, str(options["dataset"]), repeats)
     if options.get("num_samples") is not None:
         return _from_samples(run, options, repeats)
     if epochs is not None or options.get("mean_tokens") is not None:
@@ -57,7 +61,7 @@ def resolve_amount(run: Run, options: dict[str, Any]) -> Amount | None:
 
 
 def _refuse_two(options: dict[str, Any]) -> None:
-    given = [name for name in ("tokens", "num_samples", "max_steps") if options.get(name) is not None]
+    given = [name for name in ("tokens", "num_samples", "max_steps", "dataset") if options.get(name) is not None]
     if len(given) > 1:
         flags = " and ".join("--" + name.replace("_", "-") for name in given)
         raise InputError(f"{flags} both set the amount of data; keep one of them.")
@@ -72,6 +76,20 @@ def _from_steps(steps: int) -> Amount:
 def _from_tokens(run: Run, tokens: float, what: str, epochs: float) -> Amount:
     steps = math.ceil(tokens / run.tokens_per_step)
     return Amount(steps=steps, how=f"{what}, {run.tokens_per_step:,} tokens per step", epochs=epochs)
+
+
+def _from_dataset(run: Run, path: str, repeats: float) -> Amount:
+    """A file's samples, each cut at ``max_length``, packed; tokens by an assumed number of bytes per token."""
+    found, bytes_per_token = read_dataset(path), assumed_rates()["text_bytes_per_token"].value
+    tokens = found.tokens(bytes_per_token, run.max_length)
+    cut = found.cut(bytes_per_token, run.max_length)
+    read = "" if found.whole else f", of which {len(found.sizes_bytes):,} were read"
+    counted = f"{tokens:,.0f} tokens of {bytes_per_token:g} bytes (assumed)"
+    what = (
+        f"{found.name}: {found.samples:,} samples{read}, {counted}"
+        f"{f', {cut:,} samples cut at {run.max_length}' if cut else ''}, packed, x {repeats:g} epochs"
+    )
+    return _from_tokens(run, tokens * repeats, what, repeats)
 
 
 def _from_samples(run: Run, options: dict[str, Any], repeats: float) -> Amount:

@@ -12,7 +12,8 @@ from tunecast.model.step_source import StepSource
 from tunecast.model.whole_run_options import WholeRunOptions
 
 RUN_OPTIONS_ELSEWHERE = (
-    "tokens", "num_samples", "mean_tokens", "num_train_epochs", "max_steps", "internode_gbps", "serial_fraction",
+    "tokens", "num_samples", "mean_tokens", "num_train_epochs", "max_steps", "dataset",
+    "internode_gbps", "serial_fraction",
 )  # fmt: skip
 
 

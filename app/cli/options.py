@@ -129,6 +129,7 @@ UNBUILT_PARALLEL: Group = {
 AMOUNT: Group = {
     "tokens": _amount(str, "Tokens of one epoch, for example 10M or 1.5B.", metavar="N"),
     "num_samples": _amount(str, "Samples of one epoch.", metavar="N"),
+    "dataset": _amount(str, "A file of training data: its samples are counted.", metavar="FILE"),
     "mean_tokens": _amount(float, "Mean tokens per sample.", metavar="N"),
     "num_train_epochs": _amount(float, "Epochs.", metavar="N"),
     "max_steps": _amount(int, "Optimizer steps, instead of an amount of data.", metavar="N"),

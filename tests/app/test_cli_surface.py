@@ -44,7 +44,7 @@ RUN = {
     "--accelerate",
     "--deepspeed",
 }
-AMOUNT = {"--tokens", "--num-samples", "--mean-tokens", "--num-train-epochs", "--max-steps"}
+AMOUNT = {"--dataset", "--tokens", "--num-samples", "--mean-tokens", "--num-train-epochs", "--max-steps"}
 REFUSED_BY_NAME = {"--tp", "--pp", "--cp", "--offload"}
 SPLIT = {"--pp-interleave", "--cp-kind", "--sequence-parallel", "--no-sequence-parallel"}
 NODES = SPLIT | {"--serial-fraction", "--gpus-per-node", "--internode-gbps"}

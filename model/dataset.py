@@ -1,0 +1,110 @@
+"""How much text a file of training data holds: samples and bytes, without a tokenizer.
+
+Read are ``.jsonl``, ``.json`` (a list), ``.csv`` and ``.txt`` (a sample per line). Of a large file only its
+beginning is read and the rest taken to be alike. Tokens are bytes over an assumed number of bytes per token.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from tunecast.catalogs.errors import InputError
+from tunecast.model.units import MIB
+
+READ_BYTES = 64 * MIB
+"""What is read of a file at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dataset:
+    """Samples of one file."""
+
+    name: str
+    samples: int
+    """In the whole file; scaled by its size where only the beginning was read."""
+    sizes_bytes: tuple[int, ...]
+    """UTF-8 bytes of text of every sample that was read."""
+    whole: bool
+    """Whether all of the file was read."""
+
+    def tokens(self, bytes_per_token: float, max_length: int) -> float:
+        """Tokens of one epoch, each sample cut at `max_length`."""
+        read = sum(min(math.ceil(size / bytes_per_token), max_length) for size in self.sizes_bytes)
+        return read * self.samples / len(self.sizes_bytes)
+
+    def cut(self, bytes_per_token: float, max_length: int) -> int:
+        """How many of the samples that were read are longer than `max_length`."""
+        return sum(size / bytes_per_token > max_length for size in self.sizes_bytes)
+
+
+def read_dataset(path: str | Path) -> Dataset:
+    """Count a file; raises InputError for one that cannot be read or has no sample."""
+    file = Path(path)
+    if not file.is_file():
+        raise InputError(f"--dataset {path} is no file; give a .jsonl, .json, .csv or .txt, or --num-samples instead.")
+    return _counted(file, file.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=16)
+def _counted(file: Path, _: int) -> Dataset:
+    reader = READERS.get(file.suffix.lower())
+    if reader is None:
+        raise InputError(
+            f"--dataset {file.name} is a {file.suffix or 'file without an ending'}, and only {', '.join(READERS)} are "
+            "read; convert it, or give --num-samples and --mean-tokens."
+        )
+    size = file.stat().st_size
+    whole = size <= READ_BYTES or file.suffix.lower() == ".json"
+    try:
+        with file.open(encoding="utf-8", newline="") as stream:
+            text = stream.read() if whole else stream.read(READ_BYTES).rpartition("\n")[0]
+        sizes = tuple(found for found in reader(text) if found > 0)
+    except (ValueError, csv.Error) as error:
+        raise InputError(f"--dataset {file.name} is damaged ({error}); check the file.") from error
+    if not sizes:
+        raise InputError(f"--dataset {file.name} holds no text; check the file, or give --num-samples.")
+    share = 1.0 if whole else len(text.encode()) / size
+    return Dataset(name=file.name, samples=round(len(sizes) / share), sizes_bytes=sizes, whole=whole)
+
+
+def text_bytes(value: Any) -> int:
+    """UTF-8 bytes of every text in a JSON value, however deep; keys and numbers are not trained on."""
+    if isinstance(value, str):
+        return len(value.encode())
+    if isinstance(value, dict):
+        return sum(text_bytes(part) for part in value.values())
+    return sum(text_bytes(part) for part in value) if isinstance(value, list) else 0
+
+
+def _jsonl(text: str) -> Iterator[int]:
+    return (text_bytes(json.loads(line)) for line in text.splitlines() if line.strip())
+
+
+def _json(text: str) -> Iterable[int]:
+    found = json.loads(text)
+    if not isinstance(found, list):
+        raise ValueError("a list of samples is expected")
+    return [text_bytes(sample) for sample in found]
+
+
+def _csv(text: str) -> Iterator[int]:
+    return (sum(len(cell.encode()) for cell in row.values() if cell) for row in csv.DictReader(text.splitlines(True)))
+
+
+def _txt(text: str) -> Iterator[int]:
+    return (len(line.encode()) for line in text.splitlines() if line.strip())
+
+
+READERS: dict[str, Callable[[str], Iterable[int]]] = {
+    ".jsonl": _jsonl,
+    ".json": _json,
+    ".csv": _csv,
+    ".txt": _txt,
+}

@@ -1,0 +1,81 @@
+"""Files of training data: samples and text as counted by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tunecast.catalogs.errors import InputError
+from tunecast.model import dataset
+from tunecast.model.amount import resolve_amount
+from tunecast.model.dataset import read_dataset
+from tunecast.model.run import Run
+
+SAMPLES = [
+    {"prompt": "a" * 30, "answer": "b" * 10},
+    {"messages": [{"role": "user", "content": "é" * 8}, {"role": "system", "content": ""}], "id": 7},
+]
+"""40 bytes; 16 bytes of é, and 10 of the roles' names."""
+
+
+def write(folder: Path, name: str, text: str) -> Path:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "x.json"])
+def test_text_is_counted_however_deep(name: str, tmp_path: Path) -> None:
+    lines = "\n".join(json.dumps(sample) for sample in SAMPLES) + "\n\n"
+    found = read_dataset(write(tmp_path, name, lines if name.endswith("l") else json.dumps(SAMPLES)))
+    assert (found.samples, found.sizes_bytes, found.whole) == (2, (40, 26), True)
+
+
+def test_lines_and_cells(tmp_path: Path) -> None:
+    assert read_dataset(write(tmp_path, "x.txt", "abc\n\nde\n")).sizes_bytes == (3, 2)
+    cells = read_dataset(write(tmp_path, "x.csv", 'question,answer\nab,"c\nd"\n,e\n'))
+    assert cells.sizes_bytes == (5, 1)
+
+
+def test_of_a_large_file_the_beginning_stands_for_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dataset, "READ_BYTES", 1000)
+    path = write(tmp_path, "x.txt", "x" * 99 + "\n" + ("y" * 99 + "\n") * 99)
+    found = read_dataset(path)
+    assert not found.whole
+    assert len(found.sizes_bytes) == 10
+    assert found.samples == pytest.approx(100, rel=0.01)
+    assert found.tokens(4, 1024) == pytest.approx(100 * 25, rel=0.01)
+
+
+def test_a_dataset_becomes_steps_cut_at_the_length(tmp_path: Path) -> None:
+    """Ten samples of 100 tokens and one of 1,000 cut at 500: 1,500 tokens, twice, in steps of 500."""
+    path = write(tmp_path, "x.txt", ("x" * 400 + "\n") * 10 + "y" * 4000)
+    run = Run(method="lora", max_length=500)
+    amount = resolve_amount(run, {"dataset": str(path), "num_train_epochs": 2})
+    assert amount is not None
+    assert (amount.steps, amount.epochs) == (6, 2)
+    assert "1 samples cut at 500" in amount.how
+    assert "assumed" in amount.how
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("x.parquet", "", "convert it"),
+        ("x.jsonl", "{broken", "damaged"),
+        ("x.json", '{"a": "b"}', "a list of samples"),
+        ("x.txt", "\n\n", "holds no text"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(name: str, text: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=words):
+        read_dataset(write(tmp_path, name, text))
+
+
+def test_a_missing_file_and_two_amounts_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is no file"):
+        read_dataset(tmp_path / "nothing.jsonl")
+    with pytest.raises(InputError, match="--tokens and --dataset"):
+        resolve_amount(Run(method="lora"), {"tokens": "1M", "dataset": "x.jsonl"})
