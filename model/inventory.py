@@ -75,7 +75,7 @@ def part_operations(
 @lru_cache(maxsize=256)
 def whole_operations(architecture: Architecture, run: Run, *, platform: str = "cuda") -> tuple[Operation, ...]:
     """What one GPU executes of a model whose every layer it computes by itself."""
-    depth = shallow_depth(architecture)
+    depth = shallow_depth(architecture, run)
     tape = write_step(architecture, run, platform, depth)
     kernels = ((e, repetitions(e, architecture, run, depth)) for e in tape.events if e.kind is not None)
     operations = merged(kernels)

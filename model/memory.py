@@ -149,7 +149,7 @@ def step_peaks(architecture: Architecture, run: Run, platform: str = "cuda") -> 
 @lru_cache(maxsize=256)
 def taped_peaks(architecture: Architecture, run: Run, platform: str) -> dict[Place, Parts]:
     """`step_peaks` of a run that the tape tells from others."""
-    depth = shallow_depth(architecture)
+    depth = shallow_depth(architecture, run)
     if depth is None:
         return tape_peaks(write_step(architecture, run, platform, None), architecture.num_layers)
     low = tape_peaks(write_step(architecture, run, platform, depth), depth)

@@ -47,7 +47,7 @@ def kept_on(tape: Tape) -> int:
 @lru_cache(maxsize=64)
 def kept_bytes(architecture: Architecture, run: Run, platform: str) -> int:
     """The same at the model's depth: linear in the number of layers."""
-    depth = shallow_depth(architecture)
+    depth = shallow_depth(architecture, run)
     if depth is None:
         return kept_on(write_step(architecture, run, platform, None))
     low, high = (kept_on(write_step(architecture, run, platform, d)) for d in (depth, depth + 1))

@@ -43,10 +43,11 @@ def layers_at(architecture: Architecture, depth: int | None) -> tuple[Layer, ...
     return every if depth is None else every[:depth]
 
 
-def shallow_depth(architecture: Architecture, extra: int = 0) -> int | None:
-    """Depth to write: `SHALLOW` + `extra` for deep models of equal layers, else None (all layers)."""
+def shallow_depth(architecture: Architecture, run: Run) -> int | None:
+    """Depth to write: `SHALLOW` for deep models whose layers are equal and treated equally, else None (all layers)."""
     deep = len(architecture.groups) == 1 and architecture.num_layers > SHALLOW + 1
-    return SHALLOW + extra if deep else None
+    equal = not run.gradient_checkpointing or run.checkpoint_every == 1
+    return SHALLOW if deep and equal else None
 
 
 def find_packing(step: Step, positions: Tensor) -> None:

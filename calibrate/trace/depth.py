@@ -48,7 +48,8 @@ def trace_micro_batches(
     """
     traced_run = replace(run, gradient_accumulation_steps=min(run.gradient_accumulation_steps, MICRO_BATCHES))
     depth = architecture.num_layers
-    if depth <= SHALLOW + 1 or not hf.layers_alike(architecture):
+    every = run.checkpoint_every if run.gradient_checkpointing else 1
+    if depth <= SHALLOW + 1 or every > 1 or not hf.layers_alike(architecture):
         told(f"tracing all {depth} layers")
         return trace_depth(architecture, traced_run, depth, platform=platform)
     traces = []

@@ -133,7 +133,7 @@ def test_depth_extension_equals_writing_every_layer(
     run = run_of(qwen, method=method, max_length=512, gradient_checkpointing=checkpointing)
     extended = memory_timeline(qwen, run)
     memory.taped_peaks.cache_clear()
-    monkeypatch.setattr(memory, "shallow_depth", lambda architecture: None)
+    monkeypatch.setattr(memory, "shallow_depth", lambda *_: None)
     assert memory_timeline(qwen, run).moments == extended.moments
     memory.taped_peaks.cache_clear()
 

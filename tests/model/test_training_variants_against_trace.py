@@ -31,6 +31,8 @@ CHECKPOINTS = [
     (DEEP, OFFLOADED),
     (PLAIN, {**OFFLOADED, "method": "qlora", "gradient_accumulation_steps": 2}),
     (PLAIN, {"activation_offloading": True, "method": "full"}),
+    (DEEP, {"checkpoint_every": 2, "lora_target_modules": "q_proj,down_proj"}),
+    (DEEP, {"checkpoint_every": 3, "method": "full"}),
     (DEEP, {**OFFLOADED, "reentrant": True}),
     (PLAIN, {"activation_offloading": True, "reentrant": True, "method": "qlora", "adapter_dtype": "bf16"}),
 ]
