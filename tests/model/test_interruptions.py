@@ -59,6 +59,37 @@ def test_the_simulation_agrees_with_the_exact_expectation_within_one_percent(nam
     assert low <= middle <= high
 
 
+def test_the_share_of_runs_that_are_never_cut_is_exponential() -> None:
+    """P(no cut) = e^{-λL} of the whole length; those runs take exactly their own time."""
+    played = simulate(
+        startup_h=0.5,
+        work_h=8.0,
+        save_h=0.1,
+        tail_h=0.5,
+        restart_h=1.0,
+        interval_h=2.0,
+        cuts_per_h=0.07,
+        draws=DRAWS,
+        seed=2,
+    )
+    length_h = 0.5 + 8.0 + 3 * 0.1 + 0.5
+    never = played.cuts == 0
+    assert never.mean() == pytest.approx(math.exp(-0.07 * length_h), abs=0.005)
+    assert played.hours[never] == pytest.approx(length_h)
+    again = simulate(
+        startup_h=0.5,
+        work_h=8.0,
+        save_h=0.1,
+        tail_h=0.5,
+        restart_h=1.0,
+        interval_h=2.0,
+        cuts_per_h=0.07,
+        draws=DRAWS,
+        seed=2,
+    )
+    assert (again.hours == played.hours).all()
+
+
 def test_one_stretch_by_hand() -> None:
     """No start-up, save or restart: (e^{λW} - 1)/λ; with λW = ln 2 the expectation is 1/λ."""
     job = Stretches(startup_h=0, work_h=10, save_h=0, tail_h=0, restart_h=0, interval_h=None)

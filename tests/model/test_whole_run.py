@@ -349,6 +349,17 @@ def test_without_checkpoints_a_long_run_shows_its_true_cost() -> None:
     assert naive.total_time_h.value == pytest.approx(math.expm1(rate * 2000) / rate, rel=0.001)
 
 
+def test_save_steps_set_the_interval_unless_minutes_do() -> None:
+    long = replace(WORK, steps=100_000)
+    by_steps = run(long, price=user_price(1.0, 1), **SPOT, save_steps=500).interruptions
+    by_minutes = run(long, price=user_price(1.0, 1), **SPOT, save_steps=500, checkpoint_interval_min=90).interruptions
+    assert by_steps is not None
+    assert by_minutes is not None
+    assert by_steps.interval_min == pytest.approx(500 * STEP_S / 60)
+    assert by_minutes.interval_min == pytest.approx(90)
+    assert not by_steps.proposed
+
+
 def test_several_machines_are_interrupted_more_often() -> None:
     offer = {"provider": "user", "instances": 4}
     one = run(price=user_price(1.0, 1), **SPOT).interruptions
@@ -382,6 +393,7 @@ def test_the_rate_is_given_or_documented_or_labelled_assumed() -> None:
         ({"gpu_power_w": 300}, "--owned"),
         ({"owned": True, "electricity_usd_per_kwh": 0.3, "spot": True}, "exclude each other"),
         ({"eval_steps": 100}, "--eval-samples"),
+        ({"train_only": True, "spot": True}, "--restart-min"),
         ({"early_stopping_fraction": 0.5}, "--trials"),
         ({"restart_min": 5}, "--spot"),
         ({"spot": True, "interruption_rate_per_month": 15}, r"0\.15"),
