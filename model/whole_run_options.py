@@ -258,7 +258,7 @@ def _check(options: WholeRunOptions) -> None:
         raise InputError("--owned and --spot exclude each other: nobody takes your own machine away.")
     if options.spot and options.train_only and options.restart_min is None:
         raise InputError(
-            "--train-only leaves out the start-up that a restart repeats: add --restart-min, for example 10."
+            "--train-only leaves out the start-up that a restart repeats: add --restart-min 10, say."
         )
     if options.eval_steps is not None and options.eval_samples is None:
         raise InputError("--eval-steps needs to know how much is evaluated; add for example --eval-samples 500.")
