@@ -143,7 +143,7 @@ def _options(row: dict[str, str]) -> dict[str, Any]:
         if column in row:
             options |= _lookup(column, row[column])
     if "framework" in row:
-        options |= _framework_options(row["framework"])
+        options |= _framework_options(row, options)
         options |= _variant_options(row)
     options["max_length"] = _whole(row, "seq_len")
     options["per_device_train_batch_size"] = _whole(row, "micro_batch")
@@ -156,12 +156,14 @@ def _options(row: dict[str, str]) -> dict[str, Any]:
         options.pop("upcast_non_quantized", None)
     if upcast_by_accelerate(row, options):
         options["master_dtype"] = "fp32"
-    if options["method"] == "full":
-        options.pop("lora_dropout", None)
-    else:
+    if options["method"] != "full":
         if "rank" in row:
             options["lora_r"] = _whole(row, "rank")
-        if options.get("precision") in ("bf16", "fp16") and _stack(row) != DEFAULT_STACK:
+        if (
+            "adapter_dtype" not in options
+            and options.get("precision") in ("bf16", "fp16")
+            and _stack(row) != DEFAULT_STACK
+        ):
             # PEFT itself keeps the adapters of a 16-bit model in fp32 (autocast_adapter_dtype).
             options["adapter_dtype"] = options["precision"]
     return options
@@ -199,13 +201,14 @@ def upcast_by_accelerate(row: dict[str, str], options: dict[str, Any]) -> bool:
     return trainer and sharded and mixed and options["method"] == "full"
 
 
-def _framework_options(framework: str) -> dict[str, Any]:
-    """What a framework's text says about every run with it: versions of code, and settings of its scripts."""
-    options: dict[str, Any] = {}
-    for pattern, found in vocabulary()["framework_options"]:
-        if re.search(pattern, framework):
-            options |= found
-    return options
+def _framework_options(row: dict[str, str], options: dict[str, Any]) -> dict[str, Any]:
+    """What is known of every run with a framework, model or method: versions of code, and settings of scripts."""
+    found: dict[str, Any] = {}
+    for rule in vocabulary()["rules"]:
+        texts = (row.get(column, "") for column in rule["when"])
+        if all(re.search(pattern, text) for pattern, text in zip(rule["when"].values(), texts, strict=True)):
+            found |= rule["then"]
+    return found
 
 
 def _variant_options(row: dict[str, str]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from tunecast.model import primitives_heavy as heavy
 from tunecast.model.architecture import Linear
 from tunecast.model.context import Step
 from tunecast.model.operation import Kind
-from tunecast.model.quantized import dequantized, is_gptq, weight_bits
+from tunecast.model.quantized import dequantized, is_gptq
 from tunecast.model.tape import Grads, Tensor
 
 
@@ -54,7 +54,7 @@ def base_weight(step: Step, linear: Linear) -> tuple[Tensor, str, str]:
     """The base weight in 16 bits, and the layouts of the forward's and the backward's product with it."""
     k, n, tape = linear.in_features, linear.out_features, step.tape
     if is_gptq(step.run):
-        return dequantized(tape, k, n, weight_bits(step.run.base_quantization or "")), "nn", "nt"
+        return dequantized(tape, linear, step.run), "nn", "nt"
     if step.run.base_quantization is None:
         return Tensor(k * n, step.run.dtype, None), "nt", "nn"
     nested = step.run.double_quant

@@ -12,7 +12,7 @@ from tunecast.model.context import Step
 from tunecast.model.dora import adapted_result
 from tunecast.model.products import operands as operands
 from tunecast.model.products import product as product
-from tunecast.model.quantized import is_gptq, matmul_gptq, weight_bits
+from tunecast.model.quantized import is_gptq, matmul_gptq
 from tunecast.model.tape import Tensor
 
 
@@ -22,8 +22,7 @@ def base_linear(step: Step, where: str, linear: Linear, x: Tensor) -> Tensor:
     k, n, run = linear.in_features, linear.out_features, step.run
     if is_gptq(run):
         given = ops.cast(step.tape, x, run.compute_dtype)
-        bits = weight_bits(run.base_quantization or "")
-        return matmul_gptq(step.tape, linear.name, given, k=k, n=n, bits=bits, bias=bias)
+        return matmul_gptq(step.tape, linear, given, run, bias)
     if run.base_quantization == "bnb-4bit":
         given = ops.cast(step.tape, x, run.compute_dtype)
         bias = None if bias is None else ops.cast(step.tape, bias, run.compute_dtype)

@@ -16,7 +16,7 @@ from tunecast.model.optimizer import (
     trained_tensors,
 )
 from tunecast.model.primitives_heavy import CODE_ENTRIES, NESTED_BLOCK, QUANT_BLOCK
-from tunecast.model.quantized import gptq_bytes, gptq_packed_bytes, is_gptq, weight_bits
+from tunecast.model.quantized import gptq_bytes, gptq_packed_bytes, is_gptq
 from tunecast.model.run import Run
 from tunecast.model.tape import allocated_bytes
 from tunecast.model.units import DTYPE_BYTES
@@ -46,7 +46,7 @@ def layer_packed_bytes(layer: Layer, run: Run) -> int:
     if run.base_quantization is None:
         return 0
     if is_gptq(run):
-        return sum(gptq_packed_bytes(linear, weight_bits(run.base_quantization)) for linear in layer.linears)
+        return sum(gptq_packed_bytes(linear, run) for linear in layer.linears)
     return sum(allocated_bytes(-(-linear.weight_params // 2)) for linear in layer.linears)
 
 
@@ -55,7 +55,7 @@ def layer_quantized_bytes(layer: Layer, run: Run) -> int:
     if run.base_quantization is None:
         return 0
     if is_gptq(run):
-        return sum(gptq_bytes(linear, weight_bits(run.base_quantization)) for linear in layer.linears)
+        return sum(gptq_bytes(linear, run) for linear in layer.linears)
     return sum(quantized_bytes(linear, double_quant=run.double_quant) for linear in layer.linears)
 
 

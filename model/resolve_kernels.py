@@ -9,12 +9,14 @@ from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.architecture import Architecture, Mlp
 from tunecast.model.fused import FUSED_KERNELS
 from tunecast.model.resolve_parallel import FSDP, Fields
+from tunecast.model.run import Run
 from tunecast.model.stacks import HF_CODES, QUANT_TYPES, built_choice, one_of
 
 FUSED_LORA_BASES = (None, "bnb-4bit", "gptq-4bit", "gptq-8bit")
 """Bases that the fused low-rank kernels multiply with (Unsloth, axolotl, fms-acceleration)."""
 
 
+GPTQ_KERNELS = ("triton", "torch")
 GPTQ_DTYPES = {"dtype": "fp16", "precision": "fp16-autocast"}
 """The only arithmetic of the kernels that train a GPTQ base (triton v2 writes weights in fp16)."""
 
@@ -35,6 +37,7 @@ def take_quantization(fields: Fields, defaults: Mapping[str, Any]) -> dict[str, 
         fields.values["double_quant"] = bool(fields.take("double_quant", defaults["double_quant"], "stack-default"))
     else:
         refuse_four_bit_options(fields, method)
+    take_gptq(fields, method)
     upcast = fields.take("upcast_non_quantized", defaults["upcast_non_quantized"], "stack-default")
     fields.values["upcast_non_quantized"] = bool(upcast)
     if upcast and method.startswith("gptq"):
@@ -58,6 +61,20 @@ def take_master(fields: Fields) -> None:
         )
     if values["dtype"] == "fp32":
         raise InputError("--master-dtype fp32 adds nothing to --dtype fp32; leave it out.")
+
+
+def take_gptq(fields: Fields, method: str) -> None:
+    """Kernel and group size of a GPTQ base; nothing of another."""
+    plain = Run(method="qlora")
+    for name in ("gptq_kernel", "gptq_group_size"):
+        if name in fields.given and not method.startswith("gptq"):
+            flag = name.replace("_", "-")
+            raise InputError(f"--{flag} belongs to a GPTQ base, but --quant-method is {method}; leave it out.")
+        fields.take(name, getattr(plain, name), "stack-default")
+    one_of("gptq-kernel", fields.values["gptq_kernel"], GPTQ_KERNELS)
+    size = fields.values["gptq_group_size"]
+    if not isinstance(size, int) or isinstance(size, bool) or (size < 1 and size != -1):
+        raise InputError(f"--gptq-group-size is {size!r}, but it must be a whole number of weights, or -1 for all.")
 
 
 def check_gptq_dtypes(values: Mapping[str, Any]) -> None:

@@ -42,6 +42,10 @@ class Run:
     double_quant: bool = False
     quant_method: str | None = None
     """How a quantized base is stored, by one of `stacks.QUANT_METHODS`; None also stands for bitsandbytes' 4 bits."""
+    gptq_kernel: str = "triton"
+    """What multiplies with a GPTQ base: ``triton`` v2 in one kernel, ``torch`` by PyTorch's operators."""
+    gptq_group_size: int = 128
+    """Weights along the input that share a scale and a zero; -1: all of them."""
     upcast_non_quantized: bool = False
     """Whether PEFT's ``prepare_model_for_kbit_training`` left all but 4-bit weights in fp32; `dtype` then is."""
     max_length: int = 1024

@@ -16,7 +16,18 @@ MINUTE_S = 60.0
 MONTH_H = 730.0
 """Hours of an average month, by which clouds turn monthly prices into hourly ones."""
 
-DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1, "fp8": 1, "uint8": 1, "int64": 8, "bool": 1}
+DTYPE_BYTES = {
+    "fp32": 4,
+    "bf16": 2,
+    "fp16": 2,
+    "int8": 1,
+    "fp8": 1,
+    "uint8": 1,
+    "int16": 2,
+    "int32": 4,
+    "int64": 8,
+    "bool": 1,
+}
 """Storage bytes of one element, by our dtype names."""
 
 

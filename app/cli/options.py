@@ -78,6 +78,8 @@ RUN: Group = {
     "master_dtype": _run(str, "What FSDP keeps of a fully trained model.", metavar="none|fp32"),
     "precision": _run(str, "Arithmetic.", metavar="bf16-autocast|fp16-autocast|bf16|fp16|fp32"),
     "quant_method": _run(str, "Storage of a quantized base (qlora).", metavar="bnb-4bit|bnb-8bit|gptq-4bit|gptq-8bit"),
+    "gptq_kernel": _run(str, "What multiplies with a GPTQ base.", metavar="triton|torch"),
+    "gptq_group_size": _run(int, "Weights that share a scale; -1 for all of an output.", metavar="N"),
     "bnb_4bit_quant_type": _run(str, "4-bit storage of the base (qlora).", metavar="nf4|fp4"),
     "double_quant": _run(bool, "Quantize the quantization constants too.", "--double-quant/--no-double-quant"),
     "upcast_non_quantized": _run(

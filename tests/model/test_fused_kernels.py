@@ -41,6 +41,7 @@ PUBLISHED = [
     (LLAMA, 16, 37.2414, {**OLD, **NF4, **LIGER_LORA}, 0.002),
     (MISTRAL, 4, 15.2776, {**NEWER, **GPTQ}, 0.002),
     (MISTRAL, 8, 22.3077, {**NEWER, **GPTQ, **FAST_LORA}, 0.002),
+    (BIG, 4, 62.4600, {**NEWER, **GPTQ, "gptq_group_size": -1}, 0.002),
     (LLAMA, 32, 69.0289, {**OLD, **GPTQ, **LIGER_LORA}, 0.002),
     (LLAMA, 8, 43.3030, {**OLD, **GPTQ, **FAST_LORA, **TWO, "num_gpus": 4}, 0.01),
     (MISTRAL, 4, 24.8706, NEWER, 0.002),
@@ -113,8 +114,26 @@ def test_liger_multiplies_with_the_head_twice_in_the_forward_and_never_again() -
 def test_gptq_weights_by_their_checkpoint_layout() -> None:
     """4,096 x 14,336 packed, 32 groups of 2-byte scales and zeros of as many bits as weights, 4 bytes per input."""
     linear = Linear(name="up_proj", in_features=4096, out_features=14336)
-    assert gptq_bytes(linear, 4) == 4096 * 14336 // 2 + 32 * 14336 * 2 + 32 * 14336 // 2 + 4 * 4096
-    assert gptq_bytes(linear, 8) == 4096 * 14336 + 32 * 14336 * 2 + 32 * 14336 + 4 * 4096
+    four, eight, whole = (
+        Run(method="qlora", quant_method=method, gptq_group_size=size)
+        for method, size in (("gptq-4bit", 128), ("gptq-8bit", 128), ("gptq-4bit", -1))
+    )
+    assert gptq_bytes(linear, four) == 4096 * 14336 // 2 + 32 * 14336 * 2 + 32 * 14336 // 2 + 4 * 4096
+    assert gptq_bytes(linear, eight) == 4096 * 14336 + 32 * 14336 * 2 + 32 * 14336 + 4 * 4096
+    assert gptq_bytes(linear, whole) == 4096 * 14336 // 2 + 14336 * 2 + 14336 // 2 + 4 * 4096
+
+
+def test_pytorch_unpacks_a_gptq_weight_in_five_kernels_and_keeps_it() -> None:
+    """Per weight 0.5 + 4, 4 + 1, 1 + 1, 1 + 1 and 1 + 2 bytes; a layer's weights stay in fp16 for its backward."""
+    triton, by_torch = (run_of(LLAMA, **GPTQ, max_length=512, gptq_kernel=kernel) for kernel in ("triton", "torch"))
+    llama = load_architecture(LLAMA)
+    found = [op for op in step_operations(llama, by_torch) if op.name.startswith("dequantize.")]
+    weights = sum(linear.weight_params for linear in llama.groups[0].layer.linears) * llama.num_layers
+    assert sum(op.total_bytes for op in found if op.phase is Phase.FORWARD) == pytest.approx(16.5 * weights, rel=0.001)
+    assert sum(op.total_launches for op in found if op.phase is Phase.RECOMPUTE) == 5 * 7 * llama.num_layers
+    assert not [op for op in found if op.phase is Phase.BACKWARD]
+    more = memory_timeline(llama, by_torch).moments["backward"] - memory_timeline(llama, triton).moments["backward"]
+    assert more > 2 * weights / llama.num_layers
 
 
 def test_a_gptq_base_is_written_in_16_bits_in_every_pass() -> None:
