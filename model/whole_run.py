@@ -13,8 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 
 from tunecast.catalogs.rental_facts import egress_usd_per_gb, storage_usd_per_gb_month
+from tunecast.catalogs.tables import read_rows
 from tunecast.model.factors import Factor
 from tunecast.model.interrupted import Interrupted, interrupted
 from tunecast.model.phase_rates import Billing, Rates
@@ -25,6 +27,8 @@ from tunecast.model.value import Value, exact, product, total
 from tunecast.model.whole_run_options import WholeRunOptions
 
 DAY_H = 24.0
+STORES = {"s3": "aws", "ebs": "aws", "gcs": "gcp", "gs": "gcp", "blob": "azure"}
+"""Storage services by their everyday names, and the provider that bills what leaves them."""
 TRAINING = ("train", "evaluate")
 """Phases in which a GPU draws its training power."""
 
@@ -131,7 +135,7 @@ def _priced(
 def _flat(
     time_h: float, work: Work, rates: Rates, options: WholeRunOptions, terms: Terms
 ) -> tuple[float, float, tuple[str, ...]]:
-    """(storage, egress, what is not counted): GB-months of the disk, and GB that leave the provider."""
+    """(storage, egress, what is not counted): GB-months of the disk, and GB that leave a provider."""
     if options.train_only:
         return 0.0, 0.0, ()
     unknown = []
@@ -142,13 +146,40 @@ def _flat(
     if per_month is None:
         unknown.append("storage")
     storage = (per_month or 0.0) * gb * terms.machines * (time_h + options.keep_days * DAY_H) / MONTH_H
-    out_gb = uploaded_bytes(work, options) / GIGA
-    per_gb = terms.egress_usd_per_gb
-    if per_gb is None and out_gb and terms.provider != "user":
-        per_gb = egress_usd_per_gb(terms.provider, out_gb)
-    if per_gb is None and out_gb:
-        unknown.append("egress")
-    return storage, (per_gb or 0.0) * out_gb, tuple(unknown)
+    egress = 0.0
+    for place, out_gb in transfers_gb(work, rates, options, terms):
+        per_gb = _egress(place, out_gb, terms)
+        egress += (per_gb or 0.0) * out_gb
+        if per_gb is None:
+            unknown.append("egress")
+    return storage, egress, tuple(dict.fromkeys(unknown))
+
+
+def transfers_gb(work: Work, rates: Rates, options: WholeRunOptions, terms: Terms) -> list[tuple[str, float]]:
+    """(provider, GB) that leave it: what is uploaded, and data that lie with another provider."""
+    leaving = [(terms.provider, uploaded_bytes(work, options) / GIGA)]
+    if options.data_location is not None:
+        name = options.data_location[0].lower()
+        place = STORES.get(name, name)
+        if place != terms.provider:
+            leaving.append((place, dataset_bytes(work, rates, options) / GIGA))
+    return [(place, gb) for place, gb in leaving if gb > 0.0]
+
+
+def _egress(place: str, gb: float, terms: Terms) -> float | None:
+    """USD per GB; a place that is no provider (a disk of one's own) lets data go for nothing."""
+    if terms.egress_usd_per_gb is not None:
+        return terms.egress_usd_per_gb
+    if place == "user":
+        return None
+    known = place in egress_providers() or place == terms.provider
+    return egress_usd_per_gb(place, gb) if known else 0.0
+
+
+@cache
+def egress_providers() -> frozenset[str]:
+    """Providers whose transfer out has a price, or is known to be unknown."""
+    return frozenset(row["provider"] for row in read_rows("egress.csv"))
 
 
 def disk_bytes(work: Work, rates: Rates, options: WholeRunOptions) -> float:

@@ -178,6 +178,18 @@ def test_storage_by_the_gb_month_and_egress_by_the_gb() -> None:
     assert sum(whole.cost_parts_usd.values()) == pytest.approx(whole.cost_usd.value)
 
 
+def test_data_that_lie_with_another_provider_are_paid_for_when_they_leave_it() -> None:
+    """50 GB out of S3: the first GB is free, then 0.09; nothing to a machine at AWS, nor from a disk here."""
+    asked = {"dataset_gb": 50, "data_location": "s3=500"}
+    away = run(price=Price(usd_per_h=1.0, offer={"provider": "runpod", "instances": 1}), **asked)
+    assert away.cost_parts_usd["egress"] == pytest.approx(49 * 0.09)
+    beside = run(price=Price(usd_per_h=1.0, offer={"provider": "aws", "instances": 1}), **asked)
+    assert "egress" not in beside.cost_parts_usd
+    own_disk = run(price=user_price(1.0, 1), dataset_gb=50, data_location="nas=100")
+    assert "egress" not in own_disk.cost_parts_usd
+    assert own_disk.uncounted == ("storage",)
+
+
 def test_a_price_that_nobody_states_is_named_not_zero() -> None:
     offer = {"provider": "hyperstack", "instances": 1}
     whole = run(price=Price(usd_per_h=2.0, offer=offer))
