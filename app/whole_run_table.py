@@ -16,8 +16,6 @@ Line = tuple[str, str, str]
 PART_WORDS = {"other_machines": "other machines"}
 SMALLEST_SHOWN_USD = 0.005
 """Parts of the cost that would print as $0.00 are left to the JSON."""
-NEVER_SHARE = 0.9995
-"""A break-even share of machines per month that prints as 100%: interruptions cannot make it worth while."""
 
 
 def phase_rows(whole: WholeRun) -> Iterable[Line]:
@@ -81,14 +79,11 @@ def words(found: Interrupted) -> str:
 
 def break_even(found: Interrupted) -> str:
     """From which interruption rate, and from which price, on-demand is cheaper."""
-    monthly = found.break_even_per_month()
-    price = found.break_even_usd_per_h()
-    above = "" if price is None else f"cheaper if interruptible costs above {dollars(price)}/h"
-    if monthly is None:
-        return above
-    if monthly >= NEVER_SHARE:
-        return f"{above}, at any monthly rate".lstrip(", ")
-    return f"{above}, or from {monthly:.0%} interrupted a month".lstrip(", ")
+    rate, price = found.break_even_per_h(), found.break_even_usd_per_h()
+    if price is None:
+        return ""
+    above = f"cheaper if interruptible costs above {dollars(price)}/h"
+    return above if rate is None else f"{above}, or from an interruption every {duration(1.0 / rate)}"
 
 
 def train_line(whole: WholeRun | None) -> str:

@@ -26,6 +26,8 @@ BEFORE = ("start", "setup", "download", "prepare", "load", "compile")
 USEFUL = ("train", "evaluate", "checkpoints")
 DRAWS = 10_000
 """Draws of the simulation that a forecast shows."""
+NO_RATE_PER_H = 1e-9
+"""A break-even below this is none: both prices are the same."""
 MOST_CUTS = 1000.0
 """Expected cuts above which a distribution is not simulated: the answer is not to run it so."""
 
@@ -76,12 +78,12 @@ class Interrupted:
         """The same run on demand, without checkpoints against interruptions."""
         return None if self.on_demand_usd_per_h is None else self.on_demand_usd_per_h * self.bare_h.value
 
-    def break_even_per_month(self) -> float | None:
-        """Share of machines interrupted within a month from which on-demand is cheaper; None: it always is."""
+    def break_even_per_h(self) -> float | None:
+        """Interruptions of one machine per hour from which on-demand is cheaper; None: it always is, or is unknown."""
         if self.on_demand_usd is None or self.usd_per_h <= 0.0:
             return None
         job_rate = break_even_rate(self.job, self.usd_per_h, self.on_demand_usd, propose=self.proposed)
-        return None if job_rate is None else monthly_share(job_rate / self.machines)
+        return None if job_rate is None or job_rate < NO_RATE_PER_H else job_rate / self.machines
 
     def break_even_usd_per_h(self) -> float | None:
         """Spot price of the whole job per hour from which on-demand is cheaper at this rate."""
@@ -181,9 +183,14 @@ def interrupted_to_dict(found: Interrupted, *, seed: int) -> dict[str, Any]:
         "percentiles_h": None if percentiles is None else dict(zip(("p10", "p50", "p90"), percentiles, strict=True)),
         "seed": seed,
         "on_demand_usd": found.on_demand_usd,
-        "break_even_per_month": found.break_even_per_month(),
+        "break_even_rate_per_h": found.break_even_per_h(),
+        "break_even_per_month": _monthly(found.break_even_per_h()),
         "break_even_usd_per_h": _finite(found.break_even_usd_per_h()),
     }
+
+
+def _monthly(rate: float | None) -> float | None:
+    return None if rate is None else monthly_share(rate)
 
 
 def _finite(number: float | None) -> float | None:

@@ -125,7 +125,11 @@ def cuts_of(offer: Mapping[str, Any], options: WholeRunOptions, rates: Rates) ->
     assumed = rates["interruption_per_month"]
     if found is None:
         value = Value(value=assumed.value, low=assumed.low, high=assumed.high)
-        return Cuts(monthly=value, origin=assumed.origin, source="no rate of this offer is known")
+        return Cuts(
+            monthly=value,
+            origin=assumed.origin,
+            source="assumed: no rate of this offer is known; --interruption-rate-per-month",
+        )
     source = f"{found.source}, {found.source_date}"
     low, high = found.monthly_low, found.monthly_high
     if high is None:
