@@ -16,23 +16,29 @@ from tunecast.model.tape import Grads, Tape, Tensor
 
 
 def adapted_result(step: Step, where: str, linear: Linear, entry: Tensor, result: Tensor) -> Tensor:
-    """The base's result with the adapter's: result + (m - 1) result + m scaling B(A(x)), m being broadcast."""
+    """The base's result with the adapter's: result + (m - 1) result + m scaling B(A(x)), m being broadcast.
+
+    With dropout the weighed result is another one, of the dropped input and without bias.
+    """
     tape, run = step.tape, step.run
     down = step.adapter(f"{where}.{linear.name}.lora_A", run.lora_r * linear.in_features)
     up = step.adapter(f"{where}.{linear.name}.lora_B", linear.out_features * run.lora_r)
-    norm, made = weight_norm(step, where, linear, (down, up), entry.dtype)
+    dropped = ops.dropout(tape, entry, run.lora_dropout)
+    weight, norm, made = weight_norm(step, where, linear, (down, up), entry.dtype)
     magnitude = step.adapter(f"{where}.{linear.name}.magnitude", linear.out_features)
     ratio = divided(tape, magnitude, norm)
-    delta = low_rank(step, linear, entry, down, up)
+    delta = low_rank(step, linear, dropped, down, up)
     unbiased = result
-    if linear.bias:
+    if run.lora_dropout > 0:
+        unbiased = product(step, linear.name, dropped, weight, k=linear.in_features, n=linear.out_features)
+    elif linear.bias:
         unbiased = ops.elementwise(tape, "dora.sub", (result,), result.elements, result.dtype)
         tape.record(unbiased, (result,), lambda grad: (grad,))
     rest = ops.shift(tape, ratio, name="dora.sub")
     base = ops.multiply(tape, unbiased, rest, name="dora.mul")
     low = ops.scale(tape, ops.multiply(tape, delta, ratio, name="dora.mul"), name="dora.scale")
     extra = ops.add(tape, base, low, name="dora.add")
-    tape.hold(*made, norm, delta, unbiased)
+    tape.hold(*made, weight, norm, delta, unbiased, dropped)
     return ops.add(tape, result, extra, name="adapter_add")
 
 
@@ -45,8 +51,8 @@ def low_rank(step: Step, linear: Linear, entry: Tensor, down: Tensor, up: Tensor
 
 def weight_norm(
     step: Step, where: str, linear: Linear, factors: tuple[Tensor, Tensor], dtype: str
-) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """The norm of each output's weights, and what is held until the layer is done."""
+) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+    """The base's weight, the norm of each output's adapted weights, and what is held until the layer is done."""
     tape, size = step.tape, linear.weight_params
     eye = ops.elementwise(tape, "dora.eye", (), linear.in_features**2, factors[0].dtype)
     eye, _ = operands(step, eye, factors[0])
@@ -57,7 +63,7 @@ def weight_norm(
     total = ops.elementwise(tape, "dora.add", (weight, scaled), size, dtype)
     tape.hold(scaled)
     norm = ops.elementwise(tape, "dora.norm", (total,), linear.out_features, dtype)
-    return norm, (wide, weight, *((eye,) if tape.grad_enabled else ()))
+    return weight, norm, (wide, *((eye,) if tape.grad_enabled else ()))
 
 
 def base_weight(step: Step, where: str, linear: Linear, dtype: str) -> Tensor:

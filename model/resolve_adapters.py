@@ -45,7 +45,6 @@ def check_dora(fields: Fields) -> None:
     if not fields.values["use_dora"]:
         return
     others = {
-        "--lora-dropout above 0": fields.values["lora_dropout"] > 0,
         "--lora-bias": fields.values["lora_bias"],
         "--quant-method": fields.values.get("quant_method") not in (None, "bnb-4bit"),
         "fused LoRA kernels": "lora" in fields.values.get("fused_kernels", ()),

@@ -27,6 +27,8 @@ from tunecast.model.configs.source import Source
 from tunecast.model.configs.spread import put_sharding, read_fsdp_config, read_fsdp_words
 
 KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
+_OFFLOADED = ("offload", "unsloth")
+"""Words for Unsloth's checkpoints in host memory (``_apply_gradient_checkpointing_patches``)."""
 _ATTENTION = {
     "flash_attention": "flash_attention_2",
     "sdp_attention": "sdpa",
@@ -153,8 +155,12 @@ def _accumulation(source: Source, draft: Draft) -> None:
 
 def _checkpointing(source: Source, draft: Draft) -> None:
     value = source.get("gradient_checkpointing")
+    if isinstance(value, str) and value.lower() in _OFFLOADED:
+        for option in ("gradient_checkpointing", "activation_offloading", "reentrant"):
+            draft.put(option, True, "gradient_checkpointing")
+        return
     if isinstance(value, str) and value.lower() not in ("true", "false"):
-        refuse(source, "gradient_checkpointing", value, "checkpoints kept off the GPU", "write true or false")
+        refuse(source, "gradient_checkpointing", value, "checkpoints on disk", "write true or false")
     on = source.on("gradient_checkpointing")
     draft.put("gradient_checkpointing", on, None if value is None else "gradient_checkpointing")
     field = "gradient_checkpointing_kwargs.use_reentrant"

@@ -9,7 +9,9 @@ from typing import Any
 from tunecast.model.configs.run_file import RunFile
 
 AMOUNTS = ("tokens", "num_samples", "max_steps", "dataset")
-_ADAPTER = ("lora_r", "lora_target_modules", "lora_dropout", "adapter_dtype")
+_ADAPTER = (
+    "lora_r", "lora_target_modules", "lora_dropout", "adapter_dtype", "use_dora", "use_rslora", "modules_to_save",
+)  # fmt: skip
 _FOUR_BIT = ("bnb_4bit_quant_type", "double_quant")
 _KEPT = {"lora": _ADAPTER, "qlora": (*_ADAPTER, *_FOUR_BIT), "full": ()}
 

@@ -14,6 +14,7 @@ from tunecast.model.configs.frameworks import framework_range, load_frameworks, 
 from tunecast.model.configs.run_file import Draft, RunFile
 from tunecast.model.configs.source import Source
 from tunecast.model.configs.spread import read_accelerate, read_deepspeed, settle_spread
+from tunecast.model.configs.variants import read_variants
 
 READERS: dict[str, Callable[..., None]] = {
     "axolotl": axolotl.read,
@@ -116,6 +117,7 @@ def read_mapping(
     refuse_unsupported(chosen, source)
     draft = Draft()
     READERS[chosen](source, draft, num_gpus=num_gpus)
+    read_variants(chosen, source, draft)
     _check_model(source, draft, chosen)
     unread = _companions(source, draft, chosen, accelerate, deepspeed)
     settle_spread(draft)

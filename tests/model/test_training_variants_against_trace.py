@@ -49,6 +49,8 @@ ADAPTERS = [
     (DEEP, {"lora_target_modules": "q_proj,down_proj", "use_dora": True, "gradient_checkpointing": False}),
     (PLAIN, {"lora_target_modules": "up_proj", "use_dora": True, "method": "qlora"}),
     (BIASED, {"lora_target_modules": "q_proj,o_proj", "use_dora": True, "adapter_dtype": "bf16"}),
+    (BIASED, {"lora_target_modules": "q_proj,o_proj", "use_dora": True, "lora_dropout": 0.05}),
+    (PLAIN, {"lora_target_modules": "up_proj", "use_dora": True, "lora_dropout": 0.05, "method": "qlora"}),
     (PLAIN, {"lora_target_modules": "q_proj,down_proj", "lora_bias": True, "use_rslora": True}),
     (BIASED, {"lora_target_modules": "q_proj,down_proj", "lora_bias": True, "method": "qlora", "lora_r": 32}),
 ]
