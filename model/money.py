@@ -23,6 +23,8 @@ from tunecast.model.run_work import forward_share, work_of
 from tunecast.model.target import Target
 from tunecast.model.terms import Terms, owned, rented
 from tunecast.model.time import StepTime
+from tunecast.model.units import KILO
+from tunecast.model.value import Value
 from tunecast.model.whole_run import WholeRun, whole_run
 from tunecast.model.whole_run_options import WholeRunOptions
 
@@ -63,10 +65,20 @@ def with_money(
         total_time_h=whole.total_time_h,
         cost_usd=whole.cost_usd,
         offer=None if price is None else price.offer,
-        cost_per_million_tokens_usd=None if price is None else cost_per_million_tokens_usd(result.tokens_per_s, price),
+        cost_per_million_tokens_usd=_per_million(result, price, whole),
         whole_run=whole,
         notes=(*result.notes, *_offer_notes(None if price is None else price.offer), *whole_notes(whole, options)),
     )
+
+
+def _per_million(result: Forecast, price: Price | None, whole: WholeRun) -> Value | None:
+    """Rent, or electricity while training, for a million tokens."""
+    if price is not None:
+        return cost_per_million_tokens_usd(result.tokens_per_s, price)
+    if whole.power is None or whole.power.usd_per_kwh <= 0.0:
+        return None
+    hourly = whole.power.training_w / KILO * whole.power.usd_per_kwh
+    return cost_per_million_tokens_usd(result.tokens_per_s, Price(usd_per_h=hourly, offer={}))
 
 
 def prices_of(result: Forecast, question: Question, target: Target) -> tuple[Price, ...]:

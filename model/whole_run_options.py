@@ -41,6 +41,8 @@ MACHINE_PHASES = {
 }
 """What may run on another machine, and the phases it stands for."""
 AUTO = "auto"
+SMALLEST = 1e-9
+"""Least rate that can be given: any number above 0."""
 EXPORT_BITS = {"fp16": 16.0, "bf16": 16.0, "q8": 8.5, "q6": 6.6, "q5": 5.7, "q4": 4.9}
 """Bits per weight of an exported file; the quantized ones as llama.cpp states them for Q8_0, Q6_K, Q5_K_M, Q4_K_M."""
 
@@ -162,7 +164,8 @@ def _pair_value(name: str, key: str, value: Any, least: float, example: str) -> 
     except (TypeError, ValueError):
         number = math.nan
     if not (math.isfinite(number) and number >= least):
-        raise InputError(f"{flag(name)} {key}={value} is not {least:g} or more; type for example {example}.")
+        limit = "above 0" if least == SMALLEST else f"{least:g} or more"
+        raise InputError(f"{flag(name)} {key}={value} has no number {limit}; type for example {example}.")
     return number
 
 
@@ -174,7 +177,7 @@ def _phase_min(name: str, given: Any) -> dict[str, float]:
 def _phase_rate(name: str, given: Any) -> dict[str, float]:
     from tunecast.model.phase_rates import rate_names
 
-    return pairs(name, given, rate_names(), least=1e-9, example="network_mb_per_s=500")
+    return pairs(name, given, rate_names(), least=SMALLEST, example="network_mb_per_s=500")
 
 
 def _phase_machine(name: str, given: Any) -> dict[str, float]:
@@ -183,9 +186,9 @@ def _phase_machine(name: str, given: Any) -> dict[str, float]:
 
 def _data_location(name: str, given: Any) -> tuple[str, float]:
     if isinstance(given, tuple):
-        return str(given[0]), _pair_value(name, str(given[0]), given[1], 1e-9, "s3=200")
+        return str(given[0]), _pair_value(name, str(given[0]), given[1], SMALLEST, "s3=200")
     place, _, rate = str(given).partition("=")
-    return place, _pair_value(name, place, rate or None, 1e-9, "s3=200")
+    return place, _pair_value(name, place, rate, SMALLEST, "s3=200")
 
 
 def _export(name: str, value: Any) -> str:
