@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tunecast.model.forecast import Forecast
     from tunecast.model.run import Run
     from tunecast.model.value import Value
+    from tunecast.recommender import recommend
 
     __version__: str
 
@@ -41,6 +42,7 @@ __all__ = [
     "frame",
     "load_architecture",
     "measure",
+    "recommend",
 ]
 
 _HOME = {
@@ -48,6 +50,7 @@ _HOME = {
     "estimate": "tunecast.api",
     "fit": "tunecast.api",
     "measure": "tunecast.api",
+    "recommend": "tunecast.recommender",
     "frame": "tunecast.frames",
     "TunecastCallback": "tunecast.calibrate.watch.callback",
     "DeviceError": "tunecast.catalogs.errors",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +51,23 @@ class Recommendation:
     def fastest(self) -> Picked | None:
         """The plan of least time."""
         return self.front[-1] if self.front else None
+
+    def refusal(self) -> str:
+        """Why there is no plan, and what would let one in."""
+        if self.relaxations:
+            hardest = self.relaxations[0]
+            return f"No plan keeps {hardest.limit} {hardest.now}; {hardest.needed} would allow {hardest.buys}."
+        best = [rejected.candidate for rejected in self.rejected if rejected.candidate is not None]
+        if best:
+            cheapest, fastest = min(best, key=lambda c: c.usd), min(best, key=lambda c: c.time_h)
+            return (
+                f"No plan keeps --budget and --deadline together, nor either alone: the cheapest is "
+                f"${cheapest.usd:,.2f} in {cheapest.time_h:.1f} h, the fastest {fastest.time_h:.1f} h for "
+                f"${fastest.usd:,.2f}; raise both."
+            )
+        counted = Counter(rejected.reason for rejected in self.rejected)
+        words = ", ".join(f"{reason} {count}" for reason, count in counted.most_common())
+        return f"No card is left ({words}); allow more GPUs, a smaller --global-batch or --max-length, or other offers."
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON of ``tunecast recommend --json``."""

@@ -28,6 +28,7 @@ from tunecast.model.factors import FactorSet
 from tunecast.model.inventory import sharded_update, step_operations
 from tunecast.model.on_device import target_factors
 from tunecast.model.operation import Operation, Phase
+from tunecast.model.optimizer import update_operations
 from tunecast.model.parallel_network import with_network
 from tunecast.model.run import Run
 from tunecast.model.sharding import communication_operations
@@ -227,11 +228,11 @@ def _plans(architecture: Architecture, runs: Sequence[Run], platform: str) -> _P
         base = _with_micro(run, 1)
         if base not in pieces:
             body = _with_micro(tape_run(run), 1)
-            update = tuple(sharded_update(_body_update(architecture, body, platform), base))
+            update = tuple(sharded_update(_update_of(architecture, _tokenless(body), platform), base))
             pieces[base] = (
                 bodies.setdefault(body, len(bodies)),
                 updates.setdefault(update, len(updates)),
-                links.setdefault(_link_run(base), len(links)),
+                links.setdefault(_tokenless(base), len(links)),
             )
             needed += [set() for _ in range(len(bodies) - len(needed))]
         rows.append(pieces[base])
@@ -249,19 +250,15 @@ def _plans(architecture: Architecture, runs: Sequence[Run], platform: str) -> _P
     )
 
 
-def _link_run(run: Run) -> Run:
-    """What collectives depend on: trained and gathered tensors, not how many tokens there are."""
+def _tokenless(run: Run) -> Run:
+    """What the update and collectives depend on: trained and gathered tensors, not how many tokens there are."""
     return replace(run, max_length=1, per_device_train_batch_size=1)
-
-
-def _body_update(architecture: Architecture, body: Run, platform: str) -> tuple[Operation, ...]:
-    """The unsharded update; it does not depend on lengths and batches."""
-    return _update_of(architecture, replace(body, max_length=1, per_device_train_batch_size=1), platform)
 
 
 @lru_cache(maxsize=256)
 def _update_of(architecture: Architecture, run: Run, platform: str) -> tuple[Operation, ...]:
-    return tuple(o for o in step_operations(architecture, run, platform=platform) if o.phase is Phase.OPTIMIZER)
+    """The unsharded update."""
+    return tuple(update_operations(architecture, run, platform=platform))
 
 
 def _kernels(architecture: Architecture, run: Run, platform: str) -> list[Operation]:

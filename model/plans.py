@@ -24,6 +24,9 @@ from tunecast.model.run import Run
 BATCH_OPTIONS = ("per_device_train_batch_size", "gradient_accumulation_steps", "num_gpus")
 """Options whose product is the global batch."""
 
+SURELY = 0.9
+"""Of an extrapolated peak, what is taken for certain."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GlobalBatch:
@@ -147,7 +150,10 @@ def plans_that_may_fit(job: Job, *, has_bf16: bool, roomiest_bytes: float) -> li
 
 def _line_plans(job: Job, line: _Line, *, has_bf16: bool, roomiest_bytes: float) -> Iterator[Plan]:
     template: Resolved | None = None
+    known: list[tuple[int, float]] = []
     for micro_batch in divisors(job.batch.samples // line.num_gpus):
+        if at_least(known, micro_batch) > roomiest_bytes:
+            return
         options = line_options(job.options, line, micro_batch, job.batch.samples)
         template = template or job.resolve(options, has_bf16=has_bf16)
         run = replace(
@@ -155,9 +161,23 @@ def _line_plans(job: Job, line: _Line, *, has_bf16: bool, roomiest_bytes: float)
             per_device_train_batch_size=micro_batch,
             gradient_accumulation_steps=options["gradient_accumulation_steps"],
         )
-        if memory_of(job.architecture, [run], "cuda").allocated_bytes[0] > roomiest_bytes:
+        allocated_bytes = float(memory_of(job.architecture, [run], "cuda").allocated_bytes[0])
+        if allocated_bytes > roomiest_bytes:
             return
+        known.append((micro_batch, allocated_bytes))
         yield Plan(options=options, resolved=replace(template, run=run))
+
+
+def at_least(known: Sequence[tuple[int, float]], micro_batch: int) -> float:
+    """Bytes that a larger micro-batch takes at least, from two that are known, less a tenth; 0 with fewer.
+
+    What is alive at each moment grows by the sample, and a peak is the largest of them: a convex function, which
+    lies above the line through two of its points. Without accumulation gradients may die earlier: hence the tenth.
+    """
+    if len(known) < 2:
+        return 0.0
+    (first, low), (second, high) = known[-2:]
+    return SURELY * (high + (high - low) / (second - first) * (micro_batch - second))
 
 
 def best_plans(plans: Sequence[Plan], step_s: Array, allowed: Flags) -> dict[tuple[str, int], int]:

@@ -104,7 +104,7 @@ def rejection(gpu: str, own: Sequence[Candidate], front: Sequence[Candidate], li
         best = min(kept, key=lambda c: (c.usd, c.time_h))
         winner = next((c for c in front if beats(c, best)), front[0])
         saved, sooner = best.usd - winner.usd, best.time_h - winner.time_h
-        detail = f"{named(winner)} is ${saved:,.2f} cheaper and {hours(sooner)} faster"
+        detail = f"beaten by {named(winner)}: ${saved:,.2f} and {hours(sooner)} less"
         return Rejected(gpu=gpu, reason="dominated", detail=detail, candidate=best)
     if not any(in_budget(c, limits) for c in own):
         detail = f"${cheapest.usd:,.2f} at least, over ${limits.budget_usd:,.2f}"

@@ -133,7 +133,7 @@ class Event:
 
 def storages(tensors: Iterable[Tensor]) -> tuple[Storage, ...]:
     """The allocations behind tensors; parameters have none of their own here."""
-    return tuple(tensor.storage for tensor in tensors if tensor.storage is not None)
+    return tuple([tensor.storage for tensor in tensors if tensor.storage is not None])
 
 
 class Tape:
@@ -184,8 +184,9 @@ class Tape:
         """Record a kernel; it moves what it reads and writes unless `n_bytes` says otherwise."""
         event = self._place(Event(name, kind, storages(reads), storages(writes)))
         event.flops, event.shape, event.layout, event.launches = flops, shape, layout, launches
-        event.bytes = sum(t.bytes for t in (*reads, *writes)) if n_bytes is None else n_bytes
-        event.dtype = dtype or widest(tensor.dtype for tensor in (*reads, *writes))
+        touched = (*reads, *writes)
+        event.bytes = sum([t.elements * DTYPE_BYTES[t.dtype] for t in touched]) if n_bytes is None else n_bytes
+        event.dtype = dtype or widest([tensor.dtype for tensor in touched])
         self.events.append(event)
 
     def hold(self, *tensors: Tensor) -> None:
@@ -385,4 +386,7 @@ class Tape:
 
 def widest(dtypes: Iterable[str]) -> str:
     """The largest floating dtype among several: the one arithmetic promotes to."""
-    return max(dtypes, key=lambda name: (name in ("fp32", "bf16", "fp16"), DTYPE_BYTES[name]))
+    return max(dtypes, key=_WIDTH.__getitem__)
+
+
+_WIDTH = {name: (name in ("fp32", "bf16", "fp16"), n_bytes) for name, n_bytes in DTYPE_BYTES.items()}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import gc
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,9 +65,21 @@ def recommend(
     search, notes = _search(model, options, _several(methods), max_gpus, global_batch, limits, around, tuple(prices))
     names = [gpu] if isinstance(gpu, str) else list(gpu)
     targets = _rentable(names, fitted_records(records))
-    market = survey(search, targets)
-    choice = choose(market, limits)
-    return _answer(search, choice, market.plans, notes)
+    with garbage_uncollected():
+        market = survey(search, targets)
+        return _answer(search, choose(market, limits), market.plans, notes)
+
+
+@contextmanager
+def garbage_uncollected() -> Iterator[None]:
+    """Without the cyclic collector: a screen makes millions of small objects, and few of them die together."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _around(options: Mapping[str, Any], spot: bool | None) -> tuple[Any, dict[str, Any]]:
@@ -148,7 +162,7 @@ def _search(
         architecture=asked.architecture,
         options=shared,
         option_origins=asked.origins,
-        methods=methods or (asked.options.get("method") or ASSUMED["method"],),
+        methods=methods or (str(asked.options.get("method") or ASSUMED["method"]),),
         counts=usable,
         batch=total,
     )

@@ -1,0 +1,94 @@
+"""``tunecast recommend``: what to rent for a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tunecast.cli.options import AMOUNT, FILE, PARALLEL, RUN, THE_MACHINE, Json, Model, Prices, option, with_groups
+from tunecast.cli.options_whole_run import SPOT_PANEL, WHOLE_RUN
+
+LIMITS = "What a plan has to keep"
+AROUND = {name: annotation for name, annotation in WHOLE_RUN.items() if name not in ("spot", "owned")}
+SEARCH = {
+    "methods": option(str, "Methods to compare, instead of --method.", panel=LIMITS, metavar="lora,qlora,full"),
+    "max_gpus": option(int, "GPUs of the largest job that is tried (1, 2, 4, ...). Default: 8.", panel=LIMITS),
+    "global_batch": option(int, "Samples per optimizer step of the whole job.", panel=LIMITS, metavar="N"),
+    "budget": option(float, "Most that the whole run may cost.", panel=LIMITS, metavar="USD"),
+    "deadline": option(str, "When the run must be done.", panel=LIMITS, metavar="36h|2d"),
+    "min_fit_confidence": option(
+        float, "Least probability that the run fits the card. Default: 0.9.", panel=LIMITS, metavar="P"
+    ),
+    "provider": option(list[str], "Only these providers; repeatable.", panel=LIMITS, metavar="NAME"),
+    "region": option(list[str], "Only these regions, or their beginning; repeatable.", panel=LIMITS, metavar="NAME"),
+    "purchase": option(
+        list[str],
+        "Other offers than on-demand; repeatable.",
+        panel=LIMITS,
+        metavar="community|marketplace|reserved|committed",
+    ),
+    "spot": option(
+        bool, "Interruptible offers too, with what interruptions cost.", "--spot/--no-spot", panel=SPOT_PANEL
+    ),
+}
+"""Options that only this command has."""
+
+
+@with_groups(run_options=RUN | FILE, amount=AMOUNT, parallel=PARALLEL, search=SEARCH, around=AROUND)
+def recommend(
+    model: Model,
+    run_options: dict[str, Any],
+    amount: dict[str, Any],
+    parallel: dict[str, Any],
+    search: dict[str, Any],
+    around: dict[str, Any],
+    gpu: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Cards to choose among; repeatable. Default: all.",
+            metavar="ID",
+            show_default=False,
+            rich_help_panel=THE_MACHINE,
+        ),
+    ] = None,
+    record: Annotated[
+        list[Path] | None,
+        typer.Option(help="Calibration record of a card; repeatable.", metavar="FILE", rich_help_panel=THE_MACHINE),
+    ] = None,
+    prices: Prices = None,
+    usd_per_gpu_hour: Annotated[
+        float | None,
+        typer.Option(help="Price to use instead of the catalog's.", metavar="X", rich_help_panel=THE_MACHINE),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """What to rent: cheapest, fastest and balanced plan of a run, over GPUs, counts and offers. Exit code 3: none."""
+    import gc
+
+    from tunecast import recommender
+    from tunecast.cli.console import print_json, show
+    from tunecast.cli.guard import THE_ANSWER_IS_NO, fail
+
+    gc.disable()  # the process ends soon, and a collection in between costs more than the memory is worth
+    found = recommender.recommend(
+        model,
+        gpu=gpu or "all",
+        records=record or [],
+        prices=prices or [],
+        usd_per_gpu_hour=usd_per_gpu_hour,
+        **search,
+        **run_options,
+        **amount,
+        **parallel,
+        **around,
+    )
+    if as_json:
+        print_json(found.to_dict())
+    else:
+        from tunecast.recommend_table import recommendation_report
+
+        show(*recommendation_report(found))
+    if not found.front:
+        fail(found.refusal(), THE_ANSWER_IS_NO)
