@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from tunecast.model.forecast import Forecast
+    from tunecast.model.run import Run
 
 WIDE = 130
 """Columns from which intervals and offers have a column of their own; below, they go under their value."""
@@ -56,10 +57,26 @@ def card(forecast: Forecast, rows: Sequence[Forecast]) -> str:
     return forecast.gpu if len(counts(rows)) == 1 else f"{forecast.run.num_gpus} x {forecast.gpu}"
 
 
+def adapters_phrase(run: Run) -> str:
+    """Rank and variants of the adapters, and what trains beside them."""
+    variants = [word for word, on in (("DoRA", run.use_dora), ("rsLoRA", run.use_rslora)) if on]
+    named = " ".join([f"r={run.lora_r}", *variants])
+    beside = f" and {' and '.join(run.modules_to_save)} whole" if run.modules_to_save else ""
+    return f", {named} on {len(run.lora_target_modules)} module kinds{beside}"
+
+
+def checkpointing_word(run: Run) -> str:
+    """Whether layers are checkpointed, how many of them, and where."""
+    if not run.gradient_checkpointing:
+        return "off"
+    some = f"1 of {run.checkpoint_every} layers" if run.checkpoint_every > 1 else "on"
+    return f"{some} in host memory" if run.activation_offloading else some
+
+
 def run_line(forecast: Forecast, *, same_count: bool = True) -> str:
     """The run in one sentence, and which of its fields nobody chose; without the GPUs where they differ."""
     run = forecast.run
-    adapters = f", r={run.lora_r} on {len(run.lora_target_modules)} module kinds" if run.has_adapters else ""
+    adapters = adapters_phrase(run) if run.has_adapters else ""
     gpus = f", {run.num_gpus} GPUs ({run.sharding})" if run.num_gpus > 1 and same_count else ""
     accumulated = f" x {run.gradient_accumulation_steps}" if run.gradient_accumulation_steps > 1 else ""
     told = [name for name, origin in forecast.run_origins.items() if origin == "assumed"]
@@ -67,7 +84,7 @@ def run_line(forecast: Forecast, *, same_count: bool = True) -> str:
     guess = f" Assumed: {', '.join(assumed)}." if assumed else ""
     return (
         f"{forecast.model}: {run.method}{adapters}, {run.per_device_train_batch_size} x {run.max_length} tokens"
-        f"{accumulated}{gpus}, checkpointing {'on' if run.gradient_checkpointing else 'off'}, {run.stack}. "
+        f"{accumulated}{gpus}, checkpointing {checkpointing_word(run)}, {run.stack}. "
         f"{count(forecast.trainable_params)} of {count(forecast.total_params)} parameters train.{guess}"
     )
 

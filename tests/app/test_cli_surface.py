@@ -26,6 +26,16 @@ RUN = {
     "--gradient-accumulation-steps",
     "--gradient-checkpointing",
     "--no-gradient-checkpointing",
+    "--checkpoint-every",
+    "--activation-offloading",
+    "--no-activation-offloading",
+    "--use-dora",
+    "--no-use-dora",
+    "--use-rslora",
+    "--no-use-rslora",
+    "--lora-bias",
+    "--no-lora-bias",
+    "--modules-to-save",
     "--reentrant",
     "--no-reentrant",
     "--optim",
@@ -100,7 +110,7 @@ OPTIONS = {
     | WHOLE_RUN
     | NODES
     | REFUSED_BY_NAME
-    | {"--max-batch", "--max-length-that-fits", "--json"},
+    | {"--max-batch", "--max-length-that-fits", "--exact", "--json"},
     "compare": {"--json"},
     "validate": {"--explain", "--max-median-error", "--json"},
     "catalog": {"--gpu", "--prices", "--refresh", "--provider", "--trend", "--plot", "--json"},

@@ -135,3 +135,15 @@ def test_an_interval_is_in_the_unit_of_its_value(make: Make) -> None:
     """0.9 s prints as milliseconds, so its interval, which reaches above a second, does too."""
     text = printed([make(step_time_s=Value(value=0.9, low=0.75, high=1.1))], 80)
     assert "900 ms  750–1,100" in text
+
+
+def test_the_headline_names_variants_of_adapters_and_where_checkpoints_are(make: Callable[..., Forecast]) -> None:
+    plain = make()
+    run = replace(
+        plain.run, use_dora=True, modules_to_save=("lm_head",), checkpoint_every=2, activation_offloading=True
+    )
+    assert "r=16 on 2 module kinds," in run_line(plain)
+    assert "checkpointing on," in run_line(plain)
+    line = run_line(replace(plain, run=run))
+    assert "r=16 DoRA on 2 module kinds and lm_head whole" in line
+    assert "checkpointing 1 of 2 layers in host memory" in line
