@@ -24,6 +24,7 @@ from tunecast.model.whole_run_options import AUTO, WholeRunOptions
 
 BEFORE = ("start", "setup", "download", "prepare", "load", "compile")
 USEFUL = ("train", "evaluate", "checkpoints")
+FINAL_SAVE = "save"
 DRAWS = 10_000
 """Draws of the simulation that a forecast shows."""
 NO_RATE_PER_H = 1e-9
@@ -100,6 +101,7 @@ class Interrupted:
             startup_h=job.startup_h,
             work_h=job.work_h,
             save_h=job.save_h,
+            final_save_h=job.final_save_h,
             tail_h=job.tail_h,
             restart_h=job.restart_h,
             interval_h=job.interval_h,
@@ -116,14 +118,15 @@ def interrupted(here: Sequence[Phase], work: Work, rates: Rates, options: WholeR
     assert cuts is not None
     save = one_save_h(work, rates)
     sums = {name: total(p.hours for p in here if p.name in names) for name, names in (("b", BEFORE), ("w", USEFUL))}
-    sums["t"] = total(p.hours for p in here if p.name not in BEFORE + USEFUL)
+    sums["s"] = total(p.hours for p in here if p.name == FINAL_SAVE)
+    sums["t"] = total(p.hours for p in here if p.name not in (*BEFORE, *USEFUL, FINAL_SAVE))
     rate = rate_per_h(cuts.monthly.value) * terms.machines
     job = _stretches("value", sums, save, options)
     interval_h, proposed = _interval(job, rate, work, options, sums["w"].value)
     job = replace(job, interval_h=interval_h)
     jobs = {end: replace(_stretches(end, sums, save, options), interval_h=interval_h) for end in ("low", "high")}
     low, high = (expected_h(jobs[end], rate_per_h(getattr(cuts.monthly, end)) * terms.machines) for end in jobs)
-    bare = {end: found.startup_h + found.work_h + found.tail_h for end, found in {**jobs, "value": job}.items()}
+    bare = {end: _bare_h(found) for end, found in {**jobs, "value": job}.items()}
     return Interrupted(
         cuts=cuts,
         machines=terms.machines,
@@ -137,6 +140,10 @@ def interrupted(here: Sequence[Phase], work: Work, rates: Rates, options: WholeR
     )
 
 
+def _bare_h(job: Stretches) -> float:
+    return job.startup_h + job.work_h + job.final_save_h + job.tail_h
+
+
 def _stretches(end: str, sums: dict[str, Value], save: Value, options: WholeRunOptions) -> Stretches:
     startup = getattr(sums["b"], end)
     restart = startup if options.restart_min is None else options.restart_min * MINUTE_S / HOUR_S
@@ -144,6 +151,7 @@ def _stretches(end: str, sums: dict[str, Value], save: Value, options: WholeRunO
         startup_h=startup,
         work_h=getattr(sums["w"], end),
         save_h=getattr(save, end),
+        final_save_h=getattr(sums["s"], end),
         tail_h=getattr(sums["t"], end),
         restart_h=restart,
         interval_h=None,

@@ -36,13 +36,15 @@ class Played:
         return low, middle, high
 
 
-def milestones(work_h: float, save_h: float, tail_h: float, interval_h: float | None) -> list[float]:
+def milestones(
+    work_h: float, save_h: float, final_save_h: float, tail_h: float, interval_h: float | None
+) -> list[float]:
     """Hours of machine time from each safe point to the next: work with its save, the last work, what follows."""
     left, parts = work_h, []
     while interval_h is not None and left > interval_h * (1.0 + 1e-9):
         parts.append(interval_h + save_h)
         left -= interval_h
-    return [part for part in (*parts, left, tail_h) if part > 0.0]
+    return [part for part in (*parts, left + final_save_h, tail_h) if part > 0.0]
 
 
 def simulate(
@@ -56,12 +58,13 @@ def simulate(
     cuts_per_h: float,
     draws: int,
     seed: int,
+    final_save_h: float = 0.0,
 ) -> Played:
     """Play the job `draws` times; the same seed gives the same draws."""
     import numpy as np
 
     random = np.random.default_rng(seed)
-    ends = np.concatenate([[0.0], np.cumsum(milestones(work_h, save_h, tail_h, interval_h))])
+    ends = np.concatenate([[0.0], np.cumsum(milestones(work_h, save_h, final_save_h, tail_h, interval_h))])
     clock, cuts = np.zeros(draws), np.zeros(draws, dtype=int)
     safe = np.full(draws, -1)
     """Index of the last safe point reached; -1 before the machine has started for the first time."""

@@ -41,11 +41,13 @@ class Stretches:
     save_h: float
     """One checkpoint: training stands still meanwhile."""
     tail_h: float
-    """What follows the last step: final save, merge, upload. What it starts from is safe."""
+    """What follows the final save: merge, export, upload. What it starts from is safe."""
     restart_h: float
     """From a cut to the first step on a new machine, from the last checkpoint."""
     interval_h: float | None
     """Work between checkpoints; None: none is made before the end."""
+    final_save_h: float = 0.0
+    """The save that ends the work; until it is done the last segment can be lost."""
 
     @property
     def full_segments(self) -> int:
@@ -62,7 +64,8 @@ class Stretches:
     @property
     def uncut_h(self) -> float:
         """The job without an interruption, its checkpoints included."""
-        return self.startup_h + self.work_h + self.full_segments * self.save_h + self.tail_h
+        saves_h = self.full_segments * self.save_h + self.final_save_h
+        return self.startup_h + self.work_h + saves_h + self.tail_h
 
 
 def rate_per_h(monthly: float) -> float:
@@ -101,7 +104,7 @@ def expected_h(job: Stretches, rate: float) -> float:
     return (
         stretch_h(job.startup_h, 0.0, rate)
         + job.full_segments * stretch_h(full, job.restart_h, rate)
-        + stretch_h(job.last_h, job.restart_h, rate)
+        + stretch_h(job.last_h + job.final_save_h, job.restart_h, rate)
         + stretch_h(job.tail_h, job.restart_h, rate)
     )
 

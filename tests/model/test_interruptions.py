@@ -26,11 +26,12 @@ from tunecast.model.interruptions import (
 )
 
 DRAWS = 200_000
-JOB = Stretches(startup_h=0.2, work_h=10.3, save_h=0.05, tail_h=0.1, restart_h=0.25, interval_h=1.0)
+JOB = Stretches(startup_h=0.2, work_h=10.3, save_h=0.05, tail_h=0.1, restart_h=0.25, interval_h=1.0, final_save_h=0.04)
 CASES = {
     "a last segment that is shorter": (JOB, 0.05),
     "failures during saves": (replace(JOB, save_h=0.5, interval_h=0.8), 0.3),
     "failures during restarts": (replace(JOB, restart_h=2.0, startup_h=1.5), 0.2),
+    "a long final save": (replace(JOB, final_save_h=2.0, tail_h=1.0), 0.2),
     "no checkpoints": (replace(JOB, interval_h=None), 0.15),
     "an interval that divides the work": (replace(JOB, work_h=9.0, interval_h=3.0), 0.1),
     "rare": (replace(JOB, work_h=50.0, interval_h=5.0), 0.0003),
@@ -45,6 +46,7 @@ def test_the_simulation_agrees_with_the_exact_expectation_within_one_percent(nam
         startup_h=job.startup_h,
         work_h=job.work_h,
         save_h=job.save_h,
+        final_save_h=job.final_save_h,
         tail_h=job.tail_h,
         restart_h=job.restart_h,
         interval_h=job.interval_h,
@@ -104,7 +106,7 @@ def test_segments_by_hand() -> None:
     """10.3 h in steps of 1 h: ten segments with a save, and 0.3 h."""
     assert JOB.full_segments == 10
     assert JOB.last_h == pytest.approx(0.3)
-    assert JOB.uncut_h == pytest.approx(0.2 + 10.3 + 10 * 0.05 + 0.1)
+    assert JOB.uncut_h == pytest.approx(0.2 + 10.3 + 10 * 0.05 + 0.04 + 0.1)
     assert replace(JOB, work_h=9.0, interval_h=3.0).full_segments == 2
     assert replace(JOB, interval_h=20.0).full_segments == 0
 

@@ -343,8 +343,7 @@ def test_interruptions_add_to_the_time_and_the_sum_holds() -> None:
     length, segments = found.job.interval_h + save_h, found.job.full_segments
     by_hand = math.expm1(rate / 6) / rate + math.exp(rate / 6) / rate * (
         segments * math.expm1(rate * length)
-        + math.expm1(rate * (100 - segments * found.job.interval_h))
-        + math.expm1(rate * whole.phases_h["save"])
+        + math.expm1(rate * (100 - segments * found.job.interval_h + whole.phases_h["save"]))
     )
     assert whole.total_time_h.value == pytest.approx(by_hand)
     assert sum(whole.phases_h.values()) == pytest.approx(by_hand)
