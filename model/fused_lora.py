@@ -5,7 +5,7 @@ Source: Unsloth ``kernels/fast_lora.py`` and ``utils.py`` (``matmul_lora``, ``fa
 
 * no cast, copy or scaling of activations: the scale goes into the small factor, the result is added in place;
 * the backward multiplies the adapters' factors with the gradient anew, so a low-rank product is never kept;
-* with bitsandbytes the gradient of the input overwrites the input;
+* the gradient of the input overwrites the input (not over a GPTQ base);
 * dropout keeps the dropped input and no mask: a comparison with zero stands for it.
 """
 
@@ -152,7 +152,7 @@ def maps(step: Step, where: str, linears: Sequence[Linear], x: Tensor) -> list[T
         made = [factor_gradients(step, *each) for each in zip(group, dropped, grads, strict=True)]
         to_x: Tensor | None = None
         if given.needs_grad:
-            over = given if step.run.base_quantization == "bnb-4bit" and len(group) > 1 else None
+            over = given if len(group) > 1 and not is_gptq(step.run) else None
             for one, part, one_grad in zip(group, dropped, grads, strict=True):
                 to_x = add_input_gradient(step, one, part, one_grad, to_x, over)
             to_x = fused.overwritten(to_x) if to_x is not None else None
@@ -184,7 +184,7 @@ def mlp(step: Step, where: str, linears: Sequence[Linear], x: Tensor) -> Tensor:
         pairs[to_gate.linear.name] = factor_gradients(step, to_gate, given, grad_gate)
         to_x = None
         if given.needs_grad:
-            over = given if step.run.base_quantization == "bnb-4bit" else None
+            over = None if is_gptq(step.run) else given
             to_x = add_input_gradient(step, to_up, given, grad_up, None, over)
             to_x = fused.overwritten(add_input_gradient(step, to_gate, given, grad_gate, to_x))
         return (to_x, *(g for one in group for g in pairs[one.linear.name]))

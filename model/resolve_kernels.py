@@ -123,6 +123,9 @@ def take_kernels(fields: Fields, architecture: Architecture, defaults: Mapping[s
         if why and said:
             raise NotSupportedError(f"--fused-kernels {part} was asked for, but {why}; leave {part} out.")
     fields.values["fused_kernels"] = tuple(part for part in chosen if not refusals[part])
+    for part, why in refusals.items():
+        if why:
+            fields.notes.append(f"The stack's fused {part} kernel is left out: {why}.")
 
 
 def separate_silu_gate(mlp: Mlp) -> bool:

@@ -39,6 +39,12 @@ _ATTENTION = {
 """Deprecated booleans, and what they set, in axolotl's order of precedence."""
 _SHORT_ATTENTION = {"flash": "flash_attention_2", "flash_attention": "flash_attention_2"}
 _UNSLOTH = ("unsloth_lora_mlp", "unsloth_lora_qkv", "unsloth_lora_o", "unsloth_cross_entropy_loss")
+_FUSED = {
+    "liger_rope": "rope",
+    "liger_rms_norm": "rms_norm",
+    "liger_glu_activation": "swiglu",
+    "liger_swiglu": "swiglu",
+}
 _LIGER = ("liger_rope", "liger_rms_norm", "liger_layer_norm", "liger_glu_activation", "liger_swiglu")
 
 
@@ -216,6 +222,8 @@ def _kernels(source: Source, draft: Draft) -> None:
         draft.put("stack", "unsloth", unsloth[0] if unsloth else "plugins")
     elif liger:
         draft.put("stack", "liger", liger[0])
+        parts = dict.fromkeys(_FUSED[field] for field in liger if field in _FUSED)
+        draft.put("fused_kernels", ",".join(parts) or "none", liger[0])
     elif draft.options["method"] != "full" and fused_lora(source, draft):
         return
     else:

@@ -130,7 +130,6 @@ def test_bad_input_is_one_sentence(llama: Architecture, options: dict[str, Any],
 @pytest.mark.parametrize(
     ("options", "name"),
     [
-        ({"stack": "liger"}, "liger"),
         ({"stack": "unsloth"}, "unsloth"),
         ({"offload": "optimizer"}, "--offload"),
         ({"num_gpus": 8, "sharding": "hsdp"}, "hsdp"),
@@ -161,7 +160,17 @@ def test_a_reached_sliding_window_is_noted(make: Make) -> None:
 def test_unbuilt_and_built_values_are_apart() -> None:
     for what, built in BUILT.items():
         assert not set(built) & set(UNBUILT[what]), what
-    assert [name for name, stack in load_stacks().items() if stack["built"]] == ["hf-peft"]
+    assert [name for name, stack in load_stacks().items() if stack["built"]] == ["hf-peft", "liger", "axolotl"]
+
+
+def test_a_stack_is_defaults_and_kernels(llama: Architecture) -> None:
+    run = resolve_run(llama, {"stack": "liger"}).run
+    assert (run.loss_type, run.fused_kernels) == ("liger", ("rms_norm", "rope", "swiglu"))
+    run = resolve_run(llama, {"stack": "axolotl", "method": "qlora"}).run
+    assert (run.fused_kernels, run.upcast_non_quantized, run.gradient_checkpointing) == (("lora",), True, False)
+    full = resolve_run(llama, {"stack": "axolotl", "method": "full"})
+    assert full.run.fused_kernels == ()
+    assert any("fused lora kernel is left out" in note for note in full.notes)
 
 
 def test_unknown_names_are_their_own_error(llama: Architecture) -> None:

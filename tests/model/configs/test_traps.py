@@ -150,12 +150,12 @@ def test_5_older_axolotl_needs_a_dropout_of_zero(read: Read, dropout: str, versi
     assert read("axolotl", lines, framework_version=version).stack == stack
 
 
-def test_5_kernels_that_came_by_themselves_are_told_and_refused_by_name(read: Read) -> None:
+def test_5_kernels_that_came_by_themselves_are_told_and_run(read: Read) -> None:
     run_file = read("axolotl", "lora_mlp_kernel:")
     assert run_file.origins["stack"] == "stack-default"
     assert any("fused LoRA kernels on by itself" in note for note in run_file.notes)
-    with pytest.raises(NotSupportedError, match="stack axolotl"):
-        resolve_run(load_architecture("meta-llama/Llama-3.1-8B"), run_options(run_file))
+    resolved = resolve_run(load_architecture("meta-llama/Llama-3.1-8B"), run_options(run_file))
+    assert resolved.run.fused_kernels == ("lora",)
 
 
 def test_6_llama_factory_alpha_is_twice_the_rank(read: Read) -> None:
