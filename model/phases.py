@@ -271,9 +271,14 @@ def save(work: Work, step_s: Value, rates: Rates, options: WholeRunOptions) -> P
     return at_rates("save", save_parts(n_bytes, work, rates), rates, how)
 
 
+def merges(work: Work, options: WholeRunOptions) -> bool:
+    """Whether an adapter is merged: when asked, or when the model is exported; a whole model has none."""
+    return work.adapters and (options.merge or options.export is not None)
+
+
 def merge(work: Work, step_s: Value, rates: Rates, options: WholeRunOptions) -> Phase | None:
     """Read the base, add the adapter, write it in 16 bits; another machine downloads the base first."""
-    if not options.merge:
+    if not merges(work, options):
         return None
     elsewhere = work.download_bytes if _elsewhere("merge", options) is not None else 0.0
     parts = [
@@ -304,7 +309,7 @@ def uploaded_bytes(work: Work, options: WholeRunOptions) -> float:
         return 0.0
     if options.export is not None:
         return exported_bytes(work, options)
-    return work.merged_bytes if options.merge else work.model_bytes
+    return work.merged_bytes if merges(work, options) else work.model_bytes
 
 
 def upload(work: Work, step_s: Value, rates: Rates, options: WholeRunOptions) -> Phase | None:

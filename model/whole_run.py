@@ -20,7 +20,7 @@ from tunecast.catalogs.tables import read_rows
 from tunecast.model.factors import Factor
 from tunecast.model.interrupted import Interrupted, interrupted
 from tunecast.model.phase_rates import Billing, Rates
-from tunecast.model.phases import Phase, Work, dataset_bytes, exported_bytes, phases_of, uploaded_bytes
+from tunecast.model.phases import Phase, Work, dataset_bytes, exported_bytes, merges, phases_of, uploaded_bytes
 from tunecast.model.terms import Power, Terms
 from tunecast.model.units import GIGA, KILO, MONTH_H
 from tunecast.model.value import Value, exact, product, total
@@ -186,7 +186,7 @@ def disk_bytes(work: Work, rates: Rates, options: WholeRunOptions) -> float:
     """What lies on the disk at the end: weights, one checkpoint, the result, the data where they are prepared."""
     data = dataset_bytes(work, rates, options) if options.prepare or options.dataset_gb is not None else 0.0
     kept = work.checkpoint_bytes if options.save_steps is not None or options.spot else 0.0
-    merged = work.merged_bytes if options.merge else 0.0
+    merged = work.merged_bytes if merges(work, options) else 0.0
     exported = exported_bytes(work, options) if options.export is not None else 0.0
     return work.download_bytes + work.model_bytes + data + kept + merged + exported
 

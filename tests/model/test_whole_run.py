@@ -106,6 +106,15 @@ def test_optional_phases_by_hand() -> None:
     assert list(whole.phases_h).index("evaluate") == list(whole.phases_h).index("train") + 1
 
 
+def test_an_export_merges_an_adapter_first_and_a_whole_model_has_none() -> None:
+    assert seconds(run(export="q4"), "merge") == pytest.approx(16000 / 1000 + 16000 / 500)
+    full = run(replace(WORK, adapters=False, model_bytes=16 * GB), export="q4", merge=True, upload=True)
+    assert "merge" not in full.phases_h
+    assert seconds(full, "upload") == pytest.approx(8000 * 4.9 / 8 / 50)
+    whole = run(replace(WORK, adapters=False, model_bytes=16 * GB), merge=True, upload=True)
+    assert seconds(whole, "upload") == pytest.approx(16000 / 50)
+
+
 def test_case_a_fifty_gb_of_data_on_a_machine_of_32_gb_goes_in_two_batches_and_is_bound_by_reading() -> None:
     """Reading 50 GB from 100 MB/s takes 500 s, tokenizing 12.5 billion tokens at 100 M/s 125 s."""
     fast = RATES | {"tokenize_tokens_per_s": 1e8}
