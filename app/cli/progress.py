@@ -36,6 +36,13 @@ def progress_bar() -> Iterator[Report | None]:
 
 
 @contextmanager
+def counted(what: str) -> Iterator[Callable[[int, int], None] | None]:
+    """A bar over things that are counted; None when nobody watches."""
+    with progress_bar() as report:
+        yield None if report is None else lambda done, total: report(done, total, what, None)
+
+
+@contextmanager
 def told_on_stderr(wanted: bool) -> Iterator[Callable[[str], None] | None]:
     """What runs now, as one line that changes; None when nobody watches."""
     if not wanted or not sys.stderr.isatty():

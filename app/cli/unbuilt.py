@@ -10,8 +10,6 @@ from tunecast.catalogs.errors import NotSupportedError
 from tunecast.cli.guard import guarded
 
 UNBUILT = {
-    "recommend": "use `tunecast estimate MODEL --gpu all`, whose table is sorted by cost",
-    "sweep": "run `tunecast estimate` once per combination, with --json",
     "report": "use the --json of the other commands",
 }
 """Name to what to type instead."""

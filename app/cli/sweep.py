@@ -1,0 +1,100 @@
+"""``tunecast sweep``: how a forecast changes with its inputs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tunecast.cli.options import AMOUNT, FILE, PARALLEL, RUN, THE_MACHINE, Json, Model, Prices, with_groups
+from tunecast.cli.options_whole_run import WHOLE_RUN
+
+THE_SWEEP = "The sweep"
+
+
+@with_groups(run_options=RUN | FILE, amount=AMOUNT, parallel=PARALLEL, around=WHOLE_RUN)
+def sweep(
+    model: Model,
+    run_options: dict[str, Any],
+    amount: dict[str, Any],
+    parallel: dict[str, Any],
+    around: dict[str, Any],
+    gpu: Annotated[
+        str | None,
+        typer.Option(help="The GPU that is looked at.", metavar="ID|mock:ID", rich_help_panel=THE_MACHINE),
+    ] = None,
+    record: Annotated[
+        list[Path] | None,
+        typer.Option(help="Calibration record of that device.", metavar="FILE", rich_help_panel=THE_MACHINE),
+    ] = None,
+    usd_per_gpu_hour: Annotated[
+        float | None,
+        typer.Option(help="Price to use instead of the catalog's.", metavar="X", rich_help_panel=THE_MACHINE),
+    ] = None,
+    prices: Prices = None,
+    analysis: Annotated[
+        str | None,
+        typer.Option(
+            help="A sweep by name. Default: tornado.",
+            metavar="tornado|what-if|size-steps|efficiency-steps|disk-load",
+            rich_help_panel=THE_SWEEP,
+        ),
+    ] = None,
+    over: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="An input and its values, as max_length=512,1024,2048; twice for a grid. "
+            "Any option of estimate, model, or mfu.",
+            metavar="NAME=A,B,...",
+            rich_help_panel=THE_SWEEP,
+        ),
+    ] = None,
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            help="What is looked at. Default: cost, else time, else step.",
+            metavar="cost|time|train|load|step|speed|memory|cost-per-million",
+            rich_help_panel=THE_SWEEP,
+        ),
+    ] = None,
+    csv: Annotated[
+        Path | None, typer.Option("--csv", help="Write every row there too.", metavar="FILE", rich_help_panel=THE_SWEEP)
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(help="Draw it: tornado, heat map or lines.", metavar="FILE.svg|png", rich_help_panel=THE_SWEEP),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Vary a forecast: a tornado over every input, a grid of two inputs, techniques, or a classic analysis."""
+    from tunecast import sweep_table
+    from tunecast.catalogs.errors import InputError
+    from tunecast.cli.console import err, print_json, show
+    from tunecast.cli.progress import counted
+    from tunecast.plots import check_plot_path
+    from tunecast.sweep import sweep as run_sweep
+
+    if gpu is None:
+        raise InputError("A sweep looks at one GPU; add --gpu NAME, for example --gpu l40s.")
+    if plot is not None:
+        check_plot_path(plot)
+    options = {**run_options, **amount, **parallel, **around, "records": record or [], "prices": prices or []}
+    with counted("forecasts") as told:
+        found = run_sweep(
+            model,
+            gpu=gpu,
+            analysis=analysis,
+            over=over or (),
+            metric=metric,
+            told=told,
+            usd_per_gpu_hour=usd_per_gpu_hour,
+            **options,
+        )
+    if csv is not None:
+        err().print(f"table: {sweep_table.write_csv(found, csv)}")
+    if plot is not None:
+        from tunecast.sweep_plots import plot_sweep
+
+        err().print(f"picture: {plot_sweep(found, plot)}")
+    print_json(sweep_table.sweep_to_dict(found)) if as_json else show(*sweep_table.sweep_report(found))

@@ -1,0 +1,118 @@
+"""Sweeps: one-way tornado over every input, two-way grids, what-ifs, and the three classic analyses by name."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from tunecast.catalogs.errors import InputError
+from tunecast.sweep_result import Sweep, Told, chosen_metric, reported
+from tunecast.sweeping import Ask, point
+from tunecast.tornado import tornado
+from tunecast.what_if import what_if
+
+ANALYSES = ("tornado", "what-if", "size-steps", "efficiency-steps", "disk-load")
+CLASSIC_STEPS = (100, 300, 1000, 3000, 10000)
+CLASSIC_MFU = (0.2, 0.3, 0.4, 0.5, 0.6)
+CLASSIC_DISK_MB_PER_S = (200, 500, 1000, 2000, 5000)
+CLASSIC_LOAD_EFFICIENCY = (0.2, 0.4, 0.6, 0.8, 1.0)
+MOST_SIZES = 6
+
+
+def sweep(
+    model: str,
+    *,
+    gpu: str,
+    analysis: str | None = None,
+    over: Sequence[str] = (),
+    metric: str | None = None,
+    told: Told | None = None,
+    **options: Any,
+) -> Sweep:
+    """Vary a forecast on one GPU: by name (`analysis`) or over one or two inputs (``over=["max_length=512,1024"]``).
+
+    Options are those of `estimate`. Raises InputError for what cannot be swept, with what can.
+    """
+    from tunecast.sweeping import parse_over
+
+    ask = Ask(model=model, gpu=gpu, options=options)
+    if analysis is not None and over:
+        raise InputError("--analysis and --over exclude each other; keep one of them.")
+    if len(over) > 2:
+        raise InputError(f"{len(over)} inputs were given with --over, but a grid has two at most; leave some out.")
+    if over:
+        dimensions = tuple((name, tuple(values)) for name, values in map(parse_over, over))
+        return _grid(ask, dimensions, metric, told)
+    chosen = analysis or "tornado"
+    if chosen not in ANALYSES:
+        raise InputError(f"--analysis {chosen} is none of {', '.join(ANALYSES)}; use one of them, or --over NAME=A,B.")
+    return _named(chosen, ask, metric, told)
+
+
+def _named(name: str, ask: Ask, metric: str | None, told: Told | None) -> Sweep:
+    if name == "tornado":
+        return tornado(ask, metric, told)
+    if name == "what-if":
+        return what_if(ask, metric, told)
+    steps = ("max_steps", CLASSIC_STEPS)
+    if name == "size-steps":
+        return _grid(_without_amount(ask), (("model", sizes(ask.model)), steps), metric, told)
+    if name == "efficiency-steps":
+        return _grid(_without_amount(ask), (("mfu", CLASSIC_MFU), steps), metric, told)
+    rates = (("disk_mb_per_s", CLASSIC_DISK_MB_PER_S), ("load_efficiency", CLASSIC_LOAD_EFFICIENCY))
+    return _grid(_with_amount(ask), rates, metric or "load", told)
+
+
+def _without_amount(ask: Ask) -> Ask:
+    """The steps are what is swept."""
+    amounts = ("tokens", "num_samples", "mean_tokens", "num_train_epochs", "max_steps", "dataset")
+    kept = {name: value for name, value in ask.options.items() if name not in amounts}
+    return Ask(model=ask.model, gpu=ask.gpu, options=kept)
+
+
+def _with_amount(ask: Ask) -> Ask:
+    """Phases exist only in a run of some length; one step is enough to see the load."""
+    given = any(ask.options.get(name) is not None for name in ("tokens", "num_samples", "max_steps", "dataset"))
+    return ask if given else Ask(model=ask.model, gpu=ask.gpu, options={**ask.options, "max_steps": 1})
+
+
+def sizes(model: str) -> tuple[str, ...]:
+    """Catalog models of the same family, smallest first: at most six, this one and the extremes among them."""
+    from tunecast.catalogs.models import find_model, load_models
+
+    own = find_model(model)
+    family = sorted(
+        (row for row in load_models().values() if row.architecture_class == own.architecture_class),
+        key=lambda row: row.total_params,
+    )
+    spread: dict[int, str] = {}
+    for row in family:
+        spread.setdefault(round(math.log2(row.total_params)), row.hf_id)
+    spread[round(math.log2(own.total_params))] = own.hf_id
+    names = [spread[key] for key in sorted(spread)]
+    while len(names) > MOST_SIZES:
+        inner = [name for name in names[1:-1] if name != own.hf_id]
+        names.remove(inner[len(inner) // 2])
+    return tuple(names)
+
+
+def _grid(ask: Ask, dimensions: Sequence[tuple[str, Sequence[Any]]], metric: str | None, told: Told | None) -> Sweep:
+    names = [name for name, _ in dimensions]
+    if len(set(names)) < len(names):
+        raise InputError(f"--over {names[0]} was given twice; a grid needs two different inputs.")
+    combinations = [dict(zip(names, values, strict=True)) for values in itertools.product(*(v for _, v in dimensions))]
+    points = tuple(reported(told, len(combinations), (point(ask, settings) for settings in combinations)))
+    base = next((at.forecast for at in points if at.forecast is not None), None)
+    if base is None:
+        raise InputError(f"No combination can be forecast: {points[0].why_not}")
+    refused = [at for at in points if at.forecast is None]
+    return Sweep(
+        kind="grid",
+        metric_name=chosen_metric(metric, base),
+        base=base,
+        dimensions=tuple((name, tuple(values)) for name, values in dimensions),
+        points=points,
+        notes=tuple(dict.fromkeys(f"not forecast: {at.why_not}" for at in refused)),
+    )

@@ -1,0 +1,174 @@
+"""One forecast under changed inputs: what every kind of sweep is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from tunecast.catalogs.errors import InputError, TunecastError, UnknownNameError
+from tunecast.model.units import TERA, gib
+
+if TYPE_CHECKING:
+    from tunecast.model.forecast import Forecast
+
+SPECIAL = {
+    "model": "the model itself",
+    "mfu": "model-FLOP utilisation, in place of the time model",
+    "disk_mb_per_s": "rate of the disk that weights are read from",
+    "load_efficiency": "share of that rate which loading reaches",
+}
+"""Inputs of a sweep that are no options of ``estimate``."""
+WHOLE_NUMBERS = (
+    "max_length", "per_device_train_batch_size", "gradient_accumulation_steps", "lora_r", "num_gpus", "max_steps",
+    "tp", "pp", "cp", "save_steps", "eval_steps", "trials", "repeats",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """What a sweep looks at."""
+
+    title: str
+    unit: str
+    of: Callable[[Forecast], float | None]
+
+
+def _cost(forecast: Forecast) -> float | None:
+    return None if forecast.cost_usd is None else forecast.cost_usd.value
+
+
+def _time(forecast: Forecast) -> float | None:
+    return None if forecast.total_time_h is None else forecast.total_time_h.value
+
+
+def _memory(forecast: Forecast) -> float | None:
+    view = forecast.memory.process_bytes or forecast.memory.allocated_bytes
+    return gib(view.value)
+
+
+def _per_million(forecast: Forecast) -> float | None:
+    cost = forecast.cost_per_million_tokens_usd
+    return None if cost is None else cost.value
+
+
+METRICS = {
+    "cost": Metric(title="cost", unit="$", of=_cost),
+    "time": Metric(title="whole run", unit="h", of=_time),
+    "train": Metric(title="training", unit="h", of=lambda f: f.phases_h.get("train")),
+    "load": Metric(title="load", unit="h", of=lambda f: f.phases_h.get("load")),
+    "step": Metric(title="optimizer step", unit="s", of=lambda f: f.step_time_s.value),
+    "speed": Metric(title="speed", unit="tokens/s", of=lambda f: f.tokens_per_s.value),
+    "memory": Metric(title="memory of the process", unit="GiB", of=_memory),
+    "cost-per-million": Metric(title="cost per million tokens", unit="$", of=_per_million),
+}
+"""By the word that ``--metric`` takes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """What was asked, before anything is changed."""
+
+    model: str
+    gpu: str
+    options: Mapping[str, Any]
+    """Of ``tunecast.estimate``: the run, its amount, prices, records and what is around it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One combination: its forecast, or why there is none."""
+
+    settings: Mapping[str, Any]
+    forecast: Forecast | None
+    why_not: str | None = None
+
+
+def forecast_of(ask: Ask, settings: Mapping[str, Any], scales: Mapping[str, float] | None = None) -> Forecast:
+    """The forecast with some inputs set and some factors multiplied; raises TunecastError where there is none."""
+    from tunecast.asking import asked_question
+    from tunecast.model.estimate import forecast
+
+    plain = {name: value for name, value in settings.items() if name not in SPECIAL}
+    options = {**ask.options, **plain, **_disk(ask, settings)}
+    question, targets, _ = asked_question(settings.get("model", ask.model), gpu=ask.gpu, **options)
+    if len(targets) != 1:
+        raise InputError(f"A sweep looks at one GPU, but {ask.gpu} is {len(targets)}; name one with --gpu.")
+    if "mfu" in settings:
+        question = replace(question, achieved_tflops=_achieved(settings["mfu"], targets[0].peaks))
+    if scales:
+        question = replace(question, factor_scales=scales)
+    return forecast(question, targets[0])
+
+
+def point(ask: Ask, settings: Mapping[str, Any], scales: Mapping[str, float] | None = None) -> Point:
+    """The same, where a combination that is refused is an answer too."""
+    try:
+        return Point(settings=settings, forecast=forecast_of(ask, settings, scales))
+    except TunecastError as error:
+        return Point(settings=settings, forecast=None, why_not=str(error))
+
+
+def _disk(ask: Ask, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Disk rate times efficiency as the rate that the load phase reads."""
+    if not {"disk_mb_per_s", "load_efficiency"} & set(settings):
+        return {}
+    given = list(ask.options.get("phase_rate") or [])
+    rate = settings.get("disk_mb_per_s")
+    if rate is None:
+        raise InputError("A sweep over load_efficiency needs a disk rate; add --over disk_mb_per_s=500,1000,2000.")
+    return {"phase_rate": [*given, f"disk_read_mb_per_s={rate * settings.get('load_efficiency', 1.0):g}"]}
+
+
+def _achieved(mfu: float, peaks: Mapping[str, float]) -> float:
+    """TFLOP/s of this share of the card's dense 16-bit peak."""
+    peak = peaks.get("bf16") or peaks.get("fp16")
+    if peak is None:
+        raise InputError("The peak of this GPU is not known, so a sweep over mfu means nothing; name another --gpu.")
+    if not 0 < mfu <= 1:
+        raise InputError(f"mfu is {mfu:g}, but it is a share of the peak: above 0, at most 1.")
+    return mfu * peak / TERA
+
+
+def parse_over(text: str) -> tuple[str, list[Any]]:
+    """``NAME=V1,V2,...`` as an input and its values; raises InputError with what can be swept."""
+    name, _, values = text.partition("=")
+    name = name.strip().lstrip("-").replace("-", "_")
+    words = [word.strip() for word in values.split(",") if word.strip()]
+    if not words:
+        raise InputError(f"--over {text!r} has no values; type for example --over max_length=1024,2048,4096.")
+    if name not in sweepable():
+        raise UnknownNameError("input of a sweep", name, sweepable(), hint="Options of estimate, model and mfu can be.")
+    return name, [_typed(name, word) for word in words]
+
+
+def sweepable() -> tuple[str, ...]:
+    """Every input that a sweep can change."""
+    from dataclasses import fields
+
+    from tunecast.model.question import RUN_OPTIONS_ELSEWHERE
+    from tunecast.model.run import Run
+    from tunecast.model.whole_run_options import WholeRunOptions
+
+    own = (field.name for kind in (Run, WholeRunOptions) for field in fields(kind))
+    return tuple(dict.fromkeys([*SPECIAL, *own, *RUN_OPTIONS_ELSEWHERE, "usd_per_gpu_hour", "achieved_tflops"]))
+
+
+TEXT_INPUTS = ("model", "tokens", "num_samples", "dataset")
+
+
+def _typed(name: str, word: str) -> Any:
+    """A value as its input wants it: counts such as 10M stay text, numbers become numbers, true and false switches."""
+    if name in TEXT_INPUTS:
+        return word
+    if word.lower() in ("true", "false", "on", "off"):
+        return word.lower() in ("true", "on")
+    try:
+        number = float(word)
+    except ValueError:
+        return word
+    if name in WHOLE_NUMBERS:
+        if not number.is_integer():
+            raise InputError(f"--over {name} has the value {word}, but it must be a whole number.")
+        return int(number)
+    return number

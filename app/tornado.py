@@ -1,0 +1,181 @@
+"""One-way sensitivity: every input moved alone, choices and what nobody knows, widest swing first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tunecast.model.value import Z80
+from tunecast.sweep_result import Bar, Sweep, Told, chosen_metric, reported
+from tunecast.sweeping import METRICS, Ask, forecast_of, point
+
+if TYPE_CHECKING:
+    from tunecast.model.forecast import Forecast
+
+HALVED_AND_DOUBLED = (
+    "max_length", "per_device_train_batch_size", "gradient_accumulation_steps", "lora_r", "num_gpus",
+)  # fmt: skip
+AMOUNTS = ("tokens", "num_samples", "mean_tokens", "num_train_epochs", "max_steps")
+OTHER_VALUES = {
+    "gradient_checkpointing": (True, False),
+    "optim": ("adamw_torch", "adamw_8bit"),
+    "attn_implementation": ("sdpa", "eager"),
+    "loss_type": ("nll", "chunked_nll"),
+    "precision": ("bf16-autocast", "fp32"),
+    "double_quant": (True, False),
+}
+"""Switches with the two values between which they are moved."""
+KINDS = ("gemm", "attention", "memory", "dequant", "loss", "optimizer")
+Change = tuple[Mapping[str, Any] | None, Mapping[str, float]]
+"""(inputs set, factors multiplied); None where this end does not exist."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ends:
+    """Both ends of one input."""
+
+    name: str
+    kind: str
+    labels: tuple[str, str]
+    low: Change
+    high: Change
+
+
+def tornado(ask: Ask, metric: str | None, told: Told | None = None) -> Sweep:
+    """Every input moved alone: choices to half and double or their other value, the rest over its interval."""
+    base = forecast_of(ask, {})
+    name = chosen_metric(metric, base)
+    of = METRICS[name].of
+    at_base = of(base)
+    assert at_base is not None
+    ends = [*choice_ends(ask, base), *uncertain_ends(ask, base)]
+    bars = []
+    for end in reported(told, len(ends), iter(ends)):
+        low, high = (
+            None if settings is None else _metric_at(ask, settings, scales, of)
+            for settings, scales in (end.low, end.high)
+        )
+        bars.append(
+            Bar(
+                name=end.name,
+                kind=end.kind,
+                low_setting=end.labels[0],
+                high_setting=end.labels[1],
+                low=low,
+                high=high,
+                base=at_base,
+            )
+        )
+    bars.sort(key=lambda bar: -bar.swing)
+    return Sweep(kind="tornado", metric_name=name, base=base, bars=tuple(bars))
+
+
+def _metric_at(
+    ask: Ask, settings: Mapping[str, Any], scales: Mapping[str, float], of: Callable[[Forecast], float | None]
+) -> float | None:
+    found = point(ask, settings, scales).forecast
+    return None if found is None else of(found)
+
+
+def choice_ends(ask: Ask, base: Forecast) -> list[Ends]:
+    """What the user decides."""
+    ends = []
+    for name in HALVED_AND_DOUBLED:
+        value = getattr(base.run, name)
+        if value and (name != "num_gpus" or base.gpu != "cpu"):
+            halved = value // 2 if value % 2 == 0 else None
+            ends.append(_numbers(name, halved, value * 2))
+    for name in AMOUNTS:
+        value = ask.options.get(name)
+        if value is not None:
+            from tunecast.model.amount import parse_count
+
+            number = parse_count(value, name=f"--{name.replace('_', '-')}")
+            whole = name in ("max_steps",)
+            halved, doubled = (int(n) if whole else n for n in (number / 2, number * 2))
+            ends.append(_numbers(name, halved, doubled))
+    for name, values in OTHER_VALUES.items():
+        applies = name != "double_quant" or base.run.method == "qlora"
+        if applies and getattr(base.run, name) in values:
+            low, high = ({name: value} for value in values)
+            labels = (str(values[0]), str(values[1]))
+            ends.append(Ends(name=name, kind="choice", labels=labels, low=(low, {}), high=(high, {})))
+    return ends
+
+
+def _numbers(name: str, halved: float | None, doubled: float) -> Ends:
+    low: Change = (None if halved is None else {name: halved}, {})
+    labels = ("–" if halved is None else f"{halved:g}", f"{doubled:g}")
+    return Ends(name=name, kind="choice", labels=labels, low=low, high=({name: doubled}, {}))
+
+
+def uncertain_ends(ask: Ask, base: Forecast) -> list[Ends]:
+    """What nobody decides: rates of the device, phases, and which offer one gets."""
+    ends = [*_rate_ends(ask, base), *_phase_ends(base)]
+    price = _price_end(ask, base)
+    return [*ends, *([price] if price else [])]
+
+
+def _rate_ends(ask: Ask, base: Forecast) -> list[Ends]:
+    """Every kind of operation that takes time, over the 80% interval of its curve; then the scalar factors."""
+    from tunecast.asking import asked_question
+    from tunecast.model.on_device import target_factors
+
+    _, targets, _ = asked_question(ask.model, gpu=ask.gpu, **ask.options)
+    factors = target_factors(targets[0], base.run)
+    ends = []
+    for kind in KINDS:
+        spreads = [curve.log_sd for name, curve in factors.curves.items() if name.split(".")[0] == kind]
+        if spreads and max(spreads) > 0 and base.time_parts_s.get(kind):
+            spread = math.exp(Z80 * max(spreads))
+            labels = (f"{1 / spread:.2f} x its time", f"{spread:.2f} x its time")
+            name = f"time of {kind}"
+            ends.append(
+                Ends(
+                    name=name, kind="uncertain", labels=labels, low=({}, {kind: 1 / spread}), high=({}, {kind: spread})
+                )
+            )
+    if factors.step_log_sd > 0:
+        spread = math.exp(Z80 * factors.step_log_sd)
+        labels = (f"{1 / spread:.2f} x its time", f"{spread:.2f} x its time")
+        low, high = (dict.fromkeys((*KINDS, "floor"), multiple) for multiple in (1 / spread, spread))
+        name = "time model, by runs left out"
+        ends.append(Ends(name=name, kind="uncertain", labels=labels, low=({}, low), high=({}, high)))
+    for name, factor in factors.factors.items():
+        if factor.low < factor.value < factor.high and "." not in name:
+            labels = (f"{factor.low:.3g} {factor.unit}", f"{factor.high:.3g} {factor.unit}")
+            low, high = ({name: end / factor.value} for end in (factor.low, factor.high))
+            ends.append(Ends(name=name, kind="uncertain", labels=labels, low=({}, low), high=({}, high)))
+    return ends
+
+
+def _phase_ends(base: Forecast) -> list[Ends]:
+    """Phases around the training, over the interval of their time."""
+    ends = []
+    for phase in () if base.whole_run is None else base.whole_run.phases:
+        if phase.name in ("train", "interruptions") or not phase.hours.low < phase.hours.high:
+            continue
+        minutes = [hours * 60 for hours in (phase.hours.low, phase.hours.high)]
+        low, high = ({"phase_min": [f"{phase.name}={value:g}"]} for value in minutes)
+        labels = (f"{minutes[0]:.3g} min", f"{minutes[1]:.3g} min")
+        ends.append(Ends(name=f"phase {phase.name}", kind="uncertain", labels=labels, low=(low, {}), high=(high, {})))
+    return ends
+
+
+def _price_end(ask: Ask, base: Forecast) -> Ends | None:
+    """From the offer that was taken to the median one of the same kind."""
+    from tunecast.catalogs.price_book import price_book
+
+    if base.offer is None or ask.options.get("usd_per_gpu_hour") is not None or base.offer.get("usd_per_hour") is None:
+        return None
+    taken = base.offer["usd_per_hour"]
+    kinds = (str(base.offer["price_type"]),)
+    offers = price_book(tuple(ask.options.get("prices") or ())).offers_for(base.gpu, base.run.num_gpus, kinds)
+    usual = sorted(job.usd_per_hour for job in offers)[len(offers) // 2] if offers else taken
+    if usual <= taken:
+        return None
+    labels = (f"${taken:.2f}/h", f"${usual:.2f}/h, the median offer")
+    high = {"usd_per_gpu_hour": usual / base.run.num_gpus}
+    return Ends(name="offer", kind="uncertain", labels=labels, low=({}, {}), high=(high, {}))

@@ -1,0 +1,72 @@
+"""A run beside the same run with one technique changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from tunecast.sweep_result import Sweep, Told, chosen_metric, reported
+from tunecast.sweeping import Ask, Point, forecast_of, point
+
+if TYPE_CHECKING:
+    from tunecast.model.forecast import Forecast
+
+ADAPTERS_ONLY = (
+    "lora_r", "lora_target_modules", "lora_dropout", "adapter_dtype", "bnb_4bit_quant_type", "double_quant",
+    "upcast_non_quantized", "use_dora", "use_rslora", "modules_to_save", "quant_method",
+)  # fmt: skip
+
+
+def what_if(ask: Ask, metric: str | None, told: Told | None = None) -> Sweep:
+    """The run beside the same run with one technique changed."""
+    base = forecast_of(ask, {})
+    changes = _techniques(ask, base)
+    points = tuple(reported(told, len(changes), (_labelled(ask, *change) for change in changes)))
+    notes = tuple(f"{at.settings['what if']}: {at.why_not}" for at in points if at.forecast is None)
+    return Sweep(kind="what-if", metric_name=chosen_metric(metric, base), base=base, points=points, notes=notes)
+
+
+def _labelled(ask: Ask, label: str, settings: Mapping[str, Any], scales: Mapping[str, float]) -> Point:
+    found = point(ask, settings, scales)
+    return Point(settings={"what if": label}, forecast=found.forecast, why_not=found.why_not)
+
+
+def _techniques(ask: Ask, base: Forecast) -> list[tuple[str, Mapping[str, Any], Mapping[str, float]]]:
+    """(label, inputs, factor multiples) of each technique that this run does not use already."""
+    run, plain = base.run, {}
+    out: list[tuple[str, Mapping[str, Any], Mapping[str, float]]] = [("as asked", plain, plain)]
+    if not run.precision.startswith("fp32"):
+        out.append(("fp32 instead of mixed precision", {"precision": "fp32", "dtype": "fp32"}, plain))
+    out += [
+        (f"{'no ' if run.gradient_checkpointing else ''}activation checkpointing",
+         {"gradient_checkpointing": not run.gradient_checkpointing}, plain),
+        *((f"{method} instead of {run.method}", _method(ask, method), plain)
+          for method in ("lora", "qlora", "full") if method != run.method),
+        ("8-bit AdamW", {"optim": "adamw_8bit"}, plain),
+        ("chunked loss", {"loss_type": "chunked_nll"}, plain),
+        ("twice the micro-batch", {"per_device_train_batch_size": run.per_device_train_batch_size * 2}, plain),
+        ("4 x accumulation", {"gradient_accumulation_steps": run.gradient_accumulation_steps * 4}, plain),
+    ]  # fmt: skip
+    gpus = max(run.num_gpus, 8)
+    for sharding in ("ddp", "zero2", "zero3", "fsdp"):
+        out.append((f"{gpus} GPUs, {sharding}", {"num_gpus": gpus, "sharding": sharding}, plain))
+    overlapped = {"overlap_frac": _full_overlap(ask, gpus)}
+    out.append((f"{gpus} GPUs, fsdp, communication hidden (YaFSDP's aim)",
+                {"num_gpus": gpus, "sharding": "fsdp"}, overlapped))  # fmt: skip
+    return out
+
+
+def _method(ask: Ask, method: str) -> dict[str, Any]:
+    """Another method, without the options that only the old one takes."""
+    dropped = {name: None for name in ADAPTERS_ONLY if ask.options.get(name) is not None} if method != "qlora" else {}
+    return {**dropped, "method": method}
+
+
+def _full_overlap(ask: Ask, gpus: int) -> float:
+    """What multiplies the overlap so that all of it is hidden."""
+    from tunecast.asking import asked_question
+    from tunecast.model.on_device import target_factors
+
+    _, targets, _ = asked_question(ask.model, gpu=ask.gpu, **ask.options)
+    known = target_factors(targets[0], None).factors.get("overlap_frac")
+    return 1.0 if known is None else 1.0 / known.value

@@ -1,0 +1,171 @@
+"""Sweeps against the forecasts they are made of, and against what the inputs must do."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import tunecast
+from tunecast.catalogs.errors import InputError
+from tunecast.catalogs.gpus import load_gpus
+from tunecast.cli.program import program
+from tunecast.model.flops import model_flops_per_step
+from tunecast.sweep import ANALYSES, sizes, sweep
+from tunecast.sweep_table import rows_of
+from tunecast.sweeping import Ask, forecast_of, parse_over
+
+MODEL = "meta-llama/Llama-3.2-1B"
+RUN: dict[str, Any] = {"method": "qlora", "max_length": 512, "per_device_train_batch_size": 2}
+GPU = "l40s-48gb"
+runner = CliRunner()
+
+
+def told(**more: Any) -> Any:
+    return tunecast.estimate(MODEL, gpu=GPU, **{**RUN, **more})[0]
+
+
+def test_a_grid_is_the_forecast_of_each_combination() -> None:
+    found = sweep(MODEL, gpu=GPU, over=["max_length=256,512", "--lora-r=8,64"], metric="step", **RUN)
+    assert [at.settings for at in found.points] == [
+        {"max_length": length, "lora_r": rank} for length in (256, 512) for rank in (8, 64)
+    ]
+    for at in found.points:
+        assert found.value(at) == told(**at.settings).step_time_s.value
+
+
+def test_a_tornado_holds_every_choice_at_half_and_double() -> None:
+    found = sweep(MODEL, gpu=GPU, tokens="1M", **RUN)
+    bars = {bar.name: bar for bar in found.bars}
+    base = told(tokens="1M").cost_usd.value
+    assert all(bar.base == base for bar in found.bars)
+    assert bars["max_length"].low == told(tokens="1M", max_length=256).cost_usd.value
+    assert bars["max_length"].high == told(tokens="1M", max_length=1024).cost_usd.value
+    assert bars["tokens"].high == told(tokens=2e6).cost_usd.value
+    assert bars["gradient_checkpointing"].high == told(tokens="1M", gradient_checkpointing=False).cost_usd.value
+    assert bars["gradient_accumulation_steps"].low is None
+    swings = [bar.swing for bar in found.bars]
+    assert swings == sorted(swings, reverse=True)
+    kinds = {bar.kind for bar in found.bars}
+    assert kinds == {"choice", "uncertain"}
+
+
+def test_an_uncertain_time_moves_the_step_by_its_part() -> None:
+    base, part = told(), told().time_parts_s
+    ask = Ask(model=MODEL, gpu=GPU, options=RUN)
+    slower = forecast_of(ask, {}, {"gemm": 1.5})
+    assert base.bound_by != "host"
+    assert slower.step_time_s.value - base.step_time_s.value == pytest.approx(0.5 * part["gemm"], rel=1e-3)
+
+
+def test_training_time_is_work_over_speed() -> None:
+    found = sweep(MODEL, gpu=GPU, analysis="efficiency-steps", metric="train", **RUN)
+    forecast = found.base
+    flops, peak = model_flops_per_step(forecast.architecture, forecast.run), load_gpus()[GPU].peaks["bf16"]
+    for at in found.points:
+        expected_h = at.settings["max_steps"] * flops / (at.settings["mfu"] * peak) / 3600
+        assert found.value(at) == pytest.approx(expected_h)
+
+
+def test_loading_depends_on_disk_and_efficiency_by_their_product() -> None:
+    over = ["disk_mb_per_s=200,400", "load_efficiency=0.25,0.5"]
+    found = sweep(MODEL, gpu=GPU, over=over, metric="load", max_steps=10, **RUN)
+    slow_full, fast_half = (
+        found.value(next(at for at in found.points if at.settings == settings))
+        for settings in (
+            {"disk_mb_per_s": 200.0, "load_efficiency": 0.5}, {"disk_mb_per_s": 400.0, "load_efficiency": 0.25},
+        )
+    )  # fmt: skip
+    assert slow_full == pytest.approx(fast_half)
+    values = [found.value(at) for at in found.points]
+    assert max(values) == values[0]
+    download_s = told(max_steps=1).architecture.total_params * 2 / 1e6 * (1 / 50 - 1 / 200)
+    assert (values[0] - values[3]) * 3600 == pytest.approx(download_s, rel=0.02)
+
+
+@pytest.mark.parametrize("analysis", ANALYSES)
+def test_every_analysis_by_name_prints_and_counts_the_same(analysis: str, tmp_path: Path) -> None:
+    table = tmp_path / "rows.csv"
+    asked = ["sweep", MODEL, "--gpu", GPU, "--method", "lora", "--max-steps", "50", "--analysis", analysis]
+    done = runner.invoke(program, [*asked, "--csv", str(table), "--json"])
+    assert done.exit_code == 0, done.output
+    answer = json.loads(done.stdout)
+    with table.open() as handle:
+        rows = list(csv.DictReader(handle))
+    assert len(rows) == len(answer["rows"]) > 5
+    assert list(rows[0]) == list(answer["rows"][0])
+    shown = runner.invoke(program, asked, env={"COLUMNS": "100"})
+    assert shown.exit_code == 0
+    assert max(map(len, shown.stdout.splitlines())) <= 100
+    assert "…" not in shown.stdout
+
+
+def test_techniques_change_what_they_are_known_to_change() -> None:
+    found = sweep(MODEL, gpu=GPU, analysis="what-if", max_steps=10, **RUN)
+    by_name = {row["what if"]: row for row in rows_of(found)}
+    base = by_name["as asked"]
+    assert by_name["no activation checkpointing"]["memory"] > base["memory"]
+    assert by_name["no activation checkpointing"]["step"] < base["step"]
+    assert by_name["lora instead of qlora"]["memory"] > base["memory"]
+    assert by_name["fp32 instead of mixed precision"]["speed"] < base["speed"]
+    sharded = [row for name, row in by_name.items() if "fsdp" in name]
+    assert sharded[1]["step"] <= sharded[0]["step"]
+    assert by_name["8 GPUs, ddp"]["speed"] <= 8 * base["speed"] * (1 + 1e-9)
+    assert "4-bit" in by_name["8 GPUs, zero3"]["why_not"]
+
+
+def test_sizes_are_one_family_in_order() -> None:
+    names = sizes("meta-llama/Llama-3.1-8B")
+    params = [tunecast.load_architecture(name).total_params for name in names]
+    assert params == sorted(params)
+    assert "meta-llama/Llama-3.1-8B" in names
+    assert len(names) <= 6
+
+
+@pytest.mark.parametrize("suffix", [".svg", ".png"])
+@pytest.mark.parametrize("more", [["--analysis", "tornado"], ["--analysis", "what-if"], ["--over", "lora_r=8,16"],
+                                  ["--over", "lora_r=8,16", "--over", "max_length=256,512"]])  # fmt: skip
+def test_pictures_are_drawn(more: list[str], suffix: str, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / f"sweep{suffix}"
+    asked = ["sweep", MODEL, "--gpu", GPU, "--max-steps", "50", *more, "--plot", str(path)]
+    assert runner.invoke(program, asked).exit_code == 0
+    content = path.read_bytes()
+    assert GPU.encode() in content if suffix == ".svg" else content.startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ([], "add --gpu NAME"),
+        (["--gpu", "all"], "one GPU"),
+        (["--gpu", GPU, "--over", "lenght=1,2"], "max_length"),
+        (["--gpu", GPU, "--over", "max_length="], "has no values"),
+        (["--gpu", GPU, "--over", "max_length=1.5"], "whole number"),
+        (["--gpu", GPU, "--over", "mfu=40"], "share of the peak"),
+        (["--gpu", GPU, "--over", "lora_r=8", "--analysis", "tornado"], "exclude each other"),
+        (["--gpu", GPU, "--over", "lora_r=8", "--over", "lora_r=16"], "twice"),
+        (["--gpu", GPU, "--analysis", "hurricane"], "tornado, what-if"),
+        (["--gpu", GPU, "--metric", "beauty"], "--metric beauty"),
+        (["--gpu", GPU, "--metric", "cost"], "add an amount"),
+        (["--gpu", GPU, "--plot", "x.pdf"], "neither .svg nor .png"),
+    ],
+)
+def test_what_cannot_be_swept_is_refused_in_one_sentence(asked: list[str], says: str) -> None:
+    done = runner.invoke(program, ["sweep", MODEL, *asked])
+    assert done.exit_code == 2
+    assert says in " ".join(done.output.split())
+    assert "Traceback" not in done.output
+
+
+def test_values_are_read_as_their_input_means_them() -> None:
+    assert parse_over("max-length=512, 1024") == ("max_length", [512, 1024])
+    assert parse_over("gradient_checkpointing=on,off") == ("gradient_checkpointing", [True, False])
+    assert parse_over("tokens=1M,2M") == ("tokens", ["1M", "2M"])
+    assert parse_over("optim=adamw_torch,sgd") == ("optim", ["adamw_torch", "sgd"])
+    with pytest.raises(InputError, match="input of a sweep"):
+        parse_over("nothing=1")
