@@ -64,7 +64,10 @@ def recommend(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """What to rent: cheapest, fastest and balanced plan of a run, over GPUs, counts and offers. Exit code 3: none."""
+    """Say what to rent: cheapest, fastest, balance.
+
+    Over GPUs, their number, offers, batch plans, checkpointing and methods. Exit code 3 when nothing keeps the limits.
+    """
     import gc
 
     from tunecast import recommender

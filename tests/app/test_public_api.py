@@ -28,6 +28,7 @@ PUBLIC = {
     "frame",
     "load_architecture",
     "measure",
+    "recommend",
 }
 
 
