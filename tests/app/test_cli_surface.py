@@ -99,6 +99,17 @@ WHOLE_RUN = {
     "--seed",
     "--deadline",
 }
+SEARCH = {
+    "--methods",
+    "--max-gpus",
+    "--global-batch",
+    "--budget",
+    "--min-fit-confidence",
+    "--provider",
+    "--region",
+    "--purchase",
+    "--no-spot",
+}
 OPTIONS = {
     "env": {"--json"},
     "calibrate": {"--device", "--quick", "--full", "--out", "--fresh", "--no-fit", "--json"},
@@ -111,6 +122,14 @@ OPTIONS = {
     | NODES
     | REFUSED_BY_NAME
     | {"--max-batch", "--max-length-that-fits", "--exact", "--json"},
+    "recommend": RUN
+    | AMOUNT
+    | (MACHINE - {"--achieved-tflops"})
+    | (WHOLE_RUN - {"--owned"})
+    | NODES
+    | REFUSED_BY_NAME
+    | SEARCH
+    | {"--json"},
     "compare": {"--json"},
     "validate": {"--explain", "--max-median-error", "--json"},
     "catalog": {"--gpu", "--prices", "--refresh", "--provider", "--trend", "--plot", "--json"},
@@ -121,6 +140,7 @@ ARGUMENTS = {
     "fit": ["record"],
     "measure": ["model"],
     "estimate": ["model"],
+    "recommend": ["model"],
     "compare": ["records"],
     "validate": ["runs"],
     "catalog": ["what"],
