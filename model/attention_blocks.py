@@ -65,7 +65,8 @@ def attention_block(step: Step, where: str, layer: Layer, x: Tensor, tables: Tab
     if block.rotary and (step.architecture.rotary_wide or step.architecture.rotary_early):
         q, k = (ops.cast(tape, rotated, step.activation_dtype, name="rotary") for rotated in (q, k))
     tape.hold(*plain)
-    mixed = mixed_heads(step, block, q, k, v, tables.mask if needs_mask(block, step.run) else None)
+    mask = tables.mask_of(block.window) if needs_mask(block, step.run) else None
+    mixed = mixed_heads(step, block, q, k, v, mask)
     if joins(block):
         mixed = ops.copy(tape, mixed, name="head_layout")
     out = projector(step, where, block.linears[-1:], mixed)(block.linears[-1])
@@ -201,4 +202,10 @@ def eager_heads(step: Step, block: Attention, q: Tensor, k: Tensor, v: Tensor, m
         masked=True,
     )
     on_gpu = step.platform == "cuda"
-    return eager.attention(step.tape, q, k, v, mask, shape, autocast_dtype=step.autocast_dtype, on_gpu=on_gpu)
+    variant = eager.Variant(
+        autocast_dtype=step.autocast_dtype,
+        on_gpu=on_gpu,
+        softcap=block.softcap,
+        holds_mask=step.run.gradient_checkpointing,
+    )
+    return eager.attention(step.tape, q, k, v, mask, shape, variant)

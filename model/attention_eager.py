@@ -6,6 +6,8 @@ Sources: transformers 5 ``eager_attention_forward`` (the same in every family) a
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from tunecast.model import primitives as ops
 from tunecast.model.primitives_heavy import AttentionShape, shifted_positions, sliding_mask
 from tunecast.model.tape import Grads, Tape, Tensor, widest
@@ -73,6 +75,31 @@ def per_query_head(tape: Tape, x: Tensor, shape: AttentionShape, *, laid_out: bo
     return ops.repeat_heads(tape, by_head, groups) if groups > 1 else by_head
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """What differs between runs and families."""
+
+    autocast_dtype: str | None
+    on_gpu: bool
+    softcap: bool = False
+    """Whether scores are capped by a tanh (Gemma 2)."""
+    holds_mask: bool = False
+    """Whether the mask is still there in the backward, as an argument of a checkpoint is."""
+
+
+def capped(tape: Tape, scores: Tensor) -> Tensor:
+    """Divided, tanh, multiplied: three kernels each way. Keeps the tanh."""
+    divided = ops.scale(tape, scores, name="scores_cap")
+    bent = ops.elementwise(tape, "scores_cap", (divided,), divided.elements, divided.dtype)
+    if tape.would_grad(divided):
+        tape.mark_saved()
+
+    def backward(grad: Tensor) -> Grads:
+        return (ops.elementwise(tape, "scores_cap", (grad, bent), bent.elements, bent.dtype),)
+
+    return ops.scale(tape, tape.record(bent, (divided,), backward, saves=(bent,)), name="scores_cap")
+
+
 def attention(
     tape: Tape,
     q: Tensor,
@@ -80,14 +107,12 @@ def attention(
     v: Tensor,
     mask: Tensor,
     shape: AttentionShape,
-    *,
-    autocast_dtype: str | None,
-    on_gpu: bool,
+    variant: Variant,
 ) -> Tensor:
     """softmax(scale q k' + mask) v: length^2 scores per head in several copies, one of them in fp32."""
     batch, length, dim = shape.batch, shape.length, shape.head_dim
     count, groups = batch * shape.heads, shape.heads // shape.kv_heads
-    target = autocast_dtype or q.dtype
+    target = variant.autocast_dtype or q.dtype
     keys = per_query_head(tape, k, shape, laid_out=True)
     values = per_query_head(tape, v, shape, laid_out=False)
 
@@ -99,9 +124,11 @@ def attention(
     columns = operand(keys, repeated=groups > 1)
     scores = batched_product(tape, "scores", rows, columns, (count, length, length, dim), b_transposed=True)
     scaled = ops.scale(tape, scores, name="scores_scale")
+    if variant.softcap:
+        scaled = capped(tape, scaled)
     masked = ops.elementwise(tape, "scores_mask", (scaled, mask), scaled.elements, widest((scaled.dtype, mask.dtype)))
-    masked = tape.record(masked, (scaled,), lambda grad: (grad,))
-    weights = softmax(tape, masked, on_gpu=on_gpu)
+    masked = tape.record(masked, (scaled,), lambda grad: (grad,), saves=(mask,) if variant.holds_mask else ())
+    weights = softmax(tape, masked, on_gpu=variant.on_gpu)
     narrow = ops.cast(tape, weights, q.dtype, name="softmax_cast")
     tape.hold(masked)
     mixed = batched_product(

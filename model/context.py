@@ -63,3 +63,14 @@ class Tables:
     """cos and sin of every position: one pair, or one for local and one for global layers."""
     mask: Tensor | None = None
     """Sliding-window mask; None when every layer can do without."""
+    full_mask: Tensor | None = None
+    """Mask of the layers without a window, where eager attention has both kinds."""
+
+    @property
+    def masks(self) -> tuple[Tensor, ...]:
+        """All masks."""
+        return tuple(mask for mask in (self.full_mask, self.mask) if mask is not None)
+
+    def mask_of(self, window: int | None) -> Tensor | None:
+        """The mask of a layer with this window."""
+        return self.full_mask if window is None and self.full_mask is not None else self.mask

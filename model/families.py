@@ -7,7 +7,7 @@ Sources: ``models/<type>/{configuration,modeling}_<type>.py`` of transformers 5.
 from __future__ import annotations
 
 from tunecast.catalogs.errors import UnbuiltFamilyError
-from tunecast.model.families_experts import EXPERT_FAMILIES
+from tunecast.model.families_experts import EXPERT_FAMILIES, ODD_FAMILIES
 from tunecast.model.families_gpt import LAYER_NORM_FAMILIES
 from tunecast.model.families_remote import REMOTE_FAMILIES
 from tunecast.model.family import Family
@@ -114,6 +114,7 @@ FAMILIES = {
         ),
         *LAYER_NORM_FAMILIES,
         *EXPERT_FAMILIES,
+        *ODD_FAMILIES,
         *REMOTE_FAMILIES,
     )
 }

@@ -32,3 +32,23 @@ EXPERT_FAMILIES = (
     ),
 )
 """Llama's attention, or nearly so."""
+
+ODD_FAMILIES = (
+    Family(
+        model_type="gemma2",
+        architecture_class="Gemma2ForCausalLM",
+        default_kv_heads=4,
+        default_head_dim=256,
+        default_tied=True,
+        window_rule="period",
+        default_window=4096,
+        global_period=2,
+        activation="gelu",
+        norm="rmsnorm-shifted",
+        norm_order="both",
+        embedding_scale="table",
+        logits="capped",
+        config_fields=("head_dim", "attention_bias", "sliding_window", "layer_types"),
+    ),
+)
+"""Attention that transformers has as plain products only: capped scores."""

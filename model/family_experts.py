@@ -15,6 +15,9 @@ from tunecast.catalogs.errors import InputError
 from tunecast.model.architecture import Architecture, Layer, LayerGroup, Mlp
 from tunecast.model.shapes import Experts
 
+SOFTCAP = 50.0
+"""``attn_logit_softcapping`` of a Gemma 2 config that says nothing."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertsRule:
@@ -113,14 +116,26 @@ EXPERTS: dict[str, ExpertsRule] = {
 
 
 def with_experts(architecture: Architecture, config: Mapping[str, Any], name: str) -> Architecture:
-    """The architecture with experts in place of the dense blocks of the layers that its config gives them."""
-    rule = EXPERTS.get(architecture.model_type)
-    if rule is None:
-        return architecture
+    """The architecture with what only its config tells: experts, and attention beyond plain heads."""
     layers = [group.layer for group in architecture.groups for _ in range(group.count)]
-    routed = routed_block(rule, config, layers[0].mlp, architecture.hidden_size, name)
-    made = [replace(layer, mlp=routed) if rule.has_experts(config, i) else layer for i, layer in enumerate(layers)]
-    return replace(architecture, groups=runs_of(made), config=json.dumps(dict(config), sort_keys=True))
+    changed = odd_attention(layers, architecture, config)
+    rule = EXPERTS.get(architecture.model_type)
+    if rule is not None:
+        routed = routed_block(rule, config, layers[0].mlp, architecture.hidden_size, name)
+        changed = [
+            replace(layer, mlp=routed) if rule.has_experts(config, index) else layer
+            for index, layer in enumerate(changed)
+        ]
+    if changed == layers:
+        return architecture
+    return replace(architecture, groups=runs_of(changed), config=json.dumps(dict(config), sort_keys=True))
+
+
+def odd_attention(layers: list[Layer], architecture: Architecture, config: Mapping[str, Any]) -> list[Layer]:
+    """The layers with the attention that their family has beyond plain heads."""
+    if architecture.model_type == "gemma2" and config.get("attn_logit_softcapping", SOFTCAP) is not None:
+        return [replace(layer, attention=replace(layer.attention, softcap=True)) for layer in layers]
+    return layers
 
 
 def routed_block(rule: ExpertsRule, config: Mapping[str, Any], dense: Mlp, hidden_size: int, name: str) -> Mlp:

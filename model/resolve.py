@@ -14,6 +14,7 @@ from typing import Any
 from tunecast.catalogs.errors import InputError, NotSupportedError, UnknownNameError
 from tunecast.model.architecture import Architecture
 from tunecast.model.resolve_adapters import take_variants
+from tunecast.model.resolve_attention import attention_defaults
 from tunecast.model.resolve_experts import check_stacked, expert_notes, renamed_targets, stacked_targets
 from tunecast.model.resolve_kernels import check_gptq_dtypes, take_kernels, take_master, take_quantization
 from tunecast.model.resolve_parallel import take_parallel
@@ -270,7 +271,7 @@ def resolve_run(
     defaults = take_quantization(fields, defaults)
     _adapters(fields, architecture, defaults)
     _dtypes(fields, defaults, gpu_has_bf16=gpu_has_bf16)
-    _software(fields, defaults)
+    _software(fields, attention_defaults(fields, architecture, defaults))
     take_kernels(fields, architecture, defaults)
     check_gptq_dtypes(fields.values)
     take_parallel(fields, architecture, whole_number)

@@ -68,15 +68,21 @@ def find_packing(step: Step, positions: Tensor) -> None:
         tape.kernel(SYNCHRONISATION, Kind.MEMORY, (every,), (), n_bytes=2)
 
 
-def attention_mask(step: Step) -> Tensor | None:
-    """The explicit mask of the layers that need one: of booleans for sdpa, of numbers to add for eager."""
+def attention_masks(step: Step) -> tuple[Tensor | None, Tensor | None]:
+    """The explicit masks of the layers that need one: of booleans for sdpa, of numbers to add for eager.
+
+    Where eager layers with and without a window alternate, each kind has a mask of its own, the full one first.
+    """
     run, blocks = step.run, [group.layer.attention for group in step.architecture.groups]
     if not any(needs_mask(block, run) for block in blocks):
-        return None
+        return None, None
     if run.attn_implementation != "eager":
-        return heavy.sliding_mask(step.tape, run.max_length)
-    sliding = any(block.window is not None and run.max_length >= block.window for block in blocks)
-    return additive_mask(step.tape, run.per_device_train_batch_size, run.max_length, step.stream_dtype, sliding=sliding)
+        return None, heavy.sliding_mask(step.tape, run.max_length)
+    made = [
+        additive_mask(step.tape, run.per_device_train_batch_size, run.max_length, step.stream_dtype, sliding=sliding)
+        for sliding in sorted({block.window is not None for block in blocks})
+    ]
+    return (made[0], made[-1]) if len(made) > 1 else (None, made[-1])
 
 
 def shared_tables(step: Step) -> Tables:
@@ -86,10 +92,10 @@ def shared_tables(step: Step) -> Tables:
     kinds = {group.layer.attention.window for group in step.architecture.groups}
     for _ in kinds if step.architecture.finds_packing else ():
         find_packing(step, positions)
-    mask = attention_mask(step)
+    full_mask, mask = attention_masks(step)
     waves = tuple(rotary_waves(step, positions) for _ in range(step.architecture.rotary_sets))
     tape.hold(positions)
-    return Tables(waves=waves, mask=mask)
+    return Tables(waves=waves, mask=mask, full_mask=full_mask)
 
 
 def counted_positions(step: Step) -> Tensor:
@@ -181,7 +187,7 @@ def write_micro_batch(step: Step, layers: tuple[Layer, ...], ids: Tensor, labels
         tape.grads.pop(EMBEDDED_LEAF, None)
         return
     x = norm(step, step.architecture.norm, "norm", x, step.architecture.hidden_size)
-    tape.hold(scaled, *kept)
+    tape.hold(scaled, *kept, *tables.masks)
     loss = head_and_loss(step, enter_block(step, x), labels)
     tape.hold(*step.cache.values())
     if step.run.gradient_accumulation_steps > 1:

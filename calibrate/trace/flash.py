@@ -52,9 +52,10 @@ def _kernels(*_: Any, **__: Any) -> tuple[Any, ...]:
 
 def _flash(
     q: Any, k: Any, v: Any, dropout_p: float = 0.0, causal: bool = True, window_size: tuple[int, int] | None = None,
-    **options: Any,
+    softcap: float = 0.0, **options: Any,
 ) -> Any:  # fmt: skip
-    """``flash_attn_func`` over (batch, length, heads, head_dim)."""
+    """``flash_attn_func`` over (batch, length, heads, head_dim); capped scores stay inside the kernel."""
+    del softcap
     import torch
 
     if window_size is not None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
 
 from tunecast.model.architecture import Architecture
 from tunecast.model.architectures import architecture_from_config
+from tunecast.model.inventory import step_operations
+from tunecast.model.memory import memory_timeline
+from tunecast.model.operation import Operation
+from tunecast.model.optimizer import trainable_params
 from tunecast.model.resolve import resolve_run
 from tunecast.model.run import Run
 
@@ -68,3 +73,44 @@ def make() -> Callable[..., Architecture]:
 def run_of() -> Callable[..., Run]:
     """``run_of(architecture, **options)``: a resolved run."""
     return lambda architecture, **options: resolve_run(architecture, {"allow_long_context": True, **options}).run
+
+
+@pytest.fixture(scope="session")
+def same_as_traced() -> Callable[..., None]:
+    """``same_as_traced(architecture, **options)``: kernels, FLOPs, parameters and memory equal the traced real code."""
+    for module in ("torch", "transformers", "peft", "bitsandbytes"):
+        pytest.importorskip(module)
+    return compare_with_trace
+
+
+def compare_with_trace(architecture: Architecture, **options: Any) -> None:
+    """FLOPs exact, counts and bytes within 1e-4, the peak within 0.1% every moment within 1% (two narrow layers)."""
+    from tunecast.calibrate.trace.tracer import trace_step
+
+    run = resolve_run(architecture, options).run
+    trace = trace_step(architecture, run)
+    base_params = trace.total_params - (trace.trainable_params if run.has_adapters else 0)
+    assert architecture.total_params == base_params
+    assert trainable_params(architecture, run) == trace.trainable_params
+    found, expected = totals(step_operations(architecture, run)), totals(trace.stream)
+    assert found.keys() == expected.keys()
+    for place, value in expected.items():
+        assert found[place] == pytest.approx(value, rel=1e-9 if place[2] == "flops" else 1e-4), place
+    forecast = memory_timeline(architecture, run)
+    assert forecast.at_rest_bytes == trace.memory.at_rest_bytes
+    assert forecast.allocated_bytes == pytest.approx(trace.memory.peak_bytes, rel=1e-3)
+    assert forecast.peak_moment == trace.memory.peak_moment
+    for moment, peak_bytes in trace.memory.moments.items():
+        assert forecast.moments[moment] == pytest.approx(peak_bytes, rel=0.01), moment
+
+
+def totals(operations: Iterable[Operation]) -> dict[tuple[str, str, str], float]:
+    """Executions, launches, FLOPs and bytes by phase and kind."""
+    found: Counter[tuple[str, str, str]] = Counter()
+    for op in operations:
+        place = (op.phase.value, op.kind.value)
+        found[*place, "count"] += op.count
+        found[*place, "launches"] += op.total_launches
+        found[*place, "flops"] += op.total_flops
+        found[*place, "bytes"] += op.total_bytes
+    return dict(found)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,9 +13,7 @@ from tunecast.model.architecture import Architecture
 from tunecast.model.architectures import architecture_from_config, load_architecture
 from tunecast.model.families_experts import EXPERT_FAMILIES
 from tunecast.model.flops import executed_flops_per_step, model_flops_per_step
-from tunecast.model.inventory import step_operations
 from tunecast.model.memory import memory_timeline
-from tunecast.model.operation import Operation
 from tunecast.model.optimizer import trainable_params
 from tunecast.model.resolve import resolve_run
 
@@ -50,45 +47,14 @@ def small(model_type: str, **changes: Any) -> Architecture:
     return architecture_from_config({**BASE, **CONFIGS[model_type], "model_type": model_type, **changes}, model_type)
 
 
-def totals(operations: Iterable[Operation]) -> dict[tuple[str, str, str], float]:
-    """Executions, launches, FLOPs and bytes by phase and kind."""
-    found: Counter[tuple[str, str, str]] = Counter()
-    for op in operations:
-        place = (op.phase.value, op.kind.value)
-        found[*place, "count"] += op.count
-        found[*place, "launches"] += op.total_launches
-        found[*place, "flops"] += op.total_flops
-        found[*place, "bytes"] += op.total_bytes
-    return dict(found)
-
-
 def test_every_family_with_experts_is_here() -> None:
     assert set(CONFIGS) == {family.model_type for family in EXPERT_FAMILIES}
 
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", CONFIGS)
-def test_the_step_is_the_traced_step(name: str, method: str) -> None:
-    for module in ("torch", "transformers", "peft", "bitsandbytes"):
-        pytest.importorskip(module)
-    from tunecast.calibrate.trace.tracer import trace_step
-
-    architecture = small(name)
-    run = resolve_run(architecture, METHODS[method]).run
-    trace = trace_step(architecture, run)
-    base_params = trace.total_params - (trace.trainable_params if run.has_adapters else 0)
-    assert architecture.total_params == base_params
-    assert trainable_params(architecture, run) == trace.trainable_params
-    found, expected = totals(step_operations(architecture, run)), totals(trace.stream)
-    assert found.keys() == expected.keys()
-    for place, value in expected.items():
-        assert found[place] == pytest.approx(value, rel=1e-9 if place[2] == "flops" else 1e-4), place
-    forecast = memory_timeline(architecture, run)
-    assert forecast.at_rest_bytes == trace.memory.at_rest_bytes
-    assert forecast.allocated_bytes == pytest.approx(trace.memory.peak_bytes, rel=1e-3)
-    assert forecast.peak_moment == trace.memory.peak_moment
-    for moment, peak_bytes in trace.memory.moments.items():
-        assert forecast.moments[moment] == pytest.approx(peak_bytes, rel=0.01), moment
+def test_the_step_is_the_traced_step(same_as_traced: Callable[..., None], name: str, method: str) -> None:
+    same_as_traced(small(name), **METHODS[method])
 
 
 CLASSES = {family.architecture_class for family in EXPERT_FAMILIES}
