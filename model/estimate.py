@@ -13,6 +13,7 @@ from tunecast.model.forecast import Forecast
 from tunecast.model.money import with_money
 from tunecast.model.on_device import resolve_for, target_factors
 from tunecast.model.parallel_network import with_network
+from tunecast.model.parallel_offload import with_host
 from tunecast.model.parallel_scaling import scaling_of
 from tunecast.model.question import Question
 from tunecast.model.resolve import Resolved
@@ -33,6 +34,7 @@ def forecast(question: Question, target: Target) -> Forecast:
     resolved = resolve_for(question, target)
     run = resolved.run
     factors = with_network(target_factors(target, run), run, target.gpu, question.options)
+    factors = with_host(factors, question.architecture, run, target.gpu)
     factors = scaled(factors, question.factor_scales)
     amount = resolve_amount(run, dict(question.options))
     inventory: dict[str, Any] = {"platform": target.platform, "source": question.source}

@@ -14,6 +14,7 @@ from tunecast.model.architecture import Architecture
 from tunecast.model.operation import Kind, Operation, Phase
 from tunecast.model.optimizer import update_operations
 from tunecast.model.parallel import exchange_operations, is_split, local_architecture, local_run, placed
+from tunecast.model.parallel_offload import host_operations
 from tunecast.model.run import Run
 from tunecast.model.sharding import communication_operations, shard_gpus, shards_of
 from tunecast.model.step import repetitions, shallow_depth, write_step
@@ -79,8 +80,10 @@ def whole_operations(architecture: Architecture, run: Run, *, platform: str = "c
     tape = write_step(architecture, run, platform, depth)
     kernels = ((e, repetitions(e, architecture, run, depth)) for e in tape.events if e.kind is not None)
     operations = merged(kernels)
-    operations += sharded_update(update_operations(architecture, run, platform=platform), run)
+    if run.offload == "none":
+        operations += sharded_update(update_operations(architecture, run, platform=platform), run)
     operations += communication_operations(architecture, run)
+    operations += host_operations(architecture, run)
     return ordered(operations)
 
 

@@ -10,6 +10,7 @@ Left out: in-network reduction (SHARP, NVLS), congestion above the first switch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -40,6 +41,12 @@ class Links:
     intra_latency_s: Number = 0.0
     """Per hop."""
     inter_latency_s: Number = 0.0
+    pcie_bytes_per_s: Number = np.inf
+    """Between a GPU and its host."""
+    host_update_params_per_s: Number = np.inf
+    """Parameters that the processors of one machine update."""
+    gpus_per_host: Number = 1
+    """GPUs whose parameters they update."""
 
 
 def hierarchical_seconds(payload: Number, rounds: Number, per_node: Number, nodes: Number, links: Links) -> Number:
@@ -99,6 +106,10 @@ def collective_seconds(operation: Operation, links: Links, num_gpus: int) -> flo
     per_node = operation.group_per_node or group
     nodes = group // per_node
     kind = operation.name.rsplit(".", 1)[-1]
+    if kind == "copy":
+        return float(operation.bytes / links.pcie_bytes_per_s)
+    if kind == "update":
+        return float(operation.bytes * links.gpus_per_host / links.host_update_params_per_s)
     if kind == "send":
         return float(send_seconds(operation.bytes, nodes, links))
     if kind == "all_to_all":
@@ -114,7 +125,7 @@ def crosses_machines(operations: Sequence[Operation]) -> bool:
 def links_of(factors: FactorSet, run: Run, *, across: bool) -> Links:
     """The links of a job, from its factors; what is missing is named."""
     link = factors.factors.get("link_bytes_per_s")
-    if link is None:
+    if link is None and run.num_gpus > 1:
         raise InputError(
             f"{run.num_gpus} GPUs communicate, but the factors of {factors.gpu} have no 'link_bytes_per_s': "
             "use --num-gpus 1, or a record measured with more than one GPU."
@@ -129,13 +140,31 @@ def links_of(factors: FactorSet, run: Run, *, across: bool) -> Links:
         name: found.value if (found := factors.factors.get(name)) else 0.0
         for name in ("link_latency_s", "node_latency_s")
     }
-    per_gpu = link.value if network is None else network.value / min(run.gpus_per_node, run.num_gpus)
+    sharing = min(run.gpus_per_node, run.num_gpus)
+    inside = np.inf if link is None else link.value
+    per_gpu = inside if network is None else network.value / sharing
     return Links(
-        intra_bytes_per_s=link.value,
+        intra_bytes_per_s=inside,
         inter_bytes_per_s=per_gpu,
         intra_latency_s=latency["link_latency_s"],
         inter_latency_s=latency["node_latency_s"],
+        pcie_bytes_per_s=host_rate(factors, run, "pcie_bytes_per_s"),
+        host_update_params_per_s=host_rate(factors, run, "host_update_params_per_s"),
+        gpus_per_host=sharing,
     )
+
+
+def host_rate(factors: FactorSet, run: Run, name: str) -> float:
+    """A rate of the host, needed only where something lives in it."""
+    found = factors.factors.get(name)
+    if run.offload == "none":
+        return math.inf
+    if found is None:
+        raise InputError(
+            f"--offload {run.offload} goes over PCIe to the host, but {factors.gpu} has no {name!r} in its factors or "
+            "the catalog; leave --offload out, or choose a GPU whose PCIe generation is known."
+        )
+    return found.value
 
 
 def no_seconds() -> Array:

@@ -17,6 +17,7 @@ from tunecast.model.operation import Phase
 from tunecast.model.optimizer import stored_bytes, trained_dtype, trained_tensors, update_scratch_bytes
 from tunecast.model.parallel import is_split, local_architecture, local_run
 from tunecast.model.parallel_memory import added_bytes, kept_bytes
+from tunecast.model.parallel_offload import offloaded
 from tunecast.model.run import Run
 from tunecast.model.sharding import (
     SHARDS,
@@ -26,6 +27,7 @@ from tunecast.model.sharding import (
     shard_gpus,
     shards_of,
     share,
+    zero_master_bytes,
 )
 from tunecast.model.step import SHALLOW, shallow_depth, tape_run, write_step
 from tunecast.model.tape import Storage, Tape
@@ -231,7 +233,8 @@ def local_parts(
     packed = sum(group.count * layer_packed_bytes(group.layer, run) for group in architecture.groups)
     found = []
     for (moment, position, _), held in places:
-        parts = sharded(held, shards, run, moment, packed)
+        extra = {**held, "optimizer_state": held["optimizer_state"] + zero_master_bytes(architecture, run)}
+        parts = offloaded(sharded(extra, shards, run, moment, packed), run, moment)
         parts["communication"] += communication_bytes(architecture, run, moment, position)
         found.append((moment, parts))
     first = {**found[0][1], "communication": first_gather_bytes(architecture, run)}

@@ -138,8 +138,6 @@ def check_known(options: Mapping[str, Any]) -> None:
                 f"--{name} {value} asks for {REFUSED_PARALLELISM[name]}, which is not built yet; "
                 "use --sharding ddp, zero1, zero2, zero3 or fsdp."
             )
-    if options.get("offload") not in (None, False, "none"):
-        raise NotSupportedError("--offload is not built yet; use --sharding fsdp or zero3 over more GPUs.")
 
 
 def _numbers(fields: _Fields, architecture: Architecture) -> None:

@@ -15,7 +15,7 @@ FSDP = ("fsdp", "fsdp-grad-op", "hsdp")
 """Shardings that PyTorch's FSDP does."""
 GPUS_PER_NODE = 8
 """Of HGX and DGX boards, and of the largest instance of every cloud in the catalog; assumed when nothing is said."""
-OFFLOADED_BY = {"optimizer": ("none", "zero1", "zero2", "zero3"), "all": ("zero3", *FSDP)}
+OFFLOADED_BY = {"optimizer": ("zero1", "zero2", "zero3"), "all": ("zero3", *FSDP)}
 """Shardings whose frameworks can keep that part in host memory (DeepSpeed ``offload_optimizer`` and
 ``offload_param``, FSDP ``CPUOffloadPolicy``)."""
 PARALLEL_FIELDS = (
@@ -50,8 +50,7 @@ def take_parallel(fields: Fields, architecture: Architecture, whole_number: Call
     if "gpus_per_node" not in fields.given and fields.values["num_gpus"] <= per_node:
         fields.origins["gpus_per_node"] = "stack-default"
     one_of("cp-kind", fields.take("cp_kind", "ring", "stack-default"), CP_KINDS)
-    one_of("offload", fields.take("offload", "none", "stack-default") or "none", OFFLOADS)
-    fields.values["offload"] = fields.values["offload"] or "none"
+    take_offload(fields)
     fields.values["sync_each_micro_batch"] = bool(fields.take("sync_each_micro_batch", False, "stack-default"))
     fields.values["fsdp_version"] = whole_number("fsdp_version", fields.take("fsdp_version", 2, "stack-default"))
     check_product(fields.values)
@@ -214,6 +213,15 @@ def check_context_parallel(architecture: Architecture, values: Mapping[str, Any]
             f"--cp-kind ulysses deals out heads, but {architecture.name} has {heads} key-value heads for --tp "
             f"{values['tp']} x --cp {cp}; use --cp-kind ring."
         )
+
+
+def take_offload(fields: Fields) -> None:
+    """A word, or a switch of FSDP, which moves everything."""
+    given = fields.take("offload", "none", "stack-default")
+    if given == "nvme":
+        raise NotSupportedError("--offload nvme is not built; use --offload optimizer or all, which go to host memory.")
+    word = "all" if given is True else "none" if given is False else str(given)
+    fields.values["offload"] = one_of("offload", word, OFFLOADS)
 
 
 def check_offload(values: Mapping[str, Any]) -> None:

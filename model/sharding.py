@@ -23,8 +23,8 @@ whole on every GPU.
 
 Sources: ZeRO (Rajbhandari et al. 2020, section 5), PyTorch FSDP2 ``fully_shard`` (torch 2.13, also run in two
 processes by the tests), DDP's bucketed reducer, DeepSpeed ``zero_optimization`` defaults. Left out: FSDP1's
-padding of flat parameters and its fp32 copies under mixed precision, DeepSpeed's fp32 master copy of bf16 parameters,
-hierarchical and quantized collectives, the embedding and head of ZeRO-3 kept by persistence thresholds.
+padding of flat parameters and its fp32 copies under mixed precision, quantized
+collectives, the embedding and head of ZeRO-3 kept by persistence thresholds.
 """
 
 from __future__ import annotations
@@ -35,7 +35,15 @@ from dataclasses import dataclass, replace
 from tunecast.model.architecture import Architecture
 from tunecast.model.memory_static import layer_packed_bytes, layer_weight_bytes, root_weight_bytes
 from tunecast.model.operation import Kind, Operation, Phase
-from tunecast.model.optimizer import Trained, adapter_tensors, base_tensors, gradient_dtype, trained_tensors
+from tunecast.model.optimizer import (
+    ADAM_STATES,
+    Trained,
+    adapter_tensors,
+    base_tensors,
+    gradient_dtype,
+    trained_dtype,
+    trained_tensors,
+)
 from tunecast.model.run import Run
 from tunecast.model.units import DTYPE_BYTES, MIB
 
@@ -50,6 +58,9 @@ COPIED_LAYERS = 3
 before, which FSDP2 keeps until the copy is done (``FSDPParamGroup.wait_for_unshard``)."""
 GRADIENT_COPIES = 2
 """A layer's whole gradients and the buffer they are reduced from (``foreach_reduce``), or that of the layer before."""
+
+FULL_STATES = ("adamw_torch", "adamw_torch_fused")
+"""Optimizers whose moments have the dtype of what they update."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +82,7 @@ SHARDS = {
     "fsdp-grad-op": Shards(weights=True, gradients=True, optimizer_state=True),
     "hsdp": Shards(weights=True, gradients=True, optimizer_state=True),
 }
+ZERO = ("zero1", "zero2", "zero3")
 FSDP = ("fsdp", "fsdp-grad-op", "hsdp")
 
 
@@ -90,6 +102,21 @@ def shard_gpus(run: Run) -> int:
 def on_one_machine(run: Run, gpus: int) -> int:
     """Members of a group of consecutive GPUs that share a machine; groups that fill machines unevenly are rounded."""
     return math.gcd(gpus, run.gpus_per_node) if gpus > run.gpus_per_node else gpus
+
+
+def zero_master_bytes(architecture: Architecture, run: Run) -> int:
+    """What DeepSpeed adds to 16-bit training, before it is shared out: an fp32 copy, and fp32 moments.
+
+    With 2 bytes of weights and 2 of gradients these make the paper's 16 bytes per parameter (arXiv 1910.02054,
+    section 3.1). Nothing for parameters that are fp32 already.
+    """
+    dtype = trained_dtype(run)
+    if run.sharding not in ZERO or run.num_gpus == 1 or DTYPE_BYTES[dtype] == DTYPE_BYTES["fp32"]:
+        return 0
+    wider = DTYPE_BYTES["fp32"] - DTYPE_BYTES[dtype]
+    moments = ADAM_STATES if run.optim in FULL_STATES else 0
+    elements = sum(tensor.elements for tensor in trained_tensors(architecture, run))
+    return elements * (DTYPE_BYTES["fp32"] + moments * wider)
 
 
 def share(n_bytes: int, num_gpus: int) -> int:

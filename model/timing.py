@@ -10,6 +10,7 @@ from tunecast.catalogs.errors import InputError, TunecastError
 from tunecast.model.factors import Factor, FactorSet
 from tunecast.model.operation import Operation
 from tunecast.model.parallel_network import NETWORK_FACTORS
+from tunecast.model.parallel_offload import HOST_FACTORS
 from tunecast.model.question import Question
 from tunecast.model.resolve import Resolved
 from tunecast.model.run import Run
@@ -71,7 +72,7 @@ def _link_at(factors: FactorSet, end: str) -> dict[str, Factor]:
     """All factors, those of the link at one end of their intervals (a low latency is the good end)."""
     good = {"low": "high", "high": "low"}
     moved = dict(factors.factors)
-    for name in (*LINK_FACTORS, *NETWORK_FACTORS):
+    for name in (*LINK_FACTORS, *NETWORK_FACTORS, *HOST_FACTORS):
         if name in moved:
             which = good[end] if name in LATENCIES else end
             moved[name] = replace(moved[name], value=getattr(moved[name], which))
@@ -99,6 +100,6 @@ def link_notes(run: Run, factors: FactorSet, question: Question) -> tuple[str, .
     """Which factors of several GPUs nobody has measured."""
     if run.num_gpus == 1 or question.achieved_tflops is not None:
         return ()
-    names = (*LINK_FACTORS, *NETWORK_FACTORS)
+    names = (*LINK_FACTORS, *NETWORK_FACTORS, *HOST_FACTORS)
     assumed = [name for name in names if name in factors.factors and factors.factors[name].origin == "assumed"]
     return (f"assumed, not measured: {', '.join(assumed)}",) if assumed else ()

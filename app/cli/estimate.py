@@ -14,7 +14,6 @@ from tunecast.cli.options import (
     RUN,
     THE_MACHINE,
     THE_RUN,
-    UNBUILT_PARALLEL,
     Json,
     Model,
     Prices,
@@ -23,7 +22,7 @@ from tunecast.cli.options import (
 from tunecast.cli.options_whole_run import DEADLINE, WHOLE_RUN
 
 
-@with_groups(run_options=RUN | FILE, amount=AMOUNT, parallel=PARALLEL | UNBUILT_PARALLEL, around=WHOLE_RUN | DEADLINE)
+@with_groups(run_options=RUN | FILE, amount=AMOUNT, parallel=PARALLEL, around=WHOLE_RUN | DEADLINE)
 def estimate(
     model: Model,
     run_options: dict[str, Any],

@@ -112,6 +112,7 @@ PARALLEL: Group = {
         "With --tp, tokens of norms and residuals are split too (default with --tp).",
         "--sequence-parallel/--no-sequence-parallel",
     ),
+    "offload": _machine(str, "What lives in host memory.", metavar="none|optimizer|all"),
     "gpus_per_node": _machine(int, "GPUs of one machine.", metavar="N"),
     "internode_gbps": _machine(float, "Network of one machine, Gbit/s.", metavar="X"),
     "serial_fraction": _machine(float, "Adds Amdahl's classic estimate for this serial fraction.", metavar="X"),
@@ -121,12 +122,6 @@ PARALLEL: Group = {
         "--sync-each-micro-batch/--no-sync-each-micro-batch",
     ),
 }
-
-UNBUILT_PARALLEL: Group = {
-    name: Annotated[kind | None, typer.Option(hidden=True)]
-    for name, kind in (("offload", str),)
-}
-"""Understood, so that they can be refused by name."""
 
 AMOUNT: Group = {
     "tokens": _amount(str, "Tokens of one epoch, for example 10M or 1.5B.", metavar="N"),

@@ -100,7 +100,8 @@ def zero_sharding(source: Source, field: str) -> str:
 def _put_offload(source: Source, draft: Draft, field: str) -> None:
     device = source.get(field)
     if device is not None and str(device).lower() not in _OFF:
-        draft.put("offload", str(device), field)
+        where = "all" if "offload_param" in field else "optimizer"
+        draft.put("offload", where if str(device) == "cpu" else str(device), field)
 
 
 def _agree(source: Source, draft: Draft, theirs: str, ours: str) -> None:

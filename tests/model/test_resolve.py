@@ -131,7 +131,7 @@ def test_bad_input_is_one_sentence(llama: Architecture, options: dict[str, Any],
     ("options", "name"),
     [
         ({"stack": "unsloth"}, "unsloth"),
-        ({"offload": "optimizer"}, "--offload"),
+        ({"offload": "nvme"}, "--offload nvme"),
         ({"num_gpus": 8, "sharding": "hsdp"}, "hsdp"),
         ({"optim": "galore_adamw"}, "galore_adamw"),
         ({"attn_implementation": "flex_attention"}, "flex_attention"),

@@ -1,0 +1,148 @@
+"""States, gradients and parameters in host memory: what leaves the GPU, and what that costs over PCIe.
+
+``optimizer``: DeepSpeed's ``offload_optimizer``. Gradients go to the host as they are reduced, the processors
+update fp32 master weights, and new 16-bit parameters come back. ``all``: DeepSpeed's ``offload_param`` as well, or
+FSDP's ``CPUOffloadPolicy``: each GPU's shard of parameters lives in the host and is copied in before it is gathered,
+once for the forward and once for the backward of every micro-batch.
+
+Sources: Ren et al. 2021 (ZeRO-Offload, arXiv 2101.06840, section 4), Rajbhandari et al. 2021 (ZeRO-Infinity, arXiv
+2104.07857), PyTorch ``CPUOffloadPolicy``. Left out: delayed parameter updates, NVMe, pageable transfers, a host that
+is short of memory (its need is a note).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from tunecast.catalogs.gpus import Gpu
+from tunecast.model.architecture import Architecture
+from tunecast.model.factors import Factor, FactorSet
+from tunecast.model.memory_static import layer_weight_bytes, root_weight_bytes
+from tunecast.model.operation import Kind, Operation, Phase
+from tunecast.model.optimizer import trained_dtype, trained_tensors
+from tunecast.model.priors import PCIE_BYTES_PER_S_PER_LANE, load_priors
+from tunecast.model.run import Run
+from tunecast.model.sharding import ZERO, shard_gpus
+from tunecast.model.units import DTYPE_BYTES, gib
+
+HOST_FACTORS = ("pcie_bytes_per_s", "host_update_params_per_s")
+ADAM_FP32_BYTES = 12
+"""Master weight and two moments."""
+GRADIENT_FP32_BYTES = 4
+
+
+@cache
+def host_facts() -> dict[str, Any]:
+    """The shipped figures of hosts."""
+    text = files("tunecast.model").joinpath("data", "hosts.json").read_text(encoding="utf-8")
+    facts: dict[str, Any] = json.loads(text)
+    return facts
+
+
+def offloaded_parts(run: Run) -> frozenset[str]:
+    """Parts of the memory ledger that live in the host."""
+    parts = {
+        "none": (),
+        "optimizer": ("optimizer_state", "scratch"),
+        "all": ("optimizer_state", "scratch", "weights", "adapters", "gradients"),
+    }[run.offload]
+    return frozenset(parts)
+
+
+def offloaded(parts: Mapping[str, int], run: Run, moment: str) -> dict[str, int]:
+    """The parts that stay on the GPU. Gradients of ZeRO-2 and -3 leave with the optimizer, as they are reduced.
+
+    Scratch is the update's own at its moment only; elsewhere it is dequantized weights, which stay.
+    """
+    gone = set(offloaded_parts(run))
+    if run.offload == "optimizer" and run.sharding in ("zero2", "zero3"):
+        gone.add("gradients")
+    if moment != "optimizer":
+        gone.discard("scratch")
+    return {part: 0 if part in gone else n for part, n in parts.items()}
+
+
+def trained_params(architecture: Architecture, run: Run) -> int:
+    """Elements that one update changes."""
+    return sum(tensor.elements for tensor in trained_tensors(architecture, run))
+
+
+def weight_bytes(architecture: Architecture, run: Run) -> int:
+    """All unquantized weights, whole."""
+    layers = sum(
+        group.count * layer_weight_bytes(group.layer, architecture.hidden_size, run) for group in architecture.groups
+    )
+    return root_weight_bytes(architecture, run) + layers
+
+
+def host_bytes_per_machine(architecture: Architecture, run: Run) -> int:
+    """Host memory that one machine needs for what is offloaded: fp32 states and gradients, parameters if they are."""
+    trained = trained_params(architecture, run)
+    fp32 = run.sharding in ZERO
+    per_param = ADAM_FP32_BYTES if fp32 else 2 * DTYPE_BYTES[trained_dtype(run)]
+    total = trained * (per_param + (GRADIENT_FP32_BYTES if fp32 else DTYPE_BYTES[trained_dtype(run)]))
+    if run.offload == "all":
+        total += weight_bytes(architecture, run)
+    return total * min(run.gpus_per_node, run.num_gpus) // shard_gpus(run)
+
+
+def host_operation(name: str, phase: Phase, amount: float, *, count: float, blocking: bool = False) -> Operation:
+    """`count` copies of so many bytes (``host.copy``) or updates of so many parameters (``host.update``)."""
+    return Operation(
+        name=name,
+        kind=Kind.COMMUNICATION,
+        phase=phase,
+        bytes=amount,
+        count=count,
+        group=1,
+        group_per_node=1,
+        blocking=blocking,
+    )
+
+
+def host_operations(architecture: Architecture, run: Run) -> list[Operation]:
+    """What crosses PCIe in a step on one GPU, and its part of the update on the host."""
+    if run.offload == "none":
+        return []
+    members, micro = shard_gpus(run), run.gradient_accumulation_steps
+    share = trained_params(architecture, run) / members
+    size = DTYPE_BYTES["bf16" if run.sharding in ZERO else trained_dtype(run)]
+    every = run.sharding in ("zero2", "zero3") or run.sync_each_micro_batch
+    found = [
+        host_operation("host.copy", Phase.BACKWARD, share * size, count=micro if every else 1),
+        host_operation("host.update", Phase.OPTIMIZER, share, count=1, blocking=True),
+    ]
+    if run.offload == "optimizer":
+        return [*found, host_operation("host.copy", Phase.OPTIMIZER, share * size, count=1, blocking=True)]
+    shard = weight_bytes(architecture, run) / members
+    return [
+        *found,
+        *(host_operation("host.copy", phase, shard, count=micro) for phase in (Phase.FORWARD, Phase.BACKWARD)),
+    ]
+
+
+def with_host(factors: FactorSet, architecture: Architecture, run: Run, gpu: Gpu | None) -> FactorSet:
+    """The factors with those of the host, where something lives in it; PCIe reaches what the link does (assumed)."""
+    if run.offload == "none" or gpu is None:
+        return factors
+    added = {}
+    per_lane = PCIE_BYTES_PER_S_PER_LANE.get(gpu.pcie_gen or 0)
+    if per_lane is not None and gpu.pcie_lanes is not None and "pcie_bytes_per_s" not in factors.factors:
+        reached, rate = load_priors()["efficiency"]["link"], per_lane * gpu.pcie_lanes
+        added["pcie_bytes_per_s"] = Factor(
+            value=rate * reached["value"],
+            low=rate * reached["low"],
+            high=rate * reached["high"],
+            unit="B/s",
+            origin="assumed",
+        )
+    known = host_facts()["update_params_per_s"]
+    added["host_update_params_per_s"] = Factor(**{k: known[k] for k in ("value", "low", "high", "unit", "origin")})
+    need = gib(host_bytes_per_machine(architecture, run))
+    note = f"offloaded: each machine needs {need:,.0f} GiB of host memory for it, and its processors do the update"
+    return replace(factors, factors={**factors.factors, **added}, notes=(*factors.notes, note))

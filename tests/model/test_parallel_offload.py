@@ -1,0 +1,98 @@
+"""What offloading takes off the GPU and what it sends over PCIe, by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tunecast.catalogs.errors import InputError, NotSupportedError
+from tunecast.model.architecture import Architecture
+from tunecast.model.architectures import load_architecture
+from tunecast.model.estimate import forecast
+from tunecast.model.forecast import Forecast
+from tunecast.model.inventory import step_operations
+from tunecast.model.memory import memory_timeline, moment_parts
+from tunecast.model.parallel_offload import host_bytes_per_machine
+from tunecast.model.question import Question
+from tunecast.model.run import Run
+from tunecast.model.target import resolve_targets
+
+Make = Callable[..., Architecture]
+RunOf = Callable[..., Run]
+FULL: dict[str, Any] = {"method": "full", "num_gpus": 8, "max_length": 512}
+
+
+def host(arch: Architecture, run: Run, name: str) -> float:
+    return sum(op.total_bytes for op in step_operations(arch, run) if op.name == name)
+
+
+def test_states_leave_the_gpu(make: Make, run_of: RunOf) -> None:
+    """ZeRO-3 at rest holds 14 bytes per parameter over 8 GPUs, 2 of them with its states in the host."""
+    llama = make("llama-3.1-8b")
+    here, there = (
+        memory_timeline(llama, run_of(llama, sharding="zero3", offload=offload, **FULL))
+        for offload in ("none", "optimizer")
+    )
+    assert (here.at_rest_bytes - there.at_rest_bytes) / llama.total_params == pytest.approx(12 / 8, rel=1e-2)
+    assert there.at_rest_bytes / llama.total_params == pytest.approx(2 / 8, rel=1e-2)
+
+
+@pytest.mark.parametrize("sharding", ["zero3", "fsdp"])
+def test_with_parameters_in_the_host_only_gathered_layers_are_left(make: Make, run_of: RunOf, sharding: str) -> None:
+    llama = make("llama-3.1-8b")
+    run = run_of(llama, sharding=sharding, offload="all", **FULL)
+    for moment, parts in moment_parts(llama, run):
+        assert parts["weights"] == parts["gradients"] == parts["optimizer_state"] == 0, moment
+    assert memory_timeline(llama, run).parts_bytes["communication"] > 0
+
+
+def test_what_crosses_pcie_in_a_step(make: Make, run_of: RunOf) -> None:
+    """ZeRO-Offload (arXiv 2101.06840, section 4.1): 2 bytes of gradient out, 2 of parameter in, per owned parameter."""
+    llama = make("llama-3.1-8b")
+    owned = llama.total_params / 8
+    run = run_of(llama, sharding="zero1", offload="optimizer", gradient_accumulation_steps=4, **FULL)
+    assert host(llama, run, "host.copy") == pytest.approx(4 * owned)
+    assert host(llama, run, "host.update") == pytest.approx(owned)
+    eager = run_of(llama, sharding="zero2", offload="optimizer", gradient_accumulation_steps=4, **FULL)
+    assert host(llama, eager, "host.copy") == pytest.approx((4 * 2 + 2) * owned)
+    everything = run_of(llama, sharding="fsdp", offload="all", gradient_accumulation_steps=4, **FULL)
+    assert host(llama, everything, "host.copy") == pytest.approx((2 + 2 * 4 * 2) * owned, rel=1e-3)
+
+
+def test_the_host_holds_16_bytes_per_parameter(make: Make, run_of: RunOf) -> None:
+    llama = make("llama-3.1-8b")
+    run = run_of(llama, sharding="zero2", offload="optimizer", **FULL)
+    assert host_bytes_per_machine(llama, run) == pytest.approx(16 * llama.total_params, rel=1e-3)
+    spread = run_of(llama, sharding="zero2", offload="optimizer", **{**FULL, "num_gpus": 16})
+    assert host_bytes_per_machine(llama, spread) == pytest.approx(8 * llama.total_params, rel=1e-3)
+
+
+def ask(**options: Any) -> Forecast:
+    question = Question(
+        architecture=load_architecture("meta-llama/Llama-2-7b-hf"),
+        options={"method": "full", "max_length": 4096, "num_gpus": 8, **options},
+    )
+    return forecast(question, resolve_targets(["a100-sxm4-80gb"], {})[0])
+
+
+def test_the_update_on_the_host_takes_its_rate() -> None:
+    """6.74B parameters of one machine at 1.3e9 per second are 5.2 s, which nothing hides."""
+    with_it, without = (ask(sharding="zero3", offload=offload) for offload in ("optimizer", "none"))
+    longer = with_it.step_time_s.value - without.step_time_s.value
+    assert longer == pytest.approx(6.74e9 / 1.3e9, rel=0.1)
+    assert with_it.origins["host_update_params_per_s"] == "assumed"
+    assert any("GiB of host memory" in note for note in with_it.notes)
+    assert with_it.bound_by == "communication"
+    spread = with_it.step_time_s.high / with_it.step_time_s.value
+    assert spread > 1.5 * without.step_time_s.high / without.step_time_s.value, "an assumed rate widens the interval"
+
+
+def test_what_no_framework_does_is_refused() -> None:
+    with pytest.raises(InputError, match=r"--offload all was asked for with --sharding zero2"):
+        ask(sharding="zero2", offload="all")
+    with pytest.raises(NotSupportedError, match=r"--offload nvme"):
+        ask(sharding="zero3", offload="nvme")
+    with pytest.raises(InputError, match=r"--offload is 'disk'"):
+        ask(sharding="zero3", offload="disk")
