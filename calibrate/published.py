@@ -38,6 +38,8 @@ VOCABULARY_COLUMNS = (
     "optimizer",
     "lora_targets",
 )
+MEGATRON_LAYOUT = r"tp(\d+)/pp(\d+)/cp(\d+)/dp(\d+)"
+"""Tensor, pipeline, context and data parallel degrees; Megatron's distributed optimizer shards states over the last."""
 NEEDED_COLUMNS = ("model", "method", "seq_len", "micro_batch")
 """A column that is absent leaves its run field at the stack's default; an empty cell of one that is there does not."""
 
@@ -171,6 +173,10 @@ def _options(row: dict[str, str]) -> dict[str, Any]:
 
 def _lookup(column: str, text: str) -> dict[str, Any]:
     known = vocabulary()[column]
+    degrees = re.fullmatch(MEGATRON_LAYOUT, text) if column == "parallelism" and text not in known else None
+    if degrees is not None:
+        tensor, pipeline, context, data = (int(number) for number in degrees.groups())
+        return {"tp": tensor, "pp": pipeline, "cp": context, "sharding": "zero1" if data > 1 else "none"}
     if text not in known:
         raise _SkipRowError(f"{column} {text!r} is not in the vocabulary")
     found: dict[str, Any] = known[text]

@@ -83,7 +83,7 @@ def forecast(question: Question, target: Target) -> Forecast:
 
 
 def _job_peak(target: Target, resolved: Resolved) -> float | None:
-    peak = target.peaks.get(resolved.run.compute_dtype)
+    peak = target.peaks.get(resolved.run.product_dtype)
     return None if peak is None else peak * resolved.run.num_gpus
 
 

@@ -5,6 +5,7 @@ Source: peft ``tuners/lora/layer.py`` and ``bnb.py``.
 
 from __future__ import annotations
 
+from tunecast.model import fp8
 from tunecast.model import primitives as ops
 from tunecast.model import primitives_heavy as heavy
 from tunecast.model.architecture import Linear
@@ -29,6 +30,10 @@ def base_linear(step: Step, where: str, linear: Linear, x: Tensor) -> Tensor:
         made = heavy.matmul_4bit(step.tape, linear.name, given, k=k, n=n, nested=run.double_quant, bias=bias)
         return ops.cast(step.tape, made, x.dtype)
     weight = step.weight(f"{where}.{linear.name}", linear.weight_params)
+    if run.fp8 is not None:
+        given = ops.cast(step.tape, x, step.activation_dtype)
+        recast = run.fp8 == "te" or step.tape.micro_batch == 0
+        return fp8.matmul(step.tape, linear.name, given, weight, k=k, n=n, recast=recast, bias=bias)
     return product(step, linear.name, x, weight, k=k, n=n, bias=bias)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.architecture import Architecture, Mlp
+from tunecast.model.fp8 import FP8_KINDS
 from tunecast.model.fused import FUSED_KERNELS
 from tunecast.model.resolve_parallel import FSDP, Fields
 from tunecast.model.run import Run
@@ -63,6 +64,21 @@ def take_master(fields: Fields) -> None:
         raise InputError("--master-dtype fp32 adds nothing to --dtype fp32; leave it out.")
 
 
+def take_fp8(fields: Fields) -> None:
+    """8-bit products: of 16-bit weights, not of quantized ones."""
+    given = fields.take("fp8", None, "stack-default")
+    fields.values["fp8"] = None if given in (None, "none") else one_of("fp8", given, FP8_KINDS)
+    if fields.values["fp8"] is None:
+        return
+    if fields.values["method"] == "qlora":
+        raise InputError("--fp8 multiplies 16-bit weights, but --method qlora has quantized ones; leave --fp8 out.")
+    if fields.values["dtype"] != "bf16" or not fields.values["precision"].startswith("bf16"):
+        raise InputError(
+            f"--fp8 needs bf16 around its products, but --dtype is {fields.values['dtype']} and --precision "
+            f"{fields.values['precision']}; use --dtype bf16 --precision bf16-autocast."
+        )
+
+
 def take_gptq(fields: Fields, method: str) -> None:
     """Kernel and group size of a GPTQ base; nothing of another."""
     plain = Run(method="qlora")
@@ -110,6 +126,7 @@ def refuse_four_bit_options(fields: Fields, method: str) -> None:
 def take_kernels(fields: Fields, architecture: Architecture, defaults: Mapping[str, Any]) -> None:
     """Fused kernels, and the age of the code."""
     one_of("hf-code", fields.take("hf_code", defaults.get("hf_code", "5"), "stack-default"), HF_CODES)
+    take_fp8(fields)
     asked = fields.take("fused_kernels", defaults.get("fused_kernels", ()), "stack-default")
     names = [part.strip() for part in asked.split(",")] if isinstance(asked, str) else list(asked)
     if names == ["none"]:

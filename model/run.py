@@ -68,6 +68,8 @@ class Run:
     """Age of Hugging Face's code, by the first transformers with its loss: ``5`` shifts labels, ``4.46`` copies
     shifted fp32 logits beside the 16-bit ones, ``4.45`` (and before) lets the 16-bit ones go. PEFT and Liger of the
     same age: `linears.py` and `fused_losses.py` say what differs."""
+    fp8: str | None = None
+    """Layers multiply in 8-bit floats: ``te`` (Transformer Engine) or ``megatron`` (weights cast once a step)."""
     fused_kernels: tuple[str, ...] = ()
     """Parts of `FUSED_KERNELS` that run as one kernel each instead of as PyTorch's operators."""
     stack: str = "hf-peft"
@@ -115,6 +117,11 @@ class Run:
     def compute_dtype(self) -> str:
         """The dtype the matrix products run in: ``bf16``, ``fp16`` or ``fp32``."""
         return self.precision.removesuffix("-autocast")
+
+    @property
+    def product_dtype(self) -> str:
+        """The dtype most products run in, whose peak a utilisation is against."""
+        return "fp8" if self.fp8 else self.compute_dtype
 
     @property
     def autocast(self) -> bool:

@@ -35,11 +35,11 @@ def timing(question: Question, resolved: Resolved, target: Target, factors: Fact
             f"--achieved-tflops is {question.achieved_tflops}, which is not above 0; type for example 400."
         )
     flops = model_flops_of(question.architecture, run, platform=target.platform, source=question.source)
-    peak = target.peaks.get(run.compute_dtype)
+    peak = target.peaks.get(run.product_dtype)
     if peak is not None and question.achieved_tflops * TERA > peak:
         raise InputError(
             f"--achieved-tflops {question.achieved_tflops:g} is above the {peak / TERA:g} TFLOP/s dense "
-            f"{run.compute_dtype} peak of {target.id}; type what one GPU really reaches, "
+            f"{run.product_dtype} peak of {target.id}; type what one GPU really reaches, "
             f"for example {peak / TERA / 2:.0f}."
         )
     seconds = flops / (question.achieved_tflops * TERA * run.num_gpus)

@@ -74,6 +74,7 @@ RUN: Group = {
     "loss_type": _run(str, "Loss path; nll holds the full logits.", metavar="NAME"),
     "hf_code": _run(str, "Age of transformers and PEFT.", metavar="5|4.46|4.45"),
     "fused_kernels": _run(str, "Parts that run as one kernel each.", metavar="none|rms_norm,rope,..."),
+    "fp8": _run(str, "Layers multiply in 8-bit floats.", metavar="none|te|megatron"),
     "dtype": _run(str, "Storage of the unquantized base weights.", metavar="bf16|fp16|fp32"),
     "master_dtype": _run(str, "What FSDP keeps of a fully trained model.", metavar="none|fp32"),
     "precision": _run(str, "Arithmetic.", metavar="bf16-autocast|fp16-autocast|bf16|fp16|fp32"),

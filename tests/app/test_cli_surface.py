@@ -52,6 +52,7 @@ RUN = {
     "--gptq-kernel",
     "--gptq-group-size",
     "--fused-kernels",
+    "--fp8",
     "--hf-code",
     "--master-dtype",
     "--stack",

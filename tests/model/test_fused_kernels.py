@@ -197,3 +197,29 @@ def test_what_cannot_be_fused_is_refused(model: str, options: dict[str, Any], se
 def test_a_part_that_is_none_is_named() -> None:
     with pytest.raises(InputError, match="rms_norm"):
         run_of(LLAMA, fused_kernels="gelu")
+
+
+def test_8_bit_products_cast_each_operand_once_and_keep_8_bits() -> None:
+    """Of a trained map: x, w and the gradient read in 2 bytes, written twice in 1; three products of 8-bit operands."""
+    llama = load_architecture(LLAMA)
+    plain, small = (run_of(LLAMA, method="full", max_length=1024, fp8=kind) for kind in ("none", "te"))
+    operations = step_operations(llama, small)
+    products = [op for op in operations if op.kind is Kind.GEMM and op.dtype == "fp8"]
+    layers = sum(linear.weight_params for linear in llama.groups[0].layer.linears) * llama.num_layers
+    assert sum(op.total_flops for op in products if op.phase is Phase.BACKWARD) == pytest.approx(4 * 1024 * layers)
+    weights = [op for op in operations if op.name == "fp8_weight_cast" and op.phase is Phase.FORWARD]
+    assert sum(op.total_bytes for op in weights) == pytest.approx((2 + 1) * layers, rel=0.001)  # no gradient yet
+    again = [op for op in operations if op.name == "fp8_weight_cast" and op.phase is Phase.RECOMPUTE]
+    assert sum(op.total_bytes for op in again) == pytest.approx((2 + 1 + 1) * layers, rel=0.001)
+    assert memory_timeline(llama, small).at_rest_bytes == memory_timeline(llama, plain).at_rest_bytes
+
+
+def test_megatron_casts_weights_once_a_step() -> None:
+    run = run_of(LLAMA, method="full", max_length=512, fp8="megatron", gradient_accumulation_steps=4)
+    casts = [op for op in step_operations(load_architecture(LLAMA), run) if op.name == "fp8_weight_cast"]
+    assert sum(op.count for op in casts if op.phase is Phase.FORWARD) == 32 * 7
+
+
+def test_8_bit_products_need_16_bit_weights() -> None:
+    with pytest.raises(InputError, match="quantized"):
+        run_of(LLAMA, method="qlora", fp8="te")
