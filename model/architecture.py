@@ -226,6 +226,8 @@ class Architecture:
     """Whether queries and keys are converted to fp32 before they are rotated, and back after (Cohere)."""
     finds_packing: bool = True
     """Whether its code looks for restarting positions before it makes a mask; OPT counts its positions instead."""
+    alibi: str = ""
+    """Whose table of slopes there is instead of positions: ``bloom``, ``mpt``, or none."""
     embedding_dropout: float = 0.0
     position_rows: int = 0
     """Rows of a learned table of positions; 0 where there is none."""

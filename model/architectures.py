@@ -128,6 +128,7 @@ def build_architecture(name: str, family: Family, dims: Dimensions) -> Architect
         head_bias=family.head_bias,
         rotary_early=family.rotary_early,
         finds_packing=family.finds_packing,
+        alibi=family.model_type if family.positions == "alibi" else "",
         embedding_dropout=family.embedding_dropout,
     )
 
@@ -261,7 +262,8 @@ def dimensions_from_config(config: Mapping[str, Any], family: Family, name: str)
         intermediate_size=_positive(config, "intermediate_size", name, inner) // family.inner_divisor,
         num_layers=layers,
         num_heads=heads,
-        num_kv_heads=_positive(config, "num_key_value_heads", name, family.default_kv_heads or heads),
+        num_kv_heads=family.fixed_kv_heads
+        or _positive(config, "num_key_value_heads", name, family.default_kv_heads or heads),
         head_dim=head_dim,
         vocab_size=_positive(config, "vocab_size", name),
         tie_word_embeddings=_flag(config, "tie_word_embeddings", name, default=family.default_tied),

@@ -20,6 +20,9 @@ from tunecast.model.operation import Kind
 from tunecast.model.run import Run
 from tunecast.model.tape import Tensor
 
+OWN_ATTENTIONS = ("bloom", "mpt", "falcon")
+"""Kinds written in ``attention_own.py``."""
+
 
 def rotary(step: Step, x: Tensor, waves: tuple[Tensor, Tensor], *, joined: bool = False) -> Tensor:
     """Rotary position embedding in plain PyTorch: x cos + rotate_half(x) sin.
@@ -138,7 +141,12 @@ def chunked_heads(step: Step, block: Attention, whole: Tensor) -> tuple[Tensor, 
 
 
 def needs_mask(block: Attention, run: Run) -> bool:
-    """Whether transformers passes an explicit mask: always to eager, for a window that is reached to sdpa."""
+    """Whether transformers passes an explicit mask: always to eager, for a window that is reached to sdpa.
+
+    Families with attention of their own always make one, but for flash kernels.
+    """
+    if block.kind in OWN_ATTENTIONS:
+        return run.attn_implementation != "flash_attention_2"
     if run.attn_implementation == "eager":
         return True
     return run.attn_implementation == "sdpa" and block.window is not None and run.max_length >= block.window

@@ -13,15 +13,17 @@ from tunecast.model.primitives_heavy import AttentionShape, shifted_positions, s
 from tunecast.model.tape import Grads, Tape, Tensor, widest
 
 
+def causal_mask(tape: Tape, batch: int, length: int) -> Tensor:
+    """Which pairs see each other, one byte each, once per forward pass."""
+    for size in (batch, 1):
+        ops.elementwise(tape, "mask.arange", (), size, "int64")
+    rows, columns = shifted_positions(tape, length), shifted_positions(tape, length)
+    return ops.elementwise(tape, "mask.compare", (columns, rows), length * length, "bool")
+
+
 def additive_mask(tape: Tape, batch: int, length: int, dtype: str, *, sliding: bool) -> Tensor:
     """Zeros and minus infinities for every sample and pair, built once per forward pass."""
-    if sliding:
-        allowed = sliding_mask(tape, length)
-    else:
-        for size in (batch, 1):
-            ops.elementwise(tape, "mask.arange", (), size, "int64")
-        rows, columns = shifted_positions(tape, length), shifted_positions(tape, length)
-        allowed = ops.elementwise(tape, "mask.compare", (columns, rows), length * length, "bool")
+    allowed = sliding_mask(tape, length) if sliding else causal_mask(tape, batch, length)
     scalars = [ops.elementwise(tape, "mask.scalar", (), 1, dtype) for _ in range(2)]
     return ops.elementwise(tape, "mask.where", (allowed, *scalars), batch * length * length, dtype)
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from tunecast.model import primitives as ops
 from tunecast.model.architecture import Layer
 from tunecast.model.attention_blocks import attention_block
+from tunecast.model.attention_own import bloom_attention, falcon_attention, mpt_attention
 from tunecast.model.context import Step, Tables
 from tunecast.model.experts import experts_block
 from tunecast.model.experts_modules import KIND, expert_modules_block
@@ -24,7 +25,12 @@ from tunecast.model.tape import Tensor
 AttentionWriter = Callable[[Step, str, Layer, Tensor, Tables], Tensor]
 MlpWriter = Callable[[Step, str, Layer, Tensor], Tensor]
 
-ATTENTIONS: dict[str, AttentionWriter] = {"heads": attention_block}
+ATTENTIONS: dict[str, AttentionWriter] = {
+    "heads": attention_block,
+    "bloom": bloom_attention,
+    "mpt": mpt_attention,
+    "falcon": falcon_attention,
+}
 """By ``Attention.kind``: (step, where, layer, input, tables) to the output of the block."""
 MLPS: dict[str, MlpWriter] = {"dense": mlp_block, "experts": experts_block, KIND: expert_modules_block}
 """By ``Mlp.kind``: (step, where, layer, input) to the output of the block."""
@@ -57,12 +63,15 @@ def decoder_layer(step: Step, where: str, layer: Layer, x: Tensor, tables: Table
         return parallel_layer(step, where, layer, x, tables)
     attend, feed = ATTENTIONS[layer.attention.kind], MLPS[layer.mlp.kind]
     kept: list[Tensor] = []
+    if step.tape.phase is not Phase.FORWARD:
+        step.returned.clear()
     at, below = f"{where}.attn", f"{where}.mlp"
     names = f"{where}.input_layernorm", f"{where}.post_attention_layernorm"
     mixed = residual_block(step, layer, x, names, lambda entry: attend(step, at, layer, entry, tables), kept)
     names = f"{where}.pre_feedforward_layernorm", f"{where}.post_feedforward_layernorm"
     out = residual_block(step, layer, mixed, names, lambda entry: feed(step, below, layer, entry), kept)
-    step.tape.hold(x, *kept)
+    step.tape.hold(x, *kept, *step.returned)
+    del step.returned[:-1]
     return out
 
 
@@ -82,7 +91,8 @@ def parallel_layer(step: Step, where: str, layer: Layer, x: Tensor, tables: Tabl
     fed = feed(step, f"{where}.mlp", layer, to_mlp)
     first, last = (x, fed) if layer.residual_first else (fed, x)
     out = ops.add(step.tape, ops.add(step.tape, first, mixed, name="residual"), last, name="residual")
-    step.tape.hold(x, to_mlp, mixed, fed)
+    named = () if layer.parallel == "norms" else (to_attention,)
+    step.tape.hold(x, to_mlp, mixed, fed, *named)
     return out
 
 

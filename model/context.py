@@ -22,6 +22,8 @@ class Step:
     run: Run
     platform: str
     cache: ops.Cache = field(default_factory=dict)
+    returned: list[Tensor] = field(default_factory=list)
+    """What attention returns beside its output: kept by name until the next layer has ended."""
 
     @property
     def tokens(self) -> int:
@@ -61,6 +63,8 @@ class Tables:
 
     waves: tuple[tuple[Tensor, Tensor], ...]
     """cos and sin of every position: one pair, or one for local and one for global layers."""
+    alibi: Tensor | None = None
+    """A slope per head for every distance; None where positions are told otherwise."""
     mask: Tensor | None = None
     """Sliding-window mask; None when every layer can do without."""
     full_mask: Tensor | None = None

@@ -86,6 +86,7 @@ FAMILIES = {
         Family(
             model_type="gemma3_text",
             architecture_class="Gemma3ForCausalLM",
+            other_classes=("Gemma3ForConditionalGeneration",),
             qk_norm=True,
             qk_norm_late=True,
             rotary_sets=2,

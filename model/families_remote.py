@@ -37,6 +37,8 @@ REMOTE_FAMILIES = (
     Family(
         model_type="mpt",
         architecture_class="MptForCausalLM",
+        attention="mpt",
+        finds_packing=False,
         other_classes=("MPTForCausalLM",),
         attention_names=("Wqkv", "out_proj"),
         qkv_split="chunks",

@@ -35,6 +35,8 @@ class Family:
     """Whether ``mlp_bias`` of the config is read."""
     default_kv_heads: int | None = None
     """``num_key_value_heads`` when the config has none; None means as many as the query heads."""
+    fixed_kv_heads: int | None = None
+    """Key-value heads, whatever the config says (Falcon 7B)."""
     default_head_dim: int | None = None
     """``head_dim`` when the config has none; None means hidden size over heads."""
     default_tied: bool = False

@@ -51,6 +51,8 @@ def activated(step: Step, activation: str, x: Tensor) -> Tensor:
     if activation == "gelu_new":
         wide = step.autocast_dtype is not None and step.platform == "cuda"
         return gpt.gelu_new(step.tape, x, wide=wide, name="gelu_new")
+    if activation == "bloom_gelu":
+        return gpt.bloom_gelu(step.tape, x, name="bloom_gelu")
     if activation == "relu":
         return gpt.relu(step.tape, x, name="relu")
     return ops.activation(step.tape, x, name=activation)

@@ -89,6 +89,69 @@ def less(tape: Tape, x: Tensor, mean: Tensor, *, name: str) -> Tensor:
     return tape.record(out, (x, mean), backward)
 
 
+def selected(tape: Tape, x: Tensor, elements: int, *, name: str) -> Tensor:
+    """One of several interleaved parts: a view, whose gradient is written into zeros by one kernel."""
+    view = Tensor(elements, x.dtype, x.storage, is_view=True)
+
+    def backward(grad: Tensor) -> Grads:
+        full = tape.empty(x.elements, grad.dtype)
+        tape.kernel(name, Kind.MEMORY, (grad,), (full,))
+        return (full,)
+
+    return tape.record(view, (x,), backward)
+
+
+def gathered(tape: Tape, x: Tensor, elements: int, *, name: str) -> Tensor:
+    """A part taken by an index: a copy, whose gradient is put into zeros of full size."""
+    index = Tensor(1, "int64", None)
+    out = ops.elementwise(tape, name, (x, index), elements, x.dtype)
+
+    def backward(grad: Tensor) -> Grads:
+        full = tape.empty(x.elements, grad.dtype)
+        tape.kernel(name, Kind.MEMORY, (), (full,))
+        tape.kernel(name, Kind.MEMORY, (full, grad, index), (full,))
+        return (full,)
+
+    return tape.record(out, (x,), backward)
+
+
+def filled(tape: Tape, x: Tensor, mask: Tensor, *, name: str) -> Tensor:
+    """``masked_fill`` with a number, and of the gradient with zeros. Keeps the mask."""
+    out = ops.elementwise(tape, name, (x, mask), x.elements, x.dtype)
+
+    def backward(grad: Tensor) -> Grads:
+        return (ops.elementwise(tape, name, (grad, mask), grad.elements, grad.dtype),)
+
+    return tape.record(out, (x,), backward, saves=(mask,))
+
+
+def bloom_gelu(tape: Tape, x: Tensor, *, name: str) -> Tensor:
+    """The tanh form as an autograd function of its own: keeps its input, and bends it again in the backward."""
+
+    def made(*reads: Tensor) -> Tensor:
+        return ops.elementwise(tape, name, reads, x.elements, x.dtype)
+
+    def bent() -> Tensor:
+        slope, cube = made(x), made(made(x), x)
+        return made(made(slope, made(cube)))
+
+    if tape.would_grad(x):
+        tape.mark_saved()
+    half = made(x)
+    out = made(half, made(bent()))
+
+    def backward(grad: Tensor) -> Grads:
+        tanh_out, half = bent(), made(x)
+        rest = made(made(tanh_out, tanh_out))
+        inner = made(made(made(x), x))
+        left = made(half, made(rest, inner))
+        right = made(made(tanh_out))
+        tape.hold(tanh_out)
+        return (made(made(left, right), grad),)
+
+    return tape.record(out, (x,), backward, saves=(x,))
+
+
 def relu(tape: Tape, x: Tensor, *, name: str) -> Tensor:
     """One kernel each way. Keeps its result."""
     out = ops.elementwise(tape, name, (x,), x.elements, x.dtype)

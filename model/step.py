@@ -15,8 +15,9 @@ from tunecast.catalogs.errors import NotSupportedError
 from tunecast.model import primitives as ops
 from tunecast.model import primitives_gpt as gpt
 from tunecast.model import primitives_heavy as heavy
+from tunecast.model.alibi import alibi_table, own_mask
 from tunecast.model.architecture import Architecture, Layer
-from tunecast.model.attention_blocks import needs_mask
+from tunecast.model.attention_blocks import OWN_ATTENTIONS, needs_mask
 from tunecast.model.attention_eager import additive_mask
 from tunecast.model.blocks import checkpointed_layer
 from tunecast.model.context import SYNCHRONISATION, Step, Tables
@@ -76,6 +77,8 @@ def attention_masks(step: Step) -> tuple[Tensor | None, Tensor | None]:
     run, blocks = step.run, [group.layer.attention for group in step.architecture.groups]
     if not any(needs_mask(block, run) for block in blocks):
         return None, None
+    if blocks[0].kind in OWN_ATTENTIONS:
+        return None, own_mask(step, blocks[0].kind)
     if run.attn_implementation != "eager":
         return None, heavy.sliding_mask(step.tape, run.max_length)
     made = [
@@ -85,9 +88,12 @@ def attention_masks(step: Step) -> tuple[Tensor | None, Tensor | None]:
     return (made[0], made[-1]) if len(made) > 1 else (None, made[-1])
 
 
-def shared_tables(step: Step) -> Tables:
+def shared_tables(step: Step, entry: Tensor) -> Tables:
     """Positions, a sliding-window mask if a layer needs one, cos and sin: once per forward pass."""
     tape = step.tape
+    alibi = alibi_table(step, entry.dtype)
+    if alibi is not None:
+        return Tables(waves=(), mask=attention_masks(step)[1], alibi=alibi)
     positions = counted_positions(step)
     kinds = {group.layer.attention.window for group in step.architecture.groups}
     for _ in kinds if step.architecture.finds_packing else ():
@@ -172,9 +178,13 @@ def write_micro_batch(step: Step, layers: tuple[Layer, ...], ids: Tensor, labels
     step.cache = {}
     tape.moment = "forward"
     x = embedded = embedded_input(step, ids)
-    tables = shared_tables(step)
     kept: list[Tensor] = []
-    x = entered(step, x, kept)
+    if step.architecture.alibi:
+        x = entered(step, x, kept)
+        tables = shared_tables(step, x)
+    else:
+        tables = shared_tables(step, x)
+        x = entered(step, x, kept)
     if step.architecture.embedding_scale == "stream":
         x = ops.scale(tape, x, name="embedding_scale")
     scaled = x
@@ -187,7 +197,8 @@ def write_micro_batch(step: Step, layers: tuple[Layer, ...], ids: Tensor, labels
         tape.grads.pop(EMBEDDED_LEAF, None)
         return
     x = norm(step, step.architecture.norm, "norm", x, step.architecture.hidden_size)
-    tape.hold(scaled, *kept, *tables.masks)
+    tape.hold(scaled, *kept, *tables.masks, *step.returned)
+    step.returned.clear()
     loss = head_and_loss(step, enter_block(step, x), labels)
     tape.hold(*step.cache.values())
     if step.run.gradient_accumulation_steps > 1:

@@ -90,6 +90,7 @@ def mpt(config: Config, name: str) -> Changes:
         "norm": "layernorm-low" if bias else "layernorm-low-plain",
         "in_transformers": False,
     }
+    shape |= {"attention": "heads"}
     return {**shape, "qkv_bias": bias, "o_bias": bias, "mlp_bias": bias}
 
 
@@ -112,11 +113,29 @@ def cohere(config: Config, name: str) -> Changes:
     return {}
 
 
+def bloom(config: Config, name: str) -> Changes:
+    """BLOOM and BLOOMZ."""
+    refuse(config, name, apply_residual_connection_post_layernorm=False, hidden_dropout=0.0, attention_dropout=0.0)
+    return {"default_kv_heads": None}
+
+
+def falcon(config: Config, name: str) -> Changes:
+    """Falcon 40B's few key-value heads and two norms; Falcon 7B's one key-value head and one norm."""
+    refuse(config, name, alibi=False, bias=False, parallel_attn=True, hidden_dropout=0.0, attention_dropout=0.0)
+    if config.get("new_decoder_architecture", False):
+        one = config.get("num_ln_in_parallel_attn") == 1
+        return {"parallel": "shared" if one else "norms-first"}
+    refuse(config, name, multi_query=True)
+    return {"fixed_kv_heads": 1}
+
+
 VARIANTS: dict[str, Callable[[Config, str], Changes]] = {
+    "bloom": bloom,
     "chatglm": chatglm,
     "cohere": cohere,
     "cohere2": cohere,
     "gpt2": gpt2,
+    "falcon": falcon,
     "gpt_neox": gpt_neox,
     "mpt": mpt,
     "opt": opt,

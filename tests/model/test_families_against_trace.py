@@ -46,6 +46,21 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "opt": {"ffn_dim": 1408, "intermediate_size": None, "num_key_value_heads": None},
     "cohere": {},
     "cohere2": {"num_hidden_layers": 4, "sliding_window": 256},
+    "bloom": {"intermediate_size": None, "num_key_value_heads": None},
+    "mpt": {
+        "intermediate_size": None,
+        "num_key_value_heads": None,
+        "max_seq_len": 2048,
+        "max_position_embeddings": None,
+    },
+    "falcon 7b": {"intermediate_size": None, "num_key_value_heads": None, "multi_query": True, "ffn_hidden_size": 2048},
+    "falcon 40b": {
+        "intermediate_size": None,
+        "num_key_value_heads": None,
+        "new_decoder_architecture": True,
+        "num_kv_heads": 4,
+        "ffn_hidden_size": 2048,
+    },
     "qwen2 sliding": {"use_sliding_window": True, "sliding_window": 256, "max_window_layers": 1},
 }
 """By ``model_type``, and a word when there are several."""
@@ -55,6 +70,11 @@ METHODS: dict[str, dict[str, Any]] = {
     "qlora": {"method": "qlora"},
     "full": {"method": "full"},
 }
+
+
+IN_16_BITS = ("falcon",)
+"""Their linear maps are a class of their own, which transformers 5 leaves out of 4-bit quantization; the formulas are
+for code that quantizes them, as transformers 4 did."""
 
 
 def totals(operations: Iterable[Operation]) -> dict[tuple[str, str, str], float]:
@@ -70,14 +90,18 @@ def totals(operations: Iterable[Operation]) -> dict[tuple[str, str, str], float]
 
 
 def test_every_family_is_here_or_in_the_first_grid() -> None:
-    here = {name.split()[0] for name in CONFIGS} | {"mpt"}
+    here = {name.split()[0] for name in CONFIGS}
     here |= {family.model_type for family in (*EXPERT_FAMILIES, *ODD_FAMILIES)}  # have files of their own
     proven = {name for name, family in FAMILIES.items() if family.in_transformers}
     assert here | {"llama", "mistral", "qwen2", "qwen3"} == proven
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("name", CONFIGS)
+CASES = [
+    (name, method) for name in CONFIGS for method in METHODS if method != "qlora" or name.split()[0] not in IN_16_BITS
+]
+
+
+@pytest.mark.parametrize(("name", "method"), CASES)
 def test_the_step_is_the_traced_step(name: str, method: str) -> None:
     for module in ("torch", "transformers", "peft", "bitsandbytes"):
         pytest.importorskip(module)

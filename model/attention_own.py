@@ -1,0 +1,171 @@
+"""Attention of families that do not call transformers' shared functions: BLOOM, MPT and Falcon.
+
+Sources: transformers 5 ``modeling_bloom.py``, ``modeling_mpt.py``, ``modeling_falcon.py``; PyTorch's
+``_scaled_dot_product_attention_math``, which runs where key heads are neither one per query head nor grouped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tunecast.catalogs.errors import NotSupportedError
+from tunecast.model import attention_eager as eager
+from tunecast.model import primitives as ops
+from tunecast.model import primitives_gpt as gpt
+from tunecast.model import primitives_heavy as heavy
+from tunecast.model.architecture import Attention, Layer
+from tunecast.model.attention_blocks import mixed_heads, rotary
+from tunecast.model.context import Step, Tables
+from tunecast.model.linears import linear_map
+from tunecast.model.tape import Grads, Tape, Tensor, widest
+
+
+def sizes_of(step: Step, block: Attention) -> tuple[int, int, int, int]:
+    """(matrices, length, length, head size) of the scores."""
+    length = step.run.max_length
+    return step.run.per_device_train_batch_size * block.num_heads, length, length, block.head_dim
+
+
+def refuse_flash(step: Step) -> None:
+    """These run plain products whatever is asked; transformers refuses flash kernels for them."""
+    if step.run.attn_implementation == "flash_attention_2":
+        raise NotSupportedError(
+            f"--attn-implementation flash_attention_2 was asked for, but transformers has none for "
+            f"{step.architecture.model_type}; leave the option out."
+        )
+
+
+def bloom_attention(step: Step, where: str, layer: Layer, x: Tensor, tables: Tables) -> Tensor:
+    """Scores on top of ALiBi in one product, an additive mask, a softmax in fp32."""
+    refuse_flash(step)
+    block, tape, batch = layer.attention, step.tape, step.run.per_device_train_batch_size
+    assert tables.alibi is not None
+    assert tables.mask is not None
+    whole = linear_map(step, where, block.linears[0], x)
+    picked = [
+        gpt.selected(tape, whole, step.tokens * block.num_heads * block.head_dim, name="qkv_split") for _ in "qkv"
+    ]
+    q, k, v = (eager.folded(tape, heads, batch) for heads in picked)
+    dtype = step.autocast_dtype or q.dtype
+    slopes, q, k = (ops.cast(tape, tensor, dtype) for tensor in (tables.alibi, q, k))
+    scores = biased_scores(tape, slopes, q, k, sizes_of(step, block))
+    masked = ops.elementwise(
+        tape, "scores_mask", (scores, tables.mask), scores.elements, widest((scores.dtype, tables.mask.dtype))
+    )
+    masked = tape.record(masked, (scores,), lambda grad: (grad,))
+    mixed = weighted_values(step, block, masked, v, dtype)
+    out = linear_map(step, where, block.linears[-1], mixed)
+    tape.hold(whole, scores, masked, mixed)
+    return out
+
+
+def biased_scores(tape: Tape, bias: Tensor, q: Tensor, k: Tensor, sizes: tuple[int, int, int, int]) -> Tensor:
+    """``baddbmm``: bias + scale q k'. Backward: a product and a scaling for each operand, queries first."""
+    count, rows, columns, dim = sizes
+    if tape.would_grad(q, k):
+        tape.mark_saved()
+    out = ops.gemm(tape, "scores", (bias, q, k), (count * rows, columns, dim), "nt")
+
+    def backward(grad: Tensor) -> Grads:
+        made: list[Tensor | None] = []
+        for operand, other, shape, layout in (
+            (q, k, (count * rows, dim, columns), "nn"),
+            (k, q, (count * dim, columns, rows), "tn"),
+        ):
+            given = None
+            if operand.needs_grad:
+                given = ops.gradient_gemm(tape, "scores", grad, other, shape, layout)
+                given = ops.elementwise(tape, "scores_scale", (given,), given.elements, given.dtype)
+            made.append(given)
+        return made
+
+    return tape.record(out, (q, k), backward, saves=(q, k))
+
+
+def weighted_values(step: Step, block: Attention, masked: Tensor, v: Tensor, dtype: str) -> Tensor:
+    """Softmax in fp32, back to the values' dtype, times values; heads side by side again."""
+    tape, batch = step.tape, step.run.per_device_train_batch_size
+    count, length, _, dim = sizes_of(step, block)
+    weights = eager.softmax(tape, masked, on_gpu=step.platform == "cuda")
+    narrow = ops.cast(tape, weights, v.dtype, name="softmax_cast")
+    tape.hold(masked, weights)
+    step.returned.append(narrow)
+    operands = ops.cast(tape, narrow, dtype), ops.cast(tape, v, dtype)
+    mixed = eager.batched_product(tape, "values", *operands, (count, length, dim, length), b_transposed=False)
+    return eager.unfolded(tape, mixed, batch)
+
+
+def mpt_attention(step: Step, where: str, layer: Layer, x: Tensor, tables: Tables) -> Tensor:
+    """Scaled scores plus ALiBi in fp32, masked by filling, a softmax."""
+    refuse_flash(step)
+    block, tape, batch = layer.attention, step.tape, step.run.per_device_train_batch_size
+    assert tables.alibi is not None
+    assert tables.mask is not None
+    whole = linear_map(step, where, block.linears[0], x)
+    width = step.tokens * block.num_heads * block.head_dim
+    q, k, v = gpt.split(tape, whole, (width, width, width), name="qkv_split")
+    q, k = (ops.relayout(tape, heads, name="head_layout") for heads in (q, k))
+    q, k, v = (eager.folded(tape, heads, batch) for heads in (q, k, v))
+    dtype = step.autocast_dtype or q.dtype
+    operands = ops.cast(tape, q, dtype), ops.cast(tape, k, dtype)
+    scores = eager.batched_product(tape, "scores", *operands, sizes_of(step, block), b_transposed=True)
+    scores = ops.scale(tape, scores, name="scores_scale")
+    slopes = Tensor(block.num_heads * step.run.max_length, tables.alibi.dtype, tables.alibi.storage)
+    biased = ops.elementwise(
+        tape, "scores_alibi", (scores, slopes), scores.elements, widest((scores.dtype, slopes.dtype))
+    )
+    biased = tape.record(biased, (scores,), lambda grad: (grad,))
+    masked = gpt.filled(tape, biased, tables.mask, name="scores_mask")
+    mixed = weighted_values(step, block, masked, v, dtype)
+    out = linear_map(step, where, block.linears[-1], mixed)
+    tape.hold(whole, masked, mixed)
+    return out
+
+
+def falcon_attention(step: Step, where: str, layer: Layer, x: Tensor, tables: Tables) -> Tensor:
+    """One map for queries and the few key and value heads; these repeated for every query, or one for all."""
+    block, tape = layer.attention, step.tape
+    if step.run.attn_implementation == "eager":
+        raise NotSupportedError("Falcon's eager attention has no formulas; use --attn-implementation sdpa.")
+    whole = linear_map(step, where, block.linears[0], x)
+    rows, repeated = step.tokens * block.head_dim, block.num_kv_heads > 1
+    q = ops.part(tape, whole, rows * block.num_heads, name="qkv_split")
+    k, v = (gpt.gathered(tape, whole, rows * block.num_kv_heads, name="qkv_split") for _ in "kv")
+    if repeated:
+        q = ops.copy(tape, q, name="head_layout")
+        k, v = (ops.repeat_heads(tape, heads, block.num_heads // block.num_kv_heads) for heads in (k, v))
+        block = replace(block, num_kv_heads=block.num_heads)
+    plain = q, k
+    q, k = rotary(step, q, tables.waves[0]), rotary(step, k, tables.waves[0])
+    tape.hold(*plain)
+    if repeated or step.run.attn_implementation == "flash_attention_2":
+        mixed = mixed_heads(step, block, q, k, v, tables.mask)
+    else:
+        mixed = plain_products(step, block, q, k, v, tables.mask)
+    out = linear_map(step, where, block.linears[-1], mixed)
+    tape.hold(whole, q, k, v, mixed)
+    return out
+
+
+def plain_products(step: Step, block: Attention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """Attention as PyTorch composes it where no fused kernel takes the heads: everything in fp32."""
+    tape, batch = step.tape, step.run.per_device_train_batch_size
+    assert mask is not None
+    count, length, _, dim = sizes_of(step, block)
+    if step.autocast_dtype is not None:
+        q, k, v = (ops.cast(tape, tensor, step.autocast_dtype) for tensor in (q, k, v))
+    dtype = q.dtype
+    numbers = heavy.mask_bias(tape, mask, dtype, batch)
+    q, k, v = wide = [ops.cast(tape, tensor, "fp32") for tensor in (q, k, v)]
+    q, k = (ops.scale(tape, tensor, name="scores_scale") for tensor in (q, k))
+    q = eager.folded(tape, q, batch)
+    k, v = (ops.repeat_heads(tape, heads, block.num_heads, single=batch == 1) for heads in (k, v))
+    scores = eager.batched_product(tape, "scores", q, k, (count, length, length, dim), b_transposed=True)
+    masked = ops.elementwise(tape, "scores_mask", (scores, numbers), scores.elements, "fp32")
+    masked = tape.record(masked, (scores,), lambda grad: (grad,))
+    weights = eager.softmax(tape, masked, on_gpu=True)
+    tape.hold(masked, *wide)
+    ops.elementwise(tape, "softmax_cast", (weights,), weights.elements, dtype)  # returned beside the output, unused
+    mixed = eager.batched_product(tape, "values", weights, v, (count, length, dim, length), b_transposed=False)
+    mixed = ops.cast(tape, mixed, dtype)
+    return eager.unfolded(tape, mixed, batch)
