@@ -1,17 +1,17 @@
 """From two shallow traces to the exact trace of a deep model.
 
-Where all layers are equal, the stream of N layers is the stream of three with its middle layer
-repeated, and every place's memory is linear in the depth. The optimizer phase alone is not (its
-kernels batch tensors of all layers), so it is traced by itself over all parameters. A model of several
-kinds of layers is traced at its full depth.
+Where the kinds of layers repeat (all equal, a few dense ones and then experts, one global after five local ones), the
+stream of N layers is that of a few with a unit of the pattern repeated, and every place's memory is linear in the
+number of units. The optimizer phase alone is not (its kernels batch tensors of all layers), so it is traced by itself
+over all parameters.
 """
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from tunecast.calibrate.trace import hf
 from tunecast.calibrate.trace.direct import trace_depth, trace_update
@@ -23,14 +23,59 @@ from tunecast.model.run import Run
 
 Told = Callable[[str], None]
 
-SHALLOW = 3
-"""Fewest layers with a first, a middle and a last one."""
-MIDDLE = 1
-"""The middle layer of a `SHALLOW` trace."""
 MICRO_BATCHES = 2
 """Micro-batches that are traced: the first makes the gradients, all later ones add to them."""
 LAYER_IN_NAME = re.compile(r"(?<=\.)\d+(?=\.)")
 """The first number in a parameter's path: its layer, whatever the family calls the list of layers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pattern:
+    """Kinds of layers that repeat: after `start` layers, `units` times `period` of them, and a part of a unit."""
+
+    start: int
+    period: int
+    units: int
+    rest: int
+    """Layers of the last, incomplete unit."""
+
+    @property
+    def fewest(self) -> int:
+        """Units of the shallower trace: the first and the last two layers of a deep model are in different ones."""
+        return 3 if self.period == 1 else 2
+
+    @property
+    def repeated(self) -> range:
+        """Layers of the deeper trace's unit that stands for all in the middle."""
+        return range(self.start + self.period, self.start + 2 * self.period)
+
+    def depth(self, units: int) -> int:
+        """Layers of a trace with so many units."""
+        return self.start + units * self.period + self.rest
+
+    def unit_of(self, layer: int | None) -> str:
+        """Where a layer of the deeper trace is: ``outside``, ``below`` the repeated unit, ``repeated`` or ``above``."""
+        if layer is None:
+            return "outside"
+        return "repeated" if layer in self.repeated else "below" if layer < self.repeated.start else "above"
+
+    def shifts(self, where: str) -> range:
+        """How far layers of the deeper trace are moved for the whole model; the repeated unit to many places."""
+        more = (self.units - self.fewest - 1) * self.period
+        return {"repeated": range(0, more + 1, self.period), "above": range(more, more + 1)}.get(where, range(1))
+
+
+def find_pattern(kinds: Sequence[Hashable]) -> Pattern | None:
+    """The pattern whose traces are shallowest; None when tracing all layers costs no more than two shallow traces."""
+    depth, best, cost = len(kinds), None, len(kinds)
+    for period in range(1, depth // 3 + 1):
+        start = next((i + 1 for i in range(depth - period - 1, -1, -1) if kinds[i] != kinds[i + period]), 0)
+        units, rest = divmod(depth - start, period)
+        found = Pattern(start=start, period=period, units=units, rest=rest)
+        both = found.depth(found.fewest) + found.depth(found.fewest + 1)
+        if units > found.fewest + 1 and both < cost:
+            best, cost = found, both
+    return best
 
 
 def trace_extended(architecture: Architecture, run: Run, *, platform: str = "cuda") -> Trace:
@@ -47,30 +92,29 @@ def trace_micro_batches(
     `told` hears what is traced next.
     """
     traced_run = replace(run, gradient_accumulation_steps=min(run.gradient_accumulation_steps, MICRO_BATCHES))
-    depth = architecture.num_layers
-    every = run.checkpoint_every if run.gradient_checkpointing else 1
-    if depth <= SHALLOW + 1 or every > 1 or not hf.layers_alike(architecture):
-        told(f"tracing all {depth} layers")
-        return trace_depth(architecture, traced_run, depth, platform=platform)
+    pattern = find_pattern(hf.kinds_of_layers(architecture, run))
+    if pattern is None:
+        told(f"tracing all {architecture.num_layers} layers")
+        return trace_depth(architecture, traced_run, architecture.num_layers, platform=platform)
     traces = []
-    for index, shallow in enumerate((SHALLOW, SHALLOW + 1)):
-        told(f"tracing {index + 1} of 3: {shallow} of {depth} layers")
-        traces.append(trace_depth(architecture, traced_run, shallow, platform=platform))
+    for index, units in enumerate((pattern.fewest, pattern.fewest + 1)):
+        told(f"tracing {index + 1} of 3: {pattern.depth(units)} of {architecture.num_layers} layers")
+        traces.append(trace_depth(architecture, traced_run, pattern.depth(units), platform=platform))
     told("tracing 3 of 3: the update")
-    return extend(*traces, depth, traced_run, platform=platform)
+    return extend(*traces, pattern, traced_run, platform=platform)
 
 
-def extend(low: Trace, high: Trace, num_layers: int, run: Run, *, platform: str = "cuda") -> Trace:
-    """Extrapolate traces of `SHALLOW` and `SHALLOW` + 1 layers to `num_layers`."""
-    steps = num_layers - SHALLOW
-    trained = tuple(_repeat_specs(low.trained, num_layers))
+def extend(low: Trace, high: Trace, pattern: Pattern, run: Run, *, platform: str = "cuda") -> Trace:
+    """Extrapolate traces of `Pattern.fewest` units and of one more to all units."""
+    steps = pattern.units - pattern.fewest
+    trained = tuple(_repeat_specs(high.trained, pattern))
     rest_parts = _linear(low.rest_parts, high.rest_parts, steps)
     update, update_peak = trace_update(trained, run, rest_parts, platform=platform)
-    peaks = {**_extend_peaks(low.peaks, high.peaks, num_layers), Place(moment="optimizer"): update_peak}
+    peaks = {**_extend_peaks(low.peaks, high.peaks, pattern), Place(moment="optimizer"): update_peak}
     loaded_bytes = low.memory.loaded_bytes + steps * (high.memory.loaded_bytes - low.memory.loaded_bytes)
-    layers = (op for op in low.stream if op.phase is not Phase.OPTIMIZER)
+    layers = (op for op in high.stream if op.phase is not Phase.OPTIMIZER)
     return Trace(
-        stream=(*_repeat_layers(layers, num_layers), *update),
+        stream=(*_repeat_layers(layers, pattern), *update),
         memory=timeline(peaks, rest_parts, loaded_bytes),
         trainable_params=low.trainable_params + steps * (high.trainable_params - low.trainable_params),
         total_params=low.total_params + steps * (high.total_params - low.total_params),
@@ -84,56 +128,47 @@ def _linear(low: dict[str, int], high: dict[str, int], steps: int) -> dict[str, 
     return {part: low[part] + steps * (high[part] - low[part]) for part in low}
 
 
-def _extend_peaks(low: dict[Place, Peak], high: dict[Place, Peak], num_layers: int) -> dict[Place, Peak]:
+def _extend_peaks(low: dict[Place, Peak], high: dict[Place, Peak], pattern: Pattern) -> dict[Place, Peak]:
     """Places of the deep model: ends and their neighbours, between which memory runs linearly."""
-    deeper = {0: 0, MIDDLE: MIDDLE, SHALLOW - 1: SHALLOW}
+    steps, period = pattern.units - pattern.fewest, pattern.period
+    split = pattern.start + (pattern.fewest - 1) * period
     extended: dict[Place, Peak] = {}
     for place, peak in low.items():
         if place.moment == "optimizer":
             continue
-        twins = [(place, place)]
-        if place.layer is not None:
-            twins = [(replace(place, layer=deeper[place.layer]), replace(place, layer=_moved(place.layer, num_layers)))]
-        if place.layer == MIDDLE:
-            twins.append((replace(place, layer=SHALLOW - 1), replace(place, layer=num_layers - 2)))
-        for twin, target in twins:
-            parts = _linear(peak.parts, high[twin].parts, num_layers - SHALLOW)
+        moves = [0] if place.layer is None or place.layer < split else [1]
+        if place.layer is not None and place.layer in pattern.repeated and place.layer < split:
+            moves = [0, 1]  # a unit in the middle stands for the second and for the second last one
+        for move in moves:
+            shift = 0 if place.layer is None else move * period
+            twin = replace(place, layer=place.layer + shift) if place.layer is not None else place
+            target = replace(place, layer=place.layer + shift * steps) if place.layer is not None else place
+            parts = _linear(peak.parts, high[twin].parts, steps)
             extended[target] = Peak(bytes=sum(parts.values()), parts=parts)
     return extended
 
 
-def _moved(layer: int, num_layers: int) -> int:
-    """Where a layer of the shallow trace is in the deep one."""
-    return num_layers - 1 if layer == SHALLOW - 1 else layer
-
-
-def _repeat_layers(stream: Iterator[Operation], num_layers: int) -> Iterator[Operation]:
-    """The middle layer's block repeated in each pass, upwards in forward, downwards in backward."""
-    for layer, block in itertools.groupby(stream, key=lambda op: op.layer):
+def _repeat_layers(stream: Iterator[Operation], pattern: Pattern) -> Iterator[Operation]:
+    """The repeated unit in each pass, upwards in forward, downwards in backward."""
+    for unit, block in itertools.groupby(stream, key=lambda op: pattern.unit_of(op.layer)):
         operations = list(block)
-        if layer is None:
-            yield from operations
-        elif layer != MIDDLE:
-            yield from (replace(op, layer=_moved(layer, num_layers)) for op in operations)
-        else:
-            middle = range(MIDDLE, num_layers - 1)
-            forward = operations[0].phase is Phase.FORWARD
-            for index in middle if forward else reversed(middle):
-                yield from (replace(op, layer=index) for op in operations)
+        shifts = pattern.shifts(unit)
+        for shift in shifts if operations[0].phase is Phase.FORWARD else reversed(shifts):
+            yield from (
+                op if op.layer is None or not shift else replace(op, layer=op.layer + shift) for op in operations
+            )
 
 
-def _repeat_specs(trained: Sequence[TensorSpec], num_layers: int) -> Iterator[TensorSpec]:
-    for layer, block in itertools.groupby(trained, key=lambda spec: _layer_of(spec.name)):
+def _repeat_specs(trained: Sequence[TensorSpec], pattern: Pattern) -> Iterator[TensorSpec]:
+    for unit, block in itertools.groupby(trained, key=lambda spec: pattern.unit_of(_layer_of(spec.name))):
         specs = list(block)
-        for target in _targets(layer, num_layers):
-            yield from (replace(spec, name=LAYER_IN_NAME.sub(str(target), spec.name, count=1)) for spec in specs)
+        for shift in pattern.shifts(unit):
+            yield from (replace(spec, name=_moved(spec.name, shift)) for spec in specs)
 
 
-def _targets(layer: int | None, num_layers: int) -> Iterable[int | None]:
-    """Where a layer of the shallow trace is in the deep one, the middle one many times."""
-    if layer is None:
-        return (None,)
-    return range(MIDDLE, num_layers - 1) if layer == MIDDLE else (_moved(layer, num_layers),)
+def _moved(name: str, shift: int) -> str:
+    """A parameter's name in a layer further up."""
+    return LAYER_IN_NAME.sub(lambda found: str(int(found.group()) + shift), name, count=1)
 
 
 def _layer_of(name: str) -> int | None:

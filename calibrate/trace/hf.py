@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from tunecast.calibrate.trace import losses, offload
@@ -101,12 +101,14 @@ def config_of_settings(settings: str, num_layers: int | None = None) -> Any:
     return config
 
 
-def layers_alike(architecture: Architecture) -> bool:
-    """Whether every layer does the same: equal shapes, and equal kinds in each list that the config has per layer."""
-    if len(architecture.groups) > 1 or not architecture.settings:
-        return len(architecture.groups) == 1
-    config = config_of_settings(architecture.settings)
-    return all(len(set(kinds)) == 1 for kinds in _kinds_of_layers(config).values())
+def kinds_of_layers(architecture: Architecture, run: Run) -> list[Hashable]:
+    """What tells each layer from others: its shape, its entry in every list that the config has, its checkpoint."""
+    kinds: list[tuple[Hashable, ...]] = [(layer,) for layer in _layers(architecture)]
+    if architecture.settings:
+        lists = _kinds_of_layers(config_of_settings(architecture.settings)).values()
+        kinds = [(*kind, *(entries[index] for entries in lists)) for index, kind in enumerate(kinds)]
+    every = run.checkpoint_every if run.gradient_checkpointing else 1
+    return [(*kind, index % every) for index, kind in enumerate(kinds)]
 
 
 def _kinds_of_layers(config: Any) -> dict[str, list[Any]]:

@@ -22,7 +22,9 @@ for module in ("torch", "transformers", "peft", "bitsandbytes"):
     pytest.importorskip(module)
 
 from tunecast.calibrate import exact  # noqa: E402
+from tunecast.calibrate.trace.depth import find_pattern  # noqa: E402
 from tunecast.calibrate.trace.direct import trace_depth  # noqa: E402
+from tunecast.calibrate.trace.hf import kinds_of_layers  # noqa: E402
 
 NOT_CAUSAL = ("BertForMaskedLM", "RobertaForMaskedLM", "ModernBertForMaskedLM")
 NOT_RUN = ("Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration", "Gemma4ForConditionalGeneration")
@@ -100,11 +102,25 @@ def test_a_step_of_the_real_code(model_type: str, method: str) -> None:
     assert forward >= 2 * 128 * active
 
 
-@pytest.mark.parametrize("model_type", ["gpt_neox", "mixtral"])
-def test_a_deep_model_extends_shallow_traces_to_the_byte(model_type: str) -> None:
-    architecture = exact.real_architecture(small(model_type, num_hidden_layers=6), model_type)
-    run = run_of(architecture)
-    whole, extended = trace_depth(architecture, run, 6), exact.exact_trace(architecture, run)
+PATTERNS: list[tuple[str, dict[str, Any], dict[str, Any], tuple[int, int]]] = [
+    ("gpt_neox", {"num_hidden_layers": 8}, {}, (0, 1)),
+    ("mixtral", {"num_hidden_layers": 8}, {"method": "qlora"}, (0, 1)),
+    ("deepseek_v2", {"num_hidden_layers": 10}, {}, (1, 1)),
+    ("gemma2", {"num_hidden_layers": 13, "sliding_window": 64}, {"gradient_checkpointing": False}, (0, 2)),
+    ("gpt_neox", {"num_hidden_layers": 13}, {"checkpoint_every": 2, "gradient_accumulation_steps": 2}, (0, 2)),
+]
+
+
+@pytest.mark.parametrize(("model_type", "changes", "options", "pattern"), PATTERNS)
+def test_a_deep_model_extends_shallow_traces_to_the_byte(
+    model_type: str, changes: dict[str, Any], options: dict[str, Any], pattern: tuple[int, int]
+) -> None:
+    architecture = exact.real_architecture(small(model_type, **changes), model_type)
+    run = run_of(architecture, **options)
+    found = find_pattern(kinds_of_layers(architecture, run))
+    assert found is not None
+    assert (found.start, found.period) == pattern
+    whole, extended = trace_depth(architecture, run, architecture.num_layers), exact.exact_trace(architecture, run)
     assert extended.memory.moments == whole.memory.moments
     assert len(extended.stream) == len(whole.stream)
     assert sum(op.flops for op in extended.stream) == sum(op.flops for op in whole.stream)

@@ -14,7 +14,8 @@ from tunecast.calibrate.trace.direct import trace_depth
 from tunecast.model.architecture import Architecture
 from tunecast.model.run import Run
 
-DEPTH = 5
+DEPTH = 8
+"""More layers than both shallow traces have together, else the model is traced whole."""
 
 CASES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("lora", {}, {}, "cuda"),
