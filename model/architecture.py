@@ -67,6 +67,8 @@ class Attention:
     """Whether each head has a learned score that takes attention away (gpt-oss)."""
     softcap: bool = False
     """Whether scores are capped by a tanh (Gemma 2)."""
+    rotary_halves: bool = False
+    """Whether a head is rotated as two halves by tables half as wide (gpt-oss)."""
 
     @property
     def fused(self) -> bool:

@@ -12,6 +12,7 @@ from tunecast.model import fused, fused_lora
 from tunecast.model import primitives as ops
 from tunecast.model import primitives_gpt as gpt
 from tunecast.model import primitives_heavy as heavy
+from tunecast.model import primitives_routing as routing
 from tunecast.model.architecture import Attention, Layer, Linear
 from tunecast.model.context import SYNCHRONISATION, Step, Tables
 from tunecast.model.linears import linear_map
@@ -47,12 +48,25 @@ def joins(block: Attention) -> bool:
 
 def rotated_heads(step: Step, block: Attention, x: Tensor, waves: tuple[Tensor, Tensor]) -> Tensor:
     """All of every head rotated, or its leading part, joined again with the rest."""
+    if block.rotary_halves:
+        return rotated_halves(step, x, waves)
     if block.rotary_dim is None:
         return rotary(step, x, waves, joined=joins(block))
     turned = x.elements * block.rotary_dim // block.head_dim
     leading = ops.part(step.tape, x, turned, name="rotary_part")
     rest = ops.part(step.tape, x, x.elements - turned, name="rotary_part")
     return gpt.concatenated(step.tape, rotary(step, leading, waves), rest, name="rotary_part")
+
+
+def rotated_halves(step: Step, x: Tensor, waves: tuple[Tensor, Tensor]) -> Tensor:
+    """Both halves of every head rotated into each other, then joined: (a cos - b sin, b cos + a sin)."""
+    tape, name, (cos, sin) = step.tape, "rotary", waves
+    first, second = ops.chunks(tape, x, 2, name=name)
+    straight = ops.multiply(tape, first, cos, name=name)
+    left = routing.subtract(tape, straight, ops.multiply(tape, second, sin, name=name), name=name)
+    straight = ops.multiply(tape, second, cos, name=name)
+    right = ops.add(tape, straight, ops.multiply(tape, first, sin, name=name), name=name)
+    return gpt.concatenated(tape, left, right, name=name)
 
 
 def attention_block(step: Step, where: str, layer: Layer, x: Tensor, tables: Tables) -> Tensor:
@@ -69,7 +83,7 @@ def attention_block(step: Step, where: str, layer: Layer, x: Tensor, tables: Tab
         q, k = (ops.cast(tape, rotated, step.activation_dtype, name="rotary") for rotated in (q, k))
     tape.hold(*plain)
     mask = tables.mask_of(block.window) if needs_mask(block, step.run) else None
-    mixed = mixed_heads(step, block, q, k, v, mask)
+    mixed = mixed_heads(step, where, block, q, k, v, mask)
     if joins(block):
         mixed = ops.copy(tape, mixed, name="head_layout")
     out = projector(step, where, block.linears[-1:], mixed)(block.linears[-1])
@@ -152,11 +166,13 @@ def needs_mask(block: Attention, run: Run) -> bool:
     return run.attn_implementation == "sdpa" and block.window is not None and run.max_length >= block.window
 
 
-def mixed_heads(step: Step, block: Attention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+def mixed_heads(
+    step: Step, where: str, block: Attention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None
+) -> Tensor:
     """The attention call. With an explicit mask, key and value heads are repeated and no tile is skipped."""
     tape, groups = step.tape, block.num_heads // block.num_kv_heads
     if mask is not None and step.run.attn_implementation == "eager":
-        return eager_heads(step, block, q, k, v, mask)
+        return eager_heads(step, where, block, q, k, v, mask)
     if mask is not None and groups > 1:
         v = v if block.num_kv_heads == 1 else ops.relayout(tape, v, name="head_layout")
         k, v = (ops.repeat_heads(tape, heads, groups, single=block.num_kv_heads == 1) for heads in (k, v))
@@ -199,7 +215,7 @@ def look_for_packing(step: Step) -> None:
         tape.kernel(SYNCHRONISATION, Kind.MEMORY, (found,), (), n_bytes=2)
 
 
-def eager_heads(step: Step, block: Attention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+def eager_heads(step: Step, where: str, block: Attention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """The attention call as plain matrix products."""
     shape = heavy.AttentionShape(
         batch=step.run.per_device_train_batch_size,
@@ -214,6 +230,10 @@ def eager_heads(step: Step, block: Attention, q: Tensor, k: Tensor, v: Tensor, m
         autocast_dtype=step.autocast_dtype,
         on_gpu=on_gpu,
         softcap=block.softcap,
+        sinks=step.weight(f"{where}.sinks", block.num_heads) if block.sinks else None,
+        by_head=block.rotary_halves,
         holds_mask=step.run.gradient_checkpointing,
     )
-    return eager.attention(step.tape, q, k, v, mask, shape, variant)
+    out, weights = eager.attention(step.tape, q, k, v, mask, shape, variant)
+    step.weights.append(weights)
+    return out

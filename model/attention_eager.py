@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tunecast.model import primitives as ops
+from tunecast.model import primitives_routing as routing
 from tunecast.model.primitives_heavy import AttentionShape, shifted_positions, sliding_mask
 from tunecast.model.tape import Grads, Tape, Tensor, widest
 
@@ -85,6 +86,10 @@ class Variant:
     on_gpu: bool
     softcap: bool = False
     """Whether scores are capped by a tanh (Gemma 2)."""
+    sinks: Tensor | None = None
+    """A score per head beside those of the keys (gpt-oss)."""
+    by_head: bool = False
+    """Whether queries lie in memory head by head, so that batch and heads are one dimension (gpt-oss)."""
     holds_mask: bool = False
     """Whether the mask is still there in the backward, as an argument of a checkpoint is."""
 
@@ -110,8 +115,8 @@ def attention(
     mask: Tensor,
     shape: AttentionShape,
     variant: Variant,
-) -> Tensor:
-    """softmax(scale q k' + mask) v: length^2 scores per head in several copies, one of them in fp32."""
+) -> tuple[Tensor, Tensor]:
+    """softmax(scale q k' + mask) v, and its weights: length^2 scores per head in several copies, one in fp32."""
     batch, length, dim = shape.batch, shape.length, shape.head_dim
     count, groups = batch * shape.heads, shape.heads // shape.kv_heads
     target = variant.autocast_dtype or q.dtype
@@ -122,7 +127,7 @@ def attention(
         cast = ops.cast(tape, x, target)
         return cast if repeated else folded(tape, cast, batch)
 
-    rows = operand(q, repeated=False)
+    rows = operand(q, repeated=variant.by_head)
     columns = operand(keys, repeated=groups > 1)
     scores = batched_product(tape, "scores", rows, columns, (count, length, length, dim), b_transposed=True)
     scaled = ops.scale(tape, scores, name="scores_scale")
@@ -130,8 +135,7 @@ def attention(
         scaled = capped(tape, scaled)
     masked = ops.elementwise(tape, "scores_mask", (scaled, mask), scaled.elements, widest((scaled.dtype, mask.dtype)))
     masked = tape.record(masked, (scaled,), lambda grad: (grad,), saves=(mask,) if variant.holds_mask else ())
-    weights = softmax(tape, masked, on_gpu=variant.on_gpu)
-    narrow = ops.cast(tape, weights, q.dtype, name="softmax_cast")
+    narrow, kept = weights_of(tape, masked, q.dtype, variant, count * length)
     tape.hold(masked)
     mixed = batched_product(
         tape,
@@ -142,8 +146,43 @@ def attention(
         b_transposed=False,
     )
     out = unfolded(tape, mixed, batch)
-    tape.hold(keys, values, narrow)
-    return out
+    tape.hold(keys, values, narrow, *kept)
+    return out, narrow
+
+
+def weights_of(
+    tape: Tape, masked: Tensor, dtype: str, variant: Variant, rows: int
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Attention weights of each row of scores, and what the code still holds of their making."""
+    if variant.sinks is not None:
+        return with_sinks(tape, masked, variant.sinks, rows)
+    weights = softmax(tape, masked, on_gpu=variant.on_gpu)
+    return ops.cast(tape, weights, dtype, name="softmax_cast"), ()
+
+
+def with_sinks(tape: Tape, masked: Tensor, sinks: Tensor, rows: int) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Scores and sink side by side, the row's largest subtracted, a softmax in their own dtype, the sink cut off."""
+    name = "scores_sink"
+    both = ops.elementwise(tape, name, (masked, sinks), masked.elements + rows, masked.dtype)
+
+    def apart(grad: Tensor) -> Grads:
+        to_scores = Tensor(masked.elements, grad.dtype, grad.storage, is_view=True)
+        if not sinks.needs_grad:
+            return to_scores, None
+        last = Tensor(rows, grad.dtype, grad.storage)
+        return to_scores, ops.elementwise(tape, name, (last,), sinks.elements, grad.dtype)
+
+    both = tape.record(both, (masked, sinks), apart)
+    largest, _ = routing.top_k(tape, both, rows)
+    shifted = ops.elementwise(tape, name, (both, largest), both.elements, both.dtype)
+
+    def back(grad: Tensor) -> Grads:
+        negative = ops.elementwise(tape, name, (grad,), grad.elements, grad.dtype)
+        return grad, ops.elementwise(tape, name, (negative,), rows, grad.dtype)
+
+    shifted = tape.record(shifted, (both, largest), back)
+    weights = routing.unary(tape, shifted, name="softmax")
+    return ops.part(tape, weights, masked.elements, name=name), (shifted, weights)
 
 
 def unfolded(tape: Tape, mixed: Tensor, batch: int) -> Tensor:

@@ -22,6 +22,8 @@ class Step:
     run: Run
     platform: str
     cache: ops.Cache = field(default_factory=dict)
+    weights: list[Tensor] = field(default_factory=list)
+    """Attention weights that the present layer's code holds until it returns."""
     returned: list[Tensor] = field(default_factory=list)
     """What attention returns beside its output: kept by name until the next layer has ended."""
 

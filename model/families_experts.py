@@ -50,5 +50,18 @@ ODD_FAMILIES = (
         logits="capped",
         config_fields=("head_dim", "attention_bias", "sliding_window", "layer_types"),
     ),
+    Family(
+        model_type="gpt_oss",
+        architecture_class="GptOssForCausalLM",
+        qkv_bias=True,
+        o_bias=True,
+        default_kv_heads=8,
+        default_head_dim=64,
+        window_rule="period",
+        default_window=128,
+        global_period=2,
+        norm="rmsnorm-wide",
+        finds_packing=False,
+    ),
 )
-"""Attention that transformers has as plain products only: capped scores."""
+"""Attention that transformers has as plain products only: capped scores, sinks."""

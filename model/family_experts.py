@@ -111,6 +111,15 @@ EXPERTS: dict[str, ExpertsRule] = {
     "granitemoe": ExpertsRule(
         router="softmax-last", count_field="num_local_experts", count=8, per_token=2, width_field="intermediate_size"
     ),
+    "gpt_oss": ExpertsRule(
+        router="softmax-last-narrow",
+        count_field="num_local_experts",
+        count=128,
+        per_token=4,
+        width_field="intermediate_size",
+        bias=True,
+        clamped=True,
+    ),
 }
 """By ``model_type``."""
 
@@ -135,6 +144,8 @@ def odd_attention(layers: list[Layer], architecture: Architecture, config: Mappi
     """The layers with the attention that their family has beyond plain heads."""
     if architecture.model_type == "gemma2" and config.get("attn_logit_softcapping", SOFTCAP) is not None:
         return [replace(layer, attention=replace(layer.attention, softcap=True)) for layer in layers]
+    if architecture.model_type == "gpt_oss":
+        return [replace(layer, attention=replace(layer.attention, sinks=True, rotary_halves=True)) for layer in layers]
     return layers
 
 

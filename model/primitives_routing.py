@@ -69,6 +69,17 @@ def clamp(tape: Tape, x: Tensor, bounds: int, *, name: str) -> Tensor:
     return tape.record(out, (x,), backward, saves=(x,))
 
 
+def subtract(tape: Tape, a: Tensor, b: Tensor, *, name: str) -> Tensor:
+    """``a - b``: the gradient passes to a, its negation to b. Keeps nothing."""
+    out = elementwise(tape, name, (a, b), a.elements, widest((a.dtype, b.dtype)))
+
+    def backward(grad: Tensor) -> Grads:
+        to_b = elementwise(tape, name, (grad,), grad.elements, grad.dtype) if b.needs_grad else None
+        return (grad if a.needs_grad else None), to_b
+
+    return tape.record(out, (a, b), backward)
+
+
 def row_sum(tape: Tape, x: Tensor, rows: int, *, name: str) -> Tensor:
     """Sum over the last dimension; the gradient is seen at full size without a kernel."""
     out = elementwise(tape, name, (x,), rows, x.dtype)

@@ -63,6 +63,8 @@ def expert_notes(architecture: Architecture, values: Mapping[str, Any]) -> list[
     stacked_bytes = DTYPE_BYTES[values["dtype"]] * sum(
         count * (experts.up_params + experts.down_params) for experts, count in routed
     )
+    if architecture.model_type == "gpt_oss":
+        notes.append(f"Experts stored as MXFP4 are turned into {values['dtype']} to train (Mxfp4Config dequantize).")
     if values["method"] == "qlora":
         notes.append(
             f"{gib(stacked_bytes):.1f} GiB of stacked experts stay in {values['dtype']}: transformers 5 quantizes "

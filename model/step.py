@@ -126,12 +126,13 @@ def rotary_waves(step: Step, positions: Tensor) -> tuple[Tensor, Tensor]:
     floats = ops.elementwise(tape, "positions.cast", (positions,), length, "fp32")
     inverse = Tensor(head_dim // 2, "fp32", None)
     angles = ops.elementwise(tape, "positions.outer", (floats, inverse), length * head_dim // 2, "fp32")
-    halves = (angles,) if step.architecture.rotary_early else (angles, angles)
-    angles = ops.elementwise(tape, "positions.cat", halves, length * head_dim, "fp32")
+    if not attention.rotary_halves:
+        halves = (angles,) if step.architecture.rotary_early else (angles, angles)
+        angles = ops.elementwise(tape, "positions.cat", halves, length * head_dim, "fp32")
     waves = []
     for name in ("cos", "sin"):
-        wave = ops.elementwise(tape, f"positions.{name}", (angles,), length * head_dim, "fp32")
-        waves.append(ops.elementwise(tape, f"positions.{name}", (wave,), length * head_dim, "fp32"))
+        wave = ops.elementwise(tape, f"positions.{name}", (angles,), angles.elements, "fp32")
+        waves.append(ops.elementwise(tape, f"positions.{name}", (wave,), angles.elements, "fp32"))
     if step.architecture.rotary_wide:
         return waves[0], waves[1]
     cos, sin = (ops.cast(tape, wave, step.stream_dtype, name="positions.cast") for wave in waves)

@@ -21,6 +21,7 @@ BASE: dict[str, Any] = {
 CONFIGS: dict[str, dict[str, Any]] = {
     "gemma2": {"head_dim": 64, "sliding_window": 4096},
     "gemma2 local": {"head_dim": 64, "sliding_window": 256},
+    "gpt_oss": {"head_dim": 64, "num_local_experts": 8, "num_experts_per_tok": 2},
 }
 """By ``model_type``, and a word when there are several."""
 METHODS: dict[str, dict[str, Any]] = {
