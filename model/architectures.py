@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -296,7 +296,11 @@ def architecture_from_config(config: Mapping[str, Any], name: str) -> Architectu
             f"The config {name} has {dims.num_heads} attention heads, which {dims.num_kv_heads} key-value heads "
             "do not divide; correct num_key_value_heads."
         )
-    return with_experts(build_architecture(name, family, dims), config, name)
+    architecture = build_architecture(name, family, dims)
+    if family.keeps_config and family.in_transformers:
+        fields = {key: value for key, value in config.items() if key not in ("architectures", "transformers_version")}
+        architecture = replace(architecture, config=json.dumps(fields, sort_keys=True))
+    return with_experts(architecture, config, name)
 
 
 def read_config(path: Path) -> dict[str, Any]:

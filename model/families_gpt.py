@@ -11,6 +11,7 @@ LAYER_NORM_FAMILIES = (
     Family(
         model_type="gpt_neox",
         architecture_class="GPTNeoXForCausalLM",
+        keeps_config=True,
         attention_names=("query_key_value", "dense"),
         qkv_split="by-head",
         mlp_names=("dense_h_to_4h", "dense_4h_to_h"),
@@ -25,6 +26,7 @@ LAYER_NORM_FAMILIES = (
     Family(
         model_type="phi",
         architecture_class="PhiForCausalLM",
+        keeps_config=True,
         attention_names=("q_proj", "k_proj", "v_proj", "dense"),
         mlp_names=("fc1", "fc2"),
         gated=False,
@@ -40,6 +42,7 @@ LAYER_NORM_FAMILIES = (
     Family(
         model_type="stablelm",
         architecture_class="StableLmForCausalLM",
+        keeps_config=True,
         default_kv_heads=32,
         o_bias=False,
         rotary_share=0.25,
@@ -49,6 +52,7 @@ LAYER_NORM_FAMILIES = (
     Family(
         model_type="gpt2",
         architecture_class="GPT2LMHeadModel",
+        keeps_config=True,
         attention_names=("c_attn", "c_proj"),
         qkv_split="chunks",
         mlp_names=("c_fc", "c_proj"),
@@ -65,6 +69,7 @@ LAYER_NORM_FAMILIES = (
     Family(
         model_type="opt",
         architecture_class="OPTForCausalLM",
+        keeps_config=True,
         attention_names=("q_proj", "k_proj", "v_proj", "out_proj"),
         mlp_names=("fc1", "fc2"),
         gated=False,
@@ -82,6 +87,7 @@ LAYER_NORM_FAMILIES = (
     Family(
         model_type="cohere",
         architecture_class="CohereForCausalLM",
+        keeps_config=True,
         default_tied=True,
         rotary_early=True,
         norm="centred",
@@ -92,6 +98,7 @@ LAYER_NORM_FAMILIES = (
     Family(
         model_type="cohere2",
         architecture_class="Cohere2ForCausalLM",
+        keeps_config=True,
         default_tied=True,
         window_rule="period",
         default_window=4096,
@@ -106,6 +113,7 @@ LAYER_NORM_FAMILIES = (
     Family(
         model_type="bloom",
         architecture_class="BloomForCausalLM",
+        keeps_config=True,
         attention="bloom",
         attention_names=("query_key_value", "dense"),
         mlp_names=("dense_h_to_4h", "dense_4h_to_h"),
@@ -124,6 +132,7 @@ LAYER_NORM_FAMILIES = (
     Family(
         model_type="falcon",
         architecture_class="FalconForCausalLM",
+        keeps_config=True,
         attention="falcon",
         attention_names=("query_key_value", "dense"),
         mlp_names=("dense_h_to_4h", "dense_4h_to_h"),
@@ -140,6 +149,7 @@ LAYER_NORM_FAMILIES = (
     Family(
         model_type="starcoder2",
         architecture_class="Starcoder2ForCausalLM",
+        keeps_config=True,
         mlp_names=("c_fc", "c_proj"),
         gated=False,
         activation="gelu",

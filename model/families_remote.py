@@ -1,8 +1,8 @@
-"""Families whose code comes with the checkpoint: Qwen 1, ChatGLM, and MPT as llm-foundry trains it.
+"""Families whose code comes with the checkpoint: Qwen 1, ChatGLM, MPT as llm-foundry trains it, Megatron's GPT.
 
 Written after that code, without a trace to prove them (transformers does not have it); parameter counts are checked
 against published ones. Sources: ``modeling_qwen.py``, ``modeling_chatglm.py`` of the hub; llm-foundry
-``models/mpt/modeling_mpt.py``.
+``models/mpt/modeling_mpt.py``; Megatron-Core ``models/gpt/gpt_model.py``.
 """
 
 from __future__ import annotations
@@ -35,8 +35,25 @@ REMOTE_FAMILIES = (
         rotary_share=0.5,
     ),
     Family(
+        model_type="megatron_gpt",
+        architecture_class="GPTModel",
+        in_transformers=False,
+        attention_names=("linear_qkv", "linear_proj"),
+        qkv_split="by-head",
+        mlp_names=("linear_fc1", "linear_fc2"),
+        gated=False,
+        activation="gelu",
+        qkv_bias=True,
+        o_bias=True,
+        mlp_bias=True,
+        default_tied=True,
+        positions="learned",
+        norm="layernorm-low",
+    ),
+    Family(
         model_type="mpt",
         architecture_class="MptForCausalLM",
+        keeps_config=True,
         attention="mpt",
         finds_packing=False,
         other_classes=("MPTForCausalLM",),

@@ -13,6 +13,8 @@ class Family:
     architecture_class: str
     other_classes: tuple[str, ...] = ()
     """Further class names of models that this family describes."""
+    keeps_config: bool = False
+    """Whether its architectures carry their config, for the real code: its fields say more than blocks do."""
     in_transformers: bool = True
     """Whether transformers has its code; else it comes with the checkpoint, and no trace proves the formulas."""
     attention_names: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj")

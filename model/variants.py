@@ -90,7 +90,7 @@ def mpt(config: Config, name: str) -> Changes:
         "norm": "layernorm-low" if bias else "layernorm-low-plain",
         "in_transformers": False,
     }
-    shape |= {"attention": "heads"}
+    shape |= {"attention": "heads", "model_type": "llm_foundry_mpt"}
     return {**shape, "qkv_bias": bias, "o_bias": bias, "mlp_bias": bias}
 
 

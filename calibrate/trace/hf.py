@@ -52,10 +52,10 @@ def hf_config(architecture: Architecture, num_layers: int | None = None) -> Any:
     if architecture.settings or architecture.config:
         return config_of_settings(architecture.settings or architecture.config, num_layers)
     family = FAMILIES.get(architecture.model_type)
-    if family is None:
+    if family is None or not family.in_transformers:
         raise NotSupportedError(
-            f"Running the real code of model_type {architecture.model_type!r} was asked for, but built are "
-            f"{', '.join(FAMILIES)}; name a model of one of these families."
+            f"Running the real code of {architecture.name} ({architecture.model_type}) was asked for, but transformers "
+            "does not have it; leave --exact out, or name another model."
         )
     layers = _layers(architecture)[: num_layers or architecture.num_layers]
     layer = layers[0]
@@ -166,7 +166,8 @@ def build_model(
 
 def attention_choice(architecture: Architecture, run: Run) -> str | None:
     """The attention to ask transformers for; None lets it choose eager for a family that has no sdpa."""
-    return None if architecture.settings and run.attn_implementation == "sdpa" else run.attn_implementation
+    told = architecture.settings or architecture.config
+    return None if told and run.attn_implementation == "sdpa" else run.attn_implementation
 
 
 def loaded_dtype(run: Run) -> str:

@@ -11,7 +11,7 @@ import pytest
 from tunecast.catalogs.configs import config_from_row, config_table
 from tunecast.catalogs.errors import NotSupportedError
 from tunecast.catalogs.models import ModelRow, find_model, load_models
-from tunecast.model.architectures import architecture_from_config
+from tunecast.model.architectures import architecture_from_config, load_architecture
 from tunecast.model.families import FAMILIES
 from tunecast.model.inventory import step_operations
 from tunecast.model.operation import Kind
@@ -28,7 +28,7 @@ from tunecast.calibrate.trace.hf import kinds_of_layers  # noqa: E402
 
 NOT_CAUSAL = ("BertForMaskedLM", "RobertaForMaskedLM", "ModernBertForMaskedLM")
 NOT_RUN = ("Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration", "Gemma4ForConditionalGeneration")
-REMOTE = ("QWenLMHeadModel", "ChatGLMModel", "ChatGLMForConditionalGeneration", "MPTForCausalLM")
+REMOTE = ("QWenLMHeadModel", "GPTModel", "ChatGLMModel", "ChatGLMForConditionalGeneration", "MPTForCausalLM")
 """Classes whose code comes with the checkpoint."""
 ROWS = [row for row in load_models().values() if row.architecture_class in set(config_table()) - set(REMOTE)]
 SMALL = {
@@ -169,3 +169,10 @@ def test_autocast_on_cuda_runs_layer_norms_in_fp32() -> None:
     assert norms == {"cuda": {"fp32"}, "cpu": {"bf16"}}
     pure = exact.exact_trace(architecture, replace(run, precision="bf16", adapter_dtype="bf16")).stream
     assert {op.dtype for op in pure if op.name == "aten.native_layer_norm"} == {"bf16"}
+
+
+@pytest.mark.parametrize("name", ["Qwen/Qwen-7B", "llm-foundry/mpt-1b", "THUDM/chatglm3-6b"])
+def test_code_that_comes_with_a_checkpoint_is_not_run(name: str) -> None:
+    architecture = load_architecture(name)
+    with pytest.raises(NotSupportedError, match="transformers does not have it"):
+        exact.exact_trace(architecture, run_of(architecture))

@@ -115,7 +115,7 @@ def test_the_step_is_the_traced_step(name: str, method: str) -> None:
     if method == "lora without checkpointing":
         chosen["lora_target_modules"] = architecture.groups[0].layer.attention.linears[-1].name
     run = resolve_run(architecture, {"max_length": 512, **chosen}).run
-    trace = trace_step(real_architecture(config, name), run)
+    trace = trace_step(architecture if architecture.config else real_architecture(config, name), run)
     base_params = trace.total_params - (trace.trainable_params if run.has_adapters else 0)
     assert architecture.total_params == base_params
     found, expected = totals(step_operations(architecture, run)), totals(trace.stream)
