@@ -63,7 +63,7 @@ def take_parallel(fields: Fields, architecture: Architecture, whole_number: Call
 
 def data_gpus(values: Mapping[str, Any]) -> int:
     """GPUs over which data parallelism and its sharding run: replicas times those that split a sequence."""
-    return int(values["num_gpus"]) // (values["tp"] * values["pp"])
+    return int(values["num_gpus"]) // int(values["tp"] * values["pp"])
 
 
 def check_product(values: Mapping[str, Any]) -> None:

@@ -17,6 +17,7 @@ from tunecast.model.inventory import ordered, sharded_update, step_operations, t
 from tunecast.model.memory import MemoryForecast, MemoryOverheads, Parts, Place, memory_timeline
 from tunecast.model.operation import Kind, Operation, Phase
 from tunecast.model.optimizer import trainable_params
+from tunecast.model.parallel import is_split
 from tunecast.model.run import Run
 from tunecast.model.sharding import communication_operations
 
@@ -106,7 +107,12 @@ def notes_of(
 
 
 def check_sharding(architecture: Architecture, run: Run) -> None:
-    """Refuse a sharding whose memory needs shapes that only the real code knows."""
+    """Refuse a sharding whose memory needs shapes that only the real code knows, and what splits layers."""
+    if is_split(run) or run.offload != "none":
+        raise NotSupportedError(
+            "--exact traces one GPU that computes every layer by itself, so it knows no --tp, --pp, --cp or --offload; "
+            "leave --exact out."
+        )
     if run.num_gpus == 1 or not architecture.settings:
         return
     if run.sharding not in PROVEN_UNKNOWN or not run.has_adapters:

@@ -18,6 +18,7 @@ from tunecast.model.operation import Kind, Operation, Phase
 from tunecast.model.parallel import local_architecture, stages_counted
 from tunecast.model.parallel_memory import kept_bytes, micro_batches_in_flight
 from tunecast.model.run import Run
+from tunecast.model.step_source import StepInventory, operations_of
 
 Make = Callable[..., Architecture]
 RunOf = Callable[..., Run]
@@ -199,3 +200,15 @@ def test_what_is_not_built_is_refused_by_name(make: Make, run_of: RunOf) -> None
         run_of(make("llama-3.1-8b"), method="qlora", num_gpus=2, tp=2)
     with pytest.raises(NotSupportedError, match="ties its head"):
         run_of(make("qwen3-0.6b"), method="full", num_gpus=2, pp=2)
+
+
+def test_the_traced_code_knows_no_layers_split_over_gpus(make: Make, run_of: RunOf) -> None:
+    llama = make("llama-3.1-8b", 4)
+
+    def traced(*_: object) -> StepInventory:
+        raise AssertionError("nothing is traced for a run that is refused")
+
+    for options in ({"tp": 2}, {"sharding": "zero3", "offload": "optimizer"}):
+        run = run_of(llama, num_gpus=2, **FULL, **options)
+        with pytest.raises(NotSupportedError, match="leave --exact out"):
+            operations_of(llama, run, source=traced)

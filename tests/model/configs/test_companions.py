@@ -65,6 +65,11 @@ def test_offloading_reaches_the_resolver(read: Read, more: dict[str, Any], expec
     assert read("llama-factory", deepspeed=zero(3, **more)).options["offload"] == expected
 
 
+def test_gradients_and_states_alone_under_fsdp(read: Read) -> None:
+    found = read("llama-factory", accelerate=accelerate("FSDP", fsdp_config={"fsdp_sharding_strategy": "SHARD_GRAD_OP"}))
+    assert found.options["sharding"] == "fsdp-grad-op"
+
+
 def test_no_offloading_is_no_option(read: Read) -> None:
     assert "offload" not in read("llama-factory", deepspeed=zero(3, offload_param={"device": "none"})).options
 
@@ -86,7 +91,7 @@ def test_batch_sizes_are_auto_or_agree(read: Read) -> None:
         ({"accelerate": accelerate("MEGATRON_LM")}, "distributed_type: MEGATRON_LM"),
         ({"accelerate": accelerate("MULTI_GPU", mixed_precision="fp8")}, "mixed_precision: fp8"),
         ({"accelerate": accelerate("MULTI_GPU", dynamo_config={"dynamo_backend": "INDUCTOR"})}, "INDUCTOR"),
-        ({"accelerate": accelerate("FSDP", fsdp_config={"fsdp_sharding_strategy": "SHARD_GRAD_OP"})}, "SHARD_GRAD_OP"),
+        ({"accelerate": accelerate("FSDP", fsdp_config={"fsdp_sharding_strategy": "HYBRID_SHARD_ZERO2"})}, "HYBRID_SHARD_ZERO2"),
         (
             {"accelerate": accelerate("FSDP", fsdp_config={"fsdp_reshard_after_forward": False})},
             "reshard_after_forward",
