@@ -140,7 +140,7 @@ def balance_line(found: Recommendation) -> str:
     """What balance means."""
     from tunecast.model.front import BALANCE
 
-    return f"Nothing else is both cheaper and faster than any of these. Balance: {BALANCE}."
+    return f"No other plan is both cheaper and faster than one of these (by 1% or more). Balance: {BALANCE}."
 
 
 def binding_line(relaxation: Relaxation) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ class Recommendation:
     screened: int
     """Combinations of a plan and a card that were compared."""
     notes: tuple[str, ...] = ()
+    amount_options: Mapping[str, Any] = field(default_factory=dict)
+    """What says how much is trained, as asked."""
 
     @property
     def cheapest(self) -> Picked | None:

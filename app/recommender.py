@@ -204,8 +204,17 @@ def _answer(search: Search, choice: Choice, screened: int, notes: tuple[str, ...
         rejected=choice.rejected,
         relaxations=choice.relaxations,
         screened=screened,
-        notes=notes,
+        notes=(*notes, *_largest_note(search, choice)),
+        amount_options=dict(job.options),
     )
+
+
+def _largest_note(search: Search, choice: Choice) -> tuple[str, ...]:
+    """Said when the fastest plan takes as many GPUs as may be tried."""
+    most = search.job.counts[-1]
+    if not choice.front or choice.fastest.num_gpus < most:
+        return ()
+    return (f"the fastest plan takes all {most} GPUs that were tried: --max-gpus {2 * most} looks further",)
 
 
 def _steps(search: Search) -> str:

@@ -6,9 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
-BALANCE = (
-    "on the front, the plan nearest to the corner of least time and least money, both as ratios between the ends"
-)
+BALANCE = "on the front, the plan nearest to the corner of least time and least money, both as ratios between the ends"
 """What ``balance`` means, in words."""
 
 
@@ -29,17 +27,20 @@ class Point(Protocol):
 P = TypeVar("P", bound=Point)
 
 
-def beats(one: Point, other: Point) -> bool:
-    """Whether `one` is no slower and no dearer than `other`, and better in one of the two."""
-    no_worse = one.time_h <= other.time_h and one.usd <= other.usd
-    return no_worse and (one.time_h < other.time_h or one.usd < other.usd)
+def beats(one: Point, other: Point, *, worth: float = 0.0) -> bool:
+    """Whether `one` is no dearer than `other` and no slower, but for a share `worth` of time; two equals do not."""
+    no_worse = one.usd <= other.usd and one.time_h * (1.0 - worth) <= other.time_h
+    return no_worse and (one.time_h, one.usd) != (other.time_h, other.usd)
 
 
-def pareto(points: Sequence[P]) -> list[P]:
-    """The points that none beats, cheapest first; of equal ones the first."""
+def pareto(points: Sequence[P], *, worth: float = 0.0) -> list[P]:
+    """The points that none beats, cheapest first; of equal ones the first.
+
+    With `worth`, a dearer point has to be faster by more than that share of time.
+    """
     front: list[P] = []
     for point in sorted(points, key=lambda p: (p.usd, p.time_h)):
-        if not front or point.time_h < front[-1].time_h:
+        if not front or point.time_h < (1.0 - worth) * front[-1].time_h:
             front.append(point)
     return front
 

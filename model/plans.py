@@ -24,6 +24,8 @@ from tunecast.model.run import Run
 BATCH_OPTIONS = ("per_device_train_batch_size", "gradient_accumulation_steps", "num_gpus")
 """Options whose product is the global batch."""
 
+WORTH = 0.02
+"""Share of time that is worth a more complicated way to share the work."""
 SURELY = 0.9
 """Of an extrapolated peak, what is taken for certain."""
 
@@ -181,10 +183,20 @@ def at_least(known: Sequence[tuple[int, float]], micro_batch: int) -> float:
 
 
 def best_plans(plans: Sequence[Plan], step_s: Array, allowed: Flags) -> dict[tuple[str, int], int]:
-    """By method and number of GPUs, the fastest allowed plan of one device; at equal speed the first, least sharded."""
-    best: dict[tuple[str, int], int] = {}
+    """By method and number of GPUs, the fastest allowed plan of one device.
+
+    The simplest way to share the work is kept unless another is faster by more than `WORTH`: they come in the order
+    of `LEAST_SHARDING_FIRST`.
+    """
+    best: dict[tuple[str, int, str], int] = {}
     for row in map(int, np.flatnonzero(allowed)):
-        key = (plans[row].run.method, plans[row].run.num_gpus)
+        run = plans[row].run
+        key = (run.method, run.num_gpus, run.sharding)
         if key not in best or step_s[row] < step_s[best[key]]:
             best[key] = row
-    return best
+    chosen: dict[tuple[str, int], int] = {}
+    for (method, num_gpus, _), row in best.items():
+        simpler = chosen.get((method, num_gpus))
+        if simpler is None or step_s[row] < (1.0 - WORTH) * step_s[simpler]:
+            chosen[method, num_gpus] = row
+    return chosen

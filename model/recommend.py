@@ -19,7 +19,7 @@ from tunecast.model.money import whole_notes
 from tunecast.model.question import Question
 
 WORTH = 0.01
-"""A relaxed limit is worth telling when it saves more than this share of money or time."""
+"""Share of time that a dearer plan has to save, and share of either that makes a relaxed limit worth telling."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +66,7 @@ class Choice:
 def choose(market: Market, limits: Limits) -> Choice:
     """The front of what keeps the limits, and everything else with its reason."""
     kept = [c for c in market.candidates if in_budget(c, limits) and in_time(c, limits)]
-    front = tuple(pareto(kept))
+    front = tuple(pareto(kept, worth=WORTH))
     return Choice(
         front=front,
         rejected=tuple(rejections(market, front, limits)),
@@ -102,9 +102,9 @@ def rejection(gpu: str, own: Sequence[Candidate], front: Sequence[Candidate], li
     cheapest, fastest = min(own, key=lambda c: (c.usd, c.time_h)), min(own, key=lambda c: (c.time_h, c.usd))
     if kept:
         best = min(kept, key=lambda c: (c.usd, c.time_h))
-        winner = next((c for c in front if beats(c, best)), front[0])
+        winner = next(c for c in front if beats(c, best, worth=WORTH))
         saved, sooner = best.usd - winner.usd, best.time_h - winner.time_h
-        detail = f"beaten by {named(winner)}: ${saved:,.2f} and {hours(sooner)} less"
+        detail = f"beaten by {named(winner)}: ${saved:,.2f} and {hours(max(sooner, 0.0))} less"
         return Rejected(gpu=gpu, reason="dominated", detail=detail, candidate=best)
     if not any(in_budget(c, limits) for c in own):
         detail = f"${cheapest.usd:,.2f} at least, over ${limits.budget_usd:,.2f}"

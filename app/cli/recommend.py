@@ -11,6 +11,7 @@ from tunecast.cli.options import AMOUNT, FILE, PARALLEL, RUN, THE_MACHINE, Json,
 from tunecast.cli.options_whole_run import SPOT_PANEL, WHOLE_RUN
 
 LIMITS = "What a plan has to keep"
+ANSWER = "The answer"
 AROUND = {name: annotation for name, annotation in WHOLE_RUN.items() if name not in ("spot", "owned")}
 SEARCH = {
     "methods": option(str, "Methods to compare, instead of --method.", panel=LIMITS, metavar="lora,qlora,full"),
@@ -62,6 +63,22 @@ def recommend(
         float | None,
         typer.Option(help="Price to use instead of the catalog's.", metavar="X", rich_help_panel=THE_MACHINE),
     ] = None,
+    write: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Write the picked plan: trl, axolotl, llama-factory, skypilot, dstack; repeatable.",
+            metavar="KIND=FILE.yaml",
+            rich_help_panel=ANSWER,
+        ),
+    ] = None,
+    pick: Annotated[
+        str,
+        typer.Option(help="The plan that is written.", metavar="cheapest|balance|fastest", rich_help_panel=ANSWER),
+    ] = "cheapest",
+    plot: Annotated[
+        Path | None,
+        typer.Option(help="Draw money against time.", metavar="FILE.svg|png", rich_help_panel=ANSWER),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Say what to rent: cheapest, fastest, balance.
@@ -73,7 +90,12 @@ def recommend(
     from tunecast import recommender
     from tunecast.cli.console import print_json, show
     from tunecast.cli.guard import THE_ANSWER_IS_NO, fail
+    from tunecast.plots import check_plot_path
+    from tunecast.written import read_asked_files, with_written, write_plan
 
+    wanted = read_asked_files(write or [], pick)
+    if plot is not None:
+        check_plot_path(plot)
     gc.disable()  # the process ends soon, and a collection in between costs more than the memory is worth
     found = recommender.recommend(
         model,
@@ -87,6 +109,11 @@ def recommend(
         **parallel,
         **around,
     )
+    found = with_written(found, write_plan(found, wanted, pick))
+    if plot is not None:
+        from tunecast.recommend_plot import money_against_time
+
+        money_against_time(plot, found)
     if as_json:
         print_json(found.to_dict())
     else:

@@ -110,6 +110,9 @@ SEARCH = {
     "--region",
     "--purchase",
     "--no-spot",
+    "--write",
+    "--pick",
+    "--plot",
 }
 OPTIONS = {
     "env": {"--json"},

@@ -1,0 +1,65 @@
+"""Money against time as a picture: the front with its intervals, and the cards that lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tunecast.plots import check_plot_path, new_figure, save_figure
+
+if TYPE_CHECKING:
+    from tunecast.model.value import Value
+    from tunecast.recommendation import Recommendation
+
+
+def money_against_time(path: Path, found: Recommendation) -> Path:
+    """Draw it; both axes are logarithmic, since ratios are what the balance is made of."""
+    check_plot_path(path)
+    figure = new_figure()
+    axes = figure.subplots()
+    draw_losers(axes, found)
+    draw_front(axes, found)
+    axes.set(xscale="log", yscale="log", xlabel="whole run, hours", ylabel="whole run, USD")
+    axes.set_title(f"{found.model}: what to rent")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter("{x:g}")
+        axis.set_minor_formatter("{x:g}")
+    axes.tick_params(which="both", labelsize="small")
+    axes.grid(alpha=0.3, which="both")
+    axes.legend(loc="upper right", fontsize="small")
+    return save_figure(figure, path)
+
+
+def arms(value: Value) -> tuple[float, float]:
+    """Lengths of an error bar below and above."""
+    return value.value - value.low, value.high - value.value
+
+
+def draw_front(axes: Any, found: Recommendation) -> None:
+    """The front as a line of points with 80% intervals; its three named plans are labelled."""
+    if not found.front:
+        return
+    times = [picked.forecast.total_time_h for picked in found.front]
+    costs = [picked.forecast.cost_usd for picked in found.front]
+    known = [(time, cost) for time, cost in zip(times, costs, strict=True) if time is not None and cost is not None]
+    x, y = [time.value for time, _ in known], [cost.value for _, cost in known]
+    x_arms = list(zip(*(arms(time) for time, _ in known), strict=True))
+    y_arms = list(zip(*(arms(cost) for _, cost in known), strict=True))
+    axes.errorbar(
+        x, y, xerr=x_arms, yerr=y_arms, fmt="o-", elinewidth=0.8, capsize=2, label="not beaten, with 80% intervals"
+    )
+    for name, picked in (("cheapest", found.cheapest), ("balance", found.balance), ("fastest", found.fastest)):
+        if picked is None or picked.forecast.total_time_h is None or picked.forecast.cost_usd is None:
+            continue
+        at = (picked.forecast.total_time_h.value, picked.forecast.cost_usd.value)
+        words = f"{name}: {picked.candidate.num_gpus} x {picked.forecast.gpu}"
+        axes.annotate(words, at, textcoords="offset points", xytext=(6, 6), fontsize="small")
+
+
+def draw_losers(axes: Any, found: Recommendation) -> None:
+    """Every card that lost, by its best plan."""
+    lost = [rejected.candidate for rejected in found.rejected if rejected.candidate is not None]
+    if lost:
+        axes.plot(
+            [c.time_h for c in lost], [c.usd for c in lost], ".", color="0.6", label="other cards, best plan each"
+        )

@@ -1,0 +1,169 @@
+"""A recommended plan as a rental task: SkyPilot's task YAML and dstack's task configuration.
+
+Both first run ``tunecast calibrate`` on the machine that was rented, then forecast the very training file with that
+record, then train. Formats: SkyPilot ``sky/utils/schemas.py`` (`get_task_schema`, `get_resources_schema`), dstack
+``core/models/configurations.py``, ``profiles.py`` and ``resources.py``.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tunecast.catalogs.errors import NotSupportedError
+
+if TYPE_CHECKING:
+    from tunecast.model.market import Candidate
+
+SKYPILOT_GPUS = {
+    "a10-24gb": "A10", "a10g-24gb": "A10G", "a100-pcie-40gb": "A100", "a100-sxm4-40gb": "A100",
+    "a100-pcie-80gb": "A100-80GB", "a100-sxm4-80gb": "A100-80GB", "h100-pcie-80gb": "H100", "h100-sxm5-80gb": "H100",
+    "h200-sxm5-141gb": "H200", "l4-24gb": "L4", "l40s-48gb": "L40S", "t4-16gb": "T4", "v100-sxm2-16gb": "V100",
+    "v100-pcie-16gb": "V100", "v100-sxm2-32gb": "V100-32GB", "v100-pcie-32gb": "V100-32GB", "a40-48gb": "A40",
+    "rtx-a4000-16gb": "A4000", "rtx-a6000-48gb": "A6000", "gh200-96gb": "GH200",
+}  # fmt: skip
+"""Names under which ``sky show-gpus -a`` lists them (docs.skypilot.co, GPUs and Accelerators)."""
+SKYPILOT_CLOUDS = {"aws": "aws", "azure": "azure", "gcp": "gcp", "lambda": "lambda", "nebius": "nebius", "oci": "oci",
+                   "paperspace": "paperspace", "runpod": "runpod", "vast": "vast", "digitalocean": "do"}  # fmt: skip
+DSTACK_BACKENDS = {"aws": "aws", "azure": "azure", "gcp": "gcp", "lambda": "lambda", "nebius": "nebius", "oci": "oci",
+                   "runpod": "runpod", "vast": "vastai", "vultr": "vultr"}  # fmt: skip
+FORM_FACTORS = ("pcie", "sxm", "sxm2", "sxm4", "sxm5")
+ENVIRONMENT_GB = 60
+"""Image, packages and caches beside the weights: a torch environment with CUDA libraries takes 15 to 20 GB; thrice
+that, since a full disk ends a run."""
+COPIES = 2
+"""The published weights on the disk, and as much again for checkpoints and the result."""
+NAME_LENGTH = 40
+TRAINERS = {
+    "trl": ("'trl[peft]' bitsandbytes", "trl sft --config {file}"),
+    "axolotl": ("axolotl", "axolotl train {file}"),
+    "llama-factory": ("llamafactory bitsandbytes", "FORCE_TORCHRUN=1 llamafactory-cli train {file}"),
+}
+"""What to install, and how to start."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What a rental task says, whoever runs it."""
+
+    candidate: Candidate
+    model: str
+    weights_bytes: float
+    config_kind: str
+    config_file: str
+    """Name of the training file, beside the task."""
+
+    @property
+    def name(self) -> str:
+        """A short name of lower-case letters, digits and dashes."""
+        words = re.sub(r"[^a-z0-9]+", "-", f"tunecast-{self.model.rpartition('/')[2]}".lower())
+        return words[:NAME_LENGTH].strip("-")
+
+    @property
+    def disk_gb(self) -> int:
+        """Disk to ask for."""
+        return math.ceil(COPIES * self.weights_bytes / 1e9) + ENVIRONMENT_GB
+
+    @property
+    def machines(self) -> int:
+        """Machines of the job."""
+        return int(self.candidate.price.offer.get("instances") or 1)
+
+    @property
+    def gpus_each(self) -> int:
+        """GPUs of one machine."""
+        return math.ceil(self.candidate.num_gpus / self.machines)
+
+    @property
+    def install(self) -> list[str]:
+        """Shell lines that set the machine up."""
+        return ['pip install "$TUNECAST"', f"pip install {TRAINERS[self.config_kind][0]}"]
+
+    @property
+    def commands(self) -> list[str]:
+        """Shell lines: measure this machine, forecast the run with what was measured, train."""
+        gpu, count = self.candidate.target.id, self.candidate.num_gpus
+        several = f" --num-gpus {count}" if count > 1 else ""
+        return [
+            f"tunecast calibrate --out records{several}",
+            f"tunecast estimate {self.config_file} --gpu {gpu}{several} --record records/*.json",
+            TRAINERS[self.config_kind][1].format(file=self.config_file),
+        ]
+
+
+ENVIRONMENT = {"TUNECAST": "tunecast[calibrate]"}
+"""What pip installs; replace it by the address of your own clone."""
+
+
+def skypilot_task(task: Task) -> dict[str, Any]:
+    """``sky launch FILE``, in the folder of the training file."""
+    gpu, offer = task.candidate.target.id, task.candidate.price.offer
+    if gpu not in SKYPILOT_GPUS:
+        raise NotSupportedError(
+            f"SkyPilot's list of accelerators has no name for {gpu}; write --write dstack FILE instead, or choose the "
+            "card with --gpu."
+        )
+    cloud, region = SKYPILOT_CLOUDS.get(str(offer.get("provider"))), str(offer.get("region") or "global")
+    place = cloud if region in ("global", "all") or cloud is None else f"{cloud}/{region}"
+    resources = {
+        "accelerators": f"{SKYPILOT_GPUS[gpu]}:{task.gpus_each}",
+        "use_spot": task.candidate.kind == "spot",
+        "disk_size": task.disk_gb,
+    }
+    return {
+        "name": task.name,
+        "workdir": ".",
+        "resources": resources if place is None else {"infra": place, **resources},
+        "num_nodes": task.machines,
+        "envs": dict(ENVIRONMENT),
+        "setup": "\n".join(task.install) + "\n",
+        "run": "\n".join(("set -e", *task.commands)) + "\n",
+    }
+
+
+def dstack_gpu(gpu_id: str) -> str:
+    """gpuhunt's short name of a card, by which dstack finds it: ``rtx-6000-ada-48gb`` is RTX6000Ada."""
+    parts = [part for part in gpu_id.split("-")[:-1] if part not in FORM_FACTORS]
+    if parts[:1] == ["rtx"] and parts[1][:1] == "a":
+        parts = parts[1:]  # the RTX A series goes without RTX
+    if parts[:2] == ["rtx", "pro"]:
+        parts = parts[:3]
+    if parts[0] == "quadro":
+        parts = parts[1:]
+    words = {"ti": "Ti", "ada": "Ada"}
+    return "".join(words.get(part, part.upper()) for part in parts)
+
+
+def dstack_task(task: Task) -> dict[str, Any]:
+    """``dstack apply -f FILE``, in the folder of the training file."""
+    candidate, offer = task.candidate, task.candidate.price.offer
+    assert candidate.target.gpu is not None
+    backend, region = DSTACK_BACKENDS.get(str(offer.get("provider"))), str(offer.get("region") or "global")
+    gpu = {
+        "name": dstack_gpu(candidate.target.id),
+        "memory": f"{candidate.target.gpu.memory_marketing_gb:g}GB",
+        "count": task.gpus_each,
+    }
+    found: dict[str, Any] = {
+        "type": "task",
+        "name": task.name,
+        "nodes": task.machines,
+        "python": "3.12",
+        "env": [f"{name}={value}" for name, value in ENVIRONMENT.items()],
+        "files": [task.config_file],
+        "commands": [*task.install, *task.commands],
+        "resources": {"gpu": gpu, "disk": f"{task.disk_gb}GB.."},
+        "spot_policy": "spot" if candidate.kind == "spot" else "on-demand",
+        "max_price": round(1.1 * candidate.price.usd_per_h / task.machines, 2),
+    }
+    if backend is not None:
+        found["backends"] = [backend]
+        if region not in ("global", "all"):
+            found["regions"] = [region]
+    return found
+
+
+TASKS: dict[str, Callable[[Task], dict[str, Any]]] = {"skypilot": skypilot_task, "dstack": dstack_task}

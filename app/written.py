@@ -1,0 +1,143 @@
+"""Plans written to files: training configurations and rental tasks, each saying in its head what it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tunecast.catalogs.errors import InputError, UnknownNameError
+
+if TYPE_CHECKING:
+    from tunecast.recommendation import Picked, Recommendation
+
+PICKS = ("cheapest", "balance", "fastest")
+TRAINING = ("trl", "axolotl", "llama-factory")
+RENTAL = ("skypilot", "dstack")
+KINDS = (*TRAINING, *RENTAL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """One file that was written."""
+
+    kind: str
+    path: Path
+    notes: tuple[str, ...] = ()
+    """What the file runs otherwise than the plan."""
+
+
+def read_asked_files(asked: Sequence[str], pick: str) -> list[tuple[str, Path]]:
+    """``KIND=FILE.yaml`` texts; raises InputError, before any work is done, for what cannot be written."""
+    if pick not in PICKS:
+        raise UnknownNameError("pick", pick, PICKS, hint=f"--pick takes {', '.join(PICKS)}.")
+    found = []
+    for text in asked:
+        kind, _, name = text.partition("=")
+        if kind not in KINDS:
+            raise UnknownNameError("file to write", kind, KINDS, hint=f"--write takes {', '.join(KINDS)}.")
+        path = Path(name)
+        if path.suffix.lower() not in (".yaml", ".yml"):
+            raise InputError(f"--write {text} names no YAML file; type for example --write {kind}={kind}.yaml.")
+        found.append((kind, path))
+    return found
+
+
+def write_plan(found: Recommendation, asked: Sequence[tuple[str, Path]], pick: str) -> list[Written]:
+    """Write the picked plan; a rental task without a training file beside it gets TRL's."""
+    picked = getattr(found, pick)
+    if picked is None or not asked:
+        return []
+    wanted = list(asked)
+    kinds = {kind: path for kind, path in wanted}
+    training = next((kind for kind in TRAINING if kind in kinds), None)
+    if training is None:
+        training, first = "trl", wanted[0][1]
+        kinds[training] = first.with_name(f"{first.name.split('.')[0]}-train.yaml")
+        wanted.insert(0, (training, kinds[training]))
+    written = []
+    for kind, path in wanted:
+        if kind in TRAINING:
+            written.append(_write_training(found, picked, pick, kind, path))
+        else:
+            written.append(_write_task(found, picked, pick, kind, path, training, kinds[training]))
+    return written
+
+
+def head_lines(found: Recommendation, picked: Picked, pick: str) -> list[str]:
+    """What the file is, for its reader."""
+    forecast, candidate = picked.forecast, picked.candidate
+    assert forecast.total_time_h is not None
+    assert forecast.cost_usd is not None
+    time, cost = forecast.total_time_h, forecast.cost_usd
+    hours = f"{time.value:.2f} h (80%: {time.low:.2f} to {time.high:.2f})"
+    dollars = f"${cost.value:.2f} (${cost.low:.2f} to ${cost.high:.2f})"
+    return [
+        f"{found.model} on {candidate.num_gpus} x {forecast.gpu}: the {pick} plan of tunecast recommend.",
+        f"Forecast: {hours}, {dollars}, {found.steps}.",
+    ]
+
+
+def _write_training(found: Recommendation, picked: Picked, pick: str, kind: str, path: Path) -> Written:
+    from tunecast.model.amount import resolve_amount
+    from tunecast.model.configs.write import DATASET, config_for, differences
+
+    forecast = picked.forecast
+    amount = resolve_amount(forecast.run, {**found.amount_options})
+    assert amount is not None
+    mapping = config_for(kind, forecast.architecture, forecast.run, amount.steps)
+    other = differences(kind, mapping, forecast.architecture, forecast.run)
+    notes = tuple(
+        f"{name} is {value} in this file's framework, {getattr(forecast.run, name)} in the forecast"
+        for name, value in other.items()
+    )
+    lines = [*head_lines(found, picked, pick), f"Put your data where {DATASET} stands; rows are packed."]
+    _dump(path, [*lines, *notes], mapping)
+    return Written(kind=kind, path=path, notes=notes)
+
+
+def _write_task(
+    found: Recommendation, picked: Picked, pick: str, kind: str, path: Path, training: str, config: Path
+) -> Written:
+    from tunecast.model.run_work import published_bytes
+    from tunecast.rental_tasks import TASKS, Task
+
+    forecast = picked.forecast
+    task = Task(
+        candidate=picked.candidate,
+        model=found.model,
+        weights_bytes=published_bytes(found.model, forecast.total_params),
+        config_kind=training,
+        config_file=config.name,
+    )
+    mapping = TASKS[kind](task)
+    start = f"sky launch {path.name}" if kind == "skypilot" else f"dstack apply -f {path.name}"
+    lines = [*head_lines(found, picked, pick), f"Start it in the folder of {config.name}: {start}"]
+    _dump(path, lines, mapping)
+    return Written(kind=kind, path=path)
+
+
+def _dump(path: Path, head: Iterable[str], mapping: Mapping[str, Any]) -> None:
+    """YAML with a head of comments; text of several lines as a block."""
+    import yaml
+
+    class Dumper(yaml.SafeDumper):
+        """Blocks for text of several lines."""
+
+    def as_block(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+    Dumper.add_representer(str, as_block)
+    body = yaml.dump(dict(mapping), Dumper=Dumper, sort_keys=False, width=120)
+    text = "".join(f"# {line}\n" for line in head) + body
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{path} cannot be written ({error.strerror}); name another file.") from error
+
+
+def with_written(found: Recommendation, written: Sequence[Written]) -> Recommendation:
+    """The recommendation, telling what was written."""
+    lines = [f"wrote {each.path} ({each.kind}){': ' if each.notes else ''}{'; '.join(each.notes)}" for each in written]
+    return replace(found, notes=(*found.notes, *lines))

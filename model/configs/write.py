@@ -1,0 +1,236 @@
+"""A run as the training file of another tool: the reverse of the readers, for the fields that decide memory and time.
+
+Rows are packed to exactly `max_length`, as the forecast counts them. What a format cannot say, or its framework does
+differently, `differences` finds by reading the file back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Any
+
+from tunecast.catalogs.errors import InputError, NotSupportedError, TunecastError
+from tunecast.model.architecture import Architecture
+from tunecast.model.configs.axolotl import KERNELS
+from tunecast.model.configs.merge import merge_options
+from tunecast.model.configs.read import read_mapping
+from tunecast.model.question import RUN_OPTIONS_ELSEWHERE
+from tunecast.model.resolve import adaptable_modules, resolve_run
+from tunecast.model.run import Run
+
+DATASET = "YOUR-DATASET"
+"""Stands where only the user knows."""
+OUTPUT = "out"
+WORDS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+LEARNING_RATE = {"lora": 2e-4, "qlora": 2e-4, "full": 2e-5}
+"""axolotl has no default: PEFT's examples for adapters, TRL's for whole models. It costs nothing."""
+TRL_PRESETS = {"ddp": "multi_gpu", "zero1": "zero1", "zero2": "zero2", "zero3": "zero3", "fsdp": "fsdp2"}
+"""accelerate's files that ship with TRL."""
+FLASH_WORDS = {"sdpa": "sdpa", "eager": "disabled", "flash_attention_2": "fa2"}
+LAYOUT = ("gpus_per_node", "num_gpus")
+"""Fields that the launcher or the machine decides."""
+
+Mapped = dict[str, Any]
+
+
+def targets(architecture: Architecture, run: Run) -> list[str] | None:
+    """Adapter targets by name; None for all linear maps of the layers."""
+    every = set(run.lora_target_modules) == set(adaptable_modules(architecture))
+    return None if every else list(run.lora_target_modules)
+
+
+def deepspeed(run: Run) -> Mapped:
+    """DeepSpeed's own settings for a ZeRO stage; the trainer fills in what says auto."""
+    return {
+        "zero_optimization": {"stage": int(run.sharding.removeprefix("zero"))},
+        "bf16": {"enabled": run.compute_dtype == "bf16"},
+        "fp16": {"enabled": run.compute_dtype == "fp16"},
+        "gradient_clipping": "auto",
+        "train_batch_size": "auto",
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": "auto",
+    }
+
+
+def without_empty(mapping: Mapping[str, Any]) -> Mapped:
+    """The mapping without what is None."""
+    return {name: value for name, value in mapping.items() if value is not None}
+
+
+def checkpointing_kwargs(run: Run) -> Mapped | None:
+    """Which kind of checkpointing."""
+    return {"use_reentrant": run.reentrant} if run.gradient_checkpointing else None
+
+
+def trl_file(architecture: Architecture, run: Run, steps: int) -> Mapped:
+    """``trl sft --config FILE``."""
+    adapters = {
+        "use_peft": True,
+        "lora_r": run.lora_r,
+        "lora_dropout": run.lora_dropout,
+        "lora_target_modules": targets(architecture, run) or "all-linear",
+        "use_dora": run.use_dora or None,
+        "use_rslora": run.use_rslora or None,
+    }
+    four_bit = {
+        "load_in_4bit": True,
+        "bnb_4bit_quant_type": run.bnb_4bit_quant_type,
+        "use_bnb_nested_quant": run.double_quant,
+    }
+    spread = {"accelerate_config": TRL_PRESETS.get(run.sharding), "num_processes": run.num_gpus}
+    return without_empty(
+        {
+            "model_name_or_path": architecture.name,
+            "dtype": WORDS[run.dtype],
+            "dataset_name": DATASET,
+            "output_dir": OUTPUT,
+            **(adapters if run.has_adapters else {}),
+            **(four_bit if run.method == "qlora" else {}),
+            "bf16": run.precision == "bf16-autocast",
+            "fp16": run.precision == "fp16-autocast" or None,
+            "max_length": run.max_length,
+            "packing": True,
+            "packing_strategy": "wrapped",
+            "per_device_train_batch_size": run.per_device_train_batch_size,
+            "gradient_accumulation_steps": run.gradient_accumulation_steps,
+            "max_steps": steps,
+            "gradient_checkpointing": run.gradient_checkpointing,
+            "gradient_checkpointing_kwargs": checkpointing_kwargs(run),
+            "attn_implementation": run.attn_implementation,
+            "optim": run.optim,
+            "loss_type": None if run.stack == "liger" else run.loss_type,
+            "use_liger_kernel": True if run.stack == "liger" else None,
+            **(spread if run.num_gpus > 1 else {}),
+        }
+    )
+
+
+def axolotl_file(architecture: Architecture, run: Run, steps: int) -> Mapped:
+    """``axolotl train FILE``."""
+    named = targets(architecture, run)
+    adapters = {
+        "adapter": run.method,
+        "lora_r": run.lora_r,
+        "lora_alpha": 2 * run.lora_r,
+        "lora_dropout": run.lora_dropout,
+        "lora_target_linear": True if named is None else None,
+        "lora_target_modules": named,
+        "peft_use_dora": run.use_dora or None,
+        "peft_use_rslora": run.use_rslora or None,
+        **({} if run.stack == "axolotl" else dict.fromkeys(KERNELS, False)),
+    }
+    four_bit = {
+        "load_in_4bit": True,
+        "bnb_config_kwargs": {
+            "bnb_4bit_quant_type": run.bnb_4bit_quant_type,
+            "bnb_4bit_use_double_quant": run.double_quant,
+        },
+    }
+    sharded = {"fsdp_version": 2, "fsdp_config": {"reshard_after_forward": True, "offload_params": False}}
+    spread = sharded if run.sharding == "fsdp" else {"deepspeed": deepspeed(run)} if "zero" in run.sharding else {}
+    return without_empty(
+        {
+            "base_model": architecture.name,
+            "datasets": [{"path": DATASET, "type": "completion"}],
+            "output_dir": OUTPUT,
+            **(adapters if run.has_adapters else {}),
+            **(four_bit if run.method == "qlora" else {}),
+            "bf16": {"bf16-autocast": True, "bf16": "full"}.get(run.precision, False),
+            "fp16": run.precision == "fp16-autocast" or None,
+            "sequence_len": run.max_length,
+            "sample_packing": True,
+            "pad_to_sequence_len": True,
+            "micro_batch_size": run.per_device_train_batch_size,
+            "gradient_accumulation_steps": run.gradient_accumulation_steps,
+            "max_steps": steps,
+            "learning_rate": LEARNING_RATE[run.method],
+            "gradient_checkpointing": run.gradient_checkpointing,
+            "gradient_checkpointing_kwargs": checkpointing_kwargs(run),
+            "attn_implementation": run.attn_implementation,
+            "optimizer": run.optim,
+            **spread,
+        }
+    )
+
+
+def llama_factory_file(architecture: Architecture, run: Run, steps: int) -> Mapped:
+    """``llamafactory-cli train FILE``."""
+    named = targets(architecture, run)
+    adapters = {
+        "lora_rank": run.lora_r,
+        "lora_dropout": run.lora_dropout,
+        "lora_target": "all" if named is None else ",".join(named),
+        "use_dora": run.use_dora or None,
+        "use_rslora": run.use_rslora or None,
+    }
+    four_bit = {
+        "quantization_bit": 4,
+        "quantization_method": "bnb",
+        "quantization_type": run.bnb_4bit_quant_type,
+        "double_quantization": run.double_quant,
+    }
+    sharded = {"fsdp": "full_shard auto_wrap"}
+    spread = sharded if run.sharding == "fsdp" else {"deepspeed": deepspeed(run)} if "zero" in run.sharding else {}
+    return without_empty(
+        {
+            "model_name_or_path": architecture.name,
+            "stage": "sft",
+            "do_train": True,
+            "finetuning_type": "full" if run.method == "full" else "lora",
+            "dataset": DATASET,
+            "template": "default",
+            "output_dir": OUTPUT,
+            **(adapters if run.has_adapters else {}),
+            **(four_bit if run.method == "qlora" else {}),
+            "pure_bf16": True if run.precision == "bf16" else None,
+            "bf16": True if run.precision == "bf16-autocast" else None,
+            "fp16": True if run.precision == "fp16-autocast" else None,
+            "cutoff_len": run.max_length + 1,
+            "packing": True,
+            "per_device_train_batch_size": run.per_device_train_batch_size,
+            "gradient_accumulation_steps": run.gradient_accumulation_steps,
+            "max_steps": steps,
+            "disable_gradient_checkpointing": not run.gradient_checkpointing,
+            "use_reentrant_gc": run.reentrant if run.gradient_checkpointing else None,
+            "flash_attn": FLASH_WORDS.get(run.attn_implementation),
+            "enable_liger_kernel": True if run.stack == "liger" else None,
+            "optim": run.optim,
+            **spread,
+        }
+    )
+
+
+WRITERS: dict[str, Callable[[Architecture, Run, int], Mapped]] = {
+    "trl": trl_file,
+    "axolotl": axolotl_file,
+    "llama-factory": llama_factory_file,
+}
+
+
+def config_for(kind: str, architecture: Architecture, run: Run, steps: int) -> Mapped:
+    """The training file of a run; layouts that none of the three can say are refused."""
+    if run.tp * run.pp * run.cp > 1 or run.offload != "none":
+        raise NotSupportedError(
+            "A training file with tensor, pipeline or context parallelism or offloading is not built yet; "
+            "use --sharding ddp, zero1, zero2, zero3 or fsdp."
+        )
+    return WRITERS[kind](architecture, run, steps)
+
+
+def read_back(kind: str, mapping: Mapping[str, Any], architecture: Architecture, num_gpus: int) -> Run:
+    """The run that our own reader makes of the file; the launcher's number of GPUs is given."""
+    run_file = read_mapping(mapping, name=f"the {kind} file", config_format=kind, num_gpus=num_gpus)
+    options = merge_options(run_file, {"num_gpus": num_gpus, "allow_long_context": True}).options
+    own = {name: value for name, value in options.items() if name not in RUN_OPTIONS_ELSEWHERE}
+    return resolve_run(architecture, own).run
+
+
+def differences(kind: str, mapping: Mapping[str, Any], architecture: Architecture, run: Run) -> dict[str, Any]:
+    """Fields that the written file runs with otherwise, and how; empty when it says the whole run."""
+    try:
+        found = read_back(kind, mapping, architecture, run.num_gpus)
+    except InputError as error:
+        raise TunecastError(f"The {kind} file of this plan cannot be read back: {error}") from error
+    names = [field.name for field in fields(Run) if field.name not in LAYOUT]
+    return {name: getattr(found, name) for name in names if getattr(found, name) != getattr(run, name)}
