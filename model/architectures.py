@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunecast.catalogs.configs import config_from_row, config_table
-from tunecast.catalogs.errors import InputError, NotSupportedError
+from tunecast.catalogs.errors import InputError, NotSupportedError, UnbuiltFamilyError
 from tunecast.model.architecture import Architecture, Attention, Layer, LayerGroup, Linear, Mlp
 from tunecast.model.families import FAMILIES, family_of
 from tunecast.model.family import Family
@@ -220,8 +220,9 @@ def layer_windows(config: Mapping[str, Any], family: Family, num_layers: int, na
     """Sliding window of each layer: ``layer_types`` when given, else the family's own rule."""
     given = config.get("sliding_window", family.default_window) is not None
     if family.window_rule == "none" and config.get("use_sliding_window"):
-        raise NotSupportedError(
-            f"The config {name} has use_sliding_window, which {family.model_type} is not built with."
+        raise UnbuiltFamilyError(
+            f"The config {name} has use_sliding_window, which {family.model_type} has no formulas with; add --exact, "
+            "which traces its real code."
         )
     if not given or family.window_rule == "none" or not config.get("use_sliding_window", family.window_rule != "late"):
         return (None,) * num_layers

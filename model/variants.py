@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from tunecast.catalogs.errors import NotSupportedError
+from tunecast.catalogs.errors import UnbuiltFamilyError
 from tunecast.model.family import Family
 
 Config = Mapping[str, Any]
@@ -27,7 +27,7 @@ def refuse(config: Config, name: str, **ordinary: Any) -> None:
     for field, value in ordinary.items():
         given = config.get(field)
         if given is not None and given != value:
-            raise NotSupportedError(
+            raise UnbuiltFamilyError(
                 f"{name} has {field}={given!r}, which has no formulas; trace its real code with --exact."
             )
 
