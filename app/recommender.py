@@ -145,13 +145,15 @@ def _search(
     from tunecast.catalogs.price_book import price_book
     from tunecast.model.market import Search
     from tunecast.model.plans import BATCH_OPTIONS, Job, global_batch, gpu_counts
-    from tunecast.model.resolve import ASSUMED
+    from tunecast.model.resolve import ASSUMED, checked_method
 
     if options.get("num_gpus") == "auto":
         del options["num_gpus"]
     asked = read_asked(model, options)
     if not any(asked.options.get(name) is not None for name in AMOUNTS):
         raise InputError(f"What to rent for {model} depends on how much it trains; add --tokens 10M, for example.")
+    for method in methods or ():
+        checked_method(method)
     if methods and asked.options.get("method") not in (None, *methods):
         raise InputError(f"--method {asked.options['method']} is not among --methods {','.join(methods)}; keep one.")
     counts = gpu_counts(max_gpus)

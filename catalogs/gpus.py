@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from tunecast.catalogs.errors import InputError, UnknownNameError
+from tunecast.catalogs.refused import refuse_hardware
 from tunecast.catalogs.tables import GIB, GIGA, MIB, TERA, Row, integer, names, number, read_rows
 
 PEAK_COLUMNS = {
@@ -85,7 +86,7 @@ def find_gpu(name: str) -> Gpu:
     """The GPU called `name`: an id, an NVML or torch name, or an everyday name such as 4090 or A10G.
 
     Raises UnknownNameError for a name in no catalog and InputError, with the choices, for one that
-    several cards share.
+    several cards share. An accelerator that is no GPU, such as a TPU, raises NotSupportedError.
     """
     gpus = load_gpus()
     exact = gpus.get(name.strip().lower())
@@ -93,6 +94,7 @@ def find_gpu(name: str) -> Gpu:
         return exact
     ids = ids_called(name)
     if not ids:
+        refuse_hardware(name)
         raise UnknownNameError("GPU", name, _known_names(), hint="`tunecast catalog gpus` lists all.")
     if len(ids) > 1:
         raise InputError(f"GPU {name!r} is ambiguous: say which of {', '.join(ids)}.")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from tunecast.catalogs.errors import InputError, UnknownNameError
+from tunecast.catalogs.refused import refuse_network
 from tunecast.catalogs.tables import Row, integer, read_rows
 
 
@@ -78,6 +79,7 @@ def find_model(name: str) -> ModelRow:
     """
     matches = _index().get(_key(name), ())
     if not matches:
+        refuse_network(name)
         raise UnknownNameError("model", name, _known_names(), hint="A local config.json works too.")
     if len(matches) > 1:
         choices = ", ".join(row.hf_id for row in matches)

@@ -177,10 +177,13 @@ def fits_with(question: Question, target: Target, options: Options) -> bool:
 
 
 def tried(question: Question, target: Target, options: dict[str, Any], before: Forecast) -> Change | None:
-    """The change with its memory and time, or None when the run still does not fit."""
+    """The change with its memory and time, or None when the run still does not fit or nothing says how fast it is."""
     if not fits_with(question, target, options):
         return None
-    after = forecast(changed(question, options), target)
+    try:
+        after = forecast(changed(question, options), target)
+    except InputError:
+        return None
     assert after.memory.process_bytes is not None
     return Change(
         options=options,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tunecast.catalogs.errors import InputError, NotSupportedError, UnknownNameError
+from tunecast.catalogs.refused import refuse_method
 from tunecast.model.architecture import Architecture
 from tunecast.model.resolve_adapters import take_variants
 from tunecast.model.resolve_attention import attention_defaults
@@ -248,6 +249,12 @@ def _note_window(fields: _Fields, architecture: Architecture) -> None:
         )
 
 
+def checked_method(method: str) -> str:
+    """The method if there is one of that name; raises NotSupportedError for inference and other neighbouring uses."""
+    refuse_method(method)
+    return one_of("method", method, METHODS)
+
+
 def resolve_run(
     architecture: Architecture,
     options: Mapping[str, Any],
@@ -263,7 +270,7 @@ def resolve_run(
     """
     check_known(options)
     fields = _Fields(options, option_origins or {})
-    method = one_of("method", fields.take("method", ASSUMED["method"], "assumed"), METHODS)
+    method = checked_method(fields.take("method", ASSUMED["method"], "assumed"))
     defaults = stack_defaults(fields.take("stack", ASSUMED["stack"], "assumed"), method)
     _numbers(fields, architecture)
     defaults = take_quantization(fields, defaults)

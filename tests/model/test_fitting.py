@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tunecast.catalogs.errors import InputError
 from tunecast.model.architecture import Architecture
+from tunecast.model.architectures import load_architecture
 from tunecast.model.estimate import forecast
 from tunecast.model.fitting import (
     MOST_SAMPLES,
@@ -156,3 +157,13 @@ def test_a_card_of_unknown_room_is_refused(make: Make, run_of: RunOf) -> None:
     llama, target = make("llama-3.1-8b"), replace(card("l40s-48gb"), usable_bytes=None)
     with pytest.raises(InputError, match="usable memory of l40s-48gb is unknown"):
         largest_micro_batch(llama, run_of(llama), target)
+
+
+def test_a_way_out_over_machines_whose_network_is_unknown_is_no_way_out() -> None:
+    """Six RTX 3090 do not hold 70B; twelve would, but nothing says how two such machines are joined."""
+    options = {"method": "lora", "num_gpus": 6, "sharding": "fsdp"}
+    question = Question(architecture=load_architecture("meta-llama/Llama-2-70b-hf"), options=options)
+    (target,) = resolve_targets(["rtx-3090-24gb"], {})
+    assert "num_gpus" not in {name for change in what_would_fit(question, target) for name in change.options}
+    joined = replace(question, options={**options, "internode_gbps": 100.0})
+    assert "num_gpus" in {name for change in what_would_fit(joined, target) for name in change.options}
