@@ -134,6 +134,8 @@ def _fake_mode(platform: str) -> Iterator[None]:
             stack.enter_context(mock.patch.object(torch.nn.functional, "dropout", _fused_dropout))
             stack.enter_context(mock.patch.object(torch.nn.functional, "softmax", _softmax_as_on_cuda))
             stack.enter_context(mock.patch.object(torch.Tensor, "sum", _wide_sum(torch.Tensor.sum)))
+            call = _attention_as_on_cuda(functional.scaled_dot_product_attention)
+            stack.enter_context(mock.patch.object(functional, "scaled_dot_product_attention", call))
         yield
 
 
@@ -177,6 +179,25 @@ def _wide_power(power: Any) -> Any:
         return power(x.float() if lifts else x, exponent)
 
     return wide
+
+
+def _attention_as_on_cuda(plain: Any) -> Any:
+    """Heads whose values are narrower than their keys (latent attention): CUDA's memory-efficient kernel takes them.
+
+    The flash kernel wants equal widths (``sdp_utils.cpp``), and a CPU then multiplies everything out.
+    """
+    import torch
+
+    def attention(q: Any, k: Any, v: Any, attn_mask: Any = None, dropout_p: float = 0.0, **options: Any) -> Any:
+        if q.shape[-1] == v.shape[-1]:
+            return plain(q, k, v, attn_mask=attn_mask, dropout_p=dropout_p, **options)
+        if torch.is_autocast_enabled("cpu"):
+            q, k, v = (x.to(torch.get_autocast_dtype("cpu")) for x in (q, k, v))
+        efficient = torch.ops.aten._scaled_dot_product_efficient_attention
+        causal, scale = options.get("is_causal", False), options.get("scale")
+        return efficient(q, k, v, attn_mask, True, dropout_p, causal, scale=scale)[0]
+
+    return attention
 
 
 def _wide_sum(plain: Any) -> Any:
