@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from importlib.metadata import version
 from importlib.util import find_spec
+from typing import Any
 
 from tunecast.calibrate import exact
 from tunecast.calibrate.trace.depth import counted_micro_batches, trace_micro_batches
 from tunecast.calibrate.trace.result import Trace
-from tunecast.catalogs.errors import InputError
+from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.architecture import Architecture
 from tunecast.model.memory import PARTS, Parts, Place, layer_position
 from tunecast.model.operation import Kind, Operation, Phase
@@ -22,6 +23,20 @@ NEEDED = ("torch", "transformers", "peft", "bitsandbytes")
 """Packages whose real code a trace runs; the extra ``calibrate`` has them."""
 REQUIRED_BACKWARD = 2.0 / 2.5
 """Products of attention's backward that are required work, over those that flash kernels run (one is recomputed)."""
+
+ONE_GPU: dict[str, Any] = {
+    "num_gpus": 1, "sharding": "none", "gpus_per_node": 8, "sync_each_micro_batch": False, "stack": "hf-peft",
+}  # fmt: skip
+"""Fields that change nothing in one GPU's own step."""
+TRACED = (
+    "method", "lora_r", "lora_target_modules", "lora_dropout", "use_dora", "use_rslora", "lora_bias",
+    "modules_to_save", "adapter_dtype", "dtype", "precision", "bnb_4bit_quant_type", "double_quant", "quant_method",
+    "upcast_non_quantized", "max_length", "per_device_train_batch_size", "gradient_accumulation_steps",
+    "gradient_checkpointing", "reentrant", "checkpoint_every", "activation_offloading", "optim",
+    "attn_implementation", "loss_type", *ONE_GPU,
+)  # fmt: skip
+"""Fields of a run that the traced code follows."""
+TRACED_VALUES = {"loss_type": ("nll", "chunked_nll"), "quant_method": (None, "bnb-4bit")}
 
 Told = Callable[[str], None]
 
@@ -36,6 +51,21 @@ def check_installed() -> None:
         )
 
 
+def check_traced(run: Run) -> None:
+    """Refuse, by name, what the traced code would leave out: kernels and parallelism that are not Hugging Face's."""
+    plain = {each.name: each.default for each in fields(Run)}
+    for name, ordinary in plain.items():
+        value = getattr(run, name)
+        followed = value in TRACED_VALUES.get(name, (value,)) if name in TRACED else value == ordinary
+        if not followed:
+            shown = ",".join(value) if isinstance(value, tuple) else value
+            flag = name.replace("_", "-")
+            raise NotSupportedError(
+                f"--exact runs the code of transformers, PEFT and bitsandbytes, which has no --{flag} {shown}; leave "
+                "one of the two out."
+            )
+
+
 @dataclass(slots=True)
 class TracedSteps:
     """A `StepSource` that traces each run once, whatever the number of GPUs and of devices that ask."""
@@ -45,7 +75,8 @@ class TracedSteps:
     found: dict[tuple[Architecture, Run, str], StepInventory] = field(default_factory=dict)
 
     def __call__(self, architecture: Architecture, run: Run, platform: str) -> StepInventory:
-        key = (architecture, replace(run, num_gpus=1, sharding="none"), platform)
+        check_traced(run)
+        key = (architecture, replace(run, **ONE_GPU), platform)
         if key not in self.found:
             self.found[key] = traced_inventory(*key, told=self.told)
         return self.found[key]

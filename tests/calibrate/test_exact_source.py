@@ -123,6 +123,20 @@ def test_weights_of_an_unknown_family_are_not_sharded_on_a_guess() -> None:
         timeline_of(architecture, replace(run, sharding="fsdp"), source=TracedSteps())
 
 
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"loss_type": "liger"}, "--loss-type liger"),
+        ({"fused_kernels": ("rms_norm", "rope")}, "--fused-kernels rms_norm,rope"),
+        ({"hf_code": "4.45"}, "--hf-code 4.45"),
+        ({"tp": 2, "num_gpus": 2}, "--tp"),
+    ],
+)
+def test_what_the_traced_code_would_leave_out_is_refused_by_name(changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(NotSupportedError, match=named):
+        operations_of(LLAMA, replace(run_of(), **changes), source=TracedSteps())
+
+
 def test_what_is_traced_next_is_told() -> None:
     told: list[str] = []
     TracedSteps(told=told.append)(DEEP, run_of(), "cuda")
