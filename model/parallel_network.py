@@ -82,6 +82,6 @@ def with_network(
         added["node_latency_s"] = replace(factors.factors["link_latency_s"], origin="assumed")
     note = (
         f"{-(-run.num_gpus // run.gpus_per_node)} machines of {run.gpus_per_node} GPUs, joined at "
-        f"{speed * BITS_PER_BYTE / GIGA:,.0f} Gbit/s each ({where})"
+        f"{speed * BITS_PER_BYTE / GIGA:,.0f} Gbit/s each ({where}); slow machines and congestion are not counted"
     )
     return replace(factors, factors={**factors.factors, **added}, notes=(*factors.notes, note))

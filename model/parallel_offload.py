@@ -31,6 +31,10 @@ from tunecast.model.sharding import ZERO, shard_gpus
 from tunecast.model.units import DTYPE_BYTES, gib
 
 HOST_FACTORS = ("pcie_bytes_per_s", "host_update_params_per_s")
+DEEPSPEED = (*ZERO, "none")
+"""Shardings that keep fp32 masters; on one GPU only DeepSpeed offloads, by the rules of its stages 2 and 3."""
+REDUCED_AT_ONCE = ("zero2", "zero3", "none")
+"""Whose gradients leave after every micro-batch."""
 ADAM_FP32_BYTES = 12
 """Master weight and two moments."""
 GRADIENT_FP32_BYTES = 4
@@ -60,7 +64,7 @@ def offloaded(parts: Mapping[str, int], run: Run, moment: str) -> dict[str, int]
     Scratch is the update's own at its moment only; elsewhere it is dequantized weights, which stay.
     """
     gone = set(offloaded_parts(run))
-    if run.offload == "optimizer" and run.sharding in ("zero2", "zero3"):
+    if run.offload == "optimizer" and run.sharding in REDUCED_AT_ONCE:
         gone.add("gradients")
     if moment != "optimizer":
         gone.discard("scratch")
@@ -83,7 +87,7 @@ def weight_bytes(architecture: Architecture, run: Run) -> int:
 def host_bytes_per_machine(architecture: Architecture, run: Run) -> int:
     """Host memory that one machine needs for what is offloaded: fp32 states and gradients, parameters if they are."""
     trained = trained_params(architecture, run)
-    fp32 = run.sharding in ZERO
+    fp32 = run.sharding in DEEPSPEED
     per_param = ADAM_FP32_BYTES if fp32 else 2 * DTYPE_BYTES[trained_dtype(run)]
     total = trained * (per_param + (GRADIENT_FP32_BYTES if fp32 else DTYPE_BYTES[trained_dtype(run)]))
     if run.offload == "all":
@@ -111,8 +115,8 @@ def host_operations(architecture: Architecture, run: Run) -> list[Operation]:
         return []
     members, micro = shard_gpus(run), run.gradient_accumulation_steps
     share = trained_params(architecture, run) / members
-    size = DTYPE_BYTES["bf16" if run.sharding in ZERO else trained_dtype(run)]
-    every = run.sharding in ("zero2", "zero3") or run.sync_each_micro_batch
+    size = DTYPE_BYTES["bf16" if run.sharding in DEEPSPEED else trained_dtype(run)]
+    every = run.sharding in REDUCED_AT_ONCE or run.sync_each_micro_batch
     found = [
         host_operation("host.copy", Phase.BACKWARD, share * size, count=micro if every else 1),
         host_operation("host.update", Phase.OPTIMIZER, share, count=1, blocking=True),

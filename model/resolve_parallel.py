@@ -55,7 +55,7 @@ def take_parallel(fields: Fields, architecture: Architecture, whole_number: Call
     fields.values["fsdp_version"] = whole_number("fsdp_version", fields.take("fsdp_version", 2, "stack-default"))
     check_product(fields.values)
     take_sharding(fields)
-    check_tensor_parallel(architecture, fields.values)
+    check_tensor_parallel(architecture, fields.values, dora=bool(fields.given.get("use_dora")))
     check_pipeline(architecture, fields.values)
     check_context_parallel(architecture, fields.values)
     check_offload(fields.values)
@@ -134,7 +134,7 @@ def share_dtype(fields: Fields) -> None:
     fields.notes.append(f"Under FSDP the adapters are stored as {base}, like the base they share a shard with.")
 
 
-def check_tensor_parallel(architecture: Architecture, values: Mapping[str, Any]) -> None:
+def check_tensor_parallel(architecture: Architecture, values: Mapping[str, Any], *, dora: bool) -> None:
     """Heads and widths divide by tp, and a tensor-parallel group stays inside one machine."""
     tp = values["tp"]
     if tp == 1:
@@ -148,6 +148,8 @@ def check_tensor_parallel(architecture: Architecture, values: Mapping[str, Any])
         raise NotSupportedError(
             "Tensor parallelism of a quantized base is not built; use --tp 1 with --sharding fsdp, or --method lora."
         )
+    if dora:
+        raise NotSupportedError("Tensor parallelism of DoRA, with norms over whole weights, is not built; use --tp 1.")
     if values["sequence_parallel"] and values["max_length"] % (tp * values["cp"]):
         raise InputError(
             f"--tp {tp} splits the tokens of norms, but --max-length {values['max_length']} does not divide by it; "
@@ -229,7 +231,8 @@ def check_offload(values: Mapping[str, Any]) -> None:
     offload, sharding = values["offload"], values["sharding"]
     if offload == "none":
         return
-    if sharding not in OFFLOADED_BY[offload]:
+    alone = values["num_gpus"] == 1
+    if sharding not in OFFLOADED_BY[offload] and not alone:
         raise InputError(
             f"--offload {offload} was asked for with --sharding {sharding}, which no framework does; use --sharding "
             f"{' or '.join(OFFLOADED_BY[offload])}."

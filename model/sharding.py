@@ -172,13 +172,14 @@ def communication_bytes(architecture: Architecture, run: Run, moment: str, posit
 
     `position` names the layer as `memory.layer_position` does.
     """
-    if run.num_gpus == 1:
+    alone = run.num_gpus == 1
+    if alone and run.offload != "all":
         return 0
-    if not SHARDS[run.sharding].weights:
+    if not alone and not SHARDS[run.sharding].weights:
         return bucket_bytes(architecture, run)
     if moment in ("load", "optimizer"):
         return 0
-    if run.sharding == "zero3":
+    if run.sharding == "zero3" or alone:
         return zero3_bytes(architecture, run, moment)
     if run.sharding == "fsdp-grad-op":
         return grad_op_bytes(architecture, run, moment, position)

@@ -89,6 +89,19 @@ def test_the_update_on_the_host_takes_its_rate() -> None:
     assert spread > 1.5 * without.step_time_s.high / without.step_time_s.value, "an assumed rate widens the interval"
 
 
+def test_one_gpu_trains_what_it_cannot_hold(make: Make, run_of: RunOf) -> None:
+    """DeepSpeed on one GPU: 2 bytes of weights per parameter stay with the optimizer away, layers alone with all."""
+    llama = make("llama-2-13b")
+    options = {"method": "full", "max_length": 512}
+    at_rest = [memory_timeline(llama, run_of(llama, offload=offload, **options)) for offload in ("optimizer", "all")]
+    assert at_rest[0].at_rest_bytes / llama.total_params == pytest.approx(2, rel=1e-2)
+    assert at_rest[1].at_rest_bytes / llama.total_params < 0.01
+    whole = 2 * (llama.total_params - 2 * llama.embedding_params) / llama.num_layers
+    assert at_rest[1].parts_bytes["communication"] >= 2 * whole
+    alone = ask(num_gpus=1, offload="optimizer")
+    assert alone.step_time_s.value > 6.74e9 / 1.3e9
+
+
 def test_what_no_framework_does_is_refused() -> None:
     with pytest.raises(InputError, match=r"--offload all was asked for with --sharding zero2"):
         ask(sharding="zero2", offload="all")
