@@ -19,8 +19,8 @@ from tunecast.cli.fit import fit
 from tunecast.cli.guard import guarded
 from tunecast.cli.measure import measure
 from tunecast.cli.recommend import recommend
+from tunecast.cli.report import report
 from tunecast.cli.sweep import sweep
-from tunecast.cli.unbuilt import add_unbuilt
 from tunecast.cli.validate import validate
 
 program = typer.Typer(
@@ -33,7 +33,7 @@ program = typer.Typer(
     epilog="Exit codes: 0 fine, 1 run-time failure, 2 bad input, 3 the answer is no (nothing fits), 130 interrupted.",
 )
 
-COMMANDS = (env, calibrate, fit, measure, estimate, recommend, sweep, compare, validate, catalog)
+COMMANDS = (env, calibrate, fit, measure, estimate, recommend, sweep, report, compare, validate, catalog)
 
 
 def _version(asked: bool) -> None:
@@ -55,4 +55,3 @@ def tunecast(
 
 for _command in COMMANDS:
     program.command(_command.__name__)(guarded(_command))
-add_unbuilt(program)

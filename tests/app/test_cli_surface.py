@@ -12,7 +12,6 @@ import typer.main
 from typer.testing import CliRunner
 
 from tunecast.cli.program import program
-from tunecast.cli.unbuilt import UNBUILT
 
 HELP = {"--help", "-h"}
 RUN = {
@@ -27,6 +26,10 @@ RUN = {
     "--gradient-checkpointing",
     "--no-gradient-checkpointing",
     "--checkpoint-every",
+    "--checkpoint-keeps-ops",
+    "--no-checkpoint-keeps-ops",
+    "--torch-compile",
+    "--no-torch-compile",
     "--activation-offloading",
     "--no-activation-offloading",
     "--use-dora",
@@ -116,7 +119,7 @@ SEARCH = {
 }
 OPTIONS = {
     "env": {"--json"},
-    "calibrate": {"--device", "--quick", "--full", "--out", "--fresh", "--no-fit", "--json"},
+    "calibrate": {"--device", "--quick", "--full", "--out", "--fresh", "--no-fit", "--num-gpus", "--json"},
     "fit": {"--json"},
     "measure": RUN | {"--device", "--steps", "--ignore-memory", "--json"},
     "estimate": RUN
@@ -134,8 +137,22 @@ OPTIONS = {
     | REFUSED_BY_NAME
     | SEARCH
     | {"--json"},
+    "sweep": RUN
+    | AMOUNT
+    | (MACHINE - {"--achieved-tflops"})
+    | (WHOLE_RUN - {"--deadline"})
+    | NODES
+    | REFUSED_BY_NAME
+    | {"--analysis", "--over", "--metric", "--csv", "--plot", "--json"},
+    "report": RUN
+    | AMOUNT
+    | (MACHINE - {"--achieved-tflops"})
+    | (WHOLE_RUN - {"--deadline"})
+    | NODES
+    | REFUSED_BY_NAME
+    | {"--out", "--markdown"},
     "compare": {"--json"},
-    "validate": {"--explain", "--max-median-error", "--json"},
+    "validate": {"--explain", "--max-median-error", "--config", "--gpu", "--record", "--json"},
     "catalog": {"--gpu", "--prices", "--refresh", "--provider", "--trend", "--plot", "--json"},
 }
 ARGUMENTS = {
@@ -145,6 +162,8 @@ ARGUMENTS = {
     "measure": ["model"],
     "estimate": ["model"],
     "recommend": ["model"],
+    "sweep": ["model"],
+    "report": ["model"],
     "compare": ["records"],
     "validate": ["runs"],
     "catalog": ["what"],
@@ -193,16 +212,6 @@ def test_help_names_every_command_and_the_exit_codes() -> None:
     assert all(f"  {name} " in shown for name in OPTIONS)
     assert "..." not in shown.split("Commands:")[1]
     assert all(code in shown for code in ("0 fine", "1 run-time failure", "2 bad input", "3 the answer is no", "130"))
-
-
-@pytest.mark.parametrize("name", UNBUILT)
-def test_an_unbuilt_command_is_refused_by_name(name: str) -> None:
-    arguments = [name, "meta-llama/Llama-3.1-8B", "--anything", "1", "--help"]
-    answer = subprocess.run([sys.executable, "-m", "tunecast", *arguments], capture_output=True, text=True, check=False)
-    assert answer.returncode == 2
-    assert f"`tunecast {name}` is not built yet" in answer.stderr
-    assert answer.stdout == ""
-    assert len(answer.stderr.strip().splitlines()) == 1
 
 
 def imported_by(*arguments: str) -> set[str]:

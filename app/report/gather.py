@@ -1,0 +1,136 @@
+"""Everything a report shows, computed once: page and Markdown only lay it out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tunecast.catalogs.errors import InputError, TunecastError
+
+if TYPE_CHECKING:
+    from tunecast.against_catalog import CatalogComparison
+    from tunecast.model.forecast import Forecast
+    from tunecast.recommendation import Recommendation
+    from tunecast.sweep_result import Sweep
+
+Told = Callable[[str], None]
+AMOUNTS = ("tokens", "num_samples", "max_steps", "dataset")
+CHOSEN_BY_RECOMMEND = ("num_gpus", "sharding", "tp", "pp", "cp", "deadline", "owned")
+"""Options of a single forecast that a recommendation chooses itself or does not take."""
+GRID_LENGTHS = (0.5, 1.0, 2.0)
+GRID_BATCHES = (1, 2, 4, 8)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What was asked and everything that was found."""
+
+    command: str
+    made_at: str
+    version: str
+    forecasts: tuple[Forecast, ...]
+    """One per GPU, best first."""
+    recommendation: Recommendation | None
+    why_no_recommendation: str | None
+    tornado: Sweep
+    grid: Sweep
+    comparisons: tuple[CatalogComparison, ...]
+
+    @property
+    def best(self) -> Forecast:
+        """The card that the details are about: the cheapest that fits."""
+        return self.forecasts[0]
+
+
+def gather(
+    model: str,
+    *,
+    command: str,
+    gpu: str | Iterable[str] = "all",
+    records: Sequence[str | Path] = (),
+    told: Told | None = None,
+    **options: Any,
+) -> Report:
+    """Forecast every card, recommend, and vary the best one. Raises InputError without an amount of data."""
+    from tunecast.against_catalog import against_catalog
+    from tunecast.api import estimate
+    from tunecast.calibrate.environment import package_version
+    from tunecast.calibrate.record import utc_now
+    from tunecast.forecast_table import best_first
+
+    if all(options.get(name) is None for name in AMOUNTS):
+        raise InputError("A report is about a whole run; say how much data: add --tokens 10M, or --max-steps 500.")
+    say = told or _untold
+    say("forecasting every card")
+    forecasts = best_first(estimate(model, gpu=gpu, records=records, **options))
+    say("comparing offers")
+    recommendation, why_not = _recommended(model, gpu, records, options)
+    say("moving every input")
+    tornado, grid = _varied(model, forecasts[0], records, options)
+    say("comparing with the catalog")
+    return Report(
+        command=command,
+        made_at=utc_now(),
+        version=package_version("tunecast") or "unknown",
+        forecasts=tuple(forecasts),
+        recommendation=recommendation,
+        why_no_recommendation=why_not,
+        tornado=tornado,
+        grid=grid,
+        comparisons=tuple(against_catalog(Path(path)) for path in records),
+    )
+
+
+def _untold(what: str) -> None:
+    """Nobody listens."""
+    del what
+
+
+def _recommended(
+    model: str, gpu: str | Iterable[str], records: Sequence[str | Path], options: dict[str, Any]
+) -> tuple[Recommendation | None, str | None]:
+    """What to rent, or why that cannot be said (a CPU, a job of one's own machines)."""
+    from tunecast.recommender import recommend
+
+    kept = {name: value for name, value in options.items() if name not in CHOSEN_BY_RECOMMEND}
+    names = [name for name in ([gpu] if isinstance(gpu, str) else gpu) if not _own(name)]
+    if not names:
+        return None, "nobody rents out the devices asked for"
+    records = [path for path in records if not _own(_device_of(Path(path)))]
+    try:
+        found = recommend(model, gpu=names, records=records, **kept)
+    except TunecastError as error:
+        return None, str(error)
+    return (found, None) if found.front else (None, found.refusal())
+
+
+def _own(device: str) -> bool:
+    """Whether a device is here, or simulated, and so not for rent."""
+    return device == "cpu" or device.startswith("mock:")
+
+
+def _varied(model: str, best: Forecast, records: Sequence[str | Path], options: dict[str, Any]) -> tuple[Sweep, Sweep]:
+    """The tornado of the best card, and its cost over batch and length."""
+    from tunecast.sweep import sweep
+
+    own = [path for path in records if _device_of(Path(path)) == best.gpu]
+    asked = {**options, "gpu": best.gpu, "records": own}
+    limit = best.architecture.max_position or best.run.max_length * 2
+    lengths = sorted(
+        {round(best.run.max_length * share) for share in GRID_LENGTHS if best.run.max_length * share <= limit}
+    )
+    over = [f"max_length={_joined(lengths)}", f"per_device_train_batch_size={_joined(GRID_BATCHES)}"]
+    free = {name: value for name, value in asked.items() if name not in ("max_length", "per_device_train_batch_size")}
+    return sweep(model, analysis="tornado", **asked), sweep(model, over=over, **free)
+
+
+def _joined(values: Iterable[int]) -> str:
+    return ",".join(map(str, values))
+
+
+def _device_of(path: Path) -> str:
+    from tunecast.calibrate.fitted_records import fitted_record
+
+    return fitted_record(path)[0]

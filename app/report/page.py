@@ -1,0 +1,155 @@
+"""The report as one HTML page: self-contained, readable without script, light and dark, printable."""
+
+from __future__ import annotations
+
+import math
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+from tunecast.catalogs.errors import TunecastError
+from tunecast.report import charts, words
+from tunecast.tables import DASH, dollars, duration
+
+if TYPE_CHECKING:
+    from tunecast.model.forecast import Forecast
+    from tunecast.report.gather import Report
+    from tunecast.sweep_result import Sweep
+
+HEADS = (
+    ("card", False), ("fits", False), ("GiB", True), ("step", True), ("tokens/s", True), ("whole run", True),
+    ("cost", True), ("offer", False),
+)  # fmt: skip
+MOST_DETAILS = 12
+"""Cards with charts of their own: the best ones; the others are in the table."""
+COLD, HOT = (219, 234, 247), (244, 180, 132)
+"""Cell colours from cheap to dear, light enough for dark text."""
+
+
+def html_page(report: Report) -> str:
+    """The whole page; raises TunecastError that names the extra when jinja2 is missing."""
+    try:
+        from jinja2 import Environment
+        from markupsafe import Markup
+    except ImportError as error:
+        raise TunecastError(
+            "A report needs jinja2, which is not installed; run `pip install 'tunecast[report]'`."
+        ) from error
+    source = (files("tunecast.report") / "page.html.j2").read_text(encoding="utf-8")
+    template = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(source)
+    return template.render(**page_data(report, Markup))
+
+
+def page_data(report: Report, markup: Any) -> dict[str, Any]:
+    """What the template lays out. `markup` marks our own SVG as safe."""
+    details = report.forecasts[:MOST_DETAILS]
+    drawn = {forecast.gpu for forecast in details}
+    cards = [words.card_row(forecast) for forecast in report.forecasts]
+    for card, forecast in zip(cards, report.forecasts, strict=True):
+        card["anchor"] = card["anchor"] if forecast.gpu in drawn else "h-where"
+    scatter = charts.money_against_time(report)
+    tornado = charts.tornado(report.tornado)
+    return {
+        "title": f"Fine-tuning {report.best.model}: what to rent, how long, how much",
+        "answer": words.answer(report),
+        "run": words.run_sentence(report),
+        "made_at": report.made_at,
+        "version": report.version,
+        "command": report.command,
+        "scatter": None if scatter is None else markup(scatter),
+        "plans": plan_rows(report),
+        "balance": balance(report),
+        "tokens": f"{words.tokens_of(report) or 0:.0f}",
+        "heads": HEADS,
+        "cards": cards,
+        "details": [detail(forecast, markup) for forecast in details],
+        "comparisons": comparisons(report, markup),
+        "tornado": None if tornado is None else markup(tornado),
+        "grid": grid_cells(report.grid),
+        "best_gpu": report.best.gpu,
+        "origin_counts": words.origin_counts(report.best),
+        "origins": words.origin_rows(report.best),
+        "notes": words.all_notes(report),
+    }
+
+
+def plan_rows(report: Report) -> list[dict[str, str]]:
+    """Plans of the front."""
+    return (
+        [] if report.recommendation is None else [plan_row(picked.forecast) for picked in report.recommendation.front]
+    )
+
+
+def plan_row(forecast: Forecast) -> dict[str, str]:
+    """One plan in words."""
+    run, time, cost = forecast.run, forecast.total_time_h, forecast.cost_usd
+    spread = "" if run.num_gpus == 1 else f", {run.sharding}"
+    on = "on" if run.gradient_checkpointing else "off"
+    batch = f"{run.per_device_train_batch_size} x {run.gradient_accumulation_steps}"
+    return {
+        "gpu": charts.plan_name(forecast),
+        "how": f"{run.method}, micro-batch {batch}{spread}, checkpointing {on}",
+        "time": DASH if time is None else duration(time.value),
+        "time_span": charts.time_span(time),
+        "cost": DASH if cost is None else dollars(cost.value),
+        "cost_span": "" if cost is None else f"{dollars(cost.low)} to {dollars(cost.high)}",
+        "offer": words.offer_words(forecast),
+        "date": words.offer_date(forecast),
+    }
+
+
+def balance(report: Report) -> str | None:
+    """Name of the balanced plan."""
+    found = report.recommendation
+    return None if found is None or found.balance is None else charts.plan_name(found.balance.forecast)
+
+
+def detail(forecast: Forecast, markup: Any) -> dict[str, Any]:
+    """Charts and figures of one card."""
+    row, key = words.card_row(forecast), forecast.gpu.replace(":", "-").replace("#", "-")
+    return {
+        **row,
+        "bound_by": forecast.bound_by,
+        "moment": forecast.memory.peak_moment,
+        "probability": DASH if forecast.fit_probability is None else f"{forecast.fit_probability:.0%}",
+        "phases": words.phase_lines(forecast),
+        "memory_chart": markup(charts.memory_bar(forecast, f"m-{key}")),
+        "phases_chart": markup(charts.phases_bar(forecast, f"p-{key}")),
+        "operations_chart": markup(charts.operations_bars(forecast, f"o-{key}")),
+    }
+
+
+def comparisons(report: Report, markup: Any) -> list[dict[str, Any]]:
+    """A chart per calibrated device that has a datasheet."""
+    found = []
+    for index, comparison in enumerate(report.comparisons):
+        chart = charts.catalog_bars(comparison, f"c-{index}")
+        if chart is not None:
+            flags = ", ".join(comparison.flags)
+            found.append({"svg": markup(chart), "record": comparison.record, "flags": flags})
+    return found
+
+
+def grid_cells(grid: Sweep) -> dict[str, Any]:
+    """The heat map as a table: figures first, colour beside."""
+    from tunecast.sweep_table import shown
+
+    (down, rows), (across, columns) = grid.dimensions
+    values = [grid.value(at) for at in grid.points]
+    known = [math.log(value) for value in values if value]
+    low, high = (min(known), max(known)) if known else (0.0, 1.0)
+    width, out = len(columns), []
+    for i, name in enumerate(rows):
+        cells = []
+        for at, value in zip(grid.points[i * width :][:width], values[i * width :][:width], strict=True):
+            star = "*" if at.forecast is not None and at.forecast.fits is False else ""
+            heat = 0.0 if not value or high == low else (math.log(value) - low) / (high - low)
+            cells.append({"words": shown(grid, value) + star, "colour": colour(heat)})
+        out.append({"name": name, "cells": cells})
+    caption = f"{grid.metric.title} on {grid.base.gpu} by {down} (down) and {across} (across); * does not fit"
+    return {"caption": caption, "corner": f"{down} \\ {across}", "columns": columns, "rows": out}
+
+
+def colour(heat: float) -> str:
+    """A colour between cheap (0) and dear (1)."""
+    mixed = (round(cold + heat * (hot - cold)) for cold, hot in zip(COLD, HOT, strict=True))
+    return "#" + "".join(f"{channel:02x}" for channel in mixed)

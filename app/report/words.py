@@ -1,0 +1,145 @@
+"""What page and Markdown say in words: the answer, each card's row, origins."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from tunecast.forecast_table import run_line
+from tunecast.report.charts import plan_name, span, time_span
+from tunecast.tables import DASH, digits, dollars, duration, gib_text, seconds
+
+if TYPE_CHECKING:
+    from tunecast.model.forecast import Forecast
+    from tunecast.report.gather import Report
+
+ORIGIN_WORDS = {
+    "measured": "measured on this device",
+    "reference": "measured on another device",
+    "published": "fitted to published runs",
+    "datasheet": "datasheet",
+    "assumed": "assumed",
+}
+
+
+def answer(report: Report) -> str:
+    """The answer in one sentence."""
+    found = report.recommendation
+    if found is not None and found.cheapest is not None and found.fastest is not None:
+        cheap, fast = found.cheapest.forecast, found.fastest.forecast
+        said = f"Cheapest: {_plan(cheap)}."
+        return said if fast is cheap else f"{said[:-1]}; fastest: {_plan(fast)}."
+    best = report.best
+    fits = {"fits": "It fits", "tight": "It fits narrowly", "no": "It does not fit"}.get(
+        best.verdict or "", "Perhaps it fits"
+    )
+    return f"{fits}: {_plan(best)}."
+
+
+def _plan(forecast: Forecast) -> str:
+    time, cost, offer = forecast.total_time_h, forecast.cost_usd, forecast.offer
+    words = plan_name(forecast)
+    if offer is not None and offer.get("provider"):
+        words += f" at {offer['provider']}"
+    if time is not None:
+        words += f", {duration(time.value)} (80%: {duration(time.low)} to {duration(time.high)})"
+    if cost is not None:
+        words += f", {dollars(cost.value)} ({dollars(cost.low)} to {dollars(cost.high)})"
+    return words
+
+
+def run_sentence(report: Report) -> str:
+    """What is trained, and what was assumed."""
+    return run_line(report.best)
+
+
+def card_row(forecast: Forecast) -> dict[str, Any]:
+    """One card of the table: what is shown, and the numbers that script sorts and recomputes."""
+    time, cost, offer = forecast.total_time_h, forecast.cost_usd, forecast.offer
+    memory = forecast.memory.process_bytes or forecast.memory.allocated_bytes
+    train_h = 0.0 if forecast.whole_run is None else forecast.whole_run.train_time_h.value
+    rate = None if offer is None or time is None or cost is None else cost.value / time.value
+    return {
+        "gpu": plan_name(forecast),
+        "anchor": f"card-{forecast.gpu}",
+        "verdict": forecast.verdict or DASH,
+        "memory": f"{gib_text(memory.value)} of {gib_text(forecast.memory.usable_bytes)}",
+        "memory_value": memory.value,
+        "step": seconds(forecast.step_time_s.value),
+        "step_value": forecast.step_time_s.value,
+        "step_span": span(forecast.step_time_s, " s"),
+        "speed": digits(forecast.tokens_per_s.value),
+        "speed_value": forecast.tokens_per_s.value,
+        "time": DASH if time is None else duration(time.value),
+        "time_value": None if time is None else time.value,
+        "time_span": time_span(time),
+        "cost": "no price" if cost is None else dollars(cost.value),
+        "cost_value": None if cost is None else cost.value,
+        "cost_span": "" if cost is None else f"{dollars(cost.low)} to {dollars(cost.high)}",
+        "offer": offer_words(forecast),
+        "date": offer_date(forecast),
+        "train_h": train_h,
+        "other_h": 0.0 if time is None else time.value - train_h,
+        "usd_per_h": rate,
+        "gpus": forecast.run.num_gpus,
+    }
+
+
+def offer_date(forecast: Forecast) -> str:
+    """Since when the price is known."""
+    return "" if forecast.offer is None else str(forecast.offer.get("snapshot_date") or "")
+
+
+def offer_words(forecast: Forecast) -> str:
+    """Who sells it, and at what."""
+    offer = forecast.offer
+    if offer is None:
+        return "no price"
+    kind = offer.get("price_type")
+    words = [str(offer.get("provider") or ""), "" if kind in (None, "on-demand") else str(kind)]
+    rate = offer.get("usd_per_gpu_hour")
+    words.append(f"${rate:.2f} per GPU-hour" if rate else "")
+    return ", ".join(word for word in words if word)
+
+
+def tokens_of(report: Report) -> float | None:
+    """Tokens of the whole run as forecast: speed times training time."""
+    best = report.best
+    if best.whole_run is None:
+        return None
+    return best.tokens_per_s.value * best.whole_run.train_time_h.value * 3600
+
+
+def origin_rows(forecast: Forecast) -> list[tuple[str, str]]:
+    """Every factor with where it came from."""
+    return [(name, origin_words(origin)) for name, origin in sorted(forecast.origins.items())]
+
+
+def origin_words(origin: str) -> str:
+    """An origin in words, with its record."""
+    kind, _, detail = origin.partition(":")
+    words = ORIGIN_WORDS.get(kind, kind)
+    return f"{words} ({detail})" if detail else words
+
+
+def origin_counts(forecast: Forecast) -> str:
+    """How many factors of each origin."""
+    counted = Counter(ORIGIN_WORDS.get(origin.split(":")[0], origin) for origin in forecast.origins.values())
+    return ", ".join(f"{count} {words}" for words, count in counted.most_common())
+
+
+def phase_lines(forecast: Forecast) -> list[tuple[str, str, str]]:
+    """(phase, time, what it does and where its rate came from)."""
+    from tunecast.whole_run_table import phase_words
+
+    whole = forecast.whole_run
+    return [] if whole is None else [(p.name, duration(p.hours.value), phase_words(p)) for p in whole.phases]
+
+
+def all_notes(report: Report) -> list[str]:
+    """What every forecast says once, then what the recommendation says."""
+    found = report.recommendation
+    notes = [*report.best.notes, *(found.notes if found is not None else ())]
+    if report.why_no_recommendation:
+        notes.append(f"no recommendation: {report.why_no_recommendation}")
+    return list(dict.fromkeys(notes))

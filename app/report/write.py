@@ -1,0 +1,43 @@
+"""Reports as files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tunecast.catalogs.errors import InputError
+
+if TYPE_CHECKING:
+    from tunecast.report.gather import Report
+
+PAGE_SUFFIXES = (".html", ".htm")
+
+
+def check_paths(out: Path, markdown: Path | None) -> None:
+    """Raises InputError, before any work is done, for a file that cannot be meant."""
+    if out.suffix.lower() not in PAGE_SUFFIXES:
+        raise InputError(f"--out {out} is no page; type for example --out {out.stem or 'report'}.html.")
+    for path in (out, markdown):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise InputError(f"{path} cannot be written: there is no folder {path.absolute().parent}; name another.")
+
+
+def write_report(report: Report, out: Path, markdown: Path | None) -> list[Path]:
+    """Write the page and, if asked, the Markdown; each appears whole or not at all."""
+    from tunecast.report.markdown import markdown_page
+    from tunecast.report.page import html_page
+
+    texts = [(out, html_page(report))] + ([(markdown, markdown_page(report))] if markdown is not None else [])
+    for path, content in texts:
+        _write(path, content)
+    return [path for path, _ in texts]
+
+
+def _write(path: Path, content: str) -> None:
+    draft = path.with_name(path.name + ".tmp")
+    try:
+        draft.write_text(content, encoding="utf-8")
+        draft.replace(path)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise InputError(f"The report {path} cannot be written ({error.strerror}); name another file.") from error

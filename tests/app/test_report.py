@@ -1,0 +1,232 @@
+"""The report: what it says is what the commands say, it stands alone, and it works in a real browser."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections import Counter
+from html import unescape
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import tunecast
+from tunecast.cli.program import program
+
+pytest.importorskip("jinja2")
+
+MODEL = "meta-llama/Llama-3.2-1B"
+GPUS = ("l40s-48gb", "rtx-4090-24gb", "h100-sxm5-80gb", "rtx-3070-8gb")
+ASKED = ["--method", "full", "--max-length", "1024", "--tokens", "2M"]
+VOID = {"meta", "input", "br"}
+runner = CliRunner()
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("report")
+    page, text = folder / "page.html", folder / "page.md"
+    cards = [word for gpu in GPUS for word in ("--gpu", gpu)]
+    done = runner.invoke(program, ["report", MODEL, *ASKED, *cards, "--out", str(page), "--markdown", str(text)])
+    assert done.exit_code == 0, done.output
+    return page, text
+
+
+class Outline(HTMLParser):
+    """Tags that do not close, ids, and everything that would be fetched from elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: Counter[str] = Counter()
+        self.fetched: list[str] = []
+        self.labelled: list[str] = []
+        self.svgs = 0
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        named = dict(attrs)
+        if tag not in VOID:
+            self.open.append(tag)
+        if named.get("id"):
+            self.ids[str(named["id"])] += 1
+        links = [value for key, value in attrs if key == "href" and not str(value).startswith("#")]
+        self.fetched += map(str, [*links, *(value for key, value in attrs if key in ("src", "srcset"))])
+        if tag == "svg":
+            self.svgs += 1
+            assert named["role"] == "img"
+        self.labelled += str(named.get("aria-labelledby") or "").split()
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def outline(page: Path) -> Outline:
+    found = Outline()
+    found.feed(page.read_text())
+    assert not found.open
+    return found
+
+
+def test_the_page_stands_alone_and_names_what_it_shows(files: tuple[Path, Path]) -> None:
+    found = outline(files[0])
+    assert found.fetched == []
+    assert max(found.ids.values()) == 1
+    assert set(found.labelled) <= set(found.ids)
+    assert found.svgs >= 3 * len(GPUS)
+    assert "url(" not in files[0].read_text()
+    assert "@import" not in files[0].read_text()
+
+
+def test_every_card_says_what_estimate_says(files: tuple[Path, Path]) -> None:
+    from tunecast.tables import dollars, duration
+
+    page, text = (unescape(path.read_text()) for path in files)
+    told = tunecast.estimate(MODEL, gpu=GPUS, method="full", max_length=1024, tokens="2M")
+    for forecast in told:
+        assert forecast.total_time_h is not None
+        cards = text.split("## Every card")[1]
+        row = next(line for line in cards.splitlines() if line.startswith(f"| 1 x {forecast.gpu} |"))
+        assert duration(forecast.total_time_h.value) in row
+        assert f"| {forecast.verdict} |" in row
+        assert f"1 x {forecast.gpu}" in page
+        if forecast.cost_usd is not None:
+            assert dollars(forecast.cost_usd.value) in row
+    assert {forecast.verdict for forecast in told} >= {"fits", "no"}
+
+
+def test_the_answer_is_that_of_recommend(files: tuple[Path, Path]) -> None:
+    found = tunecast.recommend(MODEL, gpu=GPUS, method="full", max_length=1024, tokens="2M")
+    assert found.cheapest is not None
+    best = found.cheapest.forecast
+    for path in files:
+        first = next(line for line in unescape(path.read_text()).splitlines() if "Cheapest:" in line)
+        assert f"{best.run.num_gpus} x {best.gpu} at {best.offer['provider']}" in first  # type: ignore[index]
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance of ``#rgb`` or ``#rrggbb`` (WCAG 2.1)."""
+    digits = colour.lstrip("#")
+    digits = "".join(c * 2 for c in digits) if len(digits) == 3 else digits
+    channels = [int(digits[i : i + 2], 16) / 255 for i in (0, 2, 4)]
+    linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one: str, other: str) -> float:
+    high, low = sorted((luminance(one), luminance(other)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_colours_are_readable_in_light_and_dark(files: tuple[Path, Path]) -> None:
+    page = files[0].read_text()
+    blocks = page.split("prefers-color-scheme: dark")[:2]
+    light, dark = (dict(re.findall(r"--([a-z0-9]+): (#[0-9a-f]{3,6})", block)) for block in blocks)
+    for colours in (light, {**light, **dark}):
+        for name in ("fg", "dim", "blue", "orange", "good", "bad"):
+            assert contrast(colours[name], colours["bg"]) >= 4.5, name
+        assert contrast(colours["fg"], colours["soft"]) >= 7
+        for index in range(10):
+            assert contrast(colours[f"p{index}"], colours["bg"]) >= 3, index
+    for cell in re.findall(r'class="cell" style="background:(#[0-9a-f]{6})"', page):
+        assert contrast("#111111", cell) >= 4.5
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        (["--method", "lora"], "add --tokens 10M"),
+        ([*ASKED, "--out", "report.pdf"], "is no page"),
+        ([*ASKED, "--out", "/no/such/folder/report.html"], "there is no folder"),
+        ([*ASKED, "--gpu", "nonsense"], "nonsense"),
+    ],
+)
+def test_what_cannot_be_reported_is_refused_and_nothing_written(
+    asked: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = runner.invoke(program, ["report", MODEL, *asked])
+    assert list(tmp_path.iterdir()) == []
+    assert done.exit_code == 2
+    assert says in " ".join(done.output.split())
+
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+FLAGS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
+    "--disable-background-networking", "--disable-component-update", "--enable-logging=stderr",
+    "--virtual-time-budget=5000",
+)  # fmt: skip
+TOUCH = """<script>
+var out = {}, table = document.getElementById("table");
+var rows = function () { return Array.from(table.tBodies[0].rows); };
+var speeds = function () { return rows().map(function (r) { return parseFloat(r.cells[4].dataset.v); }); };
+var cell = function (i, k) { return parseFloat(rows()[0].querySelector(k).dataset.v); };
+table.tHead.rows[0].cells[4].querySelector("button").click(); out.up = speeds();
+table.tHead.rows[0].cells[4].querySelector("button").click(); out.down = speeds();
+out.sorted = table.tHead.rows[0].cells[4].getAttribute("aria-sort");
+var first = rows()[0], tokens = document.getElementById("tokens"), price = document.getElementById("price");
+out.before = cell(0, ".time"); out.train = parseFloat(first.dataset.trainH);
+tokens.value = parseFloat(tokens.value) * 3; tokens.dispatchEvent(new Event("change")); out.tripled = cell(0, ".time");
+price.value = 2; price.dispatchEvent(new Event("change")); out.cost = cell(0, ".cost");
+out.told = !document.getElementById("changed").hidden;
+tokens.value = parseFloat(tokens.value) / 3; price.value = ""; price.dispatchEvent(new Event("change"));
+out.restored = cell(0, ".time"); out.quiet = document.getElementById("changed").hidden;
+var card = document.getElementById("card"); card.selectedIndex = 1; card.dispatchEvent(new Event("change"));
+out.open = Array.from(document.querySelectorAll("details[id^=card-][open]")).map(function (d) { return d.id; });
+out.chosen = card.value; out.wide = document.documentElement.scrollWidth - window.innerWidth;
+out.first = document.querySelector("a, button, input, select").className;
+document.body.dataset.out = JSON.stringify(out);
+</script>"""
+
+
+def browsed(page: Path, *flags: str) -> tuple[str, str]:
+    """(the page after its scripts ran, what the browser logged)."""
+    assert CHROMIUM is not None
+    profile = f"--user-data-dir={page.parent / 'profile'}"
+    done = subprocess.run(
+        [CHROMIUM, *FLAGS, profile, *flags, "--dump-dom", page.as_uri()],
+        capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    return done.stdout, done.stderr
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+@pytest.mark.parametrize("width", [1280, 390])
+def test_in_a_browser_it_sorts_recomputes_and_fits_the_screen(
+    files: tuple[Path, Path], width: int, tmp_path: Path
+) -> None:
+    touched = tmp_path / "touched.html"
+    touched.write_text(files[0].read_text().replace("</body>", TOUCH + "</body>"))
+    shown, logged = browsed(touched, f"--window-size={width},900")
+    assert "CONSOLE" not in logged
+    out = json.loads(unescape(re.search(r'data-out="([^"]*)"', shown)[1]))  # type: ignore[index]
+    assert out["up"] == sorted(out["up"])
+    assert out["down"] == sorted(out["up"], reverse=True)
+    assert out["sorted"] == "descending"
+    assert out["tripled"] - out["before"] == pytest.approx(2 * out["train"])
+    assert out["cost"] == pytest.approx(2 * out["tripled"])
+    assert out["restored"] == pytest.approx(out["before"])
+    assert out["told"]
+    assert out["quiet"]
+    assert out["open"] == [out["chosen"]]
+    assert out["wide"] <= 0
+    assert out["first"] == "skip"
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+def test_without_script_everything_is_there(files: tuple[Path, Path], tmp_path: Path) -> None:
+    bare = tmp_path / "bare.html"
+    bare.write_text(re.sub(r"<script>.*?</script>", "", files[0].read_text(), flags=re.DOTALL))
+    shown, _ = browsed(bare)
+    assert re.search(r'<form[^>]*id="controls"[^>]*hidden', shown)
+    for gpu in GPUS:
+        assert f"1 x {gpu}" in shown
