@@ -96,12 +96,13 @@ def trace_micro_batches(
     if pattern is None:
         told(f"tracing all {architecture.num_layers} layers")
         return trace_depth(architecture, traced_run, architecture.num_layers, platform=platform)
-    traces = []
-    for index, units in enumerate((pattern.fewest, pattern.fewest + 1)):
-        told(f"tracing {index + 1} of 3: {pattern.depth(units)} of {architecture.num_layers} layers")
-        traces.append(trace_depth(architecture, traced_run, pattern.depth(units), platform=platform))
+    shallow, deeper = (pattern.depth(units) for units in (pattern.fewest, pattern.fewest + 1))
+    told(f"tracing 1 of 3: {shallow} of {architecture.num_layers} layers")
+    low = trace_depth(architecture, traced_run, shallow, platform=platform)
+    told(f"tracing 2 of 3: {deeper} of {architecture.num_layers} layers")
+    high = trace_depth(architecture, traced_run, deeper, platform=platform)
     told("tracing 3 of 3: the update")
-    return extend(*traces, pattern, traced_run, platform=platform)
+    return extend(low, high, pattern, traced_run, platform=platform)
 
 
 def extend(low: Trace, high: Trace, pattern: Pattern, run: Run, *, platform: str = "cuda") -> Trace:

@@ -28,7 +28,8 @@ def architecture_from_dict(data: dict[str, Any]) -> Architecture:
 
 def run_from_dict(data: dict[str, Any]) -> Run:
     """Inverse of `run_to_dict`."""
-    return Run(**{name: tuple(value) if isinstance(value, list) else value for name, value in data.items()})
+    fields: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in data.items()}
+    return Run(**fields)
 
 
 def _layer(data: dict[str, Any]) -> Layer:
