@@ -84,7 +84,7 @@ def attention_block(step: Step, where: str, layer: Layer, x: Tensor, tables: Tab
     tape.hold(*plain)
     mask = tables.mask_of(block.window) if needs_mask(block, step.run) else None
     mixed = mixed_heads(step, where, block, q, k, v, mask)
-    if joins(block):
+    if joins(block) and step.run.attn_implementation != "eager":
         mixed = ops.copy(tape, mixed, name="head_layout")
     out = projector(step, where, block.linears[-1:], mixed)(block.linears[-1])
     tape.hold(q, k, v, mixed)

@@ -139,7 +139,7 @@ def falcon_attention(step: Step, where: str, layer: Layer, x: Tensor, tables: Ta
     q, k = rotary(step, q, tables.waves[0]), rotary(step, k, tables.waves[0])
     tape.hold(*plain)
     if repeated or step.run.attn_implementation == "flash_attention_2":
-        mixed = mixed_heads(step, block, q, k, v, tables.mask)
+        mixed = mixed_heads(step, where, block, q, k, v, tables.mask)
     else:
         mixed = plain_products(step, block, q, k, v, tables.mask)
     out = linear_map(step, where, block.linears[-1], mixed)

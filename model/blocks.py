@@ -93,7 +93,8 @@ def parallel_layer(step: Step, where: str, layer: Layer, x: Tensor, tables: Tabl
     first, last = (x, fed) if layer.residual_first else (fed, x)
     out = ops.add(step.tape, ops.add(step.tape, first, mixed, name="residual"), last, name="residual")
     named = () if layer.parallel == "norms" else (to_attention,)
-    step.tape.hold(x, to_mlp, mixed, fed, *named)
+    step.tape.hold(x, to_mlp, mixed, fed, *named, *step.weights)
+    step.weights.clear()
     return out
 
 

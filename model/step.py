@@ -177,6 +177,7 @@ def write_micro_batch(step: Step, layers: tuple[Layer, ...], ids: Tensor, labels
     """Forward, loss and backward of one micro-batch."""
     tape = step.tape
     step.cache = {}
+    step.returned.clear()
     tape.moment = "forward"
     x = embedded = embedded_input(step, ids)
     kept: list[Tensor] = []
