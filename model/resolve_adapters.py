@@ -77,7 +77,10 @@ def take_checkpoints(fields: Fields, whole_number: Any) -> None:
     """How many layers are checkpointed, and where their inputs are kept."""
     every = whole_number("checkpoint_every", fields.take("checkpoint_every", 1, "stack-default"))
     offloaded = bool(fields.take("activation_offloading", False, "stack-default"))
-    fields.values |= {"checkpoint_every": every, "activation_offloading": offloaded}
+    keeps = bool(fields.take("checkpoint_keeps_ops", False, "stack-default"))
+    fields.values |= {"checkpoint_every": every, "activation_offloading": offloaded, "checkpoint_keeps_ops": keeps}
+    if keeps and fields.values["reentrant"]:
+        raise InputError("--checkpoint-keeps-ops belongs to non-reentrant checkpoints; use --no-reentrant.")
     if every > 1 and fields.values.get("pp", 1) > 1:
         raise NotSupportedError("--checkpoint-every with --pp is not built yet; leave one of the two out.")
     if fields.values["gradient_checkpointing"]:
@@ -86,7 +89,8 @@ def take_checkpoints(fields: Fields, whole_number: Any) -> None:
                 "Copies of checkpoints to host memory and back are taken as hidden behind the layers' work."
             )
         return
-    for name, ordinary in (("checkpoint_every", 1), ("activation_offloading", False)):
+    plain = (("checkpoint_every", 1), ("activation_offloading", False), ("checkpoint_keeps_ops", False))
+    for name, ordinary in plain:
         if fields.values[name] != ordinary:
             flag = name.replace("_", "-")
             raise InputError(f"--{flag} speaks of checkpoints, but --no-gradient-checkpointing was asked for.")

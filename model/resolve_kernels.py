@@ -127,6 +127,9 @@ def take_kernels(fields: Fields, architecture: Architecture, defaults: Mapping[s
     """Fused kernels, and the age of the code."""
     one_of("hf-code", fields.take("hf_code", defaults.get("hf_code", "5"), "stack-default"), HF_CODES)
     take_fp8(fields)
+    fields.values["torch_compile"] = bool(
+        fields.take("torch_compile", defaults.get("torch_compile", False), "stack-default")
+    )
     asked = fields.take("fused_kernels", defaults.get("fused_kernels", ()), "stack-default")
     names = [part.strip() for part in asked.split(",")] if isinstance(asked, str) else list(asked)
     if names == ["none"]:

@@ -57,6 +57,8 @@ class Run:
     """Reentrant checkpointing, which recomputes a little more than the other kind."""
     checkpoint_every: int = 1
     """Of how many layers one is checkpointed: the first of each so many (selective checkpointing)."""
+    checkpoint_keeps_ops: bool = False
+    """Whether checkpoints keep attention's results and every other product's too (torchtitan's selective ``op``)."""
     activation_offloading: bool = False
     """Whether checkpoints are kept in host memory (Unsloth's gradient checkpointing, torchtune's and TRL's option)."""
     optim: str = "adamw_torch"
@@ -72,6 +74,8 @@ class Run:
     """Layers multiply in 8-bit floats: ``te`` (Transformer Engine) or ``megatron`` (weights cast once a step)."""
     fused_kernels: tuple[str, ...] = ()
     """Parts of `FUSED_KERNELS` that run as one kernel each instead of as PyTorch's operators."""
+    torch_compile: bool = False
+    """Whether every layer and the loss are compiled, so that chains of memory-bound kernels are one kernel each."""
     stack: str = "hf-peft"
     """Software stack whose defaults and kernels apply."""
     num_gpus: int = 1

@@ -105,5 +105,5 @@ def work_of(
         model_bytes=saved,
         checkpoint_bytes=saved + state_bytes,
         forward_frac=forward_frac,
-        compiles=bool(load_stacks()[run.stack].get("compiles", False)),
+        compiles=run.torch_compile or bool(load_stacks()[run.stack].get("compiles", False)),
     )

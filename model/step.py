@@ -20,6 +20,7 @@ from tunecast.model.architecture import Architecture, Layer
 from tunecast.model.attention_blocks import OWN_ATTENTIONS, needs_mask
 from tunecast.model.attention_eager import additive_mask
 from tunecast.model.blocks import checkpointed_layer
+from tunecast.model.compiled import compile_tape
 from tunecast.model.context import SYNCHRONISATION, Step, Tables
 from tunecast.model.head import head_and_loss
 from tunecast.model.losses import head_uses
@@ -27,6 +28,7 @@ from tunecast.model.norms import norm
 from tunecast.model.operation import Kind, Phase
 from tunecast.model.parallel_blocks import enter_block, hand_over, leave_block, received_input
 from tunecast.model.run import Run
+from tunecast.model.selective import keep_operations
 from tunecast.model.tape import Event, Tape, Tensor
 
 FIRST, MIDDLE = 0, 1
@@ -249,6 +251,10 @@ def _written(architecture: Architecture, run: Run, platform: str, depth: int | N
     for micro_batch in range(min(run.gradient_accumulation_steps, MICRO_BATCHES)):
         tape.micro_batch = micro_batch
         write_micro_batch(step, layers, ids, labels)
+    if run.checkpoint_keeps_ops:
+        keep_operations(tape)
+    if run.torch_compile:
+        compile_tape(tape)
     return tape
 
 

@@ -65,6 +65,11 @@ RUN: Group = {
         bool, "Recompute activations in the backward pass.", "--gradient-checkpointing/--no-gradient-checkpointing"
     ),
     "checkpoint_every": _run(int, "Checkpoint one layer of each so many.", metavar="N"),
+    "checkpoint_keeps_ops": _run(
+        bool,
+        "Checkpoints keep attention's and every other product's results (torchtitan's selective op).",
+        "--checkpoint-keeps-ops/--no-checkpoint-keeps-ops",
+    ),
     "activation_offloading": _run(
         bool, "Keep checkpoints in host memory.", "--activation-offloading/--no-activation-offloading"
     ),
@@ -88,6 +93,7 @@ RUN: Group = {
         "Everything but the 4-bit weights in fp32, as PEFT prepares it (qlora).",
         "--upcast-non-quantized/--no-upcast-non-quantized",
     ),
+    "torch_compile": _run(bool, "Layers and loss are compiled.", "--torch-compile/--no-torch-compile"),
     "stack": _run(str, "Software stack whose defaults apply.", metavar="NAME"),
     "allow_long_context": Annotated[
         bool,
@@ -100,9 +106,7 @@ PARALLEL: Group = {
         str | None,
         typer.Option(parser=num_gpus, help="GPUs of the whole job.", metavar="N|auto", rich_help_panel=THE_MACHINE),
     ],
-    "sharding": _machine(
-        str, "How the job is spread.", metavar="none|ddp|zero1|zero2|zero3|fsdp|fsdp-grad-op|hsdp"
-    ),
+    "sharding": _machine(str, "How the job is spread.", metavar="none|ddp|zero1|zero2|zero3|fsdp|fsdp-grad-op|hsdp"),
     "tp": _machine(int, "Tensor parallel: GPUs that split every matrix.", metavar="N"),
     "pp": _machine(int, "Pipeline parallel: stages.", metavar="N"),
     "pp_interleave": _machine(int, "Chunks of layers per pipeline stage.", metavar="N"),

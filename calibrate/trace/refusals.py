@@ -1,0 +1,30 @@
+"""Runs that the traced or measured code cannot be: what would be left out in silence is refused by name."""
+
+from __future__ import annotations
+
+from tunecast.catalogs.errors import NotSupportedError
+from tunecast.model.run import Run
+
+REAL_LOSSES = ("nll", "chunked_nll")
+
+
+def refuse_unreal(run: Run, *, device: str) -> None:
+    """Refuse what has operations in the formulas only: fused and compiled kernels, GPTQ and 8-bit
+    products, older code."""
+    base = run.base_quantization or ""
+    reasons = {
+        "fused kernels": bool(run.fused_kernels),
+        f"the loss path {run.loss_type}": run.loss_type not in REAL_LOSSES,
+        "a GPTQ base": base.startswith("gptq"),
+        "an 8-bit base on a device": base == "bnb-8bit" and device != "meta",
+        "8-bit products": run.fp8 is not None,
+        "torch.compile (--torch-compile)": run.torch_compile,
+        "what a checkpoint keeps (--checkpoint-keeps-ops)": run.checkpoint_keeps_ops,
+        f"the code of transformers {run.hf_code}": run.hf_code != "5",
+    }
+    for what, asked in reasons.items():
+        if asked:
+            raise NotSupportedError(
+                f"The real code of this run was asked for, but {what} has formulas only; use tunecast estimate without "
+                "--exact, or leave it out."
+            )

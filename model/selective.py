@@ -1,0 +1,52 @@
+"""Checkpoints that also keep what is dear to make again: attention's results and every other product's.
+
+Written over a finished tape: of a layer's recomputation those kernels are taken out, and the backward reads what the
+forward made. Source: torchtitan ``parallelisms/parallelize_llama.py`` with ``selective_ac_option = "op"``
+(``_save_list``: products, of which every second is made again, and fused attention). Products in 8 bits are another
+operator there, so all of them are made again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tunecast.model.operation import Kind, Phase
+from tunecast.model.tape import Event, Storage, Tape
+
+KEEP_EVERY = 2
+"""Of so many products in a row the first is kept."""
+EIGHT_BITS = "fp8"
+Place = tuple[int, int]
+"""Layer and micro-batch."""
+
+
+def kept_kernels(forward: Sequence[Event]) -> list[bool]:
+    """Of a layer's forward kernels, those whose results are kept."""
+    kept, products = [], 0
+    for event in forward:
+        is_product = event.kind is Kind.GEMM and event.dtype != EIGHT_BITS
+        kept.append(event.kind is Kind.ATTENTION or (is_product and products % KEEP_EVERY == 0))
+        products += is_product
+    return kept
+
+
+def keep_operations(tape: Tape) -> None:
+    """Take the kept kernels out of every recomputation."""
+    forwards: dict[Place, list[Event]] = {}
+    at: dict[Place, int] = {}
+    swap: dict[Storage, Storage] = {}
+    found: list[Event] = []
+    for event in tape.events:
+        place = None if event.layer is None or event.kind is None else (event.layer, event.micro_batch)
+        if place is not None and event.phase is Phase.FORWARD:
+            forwards.setdefault(place, []).append(event)
+        elif place is not None and event.phase is Phase.RECOMPUTE:
+            twin = at.get(place, 0)
+            at[place] = twin + 1
+            if kept_kernels(forwards[place])[twin]:
+                swap.update(zip(event.writes, forwards[place][twin].writes, strict=True))
+                continue
+        event.reads = tuple(swap.get(s, s) for s in event.reads)
+        event.writes = tuple(swap.get(s, s) for s in event.writes)
+        found.append(event)
+    tape.events = found
