@@ -1,0 +1,228 @@
+"""`recommend`: what is chosen, what binds, why others lost, and what the command prints and writes."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from tunecast import recommend
+from tunecast.catalogs.errors import InputError, UnknownNameError
+from tunecast.cli.program import program
+from tunecast.recommendation import Recommendation
+
+MODEL = "Qwen/Qwen2.5-0.5B"
+JOB: dict[str, Any] = {"method": "lora", "max_length": 512, "tokens": "20M"}
+CARDS = ("l4-24gb", "l40s-48gb", "a100-sxm4-80gb", "h100-sxm5-80gb")
+runner = CliRunner()
+
+
+def ask(**changes: Any) -> Recommendation:
+    return recommend(MODEL, **{"gpu": CARDS, "max_gpus": 4, **JOB, **changes})
+
+
+@pytest.fixture(scope="module")
+def free() -> Recommendation:
+    """Without any limit."""
+    return ask()
+
+
+def everything(found: Recommendation) -> list[tuple[float, float]]:
+    """(hours, USD) of the front and of the best plan of every card that lost."""
+    lost = [rejected.candidate for rejected in found.rejected if rejected.candidate is not None]
+    return [(c.time_h, c.usd) for c in (*(picked.candidate for picked in found.front), *lost)]
+
+
+def test_the_front_falls_in_time_as_it_rises_in_money_and_nothing_beats_it(free: Recommendation) -> None:
+    points = [(picked.candidate.usd, picked.candidate.time_h) for picked in free.front]
+    assert points == sorted(points)
+    assert [hours for _, hours in points] == sorted((hours for _, hours in points), reverse=True)
+    for hours, usd in everything(free):
+        for picked in free.front:
+            front_h, front_usd = picked.candidate.time_h, picked.candidate.usd
+            assert not (hours < 0.99 * front_h and usd <= front_usd), "a loser beats the front"
+
+
+def test_the_named_plans_are_the_ends_and_a_member_of_the_front(free: Recommendation) -> None:
+    assert free.cheapest is free.front[0]
+    assert free.fastest is free.front[-1]
+    assert free.balance in free.front
+
+
+def test_the_full_forecast_of_a_plan_has_the_screened_time_and_money(free: Recommendation) -> None:
+    for picked in free.front:
+        assert picked.forecast.total_time_h is not None
+        assert picked.forecast.cost_usd is not None
+        assert picked.forecast.total_time_h.value == pytest.approx(picked.candidate.time_h, rel=1e-6)
+        assert picked.forecast.cost_usd.value == pytest.approx(picked.candidate.usd, rel=1e-6)
+        assert picked.forecast.total_time_h.low < picked.forecast.total_time_h.high
+        assert picked.forecast.offer == picked.candidate.price.offer
+
+
+def test_every_plan_keeps_the_global_batch_and_every_card_has_an_answer(free: Recommendation) -> None:
+    assert free.batch.samples == 4  # no batch given, and up to 4 GPUs: one sample for each
+    for picked in free.front:
+        run = picked.forecast.run
+        assert run.per_device_train_batch_size * run.gradient_accumulation_steps * run.num_gpus == 4
+    answered = {picked.forecast.gpu for picked in free.front} | {rejected.gpu for rejected in free.rejected}
+    assert answered == set(CARDS)
+
+
+def test_a_given_batch_is_kept_and_counts_that_do_not_divide_it_are_told() -> None:
+    found = ask(gpu="l40s-48gb", per_device_train_batch_size=3, gradient_accumulation_steps=2)
+    assert found.batch.samples == 6
+    assert any("does not divide over 4" in note for note in found.notes)
+    assert {picked.candidate.num_gpus for picked in found.front} <= {1, 2}
+    assert ask(gpu="l40s-48gb", global_batch=12).batch.samples == 12
+
+
+def test_a_budget_is_kept_and_what_more_would_buy_is_told(free: Recommendation) -> None:
+    assert free.cheapest is not None
+    assert free.fastest is not None
+    budget = math.sqrt(free.cheapest.candidate.usd * free.fastest.candidate.usd)
+    found = ask(budget=budget)
+    assert all(picked.candidate.usd <= budget for picked in found.front)
+    (more,) = [relaxation for relaxation in found.relaxations if relaxation.limit == "--budget"]
+    assert more.candidate.usd > budget
+    assert found.fastest is not None
+    assert more.candidate.time_h < found.fastest.candidate.time_h
+
+
+def test_a_deadline_is_kept_and_what_waiting_would_save_is_told(free: Recommendation) -> None:
+    assert free.cheapest is not None
+    deadline = 0.9 * free.cheapest.candidate.time_h
+    found = ask(deadline=f"{deadline}h")
+    assert found.front
+    assert all(picked.candidate.time_h <= deadline for picked in found.front)
+    assert found.cheapest is not None
+    (later,) = [relaxation for relaxation in found.relaxations if relaxation.limit == "--deadline"]
+    assert later.candidate.time_h > deadline
+    assert later.candidate.usd < found.cheapest.candidate.usd
+
+
+def test_nothing_within_the_budget_names_the_limit_and_the_least_that_would_do(free: Recommendation) -> None:
+    assert free.cheapest is not None
+    found = ask(budget=0.01)
+    assert not found.front
+    assert found.to_dict()["cheapest"] is None
+    assert "--budget $0.01" in found.refusal()
+    needed = min(relaxation.candidate.usd for relaxation in found.relaxations)
+    assert needed == pytest.approx(free.cheapest.candidate.usd)
+    assert {rejected.reason for rejected in found.rejected} == {"over budget"}
+
+
+def test_limits_that_only_together_are_too_tight_are_both_named(free: Recommendation) -> None:
+    assert free.cheapest is not None
+    assert free.fastest is not None
+    found = ask(budget=0.5 * free.cheapest.candidate.usd, deadline=0.5 * free.fastest.candidate.time_h)
+    assert not found.front
+    assert "--budget and --deadline together" in found.refusal()
+
+
+def test_a_model_that_fits_no_card_is_said_card_by_card() -> None:
+    found = recommend("meta-llama/Llama-3.1-70B", gpu=["t4-16gb", "l4-24gb"], method="lora", tokens="1M", max_gpus=2)
+    assert not found.front
+    assert {rejected.reason for rejected in found.rejected} == {"does not fit"}
+    assert "does not fit 2" in found.refusal()
+
+
+def test_spot_only_when_asked_and_with_what_interruptions_add() -> None:
+    plain, spot = ask(gpu="h100-sxm5-80gb"), ask(gpu="h100-sxm5-80gb", spot=True)
+    assert {picked.candidate.kind for picked in plain.front} == {"on-demand"}
+    cut = [picked for picked in spot.front if picked.candidate.kind == "spot"]
+    assert cut
+    assert all("interruptions" in picked.forecast.phases_h for picked in cut)
+
+
+def test_one_provider(free: Recommendation) -> None:
+    found = ask(provider="runpod")
+    assert {picked.candidate.price.offer["provider"] for picked in found.front} == {"runpod"}
+    with pytest.raises(UnknownNameError, match="provider"):
+        ask(provider="runpot")
+
+
+def test_methods_compete() -> None:
+    found = ask(method=None, methods="lora,qlora", gpu="l40s-48gb", max_gpus=1)
+    assert {picked.candidate.plan.run.method for picked in found.front} <= {"lora", "qlora"}
+    assert found.front[0].candidate.plan.run.method == "lora"  # a small model fits without 4 bits, which cost time
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"tokens": None}, "--tokens"),
+        ({"deadline": "soon"}, "--deadline"),
+        ({"budget": 0}, "--budget"),
+        ({"min_fit_confidence": 1.5}, "--min-fit-confidence"),
+        ({"purchase": ["lease"]}, "purchase kind"),
+        ({"spot": False, "purchase": ["spot"]}, "--no-spot"),
+        ({"owned": True, "electricity_usd_per_kwh": 0.3}, "--owned"),
+        ({"gpu": "mock:l4-24gb"}, "rents"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused_in_a_sentence(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        ask(**changes)
+
+
+def command(*arguments: str) -> Any:
+    gpus = [word for card in CARDS for word in ("--gpu", card)]
+    job = ["--method", "lora", "--max-length", "512", "--tokens", "20M", "--max-gpus", "4"]
+    return runner.invoke(program, ["recommend", MODEL, *gpus, *job, *arguments], env={"COLUMNS": "100"})
+
+
+def test_the_command_prints_the_design_s_json() -> None:
+    answer = command("--json")
+    assert answer.exit_code == 0
+    found = json.loads(answer.stdout)
+    assert found["schema"] == "tunecast.recommendation/1"
+    assert {"cheapest", "fastest", "balance", "pareto", "rejected"} <= set(found)
+    assert found["cheapest"]["forecast"]["schema"] == "tunecast.forecast/1"
+    assert [plan["gpu"] for plan in found["pareto"]][0] == found["cheapest"]["gpu"]
+    assert all(entry["reason"] and entry["detail"] for entry in found["rejected"])
+
+
+def test_the_table_fits_100_columns_and_names_the_three_plans() -> None:
+    answer = command()
+    assert answer.exit_code == 0
+    assert max(len(line.rstrip()) for line in answer.stdout.splitlines()) <= 100
+    for word in ("cheapest", "balance", "fastest", "runners-up", "80% intervals"):
+        assert word in answer.stdout
+    assert "…" not in answer.stdout
+
+
+def test_no_plan_is_exit_code_3_and_one_sentence() -> None:
+    answer = command("--budget", "0.01")
+    assert answer.exit_code == 3
+    assert "No plan keeps --budget $0.01" in answer.stderr
+
+
+def test_the_picture_is_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    answer = command("--plot", str(tmp_path / "money.svg"))
+    assert answer.exit_code == 0
+    drawn = (tmp_path / "money.svg").read_text()
+    assert "cheapest: " in drawn
+    assert "whole run, USD" in drawn
+
+
+def test_all_offers_of_a_70b_are_searched_without_heavy_imports() -> None:
+    """The bar of 2 s is a benchmark's; here only that nothing slow is imported, and that it ends."""
+    import subprocess
+    import sys
+
+    code = (
+        "import sys; from tunecast.recommender import recommend; "
+        "found = recommend('meta-llama/Llama-3.1-70B', method='qlora', tokens='10M'); "
+        "heavy = {'torch', 'scipy', 'pandas', 'matplotlib'} & set(sys.modules); "
+        "print(len(found.front), len(found.rejected), sorted(heavy))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    front, rejected, heavy = done.stdout.split(maxsplit=2)
+    assert heavy.strip() == "[]"
+    assert int(front) >= 3
+    assert int(front) + int(rejected) >= 76
