@@ -182,7 +182,7 @@ def test_the_command_prints_the_design_s_json() -> None:
     assert found["schema"] == "tunecast.recommendation/1"
     assert {"cheapest", "fastest", "balance", "pareto", "rejected"} <= set(found)
     assert found["cheapest"]["forecast"]["schema"] == "tunecast.forecast/1"
-    assert [plan["gpu"] for plan in found["pareto"]][0] == found["cheapest"]["gpu"]
+    assert found["pareto"][0]["gpu"] == found["cheapest"]["gpu"]
     assert all(entry["reason"] and entry["detail"] for entry in found["rejected"])
 
 

@@ -1,0 +1,152 @@
+"""Written plans: other tools' own schemas accept them, and our readers make the same run of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from schema_check import problems
+
+from tunecast import recommend
+from tunecast.catalogs.errors import InputError, NotSupportedError, UnknownNameError
+from tunecast.catalogs.gpus import load_gpus
+from tunecast.model.architectures import load_architecture
+from tunecast.model.configs import read_config
+from tunecast.model.configs.write import WRITERS, config_for, differences
+from tunecast.model.resolve import resolve_run
+from tunecast.recommendation import Recommendation
+from tunecast.rental_tasks import DSTACK_BACKENDS, SKYPILOT_CLOUDS, SKYPILOT_GPUS, dstack_gpu
+from tunecast.written import read_asked_files, with_written, write_plan
+
+SCHEMAS = Path(__file__).resolve().parents[1] / "fixtures" / "schemas"
+SCHEMA_OF = {
+    "trl": "trl_sft",
+    "axolotl": "axolotl",
+    "llama-factory": "llama_factory",
+    "skypilot": "skypilot_task",
+    "dstack": "dstack_task",
+}
+MODEL = "meta-llama/Llama-3.1-8B"
+RUNS: dict[str, dict[str, Any]] = {
+    "qlora": {"method": "qlora", "lora_dropout": 0.05, "double_quant": False},
+    "lora-ddp": {"method": "lora", "num_gpus": 4, "sharding": "ddp", "lora_target_modules": "q_proj,v_proj"},
+    "lora-zero2": {"method": "lora", "num_gpus": 2, "sharding": "zero2", "gradient_checkpointing": False},
+    "lora-fsdp": {"method": "lora", "num_gpus": 8, "sharding": "fsdp", "lora_r": 64},
+    "full": {"method": "full", "attn_implementation": "flash_attention_2", "optim": "adamw_torch_fused"},
+    "full-fsdp": {"method": "full", "num_gpus": 8, "sharding": "fsdp", "reentrant": True},
+    "lora-fp16": {"method": "lora", "precision": "fp16-autocast", "dtype": "fp16"},
+}
+DEEPSPEED = {"precision": "bf16", "adapter_dtype": "bf16"}
+"""DeepSpeed casts the module and uses no autocast, which our reader knows and the written file has to admit."""
+ADMITTED: dict[tuple[str, str], dict[str, Any]] = {
+    ("trl", "qlora"): {"adapter_dtype": "bf16"},  # TRL casts the adapters of a 4-bit base
+    ("trl", "lora-zero2"): DEEPSPEED,
+    ("axolotl", "lora-zero2"): DEEPSPEED,
+    ("llama-factory", "lora-zero2"): DEEPSPEED,
+}
+
+
+def schema(kind: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((SCHEMAS / f"{SCHEMA_OF[kind]}.json").read_text())
+    return found
+
+
+@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("kind", WRITERS)
+def test_a_training_file_says_the_whole_run_or_what_it_does_otherwise(kind: str, name: str) -> None:
+    architecture = load_architecture(MODEL)
+    run = resolve_run(architecture, {**RUNS[name], "max_length": 2048, "gradient_accumulation_steps": 4}).run
+    written = yaml.safe_load(yaml.safe_dump(config_for(kind, architecture, run, 250)))
+    assert list(problems(written, schema(kind))) == []
+    assert differences(kind, written, architecture, run) == ADMITTED.get((kind, name), {})
+
+
+def test_a_layout_that_no_training_file_says_is_refused() -> None:
+    architecture = load_architecture(MODEL)
+    run = resolve_run(architecture, {"method": "full", "num_gpus": 8, "tp": 2}).run
+    with pytest.raises(NotSupportedError, match="parallelism"):
+        config_for("trl", architecture, run, 1)
+
+
+@pytest.fixture(scope="module")
+def found() -> Recommendation:
+    cards = ["l40s-48gb", "a100-sxm4-80gb"]
+    return recommend("Qwen/Qwen2.5-0.5B", method="lora", max_length=512, tokens="20M", gpu=cards, max_gpus=2)
+
+
+def test_tasks_pass_the_tools_schemas_and_measure_before_they_train(found: Recommendation, tmp_path: Path) -> None:
+    asked = read_asked_files([f"{kind}={tmp_path / kind}.yaml" for kind in SCHEMA_OF], "fastest")
+    written = write_plan(found, asked, "fastest")
+    assert [each.kind for each in written] == list(SCHEMA_OF)
+    for each in written:
+        loaded = yaml.safe_load(each.path.read_text())
+        assert list(problems(loaded, schema(each.kind))) == [], each.kind
+    assert found.fastest is not None
+    sky, dstack = (yaml.safe_load((tmp_path / f"{kind}.yaml").read_text()) for kind in ("skypilot", "dstack"))
+    for lines in (sky["run"].splitlines(), dstack["commands"]):
+        order = [
+            next(i for i, line in enumerate(lines) if word in line) for word in ("calibrate", "estimate", "trl sft")
+        ]
+        assert order == sorted(order)
+    assert sky["resources"]["accelerators"].endswith(f":{found.fastest.candidate.num_gpus}")
+    assert dstack["resources"]["gpu"]["count"] == found.fastest.candidate.num_gpus
+    told = with_written(found, written)
+    assert sum("wrote " in note for note in told.notes) == len(SCHEMA_OF)
+
+
+def test_a_written_training_file_is_read_by_estimate_as_the_plan(found: Recommendation, tmp_path: Path) -> None:
+    (written,) = write_plan(found, read_asked_files([f"axolotl={tmp_path / 'train.yml'}"], "cheapest"), "cheapest")
+    assert found.cheapest is not None
+    run = found.cheapest.forecast.run
+    options = read_config(written.path).options
+    for name in ("method", "max_length", "per_device_train_batch_size", "gradient_accumulation_steps", "lora_r"):
+        assert options[name] == getattr(run, name), name
+    assert found.steps.startswith(f"{options['max_steps']:,} steps")
+    assert written.path.read_text().startswith("# Qwen/Qwen2.5-0.5B on ")
+
+
+def test_a_task_alone_gets_a_training_file_beside_it(found: Recommendation, tmp_path: Path) -> None:
+    written = write_plan(found, read_asked_files([f"dstack={tmp_path / 'rent.dstack.yml'}"], "balance"), "balance")
+    assert [each.path.name for each in written] == ["rent-train.yaml", "rent.dstack.yml"]
+    assert "rent-train.yaml" in (tmp_path / "rent.dstack.yml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("texts", "pick", "words"),
+    [(["trll=a.yaml"], "cheapest", "trll"), (["trl=a.txt"], "cheapest", "YAML"), ([], "best", "best")],
+)
+def test_what_cannot_be_written_is_refused_before_any_work(texts: list[str], pick: str, words: str) -> None:
+    with pytest.raises((InputError, UnknownNameError), match=words):
+        read_asked_files(texts, pick)
+
+
+def test_names_of_cards_and_providers_are_the_tools_own() -> None:
+    gpus = load_gpus()
+    assert set(SKYPILOT_GPUS) <= set(gpus)
+    clouds = schema("skypilot")["properties"]["resources"]["properties"]["infra"]
+    assert all(list(problems(cloud, clouds)) == [] for cloud in SKYPILOT_CLOUDS.values())
+    assert set(DSTACK_BACKENDS.values()) <= set(schema("dstack")["properties"]["backends"]["items"]["enum"])
+    expected = {
+        "h100-sxm5-80gb": "H100", "rtx-4090-24gb": "RTX4090", "rtx-6000-ada-48gb": "RTX6000Ada", "l40s-48gb": "L40S",
+        "rtx-a6000-48gb": "A6000", "rtx-4070-ti-super-16gb": "RTX4070TiSUPER", "mi300x-192gb": "MI300X",
+        "rtx-pro-6000-blackwell-server-96gb": "RTXPRO6000", "h100-nvl-94gb": "H100NVL", "v100-sxm2-16gb": "V100",
+    }  # fmt: skip
+    assert {gpu: dstack_gpu(gpu) for gpu in expected} == expected
+
+
+def test_dstack_finds_the_cards_that_are_offered_under_these_names() -> None:
+    constraints = pytest.importorskip("gpuhunt._internal.constraints")
+    known = {gpu.name for gpu in (*constraints.KNOWN_NVIDIA_GPUS, *constraints.KNOWN_AMD_GPUS)}
+    sold = (
+        "a10-24gb",
+        "a40-48gb",
+        "a100-sxm4-80gb",
+        "rtx-a5000-24gb",
+        "rtx-a4000-16gb",
+        "h200-sxm5-141gb",
+        "b200-sxm-180gb",
+    )
+    assert {dstack_gpu(gpu) for gpu in sold} <= known
