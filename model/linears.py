@@ -5,6 +5,7 @@ Source: peft ``tuners/lora/layer.py`` and ``bnb.py``.
 
 from __future__ import annotations
 
+from tunecast.catalogs.errors import NotSupportedError
 from tunecast.model import fp8
 from tunecast.model import primitives as ops
 from tunecast.model import primitives_heavy as heavy
@@ -14,6 +15,7 @@ from tunecast.model.dora import adapted_result
 from tunecast.model.products import operands as operands
 from tunecast.model.products import product as product
 from tunecast.model.quantized import is_gptq, matmul_gptq
+from tunecast.model.quantized_bnb8 import matmul_8bit
 from tunecast.model.tape import Tensor
 
 
@@ -24,6 +26,12 @@ def base_linear(step: Step, where: str, linear: Linear, x: Tensor) -> Tensor:
     if is_gptq(run):
         given = ops.cast(step.tape, x, run.compute_dtype)
         return matmul_gptq(step.tape, linear, given, run, bias)
+    if run.base_quantization == "bnb-8bit":
+        if step.platform != "cuda":
+            raise NotSupportedError(
+                "bitsandbytes runs other code for an 8-bit base on a CPU; use --quant-method bnb-4bit."
+            )
+        return matmul_8bit(step.tape, linear.name, x, k=k, n=n, bias=bias)
     if run.base_quantization == "bnb-4bit":
         given = ops.cast(step.tape, x, run.compute_dtype)
         bias = None if bias is None else ops.cast(step.tape, bias, run.compute_dtype)
@@ -38,8 +46,8 @@ def base_linear(step: Step, where: str, linear: Linear, x: Tensor) -> Tensor:
 
 
 def by_bitsandbytes(step: Step) -> bool:
-    """Whether PEFT's layer is the one for bitsandbytes' 4 bits, which copies the base's result."""
-    return step.run.base_quantization == "bnb-4bit"
+    """Whether PEFT's layer is the one for bitsandbytes' bases."""
+    return step.run.base_quantization in ("bnb-4bit", "bnb-8bit")
 
 
 def unconverted(step: Step) -> bool:
@@ -66,7 +74,7 @@ def linear_map(step: Step, where: str, linear: Linear, x: Tensor) -> Tensor:
         return result
     tape, rank = step.tape, step.run.lora_r
     dtype = result.dtype
-    if by_bitsandbytes(step):
+    if step.run.base_quantization == "bnb-4bit":
         result = ops.copy(tape, result, name="adapter_clone")
     entry = adapter_input(step, x)
     if step.run.use_dora:

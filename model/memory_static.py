@@ -17,6 +17,7 @@ from tunecast.model.optimizer import (
 )
 from tunecast.model.primitives_heavy import CODE_ENTRIES, NESTED_BLOCK, QUANT_BLOCK
 from tunecast.model.quantized import gptq_bytes, gptq_packed_bytes, is_gptq
+from tunecast.model.quantized_bnb8 import int8_bytes, int8_packed_bytes
 from tunecast.model.run import Run
 from tunecast.model.tape import allocated_bytes
 from tunecast.model.units import DTYPE_BYTES
@@ -47,6 +48,8 @@ def layer_packed_bytes(layer: Layer, run: Run) -> int:
         return 0
     if is_gptq(run):
         return sum(gptq_packed_bytes(linear, run) for linear in layer.linears)
+    if run.base_quantization == "bnb-8bit":
+        return sum(int8_packed_bytes(linear) for linear in layer.linears)
     return sum(allocated_bytes(-(-linear.weight_params // 2)) for linear in layer.linears)
 
 
@@ -56,6 +59,8 @@ def layer_quantized_bytes(layer: Layer, run: Run) -> int:
         return 0
     if is_gptq(run):
         return sum(gptq_bytes(linear, run) for linear in layer.linears)
+    if run.base_quantization == "bnb-8bit":
+        return sum(int8_bytes(linear) for linear in layer.linears)
     return sum(quantized_bytes(linear, double_quant=run.double_quant) for linear in layer.linears)
 
 
@@ -63,7 +68,7 @@ def layer_weight_bytes(layer: Layer, hidden_size: int, run: Run) -> int:
     """Unquantized parameters of one layer: norms and biases always, linear weights unless quantized."""
     size = DTYPE_BYTES[run.dtype]
     sizes = [*layer.norm_sizes(hidden_size), *layer.attention.qk_norm_sizes]
-    sizes += [*layer.mlp.matrix_sizes, *layer.mlp.vector_sizes]
+    sizes += [*layer.mlp.matrix_sizes, *layer.mlp.vector_sizes, *layer.mlp.buffer_sizes]
     sizes += [linear.out_features for linear in layer.linears if linear.bias]
     if run.base_quantization is None:
         sizes += [linear.weight_params for linear in layer.linears]
@@ -97,8 +102,9 @@ def static_parts(architecture: Architecture, run: Run, *, platform: str = "cuda"
     layers = sum(group.count * layer_weight_bytes(group.layer, hidden, run) for group in groups)
     saved = stored_bytes(itertools.chain(*saved_tensors(architecture, run)), trained_dtype(run))
     trained = stored_bytes(trained_tensors(architecture, run), trained_dtype(run)) if run.has_adapters else saved
+    base = root_weight_bytes(architecture, run) + layers
     return {
-        "weights": (root_weight_bytes(architecture, run) + layers) * master_ratio(run) + buffer_bytes(architecture) + saved,
+        "weights": base * master_ratio(run) + buffer_bytes(architecture) + saved,
         "quantized": quantized + shared_code,
         "adapters": trained - saved,
         "optimizer_state": optimizer_state_bytes(architecture, run, platform=platform),

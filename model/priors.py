@@ -21,7 +21,7 @@ from tunecast.model.units import GIGA
 from tunecast.model.value import Z80
 
 PRIORS_SCHEMA = "tunecast.priors/1"
-TILE_ELEMENTS = {"bf16": 128 * 128, "fp16": 128 * 128, "fp32": 128 * 32, "fp8": 128 * 128}
+TILE_ELEMENTS = {"bf16": 128 * 128, "fp16": 128 * 128, "fp32": 128 * 32, "fp8": 128 * 128, "int8": 128 * 128}
 """Output tile that a partial wave is counted in; cuBLAS's fp32 kernels for thin results are ``sgemm_128x32``."""
 PCIE_BYTES_PER_S_PER_LANE = {3: 0.985 * GIGA, 4: 1.969 * GIGA, 5: 3.938 * GIGA}
 """One direction, after 128b/130b encoding (PCI-SIG base specifications 3.0 to 5.0)."""

@@ -26,7 +26,7 @@ BUILT = {
     "optimizer": ("adamw_torch", "adamw_torch_fused", "sgd", "adafactor", *BITSANDBYTES),
     "attention": ("sdpa", "eager", "flash_attention_2"),
     "loss": ("nll", "chunked_nll", "liger", "cut_cross_entropy"),
-    "quantization": ("bnb-4bit", "gptq-4bit", "gptq-8bit"),
+    "quantization": ("bnb-4bit", "bnb-8bit", "gptq-4bit", "gptq-8bit"),
     "sharding": ("none", "ddp", "zero1", "zero2", "zero3", "fsdp", "fsdp-grad-op", "hsdp"),
 }
 """Values the formulas cover, by what they choose."""
@@ -42,7 +42,7 @@ UNBUILT = {
     ),
     "attention": ("flash_attention_3", "flex_attention", "xformers"),
     "loss": ("dft",),
-    "quantization": ("aqlm", "awq", "bnb-8bit", "eetq", "hqq"),
+    "quantization": ("aqlm", "awq", "eetq", "hqq"),
     "sharding": (),
 }  # fmt: skip
 """Values that exist in Transformers, TRL or accelerate but not here yet."""

@@ -156,6 +156,8 @@ class Tape:
         self._nodes: list[Node] = []
         self._meeting: dict[str, tuple[Tensor, int]] = {}
         self._last_save = 0
+        self.first_run = False
+        """Whether a non-reentrant checkpoint runs its function for the first time, under autograd."""
         self._held: list[Tensor] = []
         """What something outside autograd keeps until the end of the backward."""
 
@@ -202,6 +204,10 @@ class Tape:
     def mark_saved(self) -> None:
         """Remember that the backward needs something that exists by now (early stop reads it)."""
         self._last_save = len(self.events)
+
+    def keep(self, tensor: Tensor) -> None:
+        """Say that autograd's graph holds a tensor outside what it saves: to the end of the backward."""
+        self._held.append(tensor)
 
     def record(
         self, output: Tensor, inputs: Sequence[Tensor], backward: Backward, *, saves: Sequence[Tensor] = ()
@@ -315,9 +321,9 @@ class Tape:
         """
         if offloaded:
             self.kernel("to_host", Kind.MEMORY, (x,), (), n_bytes=2 * x.bytes)
-        kept, self.grad_enabled = self.grad_enabled, False
+        kept, self.grad_enabled, self.first_run = self.grad_enabled, False, not reentrant
         made = function(x)
-        self.grad_enabled = kept
+        self.grad_enabled, self.first_run = kept, False
 
         def backward(grad: Tensor) -> Grads:
             entry = Node((), lambda _: (), saves=(), layer=None, moment="")

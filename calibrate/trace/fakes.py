@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from tunecast.calibrate.trace import int8
 from tunecast.model.run import Run
 
 QUANT_BLOCK = 64
@@ -20,7 +21,9 @@ def make_fake(model: Any, run: Run) -> None:
     """
     replaced: dict[int, Any] = {}
     for module in list(model.modules()):
-        if run.bnb_4bit_quant_type is not None and _is_4bit(module):
+        if run.base_quantization == "bnb-8bit" and int8.is_8bit(module):
+            int8.pack(module)
+        elif run.bnb_4bit_quant_type is not None and _is_4bit(module):
             _pack(module, run)
         for store in (module._parameters, module._buffers):
             for name, tensor in store.items():
@@ -101,6 +104,7 @@ def quantized_tensors(model: Any) -> list[Any]:
     tensors: list[Any] = []
     shared_code: list[Any] = []
     for module in model.modules():
+        tensors += getattr(module, "int8_tensors", ())
         state = getattr(module, "packed_state", None)
         if state is None:
             continue

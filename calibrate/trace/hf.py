@@ -12,7 +12,8 @@ import json
 from collections.abc import Callable, Hashable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from tunecast.calibrate.trace import losses, offload
+from tunecast.calibrate.trace import int8, losses, offload
+from tunecast.calibrate.trace.refusals import refuse_unreal
 from tunecast.catalogs.errors import NotSupportedError
 from tunecast.model.architecture import Architecture, Layer
 from tunecast.model.families import FAMILIES
@@ -146,12 +147,15 @@ def build_model(
     import torch
     import transformers
 
+    refuse_unreal(run, device=device)
     config = hf_config(architecture, num_layers)
     with torch.device(device):
         model = transformers.AutoModelForCausalLM.from_config(
             config, attn_implementation=attention_choice(architecture, run), dtype=torch_dtype(loaded_dtype(run))
         )
-    if run.bnb_4bit_quant_type is not None:
+    if run.base_quantization == "bnb-8bit":
+        int8.quantize_linears(model)
+    elif run.bnb_4bit_quant_type is not None:
         quantize_linears(model, run)
     if run.upcast_non_quantized:
         upcast_non_quantized(model)

@@ -110,7 +110,8 @@ class Recorder:
     def read_value(self, tensor: Any) -> None:
         """The code reads a tensor's value: on a GPU a small copy that waits for all work before it."""
         if self.platform == "cuda":
-            self.stream.append(kernels.value_read(tensor, phase=self.phase, layer=self.layer))
+            phase = Phase.RECOMPUTE if self.recomputing else self.phase
+            self.stream.append(kernels.value_read(tensor, phase=phase, layer=self.layer))
 
     def accumulates_in_place(self, args: Any) -> bool:
         """Whether the autograd engine would add into the first gradient: it does unless that one is shared.

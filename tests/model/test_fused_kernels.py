@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tunecast.calibrate.trace.refusals import refuse_unreal
 from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.architecture import Linear
 from tunecast.model.architectures import load_architecture
@@ -223,3 +224,18 @@ def test_megatron_casts_weights_once_a_step() -> None:
 def test_8_bit_products_need_16_bit_weights() -> None:
     with pytest.raises(InputError, match="quantized"):
         run_of(LLAMA, method="qlora", fp8="te")
+
+
+def test_an_8_bit_base_makes_non_reentrant_checkpoints_keep_every_input() -> None:
+    """bitsandbytes holds a map's input beside autograd: four inputs per layer stay, 3 x 4,096 and 14,336 wide."""
+    llama = load_architecture(LLAMA)
+    int8 = {"method": "qlora", "quant_method": "bnb-8bit", "max_length": 4096}
+    free, kept = (memory_timeline(llama, run_of(LLAMA, **int8, reentrant=kind)) for kind in (True, False))
+    inputs = 32 * 4096 * (3 * 4096 + 14336) * 2
+    assert kept.moments["loss"] - free.moments["loss"] == pytest.approx(inputs, rel=0.01)
+
+
+@pytest.mark.parametrize("options", [{"fused_kernels": "rope"}, {"loss_type": "liger"}, {"fp8": "te"}, GPTQ])
+def test_what_has_formulas_only_is_not_traced_in_silence(options: dict[str, Any]) -> None:
+    with pytest.raises(NotSupportedError, match="formulas only"):
+        refuse_unreal(run_of(LLAMA, **options), device="meta")

@@ -74,6 +74,14 @@ ADAPTERS = [
     (PLAIN, "cuda", {"adapter_dtype": "fp16", "dtype": "fp16", "precision": "fp16"}),
 ]
 
+INT8 = {"method": "qlora", "quant_method": "bnb-8bit"}
+EIGHT_BIT = [
+    (PLAIN, "cuda", INT8),
+    (PLAIN, "cuda", {**INT8, "gradient_checkpointing": False, "lora_target_modules": "q_proj,v_proj"}),
+    (TIED, "cuda", {**INT8, "upcast_non_quantized": True}),
+    (DEEP, "cuda", {**INT8, "dtype": "fp16", "precision": "fp16", "adapter_dtype": "fp16"}),
+]
+
 CHUNKED = {"loss_type": "chunked_nll", "lora_target_modules": "q_proj,v_proj"}
 LOSSES = [
     (PLAIN, "cuda", CHUNKED),
@@ -83,7 +91,7 @@ LOSSES = [
     (TIED, "cuda", {"loss_type": "chunked_nll", "method": "full"}),
 ]
 
-CASES: list[tuple[dict[str, Any], str, dict[str, Any]]] = [*OPTIMIZERS, *ATTENTION, *ADAPTERS, *LOSSES]
+CASES: list[tuple[dict[str, Any], str, dict[str, Any]]] = [*OPTIMIZERS, *ATTENTION, *ADAPTERS, *EIGHT_BIT, *LOSSES]
 
 
 def totals(operations: Iterable[Operation]) -> dict[tuple[str, str], Counter[str]]:
