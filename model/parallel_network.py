@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
+from importlib.resources import files
 from typing import Any
 
 from tunecast.catalogs.errors import InputError
@@ -49,6 +52,44 @@ def given_network(options: Mapping[str, Any]) -> float | None:
     return float(given) * GIGA / BITS_PER_BYTE
 
 
+@cache
+def link_facts() -> dict[str, Any]:
+    """The shipped facts about links between cards."""
+    text = files("tunecast.model").joinpath("data", "links.json").read_text(encoding="utf-8")
+    facts: dict[str, Any] = json.loads(text)
+    return facts
+
+
+def has_peer_access(gpu: Gpu, options: Mapping[str, Any]) -> bool:
+    """Whether cards read each other's memory over PCIe: as the user says, else unless drivers forbid it."""
+    if options.get("p2p") is not None:
+        return bool(options["p2p"])
+    return re.match(link_facts()["no_p2p"]["pattern"], gpu.id) is None
+
+
+def with_peers(factors: FactorSet, run: Run, gpu: Gpu | None, options: Mapping[str, Any]) -> FactorSet:
+    """The link's rate without peer access, where cards of a machine are joined by PCIe and nobody measured it."""
+    link = factors.factors.get("link_bytes_per_s")
+    over_pcie = gpu is not None and (gpu.nvlink_bytes_per_s == 0 or gpu.link_kind == "nvlink-bridge")
+    if gpu is None or link is None or run.num_gpus == 1 or not over_pcie or link.origin.startswith("measured"):
+        return factors
+    if has_peer_access(gpu, options):
+        return factors
+    frac = link_facts()["without_p2p_frac"]
+    slower = replace(
+        link,
+        value=link.value * frac["value"],
+        low=link.low * frac["low"],
+        high=link.high * frac["high"],
+        origin="assumed",
+    )
+    note = (
+        f"{gpu.id}: cards reach each other through host memory, at {frac['value']:.0%} of the PCIe rate with peer "
+        "access (--p2p if the driver allows it)"
+    )
+    return replace(factors, factors={**factors.factors, "link_bytes_per_s": slower}, notes=(*factors.notes, note))
+
+
 def with_network(
     factors: FactorSet,
     run: Run,
@@ -57,11 +98,12 @@ def with_network(
     *,
     reached: Mapping[str, float] | None = None,
 ) -> FactorSet:
-    """The factors with those of the network between machines, where the job needs several.
+    """The factors with those of links that the job needs: between cards without peer access, between machines.
 
     Collectives reach the same part of it as of the link inside a machine, and a hop takes as long: both assumed,
     since no record and no published run has measured them. `reached` is that part; None: the shipped priors'.
     """
+    factors = with_peers(factors, run, gpu, options)
     if run.num_gpus <= run.gpus_per_node or "node_bytes_per_s" in factors.factors:
         return factors
     speed, where = given_network(options), "--internode-gbps"

@@ -206,6 +206,20 @@ def test_several_machines_are_joined_by_a_known_or_given_network() -> None:
     assert two.step_time_s.value > slow.step_time_s.value, "the machine's network is shared by fewer, but crossed more"
 
 
+def test_cards_without_peer_access_talk_through_the_host() -> None:
+    """GeForce cards of the 40 and 50 series, or any card told so; NVLink does not care."""
+    def seconds(gpu: str, **options: Any) -> Forecast:
+        asked = {"method": "lora", "num_gpus": 4, "sharding": "fsdp", "max_length": 512, **options}
+        question = Question(architecture=load_architecture(LLAMA_8B), options=asked)
+        return forecast(question, resolve_targets([gpu], {})[0])
+
+    without, given = seconds("rtx-4090-24gb"), seconds("rtx-4090-24gb", p2p=True)
+    assert without.step_time_s.value > given.step_time_s.value
+    assert any("through host memory" in note for note in without.notes)
+    assert seconds("l40s-48gb").step_time_s.value < seconds("l40s-48gb", p2p=False).step_time_s.value
+    assert seconds("h100-sxm5-80gb", p2p=False).step_time_s == seconds("h100-sxm5-80gb").step_time_s
+
+
 def test_a_gpu_without_a_known_network_asks_for_it() -> None:
     with pytest.raises(InputError, match="--internode-gbps 400"):
         forecast(
