@@ -31,6 +31,7 @@ SPREADS: tuple[dict[str, Any], ...] = (
     {"num_gpus": 4, "sharding": "zero2"},
     {"num_gpus": 8, "sharding": "fsdp"},
     {"num_gpus": 16, "sharding": "fsdp", "internode_gbps": 400},
+    {"num_gpus": 4, "sharding": "ddp", "tp": 2},
 )
 CASES: dict[str, tuple[dict[str, Any], ...]] = {
     "llama-3.1-8b": ({"method": "lora"}, {"method": "qlora"}),
@@ -53,6 +54,7 @@ def plans(name: str, *, seed: int, most: int) -> Iterator[dict[str, Any]]:
             **spread,
         }
         for method, length, batch, checkpointing, micro, spread in shapes
+        if method["method"] != "qlora" or "tp" not in spread  # refused
     ]
     return iter(random.Random(seed).sample(every, most))
 
