@@ -40,8 +40,8 @@ def base_linear(step: Step, where: str, linear: Linear, x: Tensor) -> Tensor:
     weight = step.weight(f"{where}.{linear.name}", linear.weight_params)
     if run.fp8 is not None:
         given = ops.cast(step.tape, x, step.activation_dtype)
-        recast = run.fp8 == "te" or step.tape.micro_batch == 0
-        return fp8.matmul(step.tape, linear.name, given, weight, k=k, n=n, recast=recast, bias=bias)
+        first = step.tape.micro_batch == 0
+        return fp8.matmul(step.tape, linear.name, given, weight, k=k, n=n, kind=run.fp8, first=first, bias=bias)
     return product(step, linear.name, x, weight, k=k, n=n, bias=bias)
 
 

@@ -71,7 +71,7 @@ class Run:
     shifted fp32 logits beside the 16-bit ones, ``4.45`` (and before) lets the 16-bit ones go. PEFT and Liger of the
     same age: `linears.py` and `fused_losses.py` say what differs."""
     fp8: str | None = None
-    """Layers multiply in 8-bit floats: ``te`` (Transformer Engine) or ``megatron`` (weights cast once a step)."""
+    """Layers multiply in 8-bit floats, by one of `fp8.RECIPES`: Transformer Engine's, Megatron's or torchao's."""
     fused_kernels: tuple[str, ...] = ()
     """Parts of `FUSED_KERNELS` that run as one kernel each instead of as PyTorch's operators."""
     torch_compile: bool = False

@@ -221,6 +221,22 @@ def test_megatron_casts_weights_once_a_step() -> None:
     assert sum(op.count for op in casts if op.phase is Phase.FORWARD) == 32 * 7
 
 
+@pytest.mark.parametrize(
+    ("kind", "passes", "written"),
+    [("megatron", 1, 2.0), ("megatron-current", 2, 2.0), ("megatron-mxfp8", 1, 2 * 33 / 32), ("torchao", 2, 1.0)],
+)
+def test_recipes_read_for_maxima_write_scales_and_share_inputs(kind: str, passes: int, written: float) -> None:
+    """Of a layer's four inputs (of q,k,v; o; gate,up; down), 3 x 4,096 and 14,336 wide, one cast each."""
+    run = run_of(LLAMA, method="full", max_length=512, fp8=kind, gradient_checkpointing=False)
+    casts = [op for op in step_operations(load_architecture(LLAMA), run) if op.phase is Phase.FORWARD]
+    elements = 32 * 512 * (3 * 4096 + 14336)
+    small = [op for op in casts if op.name == "fp8_cast"]
+    assert sum(op.count for op in small) == 32 * 4
+    assert sum(op.total_bytes for op in small) == pytest.approx((2 + written) * elements)
+    maxima = sum(op.count for op in casts if op.name == "fp8_maximum")
+    assert maxima == (passes - 1) * 32 * (4 + 7)
+
+
 def test_8_bit_products_need_16_bit_weights() -> None:
     with pytest.raises(InputError, match="quantized"):
         run_of(LLAMA, method="qlora", fp8="te")
