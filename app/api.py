@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tunecast.calibrate.devices.protocol import Device
+    from tunecast.forecasts import Forecasts
     from tunecast.model.factors import FactorSet
     from tunecast.model.forecast import Forecast
     from tunecast.model.step_source import StepSource
@@ -33,8 +34,8 @@ def estimate(
     deadline: str | float | None = None,
     told: Callable[[str], None] | None = None,
     **options: Any,
-) -> list[Forecast]:
-    """Forecast a run on each GPU, in the order given.
+) -> Forecasts:
+    """Forecast a run on each GPU, in the order given; a list that notebooks show as a table (``.to_frame()``).
 
     `model` is a catalog model, the path of a ``config.json``, or a training file (``.yaml`` of axolotl,
     LLaMA-Factory, TRL, torchtune or litgpt). `options` are the run, its parallelism,
@@ -50,6 +51,7 @@ def estimate(
     Raises InputError for what cannot be used, with what to type instead.
     """
     from tunecast.asking import asked_question
+    from tunecast.forecasts import Forecasts
     from tunecast.search import searched_dimension, searched_forecasts
 
     dimension = searched_dimension(options, max_batch=max_batch, max_length_that_fits=max_length_that_fits)
@@ -64,7 +66,7 @@ def estimate(
         **options,
     )
     found = searched_forecasts(question, targets, dimension, deadline=deadline)
-    return [replace(forecast, notes=(*forecast.notes, *notes)) for forecast in found]
+    return Forecasts(replace(forecast, notes=(*forecast.notes, *notes)) for forecast in found)
 
 
 def _traced(told: Callable[[str], None] | None) -> StepSource:

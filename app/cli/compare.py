@@ -12,15 +12,25 @@ from tunecast.cli.options import Json
 
 def compare(
     records: Annotated[list[Path], typer.Argument(metavar="RECORD...", help="Calibration records.")],
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw measured against catalog, device by device.", metavar="FILE.svg|png")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Compare records with the catalog and each other. The first one given is the reference."""
     from tunecast.against_catalog import against_catalog, catalog_table
-    from tunecast.cli.console import print_json, show
+    from tunecast.cli.console import err, print_json, show
     from tunecast.compare import between_records, pair_table
+    from tunecast.plots import check_plot_path
 
+    if plot is not None:
+        check_plot_path(plot)
     catalog = [against_catalog(path) for path in records]
     pairs = [between_records(records[0], other) for other in records[1:]]
+    if plot is not None:
+        from tunecast.compare_plot import plot_shares
+
+        err().print(f"picture: {plot_shares(catalog, plot)}")
     if as_json:
         print_json(
             {

@@ -19,6 +19,7 @@ from tunecast.cli.guard import THE_ANSWER_IS_NO
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
+    from tunecast.explain import Term
     from tunecast.model.forecast import Forecast
 
 PLAIN_WIDTH = 100
@@ -69,15 +70,21 @@ def print_json(data: Any) -> None:
     sys.stdout.write("\n")
 
 
-def show_forecasts(forecasts: Sequence[Forecast], *, as_json: bool) -> None:
-    """Print forecasts or measurements, and end with code 3 when none of them fits."""
+def show_forecasts(forecasts: Sequence[Forecast], *, as_json: bool, terms: Sequence[Term] | None = None) -> None:
+    """Print forecasts or measurements, with the terms of the one that is explained; code 3 when none of them fits."""
     if as_json:
+        from tunecast.explain import terms_to_list
         from tunecast.model.forecast_json import forecast_to_dict
 
-        print_json([forecast_to_dict(forecast) for forecast in forecasts])
+        explained = {} if terms is None else {"terms": terms_to_list(terms)}
+        print_json([forecast_to_dict(forecast) | explained for forecast in forecasts])
     else:
         from tunecast.forecast_table import forecast_report
 
         show(*forecast_report(forecasts, out().width))
+        if terms is not None:
+            from tunecast.explain import terms_table
+
+            show(*terms_table(terms))
     if all(forecast.fits is False for forecast in forecasts):
         raise typer.Exit(THE_ANSWER_IS_NO)

@@ -73,30 +73,41 @@ def estimate(
             rich_help_panel=THE_RUN,
         ),
     ] = False,
+    explain: Annotated[
+        bool,
+        typer.Option("--explain", help="Every term with its formula, inputs and origin (one GPU)."),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Forecast memory, time and money of a run on each GPU. Exit code 3 when it fits none."""
     from tunecast import api
+    from tunecast.catalogs.errors import InputError
     from tunecast.cli.console import quiet_libraries, show_forecasts
     from tunecast.cli.progress import told_on_stderr
 
     if exact:
         quiet_libraries()
+    asked: dict[str, Any] = {
+        "gpu": gpu or ["all"],
+        "records": record or [],
+        "usd_per_gpu_hour": usd_per_gpu_hour,
+        "prices": prices or [],
+        "achieved_tflops": achieved_tflops,
+        **run_options,
+        **amount,
+        **parallel,
+        **around,
+    }
+    searching = {"max_batch": max_batch, "max_length_that_fits": max_length_that_fits, "exact": exact}
+    terms = None
+    if explain:
+        from tunecast.explain import explain as explained
+
+        if any(searching.values()):
+            raise InputError(
+                "--explain takes the run as it is; leave out --max-batch, --max-length-that-fits and --exact."
+            )
+        terms = explained(model, **{name: value for name, value in asked.items() if name != "deadline"})
     with told_on_stderr(exact) as told:
-        forecasts = api.estimate(
-            model,
-            gpu=gpu or ["all"],
-            records=record or [],
-            usd_per_gpu_hour=usd_per_gpu_hour,
-            prices=prices or [],
-            achieved_tflops=achieved_tflops,
-            max_batch=max_batch,
-            max_length_that_fits=max_length_that_fits,
-            exact=exact,
-            told=told,
-            **run_options,
-            **amount,
-            **parallel,
-            **around,
-        )
-    show_forecasts(forecasts, as_json=as_json)
+        forecasts = api.estimate(model, told=told, **searching, **asked)
+    show_forecasts(forecasts, as_json=as_json, terms=terms)

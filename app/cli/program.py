@@ -26,7 +26,6 @@ from tunecast.cli.validate import validate
 program = typer.Typer(
     name="tunecast",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # rich would cut long option names short at 80 columns
     context_settings={"help_option_names": ["-h", "--help"]},

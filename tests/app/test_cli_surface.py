@@ -128,7 +128,7 @@ OPTIONS = {
     | WHOLE_RUN
     | NODES
     | REFUSED_BY_NAME
-    | {"--max-batch", "--max-length-that-fits", "--exact", "--json"},
+    | {"--max-batch", "--max-length-that-fits", "--exact", "--explain", "--json"},
     "recommend": RUN
     | AMOUNT
     | (MACHINE - {"--achieved-tflops"})
@@ -151,7 +151,7 @@ OPTIONS = {
     | NODES
     | REFUSED_BY_NAME
     | {"--out", "--markdown"},
-    "compare": {"--json"},
+    "compare": {"--plot", "--json"},
     "validate": {"--explain", "--max-median-error", "--config", "--gpu", "--record", "--json"},
     "catalog": {"--gpu", "--prices", "--refresh", "--provider", "--trend", "--plot", "--json"},
 }

@@ -1,0 +1,231 @@
+"""Every term of a forecast with its formula, its inputs and where they come from (``estimate --explain``)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from tunecast.catalogs.errors import InputError
+from tunecast.model.units import GIGA, TERA, gib
+from tunecast.tables import DASH, count, digits, dollars, duration, plain_table, seconds
+from tunecast.whole_run_table import SMALLEST_SHOWN_USD
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from tunecast.model.factors import FactorSet
+    from tunecast.model.forecast import Forecast
+    from tunecast.model.operation import Operation
+    from tunecast.model.question import Question
+    from tunecast.model.target import Target
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Term:
+    """One number of a forecast."""
+
+    section: str
+    """``memory``, ``time``, ``run`` or ``money``."""
+    name: str
+    value: str
+    formula: str
+    inputs: str
+    origin: str
+
+
+MEMORY_FORMULAS = {
+    "weights": "parameters kept in their storage dtype x bytes each",
+    "quantized": "quantized parameters x bits, with absmax and their own quantization",
+    "adapters": "trained adapter parameters x bytes of their dtype",
+    "gradients": "trained parameters x bytes, from the backward that makes them to the update",
+    "optimizer_state": "states per trained parameter x bytes, rounded up to 512 per tensor",
+    "activations": "what autograd keeps at this moment: checkpoints, one layer's recomputation and its gradients",
+    "logits": "tokens x vocabulary x bytes of every copy that is alive",
+    "scratch": "dequantized weights, temporaries of the update",
+    "communication": "buffers of what sharding gathers and reduces",
+}
+TIME_FORMULAS = {
+    "gemm": "sum of 2 m n k / rate(m, n, k)",
+    "attention": "sum of FLOPs / rate(length, head size)",
+    "memory": "sum of bytes moved / rate(bytes)",
+    "dequant": "sum of bytes moved / rate(elements)",
+    "loss": "sum of bytes moved / rate(tokens, vocabulary)",
+    "optimizer": "sum of bytes moved / rate(elements)",
+    "floor": "kernels x the shortest time of one",
+    "communication": "collectives by rings and trees, less what they hide behind",
+    "host": "launches x seconds each, beyond the device's own time",
+    "overhead": "seconds per step beside its kernels",
+    "bubble": "idle share of pipeline stages",
+}
+
+
+def explain(model: str, *, gpu: str, **options: Any) -> list[Term]:
+    """The terms of one forecast on one GPU; options are those of `estimate`. Raises InputError as `estimate` does."""
+    from tunecast.asking import asked_question
+    from tunecast.model.estimate import forecast
+
+    question, targets, _ = asked_question(model, gpu=gpu, **options)
+    if len(targets) != 1:
+        raise InputError(f"--explain looks at one GPU, but {len(targets)} were asked for; name one with --gpu.")
+    return explained(question, targets[0], forecast(question, targets[0]))
+
+
+def explained(question: Question, target: Target, told: Forecast) -> list[Term]:
+    """The terms of a forecast that was made of this question on this device."""
+    from tunecast.model.on_device import target_factors
+    from tunecast.model.parallel_network import with_network
+    from tunecast.model.step_source import operations_of
+
+    factors = with_network(target_factors(target, told.run), told.run, target.gpu, question.options)
+    operations = operations_of(told.architecture, told.run, platform=target.platform, source=question.source)
+    return [
+        *memory_terms(told, target),
+        *time_terms(told, operations, factors, target),
+        *run_terms(told),
+        *money_terms(told),
+    ]
+
+
+def memory_terms(told: Forecast, target: Target) -> Iterable[Term]:
+    """Parts of the peak, then what the allocator and the context add."""
+    view = told.memory
+    counted = "counted from the code's own tensors"
+    for name, n_bytes in sorted(view.parts_bytes.items(), key=lambda item: -item[1]):
+        if n_bytes > 0:
+            formula = MEMORY_FORMULAS.get(name, "bytes alive")
+            yield _term("memory", name, f"{gib(n_bytes):.3f} GiB", formula, _memory_inputs(name, told), counted)
+    formula, when = "sum of the parts at the worst moment", f"peak: {view.peak_moment}"
+    yield _term("memory", "allocated", f"{gib(view.allocated_bytes.value):.3f} GiB", formula, when, counted)
+    overheads = "measured on this device" if target.record is not None else "fitted to published runs"
+    for name, value, formula in (
+        ("reserved", view.reserved_bytes, "allocated + fragmentation of what comes and goes"),
+        ("process", view.process_bytes, "reserved + context of the driver and its libraries"),
+    ):
+        if value is not None:
+            shown = f"{gib(value.value):.3f} GiB"
+            yield _term("memory", name, shown, formula, _span(gib(value.low), gib(value.high)), overheads)
+    if view.usable_bytes is not None:
+        origin = "measured" if target.record is not None else "catalog"
+        yield _term("memory", "usable", f"{gib(view.usable_bytes):.3f} GiB", "what the card exposes", "", origin)
+
+
+def _memory_inputs(name: str, told: Forecast) -> str:
+    run, architecture = told.run, told.architecture
+    quantized = "quantized" in told.memory.parts_bytes and told.memory.parts_bytes["quantized"] > 0
+    known = {
+        "weights": f"{count(told.total_params)} parameters{' less the quantized' if quantized else ''}, {run.dtype}",
+        "quantized": f"linear maps of {architecture.num_layers} layers, {run.bnb_4bit_quant_type or run.quant_method}",
+        "adapters": f"{count(told.trainable_params)} parameters, {run.adapter_dtype}",
+        "gradients": f"{count(told.trainable_params)} parameters",
+        "optimizer_state": f"{count(told.trainable_params)} parameters, {run.optim}",
+        "logits": f"{run.tokens_per_micro_batch:,} tokens x {architecture.vocab_size:,}",
+        "activations": f"{run.per_device_train_batch_size} x {run.max_length} tokens, {architecture.num_layers} layers "
+        f"of {architecture.hidden_size}, checkpointing {'on' if run.gradient_checkpointing else 'off'}",
+    }
+    return known.get(name, "")
+
+
+def time_terms(told: Forecast, operations: Sequence[Operation], factors: FactorSet, target: Target) -> Iterable[Term]:
+    """Each kind of operation with its work, the speed it reaches and the curve that says so."""
+    peak = target.peaks.get(told.run.compute_dtype)
+    for kind, part_s in sorted(told.time_parts_s.items(), key=lambda item: -item[1]):
+        if part_s > 0:
+            of_kind = [operation for operation in operations if operation.kind == kind]
+            formula = TIME_FORMULAS.get(kind, "given")
+            origin = _curve_origin(kind, factors)
+            yield _term("time", kind, seconds(part_s), formula, _work(of_kind, part_s, peak), origin)
+    launches = sum(operation.launches * operation.count for operation in operations)
+    each = factors.factors.get("host_s_per_launch")
+    inputs = f"{launches:,.0f} launches" + ("" if each is None else f" x {each.value * 1e6:.2f} us")
+    step, origin = told.step_time_s, "" if each is None else each.origin
+    yield _term("time", "optimizer step", seconds(step.value), "device and host clocks through the step",
+                f"{inputs}; {_span(step.low, step.high)} s", origin)  # fmt: skip
+    flops = f"{told.model_flops_per_step:.4g} FLOPs required, {told.executed_flops_per_step:.4g} executed"
+    if told.mfu is not None and told.hfu is not None and peak is not None:
+        beside = f"{flops}, peak {peak / TERA:.0f} TFLOP/s x {told.run.num_gpus}"
+        formula = "FLOPs / step time / peak"
+        yield _term("time", "MFU / HFU", f"{told.mfu:.1%} / {told.hfu:.1%}", formula, beside, "datasheet")
+
+
+def _work(operations: Sequence[Operation], part_s: float, peak: float | None) -> str:
+    """Kernels, FLOPs or bytes, and the speed that these seconds mean."""
+    if not operations:
+        return ""
+    kernels = sum(operation.launches * operation.count for operation in operations)
+    flops, moved = sum(o.total_flops for o in operations), sum(o.total_bytes for o in operations)
+    if flops > 0 and operations[0].kind in ("gemm", "attention"):
+        share = "" if peak is None else f", {flops / part_s / peak:.0%} of peak"
+        return f"{kernels:,.0f} kernels, {flops / TERA:.3g} TFLOP: {flops / part_s / TERA:.3g} TFLOP/s{share}"
+    return f"{kernels:,.0f} kernels, {moved / GIGA:.3g} GB: {moved / part_s / GIGA:.4g} GB/s"
+
+
+def _curve_origin(kind: str, factors: FactorSet) -> str:
+    """Origin of the curves of that kind, else of the factor that stands in for one."""
+    found = {curve.origin for name, curve in factors.curves.items() if name.split(".")[0] == kind}
+    if not found and kind == "communication":
+        found = {factor.origin for name, factor in factors.factors.items() if name.startswith(("link", "overlap"))}
+    if not found and kind in ("host", "overhead"):
+        found = {
+            factor.origin for name, factor in factors.factors.items() if name.startswith(("host", "step_overhead"))
+        }
+    if not found and "memory" in factors.curves:
+        found = {factors.curves["memory"].origin}
+    return ", ".join(sorted(found)) or DASH
+
+
+def run_terms(told: Forecast) -> Iterable[Term]:
+    """Phases of the whole run."""
+    if told.whole_run is None:
+        return
+    for phase in told.whole_run.phases:
+        span = f"{duration(phase.hours.low)} to {duration(phase.hours.high)}"
+        yield _term("run", phase.name, duration(phase.hours.value), phase.how or "as given", span, phase.origin)
+    if told.total_time_h is not None:
+        total = told.total_time_h
+        span = f"{duration(total.low)} to {duration(total.high)}"
+        yield _term("run", "whole run", duration(total.value), "sum of the phases", span, "")
+
+
+def money_terms(told: Forecast) -> Iterable[Term]:
+    """What is paid, to whom."""
+    if told.cost_usd is None or told.whole_run is None:
+        return
+    offer = told.offer or {}
+    source = ", ".join(str(offer[key]) for key in ("provider", "snapshot_date", "source") if offer.get(key))
+    for name, usd in told.whole_run.cost_parts_usd.items():
+        if usd >= SMALLEST_SHOWN_USD:
+            formula = "hours paid x price of the machines" if name == "rent" else "amount x price"
+            price = told.whole_run.usd_per_h
+            inputs = f"${price:.2f}/h for the job" if name == "rent" and price is not None else ""
+            yield _term("money", name, dollars(usd), formula, inputs, source if name == "rent" else "")
+    span = _span(told.cost_usd.low, told.cost_usd.high)
+    yield _term("money", "cost", dollars(told.cost_usd.value), "sum of the parts", f"${span}", "")
+
+
+def _span(low: float, high: float) -> str:
+    return f"{digits(low)} to {digits(high)}"
+
+
+def _term(section: str, name: str, value: str, formula: str, inputs: str, origin: str) -> Term:
+    return Term(
+        section=section, name=name.replace("_", " "), value=value, formula=formula, inputs=inputs, origin=origin
+    )
+
+
+def terms_table(terms: Sequence[Term]) -> list[RenderableType]:
+    """One table per section; formula, inputs and origin under each other where there is little room."""
+    tables: list[RenderableType] = []
+    for section in dict.fromkeys(term.section for term in terms):
+        table = plain_table(section, "value", "formula, inputs, origin", right=("value",))
+        for term in terms:
+            if term.section == section:
+                words = "\n".join(word for word in (term.formula, term.inputs, term.origin) if word)
+                table.add_row(term.name, term.value, words)
+        tables.append(table)
+    return tables
+
+
+def terms_to_list(terms: Sequence[Term]) -> list[dict[str, str]]:
+    """The terms as plain JSON data."""
+    return [asdict(term) for term in terms]

@@ -1,0 +1,68 @@
+"""Forecasts as a list that shows itself as a table in a notebook."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from html import escape
+from typing import TYPE_CHECKING
+
+from tunecast.model.forecast import Forecast
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+NUMBERS = ("GiB", "step", "tokens/s", "whole run", "cost")
+
+
+class Forecasts(list[Forecast]):
+    """One forecast per GPU, in the order asked for; a list in every other way."""
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per forecast; units in the column names, intervals as ``_low`` and ``_high``."""
+        from tunecast.frames import frame
+
+        return frame(self)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the run, a table with intervals, and the notes."""
+        from tunecast.forecast_table import notes, run_line
+
+        if not self:
+            return "<p>No forecast.</p>"
+        heads = ("GPU", "fits", *NUMBERS, "offer")
+        head = "".join(f'<th style="text-align:{_side(name)}">{name}</th>' for name in heads)
+        body = "".join(self._rows(heads))
+        told = "".join(f"<li>{escape(note.removeprefix('- '))}</li>" for note in notes(self))
+        return (
+            f"<p>{escape(run_line(self[0]))}</p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+            f"<ul>{told}</ul>"
+        )
+
+    def _rows(self, heads: tuple[str, ...]) -> Iterator[str]:
+        from tunecast.forecast_table import memory, money_of, offer, span, span_h, span_s, total, verdict
+        from tunecast.tables import DASH, digits, dollars, seconds
+
+        for one in self:
+            cost = money_of(one)
+            cells = (
+                (f"{one.run.num_gpus} x {one.gpu}", ""),
+                (verdict(one), ""),
+                (memory(one), ""),
+                (seconds(one.step_time_s.value), span_s(one.step_time_s)),
+                (digits(one.tokens_per_s.value), span(one.tokens_per_s)),
+                (total(one), span_h(one.total_time_h) if one.total_time_h else ""),
+                (dollars(cost.value) if cost else DASH, span(cost) if cost else ""),
+                (offer(one), ""),
+            )
+            yield "<tr>" + "".join(map(_cell, heads, cells)) + "</tr>"
+
+
+def _side(name: str) -> str:
+    return "right" if name in NUMBERS else "left"
+
+
+def _cell(head: str, words: tuple[str, str]) -> str:
+    """A cell with its interval, if it has one, in small print below."""
+    value, below = (escape(word) for word in words)
+    small = f'<br><small style="opacity:.7">{below}</small>' if below else ""
+    return f'<td style="text-align:{_side(head)}">{value}{small}</td>'

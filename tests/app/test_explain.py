@@ -1,0 +1,69 @@
+"""Every term of a forecast, and that terms add up to it."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from typer.testing import CliRunner
+
+import tunecast
+from tunecast.cli.program import program
+from tunecast.explain import explain
+
+MODEL = "meta-llama/Llama-3.2-1B"
+runner = CliRunner()
+GIB = re.compile(r"([\d.]+) GiB")
+
+
+def gib_of(text: str) -> float:
+    found = GIB.match(text)
+    assert found is not None
+    return float(found[1])
+
+
+@pytest.mark.parametrize("options", [{"method": "qlora"}, {"method": "full", "num_gpus": 4}])
+def test_memory_terms_add_up_and_every_term_has_a_formula(options: dict[str, object]) -> None:
+    told = tunecast.estimate(MODEL, gpu="a100-sxm4-80gb", tokens="1M", **options)[0]
+    terms = explain(MODEL, gpu="a100-sxm4-80gb", tokens="1M", **options)
+    assert all(term.formula for term in terms)
+    memory = {term.name: gib_of(term.value) for term in terms if term.section == "memory"}
+    named = {"allocated", "reserved", "process", "usable"}
+    parts = sum(value for name, value in memory.items() if name not in named)
+    assert parts == pytest.approx(memory["allocated"], abs=0.001 * len(memory))
+    assert memory["process"] == pytest.approx(told.memory.process_bytes.value / 2**30, abs=0.001)
+    times = {term.name for term in terms if term.section == "time"}
+    assert {name.replace("_", " ") for name, value in told.time_parts_s.items() if value > 0} <= times
+    assert {term.section for term in terms} == {"memory", "time", "run", "money"}
+    phases = [term.name for term in terms if term.section == "run"]
+    assert phases == [*told.phases_h, "whole run"]
+    assert all(term.origin for term in terms if term.section == "time" and term.name != "bubble")
+
+
+def test_the_speed_of_products_is_work_over_time() -> None:
+    (term,) = (t for t in explain(MODEL, gpu="l40s", method="lora") if (t.section, t.name) == ("time", "gemm"))
+    work = re.search(r"([\d.]+) TFLOP: ([\d.]+) TFLOP/s", term.inputs)
+    assert work is not None
+    value, unit = term.value.split()
+    part_s = float(value) * (1e-3 if unit == "ms" else 1.0)
+    assert float(work[1]) / part_s == pytest.approx(float(work[2]), rel=0.01)
+
+
+def test_the_command_prints_terms_below_the_forecast_and_in_json() -> None:
+    asked = ["estimate", MODEL, "--gpu", "l40s", "--explain"]
+    shown = runner.invoke(program, asked, env={"COLUMNS": "100"})
+    assert shown.exit_code == 0
+    assert "sum of 2 m n k / rate(m, n, k)" in shown.stdout
+    assert max(map(len, shown.stdout.splitlines())) <= 100
+    answer = json.loads(runner.invoke(program, [*asked, "--json"]).stdout)
+    assert {term["section"] for term in answer[0]["terms"]} == {"memory", "time"}
+
+
+@pytest.mark.parametrize(
+    ("more", "says"), [([], "name one with --gpu"), (["--gpu", "l40s", "--max-batch"], "--explain")]
+)
+def test_one_run_on_one_gpu_is_explained(more: list[str], says: str) -> None:
+    done = runner.invoke(program, ["estimate", MODEL, "--explain", *more])
+    assert done.exit_code == 2
+    assert says in " ".join(done.output.split())
