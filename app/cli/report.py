@@ -41,7 +41,10 @@ def report(
         Path | None, typer.Option(help="Write the same as Markdown too.", metavar="FILE.md")
     ] = None,
 ) -> None:  # fmt: skip
-    """Write one self-contained page: the answer, money against time, memory, sensitivity, every number's origin."""
+    """Write one self-contained page about a run.
+
+    The answer, money against time, every card, memory, what it depends on, and where every number comes from.
+    """
     from tunecast.cli.console import err
     from tunecast.cli.progress import told_on_stderr
     from tunecast.report.gather import gather

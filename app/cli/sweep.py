@@ -67,7 +67,10 @@ def sweep(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Vary a forecast: a tornado over every input, a grid of two inputs, techniques, or a classic analysis."""
+    """Vary a forecast over its inputs.
+
+    A tornado over every input, a grid of two, techniques side by side, or a classic analysis by name.
+    """
     from tunecast import sweep_table
     from tunecast.catalogs.errors import InputError
     from tunecast.cli.console import err, print_json, show
