@@ -272,7 +272,7 @@ def dimensions_from_config(config: Mapping[str, Any], family: Family, name: str)
         qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
         o_bias=attention_bias if family.o_bias is None else family.o_bias,
         mlp_bias=_flag(config, "mlp_bias", name) if family.mlp_bias_field else family.mlp_bias,
-        rotary_dim=rotary_dim(config, family, head_dim),
+        rotary_dim=family.rotary_dim or rotary_dim(config, family, head_dim),
         windows=layer_windows(config, family, layers, name),
     )
 

@@ -21,7 +21,7 @@ from tunecast.model.operation import Kind
 from tunecast.model.run import Run
 from tunecast.model.tape import Tensor
 
-OWN_ATTENTIONS = ("bloom", "mpt", "falcon")
+OWN_ATTENTIONS = ("bloom", "mpt", "gptj", "falcon")
 """Kinds written in ``attention_own.py``."""
 
 

@@ -1,6 +1,7 @@
-"""Attention of families that do not call transformers' shared functions: BLOOM, MPT and Falcon.
+"""Attention of families that do not call transformers' shared functions: BLOOM, MPT, GPT-J and Falcon.
 
-Sources: transformers 5 ``modeling_bloom.py``, ``modeling_mpt.py``, ``modeling_falcon.py``; PyTorch's
+Sources: transformers 5 ``modeling_bloom.py``, ``modeling_mpt.py``, ``modeling_gptj.py``,
+``modeling_falcon.py``; PyTorch's
 ``_scaled_dot_product_attention_math``, which runs where key heads are neither one per query head nor grouped.
 """
 
@@ -119,6 +120,51 @@ def mpt_attention(step: Step, where: str, layer: Layer, x: Tensor, tables: Table
     mixed = weighted_values(step, block, masked, v, dtype)
     out = linear_map(step, where, block.linears[-1], mixed)
     tape.hold(whole, masked, mixed)
+    return out
+
+
+def gptj_waves(step: Step, block: Attention, dtype: str) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Sines and cosines gathered anew in every layer from a table of all positions, and what the code holds of it."""
+    tape, length, dim = step.tape, step.run.max_length, block.rotary_dim or block.head_dim
+    rows = step.architecture.max_position or length
+    table = ops.elementwise(tape, "rotary.repeat", (Tensor(rows * dim, "fp32", None),), rows * dim, "fp32")
+    index = ops.elementwise(tape, "rotary.repeat", (Tensor(length, "int64", None),), length * dim, "int64")
+    both = ops.elementwise(tape, "rotary.gather", (table, index), length * dim, "fp32")
+    return ops.cast(tape, both, dtype, name="rotary.cast"), (table, index)
+
+
+def gptj_rotated(step: Step, block: Attention, x: Tensor, both: Tensor) -> Tensor:
+    """The leading part of every head rotated by sines and cosines repeated for neighbours, joined with the rest."""
+    tape, dim = step.tape, block.rotary_dim or block.head_dim
+    half = Tensor(both.elements // 2, both.dtype, both.storage)
+    sin, cos = (ops.elementwise(tape, "rotary.repeat", (half,), both.elements, both.dtype) for _ in range(2))
+    turned = x.elements * dim // block.head_dim
+    leading = ops.part(tape, x, turned, name="rotary_part")
+    rest = ops.part(tape, x, x.elements - turned, name="rotary_part")
+    return gpt.concatenated(tape, rotary(step, leading, (cos, sin)), rest, name="rotary_part")
+
+
+def gptj_attention(step: Step, where: str, layer: Layer, x: Tensor, tables: Tables) -> Tensor:
+    """Queries and keys in fp32, scores divided, an additive mask, a softmax in the scores' dtype."""
+    refuse_flash(step)
+    block, tape, batch = layer.attention, step.tape, step.run.per_device_train_batch_size
+    assert tables.mask is not None
+    q, k, v = (linear_map(step, where, linear, x) for linear in block.linears[:3])
+    v = ops.relayout(tape, v, name="head_layout")
+    both, held = gptj_waves(step, block, k.dtype)
+    k, q = (gptj_rotated(step, block, heads, both) for heads in (k, q))
+    wide = [ops.cast(tape, heads, "fp32") for heads in (q, k)]
+    dtype = step.autocast_dtype or "fp32"
+    operands = [eager.folded(tape, ops.cast(tape, heads, dtype), batch) for heads in wide]
+    scores = eager.batched_product(tape, "scores", *operands, sizes_of(step, block), b_transposed=True)
+    scaled = ops.scale(tape, scores, name="scores_scale")
+    masked = ops.elementwise(
+        tape, "scores_mask", (scaled, tables.mask), scaled.elements, widest((scaled.dtype, tables.mask.dtype))
+    )
+    masked = tape.record(masked, (scaled,), lambda grad: (grad,))
+    mixed = weighted_values(step, block, masked, eager.folded(tape, v, batch), step.autocast_dtype or v.dtype)
+    out = linear_map(step, where, block.linears[-1], mixed)
+    tape.hold(q, k, v, mixed, both, *held)
     return out
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from tunecast.model import primitives as ops
 from tunecast.model.architecture import Layer
 from tunecast.model.attention_blocks import attention_block
-from tunecast.model.attention_own import bloom_attention, falcon_attention, mpt_attention
+from tunecast.model.attention_own import bloom_attention, falcon_attention, gptj_attention, mpt_attention
 from tunecast.model.context import Step, Tables
 from tunecast.model.experts import experts_block
 from tunecast.model.experts_modules import KIND, expert_modules_block
@@ -29,6 +29,7 @@ ATTENTIONS: dict[str, AttentionWriter] = {
     "heads": attention_block,
     "bloom": bloom_attention,
     "mpt": mpt_attention,
+    "gptj": gptj_attention,
     "falcon": falcon_attention,
 }
 """By ``Attention.kind``: (step, where, layer, input, tables) to the output of the block."""
@@ -79,6 +80,8 @@ def decoder_layer(step: Step, where: str, layer: Layer, x: Tensor, tables: Table
 def parallel_layer(step: Step, where: str, layer: Layer, x: Tensor, tables: Tables) -> Tensor:
     """Attention and MLP of the same input, both added to it: x + attention(norm(x)) + mlp(norm(x))."""
     attend, feed = ATTENTIONS[layer.attention.kind], MLPS[layer.mlp.kind]
+    if step.tape.phase is not Phase.FORWARD:
+        step.returned.clear()
 
     def normed(name: str) -> Tensor:
         return norm(step, layer.norm, f"{where}.{name}", x, step.architecture.hidden_size)
@@ -93,8 +96,9 @@ def parallel_layer(step: Step, where: str, layer: Layer, x: Tensor, tables: Tabl
     first, last = (x, fed) if layer.residual_first else (fed, x)
     out = ops.add(step.tape, ops.add(step.tape, first, mixed, name="residual"), last, name="residual")
     named = () if layer.parallel == "norms" else (to_attention,)
-    step.tape.hold(x, to_mlp, mixed, fed, *named, *step.weights)
+    step.tape.hold(x, to_mlp, mixed, fed, *named, *step.weights, *step.returned)
     step.weights.clear()
+    del step.returned[:-1]
     return out
 
 

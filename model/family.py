@@ -64,6 +64,8 @@ class Family:
     position_extra: int = 0
     rotary_share: float = 1.0
     """Part of a head that is rotated, unless the config says another."""
+    rotary_dim: int | None = None
+    """Rotated part of a head as a number of its own (GPT-J)."""
     rotary_share_fields: tuple[str, ...] = ("partial_rotary_factor",)
     """Fields of a config that say it."""
     default_inner: int | None = None

@@ -85,6 +85,8 @@ def buffer_bytes(architecture: Architecture) -> int:
     """Rotary frequencies, and the number that embeddings are multiplied by where a module holds it."""
     attention = architecture.groups[0].layer.attention
     head_dim = attention.rotary_dim or attention.head_dim
+    if attention.kind == "gptj":  # a table of sines and cosines of every position in every layer
+        return architecture.num_layers * allocated_bytes(4 * (architecture.max_position or 0) * head_dim)
     scale = allocated_bytes(4) if architecture.embedding_scale == "table" else 0
     return architecture.rotary_sets * ROTARY_BUFFERS * allocated_bytes(4 * head_dim // 2) + scale
 

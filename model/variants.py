@@ -100,6 +100,12 @@ def gpt2(config: Config, name: str) -> Changes:
     return {"dropout": config.get("resid_pdrop", 0.1), "embedding_dropout": config.get("embd_pdrop", 0.1)}
 
 
+def gptj(config: Config, name: str) -> Changes:
+    """The rotated part of a head is a number of the config."""
+    refuse(config, name, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, tie_word_embeddings=False)
+    return {"rotary_dim": config.get("rotary_dim", 64)}
+
+
 def opt(config: Config, name: str) -> Changes:
     """Norms before each block and tables as wide as the stream: all but OPT-350M."""
     refuse(config, name, do_layer_norm_before=True, enable_bias=True, layer_norm_elementwise_affine=True)
@@ -137,6 +143,7 @@ VARIANTS: dict[str, Callable[[Config, str], Changes]] = {
     "gpt2": gpt2,
     "falcon": falcon,
     "gpt_neox": gpt_neox,
+    "gptj": gptj,
     "mpt": mpt,
     "opt": opt,
     "phi": phi,

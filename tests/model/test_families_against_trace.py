@@ -53,6 +53,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "max_seq_len": 2048,
         "max_position_embeddings": None,
     },
+    "gptj": {"intermediate_size": None, "num_key_value_heads": None, "rotary_dim": 32},
     "falcon 7b": {"intermediate_size": None, "num_key_value_heads": None, "multi_query": True, "ffn_hidden_size": 2048},
     "falcon 40b": {
         "intermediate_size": None,
