@@ -132,7 +132,8 @@ def plan_words(candidate: Candidate, *, with_method: bool) -> str:
     run = candidate.plan.run
     method = f"{run.method}, " if with_method else ""
     batch = f"{method}micro-batch {run.per_device_train_batch_size} x {run.gradient_accumulation_steps}"
-    spread = "" if run.num_gpus == 1 else f", {run.sharding}"
+    splits = [f"{name} {getattr(run, name)}" for name in ("tp", "pp", "cp") if getattr(run, name) > 1]
+    spread = "".join(f", {word}" for word in (*splits, *([run.sharding] if run.sharding != "none" else [])))
     return f"{batch}{spread}\ncheckpointing {'on' if run.gradient_checkpointing else 'off'}"
 
 

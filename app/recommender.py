@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 from tunecast.catalogs.errors import InputError, UnknownNameError
 
 if TYPE_CHECKING:
+    from tunecast.model.amount import Amount
     from tunecast.model.market import Limits, Search
+    from tunecast.model.plans import Job
     from tunecast.model.recommend import Choice
     from tunecast.model.target import Target
     from tunecast.recommendation import Recommendation
@@ -144,7 +146,7 @@ def _search(
     from tunecast.asked import read_asked
     from tunecast.catalogs.price_book import price_book
     from tunecast.model.market import Search
-    from tunecast.model.plans import BATCH_OPTIONS, Job, global_batch, gpu_counts
+    from tunecast.model.plans import BATCH_OPTIONS, INNER, Job, global_batch, gpu_counts, gpus_per_copy
     from tunecast.model.resolve import ASSUMED, checked_method
 
     if options.get("num_gpus") == "auto":
@@ -156,9 +158,10 @@ def _search(
         checked_method(method)
     if methods and asked.options.get("method") not in (None, *methods):
         raise InputError(f"--method {asked.options['method']} is not among --methods {','.join(methods)}; keep one.")
-    counts = gpu_counts(max_gpus)
-    total = global_batch(asked.options, counts, batch)
-    usable = tuple(count for count in counts if total.samples % count == 0)
+    inner = gpus_per_copy(asked.options, *INNER)
+    counts = gpu_counts(max_gpus, inner)
+    total = global_batch(asked.options, counts, batch, inner=inner)
+    usable = tuple(count for count in counts if total.samples % (count // inner) == 0)
     shared = {name: value for name, value in asked.options.items() if name not in (*BATCH_OPTIONS, "method")}
     job = Job(
         architecture=asked.architecture,
@@ -173,7 +176,8 @@ def _search(
     if left_out:
         words = ", ".join(map(str, left_out))
         notes.append(f"a global batch of {total.samples} does not divide over {words} GPUs: --global-batch changes it")
-    return Search(job=job, limits=limits, book=price_book(prices), around=around), tuple(notes)
+    amount = _amount(job)
+    return Search(job=job, limits=limits, book=price_book(prices), around=around, amount=amount), tuple(notes)
 
 
 def _rentable(names: Sequence[str], records: Mapping[str, Any]) -> list[Target]:
@@ -199,7 +203,7 @@ def _answer(search: Search, choice: Choice, screened: int, notes: tuple[str, ...
     return Recommendation(
         model=job.architecture.name,
         batch=job.batch,
-        steps=_steps(search),
+        steps=f"{search.amount.steps:,} steps: {search.amount.how}",
         limits=search.limits,
         front=front,
         balance=balance,
@@ -219,12 +223,13 @@ def _largest_note(search: Search, choice: Choice) -> tuple[str, ...]:
     return (f"the fastest plan takes all {most} GPUs that were tried: --max-gpus {2 * most} looks further",)
 
 
-def _steps(search: Search) -> str:
-    """Optimizer steps of the job: the same for every plan."""
+def _amount(job: Job) -> Amount:
+    """Optimizer steps of the job: the same for every plan, since all keep the batch."""
     from tunecast.model.amount import resolve_amount
+    from tunecast.model.plans import line_options, lines
 
-    whole = {"per_device_train_batch_size": search.job.batch.samples, "method": search.job.methods[0]}
-    run = search.job.resolve({**search.job.options, **whole}, has_bf16=True).run
-    amount = resolve_amount(run, dict(search.job.options))
+    line = next(lines(job.options, job.methods, job.counts, job.batch.samples))
+    run = job.resolve(line_options(job.options, line, 1, job.batch.samples), has_bf16=True).run
+    amount = resolve_amount(run, dict(job.options))
     assert amount is not None
-    return f"{amount.steps:,} steps: {amount.how}"
+    return amount

@@ -14,7 +14,7 @@ import numpy as np
 
 from tunecast.catalogs.price_book import PriceBook
 from tunecast.catalogs.prices import PRICE_TYPES, SCALING_MAX_GPUS, JobOffer
-from tunecast.model.amount import resolve_amount
+from tunecast.model.amount import Amount
 from tunecast.model.architecture import Architecture
 from tunecast.model.cost import Price, job_price, user_price
 from tunecast.model.engine import Screen, screen
@@ -96,6 +96,8 @@ class Search:
     limits: Limits
     book: PriceBook
     around: WholeRunOptions
+    amount: Amount
+    """Of every plan: all keep the batch."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -203,10 +205,8 @@ def rates_of(target: Target, given: tuple[tuple[str, float], ...]) -> Rates:
 
 def work_for(search: Search, run: Run, platform: str) -> Work:
     """What the whole run has to move and do."""
-    amount = resolve_amount(run, dict(search.job.options))
-    assert amount is not None, "an amount of data was asked for"
     share = 0.0 if search.around.eval_samples is None else forward_frac(search.job.architecture, run, platform)
-    return _work_of(search.job.architecture, run, amount, forward_frac=share, platform=platform)
+    return _work_of(search.job.architecture, run, search.amount, forward_frac=share, platform=platform)
 
 
 _work_of = lru_cache(maxsize=1024)(work_of)

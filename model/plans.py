@@ -24,6 +24,8 @@ from tunecast.model.run import Run
 BATCH_OPTIONS = ("per_device_train_batch_size", "gradient_accumulation_steps", "num_gpus")
 """Options whose product is the global batch."""
 
+INNER = ("tp", "pp", "cp")
+"""Splits of one copy of the model over GPUs."""
 WORTH = 0.02
 """Share of time that is worth a more complicated way to share the work."""
 SURELY = 0.9
@@ -52,24 +54,38 @@ class Plan:
         return self.resolved.run
 
 
-def gpu_counts(most: int) -> tuple[int, ...]:
-    """1, 2, 4, 8, ... up to `most`."""
-    return tuple(1 << power for power in range(whole_number("max_gpus", most).bit_length()))
+def gpus_per_copy(options: Mapping[str, Any], *names: str) -> int:
+    """GPUs that hold one copy of the model together: the product of the splits asked for."""
+    product = 1
+    for name in names:
+        product *= whole_number(name, options.get(name) or 1)
+    return product
 
 
-def global_batch(options: Mapping[str, Any], counts: Sequence[int], asked: int | None = None) -> GlobalBatch:
+def gpu_counts(most: int, inner: int = 1) -> tuple[int, ...]:
+    """1, 2, 4, 8, ... copies of the model of `inner` GPUs each, up to `most` GPUs."""
+    copies = whole_number("max_gpus", most) // inner
+    if copies == 0:
+        raise InputError(f"--max-gpus is {most}, but one copy of the model takes {inner} GPUs; raise it to {inner}.")
+    return tuple(inner << power for power in range(copies.bit_length()))
+
+
+def global_batch(
+    options: Mapping[str, Any], counts: Sequence[int], asked: int | None = None, *, inner: int = 1
+) -> GlobalBatch:
     """The user's: as asked, or the product of what was given; without either, one sample for each GPU of the most."""
     if asked is not None:
         return GlobalBatch(samples=whole_number("global_batch", asked), how="as asked with --global-batch")
     given = {name: options[name] for name in BATCH_OPTIONS if options.get(name) is not None}
     if not given:
-        how = f"the smallest in which each of {counts[-1]} GPUs gets a sample; --global-batch N sets it"
-        return GlobalBatch(samples=counts[-1], how=how)
+        who = f"{counts[-1]} GPUs" if inner == 1 else f"{counts[-1] // inner} copies of the model"
+        how = f"the smallest in which each of {who} gets a sample; --global-batch N sets it"
+        return GlobalBatch(samples=counts[-1] // inner, how=how)
     samples = 1
     for name in BATCH_OPTIONS:
         samples *= whole_number(name, given.get(name, ASSUMED[name]))
     words = " x ".join(f"--{name.replace('_', '-')} {value}" for name, value in given.items())
-    return GlobalBatch(samples=samples, how=f"from {words}")
+    return GlobalBatch(samples=max(samples // inner, 1), how=f"from {words}")
 
 
 def divisors(number: int) -> tuple[int, ...]:
@@ -92,9 +108,11 @@ def lines(options: Mapping[str, Any], methods: Sequence[str], counts: Sequence[i
     checkpointing = options.get("gradient_checkpointing")
     choices = (True, False) if checkpointing is None else (bool(checkpointing),)
     asked = options.get("sharding")
+    inner, split = gpus_per_copy(options, *INNER), gpus_per_copy(options, "tp", "pp")
     for method in methods:
-        for num_gpus in (count for count in counts if batch % count == 0):
-            spread = ("none",) if num_gpus == 1 else LEAST_SHARDING_FIRST if asked in (None, "none") else (str(asked),)
+        for num_gpus in (count for count in counts if batch % (count // inner) == 0):
+            alone = num_gpus == split
+            spread = ("none",) if alone else LEAST_SHARDING_FIRST if asked in (None, "none") else (str(asked),)
             for sharding in spread:
                 yield from (
                     _Line(method=method, num_gpus=num_gpus, sharding=sharding, checkpointing=choice)
@@ -104,6 +122,7 @@ def lines(options: Mapping[str, Any], methods: Sequence[str], counts: Sequence[i
 
 def line_options(options: Mapping[str, Any], line: _Line, micro_batch: int, batch: int) -> dict[str, Any]:
     """The run options of one plan of a line."""
+    copies = line.num_gpus // gpus_per_copy(options, *INNER)
     return {
         **options,
         "method": line.method,
@@ -111,7 +130,7 @@ def line_options(options: Mapping[str, Any], line: _Line, micro_batch: int, batc
         "sharding": line.sharding,
         "gradient_checkpointing": line.checkpointing,
         "per_device_train_batch_size": micro_batch,
-        "gradient_accumulation_steps": batch // line.num_gpus // micro_batch,
+        "gradient_accumulation_steps": batch // copies // micro_batch,
     }
 
 
@@ -153,7 +172,8 @@ def plans_that_may_fit(job: Job, *, has_bf16: bool, roomiest_bytes: float) -> li
 def _line_plans(job: Job, line: _Line, *, has_bf16: bool, roomiest_bytes: float) -> Iterator[Plan]:
     template: Resolved | None = None
     known: list[tuple[int, float]] = []
-    for micro_batch in divisors(job.batch.samples // line.num_gpus):
+    copies = line.num_gpus // gpus_per_copy(job.options, *INNER)
+    for micro_batch in divisors(job.batch.samples // copies):
         if at_least(known, micro_batch) > roomiest_bytes:
             return
         options = line_options(job.options, line, micro_batch, job.batch.samples)
