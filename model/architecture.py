@@ -112,6 +112,12 @@ class Mlp:
         """Parameters of each vector that is no linear map's bias."""
         return () if self.experts is None else self.experts.vector_sizes
 
+    @property
+    def buffer_sizes(self) -> tuple[int, ...]:
+        """Elements of each buffer that is stored with the weights and never trained."""
+        elements = 0 if self.experts is None else self.experts.buffer_elements
+        return (elements,) if elements else ()
+
     def share_of(self, linear: Linear) -> float:
         """Part of the tokens that go through a map of the layer: of experts in modules, those that choose it."""
         if self.experts is None or self.experts.stacked or linear not in self.linears[1:]:

@@ -58,10 +58,22 @@ def rotated_heads(step: Step, block: Attention, x: Tensor, waves: tuple[Tensor, 
     return gpt.concatenated(step.tape, rotary(step, leading, waves), rest, name="rotary_part")
 
 
+def turned_pairs(step: Step, x: Tensor, waves: tuple[Tensor, Tensor]) -> Tensor:
+    """Every other number of a head and its neighbour rotated into each other, by half of each table (DeepSeek-V3)."""
+    halves = tuple(Tensor(wave.elements // 2, wave.dtype, wave.storage) for wave in waves)
+    parts = [ops.part(step.tape, x, x.elements // 2, name="rotary") for _ in range(2)]
+    return turned_into_each_other(step, parts[0], parts[1], halves)
+
+
 def rotated_halves(step: Step, x: Tensor, waves: tuple[Tensor, Tensor]) -> Tensor:
-    """Both halves of every head rotated into each other, then joined: (a cos - b sin, b cos + a sin)."""
+    """Both halves of every head rotated into each other (gpt-oss)."""
+    first, second = ops.chunks(step.tape, x, 2, name="rotary")
+    return turned_into_each_other(step, first, second, waves)
+
+
+def turned_into_each_other(step: Step, first: Tensor, second: Tensor, waves: tuple[Tensor, ...]) -> Tensor:
+    """Joined (a cos - b sin, b cos + a sin)."""
     tape, name, (cos, sin) = step.tape, "rotary", waves
-    first, second = ops.chunks(tape, x, 2, name=name)
     straight = ops.multiply(tape, first, cos, name=name)
     left = routing.subtract(tape, straight, ops.multiply(tape, second, sin, name=name), name=name)
     straight = ops.multiply(tape, second, cos, name=name)

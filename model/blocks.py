@@ -16,6 +16,7 @@ from tunecast.model.attention_own import bloom_attention, falcon_attention, gptj
 from tunecast.model.context import Step, Tables
 from tunecast.model.experts import experts_block
 from tunecast.model.experts_modules import KIND, expert_modules_block
+from tunecast.model.latent_attention import latent_attention_block
 from tunecast.model.mlp_blocks import mlp_block
 from tunecast.model.norms import norm
 from tunecast.model.operation import Phase
@@ -27,6 +28,7 @@ MlpWriter = Callable[[Step, str, Layer, Tensor], Tensor]
 
 ATTENTIONS: dict[str, AttentionWriter] = {
     "heads": attention_block,
+    "latent": latent_attention_block,
     "bloom": bloom_attention,
     "mpt": mpt_attention,
     "gptj": gptj_attention,

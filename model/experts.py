@@ -17,7 +17,7 @@ from tunecast.model.architecture import Experts, Layer
 from tunecast.model.context import Step
 from tunecast.model.mlp_blocks import mlp_block
 from tunecast.model.operation import Kind
-from tunecast.model.routers import ROUTERS, Routes
+from tunecast.model.routers import ROUTERS, Routes, sums_are_wide
 from tunecast.model.tape import Tensor
 
 
@@ -87,8 +87,7 @@ def routed(step: Step, where: str, experts: Experts, x: Tensor, routes: Routes) 
     weighted = routing.weighted_rows(tape, made, weights, name="experts.weight", released=released)
     back = inverse(step, order)
     restored = routing.index(tape, weighted, back, rows * hidden, name="experts.restore")
-    wide = step.autocast_dtype is not None and step.platform == "cuda"
-    summed = routing.sum_of_choices(tape, restored, x.elements, name="experts.sum", wide=wide)
+    summed = routing.sum_of_choices(tape, restored, x.elements, name="experts.sum", wide=sums_are_wide(step))
     out = ops.cast(tape, summed, x.dtype, name="experts.cast")
     tape.hold(order, by_expert, counted, counts, ends, back, entry, weights, made, restored, summed)
     hold(step, down_bias)

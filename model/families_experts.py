@@ -63,5 +63,7 @@ ODD_FAMILIES = (
         norm="rmsnorm-wide",
         finds_packing=False,
     ),
+    Family(model_type="deepseek_v2", architecture_class="DeepseekV2ForCausalLM", qkv_bias=False),
+    Family(model_type="deepseek_v3", architecture_class="DeepseekV3ForCausalLM", qkv_bias=False),
 )
-"""Attention that transformers has as plain products only: capped scores, sinks."""
+"""Attention beyond plain heads: capped scores and sinks, which transformers has as plain products only; latents."""

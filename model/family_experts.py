@@ -12,9 +12,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tunecast.catalogs.errors import InputError
-from tunecast.model.architecture import Architecture, Layer, LayerGroup, Mlp
-from tunecast.model.shapes import Experts
+from tunecast.model.architecture import Architecture, Attention, Layer, LayerGroup, Linear, Mlp
+from tunecast.model.shapes import Experts, Latent
+from tunecast.model.variants import refuse
 
+LATENT_ROTARY = {"deepseek_v2": "complex", "deepseek_v3": "interleaved"}
+"""How rotary positions are applied, by the ``model_type`` of families with latent attention."""
 SOFTCAP = 50.0
 """``attn_logit_softcapping`` of a Gemma 2 config that says nothing."""
 
@@ -39,6 +42,8 @@ class ExpertsRule:
     shared: int = 0
     dense_first: int = 0
     """Layers before the first with experts, when ``first_k_dense_replace`` is absent."""
+    groups: int = 1
+    groups_kept: int = 1
     bias: bool = False
     clamped: bool = False
     peft_names: str = ""
@@ -52,6 +57,8 @@ class ExpertsRule:
             hidden_size=hidden_size,
             intermediate_size=positive(config, self.width_field, name, self.width),
             router=self.router,
+            groups=positive(config, "n_group", name, self.groups),
+            groups_kept=positive(config, "topk_group", name, self.groups_kept),
             normalised=bool(chosen),
             bias=self.bias,
             clamped=self.clamped,
@@ -120,6 +127,29 @@ EXPERTS: dict[str, ExpertsRule] = {
         bias=True,
         clamped=True,
     ),
+    "deepseek_v2": ExpertsRule(
+        router="softmax-wide-input",
+        count_field="n_routed_experts",
+        count=64,
+        width=1407,
+        normalised=False,
+        shared_field="n_shared_experts",
+        shared=2,
+        peft_names="qwen2_moe",
+    ),
+    "deepseek_v3": ExpertsRule(
+        router="sigmoid-groups",
+        count_field="n_routed_experts",
+        count=256,
+        per_token=8,
+        width=2048,
+        shared_field="n_shared_experts",
+        shared=1,
+        dense_first=3,
+        groups=8,
+        groups_kept=4,
+        peft_names="qwen2_moe",
+    ),
 }
 """By ``model_type``."""
 
@@ -146,7 +176,40 @@ def odd_attention(layers: list[Layer], architecture: Architecture, config: Mappi
         return [replace(layer, attention=replace(layer.attention, softcap=True)) for layer in layers]
     if architecture.model_type == "gpt_oss":
         return [replace(layer, attention=replace(layer.attention, sinks=True, rotary_halves=True)) for layer in layers]
+    if architecture.model_type in LATENT_ROTARY:
+        block = latent_block(layers[0].attention.num_heads, architecture, config)
+        return [replace(layer, attention=block) for layer in layers]
     return layers
+
+
+def latent_block(heads: int, architecture: Architecture, config: Mapping[str, Any]) -> Attention:
+    """Latent attention with its linear maps."""
+    refuse(config, architecture.name, attention_bias=False, rope_interleave=True, topk_method="greedy")
+    name, hidden = architecture.name, architecture.hidden_size
+    q_rank = config.get("q_lora_rank", 1536)
+    latent = Latent(
+        q_rank=q_rank,
+        kv_rank=positive(config, "kv_lora_rank", name, 512),
+        nope_dim=positive(config, "qk_nope_head_dim", name, 128),
+        rope_dim=positive(config, "qk_rope_head_dim", name, 64),
+        value_dim=positive(config, "v_head_dim", name, 128),
+        rotary=LATENT_ROTARY[architecture.model_type],
+    )
+    widths = {"q_proj": (hidden, heads * latent.key_dim)}
+    if q_rank is not None:
+        widths = {"q_a_proj": (hidden, q_rank), "q_b_proj": (q_rank, heads * latent.key_dim)}
+    widths["kv_a_proj_with_mqa"] = (hidden, latent.kv_rank + latent.rope_dim)
+    widths["kv_b_proj"] = (latent.kv_rank, heads * (latent.nope_dim + latent.value_dim))
+    widths["o_proj"] = (heads * latent.value_dim, hidden)
+    return Attention(
+        linears=tuple(Linear(name=n, in_features=into, out_features=out) for n, (into, out) in widths.items()),
+        num_heads=heads,
+        num_kv_heads=heads,
+        head_dim=latent.key_dim,
+        kind="latent",
+        rotary_dim=latent.rope_dim,
+        latent=latent,
+    )
 
 
 def routed_block(rule: ExpertsRule, config: Mapping[str, Any], dense: Mlp, hidden_size: int, name: str) -> Mlp:

@@ -51,7 +51,8 @@ def head_flops_per_token(architecture: Architecture, run: Run) -> float:
 def attention_flops_per_sample(attention: Attention, length: int) -> float:
     """Required FLOPs of causal attention over one sample: forward plus twice as much backward, mask halved."""
     forward = attention_flops(1, attention.num_heads, length, attention.head_dim, attention.window)
-    return ATTENTION_PASSES * forward
+    share = 1.0 if attention.latent is None else (1.0 + attention.latent.value_share) / 2.0
+    return ATTENTION_PASSES * forward * share
 
 
 def layer_flops_per_sample(layer: Layer, run: Run) -> float:

@@ -80,10 +80,12 @@ def subtract(tape: Tape, a: Tensor, b: Tensor, *, name: str) -> Tensor:
     return tape.record(out, (a, b), backward)
 
 
-def row_sum(tape: Tape, x: Tensor, rows: int, *, name: str) -> Tensor:
-    """Sum over the last dimension; the gradient is seen at full size without a kernel."""
-    out = elementwise(tape, name, (x,), rows, x.dtype)
-    return tape.record(out, (x,), lambda grad: (grad,))
+def row_sum(tape: Tape, x: Tensor, rows: int, *, name: str, wide: bool) -> Tensor:
+    """Sum over the last dimension, in fp32 if `wide`; the gradient is seen at full size, or written in x's dtype."""
+    out = elementwise(tape, name, (x,), rows, "fp32" if wide else x.dtype)
+    if out.dtype == x.dtype:
+        return tape.record(out, (x,), lambda grad: (grad,))
+    return tape.record(out, (x,), lambda grad: (elementwise(tape, name, (grad,), x.elements, x.dtype),))
 
 
 def divided_in_place(tape: Tape, values: Tensor, total: Tensor, *, name: str, copied: bool) -> Tensor:
@@ -102,11 +104,12 @@ def divided_in_place(tape: Tape, values: Tensor, total: Tensor, *, name: str, co
     out = Tensor(values.elements, values.dtype, values.storage)
 
     def backward(grad: Tensor) -> Grads:
-        ratio = elementwise(tape, name, (kept, total), kept.elements, kept.dtype)
-        ratio = elementwise(tape, name, (ratio, total), kept.elements, kept.dtype)
+        dtype = widest((kept.dtype, total.dtype))
+        ratio = elementwise(tape, name, (kept, total), kept.elements, dtype)
+        ratio = elementwise(tape, name, (ratio, total), kept.elements, dtype)
         negative = elementwise(tape, name, (grad,), grad.elements, grad.dtype)
-        wide = elementwise(tape, name, (negative, ratio), kept.elements, kept.dtype)
-        to_values = elementwise(tape, name, (grad, total), kept.elements, kept.dtype)
+        wide = elementwise(tape, name, (negative, ratio), kept.elements, dtype)
+        to_values = elementwise(tape, name, (grad, total), kept.elements, dtype)
         return to_values, elementwise(tape, name, (wide,), total.elements, total.dtype)
 
     return tape.record(out, (values, total), backward, saves=(kept, total))

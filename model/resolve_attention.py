@@ -15,10 +15,15 @@ EAGER = "eager"
 def attention_defaults(fields: Fields, architecture: Architecture, defaults: Mapping[str, Any]) -> Mapping[str, Any]:
     """The stack's defaults, with eager attention where scores are capped or sinks take part: sdpa knows neither."""
     blocks = [group.layer.attention for group in architecture.groups]
+    asked = fields.given.get("attn_implementation")
+    if any(block.latent for block in blocks) and asked not in (None, "sdpa"):
+        raise NotSupportedError(
+            f"--attn-implementation {asked} of {architecture.model_type}'s latent attention has no formulas; "
+            "leave it out."
+        )
     sinks = any(block.sinks for block in blocks)
     if not sinks and not any(block.softcap for block in blocks):
         return defaults
-    asked = fields.given.get("attn_implementation")
     if asked == "sdpa":
         raise InputError(
             f"transformers has no sdpa attention for {architecture.model_type}, which --attn-implementation sdpa asks "

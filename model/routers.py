@@ -14,6 +14,7 @@ from tunecast.model.adapters_stacked import router_weight
 from tunecast.model.architecture import Experts
 from tunecast.model.context import Step
 from tunecast.model.linears import product
+from tunecast.model.operation import Kind
 from tunecast.model.tape import Tensor
 
 
@@ -36,9 +37,14 @@ def scores(step: Step, where: str, experts: Experts, x: Tensor) -> Tensor:
     return product(step, "router", x, weight, k=experts.hidden_size, n=experts.count, bias=bias)
 
 
+def sums_are_wide(step: Step) -> bool:
+    """Whether autocast sums 16-bit numbers into fp32: CUDA's does."""
+    return step.autocast_dtype is not None and step.platform == "cuda"
+
+
 def divided(step: Step, values: Tensor, *, shifted: bool = False) -> Tensor:
     """A token's weights divided by their sum."""
-    total = routing.row_sum(step.tape, values, step.tokens, name="router.sum")
+    total = routing.row_sum(step.tape, values, step.tokens, name="router.sum", wide=sums_are_wide(step))
     if shifted:
         total = ops.shift(step.tape, total, name="router.sum")
     copied = step.run.gradient_checkpointing and not step.run.reentrant and not step.tape.grad_enabled
@@ -83,10 +89,65 @@ def softmax_last(step: Step, where: str, experts: Experts, x: Tensor) -> Routes:
     return Routes(weights=weights, places=places, held=(logits,))
 
 
+def wide_scores(step: Step, where: str, experts: Experts, x: Tensor) -> Tensor:
+    """The router's product asked for in fp32 (DeepSeek), which autocast runs in 16 bits all the same."""
+    weight = ops.cast(step.tape, router_weight(step, where, experts), "fp32", name="router.cast")
+    wide = ops.cast(step.tape, x, "fp32", name="router.cast")
+    return product(step, "router", wide, weight, k=experts.hidden_size, n=experts.count)
+
+
+def softmax_of_wide(step: Step, where: str, experts: Experts, x: Tensor) -> Routes:
+    """Softmax over all experts in fp32, the largest chosen and scaled (DeepSeek-V2)."""
+    logits = wide_scores(step, where, experts, x)
+    values, places = chosen(step, experts, routing.unary(step.tape, logits, name="router.softmax", dtype="fp32"))
+    return Routes(weights=ops.scale(step.tape, values, name="router.scale"), places=places, held=(logits,))
+
+
+def sigmoid_in_groups(step: Step, where: str, experts: Experts, x: Tensor) -> Routes:
+    """Sigmoids corrected by a bias, the best groups of experts, of them the best experts (DeepSeek-V3)."""
+    tape = step.tape
+    logits = wide_scores(step, where, experts, x)
+    values = routing.unary(tape, logits, name="router.sigmoid")
+    bias = Tensor(experts.count, step.run.dtype, None)
+    corrected = ops.elementwise(tape, "router.choose", (values, bias), values.elements, values.dtype)
+    places = chosen_in_groups(step, experts, corrected)
+    weights = routing.index(tape, values, places, places.elements, name="router.gather")
+    if experts.normalised:
+        weights = divided(step, weights, shifted=True)
+    tape.hold(values, corrected)
+    return Routes(weights=ops.scale(tape, weights, name="router.scale"), places=places, held=(logits,))
+
+
+def chosen_in_groups(step: Step, experts: Experts, scores: Tensor) -> Tensor:
+    """The chosen experts: each group's best two added, the best groups kept, all others masked out."""
+    tape, groups, name = step.tape, step.tokens * experts.groups, "router.choose"
+    dtype = scores.dtype
+    best, at = tape.empty(2 * groups, dtype), tape.empty(2 * groups, "int64")
+    tape.kernel(name, Kind.MEMORY, (scores,), (best, at))
+    dtype = "fp32" if sums_are_wide(step) else dtype
+    summed = ops.elementwise(tape, name, (best,), groups, dtype)
+    kept = step.tokens * experts.groups_kept
+    top, which = tape.empty(kept, dtype), tape.empty(kept, "int64")
+    tape.kernel(name, Kind.MEMORY, (summed,), (top, which))
+    mask = ops.elementwise(tape, name, (), groups, dtype)
+    tape.kernel(name, Kind.MEMORY, (mask, which), (mask,))
+    wide = ops.elementwise(tape, name, (mask,), scores.elements, dtype)
+    flags = ops.elementwise(tape, name, (wide,), scores.elements, "bool")
+    flags = ops.elementwise(tape, name, (flags,), scores.elements, "bool")
+    masked = ops.elementwise(tape, name, (scores, flags), scores.elements, scores.dtype)
+    count = step.tokens * experts.per_token
+    values, places = tape.empty(count, scores.dtype), tape.empty(count, "int64")
+    tape.kernel(name, Kind.MEMORY, (masked,), (values, places))
+    tape.hold(summed, mask, wide, masked, which)
+    return places
+
+
 ROUTERS: dict[str, Callable[[Step, str, Experts, Tensor], Routes]] = {
     "softmax": softmax_first,
     "softmax-wide": softmax_wide,
     "softmax-last": softmax_last,
     "softmax-last-narrow": softmax_last,
+    "softmax-wide-input": softmax_of_wide,
+    "sigmoid-groups": sigmoid_in_groups,
 }
 """By ``Experts.router``."""

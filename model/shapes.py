@@ -33,17 +33,21 @@ class Experts:
     """Whether a token's weights are divided by their sum."""
     groups: int = 1
     """Groups of experts among which the router chooses first (DeepSeek); 1 where it does not."""
+    groups_kept: int = 1
     bias: bool = False
     """Whether router and experts have biases (gpt-oss)."""
     clamped: bool = False
     """Whether gate and up are interleaved and clamped, with a sigmoid in between (gpt-oss)."""
-    correction: bool = False
-    """Whether a buffer corrects the router's scores (DeepSeek-V3)."""
     stacked: bool = True
     """False: every expert's maps are linear maps of the block (transformers before 5)."""
     peft_names: str = ""
     """Whose module names of transformers 4 PEFT turns into stacked parameters: a key of ``resolve_experts.RENAMED``;
     empty where it leaves names alone."""
+
+    @property
+    def buffer_elements(self) -> int:
+        """Numbers of the buffer that corrects the router's scores (DeepSeek-V3)."""
+        return self.count if self.router == "sigmoid-groups" else 0
 
     @property
     def router_params(self) -> int:
@@ -131,6 +135,11 @@ class Latent:
     def key_dim(self) -> int:
         """Width of a query or key head."""
         return self.nope_dim + self.rope_dim
+
+    @property
+    def value_share(self) -> float:
+        """Width of a value over that of a key."""
+        return self.value_dim / self.key_dim
 
     @property
     def norm_sizes(self) -> tuple[int, ...]:

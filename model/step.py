@@ -27,6 +27,7 @@ from tunecast.model.losses import head_uses
 from tunecast.model.norms import norm
 from tunecast.model.operation import Kind, Phase
 from tunecast.model.parallel_blocks import enter_block, hand_over, leave_block, received_input
+from tunecast.model.primitives_latent import complex_waves
 from tunecast.model.run import Run
 from tunecast.model.selective import keep_operations
 from tunecast.model.tape import Event, Tape, Tensor
@@ -128,6 +129,8 @@ def rotary_waves(step: Step, positions: Tensor) -> tuple[Tensor, Tensor]:
     floats = ops.elementwise(tape, "positions.cast", (positions,), length, "fp32")
     inverse = Tensor(head_dim // 2, "fp32", None)
     angles = ops.elementwise(tape, "positions.outer", (floats, inverse), length * head_dim // 2, "fp32")
+    if attention.latent is not None and attention.latent.rotary == "complex":
+        return (complex_waves(tape, angles),) * 2
     if not attention.rotary_halves:
         halves = (angles,) if step.architecture.rotary_early else (angles, angles)
         angles = ops.elementwise(tape, "positions.cat", halves, length * head_dim, "fp32")

@@ -134,6 +134,7 @@ def _fake_mode(platform: str) -> Iterator[None]:
             stack.enter_context(mock.patch.object(torch.nn.functional, "dropout", _fused_dropout))
             stack.enter_context(mock.patch.object(torch.nn.functional, "softmax", _softmax_as_on_cuda))
             stack.enter_context(mock.patch.object(torch.Tensor, "sum", _wide_sum(torch.Tensor.sum)))
+            stack.enter_context(mock.patch.object(torch.Tensor, "softmax", _softmax_as_on_cuda))
             call = _attention_as_on_cuda(functional.scaled_dot_product_attention)
             stack.enter_context(mock.patch.object(functional, "scaled_dot_product_attention", call))
         yield

@@ -7,21 +7,29 @@ from typing import Any
 
 import pytest
 
-from tunecast.catalogs.errors import InputError
+from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.catalogs.models import load_models
 from tunecast.model.architecture import Architecture
 from tunecast.model.architectures import architecture_from_config, load_architecture
 from tunecast.model.families_experts import ODD_FAMILIES
+from tunecast.model.flops import attention_flops_per_sample
 from tunecast.model.resolve import resolve_run
 
 BASE: dict[str, Any] = {
     "hidden_size": 512, "intermediate_size": 768, "num_hidden_layers": 2, "num_attention_heads": 8,
     "num_key_value_heads": 4, "vocab_size": 8000, "max_position_embeddings": 8192,
 }  # fmt: skip
+LATENT: dict[str, Any] = {
+    "n_routed_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 256, "n_shared_experts": 2,
+    "q_lora_rank": None, "kv_lora_rank": 128, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 64,
+    "first_k_dense_replace": 1, "num_key_value_heads": 8,
+}  # fmt: skip
 CONFIGS: dict[str, dict[str, Any]] = {
     "gemma2": {"head_dim": 64, "sliding_window": 4096},
     "gemma2 local": {"head_dim": 64, "sliding_window": 256},
     "gpt_oss": {"head_dim": 64, "num_local_experts": 8, "num_experts_per_tok": 2},
+    "deepseek_v2": LATENT,
+    "deepseek_v3": {**LATENT, "q_lora_rank": 192, "n_group": 4, "topk_group": 2},
 }
 """By ``model_type``, and a word when there are several."""
 METHODS: dict[str, dict[str, Any]] = {
@@ -34,8 +42,8 @@ METHODS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def small(name: str) -> Architecture:
-    return architecture_from_config({**BASE, **CONFIGS[name], "model_type": name.split()[0]}, name)
+def small(name: str, **changes: Any) -> Architecture:
+    return architecture_from_config({**BASE, **CONFIGS[name], "model_type": name.split()[0], **changes}, name)
 
 
 def test_every_odd_family_is_here() -> None:
@@ -70,3 +78,18 @@ def test_sdpa_of_a_family_without_it_is_refused_and_the_default_is_eager() -> No
     resolved = resolve_run(gemma, {})
     assert resolved.run.attn_implementation == "eager"
     assert any("no sdpa" in note for note in resolved.notes)
+
+
+def test_latent_attention_needs_less_work_for_narrower_values() -> None:
+    """DeepSeek-V2-Lite by hand: scores over 192 numbers, values over 128, causal half, twice as much backward."""
+    lite = load_architecture("deepseek-ai/DeepSeek-V2-Lite")
+    attention = lite.groups[-1].layer.attention
+    by_hand = 3 * 16 * 2 * (192 + 128) * 1024 * 1024 / 2
+    assert attention_flops_per_sample(attention, 1024) == pytest.approx(by_hand, rel=1e-12)
+
+
+def test_what_latent_attention_has_no_formulas_for_is_refused() -> None:
+    with pytest.raises(NotSupportedError, match="topk_method"):
+        small("deepseek_v2", topk_method="group_limited_greedy")
+    with pytest.raises(NotSupportedError, match="latent"):
+        resolve_run(small("deepseek_v2"), {"attn_implementation": "flash_attention_2"})
