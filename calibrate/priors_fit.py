@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tunecast.calibrate.priors_memory import memory_overheads
+from tunecast.calibrate.priors_stack import LINK_SECONDS, clock_values, log_seconds
 from tunecast.calibrate.published import PublishedRun, read_runs, read_table
 from tunecast.catalogs.gpus import load_gpus, training_dtype
 from tunecast.model.inventory import step_operations
@@ -33,8 +34,6 @@ Array = npt.NDArray[np.float64]
 EFFICIENCIES = ("gemm", "attention", "memory", "dequant", "link")
 NARROWED = 0.95
 """A spread below this share of the belief's was narrowed by the rows."""
-LINK_SECONDS = ("communication_s", "once_s", "blocking_s")
-"""What of a phase table goes over links."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,9 +138,7 @@ def _timed(run: PublishedRun) -> Row:
 
 def predicted_log_s(row: Row, efficiency: Mapping[str, float], overlap_frac: float, host_s_per_launch: float) -> float:
     """Log seconds of a row's step, without effects."""
-    values = {f"scale.{name}": 1.0 / efficiency[name] for name in EFFICIENCIES if name != "link"}
-    values |= {"scale.loss": values["scale.memory"], "scale.optimizer": values["scale.memory"]}
-    values |= {"host_s_per_launch": host_s_per_launch, "overlap_frac": min(overlap_frac, 1.0)}
+    values = clock_values(efficiency, overlap_frac, host_s_per_launch)
     sent = {name: getattr(row.table, name) / efficiency["link"] for name in LINK_SECONDS}
     table = replace(row.table, **sent)
     return math.log(run_clocks(table, values, synchronous=False).step_s)
@@ -172,9 +169,14 @@ def _residuals(
     weight = _weights(rows) / beliefs()["row_log_sd"]["value"]
     measured = np.log([row.measured_s for row in rows])
 
+    timed = log_seconds([row.table for row in rows])
+    names = [effect_names(row.run) for row in rows]
+    has_effect = np.array([[effect in own for effect in layout.effects] for own in names], dtype=float)
+
     def residuals(vector: Array) -> Array:
         found = layout.unpack(vector)
-        log_s = np.array([found.log_s(row, host_s_per_launch) for row in rows])
+        log_s = timed(found.efficiency, found.overlap_frac, host_s_per_launch)
+        log_s += has_effect @ vector[len(EFFICIENCIES) + 1 :]
         return np.concatenate([weight * (log_s - measured), (vector - centre) / width])
 
     return residuals

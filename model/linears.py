@@ -29,7 +29,7 @@ def base_linear(step: Step, where: str, linear: Linear, x: Tensor) -> Tensor:
     if run.base_quantization == "bnb-8bit":
         if step.platform != "cuda":
             raise NotSupportedError(
-                "bitsandbytes runs other code for an 8-bit base on a CPU; use --quant-method bnb-4bit."
+                "A CPU runs other code for an 8-bit base of bitsandbytes; use --quant-method bnb-4bit."
             )
         return matmul_8bit(step.tape, linear.name, x, k=k, n=n, bias=bias)
     if run.base_quantization == "bnb-4bit":

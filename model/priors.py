@@ -47,11 +47,20 @@ def datasheet_factors(gpu: Gpu, beliefs: Mapping[str, Any]) -> FactorSet:
             continue
         gemm = {"flops_per_s": peak, "bytes_per_s": gpu.bandwidth_bytes_per_s, "t0_s": floor_s, "area": wave * tile}
         curves[f"gemm.{dtype}"] = _curve("gemm", gemm)
-        curves[f"attention.{dtype}.forward"] = _curve("attention", {"flops_per_s": peak, "t0_s": floor_s})
+        attention = {"flops_per_s": peak * attention_share(gpu, beliefs), "t0_s": floor_s}
+        curves[f"attention.{dtype}.forward"] = _curve("attention", attention)
     link = link_bytes_per_s(gpu)
     factors = {} if link is None else {"link_bytes_per_s": exact_factor(link, "B/s", "datasheet")}
     factors["link_latency_s"] = exact_factor(float(beliefs["link_latency_s"]["value"]), "s", "assumed")
     return FactorSet(gpu=gpu.id, curves=curves, factors=factors, step_log_sd=0.0)
+
+
+def attention_share(gpu: Gpu, beliefs: Mapping[str, Any]) -> float:
+    """Rate of FlashAttention-2 as a share of what it reaches elsewhere: less where products have instructions that
+    it does not use (compute capability 9.0 and 10.x, Hopper and Blackwell of data centres)."""
+    belief = beliefs.get("attention_on_hopper")
+    late = gpu.compute_capability.split(".")[0] in ("9", "10")
+    return float(belief["value"]) if belief is not None and late else 1.0
 
 
 def _curve(form: str, params: dict[str, float]) -> Curve:
