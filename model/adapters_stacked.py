@@ -10,11 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tunecast.model import primitives as ops
-from tunecast.model.architecture import Experts
 from tunecast.model.context import Step
 from tunecast.model.operation import Kind
 from tunecast.model.primitives import gemm_flops, gradient_gemm
-from tunecast.model.shapes import FUSED_PARAMETER
+from tunecast.model.shapes import FUSED_PARAMETER, Experts
 from tunecast.model.tape import Grads, Tensor
 
 PARTS = {"down": "experts.down_proj", "up": f"experts.{FUSED_PARAMETER}"}

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from tunecast.model import primitives as ops
 from tunecast.model import primitives_routing as routing
 from tunecast.model.adapters_stacked import Factors, folded, prepared_factors
-from tunecast.model.architecture import Experts, Layer
+from tunecast.model.architecture import Layer
 from tunecast.model.context import Step
 from tunecast.model.mlp_blocks import mlp_block
 from tunecast.model.operation import Kind
 from tunecast.model.routers import ROUTERS, Routes, sums_are_wide
+from tunecast.model.shapes import Experts
 from tunecast.model.tape import Tensor
 
 

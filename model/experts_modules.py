@@ -12,11 +12,12 @@ from dataclasses import replace
 from tunecast.catalogs.errors import NotSupportedError
 from tunecast.model import primitives as ops
 from tunecast.model import primitives_routing as routing
-from tunecast.model.architecture import Architecture, Experts, Layer, LayerGroup, Linear, Mlp
+from tunecast.model.architecture import Architecture, Layer, LayerGroup, Linear, Mlp
 from tunecast.model.context import SYNCHRONISATION, Step
 from tunecast.model.linears import linear_map
 from tunecast.model.operation import Kind
 from tunecast.model.routers import divided
+from tunecast.model.shapes import Experts
 from tunecast.model.tape import Grads, Tensor
 
 NAMES = {"mixtral": ("w1", "w3", "w2"), "qwen2_moe": ("gate_proj", "up_proj", "down_proj")}

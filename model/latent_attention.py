@@ -10,12 +10,13 @@ from __future__ import annotations
 from tunecast.model import primitives as ops
 from tunecast.model import primitives_gpt as gpt
 from tunecast.model import primitives_latent as kernels
-from tunecast.model.architecture import Attention, Latent, Layer
+from tunecast.model.architecture import Attention, Layer
 from tunecast.model.attention_blocks import turned_pairs
 from tunecast.model.context import Step, Tables
 from tunecast.model.linears import linear_map
 from tunecast.model.norms import norm
 from tunecast.model.primitives_heavy import AttentionShape
+from tunecast.model.shapes import Latent
 from tunecast.model.tape import Tensor
 
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from tunecast.model import primitives as ops
 from tunecast.model import primitives_routing as routing
 from tunecast.model.adapters_stacked import router_weight
-from tunecast.model.architecture import Experts
 from tunecast.model.context import Step
 from tunecast.model.linears import product
 from tunecast.model.operation import Kind
+from tunecast.model.shapes import Experts
 from tunecast.model.tape import Tensor
 
 
