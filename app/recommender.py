@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,7 +70,24 @@ def recommend(
     targets = _rentable(names, fitted_records(records))
     with garbage_uncollected():
         market = survey(search, targets)
-        return _answer(search, choose(market, limits), market.plans, notes)
+        choice = with_more_gpus(search, targets, choose(market, limits))
+        return _answer(search, choice, market.plans, notes)
+
+
+def with_more_gpus(search: Search, targets: Sequence[Target], choice: Choice) -> Choice:
+    """The choice with what twice as many GPUs would buy, where the fastest plan takes all and the batch allows it."""
+    from tunecast.model.market import survey
+    from tunecast.model.recommend import more_gpus
+
+    most = search.job.counts[-1]
+    takes_all = not choice.front or choice.fastest.num_gpus == most
+    if not takes_all or search.job.batch.samples % (2 * most):
+        return choice
+    larger = replace(search, job=replace(search.job, counts=(2 * most,)))
+    found = more_gpus(survey(larger, targets), choice.front, search.limits, most)
+    if found is None:
+        return choice
+    return replace(choice, relaxations=tuple(sorted((*choice.relaxations, found), key=lambda r: r.effort)))
 
 
 @contextmanager
@@ -218,7 +236,8 @@ def _answer(search: Search, choice: Choice, screened: int, notes: tuple[str, ...
 def _largest_note(search: Search, choice: Choice) -> tuple[str, ...]:
     """Said when the fastest plan takes as many GPUs as may be tried."""
     most = search.job.counts[-1]
-    if not choice.front or choice.fastest.num_gpus < most:
+    told = any(relaxation.limit == "--max-gpus" for relaxation in choice.relaxations)
+    if not choice.front or choice.fastest.num_gpus < most or told:
         return ()
     return (f"the fastest plan takes all {most} GPUs that were tried: --max-gpus {2 * most} looks further",)
 

@@ -175,6 +175,22 @@ def _less_sure(market: Market, front: Sequence[Candidate], limits: Limits) -> Re
     )
 
 
+def more_gpus(market: Market, front: Sequence[Candidate], limits: Limits, most: int) -> Relaxation | None:
+    """What `market`, surveyed with more GPUs than `most`, has that is faster than the front and keeps the limits."""
+    able = [c for c in market.candidates if in_budget(c, limits) and in_time(c, limits) and _faster(c, front)]
+    if not able:
+        return None
+    best = min(able, key=lambda c: (c.time_h, c.usd))
+    return Relaxation(
+        limit="--max-gpus",
+        now=str(most),
+        needed=str(best.num_gpus),
+        buys=_gain(best, front),
+        candidate=best,
+        effort=best.num_gpus / most,
+    )
+
+
 def _faster(candidate: Candidate, front: Sequence[Candidate]) -> bool:
     return not front or candidate.time_h < (1.0 - WORTH) * front[-1].time_h
 

@@ -104,6 +104,15 @@ def test_a_deadline_is_kept_and_what_waiting_would_save_is_told(free: Recommenda
     assert later.candidate.usd < found.cheapest.candidate.usd
 
 
+def test_what_more_gpus_would_buy_is_told_where_the_batch_divides() -> None:
+    long = {"gpu": "a100-sxm4-80gb", "max_length": 4096, "tokens": "500M", "global_batch": 8}
+    found, larger = ask(max_gpus=2, **long), ask(max_gpus=4, **long)
+    (more,) = [relaxation for relaxation in found.relaxations if relaxation.limit == "--max-gpus"]
+    assert (more.now, more.needed) == ("2", "4")
+    assert larger.fastest is not None
+    assert more.candidate.time_h == pytest.approx(larger.fastest.candidate.time_h)
+
+
 def test_nothing_within_the_budget_names_the_limit_and_the_least_that_would_do(free: Recommendation) -> None:
     assert free.cheapest is not None
     found = ask(budget=0.01)
