@@ -42,7 +42,7 @@ CHOSEN: dict[str, tuple[Any, ...]] = {
     "per_device_train_batch_size": (1, 1, 2, 3, 4, 8),
     "gradient_accumulation_steps": (1, 1, 1, 2, 4),
     "optim": BUILT["optimizer"],
-    "loss_type": BUILT["loss"],
+    "loss_type": ("nll", "chunked_nll"),
     "attn_implementation": BUILT["attention"],
 }
 """Options that every case draws."""
@@ -53,6 +53,8 @@ CHOSEN_ADAPTER: dict[str, tuple[Any, ...]] = {
     "adapter_dtype": ("fp32", "fp32", "bf16"),
 }
 """Options of cases with adapters; a number of targets stands for so many first modules."""
+SAVED = ("embed_tokens", "lm_head", "embed_tokens,lm_head")
+"""Modules trained whole beside adapters, in some cases of models that do not tie them."""
 CHOSEN_PRECISION: tuple[dict[str, Any], ...] = ({}, {}, {}, {"dtype": "fp32"}, {"precision": "bf16"})
 
 
@@ -112,6 +114,20 @@ def targets_of(architecture: Architecture, asked: Any) -> str:
     return ",".join(linear.name for linear in architecture.groups[0].layer.linears[:asked])
 
 
+def draw_variants(architecture: Architecture, options: dict[str, Any], number: int) -> dict[str, Any]:
+    """What some cases have beside: adapters of another kind, modules trained whole, checkpoints elsewhere or fewer."""
+    chance = random.Random(f"{architecture.name} {number} variants")
+    experts = any(group.layer.mlp.experts is not None for group in architecture.groups)
+    drawn: dict[str, Any] = {}
+    if options["method"] != "full" and not experts:
+        drawn |= chance.choice(({}, {}, {}, {"use_dora": True}, {"lora_bias": True}, {"use_rslora": True}))
+        if not architecture.tie_word_embeddings and options["loss_type"] == "nll":
+            drawn |= chance.choice(({}, {}, {"modules_to_save": chance.choice(SAVED)}))
+    if options["gradient_checkpointing"]:
+        drawn |= chance.choice(({}, {}, {}, {}, {"activation_offloading": True}, {"checkpoint_every": 2}))
+    return drawn | ({"optim": "adamw_torch"} if experts and options["optim"] == "adafactor" else {})
+
+
 def draw_options(architecture: Architecture, method: str, number: int) -> dict[str, Any]:
     """The options of case `number` of this model: the same in every process and on every machine."""
     chance = random.Random(f"{architecture.name} {number}")
@@ -125,7 +141,7 @@ def draw_options(architecture: Architecture, method: str, number: int) -> dict[s
         options |= {"dtype": None, "lora_dropout": None}  # grouped products of fake tensors are bf16
     if method == "qlora":
         options |= {"bnb_4bit_quant_type": chance.choice(("nf4", "fp4")), "double_quant": chance.random() < 0.7}
-    return options
+    return options | draw_variants(architecture, options, number)
 
 
 def model_cases(architecture: Architecture, count: int = CASES_PER_MODEL) -> Iterator[Case]:
