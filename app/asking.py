@@ -27,6 +27,7 @@ def asked_question(
     from tunecast.asked import read_asked
     from tunecast.calibrate.fitted_records import fitted_records
     from tunecast.catalogs.price_book import price_book
+    from tunecast.model.experts_modules import of_age
     from tunecast.model.question import Question
     from tunecast.model.target import resolve_targets
     from tunecast.model.whole_run_options import split_whole_run
@@ -34,7 +35,7 @@ def asked_question(
     around, options = split_whole_run(options)
     asked = read_asked(model, options, exact=source is not None)
     question = Question(
-        architecture=asked.architecture,
+        architecture=of_age(asked.architecture, asked.options),
         options=asked.options,
         option_origins=asked.origins,
         usd_per_gpu_hour=usd_per_gpu_hour,

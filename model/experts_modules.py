@@ -7,7 +7,9 @@ Source: transformers 4.48 ``modeling_mixtral.py`` (``MixtralSparseMoeBlock``); `
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from tunecast.catalogs.errors import NotSupportedError
 from tunecast.model import primitives as ops
@@ -23,6 +25,13 @@ from tunecast.model.tape import Grads, Tensor
 NAMES = {"mixtral": ("w1", "w3", "w2"), "qwen2_moe": ("gate_proj", "up_proj", "down_proj")}
 """Gate, up and down of an expert, by ``Experts.peft_names``."""
 KIND = "expert-modules"
+PRESENT = "5"
+"""``Run.hf_code`` of the transformers that stacks experts."""
+
+
+def of_age(architecture: Architecture, options: Mapping[str, Any]) -> Architecture:
+    """The architecture as the age of Hugging Face's code that the run options ask for builds it."""
+    return architecture if options.get("hf_code") in (None, PRESENT) else in_modules(architecture)
 
 
 def in_modules(architecture: Architecture) -> Architecture:

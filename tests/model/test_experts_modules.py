@@ -8,7 +8,7 @@ import pytest
 
 from tunecast.catalogs.errors import NotSupportedError
 from tunecast.model.architectures import architecture_from_config, load_architecture
-from tunecast.model.experts_modules import in_modules
+from tunecast.model.experts_modules import in_modules, of_age
 from tunecast.model.flops import executed_flops_per_step, model_flops_per_step
 from tunecast.model.memory import memory_timeline
 from tunecast.model.optimizer import trainable_params
@@ -54,6 +54,13 @@ def test_published_peaks_of_mixtral_in_4_bits(batch: int, published_gib: float) 
     fused = {"fused_kernels": "rms_norm,rope,cross_entropy,lora"}
     run = resolve_run(MIXTRAL, {**FMS, **fused, "per_device_train_batch_size": batch}).run
     assert gib(memory_timeline(MIXTRAL, run).allocated_bytes) == pytest.approx(published_gib, rel=0.01)
+
+
+def test_the_age_of_the_code_decides() -> None:
+    assert of_age(STACKED, {"hf_code": "4.46"}) == MIXTRAL
+    assert of_age(STACKED, {}) == of_age(STACKED, {"hf_code": "5"}) == STACKED
+    llama = load_architecture("meta-llama/Llama-3.1-8B")
+    assert of_age(llama, {"hf_code": "4.46"}) == llama
 
 
 def test_what_old_code_kept_otherwise_is_refused() -> None:
