@@ -277,8 +277,18 @@ def dimensions_from_config(config: Mapping[str, Any], family: Family, name: str)
     )
 
 
+def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The decoder of a multimodal config (Gemma 3): its ``text_config``, with what stands beside it."""
+    text = config.get("text_config")
+    if not isinstance(text, dict) or not isinstance(text.get("model_type"), str):
+        return config
+    beside = {key: config[key] for key in ("quantization_config", "tie_word_embeddings") if key in config}
+    return {**beside, **text}
+
+
 def architecture_from_config(config: Mapping[str, Any], name: str) -> Architecture:
     """The architecture a Hugging Face ``config.json`` describes; `name` appears in every message."""
+    config = text_part(config)
     model_type, classes = config.get("model_type"), config.get("architectures")
     if not isinstance(model_type, str):
         raise InputError(f"The file {name} is JSON but has no 'model_type'; give a Hugging Face config.json.")

@@ -92,9 +92,10 @@ def parallel_layer(step: Step, where: str, layer: Layer, x: Tensor, tables: Tabl
     if layer.parallel == "norms-first":
         to_mlp = normed("post_attention_layernorm")
     mixed = attend(step, f"{where}.attn", layer, to_attention, tables)
+    mixed = ops.dropout(step.tape, mixed, layer.dropout)
     if layer.parallel == "norms":
         to_mlp = normed("post_attention_layernorm")
-    fed = feed(step, f"{where}.mlp", layer, to_mlp)
+    fed = ops.dropout(step.tape, feed(step, f"{where}.mlp", layer, to_mlp), layer.dropout)
     first, last = (x, fed) if layer.residual_first else (fed, x)
     out = ops.add(step.tape, ops.add(step.tape, first, mixed, name="residual"), last, name="residual")
     named = () if layer.parallel == "norms" else (to_attention,)

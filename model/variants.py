@@ -42,15 +42,15 @@ def gpt_neox(config: Config, name: str) -> Changes:
 
 def phi(config: Config, name: str) -> Changes:
     """Phi-1.5 and Phi-2."""
-    refuse(config, name, qk_layernorm=False, resid_pdrop=0.0, embd_pdrop=0.0, attention_dropout=0.0)
-    return {}
+    refuse(config, name, qk_layernorm=False)
+    return {"dropout": config.get("resid_pdrop", 0.0), "embedding_dropout": config.get("embd_pdrop", 0.0)}
 
 
 def starcoder2(config: Config, name: str) -> Changes:
     """``use_bias`` speaks of every linear map."""
-    refuse(config, name, residual_dropout=0.0, embedding_dropout=0.0, attention_dropout=0.0)
     bias = config.get("use_bias", True)
-    return {"qkv_bias": bias, "o_bias": bias, "mlp_bias": bias}
+    drops = {"dropout": config.get("residual_dropout", 0.0), "embedding_dropout": config.get("embedding_dropout", 0.0)}
+    return {"qkv_bias": bias, "o_bias": bias, "mlp_bias": bias, **drops}
 
 
 def stablelm(config: Config, name: str) -> Changes:

@@ -133,6 +133,28 @@ def test_quantized_and_unknown_configs_are_refused_by_name() -> None:
         architecture_from_config({**CONFIG, "architectures": ["LlamaForSequenceClassification"]}, "x")
 
 
+def test_the_decoder_of_a_multimodal_config_is_read() -> None:
+    text = {
+        "model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34,
+        "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262208,
+        "sliding_window": 1024,
+    }  # fmt: skip
+    config = {"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"], "text_config": text}
+    row = load_models()["google/gemma-3-4b-pt"]
+    assert architecture_from_config(config, "x").total_params == row.total_params - (row.vision_params or 0)
+
+
+def test_names_of_older_configs_are_read() -> None:
+    gpt2 = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024, "vocab_size": 50257}
+    assert architecture_from_config(gpt2, "x").total_params == load_models()["openai-community/gpt2"].total_params
+    falcon = {
+        "model_type": "falcon", "hidden_size": 4544, "num_hidden_layers": 32, "num_attention_heads": 71,
+        "vocab_size": 65024, "multi_query": True, "new_decoder_architecture": False, "parallel_attn": True,
+        "bias": False,
+    }  # fmt: skip
+    assert architecture_from_config(falcon, "x").total_params == load_models()["tiiuae/falcon-7b"].total_params
+
+
 def test_loading_from_a_file_and_from_its_folder(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(CONFIG))
