@@ -22,13 +22,12 @@ def clock_values(efficiency: Mapping[str, float], overlap_frac: float, host_s_pe
     return values | {"host_s_per_launch": host_s_per_launch, "overlap_frac": min(overlap_frac, 1.0)}
 
 
-def groups_of_equal_steps(tables: Sequence[PhaseTable]) -> list[tuple[Array, Stack]]:
+def groups_of_equal_steps(tables: Sequence[PhaseTable]) -> list[tuple[list[int], Stack]]:
     """Rows with as many micro-steps each: rows with few need not wait for those with many."""
-    micro_steps = np.array([table.micro_steps for table in tables])
-    return [
-        (where := np.flatnonzero(micro_steps == count), stacked([tables[i] for i in where]))
-        for count in np.unique(micro_steps)
-    ]
+    places: dict[int, list[int]] = {}
+    for place, table in enumerate(tables):
+        places.setdefault(table.micro_steps, []).append(place)
+    return [(where, stacked([tables[place] for place in where])) for where in places.values()]
 
 
 def log_seconds(tables: Sequence[PhaseTable]) -> Callable[[Mapping[str, float], float, float], Array]:
