@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,9 @@ from tunecast.model.forecast import Forecast, MemoryView
 from tunecast.model.run import Run
 from tunecast.model.units import GIB
 from tunecast.model.value import Value, lognormal
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+"""No test asks the real hub; `huggingface_hub` reads this when it is imported."""
 
 
 def make_forecast(gpu: str = "a100-sxm4-80gb", **changes: Any) -> Forecast:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -116,6 +117,12 @@ REFUSALS = {
 def test_every_no_is_one_sentence(hub: Hub, answers: dict[str, Any], sentence: str) -> None:
     hub(**answers)
     with pytest.raises(InputError, match=sentence):
+        find_architecture("someone/small-llama")
+
+
+def test_without_the_package_one_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(InputError, match=r'Unknown model .* type: pip install "tunecast\[calibrate\]"'):
         find_architecture("someone/small-llama")
 
 
