@@ -114,10 +114,18 @@ class Market:
 
 
 def survey(search: Search, targets: Sequence[Target]) -> Market:
-    """Screen every plan on every card; cards with and without bf16 run different plans."""
+    """Screen every plan on every card that is sold; cards with and without bf16 run different plans."""
     market = Market()
+    sold = []
+    for target in targets:
+        if target.usable_bytes is None:
+            market.without[target.id] = too_small(target, None, search)
+        elif any(prices_for(target, count, search.limits, search.book) for count in search.job.counts):
+            sold.append(target)
+        else:
+            market.without[target.id] = not_sold(target, search.job.counts, search)
     for has_bf16 in (True, False):
-        alike = [target for target in targets if target.has_bf16 is has_bf16]
+        alike = [target for target in sold if target.has_bf16 is has_bf16]
         if alike:
             _survey_alike(market, search, alike)
     return market
@@ -238,6 +246,11 @@ def not_bought(target: Target, counts: Sequence[int], surest: float, search: Sea
     if not counts:
         detail = f"fits with probability {surest:.0%}, below {limits.min_fit_confidence:.0%}"
         return Rejected(gpu=target.id, reason="fit not sure", detail=detail)
+    return not_sold(target, counts, search)
+
+
+def not_sold(target: Target, counts: Sequence[int], search: Search) -> Rejected:
+    """A card that nobody offers in these numbers, of the kinds and in the places asked for."""
     elsewhere = _elsewhere(target, counts, search)
     words = " or ".join(str(count) for count in counts)
     detail = f"no offer of {words} in one machine{elsewhere}"
