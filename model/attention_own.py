@@ -155,8 +155,8 @@ def gptj_attention(step: Step, where: str, layer: Layer, x: Tensor, tables: Tabl
     k, q = (gptj_rotated(step, block, heads, both) for heads in (k, q))
     wide = [ops.cast(tape, heads, "fp32") for heads in (q, k)]
     dtype = step.autocast_dtype or "fp32"
-    operands = [eager.folded(tape, ops.cast(tape, heads, dtype), batch) for heads in wide]
-    scores = eager.batched_product(tape, "scores", *operands, sizes_of(step, block), b_transposed=True)
+    rows, columns = (eager.folded(tape, ops.cast(tape, heads, dtype), batch) for heads in wide)
+    scores = eager.batched_product(tape, "scores", rows, columns, sizes_of(step, block), b_transposed=True)
     scaled = ops.scale(tape, scores, name="scores_scale")
     masked = ops.elementwise(
         tape, "scores_mask", (scaled, tables.mask), scaled.elements, widest((scaled.dtype, tables.mask.dtype))

@@ -153,6 +153,7 @@ LAYER_NORM_FAMILIES = (
         architecture_class="FalconForCausalLM",
         keeps_config=True,
         attention="falcon",
+        own_linears=True,
         attention_names=("query_key_value", "dense"),
         mlp_names=("dense_h_to_4h", "dense_4h_to_h"),
         gated=False,

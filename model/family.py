@@ -13,6 +13,8 @@ class Family:
     architecture_class: str
     other_classes: tuple[str, ...] = ()
     """Further class names of models that this family describes."""
+    own_linears: bool = False
+    """Whether its linear maps are a class of their own, which transformers 5 leaves out of 4-bit quantization."""
     keeps_config: bool = False
     """Whether its architectures carry their config, for the real code: its fields say more than blocks do."""
     in_transformers: bool = True

@@ -14,6 +14,7 @@ from typing import Any
 from tunecast.catalogs.errors import InputError, NotSupportedError, UnknownNameError
 from tunecast.catalogs.refused import refuse_method
 from tunecast.model.architecture import Architecture
+from tunecast.model.families import FAMILIES
 from tunecast.model.resolve_adapters import take_variants
 from tunecast.model.resolve_attention import attention_defaults
 from tunecast.model.resolve_experts import check_stacked, expert_notes, renamed_targets, stacked_targets
@@ -238,6 +239,27 @@ def _software(fields: _Fields, defaults: Mapping[str, Any]) -> None:
         )
 
 
+def _note_own_linears(fields: _Fields, architecture: Architecture) -> None:
+    """Say what transformers 5 does not quantize."""
+    family = FAMILIES.get(architecture.model_type)
+    if family is not None and family.own_linears and fields.values["bnb_4bit_quant_type"] is not None:
+        fields.notes.append(
+            f"transformers 5 leaves the linear maps of {architecture.model_type} in 16 bits, a class of their own; "
+            "this forecast is for code that quantizes them, as transformers 4 did."
+        )
+
+
+def _note_plain_attention(fields: _Fields, architecture: Architecture) -> None:
+    """Say where no fused attention kernel runs although sdpa stands in the run."""
+    block = architecture.groups[0].layer.attention
+    alone = block.kind == "falcon" and block.num_kv_heads == 1
+    if fields.values["attn_implementation"] == "sdpa" and (alone or block.kind in ("bloom", "mpt", "gptj")):
+        fields.notes.append(
+            f"Attention of {architecture.model_type} runs as plain products with every score in memory: "
+            "transformers has no fused kernel for it."
+        )
+
+
 def _note_window(fields: _Fields, architecture: Architecture) -> None:
     """Say when a sliding window turns into an explicit mask: transformers then runs every pair, without flash."""
     windows = [group.layer.attention.window for group in architecture.groups]
@@ -285,6 +307,8 @@ def resolve_run(
     if fields.values["num_gpus"] == 1:
         fields.put("fsdp_version", Run(method="full").fsdp_version, "stack-default")
     _note_window(fields, architecture)
+    _note_own_linears(fields, architecture)
+    _note_plain_attention(fields, architecture)
     fields.notes.extend(expert_notes(architecture, fields.values))
     run = Run(**{name: fields.values[name] for name in RUN_FIELDS if name in fields.values})
     origins = {name: fields.origins.get(name, "stack-default") for name in RUN_FIELDS}

@@ -181,3 +181,17 @@ def test_missing_file_and_unknown_name() -> None:
 def test_a_width_that_its_heads_do_not_divide_is_refused() -> None:
     with pytest.raises(InputError, match=r"hidden_size 2047.*32 attention heads"):
         architecture_from_config({**CONFIG, "hidden_size": 2047}, "odd")
+
+
+def test_four_bits_of_falcon_are_told_apart() -> None:
+    notes = resolve_run(load_architecture("tiiuae/falcon-7b"), {"method": "qlora"}).notes
+    assert any("transformers 5 leaves the linear maps of falcon in 16 bits" in note for note in notes)
+    assert not any("16 bits" in note for note in resolve_run(load_architecture("gpt2"), {"method": "qlora"}).notes)
+
+
+@pytest.mark.parametrize("name", ["bigscience/bloomz-7b1-mt", "EleutherAI/gpt-j-6b", "tiiuae/falcon-7b"])
+def test_attention_without_a_fused_kernel_is_told(name: str) -> None:
+    assert any("every score in memory" in note for note in resolve_run(load_architecture(name), {}).notes)
+    if name.startswith("tiiuae"):
+        flash = resolve_run(load_architecture(name), {"attn_implementation": "flash_attention_2"})
+        assert not any("every score in memory" in note for note in flash.notes)

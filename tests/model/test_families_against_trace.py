@@ -73,11 +73,6 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 
 
-IN_16_BITS = ("falcon",)
-"""Their linear maps are a class of their own, which transformers 5 leaves out of 4-bit quantization; the formulas are
-for code that quantizes them, as transformers 4 did."""
-
-
 def totals(operations: Iterable[Operation]) -> dict[tuple[str, str, str], float]:
     """Executions, launches, FLOPs and bytes by phase and kind."""
     found: Counter[tuple[str, str, str]] = Counter()
@@ -97,9 +92,8 @@ def test_every_family_is_here_or_in_the_first_grid() -> None:
     assert here | {"llama", "mistral", "qwen2", "qwen3"} == proven
 
 
-CASES = [
-    (name, method) for name in CONFIGS for method in METHODS if method != "qlora" or name.split()[0] not in IN_16_BITS
-]
+QUANTIZED = {name: not FAMILIES[name.split()[0]].own_linears for name in CONFIGS}
+CASES = [(name, method) for name in CONFIGS for method in METHODS if method != "qlora" or QUANTIZED[name]]
 
 
 @pytest.mark.parametrize(("name", "method"), CASES)
