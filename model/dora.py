@@ -56,14 +56,15 @@ def weight_norm(
     tape, size = step.tape, linear.weight_params
     eye = ops.elementwise(tape, "dora.eye", (), linear.in_features**2, factors[0].dtype)
     eye, _ = operands(step, eye, factors[0])
-    adapted = low_rank(step, linear, eye, *factors)
+    low = product(step, f"{linear.name}.lora_A", eye, factors[0], k=linear.in_features, n=step.run.lora_r)
+    adapted = product(step, f"{linear.name}.lora_B", low, factors[1], k=step.run.lora_r, n=linear.out_features)
     wide = ops.cast(tape, adapted, dtype, name="dora.cast")
     weight = base_weight(step, where, linear, dtype)
     scaled = ops.elementwise(tape, "dora.scale", (wide,), size, dtype)
     total = ops.elementwise(tape, "dora.add", (weight, scaled), size, dtype)
     tape.hold(scaled)
     norm = ops.elementwise(tape, "dora.norm", (total,), linear.out_features, dtype)
-    return weight, norm, (wide, *((eye,) if tape.grad_enabled else ()))
+    return weight, norm, (wide, *((eye, low) if tape.grad_enabled else ()))
 
 
 def base_weight(step: Step, where: str, linear: Linear, dtype: str) -> Tensor:

@@ -15,9 +15,9 @@ from tunecast.model.families import FAMILIES
 from tunecast.model.stacks import BUILT
 
 CHEAP = "HuggingFaceTB/SmolLM2-135M"
-BARS = {"allocated": 0.01, "at_rest": 1e-9, "flops": 0.005, "phase_flops": 0.005, "phase_launches": 0.01,
-        "phase_bytes": 0.01}  # fmt: skip
-"""Largest relative errors. Reentrant checkpointing costs a few more launches than are counted."""
+BARS = {"allocated": 1e-3, "at_rest": 1e-9, "flops": 1e-6, "phase_flops": 1e-6, "phase_launches": 1e-3,
+        "phase_bytes": 1e-3}  # fmt: skip
+"""Largest relative errors."""
 
 
 @pytest.fixture(scope="module", autouse=True)
