@@ -22,6 +22,7 @@ from tunecast.cli.recommend import recommend
 from tunecast.cli.report import report
 from tunecast.cli.sweep import sweep
 from tunecast.cli.validate import validate
+from tunecast.cli.web import web
 
 program = typer.Typer(
     name="tunecast",
@@ -32,7 +33,7 @@ program = typer.Typer(
     epilog="Exit codes: 0 fine, 1 run-time failure, 2 bad input, 3 the answer is no (nothing fits), 130 interrupted.",
 )
 
-COMMANDS = (env, calibrate, fit, measure, estimate, recommend, sweep, report, compare, validate, catalog)
+COMMANDS = (env, calibrate, fit, measure, estimate, recommend, sweep, report, compare, validate, catalog, web)
 
 
 def _version(asked: bool) -> None:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from tunecast.model.forecast import Forecast
     from tunecast.report.gather import Report
 
+VERDICT_WORDS = {"fits": "It fits", "tight": "It fits narrowly", "no": "It does not fit"}
 ORIGIN_WORDS = {
     "measured": "measured on this device",
     "reference": "measured on another device",
@@ -27,16 +28,14 @@ def answer(report: Report) -> str:
     found = report.recommendation
     if found is not None and found.cheapest is not None and found.fastest is not None:
         cheap, fast = found.cheapest.forecast, found.fastest.forecast
-        said = f"Cheapest: {_plan(cheap)}."
-        return said if fast is cheap else f"{said[:-1]}; fastest: {_plan(fast)}."
+        said = f"Cheapest: {plan_words(cheap)}."
+        return said if fast is cheap else f"{said[:-1]}; fastest: {plan_words(fast)}."
     best = report.best
-    fits = {"fits": "It fits", "tight": "It fits narrowly", "no": "It does not fit"}.get(
-        best.verdict or "", "Perhaps it fits"
-    )
-    return f"{fits}: {_plan(best)}."
+    return f"{VERDICT_WORDS.get(best.verdict or '', 'Perhaps it fits')}: {plan_words(best)}."
 
 
-def _plan(forecast: Forecast) -> str:
+def plan_words(forecast: Forecast) -> str:
+    """A plan with its time and cost and their intervals."""
     time, cost, offer = forecast.total_time_h, forecast.cost_usd, forecast.offer
     words = plan_name(forecast)
     if offer is not None and offer.get("provider"):

@@ -153,6 +153,7 @@ OPTIONS = {
     | {"--out", "--markdown"},
     "compare": {"--plot", "--json"},
     "validate": {"--explain", "--max-median-error", "--config", "--gpu", "--record", "--json"},
+    "web": {"--host", "--port"},
     "catalog": {"--gpu", "--prices", "--refresh", "--provider", "--trend", "--plot", "--json"},
 }
 ARGUMENTS = {
@@ -167,6 +168,7 @@ ARGUMENTS = {
     "compare": ["records"],
     "validate": ["runs"],
     "catalog": ["what"],
+    "web": [],
 }
 HEAVY = {"torch", "scipy", "matplotlib", "pandas", "transformers", "peft", "bitsandbytes", "pynvml"}
 runner = CliRunner()

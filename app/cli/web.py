@@ -1,0 +1,24 @@
+"""``tunecast web``: the calculator as a page."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+
+def web(
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for other machines.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on.", min=1, max=65535)] = 7860,
+) -> None:
+    """Open the calculator page on this machine."""
+    from tunecast.catalogs.errors import InputError
+    from tunecast.web.page import build
+
+    page = build()
+    try:
+        page.launch(server_name=host, server_port=port, share=False)
+    except OSError as error:
+        raise InputError(
+            f"--port {port} cannot be used on {host} ({error}); type another, for example 7861."
+        ) from error

@@ -1,0 +1,99 @@
+"""The Gradio page."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from tunecast.catalogs.errors import TunecastError
+from tunecast.web.answer import answer
+from tunecast.web.asked import Fields, from_query
+
+TITLE = "tunecast: does it fit, how long, how much?"
+ABOUT = (
+    "Forecast a fine-tuning run on every GPU you could rent, with 80% intervals and the origin of every number. "
+    "Measure a card with `tunecast calibrate` for narrower ones."
+)
+METHODS = ["lora", "qlora", "full"]
+
+
+def import_gradio() -> Any:
+    """Gradio, or one sentence that says how to get it."""
+    try:
+        import gradio
+    except ImportError as error:
+        raise TunecastError(
+            "The page needs gradio, which is not installed; run `pip install 'tunecast[web]'`."
+        ) from error
+    return gradio
+
+
+def build() -> Any:
+    """The page as a ``gradio.Blocks``, for `tunecast web` and for a Hugging Face Space."""
+    gradio = import_gradio()
+    from tunecast.catalogs.gpus import load_gpus
+    from tunecast.catalogs.models import load_models
+
+    usual = Fields()
+    with gradio.Blocks(title=TITLE, analytics_enabled=False) as page:
+        gradio.Markdown(f"# {TITLE}\n{ABOUT}")
+        with gradio.Row():
+            with gradio.Column(scale=1):
+                model = gradio.Dropdown(
+                    sorted(load_models()), value=usual.model, label="Model", allow_custom_value=True,
+                    info="a catalog model; any other name is looked up on the hub where there is a network",
+                )  # fmt: skip
+                method = gradio.Radio(METHODS, value=usual.method, label="Method")
+                gpu = gradio.Dropdown(sorted(load_gpus()), value=[], label="GPUs", multiselect=True, info="none: all")
+                with gradio.Row():
+                    num_gpus = gradio.Textbox(usual.num_gpus, label="GPUs of the job", placeholder="1, 8 or auto")
+                    max_length = gradio.Textbox(usual.max_length, label="Tokens per sample")
+                with gradio.Row():
+                    batch = gradio.Textbox(usual.batch, label="Micro-batch")
+                    accumulation = gradio.Textbox(usual.accumulation, label="Accumulation", placeholder="1")
+                checkpointing = gradio.Checkbox(usual.checkpointing, label="Gradient checkpointing")
+                with gradio.Row():
+                    tokens = gradio.Textbox(usual.tokens, label="Tokens of the run", placeholder="10M")
+                    usd = gradio.Textbox(usual.usd_per_gpu_hour, label="USD per GPU-hour", placeholder="as offered")
+                with gradio.Accordion("Or paste a training file (axolotl, LLaMA-Factory, TRL)", open=False):
+                    config = gradio.Code(value="", language="yaml", label="Training file")
+                ask = gradio.Button("Forecast", variant="primary", elem_id="ask")
+            with gradio.Column(scale=2):
+                out = gradio.HTML(elem_id="answer")
+                said = gradio.Textbox(label="Link with these inputs", interactive=False, elem_id="link")
+                how = gradio.Textbox(label="The same on the command line", interactive=False, elem_id="command")
+        form = [model, config, method, gpu, num_gpus, max_length, batch, accumulation, checkpointing, tokens, usd]
+        assert len(form) == len(fields(Fields))
+        ask.click(submitted, inputs=form, outputs=[out, said, how], api_name="forecast")
+        page.load(opened_with(gradio), inputs=None, outputs=[*form, out, said, how], api_name=False)
+    return page
+
+
+def submitted(*values: Any) -> tuple[str, str, str]:
+    """The form's values, in the order of `Fields`, to (HTML, link, command)."""
+    return answer(fields_of(*values))
+
+
+def fields_of(*values: Any) -> Fields:
+    """Form values as fields: lists of GPUs become text, None becomes empty."""
+    said: dict[str, Any] = {}
+    for field, value in zip(fields(Fields), values, strict=True):
+        if isinstance(value, bool):
+            said[field.name] = value
+        else:
+            said[field.name] = ",".join(value) if isinstance(value, list) else str(value or "")
+    return Fields(**said)
+
+
+def opened_with(gradio: Any) -> Any:
+    """What happens when the page opens: the form as its link says, and its answer if the link says anything."""
+
+    def opened(request: Any) -> list[Any]:
+        query = dict(request.query_params) if request is not None else {}
+        asked = from_query(query)
+        values = [getattr(asked, field.name) for field in fields(Fields)]
+        values[3] = [name for name in asked.gpu.split(",") if name]
+        return [*values, *(answer(asked) if query else ("", "", ""))]
+
+    opened.__annotations__["request"] = gradio.Request
+    return opened

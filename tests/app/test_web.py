@@ -1,0 +1,188 @@
+"""The page: its form, link and command say the same, and it answers as `estimate` does, in a real browser too."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shlex
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from urllib.parse import parse_qsl
+from urllib.request import Request, urlopen
+
+import pytest
+from browser import DRIVER, browser
+from typer.testing import CliRunner
+
+import tunecast
+from tunecast.catalogs.errors import InputError
+from tunecast.cli.program import program
+from tunecast.tables import dollars, seconds
+from tunecast.web.answer import answer, forecasts
+from tunecast.web.asked import Fields, command, from_query, gpus_of, link, model_of, options
+
+ASKED = Fields(model="meta-llama/Llama-3.2-1B", method="lora", gpu="l40s-48gb,rtx-4090-24gb", tokens="2M", batch="4")
+AXOLOTL = """base_model: meta-llama/Llama-3.2-1B
+adapter: lora
+lora_r: 8
+lora_target_linear: true
+sequence_len: 512
+micro_batch_size: 2
+gradient_accumulation_steps: 1
+bf16: true
+gradient_checkpointing: true
+"""
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        Fields(),
+        ASKED,
+        Fields(checkpointing=False, num_gpus="auto", max_length="4096"),
+        Fields(model="a&b=c d", usd_per_gpu_hour="2.5", accumulation="8"),
+    ],
+)
+def test_a_link_brings_the_form_back(asked: Fields) -> None:
+    assert from_query(dict(parse_qsl(link(asked).removeprefix("?"), keep_blank_values=True))) == asked
+
+
+def test_a_link_of_nonsense_is_the_usual_form() -> None:
+    assert from_query({"nothing": "1", "__class__": "x"}) == Fields()
+
+
+def test_the_command_says_the_same_as_the_page() -> None:
+    words = shlex.split(command(ASKED))
+    assert words[0] == "tunecast"
+    done = CliRunner().invoke(program, [*words[1:], "--json"])
+    assert done.exit_code == 0, done.output
+    by_gpu = {one["gpu"]: one for one in json.loads(done.stdout)}
+    for one in forecasts(ASKED):
+        assert one.step_time_s.value == by_gpu[one.gpu]["step_time_s"]["value"]
+        assert one.run.per_device_train_batch_size == 4
+
+
+def test_the_answer_shows_every_card_and_the_best_first() -> None:
+    shown, said, how = answer(ASKED)
+    told = tunecast.estimate(
+        ASKED.model, gpu=ASKED.gpu.split(","), method="lora", max_length=2048, tokens="2M",
+        per_device_train_batch_size=4,
+    )  # fmt: skip
+    for one in told:
+        assert f"1 x {one.gpu}" in shown
+        assert seconds(one.step_time_s.value) in shown
+    best = min((one for one in told if one.cost_usd is not None), key=lambda one: one.cost_usd.value)  # type: ignore[union-attr]
+    headline = shown.split("<h3>")[1].split("</h3>")[0]
+    assert best.gpu in headline
+    assert best.cost_usd is not None
+    assert dollars(best.cost_usd.value) in headline
+    assert said == link(ASKED)
+    assert how == command(ASKED)
+
+
+def test_a_pasted_training_file_takes_the_models_place() -> None:
+    pytest.importorskip("yaml")
+    found = forecasts(Fields(config=AXOLOTL, gpu="l40s-48gb", model="ignored"))
+    assert (found[0].run.lora_r, found[0].run.max_length, found[0].model) == (8, 512, "meta-llama/Llama-3.2-1B")
+    assert (
+        command(Fields(config=AXOLOTL, gpu="l40s-48gb")) == "tunecast estimate config.yaml --tokens 10M --gpu l40s-48gb"
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        (Fields(model="/etc/config.json"), "looks like a path"),
+        (Fields(model="~/secret.yaml"), "looks like a path"),
+        (Fields(model=" "), "No model"),
+        (Fields(gpu="cpu"), "command line"),
+        (Fields(batch="many"), "--per-device-train-batch-size"),
+        (Fields(model="<script>alert(1)</script>", gpu="l40s"), "&lt;script&gt;"),
+    ],
+)
+def test_what_cannot_be_answered_is_one_sentence_and_no_markup(asked: Fields, says: str) -> None:
+    shown, said, how = answer(asked)
+    assert 'role="alert"' in shown
+    assert says in shown
+    assert "<script>" not in shown
+    assert (said, how) == ("", "")
+
+
+def test_paths_and_devices_of_the_host_stay_out_of_reach() -> None:
+    for name in ("./config.json", "~/x", "/etc/passwd", "run.yml"):
+        with pytest.raises(InputError, match="path"):
+            model_of(Fields(model=name))
+    with pytest.raises(InputError, match="CPU"):
+        gpus_of(Fields(gpu="l40s, cpu"))
+    assert options(Fields(num_gpus="auto"))["num_gpus"] == "auto"
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[str]:
+    """The address of `tunecast web`, run as a user would."""
+    if importlib.util.find_spec("gradio") is None:
+        pytest.skip("gradio is not installed")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command_line = [sys.executable, "-m", "tunecast", "web", "--port", str(port)]
+    process = subprocess.Popen(command_line, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    address = f"http://127.0.0.1:{port}/"
+    try:
+        wait_until_it_answers(address, process)
+        yield address
+    finally:
+        process.terminate()
+        process.communicate(timeout=30)
+
+
+def wait_until_it_answers(address: str, process: subprocess.Popen[str]) -> None:
+    for _ in range(600):
+        assert process.poll() is None, process.communicate()[1]
+        try:
+            with urlopen(address, timeout=5) as reply:
+                assert reply.status == 200
+                return
+        except OSError:
+            time.sleep(0.1)
+    raise AssertionError("the page did not open")
+
+
+@pytest.mark.skipif(DRIVER is None, reason="no ChromeDriver on this machine")
+@pytest.mark.parametrize("width", [1280, 390])
+def test_in_a_browser_a_link_shows_its_answer_and_the_button_asks_again(served: str, width: int) -> None:
+    with browser(width) as page:
+        page.open(served + link(ASKED))
+        page.wait_for("document.querySelector('#answer table')")
+        assert "1 x l40s-48gb" in page.run("return document.querySelector('#answer').innerText;")
+        assert page.run("return document.querySelector('#link textarea').value;") == link(ASKED)
+        assert page.run("return document.documentElement.scrollWidth - window.innerWidth;") <= 0
+        page.open(served)
+        page.wait_for("document.querySelector('#ask')")
+        page.run("document.querySelector('#ask').click();")
+        page.wait_for("document.querySelector('#answer table')")
+        assert "Llama-3.1-8B: qlora" in page.run("return document.querySelector('#answer').innerText;")
+        unnamed = page.run(
+            "return Array.from(document.querySelectorAll('input, textarea')).filter(e => e.offsetParent && "
+            "!e.labels.length && !e.ariaLabel && !e.closest('label, fieldset, [role]')).map(e => e.outerHTML);"
+        )
+        assert unnamed == []
+        assert page.errors() == []
+
+
+def test_the_page_answers_over_its_interface(served: str) -> None:
+    values = [getattr(ASKED, name) for name in Fields.__slots__]
+    values[3] = ASKED.gpu.split(",")
+    call = served + "gradio_api/call/forecast"
+    body = json.dumps({"data": values}).encode()
+    with urlopen(Request(call, body, {"Content-Type": "application/json"}), timeout=60) as reply:
+        event = json.load(reply)["event_id"]
+    with urlopen(f"{call}/{event}", timeout=60) as reply:
+        lines = reply.read().decode().splitlines()
+    assert "event: complete" in lines
+    shown, said, how = json.loads(lines[lines.index("event: complete") + 1].removeprefix("data: "))
+    assert shown == answer(ASKED)[0]
+    assert (said, how) == (link(ASKED), command(ASKED))
