@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from tunecast.model.market import Candidate, Limits, Rejected
     from tunecast.model.plans import GlobalBatch
     from tunecast.model.recommend import Relaxation
+    from tunecast.model.value import Value
 
 RECOMMENDATION_SCHEMA = "tunecast.recommendation/1"
 
@@ -118,12 +120,17 @@ def picked_to_dict(picked: Picked | None, *, full: bool) -> dict[str, Any] | Non
     assert forecast.cost_usd is not None
     summary = {
         **plan_to_dict(candidate),
-        "time_h": forecast.total_time_h.as_dict(),
-        "cost_usd": forecast.cost_usd.as_dict(),
-        "step_time_s": forecast.step_time_s.as_dict(),
+        "time_h": finite(forecast.total_time_h),
+        "cost_usd": finite(forecast.cost_usd),
+        "step_time_s": finite(forecast.step_time_s),
         "offer": forecast.offer,
     }
     return {**summary, "forecast": forecast_to_dict(forecast)} if full else summary
+
+
+def finite(value: Value) -> dict[str, float | None]:
+    """A value as JSON; an endless upper end is null."""
+    return {name: number if math.isfinite(number) else None for name, number in value.as_dict().items()}
 
 
 def plan_to_dict(candidate: Candidate) -> dict[str, Any]:

@@ -6,6 +6,7 @@ plan of each method and number of GPUs, from the cheapest offers of each purchas
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -171,6 +172,8 @@ def priced(
         for price in prices_for(target, plans[row].run.num_gpus, search.limits, search.book):
             whole = whole_of(search, plans[row].run, target, exact(float(screened.step_s[device, row])), price)
             assert whole.cost_usd is not None
+            if not math.isfinite(whole.total_time_h.value * whole.cost_usd.value):
+                continue  # interrupted more often than it gets anywhere
             yield Candidate(
                 plan=plans[row],
                 target=target,
