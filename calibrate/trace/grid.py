@@ -137,11 +137,23 @@ def draw_options(architecture: Architecture, method: str, number: int) -> dict[s
         options |= {name: chance.choice(values) for name, values in CHOSEN_ADAPTER.items()}
         options["lora_target_modules"] = targets_of(architecture, options["lora_target_modules"])
         options |= chance.choice(CHOSEN_PRECISION)
-    if any(group.layer.mlp.experts is not None for group in architecture.groups):
-        options |= {"dtype": None, "lora_dropout": None}  # grouped products of fake tensors are bf16
     if method == "qlora":
         options |= {"bnb_4bit_quant_type": chance.choice(("nf4", "fp4")), "double_quant": chance.random() < 0.7}
-    return options | draw_variants(architecture, options, number)
+    return options | draw_variants(architecture, options, number) | only_choices(architecture)
+
+
+def only_choices(architecture: Architecture) -> dict[str, Any]:
+    """Options at which a family has one choice, or a trace has: grouped products of fake tensors are bf16."""
+    layers = [group.layer for group in architecture.groups]
+    only: dict[str, Any] = {}
+    if any(layer.mlp.experts for layer in layers):
+        names = ("dtype", "lora_dropout", "use_dora", "lora_bias", "reentrant")
+        only |= dict.fromkeys(names)
+    if any(layer.attention.latent for layer in layers):
+        only["attn_implementation"] = "sdpa"
+    if any(layer.attention.softcap or layer.attention.sinks for layer in layers):
+        only["attn_implementation"] = "eager"
+    return only
 
 
 def model_cases(architecture: Architecture, count: int = CASES_PER_MODEL) -> Iterator[Case]:
