@@ -48,6 +48,8 @@ class Attention:
     """A norm over queries and keys: over each head (Qwen3, Gemma 3), or as `qk_norm_by_head` says."""
     qk_norm_by_head: bool = True
     """False: over the whole projection, before heads are split (OLMo 2)."""
+    qk_norm_each: bool = False
+    """Whether each head has a norm of its own (StableLM 2 12B)."""
     qk_norm_late: bool = False
     """Whether these norms come after the value projection (Gemma 3)."""
     qkv_split: str = "slices"
@@ -84,6 +86,8 @@ class Attention:
             return self.latent.norm_sizes
         if not self.qk_norm:
             return ()
+        if self.qk_norm_each:
+            return (self.head_dim,) * (self.num_heads + self.num_kv_heads)
         heads = (1, 1) if self.qk_norm_by_head else (self.num_heads, self.num_kv_heads)
         return tuple(count * self.head_dim for count in heads)
 

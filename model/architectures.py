@@ -64,6 +64,7 @@ def attention_block(dims: Dimensions, family: Family, window: int | None, *, rot
         qk_norm=family.qk_norm,
         qk_norm_by_head=family.qk_norm_by_head,
         qk_norm_late=family.qk_norm_late,
+        qk_norm_each=family.qk_norm_each,
         rotary=rotary and family.positions == "rotary",
         rotary_dim=dims.rotary_dim,
         q_scaled=family.q_scaled,

@@ -124,7 +124,8 @@ def split_heads(step: Step, where: str, layer: Layer, x: Tensor) -> tuple[Tensor
             continue
         by_head = laid_out(step, block, heads)
         early = block.qk_norm and not block.qk_norm_late
-        made.append(norm(step, layer.norm, f"{where}.{name}", by_head, block.head_dim) if early else by_head)
+        normed = norms_of_heads if block.qk_norm_each else norm
+        made.append(normed(step, layer.norm, f"{where}.{name}", by_head, block.head_dim) if early else by_head)
     v = project(block.linears[2])
     q, k = made
     if block.qk_norm_late:
@@ -135,6 +136,15 @@ def split_heads(step: Step, where: str, layer: Layer, x: Tensor) -> tuple[Tensor
     elif block.qk_norm and not block.qk_norm_by_head:
         q, k = (laid_out(step, block, heads) for heads in made)
     return q, k, v
+
+
+def norms_of_heads(step: Step, kind: str, name: str, x: Tensor, head_dim: int) -> Tensor:
+    """A norm without a bias for every head, each its own kernel, joined again."""
+    del kind
+    rows = step.tokens * head_dim
+    heads = gpt.split(step.tape, x, (rows,) * (x.elements // rows), name="qk_norm")
+    made = [norm(step, "layernorm-plain", f"{name}.{i}", head, head_dim) for i, head in enumerate(heads)]
+    return gpt.joined_all(step.tape, made, name="qk_norm")
 
 
 def laid_out(step: Step, block: Attention, heads: Tensor) -> Tensor:

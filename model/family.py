@@ -35,6 +35,7 @@ class Family:
     qk_norm: bool = False
     qk_norm_by_head: bool = True
     qk_norm_late: bool = False
+    qk_norm_each: bool = False
     mlp_bias_field: bool = False
     """Whether ``mlp_bias`` of the config is read."""
     default_kv_heads: int | None = None

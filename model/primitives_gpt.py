@@ -48,6 +48,16 @@ def split(tape: Tape, x: Tensor, sizes: tuple[int, ...], *, name: str) -> list[T
     return [tape.record(Tensor(size, x.dtype, x.storage, is_view=True), (x,), backward) for size in sizes]
 
 
+def joined_all(tape: Tape, parts: list[Tensor], *, name: str) -> Tensor:
+    """``cat`` of many: one kernel forward; backward each takes its part of the gradient as it lies."""
+    out = ops.elementwise(tape, name, parts, sum(part.elements for part in parts), parts[0].dtype)
+
+    def backward(grad: Tensor) -> Grads:
+        return [Tensor(part.elements, grad.dtype, grad.storage, is_view=True) for part in parts]
+
+    return tape.record(out, parts, backward)
+
+
 def concatenated(tape: Tape, first: Tensor, second: Tensor, *, name: str) -> Tensor:
     """``cat`` of two: a kernel forward; backward each takes its part of the gradient as it lies."""
     dtype = widest((first.dtype, second.dtype))

@@ -54,10 +54,12 @@ def starcoder2(config: Config, name: str) -> Changes:
 
 
 def stablelm(config: Config, name: str) -> Changes:
-    """Biases of q, k, v, and blocks side by side behind one norm (StableLM 2 12B)."""
-    refuse(config, name, qk_layernorm=False, hidden_dropout=0.0, attention_dropout=0.0)
+    """Biases of q, k, v; norms of each head, and blocks side by side behind one norm (StableLM 2 12B)."""
+    refuse(config, name, hidden_dropout=0.0, attention_dropout=0.0)
     parallel = "shared" if config.get("use_parallel_residual", False) else "none"
-    return {"qkv_bias": config.get("use_qkv_bias", False), "parallel": parallel}
+    norms = bool(config.get("qk_layernorm", False))
+    bias = config.get("use_qkv_bias", False)
+    return {"qkv_bias": bias, "parallel": parallel, "qk_norm": norms, "qk_norm_each": norms}
 
 
 def qwen(config: Config, name: str) -> Changes:

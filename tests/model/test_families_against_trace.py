@@ -37,6 +37,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gpt_neox in order": {"num_key_value_heads": None, "use_parallel_residual": False},
     "phi": {},
     "stablelm": {},
+    "stablelm norms of heads": {"use_parallel_residual": True, "qk_layernorm": True},
     "stablelm parallel": {"use_parallel_residual": True, "use_qkv_bias": True},
     "starcoder2": {},
     "starcoder2 sliding": {"sliding_window": 256},
