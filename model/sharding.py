@@ -217,18 +217,18 @@ def fsdp_bytes(architecture: Architecture, run: Run, moment: str, position: str)
 def grad_op_bytes(architecture: Architecture, run: Run, moment: str, position: str) -> int:
     """FSDP2 that keeps weights whole after the forward: all of them at the loss, fewer as the backward proceeds.
 
-    Every layer is taken to be as large as the largest.
+    A layer's weights are freed before its gradients are reduced. Every layer is taken to be as large as the largest.
     """
     root, layer = root_weight_bytes(architecture, run), layer_bytes(architecture, run)
     whole = root + architecture.num_layers * layer
     if moment == "backward":
         if position == "outside":
             return root + root_reduction_bytes(architecture, run)
-        left = layer if position == "first" else 2 * layer if position == "second" else whole - root
+        left = layer if position in ("first", "second") else whole - root - layer
         return root + left + layer_reduction_bytes(architecture, run)
     if position in ("first", "second"):
         return root + COPIED_LAYERS * layer
-    return whole + layer
+    return whole + ((COPIED_LAYERS - 1) * layer if moment == "forward" else layer)
 
 
 def layer_reduction_bytes(architecture: Architecture, run: Run) -> int:

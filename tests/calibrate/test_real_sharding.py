@@ -33,6 +33,8 @@ RUNS: dict[str, dict[str, Any]] = {
     "ddp-lora": {**COMMON, "method": "lora", "sharding": "ddp", "adapter_dtype": "bf16"},
     "fsdp-lora": {**COMMON, "method": "lora", "sharding": "fsdp"},
     "fsdp-full": {**COMMON, "method": "full", "sharding": "fsdp"},
+    "grad-op-full": {**COMMON, "method": "full", "sharding": "fsdp-grad-op"},
+    "grad-op-lora": {**COMMON, "method": "lora", "sharding": "fsdp-grad-op"},
     "ddp-full": {**COMMON, "method": "full", "sharding": "ddp"},
 }
 
@@ -116,7 +118,15 @@ def test_whole_parameters_while_a_layer_runs(held: Held, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "within"), [("fsdp-full", 2e-3), ("fsdp-lora", 0.025), ("ddp-lora", 2e-3), ("ddp-full", 0.01)]
+    ("name", "within"),
+    [
+        ("fsdp-full", 2e-3),
+        ("fsdp-lora", 0.025),
+        ("grad-op-full", 0.01),
+        ("grad-op-lora", 0.025),
+        ("ddp-lora", 2e-3),
+        ("ddp-full", 0.01),
+    ],
 )
 def test_peak_of_the_step(held: Held, name: str, within: float) -> None:
     """Allocated at rest and in the step. gloo sometimes holds a buffer a little longer, in one process.
