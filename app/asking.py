@@ -26,12 +26,14 @@ def asked_question(
     """(question, devices, notes on how it was read); raises InputError with what to type instead."""
     from tunecast.asked import read_asked
     from tunecast.calibrate.fitted_records import fitted_records
+    from tunecast.calibrate.watch.observations import refuse_unused, split_records
     from tunecast.catalogs.price_book import price_book
     from tunecast.model.experts_modules import of_age
     from tunecast.model.question import Question
     from tunecast.model.target import resolve_targets
     from tunecast.model.whole_run_options import split_whole_run
 
+    calibrations, observations = split_records(records)
     around, options = split_whole_run(options)
     asked = read_asked(model, options, exact=source is not None)
     question = Question(
@@ -43,6 +45,9 @@ def asked_question(
         achieved_tflops=achieved_tflops,
         whole_run=around,
         source=source,
+        observations=observations,
     )
     names = [gpu] if isinstance(gpu, str) else list(gpu)
-    return question, resolve_targets(names, fitted_records(records)), asked.notes
+    targets = resolve_targets(names, fitted_records(calibrations))
+    refuse_unused(observations, [target.id for target in targets])
+    return question, targets, asked.notes

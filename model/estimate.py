@@ -7,18 +7,23 @@ from dataclasses import replace
 from typing import Any
 
 from tunecast.model.amount import Amount, resolve_amount
+from tunecast.model.architecture import Architecture
 from tunecast.model.factors import FactorSet, scaled
 from tunecast.model.fits import fit_probability, fit_verdict, memory_view
 from tunecast.model.forecast import Forecast
 from tunecast.model.money import with_money
+from tunecast.model.observed import observed
 from tunecast.model.on_device import resolve_for, target_factors
 from tunecast.model.parallel_network import with_network
 from tunecast.model.parallel_offload import with_host
 from tunecast.model.parallel_scaling import scaling_of
+from tunecast.model.priors import load_priors
 from tunecast.model.question import Question
 from tunecast.model.resolve import Resolved
+from tunecast.model.run import Run
 from tunecast.model.step_source import executed_flops_of, model_flops_of, notes_of, operations_of, trainable_params_of
 from tunecast.model.target import Target
+from tunecast.model.time import StepTime, step_time
 from tunecast.model.timing import link_notes, utilization
 from tunecast.model.timing import timing as step_timing
 from tunecast.model.training_totals import training_totals
@@ -39,7 +44,7 @@ def forecast(question: Question, target: Target) -> Forecast:
     amount = resolve_amount(run, dict(question.options))
     inventory: dict[str, Any] = {"platform": target.platform, "source": question.source}
     view = memory_view(question.architecture, run, target, factors, question.source)
-    timing = step_timing(question, resolved, target, factors)
+    timing, watched = _watched(question, target, step_timing(question, resolved, target, factors))
     probability = fit_probability(view)
     verdict = fit_verdict(view, probability)
     model_flops = model_flops_of(question.architecture, run, **inventory)
@@ -72,6 +77,7 @@ def forecast(question: Question, target: Target) -> Forecast:
             *factors.notes,
             *_record_notes(target),
             *link_notes(run, factors, question),
+            *([] if watched is None else [watched]),
             *_fit_notes(verdict),
             *_amount_notes(amount),
         ),
@@ -80,6 +86,17 @@ def forecast(question: Question, target: Target) -> Forecast:
     scaling = scaling_of(timing, operations, factors, run, question.options.get("serial_fraction"))
     result = replace(result, scaling=scaling, totals=training_totals(result, amount))
     return with_money(result, question, target, amount, factors=factors, timing=timing)
+
+
+def _watched(question: Question, target: Target, timing: StepTime) -> tuple[StepTime, str | None]:
+    """The step time as runs that were watched on this device move it."""
+
+    def plain(architecture: Architecture, run: Run) -> StepTime:
+        factors = with_network(target_factors(target, run), run, target.gpu, {})
+        return step_time(operations_of(architecture, run, platform=target.platform), factors, run=run)
+
+    own_log_sd = float(load_priors()["step_log_sd"]["seen"])
+    return observed(timing, question.observations.get(target.id, ()), plain, own_log_sd=own_log_sd)
 
 
 def _job_peak(target: Target, resolved: Resolved) -> float | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from tunecast.catalogs.price_book import PriceBook
 from tunecast.model.architecture import Architecture
+from tunecast.model.observed import Observations
 from tunecast.model.step_source import StepSource
 from tunecast.model.whole_run_options import WholeRunOptions
 
@@ -34,5 +35,7 @@ class Question:
     """Everything around training: phases, machines, billing, interruptions."""
     factor_scales: Mapping[str, float] = field(default_factory=dict)
     """Multiples of factors, or of all seconds of a kind of operation (``gemm``), for what-ifs; see `factors.scaled`."""
+    observations: Observations = field(default_factory=dict)
+    """Runs that were watched, by device: they move the forecasts of their device."""
     source: StepSource | None = None
     """Where operations and memory come from instead of the formulas (``--exact``)."""

@@ -167,3 +167,22 @@ def test_what_cannot_be_compared_is_refused(
     assert done.exit_code == 2
     assert says in done.output
     assert "Traceback" not in done.output
+
+
+def test_a_watched_run_moves_later_forecasts_of_its_card_towards_it(record: Path) -> None:
+    asked: dict[str, Any] = {**OPTIONS, "max_length": 512, "gpu": "l40s"}
+    before, after = tunecast.estimate(MODEL, **asked)[0], tunecast.estimate(MODEL, records=[record], **asked)[0]
+    assert abs(after.step_time_s.value - STEP_S) < 0.3 * abs(before.step_time_s.value - STEP_S)
+    relative = [(one.step_time_s.high / one.step_time_s.low) for one in (before, after)]
+    assert relative[1] < relative[0]
+    assert any("watched run" in note and record.name in note for note in after.notes)
+    other = {**asked, "method": "qlora", "max_length": 1024}
+    moved = [tunecast.estimate(MODEL, records=records, **other)[0].step_time_s.value for records in ([record], [])]
+    same = after.step_time_s.value / before.step_time_s.value
+    assert moved[0] / moved[1] == pytest.approx(same, rel=0.05)
+
+
+def test_a_watched_run_of_a_card_not_asked_for_is_refused(record: Path) -> None:
+    done = runner.invoke(program, ["estimate", MODEL, "--gpu", "rtx-4090", "--record", str(record)])
+    assert done.exit_code == 2
+    assert "add --gpu l40s-48gb" in " ".join(done.output.split())

@@ -1,0 +1,49 @@
+"""Watched runs move forecasts: by how much, how sure that leaves them, and that 80% stays 80%."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tunecast.model.observed import shift
+
+OWN, TOTAL = 0.06, 0.30
+
+
+def test_by_hand_for_two_runs() -> None:
+    shared = TOTAL**2 - OWN**2
+    weight = shared / (shared + OWN**2 / 2)
+    found = shift([0.2, 0.3], log_sd=TOTAL, own_log_sd=OWN)
+    assert found.log_ratio == pytest.approx(weight * 0.25)
+    assert found.log_sd == pytest.approx(math.sqrt(shared * (1 - weight) + OWN**2))
+
+
+def test_what_is_known_as_well_as_another_run_could_tell_is_not_moved() -> None:
+    found = shift([0.5], log_sd=0.05, own_log_sd=0.06)
+    assert found.log_ratio == 0.0
+    assert found.log_sd == pytest.approx(0.05)
+
+
+@given(st.lists(st.floats(-1, 1), min_size=1, max_size=8), st.floats(0.01, 1.0), st.floats(0.005, 0.5))
+def test_a_run_never_makes_less_sure_nor_moves_beyond_itself(ratios: list[float], total: float, own: float) -> None:
+    found = shift(ratios, log_sd=total, own_log_sd=own)
+    assert found.log_sd <= total * (1 + 1e-12)
+    assert abs(found.log_ratio) <= abs(sum(ratios)) / len(ratios) + 1e-12
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_eighty_per_cent_of_devices_drawn_from_the_model_stay_inside(n: int) -> None:
+    """Devices with a shared error, runs with one of their own: the posterior holds the next run as often as it says."""
+    rng = np.random.default_rng(n)
+    inside, draws = 0, 4000
+    shared_sd = math.sqrt(TOTAL**2 - OWN**2)
+    for _ in range(draws):
+        device = shared_sd * rng.standard_normal()
+        seen, then = device + OWN * rng.standard_normal(n), device + OWN * rng.standard_normal()
+        found = shift(list(seen), log_sd=TOTAL, own_log_sd=OWN)
+        inside += abs(then - found.log_ratio) <= 1.2815515655 * found.log_sd
+    assert inside / draws == pytest.approx(0.8, abs=0.025)  # 4 standard deviations of 4,000 draws
