@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
 
 from tunecast.calibrate.trace import int8, losses, offload
+from tunecast.calibrate.trace.optimizers import make_optimizer as make_optimizer
 from tunecast.calibrate.trace.refusals import refuse_unreal
 from tunecast.catalogs.errors import NotSupportedError
 from tunecast.model.architecture import Architecture, Layer
 from tunecast.model.families import FAMILIES
-from tunecast.model.optimizer_bnb import BITSANDBYTES
 from tunecast.model.run import Run
 from tunecast.model.shapes import FUSED_MAPS, FUSED_PARAMETER
 
@@ -28,8 +28,6 @@ MAX_GRAD_NORM = 1.0
 """``TrainingArguments.max_grad_norm`` default (transformers 5)."""
 LORA_ALPHA = 16
 """Any value: the scaling is one multiplication whatever it is."""
-LEARNING_RATE = 1e-4
-"""Any value: speed and memory do not depend on it."""
 UNBOUNDED_POSITION = 1 << 17
 """Positions declared to transformers when a config gives no limit; it sizes nothing."""
 
@@ -291,62 +289,6 @@ def embedding_parameters(model: Any) -> list[Any]:
 
     tables = (module.weight for module in model.modules() if isinstance(module, torch.nn.Embedding))
     return [table for table in tables if table.requires_grad]
-
-
-def make_optimizer(params: Iterable[Any], run: Run, *, platform: str = "cuda", embeddings: Iterable[Any] = ()) -> Any:
-    """The optimizer that the Trainer builds for ``run.optim``, weight decay 0 as its default.
-
-    Vectors (norms, biases) form the second, undecayed group. `platform` decides what torch would
-    choose by itself: foreach on ``cuda``, one tensor at a time on ``cpu``. bitsandbytes keeps 32-bit
-    state for `embeddings`, as the Trainer tells it to.
-    """
-    groups = _parameter_groups(params)
-    if run.optim in ("adamw_torch", "adamw_torch_fused"):
-        return _torch_adamw(groups, run, platform)
-    if run.optim in BITSANDBYTES:
-        return _bnb_optimizer(groups, run, embeddings)
-    if run.optim == "sgd":
-        import torch
-
-        return torch.optim.SGD(groups, lr=LEARNING_RATE, foreach=True if platform == "cuda" else None)
-    if run.optim == "adafactor":
-        from transformers.optimization import Adafactor
-
-        return Adafactor(groups, lr=LEARNING_RATE, scale_parameter=False, relative_step=False)
-    raise NotSupportedError(
-        f"Optimizer {run.optim!r} was asked for, but adamw_torch, adamw_torch_fused, sgd, adafactor, "
-        f"{', '.join(BITSANDBYTES)} are built; choose one of these with --optim."
-    )
-
-
-def _parameter_groups(params: Iterable[Any]) -> list[dict[str, Any]]:
-    listed = list(params)
-    decayed = [p for p in listed if p.ndim > 1]
-    rest = [p for p in listed if p.ndim <= 1]
-    return [{"params": group, "weight_decay": 0.0} for group in (decayed, rest) if group]
-
-
-def _torch_adamw(groups: list[dict[str, Any]], run: Run, platform: str) -> Any:
-    import torch
-
-    if run.optim == "adamw_torch_fused":
-        return torch.optim.AdamW(groups, lr=LEARNING_RATE, fused=True)
-    return torch.optim.AdamW(groups, lr=LEARNING_RATE, foreach=True if platform == "cuda" else None)
-
-
-def _bnb_optimizer(groups: list[dict[str, Any]], run: Run, embeddings: Iterable[Any]) -> Any:
-    """bitsandbytes' AdamW or Lion, with a manager of its own: the shared one remembers parameters by their id."""
-    import bitsandbytes as bnb
-
-    kind = BITSANDBYTES[run.optim]
-    made = bnb.optim.Lion if kind.moments == 1 else bnb.optim.AdamW
-    optimizer = made(groups, lr=LEARNING_RATE, optim_bits=kind.bits, is_paged=kind.paged)
-    optimizer.mng = bnb.optim.GlobalOptimManager.__new__(bnb.optim.GlobalOptimManager)
-    optimizer.mng.initialize()
-    if kind.bits == 8:
-        for table in embeddings:
-            optimizer.mng.override_config(table, "optim_bits", 32)
-    return optimizer
 
 
 def make_scaler(run: Run, device_type: str) -> Any | None:
