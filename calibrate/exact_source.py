@@ -36,7 +36,7 @@ TRACED = (
     "attn_implementation", "loss_type", *ONE_GPU,
 )  # fmt: skip
 """Fields of a run that the traced code follows."""
-TRACED_VALUES = {"loss_type": ("nll", "chunked_nll"), "quant_method": (None, "bnb-4bit")}
+TRACED_VALUES = {"loss_type": ("nll", "chunked_nll"), "quant_method": (None, "bnb-4bit", "bnb-8bit")}
 
 Told = Callable[[str], None]
 
