@@ -17,7 +17,7 @@ from tunecast.model.architecture import Attention, Layer, Linear
 from tunecast.model.context import SYNCHRONISATION, Step, Tables
 from tunecast.model.linears import linear_map
 from tunecast.model.norms import norm
-from tunecast.model.operation import Kind
+from tunecast.model.operation import Kind, Phase
 from tunecast.model.run import Run
 from tunecast.model.tape import Tensor
 
@@ -254,7 +254,7 @@ def eager_heads(step: Step, where: str, block: Attention, q: Tensor, k: Tensor, 
         softcap=block.softcap,
         sinks=step.weight(f"{where}.sinks", block.num_heads) if block.sinks else None,
         by_head=block.rotary_halves,
-        holds_mask=step.run.gradient_checkpointing,
+        holds_mask=step.tape.phase is Phase.RECOMPUTE,
     )
     out, weights = eager.attention(step.tape, q, k, v, mask, shape, variant)
     step.weights.append(weights)

@@ -16,7 +16,7 @@ from tunecast.model.adapters_stacked import Factors, folded, prepared_factors
 from tunecast.model.architecture import Layer
 from tunecast.model.context import Step
 from tunecast.model.mlp_blocks import mlp_block
-from tunecast.model.operation import Kind
+from tunecast.model.operation import Kind, Phase
 from tunecast.model.routers import ROUTERS, Routes, sums_are_wide
 from tunecast.model.shapes import Experts
 from tunecast.model.tape import Tensor
@@ -84,7 +84,7 @@ def routed(step: Step, where: str, experts: Experts, x: Tensor, routes: Routes) 
     down_bias = group.bias_rows(step, "down", hidden)
     hold(step, up_bias)
     made = group.product(step, "down", inner, down_bias)
-    released = step.run.gradient_checkpointing and not step.run.reentrant
+    released = tape.phase is Phase.RECOMPUTE and not step.run.reentrant
     weighted = routing.weighted_rows(tape, made, weights, name="experts.weight", released=released)
     back = inverse(step, order)
     restored = routing.index(tape, weighted, back, rows * hidden, name="experts.restore")
