@@ -116,7 +116,8 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
         raise _SkipRowError("low confidence")
     if row.get("notes", "").startswith("OUT OF MEMORY"):
         raise _SkipRowError("ran out of memory: a test of fit, not of speed")
-    name = row.get("gpu_canonical_id", row.get("gpu", ""))
+    row = _filled(row)
+    name = row.get("gpu_canonical_id", row.get("gpu", "")) or vocabulary()["gpu"].get(row.get("gpu", ""), "")
     if not name:
         raise _SkipRowError("the GPU is in no catalog" if "gpu_canonical_id" in row else "gpu is not stated")
     options = _options(row)
@@ -207,13 +208,27 @@ def upcast_by_accelerate(row: dict[str, str], options: dict[str, Any]) -> bool:
     return trainer and sharded and mixed and options["method"] == "full"
 
 
+def _rules(row: dict[str, str]) -> list[dict[str, Any]]:
+    """The rules that speak of this row."""
+    return [
+        rule
+        for rule in vocabulary()["rules"]
+        if all(re.search(pattern, row.get(column, "")) for column, pattern in rule["when"].items())
+    ]
+
+
+def _filled(row: dict[str, str]) -> dict[str, str]:
+    """The row with cells filled that its source leaves empty and the code that it ran states."""
+    for rule in _rules(row) if "framework" in row else []:
+        row = row | {column: text for column, text in rule.get("fills", {}).items() if not row.get(column)}
+    return row
+
+
 def _framework_options(row: dict[str, str], options: dict[str, Any]) -> dict[str, Any]:
     """What is known of every run with a framework, model or method: versions of code, and settings of scripts."""
     found: dict[str, Any] = {}
-    for rule in vocabulary()["rules"]:
-        texts = (row.get(column, "") for column in rule["when"])
-        if all(re.search(pattern, text) for pattern, text in zip(rule["when"].values(), texts, strict=True)):
-            found |= rule["then"]
+    for rule in _rules(row):
+        found |= rule.get("then", {})
     return found
 
 

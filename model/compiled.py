@@ -17,6 +17,7 @@ for tensors that are used far apart.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import groupby
 
 from tunecast.model.min_cut import INFINITE, minimum_cut
@@ -35,9 +36,9 @@ Scope = tuple[int | str, int, bool]
 """Layer (or the loss), micro-batch, and whether it is the backward."""
 
 
-def scope_of(event: Event) -> Scope | None:
+def scope_of(event: Event, *, loss: bool = True) -> Scope | None:
     """The graph an event belongs to; None outside all."""
-    where = event.layer if event.layer is not None else ("loss" if event.moment == "loss" else None)
+    where = event.layer if event.layer is not None else ("loss" if loss and event.moment == "loss" else None)
     return None if where is None else (where, event.micro_batch, event.phase is not Phase.FORWARD)
 
 
@@ -259,9 +260,9 @@ def connected(events: Sequence[Event]) -> list[list[Event]]:
     return [chain for _, chain in chains]
 
 
-def compile_tape(tape: Tape) -> None:
-    """Replace the tape's events by those of compiled layers and loss."""
-    scopes = [(scope, list(group)) for scope, group in groupby(tape.events, key=scope_of)]
+def compile_tape(tape: Tape, *, loss: bool = True) -> None:
+    """Replace the tape's events by those of compiled layers, and of a compiled `loss`."""
+    scopes = [(scope, list(group)) for scope, group in groupby(tape.events, key=partial(scope_of, loss=loss))]
     forwards: dict[tuple[int | str, int], list[Event]] = {}
     parts: list[tuple[Scope | None, list[Event]]] = []
     for scope, events in scopes:

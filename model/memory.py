@@ -160,7 +160,9 @@ def taped_peaks(architecture: Architecture, run: Run, platform: str) -> dict[Pla
 
 
 def update_peak(architecture: Architecture, run: Run, platform: str) -> Parts:
-    """Gradients and temporaries while the optimizer runs."""
+    """Gradients and temporaries while the optimizer runs; in the backward it has one tensor's, which are left out."""
+    if run.optimizer_in_backward:
+        return dict.fromkeys(PARTS, 0)
     gradients = stored_bytes(trained_tensors(architecture, run), trained_dtype(run))
     scratch = update_scratch_bytes(architecture, run, platform=platform)
     return {**dict.fromkeys(PARTS, 0), "gradients": gradients, "scratch": scratch}

@@ -333,10 +333,24 @@ def group_operations(group: list[Trained], dtype: str, optim: str) -> list[Opera
     ]
 
 
+def updates_in_backward(tensors: list[Trained], dtype: str, optim: str, platform: str) -> list[Operation]:
+    """An optimizer for each tensor, as torchtune registers them; nothing is clipped, since no norm is known in time."""
+    if optim in BITSANDBYTES:
+        return bnb_operations(tensors, dtype, BITSANDBYTES[optim], platform)
+    each = [(Trained(elements=n, is_matrix=True), count) for n, count in Counter(t.elements for t in tensors).items()]
+    return [
+        replace(operation, count=operation.count * count)
+        for tensor, count in each
+        for operation in group_operations([tensor], dtype, optim)
+    ]
+
+
 def update_operations(architecture: Architecture, run: Run, *, platform: str = "cuda") -> list[Operation]:
     """Clipping and update in order; a GPU batches tensors, a CPU takes them one by one, as bitsandbytes does."""
     tensors, dtype = trained_tensors(architecture, run), trained_dtype(run)
     on_gpu = platform == "cuda"
+    if run.optimizer_in_backward:
+        return updates_in_backward(tensors, dtype, run.optim, platform)
     operations = clipping_operations(tensors, dtype) if on_gpu else single_clipping_operations(tensors, dtype)
     if run.optim in BITSANDBYTES:
         return operations + bnb_operations(tensors, dtype, BITSANDBYTES[run.optim], platform)

@@ -79,6 +79,24 @@ def take_fp8(fields: Fields) -> None:
         )
 
 
+def take_in_backward(fields: Fields) -> None:
+    """Updates as gradients come: of one GPU and one micro-batch, by an optimizer that takes tensors one by one."""
+    values = fields.values
+    values["optimizer_in_backward"] = bool(fields.take("optimizer_in_backward", False, "stack-default"))
+    if not values["optimizer_in_backward"]:
+        return
+    if values["gradient_accumulation_steps"] > 1:
+        raise InputError(
+            f"--optimizer-in-backward was asked for, but --gradient-accumulation-steps "
+            f"{values['gradient_accumulation_steps']} needs the gradients kept; leave one of the two out."
+        )
+    if values["num_gpus"] > 1 or values["optim"] == "adafactor":
+        raise NotSupportedError(
+            f"--optimizer-in-backward with --num-gpus {values['num_gpus']} and --optim {values['optim']} is not built "
+            "yet; use one GPU and AdamW, SGD or an 8-bit optimizer."
+        )
+
+
 def take_gptq(fields: Fields, method: str) -> None:
     """Kernel and group size of a GPTQ base; nothing of another."""
     plain = Run(method="qlora")
@@ -127,9 +145,9 @@ def take_kernels(fields: Fields, architecture: Architecture, defaults: Mapping[s
     """Fused kernels, and the age of the code."""
     one_of("hf-code", fields.take("hf_code", defaults.get("hf_code", "5"), "stack-default"), HF_CODES)
     take_fp8(fields)
-    fields.values["torch_compile"] = bool(
-        fields.take("torch_compile", defaults.get("torch_compile", False), "stack-default")
-    )
+    take_in_backward(fields)
+    for name, ordinary in (("torch_compile", False), ("compile_loss", True)):
+        fields.values[name] = bool(fields.take(name, defaults.get(name, ordinary), "stack-default"))
     asked = fields.take("fused_kernels", defaults.get("fused_kernels", ()), "stack-default")
     names = [part.strip() for part in asked.split(",")] if isinstance(asked, str) else list(asked)
     if names == ["none"]:

@@ -63,6 +63,8 @@ class Run:
     """Whether checkpoints are kept in host memory (Unsloth's gradient checkpointing, torchtune's and TRL's option)."""
     optim: str = "adamw_torch"
     """Hugging Face ``OptimizerNames``; ``adamw_torch`` is foreach on CUDA."""
+    optimizer_in_backward: bool = False
+    """Whether every tensor is updated as soon as its gradient is there, which then goes (torchtune)."""
     attn_implementation: str = "sdpa"
     loss_type: str = "nll"
     """Loss path: ``nll`` holds the full logits."""
@@ -76,6 +78,8 @@ class Run:
     """Parts of `FUSED_KERNELS` that run as one kernel each instead of as PyTorch's operators."""
     torch_compile: bool = False
     """Whether every layer and the loss are compiled, so that chains of memory-bound kernels are one kernel each."""
+    compile_loss: bool = True
+    """With `torch_compile`: whether the loss is compiled too; else the layers alone (torchtitan before 2025)."""
     stack: str = "hf-peft"
     """Software stack whose defaults and kernels apply."""
     num_gpus: int = 1

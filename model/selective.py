@@ -2,8 +2,8 @@
 
 Written over a finished tape: of a layer's recomputation those kernels are taken out, and the backward reads what the
 forward made. Source: torchtitan ``parallelisms/parallelize_llama.py`` with ``selective_ac_option = "op"``
-(``_save_list``: products, of which every second is made again, and fused attention). Products in 8 bits are another
-operator there, so all of them are made again.
+(``_save_list``: products, of which every second is made again, and fused attention). torchao's 8-bit tensors are
+multiplied by the same operator, and counted with the others.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from tunecast.model.tape import Event, Storage, Tape
 
 KEEP_EVERY = 2
 """Of so many products in a row the first is kept."""
-EIGHT_BITS = "fp8"
 Place = tuple[int, int]
 """Layer and micro-batch."""
 
@@ -24,7 +23,7 @@ def kept_kernels(forward: Sequence[Event]) -> list[bool]:
     """Of a layer's forward kernels, those whose results are kept."""
     kept, products = [], 0
     for event in forward:
-        is_product = event.kind is Kind.GEMM and event.dtype != EIGHT_BITS
+        is_product = event.kind is Kind.GEMM
         kept.append(event.kind is Kind.ATTENTION or (is_product and products % KEEP_EVERY == 0))
         products += is_product
     return kept

@@ -257,7 +257,9 @@ def _written(architecture: Architecture, run: Run, platform: str, depth: int | N
     if run.checkpoint_keeps_ops:
         keep_operations(tape)
     if run.torch_compile:
-        compile_tape(tape)
+        compile_tape(tape, loss=run.compile_loss)
+    if run.optimizer_in_backward:
+        tape.grads.clear()
     return tape
 
 

@@ -75,6 +75,9 @@ RUN: Group = {
     ),
     "reentrant": _run(bool, "The reentrant kind of checkpointing.", "--reentrant/--no-reentrant"),
     "optim": _run(str, "Optimizer, by its Transformers name.", metavar="NAME"),
+    "optimizer_in_backward": _run(
+        bool, "Update each tensor as its gradient comes.", "--optimizer-in-backward/--no-optimizer-in-backward"
+    ),
     "attn_implementation": _run(str, "Attention, by its Transformers name.", metavar="NAME"),
     "loss_type": _run(str, "Loss path; nll holds the full logits.", metavar="NAME"),
     "hf_code": _run(str, "Age of transformers and PEFT.", metavar="5|4.46|4.45"),
@@ -94,6 +97,7 @@ RUN: Group = {
         "--upcast-non-quantized/--no-upcast-non-quantized",
     ),
     "torch_compile": _run(bool, "Layers and loss are compiled.", "--torch-compile/--no-torch-compile"),
+    "compile_loss": _run(bool, "With --torch-compile: the loss too.", "--compile-loss/--no-compile-loss"),
     "stack": _run(str, "Software stack whose defaults apply.", metavar="NAME"),
     "allow_long_context": Annotated[
         bool,

@@ -19,6 +19,7 @@ def refuse_unreal(run: Run, *, device: str) -> None:
         "an 8-bit base on a device": base == "bnb-8bit" and device != "meta",
         "8-bit products": run.fp8 is not None,
         "torch.compile (--torch-compile)": run.torch_compile,
+        "an update in the backward (--optimizer-in-backward)": run.optimizer_in_backward,
         "what a checkpoint keeps (--checkpoint-keeps-ops)": run.checkpoint_keeps_ops,
         f"the code of transformers {run.hf_code}": run.hf_code != "5",
     }

@@ -40,10 +40,10 @@ def test_layers_that_the_source_states_are_in_fp32_are(rows: dict[str, dict[str,
     ("row_id", "reason"),
     [
         ("TT-002", "low confidence"),
-        ("TT-001", "compile 'yes'"),
+        ("TT-009", "packed 'unknown'"),
         ("TT-016", "packed 'no'"),
         ("XT-001", "block-diagonal"),
-        ("NB-018", "current scaling"),
+        ("NB-013", "nvfp4"),
     ],
 )
 def test_rows_that_would_need_a_guess_are_skipped_by_name(
@@ -98,3 +98,35 @@ def test_several_gpus_need_their_parallelism(rows: dict[str, dict[str, str]]) ->
     row = {name: value for name, value in rows["FM-025"].items() if name != "parallelism"}
     _, (skipped,) = read_runs([{**row, "gpus": "2"}])
     assert skipped.reason == "parallelism is not stated"
+
+
+@pytest.mark.parametrize(
+    ("row_id", "expected"),
+    [
+        ("TT-020", {"torch_compile": True, "reentrant": True, "gradient_checkpointing": True}),
+        ("TT-023", {"optim": "adamw_bnb_8bit", "optimizer_in_backward": True, "activation_offloading": True}),
+        ("TI-002", {"checkpoint_keeps_ops": True, "compile_loss": False, "master_dtype": "fp32", "fp8": None}),
+        ("TI-017", {"checkpoint_keeps_ops": True, "compile_loss": True, "fp8": "torchao"}),
+        ("NB-010", {"lora_r": 16, "pp_interleave": 20, "tp": 2, "fp8": "megatron-current", "gpus_per_node": 8}),
+        (
+            "NB-002",
+            {"pp_interleave": 20, "gradient_checkpointing": False, "fp8": "megatron-mxfp8", "gpus_per_node": 72},
+        ),
+        ("NV-013", {"lora_r": 32, "lora_target_modules": ("q_proj", "k_proj", "v_proj"), "fp8": "megatron"}),
+    ],
+)
+def test_what_the_code_of_a_source_states_is_read(
+    rows: dict[str, dict[str, str]], row_id: str, expected: dict[str, object]
+) -> None:
+    (found,), _ = read_runs([rows[row_id]])
+    assert {name: getattr(found.run, name) for name in expected} == expected
+
+
+def test_a_cell_that_the_source_fills_is_not_filled_by_a_rule(rows: dict[str, dict[str, str]]) -> None:
+    (found,), _ = read_runs([{**rows["NB-010"], "rank": "64"}])
+    assert found.run.lora_r == 64
+
+
+def test_a_card_in_the_notes_of_a_source_is_one_of_the_catalog(rows: dict[str, dict[str, str]]) -> None:
+    (found,), _ = read_runs([rows["TI-001"]])
+    assert found.gpu == "h100-sxm5-96gb"

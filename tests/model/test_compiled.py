@@ -181,11 +181,32 @@ def test_checkpoints_that_keep_operations_make_every_second_product_again() -> N
     assert memory["full"] < memory["ops"] < memory["none"]
 
 
+@pytest.mark.parametrize("optim", ["adamw_torch", "adamw_torch_fused", "paged_adamw_8bit"])
+def test_updates_in_the_backward_hold_no_gradients_and_clip_nothing(optim: str) -> None:
+    architecture = architecture_from_config(CONFIGS["llama-3.1-8b"], name="llama-3.1-8b")
+    given = {"method": "full", "optim": optim, "max_length": 512, "torch_compile": True}
+    late, early = (resolve_run(architecture, {**given, "optimizer_in_backward": on}).run for on in (False, True))
+    held = memory_timeline(architecture, late).moments["optimizer"] - memory_timeline(architecture, late).at_rest_bytes
+    assert held >= 2 * architecture.total_params  # bf16 gradients of all parameters
+    largest = 2 * architecture.embedding_params
+    timeline = memory_timeline(architecture, early)
+    assert timeline.moments["optimizer"] == timeline.at_rest_bytes
+    assert timeline.allocated_bytes - timeline.at_rest_bytes < 0.25 * held + 3 * largest
+    moved = [
+        sum(o.total_bytes for o in step_operations(architecture, run) if o.kind is Kind.OPTIMIZER)
+        for run in (late, early)
+    ]
+    clipped = 3 * 2 * architecture.total_params  # gradients read for their norm, read and written to be scaled
+    assert moved[0] - moved[1] == pytest.approx(clipped, rel=0.01)
+
+
 def test_what_does_not_go_together_is_refused() -> None:
+    with pytest.raises(InputError, match="gradients kept"):
+        resolved(small(), optimizer_in_backward=True, gradient_accumulation_steps=2)
     with pytest.raises(InputError, match="no-gradient-checkpointing"):
         resolved(small(), checkpoint_keeps_ops=True, gradient_checkpointing=False)
     with pytest.raises(InputError, match="--no-reentrant"):
         resolved(small(), checkpoint_keeps_ops=True, reentrant=True)
-    for option in ("torch_compile", "checkpoint_keeps_ops"):
+    for option in ("torch_compile", "checkpoint_keeps_ops", "optimizer_in_backward"):
         with pytest.raises(NotSupportedError, match=option.replace("_", "-")):
             refuse_unreal(resolved(small(), **{option: True}), device="meta")
