@@ -1,8 +1,9 @@
-"""Refresh the outputs that README.md shows, so that they are what the commands really print.
+"""Refresh the outputs that README.md and the pages under docs/ show, so that they are what the commands really print.
 
 A block under ``<!-- output of: tunecast ARGUMENTS -->`` (optionally ``; first N lines``) is replaced by the
 command and its output at 100 columns; the table between ``<!-- figures -->`` and ``<!-- end of figures -->`` is
-made from the files under ``results/``. ``tests/app/test_readme.py`` compares. Run: scripts/readme
+made from the files under ``results/``. ``tests/app/test_readme.py`` and ``test_docs.py`` compare. Run: scripts/readme
+(`scripts/cases` first: it writes the pages of docs/cases, outputs included.)
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 README = Path(__file__).resolve().parent.parent / "README.md"
+DOCS = README.parent / "docs"
 BLOCK = re.compile(
     r"(?P<mark><!-- output of: (?P<command>tunecast [^;\n]*?)(?:; first (?P<lines>\d+) lines)? -->\n)"
     r"```\n(?P<body>.*?)```\n",
@@ -129,7 +131,7 @@ def output_of(command: str, lines: int | None) -> str:
 
 
 def refreshed(text: str) -> str:
-    """The README with every marked output run again."""
+    """A page with every marked output run again."""
 
     def replaced(match: re.Match[str]) -> str:
         lines = match["lines"]
@@ -141,4 +143,5 @@ def refreshed(text: str) -> str:
 if __name__ == "__main__":
     if len(sys.argv) > 1:
         sys.exit(__doc__)
-    README.write_text(refreshed(README.read_text()))
+    for page in (README, *sorted(DOCS.rglob("*.md"))):
+        page.write_text(refreshed(page.read_text(encoding="utf-8")), encoding="utf-8")
