@@ -16,7 +16,7 @@ from tunecast.model.configs.detect import detect_format, matching_formats
 from tunecast.model.configs.read import load_mapping
 
 Minimal = Callable[..., dict[str, Any]]
-EXAMPLES = Path(__file__).parent / "examples"
+EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -49,7 +49,7 @@ def test_an_unknown_format_is_refused_with_the_known_ones() -> None:
 
 
 @pytest.mark.parametrize(
-    ("example", "flag"), [("accelerate_fsdp2.yaml", "--accelerate"), ("deepspeed_zero2.json", "--deepspeed")]
+    ("example", "flag"), [("accelerate.yaml", "--accelerate"), ("deepspeed.json", "--deepspeed")]
 )
 def test_a_companion_alone_is_told_where_it_belongs(example: str, flag: str) -> None:
     with pytest.raises(InputError, match=f"goes with a training file: add it with {flag} {example}"):

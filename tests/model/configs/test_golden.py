@@ -14,9 +14,9 @@ from tunecast.model.configs import RunFile, merge_options, read_config
 from tunecast.model.question import RUN_OPTIONS_ELSEWHERE
 from tunecast.model.resolve import REFUSED_PARALLELISM, RUN_FIELDS, Resolved, resolve_run
 
-EXAMPLES = Path(__file__).parent / "examples"
+EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"
 GOLDEN: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
-    "axolotl_qlora.yml": (
+    "axolotl.yml": (
         "axolotl",
         "meta-llama/Llama-3.1-8B",
         {
@@ -43,7 +43,7 @@ GOLDEN: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
             "stack": "hf-peft",
         },
     ),
-    "llama_factory_lora_sft.yaml": (
+    "llama-factory.yaml": (
         "llama-factory",
         "Qwen/Qwen2.5-7B-Instruct",
         {
@@ -67,7 +67,7 @@ GOLDEN: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
             "stack": "hf-peft",
         },
     ),
-    "trl_sft.yaml": (
+    "trl.yaml": (
         "trl",
         "Qwen/Qwen2.5-0.5B",
         {
@@ -91,7 +91,7 @@ GOLDEN: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
             "stack": "hf-peft",
         },
     ),
-    "torchtune_8B_qlora_single_device.yaml": (
+    "torchtune.yaml": (
         "torchtune",
         "meta-llama/Llama-3.1-8B",
         {
@@ -115,7 +115,7 @@ GOLDEN: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
         },
         {"reentrant": False, "attn_implementation": "sdpa"},
     ),
-    "litgpt_lora.yaml": (
+    "litgpt.yaml": (
         "litgpt",
         "meta-llama/Meta-Llama-3.1-8B",
         {
@@ -184,7 +184,7 @@ def test_the_file_resolves_to_a_run_that_says_where_each_field_is_from(name: str
 
 
 @pytest.mark.parametrize(
-    ("name", "stack"), [("torchtune_8B_qlora_single_device.yaml", "torchtune"), ("litgpt_lora.yaml", "litgpt")]
+    ("name", "stack"), [("torchtune.yaml", "torchtune"), ("litgpt.yaml", "litgpt")]
 )
 def test_a_stack_that_is_not_built_is_refused_by_name_and_may_be_replaced(name: str, stack: str) -> None:
     run_file = read_config(EXAMPLES / name)
@@ -195,14 +195,14 @@ def test_a_stack_that_is_not_built_is_refused_by_name_and_may_be_replaced(name: 
 
 
 def test_ignored_fields_are_listed_and_empty_ones_are_not() -> None:
-    ignored = read_config(EXAMPLES / "axolotl_qlora.yml").ignored
+    ignored = read_config(EXAMPLES / "axolotl.yml").ignored
     assert {"learning_rate", "datasets", "special_tokens.pad_token", "val_set_size", "lora_alpha"} <= set(ignored)
     assert ignored.count("datasets") == 1
     assert not {"wandb_project", "lora_model_dir", "fp16", "deepspeed", "base_model", "sequence_len"} & set(ignored)
 
 
 def test_a_bundled_run_has_an_amount_from_the_tokens_axolotl_wrote_down() -> None:
-    run_file = read_config(EXAMPLES / "axolotl_qlora.yml")
+    run_file = read_config(EXAMPLES / "axolotl.yml")
     amount = resolve_amount(resolved(run_file).run, merge_options(run_file, {}).options)
     assert amount is not None
     # axolotl/utils/trainer.py, packed mode: (floor(0.99 * tokens / efficiency / length // batch) - 1) * epochs
@@ -211,7 +211,7 @@ def test_a_bundled_run_has_an_amount_from_the_tokens_axolotl_wrote_down() -> Non
 
 
 def test_accelerate_beside_a_trl_file() -> None:
-    run_file = read_config(EXAMPLES / "trl_sft.yaml", accelerate=EXAMPLES / "accelerate_fsdp2.yaml")
+    run_file = read_config(EXAMPLES / "trl.yaml", accelerate=EXAMPLES / "accelerate.yaml")
     assert run_file.options["num_gpus"] == 4
     assert run_file.options["sharding"] == "fsdp"
     assert run_file.options["gradient_checkpointing"] is True
@@ -222,7 +222,7 @@ def test_accelerate_beside_a_trl_file() -> None:
 
 
 def test_deepspeed_beside_a_llama_factory_file() -> None:
-    run_file = read_config(EXAMPLES / "llama_factory_lora_sft.yaml", deepspeed=EXAMPLES / "deepspeed_zero2.json")
+    run_file = read_config(EXAMPLES / "llama-factory.yaml", deepspeed=EXAMPLES / "deepspeed.json")
     assert run_file.options["sharding"] == "zero2"
     assert run_file.their_fields["sharding"] == "deepspeed: zero_optimization.stage"
     assert run_file.options["per_device_train_batch_size"] == 1
