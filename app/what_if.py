@@ -33,7 +33,8 @@ def _labelled(ask: Ask, label: str, settings: Mapping[str, Any], scales: Mapping
 
 def _techniques(ask: Ask, base: Forecast) -> list[tuple[str, Mapping[str, Any], Mapping[str, float]]]:
     """(label, inputs, factor multiples) of each technique that this run does not use already."""
-    run, plain = base.run, {}
+    run = base.run
+    plain: Mapping[str, Any] = {}
     out: list[tuple[str, Mapping[str, Any], Mapping[str, float]]] = [("as asked", plain, plain)]
     if not run.precision.startswith("fp32"):
         out.append(("fp32 instead of mixed precision", {"precision": "fp32", "dtype": "fp32"}, plain))

@@ -16,9 +16,9 @@ from tunecast.catalogs.gpus import load_gpus
 from tunecast.model.fits import fit_probability, fit_verdict, memory_view
 from tunecast.model.forecast import MemoryView
 from tunecast.model.inventory import step_operations
+from tunecast.model.parallel_network import with_network
 from tunecast.model.priors import prior_factors
 from tunecast.model.target import Target
-from tunecast.model.parallel_network import with_network
 from tunecast.model.time import StepTime, step_time
 from tunecast.model.value import Value
 

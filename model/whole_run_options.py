@@ -260,9 +260,7 @@ def _check(options: WholeRunOptions) -> None:
     if options.owned and options.spot:
         raise InputError("--owned and --spot exclude each other: nobody takes your own machine away.")
     if options.spot and options.train_only and options.restart_min is None:
-        raise InputError(
-            "--train-only leaves out the start-up that a restart repeats: add --restart-min 10, say."
-        )
+        raise InputError("--train-only leaves out the start-up that a restart repeats: add --restart-min 10, say.")
     if options.eval_steps is not None and options.eval_samples is None:
         raise InputError("--eval-steps needs to know how much is evaluated; add for example --eval-samples 500.")
     if options.early_stopping_fraction < 1.0 and options.trials == 1:

@@ -98,7 +98,7 @@ def estimate(
         **parallel,
         **around,
     }
-    searching = {"max_batch": max_batch, "max_length_that_fits": max_length_that_fits, "exact": exact}
+    searching: dict[str, Any] = {"max_batch": max_batch, "max_length_that_fits": max_length_that_fits, "exact": exact}
     terms = None
     if explain:
         from tunecast.explain import explain as explained

@@ -129,7 +129,8 @@ def _dot(dot: Dot, xs: LogScale, ys: LogScale) -> list[str]:
 
 def _names(front: Sequence[Dot], xs: LogScale, ys: LogScale) -> list[str]:
     """Names beside the points of the front, to the left in the right half; none that would cover another."""
-    parts, taken = [], []
+    parts: list[str] = []
+    taken: list[tuple[float, float]] = []
     for dot in front:
         x, y = xs.at(dot.x), ys.at(dot.y)
         right = x > WIDTH * 0.6

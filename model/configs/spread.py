@@ -10,8 +10,9 @@ from tunecast.model.configs.run_file import Draft
 from tunecast.model.configs.source import Source
 
 _FSDP_STRATEGY = {
-    "1": "fsdp", "full_shard": "fsdp", "2": "fsdp-grad-op", "shard_grad_op": "fsdp-grad-op", "3": "ddp", "no_shard": "ddp",
-    "4": "hsdp", "hybrid_shard": "hsdp", "5": None, "hybrid_shard_zero2": None, "true": "fsdp",
+    "1": "fsdp", "full_shard": "fsdp", "2": "fsdp-grad-op", "shard_grad_op": "fsdp-grad-op",
+    "3": "ddp", "no_shard": "ddp", "4": "hsdp", "hybrid_shard": "hsdp", "5": None, "hybrid_shard_zero2": None,
+    "true": "fsdp",
 }  # fmt: skip
 """Sharding by FSDP's name or number; None where nothing of ours behaves like it."""
 _OFF = ("no", "none", "false", "")

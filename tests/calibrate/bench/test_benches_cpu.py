@@ -60,7 +60,6 @@ def test_gives_samples_and_warmups(backend, bench, params):
     assert all(math.isfinite(sample) and sample > 0 for sample in result.samples_s)
 
 
-
 @pytest.mark.parametrize("layout", ["nt", "nn", "tn"])
 def test_gemm_multiplies_m_by_k_with_k_by_n(backend, layout):
     prepared = prepare_gemm({"m": 3, "n": 5, "k": 7, "dtype": "fp32", "layout": layout}, backend)

@@ -66,7 +66,8 @@ def test_offloading_reaches_the_resolver(read: Read, more: dict[str, Any], expec
 
 
 def test_gradients_and_states_alone_under_fsdp(read: Read) -> None:
-    found = read("llama-factory", accelerate=accelerate("FSDP", fsdp_config={"fsdp_sharding_strategy": "SHARD_GRAD_OP"}))
+    strategy = {"fsdp_sharding_strategy": "SHARD_GRAD_OP"}
+    found = read("llama-factory", accelerate=accelerate("FSDP", fsdp_config=strategy))
     assert found.options["sharding"] == "fsdp-grad-op"
 
 
@@ -91,7 +92,10 @@ def test_batch_sizes_are_auto_or_agree(read: Read) -> None:
         ({"accelerate": accelerate("MEGATRON_LM")}, "distributed_type: MEGATRON_LM"),
         ({"accelerate": accelerate("MULTI_GPU", mixed_precision="fp8")}, "mixed_precision: fp8"),
         ({"accelerate": accelerate("MULTI_GPU", dynamo_config={"dynamo_backend": "INDUCTOR"})}, "INDUCTOR"),
-        ({"accelerate": accelerate("FSDP", fsdp_config={"fsdp_sharding_strategy": "HYBRID_SHARD_ZERO2"})}, "HYBRID_SHARD_ZERO2"),
+        (
+            {"accelerate": accelerate("FSDP", fsdp_config={"fsdp_sharding_strategy": "HYBRID_SHARD_ZERO2"})},
+            "HYBRID_SHARD_ZERO2",
+        ),
         (
             {"accelerate": accelerate("FSDP", fsdp_config={"fsdp_reshard_after_forward": False})},
             "reshard_after_forward",
