@@ -29,6 +29,10 @@ class Kind(StrEnum):
     """Collectives between GPUs; ``bytes`` is the payload per GPU, ``name`` the collective."""
 
 
+NATIVE = "native"
+"""Layout of attention by kernels that use the card's newest instructions (cuDNN's), unlike FlashAttention-2's."""
+
+
 class Phase(StrEnum):
     """When in the step an operation runs."""
 
@@ -56,7 +60,7 @@ class Operation:
     """Device kernels that the host issues for one execution."""
     shape: tuple[int, ...] = ()
     layout: str = ""
-    """GEMM only: ``nt`` forward, ``nn`` input gradient, ``tn`` weight gradient."""
+    """Of a product ``nt`` forward, ``nn`` input gradient, ``tn`` weight gradient; of attention `NATIVE` or nothing."""
     count: float = 1.0
     """Executions per optimizer step on one GPU."""
     group: int = 0

@@ -16,6 +16,7 @@ from typing import Any
 
 from tunecast.catalogs.gpus import Gpu, training_dtype
 from tunecast.model.factors import Curve, Factor, FactorSet
+from tunecast.model.operation import NATIVE
 from tunecast.model.run import Run
 from tunecast.model.units import GIGA
 from tunecast.model.value import Z80
@@ -49,6 +50,7 @@ def datasheet_factors(gpu: Gpu, beliefs: Mapping[str, Any]) -> FactorSet:
         curves[f"gemm.{dtype}"] = _curve("gemm", gemm)
         attention = {"flops_per_s": peak * attention_share(gpu, beliefs), "t0_s": floor_s}
         curves[f"attention.{dtype}.forward"] = _curve("attention", attention)
+        curves[f"attention-{NATIVE}.{dtype}.forward"] = _curve("attention", {**attention, "flops_per_s": peak})
     link = link_bytes_per_s(gpu)
     factors = {} if link is None else {"link_bytes_per_s": exact_factor(link, "B/s", "datasheet")}
     factors["link_latency_s"] = exact_factor(float(beliefs["link_latency_s"]["value"]), "s", "assumed")

@@ -183,6 +183,8 @@ def why_not_fused(part: str, values: Mapping[str, Any], architecture: Architectu
         return f"{architecture.name} has no separate gate with SiLU"
     if part == "cross_entropy" and values["loss_type"] != "nll":
         return f"--loss-type is {values['loss_type']}, which has a loss kernel of its own"
+    if part == "attention" and values["attn_implementation"] == "eager":
+        return "--attn-implementation is eager"
     if part == "lora" and values["method"] == "full":
         return "--method is full"
     if part == "lora" and method not in FUSED_LORA_BASES:

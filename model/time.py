@@ -26,7 +26,7 @@ from tunecast.model.links import SEGMENT_OF as SEGMENT_OF
 from tunecast.model.links import SEGMENTS as SEGMENTS
 from tunecast.model.links import bubble_frac, no_seconds
 from tunecast.model.links import communication_seconds as communication_seconds
-from tunecast.model.operation import Kind, Operation, Phase
+from tunecast.model.operation import NATIVE, Kind, Operation, Phase
 from tunecast.model.run import Run
 from tunecast.model.value import Value, lognormal
 
@@ -116,13 +116,17 @@ def curve_key(operation: Operation) -> str:
         return f"gemm.{operation.dtype}"
     if operation.kind is Kind.ATTENTION:
         direction = "backward" if operation.phase is Phase.BACKWARD else "forward"
-        return f"attention.{operation.dtype}.{direction}"
+        native = f"-{NATIVE}" if operation.layout == NATIVE else ""
+        return f"attention{native}.{operation.dtype}.{direction}"
     return str(operation.kind)
 
 
 def find_curve(key: str, factors: FactorSet) -> Curve:
-    """The curve of that name; kinds that only move bytes fall back on ``memory``, backward attention on forward."""
-    for name in (key, key.replace(".backward", ".forward"), *(() if "." in key else ("memory",))):
+    """The curve of that name; kinds that only move bytes fall back on ``memory``, backward attention on forward,
+    native attention on what was measured of another."""
+    plain = key.replace(f"-{NATIVE}", "")
+    forward = [name.replace(".backward", ".forward") for name in (key, plain)]
+    for name in (key, forward[0], plain, forward[1], *(() if "." in key else ("memory",))):
         if name in factors.curves:
             return factors.curves[name]
     known = ", ".join(sorted(factors.curves)) or "none"

@@ -10,16 +10,21 @@ from typing import Any
 
 import pytest
 
+from tunecast.calibrate.priors_fit import beliefs
 from tunecast.calibrate.trace.refusals import refuse_unreal
 from tunecast.catalogs.errors import InputError, NotSupportedError
+from tunecast.catalogs.gpus import load_gpus
 from tunecast.model.architecture import Linear
 from tunecast.model.architectures import load_architecture
+from tunecast.model.factors import Curve, FactorSet
 from tunecast.model.inventory import step_operations
 from tunecast.model.memory import memory_timeline
 from tunecast.model.operation import Kind, Operation, Phase
+from tunecast.model.priors import datasheet_factors
 from tunecast.model.quantized import gptq_bytes
 from tunecast.model.resolve import resolve_run
 from tunecast.model.run import Run
+from tunecast.model.time import curve_key, find_curve
 from tunecast.model.units import GIB
 
 MISTRAL, LLAMA, BIG = "mistralai/Mistral-7B-v0.1", "meta-llama/Meta-Llama-3-8B", "NousResearch/Llama-2-70b-hf"
@@ -249,6 +254,31 @@ def test_an_8_bit_base_makes_non_reentrant_checkpoints_keep_every_input() -> Non
     free, kept = (memory_timeline(llama, run_of(LLAMA, **int8, reentrant=kind)) for kind in (True, False))
     inputs = 32 * 4096 * (3 * 4096 + 14336) * 2
     assert kept.moments["loss"] - free.moments["loss"] == pytest.approx(inputs, rel=0.01)
+
+
+def test_native_attention_is_the_same_work_on_a_curve_of_its_own() -> None:
+    """On a Hopper card at the datasheet's whole rate, where FlashAttention-2 reaches a share of it; elsewhere alike."""
+    plain, native = (run_of(LLAMA, method="lora", max_length=4096, fused_kernels=f) for f in ("none", "attention"))
+    llama = load_architecture(LLAMA)
+    totals, times = [], {}
+    for run in (plain, native):
+        operations = [op for op in step_operations(llama, run) if op.kind is Kind.ATTENTION]
+        totals.append((sum(op.total_flops for op in operations), sum(op.total_launches for op in operations)))
+        for gpu in ("h100-sxm5-80gb", "a100-sxm4-80gb"):
+            curves = datasheet_factors(load_gpus()[gpu], beliefs()).curves
+            factors = FactorSet(gpu=gpu, curves=curves, factors={}, step_log_sd=0.0)
+            (rate,) = {find_curve(curve_key(op), factors).params["flops_per_s"] for op in operations}
+            times[gpu, run.fuses("attention")] = rate
+    assert totals[0] == totals[1]
+    share = float(beliefs()["attention_on_hopper"]["value"])
+    assert times["h100-sxm5-80gb", False] == pytest.approx(share * times["h100-sxm5-80gb", True])
+    assert times["a100-sxm4-80gb", False] == times["a100-sxm4-80gb", True]
+
+
+def test_a_record_without_native_attention_lends_the_other_curve() -> None:
+    curve = Curve(form="attention", params={"flops_per_s": 1.0}, log_sd=0.0, origin="measured")
+    factors = FactorSet(gpu="x", curves={"attention.bf16.forward": curve}, factors={}, step_log_sd=0.0)
+    assert find_curve("attention-native.bf16.backward", factors) is curve
 
 
 @pytest.mark.parametrize("options", [{"fused_kernels": "rope"}, {"loss_type": "liger"}, {"fp8": "te"}, GPTQ])
