@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from tunecast.model.fits import LIKELY
 from tunecast.model.units import MILLISECOND_S, gib
 from tunecast.model.value import Value
 from tunecast.parallel_table import scaling_rows, totals_rows
@@ -217,7 +218,9 @@ Line = tuple[str, str, str]
 def verdict_words(forecast: Forecast) -> str:
     """The answer to "does it fit", with its probability."""
     chance = "" if forecast.fit_probability is None else f" (probability {forecast.fit_probability:.0%})"
-    words = {"fits": "fits", "tight": "fits, but tightly", "no": "does not fit"}
+    likely = forecast.fit_probability is None or forecast.fit_probability >= LIKELY
+    tight = "fits, but tightly" if likely else "may not fit"
+    words = {"fits": "fits", "tight": tight, "no": "does not fit"}
     return words.get(forecast.verdict or "", "usable memory unknown") + chance
 
 

@@ -71,14 +71,21 @@ def forecasts_on_fewest(
     return found
 
 
+def likely(found: Forecast) -> bool:
+    """Whether a run fits more likely than not, or nobody knows."""
+    from tunecast.model.fits import LIKELY
+
+    return found.fit_probability is None or found.fit_probability >= LIKELY
+
+
 def with_suggestions(question: Question, targets: Sequence[Target], found: list[Forecast]) -> list[Forecast]:
-    """The forecasts; if every one says no, the device with the most usable memory gets notes on what would fit.
+    """The forecasts; if none likely fits, the device with the most usable memory gets notes on what would fit.
 
     Each change would be another trace of the real code, so nothing is tried with ``--exact``.
     """
     from tunecast.model.fitting import suggestions
 
-    if not found or question.source is not None or any(forecast.verdict != "no" for forecast in found):
+    if not found or question.source is not None or any(map(likely, found)):
         return found
     roomiest = max(range(len(targets)), key=lambda index: targets[index].usable_bytes or 0.0)
     notes = (*found[roomiest].notes, *suggestions(question, targets[roomiest]))

@@ -64,9 +64,9 @@ class Screen:
     process_bytes: Array
     """(devices, runs) memory of one GPU's process; NaN where the device has no such view."""
     fit_probability: Array
-    """(devices, runs) probability that it stays within the usable memory; NaN where that is unknown."""
+    """(devices, runs) probability that the run fits into the usable memory; NaN where that is unknown."""
     too_large: Flags
-    """(devices, runs) whether the process's value exceeds the usable memory: the verdict ``no``."""
+    """(devices, runs) whether the process exceeds the usable memory even without cached blocks: the verdict ``no``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -85,13 +85,15 @@ def fits_on(
     fragmentation, context = overheads.fragmentation_frac, overheads.context_bytes
     process = allocated + fragmentation.value * transient + context.value
     high = allocated + fragmentation.high * transient + context.high
+    least = allocated + context.value
     fit.process_bytes[device, rows] = process
     if target.usable_bytes is None:
         return
-    fit.too_large[device, rows] = process > target.usable_bytes
+    fit.too_large[device, rows] = least > target.usable_bytes
     own_log_sd = factors.memory_overhead_bytes.get("allocated_log_sd", 0.0)
-    log_sd = np.hypot(own_log_sd, np.log(high / process) / Z80)
-    fit.probability[device, rows] = _below(np.log(target.usable_bytes / process), log_sd)
+    elastic = np.log(process / least)
+    log_sd = np.hypot(np.hypot(own_log_sd, np.log(high / process) / Z80), elastic / 2.0 / Z80)
+    fit.probability[device, rows] = _below(np.log(target.usable_bytes / process) + elastic / 2.0, log_sd)
 
 
 def _below(room: Array, log_sd: Array) -> Array:

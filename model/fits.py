@@ -15,6 +15,8 @@ from tunecast.model.value import Z80, Value, lognormal
 
 TIGHT_BELOW = 0.9
 """A run that fits with less than this probability is called tight."""
+LIKELY = 0.5
+"""What is searched for (batch, length, sharding, changes) fits with at least this probability."""
 
 
 def memory_view(
@@ -46,22 +48,43 @@ def widened(value: Value | None, log_sd: float) -> Value | None:
     )
 
 
-def fit_probability(view: MemoryView) -> float | None:
-    """Probability that the process stays within the usable memory, by its interval taken as log-normal."""
-    process = view.process_bytes
-    if process is None or view.usable_bytes is None:
+def least_process_bytes(view: MemoryView) -> float | None:
+    """The process without what the allocator only caches: it gives unused blocks back before it fails."""
+    if view.process_bytes is None:
         return None
-    room = math.log(view.usable_bytes / process.value)
-    log_sd = math.log(process.high / process.value) / Z80
+    cached = 0.0 if view.reserved_bytes is None else view.reserved_bytes.value - view.allocated_bytes.value
+    return view.process_bytes.value - cached
+
+
+def fit_probability(view: MemoryView) -> float | None:
+    """Probability that what the run needs stays within the usable memory, its error taken as log-normal.
+
+    Cached blocks that are in use in part cannot be given back, so the need lies between `least_process_bytes` and
+    the forecast process. Assumed: its median is the geometric mean of both, and they are its 80% interval, beside
+    that of the process itself.
+    """
+    process, least = view.process_bytes, least_process_bytes(view)
+    if process is None or least is None or view.usable_bytes is None:
+        return None
+    elastic = math.log(process.value / least)
+    room = math.log(view.usable_bytes / process.value) + elastic / 2.0
+    log_sd = math.hypot(math.log(process.high / process.value), elastic / 2.0) / Z80
     if log_sd <= 0:
         return 1.0 if room >= 0 else 0.0
     return 0.5 * (1.0 + math.erf(room / log_sd / math.sqrt(2.0)))
 
 
 def fit_verdict(view: MemoryView, probability: float | None) -> str | None:
-    """``no`` when the process's value exceeds the usable memory, ``tight`` when it may, else ``fits``."""
-    if probability is None or view.process_bytes is None or view.usable_bytes is None:
+    """``no`` when even without cached blocks the process exceeds the usable memory, ``tight`` when it may."""
+    least = least_process_bytes(view)
+    if probability is None or least is None or view.usable_bytes is None:
         return None
-    if view.process_bytes.value > view.usable_bytes:
+    if least > view.usable_bytes:
         return "no"
     return "fits" if probability >= TIGHT_BELOW else "tight"
+
+
+def probably_fits(view: MemoryView) -> bool | None:
+    """Whether the run fits more likely than not; None where the usable memory is unknown."""
+    probability = fit_probability(view)
+    return None if probability is None else probability >= LIKELY

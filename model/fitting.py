@@ -1,7 +1,7 @@
 """What fits: the largest micro-batch, the longest sequence, and which single change makes a run fit.
 
-"Fits" is what the forecast's verdict calls fits or tight: the value of the process does not exceed the usable
-memory. Memory never falls when batch or length grow, so the searches are exact.
+"Fits" is more likely than not (`fits.probably_fits`): the verdict is fits or tight. Memory never falls when batch or
+length grow, so the searches are exact.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.architecture import Architecture
 from tunecast.model.estimate import forecast
-from tunecast.model.fits import memory_view
+from tunecast.model.fits import memory_view, probably_fits
 from tunecast.model.forecast import Forecast
 from tunecast.model.on_device import resolve_for, target_factors
 from tunecast.model.question import Question
@@ -74,11 +74,12 @@ def largest_that(holds: Callable[[int], bool], most: int) -> int:
 
 
 def run_fits(architecture: Architecture, run: Run, target: Target, source: StepSource | None = None) -> bool:
-    """Whether the process of this run stays within the usable memory of the device."""
+    """Whether this run fits into the usable memory of the device more likely than not."""
     view = memory_view(architecture, run, target, target_factors(target, run), source)
-    if view.process_bytes is None or view.usable_bytes is None:
+    fits = probably_fits(view)
+    if fits is None:
         raise InputError(f"The usable memory of {target.id} is unknown, so what fits on it cannot be searched.")
-    return view.process_bytes.value <= view.usable_bytes
+    return fits
 
 
 def largest_micro_batch(architecture: Architecture, run: Run, target: Target, source: StepSource | None = None) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 from tunecast.catalogs.errors import InputError
 from tunecast.model.factors import FactorSet
 from tunecast.model.factors_io import factor_set_from_record
-from tunecast.model.fits import fit_probability, fit_verdict, memory_view
+from tunecast.model.fits import memory_view, probably_fits
 from tunecast.model.priors import prior_factors
 from tunecast.model.question import RUN_OPTIONS_ELSEWHERE, Question
 from tunecast.model.resolve import Resolved, resolve_run
@@ -74,7 +74,7 @@ def _least_sharding(question: Question, target: Target, resolved: Any) -> Resolv
         note = f"--sharding not given: {sharding} is the least that fits"
         last = replace(candidate, origins=origins, notes=(*candidate.notes, note))
         view = memory_view(question.architecture, last.run, target, factors, question.source)
-        if fit_verdict(view, fit_probability(view)) in ("fits", "tight"):
+        if probably_fits(view):
             return last
     assert last is not None
     note = f"--sharding not given: none fits, {LEAST_SHARDING_FIRST[-1]} comes closest"

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tunecast.model.forecast import Forecast
     from tunecast.report.gather import Report
 
-VERDICT_WORDS = {"fits": "It fits", "tight": "It fits narrowly", "no": "It does not fit"}
+VERDICT_WORDS = {"fits": "It fits", "tight": "It may just fit", "no": "It does not fit"}
 ORIGIN_WORDS = {
     "measured": "measured on this device",
     "reference": "measured on another device",

@@ -124,9 +124,10 @@ def test_achieved_tflops_must_be_positive(bad: float) -> None:
         forecast(question, resolve_targets(["h100-sxm5-80gb"], {})[0])
 
 
-def view(process: Value, usable: float | None) -> MemoryView:
+def view(process: Value, usable: float | None, *, allocated: float | None = None) -> MemoryView:
+    """A process of which `allocated` bytes are tensors, the rest cached blocks; without it all of it is tensors."""
     return MemoryView(
-        allocated_bytes=process,
+        allocated_bytes=process if allocated is None else exact(allocated),
         reserved_bytes=process,
         process_bytes=process,
         usable_bytes=usable,
@@ -143,11 +144,48 @@ def test_verdicts(usable: float | None, verdict: str | None) -> None:
     assert fit_verdict(room, fit_probability(room)) == verdict
 
 
+@pytest.mark.parametrize(("usable", "verdict"), [(79.0, "no"), (81.0, "tight"), (99.0, "tight"), (125.0, "fits")])
+def test_cached_blocks_alone_never_make_a_run_fail(usable: float, verdict: str) -> None:
+    """80 of tensors in a process of 100: the allocator gives the other 20 back before it fails."""
+    room = view(Value(value=100.0, low=90.0, high=110.0), usable, allocated=80.0)
+    assert fit_verdict(room, fit_probability(room)) == verdict
+
+
 def test_the_probability_at_the_interval_ends_is_a_tenth_and_nine_tenths() -> None:
     process = Value(value=100.0, low=80.0, high=125.0)
     assert fit_probability(view(process, 125.0)) == pytest.approx(0.9)
     assert fit_probability(view(process, 100.0)) == pytest.approx(0.5)
     assert fit_probability(view(process, 80.0)) == pytest.approx(0.1)
+
+
+def test_cached_blocks_are_needed_by_half() -> None:
+    """64 of tensors in a process of 100, no other error: the need is 80 in the median, 64 to 100 in 80% of cases."""
+    assert fit_probability(view(exact(100.0), 80.0, allocated=64.0)) == pytest.approx(0.5)
+    assert fit_probability(view(exact(100.0), 100.0, allocated=64.0)) == pytest.approx(0.9)
+    assert fit_probability(view(exact(100.0), 64.0, allocated=64.0)) == pytest.approx(0.1)
+
+
+@given(
+    tensors=st.floats(1.0, 100.0),
+    cached=st.floats(0.0, 80.0),
+    width=st.floats(1.0, 1.5),
+    usable=st.floats(1.0, 200.0),
+)
+def test_no_is_less_likely_than_not_and_more_room_is_never_less_likely(
+    tensors: float, cached: float, width: float, usable: float
+) -> None:
+    value = tensors + cached
+    process = Value(value=value, low=value / width, high=value * width)
+    narrow, wide = (view(process, room, allocated=tensors) for room in (usable, 1.1 * usable))
+    less, more = fit_probability(narrow), fit_probability(wide)
+    assert less is not None
+    assert more is not None
+    assert less <= more
+    verdicts = [fit_verdict(narrow, less), fit_verdict(wide, more)]
+    order = ["no", "tight", "fits"]
+    assert order.index(str(verdicts[0])) <= order.index(str(verdicts[1]))
+    if verdicts[0] == "no":
+        assert less <= 0.5
 
 
 @settings(max_examples=25, deadline=None)
@@ -208,6 +246,7 @@ def test_several_machines_are_joined_by_a_known_or_given_network() -> None:
 
 def test_cards_without_peer_access_talk_through_the_host() -> None:
     """GeForce cards of the 40 and 50 series, or any card told so; NVLink does not care."""
+
     def seconds(gpu: str, **options: Any) -> Forecast:
         asked = {"method": "lora", "num_gpus": 4, "sharding": "fsdp", "max_length": 512, **options}
         question = Question(architecture=load_architecture(LLAMA_8B), options=asked)
