@@ -189,8 +189,8 @@ def _deepspeed_casts(draft: Draft, dtype: str) -> None:
         if name != "adapter_dtype" or draft.options.get("method") != "full":
             draft.put(name, value)
     draft.note(
-        f"DeepSpeed trains in pure {dtype}; its fp32 copy of trained parameters and fp32 optimizer states, 8 bytes "
-        "more per trained parameter spread over the GPUs, are not counted."
+        f"DeepSpeed trains in pure {dtype}, with an fp32 copy and fp32 optimizer states of what is trained, "
+        "spread over the GPUs."
     )
 
 
