@@ -129,4 +129,4 @@ def test_a_cell_that_the_source_fills_is_not_filled_by_a_rule(rows: dict[str, di
 
 def test_a_card_in_the_notes_of_a_source_is_one_of_the_catalog(rows: dict[str, dict[str, str]]) -> None:
     (found,), _ = read_runs([rows["TI-001"]])
-    assert found.gpu == "h100-sxm5-96gb"
+    assert found.gpu == "h100-hbm2e-96gb"
