@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Evidence on this CPU: calibrate, measure runs that the calibration has not, and compare with the forecast.
 
-Usage: python scripts/cpu_evidence.py [--record FILE]      on a quiet machine, about 20 minutes
+Usage: python scripts/cpu_evidence.py [--record FILE [--forecast-only]]      on a quiet machine, about 20 minutes
 
 Every step is the command a user would type. Writes the calibration record into results/records/, the
 measured runs and forecasts into results/validation/cpu/, and a table beside them. Runs measured twice
-give the noise floor. Nothing of the held-out runs reaches the fit.
+give the noise floor. Nothing of the held-out runs reaches the fit. With --forecast-only what was measured is kept and
+forecast with today's code.
 """
 
 from __future__ import annotations
@@ -86,6 +87,12 @@ def measured(name: str, model: str, options: str, suffix: str = "") -> Any:
     return answer
 
 
+def kept(name: str, model: str, options: str, suffix: str = "") -> Any:
+    """The same as it was measured before, with this record."""
+    del model, options
+    return json.loads((OUT / f"{name}{suffix}.json").read_text(encoding="utf-8"))
+
+
 def row(name: str, options: str, real: Any, forecast: Any, again: Any | None) -> dict[str, Any]:
     """One line of the table."""
     step, guess = real["step_time_s"]["value"], forecast["step_time_s"]
@@ -151,9 +158,12 @@ def main() -> None:
     """Calibrate, measure, repeat, forecast, compare."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--record", type=Path)
-    record = calibrated(parser.parse_args().record)
-    real = {name: measured(name, model, options) for name, model, options in RUNS}
-    again = {name: measured(name, model, options, "-again") for name, model, options in RUNS if name in REPEATED}
+    parser.add_argument("--forecast-only", action="store_true", help="keep what was measured, forecast it anew")
+    asked = parser.parse_args()
+    record = calibrated(asked.record)
+    measure = kept if asked.forecast_only else measured
+    real = {name: measure(name, model, options) for name, model, options in RUNS}
+    again = {name: measure(name, model, options, "-again") for name, model, options in RUNS if name in REPEATED}
     rows = []
     for name, model, options in RUNS:
         forecast = tunecast("estimate", model, *options.split(), "--gpu", "cpu", "--record", str(record), "--json")[0]
