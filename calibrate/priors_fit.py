@@ -119,14 +119,14 @@ def timed_rows(runs: Sequence[PublishedRun]) -> list[Row]:
 def _why_not(run: PublishedRun) -> str:
     if run.tokens_per_s is None:
         return "no speed is stated"
-    if run.run.num_gpus > run.run.gpus_per_node and catalog_network(run.gpu) is None:
+    if run.run.num_gpus > run.run.gpus_per_node and not run.network and catalog_network(run.gpu) is None:
         return "several machines, and no catalog fact says how they are joined"
     return ""
 
 
 def _timed(run: PublishedRun) -> Row:
     gpu = load_gpus()[run.gpu]
-    factors = with_network(datasheet_factors(gpu, beliefs()), run.run, gpu, {}, reached=WHOLE_RATE)
+    factors = with_network(datasheet_factors(gpu, beliefs()), run.run, gpu, run.network, reached=WHOLE_RATE)
     operations = step_operations(run.architecture, run.run)
     assert run.tokens_per_s is not None
     return Row(

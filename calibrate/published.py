@@ -62,6 +62,13 @@ class PublishedRun:
     counter: str
     """Which memory counter: ``allocated``, ``reserved`` or ``not stated``."""
     notes: str = ""
+    internode_gbps: float | None = None
+    """Network of one machine as the source states it; None: that of a catalog instance with this GPU."""
+
+    @property
+    def network(self) -> dict[str, float]:
+        """What joins the machines, as an option of a question."""
+        return {} if self.internode_gbps is None else {"internode_gbps": self.internode_gbps}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +144,7 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
         peak_bytes=_scaled(_number(row.get("peak_mem_gib", "")), GIB),
         counter=row.get("reserved_or_allocated", "") or "not stated",
         notes=row.get("notes", ""),
+        internode_gbps=next((float(rule["internode_gbps"]) for rule in _rules(row) if "internode_gbps" in rule), None),
     )
 
 

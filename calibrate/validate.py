@@ -157,7 +157,8 @@ def predict(run: PublishedRun, priors: Priors) -> Prediction:
     """The forecast of one published run on its card, from these priors."""
     gpu = load_gpus()[run.gpu]
     labelled = replace(run.run, stack=run.stack)
-    factors = with_network(prior_factors(gpu, labelled, priors), run.run, gpu, {}, reached=priors["efficiency"]["link"])
+    reached = priors["efficiency"]["link"]
+    factors = with_network(prior_factors(gpu, labelled, priors), run.run, gpu, run.network, reached=reached)
     step = step_time(step_operations(run.architecture, run.run), factors, run=run.run)
     target = Target(id=gpu.id, gpu=gpu, usable_bytes=gpu.usable_bytes, peaks=gpu.peaks)
     view = memory_view(run.architecture, run.run, target, factors)

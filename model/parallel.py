@@ -7,7 +7,8 @@ a machine.
 Sources: Shoeybi et al. 2019 (arXiv 1909.08053) and Korthikanti et al. 2022 (arXiv 2205.05198) for what is split;
 Narayanan et al. 2021 (arXiv 2104.04473) for 1F1B and interleaving; Liu et al. 2023 (Ring Attention, arXiv
 2310.01889) and Jacobs et al. 2023 (DeepSpeed Ulysses, arXiv 2309.14509) for context parallelism.
-Left out: asynchronous tensor parallelism, uneven stages, expert parallelism, FP8 communication.
+Asynchronous tensor parallelism exchanges beside the products (PyTorch's ``_micro_pipeline_tp``).
+Left out: its smaller products, uneven stages, expert parallelism, FP8 communication.
 """
 
 from __future__ import annotations
@@ -142,7 +143,7 @@ def attention_ratio(architecture: Architecture, run: Run) -> float:
 def placed(operation: Operation, architecture: Architecture, run: Run) -> Operation:
     """A kernel of the local tape as it really runs: collectives with their group, attention over the whole sequence."""
     if operation.kind is Kind.COMMUNICATION and operation.name.startswith("tp."):
-        return replace(operation, group=run.tp, group_per_node=run.tp, blocking=True)
+        return replace(operation, group=run.tp, group_per_node=run.tp, blocking=not run.async_tp)
     if operation.kind is Kind.ATTENTION and run.cp > 1:
         ratio = attention_ratio(architecture, run)
         batch, heads, kv_heads, q_len, kv_len, head_dim = operation.shape

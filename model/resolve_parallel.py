@@ -19,8 +19,8 @@ OFFLOADED_BY = {"optimizer": ("zero1", "zero2", "zero3"), "all": ("zero3", *FSDP
 """Shardings whose frameworks can keep that part in host memory (DeepSpeed ``offload_optimizer`` and
 ``offload_param``, FSDP ``CPUOffloadPolicy``)."""
 PARALLEL_FIELDS = (
-    "sharding", "tp", "sequence_parallel", "pp", "pp_interleave", "cp", "cp_kind", "offload", "sync_each_micro_batch",
-    "fsdp_version", "gpus_per_node",
+    "sharding", "tp", "sequence_parallel", "async_tp", "pp", "pp_interleave", "cp", "cp_kind", "offload",
+    "sync_each_micro_batch", "fsdp_version", "gpus_per_node",
 )  # fmt: skip
 
 
@@ -45,6 +45,12 @@ def take_parallel(fields: Fields, architecture: Architecture, whole_number: Call
         fields.values[name] = whole_number(name, fields.take(name, 1, "stack-default"))
     split_tokens = fields.take("sequence_parallel", fields.values["tp"] > 1, "stack-default")
     fields.values["sequence_parallel"] = bool(split_tokens) and fields.values["tp"] > 1
+    fields.values["async_tp"] = bool(fields.take("async_tp", False, "stack-default"))
+    if fields.values["async_tp"] and not (fields.values["sequence_parallel"] and fields.values["torch_compile"]):
+        raise InputError(
+            "--async-tp is what the compiler makes of --tp 2 or more with split tokens; add --torch-compile and leave "
+            "--no-sequence-parallel out."
+        )
     per_node = whole_number("gpus_per_node", fields.take("gpus_per_node", GPUS_PER_NODE, "assumed"))
     fields.values["gpus_per_node"] = per_node
     if "gpus_per_node" not in fields.given and fields.values["num_gpus"] <= per_node:

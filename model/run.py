@@ -89,6 +89,8 @@ class Run:
     """GPUs that split every layer's matrices (tensor parallel)."""
     sequence_parallel: bool = False
     """Whether tensor-parallel GPUs also split the tokens of norms and residuals (Megatron's sequence parallelism)."""
+    async_tp: bool = False
+    """Whether the exchanges of tensor parallelism run beside products instead of between them (PyTorch's async TP)."""
     pp: int = 1
     """Stages that the layers are dealt out to (pipeline parallel)."""
     pp_interleave: int = 1

@@ -121,6 +121,7 @@ PARALLEL: Group = {
         "With --tp, tokens of norms and residuals are split too (default with --tp).",
         "--sequence-parallel/--no-sequence-parallel",
     ),
+    "async_tp": _machine(bool, "Tensor-parallel exchanges beside the products.", "--async-tp/--no-async-tp"),
     "offload": _machine(str, "What lives in host memory.", metavar="none|optimizer|all"),
     "gpus_per_node": _machine(int, "GPUs of one machine.", metavar="N"),
     "internode_gbps": _machine(float, "Network of one machine, Gbit/s.", metavar="X"),

@@ -8,6 +8,7 @@ import pytest
 
 from tunecast.calibrate.published import NEEDED_COLUMNS, VOCABULARY_COLUMNS, read_runs, read_table, vocabulary
 from tunecast.catalogs.errors import InputError
+from tunecast.catalogs.gpus import load_gpus
 
 TABLE = Path(__file__).parents[2] / "results" / "published" / "published-runs.csv"
 
@@ -128,5 +129,6 @@ def test_a_cell_that_the_source_fills_is_not_filled_by_a_rule(rows: dict[str, di
 
 
 def test_a_card_in_the_notes_of_a_source_is_one_of_the_catalog(rows: dict[str, dict[str, str]]) -> None:
-    (found,), _ = read_runs([rows["TI-001"]])
-    assert found.gpu == "h100-hbm2e-96gb"
+    (found,), _ = read_runs([rows["TI-004"]])
+    assert load_gpus()[found.gpu].bandwidth_bytes_per_s == 2.4e12
+    assert found.network == {"internode_gbps": 8 * 400}

@@ -87,6 +87,18 @@ def test_tensor_parallel_sends_what_megatron_sends(make: Make, run_of: RunOf, to
     assert all(op.blocking and (op.group, op.group_per_node) == (4, 4) for op in collectives(llama, run))
 
 
+def test_asynchronous_tensor_parallelism_sends_the_same_beside_the_work(make: Make, run_of: RunOf) -> None:
+    llama = make("llama-3.1-8b")
+    both = [run_of(llama, num_gpus=4, tp=4, torch_compile=True, async_tp=on, **FULL) for on in (False, True)]
+    sent = [{(op.name, op.phase, op.bytes): op.count for op in collectives(llama, run)} for run in both]
+    assert sent[0] == sent[1]
+    layers = [[op for op in collectives(llama, run) if op.name != "tp.all_reduce"] for run in both]
+    assert all(op.blocking for op in layers[0])
+    assert not any(op.blocking for op in layers[1])
+    with pytest.raises(InputError, match="--torch-compile"):
+        run_of(llama, num_gpus=4, tp=4, async_tp=True, **FULL)
+
+
 def test_sequence_parallelism_divides_checkpoints(make: Make, run_of: RunOf) -> None:
     """What a micro-batch keeps with full recomputation, 2 s b h bytes per layer, divides by t (arXiv 2205.05198)."""
     deep, shallow = make("llama-3.1-8b", 32), make("llama-3.1-8b", 16)
