@@ -121,10 +121,12 @@ def figures() -> str:
 
 
 def output_of(command: str, lines: int | None) -> str:
-    """What a terminal would show: the command, then its output without trailing blanks."""
+    """What a terminal would show: the command, then its output without trailing blanks; RuntimeError if it failed."""
     arguments = [sys.executable, "-m", *shlex.split(command)]
     environment = os.environ | {"COLUMNS": "100", "NO_COLOR": "1"} | FIXED
     done = subprocess.run(arguments, capture_output=True, text=True, env=environment, check=False)
+    if done.returncode not in (0, 3):
+        raise RuntimeError(f"{command} failed: {done.stderr.strip()}")
     printed = [line.rstrip() for line in done.stdout.splitlines()]
     shown = printed if lines is None else [*printed[:lines], "..."]
     return "\n".join([f"$ {command}", *shown]) + "\n"

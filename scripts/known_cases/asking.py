@@ -51,6 +51,11 @@ def times(ratio: float) -> str:
     return f"{ratio:.1f}×" if ratio < 10 else f"{ratio:.0f}×"
 
 
+def verdict(forecast: Forecast) -> str:
+    """Whether it fits, as a word of a table."""
+    return forecast.verdict or "–"
+
+
 def holds(found: bool) -> str:
     """As a word of a table."""
     return "yes" if found else "no"

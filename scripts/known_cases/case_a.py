@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from known_cases.asking import Figures, hours_for, markdown_table, memory_gib, times, tokens_in, told
+from known_cases.asking import Figures, hours_for, markdown_table, memory_gib, times, tokens_in, told, verdict
 from tunecast.catalogs.gpus import load_gpus
 from tunecast.catalogs.prices import offers_for
 from tunecast.model.architectures import load_architecture
 from tunecast.model.forecast import Forecast
-from tunecast.model.units import GIGA, MEGA
+from tunecast.model.units import GIGA, MEGA, gib
 
 MODEL = "meta-llama/Llama-2-70b-hf"
 RUN = {"method": "lora", "sharding": "fsdp"}
@@ -90,9 +90,10 @@ def counts() -> str:
         offers = offers_for(row.gpu, 1, price_types=("on-demand", "community", "spot", "marketplace"))
         today = f"{offers[0].usd_per_hour / offers[0].gpus_paid:.2f} ({offers[0].offer.provider})" if offers else "–"
         spread = " to ".join(f"{price:.2f}" for price in per_gpu)
-        rows.append([row.gpu, str(few), str(enough), f"{memory_gib(asked(row.gpu, enough)):.1f}", spread, today])
-    head = ["GPU", "for the weights alone", "for the training", "GiB on each then", "the document's USD/h for one GPU",
-            "lowest offer of any kind"]  # fmt: skip
+        allocated = gib(asked(row.gpu, enough).memory.allocated_bytes.value)
+        rows.append([row.gpu, str(few), str(enough), f"{allocated:.1f}", spread, today])
+    head = ["GPU", "for the weights alone", "for the training", "GiB allocated on each then",
+            "the document's USD/h for one GPU", "lowest offer of any kind"]  # fmt: skip
     return markdown_table(head, rows)
 
 
@@ -106,7 +107,7 @@ def predictions(tokens: float) -> str:
             per_gpu = found.tokens_per_s.value / count
             needed = tokens / (row.hours * 3600) / per_gpu
             rows.append(
-                [row.name, str(count), "no" if found.fits is False else "yes", f"{hours:.1f}", f"{row.hours:g}",
+                [row.name, str(count), verdict(found), f"{hours:.1f}", f"{row.hours:g}",
                  times(hours / row.hours), f"{needed:.1f}"]
             )  # fmt: skip
     head = [

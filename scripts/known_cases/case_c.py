@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from known_cases.asking import Figures, change, holds, markdown_table, memory_gib, times, told
+from known_cases.asking import Figures, change, holds, markdown_table, memory_gib, times, told, verdict
 from tunecast.catalogs.gpus import find_gpu
 from tunecast.model.forecast import Forecast
 from tunecast.model.on_device import target_factors
@@ -87,7 +87,7 @@ def checkpointing() -> str:
         plain, after = with_and_without(model, method, batch, length)
         rows.append(
             [model.split("/")[1], method, f"{batch} × {length:,}", f"{memory_gib(plain):.0f}",
-             "yes" if plain.fits else "no", f"{memory_gib(after):.0f}", change(memory_gib(after), memory_gib(plain)),
+             verdict(plain), f"{memory_gib(after):.0f}", change(memory_gib(after), memory_gib(plain)),
              change(after.step_time_s.value, plain.step_time_s.value), holds(claim_holds(plain, after))]
         )  # fmt: skip
     head = ["model", "method", "batch × tokens", "GiB without", "fits 141 GB", "GiB with", "memory", "time",
@@ -124,14 +124,14 @@ def deepspeed() -> str:
         one, ddp, zero = sharded(1, None, batch), sharded(8, "ddp", batch), sharded(8, "zero3", batch)
         speeds = [f.tokens_per_s.value for f in (one, ddp, zero)]
         rows.append(
-            [f"{batch} × 1,024", "yes" if one.fits else "no", "yes" if ddp.fits else "no", "yes" if zero.fits else "no",
+            [f"{batch} × 1,024", verdict(one), verdict(ddp), verdict(zero),
              times(speeds[1] / speeds[0]), times(speeds[2] / speeds[0]), f"{speeds[2] / speeds[1]:.2f}×"]
         )  # fmt: skip
     head = [
         "batch × tokens",
-        "fits 1 card",
-        "fits 8, DDP",
-        "fits 8, ZeRO-3",
+        "1 card",
+        "8, DDP",
+        "8, ZeRO-3",
         "DDP over 1",
         "ZeRO-3 over 1",
         "ZeRO-3 over DDP",
@@ -148,7 +148,7 @@ def fsdp() -> Figures:
         gain = sharded_run.tokens_per_s.value / ddp.tokens_per_s.value
         gains[f"{batch} × {length:,} tokens"] = gain
         rows.append(
-            [f"{batch} × {length:,}", "yes" if ddp.fits else "no", change(gain, 1), holds(within(gain)),
+            [f"{batch} × {length:,}", verdict(ddp), change(gain, 1), holds(within(gain)),
              change(memory_gib(sharded_run), memory_gib(ddp))]
         )  # fmt: skip
     table = markdown_table(["batch × tokens", "DDP fits", "speed", "15 to 20%", "memory"], rows)
