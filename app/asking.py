@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from tunecast.catalogs.errors import InputError
 
 if TYPE_CHECKING:
     from tunecast.model.question import Question
@@ -35,7 +38,7 @@ def asked_question(
 
     calibrations, observations = split_records(records)
     around, options = split_whole_run(options)
-    asked = read_asked(model, options, exact=source is not None)
+    asked = read_asked(model, with_tokenizer(model, options), exact=source is not None)
     question = Question(
         architecture=of_age(asked.architecture, asked.options),
         options=asked.options,
@@ -51,3 +54,21 @@ def asked_question(
     targets = resolve_targets(names, fitted_records(calibrations))
     refuse_unused(observations, [target.id for target in targets])
     return question, targets, asked.notes
+
+
+def with_tokenizer(model: str, options: dict[str, Any]) -> dict[str, Any]:
+    """``bytes_per_token`` in place of a tokenizer: the one named, else that beside a local model's config."""
+    given = {name: value for name, value in options.items() if name != "tokenizer"}
+    path = options.get("tokenizer")
+    if options.get("dataset") is None:
+        if path is not None:
+            raise InputError("--tokenizer counts the tokens of a file of data; add --dataset FILE, or leave it out.")
+        return given
+    beside = Path(model).parent if Path(model).is_file() else Path(model)
+    if path is None and (beside / "tokenizer.json").is_file() and find_spec("tokenizers") is not None:
+        path = str(beside / "tokenizer.json")
+    if path is None:
+        return given
+    from tunecast.calibrate.tokenizing import bytes_per_token
+
+    return given | {"bytes_per_token": bytes_per_token(str(options["dataset"]), path)}

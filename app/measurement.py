@@ -33,7 +33,10 @@ class OutOfMemoryError(TunecastError):
         """The JSON of the forecast, with null for everything that could not be measured."""
 
 
-AMOUNT_OPTIONS = ("tokens", "num_samples", "mean_tokens", "num_train_epochs", "max_steps", "dataset")
+AMOUNT_OPTIONS = (
+    "tokens", "num_samples", "mean_tokens", "num_train_epochs", "max_steps", "dataset", "packing", "streaming",
+    "dataloader_num_workers",
+)  # fmt: skip
 """What a training file may say that steps do not depend on."""
 
 

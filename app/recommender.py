@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tunecast.catalogs.errors import InputError, UnknownNameError
+from tunecast.catalogs.errors import InputError, NotSupportedError, UnknownNameError
 
 if TYPE_CHECKING:
     from tunecast.model.amount import Amount
@@ -162,6 +162,7 @@ def _search(
 ) -> tuple[Search, tuple[str, ...]]:
     """The question that every card is asked."""
     from tunecast.asked import read_asked
+    from tunecast.asking import with_tokenizer
     from tunecast.catalogs.price_book import price_book
     from tunecast.model.market import Search
     from tunecast.model.plans import BATCH_OPTIONS, INNER, Job, global_batch, gpu_counts, gpus_per_copy
@@ -169,7 +170,8 @@ def _search(
 
     if options.get("num_gpus") == "auto":
         del options["num_gpus"]
-    asked = read_asked(model, options)
+    refuse_unscreened(options)
+    asked = read_asked(model, with_tokenizer(model, options))
     if not any(asked.options.get(name) is not None for name in AMOUNTS):
         raise InputError(f"What to rent for {model} depends on how much it trains; add --tokens 10M, for example.")
     for method in methods or ():
@@ -196,6 +198,17 @@ def _search(
         notes.append(f"a global batch of {total.samples} does not divide over {words} GPUs: --global-batch changes it")
     amount = _amount(job)
     return Search(job=job, limits=limits, book=price_book(prices), around=around, amount=amount), tuple(notes)
+
+
+def refuse_unscreened(options: Mapping[str, Any]) -> None:
+    """Plans are screened with full rows that wait for nothing."""
+    unscreened = {"--no-packing": options.get("packing") is False, "--streaming": bool(options.get("streaming"))}
+    for flag, asked in unscreened.items():
+        if asked:
+            raise NotSupportedError(
+                f"recommend screens plans with full rows of --max-length, so {flag} is not built there; leave it out, "
+                "or use tunecast estimate."
+            )
 
 
 def _rentable(names: Sequence[str], records: Mapping[str, Any]) -> list[Target]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from tunecast.catalogs.errors import InputError
-from tunecast.model.dataset import read_dataset
-from tunecast.model.phase_rates import assumed_rates
+from tunecast.model.dataset import bytes_per_token, read_dataset
+from tunecast.model.rows import Rows, unpacked_rows
 from tunecast.model.run import Run
 from tunecast.model.units import GIGA, KILO, MEGA, TERA
 
@@ -41,6 +42,7 @@ def resolve_amount(run: Run, options: dict[str, Any]) -> Amount | None:
     `tokens` are tokens of one epoch. Samples with `mean_tokens` are taken as packed into rows of
     ``max_length``; without it each sample is one row padded to ``max_length``.
     """
+    rows = unpacked_rows(run, options)
     epochs = options.get("num_train_epochs")
     if epochs is not None and not (math.isfinite(epochs) and epochs > 0):
         raise InputError(f"--num-train-epochs is {epochs}, which is not above 0; type for example 1 or 3.")
@@ -48,11 +50,13 @@ def resolve_amount(run: Run, options: dict[str, Any]) -> Amount | None:
     if options.get("max_steps") is not None:
         return _from_steps(int(options["max_steps"]))
     repeats = 1.0 if epochs is None else float(epochs)
+    if rows is not None:
+        return _from_rows(run, rows, options, repeats)
     if options.get("tokens") is not None:
         tokens = parse_count(options["tokens"], name="--tokens")
         return _from_tokens(run, tokens * repeats, f"{tokens:,.0f} tokens x {repeats:g} epochs", repeats)
     if options.get("dataset") is not None:
-        return _from_dataset(run, str(options["dataset"]), repeats)
+        return _from_dataset(run, options, repeats)
     if options.get("num_samples") is not None:
         return _from_samples(run, options, repeats)
     if epochs is not None or options.get("mean_tokens") is not None:
@@ -78,13 +82,13 @@ def _from_tokens(run: Run, tokens: float, what: str, epochs: float) -> Amount:
     return Amount(steps=steps, how=f"{what}, {run.tokens_per_step:,} tokens per step", epochs=epochs)
 
 
-def _from_dataset(run: Run, path: str, repeats: float) -> Amount:
-    """A file's samples, each cut at ``max_length``, packed; tokens by an assumed number of bytes per token."""
-    found, bytes_per_token = read_dataset(path), assumed_rates()["text_bytes_per_token"].value
-    tokens = found.tokens(bytes_per_token, run.max_length)
-    cut = found.cut(bytes_per_token, run.max_length)
+def _from_dataset(run: Run, options: Mapping[str, Any], repeats: float) -> Amount:
+    """A file's samples, each cut at ``max_length``, packed; tokens by measured or assumed bytes per token."""
+    found, per_token = read_dataset(str(options["dataset"])), bytes_per_token(options)
+    tokens = found.tokens(per_token.value, run.max_length)
+    cut = found.cut(per_token.value, run.max_length)
     read = "" if found.whole else f", of which {len(found.sizes_bytes):,} were read"
-    counted = f"{tokens:,.0f} tokens of {bytes_per_token:g} bytes (assumed)"
+    counted = f"{tokens:,.0f} tokens of {per_token.value:.3g} bytes ({per_token.origin})"
     what = (
         f"{found.name}: {found.samples:,} samples{read}, {counted}"
         f"{f', {cut:,} samples cut at {run.max_length}' if cut else ''}, packed, x {repeats:g} epochs"
@@ -92,9 +96,31 @@ def _from_dataset(run: Run, path: str, repeats: float) -> Amount:
     return _from_tokens(run, tokens * repeats, what, repeats)
 
 
+def _from_rows(run: Run, rows: Rows, options: Mapping[str, Any], repeats: float) -> Amount | None:
+    """Every sample is a row of its own."""
+    samples = rows.samples
+    if samples is None and options.get("num_samples") is not None:
+        samples = parse_count(options["num_samples"], name="--num-samples")
+    if samples is None and options.get("tokens") is not None:
+        samples = parse_count(options["tokens"], name="--tokens") / rows.mean_tokens
+    if samples is None:
+        return None
+    per_step = run.per_device_train_batch_size * run.gradient_accumulation_steps * run.dp
+    counted = bytes_per_token(options)
+    lengths = f", tokens of {counted.value:.3g} bytes ({counted.origin})" if options.get("dataset") is not None else ""
+    return Amount(
+        steps=math.ceil(samples * repeats / per_step),
+        how=f"{samples:,.0f} samples of {rows.mean_tokens:.0f} tokens x {repeats:g} epochs, "
+        f"{per_step} samples per step{lengths}",
+        epochs=repeats,
+    )
+
+
 def _from_samples(run: Run, options: dict[str, Any], repeats: float) -> Amount:
     samples = parse_count(options["num_samples"], name="--num-samples")
     if options.get("mean_tokens") is None:
+        if options.get("packing"):
+            raise InputError("--packing needs the length of samples; add --mean-tokens N, or --dataset FILE.")
         padded = f"each padded to {run.max_length} tokens (no --mean-tokens given)"
         what = f"{samples:,.0f} samples x {repeats:g} epochs, {padded}"
         return _from_tokens(run, samples * run.max_length * repeats, what, repeats)

@@ -9,13 +9,15 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from tunecast.catalogs.errors import InputError
+from tunecast.model.factors import Factor
+from tunecast.model.phase_rates import assumed_rates
 from tunecast.model.units import MIB
 
 READ_BYTES = 64 * MIB
@@ -65,7 +67,8 @@ def _counted(file: Path, _: int) -> Dataset:
     try:
         with file.open(encoding="utf-8", newline="") as stream:
             text = stream.read() if whole else stream.read(READ_BYTES).rpartition("\n")[0]
-        sizes = tuple(found for found in reader(text) if found > 0)
+        counted = (sum(len(part.encode()) for part in parts) for parts in reader(text))
+        sizes = tuple(size for size in counted if size > 0)
     except (ValueError, csv.Error) as error:
         raise InputError(f"--dataset {file.name} is damaged ({error}); check the file.") from error
     if not sizes:
@@ -74,35 +77,55 @@ def _counted(file: Path, _: int) -> Dataset:
     return Dataset(name=file.name, samples=round(len(sizes) / share), sizes_bytes=sizes, whole=whole)
 
 
-def text_bytes(value: Any) -> int:
-    """UTF-8 bytes of every text in a JSON value, however deep; keys and numbers are not trained on."""
+def bytes_per_token(options: Mapping[str, Any]) -> Factor:
+    """What a tokenizer made of the data, else the assumption."""
+    measured = options.get("bytes_per_token")
+    if measured is None:
+        return assumed_rates()["text_bytes_per_token"]
+    value = float(measured)
+    return Factor(value=value, low=value, high=value, unit="B", origin="measured with the tokenizer")
+
+
+def sample_texts(path: str | Path, most: int) -> list[str]:
+    """Text of the first `most` samples, their parts joined; for a tokenizer to count."""
+    file = Path(path)
+    read_dataset(file)
+    with file.open(encoding="utf-8", newline="") as stream:
+        text = stream.read() if file.suffix.lower() == ".json" else stream.read(READ_BYTES)
+    if file.stat().st_size > READ_BYTES and file.suffix.lower() != ".json":
+        text = text.rpartition("\n")[0]
+    samples = ("\n".join(parts) for parts in READERS[file.suffix.lower()](text))
+    return [sample for sample, _ in zip((sample for sample in samples if sample), range(most), strict=False)]
+
+
+def texts(value: Any) -> list[str]:
+    """Every text in a JSON value, however deep; keys and numbers are not trained on."""
     if isinstance(value, str):
-        return len(value.encode())
-    if isinstance(value, dict):
-        return sum(text_bytes(part) for part in value.values())
-    return sum(text_bytes(part) for part in value) if isinstance(value, list) else 0
+        return [value]
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [text for part in parts for text in texts(part)]
 
 
-def _jsonl(text: str) -> Iterator[int]:
-    return (text_bytes(json.loads(line)) for line in text.splitlines() if line.strip())
+def _jsonl(text: str) -> Iterator[list[str]]:
+    return (texts(json.loads(line)) for line in text.splitlines() if line.strip())
 
 
-def _json(text: str) -> Iterable[int]:
+def _json(text: str) -> Iterable[list[str]]:
     found = json.loads(text)
     if not isinstance(found, list):
         raise ValueError("a list of samples is expected")
-    return [text_bytes(sample) for sample in found]
+    return [texts(sample) for sample in found]
 
 
-def _csv(text: str) -> Iterator[int]:
-    return (sum(len(cell.encode()) for cell in row.values() if cell) for row in csv.DictReader(text.splitlines(True)))
+def _csv(text: str) -> Iterator[list[str]]:
+    return ([cell for cell in row.values() if cell] for row in csv.DictReader(text.splitlines(True)))
 
 
-def _txt(text: str) -> Iterator[int]:
-    return (len(line.encode()) for line in text.splitlines() if line.strip())
+def _txt(text: str) -> Iterator[list[str]]:
+    return ([line] for line in text.splitlines() if line.strip())
 
 
-READERS: dict[str, Callable[[str], Iterable[int]]] = {
+READERS: dict[str, Callable[[str], Iterable[list[str]]]] = {
     ".jsonl": _jsonl,
     ".json": _json,
     ".csv": _csv,

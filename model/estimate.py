@@ -9,6 +9,8 @@ from typing import Any
 from tunecast.model.amount import Amount, resolve_amount
 from tunecast.model.architecture import Architecture
 from tunecast.model.factors import FactorSet, scaled
+from tunecast.model.feeding import RATE as TOKENIZING
+from tunecast.model.feeding import fed
 from tunecast.model.fits import fit_probability, fit_verdict, memory_view
 from tunecast.model.forecast import Forecast
 from tunecast.model.money import with_money
@@ -17,9 +19,11 @@ from tunecast.model.on_device import resolve_for, target_factors
 from tunecast.model.parallel_network import with_network
 from tunecast.model.parallel_offload import with_host
 from tunecast.model.parallel_scaling import scaling_of
+from tunecast.model.phase_rates import phase_rates
 from tunecast.model.priors import load_priors
 from tunecast.model.question import Question
 from tunecast.model.resolve import Resolved
+from tunecast.model.rows import row_notes, timed_run, unpacked_rows
 from tunecast.model.run import Run
 from tunecast.model.step_source import executed_flops_of, model_flops_of, notes_of, operations_of, trainable_params_of
 from tunecast.model.target import Target
@@ -44,7 +48,11 @@ def forecast(question: Question, target: Target) -> Forecast:
     amount = resolve_amount(run, dict(question.options))
     inventory: dict[str, Any] = {"platform": target.platform, "source": question.source}
     view = memory_view(question.architecture, run, target, factors, question.source)
-    timing, watched = _watched(question, target, step_timing(question, resolved, target, factors))
+    rows = unpacked_rows(run, question.options)
+    run = timed_run(run, rows)
+    timing, watched = _watched(question, target, step_timing(question, replace(resolved, run=run), target, factors))
+    rate = phase_rates(target.gpu, factors, question.whole_run.phase_rate)[TOKENIZING]
+    timing, data_notes = fed(timing, run, rows, question.options, rate)
     probability = fit_probability(view)
     verdict = fit_verdict(view, probability)
     model_flops = model_flops_of(question.architecture, run, **inventory)
@@ -54,7 +62,7 @@ def forecast(question: Question, target: Target) -> Forecast:
         model=question.architecture.name,
         gpu=target.id,
         architecture=question.architecture,
-        run=run,
+        run=resolved.run,
         run_origins=resolved.origins,
         fits=None if verdict is None else verdict != "no",
         fit_probability=probability,
@@ -77,6 +85,8 @@ def forecast(question: Question, target: Target) -> Forecast:
             *factors.notes,
             *_record_notes(target),
             *link_notes(run, factors, question),
+            *row_notes(resolved.run, rows),
+            *data_notes,
             *([] if watched is None else [watched]),
             *_fit_notes(verdict),
             *_amount_notes(amount),

@@ -19,6 +19,7 @@ from tunecast.model.phase_rates import Rates, phase_rates
 from tunecast.model.phases import Work
 from tunecast.model.power import measured_power_w
 from tunecast.model.question import Question
+from tunecast.model.rows import timed_run, unpacked_rows
 from tunecast.model.run_work import forward_share, work_of
 from tunecast.model.target import Target
 from tunecast.model.terms import Terms, owned, rented
@@ -50,11 +51,12 @@ def with_money(
     result = replace(result, cost_per_million_tokens_usd=per_million, offer=prices[0].offer if prices else None)
     if amount is None:
         return replace(result, notes=(*result.notes, *_offer_notes(result.offer)))
+    run = timed_run(result.run, unpacked_rows(result.run, question.options))
     work = work_of(
         result.architecture,
-        result.run,
+        run,
         amount,
-        forward_frac=forward_share(result.architecture, result.run, timing, options, question.source),
+        forward_frac=forward_share(result.architecture, run, timing, options, question.source),
         platform=target.platform,
         source=question.source,
     )

@@ -39,7 +39,7 @@ def training_totals(forecast: Forecast, amount: Amount | None) -> TrainingTotals
     """Totals of a forecast whose amount of data is known."""
     if amount is None:
         return None
-    tokens = float(amount.steps) * forecast.run.tokens_per_step
+    tokens = float(amount.steps) * round(forecast.tokens_per_s.value * forecast.step_time_s.value)
     hours = amount.steps * forecast.step_time_s.value / HOUR_S
     classic = forecast.total_params * tokens
     return TrainingTotals(

@@ -141,6 +141,12 @@ AMOUNT: Group = {
     "num_samples": _amount(str, "Samples of one epoch.", metavar="N"),
     "dataset": _amount(str, "A file of training data: its samples are counted.", metavar="FILE"),
     "mean_tokens": _amount(float, "Mean tokens per sample.", metavar="N"),
+    "packing": _amount(
+        bool, "Samples fill rows of --max-length, or are padded rows of their own.", "--packing/--no-packing"
+    ),
+    "tokenizer": _amount(str, "A tokenizer.json that counts --dataset.", metavar="FILE"),
+    "streaming": _amount(bool, "Rows are tokenized while training.", "--streaming/--no-streaming"),
+    "dataloader_num_workers": _amount(int, "Processes that do so beside training.", metavar="N"),
     "num_train_epochs": _amount(float, "Epochs.", metavar="N"),
     "max_steps": _amount(int, "Optimizer steps, instead of an amount of data.", metavar="N"),
 }

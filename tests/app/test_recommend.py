@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tunecast import recommend
-from tunecast.catalogs.errors import InputError, UnknownNameError
+from tunecast.catalogs.errors import InputError, NotSupportedError, UnknownNameError
 from tunecast.cli.program import program
 from tunecast.recommendation import Recommendation
 
@@ -235,3 +235,11 @@ def test_all_offers_of_a_70b_are_searched_without_heavy_imports() -> None:
     assert heavy.strip() == "[]"
     assert int(front) >= 3
     assert int(front) + int(rejected) >= 76
+
+
+@pytest.mark.parametrize(
+    ("option", "flag"), [({"packing": False}, "--no-packing"), ({"streaming": True}, "--streaming")]
+)
+def test_what_the_screen_does_not_know_is_refused(option: dict[str, Any], flag: str) -> None:
+    with pytest.raises(NotSupportedError, match=flag):
+        recommend("Qwen/Qwen2.5-0.5B", num_samples=100, mean_tokens=100, **option)

@@ -1,0 +1,94 @@
+"""How long the rows of training are, and how much of them is padding.
+
+Packed samples fill rows of ``max_length``. Unpacked ones are rows of their own, each padded to the longest of its
+micro-batch, as Trainer's collators do: with samples of lengths t(1) <= ... <= t(n) drawn at random, the longest of b is
+
+    sum over i of t(i) ((i / n)^b - ((i - 1) / n)^b)
+
+in the mean. A step is timed at that length; memory stays that of ``max_length``, which some micro-batch reaches.
+Left out: that attention grows with the square of the length (a step of mean length is a little shorter than the mean
+step), and that copies of the model wait for the one with the longest rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tunecast.catalogs.errors import InputError
+from tunecast.model.dataset import bytes_per_token, read_dataset
+from tunecast.model.run import Run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """Rows of one sample each."""
+
+    length: int
+    """Tokens of a mean row, padding included."""
+    mean_tokens: float
+    """Tokens of a mean sample, cut at ``max_length``."""
+    samples: float | None
+    """Of one epoch; None where the data do not say."""
+    how: str
+
+    @property
+    def padding_frac(self) -> float:
+        """Share of the processed tokens that are padding."""
+        return max(1.0 - self.mean_tokens / self.length, 0.0)
+
+
+def mean_longest(lengths: Sequence[float], batch: int) -> float:
+    """Mean of the longest of `batch` samples drawn with replacement."""
+    n = len(lengths)
+    return sum(
+        length * ((i / n) ** batch - ((i - 1) / n) ** batch) for i, length in enumerate(sorted(lengths), start=1)
+    )
+
+
+def unpacked_rows(run: Run, options: Mapping[str, Any]) -> Rows | None:
+    """The rows of ``--no-packing``; None where samples are packed, or where nothing is said of them."""
+    if options.get("packing") is not False:
+        return None
+    if options.get("dataset") is not None:
+        return _rows_of_file(run, options)
+    if options.get("mean_tokens") is None:
+        raise InputError(
+            "--no-packing makes every sample a row, whose length nothing says; add --dataset FILE, or --mean-tokens N."
+        )
+    mean, batch = float(options["mean_tokens"]), run.per_device_train_batch_size
+    if not 1.0 <= mean <= run.max_length:
+        raise InputError(
+            f"--mean-tokens is {mean:g}, which is not between 1 and --max-length {run.max_length}; change one of them."
+        )
+    if batch == 1:
+        return Rows(length=max(round(mean), 1), mean_tokens=mean, samples=None, how="rows of one sample each")
+    how = f"rows of one sample each, padded to {run.max_length} (assumed: of the lengths only the mean is known)"
+    return Rows(length=run.max_length, mean_tokens=mean, samples=None, how=how)
+
+
+def _rows_of_file(run: Run, options: Mapping[str, Any]) -> Rows:
+    found, per_token = read_dataset(str(options["dataset"])), bytes_per_token(options)
+    lengths = [min(math.ceil(size / per_token.value), run.max_length) for size in found.sizes_bytes]
+    longest = mean_longest(lengths, run.per_device_train_batch_size)
+    return Rows(
+        length=max(round(longest), 1),
+        mean_tokens=sum(lengths) / len(lengths),
+        samples=found.samples,
+        how=f"rows of one sample each, padded to the longest of {run.per_device_train_batch_size}",
+    )
+
+
+def timed_run(run: Run, rows: Rows | None) -> Run:
+    """The run at the length of its mean row."""
+    return run if rows is None or rows.length >= run.max_length else replace(run, max_length=rows.length)
+
+
+def row_notes(run: Run, rows: Rows | None) -> tuple[str, ...]:
+    """What is timed, and how much of it is padding."""
+    if rows is None:
+        return ()
+    told = f"timed at {rows.length} tokens a row ({rows.how}), {rows.padding_frac:.0%} of them padding"
+    return (f"{told}; memory at {run.max_length}" if rows.length < run.max_length else told,)

@@ -1,0 +1,94 @@
+"""Rows of one sample each: lengths and padding against brute force, and what a forecast makes of them."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tunecast.catalogs.errors import InputError
+from tunecast.model.amount import resolve_amount
+from tunecast.model.architectures import load_architecture
+from tunecast.model.estimate import forecast
+from tunecast.model.forecast import Forecast
+from tunecast.model.question import Question
+from tunecast.model.rows import mean_longest, unpacked_rows
+from tunecast.model.run import Run
+from tunecast.model.target import resolve_targets
+
+LENGTHS = (100, 200, 300, 1000)
+
+
+def ask(**options: Any) -> Forecast:
+    question = Question(architecture=load_architecture("Qwen/Qwen2.5-0.5B"), options={"method": "lora", **options})
+    return forecast(question, resolve_targets(["a100-sxm4-80gb"], {})[0])
+
+
+def write(folder: Path, lengths: tuple[int, ...]) -> str:
+    """A sample per line, of so many tokens at the assumed four bytes each."""
+    path = folder / "data.txt"
+    path.write_text("\n".join("x" * 4 * length for length in lengths), encoding="utf-8")
+    return str(path)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3])
+def test_the_mean_longest_is_that_of_all_draws(batch: int) -> None:
+    draws = [max(draw) for draw in itertools.product(LENGTHS, repeat=batch)]
+    assert mean_longest(LENGTHS, batch) == pytest.approx(statistics.mean(draws))
+
+
+def test_unpacked_samples_are_rows_padded_to_the_longest_of_their_micro_batch(tmp_path: Path) -> None:
+    """Cut at 500 the mean is 275; of two draws the longest is 500 in 7 of 16 cases, 300 in 5, 200 in 3, 100 in 1."""
+    run = Run(method="lora", max_length=500, per_device_train_batch_size=2)
+    options = {"packing": False, "dataset": write(tmp_path, LENGTHS)}
+    rows = unpacked_rows(run, options)
+    assert rows is not None
+    assert rows.length == round((7 * 500 + 5 * 300 + 3 * 200 + 100) / 16)
+    assert rows.mean_tokens == 275
+    assert rows.padding_frac == pytest.approx(1 - 275 / rows.length)
+    amount = resolve_amount(run, {**options, "num_train_epochs": 3})
+    assert amount is not None
+    assert amount.steps == 6, "4 samples, 3 times, two in a step"
+
+
+def test_a_step_is_timed_at_the_mean_row_and_memory_at_the_longest() -> None:
+    """One sample of 512 tokens in a row is the step of --max-length 512, with the memory of 2,048."""
+    short, long = ask(max_length=512, max_steps=10), ask(max_length=2048, max_steps=10)
+    found = ask(max_length=2048, num_samples=10, mean_tokens=512, packing=False)
+    assert found.step_time_s == short.step_time_s
+    assert found.tokens_per_s == short.tokens_per_s
+    assert found.memory == long.memory
+    assert found.totals is not None
+    assert found.totals.tokens == 10 * 512
+    assert found.whole_run is not None
+    assert any("memory at 2048" in note for note in found.notes)
+
+
+def test_packing_processes_what_padding_wastes() -> None:
+    """Samples of 512 in rows of 2,048: four times fewer rows when packed."""
+    shared: dict[str, Any] = {
+        "max_length": 2048, "num_samples": 4000, "mean_tokens": 512, "per_device_train_batch_size": 4,
+    }  # fmt: skip
+    packed, padded = ask(**shared), ask(**shared, packing=False)
+    assert packed.totals is not None
+    assert padded.totals is not None
+    assert padded.totals.tokens == 4 * packed.totals.tokens
+    assert padded.tokens_per_s == packed.tokens_per_s, "padding counts as processed"
+    assert any("75% of them padding" in note and "assumed" in note for note in padded.notes)
+    assert ask(**shared, packing=True).totals == packed.totals
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"packing": False, "tokens": "1M"}, "--mean-tokens N"),
+        ({"packing": False, "num_samples": 5, "mean_tokens": 9000}, "not between 1 and --max-length"),
+        ({"packing": True, "num_samples": 5}, "--packing needs the length"),
+    ],
+)
+def test_what_lengths_are_unknown_is_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        resolve_amount(Run(method="lora", max_length=512), options)
