@@ -25,6 +25,9 @@ ORDER_SEED = 1
 """Seed of the order of trials; part of the protocol."""
 FIRST_BF16_CAPABILITY = 8
 """Major compute capability with bf16 in hardware (Ampere; CUDA programming guide, tensor core data types)."""
+GFX = "gfx"
+FIRST_BF16_GFX = 0x908
+"""AMD's targets are hexadecimal; gfx908 (MI100) is the first with bf16 matrix instructions (CDNA whitepaper)."""
 COLLECTIVE_BYTES = {"gpu": (256 * KIB, 16 * MIB, 512 * MIB), "cpu": (64 * KIB, 4 * MIB, 32 * MIB)}
 """Payloads: one of latency, a layer's adapters, and beyond a layer's weights (8B: 437 MB)."""
 DEVICE_BENCHES = ("gemm", "memory", "dequant", "matmul_4bit", "attention", "loss", "optimizer", "step")
@@ -100,7 +103,11 @@ def training_dtype(hardware: Hardware) -> str:
 
 def capability_has_bf16(compute_capability: str | None) -> bool:
     """Whether bf16 runs in hardware; a device without a compute capability (a CPU) computes it."""
-    return compute_capability is None or int(compute_capability.split(".")[0]) >= FIRST_BF16_CAPABILITY
+    if compute_capability is None:
+        return True
+    if compute_capability.startswith(GFX):
+        return int(compute_capability.removeprefix(GFX), 16) >= FIRST_BF16_GFX
+    return int(compute_capability.split(".")[0]) >= FIRST_BF16_CAPABILITY
 
 
 def _ordered(specs: Iterable[TrialSpec]) -> tuple[TrialSpec, ...]:

@@ -6,7 +6,7 @@ import json
 import pytest
 from scripted_device import HARDWARE
 
-from tunecast.calibrate.plan import DEVICE_BENCHES, budget, calibration_plan
+from tunecast.calibrate.plan import DEVICE_BENCHES, budget, calibration_plan, training_dtype
 from tunecast.calibrate.trace.spec import architecture_from_dict, run_from_dict
 from tunecast.catalogs.errors import InputError
 
@@ -84,6 +84,16 @@ def test_a_card_without_bf16_is_measured_in_fp16():
     plan = calibration_plan(T4, "quick")
     assert "bf16" not in json.dumps([spec.params for spec in plan])
     assert any(spec.params.get("dtype") == "fp16" for spec in plan)
+
+
+@pytest.mark.parametrize("capability", ["gfx90a", "gfx942", "gfx950", "8.0", "12.0", None])
+def test_what_has_bf16_is_measured_in_it(capability):
+    assert training_dtype(dataclasses.replace(A100, compute_capability=capability)) == "bf16"
+
+
+@pytest.mark.parametrize("capability", ["gfx906", "7.5"])
+def test_what_lacks_bf16_is_not(capability):
+    assert training_dtype(dataclasses.replace(A100, compute_capability=capability)) == "fp16"
 
 
 def test_related_trials_are_spread_over_the_device_part():
