@@ -13,7 +13,14 @@ from functools import lru_cache
 from tunecast.model.architecture import Architecture
 from tunecast.model.operation import NATIVE, Kind, Operation, Phase
 from tunecast.model.optimizer import update_operations
-from tunecast.model.parallel import exchange_operations, is_split, local_architecture, local_run, placed
+from tunecast.model.parallel import (
+    beside_products,
+    exchange_operations,
+    is_split,
+    local_architecture,
+    local_run,
+    placed,
+)
 from tunecast.model.parallel_offload import host_operations
 from tunecast.model.run import Run
 from tunecast.model.sharding import communication_operations, shard_gpus, shards_of
@@ -69,7 +76,8 @@ def part_operations(
 ) -> tuple[Operation, ...]:
     """What one GPU of a pipeline stage executes of a model that several GPUs split."""
     here, local = local_architecture(architecture, run, stage), local_run(run)
-    kernels = [placed(operation, architecture, run) for operation in whole_operations(here, local, platform=platform)]
+    alone = whole_operations(here, local, platform=platform)
+    kernels = [each for op in alone for each in beside_products(placed(op, architecture, run), run)]
     return ordered([*kernels, *exchange_operations(architecture, run, stage)])
 
 

@@ -8,7 +8,7 @@ Sources: Shoeybi et al. 2019 (arXiv 1909.08053) and Korthikanti et al. 2022 (arX
 Narayanan et al. 2021 (arXiv 2104.04473) for 1F1B and interleaving; Liu et al. 2023 (Ring Attention, arXiv
 2310.01889) and Jacobs et al. 2023 (DeepSpeed Ulysses, arXiv 2309.14509) for context parallelism.
 Asynchronous tensor parallelism exchanges beside the products (PyTorch's ``_micro_pipeline_tp``).
-Left out: its smaller products, uneven stages, expert parallelism, FP8 communication.
+Left out: that its products are smaller, uneven stages, expert parallelism, FP8 communication.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def attention_ratio(architecture: Architecture, run: Run) -> float:
 def placed(operation: Operation, architecture: Architecture, run: Run) -> Operation:
     """A kernel of the local tape as it really runs: collectives with their group, attention over the whole sequence."""
     if operation.kind is Kind.COMMUNICATION and operation.name.startswith("tp."):
-        return replace(operation, group=run.tp, group_per_node=run.tp, blocking=not run.async_tp)
+        return replace(operation, group=run.tp, group_per_node=run.tp, blocking=True)
     if operation.kind is Kind.ATTENTION and run.cp > 1:
         ratio = attention_ratio(architecture, run)
         batch, heads, kv_heads, q_len, kv_len, head_dim = operation.shape
@@ -154,6 +154,18 @@ def placed(operation: Operation, architecture: Architecture, run: Run) -> Operat
             launches=operation.launches * (run.cp if run.cp_kind == "ring" else 1),
         )
     return operation
+
+
+def beside_products(operation: Operation, run: Run) -> list[Operation]:
+    """Exchanges of asynchronous tensor parallelism: half of them beside the product that they feed or come from.
+
+    A feed-forward product takes several times as long as its exchange, which hides behind it; an attention block's is
+    about as long or shorter, and its exchange is taken as waited for. A block has as many exchanges as the other.
+    """
+    if not (run.async_tp and operation.kind is Kind.COMMUNICATION and operation.name.startswith("tp.")):
+        return [operation]
+    half = replace(operation, count=operation.count / 2)
+    return [half, replace(half, blocking=False)]
 
 
 def exchange_operations(architecture: Architecture, run: Run, stage: int) -> list[Operation]:

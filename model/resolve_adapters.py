@@ -7,6 +7,7 @@ from typing import Any
 from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.architecture import Architecture
 from tunecast.model.resolve_parallel import Fields
+from tunecast.model.stacks import stack_defaults
 
 ADAPTER_SWITCHES = ("use_dora", "use_rslora", "lora_bias")
 WHOLE_WEIGHTS = ("none", "ddp", "zero1", "zero2")
@@ -76,7 +77,9 @@ def saved_modules(architecture: Architecture, asked: Any) -> tuple[str, ...]:
 def take_checkpoints(fields: Fields, whole_number: Any) -> None:
     """How many layers are checkpointed, and where their inputs are kept."""
     every = whole_number("checkpoint_every", fields.take("checkpoint_every", 1, "stack-default"))
-    offloaded = bool(fields.take("activation_offloading", False, "stack-default"))
+    by_stack = stack_defaults(fields.values["stack"], fields.values["method"]).get("activation_offloading", False)
+    wanted = by_stack and fields.values["gradient_checkpointing"]
+    offloaded = bool(fields.take("activation_offloading", wanted, "stack-default"))
     keeps = bool(fields.take("checkpoint_keeps_ops", False, "stack-default"))
     fields.values |= {"checkpoint_every": every, "activation_offloading": offloaded, "checkpoint_keeps_ops": keeps}
     if keeps and fields.values["reentrant"]:

@@ -285,3 +285,23 @@ def test_a_record_without_native_attention_lends_the_other_curve() -> None:
 def test_what_has_formulas_only_is_not_traced_in_silence(options: dict[str, Any]) -> None:
     with pytest.raises(NotSupportedError, match="formulas only"):
         refuse_unreal(run_of(LLAMA, **options), device="meta")
+
+
+def test_unsloths_stack_offloads_checkpoints_and_holds_less_than_plain_peft() -> None:
+    """Unless checkpointing is switched off, and then nothing is offloaded."""
+    llama = load_architecture(LLAMA)
+    plain, fast = (run_of(LLAMA, method="qlora", max_length=2048, stack=stack) for stack in ("hf-peft", "unsloth"))
+    assert fast.activation_offloading
+    assert fast.fused_kernels == ("rms_norm", "rope", "swiglu", "lora")
+    assert memory_timeline(llama, fast).allocated_bytes < memory_timeline(llama, plain).allocated_bytes
+    moved = [
+        sum(op.total_bytes for op in step_operations(llama, run) if op.kind in (Kind.MEMORY, Kind.LOSS))
+        for run in (plain, fast)
+    ]
+    assert moved[1] < 0.7 * moved[0]
+    assert not run_of(LLAMA, method="qlora", stack="unsloth", gradient_checkpointing=False).activation_offloading
+
+
+def test_torchtunes_stack_is_in_16_bits_throughout() -> None:
+    run = run_of(LLAMA, method="lora", stack="torchtune")
+    assert (run.precision, run.dtype, run.adapter_dtype, run.optim) == ("bf16", "bf16", "bf16", "adamw_torch_fused")

@@ -130,7 +130,7 @@ def test_bad_input_is_one_sentence(llama: Architecture, options: dict[str, Any],
 @pytest.mark.parametrize(
     ("options", "name"),
     [
-        ({"stack": "unsloth"}, "unsloth"),
+        ({"stack": "ms-swift"}, "ms-swift"),
         ({"offload": "nvme"}, "--offload nvme"),
         ({"num_gpus": 8, "sharding": "hsdp"}, "hsdp"),
         ({"optim": "galore_adamw"}, "galore_adamw"),
@@ -160,7 +160,13 @@ def test_a_reached_sliding_window_is_noted(make: Make) -> None:
 def test_unbuilt_and_built_values_are_apart() -> None:
     for what, built in BUILT.items():
         assert not set(built) & set(UNBUILT[what]), what
-    assert [name for name, stack in load_stacks().items() if stack["built"]] == ["hf-peft", "liger", "axolotl"]
+    assert [name for name, stack in load_stacks().items() if stack["built"]] == [
+        "hf-peft",
+        "unsloth",
+        "liger",
+        "axolotl",
+        "torchtune",
+    ]
 
 
 def test_a_stack_is_defaults_and_kernels(llama: Architecture) -> None:
