@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tunecast.catalogs.errors import InputError
 from tunecast.sweep_result import Sweep, Told, chosen_metric, reported
-from tunecast.sweeping import Ask, point
+from tunecast.sweeping import Ask, Point, point
 from tunecast.tornado import tornado
 from tunecast.what_if import what_if
 
@@ -98,13 +98,18 @@ def sizes(model: str) -> tuple[str, ...]:
     return tuple(names)
 
 
+def _other_model(ask: Ask) -> Callable[[Point], bool]:
+    """Sorts the points of the model that was asked for to the front: they head the table of a grid over models."""
+    return lambda at: not str(at.settings.get("model", ask.model)).lower().endswith(ask.model.lower())
+
+
 def _grid(ask: Ask, dimensions: Sequence[tuple[str, Sequence[Any]]], metric: str | None, told: Told | None) -> Sweep:
     names = [name for name, _ in dimensions]
     if len(set(names)) < len(names):
         raise InputError(f"--over {names[0]} was given twice; a grid needs two different inputs.")
     combinations = [dict(zip(names, values, strict=True)) for values in itertools.product(*(v for _, v in dimensions))]
     points = tuple(reported(told, len(combinations), (point(ask, settings) for settings in combinations)))
-    base = next((at.forecast for at in points if at.forecast is not None), None)
+    base = next((at.forecast for at in sorted(points, key=_other_model(ask)) if at.forecast is not None), None)
     if base is None:
         raise InputError(f"No combination can be forecast: {points[0].why_not}")
     refused = [at for at in points if at.forecast is None]

@@ -57,7 +57,7 @@ def fewest_for_weights(gpu: str) -> int:
 
 def fewest_that_fit(gpu: str) -> int:
     """GPUs on which the whole training fits; past one machine, whole machines of eight."""
-    counts = [*range(fewest_for_weights(gpu), 9), *range(16, MOST_GPUS + 1, 8)]
+    counts: list[int] = [*range(fewest_for_weights(gpu), 9), *range(16, MOST_GPUS + 1, 8)]
     return next(count for count in counts if asked(gpu, count).fits)
 
 

@@ -114,7 +114,7 @@ def newer_and_dearer() -> Figures:
 
     Once among the lowest offers of any kind, once among those of one provider and kind.
     """
-    found = {}
+    found: Figures = {}
     for name, price_of in (("any", lowest_usd_per_h), ("runpod", runpod_usd_per_h)):
         known = [
             (find_gpu(gpu).launch_year or 0, rent, rent / told(MODEL, gpu, **RUN).tokens_per_s.value, card)

@@ -98,10 +98,13 @@ def checkpointing() -> str:
 def selective() -> str:
     """Every second layer, or attention's and every other product's results kept: less time, less saved."""
     rows = []
-    ways = (("every layer", {}), ("every second layer", {"checkpoint_every": 2}),
-            ("selective by operation", {"checkpoint_keeps_ops": True}))  # fmt: skip
+    ways: dict[str, dict[str, Any]] = {
+        "every layer": {},
+        "every second layer": {"checkpoint_every": 2},
+        "selective by operation": {"checkpoint_keeps_ops": True},
+    }
     for method in ("full", "lora"):
-        for name, more in ways:
+        for name, more in ways.items():
             plain, after = with_and_without(EIGHT_B, method, 4, 2048, **more)
             rows.append(
                 [method, name, change(memory_gib(after), memory_gib(plain)),

@@ -6,6 +6,7 @@ would need, and leaves room for the spread of the priors, which are refitted.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -18,6 +19,7 @@ from tunecast.catalogs.prices import load_prices, offers_for
 from tunecast.model.forecast import Forecast
 from tunecast.model.units import GIB
 from tunecast.recommender import recommend
+from tunecast.sweep import sweep
 from tunecast.sweeping import Ask, forecast_of
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
@@ -116,6 +118,28 @@ def test_a_todays_offers_are_cheaper_and_faster_than_all_three_rows() -> None:
     front = [picked.forecast for picked in found.front]
     assert min(f.cost_usd.value for f in front if f.cost_usd) < 230.6
     assert min(f.total_time_h.value for f in front if f.total_time_h) < 23.2
+
+
+def test_a_its_three_sensitivity_analyses_are_proportional_where_they_must_be() -> None:
+    """By hand: 138 GB at 200 MB/s x 0.2 are 57.5 minutes, 3%; training is steps x FLOPs / (share of 312 TFLOP/s)."""
+    run = {"method": "lora", "sharding": "fsdp", "num_gpus": 5, "usd_per_gpu_hour": 2.82}
+
+    def grid(analysis: str, metric: str) -> dict[tuple[Any, ...], float]:
+        found = sweep(LLAMA_70B, gpu=A100_40, analysis=analysis, metric=metric, **run)
+        return {tuple(at.settings.values()): found.value(at) or 0.0 for at in found.points}
+
+    load_h = grid("disk-load", "load")
+    assert load_h[200, 0.2] * 60 == pytest.approx(57.5, rel=0.03)
+    assert load_h[200, 0.4] == pytest.approx(load_h[200, 0.2] / 2, rel=0.03)
+    train_h = grid("efficiency-steps", "train")
+    assert train_h[0.4, 1000] == pytest.approx(train_h[0.2, 1000] / 2)
+    assert train_h[0.4, 10000] == pytest.approx(train_h[0.4, 1000] * 10)
+    required = 4 * 69e9 * 1024
+    assert train_h[0.4, 1000] * 3600 == pytest.approx(1000 * required / (0.4 * 312e12), rel=0.05)
+    by_size = grid("size-steps", "train")
+    sizes = list(dict.fromkeys(name for name, _ in by_size))
+    assert LLAMA_70B in sizes
+    assert all(by_size[a, 1000] < by_size[b, 1000] for a, b in itertools.pairwise(sizes))
 
 
 # B. The affordable guide.

@@ -118,6 +118,12 @@ def test_techniques_change_what_they_are_known_to_change() -> None:
     assert "4-bit" in by_name["8 GPUs, zero3"]["why_not"]
 
 
+def test_a_grid_over_models_is_headed_by_the_one_asked_for() -> None:
+    found = sweep("Llama-3.2-1B", gpu=GPU, over=["model=meta-llama/Llama-3.1-8B,meta-llama/Llama-3.2-1B"], **RUN)
+    assert found.base.model == MODEL
+    assert [at.settings["model"] for at in found.points] == ["meta-llama/Llama-3.1-8B", MODEL]
+
+
 def test_sizes_are_one_family_in_order() -> None:
     names = sizes("meta-llama/Llama-3.1-8B")
     params = [tunecast.load_architecture(name).total_params for name in names]
