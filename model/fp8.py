@@ -16,6 +16,8 @@ from tunecast.model import primitives as ops
 from tunecast.model.operation import Kind
 from tunecast.model.tape import Grads, Tape, Tensor
 
+WEIGHT_PART = "scratch"
+"""What 8-bit copies of weights are: one set for all micro-batches in flight."""
 NEIGHBOURS = 32
 """Kernels back in which a map of the same input is looked for."""
 MX_BLOCK = 32
@@ -56,8 +58,9 @@ def cast_transposed(tape: Tape, name: str, x: Tensor, *, both: bool, recipe: Rec
         return earlier
     if recipe.finds_maxima:
         ops.elementwise(tape, "fp8_maximum", (x,), 1, "fp32")
-    copy = tape.empty(x.elements, "fp8")
-    turned = tape.empty(x.elements, "fp8") if both else None
+    part = None if x.storage is not None else WEIGHT_PART
+    copy = tape.empty(x.elements, "fp8", part=part)
+    turned = tape.empty(x.elements, "fp8", part=part) if both else None
     writes = (copy,) if turned is None else (copy, turned)
     scales = len(writes) * x.elements / MX_BLOCK if recipe.in_blocks else 0.0
     tape.kernel(name, Kind.MEMORY, (x,), writes, n_bytes=x.bytes + len(writes) * x.elements + scales)

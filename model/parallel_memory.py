@@ -17,8 +17,9 @@ from tunecast.model.units import DTYPE_BYTES
 
 RING_BLOCKS = 2
 """Keys and values in use, and those that arrive."""
-NOT_KEPT = ("gradients", "logits")
-"""Parts that a micro-batch in flight does not hold: its loss comes right before its own backward."""
+NOT_KEPT = ("gradients", "logits", "scratch")
+"""Parts that a micro-batch in flight does not hold: its loss comes right before its own backward, and 8-bit copies of
+weights are one set for all."""
 
 
 def micro_batches_in_flight(run: Run, stage: int) -> float:

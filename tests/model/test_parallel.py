@@ -87,6 +87,19 @@ def test_tensor_parallel_sends_what_megatron_sends(make: Make, run_of: RunOf, to
     assert all(op.blocking and (op.group, op.group_per_node) == (4, 4) for op in collectives(llama, run))
 
 
+def test_micro_batches_in_flight_share_8_bit_copies_of_weights(make: Make, run_of: RunOf) -> None:
+    """What each keeps grows with its tokens alone."""
+    llama = make("llama-3.1-8b")
+    kept = [
+        kept_bytes(
+            llama, run_of(llama, method="full", max_length=n, fp8="megatron", gradient_checkpointing=False), "cuda"
+        )
+        for n in (512, 1024, 2048)
+    ]
+    assert kept[2] - kept[1] == pytest.approx(2 * (kept[1] - kept[0]), rel=0.01)
+    assert kept[0] == pytest.approx(kept[1] / 2, rel=0.01)
+
+
 def test_asynchronous_tensor_parallelism_sends_the_same_beside_the_work(make: Make, run_of: RunOf) -> None:
     llama = make("llama-3.1-8b")
     both = [run_of(llama, num_gpus=4, tp=4, torch_compile=True, async_tp=on, **FULL) for on in (False, True)]
