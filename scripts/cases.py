@@ -10,12 +10,14 @@ import importlib
 import os
 import re
 import sys
+import textwrap
 from pathlib import Path
 
 import readme
 
 TEMPLATES = Path(__file__).resolve().parent / "known_cases"
 PAGES = readme.DOCS / "cases"
+WIDTH = 120
 PLACE = re.compile(r"\{\{(\w+)\}\}")
 
 
@@ -37,13 +39,24 @@ def filled(template: str, values: dict[str, str]) -> str:
     wanted = set(PLACE.findall(template))
     if wanted != set(values):
         raise KeyError(f"places and figures differ: {sorted(wanted ^ set(values))}")
-    return PLACE.sub(lambda match: values[match[1]], template)
+    paragraphs = (
+        wrapped(PLACE.sub(lambda match: values[match[1]], paragraph)) if PLACE.search(paragraph) else paragraph
+        for paragraph in template.split("\n\n")
+    )
+    return "\n\n".join(paragraphs)
+
+
+def wrapped(paragraph: str) -> str:
+    """Prose at the width of the other pages; tables, lists, commands and comments as they are."""
+    if paragraph.lstrip()[0] in "|-<`#$":
+        return paragraph
+    return textwrap.fill(" ".join(paragraph.split()), WIDTH, break_long_words=False, break_on_hyphens=False)
 
 
 def page(name: str) -> str:
     """One finished page."""
     template = (TEMPLATES / f"{name}.md").read_text(encoding="utf-8")
-    return readme.refreshed(filled(template, figures(name)))
+    return readme.refreshed(filled(template, figures(name)).rstrip("\n") + "\n")
 
 
 if __name__ == "__main__":
