@@ -31,6 +31,7 @@ def estimate(
     max_batch: bool = False,
     max_length_that_fits: bool = False,
     exact: bool = False,
+    share_host: bool = False,
     deadline: str | float | None = None,
     told: Callable[[str], None] | None = None,
     **options: Any,
@@ -44,6 +45,7 @@ def estimate(
     `prices` are CSV files of your own, which count before the catalog's (columns as in
     ``tunecast catalog prices --json``).
     `max_batch` and `max_length_that_fits` take the largest micro-batch or sequence that fits each GPU.
+    `share_host` lets the one record given say what its machine and software are for GPUs that have no record.
     `num_gpus="auto"` takes the fewest GPUs that fit and, with a `deadline` (``"24h"``, ``"3d"`` or hours), are in time.
     `exact` traces the real transformers, PEFT and bitsandbytes code of this run on fake tensors instead of using
     formulas, which also serves families without formulas; `told` hears what is traced next. It needs the extra
@@ -63,6 +65,7 @@ def estimate(
         prices=prices,
         achieved_tflops=achieved_tflops,
         source=_traced(told) if exact else None,
+        share_host=share_host,
         **options,
     )
     found = searched_forecasts(question, targets, dimension, deadline=deadline)

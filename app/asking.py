@@ -24,6 +24,7 @@ def asked_question(
     prices: Iterable[str | Path] = (),
     achieved_tflops: float | None = None,
     source: StepSource | None = None,
+    share_host: bool = False,
     **options: Any,
 ) -> tuple[Question, list[Target], tuple[str, ...]]:
     """(question, devices, notes on how it was read); raises InputError with what to type instead."""
@@ -51,7 +52,7 @@ def asked_question(
         observations=observations,
     )
     names = [gpu] if isinstance(gpu, str) else list(gpu)
-    targets = resolve_targets(names, fitted_records(calibrations))
+    targets = resolve_targets(names, fitted_records(calibrations), share_host=share_host)
     refuse_unused(observations, [target.id for target in targets])
     return question, targets, asked.notes
 

@@ -14,6 +14,7 @@ from tunecast.model.priors import prior_factors
 from tunecast.model.question import RUN_OPTIONS_ELSEWHERE, Question
 from tunecast.model.resolve import Resolved, resolve_run
 from tunecast.model.run import Run
+from tunecast.model.shared_host import with_shared_host
 from tunecast.model.target import Target
 from tunecast.model.timing import LINK_FACTORS
 
@@ -24,7 +25,7 @@ LEAST_SHARDING_OF_STAGES = ("ddp", "zero1", "fsdp")
 
 
 def target_factors(target: Target, run: Run | None = None) -> FactorSet:
-    """Factors of the device's own record, else its prior for that run.
+    """Factors of the device's own record, else its prior for that run, its host perhaps another card's.
 
     A record of one card has not measured the link between cards: that comes from the prior, and says so.
     """
@@ -33,7 +34,7 @@ def target_factors(target: Target, run: Run | None = None) -> FactorSet:
         return factor_set_from_record(target.record)
     prior = replace(prior_factors(target.gpu, run), gpu=target.id)
     if target.record is None:
-        return prior
+        return prior if target.shared is None else with_shared_host(prior, target.shared)
     own = factor_set_from_record(target.record)
     borrowed = {name: prior.factors[name] for name in LINK_FACTORS if name in prior.factors}
     return replace(own, factors={**borrowed, **own.factors})

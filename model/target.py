@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tunecast.catalogs.errors import InputError
 from tunecast.catalogs.gpus import Gpu, find_gpu, load_gpus, training_dtype
+from tunecast.model.shared_host import HostRecord, host_record
 
 MOCK_PREFIX = "mock:"
 
@@ -25,6 +26,8 @@ class Target:
     """Dense peak FLOP/s by dtype; for a CPU the measured GEMM ceiling."""
     record: Mapping[str, Any] | None = None
     """The calibration record of this very device, if one was given."""
+    shared: HostRecord | None = None
+    """Of a device without a record: that of another card in the same machine (``--share-host``)."""
 
     @property
     def platform(self) -> str:
@@ -47,21 +50,39 @@ def record_gpu(record: Mapping[str, Any]) -> str:
     return str(record["hardware"]["gpu"])
 
 
-def resolve_targets(names: Iterable[str], records: Mapping[str, Mapping[str, Any]]) -> list[Target]:
+def resolve_targets(
+    names: Iterable[str], records: Mapping[str, Mapping[str, Any]], *, share_host: bool = False
+) -> list[Target]:
     """Devices by name, in the order asked, each once. `records` maps a device id to its record.
 
     ``all`` stands for every catalog GPU; without names it is all of them and the devices of the
-    records. A record that no requested device can use is refused.
+    records. A record that no requested device can use is refused, unless its host is theirs (`share_host`).
     """
     asked = list(names)
     ids = list(dict.fromkeys(_expand(asked or ["all", *records])))
+    if share_host:
+        return _sharing(ids, records)
     unused = [gpu for gpu in records if gpu not in ids]
     if unused:
         raise InputError(
-            f"The record was measured on {unused[0]}, which is not among the devices asked for "
-            f"({_short(ids)}); add --gpu {unused[0]}, or leave the record out."
+            f"The record was measured on {unused[0]}, which is not among the devices asked for ({_short(ids)}); "
+            f"add --gpu {unused[0]}, or leave the record out, or add --share-host if they share machine and software."
         )
     return [_target(gpu_id, records.get(gpu_id)) for gpu_id in ids]
+
+
+def _sharing(ids: list[str], records: Mapping[str, Mapping[str, Any]]) -> list[Target]:
+    """Every device without a record has the host of the one that was given; simulated hosts are no real ones."""
+    shared = host_record(records)
+    others = [gpu_id for gpu_id in ids if gpu_id not in records and gpu_id != "cpu"]
+    apart = [other for other in others if other.startswith(MOCK_PREFIX) != shared.gpu.startswith(MOCK_PREFIX)]
+    if apart:
+        raise InputError(
+            f"--share-host would give {apart[0]} the host of {shared.gpu}, and one of the two is simulated; leave "
+            "--share-host out."
+        )
+    targets = [_target(gpu_id, records.get(gpu_id)) for gpu_id in ids]
+    return [replace(target, shared=shared) if target.id in others else target for target in targets]
 
 
 def _expand(names: list[str]) -> Iterable[str]:

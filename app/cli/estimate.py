@@ -42,6 +42,14 @@ def estimate(
         list[Path] | None,
         typer.Option(help="Calibration record of a device; repeatable.", metavar="FILE", rich_help_panel=THE_MACHINE),
     ] = None,
+    share_host: Annotated[
+        bool,
+        typer.Option(
+            "--share-host",
+            help="The record's machine and software are those of the GPUs asked for.",
+            rich_help_panel=THE_MACHINE,
+        ),
+    ] = False,
     usd_per_gpu_hour: Annotated[
         float | None,
         typer.Option(help="Price to use instead of the catalog's.", metavar="X", rich_help_panel=THE_MACHINE),
@@ -90,6 +98,7 @@ def estimate(
     asked: dict[str, Any] = {
         "gpu": gpu or ["all"],
         "records": record or [],
+        "share_host": share_host,
         "usd_per_gpu_hour": usd_per_gpu_hour,
         "prices": prices or [],
         "achieved_tflops": achieved_tflops,

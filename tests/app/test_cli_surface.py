@@ -133,7 +133,7 @@ OPTIONS = {
     | WHOLE_RUN
     | NODES
     | REFUSED_BY_NAME
-    | {"--max-batch", "--max-length-that-fits", "--exact", "--explain", "--json"},
+    | {"--max-batch", "--max-length-that-fits", "--exact", "--share-host", "--explain", "--json"},
     "recommend": RUN
     | AMOUNT
     | (MACHINE - {"--achieved-tflops"})
