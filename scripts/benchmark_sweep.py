@@ -2,17 +2,23 @@
 
 Every combination gets its step time, its memory and the probability that it fits, equal to `estimate`'s
 (tests/model/test_engine.py). Two processes, one per core: cards with bf16 and their methods are shared out.
+With ``--out FILE.md`` the seconds are kept with the machine's facts; run it on a quiet machine.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import os
+import platform
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from datetime import UTC, datetime
+from importlib.metadata import version
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 MODEL = "meta-llama/Llama-3.1-8B"
@@ -59,11 +65,35 @@ def screen_part(part: Part) -> tuple[int, int]:
     return found.step_s.size, int((~found.too_large).sum())
 
 
+def page(told: str, load: float) -> str:
+    """The result as Markdown, with what it ran on and how busy the machine was before."""
+    from tunecast.calibrate.environment import host_facts, software_versions
+
+    host, software = host_facts(), software_versions()
+    facts = {
+        "processor": host.get("cpu"),
+        "cores": host.get("cores") or os.cpu_count(),
+        "python": software.get("python") or platform.python_version(),
+        "numpy": version("numpy"),
+        "load average of the minute before": f"{load:.2f}",
+        "day": f"{datetime.now(UTC):%Y-%m-%d}",
+    }
+    lines = [
+        "# A million combinations of run, GPU, batch and parallelism",
+        "",
+        "Made by `scripts/benchmark-sweep --out`.",
+    ]
+    lines += ["", told, "", *(f"- {name}: {value}" for name, value in facts.items())]
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
     """Run all parts and print how long they took."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--processes", type=int, default=2, help="worker processes")
-    processes = parser.parse_args().processes
+    parser.add_argument("--out", type=Path, help="a Markdown file for the result")
+    arguments = parser.parse_args()
+    processes, load = arguments.processes, os.getloadavg()[0]
     # the larger parts first, so that the two processes end together
     parts = [(method, ck, bf16) for bf16 in (True, False) for method in METHODS for ck in (True, False)]
     start_s = time.perf_counter()
@@ -71,7 +101,10 @@ def main() -> None:
         sizes = list(pool.map(screen_part, parts))
     spent_s = time.perf_counter() - start_s
     count, fitting = (sum(column) for column in zip(*sizes, strict=True))
-    print(f"{count:,} combinations ({fitting:,} fit) in {spent_s:.2f} s, {processes} processes, imports included")
+    told = f"{count:,} combinations ({fitting:,} fit) in {spent_s:.2f} s, {processes} processes, imports included"
+    print(told)
+    if arguments.out is not None:
+        arguments.out.write_text(page(told, load), encoding="utf-8")
 
 
 if __name__ == "__main__":
