@@ -19,14 +19,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tunecast.catalogs.errors import InputError
+from tunecast.model.curve_names import curve_key as curve_key
+from tunecast.model.curve_names import find_curve as find_curve
 from tunecast.model.curves import Array, columns, floor_frac, seconds
-from tunecast.model.factors import Curve, FactorSet
+from tunecast.model.factors import FactorSet
 from tunecast.model.links import SEGMENT_OF as SEGMENT_OF
 from tunecast.model.links import SEGMENTS as SEGMENTS
 from tunecast.model.links import bubble_frac, no_seconds
 from tunecast.model.links import communication_seconds as communication_seconds
-from tunecast.model.operation import NATIVE, Kind, Operation, Phase
+from tunecast.model.operation import Kind, Operation
 from tunecast.model.run import Run
 from tunecast.model.value import Value, lognormal
 
@@ -108,32 +109,6 @@ class StepTime:
     """Standard deviation of the logarithm of the step time."""
     log_sd_parts: dict[str, float] = field(default_factory=dict)
     """What it is made of: ``curves``, ``factors``, ``left-out steps``."""
-
-
-def curve_key(operation: Operation) -> str:
-    """Name of the curve an operation follows; a recomputation is a forward pass."""
-    if operation.kind is Kind.GEMM:
-        return f"gemm.{operation.dtype}"
-    if operation.kind is Kind.ATTENTION:
-        direction = "backward" if operation.phase is Phase.BACKWARD else "forward"
-        native = f"-{NATIVE}" if operation.layout == NATIVE else ""
-        return f"attention{native}.{operation.dtype}.{direction}"
-    return str(operation.kind)
-
-
-def find_curve(key: str, factors: FactorSet) -> Curve:
-    """The curve of that name; kinds that only move bytes fall back on ``memory``, backward attention on forward,
-    native attention on what was measured of another."""
-    plain = key.replace(f"-{NATIVE}", "")
-    forward = [name.replace(".backward", ".forward") for name in (key, plain)]
-    for name in (key, forward[0], plain, forward[1], *(() if "." in key else ("memory",))):
-        if name in factors.curves:
-            return factors.curves[name]
-    known = ", ".join(sorted(factors.curves)) or "none"
-    raise InputError(
-        f"The factors of {factors.gpu} have no curve {key!r} (they have {known}): "
-        "calibrate the device with a run of that precision, or choose another --precision."
-    )
 
 
 def merged(operations: Sequence[Operation]) -> list[tuple[Operation, float]]:

@@ -275,6 +275,14 @@ def test_native_attention_is_the_same_work_on_a_curve_of_its_own() -> None:
     assert times["a100-sxm4-80gb", False] == times["a100-sxm4-80gb", True]
 
 
+def test_a_card_without_8_bit_products_is_named() -> None:
+    factors = datasheet_factors(load_gpus()["a100-sxm4-80gb"], beliefs())
+    (product,) = {op for op in step_operations(load_architecture(LLAMA), run_of(LLAMA, fp8="te")) if op.dtype == "fp8"
+                  and op.name == "q_proj" and op.phase is Phase.FORWARD}  # fmt: skip
+    with pytest.raises(InputError, match="a100-sxm4-80gb has no rate for products of 8-bit floats"):
+        find_curve(curve_key(product), factors)
+
+
 def test_a_record_without_native_attention_lends_the_other_curve() -> None:
     curve = Curve(form="attention", params={"flops_per_s": 1.0}, log_sd=0.0, origin="measured")
     factors = FactorSet(gpu="x", curves={"attention.bf16.forward": curve}, factors={}, step_log_sd=0.0)

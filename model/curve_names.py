@@ -1,0 +1,38 @@
+"""Which curve an operation follows, by name, and what stands in where a device has none of that name."""
+
+from __future__ import annotations
+
+from tunecast.catalogs.errors import InputError
+from tunecast.model.factors import Curve, FactorSet
+from tunecast.model.operation import NATIVE, Kind, Operation, Phase
+
+
+def curve_key(operation: Operation) -> str:
+    """Name of the curve an operation follows; a recomputation is a forward pass."""
+    if operation.kind is Kind.GEMM:
+        return f"gemm.{operation.dtype}"
+    if operation.kind is Kind.ATTENTION:
+        direction = "backward" if operation.phase is Phase.BACKWARD else "forward"
+        native = f"-{NATIVE}" if operation.layout == NATIVE else ""
+        return f"attention{native}.{operation.dtype}.{direction}"
+    return str(operation.kind)
+
+
+def find_curve(key: str, factors: FactorSet) -> Curve:
+    """The curve of that name; kinds that only move bytes fall back on ``memory``, backward attention on forward,
+    native attention on what was measured of another."""
+    plain = key.replace(f"-{NATIVE}", "")
+    forward = [name.replace(".backward", ".forward") for name in (key, plain)]
+    for name in (key, forward[0], plain, forward[1], *(() if "." in key else ("memory",))):
+        if name in factors.curves:
+            return factors.curves[name]
+    if ".fp8" in key:
+        raise InputError(
+            f"--fp8 was asked for, but {factors.gpu} has no rate for products of 8-bit floats, in the catalog or in a "
+            "record; leave --fp8 out, or choose a Hopper, Ada or Blackwell card."
+        )
+    known = ", ".join(sorted(factors.curves)) or "none"
+    raise InputError(
+        f"The factors of {factors.gpu} have no curve {key!r} (they have {known}): "
+        "calibrate the device with a run of that precision, or choose another --precision."
+    )
