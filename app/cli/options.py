@@ -183,6 +183,10 @@ Prices = Annotated[
         rich_help_panel=THE_MACHINE,
     ),
 ]
+UsdPerGpuHour = Annotated[
+    float | None,
+    typer.Option(help="Price to use instead of the catalog's.", metavar="X", rich_help_panel=THE_MACHINE),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout instead of a table.")]
 
 

@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tunecast.cli.options import AMOUNT, FILE, PARALLEL, RUN, THE_MACHINE, Json, Model, Prices, option, with_groups
+from tunecast.cli.options import (
+    AMOUNT,
+    FILE,
+    PARALLEL,
+    RUN,
+    THE_MACHINE,
+    Json,
+    Model,
+    Prices,
+    UsdPerGpuHour,
+    option,
+    with_groups,
+)
 from tunecast.cli.options_whole_run import SPOT_PANEL, WHOLE_RUN
+
+if TYPE_CHECKING:
+    from tunecast.recommendation import Recommendation
 
 LIMITS = "What a plan has to keep"
 ANSWER = "The answer"
@@ -59,10 +74,7 @@ def recommend(
         typer.Option(help="Calibration record of a card; repeatable.", metavar="FILE", rich_help_panel=THE_MACHINE),
     ] = None,
     prices: Prices = None,
-    usd_per_gpu_hour: Annotated[
-        float | None,
-        typer.Option(help="Price to use instead of the catalog's.", metavar="X", rich_help_panel=THE_MACHINE),
-    ] = None,
+    usd_per_gpu_hour: UsdPerGpuHour = None,
     write: Annotated[
         list[str] | None,
         typer.Option(
@@ -88,8 +100,6 @@ def recommend(
     import gc
 
     from tunecast import recommender
-    from tunecast.cli.console import print_json, show
-    from tunecast.cli.guard import THE_ANSWER_IS_NO, fail
     from tunecast.plots import check_plot_path
     from tunecast.written import read_asked_files, with_written, write_plan
 
@@ -109,7 +119,13 @@ def recommend(
         **parallel,
         **around,
     )
-    found = with_written(found, write_plan(found, wanted, pick))
+    _tell(with_written(found, write_plan(found, wanted, pick)), plot, as_json)
+
+
+def _tell(found: Recommendation, plot: Path | None, as_json: bool) -> None:
+    from tunecast.cli.console import print_json, show
+    from tunecast.cli.guard import THE_ANSWER_IS_NO, fail
+
     if plot is not None:
         from tunecast.recommend_plot import money_against_time
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tunecast.cli.options import AMOUNT, FILE, PARALLEL, RUN, THE_MACHINE, Model, Prices, with_groups
+from tunecast.cli.options import AMOUNT, FILE, PARALLEL, RUN, THE_MACHINE, Model, Prices, UsdPerGpuHour, with_groups
 from tunecast.cli.options_whole_run import WHOLE_RUN
 
 
@@ -31,10 +31,7 @@ def report(
         list[Path] | None,
         typer.Option(help="Calibration record of a card; repeatable.", metavar="FILE", rich_help_panel=THE_MACHINE),
     ] = None,
-    usd_per_gpu_hour: Annotated[
-        float | None,
-        typer.Option(help="Price to use instead of the catalog's.", metavar="X", rich_help_panel=THE_MACHINE),
-    ] = None,
+    usd_per_gpu_hour: UsdPerGpuHour = None,
     prices: Prices = None,
     out: Annotated[Path, typer.Option(help="Where the page goes.", metavar="FILE.html")] = Path("tunecast-report.html"),
     markdown: Annotated[

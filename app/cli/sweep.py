@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tunecast.cli.options import AMOUNT, FILE, PARALLEL, RUN, THE_MACHINE, Json, Model, Prices, with_groups
+from tunecast.cli.options import (
+    AMOUNT,
+    FILE,
+    PARALLEL,
+    RUN,
+    THE_MACHINE,
+    Json,
+    Model,
+    Prices,
+    UsdPerGpuHour,
+    with_groups,
+)
 from tunecast.cli.options_whole_run import WHOLE_RUN
+
+if TYPE_CHECKING:
+    from tunecast.sweep_result import Sweep
 
 THE_SWEEP = "The sweep"
 
@@ -28,10 +42,7 @@ def sweep(
         list[Path] | None,
         typer.Option(help="Calibration record of that device.", metavar="FILE", rich_help_panel=THE_MACHINE),
     ] = None,
-    usd_per_gpu_hour: Annotated[
-        float | None,
-        typer.Option(help="Price to use instead of the catalog's.", metavar="X", rich_help_panel=THE_MACHINE),
-    ] = None,
+    usd_per_gpu_hour: UsdPerGpuHour = None,
     prices: Prices = None,
     analysis: Annotated[
         str | None,
@@ -71,9 +82,7 @@ def sweep(
 
     A tornado over every input, a grid of two, techniques side by side, or a classic analysis by name.
     """
-    from tunecast import sweep_table
     from tunecast.catalogs.errors import InputError
-    from tunecast.cli.console import err, print_json, show
     from tunecast.cli.progress import counted
     from tunecast.plots import check_plot_path
     from tunecast.sweep import sweep as run_sweep
@@ -94,6 +103,13 @@ def sweep(
             usd_per_gpu_hour=usd_per_gpu_hour,
             **options,
         )
+    _tell(found, csv, plot, as_json)
+
+
+def _tell(found: Sweep, csv: Path | None, plot: Path | None, as_json: bool) -> None:
+    from tunecast import sweep_table
+    from tunecast.cli.console import err, print_json, show
+
     if csv is not None:
         err().print(f"table: {sweep_table.write_csv(found, csv)}")
     if plot is not None:
