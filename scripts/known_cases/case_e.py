@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import NamedTuple
 
 from known_cases.asking import Figures, change, markdown_table, memory_gib, told
@@ -37,6 +38,7 @@ def asked(batch: int, length: int, **more: object) -> Forecast:
     return told(MODEL, GPU, per_device_train_batch_size=batch, max_length=length, **options)
 
 
+@cache
 def training_minutes(claim: Claim, batch: int, length: int) -> float:
     """Training alone, without start-up and download."""
     return asked(batch, length).step_time_s.value * claim.iterations / MINUTE_S

@@ -292,15 +292,13 @@ def test_e_the_price_is_1_006_usd() -> None:
 def test_e_both_times_are_true_at_usual_lengths_and_no_setting_makes_both_true(cases: dict[str, ModuleType]) -> None:
     e = cases["e"]
     short, long = e.CLAIMS
-    for claim, batches in ((short, (1, 2)), (long, (2, 4))):
-        for batch in batches:
-            length = e.longest_within(claim, batch)
-            assert length is not None
-            assert e.training_minutes(claim, batch, length) == pytest.approx(claim.minutes, rel=0.03)
-            assert 64 < length < 4096
-            assert e.asked(batch, length).fits is True
+    lengths = {claim: e.longest_within(claim, 2) for claim in (short, long)}
+    for claim, length in lengths.items():
+        assert e.training_minutes(claim, 2, length) == pytest.approx(claim.minutes, rel=0.03)
+        assert 64 < length < 4096
+        assert e.asked(2, length).fits is True
     assert long.minutes / long.iterations == pytest.approx(3 * short.minutes / short.iterations)
-    assert e.longest_within(long, 2) > 2 * e.longest_within(short, 2)
+    assert lengths[long] > 2 * lengths[short]
 
 
 def test_e_98_percent_fewer_is_rank_64_or_32_if_packed_weights_count_once(
