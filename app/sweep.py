@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tunecast.catalogs.errors import InputError
@@ -19,6 +19,8 @@ CLASSIC_MFU = (0.2, 0.3, 0.4, 0.5, 0.6)
 CLASSIC_DISK_MB_PER_S = (200, 500, 1000, 2000, 5000)
 CLASSIC_LOAD_EFFICIENCY = (0.2, 0.4, 0.6, 0.8, 1.0)
 MOST_SIZES = 6
+FEWEST_SIZES = 3
+"""Sizes that make a family; with fewer all models of the architecture serve."""
 
 
 def sweep(
@@ -79,22 +81,32 @@ def _with_amount(ask: Ask) -> Ask:
 
 
 def sizes(model: str) -> tuple[str, ...]:
-    """Catalog models of the same family, smallest first: at most six, this one and the extremes among them."""
+    """Catalog models of the same family, smallest first: at most six, this one and the extremes among them.
+
+    Models with this one's vocabulary are its family where there are enough of them, else all of its architecture.
+    """
     from tunecast.catalogs.models import find_model, load_models
 
     own = find_model(model)
-    family = sorted(
-        (row for row in load_models().values() if row.architecture_class == own.architecture_class),
-        key=lambda row: row.total_params,
-    )
-    spread: dict[int, str] = {}
-    for row in family:
-        spread.setdefault(round(math.log2(row.total_params)), row.hf_id)
-    spread[round(math.log2(own.total_params))] = own.hf_id
-    names = [spread[key] for key in sorted(spread)]
+    alike = [row for row in load_models().values() if row.architecture_class == own.architecture_class]
+    siblings = [row for row in alike if row.vocab_size == own.vocab_size]
+    by_size: dict[int, str] = {}
+    for row in sorted(siblings, key=lambda row: row.total_params):
+        by_size.setdefault(round(math.log2(row.total_params)), row.hf_id)
+    if len(by_size) < FEWEST_SIZES:
+        for row in sorted(alike, key=lambda row: row.total_params):
+            by_size.setdefault(round(math.log2(row.total_params)), row.hf_id)
+    by_size[round(math.log2(own.total_params))] = own.hf_id
+    params = {row.hf_id: row.total_params for row in alike}
+    return _thinned([by_size[key] for key in sorted(by_size)], params, own.hf_id)
+
+
+def _thinned(names: list[str], params: Mapping[str, int], own: str) -> tuple[str, ...]:
+    """At most six names: of those in between, one after the other whose neighbours are nearest is left out."""
     while len(names) > MOST_SIZES:
-        inner = [name for name in names[1:-1] if name != own.hf_id]
-        names.remove(inner[len(inner) // 2])
+        inner = [i for i in range(1, len(names) - 1) if names[i] != own]
+        nearest = min(inner, key=lambda i: params[names[i + 1]] / params[names[i - 1]])
+        names = names[:nearest] + names[nearest + 1 :]
     return tuple(names)
 
 
