@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,9 +18,13 @@ from tunecast.cli.options import (
     Json,
     Model,
     Prices,
+    UsdPerGpuHour,
     with_groups,
 )
 from tunecast.cli.options_whole_run import DEADLINE, WHOLE_RUN
+
+if TYPE_CHECKING:
+    from tunecast.explain import Term
 
 
 @with_groups(run_options=RUN | FILE, amount=AMOUNT, parallel=PARALLEL, around=WHOLE_RUN | DEADLINE)
@@ -50,10 +55,7 @@ def estimate(
             rich_help_panel=THE_MACHINE,
         ),
     ] = False,
-    usd_per_gpu_hour: Annotated[
-        float | None,
-        typer.Option(help="Price to use instead of the catalog's.", metavar="X", rich_help_panel=THE_MACHINE),
-    ] = None,
+    usd_per_gpu_hour: UsdPerGpuHour = None,
     prices: Prices = None,
     achieved_tflops: Annotated[
         float | None,
@@ -89,7 +91,6 @@ def estimate(
 ) -> None:
     """Forecast memory, time and money of a run on each GPU. Exit code 3 when it fits none."""
     from tunecast import api
-    from tunecast.catalogs.errors import InputError
     from tunecast.cli.console import quiet_libraries, show_forecasts
     from tunecast.cli.progress import told_on_stderr
 
@@ -108,15 +109,17 @@ def estimate(
         **around,
     }
     searching: dict[str, Any] = {"max_batch": max_batch, "max_length_that_fits": max_length_that_fits, "exact": exact}
-    terms = None
-    if explain:
-        from tunecast.explain import explain as explained
-
-        if any(searching.values()):
-            raise InputError(
-                "--explain takes the run as it is; leave out --max-batch, --max-length-that-fits and --exact."
-            )
-        terms = explained(model, **{name: value for name, value in asked.items() if name != "deadline"})
+    terms = _terms(model, asked, searching) if explain else None
     with told_on_stderr(exact) as told:
         forecasts = api.estimate(model, told=told, **searching, **asked)
     show_forecasts(forecasts, as_json=as_json, terms=terms)
+
+
+def _terms(model: str, asked: Mapping[str, Any], searching: Mapping[str, Any]) -> list[Term]:
+    """The terms of the run as it was asked; what searches or traces has none to show."""
+    from tunecast.catalogs.errors import InputError
+    from tunecast.explain import explain
+
+    if any(searching.values()):
+        raise InputError("--explain takes the run as it is; leave out --max-batch, --max-length-that-fits and --exact.")
+    return explain(model, **{name: value for name, value in asked.items() if name != "deadline"})
