@@ -22,7 +22,8 @@ def unpacked_note(length_field: str) -> str:
     """What to know about rows that are padded to the longest of their batch."""
     return (
         f"Rows are not packed: every one is counted as {length_field} tokens long, an upper bound, since batches are "
-        "padded to their longest row only. With --mean-tokens totals count no padding, a lower bound."
+        "padded to their longest row only. With --mean-tokens totals count no padding, a lower bound; --no-packing "
+        "beside it, or with --dataset FILE, counts the padding there is."
     )
 
 
