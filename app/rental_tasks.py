@@ -103,8 +103,8 @@ def skypilot_task(task: Task) -> dict[str, Any]:
     gpu, offer = task.candidate.target.id, task.candidate.price.offer
     if gpu not in SKYPILOT_GPUS:
         raise NotSupportedError(
-            f"SkyPilot's list of accelerators has no name for {gpu}; write --write dstack FILE instead, or choose the "
-            "card with --gpu."
+            f"SkyPilot's list of accelerators has no name for {gpu}; type --write dstack=dstack.yaml, or choose "
+            "another card with --gpu."
         )
     cloud, region = SKYPILOT_CLOUDS.get(str(offer.get("provider"))), str(offer.get("region") or "global")
     place = cloud if region in ("global", "all") or cloud is None else f"{cloud}/{region}"

@@ -45,7 +45,7 @@ def read_asked_files(asked: Sequence[str], pick: str) -> list[tuple[str, Path]]:
 
 
 def write_plan(found: Recommendation, asked: Sequence[tuple[str, Path]], pick: str) -> list[Written]:
-    """Write the picked plan; a rental task without a training file beside it gets TRL's."""
+    """Write the picked plan, all files or none; a rental task without a training file beside it gets TRL's."""
     picked = getattr(found, pick)
     if picked is None or not asked:
         return []
@@ -56,13 +56,33 @@ def write_plan(found: Recommendation, asked: Sequence[tuple[str, Path]], pick: s
         training, first = "trl", wanted[0][1]
         kinds[training] = first.with_name(f"{first.name.split('.')[0]}-train.yaml")
         wanted.insert(0, (training, kinds[training]))
-    written = []
-    for kind, path in wanted:
-        if kind in TRAINING:
-            written.append(_write_training(found, picked, pick, kind, path))
-        else:
-            written.append(_write_task(found, picked, pick, kind, path, training, kinds[training]))
-    return written
+    made = [
+        _training(found, picked, pick, kind, path)
+        if kind in TRAINING
+        else _task(found, picked, pick, kind, path, training, kinds[training])
+        for kind, path in wanted
+    ]
+    _write_all({each.path: text for each, text in made})
+    return [each for each, _ in made]
+
+
+def _write_all(texts: Mapping[Path, str]) -> None:
+    """Write beside, then rename: when one file cannot be written, none is."""
+    parts = {path: path.with_name(f".{path.name}.part") for path in texts}
+    try:
+        for path, text in texts.items():
+            if path.is_dir():
+                raise InputError(f"{path} cannot be written (Is a directory); name another file.")
+            try:
+                parts[path].write_text(text, encoding="utf-8")
+            except OSError as error:
+                raise InputError(f"{path} cannot be written ({error.strerror}); name another file.") from error
+        for path, part in parts.items():
+            part.replace(path)
+    finally:
+        for part in parts.values():
+            if part.parent.is_dir():
+                part.unlink(missing_ok=True)
 
 
 def head_lines(found: Recommendation, picked: Picked, pick: str) -> list[str]:
@@ -79,7 +99,7 @@ def head_lines(found: Recommendation, picked: Picked, pick: str) -> list[str]:
     ]
 
 
-def _write_training(found: Recommendation, picked: Picked, pick: str, kind: str, path: Path) -> Written:
+def _training(found: Recommendation, picked: Picked, pick: str, kind: str, path: Path) -> tuple[Written, str]:
     from tunecast.model.amount import resolve_amount
     from tunecast.model.configs.write import DATASET, config_for, differences
 
@@ -93,13 +113,12 @@ def _write_training(found: Recommendation, picked: Picked, pick: str, kind: str,
         for name, value in other.items()
     )
     lines = [*head_lines(found, picked, pick), f"Put your data where {DATASET} stands; rows are packed."]
-    _dump(path, [*lines, *notes], mapping)
-    return Written(kind=kind, path=path, notes=notes)
+    return Written(kind=kind, path=path, notes=notes), _dumped([*lines, *notes], mapping)
 
 
-def _write_task(
+def _task(
     found: Recommendation, picked: Picked, pick: str, kind: str, path: Path, training: str, config: Path
-) -> Written:
+) -> tuple[Written, str]:
     from tunecast.model.run_work import published_bytes
     from tunecast.rental_tasks import TASKS, Task
 
@@ -114,11 +133,10 @@ def _write_task(
     mapping = TASKS[kind](task)
     start = f"sky launch {path.name}" if kind == "skypilot" else f"dstack apply -f {path.name}"
     lines = [*head_lines(found, picked, pick), f"Start it in the folder of {config.name}: {start}"]
-    _dump(path, lines, mapping)
-    return Written(kind=kind, path=path)
+    return Written(kind=kind, path=path), _dumped(lines, mapping)
 
 
-def _dump(path: Path, head: Iterable[str], mapping: Mapping[str, Any]) -> None:
+def _dumped(head: Iterable[str], mapping: Mapping[str, Any]) -> str:
     """YAML with a head of comments; text of several lines as a block."""
     import yaml
 
@@ -130,11 +148,7 @@ def _dump(path: Path, head: Iterable[str], mapping: Mapping[str, Any]) -> None:
 
     Dumper.add_representer(str, as_block)
     body = yaml.dump(dict(mapping), Dumper=Dumper, sort_keys=False, width=120)
-    text = "".join(f"# {line}\n" for line in head) + body
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{path} cannot be written ({error.strerror}); name another file.") from error
+    return "".join(f"# {line}\n" for line in head) + body
 
 
 def with_written(found: Recommendation, written: Sequence[Written]) -> Recommendation:

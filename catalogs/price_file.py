@@ -12,7 +12,7 @@ import csv
 import io
 import math
 from collections.abc import Mapping, Sequence
-from datetime import date
+from datetime import date, timedelta
 from pathlib import Path
 
 from tunecast.catalogs.clock import today
@@ -41,7 +41,9 @@ def read_price_file(path: Path) -> tuple[Offer, ...]:
     rows = [_checked(_Line(path, reader.line_num, raw)) for raw in reader]
     if not rows:
         raise InputError(f"Price file {path} has no rows; give one line per price under the header.")
-    return parse_offers(rows, layer="user")
+    offers = parse_offers(rows, layer="user")
+    _check_one_price_a_day(path, offers)
+    return offers
 
 
 def known_columns() -> tuple[str, ...]:
@@ -57,6 +59,18 @@ def _check_header(path: Path, header: Sequence[str]) -> None:
         raise InputError(f"{path}, line 1, column 'gpu_canonical_id' is missing; it says which GPU a price is for.")
     if not {"usd_per_gpu_hour", "usd_per_hour"} & set(header):
         raise InputError(f"{path}, line 1, column 'usd_per_gpu_hour' is missing (or 'usd_per_hour' per instance).")
+
+
+def _check_one_price_a_day(path: Path, offers: Sequence[Offer]) -> None:
+    """The same offer at two prices on one day has no current price."""
+    seen: dict[object, float] = {}
+    for offer in offers:
+        price = seen.setdefault((offer.key, offer.snapshot_date), offer.usd_per_gpu_hour)
+        if price != offer.usd_per_gpu_hour:
+            raise InputError(
+                f"{path} has two prices of {offer.provider} for {offer.gpu_id} on {offer.snapshot_date} "
+                f"(${price:g} and ${offer.usd_per_gpu_hour:g} per GPU); tell them apart by instance_or_sku or region."
+            )
 
 
 class _Line:
@@ -175,6 +189,8 @@ def _day(line: _Line) -> str:
         day = date.fromisoformat(text)
     except ValueError:
         raise line.fault("snapshot_date", f"is {text!r}, not a day like 2026-11-20") from None
+    if day > today() + timedelta(days=1):  # a day more, for those whose day has begun
+        raise line.fault("snapshot_date", f"is {text}, which is still to come; type the day on which you saw the price")
     return day.isoformat()
 
 

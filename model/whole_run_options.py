@@ -129,6 +129,12 @@ def _count(name: str, value: Any) -> int:
     return int(value)
 
 
+def _seed(name: str, value: Any) -> int:
+    if isinstance(value, bool) or int(value) != value or value < 0:
+        raise InputError(f"{flag(name)} is {value}, which is not a whole number of 0 or more; type for example 7.")
+    return int(value)
+
+
 def _share(name: str, value: Any) -> float:
     number = float(value)
     if not 0.0 < number <= 1.0:
@@ -185,10 +191,10 @@ def _phase_machine(name: str, given: Any) -> dict[str, float]:
 
 
 def _data_location(name: str, given: Any) -> tuple[str, float]:
-    if isinstance(given, tuple):
-        return str(given[0]), _pair_value(name, str(given[0]), given[1], SMALLEST, "s3=200")
-    place, _, rate = str(given).partition("=")
-    return place, _pair_value(name, place, rate, SMALLEST, "s3=200")
+    place, rate = given if isinstance(given, tuple) else str(given).partition("=")[::2]
+    if not str(place).strip():
+        raise InputError(f"{flag(name)} {given} names no place; type for example s3=200.")
+    return str(place), _pair_value(name, str(place), rate, SMALLEST, "s3=200")
 
 
 def _export(name: str, value: Any) -> str:
@@ -246,7 +252,7 @@ READERS: dict[str, Callable[[str, Any], Any]] = {
     "interruption_rate_per_month": _monthly,
     "checkpoint_interval_min": _interval,
     "restart_min": _at_least(0.0, "10"),
-    "seed": lambda _, value: int(value),
+    "seed": _seed,
 }
 
 
@@ -261,6 +267,7 @@ def _check(options: WholeRunOptions) -> None:
         raise InputError("--owned and --spot exclude each other: nobody takes your own machine away.")
     if options.spot and options.train_only and options.restart_min is None:
         raise InputError("--train-only leaves out the start-up that a restart repeats: add --restart-min 10, say.")
+    _check_machines(options)
     if options.eval_steps is not None and options.eval_samples is None:
         raise InputError("--eval-steps needs to know how much is evaluated; add for example --eval-samples 500.")
     if options.early_stopping_fraction < 1.0 and options.trials == 1:
@@ -268,3 +275,23 @@ def _check(options: WholeRunOptions) -> None:
     for name in ("interruption_rate_per_month", "checkpoint_interval_min", "restart_min"):
         if getattr(options, name) is not None and not options.spot:
             raise InputError(f"{flag(name)} is about interruptible machines; add --spot.")
+
+
+def _check_machines(options: WholeRunOptions) -> None:
+    """Another machine needs something to do: a price that changes nothing would look like an answer."""
+    exported = options.export is not None
+    counted = {
+        "prepare": options.prepare or options.dataset_gb is not None or options.data_location is not None,
+        "evaluate": options.eval_samples is not None,
+        "merge": options.merge or exported,
+        "export": exported,
+        "deploy": options.merge or exported or options.upload,
+    }
+    ask = {"evaluate": "--eval-samples 500", "export": "--export q4", "deploy": "--merge, --export or --upload"}
+    for name in options.phase_machine:
+        by_hand = any(options.phase_min.get(phase) for phase in MACHINE_PHASES[name])
+        if not (counted[name] or by_hand or options.train_only):
+            raise InputError(
+                f"--phase-machine {name} has nothing to do, as this run counts no such phase: "
+                f"add {ask.get(name, f'--{name}')}."
+            )

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 LIMITS = "What a plan has to keep"
 ANSWER = "The answer"
-AROUND = {name: annotation for name, annotation in WHOLE_RUN.items() if name not in ("spot", "owned")}
+OWNED = ("owned", "electricity_usd_per_kwh", "gpu_power_w", "pue")
+"""What concerns a machine of one's own, which nobody has to choose."""
+AROUND = {name: annotation for name, annotation in WHOLE_RUN.items() if name not in ("spot", *OWNED)}
 SEARCH = {
     "methods": option(str, "Methods to compare, instead of --method.", panel=LIMITS, metavar="lora,qlora,full"),
     "max_gpus": option(int, "GPUs of the largest job that is tried (1, 2, 4, ...). Default: 8.", panel=LIMITS),

@@ -125,3 +125,15 @@ def test_the_first_file_named_counts_before_the_second(tmp_path: Path) -> None:
     book = price_book(files, cache_dir=tmp_path)
     assert [j.usd_per_hour for j in book.offers_for("a10g-24gb", providers=("user",))] == [1.0]
     assert book.sources == (str(files[0]), str(files[1]), "shipped snapshot")
+
+
+def test_one_offer_has_one_price_a_day_and_none_from_days_to_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1795132800")  # 2026-11-20
+    header = "provider,gpu_canonical_id,usd_per_gpu_hour,snapshot_date"
+    twice = written(tmp_path, "mine,l4-24gb,0.5,2026-11-01", "mine,l4-24gb,0.6,2026-11-01", header=header)
+    with pytest.raises(InputError, match="two prices of mine for l4-24gb on 2026-11-01"):
+        read_price_file(twice)
+    with pytest.raises(InputError, match="line 2, column 'snapshot_date' is 2027-11-01, which is still to come"):
+        read_price_file(written(tmp_path, "mine,l4-24gb,0.5,2027-11-01", header=header))
