@@ -33,8 +33,9 @@ def real_architecture(config: Mapping[str, Any], name: str) -> Architecture:
     model = _meta_model(settings, name)
     text = model.config.get_text_config()
     groups: list[LayerGroup] = []
-    for layer in hf.decoder_layers(model):
-        described = _layer(layer, text)
+    own = text.per_layer_config if getattr(text, "is_heterogeneous", False) else [text] * text.num_hidden_layers
+    for layer, settings_of_layer in zip(hf.decoder_layers(model), own, strict=True):
+        described = _layer(layer, settings_of_layer)
         if groups and groups[-1].layer == described:
             groups[-1] = LayerGroup(layer=described, count=groups[-1].count + 1)
         else:
@@ -65,6 +66,11 @@ def exact_notes(architecture: Architecture, run: Run) -> tuple[str, ...]:
     if run.attn_implementation == "sdpa" and model.config._attn_implementation != "sdpa":
         notes.append(
             f"transformers has no sdpa for {architecture.model_type}: {model.config._attn_implementation} attention."
+        )
+    if any(name.endswith("linear_attn") for name, _ in model.named_modules()):
+        notes.append(
+            f"the linear attention of {architecture.model_type} is traced as transformers' PyTorch code; with the fla "
+            "package it takes fewer kernels and less memory."
         )
     stacked = sum(p.numel() for layer in hf.decoder_layers(model) for p in layer.parameters() if p.ndim == 3)
     if run.bnb_4bit_quant_type is not None and stacked:

@@ -6,7 +6,7 @@ Sources: ``models/<type>/{configuration,modeling}_<type>.py`` of transformers 5.
 
 from __future__ import annotations
 
-from tunecast.catalogs.errors import UnbuiltFamilyError
+from tunecast.catalogs.errors import NotSupportedError, UnbuiltFamilyError
 from tunecast.model.families_experts import EXPERT_FAMILIES, ODD_FAMILIES
 from tunecast.model.families_gpt import LAYER_NORM_FAMILIES
 from tunecast.model.families_remote import REMOTE_FAMILIES
@@ -121,12 +121,20 @@ FAMILIES = {
 }
 """By ``model_type``."""
 
+ENCODER_SUFFIX = "ForMaskedLM"
+"""Of the classes of BERT and its like, which predict masked words and generate no text."""
+
 
 def family_of(architecture_class: str, name: str) -> Family:
     """The family by its Hugging Face class name, else a refusal that names the class."""
     for family in FAMILIES.values():
         if family.architecture_class == architecture_class:
             return family
+    if architecture_class.endswith(ENCODER_SUFFIX):
+        raise NotSupportedError(
+            f"{name} is a {architecture_class}, which is not built: only causal language models are forecast; "
+            "`tunecast catalog models` lists them."
+        )
     built = ", ".join(family.architecture_class for family in FAMILIES.values())
     raise UnbuiltFamilyError(
         f"{name} is a {architecture_class}, whose formulas are not built yet; add --exact, which traces its real code "

@@ -217,6 +217,7 @@ def attach_adapters(model: Any, run: Run) -> Any:
     """PEFT's LoRA on the target modules, the base frozen, adapters stored in ``run.adapter_dtype``."""
     import peft
 
+    refuse_routers(model, run)
     config = peft.LoraConfig(
         r=run.lora_r,
         lora_alpha=LORA_ALPHA,
@@ -234,6 +235,20 @@ def attach_adapters(model: Any, run: Run) -> Any:
         if parameter.requires_grad and parameter.dtype != wanted:
             parameter.data = parameter.data.to(wanted)
     return model
+
+
+def refuse_routers(model: Any, run: Run) -> None:
+    """Llama 4's router is a linear map whose forward returns two tensors, on which PEFT's adapters fail."""
+    import torch
+
+    for name, module in model.named_modules():
+        own = name.rsplit(".", 1)[-1]
+        special = isinstance(module, torch.nn.Linear) and type(module).__module__.startswith("transformers.models.")
+        if special and own == "router" and own in run.lora_target_modules:
+            raise NotSupportedError(
+                f"PEFT's adapters fail on {type(module).__name__} (module {own}), which all-linear includes; use "
+                "--lora-target-modules q_proj,k_proj,v_proj,o_proj."
+            )
 
 
 def _targets(run: Run) -> dict[str, Any]:

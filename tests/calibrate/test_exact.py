@@ -27,7 +27,6 @@ from tunecast.calibrate.trace.direct import trace_depth  # noqa: E402
 from tunecast.calibrate.trace.hf import kinds_of_layers  # noqa: E402
 
 NOT_CAUSAL = ("BertForMaskedLM", "RobertaForMaskedLM", "ModernBertForMaskedLM")
-NOT_RUN = ("Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration", "Gemma4ForConditionalGeneration")
 REMOTE = ("QWenLMHeadModel", "GPTModel", "ChatGLMModel", "ChatGLMForConditionalGeneration", "MPTForCausalLM")
 """Classes whose code comes with the checkpoint."""
 ROWS = [row for row in load_models().values() if row.architecture_class in set(config_table()) - set(REMOTE)]
@@ -59,6 +58,26 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "cohere": {},
     "cohere2": {},
     "starcoder2": {},
+    "qwen3_5_text": {
+        "head_dim": 64,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 32,
+        "linear_value_head_dim": 32,
+        "num_hidden_layers": 4,
+    },
+    "gemma4_text": {
+        "head_dim": 64,
+        "enable_moe_block": True,
+        "num_experts": 8,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 128,
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
+        "hidden_size_per_layer_input": 0,
+        "num_hidden_layers": 6,
+        "sliding_window": 64,
+    },
 }
 
 
@@ -74,7 +93,7 @@ def run_of(architecture: Any, **options: Any) -> Run:
 def test_every_class_of_the_catalog_is_run_by_formula_or_named() -> None:
     classes = {row.architecture_class for row in load_models().values()}
     built = {name for family in FAMILIES.values() for name in family.classes}
-    assert classes <= built | set(config_table()) | {*NOT_CAUSAL, *NOT_RUN}
+    assert classes <= built | set(config_table()) | {*NOT_CAUSAL}
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.hf_id)
@@ -107,6 +126,7 @@ PATTERNS: list[tuple[str, dict[str, Any], dict[str, Any], tuple[int, int]]] = [
     ("mixtral", {"num_hidden_layers": 8}, {"method": "qlora"}, (0, 1)),
     ("deepseek_v2", {"num_hidden_layers": 10}, {}, (1, 1)),
     ("gemma2", {"num_hidden_layers": 13, "sliding_window": 64}, {"gradient_checkpointing": False}, (0, 2)),
+    ("qwen3_5_text", {"num_hidden_layers": 24}, {}, (0, 4)),
     ("gpt_neox", {"num_hidden_layers": 13}, {"checkpoint_every": 2, "gradient_accumulation_steps": 2}, (0, 2)),
 ]
 
@@ -143,6 +163,20 @@ def test_formulas_refuse_what_only_the_real_code_knows() -> None:
     architecture = exact.real_architecture(small("gpt_neox"), "x")
     with pytest.raises(NotSupportedError, match=r"gpt_neox.*tunecast.calibrate.exact"):
         step_operations(architecture, run_of(architecture))
+
+
+def test_adapters_on_a_router_that_returns_two_tensors_are_refused_as_they_fail() -> None:
+    config = {**SMALL, "model_type": "llama4_text", "head_dim": 64, "intermediate_size_mlp": 512, **EXPERTS}
+    architecture = exact.real_architecture({**config, "num_experts_per_tok": 1}, "x")
+    with pytest.raises(NotSupportedError, match=r"Llama4Router.*--lora-target-modules q_proj"):
+        exact.exact_trace(architecture, run_of(architecture))
+    trace = exact.exact_trace(architecture, run_of(architecture, lora_target_modules=("q_proj", "v_proj"), lora_r=4))
+    assert trace.trainable_params == 2 * 4 * (256 + 256 + 256 + 128)  # two layers; four heads of 64, two for values
+
+
+def test_notes_name_linear_attention_that_is_slower_than_with_its_own_kernels() -> None:
+    hybrid = exact.real_architecture(small("qwen3_5_text"), "x")
+    assert "fla package" in " ".join(exact.exact_notes(hybrid, run_of(hybrid)))
 
 
 def test_notes_name_eager_attention_and_experts_that_stay_wide() -> None:
