@@ -48,9 +48,7 @@ def test_an_unknown_format_is_refused_with_the_known_ones() -> None:
         detect_format({}, name="run.yml", asked="axolot")
 
 
-@pytest.mark.parametrize(
-    ("example", "flag"), [("accelerate.yaml", "--accelerate"), ("deepspeed.json", "--deepspeed")]
-)
+@pytest.mark.parametrize(("example", "flag"), [("accelerate.yaml", "--accelerate"), ("deepspeed.json", "--deepspeed")])
 def test_a_companion_alone_is_told_where_it_belongs(example: str, flag: str) -> None:
     with pytest.raises(InputError, match=f"goes with a training file: add it with {flag} {example}"):
         read_config(EXAMPLES / example)
