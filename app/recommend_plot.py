@@ -48,12 +48,21 @@ def draw_front(axes: Any, found: Recommendation) -> None:
     axes.errorbar(
         x, y, xerr=x_arms, yerr=y_arms, fmt="o-", elinewidth=0.8, capsize=2, label="not beaten, with 80% intervals"
     )
+    for at, words in labels(found).items():
+        axes.annotate(words, at, textcoords="offset points", xytext=(6, 6), fontsize="small")
+
+
+def labels(found: Recommendation) -> dict[tuple[float, float], str]:
+    """What stands beside (hours, USD): the names of the plan there, which may be two or all three."""
+    names: dict[tuple[float, float], list[str]] = {}
+    plans: dict[tuple[float, float], str] = {}
     for name, picked in (("cheapest", found.cheapest), ("balance", found.balance), ("fastest", found.fastest)):
         if picked is None or picked.forecast.total_time_h is None or picked.forecast.cost_usd is None:
             continue
         at = (picked.forecast.total_time_h.value, picked.forecast.cost_usd.value)
-        words = f"{name}: {picked.candidate.num_gpus} x {picked.forecast.gpu}"
-        axes.annotate(words, at, textcoords="offset points", xytext=(6, 6), fontsize="small")
+        names.setdefault(at, []).append(name)
+        plans[at] = f"{picked.candidate.num_gpus} x {picked.forecast.gpu}"
+    return {at: f"{' and '.join(found_names)}: {plans[at]}" for at, found_names in names.items()}
 
 
 def draw_losers(axes: Any, found: Recommendation) -> None:

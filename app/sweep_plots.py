@@ -43,10 +43,15 @@ def _tornado(found: Sweep, path: Path) -> Path:
         axes.barh(row, ends[1] - ends[0], left=ends[0], color=colour, height=0.7)
     axes.axvline(bars[0].base, color="black", linewidth=1)
     axes.set_yticks(
-        range(len(bars)), [f"{bar.name}: {bar.low_setting} to {bar.high_setting}" for bar in bars], fontsize=8
+        range(len(bars)), [_plain(f"{bar.name}: {bar.low_setting} to {bar.high_setting}") for bar in bars], fontsize=8
     )
     axes.set(title=_title(found), xlabel="blue: yours to choose; orange: an 80% interval, or the median offer")
     return save_figure(figure, path)
+
+
+def _plain(text: str) -> str:
+    """Two dollar signs would make a formula of what stands between them."""
+    return text.replace("$", r"\$")
 
 
 def _heat_map(found: Sweep, path: Path) -> Path:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from tunecast.model.forecast import Forecast
 
-BAR_COLUMNS = 24
+BAR_COLUMNS = 10
 """Characters of the widest bar of a tornado in a terminal."""
 
 
@@ -60,7 +60,7 @@ def tornado_table(found: Sweep) -> Table:
     still = [bar.name for bar in found.bars if bar.swing == 0]
     table.caption = f"* not yours to choose: an 80% interval, or the median offer.{_without(still)}"
     table.caption_justify = "left"
-    return keep_whole(table)
+    return keep_whole(table, shrinking="to")
 
 
 def _without(still: Sequence[str]) -> str:

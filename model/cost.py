@@ -9,7 +9,7 @@ from typing import Any
 
 from tunecast.catalogs.errors import InputError
 from tunecast.catalogs.price_book import PriceBook, shipped_book
-from tunecast.catalogs.prices import JobOffer
+from tunecast.catalogs.prices import SCALING_MAX_GPUS, JobOffer
 from tunecast.model.units import HOUR_S, MEGA
 from tunecast.model.value import Value
 
@@ -36,11 +36,13 @@ def candidate_prices(
 ) -> tuple[Price, ...]:
     """Current offers that may be ranked, cheapest per hour first; the user's own prices alone where there are any.
 
-    Several GPUs are forecast with the link inside one machine, so one machine is preferred to several.
+    GPUs are forecast with the link inside machines of 8, so only offers of as few machines count; where there
+    are none, those of the fewest.
     """
     offers = (book or shipped_book()).offers_for(gpu_id, num_gpus, price_types)
     own = tuple(job for job in offers if job.offer.layer == "user") or offers
-    return tuple(job_price(job) for job in tuple(job for job in own if job.instances == 1) or own)
+    fewest = max(math.ceil(num_gpus / SCALING_MAX_GPUS), min((job.instances for job in own), default=1))
+    return tuple(job_price(job) for job in own if job.instances <= fewest)
 
 
 def cheapest_price(

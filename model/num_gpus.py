@@ -18,6 +18,7 @@ from tunecast.model.forecast import Forecast
 from tunecast.model.on_device import resolve_for, target_factors
 from tunecast.model.question import Question
 from tunecast.model.target import Target
+from tunecast.model.units import HOUR_S, MINUTE_S
 
 AUTO = "auto"
 COUNTS = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -94,11 +95,15 @@ def fewest_gpus(question: Question, target: Target, deadline_h: float | None = N
         if fits is None and not late:
             return asked, f"--num-gpus auto: {_gpus(count)}, usable memory unknown"
         if fits and not late:
-            in_time = "" if deadline_h is None else f" and are done within {deadline_h:g} h"
+            in_time = "" if deadline_h is None else f" and are done within {_time(deadline_h)}"
             return asked, f"--num-gpus auto: {_gpus(count)}, the fewest that fit{in_time}"
-        why = f"are not done within {deadline_h:g} h" if fits else why
+        why = f"are not done within {_time(deadline_h)}" if fits else why
     most = tried.options["num_gpus"]
     return tried, f"--num-gpus auto: even {_gpus(most)} {why}"
+
+
+def _time(hours: float) -> str:
+    return f"{hours:g} h" if hours >= 1.0 else f"{hours * HOUR_S / MINUTE_S:g} min"
 
 
 def _gpus(count: int) -> str:

@@ -57,7 +57,7 @@ def schema(kind: str) -> dict[str, Any]:
 def test_when_one_file_cannot_be_written_none_is(found: Recommendation, tmp_path: Path) -> None:
     (tmp_path / "old.yaml").write_text("kept", encoding="utf-8")
     asked = [("trl", tmp_path / "old.yaml"), ("axolotl", tmp_path / "new.yaml"), ("dstack", tmp_path / "no" / "t.yaml")]
-    with pytest.raises(InputError, match="t.yaml cannot be written"):
+    with pytest.raises(InputError, match=r"t\.yaml cannot be written"):
         write_plan(found, asked, "cheapest")
     assert [each.name for each in tmp_path.iterdir()] == ["old.yaml"]
     assert (tmp_path / "old.yaml").read_text(encoding="utf-8") == "kept"

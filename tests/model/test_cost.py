@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tunecast.catalogs.errors import InputError
+from tunecast.catalogs.price_book import shipped_book
 from tunecast.catalogs.prices import offers_for
-from tunecast.model.cost import cheapest_price, cost_per_million_tokens_usd, cost_usd, user_price
+from tunecast.model.cost import candidate_prices, cheapest_price, cost_per_million_tokens_usd, cost_usd, user_price
 from tunecast.model.value import Value
 
 
@@ -49,3 +50,14 @@ def test_several_gpus_come_in_one_machine_where_any_offer_has_it() -> None:
     price = cheapest_price("h100-sxm5-80gb", 8)
     assert price is not None
     assert price.offer["instances"] == 1
+
+
+def test_a_job_of_several_machines_is_priced_on_as_few_as_are_forecast() -> None:
+    """Sixteen GPUs are timed as two machines of eight: sixteen machines of one, though cheaper, are another job."""
+    found = candidate_prices("h100-sxm5-80gb", 16)
+    assert found
+    assert {price.offer["instances"] for price in found} == {2}
+    assert all(price.offer["gpus_paid"] == 16 for price in found)
+    (sold,) = [job for job in shipped_book().offers_for("gb200-186gb", 8) if job.offer.provider == "coreweave"]
+    assert sold.instances == 2  # only in fours: the fewest there are
+    assert candidate_prices("gb200-186gb", 8)[0].offer["instances"] == 2

@@ -59,7 +59,7 @@ def test_an_impossible_deadline_says_so() -> None:
     asked, note = fewest_gpus(question, target, 0.01)
     assert asked.options["num_gpus"] >= 8
     assert "even" in note
-    assert "not done within 0.01 h" in note
+    assert "not done within 0.6 min" in note
 
 
 def test_a_deadline_needs_an_amount() -> None:
