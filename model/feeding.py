@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from tunecast.catalogs.errors import InputError
 from tunecast.model.factors import Factor
+from tunecast.model.resolve import whole_number
 from tunecast.model.rows import Rows
 from tunecast.model.run import Run
 from tunecast.model.time import StepTime
@@ -35,11 +35,7 @@ def text_tokens(run: Run, rows: Rows | None) -> float:
 def workers_of(options: Mapping[str, Any]) -> int:
     """The loader's worker processes; Trainer starts none unless told."""
     workers = options.get("dataloader_num_workers")
-    if workers is None:
-        return 0
-    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 0:
-        raise InputError(f"--dataloader-num-workers is {workers!r}, but it must be a whole number of at least 0.")
-    return workers
+    return 0 if workers is None else whole_number("dataloader_num_workers", workers, at_least=0)
 
 
 def fed(
