@@ -32,6 +32,8 @@ FIXED = {"SOURCE_DATE_EPOCH": "1795132800", "TUNECAST_CACHE_DIR": os.devnull}
 FIGURES = re.compile(r"<!-- figures -->\n.*?<!-- end of figures -->\n", re.DOTALL)
 CPU = Path("results/validation/cpu/cpu.json")
 MOCK_FORECASTS = Path("results/validation/mock/forecasts.json")
+MOCK_DIVERSE = Path("results/validation/mock/diverse.json")
+MOCK_PRIORS = Path("results/validation/mock/without_calibration.json")
 MOCK_COVERAGE = Path("results/validation/mock/coverage.json")
 TIME = Path("results/validation/time.json")
 MEMORY = Path("results/validation/memory.json")
@@ -66,6 +68,23 @@ def mock_figures(content: Any) -> list[str]:
         *errors,
         f"[mock]({MOCK_FORECASTS.with_suffix('.md')})",
     ]
+
+
+def diverse_row(what: str, content: Any, page: Path) -> list[str]:
+    """Diverse runs on simulated cards whose physics no prior has seen."""
+    s = content["summary"]
+    errors = [percent(s[name]) for name in ("median_abs_error", "worst_abs_error", "coverage")]
+    return [what, str(s["rows"]), *errors, f"[mock]({page.with_suffix('.md')})"]
+
+
+def diverse_figures(content: Any) -> list[str]:
+    """After a quick calibration."""
+    return diverse_row("27 unlike runs, 0.5B to 72B, on 8 simulated GPUs, calibrated", content, MOCK_DIVERSE)
+
+
+def uncalibrated_figures(content: Any) -> list[str]:
+    """By priors alone."""
+    return diverse_row("the same on 24 simulated GPUs, by priors alone", content, MOCK_PRIORS)
 
 
 def coverage_figures(content: Any) -> list[str]:
@@ -109,6 +128,8 @@ def figures() -> str:
     makers = (
         (CPU, cpu_figures),
         (MOCK_FORECASTS, mock_figures),
+        (MOCK_DIVERSE, diverse_figures),
+        (MOCK_PRIORS, uncalibrated_figures),
         (MOCK_COVERAGE, coverage_figures),
         (TIME, source_figures),
         (TIME, gpu_figures),
