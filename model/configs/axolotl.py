@@ -15,7 +15,9 @@ from tunecast.model.configs.common import (
     check_four_bit,
     copy_number,
     copy_word,
+    loaded_bits,
     put_degree,
+    put_eight_bit,
     put_mixed_precision,
     put_targets,
     read_steps,
@@ -64,23 +66,22 @@ def read(source: Source, draft: Draft, *, num_gpus: int | None) -> None:
 
 
 def _method(source: Source, draft: Draft) -> None:
-    adapter = source.get("adapter")
-    four_bit = source.on("load_in_4bit")
+    adapter, bits = source.get("adapter"), loaded_bits(source)
     if adapter is None:
         draft.put("method", "full")
-        if four_bit:
-            raise InputError(f"{source.name}: load_in_4bit is true without an adapter; add adapter: qlora.")
+        if bits is not None:
+            raise InputError(f"{source.name}: {bits} is true without an adapter; add adapter: qlora or lora.")
         return
     if adapter not in ("lora", "qlora"):
         refuse(source, "adapter", adapter, "another kind of adapter", "use lora, qlora or none")
-    if adapter == "qlora" and not four_bit:
+    if adapter == "qlora" and bits != "load_in_4bit":
         raise InputError(f"{source.name}: adapter is qlora without load_in_4bit: true; axolotl needs both.")
-    draft.put(
-        "method", "qlora" if four_bit else "lora", "load_in_4bit" if adapter == "lora" and four_bit else "adapter"
-    )
+    draft.put("method", "qlora" if bits else "lora", bits if adapter == "lora" and bits else "adapter")
     _adapters(source, draft)
-    if four_bit:
+    if bits == "load_in_4bit":
         _four_bit(source, draft)
+    if bits == "load_in_8bit":
+        put_eight_bit(draft, bits)
 
 
 def _adapters(source: Source, draft: Draft) -> None:
@@ -234,13 +235,15 @@ def fused_lora(source: Source, draft: Draft) -> bool:
     """Whether axolotl's fused LoRA kernels run, because they are asked for or by themselves; sets the stack.
 
     By themselves when no kernel field is given, but with remote code, under FSDP1, or (older versions) unless
-    ``lora_dropout`` is 0; an 8-bit base and ``rl`` are refused before (``check_auto_enable_lora_kernels``).
+    ``lora_dropout`` is 0, or an 8-bit base; ``rl`` is refused before (``check_auto_enable_lora_kernels``).
     """
     asked = [field for field in KERNELS if source.on(field)]
     if asked:
         draft.put("stack", "axolotl", asked[0])
         return True
     if any(source.has(field) for field in KERNELS) or source.on("trust_remote_code"):
+        return False
+    if source.on("load_in_8bit"):
         return False
     if not source.default("lora_kernels_with_dropout") and source.number("lora_dropout") != 0:
         return False

@@ -76,6 +76,19 @@ def check_four_bit(source: Source, draft: Draft, kind: str, theirs: str | None) 
     draft.put("bnb_4bit_quant_type", kind, theirs)
 
 
+def loaded_bits(source: Source) -> str | None:
+    """``load_in_4bit`` or ``load_in_8bit``, whichever is on; both are a contradiction."""
+    on = [field for field in ("load_in_4bit", "load_in_8bit") if source.on(field)]
+    if len(on) > 1:
+        raise InputError(f"{source.name}: {' and '.join(on)} exclude each other; keep one of them.")
+    return on[0] if on else None
+
+
+def put_eight_bit(draft: Draft, theirs: str) -> None:
+    """bitsandbytes' LLM.int8 base; its 4-bit options say nothing."""
+    draft.put("quant_method", "bnb-8bit", theirs)
+
+
 def put_targets(source: Source, draft: Draft, names: Iterable[str], theirs: str | None) -> None:
     """Adapter targets; adapters on embeddings or head are refused by name."""
     names = tuple(names)

@@ -12,6 +12,7 @@ from tunecast.model.configs.common import (
     check_four_bit,
     copy_number,
     put_degree,
+    put_eight_bit,
     put_mixed_precision,
     put_targets,
     read_trainer_batch,
@@ -64,14 +65,16 @@ def _method(source: Source, draft: Draft) -> None:
     draft.put("method", "qlora" if bits else kind, "quantization_bit" if bits else stated)
     if kind == "lora":
         _adapters(source, draft)
-    if bits:
+    if bits == 4:
         _four_bit(source, draft)
+    if bits == 8:
+        put_eight_bit(draft, "quantization_bit")
 
 
 def _bits(source: Source) -> int | None:
     bits = source.whole("quantization_bit")
-    if bits not in (None, 4):
-        refuse(source, "quantization_bit", bits, f"a {bits}-bit base", "use 4")
+    if bits not in (None, 4, 8):
+        refuse(source, "quantization_bit", bits, f"a {bits}-bit base", "use 4 or 8")
     method = source.get("quantization_method")
     if bits and method is not None and str(method).lower() not in ("bnb", "bitsandbytes"):
         refuse(source, "quantization_method", method, "another quantization than bitsandbytes", "use bnb")

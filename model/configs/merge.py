@@ -12,8 +12,8 @@ AMOUNTS = ("tokens", "num_samples", "max_steps", "dataset")
 _ADAPTER = (
     "lora_r", "lora_target_modules", "lora_dropout", "adapter_dtype", "use_dora", "use_rslora", "modules_to_save",
 )  # fmt: skip
-_FOUR_BIT = ("bnb_4bit_quant_type", "double_quant")
-_KEPT = {"lora": _ADAPTER, "qlora": (*_ADAPTER, *_FOUR_BIT), "full": ()}
+_QUANTIZED = ("quant_method", "bnb_4bit_quant_type", "double_quant")
+_KEPT = {"lora": _ADAPTER, "qlora": (*_ADAPTER, *_QUANTIZED), "full": ()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +66,7 @@ def _drop_unfit(options: dict[str, Any], given: Mapping[str, Any], run_file: Run
     method, old = given.get("method"), run_file.options.get("method")
     if method is None or method == old or method not in _KEPT:
         return []
-    for name in (*_ADAPTER, *_FOUR_BIT):
+    for name in (*_ADAPTER, *_QUANTIZED):
         if name not in _KEPT[method]:
             options.pop(name, None)
     return [f"--method {method} replaces the file's {old}: its adapter and quantization fields go where unfit."]

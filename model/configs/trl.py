@@ -13,6 +13,8 @@ from tunecast.model.configs.common import (
     check_four_bit,
     copy_number,
     dtype_word,
+    loaded_bits,
+    put_eight_bit,
     put_mixed_precision,
     put_targets,
     read_trainer_batch,
@@ -44,6 +46,7 @@ def read(source: Source, draft: Draft, *, num_gpus: int | None) -> None:
 
 
 def _method(source: Source, draft: Draft) -> None:
+    bits = loaded_bits(source)
     if not source.on("use_peft"):
         draft.put("method", "full", "use_peft" if source.has("use_peft") else None)
         unused = [field for field in _LORA_FIELDS if source.has(field)]
@@ -52,17 +55,20 @@ def _method(source: Source, draft: Draft) -> None:
                 f"use_peft is not on, so this is a full fine-tune and {', '.join(unused)} do nothing; add "
                 "use_peft: true for adapters."
             )
-        if source.on("load_in_4bit"):
-            raise InputError(f"{source.name}: load_in_4bit is true without use_peft: true; add it.")
+        if bits is not None:
+            raise InputError(f"{source.name}: {bits} is true without use_peft: true; add it.")
         return
-    four_bit = source.on("load_in_4bit")
-    draft.put("method", "qlora" if four_bit else "lora", "load_in_4bit" if four_bit else "use_peft")
+    draft.put("method", "lora" if bits is None else "qlora", bits or "use_peft")
     copy_number(source, draft, "lora_r", "lora_r")
     copy_number(source, draft, "lora_dropout", "lora_dropout", whole=False)
     targets = source.words("lora_target_modules")
     put_targets(source, draft, targets or PEFT_TARGETS, "lora_target_modules" if targets else None)
-    if four_bit:
+    if bits == "load_in_4bit":
         _four_bit(source, draft)
+    if bits == "load_in_8bit":
+        put_eight_bit(draft, bits)
+    if bits is not None:
+        draft.put("adapter_dtype", "bf16")
 
 
 def _four_bit(source: Source, draft: Draft) -> None:
@@ -72,7 +78,6 @@ def _four_bit(source: Source, draft: Draft) -> None:
     )
     stated = "use_bnb_nested_quant" if source.has("use_bnb_nested_quant") else None
     draft.put("double_quant", source.on("use_bnb_nested_quant"), stated)
-    draft.put("adapter_dtype", "bf16")
 
 
 def _precision(source: Source, draft: Draft) -> None:

@@ -214,6 +214,29 @@ def test_9_adapters_are_fp32_but_for_these(read: Read, form: str, lines: str, ad
 
 
 @pytest.mark.parametrize(
+    ("form", "lines", "adapter_dtype", "stack"),
+    [
+        ("trl", "load_in_8bit: true\nloss_type: nll", "bf16", "hf-peft"),
+        ("llama-factory", "quantization_bit: 8", "fp32", "hf-peft"),
+        ("axolotl", "load_in_8bit: true", "fp32", "hf-peft"),
+    ],
+)
+def test_9_an_8_bit_base_is_bitsandbytes_int8_and_switches_no_kernels_on(
+    read: Read, form: str, lines: str, adapter_dtype: str, stack: str
+) -> None:
+    """TRL casts adapters of any quantized base; axolotl's own LoRA kernels leave 8-bit bases alone."""
+    run_file = read(form, lines)
+    run = resolve_run(load_architecture("meta-llama/Llama-3.1-8B"), run_options(run_file)).run
+    assert (run.method, run.quant_method, run.bnb_4bit_quant_type) == ("qlora", "bnb-8bit", None)
+    assert (run.adapter_dtype, run_file.stack) == (adapter_dtype, stack)
+
+
+def test_9_four_and_eight_bits_exclude_each_other(read: Read) -> None:
+    with pytest.raises(InputError, match="load_in_4bit and load_in_8bit"):
+        read("trl", "load_in_4bit: true\nload_in_8bit: true")
+
+
+@pytest.mark.parametrize(
     ("form", "lines", "dtype"),
     [
         ("axolotl", "adapter: qlora\nload_in_4bit: true", "bf16"),
@@ -290,7 +313,6 @@ def test_13_no_gpu_count_is_invented(read: Read) -> None:
     ("form", "line", "named"),
     [
         ("axolotl", "rl: dpo", "rl: dpo"),
-        ("axolotl", "load_in_8bit: true", "load_in_8bit: True"),
         ("axolotl", "adapter: llama-adapter", "adapter: llama-adapter"),
         ("axolotl", "expert_parallel_size: 2", "expert_parallel_size: 2"),
         ("axolotl", "gradient_checkpointing: offload_disk", "gradient_checkpointing: offload_disk"),
@@ -303,8 +325,7 @@ def test_13_no_gpu_count_is_invented(read: Read) -> None:
         ("llama-factory", "use_badam: true", "use_badam: True"),
         ("llama-factory", "use_galore: true", "use_galore: True"),
         ("llama-factory", "finetuning_type: oft", "finetuning_type: oft"),
-        ("llama-factory", "quantization_bit: 8", "quantization_bit: 8"),
-        ("trl", "load_in_8bit: true", "load_in_8bit: True"),
+        ("llama-factory", "quantization_bit: 3", "quantization_bit: 3"),
         ("trl", "num_generations: 8", "num_generations: 8"),
         ("trl", "torch_compile: true", "torch_compile: True"),
         ("torchtune", "compile: true", "compile: True"),
