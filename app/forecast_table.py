@@ -29,6 +29,8 @@ MEMORY_ORIGINS = {"usable_memory"}
 
 SMALLEST_SHOWN_GIB = 0.05
 """Parts that would print as 0.0 are left to the JSON."""
+SMALLEST_SHOWN_SHARE = 1e-4
+"""Parts of a step below this share of it are left to the JSON."""
 
 
 def best_first(forecasts: Iterable[Forecast]) -> list[Forecast]:
@@ -227,13 +229,13 @@ def verdict_words(forecast: Forecast) -> str:
 def memory_rows(forecast: Forecast) -> Iterable[Line]:
     """The four views and what the peak is made of, in GiB."""
     views = forecast.memory
-    yield "memory allocated, GiB", gib_text(views.allocated_bytes.value), span(views.allocated_bytes.scaled(gib(1)))
+    yield "memory allocated, GiB", digits(gib(views.allocated_bytes.value)), span(views.allocated_bytes.scaled(gib(1)))
     for part, n_bytes in sorted(views.parts_bytes.items(), key=lambda item: -item[1]):
         if gib(n_bytes) >= SMALLEST_SHOWN_GIB:
             yield f"  {part}", gib_text(n_bytes), ""
     for name, value in (("reserved", views.reserved_bytes), ("process", views.process_bytes)):
         if value is not None:
-            yield f"memory {name}, GiB", gib_text(value.value), span(value.scaled(gib(1)))
+            yield f"memory {name}, GiB", digits(gib(value.value)), span(value.scaled(gib(1)))
     yield "memory usable, GiB", gib_text(views.usable_bytes), f"peak: {views.peak_moment}"
 
 
@@ -241,7 +243,7 @@ def time_rows(forecast: Forecast) -> Iterable[Line]:
     """The step and its parts."""
     yield "optimizer step", seconds(forecast.step_time_s.value), span_s(forecast.step_time_s)
     for part, part_s in sorted(forecast.time_parts_s.items(), key=lambda item: -item[1]):
-        if part_s > 0 and len(forecast.time_parts_s) > 1:
+        if part_s > SMALLEST_SHOWN_SHARE * forecast.step_time_s.value and len(forecast.time_parts_s) > 1:
             yield f"  {part}", seconds(part_s), ""
     yield "tokens/s", digits(forecast.tokens_per_s.value), span(forecast.tokens_per_s)
     bound = "" if forecast.bound_by == "unknown" else f"bound by {forecast.bound_by}"
@@ -263,7 +265,7 @@ def money_rows(forecast: Forecast) -> Iterable[Line]:
     if forecast.cost_per_million_tokens_usd:
         yield (
             "$ per million tokens",
-            dollars(forecast.cost_per_million_tokens_usd.value),
+            f"${digits(forecast.cost_per_million_tokens_usd.value)}",
             span(forecast.cost_per_million_tokens_usd),
         )
     if forecast.offer:

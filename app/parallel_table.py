@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from tunecast.tables import seconds
+from tunecast.tables import digits, duration, seconds
 
 if TYPE_CHECKING:
     from tunecast.model.forecast import Forecast
@@ -18,10 +18,11 @@ def scaling_rows(forecast: Forecast) -> Iterable[Line]:
     scaling = forecast.scaling
     if scaling is None:
         return
+    bound = "nothing waits" if scaling.bound_by == "nothing" else scaling.bound_by
     yield (
         "scaling efficiency",
         f"{scaling.efficiency:.0%}",
-        f"{scaling.speedup:,.1f} of {forecast.run.num_gpus:,} GPUs; {scaling.bound_by}",
+        f"{scaling.speedup:,.1f} of {forecast.run.num_gpus:,} GPUs; {bound}",
     )
     yield "  serial fraction", f"{scaling.serial_fraction:.2g}", "Amdahl's, as a result"
     if scaling.amdahl:
@@ -41,4 +42,5 @@ def totals_rows(forecast: Forecast) -> Iterable[Line]:
     yield "training FLOPs", f"{totals.model_flops:.3g}", f"6ND: {totals.classic_flops:.3g}"
     with_recompute = f"8ND: {totals.classic_flops_with_recompute:.3g}" if run.gradient_checkpointing else ""
     yield "  executed", f"{totals.executed_flops:.3g}", with_recompute
-    yield "GPU-hours", f"{totals.gpu_hours:,.0f}", f"{totals.days:,.1f} days"
+    length = f"{digits(totals.days)} days" if totals.days >= 1 else duration(totals.gpu_hours / run.num_gpus)
+    yield "GPU-hours", digits(totals.gpu_hours), length

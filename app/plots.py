@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 SUFFIXES = (".svg", ".png")
 WIDTH_IN, HEIGHT_IN = 9.0, 5.0
 PNG_DPI = 150
+MISSING = "A picture needs matplotlib, which is not installed; run `pip install 'tunecast[report]'`."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,9 +29,11 @@ class Series:
 
 
 def check_plot_path(path: Path) -> None:
-    """Raises InputError, before any work is done, for a file that is neither .svg nor .png."""
+    """Raises, before any work is done: InputError unless it is .svg or .png, TunecastError without matplotlib."""
     if path.suffix.lower() not in SUFFIXES:
         raise InputError(f"--plot {path} is neither .svg nor .png; type for example --plot {path.stem or 'plot'}.svg.")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise TunecastError(MISSING)
 
 
 def new_figure(*, height_in: float = HEIGHT_IN) -> Figure:
@@ -37,9 +41,7 @@ def new_figure(*, height_in: float = HEIGHT_IN) -> Figure:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise TunecastError(
-            "A picture needs matplotlib, which is not installed; run `pip install 'tunecast[report]'`."
-        ) from error
+        raise TunecastError(MISSING) from error
     return Figure(figsize=(WIDTH_IN, height_in), layout="constrained")
 
 

@@ -45,10 +45,16 @@ def err() -> Console:
 
 
 def show(*parts: RenderableType) -> None:
-    """Print tables and lines on stdout."""
+    """Print tables and lines on stdout; into a pipe or a file without the blanks that fill a table's width."""
     console = out()
-    for part in parts:
-        console.print(part)
+    if console.is_terminal:
+        for part in parts:
+            console.print(part)
+        return
+    with console.capture() as captured:
+        for part in parts:
+            console.print(part)
+    sys.stdout.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
 
 
 def quiet_libraries() -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tunecast.catalogs.errors import TunecastError
 from tunecast.report import charts, words
+from tunecast.report.write import MISSING
 from tunecast.tables import DASH, dollars, duration
 
 if TYPE_CHECKING:
@@ -31,9 +32,7 @@ def html_page(report: Report) -> str:
         from jinja2 import Environment
         from markupsafe import Markup
     except ImportError as error:
-        raise TunecastError(
-            "A report needs jinja2, which is not installed; run `pip install 'tunecast[report]'`."
-        ) from error
+        raise TunecastError(MISSING) from error
     source = (files("tunecast.report") / "page.html.j2").read_text(encoding="utf-8")
     template = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(source)
     return template.render(**page_data(report, Markup))

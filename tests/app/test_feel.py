@@ -1,0 +1,59 @@
+"""What using the commands feels like: nothing is found out late, nothing is printed that a file does not want."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from tunecast.catalogs.errors import TunecastError
+from tunecast.cli.program import program
+from tunecast.plots import check_plot_path
+from tunecast.report.write import check_paths
+
+LLAMA = ("meta-llama/Llama-3.1-8B", "--method", "qlora", "--max-length", "2048", "--gpu", "l40s")
+
+
+@pytest.fixture
+def missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = importlib.util.find_spec
+
+    def without(name: str, package: str | None = None) -> Any:
+        return None if name in ("matplotlib", "jinja2") else found(name, package)
+
+    monkeypatch.setattr(importlib.util, "find_spec", without)
+
+
+@pytest.mark.usefixtures("missing")
+def test_a_missing_extra_is_named_before_any_work(tmp_path: Path) -> None:
+    with pytest.raises(TunecastError, match=r"matplotlib.*'tunecast\[report\]'"):
+        check_plot_path(tmp_path / "a.svg")
+    with pytest.raises(TunecastError, match=r"jinja2.*'tunecast\[report\]'"):
+        check_paths(tmp_path / "a.html", None)
+
+
+@pytest.mark.parametrize("columns", [80, 100, 200])
+@pytest.mark.parametrize("more", [(), ("--gpu", "a100-sxm4-80gb"), ("--explain",)])
+def test_a_pipe_gets_no_colours_no_blanks_and_no_long_lines(
+    columns: int, more: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    done = CliRunner().invoke(program, ["estimate", *LLAMA, "--tokens", "10M", *more])
+    assert done.exit_code == 0, done.output
+    lines = done.stdout.splitlines()
+    assert max(map(len, lines)) <= columns
+    assert [line for line in lines if line != line.rstrip() or "\x1b" in line] == []
+
+
+def test_a_value_is_printed_as_finely_as_its_interval() -> None:
+    done = CliRunner().invoke(program, ["estimate", *LLAMA, "--num-gpus", "2", "--tokens", "100k"])
+    rows = {line[:24].strip(): line[24:].split() for line in done.stdout.splitlines() if line.startswith(" ")}
+    for name in ("memory allocated, GiB", "memory reserved, GiB", "memory process, GiB", "$ per million tokens"):
+        value = float(rows[name][0].lstrip("$"))
+        low, high = (float(end) for end in rows[name][1].split("–"))
+        assert low < value < high, name
+    assert float(rows["GPU-hours"][0]) > 0
+    assert rows["GPU-hours"][-1] in ("s", "min")
