@@ -50,7 +50,7 @@ def with_money(
     per_million = None if not prices else cost_per_million_tokens_usd(result.tokens_per_s, prices[0])
     result = replace(result, cost_per_million_tokens_usd=per_million, offer=prices[0].offer if prices else None)
     if amount is None:
-        return replace(result, notes=(*result.notes, *_offer_notes(result.offer)))
+        return replace(result, notes=(*result.notes, *offer_notes(result.offer)))
     run = timed_run(result.run, unpacked_rows(result.run, question.options))
     work = work_of(
         result.architecture,
@@ -69,7 +69,7 @@ def with_money(
         offer=None if price is None else price.offer,
         cost_per_million_tokens_usd=_per_million(result, price, whole),
         whole_run=whole,
-        notes=(*result.notes, *_offer_notes(None if price is None else price.offer), *whole_notes(whole, options)),
+        notes=(*result.notes, *offer_notes(None if price is None else price.offer), *whole_notes(whole, options)),
     )
 
 
@@ -122,11 +122,11 @@ def _on_demand(question: Question, target: Target, num_gpus: int) -> Price | Non
     return found[0] if found else None
 
 
-def _offer_notes(offer: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """What makes the job's price other than GPUs times the price of one."""
+def offer_notes(offer: Mapping[str, Any] | None, *more: str) -> tuple[str, ...]:
+    """What makes the job's price other than GPUs times the price of one; `more` are words of others to tell."""
     notes = [] if offer is None else offer.get("notes", [])
     told = ("whole instances", "lowest ask", "median ask", "separate machines", "the price is", "the whole term")
-    return tuple(note for note in notes if any(words in note for words in told))
+    return tuple(note for note in notes if any(words in note for words in (*told, *more)))
 
 
 def whole_notes(whole: WholeRun, options: WholeRunOptions) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from tunecast.model.estimate import forecast
 from tunecast.model.forecast import Forecast
 from tunecast.model.front import beats, knee, pareto
 from tunecast.model.market import Candidate, Limits, Market, Rejected, Search, prices_for, whole_of
-from tunecast.model.money import whole_notes
+from tunecast.model.money import offer_notes, whole_notes
 from tunecast.model.question import Question
 
 WORTH = 0.01
@@ -104,7 +104,7 @@ def rejection(gpu: str, own: Sequence[Candidate], front: Sequence[Candidate], li
         best = min(kept, key=lambda c: (c.usd, c.time_h))
         winner = next(c for c in front if beats(c, best, worth=WORTH))
         saved, sooner = best.usd - winner.usd, best.time_h - winner.time_h
-        detail = f"beaten by {named(winner)}: ${saved:,.2f} and {hours(max(sooner, 0.0))} less"
+        detail = f"beaten by {named(winner)}: {margin(saved, sooner)}"
         return Rejected(gpu=gpu, reason="dominated", detail=detail, candidate=best)
     if not any(in_budget(c, limits) for c in own):
         detail = f"${cheapest.usd:,.2f} at least, over ${limits.budget_usd:,.2f}"
@@ -114,6 +114,15 @@ def rejection(gpu: str, own: Sequence[Candidate], front: Sequence[Candidate], li
         return Rejected(gpu=gpu, reason="past deadline", detail=detail, candidate=fastest)
     detail = f"${fastest.usd:,.2f} when fast enough, {hours(cheapest.time_h)} when cheap enough"
     return Rejected(gpu=gpu, reason="budget or deadline", detail=detail, candidate=cheapest)
+
+
+def margin(saved_usd: float, sooner_h: float) -> str:
+    """By how much a plan wins; what rounds to nothing is not told as a figure."""
+    if hours(sooner_h) == hours(0.0) or sooner_h < 0.0:
+        return f"${saved_usd:,.2f} less, as fast"
+    if saved_usd < 0.005:
+        return f"{hours(sooner_h)} less, as dear"
+    return f"${saved_usd:,.2f} and {hours(sooner_h)} less"
 
 
 def relaxations(market: Market, front: Sequence[Candidate], limits: Limits) -> list[Relaxation]:
@@ -231,7 +240,7 @@ def full_forecast(question: Question, search: Search, candidate: Candidate) -> F
     whole = whole_of(
         search, result.run, candidate.target, result.step_time_s, candidate.price, _on_demand(search, candidate)
     )
-    offer_notes = candidate.price.offer.get("notes", ())
+    told = offer_notes(candidate.price.offer, "one-GPU listing", "machine size is not stated")
     return replace(
         result,
         phases_h=whole.phases_h,
@@ -240,7 +249,7 @@ def full_forecast(question: Question, search: Search, candidate: Candidate) -> F
         offer=candidate.price.offer,
         whole_run=whole,
         cost_per_million_tokens_usd=cost_per_million_tokens_usd(result.tokens_per_s, candidate.price),
-        notes=tuple(dict.fromkeys((*result.notes, *offer_notes, *whole_notes(whole, search.around)))),
+        notes=tuple(dict.fromkeys((*result.notes, *told, *whole_notes(whole, search.around)))),
     )
 
 

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from tunecast import recommend
 from tunecast.catalogs.errors import InputError, NotSupportedError, UnknownNameError
 from tunecast.cli.program import program
+from tunecast.model.recommend import margin
 from tunecast.recommendation import Recommendation
 
 MODEL = "Qwen/Qwen2.5-0.5B"
@@ -243,3 +244,10 @@ def test_all_offers_of_a_70b_are_searched_without_heavy_imports() -> None:
 def test_what_the_screen_does_not_know_is_refused(option: dict[str, Any], flag: str) -> None:
     with pytest.raises(NotSupportedError, match=flag):
         recommend("Qwen/Qwen2.5-0.5B", num_samples=100, mean_tokens=100, **option)
+
+
+def test_a_margin_that_rounds_to_nothing_is_told_in_words() -> None:
+    assert margin(2.04, -0.01) == "$2.04 less, as fast"
+    assert margin(2.04, 0.001) == "$2.04 less, as fast"
+    assert margin(0.001, 2.0) == "2.0 h less, as dear"
+    assert margin(1.25, 0.85) == "$1.25 and 51 min less"
