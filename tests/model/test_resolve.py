@@ -162,9 +162,11 @@ def test_unbuilt_and_built_values_are_apart() -> None:
         assert not set(built) & set(UNBUILT[what]), what
     assert [name for name, stack in load_stacks().items() if stack["built"]] == [
         "hf-peft",
+        "trl",
         "unsloth",
         "liger",
         "axolotl",
+        "llama-factory",
         "torchtune",
     ]
 

@@ -183,7 +183,7 @@ def test_the_file_resolves_to_a_run_that_says_where_each_field_is_from(name: str
             assert origin == "stack-default"
 
 
-@pytest.mark.parametrize(("name", "stack"), [("torchtune.yaml", "torchtune"), ("litgpt.yaml", "litgpt")])
+@pytest.mark.parametrize(("name", "stack"), [("litgpt.yaml", "litgpt")])
 def test_a_stack_that_is_not_built_is_refused_by_name_and_may_be_replaced(name: str, stack: str) -> None:
     run_file = read_config(EXAMPLES / name)
     with pytest.raises(NotSupportedError, match=f"{stack} .*not built yet; use --stack hf-peft"):

@@ -1,0 +1,42 @@
+"""``--stack trl`` and ``--stack llama-factory`` are what a file of that framework without further fields means."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tunecast.model.architectures import load_architecture
+from tunecast.model.configs import RunFile, merge_options
+from tunecast.model.resolve import resolve_run
+from tunecast.model.stacks import load_stacks
+
+FIELDS = (
+    "method", "dtype", "precision", "adapter_dtype", "lora_r", "lora_dropout", "lora_target_modules", "loss_type",
+    "bnb_4bit_quant_type", "double_quant", "upcast_non_quantized", "optim", "attn_implementation",
+    "gradient_checkpointing", "reentrant", "fused_kernels",
+)  # fmt: skip
+FILES = [
+    ("trl", "lora", "dtype:"),
+    ("trl", "qlora", "dtype:\nload_in_4bit: true"),
+    ("trl", "full", "dtype:\nuse_peft: false"),
+    ("llama-factory", "lora", ""),
+    ("llama-factory", "qlora", "quantization_bit: 4"),
+    ("llama-factory", "full", "finetuning_type: full"),
+]
+
+
+@pytest.mark.parametrize(("stack", "method", "lines"), FILES)
+def test_a_stack_is_its_frameworks_defaults(read: Callable[..., RunFile], stack: str, method: str, lines: str) -> None:
+    architecture = load_architecture("meta-llama/Llama-3.1-8B")
+    by_name = resolve_run(architecture, {"stack": stack, "method": method}).run
+    options = merge_options(read(stack, lines), {}).options
+    by_file = resolve_run(architecture, {k: v for k, v in options.items() if k != "num_train_epochs"}).run
+    assert {name: getattr(by_name, name) for name in FIELDS} == {name: getattr(by_file, name) for name in FIELDS}
+
+
+def test_every_built_stack_says_for_which_versions_and_by_which_source_it_is() -> None:
+    for name, stack in load_stacks().items():
+        if stack["built"]:
+            assert stack["versions"], name
+            assert len(stack["source"]) > 40, name
