@@ -15,6 +15,7 @@ from tunecast.cli.catalog import catalog
 from tunecast.cli.compare import compare
 from tunecast.cli.env import env
 from tunecast.cli.estimate import estimate
+from tunecast.cli.examples import epilog
 from tunecast.cli.fit import fit
 from tunecast.cli.guard import guarded
 from tunecast.cli.measure import measure
@@ -54,4 +55,4 @@ def tunecast(
 
 
 for _command in COMMANDS:
-    program.command(_command.__name__)(guarded(_command))
+    program.command(_command.__name__, epilog=epilog(_command.__name__))(guarded(_command))

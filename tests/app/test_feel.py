@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer.main
 from typer.testing import CliRunner
 
 from tunecast.catalogs.errors import TunecastError
-from tunecast.cli.program import program
+from tunecast.cli.examples import EXAMPLES
+from tunecast.cli.program import COMMANDS, program
 from tunecast.plots import check_plot_path
 from tunecast.report.write import check_paths
 
@@ -57,3 +60,16 @@ def test_a_value_is_printed_as_finely_as_its_interval() -> None:
         assert low < value < high, name
     assert float(rows["GPU-hours"][0]) > 0
     assert rows["GPU-hours"][-1] in ("s", "min")
+
+
+@pytest.mark.parametrize("command", [command.__name__ for command in COMMANDS])
+def test_help_ends_with_examples_that_the_command_takes(command: str) -> None:
+    shown = CliRunner().invoke(program, [command, "--help"], env={"COLUMNS": "80"}).output
+    examples = [f"tunecast {example}" for example in EXAMPLES[command]]
+    assert [line.strip() for line in shown.splitlines()[-len(examples) :]] == examples
+    assert max(len(line) for line in shown.splitlines()[-len(examples) :]) <= 80
+    group = typer.main.get_command(program)
+    for example in EXAMPLES[command]:
+        name, *arguments = shlex.split(example)
+        assert name == command
+        group.commands[name].make_context(name, arguments)  # type: ignore[attr-defined]
