@@ -118,9 +118,12 @@ def rejection(gpu: str, own: Sequence[Candidate], front: Sequence[Candidate], li
 
 def margin(saved_usd: float, sooner_h: float) -> str:
     """By how much a plan wins; what rounds to nothing is not told as a figure."""
-    if hours(sooner_h) == hours(0.0) or sooner_h < 0.0:
+    as_fast, as_dear = hours(max(sooner_h, 0.0)) == hours(0.0), saved_usd < 0.005
+    if as_fast and as_dear:
+        return "as dear and as fast"
+    if as_fast:
         return f"${saved_usd:,.2f} less, as fast"
-    if saved_usd < 0.005:
+    if as_dear:
         return f"{hours(sooner_h)} less, as dear"
     return f"${saved_usd:,.2f} and {hours(sooner_h)} less"
 

@@ -250,4 +250,5 @@ def test_a_margin_that_rounds_to_nothing_is_told_in_words() -> None:
     assert margin(2.04, -0.01) == "$2.04 less, as fast"
     assert margin(2.04, 0.001) == "$2.04 less, as fast"
     assert margin(0.001, 2.0) == "2.0 h less, as dear"
+    assert margin(0.001, -0.001) == "as dear and as fast"
     assert margin(1.25, 0.85) == "$1.25 and 51 min less"
