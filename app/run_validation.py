@@ -113,7 +113,9 @@ def of_run_record(path: Path, *, records: list[Path]) -> RunValidation:
     told = _forecast_anew(record, records) if records else record["forecast"]
     windows = [Window(**window) for window in record["windows"]]
     step = predicted_mean(windows, ahead=None)
-    lines = [] if step is None else [_step_line(step.value, told), _tokens_line(windows, told)]
+    lines = [] if step is None else [_step_line(step.value, told)]
+    if any(window.tokens for window in windows):
+        lines.append(_tokens_line(windows, told))
     lines += _memory_lines(record, told)
     if record["steps"] == record["max_steps"]:
         lines += _whole_lines(record, told)
@@ -130,7 +132,9 @@ def _forecast_anew(record: dict[str, Any], records: list[Path]) -> dict[str, Any
     from tunecast.model.target import resolve_targets
 
     if record["architecture"] is None or record["run"] is None:
-        raise InputError("The record holds no run to forecast anew; leave --record out.")
+        raise InputError(f"The record holds no run to forecast anew ({record['why_no_forecast']}); leave --record out.")
+    if record["hardware"]["gpu"] is None:
+        raise InputError(f"The record is of {record['hardware']['name']}, which is in no catalog; leave --record out.")
     run = run_from_dict(record["run"])
     options = {name: getattr(run, name) for name in run.__slots__} | {
         "lora_target_modules": ",".join(run.lora_target_modules) or None, "max_steps": record["max_steps"],
@@ -218,14 +222,20 @@ def of_trainer_state(
         Line(name="optimizer step", unit="s", measured=runtime_s / steps, forecast=told.step_time_s),
         Line(name="training", unit="h", measured=runtime_s / HOUR_S, forecast=told.step_time_s.scaled(steps / HOUR_S)),
     )
-    notes = ["train_runtime holds evaluations and saves too: the step measured here is an upper bound"]
+    notes = [
+        "train_runtime holds evaluations and saves too: the step measured here is an upper bound",
+        "of a resumed training it holds the last leg alone, and the step measured here is then too short",
+    ]
     return RunValidation(source=path.name, gpu=told.gpu, lines=lines, notes=tuple(notes))
 
 
 def _runtime(path: Path, state: dict[str, Any]) -> float:
     found = [entry["train_runtime"] for entry in state["log_history"] if "train_runtime" in entry]
     if not found or not state.get("global_step"):
-        raise InputError(f"{path} has no train_runtime: the training had not ended; give the last trainer_state.json.")
+        raise InputError(
+            f"{path} has no train_runtime: checkpoints are written before the training ends; give the "
+            "trainer_state.json that trainer.save_state() writes after it."
+        )
     return float(found[-1])
 
 

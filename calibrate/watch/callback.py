@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
+import math
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 
 from tunecast.calibrate.watch.clock import StepClock
 from tunecast.calibrate.watch.watcher import Watcher, line
+from tunecast.catalogs.errors import InputError
 
 
 def to_stderr(text: str) -> None:
@@ -33,7 +36,7 @@ def contained(event: Callable[..., None]) -> Callable[..., None]:
         except Exception as error:
             self.broken = f"{type(error).__name__}: {error}"
             self.stop_listening()
-            self.tell(f"tunecast stopped watching ({self.broken}); the training goes on.")
+            self.say(f"tunecast stopped watching ({self.broken}); the training goes on.")
 
     return guarded
 
@@ -41,31 +44,36 @@ def contained(event: Callable[..., None]) -> Callable[..., None]:
 class TrainingWatch:
     """The events of a Trainer, told to a `Watcher`; does not import transformers.
 
-    `records` are calibration records to forecast from, `out` the folder for the record of this run (None writes
-    none), `every_steps` asks for a line that often beside the first one and the last.
+    `records` are calibration records, or records of watched runs, to forecast from, `out` the folder for the record of
+    this run (None writes none), `every_steps` asks for a line that often beside the first one and the last.
     """
 
     def __init__(
         self,
         *,
-        records: Iterable[str | Path] = (),
+        records: str | Path | Iterable[str | Path] = (),
         usd_per_gpu_hour: float | None = None,
         out: str | Path | None = "tunecast-records",
         every_steps: int | None = None,
         tell: Callable[[str], None] = to_stderr,
     ) -> None:
-        self.records = [Path(path) for path in records]
+        if usd_per_gpu_hour is not None and not (math.isfinite(usd_per_gpu_hour) and usd_per_gpu_hour >= 0):
+            raise InputError(f"usd_per_gpu_hour is {usd_per_gpu_hour}; give dollars per hour of one GPU, 0 or more.")
+        if every_steps is not None and every_steps < 1:
+            raise InputError(f"every_steps is {every_steps}; give 1 or more, or leave it out.")
+        self.records = [Path(path) for path in ([records] if isinstance(records, (str, Path)) else records)]
         self.usd_per_gpu_hour = usd_per_gpu_hour
         self.out = None if out is None else Path(out)
         self.every_steps = every_steps
         self.tell = tell
         self.watcher: Watcher | None = None
         self.written: Path | None = None
-        """The record of the run, once it is over."""
+        """The record of the run: as of the last save while it runs, the whole once it is over."""
         self.broken: str | None = None
         """Why watching ended early."""
         self._hook: Any = None
         self._told_first = False
+        self._over = True
 
     @contained
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -73,13 +81,39 @@ class TrainingWatch:
         del control
         if not state.is_world_process_zero:
             return
+        self._leave_unfinished()
+        self._told_first, self._over, self.written = False, False, None
+        self._try_folder()
         model = kwargs["model"]
         self.watcher = start_watching(self, args, state, model)
         self._hook = model.register_forward_pre_hook(self._saw, with_kwargs=True)
+        atexit.register(self._leave_unfinished)
 
+    def _try_folder(self) -> None:
+        """A folder that cannot be written is told before the hours of training, not after."""
+        try:
+            if self.out is not None:
+                self.out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            self.say(f"tunecast: {self.out} cannot be written ({error.strerror}), so this run leaves no record.")
+            self.out = None
+
+    @contained
+    def _leave_unfinished(self) -> None:
+        """A training that was interrupted: its record holds what was measured until then."""
+        self.stop_listening()
+        atexit.unregister(self._leave_unfinished)
+        if self.watcher is not None and not self._over:
+            self._over = True
+            self._write(interrupted=True)
+            self.watcher.device.close()
+            if self.written is not None:
+                self.say(f"tunecast: record of the interrupted run in {self.written}")
+
+    @contained
     def _saw(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Before each forward pass: the batch's shape. Reads nothing from the device."""
-        if self.broken is not None or self.watcher is None or not module.training:
+        if self.watcher is None or not module.training:
             return
         ids = kwargs.get("input_ids", args[0] if args else None)
         if ids is not None and getattr(ids, "ndim", 0) == 2:
@@ -109,9 +143,25 @@ class TrainingWatch:
         text = line(self.watcher, over=over)
         if text is not None:
             if self.watcher.why_no_forecast and not self._told_first:
-                self.tell(f"tunecast: no forecast for this job, it is measured only: {self.watcher.why_no_forecast}")
+                self.say(f"tunecast: no forecast for this job, it is measured only: {self.watcher.why_no_forecast}")
             self._told_first = True
+            self.say(text)
+
+    def say(self, text: str) -> None:
+        """Tell; where `tell` itself fails, stderr is told, from then on."""
+        try:
             self.tell(text)
+        except Exception as error:  # Whatever a function of the user's raises, the training goes on.
+            self.tell = to_stderr
+            to_stderr(f"tunecast: its tell function failed ({type(error).__name__}: {error}); lines go to stderr.")
+            to_stderr(text)
+
+    @contained
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """A checkpoint was written: the record so far too, for a machine that is taken away."""
+        del args, state, control, kwargs
+        if self.watcher is not None:
+            self._write(interrupted=True)
 
     @contained
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -120,12 +170,24 @@ class TrainingWatch:
         self.stop_listening()
         if self.watcher is None:
             return
+        self._over = True
+        atexit.unregister(self._leave_unfinished)
         self.watcher.clock.finish()
+        if not self.watcher.clock.windows:
+            self.say(f"tunecast: {self.watcher.clock.steps_seen} steps are too few to be timed; there is no record.")
         self._tell_line(over=True)
-        if self.out is not None and self.watcher.clock.windows:
-            self.written = write(self.watcher, self.out)
-            self.tell(f"tunecast: record of this run in {self.written}; type: tunecast validate {self.written}")
+        self._write(interrupted=False)
+        if self.written is not None:
+            self.say(f"tunecast: record of this run in {self.written}; type: tunecast validate {self.written}")
         self.watcher.device.close()
+
+    def _write(self, *, interrupted: bool) -> None:
+        """The record as it stands, in place of an earlier one of the same run."""
+        if self.out is None or self.watcher is None or not self.watcher.clock.windows:
+            return
+        earlier, self.written = self.written, write(self.watcher, self.out, interrupted=interrupted)
+        if earlier is not None and earlier != self.written:
+            earlier.unlink(missing_ok=True)
 
     def stop_listening(self) -> None:
         """Take the hook off the model."""
@@ -136,17 +198,18 @@ class TrainingWatch:
 
 def start_watching(watch: TrainingWatch, args: Any, state: Any, model: Any) -> Watcher:
     """A watcher of this job; one that has no forecast says why."""
-    from tunecast.calibrate.fitted_records import fitted_records
     from tunecast.calibrate.watch.device import watched_device
     from tunecast.calibrate.watch.reading import read_job
     from tunecast.catalogs.errors import TunecastError
 
     device = watched_device(args.device)
+    calibrations, observations = usable_records(watch)
     watcher = Watcher(
         device=device,
         clock=StepClock(synchronize=device.synchronize),
         max_steps=int(state.max_steps),
-        records=fitted_records(watch.records),
+        records=calibrations,
+        observations=observations,
         usd_per_gpu_hour=watch.usd_per_gpu_hour,
         num_gpus=int(args.world_size),
     )
@@ -157,13 +220,29 @@ def start_watching(watch: TrainingWatch, args: Any, state: Any, model: Any) -> W
     return watcher
 
 
-def write(watcher: Watcher, folder: Path) -> Path:
+def usable_records(watch: TrainingWatch) -> tuple[dict[str, Any], Any]:
+    """Calibrations and watched runs to forecast from; records that cannot be used are told, and none is."""
+    from tunecast.calibrate.fitted_records import fitted_records
+    from tunecast.calibrate.watch.observations import split_records
+    from tunecast.catalogs.errors import TunecastError
+
+    try:
+        paths, observations = split_records(watch.records)
+        return fitted_records(paths), observations
+    except TunecastError as error:
+        watch.say(f"tunecast: {error} This job is forecast without records.")
+        return {}, {}
+
+
+def write(watcher: Watcher, folder: Path, *, interrupted: bool) -> Path:
     """The record of the run in `folder`."""
     from tunecast.calibrate.environment import package_version
     from tunecast.calibrate.record import utc_now
     from tunecast.calibrate.watch.record import write_run_record
 
-    return write_run_record(watcher.record(created_at=utc_now(), tunecast=package_version("tunecast")), folder)
+    return write_run_record(
+        watcher.record(created_at=utc_now(), tunecast=package_version("tunecast"), interrupted=interrupted), folder
+    )
 
 
 @functools.cache

@@ -52,7 +52,7 @@ def base_model(model: Any) -> Any:
     while not hasattr(model, "config") or hasattr(model, "module"):
         if not hasattr(model, "module"):
             raise NotSupportedError(
-                f"The model is a {type(model).__name__}, which has no config; a transformers one has."
+                f"The model, a plain {type(model).__name__}, has no config; a model of transformers has."
             )
         model = model.module
     return model.get_base_model() if hasattr(model, "get_base_model") else model

@@ -11,6 +11,7 @@ from tunecast.calibrate.watch.device import Watched, plain, throttle_flags
 from tunecast.calibrate.watch.reading import Job
 from tunecast.catalogs.errors import InputError, TunecastError
 from tunecast.model.forecast import Forecast
+from tunecast.model.observed import Observations
 from tunecast.model.units import HOUR_S, gib
 from tunecast.model.value import Value
 
@@ -58,6 +59,7 @@ class Watcher:
     job: Job | None = None
     why_no_forecast: str | None = None
     records: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    observations: Observations = field(default_factory=dict)
     usd_per_gpu_hour: float | None = None
     num_gpus: int = 1
     lengths: Lengths = field(default_factory=Lengths)
@@ -67,6 +69,7 @@ class Watcher:
     flags: set[str] = field(default_factory=set)
     _step_tokens: int = 0
     _last_step: int = 0
+    _last_s: float = 0.0
 
     def saw_batch(self, shape: Iterable[int]) -> None:
         """One micro-batch went through the model."""
@@ -76,7 +79,7 @@ class Watcher:
 
     def step_ends(self, step: int, *, aside_follows: bool) -> bool:
         """An optimizer step is over; True when there is something new to tell."""
-        self._last_step = step
+        self._last_step, self._last_s = step, self.clock.now()
         closed = self.clock.step_ends(self._step_tokens, aside_follows=aside_follows)
         self._step_tokens = 0
         if self.clock.steps_seen == 1:
@@ -116,6 +119,7 @@ class Watcher:
             architecture=self.job.architecture,
             options={**self.job.options, "max_length": length, "max_steps": self.max_steps},
             usd_per_gpu_hour=self.usd_per_gpu_hour,
+            observations=self.observations,
         )
         own = {name: record for name, record in self.records.items() if name == gpu}
         return forecast(question, resolve_targets([gpu], own)[0])
@@ -131,7 +135,7 @@ class Watcher:
         ahead = predicted_mean(windows, ahead=steps_left / a_window)
         assert ahead is not None
         assert self.clock.begun_s is not None
-        aside = self.clock.aside_s / self._last_step * steps_left
+        aside = self.clock.aside_s / self.clock.steps_seen * steps_left  # a resumed job did not see all its steps
         left = ahead.scaled(steps_left)
         return Progress(
             step=self._last_step,
@@ -156,13 +160,26 @@ class Watcher:
             return None
         return told.mfu * told.step_time_s.value / now.value
 
-    def record(self, *, created_at: str, tunecast: str | None) -> dict[str, Any]:
-        """``tunecast.run/1``."""
+    def resolved(self, length: int) -> dict[str, Any] | None:
+        """The run with samples of so many tokens, which later forecasts can use where today's failed."""
+        from tunecast.calibrate.trace.spec import run_to_dict
+        from tunecast.model.resolve import resolve_run
+
+        if self.job is None:
+            return None
+        try:
+            return run_to_dict(resolve_run(self.job.architecture, {**self.job.options, "max_length": length}).run)
+        except TunecastError:
+            return None  # `why_no_forecast` says the same
+
+    def record(self, *, created_at: str, tunecast: str | None, interrupted: bool = False) -> dict[str, Any]:
+        """``tunecast.run/1``; of a run that was interrupted, or still goes on, up to its last step."""
         from tunecast.calibrate.trace.spec import architecture_to_dict, run_to_dict
         from tunecast.calibrate.watch.record import RUN_SCHEMA
         from tunecast.model.forecast_json import forecast_to_dict
 
-        told, begun = self.forecast, self.clock.begun_s
+        told, begun, seen = self.forecast, self.clock.begun_s, self.lengths
+        until_s = self._last_s if interrupted else self.clock.now()
         memory = self.device.memory()
         return {
             "schema": RUN_SCHEMA,
@@ -171,14 +188,14 @@ class Watcher:
             "hardware": plain(self.device.hardware()),
             "software": self.device.software(),
             "architecture": None if self.job is None else architecture_to_dict(self.job.architecture),
-            "run": None if told is None else run_to_dict(told.run),
-            "longest_run": None if self.longest is None else run_to_dict(self.longest.run),
+            "run": run_to_dict(told.run) if told else self.resolved(seen.mean) if seen.samples else None,
+            "longest_run": run_to_dict(self.longest.run) if self.longest else self.resolved(seen.longest),
             "steps": self.clock.steps_seen,
             "max_steps": self.max_steps,
             "windows": [{"steps": w.steps, "seconds": w.seconds, "tokens": w.tokens} for w in self.clock.windows],
             "aside_s": self.clock.aside_s,
             "asides": self.clock.asides,
-            "wall_s": 0.0 if begun is None else self.clock.now() - begun,
+            "wall_s": 0.0 if begun is None else until_s - begun,
             "memory": plain(memory),
             "sensors": self.sensors,
             "flags": sorted(self.flags),
@@ -196,7 +213,7 @@ def line(watcher: Watcher, *, over: bool = False) -> str | None:
     parts = [
         f"tunecast: step {now.step}/{now.max_steps}",
         f"{shown_s(now.step_time_s.value)}/step{_told_time(watcher)}",
-        f"{now.tokens_per_s:,.0f} tokens/s",
+        *([f"{now.tokens_per_s:,.0f} tokens/s"] if now.tokens_per_s else []),
         *_mfu_part(watcher),
         *_memory_part(watcher),
         f"{shown_s(now.spent_s)} in all" if over else f"{_span_s(now.left_s)} left",
@@ -238,7 +255,12 @@ def _money_part(watcher: Watcher, now: Progress, *, over: bool) -> list[str]:
     if usd_per_h is None:
         return []
     spent, left = (seconds / HOUR_S * usd_per_h for seconds in (now.spent_s, now.left_s.value))
-    return [f"${spent:.2f} spent" if over else f"${spent:.2f} of ${spent + left:.2f} at ${usd_per_h:.2f}/h"]
+    return [f"{_usd(spent)} spent" if over else f"{_usd(spent)} of {_usd(spent + left)} at ${usd_per_h:.2f}/h"]
+
+
+def _usd(amount: float) -> str:
+    """Cents, and two digits of what is less than ten of them."""
+    return f"${amount:.2f}" if amount >= 0.1 or not amount else f"${amount:.2g}"
 
 
 def _span_s(value: Value) -> str:

@@ -15,6 +15,7 @@ from tunecast.calibrate.watch.record import read_run_record
 from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.optimizer import trainable_params
 from tunecast.model.resolve import resolve_run
+from tunecast.run_validation import validate_run
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -122,6 +123,80 @@ def test_what_breaks_inside_is_told_once_and_the_training_ends_as_without_it(
     assert len(lines) == 1
     assert not model._forward_pre_hooks
     assert watch.written is None
+
+
+def test_a_tell_function_that_fails_ends_neither_the_training_nor_the_watching(tmp_path: Path, capsys: Any) -> None:
+    def fail(_: str) -> None:
+        raise RuntimeError("no chat today")
+
+    watch = tunecast.TunecastCallback(out=tmp_path, tell=fail)
+    assert trained(lora(tiny_llama()), arguments(tmp_path), watch).state.global_step == 12
+    assert watch.broken is None
+    assert watch.written is not None
+    assert "no chat today" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("short_windows")
+def test_what_cannot_be_read_or_written_is_told_at_the_start_and_the_job_is_measured(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    lines: list[str] = []
+    watch = tunecast.TunecastCallback(records=tmp_path / "none.json", out=tmp_path / "file" / "x", tell=lines.append)
+    trained(lora(tiny_llama()), arguments(tmp_path), watch)
+    assert watch.broken is None
+    assert "none.json" in lines[1]
+    assert "leaves no record" in lines[0]
+    assert watch.watcher.clock.windows
+
+
+@pytest.mark.parametrize("wrong", [{"usd_per_gpu_hour": -1.0}, {"usd_per_gpu_hour": float("nan")}, {"every_steps": 0}])
+def test_impossible_arguments_are_refused_before_the_training(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=next(iter(wrong))):
+        tunecast.TunecastCallback(**wrong)
+
+
+class StopEarlyError(Exception):
+    """What ends a training early."""
+
+
+def interrupted_at(step: int) -> Any:
+    """A callback that ends the training at a step."""
+
+    class Interrupt(transformers.TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == step:
+                raise StopEarlyError
+
+    return Interrupt()
+
+
+@pytest.mark.usefixtures("short_windows")
+def test_an_interrupted_job_leaves_its_record_and_its_hook_does_not_count_into_the_next(tmp_path: Path) -> None:
+    watch = tunecast.TunecastCallback(out=tmp_path / "records", tell=lambda _: None)
+    ids, interrupt = torch.randint(0, VOCAB, (LENGTH,)), interrupted_at(9)
+    trainer = transformers.Trainer(
+        model=lora(tiny_llama()), args=arguments(tmp_path, save_strategy="steps", save_steps=6),
+        train_dataset=[{"input_ids": ids, "labels": ids}] * 200, callbacks=[watch, interrupt],
+    )  # fmt: skip
+    with pytest.raises(StopEarlyError):
+        trainer.train()
+    at_save = read_run_record(watch.written)
+    assert at_save["steps"] == 6  # a machine that is taken away leaves what the last save wrote
+    trainer.remove_callback(interrupt)
+    trainer.train()
+    first, second = sorted(map(read_run_record, (tmp_path / "records").glob("*.json")), key=lambda r: int(r["steps"]))
+    assert (first["steps"], second["steps"]) == (9, 12)
+    assert all(window["tokens"] == 2 * 2 * LENGTH * window["steps"] for window in second["windows"])
+
+
+@pytest.mark.usefixtures("short_windows")
+def test_a_record_without_a_forecast_still_holds_its_run_for_later(tmp_path: Path) -> None:
+    watch = tunecast.TunecastCallback(out=tmp_path, tell=lambda _: None)
+    trained(lora(tiny_llama()), arguments(tmp_path), watch)
+    record = read_run_record(watch.written)
+    assert record["forecast"] is None
+    assert (record["run"]["max_length"], record["run"]["lora_r"]) == (LENGTH, 4)
+    found = validate_run(watch.written, records=sorted(RECORDS.glob("cpu_*.json")))
+    assert found.lines[0].forecast is not None
 
 
 @pytest.mark.usefixtures("short_windows")
