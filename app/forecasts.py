@@ -23,6 +23,19 @@ class Forecasts(list[Forecast]):
 
         return frame(self)
 
+    def __repr__(self) -> str:
+        """What a Python shell shows: a line per forecast."""
+        from tunecast.forecast_table import memory, money_of, total, verdict
+        from tunecast.tables import DASH, dollars, seconds
+
+        lines = []
+        for one in self:
+            cost = money_of(one)
+            money = dollars(cost.value) if cost else DASH
+            card = f"{one.run.num_gpus} x {one.gpu}: {verdict(one)}, {memory(one)} GiB"
+            lines.append(f"{card}, step {seconds(one.step_time_s.value)}, whole run {total(one)}, {money}")
+        return "\n".join(lines) or "no forecast"
+
     def _repr_html_(self) -> str:
         """What a notebook shows: the run, a table with intervals, and the notes."""
         from tunecast.forecast_table import notes, run_line

@@ -110,7 +110,7 @@ def estimate(
     }
     searching: dict[str, Any] = {"max_batch": max_batch, "max_length_that_fits": max_length_that_fits, "exact": exact}
     terms = _terms(model, asked, searching) if explain else None
-    with told_on_stderr(exact) as told:
+    with told_on_stderr(True) as told:
         forecasts = api.estimate(model, told=told, **searching, **asked)
     show_forecasts(forecasts, as_json=as_json, terms=terms)
 

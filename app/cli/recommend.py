@@ -102,6 +102,7 @@ def recommend(
     import gc
 
     from tunecast import recommender
+    from tunecast.cli.progress import spinner
     from tunecast.plots import check_plot_path
     from tunecast.written import read_asked_files, with_written, write_plan
 
@@ -109,18 +110,19 @@ def recommend(
     if plot is not None:
         check_plot_path(plot)
     gc.disable()  # the process ends soon, and a collection in between costs more than the memory is worth
-    found = recommender.recommend(
-        model,
-        gpu=gpu or "all",
-        records=record or [],
-        prices=prices or [],
-        usd_per_gpu_hour=usd_per_gpu_hour,
-        **search,
-        **run_options,
-        **amount,
-        **parallel,
-        **around,
-    )
+    with spinner("comparing plans"):
+        found = recommender.recommend(
+            model,
+            gpu=gpu or "all",
+            records=record or [],
+            prices=prices or [],
+            usd_per_gpu_hour=usd_per_gpu_hour,
+            **search,
+            **run_options,
+            **amount,
+            **parallel,
+            **around,
+        )
     _tell(with_written(found, write_plan(found, wanted, pick)), plot, as_json)
 
 

@@ -39,6 +39,7 @@ def validate(
     from tunecast import validation
     from tunecast.cli.console import err, out, print_json, show
     from tunecast.cli.guard import THE_ANSWER_IS_NO
+    from tunecast.cli.progress import spinner
     from tunecast.validation_table import explanation, report
 
     if explain is not None:
@@ -55,7 +56,8 @@ def validate(
         print_json(run.as_dict()) if as_json else show(*run_report(run))
         missed = [] if max_median_error is None else run.above(max_median_error)
     else:
-        result = validation.validate(runs)
+        with spinner("forecasting every run"):
+            result = validation.validate(runs)
         print_json(result.as_dict()) if as_json else show(*report(result, out().width))
         for note in result.notes:
             err().print(note)

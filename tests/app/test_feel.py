@@ -11,6 +11,7 @@ import pytest
 import typer.main
 from typer.testing import CliRunner
 
+import tunecast
 from tunecast.catalogs.errors import TunecastError
 from tunecast.cli.examples import EXAMPLES
 from tunecast.cli.program import COMMANDS, program
@@ -73,3 +74,12 @@ def test_help_ends_with_examples_that_the_command_takes(command: str) -> None:
         name, *arguments = shlex.split(example)
         assert name == command
         group.commands[name].make_context(name, arguments)  # type: ignore[attr-defined]
+
+
+def test_a_python_shell_shows_a_line_per_forecast() -> None:
+    found = tunecast.estimate(LLAMA[0], method="qlora", max_length=2048, tokens="10M", gpu=["l40s", "a100-sxm4-80gb"])
+    first, second = repr(found).splitlines()
+    assert first.startswith("1 x l40s-48gb: fits, ")
+    assert second.startswith("1 x a100-sxm4-80gb: fits, ")
+    assert found[0].cost_usd is not None
+    assert f"${found[0].cost_usd.value:.2f}" in first
