@@ -97,7 +97,7 @@ def fewest_gpus(question: Question, target: Target, deadline_h: float | None = N
         if fits and not late:
             in_time = "" if deadline_h is None else f" and are done within {_time(deadline_h)}"
             return asked, f"--num-gpus auto: {_gpus(count)}, the fewest that fit{in_time}"
-        why = f"are not done within {_time(deadline_h)}" if fits else why
+        why = f"are not done within {_time(deadline_h)}" if fits and deadline_h is not None else why
     most = tried.options["num_gpus"]
     return tried, f"--num-gpus auto: even {_gpus(most)} {why}"
 
