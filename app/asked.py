@@ -12,8 +12,6 @@ from tunecast.model.architecture import Architecture
 FILE_OPTIONS = ("config_format", "accelerate", "deepspeed")
 """Options that say how to read a training file."""
 TRAINING_FILE_SUFFIXES = (".yaml", ".yml")
-MOST_NAMED = 6
-"""Ignored fields that are named before the rest are counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,9 +71,7 @@ def ignored_note(fields: tuple[str, ...]) -> list[str]:
     """The fields of a file that no option was made of."""
     if not fields:
         return []
-    named = ", ".join(fields[:MOST_NAMED])
-    rest = f" and {len(fields) - MOST_NAMED} more" if len(fields) > MOST_NAMED else ""
-    return [f"Fields of the file that change nothing here: {named}{rest}."]
+    return [f"Fields of the file that change nothing here: {', '.join(fields)}."]
 
 
 def _known_count(num_gpus: Any) -> int | None:

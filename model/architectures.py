@@ -291,6 +291,8 @@ def architecture_from_config(config: Mapping[str, Any], name: str) -> Architectu
     """The architecture a Hugging Face ``config.json`` describes; `name` appears in every message."""
     config = text_part(config)
     model_type, classes = config.get("model_type"), config.get("architectures")
+    if "zero_optimization" in config:
+        raise InputError(f"{name} is a file of DeepSpeed, which goes with a training file: add it with --deepspeed.")
     if not isinstance(model_type, str):
         raise InputError(f"The file {name} is JSON but has no 'model_type'; give a Hugging Face config.json.")
     given_class = classes[0] if isinstance(classes, list) and classes else None

@@ -42,6 +42,15 @@ def matching_formats(mapping: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(name for name, there in signs.items() if there)
 
 
+def refuse_other_kind(mapping: Mapping[str, Any], kind: str) -> None:
+    """A companion file given with the wrong option: it bears another's sign and not its own."""
+    found = matching_formats(mapping)
+    if found and kind not in found:
+        flag = COMPANIONS.get(found[0])
+        instead = f"with {flag}" if flag else "as the training file"
+        raise InputError(f"The file given with {COMPANIONS[kind]} is one of {found[0]}; give it {instead}.")
+
+
 def detect_format(mapping: Mapping[str, Any], *, name: str, asked: str | None = None) -> str:
     """The one format of a training file: the one asked for, else the only one whose sign it bears."""
     if asked is not None:
@@ -59,5 +68,5 @@ def detect_format(mapping: Mapping[str, Any], *, name: str, asked: str | None = 
         )
     if found[0] in COMPANIONS:
         flag = COMPANIONS[found[0]]
-        raise InputError(f"{name} is a {found[0]} file, which goes with a training file: add it with {flag} {name}.")
+        raise InputError(f"{name} is a file of {found[0]}, which goes with a training file: add it with {flag} {name}.")
     return found[0]

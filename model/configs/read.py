@@ -9,7 +9,7 @@ from typing import Any
 
 from tunecast.catalogs.errors import InputError
 from tunecast.model.configs import axolotl, litgpt, llama_factory, torchtune, trl
-from tunecast.model.configs.detect import detect_format
+from tunecast.model.configs.detect import detect_format, refuse_other_kind
 from tunecast.model.configs.frameworks import framework_range, load_frameworks, refuse_unsupported
 from tunecast.model.configs.run_file import Draft, RunFile
 from tunecast.model.configs.source import Source
@@ -124,6 +124,8 @@ def read_mapping(
     if chosen == "trl":
         trl.settle(draft)
     title = load_frameworks()[chosen]["title"]
+    for field, meant in source.misspelt():
+        draft.note(f"{field} is read by nothing here: is {meant} meant?")
     draft.note(f"Fields that the file leaves out have the defaults of {title} {recorded['versions']}.")
     return RunFile(
         format=chosen,
@@ -163,6 +165,7 @@ def _companions(
         (accelerate, "accelerate", read_accelerate),
     ):
         if mapping is not None:
+            refuse_other_kind(mapping, kind)
             companion = Source(mapping, name=f"{kind} file")
             draft.prefix = f"{kind}: "
             reader(companion, draft)

@@ -6,10 +6,14 @@ A key with nothing after it means absent, as the frameworks' own examples use it
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 from tunecast.catalogs.errors import InputError
 
+SHORTEST_NAME = 5
+"""Letters of a name below which a likeness says nothing: fp16 and bf16 are both fields."""
+SLIP_LETTERS = 2
 _WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
@@ -110,6 +114,12 @@ class Source:
         """Dotted names of every given value that nobody asked for."""
         return tuple(field for field in _leaves(self._mapping) if not self._was_read(field))
 
+    def misspelt(self) -> tuple[tuple[str, str], ...]:
+        """(field, what is meant): fields nobody read that differ by a slip from one that was looked for in vain."""
+        missed = sorted(field for field in self._read if not self.has(field))
+        found = ((field, next((name for name in missed if _is_slip(field, name)), None)) for field in self.unread())
+        return tuple((field, meant) for field, meant in found if meant is not None)
+
     def _was_read(self, field: str) -> bool:
         parts = field.split(".")
         return any(".".join(parts[:n]) in self._read for n in range(1, len(parts) + 1))
@@ -129,3 +139,17 @@ def _leaves(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
             yield from _leaves(value, f"{prefix}{key}.")
         elif not is_empty(value):
             yield f"{prefix}{key}"
+
+
+def _is_slip(typed: str, meant: str) -> bool:
+    """Whether two names differ in one place, by two letters at most."""
+    if typed == meant or min(len(typed), len(meant)) < SHORTEST_NAME:
+        return False
+    start = _alike(typed, meant)
+    end = _alike(typed[start:][::-1], meant[start:][::-1])
+    return max(len(typed), len(meant)) - start - end <= SLIP_LETTERS
+
+
+def _alike(one: str, other: str) -> int:
+    """Letters that two words begin with together."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))

@@ -1,0 +1,59 @@
+"""What a user gets wrong in a training file: slips in field names, and companions given with the wrong option."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tunecast.asked import ignored_note
+from tunecast.catalogs.errors import InputError
+from tunecast.model.architectures import architecture_from_config
+from tunecast.model.configs import read_config
+
+EXAMPLES = Path(__file__).resolve().parents[3] / "docs" / "examples"
+
+
+@pytest.mark.parametrize(
+    ("example", "right", "wrong"),
+    [
+        ("axolotl.yml", "sample_packing:", "sample_paking:"),
+        ("axolotl.yml", "gradient_accumulation_steps:", "gradient_acumulation_steps:"),
+        ("llama-factory.yaml", "cutoff_len:", "cutof_len:"),
+        ("trl.yaml", "use_peft:", "use_pefft:"),
+    ],
+)
+def test_a_slip_in_a_name_is_told_with_what_is_meant(tmp_path: Path, example: str, right: str, wrong: str) -> None:
+    text = (EXAMPLES / example).read_text(encoding="utf-8")
+    assert right in text
+    path = tmp_path / example
+    path.write_text(text.replace(right, wrong, 1), encoding="utf-8")
+    notes = read_config(path).notes
+    assert f"{wrong[:-1]} is read by nothing here: is {right[:-1]} meant?" in notes
+
+
+@pytest.mark.parametrize("example", ["axolotl.yml", "llama-factory.yaml", "trl.yaml", "torchtune.yaml", "litgpt.yaml"])
+def test_the_projects_own_fields_are_no_slips(example: str) -> None:
+    assert not [note for note in read_config(EXAMPLES / example).notes if "meant?" in note]
+
+
+def test_every_ignored_field_is_named() -> None:
+    ignored = read_config(EXAMPLES / "axolotl.yml").ignored
+    assert len(ignored) > 10
+    (note,) = ignored_note(ignored)
+    assert all(field in note for field in ignored)
+
+
+def test_a_companion_with_the_wrong_option_is_refused() -> None:
+    training = EXAMPLES / "trl.yaml"
+    with pytest.raises(InputError, match="one of deepspeed; give it with --deepspeed"):
+        read_config(training, accelerate=EXAMPLES / "deepspeed.json")
+    with pytest.raises(InputError, match="one of accelerate; give it with --accelerate"):
+        read_config(training, deepspeed=EXAMPLES / "accelerate.yaml")
+    with pytest.raises(InputError, match="one of axolotl; give it as the training file"):
+        read_config(training, accelerate=EXAMPLES / "axolotl.yml")
+
+
+def test_deepspeeds_file_in_place_of_a_model_is_refused_by_its_name() -> None:
+    with pytest.raises(InputError, match="--deepspeed"):
+        architecture_from_config({"zero_optimization": {"stage": 2}}, "deepspeed.json")
