@@ -1,37 +1,58 @@
 """Fit the priors: efficiencies that published runs imply, and how far they are off on runs left out.
 
-Each row's operations are timed at the datasheet's rates; what remains is a few efficiencies, an
-effect of each device and of each software stack, all pulled to their beliefs, by robust least
-squares in the logarithm. Widths come from rows that the fit did not see: whole sources left out for
-cards that it knows, whole cards left out for those that it does not.
+Each row's operations are timed at the datasheet's rates; what remains is a few efficiencies and the effects of
+`priors_hierarchy`. Its spreads say how sure a forecast of a new run is; one multiple of them, from sources left out
+one by one, makes 80% intervals hold 80%.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cache, partial
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from tunecast.calibrate.priors_hierarchy import HOST as HOST_GROUP
+from tunecast.calibrate.priors_hierarchy import (
+    STUDENT_DF,
+    Array,
+    Effect,
+    Problem,
+    Solution,
+    effects_of,
+    linear,
+    solve,
+    solve_like,
+)
 from tunecast.calibrate.priors_memory import memory_overheads
-from tunecast.calibrate.priors_stack import LINK_SECONDS, clock_values, log_seconds
+from tunecast.calibrate.priors_stack import clock_values, log_seconds
 from tunecast.calibrate.published import PublishedRun, read_runs, read_table
-from tunecast.catalogs.gpus import load_gpus, training_dtype
+from tunecast.catalogs.gpus import load_gpus
 from tunecast.model.inventory import step_operations
 from tunecast.model.parallel_network import WHOLE_RATE, catalog_network, with_network
+from tunecast.model.parallel_offload import with_host
 from tunecast.model.priors import PRIORS_SCHEMA, datasheet_factors, interval
 from tunecast.model.time import PhaseTable, phase_table, run_clocks
 from tunecast.model.value import INTERVAL_LEVEL, Z80
 
-Array = npt.NDArray[np.float64]
 EFFICIENCIES = ("gemm", "attention", "memory", "dequant", "link")
+FRACTIONS = (*EFFICIENCIES, "overlap_frac")
+SHARED = (*FRACTIONS, "host_s_per_launch", "host_hooks")
+"""Parameters that all rows share."""
+FORECAST_GROUPS = ("device", "stack", "sharding")
+"""Groups of effects that a forecast of a new run may know."""
+STARTS = tuple((*(0.0,) * len(FRACTIONS), host, hooks) for host in (0.0, 1.0) for hooks in (0.0, 1.0))
+"""Hosts as believed and slower ones: while the device decides, the rows say nothing of the host."""
+NARROWEST = 0.5
+"""Least multiple of the spreads: few sources left out may all be near by chance."""
+AT_ONE = -0.01
+"""Log of a fraction from which it counts as at its limit."""
 NARROWED = 0.95
 """A spread below this share of the belief's was narrowed by the rows."""
 
@@ -46,46 +67,15 @@ class Row:
     """One optimizer step."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
-    """Where each parameter sits in the vector: logs of efficiencies and overlap, then effects."""
-
-    effects: tuple[tuple[str, str], ...]
-    """(group, name) of each effect; the groups are those of `effect_names`."""
-
-    def unpack(self, vector: Array) -> Estimates:
-        """The vector by name."""
-        at = len(EFFICIENCIES)
-        return Estimates(
-            efficiency={name: float(np.exp(vector[i])) for i, name in enumerate(EFFICIENCIES)},
-            overlap_frac=min(float(np.exp(vector[at])), 1.0),
-            effects=dict(zip(self.effects, vector[at + 1 :].tolist(), strict=True)),
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Estimates:
-    """Fitted parameters."""
-
-    efficiency: Mapping[str, float]
-    overlap_frac: float
-    effects: Mapping[tuple[str, str], float]
-    """Logs of time; one that was not fitted is none."""
-
-    def log_s(self, row: Row, host_s_per_launch: float) -> float:
-        """Log seconds of a row's step, effects included."""
-        base = predicted_log_s(row, self.efficiency, self.overlap_frac, host_s_per_launch)
-        return base + sum(self.effects.get(effect, 0.0) for effect in effect_names(row.run))
-
-    def group(self, name: str) -> dict[str, dict[str, Any]]:
-        """Effects of one group, as stored."""
-        return {n: {"value": v, "unit": "log of time"} for (group, n), v in self.effects.items() if group == name}
-
-
-def effect_names(run: PublishedRun) -> tuple[tuple[str, str], ...]:
-    """What a run's time may differ by as a whole: its card, its software stack, its sharding."""
-    sharding = (("sharding", run.run.sharding),) if run.run.num_gpus > 1 else ()
-    return (("device", run.gpu), ("stack", run.stack), *sharding)
+def effect_names(run: PublishedRun) -> tuple[Effect, ...]:
+    """What a run's time may differ by as a whole: card, stack and sharding, which forecasts know; its source, the
+    source's host, and the source's rows of one method on one card, which they do not."""
+    own = run.run
+    sharding = (("sharding", own.sharding),) if own.num_gpus > 1 else ()
+    parts = (run.source, run.gpu, own.method, own.base_quantization, own.fp8, own.num_gpus > 1)
+    cell = " ".join(str(part) for part in parts)
+    unknown = (("source", run.source), (HOST_GROUP, run.source), ("cell", cell))
+    return (("device", run.gpu), ("stack", run.stack), *sharding, *unknown)
 
 
 @cache
@@ -127,6 +117,7 @@ def _why_not(run: PublishedRun) -> str:
 def _timed(run: PublishedRun) -> Row:
     gpu = load_gpus()[run.gpu]
     factors = with_network(datasheet_factors(gpu, beliefs()), run.run, gpu, run.network, reached=WHOLE_RATE)
+    factors = with_host(factors, run.architecture, run.run, gpu, reached=WHOLE_RATE)
     operations = step_operations(run.architecture, run.run)
     assert run.tokens_per_s is not None
     return Row(
@@ -136,111 +127,105 @@ def _timed(run: PublishedRun) -> Row:
     )
 
 
-def predicted_log_s(row: Row, efficiency: Mapping[str, float], overlap_frac: float, host_s_per_launch: float) -> float:
-    """Log seconds of a row's step, without effects."""
-    values = clock_values(efficiency, overlap_frac, host_s_per_launch)
-    sent = {name: getattr(row.table, name) / efficiency["link"] for name in LINK_SECONDS}
-    table = replace(row.table, **sent)
-    return math.log(run_clocks(table, values, synchronous=False).step_s)
+def predicted_log_s(row: Row, params: Mapping[str, float]) -> float:
+    """Log seconds of a row's step at these parameters, without effects."""
+    return float(np.log(run_clocks(row.table, clock_values(params), synchronous=False).step_s))
 
 
-def fit_rows(rows: Sequence[Row], host_s_per_launch: float) -> tuple[Layout, Array, Array]:
-    """Layout, parameters and their standard deviations (of the logs)."""
-    from scipy.optimize import least_squares
-
-    layout = Layout(effects=tuple(sorted({effect for row in rows for effect in effect_names(row.run)})))
-    centre, width = _prior(layout)
-    residuals = _residuals(rows, layout, centre, width, host_s_per_launch)
-    found = least_squares(residuals, centre, loss="soft_l1")
-    jacobian: Array = np.asarray(found.jac, dtype=float)
-    return layout, np.asarray(found.x), np.sqrt(np.diag(np.linalg.inv(jacobian.T @ jacobian)))
+def believed(name: str) -> dict[str, Any]:
+    """The belief of a shared parameter."""
+    found: dict[str, Any] = beliefs()["efficiency"][name] if name in EFFICIENCIES else beliefs()[name]
+    return found
 
 
-def _prior(layout: Layout) -> tuple[Array, Array]:
-    known = [beliefs()["efficiency"][name] for name in EFFICIENCIES] + [beliefs()["overlap_frac"]]
-    centre = [math.log(b["value"]) for b in known] + [0.0] * len(layout.effects)
-    width = [b["log_sd"] for b in known] + [beliefs()["effect_log_sd"][group] for group, _ in layout.effects]
-    return np.array(centre), np.array(width)
-
-
-def _residuals(
-    rows: Sequence[Row], layout: Layout, centre: Array, width: Array, host_s_per_launch: float
-) -> Callable[[Array], Array]:
-    weight = _weights(rows) / beliefs()["row_log_sd"]["value"]
-    measured = np.log([row.measured_s for row in rows])
-
+def problem_of(rows: Sequence[Row]) -> Problem:
+    """The rows with what is believed before they are read."""
+    effects, members = effects_of([effect_names(row.run) for row in rows])
     timed = log_seconds([row.table for row in rows])
-    names = [effect_names(row.run) for row in rows]
-    has_effect = np.array([[effect in own for effect in layout.effects] for own in names], dtype=float)
-
-    def residuals(vector: Array) -> Array:
-        found = layout.unpack(vector)
-        log_s = timed(found.efficiency, found.overlap_frac, host_s_per_launch)
-        log_s += has_effect @ vector[len(EFFICIENCIES) + 1 :]
-        return np.concatenate([weight * (log_s - measured), (vector - centre) / width])
-
-    return residuals
-
-
-def _weights(rows: Sequence[Row]) -> Array:
-    """Rows of one source are not independent: n of them weigh as the square root of n rows do."""
-    sources = [row.run.source for row in rows]
-    return np.array([sources.count(source) ** -0.25 for source in sources])
-
-
-def left_out_errors(
-    rows: Sequence[Row], group: Callable[[PublishedRun], str], host_s_per_launch: float
-) -> dict[str, float]:
-    """log(predicted / measured) of every row, by id, from a fit without the row's group."""
-    errors: dict[str, float] = {}
-    for name in sorted({group(row.run) for row in rows}):
-        kept = [row for row in rows if group(row.run) != name]
-        layout, vector, _ = fit_rows(kept, host_s_per_launch)
-        found = layout.unpack(vector)
-        for row in rows:
-            if group(row.run) == name:
-                errors[row.run.id] = found.log_s(row, host_s_per_launch) - math.log(row.measured_s)
-    return errors
+    clocks = beliefs()["held_clock"]["values"]
+    centre = [-math.log(clocks[name]) if group == "device" and name in clocks else 0.0 for group, name in effects]
+    spreads = {name: value for name, value in beliefs()["spreads"].items() if isinstance(value, float)}
+    return Problem(
+        names=SHARED,
+        centre=np.log([believed(name)["value"] for name in SHARED]),
+        width=np.array([believed(name)["log_sd"] for name in SHARED]),
+        effects=effects,
+        members=members,
+        effect_centre=np.array(centre),
+        believed_sd={name: value for name, value in spreads.items() if name != "log_sd"},
+        believed_sd_log_sd=spreads["log_sd"],
+        measured=np.log([row.measured_s for row in rows]),
+        timed=lambda shared, work, host: timed(params_of(shared), work, host),
+        starts=STARTS,
+    )
 
 
-def width_seen(rows: Sequence[Row], errors: Mapping[str, float]) -> float:
-    """Log standard deviation whose 80% interval holds 80% of the rows of a new source, each left out with its own.
+def params_of(shared: Array) -> dict[str, float]:
+    """Shared parameters by name; a fraction is at most 1."""
+    values = zip(SHARED, np.exp(shared).tolist(), strict=True)
+    return {name: min(value, 1.0) if name in FRACTIONS else value for name, value in values}
 
-    Only rows whose card other sources hold too (all rows where there is none). Each source has the 80%
-    quantile of its absolute errors; of n sources the conformal one counts, the ceil(0.8 (n + 1))th, so the
-    largest while there are fewer than nine.
+
+def fit_rows(rows: Sequence[Row]) -> Solution:
+    """The hierarchy that the rows say."""
+    return solve(problem_of(rows))
+
+
+def unseen_log_errors(solution: Solution, rows: Sequence[Row]) -> tuple[Array, Array]:
+    """log(measured / predicted) of rows that the solution has not seen, and its standard deviation of each.
+
+    Effects that the solution does not have are none, with their group's spread.
     """
-    shared = [row for row in rows if any(o.run.gpu == row.run.gpu and o.run.source != row.run.source for o in rows)]
-    by_source: dict[str, list[float]] = {}
-    for row in shared or rows:
-        by_source.setdefault(row.run.source, []).append(abs(errors[row.run.id]))
-    quantiles = sorted(float(np.quantile(found, INTERVAL_LEVEL)) for found in by_source.values())
-    rank = min(math.ceil(INTERVAL_LEVEL * (len(quantiles) + 1)), len(quantiles))
-    return quantiles[rank - 1] / Z80
+    problem = problem_of(rows)
+    known = {effect: place for place, effect in enumerate(solution.problem.effects)}
+    shared = len(SHARED)
+    own = [*range(shared), *(shared + known[e] for e in problem.effects if e in known)]
+    kept = [*range(shared), *(shared + i for i, e in enumerate(problem.effects) if e in known)]
+    vector = np.concatenate([solution.vector[:shared], problem.effect_centre])
+    covariance = np.diag([0.0] * shared + [solution.sds[group] ** 2 for group, _ in problem.effects])
+    vector[kept] = solution.vector[own]
+    covariance[np.ix_(kept, kept)] = solution.covariance[np.ix_(own, own)]
+    level, slopes = linear(problem, vector)
+    variance = np.einsum("ij,jk,ik->i", slopes, covariance, slopes) + row_log_sd(solution.sds) ** 2
+    return problem.measured - level, np.sqrt(variance)
 
 
-def width_unseen(rows: Sequence[Row], errors: Mapping[str, float], *, bf16: bool) -> float:
-    """Log standard deviation of cards left out whole, of cards with bf16 or of older ones.
-
-    Root mean square over cards of the card's median error. Few cards are little evidence, so the
-    width is that of a Student distribution of (cards - 1, at least 1) degrees of freedom. Where the
-    rows hold no card of that kind, all cards stand for it.
-    """
+def row_log_sd(sds: Mapping[str, float]) -> float:
+    """Normal standard deviation of the same 80% interval as the rows' Student noise."""
     from scipy.stats import t
 
-    by_card: dict[str, list[float]] = {}
-    alike = [row for row in rows if (training_dtype(load_gpus()[row.run.gpu]) == "bf16") == bf16]
-    for row in alike or rows:
-        by_card.setdefault(row.run.gpu, []).append(errors[row.run.id])
-    medians = [float(np.median(card)) for card in by_card.values()]
-    square = float(np.sqrt(np.mean(np.square(medians))))
-    return square if len(medians) == 1 else square * float(t.ppf(0.9, df=len(medians) - 1)) / Z80
+    return float(sds["row"] * t.ppf(0.5 + INTERVAL_LEVEL / 2.0, df=STUDENT_DF) / Z80)
 
 
-def host_factor() -> dict[str, Any]:
-    """Seconds per launch of a host nobody measured, with the belief's interval."""
-    belief = beliefs()["host_s_per_launch"]
-    return {**interval(belief["value"], belief["log_sd"]), "unit": "s", "origin": "assumed"}
+def left_out(rows: Sequence[Row], whole: Solution) -> dict[str, tuple[float, float]]:
+    """By id: log(measured / predicted) of every row from a fit without its source, and its standard deviation.
+
+    The spreads are those of all rows: estimating them in every inner fit would change little.
+    """
+    found: dict[str, tuple[float, float]] = {}
+    for source in sorted({row.run.source for row in rows}):
+        kept = [row for row in rows if row.run.source != source]
+        out = [row for row in rows if row.run.source == source]
+        if kept:
+            missed, sds = unseen_log_errors(solve_like(problem_of(kept), whole), out)
+            found |= {row.run.id: (float(m), float(s)) for row, m, s in zip(out, missed, sds, strict=True)}
+    return found
+
+
+def width_of(rows: Sequence[Row], errors: Mapping[str, tuple[float, float]]) -> float:
+    """Multiple of the predicted spread whose 80% interval holds 80% of rows left out with their source.
+
+    Rows of one source are not independent: n of them weigh as the square root of n rows do. Never below a half.
+    """
+    own = [row for row in rows if row.run.id in errors]
+    if not own:
+        return 1.0
+    sources = [row.run.source for row in own]
+    weights = np.array([sources.count(source) ** -0.5 for source in sources])
+    sizes = np.array([abs(errors[row.run.id][0]) / errors[row.run.id][1] / Z80 for row in own])
+    order = np.argsort(sizes)
+    share = np.cumsum(weights[order]) / weights.sum()
+    return max(float(sizes[order][np.searchsorted(share, INTERVAL_LEVEL - 1e-9)]), NARROWEST)
 
 
 def fit_priors(path: Path) -> dict[str, Any]:
@@ -258,38 +243,54 @@ def fit_priors(path: Path) -> dict[str, Any]:
 
 def priors_of(rows: Sequence[Row]) -> dict[str, Any]:
     """The time part of the priors, interval widths included, from these rows alone."""
-    host = host_factor()
-    seconds = float(host["value"])
-    layout, vector, spread = fit_rows(rows, seconds)
-    found = layout.unpack(vector)
-    stored = partial(_stored, vector=vector, spread=spread, prior_width=_prior(layout)[1])
-    by_source = left_out_errors(rows, lambda run: run.source, seconds)
-    by_gpu = left_out_errors(rows, lambda run: run.gpu, seconds)
+    solution = fit_rows(rows)
+    errors = left_out(rows, solution)
+    width, sds = width_of(rows, errors), solution.sds
+    new = math.sqrt(sds["source"] ** 2 + sds["cell"] ** 2 + row_log_sd(sds) ** 2)
+    stored = {name: _stored(solution, name) for name in SHARED}
     return {
         "schema": PRIORS_SCHEMA,
         "rows_used": sorted(row.run.id for row in rows),
         "beliefs": beliefs(),
-        "efficiency": {name: stored(i, unit="fraction of datasheet rate") for i, name in enumerate(EFFICIENCIES)},
-        "overlap_frac": stored(len(EFFICIENCIES), unit="fraction of device work"),
-        "host_s_per_launch": host,
-        "device_effects": found.group("device"),
-        "stack_effects": found.group("stack"),
-        "sharding_effects": found.group("sharding"),
-        "step_log_sd": {
-            "seen": width_seen(rows, by_source),
-            "unseen": width_unseen(rows, by_gpu, bf16=True),
-            "unseen_without_bf16": width_unseen(rows, by_gpu, bf16=False),
-        },
-        "left_out_log_errors": {"by_source": by_source, "by_gpu": by_gpu},
+        "efficiency": {name: stored[name] for name in EFFICIENCIES},
+        **{name: stored[name] for name in SHARED if name not in EFFICIENCIES},
+        **{f"{group}_effects": _effects(solution, group) for group in FORECAST_GROUPS},
+        "covariance": _covariance(solution),
+        "spreads": dict(sds),
+        "width": width,
+        "step_log_sd": {"new_run": width * new, "seen": width * new},
+        "left_out_log_errors": {"by_source": {row_id: -missed for row_id, (missed, _) in errors.items()}},
     }
 
 
-def _stored(index: int, vector: Array, spread: Array, prior_width: Array, unit: str) -> dict[str, Any]:
-    """A fraction with its interval, none above 1; one that the rows did not narrow is still an assumption."""
-    value = min(float(np.exp(vector[index])), 1.0)
-    bounds = interval(value, float(spread[index]))
-    origin = "published" if spread[index] < NARROWED * prior_width[index] else "assumed"
-    return {**bounds, "high": min(bounds["high"], 1.0), "unit": unit, "origin": origin}
+def _effects(solution: Solution, group: str) -> dict[str, dict[str, Any]]:
+    found = solution.effects.items()
+    return {name: {"value": value, "unit": "log of time"} for (own, name), value in found if own == group}
+
+
+def _covariance(solution: Solution) -> dict[str, Any]:
+    """Of the shared parameters and of the effects that forecasts know; a fraction that is at 1 does not vary."""
+    shared = len(SHARED)
+    free = [name not in FRACTIONS or solution.vector[i] < AT_ONE for i, name in enumerate(SHARED)]
+    kept = [i for i, (group, _) in enumerate(solution.problem.effects) if group in FORECAST_GROUPS]
+    names = [*SHARED, *(":".join(solution.problem.effects[i]) for i in kept)]
+    places = [*range(shared), *(shared + i for i in kept)]
+    mask = np.array([*free, *(True for _ in kept)], dtype=float)
+    values = solution.covariance[np.ix_(places, places)] * np.outer(mask, mask)
+    return {"names": names, "values": [[float(f"{value:.5g}") for value in row] for row in values]}
+
+
+def _stored(solution: Solution, name: str) -> dict[str, Any]:
+    """A parameter with its interval, no fraction above 1; one that the rows did not narrow is still an assumption."""
+    place = SHARED.index(name)
+    value = params_of(solution.vector[: len(SHARED)])[name]
+    spread, belief = float(np.sqrt(solution.covariance[place, place])), believed(name)
+    hosts = solution.sds.get(HOST_GROUP, 0.0) if name == "host_s_per_launch" else 0.0
+    bounds = interval(value, math.hypot(spread, hosts))
+    if name in FRACTIONS:
+        bounds["high"] = min(bounds["high"], 1.0)
+    origin = "published" if spread < NARROWED * belief["log_sd"] else "assumed"
+    return {**bounds, "unit": belief["unit"], "origin": origin}
 
 
 def _by_reason(reasons: Mapping[str, str]) -> dict[str, int]:

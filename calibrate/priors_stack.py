@@ -8,38 +8,60 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from tunecast.model.time import PhaseTable, Stack, stacked, step_seconds
+from tunecast.model.time import COLUMNS, FLOOR, PhaseTable, Stack, stacked, step_seconds
 
 Array = npt.NDArray[np.float64]
-LINK_SECONDS = ("communication_s", "once_s", "blocking_s")
-"""What of a phase table goes over links."""
+SETTLED_AFTER = 6
+"""Micro-steps after which the host's lead no longer changes what a further one takes."""
 
 
-def clock_values(efficiency: Mapping[str, float], overlap_frac: float, host_s_per_launch: float) -> dict[str, float]:
-    """Scalar factors of the clocks that these efficiencies mean; what only moves bytes follows memory."""
-    values = {f"scale.{name}": 1.0 / value for name, value in efficiency.items() if name != "link"}
+def clock_values(params: Mapping[str, float]) -> dict[str, float]:
+    """Scalar factors of the clocks that these parameters mean; what only moves bytes follows memory."""
+    scales = ("gemm", "attention", "memory", "dequant", "link")
+    values = {f"scale.{name}": 1.0 / params[name] for name in scales}
     values |= {"scale.loss": values["scale.memory"], "scale.optimizer": values["scale.memory"]}
-    return values | {"host_s_per_launch": host_s_per_launch, "overlap_frac": min(overlap_frac, 1.0)}
+    values |= {name: params[name] for name in ("host_s_per_launch", "overlap_frac")}
+    return values | {"scale.host_hooks": params["host_hooks"]}
 
 
-def groups_of_equal_steps(tables: Sequence[PhaseTable]) -> list[tuple[list[int], Stack]]:
-    """Rows with as many micro-steps each: rows with few need not wait for those with many."""
-    places: dict[int, list[int]] = {}
-    for place, table in enumerate(tables):
-        places.setdefault(table.micro_steps, []).append(place)
-    return [(where, stacked([tables[place] for place in where])) for where in places.values()]
+def settled_stacks(tables: Sequence[PhaseTable]) -> tuple[Stack, list[int], Stack, Array]:
+    """All rows with at most `SETTLED_AFTER` micro-steps; the places of those that have more, these with one
+    micro-step less, and how many more they have: once the clocks have settled, every micro-step takes as long.
+    """
+    short = [replace(table, micro_steps=min(table.micro_steps, SETTLED_AFTER)) for table in tables]
+    long = [place for place, table in enumerate(tables) if table.micro_steps > SETTLED_AFTER]
+    less = [replace(tables[place], micro_steps=SETTLED_AFTER - 1) for place in long] or short[:1]
+    more = np.array([tables[place].micro_steps - SETTLED_AFTER for place in long], dtype=float)
+    return stacked(short), long, stacked(less), more
 
 
-def log_seconds(tables: Sequence[PhaseTable]) -> Callable[[Mapping[str, float], float, float], Array]:
-    """A function of (efficiency, overlap_frac, host_s_per_launch): log seconds of every row's step."""
-    groups = groups_of_equal_steps(tables)
+def slowed(stack: Stack, work: Array | None, host: Array | None) -> Stack:
+    """The rows with their device work (all but kernels' floors) and launches slowed by logs."""
+    if work is not None:
+        columns = np.array([column != FLOOR for column in COLUMNS])
+        stack = replace(stack, device_s=stack.device_s * np.exp(work[:, None, None] * columns))
+    if host is not None:
+        stack = replace(stack, launches=stack.launches * np.exp(host)[:, None, None])
+    return stack
 
-    def timed(efficiency: Mapping[str, float], overlap_frac: float, host_s_per_launch: float) -> Array:
-        values = clock_values(efficiency, overlap_frac, host_s_per_launch)
-        found = np.empty(len(tables))
-        for where, stack in groups:
-            sent = {name: getattr(stack, name) / efficiency["link"] for name in LINK_SECONDS}
-            found[where] = np.log(step_seconds(replace(stack, **sent), values, synchronous=False))
-        return found
+
+def log_seconds(tables: Sequence[PhaseTable]) -> Callable[..., Array]:
+    """A function of (parameters, work, host): log seconds of every row's step.
+
+    `work` and `host` are logs by row, by which its device work and its launches are slower; None: by none.
+    """
+    whole, long, less, more = settled_stacks(tables)
+
+    def timed(params: Mapping[str, float], work: Array | None = None, host: Array | None = None) -> Array:
+        values = clock_values(params)
+
+        def step_s(stack: Stack, work: Array | None, host: Array | None) -> Array:
+            return step_seconds(slowed(stack, work, host), values, synchronous=False)
+
+        found = step_s(whole, work, host)
+        if long:
+            picked = (None if each is None else each[long] for each in (work, host))
+            found[long] += more * (found[long] - step_s(less, *picked))
+        return np.log(found)
 
     return timed

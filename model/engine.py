@@ -25,6 +25,7 @@ from tunecast.model.curves import Array
 from tunecast.model.engine_memory import Fit, Flags, fits_on, memory_of
 from tunecast.model.engine_tables import Work, add_up
 from tunecast.model.factors import FactorSet
+from tunecast.model.hooks import has_hooks
 from tunecast.model.inventory import sharded_update, step_operations
 from tunecast.model.on_device import target_factors
 from tunecast.model.operation import Operation, Phase
@@ -35,6 +36,7 @@ from tunecast.model.sharding import communication_operations
 from tunecast.model.step import tape_run
 from tunecast.model.target import Target
 from tunecast.model.time import (
+    HOST,
     SEGMENTS,
     Stack,
     communication_seconds,
@@ -180,6 +182,8 @@ def step_seconds_of(
     links = np.array([_link_seconds(architecture, run, factors) for run in plans.links])
     launches = _by_micro(np.array([w.launches for w in works])[plans.body], plans.micro)
     launches += np.array([w.launches[0] for w in updates])[plans.update]
+    visits = _by_micro(np.array([w.visits for w in works])[plans.body], plans.micro)
+    launches[:, :, HOST.index("hooks")] += visits * np.array([has_hooks(run) for run in runs])[:, None]
     meets = np.maximum(
         np.array([w.meets for w in works])[plans.body], np.array([w.meets for w in updates])[plans.update]
     )

@@ -14,6 +14,7 @@ import numpy as np
 
 from tunecast.model.curves import FORMS, Array, Columns, columns, floor_frac, seconds
 from tunecast.model.factors import Curve, FactorSet
+from tunecast.model.hooks import visits_of
 from tunecast.model.operation import Kind, Operation
 from tunecast.model.time import (
     COLUMNS,
@@ -40,6 +41,8 @@ class Work:
     """(variants, segments, host columns), per optimizer step."""
     meets: Array
     """(segments,) 1 where the host waits for the device at the start."""
+    visits: Array
+    """(variants, segments) visits of modules, which cost the host time where ZeRO-3 hangs hooks on them."""
 
 
 def together(curve: Curve) -> tuple[object, ...] | None:
@@ -94,4 +97,5 @@ def add_up(operations: Sequence[Operation], counts: Array, devices: Sequence[Fac
         device_s[..., -1] += ((total * floor) @ flat).reshape(len(devices), variants, -1)
         issued = np.eye(len(HOST))[[HOST.index(host_column(o)) for o in group]] * cols.launches[:, None]
         launches += np.einsum("ovs,oh->vsh", times, issued)
-    return Work(device_s=device_s, launches=launches, meets=meets_of(operations))
+    visits = visits_of(operations, counts)
+    return Work(device_s=device_s, launches=launches, meets=meets_of(operations), visits=visits)

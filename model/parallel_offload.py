@@ -130,14 +130,25 @@ def host_operations(architecture: Architecture, run: Run) -> list[Operation]:
     ]
 
 
-def with_host(factors: FactorSet, architecture: Architecture, run: Run, gpu: Gpu | None) -> FactorSet:
-    """The factors with those of the host, where something lives in it; PCIe reaches what the link does (assumed)."""
+def with_host(
+    factors: FactorSet,
+    architecture: Architecture,
+    run: Run,
+    gpu: Gpu | None,
+    *,
+    reached: Mapping[str, float] | None = None,
+) -> FactorSet:
+    """The factors with those of the host, where something lives in it; PCIe reaches what the link does (assumed).
+
+    `reached` is that part; None: the shipped priors'.
+    """
     if run.offload == "none" or gpu is None:
         return factors
     added = {}
     per_lane = PCIE_BYTES_PER_S_PER_LANE.get(gpu.pcie_gen or 0)
     if per_lane is not None and gpu.pcie_lanes is not None and "pcie_bytes_per_s" not in factors.factors:
-        reached, rate = load_priors()["efficiency"]["link"], per_lane * gpu.pcie_lanes
+        reached = load_priors()["efficiency"]["link"] if reached is None else reached
+        rate = per_lane * gpu.pcie_lanes
         added["pcie_bytes_per_s"] = Factor(
             value=rate * reached["value"],
             low=rate * reached["low"],

@@ -1,8 +1,8 @@
 """Factors of a GPU that nobody has calibrated: datasheet rates times published efficiencies.
 
 The efficiencies are data (``results/priors.json``), fitted by one committed command from published
-runs; no efficiency stands in code. A GPU that the runs contain has its own device effect; any other
-has none, and a wider interval.
+runs; no efficiency stands in code. A GPU that the runs contain has its own device effect, a software stack and a
+sharding theirs; any other has none, and a wider interval.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
@@ -24,6 +25,19 @@ from tunecast.model.value import Z80
 PRIORS_SCHEMA = "tunecast.priors/1"
 TILE_ELEMENTS = {"bf16": 128 * 128, "fp16": 128 * 128, "fp32": 128 * 32, "fp8": 128 * 128, "int8": 128 * 128}
 """Output tile that a partial wave is counted in; cuBLAS's fp32 kernels for thin results are ``sgemm_128x32``."""
+WORK_PARAMS = ("scale.gemm", "scale.attention", "scale.memory", "scale.loss", "scale.optimizer", "scale.dequant")
+HOST, HOOKS = "host_s_per_launch", "scale.host_hooks"
+FITTED_AS = {
+    **{name: name.removeprefix("scale.") for name in WORK_PARAMS},
+    "scale.loss": "memory",
+    "scale.optimizer": "memory",
+    "scale.link": "link",
+    "overlap_frac": "overlap_frac",
+    HOST: HOST,
+    HOOKS: "host_hooks",
+}
+"""Names of factors of a step, and of the fitted parameters that they follow."""
+STEP_PARAMS = tuple(FITTED_AS)
 PCIE_BYTES_PER_S_PER_LANE = {3: 0.985 * GIGA, 4: 1.969 * GIGA, 5: 3.938 * GIGA}
 """One direction, after 128b/130b encoding (PCI-SIG base specifications 3.0 to 5.0)."""
 
@@ -46,7 +60,13 @@ def datasheet_factors(gpu: Gpu, beliefs: Mapping[str, Any]) -> FactorSet:
         peak = gpu.peaks.get(dtype)
         if peak is None:
             continue
-        gemm = {"flops_per_s": peak, "bytes_per_s": gpu.bandwidth_bytes_per_s, "t0_s": floor_s, "area": wave * tile}
+        reached = matmul_share(gpu, dtype, beliefs)
+        gemm = {
+            "flops_per_s": peak * reached,
+            "bytes_per_s": gpu.bandwidth_bytes_per_s,
+            "t0_s": floor_s,
+            "area": wave * tile,
+        }
         curves[f"gemm.{dtype}"] = _curve("gemm", gemm)
         attention = {"flops_per_s": peak * attention_share(gpu, beliefs), "t0_s": floor_s}
         curves[f"attention.{dtype}.forward"] = _curve("attention", attention)
@@ -63,6 +83,13 @@ def attention_share(gpu: Gpu, beliefs: Mapping[str, Any]) -> float:
     belief = beliefs.get("attention_on_hopper")
     late = gpu.compute_capability.split(".")[0] in ("9", "10")
     return float(belief["value"]) if belief is not None and late else 1.0
+
+
+def matmul_share(gpu: Gpu, dtype: str, beliefs: Mapping[str, Any]) -> float:
+    """Best matrix product over the dense peak: later cards reach less of theirs, in 8 bits less again."""
+    known = beliefs["matmul_reached"]["values"]
+    own = known.get(gpu.compute_capability.split(".")[0], known["8"])
+    return float(own.get(dtype, own["bf16"]))
 
 
 def _curve(form: str, params: dict[str, float]) -> Curve:
@@ -89,61 +116,106 @@ def prior_factors(gpu: Gpu, run: Run | None = None, priors: Mapping[str, Any] | 
     """
     priors = load_priors() if priors is None else priors
     base = datasheet_factors(gpu, priors["beliefs"])
-    effect = device_effect(gpu, priors)
+    device = device_effect(gpu, priors)
+    others = run_effects(run, priors)
+    slower = device.value + sum(effect.value for effect in others)
     factors = dict(base.factors)
     for kind, efficiency in priors["efficiency"].items():
         if kind != "link":
-            factors[f"scale.{kind}"] = _slowdown(efficiency, effect["value"] + run_effect(run, priors))
+            factors[f"scale.{kind}"] = _slowdown(efficiency, slower)
     for kind in ("loss", "optimizer"):
         factors[f"scale.{kind}"] = factors["scale.memory"]
     if "link_bytes_per_s" in factors:
         factors["link_bytes_per_s"] = _scaled_link(factors["link_bytes_per_s"], priors["efficiency"]["link"])
-    for name in ("host_s_per_launch", "overlap_frac"):
-        factors[name] = Factor(**{k: priors[name][k] for k in ("value", "low", "high", "unit", "origin")})
+    for name in (HOST, HOOKS, "overlap_frac"):
+        stored = priors[name.removeprefix("scale.")]
+        factors[name] = Factor(**{k: stored[k] for k in ("value", "low", "high", "unit", "origin")})
     return FactorSet(
         gpu=gpu.id,
         curves=base.curves,
         factors=factors,
-        step_log_sd=math.hypot(float(priors["step_log_sd"][effect["width"]]), effect["log_sd"]),
+        step_log_sd=float(priors["step_log_sd"]["new_run"]),
         memory_overhead_bytes=dict(priors["memory_overhead_bytes"]),
-        step_params=("host_s_per_launch",),
-        step_covariance=((host_log_variance(priors),),),
-        notes=effect["notes"],
+        step_params=STEP_PARAMS,
+        step_covariance=step_covariance(priors, (device, *others)),
+        notes=device.notes,
     )
 
 
-def device_effect(gpu: Gpu, priors: Mapping[str, Any]) -> dict[str, Any]:
-    """Log of time by which this card differs from the mean one, its spread, and which residuals set the width."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effect:
+    """A log of time by which all of the device's work is slower."""
+
+    value: float
+    name: str | None
+    """``group:name`` in the priors' covariance; None for one that no row has."""
+    log_sd: float = 0.0
+    """Spread of one that no row has."""
+    notes: tuple[str, ...] = ()
+
+
+def device_effect(gpu: Gpu, priors: Mapping[str, Any]) -> Effect:
+    """By how much this card is slower than the mean one; one that no row has: what is known of it, and its spread."""
     known = priors["device_effects"].get(gpu.id)
     if known is not None:
-        return {"value": known["value"], "log_sd": 0.0, "width": "seen", "notes": ()}
-    width = "unseen" if training_dtype(gpu) == "bf16" else "unseen_without_bf16"
+        return Effect(value=known["value"], name=f"device:{gpu.id}")
+    beliefs, spread = priors["beliefs"], float(priors["spreads"]["device"])
     note = f"no published run on {gpu.id} is among the priors: datasheet rates, wider interval"
-    vendor = priors["beliefs"]["vendor_effects"].get(gpu.vendor)
+    clock = beliefs["held_clock"]["values"].get(gpu.id)
+    if clock is not None:
+        held = float(beliefs["held_clock"]["log_sd"])
+        return Effect(value=-math.log(clock), name=None, log_sd=math.hypot(spread, held), notes=(note,))
+    if training_dtype(gpu) != "bf16":
+        spread = math.hypot(spread, float(beliefs["held_clock"]["log_sd"]))
+    vendor = beliefs["vendor_effects"].get(gpu.vendor)
     if vendor is None:
-        return {"value": 0.0, "log_sd": 0.0, "width": width, "notes": (note,)}
+        return Effect(value=0.0, name=None, log_sd=spread, notes=(note,))
     notes = (note, f"no run on any {gpu.vendor.upper()} card either: slowed by the ratio of achieved matrix products")
-    return {"value": vendor["value"], "log_sd": vendor["log_sd"], "width": width, "notes": notes}
+    return Effect(value=vendor["value"], name=None, log_sd=math.hypot(spread, vendor["log_sd"]), notes=notes)
 
 
-def run_effect(run: Run | None, priors: Mapping[str, Any]) -> float:
-    """Log of time by which the software stack and the sharding slow every operation; unknown ones do not."""
+def run_effects(run: Run | None, priors: Mapping[str, Any]) -> tuple[Effect, ...]:
+    """By how much the software stack and the sharding slow the device; unknown ones do not, and widen the interval."""
     if run is None:
-        return 0.0
-    effects = [priors["stack_effects"].get(run.stack)]
-    if run.num_gpus > 1:
-        effects.append(priors["sharding_effects"].get(run.sharding))
-    return float(sum(effect["value"] for effect in effects if effect is not None))
+        return ()
+    asked = [("stack", run.stack), *((("sharding", run.sharding),) if run.num_gpus > 1 else ())]
+    return tuple(_run_effect(group, name, priors) for group, name in asked)
 
 
-def host_log_variance(priors: Mapping[str, Any]) -> float:
-    """Variance of log(seconds per launch) between hosts."""
-    return float(priors["beliefs"]["host_s_per_launch"]["log_sd"]) ** 2
+def _run_effect(group: str, name: str, priors: Mapping[str, Any]) -> Effect:
+    known = priors[f"{group}_effects"].get(name)
+    if known is None:
+        return Effect(value=0.0, name=None, log_sd=float(priors["spreads"][group]))
+    return Effect(value=known["value"], name=f"{group}:{name}")
 
 
-def _slowdown(efficiency: Mapping[str, Any], device_effect: float) -> Factor:
-    """1 / efficiency, times the device effect (a log of time)."""
-    slow = math.exp(device_effect)
+def step_covariance(priors: Mapping[str, Any], effects: Sequence[Effect]) -> tuple[tuple[float, ...], ...]:
+    """Covariance of the logs of `STEP_PARAMS`: what the rows leave open of efficiencies and of these effects together.
+
+    An effect slows every kind of device work alike; one that no row has, and the host of a new source, are
+    independent of the rest.
+    """
+    import numpy as np
+
+    names = priors["covariance"]["names"]
+    rows = np.array(priors["covariance"]["values"])
+    slopes = np.zeros((len(STEP_PARAMS), len(names)))
+    of_work = np.array([name in WORK_PARAMS for name in STEP_PARAMS])
+    for place, param in enumerate(STEP_PARAMS):
+        slopes[place, names.index(FITTED_AS[param])] = -1.0 if param.startswith("scale.") and param != HOOKS else 1.0
+    for effect in effects:
+        if effect.name is not None:
+            slopes[of_work, names.index(effect.name)] += 1.0
+    found = slopes @ rows @ slopes.T
+    found += np.outer(of_work, of_work) * sum(effect.log_sd**2 for effect in effects if effect.name is None)
+    found[STEP_PARAMS.index(HOST), STEP_PARAMS.index(HOST)] += float(priors["spreads"]["host"]) ** 2
+    wide = float(priors["width"]) ** 2
+    return tuple(tuple(float(wide * value) for value in row) for row in found)
+
+
+def _slowdown(efficiency: Mapping[str, Any], effect: float) -> Factor:
+    """1 / efficiency, times the effects (logs of time)."""
+    slow = math.exp(effect)
     return Factor(
         value=slow / efficiency["value"],
         low=slow / efficiency["high"],

@@ -23,6 +23,7 @@ from tunecast.model.curve_names import curve_key as curve_key
 from tunecast.model.curve_names import find_curve as find_curve
 from tunecast.model.curves import Array, columns, floor_frac, seconds
 from tunecast.model.factors import FactorSet
+from tunecast.model.hooks import has_hooks, visits_of
 from tunecast.model.links import SEGMENT_OF as SEGMENT_OF
 from tunecast.model.links import SEGMENTS as SEGMENTS
 from tunecast.model.links import bubble_frac, no_seconds
@@ -36,8 +37,9 @@ FLOOR = "floor"
 """What a kernel takes however little it does; its own column, since benchmarks of tiny kernels see the host too."""
 COLUMNS = (*(str(kind) for kind in Kind if kind is not Kind.COMMUNICATION), FLOOR)
 COMPUTE = (str(Kind.GEMM), str(Kind.ATTENTION))
-HOST = ("forward", "recompute", "backward", "optimizer", "dequant")
-"""Launches whose host cost may differ: by phase, and those of 4-bit dequantization, which go through more Python.
+HOST = ("forward", "recompute", "backward", "optimizer", "dequant", "hooks")
+"""Launches whose host cost may differ: by phase, those of 4-bit dequantization, which go through more Python, and
+visits of modules by ZeRO-3's hooks (`hooks.py`).
 ``host_s_per_launch`` is that of forward, ``scale.host_<name>`` the ratio of another to it."""
 VALUE_READ = "_local_scalar_dense"
 """Operator by which torch reads a value to the host: it waits for all work issued before it."""
@@ -157,6 +159,8 @@ def phase_table(operations: Sequence[Operation], factors: FactorSet, *, run: Run
         issued = np.array([HOST.index(host_column(o)) for o, _ in group])
         np.add.at(launches, (segment, issued), count * cols.launches)
         variance[column] += timed.sum_variance(work_s * (1.0 - floor))
+    if has_hooks(run):
+        launches[:, HOST.index("hooks")] += visits_of(operations, np.array([[o.count] for o in operations]))[0]
     total = device.sum(axis=0)
     return PhaseTable(
         device_s=device / passes[:, None],
@@ -233,22 +237,22 @@ def _load(stack: Stack, values: Mapping[str, float]) -> _Load:
     scale = np.array([values.get(f"scale.{column}", 1.0) for column in COLUMNS])
     issue = values.get("host_s_per_launch", 0.0) * np.array([values.get(f"scale.host_{name}", 1.0) for name in HOST])
     work = stack.device_s @ scale
-    wait = exposed_communication(stack, work, values.get("overlap_frac", 0.0))
+    wait = exposed_communication(stack, work, values.get("overlap_frac", 0.0), values.get("scale.link", 1.0))
     lead = np.full_like(work, np.inf)
     if "launch_queue_depth" in values:
         lead = (work + wait) * values["launch_queue_depth"] / np.maximum(stack.launches.sum(axis=2), 1.0)
     return _Load(busy=work + wait, host=stack.launches @ issue, wait=wait, lead=lead)
 
 
-def exposed_communication(stack: Stack, work: Array, overlap_frac: float) -> Array:
+def exposed_communication(stack: Stack, work: Array, overlap_frac: float, link: float = 1.0) -> Array:
     """(runs, segments): seconds per pass that the device waits for links.
 
     What comes in every pass hides behind a fraction of that pass's work; what comes once, behind what is left of
     that in the last pass; what blocks, behind nothing.
     """
-    room = overlap_frac * work - stack.communication_s
-    last = np.maximum(stack.once_s - np.maximum(room, 0.0), 0.0)
-    return np.asarray(np.maximum(-room, 0.0) + last / stack.passes + stack.blocking_s)
+    room = overlap_frac * work - link * stack.communication_s
+    last = np.maximum(link * stack.once_s - np.maximum(room, 0.0), 0.0)
+    return np.asarray(np.maximum(-room, 0.0) + last / stack.passes + link * stack.blocking_s)
 
 
 def _segment_ends(stack: Stack, load: _Load, *, synchronous: bool) -> Array:
@@ -286,8 +290,9 @@ def step_seconds(stack: Stack, values: Mapping[str, float], *, synchronous: bool
 def run_clocks(table: PhaseTable, values: Mapping[str, float], *, synchronous: bool) -> Clocks:
     """The two clocks through one step.
 
-    ``values`` are scalar factors: ``scale.<column>``, ``host_s_per_launch``, ``scale.host_<host column>``,
-    ``step_overhead_s``, ``overlap_frac``, ``launch_queue_depth``; absent ones are neutral.
+    ``values`` are scalar factors: ``scale.<column>``, ``scale.link``, ``host_s_per_launch``,
+    ``scale.host_<host column>``, ``step_overhead_s``, ``overlap_frac``, ``launch_queue_depth``; absent ones are
+    neutral.
     """
     stack = stacked([table])
     load = _load(stack, values)
@@ -302,14 +307,30 @@ def run_clocks(table: PhaseTable, values: Mapping[str, float], *, synchronous: b
     )
 
 
-def log_gradient(stack: Stack, values: Mapping[str, float], names: Sequence[str], *, synchronous: bool) -> Array:
-    """(runs, names): central differences of log(step seconds) by log of each named factor."""
+def log_gradient(
+    stack: Stack,
+    values: Mapping[str, float],
+    names: Sequence[str],
+    *,
+    synchronous: bool,
+    by: Mapping[str, float] | None = None,
+) -> Array:
+    """(runs, names): central differences of log(step seconds) by log of each named factor, moved `by` as much."""
+    steps = {name: LOG_STEP for name in names} | dict(by or {})
 
-    def at(name: str, by: float) -> Array:
-        moved = {**values, name: values.get(name, 1.0) * float(np.exp(by))}
+    def at(name: str, moved_by: float) -> Array:
+        moved = {**values, name: values.get(name, 1.0) * float(np.exp(moved_by))}
         return np.asarray(np.log(step_seconds(stack, moved, synchronous=synchronous)))
 
-    return np.stack([(at(name, LOG_STEP) - at(name, -LOG_STEP)) / (2 * LOG_STEP) for name in names], axis=1)
+    return np.stack([(at(n, steps[n]) - at(n, -steps[n])) / (2 * steps[n]) for n in names], axis=1)
+
+
+def host_steps(factors: FactorSet) -> dict[str, float]:
+    """Spreads of what moves the host's clock: it counts only where it overtakes the device's, so no slope at a point
+    tells what its spread does."""
+    sds = np.sqrt(np.diag(np.array(factors.step_covariance))) if factors.step_params else ()
+    named = zip(factors.step_params, sds, strict=True)
+    return {name: max(float(sd), LOG_STEP) for name, sd in named if name.startswith(("host", "scale.host"))}
 
 
 def log_sd_parts(table: PhaseTable, factors: FactorSet) -> dict[str, float]:
@@ -318,7 +339,8 @@ def log_sd_parts(table: PhaseTable, factors: FactorSet) -> dict[str, float]:
     by_kind = log_gradient(stack, values, [f"scale.{c}" for c in COLUMNS], synchronous=factors.synchronous)[0]
     parts = {"curves": float(np.sqrt(by_kind**2 @ table.column_log_variance)), "left-out steps": factors.step_log_sd}
     if factors.step_params:
-        slope = log_gradient(stack, values, factors.step_params, synchronous=factors.synchronous)[0]
+        own = host_steps(factors)
+        slope = log_gradient(stack, values, factors.step_params, synchronous=factors.synchronous, by=own)[0]
         parts["factors"] = float(np.sqrt(max(slope @ np.array(factors.step_covariance) @ slope, 0.0)))
     return parts
 

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from tunecast.calibrate.priors_fit import Row, predicted_log_s, timed_rows
-from tunecast.calibrate.priors_stack import log_seconds
+from tunecast.calibrate.priors_stack import SETTLED_AFTER, log_seconds
 from tunecast.calibrate.published import read_runs, read_table
 
 TABLE = Path(__file__).parents[2] / "results" / "published" / "published-runs.csv"
-SOME = ("FM-001", "FM-028", "FM-066", "QW-001", "QW-040", "VL-006")
-EFFICIENCY = {"gemm": 0.8, "attention": 0.5, "memory": 0.7, "dequant": 0.4, "link": 0.6}
+SOME = ("FM-001", "FM-028", "FM-066", "QW-001", "QW-040", "QW-070", "VL-006", "NB-017")
+PARAMS = {"gemm": 0.8, "attention": 0.5, "memory": 0.7, "dequant": 0.4, "link": 0.6}
+CLOCKS = {"overlap_frac": 0.4, "host_s_per_launch": 1e-5, "host_hooks": 20.0}
 
 
 @pytest.fixture(scope="module")
@@ -21,8 +22,32 @@ def rows() -> list[Row]:
     return timed_rows(read_runs(row for row in read_table(TABLE) if row["id"] in SOME)[0])
 
 
-def test_rows_as_arrays_take_as_long_as_one_by_one(rows: list[Row]) -> None:
-    assert len({row.table.micro_steps for row in rows}) > 1
-    together = log_seconds([row.table for row in rows])(EFFICIENCY, 0.4, 1e-5)
-    alone = [predicted_log_s(row, EFFICIENCY, 0.4, 1e-5) for row in rows]
-    assert together == pytest.approx(np.array(alone), abs=1e-9)
+@pytest.mark.parametrize("host_s_per_launch", [2e-6, 1e-5, 5e-5])
+def test_rows_as_arrays_take_as_long_as_one_by_one(rows: list[Row], host_s_per_launch: float) -> None:
+    """Those with many micro-steps too, of which only the first few are followed."""
+    assert max(row.table.micro_steps for row in rows) > 10 * SETTLED_AFTER
+    params = {**PARAMS, **CLOCKS, "host_s_per_launch": host_s_per_launch}
+    together = log_seconds([row.table for row in rows])(params)
+    alone = [predicted_log_s(row, params) for row in rows]
+    assert together == pytest.approx(np.array(alone), abs=1e-6)
+
+
+def test_a_slower_host_is_felt_by_rows_that_wait_for_it(rows: list[Row]) -> None:
+    timed, params = log_seconds([row.table for row in rows]), {**PARAMS, **CLOCKS, "host_s_per_launch": 5e-5}
+    n = len(rows)
+    plain, slow = timed(params), timed(params, np.zeros(n), np.full(n, np.log(2.0)))
+    waits = next(i for i, row in enumerate(rows) if row.run.id == "QW-001")
+    works = next(i for i, row in enumerate(rows) if row.run.id == "FM-001")
+    assert slow[waits] - plain[waits] == pytest.approx(np.log(2.0), abs=0.02)
+    assert slow[works] == pytest.approx(plain[works], abs=1e-9)
+
+
+def test_zero3_visits_every_product_of_a_layer_in_forward_recompute_and_backward(rows: list[Row]) -> None:
+    """Qwen-72B with adapters on c_attn, c_proj, w1 and w2: 80 layers of 5 maps, each with two adapter products."""
+    (row,) = (row for row in rows if row.run.id == "QW-070")
+    forward, backward, update = row.table.launches[:, -1]
+    layers, maps = 80, 5
+    assert forward == pytest.approx(layers * maps * 3 + 1)
+    assert forward < backward <= 2 * forward
+    assert update == 0.0
+    assert all(other.table.launches[:, -1].sum() == 0.0 for other in rows if other.run.run.sharding != "zero3")
