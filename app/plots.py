@@ -32,6 +32,8 @@ def check_plot_path(path: Path) -> None:
     """Raises, before any work is done: InputError unless it is .svg or .png, TunecastError without matplotlib."""
     if path.suffix.lower() not in SUFFIXES:
         raise InputError(f"--plot {path} is neither .svg nor .png; type for example --plot {path.stem or 'plot'}.svg.")
+    if not path.absolute().parent.is_dir():
+        raise InputError(f"--plot {path} cannot be written: there is no folder {path.absolute().parent}; name another.")
     if importlib.util.find_spec("matplotlib") is None:
         raise TunecastError(MISSING)
 

@@ -159,6 +159,7 @@ def test_pictures_are_drawn(more: list[str], suffix: str, tmp_path: Path) -> Non
         (["--gpu", GPU, "--metric", "beauty"], "--metric beauty"),
         (["--gpu", GPU, "--metric", "cost"], "add an amount"),
         (["--gpu", GPU, "--plot", "x.pdf"], "neither .svg nor .png"),
+        (["--gpu", GPU, "--plot", "/no/such/folder/x.svg"], "there is no folder"),
     ],
 )
 def test_what_cannot_be_swept_is_refused_in_one_sentence(asked: list[str], says: str) -> None:
