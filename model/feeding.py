@@ -62,11 +62,12 @@ def fed(
         f"rows are tokenized while training, {tokens:,.0f} tokens a step on each GPU's host by {beside}, at "
         f"{rate.value:,.0f} tokens/s each ({label}; --phase-rate {RATE}=X)"
     )
-    return _slowed(timing, step), (note,)
+    slowest = "data" if workers or least_s(rate.value) > 2.0 * timing.host_s else "host"
+    return _slowed(timing, step, slowest), (note,)
 
 
-def _slowed(timing: StepTime, step: Value) -> StepTime:
-    """The step with its wait for data."""
+def _slowed(timing: StepTime, step: Value, slowest: str) -> StepTime:
+    """The step with its wait for data; `slowest` is what bounds it where it waits."""
     waited_s = step.value - timing.step_time_s.value
     waits = {"data": waited_s} if waited_s > 0.0 else {}
     return replace(
@@ -74,6 +75,6 @@ def _slowed(timing: StepTime, step: Value) -> StepTime:
         step_time_s=step,
         parts_s={**timing.parts_s, **waits},
         phases_s={**timing.phases_s, **waits},
-        bound_by="data" if waits else timing.bound_by,
+        bound_by=slowest if waits else timing.bound_by,
         log_sd=max(math.log(step.high / step.low) / 2.0 / Z80, timing.log_sd),
     )

@@ -43,6 +43,9 @@ def test_the_process_that_issues_kernels_does_one_after_the_other() -> None:
     alone, beside = (ask(rate=1000.0, streaming=True, dataloader_num_workers=n) for n in (0, 1))
     assert beside.step_time_s.value == pytest.approx(TOKENS / 1000)
     assert alone.step_time_s.value > beside.step_time_s.value
+    assert alone.bound_by == "data"
+    small = {"max_length": 128, "per_device_train_batch_size": 1, "streaming": True}
+    assert ask(**small).bound_by == "host", "128 tokens at the assumed million a second: launches take far longer"
 
 
 def test_enough_workers_hide_it_and_the_assumed_rate_is_told() -> None:
