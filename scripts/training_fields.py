@@ -7,13 +7,14 @@ defaults in model/configs/data/frameworks.json. Run: scripts/training-fields
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import sys
 import textwrap
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from tunecast.model.configs.frameworks import load_frameworks
@@ -21,13 +22,13 @@ from tunecast.model.configs.frameworks import load_frameworks
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "training-files.md"
 BLOCK = re.compile(r"<!-- fields of: (?P<name>\S+) -->\n.*?<!-- end of fields -->\n", re.DOTALL)
 READERS = {
-    "axolotl": ("axolotl", ("read_steps",)),
-    "llama-factory": ("llama_factory", ("read_steps", "read_trainer_batch")),
-    "trl": ("trl", ("read_steps", "read_trainer_batch")),
-    "torchtune": ("torchtune", ()),
-    "litgpt": ("litgpt", ()),
+    "axolotl": "axolotl",
+    "llama-factory": "llama_factory",
+    "trl": "trl",
+    "torchtune": "torchtune",
+    "litgpt": "litgpt",
 }
-"""By format: its module, and helpers of `common` whose own fields it reads too."""
+"""By format: its module."""
 PUT_TOGETHER = {
     "axolotl": ("gradient_checkpointing_kwargs.use_reentrant",),
     "trl": ("gradient_checkpointing_kwargs.use_reentrant", "activation_checkpointing_kwargs.use_reentrant"),
@@ -79,15 +80,25 @@ def asked_names(tree: ast.AST, constants: dict[str, tuple[str, ...]]) -> Iterato
             yield from strings(node.iter, constants)
 
 
+def helpers_of(module: ModuleType) -> Iterator[FunctionType]:
+    """Functions that a reader takes from its neighbours, and what these take from each other in their module."""
+    near = [value for value in vars(module).values() if isinstance(value, FunctionType)]
+    for function in near:
+        if function.__module__.startswith("tunecast.model.configs.") and function.__module__ != module.__name__:
+            yield function
+            neighbours = vars(sys.modules[function.__module__])
+            used = set(function.__code__.co_names) & set(neighbours)
+            yield from (value for name in used if isinstance(value := neighbours[name], FunctionType))
+
+
 def read_fields(form: str) -> list[str]:
     """The fields that the reader of a format asks for, in alphabetical order."""
-    name, helpers = READERS[form]
-    module, common = (import_module(f"tunecast.model.configs.{part}") for part in (name, "common"))
+    module = import_module(f"tunecast.model.configs.{READERS[form]}")
     found = set(PUT_TOGETHER.get(form, ()))
     found |= set(asked_names(ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8")), module_names(module)))
-    for node in ast.parse(Path(str(common.__file__)).read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.FunctionDef) and node.name in helpers:
-            found |= set(asked_names(node, module_names(common)))
+    for helper in helpers_of(module):
+        constants = module_names(sys.modules[helper.__module__])
+        found |= set(asked_names(ast.parse(inspect.getsource(helper)), constants))
     if "fsdp_config" in found:
         found.add("fsdp")
     found |= {switch["field"] for switch in load_frameworks()[form].get("switches", ())}
