@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tunecast.calibrate.priors_fit import Row, priors_of, timed_rows
+from tunecast.calibrate.priors_fit import priors_of, timed_rows
 from tunecast.calibrate.priors_memory import QUANTILES, held_memory, memory_overheads
 from tunecast.calibrate.published import PublishedRun
 from tunecast.calibrate.validate import Entry, Priors, PriorsOf
@@ -57,20 +57,20 @@ def leave_out(runs: Sequence[PublishedRun], group_of: GroupOf) -> PriorsOf:
     """The priors of each run: fitted to the runs of all other groups. Each group is fitted once, when first asked."""
     rows = timed_rows(runs)
     found: dict[str, dict[str, Any]] = {}
+    of_time: dict[frozenset[str], dict[str, Any]] = {}
 
     def priors(run: PublishedRun) -> Priors:
         group = group_of(run)
         if group not in found:
             kept = [row for row in rows if group_of(row.run) != group]
-            found[group] = fold_priors(kept, [other for other in runs if group_of(other) != group])
+            ids = frozenset(row.run.id for row in kept)
+            if ids not in of_time:  # groups without speeds leave the same rows
+                of_time[ids] = priors_of(kept)
+            memory = fold_memory([other for other in runs if group_of(other) != group])
+            found[group] = {**of_time[ids], "memory_overhead_bytes": memory}
         return found[group]
 
     return priors
-
-
-def fold_priors(rows: Sequence[Row], runs: Sequence[PublishedRun]) -> dict[str, Any]:
-    """The priors as `scripts/fit-priors` would make them if only these rows existed."""
-    return {**priors_of(rows), "memory_overhead_bytes": fold_memory(runs)}
 
 
 def fold_memory(runs: Sequence[PublishedRun]) -> Mapping[str, float]:
