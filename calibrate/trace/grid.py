@@ -160,9 +160,21 @@ def model_cases(architecture: Architecture, count: int = CASES_PER_MODEL) -> Ite
     """The cases of one model: methods in turn, now and then at its real depth."""
     for number in range(count):
         whole = number % WHOLE_EVERY == WHOLE_EVERY - 1
-        layers = architecture.num_layers if whole else min(DEPTH, architecture.num_layers)
+        layers = (
+            architecture.num_layers if whole else min(max(DEPTH, with_experts(architecture)), architecture.num_layers)
+        )
         options = draw_options(architecture, METHODS[number % len(METHODS)], number)
         yield Case(model=architecture.name, layers=layers, options=options)
+
+
+def with_experts(architecture: Architecture) -> int:
+    """The least depth with experts: PEFT places adapters by the family, which a cut without them would not be."""
+    layers = 0
+    for group in architecture.groups:
+        if group.layer.mlp.experts:
+            return layers + 1
+        layers += group.count
+    return 0
 
 
 def resolved_case(case: Case, architecture: Architecture) -> tuple[Architecture, Run]:

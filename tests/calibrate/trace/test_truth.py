@@ -107,8 +107,8 @@ def test_the_real_model_has_the_architectures_parameters(
 
 
 def test_an_unknown_family_is_refused_by_name(architecture: Callable[..., Architecture]) -> None:
-    with pytest.raises(NotSupportedError, match="gpt_neox"):
-        hf.hf_config(architecture(model_type="gpt_neox"))
+    with pytest.raises(NotSupportedError, match="mamba"):
+        hf.hf_config(architecture(model_type="mamba"))
 
 
 def test_an_unknown_optimizer_is_refused_by_name(run: Callable[..., Run]) -> None:
