@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from tunecast.catalogs.errors import InputError
+from tunecast.model.forecast_json import run_with_origins
 from tunecast.model.units import GIGA, TERA, gib
 from tunecast.tables import DASH, count, digits, dollars, duration, plain_table, seconds
 from tunecast.whole_run_table import SMALLEST_SHOWN_USD
@@ -26,7 +27,7 @@ class Term:
     """One number of a forecast."""
 
     section: str
-    """``memory``, ``time``, ``run`` or ``money``."""
+    """``resolved run``, ``memory``, ``time``, ``run`` or ``money``."""
     name: str
     value: str
     formula: str
@@ -80,11 +81,29 @@ def explained(question: Question, target: Target, told: Forecast) -> list[Term]:
     factors = with_network(target_factors(target, told.run), told.run, target.gpu, question.options)
     operations = operations_of(told.architecture, told.run, platform=target.platform, source=question.source)
     return [
+        *field_terms(told),
         *memory_terms(told, target),
         *time_terms(told, operations, factors, target),
         *run_terms(told),
         *money_terms(told),
     ]
+
+
+ORIGINS = {
+    "cli": "asked for",
+    "file": "the training file",
+    "stack-default": "default of the stack or framework",
+    "assumed": "assumed",
+}
+
+
+def field_terms(told: Forecast) -> Iterable[Term]:
+    """Every field of the resolved run that says something, with where its value came from."""
+    for name, found in run_with_origins(told.run, told.run_origins).items():
+        value, origin = found["value"], found["origin"]
+        if value is not None and value != []:
+            shown = ", ".join(value) if isinstance(value, list) else str(value)
+            yield Term(section="resolved run", name=name, value=shown, formula="", inputs="", origin=ORIGINS[origin])
 
 
 def memory_terms(told: Forecast, target: Target) -> Iterable[Term]:

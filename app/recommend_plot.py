@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 def money_against_time(path: Path, found: Recommendation) -> Path:
     """Draw it; both axes are logarithmic, since ratios are what the balance is made of."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
     check_plot_path(path)
     figure = new_figure()
     axes = figure.subplots()
@@ -22,8 +24,9 @@ def money_against_time(path: Path, found: Recommendation) -> Path:
     axes.set(xscale="log", yscale="log", xlabel="whole run, hours", ylabel="whole run, USD")
     axes.set_title(f"{found.model}: what to rent")
     for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))  # more labels than these overlap
         axis.set_major_formatter("{x:g}")
-        axis.set_minor_formatter("{x:g}")
+        axis.set_minor_formatter(NullFormatter())
     axes.tick_params(which="both", labelsize="small")
     axes.grid(alpha=0.3, which="both")
     axes.legend(loc="upper right", fontsize="small")

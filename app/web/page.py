@@ -55,7 +55,7 @@ def build() -> Any:
                 with gradio.Row():
                     tokens = gradio.Textbox(usual.tokens, label="Tokens of the run", placeholder="10M")
                     usd = gradio.Textbox(usual.usd_per_gpu_hour, label="USD per GPU-hour", placeholder="as offered")
-                with gradio.Accordion("Or paste a training file (axolotl, LLaMA-Factory, TRL)", open=False):
+                with gradio.Accordion("Or paste a training file of one of five frameworks", open=False):
                     config = gradio.Code(value="", language="yaml", label="Training file")
                 ask = gradio.Button("Forecast", variant="primary", elem_id="ask")
             with gradio.Column(scale=2):

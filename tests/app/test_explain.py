@@ -27,7 +27,10 @@ def gib_of(text: str) -> float:
 def test_memory_terms_add_up_and_every_term_has_a_formula(options: dict[str, object]) -> None:
     told = tunecast.estimate(MODEL, gpu="a100-sxm4-80gb", tokens="1M", **options)[0]
     terms = explain(MODEL, gpu="a100-sxm4-80gb", tokens="1M", **options)
-    assert all(term.formula for term in terms)
+    resolved = {term.name: (term.value, term.origin) for term in terms if term.section == "resolved run"}
+    assert resolved["method"] == (options["method"], "asked for")
+    assert resolved["per_device_train_batch_size"] == (str(told.run.per_device_train_batch_size), "assumed")
+    assert all(term.formula for term in terms if term.section != "resolved run")
     memory = {term.name: gib_of(term.value) for term in terms if term.section == "memory"}
     named = {"allocated", "reserved", "process", "usable"}
     parts = sum(value for name, value in memory.items() if name not in named)
@@ -35,7 +38,7 @@ def test_memory_terms_add_up_and_every_term_has_a_formula(options: dict[str, obj
     assert memory["process"] == pytest.approx(told.memory.process_bytes.value / 2**30, abs=0.001)
     times = {term.name for term in terms if term.section == "time"}
     assert {name.replace("_", " ") for name, value in told.time_parts_s.items() if value > 0} <= times
-    assert {term.section for term in terms} == {"memory", "time", "run", "money"}
+    assert {term.section for term in terms} == {"resolved run", "memory", "time", "run", "money"}
     phases = [term.name for term in terms if term.section == "run"]
     assert phases == [*told.phases_h, "whole run"]
     assert all(term.origin for term in terms if term.section == "time" and term.name != "bubble")
@@ -57,7 +60,7 @@ def test_the_command_prints_terms_below_the_forecast_and_in_json() -> None:
     assert "sum of 2 m n k / rate(m, n, k)" in shown.stdout
     assert max(map(len, shown.stdout.splitlines())) <= 100
     answer = json.loads(runner.invoke(program, [*asked, "--json"]).stdout)
-    assert {term["section"] for term in answer[0]["terms"]} == {"memory", "time"}
+    assert {term["section"] for term in answer[0]["terms"]} == {"resolved run", "memory", "time"}
 
 
 @pytest.mark.parametrize(
