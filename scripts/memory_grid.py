@@ -100,8 +100,8 @@ def page(summary: Row, rows: list[Row], software: dict[str, str]) -> str:
         "",
         "Made by `scripts/memory-grid`; do not edit. One optimizer step of transformers, PEFT and bitsandbytes on",
         f"fake tensors ({', '.join(f'{name} {v}' for name, v in software.items())}) against the formulas:",
-        f"{summary['cases']} cases over {summary['models']} models. Real widths; 2 layers, every sixth case the whole",
-        "depth. FLOPs are counted as kernels execute them: causal flash attention halves its mask.",
+        f"{summary['cases']} cases over {summary['models']} models. Real widths; 2 layers, every fourth case the whole",
+        "depth (up to 32 layers). FLOPs are counted as kernels execute them: causal flash attention halves its mask.",
         "",
         *table(
             ("relative error", *columns),

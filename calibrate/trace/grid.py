@@ -25,11 +25,14 @@ from tunecast.model.resolve import resolve_run
 from tunecast.model.run import Run
 from tunecast.model.stacks import BUILT
 
-CASES_PER_MODEL = 11
+CASE_NUMBERS = (0, 1, 2, 5)
+"""Cases of a model: each method once at `DEPTH`, and one at the model's depth."""
 DEPTH = 2
 """Layers of a case at real width; the memory of one place is linear in depth."""
 WHOLE_EVERY = 6
-"""One case in so many has the model's real depth, through the exact extension of shallow traces."""
+"""One case in so many has the model's real depth, through the exact extension of shallow traces..."""
+WHOLE_UP_TO = 32
+"""...unless it is deeper than this: a minute each for what a test of the extension shows too."""
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768)
 METHODS = ("lora", "qlora", "full")
 CHECKPOINTING: tuple[dict[str, Any], ...] = (
@@ -54,7 +57,9 @@ CHOSEN_ADAPTER: dict[str, tuple[Any, ...]] = {
 }
 """Options of cases with adapters; a number of targets stands for so many first modules."""
 SAVED = ("embed_tokens", "lm_head", "embed_tokens,lm_head")
-"""Modules trained whole beside adapters, in some cases of models that do not tie them."""
+"""Modules trained whole beside adapters, in some cases of models that do not tie them and name them so."""
+OTHER_NAMES = ("gpt_neox", "gpt2", "gptj", "bloom", "falcon")
+"""Families whose embeddings and head have other names: PEFT finds no module of these names there."""
 CHOSEN_PRECISION: tuple[dict[str, Any], ...] = ({}, {}, {}, {"dtype": "fp32"}, {"precision": "bf16"})
 
 
@@ -121,7 +126,8 @@ def draw_variants(architecture: Architecture, options: dict[str, Any], number: i
     drawn: dict[str, Any] = {}
     if options["method"] != "full" and not experts:
         drawn |= chance.choice(({}, {}, {}, {"use_dora": True}, {"lora_bias": True}, {"use_rslora": True}))
-        if not architecture.tie_word_embeddings and options["loss_type"] == "nll":
+        named = architecture.model_type not in OTHER_NAMES
+        if named and not architecture.tie_word_embeddings and options["loss_type"] == "nll":
             drawn |= chance.choice(({}, {}, {"modules_to_save": chance.choice(SAVED)}))
     if options["gradient_checkpointing"]:
         drawn |= chance.choice(({}, {}, {}, {}, {"activation_offloading": True}, {"checkpoint_every": 2}))
@@ -156,10 +162,10 @@ def only_choices(architecture: Architecture) -> dict[str, Any]:
     return only
 
 
-def model_cases(architecture: Architecture, count: int = CASES_PER_MODEL) -> Iterator[Case]:
+def model_cases(architecture: Architecture, numbers: Iterable[int] = CASE_NUMBERS) -> Iterator[Case]:
     """The cases of one model: methods in turn, now and then at its real depth."""
-    for number in range(count):
-        whole = number % WHOLE_EVERY == WHOLE_EVERY - 1
+    for number in numbers:
+        whole = number % WHOLE_EVERY == WHOLE_EVERY - 1 and architecture.num_layers <= WHOLE_UP_TO
         layers = (
             architecture.num_layers if whole else min(max(DEPTH, with_experts(architecture)), architecture.num_layers)
         )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tunecast.calibrate.trace import int8, losses, offload
 from tunecast.calibrate.trace.optimizers import make_optimizer as make_optimizer
-from tunecast.calibrate.trace.refusals import refuse_unreal
+from tunecast.calibrate.trace.refusals import refuse_family, refuse_unreal
 from tunecast.catalogs.errors import NotSupportedError
 from tunecast.model.architecture import Architecture, Layer
 from tunecast.model.families import FAMILIES
@@ -146,6 +146,7 @@ def build_model(
     import transformers
 
     refuse_unreal(run, device=device)
+    refuse_family(architecture.model_type, run)
     config = hf_config(architecture, num_layers)
     with torch.device(device):
         model = transformers.AutoModelForCausalLM.from_config(

@@ -8,6 +8,26 @@ from tunecast.model.run import Run
 REAL_LOSSES = ("nll", "chunked_nll")
 
 
+OWN_FLASH = ("falcon", "gptj")
+"""Families whose own FlashAttention code is only there with the flash-attn package."""
+LAYERS_OF_SEVERAL = ("falcon", "gptj", "bloom")
+"""Families whose layers return a tuple, which Unsloth's offloaded checkpoint cannot take back."""
+
+
+def refuse_family(model_type: str, run: Run) -> None:
+    """Refuse what the real code of a family does not run here."""
+    if model_type in OWN_FLASH and run.attn_implementation == "flash_attention_2":
+        raise NotSupportedError(
+            f"The real code of {model_type} runs flash_attention_2 with the flash-attn package only; use "
+            "--attn-implementation eager, or leave --exact out."
+        )
+    if model_type in LAYERS_OF_SEVERAL and run.activation_offloading and run.reentrant:
+        raise NotSupportedError(
+            f"Layers of {model_type} return tuples, on which Unsloth's offloaded checkpoint fails; add --no-reentrant, "
+            "or leave --activation-offloading out."
+        )
+
+
 def refuse_unreal(run: Run, *, device: str) -> None:
     """Refuse what has operations in the formulas only: fused and compiled kernels, GPTQ and 8-bit
     products, older code."""
