@@ -44,12 +44,13 @@ def target_of(name: str, records: dict[str, dict[str, Any]]) -> Target:
 def test_the_host_is_the_normal_posterior_and_the_rest_is_the_priors() -> None:
     prior = prior_factors(find_gpu(B))
     found = with_shared_host(prior, HostRecord(gpu=A, factors=measured(log_sd=0.25)))
-    ((v,),), s = prior.step_covariance, 0.25**2
+    place = prior.step_params.index("host_s_per_launch")
+    v, s = prior.step_covariance[place][place], 0.25**2
     mean = (math.log(prior.factors["host_s_per_launch"].value) / v + math.log(20e-6) / s) / (1 / v + 1 / s)
     host = found.factors["host_s_per_launch"]
     assert math.log(host.value) == pytest.approx(mean)
     assert math.log(host.high / host.value) == pytest.approx(Z80 * math.sqrt(1 / (1 / v + 1 / s)))
-    assert found.step_covariance[0][0] == pytest.approx(1 / (1 / v + 1 / s))
+    assert found.step_covariance[place][place] == pytest.approx(1 / (1 / v + 1 / s))
     assert host.origin == "reference:a.json"
     moved = {"host_s_per_launch", "scale.host_backward"}
     rest = {name: kept for name, kept in found.factors.items() if name not in moved}
