@@ -125,7 +125,9 @@ def ended(problem: Problem, vector: Array, weights: Array, sds: Mapping[str, flo
     """The solution at a vector that Gauss-Newton found."""
     _, slopes = linear(problem, vector)
     precision = slopes.T @ (slopes * (weights / sds["row"] ** 2)[:, None]) + np.diag(prior_precision(problem, sds))
-    return Solution(problem=problem, vector=vector, covariance=np.linalg.inv(precision), sds=sds)
+    return Solution(
+        problem=problem, vector=vector, covariance=np.asarray(np.linalg.inv(precision), dtype=np.float64), sds=sds
+    )
 
 
 def split(problem: Problem, vector: Array) -> tuple[Array, Array, Array]:
@@ -218,7 +220,7 @@ def spreads(
         fitted = float(outer @ np.linalg.solve(system, outer)) / noise**2
         log_det = float(np.linalg.slogdet(system)[1]) - float(np.log(precision).sum()) + rows * math.log(noise)
         belief = float((((logs - believed) / problem.believed_sd_log_sd) ** 2).sum())
-        return 0.5 * (total / noise - fitted + log_det + belief)
+        return float(0.5 * (total / noise - fitted + log_det + belief))
 
     found = minimize(
         minus_log,

@@ -193,7 +193,7 @@ def step_covariance(priors: Mapping[str, Any], effects: Sequence[Effect]) -> tup
     """Covariance of the logs of `STEP_PARAMS`: what the rows leave open of efficiencies and of these effects together.
 
     An effect slows every kind of device work alike; one that no row has, and the host of a new source, are
-    independent of the rest.
+    independent of the rest, and keep their own spread: the priors' width comes from rows whose effects others share.
     """
     import numpy as np
 
@@ -206,11 +206,10 @@ def step_covariance(priors: Mapping[str, Any], effects: Sequence[Effect]) -> tup
     for effect in effects:
         if effect.name is not None:
             slopes[of_work, names.index(effect.name)] += 1.0
-    found = slopes @ rows @ slopes.T
+    found = slopes @ rows @ slopes.T * float(priors["width"]) ** 2
     found += np.outer(of_work, of_work) * sum(effect.log_sd**2 for effect in effects if effect.name is None)
     found[STEP_PARAMS.index(HOST), STEP_PARAMS.index(HOST)] += float(priors["spreads"]["host"]) ** 2
-    wide = float(priors["width"]) ** 2
-    return tuple(tuple(float(wide * value) for value in row) for row in found)
+    return tuple(tuple(float(value) for value in row) for row in found)
 
 
 def _slowdown(efficiency: Mapping[str, Any], effect: float) -> Factor:
