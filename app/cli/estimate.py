@@ -18,6 +18,7 @@ from tunecast.cli.options import (
     Json,
     Model,
     Prices,
+    ShareHost,
     UsdPerGpuHour,
     with_groups,
 )
@@ -47,14 +48,7 @@ def estimate(
         list[Path] | None,
         typer.Option(help="Calibration record of a device; repeatable.", metavar="FILE", rich_help_panel=THE_MACHINE),
     ] = None,
-    share_host: Annotated[
-        bool,
-        typer.Option(
-            "--share-host",
-            help="The record's machine and software are those of the GPUs asked for.",
-            rich_help_panel=THE_MACHINE,
-        ),
-    ] = False,
+    share_host: ShareHost = False,
     usd_per_gpu_hour: UsdPerGpuHour = None,
     prices: Prices = None,
     achieved_tflops: Annotated[

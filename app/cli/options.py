@@ -187,6 +187,14 @@ UsdPerGpuHour = Annotated[
     float | None,
     typer.Option(help="Price to use instead of the catalog's.", metavar="X", rich_help_panel=THE_MACHINE),
 ]
+ShareHost = Annotated[
+    bool,
+    typer.Option(
+        "--share-host",
+        help="The record's machine and software are those of the GPUs asked for.",
+        rich_help_panel=THE_MACHINE,
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout instead of a table.")]
 
 
