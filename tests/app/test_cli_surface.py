@@ -137,7 +137,7 @@ OPTIONS = {
     "recommend": RUN
     | AMOUNT
     | (MACHINE - {"--achieved-tflops"})
-    | (WHOLE_RUN - {"--owned"})
+    | (WHOLE_RUN - {"--owned", "--electricity-usd-per-kwh", "--gpu-power-w", "--pue"})
     | NODES
     | REFUSED_BY_NAME
     | SEARCH
