@@ -258,7 +258,7 @@ def priors_of(rows: Sequence[Row]) -> dict[str, Any]:
         "covariance": _covariance(solution),
         "spreads": dict(sds),
         "width": width,
-        "step_log_sd": {"new_run": width * new, "seen": width * new},
+        "step_log_sd": {"new_run": width * new, "seen": width * row_log_sd(sds)},
         "left_out_log_errors": {"by_source": {row_id: -missed for row_id, (missed, _) in errors.items()}},
     }
 

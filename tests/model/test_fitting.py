@@ -91,7 +91,7 @@ def test_the_longest_sequence_fits_and_one_token_more_does_not(
 
 
 NO_ROOM = [
-    ("llama-3.1-8b", "a100-sxm4-80gb", {"method": "full", "max_length": 2048}),
+    ("llama-3.1-8b", "a100-sxm4-80gb", {"method": "full", "max_length": 8192, "per_device_train_batch_size": 4}),
     ("llama-3.1-8b", "l40s-48gb", {"method": "lora", "max_length": 4096, "gradient_checkpointing": False}),
     ("llama-3.1-8b", "l40s-48gb", {"method": "lora", "max_length": 4096, "per_device_train_batch_size": 12}),
     ("llama-3.1-70b", "h100-sxm5-80gb", {"method": "lora", "max_length": 2048}),
