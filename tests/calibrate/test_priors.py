@@ -44,8 +44,8 @@ def assert_same(left: Any, right: Any, path: str = "") -> None:
         for key in left:
             assert_same(left[key], right[key], f"{path}/{key}")
     elif isinstance(left, float):
-        # Two machines' linear algebra may stop the optimizer a hair apart.
-        assert left == pytest.approx(right, rel=2e-2, abs=3e-3), path
+        # Two machines' linear algebra may stop the search for spreads (within 0.01 in logs) a little apart.
+        assert left == pytest.approx(right, rel=6e-2, abs=5e-3), path
     elif path == "/covariance/values":
         assert np.array(left) == pytest.approx(np.array(right), abs=1e-3)
     else:
