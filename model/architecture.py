@@ -67,6 +67,8 @@ class Attention:
     """Widths of latent attention; None for plain heads."""
     sinks: bool = False
     """Whether each head has a learned score that takes attention away (gpt-oss)."""
+    softmax_wide: bool = True
+    """Whether plain attention asks for a softmax in fp32; GPT-2's runs in the scores' own dtype, or autocast's."""
     softcap: bool = False
     """Whether scores are capped by a tanh (Gemma 2)."""
     rotary_halves: bool = False
@@ -241,6 +243,8 @@ class Architecture:
     alibi: str = ""
     """Whose table of slopes there is instead of positions: ``bloom``, ``mpt``, or none."""
     embedding_dropout: float = 0.0
+    attention_dropout: float = 0.0
+    """Of attention weights, where plain products write them; a fused kernel drops inside."""
     position_rows: int = 0
     """Rows of a learned table of positions; 0 where there is none."""
     embedding_norm: bool = False

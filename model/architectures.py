@@ -58,6 +58,7 @@ def attention_block(dims: Dimensions, family: Family, window: int | None, *, rot
         linears=(*inward, Linear(name=outward_name, in_features=q_width, out_features=hidden, bias=dims.o_bias)),
         kind=family.attention,
         qkv_split=family.qkv_split,
+        softmax_wide=family.softmax_wide,
         num_heads=dims.num_heads,
         num_kv_heads=dims.num_kv_heads,
         head_dim=dims.head_dim,
@@ -131,6 +132,7 @@ def build_architecture(name: str, family: Family, dims: Dimensions) -> Architect
         finds_packing=family.finds_packing,
         alibi=family.model_type if family.positions == "alibi" else "",
         embedding_dropout=family.embedding_dropout,
+        attention_dropout=family.attention_dropout,
     )
 
 

@@ -251,6 +251,8 @@ def eager_heads(step: Step, where: str, block: Attention, q: Tensor, k: Tensor, 
     variant = eager.Variant(
         autocast_dtype=step.autocast_dtype,
         on_gpu=on_gpu,
+        softmax_wide=block.softmax_wide,
+        dropout=step.architecture.attention_dropout,
         softcap=block.softcap,
         sinks=step.weight(f"{where}.sinks", block.num_heads) if block.sinks else None,
         by_head=block.rotary_halves,

@@ -58,12 +58,12 @@ def batched_product(
     return tape.record(out, (a, b), backward, saves=kept)
 
 
-def softmax(tape: Tape, scores: Tensor, *, on_gpu: bool) -> Tensor:
-    """Over keys, in fp32; keeps its result. A GPU converts inside the kernel, a CPU with copies."""
-    entry = scores if on_gpu else ops.cast(tape, scores, "fp32", name="softmax_cast")
+def softmax(tape: Tape, scores: Tensor, dtype: str, *, on_gpu: bool) -> Tensor:
+    """Over keys, in a dtype; keeps its result. A GPU converts inside the kernel, a CPU with copies."""
+    entry = scores if on_gpu else ops.cast(tape, scores, dtype, name="softmax_cast")
     if tape.would_grad(entry):
         tape.mark_saved()
-    out = ops.elementwise(tape, "softmax", (entry,), entry.elements, "fp32")
+    out = ops.elementwise(tape, "softmax", (entry,), entry.elements, dtype)
 
     def backward(grad: Tensor) -> Grads:
         return (ops.elementwise(tape, "softmax", (grad, out), out.elements, entry.dtype),)
@@ -84,8 +84,12 @@ class Variant:
 
     autocast_dtype: str | None
     on_gpu: bool
+    softmax_wide: bool = True
+    """Whether the softmax is asked for in fp32; else it runs in the scores' dtype, which autocast widens by a copy."""
     softcap: bool = False
     """Whether scores are capped by a tanh (Gemma 2)."""
+    dropout: float = 0.0
+    """Of the weights."""
     sinks: Tensor | None = None
     """A score per head beside those of the keys (gpt-oss)."""
     by_head: bool = False
@@ -136,6 +140,7 @@ def attention(
     masked = ops.elementwise(tape, "scores_mask", (scaled, mask), scaled.elements, widest((scaled.dtype, mask.dtype)))
     masked = tape.record(masked, (scaled,), lambda grad: (grad,), saves=(mask,) if variant.holds_mask else ())
     narrow, kept = weights_of(tape, masked, q.dtype, variant, count * length)
+    narrow = ops.dropout(tape, narrow, variant.dropout)
     tape.hold(masked)
     mixed = batched_product(
         tape,
@@ -156,7 +161,11 @@ def weights_of(
     """Attention weights of each row of scores, and what the code still holds of their making."""
     if variant.sinks is not None:
         return with_sinks(tape, masked, variant.sinks, rows)
-    weights = softmax(tape, masked, on_gpu=variant.on_gpu)
+    if not variant.softmax_wide:
+        entry = masked if variant.autocast_dtype is None else ops.cast(tape, masked, "fp32", name="softmax_cast")
+        weights = softmax(tape, entry, entry.dtype, on_gpu=True)
+        return ops.cast(tape, weights, dtype, name="softmax_cast"), ()
+    weights = softmax(tape, masked, "fp32", on_gpu=variant.on_gpu)
     return ops.cast(tape, weights, dtype, name="softmax_cast"), ()
 
 

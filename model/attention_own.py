@@ -87,7 +87,7 @@ def weighted_values(step: Step, block: Attention, masked: Tensor, v: Tensor, dty
     """Softmax in fp32, back to the values' dtype, times values; heads side by side again."""
     tape, batch = step.tape, step.run.per_device_train_batch_size
     count, length, _, dim = sizes_of(step, block)
-    weights = eager.softmax(tape, masked, on_gpu=step.platform == "cuda")
+    weights = eager.softmax(tape, masked, "fp32", on_gpu=step.platform == "cuda")
     narrow = ops.cast(tape, weights, v.dtype, name="softmax_cast")
     tape.hold(masked, weights)
     step.returned.append(narrow)
@@ -209,7 +209,7 @@ def plain_products(step: Step, block: Attention, q: Tensor, k: Tensor, v: Tensor
     scores = eager.batched_product(tape, "scores", q, k, (count, length, length, dim), b_transposed=True)
     masked = ops.elementwise(tape, "scores_mask", (scores, numbers), scores.elements, "fp32")
     masked = tape.record(masked, (scores,), lambda grad: (grad,))
-    weights = eager.softmax(tape, masked, on_gpu=True)
+    weights = eager.softmax(tape, masked, "fp32", on_gpu=True)
     tape.hold(masked, *wide)
     ops.elementwise(tape, "softmax_cast", (weights,), weights.elements, dtype)  # returned beside the output, unused
     mixed = eager.batched_product(tape, "values", weights, v, (count, length, dim, length), b_transposed=False)

@@ -55,6 +55,7 @@ LAYER_NORM_FAMILIES = (
         keeps_config=True,
         attention_names=("c_attn", "c_proj"),
         qkv_split="chunks",
+        softmax_wide=False,
         mlp_names=("c_fc", "c_proj"),
         gated=False,
         activation="gelu_new",

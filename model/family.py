@@ -21,6 +21,7 @@ class Family:
     """Whether transformers has its code; else it comes with the checkpoint, and no trace proves the formulas."""
     attention_names: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj")
     """Linear maps of attention; two where one map makes queries, keys and values."""
+    softmax_wide: bool = True
     qkv_split: str = "slices"
     """How one map's output becomes queries, keys and values: see ``Attention.qkv_split``."""
     mlp_names: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")
@@ -79,6 +80,7 @@ class Family:
     dropout: float = 0.0
     """Of each block's output, while training."""
     embedding_dropout: float = 0.0
+    attention_dropout: float = 0.0
     rotary_early: bool = False
     """Whether queries and keys are converted to fp32 before they are rotated (Cohere)."""
     global_rotary: bool = True

@@ -97,9 +97,10 @@ def mpt(config: Config, name: str) -> Changes:
 
 
 def gpt2(config: Config, name: str) -> Changes:
-    """Dropout of embeddings and of each block's output; inside attention the fused kernel does it."""
+    """Dropout of embeddings, of attention weights (a fused kernel does it inside) and of each block's output."""
     refuse(config, name, activation_function="gelu_new", add_cross_attention=False, reorder_and_upcast_attn=False)
-    return {"dropout": config.get("resid_pdrop", 0.1), "embedding_dropout": config.get("embd_pdrop", 0.1)}
+    drops = {"dropout": "resid_pdrop", "embedding_dropout": "embd_pdrop", "attention_dropout": "attn_pdrop"}
+    return {ours: config.get(theirs, 0.1) for ours, theirs in drops.items()}
 
 
 def gptj(config: Config, name: str) -> Changes:
