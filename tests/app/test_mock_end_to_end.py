@@ -53,7 +53,7 @@ def test_an_unfitted_record_is_refused_with_the_command_that_fits_it(
 def test_a_record_moves_the_forecast_of_its_device_and_says_so(
     fitted: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ("estimate", MODEL, "--method", "qlora", "--gpu", MOCK, "--json")
+    arguments = ("estimate", MODEL, "--method", "qlora", "--max-length", "2048", "--gpu", MOCK, "--json")
     _, prior_out, _ = tunecast(capsys, *arguments)
     code, out, err = tunecast(capsys, *arguments, "--record", fitted)
     (prior,), (measured,) = json.loads(prior_out), json.loads(out)
