@@ -74,11 +74,10 @@ def explain(model: str, *, gpu: str, **options: Any) -> list[Term]:
 
 def explained(question: Question, target: Target, told: Forecast) -> list[Term]:
     """The terms of a forecast that was made of this question on this device."""
-    from tunecast.model.on_device import target_factors
-    from tunecast.model.parallel_network import with_network
+    from tunecast.model.on_device import job_factors
     from tunecast.model.step_source import operations_of
 
-    factors = with_network(target_factors(target, told.run), told.run, target.gpu, question.options)
+    factors = job_factors(target, told.architecture, told.run, question.options)
     operations = operations_of(told.architecture, told.run, platform=target.platform, source=question.source)
     return [
         *field_terms(told),

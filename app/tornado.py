@@ -121,10 +121,10 @@ def uncertain_ends(ask: Ask, base: Forecast) -> list[Ends]:
 def _rate_ends(ask: Ask, base: Forecast) -> list[Ends]:
     """Every kind of operation that takes time, over the 80% interval of its curve; then the scalar factors."""
     from tunecast.asking import asked_question
-    from tunecast.model.on_device import target_factors
+    from tunecast.model.on_device import job_factors
 
-    _, targets, _ = asked_question(ask.model, gpu=ask.gpu, **ask.options)
-    factors = target_factors(targets[0], base.run)
+    question, targets, _ = asked_question(ask.model, gpu=ask.gpu, **ask.options)
+    factors = job_factors(targets[0], base.architecture, base.run, question.options)
     ends = []
     for kind in KINDS:
         spreads = [curve.log_sd for name, curve in factors.curves.items() if name.split(".")[0] == kind]

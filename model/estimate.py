@@ -15,9 +15,7 @@ from tunecast.model.fits import fit_probability, fit_verdict, memory_view
 from tunecast.model.forecast import Forecast
 from tunecast.model.money import with_money
 from tunecast.model.observed import observed
-from tunecast.model.on_device import resolve_for, target_factors
-from tunecast.model.parallel_network import with_network
-from tunecast.model.parallel_offload import with_host
+from tunecast.model.on_device import job_factors, resolve_for
 from tunecast.model.parallel_scaling import scaling_of
 from tunecast.model.phase_rates import phase_rates
 from tunecast.model.priors import load_priors
@@ -42,9 +40,7 @@ def forecast(question: Question, target: Target) -> Forecast:
     """The forecast for one device."""
     resolved = resolve_for(question, target)
     run = resolved.run
-    factors = with_network(target_factors(target, run), run, target.gpu, question.options)
-    factors = with_host(factors, question.architecture, run, target.gpu)
-    factors = scaled(factors, question.factor_scales)
+    factors = scaled(job_factors(target, question.architecture, run, question.options), question.factor_scales)
     amount = resolve_amount(run, dict(question.options))
     inventory: dict[str, Any] = {"platform": target.platform, "source": question.source}
     view = memory_view(question.architecture, run, target, factors, question.source)
@@ -102,7 +98,7 @@ def _watched(question: Question, target: Target, timing: StepTime) -> tuple[Step
     """The step time as runs that were watched on this device move it."""
 
     def plain(architecture: Architecture, run: Run) -> StepTime:
-        factors = with_network(target_factors(target, run), run, target.gpu, {})
+        factors = job_factors(target, architecture, run)
         return step_time(operations_of(architecture, run, platform=target.platform), factors, run=run)
 
     own_log_sd = float(load_priors()["step_log_sd"]["seen"])

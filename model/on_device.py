@@ -7,9 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 from tunecast.catalogs.errors import InputError
+from tunecast.model.architecture import Architecture
 from tunecast.model.factors import FactorSet
 from tunecast.model.factors_io import factor_set_from_record
 from tunecast.model.fits import memory_view, probably_fits
+from tunecast.model.parallel_network import with_network
+from tunecast.model.parallel_offload import with_host
 from tunecast.model.priors import prior_factors
 from tunecast.model.question import RUN_OPTIONS_ELSEWHERE, Question
 from tunecast.model.resolve import Resolved, resolve_run
@@ -38,6 +41,14 @@ def target_factors(target: Target, run: Run | None = None) -> FactorSet:
     own = factor_set_from_record(target.record)
     borrowed = {name: prior.factors[name] for name in LINK_FACTORS if name in prior.factors}
     return replace(own, factors={**borrowed, **own.factors})
+
+
+def job_factors(
+    target: Target, architecture: Architecture, run: Run, options: Mapping[str, Any] | None = None
+) -> FactorSet:
+    """All factors of a job on this device: its own, those of the links it needs and of the host it offloads to."""
+    linked = with_network(target_factors(target, run), run, target.gpu, options or {})
+    return with_host(linked, architecture, run, target.gpu)
 
 
 def resolve_for(question: Question, target: Target) -> Resolved:
