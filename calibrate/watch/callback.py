@@ -6,13 +6,13 @@ import atexit
 import functools
 import math
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from tunecast.calibrate.watch.clock import StepClock
 from tunecast.calibrate.watch.watcher import Watcher, line
-from tunecast.catalogs.errors import InputError
+from tunecast.catalogs.errors import InputError, TunecastError
 
 
 def to_stderr(text: str) -> None:
@@ -34,7 +34,7 @@ def contained(event: Callable[..., None]) -> Callable[..., None]:
         try:
             event(self, *args, **kwargs)
         except Exception as error:
-            self.broken = f"{type(error).__name__}: {error}"
+            self.broken = str(error) if isinstance(error, TunecastError) else f"{type(error).__name__}: {error}"
             self.stop_listening()
             self.say(f"tunecast stopped watching ({self.broken}); the training goes on.")
 
@@ -112,12 +112,15 @@ class TrainingWatch:
 
     @contained
     def _saw(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Before each forward pass: the batch's shape. Reads nothing from the device."""
-        if self.watcher is None or not module.training:
+        """Before each forward pass that trains: the batch's shape. Reads nothing from the device."""
+        import torch
+
+        if self.watcher is None or not module.training or not torch.is_grad_enabled():
             return
         ids = kwargs.get("input_ids", args[0] if args else None)
         if ids is not None and getattr(ids, "ndim", 0) == 2:
-            self.watcher.saw_batch(ids.shape)
+            rows, length = ids.shape
+            self.watcher.saw_batch(samples_in(kwargs, self.watcher) or rows, rows * length)
 
     @contained
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -173,6 +176,7 @@ class TrainingWatch:
         self._over = True
         atexit.unregister(self._leave_unfinished)
         self.watcher.clock.finish()
+        self.watcher.settle_lengths()
         if not self.watcher.clock.windows:
             self.say(f"tunecast: {self.watcher.clock.steps_seen} steps are too few to be timed; there is no record.")
         self._tell_line(over=True)
@@ -199,8 +203,7 @@ class TrainingWatch:
 def start_watching(watch: TrainingWatch, args: Any, state: Any, model: Any) -> Watcher:
     """A watcher of this job; one that has no forecast says why."""
     from tunecast.calibrate.watch.device import watched_device
-    from tunecast.calibrate.watch.reading import read_job
-    from tunecast.catalogs.errors import TunecastError
+    from tunecast.calibrate.watch.reading import not_data_parallel, read_job
 
     device = watched_device(args.device)
     calibrations, observations = usable_records(watch)
@@ -212,19 +215,32 @@ def start_watching(watch: TrainingWatch, args: Any, state: Any, model: Any) -> W
         observations=observations,
         usd_per_gpu_hour=watch.usd_per_gpu_hour,
         num_gpus=int(args.world_size),
+        data_parallel=int(args.world_size) // not_data_parallel(args),
     )
     try:
         watcher.job = read_job(args, model)
     except TunecastError as error:
         watcher.why_no_forecast = str(error)
+    except Exception as error:  # A job that reads unlike any we know is still measured; why is told and recorded.
+        watcher.why_no_forecast = f"the job could not be read ({type(error).__name__}: {error})"
     return watcher
+
+
+def samples_in(kwargs: Mapping[str, Any], watcher: Watcher) -> int | None:
+    """Samples laid end to end in one row, each attending to itself alone: where flash kernels are told their bounds.
+
+    Other attention runs over the whole row under a mask, so that the row counts as one sample.
+    """
+    bounds = kwargs.get("cu_seq_lens_q")
+    if bounds is None or watcher.job is None or "flash" not in watcher.job.options["attn_implementation"]:
+        return None
+    return len(bounds) - 1
 
 
 def usable_records(watch: TrainingWatch) -> tuple[dict[str, Any], Any]:
     """Calibrations and watched runs to forecast from; records that cannot be used are told, and none is."""
     from tunecast.calibrate.fitted_records import fitted_records
     from tunecast.calibrate.watch.observations import split_records
-    from tunecast.catalogs.errors import TunecastError
 
     try:
         paths, observations = split_records(watch.records)

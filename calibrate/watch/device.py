@@ -7,6 +7,7 @@ from typing import Any
 
 from tunecast.calibrate.devices.protocol import Hardware, MemoryReading, Sensors
 from tunecast.calibrate.flags import THROTTLE_FLAGS
+from tunecast.catalogs.errors import NotSupportedError
 
 
 class WatchedCpu:
@@ -85,10 +86,12 @@ Watched = WatchedCpu | WatchedGpu
 
 
 def watched_device(torch_device: Any) -> Watched:
-    """The device of a ``torch.device``; anything but CUDA counts as this CPU."""
+    """The device of a ``torch.device``; raises NotSupportedError for one that is neither an NVIDIA card nor the CPU."""
     if torch_device.type == "cuda":
         return WatchedGpu(torch_device.index or 0)
-    return WatchedCpu()
+    if torch_device.type == "cpu":
+        return WatchedCpu()
+    raise NotSupportedError(f"The job runs on {torch_device.type}, and only NVIDIA cards and the CPU are watched.")
 
 
 def throttle_flags(sensors: Sensors) -> set[str]:

@@ -32,6 +32,7 @@ def read_job(args: Any, model: Any) -> Job:
     """
     from tunecast.model.architectures import architecture_from_config
 
+    refuse_other_trainers(args)
     base = base_model(model)
     config = dict(base.config.to_dict())
     config.pop("quantization_config", None)
@@ -45,6 +46,30 @@ def read_job(args: Any, model: Any) -> Job:
         "allow_long_context": True,
     }
     return Job(architecture=architecture_from_config(config, name), options=options)
+
+
+def trl_config(args: Any) -> str | None:
+    """The name of TRL's own class among the arguments' classes (``SFTConfig``); None without TRL."""
+    of_trl = (kind.__name__ for kind in type(args).__mro__ if kind.__module__.partition(".")[0] == "trl")
+    return next(of_trl, None)
+
+
+def refuse_other_trainers(args: Any) -> None:
+    """What is no supervised fine-tuning on one batch after the other has other passes than the forecast's."""
+    config = trl_config(args)
+    if config not in (None, "SFTConfig"):
+        raise NotSupportedError(f"The trainer takes {config}, and of TRL only supervised fine-tuning is forecast.")
+    if not_data_parallel(args) > 1:
+        raise NotSupportedError("The job splits samples or layers over processes, and only its data are read here.")
+    if int(getattr(args, "n_gpu", 1)) > 1:
+        raise NotSupportedError(
+            "One process drives several GPUs (nn.DataParallel), which is not forecast: use torchrun."
+        )
+
+
+def not_data_parallel(args: Any) -> int:
+    """Processes that share one batch: tensor, context and sequence parallel ones (accelerate's own count)."""
+    return int(getattr(getattr(args, "parallelism_config", None), "non_data_parallel_size", 1))
 
 
 def base_model(model: Any) -> Any:
@@ -130,21 +155,60 @@ def commonest(parameters: Iterable[Any]) -> str:
 
 def trainer_options(args: Any, base: Any) -> dict[str, Any]:
     """Batch, checkpointing, optimizer, attention and loss."""
-    kwargs = args.gradient_checkpointing_kwargs or {}
-    checkpointing = args.gradient_checkpointing or getattr(base, "is_gradient_checkpointing", False)
-    options = {
+    return {
         "per_device_train_batch_size": int(args.per_device_train_batch_size),
         "gradient_accumulation_steps": int(args.gradient_accumulation_steps),
-        "gradient_checkpointing": bool(checkpointing),
-        "reentrant": bool(kwargs.get("use_reentrant", False)) if isinstance(kwargs, Mapping) else False,
         "optim": str(getattr(args.optim, "value", args.optim)),
-        "attn_implementation": str(getattr(base.config, "_attn_implementation", None) or "sdpa"),
+        "attn_implementation": attention_name(str(getattr(base.config, "_attn_implementation", None) or "sdpa")),
+        **checkpointing_options(args, base),
+        **loss_options(args),
     }
-    if getattr(args, "use_liger_kernel", False):
-        options["loss_type"] = "liger"
-    elif getattr(args, "loss_type", None):
-        options["loss_type"] = str(args.loss_type)
-    return options
+
+
+def attention_name(name: str) -> str:
+    """Flash kernels from the hub (``kernels-community/flash-attn2``) by the name of the package's own."""
+    return "flash_attention_2" if name.rpartition("/")[2].startswith("flash-attn2") else name
+
+
+def checkpointing_options(args: Any, base: Any) -> dict[str, Any]:
+    """Checkpointing by its newer name (transformers 5.23) or its older one."""
+    kwargs = newer(args, "activation_checkpointing_kwargs", "gradient_checkpointing_kwargs")
+    kwargs = kwargs if isinstance(kwargs, Mapping) else {}
+    on = newer(args, "activation_checkpointing", "gradient_checkpointing") or newer(
+        base, "is_activation_checkpointing", "is_gradient_checkpointing"
+    )
+    every = int(kwargs.get("every_n_layers") or 1)
+    return {
+        "gradient_checkpointing": bool(on),
+        "reentrant": bool(kwargs.get("use_reentrant", False)),
+        **({"checkpoint_every": every} if on and every > 1 else {}),
+    }
+
+
+def newer(holder: Any, name: str, older: str) -> Any:
+    """An attribute by its name, or by the older one where it has none: the older one warns where both are."""
+    return getattr(holder, name) if hasattr(holder, name) else getattr(holder, older, None)
+
+
+def loss_options(args: Any) -> dict[str, Any]:
+    """The loss path, and Liger's kernels.
+
+    TRL since 1.15 never makes the full logits, whatever ``loss_type`` says: its own head makes tiles of them, twice,
+    as chunks do; the chunked loss stands in for it. Liger's kernels then leave the loss alone.
+    """
+    stack = {"stack": "liger"} if getattr(args, "use_liger_kernel", False) else {}
+    if trl_config(args) is not None and trl_head_is_tiled():
+        return stack | {"loss_type": "chunked_nll"}
+    if stack:
+        return stack | {"loss_type": "liger"}
+    return {"loss_type": str(args.loss_type)} if getattr(args, "loss_type", None) else {}
+
+
+def trl_head_is_tiled() -> bool:
+    """Whether the TRL that is running puts its tiled head into every model."""
+    import sys
+
+    return hasattr(sys.modules.get("trl.trainer.utils"), "add_fused_lm_head")
 
 
 def spread_options(args: Any) -> dict[str, Any]:

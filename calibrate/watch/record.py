@@ -53,7 +53,7 @@ class RunFile(_Strict):
     sensors: list[SensorsPart]
     flags: list[str]
     forecast: dict[str, Any] | None
-    """``tunecast.forecast/1`` as it stood when the job began."""
+    """``tunecast.forecast/1`` by what was known when the job began, of samples as long as they turned out to be."""
     why_no_forecast: str | None
     usd_per_h: float | None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,23 +18,35 @@ from tunecast.model.value import Value
 
 @dataclass(slots=True)
 class Lengths:
-    """Tokens per sample as the job's batches have them; counted on the host."""
+    """Samples and tokens of the micro-batches as the job has them; counted on the host."""
 
+    batches: int = 0
     samples: int = 0
     tokens: int = 0
-    longest: int = 0
+    largest: int = 0
+    """Tokens of the largest micro-batch."""
 
-    def saw(self, shape: Iterable[int]) -> None:
-        """One micro-batch of (samples, tokens)."""
-        samples, length = tuple(shape)[:2]
+    def saw(self, samples: int, tokens: int) -> None:
+        """One micro-batch."""
+        self.batches += 1
         self.samples += samples
-        self.tokens += samples * length
-        self.longest = max(self.longest, length)
+        self.tokens += tokens
+        self.largest = max(self.largest, tokens)
+
+    @property
+    def rows(self) -> int:
+        """Samples per micro-batch, rounded: one where packing lays them end to end."""
+        return max(round(self.samples / self.batches), 1)
 
     @property
     def mean(self) -> int:
         """Mean tokens per sample, rounded."""
         return round(self.tokens / self.samples)
+
+    @property
+    def longest(self) -> int:
+        """Tokens per sample in the largest micro-batch, rounded up."""
+        return -(-self.largest // self.rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +74,8 @@ class Watcher:
     observations: Observations = field(default_factory=dict)
     usd_per_gpu_hour: float | None = None
     num_gpus: int = 1
+    data_parallel: int = 1
+    """Processes that have data of their own."""
     lengths: Lengths = field(default_factory=Lengths)
     forecast: Forecast | None = None
     longest: Forecast | None = None
@@ -71,11 +85,10 @@ class Watcher:
     _last_step: int = 0
     _last_s: float = 0.0
 
-    def saw_batch(self, shape: Iterable[int]) -> None:
-        """One micro-batch went through the model."""
-        before = self.lengths.tokens
-        self.lengths.saw(shape)
-        self._step_tokens += (self.lengths.tokens - before) * self.num_gpus
+    def saw_batch(self, samples: int, tokens: int) -> None:
+        """One micro-batch went through the model; the other processes' ones count as long as this one's."""
+        self.lengths.saw(samples, tokens)
+        self._step_tokens += tokens * self.data_parallel
 
     def step_ends(self, step: int, *, aside_follows: bool) -> bool:
         """An optimizer step is over; True when there is something new to tell."""
@@ -93,8 +106,21 @@ class Watcher:
         self.flags |= throttle_flags(reading)
         self.sensors.append(plain(reading))
 
+    def settle_lengths(self) -> None:
+        """The forecast of the samples that were really seen, where the first step's were of other lengths.
+
+        It uses no time that was measured: only what the job turned out to be.
+        """
+        told, seen = self.forecast, self.lengths
+        if told is None or not seen.samples:
+            return
+        longest = told if self.longest is None else self.longest
+        as_told = (told.run.max_length, longest.run.max_length, told.run.per_device_train_batch_size)
+        if as_told != (seen.mean, seen.longest, seen.rows):
+            self._forecast()
+
     def _forecast(self) -> None:
-        """What was to be expected, at the lengths that the first step showed."""
+        """What was to be expected, at the lengths that were seen so far."""
         if self.job is None or not self.lengths.samples:
             return
         try:
@@ -117,12 +143,17 @@ class Watcher:
             raise InputError(f"{self.device.hardware().name} is in no catalog; add it to gpus.csv (CONTRIBUTING.md).")
         question = Question(
             architecture=self.job.architecture,
-            options={**self.job.options, "max_length": length, "max_steps": self.max_steps},
+            options={**self.options_at(length), "max_steps": self.max_steps},
             usd_per_gpu_hour=self.usd_per_gpu_hour,
             observations=self.observations,
         )
         own = {name: record for name, record in self.records.items() if name == gpu}
         return forecast(question, resolve_targets([gpu], own)[0])
+
+    def options_at(self, length: int) -> dict[str, Any]:
+        """The job's options with samples of so many tokens, in micro-batches as they were seen."""
+        assert self.job is not None
+        return {**self.job.options, "max_length": length, "per_device_train_batch_size": self.lengths.rows}
 
     def progress(self) -> Progress | None:
         """Time left, from what was measured; None before the first window."""
@@ -168,7 +199,7 @@ class Watcher:
         if self.job is None:
             return None
         try:
-            return run_to_dict(resolve_run(self.job.architecture, {**self.job.options, "max_length": length}).run)
+            return run_to_dict(resolve_run(self.job.architecture, self.options_at(length)).run)
         except TunecastError:
             return None  # `why_no_forecast` says the same
 
@@ -178,6 +209,7 @@ class Watcher:
         from tunecast.calibrate.watch.record import RUN_SCHEMA
         from tunecast.model.forecast_json import forecast_to_dict
 
+        self.settle_lengths()
         told, begun, seen = self.forecast, self.clock.begun_s, self.lengths
         until_s = self._last_s if interrupted else self.clock.now()
         memory = self.device.memory()
@@ -189,7 +221,11 @@ class Watcher:
             "software": self.device.software(),
             "architecture": None if self.job is None else architecture_to_dict(self.job.architecture),
             "run": run_to_dict(told.run) if told else self.resolved(seen.mean) if seen.samples else None,
-            "longest_run": run_to_dict(self.longest.run) if self.longest else self.resolved(seen.longest),
+            "longest_run": run_to_dict(self.longest.run)
+            if self.longest
+            else self.resolved(seen.longest)
+            if seen.samples
+            else None,
             "steps": self.clock.steps_seen,
             "max_steps": self.max_steps,
             "windows": [{"steps": w.steps, "seconds": w.seconds, "tokens": w.tokens} for w in self.clock.windows],

@@ -74,7 +74,7 @@ def watched(
     for step in range(1, steps + 1):
         watcher.clock.step_begins()
         for length in lengths:
-            watcher.saw_batch((2, length))
+            watcher.saw_batch(2, 2 * length)
         time.now_s += STEP_S
         watcher.step_ends(step, aside_follows=False)
     watcher.clock.finish()
