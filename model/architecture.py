@@ -250,6 +250,10 @@ class Architecture:
     embedding_norm: bool = False
     """Whether embedded tokens are normalised (BLOOM)."""
     head_bias: bool = False
+    embedding_module: str = "embed_tokens"
+    """Last part of the name of the table of tokens in the real model."""
+    head_module: str = "lm_head"
+    """Last part of the name of the output head in the real model."""
     other_params: int = 0
     """Parameters outside layers beyond embedding, head and norm: of models known only from the real code."""
     has_entry: bool = True

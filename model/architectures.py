@@ -128,6 +128,8 @@ def build_architecture(name: str, family: Family, dims: Dimensions) -> Architect
         position_rows=position_rows(dims, family),
         embedding_norm=family.embedding_norm,
         head_bias=family.head_bias,
+        embedding_module=family.embedding_module,
+        head_module=family.head_module,
         rotary_early=family.rotary_early,
         finds_packing=family.finds_packing,
         alibi=family.model_type if family.positions == "alibi" else "",

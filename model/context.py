@@ -45,7 +45,8 @@ class Step:
     @property
     def stream_dtype(self) -> str:
         """The dtype of embedded tokens, which the residual stream inherits."""
-        return self.run.adapter_dtype if "embed_tokens" in self.run.modules_to_save else self.run.dtype
+        saved = self.architecture.embedding_module in self.run.modules_to_save
+        return self.run.adapter_dtype if saved else self.run.dtype
 
     def weight(self, name: str, elements: int) -> Tensor:
         """A base parameter, trained by a full fine-tune, or whole beside adapters in a copy of their dtype."""

@@ -11,6 +11,7 @@ LAYER_NORM_FAMILIES = (
     Family(
         model_type="gpt_neox",
         architecture_class="GPTNeoXForCausalLM",
+        embedding_module="embed_in",
         keeps_config=True,
         attention_names=("query_key_value", "dense"),
         qkv_split="by-head",
@@ -52,6 +53,7 @@ LAYER_NORM_FAMILIES = (
     Family(
         model_type="gpt2",
         architecture_class="GPT2LMHeadModel",
+        embedding_module="wte",
         keeps_config=True,
         attention_names=("c_attn", "c_proj"),
         qkv_split="chunks",
@@ -70,6 +72,7 @@ LAYER_NORM_FAMILIES = (
     Family(
         model_type="gptj",
         architecture_class="GPTJForCausalLM",
+        embedding_module="wte",
         keeps_config=True,
         attention="gptj",
         attention_names=("q_proj", "k_proj", "v_proj", "out_proj"),
@@ -133,6 +136,7 @@ LAYER_NORM_FAMILIES = (
     Family(
         model_type="bloom",
         architecture_class="BloomForCausalLM",
+        embedding_module="word_embeddings",
         keeps_config=True,
         attention="bloom",
         attention_names=("query_key_value", "dense"),
@@ -152,6 +156,7 @@ LAYER_NORM_FAMILIES = (
     Family(
         model_type="falcon",
         architecture_class="FalconForCausalLM",
+        embedding_module="word_embeddings",
         keeps_config=True,
         attention="falcon",
         own_linears=True,

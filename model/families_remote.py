@@ -13,6 +13,7 @@ REMOTE_FAMILIES = (
     Family(
         model_type="qwen",
         architecture_class="QWenLMHeadModel",
+        embedding_module="wte",
         in_transformers=False,
         attention_names=("c_attn", "c_proj"),
         qkv_split="chunks",
@@ -25,6 +26,8 @@ REMOTE_FAMILIES = (
     Family(
         model_type="chatglm",
         architecture_class="ChatGLMModel",
+        embedding_module="word_embeddings",
+        head_module="output_layer",
         other_classes=("ChatGLMForConditionalGeneration",),
         in_transformers=False,
         attention_names=("query_key_value", "dense"),
@@ -37,6 +40,8 @@ REMOTE_FAMILIES = (
     Family(
         model_type="megatron_gpt",
         architecture_class="GPTModel",
+        embedding_module="word_embeddings",
+        head_module="output_layer",
         in_transformers=False,
         attention_names=("linear_qkv", "linear_proj"),
         qkv_split="by-head",
@@ -53,6 +58,7 @@ REMOTE_FAMILIES = (
     Family(
         model_type="mpt",
         architecture_class="MptForCausalLM",
+        embedding_module="wte",
         keeps_config=True,
         attention="mpt",
         finds_packing=False,

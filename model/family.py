@@ -77,6 +77,9 @@ class Family:
     inner_divisor: int = 1
     """``intermediate_size`` of the config over the MLP's inner width (Qwen 1: 2)."""
     head_bias: bool = False
+    embedding_module: str = "embed_tokens"
+    head_module: str = "lm_head"
+    """Names of the table of tokens and of the head: see ``Architecture``."""
     dropout: float = 0.0
     """Of each block's output, while training."""
     embedding_dropout: float = 0.0

@@ -11,6 +11,7 @@ from tunecast.model.inventory import part_operations, step_operations, total_flo
 from tunecast.model.operation import Kind
 from tunecast.model.parallel import is_split, stages_counted
 from tunecast.model.primitives import attention_flops
+from tunecast.model.root_modules import adapts_embedding, head_adapter_sizes
 from tunecast.model.run import Run
 
 FROZEN_PASSES = 2
@@ -43,9 +44,18 @@ def expert_flops_per_token(layer: Layer, run: Run) -> float:
 
 
 def head_flops_per_token(architecture: Architecture, run: Run) -> float:
-    """Required FLOPs per token of the output head over the whole vocabulary, tied or not."""
-    frozen = run.has_adapters and "lm_head" not in run.modules_to_save
-    return 2.0 * (FROZEN_PASSES if frozen else TRAINED_PASSES) * architecture.embedding_params
+    """Required FLOPs per token of the output head over the whole vocabulary, tied or not, with its adapter."""
+    frozen = run.has_adapters and architecture.head_module not in run.modules_to_save
+    base = 2.0 * (FROZEN_PASSES if frozen else TRAINED_PASSES) * architecture.embedding_params
+    factors = sum(rows * columns for rows, columns in head_adapter_sizes(architecture, run))
+    return base + 2.0 * TRAINED_PASSES * factors
+
+
+def embedding_flops_per_token(architecture: Architecture, run: Run) -> float:
+    """Required FLOPs per token of an adapter on the table of tokens: its first factor is looked up, not multiplied."""
+    if not adapts_embedding(architecture, run):
+        return 0.0
+    return 2.0 * TRAINED_PASSES * run.lora_r * architecture.hidden_size
 
 
 def attention_flops_per_sample(attention: Attention, length: int) -> float:
@@ -70,7 +80,8 @@ def model_flops_per_step(architecture: Architecture, run: Run) -> float:
     """
     samples = run.tokens_per_step / run.max_length
     layers = sum(group.count * layer_flops_per_sample(group.layer, run) for group in architecture.groups)
-    return samples * (layers + run.max_length * head_flops_per_token(architecture, run))
+    ends = head_flops_per_token(architecture, run) + embedding_flops_per_token(architecture, run)
+    return samples * (layers + run.max_length * ends)
 
 
 def executed_flops_per_step(architecture: Architecture, run: Run) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from tunecast.model import fused, fused_losses, losses
 from tunecast.model import primitives as ops
 from tunecast.model import primitives_heavy as heavy
+from tunecast.model.adapters_root import adapted_head
 from tunecast.model.context import Step
 from tunecast.model.fused_losses import Head
 from tunecast.model.linears import product
@@ -20,8 +21,10 @@ FUSED_LOSSES = {"liger": fused_losses.liger, "cut_cross_entropy": fused_losses.c
 
 
 def head_name(step: Step) -> str:
-    """Name of the head's weight: the embedding's where they are tied."""
-    return "embed_tokens" if step.architecture.tie_word_embeddings else "lm_head"
+    """Name of the head's weight: the embedding's where they are tied, unless PEFT trains a copy of either."""
+    architecture = step.architecture
+    tied = architecture.tie_word_embeddings and not step.run.has_adapters
+    return architecture.embedding_module if tied else architecture.head_module
 
 
 def shaped_logits(step: Step, logits: Tensor, shape: tuple[int, int]) -> Tensor:
@@ -117,6 +120,7 @@ def head_and_loss(step: Step, x: Tensor, labels: Tensor) -> Tensor:
     bias = step.weight("lm_head.bias", vocab) if step.architecture.head_bias else None
     weight = step.weight(head_name(step), vocab * hidden)
     logits = product(step, "lm_head", x, weight, k=hidden, n=vocab, bias=bias)
+    logits = adapted_head(step, x, logits, (rows, vocab))
     logits = shaped_logits(step, logits, (rows, vocab))
     wide = chosen = ops.cast_logits(tape, logits, (rows, vocab))
     if step.run.hf_code != "5":

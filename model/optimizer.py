@@ -23,6 +23,7 @@ from tunecast.model.optimizer_bnb import (
     tensor_state_bytes,
     tensor_update_bytes,
 )
+from tunecast.model.root_modules import Sizes, embedding_adapter_sizes, head_adapter_sizes, saved_sizes
 from tunecast.model.run import Run
 from tunecast.model.tape import allocated_bytes
 from tunecast.model.units import DTYPE_BYTES
@@ -76,9 +77,16 @@ def linear_adapters(layer: Layer, run: Run) -> list[Trained]:
 
 def saved_tensors(architecture: Architecture, run: Run) -> tuple[list[Trained], list[Trained]]:
     """Modules trained whole beside adapters: those before the layers, and those after."""
-    table = Trained(elements=architecture.embedding_params, is_matrix=True, is_embedding=True)
-    before = [table] if "embed_tokens" in run.modules_to_save else []
-    return before, [replace(table, is_embedding=False)] if "lm_head" in run.modules_to_save else []
+    before, after = saved_sizes(architecture, run)
+    return of_sizes(before, is_embedding=True), of_sizes(after)
+
+
+def of_sizes(sizes: Sizes, *, is_embedding: bool = False) -> list[Trained]:
+    """Trained tensors of these rows and columns (0: a vector)."""
+    return [
+        Trained(elements=rows * (columns or 1), is_matrix=columns > 0, is_embedding=is_embedding)
+        for rows, columns in sizes
+    ]
 
 
 def base_tensors(layer: Layer, hidden_size: int) -> list[Trained]:
@@ -101,7 +109,8 @@ def trained_tensors(architecture: Architecture, run: Run) -> list[Trained]:
     if run.has_adapters:
         before, after = saved_tensors(architecture, run)
         layers = [tensor for group in architecture.groups for tensor in adapter_tensors(group.layer, run) * group.count]
-        return [*before, *layers, *after]
+        before = [*before, *of_sizes(embedding_adapter_sizes(architecture, run))]
+        return [*before, *layers, *of_sizes(head_adapter_sizes(architecture, run)), *after]
     hidden = architecture.hidden_size
     layers = [tensor for group in architecture.groups for tensor in base_tensors(group.layer, hidden) * group.count]
     entry, end = (

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from tunecast.catalogs.errors import NotSupportedError
 from tunecast.model.architecture import Architecture, Layer
 from tunecast.model.operation import Kind, Operation, Phase
+from tunecast.model.root_modules import Sizes, embedding_adapter_sizes, head_adapter_sizes, saved_sizes
 from tunecast.model.run import Run
 from tunecast.model.tape import allocated_bytes
 from tunecast.model.units import DTYPE_BYTES
@@ -55,10 +56,14 @@ def shapes(architecture: Architecture, run: Run) -> list[Shape]:
 
 def root_shapes(architecture: Architecture, run: Run) -> tuple[list[Shape], list[Shape]]:
     """Trained tensors before the layers and after them."""
-    width, table = architecture.hidden_size, Shape(rows=architecture.vocab_size, columns=architecture.hidden_size)
+    width = architecture.hidden_size
     if run.has_adapters:
-        saved = run.modules_to_save
-        return [table] * ("embed_tokens" in saved), [table] * ("lm_head" in saved)
+        before, after = saved_sizes(architecture, run)
+        before, after = (
+            before + embedding_adapter_sizes(architecture, run),
+            head_adapter_sizes(architecture, run) + after,
+        )
+        return of_sizes(before), of_sizes(after)
     entry, end = (
         [
             Shape(rows=tensor.elements // width, columns=width) if tensor.is_matrix else Shape(rows=tensor.elements)
@@ -67,6 +72,11 @@ def root_shapes(architecture: Architecture, run: Run) -> tuple[list[Shape], list
         for tensors in (architecture.entry_tensors, architecture.exit_tensors)
     )
     return entry, end
+
+
+def of_sizes(sizes: Sizes) -> list[Shape]:
+    """Shapes of rows and columns."""
+    return [Shape(rows=rows, columns=columns) for rows, columns in sizes]
 
 
 def adapter_shapes(layer: Layer, run: Run) -> Iterator[Shape]:

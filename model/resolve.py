@@ -15,11 +15,12 @@ from tunecast.catalogs.errors import InputError, NotSupportedError, UnknownNameE
 from tunecast.catalogs.refused import refuse_method
 from tunecast.model.architecture import Architecture
 from tunecast.model.families import FAMILIES
-from tunecast.model.resolve_adapters import take_variants
+from tunecast.model.resolve_adapters import take_variants, todays_name
 from tunecast.model.resolve_attention import attention_defaults
 from tunecast.model.resolve_experts import check_stacked, expert_notes, renamed_targets, stacked_targets
 from tunecast.model.resolve_kernels import check_gptq_dtypes, take_kernels, take_master, take_quantization
 from tunecast.model.resolve_parallel import take_parallel
+from tunecast.model.root_modules import root_modules
 from tunecast.model.run import Run
 from tunecast.model.stacks import (
     DTYPE_ALIASES,
@@ -107,16 +108,17 @@ def target_modules(architecture: Architecture, asked: Any) -> tuple[str, ...]:
     names = [name for name in names if name]
     if not names:
         raise InputError(f"--lora-target-modules names nothing; give all-linear or some of {', '.join(known)}.")
-    names = stacked_targets(architecture, names)
+    names = [todays_name(architecture, name) for name in stacked_targets(architecture, names)]
+    every = (architecture.embedding_module, *known, architecture.head_module)
+    if "all-linear" in names and set(names) <= {"all-linear", *root_modules(architecture)}:
+        names = [*(name for name in names if name != "all-linear"), *known]
     for name in names:
-        if name in ("lm_head", "embed_tokens"):
-            raise NotSupportedError(f"Adapters on {name} are not built yet; choose among {', '.join(known)}.")
         if name == "all-linear":
-            raise InputError("--lora-target-modules takes all-linear alone, not together with names.")
-        if name not in known:
-            hint = f"{architecture.name} has {', '.join(known)}."
-            raise UnknownNameError("target module", name, known, hint=hint)
-    return tuple(name for name in known if name in names)
+            raise InputError("--lora-target-modules takes all-linear alone, not together with names of linear maps.")
+        if name not in every:
+            hint = f"{architecture.name} has {', '.join(every)}."
+            raise UnknownNameError("target module", name, every, hint=hint)
+    return tuple(name for name in every if name in names)
 
 
 def check_length(architecture: Architecture, max_length: int, *, allow_long: bool) -> None:

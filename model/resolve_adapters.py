@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from tunecast.catalogs.errors import InputError, NotSupportedError
+from tunecast.catalogs.errors import InputError, NotSupportedError, UnknownNameError
 from tunecast.model.architecture import Architecture
 from tunecast.model.resolve_parallel import Fields
+from tunecast.model.root_modules import root_modules
 from tunecast.model.stacks import stack_defaults
 
 ADAPTER_SWITCHES = ("use_dora", "use_rslora", "lora_bias")
 WHOLE_WEIGHTS = ("none", "ddp", "zero1", "zero2")
-ROOT_MODULES = ("embed_tokens", "lm_head")
-"""Modules outside the layers that may be trained whole beside adapters."""
+OLDER_NAMES = {("gpt_neox", "embed_out"): "lm_head"}
+"""What transformers 4 called a module of a family, and how transformers 5 does."""
 
 
 def take_variants(fields: Fields, architecture: Architecture, whole_number: Any) -> None:
@@ -37,6 +38,7 @@ def take_variants(fields: Fields, architecture: Architecture, whole_number: Any)
         )
     if fields.values["optim"] == "adafactor" and sharding not in ("none", "ddp"):
         raise NotSupportedError(f"--optim adafactor with --sharding {sharding} is not built yet; use --sharding ddp.")
+    check_root_adapters(fields, architecture)
     check_dora(fields)
     take_checkpoints(fields, whole_number)
 
@@ -57,21 +59,58 @@ def check_dora(fields: Fields) -> None:
             raise NotSupportedError(f"--use-dora with {what} is not built yet; leave one of the two out.")
 
 
-def saved_modules(architecture: Architecture, asked: Any) -> tuple[str, ...]:
-    """The modules trained whole, in the model's order."""
-    names = [part.strip() for part in asked.split(",")] if isinstance(asked, str) else [str(part) for part in asked]
-    names = [name for name in names if name]
-    for name in names:
-        if name not in ROOT_MODULES:
-            raise NotSupportedError(
-                f"--modules-to-save {name} is not built yet; it takes {' and '.join(ROOT_MODULES)}, or use --exact."
-            )
-    if names and architecture.tie_word_embeddings:
-        raise NotSupportedError(
-            f"--modules-to-save {','.join(names)} was asked for, but {architecture.name} shares one table between "
-            "input and output, which is not built yet; leave it out."
+def todays_name(architecture: Architecture, name: str) -> str:
+    """A module's name in transformers 5."""
+    return OLDER_NAMES.get((architecture.model_type, name), name)
+
+
+def check_root_adapters(fields: Fields, architecture: Architecture) -> None:
+    """What adapters on the table of tokens or on the head are not built with, or PEFT refuses."""
+    values = fields.values
+    found = [name for name in root_modules(architecture) if name in values["lora_target_modules"]]
+    if not found:
+        return
+    if architecture.embedding_module in found and values["lora_bias"]:
+        raise InputError(
+            f"--lora-bias was asked for, but PEFT has none on {architecture.embedding_module}, an embedding; leave one "
+            "of the two out."
         )
-    return tuple(name for name in ROOT_MODULES if name in names)
+    both = [name for name in found if name in values["modules_to_save"]]
+    if both:
+        raise InputError(f"--modules-to-save and --lora-target-modules both name {both[0]}; PEFT takes one of the two.")
+    if architecture.head_module in found and values["loss_type"] != "nll":
+        raise NotSupportedError(
+            f"--loss-type {values['loss_type']} multiplies with the head's own weight and passes an adapter on "
+            f"{architecture.head_module} by; use --loss-type nll."
+        )
+    others = {
+        "--use-dora": values["use_dora"],
+        "--tp or --pp": values.get("tp", 1) * values.get("pp", 1) > 1,
+        f"--sharding {values['sharding']}": values["sharding"] not in WHOLE_WEIGHTS,
+    }
+    for what, given in others.items():
+        if given:
+            raise NotSupportedError(
+                f"Adapters on {' and '.join(found)} with {what} are not built yet; leave one of the two out."
+            )
+
+
+def saved_modules(architecture: Architecture, asked: Any) -> tuple[str, ...]:
+    """The modules trained whole, in the model's order; a name that the real model lacks is refused with what it has."""
+    names = [part.strip() for part in asked.split(",")] if isinstance(asked, str) else [str(part) for part in asked]
+    names = [todays_name(architecture, name) for name in names if name]
+    roots = root_modules(architecture)
+    inner = {linear.name for group in architecture.groups for linear in group.layer.linears}
+    for name in names:
+        if name in inner:
+            raise NotSupportedError(
+                f"--modules-to-save {name}, inside the layers, is not built; it takes {' and '.join(roots)}."
+            )
+        if name not in roots:
+            raise UnknownNameError(
+                "module to save", name, roots, hint=f"{architecture.name} has {' and '.join(roots)}."
+            )
+    return tuple(name for name in roots if name in names)
 
 
 def take_checkpoints(fields: Fields, whole_number: Any) -> None:

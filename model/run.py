@@ -18,7 +18,8 @@ class Run:
     lora_r: int = 0
     """Adapter rank; 0 for ``full``."""
     lora_target_modules: tuple[str, ...] = ()
-    """Last parts of module names, resolved (``all-linear`` is expanded); empty for ``full``."""
+    """Last parts of module names, resolved (``all-linear`` is expanded; table of tokens and head only if named); empty
+    for ``full``."""
     lora_dropout: float = 0.0
     use_dora: bool = False
     """Weight-decomposed adapters: a trained magnitude per output of each adapted map (PEFT)."""
@@ -27,7 +28,8 @@ class Run:
     lora_bias: bool = False
     """A trained bias on each ``lora_B``."""
     modules_to_save: tuple[str, ...] = ()
-    """Of ``embed_tokens`` and ``lm_head``, those trained whole beside the adapters; PEFT keeps their originals too."""
+    """Of the table of tokens and the head (the model's own names), those trained whole beside the adapters; PEFT keeps
+    their originals too."""
     adapter_dtype: str = "fp32"
     """Storage of adapter weights, gradients and optimizer state: ``fp32``, ``bf16`` or ``fp16``."""
     dtype: str = "bf16"

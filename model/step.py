@@ -15,6 +15,7 @@ from tunecast.catalogs.errors import NotSupportedError
 from tunecast.model import primitives as ops
 from tunecast.model import primitives_gpt as gpt
 from tunecast.model import primitives_heavy as heavy
+from tunecast.model.adapters_root import embedded_adapter
 from tunecast.model.alibi import alibi_table, own_mask
 from tunecast.model.architecture import Architecture, Layer
 from tunecast.model.attention_blocks import OWN_ATTENTIONS, needs_mask
@@ -22,7 +23,7 @@ from tunecast.model.attention_eager import additive_mask
 from tunecast.model.blocks import checkpointed_layer
 from tunecast.model.compiled import compile_tape
 from tunecast.model.context import SYNCHRONISATION, Step, Tables
-from tunecast.model.head import head_and_loss
+from tunecast.model.head import head_and_loss, head_name
 from tunecast.model.losses import head_uses
 from tunecast.model.norms import norm
 from tunecast.model.operation import Kind, Phase
@@ -149,10 +150,11 @@ def embedded_input(step: Step, ids: Tensor) -> Tensor:
     architecture = step.architecture
     if not architecture.has_entry:
         return received_input(step, EMBEDDED_LEAF)
-    table = step.weight("embed_tokens", architecture.embedding_params)
+    table = step.weight(architecture.embedding_module, architecture.embedding_params)
     x = heavy.embedding(step.tape, table, ids, architecture.hidden_size)
     if architecture.embedding_scale == "table":
         x = ops.scale(step.tape, x, name="embedding_scale")
+    x = embedded_adapter(step, ids, x)
     x = leave_block(step, x)
     if step.run.has_adapters and step.run.gradient_checkpointing and x.node is None:
         x.leaf = EMBEDDED_LEAF
@@ -259,11 +261,11 @@ def _written(architecture: Architecture, run: Run, platform: str, depth: int | N
             f"A forecast by formula of {architecture.name} was asked for, but {architecture.model_type} has none yet; "
             "trace its real code with tunecast.calibrate.exact."
         )
-    tape = Tape()
+    tape = Tape(platform)
     step = Step(tape=tape, architecture=architecture, run=run, platform=platform)
     uses = head_uses(run) + architecture.tie_word_embeddings
-    if uses > 1:
-        tape.shared_leaves["embed_tokens" if architecture.tie_word_embeddings else "lm_head"] = uses
+    if uses > 1 and not run.has_adapters:
+        tape.shared_leaves[head_name(step)] = uses
     ids, labels = Tensor(step.tokens, "int64", None), Tensor(step.tokens, "int64", None)
     layers = layers_at(architecture, depth)
     for micro_batch in range(min(run.gradient_accumulation_steps, MICRO_BATCHES)):

@@ -18,8 +18,8 @@ from tunecast.model.architecture import Architecture
 from tunecast.model.operation import Operation, Phase
 from tunecast.model.run import Run
 
-EMBEDDING_IN_NAME = re.compile(r"embed")
-"""Names of embedding tables in every transformers model."""
+EMBEDDING_IN_NAME = re.compile(r"embed(?!.*lora_)|\.wte\.|\.wpe\.")
+"""Names of embedding tables in every transformers model; an adapter on one is no table."""
 PAGED_ELEMENTS = 1e5
 """State tensors at least this large go to managed memory (bitsandbytes ``get_state_buffer``)."""
 

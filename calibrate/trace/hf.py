@@ -227,7 +227,7 @@ def attach_adapters(model: Any, run: Run) -> Any:
         use_dora=run.use_dora,
         use_rslora=run.use_rslora,
         lora_bias=run.lora_bias,
-        modules_to_save=_trained_whole(model, run) or None,
+        modules_to_save=list(run.modules_to_save) or None,
         task_type="CAUSAL_LM",
     )
     model = peft.get_peft_model(model, config, autocast_adapter_dtype=run.adapter_dtype == "fp32")
@@ -250,13 +250,6 @@ def refuse_routers(model: Any, run: Run) -> None:
                 f"PEFT's adapters fail on {type(module).__name__} (module {own}), which all-linear includes; use "
                 "--lora-target-modules q_proj,k_proj,v_proj,o_proj."
             )
-
-
-def _trained_whole(model: Any, run: Run) -> list[str]:
-    """Modules to save as this model calls them: GPT-NeoX's embed_tokens is embed_in, its lm_head embed_out."""
-    own = {"embed_tokens": model.get_input_embeddings(), "lm_head": model.get_output_embeddings()}
-    called = {id(module): name.rsplit(".", 1)[-1] for name, module in model.named_modules()}
-    return [called[id(own[name])] if name in own else name for name in run.modules_to_save]
 
 
 def _targets(run: Run) -> dict[str, Any]:

@@ -8,7 +8,11 @@ from typing import Any
 from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.configs.run_file import Draft
 from tunecast.model.configs.source import Source
+from tunecast.model.families import FAMILIES
 from tunecast.model.stacks import DTYPE_ALIASES
+
+ROOT_NAMES = {name for family in FAMILIES.values() for name in (family.embedding_module, family.head_module)}
+"""What families call their table of tokens and their head."""
 
 PACKED_NOTE = (
     "Packed rows are counted as one document each; attention kernels that keep documents apart do less work than that."
@@ -90,15 +94,11 @@ def put_eight_bit(draft: Draft, theirs: str) -> None:
 
 
 def put_targets(source: Source, draft: Draft, names: Iterable[str], theirs: str | None) -> None:
-    """Adapter targets; adapters on embeddings or head are refused by name."""
-    names = tuple(names)
-    for name in names:
-        if name in ("lm_head", "embed_tokens", "output"):
-            raise NotSupportedError(
-                f"{source.name}: {theirs} puts an adapter on {name}, which is not built yet; name layers only."
-            )
-    everything = ("all-linear", "all")
-    draft.put("lora_target_modules", "all-linear" if any(n in everything for n in names) else names, theirs)
+    """Adapter targets; a word for every linear map of the layers may stand beside the embeddings or the head."""
+    everything, names = ("all-linear", "all"), tuple(names)
+    if any(name in everything for name in names):
+        names = ("all-linear", *(name for name in names if name in ROOT_NAMES))
+    draft.put("lora_target_modules", "all-linear" if names == ("all-linear",) else names, theirs)
 
 
 def read_steps(source: Source, draft: Draft, epochs: str, steps: str) -> None:

@@ -87,7 +87,7 @@ def _adapters(source: Source, draft: Draft) -> None:
     names = list(source.words("model.lora_attn_modules") or ())
     targets = ["o_proj" if name == "output_proj" else name for name in names]
     targets += _MLP if source.on("model.apply_lora_to_mlp") else ()
-    targets += ("output",) if source.on("model.apply_lora_to_output") else ()
+    targets += ("lm_head",) if source.on("model.apply_lora_to_output") else ()
     if not targets:
         raise InputError(f"{source.name}: model.lora_attn_modules is empty; torchtune has no default for it.")
     put_targets(source, draft, targets, "model.lora_attn_modules" if names else "model.apply_lora_to_mlp")

@@ -135,7 +135,6 @@ def test_bad_input_is_one_sentence(llama: Architecture, options: dict[str, Any],
         ({"num_gpus": 8, "sharding": "hsdp"}, "hsdp"),
         ({"optim": "galore_adamw"}, "galore_adamw"),
         ({"attn_implementation": "flex_attention"}, "flex_attention"),
-        ({"lora_target_modules": "lm_head"}, "lm_head"),
     ],
 )
 def test_what_is_not_built_is_refused_by_name(llama: Architecture, options: dict[str, Any], name: str) -> None:

@@ -317,7 +317,6 @@ def test_13_no_gpu_count_is_invented(read: Read) -> None:
         ("axolotl", "expert_parallel_size: 2", "expert_parallel_size: 2"),
         ("axolotl", "gradient_checkpointing: offload_disk", "gradient_checkpointing: offload_disk"),
         ("axolotl", "activation_offloading: disk", "activation_offloading: disk"),
-        ("axolotl", "lora_target_modules: [q_proj, lm_head]", "lora_target_linear puts an adapter on lm_head"),
         ("llama-factory", "stage: dpo", "stage: dpo"),
         ("llama-factory", "stage: kto", "stage: kto"),
         ("llama-factory", "stage: ppo", "stage: ppo"),
@@ -333,7 +332,6 @@ def test_13_no_gpu_count_is_invented(read: Read) -> None:
         ("torchtune", "optimizer: {_component_: torchao.optim.CPUOffloadOptimizer}", "CPUOffloadOptimizer"),
         ("litgpt", "quantize: bnb.int8-training", "quantize: bnb.int8-training"),
         ("litgpt", "optimizer: {class_path: galore_torch.GaLoreAdamW}", "GaLoreAdamW"),
-        ("litgpt", "lora_head: true", "lm_head"),
     ],
 )
 def test_14_what_is_not_forecast_is_refused_by_field_and_value(read: Read, form: str, line: str, named: str) -> None:
