@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from tunecast.catalogs.errors import InputError, NotSupportedError
+from tunecast.catalogs.errors import InputError
 from tunecast.model.configs.run_file import Draft
 from tunecast.model.configs.source import Source
 from tunecast.model.families import FAMILIES
