@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
+from gloo_processes import Held, held_by_each
 
 from tunecast.model.architecture import Architecture
 from tunecast.model.architectures import architecture_from_config
@@ -18,9 +15,7 @@ from tunecast.model.parallel import local_architecture
 from tunecast.model.resolve import resolve_run
 from tunecast.model.run import Run
 
-WORKER = Path(__file__).resolve().parents[1] / "fixtures" / "mesh_worker.py"
 PROCESSES = 4
-TIMEOUT_S = 300
 BLOCK_BYTES = 512
 """The allocator's block: our figures round every tensor up to it, the processes count plain bytes."""
 TENSORS = 64
@@ -42,30 +37,9 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def held(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, int]]]:
+def held(tmp_path_factory: pytest.TempPathFactory) -> Held:
     """What each process held, by run."""
-    for module in ("torch", "transformers", "peft"):
-        pytest.importorskip(module)
-    import torch.distributed
-
-    if not torch.distributed.is_available():
-        pytest.skip("this torch has no distributed package")
-    folder = tmp_path_factory.mktemp("mesh")
-    jobs = folder / "jobs.json"
-    jobs.write_text(json.dumps({"config": CONFIG, "runs": RUNS}))
-    processes = [
-        subprocess.Popen([sys.executable, str(WORKER), str(jobs), str(rank)], stderr=subprocess.PIPE, text=True)
-        for rank in range(PROCESSES)
-    ]
-    try:
-        for process in processes:
-            _, errors = process.communicate(timeout=TIMEOUT_S)
-            assert process.returncode == 0, errors[-2000:]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    return [json.loads((folder / f"mesh{rank}.json").read_text()) for rank in range(PROCESSES)]
+    return held_by_each("mesh_worker.py", tmp_path_factory.mktemp("spread"), PROCESSES, CONFIG, RUNS)
 
 
 def case(name: str) -> tuple[Architecture, Run, dict[str, int]]:
@@ -76,7 +50,7 @@ def case(name: str) -> tuple[Architecture, Run, dict[str, int]]:
 
 
 @EVERY
-def test_parameters_and_gradients_of_each_process(held: list[dict[str, dict[str, int]]], name: str) -> None:
+def test_parameters_and_gradients_of_each_process(held: Held, name: str) -> None:
     architecture, run, parts = case(name)
     shared_out = 2 * local_architecture(architecture, run, 0).total_params // 2
     for rank in held:
@@ -86,13 +60,13 @@ def test_parameters_and_gradients_of_each_process(held: list[dict[str, dict[str,
 
 
 @EVERY
-def test_optimizer_state_of_each_process(held: list[dict[str, dict[str, int]]], name: str) -> None:
+def test_optimizer_state_of_each_process(held: Held, name: str) -> None:
     _, _, parts = case(name)
     for rank in held:
         assert 0 <= parts["optimizer_state"] - rank[name]["state_bytes"] < 2 * TENSORS * BLOCK_BYTES
 
 
-def test_activations_are_added_up_as_often_as_in_the_real_code(held: list[dict[str, dict[str, int]]]) -> None:
+def test_activations_are_added_up_as_often_as_in_the_real_code(held: Held) -> None:
     """Two sums per layer each way, one after the embedding, one before the head; the loss is not split here."""
     architecture, run, _ = case("fsdp-tp")
     hidden = 64 * CONFIG["hidden_size"] * 2

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
+from gloo_processes import Held, held_by_each
 
 from tunecast.model.architecture import Architecture
 from tunecast.model.architectures import architecture_from_config
@@ -19,9 +16,7 @@ from tunecast.model.resolve import resolve_run
 from tunecast.model.run import Run
 from tunecast.model.sharding import layer_bytes
 
-WORKER = Path(__file__).resolve().parents[1] / "fixtures" / "sharded_worker.py"
 PROCESSES = 2
-TIMEOUT_S = 240
 BLOCK_BYTES = 512
 """The allocator's block: our figures round every tensor up to it, the processes count plain bytes."""
 CONFIG: dict[str, Any] = {
@@ -42,30 +37,9 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def held(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, int]]]:
+def held(tmp_path_factory: pytest.TempPathFactory) -> Held:
     """What each process held, by run."""
-    for module in ("torch", "transformers", "peft"):
-        pytest.importorskip(module)
-    import torch.distributed
-
-    if not torch.distributed.is_available():
-        pytest.skip("this torch has no distributed package")
-    folder = tmp_path_factory.mktemp("sharded")
-    jobs = folder / "jobs.json"
-    jobs.write_text(json.dumps({"config": CONFIG, "runs": RUNS}))
-    processes = [
-        subprocess.Popen([sys.executable, str(WORKER), str(jobs), str(rank)], stderr=subprocess.PIPE, text=True)
-        for rank in range(PROCESSES)
-    ]
-    try:
-        for process in processes:
-            _, errors = process.communicate(timeout=TIMEOUT_S)
-            assert process.returncode == 0, errors[-2000:]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(PROCESSES)]
+    return held_by_each("sharded_worker.py", tmp_path_factory.mktemp("spread"), PROCESSES, CONFIG, RUNS)
 
 
 def case(name: str) -> tuple[Architecture, Run, MemoryForecast]:
@@ -74,7 +48,6 @@ def case(name: str) -> tuple[Architecture, Run, MemoryForecast]:
     return architecture, run, memory_timeline(architecture, run, platform="cpu")
 
 
-Held = list[dict[str, dict[str, int]]]
 EVERY = pytest.mark.parametrize("name", RUNS)
 
 
