@@ -247,10 +247,8 @@ def eager_heads(step: Step, where: str, block: Attention, q: Tensor, k: Tensor, 
         head_dim=block.head_dim,
         masked=True,
     )
-    on_gpu = step.platform == "cuda"
     variant = eager.Variant(
         autocast_dtype=step.autocast_dtype,
-        on_gpu=on_gpu,
         softmax_wide=block.softmax_wide,
         dropout=step.architecture.attention_dropout,
         softcap=block.softcap,

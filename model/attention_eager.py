@@ -58,19 +58,6 @@ def batched_product(
     return tape.record(out, (a, b), backward, saves=kept)
 
 
-def softmax(tape: Tape, scores: Tensor, dtype: str, *, on_gpu: bool) -> Tensor:
-    """Over keys, in a dtype; keeps its result. A GPU converts inside the kernel, a CPU with copies."""
-    entry = scores if on_gpu else ops.cast(tape, scores, dtype, name="softmax_cast")
-    if tape.would_grad(entry):
-        tape.mark_saved()
-    out = ops.elementwise(tape, "softmax", (entry,), entry.elements, dtype)
-
-    def backward(grad: Tensor) -> Grads:
-        return (ops.elementwise(tape, "softmax", (grad, out), out.elements, entry.dtype),)
-
-    return tape.record(out, (entry,), backward, saves=(out,))
-
-
 def per_query_head(tape: Tape, x: Tensor, shape: AttentionShape, *, laid_out: bool) -> Tensor:
     """Key or value heads repeated for their queries and folded with the batch."""
     groups = shape.heads // shape.kv_heads
@@ -83,9 +70,8 @@ class Variant:
     """What differs between runs and families."""
 
     autocast_dtype: str | None
-    on_gpu: bool
     softmax_wide: bool = True
-    """Whether the softmax is asked for in fp32; else it runs in the scores' dtype, which autocast widens by a copy."""
+    """Whether the softmax is asked for in fp32; else it runs in the scores' dtype, which autocast widens."""
     softcap: bool = False
     """Whether scores are capped by a tanh (Gemma 2)."""
     dropout: float = 0.0
@@ -162,10 +148,10 @@ def weights_of(
     if variant.sinks is not None:
         return with_sinks(tape, masked, variant.sinks, rows)
     if not variant.softmax_wide:
-        entry = masked if variant.autocast_dtype is None else ops.cast(tape, masked, "fp32", name="softmax_cast")
-        weights = softmax(tape, entry, entry.dtype, on_gpu=True)
+        wanted = None if variant.autocast_dtype is None else "fp32"
+        weights = routing.softmax(tape, masked, name="softmax", dtype=wanted)
         return ops.cast(tape, weights, dtype, name="softmax_cast"), ()
-    weights = softmax(tape, masked, "fp32", on_gpu=variant.on_gpu)
+    weights = routing.softmax(tape, masked, name="softmax", dtype="fp32")
     return ops.cast(tape, weights, dtype, name="softmax_cast"), ()
 
 
@@ -190,7 +176,7 @@ def with_sinks(tape: Tape, masked: Tensor, sinks: Tensor, rows: int) -> tuple[Te
         return grad, ops.elementwise(tape, name, (negative,), rows, grad.dtype)
 
     shifted = tape.record(shifted, (both, largest), back)
-    weights = routing.unary(tape, shifted, name="softmax")
+    weights = routing.softmax(tape, shifted, name="softmax")
     return ops.part(tape, weights, masked.elements, name=name), (shifted, weights)
 
 

@@ -14,6 +14,7 @@ from tunecast.model import attention_eager as eager
 from tunecast.model import primitives as ops
 from tunecast.model import primitives_gpt as gpt
 from tunecast.model import primitives_heavy as heavy
+from tunecast.model import primitives_routing as routing
 from tunecast.model.architecture import Attention, Layer
 from tunecast.model.attention_blocks import mixed_heads, rotary
 from tunecast.model.context import Step, Tables
@@ -83,13 +84,16 @@ def biased_scores(tape: Tape, bias: Tensor, q: Tensor, k: Tensor, sizes: tuple[i
     return tape.record(out, (q, k), backward, saves=(q, k))
 
 
-def weighted_values(step: Step, block: Attention, masked: Tensor, v: Tensor, dtype: str) -> Tensor:
+def weighted_values(
+    step: Step, block: Attention, masked: Tensor, v: Tensor, dtype: str, *, keeps_scores: bool = True
+) -> Tensor:
     """Softmax in fp32, back to the values' dtype, times values; heads side by side again."""
     tape, batch = step.tape, step.run.per_device_train_batch_size
     count, length, _, dim = sizes_of(step, block)
-    weights = eager.softmax(tape, masked, "fp32", on_gpu=step.platform == "cuda")
+    weights = routing.softmax(tape, masked, name="softmax", dtype="fp32")
+    tape.hold(masked)
     narrow = ops.cast(tape, weights, v.dtype, name="softmax_cast")
-    tape.hold(masked, weights)
+    tape.hold(weights, *((masked,) if keeps_scores else ()))
     step.returned.append(narrow)
     operands = ops.cast(tape, narrow, dtype), ops.cast(tape, v, dtype)
     mixed = eager.batched_product(tape, "values", *operands, (count, length, dim, length), b_transposed=False)
@@ -133,15 +137,19 @@ def gptj_waves(step: Step, block: Attention, dtype: str) -> tuple[Tensor, tuple[
     return ops.cast(tape, both, dtype, name="rotary.cast"), (table, index)
 
 
-def gptj_rotated(step: Step, block: Attention, x: Tensor, both: Tensor) -> Tensor:
-    """The leading part of every head rotated by sines and cosines repeated for neighbours, joined with the rest."""
+def gptj_rotated(step: Step, block: Attention, x: Tensor, both: Tensor) -> tuple[Tensor, Tensor]:
+    """The leading part of every head rotated by sines and cosines repeated for neighbours, joined with the rest.
+
+    Also the rotated part alone, which the code keeps by name.
+    """
     tape, dim = step.tape, block.rotary_dim or block.head_dim
     half = Tensor(both.elements // 2, both.dtype, both.storage)
     sin, cos = (ops.elementwise(tape, "rotary.repeat", (half,), both.elements, both.dtype) for _ in range(2))
     turned = x.elements * dim // block.head_dim
     leading = ops.part(tape, x, turned, name="rotary_part")
     rest = ops.part(tape, x, x.elements - turned, name="rotary_part")
-    return gpt.concatenated(tape, rotary(step, leading, (cos, sin)), rest, name="rotary_part")
+    rotated = rotary(step, leading, (cos, sin))
+    return gpt.concatenated(tape, rotated, rest, name="rotary_part"), rotated
 
 
 def gptj_attention(step: Step, where: str, layer: Layer, x: Tensor, tables: Tables) -> Tensor:
@@ -152,7 +160,8 @@ def gptj_attention(step: Step, where: str, layer: Layer, x: Tensor, tables: Tabl
     q, k, v = (linear_map(step, where, linear, x) for linear in block.linears[:3])
     v = ops.relayout(tape, v, name="head_layout")
     both, held = gptj_waves(step, block, k.dtype)
-    k, q = (gptj_rotated(step, block, heads, both) for heads in (k, q))
+    plain = q, k  # whose parts without rotation the code keeps by name
+    (k, *k_turned), (q, *q_turned) = (gptj_rotated(step, block, heads, both) for heads in (k, q))
     wide = [ops.cast(tape, heads, "fp32") for heads in (q, k)]
     dtype = step.autocast_dtype or "fp32"
     rows, columns = (eager.folded(tape, ops.cast(tape, heads, dtype), batch) for heads in wide)
@@ -162,9 +171,11 @@ def gptj_attention(step: Step, where: str, layer: Layer, x: Tensor, tables: Tabl
         tape, "scores_mask", (scaled, tables.mask), scaled.elements, widest((scaled.dtype, tables.mask.dtype))
     )
     masked = tape.record(masked, (scaled,), lambda grad: (grad,))
-    mixed = weighted_values(step, block, masked, eager.folded(tape, v, batch), step.autocast_dtype or v.dtype)
+    values = eager.folded(tape, v, batch)
+    mixed = weighted_values(step, block, masked, values, step.autocast_dtype or v.dtype, keeps_scores=False)
+    tape.hold(*wide)
     out = linear_map(step, where, block.linears[-1], mixed)
-    tape.hold(q, k, v, mixed, both, *held)
+    tape.hold(q, k, v, mixed, both, *held, *plain, *k_turned, *q_turned)
     return out
 
 
@@ -209,7 +220,7 @@ def plain_products(step: Step, block: Attention, q: Tensor, k: Tensor, v: Tensor
     scores = eager.batched_product(tape, "scores", q, k, (count, length, length, dim), b_transposed=True)
     masked = ops.elementwise(tape, "scores_mask", (scores, numbers), scores.elements, "fp32")
     masked = tape.record(masked, (scores,), lambda grad: (grad,))
-    weights = eager.softmax(tape, masked, "fp32", on_gpu=True)
+    weights = routing.softmax(tape, masked, name="softmax", dtype="fp32")
     tape.hold(masked, *wide)
     ops.elementwise(tape, "softmax_cast", (weights,), weights.elements, dtype)  # returned beside the output, unused
     mixed = eager.batched_product(tape, "values", weights, v, (count, length, dim, length), b_transposed=False)

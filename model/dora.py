@@ -72,7 +72,7 @@ def base_weight(step: Step, where: str, linear: Linear, dtype: str) -> Tensor:
     if step.run.bnb_4bit_quant_type is None:
         weight = Tensor(linear.weight_params, step.run.dtype, None)
         return ops.cast(step.tape, weight, dtype, name="dora.cast")
-    nested, compute = step.run.double_quant, step.run.compute_dtype
+    nested, compute = step.run.double_quant, step.run.four_bit_dtype
     restored, made = heavy.dequantized(step.tape, linear.weight_params, compute, nested=nested, in_place=True)
     step.tape.hold(*made)
     return ops.cast(step.tape, restored, dtype, name="dora.cast")

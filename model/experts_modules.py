@@ -96,7 +96,7 @@ def expert_modules_block(step: Step, where: str, layer: Layer, x: Tensor) -> Ten
 def routed(step: Step, where: str, router: Linear, experts: Experts, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Scores, a token's weights in the activations' dtype, and the experts it goes to."""
     logits = linear_map(step, where, router, x)
-    values = routing.unary(step.tape, logits, name="router.softmax", dtype="fp32")
+    values = routing.softmax(step.tape, logits, name="router.softmax", dtype="fp32")
     values, places = routing.top_k(step.tape, values, step.tokens * experts.per_token)
     if experts.normalised:
         values = divided(step, values)

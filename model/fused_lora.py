@@ -58,7 +58,7 @@ def base_weight(step: Step, linear: Linear) -> tuple[Tensor, str, str]:
     if step.run.base_quantization is None:
         return Tensor(k * n, step.run.dtype, None), "nt", "nn"
     nested = step.run.double_quant
-    weight, _ = heavy.dequantized(tape, n * k, step.run.compute_dtype, nested=nested, in_place=True)
+    weight, _ = heavy.dequantized(tape, n * k, step.run.four_bit_dtype, nested=nested, in_place=True)
     return weight, "nt", "nn"
 
 

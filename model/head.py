@@ -126,6 +126,8 @@ def head_and_loss(step: Step, x: Tensor, labels: Tensor) -> Tensor:
     if step.run.hf_code != "5":
         rows -= batch
         chosen = cut_logits(tape, wide, rows, vocab, copied=batch > 1)
+    if step.run.keeps_outputs:
+        tape.keep(wide if step.run.hf_code == "4.45" else logits)
     target, uncut = targets(step, labels, rows)
     loss = loss_of_logits(step, chosen, target, rows)
     tape.hold(x, wide, chosen, uncut, *(() if step.run.hf_code == "4.45" else (logits,)))

@@ -33,8 +33,8 @@ def base_linear(step: Step, where: str, linear: Linear, x: Tensor) -> Tensor:
             )
         return matmul_8bit(step.tape, linear.name, x, k=k, n=n, bias=bias)
     if run.base_quantization == "bnb-4bit":
-        given = ops.cast(step.tape, x, run.compute_dtype)
-        bias = None if bias is None else ops.cast(step.tape, bias, run.compute_dtype)
+        given = ops.cast(step.tape, x, run.four_bit_dtype)
+        bias = None if bias is None else ops.cast(step.tape, bias, run.four_bit_dtype)
         made = heavy.matmul_4bit(step.tape, linear.name, given, k=k, n=n, nested=run.double_quant, bias=bias)
         return ops.cast(step.tape, made, x.dtype)
     weight = step.weight(f"{where}.{linear.name}", linear.weight_params)

@@ -7,13 +7,13 @@ Sources: PyTorch ``derivatives.yaml`` (topk, index, gather, div, _grouped_mm) an
 from __future__ import annotations
 
 from tunecast.model.operation import Kind
-from tunecast.model.primitives import elementwise, gemm_flops
+from tunecast.model.primitives import cast, elementwise, gemm_flops
 from tunecast.model.tape import Backward, Grads, Tape, Tensor, widest
 
 
-def unary(tape: Tape, x: Tensor, *, name: str, dtype: str | None = None) -> Tensor:
-    """Softmax over rows or a sigmoid: one kernel each way, which keeps its result; conversions happen inside."""
-    out = elementwise(tape, name, (x,), x.elements, dtype or x.dtype)
+def unary(tape: Tape, x: Tensor, *, name: str) -> Tensor:
+    """A sigmoid: one kernel each way, which keeps its result."""
+    out = elementwise(tape, name, (x,), x.elements, x.dtype)
     if tape.would_grad(x):
         tape.mark_saved()
 
@@ -21,6 +21,25 @@ def unary(tape: Tape, x: Tensor, *, name: str, dtype: str | None = None) -> Tens
         return (elementwise(tape, name, (grad, out), x.elements, x.dtype),)
 
     return tape.record(out, (x,), backward, saves=(out,))
+
+
+def softmax(tape: Tape, x: Tensor, *, name: str, dtype: str | None = None) -> Tensor:
+    """Over rows, in a dtype; keeps its result.
+
+    A GPU converts fp16 inside the kernel; all else is cast first (PyTorch ``SoftMax.cpp``). Its backward first writes
+    gradient times result in full (``SoftMax.cu``, ``softmax_backward_cuda_out``); a CPU's is one kernel.
+    """
+    wanted, on_gpu = dtype or x.dtype, tape.platform == "cuda"
+    entry = x if on_gpu and x.dtype == "fp16" else cast(tape, x, wanted, name=f"{name}_cast")
+    if tape.would_grad(entry):
+        tape.mark_saved()
+    out = elementwise(tape, name, (entry,), entry.elements, wanted)
+
+    def backward(grad: Tensor) -> Grads:
+        weighed = elementwise(tape, name, (grad, out), out.elements, grad.dtype) if on_gpu else grad
+        return (elementwise(tape, name, (weighed, out), out.elements, entry.dtype),)
+
+    return tape.record(out, (entry,), backward, saves=(out,))
 
 
 def written_back(tape: Tape, x: Tensor, places: Tensor, name: str) -> Backward:

@@ -18,7 +18,13 @@ from tunecast.model.families import FAMILIES
 from tunecast.model.resolve_adapters import take_variants, todays_name
 from tunecast.model.resolve_attention import attention_defaults
 from tunecast.model.resolve_experts import check_stacked, expert_notes, renamed_targets, stacked_targets
-from tunecast.model.resolve_kernels import check_gptq_dtypes, take_kernels, take_master, take_quantization
+from tunecast.model.resolve_kernels import (
+    check_compute_dtype,
+    check_gptq_dtypes,
+    take_kernels,
+    take_master,
+    take_quantization,
+)
 from tunecast.model.resolve_parallel import take_parallel
 from tunecast.model.root_modules import root_modules
 from tunecast.model.run import Run
@@ -54,7 +60,7 @@ class Resolved:
 
     run: Run
     origins: dict[str, str]
-    """By field of `Run`: ``cli``, ``file``, ``stack-default`` or ``assumed``."""
+    """By field of `Run`: ``cli``, ``file``, ``stack-default``, ``assumed`` or ``searched``."""
     notes: tuple[str, ...] = ()
 
 
@@ -189,17 +195,13 @@ def _dtypes(fields: _Fields, defaults: Mapping[str, Any], *, gpu_has_bf16: bool)
     one_of("precision", fields.take("precision", defaults["precision"], "stack-default"), PRECISIONS)
     if not gpu_has_bf16:
         _fall_back_to_fp16(fields)
+    check_compute_dtype(fields.values)
     if fields.values["upcast_non_quantized"]:
         _upcast(fields)
 
 
 def _upcast(fields: _Fields) -> None:
     """Embeddings, norms, biases and head in fp32, as PEFT's preparation of a 4-bit model leaves them."""
-    if not fields.values["precision"].endswith("-autocast"):
-        raise InputError(
-            f"--upcast-non-quantized mixes fp32 with 16-bit products, but --precision is {fields.values['precision']}; "
-            "use --precision bf16-autocast."
-        )
     fields.put("dtype", "fp32", fields.origins["upcast_non_quantized"])
 
 
@@ -216,6 +218,9 @@ def _fall_back_to_fp16(fields: _Fields) -> None:
     if fields.values["adapter_dtype"] == "bf16":
         fields.values["adapter_dtype"] = "fp32"
         changed.append("fp32 adapters")
+    if fields.values.get("bnb_4bit_compute_dtype") == "bf16":
+        fields.values["bnb_4bit_compute_dtype"] = "fp16"
+        changed.append("4-bit products in fp16")
     if changed:
         fields.notes.append(f"This GPU has no bf16: the run uses {' with '.join(changed)} instead.")
 
@@ -227,6 +232,7 @@ def _software(fields: _Fields, defaults: Mapping[str, Any]) -> None:
     for name, what in (("attn_implementation", "attention"), ("loss_type", "loss"), ("optim", "optimizer")):
         value = fields.take(name, defaults[name], "stack-default")
         built_choice(what, name.replace("_", "-"), str(value))
+    fields.values["keeps_outputs"] = bool(fields.take("keeps_outputs", False, "stack-default"))
     if fields.values["attn_implementation"].startswith("flash") and fields.values["precision"] == "fp32":
         raise InputError("Flash kernels take 16-bit numbers, but --precision is fp32; use --attn-implementation sdpa.")
     if fields.values["loss_type"] == "chunked_nll":

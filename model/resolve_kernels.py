@@ -11,7 +11,7 @@ from tunecast.model.fp8 import FP8_KINDS
 from tunecast.model.fused import FUSED_KERNELS
 from tunecast.model.resolve_parallel import FSDP, Fields
 from tunecast.model.run import Run
-from tunecast.model.stacks import HF_CODES, QUANT_TYPES, built_choice, one_of
+from tunecast.model.stacks import DTYPE_ALIASES, DTYPES, HF_CODES, QUANT_TYPES, built_choice, one_of
 
 FUSED_LORA_BASES = (None, "bnb-4bit", "gptq-4bit", "gptq-8bit")
 """Bases that the fused low-rank kernels multiply with (Unsloth, axolotl, fms-acceleration)."""
@@ -28,6 +28,7 @@ def take_quantization(fields: Fields, defaults: Mapping[str, Any]) -> dict[str, 
         refuse_quantization(fields)
         for name, value in (("bnb_4bit_quant_type", None), ("double_quant", False), ("upcast_non_quantized", False)):
             fields.put(name, value, "stack-default")
+        fields.put("bnb_4bit_compute_dtype", None, "stack-default")
         fields.put("quant_method", None, "stack-default")
         return dict(defaults)
     method = fields.take("quant_method", defaults.get("quant_method", "bnb-4bit"), "stack-default")
@@ -36,6 +37,8 @@ def take_quantization(fields: Fields, defaults: Mapping[str, Any]) -> dict[str, 
         kind = fields.take("bnb_4bit_quant_type", defaults["bnb_4bit_quant_type"], "stack-default")
         one_of("bnb-4bit-quant-type", kind, QUANT_TYPES)
         fields.values["double_quant"] = bool(fields.take("double_quant", defaults["double_quant"], "stack-default"))
+        compute = fields.take("bnb_4bit_compute_dtype", None, "stack-default")
+        fields.values["bnb_4bit_compute_dtype"] = _dtype_word("bnb-4bit-compute-dtype", compute)
     else:
         refuse_four_bit_options(fields, method)
     take_gptq(fields, method)
@@ -46,6 +49,30 @@ def take_quantization(fields: Fields, defaults: Mapping[str, Any]) -> dict[str, 
             "--upcast-non-quantized was asked for, but PEFT's preparation leaves a GPTQ model as it is; leave it out."
         )
     return {**defaults, **GPTQ_DTYPES} if method.startswith("gptq") else dict(defaults)
+
+
+def _dtype_word(option: str, word: Any) -> str | None:
+    """A dtype in our words, or None for nothing."""
+    return None if word in (None, "none") else one_of(option, DTYPE_ALIASES.get(word, word), DTYPES)
+
+
+def check_compute_dtype(values: Mapping[str, Any]) -> None:
+    """bitsandbytes' compute dtype beside autocast: the same, or the products would be cast once more.
+
+    Embeddings, norms, biases and head in fp32 need 16-bit products to be told from the rest: by autocast, or by it.
+    """
+    compute, precision = values.get("bnb_4bit_compute_dtype"), values["precision"]
+    if compute is not None and precision.endswith("-autocast") and not precision.startswith(compute):
+        raise NotSupportedError(
+            f"--bnb-4bit-compute-dtype {compute} under --precision {precision} is not built yet; leave it out, or use "
+            f"--precision fp32 for a loop without autocast."
+        )
+    mixed = precision.endswith("-autocast") or (precision == "fp32" and compute in ("bf16", "fp16"))
+    if values["upcast_non_quantized"] and not mixed:
+        raise InputError(
+            f"--upcast-non-quantized mixes fp32 with 16-bit products, but --precision is {precision}; use --precision "
+            "bf16-autocast, or --precision fp32 with --bnb-4bit-compute-dtype bf16 for a loop without autocast."
+        )
 
 
 def take_master(fields: Fields) -> None:
@@ -123,7 +150,9 @@ def check_gptq_dtypes(values: Mapping[str, Any]) -> None:
 def refuse_quantization(fields: Fields) -> None:
     """A base in few bits is frozen: without adapters nothing would train."""
     given, method = fields.given, fields.values["method"]
-    if given.get("bnb_4bit_quant_type") is not None or given.get("double_quant") or given.get("quant_method"):
+    if any(
+        given.get(name) for name in ("bnb_4bit_quant_type", "double_quant", "quant_method", "bnb_4bit_compute_dtype")
+    ):
         raise InputError(f"A quantized base needs adapters, but --method is {method}; use --method qlora.")
     if given.get("upcast_non_quantized"):
         raise InputError(
@@ -134,7 +163,7 @@ def refuse_quantization(fields: Fields) -> None:
 
 def refuse_four_bit_options(fields: Fields, method: str) -> None:
     """Options of bitsandbytes' 4 bits say nothing about another storage."""
-    for name, empty in (("bnb_4bit_quant_type", None), ("double_quant", False)):
+    for name, empty in (("bnb_4bit_quant_type", None), ("double_quant", False), ("bnb_4bit_compute_dtype", None)):
         if fields.given.get(name):
             flag = name.replace("_", "-")
             raise InputError(f"--{flag} belongs to --quant-method bnb-4bit, but --quant-method is {method}.")

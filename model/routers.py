@@ -54,7 +54,7 @@ def divided(step: Step, values: Tensor, *, shifted: bool = False) -> Tensor:
 def softmax_first(step: Step, where: str, experts: Experts, x: Tensor) -> Routes:
     """Softmax over all experts in fp32, the largest chosen (Qwen3, OLMoE): weights in the scores' dtype."""
     logits = scores(step, where, experts, x)
-    values, places = chosen(step, experts, routing.unary(step.tape, logits, name="router.softmax", dtype="fp32"))
+    values, places = chosen(step, experts, routing.softmax(step.tape, logits, name="router.softmax", dtype="fp32"))
     return Routes(weights=ops.cast(step.tape, values, logits.dtype, name="router.cast"), places=places, held=(logits,))
 
 
@@ -71,7 +71,7 @@ def softmax_wide(step: Step, where: str, experts: Experts, x: Tensor) -> Routes:
     """The same from scores cast to fp32, weights left in fp32 (Mixtral)."""
     logits = scores(step, where, experts, x)
     wide = ops.cast(step.tape, logits, "fp32", name="router.cast")
-    values, places = chosen(step, experts, routing.unary(step.tape, wide, name="router.softmax"))
+    values, places = chosen(step, experts, routing.softmax(step.tape, wide, name="router.softmax"))
     return Routes(weights=values, places=places, held=(logits,))
 
 
@@ -82,7 +82,7 @@ def softmax_last(step: Step, where: str, experts: Experts, x: Tensor) -> Routes:
     if not narrow:
         logits = ops.cast(tape, logits, "fp32", name="router.cast")
     values, places = routing.top_k(tape, logits, step.tokens * experts.per_token)
-    weights = routing.unary(tape, values, name="router.softmax")
+    weights = routing.softmax(tape, values, name="router.softmax")
     if not narrow:
         weights = ops.cast(tape, weights, x.dtype, name="router.cast")
     tape.hold(values)
@@ -99,7 +99,7 @@ def wide_scores(step: Step, where: str, experts: Experts, x: Tensor) -> Tensor:
 def softmax_of_wide(step: Step, where: str, experts: Experts, x: Tensor) -> Routes:
     """Softmax over all experts in fp32, the largest chosen and scaled (DeepSeek-V2)."""
     logits = wide_scores(step, where, experts, x)
-    values, places = chosen(step, experts, routing.unary(step.tape, logits, name="router.softmax", dtype="fp32"))
+    values, places = chosen(step, experts, routing.softmax(step.tape, logits, name="router.softmax", dtype="fp32"))
     return Routes(weights=ops.scale(step.tape, values, name="router.scale"), places=places, held=(logits,))
 
 

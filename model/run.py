@@ -42,6 +42,8 @@ class Run:
     bnb_4bit_quant_type: str | None = None
     """``nf4`` or ``fp4`` when the base is 4-bit, else None."""
     double_quant: bool = False
+    bnb_4bit_compute_dtype: str | None = None
+    """What 4-bit weights become to be multiplied (``BitsAndBytesConfig``); None: the dtype of `precision`."""
     quant_method: str | None = None
     """How a quantized base is stored, by one of `stacks.QUANT_METHODS`; None also stands for bitsandbytes' 4 bits."""
     gptq_kernel: str = "triton"
@@ -70,6 +72,9 @@ class Run:
     attn_implementation: str = "sdpa"
     loss_type: str = "nll"
     """Loss path: ``nll`` holds the full logits."""
+    keeps_outputs: bool = False
+    """Whether the loop keeps the model's output, and its logits, until the backward is over: one of one's own
+    (``out = model(...)``, then ``out.loss.backward()``); the Trainer lets it go before."""
     hf_code: str = "5"
     """Age of Hugging Face's code, by the first transformers with its loss: ``5`` shifts labels, ``4.46`` copies
     shifted fp32 logits beside the 16-bit ones, ``4.45`` (and before) lets the 16-bit ones go. PEFT and Liger of the
@@ -131,9 +136,14 @@ class Run:
         return self.precision.removesuffix("-autocast")
 
     @property
+    def four_bit_dtype(self) -> str:
+        """The dtype in which a 4-bit base multiplies."""
+        return self.bnb_4bit_compute_dtype or self.compute_dtype
+
+    @property
     def product_dtype(self) -> str:
         """The dtype most products run in, whose peak a utilisation is against."""
-        return "fp8" if self.fp8 else self.compute_dtype
+        return "fp8" if self.fp8 else self.four_bit_dtype
 
     @property
     def autocast(self) -> bool:

@@ -139,7 +139,8 @@ def storages(tensors: Iterable[Tensor]) -> tuple[Storage, ...]:
 class Tape:
     """Records one training step in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, platform: str = "cuda") -> None:
+        self.platform = platform
         self.events: list[Event] = []
         self.grads: dict[str, Tensor] = {}
         self.shared_leaves: dict[str, int] = {}

@@ -83,6 +83,9 @@ RUN: Group = {
     "hf_code": _run(str, "Age of transformers and PEFT.", metavar="5|4.46|4.45"),
     "fused_kernels": _run(str, "Parts that run as one kernel each.", metavar="none|rms_norm,rope,..."),
     "fp8": _run(str, "Layers multiply in 8-bit floats.", metavar="none|te|torchao|megatron|..."),
+    "keeps_outputs": _run(
+        bool, "The loop holds the model's output, logits too, in the backward.", "--keeps-outputs/--no-keeps-outputs"
+    ),
     "dtype": _run(str, "Storage of the unquantized base weights.", metavar="bf16|fp16|fp32"),
     "master_dtype": _run(str, "What FSDP keeps of a fully trained model.", metavar="none|fp32"),
     "precision": _run(str, "Arithmetic.", metavar="bf16-autocast|fp16-autocast|bf16|fp16|fp32"),
@@ -90,6 +93,7 @@ RUN: Group = {
     "gptq_kernel": _run(str, "What multiplies with a GPTQ base.", metavar="triton|torch"),
     "gptq_group_size": _run(int, "Weights that share a scale; -1 for all of an output.", metavar="N"),
     "bnb_4bit_quant_type": _run(str, "4-bit storage of the base (qlora).", metavar="nf4|fp4"),
+    "bnb_4bit_compute_dtype": _run(str, "What 4-bit weights become to be multiplied.", metavar="bf16|fp16|fp32"),
     "double_quant": _run(bool, "Quantize the quantization constants too.", "--double-quant/--no-double-quant"),
     "upcast_non_quantized": _run(
         bool,

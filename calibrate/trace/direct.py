@@ -141,12 +141,15 @@ def _fake_mode(platform: str) -> Iterator[None]:
 
 
 def _softmax_as_on_cuda(x: Any, dim: int, dtype: Any = None, **_: Any) -> Any:
-    """``softmax(x, dim, dtype=float32)`` of a 16-bit tensor: a GPU converts inside the kernel, a CPU makes a copy."""
+    """``softmax(x, dim, dtype=float32)`` of an fp16 tensor: a GPU converts inside the kernel, a CPU makes a copy.
+
+    A bf16 tensor is cast first on both (PyTorch ``SoftMax.cpp``).
+    """
     import torch
 
     if dtype is None and torch.is_autocast_enabled("cpu"):
         dtype = torch.float32  # ``autocast_mode.h``, FP32_SET_OPT_DTYPE
-    converts = dtype is torch.float32 and x.dtype in (torch.float16, torch.bfloat16)
+    converts = dtype is torch.float32 and x.dtype is torch.float16
     return torch._softmax(x, dim, True) if converts else torch.softmax(x, dim, dtype=dtype)
 
 

@@ -175,7 +175,7 @@ def attention_choice(architecture: Architecture, run: Run) -> str | None:
 
 def loaded_dtype(run: Run) -> str:
     """The dtype a checkpoint is read in: that of the computation if PEFT turns it into fp32 later."""
-    return run.compute_dtype if run.upcast_non_quantized else run.dtype
+    return run.four_bit_dtype if run.upcast_non_quantized else run.dtype
 
 
 def upcast_non_quantized(model: Any) -> None:
@@ -202,7 +202,7 @@ def quantize_linears(model: Any, run: Run) -> None:
             weight.shape[1],
             weight.shape[0],
             bias=False,
-            compute_dtype=torch_dtype(run.compute_dtype),
+            compute_dtype=torch_dtype(run.four_bit_dtype),
             **options,
             device="meta",
         )
@@ -333,28 +333,32 @@ def train_step(
     device_type = batch["input_ids"].device.type
     for _ in range(run.gradient_accumulation_steps):
         tell("forward")
+        kept: list[Any] = []
         with autocast_context(run, device_type):
-            loss = loss_of(model, batch, run)
+            loss = loss_of(model, batch, run, kept)
         if run.gradient_accumulation_steps > 1:
             loss = loss / run.gradient_accumulation_steps
         tell("backward")
         if scaler is not None:
             loss = scaler.scale(loss)
         loss.backward()
-        del loss
+        del loss, kept
     tell("optimizer")
     update(trainable_parameters(model), optimizer, platform=platform, scaler=scaler)
 
 
-def loss_of(model: Any, batch: dict[str, Any], run: Run) -> Any:
-    """The forward pass through the run's loss path."""
+def loss_of(model: Any, batch: dict[str, Any], run: Run, kept: list[Any] | None = None) -> Any:
+    """The forward pass through the run's loss path; `kept` takes the model's output where the run keeps it."""
     with getattr(model, "saved_in_host_memory", contextlib.nullcontext)():
-        return _loss_of(model, batch, run)
+        return _loss_of(model, batch, run, [] if kept is None else kept)
 
 
-def _loss_of(model: Any, batch: dict[str, Any], run: Run) -> Any:
+def _loss_of(model: Any, batch: dict[str, Any], run: Run, kept: list[Any]) -> Any:
     if run.loss_type == "nll":
-        return model(**batch, use_cache=False).loss
+        output = model(**batch, use_cache=False)
+        if run.keeps_outputs:
+            kept.append(output)
+        return output.loss
     hidden = model.get_decoder()(input_ids=batch["input_ids"], use_cache=False).last_hidden_state
     context = getattr(model, "recompute_context", None) or contextlib.nullcontext
     return losses.chunked_nll(hidden, batch["labels"], model.get_output_embeddings().weight, context)

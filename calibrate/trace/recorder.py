@@ -157,6 +157,10 @@ def watching(recorder: Recorder) -> Any:
                     return _dequantize_and_multiply(*args, **kwargs)
             if name == "add" and recorder.accumulates_in_place(args):
                 func = torch.ops.aten.add_.Tensor
+            if name == "_softmax_backward_data" and recorder.platform == "cuda":
+                # ``softmax_backward_cuda_out`` (``SoftMax.cu``): gradient times result is written first.
+                with self:
+                    args = (args[0] * args[1], *args[1:])
             if name in written and recorder.phase is Phase.BACKWARD and not recorder.recomputing:
                 func = written[name]
             out = func(*args, **kwargs)
