@@ -121,7 +121,7 @@ def as_forecast(architecture: Architecture, resolved: Resolved, measured: Measur
     """Medians with the 80% interval of the median; every figure that was counted, not timed, is exact."""
     from tunecast.model.flops import executed_flops_per_step, model_flops_per_step
     from tunecast.model.forecast import Forecast
-    from tunecast.model.optimizer import trainable_params
+    from tunecast.model.trained import trainable_params
 
     run = resolved.run
     step_time_s = value_of(measured["step_time_s"])

@@ -46,12 +46,12 @@ class Step:
     def stream_dtype(self) -> str:
         """The dtype of embedded tokens, which the residual stream inherits."""
         saved = self.architecture.embedding_module in self.run.modules_to_save
-        return self.run.adapter_dtype if saved else self.run.dtype
+        return self.run.saved_dtype if saved else self.run.dtype
 
     def weight(self, name: str, elements: int) -> Tensor:
-        """A base parameter, trained by a full fine-tune, or whole beside adapters in a copy of their dtype."""
+        """A base parameter, trained by a full fine-tune, or whole beside adapters in a copy."""
         if name in self.run.modules_to_save:
-            return Tensor(elements, self.run.adapter_dtype, None, leaf=name)
+            return Tensor(elements, self.run.saved_dtype, None, leaf=name)
         leaf = None if self.run.has_adapters else name
         return Tensor(elements, self.run.dtype, None, leaf=leaf)
 

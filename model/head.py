@@ -27,6 +27,16 @@ def head_name(step: Step) -> str:
     return architecture.embedding_module if tied else architecture.head_module
 
 
+def head_bias(step: Step) -> Tensor | None:
+    """The head's bias, trained with its weight."""
+    architecture = step.architecture
+    if not architecture.head_bias:
+        return None
+    if architecture.head_module in step.run.modules_to_save:
+        return Tensor(architecture.vocab_size, step.run.saved_dtype, None, leaf="head bias")
+    return step.weight("head bias", architecture.vocab_size)
+
+
 def shaped_logits(step: Step, logits: Tensor, shape: tuple[int, int]) -> Tensor:
     """Logits divided by a number (Granite), or capped: divided, tanh, multiplied (Gemma 2)."""
     kind, made = step.architecture.logits, logits
@@ -117,7 +127,7 @@ def head_and_loss(step: Step, x: Tensor, labels: Tensor) -> Tensor:
     tape, vocab, hidden = step.tape, step.architecture.vocab_size, step.architecture.hidden_size
     batch, rows = step.run.per_device_train_batch_size, step.tokens
     tape.moment, tape.logits_sizes = "loss", {rows * vocab, (rows - batch) * vocab}
-    bias = step.weight("lm_head.bias", vocab) if step.architecture.head_bias else None
+    bias = head_bias(step)
     weight = step.weight(head_name(step), vocab * hidden)
     logits = product(step, "lm_head", x, weight, k=hidden, n=vocab, bias=bias)
     logits = adapted_head(step, x, logits, (rows, vocab))

@@ -14,7 +14,7 @@ from functools import lru_cache
 from tunecast.model.architecture import Architecture
 from tunecast.model.memory_static import layer_packed_bytes, master_ratio, static_parts
 from tunecast.model.operation import Phase
-from tunecast.model.optimizer import stored_bytes, trained_dtype, trained_tensors, update_scratch_bytes
+from tunecast.model.optimizer import update_scratch_bytes
 from tunecast.model.parallel import is_split, local_architecture, local_run
 from tunecast.model.parallel_memory import added_bytes, kept_bytes
 from tunecast.model.parallel_offload import offloaded
@@ -31,6 +31,7 @@ from tunecast.model.sharding import (
 )
 from tunecast.model.step import SHALLOW, shallow_depth, tape_run, write_step
 from tunecast.model.tape import Storage, Tape
+from tunecast.model.trained import stored_bytes, trained_dtype, trained_tensors
 from tunecast.model.value import Value
 
 PARTS = (

@@ -8,18 +8,13 @@ from __future__ import annotations
 import itertools
 
 from tunecast.model.architecture import Architecture, Layer, Linear
-from tunecast.model.optimizer import (
-    optimizer_state_bytes,
-    saved_tensors,
-    stored_bytes,
-    trained_dtype,
-    trained_tensors,
-)
+from tunecast.model.optimizer import optimizer_state_bytes
 from tunecast.model.primitives_heavy import CODE_ENTRIES, NESTED_BLOCK, QUANT_BLOCK
 from tunecast.model.quantized import gptq_bytes, gptq_packed_bytes, is_gptq
 from tunecast.model.quantized_bnb8 import int8_bytes, int8_packed_bytes
 from tunecast.model.run import Run
 from tunecast.model.tape import allocated_bytes
+from tunecast.model.trained import saved_tensors, stored_bytes, trained_dtype, trained_tensors
 from tunecast.model.units import DTYPE_BYTES
 
 QUANT_CODE_BYTES = 16 * 4
@@ -91,6 +86,12 @@ def buffer_bytes(architecture: Architecture) -> int:
     return architecture.rotary_sets * ROTARY_BUFFERS * allocated_bytes(4 * head_dim // 2) + scale
 
 
+def saved_scale_bytes(architecture: Architecture, run: Run) -> int:
+    """The number that embedded tokens are multiplied by, once more in a copy of its module."""
+    copied = architecture.embedding_module in run.modules_to_save and architecture.embedding_scale == "table"
+    return allocated_bytes(4) if copied else 0
+
+
 def master_ratio(run: Run) -> int:
     """Bytes of a stored weight over those it multiplies with: 2 where fp32 shards are gathered in 16 bits."""
     return DTYPE_BYTES[run.master_dtype or run.dtype] // DTYPE_BYTES[run.dtype]
@@ -104,7 +105,7 @@ def static_parts(architecture: Architecture, run: Run, *, platform: str = "cuda"
     layers = sum(group.count * layer_weight_bytes(group.layer, hidden, run) for group in groups)
     saved = stored_bytes(itertools.chain(*saved_tensors(architecture, run)), trained_dtype(run))
     trained = stored_bytes(trained_tensors(architecture, run), trained_dtype(run)) if run.has_adapters else saved
-    base = root_weight_bytes(architecture, run) + layers
+    base = root_weight_bytes(architecture, run) + layers + saved_scale_bytes(architecture, run)
     return {
         "weights": base * master_ratio(run) + buffer_bytes(architecture) + saved,
         "quantized": quantized + shared_code,

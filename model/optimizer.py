@@ -9,11 +9,10 @@ Weight decay is 0, the Trainer's default, so its multiplication is absent.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from tunecast.model import optimizer_adafactor as adafactor
-from tunecast.model.architecture import Architecture, Layer
+from tunecast.model.architecture import Architecture
 from tunecast.model.operation import Kind, Operation, Phase
 from tunecast.model.optimizer_bnb import (
     BITSANDBYTES,
@@ -23,9 +22,16 @@ from tunecast.model.optimizer_bnb import (
     tensor_state_bytes,
     tensor_update_bytes,
 )
-from tunecast.model.root_modules import Sizes, embedding_adapter_sizes, head_adapter_sizes, saved_sizes
 from tunecast.model.run import Run
 from tunecast.model.tape import allocated_bytes
+from tunecast.model.trained import (
+    Trained,
+    by_dtype,
+    stored_bytes,
+    trained_dtype,
+    trained_tensors,
+    whole_bytes,
+)
 from tunecast.model.units import DTYPE_BYTES
 
 MULTI_TENSOR_CHUNK = 65536
@@ -42,105 +48,6 @@ NORM_EXTRA_LAUNCHES = 2
 """Zeroing of partial sums and their final reduction in ``_foreach_norm``."""
 ADAM_STATES = 2
 """exp_avg and exp_avg_sq, each of a parameter's size and dtype."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trained:
-    """`count` trained tensors of one size, spread evenly over the layers they belong to."""
-
-    elements: int
-    is_matrix: bool
-    is_embedding: bool = False
-    """An ``nn.Embedding``'s table, whose state bitsandbytes never quantizes."""
-
-
-def adapter_tensors(layer: Layer, run: Run) -> list[Trained]:
-    """Adapters of a layer: those of linear maps, and those of stacked experts."""
-    stacked = layer.mlp.adapter_sizes(run.lora_target_modules, run.lora_r)
-    return [*linear_adapters(layer, run), *(Trained(elements=size, is_matrix=True) for size in stacked)]
-
-
-def linear_adapters(layer: Layer, run: Run) -> list[Trained]:
-    """lora_A and lora_B of every target in a layer, with the bias of lora_B and DoRA's magnitudes if there are."""
-    vectors = int(run.lora_bias) + int(run.use_dora)
-    return [
-        tensor
-        for linear in layer.linears
-        if linear.name in run.lora_target_modules
-        for tensor in (
-            Trained(elements=run.lora_r * linear.in_features, is_matrix=True),
-            Trained(elements=run.lora_r * linear.out_features, is_matrix=True),
-            *[Trained(elements=linear.out_features, is_matrix=False)] * vectors,
-        )
-    ]
-
-
-def saved_tensors(architecture: Architecture, run: Run) -> tuple[list[Trained], list[Trained]]:
-    """Modules trained whole beside adapters: those before the layers, and those after."""
-    before, after = saved_sizes(architecture, run)
-    return of_sizes(before, is_embedding=True), of_sizes(after)
-
-
-def of_sizes(sizes: Sizes, *, is_embedding: bool = False) -> list[Trained]:
-    """Trained tensors of these rows and columns (0: a vector)."""
-    return [
-        Trained(elements=rows * (columns or 1), is_matrix=columns > 0, is_embedding=is_embedding)
-        for rows, columns in sizes
-    ]
-
-
-def base_tensors(layer: Layer, hidden_size: int) -> list[Trained]:
-    """Weights, biases and norms of a layer, in the model's order."""
-    tensors: list[Trained] = []
-    for block in (layer.attention, layer.mlp):
-        for linear in block.linears:
-            tensors.append(Trained(elements=linear.weight_params, is_matrix=True))
-            if linear.bias:
-                tensors.append(Trained(elements=linear.out_features, is_matrix=False))
-        if block is layer.attention:
-            tensors += [Trained(elements=size, is_matrix=False) for size in layer.attention.qk_norm_sizes]
-    tensors += [Trained(elements=size, is_matrix=True) for size in layer.mlp.matrix_sizes]
-    tensors += [Trained(elements=size, is_matrix=False) for size in layer.mlp.vector_sizes]
-    return tensors + [Trained(elements=size, is_matrix=False) for size in layer.norm_sizes(hidden_size)]
-
-
-def trained_tensors(architecture: Architecture, run: Run) -> list[Trained]:
-    """Every trained tensor in the model's order: adapters, or the whole model in a full fine-tune."""
-    if run.has_adapters:
-        before, after = saved_tensors(architecture, run)
-        layers = [tensor for group in architecture.groups for tensor in adapter_tensors(group.layer, run) * group.count]
-        before = [*before, *of_sizes(embedding_adapter_sizes(architecture, run))]
-        return [*before, *layers, *of_sizes(head_adapter_sizes(architecture, run)), *after]
-    hidden = architecture.hidden_size
-    layers = [tensor for group in architecture.groups for tensor in base_tensors(group.layer, hidden) * group.count]
-    entry, end = (
-        [Trained(elements=t.elements, is_matrix=t.is_matrix, is_embedding=t.is_embedding) for t in tensors]
-        for tensors in (architecture.entry_tensors, architecture.exit_tensors)
-    )
-    return [*entry, *layers, *end]
-
-
-def gradient_dtype(run: Run) -> str:
-    """The dtype gradients are made and reduced in: that of what multiplies."""
-    return run.adapter_dtype if run.has_adapters else run.dtype
-
-
-def trained_dtype(run: Run) -> str:
-    """Storage of trained parameters, their gradients and their optimizer state."""
-    return run.adapter_dtype if run.has_adapters else run.master_dtype or run.dtype
-
-
-def trainable_params(architecture: Architecture, run: Run) -> int:
-    """Parameters that take gradients: r x (in + out) per adapter, or all of them in a full fine-tune."""
-    if not run.has_adapters:
-        return architecture.total_params
-    return sum(tensor.elements for tensor in trained_tensors(architecture, run))
-
-
-def stored_bytes(tensors: Iterable[Trained], dtype: str) -> int:
-    """Bytes that one copy of the tensors takes from the allocator."""
-    size, sizes = DTYPE_BYTES[dtype], Counter(tensor.elements for tensor in tensors)
-    return sum(count * allocated_bytes(elements * size) for elements, count in sizes.items())
 
 
 def optimizer_state_bytes(architecture: Architecture, run: Run, *, platform: str = "cuda") -> int:
@@ -184,7 +91,8 @@ def parameter_groups(tensors: list[Trained]) -> list[list[Trained]]:
 def update_scratch_bytes(architecture: Architecture, run: Run, *, platform: str = "cuda") -> int:
     """Temporaries of the update: ``foreach`` AdamW takes a square root of a whole group; the others take none.
 
-    One tensor at a time (CPU), the root and its quotient of the largest tensor are alive together.
+    Tensors of a second dtype are taken by themselves, while the roots of the first are still held. One tensor at a
+    time (CPU), the root and its quotient of the largest tensor are alive together.
     """
     if run.optim == adafactor.NAME:
         return adafactor.scratch_bytes(architecture, run, trained_dtype(run))
@@ -277,21 +185,22 @@ def coefficient_operations(count: int, dtype: str) -> list[Operation]:
 
 def clipping_operations(tensors: list[Trained], dtype: str) -> list[Operation]:
     """Global gradient norm, its coefficient, and every gradient scaled by it, on a GPU."""
-    size, count = DTYPE_BYTES[dtype], len(tensors)
-    gradient_bytes = size * sum(tensor.elements for tensor in tensors)
-    launches = multi_tensor_launches(tensors, 1)
-    return [
-        update_operation("clip.norm", dtype, gradient_bytes + count * size, launches + NORM_EXTRA_LAUNCHES),
-        *coefficient_operations(count, dtype),
-        update_operation("clip.scale", dtype, 2 * gradient_bytes + size, launches),
-    ]
+    norms, scaled = [], []
+    for own, part in by_dtype(tensors, dtype):
+        size, launches = DTYPE_BYTES[own], multi_tensor_launches(part, 1)
+        n_bytes = whole_bytes(part, own)
+        norms.append(update_operation("clip.norm", own, n_bytes + len(part) * size, launches + NORM_EXTRA_LAUNCHES))
+        scaled.append(update_operation("clip.scale", own, 2 * n_bytes + size, launches))
+    return [*norms, *coefficient_operations(len(tensors), dtype), *scaled]
 
 
 def single_clipping_operations(tensors: list[Trained], dtype: str) -> list[Operation]:
     """Clipping on a CPU: every kernel once per tensor."""
-    size, each = DTYPE_BYTES[dtype], sorted(Counter(tensor.elements for tensor in tensors).items())
-    norms = [update_operation("clip.norm", dtype, (n + 1) * size, count=count) for n, count in each]
-    scaled = [update_operation("clip.scale", dtype, (2 * n + 1) * size, count=count) for n, count in each]
+    norms, scaled = [], []
+    for own, part in by_dtype(tensors, dtype):
+        size, each = DTYPE_BYTES[own], sorted(Counter(tensor.elements for tensor in part).items())
+        norms += [update_operation("clip.norm", own, (n + 1) * size, count=count) for n, count in each]
+        scaled += [update_operation("clip.scale", own, (2 * n + 1) * size, count=count) for n, count in each]
     return [*norms, *coefficient_operations(len(tensors), dtype), *scaled]
 
 
@@ -361,12 +270,18 @@ def update_operations(architecture: Architecture, run: Run, *, platform: str = "
     if run.optimizer_in_backward:
         return updates_in_backward(tensors, dtype, run.optim, platform)
     operations = clipping_operations(tensors, dtype) if on_gpu else single_clipping_operations(tensors, dtype)
-    if run.optim in BITSANDBYTES:
-        return operations + bnb_operations(tensors, dtype, BITSANDBYTES[run.optim], platform)
     if run.optim == adafactor.NAME:
         return operations + adafactor.update_operations(architecture, run, dtype)
-    if not on_gpu:
-        return operations + single_tensor_operations(tensors, dtype, run.optim)
-    for group in parameter_groups(tensors):
-        operations += group_operations(group, dtype, run.optim)
+    groups = parameter_groups(tensors) if on_gpu and run.optim not in BITSANDBYTES else [tensors]
+    for own, part in (each for group in groups for each in by_dtype(group, dtype)):
+        operations += own_updates(part, own, run.optim, platform)
     return operations
+
+
+def own_updates(tensors: list[Trained], dtype: str, optim: str, platform: str) -> list[Operation]:
+    """The update of tensors of one dtype (and, on a GPU, of one parameter group)."""
+    if optim in BITSANDBYTES:
+        return bnb_operations(tensors, dtype, BITSANDBYTES[optim], platform)
+    if platform != "cuda":
+        return single_tensor_operations(tensors, dtype, optim)
+    return group_operations(tensors, dtype, optim)

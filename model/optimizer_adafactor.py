@@ -30,6 +30,8 @@ class Shape:
 
     rows: int
     columns: int = 0
+    dtype: str | None = None
+    """Storage where it is another than that of the run's other trained tensors."""
 
     @property
     def elements(self) -> int:
@@ -58,12 +60,9 @@ def root_shapes(architecture: Architecture, run: Run) -> tuple[list[Shape], list
     """Trained tensors before the layers and after them."""
     width = architecture.hidden_size
     if run.has_adapters:
-        before, after = saved_sizes(architecture, run)
-        before, after = (
-            before + embedding_adapter_sizes(architecture, run),
-            head_adapter_sizes(architecture, run) + after,
-        )
-        return of_sizes(before), of_sizes(after)
+        before, after = (of_sizes(sizes, run.saved_dtype) for sizes in saved_sizes(architecture, run))
+        table, head = embedding_adapter_sizes(architecture, run), head_adapter_sizes(architecture, run)
+        return [*before, *of_sizes(table)], [*of_sizes(head), *after]
     entry, end = (
         [
             Shape(rows=tensor.elements // width, columns=width) if tensor.is_matrix else Shape(rows=tensor.elements)
@@ -74,9 +73,9 @@ def root_shapes(architecture: Architecture, run: Run) -> tuple[list[Shape], list
     return entry, end
 
 
-def of_sizes(sizes: Sizes) -> list[Shape]:
+def of_sizes(sizes: Sizes, dtype: str | None = None) -> list[Shape]:
     """Shapes of rows and columns."""
-    return [Shape(rows=rows, columns=columns) for rows, columns in sizes]
+    return [Shape(rows=rows, columns=columns, dtype=dtype) for rows, columns in sizes]
 
 
 def adapter_shapes(layer: Layer, run: Run) -> Iterator[Shape]:
@@ -112,9 +111,9 @@ def scratch_bytes(architecture: Architecture, run: Run, dtype: str) -> int:
     Squared gradients and squares plus eps are alive together while the previous tensor's update still is; 16-bit
     gradients are copied while its parameter's copy still is, too.
     """
-    copied = 1 if DTYPE_BYTES[dtype] < FP32 else 0
     largest = before = 0
     for shape in shapes(architecture, run):
+        copied = 1 if DTYPE_BYTES[shape.dtype or dtype] < FP32 else 0
         own = allocated_bytes(FP32 * shape.elements)
         largest = max(largest, 2 * own + 2 * copied * own + before, before * (1 + 2 * copied))
         before = own
@@ -137,7 +136,7 @@ def update_operations(architecture: Architecture, run: Run, dtype: str) -> list[
 
 def tensor_kernels(shape: Shape, dtype: str) -> Iterator[tuple[str, float]]:
     """Name and bytes of the kernels for one tensor, in order."""
-    whole, size = FP32 * shape.elements, DTYPE_BYTES[dtype] * shape.elements
+    whole, size = FP32 * shape.elements, DTYPE_BYTES[shape.dtype or dtype] * shape.elements
     narrow = size < whole
     if narrow:
         yield from [("copy", size + whole)] * 2

@@ -24,10 +24,10 @@ from tunecast.model.architecture import Architecture
 from tunecast.model.factors import Factor, FactorSet
 from tunecast.model.memory_static import layer_weight_bytes, root_weight_bytes
 from tunecast.model.operation import Kind, Operation, Phase
-from tunecast.model.optimizer import trained_dtype, trained_tensors
 from tunecast.model.priors import PCIE_BYTES_PER_S_PER_LANE, load_priors
 from tunecast.model.run import Run
 from tunecast.model.sharding import ZERO, shard_gpus
+from tunecast.model.trained import trained_dtype, trained_tensors
 from tunecast.model.units import DTYPE_BYTES, gib
 
 HOST_FACTORS = ("pcie_bytes_per_s", "host_update_params_per_s")

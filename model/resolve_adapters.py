@@ -8,7 +8,7 @@ from tunecast.catalogs.errors import InputError, NotSupportedError, UnknownNameE
 from tunecast.model.architecture import Architecture
 from tunecast.model.resolve_parallel import Fields
 from tunecast.model.root_modules import root_modules
-from tunecast.model.stacks import stack_defaults
+from tunecast.model.stacks import DTYPE_ALIASES, DTYPES, one_of, stack_defaults
 
 ADAPTER_SWITCHES = ("use_dora", "use_rslora", "lora_bias")
 WHOLE_WEIGHTS = ("none", "ddp", "zero1", "zero2")
@@ -27,6 +27,7 @@ def take_variants(fields: Fields, architecture: Architecture, whole_number: Any)
         fields.values[name] = bool(fields.take(name, False, "stack-default"))
     asked = fields.take("modules_to_save", (), "stack-default")
     fields.values["modules_to_save"] = saved_modules(architecture, asked)
+    take_saved_dtype(fields)
     if fields.values["modules_to_save"] and fields.values["loss_type"] != "nll":
         raise NotSupportedError(
             f"--modules-to-save with --loss-type {fields.values['loss_type']} is not built yet; use --loss-type nll."
@@ -111,6 +112,26 @@ def saved_modules(architecture: Architecture, asked: Any) -> tuple[str, ...]:
                 "module to save", name, roots, hint=f"{architecture.name} has {' and '.join(roots)}."
             )
     return tuple(name for name in roots if name in names)
+
+
+def take_saved_dtype(fields: Fields) -> None:
+    """Storage of modules trained whole: their base's, or what the stack casts all trained parameters to."""
+    values = fields.values
+    by_stack = stack_defaults(values["stack"], values["method"]).get("modules_to_save_dtype")
+    said = fields.take("modules_to_save_dtype", by_stack, "stack-default")
+    if not values["modules_to_save"]:
+        if fields.origins["modules_to_save_dtype"] == "cli":
+            raise InputError("--modules-to-save-dtype needs --modules-to-save; add it, or leave both out.")
+        fields.put("modules_to_save_dtype", None, "stack-default")
+        return
+    if said is not None:
+        values["modules_to_save_dtype"] = one_of("modules-to-save-dtype", DTYPE_ALIASES.get(said, said), DTYPES)
+    chosen = values["modules_to_save_dtype"] or values["dtype"]
+    if chosen == "fp16" and values["precision"] == "fp16-autocast":
+        if fields.origins["modules_to_save_dtype"] == "cli":
+            raise InputError("A gradient scaler refuses fp16 gradients; use --modules-to-save-dtype fp32.")
+        fields.put("modules_to_save_dtype", "fp32", "stack-default")
+        fields.notes.append("Modules trained whole are taken as fp32: a gradient scaler refuses fp16 gradients.")
 
 
 def take_checkpoints(fields: Fields, whole_number: Any) -> None:

@@ -45,8 +45,9 @@ def head_adapter_sizes(architecture: Architecture, run: Run) -> Sizes:
 
 
 def saved_sizes(architecture: Architecture, run: Run) -> tuple[Sizes, Sizes]:
-    """The table before the layers and the head after them, where they are trained whole beside adapters."""
+    """The table before the layers and the head after them with its bias, where they are trained whole."""
     table = ((architecture.vocab_size, architecture.hidden_size),)
+    head = (*table, (architecture.vocab_size, 0)) if architecture.head_bias else table
     before = table if architecture.has_entry and architecture.embedding_module in run.modules_to_save else ()
-    after = table if architecture.has_exit and architecture.head_module in run.modules_to_save else ()
+    after = head if architecture.has_exit and architecture.head_module in run.modules_to_save else ()
     return before, after

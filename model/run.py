@@ -30,6 +30,8 @@ class Run:
     modules_to_save: tuple[str, ...] = ()
     """Of the table of tokens and the head (the model's own names), those trained whole beside the adapters; PEFT keeps
     their originals too."""
+    modules_to_save_dtype: str | None = None
+    """Storage of those copies; None: the base's `dtype`, as PEFT makes them."""
     adapter_dtype: str = "fp32"
     """Storage of adapter weights, gradients and optimizer state: ``fp32``, ``bf16`` or ``fp16``."""
     dtype: str = "bf16"
@@ -139,6 +141,11 @@ class Run:
     def four_bit_dtype(self) -> str:
         """The dtype in which a 4-bit base multiplies."""
         return self.bnb_4bit_compute_dtype or self.compute_dtype
+
+    @property
+    def saved_dtype(self) -> str:
+        """Storage of modules trained whole beside adapters."""
+        return self.modules_to_save_dtype or self.dtype
 
     @property
     def product_dtype(self) -> str:

@@ -9,20 +9,14 @@ from tunecast.catalogs.models import find_model
 from tunecast.model.amount import Amount
 from tunecast.model.architecture import Architecture
 from tunecast.model.operation import Phase
-from tunecast.model.optimizer import (
-    ADAM_STATES,
-    Trained,
-    bnb_state_bytes,
-    optimizer_state_bytes,
-    trainable_params,
-    trained_dtype,
-)
+from tunecast.model.optimizer import ADAM_STATES, bnb_state_bytes, optimizer_state_bytes
 from tunecast.model.optimizer_bnb import BITSANDBYTES
 from tunecast.model.phases import Work
 from tunecast.model.run import Run
 from tunecast.model.stacks import load_stacks
 from tunecast.model.step_source import StepSource, operations_of
 from tunecast.model.time import StepTime
+from tunecast.model.trained import Trained, trained_dtype, trained_tensors, whole_bytes
 from tunecast.model.units import DTYPE_BYTES
 from tunecast.model.whole_run_options import WholeRunOptions
 
@@ -41,9 +35,10 @@ def published_bytes(name: str, total_params: int) -> float:
 
 
 @lru_cache(maxsize=1024)
-def trained_and_state(architecture: Architecture, run: Run) -> tuple[int, float]:
-    """(trained parameters, bytes of the optimizer's state as a checkpoint holds it, paged or not), by formula."""
-    return trainable_params(architecture, run), float(optimizer_state_bytes(architecture, run, platform="cpu"))
+def trained_and_state(architecture: Architecture, run: Run) -> tuple[float, float]:
+    """Bytes of what trains, and of the optimizer's state as a checkpoint holds it, paged or not, by formula."""
+    saved = whole_bytes(trained_tensors(architecture, run), trained_dtype(run))
+    return float(saved), float(optimizer_state_bytes(architecture, run, platform="cpu"))
 
 
 def traced_state_bytes(run: Run, trained: int) -> float:
@@ -84,11 +79,10 @@ def work_of(
 ) -> Work:
     """The amounts of one run; `forward_frac` is the forward pass over the whole step, in time."""
     if source is None:
-        trained, state_bytes = trained_and_state(architecture, run)
+        saved, state_bytes = trained_and_state(architecture, run)
     else:
         trained = source(architecture, run, platform).trainable_params
-        state_bytes = traced_state_bytes(run, trained)
-    saved = float(trained * DTYPE_BYTES[trained_dtype(run)])
+        saved, state_bytes = float(trained * DTYPE_BYTES[trained_dtype(run)]), traced_state_bytes(run, trained)
     tokens = float(amount.steps * run.tokens_per_step)
     return Work(
         steps=amount.steps,

@@ -35,16 +35,18 @@ from dataclasses import dataclass, replace
 from tunecast.model.architecture import Architecture
 from tunecast.model.memory_static import layer_packed_bytes, layer_weight_bytes, root_weight_bytes
 from tunecast.model.operation import Kind, Operation, Phase
-from tunecast.model.optimizer import (
-    ADAM_STATES,
+from tunecast.model.optimizer import ADAM_STATES
+from tunecast.model.run import Run
+from tunecast.model.trained import (
     Trained,
     adapter_tensors,
     base_tensors,
+    by_dtype,
     gradient_dtype,
     trained_dtype,
     trained_tensors,
+    whole_bytes,
 )
-from tunecast.model.run import Run
 from tunecast.model.units import DTYPE_BYTES, MIB
 
 DDP_BUCKET_BYTES = 25 * MIB
@@ -110,13 +112,15 @@ def zero_master_bytes(architecture: Architecture, run: Run) -> int:
     With 2 bytes of weights and 2 of gradients these make the paper's 16 bytes per parameter (arXiv 1910.02054,
     section 3.1). Nothing for parameters that are fp32 already.
     """
-    dtype = trained_dtype(run)
-    if run.sharding not in ZERO or run.num_gpus == 1 or DTYPE_BYTES[dtype] == DTYPE_BYTES["fp32"]:
+    if run.sharding not in ZERO or run.num_gpus == 1:
         return 0
-    wider = DTYPE_BYTES["fp32"] - DTYPE_BYTES[dtype]
     moments = ADAM_STATES if run.optim in FULL_STATES else 0
-    elements = sum(tensor.elements for tensor in trained_tensors(architecture, run))
-    return elements * (DTYPE_BYTES["fp32"] + moments * wider)
+    added = 0
+    for dtype, tensors in by_dtype(trained_tensors(architecture, run), trained_dtype(run)):
+        wider = DTYPE_BYTES["fp32"] - DTYPE_BYTES[dtype]
+        elements = sum(tensor.elements for tensor in tensors)
+        added += elements * (DTYPE_BYTES["fp32"] + moments * wider) * (wider > 0)
+    return added
 
 
 def share(n_bytes: int, num_gpus: int) -> int:
@@ -136,7 +140,7 @@ def layer_bytes(architecture: Architecture, run: Run) -> int:
 
 def layer_trained_bytes(tensors: list[Trained], run: Run) -> int:
     """Bytes of trained tensors, in the dtype their gradients have."""
-    return DTYPE_BYTES[gradient_dtype(run)] * sum(tensor.elements for tensor in tensors)
+    return whole_bytes(tensors, gradient_dtype(run))
 
 
 def largest_layer_gradient_bytes(architecture: Architecture, run: Run) -> int:

@@ -16,10 +16,10 @@ from tunecast.model.flops import executed_flops_per_step, model_flops_per_step
 from tunecast.model.inventory import ordered, sharded_update, step_operations, total_flops
 from tunecast.model.memory import MemoryForecast, MemoryOverheads, Parts, Place, memory_timeline
 from tunecast.model.operation import Kind, Operation, Phase
-from tunecast.model.optimizer import trainable_params
 from tunecast.model.parallel import is_split
 from tunecast.model.run import Run
 from tunecast.model.sharding import communication_operations
+from tunecast.model.trained import trainable_params
 
 PROVEN_UNKNOWN = ("none", "ddp", "zero1", "zero2")
 """Shardings that need no shapes of whole layers: only what is trained."""

@@ -57,6 +57,7 @@ RUN: Group = {
     "use_rslora": _run(bool, "Rank-stabilised scaling; costs nothing.", "--use-rslora/--no-use-rslora"),
     "lora_bias": _run(bool, "A trained bias on each lora_B.", "--lora-bias/--no-lora-bias"),
     "modules_to_save": _run(str, "Trained whole beside the adapters.", metavar="embed_tokens,lm_head"),
+    "modules_to_save_dtype": _run(str, "Storage of those; else the base's.", metavar="fp32|bf16|fp16"),
     "adapter_dtype": _run(str, "Storage of the adapters.", metavar="fp32|bf16|fp16"),
     "max_length": _run(int, "Tokens per sample after padding or packing.", metavar="N"),
     "per_device_train_batch_size": _run(int, "Samples per GPU and forward pass.", metavar="N"),

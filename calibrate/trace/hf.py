@@ -215,7 +215,7 @@ def quantize_linears(model: Any, run: Run) -> None:
 
 
 def attach_adapters(model: Any, run: Run) -> Any:
-    """PEFT's LoRA on the target modules, the base frozen, adapters stored in ``run.adapter_dtype``."""
+    """PEFT's LoRA on the target modules, the base frozen, adapters and modules trained whole in the run's dtypes."""
     import peft
 
     refuse_routers(model, run)
@@ -231,8 +231,9 @@ def attach_adapters(model: Any, run: Run) -> Any:
         task_type="CAUSAL_LM",
     )
     model = peft.get_peft_model(model, config, autocast_adapter_dtype=run.adapter_dtype == "fp32")
-    wanted = torch_dtype(run.adapter_dtype)
-    for parameter in model.parameters():
+    adapter, saved = torch_dtype(run.adapter_dtype), torch_dtype(run.saved_dtype)
+    for name, parameter in model.named_parameters():
+        wanted = saved if ".modules_to_save." in name else adapter
         if parameter.requires_grad and parameter.dtype != wanted:
             parameter.data = parameter.data.to(wanted)
     return model

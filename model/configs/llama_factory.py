@@ -104,6 +104,8 @@ def _four_bit(source: Source, draft: Draft) -> None:
 
 def _precision(source: Source, draft: Draft) -> None:
     full = draft.options["method"] == "full"
+    if source.has("additional_target"):
+        draft.put("modules_to_save_dtype", "bf16" if source.on("pure_bf16") else "fp32")
     if source.on("pure_bf16"):
         draft.put("dtype", "bf16", "pure_bf16")
         draft.put("precision", "bf16", "pure_bf16")

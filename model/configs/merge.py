@@ -11,6 +11,7 @@ from tunecast.model.configs.run_file import RunFile
 AMOUNTS = ("tokens", "num_samples", "max_steps", "dataset")
 _ADAPTER = (
     "lora_r", "lora_target_modules", "lora_dropout", "adapter_dtype", "use_dora", "use_rslora", "modules_to_save",
+    "modules_to_save_dtype",
 )  # fmt: skip
 _QUANTIZED = ("quant_method", "bnb_4bit_quant_type", "double_quant")
 _KEPT = {"lora": _ADAPTER, "qlora": (*_ADAPTER, *_QUANTIZED), "full": ()}

@@ -185,6 +185,7 @@ def settle_spread(draft: Draft) -> None:
 
 
 def _deepspeed_casts(draft: Draft, dtype: str) -> None:
+    draft.drop("modules_to_save_dtype")
     for name, value in (("dtype", dtype), ("precision", dtype), ("adapter_dtype", dtype)):
         if name != "adapter_dtype" or draft.options.get("method") != "full":
             draft.put(name, value)

@@ -43,6 +43,7 @@ RUN = {
     "--lora-bias",
     "--no-lora-bias",
     "--modules-to-save",
+    "--modules-to-save-dtype",
     "--reentrant",
     "--no-reentrant",
     "--optim",

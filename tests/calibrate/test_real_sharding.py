@@ -11,10 +11,10 @@ from tunecast.model.architecture import Architecture
 from tunecast.model.architectures import architecture_from_config
 from tunecast.model.memory import MemoryForecast, memory_timeline
 from tunecast.model.memory_static import root_weight_bytes
-from tunecast.model.optimizer import trained_tensors
 from tunecast.model.resolve import resolve_run
 from tunecast.model.run import Run
 from tunecast.model.sharding import layer_bytes
+from tunecast.model.trained import trained_tensors
 
 PROCESSES = 2
 BLOCK_BYTES = 512

@@ -13,9 +13,9 @@ from tunecast.model.architectures import architecture_from_config
 from tunecast.model.inventory import step_operations
 from tunecast.model.memory import memory_timeline
 from tunecast.model.operation import Operation
-from tunecast.model.optimizer import trainable_params
 from tunecast.model.resolve import resolve_run
 from tunecast.model.run import Run
+from tunecast.model.trained import trainable_params
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama-3.1-8b": {

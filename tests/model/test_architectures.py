@@ -12,8 +12,8 @@ from tunecast.catalogs.errors import InputError, NotSupportedError, UnknownNameE
 from tunecast.catalogs.models import load_models
 from tunecast.model.architectures import architecture_from_config, architecture_from_row, load_architecture
 from tunecast.model.families import FAMILIES
-from tunecast.model.optimizer import trainable_params
 from tunecast.model.resolve import resolve_run
+from tunecast.model.trained import trainable_params
 
 BUILT = {name for family in FAMILIES.values() for name in family.classes}
 BUILT_ROWS = [row for row in load_models().values() if row.architecture_class in BUILT]

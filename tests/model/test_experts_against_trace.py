@@ -14,8 +14,8 @@ from tunecast.model.architectures import architecture_from_config, load_architec
 from tunecast.model.families_experts import EXPERT_FAMILIES
 from tunecast.model.flops import executed_flops_per_step, model_flops_per_step
 from tunecast.model.memory import memory_timeline
-from tunecast.model.optimizer import trainable_params
 from tunecast.model.resolve import resolve_run
+from tunecast.model.trained import trainable_params
 
 BASE: dict[str, Any] = {
     "hidden_size": 512, "intermediate_size": 768, "num_hidden_layers": 2, "num_attention_heads": 8,

@@ -11,8 +11,8 @@ from tunecast.model.architectures import architecture_from_config, load_architec
 from tunecast.model.experts_modules import in_modules, of_age
 from tunecast.model.flops import executed_flops_per_step, model_flops_per_step
 from tunecast.model.memory import memory_timeline
-from tunecast.model.optimizer import trainable_params
 from tunecast.model.resolve import resolve_run
+from tunecast.model.trained import trainable_params
 from tunecast.model.units import gib
 
 STACKED = load_architecture("mistralai/Mixtral-8x7B-v0.1")

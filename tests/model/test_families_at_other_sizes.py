@@ -16,8 +16,8 @@ from tunecast.model.architectures import architecture_from_config, load_architec
 from tunecast.model.inventory import step_operations
 from tunecast.model.memory import memory_timeline
 from tunecast.model.operation import Kind, Operation, Phase
-from tunecast.model.optimizer import trainable_params
 from tunecast.model.resolve import resolve_run
+from tunecast.model.trained import trainable_params
 
 BASE: dict[str, Any] = {
     "hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 2, "num_attention_heads": 12,

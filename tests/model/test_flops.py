@@ -10,9 +10,9 @@ from tunecast.model.architecture import Architecture
 from tunecast.model.flops import executed_flops_per_step, model_flops_per_step
 from tunecast.model.inventory import step_operations, total_flops
 from tunecast.model.operation import Kind, Phase
-from tunecast.model.optimizer import trainable_params
 from tunecast.model.primitives import attention_flops
 from tunecast.model.run import Run
+from tunecast.model.trained import trainable_params
 
 Make = Callable[..., Architecture]
 RunOf = Callable[..., Run]

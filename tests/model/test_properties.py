@@ -15,10 +15,10 @@ from tunecast.model.architecture import Architecture
 from tunecast.model.architectures import load_architecture
 from tunecast.model.forecast_json import run_with_origins
 from tunecast.model.memory import PARTS, memory_timeline
-from tunecast.model.optimizer import trainable_params
 from tunecast.model.resolve import resolve_run
 from tunecast.model.run import Run
 from tunecast.model.sharding import zero_master_bytes
+from tunecast.model.trained import trainable_params
 
 MODELS = (
     "HuggingFaceTB/SmolLM2-135M", "Qwen/Qwen3-0.6B", "google/gemma-2-2b", "google/gemma-3-1b-pt", "microsoft/phi-2",

@@ -12,8 +12,8 @@ from tunecast.model.architecture import Architecture
 from tunecast.model.architectures import architecture_from_config
 from tunecast.model.flops import model_flops_per_step
 from tunecast.model.inventory import step_operations
-from tunecast.model.optimizer import trainable_params
 from tunecast.model.resolve import resolve_run
+from tunecast.model.trained import trainable_params
 
 VOCAB, HIDDEN = 8192, 512
 SMALL = {

@@ -13,8 +13,8 @@ from tunecast.model.architectures import architecture_from_config
 from tunecast.model.inventory import step_operations
 from tunecast.model.memory import MemoryForecast, memory_timeline
 from tunecast.model.operation import Kind, Operation, Phase
-from tunecast.model.optimizer import trainable_params
 from tunecast.model.run import Run
+from tunecast.model.trained import trainable_params
 
 RunOf = Callable[..., Run]
 SMALL = {

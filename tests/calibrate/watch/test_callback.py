@@ -13,8 +13,8 @@ from tunecast.calibrate.watch.clock import StepClock
 from tunecast.calibrate.watch.reading import read_job
 from tunecast.calibrate.watch.record import read_run_record
 from tunecast.catalogs.errors import InputError, NotSupportedError
-from tunecast.model.optimizer import trainable_params
 from tunecast.model.resolve import resolve_run
+from tunecast.model.trained import trainable_params
 from tunecast.run_validation import validate_run
 
 torch = pytest.importorskip("torch")
