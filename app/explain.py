@@ -93,6 +93,7 @@ ORIGINS = {
     "file": "the training file",
     "stack-default": "default of the stack or framework",
     "assumed": "assumed",
+    "searched": "chosen among what fits",
 }
 
 

@@ -186,7 +186,7 @@ def _search(
     job = Job(
         architecture=asked.architecture,
         options=shared,
-        option_origins=asked.origins,
+        option_origins=asked.origins if asked.options.get("method") else {**asked.origins, "method": "assumed"},
         methods=methods or (str(asked.options.get("method") or ASSUMED["method"]),),
         counts=usable,
         batch=total,

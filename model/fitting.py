@@ -210,7 +210,7 @@ def question_that_fits(question: Question, target: Target, dimension: str) -> tu
         found = largest_micro_batch(question.architecture, run, target, question.source)
     if found == 0:
         return changed(question, {dimension: 1}), f"--{flag} 1 does not fit on {target.id} either"
-    origins = {**question.option_origins, dimension: "assumed"}
+    origins = {**question.option_origins, dimension: "searched"}
     note = f"--{flag} {found} is the largest that fits on {target.id}"
     return replace(changed(question, {dimension: found}), option_origins=origins), note
 

@@ -42,7 +42,7 @@ class Forecast:
     architecture: Architecture
     run: Run
     run_origins: dict[str, str]
-    """Origin of every run field: ``cli``, ``file``, ``stack-default`` or ``assumed``."""
+    """Origin of every run field: ``cli``, ``file``, ``stack-default``, ``assumed`` or ``searched``."""
     fits: bool | None
     fit_probability: float | None
     verdict: str | None

@@ -122,11 +122,17 @@ def _on_demand(question: Question, target: Target, num_gpus: int) -> Price | Non
     return found[0] if found else None
 
 
-def offer_notes(offer: Mapping[str, Any] | None, *more: str) -> tuple[str, ...]:
-    """What makes the job's price other than GPUs times the price of one; `more` are words of others to tell."""
+TOLD = (
+    "whole instances", "lowest ask", "median ask", "separate machines", "the price is", "the whole term",
+    "one-GPU listing", "machine size is not stated",
+)  # fmt: skip
+"""Words of an offer's notes that concern whoever pays."""
+
+
+def offer_notes(offer: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """What makes the job's price other than GPUs times the price of one, or doubtful."""
     notes = [] if offer is None else offer.get("notes", [])
-    told = ("whole instances", "lowest ask", "median ask", "separate machines", "the price is", "the whole term")
-    return tuple(note for note in notes if any(words in note for words in (*told, *more)))
+    return tuple(note for note in notes if any(words in note for words in TOLD))
 
 
 def whole_notes(whole: WholeRun, options: WholeRunOptions) -> tuple[str, ...]:

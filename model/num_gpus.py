@@ -68,7 +68,7 @@ def with_count(question: Question, count: int) -> Question:
     options: dict[str, Any] = {**question.options, "num_gpus": count}
     if count == 1 and options.get("sharding") is not None:
         del options["sharding"]
-    return replace(question, options=options, option_origins={**question.option_origins, "num_gpus": "assumed"})
+    return replace(question, options=options, option_origins={**question.option_origins, "num_gpus": "searched"})
 
 
 def likely_fits(question: Question, target: Target) -> bool | None:

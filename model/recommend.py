@@ -238,12 +238,21 @@ def hours(value_h: float) -> str:
 
 def full_forecast(question: Question, search: Search, candidate: Candidate) -> Forecast:
     """The candidate with intervals, origins and its whole run from its own offer."""
-    asked = replace(question, options={**question.options, **candidate.plan.options}, price_book=book_of(()))
+    chosen = [name for name in candidate.plan.options if name not in question.options]
+    origins = {**question.option_origins, **dict.fromkeys(chosen, "searched")}
+    if len(search.job.methods) == 1:
+        origins["method"] = question.option_origins.get("method", "cli")
+    asked = replace(
+        question,
+        options={**question.options, **candidate.plan.options},
+        option_origins=origins,
+        price_book=book_of(()),
+    )
     result = forecast(asked, candidate.target)
     whole = whole_of(
         search, result.run, candidate.target, result.step_time_s, candidate.price, _on_demand(search, candidate)
     )
-    told = offer_notes(candidate.price.offer, "one-GPU listing", "machine size is not stated")
+    told = offer_notes(candidate.price.offer)
     return replace(
         result,
         phases_h=whole.phases_h,

@@ -267,6 +267,7 @@ def _check(options: WholeRunOptions) -> None:
         raise InputError("--owned and --spot exclude each other: nobody takes your own machine away.")
     if options.spot and options.train_only and options.restart_min is None:
         raise InputError("--train-only leaves out the start-up that a restart repeats: add --restart-min 10, say.")
+    _check_train_only(options)
     _check_machines(options)
     if options.eval_steps is not None and options.eval_samples is None:
         raise InputError("--eval-steps needs to know how much is evaluated; add for example --eval-samples 500.")
@@ -275,6 +276,16 @@ def _check(options: WholeRunOptions) -> None:
     for name in ("interruption_rate_per_month", "checkpoint_interval_min", "restart_min"):
         if getattr(options, name) is not None and not options.spot:
             raise InputError(f"{flag(name)} is about interruptible machines; add --spot.")
+
+
+def _check_train_only(options: WholeRunOptions) -> None:
+    """What would add a phase says nothing about the training alone."""
+    phases = ("prepare", "dataset_gb", "data_location", "eval_samples", "merge", "export", "upload", "phase_min")
+    asked = [name for name in (*phases, "phase_machine") if getattr(options, name)]
+    if options.train_only and asked:
+        raise InputError(
+            f"--train-only counts the training alone, so {flag(asked[0])} would change nothing; leave one of them out."
+        )
 
 
 def _check_machines(options: WholeRunOptions) -> None:
@@ -290,7 +301,7 @@ def _check_machines(options: WholeRunOptions) -> None:
     ask = {"evaluate": "--eval-samples 500", "export": "--export q4", "deploy": "--merge, --export or --upload"}
     for name in options.phase_machine:
         by_hand = any(options.phase_min.get(phase) for phase in MACHINE_PHASES[name])
-        if not (counted[name] or by_hand or options.train_only):
+        if not (counted[name] or by_hand):
             raise InputError(
                 f"--phase-machine {name} has nothing to do, as this run counts no such phase: "
                 f"add {ask.get(name, f'--{name}')}."

@@ -7,19 +7,26 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tunecast.cli.completion import NAMES, choices
 from tunecast.cli.options import Json, Prices
 
 if TYPE_CHECKING:
     from tunecast.catalogs.price_book import PriceBook
 
 OF_PRICES = "Prices"
+FACTS = "gpus|models|prices"
 
 
 def catalog(
-    what: Annotated[str, typer.Argument(metavar="gpus|models|prices", help="Which facts.")],
+    what: Annotated[str, typer.Argument(metavar=FACTS, help="Which facts.", autocompletion=choices(FACTS))],
     gpu: Annotated[
         list[str] | None,
-        typer.Option(help="Prices of this GPU only; repeatable.", metavar="ID", rich_help_panel=OF_PRICES),
+        typer.Option(
+            help="Prices of this GPU only; repeatable.",
+            metavar="ID",
+            rich_help_panel=OF_PRICES,
+            autocompletion=NAMES["gpu"],
+        ),
     ] = None,
     prices: Prices = None,
     refresh: Annotated[

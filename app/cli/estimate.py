@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,40 +16,36 @@ from tunecast.cli.options import (
     THE_RUN,
     Json,
     Model,
-    Prices,
-    ShareHost,
-    UsdPerGpuHour,
+    cards,
+    of_cards,
     with_groups,
 )
 from tunecast.cli.options_whole_run import DEADLINE, WHOLE_RUN
 
 if TYPE_CHECKING:
     from tunecast.explain import Term
+    from tunecast.model.forecast import Forecast
 
 
-@with_groups(run_options=RUN | FILE, amount=AMOUNT, parallel=PARALLEL, around=WHOLE_RUN | DEADLINE)
+CARDS = cards("Catalog id or everyday name; repeatable. Default: all.", "ID|all|cpu|mock:ID")
+
+
+@with_groups(run_options=RUN | FILE, amount=AMOUNT, parallel=PARALLEL, machine=CARDS, around=WHOLE_RUN | DEADLINE)
 def estimate(
     model: Model,
     run_options: dict[str, Any],
     amount: dict[str, Any],
     parallel: dict[str, Any],
+    machine: dict[str, Any],
     around: dict[str, Any],
-    gpu: Annotated[
-        list[str] | None,
+    share_host: Annotated[
+        bool,
         typer.Option(
-            help="Catalog id or everyday name; repeatable. Default: all.",
-            metavar="ID|all|cpu|mock:ID",
-            show_default=False,
+            "--share-host",
+            help="The record's machine and software are those of the GPUs asked for.",
             rich_help_panel=THE_MACHINE,
         ),
-    ] = None,
-    record: Annotated[
-        list[Path] | None,
-        typer.Option(help="Calibration record of a device; repeatable.", metavar="FILE", rich_help_panel=THE_MACHINE),
-    ] = None,
-    share_host: ShareHost = False,
-    usd_per_gpu_hour: UsdPerGpuHour = None,
-    prices: Prices = None,
+    ] = False,
     achieved_tflops: Annotated[
         float | None,
         typer.Option(
@@ -91,11 +86,8 @@ def estimate(
     if exact:
         quiet_libraries()
     asked: dict[str, Any] = {
-        "gpu": gpu or ["all"],
-        "records": record or [],
+        **of_cards(machine, gpu=["all"]),
         "share_host": share_host,
-        "usd_per_gpu_hour": usd_per_gpu_hour,
-        "prices": prices or [],
         "achieved_tflops": achieved_tflops,
         **run_options,
         **amount,
@@ -107,6 +99,25 @@ def estimate(
     with told_on_stderr(True) as told:
         forecasts = api.estimate(model, told=told, **searching, **asked)
     show_forecasts(forecasts, as_json=as_json, terms=terms)
+    _refuse_late(forecasts, around.get("deadline"))
+
+
+def _refuse_late(forecasts: Sequence[Forecast], deadline: str | None) -> None:
+    """Code 3 when a deadline was given and no card keeps it, as with any other demand that nothing meets."""
+    if deadline is None:
+        return
+    from tunecast.cli.guard import THE_ANSWER_IS_NO, fail
+    from tunecast.model.num_gpus import parse_hours
+    from tunecast.tables import duration
+
+    took = {f"{one.run.num_gpus} x {one.gpu}": one.total_time_h.value for one in forecasts if one.total_time_h}
+    if took and min(took.values()) > parse_hours(deadline):
+        fastest = min(took, key=lambda name: took[name])
+        fail(
+            f"No run is done within --deadline {deadline}: the fastest, {fastest}, takes {duration(took[fastest])}; "
+            "allow more time, name other cards with --gpu, or type tunecast recommend.",
+            THE_ANSWER_IS_NO,
+        )
 
 
 def _terms(model: str, asked: Mapping[str, Any], searching: Mapping[str, Any]) -> list[Term]:

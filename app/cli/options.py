@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from tunecast.cli.completion import NAMES, Completion, choices
 
 Group = dict[str, Any]
 """Parameter name to annotated type."""
@@ -28,9 +30,24 @@ THE_AMOUNT = "The amount of data"
 THE_MACHINE = "The machine"
 
 
-def option(kind: Any, help_text: str, *names: str, panel: str, metavar: str | None = None) -> Any:
-    """An optional option; None means the user did not give it."""
-    return Annotated[kind | None, typer.Option(*names, help=help_text, metavar=metavar, rich_help_panel=panel)]
+def option(
+    kind: Any,
+    help_text: str,
+    *names: str,
+    panel: str | None,
+    metavar: str | None = None,
+    completion: Completion | None = None,
+) -> Any:
+    """An optional option; None means the user did not give it. A shell completes the choices that `metavar` lists."""
+    how = typer.Option(
+        *names,
+        help=help_text,
+        metavar=metavar,
+        rich_help_panel=panel,
+        show_default=False,
+        autocompletion=completion or choices(metavar),
+    )
+    return Annotated[kind | None, how]
 
 
 def num_gpus(text: str) -> int | str:
@@ -75,12 +92,14 @@ RUN: Group = {
         bool, "Keep checkpoints in host memory.", "--activation-offloading/--no-activation-offloading"
     ),
     "reentrant": _run(bool, "The reentrant kind of checkpointing.", "--reentrant/--no-reentrant"),
-    "optim": _run(str, "Optimizer, by its Transformers name.", metavar="NAME"),
+    "optim": _run(str, "Optimizer, by its Transformers name.", metavar="NAME", completion=NAMES["optim"]),
     "optimizer_in_backward": _run(
         bool, "Update each tensor as its gradient comes.", "--optimizer-in-backward/--no-optimizer-in-backward"
     ),
-    "attn_implementation": _run(str, "Attention, by its Transformers name.", metavar="NAME"),
-    "loss_type": _run(str, "Loss path; nll holds the full logits.", metavar="NAME"),
+    "attn_implementation": _run(
+        str, "Attention, by its Transformers name.", metavar="NAME", completion=NAMES["attn_implementation"]
+    ),
+    "loss_type": _run(str, "Loss path; nll holds the full logits.", metavar="NAME", completion=NAMES["loss_type"]),
     "hf_code": _run(str, "Age of transformers and PEFT.", metavar="5|4.46|4.45"),
     "fused_kernels": _run(str, "Parts that run as one kernel each.", metavar="none|rms_norm,rope,..."),
     "fp8": _run(str, "Layers multiply in 8-bit floats.", metavar="none|te|torchao|megatron|..."),
@@ -103,7 +122,7 @@ RUN: Group = {
     ),
     "torch_compile": _run(bool, "Layers and loss are compiled.", "--torch-compile/--no-torch-compile"),
     "compile_loss": _run(bool, "With --torch-compile: the loss too.", "--compile-loss/--no-compile-loss"),
-    "stack": _run(str, "Software stack whose defaults apply.", metavar="NAME"),
+    "stack": _run(str, "Software stack whose defaults apply.", metavar="NAME", completion=NAMES["stack"]),
     "allow_long_context": Annotated[
         bool,
         typer.Option("--allow-long-context", help="Allow a length beyond the model's.", rich_help_panel=THE_RUN),
@@ -113,7 +132,13 @@ RUN: Group = {
 PARALLEL: Group = {
     "num_gpus": Annotated[
         str | None,
-        typer.Option(parser=num_gpus, help="GPUs of the whole job.", metavar="N|auto", rich_help_panel=THE_MACHINE),
+        typer.Option(
+            parser=num_gpus,
+            help="GPUs of the whole job.",
+            metavar="N|auto",
+            rich_help_panel=THE_MACHINE,
+            autocompletion=choices("N|auto"),
+        ),
     ],
     "sharding": _machine(str, "How the job is spread.", metavar="none|ddp|zero1|zero2|zero3|fsdp|fsdp-grad-op|hsdp"),
     "tp": _machine(int, "Tensor parallel: GPUs that split every matrix.", metavar="N"),
@@ -158,7 +183,11 @@ AMOUNT: Group = {
 
 FILE: Group = {
     "config_format": option(
-        str, "Format of a training file, where its fields do not say.", panel=THE_RUN, metavar="NAME"
+        str,
+        "Format of a training file, where its fields do not say.",
+        panel=THE_RUN,
+        metavar="NAME",
+        completion=NAMES["config_format"],
     ),
     "accelerate": option(str, "accelerate's file beside a training file.", panel=THE_RUN, metavar="FILE"),
     "deepspeed": option(str, "DeepSpeed's file beside a training file.", panel=THE_RUN, metavar="FILE"),
@@ -170,6 +199,7 @@ Model = Annotated[
         help="Hub id of a catalog model, a local config.json, or a training file (.yaml of axolotl, TRL, ...).",
         metavar="MODEL",
         show_default=False,
+        autocompletion=NAMES["model"],
     ),
 ]
 Device = Annotated[
@@ -188,18 +218,24 @@ Prices = Annotated[
         rich_help_panel=THE_MACHINE,
     ),
 ]
-UsdPerGpuHour = Annotated[
-    float | None,
-    typer.Option(help="Price to use instead of the catalog's.", metavar="X", rich_help_panel=THE_MACHINE),
-]
-ShareHost = Annotated[
-    bool,
-    typer.Option(
-        "--share-host",
-        help="The record's machine and software are those of the GPUs asked for.",
-        rich_help_panel=THE_MACHINE,
-    ),
-]
+
+
+def cards(help_text: str, metavar: str, *, several: bool = True) -> Group:
+    """Which cards, their records and their prices."""
+    return {
+        "gpu": _machine(list[str] if several else str, help_text, metavar=metavar, completion=NAMES["gpu"]),
+        "record": _machine(list[Path], "Calibration record of a device; repeatable.", metavar="FILE"),
+        "usd_per_gpu_hour": _machine(float, "Price to use instead of the catalog's.", metavar="X"),
+        "prices": Prices,
+    }
+
+
+def of_cards(given: Mapping[str, Any], **defaults: Any) -> dict[str, Any]:
+    """The options of `cards` as the Python functions name them."""
+    named = {"records" if name == "record" else name: value for name, value in given.items()}
+    return {**defaults, **named}
+
+
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout instead of a table.")]
 
 

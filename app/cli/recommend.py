@@ -7,19 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tunecast.cli.options import (
-    AMOUNT,
-    FILE,
-    PARALLEL,
-    RUN,
-    THE_MACHINE,
-    Json,
-    Model,
-    Prices,
-    UsdPerGpuHour,
-    option,
-    with_groups,
-)
+from tunecast.cli.completion import NAMES, choices
+from tunecast.cli.options import AMOUNT, FILE, PARALLEL, RUN, Json, Model, cards, of_cards, option, with_groups
 from tunecast.cli.options_whole_run import SPOT_PANEL, WHOLE_RUN
 
 if TYPE_CHECKING:
@@ -27,6 +16,7 @@ if TYPE_CHECKING:
 
 LIMITS = "What a plan has to keep"
 ANSWER = "The answer"
+PLANS = "cheapest|balance|fastest"
 OWNED = ("owned", "electricity_usd_per_kwh", "gpu_power_w", "pue")
 """What concerns a machine of one's own, which nobody has to choose."""
 AROUND = {name: annotation for name, annotation in WHOLE_RUN.items() if name not in ("spot", *OWNED)}
@@ -39,7 +29,9 @@ SEARCH = {
     "min_fit_confidence": option(
         float, "Least probability that the run fits the card. Default: 0.9.", panel=LIMITS, metavar="P"
     ),
-    "provider": option(list[str], "Only these providers; repeatable.", panel=LIMITS, metavar="NAME"),
+    "provider": option(
+        list[str], "Only these providers; repeatable.", panel=LIMITS, metavar="NAME", completion=NAMES["provider"]
+    ),
     "region": option(list[str], "Only these regions, or their beginning; repeatable.", panel=LIMITS, metavar="NAME"),
     "purchase": option(
         list[str],
@@ -54,29 +46,18 @@ SEARCH = {
 """Options that only this command has."""
 
 
-@with_groups(run_options=RUN | FILE, amount=AMOUNT, parallel=PARALLEL, search=SEARCH, around=AROUND)
+CARDS = cards("Cards to choose among; repeatable. Default: all.", "ID")
+
+
+@with_groups(run_options=RUN | FILE, amount=AMOUNT, parallel=PARALLEL, machine=CARDS, search=SEARCH, around=AROUND)
 def recommend(
     model: Model,
     run_options: dict[str, Any],
     amount: dict[str, Any],
     parallel: dict[str, Any],
+    machine: dict[str, Any],
     search: dict[str, Any],
     around: dict[str, Any],
-    gpu: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Cards to choose among; repeatable. Default: all.",
-            metavar="ID",
-            show_default=False,
-            rich_help_panel=THE_MACHINE,
-        ),
-    ] = None,
-    record: Annotated[
-        list[Path] | None,
-        typer.Option(help="Calibration record of a card; repeatable.", metavar="FILE", rich_help_panel=THE_MACHINE),
-    ] = None,
-    prices: Prices = None,
-    usd_per_gpu_hour: UsdPerGpuHour = None,
     write: Annotated[
         list[str] | None,
         typer.Option(
@@ -87,7 +68,12 @@ def recommend(
     ] = None,
     pick: Annotated[
         str,
-        typer.Option(help="The plan that is written.", metavar="cheapest|balance|fastest", rich_help_panel=ANSWER),
+        typer.Option(
+            help="The plan that is written.",
+            metavar=PLANS,
+            rich_help_panel=ANSWER,
+            autocompletion=choices(PLANS),
+        ),
     ] = "cheapest",
     plot: Annotated[
         Path | None,
@@ -113,10 +99,7 @@ def recommend(
     with spinner("comparing plans"):
         found = recommender.recommend(
             model,
-            gpu=gpu or "all",
-            records=record or [],
-            prices=prices or [],
-            usd_per_gpu_hour=usd_per_gpu_hour,
+            **of_cards(machine),
             **search,
             **run_options,
             **amount,

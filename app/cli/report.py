@@ -9,30 +9,20 @@ from typing import Annotated, Any
 
 import typer
 
-from tunecast.cli.options import AMOUNT, FILE, PARALLEL, RUN, THE_MACHINE, Model, Prices, UsdPerGpuHour, with_groups
+from tunecast.cli.options import AMOUNT, FILE, PARALLEL, RUN, Model, cards, of_cards, with_groups
 from tunecast.cli.options_whole_run import WHOLE_RUN
 
+CARDS = cards("Cards to show; repeatable. Default: all.", "ID|all")
 
-@with_groups(run_options=RUN | FILE, amount=AMOUNT, parallel=PARALLEL, around=WHOLE_RUN)
+
+@with_groups(run_options=RUN | FILE, amount=AMOUNT, parallel=PARALLEL, machine=CARDS, around=WHOLE_RUN)
 def report(
     model: Model,
     run_options: dict[str, Any],
     amount: dict[str, Any],
     parallel: dict[str, Any],
+    machine: dict[str, Any],
     around: dict[str, Any],
-    gpu: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Cards to show; repeatable. Default: all.", metavar="ID|all", show_default=False,
-            rich_help_panel=THE_MACHINE,
-        ),
-    ] = None,
-    record: Annotated[
-        list[Path] | None,
-        typer.Option(help="Calibration record of a card; repeatable.", metavar="FILE", rich_help_panel=THE_MACHINE),
-    ] = None,
-    usd_per_gpu_hour: UsdPerGpuHour = None,
-    prices: Prices = None,
     out: Annotated[Path, typer.Option(help="Where the page goes.", metavar="FILE.html")] = Path("tunecast-report.html"),
     markdown: Annotated[
         Path | None, typer.Option(help="Write the same as Markdown too.", metavar="FILE.md")
@@ -52,11 +42,8 @@ def report(
         found = gather(
             model,
             command=shlex.join(["tunecast", *sys.argv[1:]]),
-            gpu=gpu or "all",
-            records=record or [],
             told=told,
-            usd_per_gpu_hour=usd_per_gpu_hour,
-            prices=prices or [],
+            **of_cards(machine, gpu="all"),
             **run_options,
             **amount,
             **parallel,

@@ -7,18 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tunecast.cli.options import (
-    AMOUNT,
-    FILE,
-    PARALLEL,
-    RUN,
-    THE_MACHINE,
-    Json,
-    Model,
-    Prices,
-    UsdPerGpuHour,
-    with_groups,
-)
+from tunecast.cli.completion import choices
+from tunecast.cli.options import AMOUNT, FILE, PARALLEL, RUN, Json, Model, cards, of_cards, with_groups
 from tunecast.cli.options_whole_run import WHOLE_RUN
 
 if TYPE_CHECKING:
@@ -27,28 +17,25 @@ if TYPE_CHECKING:
 THE_SWEEP = "The sweep"
 
 
-@with_groups(run_options=RUN | FILE, amount=AMOUNT, parallel=PARALLEL, around=WHOLE_RUN)
+CARD = cards("The GPU that is looked at.", "ID|mock:ID", several=False)
+ANALYSES = "tornado|what-if|size-steps|efficiency-steps|disk-load"
+METRICS = "cost|time|train|load|step|speed|memory|cost-per-million"
+
+
+@with_groups(run_options=RUN | FILE, amount=AMOUNT, parallel=PARALLEL, machine=CARD, around=WHOLE_RUN)
 def sweep(
     model: Model,
     run_options: dict[str, Any],
     amount: dict[str, Any],
     parallel: dict[str, Any],
+    machine: dict[str, Any],
     around: dict[str, Any],
-    gpu: Annotated[
-        str | None,
-        typer.Option(help="The GPU that is looked at.", metavar="ID|mock:ID", rich_help_panel=THE_MACHINE),
-    ] = None,
-    record: Annotated[
-        list[Path] | None,
-        typer.Option(help="Calibration record of that device.", metavar="FILE", rich_help_panel=THE_MACHINE),
-    ] = None,
-    usd_per_gpu_hour: UsdPerGpuHour = None,
-    prices: Prices = None,
     analysis: Annotated[
         str | None,
         typer.Option(
             help="A sweep by name. Default: tornado.",
-            metavar="tornado|what-if|size-steps|efficiency-steps|disk-load",
+            metavar=ANALYSES,
+            autocompletion=choices(ANALYSES),
             rich_help_panel=THE_SWEEP,
         ),
     ] = None,
@@ -65,7 +52,8 @@ def sweep(
         str | None,
         typer.Option(
             help="What is looked at. Default: cost, else time, else step.",
-            metavar="cost|time|train|load|step|speed|memory|cost-per-million",
+            metavar=METRICS,
+            autocompletion=choices(METRICS),
             rich_help_panel=THE_SWEEP,
         ),
     ] = None,
@@ -87,20 +75,18 @@ def sweep(
     from tunecast.plots import check_plot_path
     from tunecast.sweep import sweep as run_sweep
 
-    if gpu is None:
+    if "gpu" not in machine:
         raise InputError("A sweep looks at one GPU; add --gpu NAME, for example --gpu l40s.")
     if plot is not None:
         check_plot_path(plot)
-    options = {**run_options, **amount, **parallel, **around, "records": record or [], "prices": prices or []}
+    options = {**run_options, **amount, **parallel, **around, **of_cards(machine)}
     with counted("forecasts") as told:
         found = run_sweep(
             model,
-            gpu=gpu,
             analysis=analysis,
             over=over or (),
             metric=metric,
             told=told,
-            usd_per_gpu_hour=usd_per_gpu_hour,
             **options,
         )
     _tell(found, csv, plot, as_json)

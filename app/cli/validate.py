@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from tunecast.cli.completion import NAMES
 from tunecast.cli.options import Json
 
 
@@ -29,7 +30,10 @@ def validate(
         str | None,
         typer.Option(help="What a trainer_state.json ran: training file or model.", metavar="FILE|MODEL"),
     ] = None,
-    gpu: Annotated[str | None, typer.Option(help="What a trainer_state.json ran on.", metavar="GPU")] = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option(help="What a trainer_state.json ran on.", metavar="GPU", autocompletion=NAMES["gpu"]),
+    ] = None,
     record: Annotated[
         list[Path] | None, typer.Option(help="Forecast a single run anew from this calibration record.", metavar="FILE")
     ] = None,

@@ -1,0 +1,60 @@
+"""Demands of `estimate` and `recommend` that nothing meets, and where the fields of a chosen plan came from."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from tunecast.cli.program import program
+
+LLAMA = ("meta-llama/Llama-3.1-8B", "--method", "qlora", "--max-length", "1024", "--gpu", "l40s")
+runner = CliRunner()
+
+
+def asked(*words: str) -> Any:
+    return runner.invoke(program, list(words))
+
+
+def test_a_deadline_that_no_number_of_gpus_keeps_is_a_no() -> None:
+    done = asked("estimate", *LLAMA, "--tokens", "1B", "--num-gpus", "auto", "--deadline", "1h")
+    assert done.exit_code == 3
+    assert "No run is done within --deadline 1h: the fastest, 128 x l40s-48gb, takes" in done.stderr
+    assert "are not done within 1 h" in " ".join(done.stdout.split())
+
+
+def test_a_deadline_that_is_kept_is_a_yes() -> None:
+    done = asked("estimate", *LLAMA, "--tokens", "1M", "--num-gpus", "auto", "--deadline", "3d")
+    assert done.exit_code == 0, done.output
+
+
+@pytest.mark.parametrize("more", [("--num-gpus", "auto"), ("--max-batch",)])
+def test_what_was_searched_says_so(more: tuple[str, ...]) -> None:
+    done = asked("estimate", *LLAMA, "--tokens", "1M", "--json", *more)
+    (found,) = json.loads(done.stdout)
+    name = "num_gpus" if more[0] == "--num-gpus" else "per_device_train_batch_size"
+    assert found["run"][name]["origin"] == "searched"
+    assert found["run"]["max_length"]["origin"] == "cli"
+
+
+def test_a_recommended_plan_says_what_was_chosen_and_what_was_asked() -> None:
+    done = asked("recommend", *LLAMA, "--tokens", "1M", "--json", "--gradient-checkpointing")
+    run = json.loads(done.stdout)["cheapest"]["forecast"]["run"]
+    origins = {name: field["origin"] for name, field in run.items()}
+    chosen = ("num_gpus", "sharding", "per_device_train_batch_size", "gradient_accumulation_steps")
+    assert {origins[name] for name in chosen} == {"searched"}
+    assert {origins[name] for name in ("method", "max_length", "gradient_checkpointing")} == {"cli"}
+
+
+def test_several_methods_are_a_choice_and_none_is_assumed() -> None:
+    one = ("recommend", "meta-llama/Llama-3.2-1B", "--gpu", "l40s", "--tokens", "1M", "--json")
+    compared = json.loads(asked(*one, "--methods", "lora,qlora").stdout)["cheapest"]["forecast"]["run"]
+    assert compared["method"]["origin"] == "searched"
+    assert json.loads(asked(*one).stdout)["cheapest"]["forecast"]["run"]["method"]["origin"] == "assumed"
+
+
+def test_one_listing_taken_several_times_is_told() -> None:
+    done = asked("estimate", *LLAMA, "--tokens", "1M", "--num-gpus", "2")
+    assert "one-GPU listing times 2" in " ".join(done.stdout.split())
