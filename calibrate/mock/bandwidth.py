@@ -8,14 +8,16 @@ from tunecast.calibrate.mock.card import Card
 from tunecast.calibrate.mock.physics import MemoryPhysics, Physics
 from tunecast.calibrate.mock.work import Work
 
-REDUCTIONS = ("mean", "sum", "softmax", "norm", "nll", "amax", "logsumexp", "cross_entropy")
+SOFTMAXES = ("softmax", "logsumexp", "cross_entropy", "nll")
+REDUCTIONS = ("mean", "sum", "norm", "amax")
 STRIDED = ("cat", "clone", "contiguous", "copy_strided", "slice_backward", "transpose", "expand")
 GATHERS = ("embedding", "index", "gather", "scatter", "where")
+CLASSES = ((SOFTMAXES, "softmax"), (GATHERS, "gather"), (REDUCTIONS, "reduction"), (STRIDED, "strided"))
 
 
 def access_class(name: str) -> str:
     """How a kernel of this name walks through memory."""
-    for words, kind in ((GATHERS, "gather"), (REDUCTIONS, "reduction"), (STRIDED, "strided")):
+    for words, kind in CLASSES:
         if any(word in name for word in words):
             return kind
     return "elementwise"

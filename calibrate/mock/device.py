@@ -56,7 +56,7 @@ class MockDevice:
         self.physics = physics
         self.ignore_memory = ignore_memory
         """Simulate a trial that does not fit as if it did, instead of answering ``oom``."""
-        self._simulator = Simulator(card, physics)
+        self.simulator = Simulator(card, physics)
         self._hotness = 0.0
         self._settled = False
         self._energy_j = 0.0
@@ -70,7 +70,7 @@ class MockDevice:
     def outcome(self, stream: Stream | tuple[Operation, ...] | list[Operation]) -> Outcome:
         """`simulate` with both clocks, the settled clock and the power."""
         compiled = stream if isinstance(stream, Stream) else compile_stream(stream)
-        return self._simulator.step(compiled)
+        return self.simulator.step(compiled)
 
     def true_seconds(self, spec: TrialSpec) -> float:
         """What the trial takes on the hot card, before noise: the truth that a calibration looks for."""
@@ -160,7 +160,7 @@ class MockDevice:
         if self._settled:
             self._hotness = 1.0
         params: dict[str, Any] = {"m": 8192, "n": 8192, "k": 8192, "dtype": "fp16", "layout": "nt"}
-        self._last = truth_of(self._simulator, "gemm", params, self._hotness).operating
+        self._last = truth_of(self.simulator, "gemm", params, self._hotness).operating
         return self._settled
 
     def close(self) -> None:
@@ -168,11 +168,11 @@ class MockDevice:
 
     def _truth(self, spec: TrialSpec, hotness: float) -> tuple[Truth, MemoryReading]:
         if spec.bench != "step":
-            truth = truth_of(self._simulator, spec.bench, spec.params, hotness)
+            truth = truth_of(self.simulator, spec.bench, spec.params, hotness)
             peak = int(truth.device_bytes)
             return truth, memory_reading(self.physics.allocator, peak, peak, None)
         traced = traced_step(spec.params)
-        outcome = self._simulator.step(traced.stream, hotness)
+        outcome = self.simulator.step(traced.stream, hotness)
         memory = memory_reading(
             self.physics.allocator, traced.peak_bytes, traced.at_rest_bytes, at_rest_bytes=traced.loaded_bytes
         )

@@ -37,6 +37,11 @@ def bare_seconds(host: HostPhysics, kind: Kind) -> float:
     return 0.7 * host.operator_s * host.kind_factor[kind.value]
 
 
+def layer_seconds(physics: Physics, layer: Sequence[Operation]) -> float:
+    """Issuing one decoder layer forward: its operations and the Python around them."""
+    return physics.host.layer_s + sum(operator_seconds(physics, op) * op.count for op in layer)
+
+
 def layer_entries(stream: Sequence[Operation]) -> list[int]:
     """Positions at which Python enters a layer, forward or to recompute it."""
     entries: list[int] = []

@@ -1,7 +1,8 @@
 """The hidden constants of one simulated card and host.
 
 These numbers are not efficiencies of tunecast: they are the truth of an imaginary machine, which a
-calibration has to discover. Every range says why it is plausible for real hardware; `draw.py` draws from them.
+calibration has to discover. `draw.py` draws them from the ranges in `calibrate/data/mock_physics.json`,
+which come from kernels measured on real cards where such are published (`results/validation/mock/physics.md`).
 """
 
 from __future__ import annotations
@@ -31,15 +32,15 @@ class GemmPhysics:
 
     tiles: tuple[Tile, ...]
     ceiling: float
-    """Issue efficiency of a perfect main loop, 0.80 to 0.90 (shared-memory conflicts, barriers)."""
+    """Issue efficiency of a perfect main loop (shared-memory conflicts, barriers), at the clock it runs at."""
     prologue_clk: float
-    """Clocks to fill the software pipeline before the first product, 900 to 1800: two or three DRAM latencies."""
+    """Clocks to fill the software pipeline before the first product: two or three DRAM latencies."""
     store_bytes_per_clk: float
-    """Bytes per clock with which one SM writes its block of the result, 24 to 48."""
+    """Bytes per clock with which one SM writes its block of the result."""
     layout_rate: dict[str, float]
-    """Main-loop rate by layout: both operands along k (nt) is the natural one, tn loses 3 to 7%."""
+    """Main-loop rate by layout: both operands along k (nt) is the natural one, tn loses most."""
     misjudgement: float
-    """Log sd of the library's own guess of a kernel's time, 2 to 5%: it does not always pick the fastest."""
+    """Log sd of the library's own guess of a kernel's time: it does not always pick the fastest."""
     split_k: tuple[int, ...]
     """Ways the library may split the k loop over thread blocks when the result has few blocks."""
     wave_quantisation: bool = True
@@ -54,17 +55,17 @@ class AttentionPhysics:
     block_kv: dict[int, int]
     """Key block by head size: larger heads leave less shared memory."""
     rate: dict[int, float]
-    """Share of the tensor-core rate in the two products by head size, 0.60 to 0.84."""
+    """Share of the tensor-core rate in the two products by head size."""
     legacy_rate: float
-    """Share of a Hopper or Blackwell tensor core that kernels written for Ampere reach, 0.58 to 0.66; else 1."""
+    """What kernels written for Ampere reach of a newer or another vendor's tensor core; else 1."""
     exp_per_clk: float
     """Exponentials per clock and SM: 16 on all these architectures."""
     exp_hidden: float
-    """Share of the softmax that hides behind the products, 0.3 to 0.6."""
+    """Share of the softmax that hides behind the products."""
     backward_rate: float
-    """Main-loop rate of the backward kernel against the forward one, 0.80 to 0.92 (atomics on dq)."""
+    """Main-loop rate of the backward kernel against the forward one (atomics on dq)."""
     setup_clk: float
-    """Clocks before the first product of a block, 1500 to 3000."""
+    """Clocks before the first product of a block."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,26 +73,26 @@ class MemoryPhysics:
     """DRAM, the last-level cache and the kernels that only move bytes."""
 
     bandwidth_frac: float
-    """Sustained DRAM bandwidth over the catalog figure, 0.85 to 0.93 (refresh, row misses, read-write turns)."""
+    """Sustained DRAM bandwidth over the catalog figure (refresh, row misses, read-write turns)."""
     latency_s: float
-    """DRAM round trip, 0.45 to 0.8 microseconds."""
+    """DRAM round trip."""
     inflight_bytes_per_block: float
-    """Bytes that one thread block keeps in flight, 3 to 6 KiB: sets the ramp for small tensors."""
+    """Bytes that one thread block keeps in flight: sets the ramp for small tensors."""
     block_bytes: int
     """Bytes one thread block handles."""
     blocks_per_sm: int
     tail: float
-    """Share of a partly filled last wave that is lost, 0.05 to 0.20: DRAM stays busy with fewer blocks."""
+    """Share of a partly filled last wave that is lost: DRAM stays busy with fewer blocks."""
     l2_speedup: float
-    """Last-level cache over DRAM bandwidth, 2.0 to 3.5."""
+    """Last-level cache over DRAM bandwidth."""
     l2_keep: float
-    """Share of the cache that still holds what the kernel before wrote, 0.35 to 0.6."""
+    """Share of the cache that still holds what the kernel before wrote."""
     l2_bytes_per_sm_clk: float
     """Bytes per clock and SM out of the last-level cache into a matrix kernel."""
     class_rate: dict[str, float]
-    """Bandwidth by kind of access against a plain copy: elementwise, reduction, strided, gather."""
+    """Bandwidth by kind of access against a plain copy: elementwise, reduction, softmax, strided, gather."""
     dequant_elements_per_clk: float
-    """4-bit values that one SM unpacks per clock, 20 to 40 (table lookups in shared memory)."""
+    """4-bit values that one SM unpacks per clock: table lookups, which bind cards with much bandwidth per SM."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,18 +100,18 @@ class PowerPhysics:
     """Power and heat decide the clock. Fractions are of the TDP."""
 
     headroom: float
-    """Highest clock over the catalog's: 1.0 on A100, 1.05 to 1.10 on Hopper (1,980 over 1,830 MHz) and GeForce."""
+    """Highest clock over the catalog's: 1.0 on A100, more on Hopper (1,980 over 1,830 MHz) and GeForce."""
     drift_per_c: float
-    """Highest clock lost per degree above ambient on cards that boost, 0.02 to 0.05% (15 MHz every few degrees)."""
+    """Highest clock lost per degree above ambient on cards that boost (15 MHz every few degrees)."""
     idle: float
     active: float
     """An SM array that is busy at all."""
     tensor: float
-    """Tensor cores at their full rate at the catalog clock, on top of `active`."""
+    """Tensor cores at their full rate at the catalog clock, on top of `active`: energy per FLOP times the peak."""
     dram: float
     """DRAM at its sustained bandwidth."""
     exponent: float
-    """Power of the SMs goes with clock to this power (voltage falls with clock), 2.2 to 2.7."""
+    """Power of the SMs goes with clock to this power (voltage falls with clock)."""
     leakage: float
     """Extra leakage at the hot temperature against a cold card."""
     limit: float
@@ -123,7 +124,7 @@ class PowerPhysics:
     throttle_per_c: float
     """Clock lost per degree above `throttle_c`."""
     tau_s: float
-    """Thermal time constant of die and heat spreader, 3 to 6 s."""
+    """Thermal time constant of die and heat spreader."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,9 +132,9 @@ class LaunchPhysics:
     """What the device needs between and at least for kernels."""
 
     gap_s: float
-    """Between dependent kernels of one stream, 0.6 to 1.2 microseconds."""
+    """Between dependent kernels of one stream."""
     minimum_s: float
-    """Shortest kernel, 1.6 to 2.4 microseconds."""
+    """Shortest kernel."""
     queue: int = 1024
     """Launches the driver queues before the host has to wait."""
 
@@ -143,36 +144,38 @@ class HostPhysics:
     """Seconds that the host spends issuing work, in eager PyTorch on one core."""
 
     operator_s: float
-    """Dispatch of one elementwise operator from Python with autograd, 3.5 to 6.5 microseconds."""
+    """Dispatch of one elementwise operator from Python with autograd."""
     launch_s: float
-    """Driver call of every further kernel of the operator, 1.8 to 3 microseconds."""
+    """Driver call of every further kernel of the operator."""
     kind_factor: dict[str, float]
     """Operators of other kinds against an elementwise one: cuBLAS picks a kernel, attention checks its inputs..."""
     phase_factor: dict[str, float]
     """The C++ engine issues backward operators faster; recomputation runs in Python under saved-tensor hooks."""
     module_s: float
-    """Python of a module call around one matrix product (PEFT wrapper, hooks, casts), 5 to 12 microseconds."""
+    """Python of a module call around one matrix product (PEFT wrapper, hooks, casts)."""
     layer_s: float
-    """Python of one layer and its checkpoint (saving random states), 60 to 160 microseconds."""
+    """Python of one layer, each time it is entered."""
+    checkpoint_s: float
+    """What a checkpointed region costs besides: saved-tensor hooks, random states, nested autograd."""
     sync_s: float
-    """One synchronisation, 6 to 14 microseconds."""
+    """One synchronisation."""
     variety: float
-    """Log sd of the cost between operators of one kind, 0.15 to 0.30: some have more arguments to check."""
+    """Log sd of the cost between operators of one kind: some have more arguments to check."""
     jitter: float
-    """Log sd between calls of the same operator, 0.10 to 0.20."""
+    """Log sd between calls of the same operator."""
     pcie_frac: float
-    """Pinned transfer rate over the PCIe limit, 0.80 to 0.90."""
+    """Pinned transfer rate over the PCIe limit."""
     pageable_frac: float
-    """Pageable over pinned rate, 0.35 to 0.6: a copy through a staging buffer."""
+    """Pageable over pinned rate: a copy through a staging buffer."""
     transfer_latency_s: float
     disk_read_bytes_per_s: float
-    """Cold reads from a data-centre NVMe volume, 1.2 to 3.5 GB/s."""
+    """Cold reads from a data-centre NVMe volume."""
     disk_write_bytes_per_s: float
     page_cache_bytes_per_s: float
     quantize_elements_per_s: float
     """NF4 quantization while loading, on the device."""
     network_frac: float
-    """Bus bandwidth of a large collective over the link's, 0.70 to 0.85."""
+    """Bus bandwidth of a large collective over the link's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,9 +183,9 @@ class AllocatorPhysics:
     """Simulated caching allocator and context."""
 
     context_bytes: int
-    """CUDA context, loaded kernels and BLAS workspaces, 350 to 650 MiB."""
+    """CUDA context, loaded kernels and BLAS workspaces."""
     fragmentation: float
-    """Share of the step's own peak that is lost to fragments, 2 to 9%."""
+    """Share of the step's own peak that is lost to fragments."""
     segment_bytes: int
     """Segments are reserved in multiples of this."""
 
@@ -192,9 +195,9 @@ class NoisePhysics:
     """What differs between two repetitions of the same thing."""
 
     log_sd: float
-    """0.4 to 0.9% from run to run."""
+    """From run to run."""
     outlier_probability: float
-    """1 to 2% of repetitions meet something else on the machine."""
+    """Share of repetitions that meet something else on the machine."""
     outlier_max: float
     """Longest stretch of such a repetition."""
 

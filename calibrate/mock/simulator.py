@@ -15,7 +15,7 @@ from tunecast.calibrate.mock.physics import Physics
 from tunecast.calibrate.mock.power import Load, Operating, settle_clock
 from tunecast.calibrate.mock.queues import Seconds, Timeline, run_queues
 from tunecast.calibrate.mock.work import Work
-from tunecast.model.operation import Operation
+from tunecast.model.operation import Operation, Phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,8 @@ class Simulator:
     def _host_seconds(self, stream: Stream) -> Seconds:
         each = np.asarray([operator_seconds(self.physics, op) for op in stream.distinct])
         seconds: Seconds = each[stream.index] * jitter(self.physics, len(stream))
-        seconds[stream.entries] += self.physics.host.layer_s
+        again = np.asarray([op.phase is Phase.RECOMPUTE for op in stream.distinct])[stream.index[stream.entries]]
+        seconds[stream.entries] += self.physics.host.layer_s + self.physics.host.checkpoint_s * again
         return seconds
 
     def _load(self, costs: Costs, counts: npt.NDArray[np.int64], host_s: float) -> Callable[[float], Load]:

@@ -27,7 +27,7 @@ def test_a_host_that_is_shared_is_forecast_better(tmp_path: Path) -> None:
         (alone,) = tunecast.estimate(MODEL, gpu=ASKED, **options)
         (shared,) = tunecast.estimate(MODEL, gpu=ASKED, records=[record], share_host=True, **options)
         assert shared.bound_by == "host"
-        assert abs(shared.step_time_s.value / truth_s - 1.0) < 0.5 * abs(alone.step_time_s.value / truth_s - 1.0)
+        assert abs(shared.step_time_s.value / truth_s - 1.0) < 0.6 * abs(alone.step_time_s.value / truth_s - 1.0)
         width = {name: f.step_time_s.high / f.step_time_s.low for name, f in (("alone", alone), ("shared", shared))}
         assert width["shared"] < width["alone"]
         assert shared.origins["host_s_per_launch"] == f"reference:{record.name}"

@@ -110,7 +110,7 @@ def test_out_of_memory_is_an_outcome_unless_memory_is_ignored() -> None:
 
 def test_copies_stay_below_the_bandwidth_and_transfers_below_pcie() -> None:
     device = hot()
-    assert 0.80 < GIB / median_s(device, "memory", op="copy", bytes=GIB, dtype="bf16") / (2039 * GIGA) < 0.95
+    assert 0.70 < GIB / median_s(device, "memory", op="copy", bytes=GIB, dtype="bf16") / (2039 * GIGA) < 0.95
     pinned = GIB / median_s(device, "transfer", bytes=GIB, pinned=True, direction="h2d")
     pageable = GIB / median_s(device, "transfer", bytes=GIB, pinned=False, direction="h2d")
     assert 24 * GIGA < pinned < 31.5 * GIGA

@@ -25,7 +25,7 @@ CARDS = ("a100-sxm4-80gb", "h100-sxm5-80gb", "rtx-4090-24gb", "t4-16gb", "l40s-4
 
 
 def seconds(device: MockDevice, work: Work) -> float:
-    return device._simulator.kernel(work).device_busy_s
+    return device.simulator.kernel(work).device_busy_s
 
 
 def gemm_rate(device: MockDevice, m: int, n: int, k: int) -> float:
@@ -50,12 +50,13 @@ def test_no_kernel_beats_the_hardware(gpu: str, seed: int) -> None:
     assert flops / busy < boost * device.card.peak_flops_per_s[dtype]
 
 
-@pytest.mark.parametrize("gpu", ["a100-sxm4-80gb", "h100-sxm5-80gb"])
-def test_large_products_reach_what_such_cards_are_known_to_reach(gpu: str) -> None:
-    """ml-engineering's table of achieved bf16 products: at best 87% of peak on A100, 80% on H100."""
+@pytest.mark.parametrize(("gpu", "low", "high"), [("a100-sxm4-80gb", 0.82, 0.87), ("h100-sxm5-80gb", 0.73, 0.81)])
+def test_large_products_reach_what_such_cards_are_known_to_reach(gpu: str, low: float, high: float) -> None:
+    """Published bf16 products of random values over peak: A100 257 to 271 of 312, H100 720 to 798 of 989."""
     rates = [gemm_rate(open_mock(f"mock:{gpu}#{seed}"), 16384, 8192, 4096) for seed in range(20)]
-    assert min(rates) > 0.65
-    assert max(rates) < 0.88
+    assert low < statistics.median(rates) < high
+    assert max(rates) < high + 0.05
+    assert min(rates) > low - 0.05
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
