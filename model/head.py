@@ -48,6 +48,24 @@ def shaped_logits(step: Step, logits: Tensor, shape: tuple[int, int]) -> Tensor:
     return made
 
 
+def shared_weight(step: Step, name: str, elements: int) -> Tensor:
+    """The head's weight; of a wider trained one the 16-bit copy that every chunk's graph goes back to.
+
+    A recomputation makes the copy anew, but gradients follow the graph of the first run.
+    """
+    tape, weight, dtype = step.tape, step.weight(name, elements), step.autocast_dtype
+    uses = losses.head_uses(step.run)
+    if weight.leaf is None or uses == 1 or dtype in (None, weight.dtype):
+        return weight
+    alias, tied = f"{name} in {dtype}", name == step.architecture.embedding_module
+    tape.shared_leaves |= {alias: uses, name: 1 + tied}
+    tape.narrow_leaves[alias] = (name, weight.dtype)
+    if alias not in step.cache:
+        made = ops.elementwise(tape, "adapter_cast", (weight,), elements, str(dtype))
+        step.cache[alias] = Tensor(elements, made.dtype, made.storage, leaf=alias)
+    return step.cache[alias]
+
+
 def chunked_head_and_loss(step: Step, x: Tensor, labels: Tensor) -> Tensor:
     """Output head and cross-entropy over chunks of tokens."""
     vocab, hidden = step.architecture.vocab_size, step.architecture.hidden_size
@@ -55,7 +73,7 @@ def chunked_head_and_loss(step: Step, x: Tensor, labels: Tensor) -> Tensor:
 
     def head(rows: Tensor) -> Tensor:
         outer, step.cache = step.cache, step.cache if step.tape.phase is Phase.FORWARD else {}
-        made = product(step, "lm_head", rows, step.weight(name, vocab * hidden), k=hidden, n=vocab)
+        made = product(step, "lm_head", rows, shared_weight(step, name, vocab * hidden), k=hidden, n=vocab)
         step.cache = outer
         return made
 

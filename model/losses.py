@@ -4,8 +4,7 @@
 a label gathered, and each chunk of 256 is a checkpoint of its own, so that its logits live once in the forward
 and again in the backward. Since TRL 1.13 a chunk's product runs in the activations' dtype and its logits are
 then cast; 1.7 to 1.12 copied the whole head to fp32 for every chunk, which is not counted here.
-Left out: tokens without a label, which TRL skips. A head trained in fp32 under autocast has its chunks' gradients
-added in fp32 here, in 16 bits there.
+Left out: tokens without a label, which TRL skips.
 """
 
 from __future__ import annotations

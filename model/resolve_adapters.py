@@ -28,10 +28,6 @@ def take_variants(fields: Fields, architecture: Architecture, whole_number: Any)
     asked = fields.take("modules_to_save", (), "stack-default")
     fields.values["modules_to_save"] = saved_modules(architecture, asked)
     take_saved_dtype(fields)
-    if fields.values["modules_to_save"] and fields.values["loss_type"] != "nll":
-        raise NotSupportedError(
-            f"--modules-to-save with --loss-type {fields.values['loss_type']} is not built yet; use --loss-type nll."
-        )
     sharding = fields.values["sharding"]
     if fields.values["modules_to_save"] and sharding not in WHOLE_WEIGHTS:
         raise NotSupportedError(

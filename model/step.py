@@ -263,8 +263,8 @@ def _written(architecture: Architecture, run: Run, platform: str, depth: int | N
         )
     tape = Tape(platform)
     step = Step(tape=tape, architecture=architecture, run=run, platform=platform)
-    uses = head_uses(run) + architecture.tie_word_embeddings
-    if uses > 1 and not run.has_adapters:
+    uses = head_uses(run) + (architecture.tie_word_embeddings and not run.has_adapters)
+    if uses > 1:
         tape.shared_leaves[head_name(step)] = uses
     ids, labels = Tensor(step.tokens, "int64", None), Tensor(step.tokens, "int64", None)
     layers = layers_at(architecture, depth)

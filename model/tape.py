@@ -145,6 +145,8 @@ class Tape:
         self.grads: dict[str, Tensor] = {}
         self.shared_leaves: dict[str, int] = {}
         """Uses of a parameter in a forward pass, where more than one: its gradients meet before they are stored."""
+        self.narrow_leaves: dict[str, tuple[str, str]] = {}
+        """Parameter and dtype behind a 16-bit copy that all its uses share: gradients meet in 16 bits, then widen."""
         self.grad_enabled = True
         self.phase = Phase.FORWARD
         self.moment = "forward"
@@ -281,10 +283,14 @@ class Tape:
         """Hold the sum of a shared parameter's gradients until the last one comes."""
         waiting, met = self._meeting.pop(leaf, (None, 0))
         total = given if waiting is None else self._summed(waiting, given)
-        if met + 1 == self.shared_leaves[leaf]:
-            self._accumulate(leaf, total)
-        else:
+        if met + 1 < self.shared_leaves[leaf]:
             self._meeting[leaf] = total, met + 1
+            return
+        if leaf in self.narrow_leaves:
+            wide, dtype = self.narrow_leaves[leaf]
+            self._meet(wide, self.convert(total, dtype))
+            return
+        self._accumulate(leaf, total)
 
     def _accumulate(self, leaf: str, given: Tensor) -> None:
         """The first gradient of a leaf is kept as it is; later ones are added in place."""

@@ -139,7 +139,6 @@ REFUSED: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("openai-community/gpt2", {"modules_to_save": "embed_in"}, UnknownNameError, "wte and lm_head"),
     ("EleutherAI/pythia-1b", {"modules_to_save": "dense"}, NotSupportedError, "inside the layers"),
     ("EleutherAI/pythia-1b", {"modules_to_save_dtype": "fp32"}, InputError, "needs --modules-to-save"),
-    ("EleutherAI/pythia-1b", {"modules_to_save": "lm_head", "stack": "liger"}, NotSupportedError, "--loss-type nll"),
 ]
 
 

@@ -45,6 +45,8 @@ ADAPTERS = [
     (PLAIN, {**SAVED, "attn_implementation": "eager"}),
     (PLAIN, {**SAVED, "adapter_dtype": "bf16", "gradient_accumulation_steps": 2}),
     (DEEP, {**SAVED, "method": "qlora", "optim": "adamw_8bit"}),
+    (PLAIN, {**SAVED, "loss_type": "chunked_nll", "gradient_checkpointing": False, "gradient_accumulation_steps": 2}),
+    (PLAIN, {**SAVED, "loss_type": "chunked_nll", "modules_to_save_dtype": "fp32"}),
     (PLAIN, {"lora_target_modules": "up_proj", "use_dora": True}),
     (DEEP, {"lora_target_modules": "q_proj,down_proj", "use_dora": True, "gradient_checkpointing": False}),
     (PLAIN, {"lora_target_modules": "up_proj", "use_dora": True, "method": "qlora"}),

@@ -89,6 +89,8 @@ LOSSES = [
     (PLAIN, "cuda", {**CHUNKED, "dtype": "fp32", "gradient_accumulation_steps": 2}),
     (PLAIN, "cuda", {"loss_type": "chunked_nll", "method": "full"}),
     (TIED, "cuda", {"loss_type": "chunked_nll", "method": "full"}),
+    (PLAIN, "cuda", {"stack": "trl", "method": "full", "gradient_checkpointing": False}),
+    (TIED, "cuda", {"stack": "trl", "method": "full", "gradient_accumulation_steps": 2}),
 ]
 
 CASES: list[tuple[dict[str, Any], str, dict[str, Any]]] = [*OPTIMIZERS, *ATTENTION, *ADAPTERS, *EIGHT_BIT, *LOSSES]
