@@ -13,6 +13,7 @@ from tunecast.model.primitives_heavy import CODE_ENTRIES, NESTED_BLOCK, QUANT_BL
 from tunecast.model.quantized import gptq_bytes, gptq_packed_bytes, is_gptq
 from tunecast.model.quantized_bnb8 import int8_bytes, int8_packed_bytes
 from tunecast.model.run import Run
+from tunecast.model.stacks import load_stacks
 from tunecast.model.tape import allocated_bytes
 from tunecast.model.trained import saved_tensors, stored_bytes, trained_dtype, trained_tensors
 from tunecast.model.units import DTYPE_BYTES
@@ -86,6 +87,15 @@ def buffer_bytes(architecture: Architecture) -> int:
     return architecture.rotary_sets * ROTARY_BUFFERS * allocated_bytes(4 * head_dim // 2) + scale
 
 
+def gone_original_bytes(architecture: Architecture, run: Run) -> int:
+    """Originals of modules trained whole that Unsloth's own checkpointing leaves on disk; a tied one if both are."""
+    if not (run.activation_offloading and run.reentrant and load_stacks()[run.stack].get("saves_root_targets")):
+        return 0
+    saved = len(run.modules_to_save)
+    gone = saved // 2 if architecture.tie_word_embeddings else saved
+    return gone * allocated_bytes(DTYPE_BYTES[run.dtype] * architecture.embedding_params)
+
+
 def saved_scale_bytes(architecture: Architecture, run: Run) -> int:
     """The number that embedded tokens are multiplied by, once more in a copy of its module."""
     copied = architecture.embedding_module in run.modules_to_save and architecture.embedding_scale == "table"
@@ -106,6 +116,7 @@ def static_parts(architecture: Architecture, run: Run, *, platform: str = "cuda"
     saved = stored_bytes(itertools.chain(*saved_tensors(architecture, run)), trained_dtype(run))
     trained = stored_bytes(trained_tensors(architecture, run), trained_dtype(run)) if run.has_adapters else saved
     base = root_weight_bytes(architecture, run) + layers + saved_scale_bytes(architecture, run)
+    base -= gone_original_bytes(architecture, run)
     return {
         "weights": base * master_ratio(run) + buffer_bytes(architecture) + saved,
         "quantized": quantized + shared_code,

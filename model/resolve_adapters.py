@@ -8,7 +8,7 @@ from tunecast.catalogs.errors import InputError, NotSupportedError, UnknownNameE
 from tunecast.model.architecture import Architecture
 from tunecast.model.resolve_parallel import Fields
 from tunecast.model.root_modules import root_modules
-from tunecast.model.stacks import DTYPE_ALIASES, DTYPES, one_of, stack_defaults
+from tunecast.model.stacks import DTYPE_ALIASES, DTYPES, load_stacks, one_of, stack_defaults
 
 ADAPTER_SWITCHES = ("use_dora", "use_rslora", "lora_bias")
 WHOLE_WEIGHTS = ("none", "ddp", "zero1", "zero2")
@@ -27,6 +27,7 @@ def take_variants(fields: Fields, architecture: Architecture, whole_number: Any)
         fields.values[name] = bool(fields.take(name, False, "stack-default"))
     asked = fields.take("modules_to_save", (), "stack-default")
     fields.values["modules_to_save"] = saved_modules(architecture, asked)
+    save_instead(fields, architecture)
     take_saved_dtype(fields)
     sharding = fields.values["sharding"]
     if fields.values["modules_to_save"] and sharding not in WHOLE_WEIGHTS:
@@ -108,6 +109,23 @@ def saved_modules(architecture: Architecture, asked: Any) -> tuple[str, ...]:
                 "module to save", name, roots, hint=f"{architecture.name} has {' and '.join(roots)}."
             )
     return tuple(name for name in roots if name in names)
+
+
+def save_instead(fields: Fields, architecture: Architecture) -> None:
+    """Unsloth trains whole what is named as a target outside the layers."""
+    values, roots = fields.values, root_modules(architecture)
+    moved = [name for name in roots if name in values["lora_target_modules"]]
+    if not moved or not load_stacks()[values["stack"]].get("saves_root_targets"):
+        return
+    rest = tuple(name for name in values["lora_target_modules"] if name not in moved)
+    if not rest:
+        raise InputError(
+            f"--lora-target-modules names {' and '.join(moved)} alone, which --stack {values['stack']} trains whole: "
+            "no adapter is left; name modules of the layers too."
+        )
+    values["lora_target_modules"] = rest
+    values["modules_to_save"] = tuple(name for name in roots if name in (*moved, *values["modules_to_save"]))
+    fields.notes.append(f"Unsloth puts no adapter on {' and '.join(moved)}: it trains a copy of the whole.")
 
 
 def take_saved_dtype(fields: Fields) -> None:

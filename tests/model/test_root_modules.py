@@ -150,6 +150,24 @@ def test_a_name_that_the_model_lacks_is_refused_with_what_it_has(
         resolve_run(load_architecture(model), options)
 
 
+def test_unsloth_trains_targets_outside_the_layers_whole_and_keeps_their_originals_on_disk() -> None:
+    """One bf16 copy of each takes the place of the original: 2 bytes a parameter for all bases, as without them."""
+    arch = architecture_from_config(LLAMA, "small")
+    asked = {"stack": "unsloth", "optim": "sgd", "lora_target_modules": "q_proj,v_proj"}
+    plain = resolve_run(arch, asked).run
+    told = resolve_run(arch, {**asked, "lora_target_modules": "q_proj,v_proj,lm_head,embed_tokens"})
+    assert told.run.modules_to_save == ("embed_tokens", "lm_head")
+    assert told.run.lora_target_modules == plain.lora_target_modules
+    assert any("Unsloth puts no adapter on embed_tokens and lm_head" in note for note in told.notes)
+    assert trainable_params(arch, told.run) - trainable_params(arch, plain) == 2 * VOCAB * HIDDEN
+    rest = [memory_timeline(arch, run).at_rest_bytes for run in (plain, told.run)]
+    assert rest[0] == rest[1]
+    kept = resolve_run(arch, {**asked, "modules_to_save": "lm_head", "activation_offloading": False}).run
+    assert memory_timeline(arch, kept).at_rest_bytes - rest[0] == 2 * VOCAB * HIDDEN
+    with pytest.raises(InputError, match="no adapter is left"):
+        resolve_run(arch, {**asked, "lora_target_modules": "lm_head"})
+
+
 def test_transformers_4_called_the_head_of_gpt_neox_otherwise() -> None:
     run = resolve_run(load_architecture("EleutherAI/pythia-1b"), {"modules_to_save": "embed_out"}).run
     assert run.modules_to_save == ("lm_head",)
