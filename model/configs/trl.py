@@ -69,7 +69,8 @@ def _method(source: Source, draft: Draft) -> None:
         put_eight_bit(draft, bits)
     if bits is not None:
         draft.put("adapter_dtype", "bf16")
-        draft.put("modules_to_save_dtype", "bf16")
+        if source.has("lora_modules_to_save"):
+            draft.put("modules_to_save_dtype", "bf16")
 
 
 def _four_bit(source: Source, draft: Draft) -> None:
