@@ -88,10 +88,13 @@ def refusal(name: str, unknown: InputError, error: Exception) -> InputError:
         return InputError(
             f"{name} is gated on the hub: accept its terms there and type `hf auth login`, or give its config.json."
         )
-    if isinstance(error, errors.RepositoryNotFoundError):
-        return InputError(f"{unknown} The hub has no public model {name} either.")
     if isinstance(error, errors.RemoteEntryNotFoundError):
         return InputError(f"{name} has no config.json on the hub; give one as a local file.")
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    if isinstance(error, errors.RepositoryNotFoundError) or status in (401, 404):
+        return InputError(f"{unknown} The hub has no public model {name} either; a private one needs `hf auth login`.")
+    if status is not None:
+        return InputError(f"{unknown} The hub answered {status} when asked for {name}; try again later.")
     return InputError(f"{unknown} The hub, which may have it, cannot be reached from here.")
 
 
