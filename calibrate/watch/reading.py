@@ -102,8 +102,19 @@ def method_options(model: Any, base: Any) -> dict[str, Any]:
         "lora_r": int(adapter.r),
         "lora_dropout": float(adapter.lora_dropout),
         "lora_target_modules": ",".join(adapted_modules(model)),
+        "use_dora": bool(adapter.use_dora),
+        "use_rslora": bool(adapter.use_rslora),
+        "lora_bias": bool(adapter.lora_bias),
     }
-    return lora | four_bit_options(base)
+    return lora | saved_options(model, adapter) | four_bit_options(base)
+
+
+def saved_options(model: Any, adapter: Any) -> dict[str, Any]:
+    """Modules trained whole beside the adapters, and the dtype of their copies."""
+    if not adapter.modules_to_save:
+        return {}
+    copies = [p for name, p in model.named_parameters() if ".modules_to_save." in name and p.requires_grad]
+    return {"modules_to_save": ",".join(adapter.modules_to_save), "modules_to_save_dtype": commonest(copies)}
 
 
 def adapted_modules(model: Any) -> list[str]:

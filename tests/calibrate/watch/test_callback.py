@@ -245,6 +245,22 @@ def test_the_job_as_read_trains_what_the_model_trains(tmp_path: Path, method: st
     assert trainable_params(job.architecture, run) == sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"use_dora": True},
+        {"modules_to_save": ["lm_head"]},
+        {"target_modules": ["q_proj", "lm_head", "embed_tokens"]},
+        {"use_rslora": True},
+    ],
+)
+def test_adapters_of_every_kind_are_read(tmp_path: Path, more: dict[str, Any]) -> None:
+    model = lora(tiny_llama(), **more)
+    job = read_job(arguments(tmp_path), model)
+    run = resolve_run(job.architecture, {**job.options, "max_length": LENGTH}).run
+    assert trainable_params(job.architecture, run) == sum(p.numel() for p in model.parameters() if p.requires_grad)
+
+
 def test_what_has_no_formula_is_refused_by_name(tmp_path: Path) -> None:
     model = tiny_llama()
     model.model.embed_tokens.weight.requires_grad_(False)
