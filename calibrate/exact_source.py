@@ -30,8 +30,8 @@ ONE_GPU: dict[str, Any] = {
 """Fields that change nothing in one GPU's own step."""
 TRACED = (
     "method", "lora_r", "lora_target_modules", "lora_dropout", "use_dora", "use_rslora", "lora_bias",
-    "modules_to_save", "modules_to_save_dtype", "adapter_dtype", "dtype", "precision", "bnb_4bit_quant_type", "double_quant",
-    "bnb_4bit_compute_dtype", "quant_method",
+    "modules_to_save", "modules_to_save_dtype", "adapter_dtype", "dtype", "precision", "bnb_4bit_quant_type",
+    "double_quant", "bnb_4bit_compute_dtype", "quant_method",
     "upcast_non_quantized", "max_length", "per_device_train_batch_size", "gradient_accumulation_steps",
     "gradient_checkpointing", "reentrant", "checkpoint_every", "activation_offloading", "optim",
     "attn_implementation", "loss_type", "keeps_outputs", *ONE_GPU,

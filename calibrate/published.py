@@ -124,6 +124,9 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
     if row.get("notes", "").startswith("OUT OF MEMORY"):
         raise _SkipRowError("ran out of memory: a test of fit, not of speed")
     row = _filled(row)
+    for rule in _rules(row):
+        if "skip" in rule:
+            raise _SkipRowError(rule["skip"])
     name = row.get("gpu_canonical_id", row.get("gpu", "")) or vocabulary()["gpu"].get(row.get("gpu", ""), "")
     if not name:
         raise _SkipRowError("the GPU is in no catalog" if "gpu_canonical_id" in row else "gpu is not stated")
@@ -142,7 +145,7 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
         run=resolved.run,
         tokens_per_s=_number(row.get("tokens_per_s", "")),
         peak_bytes=_scaled(_number(row.get("peak_mem_gib", "")), GIB),
-        counter=row.get("reserved_or_allocated", "") or "not stated",
+        counter=_counter(row),
         notes=row.get("notes", ""),
         internode_gbps=next((float(rule["internode_gbps"]) for rule in _rules(row) if "internode_gbps" in rule), None),
     )
@@ -226,10 +229,17 @@ def _rules(row: dict[str, str]) -> list[dict[str, Any]]:
 
 
 def _filled(row: dict[str, str]) -> dict[str, str]:
-    """The row with cells filled that its source leaves empty and the code that it ran states."""
+    """The row with cells filled that its source leaves empty, or set where the code that it ran says what they mean."""
     for rule in _rules(row) if "framework" in row else []:
         row = row | {column: text for column, text in rule.get("fills", {}).items() if not row.get(column)}
+        row = row | rule.get("sets", {})
     return row
+
+
+def _counter(row: dict[str, str]) -> str:
+    """Which memory counter the row has; a rule says where one counts what no forecast of a step is about."""
+    told = next((str(rule["counter"]) for rule in _rules(row) if "counter" in rule), "")
+    return told or row.get("reserved_or_allocated", "") or "not stated"
 
 
 def _framework_options(row: dict[str, str], options: dict[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,10 @@ import pytest
 from tunecast.calibrate.published import NEEDED_COLUMNS, VOCABULARY_COLUMNS, read_runs, read_table, vocabulary
 from tunecast.catalogs.errors import InputError
 from tunecast.catalogs.gpus import load_gpus
+from tunecast.model.memory import memory_timeline
+from tunecast.model.units import MIB
+
+FLASH = "flash_attention_2"
 
 TABLE = Path(__file__).parents[2] / "results" / "published" / "published-runs.csv"
 
@@ -34,7 +39,23 @@ def test_a_plain_lora_row_becomes_the_run_it_describes(rows: dict[str, dict[str,
 def test_layers_that_the_source_states_are_in_fp32_are(rows: dict[str, dict[str, str]]) -> None:
     assert "Non-quantized layers are held in fp32" in rows["FT-001"]["notes"]
     (found,), _ = read_runs([rows["FT-001"]])
-    assert (found.run.dtype, found.run.precision, found.run.attn_implementation) == ("fp32", "fp16-autocast", "eager")
+    assert (found.run.dtype, found.run.precision, found.run.attn_implementation) == ("fp32", "fp32", "eager")
+    assert (found.run.bnb_4bit_compute_dtype, found.run.double_quant, found.run.keeps_outputs) == ("fp16", False, True)
+
+
+def test_allocated_of_every_run_on_a_t4(rows: dict[str, dict[str, str]]) -> None:
+    """The source's own loop, tensors against tensors: what is scored is what its allocator reserved."""
+    runs, skipped = read_runs(row for name, row in rows.items() if name.startswith("FT-"))
+    assert not skipped
+    errors = []
+    for found in runs:
+        stated = re.search(r"peak allocated ([\d.]+)", found.notes)
+        assert stated is not None
+        forecast = memory_timeline(found.architecture, found.run).allocated_bytes / MIB
+        errors.append(forecast / float(stated[1]) - 1)
+    assert len(errors) == 22
+    assert max(abs(error) for error in errors) < 0.025
+    assert abs(sorted(errors)[11]) < 0.01
 
 
 @pytest.mark.parametrize(
@@ -43,7 +64,10 @@ def test_layers_that_the_source_states_are_in_fp32_are(rows: dict[str, dict[str,
         ("TT-002", "low confidence"),
         ("TT-009", "packed 'unknown'"),
         ("TT-016", "packed 'no'"),
-        ("XT-001", "block-diagonal"),
+        ("UN-001", "print neither the length"),
+        ("TM-001", "name no GPU"),
+        ("SW-026", "device map"),
+        ("SW-069", "low confidence"),
         ("NB-013", "nvfp4"),
     ],
 )
@@ -113,6 +137,9 @@ def test_several_gpus_need_their_parallelism(rows: dict[str, dict[str, str]]) ->
             "NB-002",
             {"pp_interleave": 20, "gradient_checkpointing": False, "fp8": "megatron-mxfp8", "gpus_per_node": 72},
         ),
+        ("XT-003", {"cp": 8, "cp_kind": "ulysses", "sharding": "zero3", "dtype": "fp16", "precision": "fp16"}),
+        ("FF-001", {"sharding": "hsdp", "fsdp_version": 1, "master_dtype": "fp32", "torch_compile": False}),
+        ("SW-070", {"sharding": "zero2", "reentrant": True, "max_length": 8192, "attn_implementation": FLASH}),
         ("NV-013", {"lora_r": 32, "lora_target_modules": ("q_proj", "k_proj", "v_proj"), "fp8": "megatron"}),
     ],
 )
@@ -132,3 +159,13 @@ def test_a_card_in_the_notes_of_a_source_is_one_of_the_catalog(rows: dict[str, d
     (found,), _ = read_runs([rows["TI-004"]])
     assert load_gpus()[found.gpu].bandwidth_bytes_per_s == 2.4e12
     assert found.network == {"internode_gbps": 8 * 400}
+
+
+def test_memory_left_by_batches_of_changing_length_is_no_steps(rows: dict[str, dict[str, str]]) -> None:
+    """The card of ms-swift's news runs holds blocks of every length met: listed and a test of fit, never scored."""
+    (found,), _ = read_runs([{name: value for name, value in rows["SW-004"].items() if name != "packed"}])
+    assert rows["SW-004"]["reserved_or_allocated"] == "reserved"
+    assert not found.counter.startswith(("reserved", "allocated"))
+    assert (found.run.bnb_4bit_quant_type, found.run.double_quant, found.run.hf_code) == ("nf4", True, "4.46")
+    (gptq,), _ = read_runs([{name: value for name, value in rows["SW-003"].items() if name != "packed"}])
+    assert (gptq.run.quant_method, gptq.run.precision, gptq.run.gptq_kernel) == ("gptq-8bit", "fp16-autocast", "torch")
