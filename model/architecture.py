@@ -73,6 +73,15 @@ class Attention:
     """Whether scores are capped by a tanh (Gemma 2)."""
     rotary_halves: bool = False
     """Whether a head is rotated as two halves by tables half as wide (gpt-oss)."""
+    parts: tuple[tuple[str, int], ...] = ()
+    """Names and widths of what the first map makes at once, where adapters sit on these parts (LitGPT)."""
+
+    def adapter_sizes(self, targets: tuple[str, ...], rank: int) -> tuple[int, ...]:
+        """Parameters of the two adapter matrices on parts of the first map: all that are adapted share both."""
+        widths = [width for name, width in self.parts if name in targets]
+        if not widths:
+            return ()
+        return rank * len(widths) * self.linears[0].in_features, rank * sum(widths)
 
     @property
     def fused(self) -> bool:
@@ -262,6 +271,8 @@ class Architecture:
     """False: a pipeline stage that hands its output to the next one."""
     settings: str = ""
     """The config as a JSON object, of a model known only from the real code; its kernels have no formulas."""
+    code: str = ""
+    """Whose code builds it, and of which age, where it is not transformers: see `litgpt.py`."""
     config: str = ""
     """The config as a JSON object, of a family with formulas whose fields are too many to be told from its blocks."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tunecast.model import litgpt_blocks
 from tunecast.model import primitives as ops
 from tunecast.model.architecture import Layer
 from tunecast.model.attention_blocks import attention_block
@@ -62,6 +63,8 @@ def residual_block(
 
 def decoder_layer(step: Step, where: str, layer: Layer, x: Tensor, tables: Tables) -> Tensor:
     """Attention and MLP, each with its norms and added to the residual stream."""
+    if layer.attention.kind == litgpt_blocks.KIND:
+        return litgpt_blocks.block(step, where, layer, x, tables)
     if layer.parallel != "none":
         return parallel_layer(step, where, layer, x, tables)
     attend, feed = ATTENTIONS[layer.attention.kind], MLPS[layer.mlp.kind]

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from tunecast.model.architecture import Architecture
+from tunecast.model.litgpt import is_litgpt
+from tunecast.model.litgpt_head import returned_bytes
 from tunecast.model.memory_static import layer_packed_bytes, master_ratio, static_parts
 from tunecast.model.operation import Phase
 from tunecast.model.optimizer import update_scratch_bytes
@@ -166,7 +168,8 @@ def update_peak(architecture: Architecture, run: Run, platform: str) -> Parts:
         return dict.fromkeys(PARTS, 0)
     gradients = stored_bytes(trained_tensors(architecture, run), trained_dtype(run))
     scratch = update_scratch_bytes(architecture, run, platform=platform)
-    return {**dict.fromkeys(PARTS, 0), "gradients": gradients, "scratch": scratch}
+    logits = returned_bytes(architecture, run) if is_litgpt(architecture) else 0
+    return {**dict.fromkeys(PARTS, 0), "gradients": gradients, "scratch": scratch, "logits": logits}
 
 
 def sharded(parts: Mapping[str, int], shards: Shards, run: Run, moment: str, packed_bytes: int) -> Parts:

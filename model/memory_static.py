@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 
 from tunecast.model.architecture import Architecture, Layer, Linear
+from tunecast.model.litgpt import has_stable_embedding, is_litgpt, stable_embedding
 from tunecast.model.optimizer import optimizer_state_bytes
 from tunecast.model.primitives_heavy import CODE_ENTRIES, NESTED_BLOCK, QUANT_BLOCK
 from tunecast.model.quantized import gptq_bytes, gptq_packed_bytes, is_gptq
@@ -72,13 +73,32 @@ def layer_weight_bytes(layer: Layer, hidden_size: int, run: Run) -> int:
 
 
 def root_weight_bytes(architecture: Architecture, run: Run) -> int:
-    """Embedding, final norm and head: never quantized. A tied head is stored once."""
-    size = DTYPE_BYTES[run.dtype]
-    return sum(allocated_bytes(size * tensor.elements) for tensor in architecture.root_tensors)
+    """Embedding, final norm and head: never quantized, but for LitGPT's head. A tied head is stored once."""
+    size, head = DTYPE_BYTES[run.dtype], quantized_head(architecture, run)
+    whole = sum(allocated_bytes(size * tensor.elements) for tensor in architecture.root_tensors)
+    return whole if head is None else whole - allocated_bytes(size * head.weight_params)
 
 
-def buffer_bytes(architecture: Architecture) -> int:
+def quantized_head(architecture: Architecture, run: Run) -> Linear | None:
+    """The head where it is stored in 4 bits: Lightning replaces every linear map."""
+    if not (is_litgpt(architecture) and architecture.has_exit and run.base_quantization == "bnb-4bit"):
+        return None
+    return Linear(name="lm_head", in_features=architecture.hidden_size, out_features=architecture.vocab_size)
+
+
+def litgpt_buffer_bytes(architecture: Architecture, run: Run) -> int:
+    """cos and sin of every position, fp32, and in every layer the places of adapted parts, where not all are."""
+    attention = architecture.groups[0].layer.attention
+    wave = allocated_bytes(4 * run.max_length * (attention.rotary_dim or attention.head_dim))
+    widths = [width for name, width in attention.parts if name in run.lora_target_modules]
+    places = allocated_bytes(8 * sum(widths)) if 0 < len(widths) < len(attention.parts) else 0
+    return 2 * wave + architecture.num_layers * places
+
+
+def buffer_bytes(architecture: Architecture, run: Run) -> int:
     """Rotary frequencies, and the number that embeddings are multiplied by where a module holds it."""
+    if is_litgpt(architecture):
+        return litgpt_buffer_bytes(architecture, run)
     attention = architecture.groups[0].layer.attention
     head_dim = attention.rotary_dim or attention.head_dim
     if attention.kind == "gptj":  # a table of sines and cosines of every position in every layer
@@ -111,14 +131,19 @@ def static_parts(architecture: Architecture, run: Run, *, platform: str = "cuda"
     """Bytes at rest between steps on one unsharded GPU, by part; the batch's ids and labels are activations."""
     groups, hidden = architecture.groups, architecture.hidden_size
     quantized = sum(group.count * layer_quantized_bytes(group.layer, run) for group in groups)
+    head = quantized_head(architecture, run)
+    quantized += 0 if head is None else quantized_bytes(head, double_quant=run.double_quant)
     shared_code = allocated_bytes(4 * CODE_ENTRIES) if quantized and run.double_quant else 0
     layers = sum(group.count * layer_weight_bytes(group.layer, hidden, run) for group in groups)
     saved = stored_bytes(itertools.chain(*saved_tensors(architecture, run)), trained_dtype(run))
     trained = stored_bytes(trained_tensors(architecture, run), trained_dtype(run)) if run.has_adapters else saved
     base = root_weight_bytes(architecture, run) + layers + saved_scale_bytes(architecture, run)
     base -= gone_original_bytes(architecture, run)
+    stable = stable_embedding(architecture) if has_stable_embedding(architecture, run) else ()
+    kept = [allocated_bytes(DTYPE_BYTES[run.dtype] * elements) for _, elements in stable]
     return {
-        "weights": base * master_ratio(run) + buffer_bytes(architecture) + saved,
+        "gradients": sum(kept),
+        "weights": base * master_ratio(run) + buffer_bytes(architecture, run) + saved + sum(kept[1:]),
         "quantized": quantized + shared_code,
         "adapters": trained - saved,
         "optimizer_state": optimizer_state_bytes(architecture, run, platform=platform),

@@ -23,6 +23,8 @@ def norm(step: Step, kind: str, name: str, x: Tensor, width: int) -> Tensor:
         return centred_norm(step, name, x, width)
     if kind.startswith("layernorm"):
         return layer_norm(step, kind, name, x, width)
+    if kind.startswith("litgpt"):
+        return litgpt_norm(step, kind, name, x, width)
     if step.run.fuses("rms_norm"):
         return fused.rms_norm(step, name, x, width)
     tape, rows = step.tape, x.elements // width
@@ -39,6 +41,22 @@ def norm(step: Step, kind: str, name: str, x: Tensor, width: int) -> Tensor:
             weight = ops.shift(tape, ops.cast(tape, weight, "fp32", name="rmsnorm"), name="rmsnorm")
         out = ops.cast(tape, ops.multiply(tape, normed, weight, name="rmsnorm"), x.dtype, name="rmsnorm")
     tape.hold(normed, variance)
+    return out
+
+
+def litgpt_norm(step: Step, kind: str, name: str, x: Tensor, width: int) -> Tensor:
+    """LitGPT's ``RMSNorm``: a product for the square; scaled in fp32 (``shifted``: by one plus the weight)."""
+    tape, rows = step.tape, x.elements // width
+    wide = ops.cast(tape, x, "fp32", name="rmsnorm")
+    variance = ops.row_mean(tape, ops.multiply(tape, wide, wide, name="rmsnorm"), rows, name="rmsnorm")
+    root = ops.reciprocal_root(tape, ops.shift(tape, variance, name="rmsnorm"), name="rmsnorm")
+    normed = ops.multiply(tape, wide, root, name="rmsnorm")
+    weight = step.weight(name, width)
+    if kind.endswith("shifted"):
+        weight = ops.shift(tape, weight, name="rmsnorm")
+    weight = ops.cast(tape, weight, "fp32", name="rmsnorm")
+    out = ops.cast(tape, ops.multiply(tape, normed, weight, name="rmsnorm"), x.dtype, name="rmsnorm")
+    tape.hold(wide, variance, normed)
     return out
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from tunecast.model import optimizer_adafactor as adafactor
 from tunecast.model.architecture import Architecture
+from tunecast.model.litgpt import is_litgpt
 from tunecast.model.operation import Kind, Operation, Phase
 from tunecast.model.optimizer_bnb import (
     BITSANDBYTES,
@@ -101,8 +102,8 @@ def update_scratch_bytes(architecture: Architecture, run: Run, *, platform: str 
     tensors = trained_tensors(architecture, run)
     if platform == "cpu":
         return 2 * max(stored_bytes([tensor], trained_dtype(run)) for tensor in tensors)
-    groups = parameter_groups(tensors)
-    return max(stored_bytes(group, trained_dtype(run)) for group in groups)
+    groups = [tensors] if is_litgpt(architecture) else parameter_groups(tensors)
+    return max((stored_bytes(group, trained_dtype(run)) for group in groups), default=0)
 
 
 def multi_tensor_launches(tensors: list[Trained], lists: int, *, scalars: bool = False) -> int:
@@ -146,6 +147,8 @@ FOREACH_ADAMW = (
     MultiTensor(name="adamw.step", lists=3, moves=4, scalars=True),
 )
 """``_multi_tensor_adamw``: 19 parameter sizes moved per update."""
+WEIGHT_DECAY = MultiTensor(name="adamw.decay", lists=1, moves=2)
+"""``_foreach_mul_`` of the parameters, where weight decay is not 0 (``torch.optim.AdamW``: 0.01)."""
 FUSED_ADAMW = MultiTensor(name="adamw.fused", lists=4, moves=7)
 """``_fused_adamw_``: parameter and both moments read and written, gradient read."""
 SGD = MultiTensor(name="sgd.step", lists=2, moves=3)
@@ -266,7 +269,11 @@ def updates_in_backward(tensors: list[Trained], dtype: str, optim: str, platform
 def update_operations(architecture: Architecture, run: Run, *, platform: str = "cuda") -> list[Operation]:
     """Clipping and update in order; a GPU batches tensors, a CPU takes them one by one, as bitsandbytes does."""
     tensors, dtype = trained_tensors(architecture, run), trained_dtype(run)
+    if not tensors:
+        return []
     on_gpu = platform == "cuda"
+    if is_litgpt(architecture):
+        return unclipped_update(tensors, dtype, run.optim, platform)
     if run.optimizer_in_backward:
         return updates_in_backward(tensors, dtype, run.optim, platform)
     operations = clipping_operations(tensors, dtype) if on_gpu else single_clipping_operations(tensors, dtype)
@@ -276,6 +283,16 @@ def update_operations(architecture: Architecture, run: Run, *, platform: str = "
     for own, part in (each for group in groups for each in by_dtype(group, dtype)):
         operations += own_updates(part, own, run.optim, platform)
     return operations
+
+
+def unclipped_update(tensors: list[Trained], dtype: str, optim: str, platform: str) -> list[Operation]:
+    """LitGPT's update: one group, no clipping, and torch's default weight decay, one more multiplication."""
+    update = own_updates(tensors, dtype, optim, platform)
+    if optim != "adamw_torch":
+        return update
+    moved = WEIGHT_DECAY.moves * DTYPE_BYTES[dtype] * sum(tensor.elements for tensor in tensors)
+    launches = multi_tensor_launches(tensors, WEIGHT_DECAY.lists)
+    return [update_operation(WEIGHT_DECAY.name, dtype, moved, launches), *update]
 
 
 def own_updates(tensors: list[Trained], dtype: str, optim: str, platform: str) -> list[Operation]:

@@ -15,6 +15,7 @@ from tunecast.catalogs.errors import InputError, NotSupportedError, UnknownNameE
 from tunecast.catalogs.refused import refuse_method
 from tunecast.model.architecture import Architecture
 from tunecast.model.families import FAMILIES
+from tunecast.model.litgpt import is_litgpt
 from tunecast.model.resolve_adapters import take_variants, todays_name
 from tunecast.model.resolve_attention import attention_defaults
 from tunecast.model.resolve_experts import check_stacked, expert_notes, renamed_targets, stacked_targets
@@ -25,6 +26,7 @@ from tunecast.model.resolve_kernels import (
     take_master,
     take_quantization,
 )
+from tunecast.model.resolve_litgpt import adapted_parts, check_code, check_litgpt, defaults_by_gpus, litgpt_targets
 from tunecast.model.resolve_parallel import take_parallel
 from tunecast.model.root_modules import root_modules
 from tunecast.model.run import Run
@@ -100,6 +102,8 @@ def whole_number(option: str, value: Any, *, at_least: int = 1) -> int:
 
 def adaptable_modules(architecture: Architecture) -> tuple[str, ...]:
     """Linear maps an adapter may sit on: every one in the layers, not the head, as PEFT's ``all-linear``."""
+    if is_litgpt(architecture):
+        return adapted_parts(architecture)
     names = dict.fromkeys(linear.name for group in architecture.groups for linear in group.layer.linears)
     stacked = renamed_targets(architecture)
     return (*(name for name in names if name not in stacked), *dict.fromkeys(stacked.values()))
@@ -114,6 +118,8 @@ def target_modules(architecture: Architecture, asked: Any) -> tuple[str, ...]:
     names = [name for name in names if name]
     if not names:
         raise InputError(f"--lora-target-modules names nothing; give all-linear or some of {', '.join(known)}.")
+    if is_litgpt(architecture):
+        return litgpt_targets(architecture, names)
     names = [todays_name(architecture, name) for name in stacked_targets(architecture, names)]
     every = (architecture.embedding_module, *known, architecture.head_module)
     if "all-linear" in names and set(names) <= {"all-linear", *root_modules(architecture)}:
@@ -302,7 +308,9 @@ def resolve_run(
     fields = _Fields(options, option_origins or {})
     method = checked_method(fields.take("method", ASSUMED["method"], "assumed"))
     defaults = stack_defaults(fields.take("stack", ASSUMED["stack"], "assumed"), method)
+    check_code(architecture, fields.values["stack"])
     _numbers(fields, architecture)
+    defaults = defaults_by_gpus(fields, architecture, defaults)
     defaults = take_quantization(fields, defaults)
     _adapters(fields, architecture, defaults)
     _dtypes(fields, defaults, gpu_has_bf16=gpu_has_bf16)
@@ -312,6 +320,7 @@ def resolve_run(
     take_parallel(fields, architecture, whole_number)
     take_variants(fields, architecture, whole_number)
     take_master(fields)
+    check_litgpt(fields, architecture)
     if fields.values["num_gpus"] == 1:
         fields.put("fsdp_version", Run(method="full").fsdp_version, "stack-default")
     _note_window(fields, architecture)

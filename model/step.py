@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 from tunecast.catalogs.errors import NotSupportedError
+from tunecast.model import litgpt_blocks, litgpt_head
 from tunecast.model import primitives as ops
 from tunecast.model import primitives_gpt as gpt
 from tunecast.model import primitives_heavy as heavy
@@ -24,6 +25,7 @@ from tunecast.model.blocks import checkpointed_layer
 from tunecast.model.compiled import compile_tape
 from tunecast.model.context import SYNCHRONISATION, Step, Tables
 from tunecast.model.head import head_and_loss, head_name
+from tunecast.model.litgpt import is_litgpt
 from tunecast.model.losses import head_uses
 from tunecast.model.norms import norm
 from tunecast.model.operation import Kind, Phase
@@ -95,6 +97,8 @@ def attention_masks(step: Step) -> tuple[Tensor | None, Tensor | None]:
 def shared_tables(step: Step, entry: Tensor) -> Tables:
     """Positions, a sliding-window mask if a layer needs one, cos and sin: once per forward pass."""
     tape = step.tape
+    if is_litgpt(step.architecture):
+        return litgpt_blocks.rotary_tables(step)
     alibi = alibi_table(step, entry.dtype)
     if alibi is not None:
         return Tables(waves=(), mask=attention_masks(step)[1], alibi=alibi)
@@ -150,6 +154,8 @@ def embedded_input(step: Step, ids: Tensor) -> Tensor:
     architecture = step.architecture
     if not architecture.has_entry:
         return received_input(step, EMBEDDED_LEAF)
+    if is_litgpt(architecture):
+        return litgpt_blocks.embedded(step, ids)
     table = step.weight(architecture.embedding_module, architecture.embedding_params)
     x = heavy.embedding(step.tape, table, ids, architecture.hidden_size)
     if architecture.embedding_scale == "table":
@@ -208,11 +214,14 @@ def write_micro_batch(step: Step, layers: tuple[Layer, ...], ids: Tensor, labels
     x = norm(step, step.architecture.norm, "norm", x, step.architecture.hidden_size)
     tape.hold(scaled, *kept, *tables.masks, *step.returned)
     step.returned.clear()
-    loss = head_and_loss(step, enter_block(step, x), labels)
+    write_loss = litgpt_head.head_and_loss if is_litgpt(step.architecture) else head_and_loss
+    loss = write_loss(step, enter_block(step, x), labels)
     tape.hold(*step.cache.values())
     if step.run.gradient_accumulation_steps > 1:
         loss = ops.scale(tape, loss, name="loss_scale")
     step.cache = {}
+    if loss.node is None:
+        return  # nothing trains
     with tape.in_phase(Phase.BACKWARD):
         seed = tape.empty(1, "fp32")
         tape.kernel("loss_gradient", Kind.MEMORY, (), (seed,))

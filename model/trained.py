@@ -31,7 +31,9 @@ class Trained:
 
 def adapter_tensors(layer: Layer, run: Run) -> list[Trained]:
     """Adapters of a layer: those on parts of a map, of linear maps, and of stacked experts."""
-    parts, stacked = (block.adapter_sizes(run.lora_target_modules, run.lora_r) for block in (layer.attention, layer.mlp))
+    parts, stacked = (
+        block.adapter_sizes(run.lora_target_modules, run.lora_r) for block in (layer.attention, layer.mlp)
+    )
     inside, around = ([Trained(elements=size, is_matrix=True) for size in sizes] for sizes in (parts, stacked))
     return [*inside, *linear_adapters(layer, run), *around]
 

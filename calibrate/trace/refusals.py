@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tunecast.catalogs.errors import NotSupportedError
+from tunecast.model.litgpt import STACK
 from tunecast.model.run import Run
 
 REAL_LOSSES = ("nll", "chunked_nll")
@@ -33,6 +34,7 @@ def refuse_unreal(run: Run, *, device: str) -> None:
     products, older code."""
     base = run.base_quantization or ""
     reasons = {
+        "LitGPT's code (--stack litgpt)": run.stack == STACK,
         "fused kernels": bool(run.fused_kernels),
         f"the loss path {run.loss_type}": run.loss_type not in REAL_LOSSES,
         "a GPTQ base": base.startswith("gptq"),

@@ -36,6 +36,7 @@ def _layer(data: dict[str, Any]) -> Layer:
     """A layer; ``norms``, which early records hold, follows from the other fields now."""
     data = {name: value for name, value in data.items() if name != "norms"}
     attention, mlp = _with_linears(data["attention"]), _with_linears(data["mlp"])
+    attention["parts"] = tuple((name, width) for name, width in attention.get("parts", ()))
     if attention.get("latent") is not None:
         attention["latent"] = Latent(**attention["latent"])
     if mlp.get("experts") is not None:

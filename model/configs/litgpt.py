@@ -1,5 +1,7 @@
 """LitGPT YAML of ``litgpt finetune_lora`` and ``finetune_full``; the command is not in the file, its fields are.
 
+Adapters are named as Hugging Face names these maps, which LitGPT's stack understands and others too.
+
 Accumulation follows from the global batch, the micro-batch and the GPUs; several GPUs mean FSDP with
 checkpointing, one GPU neither (``litgpt/finetune/lora.py``).
 """
@@ -102,7 +104,9 @@ def _precision(source: Source, draft: Draft) -> None:
     dtype, precision = _PRECISIONS[word]
     draft.put("dtype", dtype, stated)
     draft.put("precision", precision, stated)
-    if draft.options["method"] != "full" and dtype != "fp32":
+    if draft.options["method"] == "qlora" and word.endswith("-mixed"):
+        raise InputError(f"{source.name}: LitGPT does not quantize under precision {word}; set precision: bf16-true.")
+    if draft.options["method"] != "full":
         draft.put("adapter_dtype", dtype, stated)
 
 

@@ -167,6 +167,7 @@ def test_unbuilt_and_built_values_are_apart() -> None:
         "axolotl",
         "llama-factory",
         "torchtune",
+        "litgpt",
     ]
 
 

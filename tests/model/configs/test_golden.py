@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from tunecast.catalogs.errors import NotSupportedError
 from tunecast.model.amount import resolve_amount
 from tunecast.model.architectures import load_architecture
 from tunecast.model.configs import RunFile, merge_options, read_config
+from tunecast.model.litgpt import of_stack
 from tunecast.model.question import RUN_OPTIONS_ELSEWHERE
 from tunecast.model.resolve import REFUSED_PARALLELISM, RUN_FIELDS, Resolved, resolve_run
 
@@ -133,7 +133,7 @@ GOLDEN: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
             "optim": "adamw_torch",
             "num_train_epochs": 2,
         },
-        {"gradient_checkpointing": False, "attn_implementation": "sdpa", "loss_type": "chunked_nll", "stack": "litgpt"},
+        {"gradient_checkpointing": False, "attn_implementation": "sdpa", "loss_type": "nll", "stack": "litgpt"},
     ),
 }
 """By file: format, model, what the file states, what its framework adds."""
@@ -142,7 +142,7 @@ GOLDEN: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
 def resolved(run_file: RunFile, **typed: Any) -> Resolved:
     merged = merge_options(run_file, typed)
     options = {name: value for name, value in merged.options.items() if name not in RUN_OPTIONS_ELSEWHERE}
-    architecture = load_architecture(run_file.model_name)
+    architecture = of_stack(load_architecture(run_file.model_name), options)
     return resolve_run(architecture, options, option_origins=merged.origins)
 
 
@@ -183,13 +183,14 @@ def test_the_file_resolves_to_a_run_that_says_where_each_field_is_from(name: str
             assert origin == "stack-default"
 
 
-@pytest.mark.parametrize(("name", "stack"), [("litgpt.yaml", "litgpt")])
-def test_a_stack_that_is_not_built_is_refused_by_name_and_may_be_replaced(name: str, stack: str) -> None:
-    run_file = read_config(EXAMPLES / name)
-    with pytest.raises(NotSupportedError, match=f"{stack} .*not built yet; use --stack hf-peft"):
-        resolved(run_file)
-    run = resolved(run_file, stack="hf-peft", loss_type="nll").run
-    assert (run.stack, run.loss_type, run.lora_r) == ("hf-peft", "nll", run_file.options["lora_r"])
+def test_the_litgpt_file_resolves_by_its_own_stack_and_may_be_forecast_by_another() -> None:
+    run_file = read_config(EXAMPLES / "litgpt.yaml")
+    own = resolved(run_file)
+    assert (own.run.stack, own.run.lora_target_modules) == ("litgpt", ("query", "value"))
+    assert own.origins["lora_target_modules"] == "file"
+    assert (own.run.gradient_checkpointing, own.origins["gradient_checkpointing"]) == (False, "stack-default")
+    other = resolved(run_file, stack="hf-peft").run
+    assert (other.stack, other.lora_target_modules) == ("hf-peft", ("q_proj", "v_proj"))
 
 
 def test_ignored_fields_are_listed_and_empty_ones_are_not() -> None:

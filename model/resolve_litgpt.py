@@ -1,0 +1,95 @@
+"""Runs by LitGPT's code: which adapters and options there are, and what it does not have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tunecast.catalogs.errors import InputError, NotSupportedError, UnknownNameError
+from tunecast.model.architecture import Architecture
+from tunecast.model.litgpt import FOREIGN, STACK, WORDS, is_litgpt
+from tunecast.model.resolve_parallel import Fields
+
+ACCUSTOMED: dict[str, Any] = {
+    "use_dora": False,
+    "use_rslora": False,
+    "lora_bias": False,
+    "modules_to_save": (),
+    "loss_type": "nll",
+    "attn_implementation": "sdpa",
+    "fused_kernels": (),
+    "torch_compile": False,
+    "fp8": None,
+    "upcast_non_quantized": False,
+    "activation_offloading": False,
+    "checkpoint_every": 1,
+    "checkpoint_keeps_ops": False,
+    "optimizer_in_backward": False,
+    "reentrant": False,
+    "tp": 1,
+    "pp": 1,
+    "cp": 1,
+    "offload": "none",
+}
+"""Fields of a run whose other values have no formulas in LitGPT's code."""
+SHARDINGS = ("none", "fsdp")
+
+
+def adapted_parts(architecture: Architecture) -> tuple[str, ...]:
+    """Maps of a layer that adapters may sit on, queries, keys and values by their own names."""
+    layer = architecture.groups[0].layer
+    parts = [name for name, _ in layer.attention.parts]
+    return (*parts, *(linear.name for linear in layer.linears[1:]))
+
+
+def litgpt_targets(architecture: Architecture, names: list[str]) -> tuple[str, ...]:
+    """Targets in forward order; LitGPT's words for them and Hugging Face's names of them are understood."""
+    known = (*adapted_parts(architecture), architecture.head_module)
+    found: list[str] = []
+    for name in names:
+        word = FOREIGN.get(name, name)
+        if name == "all-linear":
+            found += known[:-1]
+        elif word not in WORDS and name not in known:
+            raise UnknownNameError("target module", name, (*WORDS, *FOREIGN), hint=f"LitGPT adapts {', '.join(WORDS)}.")
+        else:
+            found += WORDS.get(word, (name,))
+    return tuple(name for name in known if name in found)
+
+
+def check_code(architecture: Architecture, stack: str) -> None:
+    """Architecture and stack belong together: raises InputError where a stack's own code was not asked for."""
+    if is_litgpt(architecture) == (stack == STACK):
+        return
+    if stack == STACK:
+        raise InputError(f"--stack {STACK} has formulas only, which this command does not use; use --stack hf-peft.")
+    raise InputError(f"--stack {stack} was asked for, but {architecture.name} is built by LitGPT's code here.")
+
+
+def defaults_by_gpus(fields: Fields, architecture: Architecture, defaults: dict[str, Any]) -> dict[str, Any]:
+    """LitGPT checkpoints every block on several GPUs and none on one (``parallelize_fn``, ``FSDPStrategy``)."""
+    if not is_litgpt(architecture):
+        return defaults
+    return {**defaults, "gradient_checkpointing": fields.values["num_gpus"] > 1}
+
+
+def check_litgpt(fields: Fields, architecture: Architecture) -> None:
+    """Refuse by name what LitGPT does not have, or has no formulas of."""
+    if not is_litgpt(architecture):
+        return
+    values = fields.values
+    for name, ordinary in ACCUSTOMED.items():
+        if values.get(name, ordinary) != ordinary:
+            raise refused(f"--{name.replace('_', '-')} {values[name]}", "leave the option out")
+    if values["precision"] == "fp16-autocast":
+        raise refused("--precision fp16-autocast", "use --precision bf16")
+    if values["sharding"] not in SHARDINGS:
+        raise refused(f"--sharding {values['sharding']}", "use --sharding fsdp")
+    if values["num_gpus"] > 1 and values["method"] == "qlora":
+        raise InputError("LitGPT does not quantize on several GPUs, but --num-gpus is above 1; use one.")
+    if (values.get("quant_method") or "bnb-4bit") != "bnb-4bit":
+        raise refused(f"--quant-method {values['quant_method']}", "use bnb-4bit")
+
+
+def refused(what: str, instead: str) -> NotSupportedError:
+    """What is not built for LitGPT's code, and what to type instead."""
+    return NotSupportedError(f"{what} is not built for --stack {STACK}; {instead}.")
