@@ -66,7 +66,6 @@ def test_allocated_of_every_run_on_a_t4(rows: dict[str, dict[str, str]]) -> None
         ("TT-016", "packed 'no'"),
         ("UN-001", "print neither the length"),
         ("TM-001", "name no GPU"),
-        ("SW-026", "device map"),
         ("SW-069", "low confidence"),
         ("NB-013", "nvfp4"),
     ],

@@ -148,6 +148,15 @@ def test_out_of_memory_rows_test_the_verdict_only(rows: dict[str, dict[str, str]
     assert verdict_shares([ran, stated, presumed]) == {"ran": (1, 1), "stated": (1, 1), "presumed": (1, 1)}
 
 
+def test_stated_runs_of_72b_on_two_cards_by_a_device_map(rows: dict[str, dict[str, str]]) -> None:
+    """ms-swift: ran with 512, 1,024 and 2,048 tokens, out of memory with 4,096 and 8,192."""
+    ids = ("SW-026", "SW-027", "SW-009", "SW-028", "SW-029")
+    judged = [judge(read_entries([rows[row_id]])[0], shipped) for row_id in ids]
+    assert [item.entry.out_of_memory for item in judged] == ["", "", "", "stated", "stated"]
+    assert not any(item.scored for item in judged)
+    assert verdict_shares(judged) == {"ran": (3, 3), "stated": (2, 2), "presumed": (0, 0)}
+
+
 def test_reasons_are_counted(rows: dict[str, dict[str, str]]) -> None:
     entries = read_entries([rows["TT-002"], {**rows["FM-025"], "optimizer": "Sophia"}, rows["FM-025"]])
     counts = skipped_by_reason(judge(entry, shipped) for entry in entries)
