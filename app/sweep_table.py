@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 BAR_COLUMNS = 10
 """Characters of the widest bar of a tornado in a terminal."""
+DOES_NOT_FIT = "†"
 
 
 def sweep_report(found: Sweep) -> list[RenderableType]:
@@ -53,14 +54,21 @@ def tornado_table(found: Sweep) -> Table:
             f"{bar.name}{' *' if bar.kind == 'uncertain' else ''}",
             bar.low_setting,
             bar.high_setting,
-            shown(found, bar.low),
-            shown(found, bar.high),
+            shown(found, bar.low) + no_fit(bar.low_fits),
+            shown(found, bar.high) + no_fit(bar.high_fits),
             drawn(bar, widest),
         )
     still = [bar.name for bar in found.bars if bar.swing == 0]
-    table.caption = f"* not yours to choose: an 80% interval, or the median offer.{_without(still)}"
+    over = any(False in (bar.low_fits, bar.high_fits) for bar in moving)
+    does_not = f" {DOES_NOT_FIT} does not fit: computed as if it did." if over else ""
+    table.caption = f"* not yours to choose: an 80% interval, or the median offer.{does_not}{_without(still)}"
     table.caption_justify = "left"
     return keep_whole(table, shrinking="to")
+
+
+def no_fit(fits: bool | None) -> str:
+    """The mark of a value at which the run does not fit."""
+    return DOES_NOT_FIT if fits is False else ""
 
 
 def _without(still: Sequence[str]) -> str:
@@ -131,6 +139,7 @@ def rows_of(found: Sweep) -> list[dict[str, Any]]:
             {
                 "input": bar.name, "kind": bar.kind, "from": bar.low_setting, "to": bar.high_setting,
                 "low_end": bar.low, "high_end": bar.high, "base": bar.base, "swing": bar.swing,
+                "low_fits": bar.low_fits, "high_fits": bar.high_fits,
             }
             for bar in found.bars
         ]  # fmt: skip

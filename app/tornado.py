@@ -7,9 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tunecast.model.units import KILO
 from tunecast.model.value import Z80
 from tunecast.sweep_result import Bar, Sweep, Told, chosen_metric, reported
 from tunecast.sweeping import METRICS, Ask, forecast_of, point
+from tunecast.tables import count
 
 if TYPE_CHECKING:
     from tunecast.model.forecast import Forecast
@@ -54,7 +56,7 @@ def tornado(ask: Ask, metric: str | None, told: Told | None = None) -> Sweep:
     bars = []
     for end in reported(told, len(ends), iter(ends)):
         low, high = (
-            None if settings is None else _metric_at(ask, settings, scales, of)
+            (None, None) if settings is None else _metric_at(ask, settings, scales, of)
             for settings, scales in (end.low, end.high)
         )
         bars.append(
@@ -63,9 +65,11 @@ def tornado(ask: Ask, metric: str | None, told: Told | None = None) -> Sweep:
                 kind=end.kind,
                 low_setting=end.labels[0],
                 high_setting=end.labels[1],
-                low=low,
-                high=high,
+                low=low[0],
+                high=high[0],
                 base=at_base,
+                low_fits=low[1],
+                high_fits=high[1],
             )
         )
     bars.sort(key=lambda bar: -bar.swing)
@@ -74,9 +78,10 @@ def tornado(ask: Ask, metric: str | None, told: Told | None = None) -> Sweep:
 
 def _metric_at(
     ask: Ask, settings: Mapping[str, Any], scales: Mapping[str, float], of: Callable[[Forecast], float | None]
-) -> float | None:
+) -> tuple[float | None, bool | None]:
+    """The metric, and whether the run fits."""
     found = point(ask, settings, scales).forecast
-    return None if found is None else of(found)
+    return (None, None) if found is None else (of(found), found.fits)
 
 
 def choice_ends(ask: Ask, base: Forecast) -> list[Ends]:
@@ -107,8 +112,13 @@ def choice_ends(ask: Ask, base: Forecast) -> list[Ends]:
 
 def _numbers(name: str, halved: float | None, doubled: float) -> Ends:
     low: Change = (None if halved is None else {name: halved}, {})
-    labels = ("–" if halved is None else f"{halved:g}", f"{doubled:g}")
+    labels = ("–" if halved is None else _shown(halved), _shown(doubled))
     return Ends(name=name, kind="choice", labels=labels, low=low, high=({name: doubled}, {}))
+
+
+def _shown(number: float) -> str:
+    """A number as it stands, or a large one as people write it."""
+    return f"{number:g}" if number < 100 * KILO else count(number)
 
 
 def uncertain_ends(ask: Ask, base: Forecast) -> list[Ends]:

@@ -66,7 +66,7 @@ def memory_bar(forecast: Forecast, name: str = "memory") -> str:
         beyond = gib(view.process_bytes.value - view.allocated_bytes.value)
         parts.append(svg.Part(name="allocator and context", value=beyond, told=f"{beyond:.1f}"))
     limit = None if view.usable_bytes is None else gib(view.usable_bytes)
-    title = f"Memory of {forecast.gpu} at its peak ({view.peak_moment}), GiB"
+    title = f"Memory of one GPU of {plan_name(forecast)} at its peak ({view.peak_moment}), GiB"
     shown = "" if limit is None else f"the card: {limit:.1f}"
     return svg.stacked(parts, limit=limit, limit_name=shown, title=title, name=name)
 
@@ -92,7 +92,7 @@ def operations_bars(forecast: Forecast, name: str = "operations") -> str:
 
 def tornado(sweep: Sweep) -> str | None:
     """The widest swings; None where nothing moves anything."""
-    from tunecast.sweep_table import shown
+    from tunecast.sweep_table import no_fit, shown
 
     moving = [bar for bar in sweep.bars if bar.swing > 0][:MOST_BARS]
     if not moving:
@@ -101,7 +101,9 @@ def tornado(sweep: Sweep) -> str | None:
     for bar in moving:
         low, high = (bar.base if end is None else end for end in (bar.low, bar.high))
         kind = "choice" if bar.kind == "choice" else "unsure"
-        told = f"{shown(sweep, low)} to {shown(sweep, high)}"
+        over = any(fits is False for fits in (bar.low_fits, bar.high_fits))
+        told = f"{shown(sweep, low)}{no_fit(bar.low_fits)} to {shown(sweep, high)}{no_fit(bar.high_fits)}"
+        told += " does not fit" if over else ""
         rows.append(svg.Row(label=bar.name[:32], low=low, high=high, told=told, kind=kind))
     title = f"What moves the {sweep.metric.title} of {sweep.base.gpu}"
     return svg.bars(rows, base=moving[0].base, title=title, name="tornado")

@@ -19,6 +19,11 @@ Told = Callable[[str], None]
 AMOUNTS = ("tokens", "num_samples", "max_steps", "dataset")
 CHOSEN_BY_RECOMMEND = ("num_gpus", "sharding", "tp", "pp", "cp", "deadline", "owned")
 """Options of a single forecast that a recommendation chooses itself or does not take."""
+PLANNED = (
+    "method", "num_gpus", "sharding", "per_device_train_batch_size", "gradient_accumulation_steps",
+    "gradient_checkpointing",
+)  # fmt: skip
+"""What makes a recommended plan, besides its card."""
 GRID_LENGTHS = (0.5, 1.0, 2.0)
 GRID_BATCHES = (1, 2, 4, 8)
 
@@ -40,8 +45,19 @@ class Report:
 
     @property
     def best(self) -> Forecast:
-        """The card that the details are about: the cheapest that fits."""
+        """The cheapest card that fits the run as it was asked."""
         return self.forecasts[0]
+
+    @property
+    def recommended(self) -> Forecast | None:
+        """The cheapest plan of all; None where nothing can be recommended."""
+        found = self.recommendation
+        return None if found is None or found.cheapest is None else found.cheapest.forecast
+
+    @property
+    def plan(self) -> Forecast:
+        """What pictures, sensitivity and origins are about: the recommended plan, else the best card as asked."""
+        return self.recommended or self.best
 
 
 def gather(
@@ -53,7 +69,10 @@ def gather(
     told: Told | None = None,
     **options: Any,
 ) -> Report:
-    """Forecast every card, recommend, and vary the best one. Raises InputError without an amount of data."""
+    """Forecast every card, recommend, and vary the recommended plan, or else the best card.
+
+    Raises InputError without an amount of data.
+    """
     from tunecast.against_catalog import against_catalog
     from tunecast.api import estimate
     from tunecast.calibrate.environment import package_version
@@ -68,7 +87,9 @@ def gather(
     say("comparing offers")
     recommendation, why_not = _recommended(model, gpu, records, options)
     say("moving every input")
-    tornado, grid = _varied(model, forecasts[0], records, options)
+    plan = None if recommendation is None or recommendation.cheapest is None else recommendation.cheapest.forecast
+    asked = options if plan is None else as_planned(plan, options)
+    tornado, grid = _varied(model, plan or forecasts[0], records, asked)
     say("comparing with the catalog")
     return Report(
         command=command,
@@ -111,8 +132,14 @@ def _own(device: str) -> bool:
     return device == "cpu" or device.startswith("mock:")
 
 
+def as_planned(plan: Forecast, options: dict[str, Any]) -> dict[str, Any]:
+    """The options of the run as a recommended plan lays it out."""
+    kept = {name: value for name, value in options.items() if name not in CHOSEN_BY_RECOMMEND}
+    return kept | {name: getattr(plan.run, name) for name in PLANNED}
+
+
 def _varied(model: str, best: Forecast, records: Sequence[str | Path], options: dict[str, Any]) -> tuple[Sweep, Sweep]:
-    """The tornado of the best card, and its cost over batch and length."""
+    """The tornado of one plan, and its cost over batch and length."""
     from tunecast.sweep import sweep
 
     own = [path for path in records if _device_of(Path(path)) == best.gpu]

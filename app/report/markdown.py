@@ -16,26 +16,26 @@ if TYPE_CHECKING:
 
 def markdown_page(report: Report) -> str:
     """The whole page."""
-    best = report.best
+    plan = words.plan_title(report)
     parts = [
-        f"# Fine-tuning {best.model}: what to rent, how long, how much\n",
+        f"# Fine-tuning {report.best.model}: what to rent, how long, how much\n",
         f"**{words.answer(report)}**\n",
         words.run_sentence(report) + "\n",
         f"Made {report.made_at} by tunecast {report.version}: `{report.command}`. Ranges are 80% intervals.\n",
         *_plans(report),
         "## Every card\n",
         _cards(report),
-        f"## Where time and memory go: {best.gpu}\n",
+        f"## Where time and memory go: {plan}\n",
         _phases(report),
         _operations(report),
         _memory(report),
         *_catalog(report),
-        "## What the answer depends on\n",
+        f"## What the answer depends on: {plan}\n",
         _tornado(report),
         _grid(report),
         "## Where every number comes from\n",
-        f"{best.gpu}: {words.origin_counts(best)}.\n",
-        _table(("factor", "origin"), ((f"`{name}`", origin) for name, origin in words.origin_rows(best))),
+        f"{plan[0].upper()}{plan[1:]}: {words.origin_counts(report.plan)}.\n",
+        _table(("factor", "origin"), ((f"`{name}`", origin) for name, origin in words.origin_rows(report.plan))),
         "Notes:\n",
         "\n".join(f"- {note}" for note in words.all_notes(report)) + "\n",
     ]
@@ -83,11 +83,11 @@ def _cards(report: Report) -> str:
 
 
 def _phases(report: Report) -> str:
-    return _table(("phase", "time", "what, and where its rate came from"), words.phase_lines(report.best))
+    return _table(("phase", "time", "what, and where its rate came from"), words.phase_lines(report.plan))
 
 
 def _operations(report: Report) -> str:
-    best = report.best
+    best = report.plan
     step = best.step_time_s.value
     parts = sorted(best.time_parts_s.items(), key=lambda item: -item[1])
     rows = ((name, seconds(part), f"{part / step:.0%}") for name, part in parts if part > 0)
@@ -95,7 +95,7 @@ def _operations(report: Report) -> str:
 
 
 def _memory(report: Report) -> str:
-    view = report.best.memory
+    view = report.plan.memory
     rows = [(name, f"{gib(n_bytes):.2f}") for name, n_bytes in view.parts_bytes.items() if n_bytes > 0]
     rows.append(("**allocated**", f"{gib(view.allocated_bytes.value):.2f}"))
     for name, value in (("reserved", view.reserved_bytes), ("process", view.process_bytes)):
@@ -119,15 +119,22 @@ def _catalog(report: Report) -> list[str]:
 
 
 def _tornado(report: Report) -> str:
-    from tunecast.sweep_table import shown
+    from tunecast.sweep_table import DOES_NOT_FIT, no_fit, shown
 
     sweep = report.tornado
     rows = (
-        (bar.name, bar.kind, f"{bar.low_setting} to {bar.high_setting}", shown(sweep, bar.low), shown(sweep, bar.high))
+        (
+            bar.name,
+            bar.kind,
+            f"{bar.low_setting} to {bar.high_setting}",
+            shown(sweep, bar.low) + no_fit(bar.low_fits),
+            shown(sweep, bar.high) + no_fit(bar.high_fits),
+        )
         for bar in sweep.bars
         if bar.swing > 0
     )
-    return _table(("input", "kind", "from, to", f"{sweep.metric.title}, low end", "high end"), rows)
+    told = f"{DOES_NOT_FIT} does not fit there: computed as if it did.\n"
+    return _table(("input", "kind", "from, to", f"{sweep.metric.title}, low end", "high end"), rows) + "\n" + told
 
 
 def _grid(report: Report) -> str:

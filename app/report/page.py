@@ -45,6 +45,8 @@ def page_data(report: Report, markup: Any) -> dict[str, Any]:
     cards = [words.card_row(forecast) for forecast in report.forecasts]
     for card, forecast in zip(cards, report.forecasts, strict=True):
         card["anchor"] = card["anchor"] if forecast.gpu in drawn else "h-where"
+    plan = report.recommended
+    recommended = [] if plan is None else [detail(plan, markup, recommended=True)]
     scatter = charts.money_against_time(report)
     tornado = charts.tornado(report.tornado)
     return {
@@ -60,13 +62,13 @@ def page_data(report: Report, markup: Any) -> dict[str, Any]:
         "tokens": f"{words.tokens_of(report) or 0:.0f}",
         "heads": HEADS,
         "cards": cards,
-        "details": [detail(forecast, markup) for forecast in details],
+        "details": [*recommended, *(detail(forecast, markup) for forecast in details)],
         "comparisons": comparisons(report, markup),
         "tornado": None if tornado is None else markup(tornado),
         "grid": grid_cells(report.grid),
-        "best_gpu": report.best.gpu,
-        "origin_counts": words.origin_counts(report.best),
-        "origins": words.origin_rows(report.best),
+        "plan": words.plan_title(report),
+        "origin_counts": words.origin_counts(report.plan),
+        "origins": words.origin_rows(report.plan),
         "notes": words.all_notes(report),
     }
 
@@ -80,13 +82,10 @@ def plan_rows(report: Report) -> list[dict[str, str]]:
 
 def plan_row(forecast: Forecast) -> dict[str, str]:
     """One plan in words."""
-    run, time, cost = forecast.run, forecast.total_time_h, forecast.cost_usd
-    spread = "" if run.num_gpus == 1 else f", {run.sharding}"
-    on = "on" if run.gradient_checkpointing else "off"
-    batch = f"{run.per_device_train_batch_size} x {run.gradient_accumulation_steps}"
+    time, cost = forecast.total_time_h, forecast.cost_usd
     return {
         "gpu": charts.plan_name(forecast),
-        "how": f"{run.method}, micro-batch {batch}{spread}, checkpointing {on}",
+        "how": words.layout(forecast),
         "time": DASH if time is None else duration(time.value),
         "time_span": charts.time_span(time),
         "cost": DASH if cost is None else dollars(cost.value),
@@ -102,11 +101,16 @@ def balance(report: Report) -> str | None:
     return None if found is None or found.balance is None else charts.plan_name(found.balance.forecast)
 
 
-def detail(forecast: Forecast, markup: Any) -> dict[str, Any]:
-    """Charts and figures of one card."""
+def detail(forecast: Forecast, markup: Any, *, recommended: bool = False) -> dict[str, Any]:
+    """Charts and figures of one card as asked, or of the recommended plan."""
     row, key = words.card_row(forecast), forecast.gpu.replace(":", "-").replace("#", "-")
+    name = f"{row['gpu']}, {words.layout(forecast)}"
+    if recommended:
+        row["anchor"], key = "card-recommended", "recommended"
     return {
         **row,
+        "heading": f"Recommended: {name}" if recommended else f"As asked: {name}",
+        "option": f"recommended: {row['gpu']}" if recommended else row["gpu"],
         "bound_by": forecast.bound_by,
         "moment": forecast.memory.peak_moment,
         "probability": DASH if forecast.fit_probability is None else f"{forecast.fit_probability:.0%}",
@@ -144,7 +148,9 @@ def grid_cells(grid: Sweep) -> dict[str, Any]:
             heat = 0.0 if not value or high == low else (math.log(value) - low) / (high - low)
             cells.append({"words": shown(grid, value) + star, "colour": colour(heat)})
         out.append({"name": name, "cells": cells})
-    caption = f"{grid.metric.title} on {grid.base.gpu} by {down} (down) and {across} (across); * does not fit"
+    caption = (
+        f"{grid.metric.title} on {charts.plan_name(grid.base)} by {down} (down) and {across} (across); * does not fit"
+    )
     return {"caption": caption, "corner": f"{down} \\ {across}", "columns": columns, "rows": out}
 
 

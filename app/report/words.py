@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from tunecast.forecast_table import run_line
+from tunecast.model.value import Value
 from tunecast.report.charts import plan_name, span, time_span
 from tunecast.tables import DASH, digits, dollars, duration, gib_text, seconds
 
@@ -52,12 +54,55 @@ def run_sentence(report: Report) -> str:
     return run_line(report.best)
 
 
+def layout(forecast: Forecast) -> str:
+    """How a plan trains: ``qlora, micro-batch 4 x 2, zero2, checkpointing off``."""
+    run = forecast.run
+    spread = "" if run.num_gpus == 1 else f", {run.sharding}"
+    on = "on" if run.gradient_checkpointing else "off"
+    batch = f"{run.per_device_train_batch_size} x {run.gradient_accumulation_steps}"
+    return f"{run.method}, micro-batch {batch}{spread}, checkpointing {on}"
+
+
+def plan_title(report: Report) -> str:
+    """Which plan the pictures are of."""
+    plan = report.plan
+    if report.recommended is None:
+        return f"{plan_name(plan)} as asked: {layout(plan)}"
+    return f"the recommended plan, {plan_name(plan)}: {layout(plan)}"
+
+
+def recomputed(forecast: Forecast) -> dict[str, str]:
+    """What script needs to tell time and cost of another amount or price, with their intervals.
+
+    Hours of training follow the tokens, the other hours do not; how far they may be off adds up as squares
+    (`model.value.total`). Cost is each end of the time, times a rate.
+    """
+    time, cost, whole = forecast.total_time_h, forecast.cost_usd, forecast.whole_run
+    train = Value(value=0.0, low=0.0, high=0.0) if whole is None else whole.train_time_h
+    every = train if time is None else time
+    off = {
+        "train-h-down": train.value - train.low,
+        "train-h-up": train.high - train.value,
+        "other-h-down": _beside(every.value - every.low, train.value - train.low),
+        "other-h-up": _beside(every.high - every.value, train.high - train.value),
+    }
+    found = {"train-h": train.value, "other-h": every.value - train.value, **off}
+    for suffix, end in (("", "value"), ("-low", "low"), ("-high", "high")):
+        hours = getattr(every, end)
+        known = cost is not None and 0 < hours < math.inf
+        found[f"usd-per-h{suffix}"] = getattr(cost, end) / hours if known else math.nan
+    return {name: "" if math.isnan(number) else f"{number:.9g}" for name, number in found.items()}
+
+
+def _beside(both: float, one: float) -> float:
+    """The other side of a right triangle; an endless one stays endless."""
+    return both if math.isinf(both) else math.sqrt(max(both**2 - one**2, 0.0))
+
+
 def card_row(forecast: Forecast) -> dict[str, Any]:
     """One card of the table: what is shown, and the numbers that script sorts and recomputes."""
-    time, cost, offer = forecast.total_time_h, forecast.cost_usd, forecast.offer
+    time, cost = forecast.total_time_h, forecast.cost_usd
     memory = forecast.memory.process_bytes or forecast.memory.allocated_bytes
-    train_h = 0.0 if forecast.whole_run is None else forecast.whole_run.train_time_h.value
-    rate = None if offer is None or time is None or cost is None else cost.value / time.value
     return {
         "gpu": plan_name(forecast),
         "anchor": f"card-{forecast.gpu}",
@@ -77,9 +122,7 @@ def card_row(forecast: Forecast) -> dict[str, Any]:
         "cost_span": "" if cost is None else f"{dollars(cost.low)} to {dollars(cost.high)}",
         "offer": offer_words(forecast),
         "date": offer_date(forecast),
-        "train_h": train_h,
-        "other_h": 0.0 if time is None else time.value - train_h,
-        "usd_per_h": rate,
+        "numbers": recomputed(forecast),
         "gpus": forecast.run.num_gpus,
     }
 
@@ -137,8 +180,10 @@ def phase_lines(forecast: Forecast) -> list[tuple[str, str, str]]:
 
 def all_notes(report: Report) -> list[str]:
     """What every forecast says once, then what the recommendation says."""
-    found = report.recommendation
-    notes = [*report.best.notes, *(found.notes if found is not None else ())]
+    found, best = report.recommendation, report.best
+    asked = () if report.recommended is None else best.notes
+    notes = [*report.plan.notes, *(found.notes if found is not None else ())]
+    notes += [f"as asked on {best.gpu}: {note}" for note in asked if note not in notes]
     if report.why_no_recommendation:
         notes.append(f"no recommendation: {report.why_no_recommendation}")
     return list(dict.fromkeys(notes))

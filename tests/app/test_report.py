@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
-import shutil
-import subprocess
 from collections import Counter
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from browser import CHROMIUM, DRIVER, browser
 from typer.testing import CliRunner
 
 import tunecast
@@ -112,6 +110,37 @@ def test_the_answer_is_that_of_recommend(files: tuple[Path, Path]) -> None:
         assert f"{best.run.num_gpus} x {best.gpu} at {best.offer['provider']}" in first  # type: ignore[index]
 
 
+def test_pictures_sensitivity_and_origins_are_of_the_recommended_plan() -> None:
+    from tunecast.report.gather import gather
+    from tunecast.report.words import layout, plan_title
+
+    asked = {"method": "full", "max_length": 1024, "tokens": "2M"}
+    report = gather(MODEL, command="", gpu=GPUS, **asked)
+    best = tunecast.recommend(MODEL, gpu=GPUS, **asked).cheapest
+    assert best is not None
+    assert report.plan.run == best.forecast.run
+    assert report.tornado.base.run == best.forecast.run
+    assert report.grid.base.gpu == best.forecast.gpu
+    (at_plan,) = [
+        point.forecast
+        for point in report.grid.points
+        if point.forecast is not None and point.forecast.run == best.forecast.run
+    ]
+    assert at_plan.cost_usd == best.forecast.cost_usd
+    assert report.tornado.base.cost_usd.value == pytest.approx(best.forecast.cost_usd.value)  # type: ignore[union-attr]
+    assert layout(best.forecast) in plan_title(report)
+
+
+def test_without_a_recommendation_they_are_of_the_card_as_asked() -> None:
+    from tunecast.report.gather import gather
+    from tunecast.report.words import plan_title
+
+    report = gather(MODEL, command="", gpu="mock:l40s-48gb", method="full", max_length=1024, tokens="2M")
+    assert report.recommended is None
+    assert report.plan is report.best
+    assert plan_title(report).startswith("1 x mock:l40s-48gb#0 as asked: full, micro-batch 1 x 1")
+
+
 def luminance(colour: str) -> float:
     """Relative luminance of ``#rgb`` or ``#rrggbb`` (WCAG 2.1)."""
     digits = colour.lstrip("#")
@@ -159,56 +188,42 @@ def test_what_cannot_be_reported_is_refused_and_nothing_written(
     assert says in " ".join(done.output.split())
 
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
-    "--disable-background-networking", "--disable-component-update", "--enable-logging=stderr",
-    "--virtual-time-budget=5000",
-)  # fmt: skip
-TOUCH = """<script>
+TOUCH = """
 var out = {}, table = document.getElementById("table");
 var rows = function () { return Array.from(table.tBodies[0].rows); };
 var speeds = function () { return rows().map(function (r) { return parseFloat(r.cells[4].dataset.v); }); };
 var cell = function (i, k) { return parseFloat(rows()[0].querySelector(k).dataset.v); };
+var span = function (k) { return rows()[0].querySelector(k + " small").textContent; };
 table.tHead.rows[0].cells[4].querySelector("button").click(); out.up = speeds();
 table.tHead.rows[0].cells[4].querySelector("button").click(); out.down = speeds();
 out.sorted = table.tHead.rows[0].cells[4].getAttribute("aria-sort");
 var first = rows()[0], tokens = document.getElementById("tokens"), price = document.getElementById("price");
 out.before = cell(0, ".time"); out.train = parseFloat(first.dataset.trainH);
 tokens.value = parseFloat(tokens.value) * 3; tokens.dispatchEvent(new Event("change")); out.tripled = cell(0, ".time");
-price.value = 2; price.dispatchEvent(new Event("change")); out.cost = cell(0, ".cost");
+out.name = first.cells[0].textContent; out.timeSpan = span(".time"); out.costSpan = span(".cost");
+price.value = 2; price.dispatchEvent(new Event("change")); out.cost = cell(0, ".cost"); out.ownSpan = span(".cost");
 out.told = !document.getElementById("changed").hidden;
 tokens.value = parseFloat(tokens.value) / 3; price.value = ""; price.dispatchEvent(new Event("change"));
 out.restored = cell(0, ".time"); out.quiet = document.getElementById("changed").hidden;
-var card = document.getElementById("card"); card.selectedIndex = 1; card.dispatchEvent(new Event("change"));
+var card = document.getElementById("card");
+out.opened = Array.from(document.querySelectorAll("details[id^=card-][open]")).map(function (d) { return d.id; });
+card.selectedIndex = 2; card.dispatchEvent(new Event("change"));
 out.open = Array.from(document.querySelectorAll("details[id^=card-][open]")).map(function (d) { return d.id; });
 out.chosen = card.value; out.wide = document.documentElement.scrollWidth - window.innerWidth;
 out.first = document.querySelector("a, button, input, select").className;
-document.body.dataset.out = JSON.stringify(out);
-</script>"""
+return out;
+"""
 
 
-def browsed(page: Path, *flags: str) -> tuple[str, str]:
-    """(the page after its scripts ran, what the browser logged)."""
-    assert CHROMIUM is not None
-    profile = f"--user-data-dir={page.parent / 'profile'}"
-    done = subprocess.run(
-        [CHROMIUM, *FLAGS, profile, *flags, "--dump-dom", page.as_uri()],
-        capture_output=True, text=True, timeout=120, check=True,
-    )  # fmt: skip
-    return done.stdout, done.stderr
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+@pytest.mark.skipif(CHROMIUM is None or DRIVER is None, reason="no Chromium with ChromeDriver on this machine")
 @pytest.mark.parametrize("width", [1280, 390])
-def test_in_a_browser_it_sorts_recomputes_and_fits_the_screen(
-    files: tuple[Path, Path], width: int, tmp_path: Path
-) -> None:
-    touched = tmp_path / "touched.html"
-    touched.write_text(files[0].read_text().replace("</body>", TOUCH + "</body>"))
-    shown, logged = browsed(touched, f"--window-size={width},900")
-    assert "CONSOLE" not in logged
-    out = json.loads(unescape(re.search(r'data-out="([^"]*)"', shown)[1]))  # type: ignore[index]
+def test_in_a_browser_it_sorts_recomputes_and_fits_the_screen(files: tuple[Path, Path], width: int) -> None:
+    from tunecast.tables import duration
+
+    with browser(width) as session:
+        session.open(files[0].as_uri())
+        out = session.run(TOUCH)
+        assert session.errors() == []
     assert out["up"] == sorted(out["up"])
     assert out["down"] == sorted(out["up"], reverse=True)
     assert out["sorted"] == "descending"
@@ -217,16 +232,22 @@ def test_in_a_browser_it_sorts_recomputes_and_fits_the_screen(
     assert out["restored"] == pytest.approx(out["before"])
     assert out["told"]
     assert out["quiet"]
+    assert out["opened"] == ["card-recommended"]
     assert out["open"] == [out["chosen"]]
     assert out["wide"] <= 0
     assert out["first"] == "skip"
+    (told,) = tunecast.estimate(MODEL, gpu=out["name"].split(" x ")[1], method="full", max_length=1024, tokens="6M")
+    for end, shown in zip((told.total_time_h.low, told.total_time_h.high), out["timeSpan"].split(" to "), strict=True):
+        assert shown == duration(end)
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+@pytest.mark.skipif(CHROMIUM is None or DRIVER is None, reason="no Chromium with ChromeDriver on this machine")
 def test_without_script_everything_is_there(files: tuple[Path, Path], tmp_path: Path) -> None:
     bare = tmp_path / "bare.html"
     bare.write_text(re.sub(r"<script>.*?</script>", "", files[0].read_text(), flags=re.DOTALL))
-    shown, _ = browsed(bare)
-    assert re.search(r'<form[^>]*id="controls"[^>]*hidden', shown)
+    with browser() as session:
+        session.open(bare.as_uri())
+        assert session.run("return document.getElementById('controls').hidden")
+        shown = session.run("return document.body.textContent")
     for gpu in GPUS:
         assert f"1 x {gpu}" in shown
