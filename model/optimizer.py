@@ -101,7 +101,7 @@ def update_scratch_bytes(architecture: Architecture, run: Run, *, platform: str 
         return 0
     tensors = trained_tensors(architecture, run)
     if platform == "cpu":
-        return 2 * max(stored_bytes([tensor], trained_dtype(run)) for tensor in tensors)
+        return 2 * max((stored_bytes([tensor], trained_dtype(run)) for tensor in tensors), default=0)
     groups = [tensors] if is_litgpt(architecture) else parameter_groups(tensors)
     return max((stored_bytes(group, trained_dtype(run)) for group in groups), default=0)
 

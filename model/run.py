@@ -117,6 +117,11 @@ class Run:
     gpus_per_node: int = 8
     """GPUs of one machine, joined by its fastest link."""
 
+    def __post_init__(self) -> None:
+        """Targets of rank 0 are none: their maps are frozen."""
+        if self.lora_r == 0:
+            object.__setattr__(self, "lora_target_modules", ())
+
     @property
     def dp(self) -> int:
         """Copies of the model that see different samples, sharded or not."""

@@ -30,9 +30,11 @@ collectives, the embedding and head of ZeRO-3 kept by persistence thresholds.
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from tunecast.model.architecture import Architecture
+from tunecast.model.architecture import Architecture, Layer
 from tunecast.model.memory_static import layer_packed_bytes, layer_weight_bytes, root_weight_bytes
 from tunecast.model.operation import Kind, Operation, Phase
 from tunecast.model.optimizer import ADAM_STATES
@@ -128,14 +130,15 @@ def share(n_bytes: int, num_gpus: int) -> int:
     return -(-n_bytes // num_gpus)
 
 
+def one_layer_bytes(layer: Layer, hidden_size: int, run: Run) -> int:
+    """Weights and adapters of a layer, as they are gathered."""
+    adapters = layer_trained_bytes(adapter_tensors(layer, run), run) * run.has_adapters
+    return layer_weight_bytes(layer, hidden_size, run) + layer_packed_bytes(layer, run) + adapters
+
+
 def layer_bytes(architecture: Architecture, run: Run) -> int:
-    """Weights and adapters of the largest layer, as they are gathered."""
-    return max(
-        layer_weight_bytes(group.layer, architecture.hidden_size, run)
-        + layer_packed_bytes(group.layer, run)
-        + layer_trained_bytes(adapter_tensors(group.layer, run), run) * run.has_adapters
-        for group in architecture.groups
-    )
+    """Weights and adapters of the largest layer."""
+    return max(one_layer_bytes(group.layer, architecture.hidden_size, run) for group in architecture.groups)
 
 
 def layer_trained_bytes(tensors: list[Trained], run: Run) -> int:
@@ -143,17 +146,24 @@ def layer_trained_bytes(tensors: list[Trained], run: Run) -> int:
     return whole_bytes(tensors, gradient_dtype(run))
 
 
-def largest_layer_gradient_bytes(architecture: Architecture, run: Run) -> int:
-    """Gradients that one layer makes."""
-    return max(
-        layer_trained_bytes(
-            adapter_tensors(group.layer, run)
-            if run.has_adapters
-            else base_tensors(group.layer, architecture.hidden_size),
-            run,
-        )
-        for group in architecture.groups
+def layer_gradient_bytes(layer: Layer, hidden_size: int, run: Run) -> int:
+    """Gradients that a layer makes."""
+    return layer_trained_bytes(
+        adapter_tensors(layer, run) if run.has_adapters else base_tensors(layer, hidden_size), run
     )
+
+
+def largest_layer_gradient_bytes(architecture: Architecture, run: Run) -> int:
+    """Gradients of the layer that makes most."""
+    return max(layer_gradient_bytes(group.layer, architecture.hidden_size, run) for group in architecture.groups)
+
+
+def by_size(architecture: Architecture, run: Run, bytes_of: Callable[[Layer, int, Run], int]) -> list[tuple[int, int]]:
+    """Sizes of layers in bytes, each with how many layers have it."""
+    sizes: Counter[int] = Counter()
+    for group in architecture.groups:
+        sizes[bytes_of(group.layer, architecture.hidden_size, run)] += group.count
+    return list(sizes.items())
 
 
 def gradient_bytes(architecture: Architecture, run: Run) -> int:
@@ -187,7 +197,24 @@ def communication_bytes(architecture: Architecture, run: Run, moment: str, posit
         return zero3_bytes(architecture, run, moment)
     if run.sharding == "fsdp-grad-op":
         return grad_op_bytes(architecture, run, moment, position)
+    if run.fsdp_version == 1:
+        return fsdp1_bytes(architecture, run, moment, position)
     return fsdp_bytes(architecture, run, moment, position)
+
+
+def fsdp1_bytes(architecture: Architecture, run: Run, moment: str, position: str) -> int:
+    """FSDP1 as accelerate starts it, without prefetch: the root, and while a layer runs, its one flat buffer.
+
+    A layer is gathered into the buffer its parameters are views of, and freed as soon as it ends, the last one too.
+    """
+    root, layer = root_weight_bytes(architecture, run), layer_bytes(architecture, run)
+    if moment == "loss" or (moment == "forward" and position == "outside"):
+        return root
+    if moment == "forward":
+        return root + layer
+    if position == "outside":
+        return root + root_reduction_bytes(architecture, run)
+    return root + layer + layer_reduction_bytes(architecture, run)
 
 
 def zero3_bytes(architecture: Architecture, run: Run, moment: str) -> int:
@@ -291,6 +318,8 @@ def communication_operations(architecture: Architecture, run: Run) -> list[Opera
     if SHARDS[run.sharding].weights:
         return gather_operations(architecture, run)
     dtype, whole = gradient_dtype(run), gradient_bytes(architecture, run)
+    if not whole:
+        return []
     every = run.sharding == "zero2" or run.sync_each_micro_batch
     times = run.gradient_accumulation_steps if every else 1
     once = not every and run.gradient_accumulation_steps > 1
@@ -308,11 +337,11 @@ def communication_operations(architecture: Architecture, run: Run) -> list[Opera
 
 def gather_operations(architecture: Architecture, run: Run) -> list[Operation]:
     """Weights gathered layer by layer in forward and backward, gradients scattered layer by layer."""
-    layers, micro_batches = architecture.num_layers, run.gradient_accumulation_steps
-    weights, root = layer_bytes(architecture, run), root_weight_bytes(architecture, run)
-    gathers = [(Phase.FORWARD, root, 1), (Phase.FORWARD, weights, layers)]
-    if run.sharding != "fsdp-grad-op":
-        gathers.append((Phase.BACKWARD, weights, layers))
+    micro_batches = run.gradient_accumulation_steps
+    layers = by_size(architecture, run, one_layer_bytes)
+    gathers = [(Phase.FORWARD, root_weight_bytes(architecture, run), 1)]
+    for phase in (Phase.FORWARD, Phase.BACKWARD) if run.sharding != "fsdp-grad-op" else (Phase.FORWARD,):
+        gathers += [(phase, size, count) for size, count in layers]
     operations = [
         collective("all_gather", phase, size, count=count * micro_batches, dtype=run.dtype, run=run)
         for phase, size, count in gathers
@@ -325,7 +354,8 @@ def reduction_operations(architecture: Architecture, run: Run) -> list[Operation
     micro_batches = run.gradient_accumulation_steps
     every = shards_of(run).gradients
     times, once = (micro_batches if every else 1), not every and micro_batches > 1
-    sizes = [(largest_layer_gradient_bytes(architecture, run), architecture.num_layers, gradient_dtype(run))]
+    layers = by_size(architecture, run, layer_gradient_bytes)
+    sizes = [(size, count, gradient_dtype(run)) for size, count in layers if size]
     if not run.has_adapters:
         sizes.append((root_weight_bytes(architecture, run), 1, run.dtype))
     operations = []

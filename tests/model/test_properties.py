@@ -14,7 +14,9 @@ from tunecast.catalogs.errors import TunecastError
 from tunecast.model.architecture import Architecture
 from tunecast.model.architectures import load_architecture
 from tunecast.model.forecast_json import run_with_origins
+from tunecast.model.inventory import step_operations
 from tunecast.model.memory import PARTS, memory_timeline
+from tunecast.model.operation import Kind, Phase
 from tunecast.model.resolve import resolve_run
 from tunecast.model.run import Run
 from tunecast.model.sharding import zero_master_bytes
@@ -46,7 +48,12 @@ VARIANTS: tuple[dict[str, Any], ...] = (
     {"attn_implementation": "eager"},
     {"hf_code": "4.46"},
     {"torch_compile": True},
+    {"beside": "head"},
+    {"beside": "table"},
+    {"whole": "head"},
+    {"whole": "table"},
 )
+"""``beside``: adapters on a module outside the layers too; ``whole``: that module trained whole."""
 SHAPES = st.fixed_dictionaries(
     {
         "model": st.sampled_from(MODELS),
@@ -72,12 +79,22 @@ def cut(model: str, layers: int) -> Architecture:
     return replace(architecture, groups=tuple(groups))
 
 
+def named(architecture: Architecture, variant: dict[str, Any]) -> dict[str, Any]:
+    """A variant as options, the modules outside the layers by this family's names."""
+    roots = {"table": architecture.embedding_module, "head": architecture.head_module}
+    if "beside" in variant:
+        return {"lora_target_modules": f"all-linear,{roots[variant['beside']]}"}
+    if "whole" in variant:
+        return {"modules_to_save": roots[variant["whole"]]}
+    return variant
+
+
 def drawn(shape: dict[str, Any], **more: Any) -> tuple[Architecture, Run] | None:
     """The model and run of a shape; None where this family or method excludes the variant."""
     options = {name: value for name, value in (shape | more).items() if name not in ("model", "variant", "layers")}
     architecture = cut(shape["model"], more.get("layers", shape["layers"]))
     try:
-        run = resolve_run(architecture, {**options, **shape["variant"]}).run
+        run = resolve_run(architecture, {**options, **named(architecture, shape["variant"])}).run
         memory_timeline(architecture, run)
     except TunecastError:
         return None
@@ -148,7 +165,7 @@ def test_sharding_never_needs_more_than_one_gpu(shape: dict[str, Any], sharding:
 @settings(max_examples=10, deadline=None)
 @given(shape=SHAPES)
 def test_an_adapter_of_rank_zero_is_a_frozen_map(shape: dict[str, Any]) -> None:
-    """Targets with an inner rank of 0 train, and hence step and communicate, no more than a base without targets."""
+    """Targets with an inner rank of 0 train, hold, compute and communicate what a base without targets does."""
     found = drawn(shape)
     if found is None or found[1].method == "full":
         return
@@ -157,6 +174,12 @@ def test_an_adapter_of_rank_zero_is_a_frozen_map(shape: dict[str, Any]) -> None:
     if run.use_dora:  # DoRA's magnitudes are trained whatever the rank
         empty, none = replace(empty, use_dora=False), replace(none, use_dora=False)
     assert trainable_params(architecture, empty) == trainable_params(architecture, none)
+    assert memory_timeline(architecture, empty) == memory_timeline(architecture, none)
+    assert step_operations(architecture, empty) == step_operations(architecture, none)
+    if not run.modules_to_save:
+        shared = replace(empty, num_gpus=2, sharding="ddp")
+        assert not any(op.kind is Kind.COMMUNICATION for op in step_operations(architecture, shared))
+        assert not any(op.phase is Phase.OPTIMIZER for op in step_operations(architecture, shared))
 
 
 @settings(max_examples=10, deadline=None)
