@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from tunecast.catalogs.errors import InputError
+from tunecast.catalogs.errors import InputError, NotSupportedError
 
 if TYPE_CHECKING:
     from tunecast.model.forecast import Forecast
@@ -78,15 +78,31 @@ def likely(found: Forecast) -> bool:
     return found.fit_probability is None or found.fit_probability >= LIKELY
 
 
+NOT_SEARCHED = (
+    "what would make it fit is not searched: this run has no formulas, and each change is another trace; type one, for "
+    "example --optim paged_adamw_8bit, --method qlora, a lower --per-device-train-batch-size or --max-length"
+)
+
+
+def told_changes(question: Question, target: Target) -> tuple[str, ...]:
+    """Notes on single changes that would make a run fit; those of a traced run say that formulas found them."""
+    from tunecast.model.fitting import suggestions
+
+    if question.source is None:
+        return suggestions(question, target)
+    try:
+        return tuple(f"{note} (by formula, not traced)" for note in suggestions(replace(question, source=None), target))
+    except NotSupportedError:
+        return (NOT_SEARCHED,)
+
+
 def with_suggestions(question: Question, targets: Sequence[Target], found: list[Forecast]) -> list[Forecast]:
     """The forecasts; if none likely fits, the device with the most usable memory gets notes on what would fit.
 
-    Each change would be another trace of the real code, so nothing is tried with ``--exact``.
+    Each change would be another trace of the real code, so with ``--exact`` they are tried by the formulas.
     """
-    from tunecast.model.fitting import suggestions
-
-    if not found or question.source is not None or any(map(likely, found)):
+    if not found or any(map(likely, found)):
         return found
     roomiest = max(range(len(targets)), key=lambda index: targets[index].usable_bytes or 0.0)
-    notes = (*found[roomiest].notes, *suggestions(question, targets[roomiest]))
+    notes = (*found[roomiest].notes, *told_changes(question, targets[roomiest]))
     return [replace(f, notes=notes) if index == roomiest else f for index, f in enumerate(found)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,6 +43,19 @@ def test_a_missing_package_is_bad_input(
     monkeypatch.setattr("tunecast.calibrate.exact_source.find_spec", lambda name: None)
     assert program(["estimate", config, "--gpu", "l4", "--exact"], standalone_mode=False) == 2
     assert 'pip install "tunecast[calibrate]"' in capsys.readouterr().err
+
+
+def test_what_would_make_a_traced_run_fit_comes_from_formulas_or_is_said_not_to_be_searched(config: str) -> None:
+    for package in ("torch", "transformers", "peft", "bitsandbytes"):
+        pytest.importorskip(package)
+    big: dict[str, Any] = {"exact": True, "method": "full", "max_length": 512}
+    (unknown,) = api.estimate(config, gpu="l4", **{**big, "max_length": 2048, "per_device_train_batch_size": 1024})
+    assert not unknown.fits
+    assert any("is not searched" in note for note in unknown.notes)
+    (known,) = api.estimate("Qwen/Qwen2.5-7B", gpu="a100-sxm4-40gb", **big)
+    proposed = [note for note in known.notes if "would make it fit" in note]
+    assert any(note.startswith("--method qlora") for note in proposed)
+    assert all(note.endswith("(by formula, not traced)") for note in proposed)
 
 
 def test_the_traced_family_gets_a_whole_forecast(config: str) -> None:
