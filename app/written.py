@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunecast.catalogs.errors import InputError, UnknownNameError
+from tunecast.catalogs.files import write_all
 
 if TYPE_CHECKING:
     from tunecast.recommendation import Picked, Recommendation
@@ -62,27 +63,11 @@ def write_plan(found: Recommendation, asked: Sequence[tuple[str, Path]], pick: s
         else _task(found, picked, pick, kind, path, training, kinds[training])
         for kind, path in wanted
     ]
-    _write_all({each.path: text for each, text in made})
-    return [each for each, _ in made]
-
-
-def _write_all(texts: Mapping[Path, str]) -> None:
-    """Write beside, then rename: when one file cannot be written, none is."""
-    parts = {path: path.with_name(f".{path.name}.part") for path in texts}
     try:
-        for path, text in texts.items():
-            if path.is_dir():
-                raise InputError(f"{path} cannot be written (Is a directory); name another file.")
-            try:
-                parts[path].write_text(text, encoding="utf-8")
-            except OSError as error:
-                raise InputError(f"{path} cannot be written ({error.strerror}); name another file.") from error
-        for path, part in parts.items():
-            part.replace(path)
-    finally:
-        for part in parts.values():
-            if part.parent.is_dir():
-                part.unlink(missing_ok=True)
+        write_all({each.path: text for each, text in made})
+    except OSError as error:
+        raise InputError(f"{error.filename} cannot be written ({error.strerror}); name another file.") from error
+    return [each for each, _ in made]
 
 
 def head_lines(found: Recommendation, picked: Picked, pick: str) -> list[str]:

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
-import tempfile
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,6 +17,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tunecast.catalogs.errors import InputError
+from tunecast.catalogs.files import write_whole
 
 SCHEMA_FAMILY = "tunecast.record/"
 SCHEMA_VERSION = 1
@@ -207,30 +206,20 @@ def utc_now() -> str:
 def write_record(record: Mapping[str, Any], out_dir: Path) -> Path:
     """Write a record under its own name into `out_dir`; the file appears whole or not at all."""
     path = Path(out_dir) / record_name(record)
-    write_whole(path, serialise(record))
+    write_text(path, serialise(record))
     return path
 
 
 def add_fitted(path: Path, fitted: Mapping[str, Any]) -> None:
     """Put the `fitted` section into a record file, replacing an older one; its name stays."""
     record = read_record(path)
-    write_whole(Path(path), serialise({**record, "fitted": dict(fitted)}))
+    write_text(Path(path), serialise({**record, "fitted": dict(fitted)}))
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a file beside `path`, then rename it: a crash or a full disk leaves no half of a file."""
+def write_text(path: Path, text: str) -> None:
+    """The text of a record as a file; raises InputError where that cannot be written."""
     try:
-        descriptor, name = tempfile.mkstemp(prefix=path.name, suffix=".tmp", dir=path.parent)
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.chmod(name, 0o644)
-            os.replace(name, path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+        write_whole(path, text)
     except OSError as error:
         raise InputError(
             f"The record cannot be written to {path.parent} ({error.strerror or error}); "

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tunecast.catalogs.errors import TunecastError
+from tunecast.catalogs.files import write_whole
 from tunecast.catalogs.prices import Offer, parse_offers
 from tunecast.catalogs.tables import Row
 
@@ -75,10 +76,6 @@ def write_cache(prices: CachedPrices, cache_dir: Path | None = None) -> Path:
         "source": prices.source,
         "rows": list(prices.rows),
     }
-    path, partial = folder / FILE_NAME, folder / f".{FILE_NAME}.{os.getpid()}"
-    try:
-        partial.write_text(json.dumps(content), encoding="utf-8")
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    path = folder / FILE_NAME
+    write_whole(path, json.dumps(content))
     return path

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tunecast.catalogs.errors import InputError, TunecastError
+from tunecast.catalogs.files import write_all
 
 if TYPE_CHECKING:
     from tunecast.report.gather import Report
@@ -27,21 +28,15 @@ def check_paths(out: Path, markdown: Path | None) -> None:
 
 
 def write_report(report: Report, out: Path, markdown: Path | None) -> list[Path]:
-    """Write the page and, if asked, the Markdown; each appears whole or not at all."""
+    """Write the page and, if asked, the Markdown: both whole, or neither."""
     from tunecast.report.markdown import markdown_page
     from tunecast.report.page import html_page
 
     texts = [(out, html_page(report))] + ([(markdown, markdown_page(report))] if markdown is not None else [])
-    for path, content in texts:
-        _write(path, content)
-    return [path for path, _ in texts]
-
-
-def _write(path: Path, content: str) -> None:
-    draft = path.with_name(path.name + ".tmp")
     try:
-        draft.write_text(content, encoding="utf-8")
-        draft.replace(path)
+        write_all(dict(texts))
     except OSError as error:
-        draft.unlink(missing_ok=True)
-        raise InputError(f"The report {path} cannot be written ({error.strerror}); name another file.") from error
+        raise InputError(
+            f"The report {error.filename} cannot be written ({error.strerror}); name another file."
+        ) from error
+    return [path for path, _ in texts]

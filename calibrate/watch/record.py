@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from tunecast.calibrate.record import HardwarePart, SensorsPart, file_slug, measured_hash, serialise, write_whole
+from tunecast.calibrate.record import HardwarePart, SensorsPart, file_slug, measured_hash, serialise, write_text
 from tunecast.catalogs.errors import InputError
 
 RUN_SCHEMA = "tunecast.run/1"
@@ -70,7 +70,7 @@ def write_run_record(record: dict[str, Any], folder: Path) -> Path:
     RunFile.model_validate_json(json.dumps(record))
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / run_record_name(record)
-    write_whole(path, serialise(record))
+    write_text(path, serialise(record))
     return path
 
 
