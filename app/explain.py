@@ -63,13 +63,20 @@ TIME_FORMULAS = {
 
 def explain(model: str, *, gpu: str, **options: Any) -> list[Term]:
     """The terms of one forecast on one GPU; options are those of `estimate`. Raises InputError as `estimate` does."""
-    from tunecast.asking import asked_question
     from tunecast.model.estimate import forecast
+
+    question, target = one_question(model, gpu=gpu, **options)
+    return explained(question, target, forecast(question, target))
+
+
+def one_question(model: str, *, gpu: str | Sequence[str], **options: Any) -> tuple[Question, Target]:
+    """What is asked, and of which device; raises InputError where it is not one."""
+    from tunecast.asking import asked_question
 
     question, targets, _ = asked_question(model, gpu=gpu, **options)
     if len(targets) != 1:
         raise InputError(f"--explain looks at one GPU, but {len(targets)} were asked for; name one with --gpu.")
-    return explained(question, targets[0], forecast(question, targets[0]))
+    return question, targets[0]
 
 
 def explained(question: Question, target: Target, told: Forecast) -> list[Term]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -95,10 +95,10 @@ def estimate(
         **around,
     }
     searching: dict[str, Any] = {"max_batch": max_batch, "max_length_that_fits": max_length_that_fits, "exact": exact}
-    terms = _terms(model, asked, searching) if explain else None
+    terms_of = _explainer(model, asked, searching) if explain else None
     with told_on_stderr(True) as told:
         forecasts = api.estimate(model, told=told, **searching, **asked)
-    show_forecasts(forecasts, as_json=as_json, terms=terms)
+    show_forecasts(forecasts, as_json=as_json, terms=None if terms_of is None else terms_of(forecasts[0]))
     _refuse_late(forecasts, around.get("deadline"))
 
 
@@ -120,11 +120,12 @@ def _refuse_late(forecasts: Sequence[Forecast], deadline: str | None) -> None:
         )
 
 
-def _terms(model: str, asked: Mapping[str, Any], searching: Mapping[str, Any]) -> list[Term]:
-    """The terms of the run as it was asked; what searches or traces has none to show."""
+def _explainer(model: str, asked: Mapping[str, Any], searching: Mapping[str, Any]) -> Callable[[Forecast], list[Term]]:
+    """The terms of the run as it was asked, once it is forecast; what searches or traces has none to show."""
     from tunecast.catalogs.errors import InputError
-    from tunecast.explain import explain
+    from tunecast.explain import explained, one_question
 
     if any(searching.values()):
         raise InputError("--explain takes the run as it is; leave out --max-batch, --max-length-that-fits and --exact.")
-    return explain(model, **{name: value for name, value in asked.items() if name != "deadline"})
+    question, target = one_question(model, **{name: value for name, value in asked.items() if name != "deadline"})
+    return lambda forecast: explained(question, target, forecast)

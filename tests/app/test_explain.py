@@ -70,3 +70,12 @@ def test_one_run_on_one_gpu_is_explained(more: list[str], says: str) -> None:
     done = runner.invoke(program, ["estimate", MODEL, "--explain", *more])
     assert done.exit_code == 2
     assert says in " ".join(done.output.split())
+
+
+def test_a_number_of_gpus_that_was_searched_is_explained_as_it_was_found() -> None:
+    asked = ["estimate", MODEL, "--gpu", "l40s", "--method", "lora", "--tokens", "1M", "--num-gpus", "auto"]
+    shown = runner.invoke(program, [*asked, "--explain", "--json"])
+    assert shown.exit_code == 0, shown.output
+    (found,) = json.loads(shown.stdout)
+    (term,) = (term for term in found["terms"] if (term["section"], term["name"]) == ("resolved run", "num_gpus"))
+    assert (term["value"], term["origin"]) == (str(found["num_gpus"]), "chosen among what fits")
