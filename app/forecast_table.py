@@ -82,14 +82,24 @@ def run_line(forecast: Forecast, *, same_count: bool = True) -> str:
     adapters = adapters_phrase(run) if run.has_adapters else ""
     gpus = f", {run.num_gpus} GPUs ({run.sharding})" if run.num_gpus > 1 and same_count else ""
     accumulated = f" x {run.gradient_accumulation_steps}" if run.gradient_accumulation_steps > 1 else ""
-    told = [name for name, origin in forecast.run_origins.items() if origin == "assumed"]
-    assumed = [f"{name} {getattr(run, name)}" for name in told if same_count or name not in ("num_gpus", "sharding")]
-    guess = f" Assumed: {', '.join(assumed)}." if assumed else ""
+    guess = "".join(
+        f" {words}: {', '.join(found)}."
+        for words, origin in (("Chosen", "searched"), ("Assumed", "assumed"))
+        if (found := fields_from(forecast, origin, same_count=same_count))
+    )
     return (
         f"{forecast.model}: {run.method}{adapters}, {run.per_device_train_batch_size} x {run.max_length} tokens"
         f"{accumulated}{gpus}, checkpointing {checkpointing_word(run)}, {run.stack}. "
         f"{count(forecast.trainable_params)} of {count(forecast.total_params)} parameters train.{guess}"
     )
+
+
+def fields_from(forecast: Forecast, origin: str, *, same_count: bool) -> list[str]:
+    """Fields of the run that came from there, with their values; without the GPUs where these differ."""
+    named = (name for name, found in forecast.run_origins.items() if found == origin)
+    return [
+        f"{name} {getattr(forecast.run, name)}" for name in named if same_count or name not in ("num_gpus", "sharding")
+    ]
 
 
 def forecast_table(forecasts: Sequence[Forecast], width: int) -> Table:

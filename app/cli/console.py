@@ -76,8 +76,13 @@ def print_json(data: Any) -> None:
     sys.stdout.write("\n")
 
 
-def show_forecasts(forecasts: Sequence[Forecast], *, as_json: bool, terms: Sequence[Term] | None = None) -> None:
-    """Print forecasts or measurements, with the terms of the one that is explained; code 3 when none of them fits."""
+def show_forecasts(
+    forecasts: Sequence[Forecast], *, as_json: bool, terms: Sequence[Term] | None = None, origins: str = "--json"
+) -> None:
+    """Print forecasts or measurements, with the terms of the one that is explained; code 3 when none of them fits.
+
+    `origins` are the options that tell where every field came from.
+    """
     if as_json:
         from tunecast.explain import terms_to_list
         from tunecast.model.forecast_json import forecast_to_dict
@@ -92,5 +97,7 @@ def show_forecasts(forecasts: Sequence[Forecast], *, as_json: bool, terms: Seque
             from tunecast.explain import terms_table
 
             show(*terms_table(terms))
+        else:
+            show("", f"Where every field and number comes from: {origins}")
     if all(forecast.fits is False for forecast in forecasts):
         raise typer.Exit(THE_ANSWER_IS_NO)

@@ -98,7 +98,9 @@ def estimate(
     terms_of = _explainer(model, asked, searching) if explain else None
     with told_on_stderr(True) as told:
         forecasts = api.estimate(model, told=told, **searching, **asked)
-    show_forecasts(forecasts, as_json=as_json, terms=None if terms_of is None else terms_of(forecasts[0]))
+    terms = None if terms_of is None else terms_of(forecasts[0])
+    one = len(forecasts) == 1 and not any(searching.values())
+    show_forecasts(forecasts, as_json=as_json, terms=terms, origins="--explain or --json" if one else "--json")
     _refuse_late(forecasts, around.get("deadline"))
 
 
