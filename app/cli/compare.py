@@ -20,13 +20,15 @@ def compare(
     """Compare records with the catalog and each other. The first one given is the reference."""
     from tunecast.against_catalog import against_catalog, catalog_table
     from tunecast.cli.console import err, print_json, show
+    from tunecast.cli.progress import spinner
     from tunecast.compare import between_records, pair_table
     from tunecast.plots import check_plot_path
 
     if plot is not None:
         check_plot_path(plot)
-    catalog = [against_catalog(path) for path in records]
-    pairs = [between_records(records[0], other) for other in records[1:]]
+    with spinner("comparing records"):
+        catalog = [against_catalog(path) for path in records]
+        pairs = [between_records(records[0], other) for other in records[1:]]
     if plot is not None:
         from tunecast.compare_plot import plot_shares
 

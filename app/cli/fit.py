@@ -17,10 +17,12 @@ def fit(
     """Fit the factors of a record and write them into it."""
     from tunecast import api
     from tunecast.cli.console import print_json, show
+    from tunecast.cli.progress import spinner
     from tunecast.factor_table import factor_table
     from tunecast.model.factors_io import factors_to_dict
 
-    factors = api.fit(record)
+    with spinner(f"fitting {record.name}"):
+        factors = api.fit(record)
     if as_json:
         print_json(factors_to_dict(factors))
     else:

@@ -56,7 +56,8 @@ def validate(
     if runs.suffix == ".json":
         from tunecast.run_validation import run_report, validate_run
 
-        run = validate_run(runs, config=config, gpu=gpu, records=record or ())
+        with spinner("forecasting the run"):
+            run = validate_run(runs, config=config, gpu=gpu, records=record or ())
         print_json(run.as_dict()) if as_json else show(*run_report(run))
         missed = [] if max_median_error is None else run.above(max_median_error)
     else:

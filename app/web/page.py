@@ -64,14 +64,33 @@ def build() -> Any:
                 how = gradio.Textbox(label="The same on the command line", interactive=False, elem_id="command")
         form = [model, config, method, gpu, num_gpus, max_length, batch, accumulation, checkpointing, tokens, usd]
         assert len(form) == len(fields(Fields))
-        ask.click(submitted, inputs=form, outputs=[out, said, how], api_name="forecast")
+        ask.click(submitted_with(gradio), inputs=form, outputs=[out, said, how], api_name="forecast")
         page.load(opened_with(gradio), inputs=None, outputs=[*form, out, said, how], api_name=False)
     return page
 
 
-def submitted(*values: Any) -> tuple[str, str, str]:
-    """The form's values, in the order of `Fields`, to (HTML, link, command)."""
-    return answer(fields_of(*values))
+def submitted_with(gradio: Any) -> Any:
+    """What the button does: the form's values, in the order of `Fields`, to (HTML, link, command)."""
+
+    def submitted(request: Any, *values: Any) -> tuple[str, str, str]:
+        return with_address(request, answer(fields_of(*values)))
+
+    submitted.__annotations__["request"] = gradio.Request
+    return submitted
+
+
+def with_address(request: Any, answered: tuple[str, str, str]) -> tuple[str, str, str]:
+    """The answer with its link made whole, so that it can be pasted anywhere."""
+    shown, query, how = answered
+    return shown, page_address(request) + query if query else "", how
+
+
+def page_address(request: Any) -> str:
+    """Where the visitor's browser has the page: as it says itself, else as the server was called."""
+    headers = {} if request is None else request.headers
+    page = str(headers.get("referer") or "").partition("#")[0].partition("?")[0]
+    host = headers.get("host")
+    return page or (f"{headers.get('x-forwarded-proto') or 'http'}://{host}/" if host else "")
 
 
 def fields_of(*values: Any) -> Fields:
@@ -93,7 +112,7 @@ def opened_with(gradio: Any) -> Any:
         asked = from_query(query)
         values = [getattr(asked, field.name) for field in fields(Fields)]
         values[3] = [name for name in asked.gpu.split(",") if name]
-        return [*values, *(answer(asked) if query else ("", "", ""))]
+        return [*values, *(with_address(request, answer(asked)) if query else ("", "", ""))]
 
     opened.__annotations__["request"] = gradio.Request
     return opened

@@ -158,7 +158,7 @@ def test_in_a_browser_a_link_shows_its_answer_and_the_button_asks_again(served: 
         page.open(served + link(ASKED))
         page.wait_for("document.querySelector('#answer table')")
         assert "1 x l40s-48gb" in page.run("return document.querySelector('#answer').innerText;")
-        assert page.run("return document.querySelector('#link textarea').value;") == link(ASKED)
+        assert page.run("return document.querySelector('#link textarea').value;") == served + link(ASKED)
         assert page.run("return document.documentElement.scrollWidth - window.innerWidth;") <= 0
         page.open(served)
         page.wait_for("document.querySelector('#ask')")
@@ -185,4 +185,4 @@ def test_the_page_answers_over_its_interface(served: str) -> None:
     assert "event: complete" in lines
     shown, said, how = json.loads(lines[lines.index("event: complete") + 1].removeprefix("data: "))
     assert shown == answer(ASKED)[0]
-    assert (said, how) == (link(ASKED), command(ASKED))
+    assert (said, how) == (served + link(ASKED), command(ASKED))
