@@ -145,7 +145,7 @@ def maps(step: Step, where: str, linears: Sequence[Linear], x: Tensor) -> list[T
 
     def wait(grad: Tensor) -> Grads:
         waiting.append(grad)
-        return (None,)
+        return (None, None)
 
     def backward(grad: Tensor) -> Grads:
         grads = [grad, *reversed(waiting)]
@@ -159,7 +159,7 @@ def maps(step: Step, where: str, linears: Sequence[Linear], x: Tensor) -> list[T
         return (to_x, *(g for pair in made for g in pair))
 
     first = tape.record(outs[0], (given, *trained), backward, saves=(given, *dropped))
-    return [first, *(tape.record(out, (given,), wait) for out in outs[1:])]
+    return [first, *(tape.record(out, (given, trained[0]), wait) for out in outs[1:])]
 
 
 def mlp(step: Step, where: str, linears: Sequence[Linear], x: Tensor) -> Tensor:

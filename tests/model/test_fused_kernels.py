@@ -170,6 +170,18 @@ def test_fused_adapters_multiply_three_times_where_peft_does_twice_backward() ->
     assert found == pytest.approx([2 * unit, 3 * unit])
 
 
+def test_the_first_layer_trains_its_adapters_though_its_input_has_no_gradient() -> None:
+    """Without checkpoints and with a frozen table: per adapter 4 r (k + n) a token in 32 layers, 2 r (k + n) for the
+    inputs of 31, and as many base products. torch runs such a function's backward once, with every output's gradient.
+    """
+    run = run_of(LLAMA, method="lora", max_length=512, fused_kernels="lora", gradient_checkpointing=False)
+    for name, wide in (("q_proj", 4096), ("k_proj", 1024), ("v_proj", 1024)):
+        back = [sum(op.total_flops for op in gemms(run, part) if op.phase is Phase.BACKWARD)
+                for part in (f"{name}.lora_A", f"{name}.lora_B", name)]  # fmt: skip
+        assert back[0] + back[1] == pytest.approx((2 * 32 + 31) * 2.0 * 512 * 16 * (4096 + wide))
+        assert back[2] == pytest.approx(31 * 2.0 * 512 * 4096 * wide)
+
+
 def test_a_gptq_base_takes_fp16_only() -> None:
     assert run_of(LLAMA, method="qlora", quant_method="gptq-4bit").precision == "fp16-autocast"
     with pytest.raises(InputError, match="fp16"):
