@@ -18,6 +18,7 @@ from tunecast.model.context import Step, Tables
 from tunecast.model.experts import experts_block
 from tunecast.model.experts_modules import KIND, expert_modules_block
 from tunecast.model.latent_attention import latent_attention_block
+from tunecast.model.litgpt import is_litgpt
 from tunecast.model.mlp_blocks import mlp_block
 from tunecast.model.norms import norm
 from tunecast.model.operation import Phase
@@ -121,4 +122,6 @@ def checkpointed_layer(step: Step, where: str, layer: Layer, x: Tensor, tables: 
 
     run = step.run
     offloaded = run.activation_offloading and step.platform == "cuda"
-    return step.tape.checkpoint(again, x, reentrant=run.reentrant, held=run.fsdp_version == 1, offloaded=offloaded)
+    trains = is_litgpt(step.architecture) and run.has_adapters
+    held = run.fsdp_version == 1
+    return step.tape.checkpoint(again, x, reentrant=run.reentrant, held=held, offloaded=offloaded, trains=trains)

@@ -27,6 +27,11 @@ class Step:
     returned: list[Tensor] = field(default_factory=list)
     """What attention returns beside its output: kept by name until the next layer has ended."""
 
+    earlier: list[Tensor] = field(default_factory=list)
+    """What the micro-batch before left alive."""
+    outliving: list[Tensor] = field(default_factory=list)
+    """What the micro-batch leaves alive until the next one's logits are there (LitGPT with an old bitsandbytes)."""
+
     @property
     def tokens(self) -> int:
         """Tokens of one micro-batch."""

@@ -18,7 +18,11 @@ STACK = "litgpt"
 PRESENT = "litgpt-0.5.6"
 """0.5.6 and later: queries, keys and values lie side by side."""
 BEFORE = "litgpt-0.3"
-"""0.3 to 0.5.4, and lit-gpt of 2023: they lie group by group; bitsandbytes up to 0.42 keeps the inputs of its maps."""
+"""0.3 to 0.4: they lie group by group; the bitsandbytes that it pins, up to 0.42, keeps the inputs of its maps as long
+as the graph lives, and the loop's logits hold that through the forward of the next micro-batch."""
+FIRST = "lit-gpt-2023"
+"""lit-gpt of October 2023: the same code, but the longest sample comes first, when nothing is held from before."""
+CODES = (PRESENT, BEFORE, FIRST)
 KIND = "litgpt"
 """Of attention and feed-forward blocks."""
 NORMS = {"rmsnorm": "litgpt-rmsnorm", "rmsnorm-shifted": "litgpt-rmsnorm-shifted", "layernorm": "layernorm"}
@@ -53,7 +57,7 @@ def of_stack(architecture: Architecture, options: Mapping[str, Any]) -> Architec
 
 def is_litgpt(architecture: Architecture) -> bool:
     """Whether LitGPT's code builds it."""
-    return architecture.code in (PRESENT, BEFORE)
+    return architecture.code in CODES
 
 
 def has_stable_embedding(architecture: Architecture, run: Run) -> bool:

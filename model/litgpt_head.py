@@ -15,10 +15,11 @@ from tunecast.model import primitives_heavy as heavy
 from tunecast.model.architecture import Architecture, Linear
 from tunecast.model.context import Step
 from tunecast.model.head import shaped_logits
+from tunecast.model.litgpt import FIRST
 from tunecast.model.litgpt_linears import linear_map
 from tunecast.model.operation import Kind
 from tunecast.model.run import Run
-from tunecast.model.tape import Grads, Tape, Tensor, allocated_bytes
+from tunecast.model.tape import Event, Grads, Storage, Tape, Tensor, allocated_bytes, storages
 from tunecast.model.units import DTYPE_BYTES
 
 CHUNK_TOKENS = 128
@@ -70,6 +71,27 @@ def head_and_loss(step: Step, x: Tensor, labels: Tensor) -> Tensor:
     return ops.scale(tape, total, name="loss.mean")
 
 
+def hold_earlier(step: Step, wide: list[Tensor]) -> None:
+    """The logits of the micro-batch before die now, when the loop takes their name for the new ones.
+
+    Of the first micro-batch on the tape, those of a step before: as large as its own, alive from the beginning.
+    """
+    tape = step.tape
+    for part in wide:
+        tape.keep(part)
+    if step.architecture.code == FIRST:
+        return
+    outliving = {tensor.storage: tensor for tensor in (*wide, *step.outliving) if tensor.storage is not None}
+    step.outliving.clear()
+    if not step.earlier:
+        step.earlier = [Tensor(t.elements, t.dtype, Storage(s.bytes, s.part)) for s, t in outliving.items()]
+        begin = Event("begin", None, (), storages(step.earlier))
+        begin.moment = "forward"
+        tape.events.insert(0, begin)
+    tape.hold(*step.earlier)
+    step.earlier = list(outliving.values())
+
+
 def chunked_head(step: Step, x: Tensor) -> list[Tensor]:
     """Losses of each chunk of tokens, the last one shorter by the token without a label."""
     tape, vocab, batch = step.tape, step.architecture.vocab_size, step.run.per_device_train_batch_size
@@ -78,8 +100,7 @@ def chunked_head(step: Step, x: Tensor) -> list[Tensor]:
     made = [logits_of(step, part) for part in gpt.split(tape, x, tuple(n * width for n in sizes), name="loss.chunk")]
     wide = [ops.cast_logits(tape, part, (part.elements // vocab, vocab)) for part in made]
     tape.hold(*made)
-    for part in wide:
-        tape.keep(part)
+    hold_earlier(step, wide)
     last = cut(tape, wide[-1], batch * (sizes[-1] - 1) * vocab, vocab)
     rows = [flat(tape, part, vocab, batch) for part in (*wide[:-1], last)]
     return [token_losses(tape, part, vocab) for part in rows]
@@ -91,7 +112,7 @@ def whole_head(step: Step, x: Tensor) -> list[Tensor]:
     made = logits_of(step, x)
     wide = ops.cast_logits(tape, made, (step.tokens, vocab))
     tape.hold(made)
-    tape.keep(wide)
+    hold_earlier(step, [wide])
     rows = flat(tape, cut(tape, wide, (step.tokens - batch) * vocab, vocab), vocab, batch)
     sizes = tuple(n * vocab for n in chunks_of(step.tokens - batch))
     losses = [token_losses(tape, part, vocab) for part in split_rows(tape, rows, sizes, vocab)]

@@ -56,6 +56,7 @@ def matmul_4bit(step: Step, linear: Linear, x: Tensor, bias: Tensor | None) -> T
     made = tape.record(out, (x,), backward)
     if made.node is not None and step.architecture.code != PRESENT:
         tape.keep(x)
+        step.outliving.append(x)
     return made
 
 

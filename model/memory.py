@@ -14,6 +14,7 @@ from functools import lru_cache
 from tunecast.model.architecture import Architecture
 from tunecast.model.litgpt import is_litgpt
 from tunecast.model.litgpt_head import returned_bytes
+from tunecast.model.litgpt_sharding import flat_bytes
 from tunecast.model.memory_static import layer_packed_bytes, master_ratio, static_parts
 from tunecast.model.operation import Phase
 from tunecast.model.optimizer import update_scratch_bytes
@@ -242,6 +243,9 @@ def local_parts(
         extra = {**held, "optimizer_state": held["optimizer_state"] + zero_master_bytes(architecture, run)}
         parts = offloaded(sharded(extra, shards, run, moment, packed), run, moment)
         parts["communication"] += communication_bytes(architecture, run, moment, position)
+        flat = flat_bytes(architecture, run, moment, position)
+        parts["gradients"] += flat[0]
+        parts["communication"] += flat[1]
         found.append((moment, parts))
     first = {**found[0][1], "communication": first_gather_bytes(architecture, run)}
     return [*found, ("forward", first)]

@@ -213,13 +213,19 @@ class Tape:
         self._held.append(tensor)
 
     def record(
-        self, output: Tensor, inputs: Sequence[Tensor], backward: Backward, *, saves: Sequence[Tensor] = ()
+        self,
+        output: Tensor,
+        inputs: Sequence[Tensor],
+        backward: Backward,
+        *,
+        saves: Sequence[Tensor] = (),
+        trains: bool = False,
     ) -> Tensor:
-        """Attach a backward node to `output` if gradients are on and some input needs one.
+        """Attach a backward node to `output` if gradients are on and some input needs one, or it `trains` inside.
 
         `saves` are the tensors it keeps; they are released when the node has run.
         """
-        if self.would_grad(*inputs):
+        if self.would_grad(*inputs) or (trains and self.grad_enabled):
             moment = "loss" if self.moment == "loss" else "backward"
             output.node = Node(tuple(inputs), backward, saves=tuple(saves), layer=self.layer, moment=moment)
             self._nodes.append(output.node)
@@ -318,6 +324,7 @@ class Tape:
         reentrant: bool,
         held: bool = False,
         offloaded: bool = False,
+        trains: bool = False,
     ) -> Tensor:
         """Run `function` keeping only its input, and run it again when its backward comes.
 
@@ -335,7 +342,7 @@ class Tape:
         def backward(grad: Tensor) -> Grads:
             entry = Node((), lambda _: (), saves=(), layer=None, moment="")
             copied, back = self._from_host(x) if offloaded else ([], x)
-            inner = Tensor(x.elements, x.dtype, back.storage, node=entry)
+            inner = Tensor(x.elements, x.dtype, back.storage, node=entry if x.needs_grad or not trains else None)
             outer_nodes, self._nodes = self._nodes, []
             recomputed, output = self._recompute(function, inner, stop_early=not reentrant)
             recomputed = copied + recomputed
@@ -356,7 +363,7 @@ class Tape:
                 self._held += [kept for kept in (x, given) if kept is not None]
             return (given,)
 
-        output = self.record(made, (x,), backward, saves=() if offloaded else (x,))
+        output = self.record(made, (x,), backward, saves=() if offloaded else (x,), trains=trains)
         if output.node is not None:
             output.node.outlives_grad = not reentrant
         return output
