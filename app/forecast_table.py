@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
 
 WIDE = 130
 """Columns from which intervals and offers have a column of their own; below, they go under their value."""
+SLIM = 95
+"""Columns below which tokens/s and the time of the training alone are left out, and long names are folded."""
+NAME_COLUMNS = 24
+"""Of a name in the slim table."""
 VERDICT_ORDER = {"fits": 0, "tight": 0, None: 1, "no": 2}
 PRIOR_ORIGINS = {"reference", "published"}
 """Origins of factors that other devices gave."""
@@ -106,7 +111,9 @@ def forecast_table(forecasts: Sequence[Forecast], width: int) -> Table:
     """One row per GPU, best first."""
     rows = best_first(forecasts)
     has_total = any(forecast.total_time_h for forecast in rows)
-    return (wide_table if width >= WIDE else narrow_table)(rows, has_total=has_total)
+    if width >= WIDE:
+        return wide_table(rows, has_total=has_total)
+    return narrow_table(rows, has_total=has_total) if width >= SLIM else slim_table(rows, has_total=has_total)
 
 
 def wide_table(rows: Sequence[Forecast], *, has_total: bool) -> Table:
@@ -150,6 +157,34 @@ def narrow_table(rows: Sequence[Forecast], *, has_total: bool) -> Table:
             *([origin(forecast)] if origin_column(rows) else []),
         )
     return keep_whole(table)
+
+
+def slim_table(rows: Sequence[Forecast], *, has_total: bool) -> Table:
+    """What 80 columns hold; the rest is in the JSON."""
+    money = "cost" if has_total else "$/M tokens"
+    numbers = ("GiB", "step", *(("time",) if has_total else ("tokens/s",)), money)
+    table = plain_table("GPU", "fits", *numbers, right=numbers)
+    for forecast in rows:
+        cost = money_of(forecast)
+        table.add_row(
+            f"{folded(card(forecast, rows))}\n  {offer(forecast)}",
+            verdict(forecast),
+            memory(forecast),
+            f"{seconds(forecast.step_time_s.value)}\n{span_s(forecast.step_time_s)}",
+            total(forecast) if has_total else digits(forecast.tokens_per_s.value),
+            f"{dollars(cost.value)}\n{span(cost)}" if cost else DASH,
+        )
+    return keep_whole(table)
+
+
+def folded(name: str) -> str:
+    """A name on as many lines as it needs, broken at its hyphens."""
+    lines = [""]
+    for part in re.split(r"(?<=-)", name):
+        if lines[-1] and len(lines[-1]) + len(part) > NAME_COLUMNS:
+            lines.append("  ")
+        lines[-1] += part
+    return "\n".join(lines)
 
 
 def origin_column(rows: Sequence[Forecast]) -> tuple[str, ...]:

@@ -111,7 +111,7 @@ def front_table(found: Recommendation) -> Table:
             f"{duration(forecast.total_time_h.value)}\n{duration_span(forecast.total_time_h)}",
             f"{dollars(forecast.cost_usd.value)}\n{span(forecast.cost_usd)}",
         )
-    return keep_whole(table)
+    return keep_whole(table, shrinking="train with")
 
 
 def duration_span(value_h: Value) -> str:

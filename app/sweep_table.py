@@ -21,14 +21,18 @@ if TYPE_CHECKING:
 BAR_COLUMNS = 10
 """Characters of the widest bar of a tornado in a terminal."""
 DOES_NOT_FIT = "†"
+SLIM = 96
+"""Columns below which both ends of an input stand under one another."""
 
 
-def sweep_report(found: Sweep) -> list[RenderableType]:
-    """What the command prints."""
+def sweep_report(found: Sweep, width: int) -> list[RenderableType]:
+    """What the command prints, into so many columns."""
     from tunecast.forecast_table import run_line
 
     metric = found.metric
-    table = {"tornado": tornado_table, "grid": grid_table, "what-if": what_if_table}[found.kind](found)
+    narrow = width < SLIM
+    by_kind = {"tornado": slim_tornado if narrow else tornado_table, "grid": grid_table, "what-if": what_if_table}
+    table = by_kind[found.kind](found)
     at_base = metric.of(found.base)
     said = f"{metric.title} on {found.base.gpu}"
     told = said if found.kind == "grid" or at_base is None else f"{said}: {shown(found, at_base)} as asked"
@@ -58,12 +62,33 @@ def tornado_table(found: Sweep) -> Table:
             shown(found, bar.high) + no_fit(bar.high_fits),
             drawn(bar, widest),
         )
+    return keep_whole(_explained(table, found), shrinking="to")
+
+
+def slim_tornado(found: Sweep) -> Table:
+    """The same where columns are few: both ends of an input under one another."""
+    moving = [bar for bar in found.bars if bar.swing > 0]
+    widest = max((bar.swing for bar in moving), default=1.0)
+    table = plain_table("input", "from, to", found.metric.title, "swing", right=(found.metric.title,))
+    for bar in moving:
+        ends = ((bar.low, bar.low_fits), (bar.high, bar.high_fits))
+        table.add_row(
+            f"{bar.name}{' *' if bar.kind == 'uncertain' else ''}",
+            f"{bar.low_setting}\n{bar.high_setting}",
+            "\n".join(shown(found, value) + no_fit(fits) for value, fits in ends),
+            drawn(bar, widest),
+        )
+    return keep_whole(_explained(table, found), shrinking="from, to")
+
+
+def _explained(table: Table, found: Sweep) -> Table:
+    """The table with what its marks mean, and what moves nothing."""
     still = [bar.name for bar in found.bars if bar.swing == 0]
-    over = any(False in (bar.low_fits, bar.high_fits) for bar in moving)
+    over = any(False in (bar.low_fits, bar.high_fits) for bar in found.bars if bar.swing > 0)
     does_not = f" {DOES_NOT_FIT} does not fit: computed as if it did." if over else ""
     table.caption = f"* not yours to choose: an 80% interval, or the median offer.{does_not}{_without(still)}"
     table.caption_justify = "left"
-    return keep_whole(table, shrinking="to")
+    return table
 
 
 def no_fit(fits: bool | None) -> str:

@@ -94,7 +94,7 @@ def sweep(
 
 def _tell(found: Sweep, csv: Path | None, plot: Path | None, as_json: bool) -> None:
     from tunecast import sweep_table
-    from tunecast.cli.console import err, print_json, show
+    from tunecast.cli.console import err, out, print_json, show
 
     if csv is not None:
         err().print(f"table: {sweep_table.write_csv(found, csv)}")
@@ -102,4 +102,4 @@ def _tell(found: Sweep, csv: Path | None, plot: Path | None, as_json: bool) -> N
         from tunecast.sweep_plots import plot_sweep
 
         err().print(f"picture: {plot_sweep(found, plot)}")
-    print_json(sweep_table.sweep_to_dict(found)) if as_json else show(*sweep_table.sweep_report(found))
+    print_json(sweep_table.sweep_to_dict(found)) if as_json else show(*sweep_table.sweep_report(found, out().width))

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -83,3 +87,51 @@ def test_a_python_shell_shows_a_line_per_forecast() -> None:
     assert second.startswith("1 x a100-sxm4-80gb: fits, ")
     assert found[0].cost_usd is not None
     assert f"${found[0].cost_usd.value:.2f}" in first
+
+
+@pytest.mark.parametrize("columns", [80, 100, 132, 200])
+@pytest.mark.parametrize(
+    ("asked", "whole"),
+    [
+        (("estimate", *LLAMA[:-1], "rtx-a5000", "--gpu", "a100-sxm4-80gb"), ("rtx-a5000-24gb", "a100-sxm4-80gb")),
+        (("recommend", *LLAMA, "--tokens", "1M", "--max-gpus", "2"), ("cheapest", "l40s-48gb", "checkpointing")),
+        (("sweep", *LLAMA, "--tokens", "1M"), ("██████████", "bf16-autocast", "per_device_train_batch_size")),
+        (("catalog", "gpus"), ("a100-sxm4-80gb",)),
+    ],
+)  # fmt: skip
+def test_words_and_numbers_stay_whole_at_every_width(
+    asked: tuple[str, ...], whole: tuple[str, ...], columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    done = CliRunner().invoke(program, list(asked))
+    assert done.exit_code == 0, done.output
+    assert max(map(len, done.stdout.splitlines())) <= columns
+    for word in whole:
+        assert word in done.stdout
+
+
+@pytest.mark.skipif(not hasattr(os, "openpty"), reason="no pseudo-terminals on this system")
+@pytest.mark.parametrize("no_color", ["1", ""])
+def test_a_terminal_that_wants_no_colours_gets_none(no_color: str) -> None:
+    """Ours are those of the sign of life on stderr."""
+    master, slave = os.openpty()
+    own = {"NO_COLOR": no_color, "TERM": "xterm-256color", "COLUMNS": "100"}
+    command = [sys.executable, "-m", "tunecast", "estimate", *LLAMA]
+    process = subprocess.Popen(command, stdout=slave, stderr=slave, stdin=slave, env={**os.environ, **own})
+    os.close(slave)
+    shown = b""
+    while chunk := read_or_end(master):
+        shown += chunk
+    os.close(master)
+    assert process.wait(timeout=60) == 0
+    assert b"l40s-48gb: fits" in shown
+    coloured = re.search(rb"\x1b\[[0-9;]*(3[0-7]|38;|9[0-7])m", shown)
+    assert (coloured is None) is bool(no_color)
+
+
+def read_or_end(terminal: int) -> bytes:
+    """What comes next; nothing once the other side has closed."""
+    try:
+        return os.read(terminal, 65536)
+    except OSError:
+        return b""
