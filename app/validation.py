@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tunecast.calibrate.published import read_table
+from tunecast.calibrate.run_table import read_table
 from tunecast.calibrate.validate import Judged, judge, judge_all, read_entries
 from tunecast.calibrate.validate_folds import honest_priors, shipped
 from tunecast.calibrate.validate_summary import Stats, memories, speeds, stats_of, validation_to_dict

@@ -42,7 +42,8 @@ def report(result: Validation, width: int) -> list[RenderableType]:
     for title, pick, scale in (("speed, tokens/s", speeds, 1.0), ("memory, GiB", memories, gib(1))):
         if pick(judged):
             parts += [row_table(judged, pick, title, scale), group_table(judged, pick, title)]
-    return [*parts, *verdict_lines(judged), skipped_table(judged), *(headline(judged, n) for n in ("speed", "memory"))]
+    skipped = [skipped_table(judged)] if skipped_by_reason(judged) else []
+    return [*parts, *verdict_lines(judged), *skipped, *(headline(judged, n) for n in ("speed", "memory"))]
 
 
 def percent(value: float | None, *, signed: bool = False) -> str:

@@ -32,7 +32,8 @@ from tunecast.calibrate.priors_hierarchy import (
 )
 from tunecast.calibrate.priors_memory import memory_overheads
 from tunecast.calibrate.priors_stack import clock_values, log_seconds
-from tunecast.calibrate.published import PublishedRun, read_runs, read_table
+from tunecast.calibrate.published import PublishedRun, read_runs
+from tunecast.calibrate.run_table import read_table
 from tunecast.catalogs.gpus import load_gpus
 from tunecast.model.inventory import step_operations
 from tunecast.model.parallel_network import WHOLE_RATE, catalog_network, with_network

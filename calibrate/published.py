@@ -6,17 +6,25 @@ rows are never used. The table's columns are those of ``results/published/publis
 
 from __future__ import annotations
 
-import csv
 import functools
 import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import resources
-from pathlib import Path
 from typing import Any
 
-from tunecast.catalogs.errors import InputError, TunecastError
+from tunecast.calibrate.run_table import (
+    SkipRowError,
+    check_batch,
+    check_confidence,
+    check_possible,
+    number,
+    own_value,
+    stated_tokens_per_s,
+    whole,
+)
+from tunecast.catalogs.errors import TunecastError
 from tunecast.catalogs.gpus import find_gpu, training_dtype
 from tunecast.model.architecture import Architecture
 from tunecast.model.architectures import load_architecture
@@ -41,8 +49,6 @@ VOCABULARY_COLUMNS = (
 )
 MEGATRON_LAYOUT = r"tp(\d+)/pp(\d+)/cp(\d+)/dp(\d+)"
 """Tensor, pipeline, context and data parallel degrees; Megatron's distributed optimizer shards states over the last."""
-NEEDED_COLUMNS = ("model", "method", "seq_len", "micro_batch")
-"""A column that is absent leaves its run field at the stack's default; an empty cell of one that is there does not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,29 +86,12 @@ class SkippedRow:
     reason: str
 
 
-class _SkipRowError(Exception):
-    """Raised inside the reader only; carries the reason."""
-
-
 @functools.cache
 def vocabulary() -> dict[str, Any]:
     """The committed mapping from free text to run fields."""
     text = resources.files("tunecast.calibrate").joinpath("data/vocabulary.json").read_text(encoding="utf-8")
     loaded: dict[str, Any] = json.loads(text)
     return loaded
-
-
-def read_table(path: Path) -> list[dict[str, str]]:
-    """Rows of the CSV, each with an id; raises InputError when it cannot be read or lacks a needed column."""
-    try:
-        with path.open(encoding="utf-8", newline="") as handle:
-            rows = [{k: v or "" for k, v in row.items() if k} for row in csv.DictReader(handle)]
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"Cannot read the table of runs {path}: {error}.") from error
-    missing = [name for name in NEEDED_COLUMNS if not rows or name not in rows[0]]
-    if missing:
-        raise InputError(f"{path} lacks the column {missing[0]!r}; a table of runs needs {', '.join(NEEDED_COLUMNS)}.")
-    return [{**row, "id": row.get("id") or f"row-{number}"} for number, row in enumerate(rows, start=1)]
 
 
 def read_runs(rows: Iterable[dict[str, str]]) -> tuple[list[PublishedRun], list[SkippedRow]]:
@@ -112,7 +101,7 @@ def read_runs(rows: Iterable[dict[str, str]]) -> tuple[list[PublishedRun], list[
     for row in rows:
         try:
             runs.append(_read_row(row))
-        except _SkipRowError as skip:
+        except SkipRowError as skip:
             skipped.append(SkippedRow(id=row["id"], reason=str(skip)))
         except TunecastError as error:
             skipped.append(SkippedRow(id=row["id"], reason=str(error)))
@@ -120,17 +109,16 @@ def read_runs(rows: Iterable[dict[str, str]]) -> tuple[list[PublishedRun], list[
 
 
 def _read_row(row: dict[str, str]) -> PublishedRun:
-    if row.get("confidence") == "low":
-        raise _SkipRowError("low confidence")
+    check_confidence(row)
     if row.get("notes", "").startswith("OUT OF MEMORY"):
-        raise _SkipRowError("ran out of memory: a test of fit, not of speed")
+        raise SkipRowError("ran out of memory: a test of fit, not of speed")
     row = _filled(row)
     for rule in _rules(row):
         if "skip" in rule:
-            raise _SkipRowError(rule["skip"])
+            raise SkipRowError(rule["skip"])
     name = row.get("gpu_canonical_id", row.get("gpu", "")) or vocabulary()["gpu"].get(row.get("gpu", ""), "")
     if not name:
-        raise _SkipRowError("the GPU is in no catalog" if "gpu_canonical_id" in row else "gpu is not stated")
+        raise SkipRowError("the GPU is in no catalog" if "gpu_canonical_id" in row else "gpu is not stated")
     options = _options(row)
     architecture = load_architecture(_clean_model(row["model"]))
     if "litgpt_code" in options:
@@ -138,16 +126,19 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
     if options.get("hf_code", "5") != "5":
         architecture = in_modules(architecture)
     gpu = find_gpu(name)
-    resolved = resolve_run(architecture, options, gpu_has_bf16=training_dtype(gpu) == "bf16")
+    run = resolve_run(architecture, options, gpu_has_bf16=training_dtype(gpu) == "bf16").run
+    check_batch(row, run)
+    tokens_per_s, peak_gib = stated_tokens_per_s(row, run), number(row, "peak_mem_gib")
+    check_possible(tokens_per_s, architecture, run, gpu)
     return PublishedRun(
         id=row["id"],
         source=row["id"].split("-")[0] if "-" in row["id"] else "table",
         stack=_stack(row),
         gpu=gpu.id,
         architecture=architecture,
-        run=resolved.run,
-        tokens_per_s=_number(row.get("tokens_per_s", "")),
-        peak_bytes=_scaled(_number(row.get("peak_mem_gib", "")), GIB),
+        run=run,
+        tokens_per_s=tokens_per_s,
+        peak_bytes=None if peak_gib is None else peak_gib * GIB,
         counter=_counter(row),
         notes=row.get("notes", ""),
         internode_gbps=next((float(rule["internode_gbps"]) for rule in _rules(row) if "internode_gbps" in rule), None),
@@ -162,12 +153,12 @@ def _options(row: dict[str, str]) -> dict[str, Any]:
     if "framework" in row:
         options |= _framework_options(row, options)
         options |= _variant_options(row)
-    options["max_length"] = _whole(row, "seq_len")
-    options["per_device_train_batch_size"] = _whole(row, "micro_batch")
-    options["gradient_accumulation_steps"] = _whole(row, "grad_accum") if row.get("grad_accum") else 1
-    options["num_gpus"] = _whole(row, "gpus") if "gpus" in row else 1
+    options["max_length"] = whole(row, "seq_len")
+    options["per_device_train_batch_size"] = whole(row, "micro_batch")
+    options["gradient_accumulation_steps"] = whole(row, "grad_accum") if row.get("grad_accum") else 1
+    options["num_gpus"] = whole(row, "gpus") if "gpus" in row else 1
     if options["num_gpus"] > 1 and "sharding" not in options:
-        raise _SkipRowError("parallelism is not stated")
+        raise SkipRowError("parallelism is not stated")
     if options["num_gpus"] > 1 and options.get("sharding") == "fsdp":
         # TRL prepares no 4-bit base that FSDP shards (``is_sharded_qlora`` in its ``SFTTrainer``).
         options.pop("upcast_non_quantized", None)
@@ -175,7 +166,7 @@ def _options(row: dict[str, str]) -> dict[str, Any]:
         options["master_dtype"] = "fp32"
     if options["method"] != "full":
         if "rank" in row:
-            options["lora_r"] = _whole(row, "rank")
+            options["lora_r"] = whole(row, "rank")
         if (
             "adapter_dtype" not in options
             and options.get("precision") in ("bf16", "fp16")
@@ -192,11 +183,13 @@ def _lookup(column: str, text: str) -> dict[str, Any]:
     if degrees is not None:
         tensor, pipeline, context, data = (int(number) for number in degrees.groups())
         return {"tp": tensor, "pp": pipeline, "cp": context, "sharding": "zero1" if data > 1 else "none"}
-    if text not in known:
-        raise _SkipRowError(f"{column} {text!r} is not in the vocabulary")
-    found: dict[str, Any] = known[text]
+    if not text and text not in known:
+        raise SkipRowError(f"{column} is not stated; a table without that column takes the stack's default")
+    found: dict[str, Any] | None = known.get(text, own_value(column, text))
+    if found is None:
+        raise SkipRowError(f"{column} {text!r} is not in the vocabulary")
     if "skip" in found:
-        raise _SkipRowError(f"{column} {text!r}: {found['skip']}")
+        raise SkipRowError(f"{column} {text!r}: {found['skip']}")
     return found
 
 
@@ -208,7 +201,7 @@ def _stack(row: dict[str, str]) -> str:
     for prefix, label in vocabulary()["framework"]:
         if row["framework"].startswith(prefix):
             return str(label)
-    raise _SkipRowError(f"framework {row['framework']!r} is not in the vocabulary")
+    raise SkipRowError(f"framework {row['framework']!r} is not in the vocabulary")
 
 
 def upcast_by_accelerate(row: dict[str, str], options: dict[str, Any]) -> bool:
@@ -267,21 +260,3 @@ def _variant_options(row: dict[str, str]) -> dict[str, Any]:
 
 def _clean_model(name: str) -> str:
     return re.sub(r" \(architecture\)$", "", name)
-
-
-def _whole(row: dict[str, str], column: str) -> int:
-    number = _number(row.get(column, ""))
-    if number is None or number < 1:
-        raise _SkipRowError(f"{column} is not stated")
-    return int(number)
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
-
-
-def _scaled(value: float | None, factor: float) -> float | None:
-    return None if value is None else value * factor

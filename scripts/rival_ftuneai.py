@@ -14,7 +14,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from tunecast.calibrate.published import PublishedRun, read_table
+from tunecast.calibrate.published import PublishedRun
+from tunecast.calibrate.run_table import read_table
 from tunecast.calibrate.validate import read_entries
 from tunecast.model.units import HOUR_S
 

@@ -21,7 +21,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from validation_pages import memory_page, time_page
 
 from tunecast.calibrate.priors_fit import timed_rows
-from tunecast.calibrate.published import PublishedRun, read_table
+from tunecast.calibrate.published import PublishedRun
+from tunecast.calibrate.run_table import read_table
 from tunecast.calibrate.validate import Compared, Judged, PriorsOf, judge_all, read_entries
 from tunecast.calibrate.validate_folds import gpu_of, leave_out, source_of
 from tunecast.calibrate.validate_summary import (

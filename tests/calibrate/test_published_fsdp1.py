@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from statistics import median
 
-from tunecast.calibrate.published import read_runs, read_table
+from tunecast.calibrate.published import read_runs
+from tunecast.calibrate.run_table import read_table
 from tunecast.model.memory import memory_timeline
 
 TABLE = Path(__file__).parents[2] / "results" / "published" / "published-runs.csv"

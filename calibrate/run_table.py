@@ -1,0 +1,153 @@
+"""A table of measured runs as its cells stand: numbers that are numbers, figures that agree, speeds that can be.
+
+Raises `SkipRowError` for a row whose cell cannot be used, naming the column and what stands there.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+from tunecast.catalogs.errors import InputError
+from tunecast.catalogs.gpus import Gpu
+from tunecast.model.architecture import Architecture
+from tunecast.model.flops import model_flops_per_step
+from tunecast.model.run import Run
+from tunecast.model.stacks import BUILT, PRECISIONS, QUANT_METHODS
+
+NEEDED_COLUMNS = ("model", "method", "seq_len", "micro_batch")
+"""A column that is absent leaves its run field at the stack's default; an empty cell of one that is there does not."""
+CONFIDENCES = ("high", "medium", "low", "")
+OWN_OPTIONS = {
+    "quant": ("quant_method", QUANT_METHODS),
+    "compute_dtype": ("precision", PRECISIONS),
+    "attention_impl": ("attn_implementation", BUILT["attention"]),
+    "optimizer": ("optim", BUILT["optimizer"]),
+    "parallelism": ("sharding", BUILT["sharding"]),
+}
+"""By column: the option that it stands for, and the values which that option takes on the command line."""
+MODULE_NAMES = r"all-linear|[A-Za-z_][\w.]*(,[A-Za-z_][\w.]*)*"
+AGREE = 0.1
+"""Share by which two figures for the speed of one row may differ: sources round, and average over other steps."""
+
+Row = dict[str, str]
+
+
+class SkipRowError(Exception):
+    """Why a row is not used; never leaves the reader."""
+
+
+def read_table(path: Path) -> list[Row]:
+    """Rows of the CSV, each with an id; raises InputError when it cannot be read, lacks a needed column or has one
+    id twice."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as handle:
+            reader = csv.DictReader(handle)
+            rows = [{k: (v or "").strip() for k, v in row.items() if k} for row in reader]
+            columns = reader.fieldnames
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"Cannot read the table of runs {path}: {error}.") from error
+    needs = f"a table of runs needs {', '.join(NEEDED_COLUMNS)}"
+    if not columns:
+        raise InputError(f"{path} is empty; {needs}.")
+    missing = [name for name in NEEDED_COLUMNS if name not in columns]
+    if missing:
+        raise InputError(f"{path} lacks the column {missing[0]!r}; {needs}.")
+    if not rows:
+        raise InputError(f"{path} has a heading but no rows; give a row for each run.")
+    named = [{**row, "id": row.get("id") or f"row-{number}"} for number, row in enumerate(rows, start=1)]
+    _ids_are_unique(path, [row["id"] for row in named])
+    return named
+
+
+def _ids_are_unique(path: Path, ids: list[str]) -> None:
+    twice = next((name for place, name in enumerate(ids) if name in ids[:place]), None)
+    if twice is not None:
+        raise InputError(f"{path} has the id {twice!r} in more than one row; give each row an id of its own.")
+
+
+def own_value(column: str, text: str) -> dict[str, Any] | None:
+    """What a cell says that holds a value of the command line's own options; None where it does not."""
+    if column == "lora_targets" and re.fullmatch(MODULE_NAMES, text):
+        return {"lora_target_modules": text}
+    option, values = OWN_OPTIONS.get(column, ("", ()))
+    if text not in values:
+        return None
+    return {option: text} | ({"dtype": text.removesuffix("-autocast")} if option == "precision" else {})
+
+
+def number(row: Row, column: str) -> float | None:
+    """The positive number in a cell; None where it is empty."""
+    text = row.get(column, "")
+    if not text:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value > 0):
+        raise SkipRowError(f"{column} {text!r} is not a number above 0")
+    return value
+
+
+def whole(row: Row, column: str) -> int:
+    """The whole number in a cell, at least 1."""
+    value = number(row, column)
+    if value is None:
+        raise SkipRowError(f"{column} is not stated")
+    if value != int(value):
+        raise SkipRowError(f"{column} {row[column]!r} is not a whole number")
+    return int(value)
+
+
+def check_confidence(row: Row) -> None:
+    """Low confidence is never used; a word that is none of the known ones cannot be told from it."""
+    confidence = row.get("confidence", "")
+    if confidence == "low":
+        raise SkipRowError("low confidence")
+    if confidence not in CONFIDENCES:
+        raise SkipRowError(f"confidence {confidence!r} is none of high, medium, low")
+
+
+def check_batch(row: Row, run: Run) -> None:
+    """The batch of the whole job, where the row states it, is what its parts multiply to."""
+    stated = number(row, "global_batch")
+    samples = run.tokens_per_step / run.max_length
+    if stated is not None and stated != samples:
+        raise SkipRowError(
+            f"global_batch {row['global_batch']!r} is not micro_batch x grad_accum x data-parallel GPUs = {samples:g}"
+        )
+
+
+def stated_tokens_per_s(row: Row, run: Run) -> float | None:
+    """Tokens/s of the whole job: as stated, or from those of one GPU, or from the step time where samples fill their
+    length; None where none is stated. Figures that contradict each other are not used."""
+    per_gpu, step_s = number(row, "tokens_per_s_per_gpu"), number(row, "step_time_s")
+    full = row.get("packed", "yes").startswith(("yes", "n/a"))
+    found = {
+        "tokens_per_s": number(row, "tokens_per_s"),
+        "tokens_per_s_per_gpu": None if per_gpu is None else per_gpu * run.num_gpus,
+        "step_time_s": run.tokens_per_step / step_s if step_s is not None and full else None,
+    }
+    speeds = {column: value for column, value in found.items() if value is not None}
+    for column, speed in speeds.items():
+        first, value = next(iter(speeds.items()))
+        if abs(speed / value - 1.0) > AGREE:
+            raise SkipRowError(f"{first} {row[first]!r} and {column} {row[column]!r} contradict each other")
+    return next(iter(speeds.values()), None)
+
+
+def check_possible(tokens_per_s: float | None, architecture: Architecture, run: Run, gpu: Gpu) -> None:
+    """No row is faster than the peak of its cards (MFU above 1)."""
+    peak = gpu.peaks.get(run.product_dtype)
+    if tokens_per_s is None or peak is None:
+        return
+    flops_per_s = model_flops_per_step(architecture, run) * tokens_per_s / run.tokens_per_step
+    mfu = flops_per_s / (peak * run.num_gpus)
+    if mfu > 1.0:
+        raise SkipRowError(
+            f"{tokens_per_s:g} tokens/s on {run.num_gpus} x {gpu.id} would be an MFU of {mfu:.2f}, above 1"
+        )
