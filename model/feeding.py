@@ -14,16 +14,25 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from functools import cache
+from statistics import NormalDist
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from tunecast.model.factors import Factor
 from tunecast.model.resolve import whole_number
 from tunecast.model.rows import Rows
 from tunecast.model.run import Run
 from tunecast.model.time import StepTime
-from tunecast.model.value import Z80, Value
+from tunecast.model.value import INTERVAL_LEVEL, Z80, Value
+
+if TYPE_CHECKING:
+    from tunecast.model.curves import Array
 
 RATE = "tokenize_tokens_per_s"
+STRATA = 400
+"""Equally likely values of each draw whose pairs give an interval."""
 
 
 def text_tokens(run: Run, rows: Rows | None) -> float:
@@ -46,24 +55,45 @@ def fed(
     if not options.get("streaming"):
         return timing, ()
     tokens, beside = text_tokens(run, rows), f"{workers} workers" if workers else "the process that trains"
-
-    def least_s(tokens_per_s: float) -> float:
-        data_s = tokens / (tokens_per_s * max(workers, 1))
-        return data_s if workers else data_s + timing.host_s
-
-    plain = timing.step_time_s
-    step = Value(
-        value=max(plain.value, least_s(rate.value)),
-        low=max(plain.low, least_s(rate.high)),
-        high=max(plain.high, least_s(rate.low)),
-    )
+    data_s = Value(value=1.0 / rate.value, low=1.0 / rate.high, high=1.0 / rate.low).scaled(tokens / max(workers, 1))
+    host_s = 0.0 if workers else timing.host_s
+    step = later(timing.step_time_s, host_s, data_s)
     label = "given" if rate.origin == "cli" else rate.origin
     note = (
         f"rows are tokenized while training, {tokens:,.0f} tokens a step on each GPU's host by {beside}, at "
         f"{rate.value:,.0f} tokens/s each ({label}; --phase-rate {RATE}=X)"
     )
-    slowest = "data" if workers or least_s(rate.value) > 2.0 * timing.host_s else "host"
+    slowest = "data" if workers or data_s.value > timing.host_s else "host"
     return _slowed(timing, step, slowest), (note,)
+
+
+def later(step: Value, host_s: float, data_s: Value) -> Value:
+    """The later of a step and of a host that issues for `host_s` and also makes the data, with its 80% interval.
+
+    A sum's lower quantile rises with the spread of a skewed part; the interval is never narrower than at the part's
+    median known.
+    """
+    own, tail = _draws(step)[:, None] / step.value, (1.0 - INTERVAL_LEVEL) / 2.0
+    known, unsure = (
+        np.quantile(np.maximum(own * step.value, own * host_s + data), (tail, 1.0 - tail), method="hazen")
+        for data in (np.array([[data_s.value]]), _draws(data_s)[None, :])
+    )
+    value = max(step.value, host_s + data_s.value)
+    return Value(value=value, low=min(float(known[0]), float(unsure[0]), value), high=max(float(unsure[1]), value))
+
+
+def _draws(value: Value) -> Array:
+    """Equally likely values: log-normal below and above the median, each side by its end of the 80% interval."""
+    z = _normal_strata()
+    down, up = math.log(value.value / value.low) / Z80, math.log(value.high / value.value) / Z80
+    return np.asarray(value.value * np.exp(np.where(z < 0.0, down, up) * z))
+
+
+@cache
+def _normal_strata() -> Array:
+    """Standard-normal values in the middle of equally likely parts."""
+    normal = NormalDist()
+    return np.array([normal.inv_cdf((i + 0.5) / STRATA) for i in range(STRATA)])
 
 
 def _slowed(timing: StepTime, step: Value, slowest: str) -> StepTime:
@@ -76,5 +106,5 @@ def _slowed(timing: StepTime, step: Value, slowest: str) -> StepTime:
         parts_s={**timing.parts_s, **waits},
         phases_s={**timing.phases_s, **waits},
         bound_by=slowest if waits else timing.bound_by,
-        log_sd=max(math.log(step.high / step.low) / 2.0 / Z80, timing.log_sd),
+        log_sd=math.log(step.high / step.low) / 2.0 / Z80,
     )

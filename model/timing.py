@@ -56,11 +56,12 @@ def timing(question: Question, resolved: Resolved, target: Target, factors: Fact
 
 
 def linked(timing: StepTime, operations: Sequence[Operation], factors: FactorSet, run: Run) -> StepTime:
-    """The interval of several GPUs: joined with what a slow or fast link, and less or more overlap, would make of it.
+    """The interval of several GPUs, or of one with a part in host memory: joined with what a slow or fast link or
+    host, and less or more overlap, would make of it.
 
     Half the log-distance between both ends of these factors' 80% intervals counts as one independent 80% error.
     """
-    if run.num_gpus == 1:
+    if run.num_gpus == 1 and run.offload == "none":
         return timing
     ends = [step_time(operations, replace(factors, factors=_link_at(factors, end)), run=run) for end in ("low", "high")]
     slow, fast = (end.step_time_s.value for end in ends)
@@ -97,9 +98,10 @@ def _peak_source(target: Target) -> str:
 
 
 def link_notes(run: Run, factors: FactorSet, question: Question) -> tuple[str, ...]:
-    """Which factors of several GPUs nobody has measured."""
-    if run.num_gpus == 1 or question.achieved_tflops is not None:
+    """Which factors of several GPUs, and of a host that keeps a part of the model, nobody has measured."""
+    if question.achieved_tflops is not None:
         return ()
-    names = (*LINK_FACTORS, *NETWORK_FACTORS, *HOST_FACTORS)
+    links = (*LINK_FACTORS, *NETWORK_FACTORS) if run.num_gpus > 1 else ()
+    names = (*links, *(HOST_FACTORS if run.offload != "none" else ()))
     assumed = [name for name in names if name in factors.factors and factors.factors[name].origin == "assumed"]
     return (f"assumed, not measured: {', '.join(assumed)}",) if assumed else ()

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tunecast.catalogs.errors import InputError
 from tunecast.model.architectures import load_architecture
 from tunecast.model.estimate import forecast
+from tunecast.model.feeding import later
 from tunecast.model.forecast import Forecast
 from tunecast.model.question import Question
 from tunecast.model.target import resolve_targets
+from tunecast.model.value import exact, lognormal
 from tunecast.model.whole_run_options import split_whole_run
 
 TOKENS = 8 * 1024
@@ -66,3 +69,47 @@ def test_padding_is_not_tokenized() -> None:
 def test_a_bad_number_of_workers_is_refused() -> None:
     with pytest.raises(InputError, match="--dataloader-num-workers is -1"):
         ask(streaming=True, dataloader_num_workers=-1)
+
+
+def width(found: Forecast) -> float:
+    return found.step_time_s.high - found.step_time_s.low
+
+
+def test_less_known_is_never_a_narrower_interval() -> None:
+    """Made on the way at no cost, the step keeps its interval; at an assumed rate it is as wide as at it given."""
+    alone = {"max_length": 2048, "per_device_train_batch_size": 1}
+    plain, free = ask(**alone), ask(rate=1e9, streaming=True, **alone)
+    assert width(free) == pytest.approx(width(plain), rel=0.02)
+    for workers in (0, 1):
+        shared = {"streaming": True, "dataloader_num_workers": workers}
+        given, assumed = ask(rate=1e6, **shared, **alone), ask(**shared, **alone)
+        assert assumed.step_time_s.value == given.step_time_s.value
+        assert assumed.step_time_s.low <= given.step_time_s.low * 1.0001
+        assert assumed.step_time_s.high >= given.step_time_s.high * 0.9999
+        assert width(assumed) >= 0.999 * width(plain)
+    known, unsure = (later(lognormal(1.0, 0.3), 0.0, data) for data in (exact(1.0), lognormal(1.0, 0.6)))
+    assert unsure.high - unsure.low > 1.5 * (known.high - known.low)
+
+
+def test_a_host_that_tokenizes_and_issues_keeps_the_spread_of_issuing() -> None:
+    """2,048 tokens at 20,000 a second are 102.4 ms, to which the host-bound step's own 80% interval is added."""
+    alone = {"max_length": 2048, "per_device_train_batch_size": 1}
+    plain, slow = (ask(**alone), ask(rate=20_000.0, streaming=True, **alone))
+    assert plain.bound_by == "host"
+    for end in ("low", "value", "high"):
+        expected = getattr(plain.step_time_s, end) + 0.1024
+        assert getattr(slow.step_time_s, end) == pytest.approx(expected, rel=0.02)
+
+
+@pytest.mark.parametrize(("host_s", "data_s"), [(0.0, 1.2), (0.9, 0.3), (0.2, 0.05)])
+def test_quantiles_of_the_later_clock_are_those_of_random_draws(host_s: float, data_s: float) -> None:
+    """A million seeded pairs of log-normal errors: 0.3 on the step and on what the host issues, 0.6 on the data."""
+    step, data = lognormal(1.0, 0.3), lognormal(data_s, 0.6)
+    random = np.random.default_rng(7)
+    own, other = np.exp(0.3 * random.standard_normal(10**6)), data_s * np.exp(0.6 * random.standard_normal(10**6))
+    drawn = np.maximum(own, own * host_s + other)
+    found = later(step, host_s, data)
+    assert found.low <= np.quantile(drawn, 0.1) * 1.01
+    assert found.high == pytest.approx(np.quantile(drawn, 0.9), rel=0.01)
+    if host_s == 0.0:
+        assert found.low == pytest.approx(np.quantile(drawn, 0.1), rel=0.01)
