@@ -112,13 +112,14 @@ def test_what_no_framework_does_is_refused() -> None:
 
 
 def test_one_gpu_that_waits_for_its_host_is_as_unsure_as_the_hosts_rate() -> None:
-    """Nearly all of the step is an update at 0.4 to 2.6 billion parameters a second: 80% ends at least that far apart.
+    """6.74 billion parameters at 0.4 to 2.6 billion a second, all else as it is: 80% ends at least that far apart.
 
     The interval is symmetric in the logarithm, so it is compared by the ratio of its ends.
     """
     found = ask(offload="all", num_gpus=1, sharding="none", max_length=2048)
-    assert found.time_parts_s["communication"] > 0.9 * found.step_time_s.value
-    assert found.step_time_s.high / found.step_time_s.low > 0.9 * 2.6 / 0.4
+    slow_s, mean_s, fast_s = (6.738e9 / rate for rate in (0.4e9, 1.3e9, 2.6e9))
+    else_s = found.step_time_s.value - mean_s
+    assert found.step_time_s.high / found.step_time_s.low > (else_s + slow_s) / (else_s + fast_s)
     assert any("assumed, not measured" in note and "host_update_params_per_s" in note for note in found.notes)
     plain = ask(num_gpus=1, sharding="none", max_length=2048)
     assert not any("host_update" in note or "link" in note for note in plain.notes)
