@@ -82,7 +82,7 @@ def shown_params(kernel: Kernel) -> str:
     if kernel.kind == "memory":
         return f"{p['name']}, {number(p['bytes'] / 1e6)} MB"
     if kernel.kind == "dequantization":
-        return f"{number(p['elements'])} values (published as the difference of two sizes on the B300's 148 SMs)"
+        return f"{number(p['elements'] / 1e6)} million 4-bit values" + (" and scales" if "double_quant" in p else "")
     return str(p["what"])
 
 

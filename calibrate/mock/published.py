@@ -55,7 +55,7 @@ def on_mock(kernel: Kernel, seed: int, layer: tuple[Operation, ...]) -> float:
         work = memory_work(device.card, device.physics, p["bytes"], access_class(p["name"]), hits=0.0)
         return float(p["bytes"] / _seconds(device, work, Kind.MEMORY) / GIGA)
     if kernel.kind == "dequantization":
-        work = dequant_work(device.card, device.physics, p["elements"], double_quant=False)
+        work = dequant_work(device.card, device.physics, p["elements"], p.get("double_quant", False))
         return _seconds(device, work, Kind.DEQUANT) / US
     return _host_seconds(device, p["what"], layer) / US
 
@@ -101,6 +101,8 @@ def _host_seconds(device: MockDevice, what: str, layer: tuple[Operation, ...]) -
         return bare_seconds(host, Kind.GEMM)
     if what == "addition":
         return bare_seconds(host, Kind.MEMORY)
+    if what == "4-bit weight with its scales":
+        return bare_seconds(host, Kind.DEQUANT) + 2 * bare_seconds(host, Kind.MEMORY)
     if what == "synchronisation":
         return host.sync_s
     if what == "checkpointed region":
