@@ -16,124 +16,24 @@ curve of the step is a sum over events. What Python's local variables keep alive
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from tunecast.model.operation import Kind, Phase
+from tunecast.model.tape_parts import Backward as Backward
+from tunecast.model.tape_parts import Event as Event
+from tunecast.model.tape_parts import Grads as Grads
+from tunecast.model.tape_parts import Node as Node
+from tunecast.model.tape_parts import Storage as Storage
+from tunecast.model.tape_parts import Tensor as Tensor
+from tunecast.model.tape_parts import allocated_bytes as allocated_bytes
+from tunecast.model.tape_parts import storages as storages
+from tunecast.model.tape_parts import widest as widest
 from tunecast.model.units import DTYPE_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-BLOCK_BYTES = 512
-"""Smallest unit of the CUDA caching allocator (``kMinBlockSize``); every storage is rounded up to it."""
-
-
-def allocated_bytes(n_bytes: float) -> int:
-    """Bytes an allocation of `n_bytes` takes from the allocator."""
-    return -(-int(n_bytes) // BLOCK_BYTES) * BLOCK_BYTES
-
-
-class Storage:
-    """One allocation."""
-
-    __slots__ = ("bytes", "part")
-
-    def __init__(self, n_bytes: int, part: str) -> None:
-        self.bytes = n_bytes
-        self.part = part
-
-
-class Tensor:
-    """A view of a storage with a size, a dtype and, if a gradient is needed, the node that made it."""
-
-    __slots__ = ("dtype", "elements", "is_view", "leaf", "node", "storage")
-
-    def __init__(
-        self,
-        elements: int,
-        dtype: str,
-        storage: Storage | None,
-        *,
-        node: Node | None = None,
-        leaf: str | None = None,
-        is_view: bool = False,
-    ) -> None:
-        self.elements = elements
-        self.dtype = dtype
-        self.storage = storage
-        self.node = node
-        self.leaf = leaf
-        self.is_view = is_view
-        """Whether another tensor shares the storage, so that nothing is added into it in place."""
-
-    @property
-    def needs_grad(self) -> bool:
-        """Whether a gradient flows into this tensor."""
-        return self.node is not None or self.leaf is not None
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of the elements this tensor shows."""
-        return self.elements * DTYPE_BYTES[self.dtype]
-
-
-Grads = Sequence[Tensor | None]
-Backward = Callable[[Tensor], Grads]
-
-
-class Node:
-    """Backward of one operation: how gradients of its inputs follow from the gradient of its output."""
-
-    __slots__ = ("backward", "inputs", "layer", "moment", "outlives_grad", "saves")
-
-    def __init__(
-        self,
-        inputs: tuple[Tensor, ...],
-        backward: Backward,
-        *,
-        saves: tuple[Tensor, ...],
-        layer: int | None,
-        moment: str,
-    ) -> None:
-        self.inputs = inputs
-        self.backward = backward
-        self.saves = saves
-        self.layer = layer
-        self.moment = moment
-        self.outlives_grad = False
-        """Whether its gradient may die while the backward still runs (a checkpoint without a node of its own)."""
-
-
-class Event:
-    """One kernel, or (with `kind` None) a mere use that keeps tensors alive."""
-
-    __slots__ = (
-        "bytes", "dtype", "flops", "kind", "launches", "layer", "layout", "micro_batch", "moment", "name", "phase",
-        "reads", "shape", "writes",
-    )  # fmt: skip
-
-    def __init__(self, name: str, kind: Kind | None, reads: tuple[Storage, ...], writes: tuple[Storage, ...]) -> None:
-        self.name = name
-        self.kind = kind
-        self.reads = reads
-        self.writes = writes
-        self.phase = Phase.FORWARD
-        self.moment = ""
-        self.layer: int | None = None
-        self.micro_batch = 0
-        self.dtype = "bf16"
-        self.flops = 0.0
-        self.bytes = 0.0
-        self.launches = 1.0
-        self.shape: tuple[int, ...] = ()
-        self.layout = ""
-
-
-def storages(tensors: Iterable[Tensor]) -> tuple[Storage, ...]:
-    """The allocations behind tensors; parameters have none of their own here."""
-    return tuple([tensor.storage for tensor in tensors if tensor.storage is not None])
 
 
 class Tape:
@@ -402,11 +302,3 @@ class Tape:
         before, self.phase = self.phase, phase
         yield
         self.phase = before
-
-
-def widest(dtypes: Iterable[str]) -> str:
-    """The largest floating dtype among several: the one arithmetic promotes to."""
-    return max(dtypes, key=_WIDTH.__getitem__)
-
-
-_WIDTH = {name: (name in ("fp32", "bf16", "fp16"), n_bytes) for name, n_bytes in DTYPE_BYTES.items()}
