@@ -18,7 +18,7 @@ def scaling_rows(forecast: Forecast) -> Iterable[Line]:
     scaling = forecast.scaling
     if scaling is None:
         return
-    bound = "nothing waits" if scaling.bound_by == "nothing" else scaling.bound_by
+    bound = "nothing is lost" if scaling.bound_by == "nothing" else scaling.bound_by
     yield (
         "scaling efficiency",
         f"{scaling.efficiency:.0%}",

@@ -16,7 +16,7 @@ from tunecast.model.forecast import Forecast
 from tunecast.model.money import with_money
 from tunecast.model.observed import observed
 from tunecast.model.on_device import job_factors, resolve_for
-from tunecast.model.parallel_scaling import scaling_of
+from tunecast.model.parallel_scaling import Scaling, alone, scaling_of
 from tunecast.model.phase_rates import phase_rates
 from tunecast.model.priors import load_priors
 from tunecast.model.question import Question
@@ -47,6 +47,7 @@ def forecast(question: Question, target: Target) -> Forecast:
     rows = unpacked_rows(run, question.options)
     run = timed_run(run, rows)
     timing, watched = _watched(question, target, step_timing(question, replace(resolved, run=run), target, factors))
+    scaling = _scaling(question, target, run, timing, factors)
     rate = phase_rates(target.gpu, factors, question.whole_run.phase_rate)[TOKENIZING]
     timing, data_notes = fed(timing, run, rows, question.options, rate)
     probability = fit_probability(view)
@@ -88,10 +89,24 @@ def forecast(question: Question, target: Target) -> Forecast:
             *_amount_notes(amount),
         ),
     )
-    operations = operations_of(question.architecture, run, **inventory)
-    scaling = scaling_of(timing, operations, factors, run, question.options.get("serial_fraction"))
     result = replace(result, scaling=scaling, totals=training_totals(result, amount))
     return with_money(result, question, target, amount, factors=factors, timing=timing)
+
+
+def _scaling(question: Question, target: Target, run: Run, timing: StepTime, factors: FactorSet) -> Scaling | None:
+    """How the job scales; None for one GPU, or where the user gave the speed. A traced run is compared by formula."""
+    if run.num_gpus == 1 or question.achieved_tflops is not None:
+        return None
+
+    def by_formula(run: Run, factors: FactorSet) -> StepTime:
+        operations = operations_of(question.architecture, run, platform=target.platform)
+        return _watched(question, target, step_time(operations, factors, run=run))[0]
+
+    job = timing if question.source is None else by_formula(run, factors)
+    own = scaled(job_factors(target, question.architecture, alone(run), question.options), question.factor_scales)
+    operations = operations_of(question.architecture, run, platform=target.platform)
+    fraction = question.options.get("serial_fraction")
+    return scaling_of(job, by_formula(alone(run), own), operations, factors, run, fraction)
 
 
 def _watched(question: Question, target: Target, timing: StepTime) -> tuple[StepTime, str | None]:

@@ -1,16 +1,17 @@
-"""How well a job scales: what of its step is not work, which fraction that makes serial, and the classic estimate.
+"""How well a job scales: its speed over that of one GPU, which serial fraction that makes, and the classic estimate.
 
-Efficiency is the step without waiting for links or filling a pipeline, over the step: the share of N GPUs that works.
-Amdahl's serial fraction follows from it, s = (1/E - 1) / (N - 1) (the Karp-Flatt metric: Karp and Flatt, CACM 33(5),
-1990), as a result. The classic estimate goes the other way, from a fraction that the user believes:
-speedup = 1 / (s + (1 - s) / N) (Amdahl 1967).
+Efficiency is tokens/s of N GPUs over N times those of one GPU that ran the same micro-batches alone, whether or not
+they fit there: what is lost to waiting for links, to filling a pipeline, and to work that is repeated, split into
+smaller products or slowed by sharding. Amdahl's serial fraction follows from it, s = (1/E - 1) / (N - 1) (Karp-Flatt
+metric: Karp and Flatt, CACM 33(5), 1990), as a result. The classic estimate goes the other way, from a fraction that
+the user believes: speedup = 1 / (s + (1 - s) / N) (Amdahl 1967).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from tunecast.catalogs.errors import InputError
 from tunecast.model.factors import FactorSet
@@ -18,6 +19,8 @@ from tunecast.model.links import collective_seconds, crosses_machines, links_of
 from tunecast.model.operation import Kind, Operation
 from tunecast.model.run import Run
 from tunecast.model.time import StepTime
+
+NOTHING = 0.005
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,13 +39,16 @@ class Scaling:
 
     efficiency: float
     speedup: float
-    """efficiency x N: GPUs that would do as much if they never waited."""
+    """efficiency x N. Above N where sharing the update saves more than sharing costs."""
     serial_fraction: float
-    """Amdahl's, as a result."""
+    """Amdahl's, as a result; 0 where N GPUs are more than N times as fast."""
     exposed_communication_s: float
     bubble_s: float
+    slower_work_s: float
+    """Beyond an N-th of one GPU's: repeated work, smaller products, sharding. Negative: the update is shared."""
     bound_by: str
-    """What costs most: a collective with the link it crosses, ``pipeline bubble``, or ``nothing``."""
+    """What costs most: a collective with the link it crosses, ``pipeline bubble``, what makes work slower, or
+    ``nothing`` where all costs less than `NOTHING` of the step."""
     amdahl: Amdahl | None = None
 
 
@@ -52,37 +58,59 @@ def amdahl_speedup(serial_fraction: float, num_gpus: int) -> float:
 
 
 def serial_fraction_of(efficiency: float, num_gpus: int) -> float:
-    """(1 / E - 1) / (N - 1)."""
-    return (1.0 / efficiency - 1.0) / (num_gpus - 1)
+    """(1 / E - 1) / (N - 1), at least 0."""
+    return max((1.0 / efficiency - 1.0) / (num_gpus - 1), 0.0)
+
+
+def alone(run: Run) -> Run:
+    """The same micro-batches on one GPU."""
+    return replace(run, num_gpus=1, tp=1, pp=1, pp_interleave=1, cp=1, async_tp=False, sharding="none")
 
 
 def scaling_of(
-    timing: StepTime, operations: Sequence[Operation], factors: FactorSet, run: Run, serial_fraction: float | None
-) -> Scaling | None:
-    """How a job on several GPUs scales; None for one GPU, or where the user gave the speed."""
-    waiting = timing.parts_s.get("communication")
-    if run.num_gpus == 1 or waiting is None:
-        return None
-    bubble, step = timing.parts_s.get("bubble", 0.0), timing.step_time_s.value
-    efficiency = (step - waiting - bubble) / step
+    timing: StepTime,
+    one: StepTime,
+    operations: Sequence[Operation],
+    factors: FactorSet,
+    run: Run,
+    serial_fraction: float | None,
+) -> Scaling:
+    """How a job scales whose step takes `timing`, where one GPU takes `one` for its own (`alone`)."""
+    waiting, bubble = timing.parts_s.get("communication", 0.0), timing.parts_s.get("bubble", 0.0)
+    step = timing.step_time_s.value
+    ideal = one.step_time_s.value * run.tokens_per_step / (alone(run).tokens_per_step * run.num_gpus)
+    slower = step - waiting - bubble - ideal
+    efficiency = ideal / step
     return Scaling(
         efficiency=efficiency,
         speedup=efficiency * run.num_gpus,
         serial_fraction=serial_fraction_of(efficiency, run.num_gpus),
         exposed_communication_s=waiting,
         bubble_s=bubble,
-        bound_by=bound_by(operations, factors, run, waiting, bubble),
-        amdahl=classic(serial_fraction, run.num_gpus, step * efficiency),
+        slower_work_s=slower,
+        bound_by=bound_by(operations, factors, run, {"waiting": waiting, "bubble": bubble, "work": slower}, step),
+        amdahl=classic(serial_fraction, run.num_gpus, ideal),
     )
 
 
-def bound_by(operations: Sequence[Operation], factors: FactorSet, run: Run, waiting_s: float, bubble_s: float) -> str:
-    """The collective that takes most of its link, or the bubble if that is longer than all waiting."""
-    if bubble_s > waiting_s:
-        return "pipeline bubble"
-    sent = [operation for operation in operations if operation.kind is Kind.COMMUNICATION]
-    if not sent or waiting_s <= 0:
+def bound_by(
+    operations: Sequence[Operation], factors: FactorSet, run: Run, lost_s: Mapping[str, float], step_s: float
+) -> str:
+    """What costs most: waiting (by the collective that takes most of its link), the bubble, or slower work."""
+    most = max(lost_s, key=lambda name: lost_s[name])
+    if lost_s[most] < NOTHING * step_s:
         return "nothing"
+    if most == "bubble":
+        return "pipeline bubble"
+    if most == "work":
+        split = [f"{name} {degree}" for name in ("tp", "pp", "cp") if (degree := getattr(run, name)) > 1]
+        return f"repeated and smaller work of {', '.join(split)}" if split else f"work slower in {run.sharding}"
+    return slowest_collective(operations, factors, run)
+
+
+def slowest_collective(operations: Sequence[Operation], factors: FactorSet, run: Run) -> str:
+    """The collective that takes most of its link in all, and where."""
+    sent = [operation for operation in operations if operation.kind is Kind.COMMUNICATION]
     links = links_of(factors, run, across=crosses_machines(sent))
     totals: dict[str, float] = {}
     for operation in sent:
