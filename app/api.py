@@ -37,6 +37,7 @@ def estimate(
     **options: Any,
 ) -> Forecasts:
     """Forecast a run on each GPU, in the order given; a list that notebooks show as a table (``.to_frame()``).
+    Of several GPUs those that cannot be answered are left out, with their reason in the notes.
 
     `model` is a catalog model, the path of a ``config.json``, or a training file (``.yaml`` of axolotl,
     LLaMA-Factory, TRL, torchtune or litgpt). `options` are the run, its parallelism,

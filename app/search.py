@@ -32,43 +32,45 @@ def searched_dimension(options: Mapping[str, Any], *, max_batch: bool, max_lengt
 def searched_forecasts(
     question: Question, targets: Sequence[Target], dimension: str | None, *, deadline: str | float | None = None
 ) -> list[Forecast]:
-    """One forecast per device. Where the run fits none, the roomiest device says what would make it fit."""
+    """One forecast per device with an answer. Where the run fits none, the roomiest says what would make it fit."""
     from tunecast.model.num_gpus import is_auto
 
     if is_auto(question):
         return forecasts_on_fewest(question, targets, dimension, deadline)
     if deadline is not None:
         raise InputError("--deadline chooses the number of GPUs: add --num-gpus auto.")
-    from tunecast.model.estimate import estimate
+    from tunecast.left_out import answered
+    from tunecast.model.estimate import forecast
     from tunecast.model.fitting import question_that_fits
 
-    if dimension is None:
-        found = estimate(question, targets)
-    else:
-        found = []
-        for target in targets:
-            asked, note = question_that_fits(question, target, dimension)
-            (forecast,) = estimate(asked, [target])
-            found.append(replace(forecast, notes=(note, *forecast.notes)))
-    return with_suggestions(question, targets, found)
+    def ask(target: Target) -> Forecast:
+        if dimension is None:
+            return forecast(question, target)
+        asked, note = question_that_fits(question, target, dimension)
+        found = forecast(asked, target)
+        return replace(found, notes=(note, *found.notes))
+
+    return with_suggestions(question, *answered(targets, ask))
 
 
 def forecasts_on_fewest(
     question: Question, targets: Sequence[Target], dimension: str | None, deadline: str | float | None
 ) -> list[Forecast]:
     """One forecast per device, each on the fewest GPUs that fit and are in time."""
+    from tunecast.left_out import answered
     from tunecast.model.estimate import forecast
     from tunecast.model.num_gpus import fewest_gpus, parse_hours
 
     if dimension is not None:
         raise InputError("--num-gpus auto keeps batch and length; leave out --max-batch and --max-length-that-fits.")
     hours = None if deadline is None else parse_hours(deadline)
-    found = []
-    for target in targets:
+
+    def ask(target: Target) -> Forecast:
         asked, note = fewest_gpus(question, target, hours)
         answer = forecast(asked, target)
-        found.append(replace(answer, notes=(note, *answer.notes)))
-    return found
+        return replace(answer, notes=(note, *answer.notes))
+
+    return answered(targets, ask)[1]
 
 
 def likely(found: Forecast) -> bool:
