@@ -14,6 +14,7 @@ from tunecast.calibrate.trace.depth import counted_micro_batches, trace_micro_ba
 from tunecast.calibrate.trace.result import Trace
 from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.architecture import Architecture
+from tunecast.model.litgpt import STACK
 from tunecast.model.memory import PARTS, Parts, Place, layer_position
 from tunecast.model.operation import Kind, Operation, Phase
 from tunecast.model.run import Run
@@ -54,6 +55,8 @@ def check_installed() -> None:
 
 def check_traced(run: Run) -> None:
     """Refuse, by name, what the traced code would leave out: kernels and parallelism that are not Hugging Face's."""
+    if run.stack == STACK:
+        raise NotSupportedError(f"--exact runs Hugging Face's code, not LitGPT's; leave it or --stack {STACK} out.")
     plain = {each.name: each.default for each in fields(Run)}
     for name, ordinary in plain.items():
         value = getattr(run, name)
