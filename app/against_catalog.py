@@ -288,7 +288,11 @@ def catalog_table(comparison: CatalogComparison) -> RenderableType:
             quantity.verdict,
         )
     counted = ", ".join(f"{n} {outcome}" for outcome, n in comparison.outcomes.items())
-    flags = f"; flags: {', '.join(comparison.flags)}" if comparison.flags else ""
+    told = [
+        f"{flag} (time ran out: the rest was not measured)" if flag == "cut_short" else flag
+        for flag in comparison.flags
+    ]
+    flags = f"; flags: {', '.join(told)}" if told else ""
     table.caption = f"trials: {counted}{flags}"
     table.caption_justify = "left"
     return table

@@ -193,6 +193,22 @@ def test_the_budget_ends_the_plan_and_says_so(tmp_path, monkeypatch):
     assert record["flags"] == ["cut_short"]
 
 
+def test_collectives_are_measured_when_the_budget_has_ended(tmp_path, monkeypatch):
+    now = 0.0
+
+    def slow(spec):
+        nonlocal now
+        now += 10.0
+        return fine(spec)
+
+    monkeypatch.setattr(runner.time, "monotonic", lambda: now)
+    record = read_record(calibrated(ScriptedDevice(slow), tmp_path, num_gpus=2))
+    benches = [trial["bench"] for trial in record["trials"]]
+    assert benches.count("collective") == 9
+    assert len(benches) == 12 + 9
+    assert record["flags"] == ["cut_short"]
+
+
 def test_flags_come_from_sensors_and_scatter(tmp_path):
     hot = Sensors(throttle_reasons=("hw_thermal_slowdown",), other_processes=2)
 
