@@ -166,7 +166,7 @@ def does_not_fit(architecture: Architecture, resolved: Resolved, measured: Measu
     from tunecast.model.flops import model_flops_per_step
     from tunecast.model.forecast import FORECAST_SCHEMA
     from tunecast.model.forecast_json import run_with_origins
-    from tunecast.model.optimizer import trainable_params
+    from tunecast.model.trained import trainable_params
     from tunecast.model.units import gib
     from tunecast.model.whole_run_json import whole_run_to_dict
 
