@@ -11,13 +11,14 @@ from tunecast.forecasts import Forecasts
 from tunecast.web.asked import Fields, command, gpus_of, link, model_of, options
 
 STYLE = """<style>
-.tc svg { width: 100%; min-width: 520px; max-width: 760px; height: auto; font: 12.5px sans-serif; fill: currentColor; }
+.tc svg { width: 100%; min-width: 640px; max-width: 760px; height: auto; font: 12.5px sans-serif; fill: currentColor; }
 .tc .tick { font-size: 11.5px; } .tc .limit { stroke: currentColor; stroke-width: 2; }
 .tc .p0 { fill: #2b6cb0; } .tc .p1 { fill: #b7791f; } .tc .p2 { fill: #2f855a; } .tc .p3 { fill: #97266d; }
 .tc .p4 { fill: #0987a0; } .tc .p5 { fill: #9c4221; } .tc .p6 { fill: #553c9a; } .tc .p7 { fill: #718096; }
 .tc .p8 { fill: #d53f8c; } .tc .p9 { fill: #5a7d1e; }
 .tc table { border-collapse: collapse; font-variant-numeric: tabular-nums; } .tc td, .tc th { padding: .25rem .6rem; }
-.tc .scroll { overflow-x: auto; } .tc .error { border-left: 4px solid #b7471d; padding: .6rem 1rem; }
+.tc .scroll { overflow-x: auto; } .tc td:first-child { white-space: nowrap; }
+.tc .error { border-left: 4px solid #b7471d; padding: .6rem 1rem; }
 </style>"""
 
 
