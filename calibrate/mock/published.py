@@ -95,14 +95,19 @@ def _attention_flops(p: dict[str, Any]) -> float:
     return full * (2.5 if p["backward"] else 1.0) * (0.5 if p["causal"] else 1.0)
 
 
+BARE = {
+    "product": (Kind.GEMM,),
+    "addition": (Kind.MEMORY,),
+    "attention": (Kind.ATTENTION,),
+    "4-bit weight with its scales": (Kind.DEQUANT, Kind.MEMORY, Kind.MEMORY),
+}
+"""Calls timed by themselves, as the operators they issue."""
+
+
 def _host_seconds(device: MockDevice, what: str, layer: tuple[Operation, ...]) -> float:
     host = device.physics.host
-    if what == "product":
-        return bare_seconds(host, Kind.GEMM)
-    if what == "addition":
-        return bare_seconds(host, Kind.MEMORY)
-    if what == "4-bit weight with its scales":
-        return bare_seconds(host, Kind.DEQUANT) + 2 * bare_seconds(host, Kind.MEMORY)
+    if what in BARE:
+        return sum(bare_seconds(host, kind) for kind in BARE[what])
     if what == "synchronisation":
         return host.sync_s
     if what == "checkpointed region":
