@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 WIDE = 130
 """Columns from which intervals and offers have a column of their own; below, they go under their value."""
 SLIM = 95
-"""Columns below which tokens/s and the time of the training alone are left out, and long names are folded."""
+"""Columns below which tokens/s stands under the time, that of the training alone is left out, and names are folded."""
 NAME_COLUMNS = 24
 """Of a name in the slim table."""
 VERDICT_ORDER = {"fits": 0, "tight": 0, None: 1, "no": 2}
@@ -165,13 +165,13 @@ def slim_table(rows: Sequence[Forecast], *, has_total: bool) -> Table:
     numbers = ("GiB", "step", *(("time",) if has_total else ("tokens/s",)), money)
     table = plain_table("GPU", "fits", *numbers, right=numbers)
     for forecast in rows:
-        cost = money_of(forecast)
+        cost, speed = money_of(forecast), digits(forecast.tokens_per_s.value)
         table.add_row(
             f"{folded(card(forecast, rows))}\n  {offer(forecast)}",
             verdict(forecast),
             memory(forecast),
             f"{seconds(forecast.step_time_s.value)}\n{span_s(forecast.step_time_s)}",
-            total(forecast) if has_total else digits(forecast.tokens_per_s.value),
+            f"{total(forecast)}\n{speed} tok/s" if has_total else speed,
             f"{dollars(cost.value)}\n{span(cost)}" if cost else DASH,
         )
     return keep_whole(table)
