@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tunecast.calibrate.fit_curves import MEASURED, FittedCurve, fit_curve
+from tunecast.calibrate.fit_curves import MEASURED, FittedCurve, fit_curve, host_plateau
 from tunecast.calibrate.fit_forms import curve_observations, specs_for
 from tunecast.calibrate.fit_memory import gauge_memory
-from tunecast.calibrate.fit_rates import host_start, mfu_by_method, model_flops, rate_factors
+from tunecast.calibrate.fit_rates import cache_bytes, host_start, mfu_by_method, model_flops, rate_factors
 from tunecast.calibrate.fit_steps import MeasuredStep, StepFit, fit_steps, with_steps
 from tunecast.calibrate.fit_trials import Trial, log_noise, median_seconds, trial_id, usable
 from tunecast.calibrate.trace.spec import architecture_from_dict, run_from_dict
@@ -63,21 +63,30 @@ class StepFitter:
         fitted: dict[str, FittedCurve] = {}
         for name, found in curve_observations(trials).items():
             so_far = {done: curve.curve for done, curve in fitted.items()}
-            specs = specs_for(name, found, processors=self.processors, fitted=so_far)
-            fitted[name] = fit_curve(specs, found, seed=SEED)
+            issue_s = None if self.synchronous else host_plateau(found)
+            specs = specs_for(name, found, processors=self.processors, fitted=so_far, issue_s=issue_s)
+            fitted[name] = self._in_steps(name, fit_curve(specs, found, seed=SEED))
         if not any(name.startswith("gemm.") for name in fitted):
             raise InputError(
                 "The record has no usable gemm trials, so there is nothing to fit: run `tunecast calibrate --fresh`."
             )
         return fitted
 
+    def _in_steps(self, name: str, fitted: FittedCurve) -> FittedCurve:
+        """The curve with what whole steps shall tell apart: kernels in the cache, products bound by their bytes."""
+        marks: dict[str, float] = {}
+        if name == "memory" and not self.synchronous:
+            marks = {"l2_bytes": float(cache_bytes(self.gpu))}
+        elif name.startswith("gemm.") and not self.synchronous:
+            marks = {"bytes_apart": 1.0}
+        return replace(fitted, curve=replace(fitted.curve, params=fitted.curve.params | marks))
+
     def _measured_steps(self, trials: Sequence[Trial], factors: FactorSet) -> list[MeasuredStep]:
         steps = []
         for trial in usable(trials, "step"):
             run = run_from_dict(dict(trial["params"]["run"]))
-            operations = self.inventory(
-                architecture_from_dict(dict(trial["params"]["architecture"])), run, self.platform
-            )
+            architecture = architecture_from_dict(dict(trial["params"]["architecture"]))
+            operations = self.inventory(architecture, run, self.platform)
             table = phase_table(operations, factors, run=run)
             steps.append(
                 MeasuredStep(
@@ -85,6 +94,7 @@ class StepFitter:
                     table=table,
                     seconds=median_seconds(trial),
                     log_noise=log_noise(trial),
+                    group=str(architecture.hidden_size),
                     method=run.method,
                     dtype=run.compute_dtype,
                     model_flops=model_flops(operations),

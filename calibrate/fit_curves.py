@@ -3,6 +3,9 @@
 The physical form is fitted first; what it leaves is given to the Gaussian process of
 `tunecast.model.curves`, whose length and width are chosen by predicting trials left out (ten folds,
 the form refitted each time), so that the stored spread is that of shapes never seen.
+
+A kernel shorter than the host needs to issue a call hides behind it. Such trials say only that the kernel takes
+no longer than that (`host_plateau`): they bound the form and count neither as residuals nor in the spread.
 """
 
 from __future__ import annotations
@@ -15,7 +18,18 @@ import numpy.typing as npt
 from scipy.optimize import least_squares
 
 from tunecast.calibrate.fit_trials import Observation, log_seconds
-from tunecast.model.curves import FORMS, Array, Columns, Params, columns, coordinates, kernel, residual, unevenness
+from tunecast.model.curves import (
+    FORMS,
+    Array,
+    Columns,
+    Params,
+    benched,
+    columns,
+    coordinates,
+    kernel,
+    residual,
+    unevenness,
+)
 from tunecast.model.factors import Curve
 from tunecast.model.value import Z80
 
@@ -36,6 +50,11 @@ STEEPEST_UNEVENNESS = 0.25
 """Residuals fall at most by 2^-0.25 when the work doubles: more is an accident of few trials."""
 SMALLEST_LOG_ERROR = 0.005
 """Errors below half a percent are timing noise whatever their size."""
+PLATEAU_LOG = 0.05
+"""Trials this near to the fastest took as long as it did: several times the noise of a median."""
+PLATEAU_TRIALS = 2
+PLATEAU_WORK = 4.0
+"""So many of them, of work that differs by this factor, took the host's time and not the device's."""
 LENGTHS = (0.05, 0.15, 0.4, 1.0, 2.5)
 NOISE_SHARES = (0.03, 0.2, 0.6)
 
@@ -84,6 +103,21 @@ def data_of(found: Sequence[Observation]) -> Data:
     return Data(cols=columns([o.operation for o in found]), log_y=log_seconds(found), group=group.astype(np.int64))
 
 
+def host_plateau(found: Sequence[Observation]) -> float:
+    """Seconds that the host takes to issue one call, where several trials of unlike work all take that; else 0."""
+    fastest = min(o.seconds for o in found)
+    near = [o for o in found if o.seconds <= fastest * np.exp(PLATEAU_LOG)]
+    work = [o.operation.flops or o.operation.bytes or float(o.operation.shape[0]) for o in near]
+    flat = len(near) >= PLATEAU_TRIALS and max(work) >= PLATEAU_WORK * min(work)
+    return float(np.median([o.seconds for o in near])) if flat else 0.0
+
+
+def visible(spec: FormSpec, log_y: Array) -> npt.NDArray[np.bool_]:
+    """Which trials showed the device: they took longer than the host's call."""
+    issue_s = spec.fixed.get("issue_s", 0.0)
+    return np.exp(log_y - PLATEAU_LOG) > issue_s
+
+
 def soft_l1(scaled: Array) -> Array:
     """Residuals whose squares are the soft-L1 loss 2 (sqrt(1 + r^2) - 1), sign kept."""
     return np.asarray(np.sign(scaled) * np.sqrt(2.0 * (np.sqrt(1.0 + scaled**2) - 1.0)))
@@ -104,7 +138,7 @@ def fit_params(spec: FormSpec, cols: Columns, log_y: Array, *, start: Params | N
         return dict(zip(names, np.exp(theta).tolist(), strict=True)) | spec.fixed
 
     def residuals(theta: Array) -> Array:
-        error = (log_y - np.log(FORMS[spec.form](params(theta), cols))) / ROBUST_LOG
+        error = (log_y - np.log(benched(spec.form, params(theta), cols))) / ROBUST_LOG
         return np.concatenate([soft_l1(error), (theta - centre) / WEAK_LOG_SD])
 
     first = centre if start is None else np.log([start[name] for name in names])
@@ -163,15 +197,22 @@ def assemble(spec: FormSpec, params: Params, at: Array, left: Array, *, gp: Para
 
 def _fit_once(spec: FormSpec, cols: Columns, log_y: Array, *, start: Params | None, gp: Params | None) -> Curve:
     params = fit_params(spec, cols, log_y, start=start)
-    left = log_y - np.log(FORMS[spec.form](params, cols))
-    return assemble(spec, params, coordinates(spec.form, cols), left, gp=gp)
+    seen = np.flatnonzero(visible(spec, log_y))
+    at, left = _residuals(spec, params, cols.rows(seen), log_y[seen])
+    return assemble(spec, params, at, left, gp=gp)
+
+
+def _residuals(spec: FormSpec, params: Params, cols: Columns, log_y: Array) -> tuple[Array, Array]:
+    """(coordinates, log of measured over form)."""
+    return coordinates(spec.form, cols), log_y - np.log(FORMS[spec.form](params, cols))
 
 
 def predictive(curve: Curve, cols: Columns) -> tuple[Array, Array]:
-    """Log seconds and their predictive standard deviation."""
+    """Log seconds in a benchmark and their predictive standard deviation."""
     mean, covariance = residual(curve, coordinates(curve.form, cols))
     sd = np.sqrt(np.maximum(np.diag(covariance), 0.0))
-    return np.log(FORMS[curve.form](curve.params, cols)) + mean, sd
+    seconds = FORMS[curve.form](curve.params, cols) * np.exp(mean)
+    return np.log(np.maximum(seconds, curve.params.get("issue_s", 0.0))), sd
 
 
 def left_out(spec: FormSpec, data: Data, *, start: Params, gp: Params | None, seed: int) -> tuple[Array, Array]:
@@ -219,10 +260,11 @@ def fit_curve(specs: Sequence[FormSpec], found: Sequence[Observation], *, seed: 
     cols, log_y = data.cols, data.log_y
     candidates = [_candidate(spec, data, seed=seed) for spec in specs]
     spec, params, gp, error, sd = min(candidates, key=lambda c: float(np.mean(np.abs(c[3]))))
+    seen = np.flatnonzero(visible(spec, log_y))
     if gp is not None:
-        gp = _widen(gp, error, sd)
-    at, left = coordinates(spec.form, cols), log_y - np.log(FORMS[spec.form](params, cols))
-    log_sd = max(float(np.sqrt(np.mean(error**2))), spec.least_log_sd)
+        gp = _widen(gp, error[seen], sd[seen])
+    at, left = _residuals(spec, params, cols.rows(seen), log_y[seen])
+    log_sd = max(float(np.sqrt(np.mean(error[seen] ** 2))), spec.least_log_sd)
     if len(log_y) < MIN_LEFT_OUT:
         log_sd = max(log_sd, float(sd[0]))
     curve = replace(assemble(spec, params, at, left, gp=gp), log_sd=log_sd)
@@ -237,8 +279,9 @@ def fit_curve(specs: Sequence[FormSpec], found: Sequence[Observation], *, seed: 
 def _candidate(spec: FormSpec, data: Data, *, seed: int) -> tuple[FormSpec, Params, Params | None, Array, Array]:
     cols, log_y = data.cols, data.log_y
     params = fit_params(spec, cols, log_y)
-    at, left = coordinates(spec.form, cols), log_y - np.log(FORMS[spec.form](params, cols))
-    gp = choose_gp(at, left) if len(log_y) >= MIN_GP_POINTS else None
+    seen = np.flatnonzero(visible(spec, log_y))
+    at, left = _residuals(spec, params, cols.rows(seen), log_y[seen])
+    gp = choose_gp(at, left) if len(seen) >= MIN_GP_POINTS else None
     if len(log_y) < MIN_LEFT_OUT:
         return spec, params, gp, left, np.full(len(log_y), spec.least_log_sd or UNTESTED_LOG_SD)
     error, sd = left_out(spec, data, start=params, gp=gp, seed=seed)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from tunecast.calibrate.fit_curves import FormSpec
 from tunecast.calibrate.fit_tiles import learn_tiles
 from tunecast.calibrate.fit_trials import Observation, Trial, observations
-from tunecast.model.curves import Params
+from tunecast.model.curves import WIDE_HEAD, Params
 from tunecast.model.factors import Curve
 from tunecast.model.time import curve_key
 from tunecast.model.units import KIB, MIB
@@ -36,22 +36,46 @@ def curve_observations(trials: Sequence[Trial]) -> dict[str, list[Observation]]:
 
 
 def specs_for(
-    name: str, found: Sequence[Observation], *, processors: int | None, fitted: Mapping[str, Curve]
+    name: str,
+    found: Sequence[Observation],
+    *,
+    processors: int | None,
+    fitted: Mapping[str, Curve],
+    issue_s: float | None = None,
 ) -> list[FormSpec]:
-    """The forms to try for one curve, started at what the trials show and at the curves already `fitted`."""
+    """The forms to try for one curve, started at what the trials show and at the curves already `fitted`.
+
+    ``issue_s`` is the host's time per call where it bounded the shortest trials (`host_plateau`), 0 where it did not;
+    None on a device that is its own host, whose kinds have floors of their own.
+    """
     memory = fitted.get("memory")
+    floor_s = memory.params["t0_s"] if memory and issue_s is not None else None
     kin = [curve for other, curve in fitted.items() if _family(other) == _family(name)]
     if len(found) < FEW and kin and "flops_per_s" in kin[0].params:
         return [borrowed(found, kin[0])]
     if name.startswith("gemm."):
-        return _gemm_specs(found, processors=processors, memory=memory)
+        return _gemm_specs(found, processors=processors, memory=memory, floor_s=floor_s, issue_s=issue_s)
     if name.startswith("attention."):
-        return [_attention_spec(found)]
+        return [_issued(spec, issue_s) for spec in _attention_specs(found, processors=processors, floor_s=floor_s)]
     if name == "dequant":
-        return [_elements_spec(found)]
+        return [_issued(_elements_spec(found, floor_s), issue_s)]
     if name == "memory":
-        return _memory_specs(found)
+        return [_issued(spec, issue_s) for spec in _memory_specs(found)]
     return [_traffic_spec(found, memory)]
+
+
+def _issued(spec: FormSpec, issue_s: float | None) -> FormSpec:
+    """The form behind a host that takes ``issue_s`` per call."""
+    return replace(spec, fixed=spec.fixed | {"issue_s": issue_s}) if issue_s else spec
+
+
+def _floored(spec: FormSpec, floor_s: float | None, fastest_s: float) -> FormSpec:
+    """The form with the floor that all kernels share, read off the kernels that only move bytes, and one of its own."""
+    if floor_s is None:
+        return spec
+    start = {name: value for name, value in spec.start.items() if name != "t0_s"} | {"own_s": fastest_s / 8}
+    reach = {name: ends for name, ends in spec.reach.items() if name != "t0_s"} | {"own_s": (POSITIVE_S, fastest_s)}
+    return replace(spec, start=start, reach=reach, fixed=spec.fixed | {"t0_s": floor_s})
 
 
 def _family(name: str) -> tuple[str, str]:
@@ -77,7 +101,14 @@ def borrowed(found: Sequence[Observation], like: Curve) -> FormSpec:
     )
 
 
-def _gemm_specs(found: Sequence[Observation], *, processors: int | None, memory: Curve | None) -> list[FormSpec]:
+def _gemm_specs(
+    found: Sequence[Observation],
+    *,
+    processors: int | None,
+    memory: Curve | None,
+    floor_s: float | None,
+    issue_s: float | None,
+) -> list[FormSpec]:
     rate = max(o.operation.flops / o.seconds for o in found)
     moved = memory.params["bytes_per_s"] if memory else max(o.operation.bytes / o.seconds for o in found)
     start: Params = {
@@ -97,6 +128,7 @@ def _gemm_specs(found: Sequence[Observation], *, processors: int | None, memory:
         reach=reach | {"tile": (1e-2, 512.0), "area": (1.0, 1e8)},
         fixed=fixed,
     )
+    smooth = _issued(_floored(smooth, floor_s, _fastest(found)), issue_s)
     if not processors:
         return [smooth]
     waves = FormSpec(
@@ -105,26 +137,41 @@ def _gemm_specs(found: Sequence[Observation], *, processors: int | None, memory:
         reach=reach | {"quantised": (1e-3, 1.0), "half": (1e-2, 512.0)},
         fixed=fixed | {"processors": float(processors)},
     )
+    waves = _issued(_floored(waves, floor_s, _fastest(found)), issue_s)
     own = replace(waves, fixed=waves.fixed | learn_tiles(waves, found))
     return [smooth, waves, own]
 
 
-def _attention_spec(found: Sequence[Observation]) -> FormSpec:
+def _attention_specs(found: Sequence[Observation], *, processors: int | None, floor_s: float | None) -> list[FormSpec]:
+    """Rates that fall with short and narrow work; where processors are counted, also blocks scheduled over them."""
     rate = max(o.operation.flops / o.seconds for o in found)
+    sizes = {o.operation.shape[5] for o in found}
     start: Params = {"flops_per_s": rate, "length0": 100.0, "t0_s": _fastest(found) / 4, "work0_flops": rate * 1e-5}
     reach = {"flops_per_s": (rate / 2, rate * 4), "length0": (1e-2, 8192.0), "t0_s": (POSITIVE_S, _fastest(found))}
-    if len({o.operation.shape[5] for o in found}) > 1:
+    if len(sizes) > 1:
         start, reach = start | {"head_dim0": 16.0}, reach | {"head_dim0": (1e-2, 1024.0)}
-    return FormSpec(form="attention", start=start, reach=reach)
+    smooth = FormSpec(form="attention", start=start, reach=reach)
+    if floor_s is not None:
+        start = {name: value for name, value in start.items() if name != "t0_s"}
+        smooth = replace(smooth, start=start, fixed={"t0_s": floor_s})
+    if not processors or len(found) < FEW:
+        return [smooth]
+    start = {name: value for name, value in start.items() if name != "work0_flops"} | {"tail": 0.3}
+    reach |= {"tail": (1e-2, 1.0)}
+    if max(sizes) > WIDE_HEAD:
+        start, reach = start | {"wide": 0.1}, reach | {"wide": (1e-3, 3.0)}
+    fixed = smooth.fixed | {"processors": float(processors)}
+    return [smooth, FormSpec(form="attention", start=start, reach=reach, fixed=fixed)]
 
 
-def _elements_spec(found: Sequence[Observation]) -> FormSpec:
+def _elements_spec(found: Sequence[Observation], floor_s: float | None) -> FormSpec:
     rate = max(o.operation.shape[0] / o.seconds for o in found)
-    return FormSpec(
+    spec = FormSpec(
         form="elements",
         start={"bytes_per_s": rate, "t0_s": _fastest(found) / 4},
         reach={"t0_s": (POSITIVE_S, _fastest(found))},
     )
+    return _floored(spec, floor_s, _fastest(found))
 
 
 def _memory_specs(found: Sequence[Observation]) -> list[FormSpec]:

@@ -10,7 +10,7 @@ import numpy as np
 from tunecast.calibrate.fit_curves import MEASURED
 from tunecast.calibrate.fit_steps import MeasuredStep
 from tunecast.calibrate.fit_trials import ATTENTION_PRODUCTS, Trial, median_seconds, usable
-from tunecast.catalogs.gpus import load_gpus
+from tunecast.catalogs.gpus import Gpu, load_gpus
 from tunecast.model.factors import Factor, FactorSet
 from tunecast.model.operation import Kind, Operation, Phase
 from tunecast.model.units import MICROSECOND_S
@@ -114,9 +114,20 @@ def model_flops(operations: Sequence[Operation]) -> float:
     return total
 
 
+def catalog_gpu(gpu: str) -> Gpu | None:
+    """Catalog facts of a device; a mock has those of the card it imitates."""
+    return load_gpus().get(gpu.removeprefix("mock:").partition("#")[0])
+
+
+def cache_bytes(gpu: str) -> int:
+    """Last-level cache of a device by the catalog; 0 where unknown."""
+    found = catalog_gpu(gpu)
+    return (found.l2_bytes or 0) if found else 0
+
+
 def peak_flops_per_s(factors: FactorSet, dtype: str) -> tuple[float, str] | None:
     """(dense peak, where it comes from): the catalog's, else the fitted GEMM ceiling of that dtype."""
-    gpu = load_gpus().get(factors.gpu.removeprefix("mock:").partition("#")[0])
+    gpu = catalog_gpu(factors.gpu)
     if gpu is not None and dtype in gpu.peaks:
         return gpu.peaks[dtype], "datasheet"
     ceiling = factors.factors.get(f"gemm.{dtype}.flops_per_s")

@@ -8,17 +8,18 @@ the one that best predicts steps left out; what the left-out steps still miss be
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.optimize import brentq, least_squares
+from scipy.optimize import least_squares
 
 from tunecast.calibrate.fit_curves import MEASURED, soft_l1
 from tunecast.calibrate.stats import MAD_TO_SD
+from tunecast.model.columns import CACHED, COLUMNS, FLOOR
 from tunecast.model.curves import Array
 from tunecast.model.factors import Factor, FactorSet
-from tunecast.model.time import COLUMNS, FLOOR, HOST, PhaseTable, log_gradient, stacked, step_seconds
+from tunecast.model.time import HOST, LOG_STEP, PhaseTable, host_steps, log_gradient, stacked, step_seconds
 from tunecast.model.units import MILLISECOND_S
 from tunecast.model.value import Z80
 
@@ -27,6 +28,7 @@ RIDGES = (0.25, 1.0, 4.0)
 PRIOR_LOG_SD = {
     "scale": 0.10,
     f"scale.{FLOOR}": 0.5,
+    f"scale.{CACHED}": 0.3,
     "scale.host_recompute": 0.4,
     "scale.host_backward": 0.4,
     "scale.host_dequant": 1.5,
@@ -41,9 +43,16 @@ ROBUST_STEPS = 3.0
 """A step this many spreads off is trusted less (soft-L1)."""
 MIN_SHARE = 0.002
 """A kind below this share of every step's device time gets no correction."""
+NARROWING = 1.25
+"""By which the host's reach is cut until the steps allow it."""
 HOST_RATIOS = ("recompute", "backward", "dequant")
 """Host costs that whole steps may tell apart from the forward's."""
 MIN_STEPS = 3
+MIN_GROUPS = 4
+"""Widths below which steps are left out one by one."""
+HOST_FACTOR = "host_s_per_launch"
+SPREADS = tuple(float(spread) for spread in STEP_LOG_NOISE * np.geomspace(1.0, 64.0, 25))
+"""Spreads tried: from half the noise of a step to 64 times that, a fifth more each time."""
 HOST_STARTS = (1.0, 2.0, 4.0, 10.0)
 """Multiples of the launch benchmark to start from: eager PEFT costs several times a bare launch."""
 
@@ -56,6 +65,8 @@ class MeasuredStep:
     table: PhaseTable
     seconds: float
     log_noise: float
+    group: str = ""
+    """What steps that say the same of a model's shape have in common; empty: a group of its own."""
     method: str = "lora"
     dtype: str = "bf16"
     """Compute dtype, whose peak the mfu is taken over."""
@@ -96,7 +107,7 @@ def _prior_sd(name: str) -> float:
 def start_values(names: Sequence[str], host_s_per_launch: float) -> dict[str, float]:
     """Where the ridge pulls: scales to 1, the host to its launch benchmark, the constant to a millisecond."""
     start = dict.fromkeys(names, 1.0)
-    return start | {"host_s_per_launch": host_s_per_launch, "step_overhead_s": MILLISECOND_S}
+    return start | {HOST_FACTOR: host_s_per_launch, "step_overhead_s": MILLISECOND_S}
 
 
 def predict(steps: Sequence[MeasuredStep], values: dict[str, float], *, synchronous: bool) -> Array:
@@ -132,45 +143,99 @@ class _Problem:
     def search(self, steps: Sequence[MeasuredStep], spread: Array) -> Array:
         """The best of several starts: a host that is too fast is never the bound, and then nothing pulls at it."""
         starts = np.zeros((len(HOST_STARTS), len(self.names)))
-        starts[:, self.names.index("host_s_per_launch")] = np.log(HOST_STARTS)
+        starts[:, self.names.index(HOST_FACTOR)] = np.log(HOST_STARTS)
         return min((self.solve(steps, spread, first) for first in starts), key=lambda found: found[0])[1]
 
-    def jacobian(self, steps: Sequence[MeasuredStep], theta: Array) -> Array:
+    def jacobian(self, steps: Sequence[MeasuredStep], theta: Array, by: Mapping[str, float] | None = None) -> Array:
         stack = stacked([step.table for step in steps])
-        return log_gradient(stack, self.values(theta), self.names, synchronous=self.synchronous)
+        return log_gradient(stack, self.values(theta), self.names, synchronous=self.synchronous, by=by)
+
+    def allowed(self, steps: Sequence[MeasuredStep], theta: Array, spread: Array) -> dict[str, float]:
+        """How far up each factor of the host may go before the steps object: one spread of all of them together.
+
+        A host that is never the bound has no slope, and yet steps say that it is not much slower.
+        """
+        stack, at = (
+            stacked([step.table for step in steps]),
+            predict(steps, self.values(theta), synchronous=self.synchronous),
+        )
+        found = {}
+        for name, widest in zip(self.names, self.prior(), strict=True):
+            by = widest if "host" in name else 0.0
+            while by > LOG_STEP:
+                moved = {**self.values(theta), name: self.values(theta)[name] * float(np.exp(by))}
+                error = (np.log(step_seconds(stack, moved, synchronous=self.synchronous)) - at) / spread
+                if float(error @ error) <= 1.0:
+                    break
+                by /= NARROWING
+            found |= {name: max(by, LOG_STEP)} if "host" in name else {}
+        return found
 
     def covariance(self, steps: Sequence[MeasuredStep], theta: Array, spread: Array) -> Array:
-        """Inverse curvature of the ridge problem at its solution."""
-        slope = self.jacobian(steps, theta) / spread[:, None]
-        return np.asarray(np.linalg.inv(slope.T @ slope + np.diag(1.0 / self.prior() ** 2)))
+        """Inverse curvature of the ridge problem at its solution, the host's as far as the steps allow it to go."""
+        reach = self.allowed(steps, theta, spread)
+        slope = self.jacobian(steps, theta, reach) / spread[:, None]
+        prior = np.array([reach.get(name, sd) for name, sd in zip(self.names, self.prior(), strict=True)])
+        return np.asarray(np.linalg.inv(slope.T @ slope + np.diag(1.0 / prior**2)))
 
 
 def _spread(steps: Sequence[MeasuredStep], extra: float) -> Array:
     return np.array([np.hypot(step.log_noise, extra) for step in steps])
 
 
-def _left_out(problem: _Problem, steps: Sequence[MeasuredStep], theta: Array, extra: float) -> tuple[Array, Array]:
-    """(errors, variances by the factors) of each step under a fit that never saw it."""
-    error, variance = np.zeros(len(steps)), np.zeros(len(steps))
-    for out, step in enumerate(steps):
-        rest = [s for i, s in enumerate(steps) if i != out]
+def folds(steps: Sequence[MeasuredStep]) -> list[list[int]]:
+    """Steps that are left out together: those of one width, so that what is left out is unlike what is fitted.
+
+    With fewer than `MIN_GROUPS` widths every step is left out alone.
+    """
+    groups: dict[str, list[int]] = {}
+    for place, step in enumerate(steps):
+        groups.setdefault(step.group or step.trial, []).append(place)
+    return list(groups.values()) if len(groups) >= MIN_GROUPS else [[place] for place in range(len(steps))]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _LeftOut:
+    """Steps predicted by fits that never saw them, nor any of their width."""
+
+    error: Array
+    """Log(measured / predicted)."""
+    variance: Array
+    """Of the prediction, by the factors of that fit."""
+    host_slope: Array
+    """By how much log seconds move with the log of the host's seconds per launch, over that fit's spread of it."""
+
+
+def _left_out(problem: _Problem, steps: Sequence[MeasuredStep], theta: Array, extra: float) -> _LeftOut:
+    found = _LeftOut(error=np.zeros(len(steps)), variance=np.zeros(len(steps)), host_slope=np.zeros(len(steps)))
+    for out in folds(steps):
+        rest, tested = [s for i, s in enumerate(steps) if i not in out], [steps[i] for i in out]
         spread = _spread(rest, extra)
-        _, found = problem.solve(rest, spread, theta)
-        error[out] = np.log(step.seconds) - predict([step], problem.values(found), synchronous=problem.synchronous)[0]
-        slope = problem.jacobian([step], found)[0]
-        variance[out] = slope @ problem.covariance(rest, found, spread) @ slope
-    return error, variance
+        _, fitted = problem.solve(rest, spread, theta)
+        measured = np.log([step.seconds for step in tested])
+        found.error[out] = measured - predict(tested, problem.values(fitted), synchronous=problem.synchronous)
+        covariance = problem.covariance(rest, fitted, spread)
+        slope = problem.jacobian(tested, fitted, host_steps(problem.names, covariance))
+        found.variance[out] = np.sum((slope @ covariance) * slope, axis=1)
+        found.host_slope[out] = slope[:, problem.names.index(HOST_FACTOR)]
+    return found
 
 
-def remaining_sd(error: Array, variance: Array) -> float:
-    """The spread s that makes errors fit N(0, s^2 + variance): mean of error^2 / (s^2 + variance) is 1."""
+def remaining_sds(error: Array, variance: Array, host_slope: Array) -> tuple[float, float]:
+    """(spread between runs of the step, spread between runs of the host's cost per launch) that errors left over.
 
-    def excess(s: float) -> float:
-        return float(np.mean(error**2 / (s**2 + variance))) - 1.0
-
-    if excess(STEP_LOG_NOISE) <= 0.0:
-        return STEP_LOG_NOISE
-    return float(brentq(excess, STEP_LOG_NOISE, 10.0 * float(np.max(np.abs(error))) + 1.0))
+    Launches of unlike models differ in what the host does for each, kernels hardly: so the host has a spread of its
+    own, felt by a run as far as the host bounds it. Of all pairs the one under which the errors, normal with variance
+    s^2 + (slope h)^2 + what the factors explain, are most likely.
+    """
+    chosen, best = (STEP_LOG_NOISE, 0.0), -np.inf
+    for s in SPREADS:
+        for host in (0.0, *SPREADS):
+            total = s**2 + (host_slope * host) ** 2 + variance
+            likelihood = float(-0.5 * np.sum(np.log(total) + error**2 / total))
+            if likelihood > best:
+                chosen, best = (s, host), likelihood
+    return chosen
 
 
 def _curve_variance(steps: Sequence[MeasuredStep], values: dict[str, float], *, synchronous: bool) -> Array:
@@ -184,18 +249,22 @@ def _fit_ridge(problem: _Problem, steps: Sequence[MeasuredStep]) -> tuple[float,
     extra = 2 * STEP_LOG_NOISE
     for _ in range(2):
         theta = problem.search(steps, _spread(steps, extra))
-        error, variance = _left_out(problem, steps, theta, extra)
-        extra = max(STEP_LOG_NOISE, MAD_TO_SD * float(np.median(np.abs(error))))
+        left = _left_out(problem, steps, theta, extra)
+        extra = max(STEP_LOG_NOISE, MAD_TO_SD * float(np.median(np.abs(left.error))))
     values = problem.values(theta)
     curves = _curve_variance(steps, values, synchronous=problem.synchronous)
+    step_sd, host_sd = remaining_sds(left.error, left.variance + curves, left.host_slope)
+    covariance = problem.covariance(steps, theta, _spread(steps, extra))
+    host = problem.names.index(HOST_FACTOR)
+    covariance[host, host] += host_sd**2
     fit = StepFit(
         names=problem.names,
         values=values,
-        covariance=problem.covariance(steps, theta, _spread(steps, extra)),
-        left_out=tuple(error.tolist()),
-        step_log_sd=remaining_sd(error, variance + curves),
+        covariance=covariance,
+        left_out=tuple(left.error.tolist()),
+        step_log_sd=step_sd,
     )
-    return float(np.mean(np.abs(error))), fit
+    return float(np.mean(np.abs(left.error))), fit
 
 
 def fit_steps(steps: Sequence[MeasuredStep], *, host_s_per_launch: float, synchronous: bool) -> StepFit | None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from tunecast.calibrate.fit_curves import FormSpec, fit_params
 from tunecast.calibrate.fit_trials import Observation, log_seconds
-from tunecast.model.curves import FORMS, Array, Columns, Params, columns
+from tunecast.model.curves import Array, Columns, Params, benched, columns
 
 SIDES = (32, 64, 96, 128, 160, 192, 256)
 """Sides of tiles tried, multiples of a warp's 32; both orders of a pair."""
@@ -33,7 +33,7 @@ def _named(tiles: Sequence[tuple[int, int]]) -> Params:
 
 def _score(params: Params, tiles: Sequence[tuple[int, int]], cols: Columns, log_y: Array) -> float:
     """Typical error with these tiles, at the best common rate."""
-    left = log_y - np.log(FORMS["gemm_waves"]({**params, **_named(tiles)}, cols))
+    left = log_y - np.log(benched("gemm_waves", {**params, **_named(tiles)}, cols))
     return float(np.mean(np.abs(left - np.median(left))))
 
 

@@ -181,6 +181,9 @@ def _gemms(table: PlanTable, dtype: str) -> Iterator[dict[str, Any]]:
         yield gemm(out, rank, tokens, "tn")
     for tokens, out, into in table.trained:
         yield gemm(out, into, tokens, "tn")
+    for rows, out, rank in table.experts:
+        yield gemm(rows, rank, out, "nt")
+        yield gemm(rows, out, rank, "nn")
     for size in table.squares:
         yield gemm(size, size, size, "nt")
     for size in table.fp32_squares:

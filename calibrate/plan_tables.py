@@ -51,6 +51,8 @@ class PlanTable:
     """(tokens, out, in, rank)."""
     trained: tuple[tuple[int, int, int], ...] = ()
     """(tokens, out, in) of fully trained layers: their weight gradients."""
+    experts: tuple[tuple[int, int, int], ...] = ()
+    """(rows, out, rank) of adapters on stacked experts: rows of all experts together, very thin."""
     squares: tuple[int, ...] = ()
     fp32_squares: tuple[int, ...] = ()
     memory: tuple[tuple[str, tuple[int, ...]], ...] = ()
@@ -78,6 +80,8 @@ W1024 = Width(hidden=1024, intermediate=2816, heads=16, kv_heads=8, head_dim=64)
 """The width of Qwen3-0.6B with Llama's proportions."""
 W1536 = Width(hidden=1536, intermediate=8960, heads=12, kv_heads=2, head_dim=128)
 """Qwen2.5-1.5B."""
+W960 = Width(hidden=960, intermediate=2560, heads=15, kv_heads=5, head_dim=64)
+"""SmolLM2-360M."""
 W2048 = Width(hidden=2048, intermediate=8192, heads=32, kv_heads=8, head_dim=64)
 """Llama-3.2-1B."""
 W4096 = Width(hidden=4096, intermediate=14336, heads=32, kv_heads=8, head_dim=128)
@@ -119,6 +123,18 @@ GPU_QUICK = PlanTable(
         (5120, 6144, 5120),
         (300, 4864, 896),
         (640, 8192, 2048),
+        (2048, 960, 960),
+        (2048, 2560, 960),
+        (1024, 1024, 1024),
+        (1024, 2816, 1024),
+        (4096, 2048, 2048),
+        (2048, 8192, 2048),
+        (512, 3072, 3072),
+        (1024, 8192, 3072),
+        (768, 5120, 5120),
+        (2048, 17408, 5120),
+        (8192, 1024, 2048),
+        (384, 11008, 4096),
     ),
     adapters=(
         (512, 4096, 4096, 16),
@@ -129,12 +145,14 @@ GPU_QUICK = PlanTable(
         (4096, 28672, 8192, 16),
         (4096, 4096, 4096, 64),
         (256, 896, 896, 16),
+        (2048, 2560, 960, 16),
     ),
-    trained=((2048, 4096, 4096), (2048, 14336, 4096), (8192, 4096, 14336)),
+    experts=((131072, 2048, 16), (65536, 2048, 32), (65536, 1024, 16)),
+    trained=((2048, 4096, 4096), (2048, 14336, 4096), (8192, 4096, 14336), (1024, 2816, 1024), (4096, 1536, 1536)),
     squares=(1024, 2048, 4096, 8192),
     fp32_squares=(2048,),
     memory=(
-        ("copy", (64, 256, 1024, 4096, 8192, 16384, 32768, 65536, 131072, 262144, 524288, 1048576)),
+        ("copy", (16, 64, 256, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144, 524288, 1048576)),
         ("add", (1024, 16384, 65536, 262144, 1048576)),
         ("read", (16384, 262144, 1048576)),
         ("write", (16384, 262144, 1048576)),
@@ -152,6 +170,13 @@ GPU_QUICK = PlanTable(
         (1, 64, 8, 1024, 128),
         (1, 64, 8, 4096, 128),
         (1, 32, 8, 2048, 64),
+        (1, 15, 5, 512, 64),
+        (1, 15, 5, 2048, 64),
+        (1, 12, 2, 1024, 128),
+        (1, 16, 8, 4096, 128),
+        (2, 24, 8, 768, 128),
+        (1, 16, 16, 2048, 192),
+        (1, 8, 4, 1024, 256),
     ),
     loss=((512, 128256), (2048, 128256), (4096, 32000), (2048, 151936)),
     optimizer=((1_000_000, 64), (10_000_000, 448), (40_000_000, 448), (200_000_000, 100)),
@@ -176,6 +201,11 @@ GPU_QUICK = PlanTable(
         StepShape(width=W8192, depth=2, method="qlora", length=1024, checkpointing=True, batch=2),
         StepShape(width=W896, depth=4, method="lora", length=256, checkpointing=False),
         StepShape(width=W896, depth=4, method="qlora", length=256, checkpointing=True),
+        StepShape(width=W960, depth=4, method="lora", length=2048, checkpointing=False),
+        StepShape(width=W960, depth=2, method="lora", length=512, checkpointing=True),
+        StepShape(width=W1024, depth=4, method="full", length=1024, checkpointing=True),
+        StepShape(width=W1536, depth=2, method="full", length=512, checkpointing=False, batch=4),
+        StepShape(width=W2048, depth=2, method="qlora", length=1024, checkpointing=False, batch=2),
     ),
     slow=(
         ("launch", {"kernels": 500}),

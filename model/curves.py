@@ -6,7 +6,9 @@ smooth form, with its spread, for shapes unlike any of them. Tile and wave quant
 residuals a sawtooth that no smooth form follows, and layers reuse few shapes, so it pays.
 
 Every form answers in seconds of one execution. Parameters that are absent switch their mechanism off,
-so that a curve of a single rate (a prior) is valid.
+so that a curve of a single rate (a prior) is valid. ``t0_s`` is the floor that kernels of every kind share,
+``own_s`` what one of this kind takes beyond it; ``issue_s`` is no part of the device: it is the host's time per
+call in the benchmark, below which no kernel was seen (`benched`).
 """
 
 from __future__ import annotations
@@ -95,6 +97,11 @@ def _bytes_seconds(n_bytes: Array, params: Params) -> Array:
     return n_bytes * (outside / rate + (1.0 - outside) / params["cache_bytes_per_s"])
 
 
+def _constant_s(params: Params) -> float:
+    """Seconds of a kernel that its size does not change: the floor of all kinds, and its own."""
+    return params.get("t0_s", 0.0) + params.get("own_s", 0.0)
+
+
 def bandwidth(params: Params, cols: Columns) -> Array:
     """Memory-bound kernels: bytes / bandwidth, and a floor of ``t0_s`` for each kernel.
 
@@ -116,7 +123,7 @@ def gemm(params: Params, cols: Columns) -> Array:
     slow = np.array([1.0, params.get("nn", 1.0), params.get("tn", 1.0)])[cols.layout]
     compute = 2.0 * area * (k + params.get("k0", 0.0)) * slow / params["flops_per_s"]
     moved = _bytes_seconds((m * n + n * k + m * k) * cols.element_bytes, params)
-    return _bend(compute, moved) + params.get("t0_s", 0.0)
+    return _bend(compute, moved) + _constant_s(params)
 
 
 TILES = ((256, 128), (128, 128), (128, 64), (64, 64))
@@ -150,25 +157,42 @@ def gemm_waves(params: Params, cols: Columns) -> Array:
         work = 2.0 * tile_m * tile_n * (k + params.get("k0", 0.0))
         best = np.minimum(best, waves * work / (per_processor * reach))
     moved = _bytes_seconds((m * n + n * k + m * k) * cols.element_bytes, params)
-    return _bend(best * slow, moved) + params.get("t0_s", 0.0)
+    return _bend(best * slow, moved) + _constant_s(params)
 
 
 def attention(params: Params, cols: Columns) -> Array:
-    """Fused attention: flops (1 + length0 / kv_len)(1 + head_dim0 / head_dim) / rate + t0.
+    """Fused attention: flops (1 + length0 / kv_len)(1 + head_dim0 / head_dim)(1 + wide beyond 128) / rate + t0.
 
-    ``length0`` is the loss on short sequences (diagonal tiles, few of them), ``head_dim0`` that of
-    small heads; ``work0_flops`` the work below which the processors are not all busy.
+    ``length0`` is the loss on short sequences (diagonal tiles, few of them), ``head_dim0`` that of small heads,
+    ``wide`` that of large ones (fewer rows fit on chip), per 128 values beyond the first; ``work0_flops`` the work
+    below which the processors are not all busy.
+
+    With ``processors``, each of which takes one block of queries of one head at a time: blocks differ in length under
+    the causal mask, n of them by 1 to n, and a schedule ends when the last has: never before the longest, and at
+    most the longest after an even share (Graham 1969); ``tail`` is the part of it that is paid.
     """
     length, head_dim = np.maximum(cols.shape[:, 4], 1.0), np.maximum(cols.shape[:, 5], 1.0)
     short = 1.0 + params.get("length0", 0.0) / length
     small = 1.0 + params.get("head_dim0", 0.0) / head_dim
-    work = cols.flops * short * small + params.get("work0_flops", 0.0)
-    return work / params["flops_per_s"] + params.get("t0_s", 0.0)
+    large = 1.0 + params.get("wide", 0.0) * np.maximum(head_dim / WIDE_HEAD - 1.0, 0.0)
+    compute = cols.flops * short * small * large / params["flops_per_s"]
+    if params.get("processors"):
+        rows = np.maximum(np.ceil(cols.shape[:, 3] / QUERY_BLOCK), 1.0)
+        blocks = np.maximum(cols.shape[:, 0] * cols.shape[:, 1] * rows, 1.0)
+        longest = compute * params["processors"] / blocks * 2.0 * rows / (rows + 1.0)
+        compute = np.maximum(compute + params.get("tail", 0.0) * longest, longest)
+    return compute + params.get("work0_flops", 0.0) / params["flops_per_s"] + params.get("t0_s", 0.0)
+
+
+QUERY_BLOCK = 128
+"""Rows of queries that one thread block of a fused attention takes (FlashAttention-2, Dao 2023, section 3.3)."""
+WIDE_HEAD = 128.0
+"""Head size up to which the kernels keep their block sizes."""
 
 
 def elements(params: Params, cols: Columns) -> Array:
     """Dequantization of a weight: elements / rate + t0; with ``cache_bytes`` (in elements here) as `bandwidth`."""
-    return _bytes_seconds(cols.shape[:, 0], params) + params.get("t0_s", 0.0)
+    return _bytes_seconds(cols.shape[:, 0], params) + _constant_s(params)
 
 
 FORMS: dict[str, Callable[[Params, Columns], Array]] = {
@@ -178,6 +202,11 @@ FORMS: dict[str, Callable[[Params, Columns], Array]] = {
     "attention": attention,
     "elements": elements,
 }
+
+
+def benched(form: str, params: Params, cols: Columns) -> Array:
+    """Seconds of a call in a benchmark that repeats it back to back: the kernel's, or the host's if that is slower."""
+    return np.asarray(np.maximum(FORMS[form](params, cols), params.get("issue_s", 0.0)))
 
 
 def coordinates(form: str, cols: Columns) -> Array:
@@ -230,6 +259,49 @@ def residual(curve: Curve, at: Array) -> tuple[Array, Array]:
     cross = sd**2 * kernel(at, known, length=length)
     solved = np.linalg.solve(gram, np.column_stack([values, cross.T]))
     return (cross @ solved[:, 0]) * wide, (prior - cross @ solved[:, 1:]) * both
+
+
+SHARES = ("own", "memory", "cached", "floor")
+"""Whose seconds an operation's are: its own kind's; the memory's, where a product is bound by its bytes; the cache's;
+and the kernels' floor."""
+
+
+def shares(curve: Curve, cols: Columns) -> Array:
+    """(shares, operations), see `SHARES`; they add up to 1. Only measured curves tell memory and cache apart."""
+    floor = floor_frac(curve, cols)
+    parts = np.stack([np.zeros_like(floor), memory_frac(curve, cols), cached_frac(curve, cols), floor])
+    parts[1:3] *= 1.0 - floor
+    parts[0] = 1.0 - parts.sum(axis=0)
+    return parts
+
+
+def memory_frac(curve: Curve, cols: Columns) -> Array:
+    """How far matrix products wait for bytes rather than for arithmetic: their share in the bend of both bounds.
+
+    A clock that rises or falls with power moves the one and not the other.
+    """
+    params = {**curve.params, "t0_s": 0.0, "own_s": 0.0}
+    if not params.get("bytes_apart") or not curve.form.startswith("gemm"):
+        return np.zeros(len(cols.flops))
+    shape = cols.shape[:, :3]
+    moved = (shape[:, 0] * shape[:, 1] + shape[:, 1] * shape[:, 2] + shape[:, 0] * shape[:, 2]) * cols.element_bytes
+    return np.asarray((_bytes_seconds(moved, params) / FORMS[curve.form](params, cols)) ** ROOFLINE_POWER)
+
+
+CACHE_EDGE = 2.0
+"""How sharply the cache ends: kernels of twice its bytes find 1 / (1 + 2^2) of it."""
+
+
+def cached_frac(curve: Curve, cols: Columns) -> Array:
+    """Share of kernels that only move bytes whose input the kernel before has left in the last-level cache.
+
+    1 / (1 + (bytes of a kernel / ``l2_bytes``)^2): benchmarks rotate their buffers past the cache, steps do not.
+    """
+    l2_bytes = curve.params.get("l2_bytes", 0.0)
+    if l2_bytes <= 0.0 or curve.form != "bandwidth":
+        return np.zeros(len(cols.bytes))
+    each = cols.bytes / np.maximum(cols.launches, 1.0)
+    return np.asarray(1.0 / (1.0 + (each / l2_bytes) ** CACHE_EDGE))
 
 
 def floor_frac(curve: Curve, cols: Columns) -> Array:

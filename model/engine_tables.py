@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from tunecast.model.curves import FORMS, Array, Columns, columns, floor_frac, seconds
+from tunecast.model.columns import share_columns
+from tunecast.model.curves import FORMS, SHARES, Array, Columns, columns, seconds, shares
 from tunecast.model.factors import Curve, FactorSet
 from tunecast.model.hooks import visits_of
 from tunecast.model.operation import Kind, Operation
@@ -61,20 +62,21 @@ def curve_groups(curves: Sequence[Curve]) -> list[list[int]]:
 
 
 def seconds_by_device(curves: Sequence[Curve], cols: Columns) -> tuple[Array, Array]:
-    """(devices, operations) seconds of one execution, and the share of them that is the kernels' floor."""
+    """(devices, operations) seconds of one execution, and (devices, shares, operations) whose they are: `SHARES`."""
     shape = (len(curves), len(cols.flops))
-    total, floor = np.empty(shape), np.empty(shape)
+    total, parts = np.empty(shape), np.zeros((len(curves), len(SHARES), shape[1]))
     for devices in curve_groups(curves):
         first = curves[devices[0]]
         if len(devices) == 1:
-            total[devices[0]], floor[devices[0]] = seconds(first, cols).seconds, floor_frac(first, cols)
+            total[devices[0]], parts[devices[0]] = seconds(first, cols).seconds, shares(first, cols)
             continue
         params: dict[str, Any] = {name: np.array([[curves[d].params[name]] for d in devices]) for name in first.params}
         whole = np.broadcast_to(FORMS[first.form](params, cols), (len(devices), shape[1]))
         without = FORMS[first.form]({**params, "t0_s": 0.0}, cols)
         total[devices] = whole
-        floor[devices] = 1.0 - np.divide(without, whole, out=np.ones_like(whole), where=whole > 0.0)
-    return total, floor
+        own = np.divide(without, whole, out=np.ones_like(whole), where=whole > 0.0)
+        parts[devices, 0], parts[devices, -1] = own, 1.0 - own
+    return total, parts
 
 
 def add_up(operations: Sequence[Operation], counts: Array, devices: Sequence[FactorSet]) -> Work:
@@ -88,13 +90,13 @@ def add_up(operations: Sequence[Operation], counts: Array, devices: Sequence[Fac
             by_curve.setdefault(curve_key(operation), []).append(row)
     for key, rows in by_curve.items():
         group = [operations[row] for row in rows]
-        cols, column = columns(group), COLUMNS.index(str(group[0].kind))
-        total, floor = seconds_by_device([find_curve(key, factors) for factors in devices], cols)
+        cols = columns(group)
+        total, parts = seconds_by_device([find_curve(key, factors) for factors in devices], cols)
         segment = np.array([SEGMENT_OF[o.phase] for o in group])
         times = counts[rows][:, :, None] * np.eye(len(SEGMENTS))[segment][:, None, :]
         flat = times.reshape(len(rows), -1)
-        device_s[..., column] += ((total * (1.0 - floor)) @ flat).reshape(len(devices), variants, -1)
-        device_s[..., -1] += ((total * floor) @ flat).reshape(len(devices), variants, -1)
+        for place, column in enumerate(share_columns(group[0].kind)):
+            device_s[..., column] += ((total * parts[:, place]) @ flat).reshape(len(devices), variants, -1)
         issued = np.eye(len(HOST))[[HOST.index(host_column(o)) for o in group]] * cols.launches[:, None]
         launches += np.einsum("ovs,oh->vsh", times, issued)
     visits = visits_of(operations, counts)

@@ -19,9 +19,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from tunecast.model.columns import CACHED, scales, share_columns
+from tunecast.model.columns import COLUMNS as COLUMNS
+from tunecast.model.columns import FLOOR as FLOOR
 from tunecast.model.curve_names import curve_key as curve_key
 from tunecast.model.curve_names import find_curve as find_curve
-from tunecast.model.curves import Array, columns, floor_frac, seconds
+from tunecast.model.curves import Array, columns, seconds, shares
 from tunecast.model.factors import FactorSet
 from tunecast.model.hooks import has_hooks, visits_of
 from tunecast.model.links import SEGMENT_OF as SEGMENT_OF
@@ -33,9 +36,6 @@ from tunecast.model.run import Run
 from tunecast.model.value import Value, lognormal
 
 OPTIMIZER_SEGMENT = 2
-FLOOR = "floor"
-"""What a kernel takes however little it does; its own column, since benchmarks of tiny kernels see the host too."""
-COLUMNS = (*(str(kind) for kind in Kind if kind is not Kind.COMMUNICATION), FLOOR)
 COMPUTE = (str(Kind.GEMM), str(Kind.ATTENTION))
 HOST = ("forward", "recompute", "backward", "optimizer", "dequant", "hooks")
 """Launches whose host cost may differ: by phase, those of 4-bit dequantization, which go through more Python, and
@@ -151,14 +151,15 @@ def phase_table(operations: Sequence[Operation], factors: FactorSet, *, run: Run
     launches, variance = np.zeros((len(SEGMENTS), len(HOST))), np.zeros(len(COLUMNS))
     for key, group in _by_curve(operations).items():
         curve, cols = find_curve(key, factors), columns([o for o, _ in group])
-        timed, floor = seconds(curve, cols), floor_frac(curve, cols)
+        timed, parts = seconds(curve, cols), shares(curve, cols)
         count, segment = np.array([c for _, c in group]), np.array([SEGMENT_OF[o.phase] for o, _ in group])
-        column, work_s = COLUMNS.index(str(group[0][0].kind)), timed.seconds * count
-        np.add.at(device[:, column], segment, work_s * (1.0 - floor))
-        np.add.at(device[:, -1], segment, work_s * floor)
+        work_s = timed.seconds * count
+        for column, part in zip(share_columns(group[0][0].kind), parts, strict=True):
+            np.add.at(device[:, column], segment, work_s * part)
+            if part.any() and COLUMNS[column] != FLOOR:
+                variance[column] += timed.sum_variance(work_s * part)
         issued = np.array([HOST.index(host_column(o)) for o, _ in group])
         np.add.at(launches, (segment, issued), count * cols.launches)
-        variance[column] += timed.sum_variance(work_s * (1.0 - floor))
     if has_hooks(run):
         launches[:, HOST.index("hooks")] += visits_of(operations, np.array([[o.count] for o in operations]))[0]
     total = device.sum(axis=0)
@@ -234,7 +235,7 @@ class _Load:
 
 
 def _load(stack: Stack, values: Mapping[str, float]) -> _Load:
-    scale = np.array([values.get(f"scale.{column}", 1.0) for column in COLUMNS])
+    scale = scales(values)
     issue = values.get("host_s_per_launch", 0.0) * np.array([values.get(f"scale.host_{name}", 1.0) for name in HOST])
     work = stack.device_s @ scale
     wait = exposed_communication(stack, work, values.get("overlap_frac", 0.0), values.get("scale.link", 1.0))
@@ -325,11 +326,10 @@ def log_gradient(
     return np.stack([(at(n, steps[n]) - at(n, -steps[n])) / (2 * steps[n]) for n in names], axis=1)
 
 
-def host_steps(factors: FactorSet) -> dict[str, float]:
+def host_steps(names: Sequence[str], covariance: Array) -> dict[str, float]:
     """Spreads of what moves the host's clock: it counts only where it overtakes the device's, so no slope at a point
     tells what its spread does."""
-    sds = np.sqrt(np.diag(np.array(factors.step_covariance))) if factors.step_params else ()
-    named = zip(factors.step_params, sds, strict=True)
+    named = zip(names, np.sqrt(np.diag(covariance)), strict=True)
     return {name: max(float(sd), LOG_STEP) for name, sd in named if name.startswith(("host", "scale.host"))}
 
 
@@ -339,16 +339,18 @@ def log_sd_parts(table: PhaseTable, factors: FactorSet) -> dict[str, float]:
     by_kind = log_gradient(stack, values, [f"scale.{c}" for c in COLUMNS], synchronous=factors.synchronous)[0]
     parts = {"curves": float(np.sqrt(by_kind**2 @ table.column_log_variance)), "left-out steps": factors.step_log_sd}
     if factors.step_params:
-        own = host_steps(factors)
+        covariance = np.array(factors.step_covariance)
+        own = host_steps(factors.step_params, covariance)
         slope = log_gradient(stack, values, factors.step_params, synchronous=factors.synchronous, by=own)[0]
-        parts["factors"] = float(np.sqrt(max(slope @ np.array(factors.step_covariance) @ slope, 0.0)))
+        parts["factors"] = float(np.sqrt(max(slope @ covariance @ slope, 0.0)))
     return parts
 
 
 def _parts(table: PhaseTable, clocks: Clocks, values: dict[str, float]) -> dict[str, float]:
     passes = np.array([table.micro_steps, table.micro_steps, 1.0])
-    by_kind = passes @ table.device_s
-    parts = {c: float(by_kind[i]) * values.get(f"scale.{c}", 1.0) for i, c in enumerate(COLUMNS) if by_kind[i] > 0}
+    by_kind = passes @ table.device_s * scales(values)
+    by_kind[COLUMNS.index(str(Kind.MEMORY))] += by_kind[COLUMNS.index(CACHED)]
+    parts = {c: float(by_kind[i]) for i, c in enumerate(COLUMNS) if by_kind[i] > 0 and c != CACHED}
     overhead_s = values.get("step_overhead_s", 0.0)
     parts["communication"] = clocks.exposed_communication_s
     parts["host"] = max(clocks.step_s - clocks.device_s - clocks.bubble_s - overhead_s, 0.0)

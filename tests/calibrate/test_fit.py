@@ -13,7 +13,7 @@ import pytest
 
 from tunecast.calibrate.fit import StepFitter, fit_record
 from tunecast.calibrate.fit_rates import model_flops, rate_factors
-from tunecast.calibrate.fit_steps import remaining_sd
+from tunecast.calibrate.fit_steps import MeasuredStep, folds, remaining_sds
 from tunecast.calibrate.trace.spec import architecture_to_dict, run_to_dict
 from tunecast.catalogs.errors import InputError
 from tunecast.model.architecture import Architecture
@@ -239,7 +239,74 @@ def test_nothing_to_fit_is_refused() -> None:
 
 def test_remaining_spread_is_what_variances_do_not_explain() -> None:
     error = np.random.default_rng(0).normal(0.0, 0.05, 4000)
-    assert remaining_sd(error, np.full(4000, 0.03**2)) == pytest.approx(0.04, rel=0.05)
+    step_sd, host_sd = remaining_sds(error, np.full(4000, 0.03**2), np.zeros(4000))
+    assert step_sd == pytest.approx(0.04, rel=0.15)
+    assert host_sd == 0.0
+
+
+def test_what_only_host_bound_steps_miss_is_the_hosts_spread() -> None:
+    """Truth: 1% on every step, and 10% of the host's time where the host is the bound."""
+    rng = np.random.default_rng(1)
+    slope = np.repeat([0.0, 1.0], 2000)
+    step_sd, host_sd = remaining_sds(rng.normal(0.0, np.hypot(0.01, 0.1 * slope)), np.full(4000, 1e-8), slope)
+    assert step_sd == pytest.approx(0.01, rel=0.2)
+    assert host_sd == pytest.approx(0.1, rel=0.2)
+
+
+def test_steps_of_one_width_are_left_out_together(fitted: StepFitter) -> None:
+    widths = [width for width, _, _ in CONFIGURATIONS]
+    found = [sorted({widths[place] for place in fold}) for fold in folds(fitted.steps_)]
+    assert found == [[width] for width in dict.fromkeys(widths)]
+
+
+def test_few_widths_are_left_out_step_by_step(fitted: StepFitter) -> None:
+    alike: list[MeasuredStep] = [replace(step, group="4096") for step in fitted.steps_]
+    assert folds(alike) == [[place] for place in range(len(alike))]
+
+
+def test_a_host_that_never_was_the_bound_does_not_widen_a_run_that_it_does_not_bind() -> None:
+    """Every step is bound by the device: none tells the host's cost, all say that it is not much more."""
+    rng = np.random.default_rng(5)
+    host_s = 1e-6
+    shapes = [(4096, 1, 2048), (4096, 2, 4096), (3000, 3, 1500), (2048, 2, 4096), (8192, 1, 1024), (5120, 2, 2048)]
+    trials = [*micro_trials(rng), *(step_trial(*shape, rng, host_s) for shape in shapes)]
+    run = Run(method="lora", max_length=2048)
+    found = step_time(toy_operations(toy(4096, 32), run, "cuda"), fitter(trials).factors_, run=run)
+    truth = queue_seconds(toy(4096, 32), run, host_s)
+    assert found.step_time_s.low <= truth <= found.step_time_s.high
+    assert found.log_sd < 0.05
+
+
+CACHE_BYTES, CACHE_GAIN = 40 * 2**20, 0.6
+"""The catalog's L2 of an A100; in steps, kernels of up to as many bytes take 0.6 of their benchmark's time."""
+
+
+def test_kernels_that_steps_find_in_the_cache_have_a_rate_of_their_own() -> None:
+    """Benchmarks rotate their buffers, steps do not. Truth: small kernels are faster in steps, large ones are not."""
+
+    def cached_seconds(operation: Operation) -> float:
+        if operation.kind is Kind.GEMM:
+            return gemm_seconds(*operation.shape)
+        gain = CACHE_GAIN if operation.bytes < CACHE_BYTES else 1.0
+        return gain * operation.bytes / BANDWIDTH + FLOOR_S
+
+    def truth(width: int, depth: int, length: int) -> float:
+        operations = toy_operations(toy(width, depth), Run(method="lora", max_length=length), "cuda")
+        return sum(o.count * cached_seconds(o) for o in operations) + OVERHEAD_S
+
+    rng = np.random.default_rng(8)
+    shapes = [(w, d, n) for w, d in ((512, 4), (1024, 2), (2048, 2), (4096, 1)) for n in (1024, 4096, 16384)]
+    trials = micro_trials(rng)
+    for width, depth, length in shapes:
+        run = Run(method="lora", max_length=length)
+        params = {"architecture": architecture_to_dict(toy(width, depth)), "run": run_to_dict(run)}
+        trials.append(trial("step", truth(width, depth, length), rng, **params))
+    found = StepFitter(gpu="mock:a100-sxm4-80gb#0", synchronous=False, inventory=toy_operations).fit(trials)
+    assert found.factors_.factors["scale.cached"].value < 0.8
+    for width, length in ((768, 2048), (2048, 32768)):
+        run = Run(method="lora", max_length=length)
+        step = step_time(toy_operations(toy(width, 24), run, "cuda"), found.factors_, run=run)
+        assert step.step_time_s.value == pytest.approx(truth(width, 24, length), rel=0.03)
 
 
 def test_model_flops_leave_out_recomputation() -> None:

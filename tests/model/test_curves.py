@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tunecast.model.curves import FORMS, columns, floor_frac, residual, seconds
+from tunecast.model.curves import FORMS, SHARES, benched, columns, floor_frac, residual, seconds, shares
 from tunecast.model.factors import Curve
 from tunecast.model.operation import Kind, Operation, Phase
 
@@ -106,6 +106,7 @@ def test_more_work_is_never_faster(form: str, size: int, more: int) -> None:
     params = {
         "flops_per_s": 1e14, "bytes_per_s": 1e12, "t0_s": 1e-6, "tile": 32.0, "area": 1e5, "k0": 64.0,
         "processors": 108.0, "quantised": 1.0, "half": 32.0, "cache_bytes": 1e6, "cache_bytes_per_s": 3e12,
+        "own_s": 1e-6, "tail": 0.5, "wide": 0.2,
     }  # fmt: skip
 
     def work(n: int) -> Operation:
@@ -125,6 +126,48 @@ def test_more_work_is_never_faster(form: str, size: int, more: int) -> None:
 def test_floor_is_the_share_of_t0() -> None:
     found = floor_frac(curve("bandwidth", {"bytes_per_s": 1e12, "t0_s": 1e-6}), columns([moved(1e6), moved(0.0)]))
     assert found == pytest.approx([0.5, 1.0])
+
+
+def test_a_benchmark_sees_the_host_where_it_is_slower() -> None:
+    params = {"bytes_per_s": 1e12, "t0_s": 1e-6, "issue_s": 4e-6}
+    assert benched("bandwidth", params, columns([moved(1e6), moved(1e7)])) == pytest.approx([4e-6, 11e-6])
+    assert time_of("bandwidth", params, moved(1e6))[0] == pytest.approx(2e-6)
+
+
+def test_a_thin_product_is_the_memorys_and_a_thick_one_its_own() -> None:
+    """Both bounds by hand; where they are equal each has half."""
+    params = {"flops_per_s": 1e14, "bytes_per_s": 1e12, "bytes_apart": 1.0}
+    thin, thick = gemm(131072, 2048, 16), gemm(8192, 8192, 8192)
+    found = dict(zip(SHARES, shares(curve("gemm", params), columns([thin, thick])), strict=True))
+    assert found["memory"][0] > 0.99
+    assert found["memory"][1] < 0.01
+    m = n = k = 300
+    even = {**params, "bytes_per_s": (m * n + n * k + m * k) * 2 / (2 * m * n * k / 1e14)}
+    assert shares(curve("gemm", even), columns([gemm(m, n, k)]))[:2, 0] == pytest.approx([0.5, 0.5])
+
+
+def test_half_of_the_kernels_that_just_fill_the_cache_find_it() -> None:
+    found = shares(
+        curve("bandwidth", {"bytes_per_s": 1e12, "l2_bytes": 4e7}), columns([moved(4e7), moved(8e8), moved(4e5)])
+    )
+    assert found[SHARES.index("cached")] == pytest.approx([1 / 2, 1 / 401, 1.0], rel=1e-3)
+    assert found.sum(axis=0) == pytest.approx([1.0, 1.0, 1.0])
+
+
+def test_a_prior_tells_neither_memory_nor_cache_apart() -> None:
+    found = shares(
+        curve("gemm", {"flops_per_s": 1e14, "bytes_per_s": 1e12, "t0_s": 1e-6}), columns([gemm(131072, 2048, 16)])
+    )
+    assert found[SHARES.index("memory")] == found[SHARES.index("cached")] == 0.0
+
+
+def test_attention_ends_with_its_longest_block() -> None:
+    """One head of 16 blocks on 100 processors: 2 x 16/17 of the mean block, which is a sixteenth of the work."""
+    operation = Operation(
+        name="sdpa", kind=Kind.ATTENTION, phase=Phase.FORWARD, flops=1e12, shape=(1, 1, 1, 2048, 2048, 128)
+    )
+    params = {"flops_per_s": 1e14, "processors": 100.0, "tail": 0.0}
+    assert time_of("attention", params, operation)[0] == pytest.approx(1e12 / 16 * (32 / 17) / (1e14 / 100))
 
 
 RESIDUALS = ((math.log(1e6), 0.0, 0.3), (math.log(1e9), 0.0, -0.2))
