@@ -47,11 +47,12 @@ def read_asked(model: str, options: Mapping[str, Any], *, exact: bool = False) -
 def from_training_file(
     path: Path, typed: Mapping[str, Any], reading: Mapping[str, Any], *, exact: bool = False
 ) -> Asked:
-    """The file's options under those that were typed."""
+    """The file's options under those that were typed. ``stack_version`` is that of the file's framework."""
     from tunecast.model.configs import merge_options, read_config
     from tunecast.models import find_architecture
 
-    run_file = read_config(path, num_gpus=_known_count(typed.get("num_gpus")), **reading)
+    version, typed = typed.get("stack_version"), {name: typed[name] for name in typed if name != "stack_version"}
+    run_file = read_config(path, num_gpus=_known_count(typed.get("num_gpus")), framework_version=version, **reading)
     merged = merge_options(run_file, typed)
     found = find_architecture(run_file.model_name, exact=exact)
     return Asked(

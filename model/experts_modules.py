@@ -20,6 +20,7 @@ from tunecast.model.linears import linear_map
 from tunecast.model.operation import Kind
 from tunecast.model.routers import divided
 from tunecast.model.shapes import Experts
+from tunecast.model.stack_versions import code_age
 from tunecast.model.tape import Grads, Tensor
 
 NAMES = {"mixtral": ("w1", "w3", "w2"), "qwen2_moe": ("gate_proj", "up_proj", "down_proj")}
@@ -31,7 +32,7 @@ PRESENT = "5"
 
 def of_age(architecture: Architecture, options: Mapping[str, Any]) -> Architecture:
     """The architecture as the age of Hugging Face's code that the run options ask for builds it."""
-    return architecture if options.get("hf_code") in (None, PRESENT) else in_modules(architecture)
+    return architecture if code_age(options) in (None, PRESENT) else in_modules(architecture)
 
 
 def in_modules(architecture: Architecture) -> Architecture:

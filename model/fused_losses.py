@@ -41,7 +41,7 @@ def chunk_tokens(head: Head) -> int:
 def one_chunk(step: Step, head: Head, x: Tensor, weight: Tensor, to_x: Tensor, to_weight: Tensor | None) -> None:
     """Logits of some tokens, their loss and gradient in place, and the gradient's products."""
     tape, (m, k, n) = step.tape, (x.elements // head.hidden, head.hidden, head.vocab)
-    shape, old = (m, n), step.run.hf_code != "5"
+    shape, old = (m, n), step.run.shifts_logits
     logits = ops.gemm(tape, "lm_head", (x, weight), (m, n, k), "nt")
     if old:
         tape.kernel(SYNCHRONISATION, Kind.MEMORY, (logits,), (), n_bytes=16)

@@ -1,6 +1,6 @@
 """The output head and the loss, by the run's loss path.
 
-Sources: transformers ``loss/loss_utils.py`` of 5.x, of 4.46 to 4.49 and the ``forward`` of 4.45's models; the other
+Sources: transformers ``loss/loss_utils.py`` of 4.49 and later, of 4.46 to 4.48 and the ``forward`` of 4.45; the other
 paths in ``losses.py`` and ``fused_losses.py``.
 """
 
@@ -86,7 +86,7 @@ def fused_head_and_loss(step: Step, x: Tensor, labels: Tensor) -> Tensor:
     tape, batch, hidden = step.tape, step.run.per_device_train_batch_size, step.architecture.hidden_size
     tape.moment = "loss"
     rows, kept = step.tokens, x
-    if step.run.hf_code != "5":
+    if step.run.shifts_logits:
         rows -= batch
         kept = losses.part_of(tape, x, rows * hidden, name="loss.shift", copied=batch > 1)
     target, uncut = targets(step, labels, rows)
@@ -117,10 +117,10 @@ def cut_logits(tape: Tape, wide: Tensor, rows: int, vocab: int, *, copied: bool)
 
 
 def targets(step: Step, labels: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-    """Labels moved by one, and what they were cut from: padded first, or (before 4.50) as they are."""
+    """Labels moved by one, and what they were cut from: padded first, or (before 4.49) as they are."""
     tape, batch = step.tape, step.run.per_device_train_batch_size
     whole = labels
-    if step.run.hf_code == "5":
+    if not step.run.shifts_logits:
         whole = ops.elementwise(tape, "labels", (labels,), step.tokens + batch, "int64")
     if batch == 1:
         return whole, whole
@@ -151,7 +151,7 @@ def head_and_loss(step: Step, x: Tensor, labels: Tensor) -> Tensor:
     logits = adapted_head(step, x, logits, (rows, vocab))
     logits = shaped_logits(step, logits, (rows, vocab))
     wide = chosen = ops.cast_logits(tape, logits, (rows, vocab))
-    if step.run.hf_code != "5":
+    if step.run.shifts_logits:
         rows -= batch
         chosen = cut_logits(tape, wide, rows, vocab, copied=batch > 1)
     if step.run.keeps_outputs:

@@ -57,7 +57,7 @@ def unconverted(step: Step) -> bool:
     """
     if not (step.run.autocast and step.platform == "cuda"):
         return False
-    return by_bitsandbytes(step) or (is_gptq(step.run) and step.run.hf_code != "5")
+    return by_bitsandbytes(step) or (is_gptq(step.run) and step.run.shifts_logits)
 
 
 def adapter_input(step: Step, x: Tensor) -> Tensor:

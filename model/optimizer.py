@@ -149,6 +149,7 @@ FOREACH_ADAMW = (
 """``_multi_tensor_adamw``: 19 parameter sizes moved per update."""
 WEIGHT_DECAY = MultiTensor(name="adamw.decay", lists=1, moves=2)
 """``_foreach_mul_`` of the parameters, where weight decay is not 0 (``torch.optim.AdamW``: 0.01)."""
+FUSED = "adamw_torch_fused"
 FUSED_ADAMW = MultiTensor(name="adamw.fused", lists=4, moves=7)
 """``_fused_adamw_``: parameter and both moments read and written, gradient read."""
 SGD = MultiTensor(name="sgd.step", lists=2, moves=3)
@@ -237,7 +238,7 @@ def widest_state(dtype: str) -> str:
 def group_operations(group: list[Trained], dtype: str, optim: str) -> list[Operation]:
     """AdamW or SGD over one parameter group on a GPU."""
     group_bytes = DTYPE_BYTES[dtype] * sum(tensor.elements for tensor in group)
-    if optim == "adamw_torch_fused":
+    if optim == FUSED:
         launches = multi_tensor_launches(group, FUSED_ADAMW.lists)
         counters = [Trained(elements=1, is_matrix=False)] * len(group)
         counted = STEP_COUNTER_BYTES * len(group)
@@ -279,7 +280,8 @@ def update_operations(architecture: Architecture, run: Run, *, platform: str = "
     operations = clipping_operations(tensors, dtype) if on_gpu else single_clipping_operations(tensors, dtype)
     if run.optim == adafactor.NAME:
         return operations + adafactor.update_operations(architecture, run, dtype)
-    groups = parameter_groups(tensors) if on_gpu and run.optim not in BITSANDBYTES else [tensors]
+    grouped = run.optim == FUSED or (on_gpu and run.optim not in BITSANDBYTES)
+    groups = parameter_groups(tensors) if grouped else [tensors]
     for own, part in (each for group in groups for each in by_dtype(group, dtype)):
         operations += own_updates(part, own, run.optim, platform)
     return operations
@@ -299,6 +301,6 @@ def own_updates(tensors: list[Trained], dtype: str, optim: str, platform: str) -
     """The update of tensors of one dtype (and, on a GPU, of one parameter group)."""
     if optim in BITSANDBYTES:
         return bnb_operations(tensors, dtype, BITSANDBYTES[optim], platform)
-    if platform != "cuda":
-        return single_tensor_operations(tensors, dtype, optim)
-    return group_operations(tensors, dtype, optim)
+    if platform == "cuda" or optim == FUSED:
+        return group_operations(tensors, dtype, optim)
+    return single_tensor_operations(tensors, dtype, optim)

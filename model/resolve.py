@@ -30,6 +30,7 @@ from tunecast.model.resolve_litgpt import adapted_parts, check_code, check_litgp
 from tunecast.model.resolve_parallel import take_parallel
 from tunecast.model.root_modules import root_modules
 from tunecast.model.run import Run
+from tunecast.model.stack_versions import adapter_default, chosen_ranges, defaults_then, told_ranges
 from tunecast.model.stacks import (
     DTYPE_ALIASES,
     DTYPES,
@@ -185,13 +186,23 @@ def _adapters(fields: _Fields, architecture: Architecture, defaults: Mapping[str
         )
     fields.values["lora_r"] = rank
     asked = fields.take("lora_target_modules", defaults["lora_target_modules"], "stack-default")
-    fields.values["lora_target_modules"] = target_modules(architecture, asked)
+    fields.values["lora_target_modules"] = target_modules(architecture, _present(fields, architecture, asked))
     check_stacked(fields.values["lora_target_modules"], fields.given)
     dropout = fields.take("lora_dropout", defaults["lora_dropout"], "stack-default")
     if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout < 1:
         raise InputError(f"--lora-dropout is {dropout!r}, but it must be at least 0 and below 1.")
-    adapter = fields.take("adapter_dtype", defaults["adapter_dtype"], "stack-default")
+    dtype = fields.given.get("dtype") or defaults["dtype"]
+    adapter = fields.take("adapter_dtype", adapter_default(defaults["adapter_dtype"], dtype), "stack-default")
     fields.values["adapter_dtype"] = one_of("adapter-dtype", DTYPE_ALIASES.get(adapter, adapter), DTYPES)
+
+
+def _present(fields: _Fields, architecture: Architecture, asked: Any) -> Any:
+    """A stack's own targets without those that this model does not have, unless it has none of them."""
+    if "lora_target_modules" in fields.given or asked == "all-linear":
+        return asked
+    known = adaptable_modules(architecture)
+    kept = [name for name in str(asked).split(",") if name in known]
+    return kept or asked
 
 
 def _dtypes(fields: _Fields, defaults: Mapping[str, Any], *, gpu_has_bf16: bool) -> None:
@@ -285,6 +296,17 @@ def _note_window(fields: _Fields, architecture: Architecture) -> None:
         )
 
 
+def defaults_of_version(fields: _Fields, today: dict[str, Any]) -> dict[str, Any]:
+    """The stack's defaults in the versions asked for, else in the newest; the run says which they are."""
+    asked = fields.given.get("stack_version")
+    chosen = chosen_ranges(fields.values["stack"], None if asked is None else str(asked))
+    fields.take("stack_version", None, "stack-default")
+    fields.put("stack_version", told_ranges(chosen), fields.origins["stack_version"])
+    if asked is not None:
+        fields.notes.extend(one.note for one in chosen if one.note)
+    return defaults_then(today, chosen, fields.values["method"])
+
+
 def checked_method(method: str) -> str:
     """The method if there is one of that name; raises NotSupportedError for inference and other neighbouring uses."""
     refuse_method(method)
@@ -307,7 +329,7 @@ def resolve_run(
     check_known(options)
     fields = _Fields(options, option_origins or {})
     method = checked_method(fields.take("method", ASSUMED["method"], "assumed"))
-    defaults = stack_defaults(fields.take("stack", ASSUMED["stack"], "assumed"), method)
+    defaults = defaults_of_version(fields, stack_defaults(fields.take("stack", ASSUMED["stack"], "assumed"), method))
     check_code(architecture, fields.values["stack"])
     _numbers(fields, architecture)
     defaults = defaults_by_gpus(fields, architecture, defaults)

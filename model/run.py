@@ -78,9 +78,10 @@ class Run:
     """Whether the loop keeps the model's output, and its logits, until the backward is over: one of one's own
     (``out = model(...)``, then ``out.loss.backward()``); the Trainer lets it go before."""
     hf_code: str = "5"
-    """Age of Hugging Face's code, by the first transformers with its loss: ``5`` shifts labels, ``4.46`` copies
-    shifted fp32 logits beside the 16-bit ones, ``4.45`` (and before) lets the 16-bit ones go. PEFT and Liger of the
-    same age: `linears.py` and `fused_losses.py` say what differs."""
+    """Age of Hugging Face's code, by the first transformers of its kind: ``5`` shifts labels and stacks experts,
+    ``4.49`` has a linear map for each of an expert's, ``4.46`` copies shifted fp32 logits beside the 16-bit ones,
+    ``4.45`` (and before) lets the 16-bit ones go. PEFT and Liger of the same age: `linears.py` and `fused_losses.py`
+    say what differs."""
     fp8: str | None = None
     """Layers multiply in 8-bit floats, by one of `fp8.RECIPES`: Transformer Engine's, Megatron's or torchao's."""
     fused_kernels: tuple[str, ...] = ()
@@ -91,6 +92,8 @@ class Run:
     """With `torch_compile`: whether the loss is compiled too; else the layers alone (torchtitan before 2025)."""
     stack: str = "hf-peft"
     """Software stack whose defaults and kernels apply."""
+    stack_version: str = ""
+    """Versions of the stack's packages whose defaults were taken; no formula reads it."""
     num_gpus: int = 1
     sharding: str = "none"
     """``none``, ``ddp``, ``zero1``, ``zero2``, ``zero3``, ``fsdp``, ``fsdp-grad-op``, ``hsdp`` (see `sharding.py`)."""
@@ -166,6 +169,11 @@ class Run:
     def base_quantization(self) -> str | None:
         """How the base is stored: ``bnb-4bit``, ``bnb-8bit``, ``gptq-4bit``, ``gptq-8bit``, or None."""
         return self.quant_method or ("bnb-4bit" if self.bnb_4bit_quant_type else None)
+
+    @property
+    def shifts_logits(self) -> bool:
+        """Whether the loss cuts logits, not labels, to be one token shorter (transformers before 4.49)."""
+        return self.hf_code in ("4.46", "4.45")
 
     def fuses(self, part: str) -> bool:
         """Whether this part runs as a fused kernel."""

@@ -20,7 +20,7 @@ DTYPE_ALIASES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32
 PRECISIONS = ("bf16-autocast", "fp16-autocast", "bf16", "fp16", "fp32")
 QUANT_TYPES = ("nf4", "fp4")
 QUANT_METHODS = ("bnb-4bit", "bnb-8bit", "gptq-4bit", "gptq-8bit")
-HF_CODES = ("5", "4.46", "4.45")
+HF_CODES = ("5", "4.49", "4.46", "4.45")
 
 BUILT = {
     "optimizer": ("adamw_torch", "adamw_torch_fused", "sgd", "adafactor", *BITSANDBYTES),
@@ -57,14 +57,20 @@ def load_stacks() -> dict[str, dict[str, Any]]:
 
 
 def stack_defaults(name: str, method: str) -> dict[str, Any]:
-    """Field values a stack gives a run of `method` when the user says nothing."""
+    """Field values that today's version of a stack gives a run of `method` when the user says nothing."""
+    stack = built_stack(name)
+    return {**stack["defaults"]["all"], **stack["defaults"][method]}
+
+
+def built_stack(name: str) -> dict[str, Any]:
+    """What is recorded of a stack; an unknown or unbuilt one is refused by name."""
     stacks = load_stacks()
     if name not in stacks:
         raise UnknownNameError("stack", name, stacks, hint="`hf-peft` is the plain one.")
     stack = stacks[name]
     if not stack["built"]:
         raise NotSupportedError(f"The stack {name} ({stack['title']}) is known but not built yet; use --stack hf-peft.")
-    return {**stack["defaults"]["all"], **stack["defaults"][method]}
+    return stack
 
 
 def built_choice(what: str, option: str, value: str) -> str:

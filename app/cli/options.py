@@ -100,7 +100,7 @@ RUN: Group = {
         str, "Attention, by its Transformers name.", metavar="NAME", completion=NAMES["attn_implementation"]
     ),
     "loss_type": _run(str, "Loss path; nll holds the full logits.", metavar="NAME", completion=NAMES["loss_type"]),
-    "hf_code": _run(str, "Age of transformers and PEFT.", metavar="5|4.46|4.45"),
+    "hf_code": _run(str, "Age of transformers and PEFT.", metavar="5|4.49|4.46|4.45"),
     "fused_kernels": _run(str, "Parts that run as one kernel each.", metavar="none|rms_norm,rope,..."),
     "fp8": _run(str, "Layers multiply in 8-bit floats.", metavar="none|te|torchao|megatron|..."),
     "keeps_outputs": _run(
@@ -123,6 +123,9 @@ RUN: Group = {
     "torch_compile": _run(bool, "Layers and loss are compiled.", "--torch-compile/--no-torch-compile"),
     "compile_loss": _run(bool, "With --torch-compile: the loss too.", "--compile-loss/--no-compile-loss"),
     "stack": _run(str, "Software stack whose defaults apply.", metavar="NAME", completion=NAMES["stack"]),
+    "stack_version": _run(
+        str, "Version of the stack, or of its packages, whose defaults apply.", metavar="VERSION|PACKAGE=VERSION,..."
+    ),
     "allow_long_context": Annotated[
         bool,
         typer.Option("--allow-long-context", help="Allow a length beyond the model's.", rich_help_panel=THE_RUN),

@@ -243,7 +243,7 @@ def fused_lora(source: Source, draft: Draft) -> bool:
         return True
     if any(source.has(field) for field in KERNELS) or source.on("trust_remote_code"):
         return False
-    if source.on("load_in_8bit"):
+    if source.on("load_in_8bit") or not source.default("lora_kernels_by_themselves"):
         return False
     if not source.default("lora_kernels_with_dropout") and source.number("lora_dropout") != 0:
         return False

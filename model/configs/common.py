@@ -9,7 +9,7 @@ from tunecast.catalogs.errors import InputError
 from tunecast.model.configs.run_file import Draft
 from tunecast.model.configs.source import Source
 from tunecast.model.families import FAMILIES
-from tunecast.model.stacks import DTYPE_ALIASES
+from tunecast.model.stacks import DTYPE_ALIASES, HF_CODES
 
 ROOT_NAMES = {name for family in FAMILIES.values() for name in (family.embedding_module, family.head_module)}
 """What families call their table of tokens and their head."""
@@ -20,6 +20,9 @@ PACKED_NOTE = (
 PEFT_TARGETS = ("q_proj", "v_proj")
 """PEFT's own choice for Llama, Mistral, Qwen and Gemma when no target is named
 (``TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING``)."""
+
+
+PRESENT_CODE = HF_CODES[0]
 
 
 def unpacked_note(length_field: str) -> str:
@@ -86,6 +89,13 @@ def loaded_bits(source: Source) -> str | None:
     if len(on) > 1:
         raise InputError(f"{source.name}: {' and '.join(on)} exclude each other; keep one of them.")
     return on[0] if on else None
+
+
+def put_code_age(source: Source, draft: Draft) -> None:
+    """The age of transformers that an older version of the framework runs on."""
+    age = source.default("hf_code")
+    if age != PRESENT_CODE:
+        draft.put("hf_code", age)
 
 
 def put_eight_bit(draft: Draft, theirs: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
@@ -11,36 +10,20 @@ from typing import Any
 
 from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.configs.source import Source
+from tunecast.model.versions import in_range
 
 _OFF_WORDS = ("no", "none", "false")
 
 
 @cache
 def load_frameworks() -> dict[str, dict[str, Any]]:
-    """Every framework by name."""
+    """Every framework by name; older ranges of versions list what differs from the newest, first one."""
     text = files("tunecast.model.configs").joinpath("data", "frameworks.json").read_text(encoding="utf-8")
     frameworks: dict[str, dict[str, Any]] = json.loads(text)["frameworks"]
+    for facts in frameworks.values():
+        for entry in facts.get("ranges", ()):
+            entry.setdefault("defaults", {**facts["ranges"][0]["defaults"], **entry.get("changes", {})})
     return frameworks
-
-
-def version_key(version: str) -> tuple[int, ...]:
-    """``1.10.0.dev0`` as (1, 10, 0), so that versions compare by their numbers."""
-    parts = re.match(r"\d+(?:\.\d+)*", version.strip().lstrip("v"))
-    if parts is None:
-        raise InputError(f"{version!r} is no version; type for example 1.7.0.")
-    return tuple(int(part) for part in parts[0].split("."))
-
-
-def in_range(version: str, versions: str) -> bool:
-    """Whether a version lies in a range such as ``>=1.0,<1.7``."""
-    return all(_holds(version_key(version), bound.strip()) for bound in versions.split(","))
-
-
-def _holds(version: tuple[int, ...], bound: str) -> bool:
-    sign, other = bound[: -len(bound.lstrip("<>="))], version_key(bound.lstrip("<>="))
-    width = max(len(version), len(other))
-    left, right = (key + (0,) * (width - len(key)) for key in (version, other))
-    return {">=": left >= right, "<": left < right}[sign]
 
 
 def framework_range(framework: str, version: str | None) -> dict[str, Any]:

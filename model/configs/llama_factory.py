@@ -11,6 +11,7 @@ from tunecast.model.configs.common import (
     PACKED_NOTE,
     check_four_bit,
     copy_number,
+    put_code_age,
     put_degree,
     put_eight_bit,
     put_mixed_precision,
@@ -160,6 +161,7 @@ def _attention(source: Source, draft: Draft) -> None:
 
 def _kernels(source: Source, draft: Draft) -> None:
     draft.put("loss_type", source.default("loss_type"))
+    put_code_age(source, draft)
     if source.on("use_unsloth"):
         draft.put("stack", "unsloth", "use_unsloth")
     elif source.on("enable_liger_kernel"):

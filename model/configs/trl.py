@@ -14,6 +14,7 @@ from tunecast.model.configs.common import (
     copy_number,
     dtype_word,
     loaded_bits,
+    put_code_age,
     put_eight_bit,
     put_mixed_precision,
     put_targets,
@@ -42,6 +43,7 @@ def read(source: Source, draft: Draft, *, num_gpus: int | None) -> None:
     attention, field = source.first(_ATTENTION_FIELDS)
     draft.put("attn_implementation", attention or source.default("attn_implementation"), field)
     _loss(source, draft)
+    put_code_age(source, draft)
     read_fsdp_config(source, draft, "fsdp_config", sharded=read_fsdp_words(source, draft))
 
 
@@ -68,7 +70,7 @@ def _method(source: Source, draft: Draft) -> None:
     if bits == "load_in_8bit":
         put_eight_bit(draft, bits)
     if bits is not None:
-        draft.put("adapter_dtype", "bf16")
+        draft.put("adapter_dtype", source.default("adapters_of_quantized"))
         if source.has("lora_modules_to_save"):
             draft.put("modules_to_save_dtype", "bf16")
 
@@ -85,7 +87,8 @@ def _four_bit(source: Source, draft: Draft) -> None:
 def _precision(source: Source, draft: Draft) -> None:
     """Weights as ``dtype`` says, float32 when it says nothing; bf16 autocast unless ``fp16``."""
     value, field = source.first(_DTYPE_FIELDS)
-    asked = source.default("dtype") if value is None else value
+    quantized = source.on("use_peft") and loaded_bits(source) is not None
+    asked = source.default("dtype_of_quantized" if quantized else "dtype") if value is None else value
     dtype = dtype_word(source, field or "dtype", asked)
     draft.put("dtype", dtype, field)
     if str(asked) == "auto":
@@ -97,8 +100,8 @@ def _precision(source: Source, draft: Draft) -> None:
         )
     fp16 = source.on("fp16")
     bf16 = source.flag("bf16")
-    stated = None if bf16 is None else "bf16"
-    put_mixed_precision(draft, dtype, stated, "fp16" if fp16 else None, is_bf16=not fp16 if bf16 is None else bf16)
+    stated, by_default = None if bf16 is None else "bf16", bool(source.default("bf16")) and not fp16
+    put_mixed_precision(draft, dtype, stated, "fp16" if fp16 else None, is_bf16=by_default if bf16 is None else bf16)
 
 
 def _rows(source: Source, draft: Draft) -> None:
@@ -121,7 +124,7 @@ def _checkpointing(source: Source, draft: Draft) -> None:
     kwargs = [f"{name}_kwargs.use_reentrant" for name in _CHECKPOINTING]
     _, field = source.first(kwargs)
     if on:
-        draft.put("reentrant", source.on(str(field)) if field else False, field)
+        draft.put("reentrant", source.on(str(field)) if field else source.default("use_reentrant"), field)
 
 
 def _loss(source: Source, draft: Draft) -> None:

@@ -67,6 +67,7 @@ RUN = {
     "--hf-code",
     "--master-dtype",
     "--stack",
+    "--stack-version",
     "--allow-long-context",
     "--config-format",
     "--accelerate",

@@ -96,7 +96,7 @@ def test_a_run_that_does_not_fit_still_has_time_and_cost() -> None:
 
 def test_several_gpus_get_the_least_sharding_that_fits() -> None:
     assert ask(LLAMA_8B, method="qlora", num_gpus=2).run.sharding == "ddp"
-    big = ask(LLAMA_8B, method="full", num_gpus=8)
+    big = ask(LLAMA_8B, method="full", num_gpus=8, optim="adamw_torch")
     assert big.run.sharding in ("zero1", "zero2", "fsdp")  # 64 GB of states beside the weights: one card cannot
     assert big.run_origins["sharding"] == "assumed"
     assert big.fits

@@ -38,7 +38,8 @@ TWO = {"num_gpus": 2, "sharding": "fsdp", "fsdp_version": 1}
 NF4 = {"method": "qlora", "precision": "bf16-autocast"}
 GPTQ = {"method": "qlora", "quant_method": "gptq-4bit", "precision": "fp16-autocast"}
 FULL = {"method": "full", "reentrant": True, "max_length": 4096, "attn_implementation": "flash_attention_2",
-        "hf_code": "4.45", "precision": "bf16-autocast", "master_dtype": "fp32"}  # fmt: skip
+        "hf_code": "4.45", "precision": "bf16-autocast", "master_dtype": "fp32",
+        "optim": "adamw_torch"}  # fmt: skip
 FAST_LORA = {"fused_kernels": "rms_norm,rope,cross_entropy,lora"}
 LIGER_LORA = {"fused_kernels": "rms_norm,rope,lora", "loss_type": "liger"}
 

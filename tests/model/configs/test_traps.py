@@ -57,6 +57,35 @@ def test_3_the_loss_path_of_trl_follows_its_version(
     assert (run_file.options["loss_type"], run_file.stack) == (loss, stack)
 
 
+@pytest.mark.parametrize(
+    ("version", "lines", "expected"),
+    [
+        ("0.27", "", {"reentrant": True, "loss_type": "nll", "hf_code": "4.49"}),
+        ("0.26", "load_in_4bit: true\ndtype:", {"dtype": "fp16", "adapter_dtype": "bf16"}),
+        ("0.24", "load_in_4bit: true\ndtype:", {"dtype": "bf16", "adapter_dtype": "fp32"}),
+        ("0.21", "", {"gradient_checkpointing": False, "optim": "adamw_torch", "precision": "bf16-autocast"}),
+        ("0.17", "dtype:", {"gradient_checkpointing": False, "precision": "fp32", "dtype": "fp32"}),
+        ("0.17", "bf16: true", {"precision": "bf16-autocast"}),
+        ("1.16", "", {"reentrant": False, "loss_type": "chunked_nll"}),
+    ],
+)
+def test_3_4_9_10_older_trl_differs_in_more_than_its_loss(
+    read: Read, version: str, lines: str, expected: dict[str, Any]
+) -> None:
+    options = read("trl", lines, framework_version=version).options
+    assert {name: options.get(name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("version", "length", "age"), [("0.9.4", 2048, None), ("0.9.1", 2048, "4.46"), ("0.9.0", 1024, "4.45")]
+)
+def test_4_older_llama_factory_cuts_earlier_and_runs_older_code(
+    read: Read, version: str, length: int, age: str | None
+) -> None:
+    options = read("llama-factory", "cutoff_len:\nmax_samples:", framework_version=version).options
+    assert (options["max_length"], options.get("hf_code")) == (length, age)
+
+
 def test_3_trls_default_loss_says_which_versions_it_stands_for(read: Read) -> None:
     resolved = resolve_run(load_architecture("meta-llama/Llama-3.1-8B"), run_options(read("trl")))
     assert resolved.run.loss_type == "chunked_nll"
@@ -143,7 +172,13 @@ def test_5_axolotl_switches_its_lora_kernels_on_by_itself(read: Read, lines: str
 
 @pytest.mark.parametrize(
     ("dropout", "version", "stack"),
-    [("0.05", "0.17.0", "axolotl"), ("0.05", "0.12", "hf-peft"), ("0", "0.12", "axolotl"), ("", "0.12", "hf-peft")],
+    [
+        ("0.05", "0.16.0", "axolotl"),
+        ("0.05", "0.15", "hf-peft"),
+        ("0", "0.12", "axolotl"),
+        ("", "0.12", "hf-peft"),
+        ("0", "0.9", "hf-peft"),
+    ],
 )
 def test_5_older_axolotl_needs_a_dropout_of_zero(read: Read, dropout: str, version: str, stack: str) -> None:
     lines = f"lora_mlp_kernel:\nlora_dropout: {dropout}"

@@ -1,0 +1,106 @@
+"""Defaults of a software stack by the version of its packages: which recorded range applies, and what it changes.
+
+A stack's entry in ``data/stacks.json`` has its defaults as of today, and for each package that changed one of them
+the ranges of versions, newest first. An older range lists what was different then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tunecast.catalogs.errors import InputError
+from tunecast.model.stacks import built_stack, load_stacks
+from tunecast.model.versions import in_range
+
+BASE = "base"
+"""Adapters in the dtype of the base, as PEFT made them before 0.12."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """One package's range of versions whose defaults apply."""
+
+    package: str
+    versions: str
+    changes: Mapping[str, Mapping[str, Any]]
+    """What was different, by ``all`` or method."""
+    note: str = ""
+
+
+def asked_versions(stack: str, asked: str | None) -> dict[str, str]:
+    """``1.2`` as the version of the stack's own package, ``peft=0.11,transformers=4.44`` by their names."""
+    packages = list(built_stack(stack).get("packages", {}))
+    found: dict[str, str] = {}
+    for part in (asked or "").split(","):
+        name, separator, version = part.strip().partition("=")
+        if not part.strip():
+            continue
+        if not separator:
+            name, version = (packages or [stack])[0], name
+        if name not in packages:
+            known = ", ".join(packages) or "none"
+            raise InputError(
+                f"--stack-version {asked} names {name}, but versions of {stack} are recorded for {known}; "
+                f"type for example {packages[0]}=4.50."
+                if packages
+                else f"--stack-version {asked} was asked for, but no versions of {stack} are recorded; leave it out."
+            )
+        found[name] = version
+    return found
+
+
+def chosen_ranges(stack: str, asked: str | None) -> tuple[Chosen, ...]:
+    """The range of every package: that of the version asked for, else the newest."""
+    versions = asked_versions(stack, asked)
+    return tuple(
+        _chosen(package, entries, versions.get(package))
+        for package, entries in built_stack(stack).get("packages", {}).items()
+    )
+
+
+def _chosen(package: str, entries: list[dict[str, Any]], version: str | None) -> Chosen:
+    for entry in entries:
+        if version is None or in_range(version, entry["versions"]):
+            return Chosen(
+                package=package,
+                versions=entry["versions"],
+                changes=entry.get("changes", {}),
+                note=entry.get("note", ""),
+            )
+    known = "; ".join(entry["versions"] for entry in entries)
+    raise InputError(f"No defaults of {package} {version} are recorded; --stack-version takes versions {known}.")
+
+
+def told_ranges(chosen: tuple[Chosen, ...]) -> str:
+    """The ranges in words: ``trl >=1.7``."""
+    return ", ".join(f"{one.package} {one.versions}" for one in chosen)
+
+
+def changed(chosen: tuple[Chosen, ...], method: str) -> Iterator[tuple[str, Any]]:
+    """(field, default then) of every older range, the general ones before those of the method."""
+    for one in chosen:
+        yield from one.changes.get("all", {}).items()
+        yield from one.changes.get(method, {}).items()
+
+
+def defaults_then(defaults: Mapping[str, Any], chosen: tuple[Chosen, ...], method: str) -> dict[str, Any]:
+    """Today's defaults of a stack with those of older versions in their place."""
+    return {**defaults, **dict(changed(chosen, method))}
+
+
+def adapter_default(asked: Any, dtype: Any) -> Any:
+    """Storage of adapters: a dtype, or that of the base."""
+    return dtype if asked == BASE else asked
+
+
+def code_age(options: Mapping[str, Any]) -> str | None:
+    """``hf_code`` as asked for, or as the asked version of the stack implies; None: today's."""
+    if options.get("hf_code") is not None:
+        return str(options["hf_code"])
+    stack, asked = options.get("stack") or "hf-peft", options.get("stack_version")
+    if asked is None or not load_stacks().get(stack, {}).get("built"):
+        return None
+    age = dict(changed(chosen_ranges(stack, asked), str(options.get("method") or "lora"))).get("hf_code")
+    return None if age is None else str(age)
