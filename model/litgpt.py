@@ -79,9 +79,7 @@ def as_litgpt(architecture: Architecture, code: str = PRESENT) -> Architecture:
     if is_litgpt(architecture):
         return architecture
     refuse_unknown(architecture)
-    groups = tuple(
-        replace(group, layer=litgpt_layer(group.layer, architecture.hidden_size, code)) for group in architecture.groups
-    )
+    groups = tuple(replace(group, layer=litgpt_layer(group.layer, architecture, code)) for group in architecture.groups)
     return replace(
         architecture,
         code=code,
@@ -122,19 +120,22 @@ def refuse_unknown(architecture: Architecture) -> None:
                 )
 
 
-def litgpt_layer(layer: Layer, hidden: int, code: str) -> Layer:
+def litgpt_layer(layer: Layer, architecture: Architecture, code: str) -> Layer:
     """One block: its norms, one map for queries, keys and values, and a feed-forward block of LitGPT's classes."""
     return Layer(
-        attention=fused_attention(layer.attention, hidden, code),
-        mlp=litgpt_mlp(layer.mlp, hidden),
+        attention=fused_attention(layer.attention, architecture.hidden_size, code, architecture.max_position),
+        mlp=litgpt_mlp(layer.mlp, architecture.hidden_size),
         norm=NORMS[layer.norm],
         norm_order=layer.norm_order,
         parallel="norms" if layer.parallel == "norms-first" else layer.parallel,
     )
 
 
-def fused_attention(block: Attention, hidden: int, code: str) -> Attention:
-    """``CausalSelfAttention``: the maps ``qkv`` and ``proj``, which its adapters call projection."""
+def fused_attention(block: Attention, hidden: int, code: str, limit: int | None) -> Attention:
+    """``CausalSelfAttention``: the maps ``qkv`` and ``proj``, which its adapters call projection.
+
+    A window beyond the positions of the model (Phi-3.5) is none in LitGPT's table of configurations.
+    """
     widths = [heads * block.head_dim for heads in (block.num_heads, block.num_kv_heads, block.num_kv_heads)]
     bias, out_bias = block.linears[0].bias, block.linears[-1].bias
     return Attention(
@@ -148,6 +149,7 @@ def fused_attention(block: Attention, hidden: int, code: str) -> Attention:
         num_kv_heads=block.num_kv_heads,
         head_dim=block.head_dim,
         rotary_dim=block.rotary_dim,
+        window=block.window if block.window is None or limit is None or block.window <= limit else None,
         qkv_split="slices" if code == PRESENT else "by-group",
     )
 

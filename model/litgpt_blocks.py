@@ -11,9 +11,10 @@ from tunecast.model import primitives_heavy as heavy
 from tunecast.model.architecture import Attention, Layer
 from tunecast.model.context import Step, Tables
 from tunecast.model.litgpt import KIND as KIND
-from tunecast.model.litgpt import has_stable_embedding, stable_embedding
+from tunecast.model.litgpt import PRESENT, has_stable_embedding, stable_embedding
 from tunecast.model.litgpt_linears import linear_map, qkv_map
 from tunecast.model.norms import norm
+from tunecast.model.operation import Kind
 from tunecast.model.tape import Tensor
 
 WAVE_DTYPE = "fp32"
@@ -73,12 +74,38 @@ def attention(step: Step, where: str, layer: Layer, x: Tensor, tables: Tables) -
         kv_heads=shape.num_heads,
         length=step.run.max_length,
         head_dim=shape.head_dim,
+        masked=shape.window is not None,
     )
-    mixed = heavy.flash_attention(tape, q, k, v, size, on_gpu=step.platform == "cuda")
+    mask = None if shape.window is None else window_mask(step, q.dtype)
+    mixed = heavy.flash_attention(tape, q, k, v, size, on_gpu=step.platform == "cuda", bias=mask)
     mixed = ops.copy(tape, mixed, name="head_layout")
     out = linear_map(step, where, shape.linears[-1], mixed)
     tape.hold(whole, q, k, v, *turned, mixed)
     return out
+
+
+def window_mask(step: Step, dtype: str) -> Tensor:
+    """The mask of a sliding window, made anew in every layer however short the samples are: attention runs over all
+    pairs. Since 0.5.6 it is written row by row, a kernel each."""
+    tape, length = step.tape, step.run.max_length
+    pairs = length * length
+
+    def made(name: str, reads: tuple[Tensor, ...], to: str = dtype) -> Tensor:
+        return ops.elementwise(tape, f"mask.{name}", reads, pairs, to)
+
+    def triangle() -> Tensor:
+        part = made("triangle", (made("ones", ()),))
+        tape.kernel("mask.fill", Kind.MEMORY, (part, made("bool", (part,), "bool")), (part,))
+        return part
+
+    mask = triangle()
+    if step.architecture.code != PRESENT:
+        tape.kernel("mask.add", Kind.MEMORY, (mask, triangle()), (mask,))
+        return mask
+    window = made("full", ())
+    tape.kernel("mask.row", Kind.MEMORY, (), (window,), n_bytes=window.bytes / 2.0, launches=length)
+    tape.hold(mask)
+    return window
 
 
 def heads_of(step: Step, shape: Attention, whole: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -67,7 +67,6 @@ def head_and_loss(step: Step, x: Tensor, labels: Tensor) -> Tensor:
     total = summed(tape, joined)
     for name in ("loss.one", "loss.count"):
         count = ops.elementwise(tape, name, (count,), 1, "int64")
-    tape.hold(x)
     return ops.scale(tape, total, name="loss.mean")
 
 
@@ -98,6 +97,7 @@ def chunked_head(step: Step, x: Tensor) -> list[Tensor]:
     sizes = chunks_of(step.run.max_length)
     width = batch * step.architecture.hidden_size
     made = [logits_of(step, part) for part in gpt.split(tape, x, tuple(n * width for n in sizes), name="loss.chunk")]
+    tape.hold(x)
     wide = [ops.cast_logits(tape, part, (part.elements // vocab, vocab)) for part in made]
     tape.hold(*made)
     hold_earlier(step, wide)
@@ -110,6 +110,7 @@ def whole_head(step: Step, x: Tensor) -> list[Tensor]:
     """Losses of each chunk of rows of all samples, of logits made at once."""
     tape, vocab, batch = step.tape, step.architecture.vocab_size, step.run.per_device_train_batch_size
     made = logits_of(step, x)
+    tape.hold(x)
     wide = ops.cast_logits(tape, made, (step.tokens, vocab))
     tape.hold(made)
     hold_earlier(step, [wide])

@@ -34,10 +34,10 @@ def base_map(step: Step, where: str, linear: Linear, x: Tensor) -> Tensor:
 def unpacked(tape: Tape, elements: int, dtype: str, *, nested: bool) -> Tensor:
     """A 4-bit weight in fp16, then in the dtype of the product."""
     half, made = heavy.dequantized(tape, elements, LOADED_DTYPE, nested=nested, in_place=True)
+    tape.hold(*made)
     part, tape.part = tape.part, "scratch"
     weight = ops.elementwise(tape, "dequantize.cast", (half,), elements, dtype) if dtype != LOADED_DTYPE else half
     tape.part = part
-    tape.hold(*made)
     return weight
 
 
