@@ -32,10 +32,10 @@ from tunecast.model.links import SEGMENTS as SEGMENTS
 from tunecast.model.links import bubble_frac, no_seconds
 from tunecast.model.links import communication_seconds as communication_seconds
 from tunecast.model.operation import Kind, Operation
+from tunecast.model.passes import OPTIMIZER_SEGMENT, Passes
 from tunecast.model.run import Run
 from tunecast.model.value import Value, lognormal
 
-OPTIMIZER_SEGMENT = 2
 COMPUTE = (str(Kind.GEMM), str(Kind.ATTENTION))
 HOST = ("forward", "recompute", "backward", "optimizer", "dequant", "hooks")
 """Launches whose host cost may differ: by phase, those of 4-bit dequantization, which go through more Python, and
@@ -257,22 +257,16 @@ def exposed_communication(stack: Stack, work: Array, overlap_frac: float, link: 
 
 
 def _segment_ends(stack: Stack, load: _Load, *, synchronous: bool) -> Array:
-    """(runs, segments): device seconds between the ends of segments, micro-steps summed; the recurrence."""
-    runs = len(stack.micro_steps)
-    device_at, host_at, spent = np.zeros(runs), np.zeros(runs), np.zeros((runs, len(SEGMENTS)))
-    order = [(segment, micro) for micro in range(int(stack.micro_steps.max())) for segment in (0, 1)]
-    for segment, micro in [*order, (OPTIMIZER_SEGMENT, 0)]:
-        busy, issue = load.busy[:, segment], load.host[:, segment]
-        active = (stack.micro_steps > micro) | (segment == OPTIMIZER_SEGMENT)
-        host_at = np.where(active & (stack.meets[:, segment] > 0.0), np.maximum(host_at, device_at), host_at)
-        if synchronous:
-            end = lead_end = device_at + busy + issue
-        else:
-            end = np.maximum(device_at + busy, host_at + issue)
-            lead_end = np.maximum(host_at + issue, end - load.lead[:, segment])
-        spent[:, segment] += np.where(active, end - device_at, 0.0)
-        device_at, host_at = np.where(active, end, device_at), np.where(active, lead_end, host_at)
-    return np.asarray(spent * (1.0 + bubbles(stack)))
+    """(runs, segments): device seconds between the ends of segments, micro-steps summed, idle stages included."""
+    passes = Passes(
+        busy=load.busy,
+        issue=load.host,
+        queue=load.lead,
+        meets=stack.meets,
+        micro_steps=stack.micro_steps,
+        synchronous=synchronous,
+    )
+    return np.asarray(passes.seconds() * (1.0 + bubbles(stack)))
 
 
 def bubbles(stack: Stack) -> Array:
