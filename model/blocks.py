@@ -124,4 +124,10 @@ def checkpointed_layer(step: Step, where: str, layer: Layer, x: Tensor, tables: 
     offloaded = run.activation_offloading and step.platform == "cuda"
     trains = is_litgpt(step.architecture) and run.has_adapters
     held = run.fsdp_version == 1
-    return step.tape.checkpoint(again, x, reentrant=run.reentrant, held=held, offloaded=offloaded, trains=trains)
+
+    def beside() -> Tensor | None:
+        return step.returned[-1] if step.returned else None
+
+    return step.tape.checkpoint(
+        again, x, reentrant=run.reentrant, held=held, offloaded=offloaded, trains=trains, beside=beside
+    )

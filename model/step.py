@@ -249,23 +249,8 @@ def write_step(architecture: Architecture, run: Run, platform: str, depth: int |
     return _written(architecture, tape_run(run), platform, depth)
 
 
-UNPROVEN_REENTRANT = ("bloom", "gpt2")
-"""Layers whose reentrant recomputation holds more than the formulas say: BLOOM's returns its attention weights,
-GPT-2's keeps a tensor of the feed-forward's width; peaks come out up to 14% low."""
-
-
-def refuse_unproven(architecture: Architecture, run: Run) -> None:
-    """What has been found off by more than the grid's bar is left to the traced code."""
-    if run.reentrant and run.gradient_checkpointing and architecture.model_type in UNPROVEN_REENTRANT:
-        raise NotSupportedError(
-            f"Reentrant checkpointing of {architecture.model_type} has no formulas that agree with its code; "
-            "use --no-reentrant, or --exact."
-        )
-
-
 @lru_cache(maxsize=256)
 def _written(architecture: Architecture, run: Run, platform: str, depth: int | None) -> Tape:
-    refuse_unproven(architecture, run)
     if architecture.settings:
         raise NotSupportedError(
             f"A forecast by formula of {architecture.name} was asked for, but {architecture.model_type} has none yet; "

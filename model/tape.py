@@ -146,8 +146,14 @@ class Tape:
         self.hold(*self._held)
         self._held = []
 
-    def _run_nodes(self, nodes: list[Node], pending: dict[int, Tensor], recomputed: list[Event]) -> None:
-        """Run `nodes` in reverse, playing `recomputed` before the first one that needs a saved tensor."""
+    def _run_nodes(
+        self, nodes: list[Node], pending: dict[int, Tensor], recomputed: list[Event], *, unpacked: bool = False
+    ) -> None:
+        """Run `nodes` in reverse, playing `recomputed` before the first one that needs a saved tensor.
+
+        Gradients get their inputs' dtypes while the incoming one and the saved tensors are still there
+        (``Engine::call_function``), but for saved ones that a hook `unpacked`: those the node alone held.
+        """
         outer = self.layer, self.moment
         for node in reversed(nodes):
             grad = pending.pop(id(node), None)
@@ -158,16 +164,22 @@ class Tape:
                 self.events.extend(recomputed)
                 recomputed = []
             grads = node.backward(grad)
-            self.hold(*(() if node.outlives_grad else (grad,)), *node.saves)
+            own = () if node.outlives_grad else (grad,)
+            if unpacked:
+                self.hold(*node.saves)
+            grads = [self._in_dtype(given, tensor.dtype) for tensor, given in zip(node.inputs, grads, strict=True)]
+            self.hold(*own, *(() if unpacked else node.saves))
             for tensor, given in zip(node.inputs, grads, strict=True):
                 if given is not None:
                     self._deliver(tensor, given, pending)
         self.layer, self.moment = outer
 
+    def _in_dtype(self, given: Tensor | None, dtype: str) -> Tensor | None:
+        """A gradient in its input's dtype."""
+        return given if given is None or given.dtype == dtype else self.convert(given, dtype)
+
     def _deliver(self, tensor: Tensor, given: Tensor, pending: dict[int, Tensor]) -> None:
-        """Hand a gradient to the node or leaf behind `tensor`, in that tensor's dtype."""
-        if given.dtype != tensor.dtype:
-            given = self.convert(given, tensor.dtype)
+        """Hand a gradient to the node or leaf behind `tensor`."""
         if tensor.leaf in self.shared_leaves:
             self._meet(tensor.leaf, given)
         elif tensor.leaf is not None:
@@ -225,21 +237,25 @@ class Tape:
         held: bool = False,
         offloaded: bool = False,
         trains: bool = False,
+        beside: Callable[[], Tensor | None] = lambda: None,
     ) -> Tensor:
         """Run `function` keeping only its input, and run it again when its backward comes.
 
         Non-reentrant recomputation ends once everything that the backward needs exists; the
         reentrant kind repeats all of it. With `held`, the input and its gradient live to the end of the whole
         backward. With `offloaded`, the input is kept in host memory: copied out before the layer, back before its
-        recomputation. Left out: random-state bookkeeping.
+        recomputation. `beside` gives what the function has just returned beside its result: the reentrant kind gets
+        zeros as the gradient of that, and holds all gradients it starts from. Left out: random-state bookkeeping.
         """
         if offloaded:
             self.kernel("to_host", Kind.MEMORY, (x,), (), n_bytes=2 * x.bytes)
         kept, self.grad_enabled, self.first_run = self.grad_enabled, False, not reentrant
         made = function(x)
+        other = beside() if reentrant else None
         self.grad_enabled, self.first_run = kept, False
 
         def backward(grad: Tensor) -> Grads:
+            zeros = None if other is None else self._zeros(other)
             entry = Node((), lambda _: (), saves=(), layer=None, moment="")
             copied, back = self._from_host(x) if offloaded else ([], x)
             inner = Tensor(x.elements, x.dtype, back.storage, node=entry if x.needs_grad or not trains else None)
@@ -250,15 +266,16 @@ class Tape:
                 self.events.extend(recomputed)
                 recomputed = []
             nodes, self._nodes = self._nodes, outer_nodes
-            if held:
+            if held or reentrant:
                 grad = Tensor(grad.elements, grad.dtype, grad.storage, is_view=True)
             pending = {id(output.node): grad}
-            self._run_nodes(nodes, pending, recomputed)
+            again = None if zeros is None else beside()
+            if zeros is not None and again is not None:
+                pending[id(again.node)] = zeros
+            self._run_nodes(nodes, pending, recomputed, unpacked=not reentrant)
             if reentrant:
-                self.hold(output, inner)
+                self.hold(output, inner, *(each for each in (zeros, again) if each is not None))
             given = pending.pop(id(entry), None)
-            if reentrant and given is not None:
-                given = self._cloned(given)
             if held:
                 self._held += [kept for kept in (x, given) if kept is not None]
             return (given,)
@@ -268,10 +285,11 @@ class Tape:
             output.node.outlives_grad = not reentrant
         return output
 
-    def _cloned(self, gradient: Tensor) -> Tensor:
-        """The gradient of a detached input as its leaf keeps it: a copy, since the engine still holds the sum."""
-        out = self.empty(gradient.elements, gradient.dtype)
-        self.kernel("grad_clone", Kind.MEMORY, (gradient,), (out,))
+    def _zeros(self, like: Tensor) -> Tensor:
+        """A gradient of zeros for what nothing after used (``materialize_grads`` of an autograd function)."""
+        out = self.empty(like.elements, like.dtype)
+        self.kernel("checkpoint_zeros", Kind.MEMORY, (), (out,))
+        out.is_view = True
         return out
 
     def _from_host(self, x: Tensor) -> tuple[list[Event], Tensor]:

@@ -15,6 +15,8 @@ from tunecast.model.run import Run
 
 UNSHARED_OWNERS = 2
 """Owners of the storage of a gradient that only the engine holds, as seen from Python: it and the wrapper."""
+UNSHARED_HANDLES = 4
+"""Handles of such a gradient inside a dispatched call: the engine's buffer, the call's arguments and the wrapper."""
 
 
 @dataclass(slots=True)
@@ -116,15 +118,20 @@ class Recorder:
     def accumulates_in_place(self, args: Any) -> bool:
         """Whether the autograd engine would add into the first gradient: it does unless that one is shared.
 
-        For fake tensors it never does (``InputBuffer::accumulate`` excludes subclasses), so it is done for it.
+        For fake tensors it never does (``InputBuffer::accumulate`` excludes subclasses), so it is done for it. A
+        reentrant checkpoint runs its layer forward inside the backward, with gradients enabled, which the engine
+        has disabled; the gradient it starts from is held by its caller.
         """
         import torch
 
-        if self.phase is not Phase.BACKWARD or self.recomputing or not isinstance(args[1], torch.Tensor):
+        if self.phase is not Phase.BACKWARD or self.recomputing or torch.is_grad_enabled():
+            return False
+        if not isinstance(args[1], torch.Tensor):
             return False
         into, other = args[:2]
         owners = torch._C._storage_Use_Count(into.untyped_storage()._cdata)
-        return bool(into.shape == other.shape and into.dtype == other.dtype and owners <= UNSHARED_OWNERS)
+        alone = owners <= UNSHARED_OWNERS and into._use_count() <= UNSHARED_HANDLES
+        return bool(into.shape == other.shape and into.dtype == other.dtype and alone)
 
     def _on_host(self, name: str, args: Any) -> bool:
         """Step counters of a foreach optimizer live on the CPU: no kernel on the GPU."""

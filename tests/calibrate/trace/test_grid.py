@@ -10,7 +10,7 @@ import pytest
 from tunecast.calibrate.trace.grid import Case, at_depth, comparison, draw_options, model_cases, off_by
 from tunecast.catalogs.errors import NotSupportedError
 from tunecast.model.architecture import Architecture
-from tunecast.model.architectures import load_architecture
+from tunecast.model.architectures import architecture_from_config, load_architecture
 from tunecast.model.families import FAMILIES
 from tunecast.model.stacks import BUILT
 
@@ -78,6 +78,31 @@ def test_a_part_of_the_grid(options: dict[str, object]) -> None:
     for error, bar in BARS.items():
         assert abs(row["errors"][error]) <= bar, error
     assert row["traced_peak_moment"] == row["computed_peak_moment"]
+
+
+REENTRANT = {
+    "bloom": {"num_attention_heads": 8},
+    "gpt2": {"num_attention_heads": 8},
+    "gptj": {"num_attention_heads": 8, "rotary_dim": 32},
+    "mpt": {"num_attention_heads": 8, "max_seq_len": 1024},
+}
+
+
+@pytest.mark.parametrize("method", ["lora", "full"])
+@pytest.mark.parametrize("model_type", REENTRANT)
+def test_reentrant_checkpoints_hold_what_layers_return_and_the_gradients_they_start_from(
+    model_type: str, method: str
+) -> None:
+    """BLOOM, GPT-J and MPT return attention weights, whose gradient is zeros of their size. A vocabulary so small that
+    the backward is the peak."""
+    shape = {"hidden_size": 512, "num_hidden_layers": 3, "vocab_size": 300, "max_position_embeddings": 1024}
+    architecture = architecture_from_config({"model_type": model_type, **shape, **REENTRANT[model_type]}, model_type)
+    options = {"method": method, "max_length": 512, "per_device_train_batch_size": 2, "reentrant": True}
+    row = comparison(Case(model=model_type, layers=3, options=options), architecture)
+    assert row["traced_peak_moment"] == row["computed_peak_moment"] == "backward"
+    assert abs(row["errors"]["allocated"]) <= (1e-3 if method == "lora" else 0.02)
+    assert abs(row["errors"]["flops"]) <= 1e-6
+    assert abs(row["errors"]["phase_launches"]) <= 1e-3
 
 
 def test_a_window_that_the_sequence_reaches_costs_numbers_per_sample() -> None:

@@ -25,6 +25,7 @@ CASES: list[tuple[str, dict[str, Any], int]] = [
     ("qlora", {}, 300),
     ("full", {}, 300),
     ("lora", {"gradient_checkpointing": False}, 300),
+    ("lora", {"reentrant": True, "dtype": "fp32", "precision": "fp32"}, 300),
 ]
 
 
