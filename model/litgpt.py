@@ -105,10 +105,9 @@ def refuse_unknown(architecture: Architecture) -> None:
             "experts": mlp.experts is not None,
             "latent attention": attention.latent is not None,
             "norms of queries and keys": attention.qk_norm,
-            "capped attention scores": attention.softcap,
             "layers without positions": not attention.rotary,
             f"the norm {layer.norm}": layer.norm not in NORMS,
-            "norms after its blocks": layer.norm_order != "pre",
+            "norms after its blocks alone": layer.norm_order == "post",
             f"the activation {mlp.activation}": mlp.activation != "silu" and mlp.activation not in GELUS,
             "scaled residuals": layer.residual_scaled,
         }
@@ -150,6 +149,7 @@ def fused_attention(block: Attention, hidden: int, code: str, limit: int | None)
         head_dim=block.head_dim,
         rotary_dim=block.rotary_dim,
         window=block.window if block.window is None or limit is None or block.window <= limit else None,
+        softcap=block.softcap,
         qkv_split="slices" if code == PRESENT else "by-group",
     )
 

@@ -5,9 +5,11 @@ Source: litgpt ``model.py`` of 0.5.13 and of 0.4.13 (``Block``, ``CausalSelfAtte
 
 from __future__ import annotations
 
+from tunecast.model import attention_eager as eager
 from tunecast.model import primitives as ops
 from tunecast.model import primitives_gpt as gpt
 from tunecast.model import primitives_heavy as heavy
+from tunecast.model import primitives_routing as routing
 from tunecast.model.architecture import Attention, Layer
 from tunecast.model.context import Step, Tables
 from tunecast.model.litgpt import KIND as KIND
@@ -26,12 +28,16 @@ def block(step: Step, where: str, layer: Layer, x: Tensor, tables: Tables) -> Te
     tape, hidden = step.tape, step.architecture.hidden_size
     entry = norm(step, layer.norm, f"{where}.norm_1", x, hidden)
     mixed = attention(step, f"{where}.attn", layer, entry, tables)
+    if layer.norm_order == "both":
+        mixed = norm(step, layer.norm, f"{where}.post_attention_norm", mixed, hidden)
     below = norm(step, layer.norm, f"{where}.norm_2", x, hidden) if layer.parallel == "norms" else entry
     summed = ops.add(tape, mixed, x, name="residual")
     tape.hold(below)
     if layer.parallel == "none":
         below = norm(step, layer.norm, f"{where}.norm_2", summed, hidden)
     fed = feed_forward(step, f"{where}.mlp", layer, below)
+    if layer.norm_order == "both":
+        fed = norm(step, layer.norm, f"{where}.post_mlp_norm", fed, hidden)
     out = ops.add(tape, fed, summed, name="residual")
     tape.hold(x, mixed, below, fed)
     return out
@@ -77,11 +83,44 @@ def attention(step: Step, where: str, layer: Layer, x: Tensor, tables: Tables) -
         masked=shape.window is not None,
     )
     mask = None if shape.window is None else window_mask(step, q.dtype)
-    mixed = heavy.flash_attention(tape, q, k, v, size, on_gpu=step.platform == "cuda", bias=mask)
+    if shape.softcap:
+        mixed = capped_attention(step, (q, k, v), mask, size)
+    else:
+        mixed = heavy.flash_attention(tape, q, k, v, size, on_gpu=step.platform == "cuda", bias=mask)
     mixed = ops.copy(tape, mixed, name="head_layout")
     out = linear_map(step, where, shape.linears[-1], mixed)
     tape.hold(whole, q, k, v, *turned, mixed)
     return out
+
+
+def capped_attention(
+    step: Step, heads: tuple[Tensor, Tensor, Tensor], mask: Tensor | None, size: heavy.AttentionShape
+) -> Tensor:
+    """Scores capped by a tanh, which no fused kernel has: plain products, an additive mask, a softmax in fp32."""
+    tape, (q, k, v) = step.tape, heads
+    count, length, dim = size.batch * size.heads, size.length, size.head_dim
+    scores = eager.batched_product(tape, "scores", q, k, (count, length, length, dim), b_transposed=True)
+    scaled = eager.capped(tape, ops.scale(tape, scores, name="scores_scale"))
+    tape.hold(scores)
+    mask = causal_mask(step, q.dtype) if mask is None else mask
+    masked = ops.elementwise(tape, "scores_mask", (scaled, mask), scaled.elements, scaled.dtype)
+    masked = tape.record(masked, (scaled,), lambda grad: (grad,))
+    wide = routing.softmax(tape, masked, name="softmax", dtype="fp32")
+    weights = ops.cast(tape, wide, q.dtype, name="softmax_cast")
+    tape.hold(masked)
+    mixed = eager.batched_product(tape, "values", weights, v, (count, length, dim, length), b_transposed=False)
+    tape.hold(weights, mask)
+    return mixed
+
+
+def causal_mask(step: Step, dtype: str) -> Tensor:
+    """Zeros, and above the diagonal minus infinity or the dtype's smallest number."""
+    tape, pairs = step.tape, step.run.max_length**2
+    ones = ops.elementwise(tape, "mask.ones", (), pairs, dtype)
+    part = ops.elementwise(tape, "mask.triangle", (ones,), pairs, dtype)
+    hidden = ops.elementwise(tape, "mask.bool", (part,), pairs, "bool")
+    tape.kernel("mask.fill", Kind.MEMORY, (part, hidden), (part,))
+    return part
 
 
 def window_mask(step: Step, dtype: str) -> Tensor:
@@ -90,19 +129,11 @@ def window_mask(step: Step, dtype: str) -> Tensor:
     tape, length = step.tape, step.run.max_length
     pairs = length * length
 
-    def made(name: str, reads: tuple[Tensor, ...], to: str = dtype) -> Tensor:
-        return ops.elementwise(tape, f"mask.{name}", reads, pairs, to)
-
-    def triangle() -> Tensor:
-        part = made("triangle", (made("ones", ()),))
-        tape.kernel("mask.fill", Kind.MEMORY, (part, made("bool", (part,), "bool")), (part,))
-        return part
-
-    mask = triangle()
+    mask = causal_mask(step, dtype)
     if step.architecture.code != PRESENT:
-        tape.kernel("mask.add", Kind.MEMORY, (mask, triangle()), (mask,))
+        tape.kernel("mask.add", Kind.MEMORY, (mask, causal_mask(step, dtype)), (mask,))
         return mask
-    window = made("full", ())
+    window = ops.elementwise(tape, "mask.full", (), pairs, dtype)
     tape.kernel("mask.row", Kind.MEMORY, (), (window,), n_bytes=window.bytes / 2.0, launches=length)
     tape.hold(mask)
     return window

@@ -7,6 +7,7 @@ from typing import Any
 
 from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.architecture import Architecture
+from tunecast.model.litgpt import is_litgpt
 from tunecast.model.resolve_parallel import Fields
 
 EAGER = "eager"
@@ -16,6 +17,10 @@ def attention_defaults(fields: Fields, architecture: Architecture, defaults: Map
     """The stack's defaults, with eager attention where scores are capped or sinks take part: sdpa knows neither."""
     blocks = [group.layer.attention for group in architecture.groups]
     asked = fields.given.get("attn_implementation")
+    if is_litgpt(architecture):
+        if any(block.softcap for block in blocks):
+            fields.notes.append("LitGPT has no fused attention for capped scores: it writes the scores of all pairs.")
+        return defaults
     if any(block.latent for block in blocks) and asked not in (None, "sdpa"):
         raise NotSupportedError(
             f"--attn-implementation {asked} of {architecture.model_type}'s latent attention has no formulas; "

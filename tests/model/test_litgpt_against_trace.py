@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import pytest
 
-from tunecast.model.architecture import Architecture
+from tunecast.model.architecture import Architecture, LayerGroup
 from tunecast.model.architectures import load_architecture
 from tunecast.model.inventory import step_operations
 from tunecast.model.litgpt import as_litgpt
@@ -38,8 +39,10 @@ def run_of_case(trace: dict[str, Any]) -> tuple[Architecture, Run]:
     case = trace["case"]
     architecture = load_architecture(case["model"])
     if "layers" in case:
-        (group,) = architecture.groups
-        architecture = replace(architecture, groups=(replace(group, count=case["layers"]),))
+        layers = [group.layer for group in architecture.groups for _ in range(group.count)][: case["layers"]]
+        runs = ((layer, len(list(equal))) for layer, equal in groupby(layers))
+        groups = tuple(LayerGroup(layer=layer, count=count) for layer, count in runs)
+        architecture = replace(architecture, groups=groups)
     architecture = as_litgpt(architecture, trace["code"])
     options: dict[str, Any] = {
         "stack": "litgpt",
