@@ -25,6 +25,8 @@ from tunecast.model.configs.run_file import Draft
 from tunecast.model.configs.source import Source
 from tunecast.model.configs.spread import read_fsdp_config, read_fsdp_words
 
+TILES = "chunked_nll"
+"""What stands in for the tiles of logits that TRL makes since 1.15 (``add_fused_lm_head``)."""
 _LORA_FIELDS = ("lora_r", "lora_alpha", "lora_dropout", "lora_target_modules")
 _DTYPE_FIELDS = ("dtype", "torch_dtype", "model_init_kwargs.dtype", "model_init_kwargs.torch_dtype")
 _ATTENTION_FIELDS = ("attn_implementation", "model_init_kwargs.attn_implementation")
@@ -128,11 +130,14 @@ def _checkpointing(source: Source, draft: Draft) -> None:
 
 
 def _loss(source: Source, draft: Draft) -> None:
-    """The loss path; Liger's kernels bring their own, and turn the default back to ``nll``."""
+    """The loss path: TRL's own tiles, or before 1.15 as stated; Liger's kernels turned the default back to ``nll``."""
     stated = source.get("loss_type")
     liger = source.on("use_liger_kernel")
     draft.put("stack", "liger" if liger else "hf-peft", "use_liger_kernel" if liger else None)
-    if liger and stated in (None, "nll"):
+    if source.default("head_is_tiled") and stated != "dft":
+        draft.put("loss_type", TILES, "loss_type" if stated else None)
+        draft.note("TRL since 1.15 makes tiles of the logits whatever loss_type says: chunked_nll stands in for them.")
+    elif liger and stated in (None, "nll"):
         draft.put("loss_type", "liger", "use_liger_kernel")
     elif liger and stated == "chunked_nll":
         raise InputError(f"{source.name}: loss_type chunked_nll does not go with use_liger_kernel; keep one of them.")

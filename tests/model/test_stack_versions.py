@@ -68,7 +68,7 @@ def test_every_range_gives_runs_of_every_method(
 
 def test_nothing_asked_is_the_newest_and_says_so(llama: Architecture) -> None:
     resolved = resolve_run(llama, {"stack": "trl"})
-    assert (resolved.run.stack_version, resolved.origins["stack_version"]) == ("trl >=1.7", "stack-default")
+    assert (resolved.run.stack_version, resolved.origins["stack_version"]) == ("trl >=1.15", "stack-default")
     assert resolve_run(llama, {}).run.stack_version == "transformers >=5.0, peft >=0.12"
 
 
@@ -89,6 +89,7 @@ def test_nothing_asked_is_the_newest_and_says_so(llama: Architecture) -> None:
         ("hf-peft", "4.45", "full", {"dtype": "fp32", "precision": "bf16-autocast"}),
         ("liger", "4.45", "lora", {"loss_type": "liger", "hf_code": "4.45"}),
         ("trl", "1.6.0", "lora", {"loss_type": "nll", "dtype": "fp32", "reentrant": False}),
+        ("trl", "1.16.0", "lora", {"loss_type": "chunked_nll"}),
         ("trl", "1.13", "qlora", {"loss_type": "chunked_nll", "adapter_dtype": "bf16"}),
         ("trl", "0.24", "qlora", {"adapter_dtype": "fp32", "dtype": "bf16", "gradient_checkpointing": True}),
         ("trl", "0.21", "lora", {"gradient_checkpointing": False, "precision": "bf16-autocast"}),

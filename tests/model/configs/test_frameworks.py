@@ -6,7 +6,7 @@ import ast
 import dataclasses
 import importlib.util
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -50,7 +50,7 @@ def test_versions_compare_by_number(version: str, versions: str, inside: bool) -
 
 
 def test_a_version_without_record_is_refused_with_the_recorded_ranges() -> None:
-    with pytest.raises(InputError, match=r"No defaults of TRL 0.12.1 are recorded; recorded are >=1.7; >=0.28,<1.7; "):
+    with pytest.raises(InputError, match=r"No defaults of TRL 0.12.1 are recorded; recorded are >=1.15; >=1.7,<1.15; "):
         framework_range("trl", "0.12.1")
     with pytest.raises(InputError, match="'newest' is no version"):
         framework_range("trl", "newest")
@@ -128,6 +128,7 @@ def test_the_drift_command_compares_what_is_installed_and_names_the_rest(
             raise PackageNotFoundError(package)
         return "1.11.0"
 
+    monkeypatch.setattr(drift, "told_stacks", lambda: False)
     monkeypatch.setattr(drift, "version", version)
     monkeypatch.setattr(drift, "import_module", lambda name: SimpleNamespace(SFTConfig=Newer, ModelConfig=Newer))
     assert drift.main() == 3
@@ -137,6 +138,27 @@ def test_the_drift_command_compares_what_is_installed_and_names_the_rest(
     assert "axolotl: not installed" in err
     monkeypatch.setattr(drift, "version", lambda package: version("absent"))
     assert drift.main() == 0
+
+
+@pytest.mark.parametrize(("stack", "packages"), [("hf-peft", ("transformers", "peft")), ("trl", ("trl",))])
+def test_stacks_are_what_the_installed_packages_do(drift: ModuleType, stack: str, packages: tuple[str, ...]) -> None:
+    for package in packages:
+        pytest.importorskip(package)
+    found = drift.stack_drift(stack)
+    assert [title.split()[1] for title in found] == list(packages)
+    assert not any(found.values())
+
+
+def test_a_stack_is_compared_in_the_range_of_the_installed_version(
+    drift: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An older transformers has other defaults, and what differs from its own range is told."""
+    monkeypatch.setattr(drift, "version", lambda package: "4.52.4" if package == "transformers" else version("absent"))
+    monkeypatch.setitem(drift.PROBES, "transformers", lambda: {"optim": "adamw_torch", "reentrant": False})
+    found = drift.stack_drift("hf-peft")
+    assert found == {
+        "hf-peft: transformers 4.52.4 (>=4.49,<4.54)": ["reentrant: recorded True, installed False"],
+    }
 
 
 def test_defaults_of_the_installed_transformers_are_read_from_its_class(drift: ModuleType) -> None:

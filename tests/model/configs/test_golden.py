@@ -79,7 +79,7 @@ GOLDEN: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
             "per_device_train_batch_size": 2,
             "gradient_accumulation_steps": 8,
             "num_train_epochs": 1,
-            "loss_type": "nll",
+            "loss_type": "chunked_nll",
         },
         {
             "lora_dropout": 0.05,

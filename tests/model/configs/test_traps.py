@@ -45,9 +45,11 @@ def test_2_trl_rank_without_use_peft_is_a_full_fine_tune(read: Read) -> None:
         ("", None, "chunked_nll", "hf-peft"),
         ("", "1.10.0.dev0", "chunked_nll", "hf-peft"),
         ("", "1.6.2", "nll", "hf-peft"),
-        ("loss_type: nll", None, "nll", "hf-peft"),
+        ("loss_type: nll", None, "chunked_nll", "hf-peft"),
+        ("loss_type: nll", "1.14.2", "nll", "hf-peft"),
         ("loss_type: dft", None, "dft", "hf-peft"),
-        ("use_liger_kernel: true", None, "liger", "liger"),
+        ("use_liger_kernel: true", None, "chunked_nll", "liger"),
+        ("use_liger_kernel: true", "1.14.2", "liger", "liger"),
     ],
 )
 def test_3_the_loss_path_of_trl_follows_its_version(
@@ -99,7 +101,7 @@ def test_3_a_loss_path_that_is_not_built_is_refused_by_name_when_the_run_is_reso
 
 def test_3_chunked_loss_and_liger_exclude_each_other(read: Read) -> None:
     with pytest.raises(InputError, match="chunked_nll does not go with use_liger_kernel"):
-        read("trl", "use_liger_kernel: true\nloss_type: chunked_nll")
+        read("trl", "use_liger_kernel: true\nloss_type: chunked_nll", framework_version="1.14")
 
 
 @pytest.mark.parametrize(
