@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from tunecast.model.forecast import Forecast
 
 SCHEMA = "tunecast.run-validation/1"
+TOLD_ONLY = ("stack_version",)
+"""Fields of a run in words: the ranges of versions whose defaults were taken, all of which the run states."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +138,7 @@ def _forecast_anew(record: dict[str, Any], records: list[Path]) -> dict[str, Any
     if record["hardware"]["gpu"] is None:
         raise InputError(f"The record is of {record['hardware']['name']}, which is in no catalog; leave --record out.")
     run = run_from_dict(record["run"])
-    options = {name: getattr(run, name) for name in run.__slots__} | {
+    options = {name: getattr(run, name) for name in run.__slots__ if name not in TOLD_ONLY} | {
         "lora_target_modules": ",".join(run.lora_target_modules) or None, "max_steps": record["max_steps"],
         "allow_long_context": True,
     }  # fmt: skip

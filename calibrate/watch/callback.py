@@ -86,7 +86,7 @@ class TrainingWatch:
         self._try_folder()
         model = kwargs["model"]
         self.watcher = start_watching(self, args, state, model)
-        self._hook = model.register_forward_pre_hook(self._saw, with_kwargs=True)
+        self._hook = model.register_forward_pre_hook(uncompiled(self._saw), with_kwargs=True)
         atexit.register(self._leave_unfinished)
 
     def _try_folder(self) -> None:
@@ -224,6 +224,14 @@ def start_watching(watch: TrainingWatch, args: Any, state: Any, model: Any) -> W
     except Exception as error:  # A job that reads unlike any we know is still measured; why is told and recorded.
         watcher.why_no_forecast = f"the job could not be read ({type(error).__name__}: {error})"
     return watcher
+
+
+def uncompiled(hook: Callable[..., None]) -> Callable[..., None]:
+    """The hook as `torch.compile` leaves it alone: it counts, and a count that changes would be compiled anew."""
+    import torch
+
+    left_alone: Callable[..., None] = torch.compiler.disable(hook)
+    return left_alone
 
 
 def samples_in(kwargs: Mapping[str, Any], watcher: Watcher) -> int | None:

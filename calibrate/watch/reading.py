@@ -173,6 +173,7 @@ def trainer_options(args: Any, base: Any) -> dict[str, Any]:
         "attn_implementation": attention_name(str(getattr(base.config, "_attn_implementation", None) or "sdpa")),
         **checkpointing_options(args, base),
         **loss_options(args),
+        **({"torch_compile": True} if getattr(args, "torch_compile", False) else {}),
     }
 
 

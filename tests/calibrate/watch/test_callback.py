@@ -212,6 +212,25 @@ def test_watching_changes_no_result(tmp_path: Path) -> None:
     assert watched == final_loss([])
 
 
+def test_a_compiled_model_is_compiled_as_without_us(tmp_path: Path) -> None:
+    from torch._dynamo.utils import counters
+
+    def compiled(callbacks: list[Any]) -> dict[str, Any]:
+        torch._dynamo.reset()
+        counters.clear()
+        ids = torch.randint(0, VOCAB, (LENGTH,))
+        args = arguments(tmp_path, torch_compile=True, torch_compile_backend="eager", gradient_checkpointing=False)
+        data = [{"input_ids": ids, "labels": ids}] * 200
+        transformers.Trainer(model=tiny_llama(), args=args, train_dataset=data, callbacks=callbacks).train()
+        return {name: dict(counters[name]) for name in ("frames", "stats", "graph_break", "recompiles")}
+
+    watch = tunecast.TunecastCallback(out=None, tell=lambda _: None)
+    assert compiled([watch]) == compiled([])
+    assert watch.broken is None
+    assert watch.watcher.lengths.batches == 2 * 12
+    assert watch.watcher.job.options["torch_compile"]
+
+
 def job_options(tmp_path: Path, model: Any, **more: Any) -> dict[str, Any]:
     return read_job(arguments(tmp_path, **more), model).options
 
