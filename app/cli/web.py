@@ -13,9 +13,11 @@ def web(
 ) -> None:
     """Open the calculator page on this machine."""
     from tunecast.catalogs.errors import InputError
+    from tunecast.cli.progress import spinner
     from tunecast.web.page import build
 
-    page = build()
+    with spinner("opening the page"):
+        page = build()
     try:
         page.launch(server_name=host, server_port=port, share=False)
     except OSError as error:
