@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tunecast.catalogs.errors import InputError
+from tunecast.model.bounds import MOST_AMOUNT, at_most, check_sizes
 from tunecast.model.dataset import bytes_per_token, read_dataset
 from tunecast.model.rows import Rows, unpacked_rows
 from tunecast.model.run import Run
@@ -33,7 +34,7 @@ def parse_count(text: str | float, *, name: str) -> float:
     count = float(match[1]) * _SUFFIX[match[2].lower()] if match else 0.0
     if not math.isfinite(count) or count < 1:
         raise InputError(f"{name} is {text!r}, which is not a positive amount; type it as 10M, 1.5B, 15T or 250000.")
-    return count
+    return at_most(name, count, MOST_AMOUNT)
 
 
 def resolve_amount(run: Run, options: dict[str, Any]) -> Amount | None:
@@ -42,6 +43,7 @@ def resolve_amount(run: Run, options: dict[str, Any]) -> Amount | None:
     `tokens` are tokens of one epoch. Samples with `mean_tokens` are taken as packed into rows of
     ``max_length``; without it each sample is one row padded to ``max_length``.
     """
+    check_sizes(options)
     rows = unpacked_rows(run, options)
     epochs = options.get("num_train_epochs")
     if epochs is not None and not (math.isfinite(epochs) and epochs > 0):

@@ -15,7 +15,9 @@ from tunecast.model.architecture import Architecture
 from tunecast.model.estimate import forecast
 from tunecast.model.fits import memory_view, probably_fits
 from tunecast.model.forecast import Forecast
+from tunecast.model.losses import head_uses
 from tunecast.model.on_device import resolve_for, target_factors
+from tunecast.model.plans import divisors
 from tunecast.model.question import Question
 from tunecast.model.run import Run
 from tunecast.model.stacks import BUILT
@@ -26,6 +28,8 @@ MOST_SAMPLES = 1 << 14
 """Largest micro-batch that is looked for."""
 MOST_TOKENS = 1 << 22
 """Longest sequence that is looked for in models without a limit of their own."""
+MOST_CHUNKS = 1024
+"""Chunks of a loss that is proposed: each is written down, and with more of them other changes come first."""
 MOST_GPUS = 64
 """Largest job that is proposed."""
 SMALL_STATES = ("adamw_bnb_8bit", "paged_adamw_8bit")
@@ -132,24 +136,31 @@ def candidates(question: Question, target: Target, run: Run) -> Iterator[dict[st
     if run.attn_implementation == "eager":
         yield {"attn_implementation": "sdpa"}
     yield from ({"optim": name} for name in SMALL_STATES if name in BUILT["optimizer"] and name != run.optim)
-    yield from ({"loss_type": name} for name in THRIFTY_LOSSES if name in BUILT["loss"] and run.loss_type == "nll")
+    losses = [name for name in THRIFTY_LOSSES if name in BUILT["loss"] and run.loss_type == "nll"]
+    yield from ({"loss_type": name} for name in losses if head_uses(replace(run, loss_type=name)) <= MOST_CHUNKS)
     yield from ({"method": method} for method in {"full": ("lora", "qlora"), "lora": ("qlora",)}.get(run.method, ()))
-    sized = (smaller_batches(run), more_gpus(run) if target.platform == "cuda" else iter(()))
-    for choices in sized:
-        first = next((options for options in choices if fits_with(question, target, options)), None)
-        if first is not None:
-            yield first
+    yield from smaller_batches(question, target, run)
+    larger = more_gpus(run) if target.platform == "cuda" else iter(())
+    first = next((options for options in larger if fits_with(question, target, options)), None)
+    if first is not None:
+        yield first
 
 
-def smaller_batches(run: Run) -> Iterator[dict[str, Any]]:
-    """Micro-batches that divide this one, with as much more accumulation, the largest first."""
+def smaller_batches(question: Question, target: Target, run: Run) -> Iterator[dict[str, Any]]:
+    """Micro-batches that divide this one, with as much more accumulation: the largest that fits, if one does.
+
+    Memory never falls when the batch grows, so divisors are searched by halves.
+    """
     batch, steps = run.per_device_train_batch_size, run.gradient_accumulation_steps
-    for smaller in range(batch - 1, 0, -1):
-        if batch % smaller == 0:
-            yield {
-                "per_device_train_batch_size": smaller,
-                "gradient_accumulation_steps": steps * batch // smaller,
-            }
+    smaller = divisors(batch)[:-1]
+
+    def option(rank: int) -> dict[str, Any]:
+        size = smaller[rank - 1]
+        return {"per_device_train_batch_size": size, "gradient_accumulation_steps": steps * batch // size}
+
+    best = largest_that(lambda rank: fits_with(question, target, option(rank)), len(smaller)) if smaller else 0
+    if best:
+        yield option(best)
 
 
 def more_gpus(run: Run) -> Iterator[dict[str, Any]]:

@@ -6,6 +6,7 @@ model; checkpointing, and the way several GPUs share the work, are free unless t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -90,7 +91,8 @@ def global_batch(
 
 def divisors(number: int) -> tuple[int, ...]:
     """All divisors, the smallest first."""
-    return tuple(n for n in range(1, number + 1) if number % n == 0)
+    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return tuple(sorted({*small, *(number // n for n in small)}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,8 +14,11 @@ from typing import Any
 from tunecast.catalogs.errors import InputError, NotSupportedError, UnknownNameError
 from tunecast.catalogs.refused import refuse_method
 from tunecast.model.architecture import Architecture
+from tunecast.model.bounds import check_chunks, check_sizes
 from tunecast.model.families import FAMILIES
 from tunecast.model.litgpt import is_litgpt
+from tunecast.model.litgpt_head import CHUNK_TOKENS as LITGPT_CHUNK_TOKENS
+from tunecast.model.losses import head_uses
 from tunecast.model.resolve_adapters import take_variants, todays_name
 from tunecast.model.resolve_attention import attention_defaults
 from tunecast.model.resolve_experts import check_stacked, expert_notes, renamed_targets, stacked_targets
@@ -327,6 +330,7 @@ def resolve_run(
     Impossible combinations raise `InputError`, unbuilt ones `NotSupportedError`.
     """
     check_known(options)
+    check_sizes(options)
     fields = _Fields(options, option_origins or {})
     method = checked_method(fields.take("method", ASSUMED["method"], "assumed"))
     defaults = defaults_of_version(fields, stack_defaults(fields.take("stack", ASSUMED["stack"], "assumed"), method))
@@ -350,5 +354,7 @@ def resolve_run(
     _note_plain_attention(fields, architecture)
     fields.notes.extend(expert_notes(architecture, fields.values))
     run = Run(**{name: fields.values[name] for name in RUN_FIELDS if name in fields.values})
+    rows = run.max_length if run.has_adapters else run.tokens_per_micro_batch
+    check_chunks(-(-rows // LITGPT_CHUNK_TOKENS) if is_litgpt(architecture) else head_uses(run), run)
     origins = {name: fields.origins.get(name, "stack-default") for name in RUN_FIELDS}
     return Resolved(run=run, origins=origins, notes=tuple(fields.notes))

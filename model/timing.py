@@ -14,7 +14,7 @@ from tunecast.model.parallel_offload import HOST_FACTORS
 from tunecast.model.question import Question
 from tunecast.model.resolve import Resolved
 from tunecast.model.run import Run
-from tunecast.model.step_source import model_flops_of, operations_of
+from tunecast.model.step_source import executed_flops_of, model_flops_of, operations_of
 from tunecast.model.target import Target
 from tunecast.model.time import StepTime, step_time
 from tunecast.model.units import TERA
@@ -43,6 +43,14 @@ def timing(question: Question, resolved: Resolved, target: Target, factors: Fact
             f"for example {peak / TERA / 2:.0f}."
         )
     seconds = flops / (question.achieved_tflops * TERA * run.num_gpus)
+    executed = executed_flops_of(question.architecture, run, platform=target.platform, source=question.source)
+    if peak is not None and executed / seconds > peak * run.num_gpus:
+        most = peak / TERA * flops / executed
+        raise InputError(
+            f"--achieved-tflops {question.achieved_tflops:g} of required work is {executed / flops:.2f} times as much "
+            f"with what is recomputed, above the {peak / TERA:g} TFLOP/s dense {run.product_dtype} peak of "
+            f"{target.id}; type at most {math.floor(most * 10) / 10:g}."
+        )
     return StepTime(
         step_time_s=exact(seconds),
         parts_s={"achieved": seconds},

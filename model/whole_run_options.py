@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from tunecast.catalogs.errors import InputError, UnknownNameError
+from tunecast.model.bounds import LEAST_MINUTES, MOST_MINUTES, MOST_OTHER, MOST_RATE, at_most
+from tunecast.model.units import GIGA
 
 PHASES = (
     "start",
@@ -118,7 +120,7 @@ def _at_least(least: float, example: str, *, open_end: bool = False) -> Callable
         if not math.isfinite(number) or number < least or (open_end and number == least):
             limit = f"above {least:g}" if open_end else f"{least:g} or more"
             raise InputError(f"{flag(name)} is {value}, which is not {limit}; type for example {example}.")
-        return number
+        return at_most(flag(name), number, MOST_OTHER)
 
     return read
 
@@ -126,7 +128,7 @@ def _at_least(least: float, example: str, *, open_end: bool = False) -> Callable
 def _count(name: str, value: Any) -> int:
     if isinstance(value, bool) or int(value) != value or value < 1:
         raise InputError(f"{flag(name)} is {value}, which is not a whole number above 0; type for example 4.")
-    return int(value)
+    return int(at_most(flag(name), value, GIGA))
 
 
 def _seed(name: str, value: Any) -> int:
@@ -152,15 +154,17 @@ def _flag(name: str, value: Any) -> bool:
     return bool(value)
 
 
-def pairs(name: str, given: Any, known: Iterable[str], *, least: float, example: str) -> dict[str, float]:
-    """``NAME=X``, repeated, or a mapping; raises InputError for an unknown name or a number below `least`."""
+def pairs(
+    name: str, given: Any, known: Iterable[str], *, least: float, example: str, most: float = MOST_OTHER
+) -> dict[str, float]:
+    """``NAME=X``, repeated, or a mapping; raises InputError for an unknown name or a number out of bounds."""
     texts = [given] if isinstance(given, str) else list(given) if not isinstance(given, Mapping) else []
     items = [text.partition("=")[::2] for text in texts] if texts else list(dict(given or {}).items())
     found: dict[str, float] = {}
     for key, value in items:
         if key not in known:
             raise UnknownNameError(f"name in {flag(name)}", str(key), known, hint=f"There are {', '.join(known)}.")
-        found[key] = _pair_value(name, key, value, least, example)
+        found[key] = at_most(f"{flag(name)} {key}", _pair_value(name, key, value, least, example), most)
     return found
 
 
@@ -177,13 +181,13 @@ def _pair_value(name: str, key: str, value: Any, least: float, example: str) -> 
 
 def _phase_min(name: str, given: Any) -> dict[str, float]:
     known = tuple(phase for phase in PHASES if phase not in FIXED_PHASES)
-    return pairs(name, given, known, least=0.0, example="setup=5")
+    return pairs(name, given, known, least=0.0, example="setup=5", most=MOST_MINUTES)
 
 
 def _phase_rate(name: str, given: Any) -> dict[str, float]:
     from tunecast.model.phase_rates import rate_names
 
-    return pairs(name, given, rate_names(), least=SMALLEST, example="network_mb_per_s=500")
+    return pairs(name, given, rate_names(), least=SMALLEST, example="network_mb_per_s=500", most=MOST_RATE)
 
 
 def _phase_machine(name: str, given: Any) -> dict[str, float]:
@@ -194,7 +198,8 @@ def _data_location(name: str, given: Any) -> tuple[str, float]:
     place, rate = given if isinstance(given, tuple) else str(given).partition("=")[::2]
     if not str(place).strip():
         raise InputError(f"{flag(name)} {given} names no place; type for example s3=200.")
-    return str(place), _pair_value(name, str(place), rate, SMALLEST, "s3=200")
+    number = _pair_value(name, str(place), rate, SMALLEST, "s3=200")
+    return str(place), at_most(f"{flag(name)} {place}", number, MOST_RATE)
 
 
 def _export(name: str, value: Any) -> str:
@@ -210,9 +215,10 @@ def _interval(name: str, value: Any) -> float | str:
         number = float(value)
     except ValueError:
         number = math.nan
-    if not (math.isfinite(number) and number > 0):
-        raise InputError(f"{flag(name)} is {value!r}, which is not minutes above 0, auto or none; type for example 30.")
-    return number
+    if not (math.isfinite(number) and number >= LEAST_MINUTES):
+        least = f"minutes of at least {LEAST_MINUTES:g}"
+        raise InputError(f"{flag(name)} is {value!r}, which is not {least}, auto or none; type for example 30.")
+    return at_most(flag(name), number, MOST_MINUTES)
 
 
 def _monthly(name: str, value: Any) -> float:

@@ -27,7 +27,9 @@ from tunecast.model.fitting import (
     suggestions,
     what_would_fit,
 )
+from tunecast.model.plans import divisors
 from tunecast.model.question import Question
+from tunecast.model.resolve import resolve_run
 from tunecast.model.run import Run
 from tunecast.model.target import Target, resolve_targets
 
@@ -147,7 +149,7 @@ def test_searched_options_say_so(make: Make) -> None:
     found = forecast(asked, target)
     assert found.verdict in ("fits", "tight")
     assert f"--max-length {found.run.max_length} is the largest" in note
-    assert found.run_origins["max_length"] == "assumed"
+    assert found.run_origins["max_length"] == "searched"
 
 
 def test_nothing_fits_is_said(make: Make) -> None:
@@ -171,3 +173,16 @@ def test_a_way_out_over_machines_whose_network_is_unknown_is_no_way_out() -> Non
     assert "num_gpus" not in {name for change in what_would_fit(question, target) for name in change.options}
     joined = replace(question, options={**options, "internode_gbps": 100.0})
     assert "num_gpus" in {name for change in what_would_fit(joined, target) for name in change.options}
+
+
+def test_a_huge_batch_is_asked_about_as_fast_as_a_small_one(make: Make) -> None:
+    """Divisors by hand: of 360 there are (3 + 1)(2 + 1)(1 + 1) = 24, of a prime 2, of 10^12 13 x 13 = 169."""
+    assert [len(divisors(number)) for number in (1, 360, 10**6 + 3, 10**12)] == [1, 24, 2, 169]
+    assert divisors(36) == (1, 2, 3, 4, 6, 9, 12, 18, 36)
+    question = Question(architecture=make("llama-3.1-8b"), options={"per_device_train_batch_size": 10**6})
+    (change, *_) = what_would_fit(question, card("h100-sxm5-80gb"))
+    batch = change.options["per_device_train_batch_size"]
+    assert batch * change.options["gradient_accumulation_steps"] == 10**6
+    larger = next(d for d in divisors(10**6) if d > batch)
+    run = resolve_run(question.architecture, {"per_device_train_batch_size": larger}).run
+    assert not run_fits(question.architecture, run, card("h100-sxm5-80gb"))

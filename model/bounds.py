@@ -1,0 +1,87 @@
+"""Sizes that mean something: beyond them an option is refused with its bound, not computed until a number overflows.
+
+Bounds are far outside anything that was ever done (the longest context, the largest cluster, the largest corpus), so
+that they only catch slips of the keyboard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tunecast.catalogs.errors import InputError
+from tunecast.model.run import Run
+from tunecast.model.units import GIGA, MEGA, TERA
+
+MOST_AMOUNT = MEGA * TERA
+"""Tokens or samples: the largest corpora have some 10**14 tokens."""
+MOST_USD_PER_H = MEGA
+LEAST_MINUTES = 1e-3
+"""Between checkpoints."""
+MOST_MINUTES = 100 * MEGA
+"""Of a phase: about 190 years."""
+MOST_RATE = 1000 * TERA
+"""Of a phase, in the unit of its name."""
+MOST_OTHER = TERA
+"""Of what is around training: watts, dollars, days."""
+MOST_CHUNKS_WRITTEN = 8192
+"""Chunks of a loss that are written down one by one."""
+
+WHOLE: Mapping[str, int] = {
+    "max_length": 10**8,
+    "per_device_train_batch_size": 10**6,
+    "gradient_accumulation_steps": 10**7,
+    "num_gpus": 10**6,
+    "gpus_per_node": 10**6,
+    "tp": 10**6,
+    "pp": 10**6,
+    "cp": 10**6,
+    "pp_interleave": 10**6,
+    "checkpoint_every": 10**6,
+    "gptq_group_size": 10**9,
+    "dataloader_num_workers": 10**5,
+    "max_steps": 10**15,
+    "max_gpus": 10**6,
+    "global_batch": 10**10,
+}
+"""Largest value of each whole number."""
+REAL: Mapping[str, tuple[float, float]] = {
+    "num_train_epochs": (1e-6, MEGA),
+    "internode_gbps": (1e-3, MEGA),
+    "mean_tokens": (1.0, GIGA),
+    "bytes_per_token": (1e-3, MEGA),
+}
+"""Least and largest value of each other number."""
+
+
+def check_sizes(options: Mapping[str, Any]) -> None:
+    """Raise InputError for the first option beyond its bounds; what is no number is left to its own reader."""
+    for name, value in options.items():
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            continue
+        if name in WHOLE and value > WHOLE[name]:
+            raise InputError(f"{_flag(name)} is {value:g}, beyond {WHOLE[name]:,}, the most that is forecast.")
+        least, most = REAL.get(name, (value, value))
+        if not least <= value <= most and value > 0:
+            raise InputError(f"{_flag(name)} is {value:g}, which is not between {least:g} and {most:,.0f}.")
+
+
+def at_most(flag: str, value: float, most: float) -> float:
+    """`value`, unless it is beyond `most`."""
+    if value > most:
+        raise InputError(f"{flag} is {value:g}, beyond {most:,.0f}, the most that is forecast.")
+    return value
+
+
+def check_chunks(chunks: int, run: Run) -> None:
+    """Refuse a loss in more chunks than are written down."""
+    if chunks > MOST_CHUNKS_WRITTEN:
+        raise InputError(
+            f"The loss of {run.per_device_train_batch_size:,} x {run.max_length:,} tokens takes {chunks:,} chunks with "
+            f"--stack {run.stack} and --loss-type {run.loss_type}, and at most {MOST_CHUNKS_WRITTEN:,} are forecast; "
+            "lower --per-device-train-batch-size or --max-length."
+        )
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
