@@ -22,10 +22,14 @@ POSITIONS_LEFT = {"last": 1, "second last": 2}
 """Layers that have run backward by the end of one so far from the end of the stack."""
 
 
+def fetches_ahead(architecture: Architecture, run: Run) -> bool:
+    """Whether FSDP 1 gathers the next layer of the backward before the present one is done, as it does by default."""
+    return is_litgpt(architecture) and run.num_gpus > 1 and run.sharding == "fsdp" and run.fsdp_version == 1
+
+
 def has_flat_gradients(architecture: Architecture, run: Run) -> bool:
     """Whether adapters sit in flat parameters of FSDP 1."""
-    sharded = run.num_gpus > 1 and run.sharding == "fsdp" and run.fsdp_version == 1
-    return is_litgpt(architecture) and sharded and run.has_adapters
+    return fetches_ahead(architecture, run) and run.has_adapters
 
 
 def layers_behind(architecture: Architecture, moment: str, position: str) -> int:
@@ -43,8 +47,9 @@ def flat_bytes(architecture: Architecture, run: Run, moment: str, position: str)
     Gradients of the micro-batches before are there all the time, unless each is reduced or, in the oldest code, the
     longest sample is the first.
     """
+    inside = moment == "backward" and position != "outside"
     if not has_flat_gradients(architecture, run):
-        return 0, 0
+        return 0, layer_bytes(architecture, run) * (inside and fetches_ahead(architecture, run))
     layers = architecture.num_layers
     whole = sum(
         group.count * one_layer_bytes(group.layer, architecture.hidden_size, run) for group in architecture.groups
@@ -56,5 +61,4 @@ def flat_bytes(architecture: Architecture, run: Run, moment: str, position: str)
     kept = whole * behind // layers
     if not accumulates:
         kept = share(kept, run.num_gpus)
-    inside = moment == "backward" and position != "outside"
     return kept, FLAT_BUFFERS * layer_bytes(architecture, run) * inside

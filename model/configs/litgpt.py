@@ -145,6 +145,7 @@ def _software(source: Source, draft: Draft, gpus: int) -> None:
     if gpus > 1:
         draft.put("reentrant", False)
         draft.put("sharding", "fsdp")
+        draft.put("fsdp_version", 1 if draft.options["method"] == "full" else 2)
         if draft.options["method"] == "qlora":
             raise InputError(f"{source.name}: LitGPT does not quantize on {gpus} GPUs; set devices: 1.")
     draft.put("attn_implementation", source.default("attn_implementation"))

@@ -15,6 +15,7 @@ from tunecast.model.architecture import Architecture
 from tunecast.model.configs.axolotl import KERNELS
 from tunecast.model.configs.merge import merge_options
 from tunecast.model.configs.read import read_mapping
+from tunecast.model.litgpt import STACK
 from tunecast.model.question import RUN_OPTIONS_ELSEWHERE
 from tunecast.model.resolve import adaptable_modules, resolve_run
 from tunecast.model.run import Run
@@ -210,6 +211,8 @@ WRITERS: dict[str, Callable[[Architecture, Run, int], Mapped]] = {
 
 def config_for(kind: str, architecture: Architecture, run: Run, steps: int) -> Mapped:
     """The training file of a run; layouts that none of the three can say are refused."""
+    if run.stack == STACK:
+        raise NotSupportedError(f"A {kind} file of a run by LitGPT's code is another run; leave --stack {STACK} out.")
     if run.tp * run.pp * run.cp > 1 or run.offload != "none":
         raise NotSupportedError(
             "A training file with tensor, pipeline or context parallelism or offloading is not built yet; "
