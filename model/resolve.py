@@ -212,12 +212,19 @@ def _dtypes(fields: _Fields, defaults: Mapping[str, Any], *, gpu_has_bf16: bool)
     """Storage and arithmetic of the base; a card without bf16 gets fp16 and a note."""
     dtype = fields.take("dtype", defaults["dtype"], "stack-default")
     fields.values["dtype"] = one_of("dtype", DTYPE_ALIASES.get(dtype, dtype), DTYPES)
-    one_of("precision", fields.take("precision", defaults["precision"], "stack-default"), PRECISIONS)
+    precision = one_of("precision", fields.take("precision", defaults["precision"], "stack-default"), PRECISIONS)
+    if "precision" in fields.given and "dtype" not in fields.given and _whole_base(fields) and precision in DTYPES:
+        fields.put("dtype", precision, fields.origins["precision"])  # without autocast weights decide the arithmetic
     if not gpu_has_bf16:
         _fall_back_to_fp16(fields)
     check_compute_dtype(fields.values)
     if fields.values["upcast_non_quantized"]:
         _upcast(fields)
+
+
+def _whole_base(fields: _Fields) -> bool:
+    """Whether the base is stored in floating-point numbers."""
+    return fields.values["bnb_4bit_quant_type"] is None and fields.values["quant_method"] is None
 
 
 def _upcast(fields: _Fields) -> None:

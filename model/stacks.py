@@ -35,9 +35,10 @@ UNBUILT = {
     "optimizer": (
         "adagrad", "adalomo", "adamw_anyprecision", "adamw_apex_fused",
         "adamw_torch_4bit", "adamw_torch_8bit", "adamw_torch_npu_fused", "adamw_torch_xla", "ademamix",
-        "ademamix_8bit", "apollo_adamw", "galore_adafactor", "galore_adamw", "galore_adamw_8bit", "grokadamw",
+        "ademamix_8bit", "apollo_adamw", "apollo_adamw_layerwise", "galore_adafactor", "galore_adafactor_layerwise",
+        "galore_adamw", "galore_adamw_8bit", "galore_adamw_8bit_layerwise", "galore_adamw_layerwise", "grokadamw",
         "lomo", "muon", "paged_ademamix_32bit",
-        "paged_ademamix_8bit", "rmsprop", "rmsprop_bnb", "schedule_free_adamw",
+        "paged_ademamix_8bit", "rmsprop", "rmsprop_bnb", "rmsprop_bnb_32bit", "rmsprop_bnb_8bit", "schedule_free_adamw",
         "schedule_free_radam", "schedule_free_sgd", "stable_adamw",
     ),
     "attention": ("flash_attention_3", "flex_attention", "xformers"),

@@ -127,9 +127,23 @@ def test_bad_input_is_one_sentence(llama: Architecture, options: dict[str, Any],
     assert caught.value.exit_code == 2
 
 
+def test_without_autocast_weights_are_what_the_arithmetic_is_asked_to_be(llama: Architecture) -> None:
+    for precision in ("fp32", "fp16", "bf16"):
+        assert resolve_run(llama, {"precision": precision}).run.dtype == precision
+        assert resolve_run(llama, {"precision": precision, "stack": "trl"}).run.dtype == precision
+    assert resolve_run(llama, {"precision": "fp32", "dtype": "bf16"}).run.dtype == "bf16"
+    assert resolve_run(llama, {"precision": "fp16-autocast"}).run.dtype == "bf16"
+
+
+def test_every_optimizer_of_the_trainer_is_built_or_named() -> None:
+    names = pytest.importorskip("transformers.training_args").OptimizerNames
+    assert {name.value for name in names} <= {*BUILT["optimizer"], *UNBUILT["optimizer"]}
+
+
 @pytest.mark.parametrize(
     ("options", "name"),
     [
+        ({"optim": "galore_adamw_8bit_layerwise"}, "galore_adamw_8bit_layerwise"),
         ({"stack": "ms-swift"}, "ms-swift"),
         ({"offload": "nvme"}, "--offload nvme"),
         ({"num_gpus": 8, "sharding": "hsdp"}, "hsdp"),
