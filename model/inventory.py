@@ -24,6 +24,7 @@ from tunecast.model.parallel import (
 from tunecast.model.parallel_offload import host_operations
 from tunecast.model.run import Run
 from tunecast.model.sharding import communication_operations, shard_gpus, shards_of
+from tunecast.model.stages import is_uneven, stages_counted
 from tunecast.model.step import repetitions, shallow_depth, write_step
 from tunecast.model.tape import Event
 
@@ -62,12 +63,22 @@ def merged(events: Iterable[tuple[Event, int]]) -> list[Operation]:
 def step_operations(architecture: Architecture, run: Run, *, platform: str = "cuda") -> tuple[Operation, ...]:
     """Everything one GPU executes in one optimizer step, recomputation and collectives included.
 
-    Of a pipeline, the GPU that has most to do: one of the last stage, which has the head.
+    Of a pipeline, the GPU that has most to do: one of the last stage, which has the head, unless it lacks layers.
     `platform` is ``cuda`` or ``cpu``: they differ in 4-bit adapters and in how the optimizer batches.
     """
     if is_split(run):
-        return part_operations(architecture, run, run.pp - 1, platform=platform)
+        return part_operations(architecture, run, busiest_stage(architecture, run, platform), platform=platform)
     return whole_operations(architecture, run, platform=platform)
+
+
+def busiest_stage(architecture: Architecture, run: Run, platform: str = "cuda") -> int:
+    """The stage with most FLOPs: the last one where all have as many layers."""
+    last = run.pp - 1
+    if not is_uneven(architecture.num_layers, run):
+        return last
+    stages = [stage for stage, _ in stages_counted(run)]
+    work = {stage: total_flops(part_operations(architecture, run, stage, platform=platform)) for stage in stages}
+    return max(stages, key=lambda stage: work[stage])
 
 
 @lru_cache(maxsize=256)

@@ -8,7 +8,7 @@ Sources: Shoeybi et al. 2019 (arXiv 1909.08053) and Korthikanti et al. 2022 (arX
 Narayanan et al. 2021 (arXiv 2104.04473) for 1F1B and interleaving; Liu et al. 2023 (Ring Attention, arXiv
 2310.01889) and Jacobs et al. 2023 (DeepSpeed Ulysses, arXiv 2309.14509) for context parallelism.
 Asynchronous tensor parallelism exchanges beside the products (PyTorch's ``_micro_pipeline_tp``).
-Left out: that its products are smaller, uneven stages, expert parallelism, FP8 communication.
+Left out: that its products are smaller, expert parallelism, FP8 communication.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from tunecast.model.architecture import Architecture, Attention, Layer, LayerGro
 from tunecast.model.operation import Kind, Operation, Phase
 from tunecast.model.primitives import attention_flops
 from tunecast.model.run import Run
+from tunecast.model.stages import FIRST_STAGE, stage_range
+from tunecast.model.stages import stages_counted as stages_counted
 from tunecast.model.units import DTYPE_BYTES
 
-FIRST_STAGE = 0
 LOSS_BYTES_PER_TOKEN = 3 * 4
 """Of a loss over a split vocabulary: the maximum, the sum of exponentials and the label's logit, in fp32."""
 
@@ -81,10 +82,9 @@ def stage_groups(groups: Iterable[LayerGroup], start: int, stop: int) -> tuple[L
 
 def local_architecture(architecture: Architecture, run: Run, stage: int) -> Architecture:
     """The shapes on one GPU of a pipeline stage."""
-    per_stage = architecture.num_layers // run.pp
     groups = architecture.groups
     if run.pp > 1:
-        groups = stage_groups(groups, stage * per_stage, (stage + 1) * per_stage)
+        groups = stage_groups(groups, *stage_range(architecture.num_layers, run.pp, stage))
     if run.tp > 1:
         groups = tuple(replace(group, layer=split_layer(group.layer, run.tp)) for group in groups)
     return replace(
@@ -111,14 +111,6 @@ def local_run(run: Run) -> Run:
         pp_interleave=1,
         cp=1,
     )
-
-
-def stages_counted(run: Run) -> tuple[tuple[int, int], ...]:
-    """Stages that differ, each with how many are like it: first, middle, last."""
-    if run.pp == 1:
-        return ((FIRST_STAGE, 1),)
-    middle = ((1, run.pp - 2),) if run.pp > 2 else ()
-    return ((FIRST_STAGE, 1), *middle, (run.pp - 1, 1))
 
 
 def members_per_node(run: Run, group: int, stride: int) -> int:
@@ -176,7 +168,7 @@ def exchange_operations(architecture: Architecture, run: Run, stage: int) -> lis
     if run.pp > 1:
         found += stage_operations(architecture, run, stage)
     if run.cp > 1:
-        found += context_operations(architecture, run)
+        found += context_operations(architecture, run, stage)
     return found
 
 
@@ -219,7 +211,7 @@ def stage_operations(architecture: Architecture, run: Run, stage: int) -> list[O
     return ahead + back
 
 
-def context_operations(architecture: Architecture, run: Run) -> list[Operation]:
+def context_operations(architecture: Architecture, run: Run, stage: int) -> list[Operation]:
     """Keys and values around a ring beside the attention, or heads exchanged for tokens before and after it.
 
     Ring: cp - 1 passes of a GPU's keys and values forward, of them and their gradients backward. Ulysses: queries,
@@ -231,7 +223,7 @@ def context_operations(architecture: Architecture, run: Run) -> list[Operation]:
     if run.gradient_checkpointing:
         phases.append((Phase.RECOMPUTE, 1))
     found = []
-    for group in stage_groups(architecture.groups, 0, architecture.num_layers // run.pp):
+    for group in stage_groups(architecture.groups, *stage_range(architecture.num_layers, run.pp, stage)):
         block = group.layer.attention
         kv_width = 2 * max(1, block.num_kv_heads // run.tp) * block.head_dim
         q_width = 2 * block.num_heads // run.tp * block.head_dim

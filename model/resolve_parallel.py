@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.architecture import Architecture
 from tunecast.model.stacks import built_choice, one_of
+from tunecast.model.stages import stage_layers
 
 CP_KINDS = ("ring", "ulysses")
 OFFLOADS = ("none", "optimizer", "all")
@@ -63,6 +64,7 @@ def take_parallel(fields: Fields, architecture: Architecture, whole_number: Call
     take_sharding(fields)
     check_tensor_parallel(architecture, fields.values, dora=bool(fields.given.get("use_dora")))
     check_pipeline(architecture, fields.values)
+    note_stages(fields, architecture)
     check_context_parallel(architecture, fields.values)
     check_offload(fields.values)
 
@@ -183,16 +185,17 @@ def check_tensor_parallel(architecture: Architecture, values: Mapping[str, Any],
 
 
 def check_pipeline(architecture: Architecture, values: Mapping[str, Any]) -> None:
-    """Every stage has the same number of whole layers."""
+    """Every stage has whole layers, equally many but for the first and the last (`stages.py`)."""
     pp, chunks = values["pp"], values["pp_interleave"]
     if chunks > 1 and pp == 1:
         raise InputError(f"--pp-interleave {chunks} needs --pp above 1; add --pp 4 or leave it out.")
     if pp == 1:
         return
-    if architecture.num_layers % (pp * chunks):
+    first, middle, last = stage_layers(architecture.num_layers, pp)
+    if min(first, last) < 1 or middle % chunks:
         raise InputError(
-            f"--pp {pp} x --pp-interleave {chunks} does not divide the {architecture.num_layers} layers of "
-            f"{architecture.name}; use a divisor."
+            f"--pp {pp} x --pp-interleave {chunks} cannot deal out the {architecture.num_layers} layers of "
+            f"{architecture.name}: stages between the first and the last would have {middle}; use fewer of either."
         )
     if architecture.tie_word_embeddings:
         raise NotSupportedError(
@@ -203,6 +206,18 @@ def check_pipeline(architecture: Architecture, values: Mapping[str, Any]) -> Non
         raise InputError(
             f"--sharding {values['sharding']} reduces gradients at every micro-batch, which DeepSpeed refuses with "
             "--pp; use --sharding zero1, ddp or fsdp."
+        )
+
+
+def note_stages(fields: Fields, architecture: Architecture) -> None:
+    """Say how layers are dealt out where stages differ, and of which stage the figures are."""
+    pp = fields.values["pp"]
+    if architecture.num_layers % pp:
+        first, middle, last = stage_layers(architecture.num_layers, pp)
+        between = f", {middle} in each between" if pp > 2 else ""
+        fields.notes.append(
+            f"{architecture.num_layers} layers over {pp} stages: {first} in the first{between}, {last} in the last. "
+            "Time is that of the stage with most work, memory that of the stage that needs most."
         )
 
 

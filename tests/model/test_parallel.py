@@ -208,7 +208,7 @@ def test_sharding_runs_over_the_gpus_that_share_the_shapes(make: Make, run_of: R
     [
         ({"num_gpus": 8, "tp": 3}, r"--tp 3 x --pp 1 x --cp 1 takes 3 GPUs.*multiple of 3"),
         ({"num_gpus": 16, "tp": 16}, r"--tp 16 must divide the 8 GPUs"),
-        ({"num_gpus": 3, "pp": 3}, r"--pp 3 .*32 layers"),
+        ({"num_gpus": 20, "pp": 20}, r"--pp 20 .*32 layers"),
         ({"num_gpus": 8, "pp_interleave": 2}, r"--pp-interleave 2 needs --pp"),
         ({"num_gpus": 16, "cp": 16, "cp_kind": "ulysses", "gpus_per_node": 16}, r"8 key-value heads.*--cp-kind ring"),
         ({"num_gpus": 4, "tp": 4, "sharding": "fsdp"}, r"lower --tp or --pp, or leave --sharding out"),
