@@ -71,6 +71,7 @@ def trl_file(architecture: Architecture, run: Run, steps: int) -> Mapped:
         "lora_r": run.lora_r,
         "lora_dropout": run.lora_dropout,
         "lora_target_modules": targets(architecture, run) or "all-linear",
+        "lora_modules_to_save": list(run.modules_to_save) or None,
         "use_dora": run.use_dora or None,
         "use_rslora": run.use_rslora or None,
     }
@@ -117,6 +118,7 @@ def axolotl_file(architecture: Architecture, run: Run, steps: int) -> Mapped:
         "lora_dropout": run.lora_dropout,
         "lora_target_linear": True if named is None else None,
         "lora_target_modules": named,
+        "lora_modules_to_save": list(run.modules_to_save) or None,
         "peft_use_dora": run.use_dora or None,
         "peft_use_rslora": run.use_rslora or None,
         **({} if run.stack == "axolotl" else dict.fromkeys(KERNELS, False)),
@@ -162,6 +164,7 @@ def llama_factory_file(architecture: Architecture, run: Run, steps: int) -> Mapp
         "lora_rank": run.lora_r,
         "lora_dropout": run.lora_dropout,
         "lora_target": "all" if named is None else ",".join(named),
+        "additional_target": ",".join(run.modules_to_save) or None,
         "use_dora": run.use_dora or None,
         "use_rslora": run.use_rslora or None,
     }

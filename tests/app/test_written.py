@@ -37,6 +37,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "lora-fsdp": {"method": "lora", "num_gpus": 8, "sharding": "fsdp", "lora_r": 64},
     "full": {"method": "full", "attn_implementation": "flash_attention_2", "optim": "adamw_torch_fused"},
     "full-fsdp": {"method": "full", "num_gpus": 8, "sharding": "fsdp", "reentrant": True},
+    "lora-saved": {"method": "lora", "modules_to_save": "embed_tokens,lm_head"},
     "lora-fp16": {"method": "lora", "precision": "fp16-autocast", "dtype": "fp16"},
 }
 DEEPSPEED = {"precision": "bf16", "adapter_dtype": "bf16"}
@@ -47,6 +48,7 @@ ADMITTED: dict[tuple[str, str], dict[str, Any]] = {
     ("trl", "qlora"): {"adapter_dtype": "bf16"},  # TRL casts the adapters of a 4-bit base
     ("trl", "lora-zero2"): DEEPSPEED,
     ("axolotl", "lora-zero2"): DEEPSPEED,
+    ("llama-factory", "lora-saved"): {"modules_to_save_dtype": "fp32"},  # it raises all that trains
     ("llama-factory", "lora-zero2"): DEEPSPEED,
 }
 
