@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_models import LENGTH, VOCAB, lora, same_samples, tiny_llama
 
 import tunecast
 from tunecast.calibrate.watch.clock import StepClock
@@ -22,21 +23,6 @@ transformers = pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")
 
 RECORDS = Path(__file__).resolve().parents[3] / "results" / "records"
-LENGTH = 64
-VOCAB = 512
-
-
-def tiny_llama() -> Any:
-    config = transformers.LlamaConfig(
-        hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        vocab_size=VOCAB, max_position_embeddings=256,
-    )  # fmt: skip
-    return transformers.LlamaForCausalLM(config).to(torch.bfloat16)
-
-
-def lora(model: Any, **more: Any) -> Any:
-    config = {"r": 4, "target_modules": ["q_proj", "down_proj"], "task_type": "CAUSAL_LM", "lora_dropout": 0.1, **more}
-    return peft.get_peft_model(model, peft.LoraConfig(**config))
 
 
 def arguments(folder: Path, **more: Any) -> Any:
@@ -48,11 +34,8 @@ def arguments(folder: Path, **more: Any) -> Any:
     return transformers.TrainingArguments(output_dir=str(folder / "out"), **settings)
 
 
-def trained(model: Any, args: Any, watch: Any) -> Any:
-    ids = torch.randint(0, VOCAB, (LENGTH,))
-    trainer = transformers.Trainer(
-        model=model, args=args, train_dataset=[{"input_ids": ids, "labels": ids}] * 200, callbacks=[watch]
-    )
+def trained(model: Any, args: Any, *callbacks: Any) -> Any:
+    trainer = transformers.Trainer(model=model, args=args, train_dataset=same_samples(200), callbacks=[*callbacks])
     trainer.train()
     return trainer
 
@@ -172,10 +155,10 @@ def interrupted_at(step: int) -> Any:
 @pytest.mark.usefixtures("short_windows")
 def test_an_interrupted_job_leaves_its_record_and_its_hook_does_not_count_into_the_next(tmp_path: Path) -> None:
     watch = tunecast.TunecastCallback(out=tmp_path / "records", tell=lambda _: None)
-    ids, interrupt = torch.randint(0, VOCAB, (LENGTH,)), interrupted_at(9)
+    interrupt = interrupted_at(9)
     trainer = transformers.Trainer(
         model=lora(tiny_llama()), args=arguments(tmp_path, save_strategy="steps", save_steps=6),
-        train_dataset=[{"input_ids": ids, "labels": ids}] * 200, callbacks=[watch, interrupt],
+        train_dataset=same_samples(200), callbacks=[watch, interrupt],
     )  # fmt: skip
     with pytest.raises(StopEarlyError):
         trainer.train()
@@ -218,10 +201,8 @@ def test_a_compiled_model_is_compiled_as_without_us(tmp_path: Path) -> None:
     def compiled(callbacks: list[Any]) -> dict[str, Any]:
         torch._dynamo.reset()
         counters.clear()
-        ids = torch.randint(0, VOCAB, (LENGTH,))
         args = arguments(tmp_path, torch_compile=True, torch_compile_backend="eager", gradient_checkpointing=False)
-        data = [{"input_ids": ids, "labels": ids}] * 200
-        transformers.Trainer(model=tiny_llama(), args=args, train_dataset=data, callbacks=callbacks).train()
+        trained(tiny_llama(), args, *callbacks)
         return {name: dict(counters[name]) for name in ("frames", "stats", "graph_break", "recompiles")}
 
     watch = tunecast.TunecastCallback(out=None, tell=lambda _: None)

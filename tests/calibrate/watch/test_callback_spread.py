@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_models import LENGTH, same_samples, tiny_llama
 from typer.testing import CliRunner
 
 import tunecast
@@ -73,22 +74,14 @@ def test_tokens_are_those_of_all_processes_counted_once(processes: list[dict[str
     assert (record["run"]["num_gpus"], record["run"]["sharding"]) == (PROCESSES, "ddp")
 
 
-def tiny_llama() -> Any:
-    config = transformers.LlamaConfig(
-        hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        vocab_size=512, max_position_embeddings=256,
-    )  # fmt: skip
-    return transformers.LlamaForCausalLM(config).to(torch.bfloat16)
-
-
 def trainer_of(folder: Path, *callbacks: Any, **more: Any) -> Any:
-    ids = torch.randint(0, 512, (64,))
     args = transformers.TrainingArguments(
         output_dir=str(folder / "out"), max_steps=12, per_device_train_batch_size=2, bf16=True, use_cpu=True,
         report_to=[], save_strategy="steps", save_steps=6, disable_tqdm=True, **more,
     )  # fmt: skip
-    data = [{"input_ids": ids, "labels": ids}] * 40
-    return transformers.Trainer(model=tiny_llama(), args=args, train_dataset=data, callbacks=list(callbacks))
+    return transformers.Trainer(
+        model=tiny_llama(), args=args, train_dataset=same_samples(40), callbacks=list(callbacks)
+    )
 
 
 @pytest.fixture
@@ -108,7 +101,7 @@ def test_a_resumed_job_is_measured_over_its_own_steps(tmp_path: Path) -> None:
     record = read_run_record(watch.written)
     assert (record["steps"], record["max_steps"]) == (6, 12)
     assert sum(window["steps"] for window in record["windows"]) == 6 - 3
-    assert all(window["tokens"] == 2 * 64 * window["steps"] for window in record["windows"])
+    assert all(window["tokens"] == 2 * LENGTH * window["steps"] for window in record["windows"])
     assert "step 12/12" in lines[-2]
     done = CliRunner().invoke(program, ["validate", str(watch.written), "--json"])
     assert done.exit_code == 0, done.output

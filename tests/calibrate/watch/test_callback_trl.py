@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_models import LENGTH, VOCAB, tiny_llama
 
 import tunecast
 from tunecast.calibrate.watch.clock import StepClock
@@ -27,7 +28,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),
 ]
 RECORDS = sorted((Path(__file__).resolve().parents[3] / "results" / "records").glob("cpu_*.json"))
-VOCAB = 512
 STEPS = 8
 
 
@@ -56,19 +56,11 @@ def texts() -> Any:
     )
 
 
-def tiny_llama() -> Any:
-    config = transformers.LlamaConfig(
-        hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        vocab_size=VOCAB, max_position_embeddings=256,
-    )  # fmt: skip
-    return transformers.LlamaForCausalLM(config).to(torch.bfloat16)
-
-
 def config(folder: Path, **more: Any) -> Any:
     settings = {
         "max_steps": STEPS, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "bf16": True,
         "report_to": [], "use_cpu": True, "save_strategy": "no", "logging_steps": 4, "disable_tqdm": True,
-        "max_length": 64, **more,
+        "max_length": LENGTH, **more,
     }  # fmt: skip
     return trl.SFTConfig(output_dir=str(folder / "out"), **settings)
 
