@@ -33,8 +33,8 @@ def asked_question(
     from tunecast.calibrate.watch.observations import refuse_unused, split_records
     from tunecast.catalogs.price_book import price_book
     from tunecast.model.experts_modules import of_age
-    from tunecast.model.litgpt import of_stack
     from tunecast.model.question import Question
+    from tunecast.model.resolve_litgpt import of_stack
     from tunecast.model.target import resolve_targets
     from tunecast.model.whole_run_options import split_whole_run
 

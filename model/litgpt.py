@@ -6,9 +6,7 @@ values; the head is never tied to the embedding; 4-bit bases include the head (L
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from tunecast.catalogs.errors import NotSupportedError
 from tunecast.model.architecture import Architecture, Attention, Layer, Linear, Mlp
@@ -48,11 +46,6 @@ FOREIGN = {
     "down_proj": "mlp",
 }
 """Hugging Face's names of the same maps."""
-
-
-def of_stack(architecture: Architecture, options: Mapping[str, Any]) -> Architecture:
-    """The architecture as the software stack that the run options ask for builds it."""
-    return as_litgpt(architecture) if options.get("stack") == STACK else architecture
 
 
 def is_litgpt(architecture: Architecture) -> bool:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from tunecast.catalogs.errors import InputError, NotSupportedError, UnknownNameError
 from tunecast.model.architecture import Architecture
-from tunecast.model.litgpt import FOREIGN, STACK, WORDS, is_litgpt
+from tunecast.model.litgpt import FOREIGN, PRESENT, STACK, WORDS, as_litgpt, is_litgpt
 from tunecast.model.resolve_parallel import Fields
+from tunecast.model.stack_versions import changed, chosen_ranges
 
 ACCUSTOMED: dict[str, Any] = {
     "use_dora": False,
@@ -32,6 +34,15 @@ ACCUSTOMED: dict[str, Any] = {
 }
 """Fields of a run whose other values have no formulas in LitGPT's code."""
 SHARDINGS = ("none", "fsdp")
+
+
+def of_stack(architecture: Architecture, options: Mapping[str, Any]) -> Architecture:
+    """The architecture as the software stack that the run options ask for builds it, of the version they ask for."""
+    if options.get("stack") != STACK:
+        return architecture
+    method, asked = str(options.get("method") or "lora"), options.get("stack_version")
+    then = dict(changed(chosen_ranges(STACK, asked), method))
+    return as_litgpt(architecture, str(then.get("litgpt_code", PRESENT)))
 
 
 def adapted_parts(architecture: Architecture) -> tuple[str, ...]:
@@ -80,6 +91,9 @@ def check_litgpt(fields: Fields, architecture: Architecture) -> None:
     for name, ordinary in ACCUSTOMED.items():
         if values.get(name, ordinary) != ordinary:
             raise refused(f"--{name.replace('_', '-')} {values[name]}", "leave the option out")
+    flat = architecture.code != PRESENT or values["method"] == "full"
+    if flat and values["num_gpus"] > 1 and "fsdp_version" not in fields.given:
+        fields.put("fsdp_version", 1, "stack-default")
     if values["precision"] == "fp16-autocast":
         raise refused("--precision fp16-autocast", "use --precision bf16")
     if values["sharding"] not in SHARDINGS:

@@ -10,9 +10,9 @@ import pytest
 from tunecast.model.amount import resolve_amount
 from tunecast.model.architectures import load_architecture
 from tunecast.model.configs import RunFile, merge_options, read_config
-from tunecast.model.litgpt import of_stack
 from tunecast.model.question import RUN_OPTIONS_ELSEWHERE
 from tunecast.model.resolve import REFUSED_PARALLELISM, RUN_FIELDS, Resolved, resolve_run
+from tunecast.model.resolve_litgpt import of_stack
 
 EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"
 GOLDEN: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
