@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from tunecast.calibrate.priors_hierarchy import HOST as HOST_GROUP
 from tunecast.calibrate.priors_hierarchy import (
     STUDENT_DF,
     Array,
@@ -31,24 +30,51 @@ from tunecast.calibrate.priors_hierarchy import (
     solve_like,
 )
 from tunecast.calibrate.priors_memory import memory_overheads
-from tunecast.calibrate.priors_stack import clock_values, log_seconds
+from tunecast.calibrate.priors_stack import MOVED, clock_values, log_seconds
 from tunecast.calibrate.published import PublishedRun, read_runs
 from tunecast.calibrate.run_table import read_table
 from tunecast.catalogs.gpus import load_gpus
 from tunecast.model.inventory import step_operations
 from tunecast.model.parallel_network import WHOLE_RATE, catalog_network, with_network
 from tunecast.model.parallel_offload import with_host
-from tunecast.model.priors import PRIORS_SCHEMA, datasheet_factors, interval
-from tunecast.model.time import PhaseTable, phase_table, run_clocks
+from tunecast.model.priors import (
+    ATTENTION_KERNEL,
+    DEVICE_KINDS,
+    PRIORS_SCHEMA,
+    SOURCE_KINDS,
+    STACK_KINDS,
+    WORK,
+    datasheet_factors,
+    interval,
+)
+from tunecast.model.time import COLUMNS, PhaseTable, phase_table, run_clocks
 from tunecast.model.value import INTERVAL_LEVEL, Z80
 
 EFFICIENCIES = ("gemm", "attention", "memory", "dequant", "link")
-FRACTIONS = (*EFFICIENCIES, "overlap_frac")
+OVERLAP = "overlap_frac"
+FRACTIONS = (*EFFICIENCIES, OVERLAP)
 SHARED = (*FRACTIONS, "host_s_per_launch", "host_hooks")
 """Parameters that all rows share."""
-FORECAST_GROUPS = ("device", "stack", "sharding")
+HOST_GROUP = "host"
+BY_KIND = {
+    **{f"device.{kind}": (kind,) for kind in DEVICE_KINDS},
+    **{f"stack.{kind}": (kind,) for kind in STACK_KINDS},
+    **{f"source.{kind}": (kind,) for kind in SOURCE_KINDS},
+}
+FOLLOWED = {**{name: (name, -1.0) for name in EFFICIENCIES}, "host_s_per_launch": (HOST_GROUP, 1.0)}
+"""Shared parameters that stretch a kind of work."""
+WHOLE = ("device", "sharding")
+MOVES = {
+    **dict.fromkeys((*WHOLE, "cell"), WORK),
+    **BY_KIND,
+    HOST_GROUP: (HOST_GROUP,),
+    ATTENTION_KERNEL: ("attention",),
+}
+"""By group: the kinds of work that its effects slow."""
+KNOWN_BY_KIND = (*(group for group in BY_KIND if not group.startswith("source.")), ATTENTION_KERNEL)
+FORECAST_GROUPS = (*WHOLE, *KNOWN_BY_KIND)
 """Groups of effects that a forecast of a new run may know."""
-STARTS = tuple((*(0.0,) * len(FRACTIONS), host, hooks) for host in (0.0, 1.0) for hooks in (0.0, 1.0))
+STARTS = tuple((*(0.0,) * len(FRACTIONS), host, 0.0) for host in (0.0, 0.7))
 """Hosts as believed and slower ones: while the device decides, the rows say nothing of the host."""
 NARROWEST = 0.5
 """Least multiple of the spreads: few sources left out may all be near by chance."""
@@ -69,14 +95,17 @@ class Row:
 
 
 def effect_names(run: PublishedRun) -> tuple[Effect, ...]:
-    """What a run's time may differ by as a whole: card, stack and sharding, which forecasts know; its source, the
-    source's host, and the source's rows of one method on one card, which they do not."""
+    """What a run's time may differ by: its card and sharding as a whole, its card and stack by kind of work, which
+    forecasts know; its source by kind, the source's host, and the source's rows of one method on one card, which they
+    do not."""
     own = run.run
     sharding = (("sharding", own.sharding),) if own.num_gpus > 1 else ()
+    kernel = ((ATTENTION_KERNEL, run.attention_kernel),) if run.attention_kernel else ()
     parts = (run.source, run.gpu, own.method, own.base_quantization, own.fp8, own.num_gpus > 1)
-    cell = " ".join(str(part) for part in parts)
-    unknown = (("source", run.source), (HOST_GROUP, run.source), ("cell", cell))
-    return (("device", run.gpu), ("stack", run.stack), *sharding, *unknown)
+    cell = ("cell", " ".join(str(part) for part in parts))
+    names = {"device": run.gpu, "stack": run.stack, "source": run.source}
+    by_kind = ((group, names[group.partition(".")[0]]) for group in BY_KIND)
+    return (("device", run.gpu), *sharding, *kernel, *by_kind, (HOST_GROUP, run.source), cell)
 
 
 @cache
@@ -139,12 +168,17 @@ def believed(name: str) -> dict[str, Any]:
     return found
 
 
+def believed_effect(group: str, name: str) -> float:
+    """Log of time that is believed of an effect: of cards that hold less than their clock, of older attention."""
+    about = {"device": "held_clock", ATTENTION_KERNEL: "attention_kernels"}.get(group)
+    value = None if about is None else beliefs()[about]["values"].get(name)
+    return 0.0 if value is None else -math.log(value)
+
+
 def problem_of(rows: Sequence[Row]) -> Problem:
     """The rows with what is believed before they are read."""
-    effects, members = effects_of([effect_names(row.run) for row in rows])
+    effects, members = effects_of([[e for e in effect_names(row.run) if has_work(row, e[0])] for row in rows])
     timed = log_seconds([row.table for row in rows])
-    clocks = beliefs()["held_clock"]["values"]
-    centre = [-math.log(clocks[name]) if group == "device" and name in clocks else 0.0 for group, name in effects]
     spreads = {name: value for name, value in beliefs()["spreads"].items() if isinstance(value, float)}
     return Problem(
         names=SHARED,
@@ -152,19 +186,30 @@ def problem_of(rows: Sequence[Row]) -> Problem:
         width=np.array([believed(name)["log_sd"] for name in SHARED]),
         effects=effects,
         members=members,
-        effect_centre=np.array(centre),
+        effect_centre=np.array([believed_effect(group, name) for group, name in effects]),
         believed_sd={name: value for name, value in spreads.items() if name != "log_sd"},
         believed_sd_log_sd=spreads["log_sd"],
+        columns=MOVED,
+        moves=MOVES,
         measured=np.log([row.measured_s for row in rows]),
-        timed=lambda shared, work, host: timed(params_of(shared), work, host),
+        timed=lambda shared, slower: timed(params_of(shared), slower),
+        follows=FOLLOWED,
         starts=STARTS,
     )
 
 
+def has_work(row: Row, group: str) -> bool:
+    """Whether a row has any of what a group's effects slow: most have neither 4-bit weights nor links."""
+    kind = group.partition(".")[2]
+    if kind == "link":
+        return bool((row.table.communication_s + row.table.once_s + row.table.blocking_s).sum() > 0.0)
+    return kind != "dequant" or bool(row.table.device_s[:, COLUMNS.index(kind)].sum() > 0.0)
+
+
 def params_of(shared: Array) -> dict[str, float]:
-    """Shared parameters by name; a fraction is at most 1."""
+    """Shared parameters by name; no more than all of the work can overlap."""
     values = zip(SHARED, np.exp(shared).tolist(), strict=True)
-    return {name: min(value, 1.0) if name in FRACTIONS else value for name, value in values}
+    return {name: min(value, 1.0) if name == OVERLAP else value for name, value in values}
 
 
 def fit_rows(rows: Sequence[Row]) -> Solution:
@@ -247,7 +292,7 @@ def priors_of(rows: Sequence[Row]) -> dict[str, Any]:
     solution = fit_rows(rows)
     errors = left_out(rows, solution)
     width, sds = width_of(rows, errors), solution.sds
-    new = math.sqrt(sds["source"] ** 2 + sds["cell"] ** 2 + row_log_sd(sds) ** 2)
+    new = math.hypot(sds["cell"], row_log_sd(sds))
     stored = {name: _stored(solution, name) for name in SHARED}
     return {
         "schema": PRIORS_SCHEMA,
@@ -255,7 +300,8 @@ def priors_of(rows: Sequence[Row]) -> dict[str, Any]:
         "beliefs": beliefs(),
         "efficiency": {name: stored[name] for name in EFFICIENCIES},
         **{name: stored[name] for name in SHARED if name not in EFFICIENCIES},
-        **{f"{group}_effects": _effects(solution, group) for group in FORECAST_GROUPS},
+        **{f"{group}_effects": _effects(solution, group) for group in WHOLE},
+        "effects_by_kind": {group: _effects(solution, group) for group in KNOWN_BY_KIND},
         "covariance": _covariance(solution),
         "spreads": dict(sds),
         "width": width,
@@ -270,9 +316,9 @@ def _effects(solution: Solution, group: str) -> dict[str, dict[str, Any]]:
 
 
 def _covariance(solution: Solution) -> dict[str, Any]:
-    """Of the shared parameters and of the effects that forecasts know; a fraction that is at 1 does not vary."""
+    """Of the shared parameters and of the effects that forecasts know; an overlap that is at 1 does not vary."""
     shared = len(SHARED)
-    free = [name not in FRACTIONS or solution.vector[i] < AT_ONE for i, name in enumerate(SHARED)]
+    free = [name != OVERLAP or solution.vector[i] < AT_ONE for i, name in enumerate(SHARED)]
     kept = [i for i, (group, _) in enumerate(solution.problem.effects) if group in FORECAST_GROUPS]
     names = [*SHARED, *(":".join(solution.problem.effects[i]) for i in kept)]
     places = [*range(shared), *(shared + i for i in kept)]
@@ -285,6 +331,7 @@ def _stored(solution: Solution, name: str) -> dict[str, Any]:
     """A parameter with its interval, no fraction above 1; one that the rows did not narrow is still an assumption."""
     place = SHARED.index(name)
     value = params_of(solution.vector[: len(SHARED)])[name]
+    value = min(value, 1.0) if name in FRACTIONS else value
     spread, belief = float(np.sqrt(solution.covariance[place, place])), believed(name)
     hosts = solution.sds.get(HOST_GROUP, 0.0) if name == "host_s_per_launch" else 0.0
     bounds = interval(value, math.hypot(spread, hosts))

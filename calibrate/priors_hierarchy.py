@@ -1,12 +1,15 @@
-"""The statistics of the priors: a few efficiencies, and what rows differ by as a whole, with the spread of each.
+"""The statistics of the priors: a few efficiencies, and what rows differ by, with the spread of each.
 
-    log(step time) = log(clocks at the efficiencies) + device + stack + sharding + source + cell + noise
+    log(step time) = log(clocks at the efficiencies, each kind of work slowed by the effects that reach it) + noise
 
-Device, stack, sharding, source and cell (a source's rows of one method on one card) are random effects: logs of time
-that slow the device's work. Each source has its own host, too. Every group has one spread, found by maximum marginal
-likelihood under a wide belief; effects and efficiencies follow from the spreads by Gauss-Newton, and the noise of rows
-has Student's tails, so that an odd row moves little. What the rows leave open is the covariance that a forecast of a
-new run uses: a card, stack or sharding that is not among the rows has its group's spread instead of an effect.
+Effects are random: logs of time by which a card, a stack, a sharding, a source or a cell (a source's rows of one
+method on one card) is slower, some in all of the device's work and some in one kind of it (products, attention, bytes
+moved, dequantization, links, the host's launches). So rows of many runs of one source cannot state one kind's rate for
+all the others, and a forecast is as unsure as the kinds that it consists of. Every group has one spread, found by
+maximum marginal likelihood under a wide belief; effects and efficiencies follow from the spreads by Gauss-Newton, and
+the noise of rows has Student's tails, so that an odd row moves little. What the rows leave open is the covariance that
+a forecast of a new run uses: a card, stack, sharding or source that is not among the rows has its group's spread
+instead of an effect.
 """
 
 from __future__ import annotations
@@ -21,22 +24,24 @@ import numpy.typing as npt
 Array = npt.NDArray[np.float64]
 Effect = tuple[str, str]
 """Group and name."""
-HOST = "host"
-"""The group whose effects slow the host's launches; the others slow the device's work."""
 STUDENT_DF = 4.0
 """Degrees of freedom of the noise of rows (Lange, Little, Taylor 1989 propose four for robust regression)."""
 LEAST_SD = 2e-3
 """No spread is smaller: published figures are rounded."""
+MOST_SD = 2.0
+"""No spread is larger."""
 STEP = 1e-4
 """Of the numerical derivatives, in logs."""
-ROUNDS = 3
-"""Of spreads after efficiencies after spreads; the last ones move by less than a percent."""
+ROUNDS = 12
+"""Of spreads after efficiencies after spreads, at most."""
+SAME_LIKELIHOOD = 0.3
+"""A round that changes the log likelihood by less is the last one."""
 NEWTON_STEPS = 12
-SETTLED = 1e-4
+SETTLED = 1e-3
 """A Gauss-Newton step below this has arrived."""
 
-Timed = Callable[[Array, Array, Array], Array]
-"""(logs of the parameters, each row's log slowdown of device work, and of launches) to log seconds of each row."""
+Timed = Callable[[Array, Array], Array]
+"""(logs of the parameters, (rows, columns) logs by which each row's work is slower) to log seconds of each row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,9 +61,15 @@ class Problem:
     """By group, and ``row``: the middle of the belief of a spread."""
     believed_sd_log_sd: float
     """How wide that belief is."""
+    columns: tuple[str, ...]
+    """Kinds of work that an effect may slow."""
+    moves: Mapping[str, tuple[str, ...]]
+    """By group: the columns that its effects slow, all alike."""
     measured: Array
     """Logs of seconds."""
     timed: Timed
+    follows: Mapping[str, tuple[str, float]] = field(default_factory=dict)
+    """Parameters whose derivative is that of a column, with its sign: half an efficiency is twice the work's time."""
     starts: tuple[tuple[float, ...], ...] = ()
     """Offsets of the shared logs from their centre to start from: where the device decides, the host has no slope."""
 
@@ -68,9 +79,9 @@ class Problem:
         return tuple(dict.fromkeys(group for group, _ in self.effects))
 
     @property
-    def in_host(self) -> npt.NDArray[np.bool_]:
-        """(effects,) whether an effect slows the host."""
-        return np.array([group == HOST for group, _ in self.effects], dtype=bool)
+    def reach(self) -> Array:
+        """(effects, columns) 1 where an effect slows a column."""
+        return np.array([[float(column in self.moves[group]) for column in self.columns] for group, _ in self.effects])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,11 +112,13 @@ def solve(problem: Problem) -> Solution:
     sds = dict(problem.believed_sd)
     weights = np.ones(len(problem.measured))
     vector = first_vector(problem, weights, sds)
+    reached = math.inf
     for _ in range(ROUNDS):
         vector = newton(problem, vector, weights, sds)
-        level, slopes = linear(problem, vector)
-        weights = student_weights(problem.measured - level, sds["row"])
-        sds = spreads(problem, vector, level, slopes, weights, sds)
+        weights = student_weights(problem.measured - problem.timed(*split(problem, vector)), sds["row"])
+        before, (sds, reached) = reached, spreads(marginal_of(problem, vector, weights), sds)
+        if abs(before - reached) < SAME_LIKELIHOOD:
+            break
     return ended(problem, newton(problem, vector, weights, sds), weights, sds)
 
 
@@ -125,30 +138,31 @@ def ended(problem: Problem, vector: Array, weights: Array, sds: Mapping[str, flo
     """The solution at a vector that Gauss-Newton found."""
     _, slopes = linear(problem, vector)
     precision = slopes.T @ (slopes * (weights / sds["row"] ** 2)[:, None]) + np.diag(prior_precision(problem, sds))
-    return Solution(
-        problem=problem, vector=vector, covariance=np.asarray(np.linalg.inv(precision), dtype=np.float64), sds=sds
-    )
+    covariance = np.asarray(np.linalg.inv(precision), dtype=np.float64)
+    return Solution(problem=problem, vector=vector, covariance=covariance, sds=sds)
 
 
-def split(problem: Problem, vector: Array) -> tuple[Array, Array, Array]:
-    """Shared parameters, effects on device work by row, effects on the host by row."""
+def split(problem: Problem, vector: Array) -> tuple[Array, Array]:
+    """Shared parameters, and by row the logs by which its columns are slower."""
     shared, effects = vector[: len(problem.names)], vector[len(problem.names) :]
-    host = problem.in_host
-    return shared, problem.members @ (effects * ~host), problem.members @ (effects * host)
+    return shared, problem.members @ (effects[:, None] * problem.reach)
 
 
 def linear(problem: Problem, vector: Array) -> tuple[Array, Array]:
     """Log seconds, and their derivatives by every entry of the vector."""
-    shared, work, host = split(problem, vector)
-    level = problem.timed(shared, work, host)
+    shared, slower = split(problem, vector)
+    level = problem.timed(shared, slower)
+    ends = [problem.timed(shared, slower + STEP * unit) for unit in np.eye(len(problem.columns))]
+    by_column = {column: (end - level) / STEP for column, end in zip(problem.columns, ends, strict=True)}
 
-    def slope(moved: tuple[Array, Array, Array]) -> Array:
-        return (problem.timed(*moved) - level) / STEP
+    def own(place: int, name: str) -> Array:
+        if name in problem.follows:
+            column, sign = problem.follows[name]
+            return np.asarray(sign * by_column[column])
+        return np.asarray((problem.timed(shared + STEP * np.eye(len(shared))[place], slower) - level) / STEP)
 
-    own = [slope((shared + STEP * unit, work, host)) for unit in np.eye(len(shared))]
-    by_work, by_host = slope((shared, work + STEP, host)), slope((shared, work, host + STEP))
-    per_effect = np.where(problem.in_host[None, :], by_host[:, None], by_work[:, None])
-    return level, np.column_stack([*own, problem.members * per_effect])
+    of_effects = problem.members * (np.column_stack([*by_column.values()]) @ problem.reach.T)
+    return level, np.column_stack([*(own(place, name) for place, name in enumerate(problem.names)), of_effects])
 
 
 def prior_precision(problem: Problem, sds: Mapping[str, float]) -> Array:
@@ -200,36 +214,65 @@ def student_weights(missed: Array, sd: float) -> Array:
     return np.asarray((STUDENT_DF + 1.0) / (STUDENT_DF + (missed / sd) ** 2))
 
 
-def spreads(
-    problem: Problem, vector: Array, level: Array, slopes: Array, weights: Array, start: Mapping[str, float]
-) -> dict[str, float]:
-    """The spreads of highest marginal likelihood, times their beliefs; the model is taken as linear at the vector."""
-    from scipy.optimize import minimize
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Marginal:
+    """The likelihood of spreads with everything else integrated out, times their beliefs; linear at a vector."""
 
+    problem: Problem
+    names: tuple[str, ...]
+    """Of the spreads: the groups, then ``row``."""
+    group: npt.NDArray[np.int64]
+    """(effects,) place of each effect's group among the names."""
+    inner: Array
+    outer: Array
+    total: float
+    """Weighted products of slopes and of what rows miss."""
+
+    def minus_log(self, logs: Array) -> tuple[float, Array]:
+        """Minus its logarithm, and the derivatives by the logs of the spreads."""
+        problem, noise = self.problem, math.exp(2.0 * logs[-1])
+        precision = np.concatenate([problem.width**-2.0, np.exp(-2.0 * logs[self.group])])
+        covariance = np.linalg.inv(self.inner / noise + np.diag(precision))
+        mean = covariance @ self.outer / noise
+        log_det = -float(np.linalg.slogdet(covariance)[1]) - float(np.log(precision).sum())
+        believed = np.log([problem.believed_sd[name] for name in self.names])
+        off = (logs - believed) / problem.believed_sd_log_sd
+        rows = len(problem.measured)
+        fitted = float(self.outer @ mean) / noise
+        value = 0.5 * (self.total / noise - fitted + log_det + rows * math.log(noise) + float(off @ off))
+        own = 1.0 - (mean**2 + np.diag(covariance)) * precision
+        missed = self.total - 2.0 * float(self.outer @ mean) + float(mean @ self.inner @ mean)
+        gradient = np.zeros(len(logs))
+        np.add.at(gradient, self.group, own[len(problem.names) :])
+        gradient[-1] = rows - (missed + float((covariance * self.inner).sum())) / noise
+        return float(value), gradient + off / problem.believed_sd_log_sd
+
+
+def marginal_of(problem: Problem, vector: Array, weights: Array) -> Marginal:
+    """The likelihood of spreads where Gauss-Newton is now."""
+    level, slopes = linear(problem, vector)
     centre = np.concatenate([problem.centre, problem.effect_centre])
     missed = problem.measured - level - slopes @ (centre - vector)
     names = (*problem.groups, "row")
-    inner, outer = slopes.T @ (slopes * weights[:, None]), slopes.T @ (weights * missed)
-    total, rows = float(weights @ missed**2), len(missed)
-    believed = np.log([problem.believed_sd[name] for name in names])
-
-    def minus_log(logs: Array) -> float:
-        sds = dict(zip(names, np.maximum(np.exp(logs), LEAST_SD).tolist(), strict=True))
-        noise, precision = sds["row"] ** 2, prior_precision(problem, sds)
-        system = inner / noise + np.diag(precision)
-        fitted = float(outer @ np.linalg.solve(system, outer)) / noise**2
-        log_det = float(np.linalg.slogdet(system)[1]) - float(np.log(precision).sum()) + rows * math.log(noise)
-        belief = float((((logs - believed) / problem.believed_sd_log_sd) ** 2).sum())
-        return float(0.5 * (total / noise - fitted + log_det + belief))
-
-    found = minimize(
-        minus_log,
-        np.log([start[name] for name in names]),
-        method="Nelder-Mead",
-        options={"xatol": 1e-2, "fatol": 1e-2, "maxfev": 200},
+    return Marginal(
+        problem=problem,
+        names=names,
+        group=np.array([names.index(group) for group, _ in problem.effects], dtype=np.int64),
+        inner=slopes.T @ (slopes * weights[:, None]),
+        outer=slopes.T @ (weights * missed),
+        total=float(weights @ missed**2),
     )
-    ends = np.maximum(np.exp(found.x), LEAST_SD).tolist()
-    return {**problem.believed_sd, **dict(zip(names, ends, strict=True))}
+
+
+def spreads(marginal: Marginal, start: Mapping[str, float]) -> tuple[dict[str, float], float]:
+    """The spreads of highest marginal likelihood, and minus its logarithm."""
+    from scipy.optimize import minimize
+
+    bounds = [(math.log(LEAST_SD), math.log(MOST_SD))] * len(marginal.names)
+    begin = np.log([start[name] for name in marginal.names])
+    found = minimize(marginal.minus_log, begin, jac=True, method="L-BFGS-B", bounds=bounds)
+    ends = dict(zip(marginal.names, np.exp(found.x).tolist(), strict=True))
+    return {**marginal.problem.believed_sd, **ends}, float(found.fun)
 
 
 def effects_of(names: Sequence[Sequence[Effect]]) -> tuple[tuple[Effect, ...], Array]:

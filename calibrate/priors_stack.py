@@ -8,9 +8,13 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from tunecast.model.time import COLUMNS, FLOOR, PhaseTable, Stack, stacked, step_seconds
+from tunecast.model.time import COLUMNS, PhaseTable, Stack, stacked, step_seconds
 
 Array = npt.NDArray[np.float64]
+MOVED = ("gemm", "attention", "memory", "dequant", "link", "host")
+"""Kinds of work that rows may differ in."""
+FOLLOWS = {"loss": "memory", "optimizer": "memory"}
+"""Columns of a step that only move bytes."""
 SETTLED_AFTER = 6
 """Micro-steps after which the host's lead no longer changes what a further one takes."""
 
@@ -35,33 +39,34 @@ def settled_stacks(tables: Sequence[PhaseTable]) -> tuple[Stack, list[int], Stac
     return stacked(short), long, stacked(less), more
 
 
-def slowed(stack: Stack, work: Array | None, host: Array | None) -> Stack:
-    """The rows with their device work (all but kernels' floors) and launches slowed by logs."""
-    if work is not None:
-        columns = np.array([column != FLOOR for column in COLUMNS])
-        stack = replace(stack, device_s=stack.device_s * np.exp(work[:, None, None] * columns))
-    if host is not None:
-        stack = replace(stack, launches=stack.launches * np.exp(host)[:, None, None])
-    return stack
+def slowed(stack: Stack, slower: Array | None) -> Stack:
+    """The rows with their work slowed by logs, (rows, `MOVED`); what only moves bytes follows memory, floors stay."""
+    if slower is None:
+        return stack
+    by_name = dict(zip(MOVED, np.exp(slower).T, strict=True))
+    by_column = [by_name.get(FOLLOWS.get(column, column), np.ones(len(slower))) for column in COLUMNS]
+    link = by_name["link"][:, None]
+    return replace(
+        stack,
+        device_s=stack.device_s * np.stack(by_column, axis=1)[:, None, :],
+        communication_s=stack.communication_s * link,
+        once_s=stack.once_s * link,
+        blocking_s=stack.blocking_s * link,
+        launches=stack.launches * by_name["host"][:, None, None],
+    )
 
 
 def log_seconds(tables: Sequence[PhaseTable]) -> Callable[..., Array]:
-    """A function of (parameters, work, host): log seconds of every row's step.
-
-    `work` and `host` are logs by row, by which its device work and its launches are slower; None: by none.
-    """
+    """A function of (parameters, logs by which each row's `MOVED` are slower, None: by none): log seconds of every
+    row's step."""
     whole, long, less, more = settled_stacks(tables)
 
-    def timed(params: Mapping[str, float], work: Array | None = None, host: Array | None = None) -> Array:
+    def timed(params: Mapping[str, float], slower: Array | None = None) -> Array:
         values = clock_values(params)
-
-        def step_s(stack: Stack, work: Array | None, host: Array | None) -> Array:
-            return step_seconds(slowed(stack, work, host), values, synchronous=False)
-
-        found = step_s(whole, work, host)
+        found = step_seconds(slowed(whole, slower), values, synchronous=False)
         if long:
-            picked = (None if each is None else each[long] for each in (work, host))
-            found[long] += more * (found[long] - step_s(less, *picked))
+            picked = slowed(less, None if slower is None else slower[long])
+            found[long] += more * (found[long] - step_seconds(picked, values, synchronous=False))
         return np.log(found)
 
     return timed

@@ -10,7 +10,7 @@ import functools
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from typing import Any
 
@@ -29,6 +29,7 @@ from tunecast.catalogs.gpus import find_gpu, training_dtype
 from tunecast.model.architecture import Architecture
 from tunecast.model.architectures import load_architecture
 from tunecast.model.experts_modules import in_modules
+from tunecast.model.joined import joined, joined_targets
 from tunecast.model.litgpt import as_litgpt
 from tunecast.model.resolve import resolve_run
 from tunecast.model.run import Run
@@ -69,6 +70,8 @@ class PublishedRun:
     counter: str
     """Which memory counter: ``allocated``, ``reserved`` or ``not stated``."""
     notes: str = ""
+    attention_kernel: str = ""
+    """Whose attention it ran, where that is older than the model's: a key of the beliefs' ``attention_kernels``."""
     internode_gbps: float | None = None
     """Network of one machine as the source states it; None: that of a catalog instance with this GPU."""
 
@@ -119,7 +122,7 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
     name = row.get("gpu_canonical_id", row.get("gpu", "")) or vocabulary()["gpu"].get(row.get("gpu", ""), "")
     if not name:
         raise SkipRowError("the GPU is in no catalog" if "gpu_canonical_id" in row else "gpu is not stated")
-    options = _options(row)
+    options, rules = _options(row), _rules(row)
     architecture = load_architecture(_clean_model(row["model"]))
     if "litgpt_code" in options:
         architecture = as_litgpt(architecture, options.pop("litgpt_code"))
@@ -127,6 +130,9 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
         architecture = in_modules(architecture)
     gpu = find_gpu(name)
     run = resolve_run(architecture, options, gpu_has_bf16=training_dtype(gpu) == "bf16").run
+    run = replace(run, **{name: value for rule in rules for name, value in rule.get("after", {}).items()})
+    if any("joined" in rule for rule in rules):
+        architecture, run = joined(architecture), joined_targets(run)
     check_batch(row, run)
     tokens_per_s, peak_gib = stated_tokens_per_s(row, run), number(row, "peak_mem_gib")
     check_possible(tokens_per_s, architecture, run, gpu)
@@ -141,7 +147,8 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
         peak_bytes=None if peak_gib is None else peak_gib * GIB,
         counter=_counter(row),
         notes=row.get("notes", ""),
-        internode_gbps=next((float(rule["internode_gbps"]) for rule in _rules(row) if "internode_gbps" in rule), None),
+        attention_kernel=next((rule["attention_kernel"] for rule in rules if "attention_kernel" in rule), ""),
+        internode_gbps=next((float(rule["internode_gbps"]) for rule in rules if "internode_gbps" in rule), None),
     )
 
 

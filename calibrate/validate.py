@@ -18,7 +18,7 @@ from tunecast.model.forecast import MemoryView
 from tunecast.model.inventory import step_operations
 from tunecast.model.parallel_network import with_network
 from tunecast.model.parallel_offload import with_host
-from tunecast.model.priors import prior_factors
+from tunecast.model.priors import prior_factors, with_attention_kernel
 from tunecast.model.target import Target
 from tunecast.model.time import StepTime, step_time
 from tunecast.model.value import Value
@@ -161,6 +161,7 @@ def predict(run: PublishedRun, priors: Priors) -> Prediction:
     reached = priors["efficiency"]["link"]
     factors = with_network(prior_factors(gpu, labelled, priors), run.run, gpu, run.network, reached=reached)
     factors = with_host(factors, run.architecture, run.run, gpu, reached=reached)
+    factors = with_attention_kernel(factors, run.attention_kernel, priors)
     step = step_time(step_operations(run.architecture, run.run), factors, run=run.run)
     target = Target(id=gpu.id, gpu=gpu, usable_bytes=gpu.usable_bytes, peaks=gpu.peaks)
     view = memory_view(run.architecture, run.run, target, factors)

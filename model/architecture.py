@@ -54,7 +54,8 @@ class Attention:
     """Whether these norms come after the value projection (Gemma 3)."""
     qkv_split: str = "slices"
     """How one map's output becomes queries, keys and values: ``slices`` (Phi-3), ``chunks`` of equal width, whose
-    gradients are joined in one kernel (GPT-2), or chunks of each head, ``by-head`` (GPT-NeoX)."""
+    gradients are joined in one kernel (GPT-2), chunks of each head, ``by-head`` (GPT-NeoX), or ``joined``: chunks of
+    maps that Megatron-Core has joined (``joined.py``)."""
     rotary: bool = True
     """False: no position embedding in this layer (every fourth of SmolLM3)."""
     rotary_dim: int | None = None

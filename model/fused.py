@@ -78,6 +78,19 @@ def swiglu(tape: Tape, gate: Tensor, up: Tensor) -> Tensor:
     return tape.record(out, (gate, up), backward, saves=(gate, up))
 
 
+def swiglu_of_both(tape: Tape, both: Tensor) -> Tensor:
+    """``swiglu`` of the halves of one map's output, one kernel each way (Megatron-Core ``bias_swiglu_impl``)."""
+    out = ops.elementwise(tape, "swiglu", (both,), both.elements // 2, both.dtype)
+    if tape.would_grad(both):
+        tape.mark_saved()
+
+    def backward(grad: Tensor) -> Grads:
+        tape.kernel("swiglu", Kind.MEMORY, (grad, both), (both,))
+        return (overwritten(both),)
+
+    return tape.record(out, (both,), backward, saves=(both,))
+
+
 def cross_entropy(tape: Tape, logits: Tensor, target: Tensor, shape: tuple[int, int]) -> Tensor:
     """Mean loss from logits of any dtype: read once forward; backward read and overwritten by their gradient."""
     rows, vocab = shape

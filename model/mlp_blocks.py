@@ -10,6 +10,7 @@ from tunecast.model import primitives as ops
 from tunecast.model import primitives_gpt as gpt
 from tunecast.model.architecture import Layer
 from tunecast.model.context import Step
+from tunecast.model.joined import JOINED
 from tunecast.model.linears import linear_map
 from tunecast.model.tape import Tensor
 
@@ -23,8 +24,11 @@ def mlp_block(step: Step, where: str, layer: Layer, x: Tensor) -> Tensor:
     tape, to_down = step.tape, layer.mlp.linears[-1]
     if len(layer.mlp.linears) == 2:
         both = linear_map(step, where, layer.mlp.linears[0], x)
-        gate, up = ops.chunks(tape, both, 2, name="gate_split")
-        inner = ops.multiply(tape, up, ops.activation(tape, gate, name="swiglu"), name="swiglu")
+        if step.run.fuses("swiglu") and layer.attention.qkv_split == JOINED:
+            inner = fused.swiglu_of_both(tape, both)
+        else:
+            gate, up = ops.chunks(tape, both, 2, name="gate_split")
+            inner = ops.multiply(tape, up, ops.activation(tape, gate, name="swiglu"), name="swiglu")
     elif step.run.fuses("swiglu"):
         gate, up = (linear_map(step, where, linear, x) for linear in layer.mlp.linears[:2])
         inner = fused.swiglu(tape, gate, up)

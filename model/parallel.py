@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from tunecast.model.architecture import Architecture, Attention, Layer, LayerGroup, Linear, Mlp
+from tunecast.model.joined import JOINED
 from tunecast.model.operation import Kind, Operation, Phase
 from tunecast.model.primitives import attention_flops
 from tunecast.model.run import Run
@@ -44,6 +45,11 @@ def split_attention(block: Attention, tp: int) -> Attention:
     """A GPU's heads; key-value heads that are fewer than GPUs are copied."""
     kv_heads = max(1, block.num_kv_heads // tp)
     kv_parts = block.num_kv_heads // kv_heads
+    if block.qkv_split == JOINED:
+        both, out = block.linears
+        width = (block.num_heads // tp + 2 * kv_heads) * block.head_dim
+        linears: tuple[Linear, ...] = (replace(both, out_features=width), split_linear(out, tp, by_rows=True))
+        return replace(block, linears=linears, num_heads=block.num_heads // tp, num_kv_heads=kv_heads)
     q, k, v, out = block.linears
     linears = (
         split_linear(q, tp, by_rows=False),

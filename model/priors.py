@@ -11,9 +11,9 @@ import functools
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tunecast.catalogs.gpus import Gpu, training_dtype
 from tunecast.model.factors import Curve, Factor, FactorSet
@@ -22,9 +22,19 @@ from tunecast.model.run import Run
 from tunecast.model.units import GIGA
 from tunecast.model.value import Z80
 
+if TYPE_CHECKING:
+    from tunecast.model.curves import Array
+
 PRIORS_SCHEMA = "tunecast.priors/1"
 TILE_ELEMENTS = {"bf16": 128 * 128, "fp16": 128 * 128, "fp32": 128 * 32, "fp8": 128 * 128, "int8": 128 * 128}
 """Output tile that a partial wave is counted in; cuBLAS's fp32 kernels for thin results are ``sgemm_128x32``."""
+WORK = ("gemm", "attention", "memory", "dequant")
+"""Kinds of work of the device."""
+DEVICE_KINDS = STACK_KINDS = WORK
+SOURCE_KINDS = (*WORK, "link")
+"""Kinds of work whose rates differ from card to card, stack to stack and source to source."""
+ATTENTION_KERNEL = "attention_kernel"
+"""The group of effects of attention kernels other than those of today."""
 WORK_PARAMS = ("scale.gemm", "scale.attention", "scale.memory", "scale.loss", "scale.optimizer", "scale.dequant")
 HOST, HOOKS = "host_s_per_launch", "scale.host_hooks"
 FITTED_AS = {
@@ -117,12 +127,11 @@ def prior_factors(gpu: Gpu, run: Run | None = None, priors: Mapping[str, Any] | 
     priors = load_priors() if priors is None else priors
     base = datasheet_factors(gpu, priors["beliefs"])
     device = device_effect(gpu, priors)
-    others = run_effects(run, priors)
-    slower = device.value + sum(effect.value for effect in others)
+    effects = (device, *kind_effects("device", gpu.id, priors), *run_effects(run, priors))
     factors = dict(base.factors)
     for kind, efficiency in priors["efficiency"].items():
         if kind != "link":
-            factors[f"scale.{kind}"] = _slowdown(efficiency, slower)
+            factors[f"scale.{kind}"] = _slowdown(efficiency, sum(e.value for e in effects if kind in e.moves))
     for kind in ("loss", "optimizer"):
         factors[f"scale.{kind}"] = factors["scale.memory"]
     if "link_bytes_per_s" in factors:
@@ -137,20 +146,24 @@ def prior_factors(gpu: Gpu, run: Run | None = None, priors: Mapping[str, Any] | 
         step_log_sd=float(priors["step_log_sd"]["new_run"]),
         memory_overhead_bytes=dict(priors["memory_overhead_bytes"]),
         step_params=STEP_PARAMS,
-        step_covariance=step_covariance(priors, (device, *others)),
+        step_covariance=step_covariance(priors, (*effects, *source_effects(priors))),
         notes=device.notes,
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effect:
-    """A log of time by which all of the device's work is slower."""
+    """A log of time by which some kinds of work are slower, all alike."""
 
     value: float
     name: str | None
     """``group:name`` in the priors' covariance; None for one that no row has."""
+    moves: tuple[str, ...] = WORK
+    """The kinds of work that it slows."""
     log_sd: float = 0.0
     """Spread of one that no row has."""
+    scaled: bool = False
+    """Whether the priors' width goes for this spread too: what rows left out with their source mostly do not share."""
     notes: tuple[str, ...] = ()
 
 
@@ -174,42 +187,89 @@ def device_effect(gpu: Gpu, priors: Mapping[str, Any]) -> Effect:
     return Effect(value=vendor["value"], name=None, log_sd=math.hypot(spread, vendor["log_sd"]), notes=notes)
 
 
+def kind_effects(group: str, name: str, priors: Mapping[str, Any], *, scaled: bool = False) -> tuple[Effect, ...]:
+    """By how much each kind of work is slower on this card or in this stack; unknown ones have their spreads."""
+    return tuple(_effect(f"{group}.{kind}", name, priors, (kind,), scaled=scaled) for kind in WORK)
+
+
 def run_effects(run: Run | None, priors: Mapping[str, Any]) -> tuple[Effect, ...]:
     """By how much the software stack and the sharding slow the device; unknown ones do not, and widen the interval."""
     if run is None:
         return ()
-    asked = [("stack", run.stack), *((("sharding", run.sharding),) if run.num_gpus > 1 else ())]
-    return tuple(_run_effect(group, name, priors) for group, name in asked)
+    sharding = (_effect("sharding", run.sharding, priors, WORK),) if run.num_gpus > 1 else ()
+    return (*kind_effects("stack", run.stack, priors, scaled=True), *sharding)
 
 
-def _run_effect(group: str, name: str, priors: Mapping[str, Any]) -> Effect:
-    known = priors[f"{group}_effects"].get(name)
+def source_effects(priors: Mapping[str, Any]) -> tuple[Effect, ...]:
+    """What nobody knows of a new run beside its stack: each kind of work may be slower by its own spread."""
+    sds = {kind: float(priors["spreads"][f"source.{kind}"]) for kind in SOURCE_KINDS}
+    return tuple(Effect(value=0.0, name=None, moves=(kind,), log_sd=sd, scaled=True) for kind, sd in sds.items())
+
+
+def _effect(
+    group: str, name: str, priors: Mapping[str, Any], moves: tuple[str, ...], *, scaled: bool = False
+) -> Effect:
+    stored = priors["effects_by_kind"].get(group) or priors.get(f"{group}_effects", {})
+    known = stored.get(name)
     if known is None:
-        return Effect(value=0.0, name=None, log_sd=float(priors["spreads"][group]))
-    return Effect(value=known["value"], name=f"{group}:{name}")
+        return Effect(value=0.0, name=None, moves=moves, log_sd=float(priors["spreads"][group]), scaled=scaled)
+    return Effect(value=known["value"], name=f"{group}:{name}", moves=moves)
+
+
+def params_of_kinds(moves: Sequence[str]) -> Array:
+    """(`STEP_PARAMS`,) 1 where a factor is a slowdown of one of these kinds of work."""
+    import numpy as np
+
+    return np.array([float(name.startswith("scale.") and FITTED_AS[name] in moves) for name in STEP_PARAMS])
 
 
 def step_covariance(priors: Mapping[str, Any], effects: Sequence[Effect]) -> tuple[tuple[float, ...], ...]:
     """Covariance of the logs of `STEP_PARAMS`: what the rows leave open of efficiencies and of these effects together.
 
-    An effect slows every kind of device work alike; one that no row has, and the host of a new source, are
-    independent of the rest, and keep their own spread: the priors' width comes from rows whose effects others share.
+    Effects that no row has, and the host of a new source, are independent of the rest. Those of a card, a sharding and
+    a host keep their own spread, since the priors' width comes from rows whose effects others share.
     """
     import numpy as np
 
+    width = float(priors["width"])
     names = priors["covariance"]["names"]
     rows = np.array(priors["covariance"]["values"])
     slopes = np.zeros((len(STEP_PARAMS), len(names)))
-    of_work = np.array([name in WORK_PARAMS for name in STEP_PARAMS])
     for place, param in enumerate(STEP_PARAMS):
         slopes[place, names.index(FITTED_AS[param])] = -1.0 if param.startswith("scale.") and param != HOOKS else 1.0
     for effect in effects:
         if effect.name is not None:
-            slopes[of_work, names.index(effect.name)] += 1.0
-    found = slopes @ rows @ slopes.T * float(priors["width"]) ** 2
-    found += np.outer(of_work, of_work) * sum(effect.log_sd**2 for effect in effects if effect.name is None)
+            slopes[:, names.index(effect.name)] += params_of_kinds(effect.moves)
+    found = slopes @ rows @ slopes.T * width**2
+    for effect in effects:
+        if effect.name is None:
+            moved = params_of_kinds(effect.moves)
+            found += np.outer(moved, moved) * (effect.log_sd * (width if effect.scaled else 1.0)) ** 2
     found[STEP_PARAMS.index(HOST), STEP_PARAMS.index(HOST)] += float(priors["spreads"]["host"]) ** 2
     return tuple(tuple(float(value) for value in row) for row in found)
+
+
+def with_attention_kernel(factors: FactorSet, kernel: str, priors: Mapping[str, Any]) -> FactorSet:
+    """The factors of a run whose attention kernel was another than FlashAttention-2; an empty name changes nothing.
+
+    As the rows that ran it say, else as is believed, with that belief's doubt.
+    """
+    if not kernel:
+        return factors
+    belief = priors["beliefs"]["attention_kernels"]
+    known = priors["effects_by_kind"][ATTENTION_KERNEL].get(kernel)
+    slower = -math.log(belief["values"][kernel]) if known is None else float(known["value"])
+    scale = factors.factors["scale.attention"]
+    times = math.exp(slower)
+    moved = replace(scale, value=scale.value * times, low=scale.low * times, high=scale.high * times)
+    covariance = [list(row) for row in factors.step_covariance]
+    place = STEP_PARAMS.index("scale.attention")
+    covariance[place][place] += 0.0 if known is not None else float(belief["log_sd"]) ** 2
+    return replace(
+        factors,
+        factors={**factors.factors, "scale.attention": moved},
+        step_covariance=tuple(tuple(row) for row in covariance),
+    )
 
 
 def _slowdown(efficiency: Mapping[str, Any], effect: float) -> Factor:

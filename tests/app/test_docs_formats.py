@@ -26,7 +26,7 @@ OPEN = {
     "trials[].sensors_before", "trials[].sensors_after", "trials[].extra", "fitted", "architecture", "longest_run",
     "memory", "sensors", "hardware", "forecast", "cheapest", "fastest", "balance", "pareto", "binding", "rejected",
     "dimensions", "base", "rows", "beliefs", "efficiency", "host_s_per_launch", "overlap_frac", "device_effects",
-    "stack_effects", "sharding_effects", "step_log_sd", "memory_overhead_bytes", "left_out_log_errors",
+    "effects_by_kind", "sharding_effects", "step_log_sd", "memory_overhead_bytes", "left_out_log_errors",
     "rows_skipped", "rows_used", "covariance", "spreads", "host_hooks",
 }  # fmt: skip
 """Keys whose inside is described in words."""

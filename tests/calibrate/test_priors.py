@@ -22,9 +22,27 @@ from tunecast.calibrate.priors_fit import (
     width_of,
 )
 from tunecast.catalogs.gpus import load_gpus
-from tunecast.model.priors import device_effect, load_priors, prior_factors, step_covariance
+from tunecast.model.architectures import load_architecture
+from tunecast.model.inventory import step_operations
+from tunecast.model.priors import (
+    STEP_PARAMS,
+    device_effect,
+    load_priors,
+    prior_factors,
+    source_effects,
+    step_covariance,
+    with_attention_kernel,
+)
+from tunecast.model.resolve import resolve_run
+from tunecast.model.time import step_time
 from tunecast.model.value import Z80
 
+SLOWED = {
+    **{f"scale.{kind}": kind for kind in ("gemm", "attention", "memory", "dequant", "link")},
+    "scale.loss": "memory",
+    "scale.optimizer": "memory",
+}
+"""Slowdowns of a step, by the kind of work whose rate they follow."""
 TABLE = Path(__file__).parents[2] / "results" / "published" / "published-runs.csv"
 
 
@@ -59,7 +77,8 @@ def test_the_shipped_priors_are_reproduced(refitted: dict[str, Any]) -> None:
 def test_low_confidence_and_auxiliary_rows_fit_nothing() -> None:
     used = set(load_priors()["rows_used"])
     assert used
-    assert {row_id.split("-")[0] for row_id in used} <= {"FM", "QW", "MF", "VL", "FT", "TT", "NA", "NB", "NV", "TI"}
+    sources = {"FM", "QW", "MF", "VL", "FT", "TT", "NA", "NB", "NV", "TI", "XT", "FF", "SW"}
+    assert {row_id.split("-")[0] for row_id in used} <= sources
 
 
 def test_efficiencies_are_fractions_with_intervals_and_origins() -> None:
@@ -108,6 +127,61 @@ def test_spreads_of_efficiencies_and_effects_add_up_in_the_factors() -> None:
     by_hand = values[memory, memory] + values[device, device] - 2 * values[memory, device]
     assert found[2, 2] == pytest.approx(priors["width"] ** 2 * by_hand)
     assert np.linalg.eigvalsh(found).min() > -1e-9
+
+
+def test_what_nobody_knows_of_a_new_source_widens_each_kind_of_work_by_its_own_spread() -> None:
+    priors = load_priors()
+    found = np.array(step_covariance(priors, source_effects(priors))) - np.array(step_covariance(priors, ()))
+    spreads = {name: priors["spreads"][f"source.{kind}"] * priors["width"] for name, kind in SLOWED.items()}
+    for place, name in enumerate(STEP_PARAMS):
+        assert found[place, place] == pytest.approx(spreads.get(name, 0.0) ** 2, abs=1e-12)
+    memory, loss, gemm = (STEP_PARAMS.index(f"scale.{kind}") for kind in ("memory", "loss", "gemm"))
+    assert found[memory, loss] == pytest.approx(found[memory, memory])
+    assert found[memory, gemm] == pytest.approx(0.0, abs=1e-12)
+
+
+def test_a_forecast_bound_by_bandwidth_is_less_sure_than_one_bound_by_products() -> None:
+    """The same card and an unknown stack: many small updates against long products, by what each kind leaves open."""
+    spread = {}
+    for bound, options in {
+        "compute": {"method": "full", "max_length": 2048, "per_device_train_batch_size": 8},
+        "bandwidth": {"method": "full", "max_length": 128, "per_device_train_batch_size": 1},
+    }.items():
+        architecture = load_architecture("meta-llama/Llama-3.1-8B")
+        run = replace(resolve_run(architecture, options, gpu_has_bf16=True).run, stack="nobody-has-seen-it")
+        factors = prior_factors(load_gpus()["a100-sxm4-80gb"], run)
+        found = step_time(step_operations(architecture, run), factors, run=run)
+        assert found.bound_by == bound
+        spread[bound] = found.log_sd
+    assert spread["bandwidth"] > 1.2 * spread["compute"]
+
+
+def test_a_stack_among_the_rows_is_surer_than_one_that_is_not() -> None:
+    run = resolve_run(load_architecture("meta-llama/Llama-3.1-8B"), {"method": "lora"}, gpu_has_bf16=True).run
+
+    def sds(stack: str) -> dict[str, float]:
+        factors = prior_factors(load_gpus()["a100-sxm4-80gb"], replace(run, stack=stack))
+        return dict(zip(STEP_PARAMS, np.sqrt(np.diag(factors.step_covariance)), strict=True))
+
+    known, unknown = sds("hf-peft"), sds("nobody-has-seen-it")
+    assert all(known[f"scale.{kind}"] < unknown[f"scale.{kind}"] for kind in ("attention", "memory", "dequant"))
+
+
+def test_an_older_attention_kernel_is_slower_as_believed_or_as_its_rows_say() -> None:
+    """FlashAttention in Triton: 1 / 0.55 of the time where no row has it, with the belief's doubt."""
+    priors = load_priors()
+    factors = prior_factors(load_gpus()["a100-sxm4-80gb"], None, priors)
+    place, plain = STEP_PARAMS.index("scale.attention"), factors.factors["scale.attention"].value
+
+    def ratio(known: dict[str, Any]) -> tuple[float, float]:
+        own = {**priors, "effects_by_kind": {**priors["effects_by_kind"], "attention_kernel": known}}
+        found = with_attention_kernel(factors, "flash-1-triton", own)
+        more = found.step_covariance[place][place] - factors.step_covariance[place][place]
+        return found.factors["scale.attention"].value / plain, more
+
+    assert ratio({}) == pytest.approx((1 / 0.55, 0.2**2))
+    assert ratio({"flash-1-triton": {"value": math.log(1.5)}}) == pytest.approx((1.5, 0.0))
+    assert with_attention_kernel(factors, "", priors) is factors
 
 
 def test_a_card_without_published_runs_says_so() -> None:

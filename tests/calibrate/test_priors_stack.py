@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from tunecast.calibrate.priors_fit import Row, predicted_log_s, timed_rows
-from tunecast.calibrate.priors_stack import SETTLED_AFTER, log_seconds
-from tunecast.calibrate.published import read_runs, read_table
+from tunecast.calibrate.priors_stack import MOVED, SETTLED_AFTER, log_seconds
+from tunecast.calibrate.published import read_runs
+from tunecast.calibrate.run_table import read_table
 
 TABLE = Path(__file__).parents[2] / "results" / "published" / "published-runs.csv"
 SOME = ("FM-001", "FM-028", "FM-066", "QW-001", "QW-040", "QW-070", "VL-006", "NB-017")
@@ -34,12 +35,23 @@ def test_rows_as_arrays_take_as_long_as_one_by_one(rows: list[Row], host_s_per_l
 
 def test_a_slower_host_is_felt_by_rows_that_wait_for_it(rows: list[Row]) -> None:
     timed, params = log_seconds([row.table for row in rows]), {**PARAMS, **CLOCKS, "host_s_per_launch": 5e-5}
-    n = len(rows)
-    plain, slow = timed(params), timed(params, np.zeros(n), np.full(n, np.log(2.0)))
+    slower = np.zeros((len(rows), len(MOVED)))
+    slower[:, MOVED.index("host")] = np.log(2.0)
+    plain, slow = timed(params), timed(params, slower)
     waits = next(i for i, row in enumerate(rows) if row.run.id == "QW-001")
     works = next(i for i, row in enumerate(rows) if row.run.id == "FM-001")
     assert slow[waits] - plain[waits] == pytest.approx(np.log(2.0), abs=0.02)
     assert slow[works] == pytest.approx(plain[works], abs=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["gemm", "attention", "memory", "dequant", "link"])
+def test_a_slower_kind_of_work_takes_as_long_as_at_a_lower_efficiency(rows: list[Row], kind: str) -> None:
+    """Half the efficiency is twice the time of that kind, whichever of the two says so."""
+    timed = log_seconds([row.table for row in rows])
+    slower = np.zeros((len(rows), len(MOVED)))
+    slower[:, MOVED.index(kind)] = np.log(2.0)
+    params = {**PARAMS, **CLOCKS}
+    assert timed(params, slower) == pytest.approx(timed({**params, kind: params[kind] / 2.0}), abs=1e-9)
 
 
 def test_zero3_visits_every_product_of_a_layer_in_forward_recompute_and_backward(rows: list[Row]) -> None:

@@ -140,7 +140,7 @@ def test_several_gpus_need_their_parallelism(rows: dict[str, dict[str, str]]) ->
         ("XT-003", {"cp": 8, "cp_kind": "ulysses", "sharding": "zero3", "dtype": "fp16", "precision": "fp16"}),
         ("FF-001", {"sharding": "hsdp", "fsdp_version": 1, "master_dtype": "fp32", "torch_compile": False}),
         ("SW-070", {"sharding": "zero2", "reentrant": True, "max_length": 8192, "attn_implementation": FLASH}),
-        ("NV-013", {"lora_r": 32, "lora_target_modules": ("q_proj", "k_proj", "v_proj"), "fp8": "megatron"}),
+        ("NV-013", {"lora_r": 32, "lora_target_modules": ("qkv_proj",), "fp8": "megatron"}),
     ],
 )
 def test_what_the_code_of_a_source_states_is_read(

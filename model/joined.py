@@ -1,0 +1,63 @@
+"""Projections of one input joined into one map each, as Megatron-Core builds every decoder layer.
+
+``SelfAttention.linear_qkv`` holds queries, keys and values, ``MLP.linear_fc1`` gate and up; a tensor-parallel rank
+holds whole groups of heads of the first and equal halves of the second. Source: Megatron-LM
+``megatron/core/transformer/attention.py`` and ``mlp.py``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tunecast.catalogs.errors import NotSupportedError
+from tunecast.model.architecture import Architecture, Attention, Layer, Linear, Mlp
+from tunecast.model.run import Run
+
+JOINED = "joined"
+"""``Attention.qkv_split`` of these layers."""
+QKV, GATE_UP = "qkv_proj", "gate_up_proj"
+PARTS = {QKV: ("q_proj", "k_proj", "v_proj"), GATE_UP: ("gate_proj", "up_proj")}
+"""What is joined, by the names of separate maps."""
+
+
+def joined(architecture: Architecture) -> Architecture:
+    """The architecture with one map into attention and one into a gated feed-forward."""
+    groups = [replace(group, layer=joined_layer(architecture, group.layer)) for group in architecture.groups]
+    return replace(architecture, groups=tuple(groups))
+
+
+def joined_layer(architecture: Architecture, layer: Layer) -> Layer:
+    """One layer; what is joined already stays."""
+    if layer.attention.kind != "heads" or layer.mlp.kind != "dense":
+        raise NotSupportedError(
+            f"Joined projections are built for dense layers of plain heads; {architecture.name} differs."
+        )
+    attention = layer.attention if layer.attention.fused else joined_attention(layer.attention)
+    mlp = joined_mlp(layer.mlp) if layer.mlp.gated and len(layer.mlp.linears) == 3 else layer.mlp
+    return replace(layer, attention=attention, mlp=mlp)
+
+
+def joined_attention(block: Attention) -> Attention:
+    """Queries, keys and values as one output."""
+    *entering, leaving = block.linears
+    return replace(block, linears=(one_map(QKV, entering), leaving), qkv_split=JOINED)
+
+
+def joined_mlp(block: Mlp) -> Mlp:
+    """Gate and up as halves of one output."""
+    *entering, leaving = block.linears
+    return replace(block, linears=(one_map(GATE_UP, entering), leaving))
+
+
+def joined_targets(run: Run) -> Run:
+    """The run with one adapter where the maps of all of its targets are joined."""
+    targets = list(run.lora_target_modules)
+    for whole, parts in PARTS.items():
+        if set(parts) <= set(targets):
+            targets = [*dict.fromkeys(whole if name in parts else name for name in targets)]
+    return replace(run, lora_target_modules=tuple(targets))
+
+
+def one_map(name: str, linears: list[Linear]) -> Linear:
+    """A map with the outputs of several side by side."""
+    return replace(linears[0], name=name, out_features=sum(linear.out_features for linear in linears))
