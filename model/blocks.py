@@ -42,16 +42,19 @@ MLPS: dict[str, MlpWriter] = {"dense": mlp_block, "experts": experts_block, KIND
 
 
 def residual_block(
-    step: Step, layer: Layer, x: Tensor, names: tuple[str, str], block: Callable[[Tensor], Tensor], kept: list[Tensor]
-) -> Tensor:
+    step: Step, layer: Layer, x: Tensor, names: tuple[str, str], block: Callable[[Tensor], Tensor], kept: list[Tensor],
+    *, rebound: bool = False,
+) -> Tensor:  # fmt: skip
     """A block with the norms before and after it that its family has, added to the residual stream.
 
-    `kept` takes what the real code still has by name.
+    `kept` takes what the real code still has by name; `rebound` says that the block's input is not among it while
+    the block runs.
     """
     tape, hidden, (before, after) = step.tape, step.architecture.hidden_size, names
     entry = x if layer.norm_order == "post" else norm(step, layer.norm, before, x, hidden)
     made = leave_block(step, block(enter_block(step, entry)))
-    tape.hold(entry)
+    if not rebound:
+        tape.hold(entry)
     if layer.norm_order != "pre":
         made = norm(step, layer.norm, after, made, hidden)
     if layer.residual_scaled:
@@ -76,7 +79,10 @@ def decoder_layer(step: Step, where: str, layer: Layer, x: Tensor, tables: Table
     names = f"{where}.input_layernorm", f"{where}.post_attention_layernorm"
     mixed = residual_block(step, layer, x, names, lambda entry: attend(step, at, layer, entry, tables), kept)
     names = f"{where}.pre_feedforward_layernorm", f"{where}.post_feedforward_layernorm"
-    out = residual_block(step, layer, mixed, names, lambda entry: feed(step, below, layer, entry), kept)
+    inline = layer.mlp.activation == "relu"  # OPT's feed-forward is no module: its layer reuses one variable
+    out = residual_block(
+        step, layer, mixed, names, lambda entry: feed(step, below, layer, entry), kept, rebound=inline
+    )
     step.tape.hold(x, *kept, *step.returned, *step.weights)
     step.weights.clear()
     del step.returned[:-1]
