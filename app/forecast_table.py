@@ -100,11 +100,15 @@ def run_line(forecast: Forecast, *, same_count: bool = True) -> str:
 
 
 def fields_from(forecast: Forecast, origin: str, *, same_count: bool) -> list[str]:
-    """Fields of the run that came from there, with their values; without the GPUs where these differ."""
+    """Fields of the run that came from there, with their values, and what was assumed of the data.
+
+    Without the GPUs where these differ.
+    """
     named = (name for name, found in forecast.run_origins.items() if found == origin)
-    return [
+    fields = [
         f"{name} {getattr(forecast.run, name)}" for name in named if same_count or name not in ("num_gpus", "sharding")
     ]
+    return [*fields, *(forecast.amount_assumed if origin == "assumed" else ())]
 
 
 def forecast_table(forecasts: Sequence[Forecast], width: int) -> Table:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tunecast.catalogs.errors import InputError
 from tunecast.model.bounds import MOST_AMOUNT, at_most, check_sizes
 from tunecast.model.dataset import bytes_per_token, read_dataset
+from tunecast.model.factors import Factor
 from tunecast.model.rows import Rows, unpacked_rows
 from tunecast.model.run import Run
 from tunecast.model.units import GIGA, KILO, MEGA, TERA
@@ -26,6 +27,12 @@ class Amount:
     how: str
     epochs: float = 1.0
     """Times that the same data are gone through; 1 where only steps are known."""
+    least: float = 1.0
+    """Tokens to process at the low end of what is assumed of the data, over those that are forecast."""
+    most: float = 1.0
+    """At the high end."""
+    assumed: tuple[str, ...] = ()
+    """What nobody said of the data, in words."""
 
 
 def parse_count(text: str | float, *, name: str) -> float:
@@ -61,8 +68,11 @@ def resolve_amount(run: Run, options: dict[str, Any]) -> Amount | None:
         return _from_dataset(run, options, repeats)
     if options.get("num_samples") is not None:
         return _from_samples(run, options, repeats)
-    if epochs is not None or options.get("mean_tokens") is not None:
-        raise InputError("--num-train-epochs and --mean-tokens need an amount; add --tokens 10M or --num-samples 5000.")
+    alone = [name for name in ("num_train_epochs", "mean_tokens") if options.get(name) is not None]
+    if alone:
+        flags = " and ".join("--" + name.replace("_", "-") for name in alone)
+        need = "needs" if len(alone) == 1 else "need"
+        raise InputError(f"{flags} {need} an amount; add --tokens 10M or --num-samples 5000.")
     return None
 
 
@@ -84,6 +94,18 @@ def _from_tokens(run: Run, tokens: float, what: str, epochs: float) -> Amount:
     return Amount(steps=steps, how=f"{what}, {run.tokens_per_step:,} tokens per step", epochs=epochs)
 
 
+def _packed_words(options: Mapping[str, Any]) -> tuple[str, ...]:
+    """That samples fill rows, where nobody said so."""
+    return () if options.get("packing") else ("packing",)
+
+
+def _text_words(per_token: Factor) -> tuple[str, ...]:
+    """How many bytes a token has, where no tokenizer counted."""
+    if per_token.low == per_token.high:
+        return ()
+    return (f"{per_token.value:g} bytes a token ({per_token.low:g} to {per_token.high:g})",)
+
+
 def _from_dataset(run: Run, options: Mapping[str, Any], repeats: float) -> Amount:
     """A file's samples, each cut at ``max_length``, packed; tokens by measured or assumed bytes per token."""
     found, per_token = read_dataset(str(options["dataset"])), bytes_per_token(options)
@@ -95,7 +117,12 @@ def _from_dataset(run: Run, options: Mapping[str, Any], repeats: float) -> Amoun
         f"{found.name}: {found.samples:,} samples{read}, {counted}"
         f"{f', {cut:,} samples cut at {run.max_length}' if cut else ''}, packed, x {repeats:g} epochs"
     )
-    return _from_tokens(run, tokens * repeats, what, repeats)
+    return replace(
+        _from_tokens(run, tokens * repeats, what, repeats),
+        least=found.tokens(per_token.high, run.max_length) / tokens,
+        most=found.tokens(per_token.low, run.max_length) / tokens,
+        assumed=(*_packed_words(options), *_text_words(per_token)),
+    )
 
 
 def _from_rows(run: Run, rows: Rows, options: Mapping[str, Any], repeats: float) -> Amount | None:
@@ -115,7 +142,17 @@ def _from_rows(run: Run, rows: Rows, options: Mapping[str, Any], repeats: float)
         how=f"{samples:,.0f} samples of {rows.mean_tokens:.0f} tokens x {repeats:g} epochs, "
         f"{per_step} samples per step{lengths}",
         epochs=repeats,
+        least=(rows.shortest or rows.length) / rows.length,
+        most=(rows.longest or rows.length) / rows.length,
+        assumed=_text_words(counted) if rows.samples is not None else _length_words(rows),
     )
+
+
+def _length_words(rows: Rows) -> tuple[str, ...]:
+    """How long rows are, where only the mean of samples is known."""
+    if rows.shortest is None or rows.longest is None:
+        return ()
+    return (f"rows of {rows.length} tokens ({rows.shortest} to {rows.longest})",)
 
 
 def _from_samples(run: Run, options: dict[str, Any], repeats: float) -> Amount:
@@ -125,11 +162,12 @@ def _from_samples(run: Run, options: dict[str, Any], repeats: float) -> Amount:
             raise InputError("--packing needs the length of samples; add --mean-tokens N, or --dataset FILE.")
         padded = f"each padded to {run.max_length} tokens (no --mean-tokens given)"
         what = f"{samples:,.0f} samples x {repeats:g} epochs, {padded}"
-        return _from_tokens(run, samples * run.max_length * repeats, what, repeats)
+        full = _from_tokens(run, samples * run.max_length * repeats, what, repeats)
+        return replace(full, assumed=(f"samples of {run.max_length} tokens",))
     mean = parse_count(options["mean_tokens"], name="--mean-tokens")
     if mean > run.max_length:
         raise InputError(
             f"--mean-tokens {mean:g} is above --max-length {run.max_length}; raise --max-length or lower the mean."
         )
     what = f"{samples:,.0f} samples of {mean:g} tokens x {repeats:g} epochs, packed"
-    return _from_tokens(run, samples * mean * repeats, what, repeats)
+    return replace(_from_tokens(run, samples * mean * repeats, what, repeats), assumed=_packed_words(options))

@@ -76,6 +76,7 @@ def forecast(question: Question, target: Target) -> Forecast:
         bound_by=timing.bound_by,
         time_parts_s=timing.parts_s,
         origins=factor_origins(target, factors, question),
+        amount_assumed=() if amount is None else amount.assumed,
         notes=(
             *resolved.notes,
             *notes_of(question.architecture, run, **inventory),

@@ -67,6 +67,8 @@ class Forecast:
     offer: dict[str, Any] | None = None
     origins: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    amount_assumed: tuple[str, ...] = ()
+    """What nobody said of the data, in words."""
     scaling: Scaling | None = None
     """How well several GPUs scale; None for one, or when the user gave the speed."""
     totals: TrainingTotals | None = None

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from tunecast.model.factors import Factor
 from tunecast.model.phase_rates import Rates, assumed_duration_s
 from tunecast.model.units import GIGA, HOUR_S, MEGA, MINUTE_S
-from tunecast.model.value import Value, exact, total
+from tunecast.model.value import Value, exact, product, total
 from tunecast.model.whole_run_options import EXPORT_BITS, MACHINE_PHASES, WholeRunOptions
 
 GPU_MACHINE = "gpu"
@@ -47,6 +47,10 @@ class Work:
     compiles: bool = False
     adapters: bool = True
     """Whether what is saved is an adapter; else the whole model."""
+    least: float = 1.0
+    """Tokens to process at the low end of what is assumed of the data, over `tokens`."""
+    most: float = 1.0
+    """At the high end."""
 
     @property
     def merged_bytes(self) -> float:
@@ -212,10 +216,13 @@ def full_runs(options: WholeRunOptions) -> float:
 
 
 def train(work: Work, step_s: Value, rates: Rates, options: WholeRunOptions) -> Phase:
-    """Steps times the forecast step time."""
+    """Steps times the forecast step time; what is assumed of the data counts in the interval as an error of its own."""
     times = full_runs(options)
     how = f"{work.steps:,} steps{_times(times)}"
-    return Phase(name="train", hours=step_s.scaled(work.steps * times / HOUR_S), origin="forecast", how=how)
+    hours = step_s.scaled(work.steps * times / HOUR_S)
+    if work.least < work.most:
+        hours = product(hours, Value(value=1.0, low=work.least, high=work.most))
+    return Phase(name="train", hours=hours, origin="forecast", how=how)
 
 
 def evaluations(work: Work, options: WholeRunOptions) -> int:

@@ -20,6 +20,7 @@ from typing import Any
 from tunecast.catalogs.errors import InputError
 from tunecast.model.dataset import bytes_per_token, read_dataset
 from tunecast.model.run import Run
+from tunecast.model.sample_lengths import longest_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +34,10 @@ class Rows:
     samples: float | None
     """Of one epoch; None where the data do not say."""
     how: str
+    shortest: int | None = None
+    """Tokens of a mean row at the low end of what is assumed of the data; None: nothing is."""
+    longest: int | None = None
+    """At the high end."""
 
     @property
     def padding_frac(self) -> float:
@@ -65,19 +70,33 @@ def unpacked_rows(run: Run, options: Mapping[str, Any]) -> Rows | None:
         )
     if batch == 1:
         return Rows(length=max(round(mean), 1), mean_tokens=mean, samples=None, how="rows of one sample each")
-    how = f"rows of one sample each, padded to {run.max_length} (assumed: of the lengths only the mean is known)"
-    return Rows(length=run.max_length, mean_tokens=mean, samples=None, how=how)
+    how = (
+        f"rows of one sample each, padded to the longest of {batch}; of lengths only the mean is known, so they are "
+        f"assumed to be spread exponentially, and the interval goes from {mean:.0f}, all alike, to {run.max_length}"
+    )
+    length = max(round(longest_of(batch, mean, run.max_length)), 1)
+    ends = {"shortest": max(round(mean), 1), "longest": run.max_length}
+    return Rows(length=length, mean_tokens=mean, samples=None, how=how, **ends)
 
 
 def _rows_of_file(run: Run, options: Mapping[str, Any]) -> Rows:
     found, per_token = read_dataset(str(options["dataset"])), bytes_per_token(options)
-    lengths = [min(math.ceil(size / per_token.value), run.max_length) for size in found.sizes_bytes]
-    longest = mean_longest(lengths, run.per_device_train_batch_size)
+    batch, known = run.per_device_train_batch_size, per_token.low == per_token.high
+
+    def lengths(size_bytes: float) -> list[int]:
+        return [min(math.ceil(size / size_bytes), run.max_length) for size in found.sizes_bytes]
+
+    def row(size_bytes: float) -> int:
+        return max(round(mean_longest(lengths(size_bytes), batch)), 1)
+
+    mean = lengths(per_token.value)
     return Rows(
-        length=max(round(longest), 1),
-        mean_tokens=sum(lengths) / len(lengths),
+        length=row(per_token.value),
+        mean_tokens=sum(mean) / len(mean),
         samples=found.samples,
-        how=f"rows of one sample each, padded to the longest of {run.per_device_train_batch_size}",
+        how=f"rows of one sample each, padded to the longest of {batch}",
+        shortest=None if known else row(per_token.high),
+        longest=None if known else row(per_token.low),
     )
 
 

@@ -86,6 +86,8 @@ def work_of(
     tokens = float(amount.steps * run.tokens_per_step)
     return Work(
         steps=amount.steps,
+        least=amount.least,
+        most=amount.most,
         tokens=tokens,
         dataset_tokens=tokens / amount.epochs,
         tokens_per_step=run.tokens_per_step,

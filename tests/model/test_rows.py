@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tunecast.catalogs.errors import InputError
@@ -17,13 +19,17 @@ from tunecast.model.forecast import Forecast
 from tunecast.model.question import Question
 from tunecast.model.rows import mean_longest, unpacked_rows
 from tunecast.model.run import Run
+from tunecast.model.sample_lengths import longest_of
 from tunecast.model.target import resolve_targets
+from tunecast.model.whole_run_options import split_whole_run
 
 LENGTHS = (100, 200, 300, 1000)
 
 
 def ask(**options: Any) -> Forecast:
-    question = Question(architecture=load_architecture("Qwen/Qwen2.5-0.5B"), options={"method": "lora", **options})
+    around, rest = split_whole_run(options)
+    architecture = load_architecture("Qwen/Qwen2.5-0.5B")
+    question = Question(architecture=architecture, options={"method": "lora", **rest}, whole_run=around)
     return forecast(question, resolve_targets(["a100-sxm4-80gb"], {})[0])
 
 
@@ -75,10 +81,54 @@ def test_packing_processes_what_padding_wastes() -> None:
     packed, padded = ask(**shared), ask(**shared, packing=False)
     assert packed.totals is not None
     assert padded.totals is not None
-    assert padded.totals.tokens == 4 * packed.totals.tokens
-    assert padded.tokens_per_s == packed.tokens_per_s, "padding counts as processed"
-    assert any("75% of them padding" in note and "assumed" in note for note in padded.notes)
+    assert padded.totals.tokens == 1000 * 4 * padded_length(512, 2048, 4)
+    assert any("of them padding" in note and "assumed" in note for note in padded.notes)
     assert ask(**shared, packing=True).totals == packed.totals
+
+
+def padded_length(mean: float, cut: int, batch: int) -> int:
+    return round(longest_of(batch, mean, cut))
+
+
+@pytest.mark.parametrize(("mean", "batch"), [(620, 8), (100, 4), (1900, 2)])
+def test_of_a_mean_alone_the_longest_is_that_of_random_exponential_lengths(mean: float, batch: int) -> None:
+    """Half a million seeded micro-batches; the scale is looked for so that the cut lengths have the mean."""
+    draws = np.random.default_rng(3).exponential(1.0, (500_000, batch))
+    scale = min(np.geomspace(mean, 300 * mean, 400), key=lambda s: abs(np.minimum(draws * s, 2048).mean() - mean))
+    expected = np.minimum(draws * scale, 2048).max(axis=1).mean()
+    assert longest_of(batch, mean, 2048) == pytest.approx(expected, rel=0.02)
+    assert longest_of(1, mean, 2048) == mean
+    assert longest_of(batch, 2048, 2048) == 2048
+
+
+def test_what_is_assumed_of_the_data_widens_time_and_cost(tmp_path: Path) -> None:
+    """4 bytes a token may be 3 or 5: tokens may be 5 / 4 fewer and 4 / 3 more, beside the step's own error."""
+    path = write(tmp_path, (300,) * 1000)
+    shared = {"max_length": 512, "packing": True, "train_only": True}
+    told, guessed = ask(**shared, num_samples=1000, mean_tokens=300), ask(**shared, dataset=path)
+    assert told.total_time_h is not None
+    assert guessed.total_time_h is not None
+    assert guessed.total_time_h.value == told.total_time_h.value
+    own, wide = (math.log(found.total_time_h.high / found.total_time_h.value) for found in (told, guessed))
+    assert wide == pytest.approx(math.hypot(own, math.log(4 / 3)), rel=1e-6)
+    low = math.log(guessed.total_time_h.value / guessed.total_time_h.low)
+    assert low == pytest.approx(math.hypot(own, math.log(5 / 4)), rel=1e-6)
+    assert guessed.cost_usd is not None
+    assert guessed.cost_usd.high / guessed.cost_usd.value > math.exp(own)
+    assert told.amount_assumed == ()
+    assert guessed.amount_assumed == ("4 bytes a token (3 to 5)",)
+
+
+def test_rows_of_samples_of_which_only_the_mean_is_known_may_all_be_alike() -> None:
+    """The interval holds what rows of the mean's length take, and what rows of the cut take."""
+    shared: dict[str, Any] = {"max_length": 2048, "num_samples": 1000, "per_device_train_batch_size": 8}
+    found = ask(**shared, mean_tokens=620, packing=False, train_only=True)
+    alike = ask(**{**shared, "max_length": 620}, mean_tokens=620, packing=False, train_only=True)
+    assert found.total_time_h is not None
+    assert alike.total_time_h is not None
+    assert found.total_time_h.low <= alike.total_time_h.value < found.total_time_h.value < found.total_time_h.high
+    assert any("rows of" in words and "(620 to 2048)" in words for words in found.amount_assumed)
+    assert ask(**shared, mean_tokens=620).amount_assumed == ("packing",)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,36 @@
+"""Lengths of samples of which only the mean is known, and how long a micro-batch's longest then is.
+
+Of all distributions of a positive length with a given mean the exponential one assumes least (it has the largest
+entropy), so it stands in; lengths are cut at ``max_length``. With samples alike a micro-batch would be as long as the
+mean, at the worst as long as ``max_length``: both are the ends of what is said.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+POINTS = 4096
+"""Of the integral over lengths."""
+BISECTIONS = 60
+FLATTEST = 1e6
+"""Scale over the cut from which practically every sample is cut."""
+
+
+def scale_of(mean: float, cut: float) -> float:
+    """Scale s of the exponential whose lengths, cut at `cut`, have this mean: s (1 - exp(-cut / s)) = mean."""
+    low, high = mean, cut * FLATTEST
+    for _ in range(BISECTIONS):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if -middle * math.expm1(-cut / middle) < mean else (low, middle)
+    return math.sqrt(low * high)
+
+
+def longest_of(batch: int, mean: float, cut: float) -> float:
+    """Mean of the longest of `batch` such samples: the integral of 1 - (1 - exp(-x / s))^batch up to the cut."""
+    if batch == 1 or mean >= cut:
+        return mean
+    x = (np.arange(POINTS) + 0.5) * (cut / POINTS)
+    shorter = -np.expm1(-x / scale_of(mean, cut))
+    return float(np.sum(1.0 - shorter**batch)) * cut / POINTS
