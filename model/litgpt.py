@@ -1,6 +1,7 @@
-"""LitGPT's own model code: the architecture it builds from a model's shapes, in two ages of it.
+"""LitGPT's own model code: the architecture it builds from a model's shapes, in several ages of it.
 
-Source: litgpt ``model.py``, ``lora.py`` and ``config.py`` of 0.5.13 and of 0.4.13. One map makes queries, keys and
+Source: litgpt ``model.py``, ``lora.py``, ``config.py`` and ``finetune/lora.py`` of 0.3.1 to 0.5.13, traced of 0.4.13,
+0.5.3 and 0.5.13. One map makes queries, keys and
 values; the head is never tied to the embedding; 4-bit bases include the head (Lightning's ``BitsandbytesPrecision``).
 """
 
@@ -13,14 +14,21 @@ from tunecast.model.architecture import Architecture, Attention, Layer, Linear, 
 from tunecast.model.run import Run
 
 STACK = "litgpt"
-PRESENT = "litgpt-0.5.6"
-"""0.5.6 and later: queries, keys and values lie side by side."""
+PRESENT = "litgpt-0.5.11"
+"""0.5.11 and later: queries, keys and values lie side by side; adapters are sharded tensor by tensor (FSDP 2)."""
+FLAT = "litgpt-0.5.5"
+"""0.5.5 to 0.5.10: adapters are sharded in flat parameters (FSDP 1), as all were before."""
+GROUPED = "litgpt-0.5"
+"""0.5.0 to 0.5.4: queries, keys and values lie group by group; the bitsandbytes that it pins, 0.42, keeps the inputs of
+its maps as long as the graph lives, and the loop's logits hold that through the forward of the next micro-batch."""
 BEFORE = "litgpt-0.3"
-"""0.3 to 0.4: they lie group by group; the bitsandbytes that it pins, up to 0.42, keeps the inputs of its maps as long
-as the graph lives, and the loop's logits hold that through the forward of the next micro-batch."""
+"""0.3 to 0.4: the same, with a plain embedding."""
 FIRST = "lit-gpt-2023"
-"""lit-gpt of October 2023: the same code, but the longest sample comes first, when nothing is held from before."""
-CODES = (PRESENT, BEFORE, FIRST)
+"""lit-gpt of October 2023: the same again, but the longest sample comes first, when nothing is held from before."""
+CODES = (PRESENT, FLAT, GROUPED, BEFORE, FIRST)
+SLICED = (PRESENT, FLAT)
+STABLE = (PRESENT, FLAT, GROUPED)
+"""Whose quantized base gets bitsandbytes' ``StableEmbedding``."""
 KIND = "litgpt"
 """Of attention and feed-forward blocks."""
 NORMS = {"rmsnorm": "litgpt-rmsnorm", "rmsnorm-shifted": "litgpt-rmsnorm-shifted", "layernorm": "layernorm"}
@@ -58,7 +66,7 @@ def has_stable_embedding(architecture: Architecture, run: Run) -> bool:
 
     It comes after the optimizer was made, so that its gradients are made, kept for good and never used.
     """
-    return architecture.code == PRESENT and run.base_quantization == "bnb-4bit"
+    return architecture.code in STABLE and run.base_quantization == "bnb-4bit"
 
 
 def stable_embedding(architecture: Architecture) -> tuple[tuple[str, int], ...]:
@@ -143,7 +151,7 @@ def fused_attention(block: Attention, hidden: int, code: str, limit: int | None)
         rotary_dim=block.rotary_dim,
         window=block.window if block.window is None or limit is None or block.window <= limit else None,
         softcap=block.softcap,
-        qkv_split="slices" if code == PRESENT else "by-group",
+        qkv_split="slices" if code in SLICED else "by-group",
     )
 
 

@@ -125,7 +125,7 @@ def causal_mask(step: Step, dtype: str) -> Tensor:
 
 def window_mask(step: Step, dtype: str) -> Tensor:
     """The mask of a sliding window, made anew in every layer however short the samples are: attention runs over all
-    pairs. Since 0.5.6 it is written row by row, a kernel each."""
+    pairs. Today it is written row by row, a kernel each."""
     tape, length = step.tape, step.run.max_length
     pairs = length * length
 
@@ -152,7 +152,8 @@ def heads_of(step: Step, shape: Attention, whole: Tensor) -> tuple[Tensor, Tenso
         return q, k, v
     if shape.num_kv_heads == 1:
         return q, seen_by_all(step, k, groups), seen_by_all(step, v, groups)
-    return ops.copy(tape, q, name="head_layout"), *(ops.repeat_heads(tape, heads, groups) for heads in (k, v))
+    k, v = (ops.repeat_heads(tape, heads, groups) for heads in (k, v))
+    return ops.copy(tape, q, name="head_layout"), k, v
 
 
 def by_head(step: Step, heads: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from tunecast.model import primitives_heavy as heavy
 from tunecast.model.architecture import Architecture, Linear
 from tunecast.model.context import Step
 from tunecast.model.head import shaped_logits
-from tunecast.model.litgpt import FIRST, PRESENT
+from tunecast.model.litgpt import FIRST, SLICED
 from tunecast.model.litgpt_linears import linear_map
 from tunecast.model.operation import Kind
 from tunecast.model.run import Run
@@ -50,7 +50,7 @@ def logits_of(step: Step, x: Tensor) -> Tensor:
         bias=architecture.head_bias,
     )
     made = linear_map(step, "", linear, x)
-    if step.run.has_adapters and architecture.code != PRESENT:
+    if step.run.has_adapters and architecture.code not in SLICED:
         return made  # the chunks of earlier code are not capped
     return shaped_logits(step, made, (made.elements // architecture.vocab_size, architecture.vocab_size))
 

@@ -12,7 +12,7 @@ from tunecast.model import primitives_heavy as heavy
 from tunecast.model.architecture import Attention, Linear
 from tunecast.model.context import Step
 from tunecast.model.linears import base_linear, product
-from tunecast.model.litgpt import PRESENT
+from tunecast.model.litgpt import PRESENT, SLICED
 from tunecast.model.operation import Kind
 from tunecast.model.products import operands
 from tunecast.model.tape import Grads, Tape, Tensor
@@ -54,7 +54,7 @@ def matmul_4bit(step: Step, linear: Linear, x: Tensor, bias: Tensor | None) -> T
         return (ops.gradient_gemm(tape, name, grad, again, (m, k, n), "nn"),)
 
     made = tape.record(out, (x,), backward)
-    if made.node is not None and step.architecture.code != PRESENT:
+    if made.node is not None and step.architecture.code not in SLICED:
         tape.keep(x)
         step.outliving.append(x)
     return made

@@ -4,8 +4,8 @@
 frozen weights are views of it, and the backward of the split writes zeros for them. While micro-batches accumulate
 under ``no_sync`` these flat gradients stay whole. Embedding, final norm and head have no adapter, so no gradient.
 Source: torch ``distributed/fsdp/_flat_param.py`` (``_use_unsharded_views``), ``_runtime_utils.py``
-(``_accumulate_sharded_grad``, ``_should_free_in_backward``); litgpt ``finetune/lora.py`` before 0.5.6. Since then
-``fully_shard`` shards tensor by tensor.
+(``_accumulate_sharded_grad``, ``_should_free_in_backward``); litgpt ``finetune/lora.py`` before 0.5.11. Since
+then ``fully_shard`` shards tensor by tensor.
 """
 
 from __future__ import annotations

@@ -2,12 +2,12 @@
 
     python -m pip install --no-deps --target DIR litgpt==0.5.13 lightning lightning-utilities jsonargparse torchmetrics
     python -m pip install --no-deps --target BNB bitsandbytes==0.49.2
-    PYTHONPATH=BNB:DIR python scripts/litgpt_traces.py litgpt-0.5.6
+    PYTHONPATH=BNB:DIR python scripts/litgpt_traces.py litgpt-0.5.11
 
 litgpt pins packages that the rest of this project does not go with, so it is installed beside them, without
 dependencies. The model, its adapters, Lightning's Fabric with its precision plugins, the chunked loss and torch's AdamW
 are the real code; the training loop is that of ``litgpt/finetune/{lora,full}.py``, cut to one step. bitsandbytes 0.42,
-which litgpt 0.3 to 0.4 pin, does not import beside today's torch: its one difference, inputs kept on the autograd
+which litgpt 0.3 to 0.5.4 pin, does not import beside today's torch: its one difference, inputs kept on the autograd
 context, is added to 0.49. Paged optimizer state is left out. Figures go to tests/fixtures/litgpt_traces.json, those of
 the other age of the code stay.
 """
@@ -26,7 +26,7 @@ from tunecast.calibrate.trace.direct import _enter_state, _fake_mode
 from tunecast.calibrate.trace.ledger import Ledger
 from tunecast.calibrate.trace.recorder import Recorder, watching
 from tunecast.calibrate.trace.result import timeline
-from tunecast.model.litgpt import BEFORE, CODES
+from tunecast.model.litgpt import CODES, SLICED, STABLE
 from tunecast.model.operation import Phase
 from tunecast.model.run import Run
 
@@ -128,7 +128,7 @@ def multiply_as_then(code: str) -> None:
             ctx.kept = a
             return functions.MatMul4Bit.forward(ctx, a, b, out, bias, quant_state)
 
-    product = Kept if code == BEFORE else functions.MatMul4Bit
+    product = Kept if code not in SLICED else functions.MatMul4Bit
 
     def forward(self: Any, x: Any) -> Any:
         bias = None if self.bias is None else self.bias.to(self.compute_dtype)
@@ -265,7 +265,7 @@ def traced(case: dict[str, Any], code: str) -> dict[str, Any]:
         for module in model.modules():
             if hasattr(module, "packed_state"):
                 module.packed_state.dtype = torch.float16
-        if run.bnb_4bit_quant_type is not None and code != BEFORE:
+        if run.bnb_4bit_quant_type is not None and code in STABLE:
             stable_embedding(model)
         model.max_seq_length = run.max_length
         enter_weights(recorder, model)

@@ -12,7 +12,7 @@ from tunecast.catalogs.errors import InputError, NotSupportedError, TunecastErro
 from tunecast.model.architecture import Architecture
 from tunecast.model.architectures import load_architecture
 from tunecast.model.inventory import step_operations
-from tunecast.model.litgpt import BEFORE, FIRST, PRESENT, as_litgpt
+from tunecast.model.litgpt import BEFORE, FIRST, FLAT, GROUPED, PRESENT, as_litgpt
 from tunecast.model.memory import memory_timeline, moment_parts
 from tunecast.model.memory_static import quantized_bytes, quantized_head, root_weight_bytes
 from tunecast.model.operation import Phase
@@ -105,7 +105,8 @@ def test_stack_and_architecture_belong_together() -> None:
     plain = load_architecture("meta-llama/Llama-2-7b-hf")
     assert of_stack(plain, {"stack": "hf-peft"}) is plain
     assert of_stack(plain, {"stack": "litgpt"}).code == PRESENT
-    assert of_stack(plain, {"stack": "litgpt", "stack_version": "0.4.13"}).code == BEFORE
+    for version, code in (("0.4.13", BEFORE), ("0.5.3", GROUPED), ("0.5.8", FLAT), ("0.5.12", PRESENT)):
+        assert of_stack(plain, {"stack": "litgpt", "stack_version": version}).code == code
     with pytest.raises(InputError, match="has formulas only"):
         resolve_run(plain, {"stack": "litgpt"})
     with pytest.raises(InputError, match="built by LitGPT's code"):

@@ -13,6 +13,7 @@ from tunecast.model.architectures import architecture_from_config
 from tunecast.model.experts_modules import of_age
 from tunecast.model.memory import memory_timeline
 from tunecast.model.resolve import resolve_run
+from tunecast.model.resolve_litgpt import of_stack
 from tunecast.model.run import Run
 from tunecast.model.stack_versions import code_age
 from tunecast.model.stacks import HF_CODES, load_stacks
@@ -57,7 +58,8 @@ def test_every_range_gives_runs_of_every_method(
     for entry in entries:
         version = entry["versions"].split(",")[0].removeprefix(">=")
         for method in ("lora", "qlora", "full"):
-            resolved = resolve_run(llama, {"stack": stack, "stack_version": f"{package}={version}", "method": method})
+            options = {"stack": stack, "stack_version": f"{package}={version}", "method": method}
+            resolved = resolve_run(of_stack(llama, options), options)
             assert f"{package} {entry['versions']}" in resolved.run.stack_version
             assert resolved.origins["stack_version"] == "cli"
             assert resolved.run.hf_code in HF_CODES
@@ -163,7 +165,7 @@ def test_experts_are_modules_before_transformers_5() -> None:
         ({"stack_version": "4.20"}, r"transformers 4.20 are recorded; --stack-version takes versions >=5.0; >=4.54"),
         ({"stack_version": "newest"}, "'newest' is no version"),
         ({"stack_version": "torch=2.8"}, "names torch, but versions of hf-peft are recorded for transformers, peft"),
-        ({"stack": "litgpt", "stack_version": "0.5"}, "no versions of litgpt are recorded; leave it out"),
+        ({"stack": "litgpt", "stack_version": "0.2"}, "No defaults of litgpt 0.2 are recorded; --stack-version takes"),
     ],
 )
 def test_versions_that_are_not_recorded_are_refused(llama: Architecture, options: dict[str, str], said: str) -> None:
