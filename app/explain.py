@@ -187,7 +187,7 @@ def _work(operations: Sequence[Operation], part_s: float, peak: float | None) ->
 
 
 def _curve_origin(kind: str, factors: FactorSet) -> str:
-    """Origin of the curves of that kind, else of the factor that stands in for one."""
+    """Origins of the curves of that kind, or of the factor that stands in for one, and of what they are scaled by."""
     found = {curve.origin for name, curve in factors.curves.items() if name.split(".")[0] == kind}
     if not found and kind == "communication":
         found = {factor.origin for name, factor in factors.factors.items() if name.startswith(("link", "overlap"))}
@@ -197,6 +197,7 @@ def _curve_origin(kind: str, factors: FactorSet) -> str:
         }
     if not found and "memory" in factors.curves:
         found = {factors.curves["memory"].origin}
+    found |= {scale.origin} if (scale := factors.factors.get(f"scale.{kind}")) is not None else set()
     return ", ".join(sorted(found)) or DASH
 
 

@@ -95,7 +95,7 @@ def find_gpu(name: str) -> Gpu:
     ids = ids_called(name)
     if not ids:
         refuse_hardware(name)
-        raise UnknownNameError("GPU", name, _known_names(), hint="`tunecast catalog gpus` lists all.")
+        raise UnknownNameError("GPU", name, _meant_by(name), hint="`tunecast catalog gpus` lists all.")
     if len(ids) > 1:
         raise InputError(f"GPU {name!r} is ambiguous: say which of {', '.join(ids)}.")
     return gpus[ids[0]]
@@ -182,6 +182,17 @@ def _known_names() -> list[str]:
     gpus = load_gpus().values()
     spelled = (name for g in gpus for name in (g.id, *g.nvml_names, *g.aliases, *everyday_names(g.id)))
     return list({name.lower(): name for name in spelled}.values())
+
+
+def _meant_by(name: str) -> list[str]:
+    """Names that a slip of the keyboard may have meant: with a word or a number in common, if it has words.
+
+    Numbers alone make ``foo9000`` and A6000 look alike.
+    """
+    words = set(re.findall(r"[a-z]+|[0-9]+", name.lower()))
+    if not any(word.isalpha() for word in words):
+        return _known_names()
+    return [known for known in _known_names() if words & set(re.findall(r"[a-z]+|[0-9]+", known.lower()))]
 
 
 def _gpu(row: Row) -> Gpu:

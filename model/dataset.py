@@ -107,7 +107,15 @@ def texts(value: Any) -> list[str]:
 
 
 def _jsonl(text: str) -> Iterator[list[str]]:
-    return (texts(json.loads(line)) for line in text.splitlines() if line.strip())
+    """A JSON value a line; a damaged line is named by its number in the file."""
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            try:
+                value = json.loads(line)
+            except ValueError as error:
+                what = str(getattr(error, "msg", error))
+                raise ValueError(f"line {number}: {what}, column {getattr(error, 'colno', 1)}") from error
+            yield texts(value)
 
 
 def _json(text: str) -> Iterable[list[str]]:

@@ -26,7 +26,7 @@ from tunecast.model.run import Run
 from tunecast.model.step_source import executed_flops_of, model_flops_of, notes_of, operations_of, trainable_params_of
 from tunecast.model.target import Target
 from tunecast.model.time import StepTime, step_time
-from tunecast.model.timing import link_notes, utilization
+from tunecast.model.timing import link_notes, unused_notes, utilization
 from tunecast.model.timing import timing as step_timing
 from tunecast.model.training_totals import training_totals
 
@@ -83,6 +83,7 @@ def forecast(question: Question, target: Target) -> Forecast:
             *factors.notes,
             *_record_notes(target),
             *link_notes(run, factors, question),
+            *unused_notes(run, target, question),
             *row_notes(resolved.run, rows),
             *data_notes,
             *([] if watched is None else [watched]),

@@ -88,6 +88,21 @@ def _link_at(factors: FactorSet, end: str) -> dict[str, Factor]:
     return moved
 
 
+def unused_notes(run: Run, target: Target, question: Question) -> tuple[str, ...]:
+    """Options about links and several GPUs that change nothing here."""
+    options, found = question.options, []
+    nvlink = target.gpu is not None and target.gpu.nvlink_bytes_per_s > 0 and target.gpu.link_kind != "nvlink-bridge"
+    if options.get("p2p") is not None and (run.num_gpus == 1 or nvlink):
+        flag = "--p2p" if options["p2p"] else "--no-p2p"
+        why = "there is one GPU" if run.num_gpus == 1 else f"GPUs of {target.id} are joined by {target.gpu.link_kind}"
+        found.append(f"{flag} changes nothing: {why}")
+    if options.get("serial_fraction") is not None and run.num_gpus == 1:
+        found.append("--serial-fraction changes nothing: there is one GPU")
+    if options.get("internode_gbps") is not None and run.num_gpus <= run.gpus_per_node:
+        found.append(f"--internode-gbps changes nothing: one machine of {run.gpus_per_node} GPUs is enough")
+    return tuple(found)
+
+
 def utilization(name: str, flops: float, step_s: float, peak: float | None, target: Target) -> float | None:
     """flops / seconds / peak; above 1 is an error that names the figures, never a number."""
     if peak is None:

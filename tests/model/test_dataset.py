@@ -79,3 +79,11 @@ def test_a_missing_file_and_two_amounts_are_refused(tmp_path: Path) -> None:
         read_dataset(tmp_path / "nothing.jsonl")
     with pytest.raises(InputError, match="--tokens and --dataset"):
         resolve_amount(Run(method="lora"), {"tokens": "1M", "dataset": "x.jsonl"})
+
+
+def test_a_damaged_line_is_named_by_its_number_in_the_file(tmp_path: Path) -> None:
+    """The fourth line, after an empty one; a line separator inside a text ends no line."""
+    path = tmp_path / "data.jsonl"
+    path.write_text('{"text": "fine"}\n\n{"text": "a\u2028b"}\n{"text": broken}\n', encoding="utf-8")
+    with pytest.raises(InputError, match=r"data.jsonl is damaged \(line 4: Expecting value, column 10\)"):
+        read_dataset(path)

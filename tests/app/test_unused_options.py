@@ -1,0 +1,49 @@
+"""Options that change nothing say so, and origins name everything that a part was made of."""
+
+from __future__ import annotations
+
+import pytest
+
+import tunecast
+from tunecast.catalogs.errors import InputError
+
+MODEL = "Qwen/Qwen2.5-0.5B"
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"p2p": False, "num_gpus": 8}, "--no-p2p changes nothing: GPUs of h100-sxm5-80gb are joined by nvlink"),
+        ({"p2p": False}, "--no-p2p changes nothing: there is one GPU"),
+        ({"serial_fraction": 0.1}, "--serial-fraction changes nothing: there is one GPU"),
+        ({"internode_gbps": 400, "num_gpus": 8}, "--internode-gbps changes nothing: one machine of 8 GPUs is enough"),
+    ],
+)
+def test_what_changes_nothing_is_told(options: dict[str, object], told: str) -> None:
+    (found,) = tunecast.estimate(MODEL, gpu="h100-sxm5-80gb", **options)
+    (plain,) = tunecast.estimate(MODEL, gpu="h100-sxm5-80gb", num_gpus=options.get("num_gpus", 1))
+    assert told in found.notes
+    assert found.step_time_s == plain.step_time_s
+    assert not any("changes nothing" in note for note in plain.notes)
+
+
+def test_peer_access_matters_over_pcie() -> None:
+    (found,) = tunecast.estimate(MODEL, gpu="l40s-48gb", num_gpus=8, p2p=False)
+    assert not any("changes nothing" in note for note in found.notes)
+
+
+def test_only_the_option_that_was_given_is_named() -> None:
+    with pytest.raises(InputError, match=r"^--mean-tokens needs an amount"):
+        tunecast.estimate(MODEL, gpu="h100-sxm5-80gb", mean_tokens=500)
+    with pytest.raises(InputError, match=r"^--num-train-epochs and --mean-tokens need an amount"):
+        tunecast.estimate(MODEL, gpu="h100-sxm5-80gb", mean_tokens=500, num_train_epochs=2)
+
+
+def test_a_part_has_the_origin_of_its_rate_and_of_its_correction() -> None:
+    """Products run at the datasheet's rate times what published runs reach of it; --json names both factors."""
+    from tunecast.explain import explain
+
+    (told,) = tunecast.estimate(MODEL, gpu="h100-sxm5-80gb", method="lora")
+    (gemm,) = [term for term in explain(MODEL, gpu="h100-sxm5-80gb", method="lora") if term.name == "gemm"]
+    assert told.origins["scale.gemm"] in gemm.origin
+    assert all(told.origins[name] in gemm.origin for name in told.origins if name.startswith("curve.gemm"))
