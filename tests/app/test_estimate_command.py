@@ -107,7 +107,7 @@ def test_every_field_of_the_run_says_who_chose_it(run: Run) -> None:
     assert forecast["run"]["max_length"] == {"value": 2048, "origin": "cli"}
     assert forecast["run"]["method"]["origin"] == "cli"
     assert forecast["run"]["per_device_train_batch_size"] == {"value": 1, "origin": "assumed"}
-    assert forecast["run"]["optim"] == {"value": "adamw_torch", "origin": "stack-default"}
+    assert forecast["run"]["optim"] == {"value": "adamw_torch_fused", "origin": "stack-default"}
 
 
 def test_without_an_amount_there_are_no_totals(run: Run) -> None:
@@ -206,7 +206,7 @@ BAD_RUNS = {
     "negative rate": (("estimate", MODEL, "--gpu", "l4", "--achieved-tflops", "-3"), "--achieved-tflops"),
     "sharding alone": (("estimate", MODEL, "--sharding", "fsdp"), "--num-gpus"),
     "unbuilt optimizer": (("estimate", MODEL, "--optim", "galore_adamw"), "galore_adamw"),
-    "unbuilt stack": (("estimate", MODEL, "--stack", "ms-swift"), "ms-swift"),
+    "unbuilt stack": (("estimate", MODEL, "--stack", "nemo"), "nemo"),
     "tensor parallel alone": (("estimate", MODEL, "--tp", "2"), "use a multiple of 2"),
     "unknown target": (("estimate", MODEL, "--lora-target-modules", "q_porj"), "q_proj"),
     "cpu without record": (("estimate", MODEL, "--gpu", "cpu"), "tunecast calibrate --device cpu"),

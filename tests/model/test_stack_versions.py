@@ -9,7 +9,7 @@ import pytest
 
 from tunecast.catalogs.errors import InputError
 from tunecast.model.architecture import Architecture
-from tunecast.model.architectures import architecture_from_config
+from tunecast.model.architectures import architecture_from_config, load_architecture
 from tunecast.model.experts_modules import of_age
 from tunecast.model.memory import memory_timeline
 from tunecast.model.resolve import resolve_run
@@ -17,6 +17,8 @@ from tunecast.model.resolve_litgpt import of_stack
 from tunecast.model.run import Run
 from tunecast.model.stack_versions import code_age
 from tunecast.model.stacks import HF_CODES, load_stacks
+from tunecast.model.trained import trainable_params
+from tunecast.model.units import MEGA
 from tunecast.model.versions import in_range, version_key
 
 Make = Callable[..., Architecture]
@@ -100,6 +102,8 @@ def test_nothing_asked_is_the_newest_and_says_so(llama: Architecture) -> None:
         ("axolotl", "0.12", "lora", {"fused_kernels": ("lora",)}),
         ("llama-factory", "0.9.0", "lora", {"hf_code": "4.45", "optim": "adamw_torch", "reentrant": True}),
         ("torchtune", "0.3.1", "lora", {"lora_target_modules": ("q_proj", "v_proj")}),
+        ("ms-swift", "4.0", "qlora", {"double_quant": True, "lora_r": 8, "lora_dropout": 0.05, "reentrant": True}),
+        ("ms-swift", "3.5.3", "lora", {"optim": "adamw_torch", "hf_code": "4.49"}),
         ("torchtune", "0.2.1", "lora", {"optim": "adamw_torch"}),
         ("unsloth", "2025.6.2", "qlora", {"loss_type": "cut_cross_entropy"}),
         ("unsloth", "2024.8", "lora", {"loss_type": "nll"}),
@@ -110,6 +114,16 @@ def test_what_an_older_version_changes(
 ) -> None:
     run = run_of(llama, stack=stack, stack_version=version, method=method)
     assert {name: getattr(run, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("targets", "rank", "millions"), [("c_attn", 2, 1.05), ("c_attn", 8, 4.19), ("c_attn", 64, 33.55), (None, 8, 17.89)]
+)
+def test_ms_swifts_page_counts_the_same_trained_parameters(targets: str | None, rank: int, millions: float) -> None:
+    """ms-swift docs/source_en/LLM/Benchmark.md, qwen-7b-chat; its default since is all linear maps at rank 8."""
+    qwen = load_architecture("Qwen/Qwen-7B-Chat")
+    run = run_of(qwen, stack="ms-swift", lora_r=rank, **({"lora_target_modules": targets} if targets else {}))
+    assert trainable_params(qwen, run) / MEGA == pytest.approx(millions, abs=0.005)
 
 
 def test_torchtunes_recipes_leave_the_keys_alone(llama: Architecture) -> None:
