@@ -14,6 +14,7 @@ from tunecast.model.primitives_heavy import CODE_ENTRIES, NESTED_BLOCK, QUANT_BL
 from tunecast.model.quantized import gptq_bytes, gptq_packed_bytes, is_gptq
 from tunecast.model.quantized_bnb8 import int8_bytes, int8_packed_bytes
 from tunecast.model.run import Run
+from tunecast.model.scaler import state_bytes
 from tunecast.model.stacks import load_stacks
 from tunecast.model.tape import allocated_bytes
 from tunecast.model.trained import saved_tensors, stored_bytes, trained_dtype, trained_tensors
@@ -146,6 +147,6 @@ def static_parts(architecture: Architecture, run: Run, *, platform: str = "cuda"
         "weights": base * master_ratio(run) + buffer_bytes(architecture, run) + saved + sum(kept[1:]),
         "quantized": quantized + shared_code,
         "adapters": trained - saved,
-        "optimizer_state": optimizer_state_bytes(architecture, run, platform=platform),
+        "optimizer_state": optimizer_state_bytes(architecture, run, platform=platform) + state_bytes(architecture, run),
         "activations": 2 * allocated_bytes(8 * run.tokens_per_micro_batch),
     }

@@ -12,6 +12,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 from tunecast.model import optimizer_adafactor as adafactor
+from tunecast.model import scaler
 from tunecast.model.architecture import Architecture
 from tunecast.model.litgpt import is_litgpt
 from tunecast.model.operation import Kind, Operation, Phase
@@ -278,6 +279,10 @@ def update_operations(architecture: Architecture, run: Run, *, platform: str = "
     if run.optimizer_in_backward:
         return updates_in_backward(tensors, dtype, run.optim, platform)
     operations = clipping_operations(tensors, dtype) if on_gpu else single_clipping_operations(tensors, dtype)
+    if scaler.scales(architecture, run):
+        launches = [multi_tensor_launches(part, 1) for _, part in by_dtype(tensors, dtype)]
+        operations = [*scaler.unscaling_operations(tensors, dtype, launches), *operations]
+        operations += scaler.checking_operations(tensors, fused=is_fused(run))
     if run.optim == adafactor.NAME:
         return operations + adafactor.update_operations(architecture, run, dtype)
     grouped = run.optim == FUSED or (on_gpu and run.optim not in BITSANDBYTES)

@@ -32,6 +32,7 @@ from tunecast.model.operation import Kind, Phase
 from tunecast.model.parallel_blocks import enter_block, hand_over, leave_block, received_input
 from tunecast.model.primitives_latent import complex_waves
 from tunecast.model.run import Run
+from tunecast.model.scaler import scaled_loss, scales
 from tunecast.model.selective import keep_operations
 from tunecast.model.tape import Event, Tape, Tensor
 
@@ -223,6 +224,7 @@ def write_micro_batch(step: Step, layers: tuple[Layer, ...], ids: Tensor, labels
     if loss.node is None:
         return  # nothing trains
     with tape.in_phase(Phase.BACKWARD):
+        loss = scaled_loss(tape, loss) if scales(step.architecture, step.run) else loss
         seed = tape.empty(1, "fp32")
         tape.kernel("loss_gradient", Kind.MEMORY, (), (seed,))
         tape.backward(loss, seed)

@@ -57,6 +57,13 @@ ADAPTERS = [
     (BIASED, {"lora_target_modules": "q_proj,down_proj", "lora_bias": True, "method": "qlora", "lora_r": 32}),
 ]
 
+SCALED = {"precision": "fp16-autocast", "dtype": "fp16"}
+SCALER = [
+    (PLAIN, {**SCALED, "lora_target_modules": "q_proj", "gradient_accumulation_steps": 2}),
+    (PLAIN, {**SCALED, "method": "full", "dtype": "fp32", "optim": "adamw_torch"}),
+    (BIASED, {**SCALED, "method": "qlora", "optim": "adamw_8bit", "modules_to_save": "lm_head"}),
+]
+
 ADAFACTOR = [
     (PLAIN, {"optim": "adafactor", "method": "full"}),
     (BIASED, {"optim": "adafactor", "method": "full", "dtype": "fp32"}),
@@ -64,7 +71,7 @@ ADAFACTOR = [
     (PLAIN, {**SAVED, "optim": "adafactor", "adapter_dtype": "bf16"}),
 ]
 
-CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [*CHECKPOINTS, *ADAPTERS, *ADAFACTOR]
+CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [*CHECKPOINTS, *ADAPTERS, *SCALER, *ADAFACTOR]
 
 
 def totals(operations: Iterable[Operation], *, reentrant: bool) -> dict[tuple[str, str], Counter[str]]:
