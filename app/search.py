@@ -50,7 +50,17 @@ def searched_forecasts(
         found = forecast(asked, target)
         return replace(found, notes=(note, *found.notes))
 
-    return with_suggestions(question, *answered(targets, ask))
+    found = with_suggestions(question, *answered(targets, ask))
+    return with_lighter_adapters(question, targets, found) if dimension is None else found
+
+
+def with_lighter_adapters(question: Question, targets: Sequence[Target], found: list[Forecast]) -> list[Forecast]:
+    """The forecast of one card, with what would make its adapters cheaper; a table of cards does not say so."""
+    if len(targets) != 1 or question.source is not None or question.achieved_tflops is not None:
+        return found
+    from tunecast.model.adapter_traffic import adapter_notes
+
+    return [replace(one, notes=(*one.notes, *adapter_notes(question, targets[0], one))) for one in found]
 
 
 def forecasts_on_fewest(
