@@ -80,9 +80,7 @@ def decoder_layer(step: Step, where: str, layer: Layer, x: Tensor, tables: Table
     mixed = residual_block(step, layer, x, names, lambda entry: attend(step, at, layer, entry, tables), kept)
     names = f"{where}.pre_feedforward_layernorm", f"{where}.post_feedforward_layernorm"
     inline = layer.mlp.activation == "relu"  # OPT's feed-forward is no module: its layer reuses one variable
-    out = residual_block(
-        step, layer, mixed, names, lambda entry: feed(step, below, layer, entry), kept, rebound=inline
-    )
+    out = residual_block(step, layer, mixed, names, lambda entry: feed(step, below, layer, entry), kept, rebound=inline)
     step.tape.hold(x, *kept, *step.returned, *step.weights)
     step.weights.clear()
     del step.returned[:-1]

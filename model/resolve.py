@@ -25,6 +25,7 @@ from tunecast.model.resolve_experts import check_stacked, expert_notes, renamed_
 from tunecast.model.resolve_kernels import (
     check_compute_dtype,
     check_gptq_dtypes,
+    four_bit_notes,
     take_kernels,
     take_master,
     take_quantization,
@@ -358,6 +359,7 @@ def resolve_run(
         fields.put("fsdp_version", Run(method="full").fsdp_version, "stack-default")
     _note_window(fields, architecture)
     _note_own_linears(fields, architecture)
+    fields.notes.extend(four_bit_notes(fields.values))
     _note_plain_attention(fields, architecture)
     fields.notes.extend(expert_notes(architecture, fields.values))
     run = Run(**{name: fields.values[name] for name in RUN_FIELDS if name in fields.values})

@@ -75,6 +75,21 @@ def check_compute_dtype(values: Mapping[str, Any]) -> None:
         )
 
 
+def four_bit_notes(values: Mapping[str, Any]) -> list[str]:
+    """What is not counted of 4-bit weights that were loaded in fp32, as TRL does without a ``dtype``.
+
+    Their ``quant_state`` keeps that dtype, and TRL hands it on as bitsandbytes' compute dtype.
+    """
+    wide = values["dtype"] == "fp32" and not values["upcast_non_quantized"]
+    if not (wide and values.get("bnb_4bit_quant_type") and values["precision"].endswith("-autocast")):
+        return []
+    note = (
+        "A 4-bit base loaded in fp32 is restored in fp32 and cast to 16 bits at every product, which is not counted; "
+        "with dtype bfloat16 (--dtype bf16) there is no such copy."
+    )
+    return [note]
+
+
 def take_master(fields: Fields) -> None:
     """fp32 shards of a model that computes in 16 bits: only where FSDP trains it whole."""
     values = fields.values

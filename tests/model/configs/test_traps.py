@@ -288,6 +288,14 @@ def test_10_what_a_quantized_base_keeps_its_head_and_embeddings_in(
     assert read(form, lines).options["dtype"] == dtype
 
 
+def test_10_a_4_bit_base_of_trl_without_dtype_is_told_to_be_restored_in_fp32(read: Read) -> None:
+    """``get_quantization_config`` passes ``dtype`` on as ``bnb_4bit_compute_dtype``."""
+    llama = load_architecture("meta-llama/Llama-3.1-8B")
+    silent, told = (read("trl", f"load_in_4bit: true\ndtype: {word}") for word in ("", "bfloat16"))
+    notes = [resolve_run(llama, run_options(file)).notes for file in (silent, told)]
+    assert [any("restored in fp32" in note for note in each) for each in notes] == [True, False]
+
+
 def test_10_llama_factory_trains_fp32_weights_unless_pure(read: Read) -> None:
     full = read("llama-factory", "finetuning_type: full").options
     assert (full["dtype"], full["precision"]) == ("fp32", "bf16-autocast")
