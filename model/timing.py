@@ -90,11 +90,11 @@ def _link_at(factors: FactorSet, end: str) -> dict[str, Factor]:
 
 def unused_notes(run: Run, target: Target, question: Question) -> tuple[str, ...]:
     """Options about links and several GPUs that change nothing here."""
-    options, found = question.options, []
-    nvlink = target.gpu is not None and target.gpu.nvlink_bytes_per_s > 0 and target.gpu.link_kind != "nvlink-bridge"
-    if options.get("p2p") is not None and (run.num_gpus == 1 or nvlink):
+    options, found, gpu = question.options, [], target.gpu
+    joined = gpu.link_kind if gpu is not None and gpu.nvlink_bytes_per_s > 0 else "nvlink-bridge"
+    if options.get("p2p") is not None and (run.num_gpus == 1 or joined != "nvlink-bridge"):
         flag = "--p2p" if options["p2p"] else "--no-p2p"
-        why = "there is one GPU" if run.num_gpus == 1 else f"GPUs of {target.id} are joined by {target.gpu.link_kind}"
+        why = "there is one GPU" if run.num_gpus == 1 else f"GPUs of {target.id} are joined by {joined}"
         found.append(f"{flag} changes nothing: {why}")
     if options.get("serial_fraction") is not None and run.num_gpus == 1:
         found.append("--serial-fraction changes nothing: there is one GPU")
