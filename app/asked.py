@@ -31,6 +31,7 @@ def read_asked(model: str, options: Mapping[str, Any], *, exact: bool = False) -
     With `exact` a model may be of a family that only the real code knows.
     """
     from tunecast.catalogs.errors import InputError
+    from tunecast.model.resolve_litgpt import of_stack
     from tunecast.models import find_architecture
 
     typed = {name: value for name, value in options.items() if name not in FILE_OPTIONS}
@@ -41,7 +42,7 @@ def read_asked(model: str, options: Mapping[str, Any], *, exact: bool = False) -
         flag = "--" + next(iter(reading)).replace("_", "-")
         raise InputError(f"{flag} says how to read a training file, but {model} is not a .yaml; leave {flag} out.")
     found = find_architecture(model, exact=exact)
-    return Asked(architecture=found.architecture, options=typed, origins={}, notes=found.notes)
+    return Asked(architecture=of_stack(found.architecture, typed), options=typed, origins={}, notes=found.notes)
 
 
 def from_training_file(
@@ -49,6 +50,7 @@ def from_training_file(
 ) -> Asked:
     """The file's options under those that were typed. ``stack_version`` is that of the file's framework."""
     from tunecast.model.configs import merge_options, read_config
+    from tunecast.model.resolve_litgpt import of_stack
     from tunecast.models import find_architecture
 
     version, typed = typed.get("stack_version"), {name: typed[name] for name in typed if name != "stack_version"}
@@ -56,7 +58,7 @@ def from_training_file(
     merged = merge_options(run_file, typed)
     found = find_architecture(run_file.model_name, exact=exact)
     return Asked(
-        architecture=found.architecture,
+        architecture=of_stack(found.architecture, merged.options),
         options=merged.options,
         origins=merged.origins,
         notes=(

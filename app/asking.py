@@ -34,7 +34,6 @@ def asked_question(
     from tunecast.catalogs.price_book import price_book
     from tunecast.model.experts_modules import of_age
     from tunecast.model.question import Question
-    from tunecast.model.resolve_litgpt import of_stack
     from tunecast.model.target import resolve_targets
     from tunecast.model.whole_run_options import split_whole_run
 
@@ -42,7 +41,7 @@ def asked_question(
     around, options = split_whole_run(options)
     asked = read_asked(model, with_tokenizer(model, options), exact=source is not None)
     question = Question(
-        architecture=of_stack(of_age(asked.architecture, asked.options), asked.options),
+        architecture=of_age(asked.architecture, asked.options),
         options=asked.options,
         option_origins=asked.origins,
         usd_per_gpu_hour=usd_per_gpu_hour,

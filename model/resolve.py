@@ -16,7 +16,7 @@ from tunecast.catalogs.refused import refuse_method
 from tunecast.model.architecture import Architecture
 from tunecast.model.bounds import check_chunks, check_sizes
 from tunecast.model.families import FAMILIES
-from tunecast.model.litgpt import is_litgpt
+from tunecast.model.litgpt import STACK, is_litgpt
 from tunecast.model.litgpt_head import CHUNK_TOKENS as LITGPT_CHUNK_TOKENS
 from tunecast.model.losses import head_uses
 from tunecast.model.resolve_adapters import take_variants, todays_name
@@ -30,7 +30,14 @@ from tunecast.model.resolve_kernels import (
     take_master,
     take_quantization,
 )
-from tunecast.model.resolve_litgpt import adapted_parts, check_code, check_litgpt, defaults_by_gpus, litgpt_targets
+from tunecast.model.resolve_litgpt import (
+    adapted_parts,
+    check_code,
+    check_litgpt,
+    defaults_by_gpus,
+    half_precision,
+    litgpt_targets,
+)
 from tunecast.model.resolve_parallel import take_parallel
 from tunecast.model.root_modules import root_modules
 from tunecast.model.run import Run
@@ -235,6 +242,8 @@ def _upcast(fields: _Fields) -> None:
 
 def _fall_back_to_fp16(fields: _Fields) -> None:
     """fp16 instead of bf16. A trained base then keeps fp32 weights: a gradient scaler refuses fp16 ones."""
+    if fields.values["stack"] == STACK:
+        return half_precision(fields)
     trained_base = fields.values["method"] == "full"
     changed = []
     if fields.values["precision"].startswith("bf16"):

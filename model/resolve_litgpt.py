@@ -83,6 +83,16 @@ def defaults_by_gpus(fields: Fields, architecture: Architecture, defaults: dict[
     return {**defaults, "gradient_checkpointing": fields.values["num_gpus"] > 1}
 
 
+def half_precision(fields: Fields) -> None:
+    """LitGPT's 16-true or 16-mixed where a card has no bf16, as its own pages advise."""
+    names = ("precision", "dtype", "adapter_dtype")
+    asked = {name: str(fields.values.get(name) or "") for name in names}
+    fields.values |= {name: word.replace("bf16", "fp16") for name, word in asked.items() if word}
+    if "bf16" in "".join(asked.values()):
+        word = "16-mixed" if fields.values["precision"].endswith("-autocast") else "16-true"
+        fields.notes.append(f"This GPU has no bf16: the run uses LitGPT's {word} instead.")
+
+
 def check_litgpt(fields: Fields, architecture: Architecture) -> None:
     """Refuse by name what LitGPT does not have, or has no formulas of."""
     if not is_litgpt(architecture):
@@ -94,8 +104,6 @@ def check_litgpt(fields: Fields, architecture: Architecture) -> None:
     flat = architecture.code != PRESENT or values["method"] == "full"
     if flat and values["num_gpus"] > 1 and "fsdp_version" not in fields.given:
         fields.put("fsdp_version", 1, "stack-default")
-    if values["precision"] == "fp16-autocast":
-        raise refused("--precision fp16-autocast", "use --precision bf16")
     if values["sharding"] not in SHARDINGS:
         raise refused(f"--sharding {values['sharding']}", "use --sharding fsdp")
     if values["num_gpus"] > 1 and values["method"] == "qlora":

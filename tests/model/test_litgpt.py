@@ -86,13 +86,20 @@ def test_defaults_are_those_of_the_script_on_one_gpu_and_on_several() -> None:
         ({"use_dora": True}, "--use-dora"),
         ({"loss_type": "liger"}, "--loss-type liger"),
         ({"sharding": "zero3", "num_gpus": 2}, "--sharding zero3"),
-        ({"precision": "fp16-autocast", "dtype": "fp32"}, "--precision fp16-autocast"),
         ({"method": "qlora", "num_gpus": 2, "sharding": "fsdp"}, "does not quantize on several GPUs"),
     ],
 )
 def test_what_it_does_not_have_is_refused_by_name(options: dict[str, Any], said: str) -> None:
     with pytest.raises(TunecastError, match=said):
         resolved(**options)
+
+
+def test_a_card_without_bf16_takes_its_16_bits() -> None:
+    old = resolve_run(LLAMA, {"stack": "litgpt"}, gpu_has_bf16=False)
+    assert (old.run.precision, old.run.dtype, old.run.adapter_dtype) == ("fp16", "fp16", "fp16")
+    assert any("16-true" in note for note in old.notes)
+    mixed = {"stack": "litgpt", "precision": "bf16-autocast", "dtype": "fp32", "adapter_dtype": "fp32"}
+    assert resolve_run(LLAMA, mixed, gpu_has_bf16=False).run.precision == "fp16-autocast"
 
 
 @pytest.mark.parametrize("name", ["Qwen/Qwen3-8B", "mistralai/Mixtral-8x7B-v0.1", "bigscience/bloom-7b1"])
