@@ -42,7 +42,7 @@ WHOLE: Mapping[str, int] = {
     "dataloader_num_workers": 10**5,
     "max_steps": 10**15,
     "max_gpus": 10**6,
-    "global_batch": 10**10,
+    "global_batch": 10**7,
 }
 """Largest value of each whole number."""
 REAL: Mapping[str, tuple[float, float]] = {

@@ -15,6 +15,7 @@ import numpy as np
 
 from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.architecture import Architecture
+from tunecast.model.bounds import check_sizes
 from tunecast.model.curves import Array
 from tunecast.model.engine_memory import Flags, memory_of
 from tunecast.model.on_device import LEAST_SHARDING_FIRST
@@ -65,6 +66,7 @@ def gpus_per_copy(options: Mapping[str, Any], *names: str) -> int:
 
 def gpu_counts(most: int, inner: int = 1) -> tuple[int, ...]:
     """1, 2, 4, 8, ... copies of the model of `inner` GPUs each, up to `most` GPUs."""
+    check_sizes({"max_gpus": most})
     copies = whole_number("max_gpus", most) // inner
     if copies == 0:
         raise InputError(f"--max-gpus is {most}, but one copy of the model takes {inner} GPUs; raise it to {inner}.")
@@ -76,6 +78,7 @@ def global_batch(
 ) -> GlobalBatch:
     """The user's: as asked, or the product of what was given; without either, one sample for each GPU of the most."""
     if asked is not None:
+        check_sizes({"global_batch": asked})
         return GlobalBatch(samples=whole_number("global_batch", asked), how="as asked with --global-batch")
     given = {name: options[name] for name in BATCH_OPTIONS if options.get(name) is not None}
     if not given:

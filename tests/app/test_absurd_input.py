@@ -57,3 +57,11 @@ def test_a_batch_that_never_fits_is_answered_without_going_through_it(batch: int
     found = CliRunner().invoke(program, [*arguments, "--per-device-train-batch-size", str(batch)])
     assert found.exit_code == 3
     assert "would make it fit" in found.stdout
+
+
+@pytest.mark.parametrize("option", ["--global-batch", "--max-gpus"])
+def test_a_recommendation_names_the_option_that_was_typed(option: str) -> None:
+    arguments = ["recommend", "Qwen/Qwen2.5-0.5B", "--tokens", "10M", "--gpu", "h100-sxm5-80gb", option, "100000000000"]
+    found = CliRunner().invoke(program, arguments)
+    assert found.exit_code == 2
+    assert found.stderr.startswith(f"tunecast: {option} is 1e+11, beyond ")
