@@ -36,6 +36,7 @@ def forecast_to_dict(forecast: Forecast) -> dict[str, Any]:
         "time_parts_s": forecast.time_parts_s,
         "scaling": None if forecast.scaling is None else asdict(forecast.scaling),
         "totals": None if forecast.totals is None else asdict(forecast.totals),
+        "amount_assumed": list(forecast.amount_assumed),
         "phases_h": forecast.phases_h,
         **whole_run_to_dict(forecast.whole_run),
         "total_time_h": _optional(forecast.total_time_h),
