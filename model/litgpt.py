@@ -105,7 +105,7 @@ def refuse_unknown(architecture: Architecture) -> None:
         reasons |= {
             "experts": mlp.experts is not None,
             "latent attention": attention.latent is not None,
-            "norms of queries and keys": attention.qk_norm,
+            "norms of whole queries and keys": attention.qk_norm and not by_head(attention),
             "layers without positions": not attention.rotary,
             f"the norm {layer.norm}": layer.norm not in NORMS,
             "norms after its blocks alone": layer.norm_order == "post",
@@ -118,6 +118,11 @@ def refuse_unknown(architecture: Architecture) -> None:
                     f"{architecture.name} by LitGPT's code was asked for, but {what} are not built for it yet; "
                     "use --stack hf-peft."
                 )
+
+
+def by_head(block: Attention) -> bool:
+    """Whether one norm serves every head of the queries, and one of the keys (Qwen3)."""
+    return block.qk_norm_by_head and not block.qk_norm_each
 
 
 def litgpt_layer(layer: Layer, architecture: Architecture, code: str) -> Layer:
@@ -151,6 +156,7 @@ def fused_attention(block: Attention, hidden: int, code: str, limit: int | None)
         rotary_dim=block.rotary_dim,
         window=block.window if block.window is None or limit is None or block.window <= limit else None,
         softcap=block.softcap,
+        qk_norm=block.qk_norm,
         qkv_split="slices" if code in SLICED else "by-group",
     )
 

@@ -69,6 +69,9 @@ def attention(step: Step, where: str, layer: Layer, x: Tensor, tables: Tables) -
     shape, tape = layer.attention, step.tape
     whole = qkv_map(step, where, shape, x)
     q, k, v = heads_of(step, shape, whole)
+    if shape.qk_norm:
+        names = f"{where}.norm_q", f"{where}.norm_k"
+        q, k = (norm(step, layer.norm, name, heads, shape.head_dim) for name, heads in zip(names, (q, k), strict=True))
     turned = [rotated(step, shape, heads, tables.waves[0]) for heads in (q, k)]
     q, k = (with_rest(step, shape, heads, part) for heads, part in zip((q, k), turned, strict=True))
     groups = shape.num_heads // shape.num_kv_heads

@@ -93,7 +93,7 @@ def litgpt_buffer_bytes(architecture: Architecture, run: Run) -> int:
     wave = allocated_bytes(4 * run.max_length * (attention.rotary_dim or attention.head_dim))
     widths = [width for name, width in attention.parts if name in run.lora_target_modules]
     places = allocated_bytes(8 * sum(widths)) if 0 < len(widths) < len(attention.parts) else 0
-    return 2 * wave + architecture.num_layers * places
+    return 2 * architecture.rotary_sets * wave + architecture.num_layers * places
 
 
 def buffer_bytes(architecture: Architecture, run: Run) -> int:

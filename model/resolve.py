@@ -224,7 +224,7 @@ def _dtypes(fields: _Fields, defaults: Mapping[str, Any], *, gpu_has_bf16: bool)
     if "precision" in fields.given and "dtype" not in fields.given and _whole_base(fields) and precision in DTYPES:
         fields.put("dtype", precision, fields.origins["precision"])  # without autocast weights decide the arithmetic
     if not gpu_has_bf16:
-        _fall_back_to_fp16(fields)
+        (half_precision if fields.values["stack"] == STACK else _fall_back_to_fp16)(fields)
     check_compute_dtype(fields.values)
     if fields.values["upcast_non_quantized"]:
         _upcast(fields)
@@ -242,8 +242,6 @@ def _upcast(fields: _Fields) -> None:
 
 def _fall_back_to_fp16(fields: _Fields) -> None:
     """fp16 instead of bf16. A trained base then keeps fp32 weights: a gradient scaler refuses fp16 ones."""
-    if fields.values["stack"] == STACK:
-        return half_precision(fields)
     trained_base = fields.values["method"] == "full"
     changed = []
     if fields.values["precision"].startswith("bf16"):

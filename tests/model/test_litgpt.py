@@ -34,6 +34,8 @@ PARAMETERS = {
     "tiiuae/falcon-7b": 7_217_189_760,
     "stabilityai/stablelm-base-alpha-3b": 3_637_321_728,
     "EleutherAI/pythia-1.4b": 1_414_647_808,
+    "Qwen/Qwen3-8B": 8_190_735_360,
+    "google/gemma-3-1b-pt": 1_301_875_840,
 }
 """Parameters of ``litgpt.model.GPT`` on the meta device, litgpt 0.5.13: the head is never tied there."""
 
@@ -102,7 +104,9 @@ def test_a_card_without_bf16_takes_its_16_bits() -> None:
     assert resolve_run(LLAMA, mixed, gpu_has_bf16=False).run.precision == "fp16-autocast"
 
 
-@pytest.mark.parametrize("name", ["Qwen/Qwen3-8B", "mistralai/Mixtral-8x7B-v0.1", "bigscience/bloom-7b1"])
+@pytest.mark.parametrize(
+    "name", ["Qwen/Qwen3-30B-A3B", "mistralai/Mixtral-8x7B-v0.1", "bigscience/bloom-7b1", "allenai/OLMo-2-1124-7B"]
+)
 def test_models_without_formulas_in_its_code_are_refused(name: str) -> None:
     with pytest.raises(NotSupportedError, match="by LitGPT's code was asked for"):
         as_litgpt(load_architecture(name))
