@@ -19,6 +19,7 @@ from tunecast.calibrate.stats import MAD_TO_SD
 from tunecast.model.columns import CACHED, COLUMNS, FLOOR
 from tunecast.model.curves import Array
 from tunecast.model.factors import Factor, FactorSet
+from tunecast.model.segments import passes_of
 from tunecast.model.time import HOST, LOG_STEP, PhaseTable, host_steps, log_gradient, stacked, step_seconds
 from tunecast.model.units import MILLISECOND_S
 from tunecast.model.value import Z80
@@ -32,6 +33,8 @@ PRIOR_LOG_SD = {
     "scale.host_recompute": 0.4,
     "scale.host_backward": 0.4,
     "scale.host_dequant": 1.5,
+    "scale.host_calls": 1.5,
+    "scale.host_layers": 1.5,
     "host_s_per_launch": 1.0,
     "step_overhead_s": 1.5,
 }
@@ -43,9 +46,11 @@ ROBUST_STEPS = 3.0
 """A step this many spreads off is trusted less (soft-L1)."""
 MIN_SHARE = 0.002
 """A kind below this share of every step's device time gets no correction."""
+CALL_LAUNCHES = 5.0
+"""Launches' worth of host time from which the search starts for a call of the optimizer, and for entering a layer."""
 NARROWING = 1.25
 """By which the host's reach is cut until the steps allow it."""
-HOST_RATIOS = ("recompute", "backward", "dequant")
+HOST_RATIOS = ("recompute", "backward", "dequant", "calls", "layers")
 """Host costs that whole steps may tell apart from the forward's."""
 MIN_STEPS = 3
 MIN_GROUPS = 4
@@ -96,7 +101,7 @@ def step_names(steps: Sequence[MeasuredStep]) -> tuple[str, ...]:
 
 
 def _shares(table: PhaseTable) -> Array:
-    total = np.array([table.micro_steps, table.micro_steps, 1.0]) @ table.device_s
+    total = passes_of(table.micro_steps) @ table.device_s
     return np.asarray(total / total.sum())
 
 
@@ -107,7 +112,8 @@ def _prior_sd(name: str) -> float:
 def start_values(names: Sequence[str], host_s_per_launch: float) -> dict[str, float]:
     """Where the ridge pulls: scales to 1, the host to its launch benchmark, the constant to a millisecond."""
     start = dict.fromkeys(names, 1.0)
-    return start | {HOST_FACTOR: host_s_per_launch, "step_overhead_s": MILLISECOND_S}
+    start |= {name: CALL_LAUNCHES for name in ("scale.host_calls", "scale.host_layers") if name in start}
+    return start | {HOST_FACTOR: host_s_per_launch, "step_overhead_s": MILLISECOND_S / 5}
 
 
 def predict(steps: Sequence[MeasuredStep], values: dict[str, float], *, synchronous: bool) -> Array:
@@ -155,20 +161,17 @@ class _Problem:
 
         A host that is never the bound has no slope, and yet steps say that it is not much slower.
         """
-        stack, at = (
-            stacked([step.table for step in steps]),
-            predict(steps, self.values(theta), synchronous=self.synchronous),
-        )
-        found = {}
-        for name, widest in zip(self.names, self.prior(), strict=True):
-            by = widest if "host" in name else 0.0
-            while by > LOG_STEP:
-                moved = {**self.values(theta), name: self.values(theta)[name] * float(np.exp(by))}
-                error = (np.log(step_seconds(stack, moved, synchronous=self.synchronous)) - at) / spread
+        at, found = predict(steps, self.values(theta), synchronous=self.synchronous), {}
+        for place, (name, widest) in enumerate(zip(self.names, self.prior(), strict=True)):
+            by = float(widest)
+            while "host" in name and by > LOG_STEP:
+                moved = self.values(theta + by * np.eye(len(theta))[place])
+                error = (predict(steps, moved, synchronous=self.synchronous) - at) / spread
                 if float(error @ error) <= 1.0:
                     break
                 by /= NARROWING
-            found |= {name: max(by, LOG_STEP)} if "host" in name else {}
+            if "host" in name:
+                found[name] = max(by, LOG_STEP)
         return found
 
     def covariance(self, steps: Sequence[MeasuredStep], theta: Array, spread: Array) -> Array:
@@ -268,7 +271,11 @@ def _fit_ridge(problem: _Problem, steps: Sequence[MeasuredStep]) -> tuple[float,
 
 
 def fit_steps(steps: Sequence[MeasuredStep], *, host_s_per_launch: float, synchronous: bool) -> StepFit | None:
-    """Fit in-step factors; None with too few steps to leave one out."""
+    """Fit in-step factors; None with too few steps to leave one out.
+
+    Of the ridges that predict steps left out as well as the best, within its standard error, the narrowest (Breiman et
+    al. 1984, section 3.4.3): factors that steps cannot part stay where benchmarks left them.
+    """
     if len(steps) < MIN_STEPS:
         return None
     names = step_names(steps)
@@ -276,7 +283,10 @@ def fit_steps(steps: Sequence[MeasuredStep], *, host_s_per_launch: float, synchr
     fits = [
         _fit_ridge(_Problem(names=names, start=start, ridge=ridge, synchronous=synchronous), steps) for ridge in RIDGES
     ]
-    return min(fits, key=lambda scored: scored[0])[1]
+    best_score, best = min(fits, key=lambda scored: scored[0])
+    error = np.abs(best.left_out)
+    enough = best_score + float(np.std(error)) / np.sqrt(len(error))
+    return next(fit for score, fit in fits if score <= enough)
 
 
 def step_factors(fit: StepFit) -> dict[str, Factor]:

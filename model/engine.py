@@ -32,12 +32,12 @@ from tunecast.model.operation import Operation, Phase
 from tunecast.model.optimizer import update_operations
 from tunecast.model.parallel_network import with_network
 from tunecast.model.run import Run
+from tunecast.model.segments import SEGMENTS, passes_of
 from tunecast.model.sharding import communication_operations
 from tunecast.model.step import tape_run
 from tunecast.model.target import Target
 from tunecast.model.time import (
     HOST,
-    SEGMENTS,
     Stack,
     communication_seconds,
     phase_table,
@@ -187,7 +187,7 @@ def step_seconds_of(
     meets = np.maximum(
         np.array([w.meets for w in works])[plans.body], np.array([w.meets for w in updates])[plans.update]
     )
-    passes = np.stack([plans.micro, plans.micro, np.ones_like(plans.micro)], axis=1)
+    passes = passes_of(plans.micro)
     found = np.empty((len(factors), len(runs)))
     for device, own in enumerate(factors):
         beside, once, blocking = (_by_micro(links[plans.link, device, kind], plans.micro) for kind in range(len(WHEN)))

@@ -16,15 +16,13 @@ from tunecast.model.columns import share_columns
 from tunecast.model.curves import FORMS, SHARES, Array, Columns, columns, seconds, shares
 from tunecast.model.factors import Curve, FactorSet
 from tunecast.model.hooks import visits_of
+from tunecast.model.host import HOST, host_issues
 from tunecast.model.operation import Kind, Operation
+from tunecast.model.segments import SEGMENTS, segment_of
 from tunecast.model.time import (
     COLUMNS,
-    HOST,
-    SEGMENT_OF,
-    SEGMENTS,
     curve_key,
     find_curve,
-    host_column,
     meets_of,
 )
 
@@ -92,12 +90,11 @@ def add_up(operations: Sequence[Operation], counts: Array, devices: Sequence[Fac
         group = [operations[row] for row in rows]
         cols = columns(group)
         total, parts = seconds_by_device([find_curve(key, factors) for factors in devices], cols)
-        segment = np.array([SEGMENT_OF[o.phase] for o in group])
+        segment = np.array([segment_of(o) for o in group])
         times = counts[rows][:, :, None] * np.eye(len(SEGMENTS))[segment][:, None, :]
         flat = times.reshape(len(rows), -1)
         for place, column in enumerate(share_columns(group[0].kind)):
             device_s[..., column] += ((total * parts[:, place]) @ flat).reshape(len(devices), variants, -1)
-        issued = np.eye(len(HOST))[[HOST.index(host_column(o)) for o in group]] * cols.launches[:, None]
-        launches += np.einsum("ovs,oh->vsh", times, issued)
+        launches += np.einsum("ovs,oh->vsh", times, host_issues(group, cols))
     visits = visits_of(operations, counts)
     return Work(device_s=device_s, launches=launches, meets=meets_of(operations), visits=visits)

@@ -15,9 +15,7 @@ import numpy as np
 from tunecast.model.curves import Array
 from tunecast.model.operation import Kind, Operation, Phase
 from tunecast.model.run import Run
-
-BACKWARD = 1
-"""Place of the backward among the segments of a step; recomputations belong to it."""
+from tunecast.model.segments import BACKWARD, FORWARD, SEGMENTS
 
 
 def has_hooks(run: Run) -> bool:
@@ -27,10 +25,10 @@ def has_hooks(run: Run) -> bool:
 
 def visits_of(operations: Sequence[Operation], counts: Array) -> Array:
     """(variants, segments) visits of modules in an optimizer step; `counts` is (operations, variants)."""
-    found = np.zeros((counts.shape[1], 3))
+    found = np.zeros((counts.shape[1], len(SEGMENTS)))
     for operation, executed in zip(operations, counts, strict=True):
         if operation.kind is Kind.GEMM and operation.phase is Phase.FORWARD:
-            found[:, 0] += executed
+            found[:, FORWARD] += executed
             found[:, BACKWARD] += executed
         elif operation.kind is Kind.GEMM and operation.phase is Phase.RECOMPUTE:
             found[:, BACKWARD] += executed

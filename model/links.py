@@ -19,13 +19,11 @@ import numpy as np
 from tunecast.catalogs.errors import InputError
 from tunecast.model.curves import Array
 from tunecast.model.factors import FactorSet
-from tunecast.model.operation import Kind, Operation, Phase
+from tunecast.model.operation import Kind, Operation
 from tunecast.model.run import Run
+from tunecast.model.segments import SEGMENT_OF, SEGMENTS
 
 Number = float | Array
-SEGMENTS = ("forward", "backward", "optimizer")
-"""Parts of a step on both clocks; a recomputation belongs to the backward."""
-SEGMENT_OF = {Phase.FORWARD: 0, Phase.RECOMPUTE: 1, Phase.BACKWARD: 1, Phase.OPTIMIZER: 2}
 ROUNDS = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0}
 """Times that a whole buffer goes around a ring."""
 

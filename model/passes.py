@@ -13,9 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from tunecast.model.curves import Array
+from tunecast.model.segments import MICRO_ORDER, OPTIMIZER_SEGMENT, SEGMENTS
 
-MICRO_SEGMENTS, OPTIMIZER_SEGMENT, SEGMENTS = (0, 1), 2, 3
-"""Forward, and backward with its recomputation, in every micro-step; the optimizer once."""
 WRITTEN = 8
 """Micro-steps that are gone through one by one."""
 
@@ -48,8 +47,8 @@ class Passes:
 
     def micro_step(self, ahead: Array) -> tuple[Array, Array]:
         """(seconds by which the host is ahead after forward and backward, (runs, segments) device seconds)."""
-        spent = np.zeros((len(ahead), SEGMENTS))
-        for segment in MICRO_SEGMENTS:
+        spent = np.zeros((len(ahead), len(SEGMENTS)))
+        for segment in MICRO_ORDER:
             ahead, spent[:, segment] = self.segment(segment, ahead)
         return ahead, spent
 
@@ -57,7 +56,7 @@ class Passes:
         """(runs, segments) device seconds between the ends of segments, all micro-steps of a segment together."""
         runs, most = len(self.micro_steps), int(self.micro_steps.max())
         ahead, gained = np.zeros(runs), np.zeros(runs)
-        spent = last = np.zeros((runs, SEGMENTS))
+        spent = last = np.zeros((runs, len(SEGMENTS)))
         for micro in range(min(most, WRITTEN)):
             active = self.micro_steps > micro
             after, last = self.micro_step(ahead)

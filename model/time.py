@@ -1,7 +1,7 @@
 """Seconds of one optimizer step: operations through efficiency curves, on two clocks.
 
-The host issues kernels, the device executes them. Both clocks run through the whole step: forward,
-then recompute and backward together (they alternate layer by layer), once for every micro-step of
+The host issues kernels, the device executes them. Both clocks run through the whole step: forward, its head
+(`segments.py`), then recompute and backward together (they alternate layer by layer), once for every micro-step of
 gradient accumulation, then the optimizer. Inside each segment the kernels are taken as evenly mixed,
 so that a segment ends on the device when it has worked off its backlog, or when the host has issued
 the last kernel, whichever is later. The host's lead is carried from segment to segment. The clocks
@@ -27,20 +27,17 @@ from tunecast.model.curve_names import find_curve as find_curve
 from tunecast.model.curves import Array, columns, seconds, shares
 from tunecast.model.factors import FactorSet
 from tunecast.model.hooks import has_hooks, visits_of
-from tunecast.model.links import SEGMENT_OF as SEGMENT_OF
-from tunecast.model.links import SEGMENTS as SEGMENTS
+from tunecast.model.host import HOST as HOST
+from tunecast.model.host import host_issues, host_seconds
 from tunecast.model.links import bubble_frac, no_seconds
 from tunecast.model.links import communication_seconds as communication_seconds
 from tunecast.model.operation import Kind, Operation
-from tunecast.model.passes import OPTIMIZER_SEGMENT, Passes
+from tunecast.model.passes import Passes
 from tunecast.model.run import Run
+from tunecast.model.segments import FORWARD, HEAD, OPTIMIZER_SEGMENT, SEGMENTS, passes_of, segment_of, told
 from tunecast.model.value import Value, lognormal
 
 COMPUTE = (str(Kind.GEMM), str(Kind.ATTENTION))
-HOST = ("forward", "recompute", "backward", "optimizer", "dequant", "hooks")
-"""Launches whose host cost may differ: by phase, those of 4-bit dequantization, which go through more Python, and
-visits of modules by ZeRO-3's hooks (`hooks.py`).
-``host_s_per_launch`` is that of forward, ``scale.host_<name>`` the ratio of another to it."""
 VALUE_READ = "_local_scalar_dense"
 """Operator by which torch reads a value to the host: it waits for all work issued before it."""
 LOG_STEP = 1e-3
@@ -132,34 +129,28 @@ def _by_curve(operations: Sequence[Operation]) -> dict[str, list[tuple[Operation
     return groups
 
 
-def host_column(operation: Operation) -> str:
-    """The column of `HOST` that an operation's launches belong to."""
-    return "dequant" if operation.kind is Kind.DEQUANT else str(operation.phase)
-
-
 def meets_of(operations: Sequence[Operation]) -> Array:
     """(segments,) 1 where the host reads a value of the device at the start."""
-    reads = {SEGMENT_OF[o.phase] for o in operations if o.name.endswith(VALUE_READ)}
+    reads = {segment_of(o) for o in operations if o.name.endswith(VALUE_READ)}
     return np.array([float(segment in reads) for segment in range(len(SEGMENTS))])
 
 
 def phase_table(operations: Sequence[Operation], factors: FactorSet, *, run: Run) -> PhaseTable:
     """Add up the seconds of all operations by segment and column."""
     micro = run.gradient_accumulation_steps
-    passes = np.array([micro, micro, 1.0])
+    passes = passes_of(micro)
     device = np.zeros((len(SEGMENTS), len(COLUMNS)))
     launches, variance = np.zeros((len(SEGMENTS), len(HOST))), np.zeros(len(COLUMNS))
     for key, group in _by_curve(operations).items():
         curve, cols = find_curve(key, factors), columns([o for o, _ in group])
         timed, parts = seconds(curve, cols), shares(curve, cols)
-        count, segment = np.array([c for _, c in group]), np.array([SEGMENT_OF[o.phase] for o, _ in group])
+        count, segment = np.array([c for _, c in group]), np.array([segment_of(o) for o, _ in group])
         work_s = timed.seconds * count
         for column, part in zip(share_columns(group[0][0].kind), parts, strict=True):
             np.add.at(device[:, column], segment, work_s * part)
             if part.any() and COLUMNS[column] != FLOOR:
                 variance[column] += timed.sum_variance(work_s * part)
-        issued = np.array([HOST.index(host_column(o)) for o, _ in group])
-        np.add.at(launches, (segment, issued), count * cols.launches)
+        np.add.at(launches, segment, count[:, None] * host_issues([o for o, _ in group], cols))
     if has_hooks(run):
         launches[:, HOST.index("hooks")] += visits_of(operations, np.array([[o.count] for o in operations]))[0]
     total = device.sum(axis=0)
@@ -204,7 +195,7 @@ class Stack:
     @property
     def passes(self) -> Array:
         """(runs, segments): how often each segment runs in an optimizer step."""
-        return np.stack([self.micro_steps, self.micro_steps, np.ones_like(self.micro_steps)], axis=1)
+        return passes_of(self.micro_steps)
 
 
 def stacked(tables: Sequence[PhaseTable]) -> Stack:
@@ -236,12 +227,14 @@ class _Load:
 
 def _load(stack: Stack, values: Mapping[str, float]) -> _Load:
     scale = scales(values)
-    issue = values.get("host_s_per_launch", 0.0) * np.array([values.get(f"scale.host_{name}", 1.0) for name in HOST])
+    issue = host_seconds(values)
     work = stack.device_s @ scale
     wait = exposed_communication(stack, work, values.get("overlap_frac", 0.0), values.get("scale.link", 1.0))
     lead = np.full_like(work, np.inf)
     if "launch_queue_depth" in values:
-        lead = (work + wait) * values["launch_queue_depth"] / np.maximum(stack.launches.sum(axis=2), 1.0)
+        issued = stack.launches[:, :, : HOST.index("calls")].sum(axis=2)
+        full = (work + wait) * values["launch_queue_depth"] / np.maximum(issued, 1.0)
+        lead = np.where(issued > 0.0, full, np.inf)
     return _Load(busy=work + wait, host=stack.launches @ issue, wait=wait, lead=lead)
 
 
@@ -249,9 +242,11 @@ def exposed_communication(stack: Stack, work: Array, overlap_frac: float, link: 
     """(runs, segments): seconds per pass that the device waits for links.
 
     What comes in every pass hides behind a fraction of that pass's work; what comes once, behind what is left of
-    that in the last pass; what blocks, behind nothing.
+    that in the last pass; what blocks, behind nothing. The head's work hides what the forward sends.
     """
-    room = overlap_frac * work - link * stack.communication_s
+    beside = work.copy()
+    beside[:, FORWARD] += work[:, HEAD]
+    room = overlap_frac * beside - link * stack.communication_s
     last = np.maximum(link * stack.once_s - np.maximum(room, 0.0), 0.0)
     return np.asarray(np.maximum(-room, 0.0) + last / stack.passes + link * stack.blocking_s)
 
@@ -341,7 +336,7 @@ def log_sd_parts(table: PhaseTable, factors: FactorSet) -> dict[str, float]:
 
 
 def _parts(table: PhaseTable, clocks: Clocks, values: dict[str, float]) -> dict[str, float]:
-    passes = np.array([table.micro_steps, table.micro_steps, 1.0])
+    passes = passes_of(table.micro_steps)
     by_kind = passes @ table.device_s * scales(values)
     by_kind[COLUMNS.index(str(Kind.MEMORY))] += by_kind[COLUMNS.index(CACHED)]
     parts = {c: float(by_kind[i]) for i, c in enumerate(COLUMNS) if by_kind[i] > 0 and c != CACHED}
@@ -374,7 +369,7 @@ def step_time(operations: Sequence[Operation], factors: FactorSet, *, run: Run) 
     spread = log_sd_parts(table, factors)
     log_sd = float(np.sqrt(sum(part**2 for part in spread.values())))
     parts = _parts(table, clocks, values)
-    phases = dict(zip(SEGMENTS, clocks.segments_s, strict=True)) | {"overhead": parts["overhead"]}
+    phases = told(clocks.segments_s) | {"overhead": parts["overhead"]}
     return StepTime(
         step_time_s=lognormal(clocks.step_s, log_sd),
         parts_s=parts,

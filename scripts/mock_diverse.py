@@ -223,14 +223,6 @@ def told(summary: Mapping[str, Any]) -> str:
     )
 
 
-CAUSES = """Where it is off, kernel by kernel on the H100's mock: small models that the device bounds (0.5B and 0.6B)
-come out too fast, as the calibration's steps are wide or bound by the host and tell little of what a short kernel
-takes (`scale.floor`); adapters of stacked experts are products with a very thin inner dimension that no benchmark
-measures; gathers run below a copy's bandwidth; heads of 192 values take the memory-efficient kernel, which has no
-curve of its own. A step of a narrow model at 2,048 tokens in the calibration was tried on five cards: it helped on
-some and hurt on the L4, so it is left out."""
-
-
 def run_simulated(folder: Path) -> bool:
     """Simulate all runs on all mocks."""
     rows: list[Row] = []

@@ -18,8 +18,8 @@ queues = st.sampled_from([0.0, 0.75, 2.0, 40.0, math.inf])
 def simulated(passes: Passes) -> list[float]:
     """The times at which host and device are done, kernel batch by kernel batch: nothing is assumed to repeat."""
     host = device = 0.0
-    spent = [0.0, 0.0, 0.0]
-    for segment in [*[0, 1] * int(passes.micro_steps[0]), 2]:
+    spent = [0.0, 0.0, 0.0, 0.0]
+    for segment in [*[0, 3, 1] * int(passes.micro_steps[0]), 2]:
         busy, issue, queue = (float(part[0, segment]) for part in (passes.busy, passes.issue, passes.queue))
         if passes.meets[0, segment]:
             host = max(host, device)
@@ -32,10 +32,10 @@ def simulated(passes: Passes) -> list[float]:
 
 @settings(max_examples=300, deadline=None)
 @given(
-    busy=st.tuples(seconds, seconds, seconds),
-    issue=st.tuples(seconds, seconds, seconds),
-    queue=st.tuples(queues, queues, queues),
-    meets=st.tuples(st.integers(0, 1), st.integers(0, 1), st.integers(0, 1)),
+    busy=st.tuples(seconds, seconds, seconds, seconds),
+    issue=st.tuples(seconds, seconds, seconds, seconds),
+    queue=st.tuples(queues, queues, queues, queues),
+    meets=st.tuples(*[st.integers(0, 1)] * 4),
     steps=st.sampled_from([1, 2, 7, 8, 9, 40, 333]),
     synchronous=st.booleans(),
 )
@@ -53,8 +53,11 @@ def test_counted_micro_steps_are_those_gone_through(busy, issue, queue, meets, s
 
 def test_runs_of_different_accumulation_side_by_side() -> None:
     """A host that is 1 s a micro-step faster fills a queue of 100 s in 100 of them; another is always behind."""
-    alike = {"queue": np.full((2, 3), 100.0), "meets": np.zeros((2, 3)), "synchronous": False}
-    busy, issue = np.array([[1.0, 1.0, 1.0], [0.0, 1.0, 1.0]]), np.array([[0.5, 0.5, 150.0], [1.0, 2.0, 5.0]])
+    alike = {"queue": np.full((2, 4), 100.0), "meets": np.zeros((2, 4)), "synchronous": False}
+    busy, issue = (
+        np.array([[1.0, 0.5, 1.0, 0.5], [0.0, 1.0, 1.0, 0.0]]),
+        np.array([[0.5, 0.3, 150.0, 0.2], [1.0, 2.0, 5.0, 0.0]]),
+    )
     found = Passes(busy=busy, issue=issue, micro_steps=np.array([10.0**9, 3.0]), **alike).seconds()
-    assert found[0] == pytest.approx([1e9, 1e9, 50.0])
-    assert found[1] == pytest.approx([3.0, 6.0, 5.0])
+    assert found[0] == pytest.approx([1e9, 0.5e9, 50.0, 0.5e9])
+    assert found[1] == pytest.approx([3.0, 6.0, 5.0, 0.0])

@@ -91,6 +91,38 @@ def test_the_lead_of_a_heavy_phase_pays_for_a_light_one() -> None:
     assert found.parts_s["host"] == pytest.approx(0.0)
 
 
+def test_a_long_head_does_not_hide_a_host_that_was_behind_in_the_layers() -> None:
+    """10 layers' kernels of 0.1 s, issued at 1 s each, then a loss of 8 s: the loss starts when the last is issued.
+
+    Evenly mixed, 9 s of work would hide behind 11 s of issuing.
+    """
+    loss = Operation(name="log_softmax", kind=Kind.LOSS, phase=Phase.FORWARD, bytes=8.0)
+    found = step_time([memory(0.1, Phase.FORWARD, 10.0), loss], factor_set(host_s_per_launch=1.0), run=RUN)
+    stream = [(1.0, 0.1)] * 10 + [(1.0, 8.0)]
+    assert found.step_time_s.value == pytest.approx(queue_seconds(stream), abs=1.2)
+    assert found.phases_s["forward"] == pytest.approx(found.step_time_s.value)
+
+
+def test_the_host_enters_layers_and_calls_the_optimizer() -> None:
+    """Two layers of 1 launch, recomputed and run back, and an optimizer of one call and 6 launches, at 1 s a launch:
+    12 s; entering a layer costs 3 s more, forward and recomputed, the call 5 s."""
+    attention = Operation(
+        name="sdpa", kind=Kind.ATTENTION, phase=Phase.FORWARD, dtype="bf16", shape=(1, 1, 1, 1, 1, 1), count=2.0
+    )
+    operations = [
+        attention,
+        replace(attention, phase=Phase.RECOMPUTE),
+        replace(attention, phase=Phase.BACKWARD),
+        Operation(name="adamw", kind=Kind.OPTIMIZER, phase=Phase.OPTIMIZER, launches=6.0),
+    ]
+    bare = step_time(operations, factor_set(host_s_per_launch=1.0), run=RUN)
+    assert bare.host_s == pytest.approx(12.0)
+    told = factor_set(host_s_per_launch=1.0, **{"scale.host_layers": 3.0, "scale.host_calls": 5.0})
+    assert step_time(operations, factor_set(host_s_per_launch=1.0, **told), run=RUN).host_s == pytest.approx(
+        12 + 12 + 5
+    )
+
+
 def test_a_shallow_queue_limits_the_lead() -> None:
     """As above with room for one launch: the host cannot run ahead, so backward is host-bound."""
     operations = [memory(2.0, Phase.FORWARD, 10.0), memory(0.1, Phase.BACKWARD, 10.0)]

@@ -1,0 +1,45 @@
+"""What the host issues, in columns that cost it differently."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from tunecast.model.curves import Array, Columns
+from tunecast.model.operation import Kind, Operation, Phase
+
+HOST = ("forward", "recompute", "backward", "optimizer", "dequant", "hooks", "calls", "layers")
+"""Launches whose host cost may differ: by phase, those of 4-bit dequantization, which go through more Python, and
+visits of modules by ZeRO-3's hooks (`hooks.py`); calls of the optimizer, which go over lists of tensors;
+and layers that Python enters, forward or to recompute them, told by their attention.
+``host_s_per_launch`` is that of forward, ``scale.host_<name>`` the ratio of another to it."""
+UNMEASURED_RATIO = {"calls": 0.0, "layers": 0.0}
+"""Ratios of host costs that are not 1 where nobody has measured them: launches then stand for calls."""
+
+
+def host_column(operation: Operation) -> str:
+    """The column of `HOST` that an operation's launches belong to."""
+    return "dequant" if operation.kind is Kind.DEQUANT else str(operation.phase)
+
+
+def host_issues(operations: Sequence[Operation], cols: Columns) -> Array:
+    """(operations, host columns): what the host issues for one execution of each."""
+    issued = np.zeros((len(operations), len(HOST)))
+    for row, operation in enumerate(operations):
+        issued[row, HOST.index(host_column(operation))] = cols.launches[row]
+        issued[row, HOST.index("calls")] = float(operation.kind is Kind.OPTIMIZER and cols.launches[row] > 0.0)
+        issued[row, HOST.index("layers")] = float(enters_layer(operation))
+    return issued
+
+
+def enters_layer(operation: Operation) -> bool:
+    """Whether it is the attention, fused or by its product of scores, of a layer that Python runs."""
+    attends = operation.kind is Kind.ATTENTION or operation.name == "scores"
+    return attends and operation.phase in (Phase.FORWARD, Phase.RECOMPUTE)
+
+
+def host_seconds(values: Mapping[str, float]) -> Array:
+    """(host columns,) seconds that the host takes for one of each."""
+    ratios = [values.get(f"scale.host_{name}", UNMEASURED_RATIO.get(name, 1.0)) for name in HOST]
+    return values.get("host_s_per_launch", 0.0) * np.array(ratios)
