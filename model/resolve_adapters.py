@@ -30,10 +30,8 @@ def take_variants(fields: Fields, architecture: Architecture, whole_number: Any)
     save_instead(fields, architecture)
     take_saved_dtype(fields)
     sharding = fields.values["sharding"]
-    if fields.values["modules_to_save"] and sharding not in WHOLE_WEIGHTS:
-        raise NotSupportedError(
-            f"--modules-to-save with --sharding {sharding} is not built yet; use --sharding ddp, zero1 or zero2."
-        )
+    if fields.values["modules_to_save"]:
+        check_shards(fields, "--modules-to-save")
     if fields.values["optim"] == "adafactor" and sharding not in ("none", "ddp"):
         raise NotSupportedError(f"--optim adafactor with --sharding {sharding} is not built yet; use --sharding ddp.")
     check_root_adapters(fields, architecture)
@@ -62,6 +60,22 @@ def todays_name(architecture: Architecture, name: str) -> str:
     return OLDER_NAMES.get((architecture.model_type, name), name)
 
 
+def check_shards(fields: Fields, what: str) -> None:
+    """Trained modules outside the layers under sharded weights: FSDP 2 has them in one group of one dtype."""
+    values = fields.values
+    if values["sharding"] in WHOLE_WEIGHTS:
+        return
+    if values["sharding"] == "zero3" or values["fsdp_version"] == 1:
+        named = "--sharding zero3" if values["sharding"] == "zero3" else "FSDP 1"
+        raise NotSupportedError(f"{what} with {named} is not built yet; use --sharding fsdp (version 2), ddp or zero2.")
+    own = values["modules_to_save_dtype"] or values["dtype"]
+    if values["modules_to_save"] and own != values["dtype"]:
+        raise InputError(
+            f"FSDP shards one dtype per group, but --modules-to-save-dtype is {own} and the base is "
+            f"{values['dtype']}; leave it out."
+        )
+
+
 def check_root_adapters(fields: Fields, architecture: Architecture) -> None:
     """What adapters on the table of tokens or on the head are not built with, or PEFT refuses."""
     values = fields.values
@@ -84,8 +98,8 @@ def check_root_adapters(fields: Fields, architecture: Architecture) -> None:
     others = {
         "--use-dora": values["use_dora"],
         "--tp or --pp": values.get("tp", 1) * values.get("pp", 1) > 1,
-        f"--sharding {values['sharding']}": values["sharding"] not in WHOLE_WEIGHTS,
     }
+    check_shards(fields, f"An adapter on {' and '.join(found)}")
     for what, given in others.items():
         if given:
             raise NotSupportedError(

@@ -45,6 +45,7 @@ from tunecast.model.trained import (
     base_tensors,
     by_dtype,
     gradient_dtype,
+    root_tensors,
     trained_dtype,
     trained_tensors,
     whole_bytes,
@@ -141,6 +142,26 @@ def layer_bytes(architecture: Architecture, run: Run) -> int:
     return max(one_layer_bytes(group.layer, architecture.hidden_size, run) for group in architecture.groups)
 
 
+def root_trained_bytes(architecture: Architecture, run: Run) -> int:
+    """What trains outside the layers: beside adapters, copies of the table of tokens and the head, adapters on them."""
+    if not run.has_adapters:
+        return root_weight_bytes(architecture, run)
+    return layer_trained_bytes([tensor for part in root_tensors(architecture, run) for tensor in part], run)
+
+
+def head_gradient_bytes(architecture: Architecture, run: Run) -> int:
+    """Gradients of the head, which come first and wait for the others of its group."""
+    if not run.has_adapters:
+        return DTYPE_BYTES[run.dtype] * architecture.embedding_params
+    return layer_trained_bytes(root_tensors(architecture, run)[1], run)
+
+
+def root_group_bytes(architecture: Architecture, run: Run) -> int:
+    """Everything outside the layers, which FSDP keeps in one group."""
+    trained = root_trained_bytes(architecture, run) if run.has_adapters else 0
+    return root_weight_bytes(architecture, run) + trained
+
+
 def layer_trained_bytes(tensors: list[Trained], run: Run) -> int:
     """Bytes of trained tensors, in the dtype their gradients have."""
     return whole_bytes(tensors, gradient_dtype(run))
@@ -207,7 +228,7 @@ def fsdp1_bytes(architecture: Architecture, run: Run, moment: str, position: str
 
     A layer is gathered into the buffer its parameters are views of, and freed as soon as it ends, the last one too.
     """
-    root, layer = root_weight_bytes(architecture, run), layer_bytes(architecture, run)
+    root, layer = root_group_bytes(architecture, run), layer_bytes(architecture, run)
     if moment == "loss" or (moment == "forward" and position == "outside"):
         return root
     if moment == "forward":
@@ -234,7 +255,7 @@ def fsdp_bytes(architecture: Architecture, run: Run, moment: str, position: str)
     The last layer's buffer lives through the loss: kept by the forward, then fetched anew by the backward.
     Temporaries inside a layer are taken to coincide with the copy of the forward, which is brief.
     """
-    root, layer = root_weight_bytes(architecture, run), layer_bytes(architecture, run)
+    root, layer = root_group_bytes(architecture, run), layer_bytes(architecture, run)
     if moment == "loss" or (moment == "forward" and position == "outside"):
         return root + layer
     if moment == "forward":
@@ -250,7 +271,7 @@ def grad_op_bytes(architecture: Architecture, run: Run, moment: str, position: s
 
     A layer's weights are freed before its gradients are reduced. Every layer is taken to be as large as the largest.
     """
-    root, layer = root_weight_bytes(architecture, run), layer_bytes(architecture, run)
+    root, layer = root_group_bytes(architecture, run), layer_bytes(architecture, run)
     whole = root + architecture.num_layers * layer
     if moment == "backward":
         if position == "outside":
@@ -268,7 +289,7 @@ def layer_reduction_bytes(architecture: Architecture, run: Run) -> int:
     The head's gradient waits for the embedding's: both are reduced together at the end.
     """
     layer = largest_layer_gradient_bytes(architecture, run)
-    head = 0 if run.has_adapters else DTYPE_BYTES[run.dtype] * architecture.embedding_params
+    head = head_gradient_bytes(architecture, run)
     if not shards_of(run).gradients:
         return layer
     return GRADIENT_COPIES * layer + head - share(layer + head, shard_gpus(run))
@@ -276,7 +297,7 @@ def layer_reduction_bytes(architecture: Architecture, run: Run) -> int:
 
 def root_reduction_bytes(architecture: Architecture, run: Run) -> int:
     """Gradients of embedding and head while they are reduced, and the buffer of the first layer's before them."""
-    root = 0 if run.has_adapters else root_weight_bytes(architecture, run)
+    root = root_trained_bytes(architecture, run)
     whole = root if shards_of(run).gradients else 0
     return whole - share(whole, shard_gpus(run)) + largest_layer_gradient_bytes(architecture, run)
 
@@ -285,7 +306,7 @@ def first_gather_bytes(architecture: Architecture, run: Run) -> int:
     """FSDP2 when the first layer is copied out: the root and this layer each twice, parameters and buffer."""
     if run.num_gpus == 1 or run.sharding not in FSDP:
         return 0
-    return 2 * (root_weight_bytes(architecture, run) + layer_bytes(architecture, run))
+    return 2 * (root_group_bytes(architecture, run) + layer_bytes(architecture, run))
 
 
 def collective(
@@ -339,7 +360,7 @@ def gather_operations(architecture: Architecture, run: Run) -> list[Operation]:
     """Weights gathered layer by layer in forward and backward, gradients scattered layer by layer."""
     micro_batches = run.gradient_accumulation_steps
     layers = by_size(architecture, run, one_layer_bytes)
-    gathers = [(Phase.FORWARD, root_weight_bytes(architecture, run), 1)]
+    gathers = [(Phase.FORWARD, root_group_bytes(architecture, run), 1)]
     for phase in (Phase.FORWARD, Phase.BACKWARD) if run.sharding != "fsdp-grad-op" else (Phase.FORWARD,):
         gathers += [(phase, size, count) for size, count in layers]
     operations = [
@@ -356,8 +377,9 @@ def reduction_operations(architecture: Architecture, run: Run) -> list[Operation
     times, once = (micro_batches if every else 1), not every and micro_batches > 1
     layers = by_size(architecture, run, layer_gradient_bytes)
     sizes = [(size, count, gradient_dtype(run)) for size, count in layers if size]
-    if not run.has_adapters:
-        sizes.append((root_weight_bytes(architecture, run), 1, run.dtype))
+    root = root_trained_bytes(architecture, run)
+    if root:
+        sizes.append((root, 1, gradient_dtype(run)))
     operations = []
     for size, count, dtype in sizes:
         scatter = collective(

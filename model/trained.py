@@ -62,6 +62,13 @@ def saved_tensors(architecture: Architecture, run: Run) -> tuple[list[Trained], 
     return head, tail
 
 
+def root_tensors(architecture: Architecture, run: Run) -> tuple[list[Trained], list[Trained]]:
+    """What trains beside the layers' adapters, before the layers and after them: copies, and adapters."""
+    before, after = saved_tensors(architecture, run)
+    table, head = (of_sizes(sizes(architecture, run)) for sizes in (embedding_adapter_sizes, head_adapter_sizes))
+    return [*before, *table], [*head, *after]
+
+
 def of_sizes(sizes: Sizes, *, is_embedding: bool = False) -> list[Trained]:
     """Trained tensors of these rows and columns (0: a vector)."""
     return [
@@ -88,10 +95,9 @@ def base_tensors(layer: Layer, hidden_size: int) -> list[Trained]:
 def trained_tensors(architecture: Architecture, run: Run) -> list[Trained]:
     """Every trained tensor in the model's order: adapters, or the whole model in a full fine-tune."""
     if run.has_adapters:
-        before, after = saved_tensors(architecture, run)
+        before, after = root_tensors(architecture, run)
         layers = [tensor for group in architecture.groups for tensor in adapter_tensors(group.layer, run) * group.count]
-        before = [*before, *of_sizes(embedding_adapter_sizes(architecture, run))]
-        return [*before, *layers, *of_sizes(head_adapter_sizes(architecture, run)), *after]
+        return [*before, *layers, *after]
     hidden = architecture.hidden_size
     layers = [tensor for group in architecture.groups for tensor in base_tensors(group.layer, hidden) * group.count]
     entry, end = (

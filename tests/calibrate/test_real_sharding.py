@@ -10,10 +10,9 @@ from gloo_processes import Held, held_by_each
 from tunecast.model.architecture import Architecture
 from tunecast.model.architectures import architecture_from_config
 from tunecast.model.memory import MemoryForecast, memory_timeline
-from tunecast.model.memory_static import root_weight_bytes
 from tunecast.model.resolve import resolve_run
 from tunecast.model.run import Run
-from tunecast.model.sharding import layer_bytes
+from tunecast.model.sharding import layer_bytes, root_group_bytes
 from tunecast.model.trained import trained_tensors
 
 PROCESSES = 2
@@ -23,6 +22,7 @@ CONFIG: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 6,
     "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 2048, "max_position_embeddings": 4096,
 }  # fmt: skip
+ROOTS = "embed_tokens,lm_head"
 COMMON = {"num_gpus": PROCESSES, "max_length": 64, "precision": "bf16"}
 RUNS: dict[str, dict[str, Any]] = {
     "ddp-lora": {**COMMON, "method": "lora", "sharding": "ddp", "adapter_dtype": "bf16"},
@@ -31,6 +31,8 @@ RUNS: dict[str, dict[str, Any]] = {
     "grad-op-full": {**COMMON, "method": "full", "sharding": "fsdp-grad-op"},
     "grad-op-lora": {**COMMON, "method": "lora", "sharding": "fsdp-grad-op"},
     "ddp-full": {**COMMON, "method": "full", "sharding": "ddp"},
+    "fsdp-saved": {**COMMON, "sharding": "fsdp", "lora_target_modules": "q_proj", "modules_to_save": ROOTS},
+    "fsdp-root": {**COMMON, "sharding": "fsdp", "lora_target_modules": f"q_proj,{ROOTS}", "lora_r": 64},
 }
 
 pytestmark = pytest.mark.slow
@@ -81,12 +83,12 @@ def test_gradients_of_each_process(held: Held, name: str) -> None:
         assert rank[name]["gradient_bytes"] == whole // (1 if run.sharding == "ddp" else PROCESSES)
 
 
-@pytest.mark.parametrize("name", ["fsdp-lora", "fsdp-full"])
+@pytest.mark.parametrize("name", ["fsdp-lora", "fsdp-full", "fsdp-saved", "fsdp-root"])
 def test_whole_parameters_while_a_layer_runs(held: Held, name: str) -> None:
     """The root group and one layer; the second whole layer of the model is a communication buffer."""
     architecture, run, _ = case(name)
     for rank in held:
-        expected = root_weight_bytes(architecture, run) + layer_bytes(architecture, run)
+        expected = root_group_bytes(architecture, run) + layer_bytes(architecture, run)
         assert rank[name]["gathered_bytes"] == pytest.approx(expected, rel=1e-3)
 
 
@@ -95,6 +97,8 @@ def test_whole_parameters_while_a_layer_runs(held: Held, name: str) -> None:
     [
         ("fsdp-full", 2e-3),
         ("fsdp-lora", 0.025),
+        ("fsdp-saved", 0.025),
+        ("fsdp-root", 0.025),
         ("grad-op-full", 0.01),
         ("grad-op-lora", 0.025),
         ("ddp-lora", 2e-3),

@@ -93,7 +93,7 @@ REFUSED = [
     ({"lora_target_modules": "lm_head", "stack": "liger"}, NotSupportedError, "use --loss-type nll"),
     ({"lora_target_modules": "lm_head", "modules_to_save": "lm_head"}, InputError, "both name lm_head"),
     ({"lora_target_modules": "embed_tokens", "num_gpus": 2, "tp": 2}, NotSupportedError, "--tp or --pp"),
-    ({"lora_target_modules": "lm_head", "num_gpus": 2, "sharding": "fsdp"}, NotSupportedError, "--sharding fsdp"),
+    ({"lora_target_modules": "lm_head", "num_gpus": 2, "sharding": "zero3"}, NotSupportedError, "--sharding zero3"),
     ({"lora_target_modules": "wte"}, UnknownNameError, "embed_tokens, q_proj"),
     ({"lora_target_modules": "all-linear,q_proj"}, InputError, "takes all-linear alone"),
 ]
