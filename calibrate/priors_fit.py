@@ -39,8 +39,10 @@ from tunecast.model.parallel_network import WHOLE_RATE, catalog_network, with_ne
 from tunecast.model.parallel_offload import with_host
 from tunecast.model.priors import (
     ATTENTION_KERNEL,
+    CLOCK,
     DEVICE_KINDS,
     PRIORS_SCHEMA,
+    PRODUCTS,
     SOURCE_KINDS,
     STACK_KINDS,
     WORK,
@@ -68,10 +70,11 @@ MOVES = {
     **dict.fromkeys((*WHOLE, "cell"), WORK),
     **BY_KIND,
     HOST_GROUP: (HOST_GROUP,),
+    CLOCK: PRODUCTS,
     ATTENTION_KERNEL: ("attention",),
 }
 """By group: the kinds of work that its effects slow."""
-KNOWN_BY_KIND = (*(group for group in BY_KIND if not group.startswith("source.")), ATTENTION_KERNEL)
+KNOWN_BY_KIND = (*(group for group in BY_KIND if not group.startswith("source.")), CLOCK, ATTENTION_KERNEL)
 FORECAST_GROUPS = (*WHOLE, *KNOWN_BY_KIND)
 """Groups of effects that a forecast of a new run may know."""
 STARTS = tuple((*(0.0,) * len(FRACTIONS), host, 0.0) for host in (0.0, 0.7))
@@ -101,11 +104,12 @@ def effect_names(run: PublishedRun) -> tuple[Effect, ...]:
     own = run.run
     sharding = (("sharding", own.sharding),) if own.num_gpus > 1 else ()
     kernel = ((ATTENTION_KERNEL, run.attention_kernel),) if run.attention_kernel else ()
+    clock = ((CLOCK, run.gpu),) if run.gpu in beliefs()["held_clock"]["values"] else ()
     parts = (run.source, run.gpu, own.method, own.base_quantization, own.fp8, own.num_gpus > 1)
     cell = ("cell", " ".join(str(part) for part in parts))
     names = {"device": run.gpu, "stack": run.stack, "source": run.source}
     by_kind = ((group, names[group.partition(".")[0]]) for group in BY_KIND)
-    return (("device", run.gpu), *sharding, *kernel, *by_kind, (HOST_GROUP, run.source), cell)
+    return (("device", run.gpu), *clock, *sharding, *kernel, *by_kind, (HOST_GROUP, run.source), cell)
 
 
 @cache
@@ -170,7 +174,7 @@ def believed(name: str) -> dict[str, Any]:
 
 def believed_effect(group: str, name: str) -> float:
     """Log of time that is believed of an effect: of cards that hold less than their clock, of older attention."""
-    about = {"device": "held_clock", ATTENTION_KERNEL: "attention_kernels"}.get(group)
+    about = {CLOCK: "held_clock", ATTENTION_KERNEL: "attention_kernels"}.get(group)
     value = None if about is None else beliefs()[about]["values"].get(name)
     return 0.0 if value is None else -math.log(value)
 

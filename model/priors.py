@@ -33,6 +33,10 @@ WORK = ("gemm", "attention", "memory", "dequant")
 DEVICE_KINDS = STACK_KINDS = WORK
 SOURCE_KINDS = (*WORK, "link")
 """Kinds of work whose rates differ from card to card, stack to stack and source to source."""
+PRODUCTS = ("gemm", "attention")
+"""Kinds of work that a lower clock slows: memory has a clock of its own."""
+CLOCK = "clock"
+"""The group of effects of cards whose power holds their clock down."""
 ATTENTION_KERNEL = "attention_kernel"
 """The group of effects of attention kernels other than those of today."""
 WORK_PARAMS = ("scale.gemm", "scale.attention", "scale.memory", "scale.loss", "scale.optimizer", "scale.dequant")
@@ -127,7 +131,7 @@ def prior_factors(gpu: Gpu, run: Run | None = None, priors: Mapping[str, Any] | 
     priors = load_priors() if priors is None else priors
     base = datasheet_factors(gpu, priors["beliefs"])
     device = device_effect(gpu, priors)
-    effects = (device, *kind_effects("device", gpu.id, priors), *run_effects(run, priors))
+    effects = (device, *clock_effects(gpu, priors), *kind_effects("device", gpu.id, priors), *run_effects(run, priors))
     factors = dict(base.factors)
     for kind, efficiency in priors["efficiency"].items():
         if kind != "link":
@@ -174,17 +178,25 @@ def device_effect(gpu: Gpu, priors: Mapping[str, Any]) -> Effect:
         return Effect(value=known["value"], name=f"device:{gpu.id}")
     beliefs, spread = priors["beliefs"], float(priors["spreads"]["device"])
     note = f"no published run on {gpu.id} is among the priors: datasheet rates, wider interval"
-    clock = beliefs["held_clock"]["values"].get(gpu.id)
-    if clock is not None:
-        held = float(beliefs["held_clock"]["log_sd"])
-        return Effect(value=-math.log(clock), name=None, log_sd=math.hypot(spread, held), notes=(note,))
-    if training_dtype(gpu) != "bf16":
+    if training_dtype(gpu) != "bf16" and gpu.id not in beliefs["held_clock"]["values"]:
         spread = math.hypot(spread, float(beliefs["held_clock"]["log_sd"]))
     vendor = beliefs["vendor_effects"].get(gpu.vendor)
     if vendor is None:
         return Effect(value=0.0, name=None, log_sd=spread, notes=(note,))
     notes = (note, f"no run on any {gpu.vendor.upper()} card either: slowed by the ratio of achieved matrix products")
     return Effect(value=vendor["value"], name=None, log_sd=math.hypot(spread, vendor["log_sd"]), notes=notes)
+
+
+def clock_effects(gpu: Gpu, priors: Mapping[str, Any]) -> tuple[Effect, ...]:
+    """By how much products are slower on a card that is known not to hold its clock, as its rows or others say."""
+    belief = priors["beliefs"]["held_clock"]
+    clock = belief["values"].get(gpu.id)
+    if clock is None:
+        return ()
+    known = priors["effects_by_kind"][CLOCK].get(gpu.id)
+    if known is not None:
+        return (Effect(value=known["value"], name=f"{CLOCK}:{gpu.id}", moves=PRODUCTS),)
+    return (Effect(value=-math.log(clock), name=None, moves=PRODUCTS, log_sd=float(belief["log_sd"])),)
 
 
 def kind_effects(group: str, name: str, priors: Mapping[str, Any], *, scaled: bool = False) -> tuple[Effect, ...]:

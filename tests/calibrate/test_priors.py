@@ -26,6 +26,7 @@ from tunecast.model.architectures import load_architecture
 from tunecast.model.inventory import step_operations
 from tunecast.model.priors import (
     STEP_PARAMS,
+    clock_effects,
     device_effect,
     load_priors,
     prior_factors,
@@ -109,12 +110,13 @@ def test_a_card_among_the_rows_is_surer_than_one_that_is_not() -> None:
 
 
 def test_a_card_that_no_row_has_starts_from_the_clock_that_it_holds() -> None:
-    """Without its rows a T4 is slowed by 1590 / 900 MHz; the width is that of cards and of the clock together."""
+    """Without its rows a T4's products are slowed by 1590 / 900 MHz, with the belief's doubt; its memory is not."""
     priors = load_priors()
-    others = {name: effect for name, effect in priors["device_effects"].items() if name != "t4-16gb"}
-    effect = device_effect(load_gpus()["t4-16gb"], {**priors, "device_effects": others})
+    without = {**priors, "effects_by_kind": {**priors["effects_by_kind"], "clock": {}}}
+    (effect,) = clock_effects(load_gpus()["t4-16gb"], without)
     assert math.exp(effect.value) == pytest.approx(1590 / 900, rel=2e-3)
-    assert effect.log_sd == pytest.approx(math.hypot(priors["spreads"]["device"], 0.2))
+    assert (effect.moves, effect.log_sd) == (("gemm", "attention"), 0.2)
+    assert clock_effects(load_gpus()["a100-sxm4-80gb"], without) == ()
 
 
 def test_spreads_of_efficiencies_and_effects_add_up_in_the_factors() -> None:
