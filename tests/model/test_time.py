@@ -118,9 +118,7 @@ def test_the_host_enters_layers_and_calls_the_optimizer() -> None:
     bare = step_time(operations, factor_set(host_s_per_launch=1.0), run=RUN)
     assert bare.host_s == pytest.approx(12.0)
     told = factor_set(host_s_per_launch=1.0, **{"scale.host_layers": 3.0, "scale.host_calls": 5.0})
-    assert step_time(operations, factor_set(host_s_per_launch=1.0, **told), run=RUN).host_s == pytest.approx(
-        12 + 12 + 5
-    )
+    assert step_time(operations, told, run=RUN).host_s == pytest.approx(12 + 12 + 5)
 
 
 def test_a_shallow_queue_limits_the_lead() -> None:
