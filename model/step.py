@@ -213,7 +213,7 @@ def write_micro_batch(step: Step, layers: tuple[Layer, ...], ids: Tensor, labels
         tape.grads.pop(EMBEDDED_LEAF, None)
         return
     x = norm(step, step.architecture.norm, "norm", x, step.architecture.hidden_size)
-    tape.hold(scaled, *kept, *tables.masks, *step.returned)
+    tape.hold(*(() if is_litgpt(step.architecture) else (scaled,)), *kept, *tables.masks, *step.returned)
     step.returned.clear()
     write_loss = litgpt_head.head_and_loss if is_litgpt(step.architecture) else head_and_loss
     loss = write_loss(step, enter_block(step, x), labels)
