@@ -43,10 +43,13 @@ def typed(options: dict[str, Any]) -> str:
 
 
 def adapter_notes(question: Question, target: Target, found: Forecast) -> tuple[str, ...]:
-    """The seconds that each change would take, where traffic is much of the step and a change saves enough of it."""
+    """The seconds that each change would take, where traffic is much of the step and a change saves enough of it.
+
+    A run that does not fit is told what would make it fit instead.
+    """
     run, step_s = found.run, found.step_time_s.value
     moved_s = found.time_parts_s.get(str(Kind.MEMORY), 0.0)
-    if not run.has_adapters or moved_s < LEAST_SHARE * step_s:
+    if not run.has_adapters or found.verdict == "no" or moved_s < LEAST_SHARE * step_s:
         return ()
     told = []
     for options in changes(run):
