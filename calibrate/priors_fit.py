@@ -278,9 +278,9 @@ def width_of(rows: Sequence[Row], errors: Mapping[str, tuple[float, float]]) -> 
     return max(float(sizes[order][np.searchsorted(share, INTERVAL_LEVEL - 1e-9)]), NARROWEST)
 
 
-def fit_priors(path: Path) -> dict[str, Any]:
-    """The content of ``results/priors.json``, from a table of published runs."""
-    rows, reasons = training_rows(path)
+def fit_priors(path: Path, timed: tuple[list[Row], dict[str, str]] | None = None) -> dict[str, Any]:
+    """The content of ``results/priors.json``, from a table of published runs, timed already or not."""
+    rows, reasons = training_rows(path) if timed is None else timed
     runs = read_runs(row for row in read_table(path) if row.get("set") == "training")[0]
     return {
         "made_by": "scripts/fit-priors",

@@ -48,13 +48,18 @@ TABLE = Path(__file__).parents[2] / "results" / "published" / "published-runs.cs
 
 
 @pytest.fixture(scope="module")
-def refitted() -> dict[str, Any]:
-    return fit_priors(TABLE)
+def timed() -> tuple[list[Row], dict[str, str]]:
+    return training_rows(TABLE)
 
 
 @pytest.fixture(scope="module")
-def rows() -> list[Row]:
-    return training_rows(TABLE)[0]
+def rows(timed: tuple[list[Row], dict[str, str]]) -> list[Row]:
+    return timed[0]
+
+
+@pytest.fixture(scope="module")
+def refitted(timed: tuple[list[Row], dict[str, str]]) -> dict[str, Any]:
+    return fit_priors(TABLE, timed)
 
 
 def assert_same(left: Any, right: Any, path: str = "") -> None:
