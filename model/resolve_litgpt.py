@@ -7,9 +7,10 @@ from typing import Any
 
 from tunecast.catalogs.errors import InputError, NotSupportedError, UnknownNameError
 from tunecast.model.architecture import Architecture
-from tunecast.model.litgpt import FOREIGN, PRESENT, STACK, WORDS, as_litgpt, is_litgpt
+from tunecast.model.litgpt import FOREIGN, PRESENT, STABLE, STACK, WORDS, as_litgpt, is_litgpt
 from tunecast.model.resolve_parallel import Fields
 from tunecast.model.stack_versions import changed, chosen_ranges
+from tunecast.model.units import DTYPE_BYTES, gib
 
 ACCUSTOMED: dict[str, Any] = {
     "use_dora": False,
@@ -110,6 +111,12 @@ def check_litgpt(fields: Fields, architecture: Architecture) -> None:
         raise InputError("LitGPT does not quantize on several GPUs, but --num-gpus is above 1; use one.")
     if (values.get("quant_method") or "bnb-4bit") != "bnb-4bit":
         raise refused(f"--quant-method {values['quant_method']}", "use bnb-4bit")
+    if values["method"] == "qlora" and architecture.code in STABLE:
+        kept_gib = gib(DTYPE_BYTES[values["dtype"]] * architecture.embedding_params)
+        fields.notes.append(
+            f"LitGPT replaces the embedding of a quantized base once the optimizer is made: its gradient, {kept_gib:.1f}"
+            " GiB, is made in every backward, kept, and never used."
+        )
 
 
 def refused(what: str, instead: str) -> NotSupportedError:

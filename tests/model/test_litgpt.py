@@ -136,6 +136,9 @@ def test_a_stable_embedding_keeps_its_gradient_for_good() -> None:
     now, then = (as_litgpt(load_architecture("google/gemma-2b"), code) for code in (PRESENT, BEFORE))
     rests = [memory_timeline(model, resolved(model, method="qlora").run).at_rest_bytes for model in (now, then)]
     table, vectors = 2 * 256000 * 2048, 2 * 2 * 2048
+    notes = [" ".join(resolved(model, method="qlora").notes) for model in (now, then)]
+    assert ["never used" in told for told in notes] == [True, False]
+    assert f"{table / 2**30:.1f} GiB" in notes[0]
     assert rests[0] - rests[1] == table + 2 * vectors  # the norm's weight and bias, and gradients of all three
 
 
