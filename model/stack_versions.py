@@ -1,7 +1,8 @@
 """Defaults of a software stack by the version of its packages: which recorded range applies, and what it changes.
 
 A stack's entry in ``data/stacks.json`` has its defaults as of today, and for each package that changed one of them
-the ranges of versions, newest first. An older range lists what was different then.
+the ranges of versions, newest first. An older range lists what was different then; the newest what differs from
+tunecast's own choice where its version is asked for.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def _chosen(package: str, entries: list[dict[str, Any]], version: str | None) ->
             return Chosen(
                 package=package,
                 versions=entry["versions"],
-                changes=entry.get("changes", {}),
+                changes=entry.get("changes", {}) if version is None else entry.get("changes", entry.get("asked", {})),
                 note=entry.get("note", ""),
             )
     known = "; ".join(entry["versions"] for entry in entries)

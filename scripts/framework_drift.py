@@ -94,7 +94,7 @@ def stack_drift(stack: str) -> dict[str, list[str]]:
             continue
         chosen = chosen_ranges(stack, f"{package}={installed}")
         (own,) = [one for one in chosen if one.package == package]
-        recorded = defaults_then(stack_defaults(stack, "lora"), (own,), "lora")
+        recorded = defaults_then(stack_defaults(stack, "lora"), (own,), "lora")  # as asked for by version
         found[f"{stack}: {package} {installed} ({own.versions})"] = differences(recorded, PROBES[package]())
     return found
 

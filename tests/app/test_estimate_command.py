@@ -107,7 +107,7 @@ def test_every_field_of_the_run_says_who_chose_it(run: Run) -> None:
     assert forecast["run"]["max_length"] == {"value": 2048, "origin": "cli"}
     assert forecast["run"]["method"]["origin"] == "cli"
     assert forecast["run"]["per_device_train_batch_size"] == {"value": 1, "origin": "assumed"}
-    assert forecast["run"]["optim"] == {"value": "adamw_torch_fused", "origin": "stack-default"}
+    assert forecast["run"]["optim"] == {"value": "adamw_torch", "origin": "stack-default"}
 
 
 def test_without_an_amount_there_are_no_totals(run: Run) -> None:

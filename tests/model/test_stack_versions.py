@@ -137,6 +137,12 @@ def test_adapters_of_the_bases_dtype_follow_what_the_user_says(llama: Architectu
     assert (run.dtype, run.adapter_dtype) == ("bf16", "bf16")
 
 
+def test_without_a_version_the_update_is_foreach_and_with_one_that_versions(llama: Architecture) -> None:
+    assert run_of(llama).optim == run_of(llama, stack="liger").optim == "adamw_torch"
+    assert run_of(llama, stack_version="5.23").optim == "adamw_torch_fused"
+    assert run_of(llama, stack_version="peft=0.17").optim == "adamw_torch"
+
+
 def test_what_is_typed_wins_over_the_version(llama: Architecture) -> None:
     resolved = resolve_run(llama, {"stack": "trl", "stack_version": "1.2", "loss_type": "chunked_nll"})
     assert (resolved.run.loss_type, resolved.origins["loss_type"]) == ("chunked_nll", "cli")
