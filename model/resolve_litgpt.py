@@ -112,9 +112,9 @@ def check_litgpt(fields: Fields, architecture: Architecture) -> None:
     if (values.get("quant_method") or "bnb-4bit") != "bnb-4bit":
         raise refused(f"--quant-method {values['quant_method']}", "use bnb-4bit")
     if values["method"] == "qlora" and architecture.code in STABLE:
-        kept = gib(DTYPE_BYTES[values["dtype"]] * architecture.embedding_params)
+        kept_gib = gib(DTYPE_BYTES[values["dtype"]] * architecture.embedding_params)
         fields.notes.append(
-            f"LitGPT replaces the embedding of a quantized base once there is an optimizer: its gradient, {kept:.1f}"
+            f"LitGPT replaces the embedding of a quantized base after its optimizer: a gradient of {kept_gib:.1f}"
             " GiB, is made in every backward, kept, and never used."
         )
 
