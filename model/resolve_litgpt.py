@@ -115,7 +115,7 @@ def check_litgpt(fields: Fields, architecture: Architecture) -> None:
         kept_gib = gib(DTYPE_BYTES[values["dtype"]] * architecture.embedding_params)
         fields.notes.append(
             f"LitGPT replaces the embedding of a quantized base after its optimizer: a gradient of {kept_gib:.1f}"
-            " GiB, is made in every backward, kept, and never used."
+            " GiB is made in every backward, kept, and never used."
         )
 
 
