@@ -81,6 +81,10 @@ def checkpointing_word(run: Run) -> str:
     return f"{some} in host memory" if run.activation_offloading else some
 
 
+MANY = 3
+"""Longer lists of a field are counted."""
+
+
 def run_line(forecast: Forecast, *, same_count: bool = True) -> str:
     """The run in one sentence, and which of its fields nobody chose; without the GPUs where they differ."""
     run = forecast.run
@@ -105,10 +109,18 @@ def fields_from(forecast: Forecast, origin: str, *, same_count: bool) -> list[st
     Without the GPUs where these differ.
     """
     named = (name for name, found in forecast.run_origins.items() if found == origin)
-    fields = [
-        f"{name} {getattr(forecast.run, name)}" for name in named if same_count or name not in ("num_gpus", "sharding")
-    ]
+    fields = [field_words(forecast, name) for name in named if same_count or name not in ("num_gpus", "sharding")]
     return [*fields, *(forecast.amount_assumed if origin == "assumed" else ())]
+
+
+def field_words(forecast: Forecast, name: str) -> str:
+    """A field of the run with its value; a long list by its length."""
+    value = getattr(forecast.run, name)
+    if isinstance(value, bool):
+        return f"{name} {'on' if value else 'off'}"
+    if isinstance(value, tuple):
+        return f"{name} {','.join(value)}" if len(value) <= MANY else f"{name} ({len(value)} kinds)"
+    return f"{name} {value}"
 
 
 def forecast_table(forecasts: Sequence[Forecast], width: int) -> Table:

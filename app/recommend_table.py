@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from tunecast.catalogs.prices import AGE_NOTE
-from tunecast.forecast_table import price_ages, span
+from tunecast.forecast_table import field_words, price_ages, span
 from tunecast.tables import dollars, duration, keep_whole, plain_table
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def assumed_words(found: Recommendation) -> str:
         return ""
     forecast = found.cheapest.forecast
     names = [name for name, origin in forecast.run_origins.items() if origin == "assumed"]
-    words = [f"{name} {getattr(forecast.run, name)}" for name in names]
+    words = [field_words(forecast, name) for name in names]
     return f" Assumed: {', '.join(words)}." if words else ""
 
 

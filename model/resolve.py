@@ -49,6 +49,7 @@ from tunecast.model.stacks import (
     PRECISIONS,
     built_choice,
     one_of,
+    ours,
     stack_defaults,
 )
 
@@ -373,4 +374,5 @@ def resolve_run(
     rows = run.max_length if run.has_adapters else run.tokens_per_micro_batch
     check_chunks(-(-rows // LITGPT_CHUNK_TOKENS) if is_litgpt(architecture) else head_uses(run), run)
     origins = {name: fields.origins.get(name, "stack-default") for name in RUN_FIELDS}
+    origins |= {name: "assumed" for name in ours(run.stack) if name in fields.origins and name not in fields.given}
     return Resolved(run=run, origins=origins, notes=tuple(fields.notes))

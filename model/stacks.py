@@ -63,6 +63,12 @@ def stack_defaults(name: str, method: str) -> dict[str, Any]:
     return {**stack["defaults"]["all"], **stack["defaults"][method]}
 
 
+def ours(name: str) -> tuple[str, ...]:
+    """Fields for which a stack leaves the user without a default, or with one that nobody trains with (no checkpoints,
+    fp32, rank 8 on two modules, fp4): what stands for them here is tunecast's choice, an assumption."""
+    return tuple(built_stack(name).get("ours", ()))
+
+
 def built_stack(name: str) -> dict[str, Any]:
     """What is recorded of a stack; an unknown or unbuilt one is refused by name."""
     stacks = load_stacks()

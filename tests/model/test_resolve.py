@@ -199,3 +199,13 @@ def test_a_stack_is_defaults_and_kernels(llama: Architecture) -> None:
 def test_unknown_names_are_their_own_error(llama: Architecture) -> None:
     with pytest.raises(UnknownNameError):
         resolve_run(llama, {"stack": "nothing-like-it"})
+
+
+def test_what_is_our_choice_and_no_librarys_default_is_called_assumed(llama: Architecture) -> None:
+    """``TrainingArguments`` and ``LoraConfig`` themselves: no checkpoints, fp32, rank 8 on two modules, fp4."""
+    ours = ("gradient_checkpointing", "precision", "lora_r", "lora_target_modules", "double_quant")
+    plain = resolve_run(llama, {"method": "qlora"}).origins
+    assert {plain[name] for name in ours} == {"assumed"}
+    assert resolve_run(llama, {"method": "qlora", "lora_r": 16}).origins["lora_r"] == "cli"
+    trl = resolve_run(llama, {"method": "qlora", "stack": "trl"}).origins
+    assert {trl[name] for name in ours} == {"stack-default"}
