@@ -34,6 +34,7 @@ FORECAST_KEYS = {
     "hfu",
     "bound_by",
     "time_parts_s",
+    "amount_assumed",
     "phases_h",
     "train_time_h",
     "phases",
