@@ -241,6 +241,9 @@ def simulated(folder: Path) -> list[tuple[str, Case, float]]:
     return [(row["mock"], by_name[row["model"], row["run"]], row["simulated_s"]) for row in rows]
 
 
+MADE = "Made by `python scripts/mock_diverse.py --only calibrated`, from times that `--only simulated` wrote."
+
+
 def run_calibrated(folder: Path) -> bool:
     """Forecast the runs on one mock of each card from its calibration."""
     rows: list[Row] = []
@@ -252,7 +255,7 @@ def run_calibrated(folder: Path) -> bool:
         rows += found
     summary = summary_of(rows)
     write_json(folder / "diverse.json", {"summary": summary | {"bar": MEDIAN_BAR}, "rows": rows})
-    page = ["# Diverse runs after a quick calibration", "", "Made by `python scripts/mock_diverse.py`.", ""]
+    page = ["# Diverse runs after a quick calibration", "", MADE, ""]
     page += [
         told(summary),
         "",
