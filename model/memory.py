@@ -57,6 +57,10 @@ Parts = dict[str, int]
 Place = tuple[str, str, bool]
 """Moment, and position of the layer (first, second, second last, last, or outside) with whether it is the backward:
 autocast's copies of weights die in between, so the two grow differently with depth."""
+Spot = tuple[str, str, Phase, int, bool]
+"""Moment, position of the layer, phase, micro-batch, and whether the layers have had their turn: what is alive there
+grows evenly with depth. A chunk of the loss made again does not see those copies, gradients of the layers are there
+from the second micro-batch on, and what the forward kept goes from the head's backward to the embedding's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,32 +114,46 @@ def layer_position(layer: int | None, depth: int) -> tuple[str, ...]:
     return tuple(name for name in names if name)
 
 
-def tape_peaks(tape: Tape, depth: int) -> dict[Place, Parts]:
-    """Bytes alive beyond the resting state at the peak of every place, by part."""
+def tape_peaks(tape: Tape, depth: int) -> dict[Spot, Parts]:
+    """Bytes alive beyond the resting state at the peak of every spot, by part."""
     last = last_uses(tape)
     dying: dict[int, list[Storage]] = {}
     for storage, index in last.items():
         dying.setdefault(index, []).append(storage)
     alive, total, born = dict.fromkeys(PARTS, 0), 0, set()
-    peaks: dict[tuple[str, int | None, bool], tuple[int, Parts]] = {}
+    peaks: dict[tuple[str, int | None, Phase, int, bool], tuple[int, Parts]] = {}
+    passed: set[tuple[Phase, int]] = set()
     for index, event in enumerate(tape.events):
         for storage in event.writes:
             if storage not in born:
                 born.add(storage)
                 alive[storage.part] += storage.bytes
                 total += storage.bytes
-        place = (event.moment, event.layer, event.phase is Phase.BACKWARD)
-        if place not in peaks or total > peaks[place][0]:
-            peaks[place] = (total, dict(alive))
+        turn = (event.phase, event.micro_batch)
+        if event.layer is not None:
+            passed.add(turn)
+        spot = (event.moment, event.layer, *turn, turn in passed)
+        if spot not in peaks or total > peaks[spot][0]:
+            peaks[spot] = (total, dict(alive))
         for storage in dying.get(index, ()):
             if storage in born:
                 alive[storage.part] -= storage.bytes
                 total -= storage.bytes
-    named: dict[Place, Parts] = {}
-    for (moment, layer, backward), (_, parts) in peaks.items():
+    named: dict[Spot, Parts] = {}
+    for (moment, layer, *turn), (_, parts) in peaks.items():
         for position in layer_position(layer, depth):
-            named[moment, position, backward] = parts
+            named[moment, position, *turn] = parts
     return named
+
+
+def largest_by_place(peaks: Mapping[Spot, Parts]) -> dict[Place, Parts]:
+    """Of the spots of each place, the one where most is alive."""
+    found: dict[Place, Parts] = {}
+    for (moment, position, phase, *_), parts in peaks.items():
+        place = (moment, position, phase is Phase.BACKWARD)
+        if place not in found or sum(parts.values()) > sum(found[place].values()):
+            found[place] = parts
+    return found
 
 
 def extended(low: Parts, high: Parts, steps: int) -> Parts:
@@ -157,10 +175,11 @@ def taped_peaks(architecture: Architecture, run: Run, platform: str) -> dict[Pla
     """`step_peaks` of a run that the tape tells from others."""
     depth = shallow_depth(architecture, run)
     if depth is None:
-        return tape_peaks(write_step(architecture, run, platform, None), architecture.num_layers)
+        return largest_by_place(tape_peaks(write_step(architecture, run, platform, None), architecture.num_layers))
     low = tape_peaks(write_step(architecture, run, platform, depth), depth)
     high = tape_peaks(write_step(architecture, run, platform, depth + 1), depth + 1)
-    return {place: extended(parts, high[place], architecture.num_layers - SHALLOW) for place, parts in low.items()}
+    steps = architecture.num_layers - SHALLOW
+    return largest_by_place({spot: extended(parts, high[spot], steps) for spot, parts in low.items()})
 
 
 def update_peak(architecture: Architecture, run: Run, platform: str) -> Parts:

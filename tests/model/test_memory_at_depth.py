@@ -1,0 +1,66 @@
+"""Memory extended from shallow tapes to a model's depth: equal to the tape of every layer, and never negative."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tunecast.model.architectures import architecture_from_config
+from tunecast.model.memory import largest_by_place, memory_timeline, step_peaks, tape_peaks
+from tunecast.model.run import Run
+from tunecast.model.step import tape_run, write_step
+
+RunOf = Callable[..., Run]
+DEPTH = 7
+SMALL = {
+    "model_type": "qwen2", "hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": DEPTH,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 8192, "max_position_embeddings": 8192,
+}  # fmt: skip
+OPTIONS = st.fixed_dictionaries(
+    {
+        "method": st.sampled_from(("full", "lora", "qlora")),
+        "loss_type": st.sampled_from(("nll", "chunked_nll", "liger", "cut_cross_entropy")),
+        "precision": st.sampled_from(("bf16-autocast", "bf16", "fp16-autocast")),
+        "dtype": st.sampled_from(("bf16", "fp32")),
+        "gradient_accumulation_steps": st.integers(1, 3),
+        "gradient_checkpointing": st.booleans(),
+        "reentrant": st.booleans(),
+        "optim": st.sampled_from(("adamw_torch", "adamw_bnb_8bit", "lion_32bit", "sgd")),
+        "max_length": st.sampled_from((64, 256, 700)),
+    }
+)
+WIDE = {"method": "full", "dtype": "fp32", "precision": "bf16-autocast", "loss_type": "chunked_nll", "max_length": 1024}
+
+
+@settings(max_examples=25, deadline=None)
+@given(options=OPTIONS, tied=st.booleans())
+def test_extended_peaks_are_those_of_every_layer(run_of: RunOf, options: dict[str, Any], tied: bool) -> None:
+    architecture = architecture_from_config({**SMALL, "tie_word_embeddings": tied}, "small")
+    if options["method"] == "full" and options["precision"] == "fp16-autocast":
+        options = {**options, "dtype": "fp32"}
+    run = run_of(architecture, **options)
+    whole = largest_by_place(tape_peaks(write_step(architecture, tape_run(run), "cuda", None), DEPTH))
+    for place, parts in step_peaks(architecture, run).items():
+        assert sum(parts.values()) == sum(whole[place].values()), place
+    assert min(memory_timeline(architecture, run).parts_bytes.values()) >= 0
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("options", [{"gradient_accumulation_steps": 2}, {"gradient_accumulation_steps": 1}])
+def test_fp32_weights_in_chunks_equal_the_trace(run_of: RunOf, options: dict[str, Any], tied: bool) -> None:
+    tracer = pytest.importorskip("tunecast.calibrate.trace.tracer")
+    for module in ("torch", "transformers"):
+        pytest.importorskip(module)
+    architecture = architecture_from_config({**SMALL, "tie_word_embeddings": tied}, "small")
+    run = run_of(architecture, **WIDE, **options)
+    traced = tracer.trace_step(architecture, run).memory
+    found = memory_timeline(architecture, run)
+    assert found.allocated_bytes == pytest.approx(traced.peak_bytes, rel=1e-3)
+    assert found.peak_moment == traced.peak_moment
+    for moment, peak_bytes in traced.moments.items():
+        assert found.moments[moment] == pytest.approx(peak_bytes, rel=1e-2), moment
+    assert min(found.parts_bytes.values()) >= 0
