@@ -287,7 +287,7 @@ def fit_priors(path: Path, timed: tuple[list[Row], dict[str, str]] | None = None
         "table": path.name,
         "rows_skipped": _by_reason(reasons),
         **priors_of(rows),
-        "memory_overhead_bytes": memory_overheads(runs),
+        "memory_overhead_bytes": memory_overheads(runs, beliefs()["context"]),
     }
 
 

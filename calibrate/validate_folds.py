@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import numpy as np
-
-from tunecast.calibrate.priors_fit import priors_of, timed_rows
-from tunecast.calibrate.priors_memory import QUANTILES, held_memory, memory_overheads
+from tunecast.calibrate.priors_fit import beliefs, priors_of, timed_rows
+from tunecast.calibrate.priors_memory import memory_overheads
 from tunecast.calibrate.published import PublishedRun
 from tunecast.calibrate.validate import Entry, Priors, PriorsOf
-from tunecast.model.memory import memory_timeline
 from tunecast.model.priors import load_priors
-from tunecast.model.units import MIB
-from tunecast.model.value import Z80
 
 GroupOf = Callable[[PublishedRun], str]
-COUNTERS_PATTERN = re.compile(r"in MiB: peak allocated ([\d.]+), peak reserved ([\d.]+), whole process ([\d.]+)")
 
 
 def source_of(run: PublishedRun) -> str:
@@ -66,58 +57,9 @@ def leave_out(runs: Sequence[PublishedRun], group_of: GroupOf) -> PriorsOf:
             ids = frozenset(row.run.id for row in kept)
             if ids not in of_time:  # groups without speeds leave the same rows
                 of_time[ids] = priors_of(kept)
-            memory = fold_memory([other for other in runs if group_of(other) != group])
+            others = [other for other in runs if group_of(other) != group]
+            memory = memory_overheads(others, beliefs()["context"])
             found[group] = {**of_time[ids], "memory_overhead_bytes": memory}
         return found[group]
 
     return priors
-
-
-def fold_memory(runs: Sequence[PublishedRun]) -> Mapping[str, float]:
-    """Memory terms: as shipped where runs of several batches state device use by nvidia-smi, else from runs that
-    state three counters; nothing where there are none."""
-    if len({row.transient_bytes for row in held_memory(runs)}) > 1:
-        return memory_overheads(runs)
-    counted = [found for run in runs if run.run.num_gpus == 1 and (found := _counters(run)) is not None]
-    return memory_of_counters(counted) if counted else {}
-
-
-def memory_of_counters(counted: Sequence[Counters]) -> dict[str, float]:
-    """The terms of `memory_overheads`, each the quantiles over runs of what the run's own counters say."""
-    fractions = [(c.reserved_bytes - c.allocated_bytes) / c.transient_bytes for c in counted]
-    contexts = [c.process_bytes - c.reserved_bytes for c in counted]
-    errors = [abs(math.log(c.predicted_allocated_bytes / c.allocated_bytes)) for c in counted]
-    terms = {"fragmentation_frac": fractions, "context": contexts}
-    bounded = {
-        f"{name}{end}": float(value)
-        for name, values in terms.items()
-        for end, value in zip(("_low", "", "_high"), np.quantile(values, QUANTILES), strict=True)
-    }
-    return {**bounded, "allocated_log_sd": float(np.quantile(errors, 0.8)) / Z80}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Counters:
-    """One run on one GPU that states all three counters, and what the model says of its tensors."""
-
-    allocated_bytes: float
-    reserved_bytes: float
-    process_bytes: float
-    predicted_allocated_bytes: float
-    transient_bytes: float
-    """Predicted: allocated at the peak beyond the resting state."""
-
-
-def _counters(run: PublishedRun) -> Counters | None:
-    match = COUNTERS_PATTERN.search(run.notes)
-    if match is None:
-        return None
-    allocated, reserved, process = (float(text) * MIB for text in match.groups())
-    timeline = memory_timeline(run.architecture, run.run)
-    return Counters(
-        allocated_bytes=allocated,
-        reserved_bytes=reserved,
-        process_bytes=process,
-        predicted_allocated_bytes=timeline.allocated_bytes,
-        transient_bytes=timeline.allocated_bytes - timeline.at_rest_bytes,
-    )

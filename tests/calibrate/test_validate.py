@@ -13,11 +13,9 @@ from tunecast.calibrate.published import PublishedRun
 from tunecast.calibrate.run_table import read_table
 from tunecast.calibrate.validate import Compared, Entry, Judged, Prediction, judge, read_entries
 from tunecast.calibrate.validate_folds import (
-    Counters,
     gpu_of,
     honest_priors,
     leave_out,
-    memory_of_counters,
     shipped,
     source_of,
 )
@@ -184,24 +182,6 @@ def test_json_has_the_documented_shape(rows: dict[str, dict[str, str]]) -> None:
     assert found["summary"]["memory"] == pytest.approx(
         {"n": 1, "median_abs_error": 0.5, "p90_abs_error": 0.5, "bias": 0.5, "coverage": 1.0}
     )
-
-
-def test_memory_terms_of_three_counters_by_hand() -> None:
-    """Reserved is 1, 2 and 3 tenths of the transient above allocated; contexts 100, 200 and 300 bytes."""
-    runs = [
-        Counters(
-            allocated_bytes=1000,
-            reserved_bytes=1000 + tenth * 10,
-            process_bytes=1000 + tenth * 10 + tenth * 100,
-            predicted_allocated_bytes=1000,
-            transient_bytes=100,
-        )
-        for tenth in (1, 2, 3)
-    ]
-    terms = memory_of_counters(runs)
-    assert terms["fragmentation_frac"] == pytest.approx(0.2)
-    assert (terms["context_low"], terms["context"], terms["context_high"]) == pytest.approx((120, 200, 280))
-    assert terms["allocated_log_sd"] == 0
 
 
 @pytest.fixture(scope="module")
