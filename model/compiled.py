@@ -64,6 +64,16 @@ def made_by(forward: Iterable[Event]) -> dict[Storage, Event]:
     return makers
 
 
+def written_again(forward: Iterable[Event]) -> set[Storage]:
+    """What a later kernel writes into: its first maker alone does not give it."""
+    made: set[Storage] = set()
+    found: set[Storage] = set()
+    for event in forward:
+        found |= made & set(event.writes)
+        made |= set(event.writes)
+    return found
+
+
 def can_be_made_again(storage: Storage, maker: Event | None) -> bool:
     """Whether memory-bound kernels make it, and it is no reduction."""
     if maker is None or not is_fusable(maker):
@@ -82,7 +92,7 @@ def kept_tensors(forward: Sequence[Event], backward: Sequence[Event], needed: se
     What only fused kernels read counts twice, since keeping it is what writes it (`partitioners.py`,
     ``get_node_weight``, ``is_materialized_backwards``).
     """
-    makers, whole = made_by(forward), read_by_library(backward)
+    makers, whole = made_by(forward), read_by_library(backward) | written_again(forward)
     written = read_by_library(forward) | {s for s, maker in makers.items() if not is_fusable(maker)} | outside(forward)
     edges: list[tuple[object, object, int]] = []
     for storage in {s for event in forward for s in (*event.reads, *event.writes)}:
@@ -119,20 +129,27 @@ def with_remade(forward: Sequence[Event], backward: list[Event]) -> list[Event]:
     again: dict[Storage, Storage] = {}
     result: list[Event] = []
 
-    def remake(storage: Storage, like: Event) -> None:
-        maker = makers.get(storage)
-        if storage in again or storage in kept or maker is None:
-            return
-        for read in maker.reads:
-            remake(read, like)
-        again.update({s: Storage(s.bytes, s.part) for s in maker.writes})
-        event = copied(maker, lambda s: again.get(s, s))
-        event.phase, event.moment = like.phase, like.moment
-        result.append(event)
+    order = {id(event): place for place, event in enumerate(forward)}
+
+    def remake(like: Event) -> None:
+        """Play what `like` reads and nobody kept again, in the forward's order."""
+        found: dict[int, Event] = {}
+        waiting = list(like.reads)
+        while waiting:
+            storage = waiting.pop()
+            maker = makers.get(storage)
+            if storage in again or storage in kept or maker is None or order[id(maker)] in found:
+                continue
+            found[order[id(maker)]] = maker
+            waiting.extend(maker.reads)
+        for _, maker in sorted(found.items()):
+            again.update({s: Storage(s.bytes, s.part) for s in maker.writes})
+            event = copied(maker, lambda s: again.get(s, s))
+            event.phase, event.moment = like.phase, like.moment
+            result.append(event)
 
     for event in backward:
-        for storage in event.reads:
-            remake(storage, event)
+        remake(event)
         result.append(copied(event, lambda s: again.get(s, s)))
     return result
 

@@ -210,3 +210,30 @@ def test_what_does_not_go_together_is_refused() -> None:
     for option in ("torch_compile", "checkpoint_keeps_ops", "optimizer_in_backward"):
         with pytest.raises(NotSupportedError, match=option.replace("_", "-")):
             refuse_unreal(resolved(small(), **{option: True}), device="meta")
+
+
+EXPERTS = [
+    {"model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 256},
+    {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2},
+]
+
+
+@pytest.mark.parametrize("method", ["lora", "qlora", "full"])
+@pytest.mark.parametrize("config", EXPERTS, ids=lambda config: str(config["model_type"]))
+def test_experts_compile_and_nothing_is_read_before_it_is_made(config: dict[str, Any], method: str) -> None:
+    """Routing writes into memory it has just taken, which is no reason to make that memory again for ever."""
+    architecture = architecture_from_config({**SMALL, **config}, name="experts")
+    given = {"method": method, "max_length": LENGTH, "gradient_checkpointing": False}
+    plain, fast = (resolve_run(architecture, {**given, "torch_compile": on}).run for on in (False, True))
+    events = [write_step(architecture, tape_run(run), "cuda", None).events for run in (plain, fast)]
+    made = {storage for event in events[0] for storage in event.writes}
+    seen: set[Any] = {storage for event in events[0] for storage in event.reads} - made
+    for event in events[1]:
+        if event.kind is not None:
+            assert set(event.reads) <= seen | set(event.writes), event.name
+            seen |= set(event.writes)
+    before, after = step_operations(architecture, plain), step_operations(architecture, fast)
+    for kind in (Kind.GEMM, Kind.ATTENTION):
+        products = [sum(o.total_flops for o in every if o.kind is kind) for every in (before, after)]
+        assert products[0] == products[1]
+    assert memory_timeline(architecture, fast).allocated_bytes <= memory_timeline(architecture, plain).allocated_bytes
