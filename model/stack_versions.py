@@ -7,6 +7,7 @@ tunecast's own choice where its version is asked for.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,8 @@ from tunecast.catalogs.errors import InputError
 from tunecast.model.stacks import built_stack, load_stacks
 from tunecast.model.versions import in_range
 
+TOLD = r"[\w.-]+ [<>=][^ ]*(, [\w.-]+ [<>=][^ ]*)*"
+"""``transformers >=5.0, peft >=0.12``."""
 BASE = "base"
 """Adapters in the dtype of the base, as PEFT made them before 0.12."""
 
@@ -31,11 +34,15 @@ class Chosen:
 
 
 def asked_versions(stack: str, asked: str | None) -> dict[str, str]:
-    """``1.2`` as the version of the stack's own package, ``peft=0.11,transformers=4.44`` by their names."""
+    """``1.2`` as the version of the stack's own package, ``peft=0.11,transformers=4.44`` by their names.
+
+    The ranges that a run prints (`told_ranges`) are read back as themselves.
+    """
     packages = list(built_stack(stack).get("packages", {}))
     found: dict[str, str] = {}
-    for part in (asked or "").split(","):
-        name, separator, version = part.strip().partition("=")
+    told = re.fullmatch(TOLD, asked or "") is not None
+    for part in re.split(r",\s+" if told else ",", asked or ""):
+        name, separator, version = part.strip().partition(" " if told else "=")
         if not part.strip():
             continue
         if not separator:
@@ -63,11 +70,12 @@ def chosen_ranges(stack: str, asked: str | None) -> tuple[Chosen, ...]:
 
 def _chosen(package: str, entries: list[dict[str, Any]], version: str | None) -> Chosen:
     for entry in entries:
-        if version is None or in_range(version, entry["versions"]):
+        told = version in (None, entry["versions"])
+        if told or (version is not None and version[0] not in "<>=" and in_range(version, entry["versions"])):
             return Chosen(
                 package=package,
                 versions=entry["versions"],
-                changes=entry.get("changes", {}) if version is None else entry.get("changes", entry.get("asked", {})),
+                changes=entry.get("changes", {}) if told else entry.get("changes", entry.get("asked", {})),
                 note=entry.get("note", ""),
             )
     known = "; ".join(entry["versions"] for entry in entries)

@@ -199,3 +199,10 @@ def test_bounds_of_ranges_are_versions() -> None:
 
 def version_of(entry: dict[str, Any]) -> str:
     return str(entry["versions"].split(",")[0].removeprefix(">="))
+
+
+@pytest.mark.parametrize("asked", [None, "transformers=4.50", "peft=0.11,transformers=4.44"])
+def test_what_a_run_says_of_its_versions_is_read_back_as_the_same(llama: Architecture, asked: str | None) -> None:
+    first = resolve_run(llama, {"stack_version": asked}).run
+    again = resolve_run(llama, {"stack_version": first.stack_version}).run
+    assert again == first
