@@ -25,10 +25,12 @@ from tunecast.model.resolve_experts import check_stacked, expert_notes, renamed_
 from tunecast.model.resolve_kernels import (
     check_compute_dtype,
     check_gptq_dtypes,
+    check_pure_precision,
     four_bit_notes,
     take_kernels,
     take_master,
     take_quantization,
+    without_autocast,
 )
 from tunecast.model.resolve_litgpt import (
     adapted_parts,
@@ -222,10 +224,12 @@ def _dtypes(fields: _Fields, defaults: Mapping[str, Any], *, gpu_has_bf16: bool)
     dtype = fields.take("dtype", defaults["dtype"], "stack-default")
     fields.values["dtype"] = one_of("dtype", DTYPE_ALIASES.get(dtype, dtype), DTYPES)
     precision = one_of("precision", fields.take("precision", defaults["precision"], "stack-default"), PRECISIONS)
-    if "precision" in fields.given and "dtype" not in fields.given and _whole_base(fields) and precision in DTYPES:
-        fields.put("dtype", precision, fields.origins["precision"])  # without autocast weights decide the arithmetic
+    if _whole_base(fields) and precision in DTYPES:
+        without_autocast(fields)
     if not gpu_has_bf16:
         (half_precision if fields.values["stack"] == STACK else _fall_back_to_fp16)(fields)
+    if _whole_base(fields):
+        check_pure_precision(fields.values)
     check_compute_dtype(fields.values)
     if fields.values["upcast_non_quantized"]:
         _upcast(fields)

@@ -56,6 +56,24 @@ def _dtype_word(option: str, word: Any) -> str | None:
     return None if word in (None, "none") else one_of(option, DTYPE_ALIASES.get(word, word), DTYPES)
 
 
+def without_autocast(fields: Fields) -> None:
+    """Weights decide the arithmetic: of dtype and precision the one that was not given follows the other."""
+    given = [name for name in ("dtype", "precision") if name in fields.given]
+    if len(given) == 1:
+        other = "dtype" if given[0] == "precision" else "precision"
+        fields.put(other, fields.values[given[0]], fields.origins[given[0]])
+
+
+def check_pure_precision(values: Mapping[str, Any]) -> None:
+    """Refuse arithmetic without autocast in another dtype than that of the weights: no such run exists."""
+    dtype, precision = values["dtype"], values["precision"]
+    if precision in DTYPES and dtype != precision:
+        raise InputError(
+            f"--precision {precision} has no autocast, so the weights decide the arithmetic, but --dtype is {dtype}; "
+            f"type --precision {dtype}, or --dtype {precision}."
+        )
+
+
 def check_compute_dtype(values: Mapping[str, Any]) -> None:
     """bitsandbytes' compute dtype beside autocast: the same, or the products would be cast once more.
 

@@ -131,7 +131,11 @@ def test_without_autocast_weights_are_what_the_arithmetic_is_asked_to_be(llama: 
     for precision in ("fp32", "fp16", "bf16"):
         assert resolve_run(llama, {"precision": precision}).run.dtype == precision
         assert resolve_run(llama, {"precision": precision, "stack": "trl"}).run.dtype == precision
-    assert resolve_run(llama, {"precision": "fp32", "dtype": "bf16"}).run.dtype == "bf16"
+    for dtype, precision in (("bf16", "fp32"), ("fp16", "fp32"), ("fp32", "bf16"), ("fp16", "bf16")):
+        with pytest.raises(InputError, match=f"type --precision {dtype}, or --dtype {precision}"):
+            resolve_run(llama, {"precision": precision, "dtype": dtype})
+    alone = resolve_run(llama, {"dtype": "fp32", "method": "full", "stack": "torchtune"})
+    assert (alone.run.precision, alone.origins["precision"]) == ("fp32", "cli")
     assert resolve_run(llama, {"precision": "fp16-autocast"}).run.dtype == "bf16"
 
 
