@@ -146,12 +146,14 @@ def sweepable() -> tuple[str, ...]:
     """Every input that a sweep can change."""
     from dataclasses import fields
 
+    from tunecast.model.amount import STEPS_AT_MOST, STEPS_EXACTLY
     from tunecast.model.question import RUN_OPTIONS_ELSEWHERE
     from tunecast.model.run import Run
     from tunecast.model.whole_run_options import WholeRunOptions
 
     own = (field.name for kind in (Run, WholeRunOptions) for field in fields(kind))
-    return tuple(dict.fromkeys([*SPECIAL, *own, *RUN_OPTIONS_ELSEWHERE, "usd_per_gpu_hour", "achieved_tflops"]))
+    around = (name for name in RUN_OPTIONS_ELSEWHERE if name not in (STEPS_AT_MOST, STEPS_EXACTLY))
+    return tuple(dict.fromkeys([*SPECIAL, *own, *around, "usd_per_gpu_hour", "achieved_tflops"]))
 
 
 TEXT_INPUTS = ("model", "tokens", "num_samples", "dataset")

@@ -19,6 +19,10 @@ from tunecast.model.units import GIGA, KILO, MEGA, TERA
 _SUFFIX = {"": 1.0, "k": KILO, "m": MEGA, "b": GIGA, "g": GIGA, "t": TERA}
 
 
+STEPS_AT_MOST, STEPS_EXACTLY = "steps_at_most", "steps_exactly"
+"""Options that nobody types: a training file's ``max_steps`` beside a typed amount of data."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Amount:
     """Optimizer steps of the whole job, with the sentence that says how they were counted."""
@@ -59,11 +63,17 @@ def resolve_amount(run: Run, options: dict[str, Any]) -> Amount | None:
     if options.get("max_steps") is not None:
         return _from_steps(int(options["max_steps"]))
     repeats = 1.0 if epochs is None else float(epochs)
+    amount = _from_data(run, options, rows, repeats)
+    return None if amount is None else _ended(amount, options)
+
+
+def _from_data(run: Run, options: dict[str, Any], rows: Rows | None, repeats: float) -> Amount | None:
+    """Steps from an amount of data, gone through `repeats` times."""
     if rows is not None:
         return _from_rows(run, rows, options, repeats)
     if options.get("tokens") is not None:
         tokens = parse_count(options["tokens"], name="--tokens")
-        return _from_tokens(run, tokens * repeats, f"{tokens:,.0f} tokens x {repeats:g} epochs", repeats)
+        return _from_tokens(run, tokens * repeats, f"{tokens:,.0f} tokens x {_epochs(repeats)}", repeats)
     if options.get("dataset") is not None:
         return _from_dataset(run, options, repeats)
     if options.get("num_samples") is not None:
@@ -83,10 +93,29 @@ def _refuse_two(options: dict[str, Any]) -> None:
         raise InputError(f"{flags} both set the amount of data; keep one of them.")
 
 
+def _epochs(repeats: float) -> str:
+    return f"{repeats:g} epoch{'' if repeats == 1 else 's'}"
+
+
+def _steps(steps: int) -> str:
+    return f"{steps:,} step{'' if steps == 1 else 's'}"
+
+
+def _ended(amount: Amount, options: Mapping[str, Any]) -> Amount:
+    """The same where a training file's ``max_steps`` ends the run: at most so many, or with the Trainer just so many,
+    since it begins the data again until they are done (``Trainer._inner_training_loop``)."""
+    most, exactly = options.get(STEPS_AT_MOST), options.get(STEPS_EXACTLY)
+    steps = exactly if exactly is not None else most
+    if steps is None or steps == amount.steps or (exactly is None and steps > amount.steps):
+        return amount
+    how = f"max_steps of the file, where {amount.how} would be {_steps(amount.steps)}"
+    return replace(amount, steps=steps, how=how, epochs=amount.epochs * steps / amount.steps, least=1.0, most=1.0)
+
+
 def _from_steps(steps: int) -> Amount:
     if steps < 1:
         raise InputError(f"--max-steps is {steps}, which is not above 0; type for example 500.")
-    return Amount(steps=steps, how=f"{steps} optimizer steps, as asked")
+    return Amount(steps=steps, how="as asked")
 
 
 def _from_tokens(run: Run, tokens: float, what: str, epochs: float) -> Amount:
@@ -115,7 +144,7 @@ def _from_dataset(run: Run, options: Mapping[str, Any], repeats: float) -> Amoun
     counted = f"{tokens:,.0f} tokens of {per_token.value:.3g} bytes ({per_token.origin})"
     what = (
         f"{found.name}: {found.samples:,} samples{read}, {counted}"
-        f"{f', {cut:,} samples cut at {run.max_length}' if cut else ''}, packed, x {repeats:g} epochs"
+        f"{f', {cut:,} samples cut at {run.max_length}' if cut else ''}, packed, x {_epochs(repeats)}"
     )
     return replace(
         _from_tokens(run, tokens * repeats, what, repeats),
@@ -139,7 +168,7 @@ def _from_rows(run: Run, rows: Rows, options: Mapping[str, Any], repeats: float)
     lengths = f", tokens of {counted.value:.3g} bytes ({counted.origin})" if options.get("dataset") is not None else ""
     return Amount(
         steps=math.ceil(samples * repeats / per_step),
-        how=f"{samples:,.0f} samples of {rows.mean_tokens:.0f} tokens x {repeats:g} epochs, "
+        how=f"{samples:,.0f} samples of {rows.mean_tokens:.0f} tokens x {_epochs(repeats)}, "
         f"{per_step} samples per step{lengths}",
         epochs=repeats,
         least=(rows.shortest or rows.length) / rows.length,
@@ -161,7 +190,7 @@ def _from_samples(run: Run, options: dict[str, Any], repeats: float) -> Amount:
         if options.get("packing"):
             raise InputError("--packing needs the length of samples; add --mean-tokens N, or --dataset FILE.")
         padded = f"each padded to {run.max_length} tokens (no --mean-tokens given)"
-        what = f"{samples:,.0f} samples x {repeats:g} epochs, {padded}"
+        what = f"{samples:,.0f} samples x {_epochs(repeats)}, {padded}"
         full = _from_tokens(run, samples * run.max_length * repeats, what, repeats)
         return replace(full, assumed=(f"samples of {run.max_length} tokens",))
     mean = parse_count(options["mean_tokens"], name="--mean-tokens")
@@ -169,5 +198,5 @@ def _from_samples(run: Run, options: dict[str, Any], repeats: float) -> Amount:
         raise InputError(
             f"--mean-tokens {mean:g} is above --max-length {run.max_length}; raise --max-length or lower the mean."
         )
-    what = f"{samples:,.0f} samples of {mean:g} tokens x {repeats:g} epochs, packed"
+    what = f"{samples:,.0f} samples of {mean:g} tokens x {_epochs(repeats)}, packed"
     return replace(_from_tokens(run, samples * mean * repeats, what, repeats), assumed=_packed_words(options))

@@ -9,6 +9,8 @@ from typing import Any
 from tunecast.model.configs.run_file import RunFile
 
 AMOUNTS = ("tokens", "num_samples", "max_steps", "dataset")
+REPEATING = ("trl", "llama-factory")
+"""Formats of ``transformers.Trainer``, where ``max_steps`` wins over the epochs."""
 _ADAPTER = (
     "lora_r", "lora_target_modules", "lora_dropout", "adapter_dtype", "use_dora", "use_rslora", "modules_to_save",
     "modules_to_save_dtype",
@@ -30,17 +32,18 @@ class Merged:
 def merge_options(run_file: RunFile, typed: Mapping[str, Any]) -> Merged:
     """The file's options under those that were typed (None counts as not typed).
 
-    A typed amount replaces the file's; a typed method drops the adapter and quantization fields that the method
-    does not have; epochs without any amount are dropped, since they say nothing alone.
+    A typed amount replaces the file's, whose ``max_steps`` still ends the run; a typed method drops the adapter and
+    quantization fields that the method does not have; epochs without any amount are dropped, since they say nothing
+    alone.
     """
     given = {name: value for name, value in typed.items() if value is not None}
     if given.get("allow_long_context") is False:  # a switch that can only be typed on
         del given["allow_long_context"]
     options = dict(run_file.options)
     notes = list(run_file.notes)
-    _drop_replaced(options, given)
+    notes += _drop_replaced(options, given, run_file)
     notes += _drop_unfit(options, given, run_file)
-    origins = {name: run_file.origins[name] for name in options}
+    origins = {name: run_file.origins.get(name, "file") for name in options}
     options |= given
     origins |= dict.fromkeys(given, "cli")
     if not any(options.get(name) is not None for name in AMOUNTS) and "num_train_epochs" not in given:
@@ -54,13 +57,35 @@ def merge_options(run_file: RunFile, typed: Mapping[str, Any]) -> Merged:
     return Merged(options=options, origins=origins, notes=tuple(notes))
 
 
-def _drop_replaced(options: dict[str, Any], given: Mapping[str, Any]) -> None:
-    if any(name in given for name in AMOUNTS):
-        for name in AMOUNTS:
-            options.pop(name, None)
+def _drop_replaced(options: dict[str, Any], given: Mapping[str, Any], run_file: RunFile) -> list[str]:
+    """Take out what the command line replaces; returns what to tell of it."""
     if given.get("num_gpus") == 1 or given.get("sharding") == "fsdp":
         for name in ("sharding",) if given.get("num_gpus") == 1 else ("adapter_dtype",):
             options.pop(name, None)
+    typed = next((name for name in AMOUNTS if name in given), None)
+    steps = options.get("max_steps")
+    if typed is None:
+        idle = steps is not None and "num_train_epochs" in given
+        field = run_file.their_fields.get("max_steps", "max_steps")
+        return [f"{field} of the file decides, {steps:,} steps: --num-train-epochs changes nothing."] if idle else []
+    replaced = {name: options.pop(name) for name in AMOUNTS if name in options}
+    if steps is None or typed == "max_steps":
+        flag = "--" + typed.replace("_", "-")
+        theirs = ((run_file.their_fields.get(name, name), value) for name, value in replaced.items())
+        return [f"{flag} replaces {field} of the file ({value:,})." for field, value in theirs]
+    return [_keep_the_end(options, run_file, int(steps), "--" + typed.replace("_", "-"))]
+
+
+def _keep_the_end(options: dict[str, Any], run_file: RunFile, steps: int, flag: str) -> str:
+    """The file's own last step beside a typed amount of data: the Trainer begins the data again until it is reached,
+    the others (axolotl's ``prepare_datasets``, litgpt's ``fit``, torchtune's recipes) end with the data before it."""
+    field = run_file.their_fields.get("max_steps", "max_steps")
+    said = f"{flag} is the amount of data, but {field} of the file ends the training"
+    if run_file.format in REPEATING:
+        options["steps_exactly"] = steps
+        return f"{said} after {steps:,} steps, beginning the data again until then; --max-steps instead replaces it."
+    options["steps_at_most"] = steps
+    return f"{said} after {steps:,} steps where the data last longer; --max-steps instead replaces it."
 
 
 def _drop_unfit(options: dict[str, Any], given: Mapping[str, Any], run_file: RunFile) -> list[str]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
 
+from tunecast.model.amount import resolve_amount
 from tunecast.model.architectures import load_architecture
 from tunecast.model.configs import RunFile, looks_like_training_file, merge_options
+from tunecast.model.question import RUN_OPTIONS_ELSEWHERE
 from tunecast.model.resolve import resolve_run
 
 Read = Callable[..., RunFile]
@@ -21,11 +24,48 @@ def test_typed_options_win_and_are_marked(read: Read) -> None:
     assert set(merged.origins) == set(merged.options)
 
 
-def test_a_typed_amount_replaces_the_files(read: Read) -> None:
-    run_file = read("axolotl", "max_steps: 200\nnum_epochs: 3")
+@pytest.mark.parametrize(
+    ("form", "tokens", "steps"),
+    [  # axolotl takes the smaller of both; the Trainer begins the data again until max_steps are done
+        ("axolotl", "40K", 5),
+        ("axolotl", "400M", 200),
+        ("trl", "40K", 200),
+        ("trl", "400M", 200),
+    ],
+)
+def test_max_steps_of_the_file_ends_a_typed_amount(read: Read, form: str, tokens: str, steps: int) -> None:
+    rows = {"axolotl": "num_epochs: 1\ngradient_accumulation_steps: 2"}.get(form, "per_device_train_batch_size: 4")
+    run_file = read(form, f"max_steps: 200\n{rows}")
     assert merge_options(run_file, {}).options["max_steps"] == 200
-    merged = merge_options(run_file, {"tokens": "10M"}).options
-    assert (merged["tokens"], merged["num_train_epochs"], "max_steps" in merged) == ("10M", 3, False)
+    merged = merge_options(run_file, {"tokens": tokens})
+    assert "max_steps" not in merged.options
+    assert sum("max_steps of the file ends the training after 200 steps" in note for note in merged.notes) == 1
+    own = {name: value for name, value in merged.options.items() if name not in RUN_OPTIONS_ELSEWHERE}
+    run = resolve_run(load_architecture("meta-llama/Llama-3.1-8B"), own).run
+    amount = resolve_amount(run, merged.options)
+    assert amount is not None
+    assert amount.steps == steps
+    data = 40_000 if tokens == "40K" else 400_000_000
+    if steps == 200:
+        assert amount.epochs == pytest.approx(
+            merged.options["num_train_epochs"]
+            * 200
+            / math.ceil(data * merged.options["num_train_epochs"] / run.tokens_per_step)
+        )
+
+
+def test_typed_steps_replace_the_files_and_a_note_names_them(read: Read) -> None:
+    merged = merge_options(read("axolotl", "max_steps: 200\nnum_epochs: 3"), {"max_steps": 50})
+    assert merged.options["max_steps"] == 50
+    assert "--max-steps replaces max_steps of the file (200)." in merged.notes
+    merged = merge_options(read("axolotl", "total_num_tokens: 5000000\nnum_epochs: 3"), {"tokens": "10M"})
+    assert merged.options["tokens"] == "10M"
+    assert "--tokens replaces total_num_tokens of the file (5,000,000)." in merged.notes
+
+
+def test_typed_epochs_beside_the_files_steps_are_told_to_do_nothing(read: Read) -> None:
+    merged = merge_options(read("axolotl", "max_steps: 200"), {"num_train_epochs": 7})
+    assert any("200 steps: --num-train-epochs changes nothing" in note for note in merged.notes)
 
 
 def test_epochs_of_the_file_hold_for_a_typed_number_of_samples(read: Read) -> None:
