@@ -5,10 +5,19 @@ from __future__ import annotations
 import tempfile
 from html import escape
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from tunecast.catalogs.errors import TunecastError
+from tunecast.catalogs.errors import InputError, TunecastError
 from tunecast.forecasts import Forecasts
 from tunecast.web.asked import Fields, command, gpus_of, link, model_of, options
+
+if TYPE_CHECKING:
+    from tunecast.model.forecast import Forecast
+
+PASTED = "The pasted file"
+FIX = "would make it fit"
+"""In the notes of a forecast that does not fit (`model.fitting`)."""
+NO_FIX = "No single change that was tried makes it fit: choose larger cards, more of them, or a smaller model."
 
 STYLE = """<style>
 .tc svg { width: 100%; min-width: 640px; max-width: 760px; height: auto; font: 12.5px sans-serif; fill: currentColor; }
@@ -25,10 +34,23 @@ STYLE = """<style>
 def answer(asked: Fields) -> tuple[str, str, str]:
     """(HTML, link, command). What cannot be answered is one sentence in the HTML, as on the command line."""
     try:
-        said, how, found = link(asked), command(asked), forecasts(asked)
+        how, found = command(asked), forecasts(asked)
     except TunecastError as error:
-        return f'{STYLE}<div class="tc"><p class="error" role="alert">{escape(str(error))}</p></div>', "", ""
-    return f'{STYLE}<div class="tc">{shown(found)}</div>', said, how
+        return refused(error), "", ""
+    return f'{STYLE}<div class="tc">{shown(found)}</div>', link_or_why_not(asked), how
+
+
+def refused(error: TunecastError) -> str:
+    """The one sentence of an error, as the page shows it."""
+    return f'{STYLE}<div class="tc"><p class="error" role="alert">{escape(str(error))}</p></div>'
+
+
+def link_or_why_not(asked: Fields) -> str:
+    """The link, or the sentence that says why there is none."""
+    try:
+        return link(asked)
+    except InputError as error:
+        return str(error)
 
 
 def forecasts(asked: Fields) -> Forecasts:
@@ -41,21 +63,61 @@ def forecasts(asked: Fields) -> Forecasts:
     with tempfile.TemporaryDirectory(prefix="tunecast-web-") as folder:
         path = Path(folder) / "config.yaml"
         path.write_text(asked.config, encoding="utf-8")
-        return Forecasts(best_first(estimate(str(path), gpu=gpus_of(asked), **options(asked))))  # type: ignore[arg-type]
+        try:
+            return Forecasts(best_first(estimate(str(path), gpu=gpus_of(asked), **options(asked))))  # type: ignore[arg-type]
+        except TunecastError as error:
+            raise InputError(of_pasted(error, path)) from error
+
+
+def of_pasted(error: TunecastError, path: Path) -> str:
+    """An error about the file that the page wrote, in words about what the visitor pasted."""
+    mark = getattr(error.__cause__, "problem_mark", None)
+    if mark is not None:
+        problem = getattr(error.__cause__, "problem", None) or "cannot be read"
+        return f"{PASTED}, line {mark.line + 1}, is no valid YAML: {problem}."
+    words = str(error).replace(str(path), PASTED)
+    return PASTED + words.removeprefix(path.name) if words.startswith(path.name) else words
 
 
 def shown(found: Forecasts) -> str:
     """The best card in one sentence and in charts, then every card."""
     from tunecast.report.charts import memory_bar, operations_bars
-    from tunecast.report.words import VERDICT_WORDS, plan_words
 
-    best = found[0]
-    fits = VERDICT_WORDS.get(best.verdict or "", "Perhaps it fits")
+    best = pictured(found)
     return (
-        f"<h3>{fits}: {escape(plan_words(best))}</h3>"
+        f"{headline(found)}"
         f"<h4>Memory of {escape(best.gpu)}, GiB; peak at: {escape(best.memory.peak_moment)}</h4>"
         f'<div class="scroll">{memory_bar(best)}</div>'
         f"<h4>One optimizer step, bound by {escape(best.bound_by)}</h4>"
         f'<div class="scroll">{operations_bars(best)}</div>'
         f'<h4>Every card</h4><div class="scroll">{found._repr_html_()}</div>'
     )
+
+
+def pictured(found: Forecasts) -> Forecast:
+    """The best card; where the run fits none, the one that it is told for what would make it fit."""
+    return next((one for one in found if found[0].verdict == "no" and fixes_of(one)), found[0])
+
+
+def fixes_of(forecast: Forecast) -> list[str]:
+    """The forecast's own notes of what would make the run fit."""
+    return [note for note in forecast.notes if FIX in note]
+
+
+def headline(found: Forecasts) -> str:
+    """Whether it fits, before anything else; time and money of what does not fit are said to be as if it did."""
+    from tunecast.report.charts import plan_name
+    from tunecast.report.words import VERDICT_WORDS, plan_words
+    from tunecast.tables import gib_text
+
+    best = pictured(found)
+    if best.verdict != "no":
+        fits = VERDICT_WORDS.get(best.verdict or "", "Perhaps it fits")
+        return f"<h3>{fits}: {escape(plan_words(best))}</h3>"
+    needed = best.memory.process_bytes or best.memory.allocated_bytes
+    whole = "" if len(found) == 1 else f" any of these {len(found)} cards"
+    said = f"{plan_name(best)} needs {gib_text(needed.value)} of {gib_text(best.memory.usable_bytes)} GiB"
+    fixes = "".join(f"<li>{escape(note)}</li>" for note in fixes_of(best))
+    changes = f"<p>What would make it fit:</p><ul>{fixes}</ul>" if fixes else f"<p>{NO_FIX}</p>"
+    if_it_did = f"<p>As if memory sufficed: {escape(plan_words(best))}.</p>"
+    return f"<h3>It does not fit{whole}: {escape(said)}</h3>{changes}{if_it_did}"

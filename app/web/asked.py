@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import shlex
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
 from urllib.parse import urlencode
 
 from tunecast.catalogs.errors import InputError
 
 PATH_MARKS = (".json", ".yaml", ".yml")
+FILE_PART = "file"
+"""Part of a link that holds a pasted training file: deflated, in base64 of the URL alphabet."""
+LONGEST_FILE_PART = 6000
+"""Characters of it: with the other fields below the 8,000 that servers and browsers are to take (RFC 9110, 4.1)."""
+LONGEST_FILE = 200_000
+"""Characters of a file that a link may unfold to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +27,7 @@ class Fields:
 
     model: str = "meta-llama/Llama-3.1-8B"
     config: str = ""
-    """A training file of axolotl, LLaMA-Factory or TRL, pasted; it takes the model's place."""
+    """A training file of one of the five frameworks, pasted; it takes the model's place."""
     method: str = "qlora"
     gpu: str = ""
     """Comma-separated; empty is all."""
@@ -47,20 +56,89 @@ NUMBERS = {"num_gpus": int, "max_length": int, "batch": int, "accumulation": int
 
 
 def from_query(query: Mapping[str, str]) -> Fields:
-    """The fields of a link; unknown names are left out."""
-    known = {field.name for field in fields(Fields)}
+    """The fields of a link, with the catalogs' own names; unknown fields are left out.
+
+    Raises InputError for a training file that cannot be unpacked.
+    """
+    known = {field.name for field in fields(Fields)} - {"config"}
     given: dict[str, str | bool] = {name: value for name, value in query.items() if name in known}
     if "checkpointing" in given:
         given["checkpointing"] = given["checkpointing"] not in ("0", "false", "False", "")
-    return Fields(**given)  # type: ignore[arg-type]
+    if query.get(FILE_PART):
+        given = {"tokens": "", **given, "config": unpacked(query[FILE_PART])}
+    return canonical(Fields(**given))  # type: ignore[arg-type]
+
+
+def canonical(asked: Fields) -> Fields:
+    """The form with full names for short ones, as its menus have them; what no catalog has stays as it is."""
+    from tunecast.catalogs.gpus import find_gpu
+
+    cards = [_full_name(lambda name: find_gpu(name).id, name) for name in _listed(asked.gpu)]
+    return replace(
+        asked,
+        model=_full_name(_same_model, asked.model.strip()),
+        gpu=",".join(dict.fromkeys(cards)),
+        method=asked.method.strip().lower(),
+    )
+
+
+def _same_model(name: str) -> str:
+    """The hub id of a model, unless another of the same shape stands for it in the catalog."""
+    from tunecast.catalogs.models import find_model
+
+    found = find_model(name).hf_id
+    return found if found.lower().endswith(name.lower()) else name
+
+
+def _full_name(found: Callable[[str], str], name: str) -> str:
+    try:
+        return found(name)
+    except InputError:
+        return name  # the answer says that no catalog has it
+
+
+def _listed(names: str) -> list[str]:
+    return [name.strip() for name in names.split(",") if name.strip()]
 
 
 def link(asked: Fields) -> str:
-    """The query that brings the same form back, from ``?`` on; a pasted file is too long for a link and left out."""
+    """The query that brings the same form back, from ``?`` on; raises InputError where a pasted file is too long."""
     usual = Fields()
-    said = {field.name: getattr(asked, field.name) for field in fields(Fields) if field.name != "config"}
-    changed = {name: value for name, value in said.items() if value != getattr(usual, name) or name == "model"}
+    left_out = ("config", "model", *IN_A_FILE, "checkpointing") if asked.config.strip() else ("config",)
+    said = {field.name: getattr(asked, field.name) for field in fields(Fields) if field.name not in left_out}
+    if asked.config.strip():
+        said[FILE_PART] = packed(asked.config)
+        usual = replace(usual, tokens="")
+    changed = {n: value for n, value in said.items() if value != getattr(usual, n, None) or n == "model"}
     return "?" + urlencode({name: int(value) if isinstance(value, bool) else value for name, value in changed.items()})
+
+
+def packed(text: str) -> str:
+    """A training file as a part of a link; raises InputError where it is too long for one."""
+    found = base64.urlsafe_b64encode(zlib.compress(text.encode("utf-8"), 9)).decode("ascii").rstrip("=")
+    if len(found) > LONGEST_FILE_PART or len(text) > LONGEST_FILE:
+        raise InputError(
+            f"The pasted file makes a link of {len(found):,} characters, and more than {LONGEST_FILE_PART:,} do not "
+            "travel well; save it as config.yaml and send it with the command below."
+        )
+    return found
+
+
+def unpacked(part: str) -> str:
+    """The training file of a link; raises InputError where the link was cut or changed."""
+    try:
+        data = base64.b64decode(part + "=" * (-len(part) % 4), altchars=b"-_", validate=True)
+        unfolding = zlib.decompressobj()
+        text = unfolding.decompress(data, LONGEST_FILE * 4).decode("utf-8")
+    except (binascii.Error, zlib.error, UnicodeDecodeError) as error:
+        raise _cut_link() from error
+    if not unfolding.eof:
+        raise _cut_link()
+    return text
+
+
+def _cut_link() -> InputError:
+    return InputError("The training file in this link cannot be read: the link was cut or changed; paste the file.")
 
 
 def options(asked: Fields) -> dict[str, object]:
@@ -98,7 +176,7 @@ def model_of(asked: Fields) -> str:
 
 def gpus_of(asked: Fields) -> list[str]:
     """The GPUs asked for; devices of the machine that runs the page are refused."""
-    names = [name.strip() for name in asked.gpu.split(",") if name.strip()]
+    names = _listed(asked.gpu)
     for name in names:
         if name == "cpu":
             raise InputError("The page forecasts cards that can be rented; for a CPU use the command line.")

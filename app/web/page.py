@@ -6,7 +6,7 @@ from dataclasses import fields
 from typing import Any
 
 from tunecast.catalogs.errors import TunecastError
-from tunecast.web.answer import answer
+from tunecast.web.answer import answer, refused
 from tunecast.web.asked import Fields, from_query
 
 TITLE = "tunecast: does it fit, how long, how much?"
@@ -15,6 +15,8 @@ ABOUT = (
     "Measure a card with `tunecast calibrate` for narrower ones."
 )
 METHODS = ["lora", "qlora", "full"]
+AMOUNT_OF_A_FILE = f"(file, tokens) => file.trim() && tokens === {Fields().tokens!r} ? '' : tokens"
+"""A pasted file says its amount itself: what was in the field before goes, what was typed stays."""
 
 
 def import_gradio() -> Any:
@@ -44,7 +46,14 @@ def build() -> Any:
                     info="a catalog model; any other name is looked up on the hub where there is a network",
                 )  # fmt: skip
                 method = gradio.Radio(METHODS, value=usual.method, label="Method")
-                gpu = gradio.Dropdown(sorted(load_gpus()), value=[], label="GPUs", multiselect=True, info="none: all")
+                gpu = gradio.Dropdown(
+                    sorted(load_gpus()),
+                    value=[],
+                    label="GPUs",
+                    multiselect=True,
+                    info="none: all",
+                    allow_custom_value=True,
+                )
                 with gradio.Row():
                     num_gpus = gradio.Textbox(usual.num_gpus, label="GPUs of the job", placeholder="1, 8 or auto")
                     max_length = gradio.Textbox(usual.max_length, label="Tokens per sample")
@@ -64,6 +73,7 @@ def build() -> Any:
                 how = gradio.Textbox(label="The same on the command line", interactive=False, elem_id="command")
         form = [model, config, method, gpu, num_gpus, max_length, batch, accumulation, checkpointing, tokens, usd]
         assert len(form) == len(fields(Fields))
+        config.input(None, inputs=[config, tokens], outputs=tokens, js=AMOUNT_OF_A_FILE)
         ask.click(submitted_with(gradio), inputs=form, outputs=[out, said, how], api_name="forecast")
         page.load(opened_with(gradio), inputs=None, outputs=[*form, out, said, how], api_name=False)
     return page
@@ -82,7 +92,7 @@ def submitted_with(gradio: Any) -> Any:
 def with_address(request: Any, answered: tuple[str, str, str]) -> tuple[str, str, str]:
     """The answer with its link made whole, so that it can be pasted anywhere."""
     shown, query, how = answered
-    return shown, page_address(request) + query if query else "", how
+    return shown, page_address(request) + query if query.startswith("?") else query, how
 
 
 def page_address(request: Any) -> str:
@@ -104,15 +114,24 @@ def fields_of(*values: Any) -> Fields:
     return Fields(**said)
 
 
+def form_values(asked: Fields) -> list[Any]:
+    """Fields as the form's parts take them; a method that is not among the choices is none of them."""
+    values = {field.name: getattr(asked, field.name) for field in fields(Fields)}
+    values["gpu"] = [name for name in asked.gpu.split(",") if name]
+    values["method"] = asked.method if asked.method in METHODS else None
+    return list(values.values())
+
+
 def opened_with(gradio: Any) -> Any:
     """What happens when the page opens: the form as its link says, and its answer if the link says anything."""
 
     def opened(request: Any) -> list[Any]:
         query = dict(request.query_params) if request is not None else {}
-        asked = from_query(query)
-        values = [getattr(asked, field.name) for field in fields(Fields)]
-        values[3] = [name for name in asked.gpu.split(",") if name]
-        return [*values, *(with_address(request, answer(asked)) if query else ("", "", ""))]
+        try:
+            asked = from_query(query)
+        except TunecastError as error:
+            return [*form_values(Fields()), refused(error), "", ""]
+        return [*form_values(asked), *(with_address(request, answer(asked)) if query else ("", "", ""))]
 
     opened.__annotations__["request"] = gradio.Request
     return opened

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import importlib.util
 import json
 import shlex
 import socket
 import subprocess
 import sys
+import tempfile
 import time
+import zlib
 from collections.abc import Iterator
 from urllib.parse import parse_qsl
 from urllib.request import Request, urlopen
@@ -22,7 +26,7 @@ from tunecast.catalogs.errors import InputError
 from tunecast.cli.program import program
 from tunecast.tables import dollars, seconds
 from tunecast.web.answer import answer, forecasts
-from tunecast.web.asked import Fields, command, from_query, gpus_of, link, model_of, options
+from tunecast.web.asked import LONGEST_FILE, Fields, command, from_query, gpus_of, link, model_of, options, packed
 
 ASKED = Fields(model="meta-llama/Llama-3.2-1B", method="lora", gpu="l40s-48gb,rtx-4090-24gb", tokens="2M", batch="4")
 AXOLOTL = """base_model: meta-llama/Llama-3.2-1B
@@ -48,6 +52,77 @@ gradient_checkpointing: true
 )
 def test_a_link_brings_the_form_back(asked: Fields) -> None:
     assert from_query(dict(parse_qsl(link(asked).removeprefix("?"), keep_blank_values=True))) == asked
+
+
+def opened(query: str) -> Fields:
+    """The form of a link, as the page reads it."""
+    return from_query(dict(parse_qsl(query.removeprefix("?"), keep_blank_values=True)))
+
+
+@pytest.mark.parametrize("tokens", ["", "3M", "10M"])
+def test_a_link_holds_the_pasted_file_and_no_amount_that_nobody_typed(tokens: str) -> None:
+    asked = Fields(config=AXOLOTL + "# \u00fc\n", tokens=tokens, gpu="l40s-48gb")
+    back = opened(link(asked))
+    assert (back.config, back.tokens, back.gpu) == (asked.config, tokens, asked.gpu)
+    assert command(back) == command(asked)
+    assert ("--tokens" in command(asked)) == bool(tokens)
+
+
+def test_a_file_too_long_for_a_link_is_forecast_and_says_so() -> None:
+    noise = "".join(f"# {hashlib.sha256(str(i).encode()).hexdigest()}\n" for i in range(300))
+    shown, said, how = answer(Fields(config=AXOLOTL + noise, tokens="2M", gpu="l40s-48gb"))
+    assert "1 x l40s-48gb" in shown
+    assert "send it with the command below" in said
+    assert not said.startswith("?")
+    assert how.startswith("tunecast estimate config.yaml")
+
+
+@pytest.mark.parametrize("part", ["eJ", "****", packed(AXOLOTL)[:-9], packed("a" * LONGEST_FILE)[:-4] + "AAAA"])
+def test_a_link_that_was_cut_is_one_sentence(part: str) -> None:
+    with pytest.raises(InputError, match="cut or changed"):
+        from_query({"file": part})
+
+
+def test_a_link_that_unfolds_without_end_is_refused() -> None:
+    bomb = base64.urlsafe_b64encode(zlib.compress(b"a" * LONGEST_FILE * 5)).decode()
+    with pytest.raises(InputError, match="cut or changed"):
+        from_query({"file": bomb})
+
+
+def test_a_link_with_short_names_opens_with_the_menus_own() -> None:
+    asked = from_query({"model": "llama-3.1-8b", "gpu": "l40s, 4090,nonsense", "method": "LoRA"})
+    assert asked.model == "meta-llama/Llama-3.1-8B"
+    assert asked.gpu == "l40s-48gb,rtx-4090-24gb,nonsense"
+    assert asked.method == "lora"
+
+
+def test_what_does_not_fit_is_said_first_with_what_would_make_it_fit() -> None:
+    asked = Fields(method="full", gpu="l40s-48gb,rtx-4090-24gb")
+    shown = answer(asked)[0]
+    first = shown.split("<h3>")[1].split("<h4>")[0]
+    assert first.startswith("It does not fit any of these 2 cards: 1 x l40s-48gb needs ")
+    assert "$" not in first.split("</h3>")[0]
+    told = {one.gpu: one for one in tunecast.estimate(asked.model, gpu="l40s-48gb", method="full", tokens="10M",
+                                                      max_length=2048, per_device_train_batch_size=1)}  # fmt: skip
+    fixes = [note for note in told["l40s-48gb"].notes if "would make it fit" in note]
+    assert fixes
+    assert all(note in first for note in fixes)
+    assert first.index(fixes[0]) < first.index("As if memory sufficed: 1 x l40s-48gb") < first.index("$")
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ("a: 1\nb: [1\nc: 2\n", "The pasted file, line 3, is no valid YAML"),
+        ("just words", "The pasted file holds no mapping"),
+        ("foo: 1\n", "The pasted file bears the sign of no known format"),
+    ],
+)
+def test_an_error_in_a_pasted_file_names_it_and_no_path(config: str, says: str) -> None:
+    shown = answer(Fields(config=config, tokens="", gpu="l40s-48gb"))[0]
+    assert says in shown
+    assert tempfile.gettempdir() not in shown
+    assert "config.yaml" not in shown
 
 
 def test_a_link_of_nonsense_is_the_usual_form() -> None:
