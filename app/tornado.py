@@ -175,7 +175,8 @@ def _phase_ends(base: Forecast) -> list[Ends]:
 
 
 def _price_end(ask: Ask, base: Forecast) -> Ends | None:
-    """From the offer that was taken to the median one of the same kind."""
+    """From the offer that was taken to the median one of the same kind, among those that leave fewest GPUs idle: a
+    machine of eight for one GPU is a machine of another size, not a dearer offer."""
     from tunecast.catalogs.price_book import price_book
 
     if base.offer is None or ask.options.get("usd_per_gpu_hour") is not None or base.offer.get("usd_per_hour") is None:
@@ -183,7 +184,9 @@ def _price_end(ask: Ask, base: Forecast) -> Ends | None:
     taken = base.offer["usd_per_hour"]
     kinds = (str(base.offer["price_type"]),)
     offers = price_book(tuple(ask.options.get("prices") or ())).offers_for(base.gpu, base.run.num_gpus, kinds)
-    usual = sorted(job.usd_per_hour for job in offers)[len(offers) // 2] if offers else taken
+    fewest = min((job.gpus_paid for job in offers), default=0)
+    rents = sorted(job.usd_per_hour for job in offers if job.gpus_paid == fewest)
+    usual = rents[len(rents) // 2] if rents else taken
     if usual <= taken:
         return None
     labels = (f"${taken:.2f}/h", f"${usual:.2f}/h, the median offer")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 import tunecast
 from tunecast.catalogs.errors import InputError
 from tunecast.catalogs.gpus import load_gpus
+from tunecast.catalogs.price_book import price_book
 from tunecast.cli.program import program
 from tunecast.model.flops import model_flops_per_step
 from tunecast.sweep import ANALYSES, sizes, sweep
@@ -52,6 +54,15 @@ def test_a_tornado_holds_every_choice_at_half_and_double() -> None:
     assert swings == sorted(swings, reverse=True)
     kinds = {bar.kind for bar in found.bars}
     assert kinds == {"choice", "uncertain"}
+
+
+def test_the_median_offer_is_one_of_machines_of_the_size_that_is_rented() -> None:
+    listed = price_book(()).offers_for("a100-sxm4-80gb", 1)
+    rents = [job.usd_per_hour for job in listed if job.gpus_paid == 1]
+    assert 1 < len(rents) < len(listed)
+    found = sweep(MODEL, gpu="a100-sxm4-80gb", tokens="1M", **RUN)
+    (bar,) = [bar for bar in found.bars if bar.name == "offer"]
+    assert bar.high_setting == f"${statistics.median_high(rents):.2f}/h, the median offer"
 
 
 def test_an_uncertain_time_moves_the_step_by_its_part() -> None:
