@@ -124,7 +124,9 @@ def _precision(source: Source, draft: Draft) -> None:
         is_bf16=bf16,
     )
     if full:
-        draft.note("LLaMA-Factory trains fp32 weights unless pure_bf16 is true: 4 bytes per weight and per gradient.")
+        draft.note_wide_weights(
+            "LLaMA-Factory trains fp32 weights unless pure_bf16 is true: 4 bytes per weight and per gradient."
+        )
 
 
 def _rows(source: Source, draft: Draft, stage: str) -> None:

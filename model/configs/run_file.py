@@ -42,6 +42,7 @@ class Draft:
     model_name: str = ""
     prefix: str = ""
     """Put before field names while a companion file is read, as ``accelerate: ``."""
+    _wide: list[str] = field(default_factory=list)
 
     def put(self, name: str, value: Any, theirs: str | None = None) -> None:
         """Set an option; `theirs` is the field that states it, None for a framework's default. None is skipped."""
@@ -61,3 +62,12 @@ class Draft:
         """Add a sentence for the user, once."""
         if text not in self.notes:
             self.notes.append(text)
+
+    def note_wide_weights(self, text: str) -> None:
+        """Add a sentence on weights in fp32, which DeepSpeed's own casts make untrue (`withdraw_wide_weights`)."""
+        self.note(text)
+        self._wide.append(text)
+
+    def withdraw_wide_weights(self) -> None:
+        """Take back every sentence on weights in fp32."""
+        self.notes = [note for note in self.notes if note not in self._wide]

@@ -186,6 +186,7 @@ def settle_spread(draft: Draft) -> None:
 
 def _deepspeed_casts(draft: Draft, dtype: str) -> None:
     draft.drop("modules_to_save_dtype")
+    draft.withdraw_wide_weights()
     for name, value in (("dtype", dtype), ("precision", dtype), ("adapter_dtype", dtype)):
         if name != "adapter_dtype" or draft.options.get("method") != "full":
             draft.put(name, value)

@@ -96,7 +96,7 @@ def _precision(source: Source, draft: Draft) -> None:
     if str(asked) == "auto":
         draft.note("dtype auto is the checkpoint's own: taken as bf16.")
     if value is None and dtype == "fp32":
-        draft.note(
+        draft.note_wide_weights(
             "TRL loads the base in float32 because the file has no dtype: 4 bytes per unquantized parameter; add "
             "dtype: bfloat16 to halve that."
         )

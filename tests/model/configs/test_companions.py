@@ -171,3 +171,19 @@ def test_deepspeed_may_stand_in_the_file(read: Read) -> None:
 )
 def test_fsdp_in_the_training_file_itself(read: Read, form: str, lines: str, sharding: str | None) -> None:
     assert read(form, lines).options.get("sharding") == sharding
+
+
+@pytest.mark.parametrize(
+    ("form", "lines", "says"),
+    [
+        ("trl", "dtype:\nuse_peft: false", "TRL loads the base in float32"),
+        ("llama-factory", "finetuning_type: full", "LLaMA-Factory trains fp32 weights"),
+    ],
+)
+def test_deepspeeds_bf16_takes_back_what_was_told_of_fp32_weights(read: Read, form: str, lines: str, says: str) -> None:
+    assert any(says in note for note in read(form, lines).notes)
+    cast = read(form, lines, deepspeed=zero(3))
+    assert cast.options["dtype"] == "bf16"
+    assert not any(says in note for note in cast.notes)
+    assert any("DeepSpeed trains in pure bf16" in note for note in cast.notes)
+    assert any(says in note for note in read(form, lines, accelerate=accelerate("MULTI_GPU")).notes)
