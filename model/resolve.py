@@ -30,6 +30,7 @@ from tunecast.model.resolve_kernels import (
     take_kernels,
     take_master,
     take_quantization,
+    wide_base_notes,
     without_autocast,
 )
 from tunecast.model.resolve_litgpt import (
@@ -371,7 +372,7 @@ def resolve_run(
         fields.put("fsdp_version", Run(method="full").fsdp_version, "stack-default")
     _note_window(fields, architecture)
     _note_own_linears(fields, architecture)
-    fields.notes.extend(four_bit_notes(fields.values))
+    fields.notes.extend((*four_bit_notes(fields.values), *wide_base_notes(architecture, fields.values)))
     _note_plain_attention(fields, architecture)
     fields.notes.extend(expert_notes(architecture, fields.values))
     run = Run(**{name: fields.values[name] for name in RUN_FIELDS if name in fields.values})

@@ -12,6 +12,7 @@ from tunecast.model.fused import FUSED_KERNELS
 from tunecast.model.resolve_parallel import FSDP, Fields
 from tunecast.model.run import Run
 from tunecast.model.stacks import DTYPE_ALIASES, DTYPES, HF_CODES, QUANT_TYPES, built_choice, one_of
+from tunecast.model.units import DTYPE_BYTES, GIB
 
 FUSED_LORA_BASES = (None, "bnb-4bit", "gptq-4bit", "gptq-8bit")
 """Bases that the fused low-rank kernels multiply with (Unsloth, axolotl, fms-acceleration)."""
@@ -104,6 +105,20 @@ def four_bit_notes(values: Mapping[str, Any]) -> list[str]:
     note = (
         "A 4-bit base loaded in fp32 is restored in fp32 and cast to 16 bits at every product, which is not counted; "
         "with dtype bfloat16 (--dtype bf16) there is no such copy."
+    )
+    return [note]
+
+
+def wide_base_notes(architecture: Architecture, values: Mapping[str, Any]) -> list[str]:
+    """That a frozen base lies in fp32 although products are 16 bits wide, and what it costs."""
+    frozen = values["method"] != "full" and values["quant_method"] is None and not values["bnb_4bit_quant_type"]
+    if not (frozen and values["dtype"] == "fp32" and values["precision"].endswith("-autocast")):
+        return []
+    narrow = values["precision"].removesuffix("-autocast")
+    spent_bytes = architecture.total_params * (DTYPE_BYTES["fp32"] - DTYPE_BYTES[narrow])
+    note = (
+        f"The frozen base is in fp32, which takes {spent_bytes / GIB:.1f} GiB more than {narrow} and is cast to it at "
+        f"every product: --dtype {narrow} (torch_dtype where the model is loaded) is as good for adapters."
     )
     return [note]
 

@@ -139,6 +139,15 @@ def test_without_autocast_weights_are_what_the_arithmetic_is_asked_to_be(llama: 
     assert resolve_run(llama, {"precision": "fp16-autocast"}).run.dtype == "bf16"
 
 
+def test_a_frozen_base_in_fp32_is_told_with_what_it_costs(llama: Architecture) -> None:
+    """8.03e9 parameters of 4 bytes instead of 2 are 8.03e9 x 2 / 2**30 = 15.0 GiB."""
+    (note,) = [note for note in resolve_run(llama, {"dtype": "fp32"}).notes if "frozen base" in note]
+    assert "15.0 GiB more than bf16" in note
+    assert "--dtype bf16" in note
+    for options in ({"dtype": "bf16"}, {"dtype": "fp32", "method": "full"}, {"dtype": "fp32", "precision": "fp32"}):
+        assert not any("frozen base" in note for note in resolve_run(llama, options).notes)
+
+
 def test_every_optimizer_of_the_trainer_is_built_or_named() -> None:
     names = pytest.importorskip("transformers.training_args").OptimizerNames
     assert {name.value for name in names} <= {*BUILT["optimizer"], *UNBUILT["optimizer"]}
