@@ -97,7 +97,7 @@ NOT_SEARCHED = (
 
 
 def told_changes(question: Question, target: Target) -> tuple[str, ...]:
-    """Notes on single changes that would make a run fit; those of a traced run say that formulas found them."""
+    """Notes on changes that would make a run fit; those of a traced run say that formulas found them."""
     from tunecast.model.fitting import suggestions
 
     if question.source is None:

@@ -16,7 +16,7 @@ from tunecast.model.value import Z80, Value, lognormal
 TIGHT_BELOW = 0.9
 """A run that fits with less than this probability is called tight."""
 LIKELY = 0.5
-"""What is searched for (batch, length, sharding, changes) fits with at least this probability."""
+"""A way to share the work that is chosen for the user fits with at least this probability."""
 
 
 def memory_view(

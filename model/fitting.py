@@ -1,19 +1,20 @@
-"""What fits: the largest micro-batch, the longest sequence, and which single change makes a run fit.
+"""What fits: the largest micro-batch, the longest sequence, and which change, or which two, make a run fit.
 
-"Fits" is more likely than not (`fits.probably_fits`): the verdict is fits or tight. Memory never falls when batch or
-length grow, so the searches are exact.
+"Fits" is the verdict of that name (`fits.TIGHT_BELOW`); what fits only tightly says so, with its probability. Memory
+never falls when batch or length grow, so the searches are exact.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import Any
 
 from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.architecture import Architecture
 from tunecast.model.estimate import forecast
-from tunecast.model.fits import memory_view, probably_fits
+from tunecast.model.fits import LIKELY, TIGHT_BELOW, fit_probability, memory_view
 from tunecast.model.forecast import Forecast
 from tunecast.model.losses import head_uses
 from tunecast.model.on_device import resolve_for, target_factors
@@ -30,6 +31,8 @@ MOST_TOKENS = 1 << 22
 """Longest sequence that is looked for in models without a limit of their own."""
 MOST_CHUNKS = 1024
 """Chunks of a loss that is proposed: each is written down, and with more of them other changes come first."""
+MOST_SUGGESTIONS = 6
+"""Changes that are told, those of least GPU time."""
 MOST_GPUS = 64
 """Largest job that is proposed."""
 SMALL_STATES = ("adamw_bnb_8bit", "paged_adamw_8bit")
@@ -52,6 +55,8 @@ class Change:
     """One optimizer step of the whole job with it."""
     gpu_time_ratio: float
     """GPU time per token with it over without it; below 1 is cheaper."""
+    fit_probability: float
+    """That the run with it fits."""
 
     @property
     def typed(self) -> str:
@@ -77,13 +82,23 @@ def largest_that(holds: Callable[[int], bool], most: int) -> int:
     return low
 
 
-def run_fits(architecture: Architecture, run: Run, target: Target, source: StepSource | None = None) -> bool:
-    """Whether this run fits into the usable memory of the device more likely than not."""
-    view = memory_view(architecture, run, target, target_factors(target, run), source)
-    fits = probably_fits(view)
-    if fits is None:
+def chance_to_fit(architecture: Architecture, run: Run, target: Target, source: StepSource | None = None) -> float:
+    """Probability that this run fits into the usable memory of the device."""
+    found = fit_probability(memory_view(architecture, run, target, target_factors(target, run), source))
+    if found is None:
         raise InputError(f"The usable memory of {target.id} is unknown, so what fits on it cannot be searched.")
-    return fits
+    return found
+
+
+def run_fits(
+    architecture: Architecture,
+    run: Run,
+    target: Target,
+    source: StepSource | None = None,
+    least: float = TIGHT_BELOW,
+) -> bool:
+    """Whether this run fits into the usable memory of the device with a probability of `least`: not tightly."""
+    return chance_to_fit(architecture, run, target, source) >= least
 
 
 def largest_micro_batch(architecture: Architecture, run: Run, target: Target, source: StepSource | None = None) -> int:
@@ -103,21 +118,46 @@ def longest_sequence(
 
 
 def what_would_fit(question: Question, target: Target) -> list[Change]:
-    """Single changes after which the run fits on the device, those of least GPU time first.
+    """Changes after which the run fits on the device, those of least GPU time first.
 
     The global batch is kept. Where no single change is enough, each comes together with checkpointing and
-    micro-batches of one sample; empty when that is not enough either.
+    micro-batches of one sample, then with one of another kind; what fits only tightly is for last. A base that is
+    in fp32 for no reason comes first.
     """
     before = forecast(question, target)
-    for together in ({}, thriftiest(before.run)):
-        asked = changed(question, together)
-        run = resolve_for(asked, target).run
-        tries = [together] if together else []
-        tries += [{**together, **options} for options in candidates(asked, target, run)]
-        found = [change for options in tries if (change := tried(question, target, options, before)) is not None]
-        if found:
-            return sorted(found, key=lambda change: change.gpu_time_ratio)
+    for least in (TIGHT_BELOW, LIKELY):
+        for tries in rounds(question, target, before.run, least):
+            found = [change for options in tries if (change := tried(question, target, options, before, least))]
+            if found:
+                return sorted(found, key=lambda change: ("dtype" not in change.options, change.gpu_time_ratio))
     return []
+
+
+def rounds(question: Question, target: Target, run: Run, least: float) -> Iterator[list[dict[str, Any]]]:
+    """Changes to try, simple ones before those of several options."""
+    together = thriftiest(run)
+    yield list(candidates(question, target, run, least))
+    asked = changed(question, together)
+    try:
+        thrifty = resolve_for(asked, target).run
+    except (InputError, NotSupportedError):
+        return
+    if together:
+        yield [together, *({**together, **one} for one in candidates(asked, target, thrifty, least))]
+    yield [{**together, **both} for both in pairs(asked, target, thrifty, least)]
+
+
+def pairs(question: Question, target: Target, run: Run, least: float) -> Iterator[dict[str, Any]]:
+    """Two changes of different kinds, more GPUs with sharded weights as one of them, each kind by its first member."""
+    kinds = [list(kind) for kind in kinds_of_change(question, target, run)]
+    firsts = [one for kind in kinds for one in (kind if "method" in kind[0] else kind[:1])]
+    for one, other in combinations(firsts, 2):
+        if one.keys() != other.keys():
+            yield {**one, **other}
+    for one in firsts:
+        asked = changed(question, one)
+        for options in enough_gpus(asked, target, run, least):
+            yield {**one, **options}
 
 
 def thriftiest(run: Run) -> dict[str, Any]:
@@ -129,24 +169,43 @@ def thriftiest(run: Run) -> dict[str, Any]:
     return one
 
 
-def candidates(question: Question, target: Target, run: Run) -> Iterator[dict[str, Any]]:
-    """The changes worth trying; of a kind with sizes, the smallest that fits."""
-    if not run.gradient_checkpointing:
-        yield {"gradient_checkpointing": True}
-    if run.attn_implementation == "eager":
-        yield {"attn_implementation": "sdpa"}
-    yield from ({"optim": name} for name in SMALL_STATES if name in BUILT["optimizer"] and name != run.optim)
+def kinds_of_change(question: Question, target: Target, run: Run) -> Iterator[list[dict[str, Any]]]:
+    """The changes worth trying, by kind, without those of sizes."""
+    layers = [group.layer for group in question.architecture.groups]
+    masked = run.attn_implementation == "eager" or any(layer.attention.window for layer in layers)
+    flash = masked and target.platform == "cuda" and target.has_bf16 and not run.attn_implementation.startswith("flash")
+    wide = run.has_adapters and run.base_quantization is None and run.dtype == "fp32" and run.autocast
     losses = [name for name in THRIFTY_LOSSES if name in BUILT["loss"] and run.loss_type == "nll"]
-    yield from ({"loss_type": name} for name in losses if head_uses(replace(run, loss_type=name)) <= MOST_CHUNKS)
-    yield from ({"method": method} for method in {"full": ("lora", "qlora"), "lora": ("qlora",)}.get(run.method, ()))
-    yield from smaller_batches(question, target, run)
+    methods: dict[str, tuple[str, ...]] = {"full": ("lora", "qlora"), "lora": ("qlora",)}
+    kinds: tuple[list[dict[str, Any]], ...] = (
+        [{"dtype": run.compute_dtype}] if wide else [],
+        [] if run.gradient_checkpointing else [{"gradient_checkpointing": True}],
+        [{"attn_implementation": "flash_attention_2"}] if flash else [],
+        [{"attn_implementation": "sdpa"}] if run.attn_implementation == "eager" else [],
+        [{"optim": name} for name in SMALL_STATES if name in BUILT["optimizer"] and name != run.optim],
+        [{"loss_type": name} for name in losses if head_uses(replace(run, loss_type=name)) <= MOST_CHUNKS],
+        [{"method": method} for method in methods.get(run.method, ())],
+    )
+    yield from (kind for kind in kinds if kind)
+
+
+def candidates(question: Question, target: Target, run: Run, least: float = TIGHT_BELOW) -> Iterator[dict[str, Any]]:
+    """The changes worth trying; of a kind with sizes, the smallest that fits."""
+    for kind in kinds_of_change(question, target, run):
+        yield from kind
+    yield from smaller_batches(question, target, run, least)
+    yield from enough_gpus(question, target, run, least)
+
+
+def enough_gpus(question: Question, target: Target, run: Run, least: float) -> Iterator[dict[str, Any]]:
+    """The fewest more GPUs with sharded weights on which it fits, if there are."""
     larger = more_gpus(run) if target.platform == "cuda" else iter(())
-    first = next((options for options in larger if fits_with(question, target, options)), None)
+    first = next((options for options in larger if fits_with(question, target, options, least)), None)
     if first is not None:
         yield first
 
 
-def smaller_batches(question: Question, target: Target, run: Run) -> Iterator[dict[str, Any]]:
+def smaller_batches(question: Question, target: Target, run: Run, least: float) -> Iterator[dict[str, Any]]:
     """Micro-batches that divide this one, with as much more accumulation: the largest that fits, if one does.
 
     Memory never falls when the batch grows, so divisors are searched by halves.
@@ -158,7 +217,7 @@ def smaller_batches(question: Question, target: Target, run: Run) -> Iterator[di
         size = smaller[rank - 1]
         return {"per_device_train_batch_size": size, "gradient_accumulation_steps": steps * batch // size}
 
-    best = largest_that(lambda rank: fits_with(question, target, option(rank)), len(smaller)) if smaller else 0
+    best = largest_that(lambda rank: fits_with(question, target, option(rank), least), len(smaller)) if smaller else 0
     if best:
         yield option(best)
 
@@ -178,30 +237,34 @@ def changed(question: Question, options: Options) -> Question:
     return replace(question, options={**question.options, **options})
 
 
-def fits_with(question: Question, target: Target, options: Options) -> bool:
-    """Whether the changed run fits; a change that the rest of the run excludes does not."""
+def fits_with(question: Question, target: Target, options: Options, least: float = TIGHT_BELOW) -> bool:
+    """Whether the changed run fits with a probability of `least`; one that the rest of the run excludes does not."""
     asked = changed(question, options)
     try:
         resolved = resolve_for(asked, target)
     except (InputError, NotSupportedError):
         return False
-    return run_fits(question.architecture, resolved.run, target, question.source)
+    return run_fits(question.architecture, resolved.run, target, question.source, least)
 
 
-def tried(question: Question, target: Target, options: dict[str, Any], before: Forecast) -> Change | None:
+def tried(
+    question: Question, target: Target, options: dict[str, Any], before: Forecast, least: float = TIGHT_BELOW
+) -> Change | None:
     """The change with its memory and time, or None when the run still does not fit or nothing says how fast it is."""
-    if not fits_with(question, target, options):
+    if not fits_with(question, target, options, least):
         return None
     try:
         after = forecast(changed(question, options), target)
     except InputError:
         return None
     assert after.memory.process_bytes is not None
+    assert after.fit_probability is not None
     return Change(
         options=options,
         process_bytes=after.memory.process_bytes.value,
         step_time_s=after.step_time_s.value,
         gpu_time_ratio=gpu_seconds_per_token(after) / gpu_seconds_per_token(before),
+        fit_probability=after.fit_probability,
     )
 
 
@@ -220,7 +283,10 @@ def question_that_fits(question: Question, target: Target, dimension: str) -> tu
     else:
         found = largest_micro_batch(question.architecture, run, target, question.source)
     if found == 0:
-        return changed(question, {dimension: 1}), f"--{flag} 1 does not fit on {target.id} either"
+        one = changed(question, {dimension: 1})
+        chance = chance_to_fit(question.architecture, run, target, question.source)
+        words = "does not fit" if chance < LIKELY else f"fits only tightly (probability {chance:.0%})"
+        return one, f"--{flag} 1 {words} on {target.id}" + (" either" if chance < LIKELY else "")
     origins = {**question.option_origins, dimension: "searched"}
     note = f"--{flag} {found} is the largest that fits on {target.id}"
     return replace(changed(question, {dimension: found}), option_origins=origins), note
@@ -230,8 +296,14 @@ def suggestions(question: Question, target: Target) -> tuple[str, ...]:
     """Notes that say what to change so that the run fits, with the price of it in GPU time."""
     changes = what_would_fit(question, target)
     if not changes:
-        return (f"no single change makes it fit on {target.id}",)
+        return (f"nothing that was tried, one change or two at once, makes it fit on {target.id}",)
     return tuple(
-        f"{change.typed} would make it fit on {target.id}, at {change.gpu_time_ratio:.2f} x the GPU time per token"
-        for change in changes
+        f"{change.typed} would make it fit{_tightly(change)} on {target.id}, "
+        f"at {change.gpu_time_ratio:.2f} x the GPU time per token"
+        for change in changes[:MOST_SUGGESTIONS]
     )
+
+
+def _tightly(change: Change) -> str:
+    """That a change leaves little room, with its probability."""
+    return "" if change.fit_probability >= TIGHT_BELOW else f" tightly ({change.fit_probability:.0%})"
