@@ -13,13 +13,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
+from statistics import stdev
 from typing import TYPE_CHECKING, Any
 
-from tunecast.catalogs.gpus import Gpu, training_dtype
+from tunecast.catalogs.gpus import Gpu, load_gpus, training_dtype
 from tunecast.model.factors import Curve, Factor, FactorSet
 from tunecast.model.operation import NATIVE
 from tunecast.model.run import Run
-from tunecast.model.units import GIGA
+from tunecast.model.units import GIGA, TERA
 from tunecast.model.value import Z80
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ SOURCE_KINDS = (*WORK, "link")
 """Kinds of work whose rates differ from card to card, stack to stack and source to source."""
 PRODUCTS = ("gemm", "attention")
 """Kinds of work that a lower clock slows: memory has a clock of its own."""
+NO_VENDOR = "no run on any {} card either"
 CLOCK = "clock"
 """The group of effects of cards whose power holds their clock down."""
 ATTENTION_KERNEL = "attention_kernel"
@@ -93,17 +95,36 @@ def datasheet_factors(gpu: Gpu, beliefs: Mapping[str, Any]) -> FactorSet:
 
 def attention_share(gpu: Gpu, beliefs: Mapping[str, Any]) -> float:
     """Rate of FlashAttention-2 as a share of what it reaches elsewhere: less where products have instructions that
-    it does not use (compute capability 9.0 and 10.x, Hopper and Blackwell of data centres)."""
+    it does not use (compute capability 9.0 and 10.x, Hopper and Blackwell of data centres), and as much less as this
+    card's products are known to reach less, since one clock and one power limit hold both."""
     belief = beliefs.get("attention_on_hopper")
     late = gpu.compute_capability.split(".")[0] in ("9", "10")
-    return float(belief["value"]) if belief is not None and late else 1.0
+    share = float(belief["value"]) if belief is not None and late else 1.0
+    return share * published_over_usual(gpu, beliefs)
 
 
 def matmul_share(gpu: Gpu, dtype: str, beliefs: Mapping[str, Any]) -> float:
-    """Best matrix product over the dense peak: later cards reach less of theirs, in 8 bits less again."""
+    """Best matrix product over the dense peak, as published for this card, else for its compute capability: later
+    cards reach less of theirs, in 8 bits less again. Above 1 where a card runs faster than the clock of its peak."""
     known = beliefs["matmul_reached"]["values"]
     own = known.get(gpu.compute_capability.split(".")[0], known["8"])
-    return float(own.get(dtype, own["bf16"]))
+    return float(own.get(dtype, own["bf16"])) * published_over_usual(gpu, beliefs)
+
+
+def published_over_usual(gpu: Gpu, beliefs: Mapping[str, Any]) -> float:
+    """What this card's products reach of their peak over what those of its compute capability do; 1 if unpublished."""
+    known = beliefs["matmul_reached"]["values"]
+    usual = float(known.get(gpu.compute_capability.split(".")[0], known["8"])["bf16"])
+    return published_shares(beliefs).get(gpu.id, usual) / usual
+
+
+def published_shares(beliefs: Mapping[str, Any]) -> dict[str, float]:
+    """By card: large 16-bit matrix products over the dense peak, as others measured them."""
+    catalog = load_gpus()
+    figures = beliefs["matmul_reached"].get("tflops_by_gpu", {})
+    return {
+        name: figure * TERA / catalog[name].peaks[training_dtype(catalog[name])] for name, figure in figures.items()
+    }
 
 
 def _curve(form: str, params: dict[str, float]) -> Curve:
@@ -131,7 +152,8 @@ def prior_factors(gpu: Gpu, run: Run | None = None, priors: Mapping[str, Any] | 
     priors = load_priors() if priors is None else priors
     base = datasheet_factors(gpu, priors["beliefs"])
     device = device_effect(gpu, priors)
-    effects = (device, *clock_effects(gpu, priors), *kind_effects("device", gpu.id, priors), *run_effects(run, priors))
+    own = (device, *clock_effects(gpu, priors), *product_effects(gpu, priors))
+    effects = (*own, *kind_effects("device", gpu.id, priors), *run_effects(run, priors))
     factors = dict(base.factors)
     for kind, efficiency in priors["efficiency"].items():
         if kind != "link":
@@ -183,8 +205,21 @@ def device_effect(gpu: Gpu, priors: Mapping[str, Any]) -> Effect:
     vendor = beliefs["vendor_effects"].get(gpu.vendor)
     if vendor is None:
         return Effect(value=0.0, name=None, log_sd=spread, notes=(note,))
-    notes = (note, f"no run on any {gpu.vendor.upper()} card either: slowed by the ratio of achieved matrix products")
-    return Effect(value=vendor["value"], name=None, log_sd=math.hypot(spread, vendor["log_sd"]), notes=notes)
+    spread = math.hypot(spread, float(vendor["log_sd"]))
+    if gpu.id in published_shares(beliefs):
+        return Effect(value=0.0, name=None, log_sd=spread, notes=(note, NO_VENDOR.format(gpu.vendor.upper())))
+    slowed = f"{NO_VENDOR.format(gpu.vendor.upper())}: slowed by the ratio of achieved matrix products"
+    return Effect(value=vendor["value"], name=None, log_sd=spread, notes=(note, slowed))
+
+
+def product_effects(gpu: Gpu, priors: Mapping[str, Any]) -> tuple[Effect, ...]:
+    """What is not known of the products of a card of which neither runs nor products are published: as much as the
+    shares of the peak that others reach differ from each other."""
+    shares = published_shares(priors["beliefs"])
+    held = priors["beliefs"]["held_clock"]["values"]
+    if not shares or gpu.id in shares or gpu.id in priors["device_effects"] or gpu.id in held:
+        return ()
+    return (Effect(value=0.0, name=None, moves=PRODUCTS, log_sd=stdev([math.log(share) for share in shares.values()])),)
 
 
 def clock_effects(gpu: Gpu, priors: Mapping[str, Any]) -> tuple[Effect, ...]:
