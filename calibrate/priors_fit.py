@@ -203,10 +203,15 @@ def problem_of(rows: Sequence[Row]) -> Problem:
 
 
 def has_work(row: Row, group: str) -> bool:
-    """Whether a row has any of what a group's effects slow: most have neither 4-bit weights nor links."""
+    """Whether a row has any of what a group's effects slow: most have neither 4-bit weights nor links.
+
+    What waits for host memory and processors says nothing of links.
+    """
     kind = group.partition(".")[2]
     if kind == "link":
-        return bool((row.table.communication_s + row.table.once_s + row.table.blocking_s).sum() > 0.0)
+        return row.run.run.offload == "none" and bool(
+            (row.table.communication_s + row.table.once_s + row.table.blocking_s).sum() > 0.0
+        )
     return kind != "dequant" or bool(row.table.device_s[:, COLUMNS.index(kind)].sum() > 0.0)
 
 

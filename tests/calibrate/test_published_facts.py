@@ -9,6 +9,7 @@ import pytest
 from tunecast.calibrate.priors_fit import believed_effect, effect_names, has_work, timed_rows
 from tunecast.calibrate.published import PublishedRun, read_runs
 from tunecast.calibrate.run_table import read_table
+from tunecast.model.host import HOST
 
 TABLE = Path(__file__).parents[2] / "results" / "published" / "published-runs.csv"
 
@@ -51,17 +52,17 @@ def test_megatron_joins_maps_and_overlaps_tensor_parallel_exchanges(runs: dict[s
 def test_qwens_full_training_on_one_card_runs_zero3s_hooks(runs: dict[str, PublishedRun]) -> None:
     """finetune_ds.sh: a world of one has nothing to gather, and Python around every module all the same."""
     alone, adapters = timed_rows([runs["QW-019"], runs["QW-001"]])
-    hooks = alone.table.launches[:, -1]
+    hooks = alone.table.launches[:, HOST.index("hooks")]
     layers, maps = 24, 5
     assert hooks[0] == layers * maps + 1
     assert alone.table.communication_s.sum() == 0.0
-    assert adapters.table.launches[:, -1].sum() == 0.0
+    assert adapters.table.launches[:, HOST.index("hooks")].sum() == 0.0
     assert runs["QW-019"].run.precision == "bf16"
 
 
 def test_effects_are_of_work_that_a_row_has(runs: dict[str, PublishedRun]) -> None:
-    plain, four_bit, sharded = timed_rows([runs["FM-025"], runs["FM-049"], runs["FM-026"]])
+    plain, four_bit, sharded, offloaded = timed_rows([runs[i] for i in ("FM-025", "FM-049", "FM-026", "TT-006")])
     assert [has_work(row, "stack.dequant") for row in (plain, four_bit)] == [False, True]
-    assert [has_work(row, "source.link") for row in (plain, sharded)] == [False, True]
+    assert [has_work(row, "source.link") for row in (plain, sharded, offloaded)] == [False, True, False]
     assert has_work(plain, "device")
     assert has_work(plain, "source.memory")
