@@ -26,7 +26,8 @@ class Asked:
 
 
 def read_asked(model: str, options: Mapping[str, Any], *, exact: bool = False) -> Asked:
-    """Read MODEL: a ``.yaml`` is a training file (axolotl, LLaMA-Factory, TRL, torchtune, litgpt), the rest a model.
+    """Read MODEL: a ``.yaml`` is a training file (axolotl, LLaMA-Factory, TRL, torchtune, litgpt), a ``.json`` by what
+    it holds or with ``config_format``, the rest a model.
 
     With `exact` a model may be of a family that only the real code knows.
     """
@@ -36,13 +37,22 @@ def read_asked(model: str, options: Mapping[str, Any], *, exact: bool = False) -
 
     typed = {name: value for name, value in options.items() if name not in FILE_OPTIONS}
     reading = {name: options[name] for name in FILE_OPTIONS if options.get(name) is not None}
-    if model.lower().endswith(TRAINING_FILE_SUFFIXES):
+    if _is_training_file(model, "config_format" in reading):
         return from_training_file(Path(model), typed, reading, exact=exact)
     if reading:
         flag = "--" + next(iter(reading)).replace("_", "-")
-        raise InputError(f"{flag} says how to read a training file, but {model} is not a .yaml; leave {flag} out.")
+        raise InputError(f"{flag} says how to read a training file, but {model} is none; leave {flag} out.")
     found = find_architecture(model, exact=exact)
     return Asked(architecture=of_stack(found.architecture, typed), options=typed, origins={}, notes=found.notes)
+
+
+def _is_training_file(model: str, said: bool) -> bool:
+    """Whether MODEL is a training file; a JSON one bears the sign of a format, or the user said that it has one."""
+    if not model.lower().endswith(".json"):
+        return model.lower().endswith(TRAINING_FILE_SUFFIXES)
+    from tunecast.model.configs import looks_like_training_file
+
+    return said or looks_like_training_file(model)
 
 
 def from_training_file(

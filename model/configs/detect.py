@@ -15,6 +15,13 @@ _AXOLOTL = ("micro_batch_size", "sequence_len", "adapter")
 _LLAMA_FACTORY = ("stage", "finetuning_type", "template", "cutoff_len")
 
 
+_COMPANION_KEYS = {
+    "accelerate": ("distributed_type", "num_processes", "compute_environment", "mixed_precision"),
+    "deepspeed": ("zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size"),
+}
+"""Keys of which every companion file has one, the telling one first."""
+
+
 def _given(mapping: Mapping[str, Any]) -> set[str]:
     return {str(key) for key, value in mapping.items() if not is_empty(value)}
 
@@ -42,13 +49,17 @@ def matching_formats(mapping: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(name for name, there in signs.items() if there)
 
 
-def refuse_other_kind(mapping: Mapping[str, Any], kind: str) -> None:
-    """A companion file given with the wrong option: it bears another's sign and not its own."""
-    found = matching_formats(mapping)
+def refuse_other_kind(mapping: Mapping[str, Any], kind: str, name: str) -> None:
+    """A file given as a companion that bears another's sign, or none at all."""
+    found, flag = matching_formats(mapping), COMPANIONS[kind]
     if found and kind not in found:
-        flag = COMPANIONS.get(found[0])
-        instead = f"with {flag}" if flag else "as the training file"
-        raise InputError(f"The file given with {COMPANIONS[kind]} is one of {found[0]}; give it {instead}.")
+        instead = f"with {COMPANIONS[found[0]]}" if found[0] in COMPANIONS else "as the training file"
+        raise InputError(f"The file given with {flag} is one of {found[0]}; give it {instead}.")
+    if _given(mapping).isdisjoint(_COMPANION_KEYS[kind]):
+        keys = ", ".join(sorted(_given(mapping))[:6]) or "nothing"
+        raise InputError(
+            f"{name} is no {kind} file (its keys: {keys}); {flag} takes one with {_COMPANION_KEYS[kind][0]}."
+        )
 
 
 def detect_format(mapping: Mapping[str, Any], *, name: str, asked: str | None = None) -> str:

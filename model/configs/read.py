@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tunecast.catalogs.errors import InputError
 from tunecast.model.configs import axolotl, litgpt, llama_factory, torchtune, trl
-from tunecast.model.configs.detect import detect_format, refuse_other_kind
+from tunecast.model.configs.detect import FORMATS, detect_format, matching_formats, refuse_other_kind
 from tunecast.model.configs.frameworks import framework_range, load_frameworks, refuse_unsupported
+from tunecast.model.configs.load import WANTED, load_mapping, load_with_repeated
 from tunecast.model.configs.run_file import Draft, RunFile
 from tunecast.model.configs.source import Source
 from tunecast.model.configs.spread import read_accelerate, read_deepspeed, settle_spread
@@ -26,27 +27,20 @@ READERS: dict[str, Callable[..., None]] = {
 
 
 def looks_like_training_file(text: str) -> bool:
-    """Whether CONFIG|MODEL names a training file (YAML) rather than a model."""
-    return text.lower().endswith((".yaml", ".yml"))
+    """Whether CONFIG|MODEL names a training file rather than a model: YAML, or JSON that bears a format's sign."""
+    if text.lower().endswith((".yaml", ".yml")):
+        return True
+    path = Path(text).expanduser()
+    return text.lower().endswith(".json") and path.is_file() and is_training_json(path)
 
 
-def load_mapping(path: Path) -> dict[str, Any]:
-    """A YAML or JSON file that holds a mapping."""
-    import yaml
-
+def is_training_json(path: Path) -> bool:
+    """Whether a JSON file bears the sign of a training file; what cannot be read is left to the reader of models."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise InputError(f"Cannot read {path}: {reason}; give a training file in YAML.") from error
-    try:
-        loaded = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError) as error:
-        kind = "JSON" if path.suffix == ".json" else "YAML"
-        raise InputError(f"{path} is no valid {kind}: {' '.join(str(error).split())}.") from error
-    if not isinstance(loaded, dict):
-        raise InputError(f"{path} holds no mapping of fields to values; give a training file in YAML.")
-    return loaded
+        found = matching_formats(load_mapping(path))
+    except InputError:
+        return False
+    return any(name in FORMATS for name in found)
 
 
 def read_config(
@@ -65,14 +59,14 @@ def read_config(
     itself are read when they are found beside it or in the working folder.
     """
     path = Path(path)
-    mapping = load_mapping(path)
+    mapping, repeated = load_with_repeated(path)
     beside = _Neighbours(path.parent)
-    accelerate_mapping = load_mapping(Path(accelerate)) if accelerate else beside.named(mapping, "accelerate_config")
-    deepspeed_mapping = load_mapping(Path(deepspeed)) if deepspeed else beside.named(mapping, "deepspeed")
+    accelerate_mapping = _companion(accelerate, "accelerate") or beside.named(mapping, "accelerate_config")
+    deepspeed_mapping = _companion(deepspeed, "deepspeed") or beside.named(mapping, "deepspeed")
     if deepspeed_mapping is None and accelerate_mapping is not None:
         inner = accelerate_mapping.get("deepspeed_config")
         deepspeed_mapping = beside.named(inner, "deepspeed_config_file") if isinstance(inner, dict) else None
-    return read_mapping(
+    found = read_mapping(
         mapping,
         name=path.name,
         config_format=config_format,
@@ -81,6 +75,17 @@ def read_config(
         num_gpus=num_gpus,
         framework_version=framework_version,
     )
+    told = (f"{field} stands twice in {path.name}: the last one counts." for field in repeated)
+    return replace(found, notes=(*told, *found.notes))
+
+
+def _companion(path: str | Path | None, kind: str) -> dict[str, Any] | None:
+    """A companion file that was named; None where none was."""
+    if not path:
+        return None
+    mapping = load_mapping(Path(path), WANTED[kind])
+    refuse_other_kind(mapping, kind, str(path))
+    return mapping
 
 
 class _Neighbours:
@@ -165,7 +170,6 @@ def _companions(
         (accelerate, "accelerate", read_accelerate),
     ):
         if mapping is not None:
-            refuse_other_kind(mapping, kind)
             companion = Source(mapping, name=f"{kind} file")
             draft.prefix = f"{kind}: "
             reader(companion, draft)

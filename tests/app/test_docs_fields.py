@@ -8,7 +8,8 @@ from types import ModuleType
 
 import pytest
 
-from tunecast.model.configs.read import READERS, load_mapping, read_mapping
+from tunecast.model.configs.load import load_mapping
+from tunecast.model.configs.read import READERS, read_mapping
 from tunecast.model.configs.source import Source
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tunecast.catalogs.errors import InputError, UnknownNameError
-from tunecast.model.configs import FORMATS, read_config, read_mapping
+from tunecast.model.configs import FORMATS, looks_like_training_file, read_config, read_mapping
 from tunecast.model.configs.detect import detect_format, matching_formats
-from tunecast.model.configs.read import load_mapping
+from tunecast.model.configs.load import load_mapping
 
 Minimal = Callable[..., dict[str, Any]]
 EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"
@@ -77,6 +78,51 @@ def test_files_that_are_no_mapping(tmp_path: Path, text: str, message: str) -> N
 def test_a_missing_file_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"^Cannot read .*run.yaml: No such file or directory"):
         read_config(tmp_path / "run.yaml")
+
+
+@pytest.mark.parametrize("flag", ["accelerate", "deepspeed"])
+def test_a_companion_of_no_known_kind_is_refused_by_name(tmp_path: Path, flag: str) -> None:
+    path = tmp_path / "x.json"
+    path.write_text('{"foo": 1}')
+    with pytest.raises(InputError, match=rf"x.json is no {flag} file \(its keys: foo\); --{flag} takes one with"):
+        read_config(EXAMPLES / "trl.yaml", **{flag: path})
+    with pytest.raises(InputError, match=r"nope.json: No such file or directory; give (accelerate|DeepSpeed)'s file"):
+        read_config(EXAMPLES / "trl.yaml", **{flag: tmp_path / "nope.json"})
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_training_file_in_json_is_known_by_what_it_holds(tmp_path: Path, minimal: Minimal, form: str) -> None:
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(minimal(form)))
+    assert looks_like_training_file(str(path))
+    assert read_config(path) == read_mapping(minimal(form), name="run.json")
+    path.write_text('{"model_type": "llama", "hidden_size": 64}')
+    assert not looks_like_training_file(str(path))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("run.yml", "base_model: a/b\nmicro_batch_size: 2\nmicro_batch_size: 4\nsequence_len: 512\n"),
+        ("run.json", '{"base_model": "a/b", "micro_batch_size": 2, "micro_batch_size": 4, "sequence_len": 512}'),
+    ],
+)
+def test_a_field_that_stands_twice_is_told(tmp_path: Path, name: str, text: str) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    found = read_config(path)
+    assert found.options["per_device_train_batch_size"] == 4
+    assert f"micro_batch_size stands twice in {name}: the last one counts." in found.notes
+    path.write_text(text.replace('"micro_batch_size": 2, ', "").replace("micro_batch_size: 2\n", ""))
+    assert not any("twice" in note for note in read_config(path).notes)
+
+
+def test_yaml_that_holds_itself_ends(tmp_path: Path) -> None:
+    path = tmp_path / "run.yml"
+    for held in ("{inner: *p}", "[*p]"):
+        path.write_text(f"base_model: a/b\nmicro_batch_size: 2\nplugins: &p {held}\n")
+        with pytest.raises(InputError, match="no valid YAML: an alias names what it stands in"):
+            read_config(path)
 
 
 def test_yaml_cannot_run_code(tmp_path: Path) -> None:
