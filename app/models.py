@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tunecast.beside_the_text import config_notes, vision_notes
 from tunecast.catalogs.errors import UnbuiltFamilyError, UnknownNameError
 from tunecast.hub import count_note, from_hub, looks_like_hub_id
 from tunecast.model.architecture import Architecture
@@ -34,9 +35,9 @@ def find_architecture(name: str, *, exact: bool = False) -> FoundModel:
         path = Path(name).expanduser()
         path = path / "config.json" if path.is_dir() else path
         config = read_config(path)
-        return FoundModel(
-            architecture=known_or_traced(lambda: architecture_from_config(config, str(path)), config, str(path), exact)
-        )
+        notes = config_notes(config, str(path))
+        known = known_or_traced(lambda: architecture_from_config(config, str(path)), config, str(path), exact)
+        return FoundModel(architecture=known, notes=notes)
     try:
         row = find_model(name)
     except UnknownNameError as unknown:
@@ -44,7 +45,7 @@ def find_architecture(name: str, *, exact: bool = False) -> FoundModel:
             raise
         return hub_model(name, unknown, exact)
     try:
-        return FoundModel(architecture=architecture_from_row(row))
+        return FoundModel(architecture=architecture_from_row(row), notes=vision_notes(row))
     except UnbuiltFamilyError:
         if not exact:
             raise
@@ -60,6 +61,7 @@ def hub_model(name: str, unknown: UnknownNameError, exact: bool) -> FoundModel:
     found = from_hub(name, unknown)
     architecture = known_or_traced(lambda: architecture_from_config(found.config, name), found.config, name, exact)
     notes = (f"{name} was read from the hub.", *count_note(name, architecture.total_params, found.stated_params))
+    notes = (*notes, *config_notes(found.config, name))
     return FoundModel(architecture=architecture, notes=notes)
 
 
