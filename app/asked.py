@@ -32,6 +32,7 @@ def read_asked(model: str, options: Mapping[str, Any], *, exact: bool = False) -
     With `exact` a model may be of a family that only the real code knows.
     """
     from tunecast.catalogs.errors import InputError
+    from tunecast.few_bits import alias_notes, with_storage
     from tunecast.model.resolve_litgpt import of_stack
     from tunecast.models import find_architecture
 
@@ -43,7 +44,13 @@ def read_asked(model: str, options: Mapping[str, Any], *, exact: bool = False) -
         flag = "--" + next(iter(reading)).replace("_", "-")
         raise InputError(f"{flag} says how to read a training file, but {model} is none; leave {flag} out.")
     found = find_architecture(model, exact=exact)
-    return Asked(architecture=of_stack(found.architecture, typed), options=typed, origins={}, notes=found.notes)
+    options = with_storage(typed, found.stored, model)
+    return Asked(
+        architecture=of_stack(found.architecture, options),
+        options=options,
+        origins=dict.fromkeys(found.stored, "file"),
+        notes=(*found.notes, *alias_notes(model, options)),
+    )
 
 
 def _is_training_file(model: str, said: bool) -> bool:
@@ -59,6 +66,7 @@ def from_training_file(
     path: Path, typed: Mapping[str, Any], reading: Mapping[str, Any], *, exact: bool = False
 ) -> Asked:
     """The file's options under those that were typed. ``stack_version`` is that of the file's framework."""
+    from tunecast.few_bits import alias_notes, with_storage
     from tunecast.model.configs import merge_options, read_config
     from tunecast.model.resolve_litgpt import of_stack
     from tunecast.models import find_architecture
@@ -67,12 +75,14 @@ def from_training_file(
     run_file = read_config(path, num_gpus=_known_count(typed.get("num_gpus")), framework_version=version, **reading)
     merged = merge_options(run_file, typed)
     found = find_architecture(run_file.model_name, exact=exact)
+    options = with_storage(merged.options, found.stored, run_file.model_name)
     return Asked(
-        architecture=of_stack(found.architecture, merged.options),
-        options=merged.options,
-        origins=merged.origins,
+        architecture=of_stack(found.architecture, options),
+        options=options,
+        origins={**merged.origins, **dict.fromkeys(found.stored, "file")},
         notes=(
             *found.notes,
+            *alias_notes(run_file.model_name, options),
             f"{path.name} was read as {run_file.format}.",
             *merged.notes,
             *ignored_note(run_file.ignored),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tunecast.beside_the_text import config_notes, vision_notes
 from tunecast.catalogs.errors import UnbuiltFamilyError, UnknownNameError
+from tunecast.few_bits import storage_of
 from tunecast.hub import count_note, from_hub, looks_like_hub_id
 from tunecast.model.architecture import Architecture
 
@@ -19,6 +20,8 @@ class FoundModel:
 
     architecture: Architecture
     notes: tuple[str, ...] = ()
+    stored: Mapping[str, Any] = field(default_factory=dict)
+    """Run options that follow from weights stored in few bits."""
 
 
 def find_architecture(name: str, *, exact: bool = False) -> FoundModel:
@@ -35,9 +38,10 @@ def find_architecture(name: str, *, exact: bool = False) -> FoundModel:
         path = Path(name).expanduser()
         path = path / "config.json" if path.is_dir() else path
         config = read_config(path)
-        notes = config_notes(config, str(path))
-        known = known_or_traced(lambda: architecture_from_config(config, str(path)), config, str(path), exact)
-        return FoundModel(architecture=known, notes=notes)
+        notes, stored = config_notes(config, str(path)), storage_of(config)
+        plain = {key: value for key, value in config.items() if not stored or key != "quantization_config"}
+        known = known_or_traced(lambda: architecture_from_config(plain, str(path)), plain, str(path), exact)
+        return FoundModel(architecture=known, notes=notes, stored=stored)
     try:
         row = find_model(name)
     except UnknownNameError as unknown:

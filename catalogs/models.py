@@ -92,6 +92,14 @@ def model_aliases() -> dict[str, str]:
     return {row["alias"]: row["hf_id"] for row in read_rows("model_aliases.csv")}
 
 
+def find_quantized(name: str) -> ModelRow | None:
+    """The listed model of which `name` is a copy in few bits; None where it is no such copy."""
+    keys = {_key(row["alias"]): row["hf_id"] for row in read_rows("model_aliases.csv") if row["kind"] == "quantized"}
+    short = {key.rsplit("/", 1)[-1]: model for key, model in keys.items()}
+    found = keys.get(_key(name)) or short.get(_key(name))
+    return None if found is None else load_models()[found]
+
+
 def _key(name: str) -> str:
     return re.sub(r"[^a-z0-9/.]", "", name.lower())
 

@@ -1,0 +1,68 @@
+"""Models whose published weights are in few bits already: what that says of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tunecast.catalogs.errors import InputError
+
+NAMES = {"bnb-4bit": "bnb-4bit", "gptq": "gptq-4bit"}
+"""What the names of quantized copies contain, and the ``--quant-method`` that it is."""
+
+
+def storage_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Run options that a config's ``quantization_config`` stands for; none where there is none, or of another kind."""
+    stored = config.get("quantization_config")
+    if not isinstance(stored, dict):
+        return {}
+    method, bits = stored.get("quant_method"), stored.get("bits")
+    if method == "gptq" and bits in (4, 8):
+        return {
+            "method": "qlora",
+            "quant_method": f"gptq-{bits}bit",
+            "gptq_group_size": int(stored.get("group_size", -1)),
+        }
+    if method == "bitsandbytes" and stored.get("load_in_8bit"):
+        return {"method": "qlora", "quant_method": "bnb-8bit"}
+    if method == "bitsandbytes" and stored.get("load_in_4bit"):
+        return {
+            "method": "qlora",
+            "quant_method": "bnb-4bit",
+            "bnb_4bit_quant_type": str(stored.get("bnb_4bit_quant_type", "fp4")),
+            "double_quant": bool(stored.get("bnb_4bit_use_double_quant", False)),
+        }
+    return {}
+
+
+def with_storage(options: Mapping[str, Any], stored: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The options with those of a stored base; raises InputError where they say otherwise."""
+    for option, value in stored.items():
+        asked = options.get(option)
+        if asked is not None and asked != value:
+            flag, how = option.replace("_", "-"), stored["quant_method"]
+            raise InputError(
+                f"--{flag} is {asked}, but the config {name} holds its weights in {how} ({option} {value}); leave "
+                f"--{flag} out, or give the unquantized model's config."
+            )
+    return {**options, **stored}
+
+
+def alias_notes(name: str, options: Mapping[str, Any]) -> tuple[str, ...]:
+    """Of a quantized copy that the catalog counts as its base: that the run asked for has another storage."""
+    from tunecast.catalogs.models import find_quantized
+
+    row = find_quantized(name)
+    if row is None:
+        return ()
+    stored = next((method for part, method in NAMES.items() if part in name.lower()), None)
+    method, how = options.get("method") or "lora", options.get("quant_method") or "bnb-4bit"
+    if stored is None or (method == "qlora" and how == stored):
+        return ()
+    asked = f"--method {method}" + (f" with --quant-method {how}" if method == "qlora" else " on unquantized weights")
+    typed = "--method qlora" + ("" if stored == "bnb-4bit" else f" --quant-method {stored}")
+    note = (
+        f"{name} holds the weights of {row.hf_id} in {stored}, but this forecast is of {asked}; type {typed} for a run "
+        "on that copy."
+    )
+    return (note,)

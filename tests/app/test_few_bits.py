@@ -1,0 +1,75 @@
+"""Weights that are published in few bits: a config's storage is the run's, a copy's name says what the run is not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tunecast import api
+from tunecast.catalogs.errors import InputError, TunecastError
+
+CONFIG = {
+    "model_type": "llama", "hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 2,
+    "num_attention_heads": 8, "vocab_size": 4096, "max_position_embeddings": 4096,
+}  # fmt: skip
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 64, "desc_act": False}
+NF4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+STORED = [
+    (GPTQ, {"quant_method": "gptq-4bit", "gptq_group_size": 64}),
+    ({**GPTQ, "bits": 8, "group_size": -1}, {"quant_method": "gptq-8bit", "gptq_group_size": -1}),
+    (NF4, {"quant_method": "bnb-4bit", "bnb_4bit_quant_type": "nf4", "double_quant": False}),
+    ({"quant_method": "bitsandbytes", "load_in_8bit": True}, {"quant_method": "bnb-8bit"}),
+]
+
+
+def estimated(folder: Path, stored: dict[str, Any], **options: Any) -> Any:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**CONFIG, "quantization_config": stored}), encoding="utf-8")
+    (found,) = api.estimate(str(path), gpu="rtx-4090", **options)
+    return found
+
+
+@pytest.mark.parametrize(("stored", "expected"), STORED)
+def test_a_configs_storage_is_the_runs(tmp_path: Path, stored: dict[str, Any], expected: dict[str, Any]) -> None:
+    found = estimated(tmp_path, stored)
+    assert found.run.method == "qlora"
+    for name, value in expected.items():
+        assert getattr(found.run, name) == value
+        assert found.run_origins[name] == "file"
+    (typed,) = api.estimate(**typed_run(tmp_path, expected))
+    assert found.memory == typed.memory
+
+
+def typed_run(folder: Path, expected: dict[str, Any]) -> dict[str, Any]:
+    """The same run typed out, on the unquantized config."""
+    path = folder / "plain.json"
+    path.write_text(json.dumps(CONFIG), encoding="utf-8")
+    return {"model": str(path), "gpu": "rtx-4090", "method": "qlora", **expected}
+
+
+def test_options_that_say_otherwise_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"--method is full, but the config .* holds its weights in gptq-4bit"):
+        estimated(tmp_path, GPTQ, method="full")
+    with pytest.raises(InputError, match="--gptq-group-size is 128"):
+        estimated(tmp_path, GPTQ, gptq_group_size=128)
+    with pytest.raises(TunecastError, match=r"already quantized \(awq\)"):
+        estimated(tmp_path, {"quant_method": "awq", "bits": 4})
+
+
+@pytest.mark.parametrize(
+    ("name", "typed"),
+    [
+        ("unsloth/Meta-Llama-3.1-8B-bnb-4bit", {"method": "qlora"}),
+        ("TheBloke/Llama-2-7B-GPTQ", {"method": "qlora", "quant_method": "gptq-4bit"}),
+    ],
+)
+def test_a_quantized_copy_is_told_from_its_base(name: str, typed: dict[str, Any]) -> None:
+    (found,) = api.estimate(name, gpu="h100-sxm5-80gb", method="lora")
+    (note,) = [note for note in found.notes if "holds the weights of" in note]
+    for option, value in typed.items():
+        assert f"--{option.replace('_', '-')} {value}" in note
+    (own,) = api.estimate(name, gpu="h100-sxm5-80gb", **typed)
+    assert not any("holds the weights of" in note for note in own.notes)
