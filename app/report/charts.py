@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tunecast.model.units import gib
@@ -31,14 +32,26 @@ def money_against_time(report: Report) -> str | None:
     others = [f for f in report.forecasts if f.fits and f.cost_usd is not None]
     if not front and not others:
         return None
+    marks = named_plans(report)
     dots = [_dot(forecast, front=False) for forecast in others]
-    dots += [_dot(forecast, front=True) for forecast in front]
-    return svg.scatter(
-        dots, x_label="whole run, hours (log)", y_label="cost, USD (log)", title="Money against time", name="money"
-    )
+    dots += [_dot(forecast, front=True, mark=marks.get(id(forecast), "")) for forecast in front]
+    axes = {"x_label": "whole run, hours (log)", "y_label": "cost, USD (log)", "title": "Money against time"}
+    return svg.at_both_widths(lambda width, name: svg.scatter(dots, width=width, name=name, **axes), "money")
 
 
-def _dot(forecast: Forecast, *, front: bool) -> svg.Dot:
+def named_plans(report: Report) -> dict[int, str]:
+    """What plans of the front are, by their forecast's id: cheapest, balance, fastest, or several of these."""
+    found = report.recommendation
+    names: dict[int, list[str]] = {}
+    if found is not None:
+        balance = found.balance if len(found.front) > 1 else None
+        for word, picked in (("cheapest", found.cheapest), ("balance", balance), ("fastest", found.fastest)):
+            if picked is not None:
+                names.setdefault(id(picked.forecast), []).append(word)
+    return {key: " and ".join(words) for key, words in names.items()}
+
+
+def _dot(forecast: Forecast, *, front: bool, mark: str = "") -> svg.Dot:
     time, cost = forecast.total_time_h, forecast.cost_usd
     assert time is not None
     assert cost is not None
@@ -48,6 +61,7 @@ def _dot(forecast: Forecast, *, front: bool) -> svg.Dot:
         y=cost.value,
         told=f"{duration(time.value)}, {dollars(cost.value)}",
         front=front,
+        mark=mark,
         x_range=(time.low, time.high) if front else None,
         y_range=(cost.low, cost.high) if front else None,
     )
@@ -68,14 +82,19 @@ def memory_bar(forecast: Forecast, name: str = "memory") -> str:
     limit = None if view.usable_bytes is None else gib(view.usable_bytes)
     title = f"Memory of one GPU of {plan_name(forecast)} at its peak ({view.peak_moment}), GiB"
     shown = "" if limit is None else f"the card: {limit:.1f}"
-    return svg.stacked(parts, limit=limit, limit_name=shown, title=title, name=name)
+    return svg.at_both_widths(
+        lambda width, own: svg.stacked(parts, width=width, limit=limit, limit_name=shown, title=title, name=own), name
+    )
 
 
 def phases_bar(forecast: Forecast, name: str = "phases") -> str:
     """Hours of every phase of the whole run."""
     phases = forecast.phases_h
     parts = [svg.Part(name=phase, value=hours, told=duration(hours)) for phase, hours in phases.items() if hours > 0]
-    return svg.stacked(parts, limit=None, limit_name="", title="The whole run by phase", name=name)
+    title = "The whole run by phase"
+    return svg.at_both_widths(
+        lambda width, own: svg.stacked(parts, width=width, limit=None, limit_name="", title=title, name=own), name
+    )
 
 
 def operations_bars(forecast: Forecast, name: str = "operations") -> str:
@@ -87,7 +106,11 @@ def operations_bars(forecast: Forecast, name: str = "operations") -> str:
         for part, part_s in parts
         if part_s > SMALLEST_PART * step
     ]
-    return svg.bars(rows, base=None, title=f"One optimizer step of {seconds(step)} by operation", name=name)
+    return _bars(rows, base=None, title=f"One optimizer step of {seconds(step)} by operation", name=name)
+
+
+def _bars(rows: Sequence[svg.Row], *, base: float | None, title: str, name: str) -> str:
+    return svg.at_both_widths(lambda width, own: svg.bars(rows, width=width, base=base, title=title, name=own), name)
 
 
 def tornado(sweep: Sweep) -> str | None:
@@ -106,7 +129,7 @@ def tornado(sweep: Sweep) -> str | None:
         told += " does not fit" if over else ""
         rows.append(svg.Row(label=bar.name[:32], low=low, high=high, told=told, kind=kind))
     title = f"What moves the {sweep.metric.title} of {sweep.base.gpu}"
-    return svg.bars(rows, base=moving[0].base, title=title, name="tornado")
+    return _bars(rows, base=moving[0].base, title=title, name="tornado")
 
 
 def catalog_bars(comparison: CatalogComparison, name: str) -> str | None:
@@ -123,7 +146,7 @@ def catalog_bars(comparison: CatalogComparison, name: str) -> str | None:
     ]
     if not rows:
         return None
-    return svg.bars(rows, base=None, title=f"{comparison.device}: measured against its datasheet", name=name)
+    return _bars(rows, base=None, title=f"{comparison.device}: measured against its datasheet", name=name)
 
 
 def time_span(value: Value | None) -> str:

@@ -42,6 +42,8 @@ class Report:
     tornado: Sweep
     grid: Sweep
     comparisons: tuple[CatalogComparison, ...]
+    asked_tokens: float | None
+    """Tokens of all epochs, where they were asked for; whole steps may train a few more."""
 
     @property
     def best(self) -> Forecast:
@@ -101,7 +103,17 @@ def gather(
         tornado=tornado,
         grid=grid,
         comparisons=tuple(against_catalog(Path(path)) for path in records),
+        asked_tokens=_asked_tokens(options),
     )
+
+
+def _asked_tokens(options: dict[str, Any]) -> float | None:
+    """The amount typed as --tokens, for all epochs."""
+    from tunecast.model.amount import parse_count
+
+    if options.get("tokens") is None:
+        return None
+    return parse_count(options["tokens"], name="--tokens") * float(options.get("num_train_epochs") or 1)
 
 
 def _untold(what: str) -> None:

@@ -20,7 +20,7 @@ def markdown_page(report: Report) -> str:
     parts = [
         f"# Fine-tuning {report.best.model}: what to rent, how long, how much\n",
         f"**{words.answer(report)}**\n",
-        words.run_sentence(report) + "\n",
+        *(f"{sentence}\n" for sentence in words.run_sentences(report)),
         f"Made {report.made_at} by tunecast {report.version}: `{report.command}`. Ranges are 80% intervals.\n",
         *_plans(report),
         "## Every card\n",

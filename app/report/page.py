@@ -52,7 +52,7 @@ def page_data(report: Report, markup: Any) -> dict[str, Any]:
     return {
         "title": f"Fine-tuning {report.best.model}: what to rent, how long, how much",
         "answer": words.answer(report),
-        "run": words.run_sentence(report),
+        "run": [sentence.replace("`", "") for sentence in words.run_sentences(report)],
         "made_at": report.made_at,
         "version": report.version,
         "command": report.command,

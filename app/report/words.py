@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from tunecast.model.forecast import Forecast
     from tunecast.report.gather import Report
 
+SETS_BATCH = "; --global-batch N sets it"
+SETS_BATCH_HERE = "; `tunecast recommend --global-batch N` sets it"
 VERDICT_WORDS = {"fits": "It fits", "tight": "It may just fit", "no": "It does not fit"}
 ORIGIN_WORDS = {
     "measured": "measured on this device",
@@ -49,9 +51,26 @@ def plan_words(forecast: Forecast) -> str:
     return words
 
 
-def run_sentence(report: Report) -> str:
-    """What is trained, and what was assumed."""
-    return run_line(report.best)
+def run_sentences(report: Report) -> list[str]:
+    """What is trained and what was assumed: of the recommended run, and where that differs from what was asked."""
+    found, plan = report.recommendation, report.recommended
+    if found is None or plan is None:
+        return [run_line(report.best)]
+    batch = f"Global batch {found.batch.samples}: {found.batch.how}."
+    said = [f"The recommended run: {run_line(plan)} {batch.replace(SETS_BATCH, SETS_BATCH_HERE)} {found.steps}."]
+    asked = global_batch(report.best)
+    if asked != found.batch.samples:
+        said.append(
+            f"Every card below is forecast as asked, in a global batch of {asked} "
+            f"({layout(report.best)}), so its steps, time and cost are not those of the recommended run."
+        )
+    return said
+
+
+def global_batch(forecast: Forecast) -> int:
+    """Samples of one optimizer step of the whole job."""
+    run = forecast.run
+    return run.per_device_train_batch_size * run.gradient_accumulation_steps * run.dp
 
 
 def layout(forecast: Forecast) -> str:
@@ -145,8 +164,10 @@ def offer_words(forecast: Forecast) -> str:
 
 
 def tokens_of(report: Report) -> float | None:
-    """Tokens of the whole run as forecast: speed times training time."""
+    """Tokens of the whole run: as asked with --tokens, else as forecast (speed times training time)."""
     best = report.best
+    if report.asked_tokens is not None:
+        return report.asked_tokens
     if best.whole_run is None:
         return None
     return best.tokens_per_s.value * best.whole_run.train_time_h.value * 3600

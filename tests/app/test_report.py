@@ -131,6 +131,61 @@ def test_pictures_sensitivity_and_origins_are_of_the_recommended_plan() -> None:
     assert layout(best.forecast) in plan_title(report)
 
 
+def test_a_recommended_run_in_another_global_batch_says_so(files: tuple[Path, Path]) -> None:
+    found = tunecast.recommend(MODEL, gpu=GPUS, method="full", max_length=1024, tokens="2M")
+    assert found.batch.samples == 8
+    assert found.cheapest is not None
+    run = found.cheapest.forecast.run
+    for path in files:
+        text = unescape(path.read_text())
+        assert "Global batch 8: the smallest in which each of 8 GPUs gets a sample; " in text
+        assert "tunecast recommend --global-batch N" in text
+        assert f"{run.per_device_train_batch_size} x 1024 tokens" in text.split("The recommended run:")[1][:200]
+        assert "forecast as asked, in a global batch of 1 (full, micro-batch 1 x 1" in text
+        assert found.steps in text
+
+
+def test_a_recommended_run_in_the_batch_asked_does_not() -> None:
+    from tunecast.report.gather import gather
+    from tunecast.report.words import run_sentences
+
+    batch = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
+    report = gather(MODEL, command="", gpu=GPUS[:2], method="full", max_length=1024, tokens="2M", **batch)
+    (said,) = run_sentences(report)
+    assert "Global batch 8: from" in said
+
+
+def test_the_amount_shown_is_the_one_asked(files: tuple[Path, Path]) -> None:
+    (field,) = re.findall(r'id="tokens"[^>]*value="([0-9.]+)"', files[0].read_text())
+    assert field == "2000000"
+
+
+Placed = tuple[float, float, float, float]
+
+
+def names_in(chart: str) -> dict[str, Placed]:
+    """Boxes of a scatter's names, a character taken as 7 wide."""
+    found = re.findall(r'<text x="([0-9.]+)" y="([0-9.]+)" text-anchor="start" class="name">([^<]+)<', chart)
+    return {words: (float(x), float(y) - 10, float(x) + 7 * len(words), float(y)) for x, y, words in found}
+
+
+@pytest.mark.parametrize("width", [720, 340])
+def test_named_plans_have_names_inside_the_picture_that_cover_no_other(width: float) -> None:
+    from tunecast.report.svg import Dot, scatter
+
+    near = [(0.76, 1.23, "cheapest"), (0.4, 1.33, ""), (0.4, 1.74, ""), (0.26, 1.9, "balance"), (0.25, 2.0, ""),
+            (0.25, 2.2, ""), (0.18, 2.8, ""), (0.15, 4.7, "fastest")]  # fmt: skip
+    dots = [Dot(name="4 x a100-sxm4-80gb", x=x, y=y, told="", front=True, mark=mark) for x, y, mark in near]
+    chart = scatter(dots, width=width, x_label="h", y_label="USD", title="t", name="n")
+    names = names_in(chart)
+    assert {words.split(":")[0] for words in names if ":" in words} == {"cheapest", "balance", "fastest"}
+    boxes = list(names.values())
+    assert all(box[0] >= 0 and box[2] <= width for box in boxes)
+    for i, one in enumerate(boxes):
+        for other in boxes[i + 1 :]:
+            assert one[2] <= other[0] or other[2] <= one[0] or one[3] <= other[1] or other[3] <= one[1]
+
+
 def test_without_a_recommendation_they_are_of_the_card_as_asked() -> None:
     from tunecast.report.gather import gather
     from tunecast.report.words import plan_title
@@ -203,12 +258,21 @@ tokens.value = parseFloat(tokens.value) * 3; tokens.dispatchEvent(new Event("cha
 out.name = first.cells[0].textContent; out.timeSpan = span(".time"); out.costSpan = span(".cost");
 price.value = 2; price.dispatchEvent(new Event("change")); out.cost = cell(0, ".cost"); out.ownSpan = span(".cost");
 out.told = !document.getElementById("changed").hidden;
+var wrong = function (field, text) {
+  var old = field.value; field.value = text; field.dispatchEvent(new Event("input"));
+  var said = document.getElementById("changed").textContent; field.value = old;
+  field.dispatchEvent(new Event("input")); return said;
+};
+out.noTokens = wrong(tokens, "-5"); out.noPrice = wrong(price, "-5");
 tokens.value = parseFloat(tokens.value) / 3; price.value = ""; price.dispatchEvent(new Event("change"));
 out.restored = cell(0, ".time"); out.quiet = document.getElementById("changed").hidden;
 var card = document.getElementById("card");
 out.opened = Array.from(document.querySelectorAll("details[id^=card-][open]")).map(function (d) { return d.id; });
 card.selectedIndex = 2; card.dispatchEvent(new Event("change"));
 out.open = Array.from(document.querySelectorAll("details[id^=card-][open]")).map(function (d) { return d.id; });
+var seen = function (e) { var b = e.getBoundingClientRect(); return b.width > 0 && b.right > window.innerWidth + 1; };
+var shown = "table.cards td, table.cards th, details[open] svg text, #h-money ~ figure svg text";
+out.cut = Array.from(document.querySelectorAll(shown)).filter(seen).map(function (e) { return e.textContent; });
 out.chosen = card.value; out.wide = document.documentElement.scrollWidth - window.innerWidth;
 out.first = document.querySelector("a, button, input, select").className;
 return out;
@@ -231,6 +295,9 @@ def test_in_a_browser_it_sorts_recomputes_and_fits_the_screen(files: tuple[Path,
     assert out["cost"] == pytest.approx(2 * out["tripled"])
     assert out["restored"] == pytest.approx(out["before"])
     assert out["told"]
+    assert out["noTokens"].startswith("Give more than 0 tokens")
+    assert out["noPrice"].startswith("Give a price of 0 or more")
+    assert out["cut"] == []
     assert out["quiet"]
     assert out["opened"] == ["card-recommended"]
     assert out["open"] == [out["chosen"]]
