@@ -17,6 +17,11 @@ from tunecast.model.operation import Kind
 from tunecast.model.run import Run
 from tunecast.model.tape import Grads, Tape, Tensor
 
+CHUNKED_NOTE = (
+    "chunked_nll is TRL's of 1.13 and later with every token labelled; 1.7 to 1.12 also copy the output head to fp32 "
+    "for each chunk, and tokens without a label cost no head."
+)
+"""What to know about TRL's ``chunked_nll``; other frameworks' chunks are their own."""
 CHUNK_TOKENS = 256
 """Tokens per chunk (``_CHUNKED_LM_HEAD_CHUNK_SIZE``)."""
 

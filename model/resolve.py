@@ -18,7 +18,7 @@ from tunecast.model.bounds import check_chunks, check_sizes
 from tunecast.model.families import FAMILIES
 from tunecast.model.litgpt import STACK, is_litgpt
 from tunecast.model.litgpt_head import CHUNK_TOKENS as LITGPT_CHUNK_TOKENS
-from tunecast.model.losses import head_uses
+from tunecast.model.losses import CHUNKED_NOTE, head_uses
 from tunecast.model.resolve_adapters import take_variants, todays_name
 from tunecast.model.resolve_attention import attention_defaults
 from tunecast.model.resolve_experts import check_stacked, expert_notes, renamed_targets, stacked_targets
@@ -276,11 +276,10 @@ def _software(fields: _Fields, defaults: Mapping[str, Any]) -> None:
     fields.values["keeps_outputs"] = bool(fields.take("keeps_outputs", False, "stack-default"))
     if fields.values["attn_implementation"].startswith("flash") and fields.values["precision"] == "fp32":
         raise InputError("Flash kernels take 16-bit numbers, but --precision is fp32; use --attn-implementation sdpa.")
-    if fields.values["loss_type"] == "chunked_nll":
-        fields.notes.append(
-            "chunked_nll is TRL's of 1.13 and later with every token labelled; 1.7 to 1.12 also copy the output head "
-            "to fp32 for each chunk, and tokens without a label cost no head."
-        )
+    if fields.values["loss_type"] == "chunked_nll" and (
+        fields.values["stack"] == "trl" or fields.origins["loss_type"] == "cli"
+    ):
+        fields.notes.append(CHUNKED_NOTE)
     if fields.values["optim"].startswith("paged"):
         fields.notes.append(
             "Paged optimizer state lives in managed memory: it fills GPU memory that is free and leaves when it is "
@@ -337,6 +336,17 @@ def checked_method(method: str) -> str:
     return one_of("method", method, METHODS)
 
 
+def _ours_here(run: Run) -> list[str]:
+    """Fields of the stack's run that tunecast chose, of which this run has something."""
+    applies = {
+        "lora_r": run.has_adapters,
+        "lora_target_modules": run.has_adapters,
+        "bnb_4bit_quant_type": run.bnb_4bit_quant_type is not None,
+        "double_quant": run.bnb_4bit_quant_type is not None,
+    }
+    return [name for name in ours(run.stack) if applies.get(name, True)]
+
+
 def resolve_run(
     architecture: Architecture,
     options: Mapping[str, Any],
@@ -379,5 +389,5 @@ def resolve_run(
     rows = run.max_length if run.has_adapters else run.tokens_per_micro_batch
     check_chunks(-(-rows // LITGPT_CHUNK_TOKENS) if is_litgpt(architecture) else head_uses(run), run)
     origins = {name: fields.origins.get(name, "stack-default") for name in RUN_FIELDS}
-    origins |= {name: "assumed" for name in ours(run.stack) if name in fields.origins and name not in fields.given}
+    origins |= {name: "assumed" for name in _ours_here(run) if name in fields.origins and name not in fields.given}
     return Resolved(run=run, origins=origins, notes=tuple(fields.notes))

@@ -24,6 +24,7 @@ from tunecast.model.configs.common import (
 from tunecast.model.configs.run_file import Draft
 from tunecast.model.configs.source import Source
 from tunecast.model.configs.spread import read_fsdp_config, read_fsdp_words
+from tunecast.model.losses import CHUNKED_NOTE
 
 TILES = "chunked_nll"
 """What stands in for the tiles of logits that TRL makes since 1.15 (``add_fused_lm_head``)."""
@@ -145,6 +146,8 @@ def _loss(source: Source, draft: Draft) -> None:
         draft.put("loss_type", source.default("loss_type"))
     else:
         draft.put("loss_type", str(stated), "loss_type")
+    if draft.options["loss_type"] == TILES and not source.default("head_is_tiled"):
+        draft.note(CHUNKED_NOTE)
     if draft.options["loss_type"] == "nll":
         draft.note("TRL also takes entropy and token accuracy from the logits at every step; that work is not counted.")
 

@@ -222,3 +222,17 @@ def test_what_is_our_choice_and_no_librarys_default_is_called_assumed(llama: Arc
     assert resolve_run(llama, {"method": "qlora", "lora_r": 16}).origins["lora_r"] == "cli"
     trl = resolve_run(llama, {"method": "qlora", "stack": "trl"}).origins
     assert {trl[name] for name in ours} == {"stack-default"}
+
+
+def test_what_a_run_has_not_is_not_called_assumed(llama: Architecture) -> None:
+    """A plain LoRA base and an int8 one have no 4-bit type, a full fine-tune has no adapters either."""
+    four_bit, adapters = {"bnb_4bit_quant_type", "double_quant"}, {"lora_r", "lora_target_modules"}
+
+    def assumed(**options: Any) -> set[str]:
+        return {name for name, origin in resolve_run(llama, options).origins.items() if origin == "assumed"}
+
+    assert four_bit | adapters <= assumed(method="qlora")
+    for base in ({"method": "lora"}, {"method": "qlora", "quant_method": "bnb-8bit"}):
+        assert adapters <= assumed(**base)
+        assert not four_bit & assumed(**base)
+    assert not (four_bit | adapters) & assumed(method="full")

@@ -429,3 +429,19 @@ def test_values_with_formulas_reach_the_run(read: Read, form: str, lines: str, o
     typed = {"loss_type": "nll", "stack": "hf-peft", "num_gpus": 8}
     resolved = resolve_run(load_architecture("meta-llama/Llama-3.1-8B"), run_options(read(form, lines), **typed))
     assert getattr(resolved.run, option) == value
+
+
+def test_trls_chunks_are_told_of_where_trl_runs(read: Read) -> None:
+    """torchtune's ``LinearCrossEntropyLoss`` has chunks of its own; TRL from 1.15 makes tiles."""
+    told = "chunked_nll is TRL's of 1.13"
+
+    def notes(form: str, lines: str, version: str | None = None) -> str:
+        found = read(form, lines, framework_version=version)
+        options = {name: value for name, value in found.options.items() if name != "num_train_epochs"}
+        resolved = resolve_run(load_architecture("meta-llama/Llama-3.1-8B"), options, option_origins=found.origins)
+        assert resolved.run.loss_type == "chunked_nll"
+        return " ".join((*found.notes, *resolved.notes))
+
+    assert told not in notes("torchtune", "loss: {_component_: torchtune.modules.loss.LinearCrossEntropyLoss}")
+    assert told not in notes("trl", "packing: true")
+    assert told in notes("trl", "packing: true", "1.10")
