@@ -73,6 +73,13 @@ def adapters_phrase(run: Run) -> str:
     return f", {named} on {len(run.lora_target_modules)} module kinds{beside}"
 
 
+def method_words(run: Run) -> str:
+    """The method; adapters on a base of 8 bits are no QLoRA, whatever the option is called."""
+    bases = {"bnb-8bit": "int8", "gptq-8bit": "8-bit GPTQ", "gptq-4bit": "4-bit GPTQ"}
+    base = bases.get(run.quant_method or "")
+    return run.method if base is None else f"lora, {base} base"
+
+
 def checkpointing_word(run: Run) -> str:
     """Whether layers are checkpointed, how many of them, and where."""
     if not run.gradient_checkpointing:
@@ -97,7 +104,7 @@ def run_line(forecast: Forecast, *, same_count: bool = True) -> str:
         if (found := fields_from(forecast, origin, same_count=same_count))
     )
     return (
-        f"{forecast.model}: {run.method}{adapters}, {run.per_device_train_batch_size} x {run.max_length} tokens"
+        f"{forecast.model}: {method_words(run)}{adapters}, {run.per_device_train_batch_size} x {run.max_length} tokens"
         f"{accumulated}{gpus}, checkpointing {checkpointing_word(run)}, {run.stack}. "
         f"{count(forecast.trainable_params)} of {count(forecast.total_params)} parameters train.{guess}"
     )

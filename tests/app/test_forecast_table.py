@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+import tunecast
 from tunecast.forecast_table import best_first, forecast_report, notes, offer, origin, run_line
 from tunecast.model.forecast import Forecast
 from tunecast.model.value import Value
@@ -147,3 +148,17 @@ def test_the_headline_names_variants_of_adapters_and_where_checkpoints_are(make:
     line = run_line(replace(plain, run=run))
     assert "r=16 DoRA on 2 module kinds and lm_head whole" in line
     assert "checkpointing 1 of 2 layers in host memory" in line
+
+
+@pytest.mark.parametrize(
+    ("options", "title"),
+    [
+        ({"method": "qlora"}, "qlora, r="),
+        ({"method": "qlora", "quant_method": "bnb-8bit"}, "lora, int8 base, r="),
+        ({"method": "qlora", "quant_method": "gptq-4bit", "precision": "fp16-autocast"}, "lora, 4-bit GPTQ base, r="),
+        ({"method": "full"}, "full, 1 x"),
+    ],
+)
+def test_the_headline_says_what_the_base_is_stored_in(options: dict[str, str], title: str) -> None:
+    (told,) = tunecast.estimate("meta-llama/Llama-3.2-1B", gpu="l40s", **options)
+    assert run_line(told).startswith(f"meta-llama/Llama-3.2-1B: {title}")
