@@ -95,6 +95,8 @@ def explained(question: Question, target: Target, told: Forecast) -> list[Term]:
     ]
 
 
+SHARE_SHOWN = 1e-6
+"""Of a step's time, the least that a kind of operation must take to be shown."""
 ORIGINS = {
     "cli": "asked for",
     "file": "the training file",
@@ -156,7 +158,7 @@ def time_terms(told: Forecast, operations: Sequence[Operation], factors: FactorS
     """Each kind of operation with its work, the speed it reaches and the curve that says so."""
     peak = target.peaks.get(told.run.compute_dtype)
     for kind, part_s in sorted(told.time_parts_s.items(), key=lambda item: -item[1]):
-        if part_s > 0:
+        if part_s > SHARE_SHOWN * told.step_time_s.value:
             of_kind = [operation for operation in operations if operation.kind == kind]
             formula = TIME_FORMULAS.get(kind, "given")
             origin = _curve_origin(kind, factors)

@@ -32,7 +32,8 @@ def take_quantization(fields: Fields, defaults: Mapping[str, Any]) -> dict[str, 
         fields.put("bnb_4bit_compute_dtype", None, "stack-default")
         fields.put("quant_method", None, "stack-default")
         return dict(defaults)
-    method = fields.take("quant_method", defaults.get("quant_method", "bnb-4bit"), "stack-default")
+    said = "file" if fields.origins["method"] == "file" else "stack-default"
+    method = fields.take("quant_method", defaults.get("quant_method", "bnb-4bit"), said)
     built_choice("quantization", "quant-method", str(method))
     if method == "bnb-4bit":
         kind = fields.take("bnb_4bit_quant_type", defaults["bnb_4bit_quant_type"], "stack-default")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -79,3 +80,18 @@ def test_a_number_of_gpus_that_was_searched_is_explained_as_it_was_found() -> No
     (found,) = json.loads(shown.stdout)
     (term,) = (term for term in found["terms"] if (term["section"], term["name"]) == ("resolved run", "num_gpus"))
     assert (term["value"], term["origin"]) == (str(found["num_gpus"]), "chosen among what fits")
+
+
+def test_the_files_own_4_bits_are_said_to_be_the_files(tmp_path: Path) -> None:
+    path = tmp_path / "lf.yaml"
+    path.write_text(
+        "model_name_or_path: meta-llama/Llama-3.2-1B\nstage: sft\nfinetuning_type: lora\nquantization_bit: 4\n"
+        "quantization_method: bnb\nbf16: true\n",
+        encoding="utf-8",
+    )
+    terms = explain(str(path), gpu="l40s")
+    (field,) = [term for term in terms if term.name == "quant_method"]
+    assert (field.value, field.origin) == ("bnb-4bit", "the training file")
+    (default,) = [term for term in explain(MODEL, gpu="l40s", method="qlora") if term.name == "quant_method"]
+    assert default.origin == "default of the stack or framework"
+    assert not [term for term in terms if term.section == "time" and term.value.startswith("0.000")]
