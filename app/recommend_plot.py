@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from tunecast.recommendation import Recommendation
 
 
+NAMES_TURN_AT = 0.7
+"""Share of the picture's width from which a name has no room to its right."""
+
+
 def money_against_time(path: Path, found: Recommendation) -> Path:
     """Draw it; both axes are logarithmic, since ratios are what the balance is made of."""
     from matplotlib.ticker import LogLocator, NullFormatter
@@ -23,6 +27,7 @@ def money_against_time(path: Path, found: Recommendation) -> Path:
     draw_front(axes, found)
     axes.set(xscale="log", yscale="log", xlabel="whole run, hours", ylabel="whole run, USD")
     axes.set_title(f"{found.model}: what to rent")
+    draw_names(axes, found)
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))  # more labels than these overlap
         axis.set_major_formatter("{x:g}")
@@ -39,7 +44,7 @@ def arms(value: Value) -> tuple[float, float]:
 
 
 def draw_front(axes: Any, found: Recommendation) -> None:
-    """The front as a line of points with 80% intervals; its three named plans are labelled."""
+    """The front as a line of points with 80% intervals."""
     if not found.front:
         return
     times = [picked.forecast.total_time_h for picked in found.front]
@@ -51,8 +56,19 @@ def draw_front(axes: Any, found: Recommendation) -> None:
     axes.errorbar(
         x, y, xerr=x_arms, yerr=y_arms, fmt="o-", elinewidth=0.8, capsize=2, label="not beaten, with 80% intervals"
     )
+
+
+def draw_names(axes: Any, found: Recommendation) -> None:
+    """The three named plans; where a name would run through the frame it stands left of its point, below the front."""
+    from matplotlib.patheffects import withStroke
+
+    halo = [withStroke(linewidth=3, foreground="white")]
     for at, words in labels(found).items():
-        axes.annotate(words, at, textcoords="offset points", xytext=(6, 6), fontsize="small")
+        share = axes.transAxes.inverted().transform(axes.transData.transform(at))[0]
+        offset, side = ((6, 6), "left") if share < NAMES_TURN_AT else ((-6, -14), "right")
+        axes.annotate(
+            words, at, textcoords="offset points", xytext=offset, ha=side, fontsize="small", path_effects=halo
+        )
 
 
 def labels(found: Recommendation) -> dict[tuple[float, float], str]:
