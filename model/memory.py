@@ -132,7 +132,7 @@ def tape_peaks(tape: Tape, depth: int) -> dict[Spot, Parts]:
         turn = (event.phase, event.micro_batch)
         if event.layer is not None:
             passed.add(turn)
-        spot = (event.moment, event.layer, *turn, turn in passed)
+        spot = (event.moment, event.layer, event.phase, event.micro_batch, turn in passed)
         if spot not in peaks or total > peaks[spot][0]:
             peaks[spot] = (total, dict(alive))
         for storage in dying.get(index, ()):
@@ -140,9 +140,9 @@ def tape_peaks(tape: Tape, depth: int) -> dict[Spot, Parts]:
                 alive[storage.part] -= storage.bytes
                 total -= storage.bytes
     named: dict[Spot, Parts] = {}
-    for (moment, layer, *turn), (_, parts) in peaks.items():
+    for (moment, layer, phase, micro_batch, after), (_, parts) in peaks.items():
         for position in layer_position(layer, depth):
-            named[moment, position, *turn] = parts
+            named[moment, position, phase, micro_batch, after] = parts
     return named
 
 

@@ -43,8 +43,9 @@ def check_dora(fields: Fields) -> None:
     """What DoRA's forward, another one than LoRA's, is not built with."""
     if not fields.values["use_dora"]:
         return
+    if fields.values["lora_bias"]:
+        raise InputError("--use-dora and --lora-bias were both asked for, but PEFT refuses the two together; drop one.")
     others = {
-        "--lora-bias": fields.values["lora_bias"],
         "--quant-method": fields.values.get("quant_method") not in (None, "bnb-4bit"),
         "fused LoRA kernels": "lora" in fields.values.get("fused_kernels", ()),
         "tensor parallelism": fields.values.get("tp", 1) > 1,

@@ -89,6 +89,7 @@ def test_all_linear_leaves_both_out_unless_they_are_named() -> None:
 REFUSED = [
     ({"lora_target_modules": BOTH, "use_dora": True}, NotSupportedError, "--use-dora"),
     ({"lora_target_modules": BOTH, "lora_bias": True}, InputError, "PEFT has none on embed_tokens"),
+    ({"use_dora": True, "lora_bias": True}, InputError, "PEFT refuses the two together"),
     ({"lora_target_modules": "lm_head", "loss_type": "chunked_nll"}, NotSupportedError, "passes an adapter on lm_head"),
     ({"lora_target_modules": "lm_head", "stack": "liger"}, NotSupportedError, "use --loss-type nll"),
     ({"lora_target_modules": "lm_head", "modules_to_save": "lm_head"}, InputError, "both name lm_head"),
@@ -103,6 +104,12 @@ REFUSED = [
 def test_what_is_refused(options: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         resolve_run(small(PLAIN), options)
+
+
+def test_dora_with_a_bias_is_what_peft_refuses() -> None:
+    peft = pytest.importorskip("peft")
+    with pytest.raises(ValueError, match="not supported for DoRA"):
+        peft.LoraConfig(use_dora=True, lora_bias=True)
 
 
 def test_collectives_carry_their_gradients() -> None:
