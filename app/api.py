@@ -54,7 +54,7 @@ def estimate(
     Raises InputError for what cannot be used, with what to type instead.
     """
     from tunecast.asking import asked_question
-    from tunecast.forecasts import Forecasts
+    from tunecast.forecasts import Forecasts, shown
     from tunecast.search import searched_dimension, searched_forecasts
 
     dimension = searched_dimension(options, max_batch=max_batch, max_length_that_fits=max_length_that_fits)
@@ -70,7 +70,7 @@ def estimate(
         **options,
     )
     found = searched_forecasts(question, targets, dimension, deadline=deadline)
-    return Forecasts(replace(forecast, notes=(*forecast.notes, *notes)) for forecast in found)
+    return Forecasts(shown(replace(forecast, notes=(*forecast.notes, *notes))) for forecast in found)
 
 
 def _traced(told: Callable[[str], None] | None) -> StepSource:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, fields
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,32 @@ from tunecast.model.forecast import Forecast
 if TYPE_CHECKING:
     import pandas as pd
 
-NUMBERS = ("GiB", "step", "tokens/s", "whole run", "cost")
+NUMBERS = ("GiB", "step", "tokens/s", "whole run", "cost", "$/M tokens")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ShownForecast(Forecast):
+    """A forecast that shows itself as a table in a notebook; in every other way the forecast that it was made of."""
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row; units in the column names, intervals as ``_low`` and ``_high``."""
+        return Forecasts([self]).to_frame()
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the run, a table of one row, and the notes."""
+        return Forecasts([self])._repr_html_()
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Forecast):
+            return NotImplemented
+        return all(getattr(self, one.name) == getattr(other, one.name) for one in fields(Forecast))
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def shown(forecast: Forecast) -> ShownForecast:
+    """The same forecast, able to show itself."""
+    return ShownForecast(**{one.name: getattr(forecast, one.name) for one in fields(Forecast)})
 
 
 class Forecasts(list[Forecast]):
@@ -42,7 +68,9 @@ class Forecasts(list[Forecast]):
 
         if not self:
             return "<p>No forecast.</p>"
-        heads = ("GPU", "fits", *NUMBERS, "offer")
+        amount_known = any(one.total_time_h for one in self)
+        money = ("whole run", "cost") if amount_known else ("$/M tokens",)
+        heads = ("GPU", "fits", "GiB", "step", "tokens/s", *money, "offer")
         head = "".join(f'<th style="text-align:{_side(name)}">{name}</th>' for name in heads)
         body = "".join(self._rows(heads))
         told = "".join(f"<li>{escape(note.removeprefix('- '))}</li>" for note in notes(self))
@@ -57,13 +85,14 @@ class Forecasts(list[Forecast]):
 
         for one in self:
             cost = money_of(one)
+            whole_run = (total(one), span_h(one.total_time_h) if one.total_time_h else "")
             cells = (
                 (f"{one.run.num_gpus} x {one.gpu}", ""),
                 (verdict(one), ""),
                 (memory(one), ""),
                 (seconds(one.step_time_s.value), span_s(one.step_time_s)),
                 (digits(one.tokens_per_s.value), span(one.tokens_per_s)),
-                (total(one), span_h(one.total_time_h) if one.total_time_h else ""),
+                *((whole_run,) if "whole run" in heads else ()),
                 (dollars(cost.value) if cost else DASH, span(cost) if cost else ""),
                 (offer(one), ""),
             )
@@ -78,4 +107,4 @@ def _cell(head: str, words: tuple[str, str]) -> str:
     """A cell with its interval, if it has one, in small print below."""
     value, below = (escape(word) for word in words)
     small = f'<br><small style="opacity:.7">{below}</small>' if below else ""
-    return f'<td style="text-align:{_side(head)}">{value}{small}</td>'
+    return f'<td data-l="{head}" style="text-align:{_side(head)}">{value}{small}</td>'

@@ -20,14 +20,26 @@ FIX = "would make it fit"
 NO_FIX = "No single change that was tried makes it fit: choose larger cards, more of them, or a smaller model."
 
 STYLE = """<style>
-.tc svg { width: 100%; min-width: 640px; max-width: 760px; height: auto; font: 12.5px sans-serif; fill: currentColor; }
+.tc svg { width: 100%; max-width: 760px; height: auto; font: 12.5px sans-serif; fill: currentColor; }
+.tc .at-narrow { display: none; }
 .tc .tick { font-size: 11.5px; } .tc .limit { stroke: currentColor; stroke-width: 2; }
 .tc .p0 { fill: #2b6cb0; } .tc .p1 { fill: #b7791f; } .tc .p2 { fill: #2f855a; } .tc .p3 { fill: #97266d; }
 .tc .p4 { fill: #0987a0; } .tc .p5 { fill: #9c4221; } .tc .p6 { fill: #553c9a; } .tc .p7 { fill: #718096; }
 .tc .p8 { fill: #d53f8c; } .tc .p9 { fill: #5a7d1e; }
-.tc table { border-collapse: collapse; font-variant-numeric: tabular-nums; } .tc td, .tc th { padding: .25rem .6rem; }
-.tc .scroll { overflow-x: auto; } .tc td:first-child { white-space: nowrap; }
+.tc table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .84rem; line-height: 1.35; }
+.tc td, .tc th { padding: .2rem .5rem !important; white-space: nowrap; vertical-align: top; }
+.tc table, .tc tr { border: 0 !important; } .tc td, .tc th { border-width: 0 0 1px !important; }
+.tc td:last-child { white-space: normal; } .tc .scroll { overflow-x: auto; }
 .tc .error { border-left: 4px solid #b7471d; padding: .6rem 1rem; }
+@media screen and (max-width: 46rem) {
+  .tc .at-wide, .tc thead { display: none !important; } .tc .at-narrow { display: block; }
+  .tc table, .tc tbody { display: block; }
+  .tc tr { display: grid; grid-template-columns: 1fr 1fr 1fr; padding: .4rem 0; border-bottom: 1px solid !important; }
+  .tc td { border: 0 !important; padding: .1rem .3rem !important; text-align: left !important; white-space: normal; }
+  .tc td::before { content: attr(data-l); display: block; opacity: .7; font-size: .75rem; }
+  .tc td:first-child { grid-column: 1 / 3; font-weight: 600; } .tc td:first-child::before { content: none; }
+  .tc td:last-child { grid-column: 1 / -1; }
+}
 </style>"""
 
 
@@ -94,6 +106,17 @@ def shown(found: Forecasts) -> str:
     )
 
 
+def per_token_words(forecast: Forecast) -> str:
+    """What a million tokens cost, where no amount is known."""
+    from tunecast.tables import dollars, seconds
+
+    cost = forecast.cost_per_million_tokens_usd
+    if forecast.total_time_h is not None or cost is None:
+        return ""
+    step = f", {seconds(forecast.step_time_s.value)} a step"
+    return f"{step}, {dollars(cost.value)} per million tokens; say the tokens of the run for its time and cost"
+
+
 def pictured(found: Forecasts) -> Forecast:
     """The best card; where the run fits none, the one that it is told for what would make it fit."""
     return next((one for one in found if found[0].verdict == "no" and fixes_of(one)), found[0])
@@ -113,7 +136,7 @@ def headline(found: Forecasts) -> str:
     best = pictured(found)
     if best.verdict != "no":
         fits = VERDICT_WORDS.get(best.verdict or "", "Perhaps it fits")
-        return f"<h3>{fits}: {escape(plan_words(best))}</h3>"
+        return f"<h3>{fits}: {escape(plan_words(best))}{escape(per_token_words(best))}</h3>"
     needed = best.memory.process_bytes or best.memory.allocated_bytes
     whole = "" if len(found) == 1 else f" any of these {len(found)} cards"
     said = f"{plan_name(best)} needs {gib_text(needed.value)} of {gib_text(best.memory.usable_bytes)} GiB"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import re
+from dataclasses import fields, replace
 from html.parser import HTMLParser
 
 import tunecast
+from tunecast.model.forecast import Forecast
 
 MODEL = "meta-llama/Llama-3.2-1B"
 
@@ -44,8 +47,34 @@ def test_forecasts_are_a_list_with_a_frame_and_a_table() -> None:
     assert "no price" in rows[1][heads.index("offer")] or "$" in rows[1][heads.index("cost")]
 
 
+def test_without_an_amount_the_money_shown_is_that_of_a_million_tokens() -> None:
+    from tunecast.tables import dollars
+
+    (one,) = tunecast.estimate(MODEL, gpu="l40s")
+    shown = Cells()
+    shown.feed(one._repr_html_())  # type: ignore[attr-defined]
+    heads, row = shown.rows
+    assert not {"whole run", "cost"} & set(heads)
+    assert one.cost_per_million_tokens_usd is not None
+    assert row[heads.index("$/M tokens")].startswith(dollars(one.cost_per_million_tokens_usd.value))
+
+
+def test_a_single_forecast_shows_itself_too_and_is_the_same_forecast() -> None:
+    found = tunecast.estimate(MODEL, gpu=["l40s", "rtx-3090"], tokens="1M")
+    one = found[0]
+    shown = Cells()
+    shown.feed(one._repr_html_())  # type: ignore[attr-defined]
+    assert [row[0] for row in shown.rows] == ["GPU", "1 x l40s-48gb"]
+    assert one.to_frame().equals(found.to_frame()[:1])  # type: ignore[attr-defined]
+    plain = Forecast(**{field.name: getattr(one, field.name) for field in fields(Forecast)})
+    assert plain == one == plain
+    assert copy.deepcopy(one) == one
+    assert replace(one, gpu="other") != one
+    assert isinstance(one, Forecast)
+
+
 def test_nothing_in_a_notebook_is_taken_for_markup() -> None:
     found = tunecast.estimate(MODEL, gpu="l40s", tokens="1M")
-    found[0] = type(found[0])(**{name: getattr(found[0], name) for name in found[0].__slots__} | {"model": "<b>x</b>"})
+    found[0] = replace(found[0], model="<b>x</b>")
     assert "<b>x" not in found._repr_html_()
     assert re.search("&lt;b&gt;x", found._repr_html_())
