@@ -90,6 +90,11 @@ def take_sharding(fields: Fields) -> None:
     copies = data_gpus(values)
     sharding = fields.take("sharding", "none" if copies == 1 else "ddp", "assumed")
     built_choice("sharding", "sharding", sharding)
+    if copies == 1 and sharding != "none" and fields.origins["sharding"] == "file" and values["num_gpus"] == 1:
+        raise InputError(
+            f"The training file asks for {sharding} (deepspeed, fsdp or accelerate), which needs more than one GPU, "
+            "and nothing says how many there are; add for example --num-gpus 8, or --num-gpus 1 for none of it."
+        )
     if copies == 1 and sharding != "none":
         more = "add --num-gpus 2" if values["num_gpus"] == 1 else "lower --tp or --pp, or leave --sharding out"
         raise InputError(

@@ -31,6 +31,7 @@ from tunecast.model.configs.spread import put_sharding, read_fsdp_config, read_f
 KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
 _OFFLOADED = ("offload", "unsloth")
 """Words for Unsloth's checkpoints in host memory (``_apply_gradient_checkpointing_patches``)."""
+_ON_DISK = ("offload_disk",)
 _ATTENTION = {
     "flash_attention": "flash_attention_2",
     "sdp_attention": "sdpa",
@@ -166,8 +167,10 @@ def _checkpointing(source: Source, draft: Draft) -> None:
         for option in ("gradient_checkpointing", "activation_offloading", "reentrant"):
             draft.put(option, True, "gradient_checkpointing")
         return
+    if isinstance(value, str) and value.lower() in _ON_DISK:
+        refuse(source, "gradient_checkpointing", value, "checkpoints on disk", "write true, false or offload")
     if isinstance(value, str) and value.lower() not in ("true", "false"):
-        refuse(source, "gradient_checkpointing", value, "checkpoints on disk", "write true or false")
+        raise InputError(f"{source.name}: gradient_checkpointing is {value!r}, but it must be true, false or offload.")
     on = source.on("gradient_checkpointing")
     draft.put("gradient_checkpointing", on, None if value is None else "gradient_checkpointing")
     field = "gradient_checkpointing_kwargs.use_reentrant"

@@ -15,6 +15,8 @@ _AXOLOTL = ("micro_batch_size", "sequence_len", "adapter")
 _LLAMA_FACTORY = ("stage", "finetuning_type", "template", "cutoff_len")
 
 
+_LITGPT = ("checkpoint_dir", "model_name", "initial_checkpoint_dir")
+"""Where ``litgpt finetune`` has its checkpoint, and what ``litgpt pretrain`` has instead."""
 _COMPANION_KEYS = {
     "accelerate": ("distributed_type", "num_processes", "compute_environment", "mixed_precision"),
     "deepspeed": ("zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size"),
@@ -42,7 +44,7 @@ def matching_formats(mapping: Mapping[str, Any]) -> tuple[str, ...]:
         "llama-factory": factory,
         "trl": hugging_face and not factory,
         "torchtune": _has_component(mapping),
-        "litgpt": "checkpoint_dir" in keys and isinstance(mapping.get("train"), Mapping),
+        "litgpt": not keys.isdisjoint(_LITGPT) and isinstance(mapping.get("train"), Mapping),
         "accelerate": "distributed_type" in keys,
         "deepspeed": "zero_optimization" in keys,
     }

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from pathlib import PurePosixPath
 
-from tunecast.catalogs.errors import InputError
+from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.configs.common import (
     check_four_bit,
     copy_number,
@@ -58,6 +58,16 @@ def read(source: Source, draft: Draft, *, num_gpus: int | None) -> None:
     steps = source.count("train.max_steps")
     if steps is not None:
         draft.put("max_steps", steps, "train.max_steps")
+
+
+def refuse_pretraining(source: Source) -> None:
+    """A file of ``litgpt pretrain`` starts from a name or no checkpoint at all."""
+    fields = [field for field in ("model_name", "initial_checkpoint_dir", "model_config") if source.has(field)]
+    if fields and not source.has("checkpoint_dir"):
+        raise NotSupportedError(
+            f"{source.name}: {fields[0]} without checkpoint_dir is a file of litgpt pretrain, and litgpt pretraining "
+            "is not built; a fine-tuning file has checkpoint_dir, and estimate MODEL --method full comes near."
+        )
 
 
 def _model_name(source: Source) -> str:

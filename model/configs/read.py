@@ -119,6 +119,8 @@ def read_mapping(
     chosen = detect_format(mapping, name=name, asked=config_format)
     recorded = framework_range(chosen, framework_version)
     source = Source(mapping, name=name, defaults=recorded["defaults"])
+    if chosen == "litgpt":
+        litgpt.refuse_pretraining(source)
     refuse_unsupported(chosen, source)
     draft = Draft()
     READERS[chosen](source, draft, num_gpus=num_gpus)

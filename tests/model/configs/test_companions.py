@@ -11,7 +11,9 @@ import pytest
 import yaml
 
 from tunecast.catalogs.errors import InputError, NotSupportedError
+from tunecast.model.architectures import load_architecture
 from tunecast.model.configs import RunFile, read_config
+from tunecast.model.resolve import resolve_run
 
 Read = Callable[..., RunFile]
 
@@ -187,3 +189,12 @@ def test_deepspeeds_bf16_takes_back_what_was_told_of_fp32_weights(read: Read, fo
     assert not any(says in note for note in cast.notes)
     assert any("DeepSpeed trains in pure bf16" in note for note in cast.notes)
     assert any(says in note for note in read(form, lines, accelerate=accelerate("MULTI_GPU")).notes)
+
+
+def test_a_sharded_file_without_gpus_names_the_file(read: Read) -> None:
+    found = read("llama-factory", "finetuning_type: full", deepspeed=zero(3))
+    options = {name: value for name, value in found.options.items() if name != "num_train_epochs"}
+    llama = load_architecture("meta-llama/Llama-3.1-8B")
+    with pytest.raises(InputError, match=r"^The training file asks for zero3 \(deepspeed, .*add for example --num-"):
+        resolve_run(llama, options, option_origins=found.origins)
+    assert resolve_run(llama, options | {"num_gpus": 8}, option_origins=found.origins).run.sharding == "zero3"

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tunecast.catalogs.errors import InputError, UnknownNameError
+from tunecast.catalogs.errors import InputError, NotSupportedError, UnknownNameError
 from tunecast.model.configs import FORMATS, looks_like_training_file, read_config, read_mapping
 from tunecast.model.configs.detect import detect_format, matching_formats
 from tunecast.model.configs.load import load_mapping
@@ -123,6 +123,30 @@ def test_yaml_that_holds_itself_ends(tmp_path: Path) -> None:
         path.write_text(f"base_model: a/b\nmicro_batch_size: 2\nplugins: &p {held}\n")
         with pytest.raises(InputError, match="no valid YAML: an alias names what it stands in"):
             read_config(path)
+
+
+@pytest.mark.parametrize("asked", [None, "litgpt"])
+def test_a_file_of_litgpt_pretrain_is_refused_by_name(asked: str | None) -> None:
+    train = {"max_tokens": 3_000_000_000, "max_seq_length": 2048}
+    file = {"model_name": "pythia-160m", "precision": "bf16-mixed", "train": train}
+    with pytest.raises(NotSupportedError, match=r"model_name without .* litgpt pretraining is not built"):
+        read_mapping(file, name="lg.yaml", config_format=asked)
+
+
+def test_a_word_that_is_no_kind_of_checkpoints_is_not_taken_for_one(minimal: Minimal) -> None:
+    def told(word: str) -> str:
+        with pytest.raises(InputError) as caught:
+            read_mapping(minimal("axolotl") | {"gradient_checkpointing": word}, name="run.yml")
+        return str(caught.value)
+
+    assert "'maybe', but it must be true, false or offload" in told("maybe")
+    assert "checkpoints on disk, which is not built yet" in told("offload_disk")
+
+
+def test_a_format_like_none_is_refused_without_an_offer() -> None:
+    with pytest.raises(UnknownNameError) as caught:
+        detect_format({}, name="run.yml", asked="foo")
+    assert "Did you mean" not in str(caught.value)
 
 
 def test_yaml_cannot_run_code(tmp_path: Path) -> None:
