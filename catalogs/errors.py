@@ -28,13 +28,35 @@ class InputError(TunecastError):
     exit_code = 2
 
 
+CLOSE = 0.6
+"""Least share of letters in common (`difflib`) at which a name is offered for another."""
+OFFERED = 3
+HELD = 3
+"""Fewest letters for which names that begin with them are offered."""
+
+
+def closest(name: str, known: Iterable[str]) -> list[str]:
+    """The known names that a typed one may be a slip of, closest first: beginning with it, or alike as a whole, in the
+    part after the last slash, or in as many of the last words."""
+    typed = name.lower()
+    model, words = typed.rsplit("/", 1)[-1], len(typed.split())
+
+    def alike(other: str) -> float:
+        whole = other.lower()
+        if len(typed) >= HELD and whole.startswith(typed):
+            return 1.0
+        pairs = {(typed, whole), (model, whole.rsplit("/", 1)[-1]), (typed, " ".join(whole.split()[-words:]))}
+        return max(difflib.SequenceMatcher(None, *pair).ratio() for pair in pairs)
+
+    scores = {other: alike(other) for other in known}
+    return sorted((other for other in scores if scores[other] >= CLOSE), key=lambda other: -scores[other])[:OFFERED]
+
+
 class UnknownNameError(InputError):
     """A name that is in no catalog; the message offers the closest ones."""
 
     def __init__(self, what: str, name: str, known: Iterable[str], *, hint: str = "") -> None:
-        close = difflib.get_close_matches(name.lower(), [k.lower() for k in known], n=3, cutoff=0.4)
-        spelled = {k.lower(): k for k in known}
-        offer = ", ".join(spelled[c] for c in close)
+        offer = ", ".join(closest(name, known))
         did_you_mean = f" Did you mean {offer}?" if offer else ""
         super().__init__(f"Unknown {what} {name!r}.{did_you_mean}{' ' + hint if hint else ''}")
 

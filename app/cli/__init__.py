@@ -5,6 +5,19 @@ from __future__ import annotations
 import sys
 from typing import Any, cast
 
+PARSER_WORDS = {
+    "Input should be a valid integer, unable to parse string as an integer": "it must be a whole number",
+    "Input should be a valid number, unable to parse string as a number": "it must be a number",
+}
+"""What typer's parser says of a wrong number, and what is said instead."""
+
+
+def in_our_words(message: str) -> str:
+    """A usage error without the parser's own phrases."""
+    for theirs, ours in PARSER_WORDS.items():
+        message = message.replace(theirs, ours)
+    return message
+
 
 def main() -> None:
     """The ``tunecast`` command: what cannot be parsed is one sentence too, with exit code 2."""
@@ -20,7 +33,7 @@ def main() -> None:
     except usage_error as caught:
         error = cast(Any, caught)
         command = error.ctx.command_path if error.ctx else "tunecast"
-        message = error.format_message().rstrip(".")
+        message = in_our_words(error.format_message().rstrip("."))
         # A command without any argument raises its own help text.
         sentence = message if "\n" in message else f"tunecast: {message}; type: {command} --help"
         print(sentence, file=sys.stderr)

@@ -16,7 +16,8 @@ def tunecast(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (("estimate", "llama-3.1-8b", "--lora-r", "foo"), "--lora-r"),
+        (("estimate", "llama-3.1-8b", "--lora-r", "foo"), "'--lora-r': it must be a whole number"),
+        (("estimate", "llama-3.1-8b", "--lora-dropout", "foo"), "'--lora-dropout': it must be a number"),
         (("estimate", "llama-3.1-8b", "--bogus"), "--bogus"),
         (("estimate",), "MODEL"),
         (("nope",), "nope"),

@@ -57,6 +57,13 @@ def test_an_unknown_model_offers_the_closest_once_each(typo: str, meant: str) ->
     assert len(set(offered)) == len(offered)
 
 
+@pytest.mark.parametrize("name", ["nope/model", "someone/unknown-7b"])
+def test_a_model_like_none_offers_none(name: str) -> None:
+    with pytest.raises(UnknownNameError) as caught:
+        find_model(name)
+    assert "Did you mean" not in str(caught.value)
+
+
 def test_an_unknown_owner_of_a_known_name_is_not_guessed() -> None:
     with pytest.raises(UnknownNameError):
         find_model("somebody/Llama-3.1-70B")
