@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tunecast.catalogs.errors import InputError
+from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.architecture import Architecture
 from tunecast.model.shapes import FUSED_PARAMETER
 from tunecast.model.units import DTYPE_BYTES, gib
@@ -20,6 +20,9 @@ RENAMED: dict[str, dict[str, str]] = {
     "qwen2_moe": {"gate": ROUTER, "gate_proj": UP, "up_proj": UP, "down_proj": DOWN},
 }
 """Module names of transformers 4 and the parameters of transformers 5 (``_MOE_TARGET_MODULE_MAPPING``)."""
+
+STACKED_NAMES = ("gate_up_proj", "gate_proj", "up_proj", "down_proj", "router")
+"""What training files call the maps of experts and the router."""
 
 
 def renamed_targets(architecture: Architecture) -> dict[str, str]:
@@ -33,6 +36,7 @@ def renamed_targets(architecture: Architecture) -> dict[str, str]:
 def stacked_targets(architecture: Architecture, names: list[str]) -> list[str]:
     """Targets with the experts' names turned into their parameters'."""
     renamed = renamed_targets(architecture)
+    refuse_unbuilt(architecture, names, renamed)
     both = {old for old, new in renamed.items() if new == UP}
     if 0 < len(both & set(names)) < len(both):
         raise InputError(
@@ -41,6 +45,18 @@ def stacked_targets(architecture: Architecture, names: list[str]) -> list[str]:
             "one alone; name both or neither."
         )
     return list(dict.fromkeys(renamed.get(name, name) for name in names))
+
+
+def refuse_unbuilt(architecture: Architecture, names: list[str], renamed: Mapping[str, str]) -> None:
+    """Stacked experts of families for which PEFT's adapters on them are not built here are refused by name."""
+    experts = any(group.layer.mlp.experts is not None for group in architecture.groups)
+    own = {linear.name for group in architecture.groups for linear in group.layer.linears}
+    unbuilt = [name for name in names if name.rsplit(".", 1)[-1] in STACKED_NAMES and name not in own]
+    if experts and not renamed and unbuilt:
+        raise NotSupportedError(
+            f"Adapters on the experts of {architecture.name} ({', '.join(unbuilt)}) are not built; "
+            "--lora-target-modules takes the maps of its attention."
+        )
 
 
 def check_stacked(targets: tuple[str, ...], given: Mapping[str, Any]) -> None:

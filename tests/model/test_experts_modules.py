@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tunecast.catalogs.errors import NotSupportedError
+from tunecast.catalogs.errors import NotSupportedError, UnknownNameError
 from tunecast.model.architectures import architecture_from_config, load_architecture
 from tunecast.model.experts_modules import in_modules, of_age
 from tunecast.model.flops import executed_flops_per_step, model_flops_per_step
@@ -70,3 +70,12 @@ def test_what_old_code_kept_otherwise_is_refused() -> None:
     }  # fmt: skip
     with pytest.raises(NotSupportedError, match="hf-code"):
         in_modules(architecture_from_config(config, "x"))
+
+
+@pytest.mark.parametrize("asked", ["q_proj,gate_up_proj", "experts.down_proj"])
+def test_adapters_on_experts_that_are_not_built_are_refused_by_name(asked: str) -> None:
+    gpt_oss = load_architecture("openai/gpt-oss-20b")
+    with pytest.raises(NotSupportedError, match=r"Adapters on the experts of openai/gpt-oss-20b \(.*\) are not built"):
+        resolve_run(gpt_oss, {"lora_target_modules": asked})
+    with pytest.raises(UnknownNameError, match="q_prj"):
+        resolve_run(gpt_oss, {"lora_target_modules": "q_prj"})
