@@ -7,6 +7,17 @@ from tunecast.model.factors import Curve, FactorSet
 from tunecast.model.operation import NATIVE, Kind, Operation, Phase
 
 
+class UnmeasuredError(InputError):
+    """A device has no rate for a kind of work that a run does; `gpu` and `curve` say which."""
+
+    def __init__(self, gpu: str, curve: str, known: list[str]) -> None:
+        self.gpu, self.curve, self.known = gpu, curve, known
+        super().__init__(
+            f"The factors of {gpu} have no curve {curve!r} (they have {', '.join(known) or 'none'}): "
+            "calibrate the device with a run of that precision, or choose another --precision."
+        )
+
+
 def curve_key(operation: Operation) -> str:
     """Name of the curve an operation follows; a recomputation is a forward pass."""
     if operation.kind is Kind.GEMM:
@@ -31,8 +42,4 @@ def find_curve(key: str, factors: FactorSet) -> Curve:
             f"--fp8 was asked for, but {factors.gpu} has no rate for products of 8-bit floats, in the catalog or in a "
             "record; leave --fp8 out, or choose a Hopper, Ada or Blackwell card."
         )
-    known = ", ".join(sorted(factors.curves)) or "none"
-    raise InputError(
-        f"The factors of {factors.gpu} have no curve {key!r} (they have {known}): "
-        "calibrate the device with a run of that precision, or choose another --precision."
-    )
+    raise UnmeasuredError(factors.gpu, key, sorted(factors.curves))

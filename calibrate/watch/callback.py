@@ -137,6 +137,8 @@ class TrainingWatch:
             return
         aside = bool(control.should_evaluate or control.should_save)
         measured = self.watcher.step_ends(state.global_step, aside_follows=aside)
+        if control.should_training_stop or state.global_step >= state.max_steps:
+            return  # the line at the end says it all
         due = self.every_steps is not None and state.global_step % self.every_steps == 0
         if due or (measured and not self._told_first):
             self._tell_line()
@@ -146,7 +148,7 @@ class TrainingWatch:
         text = line(self.watcher, over=over)
         if text is not None:
             if self.watcher.why_no_forecast and not self._told_first:
-                self.say(f"tunecast: no forecast for this job, it is measured only: {self.watcher.why_no_forecast}")
+                self.say(f"tunecast: no forecast for this job, measured figures follow: {self.watcher.why_no_forecast}")
             self._told_first = True
             self.say(text)
 

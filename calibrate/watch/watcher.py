@@ -15,6 +15,13 @@ from tunecast.model.observed import Observations
 from tunecast.model.units import HOUR_S, gib
 from tunecast.model.value import Value
 
+LONGEST_IN_SECONDS = 99.95
+"""From here three digits would round to a hundred: minutes are said."""
+NO_PROCESSOR = (
+    "a CPU is forecast only from a calibration of its own; type tunecast calibrate --device cpu, "
+    "and give the file that it writes as records=."
+)
+
 
 @dataclass(slots=True)
 class Lengths:
@@ -127,7 +134,7 @@ class Watcher:
             self.forecast = self.forecast_at(self.lengths.mean)
             self.longest = self.forecast_at(self.lengths.longest)
         except TunecastError as error:
-            self.why_no_forecast = str(error)
+            self.why_no_forecast = in_a_job(error)
         except Exception as error:  # A fault of ours must not cost the measurement; it is told and recorded.
             self.why_no_forecast = f"the forecast failed ({type(error).__name__}: {error})"
 
@@ -148,6 +155,8 @@ class Watcher:
             observations=self.observations,
         )
         own = {name: record for name, record in self.records.items() if name == gpu}
+        if gpu == "cpu" and not own:
+            raise InputError(NO_PROCESSOR)
         return forecast(question, resolve_targets([gpu], own)[0])
 
     def options_at(self, length: int) -> dict[str, Any]:
@@ -241,6 +250,22 @@ class Watcher:
         }
 
 
+def in_a_job(error: TunecastError) -> str:
+    """Why there is no forecast, for someone whose job runs: it has no options left to choose."""
+    from tunecast.model.curve_names import UnmeasuredError
+
+    if not isinstance(error, UnmeasuredError):
+        return str(error)
+    work, *how = error.curve.split(".")
+    measured = sorted({name.split(".")[1] for name in error.known if name.startswith(f"{work}.")})
+    only = f" (only in {', '.join(measured)})" if measured else ""
+    return (
+        f"{work} in {how[0]} was not measured on {error.gpu}{only}."
+        if how
+        else (f"{work} was not measured on {error.gpu}.")
+    )
+
+
 def line(watcher: Watcher, *, over: bool = False) -> str | None:
     """Measured beside forecast in one line; None before anything was measured."""
     now = watcher.progress()
@@ -304,9 +329,9 @@ def _span_s(value: Value) -> str:
 
 
 def shown_s(seconds: float) -> str:
-    """``0.482 s``, ``12.3 s``, ``4 min 10 s``, ``3 h 05 min``."""
-    if seconds < 100:
-        return f"{seconds:.3g} s"
+    """``0.482 s``, ``0.270 s``, ``12.3 s``, ``4 min 10 s``, ``3 h 05 min``."""
+    if seconds < LONGEST_IN_SECONDS:
+        return f"{seconds:#.3g} s" if seconds else "0 s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 100:
         return f"{minutes} min {rest:02d} s"

@@ -13,6 +13,7 @@ import tunecast
 from tunecast.calibrate.watch.clock import StepClock
 from tunecast.calibrate.watch.reading import read_job
 from tunecast.calibrate.watch.record import read_run_record
+from tunecast.calibrate.watch.watcher import shown_s
 from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.resolve import resolve_run
 from tunecast.model.trained import trainable_params
@@ -78,7 +79,42 @@ def test_without_a_record_of_this_processor_it_is_measured_only(tmp_path: Path) 
     assert record["forecast"] is None
     assert "calibrate" in record["why_no_forecast"]
     assert record["windows"]
-    assert any("measured only" in text for text in lines)
+    (why,) = [text for text in lines if "measured figures follow" in text]
+    assert "records=" in why
+    assert "--" not in why.replace("--device cpu", "")
+
+
+@pytest.mark.usefixtures("short_windows")
+def test_work_that_no_record_knows_is_named_and_each_line_comes_once(tmp_path: Path) -> None:
+    lines: list[str] = []
+    watch = tunecast.TunecastCallback(
+        records=sorted(RECORDS.glob("cpu_*.json")), out=None, every_steps=6, tell=lines.append
+    )
+    trained(tiny_llama().float(), arguments(tmp_path, bf16=False), watch)
+    assert (
+        "tunecast: no forecast for this job, measured figures follow: attention in fp32 was not measured on cpu"
+        in (lines[0])
+    )
+    assert "--precision" not in lines[0]
+    told = [text.split(" · ")[0] for text in lines if "/step" in text]
+    assert told[-2:] == ["tunecast: step 6/12", "tunecast: step 12/12"]
+    assert told.count("tunecast: step 12/12") == 1
+    assert not any("0 s left" in text.split(" · ") for text in lines)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "says"),
+    [
+        (0.0, "0 s"),
+        (0.27, "0.270 s"),
+        (0.0406, "0.0406 s"),
+        (12.0, "12.0 s"),
+        (99.97, "1 min 40 s"),
+        (250.0, "4 min 10 s"),
+    ],
+)
+def test_ends_of_an_interval_have_as_many_digits_as_its_value(seconds: float, says: str) -> None:
+    assert shown_s(seconds) == says
 
 
 @pytest.mark.usefixtures("short_windows")
