@@ -252,6 +252,10 @@ def _largest_note(search: Search, choice: Choice) -> tuple[str, ...]:
     told = any(relaxation.limit == "--max-gpus" for relaxation in choice.relaxations)
     if not choice.front or choice.fastest.num_gpus < most or told:
         return ()
+    batch = search.job.batch.samples
+    if batch % (2 * most):
+        undivided = f"a global batch of {batch} does not divide over {2 * most}: --global-batch changes it"
+        return (f"the fastest plan takes all {most} GPUs that were tried, and {undivided}",)
     return (f"the fastest plan takes all {most} GPUs that were tried: --max-gpus {2 * most} looks further",)
 
 

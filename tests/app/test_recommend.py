@@ -65,6 +65,17 @@ def test_the_full_forecast_of_a_plan_has_the_screened_time_and_money(free: Recom
         assert picked.forecast.offer == picked.candidate.price.offer
 
 
+def test_more_gpus_are_offered_only_where_the_batch_divides_over_them() -> None:
+    """Four samples a step go to four GPUs at most, eight to eight."""
+    slow: dict[str, Any] = {"gpu": "l40s-48gb", "max_length": 2048}
+    (told,) = [note for note in ask(global_batch=4, **slow).notes if "GPUs that were tried" in note]
+    assert told.endswith("a global batch of 4 does not divide over 8: --global-batch changes it")
+    more = ask(global_batch=8, **slow)
+    assert any("--max-gpus 8 looks further" in note for note in more.notes) or any(
+        relaxation.limit == "--max-gpus" for relaxation in more.relaxations
+    )
+
+
 def test_every_plan_keeps_the_global_batch_and_every_card_has_an_answer(free: Recommendation) -> None:
     assert free.batch.samples == 4  # no batch given, and up to 4 GPUs: one sample for each
     for picked in free.front:
