@@ -220,15 +220,32 @@ def of_trainer_state(
         missing = "--config FILE_OR_MODEL" if config is None else "--gpu NAME"
         raise InputError(f"{path} does not say what was run on what; add {missing}.")
     told: Forecast = estimate(config, gpu=gpu, records=records)[0]
+    unlike = _unlike(path, state, told, config)
     lines = (
         Line(name="optimizer step", unit="s", measured=runtime_s / steps, forecast=told.step_time_s),
         Line(name="training", unit="h", measured=runtime_s / HOUR_S, forecast=told.step_time_s.scaled(steps / HOUR_S)),
     )
     notes = [
+        *unlike,
         "train_runtime holds evaluations and saves too: the step measured here is an upper bound",
         "of a resumed training it holds the last leg alone, and the step measured here is then too short",
     ]
     return RunValidation(source=path.name, gpu=told.gpu, lines=lines, notes=tuple(notes))
+
+
+def _unlike(path: Path, state: dict[str, Any], told: Forecast, config: str) -> list[str]:
+    """A note where the run of a model without options is plainly another; a training file that is is refused."""
+    from tunecast.model.configs import looks_like_training_file, read_config
+    from tunecast.state_contradictions import contradictions
+
+    is_file = looks_like_training_file(config)
+    found = contradictions(state, told, read_config(config) if is_file else None)
+    if not found:
+        return []
+    if is_file:
+        raise InputError(f"{path} is not of {config}: {'; '.join(found)}; give the config that it ran.")
+    remedy = "a model alone is forecast with default options, so give a training file with those of the run"
+    return [f"this compares unlike runs: {'; '.join(found)}; {remedy}"]
 
 
 def _runtime(path: Path, state: dict[str, Any]) -> float:

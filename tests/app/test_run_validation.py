@@ -149,6 +149,44 @@ def test_a_trainer_state_is_compared_with_what_it_ran(state: Path) -> None:
     assert found["training"]["forecast"]["value"] == pytest.approx(told.step_time_s.value * 120 / 3600)
 
 
+OWN = {"per_device_train_batch_size": 4, "max_length": 512, "max_steps": 120}
+
+
+@pytest.mark.parametrize(
+    ("state_says", "says"),
+    [
+        ({"train_batch_size": 4, "max_steps": 120}, None),
+        ({"train_batch_size": 2}, "train_batch_size is 2, but per_device_train_batch_size of the config is 4"),
+        ({"max_steps": 60}, "max_steps is 60, but 120 in the config"),
+        # 6 x 1.24e9 parameters x 4 x 512 tokens x 120 steps = 1.83e15, with rows as long as max_length
+        ({"total_flos": 1.0e15}, None),
+        ({"total_flos": 9.8e9}, "total_flos is 9.8e+09, but the model and rows of the config make 1.82e+15 at most"),
+        ({"num_tokens": 120 * 4 * 500}, None),
+        ({"num_tokens": 120 * 4 * 2000}, "a step had 8,000 tokens, but the config's have 2,048 at most"),
+    ],
+)
+def test_a_state_that_is_not_the_configs_is_refused(
+    tmp_path: Path, state: Path, state_says: dict[str, Any], says: str | None
+) -> None:
+    config = tmp_path / "trl.yaml"
+    fields = {"model_name_or_path": MODEL, "use_peft": True, "dtype": "bfloat16", **OWN}
+    config.write_text("".join(f"{name}: {value}\n" for name, value in fields.items()))
+    content = json.loads(state.read_text()) | state_says
+    tokens = content.pop("num_tokens", None)
+    content["log_history"][0] |= {} if tokens is None else {"num_tokens": tokens, "step": 120}
+    state.write_text(json.dumps(content))
+    done = runner.invoke(program, ["validate", str(state), "--config", str(config), "--gpu", "l40s"])
+    assert done.exit_code == (0 if says is None else 2)
+    assert says is None or says in " ".join(done.output.split())
+
+
+def test_a_model_alone_beside_another_batch_is_noted(state: Path) -> None:
+    state.write_text(json.dumps(json.loads(state.read_text()) | {"train_batch_size": 4}))
+    done = runner.invoke(program, ["validate", str(state), "--config", MODEL, "--gpu", "l40s"])
+    assert done.exit_code == 0
+    assert "compares unlike runs: train_batch_size is 4" in " ".join(done.output.split())
+
+
 @pytest.mark.parametrize(
     ("content", "more", "says"),
     [
