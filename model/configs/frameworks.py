@@ -26,6 +26,14 @@ def load_frameworks() -> dict[str, dict[str, Any]]:
     return frameworks
 
 
+@cache
+def known_fields(framework: str) -> frozenset[str] | None:
+    """Every field that the framework's newest recorded version has; None where its list is not recorded."""
+    text = files("tunecast.model.configs").joinpath("data", "known_fields.json").read_text(encoding="utf-8")
+    found = json.loads(text).get(framework)
+    return None if found is None else frozenset(found["fields"])
+
+
 def framework_range(framework: str, version: str | None) -> dict[str, Any]:
     """The entry of the data file whose range holds `version`; the newest one without a version."""
     facts = load_frameworks()[framework]

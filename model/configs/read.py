@@ -10,7 +10,7 @@ from typing import Any
 from tunecast.catalogs.errors import InputError
 from tunecast.model.configs import axolotl, litgpt, llama_factory, torchtune, trl
 from tunecast.model.configs.detect import FORMATS, detect_format, matching_formats, refuse_other_kind
-from tunecast.model.configs.frameworks import framework_range, load_frameworks, refuse_unsupported
+from tunecast.model.configs.frameworks import framework_range, known_fields, load_frameworks, refuse_unsupported
 from tunecast.model.configs.load import WANTED, load_mapping, load_with_repeated
 from tunecast.model.configs.run_file import Draft, RunFile
 from tunecast.model.configs.source import Source
@@ -131,8 +131,7 @@ def read_mapping(
     if chosen == "trl":
         trl.settle(draft)
     title = load_frameworks()[chosen]["title"]
-    for field, meant in source.misspelt():
-        draft.note(f"{field} is read by nothing here: is {meant} meant?")
+    strange = _strange(source, draft, chosen)
     draft.note(f"Fields that the file leaves out have the defaults of {title} {recorded['versions']}.")
     return RunFile(
         format=chosen,
@@ -140,9 +139,22 @@ def read_mapping(
         options=draft.options,
         their_fields=draft.their_fields,
         stack=str(draft.options["stack"]),
-        ignored=(*source.unread(), *unread),
+        ignored=(*(field for field in source.unread() if field not in strange), *unread),
         notes=tuple(draft.notes),
     )
+
+
+def _strange(source: Source, draft: Draft, chosen: str) -> set[str]:
+    """Fields that look like slips or that the framework does not have; each gets a note."""
+    slips, known = dict(source.misspelt()), known_fields(chosen)
+    for field, meant in slips.items():
+        draft.note(f"{field} is read by nothing here: is {meant} meant?")
+    left = (field for field in source.unread() if field not in slips)
+    unknown = [] if known is None else [field for field in left if field.split(".")[0] not in known]
+    if unknown:
+        title = load_frameworks()[chosen]["title"]
+        draft.note(f"No fields of {title}, as far as is recorded: {', '.join(unknown)}.")
+    return {*slips, *unknown}
 
 
 def _check_model(source: Source, draft: Draft, chosen: str) -> None:

@@ -115,9 +115,10 @@ class Source:
         return tuple(field for field in _leaves(self._mapping) if not self._was_read(field))
 
     def misspelt(self) -> tuple[tuple[str, str], ...]:
-        """(field, what is meant): fields nobody read that differ by a slip from one that was looked for in vain."""
-        missed = sorted(field for field in self._read if not self.has(field))
-        found = ((field, next((name for name in missed if _is_slip(field, name)), None)) for field in self.unread())
+        """(field, what is meant): fields nobody read that differ by a slip from one that was looked for, in vain or
+        not: both may stand in the file."""
+        looked_for = sorted(self._read, key=lambda field: (self.has(field), field))
+        found = ((field, next((name for name in looked_for if _is_slip(field, name)), None)) for field in self.unread())
         return tuple((field, meant) for field, meant in found if meant is not None)
 
     def _was_read(self, field: str) -> bool:

@@ -34,7 +34,24 @@ def test_a_slip_in_a_name_is_told_with_what_is_meant(tmp_path: Path, example: st
 
 @pytest.mark.parametrize("example", ["axolotl.yml", "llama-factory.yaml", "trl.yaml", "torchtune.yaml", "litgpt.yaml"])
 def test_the_projects_own_fields_are_no_slips(example: str) -> None:
-    assert not [note for note in read_config(EXAMPLES / example).notes if "meant?" in note]
+    assert not [note for note in read_config(EXAMPLES / example).notes if "meant?" in note or "No fields" in note]
+
+
+def test_a_slip_beside_the_field_that_is_meant_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "axolotl.yml"
+    path.write_text((EXAMPLES / "axolotl.yml").read_text(encoding="utf-8") + "\nlora_rnk: 4\n", encoding="utf-8")
+    found = read_config(path)
+    assert "lora_rnk is read by nothing here: is lora_r meant?" in found.notes
+    assert "lora_rnk" not in found.ignored
+
+
+def test_a_field_that_trl_does_not_have_stands_apart_from_those_that_change_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "trl.yaml"
+    path.write_text((EXAMPLES / "trl.yaml").read_text(encoding="utf-8") + "\nfoo_bar: 3\nlogging_steps: 5\n")
+    found = read_config(path)
+    assert "No fields of TRL, as far as is recorded: foo_bar." in found.notes
+    assert "foo_bar" not in found.ignored
+    assert "logging_steps" in found.ignored
 
 
 def test_every_ignored_field_is_named() -> None:
