@@ -223,6 +223,7 @@ def _rentable(names: Sequence[str], records: Mapping[str, Any]) -> list[Target]:
 
 
 def _answer(search: Search, choice: Choice, screened: int, notes: tuple[str, ...]) -> Recommendation:
+    from tunecast.model.amount import steps_words
     from tunecast.model.question import Question
     from tunecast.model.recommend import full_forecast
     from tunecast.recommendation import Picked, Recommendation
@@ -234,7 +235,7 @@ def _answer(search: Search, choice: Choice, screened: int, notes: tuple[str, ...
     return Recommendation(
         model=job.architecture.name,
         batch=job.batch,
-        steps=f"{search.amount.steps:,} steps: {search.amount.how}",
+        steps=f"{steps_words(search.amount.steps)}: {search.amount.how}",
         limits=search.limits,
         front=front,
         balance=balance,

@@ -97,7 +97,7 @@ def _epochs(repeats: float) -> str:
     return f"{repeats:g} epoch{'' if repeats == 1 else 's'}"
 
 
-def _steps(steps: int) -> str:
+def steps_words(steps: int) -> str:
     return f"{steps:,} step{'' if steps == 1 else 's'}"
 
 
@@ -108,7 +108,7 @@ def _ended(amount: Amount, options: Mapping[str, Any]) -> Amount:
     steps = exactly if exactly is not None else most
     if steps is None or steps == amount.steps or (exactly is None and steps > amount.steps):
         return amount
-    how = f"max_steps of the file, where {amount.how} would be {_steps(amount.steps)}"
+    how = f"max_steps of the file, where {amount.how} would be {steps_words(amount.steps)}"
     return replace(amount, steps=steps, how=how, epochs=amount.epochs * steps / amount.steps, least=1.0, most=1.0)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from tunecast.model.amount import Amount, resolve_amount
+from tunecast.model.amount import Amount, resolve_amount, steps_words
 from tunecast.model.architecture import Architecture
 from tunecast.model.factors import FactorSet, scaled
 from tunecast.model.feeding import RATE as TOKENIZING
@@ -157,4 +157,4 @@ def _record_notes(target: Target) -> tuple[str, ...]:
 
 
 def _amount_notes(amount: Amount | None) -> tuple[str, ...]:
-    return () if amount is None else (f"{amount.steps:,} steps: {amount.how}",)
+    return () if amount is None else (f"{steps_words(amount.steps)}: {amount.how}",)

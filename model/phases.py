@@ -218,7 +218,7 @@ def full_runs(options: WholeRunOptions) -> float:
 def train(work: Work, step_s: Value, rates: Rates, options: WholeRunOptions) -> Phase:
     """Steps times the forecast step time; what is assumed of the data counts in the interval as an error of its own."""
     times = full_runs(options)
-    how = f"{work.steps:,} steps{_times(times)}"
+    how = f"{work.steps:,} step{'' if work.steps == 1 else 's'}{_times(times)}"
     hours = step_s.scaled(work.steps * times / HOUR_S)
     if work.least < work.most:
         hours = product(hours, Value(value=1.0, low=work.least, high=work.most))

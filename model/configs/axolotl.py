@@ -143,10 +143,9 @@ def _rows(source: Source, draft: Draft) -> None:
     copy_number(source, draft, "micro_batch_size", "per_device_train_batch_size")
     _accumulation(source, draft)
     if source.on("sample_packing"):
-        draft.note(
-            f"{PACKED_NOTE} axolotl lays the {draft.options['per_device_train_batch_size']} rows of a packed "
-            "micro-batch end to end; the tokens per step are the same."
-        )
+        rows = draft.options["per_device_train_batch_size"]
+        laid = f" axolotl lays the {rows} rows of a packed micro-batch end to end; the tokens per step are the same."
+        draft.note(f"{PACKED_NOTE}{laid if rows > 1 else ''}")
     elif not source.on("pad_to_sequence_len"):
         draft.note(unpacked_note("sequence_len"))
 
