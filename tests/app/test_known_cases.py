@@ -242,7 +242,7 @@ def test_c_ten_fold_by_deepspeed_is_eight_cards_and_a_divided_update(cases: dict
         speed(sharded(8, "zero3", 2)) / speed(sharded(1, None, 2)),
         speed(sharded(8, "ddp", 2)) / speed(sharded(1, None, 2)),
     ]
-    assert 7 < short[1] <= 8 * (1 + 1e-9), "plain data parallelism is at most eight-fold"
+    assert 6.5 < short[1] <= 8 * (1 + 1e-9), "plain data parallelism is at most eight-fold"
     assert 8 < short[0] < 14, "the update, an eighth on each card, brings more"
     long = speed(sharded(8, "zero3", 16)) / speed(sharded(1, None, 16))
     assert 7 < long < short[0]
@@ -265,8 +265,7 @@ def test_c_yafsdp_s_10_to_25_percent_needs_links_that_do_not_hide(cases: dict[st
     hidden = cases["c"].hidden_communication
     assert hidden(A100, 8, 8192) == pytest.approx(0, abs=0.01), "NVLink hides it already"
     over_pcie = [hidden("l40s-48gb", 8, length) for length in (1024, 2048, 4096)]
-    assert min(over_pcie) >= 0
-    assert 0.08 < max(over_pcie) < 0.6
+    assert 0 <= min(over_pcie) < 0.25 < max(over_pcie) < 1, "10 to 25% lie within"
 
 
 # D. Pretraining: see tests/model/test_pretraining.py for 400 TFLOP/s and for the forecast from the operations.
