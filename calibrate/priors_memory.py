@@ -18,7 +18,7 @@ from tunecast.calibrate.published import PublishedRun
 from tunecast.catalogs.gpus import load_gpus
 from tunecast.model.memory import memory_timeline
 from tunecast.model.units import MIB
-from tunecast.model.value import Z80
+from tunecast.model.value import INTERVAL_LEVEL, Z80
 
 PRESSED_ABOVE = 0.85
 """Share of the card above which a caching allocator gives memory back: such rows say nothing of its habits."""
@@ -84,13 +84,13 @@ def _stated(run: PublishedRun) -> tuple[float, float | None, float] | None:
 
 
 def allocated_log_sd(runs: Sequence[PublishedRun]) -> float | None:
-    """80% quantile of |log(predicted / published)| of allocated on one GPU, as a standard deviation."""
-    errors = []
+    """80% quantile of |log(predicted / published)| of allocated, every source weighing the same, as a deviation."""
+    errors: dict[str, list[float]] = {}
     for run in runs:
-        if run.peak_bytes is not None and run.counter == "allocated" and run.run.num_gpus == 1:
+        if run.peak_bytes is not None and run.counter == "allocated":
             predicted = memory_timeline(run.architecture, run.run).allocated_bytes
-            errors.append(abs(math.log(predicted / run.peak_bytes)))
-    return float(np.quantile(errors, 0.8)) / Z80 if errors else None
+            errors.setdefault(run.source, []).append(abs(math.log(predicted / run.peak_bytes)))
+    return quantiles(errors, (INTERVAL_LEVEL,))[0] / Z80 if errors else None
 
 
 def memory_overheads(runs: Sequence[PublishedRun], context: Mapping[str, Any]) -> dict[str, float]:
@@ -120,10 +120,9 @@ def memory_overheads(runs: Sequence[PublishedRun], context: Mapping[str, Any]) -
     return named if exact is None else {**named, "allocated_log_sd": exact}
 
 
-def quantiles(figures: Shares) -> tuple[float, float, float]:
-    """10%, 50% and 90% over all figures, every source weighing the same, between neighbours in proportion."""
+def quantiles(figures: Shares, at: Sequence[float] = QUANTILES) -> tuple[float, ...]:
+    """Quantiles over all figures, every source weighing the same, between neighbours in proportion."""
     pairs = sorted((value, 1.0 / len(own)) for own in figures.values() for value in own)
     values, weights = np.array(pairs).T
     places = (np.cumsum(weights) - 0.5 * weights) / weights.sum()
-    low, middle, high = np.interp(QUANTILES, places, values).tolist()
-    return low, middle, high
+    return tuple(np.interp(at, places, values).tolist())

@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
-from statistics import stdev
+from statistics import median, stdev
 from typing import TYPE_CHECKING, Any
 
 from tunecast.catalogs.gpus import Gpu, load_gpus, training_dtype
@@ -112,19 +112,48 @@ def matmul_share(gpu: Gpu, dtype: str, beliefs: Mapping[str, Any]) -> float:
 
 
 def published_over_usual(gpu: Gpu, beliefs: Mapping[str, Any]) -> float:
-    """What this card's products reach of their peak over what those of its compute capability do; 1 if unpublished."""
+    """What this card's products reach of their peak over what those of its compute capability do; 1 if unpublished.
+
+    A card whose power holds them back is held back less between other work: `held_in_a_mix` of it, in logs.
+    """
+    return math.exp(-held_back(gpu, beliefs)) if held_back(gpu, beliefs) else alone_over_usual(gpu, beliefs)
+
+
+def held_back(gpu: Gpu, beliefs: Mapping[str, Any]) -> float:
+    """Log by which power slows an NVIDIA card's products between other work; 0 where products alone reach the usual."""
+    short = -math.log(alone_over_usual(gpu, beliefs))
+    return float(beliefs["held_in_a_mix"]["value"]) * short if gpu.vendor == "nvidia" and short > 0 else 0.0
+
+
+def alone_over_usual(gpu: Gpu, beliefs: Mapping[str, Any]) -> float:
+    """Published products of this card, one after the other, over the usual share of the peak; 1 if unpublished."""
     known = beliefs["matmul_reached"]["values"]
     usual = float(known.get(gpu.compute_capability.split(".")[0], known["8"])["bf16"])
     return published_shares(beliefs).get(gpu.id, usual) / usual
 
 
 def published_shares(beliefs: Mapping[str, Any]) -> dict[str, float]:
-    """By card: large 16-bit matrix products over the dense peak, as others measured them."""
+    """By card: large 16-bit matrix products over the dense peak, the median of what others measured."""
+    return {name: median(shares) for name, shares in all_shares(beliefs).items()}
+
+
+def all_shares(beliefs: Mapping[str, Any]) -> dict[str, list[float]]:
+    """By card: every published figure of large 16-bit products over the dense peak."""
     catalog = load_gpus()
     figures = beliefs["matmul_reached"].get("tflops_by_gpu", {})
-    return {
-        name: figure * TERA / catalog[name].peaks[training_dtype(catalog[name])] for name, figure in figures.items()
-    }
+    peaks = {name: catalog[name].peaks[training_dtype(catalog[name])] for name in figures}
+    return {name: [figure * TERA / peaks[name] for figure in own] for name, own in figures.items()}
+
+
+def share_log_sd(gpu: Gpu, beliefs: Mapping[str, Any]) -> float:
+    """How much shares differ, as logs, among cards of this compute capability, else of its major one, else of all."""
+    catalog, shares = load_gpus(), all_shares(beliefs)
+    own, major = gpu.compute_capability, gpu.compute_capability.split(".")[0]
+    for alike in (lambda c: c == own, lambda c: c.split(".")[0] == major, lambda c: True):
+        logs = [math.log(s) for name, of in shares.items() if alike(catalog[name].compute_capability) for s in of]
+        if len(logs) > 1:
+            break
+    return stdev(logs)
 
 
 def _curve(form: str, params: dict[str, float]) -> Curve:
@@ -213,13 +242,16 @@ def device_effect(gpu: Gpu, priors: Mapping[str, Any]) -> Effect:
 
 
 def product_effects(gpu: Gpu, priors: Mapping[str, Any]) -> tuple[Effect, ...]:
-    """What is not known of the products of a card of which neither runs nor products are published: as much as the
-    shares of the peak that others reach differ from each other."""
+    """What is not known of the products of a card without published runs: how far its power holds them back in a mix
+    (anywhere between none and all), or, where none are published, as much as the shares of cards like it differ."""
     shares = published_shares(priors["beliefs"])
     held = priors["beliefs"]["held_clock"]["values"]
-    if not shares or gpu.id in shares or gpu.id in priors["device_effects"] or gpu.id in held:
+    if not shares or gpu.id in priors["device_effects"] or gpu.id in held:
         return ()
-    return (Effect(value=0.0, name=None, moves=PRODUCTS, log_sd=stdev([math.log(share) for share in shares.values()])),)
+    if gpu.id in shares:
+        short = held_back(gpu, priors["beliefs"]) / float(priors["beliefs"]["held_in_a_mix"]["value"])
+        return (Effect(value=0.0, name=None, moves=PRODUCTS, log_sd=short / math.sqrt(12.0)),) if short else ()
+    return (Effect(value=0.0, name=None, moves=PRODUCTS, log_sd=share_log_sd(gpu, priors["beliefs"])),)
 
 
 def clock_effects(gpu: Gpu, priors: Mapping[str, Any]) -> tuple[Effect, ...]:

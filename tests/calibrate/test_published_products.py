@@ -24,12 +24,15 @@ def priors() -> dict[str, Any]:
     return {**load_priors(), "beliefs": beliefs()}
 
 
-def test_an_l4_reaches_less_than_half_of_its_peak_and_an_rtx_3090_more_than_all(priors: dict[str, Any]) -> None:
-    """56.9 of 121 TFLOP/s at 72 W; 76.7 of 71 at a clock above that of the datasheet."""
+def test_an_l4_reaches_less_of_its_peak_and_an_rtx_3090_more_than_all(priors: dict[str, Any]) -> None:
+    """56.9 of 121 TFLOP/s at 72 W alone, half of that shortfall (in logs) in a mix; 76.7 of 71 at a clock above that
+    of the datasheet."""
     gpus = load_gpus()
-    assert matmul_share(gpus["l4-24gb"], "bf16", priors["beliefs"]) == pytest.approx(56.9 / 121, rel=0.01)
+    assert matmul_share(gpus["l4-24gb"], "bf16", priors["beliefs"]) == pytest.approx(
+        math.sqrt(56.9 / 121 * 0.869), rel=0.01
+    )
     assert matmul_share(gpus["rtx-3090-24gb"], "bf16", priors["beliefs"]) == pytest.approx(76.7 / 71, rel=0.01)
-    assert matmul_share(gpus["a100-sxm4-80gb"], "bf16", priors["beliefs"]) == pytest.approx(0.869)
+    assert matmul_share(gpus["a100-sxm4-80gb"], "bf16", priors["beliefs"]) == pytest.approx(0.869, rel=1e-3)
 
 
 def test_attention_is_held_by_the_same_power_as_products(priors: dict[str, Any]) -> None:
@@ -39,17 +42,22 @@ def test_attention_is_held_by_the_same_power_as_products(priors: dict[str, Any])
         curve = datasheet_factors(gpus[name], priors["beliefs"]).curves["attention.bf16.forward"]
         rates[name] = curve.params["flops_per_s"] / gpus[name].peaks["bf16"]
     ratio = published_shares(priors["beliefs"])["l4-24gb"] / 0.869
-    assert rates["l4-24gb"] / rates["rtx-6000-ada-48gb"] == pytest.approx(ratio, rel=1e-6)
+    assert rates["l4-24gb"] / rates["rtx-6000-ada-48gb"] == pytest.approx(math.sqrt(ratio), rel=1e-6)
 
 
 def test_a_card_without_published_products_is_as_unsure_as_those_differ(priors: dict[str, Any]) -> None:
     gpus = load_gpus()
     (effect,) = product_effects(gpus["rtx-6000-ada-48gb"], priors)
-    logs = [math.log(share) for share in published_shares(priors["beliefs"]).values()]
+    shares = published_shares(priors["beliefs"])
+    logs = [math.log(share) for name, share in shares.items() if gpus[name].compute_capability == "8.9"]
+    assert len(logs) == 4
     mean = sum(logs) / len(logs)
     assert effect.log_sd == pytest.approx(math.sqrt(sum((x - mean) ** 2 for x in logs) / (len(logs) - 1)))
     assert effect.moves == ("gemm", "attention")
-    for known in ("l4-24gb", "a100-sxm4-80gb", "t4-16gb"):
+    (held,) = product_effects(gpus["l4-24gb"], priors)
+    short = math.log(0.869 / published_shares(priors["beliefs"])["l4-24gb"])
+    assert held.log_sd == pytest.approx(short / math.sqrt(12))
+    for known in ("rtx-3090-24gb", "a100-sxm4-80gb", "t4-16gb"):
         assert product_effects(gpus[known], priors) == ()
 
 
