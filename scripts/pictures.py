@@ -53,8 +53,8 @@ def wait_for(url: str) -> None:
     sys.exit(f"{url} does not answer")
 
 
-def web_picture() -> None:
-    """The calculator page, opened by a link that holds its inputs."""
+def web_pictures() -> None:
+    """The calculator page, wide and narrow, opened by a link that holds its inputs."""
     from browser import browser
 
     command = [sys.executable, "-m", "tunecast", "web", "--port", str(PORT)]
@@ -62,11 +62,15 @@ def web_picture() -> None:
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment)
     try:
         wait_for(f"http://127.0.0.1:{PORT}/")
-        with browser(1280, 1050) as page:
-            page.open(LINK)
-            page.wait_for("document.querySelector('#answer table')")
-            time.sleep(SETTLES_S)
-            written(IMAGES / "web.png", page.screenshot())
+        for name, width, height in (("web.png", 1280, 1050), ("web-narrow.png", 500, 1500)):
+            with browser(width, height) as page:
+                page.open(LINK)
+                page.wait_for("document.querySelector('#answer table')")
+                time.sleep(SETTLES_S)
+                if width < 1000:  # the answer, which is below the form there
+                    page.run("document.querySelector('#answer').scrollIntoView();")
+                    time.sleep(SETTLES_S)
+                written(IMAGES / name, page.screenshot())
     finally:
         server.terminate()
         server.wait(timeout=20)
@@ -83,4 +87,4 @@ if __name__ == "__main__":
         sys.exit(__doc__)
     IMAGES.mkdir(parents=True, exist_ok=True)
     report_pictures()
-    web_picture()
+    web_pictures()

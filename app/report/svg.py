@@ -266,4 +266,4 @@ def _beside_bar(row: Row, y: float, width: float | None, end: float) -> list[str
             text(LABEL_WIDTH - 8, y + 14, row.label, anchor="end", kind="tick"),
             text(end + 6, y + 14, row.told, kind="tick"),
         ]
-    return [text(4, y + 12, row.label, kind="tick"), text(width - 4, y + 12, row.told, anchor="end", kind="tick")]
+    return [text(4, y + 10, row.label, kind="tick"), text(width - 4, y + 10, row.told, anchor="end", kind="tick")]
