@@ -226,6 +226,13 @@ def wait_until_it_answers(address: str, process: subprocess.Popen[str]) -> None:
     raise AssertionError("the page did not open")
 
 
+REFUSED_WITHIN_S = 2.0
+"""A form that holds what its menus do not is refused at once."""
+CUT = """return Array.from(document.querySelectorAll("#answer td, #answer svg text")).filter(function (e) {
+  var b = e.getBoundingClientRect(); return b.width > 0 && b.right > window.innerWidth + 1;
+}).map(function (e) { return e.textContent; });"""
+
+
 @pytest.mark.skipif(DRIVER is None, reason="no ChromeDriver on this machine")
 @pytest.mark.parametrize("width", [1280, 390])
 def test_in_a_browser_a_link_shows_its_answer_and_the_button_asks_again(served: str, width: int) -> None:
@@ -235,6 +242,7 @@ def test_in_a_browser_a_link_shows_its_answer_and_the_button_asks_again(served: 
         assert "1 x l40s-48gb" in page.run("return document.querySelector('#answer').innerText;")
         assert page.run("return document.querySelector('#link textarea').value;") == served + link(ASKED)
         assert page.run("return document.documentElement.scrollWidth - window.innerWidth;") <= 0
+        assert page.run(CUT) == []
         page.open(served)
         page.wait_for("document.querySelector('#ask')")
         page.run("document.querySelector('#ask').click();")
@@ -245,6 +253,23 @@ def test_in_a_browser_a_link_shows_its_answer_and_the_button_asks_again(served: 
             "!e.labels.length && !e.ariaLabel && !e.closest('label, fieldset, [role]')).map(e => e.outerHTML);"
         )
         assert unnamed == []
+        assert page.errors() == []
+
+
+@pytest.mark.skipif(DRIVER is None, reason="no ChromeDriver on this machine")
+def test_in_a_browser_short_names_and_a_file_open_as_forms_that_can_be_asked_again(served: str) -> None:
+    with browser(1280) as page:
+        for query in ("?gpu=l40s&tokens=2M", link(Fields(config=AXOLOTL, tokens="", gpu="l40s"))):
+            page.open(served + query)
+            page.wait_for("document.querySelector('#answer table')")
+            page.run("document.querySelector('#ask').click();")
+            time.sleep(REFUSED_WITHIN_S)
+            assert "Error" not in page.run("return document.body.innerText;")
+            page.wait_for("document.querySelector('#answer table')")
+            shown = page.run("return document.querySelector('#command textarea').value;")
+            assert "--gpu l40s" in shown
+            assert ("--tokens" in shown) == ("tokens" in query)
+            assert page.run("return document.body.innerText;").count("1 x l40s-48gb") >= 1
         assert page.errors() == []
 
 
