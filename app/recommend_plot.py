@@ -60,15 +60,11 @@ def draw_front(axes: Any, found: Recommendation) -> None:
 
 def draw_names(axes: Any, found: Recommendation) -> None:
     """The three named plans; where a name would run through the frame it stands left of its point, below the front."""
-    from matplotlib.patheffects import withStroke
-
-    halo = [withStroke(linewidth=3, foreground="white")]
+    ground = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1.0}
     for at, words in labels(found).items():
         share = axes.transAxes.inverted().transform(axes.transData.transform(at))[0]
         offset, side = ((6, 6), "left") if share < NAMES_TURN_AT else ((-6, -14), "right")
-        axes.annotate(
-            words, at, textcoords="offset points", xytext=offset, ha=side, fontsize="small", path_effects=halo
-        )
+        axes.annotate(words, at, textcoords="offset points", xytext=offset, ha=side, fontsize="small", bbox=ground)
 
 
 def labels(found: Recommendation) -> dict[tuple[float, float], str]:
