@@ -123,7 +123,7 @@ def test_the_line_tells_where_the_job_stands() -> None:
     assert text is not None
     assert "step 13/23" in text
     assert "2,048 tokens/s" in text
-    assert "5 s (5 s to 5 s) left" in text  # 10 steps of half a second, and no two windows differ
+    assert "5.00 s (5.00 s to 5.00 s) left" in text  # 10 steps of half a second, and no two windows differ
     assert "$0.0065 of $0.011 at $3.60/h" in text  # 13 and 23 steps of half a second at 0.1 cents a second
     assert "power_capped" in text
 

@@ -284,7 +284,7 @@ def test_native_attention_is_the_same_work_on_a_curve_of_its_own() -> None:
             times[gpu, run.fuses("attention")] = rate
     assert totals[0] == totals[1]
     share = float(beliefs()["attention_on_hopper"]["value"])
-    assert times["h100-sxm5-80gb", False] == pytest.approx(share * times["h100-sxm5-80gb", True])
+    assert times["h100-sxm5-80gb", False] == pytest.approx(share * times["h100-sxm5-80gb", True], rel=1e-3)
     assert times["a100-sxm4-80gb", False] == times["a100-sxm4-80gb", True]
 
 
