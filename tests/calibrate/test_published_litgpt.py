@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from statistics import median
 
 import pytest
+from gloo_processes import started_and_ended
 
 from tunecast.calibrate.published import read_runs
 from tunecast.calibrate.run_table import read_table
@@ -17,8 +16,6 @@ from tunecast.model.memory import memory_timeline
 from tunecast.model.priors import load_priors
 
 TABLE = Path(__file__).parents[2] / "results" / "published" / "published-runs.csv"
-WORKER = Path(__file__).parents[1] / "fixtures" / "flat_worker.py"
-TIMEOUT_S = 120
 
 
 @pytest.fixture(scope="module")
@@ -70,16 +67,7 @@ def test_the_length_of_the_longest_sample_comes_from_the_notes(rows: dict[str, d
 def test_a_gradient_for_every_weight_of_a_block_and_none_for_the_root(tmp_path: Path) -> None:
     """What `model.litgpt_sharding` counts: whole under ``no_sync``, frozen weights included."""
     pytest.importorskip("torch.distributed.fsdp")
-    commands = [[sys.executable, str(WORKER), str(tmp_path), str(rank)] for rank in range(2)]
-    started = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for command in commands]
-    try:
-        for process in started:
-            _, errors = process.communicate(timeout=TIMEOUT_S)
-            assert process.returncode == 0, errors[-2000:]
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
+    started_and_ended("flat_worker.py", tmp_path, 2)
     root, *blocks = json.loads((tmp_path / "flat.json").read_text())
     assert root == [8 * 64, 0]
     assert blocks == [[64 * 64 + 2 * 2 * 64] * 2] * 2
