@@ -106,9 +106,14 @@ def attention_share(gpu: Gpu, beliefs: Mapping[str, Any]) -> float:
 def matmul_share(gpu: Gpu, dtype: str, beliefs: Mapping[str, Any]) -> float:
     """Best matrix product over the dense peak, as published for this card, else for its compute capability: later
     cards reach less of theirs, in 8 bits less again. Above 1 where a card runs faster than the clock of its peak."""
-    known = beliefs["matmul_reached"]["values"]
-    own = known.get(gpu.compute_capability.split(".")[0], known["8"])
-    return float(own.get(dtype, own["bf16"])) * published_over_usual(gpu, beliefs)
+    usual = usual_shares(gpu, beliefs)
+    return float(usual.get(dtype, usual["bf16"])) * published_over_usual(gpu, beliefs)
+
+
+def usual_shares(gpu: Gpu, beliefs: Mapping[str, Any]) -> Mapping[str, float]:
+    """By dtype: what products of this compute capability reach of their peak."""
+    known: Mapping[str, Mapping[str, float]] = beliefs["matmul_reached"]["values"]
+    return known.get(gpu.compute_capability.split(".")[0], known["8"])
 
 
 def published_over_usual(gpu: Gpu, beliefs: Mapping[str, Any]) -> float:
@@ -116,33 +121,32 @@ def published_over_usual(gpu: Gpu, beliefs: Mapping[str, Any]) -> float:
 
     A card whose power holds them back is held back less between other work: `held_in_a_mix` of it, in logs.
     """
-    return math.exp(-held_back(gpu, beliefs)) if held_back(gpu, beliefs) else alone_over_usual(gpu, beliefs)
+    alone = alone_over_usual(gpu, beliefs)
+    short = held_back(gpu, alone)
+    return math.exp(-float(beliefs["held_in_a_mix"]["value"]) * short) if short else alone
 
 
-def held_back(gpu: Gpu, beliefs: Mapping[str, Any]) -> float:
-    """Log by which power slows an NVIDIA card's products between other work; 0 where products alone reach the usual."""
-    short = -math.log(alone_over_usual(gpu, beliefs))
-    return float(beliefs["held_in_a_mix"]["value"]) * short if gpu.vendor == "nvidia" and short > 0 else 0.0
+def held_back(gpu: Gpu, alone: float) -> float:
+    """Log by which power slows an NVIDIA card's products one after the other; 0 where they reach the usual."""
+    return max(-math.log(alone), 0.0) if gpu.vendor == "nvidia" else 0.0
 
 
 def alone_over_usual(gpu: Gpu, beliefs: Mapping[str, Any]) -> float:
     """Published products of this card, one after the other, over the usual share of the peak; 1 if unpublished."""
-    known = beliefs["matmul_reached"]["values"]
-    usual = float(known.get(gpu.compute_capability.split(".")[0], known["8"])["bf16"])
-    return published_shares(beliefs).get(gpu.id, usual) / usual
+    own = shares_of(gpu, beliefs)
+    return median(own) / float(usual_shares(gpu, beliefs)["bf16"]) if own else 1.0
 
 
-def published_shares(beliefs: Mapping[str, Any]) -> dict[str, float]:
-    """By card: large 16-bit matrix products over the dense peak, the median of what others measured."""
-    return {name: median(shares) for name, shares in all_shares(beliefs).items()}
+def shares_of(gpu: Gpu, beliefs: Mapping[str, Any]) -> list[float]:
+    """Every published figure of this card's large 16-bit products over its dense peak."""
+    figures = beliefs["matmul_reached"].get("tflops_by_gpu", {}).get(gpu.id, ())
+    return [figure * TERA / gpu.peaks[training_dtype(gpu)] for figure in figures]
 
 
 def all_shares(beliefs: Mapping[str, Any]) -> dict[str, list[float]]:
-    """By card: every published figure of large 16-bit products over the dense peak."""
+    """`shares_of` every card that has some."""
     catalog = load_gpus()
-    figures = beliefs["matmul_reached"].get("tflops_by_gpu", {})
-    peaks = {name: catalog[name].peaks[training_dtype(catalog[name])] for name in figures}
-    return {name: [figure * TERA / peaks[name] for figure in own] for name, own in figures.items()}
+    return {name: shares_of(catalog[name], beliefs) for name in beliefs["matmul_reached"].get("tflops_by_gpu", {})}
 
 
 def share_log_sd(gpu: Gpu, beliefs: Mapping[str, Any]) -> float:
@@ -235,7 +239,7 @@ def device_effect(gpu: Gpu, priors: Mapping[str, Any]) -> Effect:
     if vendor is None:
         return Effect(value=0.0, name=None, log_sd=spread, notes=(note,))
     spread = math.hypot(spread, float(vendor["log_sd"]))
-    if gpu.id in published_shares(beliefs):
+    if shares_of(gpu, beliefs):
         return Effect(value=0.0, name=None, log_sd=spread, notes=(note, NO_VENDOR.format(gpu.vendor.upper())))
     slowed = f"{NO_VENDOR.format(gpu.vendor.upper())}: slowed by the ratio of achieved matrix products"
     return Effect(value=vendor["value"], name=None, log_sd=spread, notes=(note, slowed))
@@ -244,14 +248,14 @@ def device_effect(gpu: Gpu, priors: Mapping[str, Any]) -> Effect:
 def product_effects(gpu: Gpu, priors: Mapping[str, Any]) -> tuple[Effect, ...]:
     """What is not known of the products of a card without published runs: how far its power holds them back in a mix
     (anywhere between none and all), or, where none are published, as much as the shares of cards like it differ."""
-    shares = published_shares(priors["beliefs"])
-    held = priors["beliefs"]["held_clock"]["values"]
-    if not shares or gpu.id in priors["device_effects"] or gpu.id in held:
+    beliefs = priors["beliefs"]
+    if gpu.id in priors["device_effects"] or gpu.id in beliefs["held_clock"]["values"]:
         return ()
-    if gpu.id in shares:
-        short = held_back(gpu, priors["beliefs"]) / float(priors["beliefs"]["held_in_a_mix"]["value"])
-        return (Effect(value=0.0, name=None, moves=PRODUCTS, log_sd=short / math.sqrt(12.0)),) if short else ()
-    return (Effect(value=0.0, name=None, moves=PRODUCTS, log_sd=share_log_sd(gpu, priors["beliefs"])),)
+    if shares_of(gpu, beliefs):
+        log_sd = held_back(gpu, alone_over_usual(gpu, beliefs)) / math.sqrt(12.0)
+    else:
+        log_sd = share_log_sd(gpu, beliefs)
+    return (Effect(value=0.0, name=None, moves=PRODUCTS, log_sd=log_sd),) if log_sd else ()
 
 
 def clock_effects(gpu: Gpu, priors: Mapping[str, Any]) -> tuple[Effect, ...]:

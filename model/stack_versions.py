@@ -71,7 +71,7 @@ def chosen_ranges(stack: str, asked: str | None) -> tuple[Chosen, ...]:
 def _chosen(package: str, entries: list[dict[str, Any]], version: str | None) -> Chosen:
     for entry in entries:
         told = version in (None, entry["versions"])
-        if told or (version is not None and version[0] not in "<>=" and in_range(version, entry["versions"])):
+        if told or (version is not None and version[:1] not in "<>=" and in_range(version, entry["versions"])):
             return Chosen(
                 package=package,
                 versions=entry["versions"],

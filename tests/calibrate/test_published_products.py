@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from statistics import median
 from typing import Any
 
 import pytest
@@ -10,13 +11,17 @@ import pytest
 from tunecast.calibrate.priors_fit import beliefs
 from tunecast.catalogs.gpus import load_gpus
 from tunecast.model.priors import (
+    all_shares,
     datasheet_factors,
     device_effect,
     load_priors,
     matmul_share,
     product_effects,
-    published_shares,
 )
+
+
+def published_shares(beliefs: dict[str, Any]) -> dict[str, float]:
+    return {name: median(shares) for name, shares in all_shares(beliefs).items()}
 
 
 @pytest.fixture(scope="module")

@@ -206,3 +206,8 @@ def test_what_a_run_says_of_its_versions_is_read_back_as_the_same(llama: Archite
     first = resolve_run(llama, {"stack_version": asked}).run
     again = resolve_run(llama, {"stack_version": first.stack_version}).run
     assert again == first
+
+
+def test_an_empty_version_is_refused_in_a_sentence(llama: Architecture) -> None:
+    with pytest.raises(InputError, match="--stack-version takes versions"):
+        resolve_run(llama, {"stack_version": "transformers="})
