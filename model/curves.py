@@ -112,18 +112,33 @@ def bandwidth(params: Params, cols: Columns) -> Array:
 
 
 def gemm(params: Params, cols: Columns) -> Array:
-    """Matrix product m,n,k: 2 ((m + tile)(n + tile) + area)(k + k0) / rate, bent onto bytes / bandwidth.
+    """Matrix product m,n,k: 2 ((m + tile)(n + tile) + area / splits)(k + k0) / rate, bent onto bytes / bandwidth.
 
     ``tile`` is the padding of partial tiles, ``area`` the partial last wave of a grid of processors,
     ``k0`` the prologue of each tile; ``nn`` and ``tn`` are the slowdowns of the two other layouts.
+    A result of fewer tiles than processors has its k loop split over the idle ones (`splits`), so that a wave is
+    shorter by as much.
     """
     m, n, k = cols.shape[:, 0], cols.shape[:, 1], cols.shape[:, 2]
     tile = params.get("tile", 0.0)
-    area = (m + tile) * (n + tile) + params.get("area", 0.0)
+    area = (m + tile) * (n + tile) + params.get("area", 0.0) / splits(params, m, n, k)
     slow = np.array([1.0, params.get("nn", 1.0), params.get("tn", 1.0)])[cols.layout]
     compute = 2.0 * area * (k + params.get("k0", 0.0)) * slow / params["flops_per_s"]
     moved = _bytes_seconds((m * n + n * k + m * k) * cols.element_bytes, params)
     return _bend(compute, moved) + _constant_s(params)
+
+
+def splits(params: Params, m: Array, n: Array, k: Array) -> Array:
+    """How many thread blocks share the k loop of one ``wave_tile_m`` x ``wave_tile_n`` tile of a result m x n: as many
+    as fit on the ``processors``, each with ``split_depth`` of k at least; 1 without these parameters.
+
+    Split-K of the libraries: CUTLASS, media/docs/efficient_gemm.md ("Parallelized Reductions").
+    """
+    if "split_depth" not in params:
+        return np.ones_like(m)
+    tiles = np.ceil(m / params["wave_tile_m"]) * np.ceil(n / params["wave_tile_n"])
+    room = np.floor(params["processors"] / tiles)
+    return np.maximum(np.minimum(room, np.floor(k / params["split_depth"])), 1.0)
 
 
 TILES = ((256, 128), (128, 128), (128, 64), (64, 64))

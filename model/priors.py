@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tunecast.model.curves import Array
 
 PRIORS_SCHEMA = "tunecast.priors/1"
-TILE_ELEMENTS = {"bf16": 128 * 128, "fp16": 128 * 128, "fp32": 128 * 32, "fp8": 128 * 128, "int8": 128 * 128}
+WAVE_TILES = {"bf16": (128, 128), "fp16": (128, 128), "fp32": (128, 32), "fp8": (128, 128), "int8": (128, 128)}
 """Output tile that a partial wave is counted in; cuBLAS's fp32 kernels for thin results are ``sgemm_128x32``."""
 WORK = ("gemm", "attention", "memory", "dequant")
 """Kinds of work of the device."""
@@ -71,8 +71,7 @@ def datasheet_factors(gpu: Gpu, beliefs: Mapping[str, Any]) -> FactorSet:
     floor_s = float(beliefs["kernel_floor_s"]["value"])
     moved = {"bytes_per_s": gpu.bandwidth_bytes_per_s, "t0_s": floor_s}
     curves = {"memory": _curve("bandwidth", moved), "dequant": _curve("bandwidth", moved)}
-    wave = float(beliefs["partial_wave"]["value"]) * (gpu.sm_count or 0)
-    for dtype, tile in TILE_ELEMENTS.items():
+    for dtype in WAVE_TILES:
         peak = gpu.peaks.get(dtype)
         if peak is None:
             continue
@@ -81,7 +80,7 @@ def datasheet_factors(gpu: Gpu, beliefs: Mapping[str, Any]) -> FactorSet:
             "flops_per_s": peak * reached,
             "bytes_per_s": gpu.bandwidth_bytes_per_s,
             "t0_s": floor_s,
-            "area": wave * tile,
+            **_partial_wave(gpu, dtype, beliefs),
         }
         curves[f"gemm.{dtype}"] = _curve("gemm", gemm)
         attention = {"flops_per_s": peak * attention_share(gpu, beliefs), "t0_s": floor_s}
@@ -91,6 +90,19 @@ def datasheet_factors(gpu: Gpu, beliefs: Mapping[str, Any]) -> FactorSet:
     factors = {} if link is None else {"link_bytes_per_s": exact_factor(link, "B/s", "datasheet")}
     factors["link_latency_s"] = exact_factor(float(beliefs["link_latency_s"]["value"]), "s", "assumed")
     return FactorSet(gpu=gpu.id, curves=curves, factors=factors, step_log_sd=0.0)
+
+
+def _partial_wave(gpu: Gpu, dtype: str, beliefs: Mapping[str, Any]) -> dict[str, float]:
+    """What a product loses to its last wave of tiles, and how deep the parts are that a library splits k into."""
+    m, n = WAVE_TILES[dtype]
+    processors = float(gpu.sm_count or 0)
+    return {
+        "area": float(beliefs["partial_wave"]["value"]) * processors * m * n,
+        "processors": processors,
+        "wave_tile_m": float(m),
+        "wave_tile_n": float(n),
+        "split_depth": float(beliefs["split_depth"]["value"]),
+    }
 
 
 def attention_share(gpu: Gpu, beliefs: Mapping[str, Any]) -> float:

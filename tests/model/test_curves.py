@@ -194,3 +194,28 @@ def test_layouts_inform_each_other_less_than_themselves() -> None:
     mean, covariance = residual(known, at)
     assert mean == pytest.approx([0.3, 0.3 * math.exp(-1)], rel=1e-3)
     assert covariance[0, 0] < 1e-4 < covariance[1, 1]
+
+
+SPLIT = {
+    "flops_per_s": 1e14,
+    "area": 0.5 * 100 * 128 * 128,
+    "processors": 100.0,
+    "wave_tile_m": 128.0,
+    "wave_tile_n": 128.0,
+}
+
+
+def test_a_result_of_few_tiles_loses_a_wave_as_short_as_its_parts_of_k() -> None:
+    few, many = gemm(128 * 4, 16, 8192), gemm(128 * 40, 128 * 5, 8192)
+    whole = time_of("gemm", SPLIT, few, many)
+    parted = time_of("gemm", {**SPLIT, "split_depth": 512.0}, few, many)
+    wave_s = 2 * SPLIT["area"] * 8192 / SPLIT["flops_per_s"]
+    assert whole[0] - parted[0] == pytest.approx(wave_s * (1 - 1 / 16), rel=1e-9)  # 25 would fit, k has 16 parts
+    assert parted[1] == whole[1]
+
+
+@given(tiles=st.integers(1, 400), k=st.integers(1, 65536))
+def test_splitting_k_never_costs_and_never_beats_the_work_itself(tiles: int, k: int) -> None:
+    product = gemm(128 * tiles, 128, k)
+    parted = time_of("gemm", {**SPLIT, "split_depth": 512.0}, product)[0]
+    assert product.flops / SPLIT["flops_per_s"] <= parted <= time_of("gemm", SPLIT, product)[0]
