@@ -6,33 +6,35 @@ rows are never used. The table's columns are those of ``results/published/publis
 
 from __future__ import annotations
 
-import functools
-import json
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from importlib import resources
 from typing import Any
 
+from tunecast.calibrate.cell_targets import in_model
+from tunecast.calibrate.framework_names import Software, software_of
+from tunecast.calibrate.named_things import gpu_called, model_called
 from tunecast.calibrate.run_table import (
     SkipRowError,
     check_batch,
     check_confidence,
     check_possible,
     number,
-    own_value,
     stated_tokens_per_s,
     whole,
 )
+from tunecast.calibrate.vocabulary import bare_number, cell, default_for, vocabulary, with_base, with_numbers
 from tunecast.catalogs.errors import TunecastError
 from tunecast.catalogs.gpus import find_gpu, training_dtype
 from tunecast.model.architecture import Architecture
-from tunecast.model.architectures import load_architecture
 from tunecast.model.experts_modules import in_modules
 from tunecast.model.joined import joined, joined_targets
 from tunecast.model.litgpt import as_litgpt
 from tunecast.model.resolve import resolve_run
+from tunecast.model.resolve_kernels import why_not_fused
 from tunecast.model.run import Run
+from tunecast.model.stack_versions import code_age
+from tunecast.model.stacks import ours
 from tunecast.model.units import GIB
 
 DEFAULT_STACK = "hf-peft"
@@ -48,8 +50,6 @@ VOCABULARY_COLUMNS = (
     "optimizer",
     "lora_targets",
 )
-MEGATRON_LAYOUT = r"tp(\d+)/pp(\d+)/cp(\d+)/dp(\d+)"
-"""Tensor, pipeline, context and data parallel degrees; Megatron's distributed optimizer shards states over the last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +74,8 @@ class PublishedRun:
     """Whose attention it ran, where that is older than the model's: a key of the beliefs' ``attention_kernels``."""
     internode_gbps: float | None = None
     """Network of one machine as the source states it; None: that of a catalog instance with this GPU."""
+    reading_notes: tuple[str, ...] = ()
+    """What no cell says and the code of the row's software or the catalog does, in sentences."""
 
     @property
     def network(self) -> dict[str, float]:
@@ -87,14 +89,6 @@ class SkippedRow:
 
     id: str
     reason: str
-
-
-@functools.cache
-def vocabulary() -> dict[str, Any]:
-    """The committed mapping from free text to run fields."""
-    text = resources.files("tunecast.calibrate").joinpath("data/vocabulary.json").read_text(encoding="utf-8")
-    loaded: dict[str, Any] = json.loads(text)
-    return loaded
 
 
 def read_runs(rows: Iterable[dict[str, str]]) -> tuple[list[PublishedRun], list[SkippedRow]]:
@@ -119,27 +113,32 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
     for rule in _rules(row):
         if "skip" in rule:
             raise SkipRowError(rule["skip"])
-    name = row.get("gpu_canonical_id", row.get("gpu", "")) or vocabulary()["gpu"].get(row.get("gpu", ""), "")
-    if not name:
-        raise SkipRowError("the GPU is in no catalog" if "gpu_canonical_id" in row else "gpu is not stated")
-    options, rules = _options(row), _rules(row)
-    architecture = load_architecture(_clean_model(row["model"]))
+    notes: list[str] = []
+    gpu, rules = find_gpu(_gpu_id(row, notes)), _rules(row)
+    software = _software(row, notes)
+    options = _options(row, software, notes)
+    kernel, full = str(options.pop("attention_kernel", "")), bool(options.pop("filled", "packed" not in row))
+    full = full or row.get("packed", "yes").startswith(("yes", "n/a"))
+    architecture = model_called(row["model"])
     if "litgpt_code" in options:
         architecture = as_litgpt(architecture, options.pop("litgpt_code"))
-    if options.get("hf_code", "5") != "5":
+    if (code_age(options) or "5") != "5":
         architecture = in_modules(architecture)
-    gpu = find_gpu(name)
+    if "lora_target_modules" in options:
+        options["lora_target_modules"] = in_model(architecture, options["lora_target_modules"])
+    if software.fused and "fused_kernels" not in options:
+        options["fused_kernels"] = _fusable(software.fused, options, architecture)
     run = resolve_run(architecture, options, gpu_has_bf16=training_dtype(gpu) == "bf16").run
     run = replace(run, **{name: value for rule in rules for name, value in rule.get("after", {}).items()})
-    if any("joined" in rule for rule in rules):
+    if software.joins or any("joined" in rule for rule in rules):
         architecture, run = joined(architecture), joined_targets(run)
     check_batch(row, run)
-    tokens_per_s, peak_gib = stated_tokens_per_s(row, run), number(row, "peak_mem_gib")
+    tokens_per_s, peak_gib = stated_tokens_per_s(row, run, full=full), number(row, "peak_mem_gib")
     check_possible(tokens_per_s, architecture, run, gpu)
     return PublishedRun(
         id=row["id"],
         source=row["id"].split("-")[0] if "-" in row["id"] else "table",
-        stack=_stack(row),
+        stack=software.label,
         gpu=gpu.id,
         architecture=architecture,
         run=run,
@@ -147,23 +146,56 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
         peak_bytes=None if peak_gib is None else peak_gib * GIB,
         counter=_counter(row),
         notes=row.get("notes", ""),
-        attention_kernel=next((rule["attention_kernel"] for rule in rules if "attention_kernel" in rule), ""),
+        attention_kernel=kernel or next((rule["attention_kernel"] for rule in rules if "attention_kernel" in rule), ""),
         internode_gbps=next((float(rule["internode_gbps"]) for rule in rules if "internode_gbps" in rule), None),
+        reading_notes=tuple(notes),
     )
 
 
-def _options(row: dict[str, str]) -> dict[str, Any]:
-    options: dict[str, Any] = {"allow_long_context": True}
+def _gpu_id(row: dict[str, str], notes: list[str]) -> str:
+    """The catalog's id of the card, from the column with ids or from the text."""
+    stated = row.get("gpu", "")
+    found = row.get("gpu_canonical_id", "") or vocabulary()["gpu"].get(stated, "")
+    if found:
+        return str(found) if "gpu_canonical_id" in row else gpu_called(str(found))[0]
+    if not stated:
+        raise SkipRowError("gpu is not stated")
+    found, note = gpu_called(stated)
+    notes.extend([note] if note else [])
+    return found
+
+
+def _software(row: dict[str, str], notes: list[str]) -> Software:
+    """The training software: known texts have their label alone; plain transformers without a column."""
+    if "framework" not in row:
+        return Software(label=DEFAULT_STACK)
+    known: dict[str, str] = vocabulary()["framework"]
+    if row["framework"] in known:
+        return Software(label=known[row["framework"]])
+    found = software_of(row["framework"], row.get("source_date", ""))
+    notes.extend(found.notes)
+    return found
+
+
+def _options(row: dict[str, str], software: Software, notes: list[str]) -> dict[str, Any]:
+    options: dict[str, Any] = {"allow_long_context": True, **software.options}
+    options["num_gpus"] = whole(row, "gpus") if "gpus" in row else 1
+    default = default_for(software, row, notes)
     for column in VOCABULARY_COLUMNS:
         if column in row:
-            options |= _lookup(column, row[column])
+            options |= cell(column, row[column], options["num_gpus"], default)
+    with_base(options, row)
+    with_numbers(options, software, bare_number(row, software))
+    if options.pop("distributed_optimizer", False) and options.get("sharding") == "ddp":
+        options["sharding"] = "zero1"
     if "framework" in row:
-        options |= _framework_options(row, options)
+        options |= _framework_options(row)
         options |= _variant_options(row)
     options["max_length"] = whole(row, "seq_len")
+    if options.pop("filled_length", options["max_length"]) != options["max_length"]:
+        raise SkipRowError(f"packed {row['packed']!r} and seq_len {row['seq_len']!r} contradict each other")
     options["per_device_train_batch_size"] = whole(row, "micro_batch")
     options["gradient_accumulation_steps"] = whole(row, "grad_accum") if row.get("grad_accum") else 1
-    options["num_gpus"] = whole(row, "gpus") if "gpus" in row else 1
     if options["num_gpus"] > 1 and "sharding" not in options:
         raise SkipRowError("parallelism is not stated")
     if options["num_gpus"] > 1 and options.get("sharding") == "fsdp":
@@ -172,43 +204,27 @@ def _options(row: dict[str, str]) -> dict[str, Any]:
     if upcast_by_accelerate(row, options):
         options["master_dtype"] = "fp32"
     if options["method"] != "full":
-        if "rank" in row:
-            options["lora_r"] = whole(row, "rank")
-        if (
-            "adapter_dtype" not in options
-            and options.get("precision") in ("bf16", "fp16")
-            and _stack(row) != DEFAULT_STACK
-        ):
-            # PEFT itself keeps the adapters of a 16-bit model in fp32 (autocast_adapter_dtype).
-            options["adapter_dtype"] = options["precision"]
+        _adapters(row, software, options, default)
     return options
 
 
-def _lookup(column: str, text: str) -> dict[str, Any]:
-    known = vocabulary()[column]
-    degrees = re.fullmatch(MEGATRON_LAYOUT, text) if column == "parallelism" and text not in known else None
-    if degrees is not None:
-        tensor, pipeline, context, data = (int(number) for number in degrees.groups())
-        return {"tp": tensor, "pp": pipeline, "cp": context, "sharding": "zero1" if data > 1 else "none"}
-    if not text and text not in known:
-        raise SkipRowError(f"{column} is not stated; a table without that column takes the stack's default")
-    found: dict[str, Any] | None = known.get(text, own_value(column, text))
-    if found is None:
-        raise SkipRowError(f"{column} {text!r} is not in the vocabulary")
-    if "skip" in found:
-        raise SkipRowError(f"{column} {text!r}: {found['skip']}")
-    return found
+def _adapters(row: dict[str, str], software: Software, options: dict[str, Any], default: Callable[[str], Any]) -> None:
+    """Rank, targets and storage of adapters."""
+    if "rank" in row and (number(row, "rank") is not None or default("rank") is None):
+        options["lora_r"] = whole(row, "rank")
+    if software.stack and "lora_target_modules" not in options and "lora_targets" in row:
+        chosen = "lora_target_modules" in ours(software.stack)
+        if chosen:
+            raise SkipRowError("lora_targets is not stated")
+    if not software.stack and software.label != DEFAULT_STACK and options.get("precision") in ("bf16", "fp16"):
+        # PEFT itself keeps the adapters of a 16-bit model in fp32 (autocast_adapter_dtype).
+        options.setdefault("adapter_dtype", options["precision"])
 
 
-def _stack(row: dict[str, str]) -> str:
-    """Label of the software stack; plain transformers + PEFT where the table has no such column."""
-    if "framework" not in row:
-        return DEFAULT_STACK
-    _variant_options(row)
-    for prefix, label in vocabulary()["framework"]:
-        if row["framework"].startswith(prefix):
-            return str(label)
-    raise SkipRowError(f"framework {row['framework']!r} is not in the vocabulary")
+def _fusable(kernels: str, options: dict[str, Any], architecture: Architecture) -> str:
+    """Those of the kernels that the model and the rest of the run allow."""
+    values = {"loss_type": "nll", "attn_implementation": "sdpa", **options}
+    return ",".join(part for part in kernels.split(",") if not why_not_fused(part, values, architecture)) or "none"
 
 
 def upcast_by_accelerate(row: dict[str, str], options: dict[str, Any]) -> bool:
@@ -251,7 +267,7 @@ def _counter(row: dict[str, str]) -> str:
     return told or row.get("reserved_or_allocated", "") or "not stated"
 
 
-def _framework_options(row: dict[str, str], options: dict[str, Any]) -> dict[str, Any]:
+def _framework_options(row: dict[str, str]) -> dict[str, Any]:
     """What is known of every run with a framework, model or method: versions of code, and settings of scripts."""
     found: dict[str, Any] = {}
     for rule in _rules(row):
@@ -262,8 +278,8 @@ def _framework_options(row: dict[str, str], options: dict[str, Any]) -> dict[str
 def _variant_options(row: dict[str, str]) -> dict[str, Any]:
     """What the variant of a stack, named in the notes, says about the run."""
     match = re.search(r"Variant: (.*?)\. ", row.get("notes", ""))
-    return _lookup("variant", match[1] if match else "")
-
-
-def _clean_model(name: str) -> str:
-    return re.sub(r" \(architecture\)$", "", name)
+    variant = match[1] if match else ""
+    known: dict[str, Any] = vocabulary()["variant"]
+    if variant not in known:
+        raise SkipRowError(f"variant {variant!r} is not in the vocabulary")
+    return dict(known[variant])

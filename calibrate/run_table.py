@@ -30,6 +30,21 @@ OWN_OPTIONS = {
 }
 """By column: the option that it stands for, and the values which that option takes on the command line."""
 MODULE_NAMES = r"all-linear|[A-Za-z_][\w.]*(,[A-Za-z_][\w.]*)*"
+NOTHING = ("", "-", "\u2013", "\u2014", "n/a", "na", "none", "not stated", "unknown", "not reported", "?", "tbd")
+"""What a cell without a number says."""
+SPEEDS = ("tokens_per_s", "tokens_per_s_per_gpu")
+MEASURED = (*SPEEDS, "step_time_s", "peak_mem_gib")
+UNGROUPED = (*SPEEDS, "seq_len", "global_batch", "gpus")
+"""Columns in which a comma groups thousands: elsewhere it may be that of decimals."""
+UNITS = {
+    "seq_len": "tokens?",
+    "gpus": r"x|gpus?",
+    "tokens_per_s": r"(tokens?|tok) ?(/|per) ?s(ec(ond)?)?",
+    "tokens_per_s_per_gpu": r"(tokens?|tok) ?(/|per) ?s(ec(ond)?)? ?((/|per) ?gpu)?",
+    "step_time_s": "s|sec|secs|seconds?",
+    "peak_mem_gib": "GiB",
+}
+"""Units that may stand behind a column's numbers: its own."""
 AGREE = 0.1
 """Share by which two figures for the speed of one row may differ: sources round, and average over other steps."""
 
@@ -80,17 +95,37 @@ def own_value(column: str, text: str) -> dict[str, Any] | None:
 
 
 def number(row: Row, column: str) -> float | None:
-    """The positive number in a cell; None where it is empty."""
+    """The positive number in a cell; None where it is empty or a word for nothing.
+
+    Read are ``8182.5``, groups of thousands (``8,182`` in columns of counts and speeds, ``1,234,567`` everywhere),
+    "about" (``~``), the column's unit, ``12.5k`` of a speed, and ``8k`` of a length where it is a power of two (8,192).
+    """
     text = row.get(column, "")
-    if not text:
+    if text.strip().lower() in NOTHING:
         return None
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
+    value = _number_of(column, text.strip())
     if not (math.isfinite(value) and value > 0):
         raise SkipRowError(f"{column} {text!r} is not a number above 0")
     return value
+
+
+def _number_of(column: str, text: str) -> float:
+    """The number a cell says, NaN for none."""
+    plain = re.sub(rf"\s*(?:{UNITS[column]})\s*$", "", text, flags=re.IGNORECASE) if column in UNITS else text
+    plain = re.sub(r"^(~|≈|ca\.?|about|approx\.?)\s*", "", plain) if column in MEASURED else plain
+    thousands = re.fullmatch(r"(\d+(?:\.\d+)?) ?[kK]", plain)
+    if thousands and column == "seq_len":
+        tokens = float(thousands[1]) * 1024
+        return tokens if tokens == int(tokens) and int(tokens) & (int(tokens) - 1) == 0 else math.nan
+    if thousands and column in SPEEDS:
+        return float(thousands[1]) * 1000
+    grouped = re.fullmatch(r"\d{1,3}(?:[, '_\u2009\u00a0\u202f]\d{3})+(?:\.\d+)?", plain)
+    if grouped and (column in UNGROUPED or len(re.findall(r"[, '_\u2009\u00a0\u202f]", plain)) > 1):
+        plain = re.sub(r"[, '_\u2009\u00a0\u202f]", "", plain)
+    try:
+        return float(plain)
+    except ValueError:
+        return math.nan
 
 
 def whole(row: Row, column: str) -> int:
@@ -122,11 +157,10 @@ def check_batch(row: Row, run: Run) -> None:
         )
 
 
-def stated_tokens_per_s(row: Row, run: Run) -> float | None:
+def stated_tokens_per_s(row: Row, run: Run, *, full: bool) -> float | None:
     """Tokens/s of the whole job: as stated, or from those of one GPU, or from the step time where samples fill their
-    length; None where none is stated. Figures that contradict each other are not used."""
+    length (`full`); None where none is stated. Figures that contradict each other are not used."""
     per_gpu, step_s = number(row, "tokens_per_s_per_gpu"), number(row, "step_time_s")
-    full = row.get("packed", "yes").startswith(("yes", "n/a"))
     found = {
         "tokens_per_s": number(row, "tokens_per_s"),
         "tokens_per_s_per_gpu": None if per_gpu is None else per_gpu * run.num_gpus,

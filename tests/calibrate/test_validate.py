@@ -158,9 +158,9 @@ def test_stated_runs_of_72b_on_two_cards_by_a_device_map(rows: dict[str, dict[st
 
 
 def test_reasons_are_counted(rows: dict[str, dict[str, str]]) -> None:
-    entries = read_entries([rows["TT-002"], {**rows["FM-025"], "optimizer": "Sophia"}, rows["FM-025"]])
+    entries = read_entries([rows["TT-002"], {**rows["FM-025"], "optimizer": "Zorro"}, rows["FM-025"]])
     counts = skipped_by_reason(judge(entry, shipped) for entry in entries)
-    assert counts == {"low confidence": 1, "optimizer 'Sophia' is not in the vocabulary": 1}
+    assert counts == {"low confidence": 1, "optimizer 'Zorro' is not in the vocabulary": 1}
 
 
 def test_json_has_the_documented_shape(rows: dict[str, dict[str, str]]) -> None:

@@ -1,0 +1,219 @@
+"""Free text of one cell in terms of a column's vocabulary: every word is known, or the cell is not read.
+
+A cell is folded (case, dashes, underscores, ``=`` and ``:`` do not matter) and read from left to right. At every place
+the longest of the column's terms, remarks and words that may stand anywhere is taken. Precedence:
+
+1. what is known and refused (``skip``) refuses the whole cell;
+2. terms state facts; two different values of one fact contradict each other, and the cell is refused;
+3. ``weak`` terms state facts where no other term says otherwise ("gradient checkpointing: off");
+4. remarks, and the words between (brackets, commas, "with"), state nothing;
+5. any other word refuses the cell, by name.
+
+A cell of remarks alone ("library default"), or of words for nothing ("not stated"), states nothing: None.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import unicodedata
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import resources
+from typing import Any
+
+from tunecast.calibrate.run_table import SkipRowError
+
+DASHES = re.compile("[\u2010-\u2015\u2212]")
+BETWEEN = " ()[]{},;+/&|."
+"""What may stand between pieces and means nothing."""
+ENDS = re.compile(r"[()\[\]{},;+/&|]| (?:and|with|plus|over) ")
+"""Where an unknown piece ends."""
+WORD_END = r"(?![a-z0-9])(?!(?<=[0-9])\.[0-9])"
+"""A term is not the beginning of a longer word or number."""
+JOINED_END = r"(?:(?![a-z0-9])|(?<=[0-9])(?=[a-z]))"
+"""``tp4pp2`` is two terms."""
+VERSION = r"[0-9][0-9a-z.+]*"
+KINDS = ("skip", "terms", "weak", "unstated", "remarks")
+
+Facts = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Term:
+    """One wording and what it states."""
+
+    pattern: re.Pattern[str]
+    kind: str
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    weakly: Mapping[str, Any] = field(default_factory=dict)
+    """Facts that it states where no other term says otherwise."""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A term where it was found, with the numbers and versions that stand in it."""
+
+    text: str
+    term: Term
+    facts: Mapping[str, Any]
+
+
+@functools.cache
+def grammar() -> dict[str, Any]:
+    """The committed terms of every column."""
+    text = resources.files("tunecast.calibrate").joinpath("data/vocabulary_terms.json").read_text(encoding="utf-8")
+    loaded: dict[str, Any] = json.loads(text)
+    return loaded
+
+
+def folded(text: str) -> str:
+    """Text without what does not matter."""
+    plain = DASHES.sub("-", unicodedata.normalize("NFKC", text).casefold()).replace("\u00d7", "x")
+    return re.sub(r"[\s_=:~\"'`-]+", " ", plain).strip()
+
+
+@functools.cache
+def software() -> dict[str, Any]:
+    """The committed names of training software."""
+    text = resources.files("tunecast.calibrate").joinpath("data/vocabulary_frameworks.json").read_text(encoding="utf-8")
+    loaded: dict[str, Any] = json.loads(text)
+    return loaded
+
+
+@functools.cache
+def terms_of(column: str) -> tuple[Term, ...]:
+    """Every term of a column, with those that may stand in any."""
+    if column == "framework":
+        return _families()
+    data = grammar()
+    end = JOINED_END if column == "parallelism" else WORD_END
+    return tuple(
+        term
+        for source in (data["columns"].get(column, {}), data["anywhere"])
+        for kind in KINDS
+        for entry in source.get(kind, ())
+        for term in _terms(kind, entry, end)
+    )
+
+
+def _terms(kind: str, entry: Any, end: str = WORD_END, tail: str = "") -> list[Term]:
+    """One term for every wording of an entry, so that the longest of them can be found."""
+    given: Mapping[str, Any] = {"says": entry} if isinstance(entry, str) else entry
+    patterns = [(wording + tail).replace("VERSION", VERSION).replace(" ", " ?") for wording in wordings(given["says"])]
+    facts, weakly, reason = given.get("facts", {}), given.get("weakly", {}), given.get("reason", "")
+    return [
+        Term(pattern=re.compile(f"(?:{pattern}){end}", re.ASCII), kind=kind, facts=facts, weakly=weakly, reason=reason)
+        for pattern in patterns
+    ]
+
+
+def wordings(says: str) -> list[str]:
+    """The alternatives of an expression, those in brackets left together."""
+    parts, depth, begin = [], 0, 0
+    for place, letter in enumerate(says):
+        escaped = place > 0 and says[place - 1] == "\\"
+        depth += {"(": 1, ")": -1}.get(letter, 0) if not escaped else 0
+        if letter == "|" and depth == 0:
+            parts.append(says[begin:place])
+            begin = place + 1
+    return [*parts, says[begin:]]
+
+
+def _families() -> tuple[Term, ...]:
+    """Names of software, each with its version where one stands behind it."""
+    data = software()
+    found: list[Term] = []
+    for family in data["families"]:
+        reason = family.get("skip", "")
+        entry = {"says": family["says"], "facts": {"family": family["name"]}, "reason": reason}
+        found += _terms("skip" if reason else "terms", entry, tail="( v?(?P<version>VERSION))?")
+    rest = [term for entry in data["remarks"] for term in _terms("remarks", entry)]
+    return (*found, *_terms("unstated", data["unstated"]), *rest)
+
+
+def pieces_of(column: str, text: str) -> list[Piece]:
+    """The terms that a cell is made of; raises SkipRowError naming the first piece that is none."""
+    plain, place = folded(text), 0
+    found: list[Piece] = []
+    while place < len(plain):
+        if plain[place] in BETWEEN:
+            place += 1
+            continue
+        piece = _longest(column, plain, place)
+        if piece is None:
+            raise SkipRowError(_unknown(column, text, plain, place))
+        if piece.term.kind == "skip":
+            named = "" if piece.text == plain else f"{piece.text!r}: "
+            raise SkipRowError(f"{column} {text!r}: {named}{piece.term.reason}")
+        found.append(piece)
+        place += len(piece.text)
+    return found
+
+
+def _longest(column: str, plain: str, place: int) -> Piece | None:
+    best: Piece | None = None
+    for term in terms_of(column):
+        match = term.pattern.match(plain, place)
+        if match is not None and len(match[0]) > (len(best.text) if best else 0):
+            numbers = {name: _value(value) for name, value in match.groupdict().items() if value is not None}
+            best = Piece(text=match[0], term=term, facts={**term.facts, **numbers})
+    return best
+
+
+def _value(text: str) -> int | str:
+    return int(text) if text.isdigit() else text
+
+
+def _unknown(column: str, text: str, plain: str, place: int) -> str:
+    end = ENDS.search(plain, place)
+    piece = plain[place : end.start() if end else len(plain)].strip(BETWEEN) or plain[place:]
+    whole = piece == plain
+    return (
+        f"{column} {text!r} is not in the vocabulary"
+        if whole
+        else (f"{column} {text!r}: {piece!r} is not in the vocabulary")
+    )
+
+
+def facts_of(column: str, text: str) -> Facts | None:
+    """What a cell states; None where it states nothing. Raises SkipRowError for what is unknown or contradictory."""
+    facts: Facts = {}
+    said: dict[str, str] = {}
+    pieces = pieces_of(column, text)
+    for piece in pieces:
+        for name, value in piece.facts.items() if piece.term.kind == "terms" else ():
+            if facts.setdefault(name, value) != value:
+                raise SkipRowError(f"{column} {text!r} contradicts itself: {said[name]!r} and {piece.text!r}")
+            said.setdefault(name, piece.text)
+    for piece in pieces:
+        for name, value in (piece.facts if piece.term.kind == "weak" else piece.term.weakly).items():
+            facts.setdefault(name, value)
+    return facts or None
+
+
+def meaning(column: str, text: str, facts: Facts) -> Facts:
+    """Options that the facts mean together: themselves, or those of the column's first meaning of just these."""
+    meanings = grammar()["columns"].get(column, {}).get("means")
+    if meanings is None:
+        return facts
+    for entry in meanings:
+        when = entry["when"]
+        if when.keys() == facts.keys() and all(_holds(when[name], facts[name]) for name in facts):
+            if "skip" in entry:
+                raise SkipRowError(f"{column} {text!r}: {entry['skip']}")
+            return {name: _filled(value, facts) for name, value in entry["options"].items()}
+    told = ", ".join(f"{name} {value}" for name, value in sorted(facts.items(), key=str))
+    raise SkipRowError(f"{column} {text!r}: the vocabulary has no meaning of {told}")
+
+
+def _holds(wanted: Any, value: Any) -> bool:
+    """A value, one of several, or any."""
+    return value in wanted if isinstance(wanted, list) else wanted in ("*", value)
+
+
+def _filled(value: Any, facts: Facts) -> Any:
+    whole = re.fullmatch(r"\{(\w+)\}", value) if isinstance(value, str) else None
+    return facts[whole[1]] if whole else value.format(**facts) if isinstance(value, str) else value

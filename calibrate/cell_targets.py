@@ -1,0 +1,118 @@
+"""Words of the lora_targets column as modules of the row's model.
+
+Precedence: the model's own module names; words for groups of them ("attention", "all linear"); letters and other
+frameworks' names (``q``, ``wq``, ``query``), each of which stands for the module that the model calls by one of its
+names. A name that none of them explains is left as it stands, and refused where the run is resolved.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from tunecast.calibrate.cell_grammar import facts_of, folded, grammar, pieces_of
+from tunecast.calibrate.run_table import SkipRowError
+from tunecast.model.architecture import Architecture
+from tunecast.model.resolve import adaptable_modules
+from tunecast.model.root_modules import root_modules
+
+SPLIT = r"[\s,;/+&|]+|\band\b"
+ALL = "all-linear"
+
+
+@functools.cache
+def synonyms() -> dict[str, tuple[str, ...]]:
+    """What one module is called, by what it does."""
+    found: dict[str, list[str]] = grammar()["module_names"]["names"]
+    return {role: tuple(names) for role, names in found.items()}
+
+
+def targets_of(text: str) -> dict[str, Any] | None:
+    """Options of a cell, its names not yet those of a model; None where it states nothing."""
+    names, rest = _names(text)
+    if names and not rest:
+        return {"lora_target_modules": ",".join(names)}
+    if names:
+        pieces_of("lora_targets", rest)
+        extra = facts_of("lora_targets", rest) or {}
+        parts = [str(extra[name]) for name in extra if extra[name] != "peft"]
+        return {"lora_target_modules": ",".join((*names, *(f"<{part}>" for part in parts)))}
+    parts = [str(piece.facts["part"]) for piece in pieces_of("lora_targets", text) if "part" in piece.facts]
+    if not parts:
+        return None
+    if "all" in parts and len(set(parts)) > 1:
+        raise SkipRowError(f"lora_targets {text!r} contradicts itself: all and {parts[-1]!r}")
+    return {"lora_target_modules": ALL if "all" in parts else ",".join(f"<{part}>" for part in parts)}
+
+
+def _names(text: str) -> tuple[list[str], str]:
+    """Module names and letters in a cell, and what is left of it."""
+    every = [name for names in synonyms().values() for name in names]
+    known = {name.lower(): name for name in reversed(every)}
+    names: list[str] = []
+    rest: list[str] = []
+    for part in re.split(SPLIT, re.sub(r"[\[\]'\"`()]", " ", text)):
+        word = part.strip(".: ")
+        last = word.rsplit(".", 1)[-1]
+        if last.lower() in known:
+            names.append(last if last in every else known[last.lower()])
+        elif re.fullmatch(r"[A-Za-z]\w*_\w+", last):
+            names.append(last)
+        elif word:
+            rest.append(word)
+    return names, " ".join(rest)
+
+
+def in_model(architecture: Architecture, asked: str) -> str:
+    """Target modules in the model's own names."""
+    if asked == ALL:
+        return asked
+    own = (*adaptable_modules(architecture), *root_modules(architecture))
+    found: list[str] = []
+    for name in asked.split(","):
+        found += [name] if name in own else _own_names(architecture, own, name)
+    return ",".join(dict.fromkeys(found))
+
+
+def _own_names(architecture: Architecture, own: Sequence[str], name: str) -> list[str]:
+    if name.startswith("<"):
+        return _part(architecture, own, name.strip("<>"))
+    roles = [role for role, names in synonyms().items() if name in names]
+    for role in roles:
+        matches = [other for other in synonyms()[role] if other in own]
+        if matches:
+            return matches[:1]
+    if roles and roles[0] in ("q", "k", "v"):
+        return [other for other in synonyms()["qkv"] if other in own][:1] or [name]
+    return [name]
+
+
+def _part(architecture: Architecture, own: Sequence[str], part: str) -> list[str]:
+    """The modules of a group of maps."""
+    attention = {linear.name for group in architecture.groups for linear in group.layer.attention.linears}
+    roles = {"qkv": ("q", "k", "v", "qkv"), "qv": ("q", "v")}
+    if part == "attention":
+        return [name for name in own if name in attention] or ["attention"]
+    if part in ("mlp", "text"):
+        roots = root_modules(architecture)
+        return [name for name in own if name not in roots and (part == "text" or name not in attention)]
+    if part == "peft":
+        return _peft_default(architecture, own)
+    names = [name for role in roles[part] for name in synonyms()[role]]
+    return [name for name in own if name in names] or [part]
+
+
+def _peft_default(architecture: Architecture, own: Sequence[str]) -> list[str]:
+    """PEFT's targets for families that it knows."""
+    defaults: dict[str, str] = grammar()["module_names"]["peft"]
+    names = defaults.get(architecture.model_type)
+    if names is None or not set(names.split(",")) <= set(own):
+        raise SkipRowError(f"what PEFT adapts of {architecture.model_type} without being told is not recorded")
+    return names.split(",")
+
+
+def peft_named(text: str) -> bool:
+    """Whether a cell leaves the choice to PEFT."""
+    return re.search(r"\bpeft s? ?default|default (of|in) peft", folded(text)) is not None

@@ -1,0 +1,159 @@
+"""What a framework cell says ran: the label of its stack effects, the stack whose defaults apply, and of which age.
+
+Precedence among several names in one cell is the order of ``data/vocabulary_frameworks.json``: what wraps the others
+comes first. Versions that the cell states decide the defaults; without one, those of the newest release on the date of
+the table; without a date, today's. A range of versions that nobody recorded falls back on plain transformers where the
+software runs its code without kernels of its own, and is refused otherwise.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tunecast.calibrate.cell_grammar import pieces_of, software
+from tunecast.calibrate.run_table import SkipRowError
+from tunecast.catalogs.errors import InputError
+from tunecast.model.stack_versions import chosen_ranges
+from tunecast.model.stacks import built_stack, stack_defaults
+from tunecast.model.versions import in_range, version_key
+
+PLAIN = "hf-peft"
+TRANSFORMERS = "transformers"
+MEGATRON = "megatron"
+UNKNOWN = "unknown"
+OWN_CODE = ("torchtune", "litgpt")
+"""Stacks that run their own models: plain transformers do not stand in for an age of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Software:
+    """The training software of a row."""
+
+    label: str
+    stack: str = ""
+    """Stack whose defaults a row takes for what it does not say; empty: only what columns and rules say."""
+    code: str = ""
+    """``transformers`` or ``megatron`` where that code runs."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    fused: str = ""
+    """Fused kernels that its code switches on where the model allows them."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def joins(self) -> bool:
+        """Whether its layers have one map into attention and one into the feed-forward."""
+        return self.code.startswith(MEGATRON)
+
+
+def software_of(text: str, source_date: str = "") -> Software:
+    """The software that a cell names; raises SkipRowError for what is unknown or not built."""
+    versions: dict[str, str] = {}
+    for piece in pieces_of("framework", text):
+        if "family" in piece.facts:
+            versions.setdefault(str(piece.facts["family"]), str(piece.facts.get("version", "")))
+    named = [family for family in software()["families"] if family["name"] in versions]
+    main = next((family for family in named if "label" in family), None)
+    if main is None:
+        told = "not stated" if not named else f"{text!r}, which names no trainer"
+        note = f"framework is {told}: transformers' plain operations, with the spread of all stacks."
+        return Software(label=UNKNOWN, options=_added(named), notes=(note,))
+    code = str(main.get("code", ""))
+    stack = str(main.get("stack", PLAIN if code == TRANSFORMERS else ""))
+    options = dict(main.get("options", {}))
+    packages = {str(family["package"]): versions[family["name"]] for family in named if family.get("package")}
+    notes: list[str] = []
+    if stack:
+        taken, stack = _aged(stack, packages, source_date, notes, own_kernels=bool(main.get("no_plain")))
+        options = {"stack": stack, **taken, **options}
+    options |= _added([family for family in named if family is not main])
+    added = str(options.pop("fused_kernels", software()[MEGATRON]["fused_kernels"] if code == MEGATRON else ""))
+    own = stack_defaults(stack, "lora").get("fused_kernels", ()) if stack and added else ()
+    fused = ",".join(dict.fromkeys((*own, *added.split(",")))) if added else ""
+    return Software(label=str(main["label"]), stack=stack, code=code, options=options, fused=fused, notes=tuple(notes))
+
+
+def _added(named: list[dict[str, Any]]) -> dict[str, Any]:
+    """Options of kernels that are named beside a trainer."""
+    adds = software()["adds"]
+    found: dict[str, Any] = {}
+    for family in named:
+        found |= {name: value for name, value in adds.get(family.get("adds"), {}).items() if name != "source"}
+    return found
+
+
+def _aged(
+    stack: str, packages: Mapping[str, str], source_date: str, notes: list[str], *, own_kernels: bool
+) -> tuple[dict[str, Any], str]:
+    """Options that choose the defaults of then, and the stack that has them."""
+    wanted = {name: packages.get(name) or _newest(name, source_date) for name in built_stack(stack).get("packages", {})}
+    found: list[str] = []
+    for name, version in wanted.items():
+        if version is None:
+            continue
+        if _recorded(stack, name, version):
+            found.append(f"{name}={version}")
+        elif stack == PLAIN:
+            found.append(f"{name}={_oldest(stack, name)}")
+        elif own_kernels or stack in OWN_CODE:
+            raise SkipRowError(
+                f"defaults of {name} {version if packages.get(name) else 'of ' + source_date} are not recorded"
+            )
+        else:
+            then = version if packages.get(name) else f"of {source_date}"
+            notes.append(f"Defaults of {name} {then} are not recorded: those of plain transformers are taken.")
+            return _aged(PLAIN, packages, source_date, notes, own_kernels=False)
+    if source_date and any(version and not packages.get(name) for name, version in wanted.items()):
+        notes.append(f"No version is stated: defaults of the newest release by {source_date}.")
+    options: dict[str, Any] = {"stack_version": ",".join(found)} if found else {}
+    stated = packages.get(TRANSFORMERS)
+    if stated and stack != PLAIN:
+        options["hf_code"] = code_of(stated)
+    return options, stack
+
+
+def code_of(version: str) -> str:
+    """Age of Hugging Face's code by the version of transformers."""
+    ranges: list[list[str]] = software()["hf_code"]["ranges"]
+    return next(code for first, code in ranges if in_range(version, f">={first}"))
+
+
+def _recorded(stack: str, package: str, version: str) -> bool:
+    try:
+        chosen_ranges(stack, f"{package}={version}")
+    except InputError:
+        return False
+    return True
+
+
+def _oldest(stack: str, package: str) -> str:
+    """First version of the oldest recorded range."""
+    oldest = built_stack(stack)["packages"][package][-1]["versions"]
+    return str(min(re.findall(r">=([\d.]+)", oldest), key=version_key))
+
+
+def _newest(package: str, source_date: str) -> str | None:
+    """First version of the newest recorded range on a date; empty: older than all; None: no date, today's."""
+    releases: list[list[str]] = software()["releases"].get(package, [])
+    day = last_day(source_date)
+    if not day or not releases:
+        return None
+    return next((version for date, version in releases if date <= day), "0")
+
+
+def last_day(source_date: str) -> str:
+    """The last day that a date may mean: ``2025`` is 2025-12-31, ``2023-10 to 2024-01`` is 2024-01-31."""
+    dates = re.findall(r"\b(20\d\d)(?:-(\d\d))?(?:-(\d\d))?\b", source_date)
+    if not dates:
+        return ""
+    year, month, day = dates[-1]
+    return f"{year}-{month or '12'}-{day or '31'}"
+
+
+def had_sdpa(source_date: str) -> bool:
+    """Whether transformers took sdpa by default when the table was written."""
+    since: str = software()["sdpa_since"]["date"]
+    day = last_day(source_date)
+    return not day or day >= since

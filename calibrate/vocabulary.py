@@ -1,0 +1,206 @@
+"""The words of a table's cells as run options: whole cells that are known exactly, then cells piece by piece.
+
+Precedence within a cell:
+
+1. an entry for the whole text in ``data/vocabulary.json``: the words of the committed table;
+2. a value of the command line's own option (``fsdp``, ``adamw_torch_fused``);
+3. pieces, by the terms of ``data/vocabulary_terms.json`` (`cell_grammar`, `cell_layout`, `cell_targets`);
+4. a cell that states nothing ("", "not stated", "library default"): the default of the row's software where its code
+   has one (``stacks.json``) and tunecast did not choose it (``ours``), with a note; else the row is skipped.
+
+Between cells: what the framework's code is known to do, then what the columns say, then the rules of
+``data/vocabulary.json`` for the rows they name.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Callable, Mapping
+from importlib import resources
+from typing import Any
+
+from tunecast.calibrate.cell_grammar import facts_of, meaning
+from tunecast.calibrate.cell_layout import layout_of
+from tunecast.calibrate.cell_targets import targets_of
+from tunecast.calibrate.framework_names import PLAIN, TRANSFORMERS, Software, had_sdpa
+from tunecast.calibrate.run_table import SkipRowError, own_value
+from tunecast.model.stack_versions import chosen_ranges, defaults_then
+from tunecast.model.stacks import METHODS, ours, stack_defaults
+
+MEGATRON_LAYOUT = r"tp(\d+)/pp(\d+)/cp(\d+)/dp(\d+)"
+"""Tensor, pipeline, context and data parallel degrees; Megatron's distributed optimizer shards states over the last."""
+FIELDS = {
+    "grad_checkpointing": "gradient_checkpointing",
+    "attention_impl": "attn_implementation",
+    "optimizer": "optim",
+    "lora_targets": "lora_target_modules",
+    "rank": "lora_r",
+}
+"""Columns whose empty cell a stack's own default may stand for, and the field it has."""
+HALVES = ("bf16", "fp16")
+SHARDED = ("fsdp", "fsdp-grad-op", "hsdp")
+
+Options = dict[str, Any]
+
+
+@functools.cache
+def vocabulary() -> dict[str, Any]:
+    """The committed mapping from whole cells to run fields, and its rules."""
+    text = resources.files("tunecast.calibrate").joinpath("data/vocabulary.json").read_text(encoding="utf-8")
+    loaded: dict[str, Any] = json.loads(text)
+    return loaded
+
+
+def lookup(column: str, text: str, gpus: int = 1) -> Options | None:
+    """Options of a cell; None where it states nothing. Raises SkipRowError for what is unknown or refused."""
+    known = vocabulary().get(column, {})
+    if text in known:
+        found: Options = known[text]
+        if "skip" in found:
+            raise SkipRowError(f"{column} {text!r}: {found['skip']}")
+        return dict(found)
+    if not text:
+        return None
+    degrees = re.fullmatch(MEGATRON_LAYOUT, text) if column == "parallelism" else None
+    if degrees is not None:
+        tensor, pipeline, context, data = (int(number) for number in degrees.groups())
+        return {"tp": tensor, "pp": pipeline, "cp": context, "sharding": "zero1" if data > 1 else "none"}
+    own = own_value(column, text)
+    if own is not None and column != "lora_targets":
+        return own
+    try:
+        return in_pieces(column, text, gpus)
+    except SkipRowError:
+        if own is None:
+            raise
+        return own
+
+
+def in_pieces(column: str, text: str, gpus: int = 1) -> Options | None:
+    """Options of a cell by its pieces alone."""
+    if column == "parallelism":
+        return layout_of(text, gpus)
+    if column == "lora_targets":
+        return targets_of(text)
+    facts = facts_of(column, text)
+    if facts is None:
+        return None
+    if column == "packed":
+        return _lengths(text, facts)
+    return meaning(column, text, facts)
+
+
+def _lengths(text: str, facts: Mapping[str, Any]) -> Options:
+    """That samples fill their length, and the length if the cell says so; padding up to it is processed too."""
+    found: Options = {} if facts.get("padded") else {"filled": True}
+    stated = {value for value in facts.values() if isinstance(value, int) and not isinstance(value, bool)}
+    if len(stated) > 1:
+        raise SkipRowError(f"packed {text!r} contradicts itself: {' and '.join(map(str, sorted(stated)))}")
+    return found | ({"filled_length": stated.pop()} if stated else {})
+
+
+def cell(column: str, text: str, gpus: int, default: Callable[[str], Options | None]) -> Options:
+    """Options of a cell, or of the default of the row's software where it states nothing."""
+    known = vocabulary().get(column, {})
+    stands = default(column) if not text else None
+    if stands is not None:
+        return stands
+    found = lookup(column, text, gpus)
+    if found is None and text:
+        found = default(column)
+        found = found if found is not None else dict(known[""]) if "" in known else None
+    if found is not None and "skip" in found:
+        raise SkipRowError(f"{column} {text!r}: {found['skip']}")
+    if found is None:
+        raise SkipRowError(f"{column} is not stated; a table without that column takes the stack's default")
+    return found
+
+
+def defaults_of(software: Software, method: str) -> Options:
+    """Field values that the software's code gives a run of this method when nothing is said."""
+    asked = software.options.get("stack_version")
+    chosen = chosen_ranges(software.stack, None if asked is None else str(asked))
+    return defaults_then(stack_defaults(software.stack, method), chosen, method)
+
+
+def default_for(software: Software, row: Mapping[str, str], notes: list[str]) -> Callable[[str], Options | None]:
+    """What a cell that states nothing stands for, by column; None where nobody's code says."""
+
+    def default(column: str) -> Options | None:
+        name = FIELDS.get(column)
+        method = lookup("method", row.get("method", "")) or {}
+        if name is None or not software.stack or method.get("method") not in METHODS:
+            return None
+        if column == "lora_targets" and method["method"] == "full":
+            return {}
+        late = software.code != TRANSFORMERS or had_sdpa(row.get("source_date", ""))
+        if name in ours(software.stack) or (name == "attn_implementation" and not late):
+            return None
+        value = defaults_of(software, str(method["method"])).get(name)
+        if value is None:
+            return None
+        notes.append(f"{column} is not stated: {value!r} is the default of {software.stack}.")
+        return {}
+
+    return default
+
+
+def with_numbers(options: Options, software: Software, bare: str) -> None:
+    """Dtypes of the weights where a cell names the arithmetic alone.
+
+    Mixed precision keeps trained weights in fp32: as they are under autocast, in shards under FSDP, in the optimizer
+    under DeepSpeed and Megatron, whose model is in 16 bits; a frozen base is in 16 bits. A bare ``bf16`` is the dtype
+    of the weights; whether products run under autocast is then the software's default. Sources: torch.autocast docs;
+    accelerate ``Accelerator.prepare_model`` ("Upcasted low precision parameters", no autocast around DeepSpeed's
+    engine); Megatron-LM ``Float16Module``.
+    """
+    mixed = options.pop("mixed", "")
+    sharding, trains_base = str(options.get("sharding", "none")), options["method"] == "full"
+    deepspeed = sharding.startswith("zero")
+    if bare in HALVES and software.stack and not mixed:
+        defaults = defaults_of(software, str(options["method"]))
+        autocast = str(defaults.get("precision", "")).endswith("-autocast")
+        own_fp32 = trains_base and software.stack not in (PLAIN, "trl", "liger") and defaults.get("dtype") == "fp32"
+        wide = autocast and trains_base and (own_fp32 or bare == "fp16")
+        options |= {"dtype": "fp32" if wide else bare, "precision": f"{bare}-autocast" if autocast else bare}
+    if mixed:
+        wide = trains_base and sharding in ("none", "ddp") and not software.joins
+        pure = trains_base and (deepspeed or software.joins)
+        options |= {"dtype": "fp32" if wide else mixed, "precision": mixed if pure else f"{mixed}-autocast"}
+        if trains_base and sharding in SHARDED:
+            options["master_dtype"] = "fp32"
+    if "master_dtype" in software.options and not (trains_base and sharding in SHARDED):
+        options.pop("master_dtype", None)
+    if software.code == TRANSFORMERS and software.stack:
+        _as_accelerate_does(options, deepspeed=deepspeed, trains_base=trains_base)
+
+
+def _as_accelerate_does(options: Options, *, deepspeed: bool, trains_base: bool) -> None:
+    """The Trainer's DeepSpeed turns all into 16 bits; its FSDP, version 1 unless asked, trains fp32 shards."""
+    half = str(options.get("precision", "")).removesuffix("-autocast")
+    sharding = options.get("sharding", "none")
+    if deepspeed and half in HALVES and options.get("num_gpus", 1) > 1:
+        options |= {"dtype": half, "precision": half} | ({} if trains_base else {"adapter_dtype": half})
+    if sharding in SHARDED:
+        options.setdefault("fsdp_version", 1)
+        if trains_base and str(options.get("precision", "")).endswith("-autocast"):
+            options |= {"dtype": half, "master_dtype": "fp32"}
+
+
+def bare_number(row: Mapping[str, str], software: Software) -> str:
+    """The 16-bit format that the row's software computes in, where the cell says no more than that."""
+    if not software.stack or not row.get("compute_dtype"):
+        return ""
+    facts = facts_of("compute_dtype", row["compute_dtype"]) or {}
+    return str(facts["number"]) if facts.keys() == {"number"} else ""
+
+
+def with_base(options: Options, row: Mapping[str, str]) -> None:
+    """LoRA on a quantized base is QLoRA; QLoRA without a quantized base is none."""
+    quantized = "quant_method" in options or "bnb_4bit_quant_type" in options
+    if options["method"] == "lora" and quantized:
+        options["method"] = "qlora"
+    if options["method"] == "qlora" and not quantized and "quant" in row:
+        raise SkipRowError(f"quant {row['quant']!r} contradicts method {row['method']!r}")

@@ -1,0 +1,314 @@
+"""Cells as documentation, model cards and benchmarks word them, and what they mean; what is unknown is refused by name.
+
+The meanings are written by hand from the frameworks' documentation. Pieces alone are asked (`in_pieces`): the entries
+for whole cells of the committed table are compared with them at the end.
+"""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tunecast.calibrate.cell_grammar import grammar, software, wordings
+from tunecast.calibrate.run_table import SkipRowError
+from tunecast.calibrate.vocabulary import in_pieces, lookup, vocabulary
+
+TABLE = Path(__file__).parents[2] / "results" / "published" / "published-runs.csv"
+GPUS = 8
+
+ON = {"gradient_checkpointing": True}
+OFF = {"gradient_checkpointing": False}
+OPS = {"gradient_checkpointing": True, "checkpoint_keeps_ops": True}
+UNSLOTH = {"gradient_checkpointing": True, "activation_offloading": True, "reentrant": True}
+HOST = {"gradient_checkpointing": True, "activation_offloading": True}
+FLASH = {"attn_implementation": "flash_attention_2"}
+SDPA = {"attn_implementation": "sdpa"}
+FUSED = {"attn_implementation": "sdpa", "fused_kernels": "attention"}
+FLASH_3 = {"attn_implementation": "flash_attention_2", "attention_kernel": "flash-3"}
+COMPILED: dict[str, Any] = {"torch_compile": True}
+PLAIN: dict[str, Any] = {"torch_compile": False}
+NF4 = {"bnb_4bit_quant_type": "nf4"}
+NF4_TWICE = {"bnb_4bit_quant_type": "nf4", "double_quant": True}
+BNB_4, BNB_8 = {"quant_method": "bnb-4bit"}, {"quant_method": "bnb-8bit"}
+FULL, LORA, QLORA = {"method": "full"}, {"method": "lora"}, {"method": "qlora"}
+BF16 = {"dtype": "bf16", "precision": "bf16"}
+FP16 = {"dtype": "fp16", "precision": "fp16"}
+MIXED = {"mixed": "bf16"}
+FILLED: dict[str, Any] = {"filled": True}
+FOREACH, ONE_KERNEL = {"optim": "adamw_torch"}, {"optim": "adamw_torch_fused"}
+BNB_ADAM, PAGED_8, PAGED_32 = {"optim": "adamw_bnb_8bit"}, {"optim": "paged_adamw_8bit"}, {"optim": "paged_adamw_32bit"}
+ALL = {"lora_target_modules": "all-linear"}
+
+
+def targets(names: str) -> dict[str, str]:
+    return {"lora_target_modules": names}
+
+
+def layout(sharding: str, **degrees: object) -> dict[str, object]:
+    return {"sharding": sharding, **degrees}
+
+
+MEANINGS: dict[str, list[tuple[str, dict[str, Any]]]] = {
+    "method": [
+        ("Full fine-tune", FULL), ("full finetuning", FULL), ("Full-parameter SFT", FULL), ("SFT", FULL),
+        ("Pretraining", FULL), ("continued pre-training", FULL), ("FFT", FULL), ("LoRA", LORA), ("LoRA+", LORA),
+        ("LoRA (PEFT)", LORA), ("SFT (LoRA)", LORA), ("SFT with LoRA", LORA), ("QLoRA", QLORA), ("Q-LoRA", QLORA),
+        ("4-bit LoRA", QLORA), ("DoRA", {"method": "lora", "use_dora": True}),
+        ("LoRA + DoRA", {"method": "lora", "use_dora": True}), ("QDoRA", {"method": "qlora", "use_dora": True}),
+        ("rsLoRA", {"method": "lora", "use_rslora": True}), ("full fine-tuning (all parameters)", FULL),
+    ],
+    "quant": [
+        ("No", {}), ("none (bf16)", {}), ("16-bit", {}), ("NF4", NF4), ("nf4 (bitsandbytes)", NF4),
+        ("4-bit (NF4)", NF4),
+        ("NF4, double quantization", NF4_TWICE), ("nf4 + nested quantization", NF4_TWICE),
+        ("nf4, no double quant", {"bnb_4bit_quant_type": "nf4", "double_quant": False}),
+        ("FP4", {"bnb_4bit_quant_type": "fp4"}), ("4bit", BNB_4), ("4-bit", BNB_4), ("bnb 4-bit", BNB_4),
+        ("int4 (bitsandbytes)", BNB_4), ("load_in_4bit", BNB_4), ("QLoRA 4-bit", BNB_4), ("8-bit", BNB_8),
+        ("int8", BNB_8), ("LLM.int8()", BNB_8), ("8bit (bitsandbytes 0.43)", BNB_8),
+        ("GPTQ 4-bit", {"quant_method": "gptq-4bit"}), ("4-bit (AutoGPTQ)", {"quant_method": "gptq-4bit"}),
+        ("gptq-int8", {"quant_method": "gptq-8bit"}),
+    ],
+    "compute_dtype": [
+        ("BF16", BF16), ("bfloat16", BF16), ("bf16-true", BF16), ("pure bf16", BF16), ("bf16 compute", BF16),
+        ("bf16 weights", BF16), ("bf16 (weights and optimizer too)", BF16), ("bf16, no mixed precision", BF16),
+        ("float16", FP16), ("half precision", FP16), ("fp32", {"dtype": "fp32", "precision": "fp32"}),
+        ("bf16-mixed", MIXED), ("bf16 mixed", MIXED), ("BF16 AMP", MIXED), ("bf16 autocast", MIXED),
+        ("mixed precision (bf16)", MIXED), ("bf16/fp32 mixed precision", MIXED), ("bf16 (fp32 master weights)", MIXED),
+        ("bf16 with fp32 master weights", MIXED), ("fp16 AMP", {"mixed": "fp16"}),
+        ("FP16 mixed precision", {"mixed": "fp16"}),
+        ("fp16 autocast over fp32 weights", {"dtype": "fp32", "precision": "fp16-autocast"}),
+        ("bf16 autocast, fp32 weights", {"dtype": "fp32", "precision": "bf16-autocast"}),
+        ("bf16 weights, bf16 autocast", {"dtype": "bf16", "precision": "bf16-autocast"}),
+        ("fp8 (tensorwise linear layers)", {**BF16, "fp8": "torchao"}), ("float8, torchao", {**BF16, "fp8": "torchao"}),
+        ("MXFP8", {**BF16, "fp8": "megatron-mxfp8"}), ("FP8 (TE)", {**BF16, "fp8": "te"}),
+        ("fp8 (current scaling), bf16 elsewhere", {**BF16, "fp8": "megatron-current"}),
+    ],
+    "grad_checkpointing": [
+        ("True", ON), ("enabled", ON), ("On", ON), ("yes (recipe default)", ON), ("Full", ON), ("full recompute", ON),
+        ("full activation recomputation", ON), ("activation checkpointing", ON), ("per layer", ON), ("every layer", ON),
+        ("full (uniform)", ON), ("yes (per decoder layer)", ON), ("enabled (from the config)", ON), ("False", OFF),
+        ("off", OFF), ("disabled", OFF), ("none", OFF), ("no (default)", OFF), ("gradient checkpointing: off", OFF),
+        ("no recompute", OFF), ("selective (op)", OPS), ("selective AC", OPS), ("unsloth", UNSLOTH),
+        ("yes (unsloth default)", UNSLOTH), ('"unsloth"', UNSLOTH), ("yes, with activation offloading", HOST),
+        ("activation offload", HOST), ("yes (reentrant)", {**ON, "reentrant": True}),
+        ("non-reentrant", {**ON, "reentrant": False}), ("yes, use_reentrant=False", {**ON, "reentrant": False}),
+    ],
+    "attention_impl": [
+        ("flash2", FLASH), ("FlashAttention-2", FLASH), ("Flash Attention 2", FLASH), ("flash_attention_2", FLASH),
+        ("FA2", FLASH), ("flash-attn 2.5.8", FLASH), ("flash attention", FLASH), ("FlashAttention-2 (varlen)", FLASH),
+        ("Flash Attention v2", FLASH), ("flash3", FLASH_3), ("FA3", FLASH_3), ("FlashAttention-3", FLASH_3),
+        ("SDPA", SDPA),
+        ("PyTorch SDPA", SDPA), ("torch SDPA (flash backend)", SDPA), ("library default (sdpa)", SDPA),
+        ("F.scaled_dot_product_attention", SDPA), ("xformers", SDPA), ("memory-efficient attention", SDPA),
+        ("flash2 or xformers", SDPA), ("xformers/sdpa", SDPA), ("eager", {"attn_implementation": "eager"}),
+        ("eager (default)", {"attn_implementation": "eager"}), ("Transformer Engine", FUSED),
+        ("cuDNN fused attention", FUSED),
+        ("fused (TE/cuDNN)", FUSED), ("ring attention (flash)", {**FLASH, "cp_kind": "ring"}),
+    ],
+    "compile": [
+        ("True", COMPILED), ("torch.compile", COMPILED), ("yes (max-autotune)", COMPILED), ("per block", COMPILED),
+        ("torch.compile, inductor", COMPILED), ("False", PLAIN), ("off", PLAIN), ("not compiled", PLAIN),
+        ("no (torch.compile off)", PLAIN), ("partly (unsloth)", PLAIN),
+        ("yes, without loss", {"torch_compile": True, "compile_loss": False}),
+    ],
+    "optimizer": [
+        ("adamw", FOREACH), ("Adam", FOREACH), ("torch AdamW", FOREACH), ("AdamW (PyTorch)", FOREACH),
+        ("torch.optim.AdamW", FOREACH), ("adamw_hf", FOREACH), ("AdamW (foreach)", FOREACH),
+        ("AdamW fused", ONE_KERNEL),
+        ("AdamW (fused=True)", ONE_KERNEL), ("DeepSpeed FusedAdam", ONE_KERNEL), ("apex FusedAdam", ONE_KERNEL),
+        ("adamw_torch_fused", ONE_KERNEL), ("8-bit AdamW", BNB_ADAM), ("AdamW8bit", BNB_ADAM),
+        ("bitsandbytes 8-bit AdamW", BNB_ADAM), ("AdamW (8-bit, bitsandbytes)", BNB_ADAM),
+        ("paged AdamW 8-bit", PAGED_8),
+        ("PagedAdamW8bit", PAGED_8), ("paged_adamw_32bit", PAGED_32), ("Paged AdamW (32-bit)", PAGED_32),
+        ("PagedAdamW (bitsandbytes)", PAGED_32), ("Adafactor", {"optim": "adafactor"}), ("SGD", {"optim": "sgd"}),
+        ("Lion", {"optim": "lion_32bit"}), ("8-bit Lion", {"optim": "lion_8bit"}),
+        ("distributed optimizer/AdamW", {**ONE_KERNEL, "distributed_optimizer": True}),
+    ],
+    "parallelism": [
+        ("DDP", layout("ddp")), ("data parallel", layout("ddp")), ("DDP (8 GPUs)", layout("ddp")),
+        ("ZeRO-1", layout("zero1")), ("DeepSpeed ZeRO stage 2", layout("zero2")), ("ZeRO-3", layout("zero3")),
+        ("zero stage-3 (DeepSpeed)", layout("zero3")),
+        ("ZeRO-2 with optimizer offload", layout("zero2", offload="optimizer")),
+        ("ZeRO-2 + CPU offload", layout("zero2", offload="optimizer")),
+        ("deepspeed zero3 + cpu offload", layout("zero3", offload="all")), ("FSDP", layout("fsdp")),
+        ("FSDP (FULL_SHARD)", layout("fsdp")), ("full_shard", layout("fsdp")),
+        ("FSDP1", layout("fsdp", fsdp_version=1)),
+        ("FSDP2", layout("fsdp", fsdp_version=2)), ("FSDP (SHARD_GRAD_OP)", layout("fsdp-grad-op")),
+        ("FSDP, CPU offload", layout("fsdp", offload="all")), ("HYBRID_SHARD", layout("hsdp")),
+        ("HSDP (2 nodes)", layout("hsdp", gpus_per_node=4)), ("TP=4, PP=2", layout("none", tp=4, pp=2)),
+        ("tp4/pp2", layout("none", tp=4, pp=2)), ("TP4PP2", layout("none", tp=4, pp=2)),
+        ("PP 2, TP 2, DP 2", layout("ddp", tp=2, pp=2)), ("TP2 x PP2 x CP2", layout("ddp", tp=2, pp=2, cp=2)),
+        ("8-way tensor parallelism", layout("none", tp=8)), ("model parallel 8", layout("none", tp=8)),
+        ("tensor parallel", layout("none", tp=8)),
+        ("TP8 + sequence parallel", layout("none", tp=8, sequence_parallel=True)),
+        ("tp2, distributed optimizer", layout("zero1", tp=2)), ("ddp with sharded optimizer", layout("zero1")),
+        ("FSDP2 + TP 2", layout("fsdp", fsdp_version=2, tp=2)),
+        ("ring attention 4, FSDP", layout("fsdp", cp=4, cp_kind="ring")),
+        ("ZeRO-3 + Ulysses 8", layout("zero3", cp=8, cp_kind="ulysses")),
+        ("device_map pipeline (naive)", layout("none", pp=8)),
+        ("2 nodes x 4 GPUs, ZeRO-3", layout("zero3", gpus_per_node=4)),
+    ],
+    "packed": [
+        ("True", FILLED), ("yes (packing)", FILLED), ("sample packing", FILLED), ("constant length", FILLED),
+        ("concatenated", FILLED), ("yes (variable-length attention)", FILLED), ("mock data", FILLED),
+        ("synthetic tokens", FILLED), ("random token ids", FILLED),
+        ("packed to 4096", {**FILLED, "filled_length": 4096}),
+        ("n/a: samples fill 8192", {**FILLED, "filled_length": 8192}), ("padded to max length", {}),
+        ("padding=max_length", {}),
+    ],
+    "lora_targets": [
+        ("all linear layers", ALL), ("All-Linear", ALL), ("all 7 modules", ALL),
+        ("q_proj, v_proj", targets("q_proj,v_proj")),
+        ("q_proj/k_proj/v_proj/o_proj", targets("q_proj,k_proj,v_proj,o_proj")),
+        ("[q_proj, v_proj]", targets("q_proj,v_proj")),
+        ("q,k,v,o", targets("q,k,v,o")), ("wq, wv", targets("wq,wv")), ("attention only", targets("<attention>")),
+        ("attention + MLP", targets("<attention>,<mlp>")), ("qkv", targets("<qkv>")),
+        ("q_proj, v_proj (PEFT default)", targets("q_proj,v_proj")), ("PEFT default", targets("<peft>")),
+        ("self_attn.q_proj, self_attn.v_proj", targets("q_proj,v_proj")),
+    ],
+}  # fmt: skip
+CASES = [(column, text, means) for column, entries in MEANINGS.items() for text, means in entries]
+
+
+def test_the_corpus_is_broad() -> None:
+    assert len(CASES) >= 150
+    assert MEANINGS.keys() <= grammar()["columns"].keys()
+
+
+@pytest.mark.parametrize(("column", "text", "means"), CASES)
+def test_a_cell_means_what_its_authors_mean(column: str, text: str, means: dict[str, Any]) -> None:
+    assert in_pieces(column, text, GPUS) == means
+    assert in_pieces(column, f"  {text.upper()} ", GPUS) is not None or column == "lora_targets"
+
+
+@pytest.mark.parametrize(("column", "text", "means"), CASES)
+def test_one_unknown_word_refuses_the_cell(column: str, text: str, means: dict[str, Any]) -> None:
+    with pytest.raises(SkipRowError, match=rf"^{column} .*'zorblax' is not in the vocabulary"):
+        in_pieces(column, f"{text} (zorblax)", GPUS)
+
+
+@pytest.mark.parametrize(
+    ("column", "text", "piece"),
+    [
+        ("method", "prefix", "'prefix' is not in the vocabulary"),
+        ("method", "LoRA (full)", "'lora' and 'full'"),
+        ("method", "LoRA, then DPO", "'then dpo' is not"),
+        ("method", "DPO", "next token"),
+        ("method", "GaLore", "not a method"),
+        ("quant", "int4", "whose 4-bit integers"),
+        ("quant", "AWQ", "not built"),
+        ("quant", "nf4 (8-bit)", "'nf4' and '8 bit'"),
+        ("quant", "nf5", "'nf5' is not"),
+        ("compute_dtype", "bf17", "'bf17' is not"),
+        ("compute_dtype", "bf16 (fp16)", "'bf16' and 'fp16'"),
+        ("compute_dtype", "bf16 or fp16", "'or fp16' is not"),
+        ("compute_dtype", "TF32", "TF32 are not built"),
+        ("compute_dtype", "fp8", "recipe"),
+        ("compute_dtype", "fp8 (rowwise)", "'rowwise': this FP8 recipe is not built"),
+        ("compute_dtype", "not bf16", "'not bf16' is not"),
+        ("grad_checkpointing", "yes (no)", "'yes' and 'no'"),
+        ("grad_checkpointing", "maybe", "'maybe' is not"),
+        ("grad_checkpointing", "yes (assumed)", "'assumed': the source does not state it"),
+        ("grad_checkpointing", "selective (every 3 layers)", "'every 3 layers': checkpoints of some layers"),
+        ("grad_checkpointing", "selective (attention)", "attention alone"),
+        ("grad_checkpointing", "first 5 layers", "some layers"),
+        ("grad_checkpointing", "yes, except embeddings", "'except embeddings' is not"),
+        ("attention_impl", "flash9", "'flash9' is not"),
+        ("attention_impl", "sdpa (eager)", "'sdpa' and 'eager'"),
+        ("attention_impl", "flash2, flash3", "'flash2' and 'flash3'"),
+        ("attention_impl", "not flash", "'not flash' is not"),
+        ("attention_impl", "flex attention", "not built"),
+        ("compile", "partly", "not stated or not built"),
+        ("compile", "yes (reduce-overhead)", "CUDA graphs"),
+        ("compile", "yes, off", "'yes' and 'off'"),
+        ("optimizer", "Muon + AdamW", "'muon': this optimizer is not built"),
+        ("optimizer", "AdamW (torchao 8-bit)", "torchao's 8-bit optimizer"),
+        ("optimizer", "AdamW or Lion", "'or lion' is not"),
+        ("optimizer", "SGD + AdamW", "'sgd' and 'adamw'"),
+        ("optimizer", "8-bit", "no meaning of bits 8"),
+        ("packed", "no", "not known"),
+        ("packed", "dynamic padding", "not known"),
+        ("packed", "grouped by length", "not known"),
+        ("packed", "yes (no)", "'no': padded samples"),
+        ("packed", "packed to 2048, samples fill 4096", "2048 and 4096"),
+        ("parallelism", "zero7", "'zero7' is not"),
+        ("parallelism", "ZeRO-2 and ZeRO-3", "'zero 2' and 'zero 3'"),
+        ("parallelism", "FSDP + ZeRO-3", "fsdp and zero3"),
+        ("parallelism", "TP3", "takes 3 GPUs"),
+        ("parallelism", "TP2, DP2", "states 2 copies, but gpus 8 leaves 4"),
+        ("parallelism", "tp2 (tensor parallel 4)", "tp 2 and 4"),
+        ("parallelism", "single", "does not say how 8 copies"),
+        ("parallelism", "FSDP on 16 GPUs", "names 16 GPUs, but gpus is 8"),
+        ("parallelism", "EP=8", "expert parallelism"),
+        ("parallelism", "cpu offload", "does not say what is offloaded"),
+        ("lora_targets", "all linear, attention", "all and"),
+        ("lora_targets", "everything", "'everything' is not"),
+        ("lora_targets", "vision tower", "outside the language model"),
+    ],
+)  # fmt: skip
+def test_what_nobody_can_know_is_refused_by_name(column: str, text: str, piece: str) -> None:
+    with pytest.raises(SkipRowError) as refusal:
+        in_pieces(column, text, GPUS)
+    assert str(refusal.value).startswith(column)
+    assert piece in str(refusal.value)
+
+
+@pytest.mark.parametrize("text", ["not stated", "unknown", "?", "library default", "default", "n/a", "N/A (default)"])
+@pytest.mark.parametrize("column", ["grad_checkpointing", "attention_impl", "optimizer", "parallelism", "method"])
+def test_words_for_nothing_state_nothing(column: str, text: str) -> None:
+    assert in_pieces(column, text, GPUS) is None
+
+
+def committed_cells(column: str) -> set[str]:
+    with TABLE.open(encoding="utf-8", newline="") as handle:
+        return {row[column] for row in csv.DictReader(handle) if row["set"] == "training" and row[column]}
+
+
+EXACT_ALONE = {
+    ("attention_impl", "flash (triton)"): "a kernel older than FlashAttention-2, which a rule names",
+    ("compute_dtype", "fp16 AMP (per config)"): "of DeepSpeed, whose weights are in 16 bits",
+    ("compute_dtype", "bf16 autocast, fp32 master weights"): "shards in fp32, which pieces leave to the layout",
+    ("compute_dtype", "fp8 (Transformer Engine)"): "in Megatron, which casts weights once a step",
+    ("optimizer", "AdamW fused (on CPU)"): "the layout says that it is offloaded",
+    ("optimizer", "distributed AdamW"): "its layouts say what is sharded",
+}
+"""Whole cells whose meaning is more than that of their pieces."""
+
+
+@pytest.mark.parametrize("column", sorted(MEANINGS.keys() - {"parallelism", "lora_targets"}))
+def test_pieces_mean_what_the_committed_tables_cells_mean(column: str) -> None:
+    """Wherever the pieces of a training row's cell are known, they mean what the entry for the whole cell means."""
+    compared = 0
+    for text in sorted(committed_cells(column) & vocabulary()[column].keys()):
+        exact = vocabulary()[column][text]
+        try:
+            found = in_pieces(column, text, GPUS)
+        except SkipRowError:
+            continue
+        if "skip" in exact or (column, text) in EXACT_ALONE or not found:
+            continue
+        told = {name: value for name, value in found.items() if not name.startswith("filled")}
+        off = {"torch_compile": False}
+        assert told | off == exact | off, (column, text)
+        compared += 1
+    assert compared > 0 or column == "packed"
+
+
+def test_whole_cells_go_before_pieces() -> None:
+    assert lookup("compute_dtype", "fp16 AMP (per config)") == FP16
+    assert in_pieces("compute_dtype", "fp16 AMP (per config)") == {"mixed": "fp16"}
+    assert lookup("parallelism", "tp2/pp2/cp1/dp2", GPUS) == {"tp": 2, "pp": 2, "cp": 1, "sharding": "zero1"}
+    assert in_pieces("parallelism", "tp2/pp2/cp1/dp2", GPUS) == {"tp": 2, "pp": 2, "sharding": "ddp"}
+
+
+def test_alternatives_in_brackets_stay_together() -> None:
+    assert wordings("a|b (c|d)|e") == ["a", "b (c|d)", "e"]
+    assert wordings(r"x\(|y") == [r"x\(", "y"]
+
+
+def test_every_column_of_terms_names_its_source() -> None:
+    assert all(column["source"] for column in grammar()["columns"].values())
+    assert all("label" in family or "skip" in family or "adds" in family for family in software()["families"])
