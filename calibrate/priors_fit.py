@@ -41,11 +41,13 @@ from tunecast.model.priors import (
     ATTENTION_KERNEL,
     CLOCK,
     DEVICE_KINDS,
+    GENERATION_KINDS,
     PRIORS_SCHEMA,
     PRODUCTS,
     SOURCE_KINDS,
     STACK_KINDS,
     WORK,
+    cell_group,
     datasheet_factors,
     interval,
 )
@@ -60,14 +62,16 @@ SHARED = (*FRACTIONS, "host_s_per_launch", "host_hooks")
 HOST_GROUP = "host"
 BY_KIND = {
     **{f"device.{kind}": (kind,) for kind in DEVICE_KINDS},
+    **{f"generation.{kind}": (kind,) for kind in GENERATION_KINDS},
     **{f"stack.{kind}": (kind,) for kind in STACK_KINDS},
     **{f"source.{kind}": (kind,) for kind in SOURCE_KINDS},
 }
 FOLLOWED = {**{name: (name, -1.0) for name in EFFICIENCIES}, "host_s_per_launch": (HOST_GROUP, 1.0)}
 """Shared parameters that stretch a kind of work."""
 WHOLE = ("device", "sharding")
+CELLS = ("cell", "late_cell")
 MOVES = {
-    **dict.fromkeys((*WHOLE, "cell"), WORK),
+    **dict.fromkeys((*WHOLE, *CELLS), WORK),
     **BY_KIND,
     HOST_GROUP: (HOST_GROUP,),
     CLOCK: PRODUCTS,
@@ -98,16 +102,16 @@ class Row:
 
 
 def effect_names(run: PublishedRun) -> tuple[Effect, ...]:
-    """What a run's time may differ by: its card and sharding as a whole, its card and stack by kind of work, which
-    forecasts know; its source by kind, the source's host, and the source's rows of one method on one card, which they
-    do not."""
-    own = run.run
+    """What a run's time may differ by: its card and sharding as a whole, its card, the card's generation and its stack
+    by kind of work, which forecasts know; its source by kind, the source's host, and the source's rows of one method on
+    one card, which they do not."""
+    own, gpu = run.run, load_gpus()[run.gpu]
     sharding = (("sharding", own.sharding),) if own.num_gpus > 1 else ()
     kernel = ((ATTENTION_KERNEL, run.attention_kernel),) if run.attention_kernel else ()
     clock = ((CLOCK, run.gpu),) if run.gpu in beliefs()["held_clock"]["values"] else ()
     parts = (run.source, run.gpu, own.method, own.base_quantization, own.fp8, own.num_gpus > 1)
-    cell = ("cell", " ".join(str(part) for part in parts))
-    names = {"device": run.gpu, "stack": run.stack, "source": run.source}
+    cell = (cell_group(gpu), " ".join(str(part) for part in parts))
+    names = {"device": run.gpu, "generation": gpu.generation, "stack": run.stack, "source": run.source}
     by_kind = ((group, names[group.partition(".")[0]]) for group in BY_KIND)
     return (("device", run.gpu), *clock, *sharding, *kernel, *by_kind, (HOST_GROUP, run.source), cell)
 
@@ -301,7 +305,7 @@ def priors_of(rows: Sequence[Row]) -> dict[str, Any]:
     solution = fit_rows(rows)
     errors = left_out(rows, solution)
     width, sds = width_of(rows, errors), solution.sds
-    new = math.hypot(sds["cell"], row_log_sd(sds))
+    new = {f"new_{cell}": width * math.hypot(sds[cell], row_log_sd(sds)) for cell in CELLS}
     stored = {name: _stored(solution, name) for name in SHARED}
     return {
         "schema": PRIORS_SCHEMA,
@@ -314,7 +318,7 @@ def priors_of(rows: Sequence[Row]) -> dict[str, Any]:
         "covariance": _covariance(solution),
         "spreads": dict(sds),
         "width": width,
-        "step_log_sd": {"new_run": width * new, "seen": width * row_log_sd(sds)},
+        "step_log_sd": {**new, "seen": width * row_log_sd(sds)},
         "left_out_log_errors": {"by_source": {row_id: -missed for row_id, (missed, _) in errors.items()}},
     }
 

@@ -32,7 +32,7 @@ MOST_SD = 2.0
 """No spread is larger."""
 STEP = 1e-4
 """Of the numerical derivatives, in logs."""
-ROUNDS = 12
+ROUNDS = 20
 """Of spreads after efficiencies after spreads, at most."""
 SAME_LIKELIHOOD = 0.3
 """A round that changes the log likelihood by less is the last one."""

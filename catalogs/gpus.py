@@ -70,6 +70,11 @@ class Gpu:
     source_date: str
     note: str
 
+    @property
+    def generation(self) -> str:
+        """Cards whose processors are alike: the major compute capability of NVIDIA's, the gfx target of AMD's."""
+        return self.compute_capability.split(".")[0]
+
 
 @cache
 def load_gpus() -> dict[str, Gpu]:

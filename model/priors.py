@@ -13,14 +13,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
-from statistics import median, stdev
 from typing import TYPE_CHECKING, Any
 
-from tunecast.catalogs.gpus import Gpu, load_gpus, training_dtype
+from tunecast.catalogs.gpus import Gpu, training_dtype
 from tunecast.model.factors import Curve, Factor, FactorSet
 from tunecast.model.operation import NATIVE
+from tunecast.model.product_share import attention_share, matmul_share, shares_of, unknown_log_sd
 from tunecast.model.run import Run
-from tunecast.model.units import GIGA, TERA
+from tunecast.model.units import GIGA
 from tunecast.model.value import Z80
 
 if TYPE_CHECKING:
@@ -31,12 +31,14 @@ WAVE_TILES = {"bf16": (128, 128), "fp16": (128, 128), "fp32": (128, 32), "fp8": 
 """Output tile that a partial wave is counted in; cuBLAS's fp32 kernels for thin results are ``sgemm_128x32``."""
 WORK = ("gemm", "attention", "memory", "dequant")
 """Kinds of work of the device."""
-DEVICE_KINDS = STACK_KINDS = WORK
+DEVICE_KINDS = STACK_KINDS = GENERATION_KINDS = WORK
 SOURCE_KINDS = (*WORK, "link")
-"""Kinds of work whose rates differ from card to card, stack to stack and source to source."""
+"""Kinds of work whose rates differ from card to card, generation to generation, stack to stack and source to source."""
 PRODUCTS = ("gemm", "attention")
 """Kinds of work that a lower clock slows: memory has a clock of its own."""
 NO_VENDOR = "no run on any {} card either"
+HOPPER = 9.0
+"""Compute capability of the generation since which rows of one source differ more."""
 CLOCK = "clock"
 """The group of effects of cards whose power holds their clock down."""
 ATTENTION_KERNEL = "attention_kernel"
@@ -105,73 +107,6 @@ def _partial_wave(gpu: Gpu, dtype: str, beliefs: Mapping[str, Any]) -> dict[str,
     }
 
 
-def attention_share(gpu: Gpu, beliefs: Mapping[str, Any]) -> float:
-    """Rate of FlashAttention-2 as a share of what it reaches elsewhere: less where products have instructions that
-    it does not use (compute capability 9.0 and 10.x, Hopper and Blackwell of data centres), and as much less as this
-    card's products are known to reach less, since one clock and one power limit hold both."""
-    belief = beliefs.get("attention_on_hopper")
-    late = gpu.compute_capability.split(".")[0] in ("9", "10")
-    share = float(belief["value"]) if belief is not None and late else 1.0
-    return share * published_over_usual(gpu, beliefs)
-
-
-def matmul_share(gpu: Gpu, dtype: str, beliefs: Mapping[str, Any]) -> float:
-    """Best matrix product over the dense peak, as published for this card, else for its compute capability: later
-    cards reach less of theirs, in 8 bits less again. Above 1 where a card runs faster than the clock of its peak."""
-    usual = usual_shares(gpu, beliefs)
-    return float(usual.get(dtype, usual["bf16"])) * published_over_usual(gpu, beliefs)
-
-
-def usual_shares(gpu: Gpu, beliefs: Mapping[str, Any]) -> Mapping[str, float]:
-    """By dtype: what products of this compute capability reach of their peak."""
-    known: Mapping[str, Mapping[str, float]] = beliefs["matmul_reached"]["values"]
-    return known.get(gpu.compute_capability.split(".")[0], known["8"])
-
-
-def published_over_usual(gpu: Gpu, beliefs: Mapping[str, Any]) -> float:
-    """What this card's products reach of their peak over what those of its compute capability do; 1 if unpublished.
-
-    A card whose power holds them back is held back less between other work: `held_in_a_mix` of it, in logs.
-    """
-    alone = alone_over_usual(gpu, beliefs)
-    short = held_back(gpu, alone)
-    return math.exp(-float(beliefs["held_in_a_mix"]["value"]) * short) if short else alone
-
-
-def held_back(gpu: Gpu, alone: float) -> float:
-    """Log by which power slows an NVIDIA card's products one after the other; 0 where they reach the usual."""
-    return max(-math.log(alone), 0.0) if gpu.vendor == "nvidia" else 0.0
-
-
-def alone_over_usual(gpu: Gpu, beliefs: Mapping[str, Any]) -> float:
-    """Published products of this card, one after the other, over the usual share of the peak; 1 if unpublished."""
-    own = shares_of(gpu, beliefs)
-    return median(own) / float(usual_shares(gpu, beliefs)["bf16"]) if own else 1.0
-
-
-def shares_of(gpu: Gpu, beliefs: Mapping[str, Any]) -> list[float]:
-    """Every published figure of this card's large 16-bit products over its dense peak."""
-    figures = beliefs["matmul_reached"].get("tflops_by_gpu", {}).get(gpu.id, ())
-    return [figure * TERA / gpu.peaks[training_dtype(gpu)] for figure in figures]
-
-
-def all_shares(beliefs: Mapping[str, Any]) -> dict[str, list[float]]:
-    """`shares_of` every card that has some."""
-    catalog = load_gpus()
-    return {name: shares_of(catalog[name], beliefs) for name in beliefs["matmul_reached"].get("tflops_by_gpu", {})}
-
-
-def share_log_sd(gpu: Gpu, beliefs: Mapping[str, Any]) -> float:
-    """How much shares differ, as logs, among cards of this compute capability, else of its major one, else of all."""
-    catalog, shares = load_gpus(), all_shares(beliefs)
-    own, major = gpu.compute_capability, gpu.compute_capability.split(".")[0]
-    for alike in (lambda c: c == own, lambda c: c.split(".")[0] == major, lambda c: True):
-        logs = [math.log(s) for name, of in shares.items() if alike(catalog[name].compute_capability) for s in of]
-        if len(logs) > 1:
-            break
-    return stdev(logs)
-
-
 def _curve(form: str, params: dict[str, float]) -> Curve:
     return Curve(form=form, params=params, log_sd=0.0, origin="datasheet")
 
@@ -198,7 +133,8 @@ def prior_factors(gpu: Gpu, run: Run | None = None, priors: Mapping[str, Any] | 
     base = datasheet_factors(gpu, priors["beliefs"])
     device = device_effect(gpu, priors)
     own = (device, *clock_effects(gpu, priors), *product_effects(gpu, priors))
-    effects = (*own, *kind_effects("device", gpu.id, priors), *run_effects(run, priors))
+    generation = kind_effects("generation", gpu.generation, priors)
+    effects = (*own, *kind_effects("device", gpu.id, priors), *generation, *run_effects(run, priors))
     factors = dict(base.factors)
     for kind, efficiency in priors["efficiency"].items():
         if kind != "link":
@@ -214,12 +150,19 @@ def prior_factors(gpu: Gpu, run: Run | None = None, priors: Mapping[str, Any] | 
         gpu=gpu.id,
         curves=base.curves,
         factors=factors,
-        step_log_sd=float(priors["step_log_sd"]["new_run"]),
+        step_log_sd=float(priors["step_log_sd"][f"new_{cell_group(gpu)}"]),
         memory_overhead_bytes=dict(priors["memory_overhead_bytes"]),
         step_params=STEP_PARAMS,
         step_covariance=step_covariance(priors, (*effects, *source_effects(priors))),
         notes=device.notes,
     )
+
+
+def cell_group(gpu: Gpu) -> str:
+    """The group of effects of a source's rows of one method on one card: they differ more on cards whose software was
+    young when they were measured, NVIDIA's since Hopper and those of other makers."""
+    early = gpu.vendor == "nvidia" and float(gpu.compute_capability) < HOPPER
+    return "cell" if early else "late_cell"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,15 +201,11 @@ def device_effect(gpu: Gpu, priors: Mapping[str, Any]) -> Effect:
 
 
 def product_effects(gpu: Gpu, priors: Mapping[str, Any]) -> tuple[Effect, ...]:
-    """What is not known of the products of a card without published runs: how far its power holds them back in a mix
-    (anywhere between none and all), or, where none are published, as much as the shares of cards like it differ."""
+    """What is not known of the products of a card without published runs."""
     beliefs = priors["beliefs"]
     if gpu.id in priors["device_effects"] or gpu.id in beliefs["held_clock"]["values"]:
         return ()
-    if shares_of(gpu, beliefs):
-        log_sd = held_back(gpu, alone_over_usual(gpu, beliefs)) / math.sqrt(12.0)
-    else:
-        log_sd = share_log_sd(gpu, beliefs)
+    log_sd = unknown_log_sd(gpu, beliefs)
     return (Effect(value=0.0, name=None, moves=PRODUCTS, log_sd=log_sd),) if log_sd else ()
 
 

@@ -1,0 +1,144 @@
+"""What a card's matrix products reach of its dense peak, and how sure that is: published, or expected by its power.
+
+Products of 16-bit numbers are published for some cards (``tflops_by_gpu`` of the beliefs). What they reach differs
+most by the power that a card may draw: 72 W feed 121 TFLOP/s of an L4 to less than half, 350 W all 71 of an RTX 3090.
+For an NVIDIA card without a figure, `expected` reads its share off those with one, by watts per TFLOP/s and by compute
+capability.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from tunecast.catalogs.gpus import Gpu, load_gpus, training_dtype
+from tunecast.model.units import TERA
+
+LATE = ("9", "10")
+"""Major compute capabilities of the data centre since Hopper."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """Log of a card's products over its peak, with the standard deviation of what is not known of it."""
+
+    log: float
+    log_sd: float
+
+
+def attention_share(gpu: Gpu, beliefs: Mapping[str, Any]) -> float:
+    """Rate of FlashAttention-2 as a share of what it reaches elsewhere: less where products have instructions that
+    it does not use (compute capability 9.0 and 10.x, Hopper and Blackwell of data centres), and as much less as this
+    card's products are known to reach less, since one clock and one power limit hold both."""
+    belief = beliefs.get("attention_on_hopper")
+    late = gpu.generation in LATE
+    share = float(belief["value"]) if belief is not None and late else 1.0
+    return share * own_over_usual(gpu, beliefs)
+
+
+def matmul_share(gpu: Gpu, dtype: str, beliefs: Mapping[str, Any]) -> float:
+    """Best matrix product over the dense peak, as published for this card or as its power lets expect, else for its
+    compute capability: in 8 bits less again. Above 1 where a card runs faster than the clock of its peak."""
+    usual = usual_shares(gpu, beliefs)
+    return float(usual.get(dtype, usual["bf16"])) * own_over_usual(gpu, beliefs)
+
+
+def usual_shares(gpu: Gpu, beliefs: Mapping[str, Any]) -> Mapping[str, float]:
+    """By dtype: what products of this compute capability reach of their peak."""
+    known: Mapping[str, Mapping[str, float]] = beliefs["matmul_reached"]["values"]
+    return known.get(gpu.generation, known["8"])
+
+
+def own_over_usual(gpu: Gpu, beliefs: Mapping[str, Any]) -> float:
+    """What this card's products reach of their peak over what those of its compute capability do.
+
+    A card whose power holds them back is held back less between other work: `held_in_a_mix` of it, in logs.
+    """
+    alone = alone_over_usual(gpu, beliefs)
+    short = held_back(gpu, alone)
+    return math.exp(-float(beliefs["held_in_a_mix"]["value"]) * short) if short else alone
+
+
+def held_back(gpu: Gpu, alone: float) -> float:
+    """Log by which power slows an NVIDIA card's products one after the other; 0 where they reach the usual."""
+    return max(-math.log(alone), 0.0) if gpu.vendor == "nvidia" else 0.0
+
+
+def alone_over_usual(gpu: Gpu, beliefs: Mapping[str, Any]) -> float:
+    """Products of this card, one after the other, over the usual share of the peak: published, else as its power lets
+    expect, else 1."""
+    own, usual = shares_of(gpu, beliefs), float(usual_shares(gpu, beliefs)["bf16"])
+    if own:
+        return median(own) / usual
+    power = expected(gpu, beliefs)
+    return 1.0 if power is None else math.exp(power.log) / usual
+
+
+def shares_of(gpu: Gpu, beliefs: Mapping[str, Any]) -> list[float]:
+    """Every published figure of this card's large 16-bit products over its dense peak."""
+    figures = beliefs["matmul_reached"].get("tflops_by_gpu", {}).get(gpu.id, ())
+    return [figure * TERA / gpu.peaks[training_dtype(gpu)] for figure in figures]
+
+
+def all_shares(beliefs: Mapping[str, Any]) -> dict[str, list[float]]:
+    """`shares_of` every card that has some."""
+    catalog = load_gpus()
+    return {name: shares_of(catalog[name], beliefs) for name in beliefs["matmul_reached"].get("tflops_by_gpu", {})}
+
+
+def unknown_log_sd(gpu: Gpu, beliefs: Mapping[str, Any]) -> float:
+    """What is not known of a card's products in training: how far its power holds them back between other work
+    (anywhere between none and all of it: an even distribution), and what `expected` leaves open."""
+    own = held_back(gpu, alone_over_usual(gpu, beliefs)) / math.sqrt(12.0)
+    if shares_of(gpu, beliefs):
+        return own
+    power = expected(gpu, beliefs)
+    return math.hypot(own, power.log_sd if power else float(beliefs["power_share"]["log_sd_without_power"]))
+
+
+def watts_per_tflops(gpu: Gpu) -> float | None:
+    """Board power over the dense 16-bit peak; None where a datasheet tells no power."""
+    return gpu.tdp_w / (gpu.peaks[training_dtype(gpu)] / TERA) if gpu.tdp_w else None
+
+
+def expected(gpu: Gpu, beliefs: Mapping[str, Any]) -> Share | None:
+    """What its power lets expect of a card without a published figure; None where nothing is known to tell.
+
+    log share = constant + slope x log(watts per TFLOP/s) + effect of the compute capability + noise, all normal
+    (a Bayesian regression over the NVIDIA cards with figures; spreads in the beliefs' ``power_share``). A capability
+    without figures is taken as the published one of its major version, else as a new one. Never above the peak. A
+    card that is known not to hold its clock has a belief of its own instead (``held_clock``).
+    """
+    import numpy as np
+
+    watts, held = watts_per_tflops(gpu), beliefs.get("held_clock", {}).get("values", {})
+    belief = beliefs.get("power_share")
+    if gpu.vendor != "nvidia" or watts is None or belief is None or gpu.id in held:
+        return None
+    catalog = load_gpus()
+    known = [(catalog[name], median(own)) for name, own in all_shares(beliefs).items()]
+    seen = [(card, share) for card, share in known if card.vendor == "nvidia" and card.tdp_w]
+    x = np.log([watts_per_tflops(card) or 1.0 for card, _ in seen])
+    y = np.log([share for _, share in seen])
+    alike = [card.compute_capability for card, _ in seen]
+    own = capability_among(gpu.compute_capability, alike)
+    between, noise, wide = (float(belief[name]) ** 2 for name in ("between_log_sd", "noise_log_sd", "line_sd"))
+    same = np.array([[float(a == b) for b in alike] for a in alike])
+    gram = wide * (1.0 + np.outer(x, x)) + between * same + noise * np.eye(len(x))
+    at = math.log(watts)
+    cross = wide * (1.0 + at * x) + between * np.array([float(own == a) for a in alike])
+    solved = np.linalg.solve(gram, np.column_stack([y, cross]))
+    variance = wide * (1.0 + at * at) + between + noise - float(cross @ solved[:, 1])
+    return Share(log=min(float(cross @ solved[:, 0]), 0.0), log_sd=math.sqrt(variance))
+
+
+def capability_among(capability: str, known: list[str]) -> str:
+    """This compute capability, or where it has no figures the nearest below it, else any, of its major version."""
+    if capability in known:
+        return capability
+    major = sorted({other for other in known if other.split(".")[0] == capability.split(".")[0]})
+    below = [other for other in major if float(other) <= float(capability)]
+    return (below or major or [capability])[-1]
