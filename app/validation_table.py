@@ -138,6 +138,7 @@ def explanation(item: Judged) -> list[RenderableType]:
             f"{r.per_device_train_batch_size} x {r.max_length} tokens x {r.gradient_accumulation_steps}, "
             f"{r.precision}, checkpointing {'on' if r.gradient_checkpointing else 'off'}, {r.optim}, stack {run.stack}"
         ),
+        *(f"- {note}" for note in run.reading_notes),
         *(_compared_line("tokens/s", item.speed, 1.0)),
         *(_compared_line(f"GiB ({run.counter})", item.memory, gib(1))),
         (

@@ -71,7 +71,7 @@ def _degrees(text: str, facts: Mapping[str, Any], gpus: int) -> dict[str, int]:
     rest = str(facts.get("rest", ""))
     if rest and rest not in facts:
         others = degrees["tp"] * degrees["pp"] * degrees["cp"] * int(facts.get("dp", 1))
-        if facts.get("sharding", "none") != "none" or "fsdp" in facts or "kind" in facts:
+        if "sharding" in facts or "fsdp" in facts or "kind" in facts:
             raise SkipRowError(f"parallelism {text!r} does not state over how many GPUs {rest} is")
         degrees[rest] = max(gpus // others, 1)
     return degrees
@@ -81,15 +81,15 @@ def _sharding(text: str, facts: Mapping[str, Any], copies: int) -> str:
     """How data parallelism spreads the model; a world of one has nothing to spread."""
     fsdp = facts.get("kind", facts.get("fsdp"))
     named = facts.get("sharding")
+    if facts.get("alone") and copies > 1:
+        raise SkipRowError(f"parallelism {text!r} does not say how {copies} copies share the work")
     if fsdp and named not in (None, "ddp"):
         raise SkipRowError(f"parallelism {text!r} contradicts itself: {fsdp} and {named}")
     found = fsdp or named
-    if facts.get("distributed_optimizer") and found in (None, "none", "ddp"):
+    if facts.get("distributed_optimizer") and found in (None, "ddp"):
         found = "zero1"
     if copies == 1:
         return "none"
-    if found == "none":
-        raise SkipRowError(f"parallelism {text!r} does not say how {copies} copies share the work")
     return str(found or "ddp")
 
 

@@ -15,11 +15,14 @@ from typing import Any
 from tunecast.calibrate.cell_grammar import facts_of, folded, grammar, pieces_of
 from tunecast.calibrate.run_table import SkipRowError
 from tunecast.model.architecture import Architecture
+from tunecast.model.litgpt import is_litgpt
 from tunecast.model.resolve import adaptable_modules
 from tunecast.model.root_modules import root_modules
 
 SPLIT = r"[\s,;/+&|]+|\band\b"
 ALL = "all-linear"
+LITGPT_PARTS = {"attention": "query,key,value,projection", "qkv": "query,key,value", "qv": "query,value", "mlp": "mlp"}
+"""Words of LitGPT's ``lora_query`` and its neighbours, by groups."""
 
 
 @functools.cache
@@ -35,8 +38,12 @@ def targets_of(text: str) -> dict[str, Any] | None:
     if names and not rest:
         return {"lora_target_modules": ",".join(names)}
     if names:
-        pieces_of("lora_targets", rest)
-        extra = facts_of("lora_targets", rest) or {}
+        try:
+            extra = facts_of("lora_targets", rest) or {}
+        except SkipRowError as unknown:
+            told = str(unknown).removeprefix(f"lora_targets {rest!r}")
+            piece = "" if told.startswith(":") else f": {rest!r}"
+            raise SkipRowError(f"lora_targets {text!r}{piece}{told}") from unknown
         parts = [str(extra[name]) for name in extra if extra[name] != "peft"]
         return {"lora_target_modules": ",".join((*names, *(f"<{part}>" for part in parts)))}
     parts = [str(piece.facts["part"]) for piece in pieces_of("lora_targets", text) if "part" in piece.facts]
@@ -91,6 +98,8 @@ def _own_names(architecture: Architecture, own: Sequence[str], name: str) -> lis
 
 def _part(architecture: Architecture, own: Sequence[str], part: str) -> list[str]:
     """The modules of a group of maps."""
+    if is_litgpt(architecture) and part in LITGPT_PARTS:
+        return LITGPT_PARTS[part].split(",")
     attention = {linear.name for group in architecture.groups for linear in group.layer.attention.linears}
     roles = {"qkv": ("q", "k", "v", "qkv"), "qv": ("q", "v")}
     if part == "attention":

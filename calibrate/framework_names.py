@@ -17,7 +17,7 @@ from tunecast.calibrate.cell_grammar import pieces_of, software
 from tunecast.calibrate.run_table import SkipRowError
 from tunecast.catalogs.errors import InputError
 from tunecast.model.stack_versions import chosen_ranges
-from tunecast.model.stacks import built_stack, stack_defaults
+from tunecast.model.stacks import built_stack
 from tunecast.model.versions import in_range, version_key
 
 PLAIN = "hf-peft"
@@ -69,9 +69,7 @@ def software_of(text: str, source_date: str = "") -> Software:
         taken, stack = _aged(stack, packages, source_date, notes, own_kernels=bool(main.get("no_plain")))
         options = {"stack": stack, **taken, **options}
     options |= _added([family for family in named if family is not main])
-    added = str(options.pop("fused_kernels", software()[MEGATRON]["fused_kernels"] if code == MEGATRON else ""))
-    own = stack_defaults(stack, "lora").get("fused_kernels", ()) if stack and added else ()
-    fused = ",".join(dict.fromkeys((*own, *added.split(",")))) if added else ""
+    fused = str(options.pop("fused_kernels", software()[MEGATRON]["fused_kernels"] if code == MEGATRON else ""))
     return Software(label=str(main["label"]), stack=stack, code=code, options=options, fused=fused, notes=tuple(notes))
 
 

@@ -16,14 +16,14 @@ from tunecast.model.architecture import Architecture
 from tunecast.model.architectures import load_architecture
 
 COUNT = re.compile(
-    r"^\s*(\d+\s*[x*]\s*|\d+\s+(?=[a-z]))|\s*[x*]\s*\d+\s*$|\s*\(\s*x?\s*\d+\s*(x|gpus?)?\s*\)\s*$", re.IGNORECASE
+    r"^\s*(\d+\s*[x*]\s*|\d+\s+(?=[a-z]))|\s+[x*]\s*\d+\s*$|\s*\(\s*x?\s*\d+\s*(x|gpus?)?\s*\)\s*$", re.IGNORECASE
 )
 NO_CARD = re.compile(
     r"\b(nvidia|gpus?|cards?|nodes?|dgx|hgx|server|cluster|cloud|ampere|hopper|single|one|a|graphics"
     r"|hbm2e?|hbm3e?|gddr6x?|gddr7|vram|memory|ram)\b",
     re.IGNORECASE,
 )
-MEMORY = re.compile(r"[\s_-]*(\d+) ?g(i?b)?$", re.IGNORECASE)
+MEMORY = re.compile(r"[\s_-]+(\d+) ?g(i?b)?\b", re.IGNORECASE)
 SHAPELESS = re.compile(
     r"\s*\((architecture|base|instruct|chat|(pre-?)?trained|random (weights|init(iali[sz]ation)?)|hf|hugging ?face"
     r"|dense|text[ -]only)\)\s*$",
@@ -46,11 +46,12 @@ def gpu_called(name: str) -> tuple[str, str]:
             return found
     memory = MEMORY.search(plain)
     if memory is not None:
-        ids = [gpu_id for gpu_id in ids_called(plain[: memory.start()]) if gpu_id.endswith(f"-{memory[1]}gb")]
+        rest = plain[: memory.start()] + plain[memory.end() :]
+        ids = [gpu_id for gpu_id in ids_called(rest) if gpu_id.endswith(f"-{memory[1]}gb")]
         found = _one_of(name, tuple(ids))
         if found is not None:
             return found
-    return find_gpu(bare).id, ""
+    return find_gpu(name).id, ""
 
 
 def _one_of(name: str, ids: tuple[str, ...]) -> tuple[str, str] | None:

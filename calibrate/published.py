@@ -23,15 +23,24 @@ from tunecast.calibrate.run_table import (
     stated_tokens_per_s,
     whole,
 )
-from tunecast.calibrate.vocabulary import bare_number, cell, default_for, vocabulary, with_base, with_numbers
+from tunecast.calibrate.vocabulary import (
+    bare_number,
+    cell,
+    default_for,
+    defaults_of,
+    vocabulary,
+    with_base,
+    with_numbers,
+)
 from tunecast.catalogs.errors import TunecastError
-from tunecast.catalogs.gpus import find_gpu, training_dtype
+from tunecast.catalogs.gpus import Gpu, find_gpu, training_dtype
 from tunecast.model.architecture import Architecture
 from tunecast.model.experts_modules import in_modules
 from tunecast.model.joined import joined, joined_targets
 from tunecast.model.litgpt import as_litgpt
 from tunecast.model.resolve import resolve_run
 from tunecast.model.resolve_kernels import why_not_fused
+from tunecast.model.resolve_litgpt import of_stack
 from tunecast.model.run import Run
 from tunecast.model.stack_versions import code_age
 from tunecast.model.stacks import ours
@@ -117,17 +126,20 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
     gpu, rules = find_gpu(_gpu_id(row, notes)), _rules(row)
     software = _software(row, notes)
     options = _options(row, software, notes)
-    kernel, full = str(options.pop("attention_kernel", "")), bool(options.pop("filled", "packed" not in row))
+    kernel = _kernel(row, options, gpu)
+    full = bool(options.pop("filled", "packed" not in row))
     full = full or row.get("packed", "yes").startswith(("yes", "n/a"))
     architecture = model_called(row["model"])
     if "litgpt_code" in options:
         architecture = as_litgpt(architecture, options.pop("litgpt_code"))
+    else:
+        architecture = of_stack(architecture, options)
     if (code_age(options) or "5") != "5":
         architecture = in_modules(architecture)
     if "lora_target_modules" in options:
         options["lora_target_modules"] = in_model(architecture, options["lora_target_modules"])
-    if software.fused and "fused_kernels" not in options:
-        options["fused_kernels"] = _fusable(software.fused, options, architecture)
+    if software.fused or (software.stack and "fused_kernels" in options):
+        options["fused_kernels"] = _fusable(software, options, architecture)
     run = resolve_run(architecture, options, gpu_has_bf16=training_dtype(gpu) == "bf16").run
     run = replace(run, **{name: value for rule in rules for name, value in rule.get("after", {}).items()})
     if software.joins or any("joined" in rule for rule in rules):
@@ -150,6 +162,14 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
         internode_gbps=next((float(rule["internode_gbps"]) for rule in rules if "internode_gbps" in rule), None),
         reading_notes=tuple(notes),
     )
+
+
+def _kernel(row: dict[str, str], options: dict[str, Any], gpu: Gpu) -> str:
+    """Another attention kernel than FlashAttention-2, where it exists."""
+    kernel = str(options.pop("attention_kernel", ""))
+    if kernel == "flash-3" and gpu.compute_capability != "9.0":
+        raise SkipRowError(f"attention_impl {row['attention_impl']!r}: it is written for Hopper, which {gpu.id} is not")
+    return kernel
 
 
 def _gpu_id(row: dict[str, str], notes: list[str]) -> str:
@@ -221,10 +241,12 @@ def _adapters(row: dict[str, str], software: Software, options: dict[str, Any], 
         options.setdefault("adapter_dtype", options["precision"])
 
 
-def _fusable(kernels: str, options: dict[str, Any], architecture: Architecture) -> str:
-    """Those of the kernels that the model and the rest of the run allow."""
+def _fusable(software: Software, options: dict[str, Any], architecture: Architecture) -> str:
+    """Fused kernels of the software and those that the row names, as far as the model and the rest of the run allow."""
+    own = defaults_of(software, str(options["method"])).get("fused_kernels", ()) if software.stack else ()
+    every = dict.fromkeys((*own, *software.fused.split(","), *str(options.get("fused_kernels", "")).split(",")))
     values = {"loss_type": "nll", "attn_implementation": "sdpa", **options}
-    return ",".join(part for part in kernels.split(",") if not why_not_fused(part, values, architecture)) or "none"
+    return ",".join(part for part in every if part and not why_not_fused(part, values, architecture)) or "none"
 
 
 def upcast_by_accelerate(row: dict[str, str], options: dict[str, Any]) -> bool:

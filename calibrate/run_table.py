@@ -112,6 +112,7 @@ def number(row: Row, column: str) -> float | None:
 def _number_of(column: str, text: str) -> float:
     """The number a cell says, NaN for none."""
     plain = re.sub(rf"\s*(?:{UNITS[column]})\s*$", "", text, flags=re.IGNORECASE) if column in UNITS else text
+    plain = re.sub(r"^(r|rank)\s*=?\s*", "", plain, flags=re.IGNORECASE) if column == "rank" else plain
     plain = re.sub(r"^(~|≈|ca\.?|about|approx\.?)\s*", "", plain) if column in MEASURED else plain
     thousands = re.fullmatch(r"(\d+(?:\.\d+)?) ?[kK]", plain)
     if thousands and column == "seq_len":

@@ -171,6 +171,8 @@ def with_numbers(options: Options, software: Software, bare: str) -> None:
         options |= {"dtype": "fp32" if wide else mixed, "precision": mixed if pure else f"{mixed}-autocast"}
         if trains_base and sharding in SHARDED:
             options["master_dtype"] = "fp32"
+    if software.joins and options.get("fp8") == "te":
+        options["fp8"] = "megatron"
     if "master_dtype" in software.options and not (trains_base and sharding in SHARDED):
         options.pop("master_dtype", None)
     if software.code == TRANSFORMERS and software.stack:

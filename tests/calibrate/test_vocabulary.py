@@ -268,12 +268,12 @@ def committed_cells(column: str) -> set[str]:
 
 
 EXACT_ALONE = {
-    ("attention_impl", "flash (triton)"): "a kernel older than FlashAttention-2, which a rule names",
+    ("attention_impl", "flash (triton)"): "a rule names its kernel",
     ("compute_dtype", "fp16 AMP (per config)"): "of DeepSpeed, whose weights are in 16 bits",
     ("compute_dtype", "bf16 autocast, fp32 master weights"): "shards in fp32, which pieces leave to the layout",
+    ("compute_dtype", "fp8 compute (TE), fp32 master weights"): "the same",
     ("compute_dtype", "fp8 (Transformer Engine)"): "in Megatron, which casts weights once a step",
     ("optimizer", "AdamW fused (on CPU)"): "the layout says that it is offloaded",
-    ("optimizer", "distributed AdamW"): "its layouts say what is sharded",
 }
 """Whole cells whose meaning is more than that of their pieces."""
 

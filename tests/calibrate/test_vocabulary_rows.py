@@ -1,0 +1,242 @@
+"""Whole rows as other people write them: what runs they become, by the defaults of the software that they name."""
+
+from __future__ import annotations
+
+import pytest
+
+from tunecast.calibrate.named_things import gpu_called, model_called
+from tunecast.calibrate.priors_fit import beliefs
+from tunecast.calibrate.published import PublishedRun, read_runs
+from tunecast.calibrate.run_table import SkipRowError
+from tunecast.catalogs.errors import TunecastError
+from tunecast.catalogs.gpus import load_gpus
+from tunecast.model.priors import load_priors, prior_factors, with_attention_kernel
+
+FULL = {
+    "id": "blog-1", "model": "Llama 3.1 8B", "gpu": "8xH100 80GB SXM", "method": "full fine-tune", "quant": "none",
+    "compute_dtype": "bf16", "seq_len": "8k", "packed": "sample packing", "micro_batch": "1", "grad_accum": "4",
+    "gpus": "8", "parallelism": "ZeRO-3", "grad_checkpointing": "on", "attention_impl": "FlashAttention-2",
+    "compile": "no", "framework": "Axolotl 0.10", "optimizer": "AdamW fused", "source_date": "2025-08",
+    "rank": "", "lora_targets": "", "tokens_per_s": "~1,200",
+}  # fmt: skip
+LORA = {**FULL, "method": "LoRA", "rank": "r=16", "lora_targets": "all linear", "parallelism": "DDP"}
+QLORA = {**LORA, "method": "QLoRA", "quant": "NF4", "gpus": "1", "gpu": "RTX 4090", "parallelism": "single GPU"}
+LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+def one(cells: dict[str, str]) -> PublishedRun:
+    runs, skipped = read_runs([cells])
+    assert not skipped, skipped[0].reason
+    return runs[0]
+
+
+def reason(cells: dict[str, str]) -> str:
+    runs, skipped = read_runs([cells])
+    assert not runs
+    return skipped[0].reason
+
+
+@pytest.mark.parametrize(
+    ("cells", "label", "expected"),
+    [
+        # accelerate puts no autocast around DeepSpeed's engine, which casts the model to 16 bits
+        (FULL, "axolotl", {"sharding": "zero3", "dtype": "bf16", "precision": "bf16", "max_length": 8192}),
+        # accelerate's FSDP is version 1 unless asked, and keeps trained shards in fp32 under mixed precision
+        (
+            {**FULL, "parallelism": "FSDP", "compute_dtype": "bf16 mixed"},
+            "axolotl",
+            {"fsdp_version": 1, "master_dtype": "fp32", "dtype": "bf16", "precision": "bf16-autocast"},
+        ),
+        # LLaMA-Factory raises trained parameters to fp32 unless pure_bf16
+        (
+            {**FULL, "framework": "LLaMA-Factory", "parallelism": "DDP"},
+            "llama-factory",
+            {"dtype": "fp32", "precision": "bf16-autocast", "reentrant": True, "hf_code": "4.49"},
+        ),
+        # textbook mixed precision of an own loop: fp32 weights under autocast
+        (
+            {**FULL, "framework": "own PyTorch script", "parallelism": "DDP", "compute_dtype": "bf16 autocast"},
+            "pytorch",
+            {"dtype": "fp32", "precision": "bf16-autocast", "sharding": "ddp"},
+        ),
+        # Unsloth: its own kernels and offloaded checkpoints, cut cross-entropy until December 2025
+        (
+            {**QLORA, "framework": "Unsloth 2025.6", "grad_checkpointing": "unsloth", "optimizer": "adamw_8bit"},
+            "unsloth",
+            {
+                "fused_kernels": ("rms_norm", "rope", "swiglu", "lora"), "loss_type": "cut_cross_entropy",
+                "activation_offloading": True, "optim": "adamw_8bit", "bnb_4bit_quant_type": "nf4", "hf_code": "4.49",
+            },
+        ),
+        # an AdamW that the table names is not replaced by the notebooks' 8-bit one, nor a checkpointing that is off
+        (
+            {**QLORA, "framework": "Unsloth", "grad_checkpointing": "no", "optimizer": "AdamW"},
+            "unsloth",
+            {"optim": "adamw_torch", "gradient_checkpointing": False, "activation_offloading": False},
+        ),
+        # TRL's command line adapts q_proj and v_proj
+        ({**LORA, "framework": "TRL 1.0", "lora_targets": ""}, "trl", {"lora_target_modules": ("q_proj", "v_proj")}),
+        ({**LORA, "framework": "TRL + Liger Kernel"}, "trl", {"loss_type": "liger", "lora_dropout": 0.05}),
+        # Megatron: joined maps, Transformer Engine, states over data parallelism only where that is said
+        (
+            {**LORA, "framework": "NeMo 25.02", "parallelism": "TP2 DP4", "attention_impl": "TE"},
+            "megatron",
+            {
+                "sharding": "ddp", "tp": 2, "sequence_parallel": True, "adapter_dtype": "bf16",
+                "lora_target_modules": ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"),
+                "fused_kernels": ("rms_norm", "rope", "swiglu", "cross_entropy", "attention"),
+            },
+        ),
+        ({**FULL, "framework": "Megatron-LM", "parallelism": "TP=2, PP=2"}, "megatron", {"sharding": "ddp", "pp": 2}),
+        (
+            {**FULL, "framework": "Megatron-LM", "parallelism": "TP2/PP2", "optimizer": "distributed AdamW"},
+            "megatron",
+            {"sharding": "zero1", "optim": "adamw_torch_fused", "precision": "bf16"},
+        ),
+        (
+            {**FULL, "framework": "torchtitan", "parallelism": "FSDP2", "grad_checkpointing": "selective (op)"},
+            "torchtitan",
+            {"master_dtype": "fp32", "checkpoint_keeps_ops": True, "fsdp_version": 2},
+        ),
+        (
+            {**LORA, "framework": "litgpt 0.5.11", "gpus": "1", "gpu": "A100 80GB", "parallelism": "single",
+             "attention_impl": "sdpa", "lora_targets": "q, v", "optimizer": "AdamW", "compute_dtype": "bf16-true"},
+            "litgpt",
+            {"stack": "litgpt", "lora_target_modules": ("query", "value"), "adapter_dtype": "bf16"},
+        ),
+        # PEFT before 0.12 made adapters in the dtype of the base; transformers then recomputed reentrantly
+        (
+            {**LORA, "framework": "transformers 4.44, peft 0.11", "attention_impl": "SDPA"},
+            "hf-peft",
+            {"adapter_dtype": "bf16", "reentrant": True, "hf_code": "4.45"},
+        ),
+        ({**LORA, "method": "LoRA", "quant": "8-bit", "parallelism": "single", "gpus": "1"}, "axolotl",
+         {"method": "qlora", "quant_method": "bnb-8bit"}),
+        ({**LORA, "lora_targets": "attention only", "model": "Phi-3 mini", "seq_len": "4k"}, "axolotl",
+         {"lora_target_modules": ("qkv_proj", "o_proj")}),
+        ({**LORA, "lora_targets": "q,k,v", "model": "Phi-3 mini", "seq_len": "4k"}, "axolotl",
+         {"lora_target_modules": ("qkv_proj",)}),
+        ({**LORA, "lora_targets": "attention + mlp"}, "axolotl", {"lora_target_modules": LINEAR}),
+        ({**LORA, "lora_targets": "PEFT default"}, "axolotl", {"lora_target_modules": ("q_proj", "v_proj")}),
+    ],
+)  # fmt: skip
+def test_a_row_becomes_the_run_that_its_software_makes(
+    cells: dict[str, str], label: str, expected: dict[str, object]
+) -> None:
+    found = one(cells)
+    assert found.stack == label
+    assert {name: getattr(found.run, name) for name in expected} == expected
+    assert found.tokens_per_s == 1200.0
+
+
+@pytest.mark.parametrize(
+    ("cells", "told"),
+    [
+        ({**FULL, "framework": "MaxText"}, "JAX is not PyTorch"),
+        ({**FULL, "framework": "Optimum Habana"}, "Gaudi accelerators are not built"),
+        ({**FULL, "framework": "PaddleNLP"}, "PaddlePaddle is not PyTorch"),
+        ({**FULL, "framework": "zorblax 2.0"}, "framework 'zorblax 2.0' is not in the vocabulary"),
+        ({**FULL, "framework": "Axolotl with zorblax"}, "framework 'Axolotl with zorblax': 'zorblax' is not"),
+        ({**QLORA, "framework": "unsloth", "source_date": "2024-02"}, "of unsloth of 2024-02 are not recorded"),
+        ({**FULL, "framework": "NeMo 25.02", "parallelism": "TP8", "grad_checkpointing": "selective"}, "attention"),
+        ({**QLORA, "framework": "PEFT", "lora_targets": ""}, "lora_targets is not stated"),
+        ({**QLORA, "framework": "PEFT", "grad_checkpointing": "not stated"}, "does not state whether it checkpoints"),
+        ({**QLORA, "framework": "HF Trainer", "source_date": "2023-05", "attention_impl": ""}, "the attention kernel"),
+        ({**QLORA, "quant": "none"}, "quant 'none' contradicts method 'QLoRA'"),
+        ({**FULL, "packed": "packed to 4096"}, "packed 'packed to 4096' and seq_len '8k' contradict each other"),
+        ({**FULL, "attention_impl": "FA3", "gpu": "8x A100 80GB"}, "written for Hopper, which a100-sxm4-80gb is not"),
+        ({**FULL, "gpu": "A100"}, "gpu 'A100' does not say which of"),
+        ({**FULL, "gpu": ""}, "gpu is not stated"),
+        ({**FULL, "model": "Zorblax 9B"}, "Unknown model 'Zorblax 9B'"),
+        ({**LORA, "lora_targets": "zorblax"}, "zorblax"),
+        ({**LORA, "rank": "many"}, "rank 'many'"),
+        ({**FULL, "parallelism": "single GPU"}, "does not say how 8 copies share the work"),
+    ],
+)  # fmt: skip
+def test_a_row_that_would_need_a_guess_is_skipped_by_name(cells: dict[str, str], told: str) -> None:
+    assert told in reason(cells)
+
+
+def test_what_a_stacks_code_says_for_an_empty_cell_is_said() -> None:
+    empty = {"grad_checkpointing": "", "rank": "", "lora_targets": "library default"}
+    found = one({**QLORA, "framework": "Unsloth 2026.1", **empty})
+    assert (found.run.lora_r, found.run.lora_target_modules, found.run.activation_offloading) == (16, LINEAR, True)
+    assert [note.split()[0] for note in found.reading_notes] == ["grad_checkpointing", "lora_targets", "rank"]
+    assert all("default of unsloth" in note for note in found.reading_notes)
+
+
+def test_a_stack_that_nobody_states_has_the_spread_of_all() -> None:
+    found = one({**FULL, "framework": "not stated", "parallelism": "FSDP"})
+    assert found.stack == "unknown"
+    assert "framework is not stated" in found.reading_notes[0]
+    labels = [effects for group, effects in load_priors()["effects_by_kind"].items() if group.startswith("stack")]
+    assert labels
+    assert all(found.stack not in effects for effects in labels)
+
+
+def test_defaults_are_those_of_the_tables_date_unless_a_version_is_stated() -> None:
+    runs = {date: one({**LORA, "framework": "TRL", "source_date": date}) for date in ("2025-04", "2025-07", "")}
+    assert [runs[date].run.stack_version for date in runs] == ["trl >=0.16,<0.19", "trl >=0.19,<0.22", "trl >=1.15"]
+    assert [bool(runs[date].reading_notes) for date in runs] == [True, True, False]
+    stated = one({**LORA, "framework": "TRL 0.27.1", "source_date": "2025-04"})
+    assert (stated.run.stack_version, stated.reading_notes) == ("trl >=0.27,<0.28", ())
+
+
+def test_a_card_without_its_form_factor_is_the_board_of_machines_with_a_note() -> None:
+    found = one({**FULL, "gpu": "8 x H100"})
+    assert found.gpu == "h100-sxm5-80gb"
+    assert found.reading_notes == ("gpu '8 x H100' does not state its form factor: h100-sxm5-80gb is taken.",)
+    assert not one(FULL).reading_notes
+
+
+@pytest.mark.parametrize(
+    ("text", "gpu"),
+    [
+        ("8xH100", "h100-sxm5-80gb"), ("8x H100 80GB", "h100-sxm5-80gb"), ("NVIDIA A100-SXM4-80GB", "a100-sxm4-80gb"),
+        ("A100 80GB", "a100-sxm4-80gb"), ("A100 (80 GB)", "a100-sxm4-80gb"), ("8 x A100 80GB SXM", "a100-sxm4-80gb"),
+        ("A100 80GB PCIe", "a100-pcie-80gb"), ("H100 NVL", "h100-nvl-94gb"), ("4x RTX 4090", "rtx-4090-24gb"),
+        ("RTX 4090 24GB", "rtx-4090-24gb"), ("4090", "rtx-4090-24gb"), ("RTX5090-32GB", "rtx-5090-32gb"),
+        ("Tesla T4", "t4-16gb"), ("V100 32GB", "v100-sxm2-32gb"), ("H200-SXM-141GB", "h200-sxm5-141gb"),
+        ("DGX H100", "h100-sxm5-80gb"), ("L40S x 4", "l40s-48gb"), ("NVIDIA GeForce RTX 3090 (24GB)", "rtx-3090-24gb"),
+        ("RTX 3080 12GB", "rtx-3080-12gb"), ("A10G", "a10g-24gb"), ("1x MI300X", "mi300x-192gb"),
+    ],
+)  # fmt: skip
+def test_cards_by_the_names_that_people_give_them(text: str, gpu: str) -> None:
+    assert gpu_called(text)[0] == gpu
+
+
+@pytest.mark.parametrize("text", ["A100", "V100", "RTX PRO 6000", "RTX-PRO-6000-96GB", "RTX 3080", "RTX 4090 48GB"])
+def test_a_card_that_is_several_or_none_is_not_chosen(text: str) -> None:
+    with pytest.raises((SkipRowError, TunecastError), match=r"does not say which of|Unknown GPU"):
+        gpu_called(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "model"),
+    [
+        ("Llama 3.1 8B", "meta-llama/Llama-3.1-8B"), ("LLaMA-2 7B", "meta-llama/Llama-2-7b-hf"),
+        ("Llama 2 70B chat", "meta-llama/Llama-2-70b-hf"), ("Mistral 7B", "mistralai/Mistral-7B-v0.1"),
+        ("Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-7B"), ("Qwen 2.5 7B", "Qwen/Qwen2.5-7B"),
+        ("Phi-3 mini", "microsoft/Phi-3-mini-4k-instruct"), ("Gemma 2 9B", "google/gemma-2-9b"),
+        ("Gemma-2-9b-it", "google/gemma-2-9b"), ("unsloth/Meta-Llama-3.1-8B-bnb-4bit", "meta-llama/Llama-3.1-8B"),
+        ("Meta-Llama-3-8B (architecture)", "meta-llama/Meta-Llama-3-8B"),
+        ("Mixtral 8x7B", "mistralai/Mixtral-8x7B-v0.1"),
+        ("Code Llama 34B", "codellama/CodeLlama-34b-hf"), ("TinyLlama", "TinyLlama/TinyLlama-1.1B-Chat-v1.0"),
+        ("Mistral Nemo 12B", "mistralai/Mistral-Nemo-Base-2407"), ("GPT-NeoX 20B", "EleutherAI/gpt-neox-20b"),
+        ("OLMo 2 7B", "allenai/OLMo-2-1124-7B"), ("Llama 3 8B (instruct)", "meta-llama/Meta-Llama-3-8B"),
+    ],
+)  # fmt: skip
+def test_models_by_the_names_that_people_give_them(text: str, model: str) -> None:
+    assert model_called(text).name == model
+
+
+def test_flash_attention_3_is_faster_than_2_as_its_paper_says() -> None:
+    """1.5 to 2 times forward and 1.5 to 1.75 backward (arXiv 2407.08608), on the only cards it is written for."""
+    found = one({**FULL, "attention_impl": "FlashAttention-3", "gpu": "8x H100 SXM"})
+    assert (found.attention_kernel, found.run.attn_implementation) == ("flash-3", "flash_attention_2")
+    times = beliefs()["attention_kernels"]["values"]["flash-3"]
+    assert 1.5 < times < 1.8
+    priors = {**load_priors(), "beliefs": beliefs()}
+    second = prior_factors(load_gpus()[found.gpu], found.run, priors)
+    third = with_attention_kernel(second, "flash-3", priors)
+    assert second.factors["scale.attention"].value / third.factors["scale.attention"].value == pytest.approx(times)
