@@ -20,7 +20,7 @@ from tunecast.model.resolve import adaptable_modules
 from tunecast.model.root_modules import root_modules
 
 SPLIT = r"[\s,;/+&|]+|\band\b"
-ALL = "all-linear"
+ALL, EVERY = "all-linear", "<all>"
 LITGPT_PARTS = {"attention": "query,key,value,projection", "qkv": "query,key,value", "qv": "query,value", "mlp": "mlp"}
 """Words of LitGPT's ``lora_query`` and its neighbours, by groups."""
 
@@ -76,10 +76,16 @@ def in_model(architecture: Architecture, asked: str) -> str:
     """Target modules in the model's own names."""
     if asked == ALL:
         return asked
-    own = (*adaptable_modules(architecture), *root_modules(architecture))
-    found: list[str] = []
-    for name in asked.split(","):
-        found += [name] if name in own else _own_names(architecture, own, name)
+    layers, roots = adaptable_modules(architecture), root_modules(architecture)
+    own = (*layers, *roots)
+    names, found = asked.split(","), list[str]()
+    for name in names:
+        found += () if name == EVERY else [name] if name in own else _own_names(architecture, own, name)
+    if EVERY in names:
+        named = [name for name in found if name not in roots]
+        if named and set(named) != set(layers):
+            raise SkipRowError(f"lora_targets names {', '.join(named)}, which are not all linear maps, and all of them")
+        return ",".join((ALL, *(name for name in found if name in roots)))
     return ",".join(dict.fromkeys(found))
 
 

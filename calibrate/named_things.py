@@ -36,6 +36,13 @@ TUNED = re.compile(
 SXM = "sxm"
 
 
+def count_of(name: str) -> int | None:
+    """How many cards a text names: ``8xH100``, ``H100 x 8``, ``(8 GPUs)``; None where it gives no number."""
+    found = COUNT.search(name.replace("\u00d7", "x"))
+    digits = re.search(r"\d+", found[0]) if found else None
+    return int(digits[0]) if digits else None
+
+
 def gpu_called(name: str) -> tuple[str, str]:
     """Id of the card that a text names, and a note where the text leaves a choice; raises SkipRowError."""
     bare = COUNT.sub("", name.replace("\u00d7", "x"))

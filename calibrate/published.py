@@ -13,7 +13,7 @@ from typing import Any
 
 from tunecast.calibrate.cell_targets import in_model
 from tunecast.calibrate.framework_names import Software, software_of
-from tunecast.calibrate.named_things import gpu_called, model_called
+from tunecast.calibrate.named_things import count_of, gpu_called, model_called
 from tunecast.calibrate.run_table import (
     SkipRowError,
     check_batch,
@@ -199,7 +199,7 @@ def _software(row: dict[str, str], notes: list[str]) -> Software:
 
 def _options(row: dict[str, str], software: Software, notes: list[str]) -> dict[str, Any]:
     options: dict[str, Any] = {"allow_long_context": True, **software.options}
-    options["num_gpus"] = whole(row, "gpus") if "gpus" in row else 1
+    options["num_gpus"] = _gpus(row)
     default = default_for(software, row, notes)
     for column in VOCABULARY_COLUMNS:
         if column in row:
@@ -215,7 +215,7 @@ def _options(row: dict[str, str], software: Software, notes: list[str]) -> dict[
     if options.pop("filled_length", options["max_length"]) != options["max_length"]:
         raise SkipRowError(f"packed {row['packed']!r} and seq_len {row['seq_len']!r} contradict each other")
     options["per_device_train_batch_size"] = whole(row, "micro_batch")
-    options["gradient_accumulation_steps"] = whole(row, "grad_accum") if row.get("grad_accum") else 1
+    options["gradient_accumulation_steps"] = whole(row, "grad_accum") if number(row, "grad_accum") else 1
     if options["num_gpus"] > 1 and "sharding" not in options:
         raise SkipRowError("parallelism is not stated")
     if options["num_gpus"] > 1 and options.get("sharding") == "fsdp":
@@ -226,6 +226,16 @@ def _options(row: dict[str, str], software: Software, notes: list[str]) -> dict[
     if options["method"] != "full":
         _adapters(row, software, options, default)
     return options
+
+
+def _gpus(row: dict[str, str]) -> int:
+    """How many GPUs ran: of the column, else of the card's text; one where the table speaks of no number."""
+    if number(row, "gpus") is not None:
+        return whole(row, "gpus")
+    named = count_of(row.get("gpu", ""))
+    if named is None and "gpus" in row:
+        raise SkipRowError("gpus is not stated")
+    return named or 1
 
 
 def _adapters(row: dict[str, str], software: Software, options: dict[str, Any], default: Callable[[str], Any]) -> None:

@@ -117,6 +117,7 @@ def reason(cells: dict[str, str]) -> str:
         ({**LORA, "lora_targets": "q,k,v", "model": "Phi-3 mini", "seq_len": "4k"}, "axolotl",
          {"lora_target_modules": ("qkv_proj",)}),
         ({**LORA, "lora_targets": "attention + mlp"}, "axolotl", {"lora_target_modules": LINEAR}),
+        ({**LORA, "lora_targets": "all linear (q,k,v,o,gate,up,down)"}, "axolotl", {"lora_target_modules": LINEAR}),
         ({**LORA, "lora_targets": "PEFT default"}, "axolotl", {"lora_target_modules": ("q_proj", "v_proj")}),
     ],
 )  # fmt: skip
@@ -149,6 +150,7 @@ def test_a_row_becomes_the_run_that_its_software_makes(
         ({**FULL, "gpu": ""}, "gpu is not stated"),
         ({**FULL, "model": "Zorblax 9B"}, "Unknown model 'Zorblax 9B'"),
         ({**LORA, "lora_targets": "zorblax"}, "zorblax"),
+        ({**LORA, "lora_targets": "q_proj, v_proj (all linear)"}, "which are not all linear maps, and all of them"),
         ({**LORA, "rank": "many"}, "rank 'many'"),
         ({**FULL, "parallelism": "single GPU"}, "does not say how 8 copies share the work"),
     ],
@@ -187,6 +189,14 @@ def test_a_card_without_its_form_factor_is_the_board_of_machines_with_a_note() -
     assert found.gpu == "h100-sxm5-80gb"
     assert found.reading_notes == ("gpu '8 x H100' does not state its form factor: h100-sxm5-80gb is taken.",)
     assert not one(FULL).reading_notes
+
+
+@pytest.mark.parametrize(("text", "gpus"), [("8xH100", 8), ("H100 x 4", 4), ("2 A100 80GB", 2), ("RTX 4090", 1)])
+def test_a_table_without_a_column_of_gpus_counts_those_of_the_text(text: str, gpus: int) -> None:
+    cells = {name: value for name, value in LORA.items() if name != "gpus"}
+    cells |= {"gpu": text, "parallelism": "DDP" if gpus > 1 else "single", "tokens_per_s": ""}
+    assert one(cells).run.num_gpus == gpus
+    assert "gpus is not stated" in reason({**cells, "gpu": "L4", "gpus": ""})
 
 
 @pytest.mark.parametrize(
