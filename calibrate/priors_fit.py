@@ -40,6 +40,7 @@ from tunecast.model.parallel_offload import with_host
 from tunecast.model.priors import (
     ATTENTION_KERNEL,
     CLOCK,
+    DEQUANT_KERNEL,
     DEVICE_KINDS,
     GENERATION_KINDS,
     PRIORS_SCHEMA,
@@ -49,6 +50,7 @@ from tunecast.model.priors import (
     WORK,
     cell_group,
     datasheet_factors,
+    dequant_kernel,
     interval,
 )
 from tunecast.model.time import COLUMNS, PhaseTable, phase_table, run_clocks
@@ -76,9 +78,11 @@ MOVES = {
     HOST_GROUP: (HOST_GROUP,),
     CLOCK: PRODUCTS,
     ATTENTION_KERNEL: ("attention",),
+    DEQUANT_KERNEL: ("dequant",),
 }
 """By group: the kinds of work that its effects slow."""
-KNOWN_BY_KIND = (*(group for group in BY_KIND if not group.startswith("source.")), CLOCK, ATTENTION_KERNEL)
+KERNELS = (CLOCK, ATTENTION_KERNEL, DEQUANT_KERNEL)
+KNOWN_BY_KIND = (*(group for group in BY_KIND if not group.startswith("source.")), *KERNELS)
 FORECAST_GROUPS = (*WHOLE, *KNOWN_BY_KIND)
 """Groups of effects that a forecast of a new run may know."""
 STARTS = tuple((*(0.0,) * len(FRACTIONS), host, 0.0) for host in (0.0, 0.7))
@@ -108,12 +112,13 @@ def effect_names(run: PublishedRun) -> tuple[Effect, ...]:
     own, gpu = run.run, load_gpus()[run.gpu]
     sharding = (("sharding", own.sharding),) if own.num_gpus > 1 else ()
     kernel = ((ATTENTION_KERNEL, run.attention_kernel),) if run.attention_kernel else ()
+    unpacking = ((DEQUANT_KERNEL, dequant_kernel(own, run.stack)),) if own.base_quantization else ()
     clock = ((CLOCK, run.gpu),) if run.gpu in beliefs()["held_clock"]["values"] else ()
     parts = (run.source, run.gpu, own.method, own.base_quantization, own.fp8, own.num_gpus > 1)
     cell = (cell_group(gpu), " ".join(str(part) for part in parts))
     names = {"device": run.gpu, "generation": gpu.generation, "stack": run.stack, "source": run.source}
     by_kind = ((group, names[group.partition(".")[0]]) for group in BY_KIND)
-    return (("device", run.gpu), *clock, *sharding, *kernel, *by_kind, (HOST_GROUP, run.source), cell)
+    return (("device", run.gpu), *clock, *sharding, *kernel, *unpacking, *by_kind, (HOST_GROUP, run.source), cell)
 
 
 @cache
@@ -178,7 +183,7 @@ def believed(name: str) -> dict[str, Any]:
 
 def believed_effect(group: str, name: str) -> float:
     """Log of time that is believed of an effect: of cards that hold less than their clock, of older attention."""
-    about = {CLOCK: "held_clock", ATTENTION_KERNEL: "attention_kernels"}.get(group)
+    about = {CLOCK: "held_clock", ATTENTION_KERNEL: "attention_kernels", DEQUANT_KERNEL: "dequant_kernels"}.get(group)
     value = None if about is None else beliefs()[about]["values"].get(name)
     return 0.0 if value is None else -math.log(value)
 
@@ -211,7 +216,7 @@ def has_work(row: Row, group: str) -> bool:
 
     What waits for host memory and processors says nothing of links.
     """
-    kind = group.partition(".")[2]
+    kind = "dequant" if group == DEQUANT_KERNEL else group.partition(".")[2]
     if kind == "link":
         return row.run.run.offload == "none" and bool(
             (row.table.communication_s + row.table.once_s + row.table.blocking_s).sum() > 0.0

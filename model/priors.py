@@ -31,12 +31,15 @@ WAVE_TILES = {"bf16": (128, 128), "fp16": (128, 128), "fp32": (128, 32), "fp8": 
 """Output tile that a partial wave is counted in; cuBLAS's fp32 kernels for thin results are ``sgemm_128x32``."""
 WORK = ("gemm", "attention", "memory", "dequant")
 """Kinds of work of the device."""
-DEVICE_KINDS = STACK_KINDS = GENERATION_KINDS = WORK
+DEVICE_KINDS = GENERATION_KINDS = WORK
+STACK_KINDS = ("gemm", "attention", "memory")
 SOURCE_KINDS = (*WORK, "link")
 """Kinds of work whose rates differ from card to card, generation to generation, stack to stack and source to source."""
 PRODUCTS = ("gemm", "attention")
 """Kinds of work that a lower clock slows: memory has a clock of its own."""
 NO_VENDOR = "no run on any {} card either"
+DEQUANT_KERNEL = "dequant_kernel"
+"""The group of effects of the kernels that unpack weights: a library's, whatever stack calls it."""
 HOPPER = 9.0
 """Compute capability of the generation since which rows of one source differ more."""
 CLOCK = "clock"
@@ -221,9 +224,9 @@ def clock_effects(gpu: Gpu, priors: Mapping[str, Any]) -> tuple[Effect, ...]:
     return (Effect(value=-math.log(clock), name=None, moves=PRODUCTS, log_sd=float(belief["log_sd"])),)
 
 
-def kind_effects(group: str, name: str, priors: Mapping[str, Any], *, scaled: bool = False) -> tuple[Effect, ...]:
-    """By how much each kind of work is slower on this card or in this stack; unknown ones have their spreads."""
-    return tuple(_effect(f"{group}.{kind}", name, priors, (kind,), scaled=scaled) for kind in WORK)
+def kind_effects(group: str, name: str, priors: Mapping[str, Any]) -> tuple[Effect, ...]:
+    """By how much each kind of work is slower on this card or generation; unknown ones have their spreads."""
+    return tuple(_effect(f"{group}.{kind}", name, priors, (kind,)) for kind in WORK)
 
 
 def run_effects(run: Run | None, priors: Mapping[str, Any]) -> tuple[Effect, ...]:
@@ -231,7 +234,26 @@ def run_effects(run: Run | None, priors: Mapping[str, Any]) -> tuple[Effect, ...
     if run is None:
         return ()
     sharding = (_effect("sharding", run.sharding, priors, WORK),) if run.num_gpus > 1 else ()
-    return (*kind_effects("stack", run.stack, priors, scaled=True), *sharding)
+    unpacked = (_dequant_effect(run, priors),) if run.base_quantization else ()
+    stack = tuple(_effect(f"stack.{kind}", run.stack, priors, (kind,), scaled=True) for kind in STACK_KINDS)
+    return (*stack, *unpacked, *sharding)
+
+
+def dequant_kernel(run: Run, stack: str) -> str:
+    """Whose kernel unpacks the weights: bitsandbytes' of today or of transformers 4.46's time, torchao's, GPTQ's."""
+    if run.base_quantization != "bnb-4bit":
+        return str(run.base_quantization)
+    if stack == "torchtune":
+        return "torchao-nf4"
+    return "bnb-4bit before 0.48" if run.hf_code in ("4.45", "4.46") else "bnb-4bit"
+
+
+def _dequant_effect(run: Run, priors: Mapping[str, Any]) -> Effect:
+    """By how much that kernel is slower, as rows say, else as is believed of it."""
+    name = dequant_kernel(run, run.stack)
+    found = _effect(DEQUANT_KERNEL, name, priors, ("dequant",), scaled=True)
+    believed = priors["beliefs"]["dequant_kernels"]["values"].get(name)
+    return found if found.name is not None or believed is None else replace(found, value=-math.log(believed))
 
 
 def source_effects(priors: Mapping[str, Any]) -> tuple[Effect, ...]:

@@ -171,7 +171,8 @@ def test_a_stack_among_the_rows_is_surer_than_one_that_is_not() -> None:
         return dict(zip(STEP_PARAMS, np.sqrt(np.diag(factors.step_covariance)), strict=True))
 
     known, unknown = sds("hf-peft"), sds("nobody-has-seen-it")
-    assert all(known[f"scale.{kind}"] < unknown[f"scale.{kind}"] for kind in ("attention", "memory", "dequant"))
+    assert all(known[f"scale.{kind}"] < unknown[f"scale.{kind}"] for kind in ("gemm", "attention", "memory"))
+    assert known["scale.dequant"] == unknown["scale.dequant"]  # whose kernel unpacks is no matter of the stack
 
 
 def test_an_older_attention_kernel_is_slower_as_believed_or_as_its_rows_say() -> None:
@@ -204,3 +205,18 @@ def test_the_width_holds_four_in_five_rows_of_sources_left_out(rows: list[Row]) 
     assert width_of(ten, errors) == pytest.approx(0.8)
     one = next(row for row in rows if row.run.source == "VL")
     assert width_of([*ten, one], {**errors, one.run.id: (9.0 * Z80, 1.0)}) == pytest.approx(9.0)
+
+
+def test_a_kernel_that_unpacks_weights_is_its_library_s_whatever_stack_calls_it() -> None:
+    """Only torchtune brings one of its own; the time of the release decides which of bitsandbytes'."""
+    priors, gpu = load_priors(), load_gpus()["a100-sxm4-80gb"]
+    scales = {}
+    for stack in ("hf-peft", "unsloth", "axolotl", "llama-factory", "trl", "torchtune"):
+        run = resolve_run(load_architecture("meta-llama/Llama-3.1-8B"), {"method": "qlora", "stack": stack}).run
+        factors = prior_factors(gpu, run, priors).factors
+        scales[stack] = factors["scale.dequant"].value
+    assert len({scales[stack] for stack in scales if stack != "torchtune"}) == 1
+    assert scales["torchtune"] != scales["hf-peft"]
+    plain = resolve_run(load_architecture("meta-llama/Llama-3.1-8B"), {"method": "qlora"}).run
+    old = replace(plain, hf_code="4.45")
+    assert prior_factors(gpu, old, priors).factors["scale.dequant"].value > scales["hf-peft"]
