@@ -62,7 +62,7 @@ def test_qwens_full_training_on_one_card_runs_zero3s_hooks(runs: dict[str, Publi
 
 def test_effects_are_of_work_that_a_row_has(runs: dict[str, PublishedRun]) -> None:
     plain, four_bit, sharded, offloaded = timed_rows([runs[i] for i in ("FM-025", "FM-049", "FM-026", "TT-006")])
-    assert [has_work(row, "stack.dequant") for row in (plain, four_bit)] == [False, True]
+    assert [has_work(row, "dequant_kernel") for row in (plain, four_bit)] == [False, True]
     assert [has_work(row, "source.link") for row in (plain, sharded, offloaded)] == [False, True, False]
     assert has_work(plain, "device")
     assert has_work(plain, "source.memory")
