@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tunecast.catalogs.errors import InputError
 from tunecast.model.forecast_json import run_with_origins
+from tunecast.model.inventory import flops_by_dtype
+from tunecast.model.timing import seconds_at_peak
 from tunecast.model.units import GIGA, TERA, gib
 from tunecast.tables import DASH, count, digits, dollars, duration, plain_table, seconds
 from tunecast.whole_run_table import SMALLEST_SHOWN_USD
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from tunecast.model.forecast import Forecast
     from tunecast.model.operation import Operation
     from tunecast.model.question import Question
+    from tunecast.model.run import Run
     from tunecast.model.target import Target
 
 
@@ -156,13 +159,13 @@ def _memory_inputs(name: str, told: Forecast) -> str:
 
 def time_terms(told: Forecast, operations: Sequence[Operation], factors: FactorSet, target: Target) -> Iterable[Term]:
     """Each kind of operation with its work, the speed it reaches and the curve that says so."""
-    peak = target.peaks.get(told.run.compute_dtype)
+    peak = target.peaks.get(told.run.product_dtype)
     for kind, part_s in sorted(told.time_parts_s.items(), key=lambda item: -item[1]):
         if part_s > SHARE_SHOWN * told.step_time_s.value:
             of_kind = [operation for operation in operations if operation.kind == kind]
             formula = TIME_FORMULAS.get(kind, "given")
             origin = _curve_origin(kind, factors)
-            yield _term("time", kind, seconds(part_s), formula, _work(of_kind, part_s, peak), origin)
+            yield _term("time", kind, seconds(part_s), formula, _work(of_kind, part_s, told.run, target), origin)
     launches = sum(operation.launches * operation.count for operation in operations)
     each = factors.factors.get("host_s_per_launch")
     inputs = f"{launches:,.0f} launches" + ("" if each is None else f" x {each.value * 1e6:.2f} us")
@@ -171,20 +174,23 @@ def time_terms(told: Forecast, operations: Sequence[Operation], factors: FactorS
                 f"{inputs}; {_span(step.low, step.high)} s", origin)  # fmt: skip
     flops = f"{told.model_flops_per_step:.4g} FLOPs required, {told.executed_flops_per_step:.4g} executed"
     if told.mfu is not None and told.hfu is not None and peak is not None:
-        beside = f"{flops}, peak {peak / TERA:.0f} TFLOP/s x {told.run.num_gpus}"
-        formula = "FLOPs / step time / peak"
+        beside = f"{flops}, peak {peak / TERA:.0f} TFLOP/s {told.run.product_dtype} x {told.run.num_gpus}"
+        formula = "FLOPs / step time / peak; of HFU, each product over the peak of its own dtype"
         yield _term("time", "MFU / HFU", f"{told.mfu:.1%} / {told.hfu:.1%}", formula, beside, "datasheet")
 
 
-def _work(operations: Sequence[Operation], part_s: float, peak: float | None) -> str:
+def _work(operations: Sequence[Operation], part_s: float, run: Run, target: Target) -> str:
     """Kernels, FLOPs or bytes, and the speed that these seconds mean."""
     if not operations:
         return ""
     kernels = sum(operation.launches * operation.count for operation in operations)
     flops, moved = sum(o.total_flops for o in operations), sum(o.total_bytes for o in operations)
     if flops > 0 and operations[0].kind in ("gemm", "attention"):
-        share = "" if peak is None else f", {flops / part_s / peak:.0%} of peak"
+        least_s = seconds_at_peak(flops_by_dtype(operations), replace(run, num_gpus=1), target.peaks)
+        share = "" if least_s is None else f", {least_s / part_s:.0%} of peak"
         return f"{kernels:,.0f} kernels, {flops / TERA:.3g} TFLOP: {flops / part_s / TERA:.3g} TFLOP/s{share}"
+    if operations[0].kind == "communication":
+        return f"{kernels:,.0f} kernels, {moved / GIGA:.3g} GB; partly beside other work, so no rate"
     return f"{kernels:,.0f} kernels, {moved / GIGA:.3g} GB: {moved / part_s / GIGA:.4g} GB/s"
 
 

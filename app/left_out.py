@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tunecast.catalogs.errors import InputError
+from tunecast.catalogs.errors import ImpossibleError, InputError
 
 if TYPE_CHECKING:
     from tunecast.model.forecast import Forecast
@@ -22,11 +22,11 @@ def answered(targets: Sequence[Target], ask: Callable[[Target], Forecast]) -> tu
     When every card refuses, the first refusal is raised: it is then most likely the question's.
     """
     found: list[tuple[Target, Forecast]] = []
-    refused: list[tuple[str, InputError]] = []
+    refused: list[tuple[str, InputError | ImpossibleError]] = []
     for target in targets:
         try:
             found.append((target, ask(target)))
-        except InputError as error:
+        except (InputError, ImpossibleError) as error:
             if len(targets) == 1:
                 raise
             refused.append((target.id, error))

@@ -119,15 +119,17 @@ def has_bf16(compute_capability: str | None, gpu: Gpu | None) -> bool:
 
 def as_forecast(architecture: Architecture, resolved: Resolved, measured: Measured, gpu: Gpu | None) -> Forecast:
     """Medians with the 80% interval of the median; every figure that was counted, not timed, is exact."""
-    from tunecast.model.flops import executed_flops_per_step, model_flops_per_step
+    from tunecast.model.flops import executed_by_dtype, model_flops_per_step
     from tunecast.model.forecast import Forecast
+    from tunecast.model.timing import seconds_at_peak
     from tunecast.model.trained import trainable_params
 
     run = resolved.run
     step_time_s = value_of(measured["step_time_s"])
     model_flops = model_flops_per_step(architecture, run)
-    executed = executed_flops_per_step(architecture, run)
-    peak = None if gpu is None else gpu.peaks.get(run.compute_dtype)
+    executed = executed_by_dtype(architecture, run)
+    peaks = {} if gpu is None else gpu.peaks
+    peak, least_s = peaks.get(run.product_dtype), seconds_at_peak(executed, run, peaks)
     held = was_held(measured)
     return Forecast(
         model=architecture.name,
@@ -139,14 +141,14 @@ def as_forecast(architecture: Architecture, resolved: Resolved, measured: Measur
         fit_probability=float(held),
         verdict="fits" if held else "no",
         model_flops_per_step=model_flops,
-        executed_flops_per_step=executed,
+        executed_flops_per_step=sum(executed.values()),
         trainable_params=trainable_params(architecture, run),
         total_params=architecture.total_params,
         memory=memory_of(measured),
         step_time_s=step_time_s,
         tokens_per_s=value_of(measured["tokens_per_s"]),
         mfu=None if peak is None else model_flops / step_time_s.value / peak,
-        hfu=None if peak is None else executed / step_time_s.value / peak,
+        hfu=None if least_s is None else least_s / step_time_s.value,
         bound_by="unknown",
         time_parts_s={"step": step_time_s.value},
         origins=dict.fromkeys(("step_time_s", "memory"), f"measured:{measured['device']}"),

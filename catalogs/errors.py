@@ -5,6 +5,7 @@
     │   └── UnknownNameError a model, GPU or option we do not know  exit code 2
     ├── NotSupportedError    understood, but not built: refused     exit code 2
     │   └── UnbuiltFamilyError  a model without formulas            exit code 2
+    ├── ImpossibleError      a forecast above what can be           exit code 1
     └── DeviceError          the hardware or its driver said no     exit code 1
 
 Every message is one sentence: what was asked, what was found, what to type instead.
@@ -67,6 +68,10 @@ class NotSupportedError(InputError):
 
 class UnbuiltFamilyError(NotSupportedError):
     """A model whose family has no formulas; its real code may still be traced."""
+
+
+class ImpossibleError(TunecastError):
+    """A forecast came out above what the hardware can do: its peaks, its record or our factors are wrong."""
 
 
 class DeviceError(TunecastError):

@@ -20,13 +20,18 @@ from tunecast.model.parallel_scaling import Scaling, alone, scaling_of
 from tunecast.model.phase_rates import phase_rates
 from tunecast.model.priors import load_priors
 from tunecast.model.question import Question
-from tunecast.model.resolve import Resolved
 from tunecast.model.rows import row_notes, timed_run, unpacked_rows
 from tunecast.model.run import Run
-from tunecast.model.step_source import executed_flops_of, model_flops_of, notes_of, operations_of, trainable_params_of
+from tunecast.model.step_source import (
+    executed_by_dtype_of,
+    model_flops_of,
+    notes_of,
+    operations_of,
+    trainable_params_of,
+)
 from tunecast.model.target import Target
 from tunecast.model.time import StepTime, step_time
-from tunecast.model.timing import link_notes, unused_notes, utilization
+from tunecast.model.timing import link_notes, unused_notes, utilizations
 from tunecast.model.timing import timing as step_timing
 from tunecast.model.training_totals import training_totals
 
@@ -53,8 +58,8 @@ def forecast(question: Question, target: Target) -> Forecast:
     probability = fit_probability(view)
     verdict = fit_verdict(view, probability)
     model_flops = model_flops_of(question.architecture, run, **inventory)
-    executed = executed_flops_of(question.architecture, run, **inventory)
-    peak = _job_peak(target, resolved)
+    executed = executed_by_dtype_of(question.architecture, run, **inventory)
+    mfu, hfu = utilizations(model_flops, executed, timing.step_time_s.value, run, target)
     result = Forecast(
         model=question.architecture.name,
         gpu=target.id,
@@ -65,14 +70,14 @@ def forecast(question: Question, target: Target) -> Forecast:
         fit_probability=probability,
         verdict=verdict,
         model_flops_per_step=model_flops,
-        executed_flops_per_step=executed,
+        executed_flops_per_step=sum(executed.values()),
         trainable_params=trainable_params_of(question.architecture, run, **inventory),
         total_params=question.architecture.total_params,
         memory=view,
         step_time_s=timing.step_time_s,
         tokens_per_s=timing.step_time_s.inverse(run.tokens_per_step),
-        mfu=utilization("MFU", model_flops, timing.step_time_s.value, peak, target),
-        hfu=utilization("HFU", executed, timing.step_time_s.value, peak, target),
+        mfu=mfu,
+        hfu=hfu,
         bound_by=timing.bound_by,
         time_parts_s=timing.parts_s,
         origins=factor_origins(target, factors, question),
@@ -120,11 +125,6 @@ def _watched(question: Question, target: Target, timing: StepTime) -> tuple[Step
 
     own_log_sd = float(load_priors()["step_log_sd"]["seen"])
     return observed(timing, question.observations.get(target.id, ()), plain, own_log_sd=own_log_sd)
-
-
-def _job_peak(target: Target, resolved: Resolved) -> float | None:
-    peak = target.peaks.get(resolved.run.product_dtype)
-    return None if peak is None else peak * resolved.run.num_gpus
 
 
 def factor_origins(target: Target, factors: FactorSet, question: Question) -> dict[str, str]:

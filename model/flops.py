@@ -7,7 +7,7 @@ products and attention are counted; elementwise work is bytes (see the inventory
 from __future__ import annotations
 
 from tunecast.model.architecture import Architecture, Attention, Layer, Linear
-from tunecast.model.inventory import part_operations, step_operations, total_flops
+from tunecast.model.inventory import flops_by_dtype, part_operations, step_operations
 from tunecast.model.operation import Kind
 from tunecast.model.parallel import is_split, stages_counted
 from tunecast.model.primitives import attention_flops
@@ -87,10 +87,17 @@ def model_flops_per_step(architecture: Architecture, run: Run) -> float:
 
 def executed_flops_per_step(architecture: Architecture, run: Run) -> float:
     """FLOPs the kernels of all GPUs run in one optimizer step, recomputation included (the numerator of HFU)."""
-    if is_split(run):
-        stages = [
-            count * total_flops(part_operations(architecture, run, stage), Kind.GEMM, Kind.ATTENTION)
-            for stage, count in stages_counted(run)
-        ]
-        return run.num_gpus / run.pp * sum(stages)
-    return run.num_gpus * total_flops(step_operations(architecture, run), Kind.GEMM, Kind.ATTENTION)
+    return sum(executed_by_dtype(architecture, run).values())
+
+
+def executed_by_dtype(architecture: Architecture, run: Run) -> dict[str, float]:
+    """The same by the dtype that multiplies: what is stored in few bits may multiply in them, or in 16."""
+    if not is_split(run):
+        counted = flops_by_dtype(step_operations(architecture, run), Kind.GEMM, Kind.ATTENTION)
+        return {dtype: run.num_gpus * flops for dtype, flops in counted.items()}
+    found: dict[str, float] = {}
+    for stage, count in stages_counted(run):
+        counted = flops_by_dtype(part_operations(architecture, run, stage), Kind.GEMM, Kind.ATTENTION)
+        for dtype, flops in counted.items():
+            found[dtype] = found.get(dtype, 0.0) + run.num_gpus / run.pp * count * flops
+    return found

@@ -127,6 +127,15 @@ def sharded_update(operations: Iterable[Operation], run: Run) -> list[Operation]
     ]
 
 
+def flops_by_dtype(operations: Iterable[Operation], *kinds: Kind) -> dict[str, float]:
+    """FLOPs of all executions by the dtype of the arithmetic, of some kinds or of all."""
+    found: dict[str, float] = {}
+    for operation in operations:
+        if operation.flops and (not kinds or operation.kind in kinds):
+            found[operation.dtype] = found.get(operation.dtype, 0.0) + operation.total_flops
+    return found
+
+
 def total_flops(operations: Iterable[Operation], *kinds: Kind) -> float:
     """FLOPs of all executions, of some kinds or of all."""
     return sum(operation.total_flops for operation in operations if not kinds or operation.kind in kinds)

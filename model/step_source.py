@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from tunecast.catalogs.errors import NotSupportedError
 from tunecast.model.architecture import Architecture
-from tunecast.model.flops import executed_flops_per_step, model_flops_per_step
-from tunecast.model.inventory import ordered, sharded_update, step_operations, total_flops
+from tunecast.model.flops import executed_by_dtype, model_flops_per_step
+from tunecast.model.inventory import flops_by_dtype, ordered, sharded_update, step_operations
 from tunecast.model.memory import MemoryForecast, MemoryOverheads, Parts, Place, memory_timeline
 from tunecast.model.operation import Kind, Operation, Phase
 from tunecast.model.parallel import is_split
@@ -81,13 +81,14 @@ def model_flops_of(
     return run.num_gpus * source(architecture, run, platform).model_flops
 
 
-def executed_flops_of(
+def executed_by_dtype_of(
     architecture: Architecture, run: Run, *, platform: str = "cuda", source: StepSource | None = None
-) -> float:
-    """FLOPs the kernels of all GPUs run in one optimizer step, recomputation included."""
+) -> dict[str, float]:
+    """FLOPs the kernels of all GPUs run in one optimizer step, recomputation included, by the dtype that multiplies."""
     if source is None:
-        return executed_flops_per_step(architecture, run)
-    return run.num_gpus * total_flops(source(architecture, run, platform).operations, Kind.GEMM, Kind.ATTENTION)
+        return executed_by_dtype(architecture, run)
+    counted = flops_by_dtype(source(architecture, run, platform).operations, Kind.GEMM, Kind.ATTENTION)
+    return {dtype: run.num_gpus * flops for dtype, flops in counted.items()}
 
 
 def trainable_params_of(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from tunecast.catalogs.errors import InputError, TunecastError
+from tunecast.catalogs.errors import ImpossibleError, InputError
 from tunecast.model.factors import Factor, FactorSet
 from tunecast.model.operation import Operation
 from tunecast.model.parallel_network import NETWORK_FACTORS
@@ -14,7 +14,7 @@ from tunecast.model.parallel_offload import HOST_FACTORS
 from tunecast.model.question import Question
 from tunecast.model.resolve import Resolved
 from tunecast.model.run import Run
-from tunecast.model.step_source import executed_flops_of, model_flops_of, operations_of
+from tunecast.model.step_source import executed_by_dtype_of, model_flops_of, operations_of
 from tunecast.model.target import Target
 from tunecast.model.time import StepTime, step_time
 from tunecast.model.units import TERA
@@ -43,13 +43,15 @@ def timing(question: Question, resolved: Resolved, target: Target, factors: Fact
             f"for example {peak / TERA / 2:.0f}."
         )
     seconds = flops / (question.achieved_tflops * TERA * run.num_gpus)
-    executed = executed_flops_of(question.architecture, run, platform=target.platform, source=question.source)
-    if peak is not None and executed / seconds > peak * run.num_gpus:
-        most = peak / TERA * flops / executed
+    executed = executed_by_dtype_of(question.architecture, run, platform=target.platform, source=question.source)
+    least_s = seconds_at_peak(executed, run, target.peaks)
+    if least_s is not None and least_s > seconds:
+        most = flops / least_s / run.num_gpus / TERA
+        more = sum(executed.values()) / flops
         raise InputError(
-            f"--achieved-tflops {question.achieved_tflops:g} of required work is {executed / flops:.2f} times as much "
-            f"with what is recomputed, above the {peak / TERA:g} TFLOP/s dense {run.product_dtype} peak of "
-            f"{target.id}; type at most {math.floor(most * 10) / 10:g}."
+            f"--achieved-tflops {question.achieved_tflops:g} of required work is {more:.2f} times as much with what is "
+            f"recomputed, above {_peak_words(executed, run, target)} of {target.id}; "
+            f"type at most {math.floor(most * 10) / 10:g}."
         )
     return StepTime(
         step_time_s=exact(seconds),
@@ -103,14 +105,51 @@ def unused_notes(run: Run, target: Target, question: Question) -> tuple[str, ...
     return tuple(found)
 
 
-def utilization(name: str, flops: float, step_s: float, peak: float | None, target: Target) -> float | None:
-    """flops / seconds / peak; above 1 is an error that names the figures, never a number."""
+def utilizations(
+    required: float, executed: Mapping[str, float], step_s: float, run: Run, target: Target
+) -> tuple[float | None, float | None]:
+    """MFU and HFU of a step of the whole job; None where the card has no peak in the compute dtype.
+
+    MFU: required FLOPs over time and the dense peak of the compute dtype (8-bit floats where layers multiply in
+    them), whatever else multiplies: it compares runs. HFU: executed FLOPs over time, each product against the peak of
+    its own dtype, so the share of the step in which full units would do the work. LLM.int8 multiplies forward in
+    int8, which is up to 4 times as fast as bf16: its MFU may be above its HFU, and above 1 up to that ratio.
+    """
+    peak, least_s = target.peaks.get(run.product_dtype), seconds_at_peak(executed, run, target.peaks)
+    if peak is None or least_s is None:
+        return None, None
+    fastest = max(target.peaks.get(dtype, peak) for dtype in (run.product_dtype, *executed))
+    mixed = sum(executed.values()) / least_s
+    mfu = utilization("MFU", required, step_s, peak * run.num_gpus, target, most=fastest / peak)
+    return mfu, utilization("HFU", sum(executed.values()), step_s, mixed, target)
+
+
+def seconds_at_peak(executed: Mapping[str, float], run: Run, peaks: Mapping[str, float]) -> float | None:
+    """Seconds that all GPUs would take for FLOPs by dtype if each ran at the dense peak of its own, that of the
+    compute dtype where the card has none; None where it has not that either."""
+    peak = peaks.get(run.product_dtype)
+    if peak is None:
+        return None
+    return sum(flops / peaks.get(dtype, peak) for dtype, flops in executed.items()) / run.num_gpus
+
+
+def _peak_words(executed: Mapping[str, float], run: Run, target: Target) -> str:
+    """The dense peak of each dtype that multiplies."""
+    dtypes = [dtype for dtype in executed if dtype in target.peaks] or [run.product_dtype]
+    peaks = [f"{target.peaks[dtype] / TERA:g} TFLOP/s dense {dtype}" for dtype in sorted(dtypes)]
+    return f"the {' and '.join(peaks)} peak{'s' if len(peaks) > 1 else ''}"
+
+
+def utilization(
+    name: str, flops: float, step_s: float, peak: float | None, target: Target, *, most: float = 1.0
+) -> float | None:
+    """flops / seconds / peak; above `most`, an error that names the figures, never a number."""
     if peak is None:
         return None
     share = flops / step_s / peak
-    if share > 1.0:
-        raise TunecastError(
-            f"{name} of {target.id} comes out at {share:.2f}, above 1: {flops:.3e} FLOPs in {step_s:.4g} s "
+    if share > most:
+        raise ImpossibleError(
+            f"{name} of {target.id} comes out at {share:.2f}, above {most:.3g}: {flops:.3e} FLOPs in {step_s:.4g} s "
             f"against a peak of {peak:.3e} FLOP/s ({_peak_source(target)}); check the peak or the record."
         )
     return share

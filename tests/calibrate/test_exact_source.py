@@ -15,7 +15,7 @@ from tunecast.model.memory import memory_timeline
 from tunecast.model.operation import Kind, Operation
 from tunecast.model.resolve import resolve_run
 from tunecast.model.run import Run
-from tunecast.model.step_source import executed_flops_of, model_flops_of, operations_of, timeline_of
+from tunecast.model.step_source import executed_by_dtype_of, model_flops_of, operations_of, timeline_of
 
 for module in ("torch", "transformers", "peft", "bitsandbytes"):
     pytest.importorskip(module)
@@ -105,7 +105,7 @@ def test_a_family_without_formulas_is_traced() -> None:
     run, source = resolve_run(architecture, {"max_length": 128, "lora_r": 8}).run, TracedSteps()
     trace = trace_step(architecture, run)
     assert timeline_of(architecture, run, source=source).allocated_bytes == trace.memory.peak_bytes
-    assert executed_flops_of(architecture, run, source=source) == pytest.approx(
+    assert sum(executed_by_dtype_of(architecture, run, source=source).values()) == pytest.approx(
         sum(o.flops for o in trace.stream if o.kind in (Kind.GEMM, Kind.ATTENTION))
     )
     linear = sum(x.weight_params for group in architecture.groups for x in group.layer.linears * group.count)
