@@ -9,7 +9,7 @@ the longest of the column's terms, remarks and words that may stand anywhere is 
 4. remarks, and the words between (brackets, commas, "with"), state nothing;
 5. any other word refuses the cell, by name.
 
-A cell of remarks alone ("library default"), or of words for nothing ("not stated"), states nothing: None.
+A cell of words for nothing ("not stated", "library default") states nothing: None.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ WORD_END = r"(?![a-z0-9])(?!(?<=[0-9])\.[0-9])"
 JOINED_END = r"(?:(?![a-z0-9])|(?<=[0-9])(?=[a-z]))"
 """``tp4pp2`` is two terms."""
 VERSION = r"[0-9][0-9a-z.+]*"
-KINDS = ("skip", "terms", "weak", "unstated", "remarks")
+KINDS = ("skip", "terms", "weak", "unstated", "defaults", "remarks")
+NOTHING = ("unstated", "defaults")
+"""Words for nothing, and for a default that somebody else chose."""
 
 Facts = dict[str, Any]
 
@@ -72,6 +74,7 @@ def grammar() -> dict[str, Any]:
 def folded(text: str) -> str:
     """Text without what does not matter."""
     plain = DASHES.sub("-", unicodedata.normalize("NFKC", text).casefold()).replace("\u00d7", "x")
+    plain = re.sub(r"[=:]\s*true\b", " yes", plain)
     return re.sub(r"[\s_=:~\"'`-]+", " ", plain).strip()
 
 
@@ -131,6 +134,7 @@ def _families() -> tuple[Term, ...]:
         entry = {"says": family["says"], "facts": {"family": family["name"]}, "reason": reason}
         found += _terms("skip" if reason else "terms", entry, tail="( v?(?P<version>VERSION))?")
     rest = [term for entry in data["remarks"] for term in _terms("remarks", entry)]
+    rest += _terms("version", "v?(?P<version>VERSION)")
     return (*found, *_terms("unstated", data["unstated"]), *rest)
 
 
@@ -191,6 +195,8 @@ def facts_of(column: str, text: str) -> Facts | None:
     for piece in pieces:
         for name, value in (piece.facts if piece.term.kind == "weak" else piece.term.weakly).items():
             facts.setdefault(name, value)
+    if not facts and pieces and not any(piece.term.kind in NOTHING for piece in pieces):
+        raise SkipRowError(f"{column} {text!r} says nothing that is in the vocabulary")
     return facts or None
 
 

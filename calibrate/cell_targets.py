@@ -49,7 +49,7 @@ def targets_of(text: str) -> dict[str, Any] | None:
     parts = [str(piece.facts["part"]) for piece in pieces_of("lora_targets", text) if "part" in piece.facts]
     if not parts:
         return None
-    if "all" in parts and len(set(parts)) > 1:
+    if "all" in parts and set(parts) not in ({"all"}, {"all", "attention", "mlp"}):
         raise SkipRowError(f"lora_targets {text!r} contradicts itself: all and {parts[-1]!r}")
     return {"lora_target_modules": ALL if "all" in parts else ",".join(f"<{part}>" for part in parts)}
 

@@ -52,8 +52,9 @@ def software_of(text: str, source_date: str = "") -> Software:
     """The software that a cell names; raises SkipRowError for what is unknown or not built."""
     versions: dict[str, str] = {}
     for piece in pieces_of("framework", text):
-        if "family" in piece.facts:
-            versions.setdefault(str(piece.facts["family"]), str(piece.facts.get("version", "")))
+        version, name = str(piece.facts.get("version", "")), piece.facts.get("family", next(reversed(versions), None))
+        if name is not None:
+            versions[str(name)] = versions.get(str(name)) or version
     named = [family for family in software()["families"] if family["name"] in versions]
     main = next((family for family in named if "label" in family), None)
     if main is None:

@@ -206,6 +206,8 @@ def _options(row: dict[str, str], software: Software, notes: list[str]) -> dict[
             options |= cell(column, row[column], options["num_gpus"], default)
     with_base(options, row)
     with_numbers(options, software, bare_number(row, software))
+    if options.pop("on_host", False) and options.get("offload", "none") == "none":
+        raise SkipRowError(f"optimizer {row['optimizer']!r} is on the CPU, but parallelism does not offload it")
     if options.pop("distributed_optimizer", False) and options.get("sharding") == "ddp":
         options["sharding"] = "zero1"
     if "framework" in row:
@@ -240,8 +242,11 @@ def _gpus(row: dict[str, str]) -> int:
 
 def _adapters(row: dict[str, str], software: Software, options: dict[str, Any], default: Callable[[str], Any]) -> None:
     """Rank, targets and storage of adapters."""
-    if "rank" in row and (number(row, "rank") is not None or default("rank") is None):
-        options["lora_r"] = whole(row, "rank")
+    stated = number(row, "rank")
+    if stated is not None and options.setdefault("lora_r", whole(row, "rank")) != stated:
+        raise SkipRowError(f"rank {row['rank']!r} contradicts method {row['method']!r}")
+    if "rank" in row and "lora_r" not in options and default("rank") is None:
+        raise SkipRowError("rank is not stated")
     if software.stack and "lora_target_modules" not in options and "lora_targets" in row:
         chosen = "lora_target_modules" in ours(software.stack)
         if chosen:

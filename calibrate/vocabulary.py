@@ -94,6 +94,8 @@ def in_pieces(column: str, text: str, gpus: int = 1) -> Options | None:
 
 def _lengths(text: str, facts: Mapping[str, Any]) -> Options:
     """That samples fill their length, and the length if the cell says so; padding up to it is processed too."""
+    if not (facts.get("packing") or facts.get("filled")):
+        raise SkipRowError(f"packed {text!r}: padded samples of unknown length: the tokens processed are not known")
     found: Options = {} if facts.get("padded") else {"filled": True}
     stated = {value for value in facts.values() if isinstance(value, int) and not isinstance(value, bool)}
     if len(stated) > 1:
@@ -202,6 +204,12 @@ def bare_number(row: Mapping[str, str], software: Software) -> str:
 def with_base(options: Options, row: Mapping[str, str]) -> None:
     """LoRA on a quantized base is QLoRA; QLoRA without a quantized base is none."""
     quantized = "quant_method" in options or "bnb_4bit_quant_type" in options
+    stated, bits = options.pop("base_bits", None), 8 if "8" in str(options.get("quant_method", "")) else 4
+    if stated is not None and "quant" in row and (not quantized or bits != stated):
+        raise SkipRowError(f"quant {row['quant']!r} contradicts method {row['method']!r}")
+    if stated is not None and not quantized:
+        options |= {"method": "qlora", "quant_method": f"bnb-{stated}bit"}
+        quantized = True
     if options["method"] == "lora" and quantized:
         options["method"] = "qlora"
     if options["method"] == "qlora" and not quantized and "quant" in row:

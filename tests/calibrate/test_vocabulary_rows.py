@@ -116,6 +116,10 @@ def reason(cells: dict[str, str]) -> str:
          {"lora_target_modules": ("qkv_proj", "o_proj")}),
         ({**LORA, "lora_targets": "q,k,v", "model": "Phi-3 mini", "seq_len": "4k"}, "axolotl",
          {"lora_target_modules": ("qkv_proj",)}),
+        ({**LORA, "method": "LoRA (8-bit, r=64)", "rank": "", "quant": "8-bit", "parallelism": "single", "gpus": "1"},
+         "axolotl",
+         {"method": "qlora", "quant_method": "bnb-8bit", "lora_r": 64}),
+        ({**FULL, "parallelism": "ZeRO-3 + CPU offload", "optimizer": "DeepSpeedCPUAdam"}, "axolotl", {"offload": "all"}),
         ({**LORA, "lora_targets": "attention + mlp"}, "axolotl", {"lora_target_modules": LINEAR}),
         ({**LORA, "lora_targets": "all linear (q,k,v,o,gate,up,down)"}, "axolotl", {"lora_target_modules": LINEAR}),
         ({**LORA, "lora_targets": "PEFT default"}, "axolotl", {"lora_target_modules": ("q_proj", "v_proj")}),
@@ -151,6 +155,9 @@ def test_a_row_becomes_the_run_that_its_software_makes(
         ({**FULL, "model": "Zorblax 9B"}, "Unknown model 'Zorblax 9B'"),
         ({**LORA, "lora_targets": "zorblax"}, "zorblax"),
         ({**LORA, "lora_targets": "q_proj, v_proj (all linear)"}, "which are not all linear maps, and all of them"),
+        ({**LORA, "method": "LoRA r=64"}, "rank 'r=16' contradicts method 'LoRA r=64'"),
+        ({**LORA, "method": "LoRA (8-bit)"}, "quant 'none' contradicts method 'LoRA (8-bit)'"),
+        ({**FULL, "optimizer": "CPU Adam"}, "is on the CPU, but parallelism does not offload it"),
         ({**LORA, "rank": "many"}, "rank 'many'"),
         ({**FULL, "parallelism": "single GPU"}, "does not say how 8 copies share the work"),
     ],
@@ -180,7 +187,7 @@ def test_defaults_are_those_of_the_tables_date_unless_a_version_is_stated() -> N
     runs = {date: one({**LORA, "framework": "TRL", "source_date": date}) for date in ("2025-04", "2025-07", "")}
     assert [runs[date].run.stack_version for date in runs] == ["trl >=0.16,<0.19", "trl >=0.19,<0.22", "trl >=1.15"]
     assert [bool(runs[date].reading_notes) for date in runs] == [True, True, False]
-    stated = one({**LORA, "framework": "TRL 0.27.1", "source_date": "2025-04"})
+    stated = one({**LORA, "framework": "TRL (0.27.1)", "source_date": "2025-04"})
     assert (stated.run.stack_version, stated.reading_notes) == ("trl >=0.27,<0.28", ())
 
 
