@@ -119,7 +119,7 @@ def reason(cells: dict[str, str]) -> str:
         ({**LORA, "method": "LoRA (8-bit, r=64)", "rank": "", "quant": "8-bit", "parallelism": "single", "gpus": "1"},
          "axolotl",
          {"method": "qlora", "quant_method": "bnb-8bit", "lora_r": 64}),
-        ({**FULL, "parallelism": "ZeRO-3 + CPU offload", "optimizer": "DeepSpeedCPUAdam"}, "axolotl", {"offload": "all"}),
+        ({**FULL, "parallelism": "ZeRO-3 + CPU offload", "optimizer": "CPU Adam"}, "axolotl", {"offload": "all"}),
         ({**LORA, "lora_targets": "attention + mlp"}, "axolotl", {"lora_target_modules": LINEAR}),
         ({**LORA, "lora_targets": "all linear (q,k,v,o,gate,up,down)"}, "axolotl", {"lora_target_modules": LINEAR}),
         ({**LORA, "lora_targets": "PEFT default"}, "axolotl", {"lora_target_modules": ("q_proj", "v_proj")}),
