@@ -149,6 +149,7 @@ def prior_factors(gpu: Gpu, run: Run | None = None, priors: Mapping[str, Any] | 
     for name in (HOST, HOOKS, "overlap_frac"):
         stored = priors[name.removeprefix("scale.")]
         factors[name] = Factor(**{k: stored[k] for k in ("value", "low", "high", "unit", "origin")})
+    width = float(priors["width"][cell_group(gpu)])
     return FactorSet(
         gpu=gpu.id,
         curves=base.curves,
@@ -156,14 +157,14 @@ def prior_factors(gpu: Gpu, run: Run | None = None, priors: Mapping[str, Any] | 
         step_log_sd=float(priors["step_log_sd"][f"new_{cell_group(gpu)}"]),
         memory_overhead_bytes=dict(priors["memory_overhead_bytes"]),
         step_params=STEP_PARAMS,
-        step_covariance=step_covariance(priors, (*effects, *source_effects(priors))),
+        step_covariance=step_covariance(priors, (*effects, *source_effects(priors)), width),
         notes=device.notes,
     )
 
 
 def cell_group(gpu: Gpu) -> str:
-    """The group of effects of a source's rows of one method on one card: they differ more on cards whose software was
-    young when they were measured, NVIDIA's since Hopper and those of other makers."""
+    """The group of effects of a source's rows of one method on one card, and of the width of intervals: rows differ
+    more on cards whose software was young when they were measured, NVIDIA's since Hopper and those of other makers."""
     early = gpu.vendor == "nvidia" and float(gpu.compute_capability) < HOPPER
     return "cell" if early else "late_cell"
 
@@ -279,15 +280,17 @@ def params_of_kinds(moves: Sequence[str]) -> Array:
     return np.array([float(name.startswith("scale.") and FITTED_AS[name] in moves) for name in STEP_PARAMS])
 
 
-def step_covariance(priors: Mapping[str, Any], effects: Sequence[Effect]) -> tuple[tuple[float, ...], ...]:
-    """Covariance of the logs of `STEP_PARAMS`: what the rows leave open of efficiencies and of these effects together.
+def step_covariance(
+    priors: Mapping[str, Any], effects: Sequence[Effect], width: float
+) -> tuple[tuple[float, ...], ...]:
+    """Covariance of the logs of `STEP_PARAMS`: what the rows leave open of efficiencies and of these effects together,
+    by the `width` of the card's `cell_group`.
 
     Effects that no row has, and the host of a new source, are independent of the rest. Those of a card, a sharding and
     a host keep their own spread, since the priors' width comes from rows whose effects others share.
     """
     import numpy as np
 
-    width = float(priors["width"])
     names = priors["covariance"]["names"]
     rows = np.array(priors["covariance"]["values"])
     slopes = np.zeros((len(STEP_PARAMS), len(names)))

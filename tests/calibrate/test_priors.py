@@ -20,12 +20,14 @@ from tunecast.calibrate.priors_fit import (
     training_rows,
     unseen_log_errors,
     width_of,
+    widths_of,
 )
 from tunecast.catalogs.gpus import load_gpus
 from tunecast.model.architectures import load_architecture
 from tunecast.model.inventory import step_operations
 from tunecast.model.priors import (
     STEP_PARAMS,
+    cell_group,
     clock_effects,
     device_effect,
     load_priors,
@@ -129,17 +131,17 @@ def test_spreads_of_efficiencies_and_effects_add_up_in_the_factors() -> None:
     priors = load_priors()
     names, values = priors["covariance"]["names"], np.array(priors["covariance"]["values"])
     effect = device_effect(load_gpus()["a100-sxm4-80gb"], priors)
-    found = np.array(step_covariance(priors, (effect,)))
+    found = np.array(step_covariance(priors, (effect,), 0.7))
     memory, device = names.index("memory"), names.index("device:a100-sxm4-80gb")
     by_hand = values[memory, memory] + values[device, device] - 2 * values[memory, device]
-    assert found[2, 2] == pytest.approx(priors["width"] ** 2 * by_hand)
+    assert found[2, 2] == pytest.approx(0.7**2 * by_hand)
     assert np.linalg.eigvalsh(found).min() > -1e-9
 
 
 def test_what_nobody_knows_of_a_new_source_widens_each_kind_of_work_by_its_own_spread() -> None:
     priors = load_priors()
-    found = np.array(step_covariance(priors, source_effects(priors))) - np.array(step_covariance(priors, ()))
-    spreads = {name: priors["spreads"][f"source.{kind}"] * priors["width"] for name, kind in SLOWED.items()}
+    found = np.array(step_covariance(priors, source_effects(priors), 0.7)) - np.array(step_covariance(priors, (), 0.7))
+    spreads = {name: priors["spreads"][f"source.{kind}"] * 0.7 for name, kind in SLOWED.items()}
     for place, name in enumerate(STEP_PARAMS):
         assert found[place, place] == pytest.approx(spreads.get(name, 0.0) ** 2, abs=1e-12)
     memory, loss, gemm = (STEP_PARAMS.index(f"scale.{kind}") for kind in ("memory", "loss", "gemm"))
@@ -205,6 +207,18 @@ def test_the_width_holds_four_in_five_rows_of_sources_left_out(rows: list[Row]) 
     assert width_of(ten, errors) == pytest.approx(0.8)
     one = next(row for row in rows if row.run.source == "VL")
     assert width_of([*ten, one], {**errors, one.run.id: (9.0 * Z80, 1.0)}) == pytest.approx(9.0)
+
+
+def test_cards_since_hopper_have_a_width_of_their_own(rows: list[Row]) -> None:
+    """Errors of 0.5 intervals on earlier cards and 2.0 on later ones; a group of two sources takes that of all rows."""
+    late = {row.run.id: cell_group(load_gpus()[row.run.gpu]) == "late_cell" for row in rows}
+    errors = {row_id: ((2.0 if late[row_id] else 0.5) * Z80, 1.0) for row_id in late}
+    assert widths_of(rows, errors) == pytest.approx({"cell": 0.5, "late_cell": 2.0})
+    two = {"MF", "NB"}
+    few = [row for row in rows if not late[row.run.id] or row.run.source in two]
+    assert widths_of(few, errors) == pytest.approx({"cell": 0.5, "late_cell": width_of(few, errors)})
+    groups = {name: cell_group(load_gpus()[name]) for name in ("a100-sxm4-80gb", "l4-24gb", "h100-pcie-80gb")}
+    assert groups == {"a100-sxm4-80gb": "cell", "l4-24gb": "cell", "h100-pcie-80gb": "late_cell"}
 
 
 def test_a_kernel_that_unpacks_weights_is_its_library_s_whatever_stack_calls_it() -> None:
