@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from tunecast.tables import digits, duration, seconds
+from tunecast.tables import DASH, digits, duration, seconds
 
 if TYPE_CHECKING:
     from tunecast.model.forecast import Forecast
@@ -24,7 +24,10 @@ def scaling_rows(forecast: Forecast) -> Iterable[Line]:
         f"{scaling.efficiency:.0%}",
         f"{scaling.speedup:,.1f} of {forecast.run.num_gpus:,} GPUs; {bound}",
     )
-    yield "  serial fraction", f"{scaling.serial_fraction:.2g}", "Amdahl's, as a result"
+    if scaling.serial_fraction is None:
+        yield "  serial fraction", DASH, "slower than one GPU"
+    else:
+        yield "  serial fraction", f"{scaling.serial_fraction:.2g}", "Amdahl's, as a result"
     if scaling.amdahl:
         amdahl = scaling.amdahl
         yield (

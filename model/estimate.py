@@ -16,7 +16,7 @@ from tunecast.model.forecast import Forecast
 from tunecast.model.money import with_money
 from tunecast.model.observed import observed
 from tunecast.model.on_device import job_factors, resolve_for
-from tunecast.model.parallel_scaling import Scaling, alone, scaling_of
+from tunecast.model.parallel_scaling import Scaling, alone, scaling_notes, scaling_of
 from tunecast.model.phase_rates import phase_rates
 from tunecast.model.priors import cell_group, load_priors
 from tunecast.model.question import Question
@@ -89,6 +89,7 @@ def forecast(question: Question, target: Target) -> Forecast:
             *_record_notes(target),
             *link_notes(run, factors, question),
             *unused_notes(run, target, question),
+            *scaling_notes(scaling, run),
             *row_notes(resolved.run, rows),
             *data_notes,
             *([] if watched is None else [watched]),

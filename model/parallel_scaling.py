@@ -40,8 +40,9 @@ class Scaling:
     efficiency: float
     speedup: float
     """efficiency x N. Above N where sharing the update saves more than sharing costs."""
-    serial_fraction: float
-    """Amdahl's, as a result; 0 where N GPUs are more than N times as fast."""
+    serial_fraction: float | None
+    """Amdahl's, as a result; 0 where N GPUs are more than N times as fast, None where they are slower than one, which
+    no fraction up to 1 makes of them."""
     exposed_communication_s: float
     bubble_s: float
     slower_work_s: float
@@ -84,13 +85,22 @@ def scaling_of(
     return Scaling(
         efficiency=efficiency,
         speedup=efficiency * run.num_gpus,
-        serial_fraction=serial_fraction_of(efficiency, run.num_gpus),
+        serial_fraction=None if efficiency * run.num_gpus < 1.0 else serial_fraction_of(efficiency, run.num_gpus),
         exposed_communication_s=waiting,
         bubble_s=bubble,
         slower_work_s=slower,
         bound_by=bound_by(operations, factors, run, {"waiting": waiting, "bubble": bubble, "work": slower}, step),
         amdahl=classic(serial_fraction, run.num_gpus, ideal),
     )
+
+
+def scaling_notes(scaling: Scaling | None, run: Run) -> tuple[str, ...]:
+    """Why a job may scale by more than its GPUs."""
+    if scaling is None or scaling.efficiency <= 1.0 + NOTHING:
+        return ()
+    n = run.num_gpus
+    told = f"{n} GPUs are more than {n} times as fast as one: one GPU alone updates every trained parameter by itself "
+    return (f"{told}in each step, {n} share that",)
 
 
 def bound_by(

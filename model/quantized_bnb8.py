@@ -4,7 +4,9 @@ Source: bitsandbytes 0.50 ``autograd/_functions.py`` (``MatMul8bitLt``) and ``ba
 of 6 that transformers sets. The input is cast to fp16, searched for outliers (a copy of absolute values, a comparison,
 a value the host reads), quantized by rows, multiplied into int32, and that turned into fp16 and the input's dtype.
 The backward writes the whole weight in 16 bits twice, and multiplies with that.
-Left out: the columns where an outlier is found, which are multiplied once more in 16 bits; with adapter dropout a
+Left out: the columns where an outlier is found, which are multiplied once more in 16 bits and added (``addmm`` copies
+the result and adds to it: 8 bytes per output and 1 per input beside the 14 and 15 counted here, where a map's input
+has any); with adapter dropout a
 recomputed input lives a little longer than here (2% of a narrow model's peak in the backward).
 """
 

@@ -15,6 +15,7 @@ from tunecast.model.forecast import Forecast
 from tunecast.model.parallel_scaling import amdahl_speedup, serial_fraction_of
 from tunecast.model.question import Question
 from tunecast.model.target import resolve_targets
+from tunecast.parallel_table import scaling_rows
 
 
 def ask(gpu: str = "h100-sxm5-80gb", **options: Any) -> Forecast:
@@ -87,3 +88,27 @@ def test_the_classic_estimate_stands_beside() -> None:
     assert found.amdahl.step_time_s == pytest.approx(unhindered * 8 / 5.926, rel=1e-3)
     with pytest.raises(InputError, match=r"--serial-fraction is 2"):
         ask(num_gpus=8, serial_fraction=2)
+
+
+def test_more_than_all_of_the_gpus_is_said_to_be_the_update_that_they_share() -> None:
+    """One A100 moves 8 billion parameters' gradients and states each step; of eight under ZeRO-1 each moves an 8th."""
+    found = ask("a100-sxm4-80gb", num_gpus=8, sharding="zero1", max_length=1024)
+    one = ask("a100-sxm4-80gb", sharding=None, max_length=1024)
+    assert found.scaling is not None
+    assert found.scaling.efficiency > 1
+    assert one.time_parts_s["optimizer"] - found.time_parts_s["optimizer"] > -found.scaling.slower_work_s / 2 > 0
+    assert any("8 GPUs are more than 8 times as fast as one" in note for note in found.notes)
+    plain = ask("a100-sxm4-80gb", num_gpus=8, sharding="ddp", method="lora")
+    assert plain.scaling is not None
+    assert plain.scaling.efficiency <= 1.005
+    assert not any("times as fast as one" in note for note in plain.notes)
+
+
+def test_gpus_slower_than_one_have_no_serial_fraction() -> None:
+    """Llama-3.1-8B's 16 GB of weights per pass over 10 Gbit/s take a minute; one GPU needs less than a second."""
+    found = ask("a100-sxm4-80gb", num_gpus=16, internode_gbps=10, max_length=1024).scaling
+    assert found is not None
+    assert found.speedup < 1
+    assert found.serial_fraction is None
+    (_, fraction, *_) = scaling_rows(ask("a100-sxm4-80gb", num_gpus=16, internode_gbps=10, max_length=1024))
+    assert fraction[1:] == ("–", "slower than one GPU")
