@@ -40,6 +40,8 @@ class Software:
     options: Mapping[str, Any] = field(default_factory=dict)
     fused: str = ""
     """Fused kernels that its code switches on where the model allows them."""
+    mixes: bool = False
+    """Whether a bare ``bf16`` means mixed precision in it."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -71,7 +73,15 @@ def software_of(text: str, source_date: str = "") -> Software:
         options = {"stack": stack, **taken, **options}
     options |= _added([family for family in named if family is not main])
     fused = str(options.pop("fused_kernels", software()[MEGATRON]["fused_kernels"] if code == MEGATRON else ""))
-    return Software(label=str(main["label"]), stack=stack, code=code, options=options, fused=fused, notes=tuple(notes))
+    return Software(
+        label=str(main["label"]),
+        stack=stack,
+        code=code,
+        options=options,
+        fused=fused,
+        mixes=bool(main.get("mixes")),
+        notes=tuple(notes),
+    )
 
 
 def _added(named: list[dict[str, Any]]) -> dict[str, Any]:

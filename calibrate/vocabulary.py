@@ -26,7 +26,7 @@ from tunecast.calibrate.cell_layout import layout_of
 from tunecast.calibrate.cell_targets import targets_of
 from tunecast.calibrate.framework_names import PLAIN, TRANSFORMERS, Software, had_sdpa
 from tunecast.calibrate.run_table import SkipRowError, own_value
-from tunecast.model.stack_versions import chosen_ranges, defaults_then
+from tunecast.model.stack_versions import chosen_ranges, code_age, defaults_then
 from tunecast.model.stacks import METHODS, ours, stack_defaults
 
 MEGATRON_LAYOUT = r"tp(\d+)/pp(\d+)/cp(\d+)/dp(\d+)"
@@ -41,6 +41,9 @@ FIELDS = {
 """Columns whose empty cell a stack's own default may stand for, and the field it has."""
 HALVES = ("bf16", "fp16")
 SHARDED = ("fsdp", "fsdp-grad-op", "hsdp")
+BY_TRAINER = ("hf-peft", "trl", "liger")
+"""Stacks that leave FSDP to transformers' Trainer: version 2 since transformers 5 (``training_args.py`` of 5.23), 1
+before; accelerate by itself, and axolotl and LLaMA-Factory with it, take 1 (``FullyShardedDataParallelPlugin``)."""
 
 Options = dict[str, Any]
 
@@ -158,7 +161,7 @@ def with_numbers(options: Options, software: Software, bare: str) -> None:
     accelerate ``Accelerator.prepare_model`` ("Upcasted low precision parameters", no autocast around DeepSpeed's
     engine); Megatron-LM ``Float16Module``.
     """
-    mixed = options.pop("mixed", "")
+    mixed = options.pop("mixed", "") or (bare if software.mixes and bare in HALVES else "")
     sharding, trains_base = str(options.get("sharding", "none")), options["method"] == "full"
     deepspeed = sharding.startswith("zero")
     if bare in HALVES and software.stack and not mixed:
@@ -182,20 +185,21 @@ def with_numbers(options: Options, software: Software, bare: str) -> None:
 
 
 def _as_accelerate_does(options: Options, *, deepspeed: bool, trains_base: bool) -> None:
-    """The Trainer's DeepSpeed turns all into 16 bits; its FSDP, version 1 unless asked, trains fp32 shards."""
+    """The Trainer's DeepSpeed turns all into 16 bits; its FSDP trains fp32 shards."""
     half = str(options.get("precision", "")).removesuffix("-autocast")
     sharding = options.get("sharding", "none")
     if deepspeed and half in HALVES and options.get("num_gpus", 1) > 1:
         options |= {"dtype": half, "precision": half} | ({} if trains_base else {"adapter_dtype": half})
     if sharding in SHARDED:
-        options.setdefault("fsdp_version", 1)
+        today = options.get("stack") in BY_TRAINER and (code_age(options) or "5") == "5"
+        options.setdefault("fsdp_version", 2 if today else 1)
         if trains_base and str(options.get("precision", "")).endswith("-autocast"):
             options |= {"dtype": half, "master_dtype": "fp32"}
 
 
 def bare_number(row: Mapping[str, str], software: Software) -> str:
     """The 16-bit format that the row's software computes in, where the cell says no more than that."""
-    if not software.stack or not row.get("compute_dtype"):
+    if not (software.stack or software.mixes) or not row.get("compute_dtype"):
         return ""
     facts = facts_of("compute_dtype", row["compute_dtype"]) or {}
     return str(facts["number"]) if facts.keys() == {"number"} else ""

@@ -47,6 +47,9 @@ def reason(cells: dict[str, str]) -> str:
             "axolotl",
             {"fsdp_version": 1, "master_dtype": "fp32", "dtype": "bf16", "precision": "bf16-autocast"},
         ),
+        # the Trainer of transformers 5 shards by version 2
+        ({**LORA, "parallelism": "FSDP", "framework": "transformers 5.1"}, "hf-peft", {"fsdp_version": 2}),
+        ({**LORA, "parallelism": "FSDP", "framework": "transformers 4.50"}, "hf-peft", {"fsdp_version": 1}),
         # LLaMA-Factory raises trained parameters to fp32 unless pure_bf16
         (
             {**FULL, "framework": "LLaMA-Factory", "parallelism": "DDP"},
@@ -58,6 +61,17 @@ def reason(cells: dict[str, str]) -> str:
             {**FULL, "framework": "own PyTorch script", "parallelism": "DDP", "compute_dtype": "bf16 autocast"},
             "pytorch",
             {"dtype": "fp32", "precision": "bf16-autocast", "sharding": "ddp"},
+        ),
+        # nanoGPT runs under autocast whatever its dtype; Lightning calls that bf16, and the other bf16-true
+        (
+            {**FULL, "framework": "nanoGPT", "parallelism": "DDP", "model": "GPT-2 XL", "seq_len": "1k"},
+            "nanogpt",
+            {"dtype": "fp32", "precision": "bf16-autocast"},
+        ),
+        (
+            {**FULL, "framework": "PyTorch Lightning", "parallelism": "DDP", "compute_dtype": "bf16-true"},
+            "lightning",
+            {"dtype": "bf16", "precision": "bf16"},
         ),
         # Unsloth: its own kernels and offloaded checkpoints, cut cross-entropy until December 2025
         (
