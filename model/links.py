@@ -26,6 +26,8 @@ from tunecast.model.segments import SEGMENT_OF, SEGMENTS
 Number = float | Array
 ROUNDS = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0}
 """Times that a whole buffer goes around a ring."""
+HOST_UPDATE = "host.update"
+"""Of so many parameters by the host's processors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +108,7 @@ def collective_seconds(operation: Operation, links: Links, num_gpus: int) -> flo
     kind = operation.name.rsplit(".", 1)[-1]
     if kind == "copy":
         return float(operation.bytes / links.pcie_bytes_per_s)
-    if kind == "update":
+    if operation.name == HOST_UPDATE:
         return float(operation.bytes * links.gpus_per_host / links.host_update_params_per_s)
     if kind == "send":
         return float(send_seconds(operation.bytes, nodes, links))
@@ -187,6 +189,11 @@ def communication_seconds(
     for operation in wanted:
         total[SEGMENT_OF[operation.phase]] += collective_seconds(operation, links, run.num_gpus) * operation.count
     return total
+
+
+def host_updates(operations: Sequence[Operation]) -> list[Operation]:
+    """The updates that the host's processors do."""
+    return [o for o in operations if o.kind is Kind.COMMUNICATION and o.name == HOST_UPDATE]
 
 
 def bubble_frac(stages: int, micro_batches: int, chunks: int) -> float:

@@ -22,6 +22,7 @@ from typing import Any
 from tunecast.catalogs.gpus import Gpu
 from tunecast.model.architecture import Architecture
 from tunecast.model.factors import Factor, FactorSet
+from tunecast.model.links import HOST_UPDATE
 from tunecast.model.memory_static import layer_weight_bytes, root_weight_bytes
 from tunecast.model.operation import Kind, Operation, Phase
 from tunecast.model.priors import PCIE_BYTES_PER_S_PER_LANE, load_priors
@@ -96,7 +97,7 @@ def host_bytes_per_machine(architecture: Architecture, run: Run) -> int:
 
 
 def host_operation(name: str, phase: Phase, amount: float, *, count: float, blocking: bool = False) -> Operation:
-    """`count` copies of so many bytes (``host.copy``) or updates of so many parameters (``host.update``)."""
+    """`count` copies of so many bytes (``host.copy``) or updates of so many parameters (`HOST_UPDATE`)."""
     return Operation(
         name=name,
         kind=Kind.COMMUNICATION,
@@ -119,7 +120,7 @@ def host_operations(architecture: Architecture, run: Run) -> list[Operation]:
     every = run.sharding in REDUCED_AT_ONCE or run.sync_each_micro_batch
     found = [
         host_operation("host.copy", Phase.BACKWARD, share * size, count=micro if every else 1),
-        host_operation("host.update", Phase.OPTIMIZER, share, count=1, blocking=True),
+        host_operation(HOST_UPDATE, Phase.OPTIMIZER, share, count=1, blocking=True),
     ]
     if run.offload == "optimizer":
         return [*found, host_operation("host.copy", Phase.OPTIMIZER, share * size, count=1, blocking=True)]

@@ -29,7 +29,7 @@ from tunecast.model.factors import FactorSet
 from tunecast.model.hooks import has_hooks, visits_of
 from tunecast.model.host import HOST as HOST
 from tunecast.model.host import host_issues, host_seconds
-from tunecast.model.links import bubble_frac, no_seconds
+from tunecast.model.links import bubble_frac, host_updates, no_seconds
 from tunecast.model.links import communication_seconds as communication_seconds
 from tunecast.model.operation import Kind, Operation
 from tunecast.model.passes import Passes
@@ -70,6 +70,8 @@ class PhaseTable:
     """(segments,) on the link in every pass, with nothing to hide behind."""
     bubble_frac: float = 0.0
     """Idle time of a pipeline stage over the time it works in forward and backward."""
+    host_update_s: float = 0.0
+    """Of `blocking_s`: the update that the host's processors do, under offloading."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,14 +96,15 @@ class StepTime:
 
     step_time_s: Value
     parts_s: dict[str, float]
-    """By operation kind and ``floor`` (device seconds), ``communication`` (exposed), ``host`` (time the
-    device waited for it), ``bubble`` (of a pipeline) and ``overhead``; they sum to `step_time_s`."""
+    """By operation kind and ``floor`` (device seconds), ``communication`` (exposed), ``host`` (time the device
+    waited for its launches, and for an update of its own), ``bubble`` (of a pipeline) and ``overhead``; they sum to
+    `step_time_s`."""
     phases_s: dict[str, float]
     """By segment: forward, backward (with recompute), optimizer, overhead; they sum to `step_time_s`."""
     device_s: float
     host_s: float
     bound_by: str
-    """``compute``, ``bandwidth``, ``host`` or ``communication``."""
+    """``compute``, ``bandwidth``, ``host`` or ``communication``, see `_bound_by`; ``data`` comes from `feeding`."""
     executed_flops: float
     """By one GPU; over `step_time_s` and the peak it is the HFU."""
     log_sd: float
@@ -161,6 +164,7 @@ def phase_table(operations: Sequence[Operation], factors: FactorSet, *, run: Run
         once_s=communication_seconds(operations, factors, run=run, when="once"),
         blocking_s=communication_seconds(operations, factors, run=run, when="blocking") / passes,
         bubble_frac=bubble_frac(run.pp, micro, run.pp_interleave),
+        host_update_s=float(communication_seconds(host_updates(operations), factors, run=run).sum()),
         meets=meets_of(operations),
         micro_steps=micro,
         column_log_variance=np.divide(variance, total**2, out=np.zeros_like(variance), where=variance > 0.0),
@@ -341,18 +345,25 @@ def _parts(table: PhaseTable, clocks: Clocks, values: dict[str, float]) -> dict[
     by_kind[COLUMNS.index(str(Kind.MEMORY))] += by_kind[COLUMNS.index(CACHED)]
     parts = {c: float(by_kind[i]) for i, c in enumerate(COLUMNS) if by_kind[i] > 0 and c != CACHED}
     overhead_s = values.get("step_overhead_s", 0.0)
-    parts["communication"] = clocks.exposed_communication_s
-    parts["host"] = max(clocks.step_s - clocks.device_s - clocks.bubble_s - overhead_s, 0.0)
+    update_s = table.host_update_s * values.get("scale.link", 1.0)
+    parts["communication"] = max(clocks.exposed_communication_s - update_s, 0.0)
+    parts["host"] = max(clocks.step_s - clocks.device_s - clocks.bubble_s - overhead_s, 0.0) + update_s
     parts |= {"overhead": overhead_s} | ({"bubble": clocks.bubble_s} if clocks.bubble_s else {})
     return parts
 
 
 def _bound_by(clocks: Clocks, parts: dict[str, float], *, synchronous: bool) -> str:
-    """What to improve first: the host when it issues for longer than the device works, else the largest share."""
+    """What to improve first: the host when it issues for longer than the device works and than a pipeline's bubble,
+    else the largest share.
+
+    Communication is all waiting for other GPUs, the bubble too; the host's share is the wait for its launches and for
+    the update that it does under offloading.
+    """
     compute = sum(parts.get(column, 0.0) for column in COMPUTE)
     bandwidth = clocks.device_s - clocks.exposed_communication_s - compute
-    shares = {"compute": compute, "bandwidth": bandwidth, "communication": clocks.exposed_communication_s}
-    if clocks.host_s > (max(shares.values()) if synchronous else clocks.device_s):
+    waiting = parts["communication"] + clocks.bubble_s
+    shares = {"compute": compute, "bandwidth": bandwidth, "communication": waiting, "host": parts["host"]}
+    if clocks.host_s > max(clocks.device_s, clocks.bubble_s) and not synchronous:
         return "host"
     return max(shares, key=lambda name: shares[name])
 

@@ -84,7 +84,9 @@ def test_the_update_on_the_host_takes_its_rate() -> None:
     assert longer == pytest.approx(6.74e9 / 1.3e9, rel=0.1)
     assert with_it.origins["host_update_params_per_s"] == "assumed"
     assert any("GiB of host memory" in note for note in with_it.notes)
-    assert with_it.bound_by == "communication"
+    assert with_it.bound_by == "host"
+    assert with_it.time_parts_s["host"] - without.time_parts_s["host"] == pytest.approx(6.74e9 / 1.3e9, rel=0.05)
+    assert sum(with_it.time_parts_s.values()) == pytest.approx(with_it.step_time_s.value)
     spread = with_it.step_time_s.high / with_it.step_time_s.value
     assert spread > 1.5 * without.step_time_s.high / without.step_time_s.value, "an assumed rate widens the interval"
 
