@@ -105,7 +105,10 @@ def _aged(
         if _recorded(stack, name, version):
             found.append(f"{name}={version}")
         elif stack == PLAIN:
-            found.append(f"{name}={_oldest(stack, name)}")
+            oldest = _oldest(stack, name)
+            found.append(f"{name}={oldest}")
+            then = version if packages.get(name) else f"of {source_date}"
+            notes.append(f"Defaults of {name} {then} are not recorded: those of {oldest}, the oldest that are.")
         elif own_kernels or stack in OWN_CODE:
             raise SkipRowError(
                 f"defaults of {name} {version if packages.get(name) else 'of ' + source_date} are not recorded"
@@ -114,7 +117,7 @@ def _aged(
             then = version if packages.get(name) else f"of {source_date}"
             notes.append(f"Defaults of {name} {then} are not recorded: those of plain transformers are taken.")
             return _aged(PLAIN, packages, source_date, notes, own_kernels=False)
-    if source_date and any(version and not packages.get(name) for name, version in wanted.items()):
+    if any(version not in (None, "0") and not packages.get(name) for name, version in wanted.items()):
         notes.append(f"No version is stated: defaults of the newest release by {source_date}.")
     options: dict[str, Any] = {"stack_version": ",".join(found)} if found else {}
     stated = packages.get(TRANSFORMERS)

@@ -215,7 +215,7 @@ def _options(row: dict[str, str], software: Software, notes: list[str]) -> dict[
         options |= _variant_options(row)
     options["max_length"] = whole(row, "seq_len")
     if options.pop("filled_length", options["max_length"]) != options["max_length"]:
-        raise SkipRowError(f"packed {row['packed']!r} and seq_len {row['seq_len']!r} contradict each other")
+        raise SkipRowError(f"seq_len {row['seq_len']!r} and packed {row['packed']!r} contradict each other")
     options["per_device_train_batch_size"] = whole(row, "micro_batch")
     options["gradient_accumulation_steps"] = whole(row, "grad_accum") if number(row, "grad_accum") else 1
     if options["num_gpus"] > 1 and "sharding" not in options:
@@ -301,7 +301,11 @@ def _filled(row: dict[str, str]) -> dict[str, str]:
 def _counter(row: dict[str, str]) -> str:
     """Which memory counter the row has; a rule says where one counts what no forecast of a step is about."""
     told = next((str(rule["counter"]) for rule in _rules(row) if "counter" in rule), "")
-    return told or row.get("reserved_or_allocated", "") or "not stated"
+    stated = row.get("reserved_or_allocated", "") or "not stated"
+    named = re.match(
+        r"(?:(?:torch\.cuda\.)?max_memory_|peak[ _]|max[ _])?(allocated|reserved)\b(?:\(\))?", stated.lower()
+    )
+    return told or (stated if named is None else named[1] + stated[named.end() :])
 
 
 def _framework_options(row: dict[str, str]) -> dict[str, Any]:

@@ -141,11 +141,11 @@ def whole(row: Row, column: str) -> int:
 
 def check_confidence(row: Row) -> None:
     """Low confidence is never used; a word that is none of the known ones cannot be told from it."""
-    confidence = row.get("confidence", "")
+    confidence = row.get("confidence", "").lower()
     if confidence == "low":
         raise SkipRowError("low confidence")
     if confidence not in CONFIDENCES:
-        raise SkipRowError(f"confidence {confidence!r} is none of high, medium, low")
+        raise SkipRowError(f"confidence {row['confidence']!r} is none of high, medium, low")
 
 
 def check_batch(row: Row, run: Run) -> None:

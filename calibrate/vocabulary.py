@@ -211,6 +211,10 @@ def with_base(options: Options, row: Mapping[str, str]) -> None:
     stated, bits = options.pop("base_bits", None), 8 if "8" in str(options.get("quant_method", "")) else 4
     if stated is not None and "quant" in row and (not quantized or bits != stated):
         raise SkipRowError(f"quant {row['quant']!r} contradicts method {row['method']!r}")
+    if stated is not None and options["method"] == "full":
+        raise SkipRowError(
+            f"method {row['method']!r} contradicts itself: all weights are trained, and lie in {stated} bits"
+        )
     if stated is not None and not quantized:
         options |= {"method": "qlora", "quant_method": f"bnb-{stated}bit"}
         quantized = True

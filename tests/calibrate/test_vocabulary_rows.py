@@ -162,7 +162,7 @@ def test_a_row_becomes_the_run_that_its_software_makes(
         ({**QLORA, "framework": "PEFT", "grad_checkpointing": "not stated"}, "does not state whether it checkpoints"),
         ({**QLORA, "framework": "HF Trainer", "source_date": "2023-05", "attention_impl": ""}, "the attention kernel"),
         ({**QLORA, "quant": "none"}, "quant 'none' contradicts method 'QLoRA'"),
-        ({**FULL, "packed": "packed to 4096"}, "packed 'packed to 4096' and seq_len '8k' contradict each other"),
+        ({**FULL, "packed": "packed to 4096"}, "seq_len '8k' and packed 'packed to 4096' contradict each other"),
         ({**FULL, "attention_impl": "FA3", "gpu": "8x A100 80GB"}, "written for Hopper, which a100-sxm4-80gb is not"),
         ({**FULL, "gpu": "A100"}, "gpu 'A100' does not say which of"),
         ({**FULL, "gpu": ""}, "gpu is not stated"),
@@ -172,6 +172,7 @@ def test_a_row_becomes_the_run_that_its_software_makes(
         ({**LORA, "method": "LoRA r=64"}, "rank 'r=16' contradicts method 'LoRA r=64'"),
         ({**LORA, "method": "LoRA (8-bit)"}, "quant 'none' contradicts method 'LoRA (8-bit)'"),
         ({**FULL, "optimizer": "CPU Adam"}, "is on the CPU, but parallelism does not offload it"),
+        ({**FULL, "method": "full fine-tune (4-bit)", "quant": "4-bit"}, "all weights are trained, and lie in 4 bits"),
         ({**LORA, "rank": "many"}, "rank 'many'"),
         ({**FULL, "parallelism": "single GPU"}, "does not say how 8 copies share the work"),
     ],
@@ -210,6 +211,18 @@ def test_a_card_without_its_form_factor_is_the_board_of_machines_with_a_note() -
     assert found.gpu == "h100-sxm5-80gb"
     assert found.reading_notes == ("gpu '8 x H100' does not state its form factor: h100-sxm5-80gb is taken.",)
     assert not one(FULL).reading_notes
+
+
+@pytest.mark.parametrize(
+    ("text", "counter"),
+    [
+        ("allocated", "allocated"), ("Allocated", "allocated"), ("max_memory_allocated", "allocated"),
+        ("torch.cuda.max_memory_reserved()", "reserved"), ("peak reserved", "reserved"), ("", "not stated"),
+        ("nvidia-smi", "nvidia-smi"), ("not reserved", "not reserved"),
+    ],
+)  # fmt: skip
+def test_memory_counters_by_the_names_that_people_give_them(text: str, counter: str) -> None:
+    assert one({**FULL, "reserved_or_allocated": text, "peak_mem_gib": "40", "confidence": "High"}).counter == counter
 
 
 @pytest.mark.parametrize(("text", "gpus"), [("8xH100", 8), ("H100 x 4", 4), ("2 A100 80GB", 2), ("RTX 4090", 1)])

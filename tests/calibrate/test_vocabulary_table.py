@@ -10,7 +10,7 @@ import pytest
 
 from tunecast.calibrate import vocabulary
 from tunecast.calibrate.published import VOCABULARY_COLUMNS, PublishedRun, read_runs
-from tunecast.calibrate.run_table import read_table
+from tunecast.calibrate.run_table import SkipRowError, read_table
 
 TABLE = Path(__file__).parents[2] / "results" / "published" / "published-runs.csv"
 EXACT_ALONE = {
@@ -66,6 +66,21 @@ def test_rows_mean_the_same_by_pieces_where_all_of_them_are_known(
         different = {f.name for f in fields(run) if getattr(run, f.name) != getattr(runs[row_id], f.name)}
         assert not different, (row_id, {name: getattr(run, name) for name in different})
     assert len(training & again.keys()) > 250
+
+
+def test_training_rows_need_no_pieces(
+    rows: list[dict[str, str]], runs: dict[str, PublishedRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the fit uses is read by entries for whole cells and values of options: no new wording can change it."""
+
+    def refuse(column: str, text: str, gpus: int = 1) -> None:
+        raise SkipRowError(f"{column} {text!r} was read in pieces")
+
+    monkeypatch.setattr(vocabulary, "in_pieces", refuse)
+    training = [row for row in rows if row["set"] == "training"]
+    again = {run.id: run for run in read_runs(training)[0]}
+    assert again == {row["id"]: runs[row["id"]] for row in training if row["id"] in runs}
+    assert len(again) > 400
 
 
 def test_an_unknown_word_in_any_cell_skips_the_row_and_is_named(
