@@ -71,9 +71,15 @@ class Gpu:
     note: str
 
     @property
-    def generation(self) -> str:
-        """Cards whose processors are alike: the major compute capability of NVIDIA's, the gfx target of AMD's."""
+    def major(self) -> str:
+        """Major compute capability of NVIDIA's cards, the gfx target of AMD's."""
         return self.compute_capability.split(".")[0]
+
+    @property
+    def generation(self) -> str:
+        """Cards whose processors and memory are alike: 8.0 (A100), 8.6 and 8.9 have little in common but their major
+        capability, 10.x and 12.x one chip family each."""
+        return self.major if self.major in ("10", "12") else self.compute_capability
 
 
 @cache

@@ -34,7 +34,7 @@ def attention_share(gpu: Gpu, beliefs: Mapping[str, Any]) -> float:
     it does not use (compute capability 9.0 and 10.x, Hopper and Blackwell of data centres), and as much less as this
     card's products are known to reach less, since one clock and one power limit hold both."""
     belief = beliefs.get("attention_on_hopper")
-    late = gpu.generation in LATE
+    late = gpu.major in LATE
     share = float(belief["value"]) if belief is not None and late else 1.0
     return share * own_over_usual(gpu, beliefs)
 
@@ -49,7 +49,7 @@ def matmul_share(gpu: Gpu, dtype: str, beliefs: Mapping[str, Any]) -> float:
 def usual_shares(gpu: Gpu, beliefs: Mapping[str, Any]) -> Mapping[str, float]:
     """By dtype: what products of this compute capability reach of their peak."""
     known: Mapping[str, Mapping[str, float]] = beliefs["matmul_reached"]["values"]
-    return known.get(gpu.generation, known["8"])
+    return known.get(gpu.major, known["8"])
 
 
 def own_over_usual(gpu: Gpu, beliefs: Mapping[str, Any]) -> float:

@@ -90,7 +90,7 @@ def test_power_tells_more_than_the_capability_of_cards_left_out(priors: dict[str
         found = expected(gpus[name], beliefs)
         assert found is not None
         by_power.append(share - found.log)
-        usual = figures["values"].get(gpus[name].generation, figures["values"]["8"])["bf16"]
+        usual = figures["values"].get(gpus[name].major, figures["values"]["8"])["bf16"]
         by_capability.append(share - math.log(usual))
     assert np.sqrt(np.mean(np.square(by_power))) < 0.9 * np.sqrt(np.mean(np.square(by_capability)))
 
