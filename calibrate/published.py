@@ -33,7 +33,7 @@ from tunecast.calibrate.vocabulary import (
     with_numbers,
 )
 from tunecast.catalogs.errors import TunecastError
-from tunecast.catalogs.gpus import Gpu, find_gpu, training_dtype
+from tunecast.catalogs.gpus import Gpu, find_gpu, load_gpus, training_dtype
 from tunecast.model.architecture import Architecture
 from tunecast.model.experts_modules import in_modules
 from tunecast.model.joined import joined, joined_targets
@@ -176,11 +176,9 @@ def _gpu_id(row: dict[str, str], notes: list[str]) -> str:
     """The catalog's id of the card, from the column with ids or from the text."""
     stated = row.get("gpu", "")
     found = row.get("gpu_canonical_id", "") or vocabulary()["gpu"].get(stated, "")
-    if found:
-        return str(found) if "gpu_canonical_id" in row else gpu_called(str(found))[0]
-    if not stated:
+    if not (found or stated):
         raise SkipRowError("gpu is not stated")
-    found, note = gpu_called(stated)
+    found, note = (str(found), "") if found in load_gpus() else gpu_called(str(found or stated))
     notes.extend([note] if note else [])
     return found
 

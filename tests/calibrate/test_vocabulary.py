@@ -100,7 +100,7 @@ MEANINGS: dict[str, list[tuple[str, dict[str, Any]]]] = {
         ("off", OFF), ("disabled", OFF), ("none", OFF), ("no (default)", OFF), ("gradient checkpointing: off", OFF),
         ("no recompute", OFF), ("selective (op)", OPS), ("selective AC", OPS), ("unsloth", UNSLOTH),
         ("yes (unsloth default)", UNSLOTH), ('"unsloth"', UNSLOTH), ("yes, with activation offloading", HOST),
-        ("activation offload", HOST), ("yes (reentrant)", {**ON, "reentrant": True}),
+        ("activation offload", HOST), ("offload", HOST), ("yes (reentrant)", {**ON, "reentrant": True}),
         ("non-reentrant", {**ON, "reentrant": False}), ("yes, use_reentrant=False", {**ON, "reentrant": False}),
     ],
     "attention_impl": [

@@ -173,6 +173,7 @@ def test_a_row_becomes_the_run_that_its_software_makes(
         ({**LORA, "method": "LoRA (8-bit)"}, "quant 'none' contradicts method 'LoRA (8-bit)'"),
         ({**FULL, "optimizer": "CPU Adam"}, "is on the CPU, but parallelism does not offload it"),
         ({**FULL, "method": "full fine-tune (4-bit)", "quant": "4-bit"}, "all weights are trained, and lie in 4 bits"),
+        ({**FULL, "grad_checkpointing": "selective"}, "what its selective checkpoints keep is not stated"),
         ({**LORA, "rank": "many"}, "rank 'many'"),
         ({**FULL, "parallelism": "single GPU"}, "does not say how 8 copies share the work"),
     ],
@@ -211,6 +212,7 @@ def test_a_card_without_its_form_factor_is_the_board_of_machines_with_a_note() -
     assert found.gpu == "h100-sxm5-80gb"
     assert found.reading_notes == ("gpu '8 x H100' does not state its form factor: h100-sxm5-80gb is taken.",)
     assert not one(FULL).reading_notes
+    assert one({**FULL, "gpu_canonical_id": "H100"}).gpu == one({**FULL, "gpu_canonical_id": "h100-sxm5-80gb"}).gpu
 
 
 @pytest.mark.parametrize(
