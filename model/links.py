@@ -43,8 +43,8 @@ class Links:
     inter_latency_s: Number = 0.0
     pcie_bytes_per_s: Number = np.inf
     """Between a GPU and its host."""
-    host_update_params_per_s: Number = np.inf
-    """Parameters that the processors of one machine update."""
+    host_update_bytes_per_s: Number = np.inf
+    """Host memory that the update on the processors of one machine moves."""
     gpus_per_host: Number = 1
     """GPUs whose parameters they update."""
 
@@ -109,7 +109,7 @@ def collective_seconds(operation: Operation, links: Links, num_gpus: int) -> flo
     if kind == "copy":
         return float(operation.bytes / links.pcie_bytes_per_s)
     if operation.name == HOST_UPDATE:
-        return float(operation.bytes * links.gpus_per_host / links.host_update_params_per_s)
+        return float(operation.bytes * links.gpus_per_host / links.host_update_bytes_per_s)
     if kind == "send":
         return float(send_seconds(operation.bytes, nodes, links))
     if kind == "all_to_all":
@@ -149,7 +149,7 @@ def links_of(factors: FactorSet, run: Run, *, across: bool) -> Links:
         intra_latency_s=latency["link_latency_s"],
         inter_latency_s=latency["node_latency_s"],
         pcie_bytes_per_s=host_rate(factors, run, "pcie_bytes_per_s"),
-        host_update_params_per_s=host_rate(factors, run, "host_update_params_per_s"),
+        host_update_bytes_per_s=host_rate(factors, run, "host_update_bytes_per_s"),
         gpus_per_host=sharing,
     )
 

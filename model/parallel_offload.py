@@ -31,7 +31,7 @@ from tunecast.model.sharding import ZERO, shard_gpus
 from tunecast.model.trained import trained_dtype, trained_tensors
 from tunecast.model.units import DTYPE_BYTES, gib
 
-HOST_FACTORS = ("pcie_bytes_per_s", "host_update_params_per_s")
+HOST_FACTORS = ("pcie_bytes_per_s", "host_update_bytes_per_s")
 DEEPSPEED = (*ZERO, "none")
 """Shardings that keep fp32 masters; on one GPU only DeepSpeed offloads, by the rules of its stages 2 and 3."""
 REDUCED_AT_ONCE = ("zero2", "zero3", "none")
@@ -96,8 +96,16 @@ def host_bytes_per_machine(architecture: Architecture, run: Run) -> int:
     return total * min(run.gpus_per_node, run.num_gpus) // shard_gpus(run)
 
 
+def update_bytes_per_param(run: Run) -> int:
+    """Bytes of host memory that AdamW's update moves per parameter: it reads the gradient, the weight and two moments
+    and writes all but the gradient. DeepSpeed's are fp32, and a 16-bit copy goes out; FSDP's have the trained dtype."""
+    if run.sharding in DEEPSPEED:
+        return GRADIENT_FP32_BYTES + 2 * ADAM_FP32_BYTES + DTYPE_BYTES["bf16"]
+    return 7 * DTYPE_BYTES[trained_dtype(run)]
+
+
 def host_operation(name: str, phase: Phase, amount: float, *, count: float, blocking: bool = False) -> Operation:
-    """`count` copies of so many bytes (``host.copy``) or updates of so many parameters (`HOST_UPDATE`)."""
+    """`count` copies of so many bytes (``host.copy``), or updates that move so many in the host (`HOST_UPDATE`)."""
     return Operation(
         name=name,
         kind=Kind.COMMUNICATION,
@@ -120,7 +128,7 @@ def host_operations(architecture: Architecture, run: Run) -> list[Operation]:
     every = run.sharding in REDUCED_AT_ONCE or run.sync_each_micro_batch
     found = [
         host_operation("host.copy", Phase.BACKWARD, share * size, count=micro if every else 1),
-        host_operation(HOST_UPDATE, Phase.OPTIMIZER, share, count=1, blocking=True),
+        host_operation(HOST_UPDATE, Phase.OPTIMIZER, share * update_bytes_per_param(run), count=1, blocking=True),
     ]
     if run.offload == "optimizer":
         return [*found, host_operation("host.copy", Phase.OPTIMIZER, share * size, count=1, blocking=True)]
@@ -157,8 +165,8 @@ def with_host(
             unit="B/s",
             origin="assumed",
         )
-    known = host_facts()["update_params_per_s"]
-    added["host_update_params_per_s"] = Factor(**{k: known[k] for k in ("value", "low", "high", "unit", "origin")})
+    known = host_facts()["update_bytes_per_s"]
+    added["host_update_bytes_per_s"] = Factor(**{k: known[k] for k in ("value", "low", "high", "unit", "origin")})
     need = gib(host_bytes_per_machine(architecture, run))
     note = f"offloaded: each machine needs {need:,.0f} GiB of host memory for it, and its processors do the update"
     return replace(factors, factors={**factors.factors, **added}, notes=(*factors.notes, note))
