@@ -22,6 +22,9 @@ from tunecast.model.dataset import bytes_per_token, read_dataset
 from tunecast.model.run import Run
 from tunecast.model.sample_lengths import longest_of
 
+LEAST_TOLD = 0.005
+"""Share of padding that rounds to 1% or more."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
@@ -109,5 +112,6 @@ def row_notes(run: Run, rows: Rows | None) -> tuple[str, ...]:
     """What is timed, and how much of it is padding."""
     if rows is None:
         return ()
-    told = f"timed at {rows.length} tokens a row ({rows.how}), {rows.padding_frac:.0%} of them padding"
+    counted = ", which tokens/s and $ per million tokens count" if rows.padding_frac >= LEAST_TOLD else ""
+    told = f"timed at {rows.length} tokens a row ({rows.how}), {rows.padding_frac:.0%} of them padding{counted}"
     return (f"{told}; memory at {run.max_length}" if rows.length < run.max_length else told,)

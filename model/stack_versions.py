@@ -51,12 +51,17 @@ def asked_versions(stack: str, asked: str | None) -> dict[str, str]:
             known = ", ".join(packages) or "none"
             raise InputError(
                 f"--stack-version {asked} names {name}, but versions of {stack} are recorded for {known}; "
-                f"type for example {packages[0]}=4.50."
+                f"type for example {packages[0]}={_example(stack, packages[0])}."
                 if packages
                 else f"--stack-version {asked} was asked for, but no versions of {stack} are recorded; leave it out."
             )
         found[name] = version
     return found
+
+
+def _example(stack: str, package: str) -> str:
+    """A version of the package: the first of the newest range."""
+    return str(built_stack(stack)["packages"][package][0]["versions"].split(",")[0].lstrip("<>="))
 
 
 def chosen_ranges(stack: str, asked: str | None) -> tuple[Chosen, ...]:
@@ -72,14 +77,21 @@ def _chosen(package: str, entries: list[dict[str, Any]], version: str | None) ->
     for entry in entries:
         told = version in (None, entry["versions"])
         if told or (version is not None and version[:1] not in "<>=" and in_range(version, entry["versions"])):
+            newest = version is not None and not told and entry is entries[0]
             return Chosen(
                 package=package,
                 versions=entry["versions"],
                 changes=entry.get("changes", {}) if told else entry.get("changes", entry.get("asked", {})),
-                note=entry.get("note", ""),
+                note=f"{_newest(package, version, entry) if newest else ''}{entry.get('note', '')}",
             )
     known = "; ".join(entry["versions"] for entry in entries)
     raise InputError(f"No defaults of {package} {version} are recorded; --stack-version takes versions {known}.")
+
+
+def _newest(package: str, version: str | None, entry: Mapping[str, Any]) -> str:
+    """That a version has the newest defaults recorded, which may be older than it is."""
+    told = f"{package} {version} is taken to have the defaults of {entry['versions']}, the newest that are recorded"
+    return f"{told}; " if entry.get("note") else told
 
 
 def told_ranges(chosen: tuple[Chosen, ...]) -> str:

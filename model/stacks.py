@@ -20,6 +20,8 @@ DTYPE_ALIASES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32
 PRECISIONS = ("bf16-autocast", "fp16-autocast", "bf16", "fp16", "fp32")
 QUANT_TYPES = ("nf4", "fp4")
 QUANT_METHODS = ("bnb-4bit", "bnb-8bit", "gptq-4bit", "gptq-8bit")
+PLAIN = "hf-peft"
+"""The stack of who names none."""
 HF_CODES = ("5", "4.49", "4.46", "4.45")
 
 BUILT = {
@@ -73,7 +75,8 @@ def built_stack(name: str) -> dict[str, Any]:
     """What is recorded of a stack; an unknown or unbuilt one is refused by name."""
     stacks = load_stacks()
     if name not in stacks:
-        raise UnknownNameError("stack", name, stacks, hint="`hf-peft` is the plain one.")
+        built = ", ".join(one for one in stacks if stacks[one]["built"] and one != PLAIN)
+        raise UnknownNameError("stack", name, stacks, hint=f"--stack takes {PLAIN} (the plain one), {built}.")
     stack = stacks[name]
     if not stack["built"]:
         raise NotSupportedError(f"The stack {name} ({stack['title']}) is known but not built yet; use --stack hf-peft.")

@@ -91,7 +91,7 @@ def _link_at(factors: FactorSet, end: str) -> dict[str, Factor]:
 
 
 def unused_notes(run: Run, target: Target, question: Question) -> tuple[str, ...]:
-    """Options about links and several GPUs that change nothing here."""
+    """Options about samples, links and several GPUs that change nothing here."""
     options, found, gpu = question.options, [], target.gpu
     joined = gpu.link_kind if gpu is not None and gpu.nvlink_bytes_per_s > 0 else "nvlink-bridge"
     if options.get("p2p") is not None and (run.num_gpus == 1 or joined != "nvlink-bridge"):
@@ -100,6 +100,9 @@ def unused_notes(run: Run, target: Target, question: Question) -> tuple[str, ...
         found.append(f"{flag} changes nothing: {why}")
     if options.get("serial_fraction") is not None and run.num_gpus == 1:
         found.append("--serial-fraction changes nothing: there is one GPU")
+    packed = options.get("packing") is not False
+    if packed and options.get("mean_tokens") is not None and options.get("num_samples") is None:
+        found.append("--mean-tokens changes nothing: packed samples fill rows, and tokens are counted without it")
     if options.get("internode_gbps") is not None and run.num_gpus <= run.gpus_per_node:
         found.append(f"--internode-gbps changes nothing: one machine of {run.gpus_per_node} GPUs is enough")
     return tuple(found)

@@ -27,6 +27,22 @@ def test_what_changes_nothing_is_told(options: dict[str, object], told: str) -> 
     assert not any("changes nothing" in note for note in plain.notes)
 
 
+@pytest.mark.parametrize("amount", [{"tokens": "10M"}, {"max_steps": 100}, {"tokens": "10M", "packing": True}])
+def test_a_mean_length_that_packing_ignores_is_told(amount: dict[str, object]) -> None:
+    (found,) = tunecast.estimate(MODEL, gpu="h100-sxm5-80gb", mean_tokens=300, **amount)
+    (plain,) = tunecast.estimate(MODEL, gpu="h100-sxm5-80gb", **amount)
+    assert found.total_time_h == plain.total_time_h
+    assert [note for note in found.notes if note not in plain.notes] == [
+        "--mean-tokens changes nothing: packed samples fill rows, and tokens are counted without it"
+    ]
+
+
+@pytest.mark.parametrize("amount", [{"tokens": "10M", "packing": False}, {"num_samples": 1000}])
+def test_a_mean_length_that_counts_is_not(amount: dict[str, object]) -> None:
+    (found,) = tunecast.estimate(MODEL, gpu="h100-sxm5-80gb", mean_tokens=300, **amount)
+    assert not any("changes nothing" in note for note in found.notes)
+
+
 def test_peer_access_matters_over_pcie() -> None:
     (found,) = tunecast.estimate(MODEL, gpu="l40s-48gb", num_gpus=8, p2p=False)
     assert not any("changes nothing" in note for note in found.notes)

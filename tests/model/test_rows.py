@@ -73,6 +73,18 @@ def test_a_step_is_timed_at_the_mean_row_and_memory_at_the_longest() -> None:
     assert any("memory at 2048" in note for note in found.notes)
 
 
+def test_speed_of_padded_rows_says_that_it_counts_padding() -> None:
+    """Four rows of a mean of 300 tokens are padded to the longest; one row alone has no padding."""
+    shared: dict[str, Any] = {"max_length": 1024, "tokens": "10M", "mean_tokens": 300, "packing": False}
+    padded, alone = ask(per_device_train_batch_size=4, **shared), ask(per_device_train_batch_size=1, **shared)
+    (told,) = [note for note in padded.notes if "tokens/s and $ per million tokens count" in note]
+    rows = unpacked_rows(padded.run, shared)
+    assert rows is not None
+    assert f"{1 - 300 / rows.length:.0%} of them padding" in told
+    assert padded.tokens_per_s.value * padded.step_time_s.value == pytest.approx(4 * rows.length)
+    assert not any("tokens/s and $" in note for note in alone.notes)
+
+
 def test_packing_processes_what_padding_wastes() -> None:
     """Samples of 512 in rows of 2,048: four times fewer rows when packed."""
     shared: dict[str, Any] = {

@@ -193,6 +193,24 @@ def test_versions_that_are_not_recorded_are_refused(llama: Architecture, options
         resolve_run(llama, options)
 
 
+@pytest.mark.parametrize(("version", "told"), [("9.9", True), ("5.2", True), (">=5.0", False), ("4.55", False)])
+def test_a_version_in_the_newest_range_says_that_its_defaults_may_be_older(
+    llama: Architecture, version: str, told: bool
+) -> None:
+    """No range ends the newest one, so a version that is not out yet is in it."""
+    asked = version if version[0] != ">" else f"transformers {version}"
+    said = f"transformers {version} is taken to have the defaults of >=5.0, the newest that are recorded"
+    assert (said in resolve_run(llama, {"stack_version": asked}).notes) is told
+    assert not any("newest that are recorded" in note for note in resolve_run(llama, {}).notes)
+
+
+def test_an_unknown_stack_is_refused_with_those_that_are_built(llama: Architecture) -> None:
+    with pytest.raises(InputError, match=r"Unknown stack 'foo'\. --stack takes hf-peft") as refused:
+        resolve_run(llama, {"stack": "foo"})
+    named = str(refused.value).removesuffix(".").replace("hf-peft (the plain one)", "hf-peft").split(" takes ")[1]
+    assert set(named.split(", ")) == {name for name, stack in load_stacks().items() if stack["built"]}
+
+
 def test_bounds_of_ranges_are_versions() -> None:
     assert all(in_range(version_of(entry), entry["versions"]) for _, _, entries in PACKAGES for entry in entries)
 
