@@ -1,12 +1,12 @@
 """The output head and the loss, by the run's loss path.
 
 Sources: transformers ``loss/loss_utils.py`` of 4.49 and later, of 4.46 to 4.48 and the ``forward`` of 4.45; the other
-paths in ``losses.py`` and ``fused_losses.py``.
+paths in ``losses.py``, ``fused_losses.py`` and ``unsloth_losses.py``.
 """
 
 from __future__ import annotations
 
-from tunecast.model import fused, fused_losses, losses
+from tunecast.model import fused, fused_losses, losses, unsloth_losses
 from tunecast.model import primitives as ops
 from tunecast.model import primitives_heavy as heavy
 from tunecast.model.adapters_root import adapted_head
@@ -15,8 +15,14 @@ from tunecast.model.fused_losses import Head
 from tunecast.model.linears import product
 from tunecast.model.operation import Kind, Phase
 from tunecast.model.tape import Grads, Tape, Tensor
+from tunecast.model.unsloth_rules import CAPPED, HALF_FREE, SPACIOUS, TODAY, UNSLOTH_LOSSES
 
-FUSED_LOSSES = {"liger": fused_losses.liger, "cut_cross_entropy": fused_losses.cut}
+FUSED_LOSSES = {
+    "liger": fused_losses.liger,
+    "cut_cross_entropy": fused_losses.cut,
+    TODAY: unsloth_losses.today,
+    **dict.fromkeys((SPACIOUS, CAPPED, HALF_FREE), unsloth_losses.chunked),
+}
 """Loss paths that take the head's weight instead of logits."""
 
 
@@ -91,7 +97,9 @@ def fused_head_and_loss(step: Step, x: Tensor, labels: Tensor) -> Tensor:
         kept = losses.part_of(tape, x, rows * hidden, name="loss.shift", copied=batch > 1)
     target, uncut = targets(step, labels, rows)
     head = Head(name=head_name(step), hidden=hidden, vocab=step.architecture.vocab_size, rows=rows)
-    tape.logits_sizes = {fused_losses.chunk_tokens(head) * head.vocab}
+    of_unsloth = step.run.loss_type in UNSLOTH_LOSSES
+    chunk = {fused_losses.chunk_tokens(head) * head.vocab}
+    tape.logits_sizes = unsloth_losses.logits_sizes(step, head) if of_unsloth else chunk
     loss = FUSED_LOSSES[step.run.loss_type](step, kept, step.weight(head.name, hidden * head.vocab), target, head)
     tape.hold(x, kept, target, uncut)
     return loss

@@ -11,6 +11,7 @@ from tunecast.model.architecture import Architecture
 from tunecast.model.factors import FactorSet
 from tunecast.model.factors_io import factor_set_from_record
 from tunecast.model.fits import memory_view, probably_fits
+from tunecast.model.loss_budget import on_card
 from tunecast.model.parallel_network import with_network
 from tunecast.model.parallel_offload import with_host
 from tunecast.model.priors import prior_factors
@@ -56,12 +57,13 @@ def resolve_for(question: Question, target: Target) -> Resolved:
     options = {k: v for k, v in question.options.items() if k not in RUN_OPTIONS_ELSEWHERE}
 
     def resolved(**more: Any) -> Resolved:
-        return resolve_run(
+        run = resolve_run(
             question.architecture,
             {**options, **more},
             gpu_has_bf16=target.has_bf16,
             option_origins=question.option_origins,
         )
+        return on_card(run, question.architecture, target)
 
     if data_copies(options) <= 1 or options.get("sharding") is not None:
         return resolved()

@@ -55,6 +55,7 @@ from tunecast.model.stacks import (
     ours,
     stack_defaults,
 )
+from tunecast.model.unsloth_rules import CARD_FIELDS, UNSLOTH_LOSSES
 
 ASSUMED = {
     "method": "lora",
@@ -161,7 +162,7 @@ def check_length(architecture: Architecture, max_length: int, *, allow_long: boo
 
 def check_known(options: Mapping[str, Any]) -> None:
     """Refuse options nobody reads, and kinds of parallelism that are not built."""
-    readable = {*RUN_FIELDS, *REFUSED_PARALLELISM, "offload", "allow_long_context"}
+    readable = {*RUN_FIELDS, *REFUSED_PARALLELISM, "offload", "allow_long_context"} - {*CARD_FIELDS}
     for name, value in options.items():
         if name not in readable:
             raise UnknownNameError("run option", name, readable)
@@ -389,5 +390,6 @@ def resolve_run(
     rows = run.max_length if run.has_adapters else run.tokens_per_micro_batch
     check_chunks(-(-rows // LITGPT_CHUNK_TOKENS) if is_litgpt(architecture) else head_uses(run), run)
     origins = {name: fields.origins.get(name, "stack-default") for name in RUN_FIELDS}
+    origins |= {name: "assumed" for name in CARD_FIELDS if run.loss_type in UNSLOTH_LOSSES}
     origins |= {name: "assumed" for name in _ours_here(run) if name in fields.origins and name not in fields.given}
     return Resolved(run=run, origins=origins, notes=tuple(fields.notes))

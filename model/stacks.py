@@ -13,6 +13,7 @@ from typing import Any
 
 from tunecast.catalogs.errors import InputError, NotSupportedError, UnknownNameError
 from tunecast.model.optimizer_bnb import BITSANDBYTES
+from tunecast.model.unsloth_rules import UNSLOTH_LOSSES
 
 METHODS = ("lora", "qlora", "full")
 DTYPES = ("bf16", "fp16", "fp32")
@@ -27,7 +28,7 @@ HF_CODES = ("5", "4.49", "4.46", "4.45")
 BUILT = {
     "optimizer": ("adamw_torch", "adamw_torch_fused", "sgd", "adafactor", *BITSANDBYTES),
     "attention": ("sdpa", "eager", "flash_attention_2"),
-    "loss": ("nll", "chunked_nll", "liger", "cut_cross_entropy"),
+    "loss": ("nll", "chunked_nll", "liger", "cut_cross_entropy", *UNSLOTH_LOSSES),
     "quantization": ("bnb-4bit", "bnb-8bit", "gptq-4bit", "gptq-8bit"),
     "sharding": ("none", "ddp", "zero1", "zero2", "zero3", "fsdp", "fsdp-grad-op", "hsdp"),
 }
