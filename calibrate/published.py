@@ -24,6 +24,7 @@ from tunecast.calibrate.run_table import (
     whole,
 )
 from tunecast.calibrate.vocabulary import (
+    absent_columns,
     bare_number,
     cell,
     default_for,
@@ -202,6 +203,9 @@ def _options(row: dict[str, str], software: Software, notes: list[str]) -> dict[
     for column in VOCABULARY_COLUMNS:
         if column in row:
             options |= cell(column, row[column], options["num_gpus"], default)
+    if "method" not in options:
+        raise SkipRowError(f"method {row.get('method', '')!r} names no method")
+    options = absent_columns(software, row, str(options["method"])) | options
     with_base(options, row)
     with_numbers(options, software, bare_number(row, software))
     if options.pop("on_host", False) and options.get("offload", "none") == "none":

@@ -27,7 +27,7 @@ from tunecast.calibrate.cell_targets import targets_of
 from tunecast.calibrate.framework_names import PLAIN, TRANSFORMERS, Software, had_sdpa
 from tunecast.calibrate.run_table import SkipRowError, own_value
 from tunecast.model.stack_versions import chosen_ranges, code_age, defaults_then
-from tunecast.model.stacks import METHODS, ours, stack_defaults
+from tunecast.model.stacks import METHODS, load_stacks, ours, stack_defaults
 
 MEGATRON_LAYOUT = r"tp(\d+)/pp(\d+)/cp(\d+)/dp(\d+)"
 """Tensor, pipeline, context and data parallel degrees; Megatron's distributed optimizer shards states over the last."""
@@ -195,6 +195,15 @@ def _as_accelerate_does(options: Options, *, deepspeed: bool, trains_base: bool)
         options.setdefault("fsdp_version", 2 if today else 1)
         if trains_base and str(options.get("precision", "")).endswith("-autocast"):
             options |= {"dtype": half, "master_dtype": "fp32"}
+
+
+def absent_columns(software: Software, row: Mapping[str, str], method: str) -> Options:
+    """Defaults of known software for columns that a table does not have; other software's stack brings them itself."""
+    stacks = load_stacks()
+    if software.stack or software.label == PLAIN or not stacks.get(software.label, {}).get("built"):
+        return {}
+    defaults = stack_defaults(software.label, method)
+    return {name: defaults[name] for column, name in FIELDS.items() if column not in row and name in defaults}
 
 
 def bare_number(row: Mapping[str, str], software: Software) -> str:

@@ -174,6 +174,7 @@ def test_a_row_becomes_the_run_that_its_software_makes(
         ({**FULL, "optimizer": "CPU Adam"}, "is on the CPU, but parallelism does not offload it"),
         ({**FULL, "method": "full fine-tune (4-bit)", "quant": "4-bit"}, "all weights are trained, and lie in 4 bits"),
         ({**FULL, "grad_checkpointing": "selective"}, "what its selective checkpoints keep is not stated"),
+        ({**LORA, "method": "r=16, 4-bit"}, "method 'r=16, 4-bit' names no method"),
         ({**LORA, "rank": "many"}, "rank 'many'"),
         ({**FULL, "parallelism": "single GPU"}, "does not say how 8 copies share the work"),
     ],
@@ -213,6 +214,13 @@ def test_a_card_without_its_form_factor_is_the_board_of_machines_with_a_note() -
     assert found.reading_notes == ("gpu '8 x H100' does not state its form factor: h100-sxm5-80gb is taken.",)
     assert not one(FULL).reading_notes
     assert one({**FULL, "gpu_canonical_id": "H100"}).gpu == one({**FULL, "gpu_canonical_id": "h100-sxm5-80gb"}).gpu
+
+
+def test_a_column_that_a_table_lacks_is_the_default_of_its_software() -> None:
+    """torchtune's recipes update in one kernel, and adapt two maps of attention and those of the MLP at rank 8."""
+    cells = {**LORA, "framework": "torchtune", "gpus": "1", "parallelism": "single", "compute_dtype": "bf16"}
+    run = one({name: cells[name] for name in cells if name not in ("optimizer", "rank", "lora_targets")}).run
+    assert (run.optim, run.lora_r, "k_proj" in run.lora_target_modules) == ("adamw_torch_fused", 8, False)
 
 
 @pytest.mark.parametrize(
