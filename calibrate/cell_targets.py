@@ -48,6 +48,7 @@ def targets_of(text: str) -> dict[str, Any] | None:
         return {"lora_target_modules": ",".join((*names, *(f"<{part}>" for part in parts)))}
     parts = [str(piece.facts["part"]) for piece in pieces_of("lora_targets", text) if "part" in piece.facts]
     if not parts:
+        facts_of("lora_targets", text)
         return None
     if "all" in parts and set(parts) not in ({"all"}, {"all", "attention", "mlp"}):
         raise SkipRowError(f"lora_targets {text!r} contradicts itself: all and {parts[-1]!r}")

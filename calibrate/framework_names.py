@@ -53,16 +53,18 @@ class Software:
 def software_of(text: str, source_date: str = "") -> Software:
     """The software that a cell names; raises SkipRowError for what is unknown or not built."""
     versions: dict[str, str] = {}
-    for piece in pieces_of("framework", text):
+    pieces = pieces_of("framework", text)
+    for piece in pieces:
         version, name = str(piece.facts.get("version", "")), piece.facts.get("family", next(reversed(versions), None))
         if name is not None:
             versions[str(name)] = versions.get(str(name)) or version
     named = [family for family in software()["families"] if family["name"] in versions]
     main = next((family for family in named if "label" in family), None)
     if main is None:
-        told = "not stated" if not named else f"{text!r}, which names no trainer"
-        note = f"framework is {told}: transformers' plain operations, with the spread of all stacks."
-        return Software(label=UNKNOWN, options=_added(named), notes=(note,))
+        if text and not any(piece.term.kind == "unstated" for piece in pieces):
+            raise SkipRowError(f"framework {text!r} names no training software")
+        note = "framework is not stated: transformers' plain operations, with the spread of all stacks."
+        return Software(label=UNKNOWN, notes=(note,))
     code = str(main.get("code", ""))
     stack = str(main.get("stack", PLAIN if code == TRANSFORMERS else ""))
     options = dict(main.get("options", {}))

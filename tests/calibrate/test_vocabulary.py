@@ -251,6 +251,7 @@ def test_one_unknown_word_refuses_the_cell(column: str, text: str, means: dict[s
         ("packed", "no padding", "says nothing"),
         ("attention_impl", "yes", "says nothing"),
         ("parallelism", "DeepSpeed", "says nothing"),
+        ("lora_targets", "adapters, stated", "says nothing"),
         ("compute_dtype", "mixed precision", "no meaning of mixed True"),
         ("packed", "packed to 2048, samples fill 4096", "2048 and 4096"),
         ("parallelism", "zero7", "'zero7' is not"),

@@ -154,6 +154,7 @@ def test_a_row_becomes_the_run_that_its_software_makes(
         ({**FULL, "framework": "MaxText"}, "JAX is not PyTorch"),
         ({**FULL, "framework": "Optimum Habana"}, "Gaudi accelerators are not built"),
         ({**FULL, "framework": "PaddleNLP"}, "PaddlePaddle is not PyTorch"),
+        ({**FULL, "framework": "CUDA 12.4, flash-attn 2.7"}, "names no training software"),
         ({**FULL, "framework": "zorblax 2.0"}, "framework 'zorblax 2.0' is not in the vocabulary"),
         ({**FULL, "framework": "Axolotl with zorblax"}, "framework 'Axolotl with zorblax': 'zorblax' is not"),
         ({**QLORA, "framework": "unsloth", "source_date": "2024-02"}, "of unsloth of 2024-02 are not recorded"),
