@@ -10,7 +10,8 @@ from tunecast.model.fits import LIKELY
 from tunecast.model.units import MILLISECOND_S, gib
 from tunecast.model.value import Value
 from tunecast.parallel_table import scaling_rows, totals_rows
-from tunecast.tables import DASH, count, cuttable, digits, dollars, duration, gib_text, keep_whole, plain_table, seconds
+from tunecast.run_line import counts, heading, some
+from tunecast.tables import DASH, cuttable, digits, dollars, duration, gib_text, keep_whole, plain_table, seconds
 from tunecast.whole_run_table import cost_rows, interruption_rows, phase_rows, train_line
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from tunecast.model.forecast import Forecast
-    from tunecast.model.run import Run
 
 WIDE = 130
 """Columns from which intervals and offers have a column of their own; below, they go under their value."""
@@ -34,6 +34,8 @@ MEMORY_ORIGINS = {"usable_memory"}
 
 SMALLEST_SHOWN_GIB = 0.05
 """Parts that would print as 0.0 are left to the JSON."""
+WHOLE_PERCENT = 0.0995
+"""Shares from here on are shown without decimals."""
 SMALLEST_SHOWN_SHARE = 1e-4
 """Parts of a step below this share of it are left to the JSON."""
 
@@ -52,82 +54,12 @@ def best_first(forecasts: Iterable[Forecast]) -> list[Forecast]:
 def forecast_report(forecasts: Sequence[Forecast], width: int) -> list[RenderableType]:
     """What the commands print: the run, the answer, and what the reader must know about it."""
     body = [forecast_detail(forecasts[0])] if len(forecasts) == 1 else [forecast_table(forecasts, width)]
-    return [run_line(forecasts[0], same_count=len(counts(forecasts)) == 1), *body, *notes(forecasts)]
-
-
-def counts(forecasts: Sequence[Forecast]) -> set[int]:
-    """Numbers of GPUs; they differ where the number was looked for."""
-    return {forecast.run.num_gpus for forecast in forecasts}
+    return [heading(forecasts), *body, *notes(forecasts)]
 
 
 def card(forecast: Forecast, rows: Sequence[Forecast]) -> str:
     """The GPU, with how many of it where rows differ."""
     return forecast.gpu if len(counts(rows)) == 1 else f"{forecast.run.num_gpus} x {forecast.gpu}"
-
-
-def adapters_phrase(run: Run) -> str:
-    """Rank and variants of the adapters, and what trains beside them."""
-    variants = [word for word, on in (("DoRA", run.use_dora), ("rsLoRA", run.use_rslora)) if on]
-    named = " ".join([f"r={run.lora_r}", *variants])
-    beside = f" and {' and '.join(run.modules_to_save)} whole" if run.modules_to_save else ""
-    return f", {named} on {len(run.lora_target_modules)} module kinds{beside}"
-
-
-def method_words(run: Run) -> str:
-    """The method; adapters on a base of 8 bits are no QLoRA, whatever the option is called."""
-    bases = {"bnb-8bit": "int8", "gptq-8bit": "8-bit GPTQ", "gptq-4bit": "4-bit GPTQ"}
-    base = bases.get(run.quant_method or "")
-    return run.method if base is None else f"lora, {base} base"
-
-
-def checkpointing_word(run: Run) -> str:
-    """Whether layers are checkpointed, how many of them, and where."""
-    if not run.gradient_checkpointing:
-        return "off"
-    some = f"1 of {run.checkpoint_every} layers" if run.checkpoint_every > 1 else "on"
-    return f"{some} in host memory" if run.activation_offloading else some
-
-
-MANY = 3
-"""Longer lists of a field are counted."""
-
-
-def run_line(forecast: Forecast, *, same_count: bool = True) -> str:
-    """The run in one sentence, and which of its fields nobody chose; without the GPUs where they differ."""
-    run = forecast.run
-    adapters = adapters_phrase(run) if run.has_adapters else ""
-    gpus = f", {run.num_gpus} GPUs ({run.sharding})" if run.num_gpus > 1 and same_count else ""
-    accumulated = f" x {run.gradient_accumulation_steps}" if run.gradient_accumulation_steps > 1 else ""
-    guess = "".join(
-        f" {words}: {', '.join(found)}."
-        for words, origin in (("Chosen", "searched"), ("Assumed", "assumed"))
-        if (found := fields_from(forecast, origin, same_count=same_count))
-    )
-    return (
-        f"{forecast.model}: {method_words(run)}{adapters}, {run.per_device_train_batch_size} x {run.max_length} tokens"
-        f"{accumulated}{gpus}, checkpointing {checkpointing_word(run)}, {run.stack}. "
-        f"{count(forecast.trainable_params)} of {count(forecast.total_params)} parameters train.{guess}"
-    )
-
-
-def fields_from(forecast: Forecast, origin: str, *, same_count: bool) -> list[str]:
-    """Fields of the run that came from there, with their values, and what was assumed of the data.
-
-    Without the GPUs where these differ.
-    """
-    named = (name for name, found in forecast.run_origins.items() if found == origin)
-    fields = [field_words(forecast, name) for name in named if same_count or name not in ("num_gpus", "sharding")]
-    return [*fields, *(forecast.amount_assumed if origin == "assumed" else ())]
-
-
-def field_words(forecast: Forecast, name: str) -> str:
-    """A field of the run with its value; a long list by its length."""
-    value = getattr(forecast.run, name)
-    if isinstance(value, bool):
-        return f"{name} {'on' if value else 'off'}"
-    if isinstance(value, tuple):
-        return f"{name} {','.join(value)}" if len(value) <= MANY else f"{name} ({len(value)} kinds)"
-    return f"{name} {value}"
 
 
 def forecast_table(forecasts: Sequence[Forecast], width: int) -> Table:
@@ -342,8 +274,8 @@ def money_rows(forecast: Forecast) -> Iterable[Line]:
 
 
 def share(value: float | None) -> str:
-    """A fraction as a percentage."""
-    return DASH if value is None else f"{value:.0%}"
+    """A fraction as a percentage, with a decimal below `WHOLE_PERCENT`."""
+    return DASH if value is None else f"{value:.{0 if value >= WHOLE_PERCENT else 1}%}"
 
 
 def span_h(value: Value) -> str:
@@ -382,8 +314,3 @@ def legend(forecasts: Sequence[Forecast]) -> list[str]:
         return []
     same = "" if origin_column(forecasts) else f"; factors of all: {origin(forecasts[0])}"
     return [f"- GiB: memory of the process / usable memory of the card; ranges: 80% intervals{same}"]
-
-
-def some(names: Sequence[str]) -> str:
-    """A few names and how many more."""
-    return ", ".join(names) if len(names) <= 3 else f"{', '.join(names[:2])} and {len(names) - 2} more"

@@ -64,7 +64,8 @@ class Forecasts(list[Forecast]):
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the run, a table with intervals, and the notes."""
-        from tunecast.forecast_table import notes, run_line
+        from tunecast.forecast_table import notes
+        from tunecast.run_line import heading
 
         if not self:
             return "<p>No forecast.</p>"
@@ -75,7 +76,7 @@ class Forecasts(list[Forecast]):
         body = "".join(self._rows(heads))
         told = "".join(f"<li>{escape(note.removeprefix('- '))}</li>" for note in notes(self))
         return (
-            f"<p>{escape(run_line(self[0]))}</p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+            f"<p>{escape(heading(self))}</p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
             f"<ul>{told}</ul>"
         )
 

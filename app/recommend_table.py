@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from tunecast.catalogs.prices import AGE_NOTE
-from tunecast.forecast_table import field_words, price_ages, span
+from tunecast.forecast_table import price_ages, span
+from tunecast.run_line import field_words
 from tunecast.tables import dollars, duration, keep_whole, plain_table
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ SLIM = 96
 
 def sweep_report(found: Sweep, width: int) -> list[RenderableType]:
     """What the command prints, into so many columns."""
-    from tunecast.forecast_table import run_line
+    from tunecast.run_line import run_line
 
     metric = found.metric
     narrow = width < SLIM

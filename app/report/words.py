@@ -6,9 +6,9 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from tunecast.forecast_table import run_line
 from tunecast.model.value import Value
 from tunecast.report.charts import plan_name, span, time_span
+from tunecast.run_line import run_line
 from tunecast.tables import DASH, digits, dollars, duration, gib_text, seconds
 
 if TYPE_CHECKING:

@@ -54,6 +54,27 @@ def test_the_speed_of_products_is_work_over_time() -> None:
     assert float(work[1]) / part_s == pytest.approx(float(work[2]), rel=0.01)
 
 
+def test_no_rate_of_a_link_is_above_the_link() -> None:
+    """An A100's NVLink carries 300 GB/s one way; bytes over the seconds that nothing hides are no rate."""
+    asked = {"gpu": "a100-sxm4-80gb", "method": "full", "num_gpus": 8, "sharding": "fsdp", "max_length": 2048}
+    (term,) = (t for t in explain(MODEL, **asked) if (t.section, t.name) == ("time", "communication"))
+    assert " GB; " in term.inputs
+    assert all(float(rate) <= 300 for rate in re.findall(r"([\d.]+) GB/s", term.inputs))
+
+
+def test_the_update_on_the_host_is_no_traffic() -> None:
+    """Its seconds are the host's, and parameters that it updates are not counted as bytes of a link."""
+    asked = {"gpu": "a100-sxm4-80gb", "method": "full", "num_gpus": 8, "sharding": "zero2", "offload": "optimizer"}
+    (told,) = tunecast.estimate(MODEL, **asked)
+    found = {term.name: term for term in explain(MODEL, **asked) if term.section == "time"}
+    assert told.time_parts_s["host"] > 0.99 * told.total_params / 1.3e9
+    assert "--offload" in found["host"].formula
+    sent = re.search(r"([\d.]+) GB;", found["communication"].inputs)
+    assert sent is not None
+    gradients = 2 * told.total_params * (1 + 1 / 8) + 2 * told.total_params * (1 + 1 / 8)
+    assert float(sent[1]) * 1e9 < 1.1 * gradients, "gradients reduced and copied out, weights copied in and gathered"
+
+
 def test_the_command_prints_terms_below_the_forecast_and_in_json() -> None:
     asked = ["estimate", MODEL, "--gpu", "l40s", "--explain"]
     shown = runner.invoke(program, asked, env={"COLUMNS": "100"})

@@ -10,9 +10,10 @@ import pytest
 from rich.console import Console
 
 import tunecast
-from tunecast.forecast_table import best_first, forecast_report, notes, offer, origin, run_line
+from tunecast.forecast_table import best_first, forecast_report, notes, offer, origin, share
 from tunecast.model.forecast import Forecast
 from tunecast.model.value import Value
+from tunecast.run_line import heading, run_line
 
 Make = Callable[..., Forecast]
 
@@ -162,3 +163,31 @@ def test_the_headline_names_variants_of_adapters_and_where_checkpoints_are(make:
 def test_the_headline_says_what_the_base_is_stored_in(options: dict[str, str], title: str) -> None:
     (told,) = tunecast.estimate("meta-llama/Llama-3.2-1B", gpu="l40s", **options)
     assert run_line(told).startswith(f"meta-llama/Llama-3.2-1B: {title}")
+
+
+def test_the_heading_of_a_table_is_what_most_cards_run_and_names_the_rest(make: Make) -> None:
+    """A card without bf16 comes first in the catalog, and is the exception."""
+    origins = {"precision": "assumed", "max_length": "assumed"}
+    old, *rest = [make(gpu, run_origins=origins) for gpu in ("t4-16gb", "l40s-48gb", "a100-sxm4-80gb")]
+    old = replace(old, run=replace(old.run, precision="fp16-autocast"))
+    told = heading([old, *rest])
+    assert "Assumed: precision bf16-autocast (fp16-autocast on t4-16gb), max_length 1024." in told
+    assert heading(rest) == run_line(rest[0])
+    assert heading([old]) == run_line(old)
+
+
+def test_the_table_of_all_cards_says_who_has_no_bf16() -> None:
+    """Volta and Turing have no bf16 (capability below 8.0)."""
+    found = tunecast.estimate(
+        "Qwen/Qwen2.5-0.5B", gpu=["v100-pcie-16gb", "t4-16gb", "l4-24gb", "a10-24gb", "l40s-48gb"]
+    )
+    assert "precision bf16-autocast (fp16-autocast on v100-pcie-16gb, t4-16gb)" in heading(found)
+    assert "bf16-autocast (fp16-autocast on v100-pcie-16gb, t4-16gb)" in found._repr_html_()
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(0.36, "36%"), (0.0996, "10%"), (0.0949, "9.5%"), (0.004, "0.4%"), (1.24, "124%"), (None, "–")],
+)
+def test_small_shares_keep_a_decimal(value: float | None, shown: str) -> None:
+    assert share(value) == shown
