@@ -67,7 +67,7 @@ MEANINGS: dict[str, list[tuple[str, dict[str, Any]]]] = {
         ("NF4, double quantization", NF4_TWICE), ("nf4 + nested quantization", NF4_TWICE),
         ("nf4, no double quant", {"bnb_4bit_quant_type": "nf4", "double_quant": False}),
         ("FP4", {"bnb_4bit_quant_type": "fp4"}), ("4bit", BNB_4), ("4-bit", BNB_4), ("bnb 4-bit", BNB_4),
-        ("bitsandbytes 4-bit NF4", NF4), ("load_in_4bit=True", BNB_4),
+        ("bitsandbytes 4-bit NF4", NF4), ("load_in_4bit=True", BNB_4), ("nf4 or fp4", BNB_4),
         ("int4 (bitsandbytes)", BNB_4), ("load_in_4bit", BNB_4), ("QLoRA 4-bit", BNB_4), ("8-bit", BNB_8),
         ("int8", BNB_8), ("LLM.int8()", BNB_8), ("8bit (bitsandbytes 0.43)", BNB_8),
         ("GPTQ 4-bit", {"quant_method": "gptq-4bit"}), ("4-bit (AutoGPTQ)", {"quant_method": "gptq-4bit"}),
