@@ -89,9 +89,9 @@ def in_tiles(step: Step, head: Head) -> bool:
     return takes_tiles(step.run, today_sizes(step, head), trains_head=not frozen, half=half)
 
 
-def small_kernels(tape: Tape, name: str, rows: Tensor, launches: int) -> None:
-    """Kernels over one number per token."""
-    tape.kernel(name, Kind.MEMORY, (rows,), (), n_bytes=2 * launches * rows.bytes, launches=launches)
+def small_kernels(tape: Tape, name: str, rows: Tensor, launches: int, *, made: tuple[Tensor, ...] = ()) -> None:
+    """Kernels over one number per token; from here on there is the memory of what is `made`, not yet written."""
+    tape.kernel(name, Kind.MEMORY, (rows,), made, n_bytes=2 * launches * rows.bytes, launches=launches, dtype="int64")
 
 
 def handed_on(step: Step, loss: Tensor, x: Tensor, weight: Tensor, to_x: Tensor, to_weight: Tensor | None) -> Tensor:
@@ -116,7 +116,7 @@ def chunked(step: Step, x: Tensor, weight: Tensor, target: Tensor, head: Head) -
     cast_x, cast_weight = operands(step, x, weight)
     to_x = tape.empty(x.elements, x.dtype)
     to_weight = zeros(tape, weight.elements, weight.dtype) if weight.needs_grad else None
-    small_kernels(tape, "loss.labels", target, CHUNKED_LAUNCHES)
+    small_kernels(tape, "loss.labels", target, CHUNKED_LAUNCHES, made=(to_x,))
     loss = ops.elementwise(tape, "loss.zero", (), 1, "fp32")
     for m in chunk_rows(step.run, chunked_sizes(step, head)):
         part = Tensor(m * k, cast_x.dtype, cast_x.storage)
@@ -134,13 +134,13 @@ def chunked(step: Step, x: Tensor, weight: Tensor, target: Tensor, head: Head) -
 
 def today(step: Step, x: Tensor, weight: Tensor, target: Tensor, head: Head) -> Tensor:
     """The loss of 2026.10.9, over tokens with a label: chunks of rows, or tiles where the head is frozen."""
-    tape, rows = step.tape, labelled(step, head)
+    tape = step.tape
+    by_row = tape.empty(labelled(step, head), "fp32")
     cast_weight = ops.autocast_weight(tape, weight, step.autocast_dtype, step.cache)
-    small_kernels(tape, "loss.labels", target, TODAY_LAUNCHES)
+    small_kernels(tape, "loss.labels", target, TODAY_LAUNCHES, made=(by_row,))
     tape.kernel(SYNCHRONISATION, Kind.MEMORY, (target,), (), n_bytes=16)
     to_x = zeros(tape, x.elements, x.dtype)
     to_weight = zeros(tape, weight.elements, weight.dtype) if weight.needs_grad else None
-    by_row = tape.empty(rows, "fp32")
     if in_tiles(step, head):
         tiles(step, x, cast_weight, to_x, by_row, head)
     else:
