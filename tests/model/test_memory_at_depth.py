@@ -13,6 +13,7 @@ from tunecast.model.architectures import architecture_from_config
 from tunecast.model.memory import largest_by_place, memory_timeline, step_peaks, tape_peaks
 from tunecast.model.run import Run
 from tunecast.model.step import tape_run, write_step
+from tunecast.model.unsloth_rules import UNSLOTH_LOSSES
 
 RunOf = Callable[..., Run]
 DEPTH = 7
@@ -24,7 +25,7 @@ NUMBERS = (("bf16-autocast", "bf16"), ("bf16-autocast", "fp32"), ("bf16", "bf16"
 OPTIONS = st.fixed_dictionaries(
     {
         "method": st.sampled_from(("full", "lora", "qlora")),
-        "loss_type": st.sampled_from(("nll", "chunked_nll", "liger", "cut_cross_entropy")),
+        "loss_type": st.sampled_from(("nll", "chunked_nll", "liger", "cut_cross_entropy", *UNSLOTH_LOSSES)),
         "numbers": st.sampled_from(NUMBERS),
         "gradient_accumulation_steps": st.integers(1, 3),
         "gradient_checkpointing": st.booleans(),

@@ -40,6 +40,8 @@ VARIANTS: tuple[dict[str, Any], ...] = (
     {"loss_type": "chunked_nll"},
     {"loss_type": "liger"},
     {"loss_type": "cut_cross_entropy"},
+    {"loss_type": "unsloth"},
+    {"loss_type": "unsloth-2026.9"},
     {"fused_kernels": "rms_norm,rope,swiglu"},
     {"quant_method": "bnb-8bit"},
     {"quant_method": "gptq-4bit"},
