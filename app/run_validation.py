@@ -112,7 +112,7 @@ def of_run_record(path: Path, *, records: list[Path]) -> RunValidation:
     from tunecast.calibrate.watch.record import read_run_record
 
     record = read_run_record(path)
-    told = _forecast_anew(record, records) if records else record["forecast"]
+    told = forecast_anew(record, records) if records else record["forecast"]
     windows = [Window(**window) for window in record["windows"]]
     step = predicted_mean(windows, ahead=None)
     lines = [] if step is None else [_step_line(step.value, told)]
@@ -125,7 +125,7 @@ def of_run_record(path: Path, *, records: list[Path]) -> RunValidation:
                          lines=tuple(lines), notes=_record_notes(record, told, anew=bool(records)))  # fmt: skip
 
 
-def _forecast_anew(record: dict[str, Any], records: list[Path]) -> dict[str, Any] | None:
+def forecast_anew(record: dict[str, Any], records: list[Path]) -> dict[str, Any] | None:
     from tunecast.calibrate.fitted_records import fitted_records
     from tunecast.calibrate.trace.spec import architecture_from_dict, run_from_dict
     from tunecast.model.estimate import forecast
