@@ -20,6 +20,7 @@ COUNT = re.compile(
 )
 NO_CARD = re.compile(
     r"\b(nvidia|gpus?|cards?|nodes?|dgx|hgx|server|cluster|cloud|ampere|hopper|single|one|a|graphics"
+    r"|colab|kaggle|aws|ec2|gcp|azure|runpod|vast\.ai|modal|instance|[pg]\d\w*\.\d*xlarge|a[23]-\w+gpu-\w+"
     r"|hbm2e?|hbm3e?|gddr6x?|gddr7|vram|memory|ram)\b",
     re.IGNORECASE,
 )

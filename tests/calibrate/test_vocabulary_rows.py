@@ -192,6 +192,15 @@ def test_what_a_stacks_code_says_for_an_empty_cell_is_said() -> None:
     assert all("default of unsloth" in note for note in found.reading_notes)
 
 
+def test_cells_that_can_only_mean_one_thing_may_be_empty() -> None:
+    """A base that no method quantizes, a job of one GPU; 4 bits have kinds, and eight GPUs share in many ways."""
+    assert one({**LORA, "quant": ""}).run == one(LORA).run
+    alone = {**LORA, "gpus": "1", "parallelism": "single", "global_batch": ""}
+    assert one({**alone, "parallelism": ""}).run == one(alone).run
+    assert "quant is not stated" in reason({**QLORA, "quant": ""})
+    assert "parallelism is not stated" in reason({**FULL, "parallelism": ""})
+
+
 def test_a_stack_that_nobody_states_has_the_spread_of_all() -> None:
     found = one({**FULL, "framework": "not stated", "parallelism": "FSDP"})
     assert found.stack == "unknown"
@@ -254,6 +263,9 @@ def test_a_table_without_a_column_of_gpus_counts_those_of_the_text(text: str, gp
         ("Tesla T4", "t4-16gb"), ("V100 32GB", "v100-sxm2-32gb"), ("H200-SXM-141GB", "h200-sxm5-141gb"),
         ("DGX H100", "h100-sxm5-80gb"), ("L40S x 4", "l40s-48gb"), ("NVIDIA GeForce RTX 3090 (24GB)", "rtx-3090-24gb"),
         ("RTX 3080 12GB", "rtx-3080-12gb"), ("A10G", "a10g-24gb"), ("1x MI300X", "mi300x-192gb"),
+        ("T4 (Colab)", "t4-16gb"), ("NVIDIA A10G (g5.xlarge)", "a10g-24gb"),
+        ("AWS p4d.24xlarge, A100 40GB", "a100-sxm4-40gb"),
+        ("GCP a2-highgpu-1g A100 40GB", "a100-sxm4-40gb"), ("RTX 4090 (RunPod)", "rtx-4090-24gb"),
     ],
 )  # fmt: skip
 def test_cards_by_the_names_that_people_give_them(text: str, gpu: str) -> None:
