@@ -91,12 +91,15 @@ def all_shares(beliefs: Mapping[str, Any]) -> dict[str, list[float]]:
 
 def unknown_log_sd(gpu: Gpu, beliefs: Mapping[str, Any]) -> float:
     """What is not known of a card's products in training: how far its power holds them back between other work
-    (anywhere between none and all of it: an even distribution), and what `expected` leaves open."""
-    own = held_back(gpu, alone_over_usual(gpu, beliefs)) / math.sqrt(12.0)
+    (anywhere between none and all of it: an even distribution), and what `expected` leaves open, of which no more
+    reaches training than of the shortfall itself."""
+    short = held_back(gpu, alone_over_usual(gpu, beliefs))
+    own = short / math.sqrt(12.0)
     if shares_of(gpu, beliefs):
         return own
     power = expected(gpu, beliefs)
-    return math.hypot(own, power.log_sd if power else float(beliefs["power_share"]["log_sd_without_power"]))
+    reaches = float(beliefs["held_in_a_mix"]["value"]) if short else 1.0
+    return math.hypot(own, reaches * power.log_sd if power else float(beliefs["power_share"]["log_sd_without_power"]))
 
 
 def watts_per_tflops(gpu: Gpu) -> float | None:

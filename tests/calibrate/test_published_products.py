@@ -126,6 +126,11 @@ def test_what_is_not_known_of_products_widens_them(priors: dict[str, Any]) -> No
     assert found is not None
     assert effect.log_sd == pytest.approx(found.log_sd)
     assert effect.moves == ("gemm", "attention")
+    (expected_less,) = product_effects(gpus["rtx-6000-ada-48gb"], priors)  # half of shortfall and doubt in a mix
+    found = expected(gpus["rtx-6000-ada-48gb"], priors["beliefs"])
+    assert found is not None
+    shortfall = math.log(0.869) - found.log
+    assert expected_less.log_sd == pytest.approx(math.hypot(shortfall / math.sqrt(12), found.log_sd / 2))
     (held,) = product_effects(gpus["l4-24gb"], priors)
     short = math.log(0.869 / published_shares(priors["beliefs"])["l4-24gb"])
     assert held.log_sd == pytest.approx(short / math.sqrt(12))
