@@ -20,7 +20,7 @@ from tunecast.model.resolve import Resolved
 from tunecast.model.run import Run
 from tunecast.model.target import Target
 from tunecast.model.units import GIB
-from tunecast.model.unsloth_rules import CARD_FIELDS, CHUNK_BYTES, UNSLOTH_LOSSES
+from tunecast.model.unsloth_rules import CARD_FIELDS, CHUNK_BYTES, LARGE_CARD_ROWS, NO_TILES, UNSLOTH_LOSSES
 
 SMALL_CARD_BYTES = 24.5 * GIB
 """Cards up to this size always take tiles (``_SMALL_CARD_BYTES``)."""
@@ -37,13 +37,13 @@ def free_bytes(architecture: Architecture, run: Run, target: Target) -> int | No
     return int(target.usable_bytes) - sum(resting.values()) + resting["optimizer_state"]
 
 
-def tiles_from(target: Target) -> int | None:
-    """Fewest labelled tokens that today's loss takes in tiles on this card; None: it never does."""
+def tiles_from(target: Target) -> int:
+    """Fewest labelled tokens that today's loss takes in tiles on this card."""
     major = "" if target.gpu is None else target.gpu.compute_capability.partition(".")[0]
     if not major.isdigit() or int(major) < TILING_SINCE:
-        return None
+        return NO_TILES
     small = target.usable_bytes is not None and target.usable_bytes <= SMALL_CARD_BYTES
-    return 0 if small else Run(method="full").loss_tiles_from
+    return 0 if small else LARGE_CARD_ROWS
 
 
 def on_card(resolved: Resolved, architecture: Architecture, target: Target) -> Resolved:

@@ -77,9 +77,9 @@ class Run:
     loss_budget_bytes: int | None = None
     """What Unsloth's losses let a chunk of logits take, half of what is free on the card at the first one, within
     their own bound; None: plenty, assumed where no card is known."""
-    loss_tiles_from: int | None = 4096
+    loss_tiles_from: int | None = None
     """Fewest tokens with a label that Unsloth's loss of 2026.10.9 takes in tiles: 4,096 on cards above 24.5 GiB, 0 on
-    smaller ones; None: cards that never do (``_flash_min_rows``, ``_flash_ce_ok``)."""
+    smaller ones, -1 where it never does (``_flash_min_rows``, ``_flash_ce_ok``); None: a large card, assumed."""
     keeps_outputs: bool = False
     """Whether the loop keeps the model's output, and its logits, until the backward is over: one of one's own
     (``out = model(...)``, then ``out.loss.backward()``); the Trainer lets it go before."""

@@ -33,6 +33,8 @@ SPLIT = 16384
 """Columns of the vocabulary that one program takes, and the unit of tiles (``_SPLIT_COLS``)."""
 TILE_BYTES = 256 * MIB
 """Most that a tile of fp32 logits takes (``_BWD_TILE_BYTES``)."""
+LARGE_CARD_ROWS, NO_TILES = 4096, -1
+"""Fewest rows that a large card takes in tiles (``_flash_min_rows_auto``), and how a run says that none are."""
 MOST_CHUNKS = 1024
 """Chunks that are written down; a loss with more has next to no free memory, where nothing fits."""
 
@@ -98,8 +100,8 @@ def budget_today(run: Run) -> int:
 
 def takes_tiles(run: Run, sizes: Sizes, *, trains_head: bool, half: bool) -> bool:
     """Whether today's loss never has a row of logits whole: a frozen head in 16 bits and enough rows for the card."""
-    enough = run.loss_tiles_from is not None and sizes.rows >= run.loss_tiles_from
-    return enough and half and not trains_head and -(-sizes.vocab // SPLIT) > 2
+    since = LARGE_CARD_ROWS if run.loss_tiles_from is None else run.loss_tiles_from
+    return since != NO_TILES and sizes.rows >= since and half and not trains_head and -(-sizes.vocab // SPLIT) > 2
 
 
 def tile_of(run: Run, sizes: Sizes) -> tuple[int, int]:

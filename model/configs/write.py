@@ -19,6 +19,7 @@ from tunecast.model.litgpt import STACK
 from tunecast.model.question import RUN_OPTIONS_ELSEWHERE
 from tunecast.model.resolve import adaptable_modules, resolve_run
 from tunecast.model.run import Run
+from tunecast.model.unsloth_rules import CARD_FIELDS, UNSLOTH_LOSSES
 
 DATASET = "YOUR-DATASET"
 """Stands where only the user knows."""
@@ -29,7 +30,7 @@ LEARNING_RATE = {"lora": 2e-4, "qlora": 2e-4, "full": 2e-5}
 TRL_PRESETS = {"ddp": "multi_gpu", "zero1": "zero1", "zero2": "zero2", "zero3": "zero3", "fsdp": "fsdp2"}
 """accelerate's files that ship with TRL."""
 FLASH_WORDS = {"sdpa": "sdpa", "eager": "disabled", "flash_attention_2": "fa2"}
-LAYOUT = ("gpus_per_node", "num_gpus")
+LAYOUT = ("gpus_per_node", "num_gpus", *CARD_FIELDS)
 """Fields that the launcher or the machine decides."""
 
 Mapped = dict[str, Any]
@@ -101,7 +102,7 @@ def trl_file(architecture: Architecture, run: Run, steps: int) -> Mapped:
             "gradient_checkpointing_kwargs": checkpointing_kwargs(run),
             "attn_implementation": run.attn_implementation,
             "optim": run.optim,
-            "loss_type": None if run.stack == "liger" else run.loss_type,
+            "loss_type": None if run.stack == "liger" or run.loss_type in UNSLOTH_LOSSES else run.loss_type,
             "use_liger_kernel": True if run.stack == "liger" else None,
             **(spread if run.num_gpus > 1 else {}),
         }

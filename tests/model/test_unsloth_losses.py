@@ -198,7 +198,7 @@ def test_a_small_card_takes_tiles_and_a_large_one_from_4096_tokens() -> None:
     assert head_products(SMALL, resolved(SMALL, "h100-sxm5")) == {(511, 151936, 896), (511, 896, 151936)}
     assert (4096, 16384, 896) in head_products(SMALL, resolved(SMALL, "h100-sxm5", max_length=8192))
     cards = {name: tiles_from(resolve_targets([name], {})[0]) for name in ("t4", "mi300x", "l4", "a100-sxm4-40gb")}
-    assert cards == {"t4": None, "mi300x": None, "l4": 0, "a100-sxm4-40gb": 4096}
+    assert cards == {"t4": -1, "mi300x": -1, "l4": 0, "a100-sxm4-40gb": 4096}
 
 
 def test_the_budget_is_half_of_what_is_free_before_there_is_optimizer_state() -> None:
