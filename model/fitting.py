@@ -1,7 +1,8 @@
 """What fits: the largest micro-batch, the longest sequence, and which change, or which two, make a run fit.
 
 "Fits" is the verdict of that name (`fits.TIGHT_BELOW`); what fits only tightly says so, with its probability. Memory
-never falls when batch or length grow, so the searches are exact.
+never falls when batch or length grow, so the searches are exact; but for Unsloth's losses before 2026.10.9, where one
+more token can mean four times the chunks (`unsloth_rules.py`): what they find fits, and more may fit too.
 """
 
 from __future__ import annotations
