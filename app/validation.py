@@ -9,7 +9,7 @@ from typing import Any
 
 from tunecast.calibrate.run_table import read_table
 from tunecast.calibrate.validate import Judged, judge, judge_all, read_entries
-from tunecast.calibrate.validate_folds import honest_priors, shipped
+from tunecast.calibrate.validate_folds import Told, honest_priors, shipped
 from tunecast.calibrate.validate_summary import Stats, memories, speeds, stats_of, validation_to_dict
 from tunecast.catalogs.errors import InputError
 from tunecast.model.forecast_json import memory_to_dict
@@ -45,11 +45,11 @@ class Validation:
         ]
 
 
-def validate(path: Path) -> Validation:
+def validate(path: Path, told: Told | None = None) -> Validation:
     """Forecast every row of a table. Runs that the priors were fitted to are forecast by priors refitted without
-    their source where the table holds all of them, and counted in a note where it does not."""
+    their source where the table holds all of them, of which `told` hears, and counted in a note where it does not."""
     entries = read_entries(read_table(path))
-    priors_of, seen = honest_priors(entries)
+    priors_of, seen = honest_priors(entries, told)
     return Validation(judged=judge_all(entries, priors_of), notes=_notes(seen, left_out=priors_of is not shipped))
 
 
@@ -61,14 +61,14 @@ def _notes(seen: int, *, left_out: bool) -> tuple[str, ...]:
     return (f"{seen} of these runs were used to fit the priors: their errors are those of a fit, not of a forecast.",)
 
 
-def explain(path: Path, row_id: str) -> Judged:
+def explain(path: Path, row_id: str, told: Told | None = None) -> Judged:
     """One row of the table, forecast as `validate` does."""
     entries = read_entries(read_table(path))
     entry = next((entry for entry in entries if entry.id == row_id), None)
     if entry is None:
         some = ", ".join(entry.id for entry in entries[:3])
         raise InputError(f"{path} has no row with the id {row_id!r}; its ids are {some}, ...")
-    return judge(entry, honest_priors(entries)[0])
+    return judge(entry, honest_priors(entries, told)[0])
 
 
 def explained(item: Judged) -> dict[str, Any]:

@@ -103,10 +103,16 @@ def verdict_lines(judged: Sequence[Judged]) -> list[str]:
 def skipped_table(judged: Sequence[Judged]) -> Table:
     """Why rows were skipped."""
     skipped = skipped_by_reason(judged)
-    table = plain_table("skipped", "rows", title=f"{sum(skipped.values())} rows not scored", right=("rows",))
+    title = f"{rows_words(sum(skipped.values()))} not scored"
+    table = plain_table("skipped", "rows", title=title, right=("rows",))
     for reason, count in skipped.items():
         table.add_row(reason, str(count))
     return keep_whole(table)
+
+
+def rows_words(number: int) -> str:
+    """``1 row``, ``2 rows``."""
+    return f"{number} row{'' if number == 1 else 's'}"
 
 
 def headline(judged: Sequence[Judged], what: str) -> str:
@@ -116,7 +122,7 @@ def headline(judged: Sequence[Judged], what: str) -> str:
     if not stats.n:
         return f"{what}: no row is scored"
     return (
-        f"{what}: {stats.n} rows, median error {percent(stats.median_abs_error)}, 90% within "
+        f"{what}: {rows_words(stats.n)}, median error {percent(stats.median_abs_error)}, 90% within "
         f"{percent(stats.p90_abs_error)}, bias {percent(stats.bias, signed=True)}, inside the 80% interval "
         f"{percent(stats.coverage)}; median of the sources' medians {percent(median_of_sources(judged, pick))}"
     )

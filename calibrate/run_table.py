@@ -20,6 +20,8 @@ from tunecast.model.stacks import BUILT, PRECISIONS, QUANT_METHODS
 
 NEEDED_COLUMNS = ("model", "method", "seq_len", "micro_batch")
 """A column that is absent leaves its run field at the stack's default; an empty cell of one that is there does not."""
+SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
+"""Of what spreadsheets also call CSV."""
 CONFIDENCES = ("high", "medium", "low", "")
 OWN_OPTIONS = {
     "quant": ("quant_method", QUANT_METHODS),
@@ -68,6 +70,7 @@ def read_table(path: Path) -> list[Row]:
     needs = f"a table of runs needs {', '.join(NEEDED_COLUMNS)}"
     if not columns:
         raise InputError(f"{path} is empty; {needs}.")
+    _commas_separate(path, columns[0] if len(columns) == 1 else "")
     missing = [name for name in NEEDED_COLUMNS if name not in columns]
     if missing:
         raise InputError(f"{path} lacks the column {missing[0]!r}; {needs}.")
@@ -76,6 +79,13 @@ def read_table(path: Path) -> list[Row]:
     named = [{**row, "id": row.get("id") or f"row-{number}"} for number, row in enumerate(rows, start=1)]
     _ids_are_unique(path, [row["id"] for row in named])
     return named
+
+
+def _commas_separate(path: Path, heading: str) -> None:
+    """A heading without commas that another sign separates is refused by that sign."""
+    found = next((word for sign, word in SEPARATORS.items() if sign in heading), None)
+    if found is not None:
+        raise InputError(f"{path} separates its columns by {found}; save it with commas between them.")
 
 
 def _ids_are_unique(path: Path, ids: list[str]) -> None:

@@ -12,6 +12,8 @@ from tunecast.calibrate.validate import Entry, Priors, PriorsOf
 from tunecast.model.priors import load_priors
 
 GroupOf = Callable[[PublishedRun], str]
+Told = Callable[[str], None]
+"""Hears in a line what runs next."""
 
 
 def source_of(run: PublishedRun) -> str:
@@ -29,30 +31,35 @@ def shipped(_: PublishedRun) -> Priors:
     return load_priors()
 
 
-def honest_priors(entries: Iterable[Entry]) -> tuple[PriorsOf, int]:
+def honest_priors(entries: Iterable[Entry], told: Told | None = None) -> tuple[PriorsOf, int]:
     """Priors that have not seen the run they forecast, and how many runs of the table the shipped ones have seen.
 
     When the table holds every row that the shipped priors were fitted to, those rows are forecast with their
-    own source left out; any other row, and any other table, with the shipped priors.
+    own source left out; any other row, and any other table, with the shipped priors. `told` hears of every refit.
     """
     runs = [entry.run for entry in entries if entry.run is not None and not entry.out_of_memory]
     fitted = set(load_priors()["rows_used"])
     if not fitted <= {run.id for run in runs}:
         return shipped, len(fitted & {run.id for run in runs})
     known = {run.source for run in runs if run.id in fitted}
-    left_out = leave_out([run for run in runs if run.source in known], source_of)
+    left_out = leave_out([run for run in runs if run.source in known], source_of, told)
     return lambda run: left_out(run) if run.source in known else load_priors(), len(fitted)
 
 
-def leave_out(runs: Sequence[PublishedRun], group_of: GroupOf) -> PriorsOf:
-    """The priors of each run: fitted to the runs of all other groups. Each group is fitted once, when first asked."""
-    rows = timed_rows(runs)
+def leave_out(runs: Sequence[PublishedRun], group_of: GroupOf, told: Told | None = None) -> PriorsOf:
+    """The priors of each run: fitted to the runs of all other groups. Each group is fitted once, when first asked.
+
+    `told` hears which group is left out next, and how many there are.
+    """
+    rows, groups = timed_rows(runs), len({group_of(run) for run in runs})
     found: dict[str, dict[str, Any]] = {}
     of_time: dict[frozenset[str], dict[str, Any]] = {}
 
     def priors(run: PublishedRun) -> Priors:
         group = group_of(run)
         if group not in found:
+            if told is not None:
+                told(f"refitting the priors without {group}, {len(found) + 1} of {groups}")
             kept = [row for row in rows if group_of(row.run) != group]
             ids = frozenset(row.run.id for row in kept)
             if ids not in of_time:  # groups without speeds leave the same rows

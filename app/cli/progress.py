@@ -53,6 +53,16 @@ def told_on_stderr(wanted: bool) -> Iterator[Callable[[str], None] | None]:
 
 
 @contextmanager
+def told_or_printed(what: str) -> Iterator[Callable[[str], None]]:
+    """What runs now, as one line that changes, first `what`; where nobody watches, a line for each thing told."""
+    if not sys.stderr.isatty():
+        yield err().print
+        return
+    with err().status(what) as status:
+        yield status.update
+
+
+@contextmanager
 def spinner(what: str) -> Iterator[None]:
     """A sign of life while something runs that cannot say how far it is."""
     if not sys.stderr.isatty():

@@ -43,11 +43,12 @@ def validate(
     from tunecast import validation
     from tunecast.cli.console import err, out, print_json, show
     from tunecast.cli.guard import THE_ANSWER_IS_NO
-    from tunecast.cli.progress import spinner
+    from tunecast.cli.progress import spinner, told_or_printed
     from tunecast.validation_table import explanation, report
 
     if explain is not None:
-        found = validation.explain(runs, explain)
+        with told_or_printed("forecasting the run") as told:
+            found = validation.explain(runs, explain, told)
         if as_json:
             print_json(validation.explained(found))
         else:
@@ -61,8 +62,8 @@ def validate(
         print_json(run.as_dict()) if as_json else show(*run_report(run))
         missed = [] if max_median_error is None else run.above(max_median_error)
     else:
-        with spinner("forecasting every run"):
-            result = validation.validate(runs)
+        with told_or_printed("forecasting every run") as told:
+            result = validation.validate(runs, told)
         print_json(result.as_dict()) if as_json else show(*report(result, out().width))
         for note in result.notes:
             err().print(note)

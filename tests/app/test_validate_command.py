@@ -72,9 +72,19 @@ def test_a_table_that_scores_nothing_meets_no_bar(tmp_path: Path) -> None:
 
 def test_the_table_names_rows_groups_and_reasons(table: Path) -> None:
     shown = runner.invoke(program, ["validate", str(table)], env={"COLUMNS": "100"}).output
-    for text in ("R-1", "l40s-48gb", "1,000", "method qlora", "3 rows not scored", "low confidence", "speed: 1 rows"):
+    for text in ("R-1", "l40s-48gb", "1,000", "method qlora", "3 rows not scored", "low confidence", "speed: 1 row,"):
         assert text in shown
     assert "…" not in shown
+
+
+def test_one_row_is_one_row(tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    path.write_text(HEAD + ROWS.splitlines()[2] + "\n")
+    assert "1 row not scored" in runner.invoke(program, ["validate", str(path)]).output
+
+
+def test_a_table_that_refits_nothing_is_silent(table: Path) -> None:
+    assert runner.invoke(program, ["validate", str(table)]).stderr == ""
 
 
 def test_explain_says_how_a_row_was_read(table: Path) -> None:

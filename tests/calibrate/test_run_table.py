@@ -109,6 +109,9 @@ def test_a_spreadsheets_byte_order_mark_is_no_part_of_the_first_column(tmp_path:
         ("", "is empty"),
         ("model,method,seq_len,micro_batch\n", "no rows"),
         ("model,method,seq_len\nx,lora,8\n", "lacks the column 'micro_batch'"),
+        ("model;method;seq_len;micro_batch\nx;lora;8;1\n", "separates its columns by semicolons; save it with commas"),
+        ("model\tmethod\tseq_len\tmicro_batch\nx\tlora\t8\t1\n", "separates its columns by tabs"),
+        ("model\nx\n", "lacks the column 'method'"),
         ("id,model,method,seq_len,micro_batch\na,x,lora,8,1\na,x,lora,16,1\n", "the id 'a' in more than one row"),
     ],
 )

@@ -200,7 +200,12 @@ def test_a_fold_does_not_depend_on_what_it_leaves_out(five: list[PublishedRun], 
         else run
         for run in five
     ]
-    before, after = leave_out(five, group_of)(five[0]), leave_out(worse, group_of)(worse[0])
+    told: list[str] = []
+    leaving = leave_out(five, group_of, told.append)
+    before, after = leaving(five[0]), leave_out(worse, group_of)(worse[0])
+    assert leaving(five[0]) is before
+    groups = len({group_of(run) for run in five})
+    assert told == [f"refitting the priors without {name}, 1 of {groups}"], "told once, as it is fitted once"
     assert before == after
     assert not set(before["rows_used"]) & {run.id for run in five if group_of(run) == name}
     assert leave_out(five, group_of)(five[3])["efficiency"] != leave_out(worse, group_of)(five[3])["efficiency"]
