@@ -26,7 +26,7 @@ from tunecast.model.resolve_kernels import (
     check_compute_dtype,
     check_gptq_dtypes,
     check_pure_precision,
-    four_bit_notes,
+    few_bit_notes,
     take_kernels,
     take_master,
     take_quantization,
@@ -383,7 +383,7 @@ def resolve_run(
         fields.put("fsdp_version", Run(method="full").fsdp_version, "stack-default")
     _note_window(fields, architecture)
     _note_own_linears(fields, architecture)
-    fields.notes.extend((*four_bit_notes(fields.values), *wide_base_notes(architecture, fields.values)))
+    fields.notes.extend((*few_bit_notes(fields.values), *wide_base_notes(architecture, fields.values)))
     _note_plain_attention(fields, architecture)
     fields.notes.extend(expert_notes(architecture, fields.values))
     run = Run(**{name: fields.values[name] for name in RUN_FIELDS if name in fields.values})

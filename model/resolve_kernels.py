@@ -95,11 +95,13 @@ def check_compute_dtype(values: Mapping[str, Any]) -> None:
         )
 
 
-def four_bit_notes(values: Mapping[str, Any]) -> list[str]:
-    """What is not counted of 4-bit weights that were loaded in fp32, as TRL does without a ``dtype``.
-
-    Their ``quant_state`` keeps that dtype, and TRL hands it on as bitsandbytes' compute dtype.
+def few_bit_notes(values: Mapping[str, Any]) -> list[str]:
+    """What is not counted: LLM.int8's outliers (`quantized_bnb8`), and casts of 4-bit weights that were loaded in fp32,
+    as TRL does without a ``dtype``: their ``quant_state`` keeps that dtype, which TRL makes their compute dtype.
     """
+    if values["quant_method"] == "bnb-8bit":
+        note = "LLM.int8 multiplies input columns with outliers (6 and above) once more in 16 bits: they are not counted."
+        return [note]
     wide = values["dtype"] == "fp32" and not values["upcast_non_quantized"]
     if not (wide and values.get("bnb_4bit_quant_type") and values["precision"].endswith("-autocast")):
         return []

@@ -61,6 +61,15 @@ def test_llm_int8_multiplies_forward_in_int8_and_backward_in_16_bits(passes: int
     assert counted["bf16"] > 2.0 * (maps + LLAMA.vocab_size * LLAMA.hidden_size) * TOKENS
 
 
+def test_what_depends_on_data_is_said_not_to_be_counted() -> None:
+    options = {"method": "qlora", "max_length": TOKENS}
+    told, silent = (
+        [note for note in resolve_run(LLAMA, {**options, "quant_method": kind}).notes if "outliers" in note]
+        for kind in ("bnb-8bit", "bnb-4bit")
+    )
+    assert (len(told), len(silent)) == (1, 0)
+
+
 def test_fp8_leaves_attention_and_the_head_in_16_bits() -> None:
     run = run_of(method="full", fp8="te", gradient_checkpointing=False)
     counted = executed_by_dtype(LLAMA, run)
