@@ -100,7 +100,7 @@ def few_bit_notes(values: Mapping[str, Any]) -> list[str]:
     as TRL does without a ``dtype``: their ``quant_state`` keeps that dtype, which TRL makes their compute dtype.
     """
     if values["quant_method"] == "bnb-8bit":
-        note = "LLM.int8 multiplies input columns with outliers (6 and above) once more in 16 bits: they are not counted."
+        note = "LLM.int8 multiplies input columns with outliers (6 and above) again in 16 bits, which is not counted."
         return [note]
     wide = values["dtype"] == "fp32" and not values["upcast_non_quantized"]
     if not (wide and values.get("bnb_4bit_quant_type") and values["precision"].endswith("-autocast")):
