@@ -180,7 +180,8 @@ def attention(params: Params, cols: Columns) -> Array:
 
     ``length0`` is the loss on short sequences (diagonal tiles, few of them), ``head_dim0`` that of small heads,
     ``wide`` that of large ones (fewer rows fit on chip), per 128 values beyond the first; ``work0_flops`` the work
-    below which the processors are not all busy.
+    below which the processors are not all busy; ``head_step`` the sizes that kernels exist for, which heads are padded
+    to (`padded_head`).
 
     With ``processors``, each of which takes one block of queries of one head at a time: blocks differ in length under
     the causal mask, n of them by 1 to n, and a schedule ends when the last has: never before the longest, and at
@@ -190,7 +191,8 @@ def attention(params: Params, cols: Columns) -> Array:
     short = 1.0 + params.get("length0", 0.0) / length
     small = 1.0 + params.get("head_dim0", 0.0) / head_dim
     large = 1.0 + params.get("wide", 0.0) * np.maximum(head_dim / WIDE_HEAD - 1.0, 0.0)
-    compute = cols.flops * short * small * large / params["flops_per_s"]
+    padded = padded_head(head_dim, params["head_step"]) / head_dim if "head_step" in params else 1.0
+    compute = cols.flops * padded * short * small * large / params["flops_per_s"]
     if params.get("processors"):
         rows = np.maximum(np.ceil(cols.shape[:, 3] / QUERY_BLOCK), 1.0)
         blocks = np.maximum(cols.shape[:, 0] * cols.shape[:, 1] * rows, 1.0)
@@ -199,6 +201,13 @@ def attention(params: Params, cols: Columns) -> Array:
     return compute + params.get("work0_flops", 0.0) / params["flops_per_s"] + params.get("t0_s", 0.0)
 
 
+def padded_head(head_dim: Array, step: float) -> Array:
+    """Head size that a fused kernel works with: the next multiple of `step` up to 192, then 256 (FlashAttention-2,
+    csrc/flash_attn/flash_api.cpp, ``head_size_rounded``); larger ones as they are."""
+    return np.where(head_dim <= MOST_STEPPED, np.ceil(head_dim / step) * step, np.maximum(head_dim, WIDEST_HEAD))
+
+
+MOST_STEPPED, WIDEST_HEAD = 192.0, 256.0
 QUERY_BLOCK = 128
 """Rows of queries that one thread block of a fused attention takes (FlashAttention-2, Dao 2023, section 3.3)."""
 WIDE_HEAD = 128.0

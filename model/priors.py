@@ -88,9 +88,10 @@ def datasheet_factors(gpu: Gpu, beliefs: Mapping[str, Any]) -> FactorSet:
             **_partial_wave(gpu, dtype, beliefs),
         }
         curves[f"gemm.{dtype}"] = _curve("gemm", gemm)
-        attention = {"flops_per_s": peak * attention_share(gpu, beliefs), "t0_s": floor_s}
+        fused = {"head_step": float(beliefs["head_step"]["value"])}
+        attention = {"flops_per_s": peak * attention_share(gpu, beliefs), "t0_s": floor_s, **fused}
         curves[f"attention.{dtype}.forward"] = _curve("attention", attention)
-        curves[f"attention-{NATIVE}.{dtype}.forward"] = _curve("attention", {**attention, "flops_per_s": peak})
+        curves[f"attention-{NATIVE}.{dtype}.forward"] = _curve("attention", {"flops_per_s": peak, "t0_s": floor_s})
     link = link_bytes_per_s(gpu)
     factors = {} if link is None else {"link_bytes_per_s": exact_factor(link, "B/s", "datasheet")}
     factors["link_latency_s"] = exact_factor(float(beliefs["link_latency_s"]["value"]), "s", "assumed")

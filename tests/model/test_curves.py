@@ -219,3 +219,19 @@ def test_splitting_k_never_costs_and_never_beats_the_work_itself(tiles: int, k: 
     product = gemm(128 * tiles, 128, k)
     parted = time_of("gemm", {**SPLIT, "split_depth": 512.0}, product)[0]
     assert product.flops / SPLIT["flops_per_s"] <= parted <= time_of("gemm", SPLIT, product)[0]
+
+
+def fused_attention(head_dim: int) -> Operation:
+    length, heads = 1024, 8
+    shape = (1, heads, heads, length, length, head_dim)
+    flops = 2.0 * heads * length * length * head_dim
+    return Operation(name="flash", kind=Kind.ATTENTION, phase=Phase.FORWARD, dtype="bf16", shape=shape, flops=flops)
+
+
+@pytest.mark.parametrize(("head_dim", "kernel"), [(64, 64), (72, 96), (80, 96), (128, 128), (192, 192), (200, 256)])
+def test_heads_are_padded_to_the_sizes_that_kernels_exist_for(head_dim: int, kernel: int) -> None:
+    """The seconds per FLOP are those of the kernel's own size, times what is padding."""
+    params = {"flops_per_s": 1e14, "head_step": 32.0}
+    asked, own = fused_attention(head_dim), fused_attention(kernel)
+    assert time_of("attention", params, asked)[0] == pytest.approx(time_of("attention", params, own)[0])
+    assert time_of("attention", {"flops_per_s": 1e14}, asked)[0] == pytest.approx(asked.flops / 1e14)
