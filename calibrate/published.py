@@ -39,12 +39,14 @@ from tunecast.model.architecture import Architecture
 from tunecast.model.experts_modules import in_modules
 from tunecast.model.joined import joined, joined_targets
 from tunecast.model.litgpt import as_litgpt
+from tunecast.model.loss_budget import on_card
 from tunecast.model.resolve import resolve_run
 from tunecast.model.resolve_kernels import why_not_fused
 from tunecast.model.resolve_litgpt import of_stack
 from tunecast.model.run import Run
 from tunecast.model.stack_versions import code_age
 from tunecast.model.stacks import ours
+from tunecast.model.target import resolve_targets
 from tunecast.model.units import GIB
 
 DEFAULT_STACK = "hf-peft"
@@ -141,7 +143,8 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
         options["lora_target_modules"] = in_model(architecture, options["lora_target_modules"])
     if software.fused or (software.stack and "fused_kernels" in options):
         options["fused_kernels"] = _fusable(software, options, architecture)
-    run = resolve_run(architecture, options, gpu_has_bf16=training_dtype(gpu) == "bf16").run
+    resolved = resolve_run(architecture, options, gpu_has_bf16=training_dtype(gpu) == "bf16")
+    run = on_card(resolved, architecture, *resolve_targets([gpu.id], {})).run
     run = replace(run, **{name: value for rule in rules for name, value in rule.get("after", {}).items()})
     if software.joins or any("joined" in rule for rule in rules):
         architecture, run = joined(architecture), joined_targets(run)
