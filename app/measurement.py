@@ -43,19 +43,9 @@ AMOUNT_OPTIONS = (
 def measure_on(device: Device, asked: Asked, steps: int) -> Forecast:
     """Resolve the run for this device, time it, and give the answer a forecast's shape."""
     from tunecast.calibrate.measure import measure
-    from tunecast.model.resolve import resolve_run
 
-    hardware = device.hardware()
-    gpu = catalog_gpu(hardware.gpu)
-    architecture = asked.architecture
-    resolved = resolve_run(
-        architecture,
-        {name: value for name, value in asked.options.items() if name not in AMOUNT_OPTIONS},
-        gpu_has_bf16=has_bf16(hardware.compute_capability, gpu),
-        option_origins=asked.origins,
-    )
-    resolved = replace(resolved, notes=(*resolved.notes, *asked.notes))
-    refuse_what_a_cpu_cannot_hold(device, architecture, resolved)
+    architecture, gpu = asked.architecture, catalog_gpu(device.hardware().gpu)
+    resolved = resolved_on(device, asked)
     measured = measure(device, architecture, resolved.run, steps=steps)
     if measured["outcome"] == "oom":
         raise OutOfMemoryError(
@@ -64,6 +54,22 @@ def measure_on(device: Device, asked: Asked, steps: int) -> Forecast:
             does_not_fit(architecture, resolved, measured),
         )
     return as_forecast(architecture, resolved, measured, gpu)
+
+
+def resolved_on(device: Device, asked: Asked) -> Resolved:
+    """The run as this device would train it; a CPU's refusal raises OutOfMemoryError."""
+    from tunecast.model.resolve import resolve_run
+
+    hardware = device.hardware()
+    resolved = resolve_run(
+        asked.architecture,
+        {name: value for name, value in asked.options.items() if name not in AMOUNT_OPTIONS},
+        gpu_has_bf16=has_bf16(hardware.compute_capability, catalog_gpu(hardware.gpu)),
+        option_origins=asked.origins,
+    )
+    resolved = replace(resolved, notes=(*resolved.notes, *asked.notes))
+    refuse_what_a_cpu_cannot_hold(device, asked.architecture, resolved)
+    return resolved
 
 
 def first_line(message: str) -> str:

@@ -13,48 +13,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-OUT = ROOT / "results" / "validation" / "cpu"
-RECORDS = ROOT / "results" / "records"
+from evidence import CPU_RUNS, RECORDS, ROOT, row, summary
 
-RUNS: tuple[tuple[str, str, str], ...] = (
-    ("smollm2-135m-lora-ck", "HuggingFaceTB/SmolLM2-135M", "--method lora --lora-r 16 --max-length 256"),
-    (
-        "smollm2-135m-qlora-b2",
-        "HuggingFaceTB/SmolLM2-135M",
-        "--method qlora --lora-r 8 --max-length 320 --per-device-train-batch-size 2 --no-gradient-checkpointing",
-    ),
-    (
-        "smollm2-360m-lora-b2",
-        "HuggingFaceTB/SmolLM2-360M",
-        "--method lora --lora-r 32 --max-length 200 --per-device-train-batch-size 2 --no-gradient-checkpointing",
-    ),
-    ("qwen2.5-0.5b-qlora-ck", "Qwen/Qwen2.5-0.5B", "--method qlora --lora-r 16 --max-length 384"),
-    (
-        "qwen2.5-0.5b-lora-qv",
-        "Qwen/Qwen2.5-0.5B",
-        "--method lora --lora-r 16 --lora-target-modules q_proj,v_proj --max-length 512 --no-gradient-checkpointing",
-    ),
-    (
-        "qwen3-0.6b-lora-ga2",
-        "Qwen/Qwen3-0.6B",
-        "--method lora --lora-r 16 --max-length 160 --gradient-accumulation-steps 2",
-    ),
-    ("tinyllama-1.1b-lora-ck", "TinyLlama/TinyLlama-1.1B-Chat-v1.0", "--method lora --lora-r 16 --max-length 384"),
-    (
-        "tinyllama-1.1b-qlora",
-        "TinyLlama/TinyLlama-1.1B-Chat-v1.0",
-        "--method qlora --lora-r 16 --max-length 320 --no-gradient-checkpointing",
-    ),
-    ("llama-3.2-1b-lora-ck", "meta-llama/Llama-3.2-1B", "--method lora --lora-r 16 --max-length 320"),
-    ("llama-3.2-1b-qlora-ck", "meta-llama/Llama-3.2-1B", "--method qlora --lora-r 64 --max-length 192"),
-)
+OUT = ROOT / "results" / "validation" / "cpu"
 REPEATED = ("smollm2-135m-lora-ck", "qwen2.5-0.5b-qlora-ck", "tinyllama-1.1b-lora-ck", "llama-3.2-1b-qlora-ck")
 
 
@@ -93,44 +59,6 @@ def kept(name: str, model: str, options: str, suffix: str = "") -> Any:
     return json.loads((OUT / f"{name}{suffix}.json").read_text(encoding="utf-8"))
 
 
-def row(name: str, options: str, real: Any, forecast: Any, again: Any | None) -> dict[str, Any]:
-    """One line of the table."""
-    step, guess = real["step_time_s"]["value"], forecast["step_time_s"]
-    return {
-        "run": name,
-        "model": real["model"],
-        "options": options,
-        "measured_s": step,
-        "forecast_s": guess,
-        "error": guess["value"] / step - 1.0,
-        "inside_interval": guess["low"] <= step <= guess["high"],
-        "measured_again_s": None if again is None else again["step_time_s"]["value"],
-        "noise": None if again is None else again["step_time_s"]["value"] / step - 1.0,
-        "allocated_gib": real["memory"]["allocated_gib"]["value"],
-        "allocated_error": forecast["memory"]["allocated_gib"]["value"] / real["memory"]["allocated_gib"]["value"]
-        - 1.0,
-        "process_gib": real["memory"]["process_gib"]["value"],
-        "process_error": forecast["memory"]["process_gib"]["value"] / real["memory"]["process_gib"]["value"] - 1.0,
-    }
-
-
-def summary(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """The figures that the issue asks for."""
-    errors = [abs(r["error"]) for r in rows]
-    return {
-        "runs": len(rows),
-        "median_abs_error": statistics.median(errors),
-        "worst_abs_error": max(errors),
-        "bias": statistics.median(r["error"] for r in rows),
-        "inside_80_interval": sum(r["inside_interval"] for r in rows) / len(rows),
-        "noise_floor_median": statistics.median(abs(r["noise"]) for r in rows if r["noise"] is not None),
-        "noise_floor_worst": max(abs(r["noise"]) for r in rows if r["noise"] is not None),
-        "allocated_median_abs_error": statistics.median(abs(r["allocated_error"]) for r in rows),
-        "allocated_worst_abs_error": max(abs(r["allocated_error"]) for r in rows),
-        "process_median_abs_error": statistics.median(abs(r["process_error"]) for r in rows),
-    }
-
-
 def markdown(rows: list[dict[str, Any]], figures: dict[str, float], record: Path) -> str:
     """The table as a page."""
     lines = [
@@ -162,12 +90,13 @@ def main() -> None:
     asked = parser.parse_args()
     record = calibrated(asked.record)
     measure = kept if asked.forecast_only else measured
-    real = {name: measure(name, model, options) for name, model, options in RUNS}
-    again = {name: measure(name, model, options, "-again") for name, model, options in RUNS if name in REPEATED}
+    real = {name: measure(name, model, options) for name, model, options in CPU_RUNS}
+    again = {name: measure(name, model, options, "-again") for name, model, options in CPU_RUNS if name in REPEATED}
     rows = []
-    for name, model, options in RUNS:
-        forecast = tunecast("estimate", model, *options.split(), "--gpu", "cpu", "--record", str(record), "--json")[0]
-        rows.append(row(name, options, real[name], forecast, again.get(name)))
+    for run in CPU_RUNS:
+        asked_run = (run.model, *run.options.split())
+        forecast = tunecast("estimate", *asked_run, "--gpu", "cpu", "--record", str(record), "--json")[0]
+        rows.append(row(run, real[run.name], forecast, again.get(run.name)))
     figures = summary(rows)
     result = {"record": record.name, "summary": figures, "rows": rows}
     (OUT / "cpu.json").write_text(json.dumps(result, indent=1, sort_keys=True) + "\n", encoding="utf-8")

@@ -1,0 +1,287 @@
+"""The second part of `gpu_evidence.py`: forecasts of the measured runs from the calibration alone, and the page."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from evidence import AGAIN, ROOT, HeldOut, row, runs_for, summary
+
+from tunecast.calibrate.partial import prepare_folder
+from tunecast.calibrate.record import read_record, write_text
+from tunecast.calibrate.runner import fit_file
+from tunecast.catalogs.errors import InputError, TunecastError
+from tunecast.model.units import gib
+
+SCHEMA = "tunecast.heldout/1"
+LEAST_RUNS = 12
+TARGETS = {
+    "median_abs_error": 0.05,
+    "worst_abs_error": 0.12,
+    "allocated_worst_abs_error": 0.02,
+    "process_worst_abs_error": 0.04,
+}
+"""Largest absolute errors that the project asks of a calibrated card, each over every run."""
+NAMES = {
+    "median_abs_error": "step time, median",
+    "worst_abs_error": "step time, worst",
+    "allocated_worst_abs_error": "`allocated`, worst",
+    "process_worst_abs_error": "`process`, worst",
+    "allocated_median_abs_error": "`allocated`, median",
+    "process_median_abs_error": "`process`, median",
+    "noise_floor_median": "same run measured twice, median",
+    "noise_floor_worst": "same run measured twice, worst",
+}
+FLAGS = {
+    "throttled": "the card slowed down for heat or a hardware fault",
+    "power_capped": "the card ran at its power limit, as a card under load does",
+    "power_limit_lowered": "the power limit is below the card's own",
+    "shared_gpu": "somebody else computed on the card",
+    "unstable": "one trial in ten or more scattered or drifted",
+    "clock_not_settled": "clock and temperature had not settled before the measurement",
+    "clocks_disagree": "CUDA events and the wall clock disagreed",
+    "cut_short": "the time budget ended before the plan",
+    "mig": "a part of a card",
+    "no_nvml": "no NVML, so neither sensors nor process memory",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """All that the page says."""
+
+    record: dict[str, Any]
+    record_name: str
+    rows: list[dict[str, Any]]
+    """By the calibration; `priors_error` beside it."""
+    others: list[dict[str, Any]]
+    """Runs without a step time: what became of them and what the forecast says."""
+    figures: dict[str, Any]
+    priors: dict[str, Any]
+
+
+def read_runs(folder: Path) -> dict[str, dict[str, Any]]:
+    """Every held-out record of the folder by name, in the order of the list."""
+    found = {}
+    for path in sorted((folder / "runs").glob("*.json")):
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            good = isinstance(content, dict) and content.get("schema") == SCHEMA
+        except (OSError, ValueError):
+            good = False
+        if not good:
+            raise InputError(f"{path} is no record of a held-out run ({SCHEMA}); remove it, or measure it again.")
+        found[content["name"]] = content
+    order = [run.name for run in (*runs_for("cuda"), *runs_for("cpu")) if run.name in found]
+    return {name: found[name] for name in (*order, *sorted(set(found) - set(order)))}
+
+
+def as_answer(content: dict[str, Any]) -> dict[str, Any]:
+    """A measured run in the shape of a forecast's JSON."""
+    measured = content["measured"]
+    views = {name: measured[f"{name}_bytes"] for name in ("allocated", "reserved", "process")}
+    return {
+        "step_time_s": measured["step_time_s"],
+        "memory": {f"{name}_gib": None if n is None else {"value": gib(n)} for name, n in views.items()},
+    }
+
+
+def forecast(content: dict[str, Any], gpu: str, records: list[Path]) -> dict[str, Any] | None:
+    """The measured run forecast with these records; None where there is no prior to forecast it by (a CPU)."""
+    from tunecast.run_validation import forecast_anew
+
+    asked = {**content, "hardware": {"gpu": gpu}, "max_steps": 1}
+    try:
+        return forecast_anew(asked, records)
+    except InputError:
+        if records:
+            raise
+        return None
+
+
+def compare(record_path: Path, runs: dict[str, dict[str, Any]]) -> Judged:
+    """Forecast every run and subtract."""
+    record = read_record(record_path)
+    gpu = record["hardware"]["gpu"]
+    if gpu is None:
+        raise InputError(
+            f"{record_path.name} is of {record['hardware']['name']}, which is in no catalog; add it to gpus.csv."
+        )
+    rows, prior_rows, others = [], [], []
+    for name, content in runs.items():
+        if "run" in content and content["measured"]["gpu"] != gpu:
+            there = content["measured"]["gpu"]
+            raise InputError(f"{name} was measured on {there}, the calibration on {gpu}; judge one card at a time.")
+        if name.endswith(AGAIN):
+            continue
+        run = HeldOut(name, content["model"], content["options"])
+        told = forecast(content, gpu, [record_path]) if "run" in content else None
+        if content["outcome"] != "ok" or told is None:
+            others.append({"run": name, "outcome": content["outcome"], "message": content["message"],
+                           "verdict": None if told is None else told["verdict"]})  # fmt: skip
+            continue
+        real, again = as_answer(content), runs.get(name + AGAIN)
+        twice = as_answer(again) if again is not None and again["outcome"] == "ok" else None
+        by_priors = forecast(content, gpu, [])
+        if by_priors is not None:
+            prior_rows.append(row(run, real, by_priors, None))
+        extra = {"priors_error": prior_rows[-1]["error"] if by_priors is not None else None,
+                 "verdict": told["verdict"], "flags": content["measured"]["flags"]}  # fmt: skip
+        rows.append(row(run, real, told, twice) | extra)
+    if not rows:
+        raise InputError("None of the runs has a step time, so there is nothing to judge; measure more of them.")
+    return Judged(
+        record=record, record_name=record_path.name, rows=rows, others=others,
+        figures=summary(rows), priors=summary(prior_rows) if prior_rows else {},
+    )  # fmt: skip
+
+
+def met(figures: dict[str, Any]) -> dict[str, bool]:
+    """Each target; one whose figure nobody could measure is not met."""
+    found = {name: figures.get(name, 1.0) <= bar for name, bar in TARGETS.items()}
+    return {"runs": figures["runs"] >= LEAST_RUNS, **found}
+
+
+def percent(value: float | None) -> str:
+    """A signed error, or a dash."""
+    return "–" if value is None else f"{value:+.1%}"
+
+
+def targets_table(judged: Judged) -> list[str]:
+    """Figures against targets, by the calibration and by priors alone."""
+    figures, verdicts = judged.figures, met(judged.figures)
+    said = {True: "yes", False: "no"}
+    counts = f"{figures['runs']} | {judged.priors.get('runs', 0)} | {LEAST_RUNS} or more"
+    lines = [
+        "| | by this calibration | by priors alone | target | met |",
+        "|---|---|---|---|---|",
+        f"| runs compared | {counts} | {said[verdicts['runs']]} |",
+    ]
+    for name, title in NAMES.items():
+        if name in TARGETS or name in figures:
+            shown = [f"{part[name]:.1%}" if name in part else "–" for part in (figures, judged.priors)]
+            bar = f"{TARGETS[name]:.0%}" if name in TARGETS else ""
+            lines.append(f"| {title} | {shown[0]} | {shown[1]} | {bar} | {said[verdicts[name]] if bar else ''} |")
+    inside = [f"{part['inside_80_interval']:.0%}" if part else "–" for part in (figures, judged.priors)]
+    return [*lines, f"| step times inside the 80% interval | {inside[0]} | {inside[1]} | | |"]
+
+
+def runs_table(rows: list[dict[str, Any]]) -> list[str]:
+    """One line per run."""
+    heads = (
+        "run", "options", "measured s", "forecast s (80%)", "error", "by priors", "again",
+        "allocated GiB", "error", "process GiB", "error",
+    )  # fmt: skip
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for r in rows:
+        told = r["forecast_s"]
+        memory = []
+        for view in ("allocated", "process"):
+            size = r[f"{view}_gib"]
+            memory += ["–" if size is None else f"{size:.2f}", percent(r[f"{view}_error"])]
+        again = "" if r["noise"] is None else percent(r["noise"])
+        cells = (
+            r["run"], f"`{r['options']}`", f"{r['measured_s']:.4g}",
+            f"{told['value']:.4g} ({told['low']:.4g} to {told['high']:.4g})",
+            percent(r["error"]), percent(r["priors_error"]), again, *memory,
+        )  # fmt: skip
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def others_section(others: list[dict[str, Any]]) -> list[str]:
+    """Runs that gave no step time."""
+    if not others:
+        return []
+    lines = ["", "## Runs without a step time", "", "| run | outcome | forecast | said |", "|---|---|---|---|"]
+    for other in others:
+        told = " ".join(str(other["message"]).split())[:200].replace("|", "/")
+        lines.append(f"| {other['run']} | {other['outcome']} | {other['verdict'] or '–'} | {told} |")
+    return lines
+
+
+def flag_lines(judged: Judged) -> list[str]:
+    """What was wrong with the machine, of the calibration and of the runs."""
+    listed = [(flag, "calibration") for flag in judged.record["flags"]]
+    listed += [(flag, row["run"]) for row in judged.rows for flag in row["flags"]]
+    where: dict[str, list[str]] = {}
+    for flag, place in listed:
+        where.setdefault(flag, []).append(place)
+    if not where:
+        return ["None: nothing disturbed the calibration or the runs."]
+    return [f"- `{flag}`: {FLAGS.get(flag, 'see the record')} ({', '.join(places)})" for flag, places in where.items()]
+
+
+def steps_line(record: dict[str, Any]) -> str:
+    """What the calibration had of whole steps."""
+    steps = [trial for trial in record["trials"] if trial["bench"] == "step" and trial["outcome"] == "ok"]
+    depths = [sum(group["count"] for group in trial["params"]["architecture"]["groups"]) for trial in steps]
+    if not depths:
+        return "The calibration has no whole step."
+    return f"Its {len(steps)} whole steps have at most {max(depths)} layers, so none of the runs below is among them."
+
+
+def page_text(judged: Judged) -> str:
+    """The whole page."""
+    record = judged.record
+    hardware, software = record["hardware"], record["software"]
+    packages = ("torch", "transformers", "peft", "bitsandbytes")
+    versions = ", ".join(f"{name} {software[name]}" for name in packages if software.get(name))
+    made = f"{record['protocol']['mode']}, {record['created_at']}; {versions}; driver {hardware['driver'] or 'none'}"
+    lines = [
+        f"# {hardware['name']}: forecast against measurement",
+        "",
+        f"Calibration `{judged.record_name}` ({made}).",
+        steps_line(record),
+        "Runs are real optimizer steps on random weights; each is forecast from the calibration alone.",
+        "Made by `scripts/gpu_evidence.py`, which is also how to repeat it.",
+        "",
+        *targets_table(judged),
+        "",
+        "## Runs",
+        "",
+        *runs_table(judged.rows),
+        *others_section(judged.others),
+        "",
+        "## Flags",
+        "",
+        *flag_lines(judged),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def judged(folder: Path, calibrations: Sequence[Path], *, page: Path, records: Path) -> int:
+    """Fit, forecast, write; 0 when every target is met, else 3."""
+    if len(calibrations) != 1:
+        there = ", ".join(path.name for path in calibrations) or "none"
+        raise InputError(
+            f"{folder} must hold one calibration record, but holds {there}; finish it with `run --out {folder}`."
+        )
+    runs = read_runs(folder)
+    if not runs:
+        raise InputError(
+            f"{folder}/runs holds no measured run; type: python scripts/gpu_evidence.py run --out {folder}"
+        )
+    for path in (records, page.parent):
+        prepare_folder(path)
+    record_path = Path(shutil.copy(calibrations[0], records / calibrations[0].name))
+    try:
+        fit_file(record_path)
+    except ValueError as error:
+        raise TunecastError(f"{record_path.name} cannot be fitted ({error}); calibrate again.") from error
+    found = compare(record_path, runs)
+    for name in runs:
+        shutil.copy(folder / "runs" / f"{name}.json", page.parent / f"{name}.json")
+    verdicts = met(found.figures)
+    result = {"record": record_path.name, "summary": found.figures, "priors": found.priors, "met": verdicts,
+              "rows": found.rows, "others": found.others}  # fmt: skip
+    write_text(page.parent / "gpu.json", json.dumps(result, indent=1, sort_keys=True) + "\n")
+    write_text(page, page_text(found))
+    for line in targets_table(found):
+        print(line)
+    print(f"page: {page.relative_to(ROOT) if page.is_relative_to(ROOT) else page}")
+    return 0 if all(verdicts.values()) else 3
