@@ -159,13 +159,17 @@ def chosen_rows(step: Step, x: Tensor, elements: int) -> Tensor:
 
 
 def chunks(step: Step, x: Tensor, weight: Tensor, to: tuple[Tensor, Tensor | None], by_row: Tensor, head: Head) -> None:
-    """Chunks over one fp32 buffer, whose first half of every number takes the gradient."""
+    """Chunks over one fp32 buffer, whose numbers' first halves take the gradient.
+
+    A chunk's rows and their gradient are named until the next one's are there.
+    """
     tape, (to_x, to_weight), (k, n) = step.tape, to, (head.hidden, head.vocab)
     sizes, dtype = today_sizes(step, head), product_dtype(step)
     size = rows_today(step.run, sizes)
-    buffer = tape.empty(size * padded(head), "fp32")
+    buffer, last_part, last_given = tape.empty(size * padded(head), "fp32"), x, x
     for m in pieces(sizes.rows, size):
         part, logits = chosen_rows(step, x, m * k), Tensor(m * n, "fp32", buffer.storage)
+        tape.hold(last_part)
         narrow = Tensor(m * n, dtype, buffer.storage)
         head_product(tape, (part, weight), logits, (m, n, k), "nt", dtype)
         tape.kernel("cross_entropy", Kind.LOSS, (logits,), (by_row,), shape=(m, n), n_bytes=logits.bytes, launches=2)
@@ -173,13 +177,15 @@ def chunks(step: Step, x: Tensor, weight: Tensor, to: tuple[Tensor, Tensor | Non
         tape.kernel("cross_entropy", Kind.LOSS, (logits, by_row), (narrow,), shape=(m, n), n_bytes=moved)
         given = tape.empty(m * k, "fp32")
         head_product(tape, (narrow, weight), given, (m, k, n), "nn", dtype)
+        tape.hold(last_given)
         if to_weight is None and dtype in HALF:
             tape.kernel("loss.scale", Kind.MEMORY, (given,), (given,))
         made = ops.elementwise(tape, "loss.cast", (given,), given.elements, to_x.dtype)
         tape.kernel("loss.place", Kind.MEMORY, (made,), (to_x,), n_bytes=2 * made.bytes)
         if to_weight is not None:
             head_product(tape, (narrow, part, to_weight), to_weight, (n, k, m), "tn", dtype)
-    tape.hold(buffer)
+        last_part, last_given = part, given
+    tape.hold(buffer, last_part, last_given)
 
 
 def head_product(
@@ -197,9 +203,11 @@ def tiles(step: Step, x: Tensor, weight: Tensor, to_x: Tensor, by_row: Tensor, h
     sizes = today_sizes(step, head)
     rows, columns = tile_of(step.run, sizes)
     buffer, total = tape.empty(rows * columns, "fp32"), tape.empty(rows * k, "fp32")
-    splits = -(-head.vocab // SPLIT)
+    splits, before = -(-head.vocab // SPLIT), (x,)
     for m in pieces(sizes.rows, rows):
         part, partial = chosen_rows(step, x, m * k), tape.empty(8 * splits * m, "fp32")
+        tape.hold(*before)
+        before = (part,)
         summed = Tensor(m * k, "fp32", total.storage)
         tape.kernel("loss.zeros", Kind.MEMORY, (), (summed,), launches=2)
         for n in pieces(head.vocab, columns):
