@@ -16,7 +16,9 @@ from tunecast.tables import DASH, digits, plain_table
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from tunecast.model.architecture import Architecture
     from tunecast.model.forecast import Forecast
+    from tunecast.model.run import Run
 
 SCHEMA = "tunecast.run-validation/1"
 TOLD_ONLY = ("stack_version",)
@@ -126,6 +128,7 @@ def of_run_record(path: Path, *, records: list[Path]) -> RunValidation:
 
 
 def forecast_anew(record: dict[str, Any], records: list[Path]) -> dict[str, Any] | None:
+    """The JSON of a forecast of the run that a record holds, from `records`; without any, from the priors."""
     from tunecast.calibrate.fitted_records import fitted_records
     from tunecast.calibrate.trace.spec import architecture_from_dict, run_from_dict
     from tunecast.model.estimate import forecast
@@ -137,14 +140,27 @@ def forecast_anew(record: dict[str, Any], records: list[Path]) -> dict[str, Any]
         raise InputError(f"The record holds no run to forecast anew ({record['why_no_forecast']}); leave --record out.")
     if record["hardware"]["gpu"] is None:
         raise InputError(f"The record is of {record['hardware']['name']}, which is in no catalog; leave --record out.")
-    run = run_from_dict(record["run"])
-    options = {name: getattr(run, name) for name in run.__slots__ if name not in TOLD_ONLY} | {
-        "lora_target_modules": ",".join(run.lora_target_modules) or None, "max_steps": record["max_steps"],
-        "allow_long_context": True,
-    }  # fmt: skip
-    question = Question(architecture=architecture_from_dict(record["architecture"]), options=options)
+    architecture = architecture_from_dict(record["architecture"])
+    options = options_of_run(architecture, run_from_dict(record["run"])) | {"max_steps": record["max_steps"]}
     target = resolve_targets([record["hardware"]["gpu"]], fitted_records(records))[0]
-    return forecast_to_dict(forecast(question, target))
+    return forecast_to_dict(forecast(Question(architecture=architecture, options=options), target))
+
+
+def options_of_run(architecture: Architecture, run: Run) -> dict[str, Any]:
+    """The options that resolve to this run: those of its fields that its method and stack alone would not give."""
+    from tunecast.model.resolve import resolve_run
+    from tunecast.model.unsloth_rules import CARD_FIELDS
+
+    names = [name for name in run.__slots__ if name not in (*TOLD_ONLY, *CARD_FIELDS)]
+    options: dict[str, Any] = {"method": run.method, "stack": run.stack, "max_length": run.max_length,
+                               "allow_long_context": True}  # fmt: skip
+    while True:
+        found = resolve_run(architecture, options, gpu_has_bf16=True).run
+        unlike = [name for name in names if name not in options and getattr(found, name) != getattr(run, name)]
+        if not unlike:
+            return options
+        options |= {name: ",".join(value) if isinstance(value := getattr(run, name), tuple) else value
+                    for name in unlike}  # fmt: skip
 
 
 def _value(told: dict[str, Any] | None, *keys: str, scale: float = 1.0) -> Value | None:

@@ -17,7 +17,9 @@ from tunecast.calibrate.watch.record import write_run_record
 from tunecast.calibrate.watch.watcher import Watcher, line
 from tunecast.cli.program import program
 from tunecast.model.architectures import load_architecture
+from tunecast.model.resolve import resolve_run
 from tunecast.model.units import GIB
+from tunecast.run_validation import options_of_run
 
 MODEL = "meta-llama/Llama-3.2-1B"
 OPTIONS = {"method": "lora", "per_device_train_batch_size": 2}
@@ -224,3 +226,20 @@ def test_a_watched_run_of_a_card_not_asked_for_is_refused(record: Path) -> None:
     done = runner.invoke(program, ["estimate", MODEL, "--gpu", "rtx-4090", "--record", str(record)])
     assert done.exit_code == 2
     assert "add --gpu l40s-48gb" in " ".join(done.output.split())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"method": "full"},
+        {"method": "full", "stack": "torchtune", "num_gpus": 8, "sharding": "fsdp"},
+        {"method": "qlora", "modules_to_save": "lm_head,embed_tokens", "lora_dropout": 0.05},
+        {"method": "lora", "use_dora": True, "lora_target_modules": "q_proj,v_proj", "precision": "bf16"},
+        {"method": "lora", "stack": "unsloth", "fused_kernels": "rope,swiglu"},
+    ],
+)
+def test_a_recorded_run_gives_options_that_resolve_to_it(options: dict[str, Any]) -> None:
+    """Also where its method or stack refuses some fields, such as a rank of a full fine-tune."""
+    architecture = load_architecture(MODEL)
+    run = resolve_run(architecture, options, gpu_has_bf16=True).run
+    assert resolve_run(architecture, options_of_run(architecture, run), gpu_has_bf16=True).run == run
