@@ -103,19 +103,25 @@ def forecast(content: dict[str, Any], gpu: str, records: list[Path]) -> dict[str
         return None
 
 
+def check_runs(record: dict[str, Any], runs: dict[str, dict[str, Any]]) -> None:
+    """Refuse, before anything is fitted or written, what cannot be compared."""
+    gpu, name = record["hardware"]["gpu"], record["hardware"]["name"]
+    if gpu is None:
+        raise InputError(f"The calibration is of {name}, which is in no catalog; add it to gpus.csv.")
+    for run, content in runs.items():
+        there = content["measured"]["gpu"] if "measured" in content else gpu
+        if there != gpu:
+            raise InputError(f"{run} was measured on {there}, the calibration on {gpu}; judge one card at a time.")
+    if not any(content["outcome"] == "ok" for run, content in runs.items() if not run.endswith(AGAIN)):
+        raise InputError("None of the runs has a step time, so there is nothing to judge; measure more of them.")
+
+
 def compare(record_path: Path, runs: dict[str, dict[str, Any]]) -> Judged:
     """Forecast every run and subtract."""
     record = read_record(record_path)
     gpu = record["hardware"]["gpu"]
-    if gpu is None:
-        raise InputError(
-            f"{record_path.name} is of {record['hardware']['name']}, which is in no catalog; add it to gpus.csv."
-        )
     rows, prior_rows, others = [], [], []
     for name, content in runs.items():
-        if "run" in content and content["measured"]["gpu"] != gpu:
-            there = content["measured"]["gpu"]
-            raise InputError(f"{name} was measured on {there}, the calibration on {gpu}; judge one card at a time.")
         if name.endswith(AGAIN):
             continue
         run = HeldOut(name, content["model"], content["options"])
@@ -132,8 +138,6 @@ def compare(record_path: Path, runs: dict[str, dict[str, Any]]) -> Judged:
         extra = {"priors_error": prior_rows[-1]["error"] if by_priors is not None else None,
                  "verdict": told["verdict"], "flags": content["measured"]["flags"]}  # fmt: skip
         rows.append(row(run, real, told, twice) | extra)
-    if not rows:
-        raise InputError("None of the runs has a step time, so there is nothing to judge; measure more of them.")
     return Judged(
         record=record, record_name=record_path.name, rows=rows, others=others,
         figures=summary(rows), priors=summary(prior_rows) if prior_rows else {},
@@ -266,6 +270,7 @@ def judged(folder: Path, calibrations: Sequence[Path], *, page: Path, records: P
         raise InputError(
             f"{folder}/runs holds no measured run; type: python scripts/gpu_evidence.py run --out {folder}"
         )
+    check_runs(read_record(calibrations[0]), runs)
     for path in (records, page.parent):
         prepare_folder(path)
     record_path = Path(shutil.copy(calibrations[0], records / calibrations[0].name))
