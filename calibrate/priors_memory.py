@@ -10,13 +10,16 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from tunecast.calibrate.published import PublishedRun
 from tunecast.catalogs.gpus import load_gpus
+from tunecast.model.architecture import Architecture
 from tunecast.model.memory import memory_timeline
+from tunecast.model.run import Run
 from tunecast.model.units import MIB
 from tunecast.model.value import INTERVAL_LEVEL, Z80
 
@@ -46,6 +49,13 @@ class Counters:
         return max(reserved - self.allocated_bytes, 0.0) / self.transient_bytes
 
 
+@lru_cache(maxsize=4096)
+def tensors(architecture: Architecture, run: Run) -> tuple[float, float]:
+    """Bytes of tensors at the peak and at rest; every fold of a leave-one-out asks for the same runs."""
+    timeline = memory_timeline(architecture, run)
+    return timeline.allocated_bytes, timeline.at_rest_bytes
+
+
 def counted_runs(runs: Sequence[PublishedRun]) -> list[Counters]:
     """Runs on one GPU with several counters, the card not nearly full."""
     found = []
@@ -57,15 +67,14 @@ def counted_runs(runs: Sequence[PublishedRun]) -> list[Counters]:
         usable = load_gpus()[run.gpu].usable_bytes
         if usable is None or process > PRESSED_ABOVE * usable:
             continue
-        timeline = memory_timeline(run.architecture, run.run)
-        transient = timeline.allocated_bytes - timeline.at_rest_bytes
+        allocated_peak, resting = tensors(run.architecture, run.run)
         found.append(
             Counters(
                 source=run.source,
                 allocated_bytes=allocated,
                 reserved_bytes=reserved,
                 process_bytes=process,
-                transient_bytes=transient,
+                transient_bytes=allocated_peak - resting,
             )
         )
     return found
@@ -88,7 +97,7 @@ def allocated_log_sd(runs: Sequence[PublishedRun]) -> float | None:
     errors: dict[str, list[float]] = {}
     for run in runs:
         if run.peak_bytes is not None and run.counter == "allocated":
-            predicted = memory_timeline(run.architecture, run.run).allocated_bytes
+            predicted, _ = tensors(run.architecture, run.run)
             errors.setdefault(run.source, []).append(abs(math.log(predicted / run.peak_bytes)))
     return quantiles(errors, (INTERVAL_LEVEL,))[0] / Z80 if errors else None
 
