@@ -237,9 +237,14 @@ def _options(row: dict[str, str], software: Software, notes: list[str]) -> dict[
 
 def _gpus(row: dict[str, str]) -> int:
     """How many GPUs ran: of the column, else of the card's text; one where the table speaks of no number."""
+    text = row.get("gpu", "")
+    named = count_of(text)
     if number(row, "gpus") is not None:
-        return whole(row, "gpus")
-    named = count_of(row.get("gpu", ""))
+        stated = whole(row, "gpus")
+        several = re.search(r"\b(nodes?|machines?|hosts?|servers?)\b", f"{text} {row.get('parallelism', '')}", re.I)
+        if named not in (None, stated) and not several:
+            raise SkipRowError(f"gpu {text!r} and gpus {row['gpus']!r} contradict each other")
+        return stated
     if named is None and "gpus" in row:
         raise SkipRowError("gpus is not stated")
     return named or 1

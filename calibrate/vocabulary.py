@@ -157,8 +157,8 @@ def with_numbers(options: Options, software: Software, bare: str) -> None:
 
     Mixed precision keeps trained weights in fp32: as they are under autocast, in shards under FSDP, in the optimizer
     under DeepSpeed and Megatron, whose model is in 16 bits; a frozen base is in 16 bits. A bare ``bf16`` is the dtype
-    of the weights; whether products run under autocast is then the software's default. Sources: torch.autocast docs;
-    accelerate ``Accelerator.prepare_model`` ("Upcasted low precision parameters", no autocast around DeepSpeed's
+    of the weights; whether products run under autocast is then the software's default, and beside adapters under
+    transformers' Trainer always so: it is the Trainer's flag. Sources: torch.autocast docs; accelerate ``Accelerator.prepare_model`` ("Upcasted low precision parameters", no autocast around DeepSpeed's
     engine); Megatron-LM ``Float16Module``.
     """
     mixed = options.pop("mixed", "") or (bare if software.mixes and bare in HALVES else "")
@@ -166,7 +166,8 @@ def with_numbers(options: Options, software: Software, bare: str) -> None:
     deepspeed = sharding.startswith("zero")
     if bare in HALVES and software.stack and not mixed:
         defaults = defaults_of(software, str(options["method"]))
-        autocast = str(defaults.get("precision", "")).endswith("-autocast")
+        flag = software.code == TRANSFORMERS and not trains_base
+        autocast = flag or str(defaults.get("precision", "")).endswith("-autocast")
         own_fp32 = trains_base and software.stack not in (PLAIN, "trl", "liger") and defaults.get("dtype") == "fp32"
         wide = autocast and trains_base and (own_fp32 or bare == "fp16")
         options |= {"dtype": "fp32" if wide else bare, "precision": f"{bare}-autocast" if autocast else bare}

@@ -20,6 +20,7 @@ FULL = {
     "rank": "", "lora_targets": "", "tokens_per_s": "~1,200",
 }  # fmt: skip
 LORA = {**FULL, "method": "LoRA", "rank": "r=16", "lora_targets": "all linear", "parallelism": "DDP"}
+ALONE = {"gpu": "H100 80GB SXM", "gpus": "1", "parallelism": "single"}
 QLORA = {**LORA, "method": "QLoRA", "quant": "NF4", "gpus": "1", "gpu": "RTX 4090", "parallelism": "single GPU"}
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
@@ -124,14 +125,13 @@ def reason(cells: dict[str, str]) -> str:
             "hf-peft",
             {"adapter_dtype": "bf16", "reentrant": True, "hf_code": "4.45"},
         ),
-        ({**LORA, "method": "LoRA", "quant": "8-bit", "parallelism": "single", "gpus": "1"}, "axolotl",
+        ({**LORA, "method": "LoRA", "quant": "8-bit", **ALONE}, "axolotl",
          {"method": "qlora", "quant_method": "bnb-8bit"}),
         ({**LORA, "lora_targets": "attention only", "model": "Phi-3 mini", "seq_len": "4k"}, "axolotl",
          {"lora_target_modules": ("qkv_proj", "o_proj")}),
         ({**LORA, "lora_targets": "q,k,v", "model": "Phi-3 mini", "seq_len": "4k"}, "axolotl",
          {"lora_target_modules": ("qkv_proj",)}),
-        ({**LORA, "method": "LoRA (8-bit, r=64)", "rank": "", "quant": "8-bit", "parallelism": "single", "gpus": "1"},
-         "axolotl",
+        ({**LORA, "method": "LoRA (8-bit, r=64)", "rank": "", "quant": "8-bit", **ALONE}, "axolotl",
          {"method": "qlora", "quant_method": "bnb-8bit", "lora_r": 64}),
         ({**FULL, "parallelism": "ZeRO-3 + CPU offload", "optimizer": "CPU Adam"}, "axolotl", {"offload": "all"}),
         ({**LORA, "lora_targets": "attention + mlp"}, "axolotl", {"lora_target_modules": LINEAR}),
@@ -195,7 +195,7 @@ def test_what_a_stacks_code_says_for_an_empty_cell_is_said() -> None:
 def test_cells_that_can_only_mean_one_thing_may_be_empty() -> None:
     """A base that no method quantizes, a job of one GPU; 4 bits have kinds, and eight GPUs share in many ways."""
     assert one({**LORA, "quant": ""}).run == one(LORA).run
-    alone = {**LORA, "gpus": "1", "parallelism": "single", "global_batch": ""}
+    alone = {**LORA, **ALONE, "global_batch": ""}
     assert one({**alone, "parallelism": ""}).run == one(alone).run
     assert "quant is not stated" in reason({**QLORA, "quant": ""})
     assert "parallelism is not stated" in reason({**FULL, "parallelism": ""})
@@ -228,7 +228,7 @@ def test_a_card_without_its_form_factor_is_the_board_of_machines_with_a_note() -
 
 def test_a_column_that_a_table_lacks_is_the_default_of_its_software() -> None:
     """torchtune's recipes update in one kernel, and adapt two maps of attention and those of the MLP at rank 8."""
-    cells = {**LORA, "framework": "torchtune", "gpus": "1", "parallelism": "single", "compute_dtype": "bf16"}
+    cells = {**LORA, "framework": "torchtune", **ALONE, "compute_dtype": "bf16"}
     run = one({name: cells[name] for name in cells if name not in ("optimizer", "rank", "lora_targets")}).run
     assert (run.optim, run.lora_r, "k_proj" in run.lora_target_modules) == ("adamw_torch_fused", 8, False)
 
@@ -307,3 +307,35 @@ def test_flash_attention_3_is_faster_than_2_as_its_paper_says() -> None:
     second = prior_factors(load_gpus()[found.gpu], found.run, priors)
     third = with_attention_kernel(second, "flash-3", priors)
     assert second.factors["scale.attention"].value / third.factors["scale.attention"].value == pytest.approx(times)
+
+
+@pytest.mark.parametrize(
+    ("cells", "named"),
+    [
+        ({"gpu": "8xH100 80GB SXM", "gpus": "16"}, ("8xH100 80GB SXM", "16")),
+        ({"gpu": "H100 80GB SXM (4 GPUs)", "gpus": "8"}, ("(4 GPUs)", "'8'")),
+    ],
+)
+def test_a_number_of_cards_that_contradicts_the_column_is_refused(cells: dict[str, str], named: tuple[str, ...]) -> None:
+    told = reason({**FULL, **cells})
+    assert all(text in told for text in (*named, "contradict"))
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        {"gpu": "8xH100 80GB SXM"},
+        {"gpu": "8xH100 80GB SXM", "gpus": "16", "parallelism": "ZeRO-3, 2 nodes"},
+        {"gpu": "3090 Ti", "gpus": "1", "parallelism": "single"},
+    ],
+)
+def test_a_number_of_machines_or_in_a_cards_name_contradicts_nothing(cells: dict[str, str]) -> None:
+    assert one({**LORA, **cells}).run.num_gpus == int({**LORA, **cells}["gpus"])
+
+
+@pytest.mark.parametrize("framework", ["TRL", "TRL 0.15", "transformers 4.44", "axolotl", "LLaMA-Factory", "ms-swift"])
+@pytest.mark.parametrize("date", ["2024-09", "2025-04", "2026-08"])
+def test_bf16_beside_adapters_is_the_trainers_flag_at_every_date(framework: str, date: str) -> None:
+    """TrainingArguments.bf16 runs forward and backward under autocast, whatever release it is."""
+    run = one({**LORA, **ALONE, "framework": framework, "source_date": date}).run
+    assert (run.dtype, run.precision) == ("bf16", "bf16-autocast")
