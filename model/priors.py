@@ -88,7 +88,7 @@ def datasheet_factors(gpu: Gpu, beliefs: Mapping[str, Any]) -> FactorSet:
             **_partial_wave(gpu, dtype, beliefs),
         }
         curves[f"gemm.{dtype}"] = _curve("gemm", gemm)
-        fused = {"head_step": float(beliefs["head_step"]["value"])}
+        fused = {"head_step": float(beliefs["head_step"]["value"]), "length0": float(beliefs["length0"]["value"])}
         attention = {"flops_per_s": peak * attention_share(gpu, beliefs), "t0_s": floor_s, **fused}
         curves[f"attention.{dtype}.forward"] = _curve("attention", attention)
         curves[f"attention-{NATIVE}.{dtype}.forward"] = _curve("attention", {"flops_per_s": peak, "t0_s": floor_s})

@@ -24,7 +24,9 @@ from tunecast.calibrate.priors_fit import (
 )
 from tunecast.catalogs.gpus import load_gpus
 from tunecast.model.architectures import load_architecture
+from tunecast.model.curves import columns, seconds
 from tunecast.model.inventory import step_operations
+from tunecast.model.operation import Kind, Operation, Phase
 from tunecast.model.priors import (
     STEP_PARAMS,
     cell_group,
@@ -73,7 +75,8 @@ def assert_same(left: Any, right: Any, path: str = "") -> None:
         # Two machines' linear algebra may stop the search for spreads (within 0.01 in logs) a little apart.
         assert left == pytest.approx(right, rel=6e-2, abs=5e-3), path
     elif path == "/covariance/values":
-        assert np.array(left) == pytest.approx(np.array(right), abs=1e-3)
+        # Spreads within 6%, so variances within 12%; the overlap of links has a kink, on one side of which a search ends.
+        assert np.array(left) == pytest.approx(np.array(right), rel=0.12, abs=1e-3)
     else:
         assert left == right, path
 
@@ -234,3 +237,19 @@ def test_a_kernel_that_unpacks_weights_is_its_library_s_whatever_stack_calls_it(
     plain = resolve_run(load_architecture("meta-llama/Llama-3.1-8B"), {"method": "qlora"}).run
     old = replace(plain, hf_code="4.45")
     assert prior_factors(gpu, old, priors).factors["scale.dequant"].value > scales["hf-peft"]
+
+
+def test_fused_attention_is_slower_on_short_sequences_in_the_priors_as_measured_ones_are() -> None:
+    """Published: 0.75 of the rate of 8,192 tokens at 512 without a causal mask; the mask's diagonal costs more."""
+    curve = prior_factors(load_gpus()["a100-sxm4-80gb"]).curves["attention.bf16.forward"]
+
+    def rate(length: int) -> float:
+        flops = 2.0 * 32 * length * length * 128
+        shape = (64, 32, 8, length, length, 128)
+        operation = Operation(
+            name="flash", kind=Kind.ATTENTION, phase=Phase.FORWARD, dtype="bf16", shape=shape, flops=64 * flops
+        )
+        return float(64 * flops / seconds(curve, columns([operation])).seconds[0])
+
+    assert 0.5 < rate(512) / rate(8192) < 0.75
+    assert rate(1024) < rate(2048) < rate(16384)
