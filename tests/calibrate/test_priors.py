@@ -75,7 +75,7 @@ def assert_same(left: Any, right: Any, path: str = "") -> None:
         # Two machines' linear algebra may stop the search for spreads (within 0.01 in logs) a little apart.
         assert left == pytest.approx(right, rel=6e-2, abs=5e-3), path
     elif path == "/covariance/values":
-        # Spreads within 6%, so variances within 12%; the overlap of links has a kink, on one side of which a search ends.
+        # Spreads within 6%, so variances within 12%; the overlap of links has a kink, where searches end on one side.
         assert np.array(left) == pytest.approx(np.array(right), rel=0.12, abs=1e-3)
     else:
         assert left == right, path
