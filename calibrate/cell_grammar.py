@@ -211,8 +211,9 @@ def meaning(column: str, text: str, facts: Facts) -> Facts:
             if "skip" in entry:
                 raise SkipRowError(f"{column} {text!r}: {entry['skip']}")
             return {name: _filled(value, facts) for name, value in entry["options"].items()}
-    told = ", ".join(f"{name} {value}" for name, value in sorted(facts.items(), key=str))
-    raise SkipRowError(f"{column} {text!r}: the vocabulary has no meaning of {told}")
+    words = [repr(piece.text) for piece in pieces_of(column, text) if piece.facts or piece.term.weakly]
+    together = "alone" if len(words) == 1 else "together"
+    raise SkipRowError(f"{column} {text!r}: the vocabulary has no meaning of {' and '.join(words)} {together}")
 
 
 def _holds(wanted: Any, value: Any) -> bool:

@@ -16,7 +16,9 @@ from tunecast.model.architecture import Architecture
 from tunecast.model.architectures import load_architecture
 
 COUNT = re.compile(
-    r"^\s*(\d+\s*[x*]\s*|\d{1,3}\s+(?=[a-z])|\d{4,}\s+(?=[a-z]+\d))|\s+[x*]\s*\d+\s*$|\s*\(\s*x?\s*\d+\s*(x|gpus?)?\s*\)\s*$", re.IGNORECASE
+    r"^\s*(\d+\s*[x*]\s*|\d{1,3}\s+(?=[a-z])|\d{4,}\s+(?=[a-z]+\d))|\s+[x*]\s*\d+\s*$"
+    r"|\s*\(\s*x?\s*\d+\s*(x|gpus?)?\s*\)\s*$",
+    re.IGNORECASE,
 )
 NO_CARD = re.compile(
     r"\b(nvidia|gpus?|cards?|nodes?|dgx|hgx|server|cluster|cloud|ampere|hopper|single|one|a|graphics"

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tunecast.calibrate.cell_grammar import facts_of
 from tunecast.calibrate.cell_targets import in_model
 from tunecast.calibrate.framework_names import Software, software_of
 from tunecast.calibrate.named_things import count_of, gpu_called, model_called
@@ -18,8 +19,11 @@ from tunecast.calibrate.run_table import (
     SkipRowError,
     check_batch,
     check_confidence,
+    check_kind,
     check_possible,
+    check_size,
     number,
+    peak_memory,
     stated_tokens_per_s,
     whole,
 )
@@ -81,6 +85,8 @@ class PublishedRun:
     peak_bytes: float | None
     counter: str
     """Which memory counter: ``allocated``, ``reserved`` or ``not stated``."""
+    why_no_memory: str = ""
+    """Why a stated peak memory cannot be read, or empty."""
     notes: str = ""
     attention_kernel: str = ""
     """Whose attention it ran, where that is older than the model's: a key of the beliefs' ``attention_kernels``."""
@@ -119,6 +125,9 @@ def read_runs(rows: Iterable[dict[str, str]]) -> tuple[list[PublishedRun], list[
 
 def _read_row(row: dict[str, str]) -> PublishedRun:
     check_confidence(row)
+    check_kind(row)
+    if not row.get("model"):
+        raise SkipRowError("model is not stated")
     if row.get("notes", "").startswith("OUT OF MEMORY"):
         raise SkipRowError("ran out of memory: a test of fit, not of speed")
     row = _filled(row)
@@ -133,6 +142,7 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
     full = bool(options.pop("filled", "packed" not in row))
     full = full or row.get("packed", "yes").startswith(("yes", "n/a"))
     architecture = model_called(row["model"])
+    check_size(row, architecture)
     if "litgpt_code" in options:
         architecture = as_litgpt(architecture, options.pop("litgpt_code"))
     else:
@@ -149,7 +159,8 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
     if software.joins or any("joined" in rule for rule in rules):
         architecture, run = joined(architecture), joined_targets(run)
     check_batch(row, run)
-    tokens_per_s, peak_gib = stated_tokens_per_s(row, run, full=full), number(row, "peak_mem_gib")
+    tokens_per_s = stated_tokens_per_s(row, run, full=full, samples_fill=full and _samples_fill(row))
+    peak_gib, why_no_memory = peak_memory(row)
     check_possible(tokens_per_s, architecture, run, gpu)
     return PublishedRun(
         id=row["id"],
@@ -161,11 +172,18 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
         tokens_per_s=tokens_per_s,
         peak_bytes=None if peak_gib is None else peak_gib * GIB,
         counter=_counter(row),
+        why_no_memory=why_no_memory,
         notes=row.get("notes", ""),
         attention_kernel=kernel or next((rule["attention_kernel"] for rule in rules if "attention_kernel" in rule), ""),
         internode_gbps=next((float(rule["internode_gbps"]) for rule in rules if "internode_gbps" in rule), None),
         reading_notes=tuple(notes),
     )
+
+
+def _samples_fill(row: dict[str, str]) -> bool:
+    """Whether the row says that its samples fill their length unpacked."""
+    facts = facts_of("packed", row.get("packed", "")) or {}
+    return bool(facts.get("filled")) and not facts.get("packing")
 
 
 def _kernel(row: dict[str, str], options: dict[str, Any], gpu: Gpu) -> str:

@@ -17,6 +17,7 @@ from tunecast.model.architecture import Architecture
 from tunecast.model.flops import model_flops_per_step
 from tunecast.model.run import Run
 from tunecast.model.stacks import BUILT, PRECISIONS, QUANT_METHODS
+from tunecast.model.units import GIGA
 
 NEEDED_COLUMNS = ("model", "method", "seq_len", "micro_batch")
 """A column that is absent leaves its run field at the stack's default; an empty cell of one that is there does not."""
@@ -35,7 +36,7 @@ MODULE_NAMES = r"all-linear|[A-Za-z_][\w.]*(,[A-Za-z_][\w.]*)*"
 NOTHING = ("", "-", "\u2013", "\u2014", "n/a", "na", "none", "not stated", "unknown", "not reported", "?", "tbd")
 """What a cell without a number says."""
 SPEEDS = ("tokens_per_s", "tokens_per_s_per_gpu")
-MEASURED = (*SPEEDS, "step_time_s", "peak_mem_gib")
+MEASURED = (*SPEEDS, "samples_per_s", "step_time_s", "peak_mem_gib")
 UNGROUPED = (*SPEEDS, "seq_len", "global_batch", "gpus")
 """Columns in which a comma groups thousands: elsewhere it may be that of decimals."""
 UNITS = {
@@ -45,8 +46,13 @@ UNITS = {
     "tokens_per_s_per_gpu": r"(tokens?|tok) ?(/|per) ?s(ec(ond)?)? ?((/|per) ?gpu)?",
     "step_time_s": "s|sec|secs|seconds?",
     "peak_mem_gib": "GiB",
+    "samples_per_s": r"(samples?|seqs?|sequences?) ?(/|per) ?s(ec(ond)?)?",
 }
 """Units that may stand behind a column's numbers: its own."""
+TRAINING = r"((continued )?pre-?train(ing)?|fine-?tun(e|ing)|sft|train(ing)?|not stated|)"
+"""Words of the column ``kind`` for what is forecast."""
+SIZE_SHARE = 0.3
+"""Share by which ``params_b`` may be off the parameters: names round, and some leave out the tables of tokens."""
 AGREE = 0.1
 """Share by which two figures for the speed of one row may differ: sources round, and average over other steps."""
 
@@ -122,7 +128,7 @@ def number(row: Row, column: str) -> float | None:
 def _number_of(column: str, text: str) -> float:
     """The number a cell says, NaN for none."""
     plain = re.sub(rf"\s*(?:{UNITS[column]})\s*$", "", text, flags=re.IGNORECASE) if column in UNITS else text
-    plain = re.sub(r"^(r|rank)\s*=?\s*", "", plain, flags=re.IGNORECASE) if column == "rank" else plain
+    plain = _rank(plain) if column == "rank" else plain
     plain = re.sub(r"^(~|≈|ca\.?|about|approx\.?)\s*", "", plain) if column in MEASURED else plain
     thousands = re.fullmatch(r"(\d+(?:\.\d+)?) ?[kK]", plain)
     if thousands and column == "seq_len":
@@ -137,6 +143,57 @@ def _number_of(column: str, text: str) -> float:
         return float(plain)
     except ValueError:
         return math.nan
+
+
+def _rank(text: str) -> str:
+    """A rank without its name and without the alpha beside it (``r=16``, ``16 (alpha 32)``, ``16/32``)."""
+    plain = re.sub(r"^(lora )?(rank|r)\s*[=:]?\s*", "", text, flags=re.IGNORECASE)
+    alpha = r"(\s*[(,;/]?\s*(and |with )?(lora[_ ])?(alpha|\u03b1)\s*[=:]?\s*\d+\s*\)?|\s*/\s*\d+)$"
+    return re.sub(alpha, "", plain, flags=re.IGNORECASE)
+
+
+def peak_memory(row: Row) -> tuple[float | None, str]:
+    """Peak memory in GiB, and why a stated one cannot be read: the row's speed can be compared all the same."""
+    text = row.get("peak_mem_gib", "")
+    if re.search(r"\d\s*[GM]B?$", text, re.IGNORECASE):
+        return None, f"peak_mem_gib {text!r} may count powers of 1,000 or of 1,024: write GiB or MiB"
+    plain = re.sub(r"\s*MiB$", "", text, flags=re.IGNORECASE)
+    try:
+        found = number({**row, "peak_mem_gib": plain}, "peak_mem_gib")
+    except SkipRowError:
+        return None, f"peak_mem_gib {text!r} is not a number above 0"
+    return (found / 1024.0 if found is not None and plain != text else found), ""
+
+
+def check_kind(row: Row) -> None:
+    """What ran is training on a next token."""
+    kind = row.get("kind", "")
+    if not re.fullmatch(TRAINING, re.sub(r"[\s_-]+", "-", kind.lower()).replace("continued-", "continued ")):
+        raise SkipRowError(f"kind {kind!r} is none of finetune, pretrain, sft, training")
+
+
+def check_size(row: Row, architecture: Architecture) -> None:
+    """The number of parameters that the row states is that of its model: of all, or of those a token meets."""
+    text = re.sub(r",(?=\d{3})", "", row.get("params_b", ""))
+    stated = re.findall(r"(\d+(?:\.\d+)?(?:e\d+)?)\s*([BM]?)", text, re.IGNORECASE)
+    idle = 0.0
+    for group in architecture.groups:
+        experts = group.layer.mlp.experts
+        if experts is not None:
+            every = experts.router_params + experts.up_params + experts.down_params
+            idle += group.count * (every - experts.active_weight_params)
+    total = architecture.total_params / GIGA
+    sizes = (total, total - idle / GIGA)
+    if stated and all(abs(_billions(*one) / size - 1.0) > SIZE_SHARE for one in stated for size in sizes):
+        raise SkipRowError(
+            f"params_b {row['params_b']!r} contradicts model {row['model']!r}, which has {total:.2f} billion parameters"
+        )
+
+
+def _billions(digits: str, unit: str) -> float:
+    """A count of parameters: in billions unless it says millions or is as large as single ones."""
+    value = float(digits)
+    return value / 1e3 if unit.upper() == "M" else value / GIGA if value >= 1e6 else value
 
 
 def whole(row: Row, column: str) -> int:
@@ -168,15 +225,19 @@ def check_batch(row: Row, run: Run) -> None:
         )
 
 
-def stated_tokens_per_s(row: Row, run: Run, *, full: bool) -> float | None:
+def stated_tokens_per_s(row: Row, run: Run, *, full: bool, samples_fill: bool = False) -> float | None:
     """Tokens/s of the whole job: as stated, or from those of one GPU, or from the step time where samples fill their
-    length (`full`); None where none is stated. Figures that contradict each other are not used."""
+    length (`full`), or at last from samples/s where the row says that each fills it (`samples_fill`; of packed ones it
+    may be documents that are counted); None where none is stated. Figures that contradict each other are not used."""
     per_gpu, step_s = number(row, "tokens_per_s_per_gpu"), number(row, "step_time_s")
     found = {
         "tokens_per_s": number(row, "tokens_per_s"),
         "tokens_per_s_per_gpu": None if per_gpu is None else per_gpu * run.num_gpus,
         "step_time_s": run.tokens_per_step / step_s if step_s is not None and full else None,
     }
+    if samples_fill and step_s is None and not any(found.values()):
+        samples = number(row, "samples_per_s")
+        found["samples_per_s"] = None if samples is None else samples * run.max_length
     speeds = {column: value for column, value in found.items() if value is not None}
     for column, speed in speeds.items():
         first, value = next(iter(speeds.items()))

@@ -183,7 +183,7 @@ def _speed(entry: Entry, prediction: Prediction) -> Compared | str:
 
 def _memory(run: PublishedRun, prediction: Prediction) -> Compared | str:
     if run.peak_bytes is None or run.peak_bytes <= 0:
-        return "no peak memory is stated"
+        return run.why_no_memory or "no peak memory is stated"
     if run.counter.startswith("allocated"):
         return Compared(measured=run.peak_bytes, predicted=prediction.memory.allocated_bytes)
     if not run.counter.startswith("reserved"):

@@ -39,6 +39,8 @@ FIELDS = {
     "rank": "lora_r",
 }
 """Columns whose empty cell a stack's own default may stand for, and the field it has."""
+ALONE = ("-", "\u2013", "\u2014", "n/a", "na", "none", "no", "1")
+"""What tables write of the parallelism of one GPU."""
 HALVES = ("bf16", "fp16")
 SHARDED = ("fsdp", "fsdp-grad-op", "hsdp")
 BY_TRAINER = ("hf-peft", "trl", "liger")
@@ -97,6 +99,8 @@ def in_pieces(column: str, text: str, gpus: int = 1) -> Options | None:
 
 def _lengths(text: str, facts: Mapping[str, Any]) -> Options:
     """That samples fill their length, and the length if the cell says so; padding up to it is processed too."""
+    if facts == {"flattened": True}:
+        raise SkipRowError(f"packed {text!r}: samples without padding, of unknown length: no speed can be compared")
     if not (facts.get("packing") or facts.get("filled")):
         raise SkipRowError(f"packed {text!r}: padded samples of unknown length: the tokens processed are not known")
     found: Options = {} if facts.get("padded") else {"filled": True}
@@ -108,6 +112,8 @@ def _lengths(text: str, facts: Mapping[str, Any]) -> Options:
 
 def cell(column: str, text: str, gpus: int, default: Callable[[str], Options | None]) -> Options:
     """Options of a cell, or of the default of the row's software where it states nothing."""
+    if column == "parallelism" and gpus == 1 and text.lower() in ALONE:
+        return {"sharding": "none"}
     known = vocabulary().get(column, {})
     stands = default(column) if not text else None
     if stands is not None:
@@ -158,7 +164,8 @@ def with_numbers(options: Options, software: Software, bare: str) -> None:
     Mixed precision keeps trained weights in fp32: as they are under autocast, in shards under FSDP, in the optimizer
     under DeepSpeed and Megatron, whose model is in 16 bits; a frozen base is in 16 bits. A bare ``bf16`` is the dtype
     of the weights; whether products run under autocast is then the software's default, and beside adapters under
-    transformers' Trainer always so: it is the Trainer's flag. Sources: torch.autocast docs; accelerate ``Accelerator.prepare_model`` ("Upcasted low precision parameters", no autocast around DeepSpeed's
+    transformers' Trainer always so: it is the Trainer's flag. Sources: torch.autocast docs; TrainingArguments.bf16;
+    accelerate ``Accelerator.prepare_model`` ("Upcasted low precision parameters", no autocast around DeepSpeed's
     engine); Megatron-LM ``Float16Module``.
     """
     mixed = options.pop("mixed", "") or (bare if software.mixes and bare in HALVES else "")

@@ -30,13 +30,20 @@ def only(**cells: str) -> tuple[float | None, str]:
         ({"tokens_per_s": "inf"}, "tokens_per_s 'inf' is not a number above 0"),
         ({"tokens_per_s": "8,18"}, "tokens_per_s '8,18' is not a number above 0"),
         ({"step_time_s": "3,600"}, "step_time_s '3,600' is not a number above 0"),
-        ({"peak_mem_gib": "40 GB"}, "peak_mem_gib '40 GB'"),
+        ({"model": ""}, "model is not stated"),
+        ({"kind": "inference"}, "kind 'inference' is none of"),
+        ({"kind": "eval"}, "kind 'eval' is none of"),
+        ({"params_b": "70"}, "params_b '70' contradicts model 'meta-llama/Llama-3.1-8B', which has 8.03 billion"),
+        ({"params_b": "500M"}, "params_b '500M' contradicts"),
+        ({"model": "mistralai/Mixtral-8x7B-v0.1", "params_b": "7"}, "which has 46.70 billion"),
+        ({"compute_dtype": "amp"}, "has no meaning of 'amp' alone"),
+        ({"grad_checkpointing": "x"}, "may mean yes or no"),
+        ({"packed": "padding-free", "tokens_per_s": "9000"}, "packed 'padding-free': samples without padding"),
         ({"micro_batch": "2x8"}, "micro_batch '2x8'"),
         ({"seq_len": "10k"}, "seq_len '10k'"),
         ({"micro_batch": "4k"}, "micro_batch '4k'"),
         ({"gpus": "~2"}, "gpus '~2'"),
         ({"tokens_per_s": "-5"}, "tokens_per_s '-5'"),
-        ({"peak_mem_gib": "nan"}, "peak_mem_gib 'nan'"),
         ({"micro_batch": "1.5"}, "micro_batch '1.5' is not a whole number"),
         ({"seq_len": "abc"}, "seq_len 'abc' is not a number above 0"),
         ({"seq_len": "0"}, "seq_len '0'"),
@@ -71,12 +78,61 @@ def test_a_wrong_cell_skips_its_row_and_is_named(cells: dict[str, str], reason: 
         ({"step_time_s": "4", "seq_len": "2k", "gpus": "2 GPUs", "tokens_per_s": "n/a"}, TOKENS_PER_STEP / 4),
         ({"step_time_s": "4", "seq_len": "2,048 tokens"}, TOKENS_PER_STEP / 4),
         ({"tokens_per_s": "-", "peak_mem_gib": "40 GiB"}, None),
+        # samples/s at last, of samples that are said to fill their length
+        ({"samples_per_s": "4", "packed": "n/a: samples fill seq_len"}, 8192.0),
+        ({"samples_per_s": "4", "packed": "yes"}, None),
+        ({"samples_per_s": "4 samples/s", "packed": "samples fill 2048"}, 8192.0),
+        ({"samples_per_s": "4", "packed": "samples fill 2048", "tokens_per_s": "9000"}, 9000.0),
+        ({"samples_per_s": "4"}, None),
+        ({"kind": "Fine-Tuning", "params_b": "8.03B", "tokens_per_s": "9000"}, 9000.0),
+        ({"kind": "continued pre-training", "params_b": "8,030,261,248", "tokens_per_s": "9000"}, 9000.0),
+        ({"model": "mistralai/Mixtral-8x7B-v0.1", "params_b": "12.9", "tokens_per_s": "900"}, 900.0),
+        ({"model": "mistralai/Mixtral-8x7B-v0.1", "params_b": "46.7B", "tokens_per_s": "900"}, 900.0),
     ],
 )
 def test_any_statement_of_the_speed_is_read(cells: dict[str, str], expected: float | None) -> None:
     speed, reason = only(**cells)
     assert not reason
     assert speed == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "gib"),
+    [("36.5", 36.5), ("36.5 GiB", 36.5), ("24576 MiB", 24.0), ("36.5 GB", None), ("24,576 MB", None), ("nan", None),
+     ("lots", None), ("0", None), ("n/a", None)],
+)  # fmt: skip
+def test_a_memory_that_cannot_be_read_leaves_the_speed(text: str, gib: float | None) -> None:
+    (found,), skipped = read_runs([{**GOOD, "tokens_per_s": "9000", "peak_mem_gib": text}])
+    assert not skipped
+    assert found.tokens_per_s == 9000.0
+    assert found.peak_bytes == (None if gib is None else gib * 2**30)
+    assert (repr(text) in found.why_no_memory) == (gib is None and text != "n/a")
+
+
+@pytest.mark.parametrize("text", ["-", "n/a", "none", "1", "single", "No"])
+def test_one_gpu_has_no_parallelism_to_name(text: str) -> None:
+    (found,), _ = read_runs([{**GOOD, "gpus": "1", "parallelism": text}])
+    assert (found.run.num_gpus, found.run.sharding) == (1, "none")
+
+
+@pytest.mark.parametrize("text", ["16 (alpha 32)", "r16", "r=16", "rank 16", "16/32", "r=16, alpha=32", "16"])
+def test_a_rank_is_read_beside_its_alpha(text: str) -> None:
+    (found,), _ = read_runs([{**GOOD, "rank": text}])
+    assert found.run.lora_r == 16
+
+
+@pytest.mark.parametrize(
+    ("text", "on"), [("\u2713", True), ("\u2714\ufe0f", True), ("\u2717", False), ("0", False), ("1", True)]
+)
+def test_ticks_and_digits_say_yes_or_no(text: str, on: bool) -> None:
+    (found,), _ = read_runs([{**GOOD, "grad_checkpointing": text}])
+    assert found.run.gradient_checkpointing is on
+
+
+@pytest.mark.parametrize("text", ["1", "true", "True", "yes", "\u2713"])
+def test_packed_samples_fill_their_length(text: str) -> None:
+    assert only(packed=text, step_time_s="4") == (TOKENS_PER_STEP / 4, "")
+    assert "packed" in only(packed={"1": "0", "true": "false"}.get(text, "no"), step_time_s="4")[1]
 
 
 def test_values_of_our_own_options_need_no_vocabulary() -> None:

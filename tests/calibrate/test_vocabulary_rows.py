@@ -316,7 +316,9 @@ def test_flash_attention_3_is_faster_than_2_as_its_paper_says() -> None:
         ({"gpu": "H100 80GB SXM (4 GPUs)", "gpus": "8"}, ("(4 GPUs)", "'8'")),
     ],
 )
-def test_a_number_of_cards_that_contradicts_the_column_is_refused(cells: dict[str, str], named: tuple[str, ...]) -> None:
+def test_a_number_of_cards_that_contradicts_the_column_is_refused(
+    cells: dict[str, str], named: tuple[str, ...]
+) -> None:
     told = reason({**FULL, **cells})
     assert all(text in told for text in (*named, "contradict"))
 
