@@ -10,9 +10,9 @@ from tunecast.calibrate.validate_summary import (
     GROUPS,
     Stats,
     by_group,
+    ids_by_reason,
     median_of_sources,
     memories,
-    skipped_by_reason,
     speeds,
     stats_of,
     verdict_shares,
@@ -20,6 +20,7 @@ from tunecast.calibrate.validate_summary import (
 from tunecast.model.units import gib
 from tunecast.model.value import Value
 from tunecast.tables import DASH, digits, gib_text, keep_whole, plain_table, seconds
+from tunecast.validation_reading import read_as
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -32,6 +33,8 @@ VERDICTS = {
     "stated": "runs stated to be out of memory are called tight or no",
     "presumed": "runs presumed out of memory are called tight or no",
 }
+IDS_SHOWN = 5
+"""Rows named beside a reason."""
 Pick = Callable[[Iterable[Judged]], list[Compared]]
 
 
@@ -42,7 +45,7 @@ def report(result: Validation, width: int) -> list[RenderableType]:
     for title, pick, scale in (("speed, tokens/s", speeds, 1.0), ("memory, GiB", memories, gib(1))):
         if pick(judged):
             parts += [row_table(judged, pick, title, scale), group_table(judged, pick, title)]
-    skipped = [skipped_table(judged)] if skipped_by_reason(judged) else []
+    skipped = [skipped_table(judged)] if ids_by_reason(judged) else []
     return [*parts, *verdict_lines(judged), *skipped, *(headline(judged, n) for n in ("speed", "memory"))]
 
 
@@ -101,13 +104,19 @@ def verdict_lines(judged: Sequence[Judged]) -> list[str]:
 
 
 def skipped_table(judged: Sequence[Judged]) -> Table:
-    """Why rows were skipped."""
-    skipped = skipped_by_reason(judged)
-    title = f"{rows_words(sum(skipped.values()))} not scored"
-    table = plain_table("skipped", "rows", title=title, right=("rows",))
-    for reason, count in skipped.items():
-        table.add_row(reason, str(count))
+    """Why rows were skipped, and which."""
+    skipped = ids_by_reason(judged)
+    title = f"{rows_words(sum(map(len, skipped.values())))} not scored"
+    table = plain_table("skipped", "rows", "ids", title=title, right=("rows",))
+    for reason, ids in skipped.items():
+        table.add_row(reason, str(len(ids)), some_of(ids))
     return keep_whole(table)
+
+
+def some_of(ids: Sequence[str]) -> str:
+    """The first ids, and how many more there are."""
+    rest = len(ids) - IDS_SHOWN
+    return ", ".join(ids[:IDS_SHOWN]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def rows_words(number: int) -> str:
@@ -140,10 +149,11 @@ def explanation(item: Judged) -> list[RenderableType]:
     adapters = f", r={r.lora_r} on {', '.join(r.lora_target_modules)}" if r.has_adapters else ""
     lines += [
         (
-            f"read as: {run.architecture.name} on {r.num_gpus} x {run.gpu} ({r.sharding}), {r.method}{adapters}, "
+            f"{run.architecture.name} on {r.num_gpus} x {run.gpu} ({r.sharding}), {r.method}{adapters}, "
             f"{r.per_device_train_batch_size} x {r.max_length} tokens x {r.gradient_accumulation_steps}, "
             f"{r.precision}, checkpointing {'on' if r.gradient_checkpointing else 'off'}, {r.optim}, stack {run.stack}"
         ),
+        read_as(run),
         *(f"- {note}" for note in run.reading_notes),
         *(_compared_line("tokens/s", item.speed, 1.0)),
         *(_compared_line(f"GiB ({run.counter})", item.memory, gib(1))),

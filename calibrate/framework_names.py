@@ -119,8 +119,10 @@ def _aged(
             then = version if packages.get(name) else f"of {source_date}"
             notes.append(f"Defaults of {name} {then} are not recorded: those of plain transformers are taken.")
             return _aged(PLAIN, packages, source_date, notes, own_kernels=False)
-    if any(version not in (None, "0") and not packages.get(name) for name, version in wanted.items()):
-        notes.append(f"No version is stated: defaults of the newest release by {source_date}.")
+    dated = [name for name, version in wanted.items() if version not in (None, "0") and not packages.get(name)]
+    if dated:
+        missing = f"The version of {' and '.join(dated)} is not" if any(packages.values()) else "No version is"
+        notes.append(f"{missing} stated: defaults of the newest release by {source_date}.")
     options: dict[str, Any] = {"stack_version": ",".join(found)} if found else {}
     stated = packages.get(TRANSFORMERS)
     if stated and stack != PLAIN:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tunecast.calibrate.cell_grammar import facts_of
@@ -33,6 +33,7 @@ from tunecast.calibrate.vocabulary import (
     cell,
     default_for,
     defaults_of,
+    states,
     vocabulary,
     with_base,
     with_numbers,
@@ -95,6 +96,10 @@ class PublishedRun:
     reading_notes: tuple[str, ...] = ()
     """What no cell says and the code of the row's software or the catalog does, in sentences."""
 
+    stated: frozenset[str] = field(default=frozenset(), compare=False)
+    """Columns whose cells state something, and the run fields that they state; the others are the software's defaults,
+    or follow from these."""
+
     @property
     def network(self) -> dict[str, float]:
         """What joins the machines, as an option of a question."""
@@ -137,7 +142,8 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
     notes: list[str] = []
     gpu, rules = find_gpu(_gpu_id(row, notes)), _rules(row)
     software = _software(row, notes)
-    options = _options(row, software, notes)
+    stated: set[str] = set()
+    options = _options(row, software, notes, stated)
     kernel = _kernel(row, options, gpu)
     full = bool(options.pop("filled", "packed" not in row))
     full = full or row.get("packed", "yes").startswith(("yes", "n/a"))
@@ -177,6 +183,7 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
         attention_kernel=kernel or next((rule["attention_kernel"] for rule in rules if "attention_kernel" in rule), ""),
         internode_gbps=next((float(rule["internode_gbps"]) for rule in rules if "internode_gbps" in rule), None),
         reading_notes=tuple(notes),
+        stated=frozenset(stated),
     )
 
 
@@ -217,17 +224,18 @@ def _software(row: dict[str, str], notes: list[str]) -> Software:
     return found
 
 
-def _options(row: dict[str, str], software: Software, notes: list[str]) -> dict[str, Any]:
+def _options(row: dict[str, str], software: Software, notes: list[str], stated: set[str]) -> dict[str, Any]:
+    """Options of a row; those that its cells state are added to `stated`."""
     options: dict[str, Any] = {"allow_long_context": True, **software.options}
     options["num_gpus"] = _gpus(row)
     default = default_for(software, row, notes)
-    for column in VOCABULARY_COLUMNS:
-        if column in row:
-            options |= cell(column, row[column], options["num_gpus"], default)
+    options |= _cells(row, options["num_gpus"], default, stated)
     if "method" not in options:
         raise SkipRowError(f"method {row.get('method', '')!r} names no method")
     options = absent_columns(software, row, str(options["method"])) | options
     with_base(options, row)
+    stated.update(("dtype", "precision") if "mixed" in stated or bare_number(row, software) else ())
+    stated.update(("lora_r",) if number(row, "rank") is not None else ())
     with_numbers(options, software, bare_number(row, software))
     if options.pop("on_host", False) and options.get("offload", "none") == "none":
         raise SkipRowError(f"optimizer {row['optimizer']!r} is on the CPU, but parallelism does not offload it")
@@ -250,6 +258,20 @@ def _options(row: dict[str, str], software: Software, notes: list[str]) -> dict[
         options["master_dtype"] = "fp32"
     if options["method"] != "full":
         _adapters(row, software, options, default)
+    return options
+
+
+def _cells(
+    row: dict[str, str], gpus: int, default: Callable[[str], dict[str, Any] | None], stated: set[str]
+) -> dict[str, Any]:
+    """Options of the columns with a vocabulary, one after the other."""
+    options: dict[str, Any] = {}
+    for column in VOCABULARY_COLUMNS:
+        if column in row:
+            found = cell(column, row[column], gpus, default)
+            if states(column, row[column], gpus):
+                stated.update((column, *found))
+            options |= found
     return options
 
 

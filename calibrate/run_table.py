@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import math
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,8 +70,8 @@ def read_table(path: Path) -> list[Row]:
     try:
         with path.open(encoding="utf-8-sig", newline="") as handle:
             reader = csv.DictReader(handle)
+            columns = reader.fieldnames = _lower_case(reader.fieldnames)
             rows = [{k: (v or "").strip() for k, v in row.items() if k} for row in reader]
-            columns = reader.fieldnames
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"Cannot read the table of runs {path}: {error}.") from error
     needs = f"a table of runs needs {', '.join(NEEDED_COLUMNS)}"
@@ -85,6 +86,12 @@ def read_table(path: Path) -> list[Row]:
     named = [{**row, "id": row.get("id") or f"row-{number}"} for number, row in enumerate(rows, start=1)]
     _ids_are_unique(path, [row["id"] for row in named])
     return named
+
+
+def _lower_case(columns: Sequence[str] | None) -> list[str]:
+    """A heading in lower case; a name that another column would then share stays as it is."""
+    lower = [name.strip().lower() for name in columns or ()]
+    return [low if lower.count(low) == 1 else name for name, low in zip(columns or (), lower, strict=True)]
 
 
 def _commas_separate(path: Path, heading: str) -> None:

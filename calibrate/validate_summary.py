@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -116,8 +115,16 @@ def verdict_shares(judged: Iterable[Judged]) -> dict[str, tuple[int, int]]:
 
 def skipped_by_reason(judged: Iterable[Judged]) -> dict[str, int]:
     """How many rows each reason took, most frequent first; runs that ran out of memory are counted as such."""
-    counts = Counter(_bare(item) for item in judged if not item.scored)
-    return dict(sorted(counts.items(), key=lambda pair: (-pair[1], pair[0])))
+    return {reason: len(ids) for reason, ids in ids_by_reason(judged).items()}
+
+
+def ids_by_reason(judged: Iterable[Judged]) -> dict[str, list[str]]:
+    """The rows that each reason took, in the order of `skipped_by_reason`."""
+    found: dict[str, list[str]] = {}
+    for item in judged:
+        if not item.scored:
+            found.setdefault(_bare(item), []).append(item.entry.id)
+    return dict(sorted(found.items(), key=lambda pair: (-len(pair[1]), pair[0])))
 
 
 def _bare(item: Judged) -> str:

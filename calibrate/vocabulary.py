@@ -68,6 +68,8 @@ def lookup(column: str, text: str, gpus: int = 1) -> Options | None:
         return dict(found)
     if not text:
         return None
+    if column == "parallelism" and gpus == 1 and text.lower() in ALONE:
+        return {"sharding": "none"}
     degrees = re.fullmatch(MEGATRON_LAYOUT, text) if column == "parallelism" else None
     if degrees is not None:
         tensor, pipeline, context, data = (int(number) for number in degrees.groups())
@@ -112,8 +114,6 @@ def _lengths(text: str, facts: Mapping[str, Any]) -> Options:
 
 def cell(column: str, text: str, gpus: int, default: Callable[[str], Options | None]) -> Options:
     """Options of a cell, or of the default of the row's software where it states nothing."""
-    if column == "parallelism" and gpus == 1 and text.lower() in ALONE:
-        return {"sharding": "none"}
     known = vocabulary().get(column, {})
     stands = default(column) if not text else None
     if stands is not None:
@@ -127,6 +127,11 @@ def cell(column: str, text: str, gpus: int, default: Callable[[str], Options | N
     if found is None:
         raise SkipRowError(f"{column} is not stated; a table without that column takes the stack's default")
     return found
+
+
+def states(column: str, text: str, gpus: int) -> bool:
+    """Whether a cell says anything of its own, and leaves nothing to a default."""
+    return bool(text) and lookup(column, text, gpus) is not None
 
 
 def defaults_of(software: Software, method: str) -> Options:

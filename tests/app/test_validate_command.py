@@ -99,6 +99,56 @@ def test_explain_says_how_a_row_was_read(table: Path) -> None:
     assert "low confidence" in skipped
 
 
+def paragraph(folder: Path, **cells: str) -> tuple[str, str]:
+    """What a row of these cells is read as, and what of it no cell states."""
+    row = {
+        "id": "E-1", "model": "meta-llama/Llama-3.1-8B", "gpu": "l40s", "method": "DoRA", "rank": "32",
+        "lora_targets": "q_proj, v_proj", "quant": "none", "compute_dtype": "bf16", "seq_len": "2048",
+        "packed": "yes", "micro_batch": "1", "gpus": "1", "parallelism": "single", "grad_checkpointing": "yes",
+        "attention_impl": "eager", "compile": "no", "framework": "TRL 0.27.1", "optimizer": "", "tokens_per_s": "900",
+        **cells,
+    }  # fmt: skip
+    path = folder / "explained.csv"
+    path.write_text(",".join(row) + "\n" + ",".join(f'"{cell}"' for cell in row.values()) + "\n")
+    shown = runner.invoke(program, ["validate", str(path), "--explain", "E-1"], env={"COLUMNS": "100"}).output
+    told = " ".join(shown.partition("Read as: ")[2].partition("\n-")[0].split())
+    read, _, silent = told.partition("Stated by no cell")
+    return read, silent
+
+
+def test_explain_says_every_part_of_the_run_and_which_no_cell_states(tmp_path: Path) -> None:
+    read, silent = paragraph(tmp_path)
+    stated = ("method lora DoRA", "rank 32", "adapters on q_proj, v_proj", "weights in bf16", "bf16-autocast",
+              "attention eager", "not compiled", "checkpointing", "2,048 tokens")  # fmt: skip
+    assert all(words in read and words not in silent for words in stated)
+    assert all(words in read and words in silent for words in ("optimizer adamw_torch_fused", "loss nll", "reentrant"))
+    sharded = {"method": "LoRA", "gpus": "8", "parallelism": "ZeRO-3", "optimizer": "adamw_8bit"}
+    read, silent = paragraph(tmp_path, **sharded, grad_checkpointing="")
+    assert all(words in read and words not in silent for words in ("sharding zero3", "optimizer adamw_8bit"))
+    assert "checkpointing" in silent
+    read, silent = paragraph(tmp_path, method="QLoRA", quant="NF4, double quantization", grad_checkpointing="reentrant")
+    assert "base in bnb-4bit nf4; with double quantization" in read
+    assert "double quantization" not in silent
+    assert "reentrant" not in silent
+
+
+def test_a_version_that_is_stated_is_not_said_to_be_missing(table: Path) -> None:
+    head, row = "framework,source_date,model,method,seq_len,micro_batch,gpu,tokens_per_s\n", "lora,2048,1,l40s,900\n"
+    table.write_text(f"{head}TRL 0.15,2025-04,meta-llama/Llama-3.1-8B,{row}")
+    shown = runner.invoke(program, ["validate", str(table), "--explain", "row-1"], env={"COLUMNS": "200"}).output
+    assert "Defaults of trl 0.15 are not recorded" in shown
+    assert "No version is stated" not in shown
+    assert "The version of transformers and peft is not stated" in shown
+
+
+def test_the_table_names_the_first_rows_of_a_reason(tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    path.write_text(HEAD + "".join(f"L-{n},meta-llama/Llama-3.1-8B,l40s,lora,8,1,9,,,low\n" for n in range(7)))
+    shown = " ".join(runner.invoke(program, ["validate", str(path)], env={"COLUMNS": "100"}).output.split())
+    assert "L-0, L-1, L-2, L-3, L-4 and 2 more" in shown
+    assert "L-5" not in shown
+
+
 @pytest.mark.parametrize("arguments", [["--explain", "R-9"], []])
 def test_bad_input_is_one_sentence(table: Path, arguments: list[str]) -> None:
     path = table if arguments else table.with_name("absent.csv")

@@ -159,6 +159,13 @@ def test_a_spreadsheets_byte_order_mark_is_no_part_of_the_first_column(tmp_path:
     assert read_table(file) == [{"id": "row-1", "model": "x", "method": "lora", "seq_len": "8", "micro_batch": "1"}]
 
 
+def test_a_heading_in_other_letters_is_read_unless_two_columns_would_be_one(tmp_path: Path) -> None:
+    file = written(tmp_path, "ID,Model,METHOD,Seq_Len,micro_batch,Notes,notes\na,x,lora,8,1,one,two\n")
+    assert read_table(file) == [
+        {"id": "a", "model": "x", "method": "lora", "seq_len": "8", "micro_batch": "1", "Notes": "one", "notes": "two"}
+    ]
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [

@@ -137,7 +137,7 @@ def test_samples_of_unknown_length_keep_their_memory(rows: dict[str, dict[str, s
 def test_out_of_memory_rows_test_the_verdict_only(rows: dict[str, dict[str, str]]) -> None:
     """70B in 16 bits needs 130 GiB for its weights alone: on one 80 GB card the verdict must be no."""
     none = dict.fromkeys(("tokens_per_s", "tokens_per_s_per_gpu", "step_time_s", "peak_mem_gib"), "")
-    row = {**rows["FM-025"], "model": "meta-llama/Llama-2-70b-hf", **none}
+    row = {**rows["FM-025"], "model": "meta-llama/Llama-2-70b-hf", "params_b": "70", **none}
     stated = judge(read_entries([{**row, "notes": "OUT OF MEMORY on this card. " + row["notes"]}])[0], shipped)
     presumed = judge(read_entries([{**row, "notes": "OUT OF MEMORY (presumed): none. " + row["notes"]}])[0], shipped)
     assert (stated.entry.out_of_memory, presumed.entry.out_of_memory) == ("stated", "presumed")

@@ -1,0 +1,92 @@
+"""What a row of a table of runs was read as: every part of the run in words, and which parts no cell states."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tunecast.calibrate.published import PublishedRun
+from tunecast.model.run import Run
+
+Part = tuple[str, tuple[str, ...]]
+"""Words, and the run fields that they are about."""
+
+
+def read_as(run: PublishedRun) -> str:
+    """One paragraph: what the row was read as, then what of it no cell states.
+
+    Fields are those of `Run`; a part counts as stated too where the cell of its column says something.
+    """
+    parts = list(_parts(run))
+    silent = [words for words, fields in parts if not run.stated.intersection(fields)]
+    told = f" Stated by no cell, by the software's defaults: {'; '.join(silent)}." if silent else ""
+    return f"Read as: {'; '.join(words for words, _ in parts)}.{told}"
+
+
+def _parts(run: PublishedRun) -> Iterator[Part]:
+    r = run.run
+    yield from _weights(r, run.stated)
+    yield from _kernels(r, run.attention_kernel)
+    yield from _checkpointing(r)
+    yield f"every sample taken as {r.max_length:,} tokens", ("packed",)
+    if r.num_gpus > 1:
+        yield from _layout(r)
+
+
+def _weights(r: Run, stated: frozenset[str]) -> Iterator[Part]:
+    """The method, and in which numbers weights lie and products run."""
+    kinds = [name for name, is_so in (("DoRA", r.use_dora), ("rank-stabilized", r.use_rslora)) if is_so]
+    yield "method " + " ".join([r.method, *kinds]), ("method",)
+    if r.has_adapters:
+        yield f"rank {r.lora_r}", ("lora_r",)
+        yield f"adapters on {', '.join(r.lora_target_modules)}", ("lora_targets",)
+        yield f"adapters in {r.adapter_dtype}", ("adapter_dtype",)
+    if r.base_quantization:
+        kind = f" {r.bnb_4bit_quant_type}" if r.bnb_4bit_quant_type else ""
+        yield f"base in {r.base_quantization}{kind}", ("quant", "quant_method", "bnb_4bit_quant_type")
+        if r.bnb_4bit_quant_type:
+            yield f"{'with' if r.double_quant else 'no'} double quantization", ("double_quant",)
+    yield f"{'other ' if r.base_quantization else ''}weights in {r.dtype}", ("dtype",)
+    if r.master_dtype or "master_dtype" in stated:
+        yield f"trained shards in {r.master_dtype or r.dtype}", ("master_dtype",)
+    yield f"precision {r.precision}", ("precision",)
+    if r.fp8:
+        yield f"products in FP8 by {r.fp8}", ("fp8",)
+
+
+def _kernels(r: Run, attention_kernel: str) -> Iterator[Part]:
+    """What runs as which kernel, the loss and the optimizer."""
+    kernel = f" ({attention_kernel})" if attention_kernel else ""
+    yield f"attention {r.attn_implementation}{kernel}", ("attention_impl",)
+    yield "compiled" if r.torch_compile else "not compiled", ("compile", "torch_compile")
+    yield f"fused kernels {', '.join(r.fused_kernels) or 'none'}", ("fused_kernels",)
+    yield f"loss {r.loss_type}", ("loss_type",)
+    yield f"optimizer {r.optim}{' in the backward' if r.optimizer_in_backward else ''}", ("optimizer",)
+
+
+def _checkpointing(r: Run) -> Iterator[Part]:
+    if not r.gradient_checkpointing:
+        yield "no checkpointing", ("grad_checkpointing",)
+        return
+    kinds = [f"one of {r.checkpoint_every} layers"] if r.checkpoint_every > 1 else []
+    kinds += ["results of products kept"] if r.checkpoint_keeps_ops else []
+    told = f" ({', '.join(kinds)})" if kinds else ""
+    yield f"checkpointing{told}", ("grad_checkpointing",)
+    yield "reentrant" if r.reentrant else "not reentrant", ("reentrant",)
+    if r.activation_offloading:
+        yield "checkpoints in host memory", ("activation_offloading",)
+
+
+def _layout(r: Run) -> Iterator[Part]:
+    """How several GPUs share the work."""
+    version = f" {r.fsdp_version}" if r.sharding in ("fsdp", "fsdp-grad-op", "hsdp") else ""
+    yield f"sharding {r.sharding}{version}", ("parallelism",)
+    chunks = f" in {r.pp_interleave} chunks" if r.pp_interleave > 1 else ""
+    named = (
+        (r.tp, f"tensor parallel {r.tp}{', sequence parallel' if r.sequence_parallel else ''}", "tp"),
+        (r.pp, f"pipeline parallel {r.pp}{chunks}", "pp"),
+        (r.cp, f"context parallel {r.cp} ({r.cp_kind})", "cp"),
+    )
+    yield from ((words, (field,)) for degree, words, field in named if degree > 1)
+    if r.offload != "none":
+        yield f"{'optimizer' if r.offload == 'optimizer' else 'parameters and optimizer'} in host memory", ("offload",)
+    yield f"{min(r.gpus_per_node, r.num_gpus)} GPUs a machine", ("gpus_per_node",)
