@@ -16,6 +16,7 @@ from tunecast.calibrate.cell_targets import in_model
 from tunecast.calibrate.framework_names import Software, software_of
 from tunecast.calibrate.named_things import count_of, gpu_called, model_called
 from tunecast.calibrate.run_table import (
+    NOTHING,
     SkipRowError,
     check_batch,
     check_confidence,
@@ -131,7 +132,7 @@ def read_runs(rows: Iterable[dict[str, str]]) -> tuple[list[PublishedRun], list[
 def _read_row(row: dict[str, str]) -> PublishedRun:
     check_confidence(row)
     check_kind(row)
-    if not row.get("model"):
+    if row.get("model", "").lower() in NOTHING:
         raise SkipRowError("model is not stated")
     if row.get("notes", "").startswith("OUT OF MEMORY"):
         raise SkipRowError("ran out of memory: a test of fit, not of speed")

@@ -50,7 +50,10 @@ UNITS = {
     "samples_per_s": r"(samples?|seqs?|sequences?) ?(/|per) ?s(ec(ond)?)?",
 }
 """Units that may stand behind a column's numbers: its own."""
-TRAINING = r"((continued )?pre-?train(ing)?|fine-?tun(e|ing)|sft|train(ing)?|not stated|)"
+TRAINING = (
+    r"((continued )?pre-?train(ing)?|((full|lora|qlora|supervised|instruction)-)?fine-?tun(e|ing)|sft|train(ing)?"
+    r"|not-stated|)"
+)
 """Words of the column ``kind`` for what is forecast."""
 SIZE_SHARE = 0.3
 """Share by which ``params_b`` may be off the parameters: names round, and some leave out the tables of tokens."""
@@ -165,6 +168,7 @@ def peak_memory(row: Row) -> tuple[float | None, str]:
     if re.search(r"\d\s*[GM]B?$", text, re.IGNORECASE):
         return None, f"peak_mem_gib {text!r} may count powers of 1,000 or of 1,024: write GiB or MiB"
     plain = re.sub(r"\s*MiB$", "", text, flags=re.IGNORECASE)
+    plain = plain if plain == text else re.sub(r"(?<=\d),(?=\d{3}\b)", "", plain)
     try:
         found = number({**row, "peak_mem_gib": plain}, "peak_mem_gib")
     except SkipRowError:

@@ -113,13 +113,8 @@ def verdict_shares(judged: Iterable[Judged]) -> dict[str, tuple[int, int]]:
     return {kind: (good, of) for kind, (good, of) in found.items()}
 
 
-def skipped_by_reason(judged: Iterable[Judged]) -> dict[str, int]:
-    """How many rows each reason took, most frequent first; runs that ran out of memory are counted as such."""
-    return {reason: len(ids) for reason, ids in ids_by_reason(judged).items()}
-
-
 def ids_by_reason(judged: Iterable[Judged]) -> dict[str, list[str]]:
-    """The rows that each reason took, in the order of `skipped_by_reason`."""
+    """The rows that each reason took, most frequent first; runs that ran out of memory are counted as such."""
     found: dict[str, list[str]] = {}
     for item in judged:
         if not item.scored:

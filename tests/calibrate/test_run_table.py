@@ -31,6 +31,7 @@ def only(**cells: str) -> tuple[float | None, str]:
         ({"tokens_per_s": "8,18"}, "tokens_per_s '8,18' is not a number above 0"),
         ({"step_time_s": "3,600"}, "step_time_s '3,600' is not a number above 0"),
         ({"model": ""}, "model is not stated"),
+        ({"model": "-"}, "model is not stated"),
         ({"kind": "inference"}, "kind 'inference' is none of"),
         ({"kind": "eval"}, "kind 'eval' is none of"),
         ({"params_b": "70"}, "params_b '70' contradicts model 'meta-llama/Llama-3.1-8B', which has 8.03 billion"),
@@ -98,7 +99,8 @@ def test_any_statement_of_the_speed_is_read(cells: dict[str, str], expected: flo
 
 @pytest.mark.parametrize(
     ("text", "gib"),
-    [("36.5", 36.5), ("36.5 GiB", 36.5), ("24576 MiB", 24.0), ("36.5 GB", None), ("24,576 MB", None), ("nan", None),
+    [("36.5", 36.5), ("36.5 GiB", 36.5), ("24576 MiB", 24.0), ("24,576 MiB", 24.0),
+     ("36.5 GB", None), ("24,576 MB", None), ("nan", None),
      ("lots", None), ("0", None), ("n/a", None)],
 )  # fmt: skip
 def test_a_memory_that_cannot_be_read_leaves_the_speed(text: str, gib: float | None) -> None:
