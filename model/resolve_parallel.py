@@ -19,10 +19,6 @@ GPUS_PER_NODE = 8
 OFFLOADED_BY = {"optimizer": ("zero1", "zero2", "zero3"), "all": ("zero3", *FSDP)}
 """Shardings whose frameworks can keep that part in host memory (DeepSpeed ``offload_optimizer`` and
 ``offload_param``, FSDP ``CPUOffloadPolicy``)."""
-PARALLEL_FIELDS = (
-    "sharding", "tp", "sequence_parallel", "async_tp", "pp", "pp_interleave", "cp", "cp_kind", "offload",
-    "sync_each_micro_batch", "fsdp_version", "gpus_per_node",
-)  # fmt: skip
 
 
 class Fields(Protocol):

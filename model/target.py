@@ -45,11 +45,6 @@ class Target:
         return self.id.startswith(MOCK_PREFIX)
 
 
-def record_gpu(record: Mapping[str, Any]) -> str:
-    """The device a record was measured on."""
-    return str(record["hardware"]["gpu"])
-
-
 def resolve_targets(
     names: Iterable[str], records: Mapping[str, Mapping[str, Any]], *, share_host: bool = False
 ) -> list[Target]:
