@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -97,14 +97,19 @@ NARROWED = 0.95
 """A spread below this share of the belief's was narrowed by the rows."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Row:
-    """One published run, timed at datasheet rates."""
+    """One published run, timed at datasheet rates. Without slots, for what is worked out once."""
 
     run: PublishedRun
     table: PhaseTable
     measured_s: float
     """One optimizer step."""
+
+    @cached_property
+    def effects(self) -> tuple[Effect, ...]:
+        """What its time may differ by; the same in every fold."""
+        return tuple(effect for effect in effect_names(self.run) if has_work(self, effect[0]))
 
 
 def effect_names(run: PublishedRun) -> tuple[Effect, ...]:
@@ -192,7 +197,7 @@ def believed_effect(group: str, name: str) -> float:
 
 def problem_of(rows: Sequence[Row]) -> Problem:
     """The rows with what is believed before they are read."""
-    effects, members = effects_of([[e for e in effect_names(row.run) if has_work(row, e[0])] for row in rows])
+    effects, members = effects_of([row.effects for row in rows])
     timed = log_seconds([row.table for row in rows])
     spreads = {name: value for name, value in beliefs()["spreads"].items() if isinstance(value, float)}
     return Problem(

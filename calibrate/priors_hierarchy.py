@@ -278,4 +278,8 @@ def spreads(marginal: Marginal, start: Mapping[str, float]) -> tuple[dict[str, f
 def effects_of(names: Sequence[Sequence[Effect]]) -> tuple[tuple[Effect, ...], Array]:
     """All effects, sorted, and which row has which."""
     effects = tuple(sorted({effect for own in names for effect in own}))
-    return effects, np.array([[effect in own for effect in effects] for own in names], dtype=float)
+    place = {effect: i for i, effect in enumerate(effects)}
+    members = np.zeros((len(names), len(effects)))
+    for row, own in enumerate(names):
+        members[row, [place[effect] for effect in own]] = 1.0
+    return effects, members
