@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -38,22 +39,28 @@ def processes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
     common = {**os.environ, "WORLD_SIZE": str(PROCESSES), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    started = [
-        subprocess.Popen(
-            [sys.executable, str(WORKER), str(folder)], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-        )
-        for rank in range(PROCESSES)
-    ]  # fmt: skip
+    # Into files: a pipe that nobody reads yet would stop its process when it is full, and with it the other one.
+    said = [(folder / f"out{rank}", folder / f"err{rank}") for rank in range(PROCESSES)]
+    with ExitStack() as files:
+        started = [
+            subprocess.Popen(
+                [sys.executable, str(WORKER), str(folder)],
+                stdout=files.enter_context(out.open("w")),
+                stderr=files.enter_context(err.open("w")),
+                env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            )
+            for rank, (out, err) in enumerate(said)
+        ]
     try:
-        told = [process.communicate(timeout=TIMEOUT_S) for process in started]
+        for process in started:
+            process.wait(timeout=TIMEOUT_S)
     finally:
         for process in started:
             process.kill()
             process.wait()
-    for process, (_, errors) in zip(started, told, strict=True):
-        assert process.returncode == 0, errors[-2000:]
-    return [json.loads(out.splitlines()[-1]) for out, _ in told]
+    for process, (_, err) in zip(started, said, strict=True):
+        assert process.returncode == 0, err.read_text()[-2000:]
+    return [json.loads(out.read_text().splitlines()[-1]) for out, _ in said]
 
 
 @pytest.mark.slow
