@@ -39,7 +39,7 @@ def free_bytes(architecture: Architecture, run: Run, target: Target) -> int | No
 
 def tiles_from(target: Target) -> int:
     """Fewest labelled tokens that today's loss takes in tiles on this card."""
-    major = "" if target.gpu is None else target.gpu.compute_capability.partition(".")[0]
+    major = "" if target.gpu is None else target.gpu.major
     if not major.isdigit() or int(major) < TILING_SINCE:
         return NO_TILES
     small = target.usable_bytes is not None and target.usable_bytes <= SMALL_CARD_BYTES

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from tunecast.catalogs.gpus import Gpu, training_dtype
 from tunecast.model.factors import Curve, Factor, FactorSet
 from tunecast.model.operation import NATIVE
-from tunecast.model.product_share import attention_share, matmul_share, shares_of, unknown_log_sd
+from tunecast.model.product_share import attention_share, own_over_usual, shares_of, usual_shares
 from tunecast.model.run import Run
 from tunecast.model.units import GIGA
 from tunecast.model.value import Z80
@@ -76,20 +76,21 @@ def datasheet_factors(gpu: Gpu, beliefs: Mapping[str, Any]) -> FactorSet:
     floor_s = float(beliefs["kernel_floor_s"]["value"])
     moved = {"bytes_per_s": gpu.bandwidth_bytes_per_s, "t0_s": floor_s}
     curves = {"memory": _curve("bandwidth", moved), "dequant": _curve("bandwidth", moved)}
+    own, usual = math.exp(own_over_usual(gpu, beliefs).log), usual_shares(gpu, beliefs)
+    attending = attention_share(gpu, beliefs) * own  # one clock and one power limit hold both
     for dtype in WAVE_TILES:
         peak = gpu.peaks.get(dtype)
         if peak is None:
             continue
-        reached = matmul_share(gpu, dtype, beliefs)
         gemm = {
-            "flops_per_s": peak * reached,
+            "flops_per_s": peak * float(usual.get(dtype, usual["bf16"])) * own,
             "bytes_per_s": gpu.bandwidth_bytes_per_s,
             "t0_s": floor_s,
             **_partial_wave(gpu, dtype, beliefs),
         }
         curves[f"gemm.{dtype}"] = _curve("gemm", gemm)
         fused = {"head_step": float(beliefs["head_step"]["value"]), "length0": float(beliefs["length0"]["value"])}
-        attention = {"flops_per_s": peak * attention_share(gpu, beliefs), "t0_s": floor_s, **fused}
+        attention = {"flops_per_s": peak * attending, "t0_s": floor_s, **fused}
         curves[f"attention.{dtype}.forward"] = _curve("attention", attention)
         curves[f"attention-{NATIVE}.{dtype}.forward"] = _curve("attention", {"flops_per_s": peak, "t0_s": floor_s})
     link = link_bytes_per_s(gpu)
@@ -210,7 +211,7 @@ def product_effects(gpu: Gpu, priors: Mapping[str, Any]) -> tuple[Effect, ...]:
     beliefs = priors["beliefs"]
     if gpu.id in priors["device_effects"] or gpu.id in beliefs["held_clock"]["values"]:
         return ()
-    log_sd = unknown_log_sd(gpu, beliefs)
+    log_sd = own_over_usual(gpu, beliefs).log_sd
     return (Effect(value=0.0, name=None, moves=PRODUCTS, log_sd=log_sd),) if log_sd else ()
 
 

@@ -31,50 +31,33 @@ class Share:
 
 def attention_share(gpu: Gpu, beliefs: Mapping[str, Any]) -> float:
     """Rate of FlashAttention-2 as a share of what it reaches elsewhere: less where products have instructions that
-    it does not use (compute capability 9.0 and 10.x, Hopper and Blackwell of data centres), and as much less as this
-    card's products are known to reach less, since one clock and one power limit hold both."""
+    it does not use (compute capability 9.0 and 10.x, Hopper and Blackwell of data centres)."""
     belief = beliefs.get("attention_on_hopper")
-    late = gpu.major in LATE
-    share = float(belief["value"]) if belief is not None and late else 1.0
-    return share * own_over_usual(gpu, beliefs)
-
-
-def matmul_share(gpu: Gpu, dtype: str, beliefs: Mapping[str, Any]) -> float:
-    """Best matrix product over the dense peak, as published for this card or as its power lets expect, else for its
-    compute capability: in 8 bits less again. Above 1 where a card runs faster than the clock of its peak."""
-    usual = usual_shares(gpu, beliefs)
-    return float(usual.get(dtype, usual["bf16"])) * own_over_usual(gpu, beliefs)
+    return float(belief["value"]) if belief is not None and gpu.major in LATE else 1.0
 
 
 def usual_shares(gpu: Gpu, beliefs: Mapping[str, Any]) -> Mapping[str, float]:
-    """By dtype: what products of this compute capability reach of their peak."""
+    """By dtype, ``bf16`` for the others: what products of this compute capability reach of their peak."""
     known: Mapping[str, Mapping[str, float]] = beliefs["matmul_reached"]["values"]
     return known.get(gpu.major, known["8"])
 
 
-def own_over_usual(gpu: Gpu, beliefs: Mapping[str, Any]) -> float:
-    """What this card's products reach of their peak over what those of its compute capability do.
+def own_over_usual(gpu: Gpu, beliefs: Mapping[str, Any]) -> Share:
+    """Log of what this card's products reach of their peak over what those of its compute capability do, above 0 where
+    it runs faster than the clock of its peak; and what is not known of it.
 
-    A card whose power holds them back is held back less between other work: `held_in_a_mix` of it, in logs.
+    Products one after the other are published, else as its power lets expect (`expected`), else the usual. A card whose
+    power holds them back is held back less between other work: `held_in_a_mix` of it, anywhere between none and all (an
+    even distribution); of what `expected` leaves open no more reaches training than of the shortfall itself.
     """
-    alone = alone_over_usual(gpu, beliefs)
-    short = held_back(gpu, alone)
-    return math.exp(-float(beliefs["held_in_a_mix"]["value"]) * short) if short else alone
-
-
-def held_back(gpu: Gpu, alone: float) -> float:
-    """Log by which power slows an NVIDIA card's products one after the other; 0 where they reach the usual."""
-    return max(-math.log(alone), 0.0) if gpu.vendor == "nvidia" else 0.0
-
-
-def alone_over_usual(gpu: Gpu, beliefs: Mapping[str, Any]) -> float:
-    """Products of this card, one after the other, over the usual share of the peak: published, else as its power lets
-    expect, else 1."""
-    own, usual = shares_of(gpu, beliefs), float(usual_shares(gpu, beliefs)["bf16"])
-    if own:
-        return median(own) / usual
-    power = expected(gpu, beliefs)
-    return 1.0 if power is None else math.exp(power.log) / usual
+    own = shares_of(gpu, beliefs)
+    found = Share(log=math.log(median(own)), log_sd=0.0) if own else expected(gpu, beliefs)
+    if found is None:
+        return Share(log=0.0, log_sd=float(beliefs["power_share"]["log_sd_without_power"]))
+    alone = found.log - math.log(float(usual_shares(gpu, beliefs)["bf16"]))
+    short = max(-alone, 0.0) if gpu.vendor == "nvidia" else 0.0
+    reaches = float(beliefs["held_in_a_mix"]["value"]) if short else 1.0
+    return Share(log=reaches * alone, log_sd=math.hypot(short / math.sqrt(12.0), reaches * found.log_sd))
 
 
 def shares_of(gpu: Gpu, beliefs: Mapping[str, Any]) -> list[float]:
@@ -87,19 +70,6 @@ def all_shares(beliefs: Mapping[str, Any]) -> dict[str, list[float]]:
     """`shares_of` every card that has some."""
     catalog = load_gpus()
     return {name: shares_of(catalog[name], beliefs) for name in beliefs["matmul_reached"].get("tflops_by_gpu", {})}
-
-
-def unknown_log_sd(gpu: Gpu, beliefs: Mapping[str, Any]) -> float:
-    """What is not known of a card's products in training: how far its power holds them back between other work
-    (anywhere between none and all of it: an even distribution), and what `expected` leaves open, of which no more
-    reaches training than of the shortfall itself."""
-    short = held_back(gpu, alone_over_usual(gpu, beliefs))
-    own = short / math.sqrt(12.0)
-    if shares_of(gpu, beliefs):
-        return own
-    power = expected(gpu, beliefs)
-    reaches = float(beliefs["held_in_a_mix"]["value"]) if short else 1.0
-    return math.hypot(own, reaches * power.log_sd if power else float(beliefs["power_share"]["log_sd_without_power"]))
 
 
 def watts_per_tflops(gpu: Gpu) -> float | None:

@@ -11,13 +11,18 @@ import numpy as np
 import pytest
 
 from tunecast.calibrate.priors_fit import beliefs
-from tunecast.catalogs.gpus import load_gpus
+from tunecast.catalogs.gpus import Gpu, load_gpus
 from tunecast.model.priors import datasheet_factors, device_effect, load_priors, product_effects
-from tunecast.model.product_share import all_shares, capability_among, expected, matmul_share, watts_per_tflops
+from tunecast.model.product_share import all_shares, capability_among, expected, watts_per_tflops
 
 
 def published_shares(beliefs: dict[str, Any]) -> dict[str, float]:
     return {name: median(shares) for name, shares in all_shares(beliefs).items()}
+
+
+def matmul_share(gpu: Gpu, dtype: str, beliefs: dict[str, Any]) -> float:
+    """Of the peak, as the curve has it."""
+    return datasheet_factors(gpu, beliefs).curves[f"gemm.{dtype}"].params["flops_per_s"] / gpu.peaks[dtype]
 
 
 @pytest.fixture(scope="module")
