@@ -358,7 +358,7 @@ class Timed:
 
 
 def seconds(curve: Curve, cols: Columns) -> Timed:
-    """Seconds of one execution of each operation on the curve."""
+    """Seconds of one execution of each operation on the curve, with their errors."""
     unique, inverse = np.unique(coordinates(curve.form, cols), axis=0, return_inverse=True)
     point = inverse.reshape(-1)
     mean, covariance = residual(curve, unique)

@@ -101,17 +101,24 @@ def screen(
     assert all(target.platform == platform for target in targets), "devices of one platform"
     step_s = np.empty((len(targets), len(runs)))
     allocated, fit = np.empty(len(runs)), Fit.empty(len(targets), len(runs))
-    for rows in tape_groups(runs):
-        part = [runs[row] for row in rows]
-        memory = memory_of(architecture, part, platform)
-        allocated[rows] = memory.allocated_bytes
-        for own in factor_groups(part):
-            group, columns = [part[row] for row in own], np.array(rows)[own]
+    kinds, members = kinds_of(runs)
+    for part in tape_groups(kinds):
+        memory = memory_of(architecture, [kinds[place] for place in part], platform)
+        for own in factor_groups([kinds[place] for place in part]):
+            group = [kinds[part[row]] for row in own]
+            sizes = [len(members[part[row]]) for row in own]
+            columns = np.concatenate([members[part[row]] for row in own])
+            allocated[columns] = np.repeat(memory.allocated_bytes[own], sizes)
             factors = [with_network(target_factors(t, group[0]), group[0], t.gpu, options or {}) for t in targets]
-            seconds = step_seconds_of if is_plain(group[0]) else one_by_one
-            step_s[:, columns] = seconds(architecture, group, factors, platform)
+            if is_plain(group[0]):
+                micro = np.array([runs[column].gradient_accumulation_steps for column in columns], dtype=float)
+                kind = np.repeat(np.arange(len(group)), sizes)
+                step_s[:, columns] = step_seconds_of(architecture, group, kind, micro, factors, platform)
+            else:
+                step_s[:, columns] = one_by_one(architecture, [runs[column] for column in columns], factors, platform)
+            repeated = memory.of(np.repeat(own, sizes))
             for device, (target, known) in enumerate(zip(targets, factors, strict=True)):
-                fits_on(fit, device, columns, memory.of(own), target, known)
+                fits_on(fit, device, columns, repeated, target, known)
     return Screen(
         step_s=step_s,
         allocated_bytes=allocated,
@@ -119,6 +126,15 @@ def screen(
         fit_probability=fit.probability,
         too_large=fit.too_large,
     )
+
+
+def kinds_of(runs: Sequence[Run]) -> tuple[list[Run], list[Rows]]:
+    """Runs that differ in more than how many micro-batches follow the third, and for each the places of its runs."""
+    members: dict[Run, list[int]] = {}
+    for place, run in enumerate(runs):
+        few = run if run.gradient_accumulation_steps <= 3 else _with_micro(run, 3)
+        members.setdefault(few, []).append(place)
+    return list(members), [np.array(places, dtype=np.int64) for places in members.values()]
 
 
 def tape_groups(runs: Sequence[Run]) -> list[list[int]]:
@@ -167,13 +183,19 @@ def one_by_one(architecture: Architecture, runs: Sequence[Run], factors: Sequenc
 
 
 def step_seconds_of(
-    architecture: Architecture, runs: Sequence[Run], factors: Sequence[FactorSet], platform: str
+    architecture: Architecture,
+    kinds: Sequence[Run],
+    kind: Rows,
+    micro: Array,
+    factors: Sequence[FactorSet],
+    platform: str,
 ) -> Array:
-    """(devices, runs) seconds of one optimizer step; the runs share their factors.
+    """(devices, runs) seconds of one optimizer step of `micro` micro-batches; the runs share their factors.
 
-    NaN where collectives cannot be timed on a device (nobody says how its machines are joined).
+    `kind` says which of `kinds` (`kinds_of`) each run is. NaN where collectives cannot be timed on a device (nobody
+    says how its machines are joined).
     """
-    plans = _plans(architecture, runs, platform)
+    plans = _plans(architecture, kinds, kind, micro, platform)
     works = [
         _body(architecture, body, needed, factors, platform)
         for body, needed in zip(plans.bodies, plans.needed, strict=True)
@@ -183,12 +205,12 @@ def step_seconds_of(
     launches = _by_micro(np.array([w.launches for w in works])[plans.body], plans.micro)
     launches += np.array([w.launches[0] for w in updates])[plans.update]
     visits = _by_micro(np.array([w.visits for w in works])[plans.body], plans.micro)
-    launches[:, :, HOST.index("hooks")] += visits * np.array([has_hooks(run) for run in runs])[:, None]
+    launches[:, :, HOST.index("hooks")] += visits * np.array([has_hooks(run) for run in kinds])[kind][:, None]
     meets = np.maximum(
         np.array([w.meets for w in works])[plans.body], np.array([w.meets for w in updates])[plans.update]
     )
     passes = passes_of(plans.micro)
-    found = np.empty((len(factors), len(runs)))
+    found = np.empty((len(factors), len(micro)))
     for device, own in enumerate(factors):
         beside, once, blocking = (_by_micro(links[plans.link, device, kind], plans.micro) for kind in range(len(WHEN)))
         work_s = _by_micro(np.array([w.device_s[device] for w in works])[plans.body], plans.micro)
@@ -199,7 +221,7 @@ def step_seconds_of(
             communication_s=beside / passes,
             once_s=once,
             blocking_s=blocking / passes,
-            bubble_frac=np.zeros(len(runs)),
+            bubble_frac=np.zeros(len(micro)),
             meets=meets,
             micro_steps=plans.micro,
         )
@@ -221,14 +243,14 @@ def _with_micro(run: Run, micro: int) -> Run:
     return replace(run, gradient_accumulation_steps=micro)
 
 
-def _plans(architecture: Architecture, runs: Sequence[Run], platform: str) -> _Plans:
+def _plans(architecture: Architecture, kinds: Sequence[Run], kind: Rows, micro: Array, platform: str) -> _Plans:
     bodies: dict[Run, int] = {}
     updates: dict[tuple[Operation, ...], int] = {}
     links: dict[Run, int] = {}
     pieces: dict[Run, tuple[int, int, int]] = {}
     needed: list[set[int]] = []
     rows = []
-    for run in runs:
+    for run in kinds:
         base = _with_micro(run, 1)
         if base not in pieces:
             body = _with_micro(tape_run(run), 1)
@@ -241,9 +263,9 @@ def _plans(architecture: Architecture, runs: Sequence[Run], platform: str) -> _P
             needed += [set() for _ in range(len(bodies) - len(needed))]
         rows.append(pieces[base])
         needed[pieces[base][0]].add(min(run.gradient_accumulation_steps, 3))
-    body_row, update_row, link_row = np.array(rows, dtype=np.int64).T
+    body_row, update_row, link_row = np.array(rows, dtype=np.int64)[kind].T
     return _Plans(
-        micro=np.array([run.gradient_accumulation_steps for run in runs], dtype=float),
+        micro=micro,
         body=body_row,
         update=update_row,
         link=link_row,

@@ -31,7 +31,7 @@ class PlanMemory:
     allocated_bytes: Array
     at_rest_bytes: Array
 
-    def of(self, rows: Sequence[int]) -> PlanMemory:
+    def of(self, rows: Sequence[int] | npt.NDArray[np.int64]) -> PlanMemory:
         """Those of some of the plans."""
         return PlanMemory(allocated_bytes=self.allocated_bytes[rows], at_rest_bytes=self.at_rest_bytes[rows])
 

@@ -26,8 +26,14 @@ from tunecast.model.time import (
     meets_of,
 )
 
-SMOOTH = frozenset({"bytes_per_s", "flops_per_s", "t0_s", "area", "tile", "k0", "length0", "head_dim0", "work0_flops"})
-"""Parameters that the forms only add, multiply and divide by, so that they may be arrays."""
+SMOOTH = {
+    "gemm": {"bytes_per_s", "flops_per_s", "t0_s", "area", "tile", "k0",
+             "processors", "wave_tile_m", "wave_tile_n", "split_depth"},
+    "attention": {"flops_per_s", "t0_s", "length0", "head_dim0", "work0_flops", "head_step"},
+    "bandwidth": {"bytes_per_s", "t0_s"},
+    "elements": {"bytes_per_s", "t0_s"},
+}  # fmt: skip
+"""By form: parameters that it takes as arrays, one value for each device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +52,7 @@ class Work:
 
 def together(curve: Curve) -> tuple[object, ...] | None:
     """What curves that are evaluated together have in common; None for one that stands alone."""
-    if curve.residuals or not SMOOTH.issuperset(curve.params):
+    if curve.residuals or not curve.params.keys() <= SMOOTH.get(curve.form, set()):
         return None
     return (curve.form, *sorted(curve.params))
 

@@ -257,9 +257,10 @@ def local_parts(
     places = whole_places(architecture, run, platform=platform) if whole is None else whole
     shards = shards_of(run) if run.num_gpus > 1 else SHARDS["none"]
     packed = sum(group.count * layer_packed_bytes(group.layer, run) for group in architecture.groups)
+    masters = zero_master_bytes(architecture, run)
     found = []
     for (moment, position, _), held in places:
-        extra = {**held, "optimizer_state": held["optimizer_state"] + zero_master_bytes(architecture, run)}
+        extra = {**held, "optimizer_state": held["optimizer_state"] + masters}
         parts = offloaded(sharded(extra, shards, run, moment, packed), run, moment)
         parts["communication"] += communication_bytes(architecture, run, moment, position)
         flat = flat_bytes(architecture, run, moment, position)

@@ -33,6 +33,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from tunecast.model.architecture import Architecture, Layer
 from tunecast.model.memory_static import layer_packed_bytes, layer_weight_bytes, root_weight_bytes
@@ -187,6 +188,7 @@ def by_size(architecture: Architecture, run: Run, bytes_of: Callable[[Layer, int
     return list(sizes.items())
 
 
+@lru_cache(maxsize=256)
 def gradient_bytes(architecture: Architecture, run: Run) -> int:
     """All gradients of the job, whole."""
     return layer_trained_bytes(trained_tensors(architecture, run), run)
