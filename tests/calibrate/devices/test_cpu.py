@@ -66,18 +66,19 @@ def test_what_counts_as_out_of_memory(error, expected):
 
 
 def test_peak_of_the_resident_set_is_that_of_the_trial():
+    """Tensors above 32 MiB are mapped anew whatever the process has freed (glibc's ``M_MMAP_THRESHOLD`` ends there)."""
     backend = CpuBackend()
-    big = torch.ones(64 * MIB, dtype=torch.uint8)
+    big = torch.ones(128 * MIB, dtype=torch.uint8)
     del big
     backend.empty_cache()
     backend.reset_peak_memory()
     start = backend.memory().process_bytes
     if start is None:
         pytest.skip("the kernel does not let this process reset its peak")
-    kept = torch.ones(32 * MIB, dtype=torch.uint8)
+    kept = torch.ones(64 * MIB, dtype=torch.uint8)
     grown = backend.memory().process_bytes - start
-    assert kept.sum() == 32 * MIB
-    assert 24 * MIB <= grown <= 48 * MIB
+    assert kept.sum() == 64 * MIB
+    assert 56 * MIB <= grown <= 80 * MIB
 
 
 def test_an_unresettable_peak_is_unknown(monkeypatch):
