@@ -2,7 +2,7 @@
 
 Each row's operations are timed at the datasheet's rates; what remains is a few efficiencies and the effects of
 `priors_hierarchy`. Its spreads say how sure a forecast of a new run is; a multiple of them, from sources left out one
-by one, makes 80% intervals hold 80%: one for cards before Hopper, one for those since.
+by one, makes 80% intervals hold 80%.
 """
 
 from __future__ import annotations
@@ -87,8 +87,6 @@ FORECAST_GROUPS = (*WHOLE, *KNOWN_BY_KIND)
 """Groups of effects that a forecast of a new run may know."""
 STARTS = tuple((*(0.0,) * len(FRACTIONS), host, 0.0) for host in (0.0, 0.7))
 """Hosts as believed and slower ones: while the device decides, the rows say nothing of the host."""
-FEWEST_SOURCES = 3
-"""Sources that can say how wide an interval must be; of fewer, one decides."""
 NARROWEST = 0.5
 """Least multiple of the spreads: few sources left out may all be near by chance."""
 AT_ONE = -0.01
@@ -299,16 +297,6 @@ def width_of(rows: Sequence[Row], errors: Mapping[str, tuple[float, float]]) -> 
     return max(float(sizes[order][np.searchsorted(share, INTERVAL_LEVEL - 1e-9)]), NARROWEST)
 
 
-def widths_of(rows: Sequence[Row], errors: Mapping[str, tuple[float, float]]) -> dict[str, float]:
-    """`width_of` by group of cells; of all rows where fewer than three sources have rows of a group."""
-    found: dict[str, float] = {}
-    for group in CELLS:
-        own = [row for row in rows if cell_group(load_gpus()[row.run.gpu]) == group]
-        enough = len({row.run.source for row in own if row.run.id in errors}) >= FEWEST_SOURCES
-        found[group] = width_of(own if enough else rows, errors)
-    return found
-
-
 def fit_priors(path: Path, timed: tuple[list[Row], dict[str, str]] | None = None) -> dict[str, Any]:
     """The content of ``results/priors.json``, from a table of published runs, timed already or not."""
     rows, reasons = training_rows(path) if timed is None else timed
@@ -326,9 +314,9 @@ def priors_of(rows: Sequence[Row]) -> dict[str, Any]:
     """The time part of the priors, interval widths included, from these rows alone."""
     solution = fit_rows(rows)
     errors = left_out(rows, solution)
-    width, sds = widths_of(rows, errors), solution.sds
-    new = {f"new_{cell}": width[cell] * math.hypot(sds[cell], row_log_sd(sds)) for cell in CELLS}
-    seen = {f"seen_{cell}": width[cell] * row_log_sd(sds) for cell in CELLS}
+    width, sds = width_of(rows, errors), solution.sds
+    new = {f"new_{cell}": width * math.hypot(sds[cell], row_log_sd(sds)) for cell in CELLS}
+    seen = {f"seen_{cell}": width * row_log_sd(sds) for cell in CELLS}
     stored = {name: _stored(solution, name) for name in SHARED}
     return {
         "schema": PRIORS_SCHEMA,

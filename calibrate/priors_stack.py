@@ -39,11 +39,15 @@ def settled_stacks(tables: Sequence[PhaseTable]) -> tuple[Stack, list[int], Stac
     return stacked(short), long, stacked(less), more
 
 
-def slowed(stack: Stack, slower: Array | None) -> Stack:
-    """The rows with their work slowed by logs, (rows, `MOVED`); what only moves bytes follows memory, floors stay."""
+def slowed(stack: Stack, slower: Array | None, memory: float) -> Stack:
+    """The rows with their work slowed by logs, (rows, `MOVED`); what only moves bytes follows memory, floors stay.
+
+    `memory` is the fraction of the datasheet's bandwidth that all rows share: no row moves bytes faster than all of it.
+    """
     if slower is None:
         return stack
     by_name = dict(zip(MOVED, np.exp(slower).T, strict=True))
+    by_name["memory"] = np.maximum(by_name["memory"], memory)
     by_column = [by_name.get(FOLLOWS.get(column, column), np.ones(len(slower))) for column in COLUMNS]
     link = by_name["link"][:, None]
     return replace(
@@ -63,9 +67,9 @@ def log_seconds(tables: Sequence[PhaseTable]) -> Callable[..., Array]:
 
     def timed(params: Mapping[str, float], slower: Array | None = None) -> Array:
         values = clock_values(params)
-        found = step_seconds(slowed(whole, slower), values, synchronous=False)
+        found = step_seconds(slowed(whole, slower, params["memory"]), values, synchronous=False)
         if long:
-            picked = slowed(less, None if slower is None else slower[long])
+            picked = slowed(less, None if slower is None else slower[long], params["memory"])
             found[long] += more * (found[long] - step_seconds(picked, values, synchronous=False))
         return np.log(found)
 

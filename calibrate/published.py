@@ -18,8 +18,11 @@ from tunecast.calibrate.named_things import count_of, gpu_called, model_called
 from tunecast.calibrate.run_table import (
     NOTHING,
     SkipRowError,
+    accumulated,
     check_batch,
+    check_card,
     check_confidence,
+    check_date,
     check_kind,
     check_possible,
     check_size,
@@ -132,6 +135,8 @@ def read_runs(rows: Iterable[dict[str, str]]) -> tuple[list[PublishedRun], list[
 def _read_row(row: dict[str, str]) -> PublishedRun:
     check_confidence(row)
     check_kind(row)
+    check_date(row)
+    check_card(row)
     if row.get("model", "").lower() in NOTHING:
         raise SkipRowError("model is not stated")
     if row.get("notes", "").startswith("OUT OF MEMORY"):
@@ -163,11 +168,12 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
     resolved = resolve_run(architecture, options, gpu_has_bf16=training_dtype(gpu) == "bf16")
     run = on_card(resolved, architecture, *resolve_targets([gpu.id], {})).run
     run = replace(run, **{name: value for rule in rules for name, value in rule.get("after", {}).items()})
+    run = accumulated(row, run, notes)
     if software.joins or any("joined" in rule for rule in rules):
         architecture, run = joined(architecture), joined_targets(run)
     check_batch(row, run)
     tokens_per_s = stated_tokens_per_s(row, run, full=full, samples_fill=full and _samples_fill(row))
-    peak_gib, why_no_memory = peak_memory(row)
+    peak_gib, why_no_memory = peak_memory(row, gpu)
     check_possible(tokens_per_s, architecture, run, gpu)
     return PublishedRun(
         id=row["id"],

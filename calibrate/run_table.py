@@ -9,6 +9,7 @@ import csv
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,8 @@ TRAINING = (
 """Words of the column ``kind`` for what is forecast."""
 SIZE_SHARE = 0.3
 """Share by which ``params_b`` may be off the parameters: names round, and some leave out the tables of tokens."""
+LEAST_MFU = 1e-4
+"""MFU below which a figure is taken for one in another unit: a step of milliseconds read as seconds is 1/1,000."""
 AGREE = 0.1
 """Share by which two figures for the speed of one row may differ: sources round, and average over other steps."""
 
@@ -74,7 +77,8 @@ def read_table(path: Path) -> list[Row]:
         with path.open(encoding="utf-8-sig", newline="") as handle:
             reader = csv.DictReader(handle)
             columns = reader.fieldnames = _lower_case(reader.fieldnames)
-            rows = [{k: (v or "").strip() for k, v in row.items() if k} for row in reader]
+            read = list(reader)
+            rows = [{k: (v or "").strip() for k, v in row.items() if k} for row in read]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"Cannot read the table of runs {path}: {error}.") from error
     needs = f"a table of runs needs {', '.join(NEEDED_COLUMNS)}"
@@ -84,6 +88,7 @@ def read_table(path: Path) -> list[Row]:
     missing = [name for name in NEEDED_COLUMNS if name not in columns]
     if missing:
         raise InputError(f"{path} lacks the column {missing[0]!r}; {needs}.")
+    _cells_have_headings(path, columns, read)
     if not rows:
         raise InputError(f"{path} has a heading but no rows; give a row for each run.")
     named = [{**row, "id": row.get("id") or f"row-{number}"} for number, row in enumerate(rows, start=1)]
@@ -102,6 +107,17 @@ def _commas_separate(path: Path, heading: str) -> None:
     found = next((word for sign, word in SEPARATORS.items() if sign in heading), None)
     if found is not None:
         raise InputError(f"{path} separates its columns by {found}; save it with commas between them.")
+
+
+def _cells_have_headings(path: Path, columns: Sequence[str], rows: Sequence[dict[Any, Any]]) -> None:
+    """A row with more cells than headings has a comma too many, and every cell after it means something else."""
+    for line, row in enumerate(rows, start=1):
+        more = row.get(None)
+        if more:
+            raise InputError(
+                f"Row {line} of {path} has {len(columns) + len(more)} cells under {len(columns)} headings; put quotes "
+                "around a cell that contains a comma."
+            )
 
 
 def _ids_are_unique(path: Path, ids: list[str]) -> None:
@@ -162,7 +178,7 @@ def _rank(text: str) -> str:
     return re.sub(alpha, "", plain, flags=re.IGNORECASE)
 
 
-def peak_memory(row: Row) -> tuple[float | None, str]:
+def peak_memory(row: Row, gpu: Gpu) -> tuple[float | None, str]:
     """Peak memory in GiB, and why a stated one cannot be read: the row's speed can be compared all the same."""
     text = row.get("peak_mem_gib", "")
     if re.search(r"\d\s*[GM]B?$", text, re.IGNORECASE):
@@ -173,7 +189,10 @@ def peak_memory(row: Row) -> tuple[float | None, str]:
         found = number({**row, "peak_mem_gib": plain}, "peak_mem_gib")
     except SkipRowError:
         return None, f"peak_mem_gib {text!r} is not a number above 0"
-    return (found / 1024.0 if found is not None and plain != text else found), ""
+    peak_gib = found / 1024.0 if found is not None and plain != text else found
+    if peak_gib is not None and peak_gib > gpu.memory_marketing_gb:
+        return None, f"peak_mem_gib {text!r} is above the {gpu.memory_marketing_gb:g} GB of {gpu.id}"
+    return peak_gib, ""
 
 
 def check_kind(row: Row) -> None:
@@ -186,6 +205,8 @@ def check_kind(row: Row) -> None:
 def check_size(row: Row, architecture: Architecture) -> None:
     """The number of parameters that the row states is that of its model: of all, or of those a token meets."""
     text = re.sub(r",(?=\d{3})", "", row.get("params_b", ""))
+    if text.strip().lower() not in NOTHING and not re.match(r"[~\u2248a-z\s.]*\d", text, re.IGNORECASE):
+        raise SkipRowError(f"params_b {row['params_b']!r} is not a number above 0")
     stated = re.findall(r"(\d+(?:\.\d+)?(?:e\d+)?)\s*([BM]?)", text, re.IGNORECASE)
     idle = 0.0
     for group in architecture.groups:
@@ -226,6 +247,19 @@ def check_confidence(row: Row) -> None:
         raise SkipRowError(f"confidence {row['confidence']!r} is none of high, medium, low")
 
 
+def accumulated(row: Row, run: Run, notes: list[str]) -> Run:
+    """The run with the micro-batches that its global batch takes, where no cell says how many."""
+    stated = number(row, "global_batch")
+    if stated is None or number(row, "grad_accum") is not None:
+        return run
+    samples = run.tokens_per_step / run.max_length / run.gradient_accumulation_steps
+    times = stated / samples
+    if times != int(times) or int(times) == run.gradient_accumulation_steps:
+        return run
+    notes.append(f"grad_accum is not stated: {int(times)} x micro_batch x data-parallel GPUs are the global_batch")
+    return replace(run, gradient_accumulation_steps=int(times))
+
+
 def check_batch(row: Row, run: Run) -> None:
     """The batch of the whole job, where the row states it, is what its parts multiply to."""
     stated = number(row, "global_batch")
@@ -246,7 +280,7 @@ def stated_tokens_per_s(row: Row, run: Run, *, full: bool, samples_fill: bool = 
         "tokens_per_s_per_gpu": None if per_gpu is None else per_gpu * run.num_gpus,
         "step_time_s": run.tokens_per_step / step_s if step_s is not None and full else None,
     }
-    if samples_fill and step_s is None and not any(found.values()):
+    if samples_fill and step_s is None:
         samples = number(row, "samples_per_s")
         found["samples_per_s"] = None if samples is None else samples * run.max_length
     speeds = {column: value for column, value in found.items() if value is not None}
@@ -255,6 +289,21 @@ def stated_tokens_per_s(row: Row, run: Run, *, full: bool, samples_fill: bool = 
         if abs(speed / value - 1.0) > AGREE:
             raise SkipRowError(f"{first} {row[first]!r} and {column} {row[column]!r} contradict each other")
     return next(iter(speeds.values()), None)
+
+
+def check_date(row: Row) -> None:
+    """A date has a year: versions of software follow from it."""
+    date = row.get("source_date", "")
+    if date.lower() not in NOTHING and not re.search(r"(19|20)\d\d", date):
+        raise SkipRowError(f"source_date {date!r} names no year")
+
+
+def check_card(row: Row) -> None:
+    """The card in words and its id in the catalog are one card."""
+    words, own = re.sub(r"[^a-z0-9]", "", row.get("gpu", "").lower()), row.get("gpu_canonical_id", "").lower()
+    name = next((part for part in own.split("-") if re.search(r"\d", part)), "")
+    if words and name and name not in words and words not in NOTHING:
+        raise SkipRowError(f"gpu {row['gpu']!r} and gpu_canonical_id {row['gpu_canonical_id']!r} contradict each other")
 
 
 def check_possible(tokens_per_s: float | None, architecture: Architecture, run: Run, gpu: Gpu) -> None:
@@ -267,4 +316,8 @@ def check_possible(tokens_per_s: float | None, architecture: Architecture, run: 
     if mfu > 1.0:
         raise SkipRowError(
             f"{tokens_per_s:g} tokens/s on {run.num_gpus} x {gpu.id} would be an MFU of {mfu:.2f}, above 1"
+        )
+    if mfu < LEAST_MFU:
+        raise SkipRowError(
+            f"{tokens_per_s:g} tokens/s on {run.num_gpus} x {gpu.id} would be an MFU of {mfu:.1e}: check its unit"
         )

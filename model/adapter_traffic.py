@@ -23,6 +23,8 @@ LEAST_SHARE = 0.2
 """Of the step in memory-bound kernels, from which adapters are looked at."""
 LEAST_SAVED = 0.05
 """Of the step, from which a change is worth a note."""
+LEAST_OF_TRAFFIC = 0.2
+"""Of the memory traffic's seconds that the best change saves, from which adapters are much of it."""
 FEWER = "q_proj,v_proj"
 """PEFT's own choice for Llama and its relatives (``TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING``)."""
 
@@ -51,7 +53,7 @@ def adapter_notes(question: Question, target: Target, found: Forecast) -> tuple[
     moved_s = found.time_parts_s.get(str(Kind.MEMORY), 0.0)
     if not run.has_adapters or found.verdict == "no" or moved_s < LEAST_SHARE * step_s:
         return ()
-    told = []
+    told, least_s = [], step_s
     for options in changes(run):
         try:
             after = forecast(replace(question, options={**question.options, **options}), target)
@@ -59,7 +61,8 @@ def adapter_notes(question: Question, target: Target, found: Forecast) -> tuple[
             continue
         if after.step_time_s.value < (1.0 - LEAST_SAVED) * step_s:
             told.append(f"{typed(options)} {after.step_time_s.value:.3g} s")
-    if not told:
+            least_s = min(least_s, after.step_time_s.value)
+    if step_s - least_s < LEAST_OF_TRAFFIC * moved_s or not told:
         return ()
     note = (
         f"adapters' casts, scalings and sums are much of the {moved_s:.3g} s of memory traffic in this step of "

@@ -60,8 +60,9 @@ def resolve_amount(run: Run, options: dict[str, Any]) -> Amount | None:
     if epochs is not None and not (math.isfinite(epochs) and epochs > 0):
         raise InputError(f"--num-train-epochs is {epochs}, which is not above 0; type for example 1 or 3.")
     _refuse_two(options)
+    _check_mean(run, options)
     if options.get("max_steps") is not None:
-        return _from_steps(int(options["max_steps"]))
+        return _of_rows(_from_steps(int(options["max_steps"])), rows)
     repeats = 1.0 if epochs is None else float(epochs)
     amount = _from_data(run, options, rows, repeats)
     return None if amount is None else _ended(amount, options)
@@ -84,6 +85,29 @@ def _from_data(run: Run, options: dict[str, Any], rows: Rows | None, repeats: fl
         need = "needs" if len(alone) == 1 else "need"
         raise InputError(f"{flags} {need} an amount; add --tokens 10M or --num-samples 5000.")
     return None
+
+
+def _check_mean(run: Run, options: Mapping[str, Any]) -> None:
+    """Raise InputError for a mean length that no sample of this run can have."""
+    if options.get("mean_tokens") is None:
+        return
+    mean = parse_count(options["mean_tokens"], name="--mean-tokens")
+    if mean > run.max_length:
+        raise InputError(
+            f"--mean-tokens {mean:g} is above --max-length {run.max_length}; raise --max-length or lower the mean."
+        )
+
+
+def _of_rows(amount: Amount, rows: Rows | None) -> Amount:
+    """An amount of steps whose rows are as long as only their mean says: work of the shortest and longest rows."""
+    if rows is None or rows.samples is not None:
+        return amount
+    return replace(
+        amount,
+        least=(rows.shortest or rows.length) / rows.length,
+        most=(rows.longest or rows.length) / rows.length,
+        assumed=_length_words(rows),
+    )
 
 
 def _refuse_two(options: dict[str, Any]) -> None:
@@ -194,9 +218,5 @@ def _from_samples(run: Run, options: dict[str, Any], repeats: float) -> Amount:
         full = _from_tokens(run, samples * run.max_length * repeats, what, repeats)
         return replace(full, assumed=(f"samples of {run.max_length} tokens",))
     mean = parse_count(options["mean_tokens"], name="--mean-tokens")
-    if mean > run.max_length:
-        raise InputError(
-            f"--mean-tokens {mean:g} is above --max-length {run.max_length}; raise --max-length or lower the mean."
-        )
     what = f"{samples:,.0f} samples of {mean:g} tokens x {_epochs(repeats)}, packed"
     return replace(_from_tokens(run, samples * mean * repeats, what, repeats), assumed=_packed_words(options))

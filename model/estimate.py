@@ -16,7 +16,7 @@ from tunecast.model.forecast import Forecast
 from tunecast.model.money import with_money
 from tunecast.model.observed import observed
 from tunecast.model.on_device import job_factors, resolve_for
-from tunecast.model.parallel_scaling import Scaling, alone, scaling_notes, scaling_of
+from tunecast.model.parallel_scaling import Scaling, alone, comparable, scaling_notes, scaling_of
 from tunecast.model.phase_rates import phase_rates
 from tunecast.model.priors import cell_group, load_priors
 from tunecast.model.question import Question
@@ -102,8 +102,9 @@ def forecast(question: Question, target: Target) -> Forecast:
 
 
 def _scaling(question: Question, target: Target, run: Run, timing: StepTime, factors: FactorSet) -> Scaling | None:
-    """How the job scales; None for one GPU, or where the user gave the speed. A traced run is compared by formula."""
-    if run.num_gpus == 1 or question.achieved_tflops is not None:
+    """How the job scales; None for one GPU, where the user gave the speed, or where one GPU runs other code. A traced
+    run is compared by formula."""
+    if run.num_gpus == 1 or question.achieved_tflops is not None or not comparable(run):
         return None
 
     def by_formula(run: Run, factors: FactorSet) -> StepTime:

@@ -1,7 +1,8 @@
 """Seconds of collectives over links inside a machine and between machines. Pure functions of numbers or arrays.
 
-A group of GPUs has ``per_node`` members on each of ``nodes`` machines. NCCL picks, by size, between a ring through
-all of them, a ring inside and one across (hierarchical), and trees; here the fastest one counts.
+A group of GPUs has ``per_node`` members on each of ``nodes`` machines. For an all-reduce NCCL picks, by size, between a
+ring through all of them, one inside and one across (hierarchical), and trees; here the fastest one counts. All-gather
+and reduce-scatter have the ring alone (NCCL, src/graph/tuning.cc; PAT is for one GPU per machine).
 
 Sources: NCCL-tests, doc/PERFORMANCE.md (bytes of each collective); NCCL 2.4's double binary trees (Jeaugey, "Massively
 scale your deep learning training with NCCL 2.4", 2019); hierarchical rings as in Horovod's hierarchical all-reduce.
@@ -61,10 +62,14 @@ def hierarchical_seconds(payload: Number, rounds: Number, per_node: Number, node
 
 
 def flat_ring_seconds(payload: Number, rounds: Number, per_node: Number, nodes: Number, links: Links) -> Number:
-    """One ring through every GPU, entering each machine over all of its network at once: the slowest link decides."""
+    """One ring through every GPU, entering each machine over all of its network at once: the slowest link decides.
+
+    A part passes every hop of the ring, of which one per machine leaves it.
+    """
     members = per_node * nodes
     slowest = np.minimum(links.intra_bytes_per_s, per_node * links.inter_bytes_per_s)
-    return rounds * (members - 1) * (payload / members / slowest + links.inter_latency_s)
+    hops = (members - nodes) * links.intra_latency_s + (nodes - 1) * links.inter_latency_s
+    return rounds * ((members - 1) * payload / members / slowest + hops)
 
 
 def tree_seconds(payload: Number, per_node: Number, nodes: Number, links: Links) -> Number:
@@ -75,12 +80,15 @@ def tree_seconds(payload: Number, per_node: Number, nodes: Number, links: Links)
 
 
 def ring_seconds(payload: Number, name: str, per_node: Number, nodes: Number, links: Links) -> Number:
-    """All-reduce, all-gather or reduce-scatter of a whole buffer of `payload` bytes per GPU."""
+    """All-reduce, all-gather or reduce-scatter of a whole buffer of `payload` bytes per GPU.
+
+    Across machines NCCL has trees for an all-reduce alone; the other two are one ring through all GPUs.
+    """
     rounds = ROUNDS[name]
     inside = hierarchical_seconds(payload, rounds, per_node, nodes, links)
-    best = np.minimum(inside, flat_ring_seconds(payload, rounds, per_node, nodes, links))
+    best = flat_ring_seconds(payload, rounds, per_node, nodes, links)
     if name == "all_reduce":
-        best = np.minimum(best, tree_seconds(payload, per_node, nodes, links))
+        best = np.minimum(np.minimum(best, inside), tree_seconds(payload, per_node, nodes, links))
     return np.where(np.asarray(nodes) > 1, best, inside)
 
 

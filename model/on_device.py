@@ -14,11 +14,12 @@ from tunecast.model.fits import memory_view, probably_fits
 from tunecast.model.loss_budget import on_card
 from tunecast.model.parallel_network import with_network
 from tunecast.model.parallel_offload import with_host
-from tunecast.model.priors import prior_factors
+from tunecast.model.priors import load_priors, prior_factors
 from tunecast.model.question import RUN_OPTIONS_ELSEWHERE, Question
 from tunecast.model.resolve import Resolved, resolve_run
 from tunecast.model.run import Run
 from tunecast.model.shared_host import with_shared_host
+from tunecast.model.stand_in import with_stand_ins
 from tunecast.model.target import Target
 from tunecast.model.timing import LINK_FACTORS
 
@@ -27,11 +28,15 @@ LEAST_SHARDING_FIRST = ("ddp", "zero1", "zero2", "fsdp")
 LEAST_SHARDING_OF_STAGES = ("ddp", "zero1", "fsdp")
 """The same for pipeline stages, whose gradients stay whole over all micro-batches."""
 
+LEAST_FLASH = 8.0
+"""Compute capability from which FlashAttention-2 has kernels (its README: Ampere, Ada or Hopper)."""
+
 
 def target_factors(target: Target, run: Run | None = None) -> FactorSet:
     """Factors of the device's own record, else its prior for that run, its host perhaps another card's.
 
-    A record of one card has not measured the link between cards: that comes from the prior, and says so.
+    A record of one card has not measured the link between cards: that comes from the prior, and says so. Products in
+    a dtype that it has not measured are those of one that it has, by the priors' ratio (`stand_in`).
     """
     if target.gpu is None:
         assert target.record is not None
@@ -39,7 +44,7 @@ def target_factors(target: Target, run: Run | None = None) -> FactorSet:
     prior = replace(prior_factors(target.gpu, run), gpu=target.id)
     if target.record is None:
         return prior if target.shared is None else with_shared_host(prior, target.shared)
-    own = factor_set_from_record(target.record)
+    own = with_stand_ins(factor_set_from_record(target.record), prior, run, load_priors()["beliefs"])
     borrowed = {name: prior.factors[name] for name in LINK_FACTORS if name in prior.factors}
     return replace(own, factors={**borrowed, **own.factors})
 
@@ -63,6 +68,7 @@ def resolve_for(question: Question, target: Target) -> Resolved:
             gpu_has_bf16=target.has_bf16,
             option_origins=question.option_origins,
         )
+        check_flash(run.run, target)
         return on_card(run, question.architecture, target)
 
     if data_copies(options) <= 1 or options.get("sharding") is not None:
@@ -70,6 +76,19 @@ def resolve_for(question: Question, target: Target) -> Resolved:
     if target.platform == "cpu":
         raise InputError("--num-gpus above 1 needs GPUs; a CPU is one device.")
     return _least_sharding(question, target, resolved)
+
+
+def check_flash(run: Run, target: Target) -> None:
+    """Raise InputError for a FlashAttention-2 on an NVIDIA card that its kernels do not run on."""
+    gpu = target.gpu
+    if run.attn_implementation != "flash_attention_2" or gpu is None or gpu.vendor != "nvidia":
+        return
+    if float(gpu.compute_capability) < LEAST_FLASH:
+        raise InputError(
+            f"--attn-implementation flash_attention_2 was asked for, but {target.id} has compute capability "
+            f"{gpu.compute_capability} and FlashAttention-2 runs from {LEAST_FLASH} on; "
+            "type --attn-implementation sdpa."
+        )
 
 
 def data_copies(options: Mapping[str, Any]) -> float:

@@ -18,6 +18,7 @@ from tunecast.model.factors import FactorSet
 from tunecast.model.links import HOST_UPDATE, collective_seconds, crosses_machines, links_of
 from tunecast.model.operation import Kind, Operation
 from tunecast.model.run import Run
+from tunecast.model.sharding import FSDP
 from tunecast.model.time import StepTime
 
 NOTHING = 0.005
@@ -96,11 +97,24 @@ def scaling_of(
 
 def scaling_notes(scaling: Scaling | None, run: Run) -> tuple[str, ...]:
     """Why a job may scale by more than its GPUs."""
+    if not comparable(run):
+        return (
+            "no scaling efficiency is told: one GPU alone offloads by DeepSpeed, which keeps other states than FSDP",
+        )
     if scaling is None or scaling.efficiency <= 1.0 + NOTHING:
         return ()
     n = run.num_gpus
-    told = f"{n} GPUs are more than {n} times as fast as one: one GPU alone updates every trained parameter by itself "
-    return (f"{told}in each step, {n} share that",)
+    alone_does = (
+        "updates every trained parameter by itself" if run.offload == "none" else "copies all that is offloaded"
+    )
+    return (
+        f"{n} GPUs are more than {n} times as fast as one: one GPU alone {alone_does} in each step, {n} share that",
+    )
+
+
+def comparable(run: Run) -> bool:
+    """Whether one GPU runs the same code: FSDP's offload exists for several alone."""
+    return run.offload == "none" or run.sharding not in FSDP
 
 
 def bound_by(

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from tunecast.catalogs.gpus import Gpu, training_dtype
 from tunecast.model.factors import Curve, Factor, FactorSet
 from tunecast.model.operation import NATIVE
+from tunecast.model.overlap_belief import with_believed_overlap
 from tunecast.model.product_share import attention_share, own_over_usual, shares_of, usual_shares
 from tunecast.model.run import Run
 from tunecast.model.units import GIGA
@@ -40,6 +41,8 @@ PRODUCTS = ("gemm", "attention")
 NO_VENDOR = "no run on any {} card either"
 DEQUANT_KERNEL = "dequant_kernel"
 """The group of effects of the kernels that unpack weights: a library's, whatever stack calls it."""
+INT8_BASE = "bnb-8bit"
+"""Storage of LLM.int8."""
 HOPPER = 9.0
 """Compute capability of the generation since which rows of one source differ more."""
 CLOCK = "clock"
@@ -144,6 +147,7 @@ def prior_factors(gpu: Gpu, run: Run | None = None, priors: Mapping[str, Any] | 
     for kind, efficiency in priors["efficiency"].items():
         if kind != "link":
             factors[f"scale.{kind}"] = _slowdown(efficiency, sum(e.value for e in effects if kind in e.moves))
+    factors["scale.memory"] = _no_faster(factors["scale.memory"])
     for kind in ("loss", "optimizer"):
         factors[f"scale.{kind}"] = factors["scale.memory"]
     if "link_bytes_per_s" in factors:
@@ -151,8 +155,8 @@ def prior_factors(gpu: Gpu, run: Run | None = None, priors: Mapping[str, Any] | 
     for name in (HOST, HOOKS, "overlap_frac"):
         stored = priors[name.removeprefix("scale.")]
         factors[name] = Factor(**{k: stored[k] for k in ("value", "low", "high", "unit", "origin")})
-    width = float(priors["width"][cell_group(gpu)])
-    return FactorSet(
+    width = float(priors["width"])
+    found = FactorSet(
         gpu=gpu.id,
         curves=base.curves,
         factors=factors,
@@ -162,11 +166,12 @@ def prior_factors(gpu: Gpu, run: Run | None = None, priors: Mapping[str, Any] | 
         step_covariance=step_covariance(priors, (*effects, *source_effects(priors)), width),
         notes=device.notes,
     )
+    return with_believed_overlap(found, run, priors)
 
 
 def cell_group(gpu: Gpu) -> str:
-    """The group of effects of a source's rows of one method on one card, and of the width of intervals: rows differ
-    more on cards whose software was young when they were measured, NVIDIA's since Hopper and those of other makers."""
+    """The group of effects of a source's rows of one method on one card: these may differ more on cards whose software
+    was young when they were measured, NVIDIA's since Hopper and those of other makers."""
     early = gpu.vendor == "nvidia" and float(gpu.compute_capability) < HOPPER
     return "cell" if early else "late_cell"
 
@@ -238,8 +243,15 @@ def run_effects(run: Run | None, priors: Mapping[str, Any]) -> tuple[Effect, ...
         return ()
     sharding = (_effect("sharding", run.sharding, priors, WORK),) if run.num_gpus > 1 else ()
     unpacked = (_dequant_effect(run, priors),) if run.base_quantization else ()
+    eight = run.base_quantization == INT8_BASE
+    outliers = (_unknown(priors["beliefs"]["int8_products"]["log_sd"], ("gemm",)),) if eight else ()
     stack = tuple(_effect(f"stack.{kind}", run.stack, priors, (kind,), scaled=True) for kind in STACK_KINDS)
-    return (*stack, *unpacked, *sharding)
+    return (*stack, *unpacked, *outliers, *sharding)
+
+
+def _unknown(log_sd: float, moves: tuple[str, ...]) -> Effect:
+    """What no row has, of which a spread is believed."""
+    return Effect(value=0.0, name=None, moves=moves, log_sd=float(log_sd))
 
 
 def dequant_kernel(run: Run, stack: str) -> str:
@@ -286,7 +298,7 @@ def step_covariance(
     priors: Mapping[str, Any], effects: Sequence[Effect], width: float
 ) -> tuple[tuple[float, ...], ...]:
     """Covariance of the logs of `STEP_PARAMS`: what the rows leave open of efficiencies and of these effects together,
-    by the `width` of the card's `cell_group`.
+    by the priors' `width`.
 
     Effects that no row has, and the host of a new source, are independent of the rest. Those of a card, a sharding and
     a host keep their own spread, since the priors' width comes from rows whose effects others share.
@@ -343,6 +355,11 @@ def _slowdown(efficiency: Mapping[str, Any], effect: float) -> Factor:
         unit="seconds per datasheet second",
         origin=str(efficiency["origin"]),
     )
+
+
+def _no_faster(slowdown: Factor) -> Factor:
+    """Bytes take at least their datasheet seconds: what rows say beyond that is fewer bytes than were counted."""
+    return replace(slowdown, value=max(slowdown.value, 1.0), low=max(slowdown.low, 1.0), high=max(slowdown.high, 1.0))
 
 
 def _scaled_link(link: Factor, efficiency: Mapping[str, Any]) -> Factor:

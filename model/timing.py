@@ -114,16 +114,16 @@ def utilizations(
     """MFU and HFU of a step of the whole job; None where the card has no peak in the compute dtype.
 
     MFU: required FLOPs over time and the dense peak of the compute dtype (8-bit floats where layers multiply in
-    them), whatever else multiplies: it compares runs. HFU: executed FLOPs over time, each product against the peak of
-    its own dtype, so the share of the step in which full units would do the work. LLM.int8 multiplies forward in
-    int8, which is up to 4 times as fast as bf16: its MFU may be above its HFU, and above 1 up to that ratio.
+    them), whatever slower dtype multiplies beside it: it compares runs. HFU: executed FLOPs over time, each product
+    against the peak of its own dtype, so the share of the step in which full units would do the work. Where products
+    of a faster dtype mix in (LLM.int8 multiplies forward in int8, up to 4 times as fast as bf16), MFU takes HFU's
+    mixed peak too: of the compute dtype alone, no limit would follow from it.
     """
     peak, least_s = target.peaks.get(run.product_dtype), seconds_at_peak(executed, run, target.peaks)
     if peak is None or least_s is None:
         return None, None
-    fastest = max(target.peaks.get(dtype, peak) for dtype in (run.product_dtype, *executed))
     mixed = sum(executed.values()) / least_s
-    mfu = utilization("MFU", required, step_s, peak * run.num_gpus, target, most=fastest / peak)
+    mfu = utilization("MFU", required, step_s, max(mixed, peak * run.num_gpus), target)
     return mfu, utilization("HFU", sum(executed.values()), step_s, mixed, target)
 
 
@@ -143,16 +143,12 @@ def _peak_words(executed: Mapping[str, float], run: Run, target: Target) -> str:
     return f"the {' and '.join(peaks)} peak{'s' if len(peaks) > 1 else ''}"
 
 
-def utilization(
-    name: str, flops: float, step_s: float, peak: float | None, target: Target, *, most: float = 1.0
-) -> float | None:
-    """flops / seconds / peak; above `most`, an error that names the figures, never a number."""
-    if peak is None:
-        return None
+def utilization(name: str, flops: float, step_s: float, peak: float, target: Target) -> float:
+    """flops / seconds / peak; above 1, an error that names the figures, never a number."""
     share = flops / step_s / peak
-    if share > most:
+    if share > 1.0:
         raise ImpossibleError(
-            f"{name} of {target.id} comes out at {share:.2f}, above {most:.3g}: {flops:.3e} FLOPs in {step_s:.4g} s "
+            f"{name} of {target.id} comes out at {share:.2f}, above 1: {flops:.3e} FLOPs in {step_s:.4g} s "
             f"against a peak of {peak:.3e} FLOP/s ({_peak_source(target)}); check the peak or the record."
         )
     return share

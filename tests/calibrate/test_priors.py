@@ -20,7 +20,6 @@ from tunecast.calibrate.priors_fit import (
     training_rows,
     unseen_log_errors,
     width_of,
-    widths_of,
 )
 from tunecast.catalogs.gpus import load_gpus
 from tunecast.model.architectures import load_architecture
@@ -212,14 +211,7 @@ def test_the_width_holds_four_in_five_rows_of_sources_left_out(rows: list[Row]) 
     assert width_of([*ten, one], {**errors, one.run.id: (9.0 * Z80, 1.0)}) == pytest.approx(9.0)
 
 
-def test_cards_since_hopper_have_a_width_of_their_own(rows: list[Row]) -> None:
-    """Errors of 0.5 intervals on earlier cards and 2.0 on later ones; a group of two sources takes that of all rows."""
-    late = {row.run.id: cell_group(load_gpus()[row.run.gpu]) == "late_cell" for row in rows}
-    errors = {row_id: ((2.0 if late[row_id] else 0.5) * Z80, 1.0) for row_id in late}
-    assert widths_of(rows, errors) == pytest.approx({"cell": 0.5, "late_cell": 2.0})
-    two = {"MF", "NB"}
-    few = [row for row in rows if not late[row.run.id] or row.run.source in two]
-    assert widths_of(few, errors) == pytest.approx({"cell": 0.5, "late_cell": width_of(few, errors)})
+def test_cards_since_hopper_have_cells_of_their_own() -> None:
     groups = {name: cell_group(load_gpus()[name]) for name in ("a100-sxm4-80gb", "l4-24gb", "h100-pcie-80gb")}
     assert groups == {"a100-sxm4-80gb": "cell", "l4-24gb": "cell", "h100-pcie-80gb": "late_cell"}
 
@@ -253,3 +245,40 @@ def test_fused_attention_is_slower_on_short_sequences_in_the_priors_as_measured_
 
     assert 0.5 < rate(512) / rate(8192) < 0.75
     assert rate(1024) < rate(2048) < rate(16384)
+
+
+def test_no_card_moves_bytes_faster_than_its_datasheet() -> None:
+    """Whatever stack the rows say is quick: those rows moved fewer bytes than were counted."""
+    run = resolve_run(load_architecture("meta-llama/Llama-3.1-8B"), {"method": "lora", "stack": "trl"}).run
+    stacks = ("", *load_priors()["effects_by_kind"]["stack.memory"])
+    for gpu in load_gpus().values():
+        for stack in stacks:
+            factors = prior_factors(gpu, replace(run, stack=stack) if stack else None).factors
+            for name in ("scale.memory", "scale.loss", "scale.optimizer"):
+                assert factors[name].value >= 1.0, (gpu.id, stack, name)
+
+
+def test_what_ddp_hides_is_believed_where_no_row_has_it() -> None:
+    """Rows of FSDP and ZeRO wait for what the next layer needs; DDP reduces beside the backward."""
+    architecture, gpu = load_architecture("meta-llama/Llama-3.1-8B"), load_gpus()["h100-sxm5-80gb"]
+    ddp, fsdp = (
+        prior_factors(gpu, resolve_run(architecture, {"method": "full", "num_gpus": 8, "sharding": name}).run)
+        for name in ("ddp", "fsdp")
+    )
+    assert "ddp" not in load_priors()["sharding_effects"]
+    assert (ddp.factors["overlap_frac"].origin, fsdp.factors["overlap_frac"].origin) == ("assumed", "published")
+    assert ddp.factors["overlap_frac"].value == believed("overlap_frac")["value"]
+    place = STEP_PARAMS.index("overlap_frac")
+    assert ddp.step_covariance[place][place] == pytest.approx(believed("overlap_frac")["log_sd"] ** 2)
+
+
+def test_llm_int8_is_less_sure_than_its_like_in_four_bits() -> None:
+    architecture, gpu = load_architecture("meta-llama/Llama-3.1-8B"), load_gpus()["rtx-3090-24gb"]
+    place = STEP_PARAMS.index("scale.gemm")
+    four, eight = (
+        prior_factors(gpu, resolve_run(architecture, {"method": "qlora", "quant_method": name}).run)
+        for name in ("bnb-4bit", "bnb-8bit")
+    )
+    belief = load_priors()["beliefs"]["int8_products"]["log_sd"]
+    more = eight.step_covariance[place][place] - four.step_covariance[place][place]
+    assert more == pytest.approx(belief**2, rel=1e-6)

@@ -169,3 +169,21 @@ def test_memory_left_by_batches_of_changing_length_is_no_steps(rows: dict[str, d
     assert (found.run.bnb_4bit_quant_type, found.run.double_quant, found.run.hf_code) == ("nf4", True, "4.46")
     (gptq,), _ = read_runs([{name: value for name, value in rows["SW-003"].items() if name != "packed"}])
     assert (gptq.run.quant_method, gptq.run.precision, gptq.run.gptq_kernel) == ("gptq-8bit", "fp16-autocast", "torch")
+
+
+def test_megatron_bridge_adapts_the_joined_projection_alone_since_2026(rows: dict[str, dict[str, str]]) -> None:
+    """Pull request 2181 of NVIDIA-NeMo/Megatron-Bridge, merged on 2026-02-10; before, every linear map."""
+    row = rows["NB-006"]
+    (now,), _ = read_runs([row])
+    (before,), _ = read_runs([{**row, "source_date": "2025-12"}])
+    assert now.run.lora_target_modules == ("qkv_proj",)
+    assert before.run.lora_target_modules == ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
+
+
+def test_automodel_patches_models_of_transformers_with_liger_kernels_on_one_gpu(
+    rows: dict[str, dict[str, str]],
+) -> None:
+    (single, split), _ = read_runs([rows["NA-004"], rows["NA-006"]])
+    assert {"rms_norm", "rope", "swiglu"} <= set(single.run.fused_kernels)
+    assert (single.run.lora_dropout, split.run.lora_dropout) == (0.1, 0.0)
+    assert not {"rms_norm", "rope", "swiglu"} & set(split.run.fused_kernels)

@@ -183,3 +183,47 @@ def test_a_heading_in_other_letters_is_read_unless_two_columns_would_be_one(tmp_
 def test_a_table_that_cannot_be_one_is_told_in_a_sentence(tmp_path: Path, text: str, told: str) -> None:
     with pytest.raises(InputError, match=told):
         read_table(written(tmp_path, text))
+
+
+def test_a_row_with_a_comma_too_many_is_refused_by_its_number(tmp_path: Path) -> None:
+    """An unquoted ``2,100`` would be read as 2 tokens/s."""
+    table = tmp_path / "runs.csv"
+    table.write_text(
+        "model,method,seq_len,micro_batch,tokens_per_s\nm,lora,1,1,7\nm,lora,1,1,2,100\n", encoding="utf-8"
+    )
+    with pytest.raises(InputError, match=r"Row 2 .* has 6 cells under 5 headings.*quotes"):
+        read_table(table)
+
+
+OWN = {"model": "Llama 3.1 8B", "method": "lora", "seq_len": "2048", "micro_batch": "2", "gpu": "H100 80GB",
+       "tokens_per_s": "7000"}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("cells", "reason"),
+    [
+        ({"gpu": "RTX 4090", "gpu_canonical_id": "h100-sxm5-80gb"}, "gpu 'RTX 4090' and gpu_canonical_id"),
+        ({"params_b": "abc"}, "params_b 'abc' is not a number"),
+        ({"params_b": "-8"}, "params_b '-8' is not a number"),
+        ({"source_date": "yesterday"}, "source_date 'yesterday' names no year"),
+        ({"tokens_per_s": "0.001"}, "check its unit"),
+    ],
+)
+def test_a_cell_that_cannot_be_skips_its_row_by_name(cells: dict[str, str], reason: str) -> None:
+    runs, skipped = read_runs([{"id": "x", **OWN, **cells}])
+    assert not runs
+    assert reason in skipped[0].reason
+
+
+def test_a_peak_above_the_card_leaves_the_speed() -> None:
+    (found,), _ = read_runs([{"id": "x", **OWN, "peak_mem_gib": "900", "reserved_or_allocated": "allocated"}])
+    assert (found.tokens_per_s, found.peak_bytes) == (7000.0, None)
+    assert "above the 80 GB" in found.why_no_memory
+
+
+def test_a_global_batch_says_how_many_micro_batches_where_no_cell_does() -> None:
+    (found,), _ = read_runs([{"id": "x", **OWN, "gpus": "1", "global_batch": "64"}])
+    assert found.run.gradient_accumulation_steps == 32
+    assert any("grad_accum is not stated" in note for note in found.reading_notes)
+    _, (odd,) = read_runs([{"id": "x", **OWN, "gpus": "1", "global_batch": "63"}])
+    assert "global_batch '63'" in odd.reason

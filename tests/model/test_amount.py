@@ -45,6 +45,28 @@ def test_steps_cover_the_data(options: dict[str, Any], steps: int) -> None:
     assert amount.steps == steps
 
 
+@pytest.mark.parametrize("amount", [{"max_steps": 7}, {"tokens": "3M"}, {"num_samples": 300}])
+@pytest.mark.parametrize(("mean", "said"), [(-5.0, "not a positive amount"), (float("nan"), "not a positive amount"),
+                                            (1001.0, "above --max-length 1000")])  # fmt: skip
+def test_a_mean_length_that_no_sample_can_have_is_refused_beside_any_amount(
+    amount: dict[str, Any], mean: float, said: str
+) -> None:
+    with pytest.raises(InputError, match=f"--mean-tokens.*{said}"):
+        resolve_amount(RUN, {**amount, "mean_tokens": mean})
+
+
+def test_rows_of_unknown_lengths_are_as_unsure_by_steps_as_by_samples() -> None:
+    """300 samples are 10 steps: the same work, so the same doubt of it."""
+    unpacked = {"packing": False, "mean_tokens": 200}
+    by_steps, by_samples = (
+        resolve_amount(RUN, {**unpacked, **how}) for how in ({"max_steps": 10}, {"num_samples": 300})
+    )
+    assert by_steps is not None
+    assert by_samples is not None
+    assert (by_steps.steps, by_steps.least, by_steps.most) == (by_samples.steps, by_samples.least, by_samples.most)
+    assert by_steps.least < 1.0 < by_steps.most
+
+
 def test_without_an_amount_there_is_no_total() -> None:
     assert resolve_amount(RUN, {}) is None
 

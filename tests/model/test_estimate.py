@@ -243,7 +243,7 @@ def test_several_machines_are_joined_by_a_known_or_given_network() -> None:
     assert any("Gbit/s each (aws" in note for note in known.notes), "the catalog's instance with this GPU"
     assert known.origins["node_bytes_per_s"] == "assumed"
     two = ask(method="full", num_gpus=16, sharding="fsdp", gpus_per_node=2, internode_gbps=100)
-    assert two.step_time_s.value > slow.step_time_s.value, "the machine's network is shared by fewer, but crossed more"
+    assert two.step_time_s.value == pytest.approx(slow.step_time_s.value, rel=1e-3), "one ring: each machine's network"
 
 
 def test_cards_without_peer_access_talk_through_the_host() -> None:
