@@ -48,7 +48,6 @@ from tunecast.model.priors import (
     SOURCE_KINDS,
     STACK_KINDS,
     WORK,
-    cell_group,
     datasheet_factors,
     dequant_kernel,
     interval,
@@ -71,9 +70,9 @@ BY_KIND = {
 FOLLOWED = {**{name: (name, -1.0) for name in EFFICIENCIES}, "host_s_per_launch": (HOST_GROUP, 1.0)}
 """Shared parameters that stretch a kind of work."""
 WHOLE = ("device", "sharding")
-CELLS = ("cell", "late_cell")
+CELL = "cell"
 MOVES = {
-    **dict.fromkeys((*WHOLE, *CELLS), WORK),
+    **dict.fromkeys((*WHOLE, CELL), WORK),
     **BY_KIND,
     HOST_GROUP: (HOST_GROUP,),
     CLOCK: PRODUCTS,
@@ -120,7 +119,7 @@ def effect_names(run: PublishedRun) -> tuple[Effect, ...]:
     unpacking = ((DEQUANT_KERNEL, dequant_kernel(own, run.stack)),) if own.base_quantization else ()
     clock = ((CLOCK, run.gpu),) if run.gpu in beliefs()["held_clock"]["values"] else ()
     parts = (run.source, run.gpu, own.method, own.base_quantization, own.fp8, own.num_gpus > 1)
-    cell = (cell_group(gpu), " ".join(str(part) for part in parts))
+    cell = (CELL, " ".join(str(part) for part in parts))
     names = {"device": run.gpu, "generation": gpu.generation, "stack": run.stack, "source": run.source}
     by_kind = ((group, names[group.partition(".")[0]]) for group in BY_KIND)
     return (("device", run.gpu), *clock, *sharding, *kernel, *unpacking, *by_kind, (HOST_GROUP, run.source), cell)
@@ -315,8 +314,7 @@ def priors_of(rows: Sequence[Row]) -> dict[str, Any]:
     solution = fit_rows(rows)
     errors = left_out(rows, solution)
     width, sds = width_of(rows, errors), solution.sds
-    new = {f"new_{cell}": width * math.hypot(sds[cell], row_log_sd(sds)) for cell in CELLS}
-    seen = {f"seen_{cell}": width * row_log_sd(sds) for cell in CELLS}
+    log_sds = {"new": width * math.hypot(sds[CELL], row_log_sd(sds)), "seen": width * row_log_sd(sds)}
     stored = {name: _stored(solution, name) for name in SHARED}
     return {
         "schema": PRIORS_SCHEMA,
@@ -329,7 +327,7 @@ def priors_of(rows: Sequence[Row]) -> dict[str, Any]:
         "covariance": _covariance(solution),
         "spreads": dict(sds),
         "width": width,
-        "step_log_sd": {**new, **seen},
+        "step_log_sd": log_sds,
         "left_out_log_errors": {"by_source": {row_id: -missed for row_id, (missed, _) in errors.items()}},
     }
 

@@ -18,7 +18,7 @@ from tunecast.model.observed import observed
 from tunecast.model.on_device import job_factors, resolve_for
 from tunecast.model.parallel_scaling import Scaling, alone, comparable, scaling_notes, scaling_of
 from tunecast.model.phase_rates import phase_rates
-from tunecast.model.priors import cell_group, load_priors
+from tunecast.model.priors import load_priors
 from tunecast.model.question import Question
 from tunecast.model.rows import row_notes, timed_run, unpacked_rows
 from tunecast.model.run import Run
@@ -125,8 +125,7 @@ def _watched(question: Question, target: Target, timing: StepTime) -> tuple[Step
         factors = job_factors(target, architecture, run)
         return step_time(operations_of(architecture, run, platform=target.platform), factors, run=run)
 
-    group = "cell" if target.gpu is None else cell_group(target.gpu)
-    own_log_sd = float(load_priors()["step_log_sd"][f"seen_{group}"])
+    own_log_sd = float(load_priors()["step_log_sd"]["seen"])
     return observed(timing, question.observations.get(target.id, ()), plain, own_log_sd=own_log_sd)
 
 

@@ -43,8 +43,6 @@ DEQUANT_KERNEL = "dequant_kernel"
 """The group of effects of the kernels that unpack weights: a library's, whatever stack calls it."""
 INT8_BASE = "bnb-8bit"
 """Storage of LLM.int8."""
-HOPPER = 9.0
-"""Compute capability of the generation since which rows of one source differ more."""
 CLOCK = "clock"
 """The group of effects of cards whose power holds their clock down."""
 ATTENTION_KERNEL = "attention_kernel"
@@ -160,20 +158,13 @@ def prior_factors(gpu: Gpu, run: Run | None = None, priors: Mapping[str, Any] | 
         gpu=gpu.id,
         curves=base.curves,
         factors=factors,
-        step_log_sd=float(priors["step_log_sd"][f"new_{cell_group(gpu)}"]),
+        step_log_sd=float(priors["step_log_sd"]["new"]),
         memory_overhead_bytes=dict(priors["memory_overhead_bytes"]),
         step_params=STEP_PARAMS,
         step_covariance=step_covariance(priors, (*effects, *source_effects(priors)), width),
         notes=device.notes,
     )
     return with_believed_overlap(found, run, priors)
-
-
-def cell_group(gpu: Gpu) -> str:
-    """The group of effects of a source's rows of one method on one card: these may differ more on cards whose software
-    was young when they were measured, NVIDIA's since Hopper and those of other makers."""
-    early = gpu.vendor == "nvidia" and float(gpu.compute_capability) < HOPPER
-    return "cell" if early else "late_cell"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

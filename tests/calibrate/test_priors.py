@@ -28,7 +28,6 @@ from tunecast.model.inventory import step_operations
 from tunecast.model.operation import Kind, Operation, Phase
 from tunecast.model.priors import (
     STEP_PARAMS,
-    cell_group,
     clock_effects,
     device_effect,
     load_priors,
@@ -209,11 +208,6 @@ def test_the_width_holds_four_in_five_rows_of_sources_left_out(rows: list[Row]) 
     assert width_of(ten, errors) == pytest.approx(0.8)
     one = next(row for row in rows if row.run.source == "VL")
     assert width_of([*ten, one], {**errors, one.run.id: (9.0 * Z80, 1.0)}) == pytest.approx(9.0)
-
-
-def test_cards_since_hopper_have_cells_of_their_own() -> None:
-    groups = {name: cell_group(load_gpus()[name]) for name in ("a100-sxm4-80gb", "l4-24gb", "h100-pcie-80gb")}
-    assert groups == {"a100-sxm4-80gb": "cell", "l4-24gb": "cell", "h100-pcie-80gb": "late_cell"}
 
 
 def test_a_kernel_that_unpacks_weights_is_its_library_s_whatever_stack_calls_it() -> None:
