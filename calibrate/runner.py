@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -96,6 +97,10 @@ def calibrate(
     return path
 
 
+FEWEST_PROCESSES = 2
+"""Processes that every CPU may run for collectives, a single core too."""
+
+
 def checked_gpus(device: Device, asked: int | None) -> int:
     """Between how many GPUs collectives are measured; more than there are is refused."""
     peers = getattr(device, "peers", None)
@@ -104,6 +109,11 @@ def checked_gpus(device: Device, asked: int | None) -> int:
         return there
     if asked < 1:
         raise InputError(f"--num-gpus is {asked}, but it must be at least 1; 1 measures no collectives.")
+    cores = max(os.cpu_count() or 1, FEWEST_PROCESSES)
+    if peers is None and asked > cores and device.hardware().device == "cpu":
+        raise InputError(
+            f"--num-gpus {asked} was asked for, but this CPU runs at most {cores} processes, one per core."
+        )
     if peers is not None and asked > there:
         raise InputError(f"--num-gpus {asked} was asked for, but this machine has {there} of {device.id}'s kind.")
     return asked

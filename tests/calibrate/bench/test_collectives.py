@@ -99,3 +99,11 @@ def test_more_gpus_than_there_are_is_refused() -> None:
     for asked in (0, 3):
         with pytest.raises(InputError, match="--num-gpus"):
             checked_gpus(Two(), asked)  # type: ignore[arg-type]
+
+
+def test_a_cpu_runs_as_many_processes_as_it_has_cores() -> None:
+    """Two always, so that a single core too can say what its collectives take."""
+    device = open_device("cpu")
+    assert checked_gpus(device, 2) == 2
+    with pytest.raises(InputError, match=r"--num-gpus 100000 .* this CPU runs at most \d+ processes"):
+        checked_gpus(device, 100_000)
