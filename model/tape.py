@@ -90,8 +90,15 @@ class Tape:
         event = self._place(Event(name, kind, storages(reads), storages(writes)))
         event.flops, event.shape, event.layout, event.launches = flops, shape, layout, launches
         touched = (*reads, *writes)
-        event.bytes = sum([t.elements * DTYPE_BYTES[t.dtype] for t in touched]) if n_bytes is None else n_bytes
-        event.dtype = dtype or widest([tensor.dtype for tensor in touched])
+        if n_bytes is None:
+            n_bytes = 0
+            for tensor in touched:
+                n_bytes += tensor.elements * DTYPE_BYTES[tensor.dtype]
+        event.bytes = n_bytes
+        if dtype is None:
+            found = {tensor.dtype for tensor in touched}
+            dtype = found.pop() if len(found) == 1 else widest([tensor.dtype for tensor in touched])
+        event.dtype = dtype
         self.events.append(event)
 
     def hold(self, *tensors: Tensor) -> None:
