@@ -32,9 +32,9 @@ MOST_SD = 2.0
 """No spread is larger."""
 STEP = 1e-4
 """Of the numerical derivatives, in logs."""
-ROUNDS = 20
+ROUNDS = 40
 """Of spreads after efficiencies after spreads, at most."""
-SAME_LIKELIHOOD = 0.3
+SAME_LIKELIHOOD = 0.05
 """A round that changes the log likelihood by less is the last one."""
 NEWTON_STEPS = 12
 SETTLED = 1e-3

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from tunecast.model.priors import no_faster
 from tunecast.model.time import COLUMNS, PhaseTable, Stack, stacked, step_seconds
 
 Array = npt.NDArray[np.float64]
@@ -23,6 +24,7 @@ def clock_values(params: Mapping[str, float]) -> dict[str, float]:
     """Scalar factors of the clocks that these parameters mean; what only moves bytes follows memory."""
     scales = ("gemm", "attention", "memory", "dequant", "link")
     values = {f"scale.{name}": 1.0 / params[name] for name in scales}
+    values["scale.memory"] = float(no_faster(values["scale.memory"]))
     values |= {"scale.loss": values["scale.memory"], "scale.optimizer": values["scale.memory"]}
     values |= {name: params[name] for name in ("host_s_per_launch", "overlap_frac")}
     return values | {"scale.host_hooks": params["host_hooks"]}
@@ -42,12 +44,12 @@ def settled_stacks(tables: Sequence[PhaseTable]) -> tuple[Stack, list[int], Stac
 def slowed(stack: Stack, slower: Array | None, memory: float) -> Stack:
     """The rows with their work slowed by logs, (rows, `MOVED`); what only moves bytes follows memory, floors stay.
 
-    `memory` is the fraction of the datasheet's bandwidth that all rows share: no row moves bytes faster than all of it.
+    `memory` is the fraction of the datasheet's bandwidth that all rows share: none moves bytes faster than all of it.
     """
     if slower is None:
         return stack
     by_name = dict(zip(MOVED, np.exp(slower).T, strict=True))
-    by_name["memory"] = np.maximum(by_name["memory"], memory)
+    by_name["memory"] = no_faster(by_name["memory"] / memory) / no_faster(1.0 / memory)
     by_column = [by_name.get(FOLLOWS.get(column, column), np.ones(len(slower))) for column in COLUMNS]
     link = by_name["link"][:, None]
     return replace(

@@ -60,6 +60,8 @@ FITTED_AS = {
 }
 """Names of factors of a step, and of the fitted parameters that they follow."""
 STEP_PARAMS = tuple(FITTED_AS)
+LIMIT_POWER = 16.0
+"""How sharply slowdowns bend onto the datasheet's limit: 4% above it where they would meet it."""
 PCIE_BYTES_PER_S_PER_LANE = {3: 0.985 * GIGA, 4: 1.969 * GIGA, 5: 3.938 * GIGA}
 """One direction, after 128b/130b encoding (PCI-SIG base specifications 3.0 to 5.0)."""
 
@@ -145,7 +147,7 @@ def prior_factors(gpu: Gpu, run: Run | None = None, priors: Mapping[str, Any] | 
     for kind, efficiency in priors["efficiency"].items():
         if kind != "link":
             factors[f"scale.{kind}"] = _slowdown(efficiency, sum(e.value for e in effects if kind in e.moves))
-    factors["scale.memory"] = _no_faster(factors["scale.memory"])
+    factors["scale.memory"] = _limited(factors["scale.memory"])
     for kind in ("loss", "optimizer"):
         factors[f"scale.{kind}"] = factors["scale.memory"]
     if "link_bytes_per_s" in factors:
@@ -348,9 +350,18 @@ def _slowdown(efficiency: Mapping[str, Any], effect: float) -> Factor:
     )
 
 
-def _no_faster(slowdown: Factor) -> Factor:
-    """Bytes take at least their datasheet seconds: what rows say beyond that is fewer bytes than were counted."""
-    return replace(slowdown, value=max(slowdown.value, 1.0), low=max(slowdown.low, 1.0), high=max(slowdown.high, 1.0))
+def no_faster(slowdown: Array | float) -> Array:
+    """Slowdowns of moved bytes over the datasheet's seconds, bent so that none is below 1: what rows say beyond that is
+    fewer bytes than were counted. A rate of nine tenths is left as it is within a hundredth."""
+    return (slowdown**LIMIT_POWER + 1.0) ** (1.0 / LIMIT_POWER)
+
+
+def _limited(slowdown: Factor) -> Factor:
+    """The same of a factor and its bounds."""
+    import numpy as np
+
+    value, low, high = no_faster(np.array([slowdown.value, slowdown.low, slowdown.high])).tolist()
+    return replace(slowdown, value=value, low=low, high=high)
 
 
 def _scaled_link(link: Factor, efficiency: Mapping[str, Any]) -> Factor:
