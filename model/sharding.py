@@ -21,10 +21,9 @@ every machine whose gradients are reduced across.
 Of a 4-bit base only the packed weights are parameters, so only they are sharded: absmax and code tables stay
 whole on every GPU.
 
-Sources: ZeRO (Rajbhandari et al. 2020, section 5), PyTorch FSDP2 ``fully_shard`` (torch 2.13, also run in two
-processes by the tests), DDP's bucketed reducer, DeepSpeed ``zero_optimization`` defaults. Left out: FSDP1's
-padding of flat parameters and its fp32 copies under mixed precision, quantized
-collectives, the embedding and head of ZeRO-3 kept by persistence thresholds.
+Sources: ZeRO (Rajbhandari et al. 2020, section 5), PyTorch FSDP2 ``fully_shard`` (torch 2.13, run by the tests too),
+DDP's bucketed reducer, DeepSpeed ``zero_optimization`` defaults. Left out: FSDP1's padding of flat parameters and fp32
+copies under mixed precision, quantized collectives, what persistence thresholds keep of ZeRO-3.
 """
 
 from __future__ import annotations
