@@ -24,7 +24,7 @@ def clock_values(params: Mapping[str, float]) -> dict[str, float]:
     """Scalar factors of the clocks that these parameters mean; what only moves bytes follows memory."""
     scales = ("gemm", "attention", "memory", "dequant", "link")
     values = {f"scale.{name}": 1.0 / params[name] for name in scales}
-    values["scale.memory"] = float(no_faster(values["scale.memory"]))
+    values["scale.memory"] = float(no_faster(np.array(values["scale.memory"])))
     values |= {"scale.loss": values["scale.memory"], "scale.optimizer": values["scale.memory"]}
     values |= {name: params[name] for name in ("host_s_per_launch", "overlap_frac")}
     return values | {"scale.host_hooks": params["host_hooks"]}
@@ -49,7 +49,7 @@ def slowed(stack: Stack, slower: Array | None, memory: float) -> Stack:
     if slower is None:
         return stack
     by_name = dict(zip(MOVED, np.exp(slower).T, strict=True))
-    by_name["memory"] = no_faster(by_name["memory"] / memory) / no_faster(1.0 / memory)
+    by_name["memory"] = no_faster(by_name["memory"] / memory) / no_faster(np.array(1.0 / memory))
     by_column = [by_name.get(FOLLOWS.get(column, column), np.ones(len(slower))) for column in COLUMNS]
     link = by_name["link"][:, None]
     return replace(

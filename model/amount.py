@@ -62,10 +62,11 @@ def resolve_amount(run: Run, options: dict[str, Any]) -> Amount | None:
     _refuse_two(options)
     _check_mean(run, options)
     if options.get("max_steps") is not None:
-        return _of_rows(_from_steps(int(options["max_steps"])), rows)
+        amount = _from_steps(int(options["max_steps"]))
+        return amount if rows is None or rows.samples is not None else _between(amount, rows, _length_words(rows))
     repeats = 1.0 if epochs is None else float(epochs)
-    amount = _from_data(run, options, rows, repeats)
-    return None if amount is None else _ended(amount, options)
+    found = _from_data(run, options, rows, repeats)
+    return None if found is None else _ended(found, options)
 
 
 def _from_data(run: Run, options: dict[str, Any], rows: Rows | None, repeats: float) -> Amount | None:
@@ -98,15 +99,13 @@ def _check_mean(run: Run, options: Mapping[str, Any]) -> None:
         )
 
 
-def _of_rows(amount: Amount, rows: Rows | None) -> Amount:
-    """An amount of steps whose rows are as long as only their mean says: work of the shortest and longest rows."""
-    if rows is None or rows.samples is not None:
-        return amount
+def _between(amount: Amount, rows: Rows, assumed: tuple[str, ...]) -> Amount:
+    """The amount with the work of the shortest and of the longest rows that what is `assumed` leaves open."""
     return replace(
         amount,
         least=(rows.shortest or rows.length) / rows.length,
         most=(rows.longest or rows.length) / rows.length,
-        assumed=_length_words(rows),
+        assumed=assumed,
     )
 
 
@@ -190,15 +189,13 @@ def _from_rows(run: Run, rows: Rows, options: Mapping[str, Any], repeats: float)
     per_step = run.per_device_train_batch_size * run.gradient_accumulation_steps * run.dp
     counted = bytes_per_token(options)
     lengths = f", tokens of {counted.value:.3g} bytes ({counted.origin})" if options.get("dataset") is not None else ""
-    return Amount(
+    amount = Amount(
         steps=math.ceil(samples * repeats / per_step),
         how=f"{samples:,.0f} samples of {rows.mean_tokens:.0f} tokens x {_epochs(repeats)}, "
         f"{per_step} samples per step{lengths}",
         epochs=repeats,
-        least=(rows.shortest or rows.length) / rows.length,
-        most=(rows.longest or rows.length) / rows.length,
-        assumed=_text_words(counted) if rows.samples is not None else _length_words(rows),
     )
+    return _between(amount, rows, _text_words(counted) if rows.samples is not None else _length_words(rows))
 
 
 def _length_words(rows: Rows) -> tuple[str, ...]:

@@ -72,12 +72,12 @@ def columns(operations: Sequence[Operation]) -> Columns:
     )
 
 
-def _bend(*bounds: Array) -> Array:
-    """Smooth maximum of several time bounds."""
+def bend(*bounds: Array, power: float = ROOFLINE_POWER) -> Array:
+    """Smooth maximum of several bounds of a time, the sharper the larger `power`."""
     total = np.zeros_like(bounds[0])
     for bound in bounds:
-        total = total + bound**ROOFLINE_POWER
-    return np.asarray(total ** (1.0 / ROOFLINE_POWER))
+        total = total + bound**power
+    return np.asarray(total ** (1.0 / power))
 
 
 def _bytes_seconds(n_bytes: Array, params: Params) -> Array:
@@ -125,7 +125,7 @@ def gemm(params: Params, cols: Columns) -> Array:
     slow = np.array([1.0, params.get("nn", 1.0), params.get("tn", 1.0)])[cols.layout]
     compute = 2.0 * area * (k + params.get("k0", 0.0)) * slow / params["flops_per_s"]
     moved = _bytes_seconds((m * n + n * k + m * k) * cols.element_bytes, params)
-    return _bend(compute, moved) + _constant_s(params)
+    return bend(compute, moved) + _constant_s(params)
 
 
 def splits(params: Params, m: Array, n: Array, k: Array) -> Array:
@@ -172,7 +172,7 @@ def gemm_waves(params: Params, cols: Columns) -> Array:
         work = 2.0 * tile_m * tile_n * (k + params.get("k0", 0.0))
         best = np.minimum(best, waves * work / (per_processor * reach))
     moved = _bytes_seconds((m * n + n * k + m * k) * cols.element_bytes, params)
-    return _bend(best * slow, moved) + _constant_s(params)
+    return bend(best * slow, moved) + _constant_s(params)
 
 
 def attention(params: Params, cols: Columns) -> Array:

@@ -103,11 +103,11 @@ def screen(
     allocated, fit = np.empty(len(runs)), Fit.empty(len(targets), len(runs))
     kinds, members = kinds_of(runs)
     for part in tape_groups(kinds):
-        memory = memory_of(architecture, [kinds[place] for place in part], platform)
-        for own in factor_groups([kinds[place] for place in part]):
-            group = [kinds[part[row]] for row in own]
-            sizes = [len(members[part[row]]) for row in own]
-            columns = np.concatenate([members[part[row]] for row in own])
+        here = [kinds[place] for place in part]
+        memory = memory_of(architecture, here, platform)
+        for own in factor_groups(here):
+            group, places = [here[row] for row in own], [members[part[row]] for row in own]
+            sizes, columns = [len(each) for each in places], np.concatenate(places)
             allocated[columns] = np.repeat(memory.allocated_bytes[own], sizes)
             factors = [with_network(target_factors(t, group[0]), group[0], t.gpu, options or {}) for t in targets]
             if is_plain(group[0]):

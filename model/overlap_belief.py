@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from tunecast.model.factors import Factor, FactorSet
 from tunecast.model.run import Run
-from tunecast.model.value import Z80
+from tunecast.model.value import lognormal
 
 OVERLAP = "overlap_frac"
 
@@ -25,10 +24,10 @@ def with_believed_overlap(factors: FactorSet, run: Run | None, priors: Mapping[s
     if not is_unread(run, priors) or OVERLAP not in factors.step_params:
         return factors
     belief = priors["beliefs"][OVERLAP]
-    value, log_sd = float(belief["value"]), float(belief["log_sd"])
-    spread = math.exp(Z80 * log_sd)
+    log_sd = float(belief["log_sd"])
+    share = lognormal(float(belief["value"]), log_sd)
     believed = Factor(
-        value=value, low=value / spread, high=min(value * spread, 1.0), unit=belief["unit"], origin="assumed"
+        value=share.value, low=share.low, high=min(share.high, 1.0), unit=belief["unit"], origin="assumed"
     )
     place = factors.step_params.index(OVERLAP)
     rows = [

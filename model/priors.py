@@ -237,14 +237,10 @@ def run_effects(run: Run | None, priors: Mapping[str, Any]) -> tuple[Effect, ...
     sharding = (_effect("sharding", run.sharding, priors, WORK),) if run.num_gpus > 1 else ()
     unpacked = (_dequant_effect(run, priors),) if run.base_quantization else ()
     eight = run.base_quantization == INT8_BASE
-    outliers = (_unknown(priors["beliefs"]["int8_products"]["log_sd"], ("gemm",)),) if eight else ()
+    doubt = float(priors["beliefs"]["int8_products"]["log_sd"])
+    outliers = (Effect(value=0.0, name=None, moves=("gemm",), log_sd=doubt),) if eight else ()
     stack = tuple(_effect(f"stack.{kind}", run.stack, priors, (kind,), scaled=True) for kind in STACK_KINDS)
     return (*stack, *unpacked, *outliers, *sharding)
-
-
-def _unknown(log_sd: float, moves: tuple[str, ...]) -> Effect:
-    """What no row has, of which a spread is believed."""
-    return Effect(value=0.0, name=None, moves=moves, log_sd=float(log_sd))
 
 
 def dequant_kernel(run: Run, stack: str) -> str:
@@ -350,10 +346,14 @@ def _slowdown(efficiency: Mapping[str, Any], effect: float) -> Factor:
     )
 
 
-def no_faster(slowdown: Array | float) -> Array:
+def no_faster(slowdown: Array) -> Array:
     """Slowdowns of moved bytes over the datasheet's seconds, bent so that none is below 1: what rows say beyond that is
     fewer bytes than were counted. A rate of nine tenths is left as it is within a hundredth."""
-    return (slowdown**LIMIT_POWER + 1.0) ** (1.0 / LIMIT_POWER)
+    import numpy as np
+
+    from tunecast.model.curves import bend
+
+    return bend(slowdown, np.ones_like(slowdown), power=LIMIT_POWER)
 
 
 def _limited(slowdown: Factor) -> Factor:
