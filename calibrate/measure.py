@@ -34,6 +34,11 @@ def measure(device: Device, architecture: Architecture, run: Run, *, steps: int 
             f"Measuring a run on {run.num_gpus} GPUs was asked for, but one device at a time can be measured; "
             "use --num-gpus 1, or forecast with `tunecast estimate`."
         )
+    if run.attention_length is not None:
+        raise NotSupportedError(
+            "Measuring packed rows whose documents are kept apart was asked for (--padding-free, --attention-length), "
+            "which is not built yet; leave it out, or forecast with `tunecast estimate`."
+        )
     spec = step_spec(architecture, run, steps=steps, warmup=warmup)
     if not device.supports(spec):
         raise NotSupportedError(f"{device.id} cannot run this step (its dtype {run.compute_dtype} or its sharding).")

@@ -80,7 +80,8 @@ def _from_data(run: Run, options: dict[str, Any], rows: Rows | None, repeats: fl
         return _from_dataset(run, options, repeats)
     if options.get("num_samples") is not None:
         return _from_samples(run, options, repeats)
-    alone = [name for name in ("num_train_epochs", "mean_tokens") if options.get(name) is not None]
+    only_data = ("num_train_epochs",) if options.get("padding_free") else ("num_train_epochs", "mean_tokens")
+    alone = [name for name in only_data if options.get(name) is not None]
     if alone:
         flags = " and ".join("--" + name.replace("_", "-") for name in alone)
         need = "needs" if len(alone) == 1 else "need"

@@ -208,6 +208,7 @@ def mixed_heads(
         head_dim=block.head_dim,
         masked=mask is not None,
         window=block.window if step.run.attn_implementation == "flash_attention_2" else None,
+        spans=step.run.attention_length,
     )
     if step.run.attn_implementation == "flash_attention_2":
         look_for_packing(step)

@@ -29,6 +29,7 @@ MOST_CHUNKS_WRITTEN = 8192
 
 WHOLE: Mapping[str, int] = {
     "max_length": 10**8,
+    "attention_length": 10**8,
     "per_device_train_batch_size": 10**6,
     "gradient_accumulation_steps": 10**7,
     "num_gpus": 10**6,

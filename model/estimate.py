@@ -8,6 +8,7 @@ from typing import Any
 
 from tunecast.model.amount import Amount, resolve_amount, steps_words
 from tunecast.model.architecture import Architecture
+from tunecast.model.documents import document_notes
 from tunecast.model.factors import FactorSet, scaled
 from tunecast.model.feeding import RATE as TOKENIZING
 from tunecast.model.feeding import fed
@@ -91,6 +92,7 @@ def forecast(question: Question, target: Target) -> Forecast:
             *unused_notes(run, target, question),
             *scaling_notes(scaling, run),
             *row_notes(resolved.run, rows),
+            *document_notes(resolved.run, question.options),
             *data_notes,
             *([] if watched is None else [watched]),
             *_fit_notes(verdict),

@@ -77,4 +77,5 @@ def shape_of(step: Step, block: Attention) -> AttentionShape:
         kv_heads=block.num_heads,
         length=step.run.max_length,
         head_dim=block.head_dim,
+        spans=step.run.attention_length,
     )

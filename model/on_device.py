@@ -8,6 +8,7 @@ from typing import Any
 
 from tunecast.catalogs.errors import InputError
 from tunecast.model.architecture import Architecture
+from tunecast.model.documents import documents_of
 from tunecast.model.factors import FactorSet
 from tunecast.model.factors_io import factor_set_from_record
 from tunecast.model.fits import memory_view, probably_fits
@@ -16,7 +17,7 @@ from tunecast.model.parallel_network import with_network
 from tunecast.model.parallel_offload import with_host
 from tunecast.model.priors import load_priors, prior_factors
 from tunecast.model.question import RUN_OPTIONS_ELSEWHERE, Question
-from tunecast.model.resolve import Resolved, resolve_run
+from tunecast.model.resolve import ASSUMED, Resolved, resolve_run, whole_number
 from tunecast.model.run import Run
 from tunecast.model.shared_host import with_shared_host
 from tunecast.model.stand_in import with_stand_ins
@@ -60,13 +61,14 @@ def job_factors(
 def resolve_for(question: Question, target: Target) -> Resolved:
     """The run on this device; several GPUs without a sharding get the least one that fits."""
     options = {k: v for k, v in question.options.items() if k not in RUN_OPTIONS_ELSEWHERE}
+    options, origins = with_documents(question, options)
 
     def resolved(**more: Any) -> Resolved:
         run = resolve_run(
             question.architecture,
             {**options, **more},
             gpu_has_bf16=target.has_bf16,
-            option_origins=question.option_origins,
+            option_origins=origins,
         )
         check_flash(run.run, target)
         return on_card(run, question.architecture, target)
@@ -76,6 +78,19 @@ def resolve_for(question: Question, target: Target) -> Resolved:
     if target.platform == "cpu":
         raise InputError("--num-gpus above 1 needs GPUs; a CPU is one device.")
     return _least_sharding(question, target, resolved)
+
+
+def with_documents(question: Question, options: dict[str, Any]) -> tuple[dict[str, Any], Mapping[str, str]]:
+    """Run options with the length that attention spans, where what is known of the data says it; and all origins."""
+    origins = question.option_origins
+    if options.get("attention_length") is not None:
+        return options, origins
+    length = whole_number("max_length", options.get("max_length") or ASSUMED["max_length"])
+    found = documents_of(question.options, length, from_file=origins.get("padding_free") == "file")
+    if found is None:
+        return options, origins
+    origin = "cli" if found.shortest is None else "assumed"
+    return {**options, "attention_length": found.length}, {**origins, "attention_length": origin}
 
 
 def check_flash(run: Run, target: Target) -> None:

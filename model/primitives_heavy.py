@@ -45,16 +45,28 @@ class AttentionShape:
     """Whether an explicit mask comes along, which keeps the kernel from skipping masked tiles."""
     window: int | None = None
     """Sliding window that the kernel knows of, whose far tiles it skips."""
+    spans: int | None = None
+    """Tokens of the documents that the kernel keeps apart in a row; None: a row is one document."""
+
+    @property
+    def documents(self) -> float:
+        """Documents of all rows."""
+        return self.batch * self.length / self.span
+
+    @property
+    def span(self) -> int:
+        """Tokens that attention spans."""
+        return self.length if self.spans is None else min(self.spans, self.length)
 
     @property
     def as_tuple(self) -> tuple[int, ...]:
-        """(batch, heads, kv_heads, q_len, kv_len, head_dim)."""
-        return (self.batch, self.heads, self.kv_heads, self.length, self.length, self.head_dim)
+        """(batch, heads, kv_heads, q_len, kv_len, head_dim); documents that are kept apart are a batch of their own."""
+        return (max(round(self.documents), 1), self.heads, self.kv_heads, self.span, self.span, self.head_dim)
 
     @property
     def flops(self) -> float:
         """Forward FLOPs as executed: all pairs with an explicit mask, else the causal half."""
-        causal = attention_flops(self.batch, self.heads, self.length, self.head_dim, self.window)
+        causal = self.documents * attention_flops(1, self.heads, self.span, self.head_dim, self.window)
         return 2.0 * causal if self.masked else causal
 
     @property

@@ -95,7 +95,9 @@ def datasheet_factors(gpu: Gpu, beliefs: Mapping[str, Any]) -> FactorSet:
         fused = {"head_step": float(beliefs["head_step"]["value"]), "length0": float(beliefs["length0"]["value"])}
         attention = {"flops_per_s": peak * attending, "t0_s": floor_s, **fused}
         curves[f"attention.{dtype}.forward"] = _curve("attention", attention)
-        curves[f"attention-{NATIVE}.{dtype}.forward"] = _curve("attention", {"flops_per_s": peak, "t0_s": floor_s})
+        curves[f"attention-{NATIVE}.{dtype}.forward"] = _curve(
+            "attention", {"flops_per_s": peak, "t0_s": floor_s, **fused}
+        )
     link = link_bytes_per_s(gpu)
     factors = {} if link is None else {"link_bytes_per_s": exact_factor(link, "B/s", "datasheet")}
     factors["link_latency_s"] = exact_factor(float(beliefs["link_latency_s"]["value"]), "s", "assumed")

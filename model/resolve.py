@@ -20,7 +20,7 @@ from tunecast.model.litgpt import STACK, is_litgpt
 from tunecast.model.litgpt_head import CHUNK_TOKENS as LITGPT_CHUNK_TOKENS
 from tunecast.model.losses import CHUNKED_NOTE, head_uses
 from tunecast.model.resolve_adapters import take_variants, todays_name
-from tunecast.model.resolve_attention import attention_defaults
+from tunecast.model.resolve_attention import attention_defaults, take_documents
 from tunecast.model.resolve_experts import check_stacked, expert_notes, renamed_targets, stacked_targets
 from tunecast.model.resolve_kernels import (
     check_compute_dtype,
@@ -379,6 +379,7 @@ def resolve_run(
     take_variants(fields, architecture, whole_number)
     take_master(fields)
     check_litgpt(fields, architecture)
+    take_documents(fields, architecture, whole_number)
     if fields.values["num_gpus"] == 1:
         fields.put("fsdp_version", Run(method="full").fsdp_version, "stack-default")
     _note_window(fields, architecture)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tunecast.catalogs.errors import InputError, NotSupportedError
@@ -44,3 +44,29 @@ def attention_defaults(fields: Fields, architecture: Architecture, defaults: Map
             f"transformers has no sdpa for {architecture.model_type}: eager attention writes the scores of all pairs."
         )
     return {**defaults, "attn_implementation": EAGER}
+
+
+def take_documents(fields: Fields, architecture: Architecture, whole_number: Callable[[str, Any], int]) -> None:
+    """Attention inside the documents of packed rows, by kernels that are told where each begins."""
+    length = fields.take("attention_length", None, "stack-default")
+    if length is None:
+        return
+    values = fields.values
+    values["attention_length"] = whole_number("attention_length", length)
+    if values["attention_length"] > values["max_length"]:
+        raise InputError(
+            f"--attention-length {length} is beyond --max-length {values['max_length']}, the row that documents are "
+            "packed into; lower it, or leave it out."
+        )
+    if not values["attn_implementation"].startswith("flash") and "attention" not in values["fused_kernels"]:
+        raise InputError(
+            f"--attn-implementation {values['attn_implementation']} masks whole rows, documents apart or not, but "
+            "attention inside documents was asked for (--padding-free, --attention-length); "
+            "add --attn-implementation flash_attention_2."
+        )
+    if is_litgpt(architecture) or values["cp"] > 1:
+        what = "LitGPT" if is_litgpt(architecture) else "context parallelism"
+        raise NotSupportedError(
+            f"Attention inside documents (--padding-free, --attention-length) with {what} is not built yet; "
+            "leave it out, and a row counts as one document."
+        )

@@ -72,6 +72,8 @@ class Run:
     optimizer_in_backward: bool = False
     """Whether every tensor is updated as soon as its gradient is there, which then goes (torchtune)."""
     attn_implementation: str = "sdpa"
+    attention_length: int | None = None
+    """Tokens of the documents in a packed row that attention keeps apart (`documents.py`); None: a row is one."""
     loss_type: str = "nll"
     """Loss path: ``nll`` holds the full logits."""
     loss_budget_bytes: int | None = None

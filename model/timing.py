@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tunecast.catalogs.errors import ImpossibleError, InputError
+from tunecast.model.documents import ends_of
 from tunecast.model.factors import Factor, FactorSet
 from tunecast.model.operation import Operation
 from tunecast.model.parallel_network import NETWORK_FACTORS
@@ -26,6 +27,12 @@ LATENCIES = ("link_latency_s", "node_latency_s")
 
 def timing(question: Question, resolved: Resolved, target: Target, factors: FactorSet) -> StepTime:
     """Seconds of one step, from the operations or from the speed that the user gave."""
+    timed = step_timing(question, resolved, target, factors)
+    return unsure_of_documents(timed, question, resolved, target, factors)
+
+
+def step_timing(question: Question, resolved: Resolved, target: Target, factors: FactorSet) -> StepTime:
+    """Seconds of one step, its run taken as certain."""
     run = resolved.run
     operations = operations_of(question.architecture, run, platform=target.platform, source=question.source)
     if question.achieved_tflops is None:
@@ -79,6 +86,22 @@ def linked(timing: StepTime, operations: Sequence[Operation], factors: FactorSet
     return replace(timing, step_time_s=lognormal(timing.step_time_s.value, log_sd), log_sd=log_sd)
 
 
+def unsure_of_documents(
+    timing: StepTime, question: Question, resolved: Resolved, target: Target, factors: FactorSet
+) -> StepTime:
+    """The interval joined with what shorter or longer documents than assumed would make of attention.
+
+    Half the log-distance between both ends counts as one independent 80% error.
+    """
+    ends = ends_of(resolved.run, question.options)
+    if ends is None or question.achieved_tflops is not None:
+        return timing
+    timed = (step_timing(question, replace(resolved, run=run), target, factors).step_time_s.value for run in ends)
+    short_s, long_s = timed
+    log_sd = math.hypot(timing.log_sd, abs(math.log(long_s / short_s)) / 2.0 / Z80)
+    return replace(timing, step_time_s=lognormal(timing.step_time_s.value, log_sd), log_sd=log_sd)
+
+
 def _link_at(factors: FactorSet, end: str) -> dict[str, Factor]:
     """All factors, those of the link at one end of their intervals (a low latency is the good end)."""
     good = {"low": "high", "high": "low"}
@@ -101,7 +124,8 @@ def unused_notes(run: Run, target: Target, question: Question) -> tuple[str, ...
     if options.get("serial_fraction") is not None and run.num_gpus == 1:
         found.append("--serial-fraction changes nothing: there is one GPU")
     packed = options.get("packing") is not False
-    if packed and options.get("mean_tokens") is not None and options.get("num_samples") is None:
+    unread = not options.get("padding_free") and options.get("num_samples") is None
+    if packed and unread and options.get("mean_tokens") is not None:
         found.append("--mean-tokens changes nothing: packed samples fill rows, and tokens are counted without it")
     if options.get("internode_gbps") is not None and run.num_gpus <= run.gpus_per_node:
         found.append(f"--internode-gbps changes nothing: one machine of {run.gpus_per_node} GPUs is enough")

@@ -238,15 +238,29 @@ def computed() -> dict[str, dict[str, Any]]:
     return {"time": time_content(by_source, by_gpu, why["time"]), "memory": memory_content(by_source, why)}
 
 
+def explained_anew(content: Any, why: Mapping[str, str]) -> Any:
+    """Rows as they were computed, with today's explanations."""
+    if isinstance(content, dict):
+        told = {"why": why.get(content["id"], "")} if "why" in content and "id" in content else {}
+        return {key: explained_anew(value, why) for key, value in content.items()} | told
+    return [explained_anew(value, why) for value in content] if isinstance(content, list) else content
+
+
+def written(names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """The files that are there, explained anew."""
+    why = explanations()
+    said = {"time": why["time"], "memory": {**why["verdict"], **why["memory"]}}
+    loaded = {name: json.loads((OUT / f"{name}.json").read_text(encoding="utf-8")) for name in names}
+    return {name: explained_anew(content, said[name]) for name, content in loaded.items()}
+
+
 def main(arguments: Sequence[str]) -> None:
     """Write the files."""
-    if "--pages" not in arguments:
-        for name, content in computed().items():
-            text = json.dumps(content, indent=1, sort_keys=True, allow_nan=False, ensure_ascii=False)
-            (OUT / f"{name}.json").write_text(text + "\n", encoding="utf-8")
-    for name, page in (("time", time_page), ("memory", memory_page)):
-        content = json.loads((OUT / f"{name}.json").read_text(encoding="utf-8"))
-        (OUT / f"{name}.md").write_text(page(content), encoding="utf-8")
+    pages = {"time": time_page, "memory": memory_page}
+    for name, content in (written(pages) if "--pages" in arguments else computed()).items():
+        text = json.dumps(content, indent=1, sort_keys=True, allow_nan=False, ensure_ascii=False)
+        (OUT / f"{name}.json").write_text(text + "\n", encoding="utf-8")
+        (OUT / f"{name}.md").write_text(pages[name](json.loads(text)), encoding="utf-8")
     print(f"wrote {OUT}/time.md and memory.md")
 
 

@@ -77,6 +77,9 @@ RUN: Group = {
     "modules_to_save_dtype": _run(str, "Storage of those; else the base's.", metavar="fp32|bf16|fp16"),
     "adapter_dtype": _run(str, "Storage of the adapters.", metavar="fp32|bf16|fp16"),
     "max_length": _run(int, "Tokens per sample after padding or packing.", metavar="N"),
+    "attention_length": _run(
+        int, "Tokens that attention spans in a packed row whose documents it keeps apart.", metavar="N"
+    ),
     "per_device_train_batch_size": _run(int, "Samples per GPU and forward pass.", metavar="N"),
     "gradient_accumulation_steps": _run(int, "Forward passes per optimizer step.", metavar="N"),
     "gradient_checkpointing": _run(
@@ -176,6 +179,11 @@ AMOUNT: Group = {
     "mean_tokens": _amount(float, "Mean tokens per sample.", metavar="N"),
     "packing": _amount(
         bool, "Samples fill rows of --max-length, or are padded rows of their own.", "--packing/--no-packing"
+    ),
+    "padding_free": _amount(
+        bool,
+        "Attention keeps the documents of a packed row apart (sample_packing, neat_packing).",
+        "--padding-free/--no-padding-free",
     ),
     "tokenizer": _amount(str, "A tokenizer.json that counts --dataset.", metavar="FILE"),
     "streaming": _amount(bool, "Rows are tokenized while training.", "--streaming/--no-streaming"),

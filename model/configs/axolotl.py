@@ -11,11 +11,11 @@ from typing import Any
 
 from tunecast.catalogs.errors import InputError
 from tunecast.model.configs.common import (
-    PACKED_NOTE,
     check_four_bit,
     copy_number,
     copy_word,
     loaded_bits,
+    note_packed,
     put_degree,
     put_eight_bit,
     put_mixed_precision,
@@ -57,9 +57,9 @@ def read(source: Source, draft: Draft, *, num_gpus: int | None) -> None:
     draft.model_name = str(source.get("base_model"))
     _method(source, draft)
     _precision(source, draft)
+    _attention(source, draft)
     _rows(source, draft)
     _checkpointing(source, draft)
-    _attention(source, draft)
     _spread(source, draft)
     copy_word(source, draft, "optimizer", "optim")
     _kernels(source, draft)
@@ -144,8 +144,9 @@ def _rows(source: Source, draft: Draft) -> None:
     _accumulation(source, draft)
     if source.on("sample_packing"):
         rows = draft.options["per_device_train_batch_size"]
-        laid = f" axolotl lays the {rows} rows of a packed micro-batch end to end; the tokens per step are the same."
-        draft.note(f"{PACKED_NOTE}{laid if rows > 1 else ''}")
+        note_packed(draft, "sample_packing")
+        if rows > 1:
+            draft.note(f"axolotl lays the {rows} rows of a packed micro-batch end to end; a step has as many tokens.")
     elif not source.on("pad_to_sequence_len"):
         draft.note(unpacked_note("sequence_len"))
 

@@ -25,6 +25,20 @@ PEFT_TARGETS = ("q_proj", "v_proj")
 PRESENT_CODE = HF_CODES[0]
 
 
+def note_packed(draft: Draft, field: str) -> None:
+    """What to know about packed rows whose documents the trainer keeps apart where its attention can: the varlen
+    kernels of FlashAttention. Attention is to be set before."""
+    attention = str(draft.options["attn_implementation"])
+    if not attention.startswith("flash"):
+        draft.note(PACKED_NOTE)
+        return
+    draft.put("padding_free", True, field)
+    draft.note(
+        f"{field} with {attention} keeps the documents of packed rows apart: attention is counted inside them where "
+        "--mean-tokens N or --dataset FILE says how long they are, else a row counts as one document."
+    )
+
+
 def unpacked_note(length_field: str) -> str:
     """What to know about rows that are padded to the longest of their batch."""
     return (

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.configs.common import (
-    PACKED_NOTE,
     check_four_bit,
     copy_number,
+    note_packed,
     put_code_age,
     put_degree,
     put_eight_bit,
@@ -43,10 +43,10 @@ def read(source: Source, draft: Draft, *, num_gpus: int | None) -> None:
         refuse(source, "stage", stage, "another stage than supervised or continued pre-training", "use sft or pt")
     _method(source, draft)
     _precision(source, draft)
+    _attention(source, draft)
     _rows(source, draft, stage)
     read_trainer_batch(source, draft)
     _checkpointing(source, draft)
-    _attention(source, draft)
     _kernels(source, draft)
     put_degree(source, draft, "sequence_parallel_size", "cp")
     read_fsdp_config(source, draft, "fsdp_config", sharded=read_fsdp_words(source, draft))
@@ -139,7 +139,7 @@ def _rows(source: Source, draft: Draft, stage: str) -> None:
         draft.put("max_length", length, "neat_packing" if neat else "packing")
         draft.note(f"packing takes one token off cutoff_len: rows are {length} tokens long.")
     if packed and neat:
-        draft.note(PACKED_NOTE)
+        note_packed(draft, "neat_packing")
     elif not packed:
         draft.note(unpacked_note("cutoff_len"))
 

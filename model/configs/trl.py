@@ -14,6 +14,7 @@ from tunecast.model.configs.common import (
     copy_number,
     dtype_word,
     loaded_bits,
+    note_packed,
     put_code_age,
     put_eight_bit,
     put_mixed_precision,
@@ -40,11 +41,11 @@ def read(source: Source, draft: Draft, *, num_gpus: int | None) -> None:
     draft.model_name = str(source.get("model_name_or_path"))
     _method(source, draft)
     _precision(source, draft)
+    attention, field = source.first(_ATTENTION_FIELDS)
+    draft.put("attn_implementation", attention or source.default("attn_implementation"), field)
     _rows(source, draft)
     read_trainer_batch(source, draft)
     _checkpointing(source, draft)
-    attention, field = source.first(_ATTENTION_FIELDS)
-    draft.put("attn_implementation", attention or source.default("attn_implementation"), field)
     _loss(source, draft)
     put_code_age(source, draft)
     read_fsdp_config(source, draft, "fsdp_config", sharded=read_fsdp_words(source, draft))
@@ -112,8 +113,10 @@ def _rows(source: Source, draft: Draft) -> None:
     length = source.count(field) if field else source.default("max_length")
     draft.put("max_length", length, field)
     if source.on("packing"):
-        source.get("packing_strategy")
-        draft.note(PACKED_NOTE)
+        if source.get("packing_strategy") == "wrapped":
+            draft.note(PACKED_NOTE)
+        else:
+            note_packed(draft, "packing")
     elif source.on("padding_free"):
         draft.note("padding_free lays rows end to end without padding: lengths and attention are upper bounds.")
     else:

@@ -30,8 +30,8 @@ LEARNING_RATE = {"lora": 2e-4, "qlora": 2e-4, "full": 2e-5}
 TRL_PRESETS = {"ddp": "multi_gpu", "zero1": "zero1", "zero2": "zero2", "zero3": "zero3", "fsdp": "fsdp2"}
 """accelerate's files that ship with TRL."""
 FLASH_WORDS = {"sdpa": "sdpa", "eager": "disabled", "flash_attention_2": "fa2"}
-LAYOUT = ("gpus_per_node", "num_gpus", *CARD_FIELDS)
-"""Fields that the launcher or the machine decides."""
+LAYOUT = ("gpus_per_node", "num_gpus", "attention_length", *CARD_FIELDS)
+"""Fields that the launcher, the machine or the data decide."""
 
 Mapped = dict[str, Any]
 
@@ -94,7 +94,7 @@ def trl_file(architecture: Architecture, run: Run, steps: int) -> Mapped:
             "fp16": run.precision == "fp16-autocast" or None,
             "max_length": run.max_length,
             "packing": True,
-            "packing_strategy": "wrapped",
+            "packing_strategy": "wrapped" if run.attention_length is None else "bfd",
             "per_device_train_batch_size": run.per_device_train_batch_size,
             "gradient_accumulation_steps": run.gradient_accumulation_steps,
             "max_steps": steps,
@@ -193,6 +193,7 @@ def llama_factory_file(architecture: Architecture, run: Run, steps: int) -> Mapp
             "fp16": True if run.precision == "fp16-autocast" else None,
             "cutoff_len": run.max_length + 1,
             "packing": True,
+            "neat_packing": None if run.attention_length is None else True,
             "per_device_train_batch_size": run.per_device_train_batch_size,
             "gradient_accumulation_steps": run.gradient_accumulation_steps,
             "max_steps": steps,

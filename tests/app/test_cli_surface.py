@@ -21,6 +21,7 @@ RUN = {
     "--lora-dropout",
     "--adapter-dtype",
     "--max-length",
+    "--attention-length",
     "--per-device-train-batch-size",
     "--gradient-accumulation-steps",
     "--gradient-checkpointing",
@@ -74,6 +75,7 @@ RUN = {
     "--deepspeed",
 }
 AMOUNT = {"--dataset", "--tokens", "--num-samples", "--mean-tokens", "--num-train-epochs", "--max-steps"}
+AMOUNT |= {"--padding-free", "--no-padding-free"}
 AMOUNT |= {"--packing", "--no-packing", "--tokenizer", "--streaming", "--no-streaming", "--dataloader-num-workers"}
 REFUSED_BY_NAME = {"--tp", "--pp", "--cp", "--offload"}
 SPLIT = {"--pp-interleave", "--cp-kind", "--async-tp", "--no-async-tp", "--sequence-parallel", "--no-sequence-parallel"}
