@@ -10,6 +10,7 @@ from tunecast.calibrate.fit_tiles import learn_tiles
 from tunecast.calibrate.fit_trials import Observation, Trial, observations
 from tunecast.model.curves import WIDE_HEAD, Params
 from tunecast.model.factors import Curve
+from tunecast.model.operation import FLASH
 from tunecast.model.time import curve_key
 from tunecast.model.units import KIB, MIB
 
@@ -32,7 +33,7 @@ def curve_observations(trials: Sequence[Trial]) -> dict[str, list[Observation]]:
                 continue
             groups.setdefault(curve_key(found.operation), []).append(found)
     rank = {bench: place for place, bench in enumerate(CURVE_BENCHES)}
-    return dict(sorted(groups.items(), key=lambda item: (rank[item[0].split(".")[0]], -len(item[1]))))
+    return dict(sorted(groups.items(), key=lambda item: (rank[item[0].split(".")[0].split("-")[0]], -len(item[1]))))
 
 
 def specs_for(
@@ -55,7 +56,7 @@ def specs_for(
         return [borrowed(found, kin[0])]
     if name.startswith("gemm."):
         return _gemm_specs(found, processors=processors, memory=memory, floor_s=floor_s, issue_s=issue_s)
-    if name.startswith("attention."):
+    if name.startswith(("attention.", f"attention-{FLASH}.")):
         return [_issued(spec, issue_s) for spec in _attention_specs(found, processors=processors, floor_s=floor_s)]
     if name == "dequant":
         return [_issued(_elements_spec(found, floor_s), issue_s)]

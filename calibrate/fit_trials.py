@@ -119,6 +119,7 @@ def attention_operation(params: Mapping[str, Any]) -> Operation:
         dtype=str(params["dtype"]),
         flops=attention_flops(batch, heads, length, head_dim, direction),
         shape=(batch, heads, int(params["kv_heads"]), length, length, head_dim),
+        layout=str(params.get("kernel", "")),
     )
 
 

@@ -120,14 +120,20 @@ def _aged(
             notes.append(f"Defaults of {name} {then} are not recorded: those of plain transformers are taken.")
             return _aged(PLAIN, packages, source_date, notes, own_kernels=False)
     dated = [name for name, version in wanted.items() if version not in (None, "0") and not packages.get(name)]
-    if dated:
-        missing = f"The version of {' and '.join(dated)} is not" if any(packages.values()) else "No version is"
+    if dated not in ([], ["torch"]):
+        missing = f"The version of {_listed(dated)} is not" if any(packages.values()) else "No version is"
         notes.append(f"{missing} stated: defaults of the newest release by {source_date}.")
     options: dict[str, Any] = {"stack_version": ",".join(found)} if found else {}
     stated = packages.get(TRANSFORMERS)
     if stated and stack != PLAIN:
         options["hf_code"] = code_of(stated)
     return options, stack
+
+
+def _listed(names: list[str]) -> str:
+    """``transformers, peft and torch``."""
+    *most, last = names
+    return f"{', '.join(most)} and {last}" if most else last
 
 
 def code_of(version: str) -> str:

@@ -17,7 +17,9 @@ from tunecast.calibrate.trace.spec import architecture_to_dict, run_to_dict
 from tunecast.catalogs.errors import InputError
 from tunecast.model.architecture import Architecture
 from tunecast.model.architectures import architecture_from_config
+from tunecast.model.operation import FLASH
 from tunecast.model.resolve import resolve_run
+from tunecast.model.sdpa import WIDEST
 from tunecast.model.units import KIB, MIB
 
 MODES = ("quick", "full")
@@ -76,7 +78,7 @@ def calibration_plan(hardware: Hardware, mode: str = "quick", num_gpus: int = 1)
     chosen = tables[:1] if _known(mode) == "quick" else tables
     unique: dict[str, TrialSpec] = {}
     for table in chosen:
-        for spec in _specs(table, training_dtype(hardware)):
+        for spec in (*_specs(table, training_dtype(hardware)), *_flash(table, hardware)):
             unique.setdefault(spec.key, spec)
     return _ordered(unique.values()) + collectives(hardware, num_gpus)
 
@@ -141,6 +143,22 @@ def _specs(table: PlanTable, dtype: str) -> Iterator[TrialSpec]:
         yield TrialSpec(bench=bench, params=dict(params), repeats=table.slow_repeats, warmup=1)
 
 
+def _flash(table: PlanTable, hardware: Hardware) -> Iterator[TrialSpec]:
+    """FlashAttention-2 by itself, where PyTorch's ``sdpa`` may run cuDNN's attention instead."""
+    if hardware.compute_capability not in WIDEST:
+        return
+    for params in _attentions(table.flash, training_dtype(hardware)):
+        bench = params.pop("bench")
+        yield TrialSpec(bench=bench, params={**params, "kernel": FLASH}, repeats=table.repeats, warmup=table.warmup)
+
+
+def _attentions(shapes: Iterable[tuple[int, int, int, int, int]], dtype: str) -> Iterator[dict[str, Any]]:
+    for batch, heads, kv_heads, length, head_dim in shapes:
+        shape = {"batch": batch, "heads": heads, "kv_heads": kv_heads, "length": length, "head_dim": head_dim}
+        for direction in ("forward", "backward"):
+            yield {"bench": "attention", **shape, "dtype": dtype, "pass": direction}
+
+
 def _microbenchmarks(table: PlanTable, dtype: str) -> Iterator[dict[str, Any]]:
     yield from _gemms(table, dtype)
     for operation, sizes in table.memory:
@@ -153,10 +171,7 @@ def _microbenchmarks(table: PlanTable, dtype: str) -> Iterator[dict[str, Any]]:
     for m, n, k in table.matmul_4bit:
         for direction in ("forward", "backward"):
             yield {"bench": "matmul_4bit", "m": m, "n": n, "k": k, "pass": direction, **nf4}
-    for batch, heads, kv_heads, length, head_dim in table.attention:
-        shape = {"batch": batch, "heads": heads, "kv_heads": kv_heads, "length": length, "head_dim": head_dim}
-        for direction in ("forward", "backward"):
-            yield {"bench": "attention", **shape, "dtype": dtype, "pass": direction}
+    yield from _attentions(table.attention, dtype)
     for tokens, vocab in table.loss:
         yield {"bench": "loss", "tokens": tokens, "vocab": vocab, "dtype": dtype}
     for elements, tensors in table.optimizer:

@@ -63,6 +63,8 @@ class PlanTable:
     """(tokens, out, in)."""
     attention: tuple[tuple[int, int, int, int, int], ...] = ()
     """(batch, heads, kv_heads, length, head_dim)."""
+    flash: tuple[tuple[int, int, int, int, int], ...] = ()
+    """The same for FlashAttention-2, on cards where ``sdpa`` runs other kernels."""
     loss: tuple[tuple[int, int], ...] = ()
     """(tokens, vocabulary)."""
     optimizer: tuple[tuple[int, int], ...] = ()
@@ -177,6 +179,14 @@ GPU_QUICK = PlanTable(
         (2, 24, 8, 768, 128),
         (1, 16, 16, 2048, 192),
         (1, 8, 4, 1024, 256),
+    ),
+    flash=(
+        (1, 32, 8, 512, 128),
+        (1, 32, 8, 2048, 128),
+        (4, 32, 8, 2048, 128),
+        (1, 32, 8, 8192, 128),
+        (1, 16, 8, 4096, 128),
+        (1, 32, 8, 2048, 64),
     ),
     loss=((512, 128256), (2048, 128256), (4096, 32000), (2048, 151936)),
     optimizer=((1_000_000, 64), (10_000_000, 448), (40_000_000, 448), (200_000_000, 100)),

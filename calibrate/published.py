@@ -53,6 +53,7 @@ from tunecast.model.resolve import resolve_run
 from tunecast.model.resolve_kernels import why_not_fused
 from tunecast.model.resolve_litgpt import of_stack
 from tunecast.model.run import Run
+from tunecast.model.sdpa import sdpa_on_card
 from tunecast.model.stack_versions import code_age
 from tunecast.model.stacks import ours
 from tunecast.model.target import resolve_targets
@@ -166,7 +167,8 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
     if software.fused or (software.stack and "fused_kernels" in options):
         options["fused_kernels"] = _fusable(software, options, architecture)
     resolved = resolve_run(architecture, options, gpu_has_bf16=training_dtype(gpu) == "bf16")
-    run = on_card(resolved, architecture, *resolve_targets([gpu.id], {})).run
+    (target,) = resolve_targets([gpu.id], {})
+    run = on_card(sdpa_on_card(resolved, architecture, target), architecture, target).run
     run = replace(run, **{name: value for rule in rules for name, value in rule.get("after", {}).items()})
     run = accumulated(row, run, notes)
     if software.joins or any("joined" in rule for rule in rules):

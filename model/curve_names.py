@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from tunecast.catalogs.errors import InputError
 from tunecast.model.factors import Curve, FactorSet
-from tunecast.model.operation import NATIVE, Kind, Operation, Phase
+from tunecast.model.operation import FLASH, NATIVE, Kind, Operation, Phase
+
+ATTENTION_KERNELS = (NATIVE, FLASH)
+"""Layouts of attention with curves of their own."""
 
 
 class UnmeasuredError(InputError):
@@ -24,15 +27,17 @@ def curve_key(operation: Operation) -> str:
         return f"gemm.{operation.dtype}"
     if operation.kind is Kind.ATTENTION:
         direction = "backward" if operation.phase is Phase.BACKWARD else "forward"
-        native = f"-{NATIVE}" if operation.layout == NATIVE else ""
-        return f"attention{native}.{operation.dtype}.{direction}"
+        kernel = f"-{operation.layout}" if operation.layout in ATTENTION_KERNELS else ""
+        return f"attention{kernel}.{operation.dtype}.{direction}"
     return str(operation.kind)
 
 
 def find_curve(key: str, factors: FactorSet) -> Curve:
     """The curve of that name; kinds that only move bytes fall back on ``memory``, backward attention on forward,
-    native attention on what was measured of another."""
-    plain = key.replace(f"-{NATIVE}", "")
+    attention by other kernels on that of ``sdpa``."""
+    plain = key
+    for kernel in ATTENTION_KERNELS:
+        plain = plain.replace(f"-{kernel}", "")
     forward = [name.replace(".backward", ".forward") for name in (key, plain)]
     for name in (key, forward[0], plain, forward[1], *(() if "." in key else ("memory",))):
         if name in factors.curves:

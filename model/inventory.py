@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from tunecast.model.architecture import Architecture
-from tunecast.model.operation import NATIVE, Kind, Operation, Phase
+from tunecast.model.operation import FLASH, NATIVE, Kind, Operation, Phase
 from tunecast.model.optimizer import update_operations
 from tunecast.model.parallel import (
     beside_products,
@@ -99,8 +99,9 @@ def whole_operations(architecture: Architecture, run: Run, *, platform: str = "c
     tape = write_step(architecture, run, platform, depth)
     kernels = ((e, repetitions(e, architecture, run, depth)) for e in tape.events if e.kind is not None)
     operations = merged(kernels)
-    if run.fuses("attention"):
-        operations = [replace(o, layout=NATIVE) if o.kind is Kind.ATTENTION else o for o in operations]
+    kernel = NATIVE if run.fuses("attention") else FLASH if run.attn_implementation == "flash_attention_2" else ""
+    if kernel:
+        operations = [replace(o, layout=kernel) if o.kind is Kind.ATTENTION else o for o in operations]
     if run.offload == "none":
         operations += sharded_update(update_operations(architecture, run, platform=platform), run)
     operations += communication_operations(architecture, run)

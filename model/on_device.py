@@ -19,6 +19,7 @@ from tunecast.model.priors import load_priors, prior_factors
 from tunecast.model.question import RUN_OPTIONS_ELSEWHERE, Question
 from tunecast.model.resolve import ASSUMED, Resolved, resolve_run, whole_number
 from tunecast.model.run import Run
+from tunecast.model.sdpa import sdpa_on_card
 from tunecast.model.shared_host import with_shared_host
 from tunecast.model.stand_in import with_stand_ins
 from tunecast.model.target import Target
@@ -71,7 +72,7 @@ def resolve_for(question: Question, target: Target) -> Resolved:
             option_origins=origins,
         )
         check_flash(run.run, target)
-        return on_card(run, question.architecture, target)
+        return on_card(sdpa_on_card(run, question.architecture, target), question.architecture, target)
 
     if data_copies(options) <= 1 or options.get("sharding") is not None:
         return resolved()

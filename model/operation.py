@@ -30,7 +30,8 @@ class Kind(StrEnum):
 
 
 NATIVE = "native"
-"""Layout of attention by kernels that use the card's newest instructions (cuDNN's), unlike FlashAttention-2's."""
+FLASH = "flash"
+"""Layouts of attention by kernels that use the card's newest instructions (cuDNN's), and by FlashAttention-2's."""
 
 
 class Phase(StrEnum):
@@ -60,7 +61,8 @@ class Operation:
     """Device kernels that the host issues for one execution."""
     shape: tuple[int, ...] = ()
     layout: str = ""
-    """Of a product ``nt`` forward, ``nn`` input gradient, ``tn`` weight gradient; of attention `NATIVE` or nothing."""
+    """Of a product ``nt`` forward, ``nn`` input gradient, ``tn`` weight gradient; of attention `NATIVE`, `FLASH`,
+    or nothing: what ``sdpa`` runs."""
     count: float = 1.0
     """Executions per optimizer step on one GPU."""
     group: int = 0

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from tunecast.catalogs.gpus import Gpu, training_dtype
 from tunecast.model.factors import Curve, Factor, FactorSet
-from tunecast.model.operation import NATIVE
+from tunecast.model.operation import FLASH, NATIVE
 from tunecast.model.overlap_belief import with_believed_overlap
 from tunecast.model.product_share import attention_share, own_over_usual, shares_of, usual_shares
 from tunecast.model.run import Run
+from tunecast.model.sdpa import has_cudnn_attention
 from tunecast.model.units import GIGA
 from tunecast.model.value import Z80
 
@@ -60,6 +61,7 @@ FITTED_AS = {
 }
 """Names of factors of a step, and of the fitted parameters that they follow."""
 STEP_PARAMS = tuple(FITTED_AS)
+CUDNN_NOTE = "sdpa runs cuDNN's attention here (PyTorch 2.11 for CUDA 13, or later); else: --stack-version torch=2.10"
 LIMIT_POWER = 16.0
 """How sharply slowdowns bend onto the datasheet's limit: 4% above it where they would meet it."""
 PCIE_BYTES_PER_S_PER_LANE = {3: 0.985 * GIGA, 4: 1.969 * GIGA, 5: 3.938 * GIGA}
@@ -95,9 +97,9 @@ def datasheet_factors(gpu: Gpu, beliefs: Mapping[str, Any]) -> FactorSet:
         fused = {"head_step": float(beliefs["head_step"]["value"]), "length0": float(beliefs["length0"]["value"])}
         attention = {"flops_per_s": peak * attending, "t0_s": floor_s, **fused}
         curves[f"attention.{dtype}.forward"] = _curve("attention", attention)
-        curves[f"attention-{NATIVE}.{dtype}.forward"] = _curve(
-            "attention", {"flops_per_s": peak, "t0_s": floor_s, **fused}
-        )
+        native = _curve("attention", {"flops_per_s": peak, "t0_s": floor_s, **fused})
+        curves |= {f"attention-{FLASH}.{dtype}.forward": curves[f"attention.{dtype}.forward"]}
+        curves |= {f"attention-{NATIVE}.{dtype}.forward": native}
     link = link_bytes_per_s(gpu)
     factors = {} if link is None else {"link_bytes_per_s": exact_factor(link, "B/s", "datasheet")}
     factors["link_latency_s"] = exact_factor(float(beliefs["link_latency_s"]["value"]), "s", "assumed")
@@ -160,15 +162,26 @@ def prior_factors(gpu: Gpu, run: Run | None = None, priors: Mapping[str, Any] | 
     width = float(priors["width"])
     found = FactorSet(
         gpu=gpu.id,
-        curves=base.curves,
+        curves=with_sdpa(base.curves, gpu, run),
         factors=factors,
         step_log_sd=float(priors["step_log_sd"]["new"]),
         memory_overhead_bytes=dict(priors["memory_overhead_bytes"]),
         step_params=STEP_PARAMS,
         step_covariance=step_covariance(priors, (*effects, *source_effects(priors)), width),
-        notes=device.notes,
+        notes=(
+            *device.notes,
+            *((CUDNN_NOTE,) if run is not None and run.sdpa_cudnn and has_cudnn_attention(gpu) else ()),
+        ),
     )
     return with_believed_overlap(found, run, priors)
+
+
+def with_sdpa(curves: Mapping[str, Curve], gpu: Gpu, run: Run | None) -> dict[str, Curve]:
+    """Curves whose ``attention``, what ``sdpa`` runs, is the card's own kernels' where the run's PyTorch has them."""
+    if run is None or not run.sdpa_cudnn or not has_cudnn_attention(gpu):
+        return dict(curves)
+    own = f"attention-{NATIVE}."
+    return {**curves, **{name.replace(own, "attention."): curve for name, curve in curves.items() if own in name}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,8 +32,7 @@ class Share:
 def attention_share(gpu: Gpu, beliefs: Mapping[str, Any]) -> float:
     """Rate of FlashAttention-2 as a share of what it reaches elsewhere: less where products have instructions that
     it does not use (compute capability 9.0 and 10.x, Hopper and Blackwell of data centres)."""
-    belief = beliefs.get("attention_on_hopper")
-    return float(belief["value"]) if belief is not None and gpu.major in LATE else 1.0
+    return float(beliefs["attention_on_newer"]["values"].get(gpu.major, 1.0))
 
 
 def usual_shares(gpu: Gpu, beliefs: Mapping[str, Any]) -> Mapping[str, float]:

@@ -274,6 +274,7 @@ def _software(fields: _Fields, defaults: Mapping[str, Any]) -> None:
     for name, what in (("attn_implementation", "attention"), ("loss_type", "loss"), ("optim", "optimizer")):
         value = fields.take(name, defaults[name], "stack-default")
         built_choice(what, name.replace("_", "-"), str(value))
+    fields.values["sdpa_cudnn"] = bool(fields.take("sdpa_cudnn", defaults.get("sdpa_cudnn", True), "stack-default"))
     fields.values["keeps_outputs"] = bool(fields.take("keeps_outputs", False, "stack-default"))
     if fields.values["attn_implementation"].startswith("flash") and fields.values["precision"] == "fp32":
         raise InputError("Flash kernels take 16-bit numbers, but --precision is fp32; use --attn-implementation sdpa.")

@@ -72,6 +72,8 @@ class Run:
     optimizer_in_backward: bool = False
     """Whether every tensor is updated as soon as its gradient is there, which then goes (torchtune)."""
     attn_implementation: str = "sdpa"
+    sdpa_cudnn: bool = False
+    """Whether ``sdpa`` runs cuDNN's attention where a card has it, as PyTorch does since 2.11 (`sdpa.py`)."""
     attention_length: int | None = None
     """Tokens of the documents in a packed row that attention keeps apart (`documents.py`); None: a row is one."""
     loss_type: str = "nll"

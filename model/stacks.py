@@ -56,7 +56,11 @@ UNBUILT = {
 def load_stacks() -> dict[str, dict[str, Any]]:
     """The shipped stacks by name."""
     text = files("tunecast.model").joinpath("data", "stacks.json").read_text(encoding="utf-8")
-    stacks: dict[str, dict[str, Any]] = json.loads(text)["stacks"]
+    facts: dict[str, Any] = json.loads(text)
+    stacks: dict[str, dict[str, Any]] = facts["stacks"]
+    for stack in stacks.values():
+        if stack["built"] and not stack.get("own_attention"):
+            stack["packages"] = {**stack.get("packages", {}), **facts["packages_of_all"]}
     return stacks
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ from tunecast.calibrate.bench.tensors import normal
 from tunecast.calibrate.bench.timing import Prepared, copies_to_rotate
 from tunecast.calibrate.devices.backend import Backend
 from tunecast.catalogs.errors import InputError
+from tunecast.model.operation import FLASH
 from tunecast.model.units import DTYPE_BYTES
 
 
@@ -35,7 +37,8 @@ GEMM_LAYOUTS = ("nt", "nn", "tn")
 
 
 def prepare_attention(params: dict[str, Any], backend: Backend) -> Prepared:
-    """Causal scaled dot-product attention as transformers calls it, forward or backward alone."""
+    """Causal scaled dot-product attention as transformers calls it, forward or backward alone; with ``kernel`` by
+    FlashAttention-2 (PyTorch's copy of it), whatever the device's own choice is."""
     batch, length, head_dim, dtype = (params[name] for name in ("batch", "length", "head_dim", "dtype"))
     heads, kv_heads = params["heads"], params["kv_heads"]
     elements = batch * length * head_dim * (2 * heads + 2 * kv_heads)
@@ -43,15 +46,20 @@ def prepare_attention(params: dict[str, Any], backend: Backend) -> Prepared:
     backward = params["pass"] == "backward"
     return Prepared(
         calls=[
-            _attention_call(batch, length, heads, kv_heads, head_dim, dtype, backward, backend) for _ in range(copies)
+            _attention_call((batch, length, heads, kv_heads, head_dim), params, backward, backend)
+            for _ in range(copies)
         ]
     )
 
 
 def _attention_call(
-    batch: int, length: int, heads: int, kv_heads: int, head_dim: int, dtype: str, backward: bool, backend: Backend
+    shape: tuple[int, int, int, int, int], params: dict[str, Any], backward: bool, backend: Backend
 ) -> Callable[[], object]:
     import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    (batch, length, heads, kv_heads, head_dim), dtype = shape, params["dtype"]
+    flash = params.get("kernel") == FLASH
 
     def projected(count: int) -> Any:
         """What a projection leaves: heads interleaved with positions, seen head first."""
@@ -61,9 +69,10 @@ def _attention_call(
     query, key, value = projected(heads), projected(kv_heads), projected(kv_heads)
 
     def forward() -> Any:
-        return torch.nn.functional.scaled_dot_product_attention(
-            query, key, value, is_causal=True, enable_gqa=heads != kv_heads
-        )
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION) if flash else contextlib.nullcontext():
+            return torch.nn.functional.scaled_dot_product_attention(
+                query, key, value, is_causal=True, enable_gqa=heads != kv_heads
+            )
 
     return _gradient_call(forward(), (query, key, value)) if backward else forward
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tunecast.calibrate.mock.card import Card
 from tunecast.calibrate.mock.physics import AttentionPhysics, Physics
@@ -27,12 +27,29 @@ class Heads:
     causal: bool = True
 
 
-def attention_work(card: Card, physics: Physics, heads: Heads, dtype: str, backward: bool) -> Work:
-    """Forward, or backward with its two helper kernels (row sums of dO x O before, cast of dq after)."""
+CUDNN_HEADS = {"9.0": 256, "10.0": 128, "10.3": 128}
+"""Largest heads that PyTorch gives to cuDNN, by the compute capabilities where it asks it first."""
+
+
+def runs_cudnn(card: Card, heads: Heads, dtype: str, flash: bool) -> bool:
+    """Whether a mock's attention is the card's own kernel: ``sdpa`` of PyTorch since 2.11, not FlashAttention-2."""
+    widest = CUDNN_HEADS.get(card.compute_capability, 0)
+    return not flash and heads.head_dim <= widest and dtype in ("bf16", "fp16")
+
+
+def attention_work(
+    card: Card, physics: Physics, heads: Heads, dtype: str, backward: bool, *, flash: bool = False
+) -> Work:
+    """Forward, or backward with its two helper kernels (row sums of dO x O before, cast of dq after); by
+    FlashAttention-2 if `flash`, else by what ``sdpa`` runs.
+    """
     bandwidth = card.bandwidth_bytes_per_s * physics.memory.bandwidth_frac
     products = BACKWARD_PRODUCTS if backward else FORWARD_PRODUCTS
+    attention = physics.attention
+    if runs_cudnn(card, heads, dtype, flash):
+        attention = replace(attention, legacy_rate=attention.tuned_rate)
     main = Work(
-        core_s=_core_clk(card, physics.attention, heads, dtype, backward) / card.clock_hz,
+        core_s=_core_clk(card, attention, heads, dtype, backward) / card.clock_hz,
         dram_s=_tensor_bytes(heads, dtype) * (2.0 if backward else 1.0) / bandwidth,
         fixed_s=physics.memory.latency_s,
         tensor_s=_flops(heads, products) / (card.flops_per_sm_clk(dtype) * card.sm_count * card.clock_hz),

@@ -15,7 +15,7 @@ from tunecast.calibrate.mock.kernels import collective_seconds, pcie_bytes_per_s
 from tunecast.calibrate.mock.power import Operating
 from tunecast.calibrate.mock.simulator import Simulator, compile_stream
 from tunecast.calibrate.mock.work import Work
-from tunecast.model.operation import Kind, Operation, Phase
+from tunecast.model.operation import FLASH, Kind, Operation, Phase
 from tunecast.model.units import DTYPE_BYTES
 
 Params = dict[str, Any]
@@ -96,7 +96,8 @@ def _attention(simulator: Simulator, p: Params, hotness: float) -> Truth:
         head_dim=p["head_dim"],
     )
     backward = p["pass"] == "backward"
-    work = attention_work(simulator.card, simulator.physics, heads, p["dtype"], backward)
+    flash = p.get("kernel") == FLASH
+    work = attention_work(simulator.card, simulator.physics, heads, p["dtype"], backward, flash=flash)
     tokens = p["batch"] * p["length"] * p["head_dim"] * (2 * p["heads"] + 2 * p["kv_heads"])
     return _kernel(simulator, work, Kind.ATTENTION, hotness, tokens * DTYPE_BYTES[p["dtype"]] * (2 if backward else 1))
 

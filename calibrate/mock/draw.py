@@ -147,6 +147,7 @@ def _attention(card: Card, draw: _Draw) -> AttentionPhysics:
         block_kv={64: 128, 96: 64, 128: 64, 192: 64, 256: 32},
         rate={64: 0.92 * base, 96: 0.94 * base, 128: base, 192: 0.93 * base, 256: 0.88 * base},
         legacy_rate=draw("legacy"),
+        tuned_rate=draw("tuned"),
         exp_per_clk=16.0,
         exp_hidden=draw("exp_hidden"),
         backward_rate=draw("attention_backward"),

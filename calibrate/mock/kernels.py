@@ -10,7 +10,7 @@ from tunecast.calibrate.mock.card import Card
 from tunecast.calibrate.mock.gemm import gemm_work
 from tunecast.calibrate.mock.physics import Physics
 from tunecast.calibrate.mock.work import Work
-from tunecast.model.operation import Kind, Operation
+from tunecast.model.operation import FLASH, Kind, Operation
 
 
 def work_of(card: Card, physics: Physics, op: Operation) -> Work:
@@ -32,7 +32,7 @@ def _attention(card: Card, physics: Physics, op: Operation) -> Work:
     shape = Heads(
         batch=batch, heads=heads, kv_heads=kv_heads, q_len=q_len, kv_len=kv_len, head_dim=head_dim, causal=causal
     )
-    return attention_work(card, physics, shape, op.dtype, backward)
+    return attention_work(card, physics, shape, op.dtype, backward, flash=op.layout == FLASH)
 
 
 def _memory(card: Card, physics: Physics, op: Operation) -> Work:

@@ -58,6 +58,8 @@ class AttentionPhysics:
     """Share of the tensor-core rate in the two products by head size."""
     legacy_rate: float
     """What kernels written for Ampere reach of a newer or another vendor's tensor core; else 1."""
+    tuned_rate: float
+    """What cuDNN's own kernels reach of it, on cards where PyTorch runs them."""
     exp_per_clk: float
     """Exponentials per clock and SM: 16 on all these architectures."""
     exp_hidden: float

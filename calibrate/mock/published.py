@@ -73,6 +73,10 @@ def _product_flops(p: dict[str, Any]) -> float:
     return 2.0 * float(p["m"]) * float(p["n"]) * float(p["k"])
 
 
+CUDNN = "cudnn"
+"""Kernel of attention figures that are not FlashAttention-2's."""
+
+
 def _heads(p: dict[str, Any]) -> Heads:
     return Heads(
         batch=p["batch"],
@@ -86,7 +90,8 @@ def _heads(p: dict[str, Any]) -> Heads:
 
 
 def _attention(device: MockDevice, p: dict[str, Any]) -> Work:
-    return attention_work(device.card, device.physics, _heads(p), "bf16", p["backward"])
+    flash = p.get("kernel") != CUDNN
+    return attention_work(device.card, device.physics, _heads(p), "bf16", p["backward"], flash=flash)
 
 
 def _attention_flops(p: dict[str, Any]) -> float:

@@ -18,7 +18,7 @@ from tunecast.calibrate.trace.direct import trace_depth, trace_update
 from tunecast.calibrate.trace.ledger import Peak
 from tunecast.calibrate.trace.result import Place, TensorSpec, Trace, timeline
 from tunecast.model.architecture import Architecture
-from tunecast.model.operation import Operation, Phase
+from tunecast.model.operation import FLASH, Kind, Operation, Phase
 from tunecast.model.run import Run
 
 Told = Callable[[str], None]
@@ -95,14 +95,23 @@ def trace_micro_batches(
     pattern = find_pattern(hf.kinds_of_layers(architecture, run))
     if pattern is None:
         told(f"tracing all {architecture.num_layers} layers")
-        return trace_depth(architecture, traced_run, architecture.num_layers, platform=platform)
+        whole = trace_depth(architecture, traced_run, architecture.num_layers, platform=platform)
+        return with_kernels(whole, run)
     shallow, deeper = (pattern.depth(units) for units in (pattern.fewest, pattern.fewest + 1))
     told(f"tracing 1 of 3: {shallow} of {architecture.num_layers} layers")
     low = trace_depth(architecture, traced_run, shallow, platform=platform)
     told(f"tracing 2 of 3: {deeper} of {architecture.num_layers} layers")
     high = trace_depth(architecture, traced_run, deeper, platform=platform)
     told("tracing 3 of 3: the update")
-    return extend(low, high, pattern, traced_run, platform=platform)
+    return with_kernels(extend(low, high, pattern, traced_run, platform=platform), run)
+
+
+def with_kernels(trace: Trace, run: Run) -> Trace:
+    """The trace with the kernels of its attention named where they are not what ``sdpa`` runs."""
+    if run.attn_implementation != "flash_attention_2":
+        return trace
+    named = (replace(op, layout=FLASH) if op.kind is Kind.ATTENTION else op for op in trace.stream)
+    return replace(trace, stream=tuple(named))
 
 
 def extend(low: Trace, high: Trace, pattern: Pattern, run: Run, *, platform: str = "cuda") -> Trace:

@@ -138,7 +138,7 @@ def test_a_version_that_is_stated_is_not_said_to_be_missing(table: Path) -> None
     shown = runner.invoke(program, ["validate", str(table), "--explain", "row-1"], env={"COLUMNS": "200"}).output
     assert "Defaults of trl 0.15 are not recorded" in shown
     assert "No version is stated" not in shown
-    assert "The version of transformers and peft is not stated" in shown
+    assert "The version of transformers, peft and torch is not stated" in shown
 
 
 def test_the_table_names_the_first_rows_of_a_reason(tmp_path: Path) -> None:

@@ -283,7 +283,7 @@ def test_native_attention_is_the_same_work_on_a_curve_of_its_own() -> None:
             (rate,) = {find_curve(curve_key(op), factors).params["flops_per_s"] for op in operations}
             times[gpu, run.fuses("attention")] = rate
     assert totals[0] == totals[1]
-    share = float(beliefs()["attention_on_hopper"]["value"])
+    share = float(beliefs()["attention_on_newer"]["values"]["9"])
     assert times["h100-sxm5-80gb", False] == pytest.approx(share * times["h100-sxm5-80gb", True], rel=1e-3)
     assert times["a100-sxm4-80gb", False] == pytest.approx(times["a100-sxm4-80gb", True], rel=1e-3)
 

@@ -72,8 +72,11 @@ def test_every_range_gives_runs_of_every_method(
 
 def test_nothing_asked_is_the_newest_and_says_so(llama: Architecture) -> None:
     resolved = resolve_run(llama, {"stack": "trl"})
-    assert (resolved.run.stack_version, resolved.origins["stack_version"]) == ("trl >=1.15", "stack-default")
-    assert resolve_run(llama, {}).run.stack_version == "transformers >=5.0, peft >=0.12"
+    assert (resolved.run.stack_version, resolved.origins["stack_version"]) == (
+        "trl >=1.15, torch >=2.11",
+        "stack-default",
+    )
+    assert resolve_run(llama, {}).run.stack_version == "transformers >=5.0, peft >=0.12, torch >=2.11"
 
 
 @pytest.mark.parametrize(
@@ -184,7 +187,7 @@ def test_experts_are_modules_before_transformers_5() -> None:
     [
         ({"stack_version": "4.20"}, r"transformers 4.20 are recorded; --stack-version takes versions >=5.0; >=4.54"),
         ({"stack_version": "newest"}, "'newest' is no version"),
-        ({"stack_version": "torch=2.8"}, "names torch, but versions of hf-peft are recorded for transformers, peft"),
+        ({"stack_version": "trl=1.8"}, "names trl, but versions of hf-peft are recorded for transformers, peft, torch"),
         ({"stack": "litgpt", "stack_version": "0.2"}, "No defaults of litgpt 0.2 are recorded; --stack-version takes"),
     ],
 )

@@ -1,0 +1,42 @@
+"""Which kernels ``sdpa`` runs: cuDNN's, made for the card, or FlashAttention-2's.
+
+PyTorch tries cuDNN first on compute capabilities 9.0, 10.0 and 10.3 where cuDNN is newer than 9.15
+(``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp``, ``check_prefer_cudnn_attention``), which its wheels for CUDA
+13 bring since 2.11 (huggingface/transformers pull request 48163; those for CUDA 12 have an older one), and takes it for
+heads of up to 128, on 9.0 256 values (``check_cudnn_tensor_shapes``), in 16 bits. Elsewhere it runs its own copy of
+FlashAttention-2, whose kernels use no instruction newer than Ampere's; ``flash_attention_2`` runs those everywhere. A
+device's record has measured what its own PyTorch chose; this is about forecasts without one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tunecast.catalogs.gpus import Gpu
+from tunecast.model.architecture import Architecture
+from tunecast.model.resolve import Resolved
+from tunecast.model.run import Run
+from tunecast.model.target import Target
+
+WIDEST = {"9.0": 256, "10.0": 128, "10.3": 128}
+"""Largest head that cuDNN takes, by the compute capabilities on which PyTorch asks it first."""
+
+
+def has_cudnn_attention(gpu: Gpu | None) -> bool:
+    """Whether PyTorch asks cuDNN first on this card."""
+    return gpu is not None and gpu.vendor == "nvidia" and gpu.compute_capability in WIDEST
+
+
+def runs_cudnn(architecture: Architecture, run: Run, gpu: Gpu | None) -> bool:
+    """Whether attention of this run is cuDNN's on this card, if its PyTorch asks cuDNN first."""
+    if gpu is None or not has_cudnn_attention(gpu) or run.attn_implementation != "sdpa" or run.compute_dtype == "fp32":
+        return False
+    widest = max(group.layer.attention.head_dim for group in architecture.groups)
+    return widest <= WIDEST[gpu.compute_capability]
+
+
+def sdpa_on_card(resolved: Resolved, architecture: Architecture, target: Target) -> Resolved:
+    """The run with `Run.sdpa_cudnn` as it is on this device."""
+    if not resolved.run.sdpa_cudnn or runs_cudnn(architecture, resolved.run, target.gpu):
+        return resolved
+    return replace(resolved, run=replace(resolved.run, sdpa_cudnn=False))

@@ -1,0 +1,131 @@
+"""Which attention ``sdpa`` runs: by card, head and PyTorch, and what forecasts make of it."""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import Any
+
+import pytest
+
+from tunecast.calibrate.devices.protocol import Hardware, TrialSpec
+from tunecast.calibrate.mock.attention import CUDNN_HEADS
+from tunecast.calibrate.mock.device import open_mock
+from tunecast.calibrate.plan import calibration_plan
+from tunecast.catalogs.gpus import load_gpus
+from tunecast.model.architectures import load_architecture
+from tunecast.model.curve_names import curve_key, find_curve
+from tunecast.model.estimate import forecast
+from tunecast.model.factors import FactorSet
+from tunecast.model.forecast import Forecast
+from tunecast.model.inventory import step_operations
+from tunecast.model.operation import Kind
+from tunecast.model.priors import CUDNN_NOTE, prior_factors
+from tunecast.model.question import Question
+from tunecast.model.resolve import resolve_run
+from tunecast.model.sdpa import WIDEST
+from tunecast.model.target import resolve_targets
+
+LLAMA, GEMMA, DEEPSEEK = "meta-llama/Llama-3.1-8B", "google/gemma-7b", "deepseek-ai/DeepSeek-V2-Lite"
+
+
+def ask(gpu: str, model: str = LLAMA, **options: Any) -> Forecast:
+    question = Question(architecture=load_architecture(model), options={"max_length": 8192, **options})
+    return forecast(question, resolve_targets([gpu], {})[0])
+
+
+@pytest.mark.parametrize(
+    ("gpu", "model", "options", "cudnn"),
+    [
+        ("h100-sxm5-80gb", LLAMA, {}, True),
+        ("h200-sxm5-141gb", LLAMA, {"stack": "trl"}, True),
+        ("b200-sxm-180gb", LLAMA, {}, True),
+        ("h100-sxm5-80gb", GEMMA, {}, True),
+        ("b200-sxm-180gb", GEMMA, {}, False),
+        ("h100-sxm5-80gb", LLAMA, {"attn_implementation": "flash_attention_2"}, False),
+        ("h100-sxm5-80gb", LLAMA, {"attn_implementation": "eager"}, False),
+        ("h100-sxm5-80gb", LLAMA, {"precision": "fp32", "dtype": "fp32"}, False),
+        ("h100-sxm5-80gb", LLAMA, {"stack_version": "torch=2.10"}, False),
+        ("h100-sxm5-80gb", LLAMA, {"stack": "unsloth"}, False),
+        ("b300-sxm-288gb", LLAMA, {}, True),
+        ("a100-sxm4-80gb", LLAMA, {}, False),
+        ("rtx-5090-32gb", LLAMA, {"max_length": 512, "method": "qlora"}, False),
+        ("mi300x-192gb", LLAMA, {}, False),
+    ],
+)
+def test_cudnn_runs_where_pytorch_asks_it_first(gpu: str, model: str, options: dict[str, Any], cudnn: bool) -> None:
+    """Heads of 256 go to cuDNN on 9.0 only; the cards are those that ``check_prefer_cudnn_attention`` names."""
+    found = ask(gpu, model, **options)
+    assert found.run.sdpa_cudnn is cudnn
+    assert (CUDNN_NOTE in found.notes) is cudnn
+
+
+@pytest.mark.parametrize(("gpu", "least"), [("h100-sxm5-80gb", 1.4), ("b200-sxm-180gb", 2.5)])
+def test_attention_is_faster_by_about_what_is_published(gpu: str, least: float) -> None:
+    """1.7 to 2.3 times on Hopper (huggingface/transformers pull request 48163); FlashAttention-2 reaches a sixth of a
+    B200's peak, kernels made for it more than half."""
+    new, old = ask(gpu), ask(gpu, stack_version="torch=2.10")
+    flash = ask(gpu, attn_implementation="flash_attention_2")
+    ratio = old.time_parts_s["attention"] / new.time_parts_s["attention"]
+    assert least < ratio < 6.0
+    assert flash.time_parts_s["attention"] == pytest.approx(old.time_parts_s["attention"])
+    assert new.memory.allocated_bytes == old.memory.allocated_bytes
+
+
+def test_an_a100_is_as_before() -> None:
+    new, old = ask("a100-sxm4-80gb"), ask("a100-sxm4-80gb", stack_version="torch=2.10")
+    assert new.step_time_s == old.step_time_s
+
+
+def test_factors_of_a_card_without_it_have_no_such_attention() -> None:
+    """Also of a run that no card was looked at for."""
+    run = resolve_run(load_architecture(LLAMA), {}).run
+    assert run.sdpa_cudnn
+    gpu = load_gpus()["a100-sxm4-80gb"]
+    with_run, plain = prior_factors(gpu, run), prior_factors(gpu)
+    key = "attention.bf16.forward"
+    assert with_run.curves[key] == plain.curves[key]
+
+
+def test_flash_attention_has_a_curve_of_its_own_and_else_that_of_sdpa() -> None:
+    architecture = load_architecture(LLAMA)
+    run = resolve_run(architecture, {"attn_implementation": "flash_attention_2"}).run
+    keys = {curve_key(o) for o in step_operations(architecture, run) if o.kind is Kind.ATTENTION}
+    assert keys == {"attention-flash.bf16.forward", "attention-flash.bf16.backward"}
+    curves = prior_factors(load_gpus()["a100-sxm4-80gb"]).curves
+    only = FactorSet(
+        gpu="x", curves={"attention.bf16.forward": curves["attention.bf16.forward"]}, factors={}, step_log_sd=0
+    )
+    assert find_curve("attention-flash.bf16.backward", only) == curves["attention.bf16.forward"]
+
+
+@pytest.mark.parametrize(
+    ("capability", "measured"), [("9.0", True), ("10.0", True), ("10.3", True), ("8.0", False), ("12.0", False)]
+)
+def test_a_calibration_measures_flash_attention_where_sdpa_may_run_another(capability: str, measured: bool) -> None:
+    hardware = Hardware(device="cuda:0", gpu=None, name="x", memory_bytes=80 * 2**30, compute_capability=capability)
+    kernels = {spec.params.get("kernel") for spec in calibration_plan(hardware) if spec.bench == "attention"}
+    assert kernels == ({None, "flash"} if measured else {None})
+
+
+def test_mocks_run_it_on_the_same_cards() -> None:
+    assert CUDNN_HEADS == WIDEST
+
+
+@pytest.mark.parametrize(("gpu", "ratio"), [("h100-sxm5-80gb", (1.5, 2.6)), ("a100-sxm4-80gb", (0.97, 1.03))])
+def test_a_mock_takes_longer_with_flash_attention_where_it_has_cudnn(gpu: str, ratio: tuple[float, float]) -> None:
+    shape = {
+        "batch": 2,
+        "heads": 32,
+        "kv_heads": 8,
+        "length": 4096,
+        "head_dim": 128,
+        "dtype": "bf16",
+        "pass": "forward",
+    }
+    device = open_mock(f"mock:{gpu}#1")
+    seconds = []
+    for kernel in ({}, {"kernel": "flash"}):
+        spec = TrialSpec(bench="attention", params={**shape, **kernel}, repeats=9, warmup=1)
+        seconds.append(median(device.run(spec).samples_s))
+    low, high = ratio
+    assert low < seconds[1] / seconds[0] < high
