@@ -21,6 +21,7 @@ SPECIAL = {
 """Inputs of a sweep that are no options of ``estimate``."""
 WHOLE_NUMBERS = (
     "max_length", "per_device_train_batch_size", "gradient_accumulation_steps", "lora_r", "num_gpus", "max_steps",
+    "attention_length",
     "tp", "pp", "cp", "save_steps", "eval_steps", "trials", "repeats",
 )  # fmt: skip
 
@@ -146,13 +147,13 @@ def sweepable() -> tuple[str, ...]:
     """Every input that a sweep can change."""
     from dataclasses import fields
 
-    from tunecast.model.amount import STEPS_AT_MOST, STEPS_EXACTLY
+    from tunecast.model.amount import OF_A_FILE
     from tunecast.model.question import RUN_OPTIONS_ELSEWHERE
     from tunecast.model.run import Run
     from tunecast.model.whole_run_options import WholeRunOptions
 
     own = (field.name for kind in (Run, WholeRunOptions) for field in fields(kind))
-    around = (name for name in RUN_OPTIONS_ELSEWHERE if name not in (STEPS_AT_MOST, STEPS_EXACTLY))
+    around = (name for name in RUN_OPTIONS_ELSEWHERE if name not in OF_A_FILE)
     return tuple(dict.fromkeys([*SPECIAL, *own, *around, "usd_per_gpu_hour", "achieved_tflops"]))
 
 

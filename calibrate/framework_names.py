@@ -99,6 +99,7 @@ def _aged(
     stack: str, packages: Mapping[str, str], source_date: str, notes: list[str], *, own_kernels: bool
 ) -> tuple[dict[str, Any], str]:
     """Options that choose the defaults of then, and the stack that has them."""
+    source_date = source_date or _age_of(packages)
     wanted = {name: packages.get(name) or _newest(name, source_date) for name in built_stack(stack).get("packages", {})}
     found: list[str] = []
     for name, version in wanted.items():
@@ -154,6 +155,20 @@ def _oldest(stack: str, package: str) -> str:
     """First version of the oldest recorded range."""
     oldest = built_stack(stack)["packages"][package][-1]["versions"]
     return str(min(re.findall(r">=([\d.]+)", oldest), key=version_key))
+
+
+def _age_of(packages: Mapping[str, str]) -> str:
+    """The day when stated versions were the newest of their range: that on which the next range began; empty: today's.
+
+    Of several packages the oldest decides, for what was installed beside it.
+    """
+    ends = []
+    for name, version in packages.items():
+        later = [
+            date for date, first in software()["releases"].get(name, []) if version and in_range(version, f"<{first}")
+        ]
+        ends += later[-1:]
+    return min(ends, default="")
 
 
 def _newest(package: str, source_date: str) -> str | None:

@@ -29,10 +29,11 @@ from tunecast.calibrate.priors_hierarchy import (
     solve,
     solve_like,
 )
-from tunecast.calibrate.priors_memory import memory_overheads
+from tunecast.calibrate.priors_memory import memory_overheads, memory_rows
 from tunecast.calibrate.priors_stack import MOVED, clock_values, log_seconds
 from tunecast.calibrate.published import PublishedRun, read_runs
 from tunecast.calibrate.run_table import read_table
+from tunecast.calibrate.validate import read_entries
 from tunecast.catalogs.gpus import load_gpus
 from tunecast.model.inventory import step_operations
 from tunecast.model.parallel_network import WHOLE_RATE, catalog_network, with_network
@@ -299,12 +300,14 @@ def width_of(rows: Sequence[Row], errors: Mapping[str, tuple[float, float]]) -> 
 def fit_priors(path: Path, timed: tuple[list[Row], dict[str, str]] | None = None) -> dict[str, Any]:
     """The content of ``results/priors.json``, from a table of published runs, timed already or not."""
     rows, reasons = training_rows(path) if timed is None else timed
-    runs = read_runs(row for row in read_table(path) if row.get("set") == "training")[0]
+    entries = read_entries(row for row in read_table(path) if row.get("set") == "training")
+    runs = [entry.run for entry in entries if entry.run is not None and not entry.out_of_memory]
     return {
         "made_by": "scripts/fit-priors",
         "table": path.name,
         "rows_skipped": _by_reason(reasons),
         **priors_of(rows),
+        "memory_rows_used": memory_rows(runs),
         "memory_overhead_bytes": memory_overheads(runs, beliefs()["context"]),
     }
 

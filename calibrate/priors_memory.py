@@ -102,6 +102,12 @@ def allocated_log_sd(runs: Sequence[PublishedRun]) -> float | None:
     return quantiles(errors, (INTERVAL_LEVEL,))[0] / Z80 if errors else None
 
 
+def memory_rows(runs: Sequence[PublishedRun]) -> list[str]:
+    """Ids of the runs that `memory_overheads` reads, sorted."""
+    stated = (run for run in runs if (run.peak_bytes is not None and run.counter == "allocated") or counted_runs([run]))
+    return sorted(run.id for run in stated)
+
+
 def memory_overheads(runs: Sequence[PublishedRun], context: Mapping[str, Any]) -> dict[str, float]:
     """``context`` and ``fragmentation_frac`` with their 80% bounds, and ``allocated_log_sd``; empty without evidence.
 

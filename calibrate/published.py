@@ -26,6 +26,7 @@ from tunecast.calibrate.run_table import (
     check_kind,
     check_possible,
     check_size,
+    naming,
     number,
     peak_memory,
     stated_tokens_per_s,
@@ -154,7 +155,8 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
     kernel = _kernel(row, options, gpu)
     full = bool(options.pop("filled", "packed" not in row))
     full = full or row.get("packed", "yes").startswith(("yes", "n/a"))
-    architecture = model_called(row["model"])
+    with naming("model"):
+        architecture = model_called(row["model"])
     check_size(row, architecture)
     if "litgpt_code" in options:
         architecture = as_litgpt(architecture, options.pop("litgpt_code"))
@@ -216,7 +218,9 @@ def _gpu_id(row: dict[str, str], notes: list[str]) -> str:
     found = row.get("gpu_canonical_id", "") or vocabulary()["gpu"].get(stated, "")
     if not (found or stated):
         raise SkipRowError("gpu is not stated")
-    found, note = (str(found), "") if found in load_gpus() else gpu_called(str(found or stated))
+    column = "gpu_canonical_id" if row.get("gpu_canonical_id", "") else "gpu"
+    with naming(column):
+        found, note = (str(found), "") if found in load_gpus() else gpu_called(str(found or stated))
     notes.extend([note] if note else [])
     return found
 

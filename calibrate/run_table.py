@@ -5,15 +5,17 @@ Raises `SkipRowError` for a row whose cell cannot be used, naming the column and
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import datetime
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tunecast.catalogs.errors import InputError
+from tunecast.catalogs.errors import InputError, TunecastError
 from tunecast.catalogs.gpus import Gpu
 from tunecast.model.architecture import Architecture
 from tunecast.model.flops import model_flops_per_step
@@ -291,11 +293,25 @@ def stated_tokens_per_s(row: Row, run: Run, *, full: bool, samples_fill: bool = 
     return next(iter(speeds.values()), None)
 
 
+@contextlib.contextmanager
+def naming(column: str) -> Iterator[None]:
+    """Every refusal names the column whose cell it is about."""
+    try:
+        yield
+    except TunecastError as error:
+        raise SkipRowError(str(error) if str(error).startswith(column) else f"{column}: {error}") from error
+
+
 def check_date(row: Row) -> None:
     """A date has a year: versions of software follow from it."""
     date = row.get("source_date", "")
     if date.lower() not in NOTHING and not re.search(r"(19|20)\d\d", date):
         raise SkipRowError(f"source_date {date!r} names no year")
+    for year, month, day in re.findall(r"\b(20\d\d)-(\d\d)(?:-(\d\d))?\b", date):
+        try:
+            datetime.date(int(year), int(month), int(day or 1))
+        except ValueError as error:
+            raise SkipRowError(f"source_date {date!r} is no day of the calendar") from error
 
 
 def check_card(row: Row) -> None:

@@ -9,6 +9,7 @@ from tunecast.calibrate.priors_fit import beliefs, priors_of, timed_rows
 from tunecast.calibrate.priors_memory import memory_overheads
 from tunecast.calibrate.published import PublishedRun
 from tunecast.calibrate.validate import Entry, Priors, PriorsOf
+from tunecast.catalogs.gpus import load_gpus
 from tunecast.model.priors import load_priors
 
 GroupOf = Callable[[PublishedRun], str]
@@ -26,6 +27,12 @@ def gpu_of(run: PublishedRun) -> str:
     return run.gpu
 
 
+def generation_of(run: PublishedRun) -> str:
+    """The generation of what it ran on, by vendor and compute capability: cards of one share their kernels."""
+    gpu = load_gpus()[run.gpu]
+    return f"{gpu.vendor} {gpu.compute_capability}"
+
+
 def shipped(_: PublishedRun) -> Priors:
     """The shipped priors, whatever the run."""
     return load_priors()
@@ -38,7 +45,8 @@ def honest_priors(entries: Iterable[Entry], told: Told | None = None) -> tuple[P
     own source left out; any other row, and any other table, with the shipped priors. `told` hears of every refit.
     """
     runs = [entry.run for entry in entries if entry.run is not None and not entry.out_of_memory]
-    fitted = set(load_priors()["rows_used"])
+    shipped_priors = load_priors()
+    fitted = {*shipped_priors["rows_used"], *shipped_priors["memory_rows_used"]}
     if not fitted <= {run.id for run in runs}:
         return shipped, len(fitted & {run.id for run in runs})
     known = {run.source for run in runs if run.id in fitted}

@@ -20,7 +20,8 @@ _SUFFIX = {"": 1.0, "k": KILO, "m": MEGA, "b": GIGA, "g": GIGA, "t": TERA}
 
 
 STEPS_AT_MOST, STEPS_EXACTLY = "steps_at_most", "steps_exactly"
-"""Options that nobody types: a training file's ``max_steps`` beside a typed amount of data."""
+OF_A_FILE = (STEPS_AT_MOST, STEPS_EXACTLY, "rows_padded")
+"""Options that nobody types: a training file's ``max_steps`` beside a typed amount of data, and that it pads rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +74,10 @@ def _from_data(run: Run, options: dict[str, Any], rows: Rows | None, repeats: fl
     """Steps from an amount of data, gone through `repeats` times."""
     if rows is not None:
         return _from_rows(run, rows, options, repeats)
+    padded = _padded_samples(run, options)
+    if padded is not None:
+        what = f"{padded:,.0f} samples x {_epochs(repeats)}, each padded to {run.max_length} tokens"
+        return _from_tokens(run, padded * run.max_length * repeats, what, repeats)
     if options.get("tokens") is not None:
         tokens = parse_count(options["tokens"], name="--tokens")
         return _from_tokens(run, tokens * repeats, f"{tokens:,.0f} tokens x {_epochs(repeats)}", repeats)
@@ -87,6 +92,20 @@ def _from_data(run: Run, options: dict[str, Any], rows: Rows | None, repeats: fl
         need = "needs" if len(alone) == 1 else "need"
         raise InputError(f"{flags} {need} an amount; add --tokens 10M or --num-samples 5000.")
     return None
+
+
+def _padded_samples(run: Run, options: Mapping[str, Any]) -> float | None:
+    """Samples that a training file pads to ``max_length`` (axolotl's ``pad_to_sequence_len``); None where it does not,
+    where the command line says how rows are made, or where how many there are is not known."""
+    if not options.get("rows_padded") or options.get("packing") is not None:
+        return None
+    if options.get("dataset") is not None:
+        return float(read_dataset(str(options["dataset"])).samples)
+    if options.get("num_samples") is not None:
+        return parse_count(options["num_samples"], name="--num-samples")
+    if options.get("tokens") is None or options.get("mean_tokens") is None:
+        return None
+    return parse_count(options["tokens"], name="--tokens") / float(options["mean_tokens"])
 
 
 def _check_mean(run: Run, options: Mapping[str, Any]) -> None:

@@ -56,10 +56,13 @@ def documents_of(options: Mapping[str, Any], max_length: int, *, from_file: bool
     """What the options say of the documents in a packed row; None where a row is one document.
 
     Raises InputError where ``--padding-free`` comes without lengths, NotSupportedError where rows are not packed;
-    where a training file said so (`from_file`), rows are then of one document.
+    where a training file said so (`from_file`), rows are then of one document, as with attention that keeps none apart.
     """
     said = any(options.get(name) is not None for name in ("dataset", "mean_tokens"))
-    if not options.get("padding_free") or (from_file and (options.get("packing") is False or not said)):
+    if not options.get("padding_free"):
+        return None
+    apart = str(options.get("attn_implementation")).startswith("flash")
+    if from_file and (options.get("packing") is False or not said or not apart):
         return None
     if options.get("packing") is False:
         raise NotSupportedError(
@@ -74,10 +77,9 @@ def documents_of(options: Mapping[str, Any], max_length: int, *, from_file: bool
             "add --dataset FILE, or --mean-tokens N."
         )
     mean = float(options["mean_tokens"])
-    if not 1.0 <= mean <= max_length:
-        raise InputError(
-            f"--mean-tokens is {mean:g}, which is not between 1 and --max-length {max_length}; change one of them."
-        )
+    if mean < 1.0:
+        raise InputError(f"--mean-tokens is {mean:g}, but a sample has at least 1; type for example 500.")
+    mean = min(mean, max_length)  # samples are cut there; `amount` refuses a mean that none of them can have
     length = min(max(round(reach_of_mean(mean, max_length)), 1), max_length)
     return Documents(
         length=length,
@@ -94,27 +96,31 @@ def _of_file(options: Mapping[str, Any], max_length: int) -> Documents:
         return max(round(reach([min(math.ceil(size / size_bytes), max_length) for size in found.sizes_bytes])), 1)
 
     known = per_token.low == per_token.high
+    ends = [length(size_bytes) for size_bytes in (per_token.low, per_token.value, per_token.high)]  # cuts turn them
     return Documents(
         length=length(per_token.value),
         how=f"samples of {found.name}, tokens of {per_token.value:.3g} bytes ({per_token.origin})",
-        shortest=None if known else length(per_token.high),
-        longest=None if known else length(per_token.low),
+        shortest=None if known else min(ends),
+        longest=None if known else max(ends),
     )
 
 
 def ends_of(run: Run, options: Mapping[str, Any]) -> tuple[Run, Run] | None:
     """The run with the shortest and the longest documents that are assumed possible; None where nothing is assumed."""
-    found = None if run.attention_length is None else documents_of(options, run.max_length)
+    if run.attention_length is None or options.get("attention_length") is not None:
+        return None
+    found = documents_of(options, run.max_length)
     if found is None or found.shortest is None or found.longest is None:
         return None
-    short, long = (min(found.shortest, found.length), max(found.longest, found.length))
-    return replace(run, attention_length=short), replace(run, attention_length=long)
+    return replace(run, attention_length=found.shortest), replace(run, attention_length=found.longest)
 
 
 def document_notes(run: Run, options: Mapping[str, Any]) -> tuple[str, ...]:
     """How far attention was taken to reach, and why."""
-    found = documents_of(options, run.max_length) if run.attention_length is not None else None
-    if found is None or run.attention_length != found.length:
+    if run.attention_length is None or options.get("attention_length") is not None:
+        return ()
+    found = documents_of(options, run.max_length)
+    if found is None:
         return ()
     between = "" if found.shortest is None else f" ({found.shortest} to {found.longest})"
     told = f"attention spans {found.length} tokens of a packed row of {run.max_length}{between}: {found.how}"

@@ -21,8 +21,10 @@ from tunecast.model.parallel_scaling import Scaling, alone, comparable, scaling_
 from tunecast.model.phase_rates import phase_rates
 from tunecast.model.priors import load_priors
 from tunecast.model.question import Question
+from tunecast.model.resolve import Resolved, resolve_run
 from tunecast.model.rows import row_notes, timed_run, unpacked_rows
 from tunecast.model.run import Run
+from tunecast.model.sharding import FSDP
 from tunecast.model.step_source import (
     executed_by_dtype_of,
     model_flops_of,
@@ -35,6 +37,9 @@ from tunecast.model.time import StepTime, step_time
 from tunecast.model.timing import link_notes, unused_notes, utilizations
 from tunecast.model.timing import timing as step_timing
 from tunecast.model.training_totals import training_totals
+
+ADAPTERS_DECIDED_BY = ("method", "stack", "stack_version", "dtype", "precision")
+"""Options that the dtype of adapters follows from."""
 
 
 def estimate(question: Question, targets: Sequence[Target]) -> list[Forecast]:
@@ -53,7 +58,8 @@ def forecast(question: Question, target: Target) -> Forecast:
     rows = unpacked_rows(run, question.options)
     run = timed_run(run, rows)
     timing, watched = _watched(question, target, step_timing(question, replace(resolved, run=run), target, factors))
-    scaling = _scaling(question, target, run, timing, factors)
+    adapters = _adapters_alone(question, target, resolved)
+    scaling = _scaling(question, target, run, timing, factors, adapters)
     rate = phase_rates(target.gpu, factors, question.whole_run.phase_rate)[TOKENIZING]
     timing, data_notes = fed(timing, run, rows, question.options, rate)
     probability = fit_probability(view)
@@ -90,7 +96,7 @@ def forecast(question: Question, target: Target) -> Forecast:
             *_record_notes(target),
             *link_notes(run, factors, question),
             *unused_notes(run, target, question),
-            *scaling_notes(scaling, run),
+            *scaling_notes(scaling, run, adapters),
             *row_notes(resolved.run, rows),
             *document_notes(resolved.run, question.options),
             *data_notes,
@@ -103,7 +109,18 @@ def forecast(question: Question, target: Target) -> Forecast:
     return with_money(result, question, target, amount, factors=factors, timing=timing)
 
 
-def _scaling(question: Question, target: Target, run: Run, timing: StepTime, factors: FactorSet) -> Scaling | None:
+def _adapters_alone(question: Question, target: Target, resolved: Resolved) -> str | None:
+    """Dtype of adapters on one GPU where nobody chose one and FSDP stores them otherwise; None: the same."""
+    run = resolved.run
+    if run.sharding not in FSDP or not run.has_adapters or question.options.get("adapter_dtype") is not None:
+        return None
+    given = {name: question.options[name] for name in ADAPTERS_DECIDED_BY if question.options.get(name) is not None}
+    return resolve_run(question.architecture, given, gpu_has_bf16=target.has_bf16).run.adapter_dtype
+
+
+def _scaling(
+    question: Question, target: Target, run: Run, timing: StepTime, factors: FactorSet, adapters: str | None
+) -> Scaling | None:
     """How the job scales; None for one GPU, where the user gave the speed, or where one GPU runs other code. A traced
     run is compared by formula."""
     if run.num_gpus == 1 or question.achieved_tflops is not None or not comparable(run):
@@ -114,10 +131,11 @@ def _scaling(question: Question, target: Target, run: Run, timing: StepTime, fac
         return _watched(question, target, step_time(operations, factors, run=run))[0]
 
     job = timing if question.source is None else by_formula(run, factors)
-    own = scaled(job_factors(target, question.architecture, alone(run), question.options), question.factor_scales)
+    one = alone(run, adapters)
+    own = scaled(job_factors(target, question.architecture, one, question.options), question.factor_scales)
     operations = operations_of(question.architecture, run, platform=target.platform)
     fraction = question.options.get("serial_fraction")
-    return scaling_of(job, by_formula(alone(run), own), operations, factors, run, fraction)
+    return scaling_of(job, by_formula(one, own), operations, factors, run, fraction)
 
 
 def _watched(question: Question, target: Target, timing: StepTime) -> tuple[StepTime, str | None]:

@@ -54,7 +54,8 @@ def merged(events: Iterable[tuple[Event, int]]) -> list[Operation]:
     counts: dict[tuple[object, ...], int] = {}
     samples: dict[tuple[object, ...], Event] = {}
     for event, count in events:
-        key = (event.name, event.kind, event.phase, event.dtype, event.bytes, event.shape, event.layout, event.launches)
+        sizes = (event.flops, event.bytes, event.shape, event.launches)  # a window changes the FLOPs alone
+        key = (event.name, event.kind, event.phase, event.dtype, event.layout, *sizes)
         counts[key] = counts.get(key, 0) + count
         samples.setdefault(key, event)
     return [as_operation(samples[key], count) for key, count in counts.items()]

@@ -19,7 +19,7 @@ from tunecast.model.priors import load_priors, prior_factors
 from tunecast.model.question import RUN_OPTIONS_ELSEWHERE, Question
 from tunecast.model.resolve import ASSUMED, Resolved, resolve_run, whole_number
 from tunecast.model.run import Run
-from tunecast.model.sdpa import sdpa_on_card
+from tunecast.model.sdpa import sdpa_on_card, with_flash
 from tunecast.model.shared_host import with_shared_host
 from tunecast.model.stand_in import with_stand_ins
 from tunecast.model.target import Target
@@ -46,7 +46,8 @@ def target_factors(target: Target, run: Run | None = None) -> FactorSet:
     prior = replace(prior_factors(target.gpu, run), gpu=target.id)
     if target.record is None:
         return prior if target.shared is None else with_shared_host(prior, target.shared)
-    own = with_stand_ins(factor_set_from_record(target.record), prior, run, load_priors()["beliefs"])
+    measured = with_flash(factor_set_from_record(target.record), target.gpu, run)
+    own = with_stand_ins(measured, prior, run, load_priors()["beliefs"])
     borrowed = {name: prior.factors[name] for name in LINK_FACTORS if name in prior.factors}
     return replace(own, factors={**borrowed, **own.factors})
 
@@ -85,6 +86,11 @@ def with_documents(question: Question, options: dict[str, Any]) -> tuple[dict[st
     """Run options with the length that attention spans, where what is known of the data says it; and all origins."""
     origins = question.option_origins
     if options.get("attention_length") is not None:
+        if question.options.get("packing") is False:
+            raise InputError(
+                "--attention-length is about documents in packed rows, but --no-packing makes every sample a row; "
+                "leave one of them out."
+            )
         return options, origins
     length = whole_number("max_length", options.get("max_length") or ASSUMED["max_length"])
     found = documents_of(question.options, length, from_file=origins.get("padding_free") == "file")

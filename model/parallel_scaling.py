@@ -22,6 +22,7 @@ from tunecast.model.sharding import FSDP
 from tunecast.model.time import StepTime
 
 NOTHING = 0.005
+TOLD_PARTS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +48,9 @@ class Scaling:
     exposed_communication_s: float
     bubble_s: float
     slower_work_s: float
-    """Beyond an N-th of one GPU's: repeated work, smaller products, sharding. Negative: the update is shared."""
+    """Beyond an N-th of one GPU's: repeated work, smaller products, sharding. Negative: see `faster_parts_s`."""
+    faster_parts_s: Mapping[str, float]
+    """Parts of the step that take less than an N-th of one GPU's, most first: by how much."""
     bound_by: str
     """What costs most: a collective with the link it crosses, ``pipeline bubble``, what makes work slower, or
     ``nothing`` where all costs less than `NOTHING` of the step."""
@@ -64,9 +67,10 @@ def serial_fraction_of(efficiency: float, num_gpus: int) -> float:
     return max((1.0 / efficiency - 1.0) / (num_gpus - 1), 0.0)
 
 
-def alone(run: Run) -> Run:
-    """The same micro-batches on one GPU."""
-    return replace(run, num_gpus=1, tp=1, pp=1, pp_interleave=1, cp=1, async_tp=False, sharding="none")
+def alone(run: Run, adapter_dtype: str | None = None) -> Run:
+    """The same micro-batches on one GPU, where adapters may be stored in another dtype (`resolve_parallel`)."""
+    one = replace(run, num_gpus=1, tp=1, pp=1, pp_interleave=1, cp=1, async_tp=False, sharding="none")
+    return one if adapter_dtype is None else replace(one, adapter_dtype=adapter_dtype)
 
 
 def scaling_of(
@@ -80,7 +84,9 @@ def scaling_of(
     """How a job scales whose step takes `timing`, where one GPU takes `one` for its own (`alone`)."""
     waiting, bubble = timing.parts_s.get("communication", 0.0), timing.parts_s.get("bubble", 0.0)
     step = timing.step_time_s.value
-    ideal = one.step_time_s.value * run.tokens_per_step / (alone(run).tokens_per_step * run.num_gpus)
+    share = run.tokens_per_step / (alone(run).tokens_per_step * run.num_gpus)
+    ideal = one.step_time_s.value * share
+    saved = {name: part * share - timing.parts_s.get(name, 0.0) for name, part in one.parts_s.items()}
     slower = step - waiting - bubble - ideal
     efficiency = ideal / step
     return Scaling(
@@ -90,13 +96,14 @@ def scaling_of(
         exposed_communication_s=waiting,
         bubble_s=bubble,
         slower_work_s=slower,
+        faster_parts_s={name: saved[name] for name in sorted(saved, key=lambda name: -saved[name]) if saved[name] > 0},
         bound_by=bound_by(operations, factors, run, {"waiting": waiting, "bubble": bubble, "work": slower}, step),
         amdahl=classic(serial_fraction, run.num_gpus, ideal),
     )
 
 
-def scaling_notes(scaling: Scaling | None, run: Run) -> tuple[str, ...]:
-    """Why a job may scale by more than its GPUs."""
+def scaling_notes(scaling: Scaling | None, run: Run, adapter_dtype: str | None = None) -> tuple[str, ...]:
+    """Why a job may scale by more than its GPUs; one GPU alone stores adapters in `adapter_dtype`, None: the same."""
     if not comparable(run):
         return (
             "no scaling efficiency is told: one GPU alone offloads by DeepSpeed, which keeps other states than FSDP",
@@ -104,12 +111,14 @@ def scaling_notes(scaling: Scaling | None, run: Run) -> tuple[str, ...]:
     if scaling is None or scaling.efficiency <= 1.0 + NOTHING:
         return ()
     n = run.num_gpus
-    alone_does = (
-        "updates every trained parameter by itself" if run.offload == "none" else "copies all that is offloaded"
-    )
-    return (
-        f"{n} GPUs are more than {n} times as fast as one: one GPU alone {alone_does} in each step, {n} share that",
-    )
+    saved = list(scaling.faster_parts_s.items())[:TOLD_PARTS]
+    less = ", ".join(f"{1e3 * part_s:.3g} ms less of {name}" for name, part_s in saved)
+    causes = ["the update is shared" if run.offload == "none" else "what is offloaded is shared"]
+    if adapter_dtype not in (None, run.adapter_dtype):
+        causes.append(f"adapters are stored in {run.adapter_dtype} here, in {adapter_dtype} on one GPU")
+    causes.append(f"the priors' effect of {run.sharding} is on all work")
+    why = "; ".join(causes)
+    return (f"{n} GPUs are more than {n} times as fast as one: a step has {less} than one GPU's alone ({why})",)
 
 
 def comparable(run: Run) -> bool:

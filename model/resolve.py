@@ -20,7 +20,7 @@ from tunecast.model.litgpt import STACK, is_litgpt
 from tunecast.model.litgpt_head import CHUNK_TOKENS as LITGPT_CHUNK_TOKENS
 from tunecast.model.losses import CHUNKED_NOTE, head_uses
 from tunecast.model.resolve_adapters import take_variants, todays_name
-from tunecast.model.resolve_attention import attention_defaults, take_documents
+from tunecast.model.resolve_attention import attention_defaults, runs_plain_attention, take_documents
 from tunecast.model.resolve_experts import check_stacked, expert_notes, renamed_targets, stacked_targets
 from tunecast.model.resolve_kernels import (
     check_compute_dtype,
@@ -301,9 +301,7 @@ def _note_own_linears(fields: _Fields, architecture: Architecture) -> None:
 
 def _note_plain_attention(fields: _Fields, architecture: Architecture) -> None:
     """Say where no fused attention kernel runs although sdpa stands in the run."""
-    block = architecture.groups[0].layer.attention
-    alone = block.kind == "falcon" and block.num_kv_heads == 1
-    if fields.values["attn_implementation"] == "sdpa" and (alone or block.kind in ("bloom", "mpt", "gptj")):
+    if fields.values["attn_implementation"] == "sdpa" and runs_plain_attention(architecture):
         fields.notes.append(
             f"Attention of {architecture.model_type} runs as plain products with every score in memory: "
             "transformers has no fused kernel for it."

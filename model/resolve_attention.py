@@ -46,6 +46,12 @@ def attention_defaults(fields: Fields, architecture: Architecture, defaults: Map
     return {**defaults, "attn_implementation": EAGER}
 
 
+def runs_plain_attention(architecture: Architecture) -> bool:
+    """Whether ``sdpa`` is plain products in transformers' code of this family."""
+    block = architecture.groups[0].layer.attention
+    return block.kind in ("bloom", "mpt", "gptj") or (block.kind == "falcon" and block.num_kv_heads == 1)
+
+
 def take_documents(fields: Fields, architecture: Architecture, whole_number: Callable[[str, Any], int]) -> None:
     """Attention inside the documents of packed rows, by kernels that are told where each begins."""
     length = fields.take("attention_length", None, "stack-default")
@@ -68,5 +74,5 @@ def take_documents(fields: Fields, architecture: Architecture, whole_number: Cal
         what = "LitGPT" if is_litgpt(architecture) else "context parallelism"
         raise NotSupportedError(
             f"Attention inside documents (--padding-free, --attention-length) with {what} is not built yet; "
-            "leave it out, and a row counts as one document."
+            "type --no-padding-free, and a row counts as one document."
         )

@@ -14,7 +14,10 @@ from dataclasses import replace
 
 from tunecast.catalogs.gpus import Gpu
 from tunecast.model.architecture import Architecture
+from tunecast.model.factors import FactorSet
+from tunecast.model.operation import FLASH
 from tunecast.model.resolve import Resolved
+from tunecast.model.resolve_attention import runs_plain_attention
 from tunecast.model.run import Run
 from tunecast.model.target import Target
 
@@ -31,6 +34,8 @@ def runs_cudnn(architecture: Architecture, run: Run, gpu: Gpu | None) -> bool:
     """Whether attention of this run is cuDNN's on this card, if its PyTorch asks cuDNN first."""
     if gpu is None or not has_cudnn_attention(gpu) or run.attn_implementation != "sdpa" or run.compute_dtype == "fp32":
         return False
+    if runs_plain_attention(architecture):
+        return False
     widest = max(group.layer.attention.head_dim for group in architecture.groups)
     return widest <= WIDEST[gpu.compute_capability]
 
@@ -40,3 +45,18 @@ def sdpa_on_card(resolved: Resolved, architecture: Architecture, target: Target)
     if not resolved.run.sdpa_cudnn or runs_cudnn(architecture, resolved.run, target.gpu):
         return resolved
     return replace(resolved, run=replace(resolved.run, sdpa_cudnn=False))
+
+
+def with_flash(factors: FactorSet, gpu: Gpu | None, run: Run | None) -> FactorSet:
+    """A record's factors with its FlashAttention-2 curves for ``sdpa`` where that runs it on a card that has both.
+
+    By an older PyTorch, or for heads that cuDNN does not take. A record without such curves keeps its own, and says so.
+    """
+    if run is None or run.sdpa_cudnn or run.attn_implementation != "sdpa" or not has_cudnn_attention(gpu):
+        return factors
+    own = f"attention-{FLASH}."
+    flash = {name.replace(own, "attention."): curve for name, curve in factors.curves.items() if own in name}
+    if flash:
+        return replace(factors, curves={**factors.curves, **flash})
+    note = "this run's sdpa is FlashAttention-2, which the record has not measured: the sdpa that it has stands for it"
+    return replace(factors, notes=(*factors.notes, note))

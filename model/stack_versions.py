@@ -55,6 +55,8 @@ def asked_versions(stack: str, asked: str | None) -> dict[str, str]:
                 if packages
                 else f"--stack-version {asked} was asked for, but no versions of {stack} are recorded; leave it out."
             )
+        if not version:
+            raise InputError(f"--stack-version {asked} gives {name} no version; type {name}={_example(stack, name)}.")
         found[name] = version
     return found
 

@@ -114,7 +114,14 @@ def source_figures(content: Any) -> list[str]:
 def gpu_figures(content: Any) -> list[str]:
     """The same by priors that have not seen the run's GPU."""
     errors = [row["gpu_left_out"]["error"] for row in content["rows"]]
-    return published_row("the same, by priors that never saw their GPU", content["gpu_left_out"], errors, TIME)
+    return published_row("the same, by priors without runs on its GPU", content["gpu_left_out"], errors, TIME)
+
+
+def generation_figures(content: Any) -> list[str]:
+    """The same by priors that have seen no card of its generation."""
+    errors = [row["generation_left_out"]["error"] for row in content["rows"]]
+    summary = content["generation_left_out"]
+    return published_row("the same, by priors without any GPU of its generation", summary, errors, TIME)
 
 
 def memory_figures(content: Any) -> list[str]:
@@ -133,6 +140,7 @@ def figures() -> str:
         (MOCK_COVERAGE, coverage_figures),
         (TIME, source_figures),
         (TIME, gpu_figures),
+        (TIME, generation_figures),
         (MEMORY, memory_figures),
     )
     rows = [make(content) for path, make in makers if (content := loaded(path)) is not None]

@@ -1,6 +1,6 @@
 """What the estimator ftuneai says of the published runs that tunecast forecasts. Not needed to use tunecast.
 
-    pip install ftuneai==0.4.1        # into an environment that has tunecast too; nothing else here imports it
+    pip install -e '.[rival]'         # nothing else here imports ftuneai
     python scripts/rival_ftuneai.py   # writes results/validation/ftuneai.json
 
 It gets the exact shape of the model from tunecast's catalog (its own list has few of these models), its

@@ -24,7 +24,7 @@ from tunecast.calibrate.priors_fit import timed_rows
 from tunecast.calibrate.published import PublishedRun
 from tunecast.calibrate.run_table import read_table
 from tunecast.calibrate.validate import Compared, Judged, PriorsOf, judge_all, read_entries
-from tunecast.calibrate.validate_folds import gpu_of, leave_out, source_of
+from tunecast.calibrate.validate_folds import generation_of, gpu_of, leave_out, source_of
 from tunecast.calibrate.validate_summary import (
     GROUPS,
     LARGEST,
@@ -134,10 +134,15 @@ def skipped(judged: Sequence[Judged], pick: Pick) -> dict[str, list[str]]:
     return dict(sorted(found.items(), key=lambda pair: (-len(pair[1]), pair[0])))
 
 
-def time_content(by_source: Sequence[Judged], by_gpu: Sequence[Judged], explained: Mapping[str, str]) -> dict[str, Any]:
+def time_content(
+    by_source: Sequence[Judged],
+    by_gpu: Sequence[Judged],
+    by_generation: Sequence[Judged],
+    explained: Mapping[str, str],
+) -> dict[str, Any]:
     """results/validation/time.json."""
     theirs = rival()
-    unseen = {item.entry.id: item.speed for item in by_gpu if item.speed is not None}
+    unseen, older = ({i.entry.id: i.speed for i in items if i.speed is not None} for items in (by_gpu, by_generation))
     rows = []
     for item in by_source:
         if item.speed is None or item.entry.run is None:
@@ -149,6 +154,7 @@ def time_content(by_source: Sequence[Judged], by_gpu: Sequence[Judged], explaine
                 **described(item),
                 **figures(item.speed, 1.0),
                 "gpu_left_out": figures(unseen[item.entry.id], 1.0),
+                "generation_left_out": figures(older[item.entry.id], 1.0),
                 "classic": other(classic_tokens_per_s(item.entry.run), measured),
                 "ftuneai": other(answer, measured),
                 "why": explained.get(item.entry.id, ""),
@@ -162,6 +168,8 @@ def time_content(by_source: Sequence[Judged], by_gpu: Sequence[Judged], explaine
         "summary": overall(by_source, speeds),
         "gpu_left_out": overall(by_gpu, speeds),
         "gpu_left_out_by_gpu": groups_of(by_gpu, speeds)["GPU"],
+        "generation_left_out": overall(by_generation, speeds),
+        "generation_left_out_by_gpu": groups_of(by_generation, speeds)["GPU"],
         "large": full(stats_of(speeds(large))),
         "groups": groups_of(by_source, speeds),
         "rows": rows,
@@ -234,8 +242,12 @@ def computed() -> dict[str, dict[str, Any]]:
 
     by_source = judged(leave_out(runs, source_of))
     by_gpu = judged(leave_out(runs, gpu_of), speed_ids)
+    by_generation = judged(leave_out(runs, generation_of), speed_ids)
     why = explanations()
-    return {"time": time_content(by_source, by_gpu, why["time"]), "memory": memory_content(by_source, why)}
+    return {
+        "time": time_content(by_source, by_gpu, by_generation, why["time"]),
+        "memory": memory_content(by_source, why),
+    }
 
 
 def explained_anew(content: Any, why: Mapping[str, str]) -> Any:

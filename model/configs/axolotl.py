@@ -147,7 +147,9 @@ def _rows(source: Source, draft: Draft) -> None:
         note_packed(draft, "sample_packing")
         if rows > 1:
             draft.note(f"axolotl lays the {rows} rows of a packed micro-batch end to end; a step has as many tokens.")
-    elif not source.on("pad_to_sequence_len"):
+    elif source.on("pad_to_sequence_len"):
+        draft.put("rows_padded", True, "pad_to_sequence_len")
+    else:
         draft.note(unpacked_note("sequence_len"))
 
 

@@ -27,15 +27,12 @@ PRESENT_CODE = HF_CODES[0]
 
 def note_packed(draft: Draft, field: str) -> None:
     """What to know about packed rows whose documents the trainer keeps apart where its attention can: the varlen
-    kernels of FlashAttention. Attention is to be set before."""
-    attention = str(draft.options["attn_implementation"])
-    if not attention.startswith("flash"):
-        draft.note(PACKED_NOTE)
-        return
+    kernels of FlashAttention. What the command line makes of attention decides (`documents.documents_of`)."""
     draft.put("padding_free", True, field)
     draft.note(
-        f"{field} with {attention} keeps the documents of packed rows apart: attention is counted inside them where "
-        "--mean-tokens N or --dataset FILE says how long they are, else a row counts as one document."
+        f"{field} keeps the documents of packed rows apart where attention is FlashAttention: it is then counted "
+        "inside them if --mean-tokens N or --dataset FILE says how long they are; else a row counts as one document, "
+        "an upper bound that the interval does not widen for."
     )
 
 

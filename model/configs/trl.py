@@ -32,6 +32,7 @@ TILES = "chunked_nll"
 _LORA_FIELDS = ("lora_r", "lora_alpha", "lora_dropout", "lora_target_modules")
 _DTYPE_FIELDS = ("dtype", "torch_dtype", "model_init_kwargs.dtype", "model_init_kwargs.torch_dtype")
 _ATTENTION_FIELDS = ("attn_implementation", "model_init_kwargs.attn_implementation")
+_PACKING = ("bfd", "bfd_split", "wrapped", "bfd-requeue")
 _CHECKPOINTING = ("gradient_checkpointing", "activation_checkpointing")
 
 
@@ -113,12 +114,21 @@ def _rows(source: Source, draft: Draft) -> None:
     length = source.count(field) if field else source.default("max_length")
     draft.put("max_length", length, field)
     if source.on("packing"):
-        if source.get("packing_strategy") == "wrapped":
+        strategy = source.get("packing_strategy")
+        if strategy not in (None, *_PACKING):
+            raise InputError(
+                f"{source.name}: packing_strategy is {strategy!r}, but it is one of {', '.join(_PACKING)}."
+            )
+        if strategy == "wrapped":
             draft.note(PACKED_NOTE)
         else:
             note_packed(draft, "packing")
     elif source.on("padding_free"):
-        draft.note("padding_free lays rows end to end without padding: lengths and attention are upper bounds.")
+        draft.note(
+            "padding_free lays the samples of a micro-batch end to end without padding: a sample is counted as "
+            "max_length tokens long, an upper bound. With --mean-tokens steps are counted as if samples filled rows, a "
+            "lower bound; --no-packing beside it counts one sample per row."
+        )
     else:
         draft.note(unpacked_note("max_length"))
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tunecast.calibrate.priors_fit import beliefs
+from tunecast.calibrate.priors_memory import memory_overheads
 from tunecast.calibrate.published import PublishedRun
 from tunecast.calibrate.run_table import read_table
 from tunecast.calibrate.validate import Compared, Entry, Judged, Prediction, judge, read_entries
@@ -219,7 +221,23 @@ def test_only_a_table_with_every_fitted_run_can_leave_sources_out(rows: dict[str
     every = read_entries(rows.values())
     priors_of, seen = honest_priors(every)
     assert priors_of is not shipped
-    assert seen == len(load_priors()["rows_used"])
+    shipped_priors = load_priors()
+    assert seen == len({*shipped_priors["rows_used"], *shipped_priors["memory_rows_used"]})
+    assert len(shipped_priors["memory_rows_used"]) > 100
+
+
+def test_memory_of_the_whole_table_is_forecast_without_its_own_source(rows: dict[str, dict[str, str]]) -> None:
+    """A fold that left out all rows with counters would forecast memory as if it were exact."""
+    entries = read_entries(rows.values())
+    runs = [entry.run for entry in entries if entry.run is not None and not entry.out_of_memory]
+    memory = set(load_priors()["memory_rows_used"])
+    sources = {run.source for run in runs if run.id in memory}
+    assert len(sources) > 2
+    for name in sources:
+        others = [run for run in runs if run.source != name]
+        found = memory_overheads(others, beliefs()["context"])
+        assert found["allocated_log_sd"] > 0
+        assert found["context_high"] > found["context_low"]
 
 
 def test_predictions_with_the_shipped_priors_match_their_fit(rows: dict[str, dict[str, str]]) -> None:

@@ -220,6 +220,26 @@ def test_defaults_are_those_of_the_tables_date_unless_a_version_is_stated() -> N
     assert (stated.run.stack_version, stated.reading_notes) == (f"trl >=0.27,<0.28, {old}", ())
 
 
+def test_what_was_installed_beside_a_stated_version_is_as_old_as_it_is() -> None:
+    """transformers 4.50 without a date came before 4.54 of July 2025, and so before PyTorch 2.11 of March 2026."""
+    undated = {**LORA, "source_date": ""}
+    old, new = (one({**undated, "framework": f"transformers {v}"}).run.stack_version for v in ("4.50", "5.2"))
+    assert "torch >=1.0,<2.11" in old
+    assert "torch >=2.11" in new
+
+
+@pytest.mark.parametrize("date", ["2025-13-01", "2025-13", "2025-02-31", "2024-01 to 2024-13"])
+def test_a_date_that_no_calendar_has_skips_the_row(date: str) -> None:
+    assert reason({**LORA, "source_date": date}) == f"source_date '{date}' is no day of the calendar"
+
+
+@pytest.mark.parametrize("column", ["model", "gpu_canonical_id"])
+def test_a_name_that_no_catalog_has_names_its_column(column: str) -> None:
+    told = reason({**LORA, "gpu": "", column: "foo/bar"} if column != "model" else {**LORA, column: "foo/bar"})
+    assert told.startswith(column)
+    assert "'foo/bar'" in told
+
+
 def test_a_card_without_its_form_factor_is_the_board_of_machines_with_a_note() -> None:
     found = one({**FULL, "gpu": "8 x H100"})
     assert found.gpu == "h100-sxm5-80gb"

@@ -111,8 +111,9 @@ def test_of_a_mean_alone_the_interval_says_what_other_lengths_would_take() -> No
     ("options", "error", "says"),
     [
         ({"padding_free": True}, InputError, "add --dataset FILE, or --mean-tokens N"),
-        ({"padding_free": True, "mean_tokens": 9000.0}, InputError, "between 1 and --max-length 8192"),
+        ({"padding_free": True, "mean_tokens": 9000.0}, InputError, "above --max-length 8192"),
         ({"padding_free": True, "mean_tokens": 90.0, "packing": False}, NotSupportedError, "not built yet"),
+        ({"attention_length": 90, "mean_tokens": 90.0, "packing": False}, InputError, "makes every sample a row"),
         ({"attention_length": 8193}, InputError, "beyond --max-length 8192"),
         ({"attention_length": 0}, InputError, "at least 1"),
         ({"attention_length": 512, "attn_implementation": "sdpa"}, InputError, "masks whole rows"),
@@ -131,3 +132,43 @@ def test_a_file_that_keeps_documents_apart_needs_no_lengths() -> None:
     assert ask(origins=origins, padding_free=True).run.attention_length is None
     assert ask(origins=origins, padding_free=True, packing=False, mean_tokens=90.0).run.attention_length is None
     assert ask(origins=origins, padding_free=True, mean_tokens=90.0).run.attention_length == 180
+
+
+def test_a_file_keeps_documents_apart_with_the_attention_of_the_command_line() -> None:
+    origins = {"padding_free": "file"}
+    masked = ask(origins=origins, padding_free=True, mean_tokens=90.0, attn_implementation="sdpa")
+    assert masked.run.attention_length is None
+
+
+def test_a_length_that_was_asked_for_is_sure() -> None:
+    """What is assumed of documents plays no part beside it."""
+    both, alone = ask(padding_free=True, mean_tokens=500.0, attention_length=4000), ask(attention_length=4000)
+    assert both.step_time_s == alone.step_time_s
+    assert not any("attention spans" in note for note in both.notes)
+    assert ask(padding_free=True, attention_length=700).run.attention_length == 700
+
+
+def test_ends_of_documents_that_are_cut_hold_what_lies_between(tmp_path: Path) -> None:
+    """Of many short samples and some that are cut at the row, more bytes per token shorten the short ones alone."""
+    data = tmp_path / "data.txt"
+    data.write_text("\n".join("x" * size for size in [400] * 90 + [40_000] * 10), encoding="utf-8")
+    found = documents_of({"padding_free": True, "dataset": str(data)}, 8192)
+    assert found is not None
+    assert found.shortest is not None
+    assert found.longest is not None
+    assert found.shortest <= found.length <= found.longest
+
+
+@pytest.mark.parametrize("model", ["google/gemma-3-1b-pt", "google/gemma-2-9b", "google/gemma-3-12b-pt"])
+def test_layers_with_and_without_a_window_each_attend_as_far_as_they_do(model: str) -> None:
+    """Forward: 4 FLOPs per pair of tokens and value of a head, of half of L^2 pairs, or of those in the window."""
+    length, pairs_flops = 8192, 0.0
+    architecture = load_architecture(model)
+    for group in architecture.groups:
+        block = group.layer.attention
+        window = min(block.window or length, length)
+        pairs = length * window - window * window / 2
+        pairs_flops += group.count * 4.0 * block.num_heads * block.head_dim * pairs
+    done = attention_work(model, max_length=length, gradient_checkpointing=False)
+    assert done["forward"] == pytest.approx(pairs_flops, rel=0.01)
+    assert done["backward"] == pytest.approx(2.5 * pairs_flops, rel=0.01)

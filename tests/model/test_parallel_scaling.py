@@ -111,6 +111,17 @@ def test_more_than_all_of_the_gpus_is_said_to_be_the_update_that_they_share() ->
     assert not any("times as fast as one" in note for note in plain.notes)
 
 
+@pytest.mark.parametrize("sharding", ["ddp", "zero1", "fsdp", "fsdp-grad-op"])
+def test_efficiency_is_counted_against_the_forecast_of_one_gpu(sharding: str) -> None:
+    """Adapters, too, are those that one GPU would have: PEFT stores them in fp32, FSDP in bf16."""
+    one = ask("a100-sxm4-80gb", method="lora", sharding=None)
+    found = ask("a100-sxm4-80gb", method="lora", num_gpus=4, sharding=sharding)
+    assert found.scaling is not None
+    assert found.scaling.efficiency == pytest.approx(found.tokens_per_s.value / one.tokens_per_s.value / 4)
+    told = any("adapters are stored in bf16 here, in fp32 on one GPU" in note for note in found.notes)
+    assert told is (found.scaling.efficiency > 1.005 and sharding.startswith("fsdp"))
+
+
 def test_gpus_slower_than_one_have_no_serial_fraction() -> None:
     """Llama-3.1-8B's 16 GB of weights per pass over 10 Gbit/s take a minute; one GPU needs less than a second."""
     found = ask("a100-sxm4-80gb", num_gpus=16, internode_gbps=10, max_length=1024).scaling

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -22,7 +23,7 @@ from tunecast.model.operation import Kind
 from tunecast.model.priors import CUDNN_NOTE, prior_factors
 from tunecast.model.question import Question
 from tunecast.model.resolve import resolve_run
-from tunecast.model.sdpa import WIDEST
+from tunecast.model.sdpa import WIDEST, with_flash
 from tunecast.model.target import resolve_targets
 
 LLAMA, GEMMA, DEEPSEEK = "meta-llama/Llama-3.1-8B", "google/gemma-7b", "deepseek-ai/DeepSeek-V2-Lite"
@@ -47,6 +48,7 @@ def ask(gpu: str, model: str = LLAMA, **options: Any) -> Forecast:
         ("h100-sxm5-80gb", LLAMA, {"stack_version": "torch=2.10"}, False),
         ("h100-sxm5-80gb", LLAMA, {"stack": "unsloth"}, False),
         ("b300-sxm-288gb", LLAMA, {}, True),
+        ("h100-sxm5-80gb", "bigscience/bloom-7b1", {"max_length": 512}, False),
         ("a100-sxm4-80gb", LLAMA, {}, False),
         ("rtx-5090-32gb", LLAMA, {"max_length": 512, "method": "qlora"}, False),
         ("mi300x-192gb", LLAMA, {}, False),
@@ -96,6 +98,22 @@ def test_flash_attention_has_a_curve_of_its_own_and_else_that_of_sdpa() -> None:
         gpu="x", curves={"attention.bf16.forward": curves["attention.bf16.forward"]}, factors={}, step_log_sd=0
     )
     assert find_curve("attention-flash.bf16.backward", only) == curves["attention.bf16.forward"]
+
+
+def test_a_record_has_both_attentions_and_the_run_says_which() -> None:
+    """An older PyTorch, and heads that cuDNN does not take, run FlashAttention-2: of a record without it, its own."""
+    gpu, key, flash = load_gpus()["b200-sxm-180gb"], "attention.bf16.forward", "attention-flash.bf16.forward"
+    prior = prior_factors(gpu, resolve_run(load_architecture(LLAMA), {}).run)
+    assert prior.curves[key] != prior.curves[flash]
+    for model, options in ((LLAMA, {"stack_version": "torch=2.10"}), (GEMMA, {})):
+        run = ask(gpu.id, model, **options).run
+        assert with_flash(prior, gpu, run).curves[key] == prior.curves[flash]
+        alone = replace(prior, curves={name: curve for name, curve in prior.curves.items() if "-flash." not in name})
+        kept = with_flash(alone, gpu, run)
+        assert kept.curves == alone.curves
+        assert "has not measured" in kept.notes[-1]
+    assert with_flash(prior, gpu, ask(gpu.id).run) is prior
+    assert with_flash(prior, load_gpus()["a100-sxm4-80gb"], ask("a100-sxm4-80gb").run) is prior
 
 
 @pytest.mark.parametrize(

@@ -230,5 +230,5 @@ def test_what_a_run_says_of_its_versions_is_read_back_as_the_same(llama: Archite
 
 
 def test_an_empty_version_is_refused_in_a_sentence(llama: Architecture) -> None:
-    with pytest.raises(InputError, match="--stack-version takes versions"):
+    with pytest.raises(InputError, match="gives transformers no version; type transformers="):
         resolve_run(llama, {"stack_version": "transformers="})

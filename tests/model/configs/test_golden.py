@@ -20,6 +20,7 @@ GOLDEN: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
         "axolotl",
         "meta-llama/Llama-3.1-8B",
         {
+            "padding_free": True,
             "method": "qlora",
             "lora_r": 32,
             "lora_dropout": 0.05,
@@ -71,6 +72,7 @@ GOLDEN: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
         "trl",
         "Qwen/Qwen2.5-0.5B",
         {
+            "padding_free": True,
             "method": "lora",
             "lora_r": 32,
             "lora_target_modules": ("q_proj", "k_proj", "v_proj", "o_proj"),

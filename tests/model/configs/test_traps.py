@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tunecast.catalogs.errors import InputError, NotSupportedError
+from tunecast.model.amount import resolve_amount
 from tunecast.model.architectures import load_architecture
 from tunecast.model.configs import RunFile, merge_options
+from tunecast.model.question import RUN_OPTIONS_ELSEWHERE
 from tunecast.model.resolve import resolve_run
+from tunecast.model.run import Run
 
 Read = Callable[..., RunFile]
 
@@ -206,7 +210,7 @@ def test_6_llama_factory_alpha_is_twice_the_rank(read: Read) -> None:
 )
 def test_7_packed_rows_say_that_attention_is_counted_over_the_whole_row(read: Read, form: str, lines: str) -> None:
     run_file = read(form, lines)
-    assert any("one document each" in note for note in run_file.notes)
+    assert any("as one document" in note for note in run_file.notes)
     assert not any("Rows are not packed" in note for note in run_file.notes)
 
 
@@ -225,7 +229,12 @@ def test_8_unpacked_rows_are_an_upper_bound_and_say_so(read: Read, form: str) ->
 
 
 def test_8_rows_padded_to_full_length_are_exact(read: Read) -> None:
-    assert not any("upper bound" in note for note in read("axolotl", "pad_to_sequence_len: true").notes)
+    found = read("axolotl", "pad_to_sequence_len: true")
+    assert not any("upper bound" in note for note in found.notes)
+    run = replace(Run(method="lora"), max_length=8192, per_device_train_batch_size=2)
+    amount = resolve_amount(run, {**found.options, "mean_tokens": 500.0, "num_samples": "10k", "num_train_epochs": 1})
+    assert amount is not None
+    assert amount.steps == 5000, "as many rows as samples, whatever is in them"
 
 
 @pytest.mark.parametrize(
@@ -437,7 +446,7 @@ def test_trls_chunks_are_told_of_where_trl_runs(read: Read) -> None:
 
     def notes(form: str, lines: str, version: str | None = None) -> str:
         found = read(form, lines, framework_version=version)
-        options = {name: value for name, value in found.options.items() if name != "num_train_epochs"}
+        options = {name: value for name, value in found.options.items() if name not in RUN_OPTIONS_ELSEWHERE}
         resolved = resolve_run(load_architecture("meta-llama/Llama-3.1-8B"), options, option_origins=found.origins)
         assert resolved.run.loss_type == "chunked_nll"
         return " ".join((*found.notes, *resolved.notes))
