@@ -77,7 +77,7 @@ def documents_of(options: Mapping[str, Any], max_length: int, *, from_file: bool
             "add --dataset FILE, or --mean-tokens N."
         )
     mean = float(options["mean_tokens"])
-    if mean < 1.0:
+    if not mean >= 1.0:  # nor where it is no number
         raise InputError(f"--mean-tokens is {mean:g}, but a sample has at least 1; type for example 500.")
     mean = min(mean, max_length)  # samples are cut there; `amount` refuses a mean that none of them can have
     length = min(max(round(reach_of_mean(mean, max_length)), 1), max_length)

@@ -112,6 +112,8 @@ def test_of_a_mean_alone_the_interval_says_what_other_lengths_would_take() -> No
     [
         ({"padding_free": True}, InputError, "add --dataset FILE, or --mean-tokens N"),
         ({"padding_free": True, "mean_tokens": 9000.0}, InputError, "above --max-length 8192"),
+        ({"padding_free": True, "mean_tokens": 0.5}, InputError, "a sample has at least 1"),
+        ({"padding_free": True, "mean_tokens": float("nan")}, InputError, "a sample has at least 1"),
         ({"padding_free": True, "mean_tokens": 90.0, "packing": False}, NotSupportedError, "not built yet"),
         ({"attention_length": 90, "mean_tokens": 90.0, "packing": False}, InputError, "makes every sample a row"),
         ({"attention_length": 8193}, InputError, "beyond --max-length 8192"),
