@@ -87,16 +87,23 @@ def _stated(run: PublishedRun) -> tuple[float, float | None, float] | None:
         allocated, reserved, process = (float(text) * MIB for text in all_three.groups())
         return allocated, reserved, process
     match = PROCESS_PATTERN.search(run.notes)
-    if match is None or run.peak_bytes is None or run.counter != "allocated":
+    if match is None or not states_allocated(run):
         return None
+    assert run.peak_bytes is not None
     return run.peak_bytes, None, int(match[1]) * MIB
+
+
+def states_allocated(run: PublishedRun) -> bool:
+    """Whether the row's peak is that of allocated tensors."""
+    return run.peak_bytes is not None and run.counter == "allocated"
 
 
 def allocated_log_sd(runs: Sequence[PublishedRun]) -> float | None:
     """80% quantile of |log(predicted / published)| of allocated, every source weighing the same, as a deviation."""
     errors: dict[str, list[float]] = {}
     for run in runs:
-        if run.peak_bytes is not None and run.counter == "allocated":
+        if states_allocated(run):
+            assert run.peak_bytes is not None
             predicted, _ = tensors(run.architecture, run.run)
             errors.setdefault(run.source, []).append(abs(math.log(predicted / run.peak_bytes)))
     return quantiles(errors, (INTERVAL_LEVEL,))[0] / Z80 if errors else None
@@ -104,8 +111,7 @@ def allocated_log_sd(runs: Sequence[PublishedRun]) -> float | None:
 
 def memory_rows(runs: Sequence[PublishedRun]) -> list[str]:
     """Ids of the runs that `memory_overheads` reads, sorted."""
-    stated = (run for run in runs if (run.peak_bytes is not None and run.counter == "allocated") or counted_runs([run]))
-    return sorted(run.id for run in stated)
+    return sorted(run.id for run in runs if states_allocated(run) or counted_runs([run]))
 
 
 def memory_overheads(runs: Sequence[PublishedRun], context: Mapping[str, Any]) -> dict[str, float]:

@@ -21,7 +21,7 @@ from tunecast.model.operation import FLASH, NATIVE
 from tunecast.model.overlap_belief import with_believed_overlap
 from tunecast.model.product_share import attention_share, own_over_usual, shares_of, usual_shares
 from tunecast.model.run import Run
-from tunecast.model.sdpa import has_cudnn_attention
+from tunecast.model.sdpa import as_sdpa, has_cudnn_attention
 from tunecast.model.units import GIGA
 from tunecast.model.value import Z80
 
@@ -180,8 +180,7 @@ def with_sdpa(curves: Mapping[str, Curve], gpu: Gpu, run: Run | None) -> dict[st
     """Curves whose ``attention``, what ``sdpa`` runs, is the card's own kernels' where the run's PyTorch has them."""
     if run is None or not run.sdpa_cudnn or not has_cudnn_attention(gpu):
         return dict(curves)
-    own = f"attention-{NATIVE}."
-    return {**curves, **{name.replace(own, "attention."): curve for name, curve in curves.items() if own in name}}
+    return {**curves, **as_sdpa(curves, NATIVE)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,11 +10,12 @@ device's record has measured what its own PyTorch chose; this is about forecasts
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from tunecast.catalogs.gpus import Gpu
 from tunecast.model.architecture import Architecture
-from tunecast.model.factors import FactorSet
+from tunecast.model.factors import Curve, FactorSet
 from tunecast.model.operation import FLASH
 from tunecast.model.resolve import Resolved
 from tunecast.model.resolve_attention import runs_plain_attention
@@ -47,6 +48,12 @@ def sdpa_on_card(resolved: Resolved, architecture: Architecture, target: Target)
     return replace(resolved, run=replace(resolved.run, sdpa_cudnn=False))
 
 
+def as_sdpa(curves: Mapping[str, Curve], layout: str) -> dict[str, Curve]:
+    """The attention curves of a kernel, by the names of what ``sdpa`` runs; empty where it has none."""
+    own = f"attention-{layout}."
+    return {name.replace(own, "attention."): curve for name, curve in curves.items() if own in name}
+
+
 def with_flash(factors: FactorSet, gpu: Gpu | None, run: Run | None) -> FactorSet:
     """A record's factors with its FlashAttention-2 curves for ``sdpa`` where that runs it on a card that has both.
 
@@ -54,8 +61,7 @@ def with_flash(factors: FactorSet, gpu: Gpu | None, run: Run | None) -> FactorSe
     """
     if run is None or run.sdpa_cudnn or run.attn_implementation != "sdpa" or not has_cudnn_attention(gpu):
         return factors
-    own = f"attention-{FLASH}."
-    flash = {name.replace(own, "attention."): curve for name, curve in factors.curves.items() if own in name}
+    flash = as_sdpa(factors.curves, FLASH)
     if flash:
         return replace(factors, curves={**factors.curves, **flash})
     note = "this run's sdpa is FlashAttention-2, which the record has not measured: the sdpa that it has stands for it"

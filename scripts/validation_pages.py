@@ -167,10 +167,8 @@ def rivals(content: Row) -> list[str]:
         pairs = [(found[0], found[1]), (ours, found[2])]
         wins = [own <= other for own, other in pairs if own is not None and other is not None]
         best = "" if not wins else "yes" if all(wins) else "**no**"
-        body.append(
-            [name, str(len(mine)), *map(percent, found[:2]), str(len(answered)), *map(percent, (ours, found[2]))]
-        )
-        body[-1].append(best)
+        there = [str(len(answered)), *map(percent, (ours, found[2]))]
+        body.append([name, str(len(mine)), *map(percent, found[:2]), *there, best])
     head = ["source", "rows", "tunecast", "classic 6ND", "rows ftuneai answers", "tunecast there", "ftuneai"]
     lines += table([*head, "tunecast closest"], body)
     lost = [line[0] for line in body if line[-1] == "**no**"]
