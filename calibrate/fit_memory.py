@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -24,7 +24,7 @@ def gauge_memory(trials: Sequence[Trial], *, platform: str) -> dict[str, float]:
     steps = usable(trials, "step")
     readings = [trial.get("memory") or {} for trial in steps]
     out: dict[str, float] = {}
-    out |= _bounds("context", [found for reading in readings for found in _context(reading)])
+    out |= _bounds("context", [found for reading in readings for found in context_bytes(reading)])
     out |= _bounds("fragmentation_frac", [found for reading in readings for found in _fragmentation(reading)])
     errors = [found for trial in steps for found in _allocated_error(trial, platform)]
     if errors:
@@ -39,7 +39,8 @@ def _bounds(name: str, samples: Sequence[float]) -> dict[str, float]:
     return {f"{name}_low": float(low), name: float(middle), f"{name}_high": float(high)}
 
 
-def _context(reading: dict[str, float | None]) -> list[float]:
+def context_bytes(reading: Mapping[str, float | None]) -> list[float]:
+    """The process beyond what its allocator reserved, or allocated where nothing is reserved; none where unread."""
     process = reading.get("process_bytes")
     below = reading.get("reserved_bytes")
     below = reading.get("allocated_bytes") if below is None else below

@@ -1,4 +1,4 @@
-"""Fit the priors: efficiencies that published runs imply, and how far they are off on runs left out.
+"""Fit the priors: efficiencies that published runs and records imply, and how far they are off on runs left out.
 
 Each row's operations are timed at the datasheet's rates; what remains is a few efficiencies and the effects of
 `priors_hierarchy`. Its spreads say how sure a forecast of a new run is; a multiple of them, from sources left out one
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from importlib import resources
 from pathlib import Path
@@ -30,6 +30,7 @@ from tunecast.calibrate.priors_hierarchy import (
     solve_like,
 )
 from tunecast.calibrate.priors_memory import memory_overheads, memory_rows
+from tunecast.calibrate.priors_records import RecordRuns
 from tunecast.calibrate.priors_stack import MOVED, clock_values, log_seconds
 from tunecast.calibrate.published import PublishedRun, read_runs
 from tunecast.calibrate.run_table import read_table
@@ -52,6 +53,7 @@ from tunecast.model.priors import (
     datasheet_factors,
     dequant_kernel,
     interval,
+    with_sdpa,
 )
 from tunecast.model.time import COLUMNS, PhaseTable, phase_table, run_clocks
 from tunecast.model.value import INTERVAL_LEVEL, Z80
@@ -154,6 +156,16 @@ def timed_rows(runs: Sequence[PublishedRun]) -> list[Row]:
     return [_timed(run) for run in runs if not _why_not(run)]
 
 
+def rows_of_records(records: Sequence[RecordRuns]) -> list[Row]:
+    """The whole steps of records, at datasheet rates."""
+    return timed_rows([run for record in records for run in record.runs])
+
+
+def contexts_of_records(records: Sequence[RecordRuns]) -> dict[str, tuple[float, ...]]:
+    """Bytes of contexts by the record that read them."""
+    return {record.name: record.contexts_bytes for record in records}
+
+
 def _why_not(run: PublishedRun) -> str:
     if run.tokens_per_s is None:
         return "no speed is stated"
@@ -164,7 +176,9 @@ def _why_not(run: PublishedRun) -> str:
 
 def _timed(run: PublishedRun) -> Row:
     gpu = load_gpus()[run.gpu]
-    factors = with_network(datasheet_factors(gpu, beliefs()), run.run, gpu, run.network, reached=WHOLE_RATE)
+    factors = datasheet_factors(gpu, beliefs())
+    factors = replace(factors, curves=with_sdpa(factors.curves, gpu, run.run))
+    factors = with_network(factors, run.run, gpu, run.network, reached=WHOLE_RATE)
     factors = with_host(factors, run.architecture, run.run, gpu, reached=WHOLE_RATE)
     operations = step_operations(run.architecture, run.run)
     assert run.tokens_per_s is not None
@@ -297,18 +311,27 @@ def width_of(rows: Sequence[Row], errors: Mapping[str, tuple[float, float]]) -> 
     return max(float(sizes[order][np.searchsorted(share, INTERVAL_LEVEL - 1e-9)]), NARROWEST)
 
 
-def fit_priors(path: Path, timed: tuple[list[Row], dict[str, str]] | None = None) -> dict[str, Any]:
-    """The content of ``results/priors.json``, from a table of published runs, timed already or not."""
+def fit_priors(
+    path: Path,
+    timed: tuple[list[Row], dict[str, str]] | None = None,
+    records: tuple[Sequence[RecordRuns], Mapping[str, str]] = ((), {}),
+) -> dict[str, Any]:
+    """The content of ``results/priors.json``, from a table of published runs, timed already or not, and from records
+    and reasons against others as `read_records` gives them."""
     rows, reasons = training_rows(path) if timed is None else timed
+    measured, unread = records
     entries = read_entries(row for row in read_table(path) if row.get("set") == "training")
     runs = [entry.run for entry in entries if entry.run is not None and not entry.out_of_memory]
     return {
         "made_by": "scripts/fit-priors",
         "table": path.name,
         "rows_skipped": _by_reason(reasons),
-        **priors_of(rows),
+        **priors_of([*rows, *rows_of_records(measured)]),
+        "rows_used": sorted(row.run.id for row in rows),
+        "records_used": {record.name: len(record.runs) for record in measured},
+        "records_skipped": dict(unread),
         "memory_rows_used": memory_rows(runs),
-        "memory_overhead_bytes": memory_overheads(runs, beliefs()["context"]),
+        "memory_overhead_bytes": memory_overheads(runs, beliefs()["context"], contexts_of_records(measured)),
     }
 
 

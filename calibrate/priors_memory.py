@@ -114,16 +114,19 @@ def memory_rows(runs: Sequence[PublishedRun]) -> list[str]:
     return sorted(run.id for run in runs if states_allocated(run) or counted_runs([run]))
 
 
-def memory_overheads(runs: Sequence[PublishedRun], context: Mapping[str, Any]) -> dict[str, float]:
+def memory_overheads(
+    runs: Sequence[PublishedRun], context: Mapping[str, Any], measured: Shares | None = None
+) -> dict[str, float]:
     """``context`` and ``fragmentation_frac`` with their 80% bounds, and ``allocated_log_sd``; empty without evidence.
 
-    `context` is the belief: MiB that others measured, each weighing as much as a source of these runs. Every source
-    weighs the same in the quantiles.
+    `context` is the belief: MiB that others measured, each weighing as much as a source of these runs; `measured` are
+    bytes of contexts, by the record that read them. Every source weighs the same in the quantiles.
     """
     counted = counted_runs(runs)
     if not counted:
         return {}
     contexts = {f"cited {n}": [float(mib) * MIB] for n, mib in enumerate(context["values_mib"])}
+    contexts |= {name: list(own) for name, own in (measured or {}).items() if own}
     for row in counted:
         if row.reserved_bytes is not None:
             contexts.setdefault(row.source, []).append(row.process_bytes - row.reserved_bytes)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from tunecast.calibrate.priors_fit import beliefs, priors_of, timed_rows
+from tunecast.calibrate.priors_fit import beliefs, contexts_of_records, priors_of, rows_of_records, timed_rows
 from tunecast.calibrate.priors_memory import memory_overheads
+from tunecast.calibrate.priors_records import RecordRuns, shipped_records
 from tunecast.calibrate.published import PublishedRun
 from tunecast.calibrate.validate import Entry, Priors, PriorsOf
 from tunecast.catalogs.gpus import load_gpus
@@ -50,16 +51,19 @@ def honest_priors(entries: Iterable[Entry], told: Told | None = None) -> tuple[P
     if not fitted <= {run.id for run in runs}:
         return shipped, len(fitted & {run.id for run in runs})
     known = {run.source for run in runs if run.id in fitted}
-    left_out = leave_out([run for run in runs if run.source in known], source_of, told)
+    left_out = leave_out([run for run in runs if run.source in known], source_of, told, shipped_records()[0])
     return lambda run: left_out(run) if run.source in known else load_priors(), len(fitted)
 
 
-def leave_out(runs: Sequence[PublishedRun], group_of: GroupOf, told: Told | None = None) -> PriorsOf:
-    """The priors of each run: fitted to the runs of all other groups. Each group is fitted once, when first asked.
+def leave_out(
+    runs: Sequence[PublishedRun], group_of: GroupOf, told: Told | None = None, records: Sequence[RecordRuns] = ()
+) -> PriorsOf:
+    """The priors of each run: fitted to the runs and the records of all other groups. Each group is fitted once, when
+    first asked.
 
     `told` hears which group is left out next, and how many there are.
     """
-    rows, groups = timed_rows(runs), len({group_of(run) for run in runs})
+    rows, groups = [*timed_rows(runs), *rows_of_records(records)], len({group_of(run) for run in runs})
     found: dict[str, dict[str, Any]] = {}
     of_time: dict[frozenset[str], dict[str, Any]] = {}
 
@@ -73,7 +77,8 @@ def leave_out(runs: Sequence[PublishedRun], group_of: GroupOf, told: Told | None
             if ids not in of_time:  # groups without speeds leave the same rows
                 of_time[ids] = priors_of(kept)
             others = [other for other in runs if group_of(other) != group]
-            memory = memory_overheads(others, beliefs()["context"])
+            elsewhere = contexts_of_records([record for record in records if group_of(record.runs[0]) != group])
+            memory = memory_overheads(others, beliefs()["context"], elsewhere)
             found[group] = {**of_time[ids], "memory_overhead_bytes": memory}
         return found[group]
 

@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from validation_pages import memory_page, time_page
 
 from tunecast.calibrate.priors_fit import timed_rows
+from tunecast.calibrate.priors_records import shipped_records
 from tunecast.calibrate.published import PublishedRun
 from tunecast.calibrate.run_table import read_table
 from tunecast.calibrate.validate import Compared, Judged, PriorsOf, judge_all, read_entries
@@ -233,16 +234,16 @@ def explanations() -> dict[str, dict[str, str]]:
 
 def computed() -> dict[str, dict[str, Any]]:
     """Both files, from the table."""
-    entries = read_entries(read_table(TABLE))
+    entries, records = read_entries(read_table(TABLE)), shipped_records()[0]
     runs = [entry.run for entry in entries if entry.run is not None and not entry.out_of_memory]
     speed_ids = {row.run.id for row in timed_rows(runs)}
 
     def judged(priors_of: PriorsOf, only: set[str] | None = None) -> list[Judged]:
         return judge_all([e for e in entries if only is None or e.id in only], priors_of)
 
-    by_source = judged(leave_out(runs, source_of))
-    by_gpu = judged(leave_out(runs, gpu_of), speed_ids)
-    by_generation = judged(leave_out(runs, generation_of), speed_ids)
+    by_source = judged(leave_out(runs, source_of, records=records))
+    by_gpu = judged(leave_out(runs, gpu_of, records=records), speed_ids)
+    by_generation = judged(leave_out(runs, generation_of, records=records), speed_ids)
     why = explanations()
     return {
         "time": time_content(by_source, by_gpu, by_generation, why["time"]),

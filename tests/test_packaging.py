@@ -125,10 +125,11 @@ def test_wheel_holds_every_module_and_data_file(wheel: Path) -> None:
 
 @pytest.mark.wheel
 @pytest.mark.slow
-def test_wheel_holds_priors_and_reference_records_and_no_other_results(wheel: Path) -> None:
+def test_wheel_holds_priors_and_the_records_they_read_and_no_other_results(wheel: Path) -> None:
     inside = {name for name in names_in(wheel) if name.startswith("tunecast/results/")}
-    reference = {f"tunecast/results/reference/{path.name}" for path in (ROOT / "results/reference").glob("*.json")}
-    assert inside == {"tunecast/results/__init__.py", "tunecast/results/priors.json", *reference}
+    records = {f"tunecast/results/records/{path.name}" for path in (ROOT / "results/records").glob("*.json")}
+    assert records
+    assert inside == {"tunecast/results/__init__.py", "tunecast/results/priors.json", *records}
 
 
 @pytest.mark.wheel

@@ -21,6 +21,7 @@ from tunecast.calibrate.priors_fit import (
     unseen_log_errors,
     width_of,
 )
+from tunecast.calibrate.priors_records import shipped_records
 from tunecast.catalogs.gpus import load_gpus
 from tunecast.model.architectures import load_architecture
 from tunecast.model.curves import columns, seconds
@@ -61,7 +62,7 @@ def rows(timed: tuple[list[Row], dict[str, str]]) -> list[Row]:
 
 @pytest.fixture(scope="module")
 def refitted(timed: tuple[list[Row], dict[str, str]]) -> dict[str, Any]:
-    return fit_priors(TABLE, timed)
+    return fit_priors(TABLE, timed, shipped_records())
 
 
 def assert_same(left: Any, right: Any, path: str = "") -> None:

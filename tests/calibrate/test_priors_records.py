@@ -1,0 +1,171 @@
+"""Records of calibrations in the priors: which are read, what of them, and what they move."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tunecast.calibrate.mock.device import open_mock
+from tunecast.calibrate.priors_fit import (
+    Row,
+    contexts_of_records,
+    fit_priors,
+    priors_of,
+    rows_of_records,
+    training_rows,
+)
+from tunecast.calibrate.priors_memory import memory_overheads
+from tunecast.calibrate.priors_records import asks_cudnn_first, read_records, record_runs, shipped_records, why_not
+from tunecast.calibrate.record import read_record
+from tunecast.calibrate.runner import calibrate
+from tunecast.calibrate.validate_folds import gpu_of, leave_out, source_of
+from tunecast.catalogs.gpus import load_gpus
+from tunecast.model.factors import FactorSet
+from tunecast.model.priors import load_priors, prior_factors
+from tunecast.model.run import Run
+from tunecast.model.units import MIB
+
+ROOT = Path(__file__).parents[2]
+TABLE = ROOT / "results" / "published" / "published-runs.csv"
+CARD, OTHER = "a10-24gb", "mi300x-192gb"
+"""A card of which no row is published, and one that shares neither generation nor maker with it."""
+Record = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
+    """Of a mock, as if it had been measured on the card."""
+    path = calibrate(open_mock(f"mock:{CARD}#11"), mode="quick", out_dir=tmp_path_factory.mktemp("records"))
+    found = read_record(path)
+    found["hardware"] |= {"device": "cuda:0", "gpu": CARD}
+    found["flags"] = ["power_capped"]
+    return found
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[Row]:
+    return training_rows(TABLE)[0]
+
+
+@pytest.fixture(scope="module")
+def before(rows: list[Row]) -> Record:
+    return priors_of(rows)
+
+
+@pytest.fixture(scope="module")
+def after(rows: list[Row], record: Record) -> Record:
+    return priors_of([*rows, *rows_of_records([record_runs(record, "mine", load_gpus()[CARD])])])
+
+
+def factors(priors: Record, gpu: str) -> FactorSet:
+    return prior_factors(load_gpus()[gpu], Run(method="lora", max_length=2048), {"memory_overhead_bytes": {}, **priors})
+
+
+def test_every_whole_step_is_a_run_on_the_card(record: Record) -> None:
+    found = record_runs(record, "mine", load_gpus()[CARD])
+    steps = [trial for trial in record["trials"] if trial["bench"] == "step" and trial["outcome"] == "ok"]
+    assert len(found.runs) == len(steps) > 15
+    assert {(run.gpu, run.source, run.stack) for run in found.runs} == {(CARD, "mine", "hf-peft")}
+    first, trial = found.runs[0], steps[0]
+    assert first.id == f"mine#{trial['id']}"
+    assert first.tokens_per_s is not None
+    own = trial["params"]["run"]
+    tokens = own["per_device_train_batch_size"] * own["gradient_accumulation_steps"] * own["max_length"]
+    assert min(trial["samples_s"]) <= tokens / first.tokens_per_s <= max(trial["samples_s"])
+    assert found.contexts_bytes[0] == trial["memory"]["process_bytes"] - trial["memory"]["reserved_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"hardware": {"device": "cpu"}}, "a CPU"),
+        ({"hardware": {"device": "mock:l4-24gb#1"}}, "a mock"),
+        ({"hardware": {"gpu": None, "name": "NVIDIA X"}}, "NVIDIA X is in no catalog"),
+        ({"flags": ["power_capped", "throttled", "unstable"]}, "flagged throttled, unstable"),
+        ({"trials": []}, "no whole step"),
+    ],
+)
+def test_what_says_nothing_of_cards_is_not_read(record: Record, changed: Record, reason: str) -> None:
+    assert why_not(record) == ""
+    other = copy.deepcopy(record)
+    for key, value in changed.items():
+        other[key] = {**other[key], **value} if isinstance(value, dict) else value
+    assert why_not(other).startswith(reason)
+
+
+def test_the_shipped_priors_say_which_records_they_read(tmp_path: Path, record: Record) -> None:
+    """The ones in the repository, by name; and a folder with another record more has it read."""
+    used, skipped = shipped_records()
+    stated = load_priors()
+    assert stated["records_used"] == {item.name: len(item.runs) for item in used}
+    assert stated["records_skipped"] == skipped
+    committed = {path.name for path in (ROOT / "results" / "records").glob("*.json")}
+    assert {*skipped, *(f"{item.name}.json" for item in used)} == committed
+    (tmp_path / "mine.json").write_text(json.dumps(record), encoding="utf-8")
+    found, reasons = read_records([tmp_path / "mine.json", *(ROOT / "results" / "records").glob("cpu_*.json")])
+    assert [item.name for item in found] == ["mine"]
+    assert list(reasons.values()) == ["a CPU, which shares no operation's rate with a GPU"]
+
+
+def test_the_command_counts_records_apart_from_rows(rows: list[Row], record: Record) -> None:
+    mine = record_runs(record, "mine", load_gpus()[CARD])
+    found = fit_priors(TABLE, (rows, {}), ([mine], {"cpu.json": "a CPU"}))
+    assert found["rows_used"] == sorted(row.run.id for row in rows)
+    assert (found["records_used"], found["records_skipped"]) == ({"mine": len(mine.runs)}, {"cpu.json": "a CPU"})
+    assert CARD in found["device_effects"]
+
+
+def test_a_record_moves_its_own_card_and_makes_it_surer(before: Record, after: Record) -> None:
+    """The mock's products are faster than an A10's figures promise; the record says so."""
+    was, now = factors(before, CARD), factors(after, CARD)
+    assert now.factors["scale.gemm"].value < 0.95 * was.factors["scale.gemm"].value
+    assert now.step_covariance[0][0] < was.step_covariance[0][0] / 2
+    assert CARD not in before["device_effects"]
+    assert not any("no published run" in note for note in now.notes)
+
+
+def test_a_card_that_shares_nothing_but_the_software_hardly_moves(before: Record, after: Record) -> None:
+    was, now = factors(before, OTHER), factors(after, OTHER)
+    for name in ("scale.gemm", "scale.attention", "scale.memory"):
+        old = was.factors[name]
+        assert old.low < now.factors[name].value < old.high
+        assert now.factors[name].value == pytest.approx(old.value, rel=0.05)
+
+
+def test_a_record_is_left_out_with_its_card_and_not_with_the_sources_of_others(rows: list[Row], record: Record) -> None:
+    few = [row.run for row in rows if row.run.source in ("TT", "VL")]
+    mine = record_runs(record, "mine", load_gpus()[few[0].gpu])
+    with_own = leave_out(few, source_of, records=[mine])(few[0])
+    without = leave_out(few, gpu_of, records=[mine])(few[0])
+    ids = {run.id for run in mine.runs}
+    assert ids <= set(with_own["rows_used"])
+    assert not ids & set(without["rows_used"])
+    assert without["memory_overhead_bytes"] == leave_out(few, gpu_of)(few[0])["memory_overhead_bytes"]
+
+
+def test_its_contexts_are_one_source_of_the_contexts(rows: list[Row], record: Record) -> None:
+    """One context cited and one record, both of the same weight: the lower tenth is one's, the upper the other's."""
+    mine = record_runs(record, "mine", load_gpus()[CARD])
+    runs = [row.run for row in rows if row.run.id == "FM-025"]
+    found = memory_overheads(runs, {"values_mib": [300]}, contexts_of_records([mine]))
+    (own,) = set(mine.contexts_bytes)
+    assert (found["context_low"], found["context_high"]) == (300 * MIB, own)
+    assert 300 * MIB < found["context"] < own
+
+
+@pytest.mark.parametrize(
+    ("software", "asks"),
+    [
+        ({"torch": "2.11.0+cu130", "cuda": "13.0"}, True),
+        ({"torch": "2.11.0+cu126", "cuda": "12.6"}, False),
+        ({"torch": "2.10.0+cu130", "cuda": "13.0"}, False),
+        ({"torch": "2.13.0+cpu", "cuda": None}, False),
+        ({}, False),
+    ],
+)
+def test_which_attention_a_record_timed_follows_from_its_packages(software: Record, asks: bool) -> None:
+    assert asks_cudnn_first(software) is asks
