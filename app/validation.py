@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from tunecast.calibrate.run_columns import unread
 from tunecast.calibrate.run_table import read_table
 from tunecast.calibrate.validate import Judged, judge, judge_all, read_entries
 from tunecast.calibrate.validate_folds import Told, honest_priors, shipped
@@ -48,12 +49,18 @@ class Validation:
 def validate(path: Path, told: Told | None = None) -> Validation:
     """Forecast every row of a table. Runs that the priors were fitted to are forecast by priors refitted without
     their source where the table holds all of them, of which `told` hears, and counted in a note where it does not."""
-    entries = read_entries(read_table(path))
+    table = read_table(path)
+    entries, ignored = read_entries(table), unread(list(table[0]))
     priors_of, seen = honest_priors(entries, told)
-    return Validation(judged=judge_all(entries, priors_of), notes=_notes(seen, left_out=priors_of is not shipped))
+    notes = (*_seen(seen, left_out=priors_of is not shipped), *_ignored(ignored))
+    return Validation(judged=judge_all(entries, priors_of), notes=notes)
 
 
-def _notes(seen: int, *, left_out: bool) -> tuple[str, ...]:
+def _ignored(columns: Sequence[str]) -> tuple[str, ...]:
+    return (f"Columns that are not read: {', '.join(columns)}.",) if columns else ()
+
+
+def _seen(seen: int, *, left_out: bool) -> tuple[str, ...]:
     if not seen:
         return ()
     if left_out:

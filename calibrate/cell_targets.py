@@ -73,6 +73,12 @@ def _names(text: str) -> tuple[list[str], str]:
     return names, " ".join(rest)
 
 
+def separate(asked: str) -> str:
+    """Megatron's names of joined maps as those of the maps that transformers keeps apart; other names as they are."""
+    parts: dict[str, str] = grammar()["module_names"]["megatron"]
+    return ",".join(dict.fromkeys(part for name in asked.split(",") for part in parts.get(name, name).split(",")))
+
+
 def in_model(architecture: Architecture, asked: str) -> str:
     """Target modules in the model's own names."""
     if asked == ALL:

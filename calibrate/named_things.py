@@ -33,9 +33,15 @@ SHAPELESS = re.compile(
     re.IGNORECASE,
 )
 TUNED = re.compile(
-    r"[ _-](instruct|chat|base|it|pt|hf|sft|dpo|model|(unsloth[ _-])?bnb[ _-]4bit|gptq([ _-]int4)?|[48]bit|bf16|fp16)$",
+    r"[ _-](instruct|chat|base|it|pt|hf|sft|dpo|model|(unsloth[ _-])?bnb[ _-]4bit|gptq([ _-]int[48])?|[48]bit"
+    r"|bf16|fp16)$",
     re.IGNORECASE,
 )
+STORED = re.compile(
+    r"[ _-](?P<by>bnb|gptq)?[ _-]?(int)?(?P<bits>[48])[ _-]?bit\b|[ _-](?P<gptq>gptq)([ _-]int(?P<of>[48]))?\b",
+    re.IGNORECASE,
+)
+"""Of a model's name: how its published weights are stored (``-bnb-4bit``, ``-GPTQ-Int4``)."""
 SXM = "sxm"
 
 
@@ -80,6 +86,15 @@ def _plain(name: str) -> str:
     """The words of a name that name a card."""
     text = NO_CARD.sub(" ", re.sub(r"[()\[\],]", " ", name))
     return re.sub(r"\s+", " ", text).strip(" -_/")
+
+
+def stored_as(name: str) -> tuple[str, int]:
+    """Who quantized the weights of a model of this name (``bnb``, ``gptq``, empty where it does not say) and to how
+    many bits; 0 where nobody did. GPTQ without a number has 4."""
+    found = STORED.search(name)
+    if found is None:
+        return "", 0
+    return (found["gptq"] or found["by"] or "").lower(), int(found["bits"] or found["of"] or 4)
 
 
 def model_called(name: str) -> Architecture:

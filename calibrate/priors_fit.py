@@ -322,6 +322,8 @@ def fit_priors(
     measured, unread = records
     entries = read_entries(row for row in read_table(path) if row.get("set") == "training")
     runs = [entry.run for entry in entries if entry.run is not None and not entry.out_of_memory]
+    of_memory = memory_rows(runs)
+    used = {*of_memory, *(row.run.id for row in rows)}
     return {
         "made_by": "scripts/fit-priors",
         "table": path.name,
@@ -330,7 +332,8 @@ def fit_priors(
         "rows_used": sorted(row.run.id for row in rows),
         "records_used": {record.name: len(record.runs) for record in measured},
         "records_skipped": dict(unread),
-        "memory_rows_used": memory_rows(runs),
+        "memory_rows_used": of_memory,
+        "marks": {run.id: run.mark for run in runs if run.id in used},
         "memory_overhead_bytes": memory_overheads(runs, beliefs()["context"], contexts_of_records(measured)),
     }
 

@@ -6,15 +6,17 @@ rows are never used. The table's columns are those of ``results/published/publis
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tunecast.calibrate.cell_grammar import facts_of
-from tunecast.calibrate.cell_targets import in_model
+from tunecast.calibrate.cell_targets import in_model, separate
 from tunecast.calibrate.framework_names import Software, software_of
 from tunecast.calibrate.named_things import count_of, gpu_called, model_called
+from tunecast.calibrate.row_faults import in_columns, with_others
 from tunecast.calibrate.run_table import (
     NOTHING,
     SkipRowError,
@@ -39,6 +41,7 @@ from tunecast.calibrate.vocabulary import (
     default_for,
     defaults_of,
     states,
+    upcast_by_accelerate,
     vocabulary,
     with_base,
     with_numbers,
@@ -107,6 +110,13 @@ class PublishedRun:
     or follow from these."""
 
     @property
+    def mark(self) -> str:
+        """Eight hexadecimal digits of what ran and what was measured: of two rows with one id, which is which."""
+        figures = (f"{figure or 0:.6g}" for figure in (self.tokens_per_s, self.peak_bytes))
+        told = " ".join((self.id, self.gpu, self.architecture.name, self.run.method, *figures))
+        return hashlib.sha256(told.encode()).hexdigest()[:8]
+
+    @property
     def network(self) -> dict[str, float]:
         """What joins the machines, as an option of a question."""
         return {} if self.internode_gbps is None else {"internode_gbps": self.internode_gbps}
@@ -128,9 +138,9 @@ def read_runs(rows: Iterable[dict[str, str]]) -> tuple[list[PublishedRun], list[
         try:
             runs.append(_read_row(row))
         except SkipRowError as skip:
-            skipped.append(SkippedRow(id=row["id"], reason=str(skip)))
+            skipped.append(SkippedRow(id=row["id"], reason=with_others(row, str(skip))))
         except TunecastError as error:
-            skipped.append(SkippedRow(id=row["id"], reason=str(error)))
+            skipped.append(SkippedRow(id=row["id"], reason=in_columns(str(error))))
     return runs, skipped
 
 
@@ -165,7 +175,8 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
     if (code_age(options) or "5") != "5":
         architecture = in_modules(architecture)
     if "lora_target_modules" in options:
-        options["lora_target_modules"] = in_model(architecture, options["lora_target_modules"])
+        asked = str(options["lora_target_modules"])
+        options["lora_target_modules"] = in_model(architecture, separate(asked) if software.joins else asked)
     if software.fused or (software.stack and "fused_kernels" in options):
         options["fused_kernels"] = _fusable(software, options, architecture)
     resolved = resolve_run(architecture, options, gpu_has_bf16=training_dtype(gpu) == "bf16")
@@ -174,7 +185,9 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
     run = replace(run, **{name: value for rule in rules for name, value in rule.get("after", {}).items()})
     run = accumulated(row, run, notes)
     if software.joins or any("joined" in rule for rule in rules):
-        architecture, run = joined(architecture), joined_targets(run)
+        with naming("lora_targets"):
+            run = joined_targets(run)
+        architecture = joined(architecture)
     check_batch(row, run)
     tokens_per_s = stated_tokens_per_s(row, run, full=full, samples_fill=full and _samples_fill(row))
     peak_gib, why_no_memory = peak_memory(row, gpu)
@@ -192,10 +205,16 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
         why_no_memory=why_no_memory,
         notes=row.get("notes", ""),
         attention_kernel=kernel or next((rule["attention_kernel"] for rule in rules if "attention_kernel" in rule), ""),
-        internode_gbps=next((float(rule["internode_gbps"]) for rule in rules if "internode_gbps" in rule), None),
+        internode_gbps=_internode_gbps(row, rules),
         reading_notes=tuple(notes),
         stated=frozenset(stated),
     )
+
+
+def _internode_gbps(row: dict[str, str], rules: list[dict[str, Any]]) -> float | None:
+    """Network of one machine: of its column, else of a rule."""
+    stated = number(row, "internode_gbps")
+    return next((float(rule["internode_gbps"]) for rule in rules if "internode_gbps" in rule), stated)
 
 
 def _samples_fill(row: dict[str, str]) -> bool:
@@ -325,17 +344,6 @@ def _fusable(software: Software, options: dict[str, Any], architecture: Architec
     every = dict.fromkeys((*own, *software.fused.split(","), *str(options.get("fused_kernels", "")).split(",")))
     values = {"loss_type": "nll", "attn_implementation": "sdpa", **options}
     return ",".join(part for part in every if part and not why_not_fused(part, values, architecture)) or "none"
-
-
-def upcast_by_accelerate(row: dict[str, str], options: dict[str, Any]) -> bool:
-    """Whether accelerate turned trained weights into fp32 shards: the Trainer's FSDP under mixed precision does.
-
-    Source: accelerate 0.28 and later, ``Accelerator.prepare_model`` ("Upcasted low precision parameters").
-    """
-    trainer = "fms-hf-tuning" in row.get("framework", "")
-    sharded = options["num_gpus"] > 1 and options.get("sharding") == "fsdp"
-    mixed = str(options.get("precision")).endswith("-autocast")
-    return trainer and sharded and mixed and options["method"] == "full"
 
 
 def _rules(row: dict[str, str]) -> list[dict[str, Any]]:

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tunecast.calibrate.run_columns import check_columns
 from tunecast.catalogs.errors import InputError, TunecastError
 from tunecast.catalogs.gpus import Gpu
 from tunecast.model.architecture import Architecture
@@ -89,7 +90,9 @@ def read_table(path: Path) -> list[Row]:
     _commas_separate(path, columns[0] if len(columns) == 1 else "")
     missing = [name for name in NEEDED_COLUMNS if name not in columns]
     if missing:
+        check_columns(path, columns)
         raise InputError(f"{path} lacks the column {missing[0]!r}; {needs}.")
+    check_columns(path, columns)
     _cells_have_headings(path, columns, read)
     if not rows:
         raise InputError(f"{path} has a heading but no rows; give a row for each run.")

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tunecast.calibrate.published import PublishedRun, read_runs
+from tunecast.calibrate.row_faults import in_columns
 from tunecast.catalogs.errors import TunecastError
 from tunecast.catalogs.gpus import load_gpus
 from tunecast.model.fits import fit_probability, fit_verdict, memory_view
@@ -139,7 +140,7 @@ def judge(entry: Entry, priors_of: PriorsOf) -> Judged:
     try:
         prediction = predict(entry.run, priors_of(entry.run))
     except TunecastError as error:
-        return Judged(entry=entry, reason=str(error))
+        return Judged(entry=entry, reason=in_columns(str(error)))
     if entry.out_of_memory:
         told = f"ran out of memory ({entry.out_of_memory}): a test of fit; the forecast says {prediction.verdict}"
         return Judged(entry=entry, prediction=prediction, reason=told)

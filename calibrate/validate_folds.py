@@ -47,9 +47,10 @@ def honest_priors(entries: Iterable[Entry], told: Told | None = None) -> tuple[P
     """
     runs = [entry.run for entry in entries if entry.run is not None and not entry.out_of_memory]
     shipped_priors = load_priors()
-    fitted = {*shipped_priors["rows_used"], *shipped_priors["memory_rows_used"]}
-    if not fitted <= {run.id for run in runs}:
-        return shipped, len(fitted & {run.id for run in runs})
+    fitted: dict[str, str] = shipped_priors["marks"]
+    same = {run.id for run in runs if run.mark == fitted.get(run.id)}
+    if len(same) < len(fitted):
+        return shipped, len(same)
     known = {run.source for run in runs if run.id in fitted}
     left_out = leave_out([run for run in runs if run.source in known], source_of, told, shipped_records()[0])
     return lambda run: left_out(run) if run.source in known else load_priors(), len(fitted)

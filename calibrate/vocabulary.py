@@ -25,6 +25,7 @@ from tunecast.calibrate.cell_grammar import facts_of, meaning
 from tunecast.calibrate.cell_layout import layout_of
 from tunecast.calibrate.cell_targets import targets_of
 from tunecast.calibrate.framework_names import PLAIN, TRANSFORMERS, Software, had_sdpa
+from tunecast.calibrate.named_things import stored_as
 from tunecast.calibrate.run_table import SkipRowError, own_value
 from tunecast.model.stack_versions import chosen_ranges, code_age, defaults_then
 from tunecast.model.stacks import METHODS, load_stacks, ours, stack_defaults
@@ -210,6 +211,17 @@ def _as_accelerate_does(options: Options, *, deepspeed: bool, trains_base: bool)
             options |= {"dtype": half, "master_dtype": "fp32"}
 
 
+def upcast_by_accelerate(row: Mapping[str, str], options: Options) -> bool:
+    """Whether accelerate turned trained weights into fp32 shards: the Trainer's FSDP under mixed precision does.
+
+    Source: accelerate 0.28 and later, ``Accelerator.prepare_model`` ("Upcasted low precision parameters").
+    """
+    trainer = "fms-hf-tuning" in row.get("framework", "")
+    sharded = options["num_gpus"] > 1 and options.get("sharding") == "fsdp"
+    mixed = str(options.get("precision")).endswith("-autocast")
+    return trainer and sharded and mixed and options["method"] == "full"
+
+
 def absent_columns(software: Software, row: Mapping[str, str], method: str) -> Options:
     """Defaults of known software for columns that a table does not have; other software's stack brings them itself."""
     stacks = load_stacks()
@@ -227,8 +239,25 @@ def bare_number(row: Mapping[str, str], software: Software) -> str:
     return str(facts["number"]) if facts.keys() == {"number"} else ""
 
 
+def _as_stored(options: Options, row: Mapping[str, str]) -> None:
+    """Weights that the model's name says are quantized are; raises SkipRowError where another cell denies it."""
+    by, bits = stored_as(row["model"])
+    if not bits:
+        return
+    quant = row.get("quant", "")
+    own = str(options.get("quant_method") or ("bnb-4bit" if "bnb_4bit_quant_type" in options else ""))
+    named = own.partition("-")[0] if "by" in (facts_of("quant", quant) or {}) or quant in vocabulary()["quant"] else ""
+    if (not own and states("quant", quant, 1)) or (own and f"{bits}bit" not in own) or (by and named not in ("", by)):
+        raise SkipRowError(f"quant {quant!r} contradicts model {row['model']!r}")
+    if options["method"] == "full":
+        raise SkipRowError(f"method {row['method']!r} trains all weights, but model {row['model']!r} is quantized")
+    if not named and (by or not own):
+        options["quant_method"] = f"{by or 'bnb'}-{bits}bit"
+
+
 def with_base(options: Options, row: Mapping[str, str]) -> None:
     """LoRA on a quantized base is QLoRA; QLoRA without a quantized base is none."""
+    _as_stored(options, row)
     quantized = "quant_method" in options or "bnb_4bit_quant_type" in options
     stated, bits = options.pop("base_bits", None), 8 if "8" in str(options.get("quant_method", "")) else 4
     if stated is not None and "quant" in row and (not quantized or bits != stated):

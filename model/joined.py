@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tunecast.catalogs.errors import NotSupportedError
+from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.architecture import Architecture, Attention, Layer, Linear, Mlp
 from tunecast.model.run import Run
 
@@ -50,11 +50,16 @@ def joined_mlp(block: Mlp) -> Mlp:
 
 
 def joined_targets(run: Run) -> Run:
-    """The run with one adapter where the maps of all of its targets are joined."""
+    """The run with one adapter on each joined map; raises InputError where only some of what is joined has one."""
     targets = list(run.lora_target_modules)
     for whole, parts in PARTS.items():
-        if set(parts) <= set(targets):
-            targets = [*dict.fromkeys(whole if name in parts else name for name in targets)]
+        named = [name for name in parts if name in targets]
+        if named and len(named) < len(parts):
+            raise InputError(
+                f"lora_target_modules names {', '.join(named)}, but {', '.join(parts)} are one map here, with one "
+                f"adapter: name all of them, or none."
+            )
+        targets = [*dict.fromkeys(whole if name in parts else name for name in targets)]
     return replace(run, lora_target_modules=tuple(targets))
 
 

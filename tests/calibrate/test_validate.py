@@ -218,6 +218,8 @@ def test_only_a_table_with_every_fitted_run_can_leave_sources_out(rows: dict[str
     some = read_entries([rows["FM-025"], rows["VL-001"]])
     priors_of, seen = honest_priors(some)
     assert (priors_of is shipped, seen) == (True, 2)
+    others = read_entries([{**rows["FM-025"], "tokens_per_s": "1234"}, {**rows["VL-001"], "id": "FM-026"}])
+    assert honest_priors(others)[1] == 0, "another measurement of that id is none that the fit has seen"
     every = read_entries(rows.values())
     priors_of, seen = honest_priors(every)
     assert priors_of is not shipped

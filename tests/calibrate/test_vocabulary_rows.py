@@ -363,3 +363,62 @@ def test_bf16_beside_adapters_is_the_trainers_flag_at_every_date(framework: str,
     """TrainingArguments.bf16 runs forward and backward under autocast, whatever release it is."""
     run = one({**LORA, **ALONE, "framework": framework, "source_date": date}).run
     assert (run.dtype, run.precision) == ("bf16", "bf16-autocast")
+
+
+@pytest.mark.parametrize(
+    ("targets", "modules"),
+    [
+        ("linear_qkv", ("qkv_proj",)),
+        ("q_proj, k_proj, v_proj", ("qkv_proj",)),
+        ("attention_qkv, mlp_fc2", ("qkv_proj", "down_proj")),
+        ("linear_qkv, linear_proj, linear_fc1, linear_fc2", ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")),
+        ("all linear", ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")),
+    ],
+)
+@pytest.mark.parametrize("framework", ["NeMo 24.12", "Megatron-Bridge 0.2"])
+def test_adapters_of_megatron_stand_on_its_joined_maps(framework: str, targets: str, modules: tuple[str, ...]) -> None:
+    run = one({**LORA, **ALONE, "framework": framework, "lora_targets": targets}).run
+    assert run.lora_target_modules == modules
+
+
+@pytest.mark.parametrize("targets", ["q_proj,v_proj", "q,v", "k_proj", "o_proj and gate_proj"])
+def test_a_part_of_a_joined_map_is_refused_by_its_column(targets: str) -> None:
+    """It has no adapter of its own in Megatron: a run without adapters would be forecast in its place."""
+    _, (skipped,) = read_runs([{**LORA, **ALONE, "framework": "NeMo 24.12", "lora_targets": targets}])
+    assert skipped.reason.startswith("lora_targets")
+    assert "one map" in skipped.reason
+
+
+BNB_4, GPTQ_4, GPTQ_8 = "bnb-4bit", "gptq-4bit", "gptq-8bit"
+
+
+@pytest.mark.parametrize(
+    ("model", "quant", "base"),
+    [
+        ("unsloth/llama-3-8b-bnb-4bit", "4-bit", BNB_4),
+        ("unsloth/llama-3-8b-bnb-4bit", "NF4", BNB_4),
+        ("unsloth/Meta-Llama-3.1-8B-Instruct-unsloth-bnb-4bit", "load_in_4bit", BNB_4),
+        ("TheBloke/Llama-2-7B-GPTQ", "gptq 4-bit", GPTQ_4),
+        ("TheBloke/Llama-2-7B-GPTQ", "4-bit", GPTQ_4),
+        ("Llama-2-7b-hf-GPTQ-Int8", "8bit", GPTQ_8),
+        ("Llama 3 8B 4bit", "gptq int4", GPTQ_4),
+        ("Llama 3 8B 4bit", "4-bit", BNB_4),
+    ],
+)
+def test_a_model_s_name_says_how_its_weights_are_stored(model: str, quant: str, base: str) -> None:
+    cells = {**QLORA, "framework": "TRL", "compute_dtype": "fp16", "model": model, "quant": quant}
+    assert one(cells).run.base_quantization == base
+
+
+@pytest.mark.parametrize(
+    ("cells", "reason"),
+    [
+        ({"model": "unsloth/llama-3-8b-bnb-4bit", "quant": "none"}, "quant 'none' contradicts model"),
+        ({"model": "unsloth/llama-3-8b-bnb-4bit", "quant": "8-bit"}, "quant '8-bit' contradicts model"),
+        ({"model": "TheBloke/Llama-2-7B-GPTQ", "quant": "NF4"}, "quant 'NF4' contradicts model"),
+        ({"model": "unsloth/llama-3-8b-bnb-4bit", "quant": "4-bit", "method": "full"}, "method 'full' trains all"),
+    ],
+)
+def test_a_model_s_name_and_another_cell_contradict_each_other(cells: dict[str, str], reason: str) -> None:
+    _, (skipped,) = read_runs([{**LORA, **ALONE, "framework": "TRL", **cells}])
+    assert skipped.reason.startswith(reason)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tunecast.catalogs.errors import NotSupportedError
+from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.architectures import load_architecture
 from tunecast.model.inventory import step_operations
 from tunecast.model.joined import joined, joined_targets
@@ -58,10 +58,16 @@ def test_the_gated_unit_of_both_halves_moves_as_much_in_one_kernel_each_way() ->
 def test_adapters_of_joined_maps_are_one() -> None:
     run = resolved(method="lora", lora_target_modules="all-linear", lora_r=8)
     assert joined_targets(run).lora_target_modules == ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
-    some = resolved(method="lora", lora_target_modules="q_proj,v_proj")
-    assert joined_targets(some).lora_target_modules == ("q_proj", "v_proj")
+    some = resolved(method="lora", lora_target_modules="q_proj,k_proj,v_proj")
+    assert joined_targets(some).lora_target_modules == ("qkv_proj",)
     together = step_operations(joined(LLAMA), joined_targets(run))
     assert {o.name for o in together if ".lora_" in o.name and o.kind is Kind.GEMM} >= {"qkv_proj.lora_A"}
+
+
+@pytest.mark.parametrize(("targets", "named"), [("q_proj,v_proj", "q_proj, v_proj"), ("o_proj,up_proj", "up_proj")])
+def test_a_part_of_a_joined_map_has_no_adapter_of_its_own(targets: str, named: str) -> None:
+    with pytest.raises(InputError, match=f"lora_target_modules names {named}, but .* are one map here"):
+        joined_targets(resolved(method="lora", lora_target_modules=targets))
 
 
 def test_a_tensor_parallel_rank_holds_whole_groups_of_heads() -> None:

@@ -1,0 +1,91 @@
+"""Why a row cannot be read, in its own columns: every cell that is at fault, not only the first."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+
+from tunecast.calibrate.framework_names import software_of
+from tunecast.calibrate.named_things import gpu_called, model_called
+from tunecast.calibrate.run_table import SkipRowError, naming, number
+from tunecast.calibrate.vocabulary import lookup, vocabulary
+from tunecast.catalogs.gpus import load_gpus
+
+COLUMN_OF = {
+    "attn-implementation": "attention_impl",
+    "checkpoint-keeps-ops": "grad_checkpointing",
+    "dtype": "compute_dtype",
+    "fp8": "compute_dtype",
+    "gradient-accumulation-steps": "grad_accum",
+    "gradient-checkpointing": "grad_checkpointing",
+    "hf-code": "framework",
+    "internode-gbps": "internode_gbps",
+    "lora-r": "rank",
+    "lora-target-modules": "lora_targets",
+    "master-dtype": "compute_dtype",
+    "max-length": "seq_len",
+    "method": "method",
+    "num-gpus": "gpus",
+    "optim": "optimizer",
+    "per-device-train-batch-size": "micro_batch",
+    "precision": "compute_dtype",
+    "quant-method": "quant",
+    "reentrant": "grad_checkpointing",
+    "stack": "framework",
+    "stack-version": "framework",
+    "torch-compile": "compile",
+    "use-dora": "method",
+    **dict.fromkeys(
+        ("tp", "pp", "cp", "cp-kind", "sharding", "offload", "fsdp-version", "pp-interleave"), "parallelism"
+    ),
+    **dict.fromkeys(("sequence-parallel", "gpus-per-node"), "parallelism"),
+}
+"""By option of the command line: the column that sets it in a table."""
+WORDS = ("method", "quant", "compute_dtype", "grad_checkpointing", "attention_impl", "compile", "packed", "optimizer")
+NUMBERS = ("seq_len", "micro_batch", "grad_accum", "global_batch", "rank", "tokens_per_s", "step_time_s")
+REPAIRABLE = re.compile(r"is not in the vocabulary|: Unknown |is not a (whole )?number|says nothing that is")
+"""Of a reason: that other words in the cell would have been read."""
+SPLIT = "; "
+Row = Mapping[str, str]
+
+
+def in_columns(refusal: str) -> str:
+    """A refusal in words of the command line's options, behind the columns that these options are in a table."""
+    options = re.findall(r"--(?:no-)?([a-z][a-z0-9-]*)", refusal)
+    columns = list(dict.fromkeys(COLUMN_OF[option] for option in options if option in COLUMN_OF))
+    return f"{', '.join(columns)}: {refusal}" if columns else refusal
+
+
+def with_others(row: Row, first: str) -> str:
+    """A reason to skip a row; if other words would be read, followed by what else in it would have to be others."""
+    if not REPAIRABLE.search(first):
+        return first
+    told = [first]
+    for check in _checks(row):
+        try:
+            check()
+        except SkipRowError as fault:
+            if REPAIRABLE.search(str(fault)) and str(fault) not in first:
+                told.append(str(fault))
+    return SPLIT.join(told)
+
+
+def _checks(row: Row) -> Iterator[Callable[[], object]]:
+    """What can be asked of one cell alone."""
+    card = row.get("gpu", "")
+    if card and not row.get("gpu_canonical_id") and vocabulary()["gpu"].get(card, card) not in load_gpus():
+        yield lambda: _named("gpu", gpu_called, card)
+    if row.get("model"):
+        yield lambda: _named("model", model_called, row["model"])
+    if row.get("framework") and row["framework"] not in vocabulary()["framework"]:
+        yield lambda: software_of(row["framework"], row.get("source_date", ""))
+    for column in WORDS:
+        if row.get(column):
+            yield lambda column=column: lookup(column, row[column])  # type: ignore[misc]
+    for column in NUMBERS:
+        yield lambda column=column: number(dict(row), column)  # type: ignore[misc]
+
+
+def _named(column: str, find: Callable[[str], object], text: str) -> None:
+    with naming(column):
+        find(text)

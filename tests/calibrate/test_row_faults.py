@@ -1,0 +1,74 @@
+"""Why a row is skipped: in its own columns, and all of its cells at once."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+
+from tunecast.calibrate.published import read_runs
+from tunecast.calibrate.row_faults import COLUMN_OF, in_columns
+from tunecast.calibrate.run_columns import READ
+from tunecast.calibrate.validate import judge, read_entries
+from tunecast.calibrate.validate_folds import shipped
+from tunecast.model.run import Run
+
+ROW = {
+    "id": "a", "model": "Llama 3.1 8B", "gpu": "H100 80GB SXM", "gpus": "1", "method": "lora", "quant": "none",
+    "compute_dtype": "bf16", "seq_len": "2048", "packed": "yes", "micro_batch": "1", "grad_accum": "1",
+    "parallelism": "single", "grad_checkpointing": "yes", "attention_impl": "sdpa", "framework": "TRL",
+    "optimizer": "AdamW", "lora_targets": "all linear", "rank": "16", "tokens_per_s": "9000",
+}  # fmt: skip
+
+
+def reason(**cells: str) -> str:
+    _, (skipped,) = read_runs([{**ROW, **cells}])
+    return skipped.reason
+
+
+def test_the_row_itself_is_read() -> None:
+    runs, skipped = read_runs([ROW])
+    assert (len(runs), skipped) == (1, [])
+
+
+def test_every_cell_that_other_words_would_mend_is_named_at_once() -> None:
+    told = reason(gpu="H101", method="lorra", packed="perhaps", framework="TRLX", seq_len="long", model="Lama 9")
+    for named in ("gpu: Unknown GPU 'H101'", "model: Unknown model 'Lama 9'", "method 'lorra'", "packed 'perhaps'"):
+        assert told.count(named) == 1, told
+    assert "framework 'TRLX'" in told
+    assert "seq_len 'long'" in told
+
+
+def test_what_is_not_built_is_told_alone() -> None:
+    """No other words would have it read, so that nothing else of the row matters."""
+    told = reason(method="DPO", packed="perhaps")
+    assert told.startswith("method 'DPO'")
+    assert "packed" not in told
+
+
+@pytest.mark.parametrize(
+    ("cells", "columns"),
+    [
+        ({"gpus": "8", "parallelism": "none"}, "gpus, parallelism: "),
+        ({"quant": "gptq 4bit", "method": "qlora"}, "compute_dtype: "),
+    ],
+)
+def test_a_refusal_in_words_of_options_names_the_columns(cells: dict[str, str], columns: str) -> None:
+    assert reason(**cells).startswith(columns)
+
+
+def test_a_network_that_no_catalog_knows_is_asked_for_by_its_column() -> None:
+    """No instance with this card says how its machines are joined; the row may."""
+    cells = {**ROW, "gpus": "64", "gpu": "A800 80GB", "parallelism": "FSDP, 8 nodes", "global_batch": ""}
+    without = judge(read_entries([cells])[0], shipped)
+    assert (without.reason or "").startswith("internode_gbps: ")
+    assert judge(read_entries([{**cells, "internode_gbps": "800"}])[0], shipped).speed is not None
+
+
+def test_every_option_is_a_field_of_a_run_and_every_column_is_read() -> None:
+    assert set(COLUMN_OF.values()) <= set(READ)
+    assert {name.replace("-", "_") for name in COLUMN_OF} <= {field.name for field in fields(Run)} | {"internode_gbps"}
+
+
+def test_a_refusal_without_options_stays_as_it_is() -> None:
+    assert in_columns("no speed is stated") == "no speed is stated"
