@@ -17,14 +17,16 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from tunecast.model.architecture import Architecture, Attention, Layer, LayerGroup, Linear, Mlp
-from tunecast.model.joined import JOINED
 from tunecast.model.operation import Kind, Operation, Phase
 from tunecast.model.primitives import attention_flops
 from tunecast.model.run import Run
 from tunecast.model.stages import FIRST_STAGE, stage_range
 from tunecast.model.stages import stages_counted as stages_counted
+from tunecast.model.trained import gradient_dtype
 from tunecast.model.units import DTYPE_BYTES
 
+ENDS = 2
+"""Maps of a block whose queries, keys and values are one."""
 LOSS_BYTES_PER_TOKEN = 3 * 4
 """Of a loss over a split vocabulary: the maximum, the sum of exponentials and the label's logit, in fp32."""
 
@@ -45,7 +47,7 @@ def split_attention(block: Attention, tp: int) -> Attention:
     """A GPU's heads; key-value heads that are fewer than GPUs are copied."""
     kv_heads = max(1, block.num_kv_heads // tp)
     kv_parts = block.num_kv_heads // kv_heads
-    if block.qkv_split == JOINED:
+    if len(block.linears) == ENDS:
         both, out = block.linears
         width = (block.num_heads // tp + 2 * kv_heads) * block.head_dim
         linears: tuple[Linear, ...] = (replace(both, out_features=width), split_linear(out, tp, by_rows=True))
@@ -87,7 +89,7 @@ def stage_groups(groups: Iterable[LayerGroup], start: int, stop: int) -> tuple[L
 
 
 def local_architecture(architecture: Architecture, run: Run, stage: int) -> Architecture:
-    """The shapes on one GPU of a pipeline stage."""
+    """The shapes on one GPU of a pipeline stage. A tied table is held by the first stage and by the last."""
     groups = architecture.groups
     if run.pp > 1:
         groups = stage_groups(groups, *stage_range(architecture.num_layers, run.pp, stage))
@@ -97,6 +99,7 @@ def local_architecture(architecture: Architecture, run: Run, stage: int) -> Arch
         architecture,
         groups=groups,
         vocab_size=-(-architecture.vocab_size // run.tp),
+        tie_word_embeddings=architecture.tie_word_embeddings and run.pp == 1,
         has_entry=stage == FIRST_STAGE,
         has_exit=stage == run.pp - 1,
     )
@@ -173,6 +176,7 @@ def exchange_operations(architecture: Architecture, run: Run, stage: int) -> lis
         found.append(loss_operation(run))
     if run.pp > 1:
         found += stage_operations(architecture, run, stage)
+        found += tied_operations(architecture, run, stage)
     if run.cp > 1:
         found += context_operations(architecture, run, stage)
     return found
@@ -197,7 +201,9 @@ def loss_operation(run: Run) -> Operation:
 def stage_operations(architecture: Architecture, run: Run, stage: int) -> list[Operation]:
     """Activations to the next stage and their gradients back, for every chunk of layers and micro-batch.
 
-    A stage at an end sends one way less, unless stages are interleaved, where the last one feeds the first.
+    A stage at an end sends one way less, unless stages are interleaved, where the last one feeds the first. Interleaved
+    stages send beside their work (Megatron-LM ``megatron/training/arguments.py``: ``overlap_p2p_comm`` is on with
+    virtual stages, and off without).
     """
     dtype = run.compute_dtype
     tokens = run.tokens_per_micro_batch // run.cp // (run.tp if run.sequence_parallel else 1)
@@ -210,11 +216,35 @@ def stage_operations(architecture: Architecture, run: Run, stage: int) -> list[O
         count=run.gradient_accumulation_steps * run.pp_interleave,
         group=2,
         group_per_node=members_per_node(run, 2, run.tp * run.cp * run.dp),
-        blocking=True,
+        blocking=run.pp_interleave == 1,
     )
     ahead = [send] if stage < run.pp - 1 or run.pp_interleave > 1 else []
     back = [replace(send, phase=Phase.BACKWARD)] if stage > FIRST_STAGE or run.pp_interleave > 1 else []
     return ahead + back
+
+
+def tied_operations(architecture: Architecture, run: Run, stage: int) -> list[Operation]:
+    """The gradient of a tied table, summed over the first stage and the last before the update.
+
+    Source: Megatron-LM ``megatron/core/distributed/finalize_model_grads.py`` (``_allreduce_word_embedding_grads``).
+    """
+    ends = (FIRST_STAGE, run.pp - 1)
+    if not architecture.tie_word_embeddings or run.has_adapters or stage not in ends:
+        return []
+    values = -(-architecture.vocab_size // run.tp) * architecture.hidden_size
+    return [
+        Operation(
+            name="pp.all_reduce",
+            kind=Kind.COMMUNICATION,
+            phase=Phase.BACKWARD,
+            dtype=gradient_dtype(run),
+            bytes=float(values * DTYPE_BYTES[gradient_dtype(run)]),
+            group=len(ends),
+            group_per_node=members_per_node(run, len(ends), run.tp * run.cp * run.dp * (run.pp - 1)),
+            once=True,
+            blocking=True,
+        )
+    ]
 
 
 def context_operations(architecture: Architecture, run: Run, stage: int) -> list[Operation]:

@@ -65,6 +65,22 @@ def leave_block(step: Step, x: Tensor) -> Tensor:
     return x
 
 
+def whole_sum(step: Step, x: Tensor) -> Tensor:
+    """The sum for every GPU's tokens, where learned positions are still to be added (Megatron-LM
+    ``language_model_embedding.py``: ``reduce_scatter_embeddings`` is off then)."""
+    return summed(step.tape, x) if step.run.tp > 1 else x
+
+
+def own_tokens(step: Step, x: Tensor) -> Tensor:
+    """With sequence parallelism this GPU's tokens of a tensor that all have; their gradients are gathered."""
+    run, tape = step.run, step.tape
+    if run.tp == 1 or not run.sequence_parallel:
+        return x
+    own = tape.empty(x.elements // run.tp, x.dtype)
+    tape.kernel("own_tokens", Kind.MEMORY, (x,), (own,), n_bytes=2 * own.bytes)
+    return tape.record(own, (x,), lambda grad: (gathered(tape, grad, run.tp),))
+
+
 def received_input(step: Step, leaf: str) -> Tensor:
     """What the stage before sends; a gradient goes back for it."""
     run, tape = step.run, step.tape

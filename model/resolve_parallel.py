@@ -14,6 +14,10 @@ CP_KINDS = ("ring", "ulysses")
 OFFLOADS = ("none", "optimizer", "all")
 FSDP = ("fsdp", "fsdp-grad-op", "hsdp")
 """Shardings that PyTorch's FSDP does."""
+MEGATRON_GPT = "megatron_gpt"
+"""Family whose learned positions Megatron adds before it splits tokens."""
+SEPARATE = 4
+"""Maps of an attention block with projections apart."""
 GPUS_PER_NODE = 8
 """Of HGX and DGX boards, and of the largest instance of every cloud in the catalog; assumed when nothing is said."""
 OFFLOADED_BY = {"optimizer": ("zero1", "zero2", "zero3"), "all": ("zero3", *FSDP)}
@@ -168,13 +172,15 @@ def check_tensor_parallel(architecture: Architecture, values: Mapping[str, Any],
         raise NotSupportedError(
             f"--loss-type {values['loss_type']} over a vocabulary split by --tp is not built; use --loss-type nll."
         )
+    megatron = architecture.model_type == MEGATRON_GPT
     for group in architecture.groups:
         attention, mlp = group.layer.attention, group.layer.mlp
-        plain = attention.kind == "heads" and len(attention.linears) == 4 and mlp.kind == "dense"
-        if not plain or group.layer.parallel != "none" or architecture.position_rows:
+        split = len(attention.linears) == SEPARATE or attention.qkv_split == "by-head"
+        plain = attention.kind == "heads" and split and mlp.kind == "dense"
+        if not plain or group.layer.parallel != "none" or (architecture.position_rows and not megatron):
             raise NotSupportedError(
-                f"Tensor parallelism is built for separate projections of plain heads; {architecture.name} "
-                "has others: use --tp 1 with --sharding fsdp."
+                "Tensor parallelism is built for plain heads with projections apart or joined head by head; "
+                f"{architecture.name} has others: use --tp 1 with --sharding fsdp."
             )
         kv_heads = attention.num_kv_heads
         uneven = kv_heads % tp and tp % kv_heads
@@ -197,11 +203,6 @@ def check_pipeline(architecture: Architecture, values: Mapping[str, Any]) -> Non
         raise InputError(
             f"--pp {pp} x --pp-interleave {chunks} cannot deal out the {architecture.num_layers} layers of "
             f"{architecture.name}: stages between the first and the last would have {middle}; use fewer of either."
-        )
-    if architecture.tie_word_embeddings:
-        raise NotSupportedError(
-            f"{architecture.name} ties its head to its embedding, which pipeline stages would hold twice: that is not "
-            "built; use --pp 1 with --sharding fsdp."
         )
     if values["sharding"] in ("zero2", "zero3"):
         raise InputError(

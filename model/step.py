@@ -29,7 +29,7 @@ from tunecast.model.litgpt import is_litgpt
 from tunecast.model.losses import head_uses
 from tunecast.model.norms import norm
 from tunecast.model.operation import Kind, Phase
-from tunecast.model.parallel_blocks import enter_block, hand_over, leave_block, received_input
+from tunecast.model.parallel_blocks import enter_block, hand_over, leave_block, own_tokens, received_input, whole_sum
 from tunecast.model.primitives_latent import complex_waves
 from tunecast.model.run import Run
 from tunecast.model.scaler import scaled_loss, scales
@@ -162,7 +162,7 @@ def embedded_input(step: Step, ids: Tensor) -> Tensor:
     if architecture.embedding_scale == "table":
         x = ops.scale(step.tape, x, name="embedding_scale")
     x = embedded_adapter(step, ids, x)
-    x = leave_block(step, x)
+    x = whole_sum(step, x) if architecture.position_rows else leave_block(step, x)
     if step.run.has_adapters and step.run.gradient_checkpointing and x.node is None:
         x.leaf = EMBEDDED_LEAF
     return x
@@ -174,13 +174,15 @@ def entered(step: Step, x: Tensor, kept: list[Tensor]) -> Tensor:
     `kept` takes what the real code has by name until the last layer.
     """
     architecture, tape = step.architecture, step.tape
+    if not architecture.has_entry:
+        return x
     if architecture.position_rows:
         table = step.weight("positions", architecture.position_rows * architecture.hidden_size)
         counted = not architecture.finds_packing
         places = Tensor(step.tokens if counted else step.run.max_length, "int64", None)
         placed = heavy.embedding(tape, table, places, architecture.hidden_size)
         kept += (x, placed)
-        x = gpt.add_to_each(tape, x, placed, name="positions.add")
+        x = own_tokens(step, gpt.add_to_each(tape, x, placed, name="positions.add"))
     x = ops.dropout(tape, x, architecture.embedding_dropout)
     if architecture.embedding_norm:
         x = norm(step, architecture.norm, "embedding_norm", x, architecture.hidden_size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.architecture import Architecture
+from tunecast.model.architectures import load_architecture
 from tunecast.model.flops import executed_flops_per_step, model_flops_per_step
 from tunecast.model.inventory import part_operations, step_operations
 from tunecast.model.memory import memory_timeline, stage_parts
@@ -49,6 +51,21 @@ def test_all_gpus_together_do_the_work_of_one(
     assert ratio[1] == pytest.approx(ratio[0], rel=1e-6 if method == "full" else 0.02)
 
 
+@pytest.mark.parametrize("name", ["nvidia/nemo-gpt3-5b", "openai-community/gpt2", "Qwen/Qwen3-0.6B"])
+@pytest.mark.parametrize("layout", [{"pp": 4}, {"tp": 2, "pp": 2}, {"tp": 4}])
+def test_so_they_do_with_learned_positions_and_a_tied_table(run_of: RunOf, name: str, layout: dict[str, int]) -> None:
+    """Every stage but the first takes its input as it comes."""
+    if "tp" in layout and "gpt2" in name:
+        pytest.skip("tensor parallelism of GPT-2 is refused")
+    architecture, gpus = load_architecture(name), math.prod(layout.values())
+    options = {"method": "full", "max_length": 1024, "gradient_checkpointing": False}
+    alone, split = run_of(architecture, **options), run_of(architecture, num_gpus=gpus, **layout, **options)
+    ratio = [
+        executed_flops_per_step(architecture, run) / model_flops_per_step(architecture, run) for run in (alone, split)
+    ]
+    assert ratio[1] == pytest.approx(ratio[0], rel=1e-6)
+
+
 def test_parts_of_the_weights_are_the_whole(make: Make, run_of: RunOf) -> None:
     """Norms are copied to every tensor-parallel GPU, nothing else is."""
     llama = make("llama-3.1-8b")
@@ -58,6 +75,46 @@ def test_parts_of_the_weights_are_the_whole(make: Make, run_of: RunOf) -> None:
     )
     norms = (2 * llama.num_layers + 1) * llama.hidden_size
     assert held - llama.total_params == (run.tp - 1) * norms
+
+
+def test_parts_of_a_gpt_3_are_the_whole_and_its_table_twice(run_of: RunOf) -> None:
+    """By hand: a tensor-parallel GPU copies norms, positions, and what is added after a sum (biases of both maps that
+    leave a block); the table of tokens, tied to the head, is held by the first stage and by the last."""
+    gpt = load_architecture("nvidia/nemo-gpt3-20b")
+    run = run_of(gpt, method="full", max_length=2048, num_gpus=16, tp=4, pp=4)
+    held = sum(
+        run.tp * count * local_architecture(gpt, run, stage).total_params for stage, count in stages_counted(run)
+    )
+    hidden, layers = 6144, 44
+    copied = layers * (2 * 2 * hidden + 2 * hidden) + 2 * hidden + 2048 * hidden
+    assert held - gpt.total_params == (run.tp - 1) * copied + 50304 * hidden
+
+
+def test_the_stages_with_a_tied_table_add_up_its_gradients(run_of: RunOf) -> None:
+    """Once a step, over two GPUs, a quarter of the table in the dtype of the gradients; none with one stage."""
+    gpt = load_architecture("nvidia/nemo-gpt3-20b")
+    run = run_of(gpt, num_gpus=16, tp=4, pp=4, gradient_accumulation_steps=8, **FULL)
+    sums = {stage: [op for op in collectives(gpt, run, stage) if op.name == "pp.all_reduce"] for stage in range(4)}
+    assert [len(found) for found in sums.values()] == [1, 0, 0, 1]
+    (total,) = sums[3]
+    assert (total.bytes, total.count, total.group, total.group_per_node) == (50304 / 4 * 6144 * 2, 1, 2, 1)
+    alone = run_of(gpt, num_gpus=4, tp=4, **FULL)
+    assert not [op for op in collectives(gpt, alone) if op.name == "pp.all_reduce"]
+
+
+def test_learned_positions_are_added_before_tokens_are_split(run_of: RunOf) -> None:
+    """The embedding is summed whole, every GPU keeps its tokens, and their gradients are gathered once more."""
+    gpt = load_architecture("nvidia/nemo-gpt3-5b")
+    run = run_of(gpt, num_gpus=4, tp=4, gradient_checkpointing=False, **FULL)
+    assert run.sequence_parallel
+    counted = Counter({op.name: 0.0 for op in collectives(gpt, run)})
+    for op in collectives(gpt, run):
+        if op.name.startswith("tp.") and op.bytes > 1e6:
+            counted[op.name] += op.count
+    blocks = 2 * gpt.num_layers
+    assert counted["tp.all_reduce"] == 1
+    assert counted["tp.all_gather"] == 2 * blocks + 1 + 1  # and before the head; back into the whole embedding
+    assert counted["tp.reduce_scatter"] == 2 * blocks + 1
 
 
 def test_few_key_value_heads_are_copied(make: Make, run_of: RunOf) -> None:
@@ -133,6 +190,19 @@ def test_a_pipeline_sends_activations_and_their_gradients(make: Make, run_of: Ru
         sends = [op for op in collectives(llama, run, stage) if op.name == "pp.send"]
         assert {op.phase for op in sends} == ways
         assert {(op.bytes, op.count, op.group_per_node) for op in sends} == {(size, 16, 1)}, "to another machine"
+        assert all(op.blocking for op in sends)
+
+
+def test_interleaved_stages_send_more_often_and_beside_their_work(make: Make, run_of: RunOf) -> None:
+    """Megatron's overlap_p2p_comm: every chunk of layers sends both ways, on every stage."""
+    llama = make("llama-3.1-8b")
+    run = run_of(llama, num_gpus=32, pp=4, tp=8, pp_interleave=2, gradient_accumulation_steps=16, **FULL)
+    for stage in range(4):
+        sends = [op for op in collectives(llama, run, stage) if op.name == "pp.send"]
+        assert {(op.phase, op.count, op.blocking) for op in sends} == {
+            (Phase.FORWARD, 32, False),
+            (Phase.BACKWARD, 32, False),
+        }
 
 
 def scheduled_in_flight(stages: int, micro_batches: int, stage: int) -> int:
@@ -226,8 +296,10 @@ def test_layouts_that_exclude_themselves_are_told_in_one_sentence(
 def test_what_is_not_built_is_refused_by_name(make: Make, run_of: RunOf) -> None:
     with pytest.raises(NotSupportedError, match="quantized base"):
         run_of(make("llama-3.1-8b"), method="qlora", num_gpus=2, tp=2)
-    with pytest.raises(NotSupportedError, match="ties its head"):
-        run_of(make("qwen3-0.6b"), method="full", num_gpus=2, pp=2)
+    with pytest.raises(NotSupportedError, match="projections apart or joined head by head"):
+        run_of(load_architecture("microsoft/Phi-3-mini-4k-instruct"), method="full", num_gpus=2, tp=2)
+    with pytest.raises(NotSupportedError, match="projections apart or joined head by head"):
+        run_of(load_architecture("openai-community/gpt2"), method="full", num_gpus=2, tp=2)
 
 
 def test_the_traced_code_knows_no_layers_split_over_gpus(make: Make, run_of: RunOf) -> None:
