@@ -12,9 +12,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tunecast.calibrate.cell_grammar import facts_of
-from tunecast.calibrate.cell_targets import in_model
+from tunecast.calibrate.cell_targets import in_model, same_targets
 from tunecast.calibrate.framework_names import Software, software_of
 from tunecast.calibrate.named_things import count_of, gpu_called, model_called
+from tunecast.calibrate.row_cells import cells, with_base, with_master
 from tunecast.calibrate.run_table import (
     NOTHING,
     SkipRowError,
@@ -35,12 +36,9 @@ from tunecast.calibrate.run_table import (
 from tunecast.calibrate.vocabulary import (
     absent_columns,
     bare_number,
-    cell,
     default_for,
     defaults_of,
-    states,
     vocabulary,
-    with_base,
     with_numbers,
 )
 from tunecast.catalogs.errors import TunecastError
@@ -61,18 +59,8 @@ from tunecast.model.target import resolve_targets
 from tunecast.model.units import GIB
 
 DEFAULT_STACK = "hf-peft"
-VOCABULARY_COLUMNS = (
-    "method",
-    "quant",
-    "compute_dtype",
-    "grad_checkpointing",
-    "attention_impl",
-    "compile",
-    "parallelism",
-    "packed",
-    "optimizer",
-    "lora_targets",
-)
+COUNTED = ("torch", "pytorch", "cuda", "gpu", "vram", "memory", "mem", "max", "maximum", "peak", "highest")
+"""Words beside the name of a counter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +80,8 @@ class PublishedRun:
     peak_bytes: float | None
     counter: str
     """Which memory counter: ``allocated``, ``reserved`` or ``not stated``."""
+    why_no_speed: str = ""
+    """Why stated samples/s are not the row's speed, or empty."""
     why_no_memory: str = ""
     """Why a stated peak memory cannot be read, or empty."""
     notes: str = ""
@@ -153,7 +143,8 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
     stated: set[str] = set()
     options = _options(row, software, notes, stated)
     kernel = _kernel(row, options, gpu)
-    full = bool(options.pop("filled", "packed" not in row))
+    samples_fill = _samples_fill(row)
+    full = bool(options.pop("filled", "packed" not in row)) or samples_fill
     full = full or row.get("packed", "yes").startswith(("yes", "n/a"))
     with naming("model"):
         architecture = model_called(row["model"])
@@ -165,6 +156,11 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
     if (code_age(options) or "5") != "5":
         architecture = in_modules(architecture)
     if "lora_target_modules" in options:
+        of_method = options.pop("method_targets", None)
+        if of_method and not same_targets(architecture, of_method, options["lora_target_modules"]):
+            raise SkipRowError(
+                f"method {row['method']!r} and lora_targets {row['lora_targets']!r} contradict each other"
+            )
         options["lora_target_modules"] = in_model(architecture, options["lora_target_modules"])
     if software.fused or (software.stack and "fused_kernels" in options):
         options["fused_kernels"] = _fusable(software, options, architecture)
@@ -176,7 +172,7 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
     if software.joins or any("joined" in rule for rule in rules):
         architecture, run = joined(architecture), joined_targets(run)
     check_batch(row, run)
-    tokens_per_s = stated_tokens_per_s(row, run, full=full, samples_fill=full and _samples_fill(row))
+    tokens_per_s = stated_tokens_per_s(row, run, full=full, samples_fill=samples_fill)
     peak_gib, why_no_memory = peak_memory(row, gpu)
     check_possible(tokens_per_s, architecture, run, gpu)
     return PublishedRun(
@@ -187,6 +183,7 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
         architecture=architecture,
         run=run,
         tokens_per_s=tokens_per_s,
+        why_no_speed=_why_no_speed(row) if tokens_per_s is None else "",
         peak_bytes=None if peak_gib is None else peak_gib * GIB,
         counter=_counter(row),
         why_no_memory=why_no_memory,
@@ -199,9 +196,19 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
 
 
 def _samples_fill(row: dict[str, str]) -> bool:
-    """Whether the row says that its samples fill their length unpacked."""
+    """Whether the row says that its samples fill their length unpacked, padded or not: padding is processed too."""
     facts = facts_of("packed", row.get("packed", "")) or {}
     return bool(facts.get("filled")) and not facts.get("packing")
+
+
+def _why_no_speed(row: dict[str, str]) -> str:
+    """Why a row that states samples/s has no tokens/s."""
+    if number(row, "samples_per_s") is None:
+        return ""
+    return (
+        f"samples_per_s {row['samples_per_s']!r} with packed {row.get('packed', '')!r} may count documents; "
+        "write tokens_per_s, or in packed 'samples fill seq_len' or 'padded to max length' where every sample does"
+    )
 
 
 def _kernel(row: dict[str, str], options: dict[str, Any], gpu: Gpu) -> str:
@@ -242,11 +249,12 @@ def _options(row: dict[str, str], software: Software, notes: list[str], stated: 
     options: dict[str, Any] = {"allow_long_context": True, **software.options}
     options["num_gpus"] = _gpus(row)
     default = default_for(software, row, notes)
-    options |= _cells(row, options["num_gpus"], default, stated)
+    options |= cells(row, options["num_gpus"], software, default, stated)
     if "method" not in options:
         raise SkipRowError(f"method {row.get('method', '')!r} names no method")
     options = absent_columns(software, row, str(options["method"])) | options
-    with_base(options, row)
+    with_base(options, row, software, notes)
+    with_master(options, row)
     stated.update(("dtype", "precision") if "mixed" in stated or bare_number(row, software) else ())
     stated.update(("lora_r",) if number(row, "rank") is not None else ())
     with_numbers(options, software, bare_number(row, software))
@@ -271,20 +279,6 @@ def _options(row: dict[str, str], software: Software, notes: list[str], stated: 
         options["master_dtype"] = "fp32"
     if options["method"] != "full":
         _adapters(row, software, options, default)
-    return options
-
-
-def _cells(
-    row: dict[str, str], gpus: int, default: Callable[[str], dict[str, Any] | None], stated: set[str]
-) -> dict[str, Any]:
-    """Options of the columns with a vocabulary, one after the other."""
-    options: dict[str, Any] = {}
-    for column in VOCABULARY_COLUMNS:
-        if column in row:
-            found = cell(column, row[column], gpus, default)
-            if states(column, row[column], gpus):
-                stated.update((column, *found))
-            options |= found
     return options
 
 
@@ -368,6 +362,10 @@ def _counter(row: dict[str, str]) -> str:
     named = re.match(
         r"(?:(?:torch\.cuda\.)?max_memory_|peak[ _]|max[ _])?(allocated|reserved)\b(?:\(\))?", stated.lower()
     )
+    words = re.findall(r"[a-z]+", stated.lower())
+    kinds = [word for word in words if word not in COUNTED]
+    if kinds in (["allocated"], ["reserved"]) and len(words) > 1 and named is None:
+        return told or kinds[0]
     return told or (stated if named is None else named[1] + stated[named.end() :])
 
 
