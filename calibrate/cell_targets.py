@@ -21,7 +21,7 @@ from tunecast.model.root_modules import root_modules
 
 SPLIT = r"[\s,;/+&|]+|\band\b"
 LEFT_OUT = (
-    r"[\s,(]*\b(except|excluding|without|but not)( for)?( the)? (lm_head|head|output (layer|head|projection))\b\)?"
+    r"[\s,(]*\b(except|excluding|excl\.?|without|w/o|but not)( for)?( the)? (lm_head|head|output (layer|head))\b\)?"
 )
 """What all linear maps leave out anyway (PEFT ``_maybe_include_all_linear_layers``: not the output layer)."""
 LITGPT_SWITCH = r"\blora_(query|key|value|projection|mlp|head)\b(\s*[:=]\s*true\b)?"

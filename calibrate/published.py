@@ -214,6 +214,10 @@ def _why_no_speed(row: dict[str, str]) -> str:
 def _kernel(row: dict[str, str], options: dict[str, Any], gpu: Gpu) -> str:
     """Another attention kernel than FlashAttention-2, where it exists."""
     kernel = str(options.pop("attention_kernel", ""))
+    if options.pop("of_amd", False) and gpu.vendor != "amd":
+        raise SkipRowError(
+            f"attention_impl {row['attention_impl']!r}: it is of AMD's software, and {gpu.id} is no AMD card"
+        )
     if kernel == "flash-3" and gpu.compute_capability != "9.0":
         raise SkipRowError(f"attention_impl {row['attention_impl']!r}: it is written for Hopper, which {gpu.id} is not")
     return kernel

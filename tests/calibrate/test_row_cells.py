@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from tunecast.calibrate.published import PublishedRun, read_runs
+from tunecast.calibrate.validate import judge, read_entries
+from tunecast.model.priors import load_priors
 
 ALONE = {
     "id": "blog-1", "model": "Llama 3.1 8B", "gpu": "H100 80GB SXM", "method": "LoRA", "quant": "none",
@@ -127,6 +129,12 @@ def test_sdpa_or_flex_is_what_torchtune_calls_its_attention(text: str) -> None:
     assert "built for torchtune alone" in reason({**QLORA, "attention_impl": text})
 
 
+def test_attention_of_amds_software_runs_on_amds_cards() -> None:
+    cells = {**ALONE, "attention_impl": "CK flash attention"}
+    assert one({**cells, "gpu": "MI300X", "tokens_per_s": ""}).run.attn_implementation == "flash_attention_2"
+    assert "it is of AMD's software, and h100-sxm5-80gb is no AMD card" in reason(cells)
+
+
 def test_liger_beside_an_attention_is_liger_beside_its_trainer() -> None:
     named = one({**FULL, "framework": "axolotl 0.10 + Liger Kernel"})
     beside = one({**FULL, "framework": "axolotl 0.10", "attention_impl": "flash-attn 2 + Liger"})
@@ -194,12 +202,22 @@ def test_samples_of_packed_rows_may_be_documents_and_the_row_says_what_to_write(
     assert not one({**ALONE, "packed": packed, "tokens_per_s": "", "peak_mem_gib": "40"}).why_no_speed
 
 
+def test_validate_says_why_samples_are_no_speed() -> None:
+    (entry,) = read_entries([{**ALONE, "tokens_per_s": "", "samples_per_s": "0.5"}])
+    priors = load_priors()
+    judged = judge(entry, lambda _: priors)
+    assert judged.speed is None
+    assert str(judged.reason).startswith("speed: samples_per_s '0.5' with packed 'sample packing' may count documents")
+
+
 @pytest.mark.parametrize(
     ("framework", "label", "versions"),
     [
         ("Ray Train + transformers 4.44", "hf-peft", "transformers >=4.41,<4.46"),
         ("SageMaker ..., transformers 4.44", "hf-peft", "transformers >=4.41,<4.46"),
         ("\U0001f917 Transformers 4.44", "hf-peft", "transformers >=4.41,<4.46"),
+        ("Kaggle, transformers 4.44", "hf-peft", "transformers >=4.41,<4.46"),
+        ("torchrun + transformers 4.44 (RunPod)", "hf-peft", "transformers >=4.41,<4.46"),
         ("NeMo (MLPerf Training v5.0)", "megatron", ""),
         ("Databricks / MosaicML (Composer)", "llm-foundry", ""),
         ("DeepSpeed-Chat step 1 SFT", "deepspeed-chat", "transformers >=4.54,<5.0"),
