@@ -11,11 +11,17 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tunecast.calibrate.cell_grammar import facts_of
 from tunecast.calibrate.cell_targets import in_model, same_targets
 from tunecast.calibrate.framework_names import Software, software_of
 from tunecast.calibrate.named_things import count_of, gpu_called, model_called
-from tunecast.calibrate.row_cells import cells, with_base, with_master
+from tunecast.calibrate.row_cells import (
+    cells,
+    counter_called,
+    samples_that_fill,
+    why_no_speed,
+    with_base,
+    with_master,
+)
 from tunecast.calibrate.run_table import (
     NOTHING,
     SkipRowError,
@@ -59,8 +65,6 @@ from tunecast.model.target import resolve_targets
 from tunecast.model.units import GIB
 
 DEFAULT_STACK = "hf-peft"
-COUNTED = ("torch", "pytorch", "cuda", "gpu", "vram", "memory", "mem", "max", "maximum", "peak", "highest")
-"""Words beside the name of a counter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +147,7 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
     stated: set[str] = set()
     options = _options(row, software, notes, stated)
     kernel = _kernel(row, options, gpu)
-    samples_fill = _samples_fill(row)
+    samples_fill = samples_that_fill(row)
     full = bool(options.pop("filled", "packed" not in row)) or samples_fill
     full = full or row.get("packed", "yes").startswith(("yes", "n/a"))
     with naming("model"):
@@ -183,7 +187,7 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
         architecture=architecture,
         run=run,
         tokens_per_s=tokens_per_s,
-        why_no_speed=_why_no_speed(row) if tokens_per_s is None else "",
+        why_no_speed=why_no_speed(row) if tokens_per_s is None else "",
         peak_bytes=None if peak_gib is None else peak_gib * GIB,
         counter=_counter(row),
         why_no_memory=why_no_memory,
@@ -192,22 +196,6 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
         internode_gbps=next((float(rule["internode_gbps"]) for rule in rules if "internode_gbps" in rule), None),
         reading_notes=tuple(notes),
         stated=frozenset(stated),
-    )
-
-
-def _samples_fill(row: dict[str, str]) -> bool:
-    """Whether the row says that its samples fill their length unpacked, padded or not: padding is processed too."""
-    facts = facts_of("packed", row.get("packed", "")) or {}
-    return bool(facts.get("filled")) and not facts.get("packing")
-
-
-def _why_no_speed(row: dict[str, str]) -> str:
-    """Why a row that states samples/s has no tokens/s."""
-    if number(row, "samples_per_s") is None:
-        return ""
-    return (
-        f"samples_per_s {row['samples_per_s']!r} with packed {row.get('packed', '')!r} may count documents; "
-        "write tokens_per_s, or in packed 'samples fill seq_len' or 'padded to max length' where every sample does"
     )
 
 
@@ -363,14 +351,7 @@ def _counter(row: dict[str, str]) -> str:
     """Which memory counter the row has; a rule says where one counts what no forecast of a step is about."""
     told = next((str(rule["counter"]) for rule in _rules(row) if "counter" in rule), "")
     stated = row.get("reserved_or_allocated", "") or "not stated"
-    named = re.match(
-        r"(?:(?:torch\.cuda\.)?max_memory_|peak[ _]|max[ _])?(allocated|reserved)\b(?:\(\))?", stated.lower()
-    )
-    words = re.findall(r"[a-z]+", stated.lower())
-    kinds = [word for word in words if word not in COUNTED]
-    if kinds in (["allocated"], ["reserved"]) and len(words) > 1 and named is None:
-        return told or kinds[0]
-    return told or (stated if named is None else named[1] + stated[named.end() :])
+    return told or counter_called(stated)
 
 
 def _framework_options(row: dict[str, str]) -> dict[str, Any]:

@@ -1,16 +1,18 @@
 """The cells of one row together: what they state, where two contradict, and which base method and quant mean.
 
 What decides is what a cell means, not how it is spelled. A base of which nothing is said is unquantized beside LoRA and
-full training, with a note, unless the method's cell says bits or the row's software quantizes by default.
+full training, with a note, unless the method's cell says bits or the row's software quantizes by default. Samples that
+fill their length count in tokens; what counts memory is named in many words.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 
 from tunecast.calibrate.cell_grammar import facts_of
 from tunecast.calibrate.framework_names import TRANSFORMERS, Software, kernels_added
-from tunecast.calibrate.run_table import SkipRowError
+from tunecast.calibrate.run_table import SkipRowError, number
 from tunecast.calibrate.vocabulary import HALVES, Options, cell, lookup, states
 
 VOCABULARY_COLUMNS = (
@@ -25,6 +27,8 @@ VOCABULARY_COLUMNS = (
     "optimizer",
     "lora_targets",
 )
+COUNTED = ("torch", "pytorch", "cuda", "gpu", "vram", "memory", "mem", "max", "maximum", "peak", "highest")
+"""Words beside the name of a counter."""
 WRITE_BASE = "write none, nf4 or 8-bit"
 
 
@@ -163,3 +167,30 @@ def with_master(options: Options, row: Mapping[str, str]) -> None:
             f"{row.get('compute_dtype', '')!r} does not; write there bf16 with fp32 master weights"
         )
     options["mixed"] = facts["number"]
+
+
+def samples_that_fill(row: Mapping[str, str]) -> bool:
+    """Whether the row says that its samples fill their length unpacked, padded or not: padding is processed too."""
+    facts = facts_of("packed", row.get("packed", "")) or {}
+    return bool(facts.get("filled")) and not facts.get("packing")
+
+
+def why_no_speed(row: dict[str, str]) -> str:
+    """Why a row that states samples/s has no tokens/s."""
+    if number(row, "samples_per_s") is None:
+        return ""
+    return (
+        f"samples_per_s {row['samples_per_s']!r} with packed {row.get('packed', '')!r} may count documents; "
+        "write tokens_per_s, or in packed 'samples fill seq_len' or 'padded to max length' where every sample does"
+    )
+
+
+def counter_called(text: str) -> str:
+    """``allocated`` or ``reserved`` where a cell names one of them, and what stands behind it; else the text."""
+    named = re.match(
+        r"(?:(?:torch\.cuda\.)?max_memory_|peak[ _]|max[ _])?(allocated|reserved)\b(?:\(\))?", text.lower()
+    )
+    if named is not None:
+        return named[1] + text[named.end() :]
+    kinds = [word for word in re.findall(r"[a-z]+", text.lower()) if word not in COUNTED]
+    return kinds[0] if kinds in (["allocated"], ["reserved"]) else text
