@@ -9,7 +9,8 @@ the longest of the column's terms, remarks and words that may stand anywhere is 
 4. remarks, and the words between (brackets, commas, "with"), state nothing;
 5. any other word refuses the cell, by name.
 
-A cell of words for nothing ("not stated", "library default") states nothing: None.
+A cell of words for nothing ("not stated", "library default") states nothing: None. Words for yes and no are the same in
+every column.
 """
 
 from __future__ import annotations
@@ -26,15 +27,17 @@ from typing import Any
 from tunecast.calibrate.run_table import SkipRowError
 
 DASHES = re.compile("[\u2010-\u2015\u2212]")
-BETWEEN = " ()[]{},;+/&|."
+BETWEEN = " ()[]{},;+/&|.@"
 """What may stand between pieces and means nothing."""
-ENDS = re.compile(r"[()\[\]{},;+/&|]| (?:and|with|plus|over) ")
+ENDS = re.compile(r"[()\[\]{},;+/&|@]| (?:and|with|plus|over) ")
 """Where an unknown piece ends."""
 WORD_END = r"(?![a-z0-9])(?!(?<=[0-9])\.[0-9])"
 """A term is not the beginning of a longer word or number."""
 JOINED_END = r"(?:(?![a-z0-9])|(?<=[0-9])(?=[a-z]))"
 """``tp4pp2`` is two terms."""
-VERSION = r"[0-9][0-9a-z.+]*"
+COMMIT = r"(?=[a-f]*[0-9])[0-9a-f]{7,40}(?![0-9a-z.])"
+"""The hash of a commit, which says nothing of a version."""
+VERSION = rf"(?!{COMMIT})[0-9][0-9a-z.+]*"
 KINDS = ("skip", "terms", "weak", "unstated", "defaults", "remarks")
 NOTHING = ("unstated", "defaults")
 """Words for nothing, and for a default that somebody else chose."""
@@ -74,6 +77,7 @@ def grammar() -> dict[str, Any]:
 def folded(text: str) -> str:
     """Text without what does not matter."""
     plain = DASHES.sub("-", unicodedata.normalize("NFKC", text).casefold()).replace("\u00d7", "x")
+    plain = re.sub(r"\bw/o(ut)?\b", "without", plain.replace("\U0001f917", " hugging face "))
     plain = re.sub(r"[=:]\s*true\b", " yes", plain)
     return re.sub(r"[\s_=:~\"'`-]+", " ", plain).strip()
 
@@ -105,7 +109,9 @@ def terms_of(column: str) -> tuple[Term, ...]:
 def _terms(kind: str, entry: Any, end: str = WORD_END, tail: str = "") -> list[Term]:
     """One term for every wording of an entry, so that the longest of them can be found."""
     given: Mapping[str, Any] = {"says": entry} if isinstance(entry, str) else entry
-    patterns = [(wording + tail).replace("VERSION", VERSION).replace(" ", " ?") for wording in wordings(given["says"])]
+    says = re.sub(r"\b(YES|NO)\b", lambda word: str(grammar()["words"][word[0]]), given["says"])
+    spelled = (wording + tail for wording in wordings(says.replace("COMMIT", COMMIT)))
+    patterns = [text.replace("VERSION", VERSION).replace(" ", " ?") for text in spelled]
     facts, weakly, reason = given.get("facts", {}), given.get("weakly", {}), given.get("reason", "")
     return [
         Term(pattern=re.compile(f"(?:{pattern}){end}", re.ASCII), kind=kind, facts=facts, weakly=weakly, reason=reason)
@@ -201,17 +207,26 @@ def facts_of(column: str, text: str) -> Facts | None:
 
 
 def meaning(column: str, text: str, facts: Facts) -> Facts:
-    """Options that the facts mean together: themselves, or those of the column's first meaning of just these."""
+    """Options that the facts mean together: themselves, or those of the column's first meaning of just these.
+
+    ``only_in`` is the label of the software that a meaning is read for. Facts ``beside`` are options by another name.
+    """
     meanings = grammar()["columns"].get(column, {}).get("means")
     if meanings is None:
         return facts
+    names = grammar()["columns"][column].get("beside", {})
+    beside = {names[name]: value for name, value in facts.items() if name in names}
+    facts = {name: value for name, value in facts.items() if name not in names}
     for entry in meanings:
         when = entry["when"]
         if when.keys() == facts.keys() and all(_holds(when[name], facts[name]) for name in facts):
             if "skip" in entry:
                 raise SkipRowError(f"{column} {text!r}: {entry['skip']}")
-            return {name: _filled(value, facts) for name, value in entry["options"].items()}
+            told = {name: _filled(value, facts) for name, value in entry["options"].items()} | beside
+            return told | ({"only_in": entry["only_in"]} if "only_in" in entry else {})
     words = [repr(piece.text) for piece in pieces_of(column, text) if piece.facts or piece.term.weakly]
+    if not facts:
+        raise SkipRowError(f"{column} {text!r}: {' and '.join(words)} can only stand beside a name; write that too")
     together = "alone" if len(words) == 1 else "together"
     raise SkipRowError(f"{column} {text!r}: the vocabulary has no meaning of {' and '.join(words)} {together}")
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from tunecast.calibrate.cell_grammar import facts_of, folded, grammar, pieces_of
+from tunecast.calibrate.cell_grammar import facts_of, folded, grammar, pieces_of, terms_of
 from tunecast.calibrate.run_table import SkipRowError
 from tunecast.model.architecture import Architecture
 from tunecast.model.litgpt import is_litgpt
@@ -20,6 +20,12 @@ from tunecast.model.resolve import adaptable_modules
 from tunecast.model.root_modules import root_modules
 
 SPLIT = r"[\s,;/+&|]+|\band\b"
+LEFT_OUT = (
+    r"[\s,(]*\b(except|excluding|excl\.?|without|w/o|but not)( for)?( the)? (lm_head|head|output (layer|head))\b\)?"
+)
+"""What all linear maps leave out anyway (PEFT ``_maybe_include_all_linear_layers``: not the output layer)."""
+LITGPT_SWITCH = r"\blora_(query|key|value|projection|mlp|head)\b(\s*[:=]\s*true\b)?"
+"""LitGPT's options of ``finetune_lora``, each of which switches one map on."""
 ALL, EVERY = "all-linear", "<all>"
 LITGPT_PARTS = {"attention": "query,key,value,projection", "qkv": "query,key,value", "qv": "query,value", "mlp": "mlp"}
 """Words of LitGPT's ``lora_query`` and its neighbours, by groups."""
@@ -34,6 +40,9 @@ def synonyms() -> dict[str, tuple[str, ...]]:
 
 def targets_of(text: str) -> dict[str, Any] | None:
     """Options of a cell, its names not yet those of a model; None where it states nothing."""
+    bare = re.sub(LEFT_OUT, "", text, flags=re.IGNORECASE)
+    if bare != text and targets_of(bare) == {"lora_target_modules": ALL}:
+        return {"lora_target_modules": ALL}
     names, rest = _names(text)
     if names and not rest:
         return {"lora_target_modules": ",".join(names)}
@@ -59,18 +68,32 @@ def _names(text: str) -> tuple[list[str], str]:
     """Module names and letters in a cell, and what is left of it."""
     every = [name for names in synonyms().values() for name in names]
     known = {name.lower(): name for name in reversed(every)}
-    names: list[str] = []
+    names = [switch[1] for switch in re.finditer(LITGPT_SWITCH, text, re.IGNORECASE)]
     rest: list[str] = []
-    for part in re.split(SPLIT, re.sub(r"[\[\]'\"`()]", " ", text)):
+    plain = re.sub(LITGPT_SWITCH, " ", text, flags=re.IGNORECASE)
+    for part in re.split(SPLIT, re.sub(r"[\[\]'\"`()]", " ", plain)):
         word = part.strip(".: ")
         last = word.rsplit(".", 1)[-1]
         if last.lower() in known:
             names.append(last if last in every else known[last.lower()])
-        elif re.fullmatch(r"[A-Za-z]\w*_\w+", last):
+        elif re.fullmatch(r"[A-Za-z]\w*_\w+", last) and not _is_group(last):
             names.append(last)
         elif word:
             rest.append(word)
     return names, " ".join(rest)
+
+
+def _is_group(word: str) -> bool:
+    """Whether a word with underscores is one of those for groups of maps (``all_linear``)."""
+    return any(term.pattern.fullmatch(folded(word)) for term in terms_of("lora_targets") if term.kind == "terms")
+
+
+def same_targets(architecture: Architecture, one: str, other: str) -> bool:
+    """Whether two cells name the same modules of a model."""
+    every = adaptable_modules(architecture)
+    first, second = (set(in_model(architecture, asked).split(",")) for asked in (one, other))
+    first, second = (names - {ALL} | (set(every) if ALL in names else set()) for names in (first, second))
+    return first == second
 
 
 def separate(asked: str) -> str:

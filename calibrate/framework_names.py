@@ -42,6 +42,10 @@ class Software:
     """Fused kernels that its code switches on where the model allows them."""
     mixes: bool = False
     """Whether a bare ``bf16`` means mixed precision in it."""
+    quantizes: str = ""
+    """How it loads a base of which nothing is said, in a sentence; empty: unquantized."""
+    own_loop: bool = False
+    """No Trainer: a bare ``bf16`` is the dtype of its weights alone."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -71,7 +75,10 @@ def software_of(text: str, source_date: str = "") -> Software:
     packages = {str(family["package"]): versions[family["name"]] for family in named if family.get("package")}
     notes: list[str] = []
     if stack:
-        taken, stack = _aged(stack, packages, source_date, notes, own_kernels=bool(main.get("no_plain")))
+        try:
+            taken, stack = _aged(stack, packages, source_date, notes, own_kernels=bool(main.get("no_plain")))
+        except SkipRowError as unrecorded:
+            raise SkipRowError(f"framework {text!r}: {unrecorded}") from unrecorded
         options = {"stack": stack, **taken, **options}
     options |= _added([family for family in named if family is not main])
     fused = str(options.pop("fused_kernels", software()[MEGATRON]["fused_kernels"] if code == MEGATRON else ""))
@@ -82,17 +89,23 @@ def software_of(text: str, source_date: str = "") -> Software:
         options=options,
         fused=fused,
         mixes=bool(main.get("mixes")),
+        quantizes=str(main.get("quantizes", "")),
+        own_loop=bool(main.get("own_loop")),
         notes=tuple(notes),
     )
 
 
 def _added(named: list[dict[str, Any]]) -> dict[str, Any]:
     """Options of kernels that are named beside a trainer."""
-    adds = software()["adds"]
     found: dict[str, Any] = {}
     for family in named:
-        found |= {name: value for name, value in adds.get(family.get("adds"), {}).items() if name != "source"}
+        found |= kernels_added(str(family.get("adds", "")))
     return found
+
+
+def kernels_added(name: str) -> dict[str, Any]:
+    """Options of a library of kernels that is named beside a trainer, or beside what it leaves to others."""
+    return {option: value for option, value in software()["adds"].get(name, {}).items() if option != "source"}
 
 
 def _aged(
@@ -113,9 +126,8 @@ def _aged(
             then = version if packages.get(name) else f"of {source_date}"
             notes.append(f"Defaults of {name} {then} are not recorded: those of {oldest}, the oldest that are.")
         elif own_kernels or stack in OWN_CODE:
-            raise SkipRowError(
-                f"defaults of {name} {version if packages.get(name) else 'of ' + source_date} are not recorded"
-            )
+            then = version if packages.get(name) else f"of {source_date}"
+            raise SkipRowError(f"defaults of {name} {then} are not recorded, the oldest are of {_oldest(stack, name)}")
         else:
             then = version if packages.get(name) else f"of {source_date}"
             notes.append(f"Defaults of {name} {then} are not recorded: those of plain transformers are taken.")

@@ -12,10 +12,17 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tunecast.calibrate.cell_grammar import facts_of
-from tunecast.calibrate.cell_targets import in_model, separate
+from tunecast.calibrate.cell_targets import in_model, same_targets, separate
 from tunecast.calibrate.framework_names import Software, software_of
 from tunecast.calibrate.named_things import count_of, gpu_called, model_called
+from tunecast.calibrate.row_cells import (
+    cells,
+    counter_called,
+    samples_that_fill,
+    why_no_speed,
+    with_base,
+    with_master,
+)
 from tunecast.calibrate.row_faults import in_columns, with_others
 from tunecast.calibrate.run_table import (
     NOTHING,
@@ -37,13 +44,10 @@ from tunecast.calibrate.run_table import (
 from tunecast.calibrate.vocabulary import (
     absent_columns,
     bare_number,
-    cell,
     default_for,
     defaults_of,
-    states,
     upcast_by_accelerate,
     vocabulary,
-    with_base,
     with_numbers,
 )
 from tunecast.catalogs.errors import TunecastError
@@ -64,18 +68,6 @@ from tunecast.model.target import resolve_targets
 from tunecast.model.units import GIB
 
 DEFAULT_STACK = "hf-peft"
-VOCABULARY_COLUMNS = (
-    "method",
-    "quant",
-    "compute_dtype",
-    "grad_checkpointing",
-    "attention_impl",
-    "compile",
-    "parallelism",
-    "packed",
-    "optimizer",
-    "lora_targets",
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +87,8 @@ class PublishedRun:
     peak_bytes: float | None
     counter: str
     """Which memory counter: ``allocated``, ``reserved`` or ``not stated``."""
+    why_no_speed: str = ""
+    """Why stated samples/s are not the row's speed, or empty."""
     why_no_memory: str = ""
     """Why a stated peak memory cannot be read, or empty."""
     notes: str = ""
@@ -163,7 +157,8 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
     stated: set[str] = set()
     options = _options(row, software, notes, stated)
     kernel = _kernel(row, options, gpu)
-    full = bool(options.pop("filled", "packed" not in row))
+    samples_fill = samples_that_fill(row)
+    full = bool(options.pop("filled", "packed" not in row)) or samples_fill
     full = full or row.get("packed", "yes").startswith(("yes", "n/a"))
     with naming("model"):
         architecture = model_called(row["model"])
@@ -175,6 +170,11 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
     if (code_age(options) or "5") != "5":
         architecture = in_modules(architecture)
     if "lora_target_modules" in options:
+        of_method = options.pop("method_targets", None)
+        if of_method and not same_targets(architecture, of_method, options["lora_target_modules"]):
+            raise SkipRowError(
+                f"method {row['method']!r} and lora_targets {row['lora_targets']!r} contradict each other"
+            )
         asked = str(options["lora_target_modules"])
         options["lora_target_modules"] = in_model(architecture, separate(asked) if software.joins else asked)
     if software.fused or (software.stack and "fused_kernels" in options):
@@ -189,7 +189,7 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
             run = joined_targets(run)
         architecture = joined(architecture)
     check_batch(row, run)
-    tokens_per_s = stated_tokens_per_s(row, run, full=full, samples_fill=full and _samples_fill(row))
+    tokens_per_s = stated_tokens_per_s(row, run, full=full, samples_fill=samples_fill)
     peak_gib, why_no_memory = peak_memory(row, gpu)
     check_possible(tokens_per_s, architecture, run, gpu)
     return PublishedRun(
@@ -200,6 +200,7 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
         architecture=architecture,
         run=run,
         tokens_per_s=tokens_per_s,
+        why_no_speed=why_no_speed(row) if tokens_per_s is None else "",
         peak_bytes=None if peak_gib is None else peak_gib * GIB,
         counter=_counter(row),
         why_no_memory=why_no_memory,
@@ -217,15 +218,13 @@ def _internode_gbps(row: dict[str, str], rules: list[dict[str, Any]]) -> float |
     return next((float(rule["internode_gbps"]) for rule in rules if "internode_gbps" in rule), stated)
 
 
-def _samples_fill(row: dict[str, str]) -> bool:
-    """Whether the row says that its samples fill their length unpacked."""
-    facts = facts_of("packed", row.get("packed", "")) or {}
-    return bool(facts.get("filled")) and not facts.get("packing")
-
-
 def _kernel(row: dict[str, str], options: dict[str, Any], gpu: Gpu) -> str:
     """Another attention kernel than FlashAttention-2, where it exists."""
     kernel = str(options.pop("attention_kernel", ""))
+    if options.pop("of_amd", False) and gpu.vendor != "amd":
+        raise SkipRowError(
+            f"attention_impl {row['attention_impl']!r}: it is of AMD's software, and {gpu.id} is no AMD card"
+        )
     if kernel == "flash-3" and gpu.compute_capability != "9.0":
         raise SkipRowError(f"attention_impl {row['attention_impl']!r}: it is written for Hopper, which {gpu.id} is not")
     return kernel
@@ -261,11 +260,12 @@ def _options(row: dict[str, str], software: Software, notes: list[str], stated: 
     options: dict[str, Any] = {"allow_long_context": True, **software.options}
     options["num_gpus"] = _gpus(row)
     default = default_for(software, row, notes)
-    options |= _cells(row, options["num_gpus"], default, stated)
+    options |= cells(row, options["num_gpus"], software, default, stated)
     if "method" not in options:
         raise SkipRowError(f"method {row.get('method', '')!r} names no method")
     options = absent_columns(software, row, str(options["method"])) | options
-    with_base(options, row)
+    with_base(options, row, software, notes)
+    with_master(options, row)
     stated.update(("dtype", "precision") if "mixed" in stated or bare_number(row, software) else ())
     stated.update(("lora_r",) if number(row, "rank") is not None else ())
     with_numbers(options, software, bare_number(row, software))
@@ -290,20 +290,6 @@ def _options(row: dict[str, str], software: Software, notes: list[str], stated: 
         options["master_dtype"] = "fp32"
     if options["method"] != "full":
         _adapters(row, software, options, default)
-    return options
-
-
-def _cells(
-    row: dict[str, str], gpus: int, default: Callable[[str], dict[str, Any] | None], stated: set[str]
-) -> dict[str, Any]:
-    """Options of the columns with a vocabulary, one after the other."""
-    options: dict[str, Any] = {}
-    for column in VOCABULARY_COLUMNS:
-        if column in row:
-            found = cell(column, row[column], gpus, default)
-            if states(column, row[column], gpus):
-                stated.update((column, *found))
-            options |= found
     return options
 
 
@@ -373,10 +359,7 @@ def _counter(row: dict[str, str]) -> str:
     """Which memory counter the row has; a rule says where one counts what no forecast of a step is about."""
     told = next((str(rule["counter"]) for rule in _rules(row) if "counter" in rule), "")
     stated = row.get("reserved_or_allocated", "") or "not stated"
-    named = re.match(
-        r"(?:(?:torch\.cuda\.)?max_memory_|peak[ _]|max[ _])?(allocated|reserved)\b(?:\(\))?", stated.lower()
-    )
-    return told or (stated if named is None else named[1] + stated[named.end() :])
+    return told or counter_called(stated)
 
 
 def _framework_options(row: dict[str, str]) -> dict[str, Any]:

@@ -38,8 +38,10 @@ OWN_OPTIONS = {
 }
 """By column: the option that it stands for, and the values which that option takes on the command line."""
 MODULE_NAMES = r"all-linear|[A-Za-z_][\w.]*(,[A-Za-z_][\w.]*)*"
-NOTHING = ("", "-", "\u2013", "\u2014", "n/a", "na", "none", "not stated", "unknown", "not reported", "?", "tbd")
+NOTHING = ("", "-", "--", "\u2013", "\u2014", "n/a", "na", "none", "not stated", "unknown", "not reported", "?", "tbd")
 """What a cell without a number says."""
+DOUBTS = ("none", "unknown", "?")
+"""Of these, what a confidence would be a low one by."""
 SPEEDS = ("tokens_per_s", "tokens_per_s_per_gpu")
 MEASURED = (*SPEEDS, "samples_per_s", "step_time_s", "peak_mem_gib")
 UNGROUPED = (*SPEEDS, "seq_len", "global_batch", "gpus")
@@ -203,6 +205,8 @@ def peak_memory(row: Row, gpu: Gpu) -> tuple[float | None, str]:
 def check_kind(row: Row) -> None:
     """What ran is training on a next token."""
     kind = row.get("kind", "")
+    if kind.lower() in NOTHING:
+        return
     if not re.fullmatch(TRAINING, re.sub(r"[\s_-]+", "-", kind.lower()).replace("continued-", "continued ")):
         raise SkipRowError(f"kind {kind!r} is none of finetune, pretrain, sft, training")
 
@@ -246,6 +250,7 @@ def whole(row: Row, column: str) -> int:
 def check_confidence(row: Row) -> None:
     """Low confidence is never used; a word that is none of the known ones cannot be told from it."""
     confidence = row.get("confidence", "").lower()
+    confidence = "" if confidence in NOTHING and confidence not in DOUBTS else confidence
     if confidence == "low":
         raise SkipRowError("low confidence")
     if confidence not in CONFIDENCES:

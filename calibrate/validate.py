@@ -178,7 +178,7 @@ def _speed(entry: Entry, prediction: Prediction) -> Compared | str:
     run = entry.run
     assert run is not None
     if run.tokens_per_s is None or run.tokens_per_s <= 0:
-        return entry.reason or "no speed is stated"
+        return entry.reason or run.why_no_speed or "no speed is stated"
     return Compared(measured=run.tokens_per_s, predicted=prediction.tokens_per_s)
 
 

@@ -25,7 +25,6 @@ from tunecast.calibrate.cell_grammar import facts_of, meaning
 from tunecast.calibrate.cell_layout import layout_of
 from tunecast.calibrate.cell_targets import targets_of
 from tunecast.calibrate.framework_names import PLAIN, TRANSFORMERS, Software, had_sdpa
-from tunecast.calibrate.named_things import stored_as
 from tunecast.calibrate.run_table import SkipRowError, own_value
 from tunecast.model.stack_versions import chosen_ranges, code_age, defaults_then
 from tunecast.model.stacks import METHODS, load_stacks, ours, stack_defaults
@@ -42,7 +41,12 @@ FIELDS = {
 """Columns whose empty cell a stack's own default may stand for, and the field it has."""
 ALONE = ("-", "\u2013", "\u2014", "n/a", "na", "none", "no", "1")
 """What tables write of the parallelism of one GPU."""
+DASHES = "[-\u2013\u2014\u2212]+"
 HALVES = ("bf16", "fp16")
+UNKNOWN_LENGTH = (
+    "padded samples of unknown length: the tokens processed are not known; where every sample is as long as seq_len, "
+    "write padded to max length, or samples fill seq_len"
+)
 SHARDED = ("fsdp", "fsdp-grad-op", "hsdp")
 BY_TRAINER = ("hf-peft", "trl", "liger")
 """Stacks that leave FSDP to transformers' Trainer: version 2 since transformers 5 (``training_args.py`` of 5.23), 1
@@ -62,6 +66,7 @@ def vocabulary() -> dict[str, Any]:
 def lookup(column: str, text: str, gpus: int = 1) -> Options | None:
     """Options of a cell; None where it states nothing. Raises SkipRowError for what is unknown or refused."""
     known = vocabulary().get(column, {})
+    text = "-" if re.fullmatch(DASHES, text) else text
     if text in known:
         found: Options = known[text]
         if "skip" in found:
@@ -97,6 +102,8 @@ def in_pieces(column: str, text: str, gpus: int = 1) -> Options | None:
         return None
     if column == "packed":
         return _lengths(text, facts)
+    if facts.pop("some", False) and facts.setdefault("bits", "some") == 16:
+        raise SkipRowError(f"{column} {text!r} contradicts itself: yes, and no bits fewer than 16")
     return meaning(column, text, facts)
 
 
@@ -105,8 +112,8 @@ def _lengths(text: str, facts: Mapping[str, Any]) -> Options:
     if facts == {"flattened": True}:
         raise SkipRowError(f"packed {text!r}: samples without padding, of unknown length: no speed can be compared")
     if not (facts.get("packing") or facts.get("filled")):
-        raise SkipRowError(f"packed {text!r}: padded samples of unknown length: the tokens processed are not known")
-    found: Options = {} if facts.get("padded") else {"filled": True}
+        raise SkipRowError(f"packed {text!r}: {UNKNOWN_LENGTH}")
+    found: Options = {"filled": True}
     stated = {value for value in facts.values() if isinstance(value, int) and not isinstance(value, bool)}
     if len(stated) > 1:
         raise SkipRowError(f"packed {text!r} contradicts itself: {' and '.join(map(str, sorted(stated)))}")
@@ -181,6 +188,7 @@ def with_numbers(options: Options, software: Software, bare: str) -> None:
         defaults = defaults_of(software, str(options["method"]))
         flag = software.code == TRANSFORMERS and not trains_base
         autocast = flag or str(defaults.get("precision", "")).endswith("-autocast")
+        autocast = autocast and not software.own_loop
         own_fp32 = trains_base and software.stack not in (PLAIN, "trl", "liger") and defaults.get("dtype") == "fp32"
         wide = autocast and trains_base and (own_fp32 or bare == "fp16")
         options |= {"dtype": "fp32" if wide else bare, "precision": f"{bare}-autocast" if autocast else bare}
@@ -237,39 +245,3 @@ def bare_number(row: Mapping[str, str], software: Software) -> str:
         return ""
     facts = facts_of("compute_dtype", row["compute_dtype"]) or {}
     return str(facts["number"]) if facts.keys() == {"number"} else ""
-
-
-def _as_stored(options: Options, row: Mapping[str, str]) -> None:
-    """Weights that the model's name says are quantized are; raises SkipRowError where another cell denies it."""
-    by, bits = stored_as(row["model"])
-    if not bits:
-        return
-    quant = row.get("quant", "")
-    own = str(options.get("quant_method") or ("bnb-4bit" if "bnb_4bit_quant_type" in options else ""))
-    named = own.partition("-")[0] if "by" in (facts_of("quant", quant) or {}) or quant in vocabulary()["quant"] else ""
-    if (not own and states("quant", quant, 1)) or (own and f"{bits}bit" not in own) or (by and named not in ("", by)):
-        raise SkipRowError(f"quant {quant!r} contradicts model {row['model']!r}")
-    if options["method"] == "full":
-        raise SkipRowError(f"method {row['method']!r} trains all weights, but model {row['model']!r} is quantized")
-    if not named and (by or not own):
-        options["quant_method"] = f"{by or 'bnb'}-{bits}bit"
-
-
-def with_base(options: Options, row: Mapping[str, str]) -> None:
-    """LoRA on a quantized base is QLoRA; QLoRA without a quantized base is none."""
-    _as_stored(options, row)
-    quantized = "quant_method" in options or "bnb_4bit_quant_type" in options
-    stated, bits = options.pop("base_bits", None), 8 if "8" in str(options.get("quant_method", "")) else 4
-    if stated is not None and "quant" in row and (not quantized or bits != stated):
-        raise SkipRowError(f"quant {row['quant']!r} contradicts method {row['method']!r}")
-    if stated is not None and options["method"] == "full":
-        raise SkipRowError(
-            f"method {row['method']!r} contradicts itself: all weights are trained, and lie in {stated} bits"
-        )
-    if stated is not None and not quantized:
-        options |= {"method": "qlora", "quant_method": f"bnb-{stated}bit"}
-        quantized = True
-    if options["method"] == "lora" and quantized:
-        options["method"] = "qlora"
-    if options["method"] == "qlora" and not quantized and "quant" in row:
-        raise SkipRowError(f"quant {row['quant']!r} contradicts method {row['method']!r}")

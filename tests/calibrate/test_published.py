@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tunecast.calibrate.published import VOCABULARY_COLUMNS, read_runs, vocabulary
+from tunecast.calibrate.published import read_runs, vocabulary
+from tunecast.calibrate.row_cells import VOCABULARY_COLUMNS
 from tunecast.calibrate.run_table import NEEDED_COLUMNS, read_table
 from tunecast.catalogs.errors import InputError
 from tunecast.catalogs.gpus import load_gpus

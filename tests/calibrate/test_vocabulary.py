@@ -26,12 +26,14 @@ UNSLOTH = {"gradient_checkpointing": True, "activation_offloading": True, "reent
 HOST = {"gradient_checkpointing": True, "activation_offloading": True}
 FLASH = {"attn_implementation": "flash_attention_2"}
 SDPA = {"attn_implementation": "sdpa"}
+SDPA_OR_FLEX = {"attn_implementation": "sdpa", "only_in": "torchtune"}
 FUSED = {"attn_implementation": "sdpa", "fused_kernels": "attention"}
 FLASH_3 = {"attn_implementation": "flash_attention_2", "attention_kernel": "flash-3"}
 COMPILED: dict[str, Any] = {"torch_compile": True}
 PLAIN: dict[str, Any] = {"torch_compile": False}
 NF4 = {"bnb_4bit_quant_type": "nf4"}
 NF4_TWICE = {"bnb_4bit_quant_type": "nf4", "double_quant": True}
+TORCHAO = {"bnb_4bit_quant_type": "nf4", "only_in": "torchtune"}
 BNB_4, BNB_8 = {"quant_method": "bnb-4bit"}, {"quant_method": "bnb-8bit"}
 FULL, LORA, QLORA = {"method": "full"}, {"method": "lora"}, {"method": "qlora"}
 BF16 = {"dtype": "bf16", "precision": "bf16"}
@@ -39,6 +41,7 @@ FP16 = {"dtype": "fp16", "precision": "fp16"}
 MIXED = {"mixed": "bf16"}
 FILLED: dict[str, Any] = {"filled": True}
 FOREACH, ONE_KERNEL = {"optim": "adamw_torch"}, {"optim": "adamw_torch_fused"}
+IN_BACKWARD, LION = {"optimizer_in_backward": True}, {"optim": "lion_32bit"}
 BNB_ADAM, PAGED_8, PAGED_32 = {"optim": "adamw_bnb_8bit"}, {"optim": "paged_adamw_8bit"}, {"optim": "paged_adamw_32bit"}
 ALL = {"lora_target_modules": "all-linear"}
 
@@ -58,6 +61,18 @@ MEANINGS: dict[str, list[tuple[str, dict[str, Any]]]] = {
         ("LoRA (PEFT)", LORA), ("SFT (LoRA)", LORA), ("SFT with LoRA", LORA), ("QLoRA", QLORA), ("Q-LoRA", QLORA),
         ("4-bit LoRA", {"method": "lora", "base_bits": 4}), ("QLoRA (NF4)", {"method": "qlora", "base_bits": 4}),
         ("LoRA r=16", {"method": "lora", "lora_r": 16}), ("DoRA", {"method": "lora", "use_dora": True}),
+        ("LoRA (use_dora=True)", {"method": "lora", "use_dora": True}), ("LoRA, use_rslora=False", LORA),
+        ("LoRA 16bit", {"method": "lora", "base_bits": 16}), ("bf16 LoRA", {"method": "lora", "half": True}),
+        ("full (bf16)", {"method": "full", "half": True}), ("full 16-bit", {"method": "full", "base_bits": 16}),
+        ("full param", FULL), ("full FT", FULL), ("SFT (full)", FULL), ("pretrain", FULL), ("LoRA SFT", LORA),
+        ("LoRA continued pre-training", LORA), ("LoRA finetuning", LORA), ("LoRA-16", {"method": "lora", "lora_r": 16}),
+        ("LoRA 16-bit r=8", {"method": "lora", "base_bits": 16, "lora_r": 8}),
+        ("LoRA (all linear)", {"method": "lora", **ALL}), ("LoRA single device", {"method": "lora", "several": False}),
+        ("full finetune distributed", {"method": "full", "several": True}),
+        ("lora_finetune_distributed", {"method": "lora", "several": True}),
+        ("full_finetune_single_device", {"method": "full", "several": False}),
+        ("QLoRA + unsloth", {"method": "qlora", "software": "unsloth"}),
+        ("QLoRA w/ double quant", {"method": "qlora", "base_bits": 4, "double_quant": True}),
         ("LoRA + DoRA", {"method": "lora", "use_dora": True}), ("QDoRA", {"method": "qlora", "use_dora": True}),
         ("rsLoRA", {"method": "lora", "use_rslora": True}), ("full fine-tuning (all parameters)", FULL),
     ],
@@ -71,7 +86,12 @@ MEANINGS: dict[str, list[tuple[str, dict[str, Any]]]] = {
         ("int4 (bitsandbytes)", BNB_4), ("load_in_4bit", BNB_4), ("QLoRA 4-bit", BNB_4), ("8-bit", BNB_8),
         ("int8", BNB_8), ("LLM.int8()", BNB_8), ("8bit (bitsandbytes 0.43)", BNB_8),
         ("GPTQ 4-bit", {"quant_method": "gptq-4bit"}), ("4-bit (AutoGPTQ)", {"quant_method": "gptq-4bit"}),
-        ("gptq-int8", {"quant_method": "gptq-8bit"}),
+        ("gptq-int8", {"quant_method": "gptq-8bit"}), ("0", {}), ("NA", {}), ("\u2717", {}), ("not used", {}),
+        ("load_in_4bit=False", {}), ("NF4 w/o double quantization", {**NF4, "double_quant": False}),
+        ("nf4, double quant: no", {**NF4, "double_quant": False}), ("yes", {"quantized": True}),
+        ("yes (bitsandbytes)", {"quantized": True}), ("yes, nf4", NF4),
+        ("4bit nf4 bf16 compute", {**NF4, "bnb_4bit_compute_dtype": "bf16"}),
+        ("nf4 (torchao)", TORCHAO), ("torchao NF4", TORCHAO), ("NF4Tensor", TORCHAO),
     ],
     "compute_dtype": [
         ("BF16", BF16), ("bfloat16", BF16), ("bf16-true", BF16), ("pure bf16", BF16), ("bf16 compute", BF16),
@@ -101,6 +121,7 @@ MEANINGS: dict[str, list[tuple[str, dict[str, Any]]]] = {
         ("no recompute", OFF), ("selective (op)", OPS), ("selective AC", OPS), ("unsloth", UNSLOTH),
         ("yes (unsloth default)", UNSLOTH), ('"unsloth"', UNSLOTH), ("yes, with activation offloading", HOST),
         ("activation offload", HOST), ("offload", HOST), ("yes (reentrant)", {**ON, "reentrant": True}),
+        ("w/o", OFF), ("not used", OFF), ('use_gradient_checkpointing="unsloth"', UNSLOTH),
         ("non-reentrant", {**ON, "reentrant": False}), ("yes, use_reentrant=False", {**ON, "reentrant": False}),
     ],
     "attention_impl": [
@@ -113,11 +134,17 @@ MEANINGS: dict[str, list[tuple[str, dict[str, Any]]]] = {
         ("flash2 or xformers", SDPA), ("xformers/sdpa", SDPA), ("eager", {"attn_implementation": "eager"}),
         ("eager (default)", {"attn_implementation": "eager"}), ("Transformer Engine", FUSED),
         ("cuDNN fused attention", FUSED),
+        ("sdpa or flex", SDPA_OR_FLEX), ("sdpa / flex", SDPA_OR_FLEX), ("kernels-community/flash-attn3", FLASH_3),
+        ("kernels-community/flash-attn2", FLASH), ("ROCm flash", {**FLASH, "of_amd": True}),
+        ("CK flash attention", {**FLASH, "of_amd": True}), ("kernels-community/vllm-flash-attn3", FLASH_3),
+        ("SDPA (ROCm flash)", {**SDPA, "of_amd": True}), ("BetterTransformer", SDPA),
+        ("flash-attn 2 + Liger", {**FLASH, "adds": "liger"}),
         ("fused (TE/cuDNN)", FUSED), ("ring attention (flash)", {**FLASH, "cp_kind": "ring"}),
     ],
     "compile": [
         ("True", COMPILED), ("torch.compile", COMPILED), ("yes (max-autotune)", COMPILED), ("per block", COMPILED),
         ("torch.compile, inductor", COMPILED), ("False", PLAIN), ("off", PLAIN), ("not compiled", PLAIN),
+        ("1", COMPILED), ("0", PLAIN), ("not used", PLAIN), ("n", PLAIN),
         ("no (torch.compile off)", PLAIN), ("partly (unsloth)", PLAIN),
         ("yes, without loss", {"torch_compile": True, "compile_loss": False}),
     ],
@@ -134,6 +161,16 @@ MEANINGS: dict[str, list[tuple[str, dict[str, Any]]]] = {
         ("PagedAdamW8bit", PAGED_8), ("paged_adamw_32bit", PAGED_32), ("Paged AdamW (32-bit)", PAGED_32),
         ("PagedAdamW (bitsandbytes)", PAGED_32), ("Adafactor", {"optim": "adafactor"}), ("SGD", {"optim": "sgd"}),
         ("Lion", {"optim": "lion_32bit"}), ("8-bit Lion", {"optim": "lion_8bit"}),
+        ("AdamW, optimizer_in_bwd", {**FOREACH, **IN_BACKWARD}),
+        ("AdamW, optimizer step in backward", {**FOREACH, **IN_BACKWARD}),
+        ("PagedAdamW8bit, optimizer_in_bwd=True", {**PAGED_8, **IN_BACKWARD}),
+        ("AdamW fused, optimizer step fused in backward", {**ONE_KERNEL, **IN_BACKWARD}),
+        ("LionW", LION), ("DecoupledLionW", LION), ("dist. Adam", {**ONE_KERNEL, "distributed_optimizer": True}),
+        ("Distributed Adam (fp32 states)", {**ONE_KERNEL, "distributed_optimizer": True}),
+        ("AdamW fused=True", ONE_KERNEL), ("AdamW, fused=False", FOREACH),
+        ("AdamW, fp32 master", {**FOREACH, "fp32_master": True}), ("AdamW, cosine", FOREACH),
+        ("AdamW, wd 0.1, eps 1e-8, scheduler: cosine", FOREACH),
+        ("AdamW, linear warmup, cosine decay", FOREACH), ("AdamW, lr 2e-5, constant schedule, warmup 3%", FOREACH),
         ("distributed optimizer/AdamW", {**ONE_KERNEL, "distributed_optimizer": True}),
     ],
     "parallelism": [
@@ -164,16 +201,22 @@ MEANINGS: dict[str, list[tuple[str, dict[str, Any]]]] = {
     ],
     "packed": [
         ("True", FILLED), ("yes (packing)", FILLED), ("sample packing", FILLED), ("constant length", FILLED),
-        ("packing=True", FILLED), ("padded to 2048", {"filled_length": 2048}),
-        ("full 4096-token sequences", {**FILLED, "filled_length": 4096}), ("no packing, padded to max length", {}),
-        ("fixed length", {}),
+        ("packing=True", FILLED), ("padded to 2048", {**FILLED, "filled_length": 2048}),
+        ("full 4096-token sequences", {**FILLED, "filled_length": 4096}), ("no packing, padded to max length", FILLED),
+        ("fixed length", FILLED), ("neat_packing", FILLED), ("yes (neat_packing)", FILLED), ("packed sequence", FILLED),
+        ("concat", FILLED), ("concatenate and chunk", FILLED), ("Axolotl multipack", FILLED), ("TRL packing", FILLED),
+        ("PackedDataset", FILLED), ("sequence packing (THD)", FILLED),
         ("concatenated", FILLED), ("yes (variable-length attention)", FILLED), ("mock data", FILLED),
         ("synthetic tokens", FILLED), ("random token ids", FILLED),
         ("packed to 4096", {**FILLED, "filled_length": 4096}),
-        ("n/a: samples fill 8192", {**FILLED, "filled_length": 8192}), ("padded to max length", {}),
-        ("padding=max_length", {}),
+        ("n/a: samples fill 8192", {**FILLED, "filled_length": 8192}), ("padded to max length", FILLED),
+        ("padding=max_length", FILLED),
     ],
     "lora_targets": [
+        ("all_linear", ALL), ("lora_target_linear: true", ALL), ("all linear except lm_head", ALL),
+        ("all linear (7)", ALL), ("all-linear w/o lm_head", ALL), ("all linear (excl. lm_head)", ALL),
+        ("all-linear (without the output layer)", ALL),
+        ("lora_query, lora_value", targets("query,value")), ("lora_query: true, lora_mlp=True", targets("query,mlp")),
         ("all linear layers", ALL), ("All-Linear", ALL), ("all 7 modules", ALL),
         ("q_proj, v_proj", targets("q_proj,v_proj")),
         ("q_proj/k_proj/v_proj/o_proj", targets("q_proj,k_proj,v_proj,o_proj")),
@@ -208,6 +251,30 @@ def test_one_unknown_word_refuses_the_cell(column: str, text: str, means: dict[s
 @pytest.mark.parametrize(
     ("column", "text", "piece"),
     [
+        ("method", "LoRA 8", "a rank or a number of bits: write r=8, or 8-bit"),
+        ("method", "LoRA 16-bit, 4-bit", "'16 bit' and '4 bit'"),
+        ("method", "LoRA from scratch", "'lora' and 'from scratch'"),
+        ("quant", "torchao", "write nf4 (torchao)"),
+        ("quant", "int4 (torchao)", "no meaning of"),
+        ("quant", "torchao int4", "not built"),
+        ("quant", "yes (no)", "'yes' and 'no'"),
+        ("quant", "yes (bf16)", "contradicts itself"),
+        ("quant", "bf16 compute", "can only stand beside a name"),
+        ("optimizer", "optimizer_in_bwd", "can only stand beside a name"),
+        ("optimizer", "DecoupledLionW_8bit", "llm-foundry's own 8-bit Lion"),
+        ("optimizer", "AdamW, schedule-free", "this optimizer is not built"),
+        ("optimizer", "AdamW, amsgrad", "'amsgrad' is not"),
+        ("attention_impl", "standard", "write sdpa or eager"),
+        ("attention_impl", "ROCm triton flash", "no meaning of"),
+        ("attention_impl", "sdpa or eager", "'or eager' is not"),
+        ("attention_impl", "Liger", "can only stand beside a name"),
+        ("grad_checkpointing", "full, 1 layer blocks", "write every layer, or block"),
+        ("grad_checkpointing", "block, 1 layer", "some layers"),
+        ("compile", "w/o loss only", "'only' is not"),
+        ("packed", "none", "write padded to max length, or samples fill seq_len"),
+        ("lora_targets", "all linear except down_proj", "'except' is not"),
+        ("lora_targets", "all linear except output projection", "'except output"),
+        ("lora_targets", "lora_query: true, lora_key: false", "'false' is not"),
         ("method", "prefix", "'prefix' is not in the vocabulary"),
         ("method", "LoRA (full)", "'lora' and 'full'"),
         ("method", "LoRA, then DPO", "'then dpo' is not"),
@@ -310,7 +377,7 @@ def test_pieces_mean_what_the_committed_tables_cells_mean(column: str) -> None:
             continue
         if "skip" in exact or (column, text) in EXACT_ALONE or not found:
             continue
-        told = {name: value for name, value in found.items() if not name.startswith("filled")}
+        told = {name: value for name, value in found.items() if not name.startswith(("filled", "only_in"))}
         off = {"torch_compile": False}
         assert told | off == exact | off, (column, text)
         compared += 1

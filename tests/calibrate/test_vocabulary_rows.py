@@ -410,6 +410,14 @@ def test_a_model_s_name_says_how_its_weights_are_stored(model: str, quant: str, 
     assert one(cells).run.base_quantization == base
 
 
+@pytest.mark.parametrize("method", ["LoRA", "QLoRA", "LoRA 4-bit"])
+@pytest.mark.parametrize("quant", ["", None])
+def test_a_model_s_name_stands_in_for_the_quant_cell(method: str, quant: str | None) -> None:
+    cells = {**LORA, **ALONE, "framework": "TRL", "model": "unsloth/llama-3-8b-bnb-4bit", "method": method}
+    cells = {**cells, "quant": quant} if quant is not None else {k: v for k, v in cells.items() if k != "quant"}
+    assert (one(cells).run.method, one(cells).run.base_quantization) == ("qlora", BNB_4)
+
+
 @pytest.mark.parametrize(
     ("cells", "reason"),
     [

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from tunecast.calibrate import vocabulary
-from tunecast.calibrate.published import VOCABULARY_COLUMNS, PublishedRun, read_runs
+from tunecast.calibrate.published import PublishedRun, read_runs
+from tunecast.calibrate.row_cells import VOCABULARY_COLUMNS
 from tunecast.calibrate.run_table import SkipRowError, read_table
 
 TABLE = Path(__file__).parents[2] / "results" / "published" / "published-runs.csv"

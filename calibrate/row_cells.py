@@ -1,0 +1,214 @@
+"""The cells of one row together: what they state, where two contradict, and which base method and quant mean.
+
+What decides is what a cell means, not how it is spelled. A base of which nothing is said is unquantized beside LoRA and
+full training, with a note, unless the method's cell says bits or the row's software quantizes by default. Samples that
+fill their length count in tokens; what counts memory is named in many words.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+
+from tunecast.calibrate.cell_grammar import facts_of
+from tunecast.calibrate.framework_names import TRANSFORMERS, Software, kernels_added
+from tunecast.calibrate.named_things import stored_as
+from tunecast.calibrate.run_table import SkipRowError, number
+from tunecast.calibrate.vocabulary import HALVES, Options, cell, lookup, states, vocabulary
+
+VOCABULARY_COLUMNS = (
+    "method",
+    "quant",
+    "compute_dtype",
+    "grad_checkpointing",
+    "attention_impl",
+    "compile",
+    "parallelism",
+    "packed",
+    "optimizer",
+    "lora_targets",
+)
+COUNTED = ("torch", "pytorch", "cuda", "gpu", "vram", "memory", "mem", "max", "maximum", "peak", "highest")
+"""Words beside the name of a counter."""
+WRITE_BASE = "write none, nf4 or 8-bit"
+
+
+def cells(
+    row: Mapping[str, str],
+    gpus: int,
+    software: Software,
+    default: Callable[[str], Options | None],
+    stated: set[str],
+) -> Options:
+    """Options of the columns with a vocabulary, one after the other; what they state is added to `stated`.
+
+    A quant cell that states nothing is left to `with_base`. Targets that both method and lora_targets name are both
+    given, the method's as ``method_targets``.
+    """
+    options: Options = {}
+    told: dict[str, str] = {}
+    for column in VOCABULARY_COLUMNS:
+        text = row.get(column)
+        if text is None or (column == "quant" and lookup(column, text) is None):
+            continue
+        says = states(column, text, gpus)
+        if column == "lora_targets" and "lora_target_modules" in options:
+            if not says:
+                continue
+            options["method_targets"] = options.pop("lora_target_modules")
+        found = cell(column, text, gpus, default)
+        _only_in(column, row, found.pop("only_in", None), software)
+        added = kernels_added(found.pop("adds", ""))
+        if added and "fused_kernels" in found:
+            added["fused_kernels"] = f"{found['fused_kernels']},{added['fused_kernels']}"
+        found |= added
+        for name in found.keys() & options.keys():
+            if found[name] != options[name]:
+                raise SkipRowError(f"{told[name]} {row[told[name]]!r} and {column} {text!r} contradict each other")
+        if says:
+            stated.update((column, *found))
+        told |= dict.fromkeys(found, column)
+        options |= found
+    _where_it_runs(row, gpus, software, options)
+    return options
+
+
+def _only_in(column: str, row: Mapping[str, str], label: str | None, software: Software) -> None:
+    """Refuse what is read for one software alone beside another."""
+    if label in (None, software.label):
+        return
+    other = f"framework is {row['framework']!r}" if row.get("framework") else "no framework is stated"
+    raise SkipRowError(f"{column} {row[column]!r}: this is built for {label} alone, and {other}")
+
+
+def _where_it_runs(row: Mapping[str, str], gpus: int, software: Software, options: Options) -> None:
+    """What the method's cell says besides the method: one GPU or several, and the software."""
+    several, named = options.pop("several", None), options.pop("software", None)
+    if several is not None and several != (gpus > 1):
+        raise SkipRowError(f"method {row['method']!r} contradicts the number of GPUs, {gpus}")
+    if named not in (None, software.label):
+        other = f"framework is {row['framework']!r}" if row.get("framework") else "no framework is stated"
+        raise SkipRowError(f"method {row['method']!r} names {named}, and {other}: write it there")
+
+
+def _as_stored(options: Options, row: Mapping[str, str]) -> None:
+    """Weights that the model's name says are quantized are; raises SkipRowError where another cell denies it."""
+    by, bits = stored_as(row["model"])
+    if not bits:
+        return
+    quant = row.get("quant", "")
+    own = str(options.get("quant_method") or ("bnb-4bit" if "bnb_4bit_quant_type" in options else ""))
+    named = own.partition("-")[0] if "by" in (facts_of("quant", quant) or {}) or quant in vocabulary()["quant"] else ""
+    if (not own and states("quant", quant, 1)) or (own and f"{bits}bit" not in own) or (by and named not in ("", by)):
+        raise SkipRowError(f"quant {quant!r} contradicts model {row['model']!r}")
+    if options["method"] == "full":
+        raise SkipRowError(f"method {row['method']!r} trains all weights, but model {row['model']!r} is quantized")
+    if not named and (by or not own):
+        options["quant_method"] = f"{by or 'bnb'}-{bits}bit"
+
+
+def with_base(options: Options, row: Mapping[str, str], software: Software, notes: list[str]) -> None:
+    """LoRA on a quantized base is QLoRA; QLoRA without a quantized base is none."""
+    _as_stored(options, row)
+    bits, half = options.pop("base_bits", None), options.pop("half", False)
+    some = options.pop("quantized", False)
+    quantized = "quant_method" in options or "bnb_4bit_quant_type" in options
+    silent = "quant" in row and lookup("quant", row["quant"]) is None
+    contradiction = f"quant {row.get('quant', '')!r} contradicts method {row['method']!r}"
+    if bits in (4, 8) and options["method"] == "full":
+        raise SkipRowError(
+            f"method {row['method']!r} contradicts itself: all weights are trained, and lie in {bits} bits"
+        )
+    if some and options["method"] == "full":
+        raise SkipRowError(contradiction)
+    if some and options["method"] != "qlora" and bits not in (4, 8):
+        raise SkipRowError(
+            f"quant {row['quant']!r}: whether the base has 4 bits or 8 is not stated; write nf4 or 8-bit"
+        )
+    if bits in (4, 8) or (some and options["method"] == "qlora"):
+        bits = bits or 4
+        of_quant = 8 if "8" in str(options.get("quant_method", "")) else 4
+        if not (silent or some) and "quant" in row and (not quantized or of_quant != bits):
+            raise SkipRowError(contradiction)
+        options["method"] = "qlora"
+        if not quantized:
+            options["quant_method"] = f"bnb-{bits}bit"
+    elif bits == 16 and options["method"] == "lora" and quantized:
+        raise SkipRowError(contradiction)
+    elif options["method"] == "lora" and quantized:
+        options["method"] = "qlora"
+    elif options["method"] == "qlora" and not quantized and "quant" in row and not silent:
+        raise SkipRowError(contradiction)
+    elif not quantized:
+        _without_a_word(options, row, software, notes, says_16=bits == 16 or half)
+    _compute_of_base(options, software)
+
+
+def _without_a_word(
+    options: Options, row: Mapping[str, str], software: Software, notes: list[str], *, says_16: bool
+) -> None:
+    """The base of a row whose cells say nothing of it: unquantized, unless a method or a software quantizes."""
+    quant, method = row.get("quant"), options["method"]
+    silent = quant is not None and lookup("quant", quant) is None
+    if method == "full" or not (silent or quant is None):
+        pass
+    elif method == "qlora" and quant is not None:
+        raise SkipRowError(
+            f"quant is not stated, and method {row['method']!r} does not say how its base is stored; write nf4, 4-bit "
+            "or 8-bit"
+        )
+    elif method == "lora" and not says_16 and software.quantizes:
+        raise SkipRowError(f"quant is not stated, and {software.quantizes}; {WRITE_BASE}")
+    elif method == "lora" and not says_16 and quant:
+        raise SkipRowError(f"quant {quant!r} states nothing, and a base of LoRA may be quantized; {WRITE_BASE}")
+    if silent:
+        notes.append(f"quant is not stated: method {row['method']!r} alone quantizes no base.")
+
+
+def _compute_of_base(options: Options, software: Software) -> None:
+    """The dtype of a 4-bit base's products is an option of bitsandbytes in transformers alone."""
+    four = "bnb_4bit_quant_type" in options or options.get("quant_method") == "bnb-4bit"
+    if not four or (software.code or TRANSFORMERS) != TRANSFORMERS:
+        options.pop("bnb_4bit_compute_dtype", None)
+
+
+def with_master(options: Options, row: Mapping[str, str]) -> None:
+    """Master weights that the optimizer's cell names are mixed precision of the format that compute_dtype names."""
+    if not options.pop("fp32_master", False) or "mixed" in options:
+        return
+    if "fp32" in (options.get("dtype"), options.get("master_dtype")):
+        return
+    facts = facts_of("compute_dtype", row.get("compute_dtype", "")) or {}
+    if facts.keys() != {"number"} or facts["number"] not in HALVES:
+        raise SkipRowError(
+            f"optimizer {row['optimizer']!r} keeps master weights in fp32, which compute_dtype "
+            f"{row.get('compute_dtype', '')!r} does not; write there bf16 with fp32 master weights"
+        )
+    options["mixed"] = facts["number"]
+
+
+def samples_that_fill(row: Mapping[str, str]) -> bool:
+    """Whether the row says that its samples fill their length unpacked, padded or not: padding is processed too."""
+    facts = facts_of("packed", row.get("packed", "")) or {}
+    return bool(facts.get("filled")) and not facts.get("packing")
+
+
+def why_no_speed(row: dict[str, str]) -> str:
+    """Why a row that states samples/s has no tokens/s."""
+    if number(row, "samples_per_s") is None:
+        return ""
+    return (
+        f"samples_per_s {row['samples_per_s']!r} with packed {row.get('packed', '')!r} may count documents; "
+        "write tokens_per_s, or in packed 'samples fill seq_len' or 'padded to max length' where every sample does"
+    )
+
+
+def counter_called(text: str) -> str:
+    """``allocated`` or ``reserved`` where a cell names one of them, and what stands behind it; else the text."""
+    named = re.match(
+        r"(?:(?:torch\.cuda\.)?max_memory_|peak[ _]|max[ _])?(allocated|reserved)\b(?:\(\))?", text.lower()
+    )
+    if named is not None:
+        return named[1] + text[named.end() :]
+    kinds = [word for word in re.findall(r"[a-z]+", text.lower()) if word not in COUNTED]
+    return kinds[0] if kinds in (["allocated"], ["reserved"]) else text
