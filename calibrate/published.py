@@ -22,10 +22,10 @@ from tunecast.calibrate.run_table import (
     check_batch,
     check_card,
     check_confidence,
-    check_date,
     check_kind,
     check_possible,
     check_size,
+    dated,
     naming,
     number,
     peak_memory,
@@ -137,7 +137,7 @@ def read_runs(rows: Iterable[dict[str, str]]) -> tuple[list[PublishedRun], list[
 def _read_row(row: dict[str, str]) -> PublishedRun:
     check_confidence(row)
     check_kind(row)
-    check_date(row)
+    row = dated(row)
     check_card(row)
     if row.get("model", "").lower() in NOTHING:
         raise SkipRowError("model is not stated")

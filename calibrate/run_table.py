@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import datetime
 import math
 import re
 from collections.abc import Iterator, Sequence
@@ -15,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tunecast.calibrate.cell_dates import DateError, iso_dates
 from tunecast.catalogs.errors import InputError, TunecastError
 from tunecast.catalogs.gpus import Gpu
 from tunecast.model.architecture import Architecture
@@ -302,16 +302,15 @@ def naming(column: str) -> Iterator[None]:
         raise SkipRowError(str(error) if str(error).startswith(column) else f"{column}: {error}") from error
 
 
-def check_date(row: Row) -> None:
-    """A date has a year: versions of software follow from it."""
+def dated(row: Row) -> Row:
+    """The row with its date in ISO form: versions of software follow from it."""
     date = row.get("source_date", "")
-    if date.lower() not in NOTHING and not re.search(r"(19|20)\d\d", date):
-        raise SkipRowError(f"source_date {date!r} names no year")
-    for year, month, day in re.findall(r"\b(20\d\d)-(\d\d)(?:-(\d\d))?\b", date):
-        try:
-            datetime.date(int(year), int(month), int(day or 1))
-        except ValueError as error:
-            raise SkipRowError(f"source_date {date!r} is no day of the calendar") from error
+    if date.lower() in NOTHING:
+        return row
+    try:
+        return {**row, "source_date": iso_dates(date)}
+    except DateError as error:
+        raise SkipRowError(f"source_date {date!r} {error}") from error
 
 
 def check_card(row: Row) -> None:

@@ -220,6 +220,14 @@ def test_defaults_are_those_of_the_tables_date_unless_a_version_is_stated() -> N
     assert (stated.run.stack_version, stated.reading_notes) == (f"trl >=0.27,<0.28, {old}", ())
 
 
+@pytest.mark.parametrize("date", ["June 2024", "06/2024", "15.06.2024", "20240615", "Q2 2024"])
+def test_a_date_in_any_form_chooses_the_versions_of_its_month(date: str) -> None:
+    found, then = (one({**LORA, "framework": "TRL", "source_date": day}) for day in (date, "2024-06"))
+    assert found.run == then.run
+    assert found.run.stack_version != one({**LORA, "framework": "TRL", "source_date": "2024"}).run.stack_version
+    assert found.reading_notes[-1].split(" by ")[-1].startswith("2024-06")
+
+
 def test_what_was_installed_beside_a_stated_version_is_as_old_as_it_is() -> None:
     """transformers 4.50 without a date came before 4.54 of July 2025, and so before PyTorch 2.11 of March 2026."""
     undated = {**LORA, "source_date": ""}
