@@ -17,6 +17,7 @@ from tunecast.calibrate.framework_names import Software, software_of
 from tunecast.calibrate.named_things import count_of, gpu_called, model_called
 from tunecast.calibrate.run_table import (
     NOTHING,
+    OUT_OF_MEMORY,
     SkipRowError,
     accumulated,
     check_batch,
@@ -28,6 +29,7 @@ from tunecast.calibrate.run_table import (
     dated,
     naming,
     number,
+    out_of_memory,
     peak_memory,
     stated_tokens_per_s,
     whole,
@@ -141,7 +143,8 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
     check_card(row)
     if row.get("model", "").lower() in NOTHING:
         raise SkipRowError("model is not stated")
-    if row.get("notes", "").startswith("OUT OF MEMORY"):
+    row = out_of_memory(row)
+    if row.get("notes", "").startswith(OUT_OF_MEMORY):
         raise SkipRowError("ran out of memory: a test of fit, not of speed")
     row = _filled(row)
     for rule in _rules(row):
@@ -178,7 +181,7 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
     check_batch(row, run)
     tokens_per_s = stated_tokens_per_s(row, run, full=full, samples_fill=full and _samples_fill(row))
     peak_gib, why_no_memory = peak_memory(row, gpu)
-    check_possible(tokens_per_s, architecture, run, gpu)
+    check_possible(row, tokens_per_s, architecture, run, gpu)
     return PublishedRun(
         id=row["id"],
         source=row["id"].split("-")[0] if "-" in row["id"] else "table",
