@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from tunecast.calibrate.cell_cards import cards_of, with_instance, with_one_gpu
 from tunecast.calibrate.cell_grammar import facts_of
 from tunecast.calibrate.cell_targets import in_model
 from tunecast.calibrate.framework_names import Software, software_of
-from tunecast.calibrate.named_things import count_of, gpu_called, model_called
+from tunecast.calibrate.named_things import gpu_called, model_called
 from tunecast.calibrate.run_table import (
     NOTHING,
     OUT_OF_MEMORY,
@@ -140,7 +141,8 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
     check_confidence(row)
     check_kind(row)
     row = dated(row)
-    check_card(row)
+    check_card({**row, "gpu": with_instance(row.get("gpu", ""))})
+    row = with_one_gpu(row)
     if row.get("model", "").lower() in NOTHING:
         raise SkipRowError("model is not stated")
     row = out_of_memory(row)
@@ -243,9 +245,13 @@ def _software(row: dict[str, str], notes: list[str]) -> Software:
 def _options(row: dict[str, str], software: Software, notes: list[str], stated: set[str]) -> dict[str, Any]:
     """Options of a row; those that its cells state are added to `stated`."""
     options: dict[str, Any] = {"allow_long_context": True, **software.options}
-    options["num_gpus"] = _gpus(row)
+    options["num_gpus"], per_node = cards_of(row)
     default = default_for(software, row, notes)
     options |= _cells(row, options["num_gpus"], default, stated)
+    if per_node is not None and options.setdefault("gpus_per_node", per_node) != per_node:
+        raise SkipRowError(
+            f"parallelism {row['parallelism']!r} and gpus or gpu contradict each other: GPUs of a machine"
+        )
     if "method" not in options:
         raise SkipRowError(f"method {row.get('method', '')!r} names no method")
     options = absent_columns(software, row, str(options["method"])) | options
@@ -289,21 +295,6 @@ def _cells(
                 stated.update((column, *found))
             options |= found
     return options
-
-
-def _gpus(row: dict[str, str]) -> int:
-    """How many GPUs ran: of the column, else of the card's text; one where the table speaks of no number."""
-    text = row.get("gpu", "")
-    named = count_of(text)
-    if number(row, "gpus") is not None:
-        stated = whole(row, "gpus")
-        several = re.search(r"\b(nodes?|machines?|hosts?|servers?)\b", f"{text} {row.get('parallelism', '')}", re.I)
-        if named not in (None, stated) and not several:
-            raise SkipRowError(f"gpu {text!r} and gpus {row['gpus']!r} contradict each other")
-        return stated
-    if named is None and "gpus" in row:
-        raise SkipRowError("gpus is not stated")
-    return named or 1
 
 
 def _adapters(row: dict[str, str], software: Software, options: dict[str, Any], default: Callable[[str], Any]) -> None:

@@ -280,7 +280,7 @@ def test_a_table_without_a_column_of_gpus_counts_those_of_the_text(text: str, gp
     cells = {name: value for name, value in LORA.items() if name != "gpus"}
     cells |= {"gpu": text, "parallelism": "DDP" if gpus > 1 else "single", "tokens_per_s": ""}
     assert one(cells).run.num_gpus == gpus
-    assert "gpus is not stated" in reason({**cells, "gpu": "L4", "gpus": ""})
+    assert "gpus is not stated" in reason({**cells, "gpu": "L4", "gpus": "", "parallelism": "DDP"})
 
 
 @pytest.mark.parametrize(
