@@ -256,6 +256,8 @@ def _options(row: dict[str, str], software: Software, notes: list[str], stated: 
         raise SkipRowError(f"method {row.get('method', '')!r} names no method")
     options = absent_columns(software, row, str(options["method"])) | options
     with_base(options, row)
+    if options.pop("of_method", options["method"]) != options["method"]:
+        raise SkipRowError(f"parallelism {row['parallelism']!r} contradicts method {row['method']!r}")
     stated.update(("dtype", "precision") if "mixed" in stated or bare_number(row, software) else ())
     stated.update(("lora_r",) if number(row, "rank") is not None else ())
     with_numbers(options, software, bare_number(row, software))

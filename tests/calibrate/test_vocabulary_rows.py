@@ -136,6 +136,9 @@ def reason(cells: dict[str, str]) -> str:
         ({**FULL, "parallelism": "ZeRO-3 + CPU offload", "optimizer": "CPU Adam"}, "axolotl", {"offload": "all"}),
         ({**LORA, "lora_targets": "attention + mlp"}, "axolotl", {"lora_target_modules": LINEAR}),
         ({**LORA, "lora_targets": "all linear (q,k,v,o,gate,up,down)"}, "axolotl", {"lora_target_modules": LINEAR}),
+        ({**QLORA, "gpus": "2", "parallelism": "FSDP-QLoRA"}, "axolotl", {"sharding": "fsdp", "method": "qlora"}),
+        ({**FULL, "gpus": "16 (2 nodes)", "gpu": "H100", "parallelism": "HSDP (shard 8, replicate 2)"}, "axolotl",
+         {"sharding": "hsdp", "gpus_per_node": 8}),
         ({**LORA, "lora_targets": "PEFT default"}, "axolotl", {"lora_target_modules": ("q_proj", "v_proj")}),
     ],
 )  # fmt: skip
@@ -178,6 +181,8 @@ def test_a_row_becomes_the_run_that_its_software_makes(
         ({**LORA, "method": "r=16, 4-bit"}, "method 'r=16, 4-bit' names no method"),
         ({**LORA, "rank": "many"}, "rank 'many'"),
         ({**FULL, "parallelism": "single GPU"}, "does not say how 8 copies share the work"),
+        ({**FULL, "parallelism": "8 GPUs"}, "does not say how 8 copies share the work"),
+        ({**LORA, "parallelism": "FSDP + QLoRA"}, "parallelism 'FSDP + QLoRA' contradicts method 'LoRA'"),
     ],
 )  # fmt: skip
 def test_a_row_that_would_need_a_guess_is_skipped_by_name(cells: dict[str, str], told: str) -> None:
