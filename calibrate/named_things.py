@@ -11,10 +11,11 @@ import re
 
 from tunecast.calibrate.cell_cards import Cards, cards_in
 from tunecast.calibrate.run_table import SkipRowError
-from tunecast.catalogs.errors import UnknownNameError
+from tunecast.catalogs.errors import TunecastError, UnknownNameError
 from tunecast.catalogs.gpus import find_gpu, ids_called, load_gpus
 from tunecast.model.architecture import Architecture
 from tunecast.model.architectures import load_architecture
+from tunecast.model.units import GIGA
 
 NO_CARD = re.compile(
     r"\b(nvidia|gpus?|cards?|nodes?|dgx|hgx|server|cluster|cloud|ampere|hopper|single|one|a|graphics|tensor[ -]core"
@@ -26,13 +27,16 @@ NO_CARD = re.compile(
 MEMORY = re.compile(r"[\s_-]+(\d+) ?g(i?b)?\b", re.IGNORECASE)
 SHAPELESS = re.compile(
     r"\s*\((architecture|base|instruct|chat|(pre-?)?trained|random (weights|init(iali[sz]ation)?)|hf|hugging ?face"
-    r"|dense|text[ -]only)\)\s*$",
+    r"|dense|text[ -]only|mlperf( lora)?)\)\s*$",
     re.IGNORECASE,
 )
 TUNED = re.compile(
     r"[ _-](instruct|chat|base|it|pt|hf|sft|dpo|model|(unsloth[ _-])?bnb[ _-]4bit|gptq([ _-]int4)?|[48]bit|bf16|fp16)$",
     re.IGNORECASE,
 )
+SIZED = re.compile(r"[ _-]+(\d+(?:\.\d+)?) ?B$", re.IGNORECASE)
+SIZE_SHARE = 0.05
+"""Share by which a size behind a name may be off the model's: names round."""
 SXM = "sxm"
 
 
@@ -107,4 +111,16 @@ def model_called(name: str) -> Architecture:
             return load_architecture(text)
         except UnknownNameError:
             continue
-    return load_architecture(tried[1])
+    return _of_size(tried[-1]) or load_architecture(tried[1])
+
+
+def _of_size(name: str) -> Architecture | None:
+    """The model that a name means which has its size behind it, where it is of that size."""
+    size = SIZED.search(name)
+    if size is None:
+        return None
+    try:
+        found = load_architecture(name[: size.start()])
+    except TunecastError:
+        return None
+    return found if abs(float(size[1]) * GIGA / found.total_params - 1.0) <= SIZE_SHARE else None

@@ -325,11 +325,27 @@ def test_a_card_that_is_several_or_none_is_not_chosen(text: str) -> None:
         ("Mixtral 8x7B", "mistralai/Mixtral-8x7B-v0.1"),
         ("Code Llama 34B", "codellama/CodeLlama-34b-hf"), ("TinyLlama", "TinyLlama/TinyLlama-1.1B-Chat-v1.0"),
         ("Mistral Nemo 12B", "mistralai/Mistral-Nemo-Base-2407"), ("GPT-NeoX 20B", "EleutherAI/gpt-neox-20b"),
+        ("Phi-1.5", "microsoft/phi-1_5"), ("GPT-J", "EleutherAI/gpt-j-6b"), ("Vicuna-7B", "meta-llama/Llama-2-7b-hf"),
+        ("Phi-3 Mini 3.8B", "microsoft/Phi-3-mini-4k-instruct"), ("Phi-2 2.7B", "microsoft/phi-2"),
+        ("gpt3-5b", "nvidia/nemo-gpt3-5b"), ("Llama-2-70B (MLPerf LoRA)", "meta-llama/Llama-2-70b-hf"),
         ("OLMo 2 7B", "allenai/OLMo-2-1124-7B"), ("Llama 3 8B (instruct)", "meta-llama/Meta-Llama-3-8B"),
     ],
 )  # fmt: skip
 def test_models_by_the_names_that_people_give_them(text: str, model: str) -> None:
     assert model_called(text).name == model
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("Phi-3 Mini 7B", "Unknown model"), ("Phi-2 3.8B", "Unknown model"), ("Llama-4 Scout", "not built yet"),
+        # ALiBi, no biases and another vocabulary than llm-foundry's shapes of that name
+        ("mosaicml/mpt-7b", "Unknown model"), ("mosaicml/mpt-30b", "Unknown model"), ("GPT-3 13B", "Unknown model"),
+    ],
+)  # fmt: skip
+def test_a_model_of_another_shape_is_not_chosen(text: str, told: str) -> None:
+    with pytest.raises(TunecastError, match=told):
+        model_called(text)
 
 
 def test_flash_attention_3_is_faster_than_2_as_its_paper_says() -> None:
