@@ -92,8 +92,8 @@ def cards_in(text: str) -> Cards:
         return Cards(card=plain, counts=(count,), per_node=1)
     if re.search(r"\bgb[23]00[ -]+nvl72\b", plain, re.IGNORECASE):
         card = re.sub(r"[ -]+nvl72\b", "", plain, flags=re.IGNORECASE)
-        counts = () if count is None else (count, count * NVL72)
-        return Cards(card=card, counts=counts, per_node=NVL72, machine="" if count else text)
+        racks = () if count is None else (count, count * NVL72)
+        return Cards(card=card, counts=racks, per_node=NVL72, machine="" if count else text)
     if total is not None:
         return Cards(card=plain, counts=(total,), nodes=nodes, per_node=per_node)
     if nodes is None or count is None:
@@ -169,8 +169,8 @@ def _of_machines(
     """GPUs of machines that have a known number of them; a count beside it is of all, or of one machine."""
     if machines is None:
         several = text if max(board) > 1 and count is None else ""
-        counts = (count,) if count else () if several else (1,)
-        return Cards(card=card, counts=counts, instance=shape.instance, machine=several)
+        ran = (count,) if count else () if several else (1,)
+        return Cards(card=card, counts=ran, instance=shape.instance, machine=several)
     counts = tuple(machines * each for each in board)
     if count is not None:
         counts = tuple(number for number in counts if count in (number, number // machines))
