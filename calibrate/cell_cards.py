@@ -96,10 +96,22 @@ def cards_in(text: str) -> Cards:
         return Cards(card=card, counts=racks, per_node=NVL72, machine="" if count else text)
     if total is not None:
         return Cards(card=plain, counts=(total,), nodes=nodes, per_node=per_node)
+    if re.search(r"\b(dgx|hgx)\b", plain, re.IGNORECASE) and not spark:
+        behind = re.search(rf"{EIGHT}.*\b(dgx|hgx)\b", plain, re.IGNORECASE)
+        ran = _of_dgx(text, count) if behind else ()
+        return Cards(card=plain, counts=ran, machine="" if ran else text)
     if nodes is None or count is None:
-        return Cards(card=plain, counts=() if count is None else (count,), nodes=nodes)
+        return Cards(card=plain, counts=() if count is None else (count,), nodes=nodes, machine=text if nodes else "")
     counts = tuple(dict.fromkeys((count, count * nodes)))
     return Cards(card=plain, counts=counts, nodes=nodes, per_node=count if nodes == 1 else None)
+
+
+def _of_dgx(text: str, count: int | None) -> tuple[int, ...]:
+    """GPUs by a number beside a DGX that may count GPUs or machines: ``DGX H100 x2``."""
+    if count is None:
+        return ()
+    sure = count == 8 or re.search(rf"\b{count}[\s-]*gpus?\b", text, re.IGNORECASE)
+    return (count,) if sure else (count, 8 * count)
 
 
 def _taken(pattern: str, text: str) -> tuple[str, dict[str, str]]:
@@ -143,7 +155,7 @@ def _machines(text: str) -> tuple[str, int | None, int | None, int | None]:
         if said:
             nodes, per = _value(said["nodes"]) or 1, int(said["per"])
             return rest.strip("() "), nodes, per, nodes * per
-    rest, said = _taken(rf"\(?\b{NUMBER.format('nodes')}\s*(?:x\s*)?{MACHINE}\b\s*\)?", text)
+    rest, said = _taken(rf"\(?\b(?P<nodes>\d{{1,3}}|one|single)\s*(?:x\s*)?{MACHINE}\b\s*\)?", text)
     return rest, _value(said.get("nodes")), None, None
 
 
@@ -169,7 +181,8 @@ def _of_machines(
     """GPUs of machines that have a known number of them; a count beside it is of all, or of one machine."""
     if machines is None:
         several = text if max(board) > 1 and count is None else ""
-        ran = (count,) if count else () if several else (1,)
+        beside = (count,) if shape.instance and count else _of_dgx(text, count)
+        ran = beside or (() if several else (1,))
         return Cards(card=card, counts=ran, instance=shape.instance, machine=several)
     counts = tuple(machines * each for each in board)
     if count is not None:

@@ -249,8 +249,9 @@ def _options(row: dict[str, str], software: Software, notes: list[str], stated: 
     default = default_for(software, row, notes)
     options |= _cells(row, options["num_gpus"], default, stated)
     if per_node is not None and options.setdefault("gpus_per_node", per_node) != per_node:
+        other = options["gpus_per_node"]
         raise SkipRowError(
-            f"parallelism {row['parallelism']!r} and gpus or gpu contradict each other: GPUs of a machine"
+            f"gpus has machines of {per_node}, parallelism {row['parallelism']!r} of {other}: they contradict"
         )
     if "method" not in options:
         raise SkipRowError(f"method {row.get('method', '')!r} names no method")

@@ -21,6 +21,7 @@ ROW = {
     [
         ("1 DGX H100", 8, 8, H100), ("2x DGX H100", 16, 8, H100), ("1x DGX A100 80GB", 8, 8, A100_80),
         ("2 DGX H100 (16 GPUs)", 16, 8, H100), ("DGX H100 (8 GPUs)", 8, None, H100), ("8x H100 DGX", 8, None, H100),
+        ("DGX H100 x8", 8, None, H100), ("DGX H100, 2 nodes", 16, 8, H100),
         ("HGX H100 8-GPU", 8, None, H100), ("DGX Spark", 1, None, "gb10-128gb"), ("2x DGX Spark", 2, 1, "gb10-128gb"),
         ("8x H100 x2", 16, None, H100), ("2x8 H100", 16, 8, H100), ("2 x 8x H100 SXM5", 16, 8, H100),
         ("2x (8x A100 40GB)", 16, 8, A100_40), ("2 nodes of 8x H100 SXM5", 16, 8, H100),
@@ -51,7 +52,9 @@ def test_cards_and_machines_in_one_text(text: str, count: int, per_node: int | N
         ("DGX H100", "machine of several GPUs: write how many ran"), ("p5.48xlarge", "machine of several GPUs"),
         ("GB200 NVL72", "machine of several GPUs"), ("2x HGX H100", "may be 8 or 16 GPUs"),
         ("8xH100 (2 nodes)", "may be 8 or 16 GPUs"), ("16x GB200 NVL72", "may be 16 or 1152 GPUs"),
-        ("2 DGX H100 (4 GPUs)", "2 machines and 4 GPUs"),
+        ("2 DGX H100 (4 GPUs)", "2 machines and 4 GPUs"), ("DGX H100 x2", "may be 2 or 16 GPUs"),
+        ("2x H100 DGX", "may be 2 or 16 GPUs"), ("2x DGX GB200", "machine of several GPUs"),
+        ("DGX GB200", "machine of several GPUs"), ("H100 (2 nodes)", "machine of several GPUs"),
     ],
 )  # fmt: skip
 def test_a_number_of_cards_that_may_be_two_is_refused(text: str, told: str) -> None:
