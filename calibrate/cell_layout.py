@@ -37,6 +37,7 @@ DEGREES = (
     "dp_shard",
     "dp_replicate",
 )
+WRITE = "write DDP, FSDP, a ZeRO stage or degrees"
 WAYS = ("tp", "pp", "cp", "dp", "rest", "dp_shard", "dp_replicate")
 """Facts that name how GPUs share a model or its data."""
 PASSED_ON = ("of_method", "sequence_parallel", "async_tp", "pp_interleave", "fsdp_version", "cp_kind")
@@ -44,7 +45,11 @@ PASSED_ON = ("of_method", "sequence_parallel", "async_tp", "pp_interleave", "fsd
 
 def layout_of(text: str, gpus: int) -> dict[str, Any] | None:
     """Run options of a parallelism cell; None where it states nothing."""
-    said = facts_of("parallelism", _zipped(text))
+    plain = _zipped(text)
+    try:
+        said = facts_of("parallelism", plain)
+    except SkipRowError as unknown:
+        raise SkipRowError(str(unknown).replace(repr(plain), repr(text), 1)) from unknown
     if said is None:
         return None
     facts = _merged(text, said)
@@ -108,7 +113,7 @@ def _sharding(text: str, facts: Mapping[str, Any], copies: int) -> str:
     fsdp = facts.get("kind", facts.get("fsdp"))
     named = facts.get("sharding")
     if facts.get("alone") and copies > 1:
-        raise SkipRowError(f"parallelism {text!r} does not say how {copies} copies share the work")
+        raise SkipRowError(f"parallelism {text!r} does not say how {copies} copies share the work: {WRITE}")
     if fsdp and named not in (None, "ddp"):
         raise SkipRowError(f"parallelism {text!r} contradicts itself: {fsdp} and {named}")
     found = fsdp or named
@@ -118,7 +123,7 @@ def _sharding(text: str, facts: Mapping[str, Any], copies: int) -> str:
             raise SkipRowError(f"parallelism {text!r} states {replicas} x {shards} copies, but {copies} are left")
         found = "ddp" if shards == 1 else "hsdp" if replicas > 1 else found
     if found is None and copies > 1 and not facts.get("distributed_optimizer") and not facts.keys() & set(WAYS):
-        raise SkipRowError(f"parallelism {text!r} does not say how {copies} copies share the work")
+        raise SkipRowError(f"parallelism {text!r} does not say how {copies} copies share the work: {WRITE}")
     if facts.get("distributed_optimizer") and found in (None, "ddp"):
         found = "zero1"
     if copies == 1:

@@ -87,12 +87,13 @@ def _bare(column: str, text: str) -> str:
         plain = re.sub(r"\s*\(?(?:max(?:imum)?)\)?\s*$", "", plain, flags=re.IGNORECASE)
     if column in NAMES:
         plain = re.sub(rf"^(?:{NAMES[column]})(?:\s*[=:]\s*|\s+(?=\d))", "", plain, flags=re.IGNORECASE)
+    spread = r"\s*\(?(?:\u00b1|\+/-)\s*[\d.,]+\s*%?\)?$" if column in MEASURED else "(?!)"
+    plain = re.sub(spread, "", plain)
     if column in UNITS:
         plain = re.sub(rf"\s*(?:(?:{UNITS[column]})|\((?:{UNITS[column]})\))\s*$", "", plain, flags=re.IGNORECASE)
     if column in MEASURED:
         plain = re.sub(r"^(~|\u2248|ca\.?|about|approx\.?)\s*", "", plain)
-        plain = re.sub(r"\s*\(?(?:\u00b1|\+/-)\s*[\d.,]+\s*%?\)?$", "", plain)
-    return plain
+    return re.sub(spread, "", plain)
 
 
 def _power_of_two(tokens: float) -> float:

@@ -89,7 +89,8 @@ def _one_of(name: str, ids: tuple[str, ...]) -> tuple[str, str] | None:
     if len(ids) == 1:
         return ids[0], ""
     if len(boards) == 1:
-        return boards[0], f"gpu {name!r} does not state its form factor: {boards[0]} is taken."
+        told = re.search(r"\b(dgx|hgx)\b", name, re.IGNORECASE)
+        return boards[0], "" if told else f"gpu {name!r} does not state its form factor: {boards[0]} is taken."
     if ids:
         raise SkipRowError(f"gpu {name!r} does not say which of {', '.join(ids)} it is")
     return None

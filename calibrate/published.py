@@ -249,10 +249,11 @@ def _options(row: dict[str, str], software: Software, notes: list[str], stated: 
     default = default_for(software, row, notes)
     options |= _cells(row, options["num_gpus"], default, stated)
     if per_node is not None and options.setdefault("gpus_per_node", per_node) != per_node:
-        other = options["gpus_per_node"]
         raise SkipRowError(
-            f"gpus has machines of {per_node}, parallelism {row['parallelism']!r} of {other}: they contradict"
+            f"parallelism {row['parallelism']!r} has machines of {options['gpus_per_node']} GPUs, gpus and gpu of "
+            f"{per_node}: they contradict each other"
         )
+    stated.update(() if per_node is None else ("gpus_per_node",))
     if "method" not in options:
         raise SkipRowError(f"method {row.get('method', '')!r} names no method")
     options = absent_columns(software, row, str(options["method"])) | options

@@ -123,6 +123,11 @@ def test_what_two_cells_say_together(cells: dict[str, str], count: int, per_node
     assert cards_of(cells) == (count, per_node)
 
 
+def test_a_dgx_has_boards() -> None:
+    assert gpu_called("2x DGX H100") == (H100, "")
+    assert "does not state its form factor" in gpu_called("2x H100")[1]
+
+
 def test_the_catalog_of_prices_knows_the_clouds_machines() -> None:
     assert instances()["p4d.24xlarge"] == (A100_40, 8)
     assert instances()["standard_nd96isr_h100_v5"] == (H100, 8)
@@ -135,6 +140,7 @@ def test_machines_are_passed_on_to_the_run_as_those_of_the_layout_are() -> None:
     (said,), _ = read_runs([{**cells, "gpus": "8", "parallelism": "ZeRO-3, 2 nodes x 4 GPUs"}])
     assert found.run == said.run
     assert found.run.gpus_per_node == 4
+    assert "gpus_per_node" in found.stated
     _, (odd,) = read_runs([{**cells, "parallelism": "ZeRO-3, 4 nodes x 2 GPUs"}])
     assert "contradict" in odd.reason
 

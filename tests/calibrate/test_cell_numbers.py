@@ -30,6 +30,7 @@ OWN = {
         ("rank", "r=16, a=16", 16), ("rank", "lora_r=16", 16), ("rank", "r=alpha=16", 16), ("rank", "16 (a=32)", 16),
         ("tokens_per_s", "2700 tps", 2700), ("tokens_per_s", "2,700 t/s", 2700), ("tokens_per_s", "2700 ± 50", 2700),
         ("tokens_per_s", "2700 (±2%)", 2700), ("tokens_per_s", "2700 +/- 50 tok/s", 2700),
+        ("tokens_per_s", "2700 tok/s \u00b1 3%", 2700),
         ("tokens_per_s", "1.2M tokens/s", 1.2e6), ("tokens_per_s_per_gpu", "2700 tok/s/GPU", 2700),
         ("tokens_per_s_per_gpu", "2700 tokens/s per GPU", 2700),
         ("step_time_s", "1500 ms", 1.5), ("step_time_s", "1.5 s/it", 1.5), ("step_time_s", "1.500", 1.5),

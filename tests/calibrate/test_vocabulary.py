@@ -180,7 +180,8 @@ MEANINGS: dict[str, list[tuple[str, dict[str, Any]]]] = {
         ("zero1.json", layout("zero1")), ("ds_z3_offload_config.json", layout("zero3", offload="all")),
         ("FSDP 4 x TP 2", layout("fsdp", tp=2)), ("TP/PP/CP/DP = 4/2/1/1", layout("none", tp=4, pp=2)),
         ("TP, PP = 2, 4", layout("none", tp=2, pp=4)), ("tensor=2 pipeline=2", layout("ddp", tp=2, pp=2)),
-        ("DDP, single node", layout("ddp")), ("HSDP (shard 4, replicate 2), 2 nodes", layout("hsdp", gpus_per_node=4)),
+        ("DDP, single node", layout("ddp")), ("pipeline 8 stages", layout("none", pp=8)),
+        ("HSDP (shard 4, replicate 2), 2 nodes", layout("hsdp", gpus_per_node=4)),
     ],
     "packed": [
         ("True", FILLED), ("yes (packing)", FILLED), ("sample packing", FILLED), ("constant length", FILLED),
@@ -296,6 +297,7 @@ def test_one_unknown_word_refuses_the_cell(column: str, text: str, means: dict[s
         ("parallelism", "zero3_bf16_cpuoffload_params.json", "params.json' is not"),
         ("parallelism", "ZeRO-3 + CPU offload (params)", "'params' is not"),
         ("parallelism", "TP/PP = 4/2/1", "2 names and 3 values"),
+        ("parallelism", "TP/EP = 4/2", "'TP/EP = 4/2'"),
         ("parallelism", "8 GPUs", "does not say how 8 copies"),
         ("parallelism", "single node", "does not say how 8 copies"),
         ("parallelism", "2 nodes", "does not say how 8 copies"),
