@@ -1,8 +1,9 @@
 """Words of the parallelism column as a layout: degrees, sharding and offloading, for the row's number of GPUs.
 
 What is not stated of the degrees is data parallelism: GPUs over tensor x pipeline x context. A bare "tensor parallel"
-is over all GPUs that nothing else takes. Data parallelism is replicated (``ddp``) unless the cell names a sharding or
-a distributed optimizer (Megatron's shards the states: ``zero1``).
+is over all GPUs that nothing else takes. Beside degrees, data parallelism is replicated (``ddp``) unless the cell names
+a sharding or a distributed optimizer (Megatron's shards the states: ``zero1``); a cell that names no way of sharing at
+all ("8 GPUs", "single node") is refused.
 """
 
 from __future__ import annotations
@@ -13,14 +14,42 @@ from typing import Any
 
 from tunecast.calibrate.cell_grammar import facts_of
 from tunecast.calibrate.run_table import SkipRowError
+from tunecast.model.resolve_parallel import GPUS_PER_NODE
 
-DEGREES = ("tp", "pp", "cp", "dp", "ulysses", "ring", "gpus", "nodes", "per_node", "pp_interleave")
-PASSED_ON = ("sequence_parallel", "async_tp", "pp_interleave", "fsdp_version", "cp_kind")
+NAMED = r"(?:tp|pp|cp|dp|ep|vp)"
+ZIPPED = re.compile(
+    rf"\b(?P<slashed>{NAMED}(?:\s*/\s*{NAMED})+)\s*[=:]?\s*\(?(?P<values>\d+(?:\s*/\s*\d+)+)\)?"
+    rf"|\b(?P<listed>{NAMED}(?:\s*,\s*{NAMED})+)\s*[=:]\s*\(?(?P<list>\d+(?:\s*,\s*\d+)+)\)?",
+    re.IGNORECASE,
+)
+"""Names and then their values: TP/PP/CP/DP = 4/2/1/1."""
+DEGREES = (
+    "tp",
+    "pp",
+    "cp",
+    "dp",
+    "ulysses",
+    "ring",
+    "gpus",
+    "nodes",
+    "per_node",
+    "pp_interleave",
+    "dp_shard",
+    "dp_replicate",
+)
+WRITE = "write DDP, FSDP, a ZeRO stage or degrees"
+WAYS = ("tp", "pp", "cp", "dp", "rest", "dp_shard", "dp_replicate")
+"""Facts that name how GPUs share a model or its data."""
+PASSED_ON = ("of_method", "sequence_parallel", "async_tp", "pp_interleave", "fsdp_version", "cp_kind")
 
 
 def layout_of(text: str, gpus: int) -> dict[str, Any] | None:
     """Run options of a parallelism cell; None where it states nothing."""
-    said = facts_of("parallelism", text)
+    plain = _zipped(text)
+    try:
+        said = facts_of("parallelism", plain)
+    except SkipRowError as unknown:
+        raise SkipRowError(str(unknown).replace(repr(plain), repr(text), 1)) from unknown
     if said is None:
         return None
     facts = _merged(text, said)
@@ -37,10 +66,12 @@ def layout_of(text: str, gpus: int) -> dict[str, Any] | None:
     options["sharding"] = sharding = _sharding(text, facts, gpus // (degrees["tp"] * degrees["pp"]))
     offload = _offload(text, facts, sharding)
     options |= {"offload": offload} if offload else {}
-    if gpus == 1:
+    if sharding in ("none", "ddp"):
         options.pop("fsdp_version", None)
-    if facts.get("nodes", 1) > 1:
+    if facts.get("nodes", 1) > 1 or (facts.get("nodes") == 1 and gpus > GPUS_PER_NODE):
         options["gpus_per_node"] = _per_node(text, facts, gpus)
+    if sharding == "hsdp" and facts.get("dp_shard", 1) > 1:
+        _whole_machines(text, facts, int(options.get("gpus_per_node", GPUS_PER_NODE)))
     return options
 
 
@@ -82,15 +113,44 @@ def _sharding(text: str, facts: Mapping[str, Any], copies: int) -> str:
     fsdp = facts.get("kind", facts.get("fsdp"))
     named = facts.get("sharding")
     if facts.get("alone") and copies > 1:
-        raise SkipRowError(f"parallelism {text!r} does not say how {copies} copies share the work")
+        raise SkipRowError(f"parallelism {text!r} does not say how {copies} copies share the work: {WRITE}")
     if fsdp and named not in (None, "ddp"):
         raise SkipRowError(f"parallelism {text!r} contradicts itself: {fsdp} and {named}")
     found = fsdp or named
+    replicas, shards = facts.get("dp_replicate", 1), facts.get("dp_shard", 1)
+    if {"dp_replicate", "dp_shard"} & facts.keys():
+        if replicas * shards != copies:
+            raise SkipRowError(f"parallelism {text!r} states {replicas} x {shards} copies, but {copies} are left")
+        found = "ddp" if shards == 1 else "hsdp" if replicas > 1 else found
+    if found is None and copies > 1 and not facts.get("distributed_optimizer") and not facts.keys() & set(WAYS):
+        raise SkipRowError(f"parallelism {text!r} does not say how {copies} copies share the work: {WRITE}")
     if facts.get("distributed_optimizer") and found in (None, "ddp"):
         found = "zero1"
     if copies == 1:
         return "none"
     return str(found or "ddp")
+
+
+def _zipped(text: str) -> str:
+    """Names and then their values (``TP/PP/CP/DP = 4/2/1/1``) as each name beside its value."""
+    found = ZIPPED.search(text)
+    if found is None:
+        return text
+    names = re.findall(r"[a-z]+", found["slashed"] or found["listed"], re.IGNORECASE)
+    values = re.findall(r"\d+", found["values"] or found["list"])
+    if len(names) != len(values):
+        raise SkipRowError(f"parallelism {text!r} has {len(names)} names and {len(values)} values")
+    plain = " ".join(f"{name}{value}" for name, value in zip(names, values, strict=True))
+    return f"{text[: found.start()]} {plain} {text[found.end() :]}"
+
+
+def _whole_machines(text: str, facts: Mapping[str, Any], per_node: int) -> None:
+    """Only groups of whole machines are built, so that a group of another size needs machines of that size."""
+    if facts["dp_shard"] != per_node:
+        raise SkipRowError(
+            f"parallelism {text!r} shards over {facts['dp_shard']} GPUs, but only sharding over a machine's {per_node} "
+            "is built: name the machines too if they have that many (4 nodes x 4 GPUs)"
+        )
 
 
 def _offload(text: str, facts: Mapping[str, Any], sharding: str) -> str:

@@ -9,27 +9,25 @@ from __future__ import annotations
 
 import re
 
+from tunecast.calibrate.cell_cards import Cards, cards_in
 from tunecast.calibrate.run_table import SkipRowError
-from tunecast.catalogs.errors import UnknownNameError
-from tunecast.catalogs.gpus import find_gpu, ids_called
+from tunecast.catalogs.errors import TunecastError, UnknownNameError
+from tunecast.catalogs.gpus import find_gpu, ids_called, load_gpus
 from tunecast.model.architecture import Architecture
 from tunecast.model.architectures import load_architecture
+from tunecast.model.units import GIGA
 
-COUNT = re.compile(
-    r"^\s*(\d+\s*[x*]\s*|\d{1,3}\s+(?=[a-z])|\d{4,}\s+(?=[a-z]+\d))|\s+[x*]\s*\d+\s*$"
-    r"|\s*\(\s*x?\s*\d+\s*(x|gpus?)?\s*\)\s*$",
-    re.IGNORECASE,
-)
 NO_CARD = re.compile(
-    r"\b(nvidia|gpus?|cards?|nodes?|dgx|hgx|server|cluster|cloud|ampere|hopper|single|one|a|graphics"
-    r"|colab|kaggle|aws|ec2|gcp|azure|runpod|vast\.ai|modal|instance|[pg]\d\w*\.\d*xlarge|a[23]-\w+gpu-\w+"
+    r"\b(nvidia|gpus?|cards?|nodes?|dgx|hgx|server|cluster|cloud|ampere|hopper|single|one|a|graphics|tensor[ -]core"
+    r"|colab|kaggle|aws|ec2|sagemaker|gcp|azure|runpod|vast\.ai|modal|lambda( ?labs)?|coreweave|crusoe|nebius|oci"
+    r"|paperspace|hyperstack|together|instance|(ml\.)?[pg]\d\w*\.\d*xlarge|a[234]-\w+gpu-\w+|nvlink|nvswitch"
     r"|hbm2e?|hbm3e?|gddr6x?|gddr7|vram|memory|ram)\b",
     re.IGNORECASE,
 )
 MEMORY = re.compile(r"[\s_-]+(\d+) ?g(i?b)?\b", re.IGNORECASE)
 SHAPELESS = re.compile(
     r"\s*\((architecture|base|instruct|chat|(pre-?)?trained|random (weights|init(iali[sz]ation)?)|hf|hugging ?face"
-    r"|dense|text[ -]only)\)\s*$",
+    r"|dense|text[ -]only|mlperf( lora)?)\)\s*$",
     re.IGNORECASE,
 )
 TUNED = re.compile(
@@ -42,32 +40,53 @@ STORED = re.compile(
     re.IGNORECASE,
 )
 """Of a model's name: how its published weights are stored (``-bnb-4bit``, ``-GPTQ-Int4``)."""
+SIZED = re.compile(r"[ _-]+(\d+(?:\.\d+)?) ?B$", re.IGNORECASE)
+SIZE_SHARE = 0.05
+"""Share by which a size behind a name may be off the model's: names round."""
 SXM = "sxm"
-
-
-def count_of(name: str) -> int | None:
-    """How many cards a text names: ``8xH100``, ``H100 x 8``, ``(8 GPUs)``; None where it gives no number."""
-    found = COUNT.search(name.replace("\u00d7", "x"))
-    digits = re.search(r"\d+", found[0]) if found else None
-    return int(digits[0]) if digits else None
 
 
 def gpu_called(name: str) -> tuple[str, str]:
     """Id of the card that a text names, and a note where the text leaves a choice; raises SkipRowError."""
-    bare = COUNT.sub("", name.replace("\u00d7", "x"))
-    plain = _plain(bare)
-    for text in dict.fromkeys((name, bare, plain)):
-        found = _one_of(name, ids_called(text))
-        if found is not None:
+    found = cards_in(name)
+    if not found.instance:
+        return _card(name, found)
+    ids = (found.instance,) if not _plain(found.card) else _ids(found.card)
+    if ids and found.instance not in ids:
+        raise SkipRowError(f"gpu {name!r} contradicts itself: that machine has {found.instance}")
+    return (found.instance, "") if ids else _card(name, found)
+
+
+def _card(name: str, found: Cards) -> tuple[str, str]:
+    if re.search(r"\b\d+\s+(V100s|L40s)\b", name):
+        raise SkipRowError(f"gpu {name!r} may be several cards, or a card whose name ends in S: write the name alone")
+    one = _one_of(name, ids_called(name)) or _one_of(name, _ids(found.card))
+    return one or (find_gpu(name).id, "")
+
+
+def _ids(card: str) -> tuple[str, ...]:
+    """Ids that the words of a card may mean: without what names none, then by their memory, a plural or their slot."""
+    plain = _plain(card)
+    single = re.sub(r"(?<=\d)s\b", "", plain)
+    slotless = re.sub(r"[\s-]*\bpcie\b", "", plain, flags=re.IGNORECASE)
+    for text in dict.fromkeys((card, plain, single)):
+        found = ids_called(text) or _ids_by_memory(text)
+        if found:
             return found
-    memory = MEMORY.search(plain)
-    if memory is not None:
-        rest = plain[: memory.start()] + plain[memory.end() :]
-        ids = [gpu_id for gpu_id in ids_called(rest) if gpu_id.endswith(f"-{memory[1]}gb")]
-        found = _one_of(name, tuple(ids))
-        if found is not None:
-            return found
-    return find_gpu(name).id, ""
+    if slotless != plain:
+        return tuple(gpu_id for gpu_id in ids_called(slotless) or _ids_by_memory(slotless) if in_a_slot(gpu_id))
+    return ()
+
+
+def _ids_by_memory(text: str) -> tuple[str, ...]:
+    memory = MEMORY.search(text)
+    rest = text if memory is None else text[: memory.start()] + text[memory.end() :]
+    return () if memory is None else tuple(i for i in ids_called(rest) if i.endswith(f"-{memory[1]}gb"))
+
+
+def in_a_slot(gpu_id: str) -> bool:
+    """Whether a card is one for a PCIe slot, none of whose boards are otherwise: no NVLink but by a bridge."""
+    return load_gpus()[gpu_id].link_kind in ("none", "nvlink-bridge") and SXM not in gpu_id
 
 
 def _one_of(name: str, ids: tuple[str, ...]) -> tuple[str, str] | None:
@@ -76,7 +95,8 @@ def _one_of(name: str, ids: tuple[str, ...]) -> tuple[str, str] | None:
     if len(ids) == 1:
         return ids[0], ""
     if len(boards) == 1:
-        return boards[0], f"gpu {name!r} does not state its form factor: {boards[0]} is taken."
+        told = re.search(r"\b(dgx|hgx)\b", name, re.IGNORECASE)
+        return boards[0], "" if told else f"gpu {name!r} does not state its form factor: {boards[0]} is taken."
     if ids:
         raise SkipRowError(f"gpu {name!r} does not say which of {', '.join(ids)} it is")
     return None
@@ -107,4 +127,16 @@ def model_called(name: str) -> Architecture:
             return load_architecture(text)
         except UnknownNameError:
             continue
-    return load_architecture(tried[1])
+    return _of_size(tried[-1]) or load_architecture(tried[1])
+
+
+def _of_size(name: str) -> Architecture | None:
+    """The model that a name means which has its size behind it, where it is of that size."""
+    size = SIZED.search(name)
+    if size is None:
+        return None
+    try:
+        found = load_architecture(name[: size.start()])
+    except TunecastError:
+        return None
+    return found if abs(float(size[1]) * GIGA / found.total_params - 1.0) <= SIZE_SHARE else None

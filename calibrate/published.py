@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from tunecast.calibrate.cell_cards import cards_of, with_instance, with_one_gpu
 from tunecast.calibrate.cell_targets import in_model, same_targets, separate
 from tunecast.calibrate.framework_names import Software, software_of
-from tunecast.calibrate.named_things import count_of, gpu_called, model_called
+from tunecast.calibrate.named_things import gpu_called, model_called
 from tunecast.calibrate.row_cells import (
     cells,
     counter_called,
@@ -26,17 +27,19 @@ from tunecast.calibrate.row_cells import (
 from tunecast.calibrate.row_faults import in_columns, with_others
 from tunecast.calibrate.run_table import (
     NOTHING,
+    OUT_OF_MEMORY,
     SkipRowError,
     accumulated,
     check_batch,
     check_card,
     check_confidence,
-    check_date,
     check_kind,
     check_possible,
     check_size,
+    dated,
     naming,
     number,
+    out_of_memory,
     peak_memory,
     stated_tokens_per_s,
     whole,
@@ -141,11 +144,13 @@ def read_runs(rows: Iterable[dict[str, str]]) -> tuple[list[PublishedRun], list[
 def _read_row(row: dict[str, str]) -> PublishedRun:
     check_confidence(row)
     check_kind(row)
-    check_date(row)
-    check_card(row)
+    row = dated(row)
+    check_card({**row, "gpu": with_instance(row.get("gpu", ""))})
+    row = with_one_gpu(row)
     if row.get("model", "").lower() in NOTHING:
         raise SkipRowError("model is not stated")
-    if row.get("notes", "").startswith("OUT OF MEMORY"):
+    row = out_of_memory(row)
+    if row.get("notes", "").startswith(OUT_OF_MEMORY):
         raise SkipRowError("ran out of memory: a test of fit, not of speed")
     row = _filled(row)
     for rule in _rules(row):
@@ -191,7 +196,7 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
     check_batch(row, run)
     tokens_per_s = stated_tokens_per_s(row, run, full=full, samples_fill=samples_fill)
     peak_gib, why_no_memory = peak_memory(row, gpu)
-    check_possible(tokens_per_s, architecture, run, gpu)
+    check_possible(row, tokens_per_s, architecture, run, gpu)
     return PublishedRun(
         id=row["id"],
         source=row["id"].split("-")[0] if "-" in row["id"] else "table",
@@ -258,14 +263,22 @@ def _software(row: dict[str, str], notes: list[str]) -> Software:
 def _options(row: dict[str, str], software: Software, notes: list[str], stated: set[str]) -> dict[str, Any]:
     """Options of a row; those that its cells state are added to `stated`."""
     options: dict[str, Any] = {"allow_long_context": True, **software.options}
-    options["num_gpus"] = _gpus(row)
+    options["num_gpus"], per_node = cards_of(row)
     default = default_for(software, row, notes)
     options |= cells(row, options["num_gpus"], software, default, stated)
+    if per_node is not None and options.setdefault("gpus_per_node", per_node) != per_node:
+        raise SkipRowError(
+            f"parallelism {row['parallelism']!r} has machines of {options['gpus_per_node']} GPUs, gpus and gpu of "
+            f"{per_node}: they contradict each other"
+        )
+    stated.update(() if per_node is None else ("gpus_per_node",))
     if "method" not in options:
         raise SkipRowError(f"method {row.get('method', '')!r} names no method")
     options = absent_columns(software, row, str(options["method"])) | options
     with_base(options, row, software, notes)
     with_master(options, row)
+    if options.pop("of_method", options["method"]) != options["method"]:
+        raise SkipRowError(f"parallelism {row['parallelism']!r} contradicts method {row['method']!r}")
     stated.update(("dtype", "precision") if "mixed" in stated or bare_number(row, software) else ())
     stated.update(("lora_r",) if number(row, "rank") is not None else ())
     with_numbers(options, software, bare_number(row, software))
@@ -291,21 +304,6 @@ def _options(row: dict[str, str], software: Software, notes: list[str], stated: 
     if options["method"] != "full":
         _adapters(row, software, options, default)
     return options
-
-
-def _gpus(row: dict[str, str]) -> int:
-    """How many GPUs ran: of the column, else of the card's text; one where the table speaks of no number."""
-    text = row.get("gpu", "")
-    named = count_of(text)
-    if number(row, "gpus") is not None:
-        stated = whole(row, "gpus")
-        several = re.search(r"\b(nodes?|machines?|hosts?|servers?)\b", f"{text} {row.get('parallelism', '')}", re.I)
-        if named not in (None, stated) and not several:
-            raise SkipRowError(f"gpu {text!r} and gpus {row['gpus']!r} contradict each other")
-        return stated
-    if named is None and "gpus" in row:
-        raise SkipRowError("gpus is not stated")
-    return named or 1
 
 
 def _adapters(row: dict[str, str], software: Software, options: dict[str, Any], default: Callable[[str], Any]) -> None:

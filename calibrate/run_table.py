@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import datetime
 import math
 import re
 from collections.abc import Iterator, Sequence
@@ -15,6 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tunecast.calibrate.cell_dates import DateError, iso_dates
+from tunecast.calibrate.cell_numbers import MEASURED, NumberError, may_be_thousands, number_of, sequences_of
 from tunecast.calibrate.run_columns import check_columns
 from tunecast.catalogs.errors import InputError, TunecastError
 from tunecast.catalogs.gpus import Gpu
@@ -42,20 +43,8 @@ NOTHING = ("", "-", "--", "\u2013", "\u2014", "n/a", "na", "none", "not stated",
 """What a cell without a number says."""
 DOUBTS = ("none", "unknown", "?")
 """Of these, what a confidence would be a low one by."""
-SPEEDS = ("tokens_per_s", "tokens_per_s_per_gpu")
-MEASURED = (*SPEEDS, "samples_per_s", "step_time_s", "peak_mem_gib")
-UNGROUPED = (*SPEEDS, "seq_len", "global_batch", "gpus")
-"""Columns in which a comma groups thousands: elsewhere it may be that of decimals."""
-UNITS = {
-    "seq_len": "tokens?",
-    "gpus": r"x|gpus?",
-    "tokens_per_s": r"(tokens?|tok) ?(/|per) ?s(ec(ond)?)?",
-    "tokens_per_s_per_gpu": r"(tokens?|tok) ?(/|per) ?s(ec(ond)?)? ?((/|per) ?gpu)?",
-    "step_time_s": "s|sec|secs|seconds?",
-    "peak_mem_gib": "GiB",
-    "samples_per_s": r"(samples?|seqs?|sequences?) ?(/|per) ?s(ec(ond)?)?",
-}
-"""Units that may stand behind a column's numbers: its own."""
+DEFAULT = r"(\w+ )?default"
+"""What it says that leaves the number to the software."""
 TRAINING = (
     r"((continued )?pre-?train(ing)?|((full|lora|qlora|supervised|instruction)-)?fine-?tun(e|ing)|sft|train(ing)?"
     r"|not-stated|)"
@@ -67,6 +56,11 @@ LEAST_MFU = 1e-4
 """MFU below which a figure is taken for one in another unit: a step of milliseconds read as seconds is 1/1,000."""
 AGREE = 0.1
 """Share by which two figures for the speed of one row may differ: sources round, and average over other steps."""
+
+SPEED_COLUMNS = tuple(column for column in MEASURED if column != "peak_mem_gib")
+OUT_OF_MEMORY = "OUT OF MEMORY"
+"""How the notes of a run begin that ran out of memory; a cell of what was measured may say so instead."""
+RAN_OUT = re.compile(r"(cuda )?(oom|out[ -]of[ -]memory|ooms|oom'?ed)( error)?[.!]?", re.IGNORECASE)
 
 Row = dict[str, str]
 
@@ -144,59 +138,45 @@ def own_value(column: str, text: str) -> dict[str, Any] | None:
 
 
 def number(row: Row, column: str) -> float | None:
-    """The positive number in a cell; None where it is empty or a word for nothing.
-
-    Read are ``8182.5``, groups of thousands (``8,182`` in columns of counts and speeds, ``1,234,567`` everywhere),
-    "about" (``~``), the column's unit, ``12.5k`` of a speed, and ``8k`` of a length where it is a power of two (8,192).
-    """
+    """The positive number in a cell (`cell_numbers`); None where it is empty or a word for nothing."""
     text = row.get(column, "")
-    if text.strip().lower() in NOTHING:
+    if text.strip().lower() in NOTHING or (column == "rank" and re.fullmatch(DEFAULT, text, re.IGNORECASE)):
         return None
-    value = _number_of(column, text.strip())
+    try:
+        value = number_of(column, text.strip())
+    except NumberError as error:
+        raise SkipRowError(f"{column} {text!r} {error}") from error
     if not (math.isfinite(value) and value > 0):
         raise SkipRowError(f"{column} {text!r} is not a number above 0")
     return value
 
 
-def _number_of(column: str, text: str) -> float:
-    """The number a cell says, NaN for none."""
-    plain = re.sub(rf"\s*(?:{UNITS[column]})\s*$", "", text, flags=re.IGNORECASE) if column in UNITS else text
-    plain = _rank(plain) if column == "rank" else plain
-    plain = re.sub(r"^(~|≈|ca\.?|about|approx\.?)\s*", "", plain) if column in MEASURED else plain
-    thousands = re.fullmatch(r"(\d+(?:\.\d+)?) ?[kK]", plain)
-    if thousands and column == "seq_len":
-        tokens = float(thousands[1]) * 1024
-        return tokens if tokens == int(tokens) and int(tokens) & (int(tokens) - 1) == 0 else math.nan
-    if thousands and column in SPEEDS:
-        return float(thousands[1]) * 1000
-    grouped = re.fullmatch(r"\d{1,3}(?:[, '_\u2009\u00a0\u202f]\d{3})+(?:\.\d+)?", plain)
-    if grouped and (column in UNGROUPED or len(re.findall(r"[, '_\u2009\u00a0\u202f]", plain)) > 1):
-        plain = re.sub(r"[, '_\u2009\u00a0\u202f]", "", plain)
-    try:
-        return float(plain)
-    except ValueError:
-        return math.nan
-
-
-def _rank(text: str) -> str:
-    """A rank without its name and without the alpha beside it (``r=16``, ``16 (alpha 32)``, ``16/32``)."""
-    plain = re.sub(r"^(lora )?(rank|r)\s*[=:]?\s*", "", text, flags=re.IGNORECASE)
-    alpha = r"(\s*[(,;/]?\s*(and |with )?(lora[_ ])?(alpha|\u03b1)\s*[=:]?\s*\d+\s*\)?|\s*/\s*\d+)$"
-    return re.sub(alpha, "", plain, flags=re.IGNORECASE)
+def out_of_memory(row: Row) -> Row:
+    """The row with what a cell of the measured says of memory that ran out in its notes, as `OUT_OF_MEMORY` begins."""
+    cells = [column for column in MEASURED if RAN_OUT.fullmatch(row.get(column, "").strip())]
+    if not cells:
+        return row
+    ran = next((column for column in SPEED_COLUMNS if column not in cells and number(row, column) is not None), None)
+    if ran is not None:
+        raise SkipRowError(f"{ran} {row[ran]!r} and {cells[0]} {row[cells[0]]!r} contradict each other")
+    notes = row.get("notes", "")
+    told = notes if notes.startswith(OUT_OF_MEMORY) else f"{OUT_OF_MEMORY}. {notes}"
+    return {**row, **dict.fromkeys(MEASURED, ""), "notes": told}
 
 
 def peak_memory(row: Row, gpu: Gpu) -> tuple[float | None, str]:
     """Peak memory in GiB, and why a stated one cannot be read: the row's speed can be compared all the same."""
     text = row.get("peak_mem_gib", "")
-    if re.search(r"\d\s*[GM]B?$", text, re.IGNORECASE):
+    bare = re.sub(r"\s*(?:/|per) ?(?:gpu|device|card)$", "", text, flags=re.IGNORECASE)
+    if re.search(r"\d\s*[GM]B?$", bare, re.IGNORECASE):
         return None, f"peak_mem_gib {text!r} may count powers of 1,000 or of 1,024: write GiB or MiB"
-    plain = re.sub(r"\s*MiB$", "", text, flags=re.IGNORECASE)
-    plain = plain if plain == text else re.sub(r"(?<=\d),(?=\d{3}\b)", "", plain)
+    plain = re.sub(r"\s*MiB$", "", bare, flags=re.IGNORECASE)
+    plain = plain if plain == bare else re.sub(r"(?<=\d),(?=\d{3}\b)", "", plain)
     try:
         found = number({**row, "peak_mem_gib": plain}, "peak_mem_gib")
     except SkipRowError:
         return None, f"peak_mem_gib {text!r} is not a number above 0"
-    peak_gib = found / 1024.0 if found is not None and plain != text else found
+    peak_gib = found / 1024.0 if found is not None and plain != bare else found
     if peak_gib is not None and peak_gib > gpu.memory_marketing_gb:
         return None, f"peak_mem_gib {text!r} is above the {gpu.memory_marketing_gb:g} GB of {gpu.id}"
     return peak_gib, ""
@@ -259,7 +239,7 @@ def check_confidence(row: Row) -> None:
 
 def accumulated(row: Row, run: Run, notes: list[str]) -> Run:
     """The run with the micro-batches that its global batch takes, where no cell says how many."""
-    stated = number(row, "global_batch")
+    stated = _global_batch(row, run)
     if stated is None or number(row, "grad_accum") is not None:
         return run
     samples = run.tokens_per_step / run.max_length / run.gradient_accumulation_steps
@@ -270,9 +250,20 @@ def accumulated(row: Row, run: Run, notes: list[str]) -> Run:
     return replace(run, gradient_accumulation_steps=int(times))
 
 
+def _global_batch(row: Row, run: Run) -> float | None:
+    """Sequences of the whole job's batch, which a cell may count in tokens."""
+    text = row.get("global_batch", "")
+    stated = sequences_of(text, run.max_length)
+    if stated is None:
+        return number(row, "global_batch")
+    if math.isnan(stated):
+        raise SkipRowError(f"global_batch {text!r} is no whole number of sequences of {run.max_length} tokens")
+    return stated
+
+
 def check_batch(row: Row, run: Run) -> None:
     """The batch of the whole job, where the row states it, is what its parts multiply to."""
-    stated = number(row, "global_batch")
+    stated = _global_batch(row, run)
     samples = run.tokens_per_step / run.max_length
     if stated is not None and stated != samples:
         raise SkipRowError(
@@ -310,16 +301,15 @@ def naming(column: str) -> Iterator[None]:
         raise SkipRowError(str(error) if str(error).startswith(column) else f"{column}: {error}") from error
 
 
-def check_date(row: Row) -> None:
-    """A date has a year: versions of software follow from it."""
+def dated(row: Row) -> Row:
+    """The row with its date in ISO form: versions of software follow from it."""
     date = row.get("source_date", "")
-    if date.lower() not in NOTHING and not re.search(r"(19|20)\d\d", date):
-        raise SkipRowError(f"source_date {date!r} names no year")
-    for year, month, day in re.findall(r"\b(20\d\d)-(\d\d)(?:-(\d\d))?\b", date):
-        try:
-            datetime.date(int(year), int(month), int(day or 1))
-        except ValueError as error:
-            raise SkipRowError(f"source_date {date!r} is no day of the calendar") from error
+    if date.lower() in NOTHING:
+        return row
+    try:
+        return {**row, "source_date": iso_dates(date)}
+    except DateError as error:
+        raise SkipRowError(f"source_date {date!r} {error}") from error
 
 
 def check_card(row: Row) -> None:
@@ -330,8 +320,8 @@ def check_card(row: Row) -> None:
         raise SkipRowError(f"gpu {row['gpu']!r} and gpu_canonical_id {row['gpu_canonical_id']!r} contradict each other")
 
 
-def check_possible(tokens_per_s: float | None, architecture: Architecture, run: Run, gpu: Gpu) -> None:
-    """No row is faster than the peak of its cards (MFU above 1)."""
+def check_possible(row: Row, tokens_per_s: float | None, architecture: Architecture, run: Run, gpu: Gpu) -> None:
+    """No row is faster than the peak of its cards (MFU above 1), nor may be meant to be 1,000 times as fast."""
     peak = gpu.peaks.get(run.product_dtype)
     if tokens_per_s is None or peak is None:
         return
@@ -340,6 +330,13 @@ def check_possible(tokens_per_s: float | None, architecture: Architecture, run: 
     if mfu > 1.0:
         raise SkipRowError(
             f"{tokens_per_s:g} tokens/s on {run.num_gpus} x {gpu.id} would be an MFU of {mfu:.2f}, above 1"
+        )
+    stated = [column for column in SPEED_COLUMNS if number(row, column) is not None]
+    if 1e3 * mfu <= 1.0 and all(may_be_thousands(column, row[column]) for column in stated):
+        column, digits = stated[0], re.findall(r"[\d.]+", row[stated[0]])[0]
+        raise SkipRowError(
+            f"{column} {row[column]!r} may be {float(digits):g} or {digits.replace('.', '')}, and these cards could do "
+            f"either: write {digits.replace('.', '')}, or {digits}0"
         )
     if mfu < LEAST_MFU:
         raise SkipRowError(

@@ -6,12 +6,14 @@ reserved. Low-confidence rows are never scored; runs that ran out of memory test
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from tunecast.calibrate.published import PublishedRun, read_runs
 from tunecast.calibrate.row_faults import in_columns
+from tunecast.calibrate.run_table import OUT_OF_MEMORY, SkipRowError, out_of_memory
 from tunecast.catalogs.errors import TunecastError
 from tunecast.catalogs.gpus import load_gpus
 from tunecast.model.fits import fit_probability, fit_verdict, memory_view
@@ -24,8 +26,7 @@ from tunecast.model.target import Target
 from tunecast.model.time import StepTime, step_time
 from tunecast.model.value import Value
 
-OUT_OF_MEMORY = "OUT OF MEMORY"
-PRESUMED = "OUT OF MEMORY (presumed)"
+PRESUMED = f"{OUT_OF_MEMORY} (presumed)"
 AUXILIARY = "auxiliary set: for ratios between rows, never scored"
 PADDED = "packed "
 """How the reason begins when only the tokens processed are unknown: memory is that of the longest sample."""
@@ -104,16 +105,18 @@ def read_entries(rows: Iterable[dict[str, str]]) -> list[Entry]:
 
 
 def _entry(row: dict[str, str]) -> Entry:
-    out_of_memory = _out_of_memory(row)
+    with contextlib.suppress(SkipRowError):
+        row = out_of_memory(row)
+    ran_out = _out_of_memory(row)
     if row.get("set") == "auxiliary" and row.get("confidence") != "low":
-        return Entry(id=row["id"], run=None, reason=AUXILIARY, out_of_memory=out_of_memory)
+        return Entry(id=row["id"], run=None, reason=AUXILIARY, out_of_memory=ran_out)
     plain = {**row, "notes": row.get("notes", "").removeprefix(OUT_OF_MEMORY)}
     run, reason = _read(plain)
     if run is None and reason.startswith(PADDED) and "packed" in row:
         run, other = _read({name: value for name, value in plain.items() if name != "packed"})
         run = None if run is None else replace(run, tokens_per_s=None)
         reason = reason if run is not None else other
-    return Entry(id=row["id"], run=run, reason=reason, out_of_memory=out_of_memory)
+    return Entry(id=row["id"], run=run, reason=reason, out_of_memory=ran_out)
 
 
 def _read(row: dict[str, str]) -> tuple[PublishedRun | None, str]:

@@ -136,6 +136,9 @@ def reason(cells: dict[str, str]) -> str:
         ({**FULL, "parallelism": "ZeRO-3 + CPU offload", "optimizer": "CPU Adam"}, "axolotl", {"offload": "all"}),
         ({**LORA, "lora_targets": "attention + mlp"}, "axolotl", {"lora_target_modules": LINEAR}),
         ({**LORA, "lora_targets": "all linear (q,k,v,o,gate,up,down)"}, "axolotl", {"lora_target_modules": LINEAR}),
+        ({**QLORA, "gpus": "2", "parallelism": "FSDP-QLoRA"}, "axolotl", {"sharding": "fsdp", "method": "qlora"}),
+        ({**FULL, "gpus": "16 (2 nodes)", "gpu": "H100", "parallelism": "HSDP (shard 8, replicate 2)"}, "axolotl",
+         {"sharding": "hsdp", "gpus_per_node": 8}),
         ({**LORA, "lora_targets": "PEFT default"}, "axolotl", {"lora_target_modules": ("q_proj", "v_proj")}),
     ],
 )  # fmt: skip
@@ -178,6 +181,8 @@ def test_a_row_becomes_the_run_that_its_software_makes(
         ({**LORA, "method": "r=16, 4-bit"}, "method 'r=16, 4-bit' names no method"),
         ({**LORA, "rank": "many"}, "rank 'many'"),
         ({**FULL, "parallelism": "single GPU"}, "does not say how 8 copies share the work"),
+        ({**FULL, "parallelism": "8 GPUs"}, "does not say how 8 copies share the work"),
+        ({**LORA, "parallelism": "FSDP + QLoRA"}, "parallelism 'FSDP + QLoRA' contradicts method 'LoRA'"),
     ],
 )  # fmt: skip
 def test_a_row_that_would_need_a_guess_is_skipped_by_name(cells: dict[str, str], told: str) -> None:
@@ -218,6 +223,14 @@ def test_defaults_are_those_of_the_tables_date_unless_a_version_is_stated() -> N
     assert [bool(runs[date].reading_notes) for date in runs] == [True, True, False]
     stated = one({**LORA, "framework": "TRL (0.27.1)", "source_date": "2025-04"})
     assert (stated.run.stack_version, stated.reading_notes) == (f"trl >=0.27,<0.28, {old}", ())
+
+
+@pytest.mark.parametrize("date", ["June 2024", "06/2024", "15.06.2024", "20240615", "Q2 2024"])
+def test_a_date_in_any_form_chooses_the_versions_of_its_month(date: str) -> None:
+    found, then = (one({**LORA, "framework": "TRL", "source_date": day}) for day in (date, "2024-06"))
+    assert found.run == then.run
+    assert found.run.stack_version != one({**LORA, "framework": "TRL", "source_date": "2024"}).run.stack_version
+    assert found.reading_notes[-1].split(" by ")[-1].startswith("2024-06")
 
 
 def test_what_was_installed_beside_a_stated_version_is_as_old_as_it_is() -> None:
@@ -272,7 +285,7 @@ def test_a_table_without_a_column_of_gpus_counts_those_of_the_text(text: str, gp
     cells = {name: value for name, value in LORA.items() if name != "gpus"}
     cells |= {"gpu": text, "parallelism": "DDP" if gpus > 1 else "single", "tokens_per_s": ""}
     assert one(cells).run.num_gpus == gpus
-    assert "gpus is not stated" in reason({**cells, "gpu": "L4", "gpus": ""})
+    assert "gpus is not stated" in reason({**cells, "gpu": "L4", "gpus": "", "parallelism": "DDP"})
 
 
 @pytest.mark.parametrize(
@@ -312,11 +325,27 @@ def test_a_card_that_is_several_or_none_is_not_chosen(text: str) -> None:
         ("Mixtral 8x7B", "mistralai/Mixtral-8x7B-v0.1"),
         ("Code Llama 34B", "codellama/CodeLlama-34b-hf"), ("TinyLlama", "TinyLlama/TinyLlama-1.1B-Chat-v1.0"),
         ("Mistral Nemo 12B", "mistralai/Mistral-Nemo-Base-2407"), ("GPT-NeoX 20B", "EleutherAI/gpt-neox-20b"),
+        ("Phi-1.5", "microsoft/phi-1_5"), ("GPT-J", "EleutherAI/gpt-j-6b"), ("Vicuna-7B", "meta-llama/Llama-2-7b-hf"),
+        ("Phi-3 Mini 3.8B", "microsoft/Phi-3-mini-4k-instruct"), ("Phi-2 2.7B", "microsoft/phi-2"),
+        ("gpt3-5b", "nvidia/nemo-gpt3-5b"), ("Llama-2-70B (MLPerf LoRA)", "meta-llama/Llama-2-70b-hf"),
         ("OLMo 2 7B", "allenai/OLMo-2-1124-7B"), ("Llama 3 8B (instruct)", "meta-llama/Meta-Llama-3-8B"),
     ],
 )  # fmt: skip
 def test_models_by_the_names_that_people_give_them(text: str, model: str) -> None:
     assert model_called(text).name == model
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("Phi-3 Mini 7B", "Unknown model"), ("Phi-2 3.8B", "Unknown model"), ("Llama-4 Scout", "not built yet"),
+        # ALiBi, no biases and another vocabulary than llm-foundry's shapes of that name
+        ("mosaicml/mpt-7b", "Unknown model"), ("mosaicml/mpt-30b", "Unknown model"), ("GPT-3 13B", "Unknown model"),
+    ],
+)  # fmt: skip
+def test_a_model_of_another_shape_is_not_chosen(text: str, told: str) -> None:
+    with pytest.raises(TunecastError, match=told):
+        model_called(text)
 
 
 def test_flash_attention_3_is_faster_than_2_as_its_paper_says() -> None:

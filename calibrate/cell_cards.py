@@ -1,0 +1,262 @@
+"""How many GPUs a row names, on how many machines, and the words that are left to name the card.
+
+Precedence of the number: the column ``gpus``; then the card's text; then a parallelism cell that says "single GPU"; one
+where the table speaks of no number. What two cells say must agree. A DGX of A100, H100, H200, B200 or B300 has 8 GPUs
+(its datasheets), an HGX board 4 or 8, a DGX Spark one; clouds' machines are those of the price catalog. ``2x8`` is two
+machines of 8: the smaller number first, as every launcher counts (``nnodes`` x ``nproc_per_node``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+from dataclasses import dataclass
+
+from tunecast.calibrate.run_table import NOTHING, Row, SkipRowError, number, whole
+from tunecast.catalogs.prices import load_prices
+
+MACHINE = r"(?:nodes?|machines?|hosts?|servers?|instances?|vms?)"
+ONE = {"a": 1, "one": 1, "single": 1}
+NUMBER = r"(?P<{}>\d{{1,4}}|one|single)"
+CARD_BEHIND = r"(?=\(?[a-z]|[0-9]{4}\b)"
+EACH = r"(?:\s*(?:x|\*)?\s*(?:gpus?|cards?)?\s*(?:each|per\s+" + MACHINE + r"|/\s*" + MACHINE + r")?\)?)"
+IN_GPUS = (
+    r"(?P<count>\d+)\s*(?:x|gpus?|cards?)?\s*\(\s*(?P<nodes>\d+)\s*x\s*(?P<per_node>\d+)\s*\)",
+    (
+        rf"(?P<count>\d+)\s*(?:x|gpus?|cards?)?\s*[(,]?\s*(?:on\s+)?{NUMBER.format('nodes')}\s*{MACHINE}"
+        r"(?:\s*(?:of|x)\s*(?P<per_node>\d+))?(?:\s*gpus?)?\s*\)?"
+    ),
+    rf"{NUMBER.format('nodes')}\s*(?:x\s*)?{MACHINE}\s*(?:of|x|with|,)\s*(?P<per_node>\d+)\s*(?:x|gpus?|cards?)?",
+    r"(?P<nodes>\d+)\s*x\s*(?P<per_node>\d+)\s*(?:gpus?|cards?)?",
+)
+"""A cell of the column ``gpus`` that is more than a number."""
+SINGLE = r"(?:on )?(?:a )?(?:single|one|1)(?:[ -](?:gpu|card|device))?"
+CLOUDS = ("aws", "azure", "gcp", "lambda")
+"""Providers whose machines have names that say nothing else."""
+EIGHT = r"(?:a100|h100|h200|b200|b300|a800|h800)"
+MEMORY_FIRST = (
+    r"(?<![\w.])(?P<gb>\d+) ?gi?b[\s-]+"
+    r"(?=(?:(?:nvidia|tesla|geforce|rtx)[\s-])*(?!hbm)(?:[abhlvtm][a-z]{0,2}\d|\d{4}))"
+)
+"""A memory before its card (``80GB A100``), whose number is no number of cards."""
+NVL72 = 72
+"""GPUs on one NVLink network of a GB200 or GB300 rack."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cards:
+    """What a text says of cards."""
+
+    card: str
+    """The words that are left, of the card itself."""
+    counts: tuple[int, ...] = ()
+    """Numbers of GPUs that it may mean; none where it says no number."""
+    nodes: int | None = None
+    """Machines, where it says."""
+    per_node: int | None = None
+    """GPUs of one machine (of one NVLink network), where it says."""
+    instance: str = ""
+    """Id of the card of a cloud's machine that it names."""
+    machine: str = ""
+    """A machine of several GPUs that it names without saying how many of them ran."""
+
+
+@functools.cache
+def instances() -> dict[str, tuple[str, int]]:
+    """Card and number of cards by the names of the clouds' machines, in small letters; only names of one shape."""
+    found: dict[str, set[tuple[str, int]]] = {}
+    for offer in load_prices():
+        if offer.provider in CLOUDS and re.search(r"\d", offer.offer_sku):
+            found.setdefault(offer.offer_sku.lower(), set()).add((offer.gpu_id, offer.gpu_count))
+    return {name: next(iter(shapes)) for name, shapes in found.items() if len(shapes) == 1}
+
+
+@functools.cache
+def cards_in(text: str) -> Cards:
+    """The numbers of a text that names a card, and what is left of it."""
+    plain = re.sub(r"\s+", " ", text.replace("\u00d7", "x")).strip()
+    plain, memory = _taken(MEMORY_FIRST, plain)
+    plain = f"{plain.strip()} {memory['gb']}GB" if memory else plain
+    plain, instance, each, times = _instance(plain)
+    plain, dgx = _taken(rf"(?:{NUMBER.format('n')}\s*[x*]?\s*)?\b(?P<kind>dgx|hgx)(?=[ -]+{EIGHT}\b)", plain)
+    spark = re.search(r"\bdgx[ -]spark\b", plain, re.IGNORECASE)
+    plain, nodes, per_node, total = _machines(plain)
+    plain, count = _count(plain)
+    shape = Cards(card=plain, instance=instance, per_node=per_node)
+    if dgx or instance:
+        board = (4, 8) if dgx.get("kind", "").lower() == "hgx" else (8,) if dgx else (each,)
+        machines = times if instance else _value(dgx.get("n")) or nodes
+        return _of_machines(text, shape, plain, board, machines, total or count)
+    if spark and count:
+        return Cards(card=plain, counts=(count,), per_node=1)
+    if re.search(r"\bgb[23]00[ -]+nvl72\b", plain, re.IGNORECASE):
+        card = re.sub(r"[ -]+nvl72\b", "", plain, flags=re.IGNORECASE)
+        racks = () if count is None else (count, count * NVL72)
+        return Cards(card=card, counts=racks, per_node=NVL72, machine="" if count else text)
+    if total is not None:
+        return Cards(card=plain, counts=(total,), nodes=nodes, per_node=per_node)
+    if re.search(r"\b(dgx|hgx)\b", plain, re.IGNORECASE) and not spark:
+        behind = re.search(rf"{EIGHT}.*\b(dgx|hgx)\b", plain, re.IGNORECASE)
+        ran = _of_dgx(text, count) if behind else ()
+        return Cards(card=plain, counts=ran, machine="" if ran else text)
+    if nodes is None or count is None:
+        return Cards(card=plain, counts=() if count is None else (count,), nodes=nodes, machine=text if nodes else "")
+    counts = tuple(dict.fromkeys((count, count * nodes)))
+    return Cards(card=plain, counts=counts, nodes=nodes, per_node=count if nodes == 1 else None)
+
+
+def _of_dgx(text: str, count: int | None) -> tuple[int, ...]:
+    """GPUs by a number beside a DGX that may count GPUs or machines: ``DGX H100 x2``."""
+    if count is None:
+        return ()
+    sure = count == 8 or re.search(rf"\b{count}[\s-]*gpus?\b", text, re.IGNORECASE)
+    return (count,) if sure else (count, 8 * count)
+
+
+def _taken(pattern: str, text: str) -> tuple[str, dict[str, str]]:
+    """A text without the first match of a pattern, and what its groups hold."""
+    found = re.search(pattern, text, re.IGNORECASE)
+    if found is None:
+        return text, {}
+    rest = f"{text[: found.start()]} {text[found.end() :]}"
+    return re.sub(r"\s+", " ", rest).strip(), {name: said for name, said in found.groupdict().items() if said}
+
+
+def _value(text: str | None) -> int | None:
+    return None if text is None else ONE.get(text.lower()) or int(text)
+
+
+def _instance(text: str) -> tuple[str, str, int, int | None]:
+    """A text without the name of a cloud's machine, that machine's card and number of cards, and how many of it."""
+    for word in re.findall(r"[\w.-]+", text):
+        name = re.sub(r"^\d+x(?=[a-z])|^ml\.", "", word.lower())
+        if name not in instances():
+            continue
+        machine = re.escape(word.lower()[word.lower().index(name) :])
+        behind = r"(?:\s*[x*]\s*(?P<after>\d{1,4})\b)?"
+        rest, said = _taken(rf"(?:(?<![\w.])(?P<before>\d{{1,4}})\s*[x*]\s*)?(?:ml\.)?{machine}{behind}", text)
+        gpu_id, each = instances()[name]
+        return (
+            re.sub(r"\(\s*\)|^[\s,(]+|[\s,)]+$", "", rest).strip(),
+            gpu_id,
+            each,
+            _value(said.get("before") or said.get("after")),
+        )
+    return text, "", 0, None
+
+
+def _machines(text: str) -> tuple[str, int | None, int | None, int | None]:
+    """A text without its machines; their number, GPUs of each and GPUs of all."""
+    joined = rf"{NUMBER.format('nodes')}\s*(?:x\s*)?{MACHINE}\s*(?:of|x|with|,)\s*\(?(?P<per>\d{{1,2}})(?!\d){EACH}"
+    crossed = rf"(?<![\w.-])(?P<nodes>\d{{1,4}})\s*[x*]\s*\(?(?P<per>\d{{1,2}})(?:\s*[x*]\s*|\s+){CARD_BEHIND}"
+    for pattern in (joined, crossed):
+        rest, said = _taken(pattern, text)
+        if said:
+            nodes, per = _value(said["nodes"]) or 1, int(said["per"])
+            return rest.strip("() "), nodes, per, nodes * per
+    rest, said = _taken(rf"\(?\b(?P<nodes>\d{{1,3}}|one|single)\s*(?:x\s*)?{MACHINE}\b\s*\)?", text)
+    return rest, _value(said.get("nodes")), None, None
+
+
+def _count(text: str) -> tuple[str, int | None]:
+    """A text without its number of cards: before the card, behind it, or both (``8x H100 x2`` are 16)."""
+    before = (
+        rf"(?<![\w.-])(?P<n>\d{{1,4}})\s*[x*]\s*{CARD_BEHIND}|^(?P<n2>\d{{1,3}})\s+(?=[a-z])"
+        r"|^(?P<n3>\d{4,})\s+(?=[a-wyz]+\d)"
+    )
+    behind = (
+        r"(?:\s+|(?<=[\dbs]))[x*]\s*(?P<n>\d{1,4})\s*$|\s*\(\s*x?\s*(?P<n2>\d+)\s*(?:x|gpus?|cards?)?\s*\)\s*$"
+        r"|,?\s+(?P<n3>\d+)[\s-]*gpus?\s*$"
+    )
+    text, first = _taken(before, text)
+    text, last = _taken(behind, text)
+    numbers = [int(said) for found in (first, last) for said in found.values()]
+    return text, None if not numbers else numbers[0] * (numbers[1] if len(numbers) > 1 else 1)
+
+
+def _of_machines(
+    text: str, shape: Cards, card: str, board: tuple[int, ...], machines: int | None, count: int | None
+) -> Cards:
+    """GPUs of machines that have a known number of them; a count beside it is of all, or of one machine."""
+    if machines is None:
+        several = text if max(board) > 1 and count is None else ""
+        beside = (count,) if shape.instance and count else _of_dgx(text, count)
+        ran = beside or (() if several else (1,))
+        return Cards(card=card, counts=ran, instance=shape.instance, machine=several)
+    counts = tuple(machines * each for each in board)
+    if count is not None:
+        counts = tuple(number for number in counts if count in (number, number // machines))
+        if not counts:
+            raise SkipRowError(f"gpu {text!r} contradicts itself: {machines} machines and {count} GPUs")
+    return Cards(card=card, counts=counts, instance=shape.instance, nodes=machines)
+
+
+def cards_of(row: Row) -> tuple[int, int | None]:
+    """How many GPUs ran, and how many of them a machine has where a cell says."""
+    text = row.get("gpu", "")
+    named = Cards(card="") if text.lower() in NOTHING else cards_in(text)
+    stated = row.get("gpus", "")
+    count, per_node = _of_column(row, stated)
+    if count is None:
+        return _of_text(row, text, named)
+    nodes_said = re.search(rf"\b{MACHINE}\b", f"{row.get('parallelism', '')} {stated}", re.IGNORECASE)
+    if named.counts and count not in named.counts and not (nodes_said and count % named.counts[0] == 0):
+        raise SkipRowError(f"gpu {text!r} and gpus {stated!r} contradict each other")
+    of_text = _per_node(named, count)
+    if None not in (per_node, of_text) and per_node != of_text and of_text != NVL72:
+        raise SkipRowError(f"gpu {text!r} and gpus {stated!r} contradict each other")
+    return count, of_text if of_text is not None else per_node
+
+
+def _per_node(named: Cards, count: int) -> int | None:
+    """GPUs of one machine by a card's text."""
+    if named.per_node is None and named.nodes and count % named.nodes == 0:
+        return count // named.nodes
+    return named.per_node
+
+
+def with_one_gpu(row: Row) -> Row:
+    """The row, its column ``gpus`` a plain 1 where any cell says that one GPU ran."""
+    with contextlib.suppress(SkipRowError):
+        return {**row, "gpus": "1"} if cards_of(row)[0] == 1 else row
+    return row
+
+
+def with_instance(text: str) -> str:
+    """A card's text with the id of the card that its cloud's machine has."""
+    found = cards_in(text).instance
+    return f"{text} {found}" if found else text
+
+
+def _of_text(row: Row, text: str, named: Cards) -> tuple[int, int | None]:
+    """The number that the card's text says, or that none does."""
+    if len(named.counts) > 1:
+        either = " or ".join(map(str, named.counts))
+        raise SkipRowError(f"gpu {text!r} may be {either} GPUs: write their number into gpus")
+    if named.machine:
+        raise SkipRowError(f"gpu {text!r} is a machine of several GPUs: write how many ran into gpus")
+    if named.counts:
+        return named.counts[0], _per_node(named, named.counts[0])
+    if "gpus" in row and not re.fullmatch(SINGLE, row.get("parallelism", "").strip(), re.IGNORECASE):
+        raise SkipRowError("gpus is not stated")
+    return 1, None
+
+
+def _of_column(row: Row, text: str) -> tuple[int | None, int | None]:
+    """GPUs and GPUs of one machine by the column ``gpus``; None for what it does not say."""
+    plain = re.sub(r"\s+", " ", text.replace("\u00d7", "x")).strip()
+    said = next((m.groupdict() for form in IN_GPUS if (m := re.fullmatch(form, plain, re.IGNORECASE))), None)
+    if said is None:
+        return (None, None) if number(row, "gpus") is None else (whole(row, "gpus"), None)
+    nodes, per_node = _value(said["nodes"]) or 1, _value(said.get("per_node"))
+    count = _value(said.get("count"))
+    if per_node is not None and "count" not in said and re.fullmatch(IN_GPUS[-1], plain) and nodes > per_node:
+        raise SkipRowError(
+            f"gpus {text!r} may be {nodes} machines of {per_node} or {per_node} of {nodes}: write "
+            f"{nodes * per_node} ({min(nodes, per_node)} nodes)"
+        )
+    count = nodes * (per_node or 0) if count is None else count
+    if count % nodes or (per_node is not None and nodes * per_node != count) or count == 0:
+        raise SkipRowError(f"gpus {text!r} contradicts itself")
+    return count, count // nodes

@@ -1,0 +1,123 @@
+"""Dates as people write them, in ISO form: a day, a month or a year, and what stands beside them.
+
+``June 15, 2024``, ``15.06.2024``, ``2024/06`` and ``20240615`` are one day or month each; a quarter and a half of a
+year are their last month, because versions are those of the newest release by then. Which of two numbers is the day
+depends on the country: ``03/04/2024`` is read only where one of the orders is no date. A year alone is that year,
+unless a word beside it says which part of it is meant.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+
+MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+NAME = (
+    r"(?P<name>jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?"
+    r"|oct(?:ober)?|nov(?:ember)?|dec(?:ember)?)\b\.?"
+)
+OTHER_NAME = NAME.replace("<name>", "<later>")
+DAY = r"(?P<day>\d{1,2})(?:st|nd|rd|th)?"
+YEAR = r"(?P<year>(?:19|20)\d\d)"
+CLOCK = r"(?:[T ]\d\d:\d\d(?::\d\d)?(?:\.\d+)?(?:Z|[+-]\d\d:?\d\d)?)?"
+SPAN = r"\s*(?:-|\u2013|\u2014|to|and|until|through)\s*"
+FORMS = tuple(
+    re.compile(rf"(?<![\w.'/-]){form}(?![\w'])(?![./-]\d)", re.IGNORECASE)
+    for form in (
+        rf"{YEAR}[-./](?P<month>\d{{1,2}})[-./](?P<day>\d{{1,2}}){CLOCK}",
+        rf"{YEAR}[-./](?P<month>\d{{1,2}})",
+        r"(?P<year>20\d\d)(?P<month>0[1-9]|1[0-2])(?P<day>[0-3]\d)?",
+        rf"(?P<first>\d{{1,2}})(?P<sign>[./-])(?P<second>\d{{1,2}})(?P=sign){YEAR}",
+        rf"(?P<month>\d{{1,2}})[./-]{YEAR}",
+        rf"{NAME}\s*{DAY},?\s+{YEAR}",
+        rf"{DAY}\.?[\s-]*(?:of\s+)?{NAME}[\s,-]*{YEAR}",
+        rf"{NAME}{SPAN}{OTHER_NAME}[\s,/-]*(?:of\s+)?{YEAR}",
+        rf"{NAME}[\s,/-]*(?:of\s+)?(?:{YEAR}|['\u2019](?P<short>[12]\d))",
+        rf"{YEAR}[\s,/-]*{NAME}",
+        rf"q(?P<quarter>[1-4])[\s,/-]*(?:of\s+)?{YEAR}",
+        rf"{YEAR}[\s,/-]*q(?P<quarter>[1-4])",
+        rf"h(?P<half>[12])[\s,/-]*(?:of\s+)?{YEAR}",
+        rf"{YEAR}[\s,/-]*h(?P<half>[12])",
+    )
+)
+"""What is tried at every place, longest match first; the groups say what each number is."""
+ISO = re.compile(r"\b(?:19|20)\d\d(?:-\d\d(?:-\d\d)?)?\b")
+BESIDE_A_YEAR = re.compile(
+    r"\b(approx(imately)?|about|around|circa|ca|c|and|to|until|through|between|from|since|by|as|of|in|on|at|the|or|rows?"
+    r"|added|over|time|snapshot|page|head|published|measured|released|updated|accessed|late|end|year|whole|all)\b",
+    re.IGNORECASE,
+)
+"""Words that say nothing of the part of a year, or that it is its end."""
+PART_OF_A_YEAR = re.compile(
+    r"\b(early|mid|middle|begin\w*|start|spring|summer|autumn|fall|winter|half|quarter|week|cw ?\d+|w ?\d+)\b",
+    re.IGNORECASE,
+)
+WRITE = "write it as 2024-06-15, 2024-06 or 2024"
+
+
+class DateError(ValueError):
+    """Why a text is no date, after ``source_date 'text'``."""
+
+
+def iso_dates(text: str) -> str:
+    """A text with its dates in ISO form, a date first; raises `DateError` where it cannot be told which is meant."""
+    found, place = "", 0
+    while place < len(text):
+        matches = [match for form in FORMS if (match := form.match(text, place)) is not None]
+        best = max(matches, key=lambda match: len(match[0]), default=None)
+        found += _iso(best) if best is not None else text[place]
+        place = best.end() if best is not None else place + 1
+    if not ISO.search(found):
+        raise DateError(f"names no year: {WRITE}")
+    _nothing_left(found)
+    return found if ISO.match(found) else " to ".join(ISO.findall(found))
+
+
+def _iso(match: re.Match[str]) -> str:
+    """One date of a text."""
+    said = {name: value for name, value in match.groupdict().items() if value is not None}
+    year = said.get("year") or f"20{said['short']}"
+    if "first" in said:
+        return _in_order(year, int(said["first"]), int(said["second"]))
+    if "later" in said:
+        return f"{_day(year, _month(said['name']))} to {_day(year, _month(said['later']))}"
+    if "quarter" in said or "half" in said:
+        return _day(year, 3 * int(said["quarter"]) if "quarter" in said else 6 * int(said["half"]))
+    month = _month(said["name"]) if "name" in said else int(said["month"])
+    return _day(year, month, int(said["day"]) if "day" in said else None)
+
+
+def _month(name: str) -> int:
+    return MONTHS.index(name[:3].lower()) + 1
+
+
+def _in_order(year: str, first: int, second: int) -> str:
+    """Day and month as the calendar allows; refused where either order is a date."""
+    orders = {(month, day) for day, month in ((first, second), (second, first)) if month <= 12}
+    if len(orders) > 1:
+        written = " or ".join(f"{year}-{month:02}-{day:02}" for month, day in sorted(orders))
+        raise DateError(f"may be {written}: write which")
+    month, day = next(iter(orders), (first, second))
+    return _day(year, month, day)
+
+
+def _day(year: str, month: int, day: int | None = None) -> str:
+    """A day or month of the calendar."""
+    try:
+        datetime.date(int(year), month, day or 1)
+    except ValueError as error:
+        raise DateError("is no day of the calendar") from error
+    return f"{year}-{month:02}" if day is None else f"{year}-{month:02}-{day:02}"
+
+
+def _nothing_left(found: str) -> None:
+    """No number or word beside the dates may be a month of them; what stands in brackets is about something else."""
+    dates = ISO.findall(found)
+    rest = ISO.sub(" ", found)
+    bare = re.sub(r"\([^)]*\)|\[[^\]]*\]", " ", rest)
+    part = PART_OF_A_YEAR.search(rest if all(len(date) == 4 for date in dates) else "")
+    number = re.search(r"(?<![\w.])\d{1,2}(?![\w.])|\b['\u2019]?\d\d\b", bare)
+    words = re.findall(r"[^\W\d_]+", BESIDE_A_YEAR.sub(" ", bare)) if all(len(date) == 4 for date in dates) else []
+    odd = part[0] if part else number[0] if number else words[0] if words else ""
+    if odd:
+        raise DateError(f"says {odd!r} beside {dates[-1]}, which may be a part of the year: {WRITE}")

@@ -1,0 +1,137 @@
+"""The number in one cell: its column's names and units around it, groups of thousands, powers; no table, no run.
+
+Read are ``8182.5``, groups of thousands (``8,182`` in columns of counts and speeds, ``1,234,567`` everywhere), "about"
+(``~``) and a spread (``± 50``) of what was measured, ``12.5k`` of a speed, and ``8k`` of a length where it is a power
+of two (8,192). A unit is that of the column, or one that is turned into it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+SPEEDS = ("tokens_per_s", "tokens_per_s_per_gpu")
+MEASURED = (*SPEEDS, "samples_per_s", "step_time_s", "peak_mem_gib")
+WHOLE = ("seq_len", "micro_batch", "grad_accum", "global_batch", "gpus", "rank")
+"""Columns of counts."""
+UNGROUPED = (*SPEEDS, "seq_len", "global_batch", "gpus")
+"""Columns in which a comma groups thousands: elsewhere it may be that of decimals."""
+SECOND = r"s(?:ec(?:onds?|s)?)?"
+EACH = r"(?: ?(?:/|per|on each|each) ?(?:gpu|device|card|rank))"
+TOKENS_PER_S = rf"(?:t|tok|toks|tokens?) ?(?:/|per) ?{SECOND}|tps"
+STEP = r"(?: ?(?:/|per) ?(?:it|iter|iteration|step))?"
+SAMPLES = r"(?:samples?|seqs?|sequences?|examples?)"
+UNITS = {
+    "seq_len": r"tokens?|tok",
+    "micro_batch": rf"{SAMPLES}?{EACH}|{SAMPLES}",
+    "grad_accum": r"(?:micro[- ]?)?(?:steps?|batches)|x",
+    "global_batch": SAMPLES,
+    "gpus": r"x|gpus?",
+    "tokens_per_s": TOKENS_PER_S,
+    "tokens_per_s_per_gpu": rf"(?:{TOKENS_PER_S}){EACH}?",
+    "step_time_s": SECOND + STEP,
+    "peak_mem_gib": "GiB",
+    "samples_per_s": rf"(?:samples?|seqs?|sequences?) ?(?:/|per) ?{SECOND}",
+}
+"""Units that may stand behind a column's numbers: its own."""
+NAMES = {
+    "seq_len": r"max|(?:max[ _]?)?(?:(?:seq(?:uence)?|model)[ _]?)?len(?:gth)?|(?:ctx|context)(?:[ _]len(?:gth)?)?",
+    "micro_batch": r"(?:per[ _-]device[ _-])?(?:train[ _-])?(?:micro[ _-]?)?batch(?:[ _-]?size)?|m?bs",
+    "grad_accum": r"gas?|(?:gradient|grad)[ _-]accum(?:ulation)?(?:[ _-]steps)?",
+    "global_batch": r"gbs|(?:global|effective|total)[ _-]batch(?:[ _-]size)?",
+}
+"""What a column's number may be called in its own cell."""
+ONE = {"grad_accum": r"no|1 \((?:none|no|off|no accumulation)\)"}
+"""Words for 1."""
+TIMES = {"k": 1e3, "m": 1e6}
+THOUSANDS = "[, '_\u2009\u00a0\u202f]"
+EUROPEAN = re.compile(r"[1-9]\d{0,2}\.\d{3}")
+"""2.700 is two thousand seven hundred in half of Europe."""
+
+
+class NumberError(ValueError):
+    """Why a text is no number of its column, after ``column 'text'``."""
+
+
+def number_of(column: str, text: str) -> float:
+    """The number that a cell says; NaN for none. Raises `NumberError` where it may be two, or of another column."""
+    if re.fullmatch(ONE.get(column, "(?!)"), text, re.IGNORECASE):
+        return 1.0
+    milliseconds = re.fullmatch(rf"(\d+(?:\.\d+)?) ?(?:ms|milliseconds?){STEP}", text)
+    if milliseconds and column == "step_time_s":
+        return float(milliseconds[1]) / 1e3
+    plain = _bare(column, text)
+    if column in WHOLE and EUROPEAN.fullmatch(plain):
+        raise NumberError(f"may be {float(plain):g} or {plain.replace('.', '')}: write it without a point")
+    if column == "tokens_per_s" and re.search(rf"{EACH}$", plain, re.IGNORECASE):
+        raise NumberError("is the speed of one GPU: write it into tokens_per_s_per_gpu")
+    if column == "seq_len" and re.match(r"[~\u2248]", plain):
+        raise NumberError("is about a length: write the one that samples were cut or padded to")
+    power = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kKM])", plain)
+    if power and column == "seq_len":
+        return _power_of_two(float(power[1]) * 1024) if power[2] in "kK" else math.nan
+    if power and column in SPEEDS:
+        return float(power[1]) * TIMES[power[2].lower()]
+    return _decimal(_ungrouped(column, plain))
+
+
+def may_be_thousands(column: str, text: str) -> bool:
+    """Whether a speed is written as half of Europe writes one that is 1,000 times as high."""
+    return column in (*SPEEDS, "samples_per_s") and EUROPEAN.fullmatch(_bare(column, text.strip())) is not None
+
+
+def _bare(column: str, text: str) -> str:
+    """A number without its name, its unit and what says that it is about so."""
+    plain = _rank(text) if column == "rank" else text
+    if column == "seq_len":
+        plain = re.sub(r"\s*\(?(?:max(?:imum)?)\)?\s*$", "", plain, flags=re.IGNORECASE)
+    if column in NAMES:
+        plain = re.sub(rf"^(?:{NAMES[column]})(?:\s*[=:]\s*|\s+(?=\d))", "", plain, flags=re.IGNORECASE)
+    spread = r"\s*\(?(?:\u00b1|\+/-)\s*[\d.,]+\s*%?\)?$" if column in MEASURED else "(?!)"
+    plain = re.sub(spread, "", plain)
+    if column in UNITS:
+        plain = re.sub(rf"\s*(?:(?:{UNITS[column]})|\((?:{UNITS[column]})\))\s*$", "", plain, flags=re.IGNORECASE)
+    if column in MEASURED:
+        plain = re.sub(r"^(~|\u2248|ca\.?|about|approx\.?)\s*", "", plain)
+    return re.sub(spread, "", plain)
+
+
+def _power_of_two(tokens: float) -> float:
+    return tokens if tokens == int(tokens) and int(tokens) & (int(tokens) - 1) == 0 else math.nan
+
+
+def _ungrouped(column: str, plain: str) -> str:
+    grouped = re.fullmatch(rf"\d{{1,3}}(?:{THOUSANDS}\d{{3}})+(?:\.\d+)?", plain)
+    if grouped and (column in UNGROUPED or len(re.findall(THOUSANDS, plain)) > 1):
+        return re.sub(THOUSANDS, "", plain)
+    return plain
+
+
+def _decimal(plain: str) -> float:
+    try:
+        return float(plain)
+    except ValueError:
+        return math.nan
+
+
+def _rank(text: str) -> str:
+    """A rank without its name and without the alpha beside it (``r=16``, ``16 (alpha 32)``, ``16/32``)."""
+    both = re.fullmatch(r"r\s*=\s*(?:alpha|\u03b1|a)\s*=\s*(\d+)", text, flags=re.IGNORECASE)
+    plain = both[1] if both else re.sub(r"^(lora[ _]?)?(rank|r|dim)\s*[=:]?\s*", "", text, flags=re.IGNORECASE)
+    alpha = r"(\s*[(,;/]?\s*(and |with )?(lora[_ ])?(alpha|\u03b1|a(?=\s*=))\s*[=:]?\s*\d+\s*\)?|\s*/\s*\d+)$"
+    return re.sub(alpha, "", plain, flags=re.IGNORECASE)
+
+
+def sequences_of(text: str, seq_len: int) -> float | None:
+    """Sequences of a batch that a cell counts in tokens (``4M tokens``, ``524,288 tokens``); None where it does not.
+
+    A million is 10^6 or, as papers that count in powers of two mean it, 2^20: whichever makes whole sequences; NaN
+    where neither does, or both do.
+    """
+    stated = re.fullmatch(r"[~\u2248]?\s*([\d.,]+)\s*([kKM]?)\s*(?:tokens?|tok)", text.strip())
+    if stated is None:
+        return None
+    value = _decimal(_ungrouped("global_batch", stated[1]))
+    powers = {"": (1.0,), "k": (1e3, 2.0**10), "m": (1e6, 2.0**20)}[stated[2].lower()]
+    whole = {value * power / seq_len for power in powers if value * power % seq_len == 0}
+    return whole.pop() if len(whole) == 1 else math.nan

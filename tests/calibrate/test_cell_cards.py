@@ -1,0 +1,153 @@
+"""How many GPUs a row names and on how many machines, by its column, the card's text and the clouds' machines."""
+
+from __future__ import annotations
+
+import pytest
+
+from tunecast.calibrate.cell_cards import cards_of, instances
+from tunecast.calibrate.named_things import gpu_called
+from tunecast.calibrate.published import read_runs
+from tunecast.calibrate.run_table import SkipRowError
+from tunecast.catalogs.errors import TunecastError
+
+H100, A100_40, A100_80, A10G = "h100-sxm5-80gb", "a100-sxm4-40gb", "a100-sxm4-80gb", "a10g-24gb"
+ROW = {
+    "id": "x-1", "model": "Llama 3.1 8B", "method": "lora", "seq_len": "2048", "micro_batch": "1", "gpu": "H100 80GB",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "count", "per_node", "gpu"),
+    [
+        ("1 DGX H100", 8, 8, H100), ("2x DGX H100", 16, 8, H100), ("1x DGX A100 80GB", 8, 8, A100_80),
+        ("2 DGX H100 (16 GPUs)", 16, 8, H100), ("DGX H100 (8 GPUs)", 8, None, H100), ("8x H100 DGX", 8, None, H100),
+        ("DGX H100 x8", 8, None, H100), ("DGX H100, 2 nodes", 16, 8, H100),
+        ("HGX H100 8-GPU", 8, None, H100), ("DGX Spark", 1, None, "gb10-128gb"), ("2x DGX Spark", 2, 1, "gb10-128gb"),
+        ("8x H100 x2", 16, None, H100), ("2x8 H100", 16, 8, H100), ("2 x 8x H100 SXM5", 16, 8, H100),
+        ("2x (8x A100 40GB)", 16, 8, A100_40), ("2 nodes of 8x H100 SXM5", 16, 8, H100),
+        ("1 node 8xH100", 8, 8, H100), ("8x A100 80GB (2 nodes of 4)", 8, 4, A100_80),
+        ("2 nodes x 4 RTX 4090", 8, 4, "rtx-4090-24gb"), ("8xH100 (Lambda)", 8, None, H100),
+        ("Lambda 1x A10 (24 GB PCIe)", 1, None, "a10-24gb"), ("8 H100s", 8, None, H100), ("H100x8", 8, None, H100),
+        ("8x H100 NVLink", 8, None, H100), ("4090 x2", 2, None, "rtx-4090-24gb"), ("2x 4090", 2, None, "rtx-4090-24gb"),
+        ("2x 3090 Ti", 2, None, "rtx-3090-ti-24gb"), ("4090x2", 2, None, "rtx-4090-24gb"),
+        ("p4d.24xlarge (8x A100 40GB)", 8, None, A100_40), ("2x p5.48xlarge", 16, 8, H100),
+        ("ml.g5.2xlarge (A10G)", 1, None, A10G), ("ml.g5.2xlarge", 1, None, A10G),
+        ("A10G (g5.4xlarge x16)", 16, 1, A10G), ("p4d.24xlarge (1x A100)", 1, None, A100_40),
+        ("80GB A100", 1, None, A100_80), ("8x 80GB A100", 8, None, A100_80),
+        ("80 GB A100 PCIe", 1, None, "a100-pcie-80gb"),
+        ("B200 192GB", 1, None, "b200-sxm-180gb"), ("T4 PCIe", 1, None, "t4-16gb"), ("L40s", 1, None, "l40s-48gb"),
+        ("RTX Pro 6000 Workstation", 1, None, "rtx-pro-6000-blackwell-ws-96gb"),
+        ("RTX PRO 6000 Server Edition", 1, None, "rtx-pro-6000-blackwell-server-96gb"),
+        ("4x V100S", 4, None, "v100s-pcie-32gb"), ("1024 H100", 1024, None, H100),
+    ],
+)  # fmt: skip
+def test_cards_and_machines_in_one_text(text: str, count: int, per_node: int | None, gpu: str) -> None:
+    assert cards_of({"gpu": text}) == (count, per_node)
+    assert gpu_called(text)[0] == gpu
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("DGX H100", "machine of several GPUs: write how many ran"), ("p5.48xlarge", "machine of several GPUs"),
+        ("GB200 NVL72", "machine of several GPUs"), ("2x HGX H100", "may be 8 or 16 GPUs"),
+        ("8xH100 (2 nodes)", "may be 8 or 16 GPUs"), ("16x GB200 NVL72", "may be 16 or 1152 GPUs"),
+        ("2 DGX H100 (4 GPUs)", "2 machines and 4 GPUs"), ("DGX H100 x2", "may be 2 or 16 GPUs"),
+        ("2x H100 DGX", "may be 2 or 16 GPUs"), ("2x DGX GB200", "machine of several GPUs"),
+        ("DGX GB200", "machine of several GPUs"), ("H100 (2 nodes)", "machine of several GPUs"),
+    ],
+)  # fmt: skip
+def test_a_number_of_cards_that_may_be_two_is_refused(text: str, told: str) -> None:
+    with pytest.raises(SkipRowError, match=told):
+        cards_of({"gpu": text})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "DGX Station A100",
+        "8 V100s",
+        "4 L40s",
+        "p4d.24xlarge (A100 80GB)",
+        "H200 PCIe",
+        "p9.48xlarge",
+        "8x H100 per node",
+    ],
+)
+def test_a_card_that_may_be_another_is_not_chosen(text: str) -> None:
+    with pytest.raises((SkipRowError, TunecastError), match=r"Unknown GPU|may be several|contradicts itself"):
+        gpu_called(text)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "count", "per_node"),
+    [
+        ("2x8", 16, 8), ("2 x 8", 16, 8), ("2×8", 16, 8), ("16 (2x8)", 16, 8), ("16 (2 nodes)", 16, 8),
+        ("2 nodes x 8", 16, 8), ("2 nodes of 8 GPUs", 16, 8), ("8 (1 node)", 8, 8), ("16 GPUs on 2 nodes", 16, 8),
+        ("1x8", 8, 8), ("4x4", 16, 4), ("16 (1 node)", 16, 16), ("16", 16, None), ("16 GPUs", 16, None),
+    ],
+)  # fmt: skip
+def test_a_column_of_gpus_may_say_their_machines(gpus: str, count: int, per_node: int | None) -> None:
+    assert cards_of({"gpu": "H100 80GB", "gpus": gpus}) == (count, per_node)
+
+
+@pytest.mark.parametrize(
+    ("cells", "told"),
+    [
+        ({"gpus": "8x2"}, "may be 8 machines of 2 or 2 of 8: write 16"),
+        ({"gpus": "16 (3 nodes)"}, "contradicts itself"),
+        ({"gpus": "15 (2x8)"}, "contradicts itself"), ({"gpus": "2 nodes"}, "not a number"),
+        ({"gpus": "8", "gpu": "8x H100 x2"}, "contradict each other"),
+        ({"gpus": "1", "gpu": "1 DGX H100"}, "contradict"),
+        ({"gpus": "24", "gpu": "8xH100 (2 nodes)"}, "contradict"), ({"gpus": "4x4", "gpu": "2x8 H100"}, "contradict"),
+        ({"gpus": "", "parallelism": "none"}, "gpus is not stated"),
+    ],
+)  # fmt: skip
+def test_machines_that_contradict_each_other_are_refused(cells: dict[str, str], told: str) -> None:
+    with pytest.raises(SkipRowError, match=told):
+        cards_of({"gpu": "H100 80GB", **cells})
+
+
+@pytest.mark.parametrize(
+    ("cells", "count", "per_node"),
+    [
+        ({"gpu": "8x H100 x2", "gpus": "16"}, 16, None), ({"gpu": "2x HGX H100", "gpus": "16"}, 16, 8),
+        ({"gpu": "8xH100 (2 nodes)", "gpus": "16"}, 16, 8), ({"gpu": "8xH100", "gpus": "16 (2 nodes)"}, 16, 8),
+        ({"gpu": "DGX H100", "gpus": "1"}, 1, None), ({"gpu": "p5.48xlarge", "gpus": "4"}, 4, None),
+        ({"gpu": "GB200 NVL72", "gpus": "64"}, 64, 72), ({"gpu": "H100", "gpus": "", "parallelism": "single"}, 1, None),
+        ({"gpu": "H100", "gpus": "", "parallelism": "single GPU"}, 1, None),
+        ({"gpu": "2x A10G", "gpus": "", "parallelism": "DDP"}, 2, None),
+    ],
+)  # fmt: skip
+def test_what_two_cells_say_together(cells: dict[str, str], count: int, per_node: int | None) -> None:
+    assert cards_of(cells) == (count, per_node)
+
+
+def test_a_dgx_has_boards() -> None:
+    assert gpu_called("2x DGX H100") == (H100, "")
+    assert "does not state its form factor" in gpu_called("2x H100")[1]
+
+
+def test_the_catalog_of_prices_knows_the_clouds_machines() -> None:
+    assert instances()["p4d.24xlarge"] == (A100_40, 8)
+    assert instances()["standard_nd96isr_h100_v5"] == (H100, 8)
+    assert "h100" not in instances()
+
+
+def test_machines_are_passed_on_to_the_run_as_those_of_the_layout_are() -> None:
+    cells = {**ROW, "gpus": "8 (2 nodes)", "parallelism": "ZeRO-3"}
+    (found,), _ = read_runs([cells])
+    (said,), _ = read_runs([{**cells, "gpus": "8", "parallelism": "ZeRO-3, 2 nodes x 4 GPUs"}])
+    assert found.run == said.run
+    assert found.run.gpus_per_node == 4
+    assert "gpus_per_node" in found.stated
+    _, (odd,) = read_runs([{**cells, "parallelism": "ZeRO-3, 4 nodes x 2 GPUs"}])
+    assert "contradict" in odd.reason
+
+
+def test_a_machine_is_its_card_beside_the_cards_id() -> None:
+    cells = {**ROW, "gpu": "p5.48xlarge", "gpu_canonical_id": H100, "gpus": "1"}
+    (found,), skipped = read_runs([cells])
+    assert found.gpu == H100, skipped
+    _, (odd,) = read_runs([{**cells, "gpu_canonical_id": "b200-sxm-180gb"}])
+    assert "contradict" in odd.reason
