@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -113,6 +113,9 @@ def collective_seconds(operation: Operation, links: Links, num_gpus: int) -> flo
     group = operation.group or num_gpus
     per_node = operation.group_per_node or group
     nodes = group // per_node
+    if operation.senders:  # the machine's network is theirs alone
+        own = links.inter_bytes_per_s * links.gpus_per_host / operation.senders
+        links = replace(links, inter_bytes_per_s=own)
     kind = operation.name.rsplit(".", 1)[-1]
     if kind == "copy":
         return float(operation.bytes / links.pcie_bytes_per_s)

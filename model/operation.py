@@ -69,6 +69,8 @@ class Operation:
     """Collectives: GPUs that take part."""
     group_per_node: int = 0
     """Collectives: how many of them are on one machine."""
+    senders: int = 0
+    """Collectives between machines: GPUs of one machine that share its network for it; 0: all."""
     blocking: bool = False
     """Collectives: whether the GPU waits for it at once; else it runs beside other work."""
     once: bool = False

@@ -127,6 +127,17 @@ def members_per_node(run: Run, group: int, stride: int) -> int:
     return max(1, min(group, run.gpus_per_node // stride))
 
 
+def ends_per_node(run: Run) -> int:
+    """Of two stages how many are on one machine: where the stages are on several, some neighbours are apart, and a
+    pipeline is as fast as its slowest stage."""
+    return 2 if run.num_gpus <= run.gpus_per_node else 1
+
+
+def stage_on_node(run: Run) -> int:
+    """GPUs of one stage on one machine: they exchange at once with those of another stage."""
+    return min(run.tp * run.cp * run.dp, run.gpus_per_node)
+
+
 def attention_ratio(architecture: Architecture, run: Run) -> float:
     """Attention of one GPU's share of a long sequence, over that of a sequence as short as its own tokens.
 
@@ -215,7 +226,8 @@ def stage_operations(architecture: Architecture, run: Run, stage: int) -> list[O
         bytes=float(tokens * architecture.hidden_size * DTYPE_BYTES[dtype]),
         count=run.gradient_accumulation_steps * run.pp_interleave,
         group=2,
-        group_per_node=members_per_node(run, 2, run.tp * run.cp * run.dp),
+        group_per_node=ends_per_node(run),
+        senders=stage_on_node(run),
         blocking=run.pp_interleave == 1,
     )
     ahead = [send] if stage < run.pp - 1 or run.pp_interleave > 1 else []
@@ -224,7 +236,7 @@ def stage_operations(architecture: Architecture, run: Run, stage: int) -> list[O
 
 
 def tied_operations(architecture: Architecture, run: Run, stage: int) -> list[Operation]:
-    """The gradient of a tied table, summed over the first stage and the last before the update.
+    """The gradient of a tied table, summed over the first stage and the last after the last micro-batch.
 
     Source: Megatron-LM ``megatron/core/distributed/finalize_model_grads.py`` (``_allreduce_word_embedding_grads``).
     """
@@ -240,9 +252,9 @@ def tied_operations(architecture: Architecture, run: Run, stage: int) -> list[Op
             dtype=gradient_dtype(run),
             bytes=float(values * DTYPE_BYTES[gradient_dtype(run)]),
             group=len(ends),
-            group_per_node=members_per_node(run, len(ends), run.tp * run.cp * run.dp * (run.pp - 1)),
+            group_per_node=ends_per_node(run),
+            senders=stage_on_node(run),
             once=True,
-            blocking=True,
         )
     ]
 

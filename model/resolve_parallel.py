@@ -204,6 +204,12 @@ def check_pipeline(architecture: Architecture, values: Mapping[str, Any]) -> Non
             f"--pp {pp} x --pp-interleave {chunks} cannot deal out the {architecture.num_layers} layers of "
             f"{architecture.name}: stages between the first and the last would have {middle}; use fewer of either."
         )
+    if chunks > 1 and values["gradient_accumulation_steps"] < pp:
+        raise InputError(
+            f"--pp-interleave {chunks} deals micro-batches out to the {pp} stages in turns, but "
+            f"--gradient-accumulation-steps is {values['gradient_accumulation_steps']}; use at least {pp}, or leave "
+            "--pp-interleave out."
+        )
     if values["sharding"] in ("zero2", "zero3"):
         raise InputError(
             f"--sharding {values['sharding']} reduces gradients at every micro-batch, which DeepSpeed refuses with "

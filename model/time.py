@@ -220,12 +220,14 @@ def stacked(tables: Sequence[PhaseTable]) -> Stack:
 class _Load:
     """Seconds per pass of every (run, segment) on each clock.
 
-    ``lead`` is how far the host may run ahead: a full launch queue of this segment's kernels.
+    ``once`` is what of the waiting comes once a step, in all; ``lead`` how far the host may run ahead: a full launch
+    queue of this segment's kernels.
     """
 
     busy: Array
     host: Array
     wait: Array
+    once: Array
     lead: Array
 
 
@@ -233,17 +235,17 @@ def _load(stack: Stack, values: Mapping[str, float]) -> _Load:
     scale = scales(values)
     issue = host_seconds(values)
     work = stack.device_s @ scale
-    wait = exposed_communication(stack, work, values.get("overlap_frac", 0.0), values.get("scale.link", 1.0))
+    wait, once = exposed_communication(stack, work, values.get("overlap_frac", 0.0), values.get("scale.link", 1.0))
     lead = np.full_like(work, np.inf)
     if "launch_queue_depth" in values:
         issued = stack.launches[:, :, : HOST.index("calls")].sum(axis=2)
         full = (work + wait) * values["launch_queue_depth"] / np.maximum(issued, 1.0)
         lead = np.where(issued > 0.0, full, np.inf)
-    return _Load(busy=work + wait, host=stack.launches @ issue, wait=wait, lead=lead)
+    return _Load(busy=work + wait, host=stack.launches @ issue, wait=wait, once=once, lead=lead)
 
 
-def exposed_communication(stack: Stack, work: Array, overlap_frac: float, link: float = 1.0) -> Array:
-    """(runs, segments): seconds per pass that the device waits for links.
+def exposed_communication(stack: Stack, work: Array, overlap_frac: float, link: float = 1.0) -> tuple[Array, Array]:
+    """(runs, segments): seconds per pass that the device waits for links; of these, what comes once a step, in all.
 
     What comes in every pass hides behind a fraction of that pass's work; what comes once, behind what is left of
     that in the last pass; what blocks, behind nothing. The head's work hides what the forward sends.
@@ -252,11 +254,12 @@ def exposed_communication(stack: Stack, work: Array, overlap_frac: float, link: 
     beside[:, FORWARD] += work[:, HEAD]
     room = overlap_frac * beside - link * stack.communication_s
     last = np.maximum(link * stack.once_s - np.maximum(room, 0.0), 0.0)
-    return np.asarray(np.maximum(-room, 0.0) + last / stack.passes + link * stack.blocking_s)
+    return np.asarray(np.maximum(-room, 0.0) + last / stack.passes + link * stack.blocking_s), np.asarray(last)
 
 
-def _segment_ends(stack: Stack, load: _Load, *, synchronous: bool) -> Array:
-    """(runs, segments): device seconds between the ends of segments, micro-steps summed, idle stages included."""
+def _segment_ends(stack: Stack, load: _Load, *, synchronous: bool) -> tuple[Array, Array]:
+    """(runs, segments): device seconds between the ends of segments, micro-steps summed, and of these the seconds in
+    which a pipeline fills and drains. Neither the update nor what comes once a step is waited for stage by stage."""
     passes = Passes(
         busy=load.busy,
         issue=load.host,
@@ -265,19 +268,15 @@ def _segment_ends(stack: Stack, load: _Load, *, synchronous: bool) -> Array:
         micro_steps=stack.micro_steps,
         synchronous=synchronous,
     )
-    return np.asarray(passes.seconds() * (1.0 + bubbles(stack)))
-
-
-def bubbles(stack: Stack) -> Array:
-    """(runs, segments): idle over working time; the optimizer's segment has none."""
-    idle = np.repeat(stack.bubble_frac[:, None], len(SEGMENTS), axis=1)
+    worked = passes.seconds()
+    idle = stack.bubble_frac[:, None] * np.maximum(worked - load.once, 0.0)
     idle[:, OPTIMIZER_SEGMENT] = 0.0
-    return np.asarray(idle)
+    return worked + idle, idle
 
 
 def step_seconds(stack: Stack, values: Mapping[str, float], *, synchronous: bool) -> Array:
     """Seconds of one optimizer step of each run."""
-    spent = _segment_ends(stack, _load(stack, values), synchronous=synchronous)
+    spent, _ = _segment_ends(stack, _load(stack, values), synchronous=synchronous)
     return np.asarray(spent.sum(axis=1) + values.get("step_overhead_s", 0.0))
 
 
@@ -290,13 +289,14 @@ def run_clocks(table: PhaseTable, values: Mapping[str, float], *, synchronous: b
     """
     stack = stacked([table])
     load = _load(stack, values)
-    spent, passes = _segment_ends(stack, load, synchronous=synchronous)[0], stack.passes[0]
+    ends, idle = _segment_ends(stack, load, synchronous=synchronous)
+    spent, passes = ends[0], stack.passes[0]
     return Clocks(
         step_s=float(spent.sum()) + values.get("step_overhead_s", 0.0),
         device_s=float(passes @ load.busy[0]),
         host_s=float(passes @ load.host[0]),
         exposed_communication_s=float(passes @ load.wait[0]),
-        bubble_s=float((spent * (1.0 - 1.0 / (1.0 + bubbles(stack)[0]))).sum()),
+        bubble_s=float(idle.sum()),
         segments_s=tuple(float(end) for end in spent),
     )
 

@@ -15,6 +15,7 @@ from tunecast.model.architecture import Architecture
 from tunecast.model.architectures import load_architecture
 from tunecast.model.flops import executed_flops_per_step, model_flops_per_step
 from tunecast.model.inventory import part_operations, step_operations
+from tunecast.model.links import Links, collective_seconds
 from tunecast.model.memory import memory_timeline, stage_parts
 from tunecast.model.operation import Kind, Operation, Phase
 from tunecast.model.parallel import local_architecture, stages_counted
@@ -98,6 +99,9 @@ def test_the_stages_with_a_tied_table_add_up_its_gradients(run_of: RunOf) -> Non
     assert [len(found) for found in sums.values()] == [1, 0, 0, 1]
     (total,) = sums[3]
     assert (total.bytes, total.count, total.group, total.group_per_node) == (50304 / 4 * 6144 * 2, 1, 2, 1)
+    assert total.senders == 4
+    near = run_of(gpt, num_gpus=8, tp=2, pp=4, **FULL)
+    assert {op.group_per_node for op in collectives(gpt, near, 3) if op.name.startswith("pp.")} == {2}
     alone = run_of(gpt, num_gpus=4, tp=4, **FULL)
     assert not [op for op in collectives(gpt, alone) if op.name == "pp.all_reduce"]
 
@@ -205,6 +209,18 @@ def test_interleaved_stages_send_more_often_and_beside_their_work(make: Make, ru
         }
 
 
+@pytest.mark.parametrize("stages", [4, 16])
+def test_only_the_gpus_of_a_stage_share_the_network_between_stages(make: Make, run_of: RunOf, stages: int) -> None:
+    """By hand: 16 gradients of 8,192 x 4,096 bf16 activations leave each of them over its part of 10 Gbit/s."""
+    llama = make("llama-3.1-8b")
+    layout = {"num_gpus": 16, "pp": stages, "gradient_accumulation_steps": 16}
+    run = run_of(llama, method="full", max_length=8192, **layout)
+    links = Links(intra_bytes_per_s=400e9, inter_bytes_per_s=10e9 / 8 / 8, gpus_per_host=8)
+    sends = [op for op in collectives(llama, run, stages - 1) if op.name == "pp.send"]
+    found = sum(collective_seconds(op, links, 16) * op.count for op in sends)
+    assert found == pytest.approx(16 * 8192 * 4096 * 2 * (16 / stages) / (10e9 / 8))
+
+
 def scheduled_in_flight(stages: int, micro_batches: int, stage: int) -> int:
     """Most forwards ahead of backwards on a stage, from the order of 1F1B itself."""
     warm = min(stages - stage - 1, micro_batches)
@@ -284,6 +300,7 @@ def test_sharding_runs_over_the_gpus_that_share_the_shapes(make: Make, run_of: R
         ({"num_gpus": 4, "tp": 4, "sharding": "fsdp"}, r"lower --tp or --pp, or leave --sharding out"),
         ({"num_gpus": 8, "pp": 4, "sharding": "zero2"}, r"--sharding zero2 reduces"),
         ({"num_gpus": 4, "cp": 4, "max_length": 1001}, r"--cp 4 deals out"),
+        ({"num_gpus": 8, "pp": 4, "pp_interleave": 2, "gradient_accumulation_steps": 3}, r"steps is 3; use at least 4"),
     ],
 )
 def test_layouts_that_exclude_themselves_are_told_in_one_sentence(

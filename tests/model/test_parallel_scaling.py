@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,9 +14,13 @@ from tunecast.catalogs.errors import InputError
 from tunecast.model.architectures import load_architecture
 from tunecast.model.estimate import forecast
 from tunecast.model.forecast import Forecast
+from tunecast.model.inventory import step_operations
+from tunecast.model.on_device import target_factors
 from tunecast.model.parallel_scaling import amdahl_speedup, serial_fraction_of
 from tunecast.model.question import Question
+from tunecast.model.resolve import resolve_run
 from tunecast.model.target import resolve_targets
+from tunecast.model.time import phase_table, run_clocks
 from tunecast.parallel_table import scaling_rows
 
 
@@ -130,3 +136,17 @@ def test_gpus_slower_than_one_have_no_serial_fraction() -> None:
     assert found.serial_fraction is None
     (_, fraction, *_) = scaling_rows(ask("a100-sxm4-80gb", num_gpus=16, internode_gbps=10, max_length=1024))
     assert fraction[1:] == ("–", "slower than one GPU")
+
+
+def test_what_comes_once_a_step_is_not_in_the_bubble() -> None:
+    """A longer sum of gradients after the last micro-batch lengthens the step by itself, and the bubble not at all."""
+    llama, (target,) = load_architecture("meta-llama/Llama-3.1-8B"), resolve_targets(["h100-sxm5-80gb"], {})
+    run = resolve_run(llama, {"method": "full", "max_length": 2048, "num_gpus": 8, "pp": 4}, gpu_has_bf16=True).run
+    factors = target_factors(target, run)
+    table = phase_table(step_operations(llama, run), factors, run=run)
+    values = {name: factor.value for name, factor in factors.factors.items()} | {"overlap_frac": 0.0, "scale.link": 1.0}
+    longer = replace(table, once_s=table.once_s + np.array([0.0, 0.5, 0.0, 0.0]))
+    before, after = (run_clocks(each, values, synchronous=False) for each in (table, longer))
+    assert before.bubble_s > 0.0
+    assert after.bubble_s == pytest.approx(before.bubble_s)
+    assert after.step_s - before.step_s == pytest.approx(0.5)
