@@ -105,16 +105,23 @@ def drawn(bar: Bar, widest: float) -> str:
     return "█" * max(round(BAR_COLUMNS * bar.swing / widest), 1)
 
 
+def setting(value: object) -> str:
+    """A value of an option as one types it: whole numbers without a point."""
+    return f"{value:g}" if isinstance(value, float) and value.is_integer() and abs(value) < 1e6 else str(value)
+
+
 def grid_table(found: Sweep) -> Table:
     """One input down, the other across; a star where the run does not fit."""
     (down, rows), *rest = found.dimensions
     across, columns = rest[0] if rest else (found.metric.title, ("",))
-    headers = [str(value) if rest else across for value in columns]
+    headers = [setting(value) if rest else across for value in columns]
     table = plain_table(f"{down} \\ {across}" if rest else down, *headers, right=tuple(headers))
     for i, row in enumerate(rows):
         cells = found.points[i * len(columns) : (i + 1) * len(columns)]
         stars = ("*" if at.forecast is not None and at.forecast.fits is False else "" for at in cells)
-        table.add_row(str(row), *(f"{shown(found, found.value(at))}{s}" for at, s in zip(cells, stars, strict=True)))
+        table.add_row(
+            setting(row), *(f"{shown(found, found.value(at))}{s}" for at, s in zip(cells, stars, strict=True))
+        )
     if any(at.forecast is not None and at.forecast.fits is False for at in found.points):
         table.caption, table.caption_justify = "* does not fit this card: computed as if it did", "left"
     return keep_whole(table)

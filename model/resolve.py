@@ -44,7 +44,7 @@ from tunecast.model.resolve_litgpt import (
 from tunecast.model.resolve_parallel import take_parallel
 from tunecast.model.root_modules import root_modules
 from tunecast.model.run import Run
-from tunecast.model.stack_versions import adapter_default, chosen_ranges, defaults_then, told_ranges
+from tunecast.model.stack_versions import adapter_default, chosen_ranges, defaults_then, silent_note, told_ranges
 from tunecast.model.stacks import (
     DTYPE_ALIASES,
     DTYPES,
@@ -327,6 +327,7 @@ def defaults_of_version(fields: _Fields, today: dict[str, Any]) -> dict[str, Any
     fields.put("stack_version", told_ranges(chosen), fields.origins["stack_version"])
     if asked is not None:
         fields.notes.extend(one.note for one in chosen if one.note)
+        fields.notes.extend(silent_note(fields.values["stack"], str(asked)))
     return defaults_then(today, chosen, fields.values["method"])
 
 

@@ -101,6 +101,15 @@ def told_ranges(chosen: tuple[Chosen, ...]) -> str:
     return ", ".join(f"{one.package} {one.versions}" for one in chosen)
 
 
+def silent_note(stack: str, asked: str | None) -> tuple[str, ...]:
+    """That versions of other packages of the stack were not asked for, and which are taken; empty where none is."""
+    named = asked_versions(stack, asked)
+    silent = [package for package in built_stack(stack).get("packages", {}) if package not in named]
+    if not (named and silent):
+        return ()
+    return (f"--stack-version names {', '.join(named)} alone: {', '.join(silent)} as of today.",)
+
+
 def changed(chosen: tuple[Chosen, ...], method: str) -> Iterator[tuple[str, Any]]:
     """(field, default then) of every older range, the general ones before those of the method."""
     for one in chosen:

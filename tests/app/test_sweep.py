@@ -18,7 +18,7 @@ from tunecast.catalogs.price_book import price_book
 from tunecast.cli.program import program
 from tunecast.model.flops import model_flops_per_step
 from tunecast.sweep import ANALYSES, sizes, sweep
-from tunecast.sweep_table import rows_of
+from tunecast.sweep_table import rows_of, setting
 from tunecast.sweeping import Ask, forecast_of, parse_over
 
 MODEL = "meta-llama/Llama-3.2-1B"
@@ -187,3 +187,8 @@ def test_values_are_read_as_their_input_means_them() -> None:
     assert parse_over("optim=adamw_torch,sgd") == ("optim", ["adamw_torch", "sgd"])
     with pytest.raises(InputError, match="input of a sweep"):
         parse_over("nothing=1")
+
+
+@pytest.mark.parametrize(("value", "told"), [(100.0, "100"), (200.5, "200.5"), (4096, "4096"), ("ddp", "ddp")])
+def test_a_setting_is_told_as_it_is_typed(value: object, told: str) -> None:
+    assert setting(value) == told

@@ -15,7 +15,7 @@ from tunecast.model.memory import memory_timeline
 from tunecast.model.resolve import resolve_run
 from tunecast.model.resolve_litgpt import of_stack
 from tunecast.model.run import Run
-from tunecast.model.stack_versions import code_age
+from tunecast.model.stack_versions import chosen_ranges, code_age, silent_note, told_ranges
 from tunecast.model.stacks import HF_CODES, load_stacks
 from tunecast.model.trained import trainable_params
 from tunecast.model.units import MEGA
@@ -232,3 +232,12 @@ def test_what_a_run_says_of_its_versions_is_read_back_as_the_same(llama: Archite
 def test_an_empty_version_is_refused_in_a_sentence(llama: Architecture) -> None:
     with pytest.raises(InputError, match="gives transformers no version; type transformers="):
         resolve_run(llama, {"stack_version": "transformers="})
+
+
+def test_packages_whose_version_was_not_asked_for_are_named() -> None:
+    assert silent_note("hf-peft", "peft=0.11") == (
+        "--stack-version names peft alone: transformers, torch as of today.",
+    )
+    assert silent_note("hf-peft", None) == ()
+    every = chosen_ranges("hf-peft", None)
+    assert silent_note("hf-peft", told_ranges(every)) == (), "the ranges that a run prints name all"
