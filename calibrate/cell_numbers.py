@@ -26,7 +26,7 @@ UNITS = {
     "micro_batch": rf"{SAMPLES}?{EACH}|{SAMPLES}",
     "grad_accum": r"(?:micro[- ]?)?(?:steps?|batches)|x",
     "global_batch": SAMPLES,
-    "gpus": r"x|gpus?",
+    "gpus": r"x|gpus?|cards?|devices?|accelerators?",
     "tokens_per_s": TOKENS_PER_S,
     "tokens_per_s_per_gpu": rf"(?:{TOKENS_PER_S}){EACH}?",
     "step_time_s": SECOND + STEP,
