@@ -259,12 +259,6 @@ def with_one_gpu(row: Row) -> Row:
     return row
 
 
-def with_instance(text: str) -> str:
-    """A card's text with the id of the card that its cloud's machine has."""
-    found = cards_in(text).instance
-    return f"{text} {found}" if found else text
-
-
 def _of_text(row: Row, text: str, named: Cards) -> tuple[int, int | None]:
     """The number that the card's text says, or that none does."""
     if len(named.counts) > 1:

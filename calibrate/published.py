@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tunecast.calibrate.cell_cards import cards_of, with_instance, with_one_gpu
+from tunecast.calibrate.cell_cards import cards_of, with_one_gpu
 from tunecast.calibrate.cell_targets import in_model, same_targets, separate
 from tunecast.calibrate.framework_names import Software, software_of
-from tunecast.calibrate.named_things import gpu_called, model_called
+from tunecast.calibrate.named_things import check_card, gpu_called, model_called
 from tunecast.calibrate.row_cells import (
     cells,
     counter_called,
@@ -31,7 +31,6 @@ from tunecast.calibrate.run_table import (
     SkipRowError,
     accumulated,
     check_batch,
-    check_card,
     check_confidence,
     check_kind,
     check_possible,
@@ -145,7 +144,7 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
     check_confidence(row)
     check_kind(row)
     row = dated(row)
-    check_card({**row, "gpu": with_instance(row.get("gpu", ""))})
+    check_card(row)
     row = with_one_gpu(row)
     if row.get("model", "").lower() in NOTHING:
         raise SkipRowError("model is not stated")
