@@ -108,16 +108,16 @@ def cards_in(text: str) -> Cards:
         racks = () if count is None else (count, count * NVL72)
         return Cards(card=card, counts=racks, per_node=NVL72, machine="" if count else text)
     if total is not None and nodes is not None and per_node is not None:
-        counts = (total,) if nodes == 1 or per_node <= most(text) else (per_node, total)
-        return Cards(card=plain, counts=counts, nodes=nodes, per_node=per_node if len(counts) == 1 else None)
+        one = nodes == 1 or per_node <= most(text)
+        counts = (total,) if one else (per_node, total)
+        return Cards(card=plain, counts=counts, nodes=nodes, per_node=per_node if one else None)
     if re.search(r"\b(dgx|hgx)\b", plain, re.IGNORECASE) and not spark:
         behind = re.search(rf"{EIGHT}.*\b(dgx|hgx)\b", plain, re.IGNORECASE)
         ran = _of_dgx(text, count) if behind else ()
         return Cards(card=plain, counts=ran, machine="" if ran else text)
     if nodes is None or count is None:
         return Cards(card=plain, counts=() if count is None else (count,), nodes=nodes, machine=text if nodes else "")
-    counts = of_all(text, nodes, count)
-    return Cards(card=plain, counts=counts, nodes=nodes, per_node=count if nodes == 1 else None)
+    return Cards(card=plain, counts=of_all(text, nodes, count), nodes=nodes, per_node=count if nodes == 1 else None)
 
 
 def most(card: str) -> int:

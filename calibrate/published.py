@@ -25,6 +25,7 @@ from tunecast.calibrate.row_cells import (
     with_master,
 )
 from tunecast.calibrate.row_faults import in_columns, with_others
+from tunecast.calibrate.row_sharding import check_shared
 from tunecast.calibrate.run_table import (
     NOTHING,
     OUT_OF_MEMORY,
@@ -295,6 +296,7 @@ def _options(row: dict[str, str], software: Software, notes: list[str], stated: 
     options["gradient_accumulation_steps"] = whole(row, "grad_accum") if number(row, "grad_accum") else 1
     if options["num_gpus"] > 1 and "sharding" not in options:
         raise SkipRowError("parallelism is not stated")
+    check_shared(row, options)
     if options["num_gpus"] > 1 and options.get("sharding") == "fsdp":
         # TRL prepares no 4-bit base that FSDP shards (``is_sharded_qlora`` in its ``SFTTrainer``).
         options.pop("upcast_non_quantized", None)
@@ -344,6 +346,11 @@ def _filled(row: dict[str, str]) -> dict[str, str]:
     A rule ``takes`` a cell from the notes by the first group of a pattern.
     """
     for rule in _rules(row) if "framework" in row else []:
+        for column, text in rule.get("fills", {}).items():
+            why = vocabulary().get(column, {}).get(text, {}).get("skip")
+            if why and not row.get(column):
+                recipe = f"{row['framework']!r} has {text} there by its own recipe"
+                raise SkipRowError(f"{column} is not stated, and {recipe}: {why}")
         row = row | {column: text for column, text in rule.get("fills", {}).items() if not row.get(column)}
         row = row | rule.get("sets", {})
         for column, pattern in rule.get("takes", {}).items():
