@@ -16,6 +16,7 @@ import re
 from dataclasses import dataclass
 
 from tunecast.calibrate.run_table import NOTHING, Row, SkipRowError, number, whole
+from tunecast.catalogs.gpus import ids_called
 from tunecast.catalogs.prices import load_prices
 
 MACHINE = r"(?:nodes?|machines?|hosts?|servers?|instances?|vms?)"
@@ -115,6 +116,9 @@ def cards_in(text: str) -> Cards:
         behind = re.search(rf"{EIGHT}.*\b(dgx|hgx)\b", plain, re.IGNORECASE)
         ran = _of_dgx(text, count) if behind else ()
         return Cards(card=plain, counts=ran, machine="" if ran else text)
+    behind = re.search(rf"\b(?P<word>{MACHINE})\)?$", plain, re.IGNORECASE) if nodes is None and not spark else None
+    if behind and not ids_called(plain) and (count in (None, 1) or behind["word"].lower().endswith("s")):
+        return Cards(card=plain, nodes=count, machine=text)
     if nodes is None or count is None:
         return Cards(card=plain, counts=() if count is None else (count,), nodes=nodes, machine=text if nodes else "")
     return Cards(card=plain, counts=of_all(text, nodes, count), nodes=nodes, per_node=count if nodes == 1 else None)

@@ -91,7 +91,7 @@ INTO = {
     r"cp( size| degree)?|context parallel(ism)?( size| degree)?": ("parallelism", "TP=2, CP=2"),
     r"dp( size| degree)?|data parallel(ism)?( size| degree)?|dp (shard|replicate)( degree)?"
     r"|data parallel (shard|replicate) degree": ("parallelism", "TP=4, DP=2 or FSDP"),
-    r"ep( size| degree)?|expert (model )?parallel(ism)?( size| degree)?": ("parallelism", "TP=4, EP=2"),
+    r"ep( size| degree)?|expert (model )?parallel(ism)?( size| degree)?": ("parallelism", "EP=8 (not built yet)"),
     r"(ulysses )?sp( size| degree)?|(use )?sequence parallel(ism)?( size| degree)?": (
         "parallelism", "TP=8 + sequence parallel, or Ulysses 4"
     ),
@@ -99,7 +99,7 @@ INTO = {
         "parallelism", "PP=4, VPP=2"
     ),
     r"(use )?(dist(ributed)?|sharded) optim(izer)?": ("parallelism", "TP=2, distributed optimizer"),
-    r"(fine ?tuning|peft|tuner|train(ing)?) type|(use )?(q?lora|peft)": ("method", "full, LoRA or QLoRA"),
+    r"(fine ?tuning|peft|tuner|train(ing)?) type|(use )?q?lora": ("method", "full, LoRA or QLoRA"),
     r"(use )?dora": ("method", "DoRA"),
     r"(use )?rs ?lora": ("method", "rsLoRA"),
     r"modules to save|(train(ed|s)?|tune(d)?) (embed(ding)?s?|head|lm head)( and .*)?": (

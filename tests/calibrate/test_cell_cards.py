@@ -45,7 +45,9 @@ ROW = {
         ("2 nodes, 8x H100 per node", 16, 8, H100), ("4 nodes (8 H100 per node)", 32, 8, H100),
         ("2 nodes, 8 GPUs each, H100", 16, 8, H100), ("3 nodes with 8 H100", 24, 8, H100),
         ("single H100", 1, None, H100), ("one H100", 1, None, H100), ("H100 (single GPU)", 1, None, H100),
-        ("8x H100 (single node)", 8, 8, H100),
+        ("8x H100 (single node)", 8, 8, H100), ("8xH100 node", 8, None, H100),
+        ("RTX PRO 6000 Blackwell Server", 1, None, "rtx-pro-6000-blackwell-server-96gb"), ("8x H100 server", 8, None, H100),
+        ("single 8xH100 node", 8, None, H100),
     ],
 )  # fmt: skip
 def test_cards_and_machines_in_one_text(text: str, count: int, per_node: int | None, gpu: str) -> None:
@@ -65,7 +67,9 @@ def test_cards_and_machines_in_one_text(text: str, count: int, per_node: int | N
         ("2 nodes with 8 H100", "may be 8 or 16 GPUs"), ("2 nodes 8xH100", "may be 8 or 16 GPUs"),
         ("4 nodes of 32 H100", "may be 32 or 128 GPUs"), ("2x16 H100", "may be 16 or 32 GPUs"),
         ("2 nodes, 16x A100 40GB", "may be 16 or 32 GPUs"), ("2 nodes, 10x RTX 4090", "may be 10 or 20 GPUs"),
-        ("72x GB200 (2 nodes)", "may be 72 or 144 GPUs"),
+        ("72x GB200 (2 nodes)", "may be 72 or 144 GPUs"), ("single H100 node", "machine of several GPUs"),
+        ("2 H100 nodes", "machine of several GPUs"), ("4x A100 servers", "machine of several GPUs"),
+        ("H100 node", "machine of several GPUs"), ("1x H100 node", "machine of several GPUs"),
     ],
 )  # fmt: skip
 def test_a_number_of_cards_that_may_be_two_is_refused(text: str, told: str) -> None:
@@ -134,6 +138,8 @@ def test_machines_that_contradict_each_other_are_refused(cells: dict[str, str], 
         ({"gpu": "GB200 NVL72", "gpus": "64"}, 64, 72), ({"gpu": "H100", "gpus": "", "parallelism": "single"}, 1, None),
         ({"gpu": "H100", "gpus": "", "parallelism": "single GPU"}, 1, None),
         ({"gpu": "2x A10G", "gpus": "", "parallelism": "DDP"}, 2, None),
+        ({"gpu": "2 H100 nodes", "gpus": "16"}, 16, 8), ({"gpu": "2 H100 nodes", "gpus": "8"}, 8, 4),
+        ({"gpu": "H100 server", "gpus": "8"}, 8, None), ({"gpu": "2 nodes with 8 H100", "gpus": "16"}, 16, 8),
     ],
 )  # fmt: skip
 def test_what_two_cells_say_together(cells: dict[str, str], count: int, per_node: int | None) -> None:
