@@ -46,8 +46,8 @@ ROW = {
         ("2 nodes, 8 GPUs each, H100", 16, 8, H100), ("3 nodes with 8 H100", 24, 8, H100),
         ("single H100", 1, None, H100), ("one H100", 1, None, H100), ("H100 (single GPU)", 1, None, H100),
         ("8x H100 (single node)", 8, 8, H100), ("8xH100 node", 8, None, H100),
-        ("RTX PRO 6000 Blackwell Server", 1, None, "rtx-pro-6000-blackwell-server-96gb"), ("8x H100 server", 8, None, H100),
-        ("single 8xH100 node", 8, None, H100),
+        ("RTX PRO 6000 Blackwell Server", 1, None, "rtx-pro-6000-blackwell-server-96gb"),
+        ("8x H100 server", 8, None, H100), ("single 8xH100 node", 8, None, H100),
     ],
 )  # fmt: skip
 def test_cards_and_machines_in_one_text(text: str, count: int, per_node: int | None, gpu: str) -> None:
