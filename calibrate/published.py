@@ -348,7 +348,7 @@ def _filled(row: dict[str, str]) -> dict[str, str]:
     for rule in _rules(row) if "framework" in row else []:
         for column, text in rule.get("fills", {}).items():
             why = vocabulary().get(column, {}).get(text, {}).get("skip")
-            if why and not row.get(column):
+            if why and column not in row:
                 recipe = f"{row['framework']!r} has {text} there by its own recipe"
                 raise SkipRowError(f"{column} is not stated, and {recipe}: {why}")
         row = row | {column: text for column, text in rule.get("fills", {}).items() if not row.get(column)}
