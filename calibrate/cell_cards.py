@@ -3,7 +3,9 @@
 Precedence of the number: the column ``gpus``; then the card's text; then a parallelism cell that says "single GPU"; one
 where the table speaks of no number. What two cells say must agree. A DGX of A100, H100, H200, B200 or B300 has 8 GPUs
 (its datasheets), an HGX board 4 or 8, a DGX Spark one; clouds' machines are those of the price catalog. ``2x8`` is two
-machines of 8: the smaller number first, as every launcher counts (``nnodes`` x ``nproc_per_node``).
+machines of 8: the smaller number first, as every launcher counts (``nnodes`` x ``nproc_per_node``). A number beside
+machines is of one of them only with words that say so ("of", "x", "each"), else of all or of one, as far as machines of
+the card have that many.
 """
 
 from __future__ import annotations
@@ -14,20 +16,30 @@ import re
 from dataclasses import dataclass
 
 from tunecast.calibrate.run_table import NOTHING, Row, SkipRowError, number, whole
+from tunecast.catalogs.gpus import ids_called
 from tunecast.catalogs.prices import load_prices
 
 MACHINE = r"(?:nodes?|machines?|hosts?|servers?|instances?|vms?)"
 ONE = {"a": 1, "one": 1, "single": 1}
 NUMBER = r"(?P<{}>\d{{1,4}}|one|single)"
 CARD_BEHIND = r"(?=\(?[a-z]|[0-9]{4}\b)"
-EACH = r"(?:\s*(?:x|\*)?\s*(?:gpus?|cards?)?\s*(?:each|per\s+" + MACHINE + r"|/\s*" + MACHINE + r")?\)?)"
+OF_ONE = rf"(?:each|per\s+{MACHINE}|/\s*{MACHINE})"
+EACH = rf"(?:\s*(?:x|\*)?\s*(?:gpus?|cards?)?\s*{OF_ONE}?\)?)"
 IN_GPUS = (
     r"(?P<count>\d+)\s*(?:x|gpus?|cards?)?\s*\(\s*(?P<nodes>\d+)\s*x\s*(?P<per_node>\d+)\s*\)",
     (
         rf"(?P<count>\d+)\s*(?:x|gpus?|cards?)?\s*[(,]?\s*(?:on\s+)?{NUMBER.format('nodes')}\s*{MACHINE}"
         r"(?:\s*(?:of|x)\s*(?P<per_node>\d+))?(?:\s*gpus?)?\s*\)?"
     ),
-    rf"{NUMBER.format('nodes')}\s*(?:x\s*)?{MACHINE}\s*(?:of|x|with|,)\s*(?P<per_node>\d+)\s*(?:x|gpus?|cards?)?",
+    rf"{NUMBER.format('nodes')}\s*(?:x\s*)?{MACHINE}\s*(?:of|x)\s*(?P<per_node>\d+)\s*(?:x|gpus?|cards?)?",
+    (
+        rf"{NUMBER.format('nodes')}\s*(?:x\s*)?{MACHINE}\s*(?:of|x|with|,|\()?\s*(?P<per_node>\d+)\s*"
+        rf"(?:x|gpus?|cards?)?\s*{OF_ONE}\s*\)?"
+    ),
+    (
+        rf"{NUMBER.format('nodes')}\s*(?:x\s*)?{MACHINE}\s*(?:with|,|\()?\s*(?P<beside>\d+)\s*(?:x|gpus?|cards?)?"
+        r"(?:\s+in\s+total|\s+total)?\s*\)?"
+    ),
     r"(?P<nodes>\d+)\s*x\s*(?P<per_node>\d+)\s*(?:gpus?|cards?)?",
 )
 """A cell of the column ``gpus`` that is more than a number."""
@@ -40,6 +52,8 @@ MEMORY_FIRST = (
     r"(?=(?:(?:nvidia|tesla|geforce|rtx)[\s-])*(?!hbm)(?:[abhlvtm][a-z]{0,2}\d|\d{4}))"
 )
 """A memory before its card (``80GB A100``), whose number is no number of cards."""
+BOARDS = r"a100[\s-]*(?:sxm4?)?[\s-]*80|h100|h200|b200|b300|a800|h800|mi300|mi325|mi355"
+"""Cards on boards of 8 at most (OAM, HGX); A100 40 GB are 16 in Google's a2-megagpu-16g, cards in slots up to 16."""
 NVL72 = 72
 """GPUs on one NVLink network of a GB200 or GB300 rack."""
 
@@ -94,16 +108,38 @@ def cards_in(text: str) -> Cards:
         card = re.sub(r"[ -]+nvl72\b", "", plain, flags=re.IGNORECASE)
         racks = () if count is None else (count, count * NVL72)
         return Cards(card=card, counts=racks, per_node=NVL72, machine="" if count else text)
-    if total is not None:
-        return Cards(card=plain, counts=(total,), nodes=nodes, per_node=per_node)
+    if total is not None and nodes is not None and per_node is not None:
+        one = nodes == 1 or per_node <= most(text)
+        counts = (total,) if one else (per_node, total)
+        return Cards(card=plain, counts=counts, nodes=nodes, per_node=per_node if one else None)
     if re.search(r"\b(dgx|hgx)\b", plain, re.IGNORECASE) and not spark:
         behind = re.search(rf"{EIGHT}.*\b(dgx|hgx)\b", plain, re.IGNORECASE)
         ran = _of_dgx(text, count) if behind else ()
         return Cards(card=plain, counts=ran, machine="" if ran else text)
+    behind = re.search(rf"\b(?P<word>{MACHINE})\)?$", plain, re.IGNORECASE) if nodes is None and not spark else None
+    if behind and not ids_called(plain) and (count in (None, 1) or behind["word"].lower().endswith("s")):
+        return Cards(card=plain, nodes=count, machine=text)
     if nodes is None or count is None:
         return Cards(card=plain, counts=() if count is None else (count,), nodes=nodes, machine=text if nodes else "")
-    counts = tuple(dict.fromkeys((count, count * nodes)))
-    return Cards(card=plain, counts=counts, nodes=nodes, per_node=count if nodes == 1 else None)
+    return Cards(card=plain, counts=of_all(text, nodes, count), nodes=nodes, per_node=count if nodes == 1 else None)
+
+
+def most(card: str) -> int:
+    """GPUs of the largest machines (NVLink networks) that are sold with a card."""
+    if re.search(r"gb[23]00", card, re.IGNORECASE):
+        return NVL72
+    board = re.search(BOARDS, card, re.IGNORECASE) and not re.search(r"pcie|nvl\b", card, re.IGNORECASE)
+    return 8 if board else 16
+
+
+def of_all(card: str, nodes: int, count: int) -> tuple[int, ...]:
+    """GPUs of all machines that a number beside them may mean: itself, or that many in each of them."""
+    if nodes == 1:
+        return (count,)
+    total = count % nodes == 0 and count // nodes <= most(card)
+    each = count <= most(card)
+    found = (*((count,) if total else ()), *((count * nodes,) if each else ()))
+    return found or (count, count * nodes)
 
 
 def _of_dgx(text: str, count: int | None) -> tuple[int, ...]:
@@ -148,30 +184,34 @@ def _instance(text: str) -> tuple[str, str, int, int | None]:
 
 def _machines(text: str) -> tuple[str, int | None, int | None, int | None]:
     """A text without its machines; their number, GPUs of each and GPUs of all."""
-    joined = rf"{NUMBER.format('nodes')}\s*(?:x\s*)?{MACHINE}\s*(?:of|x|with|,)\s*\(?(?P<per>\d{{1,2}})(?!\d){EACH}"
+    nodes_of = rf"{NUMBER.format('nodes')}\s*(?:x\s*)?{MACHINE}\s*"
+    joined = rf"{nodes_of}(?:of|x)\s*\(?(?P<per>\d{{1,2}})(?!\d){EACH}"
+    each = rf"{nodes_of}(?:with|,|\()?\s*(?P<per>\d{{1,2}})(?!\d)\s*(?:x|\*)?\s*(?:gpus?|cards?)?\s*{OF_ONE}\)?"
+    behind = rf"{nodes_of}(?:of|x|with|,|\()?\s*(?P<per>\d{{1,2}})(?!\d)(?=\s*[x*]?\s*[^,()]*\s{OF_ONE}\)?$)"
     crossed = rf"(?<![\w.-])(?P<nodes>\d{{1,4}})\s*[x*]\s*\(?(?P<per>\d{{1,2}})(?:\s*[x*]\s*|\s+){CARD_BEHIND}"
-    for pattern in (joined, crossed):
+    for pattern in (each, behind, joined, crossed):
         rest, said = _taken(pattern, text)
         if said:
             nodes, per = _value(said["nodes"]) or 1, int(said["per"])
-            return rest.strip("() "), nodes, per, nodes * per
-    rest, said = _taken(rf"\(?\b(?P<nodes>\d{{1,3}}|one|single)\s*(?:x\s*)?{MACHINE}\b\s*\)?", text)
-    return rest, _value(said.get("nodes")), None, None
+            rest = re.sub(rf"\s{OF_ONE}\)?$", "", rest, flags=re.IGNORECASE) if pattern is behind else rest
+            return re.sub(r"^\s*[x*]\s*", "", rest.strip("() ,")), nodes, per, nodes * per
+    rest, said = _taken(rf"\(?\b(?P<nodes>\d{{1,3}}|one|single)\s*(?:x\s*)?{MACHINE}\b\s*(?:with\b|,)?\s*\)?", text)
+    return rest.strip(" ,"), _value(said.get("nodes")), None, None
 
 
 def _count(text: str) -> tuple[str, int | None]:
     """A text without its number of cards: before the card, behind it, or both (``8x H100 x2`` are 16)."""
     before = (
         rf"(?<![\w.-])(?P<n>\d{{1,4}})\s*[x*]\s*{CARD_BEHIND}|^(?P<n2>\d{{1,3}})\s+(?=[a-z])"
-        r"|^(?P<n3>\d{4,})\s+(?=[a-wyz]+\d)"
+        r"|^(?P<n3>\d{4,})\s+(?=[a-wyz]+\d)|^(?P<n4>one|single)[\s-]+(?:gpu[\s-]+)?(?=[a-z])"
     )
     behind = (
         r"(?:\s+|(?<=[\dbs]))[x*]\s*(?P<n>\d{1,4})\s*$|\s*\(\s*x?\s*(?P<n2>\d+)\s*(?:x|gpus?|cards?)?\s*\)\s*$"
-        r"|,?\s+(?P<n3>\d+)[\s-]*gpus?\s*$"
+        r"|,?\s+(?P<n3>\d+)[\s-]*gpus?\s*$|[\s,]+\(?(?P<n4>one|single)(?:[\s-]+(?:gpu|card))?\)?\s*$"
     )
     text, first = _taken(before, text)
     text, last = _taken(behind, text)
-    numbers = [int(said) for found in (first, last) for said in found.values()]
+    numbers = [_value(said) or 0 for found in (first, last) for said in found.values()]
     return text, None if not numbers else numbers[0] * (numbers[1] if len(numbers) > 1 else 1)
 
 
@@ -223,12 +263,6 @@ def with_one_gpu(row: Row) -> Row:
     return row
 
 
-def with_instance(text: str) -> str:
-    """A card's text with the id of the card that its cloud's machine has."""
-    found = cards_in(text).instance
-    return f"{text} {found}" if found else text
-
-
 def _of_text(row: Row, text: str, named: Cards) -> tuple[int, int | None]:
     """The number that the card's text says, or that none does."""
     if len(named.counts) > 1:
@@ -250,13 +284,29 @@ def _of_column(row: Row, text: str) -> tuple[int | None, int | None]:
     if said is None:
         return (None, None) if number(row, "gpus") is None else (whole(row, "gpus"), None)
     nodes, per_node = _value(said["nodes"]) or 1, _value(said.get("per_node"))
-    count = _value(said.get("count"))
+    count = _beside(row, text, nodes, int(said["beside"])) if "beside" in said else _value(said.get("count"))
     if per_node is not None and "count" not in said and re.fullmatch(IN_GPUS[-1], plain) and nodes > per_node:
         raise SkipRowError(
             f"gpus {text!r} may be {nodes} machines of {per_node} or {per_node} of {nodes}: write "
             f"{nodes * per_node} ({min(nodes, per_node)} nodes)"
         )
+    if count is None and nodes > 1 and (per_node or 0) > most(_named(row)):
+        raise SkipRowError(f"gpus {text!r}: no machine has {per_node} of these cards; write {per_node} ({nodes} nodes)")
     count = nodes * (per_node or 0) if count is None else count
     if count % nodes or (per_node is not None and nodes * per_node != count) or count == 0:
         raise SkipRowError(f"gpus {text!r} contradicts itself")
     return count, count // nodes
+
+
+def _named(row: Row) -> str:
+    """What a row's cells call its card."""
+    return f"{row.get('gpu', '')} {row.get('gpu_canonical_id', '')}"
+
+
+def _beside(row: Row, text: str, nodes: int, number_beside: int) -> int:
+    """GPUs of all by a number beside machines in the column ``gpus``."""
+    counts = of_all(_named(row), nodes, number_beside)
+    if len(counts) > 1 and not re.search(r"\btotal\b", text, re.IGNORECASE):
+        either = " or ".join(map(str, counts))
+        raise SkipRowError(f"gpus {text!r} may be {either} GPUs: write {counts[0]} ({nodes} nodes), or {counts[-1]}")
+    return number_beside if number_beside in counts else counts[0]

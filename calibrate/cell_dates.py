@@ -3,13 +3,17 @@
 ``June 15, 2024``, ``15.06.2024``, ``2024/06`` and ``20240615`` are one day or month each; a quarter and a half of a
 year are their last month, because versions are those of the newest release by then. Which of two numbers is the day
 depends on the country: ``03/04/2024`` is read only where one of the orders is no date. A year alone is that year,
-unless a word beside it says which part of it is meant.
+unless a word beside it says which part of it is meant. Of several dates the last is the newest; one that is not, one
+before transformers and one more than a year ahead are refused.
 """
 
 from __future__ import annotations
 
 import datetime
+import itertools
 import re
+
+from tunecast.catalogs.clock import today
 
 MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 NAME = (
@@ -34,10 +38,15 @@ FORMS = tuple(
         rf"{NAME}{SPAN}{OTHER_NAME}[\s,/-]*(?:of\s+)?{YEAR}",
         rf"{NAME}[\s,/-]*(?:of\s+)?(?:{YEAR}|['\u2019](?P<short>[12]\d))",
         rf"{YEAR}[\s,/-]*{NAME}",
+        rf"{YEAR}\s*\(\s*{NAME}\s*\)",
         rf"q(?P<quarter>[1-4])[\s,/-]*(?:of\s+)?{YEAR}",
         rf"{YEAR}[\s,/-]*q(?P<quarter>[1-4])",
+        rf"{YEAR}\s*\(\s*q(?P<quarter>[1-4])\s*\)",
+        rf"q(?P<quarter>[1-4])(?:{SPAN}|/)q(?P<later_quarter>[1-4])[\s,/-]*(?:of\s+)?{YEAR}",
+        rf"{YEAR}[\s,/-]*q(?P<quarter>[1-4])(?:{SPAN}|/)q(?P<later_quarter>[1-4])",
         rf"h(?P<half>[12])[\s,/-]*(?:of\s+)?{YEAR}",
         rf"{YEAR}[\s,/-]*h(?P<half>[12])",
+        rf"{YEAR}\s*\(\s*h(?P<half>[12])\s*\)",
     )
 )
 """What is tried at every place, longest match first; the groups say what each number is."""
@@ -52,6 +61,11 @@ PART_OF_A_YEAR = re.compile(
     r"\b(early|mid|middle|begin\w*|start|spring|summer|autumn|fall|winter|half|quarter|week|cw ?\d+|w ?\d+)\b",
     re.IGNORECASE,
 )
+MONTH_OF_A_YEAR = re.compile(rf"\b(?:{NAME}|[qh][1-4]\b|(?<![\w.])\d{{1,2}}(?![\w.]))", re.IGNORECASE)
+"""In brackets behind a year: it may be a part of that year."""
+LEFT_OVER = re.compile(r"\b[qh][1-4]\b", re.IGNORECASE)
+OLDEST = "2017"
+"""Year of the first transformer (Vaswani et al., Attention Is All You Need)."""
 WRITE = "write it as 2024-06-15, 2024-06 or 2024"
 
 
@@ -70,6 +84,7 @@ def iso_dates(text: str) -> str:
     if not ISO.search(found):
         raise DateError(f"names no year: {WRITE}")
     _nothing_left(found)
+    _in_time(ISO.findall(found))
     return found if ISO.match(found) else " to ".join(ISO.findall(found))
 
 
@@ -81,6 +96,8 @@ def _iso(match: re.Match[str]) -> str:
         return _in_order(year, int(said["first"]), int(said["second"]))
     if "later" in said:
         return f"{_day(year, _month(said['name']))} to {_day(year, _month(said['later']))}"
+    if "later_quarter" in said:
+        return f"{_day(year, 3 * int(said['quarter']))} to {_day(year, 3 * int(said['later_quarter']))}"
     if "quarter" in said or "half" in said:
         return _day(year, 3 * int(said["quarter"]) if "quarter" in said else 6 * int(said["half"]))
     month = _month(said["name"]) if "name" in said else int(said["month"])
@@ -115,9 +132,23 @@ def _nothing_left(found: str) -> None:
     dates = ISO.findall(found)
     rest = ISO.sub(" ", found)
     bare = re.sub(r"\([^)]*\)|\[[^\]]*\]", " ", rest)
-    part = PART_OF_A_YEAR.search(rest if all(len(date) == 4 for date in dates) else "")
+    years_alone = all(len(date) == 4 for date in dates)
+    part = PART_OF_A_YEAR.search(rest) or MONTH_OF_A_YEAR.search(rest) if years_alone else LEFT_OVER.search(bare)
     number = re.search(r"(?<![\w.])\d{1,2}(?![\w.])|\b['\u2019]?\d\d\b", bare)
-    words = re.findall(r"[^\W\d_]+", BESIDE_A_YEAR.sub(" ", bare)) if all(len(date) == 4 for date in dates) else []
+    words = re.findall(r"[^\W\d_]+", BESIDE_A_YEAR.sub(" ", bare)) if years_alone else []
     odd = part[0] if part else number[0] if number else words[0] if words else ""
     if odd:
         raise DateError(f"says {odd!r} beside {dates[-1]}, which may be a part of the year: {WRITE}")
+
+
+def _in_time(dates: list[str]) -> None:
+    """Dates on which a language model can have been trained, the newest last: versions are those of its day."""
+    now = today().isoformat()
+    newest = f"{int(now[:4]) + 1}{now[4:]}"
+    for date in dates:
+        if date < OLDEST or date > newest[: len(date)]:
+            raise DateError(f"says {date}, when no such run was measured: {WRITE}")
+    for earlier, later in itertools.pairwise(dates):
+        shared = min(len(earlier), len(later))
+        if later[:shared] < earlier[:shared]:
+            raise DateError(f"says {later} behind {earlier}: write the day alone whose software ran")

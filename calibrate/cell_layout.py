@@ -45,7 +45,7 @@ PASSED_ON = ("of_method", "sequence_parallel", "async_tp", "pp_interleave", "fsd
 
 def layout_of(text: str, gpus: int) -> dict[str, Any] | None:
     """Run options of a parallelism cell; None where it states nothing."""
-    plain = _zipped(text)
+    plain = _zipped(_rest(text))
     try:
         said = facts_of("parallelism", plain)
     except SkipRowError as unknown:
@@ -63,7 +63,10 @@ def layout_of(text: str, gpus: int) -> dict[str, Any] | None:
         raise SkipRowError(f"parallelism {text!r} states {stated} copies, but gpus {gpus} leaves {data}")
     options: dict[str, Any] = {name: value for name, value in degrees.items() if value > 1}
     options |= {name: facts[name] for name in PASSED_ON if name in facts}
-    options["sharding"] = sharding = _sharding(text, facts, gpus // (degrees["tp"] * degrees["pp"]))
+    copies = gpus // (degrees["tp"] * degrees["pp"])
+    _shards_of_rest(facts, copies)
+    _in_machines(text, facts, copies, inner)
+    options["sharding"] = sharding = _sharding(text, facts, copies)
     offload = _offload(text, facts, sharding)
     options |= {"offload": offload} if offload else {}
     if sharding in ("none", "ddp"):
@@ -114,8 +117,10 @@ def _sharding(text: str, facts: Mapping[str, Any], copies: int) -> str:
     named = facts.get("sharding")
     if facts.get("alone") and copies > 1:
         raise SkipRowError(f"parallelism {text!r} does not say how {copies} copies share the work: {WRITE}")
-    if fsdp and named not in (None, "ddp"):
-        raise SkipRowError(f"parallelism {text!r} contradicts itself: {fsdp} and {named}")
+    if fsdp and (named not in (None, "ddp") or (facts.get("copies") and fsdp not in ("hsdp", "ddp"))):
+        raise SkipRowError(f"parallelism {text!r} contradicts itself: {fsdp} and {named}; {WRITE}, or HSDP")
+    if facts.get("stageless") and not (fsdp or str(named).startswith("zero") or facts.get("distributed_optimizer")):
+        raise SkipRowError(f"parallelism {text!r} does not say which stage of ZeRO: write ZeRO-1, ZeRO-2 or ZeRO-3")
     found = fsdp or named
     replicas, shards = facts.get("dp_replicate", 1), facts.get("dp_shard", 1)
     if {"dp_replicate", "dp_shard"} & facts.keys():
@@ -129,6 +134,43 @@ def _sharding(text: str, facts: Mapping[str, Any], copies: int) -> str:
     if copies == 1:
         return "none"
     return str(found or "ddp")
+
+
+def _rest(text: str) -> str:
+    """torchtitan's -1, all GPUs that remain, in a word; refused of any other degree."""
+    plain = re.sub(
+        r"((?:dp|data[ _]parallel)[ _]shard(?:[ _]degree)?)\s*[=:\s]\s*-1(?!\d)", r"\1 rest", text, flags=re.I
+    )
+    odd = re.search(r"[=:]\s*-\s*\d+", plain)
+    if odd is not None:
+        raise SkipRowError(f"parallelism {text!r}: {odd[0].lstrip('=: ')} is no degree")
+    return plain
+
+
+def _shards_of_rest(facts: dict[str, Any], copies: int) -> None:
+    """FSDP beside a number of replicas shards over the GPUs that are left, as torchtitan's default does
+    (``data_parallel_shard_degree`` -1, `ParallelDims` of torchtitan/distributed/parallel_dims.py)."""
+    rest = facts.pop("shard_rest", False)
+    replicas = int(facts.get("dp_replicate", 1))
+    sharded = rest or ("dp_replicate" in facts and ("fsdp" in facts or facts.get("kind") in ("fsdp", "hsdp")))
+    if sharded and copies % replicas == 0:
+        facts.setdefault("dp_shard", copies // replicas)
+
+
+def _in_machines(text: str, facts: dict[str, Any], copies: int, inner: int) -> None:
+    """FSDP inside machines and copies across them are hybrid sharding; of ZeRO's stages and beside degrees that is
+    not said, or not built."""
+    inside, across = facts.pop("in_machine", False), facts.pop("across_machines", False)
+    if not inside or copies == 1 or facts.get("kind") == "hsdp" or facts.get("nodes") == 1:
+        return
+    fsdp = "fsdp" in facts and facts.get("kind", "fsdp") == "fsdp"
+    if fsdp and inner == 1 and (not across or facts.get("sharding") == "ddp"):
+        facts["kind"] = "hsdp"
+    elif fsdp or "kind" in facts or str(facts.get("sharding", "")).startswith("zero"):
+        raise SkipRowError(
+            f"parallelism {text!r} does not say what is sharded inside machines alone: write HSDP (FSDP inside "
+            "machines, copies across them), FSDP or a ZeRO stage"
+        )
 
 
 def _zipped(text: str) -> str:

@@ -26,7 +26,7 @@ UNITS = {
     "micro_batch": rf"{SAMPLES}?{EACH}|{SAMPLES}",
     "grad_accum": r"(?:micro[- ]?)?(?:steps?|batches)|x",
     "global_batch": SAMPLES,
-    "gpus": r"x|gpus?",
+    "gpus": r"x|gpus?|cards?|devices?|accelerators?",
     "tokens_per_s": TOKENS_PER_S,
     "tokens_per_s_per_gpu": rf"(?:{TOKENS_PER_S}){EACH}?",
     "step_time_s": SECOND + STEP,
@@ -57,9 +57,9 @@ def number_of(column: str, text: str) -> float:
     """The number that a cell says; NaN for none. Raises `NumberError` where it may be two, or of another column."""
     if re.fullmatch(ONE.get(column, "(?!)"), text, re.IGNORECASE):
         return 1.0
-    milliseconds = re.fullmatch(rf"(\d+(?:\.\d+)?) ?(?:ms|milliseconds?){STEP}", text)
+    milliseconds = re.fullmatch(rf"(.*\d.*?) ?(?:ms|milliseconds?|msecs?){STEP}", text)
     if milliseconds and column == "step_time_s":
-        return float(milliseconds[1]) / 1e3
+        return _decimal(re.sub(r"(?<=\d),(?=\d{3}\b)", "", _bare(column, milliseconds[1]))) / 1e3
     plain = _bare(column, text)
     if column in WHOLE and EUROPEAN.fullmatch(plain):
         raise NumberError(f"may be {float(plain):g} or {plain.replace('.', '')}: write it without a point")

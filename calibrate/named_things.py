@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 
 from tunecast.calibrate.cell_cards import Cards, cards_in
-from tunecast.calibrate.run_table import SkipRowError
+from tunecast.calibrate.run_table import NOTHING, Row, SkipRowError
 from tunecast.catalogs.errors import TunecastError, UnknownNameError
 from tunecast.catalogs.gpus import find_gpu, ids_called, load_gpus
 from tunecast.model.architecture import Architecture
@@ -44,6 +44,8 @@ SIZED = re.compile(r"[ _-]+(\d+(?:\.\d+)?) ?B$", re.IGNORECASE)
 SIZE_SHARE = 0.05
 """Share by which a size behind a name may be off the model's: names round."""
 SXM = "sxm"
+FORMS = re.compile(r"(?<![a-z])(sxm|pcie|nvl)(?!ink|72)", re.IGNORECASE)
+GIGABYTES = re.compile(r"(?<![\w.])(\d+) ?gi?b\b|(?<=[-_])(\d+)gb\b", re.IGNORECASE)
 
 
 def gpu_called(name: str) -> tuple[str, str]:
@@ -106,6 +108,36 @@ def _plain(name: str) -> str:
     """The words of a name that name a card."""
     text = NO_CARD.sub(" ", re.sub(r"[()\[\],]", " ", name))
     return re.sub(r"\s+", " ", text).strip(" -_/")
+
+
+def check_card(row: Row) -> None:
+    """The card in words and its id are one card: where the words name cards of the catalog, the id's is among them,
+    else they hold its name, and no other memory or form factor."""
+    text, own = row.get("gpu", ""), row.get("gpu_canonical_id", "").lower()
+    if not own or text.lower() in NOTHING:
+        return
+    named = cards_in(text)
+    words = (named.instance,) if named.instance else ids_called(text) or _ids(named.card)
+    ids = (own,) if own in load_gpus() else ids_called(own)
+    agree = bool({*words} & {*ids}) if words and ids else _in_words(text, own)
+    if agree and named.instance and _plain(named.card):
+        agree = bool({*(_ids(named.card) or ids)} & {*ids})
+    if not agree:
+        raise SkipRowError(f"gpu {text!r} and gpu_canonical_id {row['gpu_canonical_id']!r} contradict each other")
+
+
+def _in_words(text: str, own: str) -> bool:
+    """Whether a text that names no card of the catalog may be about the card of an id."""
+    plain = text.lower()
+    name = next((part for part in own.split("-") if re.search(r"\d", part)), "")
+    forms, memories = FORMS.findall(plain), [one or other for one, other in GIGABYTES.findall(plain)]
+    form, memory = FORMS.search(own), GIGABYTES.search(own)
+    behind = r"(?:s\b|(?=sxm|pcie|nvl|ti\b|tisuper|super|ada)|(?=x\s*\d)|(?![a-z0-9]))"
+    return (
+        (not name or re.search(rf"(?<![a-z0-9])(?:\d+x)?(?:rtx|gtx)?{name}{behind}", plain) is not None)
+        and (not forms or form is None or form[1] in forms)
+        and (not memories or memory is None or (memory[1] or memory[2]) in memories)
+    )
 
 
 def stored_as(name: str) -> tuple[str, int]:

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tunecast.calibrate.cell_cards import cards_of, with_instance, with_one_gpu
+from tunecast.calibrate.cell_cards import cards_of, with_one_gpu
 from tunecast.calibrate.cell_targets import in_model, same_targets, separate
 from tunecast.calibrate.framework_names import Software, software_of
-from tunecast.calibrate.named_things import gpu_called, model_called
+from tunecast.calibrate.named_things import check_card, gpu_called, model_called
 from tunecast.calibrate.row_cells import (
     cells,
     counter_called,
@@ -25,13 +25,13 @@ from tunecast.calibrate.row_cells import (
     with_master,
 )
 from tunecast.calibrate.row_faults import in_columns, with_others
+from tunecast.calibrate.row_sharding import check_shared
 from tunecast.calibrate.run_table import (
     NOTHING,
     OUT_OF_MEMORY,
     SkipRowError,
     accumulated,
     check_batch,
-    check_card,
     check_confidence,
     check_kind,
     check_possible,
@@ -145,7 +145,7 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
     check_confidence(row)
     check_kind(row)
     row = dated(row)
-    check_card({**row, "gpu": with_instance(row.get("gpu", ""))})
+    check_card(row)
     row = with_one_gpu(row)
     if row.get("model", "").lower() in NOTHING:
         raise SkipRowError("model is not stated")
@@ -296,6 +296,7 @@ def _options(row: dict[str, str], software: Software, notes: list[str], stated: 
     options["gradient_accumulation_steps"] = whole(row, "grad_accum") if number(row, "grad_accum") else 1
     if options["num_gpus"] > 1 and "sharding" not in options:
         raise SkipRowError("parallelism is not stated")
+    check_shared(row, options)
     if options["num_gpus"] > 1 and options.get("sharding") == "fsdp":
         # TRL prepares no 4-bit base that FSDP shards (``is_sharded_qlora`` in its ``SFTTrainer``).
         options.pop("upcast_non_quantized", None)
@@ -345,6 +346,11 @@ def _filled(row: dict[str, str]) -> dict[str, str]:
     A rule ``takes`` a cell from the notes by the first group of a pattern.
     """
     for rule in _rules(row) if "framework" in row else []:
+        for column, text in rule.get("fills", {}).items():
+            why = vocabulary().get(column, {}).get(text, {}).get("skip")
+            if why and column not in row:
+                recipe = f"{row['framework']!r} has {text} there by its own recipe"
+                raise SkipRowError(f"{column} is not stated, and {recipe}: {why}")
         row = row | {column: text for column, text in rule.get("fills", {}).items() if not row.get(column)}
         row = row | rule.get("sets", {})
         for column, pattern in rule.get("takes", {}).items():

@@ -1,4 +1,5 @@
-"""Headings of a table of runs: those that are read, other people's words for them, and what is not read at all."""
+"""Headings of a table of runs: those that are read, other people's words for them, settings that belong into a cell of
+another column, and what is not read at all."""
 
 from __future__ import annotations
 
@@ -17,6 +18,8 @@ READ = (
     "confidence",
 )  # fmt: skip
 """Columns that say something of a run or of what was measured."""
+MEASURABLE = frozenset(READ) - {"notes"}
+"""Columns that a table has once, whatever the case of their letters."""
 KEPT = (
     "source", "gpu_variant_notes", "total_time_h", "total_tokens_or_steps", "tflops_per_gpu", "mfu", "cost_usd",
     "price_per_h",
@@ -27,20 +30,20 @@ WORDS = {
     "method": r"(training |fine ?tuning |peft )?method",
     "rank": r"lora (r|rank)|r",
     "lora_targets": r"(lora )?target modules|targets|lora target modules",
-    "quant": r"quantization|quantisation|quantized|quant (method|type)|base quantization|load in 4 ?bit",
-    "compute_dtype": r"(mixed )?precision|dtype|torch dtype|data type|bf16",
+    "quant": r"quantization|quantisation|quantized|quant (method|type)|base quantization",
+    "compute_dtype": r"(mixed )?precision|dtype|torch dtype|data type",
     "seq_len": r"(max )?(seq(uence)?|context) len(gth)?|max length|max seq(uence)? len(gth)?|cutoff len|context",
     "packed": r"packing|sample packing|sequence packing|pack(ed)? samples",
     "micro_batch": r"(micro|per device|per gpu|device|train)( train)? batch( size)?|batch( size)?|mbs|bs"
     r"|per device train batch size|micro batch size",
-    "grad_accum": r"grad(ient)? accum(ulation)?( steps)?|ga|accumulation( steps)?",
+    "grad_accum": r"grad(ient)? accum(ulation)?( steps)?|gas?|accumulation( steps)?",
     "global_batch": r"global batch size|gbs|(total|effective) batch( size)?",
-    "gpus": r"(num|number of|n) gpus|world size|gpu count|num devices",
+    "gpus": r"(num|number of|n|#|no\.?( of)?|count of) ?gpus?|gpus? (num|number)|world size|gpu count|num devices",
     "gpu": r"gpu (type|name|model)|device|accelerator|card|hardware",
     "parallelism": r"sharding|strategy|distributed( strategy)?|parallel(ism)? strategy",
     "grad_checkpointing": r"(gradient|activation) checkpointing|activation checkpoint|grad(ient)? ckpt|recompute"
     r"|activation recomputation|ac",
-    "attention_impl": r"attention( implementation)?|attn|attn impl(ementation)?|flash attention",
+    "attention_impl": r"attention( implementation| backend| type)?|attn|attn impl(ementation)?",
     "compile": r"torch compile|compiled",
     "framework": r"stack|software|trainer|library",
     "optimizer": r"optim",
@@ -52,15 +55,89 @@ WORDS = {
     "peak_mem_gib": r"peak (mem(ory)?|vram)( gi?b)?|vram( gi?b)?|(gpu )?memory( gi?b)?|max memory( gi?b)?|peak mem gb",
 }
 """By column: what other tables call it, on headings in lower case whose dashes and underscores are blanks."""
+ALSO = {
+    r"(use )?(fa|flash ?attn|flash ?attention)( ?[23])?|attn flash": ("attention_impl", "FlashAttention-2"),
+    r"(use )?(fp ?16|bf ?16|half( precision)?)": ("compute_dtype", "bf16, bf16-mixed or fp16-mixed"),
+    r"(time|step( time)?|iter(ation)?( time)?) ?(in )?ms|ms( ?/ ?| per )(step|it(er(ation)?)?)": (
+        "step_time_s", "1500 ms"
+    ),
+    r"(it(er(ation)?)?s?|steps)( ?/ ?| per )s(ec(ond)?)?|train steps per second": (
+        "step_time_s", "the seconds of one step: 1.5"
+    ),
+    r"(peak |max )?((gpu )?mem(ory)?|vram) (mi?b|in mi?b)": ("peak_mem_gib", "24576 MiB"),
+    r"(torch cuda )?(max|peak) (gpu )?(mem(ory)?|vram) (allocated|reserved)( (gi?b|mi?b|bytes))?"
+    r"|(max|peak) (allocated|reserved)( (mem(ory)?))?( (gi?b|mi?b))?": (
+        "peak_mem_gib", "24576 MiB, and allocated or reserved into reserved_or_allocated"
+    ),
+}  # fmt: skip
+"""Headings that say the whole of a column in another form: the column, and what a cell there looks like."""
+INTO = {
+    r"((num|n) )?nodes|n ?nodes|num machines|machines|(num )?hosts|# ?nodes": ("gpus", "16 (2 nodes)"),
+    r"(num )?gpus?( ?/ ?| per )(node|machine)|n ?proc per node|gpus on each node": ("gpus", "16 (2 nodes)"),
+    r"load in 8 ?bit|8 ?bit|int ?8|use 8 ?bit": ("quant", "8-bit"),
+    r"load in 4 ?bit|4 ?bit|nf4|int ?4|use 4 ?bit": ("quant", "NF4 or 4-bit"),
+    r"(quant(ization)? )?n?bits|w ?bits|quantization bit": ("quant", "4-bit, 8-bit or none"),
+    r"(bnb 4 ?bit )?(use )?(double|nested) quant(ization)?": ("quant", "NF4, double quantization"),
+    r"bnb 4 ?bit quant type|quant(ization)? dtype": ("quant", "NF4 or FP4"),
+    r"bnb 4 ?bit compute dtype": ("quant", "NF4, bf16 compute"),
+    r"(zero|deep ?speed|zero dp)( stage)?( optimization)?|zero ?[123]": ("parallelism", "ZeRO-1, ZeRO-2 or ZeRO-3"),
+    r"fsdp( (version|sharding|strategy|sharding strategy))?|fsdp ?[12]|use fsdp": ("parallelism", "FSDP"),
+    r"ddp|use ddp|hsdp": ("parallelism", "DDP, FSDP or HSDP"),
+    r"(cpu |fsdp |param(eter)?s? |optim(izer)? )*offload(ing|ed)?( (param(eter)?s?|optim(izer)?|cpu|device))*": (
+        "parallelism", "ZeRO-3 + CPU offload"
+    ),
+    r"tp( size| degree)?|tensor (model )?parallel(ism)?( size| degree)?": ("parallelism", "TP=4, DP=2"),
+    r"pp( size| degree)?|pipeline (model )?parallel(ism)?( size| degree)?": ("parallelism", "TP=4, PP=2"),
+    r"cp( size| degree)?|context parallel(ism)?( size| degree)?": ("parallelism", "TP=2, CP=2"),
+    r"dp( size| degree)?|data parallel(ism)?( size| degree)?|dp (shard|replicate)( degree)?"
+    r"|data parallel (shard|replicate) degree": ("parallelism", "TP=4, DP=2 or FSDP"),
+    r"ep( size| degree)?|expert (model )?parallel(ism)?( size| degree)?": ("parallelism", "EP=8 (not built yet)"),
+    r"(ulysses )?sp( size| degree)?|(use )?sequence parallel(ism)?( size| degree)?": (
+        "parallelism", "TP=8 + sequence parallel, or Ulysses 4"
+    ),
+    r"vpp?( size| degree)?|virtual pipeline( model)?( parallel)?( size| degree)?|interleave": (
+        "parallelism", "PP=4, VPP=2"
+    ),
+    r"(use )?(dist(ributed)?|sharded) optim(izer)?": ("parallelism", "TP=2, distributed optimizer"),
+    r"(fine ?tuning|peft|tuner|train(ing)?) type|(use )?q?lora": ("method", "full, LoRA or QLoRA"),
+    r"(use )?dora": ("method", "DoRA"),
+    r"(use )?rs ?lora": ("method", "rsLoRA"),
+    r"modules to save|(train(ed|s)?|tune(d)?) (embed(ding)?s?|head|lm head)( and .*)?": (
+        "lora_targets", "only adapters: weights that are trained beside them are not read from a table"
+    ),
+    r"(use |enable )?liger( kernels?)?": ("framework", "TRL + Liger"),
+    r"(use )?unsloth": ("framework", "Unsloth"),
+    r"(use )?(activation|activations) offload(ing)?|offload activations": (
+        "grad_checkpointing", "yes, with activation offloading"
+    ),
+    r"(use )?reentrant": ("grad_checkpointing", "yes (reentrant)"),
+    r"padding ?free|varlen": ("packed", "packed, or padded to max length"),
+    r"neat packing|multi ?pack": ("packed", "neat_packing"),
+    r"pad to (max length|sequence len)": ("packed", "padded to max length"),
+    r"(use )?fp ?8": ("compute_dtype", "FP8 (TE)"),
+    r"optim(izer)? (in|fused in) (bwd|backward)": ("optimizer", "AdamW, optimizer_in_bwd"),
+}  # fmt: skip
+"""Headings of one setting of several that a column's cell says together, which would be lost even where that column is
+there: the column, and what a cell there looks like."""
 CLOSE = 0.85
 """How alike a heading and a column's name are (`difflib`) from which one is taken for a slip of the other."""
 
 
 def check_columns(path: Path, columns: Iterable[str]) -> None:
-    """Raises InputError for a heading that is another word for a column which the table lacks: a setting that the row
-    states would be read as its default."""
+    """Raises InputError for a heading that is there twice, or says what belongs into another column: a setting that the
+    row states would be read as its default."""
     own = list(columns)
+    lower = [name.lower() for name in own]
+    for heading in own:
+        if heading and (own.count(heading) > 1 or (heading.lower() in MEASURABLE and lower.count(heading.lower()) > 1)):
+            raise InputError(f"{path} has the column {heading!r} twice; drop one of them.")
     for heading in unread(own):
+        into, cell, lost = belongs_into(heading)
+        if into and (lost or into not in own):
+            raise InputError(
+                f"{path} has the column {heading!r}, which is not read: what it says belongs into {into}; a cell there "
+                f"says {cell}."
+            )
         meant = meant_by(heading)
         if meant and meant not in own:
             raise InputError(
@@ -73,8 +150,24 @@ def unread(columns: Sequence[str]) -> list[str]:
     return [name for name in columns if name and name not in READ and name not in KEPT]
 
 
+def belongs_into(heading: str) -> tuple[str, str, bool]:
+    """The column into whose cells the setting of a heading belongs, what such a cell says, and whether the setting is
+    lost even where that column is there; empty for other headings."""
+    plain = _plain(heading)
+    for table, lost in ((ALSO, False), (INTO, True)):
+        for words, (column, cell) in table.items():
+            if re.fullmatch(words, plain):
+                return column, cell, lost
+    return "", "", False
+
+
+def _plain(heading: str) -> str:
+    """A heading whose dashes, underscores, points and brackets are blanks."""
+    return re.sub(r"[\s_.-]+", " ", re.sub(r"[()\[\]]", " ", heading.lower())).strip()
+
+
 def meant_by(heading: str) -> str | None:
     """The column that a heading is another word for, or a slip of."""
-    plain = re.sub(r"[\s_-]+", " ", re.sub(r"[()\[\]]", " ", heading.lower())).strip()
+    plain = _plain(heading)
     found = next((column for column, words in WORDS.items() if re.fullmatch(words, plain)), None)
     return found or next(iter(difflib.get_close_matches(heading.lower(), READ, n=1, cutoff=CLOSE)), None)

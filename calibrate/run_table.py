@@ -53,7 +53,17 @@ TRAINING = (
 SIZE_SHARE = 0.3
 """Share by which ``params_b`` may be off the parameters: names round, and some leave out the tables of tokens."""
 LEAST_MFU = 1e-4
-"""MFU below which a figure is taken for one in another unit: a step of milliseconds read as seconds is 1/1,000."""
+"""MFU below which no figure is one of training."""
+UNIT_MFU = 1e-3
+"""MFU below which a figure without its unit may be one in thousandths or thousands (milliseconds, thousands of tokens),
+where the cards could do that too. The slowest run of the published table, offloaded ones included, has 0.02."""
+IN_THOUSANDS = {
+    "tokens_per_s": ("{} thousand tokens", "k", "tokens/s"),
+    "tokens_per_s_per_gpu": ("{} thousand tokens", "k", "tokens/s"),
+    "samples_per_s": ("{} thousand samples", "", "samples/s"),
+    "step_time_s": ("{} milliseconds", " ms", "s"),
+}
+"""By column: what its number may count, and both as a cell writes them: the 1,000-fold speed, and the stated one."""
 AGREE = 0.1
 """Share by which two figures for the speed of one row may differ: sources round, and average over other steps."""
 
@@ -312,14 +322,6 @@ def dated(row: Row) -> Row:
         raise SkipRowError(f"source_date {date!r} {error}") from error
 
 
-def check_card(row: Row) -> None:
-    """The card in words and its id in the catalog are one card."""
-    words, own = re.sub(r"[^a-z0-9]", "", row.get("gpu", "").lower()), row.get("gpu_canonical_id", "").lower()
-    name = next((part for part in own.split("-") if re.search(r"\d", part)), "")
-    if words and name and name not in words and words not in NOTHING:
-        raise SkipRowError(f"gpu {row['gpu']!r} and gpu_canonical_id {row['gpu_canonical_id']!r} contradict each other")
-
-
 def check_possible(row: Row, tokens_per_s: float | None, architecture: Architecture, run: Run, gpu: Gpu) -> None:
     """No row is faster than the peak of its cards (MFU above 1), nor may be meant to be 1,000 times as fast."""
     peak = gpu.peaks.get(run.product_dtype)
@@ -338,7 +340,27 @@ def check_possible(row: Row, tokens_per_s: float | None, architecture: Architect
             f"{column} {row[column]!r} may be {float(digits):g} or {digits.replace('.', '')}, and these cards could do "
             f"either: write {digits.replace('.', '')}, or {digits}0"
         )
+    _unit_is_sure(row, stated, mfu)
     if mfu < LEAST_MFU:
         raise SkipRowError(
             f"{tokens_per_s:g} tokens/s on {run.num_gpus} x {gpu.id} would be an MFU of {mfu:.1e}: check its unit"
         )
+
+
+def _unit_is_sure(row: Row, stated: Sequence[str], mfu: float) -> None:
+    """A speed that is very slow, and 1,000 times as high would be possible, has its unit in its cell or a second figure
+    of the row beside it: a speed beside a time."""
+    speeds = [column for column in stated if column != "step_time_s"]
+    possible = UNIT_MFU <= 1e3 * mfu <= 1.0
+    if mfu >= UNIT_MFU or not possible or (speeds and len(speeds) < len(stated)):
+        return
+    column = stated[0]
+    if re.search(r"\d\s*[a-df-z]", row[column], re.IGNORECASE):
+        return
+    may_be, thousand, one = IN_THOUSANDS[column]
+    number_said = re.sub(r"^[~\u2248]\s*", "", row[column])
+    either = f"{number_said}{thousand} or " if thousand else ""
+    raise SkipRowError(
+        f"{column} {row[column]!r} would be an MFU of {mfu:.1e}, and may be {may_be.format(number_said)}: write the "
+        f"unit, {either}{number_said} {one}"
+    )

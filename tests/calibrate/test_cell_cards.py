@@ -39,6 +39,15 @@ ROW = {
         ("RTX Pro 6000 Workstation", 1, None, "rtx-pro-6000-blackwell-ws-96gb"),
         ("RTX PRO 6000 Server Edition", 1, None, "rtx-pro-6000-blackwell-server-96gb"),
         ("4x V100S", 4, None, "v100s-pcie-32gb"), ("1024 H100", 1024, None, H100),
+        ("4 nodes, 32 H100", 32, 8, H100), ("2 nodes, 16x H100", 16, 8, H100), ("2 nodes with 16 H100", 16, 8, H100),
+        ("64xH100 (8 nodes)", 64, 8, H100), ("16x A100 80GB (2 nodes)", 16, 8, A100_80),
+        ("H100, 4 nodes, 32 GPUs", 32, 8, H100), ("2 nodes with 8 H100 each", 16, 8, H100),
+        ("2 nodes, 8x H100 per node", 16, 8, H100), ("4 nodes (8 H100 per node)", 32, 8, H100),
+        ("2 nodes, 8 GPUs each, H100", 16, 8, H100), ("3 nodes with 8 H100", 24, 8, H100),
+        ("single H100", 1, None, H100), ("one H100", 1, None, H100), ("H100 (single GPU)", 1, None, H100),
+        ("8x H100 (single node)", 8, 8, H100), ("8xH100 node", 8, None, H100),
+        ("RTX PRO 6000 Blackwell Server", 1, None, "rtx-pro-6000-blackwell-server-96gb"),
+        ("8x H100 server", 8, None, H100), ("single 8xH100 node", 8, None, H100),
     ],
 )  # fmt: skip
 def test_cards_and_machines_in_one_text(text: str, count: int, per_node: int | None, gpu: str) -> None:
@@ -55,6 +64,12 @@ def test_cards_and_machines_in_one_text(text: str, count: int, per_node: int | N
         ("2 DGX H100 (4 GPUs)", "2 machines and 4 GPUs"), ("DGX H100 x2", "may be 2 or 16 GPUs"),
         ("2x H100 DGX", "may be 2 or 16 GPUs"), ("2x DGX GB200", "machine of several GPUs"),
         ("DGX GB200", "machine of several GPUs"), ("H100 (2 nodes)", "machine of several GPUs"),
+        ("2 nodes with 8 H100", "may be 8 or 16 GPUs"), ("2 nodes 8xH100", "may be 8 or 16 GPUs"),
+        ("4 nodes of 32 H100", "may be 32 or 128 GPUs"), ("2x16 H100", "may be 16 or 32 GPUs"),
+        ("2 nodes, 16x A100 40GB", "may be 16 or 32 GPUs"), ("2 nodes, 10x RTX 4090", "may be 10 or 20 GPUs"),
+        ("72x GB200 (2 nodes)", "may be 72 or 144 GPUs"), ("single H100 node", "machine of several GPUs"),
+        ("2 H100 nodes", "machine of several GPUs"), ("4x A100 servers", "machine of several GPUs"),
+        ("H100 node", "machine of several GPUs"), ("1x H100 node", "machine of several GPUs"),
     ],
 )  # fmt: skip
 def test_a_number_of_cards_that_may_be_two_is_refused(text: str, told: str) -> None:
@@ -85,6 +100,8 @@ def test_a_card_that_may_be_another_is_not_chosen(text: str) -> None:
         ("2x8", 16, 8), ("2 x 8", 16, 8), ("2×8", 16, 8), ("16 (2x8)", 16, 8), ("16 (2 nodes)", 16, 8),
         ("2 nodes x 8", 16, 8), ("2 nodes of 8 GPUs", 16, 8), ("8 (1 node)", 8, 8), ("16 GPUs on 2 nodes", 16, 8),
         ("1x8", 8, 8), ("4x4", 16, 4), ("16 (1 node)", 16, 16), ("16", 16, None), ("16 GPUs", 16, None),
+        ("4 nodes, 32 GPUs", 32, 8), ("2 nodes, 16 GPUs", 16, 8), ("2 nodes with 8 GPUs each", 16, 8),
+        ("2 nodes, 8 per node", 16, 8), ("2 nodes, 8 GPUs total", 8, 4), ("8 cards", 8, None), ("8 devices", 8, None),
     ],
 )  # fmt: skip
 def test_a_column_of_gpus_may_say_their_machines(gpus: str, count: int, per_node: int | None) -> None:
@@ -97,6 +114,10 @@ def test_a_column_of_gpus_may_say_their_machines(gpus: str, count: int, per_node
         ({"gpus": "8x2"}, "may be 8 machines of 2 or 2 of 8: write 16"),
         ({"gpus": "16 (3 nodes)"}, "contradicts itself"),
         ({"gpus": "15 (2x8)"}, "contradicts itself"), ({"gpus": "2 nodes"}, "not a number"),
+        ({"gpus": "2 nodes, 8 GPUs"}, r"may be 8 or 16 GPUs: write 8 \(2 nodes\), or 16"),
+        ({"gpus": "2 nodes of 16"}, "no machine has 16 of these cards"), ({"gpus": "2x16"}, "no machine has 16"),
+        ({"gpus": "8", "gpu": "single H100"}, "contradict each other"),
+        ({"gpus": "8", "gpu": "one H100"}, "contradict each other"),
         ({"gpus": "8", "gpu": "8x H100 x2"}, "contradict each other"),
         ({"gpus": "1", "gpu": "1 DGX H100"}, "contradict"),
         ({"gpus": "24", "gpu": "8xH100 (2 nodes)"}, "contradict"), ({"gpus": "4x4", "gpu": "2x8 H100"}, "contradict"),
@@ -117,6 +138,8 @@ def test_machines_that_contradict_each_other_are_refused(cells: dict[str, str], 
         ({"gpu": "GB200 NVL72", "gpus": "64"}, 64, 72), ({"gpu": "H100", "gpus": "", "parallelism": "single"}, 1, None),
         ({"gpu": "H100", "gpus": "", "parallelism": "single GPU"}, 1, None),
         ({"gpu": "2x A10G", "gpus": "", "parallelism": "DDP"}, 2, None),
+        ({"gpu": "2 H100 nodes", "gpus": "16"}, 16, 8), ({"gpu": "2 H100 nodes", "gpus": "8"}, 8, 4),
+        ({"gpu": "H100 server", "gpus": "8"}, 8, None), ({"gpu": "2 nodes with 8 H100", "gpus": "16"}, 16, 8),
     ],
 )  # fmt: skip
 def test_what_two_cells_say_together(cells: dict[str, str], count: int, per_node: int | None) -> None:

@@ -27,6 +27,9 @@ TABLE = Path(__file__).parents[2] / "results" / "published" / "published-runs.cs
         ("June '25", "2025-06"), ("Jan-Mar 2024", "2024-01 to 2024-03"), ("June to July 2024", "2024-06 to 2024-07"),
         ("as of June 2024", "2024-06"), ("~2024", "2024"), ("end of 2024", "2024"),
         ("2024 (approx.)", "2024 (approx.)"),
+        ("2025 (March)", "2025-03"), ("2024 (June)", "2024-06"), ("2025 (Q1)", "2025-03"), ("2024 (H1)", "2024-06"),
+        ("2025 Q3-Q4", "2025-09 to 2025-12"), ("Q3/Q4 2025", "2025-09 to 2025-12"),
+        ("2024 (rows added in 2025)", "2024 (rows added in 2025)"),
         ("June 2024 (commit 8641822)", "2024-06 (commit 8641822)"), ("2024-06 (v2)", "2024-06 (v2)"),
     ],
 )  # fmt: skip
@@ -48,6 +51,11 @@ def test_a_quarter_counts_to_its_end() -> None:
         ("summer 2024", "'summer' beside 2024"), ("W23 2024", "'W23' beside 2024"), ("Juni 2024", "'Juni' beside 2024"),
         ("2024 (early)", "'early' beside 2024"), ("2024-06 to 08", "'08' beside 2024-06"),
         ("31/02/2024", "no day of the calendar"), ("13/14/2024", "no day of the calendar"),
+        ("2025 (02)", "'02' beside 2025"), ("2025 (late March)", "'March' beside 2025"),
+        ("2025 (Q1 or Q2)", "'Q1' beside 2025"), ("2025 H1-H2", "'H2' beside 2025-06"),
+        ("2026-01-15 (code of 2023)", "2023 behind 2026-01-15: write the day alone whose software ran"),
+        ("2025-06 (data of 2023)", "2023 behind 2025-06"), ("2026-01-15, code of 2023", "2023 behind 2026-01-15"),
+        ("1999", "says 1999, when no such run was measured"), ("2099", "says 2099, when no such run"),
         ("2024-13", "no day of the calendar"), ("June 31, 2024", "no day of the calendar"),
     ],
 )  # fmt: skip

@@ -49,7 +49,7 @@ def test_what_is_not_built_is_told_alone() -> None:
 @pytest.mark.parametrize(
     ("cells", "columns"),
     [
-        ({"gpus": "8", "parallelism": "none"}, "gpus, parallelism: "),
+        ({"gpus": "8", "parallelism": "HSDP"}, "parallelism, gpus: "),
         ({"quant": "gptq 4bit", "method": "qlora"}, "compute_dtype: "),
     ],
 )

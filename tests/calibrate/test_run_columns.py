@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tunecast.calibrate.run_columns import KEPT, READ, meant_by, unread
+from tunecast.calibrate.run_columns import KEPT, READ, belongs_into, meant_by, unread
 from tunecast.calibrate.run_table import read_table
 from tunecast.catalogs.errors import InputError
 
@@ -48,6 +48,9 @@ def test_no_known_column_is_another_word_for_one() -> None:
         ("peak VRAM (GB)", "peak_mem_gib"),
         ("lora_rank", "rank"),
         ("optimiser", "optimizer"),
+        ("# GPUs", "gpus"),
+        ("n_gpu", "gpus"),
+        ("gas", "grad_accum"),
     ],
 )
 def test_another_word_for_a_column_is_refused_by_both_names(tmp_path: Path, heading: str, column: str) -> None:
@@ -61,7 +64,60 @@ def test_a_needed_column_under_another_name_is_named(tmp_path: Path) -> None:
         read_table(table(tmp_path, "model,method,seq_len,batch_size"))
 
 
-@pytest.mark.parametrize("heading", ["url", "author", "loss", "comment", "speed_of_last_year"])
+@pytest.mark.parametrize(
+    ("heading", "column", "cell"),
+    [
+        ("flash_attn", "attention_impl", "FlashAttention-2"), ("use_flash_attention", "attention_impl", "FlashAttent"),
+        ("fp16", "compute_dtype", "fp16-mixed"), ("bf16", "compute_dtype", "bf16-mixed"),
+        ("ms_per_step", "step_time_s", "1500 ms"), ("it/s", "step_time_s", "seconds of one step"),
+        ("max_memory_allocated", "peak_mem_gib", "24576 MiB, and allocated"),
+        ("peak_memory_mb", "peak_mem_gib", "24576 MiB"),
+    ],
+)  # fmt: skip
+def test_a_heading_in_another_form_is_refused_with_a_cell(tmp_path: Path, heading: str, column: str, cell: str) -> None:
+    told = rf"the column '{heading}', which is not read: what it says belongs into {column}; a cell there says .*{cell}"
+    with pytest.raises(InputError, match=told):
+        read_table(table(tmp_path, f"{NEEDED},{heading}"))
+    assert read_table(table(tmp_path, f"{NEEDED},{column},{heading}"))[0][heading] == "x"
+
+
+@pytest.mark.parametrize(
+    ("heading", "column", "cell"),
+    [
+        ("nodes", "gpus", r"16 \(2 nodes\)"), ("gpus_per_node", "gpus", r"16 \(2 nodes\)"),
+        ("load_in_8bit", "quant", "8-bit"), ("load_in_4bit", "quant", "NF4"), ("4bit", "quant", "4-bit"),
+        ("bits", "quant", "4-bit, 8-bit"), ("double_quant", "quant", "double quantization"),
+        ("zero_stage", "parallelism", "ZeRO-1"), ("fsdp", "parallelism", "FSDP"), ("deepspeed", "parallelism", "ZeRO"),
+        ("offload", "parallelism", "CPU offload"), ("cpu_offload", "parallelism", "CPU offload"),
+        ("tp", "parallelism", "TP=4"), ("pp", "parallelism", "PP=2"), ("cp", "parallelism", "CP=2"),
+        ("dp", "parallelism", "DP=2"), ("vpp", "parallelism", "VPP=2"),
+        ("tensor_model_parallel_size", "parallelism", "TP=4"), ("use_dora", "method", "DoRA"),
+        ("finetuning_type", "method", "LoRA or QLoRA"),
+        ("liger", "framework", "Liger"), ("use_liger_kernel", "framework", "Liger"),
+        ("activation_offloading", "grad_checkpointing", "activation offloading"),
+        ("padding_free", "packed", "padded to max length"), ("neat_packing", "packed", "neat_packing"),
+        ("modules_to_save", "lora_targets", "not read from a table"),
+    ],
+)  # fmt: skip
+def test_a_setting_that_would_be_lost_is_refused_beside_its_column_too(
+    tmp_path: Path, heading: str, column: str, cell: str
+) -> None:
+    for headings in (heading, f"{column},{heading}" if column not in NEEDED else heading):
+        with pytest.raises(InputError, match=f"belongs into {column}; a cell there says .*{cell}"):
+            read_table(table(tmp_path, f"{NEEDED},{headings}"))
+
+
+@pytest.mark.parametrize("heading", ["tokens_per_s,tokens_per_s", "Quant,quant", "comment,comment"])
+def test_a_heading_that_is_there_twice_is_refused(tmp_path: Path, heading: str) -> None:
+    with pytest.raises(InputError, match="twice; drop one"):
+        read_table(table(tmp_path, f"{NEEDED},{heading}"))
+
+
+def test_no_column_is_a_setting_of_another() -> None:
+    assert {name: belongs_into(name) for name in (*READ, *KEPT) if belongs_into(name)[0]} == {}
+
+
+@pytest.mark.parametrize("heading", ["url", "author", "loss", "comment", "speed_of_last_year", "lora_alpha", "seed"])
 def test_other_columns_are_passed_over(tmp_path: Path, heading: str) -> None:
     path = table(tmp_path, f"{NEEDED},{heading}")
     assert unread(list(read_table(path)[0])) == [heading]

@@ -207,12 +207,46 @@ OWN = {"model": "Llama 3.1 8B", "method": "lora", "seq_len": "2048", "micro_batc
         ({"params_b": "-8"}, "params_b '-8' is not a number"),
         ({"source_date": "yesterday"}, "source_date 'yesterday' names no year"),
         ({"tokens_per_s": "0.001"}, "check its unit"),
+        ({"tokens_per_s": "", "step_time_s": "1500"}, "may be 1500 milliseconds: write the unit, 1500 ms or 1500 s"),
+        ({"tokens_per_s": "7"}, "may be 7 thousand tokens: write the unit, 7k or 7 tokens/s"),
+        ({"gpu": "A100 PCIe 40GB", "gpu_canonical_id": "a100-sxm4-80gb"}, "contradict each other"),
+        ({"gpu": "A100 PCIe", "gpu_canonical_id": "a100-sxm4-80gb"}, "contradict each other"),
+        ({"gpu": "A100 40GB", "gpu_canonical_id": "a100-sxm4-80gb"}, "contradict each other"),
+        ({"gpu": "a100-pcie-40gb", "gpu_canonical_id": "a100-sxm4-80gb"}, "contradict each other"),
+        ({"gpu": "A100X", "gpu_canonical_id": "a100-sxm4-80gb"}, "contradict each other"),
+        ({"gpu": "A1000", "gpu_canonical_id": "a100-sxm4-80gb"}, "contradict each other"),
+        ({"gpu": "RTX A1000", "gpu_canonical_id": "a100-sxm4-80gb"}, "contradict each other"),
+        ({"gpu": "A100-SXM-64GB", "gpu_canonical_id": "a100-sxm4-80gb"}, "contradict each other"),
+        ({"gpu": "our PCIe A100s", "gpu_canonical_id": "a100-sxm4-80gb"}, "contradict each other"),
     ],
 )
 def test_a_cell_that_cannot_be_skips_its_row_by_name(cells: dict[str, str], reason: str) -> None:
     runs, skipped = read_runs([{"id": "x", **OWN, **cells}])
     assert not runs
     assert reason in skipped[0].reason
+
+
+@pytest.mark.parametrize("text", ["A100", "A100 80GB", "NVIDIA A100-SXM4-80GB", "our A100s", "p4de.24xlarge"])
+def test_words_that_leave_a_choice_or_name_no_card_stand_beside_an_id(text: str) -> None:
+    (found,), skipped = read_runs([{"id": "x", **OWN, "gpu": text, "gpu_canonical_id": "a100-sxm4-80gb", "gpus": "1"}])
+    assert found.gpu == "a100-sxm4-80gb", skipped
+
+
+@pytest.mark.parametrize(
+    ("cells", "speed"),
+    [
+        ({"tokens_per_s": "", "step_time_s": "1500 s"}, 2.73),
+        ({"tokens_per_s": "", "step_time_s": "1,500 ms"}, 2730.67),
+        ({"tokens_per_s": "", "step_time_s": "~1500 ms"}, 2730.67),
+        ({"tokens_per_s": "2.7", "step_time_s": "1500"}, 2.7),
+        ({"tokens_per_s": "", "step_time_s": "90"}, 45.51),
+        ({"tokens_per_s": "7 tokens/s"}, 7.0),
+    ],
+)
+def test_a_very_slow_run_is_read_with_its_unit_or_by_two_figures(cells: dict[str, str], speed: float) -> None:
+    """90 milliseconds would be above the peak of the card, so that 90 are seconds."""
+    (found,), skipped = read_runs([{"id": "x", **OWN, "gpu": "A100 80GB", **cells}])
+    assert found.tokens_per_s == pytest.approx(speed, rel=1e-3), skipped
 
 
 def test_a_peak_above_the_card_leaves_the_speed() -> None:

@@ -1,0 +1,64 @@
+"""How several GPUs share a model, by the cells of a row beside parallelism: what they say is what parallelism says.
+
+An optimizer's or a framework's cell that names a stage of ZeRO, FSDP or DDP says how the GPUs share; beside another
+word in the column ``parallelism`` one of the two is wrong, and which one cannot be told.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from tunecast.calibrate.cell_grammar import folded
+from tunecast.calibrate.cell_layout import WRITE
+from tunecast.calibrate.run_table import SkipRowError
+
+COLUMNS = ("optimizer", "framework")
+NAMES = re.compile(r"\b(fms fsdp|fsdp qlora)\b")
+"""Names of software that hold a word for sharding."""
+SAYS = (
+    (re.compile(r"\bzero (?:dp )?(?:stage )?(?P<stage>[123])\b(?! ?\.)|\bzero(?P<joined>[123])\b"), "zero"),
+    (re.compile(r"\bzero\b(?! (?:dp )?(?:stage )?[123]\b)"), "zero"),
+    (re.compile(r"\bfsdp ?[12]?\b|\bfully sharded\b"), "fsdp"),
+    (re.compile(r"\bhsdp\b"), "hsdp"),
+    (re.compile(r"\bddp\b"), "ddp"),
+)
+"""What is looked for in a folded cell, and the beginning of the shardings that it may be."""
+
+
+def check_shared(row: Mapping[str, str], options: Mapping[str, Any]) -> None:
+    """Several GPUs share their work, as all cells of the row say."""
+    gpus, sharding = int(options.get("num_gpus", 1)), str(options.get("sharding", ""))
+    if gpus == 1:
+        return
+    inner = int(options.get("tp", 1)) * int(options.get("pp", 1)) * int(options.get("cp", 1))
+    stated = row.get("parallelism", "")
+    if sharding == "none" and inner < gpus:
+        raise SkipRowError(f"parallelism {stated!r} does not say how {gpus} GPUs share the work: {WRITE}")
+    for column in COLUMNS:
+        named = _named(row.get(column, ""))
+        if named and not any(_agrees(word, sharding) for word in named):
+            raise SkipRowError(
+                f"{column} {row[column]!r} and parallelism {stated!r} contradict each other: {' or '.join(named)}, and "
+                f"{sharding}; write into parallelism which it was"
+            )
+
+
+def _named(text: str) -> list[str]:
+    """The ways of sharing that a cell names: ``zero2``, ``zero``, ``fsdp``."""
+    plain = NAMES.sub(" ", folded(text))
+    return [
+        kind + (found.groupdict().get("stage") or found.groupdict().get("joined") or "")
+        for pattern, kind in SAYS
+        for found in pattern.finditer(plain)
+    ]
+
+
+def _agrees(word: str, sharding: str) -> bool:
+    """Whether a word is one for a sharding: ``fsdp`` is one for hybrid sharding too, ``zero`` for every stage."""
+    return (
+        sharding == word
+        or (word == "zero" and sharding.startswith("zero"))
+        or (word == "fsdp" and sharding in ("fsdp-grad-op", "hsdp"))
+    )
