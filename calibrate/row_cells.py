@@ -14,7 +14,7 @@ from tunecast.calibrate.cell_grammar import facts_of
 from tunecast.calibrate.framework_names import TRANSFORMERS, Software, kernels_added
 from tunecast.calibrate.named_things import stored_as
 from tunecast.calibrate.run_table import SkipRowError, number
-from tunecast.calibrate.vocabulary import HALVES, Options, cell, lookup, states, vocabulary
+from tunecast.calibrate.vocabulary import HALVES, Options, cell, fills, lookup, states, vocabulary
 
 VOCABULARY_COLUMNS = (
     "method",
@@ -190,7 +190,7 @@ def with_master(options: Options, row: Mapping[str, str]) -> None:
 def samples_that_fill(row: Mapping[str, str]) -> bool:
     """Whether the row says that its samples fill their length unpacked, padded or not: padding is processed too."""
     facts = facts_of("packed", row.get("packed", "")) or {}
-    return bool(facts.get("filled")) and not facts.get("packing")
+    return fills(facts) and not facts.get("packing")
 
 
 def why_no_speed(row: dict[str, str]) -> str:
