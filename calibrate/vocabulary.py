@@ -248,9 +248,14 @@ def absent_columns(software: Software, row: Mapping[str, str], method: str) -> O
     return {name: defaults[name] for column, name in FIELDS.items() if column not in row and name in defaults}
 
 
+def number_alone(text: str) -> str:
+    """The format that a cell of compute_dtype names where it says nothing else of the arithmetic."""
+    facts = facts_of("compute_dtype", text) or {}
+    return str(facts["number"]) if facts.keys() - {"base_bits", "quantized_base"} == {"number"} else ""
+
+
 def bare_number(row: Mapping[str, str], software: Software) -> str:
     """The 16-bit format that the row's software computes in, where the cell says no more than that."""
     if not (software.stack or software.mixes) or not row.get("compute_dtype"):
         return ""
-    facts = facts_of("compute_dtype", row["compute_dtype"]) or {}
-    return str(facts["number"]) if facts.keys() == {"number"} else ""
+    return number_alone(row["compute_dtype"])
