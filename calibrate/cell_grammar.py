@@ -224,10 +224,20 @@ def _with_denials(column: str, text: str, plain: str, pieces: list[Piece]) -> li
                 raise SkipRowError(f"{column} {text!r}: {plain[term.place : piece.end]!r} denies one thing twice")
             found = [*found[:behind], _denying(column, text, plain[term.place : piece.end], term.place, term)]
         else:
+            _not_of_brackets(column, text, plain, piece, found)
             found.append(piece)
             continue
         denied = found[-1]
     return found
+
+
+def _not_of_brackets(column: str, text: str, plain: str, no: Piece, found: list[Piece]) -> None:
+    """Refuse a word for no behind a bracket with a term: it may deny that, or what is before the bracket."""
+    last = found[-1] if found else no
+    if last.states and not _answer().fullmatch(last.text) and plain[last.end : no.place].strip(" ") == ")":
+        raise SkipRowError(
+            f"{column} {text!r}: what {plain[last.place : no.end]!r} denies is not known; write what was done"
+        )
 
 
 def _ahead(plain: str, no: Piece, rest: list[Piece]) -> int | None:

@@ -84,6 +84,9 @@ def targets_of(text: str) -> dict[str, Any] | None:
     if not parts:
         facts_of("lora_targets", text)
         return None
+    stray = next((piece.text for piece in pieces_of("lora_targets", text) if is_denial(piece.text)), None)
+    if stray is not None:
+        raise SkipRowError(f"lora_targets {text!r}: what {stray!r} denies is not known")
     if "all" in parts and set(parts) not in ({"all"}, {"all", "attention", "mlp"}):
         raise SkipRowError(f"lora_targets {text!r} contradicts itself: all and {parts[-1]!r}")
     parts = parts if "all" in parts else [part for part in parts if not any(_less(other, part) for other in parts)]
@@ -114,8 +117,9 @@ def _left_out(text: str, denied: re.Match[str]) -> dict[str, Any] | None:
     kept = str(found["lora_target_modules"]).split(",") if found and clear else []
     maps = [JOINED["all"] if name == ALL else _maps_of(name.strip("<>")) for name in kept]
     own = all(len(letter) > 1 for letter in _maps_of(word)) and any(name == ALL or name[0] == "<" for name in kept)
-    listed = denied["behind"] and any(word.lower() in map(str.lower, names) for names in synonyms().values())
-    listed = listed and word.lower() not in map(str.lower, synonyms()["head"])
+    last, added = word.rsplit(".", 1)[-1].lower(), re.search(f"{PLUS}$", text[: denied.start("behind")], re.IGNORECASE)
+    named = any(last in map(str.lower, names) for role, names in synonyms().items() if role != "head")
+    listed = denied["behind"] and (named or added)
     if not maps or own or listed or not all(maps) or any(_maps_of(word) & set(named) for named in maps):
         raise SkipRowError(
             f"lora_targets {text!r} leaves out {word!r}: write the names of all modules that are adapted"

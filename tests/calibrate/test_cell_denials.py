@@ -68,7 +68,6 @@ MEANINGS: dict[str, list[tuple[str, dict[str, Any]]]] = {
     ],
     "method": [
         ("LoRA, no DoRA", {"method": "lora"}), ("LoRA, use_rslora=False", {"method": "lora"}),
-        ("full, no LoRA", {"method": "full"}),
         ("QLoRA, double quant: no", {"method": "qlora", "base_bits": 4, "double_quant": False}),
     ],
 }  # fmt: skip
@@ -96,6 +95,9 @@ def test_samples_that_are_denied_to_fill_their_length_do_not(text: str) -> None:
     ("column", "text", "piece"),
     [
         ("compile", "mode=none", "says nothing"),
+        ("compile", "torch.compile (dynamic): no", "'dynamic) no' denies is not known"),
+        ("parallelism", "device map (naive): no", "'naive) no' denies is not known"),
+        ("lora_targets", "attention (qkv): no", "'qkv) no' denies is not known"),
         ("compile", "inductor: no", "'inductor no' does not say what was done instead"),
         ("compile", "no torch.compile: no", "'no torch.compile no' denies one thing twice"),
         ("grad_checkpointing", "unsloth: off", "'unsloth off' does not say what was done instead"),
@@ -113,7 +115,7 @@ def test_samples_that_are_denied_to_fill_their_length_do_not(text: str) -> None:
         ("attention_impl", "flash attention: off", "'flash attention off' does not say"),
         ("optimizer", "no AdamW", "'no adamw' does not say"),
         ("optimizer", "AdamW, no", "'no' is not in the vocabulary"),
-        ("method", "no LoRA", "says nothing"),
+        ("method", "full, no LoRA", "'no lora' does not say"),
         ("packed", "yes, no full length", "packed samples fill their length"),
         ("packed", "packed to 2048: no", "'packed to 2048 no' does not say"),
     ],
