@@ -9,6 +9,10 @@ the longest of the column's terms, remarks and words that may stand anywhere is 
 4. remarks, and the words between (brackets, commas, "with"), state nothing;
 5. any other word refuses the cell, by name.
 
+A word for no directly before a term ("no offload"), or directly behind it ("offload: no", "offload (none)"), denies
+that term: it states what the term's entry says under ``denied``, and refuses the cell where there is nothing. A word
+for no that stands alone is the column's own.
+
 A cell of words for nothing ("not stated", "library default") states nothing: None. Words for yes and no are the same in
 every column.
 """
@@ -20,7 +24,7 @@ import json
 import re
 import unicodedata
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from typing import Any
 
@@ -38,9 +42,12 @@ JOINED_END = r"(?:(?![a-z0-9])|(?<=[0-9])(?=[a-z]))"
 COMMIT = r"(?=[a-f]*[0-9])[0-9a-f]{7,40}(?![0-9a-z.])"
 """The hash of a commit, which says nothing of a version."""
 VERSION = rf"(?!{COMMIT})[0-9][0-9a-z.+]*"
-KINDS = ("skip", "terms", "weak", "unstated", "defaults", "remarks")
+KINDS = ("skip", "terms", "weak", "unstated", "defaults", "remarks", "negations")
 NOTHING = ("unstated", "defaults")
 """Words for nothing, and for a default that somebody else chose."""
+BEFORE = ("no", "not", "non", "without")
+"""Words for no that deny what follows them; all of them, and those for no in a cell, deny what they stand behind."""
+ARTICLES = ("the", "a", "an")
 
 Facts = dict[str, Any]
 
@@ -54,6 +61,9 @@ class Term:
     facts: Mapping[str, Any] = field(default_factory=dict)
     weakly: Mapping[str, Any] = field(default_factory=dict)
     """Facts that it states where no other term says otherwise."""
+    denied: Mapping[str, Any] | None = None
+    """Facts that it states beside a word for no; None: what it is instead is not known."""
+    denied_weakly: Mapping[str, Any] = field(default_factory=dict)
     reason: str = ""
 
 
@@ -64,6 +74,17 @@ class Piece:
     text: str
     term: Term
     facts: Mapping[str, Any]
+    place: int = 0
+
+    @property
+    def end(self) -> int:
+        """Place of the letter behind it."""
+        return self.place + len(self.text)
+
+    @property
+    def states(self) -> bool:
+        """Whether it is a term that says something."""
+        return self.term.kind in ("terms", "weak")
 
 
 @functools.cache
@@ -79,6 +100,8 @@ def folded(text: str) -> str:
     plain = DASHES.sub("-", unicodedata.normalize("NFKC", text).casefold()).replace("\u00d7", "x")
     plain = re.sub(r"\bw/o(ut)?\b", "without", plain.replace("\U0001f917", " hugging face "))
     plain = re.sub(r"[=:]\s*true\b", " yes", plain)
+    plain = re.sub(r"=\s*no\b", " false", plain)
+    plain = re.sub(r"\s-+\s|(?<=\bno):\s", ", ", plain)
     return re.sub(r"[\s_=:~\"'`-]+", " ", plain).strip()
 
 
@@ -112,11 +135,8 @@ def _terms(kind: str, entry: Any, end: str = WORD_END, tail: str = "") -> list[T
     says = re.sub(r"\b(YES|NO)\b", lambda word: str(grammar()["words"][word[0]]), given["says"])
     spelled = (wording + tail for wording in wordings(says.replace("COMMIT", COMMIT)))
     patterns = [text.replace("VERSION", VERSION).replace(" ", " ?") for text in spelled]
-    facts, weakly, reason = given.get("facts", {}), given.get("weakly", {}), given.get("reason", "")
-    return [
-        Term(pattern=re.compile(f"(?:{pattern}){end}", re.ASCII), kind=kind, facts=facts, weakly=weakly, reason=reason)
-        for pattern in patterns
-    ]
+    said = {name: given[name] for name in ("facts", "weakly", "denied", "denied_weakly", "reason") if name in given}
+    return [Term(pattern=re.compile(f"(?:{pattern}){end}", re.ASCII), kind=kind, **said) for pattern in patterns]
 
 
 def wordings(says: str) -> list[str]:
@@ -145,7 +165,8 @@ def _families() -> tuple[Term, ...]:
 
 
 def pieces_of(column: str, text: str) -> list[Piece]:
-    """The terms that a cell is made of; raises SkipRowError naming the first piece that is none."""
+    """The terms that a cell is made of, words for no with what they deny; raises SkipRowError naming the first piece
+    that is none."""
     plain, place = folded(text), 0
     found: list[Piece] = []
     while place < len(plain):
@@ -160,7 +181,92 @@ def pieces_of(column: str, text: str) -> list[Piece]:
             raise SkipRowError(f"{column} {text!r}: {named}{piece.term.reason}")
         found.append(piece)
         place += len(piece.text)
+    found = found if column == "framework" else _with_denials(column, text, plain, found)
+    stray = next((piece for piece in found if piece.term.kind == "negations"), None)
+    if stray is not None:
+        raise SkipRowError(_unknown(column, text, plain, stray.place))
     return found
+
+
+@functools.cache
+def _denial() -> re.Pattern[str]:
+    return re.compile(f"{grammar()['words']['NO']}|{'|'.join(BEFORE)}")
+
+
+def is_denial(text: str) -> bool:
+    """Whether a folded text is a word for no."""
+    return _denial().fullmatch(text) is not None
+
+
+@functools.cache
+def _answer() -> re.Pattern[str]:
+    return re.compile(f"{grammar()['words']['YES']}|{grammar()['words']['NO']}")
+
+
+def _with_denials(column: str, text: str, plain: str, pieces: list[Piece]) -> list[Piece]:
+    """The pieces, with one for every word for no and the term that it denies."""
+    found: list[Piece] = []
+    denied: Piece | None = None
+    rest = list(pieces)
+    while rest:
+        piece = rest.pop(0)
+        if not is_denial(piece.text):
+            found.append(piece)
+            continue
+        ahead = _ahead(plain, piece, rest)
+        behind = _behind(plain, piece, found)
+        if ahead is not None:
+            ends = plain[piece.place : rest[ahead].end]
+            found, rest = [*found, _denying(column, text, ends, piece.place, rest[ahead])], rest[ahead + 1 :]
+        elif behind is not None:
+            term = found[behind]
+            if term is denied:
+                raise SkipRowError(f"{column} {text!r}: {plain[term.place : piece.end]!r} denies one thing twice")
+            found = [*found[:behind], _denying(column, text, plain[term.place : piece.end], term.place, term)]
+        else:
+            _not_of_brackets(column, text, plain, piece, found)
+            found.append(piece)
+            continue
+        denied = found[-1]
+    return found
+
+
+def _not_of_brackets(column: str, text: str, plain: str, no: Piece, found: list[Piece]) -> None:
+    """Refuse a word for no behind a bracket with a term: it may deny that, or what is before the bracket."""
+    last = found[-1] if found else no
+    if last.states and not _answer().fullmatch(last.text) and plain[last.end : no.place].strip(" ") == ")":
+        raise SkipRowError(
+            f"{column} {text!r}: what {plain[last.place : no.end]!r} denies is not known; write what was done"
+        )
+
+
+def _ahead(plain: str, no: Piece, rest: list[Piece]) -> int | None:
+    """Which of the pieces to come a word for no denies: that directly behind it, or behind its article."""
+    place = 1 if rest and rest[0].text in ARTICLES else 0
+    if no.text not in BEFORE or len(rest) <= place or not rest[place].states:
+        return None
+    between = plain[no.end : rest[0].place] + plain[rest[0].end : rest[place].place]
+    return place if not between.strip(" ") else None
+
+
+def _behind(plain: str, no: Piece, found: list[Piece]) -> int | None:
+    """Which of the pieces before it a word for no denies: that directly before it, or before a remark on that."""
+    place, end = len(found) - 1, no.place
+    while place >= 0 and plain[found[place].end : end].strip(" ") in (("", "(") if end == no.place else ("",)):
+        if found[place].states:
+            return None if _answer().fullmatch(found[place].text) else place
+        if found[place].term.kind != "remarks":
+            return None
+        place, end = place - 1, found[place].place
+    return None
+
+
+def _denying(column: str, text: str, both: str, place: int, piece: Piece) -> Piece:
+    """A term that is denied, as the term that this makes it."""
+    if piece.term.denied is None:
+        raise SkipRowError(f"{column} {text!r}: {both!r} does not say what was done instead; write that")
+    term = replace(piece.term, kind="terms", weakly=piece.term.denied_weakly, denied=None)
+    return Piece(text=both, term=term, facts=piece.term.denied, place=place)
 
 
 def _longest(column: str, plain: str, place: int) -> Piece | None:
@@ -169,7 +275,7 @@ def _longest(column: str, plain: str, place: int) -> Piece | None:
         match = term.pattern.match(plain, place)
         if match is not None and len(match[0]) > (len(best.text) if best else 0):
             numbers = {name: _value(value) for name, value in match.groupdict().items() if value is not None}
-            best = Piece(text=match[0], term=term, facts={**term.facts, **numbers})
+            best = Piece(text=match[0], term=term, facts={**term.facts, **numbers}, place=place)
     return best
 
 

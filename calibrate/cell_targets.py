@@ -2,7 +2,9 @@
 
 Precedence: the model's own module names; words for groups of them ("attention", "all linear"); letters and other
 frameworks' names (``q``, ``wq``, ``query``), each of which stands for the module that the model calls by one of its
-names. A name that none of them explains is left as it stands, and refused where the run is resolved.
+names. A name that none of them explains is left as it stands, and refused where the run is resolved. Names beside the
+group that they are of ("attention (q, v)") are all that is meant of it; what a cell leaves out ("q, v, no MLP") must be
+in nothing that it names.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from tunecast.calibrate.cell_grammar import facts_of, folded, grammar, pieces_of, terms_of
+from tunecast.calibrate.cell_grammar import facts_of, folded, grammar, is_denial, pieces_of, terms_of
 from tunecast.calibrate.run_table import SkipRowError
 from tunecast.model.architecture import Architecture
 from tunecast.model.litgpt import is_litgpt
@@ -21,11 +23,27 @@ from tunecast.model.root_modules import root_modules
 
 SPLIT = r"[\s,;/+&|]+|\band\b"
 LEFT_OUT = (
-    r"[\s,(]*\b(except|excluding|excl\.?|without|w/o|but not)( for)?( the)? (lm_head|head|output (layer|head))\b\)?"
+    r"[\s,(]*\b(except|excluding|excl\.?|without|w/o|but not|no|not)( for)?( the)?"
+    r" (lm_head|head|output (layer|head))\b\)?"
 )
 """What all linear maps leave out anyway (PEFT ``_maybe_include_all_linear_layers``: not the output layer)."""
 LITGPT_SWITCH = r"\blora_(query|key|value|projection|mlp|head)\b(\s*[:=]\s*true\b)?"
 """LitGPT's options of ``finetune_lora``, each of which switches one map on."""
+LITGPT_OFF = r"\blora_(query|key|value|projection|mlp|head)\b\s*[:=]\s*(false|no|off|0)\b"
+DENIED = re.compile(
+    r"[\s,;(]*(?:[-\u2013\u2014]\s+)?\b(?:no|not|without|w/o)\s+(?:the\s+)?(?P<ahead>[a-z_][\w.]*)"
+    r"(?:\s+(?:layers?|modules?|projections?))?\s*\)?"
+    r"|[\s,;]*\b(?P<behind>[a-z_][\w.]*)\s*[:=]\s*(?:no|false|off|none)\b(?!\s*[a-z_])",
+    re.IGNORECASE,
+)
+"""A name or a group beside a word for no."""
+JOINED = {
+    "qkv": "qkv", "attention output": "o", "experts": "gud", "linear_fc1": "gu", "c_proj": "od", "table of tokens": "e",
+    "head": "h", "q": "q", "k": "k", "v": "v", "o": "o", "gate": "g", "up": "u", "down": "d",
+    "attention": "qkvo", "mlp": "gud", "qv": "qv", "text": "qkvogud", "all": "qkvogud",
+}  # fmt: skip
+"""The maps, a letter each, that a name, what it does or a group may stand for."""
+PLUS = r"\s*(?:\+|&|\band\b|\bplus\b)\s*"
 ALL, EVERY = "all-linear", "<all>"
 LITGPT_PARTS = {"attention": "query,key,value,projection", "qkv": "query,key,value", "qv": "query,value", "mlp": "mlp"}
 """Words of LitGPT's ``lora_query`` and its neighbours, by groups."""
@@ -40,10 +58,14 @@ def synonyms() -> dict[str, tuple[str, ...]]:
 
 def targets_of(text: str) -> dict[str, Any] | None:
     """Options of a cell, its names not yet those of a model; None where it states nothing."""
+    text = re.sub(r"\bdefault values?\b", "default", text, flags=re.IGNORECASE)
     bare = re.sub(LEFT_OUT, "", text, flags=re.IGNORECASE)
     if bare != text and targets_of(bare) == {"lora_target_modules": ALL}:
         return {"lora_target_modules": ALL}
-    names, rest = _names(text)
+    denied = next((found for found in DENIED.finditer(text) if _maps_of(found["ahead"] or found["behind"])), None)
+    if denied is not None:
+        return _left_out(text, denied)
+    names, rest = _names(re.sub(LITGPT_OFF, " ", text, flags=re.IGNORECASE))
     if names and not rest:
         return {"lora_target_modules": ",".join(names)}
     if names:
@@ -53,15 +75,69 @@ def targets_of(text: str) -> dict[str, Any] | None:
             told = str(unknown).removeprefix(f"lora_targets {rest!r}")
             piece = "" if told.startswith(":") else f": {rest!r}"
             raise SkipRowError(f"lora_targets {text!r}{piece}{told}") from unknown
+        if is_denial(folded(rest)):
+            raise SkipRowError(f"lora_targets {text!r}: what {rest!r} denies is not known")
         parts = [str(extra[name]) for name in extra if extra[name] != "peft"]
+        parts = [part for part in parts if not _named_within(text, names, part)]
         return {"lora_target_modules": ",".join((*names, *(f"<{part}>" for part in parts)))}
     parts = [str(piece.facts["part"]) for piece in pieces_of("lora_targets", text) if "part" in piece.facts]
     if not parts:
         facts_of("lora_targets", text)
         return None
+    stray = next((piece.text for piece in pieces_of("lora_targets", text) if is_denial(piece.text)), None)
+    if stray is not None:
+        raise SkipRowError(f"lora_targets {text!r}: what {stray!r} denies is not known")
     if "all" in parts and set(parts) not in ({"all"}, {"all", "attention", "mlp"}):
         raise SkipRowError(f"lora_targets {text!r} contradicts itself: all and {parts[-1]!r}")
+    parts = parts if "all" in parts else [part for part in parts if not any(_less(other, part) for other in parts)]
     return {"lora_target_modules": ALL if "all" in parts else ",".join(f"<{part}>" for part in parts)}
+
+
+def _maps_of(word: str) -> set[str]:
+    """The maps that a name or a group stands for; empty where the word is neither."""
+    last = word.rsplit(".", 1)[-1]
+    role = next((role for role, names in synonyms().items() if last.lower() in (name.lower() for name in names)), "")
+    if role or last in JOINED:
+        return set(JOINED[last if last in JOINED else role])
+    terms = [term for term in terms_of("lora_targets") if term.pattern.fullmatch(folded(word))]
+    parts = [str(term.facts["part"]) for term in terms if term.facts]
+    return set(JOINED.get(parts[0], "")) if parts else {last} if re.fullmatch(r"[A-Za-z]\w*_\w+", last) else set()
+
+
+def _less(one: str, group: str) -> bool:
+    """Whether a group is a part of another."""
+    return _maps_of(one) < _maps_of(group)
+
+
+def _left_out(text: str, denied: re.Match[str]) -> dict[str, Any] | None:
+    """Options of a cell without the modules that it denies; raises SkipRowError where it names them too."""
+    word, behind = denied["ahead"] or denied["behind"], text[denied.end() :].strip(" )]")
+    clear = not behind or denied["behind"] or (denied[0].rstrip().endswith(")") and "(" in denied[0])
+    found = targets_of(f"{text[: denied.start()]} {text[denied.end() :]}")
+    kept = str(found["lora_target_modules"]).split(",") if found and clear else []
+    maps = [JOINED["all"] if name == ALL else _maps_of(name.strip("<>")) for name in kept]
+    own = all(len(letter) > 1 for letter in _maps_of(word)) and any(name == ALL or name[0] == "<" for name in kept)
+    last, added = word.rsplit(".", 1)[-1].lower(), re.search(f"{PLUS}$", text[: denied.start("behind")], re.IGNORECASE)
+    named = any(last in map(str.lower, names) for role, names in synonyms().items() if role != "head")
+    listed = denied["behind"] and (named or added)
+    if not maps or own or listed or not all(maps) or any(_maps_of(word) & set(named) for named in maps):
+        raise SkipRowError(
+            f"lora_targets {text!r} leaves out {word!r}: write the names of all modules that are adapted"
+        )
+    return found
+
+
+def _named_within(text: str, names: Sequence[str], part: str) -> bool:
+    """Whether names beside a group are maps of it: they are all that is meant."""
+    within = [name for name in names if part != "all" and _maps_of(name) <= _maps_of(part)]
+    words = "|".join(term.pattern.pattern for term in terms_of("lora_targets") if term.facts.get("part") == part)
+    for name in within:
+        one = rf"\b{re.escape(folded(name))}\b"
+        if re.search(rf"(?:{words}){PLUS}{one}|{one}{PLUS}(?:{words})|\ball (?:{words})", folded(text)):
+            raise SkipRowError(
+                f"lora_targets {text!r} names {name!r} and all of {part}: write the names of all modules"
+            )
+    return bool(within)
 
 
 def _names(text: str) -> tuple[list[str], str]:

@@ -17,7 +17,7 @@ from tunecast.calibrate.cell_grammar import pieces_of, software
 from tunecast.calibrate.run_table import SkipRowError
 from tunecast.catalogs.errors import InputError
 from tunecast.model.stack_versions import chosen_ranges
-from tunecast.model.stacks import built_stack
+from tunecast.model.stacks import METHODS, built_stack
 from tunecast.model.versions import in_range, version_key
 
 PLAIN = "hf-peft"
@@ -44,6 +44,8 @@ class Software:
     """Whether a bare ``bf16`` means mixed precision in it."""
     quantizes: str = ""
     """How it loads a base of which nothing is said, in a sentence; empty: unquantized."""
+    method: str = ""
+    """Method that the cell names beside the software ("TRL QLoRA notebook"): full, lora or qlora."""
     own_loop: bool = False
     """No Trainer: a bare ``bf16`` is the dtype of its weights alone."""
     notes: tuple[str, ...] = ()
@@ -60,8 +62,12 @@ def software_of(text: str, source_date: str = "") -> Software:
     pieces = pieces_of("framework", text)
     for piece in pieces:
         version, name = str(piece.facts.get("version", "")), piece.facts.get("family", next(reversed(versions), None))
-        if name is not None:
-            versions[str(name)] = versions.get(str(name)) or version
+        if name is None:
+            continue
+        if version and versions.get(str(name)) not in (None, "", version):
+            both = f"{versions[str(name)]} and {version}"
+            raise SkipRowError(f"framework {text!r} names two versions of {name}, {both}: write the one that ran")
+        versions[str(name)] = versions.get(str(name)) or version
     named = [family for family in software()["families"] if family["name"] in versions]
     main = next((family for family in named if "label" in family), None)
     if main is None:
@@ -73,6 +79,9 @@ def software_of(text: str, source_date: str = "") -> Software:
     stack = str(main.get("stack", PLAIN if code == TRANSFORMERS else ""))
     options = dict(main.get("options", {}))
     packages = {str(family["package"]): versions[family["name"]] for family in named if family.get("package")}
+    for package, version in packages.items():
+        _possible(text, package, version)
+    methods = {piece.text for piece in pieces if piece.text in METHODS}
     notes: list[str] = []
     if stack:
         try:
@@ -90,9 +99,24 @@ def software_of(text: str, source_date: str = "") -> Software:
         fused=fused,
         mixes=bool(main.get("mixes")),
         quantizes=str(main.get("quantizes", "")),
+        method=methods.pop() if len(methods) == 1 else "",
         own_loop=bool(main.get("own_loop")),
         notes=tuple(notes),
     )
+
+
+def _possible(text: str, package: str, version: str) -> None:
+    """No version is beyond the next major of the newest release that is recorded; NVIDIA numbers torch by months."""
+    releases: list[list[str]] = software()["releases"].get(package, [])
+    major = re.match(r"\d+", version)
+    if package == "torch" or not releases or major is None:
+        return
+    newest = releases[0][1]
+    if int(major[0]) > int(newest.split(".")[0]) + 1:
+        raise SkipRowError(
+            f"framework {text!r}: {version} is no version of {package}, whose newest known is {newest}: write it as "
+            "the package has it"
+        )
 
 
 def _added(named: list[dict[str, Any]]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from tunecast.calibrate.framework_names import Software, software_of
 from tunecast.calibrate.named_things import check_card, gpu_called, model_called
 from tunecast.calibrate.row_cells import (
     cells,
+    check_half,
     counter_called,
     samples_that_fill,
     why_no_speed,
@@ -184,10 +185,12 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
         options["lora_target_modules"] = in_model(architecture, separate(asked) if software.joins else asked)
     if software.fused or (software.stack and "fused_kernels" in options):
         options["fused_kernels"] = _fusable(software, options, architecture)
+    half = str(options.pop("half", ""))
     resolved = resolve_run(architecture, options, gpu_has_bf16=training_dtype(gpu) == "bf16")
     (target,) = resolve_targets([gpu.id], {})
     run = on_card(sdpa_on_card(resolved, architecture, target), architecture, target).run
     run = replace(run, **{name: value for rule in rules for name, value in rule.get("after", {}).items()})
+    check_half(half, row, run)
     run = accumulated(row, run, notes)
     if software.joins or any("joined" in rule for rule in rules):
         with naming("lora_targets"):

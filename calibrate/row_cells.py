@@ -14,7 +14,8 @@ from tunecast.calibrate.cell_grammar import facts_of
 from tunecast.calibrate.framework_names import TRANSFORMERS, Software, kernels_added
 from tunecast.calibrate.named_things import stored_as
 from tunecast.calibrate.run_table import SkipRowError, number
-from tunecast.calibrate.vocabulary import HALVES, Options, cell, lookup, states, vocabulary
+from tunecast.calibrate.vocabulary import HALVES, Options, cell, fills, lookup, number_alone, states, vocabulary
+from tunecast.model.run import Run
 
 VOCABULARY_COLUMNS = (
     "method",
@@ -110,14 +111,15 @@ def _as_stored(options: Options, row: Mapping[str, str]) -> None:
 def with_base(options: Options, row: Mapping[str, str], software: Software, notes: list[str]) -> None:
     """LoRA on a quantized base is QLoRA; QLoRA without a quantized base is none."""
     _as_stored(options, row)
-    bits, half = options.pop("base_bits", None), options.pop("half", False)
+    bits, half = options.pop("base_bits", None), "half" in options
+    named = options.pop("quantized_base", False)
     some = options.pop("quantized", False)
     quantized = "quant_method" in options or "bnb_4bit_quant_type" in options
     silent = "quant" in row and lookup("quant", row["quant"]) is None
-    contradiction = f"quant {row.get('quant', '')!r} contradicts method {row['method']!r}"
+    contradiction = f"quant {row.get('quant', '')!r} contradicts {_base_in(row)}"
     if bits in (4, 8) and options["method"] == "full":
         raise SkipRowError(
-            f"method {row['method']!r} contradicts itself: all weights are trained, and lie in {bits} bits"
+            f"{_base_in(row)} contradicts a method of full training: all weights are trained, and lie in {bits} bits"
         )
     if some and options["method"] == "full":
         raise SkipRowError(contradiction)
@@ -141,7 +143,34 @@ def with_base(options: Options, row: Mapping[str, str], software: Software, note
         raise SkipRowError(contradiction)
     elif not quantized:
         _without_a_word(options, row, software, notes, says_16=bits == 16 or half)
+    _as_others_say(options, row, software, quantized_base=named)
     _compute_of_base(options, software)
+
+
+def _base_in(row: Mapping[str, str]) -> str:
+    """The cell besides quant that says how many bits the base has: compute_dtype's where it does, else the method's."""
+    text = row.get("compute_dtype", "")
+    return (
+        f"compute_dtype {text!r}"
+        if "base_bits" in (lookup("compute_dtype", text) or {})
+        else f"method {row['method']!r}"
+    )
+
+
+def _as_others_say(options: Options, row: Mapping[str, str], software: Software, *, quantized_base: bool) -> None:
+    """What compute_dtype and framework say of the method is so; LoRA on a quantized base is LoRA too."""
+    method = options["method"]
+    if quantized_base and method != "qlora":
+        raise SkipRowError(
+            f"compute_dtype {row['compute_dtype']!r} names a quantized base, and no other cell does: {WRITE_BASE} "
+            "in quant"
+        )
+    if software.method in ("", method) or (software.method, method) == ("lora", "qlora"):
+        return
+    others = f"method {row['method']!r}" + (f" and quant {row['quant']!r}" if "quant" in row else "")
+    raise SkipRowError(
+        f"framework {row['framework']!r} names {software.method}, which {others} contradict: write there what ran"
+    )
 
 
 def _without_a_word(
@@ -178,19 +207,29 @@ def with_master(options: Options, row: Mapping[str, str]) -> None:
         return
     if "fp32" in (options.get("dtype"), options.get("master_dtype")):
         return
-    facts = facts_of("compute_dtype", row.get("compute_dtype", "")) or {}
-    if facts.keys() != {"number"} or facts["number"] not in HALVES:
+    named = number_alone(row.get("compute_dtype", ""))
+    if named not in HALVES:
         raise SkipRowError(
             f"optimizer {row['optimizer']!r} keeps master weights in fp32, which compute_dtype "
             f"{row.get('compute_dtype', '')!r} does not; write there bf16 with fp32 master weights"
         )
-    options["mixed"] = facts["number"]
+    options["mixed"] = named
+
+
+def check_half(half: str, row: Mapping[str, str], run: Run) -> None:
+    """The 16-bit format that the method's cell names is one that the run computes or keeps its weights in."""
+    formats = {run.dtype, run.precision.removesuffix("-autocast"), run.bnb_4bit_compute_dtype}
+    if half and half not in formats:
+        raise SkipRowError(
+            f"method {row['method']!r} names {half}, which compute_dtype {row.get('compute_dtype', '')!r} is not: "
+            "write one of them"
+        )
 
 
 def samples_that_fill(row: Mapping[str, str]) -> bool:
     """Whether the row says that its samples fill their length unpacked, padded or not: padding is processed too."""
     facts = facts_of("packed", row.get("packed", "")) or {}
-    return bool(facts.get("filled")) and not facts.get("packing")
+    return fills(facts) and not facts.get("packing")
 
 
 def why_no_speed(row: dict[str, str]) -> str:

@@ -102,6 +102,8 @@ def in_pieces(column: str, text: str, gpus: int = 1) -> Options | None:
         return None
     if column == "packed":
         return _lengths(text, facts)
+    if column == "grad_checkpointing" and "gradient_checkpointing" not in facts:
+        raise SkipRowError(f"{column} {text!r} does not say whether it checkpoints: write yes or no as well")
     if facts.pop("some", False) and facts.setdefault("bits", "some") == 16:
         raise SkipRowError(f"{column} {text!r} contradicts itself: yes, and no bits fewer than 16")
     return meaning(column, text, facts)
@@ -111,13 +113,20 @@ def _lengths(text: str, facts: Mapping[str, Any]) -> Options:
     """That samples fill their length, and the length if the cell says so; padding up to it is processed too."""
     if facts == {"flattened": True}:
         raise SkipRowError(f"packed {text!r}: samples without padding, of unknown length: no speed can be compared")
-    if not (facts.get("packing") or facts.get("filled")):
+    if facts.get("packing") and facts.get("filled") is False:
+        raise SkipRowError(f"packed {text!r} contradicts itself: packed samples fill their length")
+    if not (facts.get("packing") or fills(facts)):
         raise SkipRowError(f"packed {text!r}: {UNKNOWN_LENGTH}")
     found: Options = {"filled": True}
     stated = {value for value in facts.values() if isinstance(value, int) and not isinstance(value, bool)}
     if len(stated) > 1:
         raise SkipRowError(f"packed {text!r} contradicts itself: {' and '.join(map(str, sorted(stated)))}")
     return found | ({"filled_length": stated.pop()} if stated else {})
+
+
+def fills(facts: Mapping[str, Any]) -> bool:
+    """Whether every sample is said to fill its length: by name, or by tokens drawn at random in a cell without a no."""
+    return bool(facts.get("filled", facts.get("tokens") and facts.get("packing") is not False))
 
 
 def cell(column: str, text: str, gpus: int, default: Callable[[str], Options | None]) -> Options:
@@ -239,9 +248,14 @@ def absent_columns(software: Software, row: Mapping[str, str], method: str) -> O
     return {name: defaults[name] for column, name in FIELDS.items() if column not in row and name in defaults}
 
 
+def number_alone(text: str) -> str:
+    """The format that a cell of compute_dtype names where it says nothing else of the arithmetic."""
+    facts = facts_of("compute_dtype", text) or {}
+    return str(facts["number"]) if facts.keys() - {"base_bits", "quantized_base"} == {"number"} else ""
+
+
 def bare_number(row: Mapping[str, str], software: Software) -> str:
     """The 16-bit format that the row's software computes in, where the cell says no more than that."""
     if not (software.stack or software.mixes) or not row.get("compute_dtype"):
         return ""
-    facts = facts_of("compute_dtype", row["compute_dtype"]) or {}
-    return str(facts["number"]) if facts.keys() == {"number"} else ""
+    return number_alone(row["compute_dtype"])

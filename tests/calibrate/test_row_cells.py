@@ -289,3 +289,53 @@ def test_a_doubtful_confidence_is_not_used(confidence: str) -> None:
 )  # fmt: skip
 def test_a_counter_may_have_other_words_about_memory_beside_it(text: str, counter: str) -> None:
     assert one({**FULL, "reserved_or_allocated": text, "peak_mem_gib": "40"}).counter == counter
+
+
+@pytest.mark.parametrize(
+    ("cells", "base"),
+    [
+        ({"compute_dtype": "bf16 (nf4 base)", "quant": ""}, "bnb-4bit"),
+        ({"compute_dtype": "bf16, 8-bit base", "quant": ""}, "bnb-8bit"),
+        ({"compute_dtype": "bf16, 4-bit base", "quant": "nf4"}, "bnb-4bit"),
+        ({"compute_dtype": "bf16, quantized base", "quant": "nf4"}, "bnb-4bit"),
+        ({"framework": "TRL 0.18 QLoRA notebook", "quant": "nf4"}, "bnb-4bit"),
+        ({"framework": "TRL 0.18 LoRA notebook", "quant": "nf4"}, "bnb-4bit"),
+        ({"framework": "TRL 0.18 LoRA notebook"}, None),
+    ],
+)
+def test_bits_of_a_base_are_read_from_the_cell_that_has_them(cells: dict[str, str], base: str | None) -> None:
+    assert one({**ALONE, **cells}).run.base_quantization == base
+
+
+@pytest.mark.parametrize(
+    ("cells", "why"),
+    [
+        ({"compute_dtype": "bf16, 4-bit base"}, "quant 'none' contradicts compute_dtype 'bf16, 4-bit base'"),
+        ({"compute_dtype": "bf16, 8-bit base", "quant": "nf4"}, "quant 'nf4' contradicts compute_dtype"),
+        ({"compute_dtype": "bf16 (nf4 base)", "method": "8-bit LoRA"}, "contradict each other"),
+        ({"compute_dtype": "bf16, quantized base", "quant": ""}, "write none, nf4 or 8-bit in quant"),
+        ({"framework": "TRL 0.18 QLoRA notebook", "quant": ""}, "names qlora, which method 'LoRA' and quant ''"),
+        ({"framework": "TRL 0.18 QLoRA notebook"}, "names qlora, which method 'LoRA' and quant 'none'"),
+        ({"framework": "TRL 0.18 full"}, "names full, which method 'LoRA'"),
+        ({"method": "LoRA fp16"}, "method 'LoRA fp16' names fp16, which compute_dtype 'bf16' is not"),
+        ({"framework": "trl 2025"}, "2025 is no version of trl"),
+        ({"framework": "TRL 18"}, "18 is no version of trl"),
+        ({"framework": "TRL 0.18, TRL 0.9"}, "two versions of TRL, 0.18 and 0.9"),
+        ({"framework": "TRL 0.18, transformers 45"}, "45 is no version of transformers"),
+    ],
+)
+def test_what_two_cells_say_differently_is_refused(cells: dict[str, str], why: str) -> None:
+    assert why in reason({**ALONE, **cells})
+
+
+def test_a_format_that_the_method_names_is_that_of_compute_dtype() -> None:
+    assert one({**ALONE, "method": "LoRA fp16", "compute_dtype": "fp16"}).run.precision == "fp16-autocast"
+    assert one({**FULL, "method": "full bf16", "compute_dtype": "bf16 mixed"}).run.precision == "bf16-autocast"
+    assert "names fp16" in reason({**FULL, "method": "full fp16"})
+    assert "'bf16' and 'fp16'" in reason({**ALONE, "method": "bf16 (fp16) LoRA"})
+
+
+def test_versions_are_those_of_the_package_and_dates_none() -> None:
+    assert one({**ALONE, "framework": "TRL 0.18, TRL 0.18"}).run == one({**ALONE, "framework": "TRL 0.18"}).run
+    dated = {**ALONE, "framework": "TRL 0.18 (2025-06-01)"}
+    assert one(dated).run == one({**ALONE, "framework": "TRL 0.18"}).run
