@@ -296,7 +296,7 @@ def _options(row: dict[str, str], software: Software, notes: list[str], stated: 
     if options.pop("filled_length", options["max_length"]) != options["max_length"]:
         raise SkipRowError(f"seq_len {row['seq_len']!r} and packed {row['packed']!r} contradict each other")
     options["per_device_train_batch_size"] = whole(row, "micro_batch")
-    options["gradient_accumulation_steps"] = whole(row, "grad_accum") if number(row, "grad_accum") else 1
+    options["gradient_accumulation_steps"] = _micro_batches(row, options)
     if options["num_gpus"] > 1 and "sharding" not in options:
         raise SkipRowError("parallelism is not stated")
     check_shared(row, options)
@@ -308,6 +308,14 @@ def _options(row: dict[str, str], software: Software, notes: list[str], stated: 
     if options["method"] != "full":
         _adapters(row, software, options, default)
     return options
+
+
+def _micro_batches(row: dict[str, str], options: dict[str, Any]) -> int:
+    """As stated; else one, or as many as interleaved stages need, until `accumulated` finds what the batch takes."""
+    if number(row, "grad_accum") is not None:
+        return whole(row, "grad_accum")
+    interleaved = options.get("pp_interleave", 1) > 1 and number(row, "global_batch") is not None
+    return int(options["pp"]) if interleaved else 1
 
 
 def _adapters(row: dict[str, str], software: Software, options: dict[str, Any], default: Callable[[str], Any]) -> None:

@@ -459,3 +459,13 @@ def test_a_model_s_name_stands_in_for_the_quant_cell(method: str, quant: str | N
 def test_a_model_s_name_and_another_cell_contradict_each_other(cells: dict[str, str], reason: str) -> None:
     _, (skipped,) = read_runs([{**LORA, **ALONE, "framework": "TRL", **cells}])
     assert skipped.reason.startswith(reason)
+
+
+def test_interleaved_stages_take_their_micro_batches_from_the_global_batch() -> None:
+    """By hand: 64 GPUs over 4 x 8 leave 2 copies; 256 sequences of one each are 128 micro-batches."""
+    cells = {**FULL, "framework": "Megatron-Bridge 0.2", "grad_accum": "", "micro_batch": "1", "gpus": "64"}
+    cells |= {"gpu": "H100 80GB SXM", "parallelism": "TP4/PP8/VP2", "grad_checkpointing": "no", "global_batch": "256"}
+    cells |= {"tokens_per_s": "500,000"}
+    assert one(cells).run.gradient_accumulation_steps == 128
+    _, (skipped,) = read_runs([{**cells, "global_batch": ""}])
+    assert "--gradient-accumulation-steps is 1; use at least 8" in skipped.reason
