@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from table_rows import one, reason
 
-from tunecast.calibrate.published import PublishedRun, read_runs
 from tunecast.calibrate.validate import judge, read_entries
 from tunecast.model.priors import load_priors
 
@@ -22,18 +22,6 @@ QLORA = {**ALONE, "method": "QLoRA", "quant": "NF4"}
 TORCHTUNE = {**QLORA, "framework": "torchtune 0.5", "attention_impl": "sdpa"}
 PAIR = {"gpu": "2x H100 80GB SXM", "gpus": "2", "parallelism": "DDP"}
 """Cells of two GPUs."""
-
-
-def one(cells: dict[str, str]) -> PublishedRun:
-    runs, skipped = read_runs([cells])
-    assert not skipped, skipped[0].reason
-    return runs[0]
-
-
-def reason(cells: dict[str, str]) -> str:
-    runs, skipped = read_runs([cells])
-    assert not runs
-    return skipped[0].reason
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from table_rows import one, reason
 
 from tunecast.calibrate.named_things import gpu_called, model_called
 from tunecast.calibrate.priors_fit import beliefs
-from tunecast.calibrate.published import PublishedRun, read_runs
+from tunecast.calibrate.published import read_runs
 from tunecast.calibrate.run_table import SkipRowError
 from tunecast.catalogs.errors import TunecastError
 from tunecast.catalogs.gpus import load_gpus
@@ -23,18 +24,6 @@ LORA = {**FULL, "method": "LoRA", "rank": "r=16", "lora_targets": "all linear", 
 ALONE = {"gpu": "H100 80GB SXM", "gpus": "1", "parallelism": "single"}
 QLORA = {**LORA, "method": "QLoRA", "quant": "NF4", "gpus": "1", "gpu": "RTX 4090", "parallelism": "single GPU"}
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-
-
-def one(cells: dict[str, str]) -> PublishedRun:
-    runs, skipped = read_runs([cells])
-    assert not skipped, skipped[0].reason
-    return runs[0]
-
-
-def reason(cells: dict[str, str]) -> str:
-    runs, skipped = read_runs([cells])
-    assert not runs
-    return skipped[0].reason
 
 
 @pytest.mark.parametrize(
