@@ -70,6 +70,8 @@ class Cards:
     """Machines, where it says."""
     per_node: int | None = None
     """GPUs of one machine (of one NVLink network), where it says."""
+    own: int | None = None
+    """GPUs of the kind of machine that it names without saying how many."""
     instance: str = ""
     """Id of the card of a cloud's machine that it names."""
     machine: str = ""
@@ -102,8 +104,8 @@ def cards_in(text: str) -> Cards:
         board = (4, 8) if dgx.get("kind", "").lower() == "hgx" else (8,) if dgx else (each,)
         machines = times if instance else _value(dgx.get("n")) or nodes
         return _of_machines(text, shape, plain, board, machines, total or count)
-    if spark and count:
-        return Cards(card=plain, counts=(count,), per_node=1)
+    if spark:
+        return Cards(card=plain, counts=() if count is None else (count,), per_node=1)
     if re.search(r"\bgb[23]00[ -]+nvl72\b", plain, re.IGNORECASE):
         card = re.sub(r"[ -]+nvl72\b", "", plain, flags=re.IGNORECASE)
         racks = () if count is None else (count, count * NVL72)
@@ -223,7 +225,8 @@ def _of_machines(
         several = text if max(board) > 1 and count is None else ""
         beside = (count,) if shape.instance and count else _of_dgx(text, count)
         ran = beside or (() if several else (1,))
-        return Cards(card=card, counts=ran, instance=shape.instance, machine=several)
+        own = board[0] if len(board) == 1 else None
+        return Cards(card=card, counts=ran, own=own, instance=shape.instance, machine=several)
     counts = tuple(machines * each for each in board)
     if count is not None:
         counts = tuple(number for number in counts if count in (number, number // machines))
@@ -246,7 +249,8 @@ def cards_of(row: Row) -> tuple[int, int | None]:
     of_text = _per_node(named, count)
     if None not in (per_node, of_text) and per_node != of_text and of_text != NVL72:
         raise SkipRowError(f"gpu {text!r} and gpus {stated!r} contradict each other")
-    return count, of_text if of_text is not None else per_node
+    own = named.own if named.own and count > named.own and count % named.own == 0 else None
+    return count, next((each for each in (of_text, per_node, own) if each is not None), None)
 
 
 def _per_node(named: Cards, count: int) -> int | None:
@@ -285,7 +289,8 @@ def _of_column(row: Row, text: str) -> tuple[int | None, int | None]:
         return (None, None) if number(row, "gpus") is None else (whole(row, "gpus"), None)
     nodes, per_node = _value(said["nodes"]) or 1, _value(said.get("per_node"))
     count = _beside(row, text, nodes, int(said["beside"])) if "beside" in said else _value(said.get("count"))
-    if per_node is not None and "count" not in said and re.fullmatch(IN_GPUS[-1], plain) and nodes > per_node:
+    crossed = any(re.fullmatch(form, plain) for form in (IN_GPUS[0], IN_GPUS[-1]))
+    if per_node is not None and crossed and nodes > per_node:
         raise SkipRowError(
             f"gpus {text!r} may be {nodes} machines of {per_node} or {per_node} of {nodes}: write "
             f"{nodes * per_node} ({min(nodes, per_node)} nodes)"

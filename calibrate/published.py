@@ -187,6 +187,8 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
         options["fused_kernels"] = _fusable(software, options, architecture)
     half = str(options.pop("half", ""))
     resolved = resolve_run(architecture, options, gpu_has_bf16=training_dtype(gpu) == "bf16")
+    if "bf16" in row.get("compute_dtype", "").lower() and training_dtype(gpu) != "bf16":
+        notes.append(f"compute_dtype {row['compute_dtype']!r}: {gpu.id} has no bf16, fp16 is taken.")
     (target,) = resolve_targets([gpu.id], {})
     run = on_card(sdpa_on_card(resolved, architecture, target), architecture, target).run
     run = replace(run, **{name: value for rule in rules for name, value in rule.get("after", {}).items()})

@@ -458,3 +458,40 @@ def test_interleaved_stages_take_their_micro_batches_from_the_global_batch() -> 
     assert one(cells).run.gradient_accumulation_steps == 128
     _, (skipped,) = read_runs([{**cells, "global_batch": ""}])
     assert "--gradient-accumulation-steps is 1; use at least 8" in skipped.reason
+
+
+@pytest.mark.parametrize("stage", ["1", "2", "3"])
+@pytest.mark.parametrize("text", ["DeepSpeed ZeRO-{}", "DeepSpeed ZeRO {}", "DeepSpeed: ZeRO-{}", "DeepSpeed, ZeRO-{}"])
+def test_deepspeed_before_a_stage_leaves_it_its_number(text: str, stage: str) -> None:
+    assert one({**FULL, "parallelism": text.format(stage)}).run.sharding == f"zero{stage}"
+
+
+def test_deepspeed_s_offload_is_read_behind_its_stage() -> None:
+    run = one({**FULL, "parallelism": "DeepSpeed ZeRO-3 + CPU offload"}).run
+    assert (run.sharding, run.offload) == ("zero3", "all")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "gpus", "per_node"),
+    [("g5.12xlarge", "8", 4), ("DGX Spark", "4", 1), ("8x DGX Spark", "8", 1), ("DGX H100", "16", 8)],
+)
+def test_a_machine_that_is_named_has_its_own_number_of_cards(gpu: str, gpus: str, per_node: int) -> None:
+    cells = {**FULL, "gpu": gpu, "gpus": gpus, "parallelism": "FSDP"}
+    assert one(cells).run.gpus_per_node == per_node
+
+
+def test_machines_first_or_cards_first_is_refused_beside_their_product_too() -> None:
+    assert "may be 8 machines of 2 or 2 of 8" in reason({**FULL, "gpu": "H100 SXM", "gpus": "16 (8x2)"})
+
+
+def test_bf16_on_a_card_without_it_is_told() -> None:
+    run = one({**QLORA, "gpu": "T4", "framework": "TRL", "attention_impl": "sdpa"})
+    assert "compute_dtype 'bf16': t4-16gb has no bf16, fp16 is taken." in run.reading_notes
+
+
+@pytest.mark.parametrize(
+    ("word", "is_on"), [("enable", True), ("enabled", True), ("disable", False), ("disabled", False)]
+)
+def test_switches_are_read_in_the_imperative_too(word: str, is_on: bool) -> None:
+    run = one({**FULL, "grad_checkpointing": word, "compile": word, "framework": "torchtune 0.5"}).run
+    assert (run.gradient_checkpointing, run.torch_compile) == (is_on, is_on)
