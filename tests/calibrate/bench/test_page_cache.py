@@ -1,6 +1,7 @@
 """Cold means cold: what the kernel says about a file's pages."""
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -40,8 +41,15 @@ def test_a_dropped_file_is_not(written):
 
 
 def test_unknown_where_the_kernel_cannot_tell(written, monkeypatch):
-    monkeypatch.delattr(os, "RWF_NOWAIT", raising=False)
+    monkeypatch.setattr(sys, "platform", "darwin")
     assert resident_frac(written) is None
+
+
+def test_looking_fetches_nothing(written):
+    """A second look finds no more than the first, however many there are."""
+    drop_from_cache(written)
+    looks = {resident_frac(written) for _ in range(20)}
+    assert len(looks) == 1
 
 
 @pytest.mark.parametrize(
