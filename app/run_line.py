@@ -34,9 +34,9 @@ def method_words(run: Run) -> str:
 
 
 def checkpointing_word(run: Run) -> str:
-    """Whether layers are checkpointed, how many of them, and where."""
+    """Whether layers are checkpointed or only their attention, how many of them, and where."""
     if not run.gradient_checkpointing:
-        return "off"
+        return "of attention alone" if run.recompute_attention else "off"
     some = f"1 of {run.checkpoint_every} layers" if run.checkpoint_every > 1 else "on"
     return f"{some} in host memory" if run.activation_offloading else some
 

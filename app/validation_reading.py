@@ -65,7 +65,7 @@ def _kernels(r: Run, attention_kernel: str) -> Iterator[Part]:
 
 def _checkpointing(r: Run) -> Iterator[Part]:
     if not r.gradient_checkpointing:
-        yield "no checkpointing", ("grad_checkpointing",)
+        yield "attention recomputed" if r.recompute_attention else "no checkpointing", ("grad_checkpointing",)
         return
     kinds = [f"one of {r.checkpoint_every} layers"] if r.checkpoint_every > 1 else []
     kinds += ["results of products kept"] if r.checkpoint_keeps_ops else []

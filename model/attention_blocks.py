@@ -213,7 +213,9 @@ def mixed_heads(
     if step.run.attn_implementation == "flash_attention_2":
         look_for_packing(step)
     bias = None if mask is None else heavy.mask_bias(tape, mask, q.dtype, step.run.per_device_train_batch_size)
-    out = heavy.flash_attention(tape, q, k, v, shape, on_gpu=step.platform == "cuda", bias=bias)
+    out = heavy.flash_attention(
+        tape, q, k, v, shape, on_gpu=step.platform == "cuda", bias=bias, remade=step.run.recompute_attention
+    )
     tape.hold(q, k, v)
     return out
 

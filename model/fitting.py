@@ -161,9 +161,14 @@ def pairs(question: Question, target: Target, run: Run, least: float) -> Iterato
             yield {**one, **options}
 
 
+def checkpoints(run: Run) -> dict[str, Any]:
+    """Whole layers checkpointed, in place of their attention alone where that is what the run asks for."""
+    return {"gradient_checkpointing": True} | ({"recompute_attention": False} if run.recompute_attention else {})
+
+
 def thriftiest(run: Run) -> dict[str, Any]:
     """Checkpointing and micro-batches of one sample with as much more accumulation, where that is a change."""
-    one: dict[str, Any] = {} if run.gradient_checkpointing else {"gradient_checkpointing": True}
+    one = {} if run.gradient_checkpointing else checkpoints(run)
     batch, steps = run.per_device_train_batch_size, run.gradient_accumulation_steps
     if batch > 1:
         one |= {"per_device_train_batch_size": 1, "gradient_accumulation_steps": batch * steps}
@@ -180,7 +185,7 @@ def kinds_of_change(question: Question, target: Target, run: Run) -> Iterator[li
     methods: dict[str, tuple[str, ...]] = {"full": ("lora", "qlora"), "lora": ("qlora",)}
     kinds: tuple[list[dict[str, Any]], ...] = (
         [{"dtype": run.compute_dtype}] if wide else [],
-        [] if run.gradient_checkpointing else [{"gradient_checkpointing": True}],
+        [] if run.gradient_checkpointing else [checkpoints(run)],
         [{"attn_implementation": "flash_attention_2"}] if flash else [],
         [{"attn_implementation": "sdpa"}] if run.attn_implementation == "eager" else [],
         [{"optim": name} for name in SMALL_STATES if name in BUILT["optimizer"] and name != run.optim],

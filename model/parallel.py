@@ -268,7 +268,7 @@ def context_operations(architecture: Architecture, run: Run, stage: int) -> list
     dtype, micro = run.compute_dtype, run.gradient_accumulation_steps
     tokens = run.tokens_per_micro_batch // run.cp
     phases = [(Phase.FORWARD, 1), (Phase.BACKWARD, 2 if run.cp_kind == "ring" else 1)]
-    if run.gradient_checkpointing:
+    if run.gradient_checkpointing or run.recompute_attention:
         phases.append((Phase.RECOMPUTE, 1))
     found = []
     for group in stage_groups(architecture.groups, *stage_range(architecture.num_layers, run.pp, stage)):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tunecast.model.operation import Kind
+from tunecast.model.operation import Kind, Phase
 from tunecast.model.primitives import (
     ATTENTION_BACKWARD_FLOPS,
     attention_flops,
@@ -118,13 +118,21 @@ def flash_attention(
     *,
     on_gpu: bool,
     bias: Tensor | None = None,
+    remade: bool = False,
 ) -> Tensor:
-    """Fused attention: keeps q, k, v, its output, a log-sum-exp per row and the bias if any, never the scores."""
-    out = tape.empty(q.elements, q.dtype)
-    row_sums = tape.empty(shape.batch * shape.heads * shape.length, "fp32")
+    """Fused attention: keeps q, k, v, its output, a log-sum-exp per row and the bias if any, never the scores.
+
+    With `remade`, a checkpoint of its own keeps the inputs alone, and the backward makes the rest again.
+    """
     size = shape.as_tuple
     inputs = (q, k, v) if bias is None else (q, k, v, bias)
-    tape.kernel("attention", Kind.ATTENTION, inputs, (out, row_sums), flops=shape.flops, shape=size, dtype=q.dtype)
+
+    def forward() -> tuple[Tensor, Tensor]:
+        made = tape.empty(q.elements, q.dtype), tape.empty(shape.batch * shape.heads * shape.length, "fp32")
+        tape.kernel("attention", Kind.ATTENTION, inputs, made, flops=shape.flops, shape=size, dtype=q.dtype)
+        return made
+
+    out, row_sums = first = forward()
     if tape.would_grad(q, k, v):
         tape.mark_saved()
     launches = FLASH_BACKWARD_LAUNCHES + (GROUPED_BACKWARD_LAUNCHES if shape.heads != shape.kv_heads else 0)
@@ -133,7 +141,9 @@ def flash_attention(
         row = shape.batch * shape.length * shape.head_dim
         heads = (shape.heads, shape.kv_heads, shape.kv_heads)
         grads = tuple(tape.empty(row * count, q.dtype) for count in heads)
-        reads = (grad, *inputs, out, row_sums)
+        with tape.in_phase(Phase.RECOMPUTE):
+            results = forward() if remade else first
+        reads = (grad, *inputs, *results)
         scratch = (tape.empty(shape.backward_scratch_elements, "fp32", part="scratch"),) if on_gpu else ()
         tape.kernel(
             "attention",
@@ -148,7 +158,7 @@ def flash_attention(
         )
         return tuple(given if tensor.needs_grad else None for given, tensor in zip(grads, (q, k, v), strict=True))
 
-    return tape.record(out, (q, k, v), backward, saves=(*inputs, out, row_sums))
+    return tape.record(out, (q, k, v), backward, saves=inputs if remade else (*inputs, out, row_sums))
 
 
 def embedding(tape: Tape, table: Tensor, ids: Tensor, hidden_size: int) -> Tensor:

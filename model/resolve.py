@@ -20,7 +20,13 @@ from tunecast.model.litgpt import STACK, is_litgpt
 from tunecast.model.litgpt_head import CHUNK_TOKENS as LITGPT_CHUNK_TOKENS
 from tunecast.model.losses import CHUNKED_NOTE, head_uses
 from tunecast.model.resolve_adapters import take_variants, todays_name
-from tunecast.model.resolve_attention import attention_defaults, runs_plain_attention, take_documents
+from tunecast.model.resolve_attention import (
+    attention_defaults,
+    check_recomputation,
+    note_attention,
+    take_documents,
+    take_recomputation,
+)
 from tunecast.model.resolve_experts import check_stacked, expert_notes, renamed_targets, stacked_targets
 from tunecast.model.resolve_kernels import (
     check_compute_dtype,
@@ -269,8 +275,7 @@ def _fall_back_to_fp16(fields: _Fields) -> None:
 
 def _software(fields: _Fields, defaults: Mapping[str, Any]) -> None:
     """Checkpointing, attention, loss and optimizer implementations."""
-    for name in ("gradient_checkpointing", "reentrant"):
-        fields.values[name] = bool(fields.take(name, defaults[name], "stack-default"))
+    take_recomputation(fields, defaults)
     for name, what in (("attn_implementation", "attention"), ("loss_type", "loss"), ("optim", "optimizer")):
         value = fields.take(name, defaults[name], "stack-default")
         built_choice(what, name.replace("_", "-"), str(value))
@@ -296,26 +301,6 @@ def _note_own_linears(fields: _Fields, architecture: Architecture) -> None:
         fields.notes.append(
             f"transformers 5 leaves the linear maps of {architecture.model_type} in 16 bits, a class of their own; "
             "this forecast is for code that quantizes them, as transformers 4 did."
-        )
-
-
-def _note_plain_attention(fields: _Fields, architecture: Architecture) -> None:
-    """Say where no fused attention kernel runs although sdpa stands in the run."""
-    if fields.values["attn_implementation"] == "sdpa" and runs_plain_attention(architecture):
-        fields.notes.append(
-            f"Attention of {architecture.model_type} runs as plain products with every score in memory: "
-            "transformers has no fused kernel for it."
-        )
-
-
-def _note_window(fields: _Fields, architecture: Architecture) -> None:
-    """Say when a sliding window turns into an explicit mask: transformers then runs every pair, without flash."""
-    windows = [group.layer.attention.window for group in architecture.groups]
-    reached = [window for window in windows if window is not None and fields.values["max_length"] >= window]
-    if reached and fields.values["attn_implementation"] == "sdpa":
-        fields.notes.append(
-            f"The sliding window of {min(reached)} tokens makes sdpa take an explicit mask: "
-            "attention runs over all pairs, without flash kernels."
         )
 
 
@@ -382,12 +367,12 @@ def resolve_run(
     take_documents(fields, architecture, whole_number)
     if fields.values["num_gpus"] == 1:
         fields.put("fsdp_version", Run(method="full").fsdp_version, "stack-default")
-    _note_window(fields, architecture)
+    note_attention(fields, architecture)
     _note_own_linears(fields, architecture)
     fields.notes.extend((*few_bit_notes(fields.values), *wide_base_notes(architecture, fields.values)))
-    _note_plain_attention(fields, architecture)
     fields.notes.extend(expert_notes(architecture, fields.values))
     run = Run(**{name: fields.values[name] for name in RUN_FIELDS if name in fields.values})
+    check_recomputation(architecture, run)
     rows = run.max_length if run.has_adapters else run.tokens_per_micro_batch
     check_chunks(-(-rows // LITGPT_CHUNK_TOKENS) if is_litgpt(architecture) else head_uses(run), run)
     origins = {name: fields.origins.get(name, "stack-default") for name in RUN_FIELDS}

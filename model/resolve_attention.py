@@ -9,6 +9,7 @@ from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.architecture import Architecture
 from tunecast.model.litgpt import is_litgpt
 from tunecast.model.resolve_parallel import Fields
+from tunecast.model.run import Run
 
 EAGER = "eager"
 
@@ -50,6 +51,62 @@ def runs_plain_attention(architecture: Architecture) -> bool:
     """Whether ``sdpa`` is plain products in transformers' code of this family."""
     block = architecture.groups[0].layer.attention
     return block.kind in ("bloom", "mpt", "gptj") or (block.kind == "falcon" and block.num_kv_heads == 1)
+
+
+def note_attention(fields: Fields, architecture: Architecture) -> None:
+    """Say where another kernel runs than ``sdpa`` lets expect."""
+    _note_window(fields, architecture)
+    _note_plain(fields, architecture)
+
+
+def _note_plain(fields: Fields, architecture: Architecture) -> None:
+    """Say where no fused attention kernel runs although sdpa stands in the run."""
+    if fields.values["attn_implementation"] == "sdpa" and runs_plain_attention(architecture):
+        fields.notes.append(
+            f"Attention of {architecture.model_type} runs as plain products with every score in memory: "
+            "transformers has no fused kernel for it."
+        )
+
+
+def _note_window(fields: Fields, architecture: Architecture) -> None:
+    """Say when a sliding window turns into an explicit mask: transformers then runs every pair, without flash."""
+    windows = [group.layer.attention.window for group in architecture.groups]
+    reached = [window for window in windows if window is not None and fields.values["max_length"] >= window]
+    if reached and fields.values["attn_implementation"] == "sdpa":
+        fields.notes.append(
+            f"The sliding window of {min(reached)} tokens makes sdpa take an explicit mask: "
+            "attention runs over all pairs, without flash kernels."
+        )
+
+
+def take_recomputation(fields: Fields, defaults: Mapping[str, Any]) -> None:
+    """What the backward makes again: whole layers, attention alone (Megatron-LM's selective recomputation), or nothing.
+
+    Raises InputError where both are asked for.
+    """
+    alone = bool(fields.take("recompute_attention", False, "stack-default"))
+    whole = bool(
+        fields.take("gradient_checkpointing", defaults["gradient_checkpointing"] and not alone, "stack-default")
+    )
+    fields.take("reentrant", defaults["reentrant"], "stack-default")
+    fields.values |= {"recompute_attention": alone, "gradient_checkpointing": whole}
+    fields.values["reentrant"] = bool(fields.values["reentrant"])
+    if alone and whole:
+        raise InputError(
+            "--recompute-attention makes attention alone again, --gradient-checkpointing whole layers with it; "
+            "leave one of the two out."
+        )
+
+
+def check_recomputation(architecture: Architecture, run: Run) -> None:
+    """Attention that is recomputed alone is one fused kernel; raises NotSupportedError for another."""
+    latent = any(group.layer.attention.latent for group in architecture.groups)
+    plain = run.attn_implementation == EAGER or runs_plain_attention(architecture)
+    if run.recompute_attention and (latent or plain or is_litgpt(architecture)):
+        what = "latent" if latent else "LitGPT's" if is_litgpt(architecture) else "eager"
+        raise NotSupportedError(
+            f"--recompute-attention of {what} attention is not built yet; type --gradient-checkpointing in its place."
+        )
 
 
 def take_documents(fields: Fields, architecture: Architecture, whole_number: Callable[[str, Any], int]) -> None:

@@ -65,6 +65,9 @@ class Run:
     """Of how many layers one is checkpointed: the first of each so many (selective checkpointing)."""
     checkpoint_keeps_ops: bool = False
     """Whether checkpoints keep attention's results and every other product's too (torchtitan's selective ``op``)."""
+    recompute_attention: bool = False
+    """Whether layers keep all but their attention's results, which the backward makes again (Megatron-LM's selective
+    recomputation); layers have no checkpoints then."""
     activation_offloading: bool = False
     """Whether checkpoints are kept in host memory (Unsloth's gradient checkpointing, torchtune's and TRL's option)."""
     optim: str = "adamw_torch"

@@ -91,6 +91,11 @@ RUN: Group = {
         "Checkpoints keep attention's and every other product's results (torchtitan's selective op).",
         "--checkpoint-keeps-ops/--no-checkpoint-keeps-ops",
     ),
+    "recompute_attention": _run(
+        bool,
+        "Recompute attention alone in the backward pass (Megatron-LM's selective recomputation).",
+        "--recompute-attention/--no-recompute-attention",
+    ),
     "activation_offloading": _run(
         bool, "Keep checkpoints in host memory.", "--activation-offloading/--no-activation-offloading"
     ),

@@ -43,6 +43,7 @@ def refuse_unreal(run: Run, *, device: str) -> None:
         "torch.compile (--torch-compile)": run.torch_compile,
         "an update in the backward (--optimizer-in-backward)": run.optimizer_in_backward,
         "what a checkpoint keeps (--checkpoint-keeps-ops)": run.checkpoint_keeps_ops,
+        "attention recomputed alone (--recompute-attention)": run.recompute_attention,
         f"the code of transformers {run.hf_code}": run.hf_code != "5",
     }
     for what, asked in reasons.items():

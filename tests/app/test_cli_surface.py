@@ -29,6 +29,8 @@ RUN = {
     "--checkpoint-every",
     "--checkpoint-keeps-ops",
     "--no-checkpoint-keeps-ops",
+    "--recompute-attention",
+    "--no-recompute-attention",
     "--torch-compile",
     "--no-torch-compile",
     "--optimizer-in-backward",

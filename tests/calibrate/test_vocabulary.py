@@ -22,6 +22,7 @@ GPUS = 8
 ON = {"gradient_checkpointing": True}
 OFF = {"gradient_checkpointing": False}
 OPS = {"gradient_checkpointing": True, "checkpoint_keeps_ops": True}
+ATTENTION = {"recompute_attention": True, "gradient_checkpointing": False}
 UNSLOTH = {"gradient_checkpointing": True, "activation_offloading": True, "reentrant": True}
 HOST = {"gradient_checkpointing": True, "activation_offloading": True}
 FLASH = {"attn_implementation": "flash_attention_2"}
@@ -125,6 +126,8 @@ MEANINGS: dict[str, list[tuple[str, dict[str, Any]]]] = {
         ("full (uniform)", ON), ("yes (per decoder layer)", ON), ("enabled (from the config)", ON), ("False", OFF),
         ("off", OFF), ("disabled", OFF), ("none", OFF), ("no (default)", OFF), ("gradient checkpointing: off", OFF),
         ("no recompute", OFF), ("selective (op)", OPS), ("selective AC", OPS), ("unsloth", UNSLOTH),
+        ("selective (attention)", ATTENTION), ("selective (core_attn)", ATTENTION),
+        ("recompute_granularity=selective", ATTENTION),
         ("yes (unsloth default)", UNSLOTH), ('"unsloth"', UNSLOTH), ("yes, with activation offloading", HOST),
         ("activation offload", HOST), ("offload", HOST), ("yes (reentrant)", {**ON, "reentrant": True}),
         ("w/o", OFF), ("not used", OFF), ('use_gradient_checkpointing="unsloth"', UNSLOTH),
@@ -359,7 +362,6 @@ def test_one_unknown_word_refuses_the_cell(column: str, text: str, means: dict[s
         ("grad_checkpointing", "maybe", "'maybe' is not"),
         ("grad_checkpointing", "yes (assumed)", "'assumed': the source does not state it"),
         ("grad_checkpointing", "selective (every 3 layers)", "'every 3 layers': checkpoints of some layers"),
-        ("grad_checkpointing", "selective (attention)", "attention alone"),
         ("grad_checkpointing", "first 5 layers", "some layers"),
         ("grad_checkpointing", "yes, except embeddings", "'except embeddings' is not"),
         ("attention_impl", "flash9", "'flash9' is not"),

@@ -98,6 +98,11 @@ LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_
             {"sharding": "zero1", "optim": "adamw_torch_fused", "precision": "bf16"},
         ),
         (
+            {**FULL, "framework": "NeMo 25.02", "parallelism": "TP8", "grad_checkpointing": "selective"},
+            "megatron",
+            {"recompute_attention": True, "gradient_checkpointing": False},
+        ),
+        (
             {**FULL, "framework": "torchtitan", "parallelism": "FSDP2", "grad_checkpointing": "selective (op)"},
             "torchtitan",
             {"master_dtype": "fp32", "checkpoint_keeps_ops": True, "fsdp_version": 2},
@@ -150,7 +155,10 @@ def test_a_row_becomes_the_run_that_its_software_makes(
         ({**FULL, "framework": "zorblax 2.0"}, "framework 'zorblax 2.0' is not in the vocabulary"),
         ({**FULL, "framework": "Axolotl with zorblax"}, "framework 'Axolotl with zorblax': 'zorblax' is not"),
         ({**QLORA, "framework": "unsloth", "source_date": "2024-02"}, "of unsloth of 2024-02 are not recorded"),
-        ({**FULL, "framework": "NeMo 25.02", "parallelism": "TP8", "grad_checkpointing": "selective"}, "attention"),
+        (
+            {**FULL, "framework": "NeMo 25.02", "parallelism": "TP8", "grad_checkpointing": "selective (layernorm)"},
+            "what its selective checkpoints keep",
+        ),
         ({**QLORA, "framework": "PEFT", "lora_targets": ""}, "lora_targets is not stated"),
         ({**QLORA, "framework": "PEFT", "grad_checkpointing": "not stated"}, "does not state whether it checkpoints"),
         ({**QLORA, "framework": "HF Trainer", "source_date": "2023-05", "attention_impl": ""}, "the attention kernel"),
