@@ -64,6 +64,11 @@ PART_OF_A_YEAR = re.compile(
 MONTH_OF_A_YEAR = re.compile(rf"\b(?:{NAME}|[qh][1-4]\b|(?<![\w.])\d{{1,2}}(?![\w.]))", re.IGNORECASE)
 """In brackets behind a year: it may be a part of that year."""
 LEFT_OVER = re.compile(r"\b[qh][1-4]\b", re.IGNORECASE)
+LOOKED_UP = re.compile(
+    r"[\s,;]*[(\[]?\s*\b(?:last )?(?:accessed|retrieved|viewed|downloaded|archived|crawled)\b[^()\[\]]*[)\]]?\s*$",
+    re.IGNORECASE,
+)
+"""When somebody read the source: no date of what ran, beside another."""
 OLDEST = "2017"
 """Year of the first transformer (Vaswani et al., Attention Is All You Need)."""
 WRITE = "write it as 2024-06-15, 2024-06 or 2024"
@@ -75,6 +80,8 @@ class DateError(ValueError):
 
 def iso_dates(text: str) -> str:
     """A text with its dates in ISO form, a date first; raises `DateError` where it cannot be told which is meant."""
+    written = LOOKED_UP.sub("", text)
+    text = written if re.search(r"\d", written) else text
     found, place = "", 0
     while place < len(text):
         matches = [match for form in FORMS if (match := form.match(text, place)) is not None]

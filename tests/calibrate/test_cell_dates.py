@@ -31,6 +31,8 @@ TABLE = Path(__file__).parents[2] / "results" / "published" / "published-runs.cs
         ("2025 Q3-Q4", "2025-09 to 2025-12"), ("Q3/Q4 2025", "2025-09 to 2025-12"),
         ("2024 (rows added in 2025)", "2024 (rows added in 2025)"),
         ("June 2024 (commit 8641822)", "2024-06 (commit 8641822)"), ("2024-06 (v2)", "2024-06 (v2)"),
+        ("2023-05 (accessed 2026-01)", "2023-05"), ("May 2023, retrieved on 3 Jan 2026", "2023-05"),
+        ("accessed 2026-01", "2026-01"),
     ],
 )  # fmt: skip
 def test_a_date_keeps_its_month(text: str, iso: str) -> None:
