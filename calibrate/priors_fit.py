@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib import resources
 from pathlib import Path
@@ -53,7 +53,6 @@ from tunecast.model.priors import (
     datasheet_factors,
     dequant_kernel,
     interval,
-    with_sdpa,
 )
 from tunecast.model.time import COLUMNS, PhaseTable, phase_table, run_clocks
 from tunecast.model.value import INTERVAL_LEVEL, Z80
@@ -176,8 +175,7 @@ def _why_not(run: PublishedRun) -> str:
 
 def _timed(run: PublishedRun) -> Row:
     gpu = load_gpus()[run.gpu]
-    factors = datasheet_factors(gpu, beliefs())
-    factors = replace(factors, curves=with_sdpa(factors.curves, gpu, run.run))
+    factors = datasheet_factors(gpu, beliefs(), run.run)
     factors = with_network(factors, run.run, gpu, run.network, reached=WHOLE_RATE)
     factors = with_host(factors, run.architecture, run.run, gpu, reached=WHOLE_RATE)
     operations = step_operations(run.architecture, run.run)

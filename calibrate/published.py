@@ -7,6 +7,7 @@ rows are never used. The table's columns are those of ``results/published/publis
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -31,13 +32,13 @@ from tunecast.calibrate.run_table import (
     NOTHING,
     OUT_OF_MEMORY,
     SkipRowError,
-    accumulated,
     check_batch,
     check_confidence,
     check_kind,
     check_possible,
     check_size,
     dated,
+    micro_batches,
     naming,
     number,
     out_of_memory,
@@ -193,7 +194,6 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
     run = on_card(sdpa_on_card(resolved, architecture, target), architecture, target).run
     run = replace(run, **{name: value for rule in rules for name, value in rule.get("after", {}).items()})
     check_half(half, row, run)
-    run = accumulated(row, run, notes)
     if software.joins or any("joined" in rule for rule in rules):
         with naming("lora_targets"):
             run = joined_targets(run)
@@ -298,7 +298,8 @@ def _options(row: dict[str, str], software: Software, notes: list[str], stated: 
     if options.pop("filled_length", options["max_length"]) != options["max_length"]:
         raise SkipRowError(f"seq_len {row['seq_len']!r} and packed {row['packed']!r} contradict each other")
     options["per_device_train_batch_size"] = whole(row, "micro_batch")
-    options["gradient_accumulation_steps"] = _micro_batches(row, options)
+    copies = options["num_gpus"] // math.prod(int(options.get(way, 1)) for way in ("tp", "pp", "cp"))
+    options["gradient_accumulation_steps"] = micro_batches(row, options["max_length"], max(copies, 1), notes)
     if options["num_gpus"] > 1 and "sharding" not in options:
         raise SkipRowError("parallelism is not stated")
     check_shared(row, options)
@@ -310,14 +311,6 @@ def _options(row: dict[str, str], software: Software, notes: list[str], stated: 
     if options["method"] != "full":
         _adapters(row, software, options, default)
     return options
-
-
-def _micro_batches(row: dict[str, str], options: dict[str, Any]) -> int:
-    """As stated; else one, or as many as interleaved stages need, until `accumulated` finds what the batch takes."""
-    if number(row, "grad_accum") is not None:
-        return whole(row, "grad_accum")
-    interleaved = options.get("pp_interleave", 1) > 1 and number(row, "global_batch") is not None
-    return int(options["pp"]) if interleaved else 1
 
 
 def _adapters(row: dict[str, str], software: Software, options: dict[str, Any], default: Callable[[str], Any]) -> None:

@@ -7,10 +7,23 @@ from collections.abc import Callable, Iterator, Mapping
 
 from tunecast.calibrate.framework_names import software_of
 from tunecast.calibrate.named_things import gpu_called, model_called
+from tunecast.calibrate.row_cells import VOCABULARY_COLUMNS
 from tunecast.calibrate.run_table import SkipRowError, naming, number
 from tunecast.calibrate.vocabulary import lookup, vocabulary
 from tunecast.catalogs.gpus import load_gpus
 
+PARALLELISM = (
+    "tp",
+    "pp",
+    "cp",
+    "cp-kind",
+    "sharding",
+    "offload",
+    "fsdp-version",
+    "pp-interleave",
+    "sequence-parallel",
+    "gpus-per-node",
+)
 COLUMN_OF = {
     "attn-implementation": "attention_impl",
     "checkpoint-keeps-ops": "grad_checkpointing",
@@ -35,13 +48,12 @@ COLUMN_OF = {
     "stack-version": "framework",
     "torch-compile": "compile",
     "use-dora": "method",
-    **dict.fromkeys(
-        ("tp", "pp", "cp", "cp-kind", "sharding", "offload", "fsdp-version", "pp-interleave"), "parallelism"
-    ),
-    **dict.fromkeys(("sequence-parallel", "gpus-per-node"), "parallelism"),
+    "recompute-attention": "grad_checkpointing",
+    **dict.fromkeys(PARALLELISM, "parallelism"),
 }
 """By option of the command line: the column that sets it in a table."""
-WORDS = ("method", "quant", "compute_dtype", "grad_checkpointing", "attention_impl", "compile", "packed", "optimizer")
+ALONE = tuple(column for column in VOCABULARY_COLUMNS if column not in ("parallelism", "lora_targets"))
+"""Columns of words that can be read without the rest of the row."""
 NUMBERS = ("seq_len", "micro_batch", "grad_accum", "global_batch", "rank", "tokens_per_s", "step_time_s")
 REPAIRABLE = re.compile(r"is not in the vocabulary|: Unknown |is not a (whole )?number|says nothing that is")
 """Of a reason: that other words in the cell would have been read."""
@@ -79,7 +91,7 @@ def _checks(row: Row) -> Iterator[Callable[[], object]]:
         yield lambda: _named("model", model_called, row["model"])
     if row.get("framework") and row["framework"] not in vocabulary()["framework"]:
         yield lambda: software_of(row["framework"], row.get("source_date", ""))
-    for column in WORDS:
+    for column in ALONE:
         if row.get(column):
             yield lambda column=column: lookup(column, row[column])  # type: ignore[misc]
     for column in NUMBERS:

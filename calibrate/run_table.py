@@ -10,7 +10,6 @@ import csv
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -247,33 +246,32 @@ def check_confidence(row: Row) -> None:
         raise SkipRowError(f"confidence {row['confidence']!r} is none of high, medium, low")
 
 
-def accumulated(row: Row, run: Run, notes: list[str]) -> Run:
-    """The run with the micro-batches that its global batch takes, where no cell says how many."""
-    stated = _global_batch(row, run)
-    if stated is None or number(row, "grad_accum") is not None:
-        return run
-    samples = run.tokens_per_step / run.max_length / run.gradient_accumulation_steps
-    times = stated / samples
-    if times != int(times) or int(times) == run.gradient_accumulation_steps:
-        return run
+def micro_batches(row: Row, max_length: int, copies: int, notes: list[str]) -> int:
+    """Micro-batches of a step: as stated, else what the global batch takes of all copies of the model, else one."""
+    if number(row, "grad_accum") is not None:
+        return whole(row, "grad_accum")
+    stated = _global_batch(row, max_length)
+    times = 1.0 if stated is None else stated / (whole(row, "micro_batch") * copies)
+    if times <= 1 or not times.is_integer():
+        return 1
     notes.append(f"grad_accum is not stated: {int(times)} x micro_batch x data-parallel GPUs are the global_batch")
-    return replace(run, gradient_accumulation_steps=int(times))
+    return int(times)
 
 
-def _global_batch(row: Row, run: Run) -> float | None:
+def _global_batch(row: Row, max_length: int) -> float | None:
     """Sequences of the whole job's batch, which a cell may count in tokens."""
     text = row.get("global_batch", "")
-    stated = sequences_of(text, run.max_length)
+    stated = sequences_of(text, max_length)
     if stated is None:
         return number(row, "global_batch")
     if math.isnan(stated):
-        raise SkipRowError(f"global_batch {text!r} is no whole number of sequences of {run.max_length} tokens")
+        raise SkipRowError(f"global_batch {text!r} is no whole number of sequences of {max_length} tokens")
     return stated
 
 
 def check_batch(row: Row, run: Run) -> None:
     """The batch of the whole job, where the row states it, is what its parts multiply to."""
-    stated = _global_batch(row, run)
+    stated = _global_batch(row, run.max_length)
     samples = run.tokens_per_step / run.max_length
     if stated is not None and stated != samples:
         raise SkipRowError(

@@ -76,8 +76,11 @@ def load_priors() -> dict[str, Any]:
     return priors
 
 
-def datasheet_factors(gpu: Gpu, beliefs: Mapping[str, Any]) -> FactorSet:
-    """Curves at the datasheet's own rates (every efficiency 1), with `beliefs` for floors and waves."""
+def datasheet_factors(gpu: Gpu, beliefs: Mapping[str, Any], run: Run | None = None) -> FactorSet:
+    """Curves at the datasheet's own rates (every efficiency 1), with `beliefs` for floors and waves.
+
+    With a `run`, ``attention``, what ``sdpa`` runs, is the card's own kernels' where its PyTorch has them.
+    """
     floor_s = float(beliefs["kernel_floor_s"]["value"])
     moved = {"bytes_per_s": gpu.bandwidth_bytes_per_s, "t0_s": floor_s}
     curves = {"memory": _curve("bandwidth", moved), "dequant": _curve("bandwidth", moved)}
@@ -103,7 +106,14 @@ def datasheet_factors(gpu: Gpu, beliefs: Mapping[str, Any]) -> FactorSet:
     link = link_bytes_per_s(gpu)
     factors = {} if link is None else {"link_bytes_per_s": exact_factor(link, "B/s", "datasheet")}
     factors["link_latency_s"] = exact_factor(float(beliefs["link_latency_s"]["value"]), "s", "assumed")
+    if _runs_own_kernels(gpu, run):
+        curves |= as_sdpa(curves, NATIVE)
     return FactorSet(gpu=gpu.id, curves=curves, factors=factors, step_log_sd=0.0)
+
+
+def _runs_own_kernels(gpu: Gpu, run: Run | None) -> bool:
+    """Whether ``sdpa`` of this run takes cuDNN's attention on this card."""
+    return run is not None and run.sdpa_cudnn and has_cudnn_attention(gpu)
 
 
 def _partial_wave(gpu: Gpu, dtype: str, beliefs: Mapping[str, Any]) -> dict[str, float]:
@@ -142,7 +152,7 @@ def prior_factors(gpu: Gpu, run: Run | None = None, priors: Mapping[str, Any] | 
     `run` brings the effects of its software stack and of its sharding; without it there are none.
     """
     priors = load_priors() if priors is None else priors
-    base = datasheet_factors(gpu, priors["beliefs"])
+    base = datasheet_factors(gpu, priors["beliefs"], run)
     device = device_effect(gpu, priors)
     own = (device, *clock_effects(gpu, priors), *product_effects(gpu, priors))
     generation = kind_effects("generation", gpu.generation, priors)
@@ -162,25 +172,15 @@ def prior_factors(gpu: Gpu, run: Run | None = None, priors: Mapping[str, Any] | 
     width = float(priors["width"])
     found = FactorSet(
         gpu=gpu.id,
-        curves=with_sdpa(base.curves, gpu, run),
+        curves=base.curves,
         factors=factors,
         step_log_sd=float(priors["step_log_sd"]["new"]),
         memory_overhead_bytes=dict(priors["memory_overhead_bytes"]),
         step_params=STEP_PARAMS,
         step_covariance=step_covariance(priors, (*effects, *source_effects(priors)), width),
-        notes=(
-            *device.notes,
-            *((CUDNN_NOTE,) if run is not None and run.sdpa_cudnn and has_cudnn_attention(gpu) else ()),
-        ),
+        notes=(*device.notes, *((CUDNN_NOTE,) if _runs_own_kernels(gpu, run) else ())),
     )
     return with_believed_overlap(found, run, priors)
-
-
-def with_sdpa(curves: Mapping[str, Curve], gpu: Gpu, run: Run | None) -> dict[str, Curve]:
-    """Curves whose ``attention``, what ``sdpa`` runs, is the card's own kernels' where the run's PyTorch has them."""
-    if run is None or not run.sdpa_cudnn or not has_cudnn_attention(gpu):
-        return dict(curves)
-    return {**curves, **as_sdpa(curves, NATIVE)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
