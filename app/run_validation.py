@@ -149,9 +149,9 @@ def forecast_anew(record: dict[str, Any], records: list[Path]) -> dict[str, Any]
 def options_of_run(architecture: Architecture, run: Run) -> dict[str, Any]:
     """The options that resolve to this run: those of its fields that its method and stack alone would not give."""
     from tunecast.model.resolve import resolve_run
-    from tunecast.model.unsloth_rules import CARD_FIELDS
+    from tunecast.model.run import BY_CARD
 
-    names = [name for name in run.__slots__ if name not in (*TOLD_ONLY, *CARD_FIELDS)]
+    names = [name for name in run.__slots__ if name not in (*TOLD_ONLY, *BY_CARD)]
     options: dict[str, Any] = {"method": run.method, "stack": run.stack, "max_length": run.max_length,
                                "allow_long_context": True}  # fmt: skip
     while True:

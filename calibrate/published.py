@@ -62,6 +62,7 @@ from tunecast.model.experts_modules import in_modules
 from tunecast.model.joined import joined, joined_targets
 from tunecast.model.litgpt import as_litgpt
 from tunecast.model.loss_budget import on_card
+from tunecast.model.paging import paging_on_card
 from tunecast.model.resolve import resolve_run
 from tunecast.model.resolve_kernels import why_not_fused
 from tunecast.model.resolve_litgpt import of_stack
@@ -191,7 +192,8 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
     if "bf16" in row.get("compute_dtype", "").lower() and training_dtype(gpu) != "bf16":
         notes.append(f"compute_dtype {row['compute_dtype']!r}: {gpu.id} has no bf16, fp16 is taken.")
     (target,) = resolve_targets([gpu.id], {})
-    run = on_card(sdpa_on_card(resolved, architecture, target), architecture, target).run
+    resolved = on_card(sdpa_on_card(resolved, architecture, target), architecture, target)
+    run = paging_on_card(resolved, architecture, target).run
     run = replace(run, **{name: value for rule in rules for name, value in rule.get("after", {}).items()})
     check_half(half, row, run)
     if software.joins or any("joined" in rule for rule in rules):

@@ -30,6 +30,7 @@ from tunecast.model.inventory import sharded_update, step_operations
 from tunecast.model.on_device import target_factors
 from tunecast.model.operation import Operation, Phase
 from tunecast.model.optimizer import update_operations
+from tunecast.model.paging import paging_seconds
 from tunecast.model.parallel_network import with_network
 from tunecast.model.run import Run
 from tunecast.model.segments import SEGMENTS, passes_of
@@ -118,6 +119,8 @@ def screen(
                 step_s[:, columns] = one_by_one(architecture, [runs[column] for column in columns], factors, platform)
             repeated = memory.of(np.repeat(own, sizes))
             for device, (target, known) in enumerate(zip(targets, factors, strict=True)):
+                paging_s = paging_seconds(architecture, group, memory.allocated_bytes[own], target, known)
+                step_s[device, columns] += np.repeat(paging_s, sizes)
                 fits_on(fit, device, columns, repeated, target, known)
     return Screen(
         step_s=step_s,
@@ -165,7 +168,7 @@ def factor_groups(runs: Sequence[Run]) -> list[list[int]]:
 
 def is_plain(run: Run) -> bool:
     """Whether every GPU runs the whole step on samples of its own: only then do plans share kernels."""
-    return run.tp == run.pp == run.cp == 1 and run.offload == "none"
+    return run.tp == run.pp == run.cp == 1 and run.offload == "none" and not run.paged_bytes
 
 
 def one_by_one(architecture: Architecture, runs: Sequence[Run], factors: Sequence[FactorSet], platform: str) -> Array:

@@ -168,12 +168,14 @@ def links_of(factors: FactorSet, run: Run, *, across: bool) -> Links:
 def host_rate(factors: FactorSet, run: Run, name: str) -> float:
     """A rate of the host, needed only where something lives in it."""
     found = factors.factors.get(name)
-    if run.offload == "none":
+    pages = run.paged_bytes > 0 and name == "pcie_bytes_per_s"
+    if run.offload == "none" and not pages:
         return math.inf
     if found is None:
+        what = f"--optim {run.optim}" if pages else f"--offload {run.offload}"
         raise InputError(
-            f"--offload {run.offload} goes over PCIe to the host, but {factors.gpu} has no {name!r} in its factors or "
-            "the catalog; leave --offload out, or choose a GPU whose PCIe generation is known."
+            f"{what} goes over PCIe to the host, but {factors.gpu} has no {name!r} in its factors or the catalog; "
+            f"leave {what.split()[0]} out, or choose a GPU whose PCIe generation is known."
         )
     return found.value
 

@@ -13,6 +13,7 @@ from tunecast.model.factors import FactorSet
 from tunecast.model.factors_io import factor_set_from_record
 from tunecast.model.fits import memory_view, probably_fits
 from tunecast.model.loss_budget import on_card
+from tunecast.model.paging import paging_on_card
 from tunecast.model.parallel_network import with_network
 from tunecast.model.parallel_offload import with_host
 from tunecast.model.priors import load_priors, prior_factors
@@ -73,7 +74,8 @@ def resolve_for(question: Question, target: Target) -> Resolved:
             option_origins=origins,
         )
         check_flash(run.run, target)
-        return on_card(sdpa_on_card(run, question.architecture, target), question.architecture, target)
+        run = on_card(sdpa_on_card(run, question.architecture, target), question.architecture, target)
+        return run if question.source is not None else paging_on_card(run, question.architecture, target)
 
     if data_copies(options) <= 1 or options.get("sharding") is not None:
         return resolved()

@@ -36,6 +36,8 @@ DEEPSPEED = (*ZERO, "none")
 """Shardings that keep fp32 masters; on one GPU only DeepSpeed offloads, by the rules of its stages 2 and 3."""
 REDUCED_AT_ONCE = ("zero2", "zero3", "none")
 """Whose gradients leave after every micro-batch."""
+PAGING_WAYS = 2
+"""Paged state that does not fit comes in, and goes out again."""
 ADAM_FP32_BYTES = 12
 """Master weight and two moments."""
 GRADIENT_FP32_BYTES = 4
@@ -119,7 +121,12 @@ def host_operation(name: str, phase: Phase, amount: float, *, count: float, bloc
 
 
 def host_operations(architecture: Architecture, run: Run) -> list[Operation]:
-    """What crosses PCIe in a step on one GPU, and its part of the update on the host."""
+    """What crosses PCIe in a step on one GPU, and its part of the update on the host.
+
+    Paged state that does not fit (`paging`) comes in and goes out again.
+    """
+    if run.paged_bytes:
+        return [host_operation("paging.copy", Phase.OPTIMIZER, run.paged_bytes, count=PAGING_WAYS, blocking=True)]
     if run.offload == "none":
         return []
     members, micro = shard_gpus(run), run.gradient_accumulation_steps
@@ -151,7 +158,7 @@ def with_host(
 
     `reached` is that part; None: the shipped priors'.
     """
-    if run.offload == "none" or gpu is None:
+    if gpu is None or (run.offload == "none" and not run.paged_bytes):
         return factors
     added = {}
     per_lane = PCIE_BYTES_PER_S_PER_LANE.get(gpu.pcie_gen or 0)
@@ -165,6 +172,8 @@ def with_host(
             unit="B/s",
             origin="assumed",
         )
+    if run.offload == "none":
+        return replace(factors, factors={**factors.factors, **added})
     known = host_facts()["update_bytes_per_s"]
     added["host_update_bytes_per_s"] = Factor(**{k: known[k] for k in ("value", "low", "high", "unit", "origin")})
     need = gib(host_bytes_per_machine(architecture, run))

@@ -49,7 +49,7 @@ from tunecast.model.resolve_litgpt import (
 )
 from tunecast.model.resolve_parallel import take_parallel
 from tunecast.model.root_modules import root_modules
-from tunecast.model.run import Run
+from tunecast.model.run import BY_CARD, Run
 from tunecast.model.stack_versions import adapter_default, chosen_ranges, defaults_then, silent_note, told_ranges
 from tunecast.model.stacks import (
     DTYPE_ALIASES,
@@ -168,7 +168,7 @@ def check_length(architecture: Architecture, max_length: int, *, allow_long: boo
 
 def check_known(options: Mapping[str, Any]) -> None:
     """Refuse options nobody reads, and kinds of parallelism that are not built."""
-    readable = {*RUN_FIELDS, *REFUSED_PARALLELISM, "offload", "allow_long_context"} - {*CARD_FIELDS}
+    readable = {*RUN_FIELDS, *REFUSED_PARALLELISM, "offload", "allow_long_context"} - {*BY_CARD}
     for name, value in options.items():
         if name not in readable:
             raise UnknownNameError("run option", name, readable)

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+BY_CARD = ("loss_budget_bytes", "loss_tiles_from", "paged_bytes")
+"""Fields that the memory of a card decides, never an option."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
@@ -87,6 +90,9 @@ class Run:
     loss_tiles_from: int | None = None
     """Fewest tokens with a label that Unsloth's loss of 2026.10.9 takes in tiles: 4,096 on cards above 24.5 GiB, 0 on
     smaller ones, -1 where it never does (``_flash_min_rows``, ``_flash_ce_ok``); None: a large card, assumed."""
+    paged_bytes: int = 0
+    """Paged optimizer state of one GPU that goes to the host and comes back in every step, because it does not fit
+    beside the rest on this card (`paging`)."""
     keeps_outputs: bool = False
     """Whether the loop keeps the model's output, and its logits, until the backward is over: one of one's own
     (``out = model(...)``, then ``out.loss.backward()``); the Trainer lets it go before."""

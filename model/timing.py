@@ -78,7 +78,7 @@ def linked(timing: StepTime, operations: Sequence[Operation], factors: FactorSet
 
     Half the log-distance between both ends of these factors' 80% intervals counts as one independent 80% error.
     """
-    if run.num_gpus == 1 and run.offload == "none":
+    if run.num_gpus == 1 and run.offload == "none" and not run.paged_bytes:
         return timing
     ends = [step_time(operations, replace(factors, factors=_link_at(factors, end)), run=run) for end in ("low", "high")]
     slow, fast = (end.step_time_s.value for end in ends)
@@ -187,6 +187,6 @@ def link_notes(run: Run, factors: FactorSet, question: Question) -> tuple[str, .
     if question.achieved_tflops is not None:
         return ()
     links = (*LINK_FACTORS, *NETWORK_FACTORS) if run.num_gpus > 1 else ()
-    names = (*links, *(HOST_FACTORS if run.offload != "none" else ()))
+    names = (*links, *(HOST_FACTORS if run.offload != "none" or run.paged_bytes else ()))
     assumed = [name for name in names if name in factors.factors and factors.factors[name].origin == "assumed"]
     return (f"assumed, not measured: {', '.join(assumed)}",) if assumed else ()

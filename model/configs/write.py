@@ -18,8 +18,8 @@ from tunecast.model.configs.read import read_mapping
 from tunecast.model.litgpt import STACK
 from tunecast.model.question import RUN_OPTIONS_ELSEWHERE
 from tunecast.model.resolve import adaptable_modules, resolve_run
-from tunecast.model.run import Run
-from tunecast.model.unsloth_rules import CARD_FIELDS, UNSLOTH_LOSSES
+from tunecast.model.run import BY_CARD, Run
+from tunecast.model.unsloth_rules import UNSLOTH_LOSSES
 
 DATASET = "YOUR-DATASET"
 """Stands where only the user knows."""
@@ -30,7 +30,7 @@ LEARNING_RATE = {"lora": 2e-4, "qlora": 2e-4, "full": 2e-5}
 TRL_PRESETS = {"ddp": "multi_gpu", "zero1": "zero1", "zero2": "zero2", "zero3": "zero3", "fsdp": "fsdp2"}
 """accelerate's files that ship with TRL."""
 FLASH_WORDS = {"sdpa": "sdpa", "eager": "disabled", "flash_attention_2": "fa2"}
-LAYOUT = ("gpus_per_node", "num_gpus", "attention_length", *CARD_FIELDS)
+LAYOUT = ("gpus_per_node", "num_gpus", "attention_length", *BY_CARD)
 """Fields that the launcher, the machine or the data decide."""
 
 Mapped = dict[str, Any]

@@ -1,0 +1,82 @@
+"""Paged optimizer state that does not fit beside the rest on a card: it crosses PCIe twice in every step.
+
+bitsandbytes keeps it in CUDA managed memory, which the driver moves to the host when the card is full (Dettmers et al.
+2023, arXiv 2305.14314, section 3, "Paged Optimizers"; bitsandbytes docs, explanations on optimizers: no overhead while
+all fits, else what is evicted is copied). Assumed: what exceeds the room beside PyTorch's memory goes out and comes
+back once a step, at the rate of PCIe, one direction after the other, with nothing to hide behind. A driver that evicts
+by least recent use moves all of the state as soon as some of it does not fit, because an update walks through it in
+one order; both directions at once would take half. Left out: the driver's own pages, the CUDA context, the cache of
+PyTorch's allocator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from tunecast.model.architecture import Architecture
+from tunecast.model.curves import Array
+from tunecast.model.factors import FactorSet
+from tunecast.model.memory import memory_timeline
+from tunecast.model.optimizer import optimizer_state_bytes
+from tunecast.model.optimizer_bnb import BITSANDBYTES
+from tunecast.model.parallel import is_split
+from tunecast.model.parallel_offload import PAGING_WAYS, with_host
+from tunecast.model.resolve import Resolved
+from tunecast.model.run import Run
+from tunecast.model.sharding import shard_gpus, shards_of
+from tunecast.model.target import Target
+from tunecast.model.units import gib
+
+
+def is_paged(run: Run) -> bool:
+    """Whether the optimizer's state lives in managed memory."""
+    return run.optim in BITSANDBYTES and BITSANDBYTES[run.optim].paged
+
+
+def paged_state_bytes(architecture: Architecture, run: Run) -> int:
+    """State of one GPU in managed memory: what an optimizer that cannot page allocates beyond what this one does."""
+    apart = optimizer_state_bytes(architecture, run, platform="cpu") - optimizer_state_bytes(architecture, run)
+    return apart // shard_gpus(run) if shards_of(run).optimizer_state else apart
+
+
+def paging_on_card(resolved: Resolved, architecture: Architecture, target: Target) -> Resolved:
+    """The run with `Run.paged_bytes` as it is on this device."""
+    run = resolved.run
+    known = target.platform == "cuda" and target.usable_bytes is not None and not architecture.settings
+    if not (known and is_paged(run)) or run.offload != "none":
+        return resolved
+    if is_split(run):
+        note = "What of the paged optimizer state goes to the host and back is not counted with --tp, --pp and --cp."
+        return replace(resolved, notes=(*resolved.notes, note))
+    state, held = paged_state_bytes(architecture, run), memory_timeline(architecture, run).allocated_bytes
+    assert target.usable_bytes is not None
+    room = max(int(target.usable_bytes) - held, 0)
+    if state <= room:
+        return resolved
+    note = (
+        f"Of {gib(state):.1f} GiB of paged optimizer state {gib(room):.1f} GiB fit beside the rest: what is left goes "
+        "to the host and comes back in every step, over PCIe (assumed; a driver may move all of it)."
+    )
+    return replace(resolved, run=replace(run, paged_bytes=state - room), notes=(*resolved.notes, note))
+
+
+def paging_seconds(
+    architecture: Architecture, runs: Sequence[Run], allocated_bytes: Array, target: Target, factors: FactorSet
+) -> Array:
+    """(runs,) seconds that paged state adds to a step on one device; NaN where it moves at an unknown rate."""
+    extra = np.zeros(len(runs))
+    if target.platform != "cuda" or target.usable_bytes is None:
+        return extra
+    for row, run in enumerate(runs):
+        if is_split(run) or run.offload != "none" or not is_paged(run):
+            continue
+        state = paged_state_bytes(architecture, run)
+        moved = state - max(int(target.usable_bytes) - int(allocated_bytes[row]), 0)
+        if moved > 0:
+            moving = with_host(factors, architecture, replace(run, paged_bytes=moved), target.gpu)
+            rate = moving.factors.get("pcie_bytes_per_s")
+            extra[row] = np.nan if rate is None else PAGING_WAYS * moved / rate.value
+    return extra

@@ -1,0 +1,80 @@
+"""Paged optimizer state that does not fit: what crosses PCIe, by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tunecast.catalogs.gpus import load_gpus
+from tunecast.model.architectures import load_architecture
+from tunecast.model.engine import screen
+from tunecast.model.estimate import forecast
+from tunecast.model.forecast import Forecast
+from tunecast.model.inventory import step_operations
+from tunecast.model.operation import Kind
+from tunecast.model.paging import paged_state_bytes
+from tunecast.model.question import Question
+from tunecast.model.resolve import resolve_run
+from tunecast.model.target import resolve_targets
+
+LLAMA_8B, QWEN_3B = "meta-llama/Llama-3.1-8B", "Qwen/Qwen2.5-3B"
+PARAMS_8B = 8.03e9
+GEN4_X16_BYTES_PER_S = 31.5e9
+"""PCI-SIG: 16 GT/s, 128b/130b, 16 lanes, one direction."""
+
+
+def asked(model: str, gpu: str, optim: str, **options: object) -> Forecast:
+    (target,) = resolve_targets([gpu], {})
+    given = {"method": "full", "max_length": 1024, "optim": optim, **options}
+    return forecast(Question(architecture=load_architecture(model), options=given), target)
+
+
+def test_state_without_room_crosses_pcie_twice() -> None:
+    found = asked(LLAMA_8B, "a100-sxm4-40gb", "paged_adamw_32bit")
+    moved = [o for o in step_operations(load_architecture(LLAMA_8B), found.run) if o.kind is Kind.COMMUNICATION]
+    usable, held = load_gpus()["a100-sxm4-40gb"].usable_bytes, found.memory.allocated_bytes
+    assert usable is not None
+    without_room = 8 * PARAMS_8B - (usable - held.value)  # two fp32 moments
+    assert sum(o.total_bytes for o in moved) == pytest.approx(2 * without_room, rel=1e-3)
+    assert found.time_parts_s["communication"] > 2 * without_room / GEN4_X16_BYTES_PER_S
+    assert any("paged optimizer state" in note and "PCIe" in note for note in found.notes)
+    assert any("pcie_bytes_per_s" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "optim"),
+    [
+        (LLAMA_8B, "h200-sxm5-141gb", "paged_adamw_32bit"),  # 64 GB beside 32
+        (QWEN_3B, "rtx-4090-24gb", "paged_adamw_8bit"),  # 6 GB beside 13
+    ],
+)
+def test_state_with_room_stays(model: str, gpu: str, optim: str) -> None:
+    found = asked(model, gpu, optim)
+    assert found.run.paged_bytes == 0
+    assert found.time_parts_s["communication"] == 0.0
+
+
+def test_adapters_page_nothing_on_a_card_that_holds_them() -> None:
+    assert asked(LLAMA_8B, "rtx-4090-24gb", "paged_adamw_32bit", method="qlora").run.paged_bytes == 0
+
+
+def test_sharded_state_is_shared_out() -> None:
+    llama = load_architecture(LLAMA_8B)
+    runs = [
+        resolve_run(llama, {"method": "full", "max_length": 1024, "optim": "paged_adamw_32bit", **more}).run
+        for more in ({}, {"num_gpus": 4, "sharding": "zero2"}, {"num_gpus": 4, "sharding": "ddp"})
+    ]
+    whole, sharded, copied = (paged_state_bytes(llama, run) for run in runs)
+    assert (whole, copied) == (copied, pytest.approx(8 * PARAMS_8B, rel=1e-3))
+    assert sharded == pytest.approx(whole / 4, rel=1e-6)
+
+
+def test_a_sweep_counts_it_as_one_forecast_does() -> None:
+    llama = load_architecture(LLAMA_8B)
+    run = resolve_run(llama, {"method": "full", "max_length": 1024, "optim": "paged_adamw_32bit"}).run
+    names = ["a100-sxm4-40gb", "a100-sxm4-80gb", "h200-sxm5-141gb"]
+    swept = screen(llama, [run], resolve_targets(names, {})).step_s[:, 0]
+    alone = [asked(LLAMA_8B, name, "paged_adamw_32bit") for name in names]
+    one_by_one = [found.step_time_s.value for found in alone]
+    assert swept == pytest.approx(np.array(one_by_one), rel=1e-6)
+    assert [found.run.paged_bytes > 0 for found in alone] == [True, True, False]
