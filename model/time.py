@@ -35,13 +35,15 @@ from tunecast.model.operation import Kind, Operation
 from tunecast.model.passes import Passes
 from tunecast.model.run import Run
 from tunecast.model.segments import FORWARD, HEAD, OPTIMIZER_SEGMENT, SEGMENTS, passes_of, segment_of, told
-from tunecast.model.value import Value, lognormal
+from tunecast.model.slow_host import LOG_STEP as LOG_STEP
+from tunecast.model.slow_host import host_steps as host_steps
+from tunecast.model.slow_host import with_slow_host
+from tunecast.model.step_seconds import StepTime as StepTime
+from tunecast.model.value import at_least_to, lognormal
 
 COMPUTE = (str(Kind.GEMM), str(Kind.ATTENTION))
 VALUE_READ = "_local_scalar_dense"
 """Operator by which torch reads a value to the host: it waits for all work issued before it."""
-LOG_STEP = 1e-3
-"""Step of the numerical derivatives of log(time) by log(factor)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,29 +90,6 @@ class Clocks:
     """Seconds between the ends of segments on the device, all micro-steps summed; they and the overhead sum up."""
     bubble_s: float
     """Seconds in which the pipeline fills and drains, part of the forward and backward segments."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepTime:
-    """One optimizer step of the whole job."""
-
-    step_time_s: Value
-    parts_s: dict[str, float]
-    """By operation kind and ``floor`` (device seconds), ``communication`` (exposed), ``host`` (time the device
-    waited for its launches, and for an update of its own), ``bubble`` (of a pipeline) and ``overhead``; they sum to
-    `step_time_s`."""
-    phases_s: dict[str, float]
-    """By segment: forward, backward (with recompute), optimizer, overhead; they sum to `step_time_s`."""
-    device_s: float
-    host_s: float
-    bound_by: str
-    """``compute``, ``bandwidth``, ``host`` or ``communication``, see `_bound_by`; ``data`` comes from `feeding`."""
-    executed_flops: float
-    """By one GPU; over `step_time_s` and the peak it is the HFU."""
-    log_sd: float
-    """Standard deviation of the logarithm of the step time."""
-    log_sd_parts: dict[str, float] = field(default_factory=dict)
-    """What it is made of: ``curves``, ``factors``, ``left-out steps``."""
 
 
 def merged(operations: Sequence[Operation]) -> list[tuple[Operation, float]]:
@@ -319,13 +298,6 @@ def log_gradient(
     return np.stack([(at(n, steps[n]) - at(n, -steps[n])) / (2 * steps[n]) for n in names], axis=1)
 
 
-def host_steps(names: Sequence[str], covariance: Array) -> dict[str, float]:
-    """Spreads of what moves the host's clock: it counts only where it overtakes the device's, so no slope at a point
-    tells what its spread does."""
-    named = zip(names, np.sqrt(np.diag(covariance)), strict=True)
-    return {name: max(float(sd), LOG_STEP) for name, sd in named if name.startswith(("host", "scale.host"))}
-
-
 def log_sd_parts(table: PhaseTable, factors: FactorSet) -> dict[str, float]:
     """Standard deviations of log(step time): of the curves, of the fitted factors, and of steps left out."""
     values, stack = scalars(factors), stacked([table])
@@ -337,6 +309,16 @@ def log_sd_parts(table: PhaseTable, factors: FactorSet) -> dict[str, float]:
         slope = log_gradient(stack, values, factors.step_params, synchronous=factors.synchronous, by=own)[0]
         parts["factors"] = float(np.sqrt(max(slope @ covariance @ slope, 0.0)))
     return parts
+
+
+def slow_host_values(table: PhaseTable, factors: FactorSet) -> dict[str, float]:
+    """The scalar factors with those of the host as slow as the upper end of what it may take for this step."""
+    launches = passes_of(table.micro_steps) @ table.launches
+
+    def host_s(values: Mapping[str, float]) -> float:
+        return float(launches @ host_seconds(values))
+
+    return with_slow_host(scalars(factors), factors.step_params, np.array(factors.step_covariance), host_s)
 
 
 def _parts(table: PhaseTable, clocks: Clocks, values: dict[str, float]) -> dict[str, float]:
@@ -373,16 +355,18 @@ def step_time(operations: Sequence[Operation], factors: FactorSet, *, run: Run) 
 
     The interval joins three independent log-normal errors: of the curves at these shapes, of the
     fitted in-step factors (it grows with the distance from the measured steps), and what remained
-    on steps left out of the fit.
+    on steps left out of the fit. Where both clocks are close, the host may still decide (`slow_host`).
     """
     table, values = phase_table(operations, factors, run=run), scalars(factors)
     clocks = run_clocks(table, values, synchronous=factors.synchronous)
+    slow = run_clocks(table, slow_host_values(table, factors), synchronous=factors.synchronous)
     spread = log_sd_parts(table, factors)
     log_sd = float(np.sqrt(sum(part**2 for part in spread.values())))
     parts = _parts(table, clocks, values)
     phases = told(clocks.segments_s) | {"overhead": parts["overhead"]}
     return StepTime(
-        step_time_s=lognormal(clocks.step_s, log_sd),
+        step_time_s=at_least_to(slow.step_s, lognormal(clocks.step_s, log_sd)),
+        slow_host_s=slow.step_s,
         parts_s=parts,
         phases_s=phases,
         device_s=clocks.device_s,

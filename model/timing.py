@@ -19,7 +19,7 @@ from tunecast.model.step_source import executed_by_dtype_of, model_flops_of, ope
 from tunecast.model.target import Target
 from tunecast.model.time import StepTime, step_time
 from tunecast.model.units import TERA
-from tunecast.model.value import Z80, exact, lognormal
+from tunecast.model.value import Z80, exact
 
 LINK_FACTORS = ("link_bytes_per_s", "link_latency_s", "overlap_frac")
 LATENCIES = ("link_latency_s", "node_latency_s")
@@ -83,7 +83,7 @@ def linked(timing: StepTime, operations: Sequence[Operation], factors: FactorSet
     ends = [step_time(operations, replace(factors, factors=_link_at(factors, end)), run=run) for end in ("low", "high")]
     slow, fast = (end.step_time_s.value for end in ends)
     log_sd = math.hypot(timing.log_sd, abs(math.log(slow / fast)) / 2.0 / Z80)
-    return replace(timing, step_time_s=lognormal(timing.step_time_s.value, log_sd), log_sd=log_sd)
+    return timing.spread_to(log_sd)
 
 
 def unsure_of_documents(
@@ -99,7 +99,7 @@ def unsure_of_documents(
     timed = (step_timing(question, replace(resolved, run=run), target, factors).step_time_s.value for run in ends)
     short_s, long_s = timed
     log_sd = math.hypot(timing.log_sd, abs(math.log(long_s / short_s)) / 2.0 / Z80)
-    return replace(timing, step_time_s=lognormal(timing.step_time_s.value, log_sd), log_sd=log_sd)
+    return timing.spread_to(log_sd)
 
 
 def _link_at(factors: FactorSet, end: str) -> dict[str, Factor]:

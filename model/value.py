@@ -44,6 +44,11 @@ def lognormal(value: float, log_sd: float) -> Value:
     return Value(value=value, low=value / spread, high=value * spread)
 
 
+def at_least_to(high: float, value: Value) -> Value:
+    """The same value, its interval reaching up to `high` if it does not."""
+    return Value(value=value.value, low=value.low, high=max(value.high, high))
+
+
 def total(values: Iterable[Value]) -> Value:
     """Sum of independent values: their distances to the low ends add in squares, and so do those to the high ends."""
     point = down = up = 0.0

@@ -1,0 +1,37 @@
+"""What is forecast of one optimizer step: its seconds, what they are made of, and how sure that is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from tunecast.model.value import Value, at_least_to, lognormal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """One optimizer step of the whole job."""
+
+    step_time_s: Value
+    parts_s: dict[str, float]
+    """By operation kind and ``floor`` (device seconds), ``communication`` (exposed), ``host`` (time the device
+    waited for its launches, and for an update of its own), ``bubble`` (of a pipeline) and ``overhead``; they sum to
+    `step_time_s`."""
+    phases_s: dict[str, float]
+    """By segment: forward, backward (with recompute), optimizer, overhead; they sum to `step_time_s`."""
+    device_s: float
+    host_s: float
+    bound_by: str
+    """``compute``, ``bandwidth``, ``host`` or ``communication`` (`time._bound_by`); ``data`` comes from `feeding`."""
+    executed_flops: float
+    """By one GPU; over `step_time_s` and the peak it is the HFU."""
+    log_sd: float
+    """Standard deviation of the logarithm of the step time."""
+    log_sd_parts: dict[str, float] = field(default_factory=dict)
+    """What it is made of: ``curves``, ``factors``, ``left-out steps``."""
+    slow_host_s: float = 0.0
+    """The step with a host as slow as its own 80% interval lets expect, below which the upper end does not lie."""
+
+    def spread_to(self, log_sd: float) -> StepTime:
+        """The same step, less sure."""
+        wider = at_least_to(self.slow_host_s, lognormal(self.step_time_s.value, log_sd))
+        return replace(self, step_time_s=wider, log_sd=log_sd)
