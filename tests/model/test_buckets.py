@@ -100,3 +100,11 @@ def test_cards_on_pcie_lose_what_the_table_takes() -> None:
     assert scaling.exposed_communication_s > TABLE / 31.5e9
     assert scaling.efficiency < 1 - TABLE / 31.5e9, "of a step below one second"
     assert scaling.bound_by == "all_reduce inside a machine"
+
+
+def test_later_stages_of_a_pipeline_reduce_while_earlier_ones_work() -> None:
+    """1F1B: the backward of the last micro-batch ends at the first stage, one stage's time after the next one's."""
+    options = {"method": "full", "num_gpus": 4, "pp": 2, "gradient_accumulation_steps": 4}
+    sums = [op for op in reductions("meta-llama/Llama-3.1-8B", **options) if op.name == "all_reduce"]
+    assert sums
+    assert not any(op.blocking for op in sums)
