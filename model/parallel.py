@@ -153,9 +153,14 @@ def attention_ratio(architecture: Architecture, run: Run) -> float:
 
 
 def placed(operation: Operation, architecture: Architecture, run: Run) -> Operation:
-    """A kernel of the local tape as it really runs: collectives with their group, attention over the whole sequence."""
+    """A kernel of the local tape as it really runs: collectives with their group, attention over the whole sequence.
+
+    Stages after the first reduce their last gradients while those before them still work; the first's wait is left out.
+    """
     if operation.kind is Kind.COMMUNICATION and operation.name.startswith("tp."):
         return replace(operation, group=run.tp, group_per_node=run.tp, blocking=True)
+    if operation.kind is Kind.COMMUNICATION and run.pp > 1 and operation.name == "all_reduce":
+        return replace(operation, blocking=False)
     if operation.kind is Kind.ATTENTION and run.cp > 1:
         ratio = attention_ratio(architecture, run)
         batch, heads, kv_heads, q_len, kv_len, head_dim = operation.shape

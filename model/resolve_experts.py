@@ -21,6 +21,12 @@ RENAMED: dict[str, dict[str, str]] = {
 }
 """Module names of transformers 4 and the parameters of transformers 5 (``_MOE_TARGET_MODULE_MAPPING``)."""
 
+STACKED_NOTE = "Experts run as grouped products over tokens sorted by expert; balanced routing is assumed."
+MODULES_NOTE = (
+    "Experts run one after the other, three linear maps each, as before transformers 5; balanced routing is assumed."
+)
+"""How experts run, as parameters of a stack and as modules of their own (`experts_modules`)."""
+
 STACKED_NAMES = ("gate_up_proj", "gate_proj", "up_proj", "down_proj", "router")
 """What training files call the maps of experts and the router."""
 
@@ -75,7 +81,9 @@ def expert_notes(architecture: Architecture, values: Mapping[str, Any]) -> list[
     routed = [(group.layer.mlp.experts, group.count) for group in architecture.groups if group.layer.mlp.experts]
     if not routed:
         return []
-    notes = ["Experts run as grouped products over tokens sorted by expert; balanced routing is assumed."]
+    if not any(experts.stacked for experts, _ in routed):
+        return [MODULES_NOTE]
+    notes = [STACKED_NOTE]
     stacked_bytes = DTYPE_BYTES[values["dtype"]] * sum(
         count * (experts.up_params + experts.down_params) for experts, count in routed
     )

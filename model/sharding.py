@@ -4,7 +4,7 @@
 sharding  weights  gradients  optimizer state  collectives of one step
 ========  =======  =========  ===============  ===========================================================
 none      whole    whole      whole            none
-ddp       whole    whole      whole            all-reduce of the gradients
+ddp       whole    whole      whole            all-reduce of the gradients, the last bucket waited for
 zero1     whole    whole      1/N              reduce-scatter of the gradients, all-gather of new parameters
 zero2     whole    1/N        1/N              the same, reduced at every micro-batch
 zero3     1/N      1/N        1/N              all-gather of a layer's weights before forward and backward,
@@ -22,8 +22,8 @@ Of a 4-bit base only the packed weights are parameters, so only they are sharded
 whole on every GPU.
 
 Sources: ZeRO (Rajbhandari et al. 2020, section 5), PyTorch FSDP2 ``fully_shard`` (torch 2.13, run by the tests too),
-DDP's bucketed reducer, DeepSpeed ``zero_optimization`` defaults. Left out: FSDP1's padding of flat parameters and fp32
-copies under mixed precision, quantized collectives, what persistence thresholds keep of ZeRO-3.
+DeepSpeed ``zero_optimization`` defaults; `buckets` for DDP. Left out: FSDP1's padding and fp32 copies, quantized
+collectives, what persistence thresholds keep of ZeRO-3, that the last reduction of ZeRO and FSDP hides behind nothing.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from tunecast.model.architecture import Architecture, Layer
+from tunecast.model.buckets import ddp_buckets, mean
 from tunecast.model.memory_static import layer_packed_bytes, layer_weight_bytes, root_weight_bytes
 from tunecast.model.operation import Kind, Operation, Phase
 from tunecast.model.optimizer import ADAM_STATES
@@ -50,10 +51,8 @@ from tunecast.model.trained import (
     trained_tensors,
     whole_bytes,
 )
-from tunecast.model.units import DTYPE_BYTES, MIB
+from tunecast.model.units import DTYPE_BYTES
 
-DDP_BUCKET_BYTES = 25 * MIB
-"""Gradients per all-reduce (``bucket_cap_mb`` of DistributedDataParallel)."""
 ZERO_BUCKET_ELEMENTS = 500_000_000
 """Elements per reduction (``reduce_bucket_size`` of DeepSpeed)."""
 GATHERED_LAYERS = 2
@@ -346,9 +345,11 @@ def communication_operations(architecture: Architecture, run: Run) -> list[Opera
     times = run.gradient_accumulation_steps if every else 1
     once = not every and run.gradient_accumulation_steps > 1
     if run.sharding == "ddp":
-        buckets = -(-whole // DDP_BUCKET_BYTES)
-        count = buckets * times
-        return [collective("all_reduce", Phase.BACKWARD, whole / buckets, count=count, dtype=dtype, run=run, once=once)]
+        beside, last = (
+            collective("all_reduce", Phase.BACKWARD, mean(n), count=len(n) * times, dtype=dtype, run=run, once=once)
+            for n in ddp_buckets(architecture, run)
+        )
+        return [each for each in (beside, replace(last, blocking=True)) if each.count]
     buckets = -(-whole // bucket_bytes(architecture, run))
     size = whole / buckets
     return [
@@ -376,13 +377,12 @@ def reduction_operations(architecture: Architecture, run: Run) -> list[Operation
     micro_batches = run.gradient_accumulation_steps
     every = shards_of(run).gradients
     times, once = (micro_batches if every else 1), not every and micro_batches > 1
-    layers = by_size(architecture, run, layer_gradient_bytes)
-    sizes = [(size, count, gradient_dtype(run)) for size, count in layers if size]
-    root = root_trained_bytes(architecture, run)
+    dtype, root = gradient_dtype(run), root_trained_bytes(architecture, run)
+    sizes = [(size, count) for size, count in by_size(architecture, run, layer_gradient_bytes) if size]
     if root:
-        sizes.append((root, 1, gradient_dtype(run)))
+        sizes.append((root, 1))
     operations = []
-    for size, count, dtype in sizes:
+    for size, count in sizes:
         scatter = collective(
             "reduce_scatter", Phase.BACKWARD, size, count=count * times, dtype=dtype, run=run, once=once
         )

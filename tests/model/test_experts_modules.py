@@ -79,3 +79,20 @@ def test_adapters_on_experts_that_are_not_built_are_refused_by_name(asked: str) 
         resolve_run(gpt_oss, {"lora_target_modules": asked})
     with pytest.raises(UnknownNameError, match="q_prj"):
         resolve_run(gpt_oss, {"lora_target_modules": "q_prj"})
+
+
+@pytest.mark.parametrize(("name", "stacked_gib"), [("mistralai/Mixtral-8x7B-v0.1", 84), ("Qwen/Qwen3-30B-A3B", 54)])
+def test_notes_on_experts_are_those_of_the_code_that_runs(name: str, stacked_gib: int) -> None:
+    """Weights of 3 x 14,336 x 4,096 x 8 in 32 layers, and of 3 x 768 x 2,048 x 128 in 48, take two bytes each in a
+    stack; transformers before 5 has a linear map for each, which bitsandbytes stores in 4 bits."""
+    stacked = load_architecture(name)
+    for options in ({"method": "qlora", "hf_code": "4.49"}, {"method": "qlora"}):
+        architecture = of_age(stacked, options)
+        resolved = resolve_run(architecture, options)
+        parts, notes = memory_timeline(architecture, resolved.run).parts_bytes, " ".join(resolved.notes)
+        in_stack = parts["weights"] > stacked_gib * 2**30
+        assert in_stack == ("hf_code" not in options)
+        assert (f"{stacked_gib}.0 GiB of stacked experts stay in bf16" in notes) == in_stack
+        assert ("grouped products" in notes) == in_stack
+        assert ("one after the other" in notes) == (not in_stack)
+        assert "balanced routing is assumed" in notes
