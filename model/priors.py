@@ -19,7 +19,7 @@ from tunecast.catalogs.gpus import Gpu, training_dtype
 from tunecast.model.factors import Curve, Factor, FactorSet
 from tunecast.model.operation import FLASH, NATIVE
 from tunecast.model.overlap_belief import with_believed_overlap
-from tunecast.model.product_share import attention_share, own_over_usual, shares_of, usual_shares
+from tunecast.model.product_share import attention_gain, attention_share, own_over_usual, shares_of, usual_shares
 from tunecast.model.run import Run
 from tunecast.model.sdpa import as_sdpa, has_cudnn_attention
 from tunecast.model.units import GIGA
@@ -98,9 +98,10 @@ def datasheet_factors(gpu: Gpu, beliefs: Mapping[str, Any], run: Run | None = No
         }
         curves[f"gemm.{dtype}"] = _curve("gemm", gemm)
         fused = {"head_step": float(beliefs["head_step"]["value"]), "length0": float(beliefs["length0"]["value"])}
-        attention = {"flops_per_s": peak * attending, "t0_s": floor_s, **fused}
+        rate = peak * attention_gain(gpu, dtype, beliefs)
+        attention = {"flops_per_s": rate * attending, "t0_s": floor_s, **fused}
         curves[f"attention.{dtype}.forward"] = _curve("attention", attention)
-        native = _curve("attention", {"flops_per_s": peak, "t0_s": floor_s, **fused})
+        native = _curve("attention", {"flops_per_s": rate, "t0_s": floor_s, **fused})
         curves |= {f"attention-{FLASH}.{dtype}.forward": curves[f"attention.{dtype}.forward"]}
         curves |= {f"attention-{NATIVE}.{dtype}.forward": native}
     link = link_bytes_per_s(gpu)

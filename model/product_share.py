@@ -19,6 +19,8 @@ from tunecast.model.units import TERA
 
 LATE = ("9", "10")
 """Major compute capabilities of the data centre since Hopper."""
+SIXTEEN_BITS = ("bf16", "fp16")
+"""What FlashAttention-2 takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +35,32 @@ def attention_share(gpu: Gpu, beliefs: Mapping[str, Any]) -> float:
     """Rate of FlashAttention-2 as a share of what it reaches elsewhere: less where products have instructions that
     it does not use (compute capability 9.0 and 10.x, Hopper and Blackwell of data centres)."""
     return float(beliefs["attention_on_newer"]["values"].get(gpu.major, 1.0))
+
+
+def attention_gain(gpu: Gpu, dtype: str, beliefs: Mapping[str, Any]) -> float:
+    """By how much fused attention in 16 bits comes closer to this card's products than it does on an A100.
+
+    A score takes its products' time and, outside the tensor cores, that of exponentials and of plain arithmetic. All
+    processors are about as fast at those, but not at products: an A100's do 2,048 FLOPs a clock, an RTX A5000's 1,024
+    and a GeForce's 512, so that they wait less for the rest. 1 where that is not known of a card, where it has a figure
+    of its own (`attention_share`), and by priors that are older than this belief.
+    """
+    belief = beliefs.get("attention_outside_products")
+    outside = None if belief is None or dtype not in SIXTEEN_BITS else _outside_over_products(gpu, belief)
+    if belief is None or outside is None:
+        return 1.0
+    usual = _outside_over_products(load_gpus()[belief["reference"]], belief)
+    return 1.0 if usual is None else (1.0 + usual) / (1.0 + outside)
+
+
+def _outside_over_products(gpu: Gpu, belief: Mapping[str, Any]) -> float | None:
+    """Clocks of a score's work outside the tensor cores over those of its products; None where not known."""
+    lanes = belief["arithmetic_per_clock"].get(gpu.compute_capability)
+    if lanes is None or gpu.flops_per_sm_clock_fp16 is None:
+        return None
+    exponentials = float(belief["exponentials"]) / float(belief["exponentials_per_clock"])
+    outside = exponentials + float(belief["arithmetic"]) / float(lanes)
+    return outside * gpu.flops_per_sm_clock_fp16 / float(belief["product_flops"])
 
 
 def usual_shares(gpu: Gpu, beliefs: Mapping[str, Any]) -> Mapping[str, float]:

@@ -13,7 +13,7 @@ import pytest
 from tunecast.calibrate.priors_fit import beliefs
 from tunecast.catalogs.gpus import Gpu, load_gpus
 from tunecast.model.priors import datasheet_factors, device_effect, load_priors, product_effects
-from tunecast.model.product_share import all_shares, capability_among, expected, watts_per_tflops
+from tunecast.model.product_share import all_shares, attention_gain, capability_among, expected, watts_per_tflops
 
 
 def published_shares(beliefs: dict[str, Any]) -> dict[str, float]:
@@ -46,6 +46,7 @@ def test_attention_is_held_by_the_same_power_as_products(priors: dict[str, Any])
     for name in ("l4-24gb", "rtx-6000-ada-48gb", "a10-24gb"):
         curve = datasheet_factors(gpus[name], priors["beliefs"]).curves["attention.bf16.forward"]
         over_usual = curve.params["flops_per_s"] / gpus[name].peaks["bf16"]
+        over_usual /= attention_gain(gpus[name], "bf16", priors["beliefs"])
         assert over_usual == pytest.approx(matmul_share(gpus[name], "bf16", priors["beliefs"]) / 0.869, rel=1e-6)
 
 
