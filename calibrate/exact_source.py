@@ -27,9 +27,9 @@ REQUIRED_BACKWARD = 2.0 / 2.5
 
 ONE_GPU: dict[str, Any] = {
     "num_gpus": 1, "sharding": "none", "gpus_per_node": 8, "sync_each_micro_batch": False, "stack": "hf-peft",
-    "stack_version": "",
+    "stack_version": "", "paged_bytes": 0,
 }  # fmt: skip
-"""Fields that change nothing in one GPU's own step."""
+"""Fields that change nothing in what one GPU runs by itself."""
 TRACED = (
     "method", "lora_r", "lora_target_modules", "lora_dropout", "use_dora", "use_rslora", "lora_bias",
     "modules_to_save", "modules_to_save_dtype", "adapter_dtype", "dtype", "precision", "bnb_4bit_quant_type",

@@ -75,7 +75,7 @@ def resolve_for(question: Question, target: Target) -> Resolved:
         )
         check_flash(run.run, target)
         run = on_card(sdpa_on_card(run, question.architecture, target), question.architecture, target)
-        return run if question.source is not None else paging_on_card(run, question.architecture, target)
+        return paging_on_card(run, question.architecture, target, question.source)
 
     if data_copies(options) <= 1 or options.get("sharding") is not None:
         return resolved()

@@ -19,7 +19,6 @@ import numpy as np
 from tunecast.model.architecture import Architecture
 from tunecast.model.curves import Array
 from tunecast.model.factors import FactorSet
-from tunecast.model.memory import memory_timeline
 from tunecast.model.optimizer import optimizer_state_bytes
 from tunecast.model.optimizer_bnb import BITSANDBYTES
 from tunecast.model.parallel import is_split
@@ -27,6 +26,7 @@ from tunecast.model.parallel_offload import PAGING_WAYS, with_host
 from tunecast.model.resolve import Resolved
 from tunecast.model.run import Run
 from tunecast.model.sharding import shard_gpus, shards_of
+from tunecast.model.step_source import StepSource, timeline_of
 from tunecast.model.target import Target
 from tunecast.model.units import gib
 
@@ -42,16 +42,19 @@ def paged_state_bytes(architecture: Architecture, run: Run) -> int:
     return apart // shard_gpus(run) if shards_of(run).optimizer_state else apart
 
 
-def paging_on_card(resolved: Resolved, architecture: Architecture, target: Target) -> Resolved:
+def paging_on_card(
+    resolved: Resolved, architecture: Architecture, target: Target, source: StepSource | None = None
+) -> Resolved:
     """The run with `Run.paged_bytes` as it is on this device."""
     run = resolved.run
-    known = target.platform == "cuda" and target.usable_bytes is not None and not architecture.settings
+    known = target.platform == "cuda" and target.usable_bytes is not None
     if not (known and is_paged(run)) or run.offload != "none":
         return resolved
-    if is_split(run):
-        note = "What of the paged optimizer state goes to the host and back is not counted with --tp, --pp and --cp."
+    if is_split(run) or architecture.settings:
+        what = "with --tp, --pp and --cp" if is_split(run) else f"of {architecture.name}, which has no formulas"
+        note = f"What of the paged optimizer state goes to the host and back is not counted {what}."
         return replace(resolved, notes=(*resolved.notes, note))
-    state, held = paged_state_bytes(architecture, run), memory_timeline(architecture, run).allocated_bytes
+    state, held = paged_state_bytes(architecture, run), timeline_of(architecture, run, source=source).allocated_bytes
     assert target.usable_bytes is not None
     room = max(int(target.usable_bytes) - held, 0)
     if state <= room:

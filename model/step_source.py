@@ -17,6 +17,7 @@ from tunecast.model.inventory import flops_by_dtype, ordered, sharded_update, st
 from tunecast.model.memory import MemoryForecast, MemoryOverheads, Parts, Place, memory_timeline
 from tunecast.model.operation import Kind, Operation, Phase
 from tunecast.model.parallel import is_split
+from tunecast.model.parallel_offload import host_operations
 from tunecast.model.run import Run
 from tunecast.model.sharding import communication_operations
 from tunecast.model.trained import trainable_params
@@ -53,7 +54,8 @@ def operations_of(
     found = source(architecture, run, platform).operations
     kernels = [operation for operation in found if operation.phase is not Phase.OPTIMIZER]
     update = [operation for operation in found if operation.phase is Phase.OPTIMIZER]
-    return ordered([*kernels, *sharded_update(update, run), *communication_operations(architecture, run)])
+    sent = [*communication_operations(architecture, run), *host_operations(architecture, run)]
+    return ordered([*kernels, *sharded_update(update, run), *sent])
 
 
 def timeline_of(

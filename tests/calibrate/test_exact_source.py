@@ -147,3 +147,14 @@ def test_a_missing_package_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(exact_source, "find_spec", lambda name: None if name == "peft" else object())
     with pytest.raises(InputError, match=r'peft is not installed; type: pip install "tunecast\[calibrate\]"'):
         exact_source.check_installed()
+
+
+def test_paged_state_without_room_crosses_pcie_beside_the_trace() -> None:
+    run = run_of(method="full", optim="paged_adamw_32bit")
+    full = replace(run, paged_bytes=1_000_000)
+    beside = [o for o in operations_of(LLAMA, full, source=TracedSteps()) if o.kind is Kind.COMMUNICATION]
+    assert sum(o.total_bytes for o in beside) == 2_000_000
+    assert (
+        totals(operations_of(LLAMA, run, source=TracedSteps()))[0]
+        == totals(operations_of(LLAMA, full, source=TracedSteps()))[0]
+    )

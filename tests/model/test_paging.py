@@ -78,3 +78,9 @@ def test_a_sweep_counts_it_as_one_forecast_does() -> None:
     one_by_one = [found.step_time_s.value for found in alone]
     assert swept == pytest.approx(np.array(one_by_one), rel=1e-6)
     assert [found.run.paged_bytes > 0 for found in alone] == [True, True, False]
+
+
+def test_a_split_model_says_that_paging_is_not_counted() -> None:
+    found = asked(LLAMA_8B, "a100-sxm4-40gb", "paged_adamw_32bit", num_gpus=4, tp=4)
+    assert found.run.paged_bytes == 0
+    assert any("not counted with --tp" in note for note in found.notes)
