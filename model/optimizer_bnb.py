@@ -2,8 +2,8 @@
 
 Sources: bitsandbytes 0.50 ``optim/optimizer.py`` (``init_state``, ``get_state_buffer``, ``step``) and
 ``kOptimizer32bit``, ``kOptimizerStatic8bit..Blockwise``; transformers' ``create_optimizer``, which keeps
-embeddings in 32 bits. Every tensor is updated by one kernel with no temporaries, after which the host
-waits for the device.
+embeddings in 32 bits, as stacks without its Trainer do not (`trained.OWN_LOOPS`). Every tensor is updated by one kernel
+with no temporaries, after which the host waits for the device.
 
 A *paged* state lives in CUDA managed memory: it is in neither the allocated nor the reserved memory of
 PyTorch. It takes room on the GPU only while some is free, so nothing of it is counted here.

@@ -12,6 +12,10 @@ from tunecast.model.run import Run
 from tunecast.model.tape import allocated_bytes
 from tunecast.model.units import DTYPE_BYTES
 
+OWN_LOOPS = ("torchtune", "litgpt")
+"""Stacks that make their optimizer without transformers' Trainer: torchtune ``recipes/full_finetune_single_device.py``
+(``_setup_optimizer``), LitGPT ``litgpt/utils.py`` (``instantiate_torch_optimizer``)."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
@@ -20,7 +24,7 @@ class Trained:
     elements: int
     is_matrix: bool
     is_embedding: bool = False
-    """An ``nn.Embedding``'s table, whose state bitsandbytes never quantizes."""
+    """A table of tokens whose state bitsandbytes keeps in 32 bits, because transformers' Trainer asks it to."""
     dtype: str | None = None
     """Storage where it is another than that of the run's other trained tensors."""
 
@@ -97,14 +101,21 @@ def trained_tensors(architecture: Architecture, run: Run) -> list[Trained]:
     if run.has_adapters:
         before, after = root_tensors(architecture, run)
         layers = [tensor for group in architecture.groups for tensor in adapter_tensors(group.layer, run) * group.count]
-        return [*before, *layers, *after]
+        return _optimized([*before, *layers, *after], run)
     hidden = architecture.hidden_size
     layers = [tensor for group in architecture.groups for tensor in base_tensors(group.layer, hidden) * group.count]
     entry, end = (
         [Trained(elements=t.elements, is_matrix=t.is_matrix, is_embedding=t.is_embedding) for t in tensors]
         for tensors in (architecture.entry_tensors, architecture.exit_tensors)
     )
-    return [*entry, *layers, *end]
+    return _optimized([*entry, *layers, *end], run)
+
+
+def _optimized(tensors: list[Trained], run: Run) -> list[Trained]:
+    """The tensors as the stack's optimizer sees them: without the Trainer no table is an exception."""
+    if run.stack not in OWN_LOOPS:
+        return tensors
+    return [replace(tensor, is_embedding=False) for tensor in tensors]
 
 
 def gradient_dtype(run: Run) -> str:

@@ -12,6 +12,7 @@ from tunecast.model.estimate import forecast
 from tunecast.model.forecast import Forecast
 from tunecast.model.inventory import step_operations
 from tunecast.model.operation import Kind
+from tunecast.model.optimizer import optimizer_state_bytes
 from tunecast.model.paging import paged_state_bytes
 from tunecast.model.question import Question
 from tunecast.model.resolve import resolve_run
@@ -84,3 +85,14 @@ def test_a_split_model_says_that_paging_is_not_counted() -> None:
     found = asked(LLAMA_8B, "a100-sxm4-40gb", "paged_adamw_32bit", num_gpus=4, tp=4)
     assert found.run.paged_bytes == 0
     assert any("not counted with --tp" in note for note in found.notes)
+
+
+def test_without_the_trainer_no_table_keeps_wide_states() -> None:
+    """transformers asks bitsandbytes for 32 bits of every ``nn.Embedding``; torchtune's recipe asks for nothing."""
+    llama = load_architecture(LLAMA_8B)
+    own, trainer = (
+        optimizer_state_bytes(llama, resolve_run(llama, {"method": "full", "optim": "adamw_8bit", "stack": stack}).run)
+        for stack in ("torchtune", "hf-peft")
+    )
+    table = 128_256 * 4096
+    assert trainer - own == pytest.approx(2 * table * (4 - 1 - 4 / 256), rel=1e-3)  # two moments, a maximum per 256
