@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tunecast.catalogs.errors import InputError
 from tunecast.model.forecast_json import run_with_origins
 from tunecast.model.inventory import flops_by_dtype
-from tunecast.model.links import HOST_UPDATE
+from tunecast.model.links import OF_HOST
 from tunecast.model.timing import seconds_at_peak
 from tunecast.model.units import GIGA, TERA, gib
 from tunecast.tables import DASH, count, digits, dollars, duration, plain_table, seconds
@@ -59,7 +59,8 @@ TIME_FORMULAS = {
     "optimizer": "sum of bytes moved / rate(elements)",
     "floor": "kernels x the shortest time of one",
     "communication": "collectives by rings and trees, less what they hide behind",
-    "host": "launches x seconds each beyond the device's own time, and the update it does under --offload",
+    "host": "launches x seconds each beyond the device's own time, the update it does under --offload, "
+    "and paged optimizer state that comes and goes over PCIe",
     "overhead": "seconds per step beside its kernels",
     "bubble": "idle share of pipeline stages",
 }
@@ -163,7 +164,7 @@ def time_terms(told: Forecast, operations: Sequence[Operation], factors: FactorS
     peak = target.peaks.get(told.run.product_dtype)
     for kind, part_s in sorted(told.time_parts_s.items(), key=lambda item: -item[1]):
         if part_s > SHARE_SHOWN * told.step_time_s.value:
-            of_kind = [o for o in operations if o.kind == kind and o.name != HOST_UPDATE]
+            of_kind = [o for o in operations if o.kind == kind and o.name not in OF_HOST]
             formula = TIME_FORMULAS.get(kind, "given")
             origin = _curve_origin(kind, factors)
             yield _term("time", kind, seconds(part_s), formula, _work(of_kind, part_s, told.run, target), origin)

@@ -41,6 +41,8 @@ def checkpointing_word(run: Run) -> str:
     return f"{some} in host memory" if run.activation_offloading else some
 
 
+PAGED = "paged_bytes"
+"""A note tells it."""
 MANY = 3
 """Longer lists of a field are counted."""
 
@@ -87,7 +89,7 @@ def fields_from(forecast: Forecast, origin: str, *, same_count: bool, beside: Se
     fields = [
         field_words(forecast, name) + differing(forecast, name, others)
         for name in named
-        if same_count or name not in ("num_gpus", "sharding")
+        if name != PAGED and (same_count or name not in ("num_gpus", "sharding"))
     ]
     return [*fields, *(forecast.amount_assumed if origin == "assumed" else ())]
 

@@ -17,6 +17,7 @@ from tunecast.model.forecast import Forecast
 from tunecast.model.money import with_money
 from tunecast.model.observed import observed
 from tunecast.model.on_device import job_factors, resolve_for
+from tunecast.model.paging import overflow_bytes
 from tunecast.model.parallel_scaling import Scaling, alone, comparable, scaling_notes, scaling_of
 from tunecast.model.phase_rates import phase_rates
 from tunecast.model.priors import load_priors
@@ -131,7 +132,8 @@ def _scaling(
         return _watched(question, target, step_time(operations, factors, run=run))[0]
 
     job = timing if question.source is None else by_formula(run, factors)
-    one = alone(run, adapters)
+    one = replace(alone(run, adapters), paged_bytes=0)
+    one = replace(one, paged_bytes=overflow_bytes(question.architecture, one, target))
     own = scaled(job_factors(target, question.architecture, one, question.options), question.factor_scales)
     operations = operations_of(question.architecture, run, platform=target.platform)
     fraction = question.options.get("serial_fraction")

@@ -29,6 +29,10 @@ ROUNDS = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0}
 """Times that a whole buffer goes around a ring."""
 HOST_UPDATE = "host.update"
 """Of so many parameters by the host's processors."""
+PAGING = "paging.copy"
+"""Of paged optimizer state that does not fit on the card."""
+OF_HOST = (HOST_UPDATE, PAGING)
+"""What waits for the host alone, not for other GPUs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,8 +209,8 @@ def communication_seconds(
 
 
 def host_updates(operations: Sequence[Operation]) -> list[Operation]:
-    """The updates that the host's processors do."""
-    return [o for o in operations if o.kind is Kind.COMMUNICATION and o.name == HOST_UPDATE]
+    """The updates that the host's processors do, and paged state that comes and goes for one of the GPU's."""
+    return [o for o in operations if o.kind is Kind.COMMUNICATION and o.name in OF_HOST]
 
 
 def bubble_frac(stages: int, micro_batches: int, chunks: int) -> float:

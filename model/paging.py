@@ -28,7 +28,10 @@ from tunecast.model.run import Run
 from tunecast.model.sharding import shard_gpus, shards_of
 from tunecast.model.step_source import StepSource, timeline_of
 from tunecast.model.target import Target
-from tunecast.model.units import gib
+from tunecast.model.units import MIB, gib
+
+NEGLIGIBLE_BYTES = 64 * MIB
+"""Less than this is not told, and costs a few milliseconds."""
 
 
 def is_paged(run: Run) -> bool:
@@ -42,28 +45,45 @@ def paged_state_bytes(architecture: Architecture, run: Run) -> int:
     return apart // shard_gpus(run) if shards_of(run).optimizer_state else apart
 
 
+def overflow_bytes(architecture: Architecture, run: Run, target: Target, source: StepSource | None = None) -> int:
+    """Paged state of one GPU that does not fit beside the rest on a device; 0 for less than `NEGLIGIBLE_BYTES`, and
+    where nothing says how much fits."""
+    if target.platform != "cuda" or target.usable_bytes is None or run.offload != "none" or not is_paged(run):
+        return 0
+    held = timeline_of(architecture, run, source=source).allocated_bytes
+    return _beyond(paged_state_bytes(architecture, run), int(target.usable_bytes) - held)
+
+
+def _beyond(state: int, room: int) -> int:
+    moved = state - max(room, 0)
+    return moved if moved >= NEGLIGIBLE_BYTES else 0
+
+
 def paging_on_card(
     resolved: Resolved, architecture: Architecture, target: Target, source: StepSource | None = None
 ) -> Resolved:
     """The run with `Run.paged_bytes` as it is on this device."""
     run = resolved.run
-    known = target.platform == "cuda" and target.usable_bytes is not None
-    if not (known and is_paged(run)) or run.offload != "none":
+    if not is_paged(run) or run.offload != "none" or target.platform != "cuda":
         return resolved
     if is_split(run) or architecture.settings:
         what = "with --tp, --pp and --cp" if is_split(run) else f"of {architecture.name}, which has no formulas"
         note = f"What of the paged optimizer state goes to the host and back is not counted {what}."
         return replace(resolved, notes=(*resolved.notes, note))
-    state, held = paged_state_bytes(architecture, run), timeline_of(architecture, run, source=source).allocated_bytes
-    assert target.usable_bytes is not None
-    room = max(int(target.usable_bytes) - held, 0)
-    if state <= room:
+    moved = overflow_bytes(architecture, run, target, source)
+    if not moved:
         return resolved
+    state = paged_state_bytes(architecture, run)
     note = (
-        f"Of {gib(state):.1f} GiB of paged optimizer state {gib(room):.1f} GiB fit beside the rest: what is left goes "
-        "to the host and comes back in every step, over PCIe (assumed; a driver may move all of it)."
+        f"Of {gib(state):.1f} GiB of paged optimizer state {gib(state - moved):.1f} GiB fit beside the rest; the "
+        f"other {gib(moved):.1f} GiB go to each GPU's host and come back in every step, over PCIe (assumed)."
     )
-    return replace(resolved, run=replace(run, paged_bytes=state - room), notes=(*resolved.notes, note))
+    return replace(
+        resolved,
+        run=replace(run, paged_bytes=moved),
+        origins={**resolved.origins, "paged_bytes": "assumed"},
+        notes=(*resolved.notes, note),
+    )
 
 
 def paging_seconds(
@@ -76,9 +96,8 @@ def paging_seconds(
     for row, run in enumerate(runs):
         if is_split(run) or run.offload != "none" or not is_paged(run):
             continue
-        state = paged_state_bytes(architecture, run)
-        moved = state - max(int(target.usable_bytes) - int(allocated_bytes[row]), 0)
-        if moved > 0:
+        moved = _beyond(paged_state_bytes(architecture, run), int(target.usable_bytes) - int(allocated_bytes[row]))
+        if moved:
             moving = with_host(factors, architecture, replace(run, paged_bytes=moved), target.gpu)
             rate = moving.factors.get("pcie_bytes_per_s")
             extra[row] = np.nan if rate is None else PAGING_WAYS * moved / rate.value

@@ -22,7 +22,7 @@ from typing import Any
 from tunecast.catalogs.gpus import Gpu
 from tunecast.model.architecture import Architecture
 from tunecast.model.factors import Factor, FactorSet
-from tunecast.model.links import HOST_UPDATE
+from tunecast.model.links import HOST_UPDATE, PAGING
 from tunecast.model.memory_static import layer_weight_bytes, root_weight_bytes
 from tunecast.model.operation import Kind, Operation, Phase
 from tunecast.model.priors import PCIE_BYTES_PER_S_PER_LANE, load_priors
@@ -126,7 +126,7 @@ def host_operations(architecture: Architecture, run: Run) -> list[Operation]:
     Paged state that does not fit (`paging`) comes in and goes out again.
     """
     if run.paged_bytes:
-        return [host_operation("paging.copy", Phase.OPTIMIZER, run.paged_bytes, count=PAGING_WAYS, blocking=True)]
+        return [host_operation(PAGING, Phase.OPTIMIZER, run.paged_bytes, count=PAGING_WAYS, blocking=True)]
     if run.offload == "none":
         return []
     members, micro = shard_gpus(run), run.gradient_accumulation_steps

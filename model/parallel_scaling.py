@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from tunecast.catalogs.errors import InputError
 from tunecast.model.factors import FactorSet
-from tunecast.model.links import HOST_UPDATE, collective_seconds, crosses_machines, links_of
+from tunecast.model.links import OF_HOST, collective_seconds, crosses_machines, links_of
 from tunecast.model.operation import Kind, Operation
 from tunecast.model.run import Run
 from tunecast.model.sharding import FSDP
@@ -143,7 +143,7 @@ def bound_by(
 
 def slowest_collective(operations: Sequence[Operation], factors: FactorSet, run: Run) -> str:
     """The collective that takes most of its link in all, and where."""
-    sent = [o for o in operations if o.kind is Kind.COMMUNICATION and o.name != HOST_UPDATE]
+    sent = [o for o in operations if o.kind is Kind.COMMUNICATION and o.name not in OF_HOST]
     links = links_of(factors, run, across=crosses_machines(sent))
     totals: dict[str, float] = {}
     for operation in sent:

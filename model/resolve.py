@@ -287,10 +287,10 @@ def _software(fields: _Fields, defaults: Mapping[str, Any]) -> None:
         fields.values["stack"] == "trl" or fields.origins["loss_type"] == "cli"
     ):
         fields.notes.append(CHUNKED_NOTE)
-    if fields.values["optim"].startswith("paged"):
+    if fields.values["optim"].startswith("paged") and fields.given.get("offload") in (None, "none"):
         fields.notes.append(
-            "Paged optimizer state lives in managed memory: it fills GPU memory that is free and leaves when it is "
-            "needed, so no memory figure here counts it."
+            "Paged moments of the optimizer live in managed memory: they fill GPU memory that is free and leave when "
+            "it is needed, so no memory figure here counts them."
         )
 
 

@@ -73,7 +73,7 @@ class PhaseTable:
     bubble_frac: float = 0.0
     """Idle time of a pipeline stage over the time it works in forward and backward."""
     host_update_s: float = 0.0
-    """Of `blocking_s`: the update that the host's processors do, under offloading."""
+    """Of `blocking_s`: the update that the host's processors do under offloading, or that waits for paged state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
