@@ -503,3 +503,10 @@ def test_bf16_on_a_card_without_it_is_told() -> None:
 def test_switches_are_read_in_the_imperative_too(word: str, is_on: bool) -> None:
     run = one({**FULL, "grad_checkpointing": word, "compile": word, "framework": "torchtune 0.5"}).run
     assert (run.gradient_checkpointing, run.torch_compile) == (is_on, is_on)
+
+
+def test_memory_of_megatron_is_not_compared() -> None:
+    cells = {**FULL, "framework": "Megatron-LM", "parallelism": "TP2", "peak_mem_gib": "61.5"}
+    assert one(cells).peak_bytes is None
+    assert "fp32 buffers of its own" in one(cells).why_no_memory
+    assert one({**FULL, "peak_mem_gib": "61.5"}).peak_bytes is not None
