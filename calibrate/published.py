@@ -106,7 +106,6 @@ class PublishedRun:
     """Network of one machine as the source states it; None: that of a catalog instance with this GPU."""
     reading_notes: tuple[str, ...] = ()
     """What no cell says and the code of the row's software or the catalog does, in sentences."""
-
     stated: frozenset[str] = field(default=frozenset(), compare=False)
     """Columns whose cells state something, and the run fields that they state; the others are the software's defaults,
     or follow from these."""
