@@ -5,8 +5,8 @@ bitsandbytes keeps it in CUDA managed memory, which the driver moves to the host
 all fits, else what is evicted is copied). Assumed: what exceeds the room beside PyTorch's memory goes out and comes
 back once a step, at the rate of PCIe, one direction after the other, with nothing to hide behind. A driver that evicts
 by least recent use moves all of the state as soon as some of it does not fit, because an update walks through it in
-one order; both directions at once would take half. Left out: the driver's own pages, the CUDA context, the cache of
-PyTorch's allocator.
+one order; both directions at once would take half. The interval reaches from one to the other (`timing.linked`). Left
+out: the driver's own pages, the CUDA context, the cache of PyTorch's allocator.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ def paging_on_card(
     state = paged_state_bytes(architecture, run)
     note = (
         f"Of {gib(state):.1f} GiB of paged optimizer state {gib(state - moved):.1f} GiB fit beside the rest; the "
-        f"other {gib(moved):.1f} GiB go to each GPU's host and come back in every step, over PCIe (assumed)."
+        f"other {gib(moved):.1f} GiB go to each GPU's host and come back in every step, over PCIe (assumed; the "
+        "interval reaches to all of it)."
     )
     return replace(
         resolved,

@@ -9,9 +9,11 @@ from dataclasses import replace
 from tunecast.catalogs.errors import ImpossibleError, InputError
 from tunecast.model.documents import ends_of
 from tunecast.model.factors import Factor, FactorSet
+from tunecast.model.links import PAGING
 from tunecast.model.operation import Operation
+from tunecast.model.paging import paged_state_bytes
 from tunecast.model.parallel_network import NETWORK_FACTORS
-from tunecast.model.parallel_offload import HOST_FACTORS
+from tunecast.model.parallel_offload import HOST_FACTORS, PAGING_WAYS
 from tunecast.model.question import Question
 from tunecast.model.resolve import Resolved
 from tunecast.model.run import Run
@@ -36,7 +38,8 @@ def step_timing(question: Question, resolved: Resolved, target: Target, factors:
     run = resolved.run
     operations = operations_of(question.architecture, run, platform=target.platform, source=question.source)
     if question.achieved_tflops is None:
-        return linked(step_time(operations, factors, run=run), operations, factors, run)
+        state = paged_state_bytes(question.architecture, run) if run.paged_bytes else 0
+        return linked(step_time(operations, factors, run=run), operations, factors, run, paged_state_bytes=state)
     if not (math.isfinite(question.achieved_tflops) and question.achieved_tflops > 0):
         raise InputError(
             f"--achieved-tflops is {question.achieved_tflops}, which is not above 0; type for example 400."
@@ -72,15 +75,26 @@ def step_timing(question: Question, resolved: Resolved, target: Target, factors:
     )
 
 
-def linked(timing: StepTime, operations: Sequence[Operation], factors: FactorSet, run: Run) -> StepTime:
+def linked(
+    timing: StepTime, operations: Sequence[Operation], factors: FactorSet, run: Run, *, paged_state_bytes: int = 0
+) -> StepTime:
     """The interval of several GPUs, or of one with a part in host memory: joined with what a slow or fast link or
-    host, and less or more overlap, would make of it.
+    host, and less or more overlap, would make of it. Of paged optimizer state, all may move at worst, and at best
+    what does not fit goes out while it comes in (`paging`).
 
     Half the log-distance between both ends of these factors' 80% intervals counts as one independent 80% error.
     """
     if run.num_gpus == 1 and run.offload == "none" and not run.paged_bytes:
         return timing
-    ends = [step_time(operations, replace(factors, factors=_link_at(factors, end)), run=run) for end in ("low", "high")]
+    paged = {"low": float(paged_state_bytes), "high": run.paged_bytes / PAGING_WAYS}
+    ends = [
+        step_time(
+            [replace(o, bytes=paged[end]) if o.name == PAGING else o for o in operations],
+            replace(factors, factors=_link_at(factors, end)),
+            run=run,
+        )
+        for end in ("low", "high")
+    ]
     slow, fast = (end.step_time_s.value for end in ends)
     log_sd = math.hypot(timing.log_sd, abs(math.log(slow / fast)) / 2.0 / Z80)
     return timing.spread_to(log_sd)

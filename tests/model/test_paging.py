@@ -106,3 +106,13 @@ def test_a_job_scales_against_one_gpu_that_pages_all_by_itself() -> None:
     assert four.scaling.speedup == pytest.approx(four.tokens_per_s.value / one.tokens_per_s.value, rel=1e-6)
     assert four.scaling.exposed_communication_s == pytest.approx(four.time_parts_s["communication"])
     assert one.bound_by == "host"
+
+
+def test_the_interval_reaches_from_both_ways_at_once_to_all_of_the_state() -> None:
+    found = asked(QWEN_3B, "rtx-4090-24gb", "paged_adamw_32bit")
+    state = paged_state_bytes(load_architecture(QWEN_3B), found.run)
+    paging_s = found.time_parts_s["host"]
+    assert 0 < found.run.paged_bytes < state
+    rest_s = found.step_time_s.value - paging_s
+    assert found.step_time_s.low < rest_s + paging_s / 2 * 1.3
+    assert found.step_time_s.high > rest_s + 0.8 * paging_s * state / found.run.paged_bytes
