@@ -15,6 +15,7 @@ from tunecast.model.cost import Price, candidate_prices, cost_per_million_tokens
 from tunecast.model.factors import FactorSet
 from tunecast.model.forecast import Forecast
 from tunecast.model.interruptions import NEVER_H
+from tunecast.model.parallel_offload import host_need_bytes
 from tunecast.model.phase_rates import Rates, phase_rates
 from tunecast.model.phases import Work
 from tunecast.model.power import measured_power_w
@@ -24,7 +25,7 @@ from tunecast.model.run_work import forward_share, work_of
 from tunecast.model.target import Target
 from tunecast.model.terms import Terms, owned, rented
 from tunecast.model.time import StepTime
-from tunecast.model.units import KILO
+from tunecast.model.units import KILO, gib
 from tunecast.model.value import Value
 from tunecast.model.whole_run import WholeRun, whole_run
 from tunecast.model.whole_run_options import WholeRunOptions
@@ -50,7 +51,7 @@ def with_money(
     per_million = None if not prices else cost_per_million_tokens_usd(result.tokens_per_s, prices[0])
     result = replace(result, cost_per_million_tokens_usd=per_million, offer=prices[0].offer if prices else None)
     if amount is None:
-        return replace(result, notes=(*result.notes, *offer_notes(result.offer)))
+        return replace(result, notes=(*result.notes, *_offer_notes(result, result.offer)))
     run = timed_run(result.run, unpacked_rows(result.run, question.options))
     work = work_of(
         result.architecture,
@@ -69,8 +70,23 @@ def with_money(
         offer=None if price is None else price.offer,
         cost_per_million_tokens_usd=_per_million(result, price, whole),
         whole_run=whole,
-        notes=(*result.notes, *offer_notes(None if price is None else price.offer), *whole_notes(whole, options)),
+        notes=(
+            *result.notes,
+            *_offer_notes(result, None if price is None else price.offer),
+            *whole_notes(whole, options),
+        ),
     )
+
+
+def _offer_notes(result: Forecast, offer: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """What is to be said of an offer, and that its machine is too small for what goes to the host."""
+    notes = offer_notes(offer)
+    need, memory_gib = gib(host_need_bytes(result.architecture, result.run)), (offer or {}).get("ram_gib")
+    if memory_gib is None or need <= memory_gib:
+        return notes
+    way = "--offload" if result.run.offload != "none" else f"--optim {result.run.optim}"
+    note = f"the offer's machine has {memory_gib:,.0f} GiB of host memory, and {way} puts {need:,.0f} GiB there"
+    return (*notes, f"{note}: take a larger machine")
 
 
 def _per_million(result: Forecast, price: Price | None, whole: WholeRun) -> Value | None:

@@ -98,6 +98,13 @@ def host_bytes_per_machine(architecture: Architecture, run: Run) -> int:
     return total * min(run.gpus_per_node, run.num_gpus) // shard_gpus(run)
 
 
+def host_need_bytes(architecture: Architecture, run: Run) -> int:
+    """Host memory that one machine needs for what does not stay on its GPUs: what is offloaded, or paged out."""
+    if run.offload != "none":
+        return host_bytes_per_machine(architecture, run)
+    return run.paged_bytes * min(run.gpus_per_node, run.num_gpus)
+
+
 def update_bytes_per_param(run: Run) -> int:
     """Bytes of host memory that AdamW's update moves per parameter: it reads the gradient, the weight and two moments
     and writes all but the gradient. DeepSpeed's are fp32, and a 16-bit copy goes out; FSDP's have the trained dtype."""

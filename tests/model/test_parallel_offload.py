@@ -126,3 +126,16 @@ def test_one_gpu_that_waits_for_its_host_is_as_unsure_as_the_hosts_rate() -> Non
     assert any("assumed, not measured" in note and "host_update_bytes_per_s" in note for note in found.notes)
     plain = ask(num_gpus=1, sharding="none", max_length=2048)
     assert not any("host_update" in note or "link" in note for note in plain.notes)
+
+
+@pytest.mark.parametrize(("offload", "told"), [("optimizer", True), ("none", False)])
+def test_a_machine_too_small_for_what_goes_to_the_host_is_named(offload: str, told: bool) -> None:
+    """16 bytes per parameter of 8 billion are 120 GiB; an offer with one GPU has less memory than that."""
+    (target,) = resolve_targets(["l40s-48gb"], {})
+    options = {"method": "full", "max_length": 512, "offload": offload, "tokens": 1e6}
+    found = forecast(Question(architecture=load_architecture("meta-llama/Llama-3.1-8B"), options=options), target)
+    assert found.offer is not None
+    memory_gib = found.offer["ram_gib"]
+    assert memory_gib is not None
+    assert memory_gib < 16 * 8.03e9 / 2**30
+    assert any(f"{memory_gib:,.0f} GiB of host memory" in note for note in found.notes) is told
