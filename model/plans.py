@@ -111,7 +111,8 @@ class _Line:
 def lines(options: Mapping[str, Any], methods: Sequence[str], counts: Sequence[int], batch: int) -> Iterator[_Line]:
     """Every way to run the job but for the micro-batch; what was asked for is kept, with what goes with it."""
     checkpointing = options.get("gradient_checkpointing")
-    choices = (True, False) if checkpointing is None else (bool(checkpointing),)
+    free = (False,) if options.get("recompute_attention") else (True, False)
+    choices = free if checkpointing is None else (bool(checkpointing),)
     asked, tried = options.get("sharding"), shardings_tried(options)
     inner, split = gpus_per_copy(options, *INNER), gpus_per_copy(options, "tp", "pp")
     for method in methods:

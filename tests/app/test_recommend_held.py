@@ -80,3 +80,21 @@ def test_a_time_that_nobody_knows_is_the_reason_told() -> None:
     assert "--internode-gbps 400" in said
     assert "fit not sure" not in said
     assert runner.invoke(program, [*asked, "--internode-gbps", "400"]).exit_code == 0
+
+
+def test_attention_recomputed_alone_keeps_whole_layers_out_of_the_plans() -> None:
+    found = ask(recompute_attention=True, method="lora")
+    assert found.front
+    for picked in found.front:
+        assert picked.candidate.plan.run.recompute_attention
+        assert not picked.candidate.plan.run.gradient_checkpointing
+
+
+def test_a_stack_that_checkpoints_nothing_by_itself_is_named_and_not_a_flag_that_nobody_typed() -> None:
+    """LitGPT's ``setup`` turns activation checkpointing on for FSDP alone."""
+    asked = ["estimate", "meta-llama/Llama-3.2-1B", "--gpu", "l4", "--method", "lora", "--stack", "litgpt"]
+    done = runner.invoke(program, [*asked, "--checkpoint-every", "2"])
+    said = " ".join(done.output.split())
+    assert done.exit_code == 2
+    assert "--stack litgpt checkpoints no layer by itself; add --gradient-checkpointing" in said
+    assert "--no-gradient-checkpointing" not in said
