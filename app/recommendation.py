@@ -72,6 +72,9 @@ class Recommendation:
             )
         counted = Counter(rejected.reason for rejected in self.rejected)
         words = ", ".join(f"{reason} {count}" for reason, count in counted.most_common())
+        untimed = next((rejected for rejected in self.rejected if rejected.reason == "time unknown"), None)
+        if untimed is not None:
+            return f"No card is left ({words}); {untimed.gpu} has room, but its step cannot be timed: {untimed.detail}"
         return f"No card is left ({words}); allow more GPUs, a smaller --global-batch or --max-length, or other offers."
 
     def to_dict(self) -> dict[str, Any]:

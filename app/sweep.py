@@ -131,5 +131,19 @@ def _grid(ask: Ask, dimensions: Sequence[tuple[str, Sequence[Any]]], metric: str
         base=base,
         dimensions=tuple((name, tuple(values)) for name, values in dimensions),
         points=points,
-        notes=tuple(dict.fromkeys(f"not forecast: {at.why_not}" for at in refused)),
+        notes=tuple(dict.fromkeys([*(f"not forecast: {at.why_not}" for at in refused), *followed(names, points)])),
     )
+
+
+def followed(names: Sequence[str], points: Sequence[Point]) -> tuple[str, ...]:
+    """A note where checkpointing changes with what is swept, though nobody gave it."""
+    known = [(at.settings, at.forecast.run.gradient_checkpointing) for at in points if at.forecast is not None]
+    if "gradient_checkpointing" in names or len({on for _, on in known}) < 2:
+        return ()
+    by_name = {name: {on: {s[name]: None for s, own in known if own is on} for on in (True, False)} for name in names}
+    parted = [(name, sides) for name, sides in by_name.items() if not sides[True].keys() & sides[False].keys()]
+    if not parted:
+        return ("gradient_checkpointing was not given and is on in some of these runs, off in others",)
+    name, sides = parted[0]
+    on, off = (", ".join(map(str, sides[side])) for side in (True, False))
+    return (f"gradient_checkpointing was not given: it is on with {name} {on} and off with {name} {off}",)

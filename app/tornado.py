@@ -102,7 +102,10 @@ def choice_ends(ask: Ask, base: Forecast) -> list[Ends]:
             halved, doubled = (int(n) if whole else n for n in (number / 2, number * 2))
             ends.append(_numbers(name, halved, doubled))
     for name, values in OTHER_VALUES.items():
-        applies = name != "double_quant" or base.run.method == "qlora"
+        applies = {
+            "double_quant": base.run.method == "qlora",
+            "gradient_checkpointing": not base.run.recompute_attention,
+        }.get(name, True)
         if applies and getattr(base.run, name) in values:
             low, high = ({name: value} for value in values)
             labels = (str(values[0]), str(values[1]))

@@ -10,6 +10,7 @@ from tunecast.sweeping import Ask, Point, forecast_of, point
 
 if TYPE_CHECKING:
     from tunecast.model.forecast import Forecast
+    from tunecast.model.run import Run
 
 ADAPTERS_ONLY = (
     "lora_r", "lora_target_modules", "lora_dropout", "adapter_dtype", "bnb_4bit_quant_type", "double_quant",
@@ -41,8 +42,7 @@ def _techniques(ask: Ask, base: Forecast) -> list[tuple[str, Mapping[str, Any], 
     if not run.precision.startswith("fp32"):
         out.append(("fp32 instead of mixed precision", {"precision": "fp32", "dtype": "fp32"}, plain))
     out += [
-        (f"{'no ' if run.gradient_checkpointing else ''}activation checkpointing",
-         {"gradient_checkpointing": not run.gradient_checkpointing}, plain),
+        _other_checkpointing(run),
         *((f"{method} instead of {run.method}", _method(ask, method), plain)
           for method in ("lora", "qlora", "full") if method != run.method),
         ("8-bit AdamW", {"optim": "adamw_8bit"}, plain),
@@ -57,6 +57,16 @@ def _techniques(ask: Ask, base: Forecast) -> list[tuple[str, Mapping[str, Any], 
     out.append((f"{gpus} GPUs, fsdp, communication hidden (YaFSDP's aim)",
                 {"num_gpus": gpus, "sharding": "fsdp"}, overlapped))  # fmt: skip
     return out
+
+
+def _other_checkpointing(run: Run) -> tuple[str, Mapping[str, Any], Mapping[str, float]]:
+    """Checkpoints taken away, or added: in place of attention that is recomputed alone, where that is asked for."""
+    from tunecast.model.fitting import checkpoints
+
+    if run.gradient_checkpointing:
+        return "no activation checkpointing", {"gradient_checkpointing": False}, {}
+    instead = " instead of attention's" if run.recompute_attention else ""
+    return f"activation checkpointing{instead}", checkpoints(run), {}
 
 
 def _method(ask: Ask, method: str) -> dict[str, Any]:

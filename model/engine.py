@@ -27,11 +27,10 @@ from tunecast.model.engine_tables import Work, add_up
 from tunecast.model.factors import FactorSet
 from tunecast.model.hooks import has_hooks
 from tunecast.model.inventory import sharded_update, step_operations
-from tunecast.model.on_device import target_factors
+from tunecast.model.on_device import job_factors
 from tunecast.model.operation import Operation, Phase
 from tunecast.model.optimizer import update_operations
 from tunecast.model.paging import paging_seconds
-from tunecast.model.parallel_network import with_network
 from tunecast.model.run import Run
 from tunecast.model.segments import SEGMENTS, passes_of
 from tunecast.model.sharding import communication_operations
@@ -110,7 +109,7 @@ def screen(
             group, places = [here[row] for row in own], [members[part[row]] for row in own]
             sizes, columns = [len(each) for each in places], np.concatenate(places)
             allocated[columns] = np.repeat(memory.allocated_bytes[own], sizes)
-            factors = [with_network(target_factors(t, group[0]), group[0], t.gpu, options or {}) for t in targets]
+            factors = [job_factors(target, architecture, group[0], options) for target in targets]
             if is_plain(group[0]):
                 micro = np.array([runs[column].gradient_accumulation_steps for column in columns], dtype=float)
                 kind = np.repeat(np.arange(len(group)), sizes)

@@ -13,6 +13,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from tunecast.catalogs.errors import InputError
 from tunecast.catalogs.price_book import PriceBook
 from tunecast.catalogs.prices import PRICE_TYPES, SCALING_MAX_GPUS, JobOffer
 from tunecast.model.amount import Amount
@@ -20,6 +21,7 @@ from tunecast.model.architecture import Architecture
 from tunecast.model.cost import Price, job_price, user_price
 from tunecast.model.engine import Screen, screen
 from tunecast.model.engine_memory import Flags
+from tunecast.model.estimate import forecast
 from tunecast.model.factors_io import factor_set_from_record
 from tunecast.model.fits import TIGHT_BELOW
 from tunecast.model.inventory import step_operations
@@ -27,6 +29,7 @@ from tunecast.model.operation import Phase
 from tunecast.model.phase_rates import Rates, phase_rates
 from tunecast.model.phases import Work
 from tunecast.model.plans import Job, Plan, best_plans, plans_that_may_fit
+from tunecast.model.question import Question
 from tunecast.model.run import Run
 from tunecast.model.run_work import work_of
 from tunecast.model.target import Target
@@ -159,7 +162,10 @@ def _survey_card(
     market.candidates += found
     unsure = roomy & timed & ~sure
     market.unsure += priced(search, plans, screened, device, target, unsure)
-    if not found:
+    untimed = roomy & ~timed & (fit >= search.limits.min_fit_confidence)
+    if untimed.any() and not sure.any():
+        market.without[target.id] = not_timed(target, plans[int(np.flatnonzero(untimed)[0])], search)
+    elif not found:
         counts = sorted({plans[row].run.num_gpus for row in map(int, np.flatnonzero(sure))})
         market.without[target.id] = not_bought(target, counts, float(fit[roomy].max()), search)
 
@@ -250,6 +256,19 @@ def not_bought(target: Target, counts: Sequence[int], surest: float, search: Sea
         detail = f"fits with probability {surest:.0%}, below {limits.min_fit_confidence:.0%}"
         return Rejected(gpu=target.id, reason="fit not sure", detail=detail)
     return not_sold(target, counts, search)
+
+
+def not_timed(target: Target, plan: Plan, search: Search) -> Rejected:
+    """A card that fits, but whose time nobody can say: why, in the words of an estimate of the same plan."""
+    job = search.job
+    options = {**job.options, **plan.options}
+    asked = Question(architecture=job.architecture, options=options, option_origins=job.option_origins)
+    detail = "no rate of it is known."
+    try:
+        forecast(asked, target)
+    except InputError as error:
+        detail = str(error)
+    return Rejected(gpu=target.id, reason="time unknown", detail=detail)
 
 
 def not_sold(target: Target, counts: Sequence[int], search: Search) -> Rejected:

@@ -19,6 +19,7 @@ from tunecast.model.parallel_offload import with_host
 from tunecast.model.priors import load_priors, prior_factors
 from tunecast.model.question import RUN_OPTIONS_ELSEWHERE, Question
 from tunecast.model.resolve import ASSUMED, Resolved, resolve_run, whole_number
+from tunecast.model.resolve_parallel import OFFLOADED_BY
 from tunecast.model.run import Run
 from tunecast.model.sdpa import sdpa_on_card, with_flash
 from tunecast.model.shared_host import with_shared_host
@@ -30,6 +31,9 @@ LEAST_SHARDING_FIRST = ("ddp", "zero1", "zero2", "fsdp")
 """Tried in this order when several GPUs are asked for and no sharding is."""
 LEAST_SHARDING_OF_STAGES = ("ddp", "zero1", "fsdp")
 """The same for pipeline stages, whose gradients stay whole over all micro-batches."""
+
+LEAST_SHARDING_OFFLOADED = {"optimizer": OFFLOADED_BY["optimizer"], "all": ("fsdp",), "True": ("fsdp",)}
+"""The same where something lives in host memory: what a framework offloads with."""
 
 LEAST_FLASH = 8.0
 """Compute capability from which FlashAttention-2 has kernels (its README: Ampere, Ada or Hopper)."""
@@ -121,11 +125,18 @@ def data_copies(options: Mapping[str, Any]) -> float:
     return (options.get("num_gpus") or 1) / max(taken, 1)
 
 
+def shardings_tried(options: Mapping[str, Any]) -> tuple[str, ...]:
+    """Shardings that may be chosen where none is asked for, the least first; they go with the offload asked for."""
+    staged = whole_number("pp", options.get("pp") or 1) > 1
+    least = LEAST_SHARDING_OF_STAGES if staged else LEAST_SHARDING_FIRST
+    return LEAST_SHARDING_OFFLOADED.get(str(options.get("offload")), least)
+
+
 def _least_sharding(question: Question, target: Target, resolved: Any) -> Resolved:
     factors = target_factors(target)
     last: Resolved | None = None
-    staged = (question.options.get("pp") or 1) > 1
-    for sharding in LEAST_SHARDING_OF_STAGES if staged else LEAST_SHARDING_FIRST:
+    tried = shardings_tried(question.options)
+    for sharding in tried:
         candidate: Resolved = resolved(sharding=sharding)
         origins = {**candidate.origins, "sharding": "assumed"}
         note = f"--sharding not given: {sharding} is the least that fits"
@@ -134,5 +145,5 @@ def _least_sharding(question: Question, target: Target, resolved: Any) -> Resolv
         if probably_fits(view):
             return last
     assert last is not None
-    note = f"--sharding not given: none fits, {LEAST_SHARDING_FIRST[-1]} comes closest"
+    note = f"--sharding not given: none fits, {tried[-1]} comes closest"
     return replace(last, notes=(*last.notes[:-1], note))

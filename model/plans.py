@@ -18,7 +18,7 @@ from tunecast.model.architecture import Architecture
 from tunecast.model.bounds import check_sizes
 from tunecast.model.curves import Array
 from tunecast.model.engine_memory import Flags, memory_of
-from tunecast.model.on_device import LEAST_SHARDING_FIRST
+from tunecast.model.on_device import shardings_tried
 from tunecast.model.question import RUN_OPTIONS_ELSEWHERE
 from tunecast.model.resolve import ASSUMED, Resolved, resolve_run, whole_number
 from tunecast.model.run import Run
@@ -109,15 +109,16 @@ class _Line:
 
 
 def lines(options: Mapping[str, Any], methods: Sequence[str], counts: Sequence[int], batch: int) -> Iterator[_Line]:
-    """Every way to run the job but for the micro-batch; what was asked for is kept."""
+    """Every way to run the job but for the micro-batch; what was asked for is kept, with what goes with it."""
     checkpointing = options.get("gradient_checkpointing")
-    choices = (True, False) if checkpointing is None else (bool(checkpointing),)
-    asked = options.get("sharding")
+    free = (False,) if options.get("recompute_attention") else (True, False)
+    choices = free if checkpointing is None else (bool(checkpointing),)
+    asked, tried = options.get("sharding"), shardings_tried(options)
     inner, split = gpus_per_copy(options, *INNER), gpus_per_copy(options, "tp", "pp")
     for method in methods:
         for num_gpus in (count for count in counts if batch % (count // inner) == 0):
             alone = num_gpus == split
-            spread = ("none",) if alone else LEAST_SHARDING_FIRST if asked in (None, "none") else (str(asked),)
+            spread = ("none",) if alone else tried if asked in (None, "none") else (str(asked),)
             for sharding in spread:
                 yield from (
                     _Line(method=method, num_gpus=num_gpus, sharding=sharding, checkpointing=choice)
@@ -160,16 +161,18 @@ def plans_that_may_fit(job: Job, *, has_bf16: bool, roomiest_bytes: float) -> li
     """Every plan whose tensors fit the roomiest card; larger micro-batches than one that does not are not tried.
 
     Combinations that a run cannot have (resolving refuses them) are left out; raises what resolving said where
-    nothing else is left.
+    nothing else is left, and nothing where others are only too large.
     """
     found: list[Plan] = []
     refusal: InputError | NotSupportedError | None = None
+    allowed = 0
     for line in lines(job.options, job.methods, job.counts, job.batch.samples):
         try:
             found += _line_plans(job, line, has_bf16=has_bf16, roomiest_bytes=roomiest_bytes)
+            allowed += 1
         except (InputError, NotSupportedError) as error:
             refusal = refusal or error
-    if not found and refusal is not None:
+    if not allowed and refusal is not None:
         raise refusal
     return found
 
@@ -211,7 +214,7 @@ def best_plans(plans: Sequence[Plan], step_s: Array, allowed: Flags) -> dict[tup
     """By method and number of GPUs, the fastest allowed plan of one device.
 
     The simplest way to share the work is kept unless another is faster by more than `WORTH`: they come in the order
-    of `LEAST_SHARDING_FIRST`.
+    of `shardings_tried`.
     """
     best: dict[tuple[str, int, str], int] = {}
     for row in map(int, np.flatnonzero(allowed)):

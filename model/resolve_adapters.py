@@ -185,4 +185,16 @@ def take_checkpoints(fields: Fields, whole_number: Any) -> None:
     for name, ordinary in plain:
         if fields.values[name] != ordinary:
             flag = name.replace("_", "-")
-            raise InputError(f"--{flag} speaks of checkpoints, but --no-gradient-checkpointing was asked for.")
+            raise InputError(f"--{flag} speaks of checkpoints, but {_without_checkpoints(fields)}.")
+
+
+def _without_checkpoints(fields: Fields) -> str:
+    """Why no layer is checkpointed, and what to type."""
+    if fields.values["recompute_attention"]:
+        return (
+            "--recompute-attention makes attention alone again and checkpoints no layer; leave one of the two out, or "
+            "type --gradient-checkpointing in place of --recompute-attention"
+        )
+    if fields.origins["gradient_checkpointing"] == "stack-default":
+        return f"--stack {fields.values['stack']} checkpoints no layer by itself; add --gradient-checkpointing"
+    return "--no-gradient-checkpointing was asked for; leave one of the two out"

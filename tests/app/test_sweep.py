@@ -192,3 +192,21 @@ def test_values_are_read_as_their_input_means_them() -> None:
 @pytest.mark.parametrize(("value", "told"), [(100.0, "100"), (200.5, "200.5"), (4096, "4096"), ("ddp", "ddp")])
 def test_a_setting_is_told_as_it_is_typed(value: object, told: str) -> None:
     assert setting(value) == told
+
+
+def test_checkpointing_that_follows_from_the_sweep_is_told() -> None:
+    """A stack checkpoints whole layers by default, but not beside attention that is recomputed alone."""
+    over = ["recompute_attention=true,false"]
+    (note,) = sweep(MODEL, gpu=GPU, over=over, **RUN).notes
+    assert note.endswith("on with recompute_attention False and off with recompute_attention True")
+    assert not sweep(MODEL, gpu=GPU, over=over, gradient_checkpointing=False, **RUN).notes
+    assert not sweep(MODEL, gpu=GPU, over=["gradient_checkpointing=true,false"], **RUN).notes
+
+
+def test_attention_recomputed_alone_is_beside_whole_layers_in_a_what_if_only() -> None:
+    asked = {**RUN, "recompute_attention": True}
+    rows = {row["what if"]: row for row in rows_of(sweep(MODEL, gpu=GPU, analysis="what-if", **asked))}
+    whole = rows["activation checkpointing instead of attention's"]
+    assert whole["step"] == pytest.approx(told(gradient_checkpointing=True).step_time_s.value)
+    bars = sweep(MODEL, gpu=GPU, analysis="tornado", **asked).bars
+    assert "gradient_checkpointing" not in {bar.name for bar in bars}

@@ -33,6 +33,14 @@ SPREADS: tuple[dict[str, Any], ...] = (
     {"num_gpus": 16, "sharding": "fsdp", "internode_gbps": 400},
     {"num_gpus": 4, "sharding": "ddp", "tp": 2},
 )
+OFFLOADED: tuple[dict[str, Any], ...] = (
+    {"offload": "optimizer"},
+    {"offload": "all"},
+    {"offload": "optimizer", "num_gpus": 2, "sharding": "zero1"},
+    {"offload": "optimizer", "num_gpus": 8, "sharding": "zero2"},
+    {"offload": "optimizer", "num_gpus": 16, "sharding": "zero3", "internode_gbps": 400},
+    {"offload": "all", "num_gpus": 4, "sharding": "fsdp"},
+)
 CASES: dict[str, tuple[dict[str, Any], ...]] = {
     "llama-3.1-8b": ({"method": "lora"}, {"method": "qlora"}),
     "qwen3-0.6b": ({"method": "full"}, {"method": "lora", "lora_target_modules": "q_proj,v_proj"}),
@@ -145,6 +153,18 @@ def test_a_screen_equals_the_forecast_on_cards_without_bf16(make: Callable[..., 
     old = resolve_targets(["v100-sxm2-32gb", "t4-16gb", "rtx-2080-ti-11gb"], {})
     assert not any(target.has_bf16 for target in old)
     assert compared(make("qwen3-0.6b"), list(plans("qwen3-0.6b", seed=3, most=15)), old) == 15
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_a_screen_equals_the_forecast_of_what_lives_in_the_host(
+    method: str, make: Callable[..., Architecture], devices: list[Target]
+) -> None:
+    sampled = [
+        {"method": method, "max_length": 1024, "gradient_accumulation_steps": micro, **spread}
+        for spread in OFFLOADED
+        for micro in (1, 4)
+    ]
+    assert compared(make("qwen3-0.6b"), sampled, devices) == 12
 
 
 def test_an_unknown_network_between_machines_is_no_number(make: Callable[..., Architecture]) -> None:

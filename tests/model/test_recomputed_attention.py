@@ -108,7 +108,14 @@ def test_the_ring_goes_round_again_with_attention(run_of: RunOf) -> None:
     [
         ({}, {"gradient_checkpointing": True}, InputError, "leave one"),
         ({}, {"attn_implementation": "eager"}, NotSupportedError, "eager attention"),
-        ({}, {"checkpoint_every": 2}, InputError, "no-gradient-checkpointing"),
+        ({}, {"checkpoint_every": 2}, InputError, "but --recompute-attention makes attention alone"),
+        ({}, {"activation_offloading": True}, InputError, "but --recompute-attention makes attention alone"),
+        (
+            {},
+            {"activation_offloading": True, "recompute_attention": False, "gradient_checkpointing": False},
+            InputError,
+            "but --no-gradient-checkpointing was asked for",
+        ),
     ],
 )
 def test_refused(config: dict[str, Any], options: dict[str, Any], kind: type[Exception], words: str) -> None:

@@ -1,0 +1,100 @@
+"""`recommend` with settings that bind others: what lives in the host, attention recomputed alone, unknown times."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from tunecast import estimate, recommend
+from tunecast.cli.program import program
+from tunecast.recommendation import Recommendation
+
+MODEL = "Qwen/Qwen2.5-0.5B"
+SHARDS_OF: dict[str, tuple[str, ...]] = {"optimizer": ("zero1", "zero2", "zero3"), "all": ("fsdp", "zero3")}
+"""What DeepSpeed (``offload_optimizer``, ``offload_param``) and FSDP (``CPUOffloadPolicy``) document."""
+runner = CliRunner()
+
+
+def ask(**changes: Any) -> Recommendation:
+    job = {"method": "full", "max_length": 512, "tokens": "10M", "gpu": "l40s-48gb", "max_gpus": 2}
+    return recommend(MODEL, **{**job, "usd_per_gpu_hour": 1.0, **changes})
+
+
+@pytest.mark.parametrize("offload", SHARDS_OF)
+def test_what_is_offloaded_is_ranked_with_the_time_and_room_of_an_estimate(offload: str) -> None:
+    found = ask(offload=offload)
+    assert found.front
+    for picked in found.front:
+        plan = picked.candidate.plan.run
+        assert plan.num_gpus == 1 or plan.sharding in SHARDS_OF[offload]
+        (told,) = estimate(
+            MODEL, gpu="l40s-48gb", method="full", max_length=512, tokens="10M", usd_per_gpu_hour=1.0, offload=offload,
+            num_gpus=plan.num_gpus, sharding=plan.sharding, gradient_checkpointing=plan.gradient_checkpointing,
+            per_device_train_batch_size=plan.per_device_train_batch_size,
+            gradient_accumulation_steps=plan.gradient_accumulation_steps,
+        )  # fmt: skip
+        assert told.total_time_h is not None
+        assert told.cost_usd is not None
+        assert picked.candidate.time_h == pytest.approx(told.total_time_h.value, rel=1e-6)
+        assert picked.candidate.usd == pytest.approx(told.cost_usd.value, rel=1e-6)
+        assert picked.candidate.fit_probability == pytest.approx(told.fit_probability, abs=1e-6)
+
+
+def test_more_in_the_host_is_slower_and_smaller() -> None:
+    """Both cross PCIe more and hold less: what offloading is for, whatever the figures."""
+    (plain,), (moved,) = (
+        estimate(MODEL, gpu="l40s-48gb", method="full", offload=offload, gradient_checkpointing=True)
+        for offload in ("none", "optimizer")
+    )
+    assert moved.step_time_s.value > plain.step_time_s.value
+    assert moved.memory.allocated_bytes.value < plain.memory.allocated_bytes.value
+
+
+@pytest.mark.parametrize("offload", SHARDS_OF)
+def test_two_gpus_that_offload_without_a_sharding_get_one_that_can(offload: str) -> None:
+    (told,) = estimate(MODEL, gpu="l40s-48gb", method="full", offload=offload, num_gpus=2)
+    assert told.run.sharding in SHARDS_OF[offload]
+    assert any(note.startswith("--sharding not given") for note in told.notes)
+
+
+def test_cards_on_which_nothing_that_offloads_fits_are_left_out_and_not_refused() -> None:
+    """Sixteen GB hold 8B weights and gradients in no way, and V100s have plans of their own (no bf16)."""
+    found = recommend(
+        "meta-llama/Llama-3.1-8B", method="full", tokens="10M", offload="optimizer", max_gpus=2,
+        gpu=["l40s-48gb", "v100-pcie-16gb"], usd_per_gpu_hour=1.0,
+    )  # fmt: skip
+    assert {picked.candidate.target.id for picked in found.front} == {"l40s-48gb"}
+    assert [rejected.reason for rejected in found.rejected] == ["does not fit"]
+
+
+def test_a_time_that_nobody_knows_is_the_reason_told() -> None:
+    """Two machines share each sequence, and nobody says how they are joined."""
+    asked = ["recommend", MODEL, "--method", "lora", "--max-length", "512", "--tokens", "10M", "--gpu", "rtx-4090",
+             "--cp", "2", "--gpus-per-node", "1", "--max-gpus", "2", "--usd-per-gpu-hour", "1"]  # fmt: skip
+    done = runner.invoke(program, asked)
+    said = " ".join(done.output.split())
+    assert done.exit_code == 3
+    assert "time unknown" in said
+    assert "--internode-gbps 400" in said
+    assert "fit not sure" not in said
+    assert runner.invoke(program, [*asked, "--internode-gbps", "400"]).exit_code == 0
+
+
+def test_attention_recomputed_alone_keeps_whole_layers_out_of_the_plans() -> None:
+    found = ask(recompute_attention=True, method="lora")
+    assert found.front
+    for picked in found.front:
+        assert picked.candidate.plan.run.recompute_attention
+        assert not picked.candidate.plan.run.gradient_checkpointing
+
+
+def test_a_stack_that_checkpoints_nothing_by_itself_is_named_and_not_a_flag_that_nobody_typed() -> None:
+    """LitGPT's ``setup`` turns activation checkpointing on for FSDP alone."""
+    asked = ["estimate", "meta-llama/Llama-3.2-1B", "--gpu", "l4", "--method", "lora", "--stack", "litgpt"]
+    done = runner.invoke(program, [*asked, "--checkpoint-every", "2"])
+    said = " ".join(done.output.split())
+    assert done.exit_code == 2
+    assert "--stack litgpt checkpoints no layer by itself; add --gradient-checkpointing" in said
+    assert "--no-gradient-checkpointing" not in said
