@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tunecast.catalogs.prices import AGE_NOTE
 from tunecast.forecast_table import price_ages, span
-from tunecast.run_line import field_words
+from tunecast.run_line import checkpointing_word, field_words
 from tunecast.tables import dollars, duration, keep_whole, plain_table
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def plan_words(candidate: Candidate, *, with_method: bool) -> str:
     batch = f"{method}micro-batch {run.per_device_train_batch_size} x {run.gradient_accumulation_steps}"
     splits = [f"{name} {getattr(run, name)}" for name in ("tp", "pp", "cp") if getattr(run, name) > 1]
     spread = "".join(f", {word}" for word in (*splits, *([run.sharding] if run.sharding != "none" else [])))
-    return f"{batch}{spread}\ncheckpointing {'on' if run.gradient_checkpointing else 'off'}"
+    return f"{batch}{spread}\ncheckpointing {checkpointing_word(run)}"
 
 
 def balance_line(found: Recommendation) -> str:

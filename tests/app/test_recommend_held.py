@@ -82,6 +82,15 @@ def test_a_time_that_nobody_knows_is_the_reason_told() -> None:
     assert runner.invoke(program, [*asked, "--internode-gbps", "400"]).exit_code == 0
 
 
+def test_attention_recomputed_alone_is_named_in_the_table() -> None:
+    asked = ["recommend", MODEL, "--method", "lora", "--max-length", "512", "--tokens", "10M", "--gpu", "l40s",
+             "--max-gpus", "2", "--recompute-attention"]  # fmt: skip
+    done = runner.invoke(program, asked, env={"COLUMNS": "100"})
+    assert done.exit_code == 0
+    assert "checkpointing of attention alone" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 100
+
+
 def test_attention_recomputed_alone_keeps_whole_layers_out_of_the_plans() -> None:
     found = ask(recompute_attention=True, method="lora")
     assert found.front
