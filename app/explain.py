@@ -12,6 +12,7 @@ from tunecast.model.inventory import flops_by_dtype
 from tunecast.model.links import OF_HOST
 from tunecast.model.timing import seconds_at_peak
 from tunecast.model.units import GIGA, TERA, gib
+from tunecast.run_line import checkpointing_word
 from tunecast.tables import DASH, count, digits, dollars, duration, plain_table, seconds
 from tunecast.whole_run_table import SMALLEST_SHOWN_USD
 
@@ -154,7 +155,7 @@ def _memory_inputs(name: str, told: Forecast) -> str:
         "optimizer_state": f"{count(told.trainable_params)} parameters, {run.optim}",
         "logits": f"{run.tokens_per_micro_batch:,} tokens x {architecture.vocab_size:,}",
         "activations": f"{run.per_device_train_batch_size} x {run.max_length} tokens, {architecture.num_layers} layers "
-        f"of {architecture.hidden_size}, checkpointing {'on' if run.gradient_checkpointing else 'off'}",
+        f"of {architecture.hidden_size}, checkpointing {checkpointing_word(run)}",
     }
     return known.get(name, "")
 
