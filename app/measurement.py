@@ -35,7 +35,7 @@ class OutOfMemoryError(TunecastError):
 
 AMOUNT_OPTIONS = (
     "tokens", "num_samples", "mean_tokens", "num_train_epochs", "max_steps", "dataset", "packing", "padding_free",
-    "streaming", "dataloader_num_workers", "steps_at_most", "steps_exactly", "rows_padded",
+    "streaming", "dataloader_num_workers", "steps_at_most", "steps_exactly", "rows_padded", "rows_packed",
 )  # fmt: skip
 """What a training file may say that steps do not depend on."""
 

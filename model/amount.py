@@ -12,7 +12,7 @@ from tunecast.catalogs.errors import InputError
 from tunecast.model.bounds import MOST_AMOUNT, at_most, check_sizes
 from tunecast.model.dataset import bytes_per_token, read_dataset
 from tunecast.model.factors import Factor
-from tunecast.model.rows import Rows, unpacked_rows
+from tunecast.model.rows import ROWS_PACKED, Rows, packing_of, unpacked_rows
 from tunecast.model.run import Run
 from tunecast.model.units import GIGA, KILO, MEGA, TERA
 
@@ -20,8 +20,9 @@ _SUFFIX = {"": 1.0, "k": KILO, "m": MEGA, "b": GIGA, "g": GIGA, "t": TERA}
 
 
 STEPS_AT_MOST, STEPS_EXACTLY = "steps_at_most", "steps_exactly"
-OF_A_FILE = (STEPS_AT_MOST, STEPS_EXACTLY, "rows_padded")
-"""Options that nobody types: a training file's ``max_steps`` beside a typed amount of data, and that it pads rows."""
+OF_A_FILE = (STEPS_AT_MOST, STEPS_EXACTLY, "rows_padded", ROWS_PACKED)
+"""Options that nobody types: a training file's ``max_steps`` beside a typed amount of data, and whether it pads rows to
+their full length or packs them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +53,8 @@ def parse_count(text: str | float, *, name: str) -> float:
 def resolve_amount(run: Run, options: dict[str, Any]) -> Amount | None:
     """Steps from the one given of ``max_steps``, ``tokens``, ``dataset`` and ``num_samples``; None without any.
 
-    `tokens` are tokens of one epoch. Samples with `mean_tokens` are taken as packed into rows of
-    ``max_length``; without it each sample is one row padded to ``max_length``.
+    `tokens` are tokens of one epoch. Samples with `mean_tokens` are packed into rows of ``max_length`` unless
+    `packing_of` says that they are not; without it each sample is one row padded to ``max_length``.
     """
     check_sizes(options)
     rows = unpacked_rows(run, options)
@@ -168,7 +169,7 @@ def _from_tokens(run: Run, tokens: float, what: str, epochs: float) -> Amount:
 
 def _packed_words(options: Mapping[str, Any]) -> tuple[str, ...]:
     """That samples fill rows, where nobody said so."""
-    return () if options.get("packing") else ("packing",)
+    return () if packing_of(options) else ("packing",)
 
 
 def _text_words(per_token: Factor) -> tuple[str, ...]:

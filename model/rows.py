@@ -22,6 +22,10 @@ from tunecast.model.dataset import bytes_per_token, read_dataset
 from tunecast.model.run import Run
 from tunecast.model.sample_lengths import longest_of
 
+ROWS_PACKED = "rows_packed"
+"""Option that nobody types: whether a training file, or its framework by default, packs rows."""
+LENGTHS = ("mean_tokens", "dataset")
+"""Options that say how long samples are."""
 LEAST_TOLD = 0.005
 """Share of padding that rounds to 1% or more."""
 
@@ -56,9 +60,19 @@ def mean_longest(lengths: Sequence[float], batch: int) -> float:
     )
 
 
+def packing_of(options: Mapping[str, Any]) -> bool | None:
+    """Whether samples fill rows: as typed, else as a training file or its framework's default has it where samples have
+    a length; None where nothing says. ``--padding-free`` speaks of packed rows, whatever the file has."""
+    typed, of_file = options.get("packing"), options.get(ROWS_PACKED)
+    if typed is not None or of_file is None:
+        return typed
+    counted = any(options.get(name) is not None for name in LENGTHS)
+    return bool(of_file) if counted and (of_file or not options.get("padding_free")) else None
+
+
 def unpacked_rows(run: Run, options: Mapping[str, Any]) -> Rows | None:
-    """The rows of ``--no-packing``; None where samples are packed, or where nothing is said of them."""
-    if options.get("packing") is not False:
+    """Rows of one sample each (``--no-packing``); None where samples are packed, or where nothing is said of them."""
+    if packing_of(options) is not False:
         return None
     if options.get("dataset") is not None:
         return _rows_of_file(run, options)

@@ -16,6 +16,7 @@ from tunecast.model.parallel_network import NETWORK_FACTORS
 from tunecast.model.parallel_offload import HOST_FACTORS, PAGING_WAYS
 from tunecast.model.question import Question
 from tunecast.model.resolve import Resolved
+from tunecast.model.rows import packing_of
 from tunecast.model.run import Run
 from tunecast.model.step_source import executed_by_dtype_of, model_flops_of, operations_of
 from tunecast.model.target import Target
@@ -137,7 +138,7 @@ def unused_notes(run: Run, target: Target, question: Question) -> tuple[str, ...
         found.append(f"{flag} changes nothing: {why}")
     if options.get("serial_fraction") is not None and run.num_gpus == 1:
         found.append("--serial-fraction changes nothing: there is one GPU")
-    packed = options.get("packing") is not False
+    packed = packing_of(options) is not False
     unread = not options.get("padding_free") and options.get("num_samples") is None
     if packed and unread and options.get("mean_tokens") is not None:
         found.append("--mean-tokens changes nothing: packed samples fill rows, and tokens are counted without it")

@@ -11,6 +11,7 @@ from typing import Any
 
 from tunecast.catalogs.errors import InputError
 from tunecast.model.configs.common import (
+    TOKENS_UNPADDED,
     check_four_bit,
     copy_number,
     copy_word,
@@ -20,8 +21,8 @@ from tunecast.model.configs.common import (
     put_eight_bit,
     put_mixed_precision,
     put_targets,
+    put_unpacked,
     read_steps,
-    unpacked_note,
 )
 from tunecast.model.configs.frameworks import refuse
 from tunecast.model.configs.run_file import Draft
@@ -150,7 +151,7 @@ def _rows(source: Source, draft: Draft) -> None:
     elif source.on("pad_to_sequence_len"):
         draft.put("rows_padded", True, "pad_to_sequence_len")
     else:
-        draft.note(unpacked_note("sequence_len"))
+        put_unpacked(source, draft, "sample_packing", "sequence_len")
 
 
 def _accumulation(source: Source, draft: Draft) -> None:
@@ -274,4 +275,4 @@ def _amount(source: Source, draft: Draft) -> None:
     efficiency = source.number("sample_packing_eff_est") if source.on("sample_packing") else None
     draft.put("tokens", round(total / (efficiency or 1.0)), "total_num_tokens")
     if efficiency is None:
-        draft.note("total_num_tokens counts tokens without padding: the number of steps is a lower bound.")
+        draft.note(f"{TOKENS_UNPADDED}: the number of steps is a lower bound.")

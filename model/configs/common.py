@@ -9,6 +9,7 @@ from tunecast.catalogs.errors import InputError
 from tunecast.model.configs.run_file import Draft
 from tunecast.model.configs.source import Source
 from tunecast.model.families import FAMILIES
+from tunecast.model.rows import ROWS_PACKED
 from tunecast.model.stacks import DTYPE_ALIASES, HF_CODES
 
 ROOT_NAMES = {name for family in FAMILIES.values() for name in (family.embedding_module, family.head_module)}
@@ -17,6 +18,10 @@ ROOT_NAMES = {name for family in FAMILIES.values() for name in (family.embedding
 PACKED_NOTE = (
     "Packed rows are counted as one document each; attention kernels that keep documents apart do less work than that."
 )
+UNPACKED = "Rows are not packed"
+"""How the notes begin that hold as long as nothing else says how rows are made."""
+TOKENS_UNPADDED = "total_num_tokens counts tokens without padding"
+"""How the note on axolotl's count begins, which holds until samples have a length."""
 PEFT_TARGETS = ("q_proj", "v_proj")
 """PEFT's own choice for Llama, Mistral, Qwen and Gemma when no target is named
 (``TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING``)."""
@@ -28,6 +33,7 @@ PRESENT_CODE = HF_CODES[0]
 def note_packed(draft: Draft, field: str) -> None:
     """What to know about packed rows whose documents the trainer keeps apart where its attention can: the varlen
     kernels of FlashAttention. What the command line makes of attention decides (`documents.documents_of`)."""
+    put_packed(draft, field)
     draft.put("padding_free", True, field)
     draft.note(
         f"{field} keeps the documents of packed rows apart where attention is FlashAttention: it is then counted "
@@ -36,12 +42,18 @@ def note_packed(draft: Draft, field: str) -> None:
     )
 
 
-def unpacked_note(length_field: str) -> str:
-    """What to know about rows that are padded to the longest of their batch."""
-    return (
-        f"Rows are not packed: every one is counted as {length_field} tokens long, an upper bound, since batches are "
-        "padded to their longest row only. With --mean-tokens totals count no padding, a lower bound; --no-packing "
-        "beside it, or with --dataset FILE, counts the padding there is."
+def put_packed(draft: Draft, field: str | None) -> None:
+    """Rows are packed, because `field` says so, or by default."""
+    draft.put(ROWS_PACKED, True, field)
+
+
+def put_unpacked(source: Source, draft: Draft, field: str | None, length_field: str) -> None:
+    """Rows of one sample each, by `field` or where it is not there by default, and what to know of them."""
+    draft.put(ROWS_PACKED, False, field if field is not None and source.has(field) else None)
+    draft.note(
+        f"{UNPACKED}: every one is counted as {length_field} tokens long, an upper bound, since batches are padded to "
+        "their longest row only; --mean-tokens N or --dataset FILE counts the padding there is. With --tokens and "
+        "neither, steps count no padding, a lower bound."
     )
 
 

@@ -15,7 +15,7 @@ from tunecast.model.configs.common import (
     check_four_bit,
     copy_number,
     put_targets,
-    unpacked_note,
+    put_unpacked,
 )
 from tunecast.model.configs.frameworks import refuse
 from tunecast.model.configs.run_file import Draft
@@ -147,7 +147,7 @@ def _rows(source: Source, draft: Draft, gpus: int) -> None:
     copy_number(source, draft, "train.max_seq_length", "max_length")
     if "max_length" not in draft.options:
         draft.note("train.max_seq_length is not in the file, so the longest sample decides; give --max-length.")
-    draft.note(unpacked_note("train.max_seq_length"))
+    put_unpacked(source, draft, None, "train.max_seq_length")
 
 
 def _software(source: Source, draft: Draft, gpus: int) -> None:

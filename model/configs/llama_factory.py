@@ -15,9 +15,10 @@ from tunecast.model.configs.common import (
     put_degree,
     put_eight_bit,
     put_mixed_precision,
+    put_packed,
     put_targets,
+    put_unpacked,
     read_trainer_batch,
-    unpacked_note,
 )
 from tunecast.model.configs.frameworks import refuse
 from tunecast.model.configs.run_file import Draft
@@ -138,10 +139,12 @@ def _rows(source: Source, draft: Draft, stage: str) -> None:
         length = int(draft.options["max_length"]) - 1
         draft.put("max_length", length, "neat_packing" if neat else "packing")
         draft.note(f"packing takes one token off cutoff_len: rows are {length} tokens long.")
-    if packed and neat:
+    if neat:
         note_packed(draft, "neat_packing")
-    elif not packed:
-        draft.note(unpacked_note("cutoff_len"))
+    elif packed:
+        put_packed(draft, "packing" if asked else None)
+    else:
+        put_unpacked(source, draft, "packing", "cutoff_len")
 
 
 def _checkpointing(source: Source, draft: Draft) -> None:

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tunecast.model.configs.common import TOKENS_UNPADDED, UNPACKED
 from tunecast.model.configs.run_file import RunFile
+from tunecast.model.rows import LENGTHS, ROWS_PACKED, packing_of
 
 AMOUNTS = ("tokens", "num_samples", "max_steps", "dataset")
 REPEATING = ("trl", "llama-factory")
@@ -41,6 +43,7 @@ def merge_options(run_file: RunFile, typed: Mapping[str, Any]) -> Merged:
         del given["allow_long_context"]
     options = dict(run_file.options)
     notes = list(run_file.notes)
+    notes = _rows_notes(notes, options | given, run_file)
     notes += _drop_replaced(options, given, run_file)
     notes += _drop_unfit(options, given, run_file)
     origins = {name: run_file.origins.get(name, "file") for name in options}
@@ -55,6 +58,20 @@ def merge_options(run_file: RunFile, typed: Mapping[str, Any]) -> Merged:
                 "--mean-tokens, or --tokens, for totals."
             )
     return Merged(options=options, origins=origins, notes=tuple(notes))
+
+
+def _rows_notes(notes: list[str], options: Mapping[str, Any], run_file: RunFile) -> list[str]:
+    """The notes, with what is counted of rows that the file does not pack: its own words hold for full rows alone."""
+    if options.get(ROWS_PACKED) is not False:
+        return notes
+    lengths, packed = any(options.get(name) is not None for name in LENGTHS), packing_of(options)
+    stale = (UNPACKED, TOKENS_UNPADDED) if lengths else (UNPACKED,) if packed else ()
+    notes = [note for note in notes if not note.startswith(stale)] if stale else notes
+    if packed is not False or options.get("packing") is not None:
+        return notes
+    field = run_file.their_fields.get(ROWS_PACKED)
+    why = f"{run_file.format} packs none by default" if field is None else f"{field} of the file is false"
+    return [*notes, f"{UNPACKED}: every sample is counted as a row of its own, since {why}; --packing fills rows."]
 
 
 def _drop_replaced(options: dict[str, Any], given: Mapping[str, Any], run_file: RunFile) -> list[str]:

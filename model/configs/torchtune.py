@@ -15,8 +15,9 @@ from tunecast.model.configs.common import (
     copy_number,
     dtype_word,
     put_degree,
+    put_packed,
     put_targets,
-    unpacked_note,
+    put_unpacked,
 )
 from tunecast.model.configs.frameworks import load_frameworks, refuse
 from tunecast.model.configs.run_file import Draft
@@ -112,7 +113,11 @@ def _rows(source: Source, draft: Draft) -> None:
     copy_number(source, draft, "tokenizer.max_seq_len", "max_length")
     if "max_length" not in draft.options:
         draft.note("tokenizer.max_seq_len is not in the file: torchtune cuts nothing; give --max-length.")
-    draft.note(PACKED_NOTE if packed else unpacked_note("tokenizer.max_seq_len"))
+    if packed:
+        put_packed(draft, "dataset.packed")
+        draft.note(PACKED_NOTE)
+    else:
+        put_unpacked(source, draft, "dataset.packed", "tokenizer.max_seq_len")
 
 
 def _software(source: Source, draft: Draft) -> None:

@@ -18,14 +18,16 @@ from tunecast.model.configs.common import (
     put_code_age,
     put_eight_bit,
     put_mixed_precision,
+    put_packed,
     put_targets,
+    put_unpacked,
     read_trainer_batch,
-    unpacked_note,
 )
 from tunecast.model.configs.run_file import Draft
 from tunecast.model.configs.source import Source
 from tunecast.model.configs.spread import read_fsdp_config, read_fsdp_words
 from tunecast.model.losses import CHUNKED_NOTE
+from tunecast.model.rows import ROWS_PACKED
 
 TILES = "chunked_nll"
 """What stands in for the tiles of logits that TRL makes since 1.15 (``add_fused_lm_head``)."""
@@ -120,17 +122,19 @@ def _rows(source: Source, draft: Draft) -> None:
                 f"{source.name}: packing_strategy is {strategy!r}, but it is one of {', '.join(_PACKING)}."
             )
         if strategy == "wrapped":
+            put_packed(draft, "packing")
             draft.note(PACKED_NOTE)
         else:
             note_packed(draft, "packing")
     elif source.on("padding_free"):
+        draft.put(ROWS_PACKED, False, "packing" if source.has("packing") else None)
         draft.note(
             "padding_free lays the samples of a micro-batch end to end without padding: a sample is counted as "
-            "max_length tokens long, an upper bound. With --mean-tokens steps are counted as if samples filled rows, a "
-            "lower bound; --no-packing beside it counts one sample per row."
+            "max_length tokens long, or with --mean-tokens N or --dataset FILE as long as the longest of its "
+            "micro-batch, an upper bound."
         )
     else:
-        draft.note(unpacked_note("max_length"))
+        put_unpacked(source, draft, "packing", "max_length")
 
 
 def _checkpointing(source: Source, draft: Draft) -> None:

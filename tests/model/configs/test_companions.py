@@ -13,6 +13,7 @@ import yaml
 from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.architectures import load_architecture
 from tunecast.model.configs import RunFile, read_config
+from tunecast.model.question import RUN_OPTIONS_ELSEWHERE
 from tunecast.model.resolve import resolve_run
 
 Read = Callable[..., RunFile]
@@ -193,7 +194,7 @@ def test_deepspeeds_bf16_takes_back_what_was_told_of_fp32_weights(read: Read, fo
 
 def test_a_sharded_file_without_gpus_names_the_file(read: Read) -> None:
     found = read("llama-factory", "finetuning_type: full", deepspeed=zero(3))
-    options = {name: value for name, value in found.options.items() if name != "num_train_epochs"}
+    options = {name: value for name, value in found.options.items() if name not in RUN_OPTIONS_ELSEWHERE}
     llama = load_architecture("meta-llama/Llama-3.1-8B")
     with pytest.raises(InputError, match=r"^The training file asks for zero3 \(deepspeed, .*add for example --num-"):
         resolve_run(llama, options, option_origins=found.origins)

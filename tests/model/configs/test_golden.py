@@ -20,6 +20,7 @@ GOLDEN: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
         "axolotl",
         "meta-llama/Llama-3.1-8B",
         {
+            "rows_packed": True,
             "padding_free": True,
             "method": "qlora",
             "lora_r": 32,
@@ -59,6 +60,7 @@ GOLDEN: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
             "num_train_epochs": 3.0,
         },
         {
+            "rows_packed": False,
             "lora_dropout": 0.0,
             "gradient_checkpointing": True,
             "reentrant": True,
@@ -72,6 +74,7 @@ GOLDEN: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
         "trl",
         "Qwen/Qwen2.5-0.5B",
         {
+            "rows_packed": True,
             "padding_free": True,
             "method": "lora",
             "lora_r": 32,
@@ -97,6 +100,7 @@ GOLDEN: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
         "torchtune",
         "meta-llama/Llama-3.1-8B",
         {
+            "rows_packed": False,
             "method": "qlora",
             "bnb_4bit_quant_type": "nf4",
             "double_quant": True,
@@ -135,7 +139,13 @@ GOLDEN: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
             "optim": "adamw_torch",
             "num_train_epochs": 2,
         },
-        {"gradient_checkpointing": False, "attn_implementation": "sdpa", "loss_type": "nll", "stack": "litgpt"},
+        {
+            "rows_packed": False,
+            "gradient_checkpointing": False,
+            "attn_implementation": "sdpa",
+            "loss_type": "nll",
+            "stack": "litgpt",
+        },
     ),
 }
 """By file: format, model, what the file states, what its framework adds."""

@@ -90,7 +90,7 @@ def test_typed_epochs_are_never_dropped(read: Read) -> None:
 )
 def test_a_typed_method_leaves_a_run_that_resolves(read: Read, form: str, lines: str, method: str) -> None:
     merged = merge_options(read(form, lines), {"method": method})
-    options = {name: value for name, value in merged.options.items() if name != "num_train_epochs"}
+    options = {name: value for name, value in merged.options.items() if name not in RUN_OPTIONS_ELSEWHERE}
     run = resolve_run(load_architecture("meta-llama/Llama-3.1-8B"), options, option_origins=merged.origins).run
     assert run.method == method
     assert (run.lora_r > 0) is (method != "full")

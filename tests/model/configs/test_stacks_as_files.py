@@ -8,6 +8,7 @@ import pytest
 
 from tunecast.model.architectures import load_architecture
 from tunecast.model.configs import RunFile, merge_options
+from tunecast.model.question import RUN_OPTIONS_ELSEWHERE
 from tunecast.model.resolve import resolve_run
 from tunecast.model.stacks import load_stacks
 
@@ -31,7 +32,7 @@ def test_a_stack_is_its_frameworks_defaults(read: Callable[..., RunFile], stack:
     architecture = load_architecture("meta-llama/Llama-3.1-8B")
     by_name = resolve_run(architecture, {"stack": stack, "method": method}).run
     options = merge_options(read(stack, lines), {}).options
-    by_file = resolve_run(architecture, {k: v for k, v in options.items() if k != "num_train_epochs"}).run
+    by_file = resolve_run(architecture, {k: v for k, v in options.items() if k not in RUN_OPTIONS_ELSEWHERE}).run
     assert {name: getattr(by_name, name) for name in FIELDS} == {name: getattr(by_file, name) for name in FIELDS}
 
 

@@ -21,8 +21,7 @@ Read = Callable[..., RunFile]
 
 def run_options(run_file: RunFile, **typed: Any) -> dict[str, Any]:
     merged = merge_options(run_file, typed).options
-    amounts = ("tokens", "num_samples", "max_steps", "num_train_epochs", "mean_tokens")
-    return {name: value for name, value in merged.items() if name not in amounts}
+    return {name: value for name, value in merged.items() if name not in RUN_OPTIONS_ELSEWHERE}
 
 
 def test_1_trl_holds_the_base_in_fp32_unless_told(read: Read) -> None:
