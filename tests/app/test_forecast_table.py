@@ -104,6 +104,21 @@ def test_the_run_line_says_what_was_assumed(make: Make) -> None:
 
 
 @pytest.mark.parametrize(
+    ("layout", "said"),
+    [
+        ({"num_gpus": 8, "tp": 8}, "8 GPUs (tp 8)"),
+        ({"num_gpus": 8, "pp": 4, "sharding": "ddp"}, "8 GPUs (ddp, pp 4)"),
+        ({"num_gpus": 16384, "tp": 8, "pp": 16, "cp": 2, "sharding": "fsdp"}, "16384 GPUs (fsdp, tp 8, pp 16, cp 2)"),
+        ({"num_gpus": 4, "sharding": "zero2"}, "4 GPUs (zero2)"),
+    ],
+)
+def test_the_run_line_says_how_gpus_share_the_work(make: Make, layout: dict[str, Any], said: str) -> None:
+    plain = make()
+    line = run_line(replace(plain, run=replace(plain.run, **layout)))
+    assert f", {said}, checkpointing" in line
+
+
+@pytest.mark.parametrize(
     ("origins", "word"),
     [
         ({"gemm": "measured:a.json"}, "measured"),
