@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from rich.console import Console
