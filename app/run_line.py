@@ -41,6 +41,12 @@ def checkpointing_word(run: Run) -> str:
     return f"{some} in host memory" if run.activation_offloading else some
 
 
+def layout_words(run: Run) -> str:
+    """How several GPUs share the work: the sharding, and the degrees of the other kinds of parallelism."""
+    degrees = [f"{name} {degree}" for name in ("tp", "pp", "cp") if (degree := getattr(run, name)) > 1]
+    return ", ".join(degrees if degrees and run.sharding == "none" else [run.sharding, *degrees])
+
+
 PAGED = "paged_bytes"
 """A note tells it."""
 MANY = 3
@@ -65,7 +71,7 @@ def run_line(forecast: Forecast, *, same_count: bool = True, beside: Sequence[Fo
     """
     run = forecast.run
     adapters = adapters_phrase(run) if run.has_adapters else ""
-    gpus = f", {run.num_gpus} GPUs ({run.sharding})" if run.num_gpus > 1 and same_count else ""
+    gpus = f", {run.num_gpus} GPUs ({layout_words(run)})" if run.num_gpus > 1 and same_count else ""
     accumulated = f" x {run.gradient_accumulation_steps}" if run.gradient_accumulation_steps > 1 else ""
     guess = "".join(
         f" {words}: {', '.join(found)}."

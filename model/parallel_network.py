@@ -122,8 +122,10 @@ def with_network(
     added = {"node_bytes_per_s": network}
     if "link_latency_s" in factors.factors:
         added["node_latency_s"] = replace(factors.factors["link_latency_s"], origin="assumed")
+    machines, over = -(-run.num_gpus // run.gpus_per_node), run.num_gpus % run.gpus_per_node
+    partly = f", the last with {over} in use," if over else ","
     note = (
-        f"{-(-run.num_gpus // run.gpus_per_node)} machines of {run.gpus_per_node} GPUs, joined at "
+        f"{machines} machines of {run.gpus_per_node} GPUs{partly} joined at "
         f"{speed * BITS_PER_BYTE / GIGA:,.0f} Gbit/s each ({where}); slow machines and congestion are not counted"
     )
     return replace(factors, factors={**factors.factors, **added}, notes=(*factors.notes, note))

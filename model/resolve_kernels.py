@@ -11,7 +11,7 @@ from tunecast.model.fp8 import FP8_KINDS
 from tunecast.model.fused import FUSED_KERNELS
 from tunecast.model.resolve_parallel import FSDP, Fields
 from tunecast.model.run import Run
-from tunecast.model.stacks import DTYPE_ALIASES, DTYPES, HF_CODES, QUANT_TYPES, built_choice, one_of
+from tunecast.model.stacks import DTYPE_ALIASES, DTYPES, HF_CODES, HF_CODES_SAID, QUANT_TYPES, built_choice, one_of
 from tunecast.model.units import DTYPE_BYTES, GIB
 
 FUSED_LORA_BASES = (None, "bnb-4bit", "gptq-4bit", "gptq-8bit")
@@ -223,7 +223,9 @@ def refuse_four_bit_options(fields: Fields, method: str) -> None:
 
 def take_kernels(fields: Fields, architecture: Architecture, defaults: Mapping[str, Any]) -> None:
     """Fused kernels, and the age of the code."""
-    one_of("hf-code", fields.take("hf_code", defaults.get("hf_code", "5"), "stack-default"), HF_CODES)
+    code = fields.take("hf_code", defaults.get("hf_code", "5"), "stack-default")
+    if code not in HF_CODES:
+        raise InputError(f"--hf-code is {code!r}, but it names an age of transformers; type {HF_CODES_SAID}.")
     take_fp8(fields)
     take_in_backward(fields)
     for name, ordinary in (("torch_compile", False), ("compile_loss", True)):

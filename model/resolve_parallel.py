@@ -235,7 +235,13 @@ def check_context_parallel(architecture: Architecture, values: Mapping[str, Any]
     if cp == 1:
         return
     if length % (2 * cp):
-        raise InputError(f"--cp {cp} deals out 2 x {cp} equal parts of a sequence, but --max-length is {length}.")
+        gpus = values["num_gpus"] // (values["tp"] * values["pp"])
+        fitting = [degree for degree in range(cp - 1, 1, -1) if length % (2 * degree) == 0 and gpus % degree == 0]
+        lengths = max(length // (2 * cp), 1) * 2 * cp
+        raise InputError(
+            f"--cp {cp} deals out 2 x {cp} equal parts of a sequence, but --max-length is {length}; type --max-length "
+            f"{lengths}{f', or --cp {fitting[0]}' if fitting else ''}."
+        )
     if values["attn_implementation"] == "eager":
         raise NotSupportedError("Context parallelism needs a fused attention kernel; use --attn-implementation sdpa.")
     heads = min(group.layer.attention.num_kv_heads for group in architecture.groups)

@@ -24,6 +24,8 @@ QUANT_METHODS = ("bnb-4bit", "bnb-8bit", "gptq-4bit", "gptq-8bit")
 PLAIN = "hf-peft"
 """The stack of who names none."""
 HF_CODES = ("5", "4.49", "4.46", "4.45")
+HF_CODES_SAID = "5, 4.49 (4.49 and later below 5), 4.46 (4.46 to 4.48) or 4.45 (4.45 and before)"
+"""The versions of transformers that each stands for."""
 
 BUILT = {
     "optimizer": ("adamw_torch", "adamw_torch_fused", "sgd", "adafactor", *BITSANDBYTES),
@@ -95,7 +97,7 @@ def built_choice(what: str, option: str, value: str) -> str:
     built = ", ".join(BUILT[what])
     if value in UNBUILT[what]:
         raise NotSupportedError(f"The {what} {value!r} is known but not built yet; --{option} takes {built}.")
-    raise UnknownNameError(what, value, BUILT[what] + UNBUILT[what], hint=f"--{option} takes {built}.")
+    raise UnknownNameError(what, value, BUILT[what], hint=f"--{option} takes {built}.")
 
 
 def one_of(option: str, value: str, choices: tuple[str, ...]) -> str:

@@ -12,10 +12,12 @@ PARSER_WORDS = {
 """What typer's parser says of a wrong number, and what is said instead."""
 
 
-def in_our_words(message: str) -> str:
-    """A usage error without the parser's own phrases."""
+def in_our_words(message: str, cause: BaseException | None = None) -> str:
+    """A usage error without the parser's own phrases; the `cause`, its validator's error, has what was typed."""
+    errors = getattr(cause, "errors", None)
+    found = errors()[0].get("input") if callable(errors) else None
     for theirs, ours in PARSER_WORDS.items():
-        message = message.replace(theirs, ours)
+        message = message.replace(theirs, ours if found is None else f"{ours}, not {found!r}")
     return message
 
 
@@ -33,7 +35,7 @@ def main() -> None:
     except usage_error as caught:
         error = cast(Any, caught)
         command = error.ctx.command_path if error.ctx else "tunecast"
-        message = in_our_words(error.format_message().rstrip("."))
+        message = in_our_words(error.format_message().rstrip("."), caught.__cause__)
         # A command without any argument raises its own help text.
         sentence = message if "\n" in message else f"tunecast: {message}; type: {command} --help"
         print(sentence, file=sys.stderr)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -101,6 +102,21 @@ def test_the_run_line_says_what_was_assumed(make: Make) -> None:
     assert line.startswith("meta-llama/Llama-3.1-70B: qlora, r=16 on 2 module kinds, 1 x 1024 tokens")
     assert "207M of 70.6B parameters train" in line
     assert line.endswith("Assumed: max_length 1024.")
+
+
+@pytest.mark.parametrize(
+    ("layout", "said"),
+    [
+        ({"num_gpus": 8, "tp": 8}, "8 GPUs (tp 8)"),
+        ({"num_gpus": 8, "pp": 4, "sharding": "ddp"}, "8 GPUs (ddp, pp 4)"),
+        ({"num_gpus": 16384, "tp": 8, "pp": 16, "cp": 2, "sharding": "fsdp"}, "16384 GPUs (fsdp, tp 8, pp 16, cp 2)"),
+        ({"num_gpus": 4, "sharding": "zero2"}, "4 GPUs (zero2)"),
+    ],
+)
+def test_the_run_line_says_how_gpus_share_the_work(make: Make, layout: dict[str, Any], said: str) -> None:
+    plain = make()
+    line = run_line(replace(plain, run=replace(plain.run, **layout)))
+    assert f", {said}, checkpointing" in line
 
 
 @pytest.mark.parametrize(

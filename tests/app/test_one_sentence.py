@@ -17,7 +17,8 @@ def tunecast(*arguments: str) -> subprocess.CompletedProcess[str]:
     ("arguments", "named"),
     [
         (("estimate", "llama-3.1-8b", "--lora-r", "foo"), "'--lora-r': it must be a whole number"),
-        (("estimate", "llama-3.1-8b", "--lora-dropout", "foo"), "'--lora-dropout': it must be a number"),
+        (("estimate", "llama-3.1-8b", "--lora-dropout", "foo"), "'--lora-dropout': it must be a number, not 'foo'"),
+        (("estimate", "llama-3.1-8b", "--mean-tokens", "abc"), "'--mean-tokens': it must be a number, not 'abc'"),
         (("estimate", "llama-3.1-8b", "--bogus"), "--bogus"),
         (("estimate",), "MODEL"),
         (("nope",), "nope"),
