@@ -94,8 +94,9 @@ def screen(
 ) -> Screen:
     """Step time and memory of every run on every target; all targets are of one platform.
 
-    A run is taken as it is: whether a device has its dtype, or its memory, is for the caller to ask. `options` may
-    say how machines are joined (``internode_gbps``).
+    A run is taken as it is: whether a device has its dtype, or its memory, is for the caller to ask. What a device
+    decides (`run.BY_CARD`) is left at its default; paging is worked out here. `options` may say how machines are joined
+    (``internode_gbps``).
     """
     platform = targets[0].platform
     assert all(target.platform == platform for target in targets), "devices of one platform"
@@ -167,7 +168,7 @@ def factor_groups(runs: Sequence[Run]) -> list[list[int]]:
 
 def is_plain(run: Run) -> bool:
     """Whether every GPU runs the whole step on samples of its own: only then do plans share kernels."""
-    return run.tp == run.pp == run.cp == 1 and run.offload == "none" and not run.paged_bytes
+    return run.tp == run.pp == run.cp == 1 and run.offload == "none"
 
 
 def one_by_one(architecture: Architecture, runs: Sequence[Run], factors: Sequence[FactorSet], platform: str) -> Array:

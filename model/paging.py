@@ -11,18 +11,21 @@ out: the driver's own pages, the CUDA context, the cache of PyTorch's allocator.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from tunecast.catalogs.errors import InputError
 from tunecast.model.architecture import Architecture
 from tunecast.model.curves import Array
 from tunecast.model.factors import FactorSet
+from tunecast.model.links import communication_seconds
 from tunecast.model.optimizer import optimizer_state_bytes
 from tunecast.model.optimizer_bnb import BITSANDBYTES
 from tunecast.model.parallel import is_split
-from tunecast.model.parallel_offload import PAGING_WAYS, with_host
+from tunecast.model.parallel_offload import host_operations, with_host
 from tunecast.model.resolve import Resolved
 from tunecast.model.run import Run
 from tunecast.model.sharding import shard_gpus, shards_of
@@ -45,17 +48,22 @@ def paged_state_bytes(architecture: Architecture, run: Run) -> int:
     return apart // shard_gpus(run) if shards_of(run).optimizer_state else apart
 
 
+def can_page(run: Run, target: Target) -> bool:
+    """Whether state of this run leaves this device when it does not fit, as far as anything says how much fits."""
+    return target.platform == "cuda" and target.usable_bytes is not None and run.offload == "none" and is_paged(run)
+
+
 def overflow_bytes(architecture: Architecture, run: Run, target: Target, source: StepSource | None = None) -> int:
     """Paged state of one GPU that does not fit beside the rest on a device; 0 for less than `NEGLIGIBLE_BYTES`, and
     where nothing says how much fits."""
-    if target.platform != "cuda" or target.usable_bytes is None or run.offload != "none" or not is_paged(run):
+    if not can_page(run, target):
         return 0
     held = timeline_of(architecture, run, source=source).allocated_bytes
-    return _beyond(paged_state_bytes(architecture, run), int(target.usable_bytes) - held)
+    return _beyond(paged_state_bytes(architecture, run), held, target)
 
 
-def _beyond(state: int, room: int) -> int:
-    moved = state - max(room, 0)
+def _beyond(state: int, held: int, target: Target) -> int:
+    moved = state - max(int(target.usable_bytes or 0) - held, 0)
     return moved if moved >= NEGLIGIBLE_BYTES else 0
 
 
@@ -64,7 +72,7 @@ def paging_on_card(
 ) -> Resolved:
     """The run with `Run.paged_bytes` as it is on this device."""
     run = resolved.run
-    if not is_paged(run) or run.offload != "none" or target.platform != "cuda":
+    if not can_page(run, target):
         return resolved
     if is_split(run) or architecture.settings:
         what = "with --tp, --pp and --cp" if is_split(run) else f"of {architecture.name}, which has no formulas"
@@ -73,9 +81,9 @@ def paging_on_card(
     moved = overflow_bytes(architecture, run, target, source)
     if not moved:
         return resolved
-    state = paged_state_bytes(architecture, run)
+    fits = paged_state_bytes(architecture, run) - moved
     note = (
-        f"Of {gib(state):.1f} GiB of paged optimizer state {gib(state - moved):.1f} GiB fit beside the rest; the "
+        f"Of {gib(fits + moved):.1f} GiB of paged optimizer state {gib(fits):.1f} GiB fit beside the rest; the "
         f"other {gib(moved):.1f} GiB go to each GPU's host and come back in every step, over PCIe (assumed; the "
         "interval reaches to all of it)."
     )
@@ -92,14 +100,19 @@ def paging_seconds(
 ) -> Array:
     """(runs,) seconds that paged state adds to a step on one device; NaN where it moves at an unknown rate."""
     extra = np.zeros(len(runs))
-    if target.platform != "cuda" or target.usable_bytes is None:
-        return extra
     for row, run in enumerate(runs):
-        if is_split(run) or run.offload != "none" or not is_paged(run):
+        if not can_page(run, target) or is_split(run):
             continue
-        moved = _beyond(paged_state_bytes(architecture, run), int(target.usable_bytes) - int(allocated_bytes[row]))
+        moved = _beyond(paged_state_bytes(architecture, run), int(allocated_bytes[row]), target)
         if moved:
-            moving = with_host(factors, architecture, replace(run, paged_bytes=moved), target.gpu)
-            rate = moving.factors.get("pcie_bytes_per_s")
-            extra[row] = np.nan if rate is None else PAGING_WAYS * moved / rate.value
+            extra[row] = _seconds(architecture, replace(run, paged_bytes=moved), target, factors)
     return extra
+
+
+def _seconds(architecture: Architecture, run: Run, target: Target, factors: FactorSet) -> float:
+    """Of `Run.paged_bytes` in one step."""
+    known = with_host(factors, architecture, run, target.gpu)
+    try:
+        return float(communication_seconds(host_operations(architecture, run), known, run=run).sum())
+    except InputError:
+        return math.nan

@@ -70,15 +70,17 @@ def test_sharded_state_is_shared_out() -> None:
     assert sharded == pytest.approx(whole / 4, rel=1e-6)
 
 
-def test_a_sweep_counts_it_as_one_forecast_does() -> None:
+@pytest.mark.parametrize("more", [{}, {"num_gpus": 4, "sharding": "zero2"}, {"num_gpus": 16, "sharding": "ddp"}])
+def test_a_sweep_counts_it_as_one_forecast_does(more: dict[str, object]) -> None:
     llama = load_architecture(LLAMA_8B)
-    run = resolve_run(llama, {"method": "full", "max_length": 1024, "optim": "paged_adamw_32bit"}).run
+    given = {"method": "full", "max_length": 1024, "optim": "paged_adamw_32bit", **more}
+    run, joined = resolve_run(llama, given).run, {"internode_gbps": 400}
     names = ["a100-sxm4-40gb", "a100-sxm4-80gb", "h200-sxm5-141gb"]
-    swept = screen(llama, [run], resolve_targets(names, {})).step_s[:, 0]
-    alone = [asked(LLAMA_8B, name, "paged_adamw_32bit") for name in names]
-    one_by_one = [found.step_time_s.value for found in alone]
-    assert swept == pytest.approx(np.array(one_by_one), rel=1e-6)
-    assert [found.run.paged_bytes > 0 for found in alone] == [True, True, False]
+    swept = screen(llama, [run], resolve_targets(names, {}), joined).step_s[:, 0]
+    alone = [asked(LLAMA_8B, name, "paged_adamw_32bit", **joined, **more) for name in names]
+    assert swept == pytest.approx(np.array([found.step_time_s.value for found in alone]), rel=1e-6)
+    assert alone[0].run.paged_bytes > 0
+    assert alone[2].run.paged_bytes == 0
 
 
 def test_a_split_model_says_that_paging_is_not_counted() -> None:
