@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +25,7 @@ from tunecast.model.question import Question
 from tunecast.model.resolve import Resolved, resolve_run
 from tunecast.model.rows import row_notes, timed_run, unpacked_rows
 from tunecast.model.run import Run
-from tunecast.model.sharding import FSDP
+from tunecast.model.sharding import FSDP, ZERO
 from tunecast.model.step_source import (
     executed_by_dtype_of,
     model_flops_of,
@@ -39,8 +39,10 @@ from tunecast.model.timing import link_notes, unused_notes, utilizations
 from tunecast.model.timing import timing as step_timing
 from tunecast.model.training_totals import training_totals
 
-ADAPTERS_DECIDED_BY = ("method", "stack", "stack_version", "dtype", "precision")
-"""Options that the dtype of adapters follows from."""
+STORAGE = ("dtype", "precision", "adapter_dtype", "upcast_non_quantized")
+"""Fields that a sharding may decide."""
+STORAGE_DECIDED_BY = ("method", "stack", "stack_version", "quant_method", "offload", *STORAGE)
+"""Options that they follow from."""
 
 
 def estimate(question: Question, targets: Sequence[Target]) -> list[Forecast]:
@@ -59,8 +61,8 @@ def forecast(question: Question, target: Target) -> Forecast:
     rows = unpacked_rows(run, question.options)
     run = timed_run(run, rows)
     timing, watched = _watched(question, target, step_timing(question, replace(resolved, run=run), target, factors))
-    adapters = _adapters_alone(question, target, resolved)
-    scaling = _scaling(question, target, run, timing, factors, adapters)
+    storage = _storage_alone(question, target, resolved)
+    scaling = _scaling(question, target, run, timing, factors, storage)
     rate = phase_rates(target.gpu, factors, question.whole_run.phase_rate)[TOKENIZING]
     timing, data_notes = fed(timing, run, rows, question.options, rate)
     probability = fit_probability(view)
@@ -97,7 +99,7 @@ def forecast(question: Question, target: Target) -> Forecast:
             *_record_notes(target),
             *link_notes(run, factors, question),
             *unused_notes(run, target, question),
-            *scaling_notes(scaling, run, adapters),
+            *scaling_notes(scaling, run, storage),
             *row_notes(resolved.run, rows),
             *document_notes(resolved.run, question.options),
             *data_notes,
@@ -110,34 +112,40 @@ def forecast(question: Question, target: Target) -> Forecast:
     return with_money(result, question, target, amount, factors=factors, timing=timing)
 
 
-def _adapters_alone(question: Question, target: Target, resolved: Resolved) -> str | None:
-    """Dtype of adapters on one GPU where nobody chose one and FSDP stores them otherwise; None: the same."""
-    run = resolved.run
-    if run.sharding not in FSDP or not run.has_adapters or question.options.get("adapter_dtype") is not None:
-        return None
-    given = {name: question.options[name] for name in ADAPTERS_DECIDED_BY if question.options.get(name) is not None}
-    return resolve_run(question.architecture, given, gpu_has_bf16=target.has_bf16).run.adapter_dtype
+def _storage_alone(question: Question, target: Target, resolved: Resolved) -> dict[str, Any]:
+    """Storage and arithmetic of one GPU alone where nobody chose them and FSDP or DeepSpeed has others."""
+    run, given = resolved.run, question.options
+    fsdp = ("adapter_dtype",) if run.has_adapters else ()
+    decided = fsdp if run.sharding in FSDP else STORAGE if run.sharding in ZERO else ()
+    free = [name for name in decided if given.get(name) is None]
+    if not free:
+        return {}
+    known = {name: given[name] for name in STORAGE_DECIDED_BY if given.get(name) is not None}
+    one = resolve_run(question.architecture, known, gpu_has_bf16=target.has_bf16).run
+    return {name: getattr(one, name) for name in free}
 
 
 def _scaling(
-    question: Question, target: Target, run: Run, timing: StepTime, factors: FactorSet, adapters: str | None
+    question: Question, target: Target, run: Run, timing: StepTime, factors: FactorSet, storage: Mapping[str, Any]
 ) -> Scaling | None:
     """How the job scales; None for one GPU, where the user gave the speed, or where one GPU runs other code. A traced
-    run is compared by formula."""
+    run is compared by formula, where its family has formulas."""
     if run.num_gpus == 1 or question.achieved_tflops is not None or not comparable(run):
         return None
 
-    def by_formula(run: Run, factors: FactorSet) -> StepTime:
-        operations = operations_of(question.architecture, run, platform=target.platform)
+    source = question.source if question.architecture.settings else None
+
+    def alike(run: Run, factors: FactorSet) -> StepTime:
+        operations = operations_of(question.architecture, run, platform=target.platform, source=source)
         return _watched(question, target, step_time(operations, factors, run=run))[0]
 
-    job = timing if question.source is None else by_formula(run, factors)
-    one = replace(alone(run, adapters), paged_bytes=0)
+    job = timing if question.source is None else alike(run, factors)
+    one = replace(alone(run, storage), paged_bytes=0)
     one = replace(one, paged_bytes=overflow_bytes(question.architecture, one, target))
     own = scaled(job_factors(target, question.architecture, one, question.options), question.factor_scales)
-    operations = operations_of(question.architecture, run, platform=target.platform)
+    operations = operations_of(question.architecture, run, platform=target.platform, source=source)
     fraction = question.options.get("serial_fraction")
-    return scaling_of(job, by_formula(one, own), operations, factors, run, fraction)
+    return scaling_of(job, alike(one, own), operations, factors, run, fraction)
 
 
 def _watched(question: Question, target: Target, timing: StepTime) -> tuple[StepTime, str | None]:

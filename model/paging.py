@@ -54,12 +54,19 @@ def can_page(run: Run, target: Target) -> bool:
 
 
 def overflow_bytes(architecture: Architecture, run: Run, target: Target, source: StepSource | None = None) -> int:
-    """Paged state of one GPU that does not fit beside the rest on a device; 0 for less than `NEGLIGIBLE_BYTES`, and
-    where nothing says how much fits."""
-    if not can_page(run, target):
+    """Paged state of one GPU that does not fit beside the rest on a device; 0 for less than `NEGLIGIBLE_BYTES`, where
+    nothing says how much fits, and where it is `uncounted`."""
+    if not can_page(run, target) or uncounted(architecture, run):
         return 0
     held = timeline_of(architecture, run, source=source).allocated_bytes
     return _beyond(paged_state_bytes(architecture, run), held, target)
+
+
+def uncounted(architecture: Architecture, run: Run) -> str:
+    """Runs whose paging is not worked out, in words; empty for the others."""
+    if is_split(run):
+        return "with --tp, --pp and --cp"
+    return f"of {architecture.name}, which has no formulas" if architecture.settings else ""
 
 
 def _beyond(state: int, held: int, target: Target) -> int:
@@ -74,8 +81,8 @@ def paging_on_card(
     run = resolved.run
     if not can_page(run, target):
         return resolved
-    if is_split(run) or architecture.settings:
-        what = "with --tp, --pp and --cp" if is_split(run) else f"of {architecture.name}, which has no formulas"
+    what = uncounted(architecture, run)
+    if what:
         note = f"What of the paged optimizer state goes to the host and back is not counted {what}."
         return replace(resolved, notes=(*resolved.notes, note))
     moved = overflow_bytes(architecture, run, target, source)
@@ -101,7 +108,7 @@ def paging_seconds(
     """(runs,) seconds that paged state adds to a step on one device; NaN where it moves at an unknown rate."""
     extra = np.zeros(len(runs))
     for row, run in enumerate(runs):
-        if not can_page(run, target) or is_split(run):
+        if not can_page(run, target) or uncounted(architecture, run):
             continue
         moved = _beyond(paged_state_bytes(architecture, run), int(allocated_bytes[row]), target)
         if moved:

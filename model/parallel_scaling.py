@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from tunecast.catalogs.errors import InputError
 from tunecast.model.factors import FactorSet
@@ -23,6 +24,10 @@ from tunecast.model.time import StepTime
 
 NOTHING = 0.005
 TOLD_PARTS = 3
+
+
+ROUNDING = 1e-9
+"""Of a step: less than this is no difference."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,10 +72,10 @@ def serial_fraction_of(efficiency: float, num_gpus: int) -> float:
     return max((1.0 / efficiency - 1.0) / (num_gpus - 1), 0.0)
 
 
-def alone(run: Run, adapter_dtype: str | None = None) -> Run:
-    """The same micro-batches on one GPU, where adapters may be stored in another dtype (`resolve_parallel`)."""
+def alone(run: Run, storage: Mapping[str, Any] | None = None) -> Run:
+    """The same micro-batches on one GPU, which may store and compute otherwise (`resolve_parallel`)."""
     one = replace(run, num_gpus=1, tp=1, pp=1, pp_interleave=1, cp=1, async_tp=False, sharding="none")
-    return one if adapter_dtype is None else replace(one, adapter_dtype=adapter_dtype)
+    return replace(one, **(storage or {}))
 
 
 def scaling_of(
@@ -87,6 +92,7 @@ def scaling_of(
     share = run.tokens_per_step / (alone(run).tokens_per_step * run.num_gpus)
     ideal = one.step_time_s.value * share
     saved = {name: part * share - timing.parts_s.get(name, 0.0) for name, part in one.parts_s.items()}
+    least = ROUNDING * step
     slower = step - waiting - bubble - ideal
     efficiency = ideal / step
     return Scaling(
@@ -96,14 +102,16 @@ def scaling_of(
         exposed_communication_s=waiting,
         bubble_s=bubble,
         slower_work_s=slower,
-        faster_parts_s={name: saved[name] for name in sorted(saved, key=lambda name: -saved[name]) if saved[name] > 0},
+        faster_parts_s={
+            name: saved[name] for name in sorted(saved, key=lambda name: -saved[name]) if saved[name] > least
+        },
         bound_by=bound_by(operations, factors, run, {"waiting": waiting, "bubble": bubble, "work": slower}, step),
         amdahl=classic(serial_fraction, run.num_gpus, ideal),
     )
 
 
-def scaling_notes(scaling: Scaling | None, run: Run, adapter_dtype: str | None = None) -> tuple[str, ...]:
-    """Why a job may scale by more than its GPUs; one GPU alone stores adapters in `adapter_dtype`, None: the same."""
+def scaling_notes(scaling: Scaling | None, run: Run, storage: Mapping[str, Any] | None = None) -> tuple[str, ...]:
+    """Why a job may scale by more than its GPUs; one GPU alone has `storage` in place of the run's own."""
     if not comparable(run):
         return (
             "no scaling efficiency is told: one GPU alone offloads by DeepSpeed, which keeps other states than FSDP",
@@ -114,8 +122,11 @@ def scaling_notes(scaling: Scaling | None, run: Run, adapter_dtype: str | None =
     saved = list(scaling.faster_parts_s.items())[:TOLD_PARTS]
     less = ", ".join(f"{1e3 * part_s:.3g} ms less of {name}" for name, part_s in saved)
     causes = ["the update is shared" if run.offload == "none" else "what is offloaded is shared"]
-    if adapter_dtype not in (None, run.adapter_dtype):
-        causes.append(f"adapters are stored in {run.adapter_dtype} here, in {adapter_dtype} on one GPU")
+    apart = {name: word for name, word in (storage or {}).items() if word != getattr(run, name)}
+    if "precision" in apart:
+        causes.append(f"the job computes in {run.precision}, one GPU in {apart['precision']}")
+    elif "adapter_dtype" in apart:
+        causes.append(f"adapters are stored in {run.adapter_dtype} here, in {apart['adapter_dtype']} on one GPU")
     causes.append(f"the priors' effect of {run.sharding} is on all work")
     why = "; ".join(causes)
     return (f"{n} GPUs are more than {n} times as fast as one: a step has {less} than one GPU's alone ({why})",)

@@ -47,7 +47,7 @@ from tunecast.model.resolve_litgpt import (
     half_precision,
     litgpt_targets,
 )
-from tunecast.model.resolve_parallel import take_parallel
+from tunecast.model.resolve_parallel import casts_all, settle_zero, take_parallel, zero_defaults
 from tunecast.model.root_modules import root_modules
 from tunecast.model.run import BY_CARD, Run
 from tunecast.model.stack_versions import adapter_default, chosen_ranges, defaults_then, silent_note, told_ranges
@@ -234,7 +234,9 @@ def _dtypes(fields: _Fields, defaults: Mapping[str, Any], *, gpu_has_bf16: bool)
     precision = one_of("precision", fields.take("precision", defaults["precision"], "stack-default"), PRECISIONS)
     if _whole_base(fields) and precision in DTYPES:
         without_autocast(fields)
-    if not gpu_has_bf16:
+    if casts_all(fields) and fields.values["precision"] in ("bf16", "fp16"):
+        settle_zero(fields, gpu_has_bf16=gpu_has_bf16)
+    elif not gpu_has_bf16:
         (half_precision if fields.values["stack"] == STACK else _fall_back_to_fp16)(fields)
     if _whole_base(fields):
         check_pure_precision(fields.values)
@@ -353,7 +355,7 @@ def resolve_run(
     defaults = defaults_of_version(fields, stack_defaults(fields.take("stack", ASSUMED["stack"], "assumed"), method))
     check_code(architecture, fields.values["stack"])
     _numbers(fields, architecture)
-    defaults = defaults_by_gpus(fields, architecture, defaults)
+    defaults = zero_defaults(fields, defaults_by_gpus(fields, architecture, defaults))
     defaults = take_quantization(fields, defaults)
     _adapters(fields, architecture, defaults)
     _dtypes(fields, defaults, gpu_has_bf16=gpu_has_bf16)

@@ -6,7 +6,7 @@ from typing import Any
 
 from tunecast.catalogs.errors import InputError, NotSupportedError, UnknownNameError
 from tunecast.model.architecture import Architecture
-from tunecast.model.resolve_parallel import Fields
+from tunecast.model.resolve_parallel import Fields, casts_all
 from tunecast.model.root_modules import root_modules
 from tunecast.model.stacks import DTYPE_ALIASES, DTYPES, load_stacks, one_of, stack_defaults
 
@@ -147,6 +147,7 @@ def take_saved_dtype(fields: Fields) -> None:
     """Storage of modules trained whole: their base's, or what the stack casts all trained parameters to."""
     values = fields.values
     by_stack = stack_defaults(values["stack"], values["method"]).get("modules_to_save_dtype")
+    by_stack = None if casts_all(fields) and values["precision"] in DTYPES else by_stack
     said = fields.take("modules_to_save_dtype", by_stack, "stack-default")
     if not values["modules_to_save"]:
         if fields.origins["modules_to_save_dtype"] == "cli":

@@ -14,13 +14,15 @@ CP_KINDS = ("ring", "ulysses")
 OFFLOADS = ("none", "optimizer", "all")
 FSDP = ("fsdp", "fsdp-grad-op", "hsdp")
 """Shardings that PyTorch's FSDP does."""
+ZERO = ("zero1", "zero2", "zero3")
+"""Shardings that DeepSpeed does."""
 MEGATRON_GPT = "megatron_gpt"
 """Family whose learned positions Megatron adds before it splits tokens."""
 SEPARATE = 4
 """Maps of an attention block with projections apart."""
 GPUS_PER_NODE = 8
 """Of HGX and DGX boards, and of the largest instance of every cloud in the catalog; assumed when nothing is said."""
-OFFLOADED_BY = {"optimizer": ("zero1", "zero2", "zero3"), "all": ("zero3", *FSDP)}
+OFFLOADED_BY = {"optimizer": ZERO, "all": ("zero3", *FSDP)}
 """Shardings whose frameworks can keep that part in host memory (DeepSpeed ``offload_optimizer`` and
 ``offload_param``, FSDP ``CPUOffloadPolicy``)."""
 
@@ -67,6 +69,45 @@ def take_parallel(fields: Fields, architecture: Architecture, whole_number: Call
     note_stages(fields, architecture)
     check_context_parallel(architecture, fields.values)
     check_offload(fields.values)
+
+
+def casts_all(fields: Fields) -> bool:
+    """Whether DeepSpeed runs the job, which casts the whole module to 16 bits and runs it without autocast.
+
+    Source: DeepSpeed ``runtime/engine.py`` (``_configure_distributed_model``: ``self.module.bfloat16()``) where
+    ``bf16.enabled``, which the Trainer and accelerate fill in with their own ``bf16``.
+    """
+    given = fields.given
+    if fields.values["num_gpus"] == 1:
+        return given.get("offload") not in (None, "none")
+    return given.get("sharding") in ZERO and not any(given.get(name) not in (None, 1) for name in ("tp", "pp"))
+
+
+def zero_defaults(fields: Fields, defaults: dict[str, Any]) -> dict[str, Any]:
+    """Under DeepSpeed what a stack loads or raises to fp32, adapters too, is 16 bits wide, unless dtypes are given.
+
+    Left out: a GPTQ base, whose kernels have a dtype of their own.
+    """
+    precision, given = str(defaults.get("precision", "")), fields.given
+    own = "dtype" in given or "precision" in given or str(given.get("quant_method")).startswith("gptq")
+    if own or not casts_all(fields) or not precision.endswith("-autocast"):
+        return defaults
+    dtype = precision.removesuffix("-autocast")
+    return {**defaults, "dtype": dtype, "precision": dtype, "adapter_dtype": dtype, "upcast_non_quantized": False}
+
+
+def settle_zero(fields: Fields, *, gpu_has_bf16: bool) -> None:
+    """fp16 in place of DeepSpeed's bf16 where a card has none of it, and what its cast means, in a note."""
+    values = fields.values
+    if not gpu_has_bf16:
+        for name in ("precision", "dtype", "adapter_dtype", "bnb_4bit_compute_dtype"):
+            values[name] = "fp16" if values.get(name) == "bf16" else values.get(name)
+    if "precision" not in fields.given:
+        where = "in host memory" if fields.given.get("offload") not in (None, "none") else "spread over the GPUs"
+        fields.notes.append(
+            f"DeepSpeed trains in pure {values['precision']}{'' if gpu_has_bf16 else ' (this GPU has no bf16)'}, with "
+            f"an fp32 copy and fp32 optimizer states of what is trained, {where}."
+        )
 
 
 def data_gpus(values: Mapping[str, Any]) -> int:

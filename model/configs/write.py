@@ -55,6 +55,12 @@ def deepspeed(run: Run) -> Mapped:
     }
 
 
+def trainer_precision(run: Run) -> str:
+    """What the trainer is told: DeepSpeed's own 16 bits are switched on by the words for autocast."""
+    own = "zero" in run.sharding and not run.precision.endswith("-autocast")
+    return f"{run.precision}-autocast" if own else run.precision
+
+
 def without_empty(mapping: Mapping[str, Any]) -> Mapped:
     """The mapping without what is None."""
     return {name: value for name, value in mapping.items() if value is not None}
@@ -90,8 +96,8 @@ def trl_file(architecture: Architecture, run: Run, steps: int) -> Mapped:
             "output_dir": OUTPUT,
             **(adapters if run.has_adapters else {}),
             **(four_bit if run.method == "qlora" else {}),
-            "bf16": run.precision == "bf16-autocast",
-            "fp16": run.precision == "fp16-autocast" or None,
+            "bf16": trainer_precision(run) == "bf16-autocast",
+            "fp16": trainer_precision(run) == "fp16-autocast" or None,
             "max_length": run.max_length,
             "packing": True,
             "packing_strategy": "wrapped" if run.attention_length is None else "bfd",
@@ -140,8 +146,8 @@ def axolotl_file(architecture: Architecture, run: Run, steps: int) -> Mapped:
             "output_dir": OUTPUT,
             **(adapters if run.has_adapters else {}),
             **(four_bit if run.method == "qlora" else {}),
-            "bf16": {"bf16-autocast": True, "bf16": "full"}.get(run.precision, False),
-            "fp16": run.precision == "fp16-autocast" or None,
+            "bf16": {"bf16-autocast": True, "bf16": "full"}.get(trainer_precision(run), False),
+            "fp16": trainer_precision(run) == "fp16-autocast" or None,
             "sequence_len": run.max_length,
             "sample_packing": True,
             "pad_to_sequence_len": True,
@@ -188,9 +194,9 @@ def llama_factory_file(architecture: Architecture, run: Run, steps: int) -> Mapp
             "output_dir": OUTPUT,
             **(adapters if run.has_adapters else {}),
             **(four_bit if run.method == "qlora" else {}),
-            "pure_bf16": True if run.precision == "bf16" else None,
-            "bf16": True if run.precision == "bf16-autocast" else None,
-            "fp16": True if run.precision == "fp16-autocast" else None,
+            "pure_bf16": True if trainer_precision(run) == "bf16" else None,
+            "bf16": True if trainer_precision(run) == "bf16-autocast" else None,
+            "fp16": True if trainer_precision(run) == "fp16-autocast" else None,
             "cutoff_len": run.max_length + 1,
             "packing": True,
             "neat_packing": None if run.attention_length is None else True,

@@ -58,6 +58,20 @@ def test_what_would_make_a_traced_run_fit_comes_from_formulas_or_is_said_not_to_
     assert all(note.endswith("(by formula, not traced)") for note in proposed)
 
 
+@pytest.mark.parametrize("more", [{}, {"sharding": "zero2", "optim": "paged_adamw_32bit"}])
+def test_a_traced_family_scales_against_its_own_trace(config: str, more: dict[str, Any]) -> None:
+    for package in ("torch", "transformers", "peft", "bitsandbytes"):
+        pytest.importorskip(package)
+    told: list[str] = []
+    asked: dict[str, Any] = {"gpu": "rtx-4090-24gb", "exact": True, "told": told.append, "max_length": 128}
+    (two,) = api.estimate(config, num_gpus=2, **asked, **more)
+    assert len(told) == 1
+    (one,) = api.estimate(config, **asked, **({"optim": more["optim"]} if more else {}))
+    assert two.scaling is not None
+    assert two.scaling.speedup == pytest.approx(two.tokens_per_s.value / one.tokens_per_s.value, rel=1e-6)
+    assert two.time_parts_s["communication"] > 0
+
+
 def test_the_traced_family_gets_a_whole_forecast(config: str) -> None:
     for package in ("torch", "transformers", "peft", "bitsandbytes"):
         pytest.importorskip(package)

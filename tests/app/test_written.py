@@ -38,18 +38,14 @@ RUNS: dict[str, dict[str, Any]] = {
     "full": {"method": "full", "attn_implementation": "flash_attention_2", "optim": "adamw_torch_fused"},
     "full-fsdp": {"method": "full", "num_gpus": 8, "sharding": "fsdp", "reentrant": True},
     "lora-saved": {"method": "lora", "modules_to_save": "embed_tokens,lm_head"},
+    "full-zero2": {"method": "full", "num_gpus": 8, "sharding": "zero2"},
     "lora-fp16": {"method": "lora", "precision": "fp16-autocast", "dtype": "fp16"},
 }
-DEEPSPEED = {"precision": "bf16", "adapter_dtype": "bf16"}
-"""DeepSpeed casts the module and uses no autocast, which our reader knows and the written file has to admit."""
 TILED = {"loss_type": "chunked_nll"}
 """TRL since 1.15 makes tiles of the logits whatever the file says."""
 ADMITTED: dict[tuple[str, str], dict[str, Any]] = {
     ("trl", "qlora"): {"adapter_dtype": "bf16"},  # TRL casts the adapters of a 4-bit base
-    ("trl", "lora-zero2"): DEEPSPEED,
-    ("axolotl", "lora-zero2"): DEEPSPEED,
     ("llama-factory", "lora-saved"): {"modules_to_save_dtype": "fp32"},  # it raises all that trains
-    ("llama-factory", "lora-zero2"): DEEPSPEED,
 }
 
 

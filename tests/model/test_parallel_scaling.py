@@ -150,3 +150,11 @@ def test_what_comes_once_a_step_is_not_in_the_bubble() -> None:
     assert before.bubble_s > 0.0
     assert after.bubble_s == pytest.approx(before.bubble_s)
     assert after.step_s - before.step_s == pytest.approx(0.5)
+
+
+def test_a_stack_in_fp32_scales_by_what_deepspeed_saves_and_says_so() -> None:
+    one = ask("a100-sxm4-80gb", method="lora", stack="trl", sharding=None)
+    found = ask("a100-sxm4-80gb", method="lora", stack="trl", num_gpus=4, sharding="zero2")
+    assert found.scaling is not None
+    assert found.scaling.efficiency == pytest.approx(found.tokens_per_s.value / one.tokens_per_s.value / 4)
+    assert any("the job computes in bf16, one GPU in bf16-autocast" in note for note in found.notes)

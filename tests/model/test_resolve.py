@@ -236,3 +236,32 @@ def test_what_a_run_has_not_is_not_called_assumed(llama: Architecture) -> None:
         assert adapters <= assumed(**base)
         assert not four_bit & assumed(**base)
     assert not (four_bit | adapters) & assumed(method="full")
+
+
+@pytest.mark.parametrize("stack", ["hf-peft", "trl", "axolotl", "llama-factory"])
+@pytest.mark.parametrize("method", ["full", "lora", "qlora"])
+@pytest.mark.parametrize(("has_bf16", "half"), [(True, "bf16"), (False, "fp16")])
+def test_deepspeed_casts_the_whole_module_whatever_the_stack_loads(
+    llama: Architecture, stack: str, method: str, has_bf16: bool, half: str
+) -> None:
+    options = {"method": method, "stack": stack, "num_gpus": 2, "sharding": "zero2"}
+    found = resolve_run(llama, options, gpu_has_bf16=has_bf16)
+    run = found.run
+    assert (run.dtype, run.precision) == (half, half)
+    assert run.adapter_dtype == (half if run.has_adapters else "fp32")
+    assert not run.upcast_non_quantized
+    assert any(f"DeepSpeed trains in pure {half}" in note for note in found.notes)
+
+
+def test_dtypes_that_are_typed_and_megatrons_optimizer_are_not_deepspeeds(llama: Architecture) -> None:
+    spread = {"method": "lora", "num_gpus": 4, "sharding": "zero1"}
+    typed = resolve_run(llama, {**spread, "precision": "bf16-autocast"}).run
+    assert (typed.precision, typed.adapter_dtype) == ("bf16-autocast", "fp32")
+    assert resolve_run(llama, {**spread, "tp": 2, "dtype": "bf16"}).run.precision == "bf16-autocast"
+    assert resolve_run(llama, {**spread, "sharding": "ddp", "stack": "trl"}).run.dtype == "fp32"
+
+
+def test_one_gpu_that_offloads_is_deepspeeds_too(llama: Architecture) -> None:
+    found = resolve_run(llama, {"method": "full", "stack": "trl", "offload": "optimizer"})
+    assert (found.run.dtype, found.run.precision) == ("bf16", "bf16")
+    assert any("host memory" in note for note in found.notes)
