@@ -1,4 +1,4 @@
-"""The buckets in which PyTorch's DistributedDataParallel reduces gradients, and which of them nothing can hide.
+"""The buckets in which gradients are reduced, DDP's and DeepSpeed's, and which of them nothing can hide.
 
 Gradients join a bucket in about the order in which the backward makes them, the reverse of the forward's; a bucket is
 full, and its all-reduce starts, when a gradient brings it to its limit: 1 MiB for the first, 25 MiB for all others.
@@ -10,6 +10,9 @@ Source: torch 2.13 ``nn/parallel/distributed.py`` (``bucket_cap_mb``, ``_DEFAULT
 ``_DEFAULT_FIRST_BUCKET_BYTES``) and ``csrc/distributed/c10d/reducer.cpp`` (``compute_bucket_assignment_by_size``, run
 by the tests; ``rebuild_buckets``). Left out: with ``find_unused_parameters``, which the Hugging Face trainer asks for
 around PEFT models, buckets are those of the first step and the last one of adapters is 1 MiB.
+
+DeepSpeed's ZeRO reduces a bucket when the next gradient would bring it above ``reduce_bucket_size`` elements, and the
+last one when the backward is over (``stage_1_and_2.py``: ``reduce_independent_p_g_buckets_and_remove_grads``).
 """
 
 from __future__ import annotations
@@ -55,4 +58,20 @@ def ddp_buckets(architecture: Architecture, run: Run) -> tuple[tuple[int, ...], 
         *earlier, end = buckets_of(tensor.bytes_in(own) for tensor in tensors)
         beside += earlier
         last.append(end)
+    return tuple(beside), tuple(last)
+
+
+@lru_cache(maxsize=256)
+def zero_buckets(architecture: Architecture, run: Run, most: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """`ddp_buckets` of DeepSpeed, whose buckets hold at most so many elements, or one gradient that is larger."""
+    beside: list[int] = []
+    last: list[int] = []
+    for own, tensors in by_dtype(trained_tensors(architecture, run)[::-1], gradient_dtype(run)):
+        elements = waiting = 0
+        for tensor in tensors:
+            if elements and elements + tensor.elements > most:
+                beside.append(waiting)
+                elements = waiting = 0
+            elements, waiting = elements + tensor.elements, waiting + tensor.bytes_in(own)
+        last.append(waiting)
     return tuple(beside), tuple(last)

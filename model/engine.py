@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from tunecast.catalogs.errors import InputError
 from tunecast.model.architecture import Architecture
+from tunecast.model.collectives import communication_operations
 from tunecast.model.curves import Array
 from tunecast.model.engine_memory import Fit, Flags, fits_on, memory_of
 from tunecast.model.engine_tables import Work, add_up
@@ -33,7 +34,6 @@ from tunecast.model.optimizer import update_operations
 from tunecast.model.paging import paging_seconds
 from tunecast.model.run import Run
 from tunecast.model.segments import SEGMENTS, passes_of
-from tunecast.model.sharding import communication_operations
 from tunecast.model.step import tape_run
 from tunecast.model.target import Target
 from tunecast.model.time import (

@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from tunecast.model.architecture import Architecture
+from tunecast.model.collectives import communication_operations
 from tunecast.model.operation import FLASH, NATIVE, Kind, Operation, Phase
 from tunecast.model.optimizer import update_operations
 from tunecast.model.parallel import (
@@ -23,7 +24,7 @@ from tunecast.model.parallel import (
 )
 from tunecast.model.parallel_offload import host_operations
 from tunecast.model.run import Run
-from tunecast.model.sharding import communication_operations, shard_gpus, shards_of
+from tunecast.model.sharding import shard_gpus, shards_of
 from tunecast.model.stages import is_uneven, stages_counted
 from tunecast.model.step import repetitions, shallow_depth, write_step
 from tunecast.model.tape import Event

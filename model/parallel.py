@@ -27,6 +27,8 @@ from tunecast.model.units import DTYPE_BYTES
 
 ENDS = 2
 """Maps of a block whose queries, keys and values are one."""
+BETWEEN_COPIES = ("all_reduce", "reduce_scatter", "all_gather")
+"""Collectives of data parallelism; those of a split have ``tp.`` and the like before them."""
 LOSS_BYTES_PER_TOKEN = 3 * 4
 """Of a loss over a split vocabulary: the maximum, the sum of exponentials and the label's logit, in fp32."""
 
@@ -155,11 +157,12 @@ def attention_ratio(architecture: Architecture, run: Run) -> float:
 def placed(operation: Operation, architecture: Architecture, run: Run) -> Operation:
     """A kernel of the local tape as it really runs: collectives with their group, attention over the whole sequence.
 
-    Stages after the first reduce their last gradients while those before them still work; the first's wait is left out.
+    Stages after the first reduce their last gradients while those before them still work, and gather their first
+    parameters before there is anything to do; the first's waits are left out.
     """
     if operation.kind is Kind.COMMUNICATION and operation.name.startswith("tp."):
         return replace(operation, group=run.tp, group_per_node=run.tp, blocking=True)
-    if operation.kind is Kind.COMMUNICATION and run.pp > 1 and operation.name == "all_reduce":
+    if operation.name in BETWEEN_COPIES and operation.phase is not Phase.OPTIMIZER and run.pp > 1:
         return replace(operation, blocking=False)
     if operation.kind is Kind.ATTENTION and run.cp > 1:
         ratio = attention_ratio(architecture, run)

@@ -152,6 +152,10 @@ def take_sharding(fields: Fields) -> None:
         raise InputError(f"--fsdp-version is {values['fsdp_version']}, but FSDP has versions 1 and 2; type 1 or 2.")
     if sharding == "hsdp":
         check_hybrid(values)
+    beside = bool(fields.take("overlap_comm", False, "stack-default"))
+    values["overlap_comm"] = beside and sharding in ("zero1", "zero2")
+    if beside and not values["overlap_comm"]:
+        fields.notes.append("--overlap-comm says what ZeRO-1 and ZeRO-2 do; without them it changes nothing.")
     if sharding in FSDP and values["method"] != "full":
         share_dtype(fields)
 

@@ -134,6 +134,9 @@ class Run:
     """What lives in host memory: ``none``, ``optimizer`` (its state and update), ``all`` (parameters too)."""
     sync_each_micro_batch: bool = False
     """Whether gradients are reduced after every micro-batch: a trainer that accumulates without ``no_sync``."""
+    overlap_comm: bool = False
+    """Whether ZeRO-1 and ZeRO-2 reduce gradients beside the backward (DeepSpeed's setting, which is off by default;
+    ZeRO-3 always does, like DDP and FSDP)."""
     fsdp_version: int = 2
     """1: flat parameters (``FullyShardedDataParallel``); 2: ``fully_shard``."""
     gpus_per_node: int = 8

@@ -5,7 +5,7 @@ sharding  weights  gradients  optimizer state  collectives of one step
 ========  =======  =========  ===============  ===========================================================
 none      whole    whole      whole            none
 ddp       whole    whole      whole            all-reduce of the gradients, the last bucket waited for
-zero1     whole    whole      1/N              reduce-scatter of the gradients, all-gather of new parameters
+zero1     whole    whole      1/N              all-reduce of the gradients, all-gather of new parameters
 zero2     whole    1/N        1/N              the same, reduced at every micro-batch
 zero3     1/N      1/N        1/N              all-gather of a layer's weights before forward and backward,
                                                reduce-scatter of its gradients at every micro-batch
@@ -22,8 +22,8 @@ Of a 4-bit base only the packed weights are parameters, so only they are sharded
 whole on every GPU.
 
 Sources: ZeRO (Rajbhandari et al. 2020, section 5), PyTorch FSDP2 ``fully_shard`` (torch 2.13, run by the tests too),
-DeepSpeed ``zero_optimization`` defaults; `buckets` for DDP. Left out: FSDP1's padding and fp32 copies, quantized
-collectives, what persistence thresholds keep of ZeRO-3, that the last reduction of ZeRO and FSDP hides behind nothing.
+DeepSpeed ``zero_optimization`` defaults. What is sent, and what of it hides behind nothing: `collectives`. Left out:
+FSDP1's padding and fp32 copies, quantized collectives, what persistence thresholds keep of ZeRO-3.
 """
 
 from __future__ import annotations
@@ -31,13 +31,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 from tunecast.model.architecture import Architecture, Layer
-from tunecast.model.buckets import ddp_buckets, mean
 from tunecast.model.memory_static import layer_packed_bytes, layer_weight_bytes, root_weight_bytes
-from tunecast.model.operation import Kind, Operation, Phase
 from tunecast.model.optimizer import ADAM_STATES
 from tunecast.model.run import Run
 from tunecast.model.trained import (
@@ -307,94 +305,3 @@ def first_gather_bytes(architecture: Architecture, run: Run) -> int:
     if run.num_gpus == 1 or run.sharding not in FSDP:
         return 0
     return 2 * (root_group_bytes(architecture, run) + layer_bytes(architecture, run))
-
-
-def collective(
-    name: str, phase: Phase, payload_bytes: float, *, count: float, dtype: str, run: Run, once: bool = False
-) -> Operation:
-    """`count` collectives over a whole buffer of `payload_bytes` (the size before sharding) per GPU.
-
-    How many bytes cross a link (2 (N-1)/N of it for a ring all-reduce, (N-1)/N for the others) is the
-    time model's affair (`links.py`).
-    """
-    group = shard_gpus(run)
-    return Operation(
-        name=name,
-        kind=Kind.COMMUNICATION,
-        phase=phase,
-        dtype=dtype,
-        bytes=payload_bytes,
-        count=count,
-        launches=1.0,
-        group=group,
-        group_per_node=on_one_machine(run, group),
-        once=once,
-    )
-
-
-def communication_operations(architecture: Architecture, run: Run) -> list[Operation]:
-    """The collectives of one optimizer step on one GPU."""
-    if run.num_gpus == 1:
-        return []
-    if SHARDS[run.sharding].weights:
-        return gather_operations(architecture, run)
-    dtype, whole = gradient_dtype(run), gradient_bytes(architecture, run)
-    if not whole:
-        return []
-    every = run.sharding == "zero2" or run.sync_each_micro_batch
-    times = run.gradient_accumulation_steps if every else 1
-    once = not every and run.gradient_accumulation_steps > 1
-    if run.sharding == "ddp":
-        beside, last = (
-            collective("all_reduce", Phase.BACKWARD, mean(n), count=len(n) * times, dtype=dtype, run=run, once=once)
-            for n in ddp_buckets(architecture, run)
-        )
-        return [each for each in (beside, replace(last, blocking=True)) if each.count]
-    buckets = -(-whole // bucket_bytes(architecture, run))
-    size = whole / buckets
-    return [
-        collective("reduce_scatter", Phase.BACKWARD, size, count=buckets * times, dtype=dtype, run=run, once=once),
-        collective("all_gather", Phase.OPTIMIZER, size, count=buckets, dtype=dtype, run=run),
-    ]
-
-
-def gather_operations(architecture: Architecture, run: Run) -> list[Operation]:
-    """Weights gathered layer by layer in forward and backward, gradients scattered layer by layer."""
-    micro_batches = run.gradient_accumulation_steps
-    layers = by_size(architecture, run, one_layer_bytes)
-    gathers = [(Phase.FORWARD, root_group_bytes(architecture, run), 1)]
-    for phase in (Phase.FORWARD, Phase.BACKWARD) if run.sharding != "fsdp-grad-op" else (Phase.FORWARD,):
-        gathers += [(phase, size, count) for size, count in layers]
-    operations = [
-        collective("all_gather", phase, size, count=count * micro_batches, dtype=run.dtype, run=run)
-        for phase, size, count in gathers
-    ]
-    return operations + reduction_operations(architecture, run)
-
-
-def reduction_operations(architecture: Architecture, run: Run) -> list[Operation]:
-    """Gradients of layers, and of the ends if they train, to the GPU that owns them; hybrid: then across machines."""
-    micro_batches = run.gradient_accumulation_steps
-    every = shards_of(run).gradients
-    times, once = (micro_batches if every else 1), not every and micro_batches > 1
-    dtype, root = gradient_dtype(run), root_trained_bytes(architecture, run)
-    sizes = [(size, count) for size, count in by_size(architecture, run, layer_gradient_bytes) if size]
-    if root:
-        sizes.append((root, 1))
-    operations = []
-    for size, count in sizes:
-        scatter = collective(
-            "reduce_scatter", Phase.BACKWARD, size, count=count * times, dtype=dtype, run=run, once=once
-        )
-        operations.append(scatter)
-        if run.sharding == "hsdp":
-            operations.append(across_machines(scatter, run))
-    return operations
-
-
-def across_machines(scatter: Operation, run: Run) -> Operation:
-    """The all-reduce of each GPU's share with its counterparts on the other machines."""
-    machines = run.num_gpus // run.gpus_per_node
-    return replace(
-        scatter, name="all_reduce", bytes=scatter.bytes / run.gpus_per_node, group=machines, group_per_node=1
-    )

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from tunecast.catalogs.errors import NotSupportedError
 from tunecast.model.architecture import Architecture
+from tunecast.model.collectives import communication_operations
 from tunecast.model.flops import executed_by_dtype, model_flops_per_step
 from tunecast.model.inventory import flops_by_dtype, ordered, sharded_update, step_operations
 from tunecast.model.memory import MemoryForecast, MemoryOverheads, Parts, Place, memory_timeline
@@ -19,7 +20,6 @@ from tunecast.model.operation import Kind, Operation, Phase
 from tunecast.model.parallel import is_split
 from tunecast.model.parallel_offload import host_operations
 from tunecast.model.run import Run
-from tunecast.model.sharding import communication_operations
 from tunecast.model.trained import trainable_params
 
 PROVEN_UNKNOWN = ("none", "ddp", "zero1", "zero2")

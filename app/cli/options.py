@@ -170,6 +170,11 @@ PARALLEL: Group = {
         bool, "Cards read each other's memory over PCIe (default: not GeForce 40 and 50).", "--p2p/--no-p2p"
     ),
     "serial_fraction": _machine(float, "Adds Amdahl's classic estimate for this serial fraction.", metavar="X"),
+    "overlap_comm": _machine(
+        bool,
+        "ZeRO-1 and -2 reduce gradients beside the backward (DeepSpeed's default: not).",
+        "--overlap-comm/--no-overlap-comm",
+    ),
     "sync_each_micro_batch": _machine(
         bool,
         "Gradients are reduced after every micro-batch, without no_sync.",

@@ -83,6 +83,7 @@ def read_deepspeed(source: Source, draft: Draft) -> None:
     for part in ("offload_optimizer", "offload_param"):
         field = f"zero_optimization.{part}.device"
         _put_offload(source, draft, field)
+    _put_overlap(source, draft, "zero_optimization.overlap_comm")
     for theirs, ours in (
         ("train_micro_batch_size_per_gpu", "per_device_train_batch_size"),
         ("gradient_accumulation_steps", "gradient_accumulation_steps"),
@@ -103,6 +104,12 @@ def _put_offload(source: Source, draft: Draft, field: str) -> None:
     if device is not None and str(device).lower() not in _OFF:
         where = "all" if "offload_param" in field else "optimizer"
         draft.put("offload", where if str(device) == "cpu" else str(device), field)
+
+
+def _put_overlap(source: Source, draft: Draft, field: str) -> None:
+    """Whether reductions run beside the backward, where a stage leaves that open."""
+    if source.has(field) and draft.options.get("sharding") in ("zero1", "zero2"):
+        draft.put("overlap_comm", bool(source.flag(field)), field)
 
 
 def _agree(source: Source, draft: Draft, theirs: str, ours: str) -> None:

@@ -44,8 +44,9 @@ def targets(architecture: Architecture, run: Run) -> list[str] | None:
 
 def deepspeed(run: Run) -> Mapped:
     """DeepSpeed's own settings for a ZeRO stage; the trainer fills in what says auto."""
+    beside = {"overlap_comm": True} if run.overlap_comm else {}
     return {
-        "zero_optimization": {"stage": int(run.sharding.removeprefix("zero"))},
+        "zero_optimization": {"stage": int(run.sharding.removeprefix("zero")), **beside},
         "bf16": {"enabled": run.compute_dtype == "bf16"},
         "fp16": {"enabled": run.compute_dtype == "fp16"},
         "gradient_clipping": "auto",

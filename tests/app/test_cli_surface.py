@@ -81,7 +81,15 @@ AMOUNT |= {"--padding-free", "--no-padding-free"}
 AMOUNT |= {"--packing", "--no-packing", "--tokenizer", "--streaming", "--no-streaming", "--dataloader-num-workers"}
 REFUSED_BY_NAME = {"--tp", "--pp", "--cp", "--offload"}
 SPLIT = {"--pp-interleave", "--cp-kind", "--async-tp", "--no-async-tp", "--sequence-parallel", "--no-sequence-parallel"}
-NODES = SPLIT | {"--p2p", "--no-p2p", "--serial-fraction", "--gpus-per-node", "--internode-gbps"}
+NODES = SPLIT | {
+    "--overlap-comm",
+    "--no-overlap-comm",
+    "--p2p",
+    "--no-p2p",
+    "--serial-fraction",
+    "--gpus-per-node",
+    "--internode-gbps",
+}
 NODES |= {"--sync-each-micro-batch", "--no-sync-each-micro-batch"}
 MACHINE = {"--gpu", "--num-gpus", "--sharding", "--record", "--achieved-tflops", "--usd-per-gpu-hour", "--prices"}
 WHOLE_RUN = {

@@ -65,7 +65,7 @@ def test_a_traced_family_scales_against_its_own_trace(config: str, more: dict[st
     told: list[str] = []
     asked: dict[str, Any] = {"gpu": "rtx-4090-24gb", "exact": True, "told": told.append, "max_length": 128}
     (two,) = api.estimate(config, num_gpus=2, **asked, **more)
-    assert len(told) == 1
+    assert len(told) == (2 if more else 1), "one GPU alone has fp32 adapters, DeepSpeed bf16 ones"
     (one,) = api.estimate(config, **asked, **({"optim": more["optim"]} if more else {}))
     assert two.scaling is not None
     assert two.scaling.speedup == pytest.approx(two.tokens_per_s.value / one.tokens_per_s.value, rel=1e-6)
