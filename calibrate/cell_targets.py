@@ -27,6 +27,14 @@ LEFT_OUT = (
     r" (lm_head|head|output (layer|head))\b\)?"
 )
 """What all linear maps leave out anyway (PEFT ``_maybe_include_all_linear_layers``: not the output layer)."""
+ROOT = r"(?:lm_head|embed_tokens)"
+SAVED = re.compile(
+    rf"[\s,;(+&]*(?:\b(?:and|with|plus)\s+)?\b(?:modules_to_save\s*[:=]?\s*)?(?P<roots>{ROOT}(?:[\s,+&/]+(?:and\s+)?{ROOT})?)"
+    r"(?:\s+(?:are|is|also|both))*\s+(?:fully\s+|also\s+)?(?:trained|saved|tuned|fine-?tuned|trainable)"
+    r"(?:\s+(?:in full|fully|whole|as a whole|too|as well|completely))?\s*\)?",
+    re.IGNORECASE,
+)
+"""The table of tokens and the head beside adapters, trained as a whole (PEFT ``modules_to_save``)."""
 LITGPT_SWITCH = r"\blora_(query|key|value|projection|mlp|head)\b(\s*[:=]\s*true\b)?"
 """LitGPT's options of ``finetune_lora``, each of which switches one map on."""
 LITGPT_OFF = r"\blora_(query|key|value|projection|mlp|head)\b\s*[:=]\s*(false|no|off|0)\b"
@@ -59,6 +67,11 @@ def synonyms() -> dict[str, tuple[str, ...]]:
 def targets_of(text: str) -> dict[str, Any] | None:
     """Options of a cell, its names not yet those of a model; None where it states nothing."""
     text = re.sub(r"\bdefault values?\b", "default", text, flags=re.IGNORECASE)
+    saved = SAVED.search(text)
+    if saved is not None:
+        rest = targets_of(f"{text[: saved.start()]} {text[saved.end() :]}".strip())
+        roots = sorted({name.lower() for name in re.findall(ROOT, saved["roots"], re.IGNORECASE)})
+        return None if rest is None else rest | {"modules_to_save": ",".join(roots)}
     bare = re.sub(LEFT_OUT, "", text, flags=re.IGNORECASE)
     if bare != text and targets_of(bare) == {"lora_target_modules": ALL}:
         return {"lora_target_modules": ALL}

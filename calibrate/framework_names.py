@@ -38,6 +38,8 @@ class Software:
     code: str = ""
     """``transformers`` or ``megatron`` where that code runs."""
     options: Mapping[str, Any] = field(default_factory=dict)
+    attention: str = ""
+    """The attention kernel that it runs where nothing is said, of software without a stack."""
     fused: str = ""
     """Fused kernels that its code switches on where the model allows them."""
     mixes: bool = False
@@ -96,6 +98,7 @@ def software_of(text: str, source_date: str = "") -> Software:
         stack=stack,
         code=code,
         options=options,
+        attention=str(main.get("attention", "")),
         fused=fused,
         mixes=bool(main.get("mixes")),
         quantizes=str(main.get("quantizes", "")),
@@ -103,6 +106,11 @@ def software_of(text: str, source_date: str = "") -> Software:
         own_loop=bool(main.get("own_loop")),
         notes=tuple(notes),
     )
+
+
+def attention_of(label: str) -> str:
+    """The attention kernel that the software of a label runs where nothing is said; empty where that is not known."""
+    return next((str(f.get("attention", "")) for f in software()["families"] if f.get("label") == label), "")
 
 
 def _possible(text: str, package: str, version: str) -> None:

@@ -164,6 +164,9 @@ def default_for(software: Software, row: Mapping[str, str], notes: list[str]) ->
     def default(column: str) -> Options | None:
         name = FIELDS.get(column)
         method = lookup("method", row.get("method", "")) or {}
+        if column == "attention_impl" and software.attention:
+            notes.append(f"attention_impl is not stated: {software.attention!r} is what {software.label} runs.")
+            return {"attn_implementation": software.attention}
         if name is None or not software.stack or method.get("method") not in METHODS:
             return None
         if column == "lora_targets" and method["method"] == "full":
@@ -251,7 +254,7 @@ def absent_columns(software: Software, row: Mapping[str, str], method: str) -> O
 def number_alone(text: str) -> str:
     """The format that a cell of compute_dtype names where it says nothing else of the arithmetic."""
     facts = facts_of("compute_dtype", text) or {}
-    return str(facts["number"]) if facts.keys() - {"base_bits", "quantized_base"} == {"number"} else ""
+    return str(facts["number"]) if facts.keys() - {"base_bits", "quantized_base", "adapters"} == {"number"} else ""
 
 
 def bare_number(row: Mapping[str, str], software: Software) -> str:

@@ -23,6 +23,7 @@ from tunecast.model.product_share import attention_gain, attention_share, own_ov
 from tunecast.model.run import Run
 from tunecast.model.sdpa import as_sdpa, has_cudnn_attention
 from tunecast.model.units import GIGA
+from tunecast.model.unpacking import unpacking_gain
 from tunecast.model.value import Z80
 
 if TYPE_CHECKING:
@@ -83,7 +84,8 @@ def datasheet_factors(gpu: Gpu, beliefs: Mapping[str, Any], run: Run | None = No
     """
     floor_s = float(beliefs["kernel_floor_s"]["value"])
     moved = {"bytes_per_s": gpu.bandwidth_bytes_per_s, "t0_s": floor_s}
-    curves = {"memory": _curve("bandwidth", moved), "dequant": _curve("bandwidth", moved)}
+    unpacked = {**moved, "bytes_per_s": gpu.bandwidth_bytes_per_s * unpacking_gain(gpu, beliefs)}
+    curves = {"memory": _curve("bandwidth", moved), "dequant": _curve("bandwidth", unpacked)}
     own, usual = math.exp(own_over_usual(gpu, beliefs).log), usual_shares(gpu, beliefs)
     attending = attention_share(gpu, beliefs) * own  # one clock and one power limit hold both
     for dtype in WAVE_TILES:

@@ -1,0 +1,79 @@
+"""Cells as tables of other sources have them: optimum-benchmark, torchtitan forks, notebooks and trainers' pages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from table_rows import one, reason
+
+from tunecast.calibrate.named_things import model_called
+from tunecast.calibrate.vocabulary import lookup
+from tunecast.catalogs.errors import TunecastError
+
+FULL = {
+    "id": "page-1", "model": "Llama 3.1 8B", "gpu": "8xH100 80GB SXM", "method": "full fine-tune", "quant": "none",
+    "compute_dtype": "bf16", "seq_len": "8k", "packed": "sample packing", "micro_batch": "1", "grad_accum": "4",
+    "gpus": "8", "parallelism": "ZeRO-3", "grad_checkpointing": "on", "attention_impl": "FlashAttention-2",
+    "compile": "no", "framework": "Axolotl 0.10", "optimizer": "AdamW fused", "source_date": "2025-08",
+    "rank": "", "lora_targets": "", "tokens_per_s": "~1,200",
+}  # fmt: skip
+LORA = {**FULL, "method": "LoRA", "rank": "r=16", "lora_targets": "all linear"}
+ALONE = {"gpu": "H100 80GB SXM", "gpus": "1", "parallelism": "single"}
+
+
+@pytest.mark.parametrize(
+    ("column", "text", "expected"),
+    [
+        ("compute_dtype", "bf16 weights, bf16 autocast (adapters fp32)",
+         {"dtype": "bf16", "precision": "bf16-autocast", "adapter_dtype": "fp32"}),
+        ("compute_dtype", "bf16, LoRA weights in bf16", {"dtype": "bf16", "adapter_dtype": "bf16"}),
+        ("packed", "n/a: fake data fills seq_len", {"filled": True}),
+        ("packed", "n/a: 1024 tokens a sample", {"filled": True, "filled_length": 1024}),
+        ("lora_targets", "all-linear (lm_head and embed_tokens trained in full)",
+         {"lora_target_modules": "all-linear", "modules_to_save": "embed_tokens,lm_head"}),
+        ("lora_targets", "q_proj, v_proj + lm_head trained",
+         {"lora_target_modules": "q_proj,v_proj", "modules_to_save": "lm_head"}),
+    ],
+)  # fmt: skip
+def test_what_a_cell_means(column: str, text: str, expected: dict[str, Any]) -> None:
+    found = lookup(column, text)
+    assert found is not None
+    assert {name: found.get(name) for name in expected} == expected
+
+
+def test_adapters_in_fp32_leave_a_bare_bf16_the_trainers_flag() -> None:
+    row = {**LORA, **ALONE, "framework": "transformers 4.57, PEFT", "compute_dtype": "bf16, adapters in fp32"}
+    run = one(row).run
+    assert (run.dtype, run.precision, run.adapter_dtype) == ("bf16", "bf16-autocast", "fp32")
+
+
+@pytest.mark.parametrize(
+    ("framework", "label"),
+    [
+        ("HF Trainer, transformers 4.57, PEFT 0.18, optimum-benchmark, torch 2.9", "hf-peft"),
+        ("torchtitan (fork), PyTorch nightly cu130", "torchtitan"),
+        ("axolotl 0.10 (after the pull request), torch 2.12", "axolotl"),
+        ("Primus / Megatron-LM, ROCm 7.1, PyTorch 2.10 dev", "megatron"),
+    ],
+)
+def test_words_around_a_software_change_nothing(framework: str, label: str) -> None:
+    assert one({**FULL, "framework": framework, "parallelism": "FSDP2"}).stack == label
+
+
+def test_a_trainer_with_one_attention_kernel_runs_it_where_nothing_is_said() -> None:
+    row = {**FULL, "framework": "torchtitan", "parallelism": "FSDP2", "attention_impl": ""}
+    found = one(row)
+    assert found.run.attn_implementation == "sdpa"
+    assert any("attention_impl is not stated" in note for note in found.reading_notes)
+    assert "attention_impl" in reason({**row, "framework": "own PyTorch script"})
+
+
+def test_a_shape_by_the_name_of_its_model_is_that_model_where_all_that_is_said_agrees() -> None:
+    llama = model_called("meta-llama/Meta-Llama-3-8B")
+    for name in ("Llama-3-8B shape (32 layers, dim 4096, vocab 128256)", "Llama 3 8B architecture"):
+        assert model_called(name) == llama
+    for name in ("Llama-3-8B shape (33 layers)", "Llama-3-8B shape (32 layers, wider)", "Llama-shape (32 layers)"):
+        with pytest.raises(TunecastError):
+            model_called(name)
+    assert model_called("TinyLlama/TinyLlama-1.1B").num_layers == 22
