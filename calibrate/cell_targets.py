@@ -69,9 +69,9 @@ def targets_of(text: str) -> dict[str, Any] | None:
     text = re.sub(r"\bdefault values?\b", "default", text, flags=re.IGNORECASE)
     saved = SAVED.search(text)
     if saved is not None:
-        rest = targets_of(f"{text[: saved.start()]} {text[saved.end() :]}".strip())
+        others = targets_of(f"{text[: saved.start()]} {text[saved.end() :]}".strip())
         roots = sorted({name.lower() for name in re.findall(ROOT, saved["roots"], re.IGNORECASE)})
-        return None if rest is None else rest | {"modules_to_save": ",".join(roots)}
+        return None if others is None else others | {"modules_to_save": ",".join(roots)}
     bare = re.sub(LEFT_OUT, "", text, flags=re.IGNORECASE)
     if bare != text and targets_of(bare) == {"lora_target_modules": ALL}:
         return {"lora_target_modules": ALL}

@@ -8,6 +8,7 @@ Model: the catalog's names first; then without brackets that change no shape, an
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from tunecast.calibrate.cell_cards import Cards, cards_in
 from tunecast.calibrate.run_table import NOTHING, Row, SkipRowError
@@ -44,7 +45,7 @@ SHAPE = re.compile(
     r"^(?P<name>.+?)[ _-](?:shape|sized|architecture|config)\s*(?:\((?P<facts>[^()]*)\))?\s*$", re.IGNORECASE
 )
 """A model's name where its shape alone is meant, with what is said of it."""
-SHAPE_FACTS = {
+SHAPE_FACTS: dict[str, Callable[[Architecture], int]] = {
     r"(?P<n>\d+) layers": lambda a: a.num_layers,
     r"(?:dim|hidden(?: size)?|width|d_model)[ =]?(?P<n>\d+)": lambda a: a.hidden_size,
     r"(?P<n>\d+) (?:attention |query )?heads": lambda a: a.groups[0].layer.attention.num_heads,

@@ -49,7 +49,7 @@ def flat_bytes(architecture: Architecture, run: Run, moment: str, position: str)
     """
     inside = moment == "backward" and position != "outside"
     if not has_flat_gradients(architecture, run):
-        return 0, layer_bytes(architecture, run) * (inside and fetches_ahead(architecture, run))
+        return 0, layer_bytes(architecture, run) if inside and fetches_ahead(architecture, run) else 0
     layers = architecture.num_layers
     whole = sum(
         group.count * one_layer_bytes(group.layer, architecture.hidden_size, run) for group in architecture.groups

@@ -87,29 +87,33 @@ class Tape:
         launches: float = 1.0,
     ) -> None:
         """Record a kernel; it moves what it reads and writes unless `n_bytes` says otherwise."""
-        event = self._place(Event(name, kind, storages(reads), storages(writes)))
-        event.flops, event.shape, event.layout, event.launches = flops, shape, layout, launches
         touched = (*reads, *writes)
         if n_bytes is None:
             n_bytes = 0
             for tensor in touched:
                 n_bytes += tensor.elements * DTYPE_BYTES[tensor.dtype]
-        event.bytes = n_bytes
         if dtype is None:
-            found = {tensor.dtype for tensor in touched}
-            dtype = found.pop() if len(found) == 1 else widest([tensor.dtype for tensor in touched])
-        event.dtype = dtype
-        self.events.append(event)
+            dtype = touched[0].dtype
+            for tensor in touched:
+                if tensor.dtype != dtype:
+                    dtype = widest([each.dtype for each in touched])
+                    break
+        self.events.append(
+            Event(
+                name, kind, storages(reads), storages(writes), dtype, n_bytes, flops, shape, layout, launches,
+                self.phase, self.moment, self.layer, self.micro_batch,
+            )
+        )  # fmt: skip
 
     def hold(self, *tensors: Tensor) -> None:
         """Say that these tensors are still referenced here (a local variable of the real code)."""
-        self.events.append(self._place(Event("hold", None, storages(tensors), ())))
+        self.events.append(self.held(storages(tensors)))
 
-    def _place(self, event: Event) -> Event:
-        """Stamp an event with where in the step it happens."""
-        event.phase, event.moment, event.layer = self.phase, self.moment, self.layer
-        event.micro_batch = self.micro_batch
-        return event
+    def held(self, kept: tuple[Storage, ...]) -> Event:
+        """That these storages are still referenced where the step is now."""
+        return Event(
+            "hold", None, kept, (), phase=self.phase, moment=self.moment, layer=self.layer, micro_batch=self.micro_batch
+        )
 
     def mark_saved(self) -> None:
         """Remember that the backward needs something that exists by now (early stop reads it)."""
@@ -318,8 +322,7 @@ class Tape:
         self.events = outer_events
         if not stop_early:
             return events + cut, output
-        held = Event("hold", None, tuple(storage for event in cut for storage in event.reads), ())
-        return [*events, self._place(held)], output
+        return [*events, self.held(tuple(storage for event in cut for storage in event.reads))], output
 
     @contextmanager
     def in_phase(self, phase: Phase) -> Iterator[None]:

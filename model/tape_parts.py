@@ -95,21 +95,37 @@ class Event:
         "reads", "shape", "writes",
     )  # fmt: skip
 
-    def __init__(self, name: str, kind: Kind | None, reads: tuple[Storage, ...], writes: tuple[Storage, ...]) -> None:
+    def __init__(
+        self,
+        name: str,
+        kind: Kind | None,
+        reads: tuple[Storage, ...],
+        writes: tuple[Storage, ...],
+        dtype: str = "bf16",
+        n_bytes: float = 0.0,
+        flops: float = 0.0,
+        shape: tuple[int, ...] = (),
+        layout: str = "",
+        launches: float = 1.0,
+        phase: Phase = Phase.FORWARD,
+        moment: str = "",
+        layer: int | None = None,
+        micro_batch: int = 0,
+    ) -> None:
         self.name = name
         self.kind = kind
         self.reads = reads
         self.writes = writes
-        self.phase = Phase.FORWARD
-        self.moment = ""
-        self.layer: int | None = None
-        self.micro_batch = 0
-        self.dtype = "bf16"
-        self.flops = 0.0
-        self.bytes = 0.0
-        self.launches = 1.0
-        self.shape: tuple[int, ...] = ()
-        self.layout = ""
+        self.dtype = dtype
+        self.bytes = n_bytes
+        self.flops = flops
+        self.shape = shape
+        self.layout = layout
+        self.launches = launches
+        self.phase = phase
+        self.moment = moment
+        self.layer = layer
+        self.micro_batch = micro_batch
 
 
 def storages(tensors: Iterable[Tensor]) -> tuple[Storage, ...]:
