@@ -12,8 +12,9 @@ origins above all, is left to it. Three facts make the screen fast:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,7 @@ LINK_FACTORS = ("link_", "node_")
 """Beginnings of the names of the factors that collectives depend on."""
 TAPES_AT_ONCE = 64
 """Runs of so many different tapes are screened together; each is written at two depths, and 256 are remembered."""
+_BUT_MICRO = attrgetter(*(each.name for each in fields(Run) if each.name != "gradient_accumulation_steps"))
 WHEN = ("beside", "once", "blocking")
 """Collectives by what they can hide behind (`links.communication_when`)."""
 
@@ -133,11 +135,15 @@ def screen(
 
 def kinds_of(runs: Sequence[Run]) -> tuple[list[Run], list[Rows]]:
     """Runs that differ in more than how many micro-batches follow the third, and for each the places of its runs."""
-    members: dict[Run, list[int]] = {}
+    kinds: list[Run] = []
+    members: dict[tuple[Any, ...], list[int]] = {}
     for place, run in enumerate(runs):
-        few = run if run.gradient_accumulation_steps <= 3 else _with_micro(run, 3)
-        members.setdefault(few, []).append(place)
-    return list(members), [np.array(places, dtype=np.int64) for places in members.values()]
+        micro = min(run.gradient_accumulation_steps, 3)
+        places = members.setdefault((micro, _BUT_MICRO(run)), [])
+        if not places:
+            kinds.append(_with_micro(run, micro))
+        places.append(place)
+    return kinds, [np.array(places, dtype=np.int64) for places in members.values()]
 
 
 def tape_groups(runs: Sequence[Run]) -> list[list[int]]:

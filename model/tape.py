@@ -87,17 +87,14 @@ class Tape:
         launches: float = 1.0,
     ) -> None:
         """Record a kernel; it moves what it reads and writes unless `n_bytes` says otherwise."""
-        touched = (*reads, *writes)
-        if n_bytes is None:
-            n_bytes = 0
-            for tensor in touched:
-                n_bytes += tensor.elements * DTYPE_BYTES[tensor.dtype]
-        if dtype is None:
-            dtype = touched[0].dtype
-            for tensor in touched:
-                if tensor.dtype != dtype:
-                    dtype = widest([each.dtype for each in touched])
-                    break
+        if n_bytes is None or dtype is None:
+            moved, found = 0, ""
+            for tensor in (*reads, *writes):
+                own = tensor.dtype
+                moved += tensor.elements * DTYPE_BYTES[own]
+                found = own if found in ("", own) else widest((found, own))
+            n_bytes = moved if n_bytes is None else n_bytes
+            dtype = dtype or found
         self.events.append(
             Event(
                 name, kind, storages(reads), storages(writes), dtype, n_bytes, flops, shape, layout, launches,
