@@ -223,7 +223,9 @@ def _as_accelerate_does(options: Options, *, deepspeed: bool, trains_base: bool)
     half = str(options.get("precision", "")).removesuffix("-autocast")
     sharding = options.get("sharding", "none")
     if deepspeed and half in HALVES and options.get("num_gpus", 1) > 1:
-        options |= {"dtype": half, "precision": half} | ({} if trains_base else {"adapter_dtype": half})
+        options |= {"dtype": half, "precision": half}
+        if not trains_base:
+            options.setdefault("adapter_dtype", half)
     if sharding in SHARDED:
         today = options.get("stack") in BY_TRAINER and (code_age(options) or "5") == "5"
         options.setdefault("fsdp_version", 2 if today else 1)

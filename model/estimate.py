@@ -118,11 +118,11 @@ def _storage_alone(question: Question, target: Target, resolved: Resolved) -> di
     fsdp = ("adapter_dtype",) if run.has_adapters else ()
     decided = fsdp if run.sharding in FSDP else STORAGE if run.sharding in ZERO else ()
     free = [name for name in decided if given.get(name) is None]
-    if not free:
+    if not free and target.has_bf16:
         return {}
     known = {name: given[name] for name in STORAGE_DECIDED_BY if given.get(name) is not None}
     one = resolve_run(question.architecture, known, gpu_has_bf16=target.has_bf16).run
-    return {name: getattr(one, name) for name in free}
+    return {name: getattr(one, name) for name in (free if run.sharding in FSDP else decided)}
 
 
 def _scaling(

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.architecture import Architecture
-from tunecast.model.stacks import built_choice, one_of
+from tunecast.model.stacks import DTYPE_ALIASES, built_choice, one_of
 from tunecast.model.stages import stage_layers
 
 CP_KINDS = ("ring", "ulysses")
@@ -16,6 +16,11 @@ FSDP = ("fsdp", "fsdp-grad-op", "hsdp")
 """Shardings that PyTorch's FSDP does."""
 ZERO = ("zero1", "zero2", "zero3")
 """Shardings that DeepSpeed does."""
+HALVES = ("bf16", "fp16")
+UNCAST = (
+    "DeepSpeed's cast of the whole model to 16 bits is left out, because --dtype or --precision says otherwise; "
+    "without them it is counted."
+)
 MEGATRON_GPT = "megatron_gpt"
 """Family whose learned positions Megatron adds before it splits tokens."""
 SEPARATE = 4
@@ -84,30 +89,35 @@ def casts_all(fields: Fields) -> bool:
 
 
 def zero_defaults(fields: Fields, defaults: dict[str, Any]) -> dict[str, Any]:
-    """Under DeepSpeed what a stack loads or raises to fp32, adapters too, is 16 bits wide, unless dtypes are given.
+    """Under DeepSpeed what a stack loads or raises to fp32, adapters too, is 16 bits wide.
 
+    A 16-bit dtype or precision that is given is that of all; any other is taken as it stands, with a note (`UNCAST`).
     Left out: a GPTQ base, whose kernels have a dtype of their own.
     """
-    precision, given = str(defaults.get("precision", "")), fields.given
-    own = "dtype" in given or "precision" in given or str(given.get("quant_method")).startswith("gptq")
-    if own or not casts_all(fields) or not precision.endswith("-autocast"):
+    given = fields.given
+    if not casts_all(fields) or str(given.get("quant_method")).startswith("gptq"):
         return defaults
-    dtype = precision.removesuffix("-autocast")
+    usual = str(defaults.get("precision", "")).removesuffix("-autocast")
+    asked = given.get("precision") or given.get("dtype") or usual
+    dtype = DTYPE_ALIASES.get(asked, asked)
+    if dtype not in HALVES:
+        return defaults
     return {**defaults, "dtype": dtype, "precision": dtype, "adapter_dtype": dtype, "upcast_non_quantized": False}
 
 
 def settle_zero(fields: Fields, *, gpu_has_bf16: bool) -> None:
     """fp16 in place of DeepSpeed's bf16 where a card has none of it, and what its cast means, in a note."""
     values = fields.values
+    asked = str(values["precision"])
     if not gpu_has_bf16:
         for name in ("precision", "dtype", "adapter_dtype", "bnb_4bit_compute_dtype"):
             values[name] = "fp16" if values.get(name) == "bf16" else values.get(name)
-    if "precision" not in fields.given:
-        where = "in host memory" if fields.given.get("offload") not in (None, "none") else "spread over the GPUs"
-        fields.notes.append(
-            f"DeepSpeed trains in pure {values['precision']}{'' if gpu_has_bf16 else ' (this GPU has no bf16)'}, with "
-            f"an fp32 copy and fp32 optimizer states of what is trained, {where}."
-        )
+    where = "in host memory" if fields.given.get("offload") not in (None, "none") else "spread over the GPUs"
+    what = f"an fp32 copy and fp32 optimizer states of what is trained, {where}"
+    if values["precision"] != asked:
+        fields.notes.append(f"This GPU has no bf16: DeepSpeed trains in pure fp16, with {what}.")
+    elif "precision" not in fields.given:
+        fields.notes.append(f"DeepSpeed trains in pure {asked}, with {what}.")
 
 
 def data_gpus(values: Mapping[str, Any]) -> int:
@@ -147,7 +157,10 @@ def take_sharding(fields: Fields) -> None:
             f"--num-gpus {values['num_gpus']} needs a sharding; use --sharding ddp, zero1, zero2, zero3 or fsdp."
         )
     if values["method"] == "qlora" and sharding == "zero3":
-        raise InputError("DeepSpeed ZeRO-3 cannot shard a 4-bit base; use --sharding fsdp, zero2 or ddp with qlora.")
+        raise NotSupportedError(
+            "DeepSpeed ZeRO-3 of a 4-bit base (bnb_4bit_quant_storage) is not built yet; use --sharding fsdp, zero2 or "
+            "ddp with qlora."
+        )
     if values["fsdp_version"] not in (1, 2):
         raise InputError(f"--fsdp-version is {values['fsdp_version']}, but FSDP has versions 1 and 2; type 1 or 2.")
     if sharding == "hsdp":

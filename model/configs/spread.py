@@ -108,7 +108,7 @@ def _put_offload(source: Source, draft: Draft, field: str) -> None:
 
 def _put_overlap(source: Source, draft: Draft, field: str) -> None:
     """Whether reductions run beside the backward, where a stage leaves that open."""
-    if source.has(field) and draft.options.get("sharding") in ("zero1", "zero2"):
+    if draft.options.get("sharding") in ("zero1", "zero2") and source.has(field):
         draft.put("overlap_comm", bool(source.flag(field)), field)
 
 

@@ -158,3 +158,12 @@ def test_a_stack_in_fp32_scales_by_what_deepspeed_saves_and_says_so() -> None:
     assert found.scaling is not None
     assert found.scaling.efficiency == pytest.approx(found.tokens_per_s.value / one.tokens_per_s.value / 4)
     assert any("the job computes in bf16, one GPU in bf16-autocast" in note for note in found.notes)
+
+
+def test_one_gpu_alone_has_what_a_card_without_bf16_gives_it() -> None:
+    """V100s: the job runs in pure fp16, one GPU under fp16 autocast over fp32 weights, typed bf16 or not."""
+    typed = {"method": "full", "max_length": 512, "precision": "bf16"}
+    one = ask("v100-sxm2-32gb", **typed, sharding=None)
+    found = ask("v100-sxm2-32gb", **typed, num_gpus=4, sharding="zero2")
+    assert found.scaling is not None
+    assert found.scaling.efficiency == pytest.approx(found.tokens_per_s.value / one.tokens_per_s.value / 4)

@@ -255,10 +255,29 @@ def test_deepspeed_casts_the_whole_module_whatever_the_stack_loads(
 
 def test_dtypes_that_are_typed_and_megatrons_optimizer_are_not_deepspeeds(llama: Architecture) -> None:
     spread = {"method": "lora", "num_gpus": 4, "sharding": "zero1"}
-    typed = resolve_run(llama, {**spread, "precision": "bf16-autocast"}).run
-    assert (typed.precision, typed.adapter_dtype) == ("bf16-autocast", "fp32")
+    typed = resolve_run(llama, {**spread, "precision": "bf16-autocast"})
+    assert (typed.run.precision, typed.run.adapter_dtype) == ("bf16-autocast", "fp32")
+    assert any("cast of the whole model to 16 bits is left out" in note for note in typed.notes)
     assert resolve_run(llama, {**spread, "tp": 2, "dtype": "bf16"}).run.precision == "bf16-autocast"
     assert resolve_run(llama, {**spread, "sharding": "ddp", "stack": "trl"}).run.dtype == "fp32"
+
+
+@pytest.mark.parametrize(
+    "typed", [{"dtype": "bf16"}, {"precision": "bf16"}, {"dtype": "bfloat16", "precision": "bf16"}]
+)
+@pytest.mark.parametrize("stack", ["hf-peft", "trl"])
+def test_typing_what_deepspeed_does_anyway_changes_nothing(
+    llama: Architecture, stack: str, typed: dict[str, str]
+) -> None:
+    spread = {"method": "lora", "num_gpus": 4, "sharding": "zero2", "stack": stack}
+    assert resolve_run(llama, {**spread, **typed}).run == resolve_run(llama, spread).run
+
+
+def test_a_card_without_bf16_says_so_where_bf16_was_typed(llama: Architecture) -> None:
+    spread = {"method": "full", "num_gpus": 4, "sharding": "zero2", "precision": "bf16"}
+    found = resolve_run(llama, spread, gpu_has_bf16=False)
+    assert (found.run.dtype, found.run.precision) == ("fp16", "fp16")
+    assert any("no bf16" in note for note in found.notes)
 
 
 def test_one_gpu_that_offloads_is_deepspeeds_too(llama: Architecture) -> None:
