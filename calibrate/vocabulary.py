@@ -214,6 +214,8 @@ def with_numbers(options: Options, software: Software, bare: str) -> None:
         options["fp8"] = "megatron"
     if "master_dtype" in software.options and not (trains_base and sharding in SHARDED):
         options.pop("master_dtype", None)
+    if "reduce_dtype" in software.options and sharding not in SHARDED:
+        options.pop("reduce_dtype", None)
     if software.code == TRANSFORMERS and software.stack:
         _as_accelerate_does(options, deepspeed=deepspeed, trains_base=trains_base)
 

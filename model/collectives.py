@@ -43,6 +43,7 @@ from tunecast.model.sharding import (
     layer_gradient_bytes,
     on_one_machine,
     one_layer_bytes,
+    reduction_share,
     root_group_bytes,
     root_trained_bytes,
     shard_gpus,
@@ -194,9 +195,10 @@ def reduction_operations(architecture: Architecture, run: Run) -> list[Operation
     last = [size for size in (first, root) if size]
     found = [(size, count, False) for size, count in without_one(sizes, (first,))]
     operations = []
+    dtype, wider = run.reduce_dtype or gradient_dtype(run), reduction_share(run)
     for size, count, waited in [*found, *((size, 1, True) for size in last)]:
         scatter = collective(
-            "reduce_scatter", Phase.BACKWARD, size, count=count * times, dtype=gradient_dtype(run), run=run, once=once
+            "reduce_scatter", Phase.BACKWARD, size * wider, count=count * times, dtype=dtype, run=run, once=once
         )
         scatter = replace(scatter, blocking=waited)
         operations += [scatter] if run.sharding != "hsdp" else [scatter, across_machines(scatter, run)]

@@ -129,6 +129,7 @@ def wide_base_notes(architecture: Architecture, values: Mapping[str, Any]) -> li
 def take_master(fields: Fields) -> None:
     """fp32 shards of a model that computes in 16 bits: only where FSDP trains it whole."""
     values = fields.values
+    take_reduction(fields)
     given = fields.take("master_dtype", None, "stack-default")
     fields.values["master_dtype"] = None if given in (None, "none") else one_of("master-dtype", given, ("fp32",))
     if fields.values["master_dtype"] is None:
@@ -140,6 +141,17 @@ def take_master(fields: Fields) -> None:
         )
     if values["dtype"] == "fp32":
         raise InputError("--master-dtype fp32 adds nothing to --dtype fp32; leave it out.")
+
+
+def take_reduction(fields: Fields) -> None:
+    """fp32 sums of 16-bit gradients: FSDP's policy of mixed precision."""
+    given = fields.take("reduce_dtype", None, "stack-default")
+    fields.values["reduce_dtype"] = None if given in (None, "none") else one_of("reduce-dtype", given, ("fp32",))
+    sharding = fields.values["sharding"]
+    if fields.values["reduce_dtype"] is not None and sharding not in FSDP:
+        raise InputError(
+            f"--reduce-dtype fp32 says how FSDP reduces gradients, but --sharding is {sharding}; leave it out."
+        )
 
 
 def take_fp8(fields: Fields) -> None:

@@ -42,6 +42,8 @@ class Run:
     master_dtype: str | None = None
     """``fp32`` where sharded weights, gradients and states of a full fine-tune are, and only what is gathered is
     `dtype` (FSDP's mixed precision)."""
+    reduce_dtype: str | None = None
+    """The dtype in which FSDP reduces gradients (``MixedPrecisionPolicy.reduce_dtype``); None: their own."""
     precision: str = "bf16-autocast"
     """``bf16-autocast``, ``fp16-autocast``, ``bf16``, ``fp16`` (pure) or ``fp32``."""
     bnb_4bit_quant_type: str | None = None

@@ -58,8 +58,6 @@ GATHERED_LAYERS = 2
 COPIED_LAYERS = 3
 """Forward, for the moment in which a layer is copied out: its buffer, its parameters, and the buffer of the layer
 before, which FSDP2 keeps until the copy is done (``FSDPParamGroup.wait_for_unshard``)."""
-GRADIENT_COPIES = 2
-"""A layer's whole gradients and the buffer they are reduced from (``foreach_reduce``), or that of the layer before."""
 
 FULL_STATES = ("adamw_torch", "adamw_torch_fused")
 """Optimizers whose moments have the dtype of what they update."""
@@ -281,6 +279,11 @@ def grad_op_bytes(architecture: Architecture, run: Run, moment: str, position: s
     return whole + ((COPIED_LAYERS - 1) * layer if moment == "forward" else layer)
 
 
+def reduction_share(run: Run) -> int:
+    """Bytes of the buffer that gradients are reduced from (``foreach_reduce``) over those of the gradients."""
+    return DTYPE_BYTES[run.reduce_dtype or gradient_dtype(run)] // DTYPE_BYTES[gradient_dtype(run)]
+
+
 def layer_reduction_bytes(architecture: Architecture, run: Run) -> int:
     """Gradients whole while a layer runs backward, beyond the shares that are counted as gradients.
 
@@ -290,14 +293,16 @@ def layer_reduction_bytes(architecture: Architecture, run: Run) -> int:
     head = head_gradient_bytes(architecture, run)
     if not shards_of(run).gradients:
         return layer
-    return GRADIENT_COPIES * layer + head - share(layer + head, shard_gpus(run))
+    return (1 + reduction_share(run)) * layer + head - share(layer + head, shard_gpus(run))
 
 
 def root_reduction_bytes(architecture: Architecture, run: Run) -> int:
     """Gradients of embedding and head while they are reduced, and the buffer of the first layer's before them."""
     root = root_trained_bytes(architecture, run)
     whole = root if shards_of(run).gradients else 0
-    return whole - share(whole, shard_gpus(run)) + largest_layer_gradient_bytes(architecture, run)
+    return (
+        whole - share(whole, shard_gpus(run)) + reduction_share(run) * largest_layer_gradient_bytes(architecture, run)
+    )
 
 
 def first_gather_bytes(architecture: Architecture, run: Run) -> int:

@@ -244,7 +244,7 @@ def tape_run(run: Run) -> Run:
     micro_batches = min(run.gradient_accumulation_steps, MICRO_BATCHES)
     version = 1 if run.holds_checkpoints else 2
     alone: dict[str, Any] = {"num_gpus": 1, "sharding": "none", "offload": "none", "gpus_per_node": 1}
-    alone |= {"stack_version": "", "paged_bytes": 0, "overlap_comm": False}
+    alone |= {"stack_version": "", "paged_bytes": 0, "overlap_comm": False, "reduce_dtype": None}
     return replace(run, gradient_accumulation_steps=micro_batches, fsdp_version=version, **alone)
 
 

@@ -115,6 +115,7 @@ RUN: Group = {
         bool, "The loop holds the model's output, logits too, in the backward.", "--keeps-outputs/--no-keeps-outputs"
     ),
     "dtype": _run(str, "Storage of the unquantized base weights.", metavar="bf16|fp16|fp32"),
+    "reduce_dtype": _run(str, "What FSDP reduces 16-bit gradients in (torchtitan: fp32).", metavar="none|fp32"),
     "master_dtype": _run(str, "What FSDP keeps of a fully trained model.", metavar="none|fp32"),
     "precision": _run(str, "Arithmetic.", metavar="bf16-autocast|fp16-autocast|bf16|fp16|fp32"),
     "quant_method": _run(str, "Storage of a quantized base (qlora).", metavar="bnb-4bit|bnb-8bit|gptq-4bit|gptq-8bit"),

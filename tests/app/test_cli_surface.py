@@ -69,6 +69,7 @@ RUN = {
     "--fp8",
     "--hf-code",
     "--master-dtype",
+    "--reduce-dtype",
     "--stack",
     "--stack-version",
     "--allow-long-context",

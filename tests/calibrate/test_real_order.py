@@ -19,6 +19,7 @@ CONFIG: dict[str, Any] = {
 COMMON = {"num_gpus": 2, "max_length": 64, "precision": "bf16"}
 RUNS: dict[str, dict[str, Any]] = {
     "fsdp-full": {**COMMON, "method": "full", "sharding": "fsdp"},
+    "fsdp-wide": {**COMMON, "method": "full", "sharding": "fsdp", "reduce_dtype": "fp32"},
     "fsdp-lora": {**COMMON, "method": "lora", "sharding": "fsdp"},
     "grad-op-full": {**COMMON, "method": "full", "sharding": "fsdp-grad-op"},
     "plain-full": {**COMMON, "method": "full", "sharding": "fsdp", "gradient_checkpointing": False},

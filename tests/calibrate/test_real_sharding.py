@@ -28,6 +28,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "ddp-lora": {**COMMON, "method": "lora", "sharding": "ddp", "adapter_dtype": "bf16"},
     "fsdp-lora": {**COMMON, "method": "lora", "sharding": "fsdp"},
     "fsdp-full": {**COMMON, "method": "full", "sharding": "fsdp"},
+    "fsdp-wide": {**COMMON, "method": "full", "sharding": "fsdp", "reduce_dtype": "fp32"},
     "grad-op-full": {**COMMON, "method": "full", "sharding": "fsdp-grad-op"},
     "grad-op-lora": {**COMMON, "method": "lora", "sharding": "fsdp-grad-op"},
     "ddp-full": {**COMMON, "method": "full", "sharding": "ddp"},
@@ -96,6 +97,7 @@ def test_whole_parameters_while_a_layer_runs(held: Held, name: str) -> None:
     ("name", "within"),
     [
         ("fsdp-full", 2e-3),
+        ("fsdp-wide", 0.02),
         ("fsdp-lora", 0.025),
         ("fsdp-saved", 0.025),
         ("fsdp-root", 0.025),
