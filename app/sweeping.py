@@ -157,6 +157,15 @@ def sweepable() -> tuple[str, ...]:
     return tuple(dict.fromkeys([*SPECIAL, *own, *around, "usd_per_gpu_hour", "achieved_tflops"]))
 
 
+def switches() -> tuple[str, ...]:
+    """Inputs that are on or off."""
+    from dataclasses import fields
+
+    from tunecast.model.run import Run
+
+    return tuple(field.name for field in fields(Run) if field.type == "bool")
+
+
 TEXT_INPUTS = ("model", "tokens", "num_samples", "dataset")
 
 
@@ -164,8 +173,10 @@ def _typed(name: str, word: str) -> Any:
     """A value as its input wants it: counts such as 10M stay text, numbers become numbers, true and false switches."""
     if name in TEXT_INPUTS:
         return word
-    if word.lower() in ("true", "false", "on", "off"):
-        return word.lower() in ("true", "on")
+    if word.lower() in ("true", "false", "on", "off", "yes", "no"):
+        return word.lower() in ("true", "on", "yes")
+    if name in switches():
+        raise InputError(f"--over {name} has the value {word}, but it is on or off; type --over {name}=on,off.")
     try:
         number = float(word)
     except ValueError:

@@ -84,11 +84,26 @@ def read_deepspeed(source: Source, draft: Draft) -> None:
         field = f"zero_optimization.{part}.device"
         _put_offload(source, draft, field)
     _put_overlap(source, draft, "zero_optimization.overlap_comm")
+    _agree_on_halves(source, draft)
     for theirs, ours in (
         ("train_micro_batch_size_per_gpu", "per_device_train_batch_size"),
         ("gradient_accumulation_steps", "gradient_accumulation_steps"),
     ):
         _agree(source, draft, theirs, ours)
+
+
+def _agree_on_halves(source: Source, draft: Draft) -> None:
+    """16 bits that both files state must be the same, which the Trainer checks too; ``auto`` asks the training file."""
+    stated, precision = draft.their_fields.get("precision"), str(draft.options.get("precision", ""))
+    for half in ("bf16", "fp16"):
+        field = f"{half}.enabled"
+        if stated is None or source.get(field) in (None, "auto"):
+            continue
+        if bool(source.flag(field)) != precision.startswith(half):
+            raise InputError(
+                f"{source.name}: {field} is {source.get(field)}, but {stated} of the training file means "
+                f"{precision.removesuffix('-autocast')}; make them agree or write auto."
+            )
 
 
 def zero_sharding(source: Source, field: str) -> str:

@@ -210,3 +210,9 @@ def test_attention_recomputed_alone_is_beside_whole_layers_in_a_what_if_only() -
     assert whole["step"] == pytest.approx(told(gradient_checkpointing=True).step_time_s.value)
     bars = sweep(MODEL, gpu=GPU, analysis="tornado", **asked).bars
     assert "gradient_checkpointing" not in {bar.name for bar in bars}
+
+
+@pytest.mark.parametrize("word", ["perhaps", "1"])
+def test_a_switch_is_on_or_off(word: str) -> None:
+    with pytest.raises(InputError, match="it is on or off; type --over overlap_comm=on,off"):
+        sweep(MODEL, gpu=GPU, over=[f"overlap_comm={word}"], **RUN)

@@ -199,3 +199,22 @@ def test_a_sharded_file_without_gpus_names_the_file(read: Read) -> None:
     with pytest.raises(InputError, match=r"^The training file asks for zero3 \(deepspeed, .*add for example --num-"):
         resolve_run(llama, options, option_origins=found.origins)
     assert resolve_run(llama, options | {"num_gpus": 8}, option_origins=found.origins).run.sharding == "zero3"
+
+
+@pytest.mark.parametrize(
+    "ours", [{"bf16": {"enabled": "auto"}}, {"bf16": {"enabled": True}}, {"fp16": {"enabled": False}}]
+)
+def test_16_bits_that_both_files_state_agree(read: Read, ours: dict[str, Any]) -> None:
+    assert read("llama-factory", "bf16: true", deepspeed=zero(2) | ours).options["precision"] == "bf16"
+
+
+@pytest.mark.parametrize("other", [{"bf16": {"enabled": False}}, {"fp16": {"enabled": True}}])
+def test_16_bits_that_two_files_state_differently_are_refused(read: Read, other: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=r"(bf16|fp16).enabled is .* means bf16; make them agree or write auto"):
+        read("llama-factory", "bf16: true", deepspeed=zero(2) | other)
+
+
+def test_overlap_comm_is_read_where_a_stage_leaves_it_open(read: Read) -> None:
+    assert read("llama-factory", deepspeed=zero(2, overlap_comm=True)).options["overlap_comm"] is True
+    assert read("llama-factory", deepspeed=zero(1, overlap_comm=False)).options["overlap_comm"] is False
+    assert "overlap_comm" not in read("llama-factory", deepspeed=zero(3, overlap_comm=False)).options
