@@ -13,6 +13,7 @@ from enum import StrEnum
 class Kind(StrEnum):
     """What bounds an operation, and which efficiency curve it follows."""
 
+    __hash__ = str.__hash__  # of the text it equals; Enum's own is a Python function, and tapes hash millions
     GEMM = "gemm"
     """Matrix product; ``shape`` is (m, n, k), ``layout`` nt | nn | tn."""
     ATTENTION = "attention"
@@ -37,6 +38,7 @@ FLASH = "flash"
 class Phase(StrEnum):
     """When in the step an operation runs."""
 
+    __hash__ = str.__hash__
     FORWARD = "forward"
     RECOMPUTE = "recompute"
     BACKWARD = "backward"
