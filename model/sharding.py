@@ -37,6 +37,8 @@ from functools import lru_cache
 from tunecast.model.architecture import Architecture, Layer
 from tunecast.model.memory_static import layer_packed_bytes, layer_weight_bytes, root_weight_bytes
 from tunecast.model.optimizer import ADAM_STATES
+from tunecast.model.resolve_parallel import FSDP as FSDP
+from tunecast.model.resolve_parallel import ZERO as ZERO
 from tunecast.model.run import Run
 from tunecast.model.trained import (
     Trained,
@@ -82,8 +84,6 @@ SHARDS = {
     "fsdp-grad-op": Shards(weights=True, gradients=True, optimizer_state=True),
     "hsdp": Shards(weights=True, gradients=True, optimizer_state=True),
 }
-ZERO = ("zero1", "zero2", "zero3")
-FSDP = ("fsdp", "fsdp-grad-op", "hsdp")
 
 
 def shards_of(run: Run) -> Shards:
