@@ -8,7 +8,7 @@ is alive from the kernel that writes it to the last one that reads it. Three vie
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from tunecast.model.architecture import Architecture
@@ -32,7 +32,7 @@ from tunecast.model.sharding import (
     share,
     zero_master_bytes,
 )
-from tunecast.model.step import SHALLOW, shallow_depth, tape_run, write_step
+from tunecast.model.step import MICRO_BATCHES, SHALLOW, begins_alike, shallow_depth, tape_run, write_step
 from tunecast.model.tape import Storage, Tape
 from tunecast.model.trained import stored_bytes, trained_dtype, trained_tensors
 from tunecast.model.value import Value
@@ -170,16 +170,25 @@ def step_peaks(architecture: Architecture, run: Run, platform: str = "cuda") -> 
     return taped_peaks(architecture, tape_run(run), platform)
 
 
-@lru_cache(maxsize=256)
 def taped_peaks(architecture: Architecture, run: Run, platform: str) -> dict[Place, Parts]:
     """`step_peaks` of a run that the tape tells from others."""
+    if run.gradient_accumulation_steps < MICRO_BATCHES and begins_alike(architecture, run):
+        several = replace(run, gradient_accumulation_steps=MICRO_BATCHES)
+        peaks = spot_peaks(architecture, several, platform)
+        return largest_by_place({spot: parts for spot, parts in peaks.items() if spot[3] == 0})
+    return largest_by_place(spot_peaks(architecture, run, platform))
+
+
+@lru_cache(maxsize=256)
+def spot_peaks(architecture: Architecture, run: Run, platform: str) -> dict[Spot, Parts]:
+    """Peaks of every spot at the model's depth: of a tape that deep, or of two shallow ones."""
     depth = shallow_depth(architecture, run)
     if depth is None:
-        return largest_by_place(tape_peaks(write_step(architecture, run, platform, None), architecture.num_layers))
+        return tape_peaks(write_step(architecture, run, platform, None), architecture.num_layers)
     low = tape_peaks(write_step(architecture, run, platform, depth), depth)
     high = tape_peaks(write_step(architecture, run, platform, depth + 1), depth + 1)
     steps = architecture.num_layers - SHALLOW
-    return largest_by_place({spot: extended(parts, high[spot], steps) for spot, parts in low.items()})
+    return {spot: extended(parts, high[spot], steps) for spot, parts in low.items()}
 
 
 def update_peak(architecture: Architecture, run: Run, platform: str) -> Parts:

@@ -220,8 +220,7 @@ def write_micro_batch(step: Step, layers: tuple[Layer, ...], ids: Tensor, labels
     write_loss = litgpt_head.head_and_loss if is_litgpt(step.architecture) else head_and_loss
     loss = write_loss(step, enter_block(step, x), labels)
     tape.hold(*step.cache.values())
-    if step.run.gradient_accumulation_steps > 1:
-        loss = ops.scale(tape, loss, name="loss_scale")
+    loss = ops.scale(tape, loss, name="loss_scale")  # by any number of micro-batches, 1 too (accelerate's ``backward``)
     step.cache = {}
     if loss.node is None:
         return  # nothing trains
@@ -253,8 +252,20 @@ def write_step(architecture: Architecture, run: Run, platform: str, depth: int |
     return _written(architecture, tape_run(run), platform, depth)
 
 
+def begins_alike(architecture: Architecture, run: Run) -> bool:
+    """Whether the first micro-batch of several is what a single one is.
+
+    Not with Liger's loss, which leaves a multiplication by one out, nor where gradients are updated and freed at once,
+    nor with LitGPT, where tensors of a micro-batch live into the next.
+    """
+    return not (run.loss_type == "liger" or run.optimizer_in_backward or is_litgpt(architecture))
+
+
 @lru_cache(maxsize=256)
 def _written(architecture: Architecture, run: Run, platform: str, depth: int | None) -> Tape:
+    if run.gradient_accumulation_steps < MICRO_BATCHES and begins_alike(architecture, run):
+        several = replace(run, gradient_accumulation_steps=MICRO_BATCHES)
+        return _written(architecture, several, platform, depth).first_micro_batch()
     if architecture.settings:
         raise NotSupportedError(
             f"A forecast by formula of {architecture.name} was asked for, but {architecture.model_type} has none yet; "

@@ -104,13 +104,22 @@ class Tape:
 
     def hold(self, *tensors: Tensor) -> None:
         """Say that these tensors are still referenced here (a local variable of the real code)."""
-        self.events.append(self.held(storages(tensors)))
+        kept = storages(tensors)
+        if kept:
+            self.events.append(self.held(kept))
 
     def held(self, kept: tuple[Storage, ...]) -> Event:
         """That these storages are still referenced where the step is now."""
         return Event(
             "hold", None, kept, (), phase=self.phase, moment=self.moment, layer=self.layer, micro_batch=self.micro_batch
         )
+
+    def first_micro_batch(self) -> Tape:
+        """The tape up to where the second micro-batch begins; gradients are stored by then and stay where they are."""
+        first = Tape(self.platform)
+        first.events = [event for event in self.events if event.micro_batch == 0]
+        first.grads = dict(self.grads)
+        return first
 
     def mark_saved(self) -> None:
         """Remember that the backward needs something that exists by now (early stop reads it)."""

@@ -337,8 +337,7 @@ def train_step(
         kept: list[Any] = []
         with autocast_context(run, device_type):
             loss = loss_of(model, batch, run, kept)
-        if run.gradient_accumulation_steps > 1:
-            loss = loss / run.gradient_accumulation_steps
+        loss = loss / run.gradient_accumulation_steps
         tell("backward")
         if scaler is not None:
             loss = scaler.scale(loss)
