@@ -26,6 +26,7 @@ from tunecast.calibrate.cell_layout import layout_of
 from tunecast.calibrate.cell_targets import targets_of
 from tunecast.calibrate.framework_names import PLAIN, TRANSFORMERS, Software, had_sdpa
 from tunecast.calibrate.run_table import SkipRowError, own_value
+from tunecast.model.resolve_parallel import HALVES as HALVES
 from tunecast.model.stack_versions import chosen_ranges, code_age, defaults_then
 from tunecast.model.stacks import METHODS, load_stacks, ours, stack_defaults
 
@@ -42,7 +43,6 @@ FIELDS = {
 ALONE = ("-", "\u2013", "\u2014", "n/a", "na", "none", "no", "1")
 """What tables write of the parallelism of one GPU."""
 DASHES = "[-\u2013\u2014\u2212]+"
-HALVES = ("bf16", "fp16")
 UNKNOWN_LENGTH = (
     "padded samples of unknown length: the tokens processed are not known; where every sample is as long as seq_len, "
     "write padded to max length, or samples fill seq_len"

@@ -1,4 +1,4 @@
-"""The buckets in which gradients are reduced, DDP's and DeepSpeed's, and which of them nothing can hide.
+"""The buckets in which gradients are reduced, DDP's, DeepSpeed's and Megatron's, and which of them nothing can hide.
 
 Gradients join a bucket in about the order in which the backward makes them, the reverse of the forward's; a bucket is
 full, and its all-reduce starts, when a gradient brings it to its limit: 1 MiB for the first, 25 MiB for all others.
@@ -13,6 +13,7 @@ around PEFT models, buckets are those of the first step and the last one of adap
 
 DeepSpeed's ZeRO reduces a bucket when the next gradient would bring it above ``reduce_bucket_size`` elements, and the
 last one when the backward is over (``stage_1_and_2.py``: ``reduce_independent_p_g_buckets_and_remove_grads``).
+Megatron closes a bucket with the parameter that fills it (``core/distributed/param_and_grad_buffer.py``).
 """
 
 from __future__ import annotations
@@ -62,14 +63,19 @@ def ddp_buckets(architecture: Architecture, run: Run) -> tuple[tuple[int, ...], 
 
 
 @lru_cache(maxsize=256)
-def zero_buckets(architecture: Architecture, run: Run, most: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """`ddp_buckets` of DeepSpeed, whose buckets hold at most so many elements, or one gradient that is larger."""
+def element_buckets(
+    architecture: Architecture, run: Run, most: int, *, past: bool = False
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """`ddp_buckets` where elements are counted: buckets of at most so many, or of one gradient that has more.
+
+    With `past` a bucket is closed by the gradient that brings it there (Megatron's).
+    """
     beside: list[int] = []
     last: list[int] = []
     for own, tensors in by_dtype(trained_tensors(architecture, run)[::-1], gradient_dtype(run)):
         elements = waiting = 0
         for tensor in tensors:
-            if elements and elements + tensor.elements > most:
+            if elements >= most if past else elements and elements + tensor.elements > most:
                 beside.append(waiting)
                 elements = waiting = 0
             elements, waiting = elements + tensor.elements, waiting + tensor.bytes_in(own)

@@ -29,7 +29,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from tunecast.model.architecture import Architecture
-from tunecast.model.buckets import ddp_buckets, mean, zero_buckets
+from tunecast.model.buckets import ddp_buckets, element_buckets, mean
 from tunecast.model.joined import JOINED
 from tunecast.model.memory_static import root_weight_bytes
 from tunecast.model.operation import Kind, Operation, Phase
@@ -87,15 +87,15 @@ def communication_operations(architecture: Architecture, run: Run) -> list[Opera
         return []
     if SHARDS[run.sharding].weights:
         return gather_operations(architecture, run)
-    if not gradient_bytes(architecture, run):
+    whole = gradient_bytes(architecture, run)
+    if not whole:
         return []
     if run.sharding == "ddp":
         return reductions("all_reduce", ddp_buckets(architecture, run), run)
     if is_megatrons(architecture, run):
         return distributed_optimizer_operations(architecture, run)
-    found = reductions("all_reduce", zero_buckets(architecture, run, ZERO_BUCKET_ELEMENTS), run)
+    found = reductions("all_reduce", element_buckets(architecture, run, ZERO_BUCKET_ELEMENTS), run)
     found = found if run.overlap_comm else [replace(each, blocking=True) for each in found]
-    whole = gradient_bytes(architecture, run)
     gather = collective("all_gather", Phase.OPTIMIZER, whole, count=1, dtype=gradient_dtype(run), run=run)
     return [*found, replace(gather, blocking=True)]
 
@@ -127,7 +127,7 @@ def distributed_optimizer_operations(architecture: Architecture, run: Run) -> li
     """Gradients to the GPU that updates them, new parameters back, both beside work but for the bucket of the table:
     the backward ends with it, and the forward begins with it."""
     most = max(MEGATRON_BUCKET_ELEMENTS, MEGATRON_BUCKET_ELEMENTS_PER_GPU * run.num_gpus)
-    buckets = zero_buckets(architecture, run, most)
+    buckets = element_buckets(architecture, run, most, past=True)
     once = run.gradient_accumulation_steps > 1
     beside, first = (
         collective("all_gather", Phase.FORWARD, mean(n), count=len(n), dtype=gradient_dtype(run), run=run, once=once)
@@ -187,7 +187,7 @@ def reduction_operations(architecture: Architecture, run: Run) -> list[Operation
     if not gradient_bytes(architecture, run):
         return []
     if run.sharding == "zero3":
-        return reductions("reduce_scatter", zero_buckets(architecture, run, ZERO_BUCKET_ELEMENTS), run)
+        return reductions("reduce_scatter", element_buckets(architecture, run, ZERO_BUCKET_ELEMENTS), run)
     times, once = reduced_times(run)
     sizes = [(size, count) for size, count in by_size(architecture, run, layer_gradient_bytes) if size]
     first = layer_gradient_bytes(architecture.groups[0].layer, architecture.hidden_size, run)

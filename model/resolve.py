@@ -47,7 +47,7 @@ from tunecast.model.resolve_litgpt import (
     half_precision,
     litgpt_targets,
 )
-from tunecast.model.resolve_parallel import HALVES, UNCAST, casts_all, settle_zero, take_parallel, zero_defaults
+from tunecast.model.resolve_parallel import HALVES, casts_all, settle_zero, take_parallel, zero_defaults
 from tunecast.model.root_modules import root_modules
 from tunecast.model.run import BY_CARD, Run
 from tunecast.model.stack_versions import adapter_default, chosen_ranges, defaults_then, silent_note, told_ranges
@@ -234,10 +234,7 @@ def _dtypes(fields: _Fields, defaults: Mapping[str, Any], *, gpu_has_bf16: bool)
     precision = one_of("precision", fields.take("precision", defaults["precision"], "stack-default"), PRECISIONS)
     if _whole_base(fields) and precision in DTYPES:
         without_autocast(fields)
-    casts = casts_all(fields)
-    if casts and fields.values["precision"] not in HALVES:
-        fields.notes.append(UNCAST)
-    if casts and fields.values["precision"] in HALVES:
+    if casts_all(fields) and fields.values["precision"] in HALVES:
         settle_zero(fields, gpu_has_bf16=gpu_has_bf16)
     elif not gpu_has_bf16:
         (half_precision if fields.values["stack"] == STACK else _fall_back_to_fp16)(fields)

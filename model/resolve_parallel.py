@@ -21,6 +21,9 @@ UNCAST = (
     "DeepSpeed's cast of the whole model to 16 bits is left out, because --dtype or --precision says otherwise; "
     "without them it is counted."
 )
+GPTQ_UNCAST = (
+    "DeepSpeed's cast of the whole model to 16 bits is left out: the kernels of a GPTQ base have a dtype of their own."
+)
 MEGATRON_GPT = "megatron_gpt"
 """Family whose learned positions Megatron adds before it splits tokens."""
 SEPARATE = 4
@@ -91,16 +94,20 @@ def casts_all(fields: Fields) -> bool:
 def zero_defaults(fields: Fields, defaults: dict[str, Any]) -> dict[str, Any]:
     """Under DeepSpeed what a stack loads or raises to fp32, adapters too, is 16 bits wide.
 
-    A 16-bit dtype or precision that is given is that of all; any other is taken as it stands, with a note (`UNCAST`).
-    Left out: a GPTQ base, whose kernels have a dtype of their own.
+    A 16-bit dtype or precision that is given is that of all; any other is taken as it stands, and so is a GPTQ base,
+    each with a note.
     """
     given = fields.given
-    if not casts_all(fields) or str(given.get("quant_method")).startswith("gptq"):
+    if not casts_all(fields):
+        return defaults
+    if str(given.get("quant_method")).startswith("gptq"):
+        fields.notes.append(GPTQ_UNCAST)
         return defaults
     usual = str(defaults.get("precision", "")).removesuffix("-autocast")
     asked = given.get("precision") or given.get("dtype") or usual
     dtype = DTYPE_ALIASES.get(asked, asked)
     if dtype not in HALVES:
+        fields.notes.append(UNCAST)
         return defaults
     return {**defaults, "dtype": dtype, "precision": dtype, "adapter_dtype": dtype, "upcast_non_quantized": False}
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tunecast.model.architectures import architecture_from_config, load_architecture
-from tunecast.model.buckets import ddp_buckets
+from tunecast.model.buckets import ddp_buckets, element_buckets
 from tunecast.model.estimate import forecast
 from tunecast.model.inventory import step_operations
 from tunecast.model.operation import Kind, Operation
@@ -108,3 +108,20 @@ def test_later_stages_of_a_pipeline_reduce_while_earlier_ones_work() -> None:
     sums = [op for op in reductions("meta-llama/Llama-3.1-8B", **options) if op.name == "all_reduce"]
     assert sums
     assert not any(op.blocking for op in sums)
+
+
+@pytest.mark.parametrize("most", [10_000_000, 40_000_000, 10**9])
+def test_buckets_of_elements_close_before_their_limit_or_with_what_passes_it(most: int) -> None:
+    """Llama 3.2 1B in bf16: its table alone has more than 40 million elements, a layer 60.8 million in nine tensors."""
+    architecture = load_architecture(SMALL)
+    run = resolve_run(architecture, {"method": "full", "num_gpus": 2, "sharding": "zero1"}).run
+    for past in (False, True):
+        beside, last = element_buckets(architecture, run, most, past=past)
+        assert sum(beside) + sum(last) == 2 * 1_235_814_400
+        assert last[0] >= TABLE
+        sizes = [size // 2 for size in beside]
+        if past:
+            assert all(size >= most for size in sizes)
+        else:
+            largest = 2048 * 8192
+            assert all(size <= max(most, largest) for size in sizes)

@@ -262,6 +262,16 @@ def test_dtypes_that_are_typed_and_megatrons_optimizer_are_not_deepspeeds(llama:
     assert resolve_run(llama, {**spread, "sharding": "ddp", "stack": "trl"}).run.dtype == "fp32"
 
 
+def test_a_gptq_base_is_not_cast_and_the_note_names_its_kernels(llama: Architecture) -> None:
+    notes = resolve_run(
+        llama, {"method": "qlora", "quant_method": "gptq-4bit", "num_gpus": 4, "sharding": "zero2"}
+    ).notes
+    told = [note for note in notes if "DeepSpeed" in note]
+    assert len(told) == 1
+    assert "GPTQ" in told[0]
+    assert "--precision" not in told[0]
+
+
 @pytest.mark.parametrize(
     "typed", [{"dtype": "bf16"}, {"precision": "bf16"}, {"dtype": "bfloat16", "precision": "bf16"}]
 )
