@@ -88,7 +88,8 @@ def read_table(path: Path) -> list[Row]:
             read = list(reader)
             rows = [{k: (v or "").strip() for k, v in row.items() if k} for row in read]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"Cannot read the table of runs {path}: {error}.") from error
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"Cannot read the table of runs {path}: {reason}; give a CSV file.") from error
     needs = f"a table of runs needs {', '.join(NEEDED_COLUMNS)}"
     if not columns:
         raise InputError(f"{path} is empty; {needs}.")

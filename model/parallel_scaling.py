@@ -93,6 +93,7 @@ def scaling_of(
     ideal = one.step_time_s.value * share
     saved = {name: part * share - timing.parts_s.get(name, 0.0) for name, part in one.parts_s.items()}
     least = ROUNDING * step
+    slowest = min(saved, key=lambda name: saved[name])
     slower = step - waiting - bubble - ideal
     efficiency = ideal / step
     return Scaling(
@@ -105,7 +106,9 @@ def scaling_of(
         faster_parts_s={
             name: saved[name] for name in sorted(saved, key=lambda name: -saved[name]) if saved[name] > least
         },
-        bound_by=bound_by(operations, factors, run, {"waiting": waiting, "bubble": bubble, "work": slower}, step),
+        bound_by=bound_by(
+            operations, factors, run, {"waiting": waiting, "bubble": bubble, "work": slower}, step, slowest
+        ),
         amdahl=classic(serial_fraction, run.num_gpus, ideal),
     )
 
@@ -138,9 +141,15 @@ def comparable(run: Run) -> bool:
 
 
 def bound_by(
-    operations: Sequence[Operation], factors: FactorSet, run: Run, lost_s: Mapping[str, float], step_s: float
+    operations: Sequence[Operation],
+    factors: FactorSet,
+    run: Run,
+    lost_s: Mapping[str, float],
+    step_s: float,
+    slowest_part: str,
 ) -> str:
-    """What costs most: waiting (by the collective that takes most of its link), the bubble, or slower work."""
+    """What costs most: waiting (by the collective that takes most of its link), the bubble, or slower work (by the
+    part of the step that grew most)."""
     most = max(lost_s, key=lambda name: lost_s[name])
     if lost_s[most] < NOTHING * step_s:
         return "nothing"
@@ -148,7 +157,8 @@ def bound_by(
         return "pipeline bubble"
     if most == "work":
         split = [f"{name} {degree}" for name in ("tp", "pp", "cp") if (degree := getattr(run, name)) > 1]
-        return f"repeated and smaller work of {', '.join(split)}" if split else f"work slower in {run.sharding}"
+        apart = f"repeated and smaller work of {', '.join(split)}" if split else f"work slower in {run.sharding}"
+        return f"{apart} ({slowest_part})"
     return slowest_collective(operations, factors, run)
 
 

@@ -7,8 +7,21 @@ from typing import Annotated
 
 import typer
 
+from tunecast.catalogs.errors import InputError
 from tunecast.cli.completion import NAMES
 from tunecast.cli.options import Json
+
+
+def refuse_unused(path: Path, *, single: bool, explain: str | None, **of_one: object) -> None:
+    """Raise InputError for an option that says nothing about what is validated: a single run, or a table of runs."""
+    if single and explain is not None:
+        raise InputError(f"--explain names a row of a table, but {path} is one run; leave it out.")
+    for name, value in of_one.items():
+        if value and not single:
+            raise InputError(
+                f"--{name} is about a single run (RUN.json), but {path} is a table, whose rows say what ran on which "
+                "card; leave it out."
+            )
 
 
 def validate(
@@ -46,6 +59,8 @@ def validate(
     from tunecast.cli.progress import spinner, told_or_printed
     from tunecast.validation_table import explanation, report
 
+    single = runs.suffix == ".json"
+    refuse_unused(runs, single=single, explain=explain, config=config, gpu=gpu, record=record)
     if explain is not None:
         with told_or_printed("forecasting the run") as told:
             found = validation.explain(runs, explain, told)
@@ -54,7 +69,7 @@ def validate(
         else:
             show(*explanation(found))
         return
-    if runs.suffix == ".json":
+    if single:
         from tunecast.run_validation import run_report, validate_run
 
         with spinner("forecasting the run"):

@@ -155,3 +155,19 @@ def test_bad_input_is_one_sentence(table: Path, arguments: list[str]) -> None:
     answer = runner.invoke(program, ["validate", str(path), *arguments])
     assert answer.exit_code == 2
     assert len(answer.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "told"),
+    [
+        ("runs.csv", ["--record", "r.json"], "--record is about a single run"),
+        ("runs.csv", ["--gpu", "h100"], "--gpu is about a single run"),
+        ("runs.csv", ["--config", "c.yaml"], "--config is about a single run"),
+        ("run.json", ["--explain", "R-1"], "--explain names a row of a table"),
+        ("runs.csv", [], "No such file or directory; give a CSV file"),
+    ],
+)
+def test_options_of_the_other_kind_of_file_are_refused(name: str, option: list[str], told: str) -> None:
+    answer = runner.invoke(program, ["validate", name, *option])
+    assert answer.exit_code != 0
+    assert told in str(answer.exception) + answer.output

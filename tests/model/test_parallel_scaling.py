@@ -167,3 +167,16 @@ def test_one_gpu_alone_has_what_a_card_without_bf16_gives_it() -> None:
     found = ask("v100-sxm2-32gb", **typed, num_gpus=4, sharding="zero2")
     assert found.scaling is not None
     assert found.scaling.efficiency == pytest.approx(found.tokens_per_s.value / one.tokens_per_s.value / 4)
+
+
+def test_slower_work_names_the_part_that_grew_most() -> None:
+    """DeepSpeed's hooks around every module cost the host time: LoRA on cards as fast as an H100 waits for nothing
+    else, and its adapters' gradients are small."""
+    found = ask(method="lora", sharding="zero3", num_gpus=2, max_length=512)
+    alone = ask(method="lora", sharding=None, max_length=512)
+    assert found.scaling is not None
+    assert found.bound_by == "host"
+    assert found.scaling.slower_work_s > found.scaling.exposed_communication_s
+    assert found.scaling.bound_by == "work slower in zero3 (host)"
+    grown = found.time_parts_s["host"] - alone.time_parts_s.get("host", 0.0)
+    assert grown > 0.5 * found.scaling.slower_work_s
