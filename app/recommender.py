@@ -166,7 +166,7 @@ def _search(
     from tunecast.asking import with_tokenizer
     from tunecast.catalogs.price_book import price_book
     from tunecast.model.market import Search
-    from tunecast.model.plans import BATCH_OPTIONS, INNER, Job, global_batch, gpu_counts, gpus_per_copy
+    from tunecast.model.plans import BATCH_OPTIONS, INNER, Job, global_batch, gpu_counts, gpus_per_copy, refused_spreads
     from tunecast.model.resolve import ASSUMED, checked_method
 
     if options.get("num_gpus") == "auto":
@@ -192,12 +192,13 @@ def _search(
         counts=usable,
         batch=total,
     )
-    left_out = [count for count in counts if count not in usable]
+    uneven = [count for count in counts if count not in usable]
     notes = list(asked.notes)
-    if left_out:
-        words = ", ".join(map(str, left_out))
+    if uneven:
+        words = ", ".join(map(str, uneven))
         notes.append(f"a global batch of {total.samples} does not divide over {words} GPUs: --global-batch changes it")
     amount = _amount(job)
+    notes += refused_spreads(job)
     return Search(job=job, limits=limits, book=price_book(prices), around=around, amount=amount), tuple(notes)
 
 

@@ -177,6 +177,25 @@ def plans_that_may_fit(job: Job, *, has_bf16: bool, roomiest_bytes: float) -> li
     return found
 
 
+def refused_spreads(job: Job) -> tuple[str, ...]:
+    """A sentence for each method of which no plan over several GPUs can be had, with what resolving says."""
+    alone = gpus_per_copy(job.options, "tp", "pp")
+    spread = [line for line in lines(job.options, job.methods, job.counts, job.batch.samples) if line.num_gpus > alone]
+    refusals: dict[str, list[str | None]] = {}
+    for line in spread:
+        try:
+            job.resolve(line_options(job.options, line, 1, job.batch.samples), has_bf16=True)
+            said = None
+        except (InputError, NotSupportedError) as error:
+            said = str(error)
+        refusals.setdefault(line.method, []).append(said)
+    return tuple(
+        f"no plan of {method} over more GPUs: {said[0]}"
+        for method, said in refusals.items()
+        if said[0] is not None and None not in said
+    )
+
+
 def _line_plans(job: Job, line: _Line, *, has_bf16: bool, roomiest_bytes: float) -> Iterator[Plan]:
     template: Resolved | None = None
     known: list[tuple[int, float]] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from tunecast.catalogs.errors import InputError
 from tunecast.model.architecture import Architecture
 from tunecast.model.engine_memory import memory_of
-from tunecast.model.plans import Job, best_plans, global_batch, gpu_counts, plans_that_may_fit
+from tunecast.model.plans import Job, best_plans, global_batch, gpu_counts, plans_that_may_fit, refused_spreads
 from tunecast.model.resolve import resolve_run
 from tunecast.model.units import GIB
 
@@ -77,3 +78,13 @@ def test_the_simplest_layout_is_kept_unless_another_is_clearly_faster(make: Call
     assert plans[best_plans(plans, seconds, allowed)["lora", 2]].run.sharding == "fsdp"
     allowed[[row for row in several if plans[row].run.sharding == "fsdp"]] = False
     assert plans[best_plans(plans, seconds, allowed)["lora", 2]].run.sharding == "ddp"
+
+
+def test_spreads_that_resolving_refuses_are_told_and_others_are_not(make: Callable[..., Architecture]) -> None:
+    small = make("qwen2.5-0.5b")
+    asked = replace(job(small, batch=4), options={"max_length": 512, "sharding": "zero3"}, methods=("lora", "qlora"))
+    (told,) = refused_spreads(asked)
+    assert "qlora" in told
+    assert "ZeRO-3 of a 4-bit base" in told
+    assert not refused_spreads(job(small, batch=4, method="qlora"))
+    assert not refused_spreads(job(small, batch=4, method="qlora", counts=(1,)))
