@@ -8,9 +8,9 @@ Model: the catalog's names first; then without brackets that change no shape, an
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 from tunecast.calibrate.cell_cards import Cards, cards_in
+from tunecast.calibrate.cell_shapes import of_shape
 from tunecast.calibrate.run_table import NOTHING, Row, SkipRowError
 from tunecast.catalogs.errors import TunecastError, UnknownNameError
 from tunecast.catalogs.gpus import find_gpu, ids_called, load_gpus
@@ -41,18 +41,6 @@ STORED = re.compile(
     re.IGNORECASE,
 )
 """Of a model's name: how its published weights are stored (``-bnb-4bit``, ``-GPTQ-Int4``)."""
-SHAPE = re.compile(
-    r"^(?P<name>.+?)[ _-](?:shape|sized|architecture|config)\s*(?:\((?P<facts>[^()]*)\))?\s*$", re.IGNORECASE
-)
-"""A model's name where its shape alone is meant, with what is said of it."""
-SHAPE_FACTS: dict[str, Callable[[Architecture], int]] = {
-    r"(?P<n>\d+) layers": lambda a: a.num_layers,
-    r"(?:dim|hidden(?: size)?|width|d_model)[ =]?(?P<n>\d+)": lambda a: a.hidden_size,
-    r"(?P<n>\d+) (?:attention |query )?heads": lambda a: a.groups[0].layer.attention.num_heads,
-    r"(?P<n>\d+) (?:kv|key[ -]value) heads": lambda a: a.groups[0].layer.attention.num_kv_heads,
-    r"vocab(?:ulary)?(?: size)?[ =]?(?P<n>\d+)": lambda a: a.vocab_size,
-}
-"""Words for what an architecture has, and where it has it."""
 SIZED = re.compile(r"[ _-]+(\d+(?:\.\d+)?) ?B$", re.IGNORECASE)
 SIZE_SHARE = 0.05
 """Share by which a size behind a name may be off the model's: names round."""
@@ -172,23 +160,7 @@ def model_called(name: str) -> Architecture:
             return load_architecture(text)
         except UnknownNameError:
             continue
-    return _of_shape(name) or _of_size(tried[-1]) or load_architecture(tried[1])
-
-
-def _of_shape(name: str) -> Architecture | None:
-    """The model whose shape a text names, where it has all that the text says of it."""
-    shape = SHAPE.fullmatch(name)
-    if shape is None:
-        return None
-    try:
-        found = model_called(shape["name"])
-    except TunecastError:
-        return None
-    for fact in re.split(r"\s*[,;]\s*", shape["facts"].strip().lower()) if shape["facts"] else ():
-        said = next(((m, of) for words, of in SHAPE_FACTS.items() if (m := re.fullmatch(words, fact))), None)
-        if said is None or int(said[0]["n"]) != said[1](found):
-            return None
-    return found
+    return of_shape(name, model_called) or _of_size(tried[-1]) or load_architecture(tried[1])
 
 
 def _of_size(name: str) -> Architecture | None:

@@ -8,6 +8,7 @@ import pytest
 from table_rows import one, reason
 
 from tunecast.calibrate.named_things import model_called
+from tunecast.calibrate.run_table import SkipRowError
 from tunecast.calibrate.vocabulary import lookup
 from tunecast.catalogs.errors import TunecastError
 
@@ -71,9 +72,38 @@ def test_a_trainer_with_one_attention_kernel_runs_it_where_nothing_is_said() -> 
 
 def test_a_shape_by_the_name_of_its_model_is_that_model_where_all_that_is_said_agrees() -> None:
     llama = model_called("meta-llama/Meta-Llama-3-8B")
-    for name in ("Llama-3-8B shape (32 layers, dim 4096, vocab 128256)", "Llama 3 8B architecture"):
+    for name in (
+        "Llama-3-8B shape (32 layers, dim 4096, vocab 128256)",
+        "Llama 3 8B architecture",
+        "Llama-3-8B shape (FFN 14336)",
+    ):
         assert model_called(name) == llama
-    for name in ("Llama-3-8B shape (33 layers)", "Llama-3-8B shape (32 layers, wider)", "Llama-shape (32 layers)"):
-        with pytest.raises(TunecastError):
-            model_called(name)
+    with pytest.raises(TunecastError):
+        model_called("Llama-3-8B shape (32 layers, wider)")
     assert model_called("TinyLlama/TinyLlama-1.1B").num_layers == 22
+
+
+def test_a_family_with_all_its_dimensions_is_a_model_of_them() -> None:
+    """Llama 3 8B in words is Llama 3 8B, and nanotron's table gives its 1B model 1.11 billion parameters."""
+    llama, words = model_called("meta-llama/Meta-Llama-3-8B"), "32 layers, dim 4096, FFN 14336, 32 heads, 8 KV heads"
+    told = model_called(f"Llama-like shape ({words}, vocab 128256)")
+    assert told.groups == llama.groups
+    assert told.total_params == llama.total_params
+    assert told.tie_word_embeddings is llama.tie_word_embeddings is False
+    small = "Llama shape 1B (24 layers, hidden 2048, FFN 4096, 32 heads, vocab 50257, tied embeddings)"
+    assert model_called(small).total_params == pytest.approx(1.11e9, rel=0.01)
+    other = model_called("Llama-3-like 13B shape (40 layers, dim 5120, 40 heads, 8 KV heads, FFN 17920, vocab 128256)")
+    assert other.total_params == pytest.approx(14.84e9, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("Llama-3-8B shape (16 layers)", r"not the shape of meta-llama/Meta-Llama-3-8B: .* \(hidden N, FFN N, N heads"),
+        ("Llama-shape (32 layers)", r"names no size: write all of its dimensions"),
+        ("gpt2 shape (16 layers)", r"not the shape of openai-community/gpt2: give its config.json"),
+    ],
+)
+def test_a_shape_with_too_little_said_names_what_is_missing(name: str, told: str) -> None:
+    with pytest.raises(SkipRowError, match=told):
+        model_called(name)
