@@ -132,10 +132,10 @@ def test_depth_extension_equals_writing_every_layer(
     qwen = make("qwen2.5-0.5b", 9)
     run = run_of(qwen, method=method, max_length=512, gradient_checkpointing=checkpointing)
     extended = memory_timeline(qwen, run)
-    memory.taped_peaks.cache_clear()
+    memory.spot_peaks.cache_clear()
     monkeypatch.setattr(memory, "shallow_depth", lambda *_: None)
     assert memory_timeline(qwen, run).moments == extended.moments
-    memory.taped_peaks.cache_clear()
+    memory.spot_peaks.cache_clear()
 
 
 def test_checkpointing_saves_activations(make: Make, run_of: RunOf) -> None:
