@@ -14,6 +14,7 @@ from tunecast.calibrate.trace.hf import (
     build_model,
     embedding_parameters,
     make_optimizer,
+    make_scaler,
     train_step,
     trainable_parameters,
 )
@@ -32,10 +33,12 @@ class Training:
     batch: dict[str, Any]
     run: Run
     platform: str
+    scaler: Any | None = None
+    """Of fp16 autocast alone."""
 
     def step(self) -> None:
         """One optimizer step, all micro-batches."""
-        train_step(self.model, self.batch, self.optimizer, self.run, platform=self.platform)
+        train_step(self.model, self.batch, self.optimizer, self.run, platform=self.platform, scaler=self.scaler)
 
 
 def prepare_training(architecture: Architecture, run: Run, device: str) -> Training:
@@ -53,7 +56,12 @@ def prepare_training(architecture: Architecture, run: Run, device: str) -> Train
     embeddings = embedding_parameters(model)
     optimizer = make_optimizer(trainable_parameters(model), run, platform=platform, embeddings=embeddings)
     return Training(
-        model=model, optimizer=optimizer, batch={"input_ids": tokens, "labels": tokens}, run=run, platform=platform
+        model=model,
+        optimizer=optimizer,
+        batch={"input_ids": tokens, "labels": tokens},
+        run=run,
+        platform=platform,
+        scaler=make_scaler(run, platform),
     )
 
 

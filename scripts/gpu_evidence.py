@@ -7,8 +7,9 @@
 `run` calibrates (without the fit) and then measures the runs of `evidence.py`, each written at once into DIR/runs, so
 that it may be cut off anywhere and goes on where it was. Nothing is downloaded: the models have random weights. It
 needs torch, transformers, peft, bitsandbytes, accelerate, nvidia-ml-py, numpy, pydantic and PyYAML, neither scipy nor
-pandas. A run that does not fit or fails is written down as that. Exit codes: 0 all is measured, 1 the device or
-the calibration failed, 2 bad input, 3 time was up first (type the same again).
+pandas. A tiny step by each method comes first: what is installed but does not work says so before anything is
+written. A run that does not fit or fails is written down as that. Exit codes: 0 all is measured, 1 the device or the
+calibration failed, 2 bad input or a tiny step that does not run, 3 time was up first (type the same again).
 
 `judge` fits the calibration, forecasts every measured run from it, and writes the page. Exit codes: 0 every target is
 met, 2 bad input, 3 a target is missed.

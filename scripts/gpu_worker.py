@@ -29,6 +29,8 @@ RUNNING = "running.json"
 """What is being measured now, for whoever finds that this process died of it."""
 AGAIN_CODE, LEFT_CODE = 75, 3
 """Exit codes: a run failed, so start a fresh process for the others; time was up before the end of the list."""
+BROKEN_CODE = 2
+"""Exit code: nothing can be measured before somebody mends what is installed."""
 WARMUP = 2
 """Steps before those that count, as `tunecast measure`."""
 STEPS_LEAST, STEPS_MOST, COUNTED_S = 3, 20, 3.0
@@ -179,6 +181,31 @@ def calibrate(device: Device, out: Path, mode: str) -> int:
     return 0
 
 
+REHEARSED = ("lora", "qlora", "full")
+"""Methods of which one tiny step is taken before anything is measured."""
+
+
+def rehearse(device: Device) -> str | None:
+    """Why a step of a tiny model does not run here; None when those of every method do.
+
+    A package that does not fit the others fails every run alike, and each would be written as measured.
+    """
+    from tunecast.calibrate.measure import step_spec
+    from tunecast.calibrate.plan import step_architecture, training_dtype
+    from tunecast.calibrate.plan_tables import W576
+    from tunecast.model.resolve import resolve_run
+
+    architecture = step_architecture(W576, depth=1, vocab=1024)
+    has_bf16 = training_dtype(device.hardware()) == "bf16"
+    for method in REHEARSED:
+        run = resolve_run(architecture, {"method": method, "max_length": 64}, gpu_has_bf16=has_bf16).run
+        result = device.run(step_spec(architecture, run, steps=1, warmup=1))
+        if result.outcome != "ok":
+            why = " ".join(result.message.split()) or result.outcome
+            return f"A tiny {method} step does not run on {device.id} ({why}); mend that, then type the same again."
+    return None
+
+
 def quiet() -> None:
     """Keep what torch and its relatives tell their developers off stderr."""
     import logging
@@ -204,11 +231,16 @@ def main() -> int:
     quiet()
     try:
         with opened(asked.device) as device:
+            names, out = asked.runs.split(","), asked.out / "runs"
+            chosen = [run for run in runs_for(device.id) if run.name in names]
+            if asked.task == "calibrate" or any(not (out / f"{run.name}.json").exists() for run in chosen):
+                broken = rehearse(device)
+                if broken is not None:
+                    tell(f"gpu_evidence: {broken}")
+                    return BROKEN_CODE
             if asked.task == "calibrate":
                 return calibrate(device, asked.out, asked.mode)
-            names = asked.runs.split(",")
-            chosen = [run for run in runs_for(device.id) if run.name in names]
-            return measure_all(device, chosen, asked.out / "runs", asked.ends_at)
+            return measure_all(device, chosen, out, asked.ends_at)
     except TunecastError as error:
         tell(str(error))
         return error.exit_code if error.exit_code == 2 else 1

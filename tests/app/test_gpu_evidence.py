@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -150,6 +151,47 @@ def test_a_failed_run_is_written_and_asks_for_a_fresh_process(scripts: dict[str,
     assert worker.measure_all(broken, runs, out, 10_000.0, lambda: 0.0) == worker.AGAIN_CODE
     assert written(out) == {runs[0].name: "failed"}
     assert "no kernel" in read(out / f"{runs[0].name}.json")["message"]
+
+
+@pytest.mark.parametrize("task", ["calibrate", "measure"])
+def test_what_no_run_survives_is_said_before_anything_is_written(
+    scripts: dict[str, ModuleType],
+    tmp_path: Path,
+    task: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    worker, run = scripts["gpu_worker"], scripts["evidence"].GPU_RUNS[0]
+    (tmp_path / "runs").mkdir()
+
+    def answer(spec: TrialSpec) -> TrialResult:
+        quantized = spec.params["run"]["method"] == "qlora"
+        return TrialResult(outcome="error", message="ImportError: no\nlibrary") if quantized else fine(spec)
+
+    broken = card(answer)
+    monkeypatch.setattr("tunecast.api.opened", lambda _name: contextlib.nullcontext(broken))
+    monkeypatch.setattr(sys, "argv", ["x", task, "--out", str(tmp_path), "--device", "cuda:0", "--runs", run.name])
+    assert worker.main() == 2
+    said = capsys.readouterr().err
+    assert "tiny qlora step" in said
+    assert "ImportError: no library" in said
+    assert len(broken.asked) == 2
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_a_machine_on_which_tiny_steps_run_is_measured(
+    scripts: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, run = scripts["gpu_worker"], scripts["evidence"].GPU_RUNS[0]
+    (tmp_path / "runs").mkdir()
+    works = card()
+    monkeypatch.setattr("tunecast.api.opened", lambda _name: contextlib.nullcontext(works))
+    monkeypatch.setattr(sys, "argv", ["x", "measure", "--out", str(tmp_path), "--device", "cuda:0", "--runs", run.name])
+    assert worker.main() == 0
+    assert written(tmp_path / "runs") == {run.name: "ok"}
+    assert len(works.asked) == len(worker.REHEARSED) + 1
+    assert worker.main() == 0, "nothing is left, so nothing is rehearsed"
+    assert len(works.asked) == len(worker.REHEARSED) + 1
 
 
 # The parent, over processes that do what they should not

@@ -171,6 +171,18 @@ def test_accumulation_runs_every_micro_batch():
     assert training.run.tokens_per_step == 3 * 2 * 16
 
 
+def test_fp16_autocast_trains_with_the_scaler_of_the_trainer():
+    training = training_of("lora", precision="fp16-autocast")
+    before = training.scaler.get_scale()
+    weights = [parameter.detach().clone() for parameter in training.model.parameters() if parameter.requires_grad]
+    training.step()
+    trained = [parameter for parameter in training.model.parameters() if parameter.requires_grad]
+    assert training.scaler.state_dict()["_growth_tracker"] == 1, "one step was scaled, and none skipped"
+    assert training.scaler.get_scale() == before
+    assert any(not torch.equal(old, new) for old, new in zip(weights, trained, strict=True))
+    assert training_of("lora").scaler is None
+
+
 def test_peak_of_a_running_sum():
     assert peak_of([]) == 0
     assert peak_of([-5, -3]) == 0
