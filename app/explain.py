@@ -50,6 +50,7 @@ MEMORY_FORMULAS = {
     "logits": "tokens x vocabulary x bytes of every copy that is alive",
     "scratch": "dequantized weights, temporaries of the update",
     "communication": "buffers of what sharding gathers and reduces",
+    "workspaces": "what PyTorch keeps for matrix products: one workspace for each of two threads, by the card",
 }
 TIME_FORMULAS = {
     "gemm": "sum of 2 m n k / rate(m, n, k)",

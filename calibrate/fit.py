@@ -27,6 +27,7 @@ from tunecast.model.operation import Operation
 from tunecast.model.run import Run
 from tunecast.model.time import phase_table
 from tunecast.model.value import Z80
+from tunecast.model.workspaces import workspace_bytes
 
 Inventory = Callable[[Architecture, Run, str], Sequence[Operation]]
 """Operations of one step of a run, by platform (``cuda`` or ``cpu``)."""
@@ -36,10 +37,19 @@ SEED = 0
 class StepFitter:
     """Fits factors to the trials of one device. After `fit`, underscored attributes hold the result."""
 
-    def __init__(self, *, gpu: str, synchronous: bool, processors: int | None = None, inventory: Inventory) -> None:
+    def __init__(
+        self,
+        *,
+        gpu: str,
+        synchronous: bool,
+        processors: int | None = None,
+        workspaces: int = 0,
+        inventory: Inventory,
+    ) -> None:
         self.gpu = gpu
         self.synchronous = synchronous
         self.processors = processors
+        self.workspaces = workspaces
         self.inventory = inventory
 
     def fit(self, trials: Sequence[Trial]) -> StepFitter:
@@ -50,7 +60,7 @@ class StepFitter:
             curves={name: fitted.curve for name, fitted in self.curves_.items()},
             factors={**_curve_factors(self.curves_), **rate_factors(trials)},
             step_log_sd=0.0,
-            memory_overhead_bytes=gauge_memory(trials, platform=self.platform),
+            memory_overhead_bytes=gauge_memory(trials, platform=self.platform, workspaces=self.workspaces),
             synchronous=self.synchronous,
         )
         self.steps_ = self._measured_steps(trials, base)
@@ -151,6 +161,7 @@ def fit_record(record: Mapping[str, Any], *, inventory: Inventory = step_invento
         gpu=str(hardware["gpu"] or hardware["name"]),
         synchronous=hardware["device"] == "cpu",
         processors=hardware.get("multiprocessors"),
+        workspaces=workspace_bytes(hardware.get("compute_capability")),
         inventory=inventory,
     ).fit(record["trials"])
     return {

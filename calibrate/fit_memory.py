@@ -15,18 +15,19 @@ from tunecast.model.value import Z80
 QUANTILES = (0.1, 0.5, 0.9)
 
 
-def gauge_memory(trials: Sequence[Trial], *, platform: str) -> dict[str, float]:
+def gauge_memory(trials: Sequence[Trial], *, platform: str, workspaces: int = 0) -> dict[str, float]:
     """``context`` and ``fragmentation_frac`` with their 80% bounds, and ``allocated_log_sd``; absent where unread.
 
     Context: process beyond reserved, or beyond allocated on a device without a caching allocator.
-    Fragmentation: reserved beyond allocated, per byte that a step allocates beyond its resting state.
+    Fragmentation: reserved beyond allocated, per byte that a step allocates beyond its resting state. `workspaces` are
+    the bytes that the card keeps for matrix products.
     """
     steps = usable(trials, "step")
     readings = [trial.get("memory") or {} for trial in steps]
     out: dict[str, float] = {}
     out |= _bounds("context", [found for reading in readings for found in context_bytes(reading)])
     out |= _bounds("fragmentation_frac", [found for reading in readings for found in _fragmentation(reading)])
-    errors = [found for trial in steps for found in _allocated_error(trial, platform)]
+    errors = [found for trial in steps for found in _allocated_error(trial, platform, workspaces)]
     if errors:
         out["allocated_log_sd"] = float(np.quantile(np.abs(errors), 0.8)) / Z80
     return out
@@ -55,11 +56,12 @@ def _fragmentation(reading: dict[str, float | None]) -> list[float]:
     return [(reserved - allocated) / (allocated - at_rest)]
 
 
-def _allocated_error(trial: Trial, platform: str) -> list[float]:
+def _allocated_error(trial: Trial, platform: str, workspaces: int) -> list[float]:
     """log(predicted / measured) of the peak allocated; nothing where it was not read."""
     measured = (trial.get("memory") or {}).get("allocated_bytes")
     if not measured:
         return []
     architecture = architecture_from_dict(dict(trial["params"]["architecture"]))
     run = run_from_dict(dict(trial["params"]["run"]))
-    return [math.log(memory_timeline(architecture, run, platform=platform).allocated_bytes / measured)]
+    predicted = memory_timeline(architecture, run, platform=platform, workspace_bytes=workspaces)
+    return [math.log(predicted.allocated_bytes / measured)]

@@ -22,6 +22,7 @@ from tunecast.model.memory import memory_timeline
 from tunecast.model.run import Run
 from tunecast.model.units import MIB
 from tunecast.model.value import INTERVAL_LEVEL, Z80
+from tunecast.model.workspaces import workspace_bytes
 
 PRESSED_ABOVE = 0.85
 """Share of the card above which a caching allocator gives memory back: such rows say nothing of its habits."""
@@ -50,9 +51,10 @@ class Counters:
 
 
 @lru_cache(maxsize=4096)
-def tensors(architecture: Architecture, run: Run) -> tuple[float, float]:
-    """Bytes of tensors at the peak and at rest; every fold of a leave-one-out asks for the same runs."""
-    timeline = memory_timeline(architecture, run)
+def tensors(architecture: Architecture, run: Run, gpu: str) -> tuple[float, float]:
+    """Allocated bytes at the peak and at rest; every fold of a leave-one-out asks for the same runs."""
+    own = workspace_bytes(load_gpus()[gpu].compute_capability)
+    timeline = memory_timeline(architecture, run, workspace_bytes=own)
     return timeline.allocated_bytes, timeline.at_rest_bytes
 
 
@@ -67,7 +69,7 @@ def counted_runs(runs: Sequence[PublishedRun]) -> list[Counters]:
         usable = load_gpus()[run.gpu].usable_bytes
         if usable is None or process > PRESSED_ABOVE * usable:
             continue
-        allocated_peak, resting = tensors(run.architecture, run.run)
+        allocated_peak, resting = tensors(run.architecture, run.run, run.gpu)
         found.append(
             Counters(
                 source=run.source,
@@ -104,7 +106,7 @@ def allocated_log_sd(runs: Sequence[PublishedRun]) -> float | None:
     for run in runs:
         if states_allocated(run):
             assert run.peak_bytes is not None
-            predicted, _ = tensors(run.architecture, run.run)
+            predicted, _ = tensors(run.architecture, run.run, run.gpu)
             errors.setdefault(run.source, []).append(abs(math.log(predicted / run.peak_bytes)))
     return quantiles(errors, (INTERVAL_LEVEL,))[0] / Z80 if errors else None
 

@@ -64,7 +64,7 @@ class Screen:
     step_s: Array
     """(devices, runs) seconds of one optimizer step of the whole job."""
     allocated_bytes: Array
-    """(runs,) peak of one GPU."""
+    """(runs,) peak of one GPU's tensors, without the card's workspaces."""
     process_bytes: Array
     """(devices, runs) memory of one GPU's process; NaN where the device has no such view."""
     fit_probability: Array

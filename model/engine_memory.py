@@ -19,6 +19,7 @@ from tunecast.model.run import Run
 from tunecast.model.step import tape_run
 from tunecast.model.target import Target
 from tunecast.model.value import Z80
+from tunecast.model.workspaces import workspace_bytes
 
 Flags = npt.NDArray[np.bool_]
 _erf = np.vectorize(math.erf, otypes=[float])
@@ -26,7 +27,7 @@ _erf = np.vectorize(math.erf, otypes=[float])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanMemory:
-    """Tensors of one GPU, plan by plan."""
+    """Tensors of one GPU, plan by plan, without the card's workspaces."""
 
     allocated_bytes: Array
     at_rest_bytes: Array
@@ -80,8 +81,8 @@ def fits_on(
     overheads = overheads_from_factors(factors)
     if overheads is None:
         return
-    allocated = memory.allocated_bytes
-    transient = allocated - memory.at_rest_bytes
+    allocated = memory.allocated_bytes + workspace_bytes(target.compute_capability)
+    transient = memory.allocated_bytes - memory.at_rest_bytes
     fragmentation, context = overheads.fragmentation_frac, overheads.context_bytes
     process = allocated + fragmentation.value * transient + context.value
     high = allocated + fragmentation.high * transient + context.high

@@ -12,6 +12,7 @@ from tunecast.model.run import Run
 from tunecast.model.step_source import StepSource, timeline_of
 from tunecast.model.target import Target
 from tunecast.model.value import Z80, Value, lognormal
+from tunecast.model.workspaces import workspace_bytes
 
 TIGHT_BELOW = 0.9
 """A run that fits with less than this probability is called tight."""
@@ -24,7 +25,14 @@ def memory_view(
 ) -> MemoryView:
     """Peak memory of one GPU in the device's views."""
     overheads = overheads_from_factors(factors)
-    timeline = timeline_of(architecture, run, overheads, platform=target.platform, source=source)
+    timeline = timeline_of(
+        architecture,
+        run,
+        overheads,
+        platform=target.platform,
+        source=source,
+        workspace_bytes=workspace_bytes(target.compute_capability),
+    )
     log_sd = factors.memory_overhead_bytes.get("allocated_log_sd", 0.0)
     return MemoryView(
         allocated_bytes=lognormal(timeline.allocated_bytes, log_sd),

@@ -47,9 +47,11 @@ PARTS = (
     "logits",
     "scratch",
     "communication",
+    "workspaces",
 )
 """``activations`` include checkpoints and their gradients, ``logits`` all of vocabulary width, ``scratch``
-dequantized weights and temporaries of the update, ``communication`` whatever sharding keeps whole."""
+dequantized weights and temporaries of the update, ``communication`` whatever sharding keeps whole, ``workspaces`` what
+a card keeps for matrix products (`workspaces`)."""
 
 MOMENTS = ("load", "forward", "loss", "backward", "optimizer")
 
@@ -287,14 +289,17 @@ def memory_timeline(
     *,
     platform: str = "cuda",
     whole: Sequence[tuple[Place, Parts]] | None = None,
+    workspace_bytes: int = 0,
 ) -> MemoryForecast:
     """Peak memory of one GPU in a step after the first (optimizer state exists).
 
-    `whole` stands in for the formulas: the parts of an unsharded step, as `whole_places` gives them.
+    `whole` stands in for the formulas: the parts of an unsharded step, as `whole_places` gives them. `workspace_bytes`
+    are the card's (`workspaces.workspace_bytes`), held all the time.
     `reserved` adds the allocator's fragmentation to the peak and `process` the context to that; both are
     None without `overheads`.
     """
     places = moment_parts(architecture, run, platform=platform, whole=whole)
+    places = [(moment, {**parts, "workspaces": workspace_bytes}) for moment, parts in places]
     moments = {m: max((sum(parts.values()) for moment, parts in places if moment == m), default=0) for m in MOMENTS}
     peak_moment, parts = max(places, key=lambda place: sum(place[1].values()))
     allocated = sum(parts.values())

@@ -65,13 +65,16 @@ def timeline_of(
     *,
     platform: str = "cuda",
     source: StepSource | None = None,
+    workspace_bytes: int = 0,
 ) -> MemoryForecast:
     """Peak memory of one GPU."""
-    if source is None:
-        return memory_timeline(architecture, run, overheads, platform=platform)
-    check_sharding(architecture, run)
-    places = source(architecture, run, platform).places
-    return memory_timeline(architecture, run, overheads, platform=platform, whole=places)
+    places = None
+    if source is not None:
+        check_sharding(architecture, run)
+        places = source(architecture, run, platform).places
+    return memory_timeline(
+        architecture, run, overheads, platform=platform, whole=places, workspace_bytes=workspace_bytes
+    )
 
 
 def model_flops_of(

@@ -35,6 +35,11 @@ class Target:
         return "cpu" if self.gpu is None else "cuda"
 
     @property
+    def compute_capability(self) -> str | None:
+        """Of a card, as the catalog names it; None for a CPU."""
+        return None if self.gpu is None else self.gpu.compute_capability
+
+    @property
     def has_bf16(self) -> bool:
         """Whether bf16 runs in hardware."""
         return self.gpu is None or training_dtype(self.gpu) == "bf16"

@@ -171,10 +171,14 @@ class MockDevice:
             truth = truth_of(self.simulator, spec.bench, spec.params, hotness)
             peak = int(truth.device_bytes)
             return truth, memory_reading(self.physics.allocator, peak, peak, None)
+        kept = self.physics.allocator.workspace_bytes
         traced = traced_step(spec.params)
         outcome = self.simulator.step(traced.stream, hotness)
         memory = memory_reading(
-            self.physics.allocator, traced.peak_bytes, traced.at_rest_bytes, at_rest_bytes=traced.loaded_bytes
+            self.physics.allocator,
+            traced.peak_bytes + kept,
+            traced.at_rest_bytes + kept,
+            at_rest_bytes=traced.loaded_bytes + kept,
         )
         return Truth(seconds=outcome.seconds, operating=outcome.operating, extra=traced.counts), memory
 

@@ -248,6 +248,7 @@ def _host(draw: _Draw) -> HostPhysics:
 def _allocator(draw: _Draw) -> AllocatorPhysics:
     return AllocatorPhysics(
         context_bytes=int(draw("context")) * MIB,
+        workspace_bytes=round(draw("workspaces") * MIB),
         fragmentation=draw("fragmentation"),
         segment_bytes=2 * MIB,
     )

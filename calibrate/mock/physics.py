@@ -185,7 +185,9 @@ class AllocatorPhysics:
     """Simulated caching allocator and context."""
 
     context_bytes: int
-    """CUDA context, loaded kernels and BLAS workspaces."""
+    """CUDA context and loaded kernels."""
+    workspace_bytes: int
+    """Of the BLAS library, taken from the allocator by the first products and kept."""
     fragmentation: float
     """Share of the step's own peak that is lost to fragments."""
     segment_bytes: int

@@ -77,8 +77,9 @@ def test_step_has_samples_and_the_memory_of_the_oracle(run: Run) -> None:
     result = device.run(step_trial(small(), run))
     oracle = trace_step(small(), run, platform="cuda")
     assert (result.outcome, len(result.samples_s), len(result.warmup_s)) == ("ok", 3, 1)
-    assert result.memory.allocated_bytes == oracle.memory.peak_bytes
-    assert result.memory.at_rest_bytes == oracle.memory.loaded_bytes
+    kept = 2 * 8_519_680  # what each of two threads keeps for products (PyTorch's CublasHandlePool.cpp)
+    assert result.memory.allocated_bytes == oracle.memory.peak_bytes + kept
+    assert result.memory.at_rest_bytes == oracle.memory.loaded_bytes + kept
     assert result.extra == {"trainable_params": oracle.trainable_params, "tokens_per_step": 1024}
     views = (result.memory.allocated_bytes, result.memory.reserved_bytes, result.memory.process_bytes)
     assert list(views) == sorted(v for v in views if v is not None)
