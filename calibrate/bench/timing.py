@@ -76,7 +76,8 @@ def _loops(seconds: float, loops: int) -> int:
 def time_prepared(spec: TrialSpec, prepared: Prepared, backend: Backend) -> TrialResult:
     """Seconds of one call in every sample; the inner loops are divided out and recorded."""
     loops = inner_loops_for(prepared.calls, backend)
-    warmup, samples = backend.timed(loop_over(prepared.calls, loops), repeats=spec.repeats, warmup=spec.warmup)
+    sample = loop_over(prepared.calls, loops)
+    warmup, samples = backend.timed(sample, repeats=spec.repeats, warmup=spec.warmup, fed=True)
     return TrialResult(
         outcome="ok",
         samples_s=tuple(sample / loops for sample in samples),

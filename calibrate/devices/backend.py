@@ -29,7 +29,7 @@ class Backend(Protocol):
         ...
 
     def timed(
-        self, fn: Callable[[], object], *, repeats: int, warmup: int
+        self, fn: Callable[[], object], *, repeats: int, warmup: int, fed: bool = False
     ) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Seconds of each call of `fn`: (warm-up calls, counted calls).
 
@@ -37,6 +37,9 @@ class Backend(Protocol):
         device stays fed and a sample is what the call costs in a stream of such calls; the sum is checked
         against one synchronised wall clock and the disagreement goes into `extra`. On a CPU each call is
         timed by ``time.perf_counter``. `fn` may raise; out of memory passes through untouched.
+
+        With `fed`, a call that takes the host longer to issue than the device to run is issued while the device is
+        kept busy with something else, so that a sample is the device's time alone (``lead_s`` in `extra`).
         """
         ...
 

@@ -59,9 +59,9 @@ class CpuBackend:
         """Nothing to wait for: operators return when they are done."""
 
     def timed(
-        self, fn: Callable[[], object], *, repeats: int, warmup: int
+        self, fn: Callable[[], object], *, repeats: int, warmup: int, fed: bool = False
     ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Seconds of each call: (warm-up, counted)."""
+        """Seconds of each call: (warm-up, counted); nothing feeds a CPU but itself."""
         return self._seconds(fn, warmup), self._seconds(fn, repeats)
 
     def _seconds(self, fn: Callable[[], object], calls: int) -> tuple[float, ...]:

@@ -24,7 +24,7 @@ class Clock:
     def memory(self):
         return MemoryReading()
 
-    def timed(self, fn, *, repeats, warmup):
+    def timed(self, fn, *, repeats, warmup, fed=False):
         def one():
             start = self.now
             fn()

@@ -35,6 +35,31 @@ def test_a_host_bound_call_costs_what_the_host_takes(machine):
     assert samples_s == pytest.approx([51e-6, 50e-6, 50e-6, 50e-6], rel=1e-6)
 
 
+def test_a_host_bound_call_of_a_fed_device_costs_what_the_device_takes(machine):
+    fake = machine("healthy")
+    backend = backend_of(fake)
+
+    def sample():
+        for _ in range(20):
+            fake.timeline.issue(10e-6, launch_s=60e-6)
+
+    _, samples_s = backend.timed(sample, repeats=5, warmup=1, fed=True)
+    assert samples_s == pytest.approx([200e-6] * 5, rel=1e-6)
+    assert backend.extra["lead_s"] > 20 * 60e-6
+    _, plain_s = backend.timed(sample, repeats=5, warmup=1)
+    assert plain_s[1:] == pytest.approx([1200e-6] * 4, rel=0.02)
+
+
+def test_a_device_bound_call_is_timed_back_to_back_fed_or_not(machine):
+    """Waiting between calls would let a card that is held back by its power limit recover."""
+    fake = machine("healthy")
+    backend = backend_of(fake)
+    _, samples_s = backend.timed(lambda: fake.timeline.issue(2e-3), repeats=5, warmup=2, fed=True)
+    assert samples_s[1:] == pytest.approx([2e-3] * 4, rel=1e-9)
+    assert "lead_s" not in backend.extra
+    assert backend.extra["wall_s"] == pytest.approx(5 * 2e-3, rel=0.01)
+
+
 def test_events_agree_with_the_wall_clock_and_the_record_says_how_well(machine):
     fake = machine("healthy")
     backend = backend_of(fake)
