@@ -73,8 +73,9 @@ def resolved_on(device: Device, asked: Asked) -> Resolved:
 
 
 def first_line(message: str) -> str:
-    """A library's message without its backtrace."""
-    return (message or "out of memory").strip().splitlines()[0].rstrip(".;")
+    """A library's message without its backtrace, and without torch's account of its allocator."""
+    line = (message or "out of memory").strip().splitlines()[0]
+    return line.partition(" Including non-PyTorch memory")[0].partition(" Of the allocated memory")[0].rstrip(".;")
 
 
 def smaller_options(run: Run) -> list[str]:

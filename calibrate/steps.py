@@ -68,7 +68,8 @@ def prepare_training(architecture: Architecture, run: Run, device: str) -> Train
 def run_step(spec: TrialSpec, backend: Backend) -> TrialResult:
     """The ``step`` bench: seconds of every optimizer step, warm-up apart, and the memory views of them all.
 
-    Steps follow each other as in training: the loss is not read in between (the Trainer logs every 500).
+    Steps follow each other without the loss being read. The Trainer reads it after every micro-step, to leave NaN out
+    of its log, unless ``logging_nan_inf_filter`` is off; what its host waits for then is not measured here.
     """
     architecture = architecture_from_dict(spec.params["architecture"])
     run = run_from_dict(spec.params["run"])

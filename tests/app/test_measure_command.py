@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from tunecast.cli.program import program
+from tunecast.measurement import first_line
 
 MODEL = "Qwen/Qwen2.5-0.5B"
 SMALL = ("--max-length", "128", "--device", "mock:a100-sxm4-80gb", "--json")
@@ -64,3 +65,12 @@ def test_interrupted_measuring_ends_with_130() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "tunecast: interrupted\n")
+
+
+def test_torchs_account_of_its_allocator_is_left_out_of_the_sentence() -> None:
+    told = (
+        "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 79.25 GiB of which 1.19 GiB is "
+        "free. Including non-PyTorch memory, this process has 78.05 GiB memory in use. Of the allocated memory 70.1 GiB "
+        "is allocated by PyTorch, and 7.2 GiB is reserved by PyTorch but unallocated."
+    )
+    assert first_line(told).endswith("of which 1.19 GiB is free")
