@@ -70,7 +70,7 @@ def test_interrupted_measuring_ends_with_130() -> None:
 def test_torchs_account_of_its_allocator_is_left_out_of_the_sentence() -> None:
     told = (
         "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 79.25 GiB of which 1.19 GiB is "
-        "free. Including non-PyTorch memory, this process has 78.05 GiB memory in use. Of the allocated memory 70.1 GiB "
-        "is allocated by PyTorch, and 7.2 GiB is reserved by PyTorch but unallocated."
+        "free. Including non-PyTorch memory, this process has 78.05 GiB memory in use. Of the allocated memory 70.1 "
+        "GiB is allocated by PyTorch, and 7.2 GiB is reserved by PyTorch but unallocated."
     )
     assert first_line(told).endswith("of which 1.19 GiB is free")
