@@ -6,10 +6,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from tunecast.catalogs.errors import InputError
 from tunecast.model.forecast_json import run_with_origins
+from tunecast.model.hooks import has_hooks, visits_of
 from tunecast.model.inventory import flops_by_dtype
 from tunecast.model.links import OF_HOST
+from tunecast.model.priors import HOOKS
 from tunecast.model.timing import seconds_at_peak
 from tunecast.model.units import GIGA, TERA, gib
 from tunecast.run_line import checkpointing_word
@@ -170,9 +174,7 @@ def time_terms(told: Forecast, operations: Sequence[Operation], factors: FactorS
             formula = TIME_FORMULAS.get(kind, "given")
             origin = _curve_origin(kind, factors)
             yield _term("time", kind, seconds(part_s), formula, _work(of_kind, part_s, told.run, target), origin)
-    launches = sum(operation.launches * operation.count for operation in operations)
-    each = factors.factors.get("host_s_per_launch")
-    inputs = f"{launches:,.0f} launches" + ("" if each is None else f" x {each.value * 1e6:.2f} us")
+    each, inputs = factors.factors.get("host_s_per_launch"), _issued(operations, factors, told.run)
     step, origin = told.step_time_s, "" if each is None else each.origin
     yield _term("time", "optimizer step", seconds(step.value), "device and host clocks through the step",
                 f"{inputs}; {_span(step.low, step.high)} s", origin)  # fmt: skip
@@ -181,6 +183,17 @@ def time_terms(told: Forecast, operations: Sequence[Operation], factors: FactorS
         beside = f"{flops}, peak {peak / TERA:.0f} TFLOP/s {told.run.product_dtype} x {told.run.num_gpus}"
         formula = "FLOPs / step time / peak; of HFU, each product over the peak of its own dtype"
         yield _term("time", "MFU / HFU", f"{told.mfu:.1%} / {told.hfu:.1%}", formula, beside, "datasheet")
+
+
+def _issued(operations: Sequence[Operation], factors: FactorSet, run: Run) -> str:
+    """What the host issues in a step, and what each launch costs it."""
+    launches = sum(operation.launches * operation.count for operation in operations)
+    each, hooks = factors.factors.get("host_s_per_launch"), factors.factors.get(HOOKS)
+    told = f"{launches:,.0f} launches"
+    if hooks is not None and has_hooks(run):
+        visits = visits_of(operations, np.array([[operation.count] for operation in operations])).sum()
+        told += f" + {visits:,.0f} visits of modules by hooks, each as much as {hooks.value:.1f} launches,"
+    return told if each is None else f"{told} x {each.value * 1e6:.2f} us"
 
 
 def _work(operations: Sequence[Operation], part_s: float, run: Run, target: Target) -> str:

@@ -199,6 +199,8 @@ def _search(
         notes.append(f"a global batch of {total.samples} does not divide over {words} GPUs: --global-batch changes it")
     amount = _amount(job)
     notes += refused_spreads(job)
+    if shared.get("sharding") not in (None, "none") and inner in usable:
+        notes.append(f"--sharding {shared['sharding']} is that of plans over several GPUs; one GPU shards nothing")
     return Search(job=job, limits=limits, book=price_book(prices), around=around, amount=amount), tuple(notes)
 
 

@@ -14,6 +14,7 @@ from tunecast.calibrate.run_table import SkipRowError
 from tunecast.catalogs.errors import TunecastError
 from tunecast.model.architecture import Architecture
 from tunecast.model.architectures import architecture_from_config
+from tunecast.model.units import GIGA
 
 SHAPE = re.compile(
     r"^(?P<name>.+?)[ _-](?:shape|sized|architecture|config)(?:[ _-]+[\d.]+ ?[BM])?\s*(?:\((?P<facts>[^()]*)\))?\s*$",
@@ -67,6 +68,10 @@ FACTS = (
 )
 OPTIONAL = ("num_key_value_heads",)
 """As many as there are heads where nothing is said, as in a config."""
+SIZE = re.compile(r"(?<![\d.])(\d+(?:\.\d+)?) ?B\b", re.IGNORECASE)
+"""Billions of parameters in front of the dimensions."""
+SIZE_SHARE = 0.25
+"""Share by which that may be off: tables call 14.8 billion 13B where they changed a model's width."""
 TIED = {"tied embeddings": True, "untied embeddings": False, "tied": True, "untied": False}
 
 
@@ -100,6 +105,8 @@ def facts_of(text: str) -> dict[str, int | bool] | None:
         fact = next(((fact, m) for fact in FACTS if (m := re.fullmatch(fact.words, word))), None)
         if fact is None:
             return None
+        if said.get(fact[0].field, int(fact[1]["n"])) != int(fact[1]["n"]):
+            raise SkipRowError(f"{text!r} says two things of {fact[0].field}: write one")
         said[fact[0].field] = int(fact[1]["n"])
     return said
 
@@ -120,4 +127,10 @@ def built(text: str, said: Mapping[str, int | bool], named: Architecture | None)
     if missing:
         why = f"is not the shape of {named.name}" if named else "names no size"
         raise SkipRowError(f"{text!r} {why}: write all of its dimensions between the brackets ({', '.join(missing)})")
-    return architecture_from_config({"model_type": "llama", **said}, text)
+    made = architecture_from_config({"model_type": "llama", **said}, text)
+    size = SIZE.search(text.partition("(")[0])
+    if size is not None and abs(float(size[1]) * GIGA / made.total_params - 1.0) > SIZE_SHARE:
+        raise SkipRowError(
+            f"{text!r} contradicts itself: these dimensions have {made.total_params / GIGA:.2f} billion parameters"
+        )
+    return made

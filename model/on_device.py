@@ -22,6 +22,7 @@ from tunecast.model.resolve import ASSUMED, Resolved, resolve_run, whole_number
 from tunecast.model.resolve_parallel import OFFLOADED_BY
 from tunecast.model.run import Run
 from tunecast.model.sdpa import sdpa_on_card, with_flash
+from tunecast.model.sharded_record import with_sharding
 from tunecast.model.shared_host import with_shared_host
 from tunecast.model.stand_in import with_stand_ins
 from tunecast.model.target import Target
@@ -52,7 +53,8 @@ def target_factors(target: Target, run: Run | None = None) -> FactorSet:
     if target.record is None:
         return prior if target.shared is None else with_shared_host(prior, target.shared)
     measured = with_flash(factor_set_from_record(target.record), target.gpu, run)
-    own = with_stand_ins(measured, prior, run, load_priors()["beliefs"])
+    alone = with_stand_ins(measured, prior, run, load_priors()["beliefs"])
+    own = with_sharding(alone, prior, run, load_priors())
     borrowed = {name: prior.factors[name] for name in LINK_FACTORS if name in prior.factors}
     return replace(own, factors={**borrowed, **own.factors})
 

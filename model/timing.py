@@ -14,6 +14,7 @@ from tunecast.model.operation import Operation
 from tunecast.model.paging import paged_state_bytes
 from tunecast.model.parallel_network import NETWORK_FACTORS
 from tunecast.model.parallel_offload import HOST_FACTORS, PAGING_WAYS
+from tunecast.model.priors import HOOKS
 from tunecast.model.question import Question
 from tunecast.model.resolve import Resolved
 from tunecast.model.rows import packing_of
@@ -121,9 +122,10 @@ def _link_at(factors: FactorSet, end: str) -> dict[str, Factor]:
     """All factors, those of the link at one end of their intervals (a low latency is the good end)."""
     good = {"low": "high", "high": "low"}
     moved = dict(factors.factors)
-    for name in (*LINK_FACTORS, *NETWORK_FACTORS, *HOST_FACTORS):
+    hooks = () if HOOKS in factors.step_params else (HOOKS,)
+    for name in (*LINK_FACTORS, *NETWORK_FACTORS, *HOST_FACTORS, *hooks):
         if name in moved:
-            which = good[end] if name in LATENCIES else end
+            which = good[end] if name in (*LATENCIES, HOOKS) else end
             moved[name] = replace(moved[name], value=getattr(moved[name], which))
     return moved
 

@@ -116,3 +116,14 @@ def test_the_files_own_4_bits_are_said_to_be_the_files(tmp_path: Path) -> None:
     (default,) = [term for term in explain(MODEL, gpu="l40s", method="qlora") if term.name == "quant_method"]
     assert default.origin == "default of the stack or framework"
     assert not [term for term in terms if term.section == "time" and term.value.startswith("0.000")]
+
+
+def test_a_host_bound_zero3_step_is_its_launches_and_its_hooks_visits() -> None:
+    options = {"method": "lora", "num_gpus": 8, "sharding": "zero3", "max_length": 512}
+    told = tunecast.estimate(MODEL, gpu="h100-sxm5-80gb", **options)[0]
+    assert told.bound_by == "host"
+    (step,) = [term for term in explain(MODEL, gpu="h100-sxm5-80gb", **options) if term.name == "optimizer step"]
+    found = re.search(r"([\d,]+) launches \+ ([\d,]+) visits.* much as ([\d.]+) launches, x ([\d.]+) us", step.inputs)
+    assert found is not None
+    launches, visits, each, cost_us = (float(text.replace(",", "")) for text in found.groups())
+    assert (launches + visits * each) * cost_us * 1e-6 == pytest.approx(told.step_time_s.value, rel=0.05)

@@ -101,6 +101,11 @@ def test_a_family_with_all_its_dimensions_is_a_model_of_them() -> None:
     [
         ("Llama-3-8B shape (16 layers)", r"not the shape of meta-llama/Meta-Llama-3-8B: .* \(hidden N, FFN N, N heads"),
         ("Llama-shape (32 layers)", r"names no size: write all of its dimensions"),
+        (
+            "Llama shape 13B (24 layers, hidden 2048, FFN 4096, 32 heads, vocab 50257)",
+            r"contradicts itself: .* have 1\.\d+ billion parameters",
+        ),
+        ("Llama shape (24 layers, 12 layers, hidden 2048)", r"says two things of num_hidden_layers"),
         ("gpt2 shape (16 layers)", r"not the shape of openai-community/gpt2: give its config.json"),
     ],
 )

@@ -1,0 +1,62 @@
+"""What a calibration of one GPU at a time cannot know of a job of several: how much its sharding slows the work.
+
+Published runs tell it, as effects of a sharding on all work and as the launches that a module's visit by ZeRO-3's hooks
+costs (`priors`); they are the software's, so a record of any card takes them over, each with a note.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from tunecast.model.factors import FactorSet
+from tunecast.model.hooks import has_hooks
+from tunecast.model.priors import HOOKS
+from tunecast.model.run import Run
+from tunecast.model.value import Z80
+
+SLOWED = ("gemm", "attention", "memory", "dequant", "loss", "optimizer", "cached")
+"""Kinds of work whose measured seconds a sharding's effect multiplies."""
+TOLD_FROM = 0.005
+"""Share of time below which an effect is not told."""
+
+
+def with_sharding(own: FactorSet, prior: FactorSet, run: Run | None, priors: Mapping[str, Any]) -> FactorSet:
+    """A record's factors for a job of several GPUs: work slowed as published runs of its sharding are, with the spread
+    that they leave, and the hooks of ZeRO-3, whose cost in launches may differ by as much as hosts do; unchanged for
+    one GPU."""
+    if run is None or run.num_gpus == 1:
+        return own
+    slower, log_sd = sharding_effect(run.sharding, priors)
+    factors = dict(own.factors)
+    for name in (f"scale.{kind}" for kind in SLOWED):
+        if name in factors:
+            times, found = math.exp(slower), factors[name]
+            origin = f"{found.origin}, {run.sharding} as published"
+            factors[name] = replace(
+                found, value=found.value * times, low=found.low * times, high=found.high * times, origin=origin
+            )
+    told = []
+    if abs(math.expm1(slower)) >= TOLD_FROM:
+        more = "more" if slower > 0.0 else "less"
+        told.append(f"work takes {abs(math.expm1(slower)):.0%} {more} time under {run.sharding}")
+    if has_hooks(run) and HOOKS in prior.factors:
+        wide = math.exp(Z80 * float(priors["spreads"]["host"]))
+        hooks = prior.factors[HOOKS]
+        factors[HOOKS] = replace(hooks, low=hooks.low / wide, high=hooks.high * wide)
+        told.append("hooks around its modules cost the host time")
+    notes = (f"not measured by this record, so as published runs say: {', and '.join(told)}",) if told else ()
+    return replace(own, factors=factors, step_log_sd=math.hypot(own.step_log_sd, log_sd), notes=(*own.notes, *notes))
+
+
+def sharding_effect(sharding: str, priors: Mapping[str, Any]) -> tuple[float, float]:
+    """Log of time by which a sharding slows work, and the spread of that; 0 and the spread of all for one without
+    published runs."""
+    known = priors["sharding_effects"].get(sharding)
+    if known is None:
+        return 0.0, float(priors["spreads"]["sharding"])
+    names: list[str] = priors["covariance"]["names"]
+    place = names.index(f"sharding:{sharding}")
+    return float(known["value"]), math.sqrt(priors["covariance"]["values"][place][place]) * float(priors["width"])
