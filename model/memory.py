@@ -8,7 +8,7 @@ is alive from the kernel that writes it to the last one that reads it. Three vie
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from tunecast.model.architecture import Architecture
@@ -32,7 +32,7 @@ from tunecast.model.sharding import (
     share,
     zero_master_bytes,
 )
-from tunecast.model.step import MICRO_BATCHES, SHALLOW, begins_alike, shallow_depth, tape_run, write_step
+from tunecast.model.step import SHALLOW, of_several, shallow_depth, tape_run, write_step
 from tunecast.model.tape import Storage, Tape
 from tunecast.model.trained import stored_bytes, trained_dtype, trained_tensors
 from tunecast.model.value import Value
@@ -174,8 +174,8 @@ def step_peaks(architecture: Architecture, run: Run, platform: str = "cuda") -> 
 
 def taped_peaks(architecture: Architecture, run: Run, platform: str) -> dict[Place, Parts]:
     """`step_peaks` of a run that the tape tells from others."""
-    if run.gradient_accumulation_steps < MICRO_BATCHES and begins_alike(architecture, run):
-        several = replace(run, gradient_accumulation_steps=MICRO_BATCHES)
+    several = of_several(architecture, run)
+    if several is not None:
         peaks = spot_peaks(architecture, several, platform)
         return largest_by_place({spot: parts for spot, parts in peaks.items() if spot[3] == 0})
     return largest_by_place(spot_peaks(architecture, run, platform))

@@ -244,19 +244,19 @@ def clock_effects(gpu: Gpu, priors: Mapping[str, Any]) -> tuple[Effect, ...]:
 
 def kind_effects(group: str, name: str, priors: Mapping[str, Any]) -> tuple[Effect, ...]:
     """By how much each kind of work is slower on this card or generation; unknown ones have their spreads."""
-    return tuple(_effect(f"{group}.{kind}", name, priors, (kind,)) for kind in WORK)
+    return tuple(effect_of(f"{group}.{kind}", name, priors, (kind,)) for kind in WORK)
 
 
 def run_effects(run: Run | None, priors: Mapping[str, Any]) -> tuple[Effect, ...]:
     """By how much the software stack and the sharding slow the device; unknown ones do not, and widen the interval."""
     if run is None:
         return ()
-    sharding = (_effect("sharding", run.sharding, priors, WORK),) if run.num_gpus > 1 else ()
+    sharding = (effect_of("sharding", run.sharding, priors, WORK),) if run.num_gpus > 1 else ()
     unpacked = (_dequant_effect(run, priors),) if run.base_quantization else ()
     eight = run.base_quantization == INT8_BASE
     doubt = float(priors["beliefs"]["int8_products"]["log_sd"])
     outliers = (Effect(value=0.0, name=None, moves=("gemm",), log_sd=doubt),) if eight else ()
-    stack = tuple(_effect(f"stack.{kind}", run.stack, priors, (kind,), scaled=True) for kind in STACK_KINDS)
+    stack = tuple(effect_of(f"stack.{kind}", run.stack, priors, (kind,), scaled=True) for kind in STACK_KINDS)
     return (*stack, *unpacked, *outliers, *sharding)
 
 
@@ -272,7 +272,7 @@ def dequant_kernel(run: Run, stack: str) -> str:
 def _dequant_effect(run: Run, priors: Mapping[str, Any]) -> Effect:
     """By how much that kernel is slower, as rows say, else as is believed of it."""
     name = dequant_kernel(run, run.stack)
-    found = _effect(DEQUANT_KERNEL, name, priors, ("dequant",), scaled=True)
+    found = effect_of(DEQUANT_KERNEL, name, priors, ("dequant",), scaled=True)
     believed = priors["beliefs"]["dequant_kernels"]["values"].get(name)
     return found if found.name is not None or believed is None else replace(found, value=-math.log(believed))
 
@@ -283,7 +283,7 @@ def source_effects(priors: Mapping[str, Any]) -> tuple[Effect, ...]:
     return tuple(Effect(value=0.0, name=None, moves=(kind,), log_sd=sd, scaled=True) for kind, sd in sds.items())
 
 
-def _effect(
+def effect_of(
     group: str, name: str, priors: Mapping[str, Any], moves: tuple[str, ...], *, scaled: bool = False
 ) -> Effect:
     stored = priors["effects_by_kind"].get(group) or priors.get(f"{group}_effects", {})

@@ -13,7 +13,7 @@ from typing import Any
 
 from tunecast.model.factors import FactorSet
 from tunecast.model.hooks import has_hooks
-from tunecast.model.priors import HOOKS
+from tunecast.model.priors import HOOKS, WORK, effect_of
 from tunecast.model.run import Run
 from tunecast.model.value import Z80
 
@@ -54,9 +54,8 @@ def with_sharding(own: FactorSet, prior: FactorSet, run: Run | None, priors: Map
 def sharding_effect(sharding: str, priors: Mapping[str, Any]) -> tuple[float, float]:
     """Log of time by which a sharding slows work, and the spread of that; 0 and the spread of all for one without
     published runs."""
-    known = priors["sharding_effects"].get(sharding)
-    if known is None:
-        return 0.0, float(priors["spreads"]["sharding"])
-    names: list[str] = priors["covariance"]["names"]
-    place = names.index(f"sharding:{sharding}")
-    return float(known["value"]), math.sqrt(priors["covariance"]["values"][place][place]) * float(priors["width"])
+    effect = effect_of("sharding", sharding, priors, WORK)
+    if effect.name is None:
+        return effect.value, effect.log_sd
+    place = priors["covariance"]["names"].index(effect.name)
+    return effect.value, math.sqrt(priors["covariance"]["values"][place][place]) * float(priors["width"])

@@ -252,19 +252,22 @@ def write_step(architecture: Architecture, run: Run, platform: str, depth: int |
     return _written(architecture, tape_run(run), platform, depth)
 
 
-def begins_alike(architecture: Architecture, run: Run) -> bool:
-    """Whether the first micro-batch of several is what a single one is.
+def of_several(architecture: Architecture, run: Run) -> Run | None:
+    """The run of several micro-batches whose first one is this run's single one; None where there is none.
 
     Not with Liger's loss, which leaves a multiplication by one out, nor where gradients are updated and freed at once,
     nor with LitGPT, where tensors of a micro-batch live into the next.
     """
-    return not (run.loss_type == "liger" or run.optimizer_in_backward or is_litgpt(architecture))
+    alone = run.loss_type == "liger" or run.optimizer_in_backward or is_litgpt(architecture)
+    if alone or run.gradient_accumulation_steps >= MICRO_BATCHES:
+        return None
+    return replace(run, gradient_accumulation_steps=MICRO_BATCHES)
 
 
 @lru_cache(maxsize=256)
 def _written(architecture: Architecture, run: Run, platform: str, depth: int | None) -> Tape:
-    if run.gradient_accumulation_steps < MICRO_BATCHES and begins_alike(architecture, run):
-        several = replace(run, gradient_accumulation_steps=MICRO_BATCHES)
+    several = of_several(architecture, run)
+    if several is not None:
         return _written(architecture, several, platform, depth).first_micro_batch()
     if architecture.settings:
         raise NotSupportedError(

@@ -12,7 +12,7 @@ from tunecast.model.architectures import load_architecture
 from tunecast.model.memory import largest_by_place, tape_peaks
 from tunecast.model.resolve import resolve_run
 from tunecast.model.run import Run
-from tunecast.model.step import begins_alike, tape_run
+from tunecast.model.step import tape_run
 
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "lora": ("meta-llama/Llama-3.2-1B", {"method": "lora"}),
@@ -44,10 +44,10 @@ def asked(name: str) -> tuple[Architecture, Run]:
 def test_the_first_of_several_micro_batches_is_a_single_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     architecture, run = asked(name)
     assert run.gradient_accumulation_steps == 1
-    assert begins_alike(architecture, run)
+    assert step.of_several(architecture, run) is not None
     depth = step.shallow_depth(architecture, run) or architecture.num_layers
     shared = step.write_step(architecture, run, "cuda", depth)
-    monkeypatch.setattr(step, "begins_alike", lambda *_: False)
+    monkeypatch.setattr(step, "of_several", lambda *_: None)
     step._written.cache_clear()
     alone = step.write_step(architecture, run, "cuda", depth)
     step._written.cache_clear()
@@ -67,4 +67,4 @@ def test_the_first_of_several_micro_batches_is_a_single_one(name: str, monkeypat
 def test_what_crosses_micro_batches_is_written_alone(model: str, options: dict[str, Any]) -> None:
     architecture = load_architecture(model)
     run = tape_run(resolve_run(architecture, {"max_length": 512, **options}, gpu_has_bf16=True).run)
-    assert not begins_alike(architecture, run)
+    assert step.of_several(architecture, run) is None
