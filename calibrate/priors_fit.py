@@ -34,6 +34,7 @@ from tunecast.calibrate.priors_records import RecordRuns
 from tunecast.calibrate.priors_stack import MOVED, clock_values, log_seconds
 from tunecast.calibrate.published import PublishedRun, read_runs
 from tunecast.calibrate.run_table import read_table
+from tunecast.calibrate.start_up import START_UP, start_up_share
 from tunecast.calibrate.validate import read_entries
 from tunecast.catalogs.gpus import load_gpus
 from tunecast.model.inventory import step_operations
@@ -60,7 +61,7 @@ from tunecast.model.value import INTERVAL_LEVEL, Z80
 EFFICIENCIES = ("gemm", "attention", "memory", "dequant", "link")
 OVERLAP = "overlap_frac"
 FRACTIONS = (*EFFICIENCIES, OVERLAP)
-SHARED = (*FRACTIONS, "host_s_per_launch", "host_hooks")
+SHARED = (*FRACTIONS, "host_s_per_launch", "host_hooks", START_UP)
 """Parameters that all rows share."""
 HOST_GROUP = "host"
 BY_KIND = {
@@ -86,7 +87,7 @@ KERNELS = (CLOCK, ATTENTION_KERNEL, DEQUANT_KERNEL)
 KNOWN_BY_KIND = (*(group for group in BY_KIND if not group.startswith("source.")), *KERNELS)
 FORECAST_GROUPS = (*WHOLE, *KNOWN_BY_KIND)
 """Groups of effects that a forecast of a new run may know."""
-STARTS = tuple((*(0.0,) * len(FRACTIONS), host, 0.0) for host in (0.0, 0.7))
+STARTS = tuple((*(0.0,) * len(FRACTIONS), host, 0.0, 0.0) for host in (0.0, 0.7))
 """Hosts as believed and slower ones: while the device decides, the rows say nothing of the host."""
 NARROWEST = 0.5
 """Least multiple of the spreads: few sources left out may all be near by chance."""
@@ -189,7 +190,8 @@ def _timed(run: PublishedRun) -> Row:
 
 def predicted_log_s(row: Row, params: Mapping[str, float]) -> float:
     """Log seconds of a row's step at these parameters, without effects."""
-    return float(np.log(run_clocks(row.table, clock_values(params), synchronous=False).step_s))
+    step_s = run_clocks(row.table, clock_values(params), synchronous=False).step_s
+    return math.log(step_s + start_up_share(row.run.notes) * params.get(START_UP, 0.0))
 
 
 def believed(name: str) -> dict[str, Any]:
@@ -208,7 +210,7 @@ def believed_effect(group: str, name: str) -> float:
 def problem_of(rows: Sequence[Row]) -> Problem:
     """The rows with what is believed before they are read."""
     effects, members = effects_of([row.effects for row in rows])
-    timed = log_seconds([row.table for row in rows])
+    timed = log_seconds([row.table for row in rows], [start_up_share(row.run.notes) for row in rows])
     spreads = {name: value for name, value in beliefs()["spreads"].items() if isinstance(value, float)}
     return Problem(
         names=SHARED,

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from tunecast.calibrate.start_up import START_UP
 from tunecast.model.priors import no_faster
 from tunecast.model.time import COLUMNS, PhaseTable, Stack, stacked, step_seconds
 
@@ -62,10 +63,11 @@ def slowed(stack: Stack, slower: Array | None, memory: float) -> Stack:
     )
 
 
-def log_seconds(tables: Sequence[PhaseTable]) -> Callable[..., Array]:
+def log_seconds(tables: Sequence[PhaseTable], start_ups: Sequence[float] = ()) -> Callable[..., Array]:
     """A function of (parameters, logs by which each row's `MOVED` are slower, None: by none): log seconds of every
-    row's step."""
+    row's step, with the part of a start that each has (`start_up`)."""
     whole, long, less, more = settled_stacks(tables)
+    shares = np.array(start_ups or [0.0] * len(tables))
 
     def timed(params: Mapping[str, float], slower: Array | None = None) -> Array:
         values = clock_values(params)
@@ -73,6 +75,6 @@ def log_seconds(tables: Sequence[PhaseTable]) -> Callable[..., Array]:
         if long:
             picked = slowed(less, None if slower is None else slower[long], params["memory"])
             found[long] += more * (found[long] - step_seconds(picked, values, synchronous=False))
-        return np.log(found)
+        return np.log(found + shares * params.get(START_UP, 0.0))
 
     return timed

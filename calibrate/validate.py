@@ -14,6 +14,7 @@ from typing import Any
 from tunecast.calibrate.published import PublishedRun, read_runs
 from tunecast.calibrate.row_faults import in_columns
 from tunecast.calibrate.run_table import OUT_OF_MEMORY, SkipRowError, out_of_memory
+from tunecast.calibrate.start_up import as_sure, start_up_share, with_start_up
 from tunecast.catalogs.errors import TunecastError
 from tunecast.catalogs.gpus import load_gpus
 from tunecast.model.fits import fit_probability, fit_verdict, memory_view
@@ -166,7 +167,9 @@ def predict(run: PublishedRun, priors: Priors) -> Prediction:
     factors = with_network(prior_factors(gpu, labelled, priors), run.run, gpu, run.network, reached=reached)
     factors = with_host(factors, run.architecture, run.run, gpu, reached=reached)
     factors = with_attention_kernel(factors, run.attention_kernel, priors)
-    step = step_time(step_operations(run.architecture, run.run), factors, run=run.run)
+    share = start_up_share(run.notes)
+    factors = with_start_up(factors, share, priors)
+    step = as_sure(step_time(step_operations(run.architecture, run.run), factors, run=run.run), share, priors)
     target = Target(id=gpu.id, gpu=gpu, usable_bytes=gpu.usable_bytes, peaks=gpu.peaks)
     view = memory_view(run.architecture, run.run, target, factors)
     return Prediction(

@@ -23,7 +23,7 @@ from functools import lru_cache
 
 from tunecast.model.architecture import Architecture
 from tunecast.model.run import Run
-from tunecast.model.trained import by_dtype, gradient_dtype, trained_tensors
+from tunecast.model.trained import Trained, by_dtype, gradient_dtype, trained_tensors
 from tunecast.model.units import MIB
 
 FIRST_BUCKET_BYTES = 1 * MIB
@@ -73,11 +73,20 @@ def element_buckets(
     beside: list[int] = []
     last: list[int] = []
     for own, tensors in by_dtype(trained_tensors(architecture, run)[::-1], gradient_dtype(run)):
-        elements = waiting = 0
-        for tensor in tensors:
-            if elements >= most if past else elements and elements + tensor.elements > most:
-                beside.append(waiting)
-                elements = waiting = 0
-            elements, waiting = elements + tensor.elements, waiting + tensor.bytes_in(own)
-        last.append(waiting)
+        *earlier, end = [sum(tensor.bytes_in(own) for tensor in bucket) for bucket in filled(tensors, most, past=past)]
+        beside += earlier
+        last.append(end)
     return tuple(beside), tuple(last)
+
+
+def filled(tensors: Iterable[Trained], most: int, *, past: bool = False) -> list[list[Trained]]:
+    """Tensors in buckets of at most so many elements, in order; see `element_buckets`."""
+    found: list[list[Trained]] = [[]]
+    elements = 0
+    for tensor in tensors:
+        if elements >= most if past else elements and elements + tensor.elements > most:
+            found.append([])
+            elements = 0
+        found[-1].append(tensor)
+        elements += tensor.elements
+    return found

@@ -22,11 +22,13 @@ from itertools import groupby
 
 from tunecast.model.min_cut import INFINITE, minimum_cut
 from tunecast.model.operation import Kind, Phase
-from tunecast.model.tape import Event, Storage, Tape, widest
+from tunecast.model.tape import LEAF_SUM, Event, Storage, Tape, widest
 
 FUSABLE = (Kind.MEMORY, Kind.LOSS)
 """Kinds that inductor writes kernels for."""
-APART = ("grad_accumulate", "dropout", "to_host", "to_device", "aten._local_scalar_dense")
+ADDED = (LEAF_SUM, "grad_accumulate")
+"""Gradients added to stored ones."""
+APART = (*ADDED, "dropout", "to_host", "to_device", "aten._local_scalar_dense")
 """Memory-bound kernels that are not in a graph, or not made twice."""
 ROW_STATISTICS = 8
 """A result at least so many times smaller than what it was made of is a reduction, which is kept, not made again."""
@@ -174,7 +176,7 @@ class _Fusion:
 
     def take(self, event: Event) -> None:
         """The next kernel in order."""
-        if event.name == "grad_accumulate":
+        if event.name in ADDED:
             self.late.append(event)
         elif is_fusable(event):
             self.waiting.append(event)
@@ -215,7 +217,7 @@ class _Fusion:
             if id(event) in chosen:
                 continue
             fresh = not touched & set(event.writes)
-            if is_fusable(event) and fresh and not missing & set(event.reads) and event.name != "grad_accumulate":
+            if is_fusable(event) and fresh and not missing & set(event.reads) and event.name not in ADDED:
                 found.append(event)
             missing |= set(event.writes)
             touched |= {*event.reads, *event.writes}

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import lru_cache
 from operator import attrgetter
 from typing import Any
 
@@ -28,14 +27,15 @@ from tunecast.model.engine_memory import Fit, Flags, fits_on, memory_of
 from tunecast.model.engine_tables import Work, add_up
 from tunecast.model.factors import FactorSet
 from tunecast.model.hooks import has_hooks
-from tunecast.model.inventory import sharded_update, step_operations
+from tunecast.model.inventory import spread_operations, step_operations
 from tunecast.model.on_device import job_factors
 from tunecast.model.operation import Operation, Phase
-from tunecast.model.optimizer import update_operations
 from tunecast.model.paging import paging_seconds
 from tunecast.model.run import Run
 from tunecast.model.segments import SEGMENTS, passes_of
+from tunecast.model.sharding_copies import sums_shards
 from tunecast.model.step import tape_run
+from tunecast.model.tape import LEAF_SUM
 from tunecast.model.target import Target
 from tunecast.model.time import (
     HOST,
@@ -53,6 +53,8 @@ LINK_FACTORS = ("link_", "node_")
 TAPES_AT_ONCE = 64
 """Runs of so many different tapes are screened together; each is written at two depths, and 256 are remembered."""
 _BUT_MICRO = attrgetter(*(each.name for each in fields(Run) if each.name != "gradient_accumulation_steps"))
+VARIANTS = 3
+"""Of a step: with one micro-batch, with two, and what each further one adds."""
 WHEN = ("beside", "once", "blocking")
 """Collectives by what they can hide behind (`links.communication_when`)."""
 
@@ -79,12 +81,12 @@ class _Plans:
 
     micro: Array
     body: Rows
-    update: Rows
+    spread: Rows
     link: Rows
     bodies: tuple[Run, ...]
     needed: tuple[frozenset[int], ...]
     """Numbers of micro-batches that each body occurs with, 3 for all from there on."""
-    updates: tuple[tuple[Operation, ...], ...]
+    spreads: tuple[Run, ...]
     links: tuple[Run, ...]
 
 
@@ -209,21 +211,22 @@ def step_seconds_of(
         _body(architecture, body, needed, factors, platform)
         for body, needed in zip(plans.bodies, plans.needed, strict=True)
     ]
-    updates = [add_up(ops, np.array([[o.count] for o in ops]), factors) for ops in plans.updates]
+    spreads = [_spread(architecture, run, factors, platform) for run in plans.spreads]
     links = np.array([_link_seconds(architecture, run, factors) for run in plans.links])
-    launches = _by_micro(np.array([w.launches for w in works])[plans.body], plans.micro)
-    launches += np.array([w.launches[0] for w in updates])[plans.update]
-    visits = _by_micro(np.array([w.visits for w in works])[plans.body], plans.micro)
+    whole = np.array([not sums_shards(_with_micro(run, 2)) for run in kinds])[kind]
+    launches = _both([w.launches for w in works], plans.body, whole, plans.micro)
+    launches += _by_micro(np.array([w.launches for w in spreads])[plans.spread], plans.micro)
+    visits = _by_micro(np.array([w.visits[:VARIANTS] for w in works])[plans.body], plans.micro)
     launches[:, :, HOST.index("hooks")] += visits * np.array([has_hooks(run) for run in kinds])[kind][:, None]
     meets = np.maximum(
-        np.array([w.meets for w in works])[plans.body], np.array([w.meets for w in updates])[plans.update]
+        np.array([w.meets for w in works])[plans.body], np.array([w.meets for w in spreads])[plans.spread]
     )
     passes = passes_of(plans.micro)
     found = np.empty((len(factors), len(micro)))
     for device, own in enumerate(factors):
         beside, once, blocking = (_by_micro(links[plans.link, device, kind], plans.micro) for kind in range(len(WHEN)))
-        work_s = _by_micro(np.array([w.device_s[device] for w in works])[plans.body], plans.micro)
-        work_s += np.array([w.device_s[device, 0] for w in updates])[plans.update]
+        work_s = _both([w.device_s[device] for w in works], plans.body, whole, plans.micro)
+        work_s += _by_micro(np.array([w.device_s[device] for w in spreads])[plans.spread], plans.micro)
         stack = Stack(
             device_s=work_s / passes[:, :, None],
             launches=launches / passes[:, :, None],
@@ -254,7 +257,7 @@ def _with_micro(run: Run, micro: int) -> Run:
 
 def _plans(architecture: Architecture, kinds: Sequence[Run], kind: Rows, micro: Array, platform: str) -> _Plans:
     bodies: dict[Run, int] = {}
-    updates: dict[tuple[Operation, ...], int] = {}
+    spreads: dict[Run, int] = {}
     links: dict[Run, int] = {}
     pieces: dict[Run, tuple[int, int, int]] = {}
     needed: list[set[int]] = []
@@ -263,24 +266,25 @@ def _plans(architecture: Architecture, kinds: Sequence[Run], kind: Rows, micro: 
         base = _with_micro(run, 1)
         if base not in pieces:
             body = _with_micro(tape_run(run), 1)
-            update = tuple(sharded_update(_update_of(architecture, _tokenless(body), platform), base))
+            link = _tokenless(base)
+            spread = link if base.num_gpus > 1 else _tokenless(body)
             pieces[base] = (
                 bodies.setdefault(body, len(bodies)),
-                updates.setdefault(update, len(updates)),
-                links.setdefault(_tokenless(base), len(links)),
+                spreads.setdefault(spread, len(spreads)),
+                links.setdefault(link, len(links)),
             )
             needed += [set() for _ in range(len(bodies) - len(needed))]
         rows.append(pieces[base])
         needed[pieces[base][0]].add(min(run.gradient_accumulation_steps, 3))
-    body_row, update_row, link_row = np.array(rows, dtype=np.int64)[kind].T
+    body_row, spread_row, link_row = np.array(rows, dtype=np.int64)[kind].T
     return _Plans(
         micro=micro,
         body=body_row,
-        update=update_row,
+        spread=spread_row,
         link=link_row,
         bodies=tuple(bodies),
         needed=tuple(map(frozenset, needed)),
-        updates=tuple(updates),
+        spreads=tuple(spreads),
         links=tuple(links),
     )
 
@@ -290,10 +294,32 @@ def _tokenless(run: Run) -> Run:
     return replace(run, max_length=1, per_device_train_batch_size=1)
 
 
-@lru_cache(maxsize=256)
-def _update_of(architecture: Architecture, run: Run, platform: str) -> tuple[Operation, ...]:
-    """The unsharded update."""
-    return tuple(update_operations(architecture, run, platform=platform))
+def _spread(architecture: Architecture, run: Run, factors: Sequence[FactorSet], platform: str) -> Work:
+    """The update and copies of sharding, in the variants of `_by_micro`."""
+    one, two, three = (
+        spread_operations(architecture, _with_micro(run, micro), platform=platform) for micro in range(1, VARIANTS + 1)
+    )
+    return add_up([*one, *two], _variant_counts(one, two, three), factors)
+
+
+def _variant_counts(one: Sequence[Operation], two: Sequence[Operation], three: Sequence[Operation]) -> Array:
+    """(operations of one micro-batch and of two, variants of `_by_micro`) counts.
+
+    Micro-batches after the first have equal kernels, so that two and three differ in counts alone.
+    """
+    counts = np.zeros((len(one) + len(two), VARIANTS))
+    counts[: len(one), 0] = [o.count for o in one]
+    counts[len(one) :, 1] = [o.count for o in two]
+    if three:
+        counts[len(one) :, 2] = [after.count - before.count for before, after in zip(two, three, strict=True)]
+    return counts
+
+
+def _both(parts: Sequence[Array], body: Rows, whole: Flags, micro: Array) -> Array:
+    """Totals of bodies, gradients added to whole ones only where they are."""
+    found = np.array(parts)[body]
+    rest, sums = found[:, :VARIANTS], found[:, VARIANTS:]
+    return _by_micro(rest + whole.reshape(-1, *(1,) * (sums.ndim - 1)) * sums, micro)
 
 
 def _kernels(architecture: Architecture, run: Run, platform: str) -> list[Operation]:
@@ -304,7 +330,7 @@ def _kernels(architecture: Architecture, run: Run, platform: str) -> list[Operat
 def _body(
     architecture: Architecture, body: Run, needed: frozenset[int], factors: Sequence[FactorSet], platform: str
 ) -> Work:
-    """Kernels of forward and backward in three variants: one micro-batch, two, and what each further one adds.
+    """Kernels of forward and backward in the variants of `_by_micro`, and then gradients added to whole ones in them.
 
     `needed` has the numbers of micro-batches that occur, 3 for all from there on; other variants stay 0.
     """
@@ -312,12 +338,9 @@ def _body(
         _kernels(architecture, _with_micro(body, micro), platform) if micros & needed else []
         for micro, micros in ((1, {1}), (2, {2, 3}), (3, {3}))
     )
-    counts = np.zeros((len(one) + len(two), 3))
-    counts[: len(one), 0] = [o.count for o in one]
-    counts[len(one) :, 1] = [o.count for o in two]
-    if three:  # micro-batches after the first have equal kernels, so the two lists differ in counts alone
-        counts[len(one) :, 2] = [after.count - before.count for before, after in zip(two, three, strict=True)]
-    return add_up([*one, *two], counts, factors)
+    counts = _variant_counts(one, two, three)
+    is_sum = np.array([o.name == LEAF_SUM for o in (*one, *two)])[:, None]
+    return add_up([*one, *two], np.concatenate([counts * ~is_sum, counts * is_sum], axis=1), factors)
 
 
 def _link_seconds(architecture: Architecture, run: Run, factors: Sequence[FactorSet]) -> Array:

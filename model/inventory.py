@@ -13,7 +13,6 @@ from functools import lru_cache
 from tunecast.model.architecture import Architecture
 from tunecast.model.collectives import communication_operations
 from tunecast.model.operation import FLASH, NATIVE, Kind, Operation, Phase
-from tunecast.model.optimizer import update_operations
 from tunecast.model.parallel import (
     beside_products,
     exchange_operations,
@@ -24,10 +23,11 @@ from tunecast.model.parallel import (
 )
 from tunecast.model.parallel_offload import host_operations
 from tunecast.model.run import Run
-from tunecast.model.sharding import shard_gpus, shards_of
+from tunecast.model.sharded_update import own_update
+from tunecast.model.sharding_copies import copy_operations, sums_shards
 from tunecast.model.stages import is_uneven, stages_counted
 from tunecast.model.step import repetitions, shallow_depth, write_step
-from tunecast.model.tape import Event
+from tunecast.model.tape import LEAF_SUM, Event
 
 PHASES = (Phase.FORWARD, Phase.RECOMPUTE, Phase.BACKWARD, Phase.OPTIMIZER)
 """Order of the inventory."""
@@ -104,30 +104,22 @@ def whole_operations(architecture: Architecture, run: Run, *, platform: str = "c
     kernel = NATIVE if run.fuses("attention") else FLASH if run.attn_implementation == "flash_attention_2" else ""
     if kernel:
         operations = [replace(o, layout=kernel) if o.kind is Kind.ATTENTION else o for o in operations]
-    if run.offload == "none":
-        operations += sharded_update(update_operations(architecture, run, platform=platform), run)
+    operations = [o for o in operations if o.name != LEAF_SUM or not sums_shards(run)]
+    operations += spread_operations(architecture, run, platform=platform)
     operations += communication_operations(architecture, run)
     operations += host_operations(architecture, run)
     return ordered(operations)
 
 
+def spread_operations(architecture: Architecture, run: Run, *, platform: str = "cuda") -> list[Operation]:
+    """What depends on how the job is spread, collectives apart: the GPU's update, and copies in its own memory."""
+    update = own_update(architecture, run, platform=platform) if run.offload == "none" else ()
+    return [*update, *copy_operations(architecture, run)]
+
+
 def ordered(operations: Iterable[Operation]) -> tuple[Operation, ...]:
     """Operations by phase, in their order inside each."""
     return tuple(sorted(operations, key=lambda operation: PHASES.index(operation.phase)))
-
-
-def sharded_update(operations: Iterable[Operation], run: Run) -> list[Operation]:
-    """The update that one GPU does: its share of every tensor where optimizer state is sharded.
-
-    Kernels stay as many, each over one GPU's share of its elements. Clipping under ZeRO-1 and ZeRO-2 is counted
-    as sharded too: it is over reduced gradients, which each GPU holds a share of.
-    """
-    if run.num_gpus == 1 or not shards_of(run).optimizer_state:
-        return list(operations)
-    share = 1.0 / shard_gpus(run)
-    return [
-        replace(operation, bytes=operation.bytes * share, flops=operation.flops * share) for operation in operations
-    ]
 
 
 def flops_by_dtype(operations: Iterable[Operation], *kinds: Kind) -> dict[str, float]:

@@ -268,9 +268,20 @@ def updates_in_backward(tensors: list[Trained], dtype: str, optim: str, platform
     ]
 
 
-def update_operations(architecture: Architecture, run: Run, *, platform: str = "cuda") -> list[Operation]:
-    """Clipping and update in order; a GPU batches tensors, a CPU takes them one by one, as bitsandbytes does."""
-    tensors, dtype = trained_tensors(architecture, run), trained_dtype(run)
+def update_operations(
+    architecture: Architecture,
+    run: Run,
+    *,
+    platform: str = "cuda",
+    tensors: list[Trained] | None = None,
+    dtype: str | None = None,
+) -> list[Operation]:
+    """Clipping and update in order; a GPU batches tensors, a CPU takes them one by one, as bitsandbytes does.
+
+    Of all that trains, in the dtype it is stored in, or of these `tensors` in this `dtype` (a GPU's share).
+    """
+    tensors = trained_tensors(architecture, run) if tensors is None else tensors
+    dtype = dtype or trained_dtype(run)
     if not tensors:
         return []
     on_gpu = platform == "cuda"

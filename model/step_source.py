@@ -14,12 +14,15 @@ from tunecast.catalogs.errors import NotSupportedError
 from tunecast.model.architecture import Architecture
 from tunecast.model.collectives import communication_operations
 from tunecast.model.flops import executed_by_dtype, model_flops_per_step
-from tunecast.model.inventory import flops_by_dtype, ordered, sharded_update, step_operations
+from tunecast.model.inventory import flops_by_dtype, ordered, step_operations
 from tunecast.model.memory import MemoryForecast, MemoryOverheads, Parts, Place, memory_timeline
 from tunecast.model.operation import Kind, Operation, Phase
 from tunecast.model.parallel import is_split
 from tunecast.model.parallel_offload import host_operations
 from tunecast.model.run import Run
+from tunecast.model.sharded_update import own_update
+from tunecast.model.sharding import shards_of
+from tunecast.model.sharding_copies import SHARD_SUM, copy_operations
 from tunecast.model.trained import trainable_params
 
 PROVEN_UNKNOWN = ("none", "ddp", "zero1", "zero2")
@@ -47,15 +50,23 @@ StepSource = Callable[[Architecture, Run, str], StepInventory]
 def operations_of(
     architecture: Architecture, run: Run, *, platform: str = "cuda", source: StepSource | None = None
 ) -> tuple[Operation, ...]:
-    """Everything one GPU executes in one optimizer step, recomputation and collectives included."""
+    """Everything one GPU executes in one optimizer step, recomputation and collectives included.
+
+    Of a source, gradients of micro-batches are added whole, and the update of a sharded state is the formulas'.
+    """
     if source is None:
         return step_operations(architecture, run, platform=platform)
     check_sharding(architecture, run)
     found = source(architecture, run, platform).operations
+    if run.num_gpus == 1:
+        return ordered([*found, *host_operations(architecture, run)])
     kernels = [operation for operation in found if operation.phase is not Phase.OPTIMIZER]
     update = [operation for operation in found if operation.phase is Phase.OPTIMIZER]
+    if shards_of(run).optimizer_state:
+        update = list(own_update(architecture, run, platform=platform))
+    copies = [operation for operation in copy_operations(architecture, run) if operation.name != SHARD_SUM]
     sent = [*communication_operations(architecture, run), *host_operations(architecture, run)]
-    return ordered([*kernels, *sharded_update(update, run), *sent])
+    return ordered([*kernels, *update, *copies, *sent])
 
 
 def timeline_of(

@@ -35,6 +35,9 @@ from tunecast.model.units import DTYPE_BYTES
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+LEAF_SUM = "leaf_sum"
+"""Kernel that adds a parameter's gradient to that of the micro-batches before."""
+
 
 class Tape:
     """Records one training step in order."""
@@ -235,7 +238,7 @@ class Tape:
                 given.storage.part = "gradients"
             self.grads[leaf] = given
             return
-        self.kernel("grad_accumulate", Kind.MEMORY, (existing, given), (existing,))
+        self.kernel(LEAF_SUM, Kind.MEMORY, (existing, given), (existing,))
 
     def convert(self, tensor: Tensor, dtype: str) -> Tensor:
         """A copy in another dtype, outside autograd."""

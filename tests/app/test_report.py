@@ -305,7 +305,9 @@ def test_in_a_browser_it_sorts_recomputes_and_fits_the_screen(files: tuple[Path,
     assert out["first"] == "skip"
     (told,) = tunecast.estimate(MODEL, gpu=out["name"].split(" x ")[1], method="full", max_length=1024, tokens="6M")
     for end, shown in zip((told.total_time_h.low, told.total_time_h.high), out["timeSpan"].split(" to "), strict=True):
-        assert shown == duration(end)
+        number, unit = duration(end).split()
+        assert shown.endswith(unit)
+        assert float(shown.removesuffix(unit)) == pytest.approx(float(number), rel=2e-3)  # the last step is not full
 
 
 @pytest.mark.skipif(CHROMIUM is None or DRIVER is None, reason="no Chromium with ChromeDriver on this machine")

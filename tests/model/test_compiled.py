@@ -24,6 +24,7 @@ from tunecast.model.operation import Kind, Operation, Phase
 from tunecast.model.resolve import resolve_run
 from tunecast.model.run import Run
 from tunecast.model.step import tape_run, write_step
+from tunecast.model.tape import LEAF_SUM
 
 HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM, BATCH, LENGTH = 256, 768, 8, 2, 32, 2, 512
 SMALL = {
@@ -159,7 +160,7 @@ def test_compiling_changes_no_product_and_saves_bytes_launches_and_memory(option
 
 def test_later_micro_batches_add_to_gradients_outside_the_graphs() -> None:
     counts = [
-        sum(o.count for o in operations(gradient_accumulation_steps=3, torch_compile=on) if o.name == "grad_accumulate")
+        sum(o.count for o in operations(gradient_accumulation_steps=3, torch_compile=on) if o.name == LEAF_SUM)
         for on in (False, True)
     ]
     assert counts[0] == counts[1] > 0

@@ -104,8 +104,8 @@ def test_the_classic_estimate_stands_beside() -> None:
 
 
 def test_more_than_all_of_the_gpus_is_said_to_be_the_update_that_they_share() -> None:
-    """One A100 moves 8 billion parameters' gradients and states each step; of eight under ZeRO-1 each moves an 8th."""
-    found = ask("a100-sxm4-80gb", num_gpus=8, sharding="zero1", max_length=1024)
+    """One A100 moves 8 billion parameters' gradients and states each step; of eight under FSDP each moves an 8th."""
+    found = ask("a100-sxm4-80gb", num_gpus=8, max_length=1024)
     one = ask("a100-sxm4-80gb", sharding=None, max_length=1024)
     assert found.scaling is not None
     assert found.scaling.efficiency > 1

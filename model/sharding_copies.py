@@ -1,0 +1,207 @@
+"""What sharding makes a GPU copy inside its own memory, around the collectives: bytes that no link sees.
+
+==========  ======================================================================================================
+DDP         every gradient scaled into its bucket, and back when the bucket is reduced
+FSDP1       the gradients of a unit joined into one flat gradient (the backward of ``split``), which is divided before
+            it is reduced; weights are views of what is gathered
+FSDP2       a GPU's shard into the buffer of the all-gather, the whole copied out of it (``split_with_sizes_copy``);
+            gradients laid out for the reduction in its dtype (``chunk_cat``)
+ZeRO-1, -2  every gradient into its bucket, the bucket divided and flattened again, a GPU's own part copied back and
+            into its buffer
+ZeRO-3      every gradient into its bucket, the bucket ordered by owner and divided, a GPU's own part kept
+Megatron    the reduced buffer scaled once
+==========  ======================================================================================================
+
+Where shards are stored in a wider dtype than they are gathered in, a shard is cast before every gather. Where every
+micro-batch is reduced, gradients add up in shards and not whole.
+
+Sources, each measured by running it in two processes (tests, and ``tests/fixtures/deepspeed_copies.json``): torch 2.13
+``nn/parallel/distributed.py`` with ``csrc/distributed/c10d/reducer.cpp``, ``distributed/fsdp/_runtime_utils.py``,
+``distributed/fsdp/_fully_shard/_fsdp_collectives.py``; DeepSpeed 0.19.8 ``runtime/zero/stage_1_and_2.py``,
+``stage3.py``, ``partition_parameters.py``. Megatron-Core ``distributed/param_and_grad_buffer.py``, read. Left out:
+weights that ZeRO-3 fetches several at a time, which are copied before and after (how many depends on what is live), and
+smaller buckets (``auto`` of the Trainer's DeepSpeed file), above which a gradient is reduced where it is.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from tunecast.model.architecture import Architecture
+from tunecast.model.buckets import filled
+from tunecast.model.collectives import gathers_root_again, is_megatrons, reduced_times
+from tunecast.model.operation import Kind, Operation, Phase
+from tunecast.model.resolve_parallel import FSDP
+from tunecast.model.run import Run
+from tunecast.model.sharding import (
+    ZERO_BUCKET_ELEMENTS,
+    by_size,
+    layer_gradient_bytes,
+    one_layer_bytes,
+    reduction_share,
+    root_group_bytes,
+    root_trained_bytes,
+    shard_gpus,
+    shards_of,
+)
+from tunecast.model.trained import by_dtype, gradient_dtype, trained_dtype, trained_tensors
+from tunecast.model.units import DTYPE_BYTES
+
+SHARD_SUM = "shard.sum"
+SUM_MOVES = 3
+"""Sizes moved where a gradient is added to what is there."""
+Unit = tuple[int, int]
+"""Bytes, and how many units have so many."""
+
+
+def copy_operations(architecture: Architecture, run: Run) -> list[Operation]:
+    """Copies of one optimizer step on one GPU, beside the update's."""
+    if run.num_gpus == 1 or run.sharding == "none":
+        return []
+    if run.sharding in FSDP:
+        version = fsdp1_copies if run.fsdp_version == 1 else fsdp2_copies
+        return [*version(architecture, run), *shard_sums(architecture, run)]
+    if is_megatrons(architecture, run):
+        return scaled_buffer(architecture, run)
+    if run.sharding == "ddp":
+        return bucket_copies(architecture, run)
+    return [*zero_copies(architecture, run), *shard_sums(architecture, run)]
+
+
+def copied(name: str, phase: Phase, n_bytes: float, *, count: float, dtype: str, launches: float = 1.0) -> Operation:
+    """`count` copies that read and write so many bytes together."""
+    return Operation(
+        name=name, kind=Kind.MEMORY, phase=phase, dtype=dtype, bytes=float(n_bytes), count=count, launches=launches
+    )
+
+
+def sums_shards(run: Run) -> bool:
+    """Whether gradients of later micro-batches are added to a GPU's share, and not to whole ones."""
+    return run.num_gpus > 1 and run.gradient_accumulation_steps > 1 and shards_of(run).gradients
+
+
+def shard_sums(architecture: Architecture, run: Run) -> list[Operation]:
+    """Shares of gradients added to those of the micro-batches before: a part of each, of ZeRO-2 some of them whole."""
+    if not sums_shards(run):
+        return []
+    own, later, gpus = trained_dtype(run), run.gradient_accumulation_steps - 1, shard_gpus(run)
+    sizes = Counter((tensor.bytes_in(own), tensor.dtype or own) for tensor in trained_tensors(architecture, run))
+    parts = 1 if run.sharding == "zero2" else gpus
+    return [
+        copied(SHARD_SUM, Phase.BACKWARD, SUM_MOVES * size / parts, count=later * count * parts / gpus, dtype=dtype)
+        for (size, dtype), count in sizes.items()
+    ]
+
+
+def bucket_copies(architecture: Architecture, run: Run) -> list[Operation]:
+    """DDP: into the bucket and back, a kernel per tensor each way."""
+    times, _ = reduced_times(run)
+    own = gradient_dtype(run)
+    sizes = Counter((tensor.bytes_in(own), tensor.dtype or own) for tensor in trained_tensors(architecture, run))
+    return [
+        copied(name, Phase.BACKWARD, 2 * size, count=times * count, dtype=dtype)
+        for (size, dtype), count in sizes.items()
+        for name in ("ddp.to_bucket", "ddp.from_bucket")
+    ]
+
+
+def scaled_buffer(architecture: Architecture, run: Run) -> list[Operation]:
+    """Megatron: gradients multiplied by one over the GPUs before they are summed."""
+    size = sum(tensor.bytes_in(gradient_dtype(run)) for tensor in trained_tensors(architecture, run))
+    return [copied("megatron.scale", Phase.BACKWARD, 2 * size, count=1, dtype=gradient_dtype(run))] if size else []
+
+
+def trained_units(architecture: Architecture, run: Run) -> list[Unit]:
+    """Gradient bytes of every unit that FSDP reduces: layers, and all that is outside them."""
+    root = root_trained_bytes(architecture, run)
+    units = [*by_size(architecture, run, layer_gradient_bytes), (root, 1)]
+    return [(size, count) for size, count in units if size]
+
+
+def gathered_units(architecture: Architecture, run: Run) -> Iterator[tuple[Phase, Unit]]:
+    """What is gathered in a micro-batch, unit by unit."""
+    layers, root = by_size(architecture, run, one_layer_bytes), (root_group_bytes(architecture, run), 1)
+    for unit in (root, *layers):
+        yield Phase.FORWARD, unit
+    if run.sharding == "fsdp-grad-op":
+        return
+    for unit in (*([root] if gathers_root_again(run) else []), *layers):
+        yield Phase.BACKWARD, unit
+
+
+def shard_casts(architecture: Architecture, run: Run) -> list[Operation]:
+    """A GPU's shard of every unit cast to what is gathered, where it is stored wider."""
+    stored, sent = DTYPE_BYTES[trained_dtype(run)], DTYPE_BYTES[run.dtype]
+    if run.has_adapters or stored == sent:
+        return []
+    per_byte = (stored + sent) / sent / shard_gpus(run)
+    return [
+        copied("fsdp.cast", phase, size * per_byte, count=count * run.gradient_accumulation_steps, dtype="fp32")
+        for phase, (size, count) in gathered_units(architecture, run)
+    ]
+
+
+def fsdp1_copies(architecture: Architecture, run: Run) -> list[Operation]:
+    """Flat gradients made and divided."""
+    times, _ = reduced_times(run)
+    dtype, wider = run.reduce_dtype or gradient_dtype(run), reduction_share(run)
+    found = shard_casts(architecture, run)
+    for size, count in trained_units(architecture, run):
+        joined, reduced = count * run.gradient_accumulation_steps, count * times
+        found.append(copied("fsdp.join", Phase.BACKWARD, 2 * size, count=joined, dtype=gradient_dtype(run)))
+        if wider > 1:
+            found.append(copied("fsdp.widen", Phase.BACKWARD, (1 + wider) * size, count=reduced, dtype=dtype))
+        found.append(copied("fsdp.divide", Phase.BACKWARD, 2 * wider * size, count=reduced, dtype=dtype))
+    return found
+
+
+def fsdp2_copies(architecture: Architecture, run: Run) -> list[Operation]:
+    """Shards into the gather's buffer, whole units out of it, gradients into that of the reduction."""
+    times, _ = reduced_times(run)
+    micro, gpus = run.gradient_accumulation_steps, shard_gpus(run)
+    found = shard_casts(architecture, run)
+    for phase, (size, count) in gathered_units(architecture, run):
+        found.append(copied("fsdp.copy_in", phase, 2 * size / gpus, count=count * micro, dtype=run.dtype))
+        found.append(copied("fsdp.copy_out", phase, 2 * size, count=count * micro, dtype=run.dtype))
+    dtype, wider = run.reduce_dtype or gradient_dtype(run), reduction_share(run)
+    stored = DTYPE_BYTES[trained_dtype(run)] / DTYPE_BYTES[gradient_dtype(run)]
+    for size, count in trained_units(architecture, run):
+        found.append(copied("fsdp.lay_out", Phase.BACKWARD, (1 + wider) * size, count=count * times, dtype=dtype))
+        if stored != wider:
+            moved = (wider + stored) * size / gpus
+            found.append(copied("fsdp.store", Phase.BACKWARD, moved, count=count * times, dtype=dtype))
+    return found
+
+
+def zero_copies(architecture: Architecture, run: Run) -> list[Operation]:
+    """DeepSpeed's buckets of gradients, and a GPU's own part of them."""
+    times, _ = reduced_times(run)
+    own, gpus = gradient_dtype(run), shard_gpus(run)
+    tensors = trained_tensors(architecture, run)
+    found: list[Operation] = []
+    for dtype, part in by_dtype(tensors[::-1], own):
+        buckets = Counter(tuple(t.bytes_in(dtype) for t in each) for each in filled(part, ZERO_BUCKET_ELEMENTS))
+        for bucket, count in buckets.items():
+            found += bucket_of_zero(bucket, count * times, dtype, run)
+    sizes = Counter((tensor.bytes_in(own), tensor.dtype or own) for tensor in tensors)
+    of_every = run.sharding == "zero3"  # a part of every tensor, later ones added; else whole tensors, every time
+    for (size, dtype), count in sizes.items():
+        moved, times_kept = (2 * size / gpus, count) if of_every else (2 * size, count * times / gpus)
+        found.append(copied("zero.keep", Phase.BACKWARD, moved, count=times_kept, dtype=dtype))
+    return found
+
+
+def bucket_of_zero(sizes: tuple[int, ...], count: float, dtype: str, run: Run) -> list[Operation]:
+    """One bucket, from gradients of these bytes to the reduction. A gradient above the limit is reduced where it is."""
+    whole, alone = sum(sizes), len(sizes) == 1
+    names = ["zero.divide"]
+    if not (alone and run.sharding == "zero3"):  # ZeRO-1 and ZeRO-2 flatten what is flat
+        names.append("zero.flatten")
+    found = [copied(name, Phase.BACKWARD, 2 * whole, count=count, dtype=dtype) for name in names]
+    if run.sharding != "zero3":
+        found.append(copied("zero.from_bucket", Phase.BACKWARD, 2 * whole / shard_gpus(run), count=count, dtype=dtype))
+    if whole <= ZERO_BUCKET_ELEMENTS * DTYPE_BYTES[dtype]:
+        moved = 2 * whole / len(sizes)
+        found.append(copied("zero.to_bucket", Phase.BACKWARD, moved, count=count * len(sizes), dtype=dtype))
+    return found

@@ -1,0 +1,133 @@
+"""What sharding copies inside a GPU's memory, against two real processes (gloo, CPU) and a record of DeepSpeed's."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gloo_processes import Held, held_by_each
+
+from tunecast.model.architectures import architecture_from_config
+from tunecast.model.operation import Operation
+from tunecast.model.resolve import resolve_run
+from tunecast.model.sharded_update import own_update
+from tunecast.model.sharding_copies import copy_operations
+
+CONFIG: dict[str, Any] = {
+    "model_type": "llama", "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4,
+    "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 2048, "max_position_embeddings": 4096,
+}  # fmt: skip
+COMMON = {"num_gpus": 2, "max_length": 64, "precision": "bf16"}
+FULL = {**COMMON, "method": "full"}
+RUNS: dict[str, dict[str, Any]] = {
+    "ddp": {**FULL, "sharding": "ddp"},
+    "ddp-lora": {**COMMON, "method": "lora", "sharding": "ddp", "adapter_dtype": "bf16"},
+    "fsdp2": {**FULL, "sharding": "fsdp"},
+    "fsdp2-wide": {**FULL, "sharding": "fsdp", "reduce_dtype": "fp32"},
+    "fsdp2-lora": {**COMMON, "method": "lora", "sharding": "fsdp"},
+    "fsdp2-grad-op": {**FULL, "sharding": "fsdp-grad-op"},
+    "fsdp1": {**FULL, "sharding": "fsdp", "fsdp_version": 1},
+}
+OURS = {
+    "fsdp.all_gather_copy_in.default": "fsdp.copy_in",
+    "fsdp.split_with_sizes_copy.default": "fsdp.copy_out",
+    "fsdp.chunk_cat.default": "fsdp.lay_out",
+    "aten.mul.out": "ddp.to_bucket",
+    "aten.copy_.default": "ddp.from_bucket",
+    "aten.cat.default": "fsdp.join",
+    "aten.div_.Tensor": "fsdp.divide",
+}
+"""Our names of the operators that the processes ran."""
+ALIGNED = 0.005
+"""Our sizes are rounded up to the allocator's blocks, theirs are not."""
+RECORD: dict[str, Any] = json.loads(
+    (Path(__file__).parents[1] / "fixtures" / "deepspeed_copies.json").read_text("utf-8")
+)
+"""What DeepSpeed did in two processes, by scripts/deepspeed_copies.py."""
+
+
+def added_up(operations: list[Operation]) -> Counter[str]:
+    """Bytes and launches by name."""
+    found = Counter[str]()
+    for each in operations:
+        found[f"{each.name} bytes"] += round(each.total_bytes)
+        found[f"{each.name} launches"] += round(each.total_launches)
+    return found
+
+
+@pytest.fixture(scope="module")
+def held(tmp_path_factory: pytest.TempPathFactory) -> Held:
+    """What each process copied, by run."""
+    return held_by_each("copies_worker.py", tmp_path_factory.mktemp("copies"), 2, CONFIG, RUNS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RUNS)
+def test_copies_are_those_of_real_processes(held: Held, name: str) -> None:
+    architecture = architecture_from_config(CONFIG, "copied")
+    run = resolve_run(architecture, RUNS[name]).run
+    ours = added_up(copy_operations(architecture, run))
+    for process in held:
+        seen = {f"{OURS[key.split()[0]]} {key.split()[1]}": value for key, value in process[name].items()}
+        assert seen.keys() >= {key for key in ours if not key.startswith("fsdp.store")}
+        for key in seen:
+            assert ours[key] == pytest.approx(seen[key], rel=ALIGNED if key.endswith("bytes") else 0.0), key
+
+
+PURPOSES = {
+    "copy": ("zero.to_bucket", "zero.from_bucket", "zero.keep"),
+    "divide": ("zero.divide",),
+    "flatten": ("zero.flatten",),
+    "sum": ("shard.sum",),
+}
+"""Our names of what DeepSpeed copies in forward and backward."""
+OF_UPDATE = {"fp64": "zero.fp64", "norm": "zero.norm", "flatten": "zero.flatten", "widen": "zero.widen",
+             "clip": "zero.clip", "narrow": "master.copy"}  # fmt: skip
+
+
+def zero_case(sharding: str) -> tuple[Any, Any]:
+    """Architecture and run of what was recorded."""
+    architecture = architecture_from_config(RECORD["config"], "recorded")
+    options = {**FULL, "num_gpus": RECORD["processes"], "gradient_accumulation_steps": RECORD["micro_batches"]}
+    return architecture, resolve_run(architecture, {**options, "sharding": sharding}).run
+
+
+@pytest.mark.parametrize("sharding", ["zero1", "zero2", "zero3"])
+def test_buckets_are_those_of_deepspeed(sharding: str) -> None:
+    """Bytes within 3%, and kernels: tensors that two GPUs share are a part more."""
+    ours = added_up(copy_operations(*zero_case(sharding)))
+    for process in RECORD["by_process"]:
+        seen = process[sharding]["backward"]
+        for purpose in ("copy", "divide", "flatten", *(["sum"] if sharding != "zero1" else [])):
+            own = {unit: sum(ours[f"{name} {unit}"] for name in PURPOSES[purpose]) for unit in ("bytes", "launches")}
+            assert own["bytes"] == pytest.approx(seen[f"{purpose} bytes"], rel=0.03), purpose
+            assert own["launches"] == pytest.approx(seen[f"{purpose} launches"], abs=3), purpose
+
+
+@pytest.mark.parametrize("sharding", ["zero1", "zero2", "zero3"])
+def test_update_around_fp32_copies_is_that_of_deepspeed(sharding: str) -> None:
+    ours = added_up(list(own_update(*zero_case(sharding))))
+    for process in RECORD["by_process"]:
+        seen = process[sharding]["step"]
+        for purpose, name in OF_UPDATE.items():
+            if f"{purpose} bytes" in seen:
+                assert ours[f"{name} bytes"] == pytest.approx(seen[f"{purpose} bytes"], rel=0.03), purpose
+    assert seen.keys() >= {f"{purpose} launches" for purpose in OF_UPDATE if sharding == "zero3" or purpose != "clip"}
+
+
+def test_many_gpus_update_their_shares_in_few_kernels() -> None:
+    """A launch takes 320 chunks of 65,536 elements: one GPU's 7B fills hundreds of them, a share of 128 GPUs a few."""
+    architecture = architecture_from_config({**CONFIG, "hidden_size": 4096, "intermediate_size": 11008,
+                                             "num_hidden_layers": 32, "num_attention_heads": 32}, "large")  # fmt: skip
+
+    def launches(gpus: int) -> float:
+        run = resolve_run(architecture, {"method": "full", "num_gpus": gpus, "sharding": "fsdp"}).run
+        return sum(op.total_launches for op in own_update(architecture, run) if op.name.startswith("adamw."))
+
+    chunks = 7 * architecture.total_params / 65536 / 320  # of seven multi-tensor operations
+    assert launches(2) == pytest.approx(chunks / 2, rel=0.15)
+    tensors = 9 * architecture.num_layers + 3
+    assert launches(128) <= 7 * (tensors / 30 + 2)
