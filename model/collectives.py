@@ -118,7 +118,12 @@ def reductions(name: str, buckets: tuple[tuple[int, ...], tuple[int, ...]], run:
 
 
 def is_megatrons(architecture: Architecture, run: Run) -> bool:
-    """Whether Megatron runs the layers: it joins projections, and alone splits them beside sharded states."""
+    """Whether Megatron runs the layers: it joins projections, and splits them beside states that it shards.
+
+    It shards no gradients: beside ``zero2`` and ``zero3`` layers are split by DeepSpeed (AutoTP).
+    """
+    if run.sharding in ("zero2", "zero3"):
+        return False
     joined = any(group.layer.attention.qkv_split == JOINED for group in architecture.groups)
     return run.tp > 1 or joined or architecture.model_type == MEGATRON_GPT
 

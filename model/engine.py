@@ -33,7 +33,7 @@ from tunecast.model.operation import Operation, Phase
 from tunecast.model.paging import paging_seconds
 from tunecast.model.run import Run
 from tunecast.model.segments import SEGMENTS, passes_of
-from tunecast.model.sharding_copies import sums_shards
+from tunecast.model.sharding_copies import sums_whole
 from tunecast.model.step import tape_run
 from tunecast.model.tape import LEAF_SUM
 from tunecast.model.target import Target
@@ -213,7 +213,7 @@ def step_seconds_of(
     ]
     spreads = [_spread(architecture, run, factors, platform) for run in plans.spreads]
     links = np.array([_link_seconds(architecture, run, factors) for run in plans.links])
-    whole = np.array([not sums_shards(_with_micro(run, 2)) for run in kinds])[kind]
+    whole = np.array([sums_whole(_with_micro(run, 2)) for run in kinds])[kind]
     launches = _both([w.launches for w in works], plans.body, whole, plans.micro)
     launches += _by_micro(np.array([w.launches for w in spreads])[plans.spread], plans.micro)
     visits = _by_micro(np.array([w.visits[:VARIANTS] for w in works])[plans.body], plans.micro)

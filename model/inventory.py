@@ -24,7 +24,7 @@ from tunecast.model.parallel import (
 from tunecast.model.parallel_offload import host_operations
 from tunecast.model.run import Run
 from tunecast.model.sharded_update import own_update
-from tunecast.model.sharding_copies import copy_operations, sums_shards
+from tunecast.model.sharding_copies import copy_operations, sums_whole
 from tunecast.model.stages import is_uneven, stages_counted
 from tunecast.model.step import repetitions, shallow_depth, write_step
 from tunecast.model.tape import LEAF_SUM, Event
@@ -104,7 +104,7 @@ def whole_operations(architecture: Architecture, run: Run, *, platform: str = "c
     kernel = NATIVE if run.fuses("attention") else FLASH if run.attn_implementation == "flash_attention_2" else ""
     if kernel:
         operations = [replace(o, layout=kernel) if o.kind is Kind.ATTENTION else o for o in operations]
-    operations = [o for o in operations if o.name != LEAF_SUM or not sums_shards(run)]
+    operations = [o for o in operations if o.name != LEAF_SUM or sums_whole(run)]
     operations += spread_operations(architecture, run, platform=platform)
     operations += communication_operations(architecture, run)
     operations += host_operations(architecture, run)

@@ -27,9 +27,11 @@ from tunecast.model.sharding import (
     Shards,
     communication_bytes,
     first_gather_bytes,
+    reduction_share,
     shard_gpus,
     shards_of,
     share,
+    sums_wide,
     zero_master_bytes,
 )
 from tunecast.model.step import SHALLOW, of_several, shallow_depth, tape_run, write_step
@@ -271,7 +273,8 @@ def local_parts(
     masters = zero_master_bytes(architecture, run)
     found = []
     for (moment, position, _), held in places:
-        extra = {**held, "optimizer_state": held["optimizer_state"] + masters}
+        gradients = held["gradients"] * (reduction_share(run) if sums_wide(run) else 1)
+        extra = {**held, "optimizer_state": held["optimizer_state"] + masters, "gradients": gradients}
         parts = offloaded(sharded(extra, shards, run, moment, packed), run, moment)
         parts["communication"] += communication_bytes(architecture, run, moment, position)
         flat = flat_bytes(architecture, run, moment, position)

@@ -293,7 +293,8 @@ def effect_of(
     return Effect(value=known["value"], name=f"{group}:{name}", moves=moves)
 
 
-def params_of_kinds(moves: Sequence[str]) -> Array:
+@functools.cache
+def params_of_kinds(moves: tuple[str, ...]) -> Array:
     """(`STEP_PARAMS`,) 1 where a factor is a slowdown of one of these kinds of work."""
     import numpy as np
 
@@ -311,8 +312,10 @@ def step_covariance(
     """
     import numpy as np
 
-    names = priors["covariance"]["names"]
-    rows = np.array(priors["covariance"]["values"])
+    named = (effect.name for effect in effects if effect.name is not None)
+    names = list(dict.fromkeys((*map(FITTED_AS.__getitem__, STEP_PARAMS), *named)))
+    places, values = [priors["covariance"]["names"].index(name) for name in names], priors["covariance"]["values"]
+    rows = np.array([[values[row][column] for column in places] for row in places])
     slopes = np.zeros((len(STEP_PARAMS), len(names)))
     for place, param in enumerate(STEP_PARAMS):
         slopes[place, names.index(FITTED_AS[param])] = -1.0 if param.startswith("scale.") and param != HOOKS else 1.0

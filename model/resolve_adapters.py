@@ -162,6 +162,26 @@ def take_saved_dtype(fields: Fields) -> None:
             raise InputError("A gradient scaler refuses fp16 gradients; use --modules-to-save-dtype fp32.")
         fields.put("modules_to_save_dtype", "fp32", "stack-default")
         fields.notes.append("Modules trained whole are taken as fp32: a gradient scaler refuses fp16 gradients.")
+    check_saved_dtype(fields)
+
+
+def check_saved_dtype(fields: Fields) -> None:
+    """Refuse modules of another dtype than the arithmetic's where nothing casts between them.
+
+    PEFT's copies of modules run as they are: without autocast torch refuses the product of two dtypes.
+    """
+    values = fields.values
+    saved, precision = values["modules_to_save_dtype"], values["precision"]
+    if saved in (None, precision) or precision not in DTYPES:
+        return
+    if casts_all(fields):
+        raise InputError(
+            f"DeepSpeed casts all parameters to {precision}, but --modules-to-save-dtype is {saved}; leave it out."
+        )
+    raise InputError(
+        f"--modules-to-save-dtype is {saved}, but --precision is {precision}, and without autocast PyTorch multiplies "
+        f"no {saved} by {precision}; leave it out, or use --precision bf16-autocast."
+    )
 
 
 def take_checkpoints(fields: Fields, whole_number: Any) -> None:

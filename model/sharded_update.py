@@ -23,7 +23,6 @@ from tunecast.model.optimizer import (
     update_operation,
     update_operations,
 )
-from tunecast.model.optimizer_adafactor import NAME as ADAFACTOR
 from tunecast.model.resolve_parallel import ZERO
 from tunecast.model.run import Run
 from tunecast.model.sharding import shard_gpus, shards_of, share
@@ -35,19 +34,16 @@ NORM_DTYPE_BYTES = 8
 """Of fp64."""
 
 
-@lru_cache(maxsize=1024)
 def own_update(architecture: Architecture, run: Run, *, platform: str = "cuda") -> tuple[Operation, ...]:
-    """Clipping and update on one GPU: of everything, or of its share where optimizer state is sharded.
+    """Clipping and update on one GPU: of everything, or of its share where optimizer state is sharded."""
+    return _own_update(architecture, replace(run, max_length=1, per_device_train_batch_size=1), platform)
 
-    Adafactor's factors are of whole matrices: its kernels stay as many, each over a share.
-    """
+
+@lru_cache(maxsize=256)
+def _own_update(architecture: Architecture, run: Run, platform: str) -> tuple[Operation, ...]:
     if run.num_gpus == 1 or not shards_of(run).optimizer_state:
         return tuple(update_operations(architecture, run, platform=platform))
-    gpus = shard_gpus(run)
-    if run.optim == ADAFACTOR:
-        whole = update_operations(architecture, run, platform=platform)
-        return tuple(replace(each, bytes=each.bytes / gpus, flops=each.flops / gpus) for each in whole)
-    tensors = trained_tensors(architecture, run)
+    gpus, tensors = shard_gpus(run), trained_tensors(architecture, run)
     if run.sharding not in ZERO or not tensors:
         return tuple(update_operations(architecture, run, platform=platform, tensors=shares(tensors, gpus)))
     flat = flat_shares(tensors, gpus)

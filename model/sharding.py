@@ -94,6 +94,15 @@ def shards_of(run: Run) -> Shards:
     return shards
 
 
+def sums_wide(run: Run) -> bool:
+    """Whether whole gradients of several micro-batches are held and added up in the dtype they are reduced in.
+
+    FSDP2 does (``FSDPParam.to_accumulated_grad_if_needed``); FSDP1 adds in the gradients' own.
+    """
+    waits = run.sharding in FSDP and run.num_gpus > 1 and run.gradient_accumulation_steps > 1
+    return waits and run.fsdp_version == 2 and reduction_share(run) > 1 and not shards_of(run).gradients
+
+
 def shard_gpus(run: Run) -> int:
     """GPUs among which a sharded part is dealt out: all, or those of one machine under hybrid sharding."""
     return run.gpus_per_node if run.sharding == "hsdp" else run.num_gpus
@@ -287,12 +296,14 @@ def reduction_share(run: Run) -> int:
 def layer_reduction_bytes(architecture: Architecture, run: Run) -> int:
     """Gradients whole while a layer runs backward, beyond the shares that are counted as gradients.
 
-    The head's gradient waits for the embedding's: both are reduced together at the end.
+    The head's gradient waits for the embedding's: both are reduced together at the end. Of whole gradients those of
+    the layer before have moved to the buffer, and a share is new; FSDP1 makes a flat one to add.
     """
     layer = largest_layer_gradient_bytes(architecture, run)
     head = head_gradient_bytes(architecture, run)
     if not shards_of(run).gradients:
-        return layer
+        apart = layer + head if sums_wide(run) else 0
+        return layer if run.fsdp_version == 1 else share(layer, shard_gpus(run)) + apart
     return (1 + reduction_share(run)) * layer + head - share(layer + head, shard_gpus(run))
 
 

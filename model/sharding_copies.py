@@ -3,9 +3,10 @@
 ==========  ======================================================================================================
 DDP         every gradient scaled into its bucket, and back when the bucket is reduced
 FSDP1       the gradients of a unit joined into one flat gradient (the backward of ``split``), which is divided before
-            it is reduced; weights are views of what is gathered
+            it is reduced, and a GPU's share after; weights are views of what is gathered
 FSDP2       a GPU's shard into the buffer of the all-gather, the whole copied out of it (``split_with_sizes_copy``);
-            gradients laid out for the reduction in its dtype (``chunk_cat``)
+            gradients laid out for the reduction in its dtype (``chunk_cat``), divided in fp16 alone; whole gradients
+            of several micro-batches are held and added in that dtype
 ZeRO-1, -2  every gradient into its bucket, the bucket divided and flattened again, a GPU's own part copied back and
             into its buffer
 ZeRO-3      every gradient into its bucket, the bucket ordered by owner and divided, a GPU's own part kept
@@ -15,12 +16,13 @@ Megatron    the reduced buffer scaled once
 Where shards are stored in a wider dtype than they are gathered in, a shard is cast before every gather. Where every
 micro-batch is reduced, gradients add up in shards and not whole.
 
-Sources, each measured by running it in two processes (tests, and ``tests/fixtures/deepspeed_copies.json``): torch 2.13
-``nn/parallel/distributed.py`` with ``csrc/distributed/c10d/reducer.cpp``, ``distributed/fsdp/_runtime_utils.py``,
-``distributed/fsdp/_fully_shard/_fsdp_collectives.py``; DeepSpeed 0.19.8 ``runtime/zero/stage_1_and_2.py``,
-``stage3.py``, ``partition_parameters.py``. Megatron-Core ``distributed/param_and_grad_buffer.py``, read. Left out:
-weights that ZeRO-3 fetches several at a time, which are copied before and after (how many depends on what is live), and
-smaller buckets (``auto`` of the Trainer's DeepSpeed file), above which a gradient is reduced where it is.
+Sources: torch 2.13 ``nn/parallel/distributed.py`` with ``csrc/distributed/c10d/reducer.cpp``,
+``distributed/fsdp/_runtime_utils.py``, ``distributed/fsdp/_fully_shard/_fsdp_collectives.py`` and ``_fsdp_param.py``,
+run by the tests in two and four processes; DeepSpeed 0.19.8 ``runtime/zero/stage_1_and_2.py``, ``stage3.py``,
+``partition_parameters.py``, recorded in two (``tests/fixtures/deepspeed_copies.json``); Megatron-Core
+``distributed/param_and_grad_buffer.py``, read. Left out: weights that ZeRO-3 fetches several at a time, which are
+copied before and after (how many depends on what is live); smaller buckets (``auto`` of the Trainer's DeepSpeed file),
+above which a gradient is reduced where it is; what offloading to the host changes of them.
 """
 
 from __future__ import annotations
@@ -44,11 +46,15 @@ from tunecast.model.sharding import (
     root_trained_bytes,
     shard_gpus,
     shards_of,
+    sums_wide,
 )
 from tunecast.model.trained import by_dtype, gradient_dtype, trained_dtype, trained_tensors
 from tunecast.model.units import DTYPE_BYTES
 
 SHARD_SUM = "shard.sum"
+WIDE_SUM = "fsdp.add"
+LATER_SUMS = (SHARD_SUM, WIDE_SUM)
+"""Gradients of later micro-batches that are not added as one GPU alone adds them."""
 SUM_MOVES = 3
 """Sizes moved where a gradient is added to what is there."""
 Unit = tuple[int, int]
@@ -81,11 +87,23 @@ def sums_shards(run: Run) -> bool:
     return run.num_gpus > 1 and run.gradient_accumulation_steps > 1 and shards_of(run).gradients
 
 
+def sums_whole(run: Run) -> bool:
+    """Whether gradients of later micro-batches are added to whole ones as autograd makes them."""
+    return not sums_shards(run) and not sums_wide(run)
+
+
 def shard_sums(architecture: Architecture, run: Run) -> list[Operation]:
-    """Shares of gradients added to those of the micro-batches before: a part of each, of ZeRO-2 some of them whole."""
+    """Shares of gradients added to those of the micro-batches before: a part of each, of ZeRO-2 some of them whole,
+    of FSDP1 one of a unit."""
     if not sums_shards(run):
         return []
     own, later, gpus = trained_dtype(run), run.gradient_accumulation_steps - 1, shard_gpus(run)
+    if run.sharding in FSDP and run.fsdp_version == 1:
+        stored = DTYPE_BYTES[own] / DTYPE_BYTES[gradient_dtype(run)]
+        return [
+            copied(SHARD_SUM, Phase.BACKWARD, SUM_MOVES * stored * size / gpus, count=later * count, dtype=own)
+            for size, count in trained_units(architecture, run)
+        ]
     sizes = Counter((tensor.bytes_in(own), tensor.dtype or own) for tensor in trained_tensors(architecture, run))
     parts = 1 if run.sharding == "zero2" else gpus
     return [
@@ -109,7 +127,8 @@ def bucket_copies(architecture: Architecture, run: Run) -> list[Operation]:
 def scaled_buffer(architecture: Architecture, run: Run) -> list[Operation]:
     """Megatron: gradients multiplied by one over the GPUs before they are summed."""
     size = sum(tensor.bytes_in(gradient_dtype(run)) for tensor in trained_tensors(architecture, run))
-    return [copied("megatron.scale", Phase.BACKWARD, 2 * size, count=1, dtype=gradient_dtype(run))] if size else []
+    times, _ = reduced_times(run)
+    return [copied("megatron.scale", Phase.BACKWARD, 2 * size, count=times, dtype=gradient_dtype(run))] if size else []
 
 
 def trained_units(architecture: Architecture, run: Run) -> list[Unit]:
@@ -142,6 +161,35 @@ def shard_casts(architecture: Architecture, run: Run) -> list[Operation]:
     ]
 
 
+def divisors(num_gpus: int) -> tuple[float, float]:
+    """What FSDP divides gradients by before and after they are summed, about the root of the GPUs' number each.
+
+    ``_get_gradient_predivide_factor`` of torch 2.13, ``_get_gradient_divide_factors`` in FSDP2.
+    """
+    before = 1
+    while num_gpus % before == 0 and num_gpus / before > before:
+        before *= 2
+    return before, num_gpus / before
+
+
+def divisions(run: Run, size: float, count: float) -> list[Operation]:
+    """Gradients of these bytes divided in their buffer, and shares of them once they are summed."""
+    dtype, wide = run.reduce_dtype or gradient_dtype(run), reduction_share(run) * size
+    moved = zip(divisors(run.num_gpus), (2 * wide, 2 * wide / shard_gpus(run)), strict=True)
+    return [
+        copied("fsdp.divide", Phase.BACKWARD, each, count=count, dtype=dtype) for divisor, each in moved if divisor > 1
+    ]
+
+
+def stored_shares(run: Run, size: float, count: float) -> list[Operation]:
+    """Summed shares cast to what trains, where that has another dtype."""
+    stored, wider = DTYPE_BYTES[trained_dtype(run)] / DTYPE_BYTES[gradient_dtype(run)], reduction_share(run)
+    if stored == wider:
+        return []
+    moved = (wider + stored) * size / shard_gpus(run)
+    return [copied("fsdp.store", Phase.BACKWARD, moved, count=count, dtype=run.reduce_dtype or gradient_dtype(run))]
+
+
 def fsdp1_copies(architecture: Architecture, run: Run) -> list[Operation]:
     """Flat gradients made and divided."""
     times, _ = reduced_times(run)
@@ -152,7 +200,7 @@ def fsdp1_copies(architecture: Architecture, run: Run) -> list[Operation]:
         found.append(copied("fsdp.join", Phase.BACKWARD, 2 * size, count=joined, dtype=gradient_dtype(run)))
         if wider > 1:
             found.append(copied("fsdp.widen", Phase.BACKWARD, (1 + wider) * size, count=reduced, dtype=dtype))
-        found.append(copied("fsdp.divide", Phase.BACKWARD, 2 * wider * size, count=reduced, dtype=dtype))
+        found += [*divisions(run, size, reduced), *stored_shares(run, size, reduced)]
     return found
 
 
@@ -165,13 +213,25 @@ def fsdp2_copies(architecture: Architecture, run: Run) -> list[Operation]:
         found.append(copied("fsdp.copy_in", phase, 2 * size / gpus, count=count * micro, dtype=run.dtype))
         found.append(copied("fsdp.copy_out", phase, 2 * size, count=count * micro, dtype=run.dtype))
     dtype, wider = run.reduce_dtype or gradient_dtype(run), reduction_share(run)
-    stored = DTYPE_BYTES[trained_dtype(run)] / DTYPE_BYTES[gradient_dtype(run)]
+    summed = wider if sums_wide(run) else 1
     for size, count in trained_units(architecture, run):
-        found.append(copied("fsdp.lay_out", Phase.BACKWARD, (1 + wider) * size, count=count * times, dtype=dtype))
-        if stored != wider:
-            moved = (wider + stored) * size / gpus
-            found.append(copied("fsdp.store", Phase.BACKWARD, moved, count=count * times, dtype=dtype))
-    return found
+        reduced = count * times
+        found.append(copied("fsdp.lay_out", Phase.BACKWARD, (summed + wider) * size, count=reduced, dtype=dtype))
+        found += [*(divisions(run, size, reduced) if dtype == "fp16" else []), *stored_shares(run, size, reduced)]
+    return [*found, *wide_sums(architecture, run)]
+
+
+def wide_sums(architecture: Architecture, run: Run) -> list[Operation]:
+    """Whole gradients cast when a micro-batch leaves them, those of later ones added to them."""
+    if not sums_wide(run):
+        return []
+    own, wider, later = gradient_dtype(run), reduction_share(run), run.gradient_accumulation_steps - 1
+    sizes = Counter(tensor.bytes_in(own) for tensor in trained_tensors(architecture, run))
+    return [
+        copied(name, Phase.BACKWARD, moved * size, count=times * count, dtype=run.reduce_dtype or own)
+        for size, count in sizes.items()
+        for name, moved, times in (("fsdp.widen", 1 + wider, 1), (WIDE_SUM, 1 + 2 * wider, later))
+    ]
 
 
 def zero_copies(architecture: Architecture, run: Run) -> list[Operation]:

@@ -22,7 +22,7 @@ from tunecast.model.parallel_offload import host_operations
 from tunecast.model.run import Run
 from tunecast.model.sharded_update import own_update
 from tunecast.model.sharding import shards_of
-from tunecast.model.sharding_copies import SHARD_SUM, copy_operations
+from tunecast.model.sharding_copies import LATER_SUMS, copy_operations, sums_whole
 from tunecast.model.trained import trainable_params
 
 PROVEN_UNKNOWN = ("none", "ddp", "zero1", "zero2")
@@ -43,6 +43,10 @@ class StepInventory:
     notes: tuple[str, ...] = ()
 
 
+ADDED_WHOLE = (
+    "The traced GPU adds gradients of several micro-batches up whole, in their own dtype; what this sharding adds "
+    "instead (shares, or fp32) is not in the trace."
+)
 StepSource = Callable[[Architecture, Run, str], StepInventory]
 """Gives the inventory of a run of an architecture on a platform (``cuda`` or ``cpu``)."""
 
@@ -64,7 +68,7 @@ def operations_of(
     update = [operation for operation in found if operation.phase is Phase.OPTIMIZER]
     if shards_of(run).optimizer_state:
         update = list(own_update(architecture, run, platform=platform))
-    copies = [operation for operation in copy_operations(architecture, run) if operation.name != SHARD_SUM]
+    copies = [operation for operation in copy_operations(architecture, run) if operation.name not in LATER_SUMS]
     sent = [*communication_operations(architecture, run), *host_operations(architecture, run)]
     return ordered([*kernels, *update, *copies, *sent])
 
@@ -120,7 +124,10 @@ def notes_of(
     architecture: Architecture, run: Run, *, platform: str = "cuda", source: StepSource | None = None
 ) -> tuple[str, ...]:
     """What the source has to say about the run."""
-    return () if source is None else source(architecture, run, platform).notes
+    if source is None:
+        return ()
+    told = () if run.gradient_accumulation_steps == 1 or sums_whole(run) else (ADDED_WHOLE,)
+    return (*source(architecture, run, platform).notes, *told)
 
 
 def check_sharding(architecture: Architecture, run: Run) -> None:

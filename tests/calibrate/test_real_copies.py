@@ -18,9 +18,9 @@ from tunecast.model.sharding_copies import copy_operations
 
 CONFIG: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4,
-    "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 2048, "max_position_embeddings": 4096,
+    "num_attention_heads": 8, "num_key_value_heads": 8, "vocab_size": 2048, "max_position_embeddings": 4096,
 }  # fmt: skip
-COMMON = {"num_gpus": 2, "max_length": 64, "precision": "bf16"}
+COMMON = {"num_gpus": 2, "max_length": 48, "precision": "bf16"}
 FULL = {**COMMON, "method": "full"}
 RUNS: dict[str, dict[str, Any]] = {
     "ddp": {**FULL, "sharding": "ddp"},
@@ -29,18 +29,26 @@ RUNS: dict[str, dict[str, Any]] = {
     "fsdp2-wide": {**FULL, "sharding": "fsdp", "reduce_dtype": "fp32"},
     "fsdp2-lora": {**COMMON, "method": "lora", "sharding": "fsdp"},
     "fsdp2-grad-op": {**FULL, "sharding": "fsdp-grad-op"},
+    "fsdp2-master": {**FULL, "sharding": "fsdp", "master_dtype": "fp32", "reduce_dtype": "fp32"},
+    "fsdp2-summed": {**FULL, "sharding": "fsdp", "gradient_accumulation_steps": 3},
+    "fsdp2-wide-summed": {**FULL, "sharding": "fsdp", "reduce_dtype": "fp32", "gradient_accumulation_steps": 3},
+    "fsdp2-sum-of-shards": {
+        **FULL, "sharding": "fsdp", "gradient_accumulation_steps": 3, "sync_each_micro_batch": True,
+    },
     "fsdp1": {**FULL, "sharding": "fsdp", "fsdp_version": 1},
+    "fsdp1-wide": {**FULL, "sharding": "fsdp", "fsdp_version": 1, "reduce_dtype": "fp32"},
+    "fsdp1-master": {**FULL, "sharding": "fsdp", "fsdp_version": 1, "master_dtype": "fp32"},
+    "fsdp1-summed": {**FULL, "sharding": "fsdp", "fsdp_version": 1, "gradient_accumulation_steps": 3},
+    "fsdp1-sum-of-shards": {
+        **FULL, "sharding": "fsdp", "fsdp_version": 1, "gradient_accumulation_steps": 3, "sync_each_micro_batch": True,
+    },
+    "ddp-summed": {**FULL, "sharding": "ddp", "gradient_accumulation_steps": 3},
+}  # fmt: skip
+FOUR: dict[str, dict[str, Any]] = {
+    "fsdp1": {**FULL, "num_gpus": 4, "sharding": "fsdp", "fsdp_version": 1},
+    "fsdp2": {**FULL, "num_gpus": 4, "sharding": "fsdp"},
+    "ddp": {**FULL, "num_gpus": 4, "sharding": "ddp"},
 }
-OURS = {
-    "fsdp.all_gather_copy_in.default": "fsdp.copy_in",
-    "fsdp.split_with_sizes_copy.default": "fsdp.copy_out",
-    "fsdp.chunk_cat.default": "fsdp.lay_out",
-    "aten.mul.out": "ddp.to_bucket",
-    "aten.copy_.default": "ddp.from_bucket",
-    "aten.cat.default": "fsdp.join",
-    "aten.div_.Tensor": "fsdp.divide",
-}
-"""Our names of the operators that the processes ran."""
 ALIGNED = 0.005
 """Our sizes are rounded up to the allocator's blocks, theirs are not."""
 RECORD: dict[str, Any] = json.loads(
@@ -60,21 +68,38 @@ def added_up(operations: list[Operation]) -> Counter[str]:
 
 @pytest.fixture(scope="module")
 def held(tmp_path_factory: pytest.TempPathFactory) -> Held:
-    """What each process copied, by run."""
+    """What each of two processes copied, by run."""
     return held_by_each("copies_worker.py", tmp_path_factory.mktemp("copies"), 2, CONFIG, RUNS)
+
+
+@pytest.fixture(scope="module")
+def held_by_four(tmp_path_factory: pytest.TempPathFactory) -> Held:
+    """What each of four copied."""
+    return held_by_each("copies_worker.py", tmp_path_factory.mktemp("four"), 4, CONFIG, FOUR)
+
+
+def compared(held: Held, name: str, options: dict[str, Any]) -> None:
+    """Bytes and kernels of every copy are those that each process ran, and none is missing on either side."""
+    architecture = architecture_from_config(CONFIG, "copied")
+    run = resolve_run(architecture, options).run
+    ours = {key: value for key, value in added_up(copy_operations(architecture, run)).items() if value}
+    for process in held:
+        seen = process[name]
+        assert seen.keys() == ours.keys()
+        for key in seen:
+            assert ours[key] == pytest.approx(seen[key], rel=ALIGNED if key.endswith("bytes") else 0.0), key
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_copies_are_those_of_real_processes(held: Held, name: str) -> None:
-    architecture = architecture_from_config(CONFIG, "copied")
-    run = resolve_run(architecture, RUNS[name]).run
-    ours = added_up(copy_operations(architecture, run))
-    for process in held:
-        seen = {f"{OURS[key.split()[0]]} {key.split()[1]}": value for key, value in process[name].items()}
-        assert seen.keys() >= {key for key in ours if not key.startswith("fsdp.store")}
-        for key in seen:
-            assert ours[key] == pytest.approx(seen[key], rel=ALIGNED if key.endswith("bytes") else 0.0), key
+    compared(held, name, RUNS[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FOUR)
+def test_copies_are_those_of_four_processes(held_by_four: Held, name: str) -> None:
+    compared(held_by_four, name, FOUR[name])
 
 
 PURPOSES = {

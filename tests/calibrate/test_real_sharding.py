@@ -29,6 +29,14 @@ RUNS: dict[str, dict[str, Any]] = {
     "fsdp-lora": {**COMMON, "method": "lora", "sharding": "fsdp"},
     "fsdp-full": {**COMMON, "method": "full", "sharding": "fsdp"},
     "fsdp-wide": {**COMMON, "method": "full", "sharding": "fsdp", "reduce_dtype": "fp32"},
+    "fsdp-summed": {**COMMON, "method": "full", "sharding": "fsdp", "gradient_accumulation_steps": 3},
+    "fsdp-wide-summed": {
+        **COMMON,
+        "method": "full",
+        "sharding": "fsdp",
+        "reduce_dtype": "fp32",
+        "gradient_accumulation_steps": 3,
+    },
     "grad-op-full": {**COMMON, "method": "full", "sharding": "fsdp-grad-op"},
     "grad-op-lora": {**COMMON, "method": "lora", "sharding": "fsdp-grad-op"},
     "ddp-full": {**COMMON, "method": "full", "sharding": "ddp"},
@@ -98,6 +106,8 @@ def test_whole_parameters_while_a_layer_runs(held: Held, name: str) -> None:
     [
         ("fsdp-full", 2e-3),
         ("fsdp-wide", 0.02),
+        ("fsdp-summed", 0.005),
+        ("fsdp-wide-summed", 0.015),
         ("fsdp-lora", 0.025),
         ("fsdp-saved", 0.025),
         ("fsdp-root", 0.025),

@@ -13,6 +13,7 @@ from tunecast.calibrate.run_table import read_table
 from tunecast.calibrate.start_up import START_UP, start_up_share
 from tunecast.calibrate.validate import predict
 from tunecast.model.priors import load_priors
+from tunecast.model.value import Z80
 
 PUBLISHED = Path(__file__).parents[2] / "results" / "published" / "published-runs.csv"
 
@@ -23,6 +24,16 @@ PUBLISHED = Path(__file__).parents[2] / "results" / "published" / "published-run
         ("Alpaca packed to 4096; 100 steps including start-up.", 0.01),
         ("mean of 20 steps, including the warm-up", 0.05),
         ("8 steps includes first step", 0.125),
+        ("1,200 steps incl. startup", 1 / 1200),
+        ("50 optimizer steps, including its start up", 0.02),
+        ("20 training steps including compilation", 0.05),
+        ("612.1 s for 60 optimizer steps (first step includes compilation/warm-up). The last column is peak.", 0.0),
+        ("612.1 s for 60 optimizer steps (first step includes compilation/warm-up)", 1 / 60),
+        ("1 step including start-up", 1.0),
+        ("10-20 steps including start-up", 0.0),
+        ("100 steps including warm-up of the learning rate", 0.0),
+        ("100 steps, including warmup, cosine schedule", 0.0),
+        ("mean of the last 10 steps; 100 steps including start-up were run", 0.0),
         ("100 steps after start-up", 0.0),
         ("including start-up", 0.0),
         ("0 steps including start-up", 0.0),
@@ -41,9 +52,12 @@ def test_a_step_takes_its_share_of_the_start_and_is_less_sure() -> None:
     plain, longer = (predict(run, priors).step for run in (steady, tenth))
     added = longer.step_time_s.value - plain.step_time_s.value
     assert added == pytest.approx(start["value"] / 10, rel=1e-6)
-    assert longer.parts_s["overhead"] - plain.parts_s["overhead"] == pytest.approx(added, rel=1e-6)
+    assert longer.parts_s["start_up"] == pytest.approx(added, rel=1e-6)
+    assert "start_up" not in plain.parts_s
+    assert sum(longer.parts_s.values()) == pytest.approx(longer.step_time_s.value, rel=1e-6)
     high, low = (math.log(step.step_time_s.high / step.step_time_s.value) for step in (longer, plain))
-    unsure = math.log(start["high"] / start["value"]) * added / longer.step_time_s.value
+    others = Z80 * priors["beliefs"][START_UP]["log_sd"]
+    unsure = math.hypot(math.log(start["high"] / start["value"]), others) * added / longer.step_time_s.value
     assert high == pytest.approx(math.hypot(low, unsure), rel=0.25)
 
 

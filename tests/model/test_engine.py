@@ -30,6 +30,7 @@ SPREADS: tuple[dict[str, Any], ...] = (
     {"num_gpus": 8, "sharding": "zero1"},
     {"num_gpus": 4, "sharding": "zero2"},
     {"num_gpus": 8, "sharding": "fsdp"},
+    {"num_gpus": 8, "sharding": "fsdp", "reduce_dtype": "fp32"},
     {"num_gpus": 16, "sharding": "fsdp", "internode_gbps": 400},
     {"num_gpus": 4, "sharding": "ddp", "tp": 2},
 )

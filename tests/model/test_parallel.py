@@ -20,12 +20,22 @@ from tunecast.model.memory import memory_timeline, stage_parts
 from tunecast.model.operation import Kind, Operation, Phase
 from tunecast.model.parallel import local_architecture, stages_counted
 from tunecast.model.parallel_memory import kept_bytes, micro_batches_in_flight
+from tunecast.model.resolve import resolve_run
 from tunecast.model.run import Run
 from tunecast.model.step_source import StepInventory, operations_of
 
 Make = Callable[..., Architecture]
 RunOf = Callable[..., Run]
 FULL = {"method": "full", "max_length": 2048}
+COPIES = (
+    "megatron.scale",
+    "shard.sum",
+    "zero.keep",
+    "zero.to_bucket",
+    "zero.from_bucket",
+    "zero.divide",
+    "zero.flatten",
+)
 
 
 def collectives(arch: Architecture, run: Run, stage: int | None = None) -> list[Operation]:
@@ -329,3 +339,24 @@ def test_the_traced_code_knows_no_layers_split_over_gpus(make: Make, run_of: Run
         run = run_of(llama, num_gpus=2, **FULL, **options)
         with pytest.raises(NotSupportedError, match="leave --exact out"):
             operations_of(llama, run, source=traced)
+
+
+def test_layers_split_beside_sharded_gradients_are_deepspeeds() -> None:
+    """Megatron's optimizer shards no gradients: ZeRO-2's are cut, kept and added up as without a split, at more cost
+    than ZeRO-1's."""
+    arch = load_architecture("meta-llama/Llama-3.1-8B")
+    asked = {"method": "full", "num_gpus": 8, "tp": 2, "gradient_accumulation_steps": 4}
+    first, second = (resolve_run(arch, {**asked, "sharding": name}).run for name in ("zero1", "zero2"))
+    copies = {name: total(arch, run) for name, run in (("zero1", first), ("zero2", second))}
+    assert copies["zero1"].keys() & {"megatron.scale", "shard.sum"} == {"megatron.scale"}
+    assert copies["zero2"].keys() & {"megatron.scale", "shard.sum", "zero.keep"} == {"shard.sum", "zero.keep"}
+    assert sum(copies["zero2"].values()) > sum(copies["zero1"].values())
+
+
+def total(architecture: Architecture, run: Run) -> Counter[str]:
+    """Bytes of the copies of one step, by name."""
+    found = Counter[str]()
+    for each in step_operations(architecture, run):
+        if each.name in COPIES:
+            found[each.name] += round(each.total_bytes)
+    return found

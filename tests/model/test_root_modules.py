@@ -134,11 +134,14 @@ def test_bytes_by_hand() -> None:
     assert saved[1] - plain[1] == pytest.approx(4 * VOCAB * HIDDEN, abs=512)
 
 
+WIDE_TABLE = {"modules_to_save": "embed_in", "modules_to_save_dtype": "fp32"}
 REFUSED: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("EleutherAI/pythia-1b", {"modules_to_save": "embed_tokens"}, UnknownNameError, "embed_in and lm_head"),
     ("openai-community/gpt2", {"modules_to_save": "embed_in"}, UnknownNameError, "wte and lm_head"),
     ("EleutherAI/pythia-1b", {"modules_to_save": "dense"}, NotSupportedError, "inside the layers"),
     ("EleutherAI/pythia-1b", {"modules_to_save_dtype": "fp32"}, InputError, "needs --modules-to-save"),
+    ("EleutherAI/pythia-1b", {**WIDE_TABLE, "precision": "bf16"}, InputError, "multiplies no fp32 by bf16"),
+    ("EleutherAI/pythia-1b", {**WIDE_TABLE, "num_gpus": 2, "sharding": "zero2"}, InputError, "casts all parameters"),
 ]
 
 
