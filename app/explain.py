@@ -14,6 +14,7 @@ from tunecast.model.hooks import has_hooks, visits_of
 from tunecast.model.inventory import flops_by_dtype
 from tunecast.model.links import OF_HOST
 from tunecast.model.priors import HOOKS
+from tunecast.model.sharding_copies import COPIED_BY
 from tunecast.model.timing import seconds_at_peak
 from tunecast.model.units import GIGA, TERA, gib
 from tunecast.run_line import checkpointing_word
@@ -208,7 +209,9 @@ def _work(operations: Sequence[Operation], part_s: float, run: Run, target: Targ
         return f"{kernels:,.0f} kernels, {flops / TERA:.3g} TFLOP: {flops / part_s / TERA:.3g} TFLOP/s{share}"
     if operations[0].kind == "communication":
         return f"{kernels:,.0f} kernels, {moved / GIGA:.3g} GB; partly beside other work, so no rate"
-    return f"{kernels:,.0f} kernels, {moved / GIGA:.3g} GB: {moved / part_s / GIGA:.4g} GB/s"
+    around = sum(o.total_bytes for o in operations if o.name.split(".")[0] in COPIED_BY)
+    beside = f", of it {around / GIGA:.3g} GB around the collectives" if around else ""
+    return f"{kernels:,.0f} kernels, {moved / GIGA:.3g} GB{beside}: {moved / part_s / GIGA:.4g} GB/s"
 
 
 def _curve_origin(kind: str, factors: FactorSet) -> str:

@@ -57,6 +57,8 @@ LATER_SUMS = (SHARD_SUM, WIDE_SUM)
 """Gradients of later micro-batches that are not added as one GPU alone adds them."""
 SUM_MOVES = 3
 """Sizes moved where a gradient is added to what is there."""
+COPIED_BY = ("ddp", "fsdp", "zero", "megatron", "shard")
+"""What the names of these copies begin with."""
 Unit = tuple[int, int]
 """Bytes, and how many units have so many."""
 

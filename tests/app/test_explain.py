@@ -62,6 +62,17 @@ def test_no_rate_of_a_link_is_above_the_link() -> None:
     assert all(float(rate) <= 300 for rate in re.findall(r"([\d.]+) GB/s", term.inputs))
 
 
+def test_what_a_gpu_copies_around_collectives_is_told_apart() -> None:
+    """DDP reads and writes every gradient into a bucket and back: 16 bits of 1.24B parameters, four times."""
+    asked = {"gpu": "a100-sxm4-80gb", "method": "full", "num_gpus": 8, "precision": "bf16"}
+    (term,) = (t for t in explain(MODEL, **asked, sharding="ddp") if (t.section, t.name) == ("time", "memory"))
+    around = re.search(r"of it ([\d.]+) GB around the collectives", term.inputs)
+    (told,) = tunecast.estimate(MODEL, **asked, sharding="ddp")
+    assert around is not None
+    assert float(around[1]) == pytest.approx(4 * 2 * told.total_params / 1e9, rel=0.01)
+    assert all("around" not in t.inputs for t in explain(MODEL, gpu="a100-sxm4-80gb", method="full"))
+
+
 def test_the_update_on_the_host_is_no_traffic() -> None:
     """Its seconds are the host's, and parameters that it updates are not counted as bytes of a link."""
     asked = {"gpu": "a100-sxm4-80gb", "method": "full", "num_gpus": 8, "sharding": "zero2", "offload": "optimizer"}
