@@ -267,7 +267,7 @@ def _plans(architecture: Architecture, kinds: Sequence[Run], kind: Rows, micro: 
         if base not in pieces:
             body = _with_micro(tape_run(run), 1)
             link = _tokenless(base)
-            spread = link if base.num_gpus > 1 else _tokenless(body)
+            spread = link if base.sharding != "none" else _tokenless(body)
             pieces[base] = (
                 bodies.setdefault(body, len(bodies)),
                 spreads.setdefault(spread, len(spreads)),

@@ -1,7 +1,7 @@
 """The update that one GPU does of a sharded optimizer state.
 
 FSDP updates its share of every tensor. DeepSpeed and Megatron update flat buffers of fp32 copies: gradients are cast,
-new values cast back. DeepSpeed also takes the norm of every gradient by itself, in fp64.
+new values cast back, DeepSpeed's on a single GPU too. It also takes the norm of every gradient by itself, in fp64.
 
 Sources: torch 2.13 ``distributed/fsdp``; DeepSpeed 0.19.8 ``runtime/zero/stage3.py`` (``get_grad_norm_direct``,
 ``_prepare_fp32_grad_for_sub_group``, ``unscale_and_clip_grads``, ``_reassign_or_swap_out_partitioned_parameters``) and
@@ -41,7 +41,7 @@ def own_update(architecture: Architecture, run: Run, *, platform: str = "cuda") 
 
 @lru_cache(maxsize=256)
 def _own_update(architecture: Architecture, run: Run, platform: str) -> tuple[Operation, ...]:
-    if run.num_gpus == 1 or not shards_of(run).optimizer_state:
+    if not shards_of(run).optimizer_state:
         return tuple(update_operations(architecture, run, platform=platform))
     gpus, tensors = shard_gpus(run), trained_tensors(architecture, run)
     if run.sharding not in ZERO or not tensors:

@@ -99,7 +99,7 @@ def sums_wide(run: Run) -> bool:
 
     FSDP2 does (``FSDPParam.to_accumulated_grad_if_needed``); FSDP1 adds in the gradients' own.
     """
-    waits = run.sharding in FSDP and run.num_gpus > 1 and run.gradient_accumulation_steps > 1
+    waits = run.sharding in FSDP and run.gradient_accumulation_steps > 1
     return waits and run.fsdp_version == 2 and reduction_share(run) > 1 and not shards_of(run).gradients
 
 
@@ -119,7 +119,7 @@ def zero_master_bytes(architecture: Architecture, run: Run) -> int:
     With 2 bytes of weights and 2 of gradients these make the paper's 16 bytes per parameter (arXiv 1910.02054,
     section 3.1). Nothing for parameters that are fp32 already.
     """
-    if run.sharding not in ZERO or run.num_gpus == 1:
+    if run.sharding not in ZERO:
         return 0
     moments = ADAM_STATES if run.optim in FULL_STATES else 0
     added = 0

@@ -65,7 +65,7 @@ Unit = tuple[int, int]
 
 def copy_operations(architecture: Architecture, run: Run) -> list[Operation]:
     """Copies of one optimizer step on one GPU, beside the update's."""
-    if run.num_gpus == 1 or run.sharding == "none":
+    if run.sharding == "none":
         return []
     if run.sharding in FSDP:
         version = fsdp1_copies if run.fsdp_version == 1 else fsdp2_copies
@@ -86,7 +86,7 @@ def copied(name: str, phase: Phase, n_bytes: float, *, count: float, dtype: str,
 
 def sums_shards(run: Run) -> bool:
     """Whether gradients of later micro-batches are added to a GPU's share, and not to whole ones."""
-    return run.num_gpus > 1 and run.gradient_accumulation_steps > 1 and shards_of(run).gradients
+    return run.gradient_accumulation_steps > 1 and shards_of(run).gradients
 
 
 def sums_whole(run: Run) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import pytest
 from gloo_processes import Held, held_by_each
 
 from tunecast.model.architectures import architecture_from_config
-from tunecast.model.operation import Operation
+from tunecast.model.inventory import step_operations
+from tunecast.model.operation import Kind, Operation
 from tunecast.model.resolve import resolve_run
 from tunecast.model.sharded_update import own_update
 from tunecast.model.sharding_copies import copy_operations
@@ -141,6 +143,17 @@ def test_update_around_fp32_copies_is_that_of_deepspeed(sharding: str) -> None:
             if f"{purpose} bytes" in seen:
                 assert ours[f"{name} bytes"] == pytest.approx(seen[f"{purpose} bytes"], rel=0.03), purpose
     assert seen.keys() >= {f"{purpose} launches" for purpose in OF_UPDATE if sharding == "zero3" or purpose != "clip"}
+
+
+def test_deepspeed_on_one_gpu_updates_fp32_copies_too() -> None:
+    """A single process has both parts of what two were recorded to do, and nothing to gather."""
+    architecture, run = zero_case("zero3")
+    alone = replace(run, num_gpus=1)
+    of_two, of_one = (sum(op.total_bytes for op in own_update(architecture, each)) for each in (run, alone))
+    assert of_one == pytest.approx(2 * of_two, rel=0.01)
+    names = {op.name for op in step_operations(architecture, alone)}
+    assert names >= {"zero.to_bucket", "shard.sum", "master.copy"}
+    assert not any(op.kind is Kind.COMMUNICATION for op in step_operations(architecture, alone))
 
 
 def test_many_gpus_update_their_shares_in_few_kernels() -> None:
