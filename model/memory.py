@@ -8,7 +8,7 @@ is alive from the kernel that writes it to the last one that reads it. Three vie
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from tunecast.model.architecture import Architecture
@@ -124,30 +124,44 @@ def tape_peaks(tape: Tape, depth: int) -> dict[Spot, Parts]:
     dying: dict[int, list[Storage]] = {}
     for storage, index in last.items():
         dying.setdefault(index, []).append(storage)
-    alive, total, born = dict.fromkeys(PARTS, 0), 0, set()
-    peaks: dict[tuple[str, int | None, Phase, int, bool], tuple[int, Parts]] = {}
+    total, born = 0, set()
+    changes: list[tuple[str, int]] = []
+    peaks: dict[tuple[str, int | None, Phase, int, bool], tuple[int, int]] = {}
     passed: set[tuple[Phase, int]] = set()
     for index, event in enumerate(tape.events):
         for storage in event.writes:
             if storage not in born:
                 born.add(storage)
-                alive[storage.part] += storage.bytes
+                changes.append((storage.part, storage.bytes))
                 total += storage.bytes
         turn = (event.phase, event.micro_batch)
         if event.layer is not None:
             passed.add(turn)
         spot = (event.moment, event.layer, event.phase, event.micro_batch, turn in passed)
         if spot not in peaks or total > peaks[spot][0]:
-            peaks[spot] = (total, dict(alive))
+            peaks[spot] = (total, len(changes))
         for storage in dying.get(index, ()):
             if storage in born:
-                alive[storage.part] -= storage.bytes
+                changes.append((storage.part, -storage.bytes))
                 total -= storage.bytes
+    alive = alive_after(changes, {so_far for _, so_far in peaks.values()})
     named: dict[Spot, Parts] = {}
-    for (moment, layer, phase, micro_batch, after), (_, parts) in peaks.items():
+    for (moment, layer, phase, micro_batch, after), (_, so_far) in peaks.items():
         for position in layer_position(layer, depth):
-            named[moment, position, phase, micro_batch, after] = parts
+            named[moment, position, phase, micro_batch, after] = alive[so_far]
     return named
+
+
+def alive_after(changes: Sequence[tuple[str, int]], wanted: set[int]) -> dict[int, Parts]:
+    """Bytes alive by part after so many changes, for the numbers of them that are wanted."""
+    alive, done = dict.fromkeys(PARTS, 0), 0
+    found = {}
+    for so_far in sorted(wanted):
+        for part, n_bytes in changes[done:so_far]:
+            alive[part] += n_bytes
+        done = so_far
+        found[so_far] = dict(alive)
+    return found
 
 
 def largest_by_place(peaks: Mapping[Spot, Parts]) -> dict[Place, Parts]:
@@ -271,12 +285,13 @@ def local_parts(
     shards = shards_of(run) if run.num_gpus > 1 else SHARDS["none"]
     packed = sum(group.count * layer_packed_bytes(group.layer, run) for group in architecture.groups)
     masters = zero_master_bytes(architecture, run)
+    spread = replace(run, max_length=1, per_device_train_batch_size=1)  # what is sent knows no tokens
     found = []
     for (moment, position, _), held in places:
         gradients = held["gradients"] * (reduction_share(run) if sums_wide(run) else 1)
         extra = {**held, "optimizer_state": held["optimizer_state"] + masters, "gradients": gradients}
         parts = offloaded(sharded(extra, shards, run, moment, packed), run, moment)
-        parts["communication"] += communication_bytes(architecture, run, moment, position)
+        parts["communication"] += communication_bytes(architecture, spread, moment, position)
         flat = flat_bytes(architecture, run, moment, position)
         parts["gradients"] += flat[0]
         parts["communication"] += flat[1]

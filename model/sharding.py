@@ -207,6 +207,7 @@ def bucket_bytes(architecture: Architecture, run: Run) -> int:
     return 0
 
 
+@lru_cache(maxsize=4096)
 def communication_bytes(architecture: Architecture, run: Run, moment: str, position: str = "outside") -> int:
     """Memory that exists only because of sharding, at one place of the step.
 
