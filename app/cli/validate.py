@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -22,6 +24,11 @@ def refuse_unused(path: Path, *, single: bool, explain: str | None, **of_one: ob
                 f"--{name} is about a single run (RUN.json), but {path} is a table, whose rows say what ran on which "
                 "card; leave it out."
             )
+
+
+THREADS = "OMP_NUM_THREADS"
+"""Sums over threads end the search of a refit elsewhere: with one thread the figures are those of results/validation on
+any number of processors, and come no later (small matrices)."""
 
 
 def validate(
@@ -53,6 +60,8 @@ def validate(
     as_json: Json = False,
 ) -> None:
     """Forecast runs that were measured, and compare."""
+    if "numpy" not in sys.modules:  # which reads it when it is loaded
+        os.environ.setdefault(THREADS, "1")
     from tunecast import validation
     from tunecast.cli.console import err, out, print_json, show
     from tunecast.cli.guard import THE_ANSWER_IS_NO

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -171,3 +174,19 @@ def test_options_of_the_other_kind_of_file_are_refused(name: str, option: list[s
     answer = runner.invoke(program, ["validate", name, *option])
     assert answer.exit_code != 0
     assert told in str(answer.exception) + answer.output
+
+
+def test_figures_do_not_depend_on_the_number_of_processors(table: Path) -> None:
+    """The refits' sums run in one thread: numpy is not loaded before that is said, and what a user says stays."""
+    code = (
+        "import os, sys\n"
+        "from tunecast.cli.program import program\n"
+        "assert 'numpy' not in sys.modules\n"
+        f"program(['validate', {str(table)!r}, '--json'], standalone_mode=False)\n"
+        "print(os.environ['OMP_NUM_THREADS'], file=sys.stderr)\n"
+    )
+    plain = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    for more, threads in (({}, "1"), ({"OMP_NUM_THREADS": "2"}, "2")):
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, env={**plain, **more}, capture_output=True, text=True, check=True)
+        assert done.stderr.split()[-1] == threads
