@@ -68,14 +68,16 @@ def has_peer_access(gpu: Gpu, options: Mapping[str, Any]) -> bool:
 
 
 def with_peers(factors: FactorSet, run: Run, gpu: Gpu | None, options: Mapping[str, Any]) -> FactorSet:
-    """The link's rate without peer access, where cards of a machine are joined by PCIe and nobody measured it."""
+    """The link's rate where cards of a machine are joined by PCIe and nobody measured it, with peer access or without.
+
+    Boards differ more than NVLink does: by their root ports, by how they are set, and by the lanes of their slots.
+    """
     link = factors.factors.get("link_bytes_per_s")
     over_pcie = gpu is not None and (gpu.nvlink_bytes_per_s == 0 or gpu.link_kind == "nvlink-bridge")
     if gpu is None or link is None or run.num_gpus == 1 or not over_pcie or link.origin.startswith("measured"):
         return factors
-    if has_peer_access(gpu, options):
-        return factors
-    frac = link_facts()["without_p2p_frac"]
+    peers = has_peer_access(gpu, options)
+    frac = link_facts()["over_pcie_frac" if peers else "without_p2p_frac"]
     slower = replace(
         link,
         value=link.value * frac["value"],
@@ -83,9 +85,10 @@ def with_peers(factors: FactorSet, run: Run, gpu: Gpu | None, options: Mapping[s
         high=link.high * frac["high"],
         origin="assumed",
     )
+    way = "over PCIe" if peers else "through host memory (--p2p if the driver allows more)"
     note = (
-        f"{gpu.id}: cards reach each other through host memory, at {frac['value']:.0%} of the PCIe rate with peer "
-        "access (--p2p if the driver allows it)"
+        f"{gpu.id}: cards reach each other {way}, at {slower.value / GIGA:.3g} GB/s "
+        f"({slower.low / GIGA:.2g} to {slower.high / GIGA:.2g}, by board and slot)"
     )
     return replace(factors, factors={**factors.factors, "link_bytes_per_s": slower}, notes=(*factors.notes, note))
 

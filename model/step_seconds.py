@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 
-from tunecast.model.value import Value, at_least_to, lognormal
+from tunecast.model.value import Z80, Value, at_least_to, lognormal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,3 +36,15 @@ class StepTime:
         """The same step, less sure."""
         wider = at_least_to(self.slow_host_s, lognormal(self.step_time_s.value, log_sd))
         return replace(self, step_time_s=wider, log_sd=log_sd)
+
+    def spread_between(self, fast_s: float, slow_s: float) -> StepTime:
+        """The same step where something independent makes it as fast or as slow as that, each with a chance of a tenth.
+
+        ``log_sd`` becomes that of a log-normal as wide in all.
+        """
+        own, seconds = Z80 * self.log_sd, self.step_time_s.value
+        down = math.hypot(own, max(math.log(seconds / fast_s), 0.0))
+        up = math.hypot(own, max(math.log(slow_s / seconds), 0.0))
+        between = Value(value=seconds, low=seconds / math.exp(down), high=seconds * math.exp(up))
+        wider = at_least_to(self.slow_host_s, between)
+        return replace(self, step_time_s=wider, log_sd=(down + up) / 2.0 / Z80)

@@ -84,7 +84,8 @@ def linked(
     host, and less or more overlap, would make of it. Of paged optimizer state, all may move at worst, and at best
     what does not fit goes out while it comes in (`paging`).
 
-    Half the log-distance between both ends of these factors' 80% intervals counts as one independent 80% error.
+    By how much the slow end is slower counts as an independent 80% error upwards, by how much the fast one is faster
+    downwards: a board with few lanes may cost much where nothing is left to win.
     """
     if run.num_gpus == 1 and run.offload == "none" and not run.paged_bytes:
         return timing
@@ -97,9 +98,8 @@ def linked(
         )
         for end in ("low", "high")
     ]
-    slow, fast = (end.step_time_s.value for end in ends)
-    log_sd = math.hypot(timing.log_sd, abs(math.log(slow / fast)) / 2.0 / Z80)
-    return timing.spread_to(log_sd)
+    slow_s, fast_s = (end.step_time_s.value for end in ends)
+    return timing.spread_between(min(slow_s, fast_s), max(slow_s, fast_s))
 
 
 def unsure_of_documents(

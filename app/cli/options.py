@@ -167,9 +167,7 @@ PARALLEL: Group = {
     "offload": _machine(str, "What lives in host memory.", metavar="none|optimizer|all"),
     "gpus_per_node": _machine(int, "GPUs of one machine.", metavar="N"),
     "internode_gbps": _machine(float, "Network of one machine, Gbit/s.", metavar="X"),
-    "p2p": _machine(
-        bool, "Cards read each other's memory over PCIe (default: not GeForce 40 and 50).", "--p2p/--no-p2p"
-    ),
+    "p2p": _machine(bool, "Cards read each other's memory over PCIe (default: not GeForce).", "--p2p/--no-p2p"),
     "serial_fraction": _machine(float, "Adds Amdahl's classic estimate for this serial fraction.", metavar="X"),
     "overlap_comm": _machine(
         bool,

@@ -13,7 +13,7 @@ from tunecast.calibrate.priors_fit import beliefs
 from tunecast.calibrate.priors_memory import memory_overheads
 from tunecast.calibrate.published import PublishedRun
 from tunecast.calibrate.run_table import read_table
-from tunecast.calibrate.validate import Compared, Entry, Judged, Prediction, judge, read_entries
+from tunecast.calibrate.validate import Compared, Entry, Judged, Prediction, judge, predict, read_entries
 from tunecast.calibrate.validate_folds import (
     gpu_of,
     honest_priors,
@@ -32,7 +32,12 @@ from tunecast.calibrate.validate_summary import (
     validation_to_dict,
     verdict_shares,
 )
+from tunecast.model.inventory import step_operations
+from tunecast.model.on_device import job_factors
 from tunecast.model.priors import load_priors
+from tunecast.model.target import resolve_targets
+from tunecast.model.time import step_time
+from tunecast.model.timing import linked
 from tunecast.model.units import GIB
 from tunecast.model.value import Value
 
@@ -185,6 +190,20 @@ def test_json_has_the_documented_shape(rows: dict[str, dict[str, str]]) -> None:
     assert found["summary"]["memory"] == pytest.approx(
         {"n": 1, "median_abs_error": 0.5, "p90_abs_error": 0.5, "bias": 0.5, "coverage": 1.0}
     )
+
+
+def test_a_row_of_several_gpus_is_as_unsure_as_its_estimate(rows: dict[str, dict[str, str]]) -> None:
+    """Links count in both intervals: four A10G over PCIe, by the run's own options and the shipped priors."""
+    (entry,) = read_entries([rows["LH-012"]])
+    assert entry.run is not None
+    predicted = predict(entry.run, load_priors()).step.step_time_s
+    architecture, run = entry.run.architecture, replace(entry.run.run, stack=entry.run.stack)
+    factors = job_factors(resolve_targets([entry.run.gpu], {})[0], architecture, run)
+    operations = step_operations(architecture, run)
+    without = step_time(operations, factors, run=run)
+    assert run.num_gpus == 4
+    assert predicted == linked(without, operations, factors, run).step_time_s
+    assert predicted.high > 1.01 * without.step_time_s.high
 
 
 @pytest.fixture(scope="module")

@@ -254,19 +254,35 @@ def test_several_machines_are_joined_by_a_known_or_given_network() -> None:
     assert two.step_time_s.value == pytest.approx(slow.step_time_s.value, rel=1e-3), "one ring: each machine's network"
 
 
-def test_cards_without_peer_access_talk_through_the_host() -> None:
-    """GeForce cards of the 40 and 50 series, or any card told so; NVLink does not care."""
+def sharded_on(gpu: str, **options: Any) -> Forecast:
+    asked = {"method": "lora", "num_gpus": 4, "sharding": "fsdp", "max_length": 512, **options}
+    question = Question(architecture=load_architecture(LLAMA_8B), options=asked)
+    return forecast(question, resolve_targets([gpu], {})[0])
 
-    def seconds(gpu: str, **options: Any) -> Forecast:
-        asked = {"method": "lora", "num_gpus": 4, "sharding": "fsdp", "max_length": 512, **options}
-        question = Question(architecture=load_architecture(LLAMA_8B), options=asked)
-        return forecast(question, resolve_targets([gpu], {})[0])
 
-    without, given = seconds("rtx-4090-24gb"), seconds("rtx-4090-24gb", p2p=True)
+@pytest.mark.parametrize("gpu", ["rtx-3090-24gb", "rtx-4090-24gb", "rtx-5090-32gb"])
+def test_cards_without_peer_access_talk_through_the_host(gpu: str) -> None:
+    """GeForce cards, or any card told so; NVLink does not care."""
+    without, given = sharded_on(gpu), sharded_on(gpu, p2p=True)
     assert without.step_time_s.value > given.step_time_s.value
     assert any("through host memory" in note for note in without.notes)
-    assert seconds("l40s-48gb").step_time_s.value < seconds("l40s-48gb", p2p=False).step_time_s.value
-    assert seconds("h100-sxm5-80gb", p2p=False).step_time_s == seconds("h100-sxm5-80gb").step_time_s
+    assert sharded_on("l40s-48gb").step_time_s.value < sharded_on("l40s-48gb", p2p=False).step_time_s.value
+    assert sharded_on("h100-sxm5-80gb", p2p=False).step_time_s == sharded_on("h100-sxm5-80gb").step_time_s
+
+
+def test_boards_widen_the_interval_upwards_where_cards_talk_over_pcie() -> None:
+    """A slot of few lanes may cost much; where communication hides already, a good one wins little."""
+
+    def reach(gpu: str, **options: Any) -> tuple[float, float]:
+        seconds = sharded_on(gpu, **options).step_time_s
+        return math.log(seconds.high / seconds.value), math.log(seconds.value / seconds.low)
+
+    up, down = reach("l40s-48gb", max_length=4096)
+    alone_up, alone_down = reach("l40s-48gb", max_length=4096, num_gpus=1, sharding="none")
+    assert up > down * 1.1
+    assert alone_up == pytest.approx(alone_down, rel=0.01)
+    over_nvlink, _ = reach("h100-sxm5-80gb", max_length=4096)
+    assert up > over_nvlink
 
 
 def test_a_gpu_without_a_known_network_asks_for_it() -> None:
