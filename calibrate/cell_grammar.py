@@ -158,9 +158,9 @@ def _families() -> tuple[Term, ...]:
     for family in data["families"]:
         reason = family.get("skip", "")
         entry = {"says": family["says"], "facts": {"family": family["name"]}, "reason": reason}
-        found += _terms("skip" if reason else "terms", entry, tail="( v?(?P<version>VERSION))?")
+        found += _terms("skip" if reason else "terms", entry, tail="( [vr]?(?P<version>VERSION))?")
     rest = [term for entry in data["remarks"] for term in _terms("remarks", entry)]
-    rest += _terms("version", "v?(?P<version>VERSION)")
+    rest += _terms("version", "[vr]?(?P<version>VERSION)")
     return (*found, *_terms("unstated", data["unstated"]), *rest)
 
 

@@ -30,6 +30,7 @@ DEGREES = (
     "dp",
     "ulysses",
     "ring",
+    "sp",
     "gpus",
     "nodes",
     "per_node",
@@ -89,8 +90,10 @@ def _merged(text: str, said: Mapping[str, Any]) -> dict[str, Any]:
     for name in DEGREES:
         if facts.get(name) == 0:
             raise SkipRowError(f"parallelism {text!r}: 0 is no degree")
-    for kind in ("ulysses", "ring"):
-        degree = facts.pop(kind, None)
+    kinds = ("ulysses", "ring")
+    dealt = next((kind for kind in kinds if kind in facts), str(facts.get("cp_kind", kinds[0])))
+    for kind, name in ((dealt, "sp"), *zip(kinds, kinds, strict=True)):
+        degree = facts.pop(name, None)
         if degree is None:
             continue
         if facts.setdefault("cp", degree) != degree or facts.setdefault("cp_kind", kind) != kind:

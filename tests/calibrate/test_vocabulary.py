@@ -207,6 +207,8 @@ MEANINGS: dict[str, list[tuple[str, dict[str, Any]]]] = {
         ("tp2, distributed optimizer", layout("zero1", tp=2)), ("ddp with sharded optimizer", layout("zero1")),
         ("FSDP2 + TP 2", layout("fsdp", fsdp_version=2, tp=2)),
         ("ring attention 4, FSDP", layout("fsdp", cp=4, cp_kind="ring")),
+        ("FSDP, ring attention (sequence parallel 4)", layout("fsdp", cp=4, cp_kind="ring")),
+        ("ZeRO-3, sequence parallel 4", layout("zero3", cp=4, cp_kind="ulysses")),
         ("ZeRO-3 + Ulysses 8", layout("zero3", cp=8, cp_kind="ulysses")),
         ("device_map pipeline (naive)", layout("none", pp=8)),
         ("2 nodes x 4 GPUs, ZeRO-3", layout("zero3", gpus_per_node=4)),

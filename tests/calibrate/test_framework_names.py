@@ -1,0 +1,73 @@
+"""Names of training software as people write them: what each is, by its own repository, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from tunecast.calibrate.framework_names import software_of
+from tunecast.calibrate.run_table import SkipRowError
+
+DATE = "2025-06-01"
+HUGGING_FACE = (
+    "EasyContext (accelerate, DeepSpeed), PyTorch 2.4 nightly",
+    "fsdp_qlora train.py (PyTorch FSDP, transformers, bitsandbytes)",
+    "HF Transformers Trainer + TRL SFTTrainer + PEFT (pytorch 24.02 container, GSW 25.01)",
+    "LongLoRA",
+    "Chinese-LLaMA-Alpaca-2",
+    "InstructLab training",
+    "lmsys/FastChat v0.2.3 (flash-attn monkey patch)",
+    "transformers (Trainer API)",
+    "run_clm_no_trainer.py",
+    "Baichuan2 fine-tune.py (DeepSpeed)",
+    "SageMaker HF DLC (transformers 4.46)",
+    "accelerate launch train.py",
+    "RunPod axolotl template",
+)
+"""Software that trains Hugging Face's models."""
+MEGATRON = ("NeMo / Megatron (NVIDIA PyTorch 24.09)", "Megatron-LM core_r0.9.0", "bigcode Megatron-LM")
+OWN = ("OLMo-core", "fairseq", "open_lm", "mistral-finetune", "dolomite-engine", "torchtitan (AMD fork)")
+"""Software with models of its own."""
+REFUSED = (
+    ("lightning-thunder", "a compiler of its own"),
+    ("OpenAI API", "a service"),
+    ("NeMo-RL", "write NeMo AutoModel or Megatron"),
+    ("RWKV-LM", "not transformers"),
+    ("vLLM", "does not train"),
+    ("Alpa", "JAX"),
+    ("AWS Neuron", "other accelerators"),
+    ("train.py", "names no training software"),
+    ("transformers + zorblax", "'zorblax' is not in the vocabulary"),
+    ("zorblax_train.py", "is not in the vocabulary"),
+)
+
+
+@pytest.mark.parametrize("text", HUGGING_FACE)
+def test_scripts_around_hugging_faces_models(text: str) -> None:
+    assert software_of(text, DATE).code == "transformers"
+
+
+@pytest.mark.parametrize("text", MEGATRON)
+def test_containers_and_branches_of_megatron(text: str) -> None:
+    assert software_of(text, DATE).code == "megatron"
+
+
+@pytest.mark.parametrize("text", OWN)
+def test_software_with_its_own_models_is_not_hugging_faces(text: str) -> None:
+    assert software_of(text, DATE).code == ""
+
+
+@pytest.mark.parametrize(("text", "why"), REFUSED)
+def test_what_is_no_training_of_a_known_kind_is_refused_by_name(text: str, why: str) -> None:
+    with pytest.raises(SkipRowError, match=why):
+        software_of(text, DATE)
+
+
+def test_a_wrapper_of_another_stack_keeps_that_stacks_name() -> None:
+    """What stands around a trainer in a cell ("template", "script") is not what ran."""
+    assert software_of("RunPod axolotl template", DATE).stack == software_of("axolotl", DATE).stack == "axolotl"
+    assert software_of("litgpt, PyTorch nightly of the date", DATE).stack == "litgpt"
+
+
+def test_a_branch_states_a_version() -> None:
+    """``r0.9.0`` is Megatron's spelling of v0.9.0."""
+    assert software_of("transformers r4.46.0", DATE).options == software_of("transformers v4.46.0", DATE).options
