@@ -21,6 +21,8 @@ SHAPE = re.compile(
     re.IGNORECASE,
 )
 """A model's name where its shape alone is meant, with what is said of it."""
+DIMENSIONS = re.compile(r"^(?P<name>[^()]+?)\s*\((?P<facts>[^()]*)\)\s*$")
+"""A model's name with its dimensions behind it."""
 FAMILY = re.compile(r"(?:.*[ _-])?llama(?:[ _-]?[\d.]+)?(?:[ _-]like)?(?:[ _-][\d.]+ ?[BM])?", re.IGNORECASE)
 """What names no size of the family that has Llama's layers, or one like it."""
 
@@ -82,17 +84,39 @@ def of_shape(text: str, called: Callable[[str], Architecture]) -> Architecture |
     """
     shape = SHAPE.fullmatch(text)
     if shape is None:
-        return None
+        return _of_dimensions(text, called)
     said = facts_of(shape["facts"] or "")
-    try:
-        found = called(shape["name"])
-    except TunecastError:
-        found = None
+    found = _found(shape["name"], called)
     if said is None or (found is None and FAMILY.fullmatch(shape["name"]) is None):
         return None
     if found is not None and agrees(found, said):
         return found
     return built(text, said, found)
+
+
+def _of_dimensions(text: str, called: Callable[[str], Architecture]) -> Architecture | None:
+    """The model that a text names with its dimensions, or with the model whose shape it has; None where it has neither.
+
+    Raises SkipRowError where the model of that name has another shape.
+    """
+    named = DIMENSIONS.fullmatch(text)
+    if named is None:
+        return None
+    said, shape = facts_of(named["facts"]), SHAPE.fullmatch(named["facts"])
+    of_name = _found(named["name"], called) if said or shape else None
+    of_shape = _found(shape["name"], called) if shape else of_name
+    if of_shape is None:
+        return None
+    if not agrees(of_shape, said or {}) or of_name not in (None, of_shape):
+        raise SkipRowError(f"{text!r} contradicts itself: {(of_name or of_shape).name} has another shape")
+    return of_shape
+
+
+def _found(name: str, called: Callable[[str], Architecture]) -> Architecture | None:
+    try:
+        return called(name)
+    except TunecastError:
+        return None
 
 
 def facts_of(text: str) -> dict[str, int | bool] | None:

@@ -16,7 +16,7 @@ from tunecast.catalogs.gpus import Gpu
 from tunecast.catalogs.prices import load_prices
 from tunecast.catalogs.rental_facts import BITS_PER_BYTE, node_network_bytes_per_s
 from tunecast.model.factors import Factor, FactorSet
-from tunecast.model.priors import load_priors
+from tunecast.model.priors import link_bytes_per_s, load_priors
 from tunecast.model.run import Run
 from tunecast.model.units import GIGA
 
@@ -76,15 +76,13 @@ def with_peers(factors: FactorSet, run: Run, gpu: Gpu | None, options: Mapping[s
     over_pcie = gpu is not None and (gpu.nvlink_bytes_per_s == 0 or gpu.link_kind == "nvlink-bridge")
     if gpu is None or link is None or run.num_gpus == 1 or not over_pcie or link.origin.startswith("measured"):
         return factors
+    rate = link_bytes_per_s(gpu)
+    if rate is None:
+        return factors
     peers = has_peer_access(gpu, options)
     frac = link_facts()["over_pcie_frac" if peers else "without_p2p_frac"]
-    slower = replace(
-        link,
-        value=link.value * frac["value"],
-        low=link.low * frac["low"],
-        high=link.high * frac["high"],
-        origin="assumed",
-    )
+    ends = {end: rate * float(frac[end]) for end in ("value", "low", "high")}
+    slower = replace(link, **ends, origin="assumed")
     way = "over PCIe" if peers else "through host memory (--p2p if the driver allows more)"
     note = (
         f"{gpu.id}: cards reach each other {way}, at {slower.value / GIGA:.3g} GB/s "

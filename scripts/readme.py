@@ -37,6 +37,7 @@ MOCK_PRIORS = Path("results/validation/mock/without_calibration.json")
 MOCK_COVERAGE = Path("results/validation/mock/coverage.json")
 TIME = Path("results/validation/time.json")
 MEMORY = Path("results/validation/memory.json")
+UNSEEN = Path("results/validation/unseen.json")
 
 
 def percent(value: float) -> str:
@@ -124,6 +125,12 @@ def generation_figures(content: Any) -> list[str]:
     return published_row("the same, by priors without any GPU of its generation", summary, errors, TIME)
 
 
+def unseen_figures(content: Any) -> list[str]:
+    """Runs of sources that no prior was fitted to."""
+    errors = [row["error"] for row in content["rows"]]
+    return published_row("runs from sources that no prior was fitted to", content["summary"], errors, UNSEEN)
+
+
 def memory_figures(content: Any) -> list[str]:
     """Peak memory of published runs."""
     errors = [row["error"] for row in content["rows"]]
@@ -141,6 +148,7 @@ def figures() -> str:
         (TIME, source_figures),
         (TIME, gpu_figures),
         (TIME, generation_figures),
+        (UNSEEN, unseen_figures),
         (MEMORY, memory_figures),
     )
     rows = [make(content) for path, make in makers if (content := loaded(path)) is not None]

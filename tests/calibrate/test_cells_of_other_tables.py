@@ -83,6 +83,18 @@ def test_a_shape_by_the_name_of_its_model_is_that_model_where_all_that_is_said_a
     assert model_called("TinyLlama/TinyLlama-1.1B").num_layers == 22
 
 
+def test_a_name_with_its_dimensions_or_with_the_model_whose_shape_it_has() -> None:
+    """granite-7b-base is Llama-2-7B's config; TinyLlama's dimensions are those of its own."""
+    assert model_called("TinyLlama/TinyLlama-1.1B (22 layers, 4 KV heads)") == model_called("TinyLlama/TinyLlama-1.1B")
+    llama = model_called("meta-llama/Llama-2-7b-hf")
+    assert model_called("ibm-granite/granite-7b-base (Llama-2-7B shape)") == llama
+    for wrong in ("meta-llama/Llama-2-7b-hf (33 layers)", "gpt2 (Llama-2-7B shape)"):
+        with pytest.raises(SkipRowError, match="has another shape"):
+            model_called(wrong)
+    with pytest.raises(TunecastError, match="Unknown model"):
+        model_called("zorblax-7b (zorblax shape)")
+
+
 def test_a_family_with_all_its_dimensions_is_a_model_of_them() -> None:
     """Llama 3 8B in words is Llama 3 8B, and nanotron's table gives its 1B model 1.11 billion parameters."""
     llama, words = model_called("meta-llama/Meta-Llama-3-8B"), "32 layers, dim 4096, FFN 14336, 32 heads, 8 KV heads"

@@ -1,0 +1,122 @@
+#!/usr/bin/env python3
+"""Forecast published runs that nothing here was fitted to, from sources that the priors have not seen.
+
+    python scripts/validate_unseen.py        writes results/validation/unseen.md and .json
+
+The rows of ``results/published/unseen-runs.csv`` were collected without a forecast of them being looked at, are read as
+``tunecast validate`` reads a user's table, and are never fitted: `scripts/fit-priors` reads another file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from validation_pages import STATS_HEAD, digits, percent, skipped_section, stats_cells, table
+
+from tunecast.calibrate.run_table import read_table
+from tunecast.calibrate.validate import Compared, Judged, judge_all, read_entries
+from tunecast.calibrate.validate_folds import shipped
+from tunecast.calibrate.validate_summary import (
+    GROUPS,
+    Stats,
+    by_group,
+    ids_by_reason,
+    median_of_sources,
+    speeds,
+    stats_of,
+)
+
+ROOT = Path(__file__).resolve().parent.parent
+TABLE = ROOT / "results" / "published" / "unseen-runs.csv"
+PAGE = ROOT / "results" / "validation" / "unseen.md"
+ABOUT = (
+    "Made by `python scripts/validate_unseen.py` from `results/published/unseen-runs.csv`; do not edit. Runs from "
+    "sources that no prior was fitted to, collected from public pages without looking at a forecast (2026-11-23), and "
+    "read as `tunecast validate` reads any table: what a cell does not say, or says in unknown words, skips the row. "
+    "Error is predicted / measured - 1 of tokens/s of the whole job, by the priors that ship. No number is fitted to "
+    "these rows, but after they had been forecast once (19 scored: median 10.9%, 53% inside) more of their words were "
+    "put into the vocabulary, and PCIe was given what published all-reduces reach of it, with an interval for boards."
+)
+
+
+def cells(stats: Stats) -> list[str]:
+    """n, errors, coverage and width."""
+    return stats_cells({**stats.as_dict(), "median_half_width": stats.median_half_width})
+
+
+def figures(speed: Compared) -> list[str]:
+    """measured, forecast, interval, error, inside."""
+    value = speed.predicted
+    interval = f"{digits(value.low)} to {digits(value.high)}"
+    inside = "yes" if speed.inside else "no"
+    return [digits(speed.measured), digits(value.value), interval, percent(speed.error, signed=True), inside]
+
+
+def line(item: Judged) -> list[str]:
+    """One row of the page."""
+    assert item.entry.run is not None
+    assert item.speed is not None
+    known = item.entry.run
+    run = known.run
+    gpus = f", {run.num_gpus} x {run.sharding}" if run.num_gpus > 1 else ""
+    about = f"{run.method} {run.per_device_train_batch_size} x {run.max_length}{gpus}, {known.stack}"
+    return [item.entry.id, known.gpu, f"{known.architecture.name.split('/')[-1]} {about}", *figures(item.speed)]
+
+
+def page(judged: Sequence[Judged], sources: Mapping[str, str]) -> str:
+    """All of it as Markdown."""
+    scored = [item for item in judged if item.speed is not None]
+    overall = stats_of(speeds(judged))
+    groups = {name: by_group(judged, GROUPS[name], speeds) for name in GROUPS}
+    lines = ["# Forecast speed of runs from unseen sources", "", ABOUT, ""]
+    lines += [
+        (
+            f"**{overall.n} of {len(judged)} rows scored, median error {percent(overall.median_abs_error)}; median of "
+            f"the sources' medians {percent(median_of_sources(judged, speeds))}.** 90% of rows are within "
+            f"{percent(overall.p90_abs_error)}, bias {percent(overall.bias, signed=True)}, {percent(overall.coverage)} "
+            f"inside the 80% interval (median half-width {percent(overall.median_half_width)})."
+        ),
+        "",
+        "## By group",
+        "",
+    ]
+    for kind, found in groups.items():
+        lines += table([kind, *STATS_HEAD], ([name, *cells(stats)] for name, stats in found.items()))
+    head = ["row", "GPU", "run", "measured", "forecast", "80% interval", "error", "inside"]
+    lines += ["## Every row", "", *table(head, map(line, scored))]
+    lines += skipped_section(ids_by_reason([item for item in judged if item.speed is None]))
+    lines += ["## Sources", "", *table(["rows", "source"], ([name, text] for name, text in sources.items()))]
+    return "\n".join(lines)
+
+
+def content(judged: Sequence[Judged]) -> dict[str, Any]:
+    """The same for programs."""
+    rows = [
+        {"id": item.entry.id, "measured": speed.measured, **speed.predicted.as_dict(), "error": speed.error}
+        for item in judged
+        if (speed := item.speed) is not None
+    ]
+    return {"schema": "tunecast.unseen/1", "rows": rows, "summary": stats_of(speeds(judged)).as_dict()}
+
+
+def main() -> None:
+    """Both files."""
+    rows = read_table(TABLE)
+    sources: dict[str, str] = {}
+    for row in rows:
+        sources.setdefault(row["id"].partition("-")[0], row["source"])
+    judged = judge_all(read_entries(rows), shipped)
+    text = page(judged, sources)
+    PAGE.write_text(text.rstrip() + "\n", encoding="utf-8")
+    PAGE.with_suffix(".json").write_text(json.dumps(content(judged), indent=1) + "\n", encoding="utf-8")
+    print(next(part for part in text.splitlines() if part.startswith("**")))
+
+
+if __name__ == "__main__":
+    main()

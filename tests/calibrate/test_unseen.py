@@ -1,0 +1,57 @@
+"""Runs that judge: nothing is fitted to them, and their page says what is forecast of them today."""
+
+from __future__ import annotations
+
+import csv
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tunecast.calibrate.run_table import read_table
+from tunecast.calibrate.validate import judge_all, read_entries
+from tunecast.calibrate.validate_folds import shipped
+from tunecast.model.priors import load_priors
+
+ROOT = Path(__file__).parents[2]
+PUBLISHED = ROOT / "results" / "published"
+
+
+def column(name: str, table: str) -> set[str]:
+    with (PUBLISHED / table).open(encoding="utf-8", newline="") as handle:
+        return {row[name] for row in csv.DictReader(handle)}
+
+
+@pytest.fixture(scope="module")
+def stored() -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((ROOT / "results" / "validation" / "unseen.json").read_text(encoding="utf-8"))
+    return content
+
+
+@pytest.mark.parametrize("name", ["id", "source"])
+def test_no_row_and_no_source_is_in_the_fitted_table(name: str) -> None:
+    assert not column(name, "unseen-runs.csv") & column(name, "published-runs.csv")
+
+
+def test_no_row_is_among_those_that_the_priors_used() -> None:
+    assert not column("id", "unseen-runs.csv") & set(load_priors()["rows_used"])
+
+
+def test_the_page_is_of_the_forecasts_of_today(stored: dict[str, Any]) -> None:
+    scored = {
+        item.entry.id: item.speed
+        for item in judge_all(read_entries(read_table(PUBLISHED / "unseen-runs.csv")), shipped)
+    }
+    now = {name: speed.error for name, speed in scored.items() if speed is not None}
+    assert {row["id"]: row["error"] for row in stored["rows"]} == pytest.approx(now, abs=0.002)
+
+
+def test_its_summary_follows_from_its_rows(stored: dict[str, Any]) -> None:
+    rows, page = stored["rows"], (ROOT / "results" / "validation" / "unseen.md").read_text(encoding="utf-8")
+    inside = [row["low"] <= row["measured"] <= row["high"] for row in rows]
+    assert stored["summary"]["coverage"] == pytest.approx(statistics.fmean(inside))
+    assert stored["summary"]["median_abs_error"] == pytest.approx(statistics.median(abs(row["error"]) for row in rows))
+    assert f"**{len(rows)} of " in page
+    assert all(f"| {row['id']} |" in page for row in rows)
