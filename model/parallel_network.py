@@ -81,8 +81,8 @@ def with_peers(factors: FactorSet, run: Run, gpu: Gpu | None, options: Mapping[s
         return factors
     peers = has_peer_access(gpu, options)
     frac = link_facts()["over_pcie_frac" if peers else "without_p2p_frac"]
-    ends = {end: rate * float(frac[end]) for end in ("value", "low", "high")}
-    slower = replace(link, **ends, origin="assumed")
+    value, low, high = (rate * float(frac[end]) for end in ("value", "low", "high"))
+    slower = replace(link, value=value, low=low, high=high, origin="assumed")
     way = "over PCIe" if peers else "through host memory (--p2p if the driver allows more)"
     note = (
         f"{gpu.id}: cards reach each other {way}, at {slower.value / GIGA:.3g} GB/s "
