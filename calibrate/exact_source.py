@@ -15,10 +15,10 @@ from tunecast.calibrate.trace.result import Trace
 from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.architecture import Architecture
 from tunecast.model.litgpt import STACK
-from tunecast.model.memory import PARTS, Parts, Place, layer_position
 from tunecast.model.operation import Kind, Operation, Phase
 from tunecast.model.run import Run
 from tunecast.model.step_source import StepInventory
+from tunecast.model.tape_peaks import PARTS, Parts, Place, layer_position
 
 NEEDED = ("torch", "transformers", "peft", "bitsandbytes")
 """Packages whose real code a trace runs; the extra ``calibrate`` has them."""

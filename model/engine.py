@@ -51,7 +51,7 @@ Rows = npt.NDArray[np.int64]
 LINK_FACTORS = ("link_", "node_")
 """Beginnings of the names of the factors that collectives depend on."""
 TAPES_AT_ONCE = 64
-"""Runs of so many different tapes are screened together; each is written at two depths, and 256 are remembered."""
+"""Runs of so many different tapes are screened together; 256 are remembered."""
 _BUT_MICRO = attrgetter(*(each.name for each in fields(Run) if each.name != "gradient_accumulation_steps"))
 VARIANTS = 3
 """Of a step: with one micro-batch, with two, and what each further one adds."""

@@ -13,10 +13,11 @@ import numpy.typing as npt
 from tunecast.model.architecture import Architecture
 from tunecast.model.curves import Array
 from tunecast.model.factors import FactorSet
-from tunecast.model.memory import Parts, Place, memory_timeline, whole_places
+from tunecast.model.memory import memory_timeline, whole_places
 from tunecast.model.overheads import overheads_from_factors
 from tunecast.model.run import Run
 from tunecast.model.step import tape_run
+from tunecast.model.tape_peaks import Parts, Place
 from tunecast.model.target import Target
 from tunecast.model.value import Z80
 from tunecast.model.workspaces import workspace_bytes

@@ -14,10 +14,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tunecast.model.architecture import Architecture
-from tunecast.model.memory import PARTS, local_parts
+from tunecast.model.memory import local_parts
 from tunecast.model.memory_static import static_parts
 from tunecast.model.resolve import Resolved
 from tunecast.model.run import Run
+from tunecast.model.tape_peaks import PARTS
 from tunecast.model.target import Target
 from tunecast.model.units import GIB
 from tunecast.model.unsloth_rules import CARD_FIELDS, CHUNK_BYTES, LARGE_CARD_ROWS, NO_TILES, UNSLOTH_LOSSES

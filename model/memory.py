@@ -16,7 +16,6 @@ from tunecast.model.litgpt import is_litgpt
 from tunecast.model.litgpt_head import returned_bytes
 from tunecast.model.litgpt_sharding import flat_bytes
 from tunecast.model.memory_static import layer_packed_bytes, master_ratio, static_parts
-from tunecast.model.operation import Phase
 from tunecast.model.optimizer import update_scratch_bytes
 from tunecast.model.parallel import is_split, local_architecture, local_run
 from tunecast.model.parallel_memory import added_bytes, kept_bytes
@@ -34,37 +33,12 @@ from tunecast.model.sharding import (
     sums_wide,
     zero_master_bytes,
 )
-from tunecast.model.step import SHALLOW, of_several, shallow_depth, tape_run, write_step
-from tunecast.model.tape import Storage, Tape
+from tunecast.model.step import of_several, shallow_depth, tape_run, write_step
+from tunecast.model.tape_peaks import PARTS, Parts, Place, Spot, deep_peaks, largest_by_place, tape_peaks
 from tunecast.model.trained import stored_bytes, trained_dtype, trained_tensors
 from tunecast.model.value import Value
 
-PARTS = (
-    "weights",
-    "quantized",
-    "adapters",
-    "gradients",
-    "optimizer_state",
-    "activations",
-    "logits",
-    "scratch",
-    "communication",
-    "workspaces",
-)
-"""``activations`` include checkpoints and their gradients, ``logits`` all of vocabulary width, ``scratch``
-dequantized weights and temporaries of the update, ``communication`` whatever sharding keeps whole, ``workspaces`` what
-a card keeps for matrix products (`workspaces`)."""
-
 MOMENTS = ("load", "forward", "loss", "backward", "optimizer")
-
-Parts = dict[str, int]
-Place = tuple[str, str, bool]
-"""Moment, and position of the layer (first, second, second last, last, or outside) with whether it is the backward:
-autocast's copies of weights die in between, so the two grow differently with depth."""
-Spot = tuple[str, str, Phase, int, bool]
-"""Moment, position of the layer, phase, micro-batch, and whether the layers have had their turn: what is alive there
-grows evenly with depth. A chunk of the loss made again does not see those copies, gradients of the layers are there
-from the second micro-batch on, and what the forward kept goes from the head's backward to the embedding's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,89 +70,6 @@ class MemoryForecast:
     origins: dict[str, str] = field(default_factory=dict)
 
 
-def last_uses(tape: Tape) -> dict[Storage, int]:
-    """Index of the last event that touches each storage; gradients live until the update."""
-    last: dict[Storage, int] = {}
-    for index, event in enumerate(tape.events):
-        for storage in event.reads:
-            last[storage] = index
-        for storage in event.writes:
-            last[storage] = index
-    for tensor in tape.grads.values():
-        if tensor.storage is not None:
-            last[tensor.storage] = len(tape.events)
-    return last
-
-
-def layer_position(layer: int | None, depth: int) -> tuple[str, ...]:
-    """Names of a layer's place by which tapes of different depth compare."""
-    if layer is None:
-        return ("outside",)
-    names = {0: "first", 1: "second"}.get(layer), {1: "last", 2: "second last"}.get(depth - layer)
-    return tuple(name for name in names if name)
-
-
-def tape_peaks(tape: Tape, depth: int) -> dict[Spot, Parts]:
-    """Bytes alive beyond the resting state at the peak of every spot, by part."""
-    last = last_uses(tape)
-    dying: dict[int, list[Storage]] = {}
-    for storage, index in last.items():
-        dying.setdefault(index, []).append(storage)
-    total, born = 0, set()
-    changes: list[tuple[str, int]] = []
-    peaks: dict[tuple[str, int | None, Phase, int, bool], tuple[int, int]] = {}
-    passed: set[tuple[Phase, int]] = set()
-    for index, event in enumerate(tape.events):
-        for storage in event.writes:
-            if storage not in born:
-                born.add(storage)
-                changes.append((storage.part, storage.bytes))
-                total += storage.bytes
-        turn = (event.phase, event.micro_batch)
-        if event.layer is not None:
-            passed.add(turn)
-        spot = (event.moment, event.layer, event.phase, event.micro_batch, turn in passed)
-        if spot not in peaks or total > peaks[spot][0]:
-            peaks[spot] = (total, len(changes))
-        for storage in dying.get(index, ()):
-            if storage in born:
-                changes.append((storage.part, -storage.bytes))
-                total -= storage.bytes
-    alive = alive_after(changes, {so_far for _, so_far in peaks.values()})
-    named: dict[Spot, Parts] = {}
-    for (moment, layer, phase, micro_batch, after), (_, so_far) in peaks.items():
-        for position in layer_position(layer, depth):
-            named[moment, position, phase, micro_batch, after] = alive[so_far]
-    return named
-
-
-def alive_after(changes: Sequence[tuple[str, int]], wanted: set[int]) -> dict[int, Parts]:
-    """Bytes alive by part after so many changes, for the numbers of them that are wanted."""
-    alive, done = dict.fromkeys(PARTS, 0), 0
-    found = {}
-    for so_far in sorted(wanted):
-        for part, n_bytes in changes[done:so_far]:
-            alive[part] += n_bytes
-        done = so_far
-        found[so_far] = dict(alive)
-    return found
-
-
-def largest_by_place(peaks: Mapping[Spot, Parts]) -> dict[Place, Parts]:
-    """Of the spots of each place, the one where most is alive."""
-    found: dict[Place, Parts] = {}
-    for (moment, position, phase, *_), parts in peaks.items():
-        place = (moment, position, phase is Phase.BACKWARD)
-        if place not in found or sum(parts.values()) > sum(found[place].values()):
-            found[place] = parts
-    return found
-
-
-def extended(low: Parts, high: Parts, steps: int) -> Parts:
-    """Parts at a depth `steps` beyond `low`, linear through `high`, one layer deeper."""
-    return {part: low[part] + steps * (high[part] - low[part]) for part in low}
-
-
 def step_peaks(architecture: Architecture, run: Run, platform: str = "cuda") -> dict[Place, Parts]:
     """Peaks of a whole step beyond the resting state, the update left out, at the model's depth.
 
@@ -199,14 +90,12 @@ def taped_peaks(architecture: Architecture, run: Run, platform: str) -> dict[Pla
 
 @lru_cache(maxsize=256)
 def spot_peaks(architecture: Architecture, run: Run, platform: str) -> dict[Spot, Parts]:
-    """Peaks of every spot at the model's depth: of a tape that deep, or of two shallow ones."""
+    """Peaks of every spot at the model's depth: of a tape that deep, or of a shallow one and what one layer adds."""
     depth = shallow_depth(architecture, run)
+    tape = write_step(architecture, run, platform, depth)
     if depth is None:
-        return tape_peaks(write_step(architecture, run, platform, None), architecture.num_layers)
-    low = tape_peaks(write_step(architecture, run, platform, depth), depth)
-    high = tape_peaks(write_step(architecture, run, platform, depth + 1), depth + 1)
-    steps = architecture.num_layers - SHALLOW
-    return {spot: extended(parts, high[spot], steps) for spot, parts in low.items()}
+        return tape_peaks(tape, architecture.num_layers)
+    return deep_peaks(tape, depth, architecture.num_layers)
 
 
 def update_peak(architecture: Architecture, run: Run, platform: str) -> Parts:

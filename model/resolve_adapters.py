@@ -194,6 +194,10 @@ def take_checkpoints(fields: Fields, whole_number: Any) -> None:
     fields.values |= {"checkpoint_every": every, "activation_offloading": offloaded, "checkpoint_keeps_ops": keeps}
     if keeps and fields.values["reentrant"]:
         raise InputError("--checkpoint-keeps-ops belongs to non-reentrant checkpoints; use --no-reentrant.")
+    if keeps and offloaded:
+        raise NotSupportedError(
+            "--checkpoint-keeps-ops with checkpoints in host memory is not built yet; add --no-activation-offloading."
+        )
     if every > 1 and fields.values.get("pp", 1) > 1:
         raise NotSupportedError("--checkpoint-every with --pp is not built yet; leave one of the two out.")
     if fields.values["gradient_checkpointing"]:

@@ -15,7 +15,7 @@ from tunecast.model.architecture import Architecture
 from tunecast.model.collectives import communication_operations
 from tunecast.model.flops import executed_by_dtype, model_flops_per_step
 from tunecast.model.inventory import flops_by_dtype, ordered, step_operations
-from tunecast.model.memory import MemoryForecast, MemoryOverheads, Parts, Place, memory_timeline
+from tunecast.model.memory import MemoryForecast, MemoryOverheads, memory_timeline
 from tunecast.model.operation import Kind, Operation, Phase
 from tunecast.model.parallel import is_split
 from tunecast.model.parallel_offload import host_operations
@@ -23,6 +23,7 @@ from tunecast.model.run import Run
 from tunecast.model.sharded_update import own_update
 from tunecast.model.sharding import shards_of
 from tunecast.model.sharding_copies import LATER_SUMS, copy_operations, sums_whole
+from tunecast.model.tape_peaks import Parts, Place
 from tunecast.model.trained import trainable_params
 
 PROVEN_UNKNOWN = ("none", "ddp", "zero1", "zero2")

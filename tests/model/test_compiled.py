@@ -208,6 +208,8 @@ def test_what_does_not_go_together_is_refused() -> None:
         resolved(small(), checkpoint_keeps_ops=True, gradient_checkpointing=False)
     with pytest.raises(InputError, match="--no-reentrant"):
         resolved(small(), checkpoint_keeps_ops=True, reentrant=True)
+    with pytest.raises(NotSupportedError, match="--no-activation-offloading"):
+        resolved(small(), checkpoint_keeps_ops=True, gradient_checkpointing=True, activation_offloading=True)
     for option in ("torch_compile", "checkpoint_keeps_ops", "optimizer_in_backward"):
         with pytest.raises(NotSupportedError, match=option.replace("_", "-")):
             refuse_unreal(resolved(small(), **{option: True}), device="meta")

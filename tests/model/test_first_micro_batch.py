@@ -9,10 +9,10 @@ import pytest
 from tunecast.model import step
 from tunecast.model.architecture import Architecture
 from tunecast.model.architectures import load_architecture
-from tunecast.model.memory import largest_by_place, tape_peaks
 from tunecast.model.resolve import resolve_run
 from tunecast.model.run import Run
 from tunecast.model.step import tape_run
+from tunecast.model.tape_peaks import largest_by_place, tape_peaks
 
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "lora": ("meta-llama/Llama-3.2-1B", {"method": "lora"}),

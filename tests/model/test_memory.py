@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tunecast.model.architecture import Architecture
-from tunecast.model.memory import PARTS, MemoryOverheads, memory_timeline
+from tunecast.model.memory import MemoryOverheads, memory_timeline
 from tunecast.model.memory_static import quantized_bytes
 from tunecast.model.run import Run
+from tunecast.model.tape_peaks import PARTS
 from tunecast.model.units import GIB
 from tunecast.model.value import Value
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tunecast.model.architectures import architecture_from_config
-from tunecast.model.memory import largest_by_place, memory_timeline, step_peaks, tape_peaks
+from tunecast.model.architectures import architecture_from_config, load_architecture
+from tunecast.model.memory import memory_timeline, step_peaks
 from tunecast.model.run import Run
-from tunecast.model.step import tape_run, write_step
+from tunecast.model.step import shallow_depth, tape_run, write_step
+from tunecast.model.tape_peaks import deep_peaks, largest_by_place, tape_peaks
 from tunecast.model.unsloth_rules import UNSLOTH_LOSSES
 
 RunOf = Callable[..., Run]
@@ -65,3 +67,40 @@ def test_fp32_weights_in_chunks_equal_the_trace(run_of: RunOf, options: dict[str
     for moment, peak_bytes in traced.moments.items():
         assert found.moments[moment] == pytest.approx(peak_bytes, rel=1e-2), moment
     assert min(found.parts_bytes.values()) >= 0
+
+
+FAMILIES = (
+    "meta-llama/Llama-3.1-8B",
+    "Qwen/Qwen2.5-7B",
+    "google/gemma-7b",
+    "mistralai/Mixtral-8x7B-v0.1",
+    "openai-community/gpt2",
+    "tiiuae/falcon-7b",
+    "microsoft/phi-2",
+    "Qwen/Qwen3-30B-A3B",
+)
+WAYS: tuple[dict[str, Any], ...] = (
+    {"method": "qlora", "gradient_checkpointing": True, "gradient_accumulation_steps": 2},
+    {"method": "full", "gradient_checkpointing": False, "gradient_accumulation_steps": 2},
+    {"method": "lora", "gradient_checkpointing": True, "reentrant": True},
+)
+ONE = (
+    {"method": "lora", "use_dora": True, "lora_dropout": 0.1, "gradient_accumulation_steps": 2},
+    {"method": "full", "attn_implementation": "eager", "torch_compile": True},
+    {"method": "full", "optimizer_in_backward": True, "gradient_checkpointing": True},
+    {"method": "lora", "stack": "unsloth", "gradient_checkpointing": True, "gradient_accumulation_steps": 2},
+)
+CASES = [*product(FAMILIES, WAYS), *product(FAMILIES[:1], ONE)]
+
+
+@pytest.mark.parametrize(("name", "options"), CASES, ids=[f"{n}-{'-'.join(map(str, o.values()))}" for n, o in CASES])
+def test_every_spot_of_a_deep_model_follows_from_three_layers(
+    run_of: RunOf, name: str, options: dict[str, Any]
+) -> None:
+    """Part by part, at every spot: what one middle layer leaves to others is what each further one adds."""
+    architecture = load_architecture(name)
+    run = tape_run(run_of(architecture, max_length=128, **options))
+    depth = shallow_depth(architecture, run)
+    assert depth is not None
+    found = deep_peaks(write_step(architecture, run, "cuda", depth), depth, architecture.num_layers)
+    assert found == tape_peaks(write_step(architecture, run, "cuda", None), architecture.num_layers)

@@ -15,11 +15,12 @@ from tunecast.model.architecture import Architecture
 from tunecast.model.architectures import load_architecture
 from tunecast.model.forecast_json import run_with_origins
 from tunecast.model.inventory import step_operations
-from tunecast.model.memory import PARTS, memory_timeline
+from tunecast.model.memory import memory_timeline
 from tunecast.model.operation import Kind, Phase
 from tunecast.model.resolve import resolve_run
 from tunecast.model.run import Run
 from tunecast.model.sharding import zero_master_bytes
+from tunecast.model.tape_peaks import PARTS
 from tunecast.model.trained import trainable_params
 
 MODELS = (

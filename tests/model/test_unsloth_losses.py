@@ -21,13 +21,14 @@ from tunecast.model.context import Step
 from tunecast.model.fused_losses import Head
 from tunecast.model.inventory import step_operations
 from tunecast.model.loss_budget import tiles_from
-from tunecast.model.memory import memory_timeline, tape_peaks
+from tunecast.model.memory import memory_timeline
 from tunecast.model.on_device import resolve_for
 from tunecast.model.operation import Kind
 from tunecast.model.question import Question
 from tunecast.model.resolve import resolve_run
 from tunecast.model.run import Run
 from tunecast.model.tape import Node, Tape, Tensor
+from tunecast.model.tape_peaks import tape_peaks
 from tunecast.model.target import resolve_targets
 from tunecast.model.units import GIB
 from tunecast.model.unsloth_losses import chunked, logits_sizes, today

@@ -1,0 +1,222 @@
+"""Peaks of a tape: what is alive at its largest at every place of the step, and the same at the depth of a model.
+
+A storage is alive from the kernel that writes it to the last one that reads it. Layers that are equal are written a few
+times, and what each further one adds follows from the middle one: a layer put in below it keeps what the backward of
+the layers above still needs, one put in above it what outlives its own backward (gradients).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tunecast.model.operation import Phase
+from tunecast.model.step import MIDDLE
+from tunecast.model.tape import Storage, Tape
+from tunecast.model.tape_parts import Event
+
+PARTS = (
+    "weights",
+    "quantized",
+    "adapters",
+    "gradients",
+    "optimizer_state",
+    "activations",
+    "logits",
+    "scratch",
+    "communication",
+    "workspaces",
+)
+"""``activations`` include checkpoints and their gradients, ``logits`` all of vocabulary width, ``scratch``
+dequantized weights and temporaries of the update, ``communication`` whatever sharding keeps whole, ``workspaces`` what
+a card keeps for matrix products (`workspaces`)."""
+
+Parts = dict[str, int]
+Place = tuple[str, str, bool]
+"""Moment, and position of the layer (first, second, second last, last, or outside) with whether it is the backward:
+autocast's copies of weights die in between, so the two grow differently with depth."""
+Spot = tuple[str, str, Phase, int, bool]
+"""Moment, position of the layer, phase, micro-batch, and whether the layers have had their turn: what is alive there
+grows evenly with depth. A chunk of the loss made again does not see those copies, gradients of the layers are there
+from the second micro-batch on, and what the forward kept goes from the head's backward to the embedding's."""
+
+
+def last_uses(tape: Tape) -> dict[Storage, int]:
+    """Index of the last event that touches each storage; gradients live until the update."""
+    last: dict[Storage, int] = {}
+    for index, event in enumerate(tape.events):
+        for storage in event.reads:
+            last[storage] = index
+        for storage in event.writes:
+            last[storage] = index
+    for tensor in tape.grads.values():
+        if tensor.storage is not None:
+            last[tensor.storage] = len(tape.events)
+    return last
+
+
+def layer_position(layer: int | None, depth: int) -> tuple[str, ...]:
+    """Names of a layer's place by which tapes of different depth compare."""
+    if layer is None:
+        return ("outside",)
+    names = {0: "first", 1: "second"}.get(layer), {1: "last", 2: "second last"}.get(depth - layer)
+    return tuple(name for name in names if name)
+
+
+@dataclass(frozen=True, slots=True)
+class Lifetime:
+    """What the middle layer makes and something outside its own pass still uses."""
+
+    part: str
+    n_bytes: int
+    in_forward: bool
+    """Whether its forward makes it, not its backward."""
+    micro_batch: int
+    last: int
+    """Place of the last event that uses it; the number of events where it stays."""
+    user: Event | None
+    """That event."""
+
+    def below(self, index: int) -> bool:
+        """Whether a layer far below what runs at `index` has it there: what only the layer above it used is gone."""
+        if not self.in_forward:
+            return False
+        if self.user is None or self.user.micro_batch != self.micro_batch:
+            return self.last >= index
+        if self.user.phase is Phase.FORWARD and self.user.layer is not None:
+            return False
+        return self.user.layer is not None or self.last >= index
+
+    def above(self, index: int) -> bool:
+        """Whether a layer far above what runs at `index` has it still: what only the layer below it used is gone."""
+        by_neighbour = self.user is not None and self.user.layer is not None
+        if by_neighbour and self.user is not None and self.user.micro_batch == self.micro_batch:
+            return False
+        return self.last >= index
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """The largest of what is alive at one spot."""
+
+    total: int
+    so_far: int
+    """Storages that came and went before it."""
+    index: int
+    """Place of its event."""
+
+
+Turn = tuple[str, int | None, Phase, int, bool]
+"""Moment, layer, phase, micro-batch, and whether the layers have had their turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alive:
+    """A tape by what is alive on it."""
+
+    peaks: dict[Turn, Peak]
+    parts: dict[int, Parts]
+    """Alive after so many changes."""
+    lasting: list[Lifetime]
+    """Of the middle layer."""
+
+
+def alive_on(tape: Tape) -> Alive:
+    """The peak of every spot of a tape, and what its middle layer leaves to others."""
+    last = last_uses(tape)
+    dying: dict[int, list[Storage]] = {}
+    for storage, index in last.items():
+        dying.setdefault(index, []).append(storage)
+    total, born = 0, set()
+    changes: list[tuple[str, int]] = []
+    peaks: dict[Turn, Peak] = {}
+    passed: set[tuple[Phase, int]] = set()
+    lasting: list[Lifetime] = []
+    for index, event in enumerate(tape.events):
+        for storage in event.writes:
+            if storage not in born:
+                born.add(storage)
+                changes.append((storage.part, storage.bytes))
+                total += storage.bytes
+                if event.layer == MIDDLE and (found := _lifetime(storage, event, last[storage], tape)) is not None:
+                    lasting.append(found)
+        turn = (event.phase, event.micro_batch)
+        if event.layer is not None:
+            passed.add(turn)
+        spot = (event.moment, event.layer, event.phase, event.micro_batch, turn in passed)
+        if spot not in peaks or total > peaks[spot].total:
+            peaks[spot] = Peak(total, len(changes), index)
+        for storage in dying.get(index, ()):
+            if storage in born:
+                changes.append((storage.part, -storage.bytes))
+                total -= storage.bytes
+    return Alive(peaks, alive_after(changes, {peak.so_far for peak in peaks.values()}), lasting)
+
+
+def _lifetime(storage: Storage, event: Event, last: int, tape: Tape) -> Lifetime | None:
+    """How long a storage of the middle layer lives; None where its own pass is the only one to use it."""
+    user = tape.events[last] if last < len(tape.events) else None
+    own = (event.layer, event.micro_batch, event.phase is Phase.FORWARD)
+    if user is not None and (user.layer, user.micro_batch, user.phase is Phase.FORWARD) == own:
+        return None
+    return Lifetime(storage.part, storage.bytes, event.phase is Phase.FORWARD, event.micro_batch, last, user)
+
+
+def tape_peaks(tape: Tape, depth: int) -> dict[Spot, Parts]:
+    """Bytes alive beyond the resting state at the peak of every spot, by part."""
+    alive = alive_on(tape)
+    return {
+        (moment, position, phase, micro_batch, after): alive.parts[peak.so_far]
+        for (moment, layer, phase, micro_batch, after), peak in alive.peaks.items()
+        for position in layer_position(layer, depth)
+    }
+
+
+def deep_peaks(tape: Tape, depth: int, layers: int) -> dict[Spot, Parts]:
+    """`tape_peaks` of a model of so many `layers`, from a tape with `depth` of them, three or more.
+
+    Layers in the middle are equal, so that memory at one spot grows evenly with their number.
+    """
+    alive = alive_on(tape)
+    found: dict[Spot, Parts] = {}
+    for (moment, layer, phase, micro_batch, after), peak in alive.peaks.items():
+        for position in layer_position(layer, depth):
+            parts = dict(alive.parts[peak.so_far])
+            for each in alive.lasting:
+                if _is_there(each, position, phase, micro_batch, after, peak.index):
+                    parts[each.part] += (layers - depth) * each.n_bytes
+            found[moment, position, phase, micro_batch, after] = parts
+    return found
+
+
+def _is_there(each: Lifetime, position: str, phase: Phase, micro_batch: int, after: bool, index: int) -> bool:
+    """Whether a further layer has what this is in the middle one, at an event of a spot."""
+    if each.micro_batch != micro_batch:
+        return each.micro_batch < micro_batch and each.last >= index
+    forward = phase is Phase.FORWARD
+    early = position in ("first", "second") or (position == "outside" and after is not forward)
+    if early:
+        return not forward and each.above(index)
+    return each.below(index)
+
+
+def alive_after(changes: Sequence[tuple[str, int]], wanted: set[int]) -> dict[int, Parts]:
+    """Bytes alive by part after so many changes, for the numbers of them that are wanted."""
+    alive, done = dict.fromkeys(PARTS, 0), 0
+    found = {}
+    for so_far in sorted(wanted):
+        for part, n_bytes in changes[done:so_far]:
+            alive[part] += n_bytes
+        done = so_far
+        found[so_far] = dict(alive)
+    return found
+
+
+def largest_by_place(peaks: Mapping[Spot, Parts]) -> dict[Place, Parts]:
+    """Of the spots of each place, the one where most is alive."""
+    found: dict[Place, Parts] = {}
+    for (moment, position, phase, *_), parts in peaks.items():
+        place = (moment, position, phase is Phase.BACKWARD)
+        if place not in found or sum(parts.values()) > sum(found[place].values()):
+            found[place] = parts
+    return found
