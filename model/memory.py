@@ -20,6 +20,7 @@ from tunecast.model.optimizer import update_scratch_bytes
 from tunecast.model.parallel import is_split, local_architecture, local_run
 from tunecast.model.parallel_memory import added_bytes, kept_bytes
 from tunecast.model.parallel_offload import offloaded
+from tunecast.model.resolve_parallel import FSDP
 from tunecast.model.run import Run
 from tunecast.model.sharding import (
     SHARDS,
@@ -32,6 +33,7 @@ from tunecast.model.sharding import (
     share,
     sums_wide,
     zero_master_bytes,
+    zero_update_bytes,
 )
 from tunecast.model.step import of_several, shallow_depth, tape_run, write_step
 from tunecast.model.tape_peaks import PARTS, Parts, Place, Spot, deep_peaks, largest_by_place, tape_peaks
@@ -113,7 +115,7 @@ def sharded(parts: Mapping[str, int], shards: Shards, run: Run, moment: str, pac
     divided = {
         "weights": shards.weights,
         "adapters": shards.weights,
-        "gradients": shards.gradients,
+        "gradients": shards.gradients or (moment == "optimizer" and run.sharding in FSDP),
         "optimizer_state": shards.optimizer_state,
         "scratch": shards.optimizer_state and moment == "optimizer",
     }
@@ -128,8 +130,9 @@ def whole_places(architecture: Architecture, run: Run, *, platform: str = "cuda"
     static = {**dict.fromkeys(PARTS, 0), **static_parts(architecture, run, platform=platform)}
     nothing = dict.fromkeys(PARTS, 0)
     places: list[tuple[Place, Parts]] = [(("load", "outside", False), nothing)]
+    widened = 1 if run.sharding in FSDP and not shards_of(run).gradients else master_ratio(run)
     for place, extra in step_peaks(architecture, run, platform).items():
-        places.append((place, {**extra, "gradients": extra["gradients"] * master_ratio(run)}))
+        places.append((place, {**extra, "gradients": extra["gradients"] * widened}))
     places.append((("optimizer", "outside", False), update_peak(architecture, run, platform)))
     return [(place, {part: static[part] + extra[part] for part in PARTS}) for place, extra in places]
 
@@ -177,9 +180,14 @@ def local_parts(
     spread = replace(run, max_length=1, per_device_train_batch_size=1)  # what is sent knows no tokens
     found = []
     for (moment, position, _), held in places:
-        gradients = held["gradients"] * (reduction_share(run) if sums_wide(run) else 1)
+        whole_sums = sums_wide(run) and moment != "optimizer"
+        gradients = held["gradients"] * (reduction_share(run) if whole_sums else 1)
         extra = {**held, "optimizer_state": held["optimizer_state"] + masters, "gradients": gradients}
-        parts = offloaded(sharded(extra, shards, run, moment, packed), run, moment)
+        own = sharded(extra, shards, run, moment, packed)
+        update = zero_update_bytes(architecture, run, held["scratch"]) if moment == "optimizer" else None
+        if update is not None:
+            own["gradients"], own["scratch"] = update
+        parts = offloaded(own, run, moment)
         parts["communication"] += communication_bytes(architecture, spread, moment, position)
         flat = flat_bytes(architecture, run, moment, position)
         parts["gradients"] += flat[0]

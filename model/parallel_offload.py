@@ -27,7 +27,7 @@ from tunecast.model.memory_static import layer_weight_bytes, root_weight_bytes
 from tunecast.model.operation import Kind, Operation, Phase
 from tunecast.model.priors import PCIE_BYTES_PER_S_PER_LANE, load_priors
 from tunecast.model.run import Run
-from tunecast.model.sharding import ZERO, shard_gpus
+from tunecast.model.sharding import FSDP, ZERO, shard_gpus, shards_of
 from tunecast.model.trained import trained_dtype, trained_tensors
 from tunecast.model.units import DTYPE_BYTES, gib
 
@@ -62,7 +62,8 @@ def offloaded_parts(run: Run) -> frozenset[str]:
 
 
 def offloaded(parts: Mapping[str, int], run: Run, moment: str) -> dict[str, int]:
-    """The parts that stay on the GPU. Gradients of ZeRO-2 and -3 leave with the optimizer, as they are reduced.
+    """The parts that stay on the GPU. Gradients of ZeRO-2 and -3 leave with the optimizer, as they are reduced; whole
+    ones that FSDP holds until the last micro-batch stay so long (``foreach_reduce`` moves shards alone).
 
     Scratch is the update's own at its moment only; elsewhere it is dequantized weights, which stay.
     """
@@ -71,6 +72,8 @@ def offloaded(parts: Mapping[str, int], run: Run, moment: str) -> dict[str, int]
         gone.add("gradients")
     if moment != "optimizer":
         gone.discard("scratch")
+    if moment != "optimizer" and run.sharding in FSDP and not shards_of(run).gradients:
+        gone.discard("gradients")
     return {part: 0 if part in gone else n for part, n in parts.items()}
 
 

@@ -72,8 +72,8 @@ def check_shards(fields: Fields, what: str) -> None:
     own = values["modules_to_save_dtype"] or values["dtype"]
     if values["modules_to_save"] and own != values["dtype"]:
         raise InputError(
-            f"FSDP shards one dtype per group, but --modules-to-save-dtype is {own} and the base is "
-            f"{values['dtype']}; leave it out."
+            f"FSDP shards one dtype per group, but modules that are saved whole are {own} (--modules-to-save-dtype, or "
+            f"the stack's default) and the base is {values['dtype']}; type --modules-to-save-dtype {values['dtype']}."
         )
 
 

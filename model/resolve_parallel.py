@@ -88,7 +88,8 @@ def casts_all(fields: Fields) -> bool:
     given = fields.given
     if fields.values["num_gpus"] == 1:
         return given.get("offload") not in (None, "none")
-    return given.get("sharding") in ZERO and not any(given.get(name) not in (None, 1) for name in ("tp", "pp"))
+    split = any(given.get(name) not in (None, 1) for name in ("tp", "pp"))
+    return given.get("sharding") in (("zero2", "zero3") if split else ZERO)  # Megatron shards states beside splits
 
 
 def zero_defaults(fields: Fields, defaults: dict[str, Any]) -> dict[str, Any]:

@@ -61,6 +61,8 @@ COPIED_LAYERS = 3
 """Forward, for the moment in which a layer is copied out: its buffer, its parameters, and the buffer of the layer
 before, which FSDP2 keeps until the copy is done (``FSDPParamGroup.wait_for_unshard``)."""
 
+SUB_GROUP_ELEMENTS = 1_000_000_000
+"""Elements that ZeRO-3 updates at a time (``sub_group_size`` of DeepSpeed's zero/config.py)."""
 FULL_STATES = ("adamw_torch", "adamw_torch_fused")
 """Optimizers whose moments have the dtype of what they update."""
 
@@ -128,6 +130,26 @@ def zero_master_bytes(architecture: Architecture, run: Run) -> int:
         elements = sum(tensor.elements for tensor in tensors)
         added += elements * (DTYPE_BYTES["fp32"] + moments * wider) * (wider > 0)
     return added
+
+
+def zero_update_bytes(architecture: Architecture, run: Run, scratch: int) -> tuple[int, int] | None:
+    """One GPU's gradients and temporaries while DeepSpeed updates fp32 copies; None where it does not.
+
+    `scratch` are the optimizer's temporaries for all that trains, in its own dtype. ZeRO-1 and -2 flatten a GPU's
+    share and cast it to fp32 before they let it go (``stage_1_and_2.py``, ``step``; 8 bytes per element of the share,
+    recorded in two processes); ZeRO-3 casts one sub-group after another, of 1e9 elements (``stage3.py``,
+    ``_prepare_sub_group``, read).
+    """
+    own, wide = DTYPE_BYTES[trained_dtype(run)], DTYPE_BYTES["fp32"]
+    if run.sharding not in ZERO or own == wide:
+        return None
+    whole = sum(tensor.elements for tensor in trained_tensors(architecture, run))
+    elements = share(whole, shard_gpus(run))
+    temporaries = scratch * wide / own / max(whole, 1)
+    if run.sharding == "zero3":
+        group = min(elements, SUB_GROUP_ELEMENTS)
+        return own * elements + wide * group, int(temporaries * group)
+    return wide * elements, int(max(temporaries, 2 * own) * elements)
 
 
 def share(n_bytes: int, num_gpus: int) -> int:
@@ -198,12 +220,13 @@ def gradient_bytes(architecture: Architecture, run: Run) -> int:
 
 
 def bucket_bytes(architecture: Architecture, run: Run) -> int:
-    """Buffers in which gradients are reduced: DDP copies all of them, ZeRO-1 and -2 fill one bucket at a time."""
+    """Buffers in which gradients are reduced: DDP copies all of them, ZeRO-1 and -2 fill one bucket at a time, or two
+    by turns beside work (``setup_buckets``)."""
     whole = gradient_bytes(architecture, run)
     if run.sharding == "ddp":
         return whole
     if run.sharding in ("zero1", "zero2"):
-        return min(whole, ZERO_BUCKET_ELEMENTS * DTYPE_BYTES[gradient_dtype(run)])
+        return (1 + run.overlap_comm) * min(whole, ZERO_BUCKET_ELEMENTS * DTYPE_BYTES[gradient_dtype(run)])
     return 0
 
 
@@ -216,6 +239,8 @@ def communication_bytes(architecture: Architecture, run: Run, moment: str, posit
     alone = run.num_gpus == 1
     if alone and run.offload != "all":
         return 0
+    if run.sharding in ("zero1", "zero2") and moment in ("load", "forward", "optimizer"):
+        return 0  # made when a backward begins, let go before the update
     if not alone and not SHARDS[run.sharding].weights:
         return bucket_bytes(architecture, run)
     if moment in ("load", "optimizer"):
@@ -294,6 +319,11 @@ def reduction_share(run: Run) -> int:
     return DTYPE_BYTES[run.reduce_dtype or gradient_dtype(run)] // DTYPE_BYTES[gradient_dtype(run)]
 
 
+def counted_share(n_bytes: int, run: Run) -> int:
+    """One GPU's share of gradients that is among those it keeps: none where they leave for the host."""
+    return 0 if run.offload == "all" else share(n_bytes, shard_gpus(run))
+
+
 def layer_reduction_bytes(architecture: Architecture, run: Run) -> int:
     """Gradients whole while a layer runs backward, beyond the shares that are counted as gradients.
 
@@ -305,16 +335,14 @@ def layer_reduction_bytes(architecture: Architecture, run: Run) -> int:
     if not shards_of(run).gradients:
         apart = layer + head if sums_wide(run) else 0
         return layer if run.fsdp_version == 1 else share(layer, shard_gpus(run)) + apart
-    return (1 + reduction_share(run)) * layer + head - share(layer + head, shard_gpus(run))
+    return (1 + reduction_share(run)) * layer + head - counted_share(layer + head, run)
 
 
 def root_reduction_bytes(architecture: Architecture, run: Run) -> int:
     """Gradients of embedding and head while they are reduced, and the buffer of the first layer's before them."""
     root = root_trained_bytes(architecture, run)
     whole = root if shards_of(run).gradients else 0
-    return (
-        whole - share(whole, shard_gpus(run)) + reduction_share(run) * largest_layer_gradient_bytes(architecture, run)
-    )
+    return whole - counted_share(whole, run) + reduction_share(run) * largest_layer_gradient_bytes(architecture, run)
 
 
 def first_gather_bytes(architecture: Architecture, run: Run) -> int:

@@ -7,8 +7,8 @@ FSDP1       the gradients of a unit joined into one flat gradient (the backward 
 FSDP2       a GPU's shard into the buffer of the all-gather, the whole copied out of it (``split_with_sizes_copy``);
             gradients laid out for the reduction in its dtype (``chunk_cat``), divided in fp16 alone; whole gradients
             of several micro-batches are held and added in that dtype
-ZeRO-1, -2  every gradient into its bucket, the bucket divided and flattened again, a GPU's own part copied back and
-            into its buffer
+ZeRO-1, -2  every gradient into its bucket, the bucket divided, one that several GPUs update flattened again and a
+            GPU's own part copied back, and into its buffer
 ZeRO-3      every gradient into its bucket, the bucket ordered by owner and divided, a GPU's own part kept
 Megatron    the reduced buffer scaled once
 ==========  ======================================================================================================
@@ -27,6 +27,7 @@ above which a gradient is reduced where it is; what offloading to the host chang
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 
@@ -48,7 +49,7 @@ from tunecast.model.sharding import (
     shards_of,
     sums_wide,
 )
-from tunecast.model.trained import by_dtype, gradient_dtype, trained_dtype, trained_tensors
+from tunecast.model.trained import Trained, by_dtype, gradient_dtype, trained_dtype, trained_tensors
 from tunecast.model.units import DTYPE_BYTES
 
 SHARD_SUM = "shard.sum"
@@ -242,10 +243,12 @@ def zero_copies(architecture: Architecture, run: Run) -> list[Operation]:
     own, gpus = gradient_dtype(run), shard_gpus(run)
     tensors = trained_tensors(architecture, run)
     found: list[Operation] = []
-    for dtype, part in by_dtype(tensors[::-1], own):
-        buckets = Counter(tuple(t.bytes_in(dtype) for t in each) for each in filled(part, ZERO_BUCKET_ELEMENTS))
-        for bucket, count in buckets.items():
-            found += bucket_of_zero(bucket, count * times, dtype, run)
+    for dtype, part in by_dtype(
+        tensors if run.sharding == "zero1" else tensors[::-1], own
+    ):  # ZeRO-1 after the backward
+        buckets = Counter(shared_out(filled(part, ZERO_BUCKET_ELEMENTS), dtype, gpus))
+        for (bucket, owners), count in buckets.items():
+            found += bucket_of_zero(bucket, count * times, dtype, run, owners)
     sizes = Counter((tensor.bytes_in(own), tensor.dtype or own) for tensor in tensors)
     of_every = run.sharding == "zero3"  # a part of every tensor, later ones added; else whole tensors, every time
     for (size, dtype), count in sizes.items():
@@ -254,14 +257,30 @@ def zero_copies(architecture: Architecture, run: Run) -> list[Operation]:
     return found
 
 
-def bucket_of_zero(sizes: tuple[int, ...], count: float, dtype: str, run: Run) -> list[Operation]:
-    """One bucket, from gradients of these bytes to the reduction. A gradient above the limit is reduced where it is."""
+def shared_out(buckets: list[list[Trained]], dtype: str, gpus: int) -> list[tuple[tuple[int, ...], int]]:
+    """Bytes of the gradients of each bucket, and how many GPUs update parts of it: each has an equal run of all."""
+    part = sum(tensor.elements for bucket in buckets for tensor in bucket) / gpus
+    begin, found = 0, []
+    for bucket in buckets:
+        end = begin + sum(tensor.elements for tensor in bucket)
+        owners = math.ceil(end / part) - math.floor(begin / part) if end > begin else 1
+        found.append((tuple(tensor.bytes_in(dtype) for tensor in bucket), owners))
+        begin = end
+    return found
+
+
+def bucket_of_zero(sizes: tuple[int, ...], count: float, dtype: str, run: Run, owners: int) -> list[Operation]:
+    """One bucket, from gradients of these bytes to the reduction. A gradient above the limit is reduced where it is.
+
+    ZeRO-1 and -2 join the slices of one owner (``average_tensor``): of a bucket that one GPU updates there is nothing
+    to flatten, and nothing to copy back.
+    """
     whole, alone = sum(sizes), len(sizes) == 1
-    names = ["zero.divide"]
-    if not (alone and run.sharding == "zero3"):  # ZeRO-1 and ZeRO-2 flatten what is flat
-        names.append("zero.flatten")
-    found = [copied(name, Phase.BACKWARD, 2 * whole, count=count, dtype=dtype) for name in names]
-    if run.sharding != "zero3":
+    in_parts = not alone if run.sharding == "zero3" else owners > 1
+    found = [copied("zero.divide", Phase.BACKWARD, 2 * whole, count=count, dtype=dtype)]
+    if in_parts:
+        found.append(copied("zero.flatten", Phase.BACKWARD, 2 * whole, count=count, dtype=dtype))
+    if in_parts and run.sharding != "zero3":
         found.append(copied("zero.from_bucket", Phase.BACKWARD, 2 * whole / shard_gpus(run), count=count, dtype=dtype))
     if whole <= ZERO_BUCKET_ELEMENTS * DTYPE_BYTES[dtype]:
         moved = 2 * whole / len(sizes)
