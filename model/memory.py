@@ -36,7 +36,7 @@ from tunecast.model.sharding import (
     zero_update_bytes,
 )
 from tunecast.model.step import of_several, shallow_depth, tape_run, write_step
-from tunecast.model.tape_peaks import PARTS, Parts, Place, Spot, deep_peaks, largest_by_place, tape_peaks
+from tunecast.model.tape_peaks import PARTS, Parts, Place, Spot, deep_peaks, largest_by_place, peaks_by_two, tape_peaks
 from tunecast.model.trained import stored_bytes, trained_dtype, trained_tensors
 from tunecast.model.value import Value
 
@@ -92,11 +92,17 @@ def taped_peaks(architecture: Architecture, run: Run, platform: str) -> dict[Pla
 
 @lru_cache(maxsize=256)
 def spot_peaks(architecture: Architecture, run: Run, platform: str) -> dict[Spot, Parts]:
-    """Peaks of every spot at the model's depth: of a tape that deep, or of a shallow one and what one layer adds."""
+    """Peaks of every spot at the model's depth: of a tape that deep, or of a shallow one and what one layer adds.
+
+    LitGPT makes tensors for every layer before the first one, so that two shallow tapes tell.
+    """
     depth = shallow_depth(architecture, run)
     tape = write_step(architecture, run, platform, depth)
     if depth is None:
         return tape_peaks(tape, architecture.num_layers)
+    if is_litgpt(architecture):
+        deeper = tape_peaks(write_step(architecture, run, platform, depth + 1), depth + 1)
+        return peaks_by_two(tape_peaks(tape, depth), deeper, architecture.num_layers - depth)
     return deep_peaks(tape, depth, architecture.num_layers)
 
 

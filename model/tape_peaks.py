@@ -175,7 +175,8 @@ def tape_peaks(tape: Tape, depth: int) -> dict[Spot, Parts]:
 def deep_peaks(tape: Tape, depth: int, layers: int) -> dict[Spot, Parts]:
     """`tape_peaks` of a model of so many `layers`, from a tape with `depth` of them, three or more.
 
-    Layers in the middle are equal, so that memory at one spot grows evenly with their number.
+    Layers in the middle are equal, so that memory at one spot grows evenly with their number. What is made outside of
+    them must not depend on it (`peaks_by_two` where it does).
     """
     alive = alive_on(tape)
     found: dict[Spot, Parts] = {}
@@ -187,6 +188,14 @@ def deep_peaks(tape: Tape, depth: int, layers: int) -> dict[Spot, Parts]:
                     parts[each.part] += (layers - depth) * each.n_bytes
             found[moment, position, phase, micro_batch, after] = parts
     return found
+
+
+def peaks_by_two(low: Mapping[Spot, Parts], high: Mapping[Spot, Parts], steps: int) -> dict[Spot, Parts]:
+    """Peaks `steps` layers beyond `low`, linear through `high`, a tape with one layer more."""
+    return {
+        spot: {part: n_bytes + steps * (high[spot][part] - n_bytes) for part, n_bytes in parts.items()}
+        for spot, parts in low.items()
+    }
 
 
 def _is_there(each: Lifetime, position: str, phase: Phase, micro_batch: int, after: bool, index: int) -> bool:
