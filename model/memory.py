@@ -199,7 +199,8 @@ def local_parts(
         parts["gradients"] += flat[0]
         parts["communication"] += flat[1]
         found.append((moment, parts))
-    first = {**found[0][1], "communication": first_gather_bytes(architecture, run)}
+    earlier = max((parts["gradients"] for moment, parts in found if moment == "forward"), default=0)
+    first = {**found[0][1], "gradients": earlier, "communication": first_gather_bytes(architecture, run)}
     return [*found, ("forward", first)]
 
 
