@@ -40,8 +40,9 @@ ABOUT = (
     "sources that no prior was fitted to, collected from public pages without looking at a forecast (2026-11-23), and "
     "read as `tunecast validate` reads any table: what a cell does not say, or says in unknown words, skips the row. "
     "Error is predicted / measured - 1 of tokens/s of the whole job, by the priors that ship. No number is fitted to "
-    "these rows, but after they had been forecast once (19 scored: median 10.9%, 53% inside) more of their words were "
-    "put into the vocabulary, and PCIe was given what published all-reduces reach of it, with an interval for boards."
+    "these rows, but after they had been forecast once (19 scored: median 10.9%, 53% inside) more of their words, and "
+    "what NeMo's recipes leave unsaid, were put into the vocabulary, and PCIe was given what published all-reduces "
+    "reach of it, with an interval for boards."
 )
 
 

@@ -194,6 +194,22 @@ def test_what_a_stacks_code_says_for_an_empty_cell_is_said() -> None:
     assert all("default of unsloth" in note for note in found.reading_notes)
 
 
+def test_what_nemos_recipes_leave_out_is_read_from_them() -> None:
+    """recipes/llama3_8b.py checkpoints nothing and shards the optimizer's states; Megatron-Core's fp8 scales with delay
+    by default, and a pack of SQuAD keeps its samples apart. AutoModel runs Hugging Face's code."""
+    empty = {"grad_checkpointing": "", "attention_impl": "", "optimizer": "", "parallelism": "TP=1, PP=1, CP=2, DP=4"}
+    nemo = {**FULL, **empty, "framework": "NeMo 24.09 / Megatron-Core", "model": "meta-llama/Llama-3.1-8B"}
+    run = one(nemo).run
+    assert (run.gradient_checkpointing, run.sharding, run.cp, run.fp8) == (False, "zero1", 2, None)
+    assert "attention" in run.fused_kernels
+    assert one({**nemo, "compute_dtype": "fp8"}).run.fp8 == "megatron"
+    packed = {**nemo, "parallelism": "TP=1, PP=1, CP=1, DP=8", "notes": "SQuAD packed to 8192"}
+    assert one(packed).run.attention_length == 220
+    assert "does not state whether it checkpoints" in reason({**nemo, "model": "mistralai/Mistral-7B-v0.1"})
+    assert "does not state whether it checkpoints" in reason({**nemo, "framework": "Megatron-LM"})
+    assert "does not state whether it checkpoints" in reason({**nemo, "framework": "NeMo AutoModel"})
+
+
 def test_cells_that_can_only_mean_one_thing_may_be_empty() -> None:
     """A base that no method quantizes, a job of one GPU; 4 bits have kinds, and eight GPUs share in many ways."""
     assert one({**LORA, "quant": ""}).run == one(LORA).run
