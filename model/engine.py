@@ -31,7 +31,7 @@ from tunecast.model.inventory import spread_operations, step_operations
 from tunecast.model.on_device import job_factors
 from tunecast.model.operation import Operation, Phase
 from tunecast.model.paging import paging_seconds
-from tunecast.model.run import Run
+from tunecast.model.run import Run, tokenless
 from tunecast.model.segments import SEGMENTS, passes_of
 from tunecast.model.sharding_copies import sums_whole
 from tunecast.model.step import tape_run
@@ -266,8 +266,8 @@ def _plans(architecture: Architecture, kinds: Sequence[Run], kind: Rows, micro: 
         base = _with_micro(run, 1)
         if base not in pieces:
             body = _with_micro(tape_run(run), 1)
-            link = _tokenless(base)
-            spread = link if base.sharding != "none" else _tokenless(body)
+            link = tokenless(base)
+            spread = link if base.sharding != "none" else tokenless(body)
             pieces[base] = (
                 bodies.setdefault(body, len(bodies)),
                 spreads.setdefault(spread, len(spreads)),
@@ -287,11 +287,6 @@ def _plans(architecture: Architecture, kinds: Sequence[Run], kind: Rows, micro: 
         spreads=tuple(spreads),
         links=tuple(links),
     )
-
-
-def _tokenless(run: Run) -> Run:
-    """What the update and collectives depend on: trained and gathered tensors, not how many tokens there are."""
-    return replace(run, max_length=1, per_device_train_batch_size=1)
 
 
 def _spread(architecture: Architecture, run: Run, factors: Sequence[FactorSet], platform: str) -> Work:

@@ -8,7 +8,7 @@ is alive from the kernel that writes it to the last one that reads it. Three vie
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from tunecast.model.architecture import Architecture
@@ -21,7 +21,7 @@ from tunecast.model.parallel import is_split, local_architecture, local_run
 from tunecast.model.parallel_memory import added_bytes, kept_bytes
 from tunecast.model.parallel_offload import offloaded
 from tunecast.model.resolve_parallel import FSDP
-from tunecast.model.run import Run
+from tunecast.model.run import Run, tokenless
 from tunecast.model.sharding import (
     SHARDS,
     Shards,
@@ -183,7 +183,7 @@ def local_parts(
     shards = shards_of(run) if run.num_gpus > 1 else SHARDS["none"]
     packed = sum(group.count * layer_packed_bytes(group.layer, run) for group in architecture.groups)
     masters = zero_master_bytes(architecture, run)
-    spread = replace(run, max_length=1, per_device_train_batch_size=1)  # what is sent knows no tokens
+    spread = tokenless(run)
     found = []
     for (moment, position, _), held in places:
         whole_sums = sums_wide(run) and moment != "optimizer"

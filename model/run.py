@@ -6,7 +6,7 @@ origin of every field, is in `resolve.py`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 BY_CARD = ("loss_budget_bytes", "loss_tiles_from", "paged_bytes")
 """Fields that the memory of a card decides, never an option."""
@@ -219,3 +219,8 @@ class Run:
     def has_adapters(self) -> bool:
         """Whether low-rank adapters are trained and the base is frozen."""
         return self.method in ("lora", "qlora")
+
+
+def tokenless(run: Run) -> Run:
+    """What updates and collectives depend on: trained and gathered tensors, not how many tokens there are."""
+    return replace(run, max_length=1, per_device_train_batch_size=1)

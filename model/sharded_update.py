@@ -24,7 +24,7 @@ from tunecast.model.optimizer import (
     update_operations,
 )
 from tunecast.model.resolve_parallel import ZERO
-from tunecast.model.run import Run
+from tunecast.model.run import Run, tokenless
 from tunecast.model.sharding import shard_gpus, shards_of, share
 from tunecast.model.trained import Trained, by_dtype, trained_dtype, trained_tensors
 from tunecast.model.units import DTYPE_BYTES
@@ -36,7 +36,7 @@ NORM_DTYPE_BYTES = 8
 
 def own_update(architecture: Architecture, run: Run, *, platform: str = "cuda") -> tuple[Operation, ...]:
     """Clipping and update on one GPU: of everything, or of its share where optimizer state is sharded."""
-    return _own_update(architecture, replace(run, max_length=1, per_device_train_batch_size=1), platform)
+    return _own_update(architecture, tokenless(run), platform)
 
 
 @lru_cache(maxsize=256)
