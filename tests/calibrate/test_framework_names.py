@@ -22,6 +22,11 @@ HUGGING_FACE = (
     "SageMaker HF DLC (transformers 4.46)",
     "accelerate launch train.py",
     "RunPod axolotl template",
+    "FastChat train_mem.py",
+    "hiyouga/LLaMA-Factory",
+    "OpenRLHF train_sft",
+    "in-house trainer on top of HF transformers",
+    "own PyTorch training loop (HF model)",
 )
 """Software that trains Hugging Face's models."""
 MEGATRON = ("NeMo / Megatron (NVIDIA PyTorch 24.09)", "Megatron-LM core_r0.9.0", "bigcode Megatron-LM")

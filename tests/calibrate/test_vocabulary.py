@@ -150,7 +150,8 @@ MEANINGS: dict[str, list[tuple[str, dict[str, Any]]]] = {
         ("CK flash attention", {**FLASH, "of_amd": True}), ("kernels-community/vllm-flash-attn3", FLASH_3),
         ("SDPA (ROCm flash)", {**SDPA, "of_amd": True}), ("BetterTransformer", SDPA),
         ("flash-attn 2 + Liger", {**FLASH, "adds": "liger"}),
-        ("fused (TE/cuDNN)", FUSED), ("ring attention (flash)", {**FLASH, "cp_kind": "ring"}),
+        ("fused (TE/cuDNN)", FUSED), ("--use-flash-attn", FLASH), ("flash-attn (monkey patch)", FLASH),
+        ("ring attention (flash)", {**FLASH, "cp_kind": "ring"}),
     ],
     "compile": [
         ("True", COMPILED), ("torch.compile", COMPILED), ("yes (max-autotune)", COMPILED), ("per block", COMPILED),

@@ -210,6 +210,21 @@ def test_what_nemos_recipes_leave_out_is_read_from_them() -> None:
     assert "does not state whether it checkpoints" in reason({**nemo, "framework": "NeMo AutoModel"})
 
 
+def test_a_device_map_on_one_gpu_is_no_pipeline_and_keeps_the_batch() -> None:
+    """Accelerate puts all layers on the one card; over several, a step's time counts micro-batches in a row."""
+    alone = {**LORA, **ALONE, "parallelism": "device_map=auto", "grad_accum": "16"}
+    assert (one(alone).run.pp, one(alone).run.gradient_accumulation_steps) == (1, 16)
+    timed = {**LORA, "gpu": "A100 80GB SXM", "gpus": "4", "parallelism": "device_map=auto", "grad_accum": "16"}
+    assert "one after the other" in reason({**timed, "tokens_per_s": "", "step_time_s": "22"})
+
+
+@pytest.mark.parametrize("text", ["--bf16", "bf16=True", "bf16: true"])
+def test_a_trainers_flag_is_one_however_it_is_written(text: str) -> None:
+    """TrainingArguments.bf16 is autocast over the weights as they are."""
+    run = one({**FULL, "framework": "HF Trainer", "parallelism": "DDP", "compute_dtype": text}).run
+    assert (run.dtype, run.precision) == ("fp32", "bf16-autocast")
+
+
 def test_cells_that_can_only_mean_one_thing_may_be_empty() -> None:
     """A base that no method quantizes, a job of one GPU; 4 bits have kinds, and eight GPUs share in many ways."""
     assert one({**LORA, "quant": ""}).run == one(LORA).run
