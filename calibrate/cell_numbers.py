@@ -35,9 +35,12 @@ UNITS = {
 }
 """Units that may stand behind a column's numbers: its own."""
 NAMES = {
-    "seq_len": r"max|(?:max[ _]?)?(?:(?:seq(?:uence)?|model)[ _]?)?len(?:gth)?|(?:ctx|context)(?:[ _]len(?:gth)?)?",
+    "seq_len": (
+        r"max|cutoff[ _]len|block[ _]size|(?:max[ _]?)?(?:(?:seq(?:uence)?|model)[ _]?)?len(?:gth)?"
+        r"|(?:ctx|context)(?:[ _]len(?:gth)?)?"
+    ),
     "micro_batch": r"(?:per[ _-]device[ _-])?(?:train[ _-])?(?:micro[ _-]?)?batch(?:[ _-]?size)?|m?bs",
-    "grad_accum": r"gas?|(?:gradient|grad)[ _-]accum(?:ulation)?(?:[ _-]steps)?",
+    "grad_accum": r"gas?|accumulate[ _]grad[ _]batches|(?:gradient|grad)[ _-]accum(?:ulation)?(?:[ _-]steps)?",
     "global_batch": r"gbs|(?:global|effective|total)[ _-]batch(?:[ _-]size)?",
 }
 """What a column's number may be called in its own cell."""

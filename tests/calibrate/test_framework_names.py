@@ -70,6 +70,7 @@ def test_what_is_no_training_of_a_known_kind_is_refused_by_name(text: str, why: 
 def test_a_wrapper_of_another_stack_keeps_that_stacks_name() -> None:
     """What stands around a trainer in a cell ("template", "script") is not what ran."""
     assert software_of("RunPod axolotl template", DATE).stack == software_of("axolotl", DATE).stack == "axolotl"
+    assert software_of("TRL (philschmid run_fsdp_qlora.py)", DATE).label == "trl"
     assert software_of("litgpt, PyTorch nightly of the date", DATE).stack == "litgpt"
 
 
