@@ -193,6 +193,8 @@ def local_parts(
         update = zero_update_bytes(architecture, run, held["scratch"]) if moment == "optimizer" else None
         if update is not None:
             own["gradients"], own["scratch"] = update
+        if run.offload == "all" and shards.weights:  # packed weights are parameters and leave with them
+            own["quantized"] -= share(packed, shard_gpus(run))
         parts = offloaded(own, run, moment)
         parts["communication"] += communication_bytes(architecture, spread, moment, position)
         flat = flat_bytes(architecture, run, moment, position)
