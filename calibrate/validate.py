@@ -20,13 +20,12 @@ from tunecast.catalogs.gpus import load_gpus
 from tunecast.model.fits import fit_probability, fit_verdict, memory_view
 from tunecast.model.forecast import MemoryView
 from tunecast.model.inventory import step_operations
-from tunecast.model.paging import paged_state_bytes
 from tunecast.model.parallel_network import with_network
 from tunecast.model.parallel_offload import with_host
 from tunecast.model.priors import prior_factors, with_attention_kernel
 from tunecast.model.target import Target
-from tunecast.model.time import StepTime, step_time
-from tunecast.model.timing import linked
+from tunecast.model.time import StepTime
+from tunecast.model.timing import linked_step
 from tunecast.model.value import Value
 
 PRESUMED = f"{OUT_OF_MEMORY} (presumed)"
@@ -172,9 +171,7 @@ def predict(run: PublishedRun, priors: Priors) -> Prediction:
     share = start_up_share(run.notes)
     factors = with_start_up(factors, share, priors)
     operations = step_operations(run.architecture, run.run)
-    state = paged_state_bytes(run.architecture, run.run) if run.run.paged_bytes else 0
-    timed = linked(step_time(operations, factors, run=run.run), operations, factors, run.run, paged_state_bytes=state)
-    step = as_sure(timed, share, priors)
+    step = as_sure(linked_step(run.architecture, run.run, operations, factors), share, priors)
     target = Target(id=gpu.id, gpu=gpu, usable_bytes=gpu.usable_bytes, peaks=gpu.peaks)
     view = memory_view(run.architecture, run.run, target, factors)
     return Prediction(

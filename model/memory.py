@@ -27,6 +27,7 @@ from tunecast.model.sharding import (
     Shards,
     communication_bytes,
     first_gather_bytes,
+    holds_whole,
     reduction_share,
     shard_gpus,
     shards_of,
@@ -127,7 +128,8 @@ def sharded(parts: Mapping[str, int], shards: Shards, run: Run, moment: str, pac
     }
     held = {part: share(n, shard_gpus(run)) if divided.get(part) else n for part, n in parts.items()}
     if shards.weights:
-        held["quantized"] -= packed_bytes - share(packed_bytes, shard_gpus(run))
+        stays = 0 if run.offload == "all" else share(packed_bytes, shard_gpus(run))  # they leave with the parameters
+        held["quantized"] -= packed_bytes - stays
     return held
 
 
@@ -136,7 +138,7 @@ def whole_places(architecture: Architecture, run: Run, *, platform: str = "cuda"
     static = {**dict.fromkeys(PARTS, 0), **static_parts(architecture, run, platform=platform)}
     nothing = dict.fromkeys(PARTS, 0)
     places: list[tuple[Place, Parts]] = [(("load", "outside", False), nothing)]
-    widened = 1 if run.sharding in FSDP and not shards_of(run).gradients else master_ratio(run)
+    widened = 1 if holds_whole(run) else master_ratio(run)
     for place, extra in step_peaks(architecture, run, platform).items():
         places.append((place, {**extra, "gradients": extra["gradients"] * widened}))
     places.append((("optimizer", "outside", False), update_peak(architecture, run, platform)))
@@ -193,8 +195,6 @@ def local_parts(
         update = zero_update_bytes(architecture, run, held["scratch"]) if moment == "optimizer" else None
         if update is not None:
             own["gradients"], own["scratch"] = update
-        if run.offload == "all" and shards.weights:  # packed weights are parameters and leave with them
-            own["quantized"] -= share(packed, shard_gpus(run))
         parts = offloaded(own, run, moment)
         parts["communication"] += communication_bytes(architecture, spread, moment, position)
         flat = flat_bytes(architecture, run, moment, position)

@@ -27,7 +27,7 @@ from tunecast.model.memory_static import layer_weight_bytes, root_weight_bytes
 from tunecast.model.operation import Kind, Operation, Phase
 from tunecast.model.priors import PCIE_BYTES_PER_S_PER_LANE, load_priors
 from tunecast.model.run import Run
-from tunecast.model.sharding import FSDP, ZERO, shard_gpus, shards_of
+from tunecast.model.sharding import ZERO, holds_whole, shard_gpus
 from tunecast.model.trained import trained_dtype, trained_tensors
 from tunecast.model.units import DTYPE_BYTES, gib
 
@@ -72,7 +72,7 @@ def offloaded(parts: Mapping[str, int], run: Run, moment: str) -> dict[str, int]
         gone.add("gradients")
     if moment != "optimizer":
         gone.discard("scratch")
-    if moment != "optimizer" and run.sharding in FSDP and not shards_of(run).gradients:
+    if moment != "optimizer" and holds_whole(run):
         gone.discard("gradients")
     return {part: 0 if part in gone else n for part, n in parts.items()}
 

@@ -96,13 +96,17 @@ def shards_of(run: Run) -> Shards:
     return shards
 
 
+def holds_whole(run: Run) -> bool:
+    """Whether FSDP holds whole gradients until the last micro-batch is reduced."""
+    return run.sharding in FSDP and not shards_of(run).gradients
+
+
 def sums_wide(run: Run) -> bool:
     """Whether whole gradients of several micro-batches are held and added up in the dtype they are reduced in.
 
     FSDP2 does (``FSDPParam.to_accumulated_grad_if_needed``); FSDP1 adds in the gradients' own.
     """
-    waits = run.sharding in FSDP and run.gradient_accumulation_steps > 1
-    return waits and run.fsdp_version == 2 and reduction_share(run) > 1 and not shards_of(run).gradients
+    return holds_whole(run) and run.fsdp_version == 2 and reduction_share(run) > 1
 
 
 def shard_gpus(run: Run) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tunecast.catalogs.errors import ImpossibleError, InputError
+from tunecast.model.architecture import Architecture
 from tunecast.model.documents import ends_of
 from tunecast.model.factors import Factor, FactorSet
 from tunecast.model.links import PAGING
@@ -40,8 +41,7 @@ def step_timing(question: Question, resolved: Resolved, target: Target, factors:
     run = resolved.run
     operations = operations_of(question.architecture, run, platform=target.platform, source=question.source)
     if question.achieved_tflops is None:
-        state = paged_state_bytes(question.architecture, run) if run.paged_bytes else 0
-        return linked(step_time(operations, factors, run=run), operations, factors, run, paged_state_bytes=state)
+        return linked_step(question.architecture, run, operations, factors)
     if not (math.isfinite(question.achieved_tflops) and question.achieved_tflops > 0):
         raise InputError(
             f"--achieved-tflops is {question.achieved_tflops}, which is not above 0; type for example 400."
@@ -75,6 +75,12 @@ def step_timing(question: Question, resolved: Resolved, target: Target, factors:
         executed_flops=flops / run.num_gpus,
         log_sd=0.0,
     )
+
+
+def linked_step(architecture: Architecture, run: Run, operations: Sequence[Operation], factors: FactorSet) -> StepTime:
+    """Seconds of a step of these operations, with what is not known of its links and its host."""
+    state = paged_state_bytes(architecture, run) if run.paged_bytes else 0
+    return linked(step_time(operations, factors, run=run), operations, factors, run, paged_state_bytes=state)
 
 
 def linked(
