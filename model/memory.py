@@ -127,7 +127,7 @@ def sharded(parts: Mapping[str, int], shards: Shards, run: Run, moment: str, pac
         "scratch": shards.optimizer_state and moment == "optimizer",
     }
     held = {part: share(n, shard_gpus(run)) if divided.get(part) else n for part, n in parts.items()}
-    if shards.weights:
+    if shards.weights or run.offload == "all":
         stays = 0 if run.offload == "all" else share(packed_bytes, shard_gpus(run))  # they leave with the parameters
         held["quantized"] -= packed_bytes - stays
     return held

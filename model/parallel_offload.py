@@ -23,11 +23,11 @@ from tunecast.catalogs.gpus import Gpu
 from tunecast.model.architecture import Architecture
 from tunecast.model.factors import Factor, FactorSet
 from tunecast.model.links import HOST_UPDATE, PAGING
-from tunecast.model.memory_static import layer_weight_bytes, root_weight_bytes
+from tunecast.model.memory_static import root_weight_bytes
 from tunecast.model.operation import Kind, Operation, Phase
 from tunecast.model.priors import PCIE_BYTES_PER_S_PER_LANE, load_priors
 from tunecast.model.run import Run
-from tunecast.model.sharding import ZERO, holds_whole, shard_gpus
+from tunecast.model.sharding import ZERO, holds_whole, one_layer_bytes, root_trained_bytes, shard_gpus
 from tunecast.model.trained import trained_dtype, trained_tensors
 from tunecast.model.units import DTYPE_BYTES, gib
 
@@ -82,12 +82,13 @@ def trained_params(architecture: Architecture, run: Run) -> int:
     return sum(tensor.elements for tensor in trained_tensors(architecture, run))
 
 
-def weight_bytes(architecture: Architecture, run: Run) -> int:
-    """All unquantized weights, whole."""
+def parameter_bytes(architecture: Architecture, run: Run) -> int:
+    """All parameters, whole: weights, packed ones without their statistics (which are none), adapters."""
     layers = sum(
-        group.count * layer_weight_bytes(group.layer, architecture.hidden_size, run) for group in architecture.groups
+        group.count * one_layer_bytes(group.layer, architecture.hidden_size, run) for group in architecture.groups
     )
-    return root_weight_bytes(architecture, run) + layers
+    adapted = root_trained_bytes(architecture, run) if run.has_adapters else 0
+    return root_weight_bytes(architecture, run) + adapted + layers
 
 
 def host_bytes_per_machine(architecture: Architecture, run: Run) -> int:
@@ -97,7 +98,7 @@ def host_bytes_per_machine(architecture: Architecture, run: Run) -> int:
     per_param = ADAM_FP32_BYTES if fp32 else 2 * DTYPE_BYTES[trained_dtype(run)]
     total = trained * (per_param + (GRADIENT_FP32_BYTES if fp32 else DTYPE_BYTES[trained_dtype(run)]))
     if run.offload == "all":
-        total += weight_bytes(architecture, run)
+        total += parameter_bytes(architecture, run)
     return total * min(run.gpus_per_node, run.num_gpus) // shard_gpus(run)
 
 
@@ -149,7 +150,7 @@ def host_operations(architecture: Architecture, run: Run) -> list[Operation]:
     ]
     if run.offload == "optimizer":
         return [*found, host_operation("host.copy", Phase.OPTIMIZER, share * size, count=1, blocking=True)]
-    shard = weight_bytes(architecture, run) / members
+    shard = parameter_bytes(architecture, run) / members
     return [
         *found,
         *(host_operation("host.copy", phase, shard, count=micro) for phase in (Phase.FORWARD, Phase.BACKWARD)),

@@ -62,6 +62,21 @@ def test_what_crosses_pcie_in_a_step(make: Make, run_of: RunOf) -> None:
     assert host(llama, everything, "host.update") == pytest.approx(7 * 2 * owned)  # all in bf16: four in, three out
 
 
+def test_packed_weights_and_adapters_cross_too(run_of: RunOf) -> None:
+    """70B in 4 bits over two GPUs: half a byte of each linear weight, 2 of each table's, 2 of each adapter's."""
+    llama = load_architecture("meta-llama/Llama-2-70b-hf")
+    attention, mlp = (8192 + 8192, 8192 + 1024, 8192 + 1024, 8192 + 8192), 3 * (8192 + 28672,)
+    linears = 80 * (2 * 8192 * 8192 + 2 * 8192 * 1024 + 3 * 8192 * 28672)
+    adapters = 80 * 64 * sum((*attention, *mlp))
+    whole = linears / 2 + 2 * (2 * 32000 * 8192) + 2 * adapters
+    options = {"method": "qlora", "lora_r": 64, "adapter_dtype": "bf16", "num_gpus": 2, "gpus_per_node": 2}
+    run = run_of(llama, **options, sharding="fsdp", offload="all", max_length=512)
+    states = 3 * 2 * adapters  # gradients and two moments
+    assert host_bytes_per_machine(llama, run) == pytest.approx(whole + states, rel=1e-3)
+    copies = 2 * whole / 2 + 2 * adapters / 2  # in for the forward and the backward, gradients out
+    assert host(llama, run, "host.copy") == pytest.approx(copies, rel=1e-3)
+
+
 def test_the_host_holds_16_bytes_per_parameter(make: Make, run_of: RunOf) -> None:
     llama = make("llama-3.1-8b")
     run = run_of(llama, sharding="zero2", offload="optimizer", **FULL)
