@@ -31,7 +31,9 @@ from tunecast.model.value import Value
 PRESUMED = f"{OUT_OF_MEMORY} (presumed)"
 AUXILIARY = "auxiliary set: for ratios between rows, never scored"
 PADDED = "packed "
-"""How the reason begins when only the tokens processed are unknown: memory is that of the longest sample."""
+UNKNOWN_WORDS = "not in the vocabulary"
+"""How a reason begins when only the tokens processed are unknown (memory is that of the longest sample), and what it
+says when the cell is not understood: it may say that seq_len is a mean, and then nothing is compared."""
 
 Priors = Mapping[str, Any]
 PriorsOf = Callable[[PublishedRun], Priors]
@@ -114,7 +116,7 @@ def _entry(row: dict[str, str]) -> Entry:
         return Entry(id=row["id"], run=None, reason=AUXILIARY, out_of_memory=ran_out)
     plain = {**row, "notes": row.get("notes", "").removeprefix(OUT_OF_MEMORY)}
     run, reason = _read(plain)
-    if run is None and reason.startswith(PADDED) and "packed" in row:
+    if run is None and reason.startswith(PADDED) and UNKNOWN_WORDS not in reason and "packed" in row:
         run, other = _read({name: value for name, value in plain.items() if name != "packed"})
         run = None if run is None else replace(run, tokens_per_s=None)
         reason = reason if run is not None else other

@@ -196,6 +196,9 @@ def with_numbers(options: Options, software: Software, bare: str) -> None:
     mixed = options.pop("mixed", "") or (bare if software.mixes and bare in HALVES else "")
     sharding, trains_base = str(options.get("sharding", "none")), options["method"] == "full"
     deepspeed = sharding.startswith("zero")
+    if trains_base and sharding in SHARDED and "master_dtype" in software.options and options.get("dtype") == "fp32":
+        named = str(options.get("precision", ""))  # fp32 shards are its master weights, gathered in the format named
+        mixed = mixed or (named.removesuffix("-autocast") if named.endswith("-autocast") else "")
     if bare in HALVES and software.stack and not mixed:
         defaults = defaults_of(software, str(options["method"]))
         flag = software.code == TRANSFORMERS and not trains_base

@@ -27,6 +27,8 @@ HUGGING_FACE = (
     "OpenRLHF train_sft",
     "in-house trainer on top of HF transformers",
     "own PyTorch training loop (HF model)",
+    "DLRover ATorch",
+    "Soup (transformers, PEFT, March 2025)",
 )
 """Software that trains Hugging Face's models."""
 MEGATRON = ("NeMo / Megatron (NVIDIA PyTorch 24.09)", "Megatron-LM core_r0.9.0", "bigcode Megatron-LM")

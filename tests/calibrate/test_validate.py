@@ -141,6 +141,12 @@ def test_samples_of_unknown_length_keep_their_memory(rows: dict[str, dict[str, s
     assert str(item.reason).startswith("speed: packed 'no'")
 
 
+def test_memory_at_a_length_that_may_be_a_mean_is_not_compared(rows: dict[str, dict[str, str]]) -> None:
+    (entry,) = read_entries([{**rows["FM-025"], "packed": "no (1024 = mean length)"}])
+    assert entry.run is None
+    assert "not in the vocabulary" in entry.reason
+
+
 def test_out_of_memory_rows_test_the_verdict_only(rows: dict[str, dict[str, str]]) -> None:
     """70B in 16 bits needs 130 GiB for its weights alone: on one 80 GB card the verdict must be no."""
     none = dict.fromkeys(("tokens_per_s", "tokens_per_s_per_gpu", "step_time_s", "peak_mem_gib"), "")

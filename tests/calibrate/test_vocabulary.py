@@ -96,6 +96,8 @@ MEANINGS: dict[str, list[tuple[str, dict[str, Any]]]] = {
         ("nf4 (torchao)", TORCHAO), ("torchao NF4", TORCHAO), ("NF4Tensor", TORCHAO),
     ],
     "compute_dtype": [
+        ("bf16 weights, no fp32 copy", {"dtype": "bf16", "precision": "bf16"}),
+        ("bf16 under autocast, fp32 weights", {"dtype": "fp32", "precision": "bf16-autocast"}),
         ("BF16", BF16), ("bfloat16", BF16), ("bf16-true", BF16), ("pure bf16", BF16), ("bf16 compute", BF16),
         ("bf16 weights", BF16), ("bf16 (weights and optimizer too)", BF16), ("bf16, no mixed precision", BF16),
         ("float16", FP16), ("half precision", FP16), ("fp32", {"dtype": "fp32", "precision": "fp32"}),
@@ -119,6 +121,8 @@ MEANINGS: dict[str, list[tuple[str, dict[str, Any]]]] = {
         ("bf16-mixed, tf32=True", MIXED), ("bf16=True, tf32=True", MIXED),
     ],
     "grad_checkpointing": [
+        ("yes (every LlamaDecoderLayer, checkpoint_wrapper)", ON), ("activations_checkpoint_granularity: null", OFF),
+        ("no (preset; page does not say)", OFF), ("activations_checkpoint_granularity: selective", ATTENTION),
         ("True", ON), ("enabled", ON), ("On", ON), ("yes (recipe default)", ON), ("Full", ON), ("full recompute", ON),
         ("full activation recomputation", ON), ("activation checkpointing", ON), ("per layer", ON),
         ("grad ckpt on", ON), ("torch.utils.checkpoint", ON), ("recompute: none", OFF),
@@ -134,6 +138,7 @@ MEANINGS: dict[str, list[tuple[str, dict[str, Any]]]] = {
         ("non-reentrant", {**ON, "reentrant": False}), ("yes, use_reentrant=False", {**ON, "reentrant": False}),
     ],
     "attention_impl": [
+        ("flash attention 2 (ATorch module replace)", FLASH), ("sdpa (Llama)", SDPA),
         ("flash2", FLASH), ("FlashAttention-2", FLASH), ("Flash Attention 2", FLASH), ("flash_attention_2", FLASH),
         ("FA2", FLASH), ("flash-attn 2.5.8", FLASH), ("flash attention", FLASH), ("FlashAttention-2 (varlen)", FLASH),
         ("Flash Attention v2", FLASH), ("flash3", FLASH_3), ("FA3", FLASH_3), ("FA 3.0", FLASH_3), ("FA-3.0", FLASH_3),
@@ -154,6 +159,7 @@ MEANINGS: dict[str, list[tuple[str, dict[str, Any]]]] = {
         ("ring attention (flash)", {**FLASH, "cp_kind": "ring"}),
     ],
     "compile": [
+        ("transformer blocks and loss", {"torch_compile": True}),
         ("True", COMPILED), ("torch.compile", COMPILED), ("yes (max-autotune)", COMPILED), ("per block", COMPILED),
         ("torch.compile, inductor", COMPILED), ("False", PLAIN), ("off", PLAIN), ("not compiled", PLAIN),
         ("1", COMPILED), ("0", PLAIN), ("not used", PLAIN), ("n", PLAIN),
@@ -161,6 +167,8 @@ MEANINGS: dict[str, list[tuple[str, dict[str, Any]]]] = {
         ("yes, without loss", {"torch_compile": True, "compile_loss": False}),
     ],
     "optimizer": [
+        ("mcore distributed optimizer, Adam", {"optim": "adamw_torch_fused", "distributed_optimizer": True}),
+        ("distributed fused Adam", {"optim": "adamw_torch_fused", "distributed_optimizer": True}),
         ("adamw", FOREACH), ("Adam", FOREACH), ("torch AdamW", FOREACH), ("AdamW (PyTorch)", FOREACH),
         ("torch.optim.AdamW", FOREACH), ("adamw_hf", FOREACH), ("AdamW (foreach)", FOREACH),
         ("AdamW fused", ONE_KERNEL),
@@ -187,6 +195,10 @@ MEANINGS: dict[str, list[tuple[str, dict[str, Any]]]] = {
         ("distributed optimizer/AdamW", {**ONE_KERNEL, "distributed_optimizer": True}),
     ],
     "parallelism": [
+        ("TP 4, PP 2, virtual 4, data 1", {"tp": 4, "pp": 2, "pp_interleave": 4, "sharding": "none"}),
+        ("FSDP2 4 x TP 2", {"tp": 2, "sharding": "fsdp"}),
+        ("FSDP (wrap LlamaDecoderLayer, limit_all_gathers, forward_prefetch)", {"sharding": "fsdp"}),
+        ("FSDP, CPU offload of parameters, gradients and optimizer", {"sharding": "fsdp", "offload": "all"}),
         ("DDP", layout("ddp")), ("data parallel", layout("ddp")), ("DDP (8 GPUs)", layout("ddp")),
         ("ZeRO-1", layout("zero1")), ("DeepSpeed ZeRO stage 2", layout("zero2")), ("ZeRO-3", layout("zero3")),
         ("zero stage-3 (DeepSpeed)", layout("zero3")),
@@ -243,6 +255,9 @@ MEANINGS: dict[str, list[tuple[str, dict[str, Any]]]] = {
         ("TP=8 per node", layout("none", tp=8)), ("ZeRO, stage 2", layout("zero2")),
     ],
     "packed": [
+        ("texts concatenated, blocks of 1024", {"filled": True, "filled_length": 1024}),
+        ("packed to 4096 (pretraining)", {"filled": True, "filled_length": 4096}),
+        ("token stream (DCLM)", {"filled": True}),
         ("True", FILLED), ("yes (packing)", FILLED), ("sample packing", FILLED), ("constant length", FILLED),
         ("packing=True", FILLED), ("padded to 2048", {**FILLED, "filled_length": 2048}),
         ("full 4096-token sequences", {**FILLED, "filled_length": 4096}), ("no packing, padded to max length", FILLED),
@@ -256,6 +271,7 @@ MEANINGS: dict[str, list[tuple[str, dict[str, Any]]]] = {
         ("padding=max_length", FILLED),
     ],
     "lora_targets": [
+        ("auto (left to PEFT)", {"lora_target_modules": "<peft>"}),
         ("all_linear", ALL), ("lora_target_linear: true", ALL), ("all linear except lm_head", ALL),
         ("all linear (7)", ALL), ("all-linear w/o lm_head", ALL), ("all linear (excl. lm_head)", ALL),
         ("all-linear (without the output layer)", ALL),
@@ -349,6 +365,9 @@ def test_one_unknown_word_refuses_the_cell(column: str, text: str, means: dict[s
         ("quant", "nf4 (8-bit)", "'nf4' and '8 bit'"),
         ("quant", "nf5", "'nf5' is not"),
         ("compute_dtype", "bf17", "'bf17' is not"),
+        ("compute_dtype", "fp8 hybrid (fp8_params true)", "weights kept in FP8 are not built"),
+        ("compute_dtype", "fp8 (torchao float8, fp8 all-gather)", "weights gathered in FP8 are not built"),
+        ("compute_dtype", "bf16 (gradients accumulated in fp32)", "gradients kept in fp32 beside"),
         ("compute_dtype", "bf16 (fp16)", "'bf16' and 'fp16'"),
         ("compute_dtype", "bf16 or fp16", "'or fp16' is not"),
         ("compute_dtype", "TF32", "TF32 are not built"),

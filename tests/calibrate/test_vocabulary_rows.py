@@ -541,3 +541,9 @@ def test_memory_of_megatron_is_not_compared() -> None:
     assert one(cells).peak_bytes is None
     assert "fp32 buffers of its own" in one(cells).why_no_memory
     assert one({**FULL, "peak_mem_gib": "61.5"}).peak_bytes is not None
+
+
+@pytest.mark.parametrize("text", ["bf16 (FSDP2 mixed precision)", "bf16 (FSDP2 mixed precision, fp32 weights)"])
+def test_fp32_weights_under_torchtitans_mixed_precision_are_its_fp32_shards(text: str) -> None:
+    run = one({**FULL, "framework": "torchtitan", "parallelism": "FSDP2", "compute_dtype": text}).run
+    assert (run.master_dtype, run.dtype, run.precision) == ("fp32", "bf16", "bf16-autocast")
