@@ -48,6 +48,7 @@ from tunecast.calibrate.run_table import (
 )
 from tunecast.calibrate.vocabulary import (
     absent_columns,
+    as_shards,
     bare_number,
     default_for,
     defaults_of,
@@ -302,8 +303,7 @@ def _options(row: dict[str, str], software: Software, notes: list[str], stated: 
     if options.pop("distributed_optimizer", False) and options.get("sharding") == "ddp":
         options["sharding"] = "zero1"
     if "framework" in row:
-        options |= _framework_options(row)
-        options |= _variant_options(row)
+        options = as_shards(options | _framework_options(row) | _variant_options(row))
     options["max_length"] = whole(row, "seq_len")
     if options.pop("filled_length", options["max_length"]) != options["max_length"]:
         raise SkipRowError(f"seq_len {row['seq_len']!r} and packed {row['packed']!r} contradict each other")

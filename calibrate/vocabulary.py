@@ -196,9 +196,6 @@ def with_numbers(options: Options, software: Software, bare: str) -> None:
     mixed = options.pop("mixed", "") or (bare if software.mixes and bare in HALVES else "")
     sharding, trains_base = str(options.get("sharding", "none")), options["method"] == "full"
     deepspeed = sharding.startswith("zero")
-    if trains_base and sharding in SHARDED and "master_dtype" in software.options and options.get("dtype") == "fp32":
-        named = str(options.get("precision", ""))  # fp32 shards are its master weights, gathered in the format named
-        mixed = mixed or (named.removesuffix("-autocast") if named.endswith("-autocast") else "")
     if bare in HALVES and software.stack and not mixed:
         defaults = defaults_of(software, str(options["method"]))
         flag = software.code == TRANSFORMERS and not trains_base
@@ -221,6 +218,14 @@ def with_numbers(options: Options, software: Software, bare: str) -> None:
         options.pop("reduce_dtype", None)
     if software.code == TRANSFORMERS and software.stack:
         _as_accelerate_does(options, deepspeed=deepspeed, trains_base=trains_base)
+
+
+def as_shards(options: Options) -> Options:
+    """The same options, but weights in fp32 beside fp32 masters of full training under FSDP are those masters, gathered in the format named
+    (torchtitan's ``mixed_precision_param``)."""
+    named = str(options.get("precision", ""))
+    masters = options.get("master_dtype") == options.get("dtype") == "fp32" and options.get("sharding") in SHARDED
+    return options | ({"dtype": named.removesuffix("-autocast")} if masters and named.endswith("-autocast") else {})
 
 
 def _as_accelerate_does(options: Options, *, deepspeed: bool, trains_base: bool) -> None:
