@@ -221,8 +221,8 @@ def with_numbers(options: Options, software: Software, bare: str) -> None:
 
 
 def as_shards(options: Options) -> Options:
-    """The same options, but weights in fp32 beside fp32 masters of full training under FSDP are those masters, gathered in the format named
-    (torchtitan's ``mixed_precision_param``)."""
+    """The same options, but fp32 weights beside fp32 masters of full training under FSDP are those masters, gathered
+    in the format named (torchtitan's ``mixed_precision_param``)."""
     named = str(options.get("precision", ""))
     masters = options.get("master_dtype") == options.get("dtype") == "fp32" and options.get("sharding") in SHARDED
     return options | ({"dtype": named.removesuffix("-autocast")} if masters and named.endswith("-autocast") else {})
