@@ -6,29 +6,49 @@ before it. With it, norms and residuals work on each GPU's own tokens: an all-ga
 reduce-scatter leaves it, and the other way round in the backward.
 
 Sources: Shoeybi et al. 2019 (arXiv 1909.08053, section 3), Korthikanti et al. 2022 (arXiv 2205.05198, section 4.2),
-PyTorch's ``torch.distributed.tensor.parallel``. Left out: Megatron's second all-gather in the backward, which
-keeps only each GPU's tokens of a block's input; here the gathered input is kept, as PyTorch does.
+PyTorch's ``torch.distributed.tensor.parallel``. PyTorch exchanges whole rows, one GPU's tokens of every sample behind
+another's: it copies tokens into that order to scatter them, and out of it once gathered, unless there is one sample
+(``_chunk_or_narrow_cat`` and ``_maybe_view_chunk_cat`` of ``torch/distributed/_functional_collectives.py``). Megatron's
+tokens come before its samples, and asynchronous tensor parallelism takes strides into its products. Left out:
+Megatron's second all-gather in the backward, which keeps only each GPU's tokens of a block's input; here the gathered
+input is kept, as PyTorch does.
 """
 
 from __future__ import annotations
 
 from tunecast.model.context import Step
 from tunecast.model.operation import Kind, Phase
+from tunecast.model.resolve_parallel import FSDP
+from tunecast.model.run import Run
 from tunecast.model.tape import Grads, Tape, Tensor
 
 ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER = "tp.all_reduce", "tp.all_gather", "tp.reduce_scatter"
 
 
-def gathered(tape: Tape, x: Tensor, parts: int) -> Tensor:
-    """Every GPU's tokens, in new memory."""
-    out = tape.empty(x.elements * parts, x.dtype)
-    tape.kernel(ALL_GATHER, Kind.COMMUNICATION, (x,), (out,), n_bytes=out.bytes)
+def reorders(run: Run) -> bool:
+    """Whether exchanged tokens are copied into the order of the samples: PyTorch's own tensor parallelism, which is
+    that beside FSDP."""
+    return run.tp > 1 and run.sequence_parallel and not run.async_tp and run.sharding in FSDP
+
+
+def reordered(tape: Tape, x: Tensor) -> Tensor:
+    """All tokens in the order that comes next, in new memory."""
+    out = tape.empty(x.elements, x.dtype)
+    tape.kernel("reorder_tokens", Kind.MEMORY, (x,), (out,), n_bytes=x.bytes + out.bytes)
     return out
 
 
-def scattered(tape: Tape, x: Tensor, parts: int) -> Tensor:
+def gathered(tape: Tape, x: Tensor, run: Run) -> Tensor:
+    """Every GPU's tokens, in new memory."""
+    out = tape.empty(x.elements * run.tp, x.dtype)
+    tape.kernel(ALL_GATHER, Kind.COMMUNICATION, (x,), (out,), n_bytes=out.bytes)
+    return reordered(tape, out) if reorders(run) and run.per_device_train_batch_size > 1 else out
+
+
+def scattered(tape: Tape, x: Tensor, run: Run) -> Tensor:
     """The sum of this GPU's tokens, in new memory."""
-    out = tape.empty(x.elements // parts, x.dtype)
+    out = tape.empty(x.elements // run.tp, x.dtype)
+    x = reordered(tape, x) if reorders(run) else x
     tape.kernel(REDUCE_SCATTER, Kind.COMMUNICATION, (x,), (out,), n_bytes=x.bytes)
     return out
 
@@ -45,7 +65,7 @@ def enter_block(step: Step, x: Tensor) -> Tensor:
     if run.tp == 1:
         return x
     if run.sequence_parallel:
-        return tape.record(gathered(tape, x, run.tp), (x,), lambda grad: (scattered(tape, grad, run.tp),))
+        return tape.record(gathered(tape, x, run), (x,), lambda grad: (scattered(tape, grad, run),))
     out = Tensor(x.elements, x.dtype, x.storage, is_view=True)
 
     def backward(grad: Tensor) -> Grads:
@@ -60,7 +80,7 @@ def leave_block(step: Step, x: Tensor) -> Tensor:
     if run.tp == 1:
         return x
     if run.sequence_parallel:
-        return tape.record(scattered(tape, x, run.tp), (x,), lambda grad: (gathered(tape, grad, run.tp),))
+        return tape.record(scattered(tape, x, run), (x,), lambda grad: (gathered(tape, grad, run),))
     summed(tape, x)
     return x
 
@@ -78,7 +98,7 @@ def own_tokens(step: Step, x: Tensor) -> Tensor:
         return x
     own = tape.empty(x.elements // run.tp, x.dtype)
     tape.kernel("own_tokens", Kind.MEMORY, (x,), (own,), n_bytes=2 * own.bytes)
-    return tape.record(own, (x,), lambda grad: (gathered(tape, grad, run.tp),))
+    return tape.record(own, (x,), lambda grad: (gathered(tape, grad, run),))
 
 
 def received_input(step: Step, leaf: str) -> Tensor:

@@ -29,7 +29,15 @@ from tunecast.model.litgpt import is_litgpt
 from tunecast.model.losses import head_uses
 from tunecast.model.norms import norm
 from tunecast.model.operation import Kind, Phase
-from tunecast.model.parallel_blocks import enter_block, hand_over, leave_block, own_tokens, received_input, whole_sum
+from tunecast.model.parallel_blocks import (
+    enter_block,
+    hand_over,
+    leave_block,
+    own_tokens,
+    received_input,
+    reorders,
+    whole_sum,
+)
 from tunecast.model.primitives_latent import complex_waves
 from tunecast.model.run import Run
 from tunecast.model.scaler import scaled_loss, scales
@@ -238,12 +246,13 @@ def tape_run(run: Run) -> Run:
     """The run as the tape sees it, so that runs which differ only in what it leaves out share one.
 
     It is one GPU's step without collectives, and all micro-batches after the first are equal. FSDP's version
-    stays 1 only where it holds checkpoints.
+    stays 1 only where it holds checkpoints, and FSDP itself only where PyTorch's tensor parallelism copies tokens.
     """
     micro_batches = min(run.gradient_accumulation_steps, MICRO_BATCHES)
     version = 1 if run.holds_checkpoints else 2
     alone: dict[str, Any] = {"num_gpus": 1, "sharding": "none", "offload": "none", "gpus_per_node": 1}
     alone |= {"stack_version": "", "paged_bytes": 0, "overlap_comm": False, "reduce_dtype": None}
+    alone |= {"sharding": "fsdp"} if reorders(run) else {}
     return replace(run, gradient_accumulation_steps=micro_batches, fsdp_version=version, **alone)
 
 
