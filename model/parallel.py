@@ -267,11 +267,28 @@ def tied_operations(architecture: Architecture, run: Run, stage: int) -> list[Op
     ]
 
 
+def kv_heads_passed(block: Attention, run: Run) -> int:
+    """Key-value heads that a GPU has of its tokens when it passes them on.
+
+    Ulysses gives every GPU whole heads: with fewer than GPUs each is repeated until there is one for all, as
+    DeepSpeed's and Hugging Face's Ulysses attention do (ALST, arXiv 2506.13996).
+    """
+    own = max(1, block.num_kv_heads // run.tp)
+    return own if run.cp_kind == "ring" or own % run.cp == 0 else run.cp
+
+
+def passed_width(block: Attention, run: Run) -> int:
+    """Values of a token that a GPU passes on: keys and values of a ring, of Ulysses queries and outputs too."""
+    kv_width = 2 * kv_heads_passed(block, run) * block.head_dim
+    return kv_width if run.cp_kind == "ring" else kv_width + 2 * block.num_heads // run.tp * block.head_dim
+
+
 def context_operations(architecture: Architecture, run: Run, stage: int) -> list[Operation]:
     """Keys and values around a ring beside the attention, or heads exchanged for tokens before and after it.
 
     Ring: cp - 1 passes of a GPU's keys and values forward, of them and their gradients backward. Ulysses: queries,
-    keys, values and outputs, each way once. A recomputation repeats the forward.
+    keys and values, repeated where there are fewer of their heads than GPUs, and outputs, each way once. A
+    recomputation repeats the forward.
     """
     dtype, micro = run.compute_dtype, run.gradient_accumulation_steps
     tokens = run.tokens_per_micro_batch // run.cp
@@ -281,10 +298,8 @@ def context_operations(architecture: Architecture, run: Run, stage: int) -> list
     found = []
     for group in stage_groups(architecture.groups, *stage_range(architecture.num_layers, run.pp, stage)):
         block = group.layer.attention
-        kv_width = 2 * max(1, block.num_kv_heads // run.tp) * block.head_dim
-        q_width = 2 * block.num_heads // run.tp * block.head_dim
         ring = run.cp_kind == "ring"
-        width = kv_width if ring else q_width + kv_width
+        width = passed_width(block, run)
         each = Operation(
             name="cp.send" if ring else "cp.all_to_all",
             kind=Kind.COMMUNICATION,

@@ -10,6 +10,7 @@ from functools import lru_cache
 
 from tunecast.model.architecture import Architecture
 from tunecast.model.operation import Phase
+from tunecast.model.parallel import passed_width
 from tunecast.model.run import Run
 from tunecast.model.step import SHALLOW, shallow_depth, write_step
 from tunecast.model.tape import Tape, allocated_bytes
@@ -62,10 +63,7 @@ def exchange_bytes(architecture: Architecture, run: Run) -> int:
     size, tokens = DTYPE_BYTES[run.compute_dtype], run.tokens_per_micro_batch // run.cp
     widest = 0
     for group in architecture.groups:
-        block = group.layer.attention
-        kv_width = 2 * max(1, block.num_kv_heads // run.tp) * block.head_dim
-        q_width = 2 * block.num_heads // run.tp * block.head_dim
-        width = RING_BLOCKS * kv_width if run.cp_kind == "ring" else q_width + kv_width
+        width = passed_width(group.layer.attention, run) * (RING_BLOCKS if run.cp_kind == "ring" else 1)
         widest = max(widest, allocated_bytes(tokens * width * size))
     return widest
 

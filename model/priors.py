@@ -34,7 +34,8 @@ WAVE_TILES = {"bf16": (128, 128), "fp16": (128, 128), "fp32": (128, 32), "fp8": 
 """Output tile that a partial wave is counted in; cuBLAS's fp32 kernels for thin results are ``sgemm_128x32``."""
 WORK = ("gemm", "attention", "memory", "dequant")
 """Kinds of work of the device."""
-DEVICE_KINDS = GENERATION_KINDS = WORK
+DEVICE_KINDS, GENERATION_KINDS = WORK, ("gemm", "attention", "dequant")
+"""Not bytes moved: most stacks have rows of one generation, and unseen cards are forecast better by stacks' shares."""
 STACK_KINDS = ("gemm", "attention", "memory")
 SOURCE_KINDS = (*WORK, "link")
 """Kinds of work whose rates differ from card to card, generation to generation, stack to stack and source to source."""
@@ -156,8 +157,7 @@ def prior_factors(gpu: Gpu, run: Run | None = None, priors: Mapping[str, Any] | 
     """
     priors = load_priors() if priors is None else priors
     base = datasheet_factors(gpu, priors["beliefs"], run)
-    device = device_effect(gpu, priors)
-    own = (device, *clock_effects(gpu, priors), *product_effects(gpu, priors))
+    own = (device := device_effect(gpu, priors), *clock_effects(gpu, priors), *product_effects(gpu, priors))
     generation = kind_effects("generation", gpu.generation, priors)
     effects = (*own, *kind_effects("device", gpu.id, priors), *generation, *run_effects(run, priors))
     factors = dict(base.factors)
@@ -244,7 +244,8 @@ def clock_effects(gpu: Gpu, priors: Mapping[str, Any]) -> tuple[Effect, ...]:
 
 def kind_effects(group: str, name: str, priors: Mapping[str, Any]) -> tuple[Effect, ...]:
     """By how much each kind of work is slower on this card or generation; unknown ones have their spreads."""
-    return tuple(effect_of(f"{group}.{kind}", name, priors, (kind,)) for kind in WORK)
+    kinds = GENERATION_KINDS if group == "generation" else DEVICE_KINDS
+    return tuple(effect_of(f"{group}.{kind}", name, priors, (kind,)) for kind in kinds)
 
 
 def run_effects(run: Run | None, priors: Mapping[str, Any]) -> tuple[Effect, ...]:
@@ -264,9 +265,8 @@ def dequant_kernel(run: Run, stack: str) -> str:
     """Whose kernel unpacks the weights: bitsandbytes' of today or of transformers 4.46's time, torchao's, GPTQ's."""
     if run.base_quantization != "bnb-4bit":
         return str(run.base_quantization)
-    if stack == "torchtune":
-        return "torchao-nf4"
-    return "bnb-4bit before 0.48" if run.hf_code in ("4.45", "4.46") else "bnb-4bit"
+    old = run.hf_code in ("4.45", "4.46")
+    return "torchao-nf4" if stack == "torchtune" else "bnb-4bit before 0.48" if old else "bnb-4bit"
 
 
 def _dequant_effect(run: Run, priors: Mapping[str, Any]) -> Effect:

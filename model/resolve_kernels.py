@@ -9,6 +9,7 @@ from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.architecture import Architecture, Mlp
 from tunecast.model.fp8 import FP8_KINDS
 from tunecast.model.fused import FUSED_KERNELS
+from tunecast.model.litgpt import is_litgpt
 from tunecast.model.resolve_parallel import FSDP, Fields
 from tunecast.model.run import Run
 from tunecast.model.stacks import DTYPE_ALIASES, DTYPES, HF_CODES, HF_CODES_SAID, QUANT_TYPES, built_choice, one_of
@@ -240,7 +241,7 @@ def take_kernels(fields: Fields, architecture: Architecture, defaults: Mapping[s
         raise InputError(f"--hf-code is {code!r}, but it names an age of transformers; type {HF_CODES_SAID}.")
     take_fp8(fields)
     take_in_backward(fields)
-    for name, ordinary in (("torch_compile", False), ("compile_loss", True)):
+    for name, ordinary in (("torch_compile", False), ("compile_loss", not is_litgpt(architecture))):
         fields.values[name] = bool(fields.take(name, defaults.get(name, ordinary), "stack-default"))
     asked = fields.take("fused_kernels", defaults.get("fused_kernels", ()), "stack-default")
     names = [part.strip() for part in asked.split(",")] if isinstance(asked, str) else list(asked)

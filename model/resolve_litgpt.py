@@ -20,7 +20,6 @@ ACCUSTOMED: dict[str, Any] = {
     "loss_type": "nll",
     "attn_implementation": "sdpa",
     "fused_kernels": (),
-    "torch_compile": False,
     "fp8": None,
     "upcast_non_quantized": False,
     "activation_offloading": False,
@@ -34,7 +33,7 @@ ACCUSTOMED: dict[str, Any] = {
     "offload": "none",
 }
 """Fields of a run whose other values have no formulas in LitGPT's code."""
-SHARDINGS = ("none", "fsdp")
+SHARDINGS = ("none", "fsdp", "fsdp-grad-op")
 
 
 def of_stack(architecture: Architecture, options: Mapping[str, Any]) -> Architecture:
@@ -102,6 +101,8 @@ def check_litgpt(fields: Fields, architecture: Architecture) -> None:
     for name, ordinary in ACCUSTOMED.items():
         if values.get(name, ordinary) != ordinary:
             raise refused(f"--{name.replace('_', '-')} {values[name]}", "leave the option out")
+    if values["torch_compile"] and values["method"] != "full":
+        raise refused("--torch-compile with adapters", "use --method full or leave the option out")
     flat = architecture.code != PRESENT or values["method"] == "full"
     if flat and values["num_gpus"] > 1 and "fsdp_version" not in fields.given:
         fields.put("fsdp_version", 1, "stack-default")

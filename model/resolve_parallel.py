@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from tunecast.catalogs.errors import InputError, NotSupportedError
-from tunecast.model.architecture import Architecture
+from tunecast.model.architecture import Architecture, Attention
 from tunecast.model.stacks import DTYPE_ALIASES, built_choice, one_of
 from tunecast.model.stages import stage_layers
 
@@ -310,11 +310,24 @@ def check_context_parallel(architecture: Architecture, values: Mapping[str, Any]
         )
     if values["attn_implementation"] == "eager":
         raise NotSupportedError("Context parallelism needs a fused attention kernel; use --attn-implementation sdpa.")
-    heads = min(group.layer.attention.num_kv_heads for group in architecture.groups)
-    if values["cp_kind"] == "ulysses" and heads % (values["tp"] * cp):
+    if values["cp_kind"] == "ulysses":
+        for group in architecture.groups:
+            check_ulysses(architecture, group.layer.attention, values)
+
+
+def check_ulysses(architecture: Architecture, block: Attention, values: Mapping[str, Any]) -> None:
+    """Every GPU gets whole heads of queries, and whole ones of keys and values or a repeated one."""
+    tp, cp, heads = values["tp"], values["cp"], f"{block.num_heads} heads and {block.num_kv_heads} key-value heads"
+    own = max(1, block.num_kv_heads // tp)
+    if block.num_heads % (tp * cp) or (own % cp and cp % own):
         raise InputError(
-            f"--cp-kind ulysses deals out heads, but {architecture.name} has {heads} key-value heads for --tp "
-            f"{values['tp']} x --cp {cp}; use --cp-kind ring."
+            f"--cp-kind ulysses deals out heads, but {architecture.name} has {heads} for --tp {tp} x --cp {cp}; use "
+            "--cp-kind ring."
+        )
+    if own % cp and not values["gradient_checkpointing"]:
+        raise NotSupportedError(
+            f"--cp-kind ulysses repeats the {own} key-value heads for --cp {cp}, which is not built without "
+            "checkpoints; use --gradient-checkpointing or --cp-kind ring."
         )
 
 

@@ -43,7 +43,8 @@ ABOUT = (
     "these rows. They came in two collections. After the first had been forecast once (19 rows scored: median 10.9%, "
     "53% inside) more of its words, and what NeMo's recipes leave unsaid, were put into the vocabulary, and PCIe was "
     "given what published all-reduces reach of it, with an interval for boards. Of the second not one speed was read "
-    "at first; words alone were added for it."
+    "at first; words alone were added for it. LitGPT's compiled blocks and gradient sharding, which rows RA need, were "
+    "built later, from its code."
 )
 COLLECTIONS = {"P": "first", "R": "first", "S": "second", "W": "second"}
 """Which collection a row is of, by the first letter of its id."""

@@ -135,6 +135,9 @@ MEANINGS: dict[str, list[tuple[str, dict[str, Any]]]] = {
         ("yes (unsloth default)", UNSLOTH), ('"unsloth"', UNSLOTH), ("yes, with activation offloading", HOST),
         ("activation offload", HOST), ("offload", HOST), ("yes (reentrant)", {**ON, "reentrant": True}),
         ("w/o", OFF), ("not used", OFF), ('use_gradient_checkpointing="unsloth"', UNSLOTH),
+        ("full (uniform, 1 layer)", ON), ("uniform", ON), ("every second layer", {**ON, "checkpoint_every": 2}),
+        ("selective, every second layer (selective layer)", {**ON, "checkpoint_every": 2}),
+        ("every other layer", {**ON, "checkpoint_every": 2}), ("every 4th block", {**ON, "checkpoint_every": 4}),
         ("non-reentrant", {**ON, "reentrant": False}), ("yes, use_reentrant=False", {**ON, "reentrant": False}),
     ],
     "attention_impl": [

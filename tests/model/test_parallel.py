@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,7 +19,7 @@ from tunecast.model.inventory import part_operations, step_operations
 from tunecast.model.links import Links, collective_seconds
 from tunecast.model.memory import memory_timeline, stage_parts
 from tunecast.model.operation import Kind, Operation, Phase
-from tunecast.model.parallel import local_architecture, stages_counted
+from tunecast.model.parallel import kv_heads_passed, local_architecture, passed_width, stages_counted
 from tunecast.model.parallel_memory import kept_bytes, micro_batches_in_flight
 from tunecast.model.resolve import resolve_run
 from tunecast.model.run import Run
@@ -289,6 +290,24 @@ def test_context_parallelism_divides_tokens_and_balances_attention(make: Make, r
     assert sent[Phase.FORWARD] == pytest.approx(32 * expected)
 
 
+@pytest.mark.parametrize(("cp", "passed"), [(4, 8), (8, 8), (16, 16), (32, 32)])
+def test_ulysses_repeats_key_value_heads_until_every_gpu_has_one(
+    make: Make, run_of: RunOf, cp: int, passed: int
+) -> None:
+    """Counted from the tensors: each GPU's tokens of 32 queries' and outputs' heads and of the heads repeated."""
+    llama = make("llama-3.1-8b")
+    options = {"method": "full", "max_length": 65536, "sharding": "fsdp", "cp_kind": "ulysses"}
+    run = run_of(llama, num_gpus=cp, cp=cp, gradient_checkpointing=True, **options)
+    assert all(kv_heads_passed(group.layer.attention, run) == passed for group in llama.groups)
+    tokens = np.empty((65536 // cp, 2 * 32 + 2 * passed, 128), dtype=np.float16)
+    sent = {op.phase: op.total_bytes for op in collectives(llama, run) if op.name == "cp.all_to_all"}
+    assert sent[Phase.FORWARD] == sent[Phase.RECOMPUTE] == 32 * tokens.nbytes
+    assert passed_width(llama.groups[0].layer.attention, run) * (65536 // cp) * 2 == tokens.nbytes
+    if passed > 8:
+        with pytest.raises(NotSupportedError, match="repeats the 8 key-value heads"):
+            run_of(llama, num_gpus=cp, cp=cp, gradient_checkpointing=False, **options)
+
+
 def test_sharding_runs_over_the_gpus_that_share_the_shapes(make: Make, run_of: RunOf) -> None:
     """16 GPUs as tp 2 x pp 2 x cp 2 x dp 2: states are dealt out to the four that hold the same shapes."""
     llama = make("llama-3.1-8b")
@@ -306,7 +325,8 @@ def test_sharding_runs_over_the_gpus_that_share_the_shapes(make: Make, run_of: R
         ({"num_gpus": 16, "tp": 16}, r"--tp 16 must divide the 8 GPUs"),
         ({"num_gpus": 20, "pp": 20}, r"--pp 20 .*32 layers"),
         ({"num_gpus": 8, "pp_interleave": 2}, r"--pp-interleave 2 needs --pp"),
-        ({"num_gpus": 16, "cp": 16, "cp_kind": "ulysses", "gpus_per_node": 16}, r"8 key-value heads.*--cp-kind ring"),
+        ({"num_gpus": 64, "cp": 64, "cp_kind": "ulysses"}, r"32 heads and 8 key-value heads.*--cp-kind ring"),
+        ({"num_gpus": 12, "cp": 12, "cp_kind": "ulysses", "max_length": 2400}, r"for --tp 1 x --cp 12; use --cp-kind"),
         ({"num_gpus": 4, "tp": 4, "sharding": "fsdp"}, r"lower --tp or --pp, or leave --sharding out"),
         ({"num_gpus": 8, "pp": 4, "sharding": "zero2"}, r"--sharding zero2 reduces"),
         ({"num_gpus": 4, "cp": 4, "max_length": 1001}, r"--cp 4 deals out"),
