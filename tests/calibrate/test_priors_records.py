@@ -138,7 +138,7 @@ def test_a_card_that_shares_nothing_but_the_software_stays_in_its_interval(befor
 
 
 def test_another_software_on_such_a_card_hardly_moves(before: Record, after: Record) -> None:
-    """What all cards and stacks share is left, which moves a factor by less than a quarter of its standard deviation."""
+    """What all cards and stacks share is left: it moves a factor by less than a quarter of its standard deviation."""
     was, now = factors(before, OTHER, stack="torchtune"), factors(after, OTHER, stack="torchtune")
     for name in ("scale.gemm", "scale.attention", "scale.memory"):
         place = STEP_PARAMS.index(name)
