@@ -27,7 +27,7 @@ from tunecast.calibrate.row_cells import (
     with_master,
 )
 from tunecast.calibrate.row_faults import in_columns, with_others
-from tunecast.calibrate.row_sharding import check_shared
+from tunecast.calibrate.row_sharding import check_shared, network_gbps
 from tunecast.calibrate.run_table import (
     NOTHING,
     OUT_OF_MEMORY,
@@ -221,7 +221,7 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
         why_no_memory=why_no_memory,
         notes=row.get("notes", ""),
         attention_kernel=kernel or next((rule["attention_kernel"] for rule in rules if "attention_kernel" in rule), ""),
-        internode_gbps=_internode_gbps(row, rules),
+        internode_gbps=network_gbps(row, rules),
         reading_notes=tuple(notes),
         stated=frozenset(stated),
     )
@@ -231,12 +231,6 @@ def _peak(row: dict[str, str], gpu: Gpu, *, of_megatron: bool) -> tuple[float | 
     """Peak memory in GiB, and why a stated one is not compared."""
     found, why = peak_memory(row, gpu)
     return (None, MEGATRON_MEMORY) if of_megatron and found is not None else (found, why)
-
-
-def _internode_gbps(row: dict[str, str], rules: list[dict[str, Any]]) -> float | None:
-    """Network of one machine: of its column, else of a rule."""
-    stated = number(row, "internode_gbps")
-    return next((float(rule["internode_gbps"]) for rule in rules if "internode_gbps" in rule), stated)
 
 
 def _kernel(row: dict[str, str], options: dict[str, Any], gpu: Gpu) -> str:

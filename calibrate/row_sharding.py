@@ -12,7 +12,7 @@ from typing import Any
 
 from tunecast.calibrate.cell_grammar import folded
 from tunecast.calibrate.cell_layout import WRITE
-from tunecast.calibrate.run_table import SkipRowError
+from tunecast.calibrate.run_table import Row, SkipRowError, number
 
 COLUMNS = ("optimizer", "framework")
 NAMES = re.compile(r"\b(fms fsdp|fsdp qlora)\b")
@@ -25,6 +25,10 @@ SAYS = (
     (re.compile(r"\bddp\b"), "ddp"),
 )
 """What is looked for in a folded cell, and the beginning of the shardings that it may be."""
+NETWORK = re.compile(
+    r"(?i)(\d[\d,.]*) ?(?:Gbps|Gb/s|Gbit/s)(?: RDMA| InfiniBand| Ethernet)? (?:node-node|inter-?node)\b"
+)
+"""A sentence of the notes on what joins the machines, as MosaicML's tables write it."""
 
 
 def check_shared(row: Mapping[str, str], options: Mapping[str, Any]) -> None:
@@ -62,3 +66,17 @@ def _agrees(word: str, sharding: str) -> bool:
         or (word == "zero" and sharding.startswith("zero"))
         or (word == "fsdp" and sharding in ("fsdp-grad-op", "hsdp"))
     )
+
+
+def network_gbps(row: Row, rules: list[dict[str, Any]]) -> float | None:
+    """What one machine sends to others, in Gbit/s: of its column, of a rule, else of a sentence about the cluster."""
+    stated = number(row, "internode_gbps")
+    of_rule = next((float(rule["internode_gbps"]) for rule in rules if "internode_gbps" in rule), None)
+    if stated is not None or of_rule is not None:
+        return stated if of_rule is None else of_rule
+    said = {float(found[1].replace(",", "")) for found in map(NETWORK.search, _about_the_cluster(row)) if found}
+    return said.pop() if len(said) == 1 else None
+
+
+def _about_the_cluster(row: Row) -> list[str]:
+    return [row.get("gpu_variant_notes", ""), row.get("notes", "")]

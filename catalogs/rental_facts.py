@@ -6,10 +6,15 @@ caller has to ask for or to label as assumed, never a zero.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
+from typing import TYPE_CHECKING
 
 from tunecast.catalogs.tables import GIGA, Row, number, read_rows
+
+if TYPE_CHECKING:
+    from tunecast.catalogs.prices import JobOffer
 
 BITS_PER_BYTE = 8
 
@@ -137,3 +142,13 @@ def node_network_bytes_per_s(provider: str, instance: str) -> float | None:
         if (row["provider"], row["instance"]) == (provider.lower(), instance):
             return float(row["network_gbit_per_s"]) * GIGA / BITS_PER_BYTE
     return None
+
+
+def joined_as_fast(jobs: Iterable[JobOffer], network_bytes_per_s: float | None) -> tuple[JobOffer, ...]:
+    """The offers of one machine, and of several that are joined at this speed at least or at an unknown one."""
+
+    def fast_enough(job: JobOffer) -> bool:
+        own = node_network_bytes_per_s(job.offer.provider, job.offer.offer_sku) if job.instances > 1 else None
+        return own is None or network_bytes_per_s is None or own >= network_bytes_per_s
+
+    return tuple(filter(fast_enough, jobs))

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tunecast.catalogs.errors import InputError
 from tunecast.catalogs.price_book import PriceBook, shipped_book
 from tunecast.catalogs.prices import SCALING_MAX_GPUS, JobOffer
+from tunecast.catalogs.rental_facts import joined_as_fast
 from tunecast.model.bounds import MOST_USD_PER_H, at_most
+from tunecast.model.parallel_network import network_taken
 from tunecast.model.units import HOUR_S, MEGA
 from tunecast.model.value import Value
 
@@ -34,14 +36,21 @@ def user_price(usd_per_gpu_hour: float, num_gpus: int) -> Price:
 
 
 def candidate_prices(
-    gpu_id: str, num_gpus: int, price_types: Sequence[str] = ("on-demand",), *, book: PriceBook | None = None
+    gpu_id: str,
+    num_gpus: int,
+    price_types: Sequence[str] = ("on-demand",),
+    *,
+    book: PriceBook | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> tuple[Price, ...]:
     """Current offers that may be ranked, cheapest per hour first; the user's own prices alone where there are any.
 
     GPUs are forecast with the link inside machines of 8, so only offers of as few machines count; where there
-    are none, those of the fewest.
+    are none, those of the fewest. Machines whose network is known and slower than the forecast of a job with these
+    `options` takes do not count either.
     """
-    offers = (book or shipped_book()).offers_for(gpu_id, num_gpus, price_types)
+    found = (book or shipped_book()).offers_for(gpu_id, num_gpus, price_types)
+    offers = joined_as_fast(found, network_taken(gpu_id, options or {}))
     own = tuple(job for job in offers if job.offer.layer == "user") or offers
     fewest = max(math.ceil(num_gpus / SCALING_MAX_GPUS), min((job.instances for job in own), default=1))
     return tuple(job_price(job) for job in own if job.instances <= fewest)

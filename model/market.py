@@ -16,6 +16,7 @@ import numpy as np
 from tunecast.catalogs.errors import InputError
 from tunecast.catalogs.price_book import PriceBook
 from tunecast.catalogs.prices import PRICE_TYPES, SCALING_MAX_GPUS, JobOffer
+from tunecast.catalogs.rental_facts import joined_as_fast
 from tunecast.model.amount import Amount
 from tunecast.model.architecture import Architecture
 from tunecast.model.cost import Price, job_price, user_price
@@ -26,6 +27,7 @@ from tunecast.model.factors_io import factor_set_from_record
 from tunecast.model.fits import TIGHT_BELOW
 from tunecast.model.inventory import step_operations
 from tunecast.model.operation import Phase
+from tunecast.model.parallel_network import network_taken
 from tunecast.model.phase_rates import Rates, phase_rates
 from tunecast.model.phases import Work
 from tunecast.model.plans import Job, Plan, best_plans, plans_that_may_fit
@@ -124,7 +126,7 @@ def survey(search: Search, targets: Sequence[Target]) -> Market:
     for target in targets:
         if target.usable_bytes is None:
             market.without[target.id] = too_small(target, None, search)
-        elif any(prices_for(target, count, search.limits, search.book) for count in search.job.counts):
+        elif any(prices_for(search, target, count) for count in search.job.counts):
             sold.append(target)
         else:
             market.without[target.id] = not_sold(target, search.job.counts, search)
@@ -175,7 +177,7 @@ def priced(
 ) -> Iterator[Candidate]:
     """The fastest allowed plan of each method and number of GPUs, from each of the offers that are tried."""
     for row in best_plans(plans, screened.step_s[device], allowed).values():
-        for price in prices_for(target, plans[row].run.num_gpus, search.limits, search.book):
+        for price in prices_for(search, target, plans[row].run.num_gpus):
             whole = whole_of(search, plans[row].run, target, exact(float(screened.step_s[device, row])), price)
             assert whole.cost_usd is not None
             if not math.isfinite(whole.total_time_h.value * whole.cost_usd.value):
@@ -191,14 +193,19 @@ def priced(
             )
 
 
-def prices_for(target: Target, num_gpus: int, limits: Limits, book: PriceBook) -> list[Price]:
-    """The cheapest offers of each purchase kind for so many of these GPUs, in as few machines as can hold them."""
+def prices_for(search: Search, target: Target, num_gpus: int, limits: Limits | None = None) -> list[Price]:
+    """The cheapest offers of each purchase kind for so many of these GPUs, in as few machines as can hold them.
+
+    Machines whose network is known and slower than the forecast takes are not of this forecast.
+    """
+    limits = search.limits if limits is None else limits
     if limits.usd_per_gpu_hour is not None:
         return [user_price(limits.usd_per_gpu_hour, num_gpus)]
     if target.gpu is None or target.is_mock:
         return []
     kinds: dict[str, list[JobOffer]] = {}
-    for job in book.offers_for(target.gpu.id, num_gpus, limits.price_types, limits.providers, limits.regions):
+    offers = search.book.offers_for(target.gpu.id, num_gpus, limits.price_types, limits.providers, limits.regions)
+    for job in joined_as_fast(offers, network_taken(target.gpu.id, search.job.options)):
         if job.instances <= -(-num_gpus // SCALING_MAX_GPUS):
             kinds.setdefault(job.offer.price_type, []).append(job)
     return [job_price(job) for jobs in kinds.values() for job in jobs[:OFFERS_TRIED]]
@@ -282,7 +289,7 @@ def not_sold(target: Target, counts: Sequence[int], search: Search) -> Rejected:
 def _elsewhere(target: Target, counts: Sequence[int], search: Search) -> str:
     """What other offers of the card there are, beyond the kinds and places asked for."""
     anywhere = replace(search.limits, price_types=PRICE_TYPES, providers=None, regions=None)
-    found = [price for count in counts for price in prices_for(target, count, anywhere, search.book)]
+    found = [price for count in counts for price in prices_for(search, target, count, anywhere)]
     if not found:
         return ""
     best = min(found, key=lambda price: price.usd_per_h)

@@ -108,7 +108,9 @@ def prices_of(result: Forecast, question: Question, target: Target) -> tuple[Pri
     if target.gpu is None or target.is_mock:
         return ()
     kinds = SPOT if question.whole_run.spot else ON_DEMAND
-    return candidate_prices(target.gpu.id, result.run.num_gpus, kinds, book=question.price_book)
+    return candidate_prices(
+        target.gpu.id, result.run.num_gpus, kinds, book=question.price_book, options=question.options
+    )
 
 
 def cheapest_run(
@@ -134,7 +136,7 @@ def _on_demand(question: Question, target: Target, num_gpus: int) -> Price | Non
     """The cheapest price of the same job without interruptions."""
     if target.gpu is None or target.is_mock:
         return None
-    found = candidate_prices(target.gpu.id, num_gpus, ON_DEMAND, book=question.price_book)
+    found = candidate_prices(target.gpu.id, num_gpus, ON_DEMAND, book=question.price_book, options=question.options)
     return found[0] if found else None
 
 

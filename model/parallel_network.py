@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, NamedTuple
 
 from tunecast.catalogs.errors import InputError
 from tunecast.catalogs.gpus import Gpu
@@ -25,21 +25,45 @@ WHOLE_RATE = {"value": 1.0, "low": 1.0, "high": 1.0}
 """All of a link's rate, as the datasheet states it."""
 
 
-@cache
-def catalog_network(gpu_id: str) -> tuple[float, str] | None:
-    """Bytes/s out of one machine, and where that is known from: an instance with this GPU, else with its sibling.
+class KnownNetwork(NamedTuple):
+    """What machines with a card are joined at, in bytes/s out of one of them, and the catalog instance that says so."""
 
-    A sibling differs in memory only (the name's last part); the fastest network of several counts.
+    bytes_per_s: float
+    where: str
+    slower_bytes_per_s: float
+    """The next slower network of another instance with this card; the same one where every instance has it."""
+    slower_where: str
+
+
+@cache
+def catalog_network(gpu_id: str) -> KnownNetwork | None:
+    """The fastest network of the instances with this GPU, else with its sibling, and the next slower one of either.
+
+    A sibling differs in memory only (the name's last part).
     """
-    found: dict[bool, tuple[float, str]] = {}
+    own: dict[float, str] = {}
+    either: dict[float, str] = {}
     for offer in load_prices():
         same = offer.gpu_id == gpu_id
         if not same and offer.gpu_id.rpartition("-")[0] != gpu_id.rpartition("-")[0]:
             continue
         speed = node_network_bytes_per_s(offer.provider, offer.offer_sku)
-        if speed is not None and speed > found.get(same, (0.0, ""))[0]:
-            found[same] = (speed, f"{offer.provider} {offer.offer_sku}")
-    return found.get(True) or found.get(False)
+        if speed is None:
+            continue
+        for known in (own, either) if same else (either,):
+            known.setdefault(speed, f"{offer.provider} {offer.offer_sku}")
+    if not either:
+        return None
+    fastest = max(own or either)
+    slower = max((speed for speed in either if speed < fastest), default=fastest)
+    return KnownNetwork(fastest, (own or either)[fastest], slower, either[slower])
+
+
+def network_taken(gpu_id: str, options: Mapping[str, Any]) -> float | None:
+    """Bytes/s out of one machine that a forecast takes: the user's figure, else the catalog's; None: unknown."""
+    given = given_network(options)
+    known = catalog_network(gpu_id) if given is None else None
+    return given if known is None else known.bytes_per_s
 
 
 def given_network(options: Mapping[str, Any]) -> float | None:
@@ -103,19 +127,23 @@ def with_network(
 
     Collectives reach the same part of it as of the link inside a machine, and a hop takes as long: both assumed,
     since no record and no published run has measured them. `reached` is that part; None: the shipped priors'.
+    Where nobody says what joins the machines, it may as well be the next slower network of the card's instances.
     """
     factors = with_peers(factors, run, gpu, options)
     if run.num_gpus <= run.gpus_per_node or "node_bytes_per_s" in factors.factors:
         return factors
     speed, where = given_network(options), "--internode-gbps"
+    slowest = speed
     if speed is None and gpu is not None and (known := catalog_network(gpu.id)) is not None:
-        speed, where = known
-    if speed is None:
+        speed, where, slowest = known.bytes_per_s, known.where, known.slower_bytes_per_s
+        if slowest < speed:
+            where += f", perhaps {slowest * BITS_PER_BYTE / GIGA:,.0f} as {known.slower_where}: say --internode-gbps"
+    if speed is None or slowest is None:
         return factors
     reached = load_priors()["efficiency"]["link"] if reached is None else reached
     network = Factor(
         value=speed * reached["value"],
-        low=speed * reached["low"],
+        low=min(speed * reached["low"], slowest * reached["value"]),
         high=speed * reached["high"],
         unit="B/s",
         origin="assumed",

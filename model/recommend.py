@@ -270,5 +270,5 @@ def _on_demand(search: Search, candidate: Candidate) -> Price | None:
     if candidate.kind != "spot":
         return None
     lasting = replace(search.limits, price_types=("on-demand",))
-    found = prices_for(candidate.target, candidate.num_gpus, lasting, search.book)
+    found = prices_for(search, candidate.target, candidate.num_gpus, lasting)
     return min(found, key=lambda price: price.usd_per_h, default=None)

@@ -162,6 +162,17 @@ def test_a_card_in_the_notes_of_a_source_is_one_of_the_catalog(rows: dict[str, d
     assert found.network == {"internode_gbps": 8 * 400}
 
 
+def test_a_sentence_on_the_network_between_machines_is_read(rows: dict[str, dict[str, str]]) -> None:
+    """MosaicML's tables name it in their notes; two that differ are no figure, and a column's own goes first."""
+    (found,), _ = read_runs([rows["MF-023"]])
+    assert "1600 Gbps node-node" in rows["MF-023"]["notes"]
+    assert found.network == {"internode_gbps": 1600}
+    (found,), _ = read_runs([{**rows["MF-023"], "internode_gbps": "800"}])
+    assert found.network == {"internode_gbps": 800}
+    (found,), _ = read_runs([{**rows["MF-023"], "gpu_variant_notes": "3,200 Gbit/s inter-node"}])
+    assert found.network == {}
+
+
 def test_memory_left_by_batches_of_changing_length_is_no_steps(rows: dict[str, dict[str, str]]) -> None:
     """The card of ms-swift's news runs holds blocks of every length met: listed and a test of fit, never scored."""
     (found,), _ = read_runs([{name: value for name, value in rows["SW-004"].items() if name != "packed"}])

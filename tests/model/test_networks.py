@@ -1,0 +1,77 @@
+"""What joins machines where nobody says it: a figure of the catalog with an interval, and only offers that have it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tunecast import estimate, recommend
+from tunecast.catalogs.prices import offers_for
+from tunecast.catalogs.rental_facts import joined_as_fast, node_network_bytes_per_s
+from tunecast.catalogs.tables import read_rows
+from tunecast.model.forecast import Forecast
+from tunecast.model.parallel_network import catalog_network
+
+CARD, MODEL = "a100-sxm4-80gb", "meta-llama/Llama-2-7b-hf"
+GBIT = 1e9 / 8
+
+
+def ask(**options: object) -> Forecast:
+    asked = {"method": "full", "sharding": "fsdp", "num_gpus": 64, "max_length": 2048, "gpu": CARD, **options}
+    return estimate(MODEL, **asked)[0]
+
+
+def test_the_fastest_network_of_a_card_and_the_next_slower_one() -> None:
+    """Azure, AWS and Google state 1,600, 400 and 100 Gbit/s for their machines of 8 A100."""
+    known = catalog_network(CARD)
+    assert known is not None
+    assert (known.bytes_per_s / GBIT, known.slower_bytes_per_s / GBIT) == pytest.approx((1600, 400))
+    assert known.where.startswith("azure")
+
+
+def test_an_unstated_network_may_be_the_slower_one_and_a_stated_one_may_not() -> None:
+    unstated, stated, slower = ask(), ask(internode_gbps=1600), ask(internode_gbps=400)
+    assert unstated.step_time_s.value == pytest.approx(stated.step_time_s.value)
+    assert slower.step_time_s.value > stated.step_time_s.value
+    assert unstated.step_time_s.high > stated.step_time_s.high
+    assert unstated.step_time_s.low == pytest.approx(stated.step_time_s.low, rel=0.02)
+    assert any("perhaps 400" in note and "--internode-gbps" in note for note in unstated.notes)
+    assert not any("perhaps" in note for note in stated.notes)
+
+
+def test_a_card_whose_instances_have_one_network_is_given_no_slower_one() -> None:
+    """A slower_bytes_per_s that is no slower, wherever the catalog knows one figure alone."""
+    by_instance = {(row["provider"], row["instance"]): row for row in read_rows("networks.csv")}
+    speeds = {
+        float(by_instance[provider, sku]["network_gbit_per_s"]) for provider, sku in by_instance if "p6-b300" in sku
+    }
+    known = catalog_network("b300-sxm-288gb")
+    assert known is not None
+    assert {known.bytes_per_s / GBIT} == speeds == {known.slower_bytes_per_s / GBIT}
+
+
+@pytest.mark.parametrize("gbps", [100, 400, 1600])
+def test_offers_of_several_machines_are_those_joined_as_fast(gbps: float) -> None:
+    jobs = offers_for(CARD, 16)
+    kept = joined_as_fast(jobs, gbps * GBIT)
+    speeds = {node_network_bytes_per_s(job.offer.provider, job.offer.offer_sku) for job in kept if job.instances > 1}
+    assert min(speed for speed in speeds if speed is not None) == pytest.approx(gbps * GBIT)
+    assert None in speeds, "an offer whose network nobody states is kept"
+    assert joined_as_fast(jobs, None) == jobs
+    one = offers_for(CARD, 8)
+    assert {job.offer.offer_sku for job in joined_as_fast(one, 1e15)} >= {
+        job.offer.offer_sku for job in one if job.instances == 1
+    }
+
+
+def test_recommend_rents_only_machines_as_fast_as_it_reckons_with() -> None:
+    asked = {
+        "method": "full", "sharding": "fsdp", "num_gpus": 16, "max_gpus": 16, "global_batch": 16, "max_length": 2048,
+        "tokens": "10M", "gpu": CARD, "provider": ["gcp", "azure"],
+    }  # fmt: skip
+    found = {gbps: recommend(MODEL, **asked, internode_gbps=gbps) for gbps in (100, 1600)}
+    rented = {
+        gbps: {picked.candidate.price.offer["provider"] for picked in answer.front if picked.candidate.num_gpus == 16}
+        for gbps, answer in found.items()
+    }
+    assert rented[1600] == {"azure"}
+    assert rented[100] <= {"gcp", "azure"}
