@@ -203,6 +203,11 @@ def _compute_of_base(options: Options, software: Software) -> None:
 
 def with_master(options: Options, row: Mapping[str, str]) -> None:
     """Master weights that the optimizer's cell names are mixed precision of the format that compute_dtype names."""
+    if options.pop("bf16_states", False) and not all_in_bf16(options):
+        raise SkipRowError(
+            f"optimizer {row['optimizer']!r}: 16-bit states are those of AdamW on bf16 weights that are trained "
+            "themselves; beside others they are not built"
+        )
     if not options.pop("fp32_master", False) or "mixed" in options:
         return
     if "fp32" in (options.get("dtype"), options.get("master_dtype")):
@@ -214,6 +219,12 @@ def with_master(options: Options, row: Mapping[str, str]) -> None:
             f"{row.get('compute_dtype', '')!r} does not; write there bf16 with fp32 master weights"
         )
     options["mixed"] = named
+
+
+def all_in_bf16(options: Options) -> bool:
+    """Whether the cells state full training of bf16 weights without a copy of more bits: states have their dtype."""
+    exact = options.get("dtype") == "bf16" and "mixed" not in options and not options.get("fp32_master")
+    return exact and options["method"] == "full" and options.get("master_dtype") != "fp32"
 
 
 def check_half(half: str, row: Mapping[str, str], run: Run) -> None:

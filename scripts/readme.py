@@ -131,6 +131,12 @@ def unseen_figures(content: Any) -> list[str]:
     return published_row("runs from sources that no prior was fitted to", content["summary"], errors, UNSEEN)
 
 
+def unseen_memory_figures(content: Any) -> list[str]:
+    """Their peak memory."""
+    errors = [row["error"] for row in content["memory"]["rows"]]
+    return published_row("their peak memory, most on several GPUs", content["memory"]["summary"], errors, UNSEEN)
+
+
 def memory_figures(content: Any) -> list[str]:
     """Peak memory of published runs."""
     errors = [row["error"] for row in content["rows"]]
@@ -148,8 +154,9 @@ def figures() -> str:
         (TIME, source_figures),
         (TIME, gpu_figures),
         (TIME, generation_figures),
-        (UNSEEN, unseen_figures),
         (MEMORY, memory_figures),
+        (UNSEEN, unseen_figures),
+        (UNSEEN, unseen_memory_figures),
     )
     rows = [make(content) for path, make in makers if (content := loaded(path)) is not None]
     head = ["forecast of", "runs", "median error", "worst", "inside 80%", "every run"]

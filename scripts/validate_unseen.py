@@ -28,9 +28,11 @@ from tunecast.calibrate.validate_summary import (
     by_group,
     ids_by_reason,
     median_of_sources,
+    memories,
     speeds,
     stats_of,
 )
+from tunecast.model.units import gib
 
 ROOT = Path(__file__).resolve().parent.parent
 TABLE = ROOT / "results" / "published" / "unseen-runs.csv"
@@ -75,12 +77,36 @@ def line(item: Judged) -> list[str]:
     return [item.entry.id, known.gpu, f"{known.architecture.name.split('/')[-1]} {about}", *figures(item.speed)]
 
 
+def memory_section(judged: Sequence[Judged]) -> list[str]:
+    """Peak memory of one GPU, where a row states a counter that is forecast."""
+    overall, compared = stats_of(memories(judged)), [item for item in judged if item.memory is not None]
+    rows = []
+    for item in compared:
+        run, memory = item.entry.run, item.memory
+        assert run is not None
+        assert memory is not None
+        value, about = memory.predicted, f"{run.architecture.name.split('/')[-1]} {run.run.method}, {run.stack}"
+        ends = f"{gib(value.low):.1f} to {gib(value.high):.1f}"
+        told = [f"{gib(memory.measured):.1f}", f"{gib(value.value):.1f}", ends, percent(memory.error, signed=True)]
+        gpus = f"{run.run.num_gpus} x {run.gpu}"
+        rows.append([item.entry.id, gpus, about, run.counter, *told, "yes" if memory.inside else "no"])
+    said = (
+        f"{overall.n} rows, median error {percent(overall.median_abs_error)}, 90% within "
+        f"{percent(overall.p90_abs_error)}, {percent(overall.coverage)} inside the 80% interval (median half-width "
+        f"{percent(overall.median_half_width)}). The interval of allocated tensors is that of code which was compared "
+        "with published counters or traced: one GPU or Hugging Face's models under FSDP. Other code on several GPUs is "
+        "held far less often than it says."
+    )
+    head = ["row", "GPU", "run", "counter", "measured, GiB", "forecast, GiB", "80% interval", "error", "inside"]
+    return ["## Peak memory", "", said, "", *table(head, rows)]
+
+
 def page(judged: Sequence[Judged], sources: Mapping[str, str]) -> str:
     """All of it as Markdown."""
     scored = [item for item in judged if item.speed is not None]
     overall = stats_of(speeds(judged))
     groups = {name: by_group(judged, GROUPS[name], speeds) for name in GROUPS}
-    lines = ["# Forecast speed of runs from unseen sources", "", ABOUT, ""]
+    lines = ["# Forecasts of runs from unseen sources", "", ABOUT, ""]
     lines += [
         (
             f"**{overall.n} of {len(judged)} rows scored, median error {percent(overall.median_abs_error)}; median of "
@@ -100,6 +126,7 @@ def page(judged: Sequence[Judged], sources: Mapping[str, str]) -> str:
         lines += table([kind, *STATS_HEAD], ([name, *cells(stats)] for name, stats in found.items()))
     head = ["row", "GPU", "run", "measured", "forecast", "80% interval", "error", "inside"]
     lines += ["## Every row", "", *table(head, map(line, scored))]
+    lines += memory_section(judged)
     lines += skipped_section(ids_by_reason([item for item in judged if item.speed is None]))
     lines += ["## Sources", "", *table(["rows", "source"], ([name, text] for name, text in sources.items()))]
     return "\n".join(lines)
@@ -112,7 +139,17 @@ def content(judged: Sequence[Judged]) -> dict[str, Any]:
         for item in judged
         if (speed := item.speed) is not None
     ]
-    return {"schema": "tunecast.unseen/1", "rows": rows, "summary": stats_of(speeds(judged)).as_dict()}
+    memory = [
+        {"id": item.entry.id, "measured": held.measured, **held.predicted.as_dict(), "error": held.error}
+        for item in judged
+        if (held := item.memory) is not None
+    ]
+    return {
+        "schema": "tunecast.unseen/1",
+        "rows": rows,
+        "summary": stats_of(speeds(judged)).as_dict(),
+        "memory": {"rows": memory, "summary": stats_of(memories(judged)).as_dict()},
+    }
 
 
 def main() -> None:

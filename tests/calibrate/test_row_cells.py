@@ -156,6 +156,24 @@ def test_master_weights_beside_weights_in_16_bits_contradict() -> None:
     )
 
 
+def test_states_in_16_bits_are_those_of_weights_that_are_trained_in_16_bits() -> None:
+    """torch.optim.AdamW makes its states in the dtype of what it updates (torch.zeros_like)."""
+    pure = {**FULL, "framework": "own PyTorch script", "compute_dtype": "bf16 weights"}
+    assert one({**pure, "optimizer": "AdamW fused (bf16 states)"}).run == one({**pure, "optimizer": "AdamW fused"}).run
+    for beside in ({"compute_dtype": "bf16 mixed precision"}, {"compute_dtype": "fp32"}):
+        assert "beside others they are not built" in reason({**pure, **beside, "optimizer": "AdamW (bf16 states)"})
+
+
+def test_the_benchmark_of_another_compiler_may_run_without_it() -> None:
+    """lightning-thunder's benchmark_litgpt.py: LitGPT's models; torch's cross_entropy makes the loss of all logits."""
+    script = "benchmark_litgpt.py of lightning-thunder with --compile inductor"
+    row = {**FULL, "framework": script, "compute_dtype": "bf16 weights", "attention_impl": "sdpa"}
+    assert one(row).run.loss_type == "nll"
+    assert "a compiler of its own" in reason({**row, "framework": script.replace("inductor", "thunder")})
+    shards = {"gpus": "8", "parallelism": "FSDP (--distributed_mode=fsdp --shard_mode zero2)"}
+    assert one({**row, **shards}).run.sharding == "fsdp-grad-op"
+
+
 def test_a_method_may_say_where_it_runs_and_what_it_adapts() -> None:
     both = {**ALONE, **PAIR}
     assert one({**both, "method": "lora_finetune_distributed"}).run == one(both).run

@@ -40,18 +40,19 @@ def test_no_row_is_among_those_that_the_priors_used() -> None:
 
 
 def test_the_page_is_of_the_forecasts_of_today(stored: dict[str, Any]) -> None:
-    scored = {
-        item.entry.id: item.speed
-        for item in judge_all(read_entries(read_table(PUBLISHED / "unseen-runs.csv")), shipped)
-    }
-    now = {name: speed.error for name, speed in scored.items() if speed is not None}
-    assert {row["id"]: row["error"] for row in stored["rows"]} == pytest.approx(now, abs=0.002)
+    judged = judge_all(read_entries(read_table(PUBLISHED / "unseen-runs.csv")), shipped)
+    for half, rows in (("speed", stored["rows"]), ("memory", stored["memory"]["rows"])):
+        compared = {item.entry.id: getattr(item, half) for item in judged}
+        now = {name: found.error for name, found in compared.items() if found is not None}
+        assert {row["id"]: row["error"] for row in rows} == pytest.approx(now, abs=0.002)
 
 
 def test_its_summary_follows_from_its_rows(stored: dict[str, Any]) -> None:
     rows, page = stored["rows"], (ROOT / "results" / "validation" / "unseen.md").read_text(encoding="utf-8")
-    inside = [row["low"] <= row["measured"] <= row["high"] for row in rows]
-    assert stored["summary"]["coverage"] == pytest.approx(statistics.fmean(inside))
-    assert stored["summary"]["median_abs_error"] == pytest.approx(statistics.median(abs(row["error"]) for row in rows))
+    for half in (stored, stored["memory"]):
+        inside = [row["low"] <= row["measured"] <= row["high"] for row in half["rows"]]
+        errors = [abs(row["error"]) for row in half["rows"]]
+        assert half["summary"]["coverage"] == pytest.approx(statistics.fmean(inside))
+        assert half["summary"]["median_abs_error"] == pytest.approx(statistics.median(errors))
     assert f"**{len(rows)} of " in page
     assert all(f"| {row['id']} |" in page for row in rows)
