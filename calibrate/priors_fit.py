@@ -29,7 +29,7 @@ from tunecast.calibrate.priors_hierarchy import (
     solve,
     solve_like,
 )
-from tunecast.calibrate.priors_memory import memory_overheads, memory_rows
+from tunecast.calibrate.priors_memory import memory_priors, memory_rows
 from tunecast.calibrate.priors_records import RecordRuns
 from tunecast.calibrate.priors_stack import MOVED, clock_values, log_seconds
 from tunecast.calibrate.published import PublishedRun, read_runs
@@ -334,7 +334,7 @@ def fit_priors(
         "records_skipped": dict(unread),
         "memory_rows_used": of_memory,
         "marks": {run.id: run.mark for run in runs if run.id in used},
-        "memory_overhead_bytes": memory_overheads(runs, beliefs()["context"], contexts_of_records(measured)),
+        **memory_priors(runs, beliefs(), contexts_of_records(measured)),
     }
 
 

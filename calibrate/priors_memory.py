@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -19,6 +19,7 @@ from tunecast.calibrate.published import PublishedRun
 from tunecast.catalogs.gpus import load_gpus
 from tunecast.model.architecture import Architecture
 from tunecast.model.memory import memory_timeline
+from tunecast.model.memory_codes import COMPARED, OTHER, memory_code
 from tunecast.model.run import Run
 from tunecast.model.units import MIB
 from tunecast.model.value import INTERVAL_LEVEL, Z80
@@ -29,6 +30,8 @@ PRESSED_ABOVE = 0.85
 PROCESS_PATTERN = re.compile(r"nvidia-smi, averaged over GPUs: (\d+) MiB")
 COUNTERS_PATTERN = re.compile(r"in MiB: peak allocated ([\d.]+), peak reserved ([\d.]+), whole process ([\d.]+)")
 QUANTILES = (0.1, 0.5, 0.9)
+OF_OTHERS = ("active", "reserved")
+"""Counters that bound the tensors of code without published peaks of allocated memory."""
 Shares = Mapping[str, Sequence[float]]
 """Figures by source."""
 
@@ -100,6 +103,30 @@ def states_allocated(run: PublishedRun) -> bool:
     return run.peak_bytes is not None and run.counter == "allocated"
 
 
+def memory_codes(runs: Sequence[PublishedRun], same: Mapping[str, str]) -> list[str]:
+    """Codes (`model.memory_codes`) whose published peaks of allocated memory are among these runs, sorted."""
+    return sorted({memory_code(replace(run.run, stack=run.stack), same) for run in runs if states_allocated(run)})
+
+
+def other_code_log_sd(
+    runs: Sequence[PublishedRun], known: Mapping[str, Any], codes: Sequence[str], fragmentation_frac: float
+) -> float | None:
+    """The same of code outside `codes` and those that were traced: its active or reserved bytes against the forecast.
+
+    Active is allocated but for blocks that wait for a stream; a reserved peak's error is the allocator's too.
+    """
+    errors: dict[str, list[float]] = {}
+    for run in runs:
+        counter, whole = run.counter.split(" ")[0], {*known["traced"], *codes}
+        labelled = replace(run.run, stack=run.stack)
+        if run.peak_bytes is None or counter not in OF_OTHERS or memory_code(labelled, known["same"]) in whole:
+            continue
+        allocated, resting = tensors(run.architecture, run.run, run.gpu)
+        cached = fragmentation_frac * (allocated - resting) if counter == "reserved" else 0.0
+        errors.setdefault(run.source, []).append(abs(math.log((allocated + cached) / run.peak_bytes)))
+    return quantiles(errors, (INTERVAL_LEVEL,))[0] / Z80 if errors else None
+
+
 def allocated_log_sd(runs: Sequence[PublishedRun]) -> float | None:
     """80% quantile of |log(predicted / published)| of allocated, every source weighing the same, as a deviation."""
     errors: dict[str, list[float]] = {}
@@ -143,7 +170,19 @@ def memory_overheads(
         for end, value in zip(("_low", "", "_high"), values, strict=True)
     }
     exact = allocated_log_sd(runs)
-    return named if exact is None else {**named, "allocated_log_sd": exact}
+    return named if exact is None else {**named, COMPARED: exact}
+
+
+def memory_priors(
+    runs: Sequence[PublishedRun], beliefs: Mapping[str, Any], measured: Shares | None = None
+) -> dict[str, Any]:
+    """The priors' keys about memory: `memory_overheads`, with the spread of code never compared, and which code was."""
+    terms, known = memory_overheads(runs, beliefs["context"], measured), beliefs["memory_codes"]
+    codes = memory_codes(runs, known["same"])
+    other = other_code_log_sd(runs, known, codes, terms["fragmentation_frac"]) if terms else None
+    if other is not None:
+        terms[OTHER] = other
+    return {"memory_overhead_bytes": terms, "memory_codes": codes}
 
 
 def quantiles(figures: Shares, at: Sequence[float] = QUANTILES) -> tuple[float, ...]:

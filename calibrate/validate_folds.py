@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from tunecast.calibrate.priors_fit import beliefs, contexts_of_records, priors_of, rows_of_records, timed_rows
-from tunecast.calibrate.priors_memory import memory_overheads
+from tunecast.calibrate.priors_memory import memory_priors
 from tunecast.calibrate.priors_records import RecordRuns, shipped_records
 from tunecast.calibrate.published import PublishedRun
 from tunecast.calibrate.validate import Entry, Priors, PriorsOf
@@ -79,8 +79,7 @@ def leave_out(
                 of_time[ids] = priors_of(kept)
             others = [other for other in runs if group_of(other) != group]
             elsewhere = contexts_of_records([record for record in records if group_of(record.runs[0]) != group])
-            memory = memory_overheads(others, beliefs()["context"], elsewhere)
-            found[group] = {**of_time[ids], "memory_overhead_bytes": memory}
+            found[group] = {**of_time[ids], **memory_priors(others, beliefs(), elsewhere)}
         return found[group]
 
     return priors

@@ -13,6 +13,7 @@ from tunecast.model.factors import FactorSet
 from tunecast.model.factors_io import factor_set_from_record
 from tunecast.model.fits import memory_view, probably_fits
 from tunecast.model.loss_budget import on_card
+from tunecast.model.memory_codes import with_other_code
 from tunecast.model.paging import paging_on_card
 from tunecast.model.parallel_network import with_network
 from tunecast.model.parallel_offload import with_host
@@ -54,7 +55,7 @@ def target_factors(target: Target, run: Run | None = None) -> FactorSet:
         return prior if target.shared is None else with_shared_host(prior, target.shared)
     measured = with_flash(factor_set_from_record(target.record), target.gpu, run)
     alone = with_stand_ins(measured, prior, run, load_priors()["beliefs"])
-    own = with_sharding(alone, prior, run, load_priors())
+    own = with_other_code(with_sharding(alone, prior, run, load_priors()), run, load_priors())
     borrowed = {name: prior.factors[name] for name in LINK_FACTORS if name in prior.factors}
     return replace(own, factors={**borrowed, **own.factors})
 

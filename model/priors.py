@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from tunecast.catalogs.gpus import Gpu, training_dtype
 from tunecast.model.factors import Curve, Factor, FactorSet
+from tunecast.model.memory_codes import code_notes, memory_overheads_of
 from tunecast.model.operation import FLASH, NATIVE
 from tunecast.model.overlap_belief import with_believed_overlap
 from tunecast.model.product_share import attention_gain, attention_share, own_over_usual, shares_of, usual_shares
@@ -165,23 +166,22 @@ def prior_factors(gpu: Gpu, run: Run | None = None, priors: Mapping[str, Any] | 
         if kind != "link":
             factors[f"scale.{kind}"] = _slowdown(efficiency, sum(e.value for e in effects if kind in e.moves))
     factors["scale.memory"] = _limited(factors["scale.memory"])
-    for kind in ("loss", "optimizer"):
-        factors[f"scale.{kind}"] = factors["scale.memory"]
+    factors |= dict.fromkeys(("scale.loss", "scale.optimizer"), factors["scale.memory"])
     if "link_bytes_per_s" in factors:
         factors["link_bytes_per_s"] = _scaled_link(factors["link_bytes_per_s"], priors["efficiency"]["link"])
     for name in (HOST, HOOKS, "overlap_frac"):
         stored = priors[name.removeprefix("scale.")]
         factors[name] = Factor(**{k: stored[k] for k in ("value", "low", "high", "unit", "origin")})
-    width = float(priors["width"])
+    width, cudnn = float(priors["width"]), (CUDNN_NOTE,) if _runs_own_kernels(gpu, run) else ()
     found = FactorSet(
         gpu=gpu.id,
         curves=base.curves,
         factors=factors,
         step_log_sd=float(priors["step_log_sd"]["new"]),
-        memory_overhead_bytes=dict(priors["memory_overhead_bytes"]),
+        memory_overhead_bytes=memory_overheads_of(run, priors),
         step_params=STEP_PARAMS,
         step_covariance=step_covariance(priors, (*effects, *source_effects(priors)), width),
-        notes=(*device.notes, *((CUDNN_NOTE,) if _runs_own_kernels(gpu, run) else ())),
+        notes=(*device.notes, *cudnn, *code_notes(run, priors)),
     )
     return with_believed_overlap(found, run, priors)
 

@@ -93,9 +93,10 @@ def memory_section(judged: Sequence[Judged]) -> list[str]:
     said = (
         f"{overall.n} rows, median error {percent(overall.median_abs_error)}, 90% within "
         f"{percent(overall.p90_abs_error)}, {percent(overall.coverage)} inside the 80% interval (median half-width "
-        f"{percent(overall.median_half_width)}). The interval of allocated tensors is that of code which was compared "
-        "with published counters or traced: one GPU or Hugging Face's models under FSDP. Other code on several GPUs is "
-        "held far less often than it says."
+        f"{percent(overall.median_half_width)}). Tensors of code that was compared with "
+        "published counters or traced have a narrow interval, those of other code that of such code's published peaks "
+        "(docs/intervals.md); the latter was given on 2026-11-24, after these rows had shown the narrow one to be too "
+        "narrow for other code. Its width comes from training rows alone."
     )
     head = ["row", "GPU", "run", "counter", "measured, GiB", "forecast, GiB", "80% interval", "error", "inside"]
     return ["## Peak memory", "", said, "", *table(head, rows)]

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
 
-from tunecast.calibrate.priors_memory import Counters, counted_runs, memory_overheads, quantiles
+from tunecast.calibrate.priors_memory import (
+    Counters,
+    counted_runs,
+    memory_codes,
+    memory_overheads,
+    memory_priors,
+    other_code_log_sd,
+    quantiles,
+    tensors,
+)
 from tunecast.calibrate.published import PublishedRun, read_runs
 from tunecast.calibrate.run_table import read_table
-from tunecast.model.units import MIB
+from tunecast.model.memory_codes import COMPARED, OTHER
+from tunecast.model.units import GIB, MIB
+from tunecast.model.value import Z80
 
 TABLE = Path(__file__).parents[2] / "results" / "published" / "published-runs.csv"
 CONTEXT = {"values_mib": [300, 500]}
+KNOWN = {"traced": ["hf-peft one GPU"], "same": {}}
 
 
 @pytest.fixture(scope="module")
@@ -54,3 +67,45 @@ def test_terms_of_runs_that_state_their_counters(runs: list[PublishedRun]) -> No
 
 def test_no_counters_no_terms(runs: list[PublishedRun]) -> None:
     assert memory_overheads([run for run in runs if run.source == "none"], CONTEXT) == {}
+
+
+def read(*names: str) -> list[PublishedRun]:
+    return read_runs(row for row in read_table(TABLE) if row["id"] in names)[0]
+
+
+def test_spread_of_code_without_peaks_of_allocated_memory() -> None:
+    """One row of one such source (torchtune, which states active bytes: 23.1 GiB): its own error is the spread."""
+    (row,) = read("TT-021")
+    allocated, _ = tensors(row.architecture, row.run, row.gpu)
+    found = other_code_log_sd([row], KNOWN, [], 0.33)
+    assert found is not None
+    assert found * Z80 == pytest.approx(abs(math.log(allocated / (23.1 * GIB))))
+    assert other_code_log_sd([row], KNOWN, ["torchtune one GPU compiled"], 0.33) is None
+
+
+def test_a_reserved_peak_is_compared_with_what_an_allocator_reserves() -> None:
+    """TI-003 states 76.8 GiB reserved: tensors and a third of what the step adds."""
+    (row,) = read("TI-003")
+    allocated, resting = tensors(row.architecture, row.run, row.gpu)
+    found = other_code_log_sd([row], KNOWN, [], 1 / 3)
+    assert found is not None
+    predicted = allocated + (allocated - resting) / 3
+    assert found * Z80 == pytest.approx(abs(math.log(predicted / (76.8 * GIB))), rel=1e-3)
+
+
+def test_traced_code_is_not_other_code(runs: list[PublishedRun]) -> None:
+    """FT states reserved bytes of plain code on one GPU, which was traced: nothing of it is an unknown code's."""
+    assert {run.counter.split()[0] for run in runs} >= {"allocated", "reserved"}
+    assert other_code_log_sd(runs, KNOWN, [], 0.33) is None
+
+
+def test_codes_are_those_of_rows_that_state_allocated_memory() -> None:
+    """By the table: FM-025 on one card, FM-026 on two under FSDP; TI states reserved bytes, TT active ones."""
+    found = memory_codes(read("FM-025", "FM-026", "TI-003", "TT-021"), {})
+    assert found == ["hf-peft fsdp", "hf-peft one GPU"]
+
+
+def test_the_spread_of_other_code_stays_outside_of_what_was_compared() -> None:
+    priors = memory_priors(read("FM-025", "FT-001", "FT-010", "TT-021"), {"context": CONTEXT, "memory_codes": KNOWN})
+    terms = priors["memory_overhead_bytes"]
+    assert 0 < terms[COMPARED] < terms[OTHER]

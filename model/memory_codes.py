@@ -1,0 +1,68 @@
+"""Whose code holds a run's tensors, and how exact a forecast of them is: narrow where such code was compared.
+
+Tensors of code that was traced, or whose published peaks of allocated memory took part in the fit, agree within one
+percent. Of other code no formula here was ever compared with such a figure: what published runs of other code left open
+is its spread.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from tunecast.model.factors import FactorSet
+from tunecast.model.run import Run
+from tunecast.model.value import Z80
+
+COMPARED, OTHER = "allocated_log_sd", "other_code_log_sd"
+"""Standard deviation of log(predicted / published) of allocated memory, by whether the run's code was compared."""
+
+
+def memory_code(run: Run, same: Mapping[str, str]) -> str:
+    """Stack, sharding and what else decides which tensors exist when, for example ``hf-peft fsdp compiled``.
+
+    `same` names the stacks that run another one's code.
+    """
+    sharding = run.sharding if run.num_gpus > 1 else "one GPU"
+    split = [name for name, ways in (("tp", run.tp), ("pp", run.pp), ("cp", run.cp)) if ways > 1]
+    compiled = ["compiled"] if run.torch_compile else []
+    return " ".join((same.get(run.stack, run.stack), sharding, *split, *compiled))
+
+
+def is_compared(run: Run, priors: Mapping[str, Any]) -> bool:
+    """Whether code that holds tensors as this run's does was traced, or has published peaks that were read."""
+    known = priors["beliefs"]["memory_codes"]
+    return memory_code(run, known["same"]) in {*known["traced"], *priors["memory_codes"]}
+
+
+def memory_overheads_of(run: Run | None, priors: Mapping[str, Any]) -> dict[str, float]:
+    """The priors' memory terms for this run: `COMPARED` is the spread of its own code."""
+    terms = dict(priors["memory_overhead_bytes"])
+    other = terms.pop(OTHER, None)
+    if run is not None and other is not None and not is_compared(run, priors):
+        terms[COMPARED] = max(other, terms.get(COMPARED, 0.0))
+    return terms
+
+
+def with_other_code(own: FactorSet, run: Run | None, priors: Mapping[str, Any]) -> FactorSet:
+    """A record's factors: it measured plain code on one GPU, and says nothing of how exact another's tensors are."""
+    notes = code_notes(run, priors)
+    if not notes:
+        return own
+    terms = dict(own.memory_overhead_bytes)
+    terms[COMPARED] = max(memory_overheads_of(run, priors)[COMPARED], terms.get(COMPARED, 0.0))
+    return replace(own, memory_overhead_bytes=terms, notes=(*own.notes, *notes))
+
+
+def code_notes(run: Run | None, priors: Mapping[str, Any]) -> tuple[str, ...]:
+    """What a forecast says of tensors that no published peak was compared with."""
+    other = priors["memory_overhead_bytes"].get(OTHER)
+    if run is None or other is None or is_compared(run, priors):
+        return ()
+    code = memory_code(run, priors["beliefs"]["memory_codes"]["same"])
+    told = f"no peak of allocated memory of such code ({code}) was compared with its forecast"
+    return (
+        f"{told}: the interval of memory is that of other such code, about {math.expm1(Z80 * other):.0%} either way",
+    )

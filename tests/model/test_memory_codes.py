@@ -1,0 +1,95 @@
+"""The interval of memory is narrow where such code was compared with a counter or traced, and wide elsewhere."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tunecast.catalogs.gpus import find_gpu
+from tunecast.model.architectures import load_architecture
+from tunecast.model.factors import FactorSet
+from tunecast.model.fits import fit_probability, memory_view
+from tunecast.model.memory_codes import COMPARED, OTHER, code_notes, memory_code, with_other_code
+from tunecast.model.priors import load_priors, prior_factors
+from tunecast.model.resolve import resolve_run
+from tunecast.model.run import Run
+from tunecast.model.target import Target, resolve_targets
+
+LLAMA = load_architecture("meta-llama/Llama-3.1-8B")
+GPU = "h100-sxm5-80gb"
+
+
+def run_of(**options: Any) -> Run:
+    return resolve_run(LLAMA, {"method": "lora", "max_length": 1024, **options}).run
+
+
+def target() -> Target:
+    return resolve_targets([GPU], {})[0]
+
+
+def half_width(run: Run) -> float:
+    view = memory_view(LLAMA, run, target(), prior_factors(find_gpu(GPU), run))
+    return math.log(view.allocated_bytes.high / view.allocated_bytes.value)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"stack": "trl"},
+        {"stack": "llama-factory"},
+        {"num_gpus": 8, "sharding": "fsdp"},
+        {"num_gpus": 2, "sharding": "ddp"},
+    ],
+)
+def test_code_that_was_compared_is_exact(options: dict[str, Any]) -> None:
+    """The grid of traced code and two counters of published runs agree within a percent."""
+    run = run_of(**options)
+    assert half_width(run) < 0.02
+    assert code_notes(run, load_priors()) == ()
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        ({"torch_compile": True}, "hf-peft one GPU compiled"),
+        ({"stack": "torchtune"}, "torchtune one GPU"),
+        ({"stack": "unsloth", "method": "qlora"}, "unsloth one GPU"),
+        ({"num_gpus": 8, "sharding": "zero3"}, "hf-peft zero3"),
+        ({"num_gpus": 8, "sharding": "fsdp", "tp": 2, "method": "full"}, "hf-peft fsdp tp"),
+    ],
+)
+def test_other_code_is_as_unsure_as_what_was_never_compared(options: dict[str, Any], code: str) -> None:
+    """Published peaks of two such sources lie 5 to 20% from their forecasts; a note names the code."""
+    run, priors = run_of(**options), load_priors()
+    assert memory_code(run, priors["beliefs"]["memory_codes"]["same"]) == code
+    assert 0.05 < half_width(run) < 0.4
+    assert code in code_notes(run, priors)[0]
+
+
+def test_a_wider_interval_is_a_less_certain_fit() -> None:
+    """The same tensors, a little below what the card has: sure of its fit where the code was compared."""
+    run = run_of()
+    narrow = prior_factors(find_gpu(GPU), run)
+    wide = replace(narrow, memory_overhead_bytes={**narrow.memory_overhead_bytes, COMPARED: 0.15})
+    process = memory_view(LLAMA, run, target(), narrow).process_bytes
+    assert process is not None
+    card = replace(target(), usable_bytes=int(1.1 * process.value))
+    sure, unsure = (fit_probability(memory_view(LLAMA, run, card, factors)) for factors in (narrow, wide))
+    assert sure is not None
+    assert unsure is not None
+    assert sure > unsure > 0.5
+
+
+def test_a_record_measured_plain_code_alone() -> None:
+    """Its own spread holds for such code; another's tensors it has not seen."""
+    own = FactorSet(gpu=GPU, curves={}, factors={}, step_log_sd=0.02, memory_overhead_bytes={COMPARED: 0.001})
+    priors = load_priors()
+    assert with_other_code(own, run_of(), priors) is own
+    other = with_other_code(own, run_of(num_gpus=8, sharding="zero3"), priors)
+    assert other.memory_overhead_bytes[COMPARED] == priors["memory_overhead_bytes"][OTHER]
+    assert other.notes
+    assert own.memory_overhead_bytes == {COMPARED: 0.001}
