@@ -60,10 +60,13 @@ def test_two_gpus_that_offload_without_a_sharding_get_one_that_can(offload: str)
 
 
 def test_cards_on_which_nothing_that_offloads_fits_are_left_out_and_not_refused() -> None:
-    """Two cards of 16 GB hold 34B weights in no way, and V100s have plans of their own (no bf16)."""
+    """Two cards of 16 GB hold 34B weights in no way, and V100s have plans of their own (no bf16).
+
+    Two L40S are nearly full, with memory that was never compared with such code: half a chance is enough here.
+    """
     found = recommend(
         "codellama/CodeLlama-34b-hf", method="full", tokens="10M", offload="optimizer", max_gpus=2,
-        gpu=["l40s-48gb", "v100-pcie-16gb"], usd_per_gpu_hour=1.0,
+        gpu=["l40s-48gb", "v100-pcie-16gb"], usd_per_gpu_hour=1.0, min_fit_confidence=0.5,
     )  # fmt: skip
     assert {picked.candidate.target.id for picked in found.front} == {"l40s-48gb"}
     assert [rejected.reason for rejected in found.rejected] == ["does not fit"]
