@@ -132,7 +132,7 @@ def with_network(
     factors = with_peers(factors, run, gpu, options)
     if run.num_gpus <= run.gpus_per_node or "node_bytes_per_s" in factors.factors:
         return factors
-    speed, where = given_network(options), "--internode-gbps"
+    speed, where = given_network(options), str(options.get("internode_of", "--internode-gbps"))
     slowest = speed
     if speed is None and gpu is not None and (known := catalog_network(gpu.id)) is not None:
         speed, where, slowest = known.bytes_per_s, known.where, known.slower_bytes_per_s

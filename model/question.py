@@ -16,7 +16,7 @@ RUN_OPTIONS_ELSEWHERE = (
     "tokens", "num_samples", "mean_tokens", "num_train_epochs", "max_steps", "dataset",
     "steps_at_most", "steps_exactly", "rows_padded", "rows_packed",
     "packing", "padding_free", "bytes_per_token", "streaming", "dataloader_num_workers",
-    "internode_gbps", "p2p", "serial_fraction",
+    "internode_gbps", "internode_of", "p2p", "serial_fraction",
 )  # fmt: skip
 
 

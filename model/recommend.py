@@ -6,10 +6,12 @@ both money and time; cheapest and fastest are its ends, the balance is its knee 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from tunecast.catalogs.price_book import book_of
+from tunecast.catalogs.prices import SCALING_MAX_GPUS
 from tunecast.model.cost import Price, cost_per_million_tokens_usd
 from tunecast.model.estimate import forecast
 from tunecast.model.forecast import Forecast
@@ -244,7 +246,7 @@ def full_forecast(question: Question, search: Search, candidate: Candidate) -> F
         origins["method"] = question.option_origins.get("method", "cli")
     asked = replace(
         question,
-        options={**question.options, **candidate.plan.options},
+        options={**question.options, **candidate.plan.options, **joined_by(candidate, question.options)},
         option_origins=origins,
         price_book=book_of(()),
     )
@@ -263,6 +265,15 @@ def full_forecast(question: Question, search: Search, candidate: Candidate) -> F
         cost_per_million_tokens_usd=cost_per_million_tokens_usd(result.tokens_per_s, candidate.price),
         notes=tuple(dict.fromkeys((*result.notes, *told, *whole_notes(whole, search.around)))),
     )
+
+
+def joined_by(candidate: Candidate, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The network of the rented machines, where the provider states it, the job needs it and the user said nothing."""
+    offer = candidate.price.offer
+    own = offer.get("network_gbps")
+    if own is None or options.get("internode_gbps") is not None or candidate.num_gpus <= SCALING_MAX_GPUS:
+        return {}
+    return {"internode_gbps": own, "internode_of": f"{offer['provider']} {offer['instance_or_sku']}"}
 
 
 def _on_demand(search: Search, candidate: Candidate) -> Price | None:

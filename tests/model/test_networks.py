@@ -75,3 +75,19 @@ def test_recommend_rents_only_machines_as_fast_as_it_reckons_with() -> None:
     }
     assert rented[1600] == {"azure"}
     assert rented[100] <= {"gcp", "azure"}
+
+
+def test_a_rented_network_that_is_known_has_no_interval_of_an_unstated_one() -> None:
+    """Azure's page states its network: the plan's forecast is that of a user who types it, and says whose it is."""
+    asked = {
+        "method": "full", "sharding": "fsdp", "num_gpus": 16, "max_gpus": 16, "global_batch": 16, "max_length": 2048,
+        "tokens": "10M", "gpu": CARD, "provider": ["azure"],
+    }  # fmt: skip
+    silent, typed = (
+        next(picked for picked in recommend(MODEL, **asked, **more).front if picked.candidate.num_gpus == 16)
+        for more in ({}, {"internode_gbps": 1600})
+    )
+    assert silent.candidate.price.offer["network_gbps"] == 1600
+    assert silent.forecast.step_time_s == typed.forecast.step_time_s
+    assert any("1,600 Gbit/s each (azure " in note for note in silent.forecast.notes)
+    assert not any("perhaps" in note for note in silent.forecast.notes)
