@@ -187,7 +187,8 @@ def with_numbers(options: Options, software: Software, bare: str) -> None:
     """Dtypes of the weights where a cell names the arithmetic alone.
 
     Mixed precision keeps trained weights in fp32: as they are under autocast, in shards under FSDP, in the optimizer
-    under DeepSpeed and Megatron, whose model is in 16 bits; a frozen base is in 16 bits. A bare ``bf16`` is the dtype
+    under DeepSpeed and Megatron, whose model is in 16 bits; a frozen base is in 16 bits. A loop of its own that shards
+    has no accelerate around it: autocast over fp32 weights is just that. A bare ``bf16`` is the dtype
     of the weights; whether products run under autocast is then the software's default, and beside adapters under
     transformers' Trainer always so: it is the Trainer's flag. Sources: torch.autocast docs; TrainingArguments.bf16;
     accelerate ``Accelerator.prepare_model`` ("Upcasted low precision parameters", no autocast around DeepSpeed's
@@ -205,10 +206,11 @@ def with_numbers(options: Options, software: Software, bare: str) -> None:
         wide = autocast and trains_base and (own_fp32 or bare == "fp16")
         options |= {"dtype": "fp32" if wide else bare, "precision": f"{bare}-autocast" if autocast else bare}
     if mixed:
-        wide = trains_base and sharding in ("none", "ddp") and not software.joins
+        whole = sharding in ("none", "ddp") or (software.own_loop and sharding in SHARDED)
+        wide = trains_base and whole and not software.joins
         pure = trains_base and (deepspeed or software.joins)
         options |= {"dtype": "fp32" if wide else mixed, "precision": mixed if pure else f"{mixed}-autocast"}
-        if trains_base and sharding in SHARDED:
+        if trains_base and sharding in SHARDED and not wide:
             options["master_dtype"] = "fp32"
     if software.joins and options.get("fp8") == "te":
         options["fp8"] = "megatron"
@@ -216,7 +218,7 @@ def with_numbers(options: Options, software: Software, bare: str) -> None:
         options.pop("master_dtype", None)
     if "reduce_dtype" in software.options and sharding not in SHARDED:
         options.pop("reduce_dtype", None)
-    if software.code == TRANSFORMERS and software.stack:
+    if software.code == TRANSFORMERS and software.stack and not (software.own_loop and sharding in SHARDED):
         _as_accelerate_does(options, deepspeed=deepspeed, trains_base=trains_base)
 
 

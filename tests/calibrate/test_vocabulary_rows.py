@@ -52,6 +52,12 @@ LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_
             "pytorch",
             {"dtype": "fp32", "precision": "bf16-autocast", "sharding": "ddp"},
         ),
+        # DLRover wraps fp32 weights in FSDP without MixedPrecision, and puts autocast around the forward: no accelerate
+        (
+            {**FULL, "framework": "ATorch", "parallelism": "FSDP", "compute_dtype": "bf16 amp (fp32 weights)"},
+            "atorch",
+            {"dtype": "fp32", "precision": "bf16-autocast", "master_dtype": None, "fsdp_version": 1},
+        ),
         # nanoGPT runs under autocast whatever its dtype; Lightning calls that bf16, and the other bf16-true
         (
             {**FULL, "framework": "nanoGPT", "parallelism": "DDP", "model": "GPT-2 XL", "seq_len": "1k"},
