@@ -47,7 +47,8 @@ ABOUT = (
     "53% inside) more of its words, and what NeMo's recipes leave unsaid, were put into the vocabulary, and PCIe was "
     "given what published all-reduces reach of it, with an interval for boards. Of the second not one speed was read "
     "at first; words alone were added for it. LitGPT's compiled blocks and gradient sharding, which rows RA need, were "
-    "built later, from its code. Of the third not one row was read at first either."
+    "built later, from its code. ATorch's mixed precision (rows SF) was read from its code after its peaks had been "
+    "compared. Of the third not one row was read at first either."
 )
 COLLECTIONS = {"P": "first", "R": "first", "S": "second", "W": "second", "Z": "third"}
 """Which collection a row is of, by the first letter of its id."""
