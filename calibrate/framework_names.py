@@ -128,10 +128,12 @@ def _possible(text: str, package: str, version: str) -> None:
 
 
 def _added(named: list[dict[str, Any]]) -> dict[str, Any]:
-    """Options of kernels that are named beside a trainer."""
+    """Options of kernels that are named beside a trainer; fused ones add up."""
     found: dict[str, Any] = {}
     for family in named:
-        found |= kernels_added(str(family.get("adds", "")))
+        more = kernels_added(str(family.get("adds", "")))
+        both = [name for each in (found, more) for name in str(each.get("fused_kernels", "")).split(",") if name]
+        found |= more | ({"fused_kernels": ",".join(dict.fromkeys(both))} if both else {})
     return found
 
 

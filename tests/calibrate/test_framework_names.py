@@ -79,3 +79,17 @@ def test_a_wrapper_of_another_stack_keeps_that_stacks_name() -> None:
 def test_a_branch_states_a_version() -> None:
     """``r0.9.0`` is Megatron's spelling of v0.9.0."""
     assert software_of("transformers r4.46.0", DATE).options == software_of("transformers v4.46.0", DATE).options
+
+
+def test_fused_kernels_named_one_by_one_add_up() -> None:
+    """As pages list them behind a trainer; a column of software names kernels, not a model's activation."""
+    listed = software_of("Hugging Face Trainer with fused RMSNorm, rotary, SwiGLU, cross-entropy kernels", DATE)
+    assert listed.fused == "rms_norm,rope,swiglu,cross_entropy"
+    assert software_of("transformers, fused RMSNorm", DATE).fused == "rms_norm"
+    assert software_of("TRL + Liger, fused rope", DATE).fused == "rms_norm,rope,swiglu"
+
+
+@pytest.mark.parametrize("text", ["transformers, no fused RMSNorm", "transformers without SwiGLU kernels"])
+def test_a_kernel_that_did_not_run_is_not_taken(text: str) -> None:
+    with pytest.raises(SkipRowError, match="is not in the vocabulary"):
+        software_of(text, DATE)

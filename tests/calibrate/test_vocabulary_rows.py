@@ -553,3 +553,9 @@ def test_memory_of_megatron_is_not_compared() -> None:
 def test_fp32_weights_under_torchtitans_mixed_precision_are_its_fp32_shards(text: str) -> None:
     run = one({**FULL, "framework": "torchtitan", "parallelism": "FSDP2", "compute_dtype": text}).run
     assert (run.master_dtype, run.dtype, run.precision) == ("fp32", "bf16", "bf16-autocast")
+
+
+def test_kernels_named_beside_a_stack_are_added_to_its_own() -> None:
+    """Liger fuses norms, rotations and SwiGLU; a page that names one of them again takes none away."""
+    run = one({**FULL, "framework": "transformers 4.50 + Liger, fused RoPE", "parallelism": "DDP"}).run
+    assert set(run.fused_kernels) == {"rms_norm", "rope", "swiglu"}
