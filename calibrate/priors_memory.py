@@ -105,7 +105,12 @@ def states_allocated(run: PublishedRun) -> bool:
 
 def memory_codes(runs: Sequence[PublishedRun], same: Mapping[str, str]) -> list[str]:
     """Codes (`model.memory_codes`) whose published peaks of allocated memory are among these runs, sorted."""
-    return sorted({memory_code(replace(run.run, stack=run.stack), same) for run in runs if states_allocated(run)})
+    return sorted({_code(run, same) for run in runs if states_allocated(run)})
+
+
+def _code(run: PublishedRun, same: Mapping[str, str]) -> str:
+    """The code that held a published run's tensors: its software's, whatever stack stands for it here."""
+    return memory_code(replace(run.run, stack=run.stack), same)
 
 
 def other_code_log_sd(
@@ -115,11 +120,11 @@ def other_code_log_sd(
 
     Active is allocated but for blocks that wait for a stream; a reserved peak's error is the allocator's too.
     """
+    compared = {*known["traced"], *codes}
     errors: dict[str, list[float]] = {}
     for run in runs:
-        counter, whole = run.counter.split(" ")[0], {*known["traced"], *codes}
-        labelled = replace(run.run, stack=run.stack)
-        if run.peak_bytes is None or counter not in OF_OTHERS or memory_code(labelled, known["same"]) in whole:
+        counter = run.counter.split(" ")[0]
+        if run.peak_bytes is None or counter not in OF_OTHERS or _code(run, known["same"]) in compared:
             continue
         allocated, resting = tensors(run.architecture, run.run, run.gpu)
         cached = fragmentation_frac * (allocated - resting) if counter == "reserved" else 0.0

@@ -10,7 +10,7 @@ from typing import Any
 from tunecast.catalogs.errors import InputError
 from tunecast.catalogs.price_book import PriceBook, shipped_book
 from tunecast.catalogs.prices import SCALING_MAX_GPUS, JobOffer
-from tunecast.catalogs.rental_facts import BITS_PER_BYTE, joined_as_fast, node_network_bytes_per_s
+from tunecast.catalogs.rental_facts import BITS_PER_BYTE, joined_as_fast, joined_at
 from tunecast.model.bounds import MOST_USD_PER_H, at_most
 from tunecast.model.parallel_network import network_taken
 from tunecast.model.units import GIGA, HOUR_S, MEGA
@@ -66,7 +66,7 @@ def cheapest_price(
 
 def job_price(job: JobOffer) -> Price:
     """A catalog offer as a price, with its provenance."""
-    offer = job.offer
+    offer, network_bytes_per_s = job.offer, joined_at(job)
     return Price(
         usd_per_h=job.usd_per_hour,
         offer={
@@ -77,7 +77,7 @@ def job_price(job: JobOffer) -> Price:
             "price_type": offer.price_type,
             "instances": job.instances,
             "gpus_paid": job.gpus_paid,
-            "network_gbps": network_gbps(job),
+            "network_gbps": None if network_bytes_per_s is None else network_bytes_per_s * BITS_PER_BYTE / GIGA,
             "usd_per_hour": job.usd_per_hour,
             "usd_per_gpu_hour": offer.usd_per_gpu_hour,
             "ram_gib": offer.ram_gib,
@@ -87,14 +87,6 @@ def job_price(job: JobOffer) -> Price:
             "notes": list(job.notes),
         },
     )
-
-
-def network_gbps(job: JobOffer) -> float | None:
-    """What joins the machines of an offer of several, Gbit/s out of one; None: one machine, or no provider's page."""
-    if job.instances == 1:
-        return None
-    own = node_network_bytes_per_s(job.offer.provider, job.offer.offer_sku)
-    return None if own is None else own * BITS_PER_BYTE / GIGA
 
 
 def cost_usd(total_time_h: Value, price: Price) -> Value:
