@@ -16,7 +16,7 @@ from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.architecture import Architecture
 from tunecast.model.litgpt import STACK
 from tunecast.model.operation import Kind, Operation, Phase
-from tunecast.model.run import Run
+from tunecast.model.run import BUCKET_ELEMENTS, Run
 from tunecast.model.step_source import StepInventory
 from tunecast.model.tape_peaks import PARTS, Parts, Place, layer_position
 
@@ -28,6 +28,7 @@ REQUIRED_BACKWARD = 2.0 / 2.5
 ONE_GPU: dict[str, Any] = {
     "num_gpus": 1, "sharding": "none", "gpus_per_node": 8, "sync_each_micro_batch": False, "stack": "hf-peft",
     "stack_version": "", "paged_bytes": 0, "overlap_comm": False, "reduce_dtype": None,
+    "reduce_bucket_size": BUCKET_ELEMENTS,
 }  # fmt: skip
 """Fields that change nothing in what one GPU runs by itself."""
 TRACED = (

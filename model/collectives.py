@@ -37,7 +37,6 @@ from tunecast.model.resolve_parallel import MEGATRON_GPT
 from tunecast.model.run import Run
 from tunecast.model.sharding import (
     SHARDS,
-    ZERO_BUCKET_ELEMENTS,
     by_size,
     gradient_bytes,
     layer_gradient_bytes,
@@ -94,7 +93,7 @@ def communication_operations(architecture: Architecture, run: Run) -> list[Opera
         return reductions("all_reduce", ddp_buckets(architecture, run), run)
     if is_megatrons(architecture, run):
         return distributed_optimizer_operations(architecture, run)
-    found = reductions("all_reduce", element_buckets(architecture, run, ZERO_BUCKET_ELEMENTS), run)
+    found = reductions("all_reduce", element_buckets(architecture, run, run.reduce_bucket_size), run)
     found = found if run.overlap_comm else [replace(each, blocking=True) for each in found]
     gather = collective("all_gather", Phase.OPTIMIZER, whole, count=1, dtype=gradient_dtype(run), run=run)
     return [*found, replace(gather, blocking=True)]
@@ -192,7 +191,7 @@ def reduction_operations(architecture: Architecture, run: Run) -> list[Operation
     if not gradient_bytes(architecture, run):
         return []
     if run.sharding == "zero3":
-        return reductions("reduce_scatter", element_buckets(architecture, run, ZERO_BUCKET_ELEMENTS), run)
+        return reductions("reduce_scatter", element_buckets(architecture, run, run.reduce_bucket_size), run)
     times, once = reduced_times(run)
     sizes = [(size, count) for size, count in by_size(architecture, run, layer_gradient_bytes) if size]
     first = layer_gradient_bytes(architecture.groups[0].layer, architecture.hidden_size, run)

@@ -33,13 +33,18 @@ from tunecast.model.sharding import (
     shards_of,
     share,
     sums_wide,
-    zero_master_bytes,
-    zero_update_bytes,
 )
 from tunecast.model.step import of_several, shallow_depth, tape_run, write_step
 from tunecast.model.tape_peaks import PARTS, Parts, Place, Spot, deep_peaks, largest_by_place, peaks_by_two, tape_peaks
 from tunecast.model.trained import stored_bytes, trained_dtype, trained_tensors
 from tunecast.model.value import Value
+from tunecast.model.zero_memory import (
+    is_deepspeeds,
+    zero_end_parts,
+    zero_master_bytes,
+    zero_parts,
+    zero_update_bytes,
+)
 
 MOMENTS = ("load", "forward", "loss", "backward", "optimizer")
 
@@ -185,7 +190,7 @@ def local_parts(
     shards = shards_of(run) if run.num_gpus > 1 else SHARDS["none"]
     packed = sum(group.count * layer_packed_bytes(group.layer, run) for group in architecture.groups)
     masters = zero_master_bytes(architecture, run)
-    spread = tokenless(run)
+    spread, deepspeed = tokenless(run), is_deepspeeds(architecture, run)
     found = []
     for (moment, position, _), held in places:
         whole_sums = sums_wide(run) and moment != "optimizer"
@@ -196,11 +201,16 @@ def local_parts(
         if update is not None:
             own["gradients"], own["scratch"] = update
         parts = offloaded(own, run, moment)
-        parts["communication"] += communication_bytes(architecture, spread, moment, position)
+        if deepspeed:
+            parts = zero_parts(architecture, spread, parts, moment)
+        else:
+            parts["communication"] += communication_bytes(architecture, spread, moment, position)
         flat = flat_bytes(architecture, run, moment, position)
         parts["gradients"] += flat[0]
         parts["communication"] += flat[1]
         found.append((moment, parts))
+    if deepspeed:
+        return [*found, ("backward", zero_end_parts(architecture, spread, found[0][1]))]
     earlier = max((parts["gradients"] for moment, parts in found if moment == "forward"), default=0)
     first = {**found[0][1], "gradients": earlier, "communication": first_gather_bytes(architecture, run)}
     return [*found, ("forward", first)]

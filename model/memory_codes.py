@@ -27,8 +27,8 @@ def memory_code(run: Run, same: Mapping[str, str]) -> str:
     """
     sharding = run.sharding if run.num_gpus > 1 else "one GPU"
     split = [name for name, ways in (("tp", run.tp), ("pp", run.pp), ("cp", run.cp)) if ways > 1]
-    compiled = ["compiled"] if run.torch_compile else []
-    return " ".join((same.get(run.stack, run.stack), sharding, *split, *compiled))
+    apart = ["compiled"] * run.torch_compile + ["offloaded"] * (run.offload != "none")
+    return " ".join((same.get(run.stack, run.stack), sharding, *split, *apart))
 
 
 def is_compared(run: Run, priors: Mapping[str, Any]) -> bool:

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.architecture import Architecture, Attention
+from tunecast.model.run import BUCKET_ELEMENTS
 from tunecast.model.stacks import DTYPE_ALIASES, built_choice, one_of
 from tunecast.model.stages import stage_layers
 
@@ -68,6 +69,7 @@ def take_parallel(fields: Fields, architecture: Architecture, whole_number: Call
         fields.origins["gpus_per_node"] = "stack-default"
     one_of("cp-kind", fields.take("cp_kind", "ring", "stack-default"), CP_KINDS)
     take_offload(fields)
+    take_bucket(fields, architecture)
     fields.values["sync_each_micro_batch"] = bool(fields.take("sync_each_micro_batch", False, "stack-default"))
     fields.values["fsdp_version"] = whole_number("fsdp_version", fields.take("fsdp_version", 2, "stack-default"))
     check_product(fields.values)
@@ -77,6 +79,25 @@ def take_parallel(fields: Fields, architecture: Architecture, whole_number: Call
     note_stages(fields, architecture)
     check_context_parallel(architecture, fields.values)
     check_offload(fields.values)
+
+
+def take_bucket(fields: Fields, architecture: Architecture) -> None:
+    """Elements of ZeRO's bucket; ``auto`` is the square of the hidden size, as transformers fills it in
+    (``integrations/deepspeed.py``, ``trainer_config_finalize``)."""
+    name = "reduce_bucket_size"
+    given = fields.take(name, BUCKET_ELEMENTS, "stack-default")
+    if str(given).strip().lower() == "auto":
+        fields.values[name] = architecture.hidden_size**2
+        return
+    try:
+        elements = float(given)
+    except (TypeError, ValueError):
+        elements = 0.0
+    if elements < 1 or not elements.is_integer():
+        raise InputError(
+            f"--reduce-bucket-size is {given!r}, but it counts elements; type a whole number (500000000) or auto."
+        )
+    fields.values[name] = int(elements)
 
 
 def casts_all(fields: Fields) -> bool:

@@ -12,6 +12,10 @@ BY_CARD = ("loss_budget_bytes", "loss_tiles_from", "paged_bytes")
 """Fields that the memory of a card decides, never an option."""
 
 
+BUCKET_ELEMENTS = 500_000_000
+"""DeepSpeed's own ``reduce_bucket_size`` (zero/config.py)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """One training job, resolved. Names follow TRL / Transformers."""
@@ -139,6 +143,8 @@ class Run:
     overlap_comm: bool = False
     """Whether ZeRO-1 and ZeRO-2 reduce gradients beside the backward (DeepSpeed's setting, which is off by default;
     ZeRO-3 always does, like DDP and FSDP)."""
+    reduce_bucket_size: int = BUCKET_ELEMENTS
+    """Elements of the bucket in which DeepSpeed's ZeRO reduces gradients."""
     fsdp_version: int = 2
     """1: flat parameters (``FullyShardedDataParallel``); 2: ``fully_shard``."""
     gpus_per_node: int = 8

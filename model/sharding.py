@@ -22,8 +22,8 @@ Of a 4-bit base only the packed weights are parameters, so only they are sharded
 whole on every GPU.
 
 Sources: ZeRO (Rajbhandari et al. 2020, section 5), PyTorch FSDP2 ``fully_shard`` (torch 2.13, run by the tests too),
-DeepSpeed ``zero_optimization`` defaults. What is sent, and what of it hides behind nothing: `collectives`. Left out:
-FSDP1's padding and fp32 copies, quantized collectives, what persistence thresholds keep of ZeRO-3.
+DeepSpeed ``zero_optimization`` defaults. What is sent, and what of it hides behind nothing: `collectives`; what
+DeepSpeed holds besides: `zero_memory`. Left out: FSDP1's padding and fp32 copies, quantized collectives.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ from functools import lru_cache
 
 from tunecast.model.architecture import Architecture, Layer
 from tunecast.model.memory_static import layer_packed_bytes, layer_weight_bytes, root_weight_bytes
-from tunecast.model.optimizer import ADAM_STATES
 from tunecast.model.resolve_parallel import FSDP as FSDP
 from tunecast.model.resolve_parallel import ZERO as ZERO
 from tunecast.model.run import Run
@@ -44,27 +43,18 @@ from tunecast.model.trained import (
     Trained,
     adapter_tensors,
     base_tensors,
-    by_dtype,
     gradient_dtype,
     root_tensors,
-    trained_dtype,
     trained_tensors,
     whole_bytes,
 )
 from tunecast.model.units import DTYPE_BYTES
 
-ZERO_BUCKET_ELEMENTS = 500_000_000
-"""Elements per reduction (``reduce_bucket_size`` of DeepSpeed)."""
 GATHERED_LAYERS = 2
 """Layers whole at once while one runs: its parameters, and the flat buffer it came from or the next one arrives in."""
 COPIED_LAYERS = 3
 """Forward, for the moment in which a layer is copied out: its buffer, its parameters, and the buffer of the layer
 before, which FSDP2 keeps until the copy is done (``FSDPParamGroup.wait_for_unshard``)."""
-
-SUB_GROUP_ELEMENTS = 1_000_000_000
-"""Elements that ZeRO-3 updates at a time (``sub_group_size`` of DeepSpeed's zero/config.py)."""
-FULL_STATES = ("adamw_torch", "adamw_torch_fused")
-"""Optimizers whose moments have the dtype of what they update."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,43 +107,6 @@ def shard_gpus(run: Run) -> int:
 def on_one_machine(run: Run, gpus: int) -> int:
     """Members of a group of consecutive GPUs that share a machine; groups that fill machines unevenly are rounded."""
     return math.gcd(gpus, run.gpus_per_node) if gpus > run.gpus_per_node else gpus
-
-
-def zero_master_bytes(architecture: Architecture, run: Run) -> int:
-    """What DeepSpeed adds to 16-bit training, before it is shared out: an fp32 copy, and fp32 moments.
-
-    With 2 bytes of weights and 2 of gradients these make the paper's 16 bytes per parameter (arXiv 1910.02054,
-    section 3.1). Nothing for parameters that are fp32 already.
-    """
-    if run.sharding not in ZERO:
-        return 0
-    moments = ADAM_STATES if run.optim in FULL_STATES else 0
-    added = 0
-    for dtype, tensors in by_dtype(trained_tensors(architecture, run), trained_dtype(run)):
-        wider = DTYPE_BYTES["fp32"] - DTYPE_BYTES[dtype]
-        elements = sum(tensor.elements for tensor in tensors)
-        added += elements * (DTYPE_BYTES["fp32"] + moments * wider) * (wider > 0)
-    return added
-
-
-def zero_update_bytes(architecture: Architecture, run: Run, scratch: int) -> tuple[int, int] | None:
-    """One GPU's gradients and temporaries while DeepSpeed updates fp32 copies; None where it does not.
-
-    `scratch` are the optimizer's temporaries for all that trains, in its own dtype. ZeRO-1 and -2 flatten a GPU's
-    share and cast it to fp32 before they let it go (``stage_1_and_2.py``, ``step``; 8 bytes per element of the share,
-    recorded in two processes); ZeRO-3 casts one sub-group after another, of 1e9 elements (``stage3.py``,
-    ``_prepare_sub_group``, read).
-    """
-    own, wide = DTYPE_BYTES[trained_dtype(run)], DTYPE_BYTES["fp32"]
-    if run.sharding not in ZERO or own == wide:
-        return None
-    whole = sum(tensor.elements for tensor in trained_tensors(architecture, run))
-    elements = share(whole, shard_gpus(run))
-    temporaries = scratch * wide / own / max(whole, 1)
-    if run.sharding == "zero3":
-        group = min(elements, SUB_GROUP_ELEMENTS)
-        return own * elements + wide * group, int(temporaries * group)
-    return wide * elements, int(max(temporaries, 2 * own) * elements)
 
 
 def share(n_bytes: int, num_gpus: int) -> int:
@@ -224,33 +177,33 @@ def gradient_bytes(architecture: Architecture, run: Run) -> int:
 
 
 def bucket_bytes(architecture: Architecture, run: Run) -> int:
-    """Buffers in which gradients are reduced: DDP copies all of them, ZeRO-1 and -2 fill one bucket at a time, or two
-    by turns beside work (``setup_buckets``)."""
+    """Buffers in which gradients are reduced: DDP copies all of them; those of ZeRO are in `zero_memory`, Megatron's
+    distributed optimizer is taken to fill one of DeepSpeed's size."""
     whole = gradient_bytes(architecture, run)
     if run.sharding == "ddp":
         return whole
-    if run.sharding in ("zero1", "zero2"):
-        return (1 + run.overlap_comm) * min(whole, ZERO_BUCKET_ELEMENTS * DTYPE_BYTES[gradient_dtype(run)])
+    if run.sharding == "zero1":
+        return min(whole, run.reduce_bucket_size * DTYPE_BYTES[gradient_dtype(run)])
     return 0
 
 
 @lru_cache(maxsize=4096)
 def communication_bytes(architecture: Architecture, run: Run, moment: str, position: str = "outside") -> int:
-    """Memory that exists only because of sharding, at one place of the step.
+    """Memory that exists only because of sharding, at one place of the step; DeepSpeed's is in `zero_memory`.
 
     `position` names the layer as `memory.layer_position` does.
     """
     alone = run.num_gpus == 1
     if alone and run.offload != "all":
         return 0
-    if run.sharding in ("zero1", "zero2") and moment in ("load", "forward", "optimizer"):
+    if run.sharding == "zero1" and moment in ("load", "forward", "optimizer"):
         return 0  # made when a backward begins, let go before the update
     if not alone and not SHARDS[run.sharding].weights:
         return bucket_bytes(architecture, run)
     if moment in ("load", "optimizer"):
         return 0
-    if run.sharding == "zero3" or alone:
-        return zero3_bytes(architecture, run, moment)
+    if alone:
+        return streamed_bytes(architecture, run, moment)
     if run.sharding == "fsdp-grad-op":
         return grad_op_bytes(architecture, run, moment, position)
     if run.fsdp_version == 1:
@@ -273,8 +226,9 @@ def fsdp1_bytes(architecture: Architecture, run: Run, moment: str, position: str
     return root + layer + layer_reduction_bytes(architecture, run)
 
 
-def zero3_bytes(architecture: Architecture, run: Run, moment: str) -> int:
-    """ZeRO-3: embedding and head whole while layers run, two layers whole, one layer's gradients being reduced."""
+def streamed_bytes(architecture: Architecture, run: Run, moment: str) -> int:
+    """Parameters that come from the host: embedding and head whole while layers run, two layers whole, one layer's
+    gradients on their way back."""
     whole = root_weight_bytes(architecture, run)
     if moment in ("forward", "backward"):
         whole += GATHERED_LAYERS * layer_bytes(architecture, run)

@@ -38,7 +38,6 @@ from tunecast.model.operation import Kind, Operation, Phase
 from tunecast.model.resolve_parallel import FSDP
 from tunecast.model.run import Run
 from tunecast.model.sharding import (
-    ZERO_BUCKET_ELEMENTS,
     by_size,
     layer_gradient_bytes,
     one_layer_bytes,
@@ -246,7 +245,7 @@ def zero_copies(architecture: Architecture, run: Run) -> list[Operation]:
     for dtype, part in by_dtype(
         tensors if run.sharding == "zero1" else tensors[::-1], own
     ):  # ZeRO-1 after the backward
-        buckets = Counter(shared_out(filled(part, ZERO_BUCKET_ELEMENTS), dtype, gpus))
+        buckets = Counter(shared_out(filled(part, run.reduce_bucket_size), dtype, gpus))
         for (bucket, owners), count in buckets.items():
             found += bucket_of_zero(bucket, count * times, dtype, run, owners)
     sizes = Counter((tensor.bytes_in(own), tensor.dtype or own) for tensor in tensors)
@@ -282,7 +281,7 @@ def bucket_of_zero(sizes: tuple[int, ...], count: float, dtype: str, run: Run, o
         found.append(copied("zero.flatten", Phase.BACKWARD, 2 * whole, count=count, dtype=dtype))
     if in_parts and run.sharding != "zero3":
         found.append(copied("zero.from_bucket", Phase.BACKWARD, 2 * whole / shard_gpus(run), count=count, dtype=dtype))
-    if whole <= ZERO_BUCKET_ELEMENTS * DTYPE_BYTES[dtype]:
+    if whole <= run.reduce_bucket_size * DTYPE_BYTES[dtype]:
         moved = 2 * whole / len(sizes)
         found.append(copied("zero.to_bucket", Phase.BACKWARD, moved, count=count * len(sizes), dtype=dtype))
     return found

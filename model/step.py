@@ -39,7 +39,7 @@ from tunecast.model.parallel_blocks import (
     whole_sum,
 )
 from tunecast.model.primitives_latent import complex_waves
-from tunecast.model.run import Run
+from tunecast.model.run import BUCKET_ELEMENTS, Run
 from tunecast.model.scaler import scaled_loss, scales
 from tunecast.model.selective import keep_operations
 from tunecast.model.tape import Event, Tape, Tensor
@@ -252,6 +252,7 @@ def tape_run(run: Run) -> Run:
     version = 1 if run.holds_checkpoints else 2
     alone: dict[str, Any] = {"num_gpus": 1, "sharding": "none", "offload": "none", "gpus_per_node": 1}
     alone |= {"stack_version": "", "paged_bytes": 0, "overlap_comm": False, "reduce_dtype": None}
+    alone |= {"reduce_bucket_size": BUCKET_ELEMENTS}
     alone |= {"sharding": "fsdp"} if reorders(run) else {}
     return replace(run, gradient_accumulation_steps=micro_batches, fsdp_version=version, **alone)
 

@@ -174,6 +174,9 @@ PARALLEL: Group = {
         "ZeRO-1 and -2 reduce gradients beside the backward (DeepSpeed's default: not).",
         "--overlap-comm/--no-overlap-comm",
     ),
+    "reduce_bucket_size": _machine(
+        str, "Elements of ZeRO's bucket (DeepSpeed's default: 500000000); auto: hidden size squared.", metavar="N|auto"
+    ),
     "sync_each_micro_batch": _machine(
         bool,
         "Gradients are reduced after every micro-batch, without no_sync.",

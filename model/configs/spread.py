@@ -8,6 +8,7 @@ from tunecast.catalogs.errors import InputError
 from tunecast.model.configs.frameworks import refuse, refuse_unsupported
 from tunecast.model.configs.run_file import Draft
 from tunecast.model.configs.source import Source
+from tunecast.model.resolve_parallel import ZERO
 
 _FSDP_STRATEGY = {
     "1": "fsdp", "full_shard": "fsdp", "2": "fsdp-grad-op", "shard_grad_op": "fsdp-grad-op",
@@ -84,6 +85,7 @@ def read_deepspeed(source: Source, draft: Draft) -> None:
         field = f"zero_optimization.{part}.device"
         _put_offload(source, draft, field)
     _put_overlap(source, draft, "zero_optimization.overlap_comm")
+    _put_bucket(source, draft, "zero_optimization.reduce_bucket_size")
     _agree_on_halves(source, draft)
     for theirs, ours in (
         ("train_micro_batch_size_per_gpu", "per_device_train_batch_size"),
@@ -125,6 +127,13 @@ def _put_overlap(source: Source, draft: Draft, field: str) -> None:
     """Whether reductions run beside the backward, where a stage leaves that open."""
     if draft.options.get("sharding") in ("zero1", "zero2") and source.has(field):
         draft.put("overlap_comm", bool(source.flag(field)), field)
+
+
+def _put_bucket(source: Source, draft: Draft, field: str) -> None:
+    """Elements of ZeRO's bucket; ``auto`` is left to the model's hidden size."""
+    if draft.options.get("sharding") in ZERO and source.has(field):
+        size = source.get(field)
+        draft.put("reduce_bucket_size", size if size == "auto" else source.count(field), field)
 
 
 def _agree(source: Source, draft: Draft, theirs: str, ours: str) -> None:

@@ -18,7 +18,7 @@ from tunecast.model.configs.read import read_mapping
 from tunecast.model.litgpt import STACK
 from tunecast.model.question import RUN_OPTIONS_ELSEWHERE
 from tunecast.model.resolve import adaptable_modules, resolve_run
-from tunecast.model.run import BY_CARD, Run
+from tunecast.model.run import BUCKET_ELEMENTS, BY_CARD, Run
 from tunecast.model.unsloth_rules import UNSLOTH_LOSSES
 
 DATASET = "YOUR-DATASET"
@@ -44,7 +44,9 @@ def targets(architecture: Architecture, run: Run) -> list[str] | None:
 
 def deepspeed(run: Run) -> Mapped:
     """DeepSpeed's own settings for a ZeRO stage; the trainer fills in what says auto."""
-    beside = {"overlap_comm": True} if run.overlap_comm else {}
+    beside: Mapped = {"overlap_comm": True} if run.overlap_comm else {}
+    if run.reduce_bucket_size != BUCKET_ELEMENTS:
+        beside["reduce_bucket_size"] = run.reduce_bucket_size
     return {
         "zero_optimization": {"stage": int(run.sharding.removeprefix("zero")), **beside},
         "bf16": {"enabled": run.compute_dtype == "bf16"},

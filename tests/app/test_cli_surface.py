@@ -85,6 +85,7 @@ SPLIT = {"--pp-interleave", "--cp-kind", "--async-tp", "--no-async-tp", "--seque
 NODES = SPLIT | {
     "--overlap-comm",
     "--no-overlap-comm",
+    "--reduce-bucket-size",
     "--p2p",
     "--no-p2p",
     "--serial-fraction",

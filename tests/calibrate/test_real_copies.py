@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from gloo_processes import Held, held_by_each
 
-from tunecast.model import sharding_copies
 from tunecast.model.architectures import architecture_from_config
 from tunecast.model.inventory import step_operations
 from tunecast.model.operation import Kind, Operation
@@ -116,16 +115,16 @@ OF_UPDATE = {"fp64": "zero.fp64", "norm": "zero.norm", "flatten": "zero.flatten"
              "clip": "zero.clip", "narrow": "master.copy"}  # fmt: skip
 
 
-def zero_case(sharding: str) -> tuple[Any, Any]:
+def zero_case(sharding: str, **bucket: int) -> tuple[Any, Any]:
     """Architecture and run of what was recorded."""
     architecture = architecture_from_config(RECORD["config"], "recorded")
     options = {**FULL, "num_gpus": RECORD["processes"], "gradient_accumulation_steps": RECORD["micro_batches"]}
-    return architecture, resolve_run(architecture, {**options, "sharding": sharding}).run
+    return architecture, resolve_run(architecture, {**options, **bucket, "sharding": sharding}).run
 
 
-def compared_with_deepspeed(sharding: str, case: str) -> None:
+def compared_with_deepspeed(sharding: str, case: str, **bucket: int) -> None:
     """Bytes within 3%, and kernels: tensors that two GPUs share are a part more, here or there."""
-    ours = added_up(copy_operations(*zero_case(sharding)))
+    ours = added_up(copy_operations(*zero_case(sharding, **bucket)))
     for process in RECORD["by_process"]:
         seen = process[case]["backward"]
         for purpose in ("copy", "divide", "flatten", *(["sum"] if sharding != "zero1" else [])):
@@ -140,10 +139,9 @@ def test_buckets_are_those_of_deepspeed(sharding: str) -> None:
 
 
 @pytest.mark.parametrize("sharding", ["zero1", "zero2"])
-def test_a_bucket_of_one_owner_is_not_flattened(sharding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bucket_of_one_owner_is_not_flattened(sharding: str) -> None:
     """In buckets of a few tensors only the one in the middle has parts of both GPUs."""
-    monkeypatch.setattr(sharding_copies, "ZERO_BUCKET_ELEMENTS", 1_500_000)
-    compared_with_deepspeed(sharding, f"{sharding} in small buckets")
+    compared_with_deepspeed(sharding, f"{sharding} in small buckets", reduce_bucket_size=1_500_000)
 
 
 @pytest.mark.parametrize("sharding", ["zero1", "zero2", "zero3"])

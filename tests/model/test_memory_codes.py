@@ -43,6 +43,8 @@ def half_width(run: Run) -> float:
         {"stack": "llama-factory"},
         {"num_gpus": 8, "sharding": "fsdp"},
         {"num_gpus": 2, "sharding": "ddp"},
+        {"num_gpus": 8, "sharding": "zero2"},
+        {"num_gpus": 8, "sharding": "zero3"},
     ],
 )
 def test_code_that_was_compared_is_exact(options: dict[str, Any]) -> None:
@@ -58,7 +60,8 @@ def test_code_that_was_compared_is_exact(options: dict[str, Any]) -> None:
         ({"torch_compile": True}, "hf-peft one GPU compiled"),
         ({"stack": "torchtune"}, "torchtune one GPU"),
         ({"stack": "unsloth", "method": "qlora"}, "unsloth one GPU"),
-        ({"num_gpus": 8, "sharding": "zero3"}, "hf-peft zero3"),
+        ({"num_gpus": 8, "sharding": "zero3", "torch_compile": True}, "hf-peft zero3 compiled"),
+        ({"num_gpus": 8, "sharding": "zero3", "offload": "optimizer"}, "hf-peft zero3 offloaded"),
         ({"num_gpus": 8, "sharding": "fsdp", "tp": 2, "method": "full"}, "hf-peft fsdp tp"),
     ],
 )
@@ -89,7 +92,7 @@ def test_a_record_measured_plain_code_alone() -> None:
     own = FactorSet(gpu=GPU, curves={}, factors={}, step_log_sd=0.02, memory_overhead_bytes={COMPARED: 0.001})
     priors = load_priors()
     assert with_other_code(own, run_of(), priors) is own
-    other = with_other_code(own, run_of(num_gpus=8, sharding="zero3"), priors)
+    other = with_other_code(own, run_of(num_gpus=8, sharding="zero3", torch_compile=True), priors)
     assert other.memory_overhead_bytes[COMPARED] == priors["memory_overhead_bytes"][OTHER]
     assert other.notes
     assert own.memory_overhead_bytes == {COMPARED: 0.001}

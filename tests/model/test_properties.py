@@ -19,9 +19,9 @@ from tunecast.model.memory import memory_timeline
 from tunecast.model.operation import Kind, Phase
 from tunecast.model.resolve import resolve_run
 from tunecast.model.run import Run
-from tunecast.model.sharding import zero_master_bytes
 from tunecast.model.tape_peaks import PARTS
 from tunecast.model.trained import trainable_params
+from tunecast.model.zero_memory import zero_master_bytes
 
 MODELS = (
     "HuggingFaceTB/SmolLM2-135M", "Qwen/Qwen3-0.6B", "google/gemma-2-2b", "google/gemma-3-1b-pt", "microsoft/phi-2",

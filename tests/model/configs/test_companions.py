@@ -218,3 +218,20 @@ def test_overlap_comm_is_read_where_a_stage_leaves_it_open(read: Read) -> None:
     assert read("llama-factory", deepspeed=zero(2, overlap_comm=True)).options["overlap_comm"] is True
     assert read("llama-factory", deepspeed=zero(1, overlap_comm=False)).options["overlap_comm"] is False
     assert "overlap_comm" not in read("llama-factory", deepspeed=zero(3, overlap_comm=False)).options
+
+
+@pytest.mark.parametrize(("stated", "elements"), [(5e8, 500_000_000), (200_000_000, 200_000_000), ("auto", 4096**2)])
+def test_the_bucket_of_zero_is_read(read: Read, stated: Any, elements: int) -> None:
+    """``auto`` is the square of the hidden size, as transformers fills it in."""
+    found = read("llama-factory", "finetuning_type: full", deepspeed=zero(3, reduce_bucket_size=stated))
+    options = {name: value for name, value in found.options.items() if name not in RUN_OPTIONS_ELSEWHERE}
+    llama = load_architecture("meta-llama/Llama-3.1-8B")
+    assert resolve_run(llama, options | {"num_gpus": 8}).run.reduce_bucket_size == elements
+    assert "reduce_bucket_size" not in read("llama-factory", deepspeed=zero(0, reduce_bucket_size=5e8)).options
+
+
+def test_a_bucket_is_a_whole_number_of_elements(read: Read) -> None:
+    with pytest.raises(InputError, match=r"reduce_bucket_size is 0\.5, but it must be a whole number"):
+        read("llama-factory", deepspeed=zero(2, reduce_bucket_size=0.5))
+    with pytest.raises(InputError, match=r"reduce-bucket-size is 'large', but it counts elements; type a whole number"):
+        resolve_run(load_architecture("meta-llama/Llama-3.1-8B"), {"reduce_bucket_size": "large"})
