@@ -40,7 +40,7 @@ from tunecast.model.trained import stored_bytes, trained_dtype, trained_tensors
 from tunecast.model.value import Value
 from tunecast.model.zero_memory import (
     is_deepspeeds,
-    zero_end_parts,
+    zero_end_places,
     zero_master_bytes,
     zero_parts,
     zero_update_bytes,
@@ -210,7 +210,7 @@ def local_parts(
         parts["communication"] += flat[1]
         found.append((moment, parts))
     if deepspeed:
-        return [*found, ("backward", zero_end_parts(architecture, spread, found[0][1]))]
+        return [*found, *zero_end_places(architecture, spread, found[0][1])]
     earlier = max((parts["gradients"] for moment, parts in found if moment == "forward"), default=0)
     first = {**found[0][1], "gradients": earlier, "communication": first_gather_bytes(architecture, run)}
     return [*found, ("forward", first)]

@@ -198,6 +198,8 @@ def take_sharding(fields: Fields) -> None:
     values["overlap_comm"] = beside and sharding in ("zero1", "zero2")
     if beside and not values["overlap_comm"]:
         fields.notes.append("--overlap-comm says what ZeRO-1 and ZeRO-2 do; without them it changes nothing.")
+    if sharding not in ZERO and "reduce_bucket_size" in fields.given:
+        fields.notes.append("--reduce-bucket-size says what DeepSpeed's ZeRO does; without it it changes nothing.")
     if sharding in FSDP and values["method"] != "full":
         share_dtype(fields)
 

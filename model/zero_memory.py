@@ -14,7 +14,7 @@ stage  gradients                                                buffers
 =====  =======================================================  ===================================================
 
 A bucket has its full size however little trains (``reduce_bucket_size``). Left out: other sizes of ZeRO-3's gathers
-(``stage3_*``), and what ZeRO-3 still holds of the embedding where forward and backward end.
+(``stage3_*``).
 """
 
 from __future__ import annotations
@@ -135,11 +135,25 @@ def gathered_bytes(architecture: Architecture, run: Run, moment: str) -> int:
     """Whole weights of ZeRO-3: gathered ahead until as many are live as may be, one tensor more, and the buffer that
     the last came in; of a smaller model all, in the forward beside that buffer. Of 2.7B parameters in two processes
     DeepSpeed held 3% more in the forward and 5% in the backward."""
-    size = DTYPE_BYTES[run.dtype]
-    largest = max(linear.weight_params for group in architecture.groups for linear in group.layer.linears)
+    size, hidden = DTYPE_BYTES[run.dtype], architecture.hidden_size
+    largest = max(tensor.elements for group in architecture.groups for tensor in base_tensors(group.layer, hidden))
     whole = parameter_bytes(architecture, run) - persistent_bytes(architecture, run)
     buffer = min(whole, size * PREFETCH_ELEMENTS) if moment == "forward" else 0
     return min(whole + buffer, size * (LIVE_ELEMENTS + PREFETCH_ELEMENTS + largest))
+
+
+def table_elements(architecture: Architecture) -> int:
+    """The largest tensor outside the layers: the table of tokens, or the head."""
+    return max(tensor.elements for tensor in architecture.root_tensors)
+
+
+@lru_cache(maxsize=256)
+def gathered_at_table_bytes(architecture: Architecture, run: Run) -> int:
+    """Whole weights of ZeRO-3 where the forward begins and the backward ends: the table of tokens, and as many of the
+    layers' as may be live (DeepSpeed's rules, followed module by module for models of 1B to 70B)."""
+    size = DTYPE_BYTES[run.dtype]
+    whole = parameter_bytes(architecture, run) - persistent_bytes(architecture, run)
+    return min(whole, size * (LIVE_ELEMENTS + table_elements(architecture)))
 
 
 def zero_parts(architecture: Architecture, run: Run, held: Parts, moment: str) -> Parts:
@@ -160,17 +174,22 @@ def zero_parts(architecture: Architecture, run: Run, held: Parts, moment: str) -
     return parts
 
 
-def zero_end_parts(architecture: Architecture, run: Run, at_rest: Parts) -> Parts:
-    """The end of the last backward, where the rest is reduced; `at_rest` without gradients."""
+def zero_end_places(architecture: Architecture, run: Run, at_rest: Parts) -> list[tuple[str, Parts]]:
+    """The end of the last backward, where the rest is reduced, and where ZeRO-3 has the table of tokens whole;
+    `at_rest` is what is alive between steps."""
     whole = gradient_bytes(architecture, run)
     own = 0 if run.offload != "none" else share(whole, shard_gpus(run))
     later, early = run.gradient_accumulation_steps > 1, is_flushed_early(architecture, run)
     flat = flat_copy_bytes(architecture, run)
+
+    def place(moment: str, gradients: int, buffers: int) -> tuple[str, Parts]:
+        return moment, {**at_rest, "gradients": gradients, "communication": at_rest["communication"] + buffers}
+
     if run.sharding == "zero1":
-        gradients, buffers = whole, own - one_bucket_bytes(run) if early else 0
-    elif run.sharding == "zero2":
-        gradients, buffers = own * (later + early), flat if early else max(flat, own)
-    else:
-        gradients, buffers = own, flat - buckets_bytes(run)  # its bucket is at rest already
-    buffers += at_rest["communication"] + buckets_bytes(run)
-    return {**at_rest, "gradients": gradients, "communication": buffers}
+        return [place("backward", whole, buckets_bytes(run) + (own - one_bucket_bytes(run)) * early)]
+    if run.sharding == "zero2":
+        return [place("backward", own * (later + early), buckets_bytes(run) + (flat if early else max(flat, own)))]
+    gathered = gathered_at_table_bytes(architecture, run)
+    gradient = 0 if run.has_adapters else DTYPE_BYTES[run.dtype] * table_elements(architecture)
+    ends = [("forward", gathered), ("backward", gathered + gradient), ("backward", flat)]
+    return [place(moment, own, buffers) for moment, buffers in ends]

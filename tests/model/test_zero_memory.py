@@ -26,13 +26,14 @@ CONSTANTS = {
     "stage3_param_persistence_threshold": "PERSISTENT_ELEMENTS",
 }
 """DeepSpeed's option by the name of its own value here."""
+CACHED = (zero_memory.gathered_bytes, zero_memory.persistent_bytes, zero_memory.gathered_at_table_bytes)
 
 
 def forecast_of(case: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> MemoryForecast:
     for option, name in CONSTANTS.items():
         if option in case["zero"]:
             monkeypatch.setattr(zero_memory, name, case["zero"][option])
-    for cached in (zero_memory.gathered_bytes, zero_memory.persistent_bytes):
+    for cached in CACHED:
         cached.cache_clear()
     architecture = architecture_from_config(RECORD["config"], "zero")
     bucket = {name: size for name, size in case["zero"].items() if name == "reduce_bucket_size"}
@@ -43,7 +44,7 @@ def forecast_of(case: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Memory
 def forget() -> Any:
     """Sizes that a test set are not kept."""
     yield
-    for cached in (zero_memory.gathered_bytes, zero_memory.persistent_bytes):
+    for cached in CACHED:
         cached.cache_clear()
 
 
