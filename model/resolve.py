@@ -19,6 +19,7 @@ from tunecast.model.families import FAMILIES
 from tunecast.model.litgpt import STACK, is_litgpt
 from tunecast.model.litgpt_head import CHUNK_TOKENS as LITGPT_CHUNK_TOKENS
 from tunecast.model.losses import CHUNKED_NOTE, head_uses
+from tunecast.model.peft_targets import LEFT_TO_PEFT, peft_targets
 from tunecast.model.resolve_adapters import take_variants, todays_name
 from tunecast.model.resolve_attention import (
     attention_defaults,
@@ -219,12 +220,27 @@ def _adapters(fields: _Fields, architecture: Architecture, defaults: Mapping[str
 
 
 def _present(fields: _Fields, architecture: Architecture, asked: Any) -> Any:
-    """A stack's own targets without those that this model does not have, unless it has none of them."""
+    """A stack's own targets without those that this model does not have; what PEFT adapts where they are left to it,
+    or all linear maps, as an assumption, where it has none for the family."""
+    known, stack = adaptable_modules(architecture), fields.values["stack"]
+    if asked == LEFT_TO_PEFT:
+        found = peft_targets(architecture, known)
+        if not found:
+            fields.origins["lora_target_modules"] = "assumed"
+            fields.notes.append(
+                f"PEFT has no targets of its own for {architecture.model_type}, and asks for some: all-linear is "
+                "assumed (--lora-target-modules)."
+            )
+        return found or "all-linear"
     if "lora_target_modules" in fields.given or asked == "all-linear":
         return asked
-    known = adaptable_modules(architecture)
     kept = [name for name in str(asked).split(",") if name in known]
-    return kept or asked
+    if not kept:
+        raise InputError(
+            f"--stack {stack} adapts {asked} unless told otherwise, but {architecture.name} has "
+            f"{', '.join(known)}; name some with --lora-target-modules, or type all-linear there."
+        )
+    return kept
 
 
 def _dtypes(fields: _Fields, defaults: Mapping[str, Any], *, gpu_has_bf16: bool) -> None:

@@ -22,10 +22,6 @@ UNPACKED = "Rows are not packed"
 """How the notes begin that hold as long as nothing else says how rows are made."""
 TOKENS_UNPADDED = "total_num_tokens counts tokens without padding"
 """How the note on axolotl's count begins, which holds until samples have a length."""
-PEFT_TARGETS = ("q_proj", "v_proj")
-"""PEFT's own choice for Llama, Mistral, Qwen and Gemma when no target is named
-(``TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING``)."""
-
 
 PRESENT_CODE = HF_CODES[0]
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from tunecast.catalogs.errors import InputError
 from tunecast.model.configs.common import (
     PACKED_NOTE,
-    PEFT_TARGETS,
     check_four_bit,
     copy_number,
     dtype_word,
@@ -27,6 +26,7 @@ from tunecast.model.configs.run_file import Draft
 from tunecast.model.configs.source import Source
 from tunecast.model.configs.spread import read_fsdp_config, read_fsdp_words
 from tunecast.model.losses import CHUNKED_NOTE
+from tunecast.model.peft_targets import LEFT_TO_PEFT
 from tunecast.model.rows import ROWS_PACKED
 
 TILES = "chunked_nll"
@@ -71,7 +71,10 @@ def _method(source: Source, draft: Draft) -> None:
     copy_number(source, draft, "lora_r", "lora_r")
     copy_number(source, draft, "lora_dropout", "lora_dropout", whole=False)
     targets = source.words("lora_target_modules")
-    put_targets(source, draft, targets or PEFT_TARGETS, "lora_target_modules" if targets else None)
+    if targets:
+        put_targets(source, draft, targets, "lora_target_modules")
+    else:
+        draft.put("lora_target_modules", LEFT_TO_PEFT)
     if bits == "load_in_4bit":
         _four_bit(source, draft)
     if bits == "load_in_8bit":

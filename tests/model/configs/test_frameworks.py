@@ -13,9 +13,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from tunecast.catalogs.errors import InputError
-from tunecast.model.architectures import load_architecture
 from tunecast.model.configs import FORMATS
-from tunecast.model.configs.common import PEFT_TARGETS
 from tunecast.model.configs.frameworks import differences, framework_range, in_range, load_frameworks
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -83,16 +81,6 @@ def test_torchtune_builders_are_catalog_models(builder: str) -> None:
     from tunecast.catalogs.models import find_model
 
     assert find_model(load_frameworks()["torchtune"]["builders"][builder]).hf_id
-
-
-def test_targets_without_a_word_are_pefts_own() -> None:
-    constants = pytest.importorskip("peft.utils.constants")
-    mapping = constants.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
-    for model_type in ("llama", "mistral", "qwen2", "qwen3", "gemma2"):
-        assert tuple(mapping[model_type]) == PEFT_TARGETS
-    assert set(PEFT_TARGETS) <= {
-        linear.name for group in load_architecture("meta-llama/Llama-3.1-8B").groups for linear in group.layer.linears
-    }
 
 
 @pytest.mark.parametrize("form", ["trl", "llama-factory"])
