@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Fit results/priors.json from the training rows of the published runs and from results/records. Run from a checkout.
 
 Usage: scripts/fit-priors            writes results/priors.json
@@ -7,11 +6,8 @@ Usage: scripts/fit-priors            writes results/priors.json
 from __future__ import annotations
 
 import json
-import os
 import re
 from pathlib import Path
-
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # small matrices: threads would only wait for each other
 
 from tunecast.calibrate.priors_fit import fit_priors
 from tunecast.calibrate.priors_records import shipped_records
