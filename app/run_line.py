@@ -38,6 +38,7 @@ def checkpointing_word(run: Run) -> str:
     if not run.gradient_checkpointing:
         return "of attention alone" if run.recompute_attention else "off"
     some = f"1 of {run.checkpoint_every} layers" if run.checkpoint_every > 1 else "on"
+    some = some if run.checkpoint_first is None else f"first {run.checkpoint_first} layers"
     return f"{some} in host memory" if run.activation_offloading else some
 
 

@@ -50,7 +50,8 @@ def _weights(r: Run, stated: frozenset[str]) -> Iterator[Part]:
         yield f"trained shards in {r.master_dtype or r.dtype}", ("master_dtype",)
     yield f"precision {r.precision}", ("precision",)
     if r.fp8:
-        yield f"products in FP8 by {r.fp8}", ("fp8",)
+        stored = ", weights stored in FP8" if r.fp8_weights else ""
+        yield f"products in FP8 by {r.fp8}{stored}", ("fp8",)
 
 
 def _kernels(r: Run, attention_kernel: str) -> Iterator[Part]:
@@ -68,6 +69,7 @@ def _checkpointing(r: Run) -> Iterator[Part]:
         yield "attention recomputed" if r.recompute_attention else "no checkpointing", ("grad_checkpointing",)
         return
     kinds = [f"one of {r.checkpoint_every} layers"] if r.checkpoint_every > 1 else []
+    kinds += [] if r.checkpoint_first is None else [f"the first {r.checkpoint_first} layers"]
     kinds += ["results of products kept"] if r.checkpoint_keeps_ops else []
     told = f" ({', '.join(kinds)})" if kinds else ""
     yield f"checkpointing{told}", ("grad_checkpointing",)

@@ -18,6 +18,7 @@ from tunecast.calibrate.cell_grammar import facts_of, folded, grammar, is_denial
 from tunecast.calibrate.run_table import SkipRowError
 from tunecast.model.architecture import Architecture
 from tunecast.model.litgpt import is_litgpt
+from tunecast.model.peft_targets import peft_targets
 from tunecast.model.resolve import adaptable_modules
 from tunecast.model.root_modules import root_modules
 
@@ -83,14 +84,13 @@ def targets_of(text: str) -> dict[str, Any] | None:
         return {"lora_target_modules": ",".join(names)}
     if names:
         try:
-            extra = facts_of("lora_targets", rest) or {}
+            parts = _parts_beside(rest)
         except SkipRowError as unknown:
             told = str(unknown).removeprefix(f"lora_targets {rest!r}")
             piece = "" if told.startswith(":") else f": {rest!r}"
             raise SkipRowError(f"lora_targets {text!r}{piece}{told}") from unknown
         if is_denial(folded(rest)):
             raise SkipRowError(f"lora_targets {text!r}: what {rest!r} denies is not known")
-        parts = [str(extra[name]) for name in extra if extra[name] != "peft"]
         parts = [part for part in parts if not _named_within(text, names, part)]
         return {"lora_target_modules": ",".join((*names, *(f"<{part}>" for part in parts)))}
     parts = [str(piece.facts["part"]) for piece in pieces_of("lora_targets", text) if "part" in piece.facts]
@@ -104,6 +104,14 @@ def targets_of(text: str) -> dict[str, Any] | None:
         raise SkipRowError(f"lora_targets {text!r} contradicts itself: all and {parts[-1]!r}")
     parts = parts if "all" in parts else [part for part in parts if not any(_less(other, part) for other in parts)]
     return {"lora_target_modules": ALL if "all" in parts else ",".join(f"<{part}>" for part in parts)}
+
+
+def _parts_beside(rest: str) -> list[str]:
+    """The group of maps in what stands beside names; of a group and its part ("qkv, dense (attention)") the part."""
+    found = [str(piece.facts["part"]) for piece in pieces_of("lora_targets", rest) if "part" in piece.facts]
+    parts = list(dict.fromkeys(part for part in found if not any(_less(other, part) for other in found)))
+    extra = (facts_of("lora_targets", rest) or {}) if len(parts) > 1 or not found else {"part": parts[0]}
+    return [str(extra[name]) for name in extra if extra[name] != "peft"]
 
 
 def _maps_of(word: str) -> set[str]:
@@ -218,6 +226,8 @@ def _own_names(architecture: Architecture, own: Sequence[str], name: str) -> lis
             return matches[:1]
     if roles and roles[0] in ("q", "k", "v"):
         return [other for other in synonyms()["qkv"] if other in own][:1] or [name]
+    if roles == ["attention output"]:  # Megatron's "dense", of a model whose attention ends otherwise
+        return [other for other in synonyms()["o"] if other in own][:1] or [name]
     return [name]
 
 
@@ -240,11 +250,12 @@ def _part(architecture: Architecture, own: Sequence[str], part: str) -> list[str
 
 def _peft_default(architecture: Architecture, own: Sequence[str]) -> list[str]:
     """PEFT's targets for families that it knows."""
-    defaults: dict[str, str] = grammar()["module_names"]["peft"]
-    names = defaults.get(architecture.model_type)
-    if names is None or not set(names.split(",")) <= set(own):
-        raise SkipRowError(f"what PEFT adapts of {architecture.model_type} without being told is not recorded")
-    return names.split(",")
+    names = peft_targets(architecture, own)
+    if not names:
+        raise SkipRowError(
+            f"lora_targets: PEFT has no targets of its own for {architecture.model_type}; write the modules adapted"
+        )
+    return [*names]
 
 
 def peft_named(text: str) -> bool:

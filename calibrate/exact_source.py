@@ -36,7 +36,7 @@ TRACED = (
     "modules_to_save", "modules_to_save_dtype", "adapter_dtype", "dtype", "precision", "bnb_4bit_quant_type",
     "double_quant", "bnb_4bit_compute_dtype", "quant_method",
     "upcast_non_quantized", "max_length", "per_device_train_batch_size", "gradient_accumulation_steps",
-    "gradient_checkpointing", "reentrant", "checkpoint_every", "activation_offloading", "optim",
+    "gradient_checkpointing", "reentrant", "checkpoint_every", "checkpoint_first", "activation_offloading", "optim",
     "attn_implementation", "sdpa_cudnn", "loss_type", "keeps_outputs", *ONE_GPU,
 )  # fmt: skip
 """Fields of a run that the traced code follows."""

@@ -26,6 +26,7 @@ from tunecast.calibrate.cell_layout import layout_of
 from tunecast.calibrate.cell_targets import targets_of
 from tunecast.calibrate.framework_names import PLAIN, TRANSFORMERS, Software, had_sdpa
 from tunecast.calibrate.run_table import SkipRowError, own_value
+from tunecast.model.peft_targets import LEFT_TO_PEFT
 from tunecast.model.resolve_parallel import HALVES as HALVES
 from tunecast.model.stack_versions import chosen_ranges, code_age, defaults_then
 from tunecast.model.stacks import METHODS, load_stacks, ours, stack_defaults
@@ -177,6 +178,9 @@ def default_for(software: Software, row: Mapping[str, str], notes: list[str]) ->
         value = defaults_of(software, str(method["method"])).get(name)
         if value is None:
             return None
+        if value == LEFT_TO_PEFT:
+            notes.append(f"{column} is not stated: {software.stack} leaves them to PEFT.")
+            return {"lora_target_modules": f"<{LEFT_TO_PEFT}>"}
         notes.append(f"{column} is not stated: {value!r} is the default of {software.stack}.")
         return {}
 
@@ -208,7 +212,7 @@ def with_numbers(options: Options, software: Software, bare: str) -> None:
     if mixed:
         whole = sharding in ("none", "ddp") or (software.own_loop and sharding in SHARDED)
         wide = trains_base and whole and not software.joins
-        pure = trains_base and (deepspeed or software.joins)
+        pure = software.joins or (trains_base and deepspeed)
         options |= {"dtype": "fp32" if wide else mixed, "precision": mixed if pure else f"{mixed}-autocast"}
         if trains_base and sharding in SHARDED and not wide:
             options["master_dtype"] = "fp32"

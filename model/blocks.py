@@ -115,7 +115,7 @@ def parallel_layer(step: Step, where: str, layer: Layer, x: Tensor, tables: Tabl
 
 def checkpointed_layer(step: Step, where: str, layer: Layer, x: Tensor, tables: Tables) -> Tensor:
     """A decoder layer that keeps its input only, if the run checkpoints; else the layer itself."""
-    if not step.run.gradient_checkpointing or (step.tape.layer or 0) % step.run.checkpoint_every:
+    if not step.run.checkpoints_layer(step.tape.layer or 0):
         return decoder_layer(step, where, layer, x, tables)
 
     def again(entry: Tensor) -> Tensor:

@@ -39,6 +39,7 @@ WHOLE: Mapping[str, int] = {
     "cp": 10**6,
     "pp_interleave": 10**6,
     "checkpoint_every": 10**6,
+    "checkpoint_first": 10**6,
     "gptq_group_size": 10**9,
     "dataloader_num_workers": 10**5,
     "max_steps": 10**15,

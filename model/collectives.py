@@ -31,7 +31,7 @@ from dataclasses import replace
 from tunecast.model.architecture import Architecture
 from tunecast.model.buckets import ddp_buckets, element_buckets, mean
 from tunecast.model.joined import JOINED
-from tunecast.model.memory_static import root_weight_bytes
+from tunecast.model.memory_static import layer_weight_bytes, root_weight_bytes
 from tunecast.model.operation import Kind, Operation, Phase
 from tunecast.model.resolve_parallel import MEGATRON_GPT
 from tunecast.model.run import Run
@@ -137,8 +137,23 @@ def distributed_optimizer_operations(architecture: Architecture, run: Run) -> li
         collective("all_gather", Phase.FORWARD, mean(n), count=len(n), dtype=gradient_dtype(run), run=run, once=once)
         for n in buckets
     )
+    beside = replace(beside, bytes=beside.bytes * gathered_share(architecture, run))
     gathers = [each for each in (beside, replace(first, blocking=True)) if each.count]
     return [*reductions("reduce_scatter", buckets, run), *gathers]
+
+
+def gathered_share(architecture: Architecture, run: Run) -> float:
+    """Bytes of the layers' new parameters over those of their gradients: 1, or about half where weights are stored in
+    8 bits. The last bucket, which has the table of tokens, is taken whole."""
+    if not run.fp8_weights or run.has_adapters:
+        return 1.0
+    hidden = architecture.hidden_size
+    sixteen = replace(run, fp8_weights=False)
+    wide, stored = (
+        sum(group.count * layer_weight_bytes(group.layer, hidden, each) for group in architecture.groups)
+        for each in (sixteen, run)
+    )
+    return stored / wide
 
 
 def gather_operations(architecture: Architecture, run: Run) -> list[Operation]:

@@ -1,10 +1,14 @@
-"""Linear maps multiplied in 8-bit floats, their weights kept in 16 bits.
+"""Linear maps multiplied in 8-bit floats, their weights kept in 16 bits or in 8.
 
 Sources: ``transformer_engine/pytorch/module/linear.py`` and ``common/recipe``, torchao ``float8/float8_linear.py``.
 One kernel casts a tensor and writes its transpose too, since 8-bit products read both operands along the inner
 dimension (``cast_transpose``). Transformer Engine keeps what the backward needs in 8 bits: the input's transpose for
 the weight's gradient, the weight's for the input's; torchao keeps 16 bits and casts both again. Every product returns
-16 bits. Left out: casts fused into the norm before them (unless the layer is compiled), 8-bit all-gathers, layers that
+16 bits. Weights stored in 8 bits are never cast; their transpose, which the backward multiplies with, is made once a
+step and kept where the weights train, and made and dropped in every backward where they are frozen. That is how a
+base of 70B parameters fits 141 GB beside its activations (MLPerf's llama2_70b_lora on H200, tensor parallel 1), where
+a kept transpose would double it (ROCm/TransformerEngine pull request 248, ``keep_fp8_weight_transpose_cache``).
+Left out: casts fused into the norm before them (unless the layer is compiled), 8-bit all-gathers, layers that
 a recipe leaves in 16 bits, and the output head, which stays in 16 bits.
 """
 
@@ -79,6 +83,15 @@ def cast_before(tape: Tape, name: str, x: Tensor, *, both: bool) -> tuple[Tensor
     return None
 
 
+def transposed(tape: Tape, weight: Tensor, *, made: bool | None = None) -> Tensor:
+    """The transpose of a stored 8-bit weight: dropped with its last use, or kept for the step (`made`: whether now)."""
+    if made is False:
+        return Tensor(weight.elements, "fp8", None)
+    turned = tape.empty(weight.elements, "fp8", part=None if made is None else WEIGHT_PART)
+    tape.kernel("fp8_weight_transpose", Kind.MEMORY, (weight,), (turned,), n_bytes=2 * weight.elements)
+    return turned
+
+
 def product_8bit(
     tape: Tape, name: str, reads: tuple[Tensor, ...], out_dtype: str, shape: tuple[int, int, int]
 ) -> Tensor:
@@ -100,14 +113,20 @@ def matmul(
     n: int,
     kind: str,
     first: bool,
+    stored: bool = False,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """``x @ weight.T`` in 8 bits by one of `RECIPES`; `first` says whether this is a step's first micro-batch."""
+    """``x @ weight.T`` in 8 bits by one of `RECIPES`; `first` says whether this is a step's first micro-batch, `stored`
+    whether the weight is in 8 bits already (its gradient has the dtype of `weight`)."""
     recipe, dtype = RECIPES[kind], x.dtype
     x_needs, weight_needs = x.needs_grad, weight.needs_grad
     ahead = not recipe.keeps_16_bits
     small_x, turned_x = cast_transposed(tape, "fp8_cast", x, both=ahead and tape.would_grad(weight), recipe=recipe)
-    if first or not recipe.weights_once:
+    if stored:
+        small_weight = Tensor(weight.elements, "fp8", None)
+        keeps = weight_needs and tape.would_grad(x)
+        turned_weight = transposed(tape, small_weight, made=first) if keeps else None
+    elif first or not recipe.weights_once:
         both = ahead and tape.would_grad(x)
         small_weight, turned_weight = cast_transposed(tape, "fp8_weight_cast", weight, both=both, recipe=recipe)
     else:
@@ -125,7 +144,10 @@ def matmul(
         to_bias = ops.elementwise(tape, f"{name}.bias", (grad,), n, dtype) if bias and bias.needs_grad else None
         small, turned = cast_transposed(tape, "fp8_cast", grad, both=weight_needs, recipe=recipe)
         to_x = to_weight = None
-        if x_needs:
+        if x_needs and stored:
+            other = turned_weight or transposed(tape, small_weight)
+            to_x = product_8bit(tape, name, (small, other), dtype, (m, k, n))
+        elif x_needs:
             other = operand(turned_weight, weight, "fp8_weight_cast")
             to_x = product_8bit(tape, name, (small, other), dtype, (m, k, n))
         if turned is not None:

@@ -41,7 +41,10 @@ def base_linear(step: Step, where: str, linear: Linear, x: Tensor) -> Tensor:
     if run.fp8 is not None:
         given = ops.cast(step.tape, x, step.activation_dtype)
         first = step.tape.micro_batch == 0
-        return fp8.matmul(step.tape, linear.name, given, weight, k=k, n=n, kind=run.fp8, first=first, bias=bias)
+        kind, stored = run.fp8, run.fp8_weights
+        return fp8.matmul(
+            step.tape, linear.name, given, weight, k=k, n=n, kind=kind, first=first, stored=stored, bias=bias
+        )
     return product(step, linear.name, x, weight, k=k, n=n, bias=bias)
 
 

@@ -68,9 +68,11 @@ def layer_weight_bytes(layer: Layer, hidden_size: int, run: Run) -> int:
     sizes = [*layer.norm_sizes(hidden_size), *layer.attention.qk_norm_sizes]
     sizes += [*layer.mlp.matrix_sizes, *layer.mlp.vector_sizes, *layer.mlp.buffer_sizes]
     sizes += [linear.out_features for linear in layer.linears if linear.bias]
-    if run.base_quantization is None:
-        sizes += [linear.weight_params for linear in layer.linears]
-    return sum(allocated_bytes(size * elements) for elements in sizes)
+    whole = sum(allocated_bytes(size * elements) for elements in sizes)
+    if run.base_quantization is not None:
+        return whole
+    of_map = DTYPE_BYTES["fp8"] if run.fp8_weights else size
+    return whole + sum(allocated_bytes(of_map * linear.weight_params) for linear in layer.linears)
 
 
 def root_weight_bytes(architecture: Architecture, run: Run) -> int:

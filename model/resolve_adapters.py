@@ -191,23 +191,33 @@ def take_checkpoints(fields: Fields, whole_number: Any) -> None:
     wanted = by_stack and fields.values["gradient_checkpointing"]
     offloaded = bool(fields.take("activation_offloading", wanted, "stack-default"))
     keeps = bool(fields.take("checkpoint_keeps_ops", False, "stack-default"))
-    fields.values |= {"checkpoint_every": every, "activation_offloading": offloaded, "checkpoint_keeps_ops": keeps}
+    first = fields.take("checkpoint_first", None, "stack-default")
+    first = None if first is None else whole_number("checkpoint_first", first)
+    fields.values |= {"checkpoint_every": every, "checkpoint_first": first}
+    fields.values |= {"activation_offloading": offloaded, "checkpoint_keeps_ops": keeps}
     if keeps and fields.values["reentrant"]:
         raise InputError("--checkpoint-keeps-ops belongs to non-reentrant checkpoints; use --no-reentrant.")
     if keeps and offloaded:
         raise NotSupportedError(
             "--checkpoint-keeps-ops with checkpoints in host memory is not built yet; add --no-activation-offloading."
         )
-    if every > 1 and fields.values.get("pp", 1) > 1:
-        raise NotSupportedError("--checkpoint-every with --pp is not built yet; leave one of the two out.")
+    if every > 1 and first is not None:
+        raise InputError(
+            f"--checkpoint-every {every} and --checkpoint-first {first} each say which layers are checkpointed; leave "
+            "one out."
+        )
+    some = "--checkpoint-every" if every > 1 else "--checkpoint-first" if first is not None else ""
+    if some and fields.values.get("pp", 1) > 1:
+        raise NotSupportedError(f"{some} with --pp is not built yet; leave one of the two out.")
     if fields.values["gradient_checkpointing"]:
         if offloaded:
             fields.notes.append(
                 "Copies of checkpoints to host memory and back are taken as hidden behind the layers' work."
             )
         return
-    plain = (("checkpoint_every", 1), ("activation_offloading", False), ("checkpoint_keeps_ops", False))
-    for name, ordinary in plain:
+    plain = {"checkpoint_every": 1, "checkpoint_first": None}
+    plain |= {"activation_offloading": False, "checkpoint_keeps_ops": False}
+    for name, ordinary in plain.items():
         if fields.values[name] != ordinary:
             flag = name.replace("_", "-")
             raise InputError(f"--{flag} speaks of checkpoints, but {_without_checkpoints(fields)}.")

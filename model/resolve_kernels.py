@@ -131,6 +131,7 @@ def take_master(fields: Fields) -> None:
     """fp32 shards of a model that computes in 16 bits: only where FSDP trains it whole."""
     values = fields.values
     take_reduction(fields)
+    take_fp8_weights(fields)
     given = fields.take("master_dtype", None, "stack-default")
     fields.values["master_dtype"] = None if given in (None, "none") else one_of("master-dtype", given, ("fp32",))
     if fields.values["master_dtype"] is None:
@@ -167,6 +168,30 @@ def take_fp8(fields: Fields) -> None:
         raise InputError(
             f"--fp8 needs bf16 around its products, but --dtype is {fields.values['dtype']} and --precision "
             f"{fields.values['precision']}; use --dtype bf16 --precision bf16-autocast."
+        )
+
+
+def take_fp8_weights(fields: Fields) -> None:
+    """Weights stored in 8 bits, refused where nobody stores them so."""
+    values = fields.values
+    values["fp8_weights"] = bool(fields.take("fp8_weights", False, "stack-default"))
+    if not values["fp8_weights"]:
+        return
+    if values["fp8"] is None:
+        raise InputError("--fp8-weights stores what is multiplied in 8 bits; add --fp8 megatron (or te).")
+    if values["fp8"] in ("torchao", "megatron-mxfp8"):
+        raise NotSupportedError(
+            f"--fp8-weights with --fp8 {values['fp8']} is not built; use --fp8 te, megatron or megatron-current."
+        )
+    if values["sharding"] not in ("none", "ddp", "zero1"):
+        raise NotSupportedError(
+            f"--fp8-weights with --sharding {values['sharding']} is not built; use none, ddp or zero1 (Megatron's "
+            "distributed optimizer)."
+        )
+    if values["method"] == "full" and (values["sharding"] != "zero1" or values["fp8"] == "te"):
+        raise InputError(
+            "--fp8-weights of --method full needs the fp32 copies of Megatron's distributed optimizer; use --fp8 "
+            "megatron --sharding zero1."
         )
 
 

@@ -72,6 +72,8 @@ class Run:
     """Reentrant checkpointing, which recomputes a little more than the other kind."""
     checkpoint_every: int = 1
     """Of how many layers one is checkpointed: the first of each so many (selective checkpointing)."""
+    checkpoint_first: int | None = None
+    """How many of the first layers are checkpointed (Megatron-LM's ``--recompute-method block``); None: all."""
     checkpoint_keeps_ops: bool = False
     """Whether checkpoints keep attention's results and every other product's too (torchtitan's selective ``op``)."""
     recompute_attention: bool = False
@@ -109,6 +111,9 @@ class Run:
     say what differs."""
     fp8: str | None = None
     """Layers multiply in 8-bit floats, by one of `fp8.RECIPES`: Transformer Engine's, Megatron's or torchao's."""
+    fp8_weights: bool = False
+    """Whether the weights that are multiplied in 8 bits are stored so, without a 16-bit copy (Transformer Engine's
+    ``fp8_model_init``, NeMo's ``fp8_params``, Megatron's ``--fp8-param-gather``)."""
     fused_kernels: tuple[str, ...] = ()
     """Parts of `FUSED_KERNELS` that run as one kernel each instead of as PyTorch's operators."""
     torch_compile: bool = False
@@ -204,6 +209,11 @@ class Run:
     def shifts_logits(self) -> bool:
         """Whether the loss cuts logits, not labels, to be one token shorter (transformers before 4.49)."""
         return self.hf_code in ("4.46", "4.45")
+
+    def checkpoints_layer(self, index: int) -> bool:
+        """Whether the layer of this index keeps its input alone."""
+        first = self.checkpoint_first is None or index < self.checkpoint_first
+        return self.gradient_checkpointing and first and index % self.checkpoint_every == 0
 
     def fuses(self, part: str) -> bool:
         """Whether this part runs as a fused kernel."""

@@ -62,7 +62,7 @@ def layers_at(architecture: Architecture, depth: int | None) -> tuple[Layer, ...
 def shallow_depth(architecture: Architecture, run: Run) -> int | None:
     """Depth to write: `SHALLOW` for deep models whose layers are equal and treated equally, else None (all layers)."""
     deep = len(architecture.groups) == 1 and architecture.num_layers > SHALLOW + 1
-    equal = not run.gradient_checkpointing or run.checkpoint_every == 1
+    equal = not run.gradient_checkpointing or (run.checkpoint_every == 1 and run.checkpoint_first is None)
     return SHALLOW if deep and equal else None
 
 

@@ -86,6 +86,7 @@ RUN: Group = {
         bool, "Recompute activations in the backward pass.", "--gradient-checkpointing/--no-gradient-checkpointing"
     ),
     "checkpoint_every": _run(int, "Checkpoint one layer of each so many.", metavar="N"),
+    "checkpoint_first": _run(int, "Checkpoint the first layers alone (Megatron's block recomputation).", metavar="N"),
     "checkpoint_keeps_ops": _run(
         bool,
         "Checkpoints keep attention's and every other product's results (torchtitan's selective op).",
@@ -110,6 +111,9 @@ RUN: Group = {
     "loss_type": _run(str, "Loss path; nll holds the full logits.", metavar="NAME", completion=NAMES["loss_type"]),
     "hf_code": _run(str, "Age of transformers and PEFT.", metavar="5|4.49|4.46|4.45"),
     "fused_kernels": _run(str, "Parts that run as one kernel each.", metavar="none|rms_norm,rope,..."),
+    "fp8_weights": _run(
+        bool, "Weights that are multiplied in 8 bits are stored so, too.", "--fp8-weights/--no-fp8-weights"
+    ),
     "fp8": _run(str, "Layers multiply in 8-bit floats.", metavar="none|te|torchao|megatron|..."),
     "keeps_outputs": _run(
         bool, "The loop holds the model's output, logits too, in the backward.", "--keeps-outputs/--no-keeps-outputs"

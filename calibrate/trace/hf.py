@@ -106,8 +106,7 @@ def kinds_of_layers(architecture: Architecture, run: Run) -> list[Hashable]:
     if architecture.settings:
         lists = _kinds_of_layers(config_of_settings(architecture.settings)).values()
         kinds = [(*kind, *(entries[index] for entries in lists)) for index, kind in enumerate(kinds)]
-    every = run.checkpoint_every if run.gradient_checkpointing else 1
-    return [(*kind, index % every) for index, kind in enumerate(kinds)]
+    return [(*kind, run.checkpoints_layer(index)) for index, kind in enumerate(kinds)]
 
 
 def _kinds_of_layers(config: Any) -> dict[str, list[Any]]:
@@ -278,7 +277,7 @@ def enable_checkpointing(
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
     layers = decoder_layers(model)
     for index, layer in enumerate(layers):
-        layer.gradient_checkpointing = index % run.checkpoint_every == 0
+        layer.gradient_checkpointing = run.checkpoints_layer(index)
     if run.activation_offloading:
         offload.offload_checkpoints(model, layers, reentrant=run.reentrant, recompute_context=recompute_context)
     if run.has_adapters:

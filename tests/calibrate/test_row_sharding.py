@@ -74,8 +74,11 @@ def test_fsdp_inside_machines_copies_across_them(text: str) -> None:
     assert outcome(gpus="16", parallelism="FSDP across nodes") == "fsdp"
 
 
-def test_a_recipe_that_is_not_built_is_named_where_no_cell_says_it() -> None:
+def test_a_recipe_that_no_cell_says_is_taken_from_the_framework_or_named_where_it_is_not_built() -> None:
     cells = {**ROW, "framework": "Megatron-Bridge", "model": "Llama-3.1-8B"}
     del cells["grad_checkpointing"]
-    _, (skipped,) = read_runs([cells])
-    assert skipped.reason.startswith("grad_checkpointing is not stated, and 'Megatron-Bridge' has some layers there")
+    (read,), _ = read_runs([cells])
+    assert read.run.checkpoint_first == 5  # recompute_num_layers of its llama3 8B on H100
+    large = {**cells, "model": "Llama-3.1-70B", "gpu": "GB200", "parallelism": "fsdp"}
+    _, (skipped,) = read_runs([large])
+    assert skipped.reason.startswith("grad_checkpointing is not stated, and 'Megatron-Bridge' has some layers")

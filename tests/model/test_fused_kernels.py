@@ -255,6 +255,58 @@ def test_recipes_read_for_maxima_write_scales_and_share_inputs(kind: str, passes
     assert maxima == (passes - 1) * 32 * (4 + 7)
 
 
+SMALL_WEIGHTS = {"fp8": "megatron", "fp8_weights": True, "max_length": 512, "gradient_accumulation_steps": 3}
+
+
+def weights_of_layers() -> int:
+    llama = load_architecture(LLAMA)
+    return llama.num_layers * sum(linear.weight_params for linear in llama.groups[0].layer.linears)
+
+
+def test_frozen_weights_in_8_bits_take_a_byte_and_are_transposed_in_every_backward() -> None:
+    llama = load_architecture(LLAMA)
+    plain, small = (run_of(LLAMA, method="lora", **{**SMALL_WEIGHTS, "fp8_weights": kept}) for kept in (False, True))
+    saved = memory_timeline(llama, plain).at_rest_bytes - memory_timeline(llama, small).at_rest_bytes
+    assert saved == weights_of_layers()
+    operations = step_operations(llama, small)
+    assert not [op for op in operations if op.name == "fp8_weight_cast"]
+    turned = [op for op in operations if op.name == "fp8_weight_transpose"]
+    assert {op.phase for op in turned} == {Phase.BACKWARD}
+    assert sum(op.total_bytes for op in turned) == 3 * 2 * weights_of_layers()
+    same = [[op for op in step_operations(llama, run) if op.kind is Kind.GEMM] for run in (plain, small)]
+    assert same[0] == same[1]
+
+
+def test_trained_weights_in_8_bits_are_transposed_once_a_step_and_gathered_in_half_the_bytes() -> None:
+    joined = load_architecture(LLAMA)
+    options = {**SMALL_WEIGHTS, "method": "full", "num_gpus": 8, "tp": 2, "sharding": "zero1"}
+    plain, small = (run_of(LLAMA, **{**options, "fp8_weights": kept}) for kept in (False, True))
+    before, after = (step_operations(joined, run) for run in (plain, small))
+    turned = sum(op.total_bytes for op in after if op.name == "fp8_weight_transpose")
+    assert turned == pytest.approx(2 * weights_of_layers() / 2)  # half of each map on each of two GPUs
+    gathered = [sum(op.total_bytes for op in found if op.name == "all_gather") for found in (before, after)]
+    tables = 2 * 2 * joined.embedding_params / 2  # table and head, not tied, in two bytes, split in two
+    assert gathered[0] / 2 < gathered[1] < gathered[0] / 2 + tables
+    assert sum(op.total_bytes for op in before if op.name == "reduce_scatter") == sum(
+        op.total_bytes for op in after if op.name == "reduce_scatter"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"fp8": "none"}, "add --fp8 megatron"),
+        ({"fp8": "torchao"}, "with --fp8 torchao is not built"),
+        ({"fp8": "megatron-mxfp8"}, "with --fp8 megatron-mxfp8 is not built"),
+        ({"fp8": "megatron", "num_gpus": 8, "sharding": "fsdp"}, "with --sharding fsdp is not built"),
+        ({"fp8": "megatron", "method": "full"}, "fp32 copies of Megatron's distributed optimizer"),
+    ],
+)
+def test_weights_in_8_bits_are_refused_where_nobody_stores_them(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        run_of(LLAMA, fp8_weights=True, **options)
+
+
 def test_8_bit_products_need_16_bit_weights() -> None:
     with pytest.raises(InputError, match="quantized"):
         run_of(LLAMA, method="qlora", fp8="te")

@@ -33,6 +33,8 @@ CHECKPOINTS = [
     (PLAIN, {"activation_offloading": True, "method": "full"}),
     (DEEP, {"checkpoint_every": 2, "lora_target_modules": "q_proj,down_proj"}),
     (DEEP, {"checkpoint_every": 3, "method": "full"}),
+    (DEEP, {"checkpoint_first": 2, "lora_target_modules": "q_proj,down_proj"}),
+    (DEEP, {"checkpoint_first": 3, "method": "full"}),
     (DEEP, {**OFFLOADED, "reentrant": True}),
     (PLAIN, {"activation_offloading": True, "reentrant": True, "method": "qlora", "adapter_dtype": "bf16"}),
 ]
