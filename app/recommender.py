@@ -238,7 +238,7 @@ def _rentable(names: Sequence[str], records: Mapping[str, Any]) -> list[Target]:
     targets = resolve_targets(names, records)
     for target in targets:
         if target.platform == "cpu" or target.is_mock:
-            raise InputError(f"Nobody rents out {target.id}; name catalog GPUs with --gpu, or leave it out.")
+            raise InputError(f"Nobody rents out {target.id}; name catalog GPUs with --gpu, and leave its record out.")
     return targets
 
 

@@ -89,7 +89,7 @@ class Task:
         several = f" --num-gpus {count}" if count > 1 else ""
         return [
             f"tunecast calibrate --out records{several}",
-            f"tunecast estimate {self.config_file} --gpu {gpu}{several} --record records/*.json",
+            f"tunecast estimate {self.config_file} --gpu {gpu}{several} --record records",
             TRAINERS[self.config_kind][1].format(file=self.config_file),
         ]
 

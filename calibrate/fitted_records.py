@@ -12,11 +12,22 @@ from tunecast.model.factors_io import factor_set_from_record, factors_from_dict,
 Record = dict[str, Any]
 
 
+def record_files(paths: Iterable[str | Path]) -> list[Path]:
+    """The files named, and those of every folder named; a folder without any is refused."""
+    found: list[Path] = []
+    for path in map(Path, paths):
+        inside = sorted(path.glob("*.json")) if path.is_dir() else [path]
+        if not inside:
+            raise InputError(f"--record {path} is a folder without records (*.json); tunecast calibrate --out {path}.")
+        found += inside
+    return found
+
+
 def fitted_records(paths: Iterable[str | Path]) -> dict[str, Record]:
     """Records by the device they were measured on; unfitted ones and two of one device are refused."""
     found: dict[str, Record] = {}
     names: dict[str, str] = {}
-    for path in map(Path, paths):
+    for path in record_files(paths):
         gpu, record = fitted_record(path)
         if gpu in found:
             raise InputError(f"{names[gpu]} and {path} are both records of {gpu}; keep one of them.")

@@ -172,6 +172,21 @@ def _packed_words(options: Mapping[str, Any]) -> tuple[str, ...]:
     return () if packing_of(options) else ("packing",)
 
 
+def _packed(run: Run, options: Mapping[str, Any], samples: float) -> str:
+    """That samples fill rows; where nobody said so, with the steps of rows of one sample each beside it."""
+    if packing_of(options):
+        return "packed"
+    steps = math.ceil(samples / _rows_per_step(run))
+    return (
+        f"packed, which is assumed (one sample a row, as most trainers have it unless told otherwise: "
+        f"{steps_words(steps)}, --no-packing)"
+    )
+
+
+def _rows_per_step(run: Run) -> int:
+    return run.per_device_train_batch_size * run.gradient_accumulation_steps * run.dp
+
+
 def _text_words(per_token: Factor) -> tuple[str, ...]:
     """How many bytes a token has, where no tokenizer counted."""
     if per_token.low == per_token.high:
@@ -188,7 +203,8 @@ def _from_dataset(run: Run, options: Mapping[str, Any], repeats: float) -> Amoun
     counted = f"{tokens:,.0f} tokens of {per_token.value:.3g} bytes ({per_token.origin})"
     what = (
         f"{found.name}: {found.samples:,} samples{read}, {counted}"
-        f"{f', {cut:,} samples cut at {run.max_length}' if cut else ''}, packed, x {_epochs(repeats)}"
+        f"{f', {cut:,} samples cut at {run.max_length}' if cut else ''}, x {_epochs(repeats)}, "
+        f"{_packed(run, options, found.samples * repeats)}"
     )
     return replace(
         _from_tokens(run, tokens * repeats, what, repeats),
@@ -207,7 +223,7 @@ def _from_rows(run: Run, rows: Rows, options: Mapping[str, Any], repeats: float)
         samples = parse_count(options["tokens"], name="--tokens") / rows.mean_tokens
     if samples is None:
         return None
-    per_step = run.per_device_train_batch_size * run.gradient_accumulation_steps * run.dp
+    per_step = _rows_per_step(run)
     counted = bytes_per_token(options)
     lengths = f", tokens of {counted.value:.3g} bytes ({counted.origin})" if options.get("dataset") is not None else ""
     amount = Amount(
@@ -236,5 +252,5 @@ def _from_samples(run: Run, options: dict[str, Any], repeats: float) -> Amount:
         full = _from_tokens(run, samples * run.max_length * repeats, what, repeats)
         return replace(full, assumed=(f"samples of {run.max_length} tokens",))
     mean = parse_count(options["mean_tokens"], name="--mean-tokens")
-    what = f"{samples:,.0f} samples of {mean:g} tokens x {_epochs(repeats)}, packed"
+    what = f"{samples:,.0f} samples of {mean:g} tokens x {_epochs(repeats)}, {_packed(run, options, samples * repeats)}"
     return replace(_from_tokens(run, samples * mean * repeats, what, repeats), assumed=_packed_words(options))

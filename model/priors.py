@@ -35,8 +35,9 @@ WAVE_TILES = {"bf16": (128, 128), "fp16": (128, 128), "fp32": (128, 32), "fp8": 
 """Output tile that a partial wave is counted in; cuBLAS's fp32 kernels for thin results are ``sgemm_128x32``."""
 WORK = ("gemm", "attention", "memory", "dequant")
 """Kinds of work of the device."""
-DEVICE_KINDS, GENERATION_KINDS = WORK, ("gemm", "attention", "dequant")
-"""Not bytes moved: most stacks have rows of one generation, and unseen cards are forecast better by stacks' shares."""
+DEVICE_KINDS, GENERATION_KINDS = ("gemm", "attention", "dequant"), WORK
+"""Bytes moved by generation alone: what cards of one chip reach of their bandwidth is much the same, and a card with
+rows must not be slower for them than its siblings without (an A100 on PCIe, an A800)."""
 STACK_KINDS = ("gemm", "attention", "memory")
 SOURCE_KINDS = (*WORK, "link")
 """Kinds of work whose rates differ from card to card, generation to generation, stack to stack and source to source."""

@@ -55,11 +55,10 @@ def resolve_targets(
 ) -> list[Target]:
     """Devices by name, in the order asked, each once. `records` maps a device id to its record.
 
-    ``all`` stands for every catalog GPU; without names it is all of them and the devices of the
-    records. A record that no requested device can use is refused, unless its host is theirs (`share_host`).
+    ``all``, and no name at all, stands for every catalog GPU and the devices of the records. A record that no requested device can use is refused, unless its host is theirs (`share_host`).
     """
-    asked = list(names)
-    ids = list(dict.fromkeys(_expand(asked or ["all", *records])))
+    asked = list(names) or ["all"]
+    ids = list(dict.fromkeys(_expand([*asked, *(records if "all" in asked else ())])))
     if share_host:
         return _sharing(ids, records)
     unused = [gpu for gpu in records if gpu not in ids]

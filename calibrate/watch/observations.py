@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from tunecast.calibrate.fitted_records import record_files
 from tunecast.catalogs.errors import InputError
 from tunecast.model.observed import Observation, Observations
 
@@ -15,7 +16,7 @@ def split_records(paths: Iterable[str | Path]) -> tuple[list[Path], Observations
     """(calibration records, observations by device): a file is a watched run if its schema says so."""
     calibrations: list[Path] = []
     found: dict[str, list[Observation]] = {}
-    for path in map(Path, paths):
+    for path in record_files(paths):
         if _is_run(path):
             seen = observation(path)
             found.setdefault(seen.gpu, []).append(seen)
