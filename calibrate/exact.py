@@ -72,13 +72,19 @@ def exact_notes(architecture: Architecture, run: Run) -> tuple[str, ...]:
             f"the linear attention of {architecture.model_type} is traced as transformers' PyTorch code; with the fla "
             "package it takes fewer kernels and less memory."
         )
-    stacked = sum(p.numel() for layer in hf.decoder_layers(model) for p in layer.parameters() if p.ndim == 3)
+    stacked = sum(p.numel() for layer in hf.decoder_layers(model) for p in layer.parameters() if is_stacked(p))
     if run.bnb_4bit_quant_type is not None and stacked:
         notes.append(
             f"{stacked / GIGA:.1f}B parameters of stacked experts stay in {run.dtype}: transformers 5 quantizes linear "
             "maps only."
         )
     return tuple(notes)
+
+
+def is_stacked(parameter: Any) -> bool:
+    """Whether a parameter holds a matrix for each of several experts; kernels of a depthwise convolution over time,
+    as linear attention has them, are three-dimensional too."""
+    return parameter.ndim == 3 and min(parameter.shape[1:]) > 1
 
 
 def _meta_model(settings: str, name: str) -> Any:

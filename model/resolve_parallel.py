@@ -12,6 +12,8 @@ from tunecast.model.stacks import DTYPE_ALIASES, built_choice, one_of
 from tunecast.model.stages import stage_layers
 
 CP_KINDS = ("ring", "ulysses")
+FSDP_BY_VERSION = {"fsdp1": 1, "fsdp2": 2}
+"""FSDP with its version, as people call it."""
 OFFLOADS = ("none", "optimizer", "all")
 FSDP = ("fsdp", "fsdp-grad-op", "hsdp")
 """Shardings that PyTorch's FSDP does."""
@@ -169,6 +171,9 @@ def take_sharding(fields: Fields) -> None:
     values = fields.values
     copies = data_gpus(values)
     sharding = fields.take("sharding", "none" if copies == 1 else "ddp", "assumed")
+    if sharding in FSDP_BY_VERSION:
+        sharding, values["fsdp_version"] = "fsdp", FSDP_BY_VERSION[sharding]
+        fields.put("sharding", sharding, fields.origins["sharding"])
     built_choice("sharding", "sharding", sharding)
     if copies == 1 and sharding != "none" and fields.origins["sharding"] == "file" and values["num_gpus"] == 1:
         raise InputError(
@@ -192,6 +197,8 @@ def take_sharding(fields: Fields) -> None:
         )
     if values["fsdp_version"] not in (1, 2):
         raise InputError(f"--fsdp-version is {values['fsdp_version']}, but FSDP has versions 1 and 2; type 1 or 2.")
+    if fields.given.get("fsdp_version") and copies > 1 and sharding not in FSDP:
+        fields.notes.append(f"--fsdp-version changes nothing: --sharding is {sharding}.")
     if sharding == "hsdp":
         check_hybrid(values)
     beside = bool(fields.take("overlap_comm", False, "stack-default"))
@@ -289,9 +296,11 @@ def check_pipeline(architecture: Architecture, values: Mapping[str, Any]) -> Non
         return
     first, middle, last = stage_layers(architecture.num_layers, pp)
     if min(first, last) < 1 or middle % chunks:
+        fitting = [n for n in range(1, middle + 1) if middle % n == 0]
+        told = "use fewer stages" if min(first, last) < 1 else f"--pp-interleave can be {' or '.join(map(str, fitting))}"
         raise InputError(
             f"--pp {pp} x --pp-interleave {chunks} cannot deal out the {architecture.num_layers} layers of "
-            f"{architecture.name}: stages between the first and the last would have {middle}; use fewer of either."
+            f"{architecture.name}: stages between the first and the last would have {middle}; {told}."
         )
     if chunks > 1 and values["gradient_accumulation_steps"] < pp:
         raise InputError(

@@ -163,7 +163,7 @@ def summary_of(rows: Sequence[Row]) -> dict[str, Any]:
     return {
         "rows": len(rows),
         "median_abs_error": statistics.median(errors),
-        "p90_abs_error": statistics.quantiles(errors, n=10)[-1],
+        "p90_abs_error": statistics.quantiles(errors, n=10, method="inclusive")[-1],
         "worst_abs_error": max(errors),
         "bias": statistics.median(row["error"] for row in rows),
         "coverage": statistics.mean(row["inside"] for row in rows),

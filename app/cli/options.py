@@ -157,6 +157,9 @@ PARALLEL: Group = {
         ),
     ],
     "sharding": _machine(str, "How the job is spread.", metavar="none|ddp|zero1|zero2|zero3|fsdp|fsdp-grad-op|hsdp"),
+    "fsdp_version": _machine(
+        int, "FSDP's: 1 has flat parameters (FullyShardedDataParallel), 2 is fully_shard.", metavar="1|2"
+    ),
     "tp": _machine(int, "Tensor parallel: GPUs that split every matrix.", metavar="N"),
     "pp": _machine(int, "Pipeline parallel: stages.", metavar="N"),
     "pp_interleave": _machine(int, "Chunks of layers per pipeline stage.", metavar="N"),

@@ -89,6 +89,7 @@ NODES = SPLIT | {
     "--overlap-comm",
     "--no-overlap-comm",
     "--reduce-bucket-size",
+    "--fsdp-version",
     "--p2p",
     "--no-p2p",
     "--serial-fraction",

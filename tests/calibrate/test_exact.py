@@ -177,6 +177,7 @@ def test_adapters_on_a_router_that_returns_two_tensors_are_refused_as_they_fail(
 def test_notes_name_linear_attention_that_is_slower_than_with_its_own_kernels() -> None:
     hybrid = exact.real_architecture(small("qwen3_5_text"), "x")
     assert "fla package" in " ".join(exact.exact_notes(hybrid, run_of(hybrid)))
+    assert "experts" not in " ".join(exact.exact_notes(hybrid, run_of(hybrid, method="qlora")))  # its convolutions
 
 
 def test_notes_name_eager_attention_and_experts_that_stay_wide() -> None:

@@ -205,3 +205,12 @@ def test_a_group_over_machines_knows_its_share_of_each(make: Make, run_of: RunOf
     for per_node, expected in ((8, 8), (4, 4), (16, 16)):
         run = run_of(llama, method="full", num_gpus=48, sharding="fsdp", gpus_per_node=per_node)
         assert {(op.group, op.group_per_node) for op in collectives(llama, run)} == {(48, expected)}
+
+
+@pytest.mark.parametrize(("name", "version"), [("fsdp1", 1), ("fsdp2", 2)])
+def test_fsdp_may_be_called_with_its_version(make: Make, run_of: RunOf, name: str, version: int) -> None:
+    llama = make("llama-3.1-8b", 4)
+    asked = {"method": "full", "num_gpus": 8}
+    named, told = run_of(llama, sharding=name, **asked), run_of(llama, sharding="fsdp", fsdp_version=version, **asked)
+    assert named == told
+    assert (named.sharding, named.fsdp_version) == ("fsdp", version)
