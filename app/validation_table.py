@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -129,12 +130,22 @@ def headline(judged: Sequence[Judged], what: str) -> str:
     pick = speeds if what == "speed" else memories
     stats = stats_of(pick(judged))
     if not stats.n:
-        return f"{what}: no row is scored"
+        return f"{what}: no row is scored{_why_none(judged, what)}"
     return (
         f"{what}: {rows_words(stats.n)}, median error {percent(stats.median_abs_error)}, 90% within "
         f"{percent(stats.p90_abs_error)}, bias {percent(stats.bias, signed=True)}, inside the 80% interval "
         f"{percent(stats.coverage)}; median of the sources' medians {percent(median_of_sources(judged, pick))}"
     )
+
+
+def _why_none(judged: Sequence[Judged], what: str) -> str:
+    """What keeps most rows that are forecast from being scored in this half."""
+    halves = [half for item in judged if item.prediction for half in (item.reason or "").split("; ")]
+    reasons = Counter(half.removeprefix(f"{what}: ") for half in halves if half.startswith(f"{what}: "))
+    if not reasons:
+        return ""
+    reason, count = reasons.most_common(1)[0]
+    return f" ({rows_words(count)}: {reason})"
 
 
 def explanation(item: Judged) -> list[RenderableType]:

@@ -32,10 +32,12 @@ ROOT = r"(?:lm_head|embed_tokens)"
 SAVED = re.compile(
     rf"[\s,;(+&]*(?:\b(?:and|with|plus)\s+)?\b(?:modules_to_save\s*[:=]?\s*)?(?P<roots>{ROOT}(?:[\s,+&/]+(?:and\s+)?{ROOT})?)"
     r"(?:\s+(?:are|is|also|both))*\s+(?:fully\s+|also\s+)?(?:trained|saved|tuned|fine-?tuned|trainable)"
-    r"(?:\s+(?:in full|fully|whole|as a whole|too|as well|completely))?\s*\)?",
+    r"(?:\s+(?:in full|fully|whole|as a whole|too|as well|completely))?\s*\)?(?:\s*\(modules_to_save\))?",
     re.IGNORECASE,
 )
 """The table of tokens and the head beside adapters, trained as a whole (PEFT ``modules_to_save``)."""
+COUNTED = r"\s*\(?\b[\d][\d.,]*\s?[kmb]? trainable( param(eter)?s)?\)?"
+"""How many parameters that makes."""
 LITGPT_SWITCH = r"\blora_(query|key|value|projection|mlp|head)\b(\s*[:=]\s*true\b)?"
 """LitGPT's options of ``finetune_lora``, each of which switches one map on."""
 LITGPT_OFF = r"\blora_(query|key|value|projection|mlp|head)\b\s*[:=]\s*(false|no|off|0)\b"
@@ -68,6 +70,7 @@ def synonyms() -> dict[str, tuple[str, ...]]:
 def targets_of(text: str) -> dict[str, Any] | None:
     """Options of a cell, its names not yet those of a model; None where it states nothing."""
     text = re.sub(r"\bdefault values?\b", "default", text, flags=re.IGNORECASE)
+    text = re.sub(COUNTED, "", text, flags=re.IGNORECASE)
     saved = SAVED.search(text)
     if saved is not None:
         others = targets_of(f"{text[: saved.start()]} {text[saved.end() :]}".strip())

@@ -105,9 +105,16 @@ def in_pieces(column: str, text: str, gpus: int = 1) -> Options | None:
         return _lengths(text, facts)
     if column == "grad_checkpointing" and "gradient_checkpointing" not in facts:
         raise SkipRowError(f"{column} {text!r} does not say whether it checkpoints: write yes or no as well")
+    if facts.pop("tf32", False) and "fp32" in (facts.get("number", "fp32"), facts.get("weights")) and not halved(facts):
+        raise SkipRowError(f"{column} {text!r}: products of fp32 numbers in TF32 are not built")
     if facts.pop("some", False) and facts.setdefault("bits", "some") == 16:
         raise SkipRowError(f"{column} {text!r} contradicts itself: yes, and no bits fewer than 16")
     return meaning(column, text, facts)
+
+
+def halved(facts: Mapping[str, Any]) -> bool:
+    """Whether products run in 16 or 8 bits, so that a switch of fp32 ones changes next to nothing."""
+    return facts.get("number") in HALVES or facts.get("weights") in HALVES or bool(facts.get("eight"))
 
 
 def _lengths(text: str, facts: Mapping[str, Any]) -> Options:

@@ -121,7 +121,8 @@ MEANINGS: dict[str, list[tuple[str, dict[str, Any]]]] = {
         ("FP8 (TE), fp8_params: true", {**BF16, "fp8": "te", "fp8_weights": True}),
         ("fp8 hybrid (FP8_PARAMS=1)", {**BF16, "fp8": "te", "fp8_weights": True}),
         ("FP8-DS", {**BF16, "fp8": "te"}), ("bf16: auto", BF16), ("bf16 + tf32", BF16), ("bf16 (TF32 on)", BF16),
-        ("bf16-mixed, tf32=True", MIXED), ("bf16=True, tf32=True", MIXED),
+        ("bf16 autocast over fp32 weights (TF32 matmul high)", {"dtype": "fp32", "precision": "bf16-autocast"}),
+        ("bf16/tf32", BF16), ("bf16-mixed, tf32=True", MIXED), ("bf16=True, tf32=True", MIXED),
     ],
     "grad_checkpointing": [
         ("yes (every LlamaDecoderLayer, checkpoint_wrapper)", ON), ("activations_checkpoint_granularity: null", OFF),
@@ -389,7 +390,7 @@ def test_one_unknown_word_refuses_the_cell(column: str, text: str, means: dict[s
         ("compute_dtype", "mixed_precision PURE", "write bf16 autocast, fp32 master weights"),
         ("compute_dtype", "param bf16 / reduce fp32", "not what the weights are kept in"),
         ("compute_dtype", "fp32 + tf32", "TF32 are not built"),
-        ("compute_dtype", "bf16/tf32", "TF32 are not built"),
+        ("compute_dtype", "fp32 weights, tf32 on", "TF32 are not built"),
         ("grad_checkpointing", "yes (no)", "'yes' and 'no'"),
         ("grad_checkpointing", "maybe", "'maybe' is not"),
         ("grad_checkpointing", "yes (assumed)", "'assumed': the source does not state it"),
