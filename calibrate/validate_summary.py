@@ -31,6 +31,10 @@ class Stats:
     """Mean of predicted / measured - 1."""
     coverage: float | None = None
     """Share of measured values inside the 80% interval."""
+    below: float | None = None
+    """Share of measured values below the interval's low end."""
+    above: float | None = None
+    """Share above its high end."""
     median_half_width: float | None = None
     """Half the interval over the forecast."""
 
@@ -52,6 +56,8 @@ def stats_of(compared: Iterable[Compared]) -> Stats:
         p90_abs_error=float(np.quantile(sizes, 0.9)),
         bias=statistics.fmean(item.error for item in items),
         coverage=sum(item.inside for item in items) / len(items),
+        below=sum(item.measured < item.predicted.low for item in items) / len(items),
+        above=sum(item.measured > item.predicted.high for item in items) / len(items),
         median_half_width=statistics.median(item.half_width for item in items),
     )
 

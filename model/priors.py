@@ -256,10 +256,10 @@ def run_effects(run: Run | None, priors: Mapping[str, Any]) -> tuple[Effect, ...
     sharding = (effect_of("sharding", run.sharding, priors, WORK),) if run.num_gpus > 1 else ()
     unpacked = (_dequant_effect(run, priors),) if run.base_quantization else ()
     eight = run.base_quantization == INT8_BASE
-    doubt = float(priors["beliefs"]["int8_products"]["log_sd"])
-    outliers = (Effect(value=0.0, name=None, moves=("gemm",), log_sd=doubt),) if eight else ()
+    slow = priors["beliefs"]["int8_products"]
+    outliers = Effect(value=-math.log(slow["value"]), name=None, moves=("gemm",), log_sd=float(slow["log_sd"]))
     stack = tuple(effect_of(f"stack.{kind}", run.stack, priors, (kind,), scaled=True) for kind in STACK_KINDS)
-    return (*stack, *unpacked, *outliers, *sharding)
+    return (*stack, *unpacked, *((outliers,) if eight else ()), *sharding)
 
 
 def dequant_kernel(run: Run, stack: str) -> str:

@@ -114,7 +114,8 @@ def groups_of(judged: Sequence[Judged], pick: Pick) -> dict[str, Any]:
 
 def full(stats: Any) -> dict[str, Any]:
     """Statistics with the median half-width."""
-    return {**stats.as_dict(), "median_half_width": stats.median_half_width}
+    sides = {"below": stats.below, "above": stats.above}
+    return {**stats.as_dict(), **sides, "median_half_width": stats.median_half_width}
 
 
 def overall(judged: Sequence[Judged], pick: Pick) -> dict[str, Any]:

@@ -115,7 +115,8 @@ def page(judged: Sequence[Judged], sources: Mapping[str, str]) -> str:
             f"**{overall.n} of {len(judged)} rows scored, median error {percent(overall.median_abs_error)}; median of "
             f"the sources' medians {percent(median_of_sources(judged, speeds))}.** 90% of rows are within "
             f"{percent(overall.p90_abs_error)}, bias {percent(overall.bias, signed=True)}, {percent(overall.coverage)} "
-            f"inside the 80% interval (median half-width {percent(overall.median_half_width)})."
+            f"inside the 80% interval, {percent(overall.below)} below and {percent(overall.above)} above it (median "
+            f"half-width {percent(overall.median_half_width)})."
         ),
         "",
         "## By group",

@@ -59,8 +59,9 @@ def time_page(content: Row) -> str:
         (
             f"**{s['n']} rows, median error {percent(s['median_abs_error'])}; median of the sources' medians "
             f"{percent(s['median_of_sources'])}.** 90% of rows are within {percent(s['p90_abs_error'])}, bias "
-            f"{percent(s['bias'], signed=True)}, {percent(s['coverage'])} inside the 80% interval "
-            f"(median half-width {percent(s['median_half_width'])})."
+            f"{percent(s['bias'], signed=True)}, {percent(s['coverage'])} inside the 80% interval, "
+            f"{percent(s['below'])} below and {percent(s['above'])} above it (median half-width "
+            f"{percent(s['median_half_width'])})."
         ),
         "",
         "## Against the targets",
@@ -268,8 +269,9 @@ def memory_page(content: Row) -> str:
         (
             f"**{s['n']} rows, median error {percent(s['median_abs_error'])}; median of the sources' medians "
             f"{percent(s['median_of_sources'])}.** 90% of rows are within {percent(s['p90_abs_error'])}, bias "
-            f"{percent(s['bias'], signed=True)}, {percent(s['coverage'])} inside the 80% interval "
-            f"(median half-width {percent(s['median_half_width'])})."
+            f"{percent(s['bias'], signed=True)}, {percent(s['coverage'])} inside the 80% interval, "
+            f"{percent(s['below'])} below and {percent(s['above'])} above it (median half-width "
+            f"{percent(s['median_half_width'])})."
         ),
         "",
         (
