@@ -14,6 +14,7 @@ from tunecast.sweeping import METRICS, Ask, forecast_of, point
 from tunecast.tables import count
 
 if TYPE_CHECKING:
+    from tunecast.model.factors import FactorSet
     from tunecast.model.forecast import Forecast
 
 HALVED_AND_DOUBLED = (
@@ -132,7 +133,7 @@ def uncertain_ends(ask: Ask, base: Forecast) -> list[Ends]:
 
 
 def _rate_ends(ask: Ask, base: Forecast) -> list[Ends]:
-    """Every kind of operation that takes time, over the 80% interval of its curve; then the scalar factors."""
+    """Every kind of operation that takes time, over the 80% interval of its rate; then the scalar factors."""
     from tunecast.asking import asked_question
     from tunecast.model.on_device import job_factors
 
@@ -140,9 +141,10 @@ def _rate_ends(ask: Ask, base: Forecast) -> list[Ends]:
     factors = job_factors(targets[0], base.architecture, base.run, question.options)
     ends = []
     for kind in KINDS:
-        spreads = [curve.log_sd for name, curve in factors.curves.items() if name.split(".")[0] == kind]
-        if spreads and max(spreads) > 0 and base.time_parts_s.get(kind):
-            spread = math.exp(Z80 * max(spreads))
+        of_curves = [curve.log_sd for name, curve in factors.curves.items() if name.split(".")[0] == kind]
+        log_sd = math.hypot(max(of_curves, default=0.0), fitted_log_sd(factors, f"scale.{kind}"))
+        if log_sd > 0 and base.time_parts_s.get(kind):
+            spread = math.exp(Z80 * log_sd)
             labels = (f"{1 / spread:.2f} x its time", f"{spread:.2f} x its time")
             name = f"time of {kind}"
             ends.append(
@@ -162,6 +164,15 @@ def _rate_ends(ask: Ask, base: Forecast) -> list[Ends]:
             low, high = ({name: end / factor.value} for end in (factor.low, factor.high))
             ends.append(Ends(name=name, kind="uncertain", labels=labels, low=({}, low), high=({}, high)))
     return ends
+
+
+def fitted_log_sd(factors: FactorSet, param: str) -> float:
+    """How unsure a fitted parameter of the step is by itself: of a card without a record, what cards, stacks and
+    sources differ by in this kind of work."""
+    if param not in factors.step_params:
+        return 0.0
+    place = factors.step_params.index(param)
+    return math.sqrt(max(factors.step_covariance[place][place], 0.0))
 
 
 def _phase_ends(base: Forecast) -> list[Ends]:

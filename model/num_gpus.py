@@ -46,7 +46,7 @@ def parse_hours(text: str | float, *, name: str = "--deadline") -> float:
     match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*(h|min|m|d|)\s*", str(text))
     hours = float(match[1]) * HOURS[match[2]] if match else 0.0
     if not (math.isfinite(hours) and hours > 0):
-        raise InputError(f"{name} is {text!r}, which is not a time above 0; type it as 24h, 90min or 3d.")
+        raise InputError(f"{name} is {text!r}, which is no time above 0 in min, h or d; type it as 24h, 90min or 3d.")
     return hours
 
 
