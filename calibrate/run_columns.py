@@ -138,11 +138,17 @@ def check_columns(path: Path, columns: Iterable[str]) -> None:
                 f"{path} has the column {heading!r}, which is not read: what it says belongs into {into}; a cell there "
                 f"says {cell}."
             )
-        meant = meant_by(heading)
-        if meant and meant not in own:
-            raise InputError(
-                f"{path} has the column {heading!r}, which is not read; if it is {meant}, call it so, else drop it."
-            )
+    slips = {heading: meant for heading in unread(own) if (meant := meant_by(heading)) and meant not in own}
+    if len(slips) == 1:
+        ((heading, meant),) = slips.items()
+        raise InputError(
+            f"{path} has the column {heading!r}, which is not read; if it is {meant}, call it so, else drop it."
+        )
+    if slips:
+        told = ", ".join(f"{heading!r} ({meant})" for heading, meant in slips.items())
+        raise InputError(
+            f"{path} has columns that are not read: {told}; call each what stands behind it, if it is that, else drop it."
+        )
 
 
 def unread(columns: Sequence[str]) -> list[str]:

@@ -18,7 +18,7 @@ from tunecast.model.money import with_money
 from tunecast.model.observed import observed
 from tunecast.model.on_device import job_factors, resolve_for
 from tunecast.model.paging import overflow_bytes
-from tunecast.model.parallel_scaling import Scaling, alone, comparable, scaling_notes, scaling_of
+from tunecast.model.parallel_scaling import Scaling, alone, comparable, pipeline_notes, scaling_notes, scaling_of
 from tunecast.model.phase_rates import phase_rates
 from tunecast.model.priors import load_priors
 from tunecast.model.question import Question
@@ -100,6 +100,7 @@ def forecast(question: Question, target: Target) -> Forecast:
             *link_notes(run, factors, question),
             *unused_notes(run, target, question),
             *scaling_notes(scaling, run, storage),
+            *pipeline_notes(timing, run),
             *row_notes(resolved.run, rows),
             *document_notes(resolved.run, question.options),
             *data_notes,

@@ -24,6 +24,10 @@ from tunecast.model.time import StepTime
 
 NOTHING = 0.005
 TOLD_PARTS = 3
+MUCH_IDLE = 0.2
+"""Share of a step from which a pipeline's bubble is worth a note."""
+MICRO_BATCHES_A_STAGE = 4
+"""With so many the bubble is a fifth of the step or less."""
 
 
 ROUNDING = 1e-9
@@ -133,6 +137,19 @@ def scaling_notes(scaling: Scaling | None, run: Run, storage: Mapping[str, Any] 
     causes.append(f"the priors' effect of {run.sharding} is on all work")
     why = "; ".join(causes)
     return (f"{n} GPUs are more than {n} times as fast as one: a step has {less} than one GPU's alone ({why})",)
+
+
+def pipeline_notes(timing: StepTime, run: Run) -> tuple[str, ...]:
+    """That stages idle for much of a step, and what shortens it."""
+    idle = timing.parts_s.get("bubble", 0.0) / timing.step_time_s.value
+    if idle < MUCH_IDLE:
+        return ()
+    enough = MICRO_BATCHES_A_STAGE * run.pp
+    return (
+        f"stages wait {idle:.0%} of the step for each other, (stages - 1) / (micro-batches x chunks) of their work: "
+        f"{run.pp - 1} / {run.gradient_accumulation_steps * run.pp_interleave}; with --gradient-accumulation-steps "
+        f"{enough} it would be {run.pp - 1} / {enough * run.pp_interleave}",
+    )
 
 
 def comparable(run: Run) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tunecast.calibrate.run_columns import KEPT, READ, belongs_into, meant_by, unread
+from tunecast.calibrate.run_columns import KEPT, READ, belongs_into, check_columns, meant_by, unread
 from tunecast.calibrate.run_table import read_table
 from tunecast.catalogs.errors import InputError
 
@@ -125,3 +125,11 @@ def test_other_columns_are_passed_over(tmp_path: Path, heading: str) -> None:
 
 def test_a_second_word_beside_the_column_itself_does_no_harm(tmp_path: Path) -> None:
     assert read_table(table(tmp_path, f"{NEEDED},gpus,num_gpus"))[0]["num_gpus"] == "x"
+
+
+def test_all_headings_that_are_not_read_are_told_at_once() -> None:
+    headings = ["model", "gpu", "batch size", "gradient_checkpointing", "tok/s"]
+    with pytest.raises(InputError) as told:
+        check_columns(Path("runs.csv"), headings)
+    said = str(told.value)
+    assert "'batch size' (micro_batch), 'gradient_checkpointing' (grad_checkpointing), 'tok/s' (tokens_per_s)" in said

@@ -180,3 +180,14 @@ def test_slower_work_names_the_part_that_grew_most() -> None:
     assert found.scaling.bound_by == "work slower in zero3 (host)"
     grown = found.time_parts_s["host"] - alone.time_parts_s.get("host", 0.0)
     assert grown > 0.5 * found.scaling.slower_work_s
+
+
+@pytest.mark.parametrize(("micro_batches", "told"), [(1, True), (4, True), (32, False)])
+def test_a_pipeline_that_idles_says_so_and_what_shortens_it(micro_batches: int, told: bool) -> None:
+    found = ask(num_gpus=8, pp=8, sharding="none", gradient_accumulation_steps=micro_batches)
+    notes = [note for note in found.notes if note.startswith("stages wait")]
+    assert bool(notes) == told
+    if told:
+        idle = found.time_parts_s["bubble"] / found.step_time_s.value
+        assert f"stages wait {idle:.0%} of the step" in notes[0]
+        assert f"7 / {micro_batches}; with --gradient-accumulation-steps 32 it would be 7 / 32" in notes[0]
