@@ -9,7 +9,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from tunecast.calibrate.stats import UNSTABLE_SPREAD_FRAC, spread_frac
-from tunecast.model.priors import PCIE_BYTES_PER_S_PER_LANE
+from tunecast.model.priors import PCIE_BYTES_PER_S_PER_LANE, link_bytes_per_s
 from tunecast.model.units import GIGA, MEGA, MICROSECOND_S, TERA, gib
 from tunecast.tables import DASH, digits, plain_table
 
@@ -20,11 +20,13 @@ if TYPE_CHECKING:
 
 Trial = Mapping[str, Any]
 
-ORDINARY_SHARE = {"matrix": 0.70, "matrix4": 0.50, "attention": 0.50, "bandwidth": 0.80, "transfer": 0.75, "fact": 0.90}
+ORDINARY_SHARE = {"matrix": 0.70, "matrix4": 0.50, "attention": 0.50, "bandwidth": 0.80, "transfer": 0.75,
+                  "link": 0.60, "fact": 0.90}  # fmt: skip
 """Below this share of the catalog a healthy card seldom is. Matrix: the best shapes reach 80 to 87% on
 A100 and H100 (Bekman, ml-engineering, mamf-finder); with 4-bit weights the dequantization comes on top.
 Attention: 50 to 73% (FlashAttention-2, Dao 2023, section 4). Bandwidth: copies reach 85 to 93%
-(BabelStream). Transfer: pinned copies reach 80 to 90% of the link (NVIDIA bandwidthTest). Fact: memory,
+(BabelStream). Transfer: pinned copies reach 80 to 90% of the link (NVIDIA bandwidthTest). Link: rings
+reach 67 to 82% of one direction (NVIDIA/nccl-tests issues 149 and 212). Fact: memory,
 power limit and clock are as sold. These choose a word in a table and enter no forecast."""
 ABOVE_CATALOG = 1.03
 """Above this the catalog, the identification or the timer is wrong: clocks boost a little above the datasheet's."""
@@ -101,6 +103,18 @@ def moved_bytes(params: Mapping[str, Any]) -> float:
     return float(params["bytes"])
 
 
+def ring_bytes(params: Mapping[str, Any]) -> float:
+    """What crosses every link of a ring: 2 (n - 1) / n of the payload for an all-reduce, half of that for others
+    (nccl-tests' bus bandwidth, doc/PERFORMANCE.md)."""
+    n, rounds = float(params["world_size"]), 2.0 if params["op"] == "all_reduce" else 1.0
+    return rounds * (n - 1.0) / n * float(params["bytes"])
+
+
+def link(gpu: Gpu, _params: Mapping[str, Any]) -> float | None:
+    """One direction of the fastest link between two cards of a machine."""
+    return link_bytes_per_s(gpu)
+
+
 def peak(gpu: Gpu, params: Mapping[str, Any]) -> float | None:
     """Dense peak of the trial's dtype."""
     return gpu.peaks.get(params["dtype"])
@@ -146,6 +160,7 @@ RATES = {
     "disk": _gbs("disk {direction}, {cold}", moved_bytes, "transfer"),
     "load": _gbs("load a shard, {quantize}", moved_bytes, "transfer"),
     "checkpoint": _gbs("checkpoint save", moved_bytes, "transfer"),
+    "collective": _gbs("{op}, {world_size} processes", ring_bytes, "link", link),
     "optimizer": _millions("optimizer {optim}", "M params/s", lambda params: float(params["elements"])),
     "loss": _millions("cross-entropy {dtype}", "M logits/s", lambda p: float(p["tokens"]) * float(p["vocab"])),
 }

@@ -90,3 +90,11 @@ def test_a_noisy_median_says_so() -> None:
     """Deviations from the median 1.0 are 0.2, 0, 0.2: MAD 0.2, times 1.4826 makes 30%."""
     noisy = {**trial("memory", 1.0, op="copy", bytes=2 * 10**12, dtype="bf16"), "samples_s": [0.8, 1.0, 1.2]}
     assert only([noisy]).verdict == "ok, unstable (30%)"
+
+
+@pytest.mark.parametrize(("op", "crosses"), [("all_reduce", 1.75), ("all_gather", 0.875), ("reduce_scatter", 0.875)])
+def test_a_collective_is_shown_by_what_crosses_a_link(op: str, crosses: float) -> None:
+    """Of 1 GB among 8 in 10 ms: bus bandwidth as nccl-tests has it, beside the 300 GB/s of an A100's NVLink."""
+    quantity = only([trial("collective", 0.01, op=op, bytes=10**9, world_size=8)])
+    assert (quantity.measured, quantity.unit, quantity.catalog) == (pytest.approx(100 * crosses), "GB/s", 300)
+    assert quantity.name == f"{op}, 8 processes"
