@@ -38,6 +38,8 @@ SAVED = re.compile(
 """The table of tokens and the head beside adapters, trained as a whole (PEFT ``modules_to_save``)."""
 COUNTED = r"\s*\(?\b[\d][\d.,]*\s?[kmb]? trainable( param(eter)?s)?\)?"
 """How many parameters that makes."""
+JOINED_WITH_OUTPUT = r"(?:\b(?:fused|joined)\s+)?\bqkv\b[\s,+&/]+(?:and\s+)?(?:out(?:put)?\s+)?proj(?:ection)?\b"
+"""The joined map of an attention, and the projection of its result: all of it."""
 LITGPT_SWITCH = r"\blora_(query|key|value|projection|mlp|head)\b(\s*[:=]\s*true\b)?"
 """LitGPT's options of ``finetune_lora``, each of which switches one map on."""
 LITGPT_OFF = r"\blora_(query|key|value|projection|mlp|head)\b\s*[:=]\s*(false|no|off|0)\b"
@@ -71,6 +73,7 @@ def targets_of(text: str) -> dict[str, Any] | None:
     """Options of a cell, its names not yet those of a model; None where it states nothing."""
     text = re.sub(r"\bdefault values?\b", "default", text, flags=re.IGNORECASE)
     text = re.sub(COUNTED, "", text, flags=re.IGNORECASE)
+    text = re.sub(JOINED_WITH_OUTPUT, "attention", text, flags=re.IGNORECASE)
     saved = SAVED.search(text)
     if saved is not None:
         others = targets_of(f"{text[: saved.start()]} {text[saved.end() :]}".strip())
@@ -96,7 +99,8 @@ def targets_of(text: str) -> dict[str, Any] | None:
             raise SkipRowError(f"lora_targets {text!r}: what {rest!r} denies is not known")
         parts = [part for part in parts if not _named_within(text, names, part)]
         return {"lora_target_modules": ",".join((*names, *(f"<{part}>" for part in parts)))}
-    parts = [str(piece.facts["part"]) for piece in pieces_of("lora_targets", text) if "part" in piece.facts]
+    named = (str(piece.facts["part"]) for piece in pieces_of("lora_targets", text) if "part" in piece.facts)
+    parts = list(dict.fromkeys(named))
     if not parts:
         facts_of("lora_targets", text)
         return None

@@ -281,7 +281,13 @@ MEANINGS: dict[str, list[tuple[str, dict[str, Any]]]] = {
         ("padding=max_length", FILLED),
     ],
     "lora_targets": [
-        ("auto (left to PEFT)", {"lora_target_modules": "<peft>"}),
+        ("auto (left to PEFT)", {"lora_target_modules": "<peft>"}), ("attention (qkv, proj)", targets("<attention>")),
+        ("qkv + output projection", targets("<attention>")), ("all-linear (20,971,520 trainable)", ALL),
+        ("attention (fused qkv and output projection)", targets("<attention>")),
+        (
+            "all-linear; embed_tokens and lm_head trained in full (modules_to_save)",
+            {**ALL, "modules_to_save": "embed_tokens,lm_head"},
+        ),
         ("all_linear", ALL), ("lora_target_linear: true", ALL), ("all linear except lm_head", ALL),
         ("all linear (7)", ALL), ("all-linear w/o lm_head", ALL), ("all linear (excl. lm_head)", ALL),
         ("all-linear (without the output layer)", ALL),
