@@ -190,10 +190,10 @@ def take_sharding(fields: Fields) -> None:
         raise InputError(
             f"--num-gpus {values['num_gpus']} needs a sharding; use --sharding ddp, zero1, zero2, zero3 or fsdp."
         )
-    if values["method"] == "qlora" and sharding == "zero3":
+    if sharding == "zero3" and values.get("quant_method") not in (None, "bnb-4bit"):
         raise NotSupportedError(
-            "DeepSpeed ZeRO-3 of a 4-bit base (bnb_4bit_quant_storage) is not built yet; use --sharding fsdp, zero2 or "
-            "ddp with qlora."
+            f"DeepSpeed ZeRO-3 of a {values['quant_method']} base is not built; use --sharding zero2 or ddp, or "
+            "--quant-method bnb-4bit."
         )
     if values["fsdp_version"] not in (1, 2):
         raise InputError(f"--fsdp-version is {values['fsdp_version']}, but FSDP has versions 1 and 2; type 1 or 2.")

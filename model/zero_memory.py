@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from tunecast.model.architecture import Architecture
+from tunecast.model.architecture import Architecture, Layer
 from tunecast.model.collectives import is_megatrons
 from tunecast.model.optimizer import ADAM_STATES
 from tunecast.model.parallel_offload import parameter_bytes
@@ -47,6 +47,8 @@ PREFETCH_ELEMENTS = 50_000_000
 """Weights that one gather ahead fetches into one buffer, to be copied out of it (``prefetch_bucket_size``)."""
 PERSISTENT_ELEMENTS = 100_000
 """Tensors up to this size that ZeRO-3 keeps whole (``param_persistence_threshold``)."""
+WEIGHTS_A_NUMBER = 4
+"""4-bit weights in a 16-bit number."""
 FULL_STATES = ("adamw_torch", "adamw_torch_fused")
 """Optimizers whose moments have the dtype of what they update."""
 TO_AND_FRO = ("forward", "loss", "backward")
@@ -117,12 +119,24 @@ def flat_copy_bytes(architecture: Architecture, run: Run) -> int:
     return min(gradient_bytes(architecture, run), one_bucket_bytes(run))
 
 
+def stored_elements(layer: Layer, hidden_size: int, run: Run) -> list[int]:
+    """Elements of every tensor of a layer as they are stored: a 4-bit weight is one of 16-bit numbers, each of which
+    holds four (``bnb_4bit_quant_storage``, which transformers asks of ZeRO-3)."""
+    sizes = [tensor.elements for tensor in base_tensors(layer, hidden_size)]
+    if run.base_quantization is None:
+        return sizes
+    for linear in layer.linears:
+        sizes.remove(linear.weight_params)
+        sizes.append(-(-linear.weight_params // WEIGHTS_A_NUMBER))
+    return sizes
+
+
 @lru_cache(maxsize=256)
 def persistent_bytes(architecture: Architecture, run: Run) -> int:
     """Small tensors that ZeRO-3 holds whole beside their shares: norms, biases, adapters of a low rank."""
     sizes = [tensor.elements for tensor in architecture.root_tensors]
     for group in architecture.groups:
-        sizes += [tensor.elements for tensor in base_tensors(group.layer, architecture.hidden_size)] * group.count
+        sizes += stored_elements(group.layer, architecture.hidden_size, run) * group.count
     found = DTYPE_BYTES[run.dtype] * sum(size for size in sizes if size <= PERSISTENT_ELEMENTS)
     if not run.has_adapters:
         return found
@@ -136,7 +150,7 @@ def gathered_bytes(architecture: Architecture, run: Run, moment: str) -> int:
     the last came in; of a smaller model all, in the forward beside that buffer. Of 2.7B parameters in two processes
     DeepSpeed held 3% more in the forward and 5% in the backward."""
     size, hidden = DTYPE_BYTES[run.dtype], architecture.hidden_size
-    largest = max(tensor.elements for group in architecture.groups for tensor in base_tensors(group.layer, hidden))
+    largest = max(size for group in architecture.groups for size in stored_elements(group.layer, hidden, run))
     whole = parameter_bytes(architecture, run) - persistent_bytes(architecture, run)
     buffer = min(whole, size * PREFETCH_ELEMENTS) if moment == "forward" else 0
     return min(whole + buffer, size * (LIVE_ELEMENTS + PREFETCH_ELEMENTS + largest))

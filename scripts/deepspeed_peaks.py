@@ -51,9 +51,13 @@ def cases() -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
             found[f"{sharding} small buckets, {gpus} GPUs"] = ({**full, "num_gpus": gpus}, SMALL)
         summed = {**full, "num_gpus": 4, "gradient_accumulation_steps": 2}
         found[f"{sharding} small buckets, summed"] = (summed, SMALL)
-    for method in ("full", "lora"):
+    for method in ("full", "lora", "qlora"):
         own = {**COMMON, "method": method, "sharding": "zero3", "gradient_checkpointing": True}
         found[f"zero3 {method}, few live"] = (own, FEW_LIVE)
+    packed = {**COMMON, "method": "qlora", "sharding": "zero3", "gradient_checkpointing": True}
+    found["zero3 qlora"] = (packed, {})
+    found["zero3 qlora summed"] = ({**packed, "gradient_accumulation_steps": 2}, {})
+    found["zero3 qlora long"] = ({**packed, "max_length": 1024, "gradient_checkpointing": False}, {})
     return found
 
 

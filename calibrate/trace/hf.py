@@ -197,6 +197,8 @@ def quantize_linears(model: Any, run: Run) -> None:
         weight = old.weight.data.t() if type(old) is Conv1D else old.weight.data
         device = weight.device
         options: dict[str, Any] = {"compress_statistics": run.double_quant, "quant_type": run.bnb_4bit_quant_type}
+        if run.sharding == "zero3":  # DeepSpeed parts numbers of one kind alone (transformers' docs on bitsandbytes)
+            options["quant_storage"] = torch_dtype(run.dtype)
         new = bnb.nn.Linear4bit(
             weight.shape[1],
             weight.shape[0],

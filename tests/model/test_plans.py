@@ -82,9 +82,10 @@ def test_the_simplest_layout_is_kept_unless_another_is_clearly_faster(make: Call
 
 def test_spreads_that_resolving_refuses_are_told_and_others_are_not(make: Callable[..., Architecture]) -> None:
     small = make("qwen2.5-0.5b")
-    asked = replace(job(small, batch=4), options={"max_length": 512, "sharding": "zero3"}, methods=("lora", "qlora"))
+    options = {"max_length": 512, "sharding": "zero3", "quant_method": "bnb-8bit"}
+    asked = replace(job(small, batch=4), options=options, methods=("qlora",))
     (told,) = refused_spreads(asked)
     assert "qlora" in told
-    assert "ZeRO-3 of a 4-bit base" in told
+    assert "ZeRO-3 of a bnb-8bit base" in told
     assert not refused_spreads(job(small, batch=4, method="qlora"))
     assert not refused_spreads(job(small, batch=4, method="qlora", counts=(1,)))
