@@ -84,7 +84,7 @@ def exact_notes(architecture: Architecture, run: Run) -> tuple[str, ...]:
 def is_stacked(parameter: Any) -> bool:
     """Whether a parameter holds a matrix for each of several experts; kernels of a depthwise convolution over time,
     as linear attention has them, are three-dimensional too."""
-    return parameter.ndim == 3 and min(parameter.shape[1:]) > 1
+    return bool(parameter.ndim == 3 and min(parameter.shape[1:]) > 1)
 
 
 def _meta_model(settings: str, name: str) -> Any:

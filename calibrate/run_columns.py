@@ -147,7 +147,7 @@ def check_columns(path: Path, columns: Iterable[str]) -> None:
     if slips:
         told = ", ".join(f"{heading!r} ({meant})" for heading, meant in slips.items())
         raise InputError(
-            f"{path} has columns that are not read: {told}; call each what stands behind it, if it is that, else drop it."
+            f"{path} has columns that are not read: {told}; call each what stands behind it, if it is that, or drop it."
         )
 
 

@@ -145,11 +145,12 @@ def pipeline_notes(timing: StepTime, run: Run) -> tuple[str, ...]:
     if idle < MUCH_IDLE:
         return ()
     enough = MICRO_BATCHES_A_STAGE * run.pp
-    return (
+    note = (
         f"stages wait {idle:.0%} of the step for each other, (stages - 1) / (micro-batches x chunks) of their work: "
         f"{run.pp - 1} / {run.gradient_accumulation_steps * run.pp_interleave}; with --gradient-accumulation-steps "
-        f"{enough} it would be {run.pp - 1} / {enough * run.pp_interleave}",
+        f"{enough} it would be {run.pp - 1} / {enough * run.pp_interleave}"
     )
+    return (note,)
 
 
 def comparable(run: Run) -> bool:

@@ -1,8 +1,7 @@
 """Factors of a GPU that nobody has calibrated: datasheet rates times published efficiencies.
 
-The efficiencies are data (``results/priors.json``), fitted by one committed command from published
-runs; no efficiency stands in code. A GPU that the runs contain has its own device effect, a software stack and a
-sharding theirs; any other has none, and a wider interval.
+The efficiencies are data (``results/priors.json``), fitted by one committed command from published runs; none stands in
+code. A GPU that the runs contain has its own device effect, a software stack and a sharding theirs; any other has none.
 """
 
 from __future__ import annotations

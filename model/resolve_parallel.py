@@ -297,7 +297,9 @@ def check_pipeline(architecture: Architecture, values: Mapping[str, Any]) -> Non
     first, middle, last = stage_layers(architecture.num_layers, pp)
     if min(first, last) < 1 or middle % chunks:
         fitting = [n for n in range(1, middle + 1) if middle % n == 0]
-        told = "use fewer stages" if min(first, last) < 1 else f"--pp-interleave can be {' or '.join(map(str, fitting))}"
+        told = (
+            "use fewer stages" if min(first, last) < 1 else f"--pp-interleave can be {' or '.join(map(str, fitting))}"
+        )
         raise InputError(
             f"--pp {pp} x --pp-interleave {chunks} cannot deal out the {architecture.num_layers} layers of "
             f"{architecture.name}: stages between the first and the last would have {middle}; {told}."

@@ -55,7 +55,8 @@ def resolve_targets(
 ) -> list[Target]:
     """Devices by name, in the order asked, each once. `records` maps a device id to its record.
 
-    ``all``, and no name at all, stands for every catalog GPU and the devices of the records. A record that no requested device can use is refused, unless its host is theirs (`share_host`).
+    ``all``, and no name at all, stands for every catalog GPU and the devices of the records. A record that no requested
+    device can use is refused, unless its host is theirs (`share_host`).
     """
     asked = list(names) or ["all"]
     ids = list(dict.fromkeys(_expand([*asked, *(records if "all" in asked else ())])))

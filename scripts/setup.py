@@ -128,6 +128,8 @@ def install(kept_torch: str | None) -> None:
 
 def main() -> None:
     """Make the environment, or bring it up to date, unless it is current."""
+    if Path(sys.prefix).resolve() == VENV.resolve():
+        sys.exit(f"[setup] PYTHON is {sys.executable}, of the environment to be made; name the Python to make it from")
     want = [interpreter_fingerprint(), project_fingerprint()]
     have = STAMP.read_text().split() if STAMP.exists() else []
     if have == want:

@@ -254,7 +254,9 @@ def cards(help_text: str, metavar: str, *, several: bool = True) -> Group:
     """Which cards, their records and their prices."""
     return {
         "gpu": _machine(list[str] if several else str, help_text, metavar=metavar, completion=NAMES["gpu"]),
-        "record": _machine(list[Path], "Calibration record of a device, or a folder of them; repeatable.", metavar="PATH"),
+        "record": _machine(
+            list[Path], "Calibration record of a device, or a folder of them; repeatable.", metavar="PATH"
+        ),
         "usd_per_gpu_hour": _machine(float, "Price to use instead of the catalog's.", metavar="X"),
         "prices": Prices,
     }

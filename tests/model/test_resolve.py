@@ -114,7 +114,10 @@ def test_pefts_preparation_leaves_everything_but_the_4_bit_weights_in_fp32(llama
         ({"sharding": "fsdp"}, "--num-gpus 2"),
         ({"num_gpus": 4, "sharding": "none"}, "needs a sharding"),
         ({"num_gpus": 4, "sharding": "zero4"}, "Did you mean zero"),
-        ({"num_gpus": 2, "sharding": "zero3", "method": "qlora", "quant_method": "bnb-8bit"}, "ZeRO-3 of a bnb-8bit base"),
+        (
+            {"num_gpus": 2, "sharding": "zero3", "method": "qlora", "quant_method": "bnb-8bit"},
+            "ZeRO-3 of a bnb-8bit base",
+        ),
         ({"num_gpus": 2, "sharding": "fsdp", "adapter_dtype": "fp32"}, "FSDP"),
         ({"max_lenght": 512}, "Did you mean max_length"),
     ],
