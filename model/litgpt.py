@@ -115,7 +115,7 @@ def refuse_unknown(architecture: Architecture) -> None:
         for what, there in reasons.items():
             if there:
                 raise NotSupportedError(
-                    f"{architecture.name} by LitGPT's code was asked for, but {what} are not built for it yet; "
+                    f"{architecture.name} by LitGPT's code was asked for, but that is not built for {what} yet; "
                     "use --stack hf-peft."
                 )
 

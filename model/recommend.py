@@ -20,6 +20,8 @@ from tunecast.model.market import Candidate, Limits, Market, Rejected, Search, p
 from tunecast.model.money import offer_notes, whole_notes
 from tunecast.model.question import Question
 
+HALF_A_MINUTE_H = 0.5 / 60.0
+"""What two plans may differ in and be told to be as fast."""
 WORTH = 0.01
 """Share of time that a dearer plan has to save, and share of either that makes a relaxed limit worth telling."""
 
@@ -120,7 +122,7 @@ def rejection(gpu: str, own: Sequence[Candidate], front: Sequence[Candidate], li
 
 def margin(saved_usd: float, sooner_h: float) -> str:
     """By how much a plan wins; what rounds to nothing is not told as a figure."""
-    as_fast, as_dear = hours(max(sooner_h, 0.0)) == hours(0.0), saved_usd < 0.005
+    as_fast, as_dear = sooner_h < HALF_A_MINUTE_H, saved_usd < 0.005
     if as_fast and as_dear:
         return "as dear and as fast"
     if as_fast:
@@ -232,7 +234,9 @@ def named(candidate: Candidate) -> str:
 
 
 def hours(value_h: float) -> str:
-    """A length in words: minutes below an hour, days from four on."""
+    """A length in words: seconds below a minute, minutes below an hour, days from four on."""
+    if value_h < 1.0 / 60.0:
+        return f"{3600.0 * value_h:.0f} s"
     if value_h < 1.0:
         return f"{60.0 * value_h:.0f} min"
     return f"{value_h:.1f} h" if value_h < 96.0 else f"{value_h / 24.0:.1f} days"
