@@ -140,7 +140,10 @@ def test_techniques_change_what_they_are_known_to_change() -> None:
     sharded = [row for name, row in by_name.items() if "fsdp" in name]
     assert sharded[1]["step"] <= sharded[0]["step"]
     assert by_name["8 GPUs, ddp"]["speed"] <= 8 * base["speed"] * (1 + 1e-9)
-    assert "4-bit" in by_name["8 GPUs, zero3"]["why_not"]
+    assert by_name["8 GPUs, zero3"]["step"] > by_name["8 GPUs, fsdp"]["step"]
+    refused = sweep(MODEL, gpu=GPU, analysis="what-if", max_steps=10, **RUN, quant_method="bnb-8bit")
+    told = {row["what if"]: row["why_not"] for row in rows_of(refused)}
+    assert "ZeRO-3 of a bnb-8bit base is not built" in told["8 GPUs, zero3"]
 
 
 def test_a_grid_over_models_is_headed_by_the_one_asked_for() -> None:
