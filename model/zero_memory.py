@@ -47,8 +47,6 @@ PREFETCH_ELEMENTS = 50_000_000
 """Weights that one gather ahead fetches into one buffer, to be copied out of it (``prefetch_bucket_size``)."""
 PERSISTENT_ELEMENTS = 100_000
 """Tensors up to this size that ZeRO-3 keeps whole (``param_persistence_threshold``)."""
-WEIGHTS_A_NUMBER = 4
-"""4-bit weights in a 16-bit number."""
 FULL_STATES = ("adamw_torch", "adamw_torch_fused")
 """Optimizers whose moments have the dtype of what they update."""
 TO_AND_FRO = ("forward", "loss", "backward")
@@ -120,14 +118,15 @@ def flat_copy_bytes(architecture: Architecture, run: Run) -> int:
 
 
 def stored_elements(layer: Layer, hidden_size: int, run: Run) -> list[int]:
-    """Elements of every tensor of a layer as they are stored: a 4-bit weight is one of 16-bit numbers, each of which
-    holds four (``bnb_4bit_quant_storage``, which transformers asks of ZeRO-3)."""
+    """Elements of every tensor of a layer as they are stored: a 4-bit weight is one of numbers of the run's dtype, each
+    of which holds two a byte (``bnb_4bit_quant_storage``, which transformers asks of ZeRO-3)."""
     sizes = [tensor.elements for tensor in base_tensors(layer, hidden_size)]
     if run.base_quantization is None:
         return sizes
+    held = 2 * DTYPE_BYTES[run.dtype]
     for linear in layer.linears:
         sizes.remove(linear.weight_params)
-        sizes.append(-(-linear.weight_params // WEIGHTS_A_NUMBER))
+        sizes.append(-(-linear.weight_params // held))
     return sizes
 
 

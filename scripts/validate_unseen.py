@@ -12,12 +12,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from validation_pages import STATS_HEAD, digits, percent, skipped_section, stats_cells, table
+from validation_pages import STATS_HEAD, digits, percent, skipped_section, spread_words, stats_cells, table
 
 from tunecast.calibrate.run_table import read_table
 from tunecast.calibrate.validate import Compared, Judged, judge_all, read_entries
@@ -43,7 +44,7 @@ ABOUT = (
     "and 24), and read as `tunecast validate` reads any table: what a cell does not say, or says in unknown words, "
     "skips the row. "
     "Error is predicted / measured - 1 of tokens/s of the whole job, by the priors that ship. No number is fitted to "
-    "these rows. They came in four collections. After the first had been forecast once (19 rows scored: median 10.9%, "
+    "these rows. They came in five collections. After the first had been forecast once (19 rows scored: median 10.9%, "
     "53% inside) more of its words, and what NeMo's recipes leave unsaid, were put into the vocabulary, and PCIe was "
     "given what published all-reduces reach of it, with an interval for boards. Of the second not one speed was read "
     "at first; words alone were added for it. LitGPT's compiled blocks and gradient sharding, which rows RA need, were "
@@ -116,10 +117,7 @@ def page(judged: Sequence[Judged], sources: Mapping[str, str]) -> str:
     lines += [
         (
             f"**{overall.n} of {len(judged)} rows scored, median error {percent(overall.median_abs_error)}; median of "
-            f"the sources' medians {percent(median_of_sources(judged, speeds))}.** 90% of rows are within "
-            f"{percent(overall.p90_abs_error)}, bias {percent(overall.bias, signed=True)}, {percent(overall.coverage)} "
-            f"inside the 80% interval, {percent(overall.below)} below and {percent(overall.above)} above it (median "
-            f"half-width {percent(overall.median_half_width)})."
+            f"the sources' medians {percent(median_of_sources(judged, speeds))}.** {spread_words(asdict(overall))}"
         ),
         "",
         "## By group",

@@ -41,6 +41,15 @@ def stats_cells(stats: Row) -> list[str]:
     return [str(stats["n"]), *errors, percent(stats["coverage"]), percent(stats["median_half_width"])]
 
 
+def spread_words(stats: Row) -> str:
+    """How far rows are off, to which side, and how many the interval holds."""
+    return (
+        f"90% of rows are within {percent(stats['p90_abs_error'])}, bias {percent(stats['bias'], signed=True)}, "
+        f"{percent(stats['coverage'])} inside the 80% interval, {percent(stats['below'])} below and "
+        f"{percent(stats['above'])} above it (median half-width {percent(stats['median_half_width'])})."
+    )
+
+
 STATS_HEAD = ["rows", "median error", "90th percentile", "bias", "inside 80%", "median half-width"]
 
 
@@ -58,10 +67,7 @@ def time_page(content: Row) -> str:
         "",
         (
             f"**{s['n']} rows, median error {percent(s['median_abs_error'])}; median of the sources' medians "
-            f"{percent(s['median_of_sources'])}.** 90% of rows are within {percent(s['p90_abs_error'])}, bias "
-            f"{percent(s['bias'], signed=True)}, {percent(s['coverage'])} inside the 80% interval, "
-            f"{percent(s['below'])} below and {percent(s['above'])} above it (median half-width "
-            f"{percent(s['median_half_width'])})."
+            f"{percent(s['median_of_sources'])}.** {spread_words(s)}"
         ),
         "",
         "## Against the targets",
@@ -268,10 +274,7 @@ def memory_page(content: Row) -> str:
         "",
         (
             f"**{s['n']} rows, median error {percent(s['median_abs_error'])}; median of the sources' medians "
-            f"{percent(s['median_of_sources'])}.** 90% of rows are within {percent(s['p90_abs_error'])}, bias "
-            f"{percent(s['bias'], signed=True)}, {percent(s['coverage'])} inside the 80% interval, "
-            f"{percent(s['below'])} below and {percent(s['above'])} above it (median half-width "
-            f"{percent(s['median_half_width'])})."
+            f"{percent(s['median_of_sources'])}.** {spread_words(s)}"
         ),
         "",
         (
