@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +54,13 @@ def read_asked(model: str, options: Mapping[str, Any], *, exact: bool = False) -
     )
 
 
+COUNTED = (
+    ("--eval-samples N with --eval-steps N", {"eval", "evals", "val"}),
+    ("--save-steps N", {"save", "saves"}),
+)
+"""Options that count what a file's fields ask for, and the words of such fields' names."""
+
+
 def _is_training_file(model: str, said: bool) -> bool:
     """Whether MODEL is a training file; a JSON one bears the sign of a format, or the user said that it has one."""
     if not model.lower().endswith(".json"):
@@ -85,16 +93,22 @@ def from_training_file(
             *alias_notes(run_file.model_name, options),
             f"{path.name} was read as {run_file.format}.",
             *merged.notes,
-            *ignored_note(run_file.ignored),
+            *ignored_notes(run_file.ignored),
         ),
     )
 
 
-def ignored_note(fields: tuple[str, ...]) -> list[str]:
-    """The fields of a file that no option was made of."""
-    if not fields:
-        return []
-    return [f"Fields of the file that change nothing here: {', '.join(fields)}."]
+def ignored_notes(fields: tuple[str, ...]) -> list[str]:
+    """The fields of a file that no option was made of; those of evaluation and checkpoints, whose time they would
+    count, apart."""
+    counted = {flags: [field for field in fields if words & set(re.split(r"[._]", field))] for flags, words in COUNTED}
+    told = [
+        f"{', '.join(found)} of the file: counted only where {flags} says it."
+        for flags, found in counted.items()
+        if found
+    ]
+    rest = [field for field in fields if not any(field in found for found in counted.values())]
+    return told + ([f"Fields of the file that change nothing here: {', '.join(rest)}."] if rest else [])
 
 
 def _known_count(num_gpus: Any) -> int | None:

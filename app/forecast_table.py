@@ -264,7 +264,7 @@ def money_rows(forecast: Forecast) -> Iterable[Line]:
         yield from (*cost_rows(forecast.whole_run), *interruption_rows(forecast.whole_run))
     if forecast.cost_per_million_tokens_usd:
         yield (
-            "$ per million tokens",
+            "$ per million tokens" if forecast.whole_run is None else "$ per M tokens, train",
             f"${digits(forecast.cost_per_million_tokens_usd.value)}",
             span(forecast.cost_per_million_tokens_usd),
         )

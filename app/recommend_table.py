@@ -70,12 +70,17 @@ def head(found: Recommendation) -> Iterable[str]:
 
 
 def assumed_words(found: Recommendation) -> str:
-    """Fields of the run that neither the user nor the search chose."""
+    """Fields of the run that neither the user nor the search chose; a field that plans have differently, with all its
+    values."""
     if found.cheapest is None:
         return ""
-    forecast = found.cheapest.forecast
-    names = [name for name, origin in forecast.run_origins.items() if origin == "assumed"]
-    words = [field_words(forecast, name) for name in names]
+    forecasts = [picked.forecast for picked in found.front]
+    names = [name for name, origin in found.cheapest.forecast.run_origins.items() if origin == "assumed"]
+    values = {name: dict.fromkeys(field_words(each, name) for each in forecasts) for name in names}
+    words = [
+        " or ".join((first, *(text.removeprefix(f"{name} ") for text in others)))
+        for name, (first, *others) in values.items()
+    ]
     return f" Assumed: {', '.join(words)}." if words else ""
 
 

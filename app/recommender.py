@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from tunecast.catalogs.errors import InputError, NotSupportedError, UnknownNameError
 
 if TYPE_CHECKING:
-    from tunecast.asked import Asked
     from tunecast.model.amount import Amount
     from tunecast.model.market import Limits, Search
     from tunecast.model.plans import Job
@@ -172,7 +171,7 @@ def _search(
     if options.get("num_gpus") == "auto":
         del options["num_gpus"]
     refuse_unscreened(options)
-    asked = counted_packed(read_asked(model, with_tokenizer(model, options)))
+    asked = read_asked(model, with_tokenizer(model, options))
     if not any(asked.options.get(name) is not None for name in AMOUNTS):
         raise InputError(f"What to rent for {model} depends on how much it trains; add --tokens 10M, for example.")
     for method in methods or ():
@@ -205,30 +204,12 @@ def _search(
 
 
 def refuse_unscreened(options: Mapping[str, Any]) -> None:
-    """Plans are screened with full rows that wait for nothing."""
-    unscreened = {"--no-packing": options.get("packing") is False, "--streaming": bool(options.get("streaming"))}
-    for flag, asked in unscreened.items():
-        if asked:
-            raise NotSupportedError(
-                f"recommend screens plans with full rows of --max-length, so {flag} is not built there; leave it out, "
-                "or use tunecast estimate."
-            )
-
-
-def counted_packed(asked: Asked) -> Asked:
-    """The same with a training file's rows of one sample each counted as packed, as plans are screened, and told so."""
-    from tunecast.model.configs.common import UNPACKED
-    from tunecast.model.rows import ROWS_PACKED, packing_of
-
-    if packing_of(asked.options) is not False:
-        return asked
-    told = (
-        f"{UNPACKED} by the file, but recommend screens plans with full rows: samples are counted as packed, and "
-        "totals are a lower bound; tunecast estimate counts rows of one sample each."
-    )
-    notes = (*(note for note in asked.notes if not note.startswith(UNPACKED)), told)
-    options = {name: value for name, value in asked.options.items() if name != ROWS_PACKED}
-    return replace(asked, options=options, notes=notes)
+    """Plans are screened with data that they do not wait for."""
+    if options.get("streaming"):
+        raise NotSupportedError(
+            "recommend screens plans whose data are ready, so --streaming is not built there; leave it out, or use "
+            "tunecast estimate."
+        )
 
 
 def _rentable(names: Sequence[str], records: Mapping[str, Any]) -> list[Target]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tunecast.calibrate.validate import Compared, Judged
@@ -34,6 +35,8 @@ VERDICTS = {
     "stated": "runs stated to be out of memory are called tight or no",
     "presumed": "runs presumed out of memory are called tight or no",
 }
+HALVES = re.compile(r"; (?=(?:speed|memory): )")
+"""Between the reasons of a row's two halves."""
 IDS_SHOWN = 5
 """Rows named beside a reason."""
 Pick = Callable[[Iterable[Judged]], list[Compared]]
@@ -47,7 +50,8 @@ def report(result: Validation, width: int) -> list[RenderableType]:
         if pick(judged):
             parts += [row_table(judged, pick, title, scale), group_table(judged, pick, title)]
     skipped = [skipped_table(judged)] if ids_by_reason(judged) else []
-    return [*parts, *verdict_lines(judged), *skipped, *(headline(judged, n) for n in ("speed", "memory"))]
+    halves = [halves_table(found)] if (found := half_reasons(judged)) else []
+    return [*parts, *verdict_lines(judged), *halves, *skipped, *(headline(judged, n) for n in ("speed", "memory"))]
 
 
 def percent(value: float | None, *, signed: bool = False) -> str:
@@ -114,6 +118,24 @@ def skipped_table(judged: Sequence[Judged]) -> Table:
     return keep_whole(table)
 
 
+def half_reasons(judged: Sequence[Judged]) -> dict[str, list[str]]:
+    """Why the speed or the memory of a row is not scored though the other is and the row states it; most first."""
+    found: dict[str, list[str]] = {}
+    for item in judged:
+        for half in HALVES.split(item.reason or "") if item.scored else ():
+            if half and not half.endswith("is stated"):
+                found.setdefault(half, []).append(item.entry.id)
+    return dict(sorted(found.items(), key=lambda pair: (-len(pair[1]), pair[0])))
+
+
+def halves_table(reasons: Mapping[str, Sequence[str]]) -> Table:
+    """Half-scored rows: what of them is left out, and why."""
+    table = plain_table("of scored rows left out", "rows", "ids", right=("rows",))
+    for reason, ids in reasons.items():
+        table.add_row(reason, str(len(ids)), some_of(ids))
+    return keep_whole(table)
+
+
 def some_of(ids: Sequence[str]) -> str:
     """The first ids, and how many more there are."""
     rest = len(ids) - IDS_SHOWN
@@ -140,7 +162,7 @@ def headline(judged: Sequence[Judged], what: str) -> str:
 
 def _why_none(judged: Sequence[Judged], what: str) -> str:
     """What keeps most rows that are forecast from being scored in this half."""
-    halves = [half for item in judged if item.prediction for half in (item.reason or "").split("; ")]
+    halves = [half for item in judged if item.prediction for half in HALVES.split(item.reason or "")]
     reasons = Counter(half.removeprefix(f"{what}: ") for half in halves if half.startswith(f"{what}: "))
     if not reasons:
         return ""

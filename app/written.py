@@ -87,17 +87,20 @@ def head_lines(found: Recommendation, picked: Picked, pick: str) -> list[str]:
 def _training(found: Recommendation, picked: Picked, pick: str, kind: str, path: Path) -> tuple[Written, str]:
     from tunecast.model.amount import resolve_amount
     from tunecast.model.configs.write import DATASET, config_for, differences
+    from tunecast.model.rows import unpacked_rows
 
     forecast = picked.forecast
     amount = resolve_amount(forecast.run, {**found.amount_options})
     assert amount is not None
-    mapping = config_for(kind, forecast.architecture, forecast.run, amount.steps)
+    packed = unpacked_rows(forecast.run, found.amount_options) is None
+    mapping = config_for(kind, forecast.architecture, forecast.run, amount.steps, packed=packed)
     other = differences(kind, mapping, forecast.architecture, forecast.run)
     notes = tuple(
         f"{name} is {value} in this file's framework, {getattr(forecast.run, name)} in the forecast"
         for name, value in other.items()
     )
-    lines = [*head_lines(found, picked, pick), f"Put your data where {DATASET} stands; rows are packed."]
+    rows = "rows are packed" if packed else "every sample is a row"
+    lines = [*head_lines(found, picked, pick), f"Put your data where {DATASET} stands; {rows}."]
     return Written(kind=kind, path=path, notes=notes), _dumped([*lines, *notes], mapping)
 
 

@@ -12,7 +12,7 @@ from tunecast.catalogs.errors import InputError
 from tunecast.model.bounds import MOST_AMOUNT, at_most, check_sizes
 from tunecast.model.dataset import bytes_per_token, read_dataset
 from tunecast.model.factors import Factor
-from tunecast.model.rows import ROWS_PACKED, Rows, packing_of, unpacked_rows
+from tunecast.model.rows import ROWS_PACKED, Rows, alone_by_default, packing_of, unpacked_rows
 from tunecast.model.run import Run
 from tunecast.model.units import GIGA, KILO, MEGA, TERA
 
@@ -23,6 +23,10 @@ STEPS_AT_MOST, STEPS_EXACTLY = "steps_at_most", "steps_exactly"
 OF_A_FILE = (STEPS_AT_MOST, STEPS_EXACTLY, "rows_padded", ROWS_PACKED)
 """Options that nobody types: a training file's ``max_steps`` beside a typed amount of data, and whether it pads rows to
 their full length or packs them."""
+
+
+ALONE = ("one sample a row",)
+"""What is assumed of rows where nobody said how they are made."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,19 +57,22 @@ def parse_count(text: str | float, *, name: str) -> float:
 def resolve_amount(run: Run, options: dict[str, Any]) -> Amount | None:
     """Steps from the one given of ``max_steps``, ``tokens``, ``dataset`` and ``num_samples``; None without any.
 
-    `tokens` are tokens of one epoch. Samples with `mean_tokens` are packed into rows of ``max_length`` unless
-    `packing_of` says that they are not; without it each sample is one row padded to ``max_length``.
+    `tokens` are tokens of one epoch. Samples with `mean_tokens` are rows of their own unless `packing_of` says that
+    they fill rows of ``max_length``; without it each sample is one row padded to ``max_length``.
     """
     check_sizes(options)
+    _check_mean(run, options)
     rows = unpacked_rows(run, options)
     epochs = options.get("num_train_epochs")
     if epochs is not None and not (math.isfinite(epochs) and epochs > 0):
         raise InputError(f"--num-train-epochs is {epochs}, which is not above 0; type for example 1 or 3.")
     _refuse_two(options)
-    _check_mean(run, options)
     if options.get("max_steps") is not None:
         amount = _from_steps(int(options["max_steps"]))
-        return amount if rows is None or rows.samples is not None else _between(amount, rows, _length_words(rows))
+        alone = ALONE if alone_by_default(options) else ()
+        if rows is None or rows.samples is not None:
+            return replace(amount, assumed=alone)
+        return _between(amount, rows, (*alone, *_length_words(rows)))
     repeats = 1.0 if epochs is None else float(epochs)
     found = _from_data(run, options, rows, repeats)
     return None if found is None else _ended(found, options)
@@ -74,7 +81,10 @@ def resolve_amount(run: Run, options: dict[str, Any]) -> Amount | None:
 def _from_data(run: Run, options: dict[str, Any], rows: Rows | None, repeats: float) -> Amount | None:
     """Steps from an amount of data, gone through `repeats` times."""
     if rows is not None:
-        return _from_rows(run, rows, options, repeats)
+        amount = _from_rows(run, rows, options, repeats)
+        if amount is None and options.get("num_train_epochs") is not None:
+            raise InputError("--num-train-epochs needs an amount; add --tokens 10M or --num-samples 5000.")
+        return amount
     padded = _padded_samples(run, options)
     if padded is not None:
         what = f"{padded:,.0f} samples x {_epochs(repeats)}, each padded to {run.max_length} tokens"
@@ -86,7 +96,7 @@ def _from_data(run: Run, options: dict[str, Any], rows: Rows | None, repeats: fl
         return _from_dataset(run, options, repeats)
     if options.get("num_samples") is not None:
         return _from_samples(run, options, repeats)
-    only_data = ("num_train_epochs",) if options.get("padding_free") else ("num_train_epochs", "mean_tokens")
+    only_data = ("num_train_epochs",) if packing_of(options) is None else ("num_train_epochs", "mean_tokens")
     alone = [name for name in only_data if options.get(name) is not None]
     if alone:
         flags = " and ".join("--" + name.replace("_", "-") for name in alone)
@@ -173,13 +183,22 @@ def _packed_words(options: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _packed(run: Run, options: Mapping[str, Any], samples: float) -> str:
-    """That samples fill rows; where nobody said so, with the steps of rows of one sample each beside it."""
+    """That samples fill rows; where only the documents in them were spoken of, with the steps of rows of one sample
+    each beside it."""
     if packing_of(options):
         return "packed"
     steps = math.ceil(samples / _rows_per_step(run))
+    return f"packed, which is assumed (one sample a row: {steps_words(steps)}, --no-packing)"
+
+
+def _alone(run: Run, options: Mapping[str, Any], tokens: float) -> str:
+    """That samples are rows of their own where nobody said so, with the steps of full rows beside it; else nothing."""
+    if not alone_by_default(options):
+        return ""
+    steps = math.ceil(tokens / run.tokens_per_step)
     return (
-        f"packed, which is assumed (one sample a row, as most trainers have it unless told otherwise: "
-        f"{steps_words(steps)}, --no-packing)"
+        f", one sample a row, which is assumed, as {run.stack} has it unless told otherwise "
+        f"(packed: {steps_words(steps)}, --packing)"
     )
 
 
@@ -229,10 +248,12 @@ def _from_rows(run: Run, rows: Rows, options: Mapping[str, Any], repeats: float)
     amount = Amount(
         steps=math.ceil(samples * repeats / per_step),
         how=f"{samples:,.0f} samples of {rows.mean_tokens:.0f} tokens x {_epochs(repeats)}, "
-        f"{per_step} samples per step{lengths}",
+        f"{per_step} sample{'' if per_step == 1 else 's'} per step{lengths}"
+        f"{_alone(run, options, samples * rows.mean_tokens * repeats)}",
         epochs=repeats,
     )
-    return _between(amount, rows, _text_words(counted) if rows.samples is not None else _length_words(rows))
+    lengths_words = _text_words(counted) if rows.samples is not None else _length_words(rows)
+    return _between(amount, rows, (*(ALONE if alone_by_default(options) else ()), *lengths_words))
 
 
 def _length_words(rows: Rows) -> tuple[str, ...]:

@@ -24,9 +24,9 @@ READ_BYTES = 64 * MIB
 """What is read of a file at most."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Dataset:
-    """Samples of one file."""
+    """Samples of one file; itself alone its equal, since `read_dataset` remembers what it counted."""
 
     name: str
     samples: int

@@ -31,6 +31,7 @@ from tunecast.model.inventory import spread_operations, step_operations
 from tunecast.model.on_device import job_factors
 from tunecast.model.operation import Operation, Phase
 from tunecast.model.paging import paging_seconds
+from tunecast.model.rows import timed_run, unpacked_rows
 from tunecast.model.run import Run, tokenless
 from tunecast.model.segments import SEGMENTS, passes_of
 from tunecast.model.sharding_copies import sums_whole
@@ -100,12 +101,16 @@ def screen(
 
     A run is taken as it is: whether a device has its dtype, or its memory, is for the caller to ask. What a device
     decides (`run.BY_CARD`) is left at its default; paging is worked out here. `options` may say how machines are joined
-    (``internode_gbps``).
+    (``internode_gbps``) and how long samples are, which are then rows of their own (`rows`).
     """
     platform = targets[0].platform
     assert all(target.platform == platform for target in targets), "devices of one platform"
     step_s = np.empty((len(targets), len(runs)))
     allocated, fit = np.empty(len(runs)), Fit.empty(len(targets), len(runs))
+
+    def as_timed(run: Run) -> Run:
+        return timed_run(run, unpacked_rows(run, options or {}))
+
     kinds, members = kinds_of(runs)
     for part in tape_groups(kinds):
         here = [kinds[place] for place in part]
@@ -118,9 +123,10 @@ def screen(
             if is_plain(group[0]):
                 micro = np.array([runs[column].gradient_accumulation_steps for column in columns], dtype=float)
                 kind = np.repeat(np.arange(len(group)), sizes)
-                step_s[:, columns] = step_seconds_of(architecture, group, kind, micro, factors, platform)
+                timed = [as_timed(run) for run in group]
+                step_s[:, columns] = step_seconds_of(architecture, timed, kind, micro, factors, platform)
             else:
-                step_s[:, columns] = one_by_one(architecture, [runs[column] for column in columns], factors, platform)
+                step_s[:, columns] = one_by_one(architecture, [as_timed(runs[c]) for c in columns], factors, platform)
             repeated = memory.of(np.repeat(own, sizes))
             for device, (target, known) in enumerate(zip(targets, factors, strict=True)):
                 paging_s = paging_seconds(architecture, group, memory.allocated_bytes[own], target, known)

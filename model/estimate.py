@@ -33,6 +33,7 @@ from tunecast.model.step_source import (
     operations_of,
     trainable_params_of,
 )
+from tunecast.model.strangers import unseen_notes
 from tunecast.model.target import Target
 from tunecast.model.time import StepTime, step_time
 from tunecast.model.timing import link_notes, unused_notes, utilizations
@@ -97,6 +98,7 @@ def forecast(question: Question, target: Target) -> Forecast:
             *notes_of(question.architecture, run, **inventory),
             *factors.notes,
             *_record_notes(target),
+            *unseen_notes(target, question),
             *link_notes(run, factors, question),
             *unused_notes(run, target, question),
             *scaling_notes(scaling, run, storage),

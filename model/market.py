@@ -17,7 +17,7 @@ from tunecast.catalogs.errors import InputError
 from tunecast.catalogs.price_book import PriceBook
 from tunecast.catalogs.prices import PRICE_TYPES, SCALING_MAX_GPUS, JobOffer
 from tunecast.catalogs.rental_facts import joined_as_fast
-from tunecast.model.amount import Amount
+from tunecast.model.amount import Amount, resolve_amount
 from tunecast.model.architecture import Architecture
 from tunecast.model.cost import Price, job_price, user_price
 from tunecast.model.engine import Screen, screen
@@ -32,6 +32,7 @@ from tunecast.model.phase_rates import Rates, phase_rates
 from tunecast.model.phases import Work
 from tunecast.model.plans import Job, Plan, best_plans, plans_that_may_fit
 from tunecast.model.question import Question
+from tunecast.model.rows import timed_run, unpacked_rows
 from tunecast.model.run import Run
 from tunecast.model.run_work import work_of
 from tunecast.model.target import Target
@@ -103,7 +104,8 @@ class Search:
     book: PriceBook
     around: WholeRunOptions
     amount: Amount
-    """Of every plan: all keep the batch."""
+    """Of every plan: all keep the batch. How sure the length of rows is
+    differs with the micro-batch (`work_for`)."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -229,8 +231,12 @@ def rates_of(target: Target, given: tuple[tuple[str, float], ...]) -> Rates:
 
 def work_for(search: Search, run: Run, platform: str) -> Work:
     """What the whole run has to move and do."""
+    rows = unpacked_rows(run, search.job.options)
+    amount = search.amount if rows is None else resolve_amount(run, dict(search.job.options))
+    assert amount is not None
+    run = timed_run(run, rows)
     share = 0.0 if search.around.eval_samples is None else forward_frac(search.job.architecture, run, platform)
-    return _work_of(search.job.architecture, run, search.amount, forward_frac=share, platform=platform)
+    return _work_of(search.job.architecture, run, amount, forward_frac=share, platform=platform)
 
 
 _work_of = lru_cache(maxsize=1024)(work_of)

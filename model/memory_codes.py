@@ -31,6 +31,14 @@ def memory_code(run: Run, same: Mapping[str, str]) -> str:
     return " ".join((same.get(run.stack, run.stack), sharding, *split, *apart))
 
 
+def effects_stack(stack: str, priors: Mapping[str, Any]) -> str:
+    """The stack whose effects on time a run has: its own where published rows have it, else the one whose code it runs
+    (``trl``, ``llama-factory``, ... train transformers' models with its Trainer and PEFT)."""
+    rows = priors["effects_by_kind"].get("stack.gemm", {})
+    same = priors["beliefs"].get("memory_codes", {}).get("same", {})
+    return stack if stack in rows else str(same.get(stack, stack))
+
+
 def is_compared(run: Run, priors: Mapping[str, Any]) -> bool:
     """Whether code that holds tensors as this run's does was traced, or has published peaks that were read."""
     known = priors["beliefs"]["memory_codes"]

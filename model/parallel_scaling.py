@@ -21,6 +21,7 @@ from tunecast.model.operation import Kind, Operation
 from tunecast.model.run import Run
 from tunecast.model.sharding import FSDP
 from tunecast.model.time import StepTime
+from tunecast.model.units import short_time
 
 NOTHING = 0.005
 TOLD_PARTS = 3
@@ -127,7 +128,7 @@ def scaling_notes(scaling: Scaling | None, run: Run, storage: Mapping[str, Any] 
         return ()
     n = run.num_gpus
     saved = list(scaling.faster_parts_s.items())[:TOLD_PARTS]
-    less = ", ".join(f"{1e3 * part_s:.3g} ms less of {name}" for name, part_s in saved)
+    less = ", ".join(f"{short_time(part_s)} less of {name}" for name, part_s in saved)
     causes = ["the update is shared" if run.offload == "none" else "what is offloaded is shared"]
     apart = {name: word for name, word in (storage or {}).items() if word != getattr(run, name)}
     if "precision" in apart:

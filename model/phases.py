@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from tunecast.catalogs.errors import InputError
 from tunecast.model.factors import Factor
 from tunecast.model.phase_rates import Rates, assumed_duration_s
 from tunecast.model.units import GIGA, HOUR_S, MEGA, MINUTE_S
@@ -136,6 +137,8 @@ def setup(work: Work, step_s: Value, rates: Rates, options: WholeRunOptions) -> 
 
 def download(work: Work, step_s: Value, rates: Rates, options: WholeRunOptions) -> Phase | None:
     """Checkpoint bytes over the network rate; several machines download at the same time."""
+    if options.from_scratch:
+        return None
     return at_rates(
         "download", [(work.download_bytes, "network_mb_per_s")], rates, f"{gigabytes(work.download_bytes)} of weights"
     )
@@ -190,6 +193,8 @@ def load(work: Work, step_s: Value, rates: Rates, options: WholeRunOptions) -> P
     Where a record has it, file to device in one measured rate; else disk, then copy, then quantization.
     Every GPU has a PCIe link of its own and the disk is read once. Once per trial and repeat.
     """
+    if options.from_scratch:
+        return None
     times = options.trials * options.repeats
     n_bytes = work.download_bytes * times
     how = f"{gigabytes(work.download_bytes)}{', quantized to 4 bits' if work.quantized else ''}{_times(times)}"
@@ -344,6 +349,11 @@ BUILDERS: dict[str, Builder] = {
 
 def phases_of(work: Work, step_s: Value, rates: Rates, options: WholeRunOptions) -> tuple[Phase, ...]:
     """Every phase of the run in order, its own minutes and machines applied; only training with ``train_only``."""
+    if options.from_scratch and work.adapters:
+        raise InputError(
+            "--from-scratch trains weights that are drawn at random, which adapters leave as they are; add --method "
+            "full, or leave it out."
+        )
     if options.train_only:
         return (train(work, step_s, rates, options),)
     found = []

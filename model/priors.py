@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from tunecast.catalogs.gpus import Gpu, training_dtype
 from tunecast.model.factors import Curve, Factor, FactorSet
-from tunecast.model.memory_codes import code_notes, memory_overheads_of
+from tunecast.model.memory_codes import code_notes, effects_stack, memory_overheads_of
 from tunecast.model.operation import FLASH, NATIVE
 from tunecast.model.overlap_belief import with_believed_overlap
 from tunecast.model.product_share import attention_gain, attention_share, own_over_usual, shares_of, usual_shares
@@ -236,8 +236,7 @@ def clock_effects(gpu: Gpu, priors: Mapping[str, Any]) -> tuple[Effect, ...]:
     clock = belief["values"].get(gpu.id)
     if clock is None:
         return ()
-    known = priors["effects_by_kind"][CLOCK].get(gpu.id)
-    if known is not None:
+    if (known := priors["effects_by_kind"][CLOCK].get(gpu.id)) is not None:
         return (Effect(value=known["value"], name=f"{CLOCK}:{gpu.id}", moves=PRODUCTS),)
     return (Effect(value=-math.log(clock), name=None, moves=PRODUCTS, log_sd=float(belief["log_sd"])),)
 
@@ -257,7 +256,8 @@ def run_effects(run: Run | None, priors: Mapping[str, Any]) -> tuple[Effect, ...
     eight = run.base_quantization == INT8_BASE
     slow = priors["beliefs"]["int8_products"]
     outliers = Effect(value=-math.log(slow["value"]), name=None, moves=("gemm",), log_sd=float(slow["log_sd"]))
-    stack = tuple(effect_of(f"stack.{kind}", run.stack, priors, (kind,), scaled=True) for kind in STACK_KINDS)
+    code = effects_stack(run.stack, priors)
+    stack = tuple(effect_of(f"stack.{kind}", code, priors, (kind,), scaled=True) for kind in STACK_KINDS)
     return (*stack, *unpacked, *((outliers,) if eight else ()), *sharding)
 
 

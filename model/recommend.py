@@ -162,10 +162,11 @@ def _more_time(market: Market, front: Sequence[Candidate], limits: Limits) -> Re
     if not able:
         return None
     best = min(able, key=lambda c: (c.time_h, c.usd))
+    now, needed = hours(limits.deadline_h), hours(best.time_h)
     return Relaxation(
         limit="--deadline",
-        now=hours(limits.deadline_h),
-        needed=hours(best.time_h),
+        now=now,
+        needed=needed if needed != now else f"{60.0 * (best.time_h - limits.deadline_h):.2g} min more",
         buys=_gain(best, front),
         candidate=best,
         effort=best.time_h / limits.deadline_h,

@@ -1,6 +1,7 @@
 """How long the rows of training are, and how much of them is padding.
 
-Packed samples fill rows of ``max_length``. Unpacked ones are rows of their own, each padded to the longest of its
+Packed samples fill rows of ``max_length``. Unpacked ones, which every stack whose defaults are recorded trains unless
+told otherwise, are rows of their own, each padded to the longest of its
 micro-batch, as Trainer's collators do: with samples of lengths t(1) <= ... <= t(n) drawn at random, the longest of b is
 
     sum over i of t(i) ((i / n)^b - ((i - 1) / n)^b)
@@ -15,10 +16,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from tunecast.catalogs.errors import InputError
-from tunecast.model.dataset import bytes_per_token, read_dataset
+from tunecast.model.dataset import Dataset, bytes_per_token, read_dataset
+from tunecast.model.factors import Factor
 from tunecast.model.run import Run
 from tunecast.model.sample_lengths import longest_of
 
@@ -61,13 +64,19 @@ def mean_longest(lengths: Sequence[float], batch: int) -> float:
 
 
 def packing_of(options: Mapping[str, Any]) -> bool | None:
-    """Whether samples fill rows: as typed, else as a training file or its framework's default has it where samples have
-    a length; None where nothing says. ``--padding-free`` speaks of packed rows, whatever the file has."""
+    """Whether samples fill rows: as typed, else where samples have a length as a training file has it, else not; None
+    where samples have none. ``--padding-free`` and ``--attention-length`` speak of packed rows, whatever the file has:
+    nobody said so, but they do."""
     typed, of_file = options.get("packing"), options.get(ROWS_PACKED)
-    if typed is not None or of_file is None:
+    if typed is not None or not any(options.get(name) is not None for name in LENGTHS):
         return typed
-    counted = any(options.get(name) is not None for name in LENGTHS)
-    return bool(of_file) if counted and (of_file or not options.get("padding_free")) else None
+    inside = bool(options.get("padding_free")) or options.get("attention_length") is not None
+    return True if of_file else None if inside else False
+
+
+def alone_by_default(options: Mapping[str, Any]) -> bool:
+    """Whether samples are rows of their own, or would be, because nobody said how rows are made."""
+    return options.get("packing") is None and options.get(ROWS_PACKED) is None and packing_of(options) is False
 
 
 def unpacked_rows(run: Run, options: Mapping[str, Any]) -> Rows | None:
@@ -97,11 +106,17 @@ def unpacked_rows(run: Run, options: Mapping[str, Any]) -> Rows | None:
 
 
 def _rows_of_file(run: Run, options: Mapping[str, Any]) -> Rows:
-    found, per_token = read_dataset(str(options["dataset"])), bytes_per_token(options)
-    batch, known = run.per_device_train_batch_size, per_token.low == per_token.high
+    found = read_dataset(str(options["dataset"]))
+    return _rows_of(found, bytes_per_token(options), run.max_length, run.per_device_train_batch_size)
+
+
+@lru_cache(maxsize=64)
+def _rows_of(found: Dataset, per_token: Factor, most: int, batch: int) -> Rows:
+    """Rows of a file's samples, each cut at `most` tokens, in micro-batches of `batch`."""
+    known = per_token.low == per_token.high
 
     def lengths(size_bytes: float) -> list[int]:
-        return [min(math.ceil(size / size_bytes), run.max_length) for size in found.sizes_bytes]
+        return [min(math.ceil(size / size_bytes), most) for size in found.sizes_bytes]
 
     def row(size_bytes: float) -> int:
         return max(round(mean_longest(lengths(size_bytes), batch)), 1)

@@ -22,7 +22,8 @@ class StepTime:
     device_s: float
     host_s: float
     bound_by: str
-    """``compute``, ``bandwidth``, ``host`` or ``communication`` (`time._bound_by`); ``data`` comes from `feeding`."""
+    """``compute``, ``bandwidth``, ``host``, ``communication`` or ``pipeline bubble`` (`time._bound_by`); ``data`` comes
+    from `feeding`."""
     executed_flops: float
     """By one GPU; over `step_time_s` and the peak it is the HFU."""
     log_sd: float

@@ -338,13 +338,12 @@ def _bound_by(clocks: Clocks, parts: dict[str, float], *, synchronous: bool) -> 
     """What to improve first: the host when it issues for longer than the device works and than a pipeline's bubble,
     else the largest share.
 
-    Communication is all waiting for other GPUs, the bubble too; the host's share is the wait for its launches and for
-    the update that it does under offloading.
+    The host's share is the wait for its launches and for the update that it does under offloading.
     """
     compute = sum(parts.get(column, 0.0) for column in COMPUTE)
     bandwidth = clocks.device_s - clocks.exposed_communication_s - compute
-    waiting = parts["communication"] + clocks.bubble_s
-    shares = {"compute": compute, "bandwidth": bandwidth, "communication": waiting, "host": parts["host"]}
+    waiting = {"communication": parts["communication"], "pipeline bubble": clocks.bubble_s}
+    shares = {"compute": compute, "bandwidth": bandwidth, **waiting, "host": parts["host"]}
     if clocks.host_s > max(clocks.device_s, clocks.bubble_s) and not synchronous:
         return "host"
     return max(shares, key=lambda name: shares[name])

@@ -34,3 +34,8 @@ DTYPE_BYTES = {
 def gib(n_bytes: float) -> float:
     """Bytes to GiB (2**30), for display only."""
     return n_bytes / GIB
+
+
+def short_time(value_s: float) -> str:
+    """Three significant digits of seconds, or of milliseconds below one; for sentences."""
+    return f"{value_s:.3g} s" if value_s >= 1.0 else f"{value_s / MILLISECOND_S:.3g} ms"

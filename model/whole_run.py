@@ -188,7 +188,8 @@ def disk_bytes(work: Work, rates: Rates, options: WholeRunOptions) -> float:
     kept = work.checkpoint_bytes if options.save_steps is not None or options.spot else 0.0
     merged = work.merged_bytes if merges(work, options) else 0.0
     exported = exported_bytes(work, options) if options.export is not None else 0.0
-    return work.download_bytes + work.model_bytes + data + kept + merged + exported
+    begun_from = 0.0 if options.from_scratch else work.download_bytes
+    return begun_from + work.model_bytes + data + kept + merged + exported
 
 
 def _energy(whole: WholeRun, terms: Terms) -> tuple[Value, float | None]:

@@ -54,6 +54,8 @@ class WholeRunOptions:
     """Everything around training, as asked; None where the user said nothing."""
 
     train_only: bool = False
+    from_scratch: bool = False
+    """Weights are drawn at random on the GPUs: nothing is downloaded or loaded."""
     phase_min: Mapping[str, float] = field(default_factory=dict)
     """Minutes of a phase, in place of what its rate gives; 0 leaves it out."""
     phase_rate: Mapping[str, float] = field(default_factory=dict)
@@ -230,6 +232,7 @@ def _monthly(name: str, value: Any) -> float:
 
 READERS: dict[str, Callable[[str, Any], Any]] = {
     "train_only": _flag,
+    "from_scratch": _flag,
     "phase_min": _phase_min,
     "phase_rate": _phase_rate,
     "phase_machine": _phase_machine,

@@ -31,6 +31,7 @@ DEADLINE: Group = {
 }
 WHOLE_RUN: Group = {
     "train_only": _switch("Count the training alone.", "--train-only", WHOLE_RUN_PANEL),
+    "from_scratch": _switch("Random weights: no download, no load.", "--from-scratch", WHOLE_RUN_PANEL),
     "prepare": _switch("Count reading and tokenizing the data.", "--prepare", WHOLE_RUN_PANEL),
     "dataset_gb": _phase(float, "Text of one epoch, in GB (counts --prepare).", metavar="X"),
     "data_location": _phase(str, "Where the data lie and MB/s from there (counts --prepare).", metavar="NAME=X"),

@@ -183,5 +183,5 @@ def _data(source: Source, draft: Draft) -> None:
     if cap is not None and names:
         draft.note(
             f"max_samples keeps at most {cap:,} samples of each of {len(names)} data sets: {cap * len(names):,} at "
-            "most; give --num-samples to forecast totals."
+            "most; how many there are is what --num-samples says."
         )

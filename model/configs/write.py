@@ -1,7 +1,7 @@
 """A run as the training file of another tool: the reverse of the readers, for the fields that decide memory and time.
 
-Rows are packed to exactly `max_length`, as the forecast counts them. What a format cannot say, or its framework does
-differently, `differences` finds by reading the file back.
+Rows are packed to exactly `max_length`, or hold one sample each, as the forecast counts them. What a format cannot
+say, or its framework does differently, `differences` finds by reading the file back.
 """
 
 from __future__ import annotations
@@ -30,8 +30,14 @@ LEARNING_RATE = {"lora": 2e-4, "qlora": 2e-4, "full": 2e-5}
 TRL_PRESETS = {"ddp": "multi_gpu", "zero1": "zero1", "zero2": "zero2", "zero3": "zero3", "fsdp": "fsdp2"}
 """accelerate's files that ship with TRL."""
 FLASH_WORDS = {"sdpa": "sdpa", "eager": "disabled", "flash_attention_2": "fa2"}
-LAYOUT = ("gpus_per_node", "num_gpus", "attention_length", *BY_CARD)
+LAYOUT = ("gpus_per_node", "num_gpus", "attention_length", "sdpa_cudnn", *BY_CARD)
 """Fields that the launcher, the machine or the data decide."""
+ALONE: dict[str, dict[str, Any]] = {
+    "trl": {"packing": False, "packing_strategy": None},
+    "axolotl": {"sample_packing": False, "pad_to_sequence_len": False},
+    "llama-factory": {"packing": False, "neat_packing": None},
+}
+"""What rows of one sample each have in place of packed ones."""
 
 Mapped = dict[str, Any]
 
@@ -223,7 +229,7 @@ WRITERS: dict[str, Callable[[Architecture, Run, int], Mapped]] = {
 }
 
 
-def config_for(kind: str, architecture: Architecture, run: Run, steps: int) -> Mapped:
+def config_for(kind: str, architecture: Architecture, run: Run, steps: int, *, packed: bool = True) -> Mapped:
     """The training file of a run; layouts that none of the three can say are refused."""
     if run.stack == STACK:
         raise NotSupportedError(f"A {kind} file of a run by LitGPT's code is another run; leave --stack {STACK} out.")
@@ -232,7 +238,11 @@ def config_for(kind: str, architecture: Architecture, run: Run, steps: int) -> M
             "A training file with tensor, pipeline or context parallelism or offloading is not built yet; "
             "use --sharding ddp, zero1, zero2, zero3 or fsdp."
         )
-    return WRITERS[kind](architecture, run, steps)
+    mapping = WRITERS[kind](architecture, run, steps)
+    if packed:
+        return mapping
+    cut = {"cutoff_len": run.max_length} if kind == "llama-factory" else {}
+    return without_empty({**mapping, **ALONE[kind], **cut})
 
 
 def read_back(kind: str, mapping: Mapping[str, Any], architecture: Architecture, num_gpus: int) -> Run:

@@ -100,6 +100,7 @@ NODES |= {"--sync-each-micro-batch", "--no-sync-each-micro-batch"}
 MACHINE = {"--gpu", "--num-gpus", "--sharding", "--record", "--achieved-tflops", "--usd-per-gpu-hour", "--prices"}
 WHOLE_RUN = {
     "--train-only",
+    "--from-scratch",
     "--prepare",
     "--dataset-gb",
     "--data-location",

@@ -59,7 +59,7 @@ def test_a_pipe_gets_no_colours_no_blanks_and_no_long_lines(
 def test_a_value_is_printed_as_finely_as_its_interval() -> None:
     done = CliRunner().invoke(program, ["estimate", *LLAMA, "--num-gpus", "2", "--tokens", "100k"])
     rows = {line[:24].strip(): line[24:].split() for line in done.stdout.splitlines() if line.startswith(" ")}
-    for name in ("memory allocated, GiB", "memory reserved, GiB", "memory process, GiB", "$ per million tokens"):
+    for name in ("memory allocated, GiB", "memory reserved, GiB", "memory process, GiB", "$ per M tokens, train"):
         value = float(rows[name][0].lstrip("$"))
         low, high = (float(end) for end in rows[name][1].split("–"))
         assert low < value < high, name

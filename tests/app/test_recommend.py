@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from tunecast import recommend
+from tunecast import estimate, recommend
 from tunecast.catalogs.errors import InputError, NotSupportedError, UnknownNameError
 from tunecast.cli.program import program
 from tunecast.model.recommend import margin
@@ -63,6 +63,21 @@ def test_the_full_forecast_of_a_plan_has_the_screened_time_and_money(free: Recom
         assert picked.forecast.cost_usd.value == pytest.approx(picked.candidate.usd, rel=1e-6)
         assert picked.forecast.total_time_h.low < picked.forecast.total_time_h.high
         assert picked.forecast.offer == picked.candidate.price.offer
+
+
+def test_plans_of_rows_of_one_sample_each_are_those_of_estimate() -> None:
+    """How long rows are depends on the micro-batch; steps do not."""
+    data: dict[str, Any] = {"tokens": None, "num_samples": 4000, "mean_tokens": 300, "max_length": 2048}
+    found, packed = ask(**data), ask(**data, packing=True)
+    assert found.steps.startswith("1,000 steps")
+    assert packed.steps.startswith("147 steps")
+    for picked in found.front:
+        assert picked.forecast.total_time_h is not None
+        assert picked.forecast.total_time_h.value == pytest.approx(picked.candidate.time_h, rel=1e-6)
+        options = {**picked.candidate.plan.options, **data, "usd_per_gpu_hour": 1.0}
+        (told,) = estimate(MODEL, gpu=picked.candidate.target.id, **options)
+        assert told.step_time_s == picked.forecast.step_time_s
+        assert told.totals == picked.forecast.totals
 
 
 def test_more_gpus_are_offered_only_where_the_batch_divides_over_them() -> None:
@@ -250,12 +265,9 @@ def test_all_offers_of_a_70b_are_searched_without_heavy_imports() -> None:
     assert int(front) + int(rejected) >= 76
 
 
-@pytest.mark.parametrize(
-    ("option", "flag"), [({"packing": False}, "--no-packing"), ({"streaming": True}, "--streaming")]
-)
-def test_what_the_screen_does_not_know_is_refused(option: dict[str, Any], flag: str) -> None:
-    with pytest.raises(NotSupportedError, match=flag):
-        recommend("Qwen/Qwen2.5-0.5B", num_samples=100, mean_tokens=100, **option)
+def test_what_the_screen_does_not_know_is_refused() -> None:
+    with pytest.raises(NotSupportedError, match="--streaming"):
+        recommend("Qwen/Qwen2.5-0.5B", num_samples=100, mean_tokens=100, streaming=True)
 
 
 def test_a_margin_that_rounds_to_nothing_is_told_in_words() -> None:

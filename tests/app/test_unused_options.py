@@ -27,7 +27,7 @@ def test_what_changes_nothing_is_told(options: dict[str, object], told: str) -> 
     assert not any("changes nothing" in note for note in plain.notes)
 
 
-@pytest.mark.parametrize("amount", [{"tokens": "10M"}, {"max_steps": 100}, {"tokens": "10M", "packing": True}])
+@pytest.mark.parametrize("amount", [{"tokens": "10M", "packing": True}, {"max_steps": 100, "packing": True}])
 def test_a_mean_length_that_packing_ignores_is_told(amount: dict[str, object]) -> None:
     (found,) = tunecast.estimate(MODEL, gpu="h100-sxm5-80gb", mean_tokens=300, **amount)
     (plain,) = tunecast.estimate(MODEL, gpu="h100-sxm5-80gb", **amount)
@@ -37,7 +37,7 @@ def test_a_mean_length_that_packing_ignores_is_told(amount: dict[str, object]) -
     ]
 
 
-@pytest.mark.parametrize("amount", [{"tokens": "10M", "packing": False}, {"num_samples": 1000}])
+@pytest.mark.parametrize("amount", [{"tokens": "10M"}, {"max_steps": 100}, {"num_samples": 1000}])
 def test_a_mean_length_that_counts_is_not(amount: dict[str, object]) -> None:
     (found,) = tunecast.estimate(MODEL, gpu="h100-sxm5-80gb", mean_tokens=300, **amount)
     assert not any("changes nothing" in note for note in found.notes)
@@ -50,9 +50,9 @@ def test_peer_access_matters_over_pcie() -> None:
 
 def test_only_the_option_that_was_given_is_named() -> None:
     with pytest.raises(InputError, match=r"^--mean-tokens needs an amount"):
-        tunecast.estimate(MODEL, gpu="h100-sxm5-80gb", mean_tokens=500)
+        tunecast.estimate(MODEL, gpu="h100-sxm5-80gb", mean_tokens=500, packing=True)
     with pytest.raises(InputError, match=r"^--num-train-epochs and --mean-tokens need an amount"):
-        tunecast.estimate(MODEL, gpu="h100-sxm5-80gb", mean_tokens=500, num_train_epochs=2)
+        tunecast.estimate(MODEL, gpu="h100-sxm5-80gb", mean_tokens=500, num_train_epochs=2, packing=True)
 
 
 def test_a_part_has_the_origin_of_its_rate_and_of_its_correction() -> None:

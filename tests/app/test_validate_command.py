@@ -152,6 +152,16 @@ def test_the_table_names_the_first_rows_of_a_reason(tmp_path: Path) -> None:
     assert "L-5" not in shown
 
 
+def test_the_table_says_why_half_of_a_scored_row_is_left_out(tmp_path: Path) -> None:
+    """A counter that is no counter leaves the speed; a half that the row does not state needs no words."""
+    rows = "R-1,meta-llama/Llama-3.1-8B,l40s,qlora,2048,1,900,9.3,nvidia-smi,\n"
+    (tmp_path / "runs.csv").write_text(HEAD + rows + rows.replace("R-1", "R-2").replace("9.3,nvidia-smi", ","))
+    shown = " ".join(runner.invoke(program, ["validate", str(tmp_path / "runs.csv")]).output.split())
+    assert "of scored rows left out rows ids" in shown
+    assert "memory: the counter is 'nvidia-smi'" in shown
+    assert "is stated" not in shown
+
+
 @pytest.mark.parametrize("arguments", [["--explain", "R-9"], []])
 def test_bad_input_is_one_sentence(table: Path, arguments: list[str]) -> None:
     path = table if arguments else table.with_name("absent.csv")

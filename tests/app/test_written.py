@@ -17,6 +17,7 @@ from tunecast.model.architectures import load_architecture
 from tunecast.model.configs import read_config
 from tunecast.model.configs.write import WRITERS, config_for, differences
 from tunecast.model.resolve import resolve_run
+from tunecast.model.rows import packing_of
 from tunecast.recommendation import Recommendation
 from tunecast.rental_tasks import DSTACK_BACKENDS, SKYPILOT_CLOUDS, SKYPILOT_GPUS, dstack_gpu
 from tunecast.written import read_asked_files, with_written, write_plan
@@ -63,12 +64,13 @@ def test_when_one_file_cannot_be_written_none_is(found: Recommendation, tmp_path
     assert (tmp_path / "old.yaml").read_text(encoding="utf-8") == "kept"
 
 
+@pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("name", RUNS)
 @pytest.mark.parametrize("kind", WRITERS)
-def test_a_training_file_says_the_whole_run_or_what_it_does_otherwise(kind: str, name: str) -> None:
+def test_a_training_file_says_the_whole_run_or_what_it_does_otherwise(kind: str, name: str, packed: bool) -> None:
     architecture = load_architecture(MODEL)
     run = resolve_run(architecture, {**RUNS[name], "max_length": 2048, "gradient_accumulation_steps": 4}).run
-    written = yaml.safe_load(yaml.safe_dump(config_for(kind, architecture, run, 250)))
+    written = yaml.safe_load(yaml.safe_dump(config_for(kind, architecture, run, 250, packed=packed)))
     assert list(problems(written, schema(kind))) == []
     tiled = TILED if kind == "trl" else {}
     assert differences(kind, written, architecture, run) == {**ADMITTED.get((kind, name), {}), **tiled}
@@ -116,6 +118,20 @@ def test_a_written_training_file_is_read_by_estimate_as_the_plan(found: Recommen
         assert options[name] == getattr(run, name), name
     assert found.steps.startswith(f"{options['max_steps']:,} steps")
     assert written.path.read_text().startswith("# Qwen/Qwen2.5-0.5B on ")
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_a_written_file_makes_rows_as_the_plan_counts_them(kind: str, tmp_path: Path) -> None:
+    """4,000 samples of 100 tokens, in rows of their own or filling rows of 512: the file's reader counts as many."""
+    data: dict[str, Any] = {"num_samples": 4000, "mean_tokens": 100}
+    for name, packing in (("alone", None), ("packed", True)):
+        plan = recommend(
+            "Qwen/Qwen2.5-0.5B", method="lora", max_length=512, gpu="l40s-48gb", max_gpus=1, packing=packing, **data
+        )
+        (written,) = write_plan(plan, read_asked_files([f"{kind}={tmp_path / name}.yaml"], "cheapest"), "cheapest")
+        options = read_config(written.path).options
+        assert packing_of({**options, **data}) is bool(packing)
+        assert plan.steps.startswith(f"{options['max_steps']:,} steps")
 
 
 def test_a_task_alone_gets_a_training_file_beside_it(found: Recommendation, tmp_path: Path) -> None:

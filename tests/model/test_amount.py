@@ -34,8 +34,11 @@ def test_a_bad_count_is_refused_with_the_option_and_an_example(text: str) -> Non
         ({"tokens": "3M", "num_train_epochs": 2}, 200),
         ({"tokens": "3000001"}, 101),
         ({"num_samples": 300}, 10),
-        ({"num_samples": 3000, "mean_tokens": 100}, 10),
-        ({"num_samples": 3000, "mean_tokens": 100, "num_train_epochs": 3}, 30),
+        ({"num_samples": 3000, "mean_tokens": 100, "packing": True}, 10),
+        ({"num_samples": 3000, "mean_tokens": 100, "packing": True, "num_train_epochs": 3}, 30),
+        ({"num_samples": 3000, "mean_tokens": 100}, 100),
+        ({"num_samples": 3000, "mean_tokens": 100, "num_train_epochs": 3}, 300),
+        ({"tokens": "3M", "mean_tokens": 100}, 1000),
         ({"max_steps": 7}, 7),
     ],
 )

@@ -114,16 +114,17 @@ def devices() -> list[Target]:
     return [*resolve_targets(names, {}), measured_like("a100-sxm4-80gb"), measured_like("a100-sxm4-40gb")]
 
 
-def compared(architecture: Architecture, sampled: list[dict[str, Any]], targets: list[Target]) -> int:
-    """Compare a device chosen by turns for every plan; the number of comparisons."""
+def compared(architecture: Architecture, sampled: list[dict[str, Any]], targets: list[Target], **data: Any) -> int:
+    """Compare a device chosen by turns for every plan; the number of comparisons. `data` says how long samples are."""
+    shared = {"internode_gbps": 400, **data}
     runs = [
         resolve_run(architecture, run_options(options), gpu_has_bf16=targets[0].has_bf16).run for options in sampled
     ]
     assert targets
-    found = screen(architecture, runs, targets, {"internode_gbps": 400})
+    found = screen(architecture, runs, targets, shared)
     for row, options in enumerate(sampled):
         target = targets[row % len(targets)]
-        question = Question(architecture=architecture, options={**options, "internode_gbps": 400})
+        question = Question(architecture=architecture, options={**options, **shared})
         compare(found, row % len(targets), row, question, target)
     return len(sampled)
 
@@ -149,6 +150,15 @@ def test_a_screen_equals_the_forecast_plan_by_plan(
 ) -> None:
     count = compared(make(name), list(plans(name, seed=len(name), most=70)), devices)
     assert count == 70  # three models: 210 combinations
+
+
+def test_a_screen_times_rows_of_one_sample_each_and_holds_the_longest(
+    make: Callable[..., Architecture], devices: list[Target]
+) -> None:
+    """Padded to the longest of a micro-batch of one or three; tensor parallelism is screened another way."""
+    sampled = list(plans("qwen3-0.6b", seed=5, most=40))
+    assert {options.get("tp", 1) for options in sampled} == {1, 2}
+    assert compared(make("qwen3-0.6b"), sampled, devices, mean_tokens=200) == 40
 
 
 def test_a_screen_equals_the_forecast_on_cards_without_bf16(make: Callable[..., Architecture]) -> None:

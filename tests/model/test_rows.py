@@ -90,12 +90,14 @@ def test_packing_processes_what_padding_wastes() -> None:
     shared: dict[str, Any] = {
         "max_length": 2048, "num_samples": 4000, "mean_tokens": 512, "per_device_train_batch_size": 4,
     }  # fmt: skip
-    packed, padded = ask(**shared), ask(**shared, packing=False)
+    packed, padded = ask(**shared, packing=True), ask(**shared, packing=False)
     assert packed.totals is not None
     assert padded.totals is not None
     assert padded.totals.tokens == 1000 * 4 * padded_length(512, 2048, 4)
     assert any("of them padding" in note and "assumed" in note for note in padded.notes)
-    assert ask(**shared, packing=True).totals == packed.totals
+    assert (silent := ask(**shared)).totals == padded.totals, "as Trainer has it unless told otherwise"
+    assert any("packed: 250 steps, --packing" in note for note in silent.notes)
+    assert not any("--packing" in note for note in (*padded.notes, *packed.notes))
 
 
 def padded_length(mean: float, cut: int, batch: int) -> int:
@@ -140,14 +142,16 @@ def test_rows_of_samples_of_which_only_the_mean_is_known_may_all_be_alike() -> N
     assert alike.total_time_h is not None
     assert found.total_time_h.low <= alike.total_time_h.value < found.total_time_h.value < found.total_time_h.high
     assert any("rows of" in words and "(620 to 2048)" in words for words in found.amount_assumed)
-    assert ask(**shared, mean_tokens=620).amount_assumed == ("packing",)
+    assert ask(**shared, mean_tokens=620).amount_assumed == ("one sample a row", *found.amount_assumed)
+    assert ask(**shared, mean_tokens=620, packing=True).amount_assumed == ()
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"packing": False, "tokens": "1M"}, "--mean-tokens N"),
-        ({"packing": False, "num_samples": 5, "mean_tokens": 9000}, "not between 1 and --max-length"),
+        ({"packing": False, "num_samples": 5, "mean_tokens": 9000}, "above --max-length 512"),
+        ({"mean_tokens": 100, "num_train_epochs": 2}, "--num-train-epochs needs an amount"),
         ({"packing": True, "num_samples": 5}, "--packing needs the length"),
     ],
 )

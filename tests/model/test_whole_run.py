@@ -88,6 +88,14 @@ def test_train_only_is_training_and_nothing_else() -> None:
     assert whole.cost_usd == exact(2.0)
 
 
+def test_from_scratch_nothing_is_downloaded_or_loaded() -> None:
+    begun, scratch = run(), run(replace(WORK, adapters=False), from_scratch=True)
+    assert [name for name in begun.phases_h if name not in scratch.phases_h] == ["download", "load"]
+    assert scratch.phases_h["train"] == begun.phases_h["train"]
+    with pytest.raises(InputError, match="--method full"):
+        run(from_scratch=True)
+
+
 def test_every_phase_can_be_given_or_left_out() -> None:
     whole = run(phase_min=["start=0", "setup=0", "download=10", "load=0", "save=0"])
     assert whole.phases_h == {"download": pytest.approx(1 / 6), "train": 1.0}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tunecast.asked import ignored_note
+from tunecast.asked import ignored_notes
 from tunecast.catalogs.errors import InputError
 from tunecast.model.architectures import architecture_from_config
 from tunecast.model.configs import read_config
@@ -57,8 +57,16 @@ def test_a_field_that_trl_does_not_have_stands_apart_from_those_that_change_noth
 def test_every_ignored_field_is_named() -> None:
     ignored = read_config(EXAMPLES / "axolotl.yml").ignored
     assert len(ignored) > 10
-    (note,) = ignored_note(ignored)
-    assert all(field in note for field in ignored)
+    told = " ".join(ignored_notes(ignored))
+    assert all(field in told for field in ignored)
+
+
+def test_fields_of_evaluation_and_checkpoints_name_the_options_that_count_them() -> None:
+    """They take time, so "change nothing" would be false."""
+    evaluated, saved, rest = ignored_notes(("eval_steps", "learning_rate", "val_set_size", "saves_per_epoch"))
+    assert evaluated.startswith("eval_steps, val_set_size of the file: counted only where --eval-samples N")
+    assert saved == "saves_per_epoch of the file: counted only where --save-steps N says it."
+    assert rest == "Fields of the file that change nothing here: learning_rate."
 
 
 def test_a_companion_with_the_wrong_option_is_refused() -> None:
