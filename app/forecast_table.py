@@ -246,8 +246,9 @@ def time_rows(forecast: Forecast) -> Iterable[Line]:
         if part_s > SMALLEST_SHOWN_SHARE * forecast.step_time_s.value and len(forecast.time_parts_s) > 1:
             yield f"  {part}", seconds(part_s), ""
     yield "tokens/s", digits(forecast.tokens_per_s.value), span(forecast.tokens_per_s)
+    peak = "of the FP8 peak" if forecast.run.fp8 else ""
     bound = "" if forecast.bound_by == "unknown" else f"bound by {forecast.bound_by}"
-    yield "MFU / HFU", f"{share(forecast.mfu)} / {share(forecast.hfu)}", bound
+    yield "MFU / HFU", f"{share(forecast.mfu)} / {share(forecast.hfu)}", ", ".join(filter(None, (peak, bound)))
     yield from scaling_rows(forecast)
     yield from totals_rows(forecast)
     if forecast.total_time_h:

@@ -42,7 +42,8 @@ def totals_rows(forecast: Forecast) -> Iterable[Line]:
     totals, run = forecast.totals, forecast.run
     if totals is None or (run.has_adapters and run.num_gpus == 1):
         return
-    yield "training FLOPs", f"{totals.model_flops:.3g}", f"6ND: {totals.classic_flops:.3g}"
+    active = ", N active" if forecast.architecture.active_params < forecast.total_params else ""
+    yield "training FLOPs", f"{totals.model_flops:.3g}", f"6ND: {totals.classic_flops:.3g}{active}"
     with_recompute = f"8ND: {totals.classic_flops_with_recompute:.3g}" if run.gradient_checkpointing else ""
     yield "  executed", f"{totals.executed_flops:.3g}", with_recompute
     length = f"{digits(totals.days)} days" if totals.days >= 1 else duration(totals.gpu_hours / run.num_gpus)

@@ -147,7 +147,8 @@ def balance_line(found: Recommendation) -> str:
     """What balance means."""
     from tunecast.model.front import BALANCE
 
-    return f"No other plan is both cheaper and faster than one of these (by 1% or more). Balance: {BALANCE}."
+    best = "No other plan is both cheaper and faster than one of these (by 1% or more)."
+    return f"{best} Balance: {BALANCE}." if len(found.front) > 1 else best
 
 
 def binding_line(relaxation: Relaxation) -> str:

@@ -18,12 +18,22 @@ if TYPE_CHECKING:
 RECOMMENDATION_SCHEMA = "tunecast.recommendation/1"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Picked:
     """A plan of the front with its full forecast."""
 
     candidate: Candidate
     forecast: Forecast
+
+    def __repr__(self) -> str:
+        """What a Python shell shows: the cards, and what they take in time and money."""
+        from tunecast.forecast_table import span, span_h
+        from tunecast.tables import DASH, dollars, duration
+
+        time, cost = self.forecast.total_time_h, self.forecast.cost_usd
+        told = DASH if time is None else f"{duration(time.value)} ({span_h(time)})"
+        money = DASH if cost is None else f"{dollars(cost.value)} ({span(cost)})"
+        return f"{self.candidate.num_gpus} x {self.candidate.target.id}: {told}, {money}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

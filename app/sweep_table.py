@@ -36,7 +36,7 @@ def sweep_report(found: Sweep, width: int) -> list[RenderableType]:
     at_base = metric.of(found.base)
     said = f"{metric.title} on {found.base.gpu}"
     told = said if found.kind == "grid" or at_base is None else f"{said}: {shown(found, at_base)} as asked"
-    return [run_line(found.base), told, table, *(f"- {note}" for note in found.notes)]
+    return [run_line(found.base), told, table, *starred(found), *(f"- {note}" for note in found.notes)]
 
 
 def shown(found: Sweep, value: float | None) -> str:
@@ -122,9 +122,13 @@ def grid_table(found: Sweep) -> Table:
         table.add_row(
             setting(row), *(f"{shown(found, found.value(at))}{s}" for at, s in zip(cells, stars, strict=True))
         )
-    if any(at.forecast is not None and at.forecast.fits is False for at in found.points):
-        table.caption, table.caption_justify = "* does not fit this card: computed as if it did", "left"
     return keep_whole(table)
+
+
+def starred(found: Sweep) -> list[str]:
+    """What a star of a grid means, where there is one."""
+    doubtful = any(at.forecast is not None and at.forecast.fits is False for at in found.points)
+    return ["* does not fit this card: computed as if it did"] if found.kind == "grid" and doubtful else []
 
 
 def what_if_table(found: Sweep) -> Table:

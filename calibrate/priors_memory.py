@@ -19,7 +19,7 @@ from tunecast.calibrate.published import PublishedRun
 from tunecast.catalogs.gpus import load_gpus
 from tunecast.model.architecture import Architecture
 from tunecast.model.memory import memory_timeline
-from tunecast.model.memory_codes import COMPARED, OTHER, memory_code
+from tunecast.model.memory_codes import COMPARED, OTHER, SHARED, memory_code
 from tunecast.model.run import Run
 from tunecast.model.units import MIB
 from tunecast.model.value import INTERVAL_LEVEL, Z80
@@ -132,11 +132,12 @@ def other_code_log_sd(
     return quantiles(errors, (INTERVAL_LEVEL,))[0] / Z80 if errors else None
 
 
-def allocated_log_sd(runs: Sequence[PublishedRun]) -> float | None:
-    """80% quantile of |log(predicted / published)| of allocated, every source weighing the same, as a deviation."""
+def allocated_log_sd(runs: Sequence[PublishedRun], *, several: bool) -> float | None:
+    """80% quantile of |log(predicted / published)| of allocated, every source weighing the same, as a deviation; of
+    runs on one GPU, or on `several`."""
     errors: dict[str, list[float]] = {}
     for run in runs:
-        if states_allocated(run):
+        if states_allocated(run) and (run.run.num_gpus > 1) is several:
             assert run.peak_bytes is not None
             predicted, _ = tensors(run.architecture, run.run, run.gpu)
             errors.setdefault(run.source, []).append(abs(math.log(predicted / run.peak_bytes)))
@@ -151,7 +152,8 @@ def memory_rows(runs: Sequence[PublishedRun]) -> list[str]:
 def memory_overheads(
     runs: Sequence[PublishedRun], context: Mapping[str, Any], measured: Shares | None = None
 ) -> dict[str, float]:
-    """``context`` and ``fragmentation_frac`` with their 80% bounds, and ``allocated_log_sd``; empty without evidence.
+    """``context`` and ``fragmentation_frac`` with their 80% bounds, ``allocated_log_sd`` of runs on one GPU and
+    ``sharded_log_sd`` of others; empty without evidence.
 
     `context` is the belief: MiB that others measured, each weighing as much as a source of these runs; `measured` are
     bytes of contexts, by the record that read them. Every source weighs the same in the quantiles.
@@ -174,8 +176,8 @@ def memory_overheads(
         for name, values in terms.items()
         for end, value in zip(("_low", "", "_high"), values, strict=True)
     }
-    exact = allocated_log_sd(runs)
-    return named if exact is None else {**named, COMPARED: exact}
+    spreads = {COMPARED: allocated_log_sd(runs, several=False), SHARED: allocated_log_sd(runs, several=True)}
+    return named | {name: spread for name, spread in spreads.items() if spread is not None}
 
 
 def memory_priors(

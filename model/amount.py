@@ -61,12 +61,12 @@ def resolve_amount(run: Run, options: dict[str, Any]) -> Amount | None:
     they fill rows of ``max_length``; without it each sample is one row padded to ``max_length``.
     """
     check_sizes(options)
+    _refuse_two(options)
     _check_mean(run, options)
     rows = unpacked_rows(run, options)
     epochs = options.get("num_train_epochs")
     if epochs is not None and not (math.isfinite(epochs) and epochs > 0):
         raise InputError(f"--num-train-epochs is {epochs}, which is not above 0; type for example 1 or 3.")
-    _refuse_two(options)
     if options.get("max_steps") is not None:
         amount = _from_steps(int(options["max_steps"]))
         alone = ALONE if alone_by_default(options) else ()
@@ -221,7 +221,7 @@ def _from_dataset(run: Run, options: Mapping[str, Any], repeats: float) -> Amoun
     read = "" if found.whole else f", of which {len(found.sizes_bytes):,} were read"
     counted = f"{tokens:,.0f} tokens of {per_token.value:.3g} bytes ({per_token.origin})"
     what = (
-        f"{found.name}: {found.samples:,} samples{read}, {counted}"
+        f"{found.name}: {found.samples:,} samples{found.fields_words}{read}, {counted}"
         f"{f', {cut:,} samples cut at {run.max_length}' if cut else ''}, x {_epochs(repeats)}, "
         f"{_packed(run, options, found.samples * repeats)}"
     )
@@ -244,10 +244,12 @@ def _from_rows(run: Run, rows: Rows, options: Mapping[str, Any], repeats: float)
         return None
     per_step = _rows_per_step(run)
     counted = bytes_per_token(options)
-    lengths = f", tokens of {counted.value:.3g} bytes ({counted.origin})" if options.get("dataset") is not None else ""
+    file = None if options.get("dataset") is None else read_dataset(str(options["dataset"]))
+    fields = "" if file is None else file.fields_words
+    lengths = "" if file is None else f", tokens of {counted.value:.3g} bytes ({counted.origin})"
     amount = Amount(
         steps=math.ceil(samples * repeats / per_step),
-        how=f"{samples:,.0f} samples of {rows.mean_tokens:.0f} tokens x {_epochs(repeats)}, "
+        how=f"{samples:,.0f} samples{fields} of {rows.mean_tokens:.0f} tokens x {_epochs(repeats)}, "
         f"{per_step} sample{'' if per_step == 1 else 's'} per step{lengths}"
         f"{_alone(run, options, samples * rows.mean_tokens * repeats)}",
         epochs=repeats,

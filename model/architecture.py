@@ -134,6 +134,14 @@ class Mlp:
         elements = 0 if self.experts is None else self.experts.buffer_elements
         return (elements,) if elements else ()
 
+    @property
+    def idle_params(self) -> float:
+        """Parameters of routed experts that one token does not go through."""
+        if self.experts is None:
+            return 0.0
+        of_maps = sum((1.0 - self.share_of(linear)) * linear.params for linear in self.linears)
+        return of_maps + (self.experts.idle_params if self.experts.stacked else 0.0)
+
     def share_of(self, linear: Linear) -> float:
         """Part of the tokens that go through a map of the layer: of experts in modules, those that choose it."""
         if self.experts is None or self.experts.stacked or linear not in self.linears[1:]:
@@ -328,3 +336,8 @@ class Architecture:
         """Unique parameters; a tied head counts once."""
         layers = sum(group.count * group.layer.params(self.hidden_size) for group in self.groups)
         return layers + sum(tensor.elements for tensor in self.root_tensors) + self.other_params
+
+    @property
+    def active_params(self) -> float:
+        """Those that one token goes through: all but the experts that it is not sent to."""
+        return self.total_params - sum(group.count * group.layer.mlp.idle_params for group in self.groups)

@@ -1,7 +1,8 @@
 """How much text a file of training data holds: samples and bytes, without a tokenizer.
 
 Read are ``.jsonl``, ``.json`` (a list), ``.csv`` and ``.txt`` (a sample per line). Of a large file only its
-beginning is read and the rest taken to be alike. Tokens are bytes over an assumed number of bytes per token.
+beginning is read and the rest taken to be alike. Tokens are bytes over an assumed number of bytes per token. Of samples
+with named fields those are counted that trainers train on (`FIELDS`), since others often say the same once more.
 """
 
 from __future__ import annotations
@@ -22,6 +23,27 @@ from tunecast.model.units import MIB
 
 READ_BYTES = 64 * MIB
 """What is read of a file at most."""
+FIELDS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
+    (("messages",), ("system", "tools")),
+    (("conversations",), ("system", "tools")),
+    (("prompt", "completion"), ("system",)),
+    (("instruction", "output"), ("input", "system", "history")),
+    (("instruction", "response"), ("input", "context", "system")),
+    (("question", "answer"), ("context", "system")),
+    (("question", "response"), ("system", "system_prompt")),
+    (("query", "response"), ("system", "history")),
+    (("prompt", "response"), ("system",)),
+    (("prompt", "answer"), ("system",)),
+    (("input", "output"), ("system",)),
+    (("text",), ()),
+    (("content",), ()),
+)
+"""What is trained of a sample, by the fields that it must have, first match first, and those that it may have: TRL's
+dataset formats (language modelling, prompt and completion, conversations), LLaMA-Factory's alpaca and sharegpt,
+axolotl's instruction formats, and the columns of common public sets. A sample with none of them is trained with all its
+text."""
+PREFERENCES = ("chosen", "rejected")
+TOKEN_IDS = "input_ids"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -35,6 +57,16 @@ class Dataset:
     """UTF-8 bytes of text of every sample that was read."""
     whole: bool
     """Whether all of the file was read."""
+    counted: tuple[str, ...] = ()
+    """Fields of samples whose text was counted; none where a sample is plain text."""
+    left_out: tuple[str, ...] = ()
+    """Fields with text that were not."""
+
+    @property
+    def fields_words(self) -> str:
+        """`` (fields instruction, output; not text)``; nothing where a sample is plain text."""
+        others = f"; not {', '.join(self.left_out)}" if self.left_out else ""
+        return f" (fields {', '.join(self.counted)}{others})" if self.counted else ""
 
     def tokens(self, bytes_per_token: float, max_length: int) -> float:
         """Tokens of one epoch, each sample cut at `max_length`."""
@@ -67,14 +99,35 @@ def _counted(file: Path, _: int) -> Dataset:
     try:
         with file.open(encoding="utf-8", newline="") as stream:
             text = stream.read() if whole else stream.read(READ_BYTES).rpartition("\n")[0]
-        counted = (sum(len(part.encode()) for part in parts) for parts in reader(text))
-        sizes = tuple(size for size in counted if size > 0)
+        samples = list(reader(text))
     except (ValueError, csv.Error) as error:
         raise InputError(f"--dataset {file.name} is damaged ({error}); check the file.") from error
+    if any(isinstance(sample, dict) and set(PREFERENCES) <= set(sample) for sample in samples):
+        raise InputError(
+            f"--dataset {file.name} has pairs of {' and '.join(PREFERENCES)} answers, and preference training is not "
+            "built; keep prompt and one answer as prompt and completion."
+        )
+    sizes_bytes, read, every = [], dict[str, None](), dict[str, None]()
+    for sample in samples:
+        kept = trained(sample)
+        sizes_bytes.append(sum(len(part.encode()) for part in texts(kept)))
+        if isinstance(sample, dict) and not (sample.keys() <= every.keys() and kept.keys() <= read.keys()):
+            every |= dict.fromkeys(field for field in sample if texts(sample[field]))
+            read |= dict.fromkeys(field for field in kept if texts(kept[field]))
+    sizes = tuple(size for size in sizes_bytes if size > 0)
     if not sizes:
-        raise InputError(f"--dataset {file.name} holds no text; check the file, or give --num-samples.")
+        ids = any(isinstance(sample, dict) and TOKEN_IDS in sample for sample in samples)
+        held = f"holds {TOKEN_IDS}, which are not counted, and no text" if ids else "holds no text"
+        raise InputError(f"--dataset {file.name} {held}; give --num-samples with --mean-tokens.")
     share = 1.0 if whole else len(text.encode()) / size
-    return Dataset(name=file.name, samples=round(len(sizes) / share), sizes_bytes=sizes, whole=whole)
+    return Dataset(
+        name=file.name,
+        samples=round(len(sizes) / share),
+        sizes_bytes=sizes,
+        whole=whole,
+        counted=tuple(read),
+        left_out=tuple(field for field in every if field not in read),
+    )
 
 
 def bytes_per_token(options: Mapping[str, Any]) -> Factor:
@@ -94,19 +147,38 @@ def sample_texts(path: str | Path, most: int) -> list[str]:
         text = stream.read() if file.suffix.lower() == ".json" else stream.read(READ_BYTES)
     if file.stat().st_size > READ_BYTES and file.suffix.lower() != ".json":
         text = text.rpartition("\n")[0]
-    samples = ("\n".join(parts) for parts in READERS[file.suffix.lower()](text))
+    samples = ("\n".join(texts(trained(sample))) for sample in READERS[file.suffix.lower()](text))
     return [sample for sample, _ in zip((sample for sample in samples if sample), range(most), strict=False)]
+
+
+def trained(sample: Any) -> Any:
+    """The sample with those of its fields that are trained; itself where it has no names or none that are known."""
+    if not isinstance(sample, dict):
+        return sample
+    for needed, more in _may_be(tuple(sample)):
+        if all(texts(sample[field]) for field in needed):
+            return {field: sample[field] for field in (*needed, *more)}
+    return sample
+
+
+@lru_cache(maxsize=256)
+def _may_be(fields: tuple[str, ...]) -> tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]:
+    """`FIELDS` that a sample with these may have, without the optional ones that it has not."""
+    own = set(fields)
+    return tuple(
+        (needed, tuple(field for field in more if field in own)) for needed, more in FIELDS if own.issuperset(needed)
+    )
 
 
 def texts(value: Any) -> list[str]:
     """Every text in a JSON value, however deep; keys and numbers are not trained on."""
     if isinstance(value, str):
-        return [value]
+        return [value] if value else []
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return [text for part in parts for text in texts(part)]
 
 
-def _jsonl(text: str) -> Iterator[list[str]]:
+def _jsonl(text: str) -> Iterator[Any]:
     """A JSON value a line; a damaged line is named by its number in the file."""
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
@@ -115,25 +187,25 @@ def _jsonl(text: str) -> Iterator[list[str]]:
             except ValueError as error:
                 what = str(getattr(error, "msg", error))
                 raise ValueError(f"line {number}: {what}, column {getattr(error, 'colno', 1)}") from error
-            yield texts(value)
+            yield value
 
 
-def _json(text: str) -> Iterable[list[str]]:
+def _json(text: str) -> list[Any]:
     found = json.loads(text)
     if not isinstance(found, list):
         raise ValueError("a list of samples is expected")
-    return [texts(sample) for sample in found]
+    return found
 
 
-def _csv(text: str) -> Iterator[list[str]]:
-    return ([cell for cell in row.values() if cell] for row in csv.DictReader(text.splitlines(True)))
+def _csv(text: str) -> Iterator[Any]:
+    return ({name: cell for name, cell in row.items() if cell} for row in csv.DictReader(text.splitlines(True)))
 
 
-def _txt(text: str) -> Iterator[list[str]]:
-    return ([line] for line in text.splitlines() if line.strip())
+def _txt(text: str) -> Iterator[Any]:
+    return (line for line in text.splitlines() if line.strip())
 
 
-READERS: dict[str, Callable[[str], Iterable[list[str]]]] = {
+READERS: dict[str, Callable[[str], Iterable[Any]]] = {
     ".jsonl": _jsonl,
     ".json": _json,
     ".csv": _csv,

@@ -16,8 +16,9 @@ from tunecast.model.factors import FactorSet
 from tunecast.model.run import Run
 from tunecast.model.value import Z80
 
-COMPARED, OTHER = "allocated_log_sd", "other_code_log_sd"
-"""Standard deviation of log(predicted / published) of allocated memory, by whether the run's code was compared."""
+COMPARED, SHARED, OTHER = "allocated_log_sd", "sharded_log_sd", "other_code_log_sd"
+"""Standard deviation of log(predicted / published) of allocated memory, by whether the run's code was compared, and
+with several GPUs."""
 
 
 def memory_code(run: Run, same: Mapping[str, str]) -> str:
@@ -48,7 +49,9 @@ def is_compared(run: Run, priors: Mapping[str, Any]) -> bool:
 def memory_overheads_of(run: Run | None, priors: Mapping[str, Any]) -> dict[str, float]:
     """The priors' memory terms for this run: `COMPARED` is the spread of its own code."""
     terms = dict(priors["memory_overhead_bytes"])
-    other = terms.pop(OTHER, None)
+    other, sharded = terms.pop(OTHER, None), terms.pop(SHARED, None)
+    if run is not None and sharded is not None and run.num_gpus > 1:
+        terms[COMPARED] = max(sharded, terms.get(COMPARED, 0.0))
     if run is not None and other is not None and not is_compared(run, priors):
         terms[COMPARED] = max(other, terms.get(COMPARED, 0.0))
     return terms
@@ -57,7 +60,7 @@ def memory_overheads_of(run: Run | None, priors: Mapping[str, Any]) -> dict[str,
 def with_other_code(own: FactorSet, run: Run | None, priors: Mapping[str, Any]) -> FactorSet:
     """A record's factors: it measured plain code on one GPU, and says nothing of how exact another's tensors are."""
     notes = code_notes(run, priors)
-    if not notes:
+    if not notes and (run is None or run.num_gpus == 1):
         return own
     terms = dict(own.memory_overhead_bytes)
     terms[COMPARED] = max(memory_overheads_of(run, priors)[COMPARED], terms.get(COMPARED, 0.0))

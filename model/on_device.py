@@ -84,10 +84,10 @@ def resolve_for(question: Question, target: Target) -> Resolved:
         run = on_card(sdpa_on_card(run, question.architecture, target), question.architecture, target)
         return paging_on_card(run, question.architecture, target, question.source)
 
+    if target.platform == "cpu" and whole_number("num_gpus", options.get("num_gpus") or 1) > 1:
+        raise InputError("--num-gpus above 1 needs GPUs; a CPU is one device.")
     if data_copies(options) <= 1 or options.get("sharding") is not None:
         return resolved()
-    if target.platform == "cpu":
-        raise InputError("--num-gpus above 1 needs GPUs; a CPU is one device.")
     return _least_sharding(question, target, resolved)
 
 

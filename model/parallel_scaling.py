@@ -25,6 +25,8 @@ from tunecast.model.units import short_time
 
 NOTHING = 0.005
 TOLD_PARTS = 3
+MADE_UP_FOR = 0.5
+"""Share of the waiting from which what is faster beside it is worth a note: the efficiency hides the wait."""
 MUCH_IDLE = 0.2
 """Share of a step from which a pipeline's bubble is worth a note."""
 MICRO_BATCHES_A_STAGE = 4
@@ -119,17 +121,28 @@ def scaling_of(
 
 
 def scaling_notes(scaling: Scaling | None, run: Run, storage: Mapping[str, Any] | None = None) -> tuple[str, ...]:
-    """Why a job may scale by more than its GPUs; one GPU alone has `storage` in place of the run's own."""
+    """Why a job may scale by more than its GPUs, or loses less than it waits; one GPU alone has `storage` in place of
+    the run's own."""
     if not comparable(run):
         return (
             "no scaling efficiency is told: one GPU alone offloads by DeepSpeed, which keeps other states than FSDP",
         )
-    if scaling is None or scaling.efficiency <= 1.0 + NOTHING:
+    if scaling is None:
         return ()
     n = run.num_gpus
     saved = list(scaling.faster_parts_s.items())[:TOLD_PARTS]
     less = ", ".join(f"{short_time(part_s)} less of {name}" for name, part_s in saved)
-    causes = ["the update is shared" if run.offload == "none" else "what is offloaded is shared"]
+    shared = "the update is shared" if run.offload == "none" else "what is offloaded is shared"
+    if scaling.efficiency <= 1.0 + NOTHING:
+        lost_s = scaling.exposed_communication_s + scaling.bubble_s
+        if not 0.0 < MADE_UP_FOR * lost_s <= sum(scaling.faster_parts_s.values()):
+            return ()
+        note = (
+            f"{short_time(lost_s)} of a step are waiting for other GPUs, which the scaling efficiency hides: a step "
+            f"also has {less} than an N-th of one GPU's alone ({shared})"
+        )
+        return (note,)
+    causes = [shared]
     apart = {name: word for name, word in (storage or {}).items() if word != getattr(run, name)}
     if "precision" in apart:
         causes.append(f"the job computes in {run.precision}, one GPU in {apart['precision']}")

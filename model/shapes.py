@@ -75,6 +75,12 @@ class Experts:
         return (self.router_params, self.up_params, up_bias, self.down_params, down_bias)
 
     @property
+    def idle_params(self) -> float:
+        """Of stacked experts: those of the experts that one token is not sent to, the router's left out."""
+        share = 1.0 - self.per_token / self.count
+        return share * (sum(self.matrix_sizes) - self.router_params)
+
+    @property
     def vector_sizes(self) -> tuple[int, ...]:
         """Parameters of each vector: the router's bias."""
         return (self.count,) if self.bias else ()

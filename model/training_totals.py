@@ -29,7 +29,7 @@ class TrainingTotals:
     executed_flops: float
     """What the kernels run, recomputation included."""
     classic_flops: float
-    """6 N D: six per parameter and token; knows neither attention nor frozen weights."""
+    """6 N D: six per parameter that a token goes through, and token; knows neither attention nor frozen weights."""
     classic_flops_with_recompute: float
     gpu_hours: float
     days: float
@@ -41,7 +41,7 @@ def training_totals(forecast: Forecast, amount: Amount | None) -> TrainingTotals
         return None
     tokens = float(amount.steps) * round(forecast.tokens_per_s.value * forecast.step_time_s.value)
     hours = amount.steps * forecast.step_time_s.value / HOUR_S
-    classic = forecast.total_params * tokens
+    classic = forecast.architecture.active_params * tokens
     return TrainingTotals(
         tokens=tokens,
         model_flops=amount.steps * forecast.model_flops_per_step,

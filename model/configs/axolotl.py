@@ -27,7 +27,7 @@ from tunecast.model.configs.common import (
 from tunecast.model.configs.frameworks import refuse
 from tunecast.model.configs.run_file import Draft
 from tunecast.model.configs.source import Source
-from tunecast.model.configs.spread import put_sharding, read_fsdp_config, read_fsdp_words
+from tunecast.model.configs.spread import put_fsdp_version, put_sharding, read_fsdp_config, read_fsdp_words
 
 KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
 _OFFLOADED = ("offload", "unsloth")
@@ -201,7 +201,6 @@ def _spread(source: Source, draft: Draft) -> None:
     put_degree(source, draft, "context_parallel_size", "cp")
     put_degree(source, draft, "sequence_parallel_degree", "cp")
     listed = read_fsdp_words(source, draft)
-    source.get("fsdp_version")
     sharded = listed or source.has("fsdp_config") or (source.count("dp_shard_size") or 1) > 1
     if sharded and (source.count("dp_replicate_size") or 1) > 1:
         put_sharding(source, draft, "hsdp", "dp_replicate_size")
@@ -209,6 +208,9 @@ def _spread(source: Source, draft: Draft) -> None:
         read_fsdp_config(source, draft, "fsdp_config", sharded=True)
     elif (source.count("dp_replicate_size") or 1) > 1:
         put_sharding(source, draft, "ddp", "dp_replicate_size")
+    version = source.get("fsdp_version")
+    if version is not None:
+        put_fsdp_version(source, draft, "fsdp_version", version)
 
 
 def _plugins(source: Source) -> str:

@@ -9,6 +9,7 @@ from tunecast.model.configs.frameworks import refuse, refuse_unsupported
 from tunecast.model.configs.run_file import Draft
 from tunecast.model.configs.source import Source
 from tunecast.model.resolve_parallel import ZERO
+from tunecast.model.sharding import FSDP
 
 _FSDP_STRATEGY = {
     "1": "fsdp", "full_shard": "fsdp", "2": "fsdp-grad-op", "shard_grad_op": "fsdp-grad-op",
@@ -55,7 +56,18 @@ def read_fsdp_words(source: Source, draft: Draft, field: str = "fsdp") -> bool:
     return bool(strategies)
 
 
-def read_fsdp_config(source: Source, draft: Draft, prefix: str, *, sharded: bool) -> None:
+def put_fsdp_version(source: Source, draft: Draft, field: str, value: Any) -> None:
+    """FSDP's version where FSDP shards: 1 or 2, as a number or in quotes."""
+    if draft.options.get("sharding") not in FSDP:
+        return
+    if str(value) not in ("1", "2"):
+        raise InputError(f"{source.name}: {field} is {value!r}, but FSDP has versions 1 and 2.")
+    draft.put("fsdp_version", int(value), field)
+
+
+def read_fsdp_config(
+    source: Source, draft: Draft, prefix: str, *, sharded: bool, version_if_silent: int | None = None
+) -> None:
     """``fsdp_config`` of a training file or of accelerate, its keys with or without the ``fsdp_`` prefix."""
 
     def find(key: str) -> tuple[Any, str | None]:
@@ -68,6 +80,10 @@ def read_fsdp_config(source: Source, draft: Draft, prefix: str, *, sharded: bool
     if sharded or strategy is not None:
         word = strategy if strategy is not None else "full_shard"
         put_sharding(source, draft, fsdp_sharding(source, field or prefix, word), field or prefix)
+    version, field = find("version")
+    version = version_if_silent if version is None else version
+    if version is not None:
+        put_fsdp_version(source, draft, field or prefix, version)
     offload, field = find("offload_params")
     if offload is not None and str(offload).lower() not in _OFF:
         draft.put("offload", True, field)
@@ -186,7 +202,8 @@ def _data_parallel(source: Source, draft: Draft) -> None:
 
 
 def _fsdp(source: Source, draft: Draft) -> None:
-    read_fsdp_config(source, draft, "fsdp_config", sharded=True)
+    """accelerate takes version 1 where its file names none (``commands/launch.py``, ``--fsdp_version``)."""
+    read_fsdp_config(source, draft, "fsdp_config", sharded=True, version_if_silent=1)
 
 
 def _deepspeed(source: Source, draft: Draft) -> None:

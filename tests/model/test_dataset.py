@@ -33,6 +33,33 @@ def test_text_is_counted_however_deep(name: str, tmp_path: Path) -> None:
     assert (found.samples, found.sizes_bytes, found.whole) == (2, (40, 26), True)
 
 
+@pytest.mark.parametrize(
+    ("sample", "size", "left_out"),
+    [
+        # tatsu-lab/alpaca: its text says the other fields once more.
+        ({"instruction": "i" * 5, "input": "", "output": "o" * 7, "text": "t" * 12}, 12, ("text",)),
+        # HuggingFaceH4/ultrachat_200k.
+        ({"prompt": "u" * 9, "prompt_id": "f00", "messages": [{"content": "u" * 9, "role": "user"}]}, 13,
+         ("prompt", "prompt_id")),
+        # allenai/c4, databricks/dolly-15k, openai/gsm8k, ShareGPT files.
+        ({"text": "w" * 30, "timestamp": "2019", "url": "https"}, 30, ("timestamp", "url")),
+        ({"instruction": "i" * 4, "context": "c" * 6, "response": "r" * 8, "category": "qa"}, 18, ("category",)),
+        ({"question": "q" * 11, "answer": "a" * 2}, 13, ()),
+        ({"id": "x1", "conversations": [{"from": "gpt", "value": "v" * 6}]}, 9, ("id",)),
+        # Nothing known: all of it.
+        ({"premise": "p" * 3, "hypothesis": "h" * 4, "label": 1}, 7, ()),
+    ],
+)  # fmt: skip
+def test_of_named_fields_those_are_counted_that_are_trained(
+    sample: dict[str, object], size: int, left_out: tuple[str, ...], tmp_path: Path
+) -> None:
+    found = read_dataset(write(tmp_path, "x.jsonl", json.dumps(sample) + "\n"))
+    assert (found.sizes_bytes, found.left_out) == ((size,), left_out)
+    amount = resolve_amount(Run(method="lora", max_length=500), {"dataset": str(tmp_path / "x.jsonl")})
+    assert amount is not None
+    assert all(field in amount.how for field in (*found.counted, *left_out))
+
+
 def test_lines_and_cells(tmp_path: Path) -> None:
     assert read_dataset(write(tmp_path, "x.txt", "abc\n\nde\n")).sizes_bytes == (3, 2)
     cells = read_dataset(write(tmp_path, "x.csv", 'question,answer\nab,"c\nd"\n,e\n'))
@@ -53,7 +80,7 @@ def test_a_dataset_becomes_steps_cut_at_the_length(tmp_path: Path) -> None:
     """Ten samples of 100 tokens and one of 1,000 cut at 500: 1,500 tokens, twice, in steps of 500."""
     path = write(tmp_path, "x.txt", ("x" * 400 + "\n") * 10 + "y" * 4000)
     run = Run(method="lora", max_length=500)
-    amount = resolve_amount(run, {"dataset": str(path), "num_train_epochs": 2})
+    amount = resolve_amount(run, {"dataset": str(path), "num_train_epochs": 2, "packing": True})
     assert amount is not None
     assert (amount.steps, amount.epochs) == (6, 2)
     assert "1 samples cut at 500" in amount.how
@@ -67,6 +94,8 @@ def test_a_dataset_becomes_steps_cut_at_the_length(tmp_path: Path) -> None:
         ("x.jsonl", "{broken", "damaged"),
         ("x.json", '{"a": "b"}', "a list of samples"),
         ("x.txt", "\n\n", "holds no text"),
+        ("x.jsonl", '{"input_ids": [1, 2, 3]}', "holds input_ids, which are not counted"),
+        ("x.jsonl", '{"prompt": "a", "chosen": "b", "rejected": "c"}', "preference training is not built"),
     ],
 )
 def test_what_cannot_be_read_is_refused(name: str, text: str, words: str, tmp_path: Path) -> None:

@@ -90,6 +90,19 @@ def test_a_bubble_bounds_a_step_where_it_is_longer_than_all_work(stages: int, mi
     assert (found.bound_by == "pipeline bubble") == ((stages - 1) / micro_batches >= 1)
 
 
+def test_waiting_that_a_shared_update_makes_up_for_is_told() -> None:
+    """70B on 64 GPUs: one alone would update all of it, so the efficiency stays near 1 though a tenth is waiting."""
+    options = {"method": "full", "num_gpus": 64, "sharding": "fsdp", "max_length": 4096}
+    question = Question(architecture=load_architecture("meta-llama/Llama-3.1-70B"), options=options)
+    found = forecast(question, resolve_targets(["h100-sxm5-80gb"], {})[0])
+    assert found.scaling is not None
+    assert found.scaling.exposed_communication_s > 0.05 * found.step_time_s.value
+    assert found.scaling.efficiency > 0.98
+    (told,) = [note for note in found.notes if "which the scaling efficiency hides" in note]
+    assert "less of optimizer" in told
+    assert not any("hides" in note for note in ask(num_gpus=8, sharding="ddp", method="lora").notes)
+
+
 def test_the_classic_estimate_stands_beside() -> None:
     found = ask(num_gpus=8, serial_fraction=0.05).scaling
     assert found is not None

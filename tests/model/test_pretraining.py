@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from tunecast.catalogs.errors import InputError
+from tunecast.catalogs.models import load_models
 from tunecast.model.architectures import load_architecture
 from tunecast.model.estimate import forecast
 from tunecast.model.forecast import Forecast
@@ -46,6 +48,31 @@ def test_llama_2_70b_needs_8_4e23_flops_and_1_1e24_with_recomputation() -> None:
     assert found.totals.classic_flops_with_recompute == pytest.approx(1.1e24, rel=0.02)
     assert found.totals.model_flops == pytest.approx(8.4e23, rel=0.06), "6ND leaves attention out, 4% at 4,096 tokens"
     assert found.totals.executed_flops == pytest.approx(1.1e24, rel=0.06)
+
+
+@pytest.mark.parametrize(
+    ("model", "active", "share"),
+    [
+        ("deepseek-ai/DeepSeek-V3", 37e9, 0.02),  # its report: 671B in all, 37B activated for each token
+        ("mistralai/Mixtral-8x7B-v0.1", 12.9e9, 0.01),  # arXiv 2401.04088: 47B and 13B
+        ("Qwen/Qwen3-30B-A3B", 3.3e9, 0.03),
+        ("meta-llama/Llama-3.1-8B", 8.03e9, 0.001),
+    ],
+)
+def test_of_a_mixture_of_experts_6nd_counts_what_a_token_goes_through(model: str, active: float, share: float) -> None:
+    found = ask(model, {"tokens": "1B", "num_gpus": 8, "sharding": "fsdp"})
+    assert found.totals is not None
+    assert found.totals.classic_flops == pytest.approx(6 * active * found.totals.tokens, rel=share)
+
+
+@pytest.mark.parametrize("name", [name for name, row in load_models().items() if row.active_params < row.total_params])
+def test_active_parameters_are_those_of_the_catalog(name: str) -> None:
+    """Counted there from the real modules."""
+    try:
+        architecture = load_architecture(name)
+    except InputError:
+        pytest.skip("its experts have no formulas")
+    assert architecture.active_params == pytest.approx(load_models()[name].active_params, rel=1e-6)
 
 
 def test_totals_add_up_from_the_step() -> None:

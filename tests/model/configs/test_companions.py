@@ -177,6 +177,36 @@ def test_fsdp_in_the_training_file_itself(read: Read, form: str, lines: str, sha
 
 
 @pytest.mark.parametrize(
+    ("form", "lines", "version"),
+    [
+        ("trl", "fsdp: full_shard\nfsdp_config: {version: 1}", 1),
+        ("llama-factory", "fsdp: full_shard\nfsdp_config: {fsdp_version: '2'}", 2),
+        ("llama-factory", "fsdp: full_shard", None),
+        ("axolotl", "fsdp_version: 1\nfsdp: [full_shard]\nfsdp_config: {offload_params: false}", 1),
+        ("axolotl", "fsdp_version: 2\nfsdp_config: {offload_params: false}", 2),
+        ("trl", "accelerate_config: fsdp1", 1),
+        ("trl", "accelerate_config: fsdp2", 2),
+    ],
+)
+def test_the_version_of_fsdp_is_read(read: Read, form: str, lines: str, version: int | None) -> None:
+    found = read(form, lines)
+    assert found.options.get("fsdp_version") == version
+    assert not [field for field in found.ignored if "version" in field]
+
+
+@pytest.mark.parametrize(("stated", "version"), [("", 1), ("  fsdp_version: 1\n", 1), ("  fsdp_version: 2\n", 2)])
+def test_accelerate_takes_version_one_where_its_file_names_none(tmp_path: Path, stated: str, version: int) -> None:
+    config = tmp_path / "accelerate.yaml"
+    config.write_text(f"distributed_type: FSDP\nnum_processes: 4\nfsdp_config:\n  fsdp_offload_params: false\n{stated}")
+    file = tmp_path / "trl.yaml"
+    file.write_text("model_name_or_path: Qwen/Qwen2.5-0.5B\noutput_dir: out\n")
+    assert read_config(file, accelerate=config).options["fsdp_version"] == version
+    config.write_text(config.read_text().replace(stated, "") + "  fsdp_version: 3\n")
+    with pytest.raises(InputError, match="FSDP has versions 1 and 2"):
+        read_config(file, accelerate=config)
+
+
+@pytest.mark.parametrize(
     ("form", "lines", "says"),
     [
         ("trl", "dtype:\nuse_peft: false", "TRL loads the base in float32"),
