@@ -51,7 +51,8 @@ def report(result: Validation, width: int) -> list[RenderableType]:
             parts += [row_table(judged, pick, title, scale), group_table(judged, pick, title)]
     skipped = [skipped_table(judged)] if ids_by_reason(judged) else []
     halves = [halves_table(found)] if (found := half_reasons(judged)) else []
-    return [*parts, *verdict_lines(judged), *halves, *skipped, *(headline(judged, n) for n in ("speed", "memory"))]
+    heads = [headline(judged, what) for what in ("speed", "memory")]
+    return [*parts, *verdict_lines(judged), *doubt_lines(judged), *halves, *skipped, *heads]
 
 
 def percent(value: float | None, *, signed: bool = False) -> str:
@@ -118,6 +119,19 @@ def skipped_table(judged: Sequence[Judged]) -> Table:
     return keep_whole(table)
 
 
+def doubt_lines(judged: Sequence[Judged]) -> list[str]:
+    """Rows whose own peak memory contradicts how they were read, and how far off their speeds are beside others'."""
+    doubtful = [item for item in judged if item.doubt]
+    if not doubtful:
+        return []
+    own = stats_of(speeds(doubtful)).median_abs_error
+    rest = stats_of(speeds(item for item in judged if not item.doubt)).median_abs_error
+    known = own is not None and rest is not None
+    beside = f"; median speed error {percent(own)}, of the others {percent(rest)}" if known else ""
+    told = f"{rows_words(len(doubtful))} whose own peak memory says that other settings may have run than were read"
+    return [f"{told} (--explain ID): {some_of([item.entry.id for item in doubtful])}{beside}"]
+
+
 def half_reasons(judged: Sequence[Judged]) -> dict[str, list[str]]:
     """Why the speed or the memory of a row is not scored though the other is and the row states it; most first."""
     found: dict[str, list[str]] = {}
@@ -173,8 +187,7 @@ def _why_none(judged: Sequence[Judged], what: str) -> str:
 def explanation(item: Judged) -> list[RenderableType]:
     """How one row was read, what the forecast is made of, and how far off it is."""
     lines: list[RenderableType] = [f"{item.entry.id}: {'scored' if item.scored else 'skipped'}"]
-    if item.reason:
-        lines.append(item.reason)
+    lines += [text for text in (item.reason, item.doubt) if text]
     run, prediction = item.entry.run, item.prediction
     if run is None or prediction is None:
         return lines

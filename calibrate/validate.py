@@ -26,6 +26,7 @@ from tunecast.model.priors import prior_factors, with_attention_kernel
 from tunecast.model.target import Target
 from tunecast.model.time import StepTime
 from tunecast.model.timing import linked_step
+from tunecast.model.units import gib
 from tunecast.model.value import Value
 
 PRESUMED = f"{OUT_OF_MEMORY} (presumed)"
@@ -34,6 +35,9 @@ PADDED = "packed "
 UNKNOWN_WORDS = "not in the vocabulary"
 """How a reason begins when only the tokens processed are unknown (memory is that of the longest sample), and what it
 says when the cell is not understood: it may say that seq_len is a mean, and then nothing is compared."""
+
+ABOVE_PROCESS, BELOW_TENSORS = 1.25, 0.8
+"""A stated peak beyond these shares of the forecast process, or of its tensors, contradicts how the row was read."""
 
 Priors = Mapping[str, Any]
 PriorsOf = Callable[[PublishedRun], Priors]
@@ -96,6 +100,26 @@ class Judged:
     memory: Compared | None = None
     reason: str | None = None
     """Why the row, or half of it, is not scored; None when both halves are."""
+
+    @property
+    def doubt(self) -> str:
+        """That the row's own peak memory, whatever its counter, speaks of other settings than were read; else nothing.
+
+        Tensors are forecast within percents, so a peak far above the process of this reading, or below its tensors, is
+        hardly the allocator's: weights stored wider, other losses, other checkpoints.
+        """
+        peak = None if self.entry.run is None else self.entry.run.peak_bytes
+        if peak is None or self.prediction is None or self.entry.out_of_memory:
+            return ""
+        view = self.prediction.memory
+        tensors, process = view.allocated_bytes.value, (view.process_bytes or view.allocated_bytes).value
+        if peak > ABOVE_PROCESS * process:
+            told = f"{peak / process - 1.0:.0%} above the process of this reading ({gib(process):.1f} GiB)"
+        elif peak < BELOW_TENSORS * tensors:
+            told = f"{1.0 - peak / tensors:.0%} below the tensors of this reading ({gib(tensors):.1f} GiB)"
+        else:
+            return ""
+        return f"its peak of {gib(peak):.1f} GiB is {told}: other settings may have run"
 
     @property
     def scored(self) -> bool:

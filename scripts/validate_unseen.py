@@ -108,6 +108,21 @@ def memory_section(judged: Sequence[Judged]) -> list[str]:
     return ["## Peak memory", "", said, "", *table(head, rows)]
 
 
+def doubt_section(judged: Sequence[Judged]) -> list[str]:
+    """Rows whose own peak contradicts how they were read: what nobody could know from their cells alone."""
+    doubtful, others = ([item for item in judged if bool(item.doubt) is kind] for kind in (True, False))
+    own, rest = (stats_of(speeds(items)) for items in (doubtful, others))
+    said = (
+        f"The peak memory of {len(doubtful)} rows, whatever its counter, is more than 25% above the process of the run "
+        "that was read, or more than 20% below its tensors: other settings may have run than their cells say (weights "
+        "in fp32, logits kept, another attention). They stay in every figure above. Their median speed error is "
+        f"{percent(own.median_abs_error)} over {own.n} rows, that of the others {percent(rest.median_abs_error)} with "
+        f"{percent(rest.coverage)} inside."
+    )
+    rows = [[i.entry.id, "–" if i.speed is None else percent(i.speed.error, signed=True), i.doubt] for i in doubtful]
+    return ["## Rows whose own peak speaks of other settings", "", said, "", *table(["row", "speed", "peak"], rows)]
+
+
 def page(judged: Sequence[Judged], sources: Mapping[str, str]) -> str:
     """All of it as Markdown."""
     scored = [item for item in judged if item.speed is not None]
@@ -132,6 +147,7 @@ def page(judged: Sequence[Judged], sources: Mapping[str, str]) -> str:
     head = ["row", "GPU", "run", "measured", "forecast", "80% interval", "error", "inside"]
     lines += ["## Every row", "", *table(head, map(line, scored))]
     lines += memory_section(judged)
+    lines += doubt_section(judged)
     lines += skipped_section(ids_by_reason([item for item in judged if item.speed is None]))
     lines += ["## Sources", "", *table(["rows", "source"], ([name, text] for name, text in sources.items()))]
     return "\n".join(lines)

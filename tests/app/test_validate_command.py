@@ -162,6 +162,20 @@ def test_the_table_says_why_half_of_a_scored_row_is_left_out(tmp_path: Path) -> 
     assert "is stated" not in shown
 
 
+def test_a_peak_that_contradicts_the_reading_is_told(tmp_path: Path) -> None:
+    """8B in 4 bits holds 9.3 GiB as read; 30 GiB speak of 16 or 32 bits, 2 GiB of a smaller model."""
+    row = "R-{n},meta-llama/Llama-3.1-8B,l40s,qlora,2048,1,900,{peak},not stated,\n"
+    peaks = {1: 9.3, 2: 30, 3: 2, 4: 10}
+    (tmp_path / "runs.csv").write_text(HEAD + "".join(row.format(n=n, peak=peak) for n, peak in peaks.items()))
+    arguments = ["validate", str(tmp_path / "runs.csv")]
+    shown = " ".join(runner.invoke(program, arguments).output.split())
+    assert "2 rows whose own peak memory says that other settings may have run than were read" in shown
+    assert "(--explain ID): R-2, R-3; median speed error" in shown
+    above, below = (runner.invoke(program, [*arguments, "--explain", f"R-{n}"]).output for n in (2, 3))
+    assert "above the process of this reading" in " ".join(above.split())
+    assert "below the tensors of this reading" in " ".join(below.split())
+
+
 @pytest.mark.parametrize("arguments", [["--explain", "R-9"], []])
 def test_bad_input_is_one_sentence(table: Path, arguments: list[str]) -> None:
     path = table if arguments else table.with_name("absent.csv")
