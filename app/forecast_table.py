@@ -215,6 +215,8 @@ def forecast_detail(forecast: Forecast) -> Table:
 
 
 Line = tuple[str, str, str]
+CENTS = 0.1
+"""Dollars below which cents are coarser than the interval."""
 
 
 def verdict_words(forecast: Forecast) -> str:
@@ -260,7 +262,8 @@ def time_rows(forecast: Forecast) -> Iterable[Line]:
 def money_rows(forecast: Forecast) -> Iterable[Line]:
     """Cost and offer."""
     if forecast.cost_usd:
-        yield "cost, $", dollars(forecast.cost_usd.value), span(forecast.cost_usd)
+        cost = forecast.cost_usd
+        yield "cost, $", dollars(cost.value) if cost.value >= CENTS else f"${digits(cost.value)}", span(cost)
     if forecast.whole_run:
         yield from (*cost_rows(forecast.whole_run), *interruption_rows(forecast.whole_run))
     if forecast.cost_per_million_tokens_usd:

@@ -75,9 +75,7 @@ def duration(value_h: float) -> str:
 
 
 def dollars(value_usd: float) -> str:
-    """An amount of money; below a tenth of a dollar as finely as its interval."""
-    if 0.0 < value_usd < 0.1:
-        return f"${digits(value_usd)}"
+    """An amount of money."""
     return f"${value_usd:,.2f}" if value_usd < 100 else f"${value_usd:,.0f}"
 
 

@@ -18,6 +18,7 @@ from tunecast.model.operation import Kind
 from tunecast.model.question import Question
 from tunecast.model.run import Run
 from tunecast.model.target import Target
+from tunecast.model.units import short_time
 
 LEAST_SHARE = 0.2
 """Of the step in memory-bound kernels, from which adapters are looked at."""
@@ -60,12 +61,12 @@ def adapter_notes(question: Question, target: Target, found: Forecast) -> tuple[
         except InputError:
             continue
         if after.step_time_s.value < (1.0 - LEAST_SAVED) * step_s:
-            told.append(f"{typed(options)} {after.step_time_s.value:.3g} s")
+            told.append(f"{short_time(after.step_time_s.value)} with {typed(options)}")
             least_s = min(least_s, after.step_time_s.value)
     if step_s - least_s < LEAST_OF_TRAFFIC * moved_s or not told:
         return ()
     note = (
-        f"adapters' casts, scalings and sums are much of the {moved_s:.3g} s of memory traffic in this step of "
-        f"{step_s:.3g} s; less of it, forecast alike: {', '.join(told)}"
+        f"adapters' casts, scalings and sums are much of the {short_time(moved_s)} of memory traffic in this step of "
+        f"{short_time(step_s)}; the same step is forecast at {', '.join(told)}"
     )
     return (note,)

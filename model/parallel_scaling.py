@@ -148,7 +148,7 @@ def scaling_notes(scaling: Scaling | None, run: Run, storage: Mapping[str, Any] 
         causes.append(f"the job computes in {run.precision}, one GPU in {apart['precision']}")
     elif "adapter_dtype" in apart:
         causes.append(f"adapters are stored in {run.adapter_dtype} here, in {apart['adapter_dtype']} on one GPU")
-    causes.append(f"the priors' effect of {run.sharding} is on all work")
+    causes.append(f"all work is as fast as in published runs under {run.sharding}")
     why = "; ".join(causes)
     return (f"{n} GPUs are more than {n} times as fast as one: a step has {less} than one GPU's alone ({why})",)
 
