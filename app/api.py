@@ -65,7 +65,7 @@ def estimate(
         usd_per_gpu_hour=usd_per_gpu_hour,
         prices=prices,
         achieved_tflops=achieved_tflops,
-        source=_traced(told) if exact else None,
+        source=traced(told) if exact else None,
         share_host=share_host,
         **options,
     )
@@ -73,7 +73,7 @@ def estimate(
     return Forecasts(shown(replace(forecast, notes=(*forecast.notes, *notes))) for forecast in found)
 
 
-def _traced(told: Callable[[str], None] | None) -> StepSource:
+def traced(told: Callable[[str], None] | None = None) -> StepSource:
     """The real code as the source of operations and memory; refused where it is not installed."""
     from tunecast.calibrate.exact_source import TracedSteps, check_installed
 

@@ -40,6 +40,9 @@ from tunecast.model.timing import link_notes, unused_notes, utilizations
 from tunecast.model.timing import timing as step_timing
 from tunecast.model.training_totals import training_totals
 
+ORDINARY_FLAGS = ("power_capped",)
+"""Flags of a record that say nothing against it: under load a card at its own power limit is normal, and training
+meets the same limit."""
 STORAGE = ("dtype", "precision", "adapter_dtype", "upcast_non_quantized")
 """Fields that a sharding may decide."""
 STORAGE_DECIDED_BY = ("method", "stack", "stack_version", "quant_method", "offload", *STORAGE)
@@ -185,7 +188,7 @@ def _record_notes(target: Target) -> tuple[str, ...]:
     """What was wrong while the device was measured, and that a simulated card without a record has borrowed factors."""
     if target.record is None:
         return ("no record of this simulated card: the real card's prior stands in",) if target.is_mock else ()
-    flags = target.record.get("flags") or []
+    flags = [flag for flag in target.record.get("flags") or [] if flag not in ORDINARY_FLAGS]
     if not flags:
         return ()
     return (f"the record is flagged {', '.join(flags)}: calibrate again on a quiet device to be surer",)

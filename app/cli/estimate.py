@@ -99,7 +99,7 @@ def estimate(
     with told_on_stderr(True) as told:
         forecasts = api.estimate(model, told=told, **searching, **asked)
     terms = None if terms_of is None else terms_of(forecasts[0])
-    one = len(forecasts) == 1 and not any(searching.values())
+    one = len(forecasts) == 1 and not (max_batch or max_length_that_fits)
     show_forecasts(forecasts, as_json=as_json, terms=terms, origins="--explain or --json" if one else "--json")
     _refuse_late(forecasts, around.get("deadline"))
 
@@ -123,11 +123,14 @@ def _refuse_late(forecasts: Sequence[Forecast], deadline: str | None) -> None:
 
 
 def _explainer(model: str, asked: Mapping[str, Any], searching: Mapping[str, Any]) -> Callable[[Forecast], list[Term]]:
-    """The terms of the run as it was asked, once it is forecast; what searches or traces has none to show."""
+    """The terms of the run as it was asked, once it is forecast; what searches has none to show."""
+    from tunecast.api import traced
     from tunecast.catalogs.errors import InputError
     from tunecast.explain import explained, one_question
 
-    if any(searching.values()):
-        raise InputError("--explain takes the run as it is; leave out --max-batch, --max-length-that-fits and --exact.")
-    question, target = one_question(model, **{name: value for name, value in asked.items() if name != "deadline"})
+    if any(value for name, value in searching.items() if name != "exact"):
+        raise InputError("--explain takes the run as it is; leave out --max-batch and --max-length-that-fits.")
+    given = {name: value for name, value in asked.items() if name != "deadline"}
+    source = traced() if searching.get("exact") else None
+    question, target = one_question(model, source=source, **given)
     return lambda forecast: explained(question, target, forecast)

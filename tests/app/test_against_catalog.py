@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tunecast.against_catalog import fact_quantities, host_quantities, rate_quantities, verdict
-from tunecast.catalogs.gpus import find_gpu
+from tunecast.catalogs.gpus import find_gpu, load_gpus
 from tunecast.model.units import GIB
 
 A100 = find_gpu("a100-sxm4-80gb")
@@ -80,6 +80,12 @@ def test_facts_beside_what_was_sold() -> None:
     assert facts["usable memory"].verdict == "low"
     assert facts["power limit"].verdict == "ok"
     assert "highest SM clock" not in facts
+
+
+@pytest.mark.parametrize(("mhz", "word"), [(1980, "ok"), (1830, "ok"), (1410, "low")])
+def test_the_highest_clock_that_an_h100_names_is_above_that_of_its_peak(mhz: int, word: str) -> None:
+    facts = fact_quantities({"max_sm_clock_mhz": mhz}, load_gpus()["h100-sxm5-80gb"])
+    assert [quantity.verdict for quantity in facts] == [word]
 
 
 def test_a_share_above_the_catalog_is_a_question_not_praise() -> None:

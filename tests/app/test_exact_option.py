@@ -72,6 +72,22 @@ def test_a_traced_family_scales_against_its_own_trace(config: str, more: dict[st
     assert two.time_parts_s["communication"] > 0
 
 
+def test_the_terms_of_a_traced_family_are_told(config: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """No formula knows Persimmon: its kernels in the terms are those of the trace, and add up to the step."""
+    for package in ("torch", "transformers", "peft", "bitsandbytes"):
+        pytest.importorskip(package)
+    asked = ["estimate", config, "--gpu", "l4", "--exact", "--explain", "--max-length", "128", "--json"]
+    assert program(asked, standalone_mode=False) in (None, 0)
+    (found,) = json.loads(capsys.readouterr().out)
+    terms = {term["name"]: term for term in found["terms"] if term["section"] == "time"}
+    parts = {name for name, part_s in found["time_parts_s"].items() if part_s > 0}
+    assert parts <= terms.keys()
+    assert "kernels" in terms["gemm"]["inputs"]
+    assert sum(found["time_parts_s"].values()) == pytest.approx(found["step_time_s"]["value"])
+    assert program([*asked, "--max-batch"], standalone_mode=False) == 2
+    assert "leave out --max-batch" in capsys.readouterr().err
+
+
 def test_the_traced_family_gets_a_whole_forecast(config: str) -> None:
     for package in ("torch", "transformers", "peft", "bitsandbytes"):
         pytest.importorskip(package)

@@ -303,9 +303,12 @@ def test_the_flags_of_a_record_reach_every_forecast_that_uses_it() -> None:
     gpu = load_gpus()["a100-sxm4-80gb"]
     fitted = factors_to_dict(prior_factors(gpu))
     record = {"hardware": {"gpu": gpu.id, "memory_bytes": None}, "trials": [], "fitted": fitted, "flags": ["cut_short"]}
-    (target,) = resolve_targets([gpu.id], {gpu.id: record})
     question = Question(architecture=load_architecture(LLAMA_8B), options={"method": "lora"})
-    assert any("flagged cut_short" in note for note in forecast(question, target).notes)
+    for flags, told in ((["cut_short"], True), (["cut_short", "power_capped"], True), (["power_capped"], False)):
+        (target,) = resolve_targets([gpu.id], {gpu.id: {**record, "flags": flags}})
+        notes = [note for note in forecast(question, target).notes if "flagged" in note]
+        assert bool(notes) is told, "at its power limit a card under load is normal"
+        assert all("flagged cut_short: calibrate again" in note for note in notes)
 
 
 def test_whole_instances_are_told() -> None:
