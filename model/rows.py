@@ -13,17 +13,19 @@ step), and that copies of the model wait for the one with the longest rows.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tunecast.catalogs.errors import InputError
 from tunecast.model.dataset import Dataset, bytes_per_token, read_dataset
 from tunecast.model.factors import Factor
 from tunecast.model.run import Run
 from tunecast.model.sample_lengths import longest_of
+
+if TYPE_CHECKING:
+    from tunecast.model.curves import Array
 
 ROWS_PACKED = "rows_packed"
 """Option that nobody types: whether a training file, or its framework by default, packs rows."""
@@ -55,12 +57,12 @@ class Rows:
         return max(1.0 - self.mean_tokens / self.length, 0.0)
 
 
-def mean_longest(lengths: Sequence[float], batch: int) -> float:
+def mean_longest(lengths: Sequence[float] | Array, batch: int) -> float:
     """Mean of the longest of `batch` samples drawn with replacement."""
+    import numpy as np
+
     n = len(lengths)
-    return sum(
-        length * ((i / n) ** batch - ((i - 1) / n) ** batch) for i, length in enumerate(sorted(lengths), start=1)
-    )
+    return float(np.sort(np.asarray(lengths, dtype=float)) @ np.diff((np.arange(n + 1) / n) ** batch))
 
 
 def packing_of(options: Mapping[str, Any]) -> bool | None:
@@ -113,18 +115,19 @@ def _rows_of_file(run: Run, options: Mapping[str, Any]) -> Rows:
 @lru_cache(maxsize=64)
 def _rows_of(found: Dataset, per_token: Factor, most: int, batch: int) -> Rows:
     """Rows of a file's samples, each cut at `most` tokens, in micro-batches of `batch`."""
-    known = per_token.low == per_token.high
+    import numpy as np
 
-    def lengths(size_bytes: float) -> list[int]:
-        return [min(math.ceil(size / size_bytes), most) for size in found.sizes_bytes]
+    known, sizes = per_token.low == per_token.high, np.array(found.sizes_bytes, dtype=float)
+
+    def lengths(size_bytes: float) -> Array:
+        return np.minimum(np.ceil(sizes / size_bytes), float(most))
 
     def row(size_bytes: float) -> int:
         return max(round(mean_longest(lengths(size_bytes), batch)), 1)
 
-    mean = lengths(per_token.value)
     return Rows(
         length=row(per_token.value),
-        mean_tokens=sum(mean) / len(mean),
+        mean_tokens=float(lengths(per_token.value).mean()),
         samples=found.samples,
         how=f"rows of one sample each, padded to the longest of {batch}",
         shortest=None if known else row(per_token.high),
