@@ -86,7 +86,8 @@ def _explained(table: Table, found: Sweep) -> Table:
     still = [bar.name for bar in found.bars if bar.swing == 0]
     over = any(False in (bar.low_fits, bar.high_fits) for bar in found.bars if bar.swing > 0)
     does_not = f" {DOES_NOT_FIT} does not fit: computed as if it did." if over else ""
-    table.caption = f"* not yours to choose: an 80% interval, or the median offer.{does_not}{_without(still)}"
+    ends = "* not yours to choose: an 80% interval with all else as it is, or the median offer."
+    table.caption = f"{ends}{does_not}{_without(still)}"
     table.caption_justify = "left"
     return table
 

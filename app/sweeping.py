@@ -138,6 +138,8 @@ def parse_over(text: str) -> tuple[str, list[Any]]:
     words = [word.strip() for word in values.split(",") if word.strip()]
     if not words:
         raise InputError(f"--over {text!r} has no values; type for example --over max_length=1024,2048,4096.")
+    if name == "gpu":
+        raise InputError("A sweep looks at one GPU; tunecast estimate takes --gpu several times and compares cards.")
     if name not in sweepable():
         raise UnknownNameError("input of a sweep", name, sweepable(), hint="Options of estimate, model and mfu can be.")
     return name, [_typed(name, word) for word in words]

@@ -141,8 +141,9 @@ def _rate_ends(ask: Ask, base: Forecast) -> list[Ends]:
     factors = job_factors(targets[0], base.architecture, base.run, question.options)
     ends = []
     for kind in KINDS:
-        of_curves = [curve.log_sd for name, curve in factors.curves.items() if name.split(".")[0] == kind]
-        log_sd = math.hypot(max(of_curves, default=0.0), fitted_log_sd(factors, f"scale.{kind}"))
+        log_sd = math.hypot(
+            curves_log_sd(factors, kind, base.run.compute_dtype), fitted_log_sd(factors, f"scale.{kind}")
+        )
         if log_sd > 0 and base.time_parts_s.get(kind):
             spread = math.exp(Z80 * log_sd)
             labels = (f"{1 / spread:.2f} x its time", f"{spread:.2f} x its time")
@@ -166,13 +167,29 @@ def _rate_ends(ask: Ask, base: Forecast) -> list[Ends]:
     return ends
 
 
+def curves_log_sd(factors: FactorSet, kind: str, dtype: str) -> float:
+    """How unsure the rates of a kind of operation are, the most of its curves: those of the run's dtype where there
+    are any, since a record of few products in fp32 says nothing of a run in bf16."""
+    curves = {name: curve.log_sd for name, curve in factors.curves.items() if name.split(".")[0] == kind}
+    own = [log_sd for name, log_sd in curves.items() if dtype in name.split(".")]
+    return max(own or curves.values(), default=0.0)
+
+
 def fitted_log_sd(factors: FactorSet, param: str) -> float:
-    """How unsure a fitted parameter of the step is by itself: of a card without a record, what cards, stacks and
-    sources differ by in this kind of work."""
+    """How unsure a fitted parameter of the step is while the others stay as they are: 1 / sqrt of its place on the
+    diagonal of the inverse covariance, and no more than it is by itself, since some parameters are one and the same.
+
+    What a record's whole steps could not tell apart (products that are slower, traffic that is faster) moves together,
+    not one by one.
+    """
+    import numpy as np
+
     if param not in factors.step_params:
         return 0.0
-    place = factors.step_params.index(param)
-    return math.sqrt(max(factors.step_covariance[place][place], 0.0))
+    place, covariance = factors.step_params.index(param), np.array(factors.step_covariance)
+    alone = math.sqrt(max(float(covariance[place, place]), 0.0))
+    precision = float(np.linalg.pinv(covariance, hermitian=True)[place, place])
+    return min(alone, 1.0 / math.sqrt(precision)) if precision > 0.0 else alone
 
 
 def _phase_ends(base: Forecast) -> list[Ends]:

@@ -66,7 +66,7 @@ def resolve_targets(
     if unused:
         raise InputError(
             f"The record was measured on {unused[0]}, which is not among the devices asked for ({_short(ids)}); "
-            f"add --gpu {unused[0]}, or leave the record out, or add --share-host if they share machine and software."
+            f"add --gpu {unused[0]}, or leave the record out, or take the host alone from it: estimate --share-host."
         )
     return [_target(gpu_id, records.get(gpu_id)) for gpu_id in ids]
 

@@ -250,10 +250,10 @@ Prices = Annotated[
 ]
 
 
-def cards(help_text: str, metavar: str, *, several: bool = True) -> Group:
+def cards(help_text: str, metavar: str) -> Group:
     """Which cards, their records and their prices."""
     return {
-        "gpu": _machine(list[str] if several else str, help_text, metavar=metavar, completion=NAMES["gpu"]),
+        "gpu": _machine(list[str], help_text, metavar=metavar, completion=NAMES["gpu"]),
         "record": _machine(
             list[Path], "Calibration record of a device, or a folder of them; repeatable.", metavar="PATH"
         ),

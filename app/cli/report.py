@@ -33,6 +33,7 @@ def report(
     The answer, money against time, every card, memory, what it depends on, and where every number comes from.
     """
     from tunecast.cli.console import err
+    from tunecast.cli.guard import THE_ANSWER_IS_NO
     from tunecast.cli.progress import told_on_stderr
     from tunecast.report.gather import gather
     from tunecast.report.write import check_paths, write_report
@@ -52,3 +53,5 @@ def report(
         written = write_report(found, out, markdown)
     for path in written:
         err().print(f"report: {path}")
+    if all(forecast.fits is False for forecast in found.forecasts) and found.recommended is None:
+        raise typer.Exit(THE_ANSWER_IS_NO)

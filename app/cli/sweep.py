@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 THE_SWEEP = "The sweep"
 
 
-CARD = cards("The GPU that is looked at.", "ID|mock:ID", several=False)
+CARD = cards("The GPU that is looked at.", "ID|mock:ID")
 ANALYSES = "tornado|what-if|size-steps|efficiency-steps|disk-load"
 METRICS = "cost|time|train|load|step|speed|memory|cost-per-million"
 
@@ -75,11 +75,17 @@ def sweep(
     from tunecast.plots import check_plot_path
     from tunecast.sweep import sweep as run_sweep
 
-    if "gpu" not in machine:
+    named = machine.get("gpu") or []
+    if not named:
         raise InputError("A sweep looks at one GPU; add --gpu NAME, for example --gpu l40s.")
+    if len(named) > 1:
+        raise InputError(
+            f"A sweep looks at one GPU, but --gpu was given {len(named)} times; keep one, or compare cards with "
+            "tunecast estimate."
+        )
     if plot is not None:
         check_plot_path(plot)
-    options = {**run_options, **amount, **parallel, **around, **of_cards(machine)}
+    options = {**run_options, **amount, **parallel, **around, **of_cards({**machine, "gpu": named[0]})}
     with counted("forecasts") as told:
         found = run_sweep(
             model,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 SETS_BATCH = "; --global-batch N sets it"
 SETS_BATCH_HERE = "; `tunecast recommend --global-batch N` sets it"
-VERDICT_WORDS = {"fits": "It fits", "tight": "It may just fit", "no": "It does not fit"}
+VERDICT_WORDS = {"fits": "It fits", "tight": "It may just fit"}
 ORIGIN_WORDS = {
     "measured": "measured on this device",
     "reference": "measured on another device",
@@ -35,7 +35,15 @@ def answer(report: Report) -> str:
         said = f"Cheapest: {plan_words(cheap)}."
         return said if fast is cheap else f"{said[:-1]}; fastest: {plan_words(fast)}."
     best = report.best
+    if best.verdict == "no":
+        return f"It does not fit {plan_name(best)}: {need_words(best)}; time and cost below are as if it did."
     return f"{VERDICT_WORDS.get(best.verdict or '', 'Perhaps it fits')}: {plan_words(best)}."
+
+
+def need_words(forecast: Forecast) -> str:
+    """What a GPU would need, of what it has."""
+    needed = forecast.memory.process_bytes or forecast.memory.allocated_bytes
+    return f"{gib_text(needed.value)} GiB needed a GPU, {gib_text(forecast.memory.usable_bytes)} usable"
 
 
 def plan_words(forecast: Forecast) -> str:

@@ -74,6 +74,40 @@ def outline(page: Path) -> Outline:
     return found
 
 
+def test_records_may_be_a_folder(tmp_path: Path) -> None:
+    """The committed record of a CPU, by its folder."""
+    text, records = tmp_path / "page.md", Path(__file__).parents[2] / "results" / "records"
+    asked = [
+        "report",
+        "Qwen/Qwen2.5-0.5B",
+        "--method",
+        "lora",
+        "--max-length",
+        "256",
+        "--tokens",
+        "10k",
+        "--gpu",
+        "cpu",
+    ]
+    done = runner.invoke(program, [*asked, "--record", str(records), "--out", str(tmp_path / "page.html"), "--markdown",
+                                   str(text)])  # fmt: skip
+    assert done.exit_code == 0, done.output
+    (record,) = records.glob("*.json")
+    assert record.name in text.read_text()
+
+
+def test_what_fits_nowhere_has_no_time_in_its_answer(tmp_path: Path) -> None:
+    """70B in full needs hundreds of GiB: what is needed, of what there is, and the exit code of estimate."""
+    text = tmp_path / "page.md"
+    asked = ["report", "meta-llama/Llama-3.1-70B", "--method", "full", "--tokens", "1M", "--gpu", "rtx-4090"]
+    done = runner.invoke(program, [*asked, "--num-gpus", "1", "--out", str(tmp_path / "page.html"), "--markdown",
+                                   str(text)])  # fmt: skip
+    assert done.exit_code == 3, done.output
+    answer = next(line for line in text.read_text().splitlines() if line.startswith("**"))
+    assert re.match(r"\*\*It does not fit 1 x rtx-4090-24gb: [\d.]+ GiB needed a GPU, 23.7 usable; time", answer)
+    assert "$" not in answer
+
+
 def test_the_page_stands_alone_and_names_what_it_shows(files: tuple[Path, Path]) -> None:
     found = outline(files[0])
     assert found.fetched == []

@@ -6,6 +6,7 @@ import csv
 import json
 import math
 import statistics
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,12 @@ from tunecast.catalogs.errors import InputError
 from tunecast.catalogs.gpus import load_gpus
 from tunecast.catalogs.price_book import price_book
 from tunecast.cli.program import program
+from tunecast.model.factors import FactorSet
 from tunecast.model.flops import model_flops_per_step
 from tunecast.sweep import ANALYSES, sizes, sweep
 from tunecast.sweep_table import rows_of, setting
 from tunecast.sweeping import Ask, forecast_of, parse_over
+from tunecast.tornado import fitted_log_sd
 
 MODEL = "meta-llama/Llama-3.2-1B"
 RUN: dict[str, Any] = {"method": "qlora", "max_length": 512, "per_device_train_batch_size": 2}
@@ -77,6 +80,19 @@ def test_uncertain_bars_together_are_as_wide_as_the_interval() -> None:
     step = told(max_length=2048).step_time_s
     joined = math.sqrt(sum(math.log(bar.high / step.value) ** 2 for bar in own if bar.high))
     assert joined == pytest.approx(math.log(step.high / step.value), rel=0.4)
+
+
+def test_what_whole_steps_cannot_tell_apart_is_not_moved_one_by_one() -> None:
+    """Products a third slower and traffic a third faster explain the same steps: with the other as it is, each is known
+    to a twentieth. Parameters that are one and the same are as unsure as they are by themselves."""
+    close = FactorSet(
+        gpu=GPU, curves={}, factors={}, step_log_sd=0.0, step_params=("scale.gemm", "scale.memory"),
+        step_covariance=((0.09, -0.0886), (-0.0886, 0.09)),
+    )  # fmt: skip
+    assert fitted_log_sd(close, "scale.gemm") == pytest.approx(math.sqrt(0.09 - 0.0886**2 / 0.09))
+    same = replace(close, step_covariance=((0.09, 0.09), (0.09, 0.09)))
+    assert fitted_log_sd(same, "scale.gemm") == pytest.approx(0.3)
+    assert fitted_log_sd(close, "scale.dequant") == 0.0
 
 
 def test_an_uncertain_time_moves_the_step_by_its_part() -> None:
@@ -177,6 +193,8 @@ def test_pictures_are_drawn(more: list[str], suffix: str, tmp_path: Path) -> Non
     [
         ([], "add --gpu NAME"),
         (["--gpu", "all"], "one GPU"),
+        (["--gpu", "l4", "--gpu", "l40s"], "given 2 times"),
+        (["--gpu", "l4", "--over", "gpu=l4,l40s"], "tunecast estimate takes --gpu several times"),
         (["--gpu", GPU, "--over", "lenght=1,2"], "max_length"),
         (["--gpu", GPU, "--over", "max_length="], "has no values"),
         (["--gpu", GPU, "--over", "max_length=1.5"], "whole number"),
