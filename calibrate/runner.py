@@ -68,7 +68,7 @@ def calibrate(
     hardware = device.hardware()
     plan = calibration_plan(hardware, mode, checked_gpus(device, num_gpus))
     software = device.software()
-    partial = Partial(folder / f"{partial_slug(hardware)}.partial.jsonl", _identity(hardware, software, mode))
+    partial = Partial(folder / f"{partial_slug(hardware, mode)}.partial.jsonl", _identity(hardware, software, mode))
     if not fresh:
         partial.resume()
     partial.start()
@@ -138,10 +138,12 @@ def fit_file(path: Path) -> dict[str, Any]:
     return fitted
 
 
-def partial_slug(hardware: Hardware) -> str:
-    """Name of the partial file: the catalog id, with the device's index where there may be several."""
+def partial_slug(hardware: Hardware, mode: str = "quick") -> str:
+    """Name of the partial file: the catalog id, with the device's index where there may be several; a mode that is not
+    the usual one has a file of its own, so that neither overwrites what the other has measured."""
     named = file_slug(str(hardware.gpu or hardware.name))
-    return f"{named}-{file_slug(hardware.device)}" if hardware.device.startswith("cuda:") else named
+    index = f"-{file_slug(hardware.device)}" if hardware.device.startswith("cuda:") else ""
+    return f"{named}{index}" if mode == "quick" else f"{named}{index}.{mode}"
 
 
 def _identity(hardware: Hardware, software: dict[str, str | None], mode: str) -> dict[str, Any]:

@@ -22,5 +22,6 @@ def web(
         page.launch(server_name=host, server_port=port, share=False)
     except OSError as error:
         raise InputError(
-            f"--port {port} cannot be used on {host} ({error}); type another, for example 7861."
+            f"The page cannot be opened on --host {host} --port {port}: the port is taken, or the address is none of "
+            "this machine's; type for example --host 127.0.0.1 --port 7861."
         ) from error

@@ -113,6 +113,16 @@ def test_a_partial_of_something_else_is_not_used(tmp_path, monkeypatch, change):
     assert second.asked == expected
 
 
+def test_a_full_calibration_leaves_an_interrupted_quick_one_as_it_is(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        calibrated(ScriptedDevice(failing_at(11, interrupt)), tmp_path)
+    full = calibrated(ScriptedDevice(), tmp_path, mode="full")
+    assert {entry.name for entry in tmp_path.iterdir()} == {"cpu.partial.jsonl", full.name}
+    second = ScriptedDevice()
+    calibrated(second, tmp_path)
+    assert second.asked == RUNNABLE[10:]
+
+
 def test_a_partial_cut_inside_a_line_loses_only_that_line(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         calibrated(ScriptedDevice(failing_at(11, interrupt)), tmp_path)
