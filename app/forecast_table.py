@@ -295,9 +295,14 @@ def notes(forecasts: Sequence[Forecast]) -> list[str]:
     for forecast in forecasts:
         for note in forecast.notes:
             if len(forecasts) == 1 or not note.startswith(AGE_NOTE):
-                holders.setdefault(note.replace(forecast.gpu, "this GPU"), []).append(forecast.gpu)
+                holders.setdefault(of_this(note, forecast.gpu), []).append(forecast.gpu)
     told = [f"- {note}{'' if len(gpus) == len(forecasts) else f' ({some(gpus)})'}" for note, gpus in holders.items()]
     return legend(forecasts) + told + price_ages(forecasts)
+
+
+def of_this(note: str, gpu: str) -> str:
+    """The note with the card's id in words, so that cards may share it; not inside another word (a file's name)."""
+    return re.sub(rf"(?<![\w-]){re.escape(gpu)}(?![\w-])", "this device" if gpu == "cpu" else "this GPU", note)
 
 
 def price_ages(forecasts: Sequence[Forecast]) -> list[str]:

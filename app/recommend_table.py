@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from tunecast.catalogs.prices import AGE_NOTE
-from tunecast.forecast_table import price_ages, span
+from tunecast.forecast_table import of_this, price_ages, span
 from tunecast.run_line import checkpointing_word, field_words
 from tunecast.tables import dollars, duration, keep_whole, plain_table
 
@@ -52,7 +52,7 @@ def told(found: Recommendation) -> Iterable[str]:
     for forecast in (picked.forecast for picked in picks):
         for note in forecast.notes:
             if found.steps not in note and not note.startswith(AGE_NOTE):
-                holders.setdefault(note.replace(forecast.gpu, "this GPU"), {})[forecast.gpu] = None
+                holders.setdefault(of_this(note, forecast.gpu), {})[forecast.gpu] = None
     everyone = {picked.forecast.gpu for picked in picks}
     for note, gpus in holders.items():
         yield note if set(gpus) == everyone else f"{note} ({', '.join(gpus)})"

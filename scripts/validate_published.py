@@ -18,14 +18,15 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from validation_pages import memory_page, time_page
+from validation_memory_page import memory_page
+from validation_pages import time_page
 
 from tunecast.calibrate.priors_fit import timed_rows
 from tunecast.calibrate.priors_records import shipped_records
 from tunecast.calibrate.published import PublishedRun
 from tunecast.calibrate.run_table import read_table
 from tunecast.calibrate.validate import Compared, Judged, PriorsOf, judge_all, read_entries
-from tunecast.calibrate.validate_folds import generation_of, gpu_of, leave_out, source_of
+from tunecast.calibrate.validate_folds import generation_of, gpu_of, leave_out, shipped, source_of
 from tunecast.calibrate.validate_summary import (
     GROUPS,
     LARGEST,
@@ -179,6 +180,24 @@ def time_content(
     }
 
 
+def auxiliary_content() -> dict[str, Any]:
+    """Rows that are for ratios and checks alone, by the shipped priors, in which none of them took part."""
+    checked = [row for row in read_table(TABLE) if row["set"] == "auxiliary" and row["confidence"] != "low"]
+    sources = {row["id"].partition("-")[0]: row["source"] for row in checked}
+    judged = [
+        item
+        for item in judge_all(read_entries(row | {"set": "training"} for row in checked), shipped)
+        if item.speed is not None
+    ]
+    read = {item.entry.id.partition("-")[0] for item in judged}
+    return {
+        "summary": overall(judged, speeds),
+        "groups": {kind: found for kind, found in groups_of(judged, speeds).items() if kind in ("source", "GPU")},
+        "rows": [{**described(item), **figures(item.speed, 1.0)} for item in judged if item.speed is not None],
+        "sources": {name: text for name, text in sources.items() if name in read},
+    }
+
+
 def memory_content(judged: Sequence[Judged], why: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
     """results/validation/memory.json."""
     theirs = rival()
@@ -247,7 +266,7 @@ def computed() -> dict[str, dict[str, Any]]:
     by_generation = judged(leave_out(runs, generation_of, records=records), speed_ids)
     why = explanations()
     return {
-        "time": time_content(by_source, by_gpu, by_generation, why["time"]),
+        "time": time_content(by_source, by_gpu, by_generation, why["time"]) | {"auxiliary": auxiliary_content()},
         "memory": memory_content(by_source, why),
     }
 

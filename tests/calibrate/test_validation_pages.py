@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
+import importlib
 import json
 import statistics
+from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+
+from tunecast.model.priors import load_priors
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "results" / "validation"
@@ -22,14 +24,12 @@ def loaded(name: str) -> dict[str, Any]:
     return content
 
 
-@pytest.fixture(scope="module")
-def pages() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("validation_pages", ROOT / "scripts" / "validation_pages.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture
+def page_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Callable[[dict[str, Any]], str]]:
+    """Each page's function, from the scripts that write them."""
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    modules = {"time": "validation_pages", "memory": "validation_memory_page"}
+    return lambda name: getattr(importlib.import_module(modules[name]), f"{name}_page")
 
 
 @pytest.fixture(scope="module")
@@ -40,9 +40,17 @@ def table() -> dict[str, dict[str, str]]:
 
 
 @pytest.mark.parametrize("name", ["time", "memory"])
-def test_a_page_is_made_from_its_json(pages: ModuleType, name: str) -> None:
-    page = getattr(pages, f"{name}_page")(loaded(name))
+def test_a_page_is_made_from_its_json(page_of: Callable[[str], Callable[[dict[str, Any]], str]], name: str) -> None:
+    page = page_of(name)(loaded(name))
     assert (FOLDER / f"{name}.md").read_text(encoding="utf-8") == page
+
+
+def test_auxiliary_rows_are_no_row_of_the_fit_and_of_no_figure(table: dict[str, dict[str, str]]) -> None:
+    content = loaded("time")
+    checked = {row["id"] for row in content["auxiliary"]["rows"]}
+    assert checked
+    assert {table[row_id]["set"] for row_id in checked} == {"auxiliary"}
+    assert not checked & ({row["id"] for row in content["rows"]} | set(load_priors()["rows_used"]))
 
 
 @pytest.mark.parametrize("name", ["time", "memory"])

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import multivariate_normal
 
-from tunecast.model.observed import shift
+from tunecast.model.observed import APART_LOG_SD, CHANCE_APART, chance_apart, shift
 
 OWN, TOTAL = 0.06, 0.30
 
@@ -18,8 +19,30 @@ def test_by_hand_for_two_runs() -> None:
     shared = TOTAL**2 - OWN**2
     weight = shared / (shared + OWN**2 / 2)
     found = shift([0.2, 0.3], log_sd=TOTAL, own_log_sd=OWN)
-    assert found.log_ratio == pytest.approx(weight * 0.25)
-    assert found.log_sd == pytest.approx(math.sqrt(shared * (1 - weight) + OWN**2))
+    assert found.apart < 0.01, "runs that agree with the forecast and with each other"
+    assert found.log_ratio == pytest.approx(weight * 0.25, rel=0.01)
+    assert found.log_sd == pytest.approx(math.sqrt(shared * (1 - weight) + OWN**2), rel=0.02)
+
+
+@pytest.mark.parametrize("ratios", [[0.2], [0.2, 0.3], [-0.5, 0.4, 2.0], [2.1] * 4])
+def test_the_chance_of_saying_nothing_is_bayes_rule_over_two_normal_models(ratios: list[float]) -> None:
+    """Against scipy's densities."""
+    n, own = len(ratios), OWN**2
+    shared = TOTAL**2 - own
+    together = multivariate_normal.pdf(ratios, cov=shared * np.ones((n, n)) + own * np.eye(n))
+    apart = multivariate_normal.pdf(ratios, cov=(shared + own + APART_LOG_SD**2) * np.eye(n))
+    expected = CHANCE_APART * apart / (CHANCE_APART * apart + (1 - CHANCE_APART) * together)
+    assert chance_apart(ratios, shared=shared, own=own) == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_run_that_is_far_from_its_forecast_moves_little_until_others_agree() -> None:
+    """Eight times as long as forecast, where 80% is within a half: a busy machine is likelier than such a card."""
+    one, eight = (shift([math.log(8.0)] * n, log_sd=TOTAL, own_log_sd=OWN) for n in (1, 8))
+    assert one.apart > 0.99
+    assert abs(one.log_ratio) < 0.1
+    assert one.log_sd == pytest.approx(TOTAL, rel=0.2)
+    assert eight.apart < 0.01
+    assert eight.log_ratio == pytest.approx(math.log(8.0), rel=0.05)
 
 
 def test_what_is_known_as_well_as_another_run_could_tell_is_not_moved() -> None:
@@ -29,9 +52,11 @@ def test_what_is_known_as_well_as_another_run_could_tell_is_not_moved() -> None:
 
 
 @given(st.lists(st.floats(-1, 1), min_size=1, max_size=8), st.floats(0.01, 1.0), st.floats(0.005, 0.5))
-def test_a_run_never_makes_less_sure_nor_moves_beyond_itself(ratios: list[float], total: float, own: float) -> None:
+def test_a_run_makes_no_less_sure_unless_it_is_in_doubt_nor_moves_beyond_itself(
+    ratios: list[float], total: float, own: float
+) -> None:
     found = shift(ratios, log_sd=total, own_log_sd=own)
-    assert found.log_sd <= total * (1 + 1e-12)
+    assert found.log_sd <= max(total, abs(sum(ratios)) / len(ratios) if found.apart > 0.05 else 0.0) * 1.1
     assert abs(found.log_ratio) <= abs(sum(ratios)) / len(ratios) + 1e-12
 
 
