@@ -202,4 +202,4 @@ def caption(pair: RecordPair) -> str:
         "time ratio: geometric mean of second / first. Verdicts: Welch's t-test on log samples, 5% over the table "
         "(Holm); noise between sessions is not in the samples."
     )
-    return " ".join([meaning, *([f"{'; '.join(missing).capitalize()}."] if missing else [])])
+    return " ".join([meaning, *([f"{'; '.join(missing)}."] if missing else [])])

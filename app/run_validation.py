@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from tunecast.tables import DASH, digits, plain_table
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from tunecast.calibrate.watch.clock import Window
     from tunecast.model.architecture import Architecture
     from tunecast.model.forecast import Forecast
     from tunecast.model.run import Run
@@ -110,21 +111,34 @@ def _parsed(path: Path) -> Any:
 
 def of_run_record(path: Path, *, records: list[Path]) -> RunValidation:
     """The forecast as it stood when the job began; with `records` it is made anew from these."""
-    from tunecast.calibrate.watch.clock import Window, predicted_mean
+    from tunecast.calibrate.watch.clock import Window, predicted_mean, settled
     from tunecast.calibrate.watch.record import read_run_record
 
     record = read_run_record(path)
     told = forecast_anew(record, records) if records else record["forecast"]
-    windows = [Window(**window) for window in record["windows"]]
-    step = predicted_mean(windows, ahead=None)
+    every = [Window(**window) for window in record["windows"]]
+    windows, step = settled(every), predicted_mean(every, ahead=None)
+    slow = every[: len(every) - len(windows)]
     lines = [] if step is None else [_step_line(step.value, told)]
     if any(window.tokens for window in windows):
         lines.append(_tokens_line(windows, told))
     lines += _memory_lines(record, told)
     if record["steps"] == record["max_steps"]:
         lines += _whole_lines(record, told)
-    return RunValidation(source=path.name, gpu=record["hardware"]["gpu"] or record["hardware"]["name"],
-                         lines=tuple(lines), notes=_record_notes(record, told, anew=bool(records)))  # fmt: skip
+    return RunValidation(
+        source=path.name,
+        gpu=record["hardware"]["gpu"] or record["hardware"]["name"],
+        lines=tuple(lines),
+        notes=(*_slow_notes(slow), *_record_notes(record, told, anew=bool(records))),
+    )
+
+
+def _slow_notes(slow: Sequence[Window]) -> tuple[str, ...]:
+    """That the first steps were much slower, and are not counted among the others."""
+    if not slow:
+        return ()
+    steps, seconds = sum(window.steps for window in slow), sum(window.seconds for window in slow)
+    return (f"the first {steps} timed steps took {seconds:.3g} s, far slower than later ones: start-up, left out",)
 
 
 def forecast_anew(record: dict[str, Any], records: list[Path]) -> dict[str, Any] | None:

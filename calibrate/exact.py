@@ -20,6 +20,9 @@ from tunecast.model.operation import Operation
 from tunecast.model.run import Run
 from tunecast.model.units import GIGA
 
+NEEDED = ("num_hidden_layers", "hidden_size", "vocab_size", "num_attention_heads")
+"""Fields of a config without which its layers are not those of a transformer."""
+
 
 def real_architecture(config: Mapping[str, Any], name: str) -> Architecture:
     """The architecture that the real code builds from a config: layers as they are on the meta device.
@@ -32,6 +35,12 @@ def real_architecture(config: Mapping[str, Any], name: str) -> Architecture:
     settings = json.dumps(fields, sort_keys=True)
     model = _meta_model(settings, name)
     text = model.config.get_text_config()
+    missing = [field for field in NEEDED if not hasattr(text, field)]
+    if missing:
+        raise NotSupportedError(
+            f"{name} is a {fields['model_type']}, whose config has no {' and no '.join(missing)}: models without "
+            "attention are not traced yet; take one that has attention in its layers."
+        )
     groups: list[LayerGroup] = []
     own = text.per_layer_config if getattr(text, "is_heterogeneous", False) else [text] * text.num_hidden_layers
     for layer, settings_of_layer in zip(hf.decoder_layers(model), own, strict=True):

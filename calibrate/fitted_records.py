@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,37 @@ Record = dict[str, Any]
 
 
 def record_files(paths: Iterable[str | Path]) -> list[Path]:
-    """The files named, and those of every folder named; a folder without any is refused."""
+    """The files named, and those of every folder named, of a device's calibrations the newest; a folder without any is
+    refused."""
     found: list[Path] = []
     for path in map(Path, paths):
-        inside = sorted(path.glob("*.json")) if path.is_dir() else [path]
+        inside = newest(sorted(path.glob("*.json"))) if path.is_dir() else [path]
         if not inside:
             raise InputError(f"--record {path} is a folder without records (*.json); tunecast calibrate --out {path}.")
         found += inside
     return found
+
+
+def newest(files: Iterable[Path]) -> list[Path]:
+    """The files without calibrations of which a newer one of the same device is among them."""
+    made: dict[str, tuple[str, Path]] = {}
+    others: list[Path] = []
+    for path in files:
+        device, at = _calibrated(path)
+        if device is None:
+            others.append(path)
+        elif device not in made or made[device][0] < at:
+            made[device] = (at, path)
+    return sorted([*others, *(path for _, path in made.values())])
+
+
+def _calibrated(path: Path) -> tuple[str | None, str]:
+    """Device and day of a calibration; None of anything else, which its reader will tell about."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        return (str(data["hardware"]["gpu"]), str(data["created_at"])) if "trials" in data else (None, "")
+    except (OSError, ValueError, KeyError, TypeError):
+        return None, ""
 
 
 def fitted_records(paths: Iterable[str | Path]) -> dict[str, Record]:

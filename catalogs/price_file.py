@@ -11,6 +11,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 from collections.abc import Mapping, Sequence
 from datetime import date, timedelta
 from pathlib import Path
@@ -184,9 +185,10 @@ def _term(line: _Line) -> Row:
 
 
 def _day(line: _Line) -> str:
+    """The day; a month alone, as some prices of the catalog have it, counts as its first day."""
     text = line.text("snapshot_date") or today().isoformat()
     try:
-        day = date.fromisoformat(text)
+        day = date.fromisoformat(f"{text}-01" if re.fullmatch(r"\d{4}-\d{2}", text) else text)
     except ValueError:
         raise line.fault("snapshot_date", f"is {text!r}, not a day like 2026-11-20") from None
     if day > today() + timedelta(days=1):  # a day more, for those whose day has begun

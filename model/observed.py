@@ -43,8 +43,10 @@ Forecaster = Callable[[Architecture, Run], StepTime]
 """The forecast of a run on the same device, without observations."""
 
 
-CHANCE_APART = 0.02
+CHANCE_APART = 0.05
 """Assumed: that the runs watched on a device say nothing of another."""
+SURPRISE_LOG_SD = 0.5
+"""Assumed: what a machine may be off by, whatever a forecast's interval says, before its runs are doubted."""
 APART_LOG_SD = 1.0
 """Assumed: of log(measured / forecast) of a run that says nothing of others; a factor of 3.6 either way is its 80%."""
 HALVINGS = 50
@@ -101,8 +103,10 @@ def _below(z: float) -> float:
 def chance_apart(log_ratios: Sequence[float], *, shared: float, own: float) -> float:
     """Probability, after the ratios are seen, that they are the runs' own: Bayes' rule over two normal models.
 
-    Together they have the covariance shared J + own I; apart each has all of that variance and `APART_LOG_SD`'s.
+    Together they have the covariance shared J + own I, apart each has all of that variance and `APART_LOG_SD`'s, where
+    shared is no less than `SURPRISE_LOG_SD` squared.
     """
+    shared = max(shared, SURPRISE_LOG_SD**2)
     n, squares = len(log_ratios), sum(ratio**2 for ratio in log_ratios)
     mean = sum(log_ratios) / n
     within = squares - n * mean**2

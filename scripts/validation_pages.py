@@ -113,8 +113,9 @@ def auxiliary_section(content: Row) -> list[str]:
             "Rows whose collectors say that they are for ratios between rows, since a competitor published them or a "
             "step had to be inferred. Nothing is fitted to them and no figure above counts them; by the priors that "
             f"ship {s['n']} have a median error of {percent(s['median_abs_error'])}, {percent(s['coverage'])} inside. "
-            f"{named}. What a step of UL's is had to be inferred, and its LoRA is slower than its full training of the same "
-            "model, which nothing on its page explains. SU is Unsloth as its competitor measured it, in nominal tokens."
+            f"{named}. What a step of UL's is had to be inferred, and its LoRA is slower than its full training of the "
+            "same model, which nothing on its page explains. SU is Unsloth as its competitor measured it, in nominal "
+            "tokens."
         ),
         "",
         *group_tables(content["groups"]),

@@ -255,7 +255,9 @@ def cards(help_text: str, metavar: str) -> Group:
     return {
         "gpu": _machine(list[str], help_text, metavar=metavar, completion=NAMES["gpu"]),
         "record": _machine(
-            list[Path], "Calibration record of a device, or a folder of them; repeatable.", metavar="PATH"
+            list[Path],
+            "Calibration record of a device, or a folder: the newest of each device. Repeatable.",
+            metavar="PATH",
         ),
         "usd_per_gpu_hour": _machine(float, "Price to use instead of the catalog's.", metavar="X"),
         "prices": Prices,

@@ -17,6 +17,9 @@ WARMUP_STEPS = 3
 """First steps, which also compile, allocate and fill caches; kept apart."""
 WINDOW_S = 2.0
 """Shortest full window: waiting for the device once in two seconds is far below a thousandth of them."""
+SLOW_START = 1.5
+"""First windows whose steps take this many times as long as usual later are start-up, not what steps take (assumed;
+rows of unlike length scatter less over seconds of steps)."""
 FEWEST_WINDOWS = 3
 """Windows before their scatter says anything; with fewer the interval is their range, widened."""
 FEW_WINDOWS_FRAC = 0.05
@@ -115,12 +118,33 @@ class StepClock:
         self.windows.append(Window(steps=self._steps, seconds=self.now() - self._opened_s, tokens=self._tokens))
 
 
+def settled(windows: list[Window]) -> list[Window]:
+    """The windows without the first ones that are much slower than what came after: kernels that are still compiled or
+    tuned, caches that fill, a machine that another job has just left. One is always kept."""
+    first = 0
+    while first + 1 < len(windows) and windows[first].step_s > SLOW_START * _usual_step_s(windows[first + 1 :]):
+        first += 1
+    return windows[first:]
+
+
+def _usual_step_s(windows: list[Window]) -> float:
+    """Seconds of a step in the window that half of the steps lie before, by speed."""
+    ordered, half = sorted(windows, key=lambda window: window.step_s), sum(window.steps for window in windows) / 2.0
+    counted = 0
+    for window in ordered:
+        counted += window.steps
+        if counted >= half:
+            return window.step_s
+    raise AssertionError("windows have steps")
+
+
 def predicted_mean(windows: list[Window], *, ahead: float | None) -> Value | None:
-    """Seconds of a step: mean over the windows with an 80% interval.
+    """Seconds of a step: mean over the windows that have settled, with an 80% interval.
 
     `ahead` is how many windows the prediction is for: their own scatter, averaged, joins the uncertainty of the
     mean. None asks for the uncertainty of the mean alone. Scatter is that of whole windows; drift later is not known.
     """
+    windows = settled(windows)
     if not windows:
         return None
     mean = sum(window.seconds for window in windows) / sum(window.steps for window in windows)

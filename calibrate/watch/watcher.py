@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tunecast.calibrate.watch.clock import StepClock, predicted_mean
+from tunecast.calibrate.watch.clock import StepClock, predicted_mean, settled
 from tunecast.calibrate.watch.device import Watched, plain, throttle_flags
 from tunecast.calibrate.watch.reading import Job
 from tunecast.catalogs.errors import InputError, TunecastError
@@ -166,7 +166,7 @@ class Watcher:
 
     def progress(self) -> Progress | None:
         """Time left, from what was measured; None before the first window."""
-        windows = self.clock.windows
+        windows = settled(self.clock.windows)
         mean = predicted_mean(windows, ahead=None)
         if mean is None:
             return None

@@ -45,6 +45,18 @@ def test_a_missing_package_is_bad_input(
     assert 'pip install "tunecast[calibrate]"' in capsys.readouterr().err
 
 
+def test_a_model_without_attention_is_refused_in_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for package in ("torch", "transformers", "peft", "bitsandbytes"):
+        pytest.importorskip(package)
+    mamba = {"model_type": "mamba", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 128}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**mamba, "architectures": ["MambaForCausalLM"]}))
+    assert program(["estimate", str(path), "--gpu", "l4", "--exact", "--method", "full"], standalone_mode=False) == 2
+    err = capsys.readouterr().err
+    assert "is a mamba, whose config has no num_attention_heads: models without attention are not traced yet" in err
+    assert err.count("\n") == 1
+
+
 def test_what_would_make_a_traced_run_fit_comes_from_formulas_or_is_said_not_to_be_searched(config: str) -> None:
     for package in ("torch", "transformers", "peft", "bitsandbytes"):
         pytest.importorskip(package)

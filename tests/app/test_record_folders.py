@@ -3,12 +3,14 @@ other."""
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
 import pytest
 
 import tunecast
+from tunecast.calibrate.fitted_records import record_files
 from tunecast.catalogs.errors import InputError
 from tunecast.catalogs.gpus import load_gpus
 
@@ -42,5 +44,18 @@ def test_two_records_of_one_device_and_an_empty_folder_are_refused(tmp_path: Pat
         tunecast.estimate(MODEL, gpu="cpu", records=[tmp_path], **RUN)
     shutil.copy(RECORD, tmp_path / "one.json")
     shutil.copy(RECORD, tmp_path / "two.json")
+    both = [tmp_path / "one.json", tmp_path / "two.json"]
     with pytest.raises(InputError, match=r"one\.json and .*two\.json are both records of cpu"):
-        tunecast.estimate(MODEL, gpu="cpu", records=[tmp_path], **RUN)
+        tunecast.estimate(MODEL, gpu="cpu", records=both, **RUN)
+
+
+def test_of_a_folder_the_newest_calibration_of_a_device_counts(tmp_path: Path) -> None:
+    """A second calibration into the same folder, `calibrate`'s own default: whatever the files are called."""
+    older = json.loads(RECORD.read_text(encoding="utf-8")) | {"created_at": "2020-01-01T00:00:00Z"}
+    (tmp_path / "z-older.json").write_text(json.dumps(older), encoding="utf-8")
+    shutil.copy(RECORD, tmp_path / "a-newer.json")
+    (tmp_path / "notes.json").write_text("{}", encoding="utf-8")
+    assert [path.name for path in record_files([tmp_path])] == ["a-newer.json", "notes.json"]
+    (tmp_path / "notes.json").unlink()
+    (forecast,) = tunecast.estimate(MODEL, gpu="cpu", records=[tmp_path], **RUN)
+    assert "measured:a-newer.json" in forecast.origins.values()

@@ -96,7 +96,7 @@ def test_a_bad_cell_is_refused_by_file_line_and_column(tmp_path: Path, _what: st
 @pytest.mark.parametrize(
     ("header", "line", "message"),
     [
-        (HEADER + ",snapshot_date", GOOD + ",2026-11", "line 2, column 'snapshot_date' is '2026-11', not a day"),
+        (HEADER + ",snapshot_date", GOOD + ",2026-13", "line 2, column 'snapshot_date' is '2026-13', not a day"),
         (HEADER + ",instance_gpus", GOOD + ",12", "line 2, column 'instance_gpus' is 12, which is not a multiple"),
         (HEADER + ",statistic", GOOD + ",mean", "line 2, column 'statistic' is 'mean'; use one of list"),
         (HEADER + ",discount", GOOD + ",1", "line 1, column 'discount' is not known; use provider, tier"),

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import multivariate_normal
 
-from tunecast.model.observed import APART_LOG_SD, CHANCE_APART, chance_apart, shift
+from tunecast.model.observed import APART_LOG_SD, CHANCE_APART, SURPRISE_LOG_SD, chance_apart, shift
 
 OWN, TOTAL = 0.06, 0.30
 
@@ -27,22 +27,23 @@ def test_by_hand_for_two_runs() -> None:
 @pytest.mark.parametrize("ratios", [[0.2], [0.2, 0.3], [-0.5, 0.4, 2.0], [2.1] * 4])
 def test_the_chance_of_saying_nothing_is_bayes_rule_over_two_normal_models(ratios: list[float]) -> None:
     """Against scipy's densities."""
-    n, own = len(ratios), OWN**2
-    shared = TOTAL**2 - own
+    n, own, shared = len(ratios), OWN**2, SURPRISE_LOG_SD**2
     together = multivariate_normal.pdf(ratios, cov=shared * np.ones((n, n)) + own * np.eye(n))
     apart = multivariate_normal.pdf(ratios, cov=(shared + own + APART_LOG_SD**2) * np.eye(n))
     expected = CHANCE_APART * apart / (CHANCE_APART * apart + (1 - CHANCE_APART) * together)
-    assert chance_apart(ratios, shared=shared, own=own) == pytest.approx(expected, rel=1e-6)
+    assert chance_apart(ratios, shared=TOTAL**2 - own, own=own) == pytest.approx(expected, rel=1e-6)
 
 
 def test_a_run_that_is_far_from_its_forecast_moves_little_until_others_agree() -> None:
-    """Eight times as long as forecast, where 80% is within a half: a busy machine is likelier than such a card."""
-    one, eight = (shift([math.log(8.0)] * n, log_sd=TOTAL, own_log_sd=OWN) for n in (1, 8))
+    """Fourteen times as long as forecast: a busy machine is likelier than such a card. Twice as long is a slow one."""
+    slow = shift([math.log(2.0)], log_sd=TOTAL, own_log_sd=OWN)
+    assert slow.log_ratio > 0.85 * math.log(2.0)
+    one, eight = (shift([math.log(14.0)] * n, log_sd=TOTAL, own_log_sd=OWN) for n in (1, 8))
     assert one.apart > 0.99
     assert abs(one.log_ratio) < 0.1
     assert one.log_sd == pytest.approx(TOTAL, rel=0.2)
     assert eight.apart < 0.01
-    assert eight.log_ratio == pytest.approx(math.log(8.0), rel=0.05)
+    assert eight.log_ratio == pytest.approx(math.log(14.0), rel=0.05)
 
 
 def test_what_is_known_as_well_as_another_run_could_tell_is_not_moved() -> None:

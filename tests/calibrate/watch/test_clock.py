@@ -8,7 +8,7 @@ import statistics
 import numpy as np
 import pytest
 
-from tunecast.calibrate.watch.clock import StepClock, Window, predicted_mean
+from tunecast.calibrate.watch.clock import StepClock, Window, predicted_mean, settled
 
 
 class ScriptedTime:
@@ -94,3 +94,25 @@ def test_four_in_five_predictions_of_the_rest_hold_for_steady_noise(n: int) -> N
         assert found is not None
         inside += found.low <= rest.mean() <= found.high
     assert inside / 2000 == pytest.approx(0.8, abs=0.035)  # 3.9 standard deviations of 2,000 draws
+
+
+def test_first_windows_that_are_much_slower_are_start_up() -> None:
+    """As seen on a busy CPU: 3.5, 2.7 and 3.6 s a step, then 0.09 and 0.07; the steps of a job are the later ones."""
+    seen = [(2, 7.1), (1, 2.7), (1, 3.6), (13, 1.19), (20, 1.40)]
+    windows = [Window(steps=steps, seconds=seconds, tokens=steps) for steps, seconds in seen]
+    assert settled(windows) == windows[3:]
+    found = predicted_mean(windows, ahead=None)
+    assert found is not None
+    assert found.value == pytest.approx((1.19 + 1.40) / 33)
+
+
+@pytest.mark.parametrize("rates", [[1.0], [9.0], [1.4, 1.0, 1.0], [1.0, 1.0, 4.0, 1.0], [1.0, 2.0, 3.0]])
+def test_windows_that_scatter_or_slow_down_all_count(rates: list[float]) -> None:
+    windows = windows_of(rates)
+    assert settled(windows) == windows
+
+
+def test_what_slows_a_job_for_good_is_no_start_up() -> None:
+    """One fast window at the end leaves the others the usual ones."""
+    windows = [Window(steps=10, seconds=20.0, tokens=1) for _ in range(5)] + [Window(steps=2, seconds=1.0, tokens=1)]
+    assert settled(windows) == windows
