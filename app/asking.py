@@ -37,7 +37,7 @@ def asked_question(
     from tunecast.model.target import resolve_targets
     from tunecast.model.whole_run_options import split_whole_run
 
-    calibrations, observations = split_records(records)
+    calibrations, observations = split_records([records] if isinstance(records, str | Path) else records)
     around, options = split_whole_run(options)
     asked = read_asked(model, with_tokenizer(model, options), exact=source is not None)
     question = Question(
@@ -52,6 +52,8 @@ def asked_question(
         observations=observations,
     )
     names = [gpu] if isinstance(gpu, str) else list(gpu)
+    if not names:
+        raise InputError("gpu=[] names no device; give for example gpu='l40s', or gpu='all'.")
     targets = resolve_targets(names, fitted_records(calibrations), share_host=share_host)
     refuse_unused(observations, [target.id for target in targets])
     return question, targets, asked.notes

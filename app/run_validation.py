@@ -138,7 +138,8 @@ def _slow_notes(slow: Sequence[Window]) -> tuple[str, ...]:
     if not slow:
         return ()
     steps, seconds = sum(window.steps for window in slow), sum(window.seconds for window in slow)
-    return (f"the first {steps} timed steps took {seconds:.3g} s, far slower than later ones: start-up, left out",)
+    what = "start-up, which the step leaves out and the whole training has in it"
+    return (f"the first {steps} timed steps took {seconds:.3g} s, far slower than later ones: {what}",)
 
 
 def forecast_anew(record: dict[str, Any], records: list[Path]) -> dict[str, Any] | None:

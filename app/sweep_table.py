@@ -198,6 +198,7 @@ def sweep_to_dict(found: Sweep) -> dict[str, Any]:
         "kind": found.kind,
         "metric": found.metric_name,
         "unit": found.metric.unit,
+        "units": {name: METRICS[name].unit for name in METRICS},
         "dimensions": [{"name": name, "values": list(values)} for name, values in found.dimensions],
         "base": forecast_to_dict(found.base),
         "rows": rows_of(found),

@@ -89,7 +89,9 @@ def read_table(path: Path) -> list[Row]:
             rows = [{k: (v or "").strip() for k, v in row.items() if k} for row in read]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         reason = getattr(error, "strerror", None) or error
-        raise InputError(f"Cannot read the table of runs {path}: {reason}; give a CSV file.") from error
+        raise InputError(
+            f"Cannot read the table of runs {path}: {reason}; give a CSV file, or the JSON of one run."
+        ) from error
     needs = f"a table of runs needs {', '.join(NEEDED_COLUMNS)}"
     if not columns:
         raise InputError(f"{path} is empty; {needs}.")

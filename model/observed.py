@@ -43,6 +43,9 @@ Forecaster = Callable[[Architecture, Run], StepTime]
 """The forecast of a run on the same device, without observations."""
 
 
+LEAST_OWN = 0.4
+"""Assumed: least share of a forecast's deviation that is the run's own. Where a device is little known, what one run
+shows of it (many small kernels) says less of another (few large ones) than runs of one published source of another."""
 CHANCE_APART = 0.05
 """Assumed: that the runs watched on a device say nothing of another."""
 SURPRISE_LOG_SD = 0.5
@@ -70,7 +73,7 @@ class Shift:
 
 def shift(log_ratios: Sequence[float], *, log_sd: float, own_log_sd: float) -> Shift:
     """Posterior of a forecast with `log_sd`, given log(measured / forecast) of other runs on the device."""
-    own = min(own_log_sd, log_sd) ** 2
+    own = min(max(own_log_sd, LEAST_OWN * log_sd), log_sd) ** 2
     shared, n = max(log_sd**2 - own, 0.0), len(log_ratios)
     weight = shared / (shared + own / n) if shared > 0 else 0.0
     mean = sum(log_ratios) / n

@@ -43,7 +43,7 @@ def sweep(
         list[str] | None,
         typer.Option(
             help="An input and its values, as max_length=512,1024,2048; twice for a grid. "
-            "Any option of estimate, model, or mfu.",
+            "Any option of estimate but --gpu, model, or mfu.",
             metavar="NAME=A,B,...",
             rich_help_panel=THE_SWEEP,
         ),

@@ -96,7 +96,8 @@ def config_of_settings(settings: str, num_layers: int | None = None) -> Any:
     if num_layers is not None:
         config.num_hidden_layers = num_layers
         for name, kinds in _kinds_of_layers(config).items():
-            setattr(config, name, kinds[:num_layers])
+            with contextlib.suppress(AttributeError):  # worked out by the config itself (RecurrentGemma)
+                setattr(config, name, kinds[:num_layers])
     return config
 
 

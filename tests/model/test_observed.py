@@ -12,7 +12,7 @@ from scipy.stats import multivariate_normal
 
 from tunecast.model.observed import APART_LOG_SD, CHANCE_APART, SURPRISE_LOG_SD, chance_apart, shift
 
-OWN, TOTAL = 0.06, 0.30
+OWN, TOTAL = 0.15, 0.30
 
 
 def test_by_hand_for_two_runs() -> None:
@@ -37,7 +37,7 @@ def test_the_chance_of_saying_nothing_is_bayes_rule_over_two_normal_models(ratio
 def test_a_run_that_is_far_from_its_forecast_moves_little_until_others_agree() -> None:
     """Fourteen times as long as forecast: a busy machine is likelier than such a card. Twice as long is a slow one."""
     slow = shift([math.log(2.0)], log_sd=TOTAL, own_log_sd=OWN)
-    assert slow.log_ratio > 0.85 * math.log(2.0)
+    assert slow.log_ratio > 0.9 * (1.0 - (OWN / TOTAL) ** 2) * math.log(2.0)
     one, eight = (shift([math.log(14.0)] * n, log_sd=TOTAL, own_log_sd=OWN) for n in (1, 8))
     assert one.apart > 0.99
     assert abs(one.log_ratio) < 0.1
