@@ -12,7 +12,16 @@ from tunecast.catalogs.gpus import find_gpu
 from tunecast.model.architectures import load_architecture
 from tunecast.model.factors import FactorSet
 from tunecast.model.fits import fit_probability, memory_view
-from tunecast.model.memory_codes import COMPARED, OTHER, code_notes, memory_code, with_other_code
+from tunecast.model.memory_codes import (
+    COMPARED,
+    OTHER,
+    SHARED,
+    code_notes,
+    effects_stack,
+    memory_code,
+    memory_overheads_of,
+    with_other_code,
+)
 from tunecast.model.priors import load_priors, prior_factors
 from tunecast.model.resolve import resolve_run
 from tunecast.model.run import Run
@@ -48,9 +57,10 @@ def half_width(run: Run) -> float:
     ],
 )
 def test_code_that_was_compared_is_exact(options: dict[str, Any]) -> None:
-    """The grid of traced code and two counters of published runs agree within a percent."""
+    """The grid of traced code and two counters of published runs agree within a percent on one GPU; published peaks on
+    several with their forecasts within two or three."""
     run = run_of(**options)
-    assert half_width(run) < 0.02
+    assert half_width(run) < (0.03 if run.num_gpus > 1 else 0.01)
     assert code_notes(run, load_priors()) == ()
 
 
@@ -71,6 +81,28 @@ def test_other_code_is_as_unsure_as_what_was_never_compared(options: dict[str, A
     assert memory_code(run, priors["beliefs"]["memory_codes"]["same"]) == code
     assert 0.05 < half_width(run) < 0.4
     assert code in code_notes(run, priors)[0]
+
+
+@pytest.mark.parametrize("options", [{}, {"num_gpus": 4, "sharding": "fsdp"}, {"num_gpus": 4, "sharding": "ddp"}])
+def test_several_gpus_have_the_spread_of_runs_on_several(options: dict[str, Any]) -> None:
+    """Gathers, buckets and shares of units: published peaks on two and four GPUs lie further from their forecasts."""
+    stored = load_priors()["memory_overhead_bytes"]
+    own = memory_overheads_of(run_of(**options), load_priors())
+    assert own[COMPARED] == stored[SHARED if options else COMPARED]
+    assert stored[SHARED] > stored[COMPARED]
+    assert SHARED not in own
+
+
+def test_a_stack_that_runs_anothers_code_has_its_effects_on_time() -> None:
+    """TRL, axolotl and LLaMA-Factory train transformers' models and PEFT's adapters; ms-swift has rows of its own."""
+    priors = load_priors()
+    named = {stack: effects_stack(stack, priors) for stack in ("trl", "axolotl", "ms-swift", "unsloth", "hf-peft")}
+    assert named == {
+        "trl": "hf-peft", "axolotl": "hf-peft", "ms-swift": "ms-swift", "unsloth": "unsloth", "hf-peft": "hf-peft"
+    }  # fmt: skip
+    plain, by_trl = (prior_factors(find_gpu(GPU), replace(run_of(), stack=stack)) for stack in ("hf-peft", "trl"))
+    assert by_trl.factors == plain.factors
+    assert by_trl.step_covariance == plain.step_covariance
 
 
 def test_a_wider_interval_is_a_less_certain_fit() -> None:
