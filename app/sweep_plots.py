@@ -42,10 +42,15 @@ def _tornado(found: Sweep, path: Path) -> Path:
         colour = CHOICE if bar.kind == "choice" else UNCERTAIN
         axes.barh(row, ends[1] - ends[0], left=ends[0], color=colour, height=0.7)
     axes.axvline(bars[0].base, color="black", linewidth=1)
+    axes.use_sticky_edges = False  # else the longest bar ends in the frame
+    axes.margins(x=0.03)
     axes.set_yticks(
         range(len(bars)), [_plain(f"{bar.name}: {bar.low_setting} to {bar.high_setting}") for bar in bars], fontsize=8
     )
-    axes.set(title=_title(found), xlabel="blue: yours to choose; orange: an 80% interval, or the median offer")
+    axes.set(
+        title=_title(found),
+        xlabel="blue: yours to choose; orange: an 80% interval with all else as it is, or the median offer",
+    )
     return save_figure(figure, path)
 
 
