@@ -31,7 +31,7 @@ from tunecast.model.inventory import spread_operations, step_operations
 from tunecast.model.on_device import job_factors
 from tunecast.model.operation import Operation, Phase
 from tunecast.model.paging import paging_seconds
-from tunecast.model.rows import timed_run, unpacked_rows
+from tunecast.model.rows import held_run, timed_run, unpacked_rows
 from tunecast.model.run import Run, tokenless
 from tunecast.model.segments import SEGMENTS, passes_of
 from tunecast.model.sharding_copies import sums_whole
@@ -114,7 +114,7 @@ def screen(
     kinds, members = kinds_of(runs)
     for part in tape_groups(kinds):
         here = [kinds[place] for place in part]
-        memory = memory_of(architecture, here, platform)
+        memory = memory_of(architecture, [held_run(run, options or {}) for run in here], platform)
         for own in factor_groups(here):
             group, places = [here[row] for row in own], [members[part[row]] for row in own]
             sizes, columns = [len(each) for each in places], np.concatenate(places)

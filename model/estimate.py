@@ -23,7 +23,7 @@ from tunecast.model.phase_rates import phase_rates
 from tunecast.model.priors import load_priors
 from tunecast.model.question import Question
 from tunecast.model.resolve import Resolved, resolve_run
-from tunecast.model.rows import row_notes, timed_run, unpacked_rows
+from tunecast.model.rows import held_run, row_notes, timed_run, unpacked_rows
 from tunecast.model.run import Run
 from tunecast.model.sharding import FSDP, ZERO
 from tunecast.model.step_source import (
@@ -61,7 +61,8 @@ def forecast(question: Question, target: Target) -> Forecast:
     factors = scaled(job_factors(target, question.architecture, run, question.options), question.factor_scales)
     amount = resolve_amount(run, dict(question.options))
     inventory: dict[str, Any] = {"platform": target.platform, "source": question.source}
-    view = memory_view(question.architecture, run, target, factors, question.source)
+    held = held_run(run, question.options)
+    view = memory_view(question.architecture, held, target, factors, question.source)
     rows = unpacked_rows(run, question.options)
     run = timed_run(run, rows)
     timing, watched = _watched(question, target, step_timing(question, replace(resolved, run=run), target, factors))
@@ -106,7 +107,7 @@ def forecast(question: Question, target: Target) -> Forecast:
             *unused_notes(run, target, question),
             *scaling_notes(scaling, run, storage),
             *pipeline_notes(timing, run),
-            *row_notes(resolved.run, rows),
+            *row_notes(resolved.run, rows, held),
             *document_notes(resolved.run, question.options),
             *data_notes,
             *([] if watched is None else [watched]),

@@ -17,6 +17,7 @@ from tunecast.model.fits import fit_probability, memory_view
 from tunecast.model.forecast import Forecast
 from tunecast.model.on_device import resolve_for, target_factors
 from tunecast.model.question import Question
+from tunecast.model.rows import held_run
 from tunecast.model.target import Target
 from tunecast.model.units import HOUR_S, MINUTE_S
 
@@ -73,7 +74,7 @@ def with_count(question: Question, count: int) -> Question:
 
 def likely_fits(question: Question, target: Target) -> bool | None:
     """Whether the run fits with the wanted probability; None where the card's usable memory is unknown."""
-    run = resolve_for(question, target).run
+    run = held_run(resolve_for(question, target).run, question.options)
     view = memory_view(question.architecture, run, target, target_factors(target, run), question.source)
     probability = fit_probability(view)
     return None if probability is None else probability >= LEAST_PROBABILITY

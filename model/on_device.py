@@ -21,6 +21,7 @@ from tunecast.model.priors import load_priors, prior_factors
 from tunecast.model.question import RUN_OPTIONS_ELSEWHERE, Question
 from tunecast.model.resolve import ASSUMED, Resolved, resolve_run, whole_number
 from tunecast.model.resolve_parallel import OFFLOADED_BY
+from tunecast.model.rows import held_run
 from tunecast.model.run import Run
 from tunecast.model.sdpa import sdpa_on_card, with_flash
 from tunecast.model.sharded_record import with_sharding
@@ -144,7 +145,8 @@ def _least_sharding(question: Question, target: Target, resolved: Any) -> Resolv
         origins = {**candidate.origins, "sharding": "assumed"}
         note = f"--sharding not given: {sharding} is the least that fits"
         last = replace(candidate, origins=origins, notes=(*candidate.notes, note))
-        view = memory_view(question.architecture, last.run, target, factors, question.source)
+        held = held_run(last.run, question.options)
+        view = memory_view(question.architecture, held, target, factors, question.source)
         if probably_fits(view):
             return last
     assert last is not None

@@ -21,6 +21,7 @@ from tunecast.model.engine_memory import Flags, memory_of
 from tunecast.model.on_device import shardings_tried
 from tunecast.model.question import RUN_OPTIONS_ELSEWHERE
 from tunecast.model.resolve import ASSUMED, Resolved, resolve_run, whole_number
+from tunecast.model.rows import held_run
 from tunecast.model.run import Run
 
 BATCH_OPTIONS = ("per_device_train_batch_size", "gradient_accumulation_steps", "num_gpus")
@@ -210,7 +211,8 @@ def _line_plans(job: Job, line: _Line, *, has_bf16: bool, roomiest_bytes: float)
             per_device_train_batch_size=micro_batch,
             gradient_accumulation_steps=options["gradient_accumulation_steps"],
         )
-        allocated_bytes = float(memory_of(job.architecture, [run], "cuda").allocated_bytes[0])
+        held = held_run(run, job.options)
+        allocated_bytes = float(memory_of(job.architecture, [held], "cuda").allocated_bytes[0])
         if allocated_bytes > roomiest_bytes:
             return
         known.append((micro_batch, allocated_bytes))

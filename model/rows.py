@@ -13,6 +13,7 @@ step), and that copies of the model wait for the one with the longest rows.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -135,15 +136,40 @@ def _rows_of(found: Dataset, per_token: Factor, most: int, batch: int) -> Rows:
     )
 
 
+def held_run(run: Run, options: Mapping[str, Any]) -> Run:
+    """The run at the longest row that it meets, whose memory is its peak: ``max_length``, or less where every sample
+    of a data file is a row of its own and shorter.
+
+    A file's longest sample is taken to have as many tokens as the low end of what is assumed of bytes per token says,
+    below a tokenizer's mean as well: a dense sample has more tokens than its size says.
+    """
+    if packing_of(options) is not False or options.get("dataset") is None or options.get("rows_padded"):
+        return run
+    found, per_token = read_dataset(str(options["dataset"])), bytes_per_token(options)
+    if not found.whole:
+        return run
+    assumed = bytes_per_token({})
+    densest = min(per_token.low, per_token.value * assumed.low / assumed.value)
+    longest = math.ceil(_largest(found) / densest)
+    return run if longest >= run.max_length else replace(run, max_length=longest)
+
+
+@lru_cache(maxsize=16)
+def _largest(found: Dataset) -> int:
+    return max(found.sizes_bytes)
+
+
 def timed_run(run: Run, rows: Rows | None) -> Run:
     """The run at the length of its mean row."""
     return run if rows is None or rows.length >= run.max_length else replace(run, max_length=rows.length)
 
 
-def row_notes(run: Run, rows: Rows | None) -> tuple[str, ...]:
-    """What is timed, and how much of it is padding."""
+def row_notes(run: Run, rows: Rows | None, held: Run) -> tuple[str, ...]:
+    """What is timed, how much of it is padding, and at which length memory is."""
     if rows is None:
         return ()
     counted = ", which tokens/s and $ per million tokens count" if rows.padding_frac >= LEAST_TOLD else ""
     told = f"timed at {rows.length} tokens a row ({rows.how}), {rows.padding_frac:.0%} of them padding{counted}"
+    if held.max_length < run.max_length:
+        return (f"{told}; memory at {held.max_length}, which no sample is longer than",)
     return (f"{told}; memory at {run.max_length}" if rows.length < run.max_length else told,)

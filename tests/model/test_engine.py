@@ -161,6 +161,16 @@ def test_a_screen_times_rows_of_one_sample_each_and_holds_the_longest(
     assert compared(make("qwen3-0.6b"), sampled, devices, mean_tokens=200) == 40
 
 
+def test_a_screen_holds_the_longest_sample_of_a_data_file(
+    make: Callable[..., Architecture], devices: list[Target], tmp_path: Path
+) -> None:
+    """Of 300 tokens at most where --max-length allows 512 or 2,048."""
+    path = tmp_path / "data.txt"
+    path.write_text("\n".join("x" * size for size in (100, 400, 900)), encoding="utf-8")
+    sampled = list(plans("qwen3-0.6b", seed=6, most=20))
+    assert compared(make("qwen3-0.6b"), sampled, devices, dataset=str(path)) == 20
+
+
 def test_a_screen_equals_the_forecast_on_cards_without_bf16(make: Callable[..., Architecture]) -> None:
     old = resolve_targets(["v100-sxm2-32gb", "t4-16gb", "rtx-2080-ti-11gb"], {})
     assert not any(target.has_bf16 for target in old)

@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 
 from tunecast.catalogs.errors import InputError
+from tunecast.model import dataset
 from tunecast.model.amount import resolve_amount
 from tunecast.model.architectures import load_architecture
 from tunecast.model.estimate import forecast
 from tunecast.model.forecast import Forecast
 from tunecast.model.question import Question
-from tunecast.model.rows import mean_longest, unpacked_rows
+from tunecast.model.rows import held_run, mean_longest, unpacked_rows
 from tunecast.model.run import Run
 from tunecast.model.sample_lengths import longest_of
 from tunecast.model.target import resolve_targets
@@ -71,6 +72,31 @@ def test_a_step_is_timed_at_the_mean_row_and_memory_at_the_longest() -> None:
     assert found.totals.tokens == 10 * 512
     assert found.whole_run is not None
     assert any("memory at 2048" in note for note in found.notes)
+
+
+def test_memory_is_that_of_the_longest_sample_where_all_are_short(tmp_path: Path) -> None:
+    """1,000 tokens of four bytes each may be 1,334 of three; nothing is longer, whatever --max-length allows."""
+    path = write(tmp_path, LENGTHS)
+    found, longest = ask(max_length=4096, dataset=path), ask(max_length=1334, max_steps=1)
+    assert found.run.max_length == 4096
+    assert found.memory == longest.memory
+    assert any("memory at 1334, which no sample is longer than" in note for note in found.notes)
+    cut = ask(max_length=512, dataset=path)
+    assert cut.memory == ask(max_length=512, max_steps=1).memory
+    packed = ask(max_length=4096, dataset=path, packing=True)
+    assert packed.memory == ask(max_length=4096, max_steps=1).memory
+
+
+def test_the_longest_sample_of_a_file_read_in_part_is_not_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path, LENGTHS)
+    run = Run(method="lora", max_length=4096)
+    assert held_run(run, {"dataset": path, "bytes_per_token": 4.0}).max_length == 1334, "a dense sample has more tokens"
+    assert held_run(run, {"dataset": path, "rows_padded": True}) == run
+    monkeypatch.setattr(dataset, "READ_BYTES", 3000)
+    (tmp_path / "long.txt").write_text("\n".join("x" * 400 for _ in range(20)), encoding="utf-8")
+    assert held_run(run, {"dataset": str(tmp_path / "long.txt")}) == run
 
 
 def test_speed_of_padded_rows_says_that_it_counts_padding() -> None:
