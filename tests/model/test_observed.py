@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
-from scipy.stats import multivariate_normal
+from scipy.stats import multivariate_normal, norm
 
 from tunecast.model.observed import APART_LOG_SD, CHANCE_APART, SURPRISE_LOG_SD, chance_apart, shift
 
@@ -53,12 +53,20 @@ def test_what_is_known_as_well_as_another_run_could_tell_is_not_moved() -> None:
 
 
 @given(st.lists(st.floats(-1, 1), min_size=1, max_size=8), st.floats(0.01, 1.0), st.floats(0.005, 0.5))
-def test_a_run_makes_no_less_sure_unless_it_is_in_doubt_nor_moves_beyond_itself(
+@example([0.5], 0.015625, 0.0078125)
+def test_a_run_makes_less_sure_by_no_more_than_its_doubt_nor_moves_beyond_itself(
     ratios: list[float], total: float, own: float
 ) -> None:
+    """Two intervals that hold 80% of the mixture, whatever its parts: that of the runs that are shared, widened until
+    it holds 80% of everything alone, and one that holds 80% of each part. Neither part is wider than the forecast."""
     found = shift(ratios, log_sd=total, own_log_sd=own)
-    assert found.log_sd <= max(total, abs(sum(ratios)) / len(ratios) if found.apart > 0.05 else 0.0) * 1.1
-    assert abs(found.log_ratio) <= abs(sum(ratios)) / len(ratios) + 1e-12
+    mean, z80 = abs(sum(ratios)) / len(ratios), norm.ppf(0.9)
+    off = found.apart * mean
+    each = total + max(abs(found.log_ratio), off) / z80
+    held = min(0.8 / (1.0 - found.apart), 1.0) if found.apart < 1.0 else 1.0
+    alone = (off + total * norm.ppf((1.0 + held) / 2.0)) / z80
+    assert found.log_sd <= min(each, alone) * (1.0 + 1e-6)
+    assert abs(found.log_ratio) <= mean + 1e-12
 
 
 @pytest.mark.parametrize("n", [1, 3])
