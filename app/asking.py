@@ -37,7 +37,7 @@ def asked_question(
     from tunecast.model.target import resolve_targets
     from tunecast.model.whole_run_options import split_whole_run
 
-    calibrations, observations = split_records([records] if isinstance(records, str | Path) else records)
+    calibrations, observations = split_records(records)
     around, options = split_whole_run(options)
     asked = read_asked(model, with_tokenizer(model, options), exact=source is not None)
     question = Question(

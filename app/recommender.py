@@ -67,7 +67,7 @@ def recommend(
     )
     search, notes = _search(model, options, _several(methods), max_gpus, global_batch, limits, around, tuple(prices))
     names = [gpu] if isinstance(gpu, str) else list(gpu)
-    targets = _rentable(names, fitted_records([records] if isinstance(records, str | Path) else records))
+    targets = _rentable(names, fitted_records(records))
     with garbage_uncollected():
         market = survey(search, targets)
         choice = with_more_gpus(search, targets, choose(market, limits))

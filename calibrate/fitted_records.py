@@ -13,11 +13,15 @@ from tunecast.model.factors_io import factor_set_from_record, factors_from_dict,
 Record = dict[str, Any]
 
 
-def record_files(paths: Iterable[str | Path]) -> list[Path]:
+Records = str | Path | Iterable[str | Path]
+"""One file or folder, or several."""
+
+
+def record_files(paths: Records) -> list[Path]:
     """The files named, and those of every folder named, of a device's calibrations the newest; a folder without any is
     refused."""
     found: list[Path] = []
-    for path in map(Path, paths):
+    for path in map(Path, [paths] if isinstance(paths, str | Path) else paths):
         inside = newest(sorted(path.glob("*.json"))) if path.is_dir() else [path]
         if not inside:
             raise InputError(f"--record {path} is a folder without records (*.json); tunecast calibrate --out {path}.")
@@ -47,7 +51,7 @@ def _calibrated(path: Path) -> tuple[str | None, str]:
         return None, ""
 
 
-def fitted_records(paths: Iterable[str | Path]) -> dict[str, Record]:
+def fitted_records(paths: Records) -> dict[str, Record]:
     """Records by the device they were measured on; unfitted ones and two of one device are refused."""
     found: dict[str, Record] = {}
     names: dict[str, str] = {}

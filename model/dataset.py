@@ -94,11 +94,8 @@ def _counted(file: Path, _: int) -> Dataset:
             f"--dataset {file.name} is a {file.suffix or 'file without an ending'}, and only {', '.join(READERS)} are "
             "read; convert it, or give --num-samples and --mean-tokens."
         )
-    size = file.stat().st_size
-    whole = size <= READ_BYTES or file.suffix.lower() == ".json"
     try:
-        with file.open(encoding="utf-8", newline="") as stream:
-            text = stream.read() if whole else stream.read(READ_BYTES).rpartition("\n")[0]
+        text, whole = _beginning(file)
         samples = list(reader(text))
     except (ValueError, csv.Error) as error:
         raise InputError(f"--dataset {file.name} is damaged ({error}); check the file.") from error
@@ -119,7 +116,7 @@ def _counted(file: Path, _: int) -> Dataset:
         ids = any(isinstance(sample, dict) and TOKEN_IDS in sample for sample in samples)
         held = f"holds {TOKEN_IDS}, which are not counted, and no text" if ids else "holds no text"
         raise InputError(f"--dataset {file.name} {held}; give --num-samples with --mean-tokens.")
-    share = 1.0 if whole else len(text.encode()) / size
+    share = 1.0 if whole else len(text.encode()) / file.stat().st_size
     return Dataset(
         name=file.name,
         samples=round(len(sizes) / share),
@@ -128,6 +125,13 @@ def _counted(file: Path, _: int) -> Dataset:
         counted=tuple(read),
         left_out=tuple(field for field in every if field not in read),
     )
+
+
+def _beginning(file: Path) -> tuple[str, bool]:
+    """(what is read of a file, whether that is all of it); of a large one whole lines, of a list in JSON all."""
+    whole = file.stat().st_size <= READ_BYTES or file.suffix.lower() == ".json"
+    with file.open(encoding="utf-8", newline="") as stream:
+        return (stream.read(), True) if whole else (stream.read(READ_BYTES).rpartition("\n")[0], False)
 
 
 def bytes_per_token(options: Mapping[str, Any]) -> Factor:
@@ -143,10 +147,7 @@ def sample_texts(path: str | Path, most: int) -> list[str]:
     """Text of the first `most` samples, their parts joined; for a tokenizer to count."""
     file = Path(path)
     read_dataset(file)
-    with file.open(encoding="utf-8", newline="") as stream:
-        text = stream.read() if file.suffix.lower() == ".json" else stream.read(READ_BYTES)
-    if file.stat().st_size > READ_BYTES and file.suffix.lower() != ".json":
-        text = text.rpartition("\n")[0]
+    text, _ = _beginning(file)
     samples = ("\n".join(texts(trained(sample))) for sample in READERS[file.suffix.lower()](text))
     return [sample for sample, _ in zip((sample for sample in samples if sample), range(most), strict=False)]
 

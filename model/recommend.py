@@ -19,8 +19,9 @@ from tunecast.model.front import beats, knee, pareto
 from tunecast.model.market import Candidate, Limits, Market, Rejected, Search, prices_for, whole_of
 from tunecast.model.money import offer_notes, whole_notes
 from tunecast.model.question import Question
+from tunecast.model.units import HOUR_S, MINUTE_S
 
-HALF_A_MINUTE_H = 0.5 / 60.0
+HALF_A_MINUTE_H = 0.5 * MINUTE_S / HOUR_S
 """What two plans may differ in and be told to be as fast."""
 WORTH = 0.01
 """Share of time that a dearer plan has to save, and share of either that makes a relaxed limit worth telling."""
@@ -236,8 +237,8 @@ def named(candidate: Candidate) -> str:
 
 def hours(value_h: float) -> str:
     """A length in words: seconds below a minute, minutes below an hour, days from four on."""
-    if value_h < 1.0 / 60.0:
-        return f"{3600.0 * value_h:.0f} s"
+    if value_h < MINUTE_S / HOUR_S:
+        return f"{HOUR_S * value_h:.0f} s"
     if value_h < 1.0:
         return f"{60.0 * value_h:.0f} min"
     return f"{value_h:.1f} h" if value_h < 96.0 else f"{value_h / 24.0:.1f} days"

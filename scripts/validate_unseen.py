@@ -18,7 +18,7 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from validation_pages import STATS_HEAD, digits, percent, skipped_section, spread_words, stats_cells, table
+from validation_pages import STATS_HEAD, digits, headline, percent, skipped_section, stats_cells, table
 
 from tunecast.calibrate.run_table import read_table
 from tunecast.calibrate.validate import Compared, Judged, judge_all, read_entries
@@ -129,15 +129,8 @@ def page(judged: Sequence[Judged], sources: Mapping[str, str]) -> str:
     overall = stats_of(speeds(judged))
     groups = {name: by_group(judged, GROUPS[name], speeds) for name in GROUPS}
     lines = ["# Forecasts of runs from unseen sources", "", ABOUT, ""]
-    lines += [
-        (
-            f"**{overall.n} of {len(judged)} rows scored, median error {percent(overall.median_abs_error)}; median of "
-            f"the sources' medians {percent(median_of_sources(judged, speeds))}.** {spread_words(asdict(overall))}"
-        ),
-        "",
-        "## By group",
-        "",
-    ]
+    summary = {**asdict(overall), "median_of_sources": median_of_sources(judged, speeds)}
+    lines += [headline(f"{overall.n} of {len(judged)} rows scored", summary), "", "## By group", ""]
     collections = {
         name: stats_of(speeds([item for item in judged if COLLECTIONS[item.entry.id[0]] == name]))
         for name in dict.fromkeys(COLLECTIONS.values())

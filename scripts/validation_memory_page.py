@@ -10,12 +10,12 @@ from validation_pages import (
     digits,
     figures,
     group_tables,
+    headline,
     median_error,
     met,
     percent,
     run_text,
     skipped_section,
-    spread_words,
     table,
     why,
     worst,
@@ -36,10 +36,7 @@ def memory_page(content: Row) -> str:
             "allocator adds and the widths of the intervals are fitted without the row's own source."
         ),
         "",
-        (
-            f"**{s['n']} rows, median error {percent(s['median_abs_error'])}; median of the sources' medians "
-            f"{percent(s['median_of_sources'])}.** {spread_words(s)}"
-        ),
+        headline(f"{s['n']} rows", s),
         "",
         (
             "How exact the tensors themselves are is measured against the real code, not here: see the other pages of "

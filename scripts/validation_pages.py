@@ -40,11 +40,13 @@ def stats_cells(stats: Row) -> list[str]:
     return [str(stats["n"]), *errors, percent(stats["coverage"]), percent(stats["median_half_width"])]
 
 
-def spread_words(stats: Row) -> str:
-    """How far rows are off, to which side, and how many the interval holds."""
+def headline(rows: str, stats: Row) -> str:
+    """How far `rows` (how many, in words) are off, to which side, and how many the interval holds."""
+    bias = percent(stats["bias"], signed=True)
     return (
-        f"90% of rows are within {percent(stats['p90_abs_error'])}, bias {percent(stats['bias'], signed=True)}, "
-        f"{percent(stats['coverage'])} inside the 80% interval, {percent(stats['below'])} below and "
+        f"**{rows}, median error {percent(stats['median_abs_error'])}; median of the sources' medians "
+        f"{percent(stats['median_of_sources'])}.** 90% of rows are within {percent(stats['p90_abs_error'])}, "
+        f"bias {bias}, {percent(stats['coverage'])} inside the 80% interval, {percent(stats['below'])} below and "
         f"{percent(stats['above'])} above it (median half-width {percent(stats['median_half_width'])})."
     )
 
@@ -64,10 +66,7 @@ def time_page(content: Row) -> str:
             "stack and sharding effects and the widths of the intervals."
         ),
         "",
-        (
-            f"**{s['n']} rows, median error {percent(s['median_abs_error'])}; median of the sources' medians "
-            f"{percent(s['median_of_sources'])}.** {spread_words(s)}"
-        ),
+        headline(f"{s['n']} rows", s),
         "",
         "## Against the targets",
         "",

@@ -78,7 +78,6 @@ def gather(
     from tunecast.against_catalog import against_catalog
     from tunecast.api import estimate
     from tunecast.calibrate.environment import package_version
-    from tunecast.calibrate.fitted_records import record_files
     from tunecast.calibrate.record import utc_now
     from tunecast.calibrate.watch.observations import split_records
     from tunecast.forecast_table import best_first
@@ -88,7 +87,7 @@ def gather(
     say = told or _untold
     say("forecasting every card")
     forecasts = best_first(estimate(model, gpu=gpu, records=records, **options))
-    records, _ = split_records(record_files(records))
+    records, _ = split_records(records)
     say("comparing offers")
     recommendation, why_not = _recommended(model, gpu, records, options)
     say("moving every input")

@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tunecast.calibrate.fitted_records import record_files
+from tunecast.calibrate.fitted_records import Records, record_files
 from tunecast.catalogs.errors import InputError
 from tunecast.model.observed import Observation, Observations
 
 
-def split_records(paths: Iterable[str | Path]) -> tuple[list[Path], Observations]:
+def split_records(paths: Records) -> tuple[list[Path], Observations]:
     """(calibration records, observations by device): a file is a watched run if its schema says so."""
     calibrations: list[Path] = []
     found: dict[str, list[Observation]] = {}
