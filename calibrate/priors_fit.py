@@ -1,8 +1,8 @@
 """Fit the priors: efficiencies that published runs and records imply, and how far they are off on runs left out.
 
 Each row's operations are timed at the datasheet's rates; what remains is a few efficiencies and the effects of
-`priors_hierarchy`. Its spreads say how sure a forecast of a new run is; a multiple of them, from sources left out one
-by one, makes 80% intervals hold 80%.
+`priors_hierarchy`. Its spreads say how sure a forecast of a new run is. Sources left out one by one say by how much a
+new one is slower than that, and with which multiple of the spreads 80% intervals hold 80%.
 """
 
 from __future__ import annotations
@@ -254,11 +254,23 @@ def fit_rows(rows: Sequence[Row]) -> Solution:
     return solve(problem_of(rows))
 
 
-def unseen_log_errors(solution: Solution, rows: Sequence[Row]) -> tuple[Array, Array]:
-    """log(measured / predicted) of rows that the solution has not seen, and its standard deviation of each.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unseen:
+    """A row forecast by a fit that has not seen it."""
 
-    Effects that the solution does not have are none, with their group's spread.
-    """
+    missed: float
+    """log(measured / predicted) of the step time, a new source taken to be no slower than those of the fit."""
+    log_sd: float
+    """Of that, beside `new_log_sd`: what the priors' width goes for."""
+    new_log_sd: float
+    """Of a card, a generation and a sharding that the fit does not know, and of the source's host: forecasts keep those
+    spreads, whatever the width."""
+    work_share: float
+    """By how much the step's log grows with that of the device's work."""
+
+
+def unseen_of(solution: Solution, rows: Sequence[Row]) -> list[Unseen]:
+    """Rows that the solution has not seen. Effects that it does not have are none, with their group's spread."""
     problem = problem_of(rows)
     known = {effect: place for place, effect in enumerate(solution.problem.effects)}
     shared = len(SHARED)
@@ -266,11 +278,24 @@ def unseen_log_errors(solution: Solution, rows: Sequence[Row]) -> tuple[Array, A
     kept = [*range(shared), *(shared + i for i, e in enumerate(problem.effects) if e in known)]
     vector = np.concatenate([solution.vector[:shared], problem.effect_centre])
     covariance = np.diag([0.0] * shared + [solution.sds[group] ** 2 for group, _ in problem.effects])
+    unscaled = np.zeros(len(vector))
+    for i, (group, name) in enumerate(problem.effects):
+        if (group, name) not in known and not scaled(group):
+            unscaled[shared + i], covariance[shared + i, shared + i] = solution.sds[group], 0.0
     vector[kept] = solution.vector[own]
     covariance[np.ix_(kept, kept)] = solution.covariance[np.ix_(own, own)]
     level, slopes = linear(problem, vector)
     variance = np.einsum("ij,jk,ik->i", slopes, covariance, slopes) + row_log_sd(solution.sds) ** 2
-    return problem.measured - level, np.sqrt(variance)
+    of_card = [shared + i for i, (group, _) in enumerate(problem.effects) if group == "device"]
+    work = slopes[:, of_card].sum(axis=1)  # every row has one effect of its card, on all of the device's work
+    new = np.sqrt((slopes**2) @ unscaled**2)
+    found = zip(problem.measured - level, np.sqrt(variance), new, work, strict=True)
+    return [Unseen(missed=float(m), log_sd=float(s), new_log_sd=float(n), work_share=float(w)) for m, s, n, w in found]
+
+
+def scaled(group: str) -> bool:
+    """Whether the priors' width goes for the spread of a group's unknown effects, as `step_covariance` has it."""
+    return group in (CELL, DEQUANT_KERNEL) or group.startswith(("source.", "stack."))
 
 
 def row_log_sd(sds: Mapping[str, float]) -> float:
@@ -280,35 +305,59 @@ def row_log_sd(sds: Mapping[str, float]) -> float:
     return float(sds["row"] * t.ppf(0.5 + INTERVAL_LEVEL / 2.0, df=STUDENT_DF) / Z80)
 
 
-def left_out(rows: Sequence[Row], whole: Solution) -> dict[str, tuple[float, float]]:
-    """By id: log(measured / predicted) of every row from a fit without its source, and its standard deviation.
+def left_out(rows: Sequence[Row], whole: Solution) -> dict[str, Unseen]:
+    """By id: every row as a fit without its source forecasts it.
 
     The spreads are those of all rows: estimating them in every inner fit would change little.
     """
-    found: dict[str, tuple[float, float]] = {}
+    found: dict[str, Unseen] = {}
     for source in sorted({row.run.source for row in rows}):
         kept = [row for row in rows if row.run.source != source]
         out = [row for row in rows if row.run.source == source]
         if kept:
-            missed, sds = unseen_log_errors(solve_like(problem_of(kept), whole), out)
-            found |= {row.run.id: (float(m), float(s)) for row, m, s in zip(out, missed, sds, strict=True)}
+            unseen = unseen_of(solve_like(problem_of(kept), whole), out)
+            found |= {row.run.id: own for row, own in zip(out, unseen, strict=True)}
     return found
 
 
-def width_of(rows: Sequence[Row], errors: Mapping[str, tuple[float, float]]) -> float:
-    """Multiple of the predicted spread whose 80% interval holds 80% of rows left out with their source.
+def source_weights(rows: Sequence[Row]) -> Array:
+    """(rows,) one over the rows of its source: a new run is of a new source, and those of one are not independent."""
+    sources = [row.run.source for row in rows]
+    return np.array([1.0 / sources.count(source) for source in sources])
 
-    Rows of one source are not independent: n of them weigh as the square root of n rows do. Never below a half.
+
+def weighted_quantile(values: Array, weights: Array, share: float) -> float:
+    """The least of the values that, with those below it, has this share of the weight."""
+    order = np.argsort(values, kind="stable")
+    reached = np.cumsum(weights[order]) / weights.sum()
+    return float(values[order][np.searchsorted(reached, share - 1e-9)])
+
+
+def slower_of(rows: Sequence[Row], unseen: Mapping[str, Unseen]) -> float:
+    """Log of time by which the device's work of sources left out is slower than forecast without them.
+
+    The effects of the sources in a fit are centred; those of others are not: what slows one set-up alone is told by the
+    rows of its source only. Least absolute deviations, every source weighing the same; rows that wait for their host
+    have no say.
     """
-    own = [row for row in rows if row.run.id in errors]
+    own = [row for row in rows if row.run.id in unseen and unseen[row.run.id].work_share > 0.0]
+    if not own:
+        return 0.0
+    missed = np.array([unseen[row.run.id].missed for row in own])
+    shares = np.array([unseen[row.run.id].work_share for row in own])
+    return weighted_quantile(missed / shares, source_weights(own) * shares, 0.5)
+
+
+def width_of(rows: Sequence[Row], unseen: Mapping[str, Unseen], slower: float) -> float:
+    """Multiple of the spreads that it goes for with which 80% intervals hold 80% of rows left out with their source,
+    forecast `slower`. Never below a half."""
+    own = [row for row in rows if row.run.id in unseen]
     if not own:
         return 1.0
-    sources = [row.run.source for row in own]
-    weights = np.array([sources.count(source) ** -0.5 for source in sources])
-    sizes = np.array([abs(errors[row.run.id][0]) / errors[row.run.id][1] / Z80 for row in own])
-    order = np.argsort(sizes)
-    share = np.cumsum(weights[order]) / weights.sum()
-    return max(float(sizes[order][np.searchsorted(share, INTERVAL_LEVEL - 1e-9)]), NARROWEST)
+    found = [unseen[row.run.id] for row in own]
+    needed = [((item.missed - slower * item.work_share) / Z80) ** 2 - item.new_log_sd**2 for item in found]
+    sizes = np.array([math.sqrt(max(need, 0.0)) / item.log_sd for need, item in zip(needed, found, strict=True)])
+    return max(weighted_quantile(sizes, source_weights(own), INTERVAL_LEVEL), NARROWEST)
 
 
 def fit_priors(
@@ -341,8 +390,10 @@ def fit_priors(
 def priors_of(rows: Sequence[Row]) -> dict[str, Any]:
     """The time part of the priors, interval widths included, from these rows alone."""
     solution = fit_rows(rows)
-    errors = left_out(rows, solution)
-    width, sds = width_of(rows, errors), solution.sds
+    unseen, sds = left_out(rows, solution), solution.sds
+    slower = slower_of(rows, unseen)
+    width = width_of(rows, unseen, slower)
+    missed = {row_id: slower * row.work_share - row.missed for row_id, row in unseen.items()}
     log_sds = {"new": width * math.hypot(sds[CELL], row_log_sd(sds)), "seen": width * row_log_sd(sds)}
     stored = {name: _stored(solution, name) for name in SHARED}
     return {
@@ -355,9 +406,10 @@ def priors_of(rows: Sequence[Row]) -> dict[str, Any]:
         "effects_by_kind": {group: _effects(solution, group) for group in KNOWN_BY_KIND},
         "covariance": _covariance(solution),
         "spreads": dict(sds),
+        "source_effect": {"value": slower, "unit": "log of time", "origin": "published"},
         "width": width,
         "step_log_sd": log_sds,
-        "left_out_log_errors": {"by_source": {row_id: -missed for row_id, (missed, _) in errors.items()}},
+        "left_out_log_errors": {"by_source": missed},
     }
 
 

@@ -36,6 +36,8 @@ ROUNDS = 40
 """Of spreads after efficiencies after spreads, at most."""
 SAME_LIKELIHOOD = 0.05
 """A round that changes the log likelihood by less is the last one."""
+REWEIGHTED = 4
+"""Rounds of weights and vector at given spreads: after two the overlap of communication had still not arrived."""
 NEWTON_STEPS = 12
 SETTLED = 1e-3
 """A Gauss-Newton step below this has arrived."""
@@ -128,7 +130,7 @@ def solve_like(problem: Problem, other: Solution) -> Solution:
     shared = other.vector[: len(problem.names)]
     vector = np.concatenate([shared, [effects[effect] for effect in problem.effects]])
     weights = np.ones(len(problem.measured))
-    for _ in range(2):
+    for _ in range(REWEIGHTED):
         weights = student_weights(problem.measured - problem.timed(*split(problem, vector)), sds["row"])
         vector = newton(problem, vector, weights, sds)
     return ended(problem, vector, weights, sds)

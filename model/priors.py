@@ -160,7 +160,8 @@ def prior_factors(gpu: Gpu, run: Run | None = None, priors: Mapping[str, Any] | 
     base = datasheet_factors(gpu, priors["beliefs"], run)
     own = (device := device_effect(gpu, priors), *clock_effects(gpu, priors), *product_effects(gpu, priors))
     generation = kind_effects("generation", gpu.generation, priors)
-    effects = (*own, *kind_effects("device", gpu.id, priors), *generation, *run_effects(run, priors))
+    known = (*own, *kind_effects("device", gpu.id, priors), *generation, *run_effects(run, priors))
+    effects = (*known, *source_effects(priors))
     factors = dict(base.factors)
     for kind, efficiency in priors["efficiency"].items():
         if kind != "link":
@@ -180,7 +181,7 @@ def prior_factors(gpu: Gpu, run: Run | None = None, priors: Mapping[str, Any] | 
         step_log_sd=float(priors["step_log_sd"]["new"]),
         memory_overhead_bytes=memory_overheads_of(run, priors),
         step_params=STEP_PARAMS,
-        step_covariance=step_covariance(priors, (*effects, *source_effects(priors)), width),
+        step_covariance=step_covariance(priors, effects, width),
         notes=(*device.notes, *cudnn, *code_notes(run, priors)),
     )
     return with_believed_overlap(found, run, priors)
@@ -278,9 +279,11 @@ def _dequant_effect(run: Run, priors: Mapping[str, Any]) -> Effect:
 
 
 def source_effects(priors: Mapping[str, Any]) -> tuple[Effect, ...]:
-    """What nobody knows of a new run beside its stack: each kind of work may be slower by its own spread."""
+    """What nobody knows of a new run beside its stack: each kind of work may be slower by its own spread, and all of
+    them by as much as sources left out of the fit were slower than forecast."""
     sds = {kind: float(priors["spreads"][f"source.{kind}"]) for kind in SOURCE_KINDS}
-    return tuple(Effect(value=0.0, name=None, moves=(kind,), log_sd=sd, scaled=True) for kind, sd in sds.items())
+    own = (Effect(value=0.0, name=None, moves=(kind,), log_sd=sd, scaled=True) for kind, sd in sds.items())
+    return (Effect(value=float(priors["source_effect"]["value"]), name=None), *own)
 
 
 def effect_of(

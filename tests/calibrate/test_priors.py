@@ -13,12 +13,14 @@ import pytest
 from tunecast.calibrate.priors_fit import (
     SHARED,
     Row,
+    Unseen,
     believed,
     fit_priors,
     fit_rows,
     predicted_log_s,
+    slower_of,
     training_rows,
-    unseen_log_errors,
+    unseen_of,
     width_of,
 )
 from tunecast.calibrate.priors_records import shipped_records
@@ -104,8 +106,7 @@ def test_known_efficiencies_are_recovered_from_rows_made_with_them(rows: list[Ro
     truth |= {name: float(believed(name)["value"]) for name in SHARED if name not in truth}
     made = [replace(row, measured_s=math.exp(predicted_log_s(row, truth))) for row in some]
     found = fit_rows(made)
-    missed, _ = unseen_log_errors(found, made)
-    assert np.abs(missed).max() < 0.05
+    assert max(abs(item.missed) for item in unseen_of(found, made)) < 0.05
 
 
 def test_a_card_among_the_rows_is_surer_than_one_that_is_not() -> None:
@@ -201,14 +202,83 @@ def test_a_card_without_published_runs_says_so() -> None:
     assert prior_factors(load_gpus()["a100-sxm4-80gb"]).notes == ()
 
 
-def test_the_width_holds_four_in_five_rows_of_sources_left_out(rows: list[Row]) -> None:
-    """Ten rows of one source, z of 0.1 to 1.0 intervals: 0.8 of them hold eight. A source of one row weighs as one
-    of the square root of ten."""
-    ten = [row for row in rows if row.run.source == "FM"][:10]
-    errors = {row.run.id: (0.1 * (i + 1) * Z80, 1.0) for i, row in enumerate(ten)}
-    assert width_of(ten, errors) == pytest.approx(0.8)
-    one = next(row for row in rows if row.run.source == "VL")
-    assert width_of([*ten, one], {**errors, one.run.id: (9.0 * Z80, 1.0)}) == pytest.approx(9.0)
+def unseen(missed: float, *, log_sd: float = 1.0, new_log_sd: float = 0.0, work_share: float = 1.0) -> Unseen:
+    return Unseen(missed=missed, log_sd=log_sd, new_log_sd=new_log_sd, work_share=work_share)
+
+
+@pytest.fixture(scope="module")
+def ten_and_two(rows: list[Row]) -> list[Row]:
+    """Ten rows of one source, then one each of two others."""
+    others = [next(row for row in rows if row.run.source == source) for source in ("VL", "XT")]
+    return [*[row for row in rows if row.run.source == "FM"][:10], *others]
+
+
+def test_the_width_holds_four_in_five_rows_of_sources_left_out(ten_and_two: list[Row]) -> None:
+    """Ten rows of one source, z of 0.1 to 1.0 intervals: 0.8 of them hold eight. A source of one row weighs as much as
+    one of ten, so that two such sources decide alone."""
+    ten = ten_and_two[:10]
+    errors = {row.run.id: unseen(0.1 * (i + 1) * Z80) for i, row in enumerate(ten)}
+    assert width_of(ten, errors, 0.0) == pytest.approx(0.8)
+    near, far = (row.run.id for row in ten_and_two[10:])
+    more = {**errors, near: unseen(-0.01), far: unseen(-9.0 * Z80)}
+    assert width_of(ten_and_two, more, 0.0) == pytest.approx(9.0)
+    assert width_of(ten, {row_id: unseen(item.missed + 0.3) for row_id, item in errors.items()}, 0.3) == pytest.approx(
+        0.8
+    )
+
+
+def test_the_width_widens_only_what_it_goes_for(ten_and_two: list[Row]) -> None:
+    """A card that no row has keeps its own spread: the multiple of the rest is what the two in squares need."""
+    ten = ten_and_two[:10]
+    errors = {row.run.id: unseen(0.1 * (i + 1) * Z80, log_sd=0.5, new_log_sd=0.6) for i, row in enumerate(ten)}
+    width = width_of(ten, errors, 0.0)
+    assert math.hypot(width * 0.5, 0.6) == pytest.approx(0.8)
+    sure = {row_id: unseen(0.1, new_log_sd=5.0) for row_id in errors}
+    assert width_of(ten, sure, 0.0) == 0.5
+
+
+def test_sources_left_out_say_by_how_much_a_new_one_is_slower(ten_and_two: list[Row]) -> None:
+    """The multiple of the work's share with the least sum of absolute misses, every source weighing the same."""
+    rng = np.random.default_rng(5)
+    found = {
+        row.run.id: unseen(miss, work_share=share)
+        for row, miss, share in zip(ten_and_two, rng.normal(0.05, 0.1, 12), rng.uniform(0.2, 1.0, 12), strict=True)
+    }
+
+    def misses(slower: float) -> float:
+        sizes = [abs(item.missed - slower * item.work_share) for item in found.values()]
+        return sum(sizes[:10]) / 10 + sum(sizes[10:])
+
+    slower = slower_of(ten_and_two, found)
+    assert misses(slower) <= min(misses(at) for at in np.linspace(-0.5, 0.5, 2001)) + 1e-9
+    assert slower_of(ten_and_two, {}) == 0.0
+
+
+def test_forecasts_are_slower_by_what_sources_left_out_were() -> None:
+    """In the device's work, not in links, not in the host; moved bytes stay at what a card can move."""
+    priors = load_priors()
+
+    def values(slower: float) -> dict[str, float]:
+        own = {**priors, "source_effect": {"value": slower}}
+        return {
+            name: factor.value
+            for name, factor in prior_factors(load_gpus()["h100-sxm5-80gb"], None, own).factors.items()
+        }
+
+    without, slowed = values(0.0), values(0.1)
+    moved = {name: slowed[name] / without[name] for name in slowed if slowed[name] != without[name]}
+    assert set(moved) == {f"scale.{kind}" for kind in ("gemm", "attention", "dequant", "memory", "loss", "optimizer")}
+    assert (moved["scale.gemm"], moved["scale.attention"]) == pytest.approx((math.exp(0.1), math.exp(0.1)))
+    assert 1.0 < moved["scale.memory"] <= math.exp(0.1) * (1 + 1e-9)
+
+
+def test_left_out_errors_of_the_shipped_priors_are_as_often_fast_as_slow() -> None:
+    """By source: what remains after the effect of a new source is centred, each source weighing the same."""
+    errors: dict[str, list[float]] = {}
+    for row_id, error in load_priors()["left_out_log_errors"]["by_source"].items():
+        errors.setdefault(row_id.split("-")[0], []).append(error)
+    fast = np.mean([np.mean(np.array(own) > 0.0) for own in errors.values()])
+    assert fast == pytest.approx(0.5, abs=0.04)
 
 
 def test_a_kernel_that_unpacks_weights_is_its_library_s_whatever_stack_calls_it() -> None:
