@@ -21,6 +21,7 @@ from tunecast.model.losses import head_uses
 from tunecast.model.on_device import resolve_for, target_factors
 from tunecast.model.plans import divisors
 from tunecast.model.question import Question
+from tunecast.model.rows import held_run
 from tunecast.model.run import Run
 from tunecast.model.stacks import BUILT
 from tunecast.model.step_source import StepSource
@@ -250,7 +251,8 @@ def fits_with(question: Question, target: Target, options: Options, least: float
         resolved = resolve_for(asked, target)
     except (InputError, NotSupportedError):
         return False
-    return run_fits(question.architecture, resolved.run, target, question.source, least)
+    held = held_run(resolved.run, asked.options)
+    return run_fits(question.architecture, held, target, question.source, least)
 
 
 def tried(
@@ -280,17 +282,21 @@ def gpu_seconds_per_token(found: Forecast) -> float:
 
 
 def question_that_fits(question: Question, target: Target, dimension: str) -> tuple[Question, str]:
-    """The question with the largest ``per_device_train_batch_size`` or ``max_length`` that fits, and a note."""
+    """The question with the largest ``per_device_train_batch_size`` or ``max_length`` that fits, and a note.
+
+    Micro-batches are of a data file's longest sample, where rows are of one each; a length is that of one row.
+    """
     run = resolve_for(changed(question, {dimension: 1}), target).run
+    held = held_run(run, question.options)
     flag = dimension.replace("_", "-")
     if dimension == "max_length":
         long = bool(question.options.get("allow_long_context"))
         found = longest_sequence(question.architecture, run, target, MOST_TOKENS if long else None, question.source)
     else:
-        found = largest_micro_batch(question.architecture, run, target, question.source)
+        found = largest_micro_batch(question.architecture, held, target, question.source)
     if found == 0:
         one = changed(question, {dimension: 1})
-        chance = chance_to_fit(question.architecture, run, target, question.source)
+        chance = chance_to_fit(question.architecture, held, target, question.source)
         words = "does not fit" if chance < LIKELY else f"fits only tightly (probability {chance:.0%})"
         return one, f"--{flag} 1 {words} on {target.id}" + (" either" if chance < LIKELY else "")
     origins = {**question.option_origins, dimension: "searched"}

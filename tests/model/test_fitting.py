@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -222,3 +224,37 @@ def test_a_huge_batch_is_asked_about_as_fast_as_a_small_one(make: Make) -> None:
     larger = next(d for d in divisors(10**6) if d > batch)
     run = resolve_run(question.architecture, {"per_device_train_batch_size": larger}).run
     assert not run_fits(question.architecture, run, card("h100-sxm5-80gb"))
+
+
+@pytest.fixture
+def short_samples(tmp_path: Path) -> dict[str, Any]:
+    """Of a file whose longest sample is far below ``--max-length``, rows of one sample each."""
+    data = tmp_path / "short.jsonl"
+    data.write_text("".join(json.dumps({"text": "word " * words}) + "\n" for words in (20, 60, 120)), encoding="utf-8")
+    return {"method": "lora", "max_length": 8192, "dataset": str(data), "packing": False}
+
+
+def test_the_searched_batch_is_of_the_longest_sample(make: Make, short_samples: dict[str, Any]) -> None:
+    """It fits as the forecast sees it, twice as many samples do not, and full rows would allow far fewer."""
+    target = card("l40s-48gb")
+    question = Question(architecture=make("llama-3.1-8b"), options=short_samples)
+    asked, _ = question_that_fits(question, target, "per_device_train_batch_size")
+    found = forecast(asked, target)
+    most = found.run.per_device_train_batch_size
+    assert found.verdict == "fits"
+    assert forecast(changed(question, {"per_device_train_batch_size": 2 * most}), target).verdict != "fits"
+    assert most > 4 * largest_micro_batch(question.architecture, found.run, target)
+
+
+def test_proposed_changes_are_judged_at_the_longest_sample(make: Make, short_samples: dict[str, Any]) -> None:
+    """A smaller batch of short samples is enough, though full rows of as many would not fit."""
+    target, options = card("l40s-48gb"), {**short_samples, "per_device_train_batch_size": 256}
+    question = Question(architecture=make("llama-3.1-8b"), options={**options, "gradient_checkpointing": False})
+    assert forecast(question, target).verdict == "no"
+    changes = what_would_fit(question, target)
+    smaller = [c for c in changes if set(c.options) == {"per_device_train_batch_size", "gradient_accumulation_steps"}]
+    assert smaller
+    for change in smaller:
+        after = forecast(changed(question, change.options), target)
+        assert after.verdict == "fits"
+        assert not run_fits(question.architecture, after.run, target)
