@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from tunecast.model.forecast_json import run_with_origins
 from tunecast.model.hooks import has_hooks, visits_of
 from tunecast.model.inventory import flops_by_dtype
 from tunecast.model.links import OF_HOST
-from tunecast.model.priors import HOOKS
+from tunecast.model.priors import HOOKS, load_priors
 from tunecast.model.sharding_copies import COPIED_BY
 from tunecast.model.timing import seconds_at_peak
 from tunecast.model.units import GIGA, TERA, gib
@@ -98,10 +99,12 @@ def explained(question: Question, target: Target, told: Forecast) -> list[Term]:
 
     factors = job_factors(target, told.architecture, told.run, question.options)
     operations = operations_of(told.architecture, told.run, platform=target.platform, source=question.source)
+    by_priors = target.record is None and question.achieved_tflops is None
+    slower = float(load_priors()["source_effect"]["value"]) if by_priors else None
     return [
         *field_terms(told),
         *memory_terms(told, target),
-        *time_terms(told, operations, factors, target),
+        *time_terms(told, operations, factors, target, slower),
         *run_terms(told),
         *money_terms(told),
     ]
@@ -166,8 +169,11 @@ def _memory_inputs(name: str, told: Forecast) -> str:
     return known.get(name, "")
 
 
-def time_terms(told: Forecast, operations: Sequence[Operation], factors: FactorSet, target: Target) -> Iterable[Term]:
-    """Each kind of operation with its work, the speed it reaches and the curve that says so."""
+def time_terms(
+    told: Forecast, operations: Sequence[Operation], factors: FactorSet, target: Target, slower: float | None
+) -> Iterable[Term]:
+    """Each kind of operation with its work, the speed it reaches and the curve that says so; `slower` is the log of
+    time that the priors add to the device's work of a source that they have not seen."""
     peak = target.peaks.get(told.run.product_dtype)
     for kind, part_s in sorted(told.time_parts_s.items(), key=lambda item: -item[1]):
         if part_s > SHARE_SHOWN * told.step_time_s.value:
@@ -177,7 +183,8 @@ def time_terms(told: Forecast, operations: Sequence[Operation], factors: FactorS
             yield _term("time", kind, seconds(part_s), formula, _work(of_kind, part_s, told.run, target), origin)
     each, inputs = factors.factors.get("host_s_per_launch"), _issued(operations, factors, told.run)
     step, origin = told.step_time_s, "" if each is None else each.origin
-    yield _term("time", "optimizer step", seconds(step.value), "device and host clocks through the step",
+    added = "" if slower is None else f", its work {math.expm1(slower):.1%} slower, as sources left out of the fit were"
+    yield _term("time", "optimizer step", seconds(step.value), f"clocks of host and device{added}",
                 f"{inputs}; {_span(step.low, step.high)} s", origin)  # fmt: skip
     flops = f"{told.model_flops_per_step:.4g} FLOPs required, {told.executed_flops_per_step:.4g} executed"
     if told.mfu is not None and told.hfu is not None and peak is not None:

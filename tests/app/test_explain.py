@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 import tunecast
 from tunecast.cli.program import program
 from tunecast.explain import explain
+from tunecast.model.priors import load_priors
 
 MODEL = "meta-llama/Llama-3.2-1B"
 runner = CliRunner()
@@ -138,3 +140,14 @@ def test_a_host_bound_zero3_step_is_its_launches_and_its_hooks_visits() -> None:
     assert found is not None
     launches, visits, each, cost_us = (float(text.replace(",", "")) for text in found.groups())
     assert (launches + visits * each) * cost_us * 1e-6 == pytest.approx(told.step_time_s.value, rel=0.05)
+
+
+def test_what_priors_add_for_a_new_source_is_told_with_its_share() -> None:
+    def formula(gpu: str, **more: float) -> str:
+        (term,) = (t for t in explain(MODEL, gpu=gpu, method="lora", **more) if t.name == "optimizer step")
+        return term.formula
+
+    told = re.search(r"its work ([\d.]+)% slower, as sources left out", formula("l40s"))
+    assert told is not None
+    assert float(told[1]) / 100 == pytest.approx(math.exp(load_priors()["source_effect"]["value"]) - 1, abs=6e-4)
+    assert "left out" not in formula("l40s", achieved_tflops=100.0)
