@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import tunecast
 from tunecast.calibrate.mock.device import open_mock
 from tunecast.calibrate.priors_fit import (
     Row,
@@ -25,6 +26,7 @@ from tunecast.calibrate.record import read_record
 from tunecast.calibrate.runner import calibrate
 from tunecast.calibrate.validate_folds import gpu_of, leave_out, source_of
 from tunecast.catalogs.gpus import load_gpus
+from tunecast.model import priors as priors_module
 from tunecast.model.factors import FactorSet
 from tunecast.model.priors import STEP_PARAMS, load_priors, prior_factors
 from tunecast.model.run import Run
@@ -179,3 +181,26 @@ def test_its_contexts_are_one_source_of_the_contexts(rows: list[Row], record: Re
 )
 def test_which_attention_a_record_timed_follows_from_its_packages(software: Record, asks: bool) -> None:
     assert asks_cudnn_first(software) is asks
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"method": "qlora"}, {"method": "lora", "precision": "fp32"}, {"method": "full", "num_gpus": 8}],
+    ids=str,
+)
+def test_what_a_new_source_loses_is_no_matter_of_a_card_that_was_measured(
+    record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    """The card's own steps say how fast it is; a dtype that they lack keeps the priors' ratio. By priors it matters."""
+    path = tmp_path / "record.json"
+    path.write_text(json.dumps(record), encoding="utf-8")
+
+    def step_s(slower: float, **more: Any) -> float:
+        changed = {**load_priors(), "source_effect": {"value": slower}}
+        with monkeypatch.context() as patch:
+            patch.setattr(priors_module, "load_priors", lambda: changed)
+            (told,) = tunecast.estimate("meta-llama/Llama-3.1-8B", gpu=CARD, **options, **more)
+        return float(told.step_time_s.value)
+
+    assert step_s(0.5, records=str(path)) == step_s(0.0, records=str(path))
+    assert step_s(0.5) > 1.1 * step_s(0.0)
