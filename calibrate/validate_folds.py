@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from tunecast.calibrate.priors_fit import beliefs, contexts_of_records, priors_of, rows_of_records, timed_rows
+from tunecast.calibrate.priors_fit import contexts_of_records, priors_of
 from tunecast.calibrate.priors_memory import memory_priors
+from tunecast.calibrate.priors_problem import beliefs, rows_of_records, timed_rows
 from tunecast.calibrate.priors_records import RecordRuns, shipped_records
 from tunecast.calibrate.published import PublishedRun
 from tunecast.calibrate.validate import Entry, Priors, PriorsOf

@@ -30,7 +30,8 @@ from mock_evidence import rounded, simulated_seconds
 
 from tunecast.calibrate.fitted_records import fitted_records
 from tunecast.calibrate.mock.device import open_mock
-from tunecast.calibrate.priors_fit import priors_of, rows_of_records, training_rows
+from tunecast.calibrate.priors_fit import priors_of
+from tunecast.calibrate.priors_problem import rows_of_records, training_rows
 from tunecast.calibrate.priors_records import RecordRuns, record_runs
 from tunecast.calibrate.record import read_record
 from tunecast.calibrate.runner import calibrate

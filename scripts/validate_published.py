@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from validation_memory_page import memory_page
 from validation_pages import time_page
 
-from tunecast.calibrate.priors_fit import timed_rows
+from tunecast.calibrate.priors_problem import timed_rows
 from tunecast.calibrate.priors_records import shipped_records
 from tunecast.calibrate.published import PublishedRun
 from tunecast.calibrate.run_table import read_table

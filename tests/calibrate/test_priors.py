@@ -10,19 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tunecast.calibrate.priors_fit import (
-    SHARED,
-    Row,
-    Unseen,
-    believed,
-    fit_priors,
-    fit_rows,
-    predicted_log_s,
-    slower_of,
-    training_rows,
-    unseen_of,
-    width_of,
-)
+from tunecast.calibrate.priors_fit import fit_priors, fit_rows
+from tunecast.calibrate.priors_left_out import Unseen, slower_of, unseen_of, width_of
+from tunecast.calibrate.priors_problem import SHARED, Row, believed, predicted_log_s, training_rows
 from tunecast.calibrate.priors_records import shipped_records
 from tunecast.catalogs.gpus import load_gpus
 from tunecast.model.architectures import load_architecture

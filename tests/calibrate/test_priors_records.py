@@ -12,15 +12,9 @@ import pytest
 
 import tunecast
 from tunecast.calibrate.mock.device import open_mock
-from tunecast.calibrate.priors_fit import (
-    Row,
-    contexts_of_records,
-    fit_priors,
-    priors_of,
-    rows_of_records,
-    training_rows,
-)
+from tunecast.calibrate.priors_fit import contexts_of_records, fit_priors, priors_of
 from tunecast.calibrate.priors_memory import memory_overheads
+from tunecast.calibrate.priors_problem import Row, rows_of_records, training_rows
 from tunecast.calibrate.priors_records import asks_cudnn_first, read_records, record_runs, shipped_records, why_not
 from tunecast.calibrate.record import read_record
 from tunecast.calibrate.runner import calibrate

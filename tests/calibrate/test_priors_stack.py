@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tunecast.calibrate.priors_fit import Row, predicted_log_s, timed_rows
+from tunecast.calibrate.priors_problem import Row, predicted_log_s, timed_rows
 from tunecast.calibrate.priors_stack import MOVED, SETTLED_AFTER, log_seconds
 from tunecast.calibrate.published import read_runs
 from tunecast.calibrate.run_table import read_table

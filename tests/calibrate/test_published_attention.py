@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tunecast.calibrate.priors_fit import beliefs
+from tunecast.calibrate.priors_problem import beliefs
 from tunecast.catalogs.gpus import load_gpus
 from tunecast.model.curves import columns, seconds
 from tunecast.model.operation import Kind, Operation, Phase

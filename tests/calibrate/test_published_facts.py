@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tunecast.calibrate.priors_fit import believed_effect, effect_names, has_work, timed_rows
+from tunecast.calibrate.priors_problem import believed_effect, effect_names, has_work, timed_rows
 from tunecast.calibrate.published import PublishedRun, read_runs
 from tunecast.calibrate.run_table import read_table
 from tunecast.model.host import HOST

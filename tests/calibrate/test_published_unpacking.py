@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tunecast.calibrate.priors_fit import beliefs
+from tunecast.calibrate.priors_problem import beliefs
 from tunecast.catalogs.gpus import load_gpus
 from tunecast.model.priors import datasheet_factors
 from tunecast.model.unpacking import unpacking_gain

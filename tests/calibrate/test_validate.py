@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tunecast.calibrate.priors_fit import beliefs
 from tunecast.calibrate.priors_memory import memory_overheads
+from tunecast.calibrate.priors_problem import beliefs
 from tunecast.calibrate.published import PublishedRun
 from tunecast.calibrate.run_table import read_table
 from tunecast.calibrate.validate import Compared, Entry, Judged, Prediction, judge, predict, read_entries

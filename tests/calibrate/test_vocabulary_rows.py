@@ -6,7 +6,7 @@ import pytest
 from table_rows import one, reason
 
 from tunecast.calibrate.named_things import gpu_called, model_called
-from tunecast.calibrate.priors_fit import beliefs
+from tunecast.calibrate.priors_problem import beliefs
 from tunecast.calibrate.published import read_runs
 from tunecast.calibrate.run_table import SkipRowError
 from tunecast.catalogs.errors import TunecastError

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tunecast.calibrate.priors_fit import beliefs
+from tunecast.calibrate.priors_problem import beliefs
 from tunecast.calibrate.trace.refusals import refuse_unreal
 from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.catalogs.gpus import load_gpus
