@@ -37,8 +37,14 @@ def sweep(
 
     Options are those of `estimate`. Raises InputError for what cannot be swept, with what can.
     """
-    from tunecast.sweeping import parse_over
+    from tunecast.model.num_gpus import AUTO
+    from tunecast.swept_inputs import parse_over
 
+    if options.get("num_gpus") == AUTO:
+        raise InputError(
+            "A sweep keeps the number of GPUs, but --num-gpus is auto; type the number that tunecast estimate finds, "
+            "or --over num_gpus=1,2,4,8."
+        )
     ask = Ask(model=model, gpu=gpu, options=options)
     if analysis is not None and over:
         raise InputError("--analysis and --over exclude each other; keep one of them.")

@@ -6,24 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from tunecast.catalogs.errors import InputError, TunecastError, UnknownNameError
+from tunecast.catalogs.errors import InputError, TunecastError
 from tunecast.model.units import TERA, gib
+from tunecast.swept_inputs import SPECIAL
 
 if TYPE_CHECKING:
     from tunecast.model.forecast import Forecast
-
-SPECIAL = {
-    "model": "the model itself",
-    "mfu": "model-FLOP utilisation, in place of the time model",
-    "disk_mb_per_s": "rate of the disk that weights are read from",
-    "load_efficiency": "share of that rate which loading reaches",
-}
-"""Inputs of a sweep that are no options of ``estimate``."""
-WHOLE_NUMBERS = (
-    "max_length", "per_device_train_batch_size", "gradient_accumulation_steps", "lora_r", "num_gpus", "max_steps",
-    "attention_length",
-    "tp", "pp", "cp", "save_steps", "eval_steps", "trials", "repeats",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,62 +117,3 @@ def _achieved(mfu: float, peaks: Mapping[str, float]) -> float:
     if not 0 < mfu <= 1:
         raise InputError(f"mfu is {mfu:g}, but it is a share of the peak: above 0, at most 1.")
     return mfu * peak / TERA
-
-
-def parse_over(text: str) -> tuple[str, list[Any]]:
-    """``NAME=V1,V2,...`` as an input and its values; raises InputError with what can be swept."""
-    name, _, values = text.partition("=")
-    name = name.strip().lstrip("-").replace("-", "_")
-    words = [word.strip() for word in values.split(",") if word.strip()]
-    if not words:
-        raise InputError(f"--over {text!r} has no values; type for example --over max_length=1024,2048,4096.")
-    if name == "gpu":
-        raise InputError("A sweep looks at one GPU; tunecast estimate takes --gpu several times and compares cards.")
-    if name not in sweepable():
-        raise UnknownNameError("input of a sweep", name, sweepable(), hint="Options of estimate, model and mfu can be.")
-    return name, [_typed(name, word) for word in words]
-
-
-def sweepable() -> tuple[str, ...]:
-    """Every input that a sweep can change."""
-    from dataclasses import fields
-
-    from tunecast.model.amount import OF_A_FILE
-    from tunecast.model.question import RUN_OPTIONS_ELSEWHERE
-    from tunecast.model.run import Run
-    from tunecast.model.whole_run_options import WholeRunOptions
-
-    own = (field.name for kind in (Run, WholeRunOptions) for field in fields(kind))
-    around = (name for name in RUN_OPTIONS_ELSEWHERE if name not in OF_A_FILE)
-    return tuple(dict.fromkeys([*SPECIAL, *own, *around, "usd_per_gpu_hour", "achieved_tflops"]))
-
-
-def switches() -> tuple[str, ...]:
-    """Inputs that are on or off."""
-    from dataclasses import fields
-
-    from tunecast.model.run import Run
-
-    return tuple(field.name for field in fields(Run) if field.type == "bool")
-
-
-TEXT_INPUTS = ("model", "tokens", "num_samples", "dataset")
-
-
-def _typed(name: str, word: str) -> Any:
-    """A value as its input wants it: counts such as 10M stay text, numbers become numbers, true and false switches."""
-    if name in TEXT_INPUTS:
-        return word
-    if word.lower() in ("true", "false", "on", "off", "yes", "no"):
-        return word.lower() in ("true", "on", "yes")
-    if name in switches():
-        raise InputError(f"--over {name} has the value {word}, but it is on or off; type --over {name}=on,off.")
-    try:
-        number = float(word)
-    except ValueError:
-        return word
-    if name in WHOLE_NUMBERS:
-        if not number.is_integer():
-            raise InputError(f"--over {name} has the value {word}, but it must be a whole number.")
-        return int(number)
-    return number

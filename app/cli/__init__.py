@@ -14,11 +14,24 @@ PARSER_WORDS = {
 
 def in_our_words(message: str, cause: BaseException | None = None) -> str:
     """A usage error without the parser's own phrases; the `cause`, its validator's error, has what was typed."""
-    errors = getattr(cause, "errors", None)
-    found = errors()[0].get("input") if callable(errors) else None
+    found = _typed(cause)
     for theirs, ours in PARSER_WORDS.items():
         message = message.replace(theirs, ours if found is None else f"{ours}, not {found!r}")
     return message
+
+
+def _typed(cause: BaseException | None) -> Any:
+    """What was typed, where a validator says it."""
+    errors = getattr(cause, "errors", None)
+    return errors()[0].get("input") if callable(errors) else None
+
+
+def _what_to_type(error: Any) -> str:
+    """The command's help; where a number was asked for and several were given, a sweep over them."""
+    found, name = _typed(error.__cause__), getattr(getattr(error, "param", None), "name", None)
+    several = isinstance(found, str) and name and "," in found
+    over = f"tunecast sweep MODEL --gpu NAME --over {name}={found} for several values; " if several else ""
+    return f"{over}{error.ctx.command_path if error.ctx else 'tunecast'} --help"
 
 
 def main() -> None:
@@ -34,10 +47,9 @@ def main() -> None:
         code = program(prog_name="tunecast", standalone_mode=False)
     except usage_error as caught:
         error = cast(Any, caught)
-        command = error.ctx.command_path if error.ctx else "tunecast"
         message = in_our_words(error.format_message().rstrip("."), caught.__cause__)
         # A command without any argument raises its own help text.
-        sentence = message if "\n" in message else f"tunecast: {message}; type: {command} --help"
+        sentence = message if "\n" in message else f"tunecast: {message}; type: {_what_to_type(error)}"
         print(sentence, file=sys.stderr)
         sys.exit(2)
     except typer.Abort:

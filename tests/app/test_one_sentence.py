@@ -19,6 +19,7 @@ def tunecast(*arguments: str) -> subprocess.CompletedProcess[str]:
         (("estimate", "llama-3.1-8b", "--lora-r", "foo"), "'--lora-r': it must be a whole number"),
         (("estimate", "llama-3.1-8b", "--lora-dropout", "foo"), "'--lora-dropout': it must be a number, not 'foo'"),
         (("estimate", "llama-3.1-8b", "--mean-tokens", "abc"), "'--mean-tokens': it must be a number, not 'abc'"),
+        (("sweep", "llama-3.1-8b", "--lora-r", "8,16"), "tunecast sweep MODEL --gpu NAME --over lora_r=8,16"),
         (("estimate", "llama-3.1-8b", "--bogus"), "--bogus"),
         (("estimate",), "MODEL"),
         (("nope",), "nope"),

@@ -8,7 +8,7 @@ import math
 import statistics
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from typer.testing import CliRunner
@@ -17,12 +17,16 @@ import tunecast
 from tunecast.catalogs.errors import InputError
 from tunecast.catalogs.gpus import load_gpus
 from tunecast.catalogs.price_book import price_book
+from tunecast.cli.options import AMOUNT, PARALLEL
+from tunecast.cli.options import RUN as RUN_OPTIONS
+from tunecast.cli.options_whole_run import WHOLE_RUN
 from tunecast.cli.program import program
 from tunecast.model.factors import FactorSet
 from tunecast.model.flops import model_flops_per_step
 from tunecast.sweep import ANALYSES, sizes, sweep
 from tunecast.sweep_table import rows_of, setting
-from tunecast.sweeping import Ask, forecast_of, parse_over
+from tunecast.sweeping import Ask, forecast_of
+from tunecast.swept_inputs import NUMBER, SWITCH, TEXT, WHOLE, parse_over, sweepable
 from tunecast.tornado import fitted_log_sd
 
 MODEL = "meta-llama/Llama-3.2-1B"
@@ -197,7 +201,14 @@ def test_pictures_are_drawn(more: list[str], suffix: str, tmp_path: Path) -> Non
         (["--gpu", "l4", "--over", "gpu=l4,l40s"], "tunecast estimate takes --gpu several times"),
         (["--gpu", GPU, "--over", "lenght=1,2"], "max_length"),
         (["--gpu", GPU, "--over", "max_length="], "has no values"),
+        (["--gpu", GPU, "--num-gpus", "auto"], "--over num_gpus=1,2,4,8"),
+        (["--gpu", GPU, "--over", "num_gpus=1,auto"], "whole number"),
         (["--gpu", GPU, "--over", "max_length=1.5"], "whole number"),
+        (["--gpu", GPU, "--over", "max_length=512,foo"], "--over max_length has the value foo"),
+        (["--gpu", GPU, "--over", "usd_per_gpu_hour=x"], "--over usd_per_gpu_hour has the value x"),
+        (["--gpu", GPU, "--over", "internode_gbps=nan"], "must be a number"),
+        (["--gpu", GPU, "--over", "p2p=2"], "--over p2p=on,off"),
+        (["--gpu", GPU, "--over", "phase_min=1,2"], "input of a sweep"),
         (["--gpu", GPU, "--over", "mfu=40"], "share of the peak"),
         (["--gpu", GPU, "--over", "lora_r=8", "--analysis", "tornado"], "exclude each other"),
         (["--gpu", GPU, "--over", "lora_r=8", "--over", "lora_r=16"], "twice"),
@@ -220,8 +231,25 @@ def test_values_are_read_as_their_input_means_them() -> None:
     assert parse_over("gradient_checkpointing=on,off") == ("gradient_checkpointing", [True, False])
     assert parse_over("tokens=1M,2M") == ("tokens", ["1M", "2M"])
     assert parse_over("optim=adamw_torch,sgd") == ("optim", ["adamw_torch", "sgd"])
+    assert parse_over("stack_version=0.24,5") == ("stack_version", ["0.24", "5"])
+    assert parse_over("reduce_bucket_size=auto,5e8") == ("reduce_bucket_size", ["auto", 500_000_000])
+    assert parse_over("checkpoint_interval_min=auto,7.5") == ("checkpoint_interval_min", ["auto", 7.5])
     with pytest.raises(InputError, match="input of a sweep"):
         parse_over("nothing=1")
+
+
+def test_a_sweep_takes_every_option_of_the_run_as_the_command_line_types_it() -> None:
+    """A number as a number and no other, a version as text. What a list of values cannot be written for is left out."""
+    options = {**RUN_OPTIONS, **PARALLEL, **AMOUNT, **WHOLE_RUN}
+    # The text of these is parsed by what they mean: a count of GPUs or of elements, where they are no word.
+    parsed = {"num_gpus", "reduce_bucket_size", "checkpoint_interval_min"}
+    of_pairs, of_words = {"phase_min", "phase_rate", "phase_machine", "data_location"}, {"tokenizer"}
+    assert options.keys() - sweepable().keys() == {*of_pairs, *of_words, "allow_long_context"}
+    words = {int: WHOLE, float: NUMBER, bool: SWITCH, str: TEXT}
+    for name in options.keys() & sweepable().keys() - parsed:
+        kind = get_args(options[name])[0]
+        plain = next(iter({*get_args(kind), kind} & words.keys()))
+        assert sweepable()[name] == words[plain], name
 
 
 @pytest.mark.parametrize(("value", "told"), [(100.0, "100"), (200.5, "200.5"), (4096, "4096"), ("ddp", "ddp")])
