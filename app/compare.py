@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import geometric_mean, mean, median, variance
 from typing import TYPE_CHECKING, Any
 
+from tunecast.catalogs.errors import InputError
 from tunecast.tables import DASH, plain_table, seconds
 
 if TYPE_CHECKING:
@@ -60,6 +61,17 @@ class RecordPair:
     def as_dict(self) -> dict[str, Any]:
         """The plain JSON form."""
         return asdict(self)
+
+
+def named_records(paths: Sequence[Path]) -> list[Path]:
+    """The files named, and the calibrations of every folder named, of each device the newest; raises InputError where
+    there is none."""
+    from tunecast.calibrate.watch.observations import split_records
+
+    found = [file for path in paths for file in (split_records(path)[0] if path.is_dir() else [path])]
+    if not found:
+        raise InputError(f"{paths[0]} holds records of watched runs alone; name a record of tunecast calibrate.")
+    return found
 
 
 def trial_key(trial: Trial) -> str:

@@ -24,7 +24,7 @@ def record_files(paths: Records) -> list[Path]:
     for path in map(Path, [paths] if isinstance(paths, str | Path) else paths):
         inside = newest(sorted(path.glob("*.json"))) if path.is_dir() else [path]
         if not inside:
-            raise InputError(f"--record {path} is a folder without records (*.json); tunecast calibrate --out {path}.")
+            raise InputError(f"{path} is a folder without records (*.json); tunecast calibrate --out {path}.")
         found += inside
     return found
 

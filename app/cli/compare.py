@@ -11,7 +11,10 @@ from tunecast.cli.options import Json
 
 
 def compare(
-    records: Annotated[list[Path], typer.Argument(metavar="RECORD...", help="Calibration records.")],
+    records: Annotated[
+        list[Path],
+        typer.Argument(metavar="RECORD...", help="Calibration records, or a folder: the newest of each device."),
+    ],
     plot: Annotated[
         Path | None, typer.Option(help="Draw measured against catalog, device by device.", metavar="FILE.svg|png")
     ] = None,
@@ -21,14 +24,15 @@ def compare(
     from tunecast.against_catalog import against_catalog, catalog_table
     from tunecast.cli.console import err, print_json, show
     from tunecast.cli.progress import spinner
-    from tunecast.compare import between_records, pair_table
+    from tunecast.compare import between_records, named_records, pair_table
     from tunecast.plots import check_plot_path
 
     if plot is not None:
         check_plot_path(plot)
     with spinner("comparing records"):
-        catalog = [against_catalog(path) for path in records]
-        pairs = [between_records(records[0], other) for other in records[1:]]
+        first, *others = named_records(records)
+        catalog = [against_catalog(path) for path in (first, *others)]
+        pairs = [between_records(first, other) for other in others]
     if plot is not None:
         from tunecast.compare_plot import plot_shares
 

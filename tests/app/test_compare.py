@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +17,7 @@ from tunecast.compare import (
     RecordPair,
     check_comparable,
     holm,
+    named_records,
     pair_trials,
     verdict_of,
     welch_p_value,
@@ -95,3 +99,26 @@ def test_the_json_form_is_plain() -> None:
         first="a", second="b", first_device="cpu", second_device="cpu", trials=(), only_first=1, only_second=0
     )
     assert pair.as_dict()["only_first"] == 1
+
+
+def watched_run() -> Path:
+    """A committed record of the callback."""
+    return next((Path(__file__).parents[2] / "results/validation/callback").glob("cpu_run_*.json"))
+
+
+def test_a_folder_is_the_newest_calibration_of_each_device(tmp_path: Path) -> None:
+    made = (("old", "a", "2026-01-01"), ("new", "a", "2026-02-01"), ("other", "b", "2026-01-01"))
+    for name, gpu, day in made:
+        record = {"trials": [], "hardware": {"gpu": gpu}, "created_at": day}
+        (tmp_path / f"{name}.json").write_text(json.dumps(record))
+    shutil.copy(watched_run(), tmp_path)
+    assert named_records([tmp_path]) == [tmp_path / "new.json", tmp_path / "other.json"]
+    assert named_records([tmp_path / "old.json", tmp_path]) == [
+        tmp_path / name for name in ("old.json", "new.json", "other.json")
+    ]
+
+
+def test_a_folder_without_a_calibration_is_refused(tmp_path: Path) -> None:
+    shutil.copy(watched_run(), tmp_path)
+    with pytest.raises(InputError, match="watched runs alone"):
+        named_records([tmp_path])
