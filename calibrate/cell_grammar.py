@@ -99,6 +99,7 @@ def folded(text: str) -> str:
     """Text without what does not matter."""
     plain = DASHES.sub("-", unicodedata.normalize("NFKC", text).casefold()).replace("\u00d7", "x")
     plain = re.sub(r"\bw/o(ut)?\b", "without", plain.replace("\U0001f917", " hugging face "))
+    plain = re.sub(r"\bw/(?=\s)", "with", plain)
     plain = re.sub(r"[=:]\s*true\b", " yes", plain)
     plain = re.sub(r"(?<!\S)--(bf16|fp16)(?=[\s,;)]|$)", r"\1 yes", plain)
     plain = re.sub(r"=\s*no\b", " false", plain)

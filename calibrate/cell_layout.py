@@ -41,7 +41,9 @@ DEGREES = (
 WRITE = "write DDP, FSDP, a ZeRO stage or degrees"
 WAYS = ("tp", "pp", "cp", "dp", "rest", "dp_shard", "dp_replicate")
 """Facts that name how GPUs share a model or its data."""
-PASSED_ON = ("of_method", "sequence_parallel", "async_tp", "pp_interleave", "fsdp_version", "cp_kind")
+PASSED_ON = (
+    "of_method", "sequence_parallel", "async_tp", "pp_interleave", "fsdp_version", "cp_kind", "gradient_checkpointing",
+)  # fmt: skip
 
 
 def layout_of(text: str, gpus: int) -> dict[str, Any] | None:

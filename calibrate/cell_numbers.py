@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 import re
 
+from tunecast.model.units import MINUTE_S
+
 SPEEDS = ("tokens_per_s", "tokens_per_s_per_gpu")
 MEASURED = (*SPEEDS, "samples_per_s", "step_time_s", "peak_mem_gib")
 WHOLE = ("seq_len", "micro_batch", "grad_accum", "global_batch", "gpus", "rank")
@@ -28,7 +30,7 @@ UNITS = {
     "global_batch": SAMPLES,
     "gpus": r"x|gpus?|cards?|devices?|accelerators?",
     "tokens_per_s": TOKENS_PER_S,
-    "tokens_per_s_per_gpu": rf"(?:{TOKENS_PER_S}){EACH}?",
+    "tokens_per_s_per_gpu": rf"(?:{TOKENS_PER_S}){EACH}?|TGS",
     "step_time_s": SECOND + STEP,
     "peak_mem_gib": "GiB",
     "samples_per_s": rf"(?:samples?|seqs?|sequences?) ?(?:/|per) ?{SECOND}",
@@ -44,6 +46,12 @@ NAMES = {
     "global_batch": r"gbs|(?:global|effective|total)[ _-]batch(?:[ _-]size)?",
 }
 """What a column's number may be called in its own cell."""
+REMARKS = re.compile(
+    r"\s*\((?:max(?:imum)?|effective|total|avg|average|mean|median|steady(?: state)?|(?:avg|average|mean|median) of \d+"
+    r"(?: steps?)?)\)$",
+    re.IGNORECASE,
+)
+"""What a bracket behind a number may say of it."""
 ONE = {"grad_accum": r"no|1 \((?:none|no|off|no accumulation)\)"}
 """Words for 1."""
 TIMES = {"k": 1e3, "m": 1e6}
@@ -60,13 +68,17 @@ def number_of(column: str, text: str) -> float:
     """The number that a cell says; NaN for none. Raises `NumberError` where it may be two, or of another column."""
     if re.fullmatch(ONE.get(column, "(?!)"), text, re.IGNORECASE):
         return 1.0
+    text = text if column == "rank" else REMARKS.sub("", text)
+    minutes = re.fullmatch(rf"([\d.]+) ?min(?:ute)?s?{STEP}", text, re.IGNORECASE)
+    if minutes and column == "step_time_s":
+        return _decimal(minutes[1]) * MINUTE_S
     milliseconds = re.fullmatch(rf"(.*\d.*?) ?(?:ms|milliseconds?|msecs?){STEP}", text)
     if milliseconds and column == "step_time_s":
         return _decimal(re.sub(r"(?<=\d),(?=\d{3}\b)", "", _bare(column, milliseconds[1]))) / 1e3
     plain = _bare(column, text)
     if column in WHOLE and EUROPEAN.fullmatch(plain):
         raise NumberError(f"may be {float(plain):g} or {plain.replace('.', '')}: write it without a point")
-    if column == "tokens_per_s" and re.search(rf"{EACH}$", plain, re.IGNORECASE):
+    if column == "tokens_per_s" and re.search(rf"{EACH}$|\bTGS$", plain, re.IGNORECASE):
         raise NumberError("is the speed of one GPU: write it into tokens_per_s_per_gpu")
     if column == "seq_len" and re.match(r"[~\u2248]", plain):
         raise NumberError("is about a length: write the one that samples were cut or padded to")
@@ -121,6 +133,7 @@ def _rank(text: str) -> str:
     """A rank without its name and without the alpha beside it (``r=16``, ``16 (alpha 32)``, ``16/32``)."""
     both = re.fullmatch(r"r\s*=\s*(?:alpha|\u03b1|a)\s*=\s*(\d+)", text, flags=re.IGNORECASE)
     plain = both[1] if both else re.sub(r"^(lora[ _]?)?(rank|r|dim)\s*[=:]?\s*", "", text, flags=re.IGNORECASE)
+    plain = re.sub(r"\s*[,;]\s*(lora[_ ])?dropout\s*[=:]?\s*[\d.]+$", "", plain, flags=re.IGNORECASE)
     alpha = r"(\s*[(,;/]?\s*(and |with )?(lora[_ ])?(alpha|\u03b1|a(?=\s*=))\s*[=:]?\s*\d+\s*\)?|\s*/\s*\d+)$"
     return re.sub(alpha, "", plain, flags=re.IGNORECASE)
 

@@ -20,7 +20,8 @@ from tunecast.model.units import GIGA
 
 NO_CARD = re.compile(
     r"\b(nvidia|gpus?|cards?|nodes?|dgx|hgx|server|cluster|cloud|ampere|hopper|single|one|a|graphics|tensor[ -]core"
-    r"|colab|kaggle|aws|ec2|sagemaker|gcp|azure|runpod|vast\.ai|modal|lambda( ?labs)?|coreweave|crusoe|nebius|oci"
+    r"|on|colab( pro\+?)?|kaggle|aws"
+    r"|ec2|sagemaker|gcp|azure|runpod|vast\.ai|modal|lambda( ?labs)?|coreweave|crusoe|nebius|oci"
     r"|paperspace|hyperstack|together|instance|(ml\.)?[pg]\d\w*\.\d*xlarge|a[234]-\w+gpu-\w+|nvlink|nvswitch"
     r"|hbm2e?|hbm3e?|gddr6x?|gddr7|vram|memory|ram)\b",
     re.IGNORECASE,
@@ -152,6 +153,7 @@ def stored_as(name: str) -> tuple[str, int]:
 
 def model_called(name: str) -> Architecture:
     """The architecture that a text names; raises as `load_architecture` does, with the text as it stands."""
+    name = re.sub(r"^(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/", "", name)
     tried = [name, SHAPELESS.sub("", name).strip()]
     while TUNED.search(tried[-1]):
         tried.append(TUNED.sub("", tried[-1]).strip())

@@ -27,6 +27,7 @@ from tunecast.calibrate.row_cells import (
     with_master,
 )
 from tunecast.calibrate.row_faults import in_columns, with_others
+from tunecast.calibrate.row_rules import filled, from_rules, rules_of, with_rules
 from tunecast.calibrate.row_sharding import check_shared, network_gbps
 from tunecast.calibrate.run_table import (
     NOTHING,
@@ -74,7 +75,9 @@ from tunecast.model.stacks import ours
 from tunecast.model.target import resolve_targets
 from tunecast.model.units import GIB
 
-DEFAULT_STACK = "hf-peft"
+AMPERE = 8.0
+"""Compute capability from which FlashAttention-2 runs (its README)."""
+DEFAULT_STACK, TORCHTITAN = "hf-peft", "torchtitan"
 MEGATRON_MEMORY = "memory under Megatron is not built yet: its optimizer keeps fp32 buffers of its own"
 """Source: Megatron-LM megatron/core/distributed/param_and_grad_buffer.py and optimizer/optimizer.py."""
 
@@ -157,16 +160,16 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
     row = out_of_memory(row)
     if row.get("notes", "").startswith(OUT_OF_MEMORY):
         raise SkipRowError("ran out of memory: a test of fit, not of speed")
-    row = _filled(row)
-    for rule in _rules(row):
+    notes: list[str] = []
+    row = filled(row, notes)
+    for rule in rules_of(row):
         if "skip" in rule:
             raise SkipRowError(rule["skip"])
-    notes: list[str] = []
-    gpu, rules = find_gpu(_gpu_id(row, notes)), _rules(row)
+    gpu, rules = find_gpu(_gpu_id(row, notes)), rules_of(row)
     software = _software(row, notes)
     stated: set[str] = set()
     options = _options(row, software, notes, stated)
-    kernel = _kernel(row, options, gpu)
+    kernel = _kernel(row, options, gpu, notes)
     samples_fill = samples_that_fill(row)
     full = bool(options.pop("filled", "packed" not in row)) or samples_fill
     full = full or row.get("packed", "yes").startswith(("yes", "n/a"))
@@ -196,7 +199,7 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
     (target,) = resolve_targets([gpu.id], {})
     resolved = on_card(sdpa_on_card(resolved, architecture, target), architecture, target)
     run = paging_on_card(resolved, architecture, target).run
-    run = replace(run, **{name: value for rule in rules for name, value in rule.get("after", {}).items()})
+    run = replace(run, **from_rules(rules, "after_else", but=stated), **from_rules(rules, "after"))
     check_half(half, row, run)
     of_megatron = software.joins or any("joined" in rule for rule in rules)
     if of_megatron:
@@ -233,13 +236,16 @@ def _peak(row: dict[str, str], gpu: Gpu, *, of_megatron: bool) -> tuple[float | 
     return (None, MEGATRON_MEMORY) if of_megatron and found is not None else (found, why)
 
 
-def _kernel(row: dict[str, str], options: dict[str, Any], gpu: Gpu) -> str:
+def _kernel(row: dict[str, str], options: dict[str, Any], gpu: Gpu, notes: list[str]) -> str:
     """Another attention kernel than FlashAttention-2, where it exists."""
     kernel = str(options.pop("attention_kernel", ""))
     if options.pop("of_amd", False) and gpu.vendor != "amd":
         raise SkipRowError(
             f"attention_impl {row['attention_impl']!r}: it is of AMD's software, and {gpu.id} is no AMD card"
         )
+    flash = str(options.get("attn_implementation", "")).startswith("flash_attention")
+    if flash and gpu.vendor == "nvidia" and float(gpu.compute_capability or 0.0) < AMPERE:
+        notes.append(f"attention_impl {row.get('attention_impl', '')!r}: FlashAttention-2 needs Ampere or later.")
     if kernel == "flash-3" and gpu.compute_capability != "9.0":
         raise SkipRowError(f"attention_impl {row['attention_impl']!r}: it is written for Hopper, which {gpu.id} is not")
     return kernel
@@ -276,6 +282,7 @@ def _options(row: dict[str, str], software: Software, notes: list[str], stated: 
     options["num_gpus"], per_node = cards_of(row)
     default = default_for(software, row, notes)
     options |= cells(row, options["num_gpus"], software, default, stated)
+    _as_copies_are(options, row, software, notes)
     if per_node is not None and options.setdefault("gpus_per_node", per_node) != per_node:
         raise SkipRowError(
             f"parallelism {row['parallelism']!r} has machines of {options['gpus_per_node']} GPUs, gpus and gpu of "
@@ -297,7 +304,7 @@ def _options(row: dict[str, str], software: Software, notes: list[str], stated: 
     if options.pop("distributed_optimizer", False) and options.get("sharding") == "ddp":
         options["sharding"] = "zero1"
     if "framework" in row:
-        options = as_shards(options | _framework_options(row) | _variant_options(row))
+        options = as_shards(with_rules(options, row, notes) | _variant_options(row))
     options["max_length"] = whole(row, "seq_len")
     if options.pop("filled_length", options["max_length"]) != options["max_length"]:
         raise SkipRowError(f"seq_len {row['seq_len']!r} and packed {row['packed']!r} contradict each other")
@@ -312,14 +319,25 @@ def _options(row: dict[str, str], software: Software, notes: list[str], stated: 
         options.pop("upcast_non_quantized", None)
     if upcast_by_accelerate(row, options):
         options["master_dtype"] = "fp32"
-    if options["method"] != "full":
-        _adapters(row, software, options, default)
+    _adapters(row, software, options, default)
     return options
 
 
+def _as_copies_are(options: dict[str, Any], row: dict[str, str], software: Software, notes: list[str]) -> None:
+    """How copies share the model where parallelism names degrees alone."""
+    named = re.search(r"\bddp\b|replic", row.get("parallelism", ""), re.IGNORECASE)
+    if software.label == TORCHTITAN and options.get("sharding") == "ddp" and not named:
+        options["sharding"] = "fsdp"
+        notes.append("parallelism names no sharding: torchtitan's data parallelism is FSDP (ParallelDims, dp_shard).")
+
+
 def _adapters(row: dict[str, str], software: Software, options: dict[str, Any], default: Callable[[str], Any]) -> None:
-    """Rank, targets and storage of adapters."""
+    """Rank, targets and storage of adapters, where there are any."""
     stated = number(row, "rank")
+    if options["method"] == "full":
+        if stated is not None:
+            raise SkipRowError(f"rank {row['rank']!r} is of adapters, but method {row['method']!r} trains all weights")
+        return
     if stated is not None and options.setdefault("lora_r", whole(row, "rank")) != stated:
         raise SkipRowError(f"rank {row['rank']!r} contradicts method {row['method']!r}")
     if "rank" in row and "lora_r" not in options and default("rank") is None:
@@ -341,47 +359,11 @@ def _fusable(software: Software, options: dict[str, Any], architecture: Architec
     return ",".join(part for part in every if part and not why_not_fused(part, values, architecture)) or "none"
 
 
-def _rules(row: dict[str, str]) -> list[dict[str, Any]]:
-    """The rules that speak of this row."""
-    return [
-        rule
-        for rule in vocabulary()["rules"]
-        if all(re.search(pattern, row.get(column, "")) for column, pattern in rule["when"].items())
-    ]
-
-
-def _filled(row: dict[str, str]) -> dict[str, str]:
-    """The row with cells filled that its source leaves empty, or set where the code that it ran says what they mean.
-
-    A rule ``takes`` a cell from the notes by the first group of a pattern.
-    """
-    for rule in _rules(row) if "framework" in row else []:
-        for column, text in rule.get("fills", {}).items():
-            why = vocabulary().get(column, {}).get(text, {}).get("skip")
-            if why and column not in row:
-                recipe = f"{row['framework']!r} has {text} there by its own recipe"
-                raise SkipRowError(f"{column} is not stated, and {recipe}: {why}")
-        row = row | {column: text for column, text in rule.get("fills", {}).items() if not row.get(column)}
-        row = row | rule.get("sets", {})
-        for column, pattern in rule.get("takes", {}).items():
-            stated = re.search(pattern, row.get("notes", ""))
-            row = row if stated is None or row.get(column) else row | {column: stated[1]}
-    return row
-
-
 def _counter(row: dict[str, str]) -> str:
     """Which memory counter the row has; a rule says where one counts what no forecast of a step is about."""
-    told = next((str(rule["counter"]) for rule in _rules(row) if "counter" in rule), "")
+    told = next((str(rule["counter"]) for rule in rules_of(row) if "counter" in rule), "")
     stated = row.get("reserved_or_allocated", "") or "not stated"
     return told or counter_called(stated)
-
-
-def _framework_options(row: dict[str, str]) -> dict[str, Any]:
-    """What is known of every run with a framework, model or method: versions of code, and settings of scripts."""
-    found: dict[str, Any] = {}
-    for rule in _rules(row):
-        found |= rule.get("then", {})
-    return found
 
 
 def _variant_options(row: dict[str, str]) -> dict[str, Any]:

@@ -255,10 +255,13 @@ def why_no_speed(row: dict[str, str]) -> str:
 
 def counter_called(text: str) -> str:
     """``allocated`` or ``reserved`` where a cell names one of them, and what stands behind it; else the text."""
+    plain = re.sub(r"\balloc\b", "allocated", text.lower().replace("_", " ").replace("memory/", ""))
+    if len(re.findall(r"allocated|reserved", plain)) > 1 or "%" in plain:
+        return text
     named = re.match(
-        r"(?:(?:torch\.cuda\.)?max_memory_|peak[ _]|max[ _])?(allocated|reserved)\b(?:\(\))?", text.lower()
+        r"(?:(?:torch\.cuda\.)?(?:max|peak)(?: (?:memory|mem))? )?(allocated|reserved)\b(?:\(\)|\(gib\))?", plain
     )
     if named is not None:
-        return named[1] + text[named.end() :]
-    kinds = [word for word in re.findall(r"[a-z]+", text.lower()) if word not in COUNTED]
+        return named[1] + text[len(text) - len(plain[named.end() :]) :]
+    kinds = [word for word in re.findall(r"[a-z]+", plain) if word not in COUNTED]
     return kinds[0] if kinds in (["allocated"], ["reserved"]) else text

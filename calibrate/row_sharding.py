@@ -69,11 +69,11 @@ def _agrees(word: str, sharding: str) -> bool:
 
 
 def network_gbps(row: Row, rules: list[dict[str, Any]]) -> float | None:
-    """What one machine sends to others, in Gbit/s: of its column, of a rule, else of a sentence about the cluster."""
+    """What one machine sends to others, in Gbit/s: of its column, else of a rule or of a sentence about the cluster."""
     stated = number(row, "internode_gbps")
     of_rule = next((float(rule["internode_gbps"]) for rule in rules if "internode_gbps" in rule), None)
     if stated is not None or of_rule is not None:
-        return stated if of_rule is None else of_rule
+        return of_rule if stated is None else stated
     said = {float(found[1].replace(",", "")) for found in map(NETWORK.search, _about_the_cluster(row)) if found}
     return said.pop() if len(said) == 1 else None
 

@@ -9,6 +9,7 @@ import contextlib
 import csv
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -83,11 +84,18 @@ def read_table(path: Path) -> list[Row]:
     id twice."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as handle:
-            reader = csv.DictReader(handle)
+            reader = csv.DictReader(handle, strict=True)
             columns = reader.fieldnames = _lower_case(reader.fieldnames)
             read = list(reader)
-            rows = [{k: (v or "").strip() for k, v in row.items() if k} for row in read]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is no text in UTF-8; save it as CSV UTF-8 (comma delimited).") from error
+    except csv.Error as error:
+        line = reader.reader.line_num
+        raise InputError(
+            f"Cannot read the table of runs {path} at its line {line}: {error}; close every quote, and write a quote "
+            "inside quotes twice."
+        ) from error
+    except OSError as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(
             f"Cannot read the table of runs {path}: {reason}; give a CSV file, or the JSON of one run."
@@ -102,6 +110,7 @@ def read_table(path: Path) -> list[Row]:
         raise InputError(f"{path} lacks the column {missing[0]!r}; {needs}.")
     check_columns(path, columns)
     _cells_have_headings(path, columns, read)
+    rows = [{name: (text or "").strip() for name, text in row.items() if name} for row in read if any(row.values())]
     if not rows:
         raise InputError(f"{path} has a heading but no rows; give a row for each run.")
     named = [{**row, "id": row.get("id") or f"row-{number}"} for number, row in enumerate(rows, start=1)]
@@ -134,7 +143,7 @@ def _cells_have_headings(path: Path, columns: Sequence[str], rows: Sequence[dict
 
 
 def _ids_are_unique(path: Path, ids: list[str]) -> None:
-    twice = next((name for place, name in enumerate(ids) if name in ids[:place]), None)
+    twice = next((name for name, times in Counter(ids).items() if times > 1), None)
     if twice is not None:
         raise InputError(f"{path} has the id {twice!r} in more than one row; give each row an id of its own.")
 

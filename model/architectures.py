@@ -339,7 +339,10 @@ def read_config(path: Path) -> dict[str, Any]:
 
 def looks_like_path(text: str) -> bool:
     """Whether MODEL names a local file or folder rather than a catalog id."""
-    return text.endswith(".json") or text.startswith((".", "/", "~")) or Path(text).exists()
+    try:
+        return text.endswith(".json") or text.startswith((".", "/", "~")) or Path(text).exists()
+    except OSError:  # longer than any name of a file
+        return False
 
 
 def load_architecture(name_or_path: str) -> Architecture:

@@ -178,11 +178,30 @@ def test_a_heading_in_other_letters_is_read_unless_two_columns_would_be_one(tmp_
         ("model\tmethod\tseq_len\tmicro_batch\nx\tlora\t8\t1\n", "separates its columns by tabs"),
         ("model\nx\n", "lacks the column 'method'"),
         ("id,model,method,seq_len,micro_batch\na,x,lora,8,1\na,x,lora,16,1\n", "the id 'a' in more than one row"),
+        ('model,method,seq_len,micro_batch\nx,"lora,8,1\n', "at its line 2: .* close every quote"),
+        ('model,method,seq_len,micro_batch\nx,"lo"ra,8,1\n', "at its line 2: .* close every quote"),
+        ("model,method,seq_len,micro_batch\n,,,\n", "no rows"),
     ],
 )
 def test_a_table_that_cannot_be_one_is_told_in_a_sentence(tmp_path: Path, text: str, told: str) -> None:
     with pytest.raises(InputError, match=told):
         read_table(written(tmp_path, text))
+
+
+def test_a_table_in_another_encoding_is_told_how_to_save_it(tmp_path: Path) -> None:
+    file = written(tmp_path, "model,method,seq_len,micro_batch\nK\u00f6nig,lora,8,1\n", "latin-1")
+    with pytest.raises(InputError, match="save it as CSV UTF-8"):
+        read_table(file)
+
+
+def test_a_row_of_commas_alone_is_none(tmp_path: Path) -> None:
+    (row,) = read_table(written(tmp_path, "model,method,seq_len,micro_batch\nx,lora,8,1\n,,,\n"))
+    assert row["model"] == "x"
+
+
+def test_a_name_longer_than_any_files_is_no_model() -> None:
+    (skipped,) = read_runs([{**OWN, "id": "a", "model": "x" * 5000}])[1]
+    assert "Unknown model" in skipped.reason
 
 
 def test_a_row_with_a_comma_too_many_is_refused_by_its_number(tmp_path: Path) -> None:

@@ -1,0 +1,59 @@
+"""What is known of rows that a table does not say: the rules of ``data/vocabulary.json`` and what they do to a row."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from typing import Any
+
+from tunecast.calibrate.run_table import SkipRowError
+from tunecast.calibrate.vocabulary import SHARDED, vocabulary
+
+OF_SHARDS = ("reduce_dtype", "master_dtype")
+"""Options of rules that say how FSDP shards."""
+
+
+def rules_of(row: dict[str, str]) -> list[dict[str, Any]]:
+    """The rules that speak of this row."""
+    return [
+        rule
+        for rule in vocabulary()["rules"]
+        if all(re.search(pattern, row.get(column, ""), re.I) for column, pattern in rule["when"].items())
+    ]
+
+
+def filled(row: dict[str, str], notes: list[str]) -> dict[str, str]:
+    """The row with cells filled that its source leaves empty, or set where the code that it ran says what they mean.
+
+    A rule ``takes`` a cell from the notes by the first group of a pattern.
+    """
+    for rule in rules_of(row) if "framework" in row else []:
+        for column, text in rule.get("fills", {}).items():
+            why = vocabulary().get(column, {}).get(text, {}).get("skip")
+            if why and column not in row:
+                recipe = f"{row['framework']!r} has {text} there by its own recipe"
+                raise SkipRowError(f"{column} is not stated, and {recipe}: {why}")
+        fills = {column: text for column, text in rule.get("fills", {}).items() if not row.get(column)}
+        sets = {column: text for column, text in rule.get("sets", {}).items() if row.get(column, text) != text}
+        notes += (f"{column} is not stated: {text!r} is taken ({rule['source']})." for column, text in fills.items())
+        notes += (f"{column} {row[column]!r} is read as {text!r} ({rule['source']})." for column, text in sets.items())
+        row = row | fills | rule.get("sets", {})
+        for column, pattern in rule.get("takes", {}).items():
+            stated = re.search(pattern, row.get("notes", ""))
+            row = row if stated is None or row.get(column) else row | {column: stated[1]}
+    return row
+
+
+def from_rules(rules: list[dict[str, Any]], key: str, *, but: Collection[str] = ()) -> dict[str, Any]:
+    """What the rules say under a key, later ones first, but of these fields nothing."""
+    return {name: value for rule in rules for name, value in rule.get(key, {}).items() if name not in but}
+
+
+def with_rules(options: dict[str, Any], row: dict[str, str], notes: list[str]) -> dict[str, Any]:
+    """The options with what is known of every run with a framework, model or method: versions of code and settings of
+    scripts. What a rule says ``else`` holds where no cell says otherwise; without shards nothing is said of them."""
+    rules, sharded = rules_of(row), options.get("sharding") in SHARDED
+    for rule in rules:
+        silent = rule.get("else", {}).items()
+        notes += (f"{n} is not stated: {v} is taken ({rule['source']})." for n, v in silent if n not in options)
+    return from_rules(rules, "else") | options | from_rules(rules, "then", but=() if sharded else OF_SHARDS)
