@@ -5,20 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tunecast.calibrate.published import PublishedRun
+from tunecast.calibrate.vocabulary import FIELDS
 from tunecast.model.run import Run
+from tunecast.model.stacks import ours
 
 Part = tuple[str, tuple[str, ...]]
 """Words, and the run fields that they are about."""
 
 
 def read_as(run: PublishedRun) -> str:
-    """One paragraph: what the row was read as, then what of it no cell states.
+    """One paragraph: what the row was read as, then what of it no cell states: by its software's defaults, and what
+    tunecast assumes where the software leaves it to its user.
 
     Fields are those of `Run`; a part counts as stated too where the cell of its column says something.
     """
     parts = list(_parts(run))
-    silent = [words for words, fields in parts if not run.stated.intersection(fields)]
-    told = f" Stated by no cell, by the software's defaults: {'; '.join(silent)}." if silent else ""
+    silent = [(words, fields) for words, fields in parts if not run.stated.intersection(fields)]
+    own = set(ours(run.run.stack))
+    chosen = {words for words, fields in silent if own.intersection(FIELDS.get(name, name) for name in fields)}
+    theirs = "; ".join(words for words, _ in silent if words not in chosen)
+    assumed = "; ".join(words for words, _ in silent if words in chosen)
+    told = f" Stated by no cell, by the software's defaults: {theirs}." if theirs else ""
+    told += f" Stated by no cell nor by the software, assumed: {assumed}." if assumed else ""
     return f"Read as: {'; '.join(words for words, _ in parts)}.{told}"
 
 
