@@ -21,8 +21,10 @@ from tunecast.model.engine_memory import Flags, memory_of
 from tunecast.model.on_device import shardings_tried
 from tunecast.model.question import RUN_OPTIONS_ELSEWHERE
 from tunecast.model.resolve import ASSUMED, Resolved, resolve_run, whole_number
+from tunecast.model.resolve_parallel import unsharded
 from tunecast.model.rows import held_run
 from tunecast.model.run import Run
+from tunecast.model.sharding import FSDP
 
 BATCH_OPTIONS = ("per_device_train_batch_size", "gradient_accumulation_steps", "num_gpus")
 """Options whose product is the global batch."""
@@ -130,9 +132,9 @@ def lines(options: Mapping[str, Any], methods: Sequence[str], counts: Sequence[i
 def line_options(options: Mapping[str, Any], line: _Line, micro_batch: int, batch: int) -> dict[str, Any]:
     """The run options of one plan of a line."""
     copies = line.num_gpus // gpus_per_copy(options, *INNER)
+    asked = {**options, "method": line.method}
     return {
-        **options,
-        "method": line.method,
+        **(asked if line.sharding in FSDP and line.method == "full" else unsharded(asked)),
         "num_gpus": line.num_gpus,
         "sharding": line.sharding,
         "gradient_checkpointing": line.checkpointing,

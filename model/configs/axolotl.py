@@ -205,7 +205,8 @@ def _spread(source: Source, draft: Draft) -> None:
     if sharded and (source.count("dp_replicate_size") or 1) > 1:
         put_sharding(source, draft, "hsdp", "dp_replicate_size")
     elif sharded:
-        read_fsdp_config(source, draft, "fsdp_config", sharded=True)
+        silent = 1 if listed or source.has("fsdp_config") else None
+        read_fsdp_config(source, draft, "fsdp_config", sharded=True, version_if_silent=silent)
     elif (source.count("dp_replicate_size") or 1) > 1:
         put_sharding(source, draft, "ddp", "dp_replicate_size")
     version = source.get("fsdp_version")
