@@ -22,6 +22,7 @@ from tunecast.model.configs.common import (
     put_unpacked,
     read_trainer_batch,
 )
+from tunecast.model.configs.frameworks import refuse
 from tunecast.model.configs.run_file import Draft
 from tunecast.model.configs.source import Source
 from tunecast.model.configs.spread import read_fsdp_config, read_fsdp_words
@@ -150,9 +151,15 @@ def _checkpointing(source: Source, draft: Draft) -> None:
         draft.put("reentrant", source.on(str(field)) if field else source.default("use_reentrant"), field)
 
 
+SFT_LOSSES = ("nll", "dft", TILES)
+"""Losses of ``SFTTrainer`` (trl/trainer/sft_trainer.py, which refuses others)."""
+
+
 def _loss(source: Source, draft: Draft) -> None:
     """The loss path: TRL's own tiles, or before 1.15 as stated; Liger's kernels turned the default back to ``nll``."""
     stated = source.get("loss_type")
+    if stated not in (None, *SFT_LOSSES):
+        refuse(source, "loss_type", stated, "the loss of another trainer than SFTTrainer")
     liger = source.on("use_liger_kernel")
     draft.put("stack", "liger" if liger else "hf-peft", "use_liger_kernel" if liger else None)
     if source.default("head_is_tiled") and stated != "dft":
