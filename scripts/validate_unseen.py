@@ -53,7 +53,8 @@ ABOUT = (
     "first; words were added for the others, and of rows YA the version of transformers that a release note states. "
     "Of the fifth 54 of 103 rows were read at first, with a median error of 16.7% and 39% inside; then the precision "
     "of rows XA, which their source states as weights in fp16 without autocast, was written out, and one more word "
-    "(row XB-008) added. Nothing in the model was changed after it."
+    "(row XB-008) added. Nothing in the model was changed after it. On 2026-11-25 words of a tester's own tables "
+    "were added; row SE-002 is read since."
 )
 COLLECTIONS = {"P": "first", "R": "first", "S": "second", "W": "second", "Z": "third", "Y": "fourth", "X": "fifth"}
 """Which collection a row is of, by the first letter of its id."""
