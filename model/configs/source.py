@@ -5,6 +5,7 @@ A key with nothing after it means absent, as the frameworks' own examples use it
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
@@ -95,12 +96,15 @@ class Source:
     def number(self, field: str) -> float | int | None:
         """A number, None where absent; numbers in quotes and YAML's ``1e-4`` count as numbers."""
         value = self.get(field)
-        if value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
+        if value is None or (isinstance(value, int) and not isinstance(value, bool)):
             return value
         try:
-            return float(value if isinstance(value, str) else "")
+            found = float(value if isinstance(value, str | float) else "")
         except ValueError:
-            raise InputError(f"{self.name}: {field} is {value!r}, but it must be a number.") from None
+            found = math.nan
+        if not math.isfinite(found):
+            raise InputError(f"{self.name}: {field} is {value!r}, but it must be a number.")
+        return found
 
     def words(self, field: str) -> tuple[str, ...] | None:
         """A list of words, written as a YAML list or with commas; None where absent."""

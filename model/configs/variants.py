@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from tunecast.catalogs.errors import InputError
 from tunecast.model.configs.frameworks import load_frameworks, refuse
 from tunecast.model.configs.run_file import Draft
 from tunecast.model.configs.source import Source
@@ -29,9 +30,17 @@ def switched(source: Source, entry: Mapping[str, Any]) -> Any:
     field = entry["field"]
     value = source.get(field)
     if entry.get("names"):
-        return ",".join(value) if isinstance(value, list) else value
+        return names_of(source, field, value)
     if isinstance(value, str) and value.lower() not in ("true", "false"):
         if value.lower() not in entry.get("words", {}):
             refuse(source, field, value, "another kind of it", "write true or false")
         return True
     return source.on(field)
+
+
+def names_of(source: Source, field: str, value: Any) -> str:
+    """Names that a field lists, or has in one text; empty where it has none."""
+    names = value if isinstance(value, list) else [] if value in (None, False) else [value]
+    if not all(isinstance(name, str) for name in names):
+        raise InputError(f"{source.name}: {field} is {value!r}, but it names modules: [embed_tokens, lm_head], say.")
+    return ",".join(names)

@@ -82,3 +82,23 @@ def test_a_companion_with_the_wrong_option_is_refused() -> None:
 def test_deepspeeds_file_in_place_of_a_model_is_refused_by_its_name() -> None:
     with pytest.raises(InputError, match="--deepspeed"):
         architecture_from_config({"zero_optimization": {"stage": 2}}, "deepspeed.json")
+
+
+@pytest.mark.parametrize(
+    ("example", "line", "told"),
+    [
+        ("axolotl.yml", "lora_modules_to_save: true", "lora_modules_to_save is True, but it names modules"),
+        ("axolotl.yml", "lora_modules_to_save: [1]", "lora_modules_to_save is [1], but it names modules"),
+        ("llama-factory.yaml", "additional_target: true", "additional_target is True, but it names modules"),
+        ("axolotl.yml", "total_num_tokens: .inf", "total_num_tokens is inf, but it must be a number"),
+        ("axolotl.yml", "num_epochs: .nan", "num_epochs is nan, but it must be a number"),
+    ],
+)
+def test_a_value_of_another_kind_is_told_in_a_sentence(tmp_path: Path, example: str, line: str, told: str) -> None:
+    field = line.partition(":")[0]
+    kept = [text for text in (EXAMPLES / example).read_text("utf-8").splitlines() if not text.startswith(f"{field}:")]
+    path = tmp_path / example
+    path.write_text("\n".join([*kept, line, ""]), encoding="utf-8")
+    with pytest.raises(InputError) as refused:
+        read_config(path)
+    assert told in str(refused.value)
