@@ -162,13 +162,14 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
         raise SkipRowError("ran out of memory: a test of fit, not of speed")
     notes: list[str] = []
     row = filled(row, notes)
-    for rule in rules_of(row):
+    rules = rules_of(row)
+    for rule in rules:
         if "skip" in rule:
             raise SkipRowError(rule["skip"])
-    gpu, rules = find_gpu(_gpu_id(row, notes)), rules_of(row)
+    gpu = find_gpu(_gpu_id(row, notes))
     software = _software(row, notes)
     stated: set[str] = set()
-    options = _options(row, software, notes, stated)
+    options = _options(row, rules, software, notes, stated)
     kernel = _kernel(row, options, gpu, notes)
     samples_fill = samples_that_fill(row)
     full = bool(options.pop("filled", "packed" not in row)) or samples_fill
@@ -220,7 +221,7 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
         tokens_per_s=tokens_per_s,
         why_no_speed=why_no_speed(row) if tokens_per_s is None else "",
         peak_bytes=None if peak_gib is None else peak_gib * GIB,
-        counter=_counter(row),
+        counter=_counter(row, rules),
         why_no_memory=why_no_memory,
         notes=row.get("notes", ""),
         attention_kernel=kernel or next((rule["attention_kernel"] for rule in rules if "attention_kernel" in rule), ""),
@@ -276,7 +277,9 @@ def _software(row: dict[str, str], notes: list[str]) -> Software:
     return found
 
 
-def _options(row: dict[str, str], software: Software, notes: list[str], stated: set[str]) -> dict[str, Any]:
+def _options(
+    row: dict[str, str], rules: list[dict[str, Any]], software: Software, notes: list[str], stated: set[str]
+) -> dict[str, Any]:
     """Options of a row; those that its cells state are added to `stated`."""
     options: dict[str, Any] = {"allow_long_context": True, **software.options}
     options["num_gpus"], per_node = cards_of(row)
@@ -304,7 +307,7 @@ def _options(row: dict[str, str], software: Software, notes: list[str], stated: 
     if options.pop("distributed_optimizer", False) and options.get("sharding") == "ddp":
         options["sharding"] = "zero1"
     if "framework" in row:
-        options = as_shards(with_rules(options, row, notes) | _variant_options(row))
+        options = as_shards(with_rules(options, rules, notes) | _variant_options(row))
     options["max_length"] = whole(row, "seq_len")
     if options.pop("filled_length", options["max_length"]) != options["max_length"]:
         raise SkipRowError(f"seq_len {row['seq_len']!r} and packed {row['packed']!r} contradict each other")
@@ -359,9 +362,9 @@ def _fusable(software: Software, options: dict[str, Any], architecture: Architec
     return ",".join(part for part in every if part and not why_not_fused(part, values, architecture)) or "none"
 
 
-def _counter(row: dict[str, str]) -> str:
+def _counter(row: dict[str, str], rules: list[dict[str, Any]]) -> str:
     """Which memory counter the row has; a rule says where one counts what no forecast of a step is about."""
-    told = next((str(rule["counter"]) for rule in rules_of(row) if "counter" in rule), "")
+    told = next((str(rule["counter"]) for rule in rules if "counter" in rule), "")
     stated = row.get("reserved_or_allocated", "") or "not stated"
     return told or counter_called(stated)
 

@@ -49,11 +49,12 @@ def from_rules(rules: list[dict[str, Any]], key: str, *, but: Collection[str] = 
     return {name: value for rule in rules for name, value in rule.get(key, {}).items() if name not in but}
 
 
-def with_rules(options: dict[str, Any], row: dict[str, str], notes: list[str]) -> dict[str, Any]:
+def with_rules(options: dict[str, Any], rules: list[dict[str, Any]], notes: list[str]) -> dict[str, Any]:
     """The options with what is known of every run with a framework, model or method: versions of code and settings of
     scripts. What a rule says ``else`` holds where no cell says otherwise; without shards nothing is said of them."""
-    rules, sharded = rules_of(row), options.get("sharding") in SHARDED
-    for rule in rules:
-        silent = rule.get("else", {}).items()
-        notes += (f"{n} is not stated: {v} is taken ({rule['source']})." for n, v in silent if n not in options)
-    return from_rules(rules, "else") | options | from_rules(rules, "then", but=() if sharded else OF_SHARDS)
+    said = [(name, value, rule["source"]) for rule in rules for name, value in rule.get("else", {}).items()]
+    silent = {name: (value, source) for name, value, source in said if name not in options}
+    notes += (f"{name} is not stated: {value} is taken ({source})." for name, (value, source) in silent.items())
+    sharded = options.get("sharding") in SHARDED
+    taken = {name: value for name, (value, _) in silent.items()}
+    return taken | options | from_rules(rules, "then", but=() if sharded else OF_SHARDS)

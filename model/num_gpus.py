@@ -18,8 +18,8 @@ from tunecast.model.forecast import Forecast
 from tunecast.model.on_device import resolve_for, target_factors
 from tunecast.model.plans import INNER, gpus_per_copy
 from tunecast.model.question import Question
-from tunecast.model.resolve_parallel import unsharded
 from tunecast.model.rows import held_run
+from tunecast.model.sharding import unsharded
 from tunecast.model.target import Target
 from tunecast.model.units import HOUR_S, MINUTE_S
 

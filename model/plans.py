@@ -21,10 +21,9 @@ from tunecast.model.engine_memory import Flags, memory_of
 from tunecast.model.on_device import shardings_tried
 from tunecast.model.question import RUN_OPTIONS_ELSEWHERE
 from tunecast.model.resolve import ASSUMED, Resolved, resolve_run, whole_number
-from tunecast.model.resolve_parallel import unsharded
 from tunecast.model.rows import held_run
 from tunecast.model.run import Run
-from tunecast.model.sharding import FSDP
+from tunecast.model.sharding import FSDP, unsharded
 
 BATCH_OPTIONS = ("per_device_train_batch_size", "gradient_accumulation_steps", "num_gpus")
 """Options whose product is the global batch."""

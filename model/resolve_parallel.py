@@ -244,13 +244,6 @@ def share_dtype(fields: Fields) -> None:
     fields.notes.append(f"Under FSDP the adapters are stored as {base}, like the base they share a shard with.")
 
 
-def unsharded(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a run that FSDP does not shard: what shards of a model trained whole keep are then its weights."""
-    rest = {name: value for name, value in options.items() if name not in ("master_dtype", "reduce_dtype")}
-    kept = options.get("master_dtype") if options.get("method") == "full" else None
-    return rest if kept is None else rest | {"dtype": kept}
-
-
 def length_step(options: Mapping[str, Any], whole_number: Callable[[str, Any], int]) -> int:
     """Tokens that the lengths of a run with these options are multiples of, so that their splits deal them out evenly:
     what `check_tensor_parallel` and `check_context_parallel` ask for."""

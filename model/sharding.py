@@ -30,9 +30,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 from tunecast.model.architecture import Architecture, Layer
 from tunecast.model.memory_static import layer_packed_bytes, layer_weight_bytes, root_weight_bytes
@@ -308,3 +309,10 @@ def first_gather_bytes(architecture: Architecture, run: Run) -> int:
     if run.num_gpus == 1 or run.sharding not in FSDP:
         return 0
     return 2 * (root_group_bytes(architecture, run) + layer_bytes(architecture, run))
+
+
+def unsharded(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a run that FSDP does not shard: what shards of a model trained whole keep are then its weights."""
+    rest = {name: value for name, value in options.items() if name not in ("master_dtype", "reduce_dtype")}
+    kept = options.get("master_dtype") if options.get("method") == "full" else None
+    return rest if kept is None else rest | {"dtype": kept}
