@@ -105,14 +105,18 @@ def estimate(
 
 
 def _refuse_late(forecasts: Sequence[Forecast], deadline: str | None) -> None:
-    """Code 3 when a deadline was given and no card keeps it, as with any other demand that nothing meets."""
+    """Code 3 when a deadline was given and no card keeps it, as with any other demand that nothing meets.
+
+    A card on which the run does not fit keeps none: its time is that of a run with more memory than it has.
+    """
     if deadline is None:
         return
     from tunecast.cli.guard import THE_ANSWER_IS_NO, fail
     from tunecast.model.num_gpus import parse_hours
     from tunecast.tables import duration
 
-    took = {f"{one.run.num_gpus} x {one.gpu}": one.total_time_h.value for one in forecasts if one.total_time_h}
+    held = [one for one in forecasts if one.fits is not False]
+    took = {f"{one.run.num_gpus} x {one.gpu}": one.total_time_h.value for one in held if one.total_time_h}
     if took and min(took.values()) > parse_hours(deadline):
         fastest = min(took, key=lambda name: took[name])
         fail(

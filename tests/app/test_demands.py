@@ -30,6 +30,22 @@ def test_a_deadline_that_is_kept_is_a_yes() -> None:
     assert done.exit_code == 0, done.output
 
 
+def test_a_card_that_cannot_hold_the_run_keeps_no_deadline() -> None:
+    """The smaller card would be done sooner on any number of GPUs, but every copy of the model is too large for it."""
+    run = ("Qwen/Qwen2.5-32B", "--method", "qlora", "--max-length", "2048", "--tokens", "20M", "--sharding", "ddp")
+    cards = ("--gpu", "a40", "--gpu", "rtx-4090", "--num-gpus", "auto", "--internode-gbps", "400")
+    found = {one["gpu"]: one for one in json.loads(asked("estimate", *run, *cards, "--json").stdout)}
+    small, large = found["rtx-4090-24gb"], found["a40-48gb"]
+    assert (small["fits"], large["fits"]) == (False, True)
+    late = asked("estimate", *run, *cards, "--deadline", "1min", "--json")
+    took = {one["gpu"]: one["total_time_h"]["value"] for one in json.loads(late.stdout)}
+    assert took["rtx-4090-24gb"] < took["a40-48gb"]
+    between = (took["rtx-4090-24gb"] + took["a40-48gb"]) / 2.0
+    done = asked("estimate", *run, *cards, "--deadline", f"{between:.4f}h")
+    assert done.exit_code == 3, done.output
+    assert "the fastest, 128 x a40-48gb, takes" in done.stderr
+
+
 @pytest.mark.parametrize("more", [("--num-gpus", "auto"), ("--max-batch",)])
 def test_what_was_searched_says_so(more: tuple[str, ...]) -> None:
     done = asked("estimate", *LLAMA, "--tokens", "1M", "--json", *more)
