@@ -16,6 +16,7 @@ from tunecast.model.estimate import forecast
 from tunecast.model.fits import fit_probability, memory_view
 from tunecast.model.forecast import Forecast
 from tunecast.model.on_device import resolve_for, target_factors
+from tunecast.model.plans import INNER, gpus_per_copy
 from tunecast.model.question import Question
 from tunecast.model.rows import held_run
 from tunecast.model.target import Target
@@ -57,11 +58,21 @@ def is_auto(question: Question) -> bool:
 
 
 def counts_for(question: Question, target: Target) -> tuple[int, ...]:
-    """Numbers of GPUs to try: one for a CPU, else those that tensor, pipeline and context parallelism divide."""
+    """Numbers of GPUs to try: one for a CPU, else those that tensor, pipeline and context parallelism divide.
+
+    Raises InputError where they divide none.
+    """
     if target.platform == "cpu":
         return (1,)
-    inner = math.prod(int(question.options.get(name) or 1) for name in ("tp", "pp", "cp"))
-    return tuple(count for count in COUNTS if count % inner == 0)
+    inner = gpus_per_copy(question.options, *INNER)
+    counts = tuple(count for count in COUNTS if count % inner == 0)
+    if not counts:
+        splits = " x ".join(f"--{name} {question.options[name]}" for name in INNER if question.options.get(name))
+        raise InputError(
+            f"--num-gpus auto tries {', '.join(map(str, COUNTS))}, but {splits} takes {inner} GPUs per copy of the "
+            f"model, which divides none of them; type --num-gpus {inner}, or a multiple of it."
+        )
+    return counts
 
 
 def with_count(question: Question, count: int) -> Question:

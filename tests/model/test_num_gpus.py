@@ -62,6 +62,17 @@ def test_an_impossible_deadline_says_so() -> None:
     assert "not done within 0.6 min" in note
 
 
+@pytest.mark.parametrize(
+    ("splits", "gpus"), [({"tp": 3}, 3), ({"pp": 3}, 3), ({"cp": 5}, 5), ({"tp": 2, "pp": 256}, 512)]
+)
+def test_splits_that_no_number_tried_divides_by_are_refused(splits: dict[str, int], gpus: int) -> None:
+    (target,) = resolve_targets(["a100-sxm4-80gb"], {})
+    with pytest.raises(InputError) as refused:
+        fewest_gpus(ask("meta-llama/Llama-3.1-8B", method="lora", **splits), target)
+    assert " x ".join(f"--{name} {value}" for name, value in splits.items()) in str(refused.value)
+    assert f"type --num-gpus {gpus}," in str(refused.value)
+
+
 def test_a_deadline_needs_an_amount() -> None:
     (target,) = resolve_targets(["a100-sxm4-80gb"], {})
     with pytest.raises(InputError, match="--tokens"):
