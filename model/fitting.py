@@ -21,6 +21,8 @@ from tunecast.model.losses import head_uses
 from tunecast.model.on_device import resolve_for, target_factors
 from tunecast.model.plans import divisors
 from tunecast.model.question import Question
+from tunecast.model.resolve import whole_number
+from tunecast.model.resolve_parallel import length_step
 from tunecast.model.rows import held_run
 from tunecast.model.run import Run
 from tunecast.model.stacks import BUILT
@@ -76,7 +78,7 @@ def largest_that(holds: Callable[[int], bool], most: int) -> int:
     low, high = 0, 1
     while high < most and holds(high):
         low, high = high, min(2 * high, most)
-    if high == most and high != low and holds(high):
+    if high == most and holds(high):
         return high
     while high - low > 1:
         middle = (low + high) // 2
@@ -112,11 +114,20 @@ def largest_micro_batch(architecture: Architecture, run: Run, target: Target, so
 
 
 def longest_sequence(
-    architecture: Architecture, run: Run, target: Target, most: int | None = None, source: StepSource | None = None
+    architecture: Architecture,
+    run: Run,
+    target: Target,
+    most: int | None = None,
+    source: StepSource | None = None,
+    step: int = 1,
 ) -> int:
-    """Tokens per sample that fit, at most `most` (the model's own limit); 0 when not even one does."""
+    """Tokens per sample that fit, a multiple of `step` and at most `most` (the model's own limit); 0 when none does."""
     limit = most or architecture.max_position or MOST_TOKENS
-    return largest_that(lambda tokens: run_fits(architecture, replace(run, max_length=tokens), target, source), limit)
+
+    def holds(steps: int) -> bool:
+        return run_fits(architecture, replace(run, max_length=steps * step), target, source)
+
+    return step * largest_that(holds, limit // step)
 
 
 def what_would_fit(question: Question, target: Target) -> list[Change]:
@@ -286,22 +297,32 @@ def question_that_fits(question: Question, target: Target, dimension: str) -> tu
 
     Micro-batches are of a data file's longest sample, where rows are of one each; a length is that of one row.
     """
-    run = resolve_for(changed(question, {dimension: 1}), target).run
+    long, lengths = bool(question.options.get("allow_long_context")), dimension == "max_length"
+    step = length_step(question.options, whole_number) if lengths else 1
+    least = shortest_length(question.options, step) if lengths else 1
+    smallest = changed(question, {dimension: least})
+    run = resolve_for(smallest, target).run
     held = held_run(run, question.options)
     flag = dimension.replace("_", "-")
-    if dimension == "max_length":
-        long = bool(question.options.get("allow_long_context"))
-        found = longest_sequence(question.architecture, run, target, MOST_TOKENS if long else None, question.source)
+    if lengths:
+        most = MOST_TOKENS if long else None
+        found = longest_sequence(question.architecture, run, target, most, question.source, step)
     else:
         found = largest_micro_batch(question.architecture, held, target, question.source)
-    if found == 0:
-        one = changed(question, {dimension: 1})
+    if found < least:
         chance = chance_to_fit(question.architecture, held, target, question.source)
         words = "does not fit" if chance < LIKELY else f"fits only tightly (probability {chance:.0%})"
-        return one, f"--{flag} 1 {words} on {target.id}" + (" either" if chance < LIKELY else "")
+        return smallest, f"--{flag} {least} {words} on {target.id}" + (" either" if chance < LIKELY else "")
     origins = {**question.option_origins, dimension: "searched"}
-    note = f"--{flag} {found} is the largest that fits on {target.id}"
+    largest = "largest" if step == 1 else f"largest multiple of {step}"
+    note = f"--{flag} {found} is the {largest} that fits on {target.id}"
     return replace(changed(question, {dimension: found}), option_origins=origins), note
+
+
+def shortest_length(options: Options, step: int) -> int:
+    """The least multiple of `step` that is no shorter than the documents packed into a row."""
+    documents = whole_number("attention_length", options.get("attention_length") or 1)
+    return -(-documents // step) * step
 
 
 def suggestions(question: Question, target: Target) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -241,6 +242,14 @@ def share_dtype(fields: Fields) -> None:
         )
     fields.put("adapter_dtype", base, "stack-default")
     fields.notes.append(f"Under FSDP the adapters are stored as {base}, like the base they share a shard with.")
+
+
+def length_step(options: Mapping[str, Any], whole_number: Callable[[str, Any], int]) -> int:
+    """Tokens that the lengths of a run with these options are multiples of, so that their splits deal them out evenly:
+    what `check_tensor_parallel` and `check_context_parallel` ask for."""
+    tp, cp = (whole_number(name, options.get(name) or 1) for name in ("tp", "cp"))
+    split = options.get("sequence_parallel") in (None, True)
+    return math.lcm(tp * cp if tp > 1 and split else 1, 2 * cp if cp > 1 else 1)
 
 
 def check_tensor_parallel(architecture: Architecture, values: Mapping[str, Any], *, dora: bool) -> None:

@@ -154,6 +154,37 @@ def test_searched_options_say_so(make: Make) -> None:
     assert found.run_origins["max_length"] == "searched"
 
 
+@pytest.mark.parametrize(
+    ("more", "step"),
+    [
+        ({"num_gpus": 2, "tp": 2}, 2),
+        ({"num_gpus": 2, "tp": 2, "sequence_parallel": False}, 1),
+        ({"num_gpus": 2, "cp": 2}, 4),
+        ({"num_gpus": 4, "tp": 2, "cp": 2}, 4),
+        ({"num_gpus": 3, "cp": 3}, 6),
+        ({"attention_length": 512, "attn_implementation": "flash_attention_2"}, 1),
+    ],
+)
+def test_searched_lengths_are_those_that_the_splits_deal_out(make: Make, more: dict[str, Any], step: int) -> None:
+    """No other length is tried: each would be refused, and nobody typed it. One step more does not fit."""
+    options = {"method": "lora", "sharding": "ddp", **more} if more.get("cp") else {"method": "lora", **more}
+    question, target = Question(architecture=make("llama-3.1-8b"), options=options), card("l40s-48gb")
+    asked, note = question_that_fits(question, target, "max_length")
+    length = asked.options["max_length"]
+    assert length % step == 0
+    assert length > 512
+    assert f"--max-length {length} is the largest {f'multiple of {step} ' if step > 1 else ''}that fits" in note
+    assert forecast(asked, target).verdict == "fits"
+    assert forecast(changed(question, {"max_length": length + step}), target).verdict != "fits"
+
+
+def test_documents_that_do_not_fit_name_their_own_length(make: Make) -> None:
+    options = {"method": "full", "attention_length": 512, "attn_implementation": "flash_attention_2"}
+    question = Question(architecture=make("llama-3.1-70b"), options=options)
+    _, note = question_that_fits(question, card("l4-24gb"), "max_length")
+    assert note == "--max-length 512 does not fit on l4-24gb either"
+
+
 def test_nothing_fits_is_said(make: Make) -> None:
     question, target = Question(architecture=make("llama-3.1-70b"), options={"method": "full"}), card("t4-16gb")
     assert question_that_fits(question, target, "max_length")[1] == "--max-length 1 does not fit on t4-16gb either"
