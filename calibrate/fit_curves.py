@@ -186,9 +186,14 @@ def choose_unevenness(at: Array, left: Array) -> Params:
     return {"gp_slope": float(np.clip(slope, -STEEPEST_UNEVENNESS, 0.0)), "gp_centre": centre}
 
 
+def root_mean_square(errors: Array) -> float:
+    """Of errors; 0 of none, which says nothing."""
+    return float(np.sqrt(np.mean(errors**2))) if len(errors) else 0.0
+
+
 def assemble(spec: FormSpec, params: Params, at: Array, left: Array, *, gp: Params | None) -> Curve:
     """A curve with its residual process; without one, only the spread."""
-    spread = max(float(np.sqrt(np.mean(left**2))), 1e-4)
+    spread = max(root_mean_square(left), 1e-4)
     if gp is None:
         return Curve(form=spec.form, params=params, log_sd=spread, origin=MEASURED)
     points = tuple((*map(float, row), float(value)) for row, value in zip(at, left, strict=True))
@@ -264,9 +269,9 @@ def fit_curve(specs: Sequence[FormSpec], found: Sequence[Observation], *, seed: 
     if gp is not None:
         gp = _widen(gp, error[seen], sd[seen])
     at, left = _residuals(spec, params, cols.rows(seen), log_y[seen])
-    log_sd = max(float(np.sqrt(np.mean(error[seen] ** 2))), spec.least_log_sd)
-    if len(log_y) < MIN_LEFT_OUT:
-        log_sd = max(log_sd, float(sd[0]))
+    log_sd = max(root_mean_square(error[seen]), spec.least_log_sd)
+    if len(log_y) < MIN_LEFT_OUT or not len(seen):
+        log_sd = max(log_sd, untested_log_sd(spec))
     curve = replace(assemble(spec, params, at, left, gp=gp), log_sd=log_sd)
     return FittedCurve(
         curve=curve,
@@ -276,6 +281,11 @@ def fit_curve(specs: Sequence[FormSpec], found: Sequence[Observation], *, seed: 
     )
 
 
+def untested_log_sd(spec: FormSpec) -> float:
+    """Spread of a curve of which no trial was left out, or none showed the device."""
+    return spec.least_log_sd or UNTESTED_LOG_SD
+
+
 def _candidate(spec: FormSpec, data: Data, *, seed: int) -> tuple[FormSpec, Params, Params | None, Array, Array]:
     cols, log_y = data.cols, data.log_y
     params = fit_params(spec, cols, log_y)
@@ -283,6 +293,8 @@ def _candidate(spec: FormSpec, data: Data, *, seed: int) -> tuple[FormSpec, Para
     at, left = _residuals(spec, params, cols.rows(seen), log_y[seen])
     gp = choose_gp(at, left) if len(seen) >= MIN_GP_POINTS else None
     if len(log_y) < MIN_LEFT_OUT:
-        return spec, params, gp, left, np.full(len(log_y), spec.least_log_sd or UNTESTED_LOG_SD)
+        error = log_y - np.log(benched(spec.form, params, cols))
+        error[seen] = left
+        return spec, params, gp, error, np.full(len(log_y), untested_log_sd(spec))
     error, sd = left_out(spec, data, start=params, gp=gp, seed=seed)
     return spec, params, gp, error, sd
