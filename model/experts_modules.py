@@ -72,7 +72,8 @@ def mlp_in_modules(experts: Experts) -> Mlp:
 
 
 def expert_modules_block(step: Step, where: str, layer: Layer, x: Tensor) -> Tensor:
-    """Router, then each expert over its rows, its result added to the tokens' sums."""
+    """Router, then each expert over its rows, its result added to the tokens' sums; without rows only the look-up runs,
+    since torch launches nothing over empty tensors."""
     tape, experts, hidden = step.tape, layer.mlp.experts, step.architecture.hidden_size
     assert experts is not None
     logits, weights, places = routed(step, where, layer.mlp.linears[0], experts, x)
@@ -82,6 +83,8 @@ def expert_modules_block(step: Step, where: str, layer: Layer, x: Tensor) -> Ten
     for index in range(experts.count):
         rows = balanced_rows(places.elements, experts.count, index)
         chosen = found_rows(step, mask, rows)
+        if not rows:
+            continue
         entry = routing.index(tape, x, chosen, rows * hidden, name="experts.gather")
         tape.hold(*held[:1])
         made = one_expert(step, f"{where}.experts.{index}", layer.mlp.linears[1:4], entry)
