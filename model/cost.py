@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tunecast.catalogs.errors import InputError
 from tunecast.catalogs.price_book import PriceBook, shipped_book
 from tunecast.catalogs.prices import SCALING_MAX_GPUS, JobOffer
 from tunecast.catalogs.rental_facts import BITS_PER_BYTE, joined_as_fast, joined_at
 from tunecast.model.bounds import MOST_USD_PER_H, at_most
 from tunecast.model.parallel_network import network_taken
+from tunecast.model.read_numbers import number_above_zero
 from tunecast.model.units import GIGA, HOUR_S, MEGA
 from tunecast.model.value import Value
 
@@ -28,11 +28,10 @@ class Price:
 
 def user_price(usd_per_gpu_hour: float, num_gpus: int) -> Price:
     """One number from the user; raises InputError unless it is positive."""
-    if not (math.isfinite(usd_per_gpu_hour) and usd_per_gpu_hour > 0):
-        raise InputError(f"--usd-per-gpu-hour is {usd_per_gpu_hour}, which is not above 0; type for example 2.0.")
-    at_most("--usd-per-gpu-hour", usd_per_gpu_hour, MOST_USD_PER_H)
-    offer = {"provider": "user", "usd_per_gpu_hour": usd_per_gpu_hour, "source": "--usd-per-gpu-hour"}
-    return Price(usd_per_h=usd_per_gpu_hour * num_gpus, offer=offer)
+    flag = "--usd-per-gpu-hour"
+    usd_per_h = at_most(flag, number_above_zero(flag, usd_per_gpu_hour, "2.0"), MOST_USD_PER_H)
+    offer = {"provider": "user", "usd_per_gpu_hour": usd_per_h, "source": flag}
+    return Price(usd_per_h=usd_per_h * num_gpus, offer=offer)
 
 
 def candidate_prices(

@@ -21,7 +21,7 @@ from tunecast.model.losses import head_uses
 from tunecast.model.on_device import resolve_for, target_factors
 from tunecast.model.plans import divisors
 from tunecast.model.question import Question
-from tunecast.model.resolve import whole_number
+from tunecast.model.read_numbers import whole_number
 from tunecast.model.resolve_parallel import length_step
 from tunecast.model.rows import held_run
 from tunecast.model.run import Run
@@ -298,7 +298,7 @@ def question_that_fits(question: Question, target: Target, dimension: str) -> tu
     Micro-batches are of a data file's longest sample, where rows are of one each; a length is that of one row.
     """
     long, lengths = bool(question.options.get("allow_long_context")), dimension == "max_length"
-    step = length_step(question.options, whole_number) if lengths else 1
+    step = length_step(question.options) if lengths else 1
     least = shortest_length(question.options, step) if lengths else 1
     smallest = changed(question, {dimension: least})
     run = resolve_for(smallest, target).run

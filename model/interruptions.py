@@ -21,8 +21,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 from tunecast.catalogs.errors import InputError
+from tunecast.model.read_numbers import number_that
 from tunecast.model.units import MONTH_H
 
 NEVER_H = 1e9
@@ -73,12 +75,13 @@ def rate_per_h(monthly: float) -> float:
 
     Raises InputError for a share outside 0 (never) to below 1.
     """
-    if not 0.0 <= monthly < 1.0:
-        raise InputError(
-            f"--interruption-rate-per-month is {monthly:g}, which is not a share from 0 to below 1; "
-            "type for example 0.15 for 15% interrupted within a month."
-        )
-    return -math.log1p(-monthly) / MONTH_H
+    return -math.log1p(-checked_share("--interruption-rate-per-month", monthly)) / MONTH_H
+
+
+def checked_share(flag: str, value: Any) -> float:
+    """The share interrupted within a month as a number."""
+    example = "0.15 for 15% interrupted within a month"
+    return number_that(flag, value, lambda share: 0.0 <= share < 1.0, "a share from 0 to below 1", example)
 
 
 def monthly_share(rate: float) -> float:

@@ -17,6 +17,7 @@ from tunecast.model.parallel_network import NETWORK_FACTORS
 from tunecast.model.parallel_offload import HOST_FACTORS, PAGING_WAYS
 from tunecast.model.priors import HOOKS
 from tunecast.model.question import Question
+from tunecast.model.read_numbers import number_above_zero
 from tunecast.model.resolve import Resolved
 from tunecast.model.rows import packing_of
 from tunecast.model.run import Run
@@ -42,26 +43,23 @@ def step_timing(question: Question, resolved: Resolved, target: Target, factors:
     operations = operations_of(question.architecture, run, platform=target.platform, source=question.source)
     if question.achieved_tflops is None:
         return linked_step(question.architecture, run, operations, factors)
-    if not (math.isfinite(question.achieved_tflops) and question.achieved_tflops > 0):
-        raise InputError(
-            f"--achieved-tflops is {question.achieved_tflops}, which is not above 0; type for example 400."
-        )
+    achieved_tflops = number_above_zero("--achieved-tflops", question.achieved_tflops, "400")
     flops = model_flops_of(question.architecture, run, platform=target.platform, source=question.source)
     peak = target.peaks.get(run.product_dtype)
-    if peak is not None and question.achieved_tflops * TERA > peak:
+    if peak is not None and achieved_tflops * TERA > peak:
         raise InputError(
-            f"--achieved-tflops {question.achieved_tflops:g} is above the {peak / TERA:g} TFLOP/s dense "
+            f"--achieved-tflops {achieved_tflops:g} is above the {peak / TERA:g} TFLOP/s dense "
             f"{run.product_dtype} peak of {target.id}; type what one GPU really reaches, "
             f"for example {peak / TERA / 2:.0f}."
         )
-    seconds = flops / (question.achieved_tflops * TERA * run.num_gpus)
+    seconds = flops / (achieved_tflops * TERA * run.num_gpus)
     executed = executed_by_dtype_of(question.architecture, run, platform=target.platform, source=question.source)
     least_s = seconds_at_peak(executed, run, target.peaks)
     if least_s is not None and least_s > seconds:
         most = flops / least_s / run.num_gpus / TERA
         more = sum(executed.values()) / flops
         raise InputError(
-            f"--achieved-tflops {question.achieved_tflops:g} of required work is {more:.2f} times as much with what is "
+            f"--achieved-tflops {achieved_tflops:g} of required work is {more:.2f} times as much with what is "
             f"recomputed, above {_peak_words(executed, run, target)} of {target.id}; "
             f"type at most {math.floor(most * 10) / 10:g}."
         )
