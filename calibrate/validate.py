@@ -22,7 +22,7 @@ from tunecast.model.forecast import MemoryView
 from tunecast.model.inventory import step_operations
 from tunecast.model.parallel_network import with_network
 from tunecast.model.parallel_offload import with_host
-from tunecast.model.priors import prior_factors, with_attention_kernel
+from tunecast.model.priors import prior_factors
 from tunecast.model.target import Target
 from tunecast.model.time import StepTime
 from tunecast.model.timing import linked_step
@@ -191,9 +191,9 @@ def predict(run: PublishedRun, priors: Priors) -> Prediction:
     gpu = load_gpus()[run.gpu]
     labelled = replace(run.run, stack=run.stack)
     reached = priors["efficiency"]["link"]
-    factors = with_network(prior_factors(gpu, labelled, priors), run.run, gpu, run.network, reached=reached)
+    own = prior_factors(gpu, labelled, priors, attention_kernel=run.attention_kernel)
+    factors = with_network(own, run.run, gpu, run.network, reached=reached)
     factors = with_host(factors, run.architecture, run.run, gpu, reached=reached)
-    factors = with_attention_kernel(factors, run.attention_kernel, priors)
     share = start_up_share(run.notes)
     factors = with_start_up(factors, share, priors)
     operations = step_operations(run.architecture, run.run)
