@@ -28,7 +28,7 @@ from tunecast.model.curves import Array, columns, seconds, shares
 from tunecast.model.factors import FactorSet
 from tunecast.model.hooks import has_hooks, visits_of
 from tunecast.model.host import HOST as HOST
-from tunecast.model.host import host_issues, host_seconds
+from tunecast.model.host import enters_layer, host_issues, host_seconds
 from tunecast.model.links import bubble_frac, host_updates, no_seconds
 from tunecast.model.links import communication_seconds as communication_seconds
 from tunecast.model.operation import Kind, Operation
@@ -93,11 +93,15 @@ class Clocks:
 
 
 def merged(operations: Sequence[Operation]) -> list[tuple[Operation, float]]:
-    """Equal operations as one, with their executions per optimizer step: layers repeat the same few."""
+    """Equal operations as one, with their executions per optimizer step: layers repeat the same few.
+
+    Names count only where a clock tells by them: a kernel's segment, and whether a layer is entered with it.
+    """
     counts: dict[tuple[object, ...], float] = {}
     first: dict[tuple[object, ...], Operation] = {}
     for o in operations:
-        key = (o.kind, o.phase, o.dtype, o.shape, o.layout, o.bytes, o.flops, o.launches)
+        told_apart = (segment_of(o), enters_layer(o))
+        key = (o.kind, o.phase, o.dtype, o.shape, o.layout, o.bytes, o.flops, o.launches, *told_apart)
         counts[key] = counts.get(key, 0.0) + o.count
         first.setdefault(key, o)
     return [(first[key], count) for key, count in counts.items()]
