@@ -31,7 +31,7 @@ from tunecast.model.host import HOST as HOST
 from tunecast.model.host import enters_layer, host_issues, host_seconds
 from tunecast.model.links import bubble_frac, host_updates, no_seconds
 from tunecast.model.links import communication_seconds as communication_seconds
-from tunecast.model.operation import Kind, Operation
+from tunecast.model.operation import SYNCHRONISATION, Kind, Operation
 from tunecast.model.passes import Passes
 from tunecast.model.run import Run
 from tunecast.model.segments import FORWARD, HEAD, OPTIMIZER_SEGMENT, SEGMENTS, passes_of, segment_of, told
@@ -42,8 +42,6 @@ from tunecast.model.step_seconds import StepTime as StepTime
 from tunecast.model.value import at_least_to, lognormal
 
 COMPUTE = (str(Kind.GEMM), str(Kind.ATTENTION))
-VALUE_READ = "_local_scalar_dense"
-"""Operator by which torch reads a value to the host: it waits for all work issued before it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +115,7 @@ def _by_curve(operations: Sequence[Operation]) -> dict[str, list[tuple[Operation
 
 def meets_of(operations: Sequence[Operation]) -> Array:
     """(segments,) 1 where the host reads a value of the device at the start."""
-    reads = {segment_of(o) for o in operations if o.name.endswith(VALUE_READ)}
+    reads = {segment_of(o) for o in operations if o.name == SYNCHRONISATION}
     return np.array([float(segment in reads) for segment in range(len(SEGMENTS))])
 
 
