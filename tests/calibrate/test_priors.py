@@ -14,6 +14,7 @@ from tunecast.calibrate.priors_fit import fit_priors, fit_rows
 from tunecast.calibrate.priors_left_out import Unseen, slower_of, unseen_of, width_of
 from tunecast.calibrate.priors_problem import SHARED, Row, believed, predicted_log_s, training_rows
 from tunecast.calibrate.priors_records import shipped_records
+from tunecast.calibrate.run_table import read_table
 from tunecast.catalogs.gpus import load_gpus
 from tunecast.model.architectures import load_architecture
 from tunecast.model.curves import columns, seconds
@@ -76,10 +77,11 @@ def test_the_shipped_priors_are_reproduced(refitted: dict[str, Any]) -> None:
 
 
 def test_low_confidence_and_auxiliary_rows_fit_nothing() -> None:
-    used = set(load_priors()["rows_used"])
+    table, used = {row["id"]: row for row in read_table(TABLE)}, load_priors()["rows_used"]
     assert used
-    sources = {"FM", "QW", "MF", "VL", "FT", "TT", "NA", "NB", "NV", "TI", "XT", "FF", "SW"}
-    assert {row_id.split("-")[0] for row_id in used} <= sources
+    assert len(used) == len(set(used))
+    assert {table[row_id]["set"] for row_id in used} == {"training"}
+    assert "low" not in {table[row_id]["confidence"] for row_id in used}
 
 
 def test_efficiencies_are_fractions_with_intervals_and_origins() -> None:
