@@ -12,7 +12,7 @@ import pytest
 
 from tunecast.calibrate.priors_fit import fit_priors, fit_rows
 from tunecast.calibrate.priors_left_out import Unseen, slower_of, unseen_of, width_of
-from tunecast.calibrate.priors_problem import SHARED, Row, believed, predicted_log_s, training_rows
+from tunecast.calibrate.priors_problem import SHARED, Row, Training, believed, predicted_log_s, read_training
 from tunecast.calibrate.priors_records import shipped_records
 from tunecast.calibrate.run_table import read_table
 from tunecast.catalogs.gpus import load_gpus
@@ -43,18 +43,18 @@ TABLE = Path(__file__).parents[2] / "results" / "published" / "published-runs.cs
 
 
 @pytest.fixture(scope="module")
-def timed() -> tuple[list[Row], dict[str, str]]:
-    return training_rows(TABLE)
+def training() -> Training:
+    return read_training(TABLE)
 
 
 @pytest.fixture(scope="module")
-def rows(timed: tuple[list[Row], dict[str, str]]) -> list[Row]:
-    return timed[0]
+def rows(training: Training) -> list[Row]:
+    return training.rows
 
 
 @pytest.fixture(scope="module")
-def refitted(timed: tuple[list[Row], dict[str, str]]) -> dict[str, Any]:
-    return fit_priors(TABLE, timed, shipped_records())
+def refitted(training: Training) -> dict[str, Any]:
+    return fit_priors(training, shipped_records())
 
 
 def assert_same(left: Any, right: Any, path: str = "") -> None:
