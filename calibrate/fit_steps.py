@@ -110,7 +110,7 @@ def _prior_sd(name: str) -> float:
 
 
 def start_values(names: Sequence[str], host_s_per_launch: float) -> dict[str, float]:
-    """Where the ridge pulls: scales to 1, the host to its launch benchmark, the constant to a millisecond."""
+    """Where the ridge pulls: scales to 1, the host to its launch benchmark, the constant to 0.2 ms."""
     start = dict.fromkeys(names, 1.0)
     start |= {name: CALL_LAUNCHES for name in ("scale.host_calls", "scale.host_layers") if name in start}
     return start | {HOST_FACTOR: host_s_per_launch, "step_overhead_s": MILLISECOND_S / 5}

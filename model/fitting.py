@@ -90,7 +90,10 @@ def chance_to_fit(architecture: Architecture, run: Run, target: Target, source: 
     """Probability that this run fits into the usable memory of the device."""
     found = fit_probability(memory_view(architecture, run, target, target_factors(target, run), source))
     if found is None:
-        raise InputError(f"The usable memory of {target.id} is unknown, so what fits on it cannot be searched.")
+        raise InputError(
+            f"The usable memory of {target.id} is unknown, so what fits on it cannot be searched; leave "
+            "--max-batch and --max-length-that-fits out, or name another card with --gpu."
+        )
     return found
 
 

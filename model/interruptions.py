@@ -9,10 +9,10 @@ counts only when it is finished without a cut, the expected duration is
 
 because each of the e^{λL} - 1 expected failed attempts lasts until its cut and is followed by a
 restart, whose own expected duration with cuts is (e^{λR} - 1) / λ. Stretches are independent, so a job
-is the sum over them. Young and Daly only propose the interval between checkpoints; the expectation is
+is the sum over them. Daly's formula only proposes the interval between checkpoints; the expectation is
 of the interval that is taken.
 
-Sources: J. W. Young, CACM 17(9), 1974; J. T. Daly, Future Generation Computer Systems 22(3), 2006.
+Source: J. T. Daly, Future Generation Computer Systems 22(3), 2006.
 Left out: waiting for a machine when none is free (add it to the restart time), and that clouds may not
 charge for the last minutes before they take a machine away.
 """
@@ -30,6 +30,7 @@ from tunecast.model.units import MONTH_H
 NEVER_H = 1e9
 """Expected hours are capped here, at a hundred thousand years, so that sums stay finite: the job never ends."""
 BISECTIONS = 80
+"""Halvings of a bracket of rates: past the 52 bits of a float's fraction none is left to halve."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,11 +116,6 @@ def expected_h(job: Stretches, rate: float) -> float:
 def expected_interruptions(job: Stretches, rate: float) -> float:
     """Expected number of cuts: the rate times the hours held."""
     return rate * expected_h(job, rate)
-
-
-def young_h(save_h: float, rate: float) -> float:
-    """Young's interval: the square root of 2 · save / λ."""
-    return math.sqrt(2.0 * save_h / rate)
 
 
 def daly_h(save_h: float, rate: float) -> float:
