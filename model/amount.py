@@ -84,7 +84,7 @@ def _from_data(run: Run, options: dict[str, Any], rows: Rows | None, repeats: fl
         if amount is None and options.get("num_train_epochs") is not None:
             raise InputError("--num-train-epochs needs an amount; add --tokens 10M or --num-samples 5000.")
         return amount
-    padded = _padded_samples(run, options)
+    padded = _padded_samples(options)
     if padded is not None:
         what = f"{padded:,.0f} samples x {_epochs(repeats)}, each padded to {run.max_length} tokens"
         return _from_tokens(run, padded * run.max_length * repeats, what, repeats)
@@ -104,7 +104,7 @@ def _from_data(run: Run, options: dict[str, Any], rows: Rows | None, repeats: fl
     return None
 
 
-def _padded_samples(run: Run, options: Mapping[str, Any]) -> float | None:
+def _padded_samples(options: Mapping[str, Any]) -> float | None:
     """Samples that a training file pads to ``max_length`` (axolotl's ``pad_to_sequence_len``); None where it does not,
     where the command line says how rows are made, or where how many there are is not known."""
     if not options.get("rows_padded") or options.get("packing") is not None:

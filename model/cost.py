@@ -55,14 +55,6 @@ def candidate_prices(
     return tuple(job_price(job) for job in own if job.instances <= fewest)
 
 
-def cheapest_price(
-    gpu_id: str, num_gpus: int, price_types: Sequence[str] = ("on-demand",), *, book: PriceBook | None = None
-) -> Price | None:
-    """The first of the candidates: the cheapest per hour; None: no price."""
-    found = candidate_prices(gpu_id, num_gpus, price_types, book=book)
-    return found[0] if found else None
-
-
 def job_price(job: JobOffer) -> Price:
     """A catalog offer as a price, with its provenance."""
     offer, network_bytes_per_s = job.offer, joined_at(job)

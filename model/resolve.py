@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tunecast.catalogs.errors import InputError, NotSupportedError, UnknownNameError
+from tunecast.catalogs.errors import InputError, UnknownNameError
 from tunecast.catalogs.refused import refuse_method
 from tunecast.model.architecture import Architecture
 from tunecast.model.bounds import check_chunks, check_sizes, check_words
@@ -76,8 +76,6 @@ ASSUMED = {
 """Used when neither the user nor the stack says. 1,024 tokens is TRL's ``SFTConfig.max_length``."""
 
 COUNTS = ("max_length", "per_device_train_batch_size", "gradient_accumulation_steps", "num_gpus")
-REFUSED_PARALLELISM: dict[str, str] = {}
-"""Layouts that are understood but not built."""
 RUN_FIELDS = tuple(field.name for field in dataclasses.fields(Run))
 
 
@@ -158,16 +156,11 @@ def check_length(architecture: Architecture, max_length: int, *, allow_long: boo
 
 
 def check_known(options: Mapping[str, Any]) -> None:
-    """Refuse options nobody reads, and kinds of parallelism that are not built."""
-    readable = {*RUN_FIELDS, *REFUSED_PARALLELISM, "offload", "allow_long_context"} - {*BY_CARD}
-    for name, value in options.items():
+    """Refuse options nobody reads."""
+    readable = {*RUN_FIELDS, "offload", "allow_long_context"} - {*BY_CARD}
+    for name in options:
         if name not in readable:
             raise UnknownNameError("run option", name, readable)
-        if name in REFUSED_PARALLELISM and value not in (None, 1):
-            raise NotSupportedError(
-                f"--{name} {value} asks for {REFUSED_PARALLELISM[name]}, which is not built yet; "
-                "use --sharding ddp, zero1, zero2, zero3 or fsdp."
-            )
 
 
 def _numbers(fields: _Fields, architecture: Architecture) -> None:

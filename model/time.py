@@ -62,8 +62,6 @@ class PhaseTable:
     micro_steps: int
     column_log_variance: Array
     """(columns,) variance of the log of each column's summed seconds, from its curve."""
-    flops: float
-    """Executed FLOPs of the whole step on one GPU."""
     once_s: Array = field(default_factory=no_seconds)
     """(segments,) on the link in the last pass only (gradients that accumulated), overlap not yet taken off."""
     blocking_s: Array = field(default_factory=no_seconds)
@@ -149,14 +147,7 @@ def phase_table(operations: Sequence[Operation], factors: FactorSet, *, run: Run
         meets=meets_of(operations),
         micro_steps=micro,
         column_log_variance=np.divide(variance, total**2, out=np.zeros_like(variance), where=variance > 0.0),
-        flops=sum(o.total_flops for o in operations),
     )
-
-
-def scalar(factors: FactorSet, name: str, default: float) -> float:
-    """A scalar factor's value, or `default` (the value that switches its mechanism off)."""
-    found = factors.factors.get(name)
-    return default if found is None else found.value
 
 
 def scalars(factors: FactorSet) -> dict[str, float]:
@@ -373,7 +364,6 @@ def step_time(operations: Sequence[Operation], factors: FactorSet, *, run: Run) 
         device_s=clocks.device_s,
         host_s=clocks.host_s,
         bound_by=_bound_by(clocks, parts, synchronous=factors.synchronous),
-        executed_flops=table.flops,
         log_sd=log_sd,
         log_sd_parts=spread,
     )

@@ -70,7 +70,6 @@ def step_timing(question: Question, resolved: Resolved, target: Target, factors:
         device_s=seconds,
         host_s=0.0,
         bound_by="compute",
-        executed_flops=flops / run.num_gpus,
         log_sd=0.0,
     )
 
