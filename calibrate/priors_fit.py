@@ -33,6 +33,7 @@ from tunecast.calibrate.priors_problem import (
     rows_of_records,
 )
 from tunecast.calibrate.priors_records import RecordRuns
+from tunecast.model.factors import HOST_S_PER_LAUNCH
 from tunecast.model.priors import ATTENTION_KERNEL, CLOCK, DEQUANT_KERNEL, PRIORS_SCHEMA, interval
 
 KERNELS = (CLOCK, ATTENTION_KERNEL, DEQUANT_KERNEL)
@@ -126,7 +127,7 @@ def _stored(solution: Solution, name: str) -> dict[str, Any]:
     value = params_of(solution.vector[: len(SHARED)])[name]
     value = min(value, 1.0) if name in FRACTIONS else value
     spread, belief = float(np.sqrt(solution.covariance[place, place])), believed(name)
-    hosts = solution.sds.get(HOST_GROUP, 0.0) if name == "host_s_per_launch" else 0.0
+    hosts = solution.sds.get(HOST_GROUP, 0.0) if name == HOST_S_PER_LAUNCH else 0.0
     bounds = interval(value, math.hypot(spread, hosts))
     if name in FRACTIONS:
         bounds["high"] = min(bounds["high"], 1.0)

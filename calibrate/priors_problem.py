@@ -25,6 +25,7 @@ from tunecast.calibrate.run_table import read_table
 from tunecast.calibrate.start_up import START_UP, start_up_share
 from tunecast.calibrate.validate import Entry, read_entries
 from tunecast.catalogs.gpus import load_gpus
+from tunecast.model.factors import HOST_S_PER_LAUNCH
 from tunecast.model.inventory import step_operations
 from tunecast.model.parallel_network import WHOLE_RATE, catalog_network, with_network
 from tunecast.model.parallel_offload import with_host
@@ -46,7 +47,7 @@ from tunecast.model.time import COLUMNS, PhaseTable, phase_table, run_clocks
 EFFICIENCIES = ("gemm", "attention", "memory", "dequant", "link")
 OVERLAP = "overlap_frac"
 FRACTIONS = (*EFFICIENCIES, OVERLAP)
-SHARED = (*FRACTIONS, "host_s_per_launch", "host_hooks", START_UP)
+SHARED = (*FRACTIONS, HOST_S_PER_LAUNCH, "host_hooks", START_UP)
 """Parameters that all rows share."""
 HOST_GROUP = "host"
 BY_KIND = {
@@ -55,7 +56,7 @@ BY_KIND = {
     **{f"stack.{kind}": (kind,) for kind in STACK_KINDS},
     **{f"source.{kind}": (kind,) for kind in SOURCE_KINDS},
 }
-FOLLOWED = {**{name: (name, -1.0) for name in EFFICIENCIES}, "host_s_per_launch": (HOST_GROUP, 1.0)}
+FOLLOWED = {**{name: (name, -1.0) for name in EFFICIENCIES}, HOST_S_PER_LAUNCH: (HOST_GROUP, 1.0)}
 """Shared parameters that stretch a kind of work."""
 WHOLE = ("device", "sharding")
 CELL = "cell"

@@ -39,7 +39,7 @@ from tunecast.model.step import tape_run
 from tunecast.model.tape import LEAF_SUM
 from tunecast.model.target import Target
 from tunecast.model.time import (
-    HOST,
+    HOST_COLUMNS,
     Stack,
     communication_seconds,
     phase_table,
@@ -223,7 +223,7 @@ def step_seconds_of(
     launches = _both([w.launches for w in works], plans.body, whole, plans.micro)
     launches += _by_micro(np.array([w.launches for w in spreads])[plans.spread], plans.micro)
     visits = _by_micro(np.array([w.visits[:VARIANTS] for w in works])[plans.body], plans.micro)
-    launches[:, :, HOST.index("hooks")] += visits * np.array([has_hooks(run) for run in kinds])[kind][:, None]
+    launches[:, :, HOST_COLUMNS.index("hooks")] += visits * np.array([has_hooks(run) for run in kinds])[kind][:, None]
     meets = np.maximum(
         np.array([w.meets for w in works])[plans.body], np.array([w.meets for w in spreads])[plans.spread]
     )

@@ -15,7 +15,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from tunecast.catalogs.gpus import Gpu, training_dtype
-from tunecast.model.factors import Curve, Factor, FactorSet
+from tunecast.model.factors import HOST_S_PER_LAUNCH, Curve, Factor, FactorSet
 from tunecast.model.memory_codes import code_notes, effects_stack, memory_overheads_of
 from tunecast.model.operation import FLASH, NATIVE
 from tunecast.model.overlap_belief import with_believed_overlap
@@ -52,14 +52,14 @@ CLOCK = "clock"
 ATTENTION_KERNEL = "attention_kernel"
 """The group of effects of attention kernels other than those of today."""
 WORK_PARAMS = ("scale.gemm", "scale.attention", "scale.memory", "scale.loss", "scale.optimizer", "scale.dequant")
-HOST, HOOKS = "host_s_per_launch", "scale.host_hooks"
+HOOKS = "scale.host_hooks"
 FITTED_AS = {
     **{name: name.removeprefix("scale.") for name in WORK_PARAMS},
     "scale.loss": "memory",
     "scale.optimizer": "memory",
     "scale.link": "link",
     "overlap_frac": "overlap_frac",
-    HOST: HOST,
+    HOST_S_PER_LAUNCH: HOST_S_PER_LAUNCH,
     HOOKS: "host_hooks",
 }
 """Names of factors of a step, and of the fitted parameters that they follow."""
@@ -173,7 +173,7 @@ def prior_factors(
     factors |= dict.fromkeys(("scale.loss", "scale.optimizer"), factors["scale.memory"])
     if "link_bytes_per_s" in factors:
         factors["link_bytes_per_s"] = _scaled_link(factors["link_bytes_per_s"], priors["efficiency"]["link"])
-    for name in (HOST, HOOKS, "overlap_frac"):
+    for name in (HOST_S_PER_LAUNCH, HOOKS, "overlap_frac"):
         stored = priors[name.removeprefix("scale.")]
         factors[name] = Factor(**{k: stored[k] for k in ("value", "low", "high", "unit", "origin")})
     width, cudnn = float(priors["width"]), (CUDNN_NOTE,) if _runs_own_kernels(gpu, run) else ()
@@ -345,7 +345,9 @@ def step_covariance(
         if effect.name is None:
             moved = params_of_kinds(effect.moves)
             found += np.outer(moved, moved) * (effect.log_sd * (width if effect.scaled else 1.0)) ** 2
-    found[STEP_PARAMS.index(HOST), STEP_PARAMS.index(HOST)] += float(priors["spreads"]["host"]) ** 2
+    found[STEP_PARAMS.index(HOST_S_PER_LAUNCH), STEP_PARAMS.index(HOST_S_PER_LAUNCH)] += (
+        float(priors["spreads"]["host"]) ** 2
+    )
     return tuple(tuple(float(value) for value in row) for row in found)
 
 

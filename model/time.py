@@ -27,7 +27,7 @@ from tunecast.model.curve_names import find_curve as find_curve
 from tunecast.model.curves import Array, columns, seconds, shares
 from tunecast.model.factors import FactorSet
 from tunecast.model.hooks import has_hooks, visits_of
-from tunecast.model.host import HOST as HOST
+from tunecast.model.host import HOST_COLUMNS as HOST_COLUMNS
 from tunecast.model.host import enters_layer, host_issues, host_seconds
 from tunecast.model.links import bubble_frac, host_updates, no_seconds
 from tunecast.model.links import communication_seconds as communication_seconds
@@ -54,7 +54,7 @@ class PhaseTable:
     device_s: Array
     """(segments, columns), see `COLUMNS`."""
     launches: Array
-    """(segments, host columns), see `HOST`."""
+    """(segments, host columns), see `HOST_COLUMNS`."""
     communication_s: Array
     """(segments,) on the link in every pass, overlap not yet taken off."""
     meets: Array
@@ -122,7 +122,7 @@ def phase_table(operations: Sequence[Operation], factors: FactorSet, *, run: Run
     micro = run.gradient_accumulation_steps
     passes = passes_of(micro)
     device = np.zeros((len(SEGMENTS), len(COLUMNS)))
-    launches, variance = np.zeros((len(SEGMENTS), len(HOST))), np.zeros(len(COLUMNS))
+    launches, variance = np.zeros((len(SEGMENTS), len(HOST_COLUMNS))), np.zeros(len(COLUMNS))
     for key, group in _by_curve(operations).items():
         curve, cols = find_curve(key, factors), columns([o for o, _ in group])
         timed, parts = seconds(curve, cols), shares(curve, cols)
@@ -134,7 +134,7 @@ def phase_table(operations: Sequence[Operation], factors: FactorSet, *, run: Run
                 variance[column] += timed.sum_variance(work_s * part)
         np.add.at(launches, segment, count[:, None] * host_issues([o for o, _ in group], cols))
     if has_hooks(run):
-        launches[:, HOST.index("hooks")] += visits_of(operations, np.array([[o.count] for o in operations]))[0]
+        launches[:, HOST_COLUMNS.index("hooks")] += visits_of(operations, np.array([[o.count] for o in operations]))[0]
     total = device.sum(axis=0)
     return PhaseTable(
         device_s=device / passes[:, None],
@@ -210,7 +210,7 @@ def _load(stack: Stack, values: Mapping[str, float]) -> _Load:
     wait, once = exposed_communication(stack, work, values.get("overlap_frac", 0.0), values.get("scale.link", 1.0))
     lead = np.full_like(work, np.inf)
     if "launch_queue_depth" in values:
-        issued = stack.launches[:, :, : HOST.index("calls")].sum(axis=2)
+        issued = stack.launches[:, :, : HOST_COLUMNS.index("calls")].sum(axis=2)
         full = (work + wait) * values["launch_queue_depth"] / np.maximum(issued, 1.0)
         lead = np.where(issued > 0.0, full, np.inf)
     return _Load(busy=work + wait, host=stack.launches @ issue, wait=wait, once=once, lead=lead)

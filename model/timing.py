@@ -14,7 +14,7 @@ from tunecast.model.links import PAGING
 from tunecast.model.operation import Operation
 from tunecast.model.paging import paged_state_bytes
 from tunecast.model.parallel_network import NETWORK_FACTORS
-from tunecast.model.parallel_offload import HOST_FACTORS, PAGING_WAYS
+from tunecast.model.parallel_offload import OFFLOAD_FACTORS, PAGING_WAYS
 from tunecast.model.priors import HOOKS
 from tunecast.model.question import Question
 from tunecast.model.read_numbers import number_above_zero
@@ -31,13 +31,13 @@ LINK_FACTORS = ("link_bytes_per_s", "link_latency_s", "overlap_frac")
 LATENCIES = ("link_latency_s", "node_latency_s")
 
 
-def timing(question: Question, resolved: Resolved, target: Target, factors: FactorSet) -> StepTime:
+def step_timing(question: Question, resolved: Resolved, target: Target, factors: FactorSet) -> StepTime:
     """Seconds of one step, from the operations or from the speed that the user gave."""
-    timed = step_timing(question, resolved, target, factors)
+    timed = certain_timing(question, resolved, target, factors)
     return unsure_of_documents(timed, question, resolved, target, factors)
 
 
-def step_timing(question: Question, resolved: Resolved, target: Target, factors: FactorSet) -> StepTime:
+def certain_timing(question: Question, resolved: Resolved, target: Target, factors: FactorSet) -> StepTime:
     """Seconds of one step, its run taken as certain."""
     run = resolved.run
     operations = operations_of(question.architecture, run, platform=target.platform, source=question.source)
@@ -115,7 +115,7 @@ def unsure_of_documents(
     ends = ends_of(resolved.run, question.options)
     if ends is None or question.achieved_tflops is not None:
         return timing
-    timed = (step_timing(question, replace(resolved, run=run), target, factors).step_time_s.value for run in ends)
+    timed = (certain_timing(question, replace(resolved, run=run), target, factors).step_time_s.value for run in ends)
     short_s, long_s = timed
     log_sd = math.hypot(timing.log_sd, abs(math.log(long_s / short_s)) / 2.0 / Z80)
     return timing.spread_to(log_sd)
@@ -126,7 +126,7 @@ def _link_at(factors: FactorSet, end: str) -> dict[str, Factor]:
     good = {"low": "high", "high": "low"}
     moved = dict(factors.factors)
     hooks = () if HOOKS in factors.step_params else (HOOKS,)
-    for name in (*LINK_FACTORS, *NETWORK_FACTORS, *HOST_FACTORS, *hooks):
+    for name in (*LINK_FACTORS, *NETWORK_FACTORS, *OFFLOAD_FACTORS, *hooks):
         if name in moved:
             which = good[end] if name in (*LATENCIES, HOOKS) else end
             moved[name] = replace(moved[name], value=getattr(moved[name], which))
@@ -207,6 +207,6 @@ def link_notes(run: Run, factors: FactorSet, question: Question) -> tuple[str, .
     if question.achieved_tflops is not None:
         return ()
     links = (*LINK_FACTORS, *NETWORK_FACTORS) if run.num_gpus > 1 else ()
-    names = (*links, *(HOST_FACTORS if run.offload != "none" or run.paged_bytes else ()))
+    names = (*links, *(OFFLOAD_FACTORS if run.offload != "none" or run.paged_bytes else ()))
     assumed = [name for name in names if name in factors.factors and factors.factors[name].origin == "assumed"]
     return (f"assumed, not measured: {', '.join(assumed)}",) if assumed else ()
