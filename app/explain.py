@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tunecast.catalogs.errors import InputError
+from tunecast.model.factors import HOST_S_PER_LAUNCH
 from tunecast.model.forecast_json import run_with_origins
 from tunecast.model.hooks import has_hooks, visits_of
 from tunecast.model.inventory import flops_by_dtype
@@ -181,7 +182,7 @@ def time_terms(
             formula = TIME_FORMULAS.get(kind, "given")
             origin = _curve_origin(kind, factors)
             yield _term("time", kind, seconds(part_s), formula, _work(of_kind, part_s, told.run, target), origin)
-    each, inputs = factors.factors.get("host_s_per_launch"), _issued(operations, factors, told.run)
+    each, inputs = factors.factors.get(HOST_S_PER_LAUNCH), _issued(operations, factors, told.run)
     step, origin = told.step_time_s, "" if each is None else each.origin
     added = "" if slower is None else f", its work {math.expm1(slower):.1%} slower, as sources left out of the fit were"
     yield _term("time", "optimizer step", seconds(step.value), f"clocks of host and device{added}",
@@ -196,7 +197,7 @@ def time_terms(
 def _issued(operations: Sequence[Operation], factors: FactorSet, run: Run) -> str:
     """What the host issues in a step, and what each launch costs it."""
     launches = sum(operation.launches * operation.count for operation in operations)
-    each, hooks = factors.factors.get("host_s_per_launch"), factors.factors.get(HOOKS)
+    each, hooks = factors.factors.get(HOST_S_PER_LAUNCH), factors.factors.get(HOOKS)
     told = f"{launches:,.0f} launches"
     if hooks is not None and has_hooks(run):
         visits = visits_of(operations, np.array([[operation.count] for operation in operations])).sum()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -35,15 +34,13 @@ VERDICTS = {
     "stated": "runs stated to be out of memory are called tight or no",
     "presumed": "runs presumed out of memory are called tight or no",
 }
-HALVES = re.compile(r"; (?=(?:speed|memory): )")
-"""Between the reasons of a row's two halves."""
 IDS_SHOWN = 5
 """Rows named beside a reason."""
 Pick = Callable[[Iterable[Judged]], list[Compared]]
 
 
-def report(result: Validation, width: int) -> list[RenderableType]:
-    """Everything the command prints; `width` is that of the terminal."""
+def report(result: Validation) -> list[RenderableType]:
+    """Everything the command prints."""
     judged = result.judged
     parts: list[RenderableType] = []
     for title, pick, scale in (("speed, tokens/s", speeds, 1.0), ("memory, GiB", memories, gib(1))):
@@ -136,9 +133,9 @@ def half_reasons(judged: Sequence[Judged]) -> dict[str, list[str]]:
     """Why the speed or the memory of a row is not scored though the other is and the row states it; most first."""
     found: dict[str, list[str]] = {}
     for item in judged:
-        for half in HALVES.split(item.reason or "") if item.scored else ():
-            if half and not half.endswith("is stated"):
-                found.setdefault(half, []).append(item.entry.id)
+        for what, why in (("speed", item.why_no_speed), ("memory", item.why_no_memory)) if item.scored else ():
+            if why and not why.endswith("is stated"):
+                found.setdefault(f"{what}: {why}", []).append(item.entry.id)
     return dict(sorted(found.items(), key=lambda pair: (-len(pair[1]), pair[0])))
 
 
@@ -176,8 +173,8 @@ def headline(judged: Sequence[Judged], what: str) -> str:
 
 def _why_none(judged: Sequence[Judged], what: str) -> str:
     """What keeps most rows that are forecast from being scored in this half."""
-    halves = [half for item in judged if item.prediction for half in HALVES.split(item.reason or "")]
-    reasons = Counter(half.removeprefix(f"{what}: ") for half in halves if half.startswith(f"{what}: "))
+    whys = [item.why_no_speed if what == "speed" else item.why_no_memory for item in judged]
+    reasons = Counter(why for why in whys if why)
     if not reasons:
         return ""
     reason, count = reasons.most_common(1)[0]

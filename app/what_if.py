@@ -53,7 +53,7 @@ def _techniques(ask: Ask, base: Forecast) -> list[tuple[str, Mapping[str, Any], 
     gpus = max(run.num_gpus, 8)
     for sharding in ("ddp", "zero2", "zero3", "fsdp"):
         out.append((f"{gpus} GPUs, {sharding}", {"num_gpus": gpus, "sharding": sharding}, plain))
-    overlapped = {"overlap_frac": _full_overlap(ask, gpus)}
+    overlapped = {"overlap_frac": _full_overlap(ask)}
     out.append((f"{gpus} GPUs, fsdp, communication hidden (YaFSDP's aim)",
                 {"num_gpus": gpus, "sharding": "fsdp"}, overlapped))  # fmt: skip
     return out
@@ -75,7 +75,7 @@ def _method(ask: Ask, method: str) -> dict[str, Any]:
     return {**dropped, "method": method}
 
 
-def _full_overlap(ask: Ask, gpus: int) -> float:
+def _full_overlap(ask: Ask) -> float:
     """What multiplies the overlap so that all of it is hidden."""
     from tunecast.asking import asked_question
     from tunecast.model.on_device import target_factors

@@ -263,8 +263,3 @@ def _peft_default(architecture: Architecture, own: Sequence[str]) -> list[str]:
             f"lora_targets: PEFT has no targets of its own for {architecture.model_type}; write the modules adapted"
         )
     return [*names]
-
-
-def peft_named(text: str) -> bool:
-    """Whether a cell leaves the choice to PEFT."""
-    return re.search(r"\bpeft s? ?default|default (of|in) peft", folded(text)) is not None

@@ -16,7 +16,6 @@ from tunecast.calibrate.trace.tracer import Trace, trace_step
 from tunecast.catalogs.configs import config_from_row
 from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.architecture import Architecture, Attention, Layer, LayerGroup, Linear, Mlp
-from tunecast.model.operation import Operation
 from tunecast.model.run import Run
 from tunecast.model.units import GIGA
 
@@ -156,19 +155,9 @@ def load_real_architecture(name_or_path: str) -> Architecture:
     return real_architecture(config_from_row(row), row.hf_id)
 
 
-def exact_forecast_inputs(
-    architecture_or_config: Architecture | Mapping[str, Any], run: Run, *, platform: str = "cuda"
-) -> tuple[tuple[Operation, ...], dict[str, int]]:
-    """Operations of one step and the parts of its memory peak in bytes, from the traced real code.
-
-    Operations are in the order of issue; the parts sum to the peak (``allocated``).
-    """
-    trace = exact_trace(architecture_or_config, run, platform=platform)
-    return trace.stream, dict(trace.memory.parts)
-
-
 def exact_trace(architecture_or_config: Architecture | Mapping[str, Any], run: Run, *, platform: str = "cuda") -> Trace:
-    """The whole trace behind `exact_forecast_inputs`: also the memory of every moment, and parameter counts."""
+    """One step of the real code: its operations in the order of issue, the memory of every moment, whose peak's parts
+    sum up to it, and parameter counts."""
     if isinstance(architecture_or_config, Architecture):
         return trace_step(architecture_or_config, run, platform=platform)
     return trace_step(real_architecture(architecture_or_config, "the given config"), run, platform=platform)

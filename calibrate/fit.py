@@ -21,7 +21,7 @@ from tunecast.calibrate.fit_trials import Trial, log_noise, median_seconds, tria
 from tunecast.calibrate.trace.spec import architecture_from_dict, run_from_dict
 from tunecast.catalogs.errors import InputError
 from tunecast.model.architecture import Architecture
-from tunecast.model.factors import Factor, FactorSet
+from tunecast.model.factors import HOST_S_PER_LAUNCH, Factor, FactorSet
 from tunecast.model.factors_io import factors_to_dict
 from tunecast.model.operation import Operation
 from tunecast.model.run import Run
@@ -123,7 +123,7 @@ def _without_steps(base: FactorSet, trials: Sequence[Trial]) -> FactorSet:
     host_s = host_start(trials)
     factor = Factor(value=host_s, low=host_s, high=host_s, unit="s", origin=MEASURED)
     note = "fewer than three whole steps were measured: in-step effects are not in the forecast"
-    return replace(base, factors={**base.factors, "host_s_per_launch": factor}, notes=(*base.notes, note))
+    return replace(base, factors={**base.factors, HOST_S_PER_LAUNCH: factor}, notes=(*base.notes, note))
 
 
 RATE_PARAMS = {"flops_per_s": "FLOP/s", "bytes_per_s": "B/s", "t0_s": "s"}

@@ -40,8 +40,11 @@ ROBUST_LOG = 0.05
 WEAK_LOG_SD = 3.0
 """Width of the prior of every parameter around its start, in e-folds: it decides only what no trial decides."""
 FOLDS = 10
+"""Parts of the trials that are left out in turn."""
 BOOTSTRAPS = 30
+"""Fits to trials drawn again: enough for the ends of 80%, three draws beyond each."""
 MIN_GP_POINTS = 8
+"""Trials from which residuals are taken to be a process of the shape; fewer would be noise read as one."""
 MIN_LEFT_OUT = 3
 """With fewer trials none is left out."""
 UNTESTED_LOG_SD = 0.3
@@ -56,7 +59,9 @@ PLATEAU_TRIALS = 2
 PLATEAU_WORK = 4.0
 """So many of them, of work that differs by this factor, took the host's time and not the device's."""
 LENGTHS = (0.05, 0.15, 0.4, 1.0, 2.5)
+"""Distances between shapes, in e-folds, over which residuals are tried to be alike."""
 NOISE_SHARES = (0.03, 0.2, 0.6)
+"""Shares of their variance that are tried to be noise of the single trial."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Scalars of a record: host and transfer rates, memory overheads, and mfu by method."""
+"""Scalars of a record: host, transfer and link rates, and mfu by method."""
 
 from __future__ import annotations
 

@@ -18,9 +18,9 @@ from tunecast.calibrate.fit_curves import MEASURED, soft_l1
 from tunecast.calibrate.stats import MAD_TO_SD
 from tunecast.model.columns import CACHED, COLUMNS, FLOOR
 from tunecast.model.curves import Array
-from tunecast.model.factors import Factor, FactorSet
+from tunecast.model.factors import HOST_S_PER_LAUNCH, Factor, FactorSet
 from tunecast.model.segments import passes_of
-from tunecast.model.time import HOST, LOG_STEP, PhaseTable, host_steps, log_gradient, stacked, step_seconds
+from tunecast.model.time import HOST_COLUMNS, LOG_STEP, PhaseTable, host_steps, log_gradient, stacked, step_seconds
 from tunecast.model.units import MILLISECOND_S
 from tunecast.model.value import Z80
 
@@ -35,7 +35,7 @@ PRIOR_LOG_SD = {
     "scale.host_dequant": 1.5,
     "scale.host_calls": 1.5,
     "scale.host_layers": 1.5,
-    "host_s_per_launch": 1.0,
+    HOST_S_PER_LAUNCH: 1.0,
     "step_overhead_s": 1.5,
 }
 """How far, in e-folds, a correction may be from its start before steps must insist. Widths, not values:
@@ -55,7 +55,6 @@ HOST_RATIOS = ("recompute", "backward", "dequant", "calls", "layers")
 MIN_STEPS = 3
 MIN_GROUPS = 4
 """Widths below which steps are left out one by one."""
-HOST_FACTOR = "host_s_per_launch"
 SPREADS = tuple(float(spread) for spread in STEP_LOG_NOISE * np.geomspace(1.0, 64.0, 25))
 """Spreads tried: from half the noise of a step to 64 times that, a fifth more each time."""
 HOST_STARTS = (1.0, 2.0, 4.0, 10.0)
@@ -96,8 +95,12 @@ def step_names(steps: Sequence[MeasuredStep]) -> tuple[str, ...]:
     share = np.max([_shares(step.table) for step in steps], axis=0)
     scales = [f"scale.{kind}" for kind, part in zip(COLUMNS, share, strict=True) if part > MIN_SHARE]
     launched = np.sum([step.table.launches.sum(axis=0) for step in steps], axis=0)
-    hosts = [f"scale.host_{name}" for name, found in zip(HOST, launched, strict=True) if found and name in HOST_RATIOS]
-    return (*scales, "host_s_per_launch", *hosts, "step_overhead_s")
+    hosts = [
+        f"scale.host_{name}"
+        for name, found in zip(HOST_COLUMNS, launched, strict=True)
+        if found and name in HOST_RATIOS
+    ]
+    return (*scales, HOST_S_PER_LAUNCH, *hosts, "step_overhead_s")
 
 
 def _shares(table: PhaseTable) -> Array:
@@ -110,10 +113,10 @@ def _prior_sd(name: str) -> float:
 
 
 def start_values(names: Sequence[str], host_s_per_launch: float) -> dict[str, float]:
-    """Where the ridge pulls: scales to 1, the host to its launch benchmark, the constant to a millisecond."""
+    """Where the ridge pulls: scales to 1, the host to its launch benchmark, the constant to 0.2 ms."""
     start = dict.fromkeys(names, 1.0)
     start |= {name: CALL_LAUNCHES for name in ("scale.host_calls", "scale.host_layers") if name in start}
-    return start | {HOST_FACTOR: host_s_per_launch, "step_overhead_s": MILLISECOND_S / 5}
+    return start | {HOST_S_PER_LAUNCH: host_s_per_launch, "step_overhead_s": MILLISECOND_S / 5}
 
 
 def predict(steps: Sequence[MeasuredStep], values: dict[str, float], *, synchronous: bool) -> Array:
@@ -149,7 +152,7 @@ class _Problem:
     def search(self, steps: Sequence[MeasuredStep], spread: Array) -> Array:
         """The best of several starts: a host that is too fast is never the bound, and then nothing pulls at it."""
         starts = np.zeros((len(HOST_STARTS), len(self.names)))
-        starts[:, self.names.index(HOST_FACTOR)] = np.log(HOST_STARTS)
+        starts[:, self.names.index(HOST_S_PER_LAUNCH)] = np.log(HOST_STARTS)
         return min((self.solve(steps, spread, first) for first in starts), key=lambda found: found[0])[1]
 
     def jacobian(self, steps: Sequence[MeasuredStep], theta: Array, by: Mapping[str, float] | None = None) -> Array:
@@ -220,7 +223,7 @@ def _left_out(problem: _Problem, steps: Sequence[MeasuredStep], theta: Array, ex
         covariance = problem.covariance(rest, fitted, spread)
         slope = problem.jacobian(tested, fitted, host_steps(problem.names, covariance))
         found.variance[out] = np.sum((slope @ covariance) * slope, axis=1)
-        found.host_slope[out] = slope[:, problem.names.index(HOST_FACTOR)]
+        found.host_slope[out] = slope[:, problem.names.index(HOST_S_PER_LAUNCH)]
     return found
 
 
@@ -258,7 +261,7 @@ def _fit_ridge(problem: _Problem, steps: Sequence[MeasuredStep]) -> tuple[float,
     curves = _curve_variance(steps, values, synchronous=problem.synchronous)
     step_sd, host_sd = remaining_sds(left.error, left.variance + curves, left.host_slope)
     covariance = problem.covariance(steps, theta, _spread(steps, extra))
-    host = problem.names.index(HOST_FACTOR)
+    host = problem.names.index(HOST_S_PER_LAUNCH)
     covariance[host, host] += host_sd**2
     fit = StepFit(
         names=problem.names,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,16 +25,15 @@ from tunecast.calibrate.priors_problem import (
     SHARED,
     WHOLE,
     Row,
+    Training,
     beliefs,
     believed,
     params_of,
     problem_of,
     rows_of_records,
-    training_rows,
 )
 from tunecast.calibrate.priors_records import RecordRuns
-from tunecast.calibrate.run_table import read_table
-from tunecast.calibrate.validate import read_entries
+from tunecast.model.factors import HOST_S_PER_LAUNCH
 from tunecast.model.priors import ATTENTION_KERNEL, CLOCK, DEQUANT_KERNEL, PRIORS_SCHEMA, interval
 
 KERNELS = (CLOCK, ATTENTION_KERNEL, DEQUANT_KERNEL)
@@ -59,22 +57,17 @@ def fit_rows(rows: Sequence[Row]) -> Solution:
 
 
 def fit_priors(
-    path: Path,
-    timed: tuple[list[Row], dict[str, str]] | None = None,
-    records: tuple[Sequence[RecordRuns], Mapping[str, str]] = ((), {}),
+    training: Training, records: tuple[Sequence[RecordRuns], Mapping[str, str]] = ((), {})
 ) -> dict[str, Any]:
-    """The content of ``results/priors.json``, from a table of published runs, timed already or not, and from records
-    and reasons against others as `read_records` gives them."""
-    rows, reasons = training_rows(path) if timed is None else timed
-    measured, unread = records
-    entries = read_entries(row for row in read_table(path) if row.get("set") == "training")
-    runs = [entry.run for entry in entries if entry.run is not None and not entry.out_of_memory]
+    """The content of ``results/priors.json``, from the training rows of published runs, and from records and reasons
+    against others as `read_records` gives them."""
+    rows, runs, (measured, unread) = training.rows, training.runs, records
     of_memory = memory_rows(runs)
     used = {*of_memory, *(row.run.id for row in rows)}
     return {
         "made_by": "scripts/fit-priors",
-        "table": path.name,
-        "rows_skipped": _by_reason(reasons),
+        "table": training.table,
+        "rows_skipped": _by_reason(training.reasons),
         **priors_of([*rows, *rows_of_records(measured)]),
         "rows_used": sorted(row.run.id for row in rows),
         "records_used": {record.name: len(record.runs) for record in measured},
@@ -134,7 +127,7 @@ def _stored(solution: Solution, name: str) -> dict[str, Any]:
     value = params_of(solution.vector[: len(SHARED)])[name]
     value = min(value, 1.0) if name in FRACTIONS else value
     spread, belief = float(np.sqrt(solution.covariance[place, place])), believed(name)
-    hosts = solution.sds.get(HOST_GROUP, 0.0) if name == "host_s_per_launch" else 0.0
+    hosts = solution.sds.get(HOST_GROUP, 0.0) if name == HOST_S_PER_LAUNCH else 0.0
     bounds = interval(value, math.hypot(spread, hosts))
     if name in FRACTIONS:
         bounds["high"] = min(bounds["high"], 1.0)

@@ -29,8 +29,8 @@ class Unseen:
     log_sd: float
     """Of that, beside `new_log_sd`: what the priors' width goes for."""
     new_log_sd: float
-    """Of a card, a generation and a sharding that the fit does not know, and of the source's host: forecasts keep those
-    spreads, whatever the width."""
+    """Of a card, its clock, a generation, a sharding and an attention kernel that the fit does not know, and of the
+    source's host: forecasts keep those spreads, whatever the width (`scaled`)."""
     work_share: float
     """By how much the step's log grows with that of the device's work."""
 

@@ -20,10 +20,12 @@ import numpy as np
 from tunecast.calibrate.priors_hierarchy import Array, Effect, Problem, effects_of
 from tunecast.calibrate.priors_records import RecordRuns
 from tunecast.calibrate.priors_stack import MOVED, clock_values, log_seconds
-from tunecast.calibrate.published import PublishedRun, read_runs
+from tunecast.calibrate.published import PublishedRun
 from tunecast.calibrate.run_table import read_table
 from tunecast.calibrate.start_up import START_UP, start_up_share
+from tunecast.calibrate.validate import Entry, read_entries
 from tunecast.catalogs.gpus import load_gpus
+from tunecast.model.factors import HOST_S_PER_LAUNCH
 from tunecast.model.inventory import step_operations
 from tunecast.model.parallel_network import WHOLE_RATE, catalog_network, with_network
 from tunecast.model.parallel_offload import with_host
@@ -45,7 +47,7 @@ from tunecast.model.time import COLUMNS, PhaseTable, phase_table, run_clocks
 EFFICIENCIES = ("gemm", "attention", "memory", "dequant", "link")
 OVERLAP = "overlap_frac"
 FRACTIONS = (*EFFICIENCIES, OVERLAP)
-SHARED = (*FRACTIONS, "host_s_per_launch", "host_hooks", START_UP)
+SHARED = (*FRACTIONS, HOST_S_PER_LAUNCH, "host_hooks", START_UP)
 """Parameters that all rows share."""
 HOST_GROUP = "host"
 BY_KIND = {
@@ -54,7 +56,7 @@ BY_KIND = {
     **{f"stack.{kind}": (kind,) for kind in STACK_KINDS},
     **{f"source.{kind}": (kind,) for kind in SOURCE_KINDS},
 }
-FOLLOWED = {**{name: (name, -1.0) for name in EFFICIENCIES}, "host_s_per_launch": (HOST_GROUP, 1.0)}
+FOLLOWED = {**{name: (name, -1.0) for name in EFFICIENCIES}, HOST_S_PER_LAUNCH: (HOST_GROUP, 1.0)}
 """Shared parameters that stretch a kind of work."""
 WHOLE = ("device", "sharding")
 CELL = "cell"
@@ -84,6 +86,19 @@ class Row:
     def effects(self) -> tuple[Effect, ...]:
         """What its time may differ by; the same in every fold."""
         return tuple(effect for effect in effect_names(self.run) if has_work(self, effect[0]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """The training rows of a table of published runs."""
+
+    table: str
+    """Name of its file."""
+    runs: list[PublishedRun]
+    """Those that did not run out of memory, timed or not."""
+    rows: list[Row]
+    reasons: dict[str, str]
+    """By id: why a row is not timed."""
 
 
 def effect_names(run: PublishedRun) -> tuple[Effect, ...]:
@@ -136,19 +151,19 @@ def believed_effect(group: str, name: str) -> float:
     return 0.0 if value is None else -math.log(value)
 
 
-def training_rows(path: Path) -> tuple[list[Row], dict[str, str]]:
-    """Rows that the model can time, and reasons for the others."""
-    table = [row for row in read_table(path) if row.get("set") == "training"]
-    runs, skipped = read_runs(table)
-    reasons = {skip.id: skip.reason for skip in skipped}
-    rows: list[Row] = []
-    for run in runs:
-        reason = _why_not(run)
-        if reason:
-            reasons[run.id] = reason
-        else:
-            rows.append(_timed(run))
-    return rows, reasons
+def read_training(path: Path) -> Training:
+    """The training rows of a table, read once: what the model can time, and reasons for the others."""
+    entries = read_entries(row for row in read_table(path) if row.get("set") == "training")
+    reasons = {entry.id: why for entry in entries if (why := _why_not_timed(entry))}
+    runs = [entry.run for entry in entries if entry.run is not None and not entry.out_of_memory]
+    rows = [_timed(run) for run in runs if run.id not in reasons]
+    return Training(table=path.name, runs=runs, rows=rows, reasons=reasons)
+
+
+def _why_not_timed(entry: Entry) -> str:
+    if entry.out_of_memory:
+        return "ran out of memory: a test of fit, not of speed"
+    return entry.reason or ("" if entry.run is None else _why_not(entry.run))
 
 
 def timed_rows(runs: Sequence[PublishedRun]) -> list[Row]:

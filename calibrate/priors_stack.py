@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tunecast.calibrate.start_up import START_UP
+from tunecast.model.factors import HOST_S_PER_LAUNCH
 from tunecast.model.priors import no_faster
 from tunecast.model.time import COLUMNS, PhaseTable, Stack, stacked, step_seconds
 
@@ -27,7 +28,7 @@ def clock_values(params: Mapping[str, float]) -> dict[str, float]:
     values = {f"scale.{name}": 1.0 / params[name] for name in scales}
     values["scale.memory"] = float(no_faster(np.array(values["scale.memory"])))
     values |= {"scale.loss": values["scale.memory"], "scale.optimizer": values["scale.memory"]}
-    values |= {name: params[name] for name in ("host_s_per_launch", "overlap_frac")}
+    values |= {name: params[name] for name in (HOST_S_PER_LAUNCH, "overlap_frac")}
     return values | {"scale.host_hooks": params["host_hooks"]}
 
 

@@ -162,7 +162,10 @@ def _read_json(path: Path) -> dict[str, Any]:
 def _check_schema(data: Mapping[str, Any], path: Path) -> None:
     version = str(data["schema"]).removeprefix(SCHEMA_FAMILY)
     if not version.isdigit() or int(version) < 1:
-        raise InputError(f"{path} has the unknown schema {data['schema']!r}; this tunecast reads {SCHEMA}.")
+        raise InputError(
+            f"{path} has the unknown schema {data['schema']!r}, and this tunecast reads {SCHEMA}; give a file that "
+            "`tunecast calibrate` wrote."
+        )
     newest = max(int(version), data["schema_version"] if isinstance(data.get("schema_version"), int) else 0)
     if newest > SCHEMA_VERSION:
         raise InputError(

@@ -37,13 +37,6 @@ def spread_frac(samples: Sequence[float]) -> float:
     return MAD_TO_SD * mad(samples) / median(samples)
 
 
-def percentile_interval(samples: Sequence[float], coverage: float = 0.8) -> tuple[float, float]:
-    """Values between which `coverage` of the samples lie, linearly interpolated."""
-    tail = 100 * (1 - coverage) / 2
-    low, high = np.percentile(np.asarray(samples, dtype=float), (tail, 100 - tail))
-    return float(low), float(high)
-
-
 def median_interval(samples: Sequence[float], coverage: float = 0.8) -> tuple[float, float]:
     """Interval of the *median* itself, distribution-free: order statistics by the binomial law.
 

@@ -22,7 +22,7 @@ from tunecast.model.forecast import MemoryView
 from tunecast.model.inventory import step_operations
 from tunecast.model.parallel_network import with_network
 from tunecast.model.parallel_offload import with_host
-from tunecast.model.priors import prior_factors, with_attention_kernel
+from tunecast.model.priors import prior_factors
 from tunecast.model.target import Target
 from tunecast.model.time import StepTime
 from tunecast.model.timing import linked_step
@@ -98,8 +98,18 @@ class Judged:
     prediction: Prediction | None = None
     speed: Compared | None = None
     memory: Compared | None = None
-    reason: str | None = None
-    """Why the row, or half of it, is not scored; None when both halves are."""
+    skipped: str = ""
+    """Why nothing of the row is compared, where that is of the row as a whole."""
+    why_no_speed: str = ""
+    why_no_memory: str = ""
+
+    @property
+    def reason(self) -> str | None:
+        """Why the row, or half of it, is not scored, in words; None when both halves are."""
+        if self.skipped and self.prediction is not None:
+            return f"{self.skipped}; the forecast says {self.prediction.verdict}"
+        halves = (("speed", self.why_no_speed), ("memory", self.why_no_memory))
+        return self.skipped or "; ".join(f"{what}: {why}" for what, why in halves if why) or None
 
     @property
     def doubt(self) -> str:
@@ -167,22 +177,22 @@ def judge_all(entries: Iterable[Entry], priors_of: PriorsOf) -> list[Judged]:
 def judge(entry: Entry, priors_of: PriorsOf) -> Judged:
     """One row: forecast it, then compare what can be compared."""
     if entry.run is None:
-        return Judged(entry=entry, reason=entry.reason)
+        return Judged(entry=entry, skipped=entry.reason)
     try:
         prediction = predict(entry.run, priors_of(entry.run))
     except TunecastError as error:
-        return Judged(entry=entry, reason=in_columns(str(error)))
+        return Judged(entry=entry, skipped=in_columns(str(error)))
     if entry.out_of_memory:
-        told = f"ran out of memory ({entry.out_of_memory}): a test of fit; the forecast says {prediction.verdict}"
-        return Judged(entry=entry, prediction=prediction, reason=told)
+        told = f"ran out of memory ({entry.out_of_memory}): a test of fit"
+        return Judged(entry=entry, prediction=prediction, skipped=told)
     speed, memory = _speed(entry, prediction), _memory(entry.run, prediction)
-    reasons = [f"{what}: {half}" for what, half in (("speed", speed), ("memory", memory)) if isinstance(half, str)]
     return Judged(
         entry=entry,
         prediction=prediction,
         speed=None if isinstance(speed, str) else speed,
         memory=None if isinstance(memory, str) else memory,
-        reason="; ".join(reasons) or None,
+        why_no_speed=speed if isinstance(speed, str) else "",
+        why_no_memory=memory if isinstance(memory, str) else "",
     )
 
 
@@ -191,9 +201,9 @@ def predict(run: PublishedRun, priors: Priors) -> Prediction:
     gpu = load_gpus()[run.gpu]
     labelled = replace(run.run, stack=run.stack)
     reached = priors["efficiency"]["link"]
-    factors = with_network(prior_factors(gpu, labelled, priors), run.run, gpu, run.network, reached=reached)
+    own = prior_factors(gpu, labelled, priors, attention_kernel=run.attention_kernel)
+    factors = with_network(own, run.run, gpu, run.network, reached=reached)
     factors = with_host(factors, run.architecture, run.run, gpu, reached=reached)
-    factors = with_attention_kernel(factors, run.attention_kernel, priors)
     share = start_up_share(run.notes)
     factors = with_start_up(factors, share, priors)
     operations = step_operations(run.architecture, run.run)

@@ -124,12 +124,8 @@ def ids_by_reason(judged: Iterable[Judged]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for item in judged:
         if not item.scored:
-            found.setdefault(_bare(item), []).append(item.entry.id)
+            found.setdefault(item.skipped or item.reason or "", []).append(item.entry.id)
     return dict(sorted(found.items(), key=lambda pair: (-len(pair[1]), pair[0])))
-
-
-def _bare(item: Judged) -> str:
-    return (item.reason or "").partition("; the forecast says")[0]
 
 
 def validation_to_dict(judged: Sequence[Judged]) -> dict[str, Any]:

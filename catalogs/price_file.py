@@ -57,9 +57,12 @@ def _check_header(path: Path, header: Sequence[str]) -> None:
     if unknown:
         raise InputError(f"{path}, line 1, column {unknown[0]!r} is not known; use {', '.join(known_columns())}.")
     if "gpu_canonical_id" not in header:
-        raise InputError(f"{path}, line 1, column 'gpu_canonical_id' is missing; it says which GPU a price is for.")
+        raise InputError(f"{path}, line 1, column 'gpu_canonical_id' is missing; add it, with for example l40s-48gb.")
     if not {"usd_per_gpu_hour", "usd_per_hour"} & set(header):
-        raise InputError(f"{path}, line 1, column 'usd_per_gpu_hour' is missing (or 'usd_per_hour' per instance).")
+        raise InputError(
+            f"{path}, line 1, column 'usd_per_gpu_hour' is missing; add it, or 'usd_per_hour' with the price of an "
+            "instance."
+        )
 
 
 def _check_one_price_a_day(path: Path, offers: Sequence[Offer]) -> None:

@@ -162,12 +162,6 @@ def current_offers(offers: Sequence[Offer] | None = None) -> tuple[Offer, ...]:
     return tuple(sorted(newest.values(), key=lambda o: o.row))
 
 
-def price_history(offer: Offer, offers: Sequence[Offer] | None = None) -> tuple[Offer, ...]:
-    """All rows of one offer, oldest first."""
-    rows = (o for o in (load_prices() if offers is None else offers) if o.key == offer.key)
-    return tuple(sorted(rows, key=lambda o: o.snapshot_date))
-
-
 def offers_for(
     gpu_id: str,
     num_gpus: int = 1,

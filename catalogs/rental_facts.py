@@ -45,17 +45,8 @@ class Tier:
     note: str
 
 
-def interruption_band(provider: str, instance: str, region: str) -> tuple[float, float | None] | None:
-    """Lowest and highest fraction of such machines that are interrupted in a month; None: nobody states it.
-
-    A highest of None is an open band: AWS's worst is "more than 20%".
-    """
-    found = interruptions(provider, instance, region)
-    return None if found is None else (found.monthly_low, found.monthly_high)
-
-
 def interruptions(provider: str, instance: str, region: str) -> Interruptions | None:
-    """The same with source and date. A zone (us-east-1a) counts as its region."""
+    """How often such machines are taken back; None: nobody states it. A zone (us-east-1a) counts as its region."""
     known = _interruptions()
     place = (provider.lower(), instance)
     return known.get((*place, region)) or known.get((*place, region.rstrip("abcdef")))
@@ -78,16 +69,10 @@ def _interruption(row: Row) -> Interruptions:
     )
 
 
-@cache
-def storage_kinds(provider: str) -> tuple[str, ...]:
-    """The kinds of storage whose price is known, in the order of preference for a disk."""
-    return tuple(dict.fromkeys(row["kind"] for row in read_rows("storage.csv") if row["provider"] == provider.lower()))
-
-
 def storage_usd_per_gb_month(provider: str, kind: str = "disk", gb: float = 0.0) -> float | None:
     """USD per GB and month, on average over `gb` GB (0: the first of them); None: unknown.
 
-    `kind` is one of `storage_kinds` or a role: disk, network, stopped-disk, snapshot, object; the first
+    `kind` is one of the provider's or a role: disk, network, stopped-disk, snapshot, object; the first
     kind listed for a role is its price.
     """
     return _average(storage_tiers(provider, kind), gb)

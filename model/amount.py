@@ -12,6 +12,7 @@ from tunecast.catalogs.errors import InputError
 from tunecast.model.bounds import MOST_AMOUNT, at_most, check_sizes
 from tunecast.model.dataset import bytes_per_token, read_dataset
 from tunecast.model.factors import Factor
+from tunecast.model.read_numbers import is_count, number_above_zero, number_that
 from tunecast.model.rows import ROWS_PACKED, Rows, alone_by_default, packing_of, unpacked_rows
 from tunecast.model.run import Run
 from tunecast.model.units import GIGA, KILO, MEGA, TERA
@@ -65,15 +66,13 @@ def resolve_amount(run: Run, options: dict[str, Any]) -> Amount | None:
     _check_mean(run, options)
     rows = unpacked_rows(run, options)
     epochs = options.get("num_train_epochs")
-    if epochs is not None and not (math.isfinite(epochs) and epochs > 0):
-        raise InputError(f"--num-train-epochs is {epochs}, which is not above 0; type for example 1 or 3.")
+    repeats = 1.0 if epochs is None else number_above_zero("--num-train-epochs", epochs, "1 or 3")
     if options.get("max_steps") is not None:
-        amount = _from_steps(int(options["max_steps"]))
+        amount = _from_steps(options["max_steps"])
         alone = ALONE if alone_by_default(options) else ()
         if rows is None or rows.samples is not None:
             return replace(amount, assumed=alone)
         return _between(amount, rows, (*alone, *_length_words(rows)))
-    repeats = 1.0 if epochs is None else float(epochs)
     found = _from_data(run, options, rows, repeats)
     return None if found is None else _ended(found, options)
 
@@ -85,7 +84,7 @@ def _from_data(run: Run, options: dict[str, Any], rows: Rows | None, repeats: fl
         if amount is None and options.get("num_train_epochs") is not None:
             raise InputError("--num-train-epochs needs an amount; add --tokens 10M or --num-samples 5000.")
         return amount
-    padded = _padded_samples(run, options)
+    padded = _padded_samples(options)
     if padded is not None:
         what = f"{padded:,.0f} samples x {_epochs(repeats)}, each padded to {run.max_length} tokens"
         return _from_tokens(run, padded * run.max_length * repeats, what, repeats)
@@ -105,7 +104,7 @@ def _from_data(run: Run, options: dict[str, Any], rows: Rows | None, repeats: fl
     return None
 
 
-def _padded_samples(run: Run, options: Mapping[str, Any]) -> float | None:
+def _padded_samples(options: Mapping[str, Any]) -> float | None:
     """Samples that a training file pads to ``max_length`` (axolotl's ``pad_to_sequence_len``); None where it does not,
     where the command line says how rows are made, or where how many there are is not known."""
     if not options.get("rows_padded") or options.get("packing") is not None:
@@ -166,10 +165,9 @@ def _ended(amount: Amount, options: Mapping[str, Any]) -> Amount:
     return replace(amount, steps=steps, how=how, epochs=amount.epochs * steps / amount.steps, least=1.0, most=1.0)
 
 
-def _from_steps(steps: int) -> Amount:
-    if steps < 1:
-        raise InputError(f"--max-steps is {steps}, which is not above 0; type for example 500.")
-    return Amount(steps=steps, how="as asked")
+def _from_steps(asked: Any) -> Amount:
+    steps = number_that("--max-steps", asked, is_count, "a whole number above 0", "500")
+    return Amount(steps=int(steps), how="as asked")
 
 
 def _from_tokens(run: Run, tokens: float, what: str, epochs: float) -> Amount:

@@ -14,10 +14,10 @@ from tunecast.model import primitives_gpt as gpt
 from tunecast.model import primitives_heavy as heavy
 from tunecast.model import primitives_routing as routing
 from tunecast.model.architecture import Attention, Layer, Linear
-from tunecast.model.context import SYNCHRONISATION, Step, Tables
+from tunecast.model.context import Step, Tables
 from tunecast.model.linears import linear_map
 from tunecast.model.norms import norm
-from tunecast.model.operation import Kind, Phase
+from tunecast.model.operation import SYNCHRONISATION, Kind, Phase
 from tunecast.model.run import Run
 from tunecast.model.tape import Tensor
 

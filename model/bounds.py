@@ -1,4 +1,5 @@
-"""Sizes that mean something: beyond them an option is refused with its bound, not computed until a number overflows.
+"""Sizes that mean something: beyond them an option is refused with its bound, not computed until a number overflows;
+and words where there must be words.
 
 Bounds are far outside anything that was ever done (the longest context, the largest cluster, the largest corpus), so
 that they only catch slips of the keyboard.
@@ -6,10 +7,12 @@ that they only catch slips of the keyboard.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tunecast.catalogs.errors import InputError
+from tunecast.model.read_numbers import as_number
 from tunecast.model.run import Run
 from tunecast.model.units import GIGA, MEGA, TERA
 
@@ -55,17 +58,36 @@ REAL: Mapping[str, tuple[float, float]] = {
 }
 """Least and largest value of each other number."""
 
+SEVERAL = "tuple[str, ...]"
+WORDS = {
+    field.name: str(field.type)
+    for field in dataclasses.fields(Run)
+    if field.type in ("str", "str | None", SEVERAL) and field.name != "offload"
+}
+"""Fields that hold text, by their types; ``--offload`` is a switch too."""
+
 
 def check_sizes(options: Mapping[str, Any]) -> None:
     """Raise InputError for the first option beyond its bounds; what is no number is left to its own reader."""
-    for name, value in options.items():
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
+    for name, given in options.items():
+        value = as_number(given)
+        if value is None:
             continue
         if name in WHOLE and value > WHOLE[name]:
             raise InputError(f"{_flag(name)} is {value:g}, beyond {WHOLE[name]:,}, the most that is forecast.")
         least, most = REAL.get(name, (value, value))
         if not least <= value <= most and value > 0:
             raise InputError(f"{_flag(name)} is {value:g}, which is not between {least:g} and {most:,.0f}.")
+
+
+def check_words(options: Mapping[str, Any]) -> None:
+    """Refuse anything but text where a field of the run takes a word, or several."""
+    for name, value in options.items():
+        kind = WORDS.get(name)
+        if value is None or kind is None or isinstance(value, str):
+            continue
+        if kind != SEVERAL or not isinstance(value, Iterable):
+            raise InputError(f"{_flag(name)} is {value!r}, which is no text; type it in quotes, or leave it out.")
 
 
 def at_most(flag: str, value: float, most: float) -> float:

@@ -21,14 +21,14 @@ from functools import partial
 from itertools import groupby
 
 from tunecast.model.min_cut import INFINITE, minimum_cut
-from tunecast.model.operation import Kind, Phase
+from tunecast.model.operation import SYNCHRONISATION, Kind, Phase
 from tunecast.model.tape import LEAF_SUM, Event, Storage, Tape, widest
 
 FUSABLE = (Kind.MEMORY, Kind.LOSS)
 """Kinds that inductor writes kernels for."""
 ADDED = (LEAF_SUM, "grad_accumulate")
 """Gradients added to stored ones."""
-APART = (*ADDED, "dropout", "to_host", "to_device", "aten._local_scalar_dense")
+APART = (*ADDED, "dropout", "to_host", "to_device", SYNCHRONISATION)
 """Memory-bound kernels that are not in a graph, or not made twice."""
 ROW_STATISTICS = 8
 """A result at least so many times smaller than what it was made of is a reduction, which is kept, not made again."""

@@ -9,9 +9,6 @@ from tunecast.model.architecture import Architecture
 from tunecast.model.run import Run
 from tunecast.model.tape import Tape, Tensor
 
-SYNCHRONISATION = "aten._local_scalar_dense"
-"""Name of the operations at which the host waits for the device (as in a traced stream)."""
-
 
 @dataclass(slots=True, kw_only=True)
 class Step:

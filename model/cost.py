@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tunecast.catalogs.errors import InputError
 from tunecast.catalogs.price_book import PriceBook, shipped_book
 from tunecast.catalogs.prices import SCALING_MAX_GPUS, JobOffer
 from tunecast.catalogs.rental_facts import BITS_PER_BYTE, joined_as_fast, joined_at
 from tunecast.model.bounds import MOST_USD_PER_H, at_most
 from tunecast.model.parallel_network import network_taken
+from tunecast.model.read_numbers import number_above_zero
 from tunecast.model.units import GIGA, HOUR_S, MEGA
 from tunecast.model.value import Value
 
@@ -28,11 +28,10 @@ class Price:
 
 def user_price(usd_per_gpu_hour: float, num_gpus: int) -> Price:
     """One number from the user; raises InputError unless it is positive."""
-    if not (math.isfinite(usd_per_gpu_hour) and usd_per_gpu_hour > 0):
-        raise InputError(f"--usd-per-gpu-hour is {usd_per_gpu_hour}, which is not above 0; type for example 2.0.")
-    at_most("--usd-per-gpu-hour", usd_per_gpu_hour, MOST_USD_PER_H)
-    offer = {"provider": "user", "usd_per_gpu_hour": usd_per_gpu_hour, "source": "--usd-per-gpu-hour"}
-    return Price(usd_per_h=usd_per_gpu_hour * num_gpus, offer=offer)
+    flag = "--usd-per-gpu-hour"
+    usd_per_h = at_most(flag, number_above_zero(flag, usd_per_gpu_hour, "2.0"), MOST_USD_PER_H)
+    offer = {"provider": "user", "usd_per_gpu_hour": usd_per_h, "source": flag}
+    return Price(usd_per_h=usd_per_h * num_gpus, offer=offer)
 
 
 def candidate_prices(
@@ -54,14 +53,6 @@ def candidate_prices(
     own = tuple(job for job in offers if job.offer.layer == "user") or offers
     fewest = max(math.ceil(num_gpus / SCALING_MAX_GPUS), min((job.instances for job in own), default=1))
     return tuple(job_price(job) for job in own if job.instances <= fewest)
-
-
-def cheapest_price(
-    gpu_id: str, num_gpus: int, price_types: Sequence[str] = ("on-demand",), *, book: PriceBook | None = None
-) -> Price | None:
-    """The first of the candidates: the cheapest per hour; None: no price."""
-    found = candidate_prices(gpu_id, num_gpus, price_types, book=book)
-    return found[0] if found else None
 
 
 def job_price(job: JobOffer) -> Price:

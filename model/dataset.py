@@ -19,6 +19,7 @@ from typing import Any
 from tunecast.catalogs.errors import InputError
 from tunecast.model.factors import Factor
 from tunecast.model.phase_rates import assumed_rates
+from tunecast.model.read_numbers import number_above_zero
 from tunecast.model.units import MIB
 
 READ_BYTES = 64 * MIB
@@ -139,7 +140,7 @@ def bytes_per_token(options: Mapping[str, Any]) -> Factor:
     measured = options.get("bytes_per_token")
     if measured is None:
         return assumed_rates()["text_bytes_per_token"]
-    value = float(measured)
+    value = number_above_zero("--bytes-per-token", measured, "3.9")
     return Factor(value=value, low=value, high=value, unit="B", origin="measured with the tokenizer")
 
 

@@ -21,6 +21,7 @@ from typing import Any
 
 from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.dataset import bytes_per_token, read_dataset
+from tunecast.model.read_numbers import as_number
 from tunecast.model.run import Run
 from tunecast.model.sample_lengths import scale_of
 
@@ -76,9 +77,11 @@ def documents_of(options: Mapping[str, Any], max_length: int, *, from_file: bool
             "--padding-free counts attention inside documents, whose length nothing says; "
             "add --dataset FILE, or --mean-tokens N."
         )
-    mean = float(options["mean_tokens"])
-    if not mean >= 1.0:  # nor where it is no number
-        raise InputError(f"--mean-tokens is {mean:g}, but a sample has at least 1; type for example 500.")
+    mean = as_number(options["mean_tokens"])
+    if mean is None or mean < 1.0:
+        raise InputError(
+            f"--mean-tokens is {options['mean_tokens']!r}, but a sample has at least 1; type for example 500."
+        )
     mean = min(mean, max_length)  # samples are cut there; `amount` refuses a mean that none of them can have
     length = min(max(round(reach_of_mean(mean, max_length)), 1), max_length)
     return Documents(

@@ -39,7 +39,7 @@ from tunecast.model.step import tape_run
 from tunecast.model.tape import LEAF_SUM
 from tunecast.model.target import Target
 from tunecast.model.time import (
-    HOST,
+    HOST_COLUMNS,
     Stack,
     communication_seconds,
     phase_table,
@@ -212,7 +212,7 @@ def step_seconds_of(
     `kind` says which of `kinds` (`kinds_of`) each run is. NaN where collectives cannot be timed on a device (nobody
     says how its machines are joined).
     """
-    plans = _plans(architecture, kinds, kind, micro, platform)
+    plans = _plans(kinds, kind, micro)
     works = [
         _body(architecture, body, needed, factors, platform)
         for body, needed in zip(plans.bodies, plans.needed, strict=True)
@@ -223,14 +223,14 @@ def step_seconds_of(
     launches = _both([w.launches for w in works], plans.body, whole, plans.micro)
     launches += _by_micro(np.array([w.launches for w in spreads])[plans.spread], plans.micro)
     visits = _by_micro(np.array([w.visits[:VARIANTS] for w in works])[plans.body], plans.micro)
-    launches[:, :, HOST.index("hooks")] += visits * np.array([has_hooks(run) for run in kinds])[kind][:, None]
+    launches[:, :, HOST_COLUMNS.index("hooks")] += visits * np.array([has_hooks(run) for run in kinds])[kind][:, None]
     meets = np.maximum(
         np.array([w.meets for w in works])[plans.body], np.array([w.meets for w in spreads])[plans.spread]
     )
     passes = passes_of(plans.micro)
     found = np.empty((len(factors), len(micro)))
     for device, own in enumerate(factors):
-        beside, once, blocking = (_by_micro(links[plans.link, device, kind], plans.micro) for kind in range(len(WHEN)))
+        beside, once, blocking = (_by_micro(links[plans.link, device, when], plans.micro) for when in range(len(WHEN)))
         work_s = _both([w.device_s[device] for w in works], plans.body, whole, plans.micro)
         work_s += _by_micro(np.array([w.device_s[device] for w in spreads])[plans.spread], plans.micro)
         stack = Stack(
@@ -261,7 +261,7 @@ def _with_micro(run: Run, micro: int) -> Run:
     return replace(run, gradient_accumulation_steps=micro)
 
 
-def _plans(architecture: Architecture, kinds: Sequence[Run], kind: Rows, micro: Array, platform: str) -> _Plans:
+def _plans(kinds: Sequence[Run], kind: Rows, micro: Array) -> _Plans:
     bodies: dict[Run, int] = {}
     spreads: dict[Run, int] = {}
     links: dict[Run, int] = {}

@@ -16,7 +16,7 @@ from tunecast.model.columns import share_columns
 from tunecast.model.curves import FORMS, SHARES, Array, Columns, columns, seconds, shares
 from tunecast.model.factors import Curve, FactorSet
 from tunecast.model.hooks import visits_of
-from tunecast.model.host import HOST, host_issues
+from tunecast.model.host import HOST_COLUMNS, host_issues
 from tunecast.model.operation import Kind, Operation
 from tunecast.model.segments import SEGMENTS, segment_of
 from tunecast.model.time import (
@@ -87,7 +87,7 @@ def add_up(operations: Sequence[Operation], counts: Array, devices: Sequence[Fac
     """Add up operations executed `counts` (operations, variants) times per optimizer step; collectives are left out."""
     variants = counts.shape[1]
     device_s = np.zeros((len(devices), variants, len(SEGMENTS), len(COLUMNS)))
-    launches = np.zeros((variants, len(SEGMENTS), len(HOST)))
+    launches = np.zeros((variants, len(SEGMENTS), len(HOST_COLUMNS)))
     by_curve: dict[str, list[int]] = {}
     for row, operation in enumerate(operations):
         if operation.kind is not Kind.COMMUNICATION:

@@ -36,8 +36,7 @@ from tunecast.model.step_source import (
 from tunecast.model.strangers import unseen_notes
 from tunecast.model.target import Target
 from tunecast.model.time import StepTime, step_time
-from tunecast.model.timing import link_notes, unused_notes, utilizations
-from tunecast.model.timing import timing as step_timing
+from tunecast.model.timing import link_notes, step_timing, unused_notes, utilizations
 from tunecast.model.training_totals import training_totals
 
 ORDINARY_FLAGS = ("power_capped",)

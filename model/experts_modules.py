@@ -15,9 +15,9 @@ from tunecast.catalogs.errors import NotSupportedError
 from tunecast.model import primitives as ops
 from tunecast.model import primitives_routing as routing
 from tunecast.model.architecture import Architecture, Layer, LayerGroup, Linear, Mlp
-from tunecast.model.context import SYNCHRONISATION, Step
+from tunecast.model.context import Step
 from tunecast.model.linears import linear_map
-from tunecast.model.operation import Kind
+from tunecast.model.operation import SYNCHRONISATION, Kind
 from tunecast.model.routers import divided
 from tunecast.model.shapes import Experts
 from tunecast.model.stack_versions import code_age

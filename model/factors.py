@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+HOST_S_PER_LAUNCH = "host_s_per_launch"
+"""Name of the factor of what the host takes to issue a kernel of the forward."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Factor:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tunecast.model.factors import Factor
-from tunecast.model.resolve import whole_number
+from tunecast.model.read_numbers import whole_number
 from tunecast.model.rows import Rows
 from tunecast.model.run import Run
 from tunecast.model.time import StepTime

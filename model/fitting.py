@@ -21,7 +21,7 @@ from tunecast.model.losses import head_uses
 from tunecast.model.on_device import resolve_for, target_factors
 from tunecast.model.plans import divisors
 from tunecast.model.question import Question
-from tunecast.model.resolve import whole_number
+from tunecast.model.read_numbers import whole_number
 from tunecast.model.resolve_parallel import length_step
 from tunecast.model.rows import held_run
 from tunecast.model.run import Run
@@ -90,7 +90,10 @@ def chance_to_fit(architecture: Architecture, run: Run, target: Target, source: 
     """Probability that this run fits into the usable memory of the device."""
     found = fit_probability(memory_view(architecture, run, target, target_factors(target, run), source))
     if found is None:
-        raise InputError(f"The usable memory of {target.id} is unknown, so what fits on it cannot be searched.")
+        raise InputError(
+            f"The usable memory of {target.id} is unknown, so what fits on it cannot be searched; leave "
+            "--max-batch and --max-length-that-fits out, or name another card with --gpu."
+        )
     return found
 
 
@@ -298,7 +301,7 @@ def question_that_fits(question: Question, target: Target, dimension: str) -> tu
     Micro-batches are of a data file's longest sample, where rows are of one each; a length is that of one row.
     """
     long, lengths = bool(question.options.get("allow_long_context")), dimension == "max_length"
-    step = length_step(question.options, whole_number) if lengths else 1
+    step = length_step(question.options) if lengths else 1
     least = shortest_length(question.options, step) if lengths else 1
     smallest = changed(question, {dimension: least})
     run = resolve_for(smallest, target).run

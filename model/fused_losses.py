@@ -14,9 +14,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tunecast.model import primitives as ops
-from tunecast.model.context import SYNCHRONISATION, Step
+from tunecast.model.context import Step
 from tunecast.model.linears import operands
-from tunecast.model.operation import Kind
+from tunecast.model.operation import SYNCHRONISATION, Kind
 from tunecast.model.tape import Grads, Tape, Tensor
 
 

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from tunecast.model.curves import Array, Columns
+from tunecast.model.factors import HOST_S_PER_LAUNCH
 from tunecast.model.operation import Kind, Operation, Phase
 
-HOST = ("forward", "recompute", "backward", "optimizer", "dequant", "hooks", "calls", "layers")
+HOST_COLUMNS = ("forward", "recompute", "backward", "optimizer", "dequant", "hooks", "calls", "layers")
 """Launches whose host cost may differ: by phase, those of 4-bit dequantization, which go through more Python, and
 visits of modules by ZeRO-3's hooks (`hooks.py`); calls of the optimizer, which go over lists of tensors;
 and layers that Python enters, forward or to recompute them, told by their attention.
@@ -19,17 +20,17 @@ UNMEASURED_RATIO = {"calls": 0.0, "layers": 0.0}
 
 
 def host_column(operation: Operation) -> str:
-    """The column of `HOST` that an operation's launches belong to."""
+    """The column of `HOST_COLUMNS` that an operation's launches belong to."""
     return "dequant" if operation.kind is Kind.DEQUANT else str(operation.phase)
 
 
 def host_issues(operations: Sequence[Operation], cols: Columns) -> Array:
     """(operations, host columns): what the host issues for one execution of each."""
-    issued = np.zeros((len(operations), len(HOST)))
+    issued = np.zeros((len(operations), len(HOST_COLUMNS)))
     for row, operation in enumerate(operations):
-        issued[row, HOST.index(host_column(operation))] = cols.launches[row]
-        issued[row, HOST.index("calls")] = float(operation.kind is Kind.OPTIMIZER and cols.launches[row] > 0.0)
-        issued[row, HOST.index("layers")] = float(enters_layer(operation))
+        issued[row, HOST_COLUMNS.index(host_column(operation))] = cols.launches[row]
+        issued[row, HOST_COLUMNS.index("calls")] = float(operation.kind is Kind.OPTIMIZER and cols.launches[row] > 0.0)
+        issued[row, HOST_COLUMNS.index("layers")] = float(enters_layer(operation))
     return issued
 
 
@@ -41,5 +42,5 @@ def enters_layer(operation: Operation) -> bool:
 
 def host_seconds(values: Mapping[str, float]) -> Array:
     """(host columns,) seconds that the host takes for one of each."""
-    ratios = [values.get(f"scale.host_{name}", UNMEASURED_RATIO.get(name, 1.0)) for name in HOST]
-    return values.get("host_s_per_launch", 0.0) * np.array(ratios)
+    ratios = [values.get(f"scale.host_{name}", UNMEASURED_RATIO.get(name, 1.0)) for name in HOST_COLUMNS]
+    return values.get(HOST_S_PER_LAUNCH, 0.0) * np.array(ratios)

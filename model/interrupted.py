@@ -43,7 +43,7 @@ class Interrupted:
     """Of the whole job: an interruption of any machine stops it."""
     job: Stretches
     proposed: bool
-    """Whether Young and Daly chose the interval."""
+    """Whether Daly's formula chose the interval."""
     expected_h: Value
     """Expected hours held; ends are at the ends of the phases and of the rate."""
     bare_h: Value

@@ -9,10 +9,10 @@ counts only when it is finished without a cut, the expected duration is
 
 because each of the e^{λL} - 1 expected failed attempts lasts until its cut and is followed by a
 restart, whose own expected duration with cuts is (e^{λR} - 1) / λ. Stretches are independent, so a job
-is the sum over them. Young and Daly only propose the interval between checkpoints; the expectation is
+is the sum over them. Daly's formula only proposes the interval between checkpoints; the expectation is
 of the interval that is taken.
 
-Sources: J. W. Young, CACM 17(9), 1974; J. T. Daly, Future Generation Computer Systems 22(3), 2006.
+Source: J. T. Daly, Future Generation Computer Systems 22(3), 2006.
 Left out: waiting for a machine when none is free (add it to the restart time), and that clouds may not
 charge for the last minutes before they take a machine away.
 """
@@ -21,13 +21,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 from tunecast.catalogs.errors import InputError
+from tunecast.model.read_numbers import number_that
 from tunecast.model.units import MONTH_H
 
 NEVER_H = 1e9
 """Expected hours are capped here, at a hundred thousand years, so that sums stay finite: the job never ends."""
 BISECTIONS = 80
+"""Halvings of a bracket of rates: past the 52 bits of a float's fraction none is left to halve."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,12 +76,13 @@ def rate_per_h(monthly: float) -> float:
 
     Raises InputError for a share outside 0 (never) to below 1.
     """
-    if not 0.0 <= monthly < 1.0:
-        raise InputError(
-            f"--interruption-rate-per-month is {monthly:g}, which is not a share from 0 to below 1; "
-            "type for example 0.15 for 15% interrupted within a month."
-        )
-    return -math.log1p(-monthly) / MONTH_H
+    return -math.log1p(-checked_share("--interruption-rate-per-month", monthly)) / MONTH_H
+
+
+def checked_share(flag: str, value: Any) -> float:
+    """The share interrupted within a month as a number."""
+    example = "0.15 for 15% interrupted within a month"
+    return number_that(flag, value, lambda share: 0.0 <= share < 1.0, "a share from 0 to below 1", example)
 
 
 def monthly_share(rate: float) -> float:
@@ -112,11 +116,6 @@ def expected_h(job: Stretches, rate: float) -> float:
 def expected_interruptions(job: Stretches, rate: float) -> float:
     """Expected number of cuts: the rate times the hours held."""
     return rate * expected_h(job, rate)
-
-
-def young_h(save_h: float, rate: float) -> float:
-    """Young's interval: the square root of 2 · save / λ."""
-    return math.sqrt(2.0 * save_h / rate)
 
 
 def daly_h(save_h: float, rate: float) -> float:

@@ -219,12 +219,3 @@ def bubble_frac(stages: int, micro_batches: int, chunks: int) -> float:
     Source: Narayanan et al. 2021 (arXiv 2104.04473), section 2.2; v chunks per stage when interleaved.
     """
     return (stages - 1) / (chunks * micro_batches)
-
-
-def straggler_slowdown(num_gpus: Number, log_sd: Number) -> Number:
-    """How much longer a step takes that waits for the slowest of N GPUs whose times scatter by `log_sd`.
-
-    exp(sd sqrt(2 ln N)): the usual bound of the largest of N normal variables. No source says how much GPUs of one
-    job scatter, so forecasts leave it out unless a factor ``straggler_log_sd`` is measured.
-    """
-    return np.exp(log_sd * np.sqrt(2.0 * np.log(num_gpus)))

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from tunecast.model import primitives as ops
 from tunecast.model import primitives_heavy as heavy
-from tunecast.model.operation import Kind
+from tunecast.model.operation import SYNCHRONISATION, Kind
 from tunecast.model.run import Run
 from tunecast.model.tape import Grads, Tape, Tensor
 
@@ -110,7 +110,7 @@ def chunked_nll(tape: Tape, x: Tensor, labels: Tensor, head: Head, *, batch: int
         shifted = ops.elementwise(tape, "loss.shift", (shifted,), tokens, "int64")
     valid = ops.elementwise(tape, "loss.valid", (shifted,), tokens, "bool")
     count = ops.elementwise(tape, "loss.sum", (valid,), 1, "int64")
-    tape.kernel("aten._local_scalar_dense", Kind.MEMORY, (count,), (), n_bytes=16)
+    tape.kernel(SYNCHRONISATION, Kind.MEMORY, (count,), (), n_bytes=16)
     rows = ops.elementwise(tape, "loss.rows", (), tokens, "int64")
     chosen = gathered(tape, kept, rows, tokens * hidden)
     targets = ops.elementwise(tape, "loss.gather", (shifted, rows), tokens, "int64")

@@ -19,7 +19,8 @@ from tunecast.model.parallel_network import with_network
 from tunecast.model.parallel_offload import with_host
 from tunecast.model.priors import load_priors, prior_factors
 from tunecast.model.question import RUN_OPTIONS_ELSEWHERE, Question
-from tunecast.model.resolve import ASSUMED, Resolved, resolve_run, whole_number
+from tunecast.model.read_numbers import whole_number
+from tunecast.model.resolve import ASSUMED, Resolved, resolve_run
 from tunecast.model.resolve_parallel import OFFLOADED_BY
 from tunecast.model.rows import held_run
 from tunecast.model.run import Run
@@ -125,8 +126,8 @@ def check_flash(run: Run, target: Target) -> None:
 
 def data_copies(options: Mapping[str, Any]) -> float:
     """GPUs that data parallelism runs over: all of the job over those that split shapes and layers."""
-    taken = (options.get("tp") or 1) * (options.get("pp") or 1)
-    return (options.get("num_gpus") or 1) / max(taken, 1)
+    gpus, tp, pp = (whole_number(name, options.get(name) or 1) for name in ("num_gpus", "tp", "pp"))
+    return gpus / (tp * pp)
 
 
 def shardings_tried(options: Mapping[str, Any]) -> tuple[str, ...]:

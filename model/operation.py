@@ -30,6 +30,10 @@ class Kind(StrEnum):
     """Collectives between GPUs; ``bytes`` is the payload per GPU, ``name`` the collective."""
 
 
+VALUE_READ = "_local_scalar_dense"
+"""Operator by which torch reads a value to the host: it waits for all work issued before it."""
+SYNCHRONISATION = f"aten.{VALUE_READ}"
+"""Name of the operations at which the host waits for the device, traced or written on the tape."""
 NATIVE = "native"
 FLASH = "flash"
 """Layouts of attention by kernels that use the card's newest instructions (cuDNN's), and by FlashAttention-2's."""

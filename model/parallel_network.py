@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -11,12 +10,12 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, NamedTuple
 
-from tunecast.catalogs.errors import InputError
 from tunecast.catalogs.gpus import Gpu
 from tunecast.catalogs.prices import load_prices
 from tunecast.catalogs.rental_facts import BITS_PER_BYTE, node_network_bytes_per_s
 from tunecast.model.factors import Factor, FactorSet
 from tunecast.model.priors import link_bytes_per_s, load_priors
+from tunecast.model.read_numbers import number_above_zero
 from tunecast.model.run import Run
 from tunecast.model.units import GIGA
 
@@ -71,9 +70,7 @@ def given_network(options: Mapping[str, Any]) -> float | None:
     given = options.get("internode_gbps")
     if given is None:
         return None
-    if not (math.isfinite(given) and given > 0):
-        raise InputError(f"--internode-gbps is {given}, which is not above 0; type for example 400.")
-    return float(given) * GIGA / BITS_PER_BYTE
+    return number_above_zero("--internode-gbps", given, "400") * GIGA / BITS_PER_BYTE
 
 
 @cache

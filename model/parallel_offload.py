@@ -31,7 +31,7 @@ from tunecast.model.sharding import ZERO, holds_whole, one_layer_bytes, root_tra
 from tunecast.model.trained import trained_dtype, trained_tensors
 from tunecast.model.units import DTYPE_BYTES, gib
 
-HOST_FACTORS = ("pcie_bytes_per_s", "host_update_bytes_per_s")
+OFFLOAD_FACTORS = ("pcie_bytes_per_s", "host_update_bytes_per_s")
 DEEPSPEED = (*ZERO, "none")
 """Shardings that keep fp32 masters; on one GPU only DeepSpeed offloads, by the rules of its stages 2 and 3."""
 REDUCED_AT_ONCE = ("zero2", "zero3", "none")

@@ -9,15 +9,14 @@ the user believes: speedup = 1 / (s + (1 - s) / N) (Amdahl 1967).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tunecast.catalogs.errors import InputError
 from tunecast.model.factors import FactorSet
 from tunecast.model.links import OF_HOST, collective_seconds, crosses_machines, links_of
 from tunecast.model.operation import Kind, Operation
+from tunecast.model.read_numbers import number_that
 from tunecast.model.run import Run
 from tunecast.model.sharding import FSDP
 from tunecast.model.time import StepTime
@@ -210,7 +209,6 @@ def classic(serial_fraction: float | None, num_gpus: int, unhindered_s: float) -
     """Amdahl's estimate from a fraction that the user gives; `unhindered_s` is the step if nothing were serial."""
     if serial_fraction is None:
         return None
-    if not (math.isfinite(serial_fraction) and 0 <= serial_fraction <= 1):
-        raise InputError(f"--serial-fraction is {serial_fraction}, but it must be from 0 to 1; type for example 0.05.")
-    speedup = amdahl_speedup(serial_fraction, num_gpus)
-    return Amdahl(serial_fraction=serial_fraction, speedup=speedup, step_time_s=unhindered_s * num_gpus / speedup)
+    share = number_that("--serial-fraction", serial_fraction, lambda part: 0.0 <= part <= 1.0, "from 0 to 1", "0.05")
+    speedup = amdahl_speedup(share, num_gpus)
+    return Amdahl(serial_fraction=share, speedup=speedup, step_time_s=unhindered_s * num_gpus / speedup)

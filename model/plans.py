@@ -20,7 +20,8 @@ from tunecast.model.curves import Array
 from tunecast.model.engine_memory import Flags, memory_of
 from tunecast.model.on_device import shardings_tried
 from tunecast.model.question import RUN_OPTIONS_ELSEWHERE
-from tunecast.model.resolve import ASSUMED, Resolved, resolve_run, whole_number
+from tunecast.model.read_numbers import whole_number
+from tunecast.model.resolve import ASSUMED, Resolved, resolve_run
 from tunecast.model.rows import held_run
 from tunecast.model.run import Run
 from tunecast.model.sharding import FSDP, unsharded

@@ -15,7 +15,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from tunecast.catalogs.gpus import Gpu, training_dtype
-from tunecast.model.factors import Curve, Factor, FactorSet
+from tunecast.model.factors import HOST_S_PER_LAUNCH, Curve, Factor, FactorSet
 from tunecast.model.memory_codes import code_notes, effects_stack, memory_overheads_of
 from tunecast.model.operation import FLASH, NATIVE
 from tunecast.model.overlap_belief import with_believed_overlap
@@ -52,14 +52,14 @@ CLOCK = "clock"
 ATTENTION_KERNEL = "attention_kernel"
 """The group of effects of attention kernels other than those of today."""
 WORK_PARAMS = ("scale.gemm", "scale.attention", "scale.memory", "scale.loss", "scale.optimizer", "scale.dequant")
-HOST, HOOKS = "host_s_per_launch", "scale.host_hooks"
+HOOKS = "scale.host_hooks"
 FITTED_AS = {
     **{name: name.removeprefix("scale.") for name in WORK_PARAMS},
     "scale.loss": "memory",
     "scale.optimizer": "memory",
     "scale.link": "link",
     "overlap_frac": "overlap_frac",
-    HOST: HOST,
+    HOST_S_PER_LAUNCH: HOST_S_PER_LAUNCH,
     HOOKS: "host_hooks",
 }
 """Names of factors of a step, and of the fitted parameters that they follow."""
@@ -151,17 +151,20 @@ def link_bytes_per_s(gpu: Gpu) -> float | None:
     return None if per_lane is None or gpu.pcie_lanes is None else per_lane * gpu.pcie_lanes
 
 
-def prior_factors(gpu: Gpu, run: Run | None = None, priors: Mapping[str, Any] | None = None) -> FactorSet:
+def prior_factors(
+    gpu: Gpu, run: Run | None = None, priors: Mapping[str, Any] | None = None, *, attention_kernel: str = ""
+) -> FactorSet:
     """Factors of a GPU without a calibration, every one with its origin.
 
-    `run` brings the effects of its software stack and of its sharding; without it there are none.
+    `run` brings the effects of its software stack and of its sharding, `attention_kernel` that of another kernel than
+    FlashAttention-2 (``attention_kernels`` of the beliefs); without them there are none.
     """
     priors = load_priors() if priors is None else priors
     base = datasheet_factors(gpu, priors["beliefs"], run)
     own = (device := device_effect(gpu, priors), *clock_effects(gpu, priors), *product_effects(gpu, priors))
     generation = kind_effects("generation", gpu.generation, priors)
     known = (*own, *kind_effects("device", gpu.id, priors), *generation, *run_effects(run, priors))
-    effects = (*known, *source_effects(priors))
+    effects = (*known, *attention_effects(attention_kernel, priors), *source_effects(priors))
     factors = dict(base.factors)
     for kind, efficiency in priors["efficiency"].items():
         if kind != "link":
@@ -170,7 +173,7 @@ def prior_factors(gpu: Gpu, run: Run | None = None, priors: Mapping[str, Any] | 
     factors |= dict.fromkeys(("scale.loss", "scale.optimizer"), factors["scale.memory"])
     if "link_bytes_per_s" in factors:
         factors["link_bytes_per_s"] = _scaled_link(factors["link_bytes_per_s"], priors["efficiency"]["link"])
-    for name in (HOST, HOOKS, "overlap_frac"):
+    for name in (HOST_S_PER_LAUNCH, HOOKS, "overlap_frac"):
         stored = priors[name.removeprefix("scale.")]
         factors[name] = Factor(**{k: stored[k] for k in ("value", "low", "high", "unit", "origin")})
     width, cudnn = float(priors["width"]), (CUDNN_NOTE,) if _runs_own_kernels(gpu, run) else ()
@@ -240,6 +243,18 @@ def clock_effects(gpu: Gpu, priors: Mapping[str, Any]) -> tuple[Effect, ...]:
     if (known := priors["effects_by_kind"][CLOCK].get(gpu.id)) is not None:
         return (Effect(value=known["value"], name=f"{CLOCK}:{gpu.id}", moves=PRODUCTS),)
     return (Effect(value=-math.log(clock), name=None, moves=PRODUCTS, log_sd=float(belief["log_sd"])),)
+
+
+def attention_effects(kernel: str, priors: Mapping[str, Any]) -> tuple[Effect, ...]:
+    """By how much attention is slower by another kernel than FlashAttention-2: as the rows that ran it say, else as is
+    believed, with that belief's doubt; an empty name is none."""
+    if not kernel:
+        return ()
+    if (known := priors["effects_by_kind"][ATTENTION_KERNEL].get(kernel)) is not None:
+        return (Effect(value=known["value"], name=f"{ATTENTION_KERNEL}:{kernel}", moves=("attention",)),)
+    belief = priors["beliefs"]["attention_kernels"]
+    slower = -math.log(belief["values"][kernel])
+    return (Effect(value=slower, name=None, moves=("attention",), log_sd=float(belief["log_sd"])),)
 
 
 def kind_effects(group: str, name: str, priors: Mapping[str, Any]) -> tuple[Effect, ...]:
@@ -330,31 +345,10 @@ def step_covariance(
         if effect.name is None:
             moved = params_of_kinds(effect.moves)
             found += np.outer(moved, moved) * (effect.log_sd * (width if effect.scaled else 1.0)) ** 2
-    found[STEP_PARAMS.index(HOST), STEP_PARAMS.index(HOST)] += float(priors["spreads"]["host"]) ** 2
-    return tuple(tuple(float(value) for value in row) for row in found)
-
-
-def with_attention_kernel(factors: FactorSet, kernel: str, priors: Mapping[str, Any]) -> FactorSet:
-    """The factors of a run whose attention kernel was another than FlashAttention-2; an empty name changes nothing.
-
-    As the rows that ran it say, else as is believed, with that belief's doubt.
-    """
-    if not kernel:
-        return factors
-    belief = priors["beliefs"]["attention_kernels"]
-    known = priors["effects_by_kind"][ATTENTION_KERNEL].get(kernel)
-    slower = -math.log(belief["values"][kernel]) if known is None else float(known["value"])
-    scale = factors.factors["scale.attention"]
-    times = math.exp(slower)
-    moved = replace(scale, value=scale.value * times, low=scale.low * times, high=scale.high * times)
-    covariance = [list(row) for row in factors.step_covariance]
-    place = STEP_PARAMS.index("scale.attention")
-    covariance[place][place] += 0.0 if known is not None else float(belief["log_sd"]) ** 2
-    return replace(
-        factors,
-        factors={**factors.factors, "scale.attention": moved},
-        step_covariance=tuple(tuple(row) for row in covariance),
+    found[STEP_PARAMS.index(HOST_S_PER_LAUNCH), STEP_PARAMS.index(HOST_S_PER_LAUNCH)] += (
+        float(priors["spreads"]["host"]) ** 2
     )
+    return tuple(tuple(float(value) for value in row) for row in found)
 
 
 def _slowdown(efficiency: Mapping[str, Any], effect: float) -> Factor:

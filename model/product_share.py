@@ -17,8 +17,6 @@ from typing import Any
 from tunecast.catalogs.gpus import Gpu, load_gpus, training_dtype
 from tunecast.model.units import TERA
 
-LATE = ("9", "10")
-"""Major compute capabilities of the data centre since Hopper."""
 SIXTEEN_BITS = ("bf16", "fp16")
 """What FlashAttention-2 takes."""
 

@@ -14,8 +14,7 @@ from __future__ import annotations
 
 from tunecast.model import primitives as ops
 from tunecast.model.architecture import Linear
-from tunecast.model.context import SYNCHRONISATION
-from tunecast.model.operation import Kind, Phase
+from tunecast.model.operation import SYNCHRONISATION, Kind, Phase
 from tunecast.model.tape import Grads, Tape, Tensor, allocated_bytes
 
 

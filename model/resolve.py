@@ -11,15 +11,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tunecast.catalogs.errors import InputError, NotSupportedError, UnknownNameError
+from tunecast.catalogs.errors import InputError, UnknownNameError
 from tunecast.catalogs.refused import refuse_method
 from tunecast.model.architecture import Architecture
-from tunecast.model.bounds import check_chunks, check_sizes
+from tunecast.model.bounds import check_chunks, check_sizes, check_words
 from tunecast.model.families import FAMILIES
 from tunecast.model.litgpt import STACK, is_litgpt
 from tunecast.model.litgpt_head import CHUNK_TOKENS as LITGPT_CHUNK_TOKENS
 from tunecast.model.losses import CHUNKED_NOTE, head_uses
 from tunecast.model.peft_targets import LEFT_TO_PEFT, peft_targets
+from tunecast.model.read_numbers import whole_number
 from tunecast.model.resolve_adapters import take_variants, todays_name
 from tunecast.model.resolve_attention import (
     attention_defaults,
@@ -75,8 +76,6 @@ ASSUMED = {
 """Used when neither the user nor the stack says. 1,024 tokens is TRL's ``SFTConfig.max_length``."""
 
 COUNTS = ("max_length", "per_device_train_batch_size", "gradient_accumulation_steps", "num_gpus")
-REFUSED_PARALLELISM: dict[str, str] = {}
-"""Layouts that are understood but not built."""
 RUN_FIELDS = tuple(field.name for field in dataclasses.fields(Run))
 
 
@@ -111,17 +110,6 @@ class _Fields:
         """Record a value that follows from others."""
         self.values[name] = value
         self.origins[name] = origin
-
-
-def whole_number(option: str, value: Any, *, at_least: int = 1) -> int:
-    """`value` as a whole number of at least `at_least`; fractions and text are refused, never rounded."""
-    number = value if isinstance(value, int) and not isinstance(value, bool) else None
-    if isinstance(value, float) and value.is_integer():
-        number = int(value)
-    if number is None or number < at_least:
-        flag = option.replace("_", "-")
-        raise InputError(f"--{flag} is {value!r}, but it must be a whole number of at least {at_least}.")
-    return number
 
 
 def adaptable_modules(architecture: Architecture) -> tuple[str, ...]:
@@ -168,16 +156,11 @@ def check_length(architecture: Architecture, max_length: int, *, allow_long: boo
 
 
 def check_known(options: Mapping[str, Any]) -> None:
-    """Refuse options nobody reads, and kinds of parallelism that are not built."""
-    readable = {*RUN_FIELDS, *REFUSED_PARALLELISM, "offload", "allow_long_context"} - {*BY_CARD}
-    for name, value in options.items():
+    """Refuse options nobody reads."""
+    readable = {*RUN_FIELDS, "offload", "allow_long_context"} - {*BY_CARD}
+    for name in options:
         if name not in readable:
             raise UnknownNameError("run option", name, readable)
-        if name in REFUSED_PARALLELISM and value not in (None, 1):
-            raise NotSupportedError(
-                f"--{name} {value} asks for {REFUSED_PARALLELISM[name]}, which is not built yet; "
-                "use --sharding ddp, zero1, zero2, zero3 or fsdp."
-            )
 
 
 def _numbers(fields: _Fields, architecture: Architecture) -> None:
@@ -365,6 +348,7 @@ def resolve_run(
     Impossible combinations raise `InputError`, unbuilt ones `NotSupportedError`.
     """
     check_known(options)
+    check_words(options)
     check_sizes(options)
     fields = _Fields(options, option_origins or {})
     method = checked_method(fields.take("method", ASSUMED["method"], "assumed"))
@@ -378,11 +362,11 @@ def resolve_run(
     _software(fields, attention_defaults(fields, architecture, defaults))
     take_kernels(fields, architecture, defaults)
     check_gptq_dtypes(fields.values)
-    take_parallel(fields, architecture, whole_number)
-    take_variants(fields, architecture, whole_number)
+    take_parallel(fields, architecture)
+    take_variants(fields, architecture)
     take_master(fields)
     check_litgpt(fields, architecture)
-    take_documents(fields, architecture, whole_number)
+    take_documents(fields, architecture)
     if fields.values["num_gpus"] == 1:
         fields.put("fsdp_version", Run(method="full").fsdp_version, "stack-default")
     note_attention(fields, architecture)

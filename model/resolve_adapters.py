@@ -6,6 +6,7 @@ from typing import Any
 
 from tunecast.catalogs.errors import InputError, NotSupportedError, UnknownNameError
 from tunecast.model.architecture import Architecture
+from tunecast.model.read_numbers import whole_number
 from tunecast.model.resolve_parallel import Fields, casts_all
 from tunecast.model.root_modules import root_modules
 from tunecast.model.stacks import DTYPE_ALIASES, DTYPES, load_stacks, one_of, stack_defaults
@@ -16,7 +17,7 @@ OLDER_NAMES = {("gpt_neox", "embed_out"): "lm_head"}
 """What transformers 4 called a module of a family, and how transformers 5 does."""
 
 
-def take_variants(fields: Fields, architecture: Architecture, whole_number: Any) -> None:
+def take_variants(fields: Fields, architecture: Architecture) -> None:
     """Adapter variants and kinds of checkpointing, after method, precision and checkpointing are known."""
     has_adapters = fields.values["method"] != "full"
     for name in (*ADAPTER_SWITCHES, "modules_to_save"):
@@ -36,7 +37,7 @@ def take_variants(fields: Fields, architecture: Architecture, whole_number: Any)
         raise NotSupportedError(f"--optim adafactor with --sharding {sharding} is not built yet; use --sharding ddp.")
     check_root_adapters(fields, architecture)
     check_dora(fields)
-    take_checkpoints(fields, whole_number)
+    take_checkpoints(fields)
 
 
 def check_dora(fields: Fields) -> None:
@@ -184,7 +185,7 @@ def check_saved_dtype(fields: Fields) -> None:
     )
 
 
-def take_checkpoints(fields: Fields, whole_number: Any) -> None:
+def take_checkpoints(fields: Fields) -> None:
     """How many layers are checkpointed, and where their inputs are kept."""
     every = whole_number("checkpoint_every", fields.take("checkpoint_every", 1, "stack-default"))
     by_stack = stack_defaults(fields.values["stack"], fields.values["method"]).get("activation_offloading", False)

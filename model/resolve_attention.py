@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.architecture import Architecture
 from tunecast.model.litgpt import is_litgpt
+from tunecast.model.read_numbers import whole_number
 from tunecast.model.resolve_parallel import Fields
 from tunecast.model.run import Run
 
@@ -109,7 +110,7 @@ def check_recomputation(architecture: Architecture, run: Run) -> None:
         )
 
 
-def take_documents(fields: Fields, architecture: Architecture, whole_number: Callable[[str, Any], int]) -> None:
+def take_documents(fields: Fields, architecture: Architecture) -> None:
     """Attention inside the documents of packed rows, by kernels that are told where each begins."""
     length = fields.take("attention_length", None, "stack-default")
     if length is None:

@@ -255,7 +255,9 @@ def refuse_four_bit_options(fields: Fields, method: str) -> None:
     for name, empty in (("bnb_4bit_quant_type", None), ("double_quant", False), ("bnb_4bit_compute_dtype", None)):
         if fields.given.get(name):
             flag = name.replace("_", "-")
-            raise InputError(f"--{flag} belongs to --quant-method bnb-4bit, but --quant-method is {method}.")
+            raise InputError(
+                f"--{flag} belongs to --quant-method bnb-4bit, but --quant-method is {method}; leave one of them out."
+            )
         fields.put(name, empty, "stack-default")
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.architecture import Architecture, Attention
+from tunecast.model.read_numbers import whole_number
 from tunecast.model.run import BUCKET_ELEMENTS
 from tunecast.model.stacks import DTYPE_ALIASES, built_choice, one_of
 from tunecast.model.stages import stage_layers
@@ -54,7 +55,7 @@ class Fields(Protocol):
         """Record a value that follows from others."""
 
 
-def take_parallel(fields: Fields, architecture: Architecture, whole_number: Callable[[str, Any], int]) -> None:
+def take_parallel(fields: Fields, architecture: Architecture) -> None:
     """Every field of the layout, checked against the others."""
     for name in ("tp", "pp", "cp", "pp_interleave"):
         fields.values[name] = whole_number(name, fields.take(name, 1, "stack-default"))
@@ -244,7 +245,7 @@ def share_dtype(fields: Fields) -> None:
     fields.notes.append(f"Under FSDP the adapters are stored as {base}, like the base they share a shard with.")
 
 
-def length_step(options: Mapping[str, Any], whole_number: Callable[[str, Any], int]) -> int:
+def length_step(options: Mapping[str, Any]) -> int:
     """Tokens that the lengths of a run with these options are multiples of, so that their splits deal them out evenly:
     what `check_tensor_parallel` and `check_context_parallel` ask for."""
     tp, cp = (whole_number(name, options.get(name) or 1) for name in ("tp", "cp"))

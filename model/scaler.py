@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from tunecast.model import primitives as ops
 from tunecast.model.architecture import Architecture
-from tunecast.model.context import SYNCHRONISATION
 from tunecast.model.litgpt import is_litgpt
-from tunecast.model.operation import Kind, Operation, Phase
+from tunecast.model.operation import SYNCHRONISATION, Kind, Operation, Phase
 from tunecast.model.run import Run
 from tunecast.model.tape import Tape, Tensor, allocated_bytes
 from tunecast.model.trained import Trained, by_dtype, whole_bytes

@@ -192,7 +192,7 @@ def bucket_bytes(architecture: Architecture, run: Run) -> int:
 def communication_bytes(architecture: Architecture, run: Run, moment: str, position: str = "outside") -> int:
     """Memory that exists only because of sharding, at one place of the step; DeepSpeed's is in `zero_memory`.
 
-    `position` names the layer as `memory.layer_position` does.
+    `position` names the layer as `tape_peaks.layer_position` does.
     """
     alone = run.num_gpus == 1
     if alone and run.offload != "all":

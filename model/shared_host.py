@@ -18,11 +18,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tunecast.catalogs.errors import InputError
-from tunecast.model.factors import Factor, FactorSet
+from tunecast.model.factors import HOST_S_PER_LAUNCH, Factor, FactorSet
 from tunecast.model.factors_io import factor_set_from_record
 from tunecast.model.value import Z80
 
-HOST_FACTOR = "host_s_per_launch"
 RATIO_PREFIX = "scale.host_"
 MEASURED = "measured:"
 
@@ -37,7 +36,7 @@ class HostRecord:
     @property
     def name(self) -> str:
         """The record's file, where its factors name it."""
-        return self.factors.factors[HOST_FACTOR].origin.removeprefix(MEASURED)
+        return self.factors.factors[HOST_S_PER_LAUNCH].origin.removeprefix(MEASURED)
 
 
 def host_record(records: Mapping[str, Mapping[str, Any]]) -> HostRecord:
@@ -59,7 +58,7 @@ def host_record(records: Mapping[str, Mapping[str, Any]]) -> HostRecord:
 def with_shared_host(prior: FactorSet, shared: HostRecord) -> FactorSet:
     """The prior of another card, its host moved to the record's by shrinkage."""
     variance = _prior_variance(prior)
-    measured = shared.factors.factors[HOST_FACTOR]
+    measured = shared.factors.factors[HOST_S_PER_LAUNCH]
     weight = variance / (variance + _log_variance(measured))
     origin = f"reference:{shared.name}"
     left = math.sqrt(variance * (1.0 - weight))
@@ -69,7 +68,7 @@ def with_shared_host(prior: FactorSet, shared: HostRecord) -> FactorSet:
         wide = math.exp(Z80 * left)
         return Factor(value=value, low=value / wide, high=value * wide, unit=found.unit, origin=origin)
 
-    moved = {HOST_FACTOR: between(prior.factors[HOST_FACTOR].value, measured)}
+    moved = {HOST_S_PER_LAUNCH: between(prior.factors[HOST_S_PER_LAUNCH].value, measured)}
     for name, found in shared.factors.factors.items():
         if name.startswith(RATIO_PREFIX):
             moved[name] = between(1.0, found)
@@ -86,13 +85,13 @@ def with_shared_host(prior: FactorSet, shared: HostRecord) -> FactorSet:
 
 def _prior_variance(prior: FactorSet) -> float:
     """Of log(seconds per launch)."""
-    place = prior.step_params.index(HOST_FACTOR)
+    place = prior.step_params.index(HOST_S_PER_LAUNCH)
     return prior.step_covariance[place][place]
 
 
 def _narrowed(prior: FactorSet, share: float) -> tuple[tuple[float, ...], ...]:
     """The covariance with the standard deviation of the host's seconds at `share` of what it was."""
-    sds = [share if name == HOST_FACTOR else 1.0 for name in prior.step_params]
+    sds = [share if name == HOST_S_PER_LAUNCH else 1.0 for name in prior.step_params]
     rows = zip(sds, prior.step_covariance, strict=True)
     return tuple(tuple(own * other * entry for other, entry in zip(sds, row, strict=True)) for own, row in rows)
 

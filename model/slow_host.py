@@ -16,7 +16,7 @@ from tunecast.model.value import Z80
 
 LOG_STEP = 1e-3
 """Step of the numerical derivatives of log(time) by log(factor)."""
-HOST_FACTORS = ("host", "scale.host")
+HOST_PREFIXES = ("host", "scale.host")
 """How names of factors begin that move the host's clock."""
 
 
@@ -24,7 +24,7 @@ def host_steps(names: Sequence[str], covariance: Array) -> dict[str, float]:
     """Spreads of what moves the host's clock: it counts only where it overtakes the device's, so no slope at a point
     tells what its spread does."""
     named = zip(names, np.sqrt(np.diag(covariance)), strict=True)
-    return {name: max(float(sd), LOG_STEP) for name, sd in named if name.startswith(HOST_FACTORS)}
+    return {name: max(float(sd), LOG_STEP) for name, sd in named if name.startswith(HOST_PREFIXES)}
 
 
 def with_slow_host(
@@ -39,7 +39,7 @@ def with_slow_host(
     order that point lies along covariance times slope (Hasofer and Lind 1974).
     """
     found = dict(values)
-    own = [place for place, name in enumerate(names) if name.startswith(HOST_FACTORS)]
+    own = [place for place, name in enumerate(names) if name.startswith(HOST_PREFIXES)]
     if not own or host_s(found) <= 0.0:
         return found
 

@@ -131,8 +131,8 @@ def code_age(options: Mapping[str, Any]) -> str | None:
     """``hf_code`` as asked for, or as the asked version of the stack implies; None: today's."""
     if options.get("hf_code") is not None:
         return str(options["hf_code"])
-    stack, asked = options.get("stack") or "hf-peft", options.get("stack_version")
+    stack, asked = str(options.get("stack") or "hf-peft"), options.get("stack_version")
     if asked is None or not load_stacks().get(stack, {}).get("built"):
         return None
-    age = dict(changed(chosen_ranges(stack, asked), str(options.get("method") or "lora"))).get("hf_code")
+    age = dict(changed(chosen_ranges(stack, str(asked)), str(options.get("method") or "lora"))).get("hf_code")
     return None if age is None else str(age)

@@ -23,12 +23,12 @@ from tunecast.model.attention_blocks import OWN_ATTENTIONS, needs_mask
 from tunecast.model.attention_eager import additive_mask
 from tunecast.model.blocks import checkpointed_layer
 from tunecast.model.compiled import compile_tape
-from tunecast.model.context import SYNCHRONISATION, Step, Tables
+from tunecast.model.context import Step, Tables
 from tunecast.model.head import head_and_loss, head_name
 from tunecast.model.litgpt import is_litgpt
 from tunecast.model.losses import head_uses
 from tunecast.model.norms import norm
-from tunecast.model.operation import Kind, Phase
+from tunecast.model.operation import SYNCHRONISATION, Kind, Phase
 from tunecast.model.parallel_blocks import (
     enter_block,
     hand_over,

@@ -24,8 +24,6 @@ class StepTime:
     bound_by: str
     """``compute``, ``bandwidth``, ``host``, ``communication`` or ``pipeline bubble`` (`time._bound_by`); ``data`` comes
     from `feeding`."""
-    executed_flops: float
-    """By one GPU; over `step_time_s` and the peak it is the HFU."""
     log_sd: float
     """Standard deviation of the logarithm of the step time."""
     log_sd_parts: dict[str, float] = field(default_factory=dict)

@@ -65,9 +65,7 @@ class Terms:
     """Host memory of one machine; None where the listing does not say."""
 
 
-def rented(
-    price: Price, options: WholeRunOptions, rates: Rates, *, on_demand: Price | None = None, num_gpus: int = 1
-) -> Terms:
+def rented(price: Price, options: WholeRunOptions, rates: Rates, *, on_demand: Price | None = None) -> Terms:
     """The terms of an offer or of the user's own price."""
     offer = price.offer
     provider = str(offer.get("provider") or "user")

@@ -27,11 +27,11 @@ from tunecast.model.curve_names import find_curve as find_curve
 from tunecast.model.curves import Array, columns, seconds, shares
 from tunecast.model.factors import FactorSet
 from tunecast.model.hooks import has_hooks, visits_of
-from tunecast.model.host import HOST as HOST
-from tunecast.model.host import host_issues, host_seconds
+from tunecast.model.host import HOST_COLUMNS as HOST_COLUMNS
+from tunecast.model.host import enters_layer, host_issues, host_seconds
 from tunecast.model.links import bubble_frac, host_updates, no_seconds
 from tunecast.model.links import communication_seconds as communication_seconds
-from tunecast.model.operation import Kind, Operation
+from tunecast.model.operation import SYNCHRONISATION, Kind, Operation
 from tunecast.model.passes import Passes
 from tunecast.model.run import Run
 from tunecast.model.segments import FORWARD, HEAD, OPTIMIZER_SEGMENT, SEGMENTS, passes_of, segment_of, told
@@ -42,8 +42,6 @@ from tunecast.model.step_seconds import StepTime as StepTime
 from tunecast.model.value import at_least_to, lognormal
 
 COMPUTE = (str(Kind.GEMM), str(Kind.ATTENTION))
-VALUE_READ = "_local_scalar_dense"
-"""Operator by which torch reads a value to the host: it waits for all work issued before it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +54,7 @@ class PhaseTable:
     device_s: Array
     """(segments, columns), see `COLUMNS`."""
     launches: Array
-    """(segments, host columns), see `HOST`."""
+    """(segments, host columns), see `HOST_COLUMNS`."""
     communication_s: Array
     """(segments,) on the link in every pass, overlap not yet taken off."""
     meets: Array
@@ -64,8 +62,6 @@ class PhaseTable:
     micro_steps: int
     column_log_variance: Array
     """(columns,) variance of the log of each column's summed seconds, from its curve."""
-    flops: float
-    """Executed FLOPs of the whole step on one GPU."""
     once_s: Array = field(default_factory=no_seconds)
     """(segments,) on the link in the last pass only (gradients that accumulated), overlap not yet taken off."""
     blocking_s: Array = field(default_factory=no_seconds)
@@ -93,11 +89,15 @@ class Clocks:
 
 
 def merged(operations: Sequence[Operation]) -> list[tuple[Operation, float]]:
-    """Equal operations as one, with their executions per optimizer step: layers repeat the same few."""
+    """Equal operations as one, with their executions per optimizer step: layers repeat the same few.
+
+    Names count only where a clock tells by them: a kernel's segment, and whether a layer is entered with it.
+    """
     counts: dict[tuple[object, ...], float] = {}
     first: dict[tuple[object, ...], Operation] = {}
     for o in operations:
-        key = (o.kind, o.phase, o.dtype, o.shape, o.layout, o.bytes, o.flops, o.launches)
+        told_apart = (segment_of(o), enters_layer(o))
+        key = (o.kind, o.phase, o.dtype, o.shape, o.layout, o.bytes, o.flops, o.launches, *told_apart)
         counts[key] = counts.get(key, 0.0) + o.count
         first.setdefault(key, o)
     return [(first[key], count) for key, count in counts.items()]
@@ -113,7 +113,7 @@ def _by_curve(operations: Sequence[Operation]) -> dict[str, list[tuple[Operation
 
 def meets_of(operations: Sequence[Operation]) -> Array:
     """(segments,) 1 where the host reads a value of the device at the start."""
-    reads = {segment_of(o) for o in operations if o.name.endswith(VALUE_READ)}
+    reads = {segment_of(o) for o in operations if o.name == SYNCHRONISATION}
     return np.array([float(segment in reads) for segment in range(len(SEGMENTS))])
 
 
@@ -122,7 +122,7 @@ def phase_table(operations: Sequence[Operation], factors: FactorSet, *, run: Run
     micro = run.gradient_accumulation_steps
     passes = passes_of(micro)
     device = np.zeros((len(SEGMENTS), len(COLUMNS)))
-    launches, variance = np.zeros((len(SEGMENTS), len(HOST))), np.zeros(len(COLUMNS))
+    launches, variance = np.zeros((len(SEGMENTS), len(HOST_COLUMNS))), np.zeros(len(COLUMNS))
     for key, group in _by_curve(operations).items():
         curve, cols = find_curve(key, factors), columns([o for o, _ in group])
         timed, parts = seconds(curve, cols), shares(curve, cols)
@@ -134,7 +134,7 @@ def phase_table(operations: Sequence[Operation], factors: FactorSet, *, run: Run
                 variance[column] += timed.sum_variance(work_s * part)
         np.add.at(launches, segment, count[:, None] * host_issues([o for o, _ in group], cols))
     if has_hooks(run):
-        launches[:, HOST.index("hooks")] += visits_of(operations, np.array([[o.count] for o in operations]))[0]
+        launches[:, HOST_COLUMNS.index("hooks")] += visits_of(operations, np.array([[o.count] for o in operations]))[0]
     total = device.sum(axis=0)
     return PhaseTable(
         device_s=device / passes[:, None],
@@ -147,14 +147,7 @@ def phase_table(operations: Sequence[Operation], factors: FactorSet, *, run: Run
         meets=meets_of(operations),
         micro_steps=micro,
         column_log_variance=np.divide(variance, total**2, out=np.zeros_like(variance), where=variance > 0.0),
-        flops=sum(o.total_flops for o in operations),
     )
-
-
-def scalar(factors: FactorSet, name: str, default: float) -> float:
-    """A scalar factor's value, or `default` (the value that switches its mechanism off)."""
-    found = factors.factors.get(name)
-    return default if found is None else found.value
 
 
 def scalars(factors: FactorSet) -> dict[str, float]:
@@ -217,7 +210,7 @@ def _load(stack: Stack, values: Mapping[str, float]) -> _Load:
     wait, once = exposed_communication(stack, work, values.get("overlap_frac", 0.0), values.get("scale.link", 1.0))
     lead = np.full_like(work, np.inf)
     if "launch_queue_depth" in values:
-        issued = stack.launches[:, :, : HOST.index("calls")].sum(axis=2)
+        issued = stack.launches[:, :, : HOST_COLUMNS.index("calls")].sum(axis=2)
         full = (work + wait) * values["launch_queue_depth"] / np.maximum(issued, 1.0)
         lead = np.where(issued > 0.0, full, np.inf)
     return _Load(busy=work + wait, host=stack.launches @ issue, wait=wait, once=once, lead=lead)
@@ -371,7 +364,6 @@ def step_time(operations: Sequence[Operation], factors: FactorSet, *, run: Run) 
         device_s=clocks.device_s,
         host_s=clocks.host_s,
         bound_by=_bound_by(clocks, parts, synchronous=factors.synchronous),
-        executed_flops=table.flops,
         log_sd=log_sd,
         log_sd_parts=spread,
     )

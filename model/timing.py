@@ -14,9 +14,10 @@ from tunecast.model.links import PAGING
 from tunecast.model.operation import Operation
 from tunecast.model.paging import paged_state_bytes
 from tunecast.model.parallel_network import NETWORK_FACTORS
-from tunecast.model.parallel_offload import HOST_FACTORS, PAGING_WAYS
+from tunecast.model.parallel_offload import OFFLOAD_FACTORS, PAGING_WAYS
 from tunecast.model.priors import HOOKS
 from tunecast.model.question import Question
+from tunecast.model.read_numbers import number_above_zero
 from tunecast.model.resolve import Resolved
 from tunecast.model.rows import packing_of
 from tunecast.model.run import Run
@@ -30,38 +31,35 @@ LINK_FACTORS = ("link_bytes_per_s", "link_latency_s", "overlap_frac")
 LATENCIES = ("link_latency_s", "node_latency_s")
 
 
-def timing(question: Question, resolved: Resolved, target: Target, factors: FactorSet) -> StepTime:
+def step_timing(question: Question, resolved: Resolved, target: Target, factors: FactorSet) -> StepTime:
     """Seconds of one step, from the operations or from the speed that the user gave."""
-    timed = step_timing(question, resolved, target, factors)
+    timed = certain_timing(question, resolved, target, factors)
     return unsure_of_documents(timed, question, resolved, target, factors)
 
 
-def step_timing(question: Question, resolved: Resolved, target: Target, factors: FactorSet) -> StepTime:
+def certain_timing(question: Question, resolved: Resolved, target: Target, factors: FactorSet) -> StepTime:
     """Seconds of one step, its run taken as certain."""
     run = resolved.run
     operations = operations_of(question.architecture, run, platform=target.platform, source=question.source)
     if question.achieved_tflops is None:
         return linked_step(question.architecture, run, operations, factors)
-    if not (math.isfinite(question.achieved_tflops) and question.achieved_tflops > 0):
-        raise InputError(
-            f"--achieved-tflops is {question.achieved_tflops}, which is not above 0; type for example 400."
-        )
+    achieved_tflops = number_above_zero("--achieved-tflops", question.achieved_tflops, "400")
     flops = model_flops_of(question.architecture, run, platform=target.platform, source=question.source)
     peak = target.peaks.get(run.product_dtype)
-    if peak is not None and question.achieved_tflops * TERA > peak:
+    if peak is not None and achieved_tflops * TERA > peak:
         raise InputError(
-            f"--achieved-tflops {question.achieved_tflops:g} is above the {peak / TERA:g} TFLOP/s dense "
+            f"--achieved-tflops {achieved_tflops:g} is above the {peak / TERA:g} TFLOP/s dense "
             f"{run.product_dtype} peak of {target.id}; type what one GPU really reaches, "
             f"for example {peak / TERA / 2:.0f}."
         )
-    seconds = flops / (question.achieved_tflops * TERA * run.num_gpus)
+    seconds = flops / (achieved_tflops * TERA * run.num_gpus)
     executed = executed_by_dtype_of(question.architecture, run, platform=target.platform, source=question.source)
     least_s = seconds_at_peak(executed, run, target.peaks)
     if least_s is not None and least_s > seconds:
         most = flops / least_s / run.num_gpus / TERA
         more = sum(executed.values()) / flops
         raise InputError(
-            f"--achieved-tflops {question.achieved_tflops:g} of required work is {more:.2f} times as much with what is "
+            f"--achieved-tflops {achieved_tflops:g} of required work is {more:.2f} times as much with what is "
             f"recomputed, above {_peak_words(executed, run, target)} of {target.id}; "
             f"type at most {math.floor(most * 10) / 10:g}."
         )
@@ -72,7 +70,6 @@ def step_timing(question: Question, resolved: Resolved, target: Target, factors:
         device_s=seconds,
         host_s=0.0,
         bound_by="compute",
-        executed_flops=flops / run.num_gpus,
         log_sd=0.0,
     )
 
@@ -118,7 +115,7 @@ def unsure_of_documents(
     ends = ends_of(resolved.run, question.options)
     if ends is None or question.achieved_tflops is not None:
         return timing
-    timed = (step_timing(question, replace(resolved, run=run), target, factors).step_time_s.value for run in ends)
+    timed = (certain_timing(question, replace(resolved, run=run), target, factors).step_time_s.value for run in ends)
     short_s, long_s = timed
     log_sd = math.hypot(timing.log_sd, abs(math.log(long_s / short_s)) / 2.0 / Z80)
     return timing.spread_to(log_sd)
@@ -129,7 +126,7 @@ def _link_at(factors: FactorSet, end: str) -> dict[str, Factor]:
     good = {"low": "high", "high": "low"}
     moved = dict(factors.factors)
     hooks = () if HOOKS in factors.step_params else (HOOKS,)
-    for name in (*LINK_FACTORS, *NETWORK_FACTORS, *HOST_FACTORS, *hooks):
+    for name in (*LINK_FACTORS, *NETWORK_FACTORS, *OFFLOAD_FACTORS, *hooks):
         if name in moved:
             which = good[end] if name in (*LATENCIES, HOOKS) else end
             moved[name] = replace(moved[name], value=getattr(moved[name], which))
@@ -210,6 +207,6 @@ def link_notes(run: Run, factors: FactorSet, question: Question) -> tuple[str, .
     if question.achieved_tflops is not None:
         return ()
     links = (*LINK_FACTORS, *NETWORK_FACTORS) if run.num_gpus > 1 else ()
-    names = (*links, *(HOST_FACTORS if run.offload != "none" or run.paged_bytes else ()))
+    names = (*links, *(OFFLOAD_FACTORS if run.offload != "none" or run.paged_bytes else ()))
     assumed = [name for name in names if name in factors.factors and factors.factors[name].origin == "assumed"]
     return (f"assumed, not measured: {', '.join(assumed)}",) if assumed else ()

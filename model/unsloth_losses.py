@@ -14,10 +14,10 @@ tile has its largest logit, and that releases before May 2026 hand gradients on 
 from __future__ import annotations
 
 from tunecast.model import primitives as ops
-from tunecast.model.context import SYNCHRONISATION, Step
+from tunecast.model.context import Step
 from tunecast.model.fused_losses import Head, zeros
 from tunecast.model.linears import operands
-from tunecast.model.operation import Kind
+from tunecast.model.operation import SYNCHRONISATION, Kind
 from tunecast.model.tape import Grads, Tape, Tensor
 from tunecast.model.units import DTYPE_BYTES
 from tunecast.model.unsloth_rules import (

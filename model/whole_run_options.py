@@ -6,13 +6,13 @@ The names are those of the command line with underscores; `read_whole_run` turns
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from tunecast.catalogs.errors import InputError, UnknownNameError
 from tunecast.model.bounds import LEAST_MINUTES, MOST_MINUTES, MOST_OTHER, MOST_RATE, at_most
+from tunecast.model.read_numbers import as_number, is_count, number_that
 from tunecast.model.units import GIGA
 
 PHASES = (
@@ -118,32 +118,28 @@ def flag(name: str) -> str:
 
 def _at_least(least: float, example: str, *, open_end: bool = False) -> Callable[[str, Any], float]:
     def read(name: str, value: Any) -> float:
-        number = float(value)
-        if not math.isfinite(number) or number < least or (open_end and number == least):
-            limit = f"above {least:g}" if open_end else f"{least:g} or more"
-            raise InputError(f"{flag(name)} is {value}, which is not {limit}; type for example {example}.")
-        return at_most(flag(name), number, MOST_OTHER)
+        def holds(number: float) -> bool:
+            return number > least or (number == least and not open_end)
+
+        limit = f"above {least:g}" if open_end else f"{least:g} or more"
+        return at_most(flag(name), number_that(flag(name), value, holds, limit, example), MOST_OTHER)
 
     return read
 
 
 def _count(name: str, value: Any) -> int:
-    if isinstance(value, bool) or int(value) != value or value < 1:
-        raise InputError(f"{flag(name)} is {value}, which is not a whole number above 0; type for example 4.")
-    return int(at_most(flag(name), value, GIGA))
+    return int(at_most(flag(name), number_that(flag(name), value, is_count, "a whole number above 0", "4"), GIGA))
 
 
 def _seed(name: str, value: Any) -> int:
-    if isinstance(value, bool) or int(value) != value or value < 0:
-        raise InputError(f"{flag(name)} is {value}, which is not a whole number of 0 or more; type for example 7.")
-    return int(value)
+    def holds(number: float) -> bool:
+        return number.is_integer() and number >= 0.0
+
+    return int(number_that(flag(name), value, holds, "a whole number of 0 or more", "7"))
 
 
 def _share(name: str, value: Any) -> float:
-    number = float(value)
-    if not 0.0 < number <= 1.0:
-        raise InputError(f"{flag(name)} is {value}, which is not a share above 0 and up to 1; type for example 0.3.")
-    return number
+    return number_that(flag(name), value, lambda share: 0.0 < share <= 1.0, "a share above 0 and up to 1", "0.3")
 
 
 def _samples(name: str, value: Any) -> float:
@@ -171,11 +167,8 @@ def pairs(
 
 
 def _pair_value(name: str, key: str, value: Any, least: float, example: str) -> float:
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    if not (math.isfinite(number) and number >= least):
+    number = as_number(value)
+    if number is None or number < least:
         limit = "above 0" if least == SMALLEST else f"{least:g} or more"
         raise InputError(f"{flag(name)} {key}={value} has no number {limit}; type for example {example}.")
     return number
@@ -205,7 +198,7 @@ def _data_location(name: str, given: Any) -> tuple[str, float]:
 
 
 def _export(name: str, value: Any) -> str:
-    if value not in EXPORT_BITS:
+    if str(value) not in EXPORT_BITS:
         raise UnknownNameError("export format", str(value), EXPORT_BITS, hint=f"There are {', '.join(EXPORT_BITS)}.")
     return str(value)
 
@@ -213,21 +206,17 @@ def _export(name: str, value: Any) -> str:
 def _interval(name: str, value: Any) -> float | str:
     if value in (AUTO, "none"):
         return str(value)
-    try:
-        number = float(value)
-    except ValueError:
-        number = math.nan
-    if not (math.isfinite(number) and number >= LEAST_MINUTES):
+    number = as_number(value)
+    if number is None or number < LEAST_MINUTES:
         least = f"minutes of at least {LEAST_MINUTES:g}"
         raise InputError(f"{flag(name)} is {value!r}, which is not {least}, auto or none; type for example 30.")
     return at_most(flag(name), number, MOST_MINUTES)
 
 
 def _monthly(name: str, value: Any) -> float:
-    from tunecast.model.interruptions import rate_per_h
+    from tunecast.model.interruptions import checked_share
 
-    rate_per_h(float(value))
-    return float(value)
+    return checked_share(flag(name), value)
 
 
 READERS: dict[str, Callable[[str, Any], Any]] = {

@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 
 from tunecast.calibrate.priors_fit import fit_priors
+from tunecast.calibrate.priors_problem import read_training
 from tunecast.calibrate.priors_records import shipped_records
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -22,7 +23,8 @@ def rows_on_lines(text: str) -> str:
 
 def main() -> None:
     """Write the priors, sorted and with a trailing newline, so that they diff."""
-    priors = fit_priors(ROOT / "results" / "published" / "published-runs.csv", records=shipped_records())
+    training = read_training(ROOT / "results" / "published" / "published-runs.csv")
+    priors = fit_priors(training, shipped_records())
     target = ROOT / "results" / "priors.json"
     target.write_text(rows_on_lines(json.dumps(priors, indent=1, sort_keys=True)) + "\n", encoding="utf-8")
     print(f"{len(priors['rows_used'])} rows used, {sum(priors['rows_skipped'].values())} skipped; wrote {target}")

@@ -31,7 +31,7 @@ from mock_evidence import rounded, simulated_seconds
 from tunecast.calibrate.fitted_records import fitted_records
 from tunecast.calibrate.mock.device import open_mock
 from tunecast.calibrate.priors_fit import priors_of
-from tunecast.calibrate.priors_problem import rows_of_records, training_rows
+from tunecast.calibrate.priors_problem import read_training, rows_of_records
 from tunecast.calibrate.priors_records import RecordRuns, record_runs
 from tunecast.calibrate.record import read_record
 from tunecast.calibrate.runner import calibrate
@@ -342,7 +342,7 @@ intervals comes from sources left out; a record is one more. Nothing is tuned to
 
 def run_records(folder: Path) -> bool:
     """Forecast the runs by priors that have read one record more."""
-    published, _ = training_rows(TABLE)
+    published = read_training(TABLE).rows
     before = rows_by_priors(folder, priors_of(published))
     lines = ["| card | runs on | rows | median error, without and with | inside 80% | median half width |"]
     lines.append("|---|---|---|---|---|---|")

@@ -47,6 +47,8 @@ OUT = ROOT / "results" / "validation"
 CLASSIC_MFU = 0.35
 """What the classic estimate is given when nothing is measured; it is the rival here, not part of a forecast."""
 FLOPS_PER_PARAM_TOKEN = 6
+OF_VERDICTS = {"called_wrong": "verdict"}
+"""Parts of a file whose explanations are of another kind than the file's."""
 Pick = Callable[[Iterable[Judged]], list[Compared]]
 
 
@@ -127,13 +129,10 @@ def overall(judged: Sequence[Judged], pick: Pick) -> dict[str, Any]:
 def skipped(judged: Sequence[Judged], pick: Pick) -> dict[str, list[str]]:
     """Ids of rows without a comparison of this kind, by reason."""
     found: dict[str, list[str]] = {}
-    what = "speed: " if pick is speeds else "memory: "
     for item in judged:
-        if pick([item]):
-            continue
-        halves = (item.reason or "").split("; ")
-        mine = next((half.removeprefix(what) for half in halves if half.startswith(what)), halves[0])
-        found.setdefault(mine, []).append(item.entry.id)
+        if not pick([item]):
+            half = item.why_no_speed if pick is speeds else item.why_no_memory
+            found.setdefault(item.skipped or half, []).append(item.entry.id)
     return dict(sorted(found.items(), key=lambda pair: (-len(pair[1]), pair[0])))
 
 
@@ -207,7 +206,7 @@ def memory_content(judged: Sequence[Judged], why: Mapping[str, Mapping[str, str]
             mine = figures(item.memory, gib(1))
             answer = other(theirs["rows"].get(item.entry.id, {}).get("memory_gib"), mine["measured"])
             rows.append({**described(item), **mine, "ftuneai": answer, "why": why["memory"].get(item.entry.id, "")})
-    listed = [item for item in judged if item.prediction is not None and "neither allocated" in str(item.reason)]
+    listed = [item for item in judged if item.prediction is not None and "neither allocated" in item.why_no_memory]
     tests = [item for item in judged if item.prediction is not None and item.entry.out_of_memory]
     ran = [item for item in judged if item.prediction is not None and not item.entry.out_of_memory]
     return {
@@ -282,9 +281,11 @@ def explained_anew(content: Any, why: Mapping[str, str]) -> Any:
 def written(names: Iterable[str]) -> dict[str, dict[str, Any]]:
     """The files that are there, explained anew."""
     why = explanations()
-    said = {"time": why["time"], "memory": {**why["verdict"], **why["memory"]}}
     loaded = {name: json.loads((OUT / f"{name}.json").read_text(encoding="utf-8")) for name in names}
-    return {name: explained_anew(content, said[name]) for name, content in loaded.items()}
+    return {
+        name: {key: explained_anew(part, why[OF_VERDICTS.get(key, name)]) for key, part in content.items()}
+        for name, content in loaded.items()
+    }
 
 
 def main(arguments: Sequence[str]) -> None:

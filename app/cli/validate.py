@@ -63,7 +63,7 @@ def validate(
     if "numpy" not in sys.modules:  # which reads it when it is loaded
         os.environ.setdefault(THREADS, "1")
     from tunecast import validation
-    from tunecast.cli.console import err, out, print_json, show
+    from tunecast.cli.console import err, print_json, show
     from tunecast.cli.guard import THE_ANSWER_IS_NO
     from tunecast.cli.progress import spinner, told_or_printed
     from tunecast.validation_table import explanation, report
@@ -88,7 +88,7 @@ def validate(
     else:
         with told_or_printed("forecasting every run") as told:
             result = validation.validate(runs, told)
-        print_json(result.as_dict()) if as_json else show(*report(result, out().width))
+        print_json(result.as_dict()) if as_json else show(*report(result))
         for note in result.notes:
             err().print(note)
         missed = [] if max_median_error is None else result.above(max_median_error)

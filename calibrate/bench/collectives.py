@@ -21,8 +21,11 @@ from tunecast.calibrate.devices.protocol import TrialResult, TrialSpec
 START_TIMEOUT_S = 180.0
 """torch is imported by every process and NCCL looks for links: seconds to a minute on a slow disk."""
 JOB_TIMEOUT_S = 120.0
+"""One collective with its repetitions takes seconds; a link that hangs never ends."""
 POLL_S = 0.01
+"""Between looks for a result, outside what is timed."""
 STOP_TIMEOUT_S = 10.0
+"""What a group has to end by itself before it is killed."""
 LAST_LINES = 3
 """Lines of a failed group's output that are told."""
 

@@ -25,6 +25,7 @@ HOST_BOUND_FRAC = 0.8
 LEAD_FACTOR = 2.0
 """The device is kept busy for so many times what issuing took: it must not end before the last call is issued."""
 MAX_LEAD_S = 0.02
+"""...and no longer than this before each sample: what takes longer to issue is the host's pace in any case."""
 ASSUMED_CLOCK_HZ = 2e9
 """Of cards whose driver does not tell; a faster card is kept busy for less."""
 

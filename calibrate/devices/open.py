@@ -15,7 +15,10 @@ def open_device(name: str, *, ignore_memory: bool = False) -> Device:
     """
     wanted = name.strip()
     if ignore_memory and not wanted.startswith("mock:"):
-        raise InputError(f"--ignore-memory was asked for on {wanted!r}, but only a mock can ignore its memory.")
+        raise InputError(
+            f"--ignore-memory was asked for on {wanted!r}, but only a mock can ignore its memory; leave it out, or "
+            "type --device mock:<gpu-id>."
+        )
     if wanted == "cpu":
         from tunecast.calibrate.devices.cpu import CpuDevice
 

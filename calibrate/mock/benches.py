@@ -132,7 +132,9 @@ FOREACH_ADAMW_BYTES = (8.0, 12.0, 8.0, 16.0, 8.0, 8.0, 8.0, 16.0)
 """Bytes per fp32 element of each pass of foreach AdamW: decay, first moment, second moment (two), square root,
 bias correction, epsilon, update."""
 FUSED_ADAMW_BYTES = 28.0
+"""The same of one fused pass: the gradient read, the weight and two fp32 moments read and written."""
 EIGHT_BIT_ADAMW_BYTES = 16.0
+"""The same where the two moments have a byte each."""
 PER_LAUNCH_TENSORS, PER_LAUNCH_ELEMENTS = 48, 320 * 65536
 """What one multi-tensor launch takes (PyTorch MultiTensorApply.cuh, lists of three)."""
 

@@ -6,11 +6,11 @@ import functools
 import math
 from typing import Any
 
-from tunecast.model.operation import Kind, Operation, Phase
+from tunecast.model.operation import SYNCHRONISATION, VALUE_READ, Kind, Operation, Phase
 
 NO_KERNEL = frozenset(
     {
-        "_local_scalar_dense", "_unsafe_view", "alias", "detach", "detach_", "device", "empty", "empty_like",
+        VALUE_READ, "_unsafe_view", "alias", "detach", "detach_", "device", "empty", "empty_like",
         "empty_strided", "is_same_size", "lift_fresh", "lift_fresh_copy", "new_empty", "new_empty_strided",
         "resize_", "set_", "size", "stride", "_reshape_alias", "item",
     }
@@ -32,7 +32,7 @@ FLASH_SEQUENCE_BLOCK = 128
 """Sequence lengths are rounded up to this for flash backward's buffers, head sizes to 32 or, above 128,
 to 64 (PyTorch flash_api.cpp, mha_bwd)."""
 
-SYNCHRONISATIONS = frozenset({"aten._local_scalar_dense", "cuda.synchronize"})
+SYNCHRONISATIONS = frozenset({SYNCHRONISATION, "cuda.synchronize"})
 """Names of operations at which the host waits until the device has done everything before."""
 
 MULTI_TENSOR_CHUNK = 65536
@@ -266,7 +266,7 @@ def describe(
 def value_read(tensor: Any, *, phase: Phase, layer: int | None) -> Operation:
     """A value read by the host: one small device-to-host copy, at which host and device meet."""
     return Operation(
-        name="aten._local_scalar_dense",
+        name=SYNCHRONISATION,
         kind=Kind.MEMORY if phase is not Phase.OPTIMIZER else Kind.OPTIMIZER,
         phase=phase,
         layer=layer,

@@ -10,7 +10,7 @@ from typing import Any
 from tunecast.calibrate.trace import fakes, hf, kernels, offload
 from tunecast.calibrate.trace.ledger import Ledger
 from tunecast.calibrate.trace.result import Place
-from tunecast.model.operation import Kind, Operation, Phase
+from tunecast.model.operation import VALUE_READ, Kind, Operation, Phase
 from tunecast.model.run import Run
 
 UNSHARED_OWNERS = 2
@@ -155,7 +155,7 @@ def watching(recorder: Recorder) -> Any:
                 return args[0].fake_device
             kwargs = kwargs or {}
             name = kernels.operator_name(func)
-            if name == "_local_scalar_dense":
+            if name == VALUE_READ:
                 if recorder.phase is not Phase.OPTIMIZER:
                     recorder.read_value(args[0])
                 return 1.0

@@ -29,11 +29,6 @@ class TensorSpec:
     shape: tuple[int, ...]
     dtype: str
 
-    @property
-    def is_adapter(self) -> bool:
-        """Whether PEFT made it."""
-        return "lora_" in self.name
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryTimeline:

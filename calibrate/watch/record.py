@@ -85,7 +85,10 @@ def read_run_record(path: Path) -> dict[str, Any]:
         data = json.loads(path.read_text(encoding="utf-8"))
         RunFile.model_validate_json(json.dumps(data))
     except OSError as error:
-        raise InputError(f"The record {path} cannot be read ({error.strerror or error}).") from error
+        raise InputError(
+            f"The record {path} cannot be read ({error.strerror or error}); give the path of a file that "
+            "tunecast.TunecastCallback wrote."
+        ) from error
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise InputError(f"{path} is not JSON; give a file that tunecast.TunecastCallback wrote.") from error
     except ValidationError as error:

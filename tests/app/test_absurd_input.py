@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+from pathlib import Path
+from typing import Any
+
 import pytest
 from typer.testing import CliRunner
 
+from tunecast import estimate
+from tunecast.catalogs.errors import InputError, TunecastError
 from tunecast.cli.program import program
+from tunecast.swept_inputs import NUMBER, SPECIAL, WHOLE, sweepable
 
 AMOUNT = ("--tokens", "10M")
 OFFERS = ("--spot", *AMOUNT)
@@ -65,3 +72,39 @@ def test_a_recommendation_names_the_option_that_was_typed(option: str) -> None:
     found = CliRunner().invoke(program, arguments)
     assert found.exit_code == 2
     assert found.stderr.startswith(f"tunecast: {option} is 1e+11, beyond ")
+
+
+INPUTS = {name: kind for name, kind in sweepable().items() if name not in SPECIAL}
+NOT_MEANT = ("x", "0", "-1", "1.5", "on", "nan", float("nan"), float("inf"), -1, 1.5, [])
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_options_in_python_are_used_or_refused_in_a_sentence(name: str) -> None:
+    """Whatever value any option of `estimate` has: an error of ours or an answer, never a traceback."""
+    for value in NOT_MEANT:
+        for around in ({"tokens": "1M"}, {"num_gpus": 16, "sharding": "fsdp"}):
+            with contextlib.suppress(TunecastError):
+                assert estimate("Qwen/Qwen2.5-0.5B", gpu="l40s", **{**around, name: value})
+
+
+@pytest.mark.parametrize("name", [name for name, kind in INPUTS.items() if kind in (WHOLE, NUMBER)])
+def test_words_for_numbers_are_refused_by_name(name: str, tmp_path: Path) -> None:
+    """In a run that reads them: of a file of data, in so many steps, over an adapter of GPTQ, or else of many cards."""
+    data = tmp_path / "one.jsonl"
+    data.write_text('{"text": "one"}\n', encoding="utf-8")
+    reading: dict[str, dict[str, Any]] = {
+        "max_steps": {},
+        "bytes_per_token": {"dataset": str(data)},
+        "gptq_group_size": {"method": "qlora", "quant_method": "gptq-4bit"},
+    }
+    around = reading.get(name, {"tokens": "1M", "num_gpus": 16, "sharding": "fsdp"})
+    with pytest.raises(InputError, match=f"--{name.replace('_', '-')} "):
+        estimate("Qwen/Qwen2.5-0.5B", gpu="l40s", **{**around, name: "x"})
+
+
+def test_a_mean_of_documents_that_is_no_number_is_refused() -> None:
+    around = {"padding_free": True, "attn_implementation": "flash_attention_2", "num_samples": 5}
+    with pytest.raises(
+        InputError, match=r"^--mean-tokens is 'x', but a sample has at least 1; type for example 500\.$"
+    ):
+        estimate("Qwen/Qwen2.5-0.5B", gpu="l40s", mean_tokens="x", **around)

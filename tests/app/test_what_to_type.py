@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import tunecast
+from tunecast.calibrate.watch.record import read_run_record
 from tunecast.catalogs.errors import InputError
 
 MODEL = "meta-llama/Llama-3.2-3B"
@@ -63,3 +65,19 @@ def test_an_age_of_the_code_says_its_versions() -> None:
 def test_machines_that_are_not_full(per_node: int, said: str) -> None:
     (found,) = tunecast.estimate(MODEL, gpu=CARD, num_gpus=8, gpus_per_node=per_node, sharding="fsdp")
     assert any(note.startswith(said) for note in found.notes)
+
+
+def test_options_of_another_storage_say_what_to_leave_out() -> None:
+    told = refusal(method="qlora", quant_method="bnb-8bit", double_quant=True)
+    assert "--double-quant belongs to --quant-method bnb-4bit, but --quant-method is bnb-8bit" in told
+    assert told.endswith("; leave one of them out.")
+
+
+def test_only_a_mock_ignores_its_memory() -> None:
+    with pytest.raises(InputError, match=r"--ignore-memory .* only a mock .*; leave it out, or type --device mock:"):
+        tunecast.measure(MODEL, device="cpu", ignore_memory=True)
+
+
+def test_a_watched_run_that_is_not_there_says_what_writes_one(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"cannot be read .*; give the path of a file that tunecast\.TunecastCallback"):
+        read_run_record(tmp_path / "nowhere.json")

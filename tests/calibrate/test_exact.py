@@ -108,15 +108,14 @@ def test_parameters_of_the_real_code_equal_the_catalog(row: ModelRow) -> None:
 def test_a_step_of_the_real_code(model_type: str, method: str) -> None:
     architecture = exact.real_architecture(small(model_type), model_type)
     run = run_of(architecture, method=method)
-    operations, parts = exact.exact_forecast_inputs(architecture, run)
     trace = exact.exact_trace(architecture, run)
-    assert sum(parts.values()) == trace.memory.peak_bytes > trace.memory.at_rest_bytes
+    assert sum(trace.memory.parts.values()) == trace.memory.peak_bytes > trace.memory.at_rest_bytes
     trained = trace.trainable_params
     assert architecture.total_params == trace.total_params - (trained if run.has_adapters else 0)
     assert trained == (
         trace.total_params if not run.has_adapters else sum(s.shape[0] * s.shape[1] for s in trace.trained)
     )
-    forward = sum(op.flops for op in operations if op.kind is Kind.GEMM and op.phase.value == "forward")
+    forward = sum(op.flops for op in trace.stream if op.kind is Kind.GEMM and op.phase.value == "forward")
     active = sum(linear.weight_params for group in architecture.groups for linear in group.layer.linears * group.count)
     assert forward >= 2 * 128 * active
 

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from tunecast.calibrate.fit_curves import FittedCurve, fit_curve, host_plateau, predictive
+from tunecast.calibrate.fit_curves import UNTESTED_LOG_SD, FittedCurve, fit_curve, host_plateau, predictive
 from tunecast.calibrate.fit_forms import curve_observations, specs_for
 from tunecast.calibrate.fit_trials import gemm_operation
 from tunecast.model.curves import columns
@@ -167,6 +167,23 @@ def test_kernels_behind_the_hosts_calls_do_not_become_a_cache() -> None:
     assert curve.params["bytes_per_s"] == pytest.approx(2e12, rel=0.02)
     assert "cache_bytes" not in curve.params
     assert len(curve.residuals) == sum(1.5e-6 + size / 2e12 > 4.2e-6 for size in sizes)
+
+
+@pytest.mark.parametrize("hidden", [(True, False), (True, True), (True, True, True), (False, False)])
+def test_a_curve_through_few_trials_behind_a_host_has_a_spread(hidden: tuple[bool, ...]) -> None:
+    """Trials as fast as the host's call show nothing of the device; where none does, the spread is the untested one."""
+    rng, call_s = np.random.default_rng(12), 5e-6
+    sizes = [2 ** (10 + 2 * i) if behind else 2 ** (24 + i) for i, behind in enumerate(hidden)]
+    trials = [
+        trial("memory", behind_a_host(1e-6 + size / 2e12, call_s), rng, op="copy", bytes=size, dtype="bf16")
+        for size in sizes
+    ]
+    found = curve_observations(trials)["memory"]
+    fit = fit_curve(specs_for("memory", found, processors=None, fitted={}, issue_s=call_s), found)
+    assert fit.curve.log_sd >= UNTESTED_LOG_SD
+    assert len(fit.left_out) == len(fit.left_out_sd) == len(hidden)
+    assert np.isfinite([fit.curve.log_sd, *fit.left_out, *fit.left_out_sd, *fit.curve.params.values()]).all()
+    assert max(map(abs, fit.left_out)) < 0.5
 
 
 def test_a_floor_of_equal_work_is_no_plateau() -> None:

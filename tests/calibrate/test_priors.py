@@ -12,8 +12,9 @@ import pytest
 
 from tunecast.calibrate.priors_fit import fit_priors, fit_rows
 from tunecast.calibrate.priors_left_out import Unseen, slower_of, unseen_of, width_of
-from tunecast.calibrate.priors_problem import SHARED, Row, believed, predicted_log_s, training_rows
+from tunecast.calibrate.priors_problem import SHARED, Row, Training, believed, predicted_log_s, read_training
 from tunecast.calibrate.priors_records import shipped_records
+from tunecast.calibrate.run_table import read_table
 from tunecast.catalogs.gpus import load_gpus
 from tunecast.model.architectures import load_architecture
 from tunecast.model.curves import columns, seconds
@@ -27,7 +28,6 @@ from tunecast.model.priors import (
     prior_factors,
     source_effects,
     step_covariance,
-    with_attention_kernel,
 )
 from tunecast.model.resolve import resolve_run
 from tunecast.model.time import step_time
@@ -43,18 +43,18 @@ TABLE = Path(__file__).parents[2] / "results" / "published" / "published-runs.cs
 
 
 @pytest.fixture(scope="module")
-def timed() -> tuple[list[Row], dict[str, str]]:
-    return training_rows(TABLE)
+def training() -> Training:
+    return read_training(TABLE)
 
 
 @pytest.fixture(scope="module")
-def rows(timed: tuple[list[Row], dict[str, str]]) -> list[Row]:
-    return timed[0]
+def rows(training: Training) -> list[Row]:
+    return training.rows
 
 
 @pytest.fixture(scope="module")
-def refitted(timed: tuple[list[Row], dict[str, str]]) -> dict[str, Any]:
-    return fit_priors(TABLE, timed, shipped_records())
+def refitted(training: Training) -> dict[str, Any]:
+    return fit_priors(training, shipped_records())
 
 
 def assert_same(left: Any, right: Any, path: str = "") -> None:
@@ -77,10 +77,11 @@ def test_the_shipped_priors_are_reproduced(refitted: dict[str, Any]) -> None:
 
 
 def test_low_confidence_and_auxiliary_rows_fit_nothing() -> None:
-    used = set(load_priors()["rows_used"])
+    table, used = {row["id"]: row for row in read_table(TABLE)}, load_priors()["rows_used"]
     assert used
-    sources = {"FM", "QW", "MF", "VL", "FT", "TT", "NA", "NB", "NV", "TI", "XT", "FF", "SW"}
-    assert {row_id.split("-")[0] for row_id in used} <= sources
+    assert len(used) == len(set(used))
+    assert {table[row_id]["set"] for row_id in used} == {"training"}
+    assert "low" not in {table[row_id]["confidence"] for row_id in used}
 
 
 def test_efficiencies_are_fractions_with_intervals_and_origins() -> None:
@@ -171,20 +172,31 @@ def test_a_stack_among_the_rows_is_surer_than_one_that_is_not() -> None:
 
 
 def test_an_older_attention_kernel_is_slower_as_believed_or_as_its_rows_say() -> None:
-    """FlashAttention in Triton: 1 / 0.55 of the time where no row has it, with the belief's doubt."""
-    priors = load_priors()
-    factors = prior_factors(load_gpus()["a100-sxm4-80gb"], None, priors)
-    place, plain = STEP_PARAMS.index("scale.attention"), factors.factors["scale.attention"].value
+    """FlashAttention in Triton: 1 / 0.55 of the time where no row has it, with the belief's doubt; what rows leave open
+    of it is theirs together with everything else that slows attention, by the priors' width."""
+    priors, gpu, kernel = load_priors(), load_gpus()["a100-sxm4-80gb"], "flash-1-triton"
+    names, values = priors["covariance"]["names"], np.array(priors["covariance"]["values"])
+    own_place, base_place = names.index(f"attention_kernel:{kernel}"), names.index("attention")
+    values[own_place, :] = values[:, own_place] = 0.0
+    values[own_place, own_place] = 0.09
+    values[own_place, base_place] = values[base_place, own_place] = 0.01
+    plain = prior_factors(gpu, None, priors)
+    place = STEP_PARAMS.index("scale.attention")
 
     def ratio(known: dict[str, Any]) -> tuple[float, float]:
-        own = {**priors, "effects_by_kind": {**priors["effects_by_kind"], "attention_kernel": known}}
-        found = with_attention_kernel(factors, "flash-1-triton", own)
-        more = found.step_covariance[place][place] - factors.step_covariance[place][place]
-        return found.factors["scale.attention"].value / plain, more
+        own = {
+            **priors,
+            "effects_by_kind": {**priors["effects_by_kind"], "attention_kernel": known},
+            "covariance": {"names": names, "values": values.tolist()},
+        }
+        found, without = (prior_factors(gpu, None, own, attention_kernel=name) for name in (kernel, ""))
+        more = found.step_covariance[place][place] - without.step_covariance[place][place]
+        return found.factors["scale.attention"].value / plain.factors["scale.attention"].value, more
 
     assert ratio({}) == pytest.approx((1 / 0.55, 0.2**2))
-    assert ratio({"flash-1-triton": {"value": math.log(1.5)}}) == pytest.approx((1.5, 0.0))
-    assert with_attention_kernel(factors, "", priors) is factors
+    left_open = priors["width"] ** 2 * (0.09 - 2.0 * 0.01)  # an efficiency is the inverse of a slowdown
+    assert ratio({kernel: {"value": math.log(1.5)}}) == pytest.approx((1.5, left_open))
+    assert prior_factors(gpu, None, priors, attention_kernel="") == plain
 
 
 def test_a_card_without_published_runs_says_so() -> None:

@@ -14,7 +14,7 @@ import tunecast
 from tunecast.calibrate.mock.device import open_mock
 from tunecast.calibrate.priors_fit import contexts_of_records, fit_priors, priors_of
 from tunecast.calibrate.priors_memory import memory_overheads
-from tunecast.calibrate.priors_problem import Row, rows_of_records, training_rows
+from tunecast.calibrate.priors_problem import Row, Training, read_training, rows_of_records
 from tunecast.calibrate.priors_records import asks_cudnn_first, read_records, record_runs, shipped_records, why_not
 from tunecast.calibrate.record import read_record
 from tunecast.calibrate.runner import calibrate
@@ -44,8 +44,13 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
 
 
 @pytest.fixture(scope="module")
-def rows() -> list[Row]:
-    return training_rows(TABLE)[0]
+def training() -> Training:
+    return read_training(TABLE)
+
+
+@pytest.fixture(scope="module")
+def rows(training: Training) -> list[Row]:
+    return training.rows
 
 
 @pytest.fixture(scope="module")
@@ -109,10 +114,10 @@ def test_the_shipped_priors_say_which_records_they_read(tmp_path: Path, record: 
     assert list(reasons.values()) == ["a CPU, which shares no operation's rate with a GPU"]
 
 
-def test_the_command_counts_records_apart_from_rows(rows: list[Row], record: Record) -> None:
+def test_the_command_counts_records_apart_from_rows(training: Training, record: Record) -> None:
     mine = record_runs(record, "mine", load_gpus()[CARD])
-    found = fit_priors(TABLE, (rows, {}), ([mine], {"cpu.json": "a CPU"}))
-    assert found["rows_used"] == sorted(row.run.id for row in rows)
+    found = fit_priors(training, ([mine], {"cpu.json": "a CPU"}))
+    assert found["rows_used"] == sorted(row.run.id for row in training.rows)
     assert (found["records_used"], found["records_skipped"]) == ({"mine": len(mine.runs)}, {"cpu.json": "a CPU"})
     assert CARD in found["device_effects"]
 

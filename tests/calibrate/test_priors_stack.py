@@ -11,7 +11,7 @@ from tunecast.calibrate.priors_problem import Row, predicted_log_s, timed_rows
 from tunecast.calibrate.priors_stack import MOVED, SETTLED_AFTER, log_seconds
 from tunecast.calibrate.published import read_runs
 from tunecast.calibrate.run_table import read_table
-from tunecast.model.host import HOST
+from tunecast.model.host import HOST_COLUMNS
 from tunecast.model.links import SEGMENTS
 
 TABLE = Path(__file__).parents[2] / "results" / "published" / "published-runs.csv"
@@ -59,11 +59,11 @@ def test_a_slower_kind_of_work_takes_as_long_as_at_a_lower_efficiency(rows: list
 def test_zero3_visits_every_product_of_a_layer_in_forward_recompute_and_backward(rows: list[Row]) -> None:
     """Qwen-72B with adapters on c_attn, c_proj, w1 and w2: 80 layers of 5 maps, each with two adapter products."""
     (row,) = (row for row in rows if row.run.id == "QW-070")
-    visits = dict(zip(SEGMENTS, row.table.launches[:, HOST.index("hooks")], strict=True))
+    visits = dict(zip(SEGMENTS, row.table.launches[:, HOST_COLUMNS.index("hooks")], strict=True))
     forward, backward, update = visits["forward"], visits["backward"], visits["optimizer"]
     layers, maps = 80, 5
     assert forward == pytest.approx(layers * maps * 3 + 1)
     assert forward < backward <= 2 * forward
     assert update == 0.0
     others = [other for other in rows if other.run.run.sharding != "zero3"]
-    assert all(other.table.launches[:, HOST.index("hooks")].sum() == 0.0 for other in others)
+    assert all(other.table.launches[:, HOST_COLUMNS.index("hooks")].sum() == 0.0 for other in others)

@@ -9,7 +9,8 @@ import pytest
 from tunecast.calibrate.priors_problem import believed_effect, effect_names, has_work, timed_rows
 from tunecast.calibrate.published import PublishedRun, read_runs
 from tunecast.calibrate.run_table import read_table
-from tunecast.model.host import HOST
+from tunecast.model.host import HOST_COLUMNS
+from tunecast.model.inventory import step_operations
 
 TABLE = Path(__file__).parents[2] / "results" / "published" / "published-runs.csv"
 
@@ -32,7 +33,8 @@ def test_recomputation_stops_early_since_pytorch_2_1(runs: dict[str, PublishedRu
     assert runs["MF-044"].run.reentrant
     assert runs["MF-020"].run.reentrant
     assert not runs["MF-001"].run.reentrant
-    products = {row.run.id: row.table.flops for row in timed_rows([runs["MF-039"], runs["MF-001"]])}
+    executed = {name: step_operations(runs[name].architecture, runs[name].run) for name in ("MF-039", "MF-001")}
+    products = {name: sum(one.total_flops for one in operations) for name, operations in executed.items()}
     per_sequence = {"MF-039": products["MF-039"] / 4, "MF-001": products["MF-001"] / 8}
     assert per_sequence["MF-039"] / per_sequence["MF-001"] == pytest.approx(24 / 22, rel=0.01)
 
@@ -52,11 +54,11 @@ def test_megatron_joins_maps_and_overlaps_tensor_parallel_exchanges(runs: dict[s
 def test_qwens_full_training_on_one_card_runs_zero3s_hooks(runs: dict[str, PublishedRun]) -> None:
     """finetune_ds.sh: a world of one has nothing to gather, and Python around every module all the same."""
     alone, adapters = timed_rows([runs["QW-019"], runs["QW-001"]])
-    hooks = alone.table.launches[:, HOST.index("hooks")]
+    hooks = alone.table.launches[:, HOST_COLUMNS.index("hooks")]
     layers, maps = 24, 5
     assert hooks[0] == layers * maps + 1
     assert alone.table.communication_s.sum() == 0.0
-    assert adapters.table.launches[:, HOST.index("hooks")].sum() == 0.0
+    assert adapters.table.launches[:, HOST_COLUMNS.index("hooks")].sum() == 0.0
     assert runs["QW-019"].run.precision == "bf16"
 
 

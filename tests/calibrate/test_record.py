@@ -155,7 +155,9 @@ def test_newer_schema_names_the_upgrade(tmp_path):
 
 
 def test_nonsense_schema_version(tmp_path):
-    assert "unknown schema" in refusal(saved(tmp_path, changed(schema="tunecast.record/x")))
+    told = refusal(saved(tmp_path, changed(schema="tunecast.record/x")))
+    assert "unknown schema" in told
+    assert told.endswith("; give a file that `tunecast calibrate` wrote.")
 
 
 @pytest.mark.parametrize(

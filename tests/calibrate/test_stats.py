@@ -9,7 +9,6 @@ from tunecast.calibrate.stats import (
     mad,
     median,
     median_interval,
-    percentile_interval,
     spread_frac,
     stability,
 )
@@ -30,11 +29,6 @@ def test_spread_is_the_standard_deviation_of_normal_samples():
     draw = random.Random(3)
     samples = [draw.gauss(10.0, 0.3) for _ in range(20000)]
     assert spread_frac(samples) == pytest.approx(0.03, rel=0.03)
-
-
-def test_percentile_interval_of_a_ramp():
-    low, high = percentile_interval([float(i) for i in range(101)], coverage=0.8)
-    assert (low, high) == pytest.approx((10.0, 90.0))
 
 
 def test_drift_of_a_line_is_its_rise_over_the_median():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import statistics
 from dataclasses import replace
 from pathlib import Path
@@ -40,6 +41,7 @@ from tunecast.model.time import step_time
 from tunecast.model.timing import linked
 from tunecast.model.units import GIB
 from tunecast.model.value import Value
+from tunecast.validation_table import half_reasons
 
 TABLE = Path(__file__).parents[2] / "results" / "published" / "published-runs.csv"
 
@@ -177,9 +179,28 @@ def test_reasons_are_counted(rows: dict[str, dict[str, str]]) -> None:
     assert counts == {"low confidence": 1, "optimizer 'Zorro' is not in the vocabulary": 1}
 
 
+def test_reasons_of_several_sentences_are_told_whole(
+    rows: dict[str, dict[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A remedy stands behind a semicolon, and may name the other half; pages and tables keep them whole."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "scripts")
+    skipped = importlib.import_module("validate_published").skipped
+    unread = "packed 'maybe' is not in the vocabulary; write packed; memory: yes"
+    half = "step_time_s '1' may be of a micro-batch; write tokens_per_s"
+    (run,) = (entry.run for entry in read_entries([rows["FM-025"]]))
+    items = [
+        Judged(entry=Entry(id="Z-1", run=None, reason=unread), skipped=unread),
+        Judged(entry=Entry(id="Z-2", run=run), memory=compared(1, 1, 1, 1), why_no_speed=half),
+    ]
+    assert skipped(items, speeds) == {unread: ["Z-1"], half: ["Z-2"]}
+    assert skipped(items, memories) == {unread: ["Z-1"]}
+    assert half_reasons(items) == {f"speed: {half}": ["Z-2"]}
+    assert [item.reason for item in items] == [unread, f"speed: {half}"]
+
+
 def test_json_has_the_documented_shape(rows: dict[str, dict[str, str]]) -> None:
     items = [judged(rows, "FM-025", FOUR[0], "X", memory=compared(2 * GIB, 3 * GIB, 1 * GIB, 4 * GIB))]
-    items.append(Judged(entry=Entry(id="Z-1", run=None, reason="low confidence"), reason="low confidence"))
+    items.append(Judged(entry=Entry(id="Z-1", run=None, reason="low confidence"), skipped="low confidence"))
     found = validation_to_dict(items)
     assert found["schema"] == "tunecast.validation/1"
     assert found["rows"][0]["speed"] == pytest.approx(

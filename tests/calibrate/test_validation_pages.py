@@ -101,3 +101,16 @@ def test_the_classic_estimate_by_hand() -> None:
     """FM-001: 0.35 of an A100's 312 TFLOP/s over 6 x 7.24B parameters is 2,513 tokens/s."""
     (row,) = [row for row in loaded("time")["rows"] if row["id"] == "FM-001"]
     assert row["classic"]["value"] == pytest.approx(0.35 * 312e12 / (6 * 7.241732096e9), rel=1e-6)
+
+
+def test_pages_explain_a_verdict_and_a_peak_of_one_row_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``--pages`` takes the sentence of a row's own kind, whatever is said of it elsewhere."""
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    script = importlib.import_module("validate_published")
+    rows = {kind: [{"rows": ["Z-1"], "why": f"of {kind}"}] for kind in ("time", "memory", "verdict")}
+    content = {"rows": [{"id": "Z-1", "why": ""}], "called_wrong": [{"id": "Z-1", "why": ""}]}
+    (tmp_path / "explanations.json").write_text(json.dumps(rows), encoding="utf-8")
+    (tmp_path / "memory.json").write_text(json.dumps(content), encoding="utf-8")
+    monkeypatch.setattr(script, "OUT", tmp_path)
+    (found,) = script.written(["memory"]).values()
+    assert (found["rows"][0]["why"], found["called_wrong"][0]["why"]) == ("of memory", "of verdict")

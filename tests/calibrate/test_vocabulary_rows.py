@@ -11,7 +11,7 @@ from tunecast.calibrate.published import read_runs
 from tunecast.calibrate.run_table import SkipRowError
 from tunecast.catalogs.errors import TunecastError
 from tunecast.catalogs.gpus import load_gpus
-from tunecast.model.priors import load_priors, prior_factors, with_attention_kernel
+from tunecast.model.priors import load_priors, prior_factors
 
 FULL = {
     "id": "blog-1", "model": "Llama 3.1 8B", "gpu": "8xH100 80GB SXM", "method": "full fine-tune", "quant": "none",
@@ -390,7 +390,7 @@ def test_flash_attention_3_is_faster_than_2_as_its_paper_says() -> None:
     assert 1.5 < times < 1.8
     priors = {**load_priors(), "beliefs": beliefs()}
     second = prior_factors(load_gpus()[found.gpu], found.run, priors)
-    third = with_attention_kernel(second, "flash-3", priors)
+    third = prior_factors(load_gpus()[found.gpu], found.run, priors, attention_kernel="flash-3")
     assert second.factors["scale.attention"].value / third.factors["scale.attention"].value == pytest.approx(times)
 
 

@@ -100,8 +100,8 @@ def test_a_bad_cell_is_refused_by_file_line_and_column(tmp_path: Path, _what: st
         (HEADER + ",instance_gpus", GOOD + ",12", "line 2, column 'instance_gpus' is 12, which is not a multiple"),
         (HEADER + ",statistic", GOOD + ",mean", "line 2, column 'statistic' is 'mean'; use one of list"),
         (HEADER + ",discount", GOOD + ",1", "line 1, column 'discount' is not known; use provider, tier"),
-        ("provider,usd_per_hour", "mine,1", "line 1, column 'gpu_canonical_id' is missing"),
-        ("gpu_canonical_id", "a10g-24gb", "line 1, column 'usd_per_gpu_hour' is missing"),
+        ("provider,usd_per_hour", "mine,1", "line 1, column 'gpu_canonical_id' is missing; add it"),
+        ("gpu_canonical_id", "a10g-24gb", "line 1, column 'usd_per_gpu_hour' is missing; add it"),
     ],
 )
 def test_a_bad_header_or_optional_cell_is_refused(tmp_path: Path, header: str, line: str, message: str) -> None:

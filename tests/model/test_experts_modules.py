@@ -8,10 +8,15 @@ import pytest
 
 from tunecast.catalogs.errors import NotSupportedError, UnknownNameError
 from tunecast.model.architectures import architecture_from_config, load_architecture
+from tunecast.model.estimate import forecast
 from tunecast.model.experts_modules import in_modules, of_age
 from tunecast.model.flops import executed_flops_per_step, model_flops_per_step
+from tunecast.model.inventory import step_operations
 from tunecast.model.memory import memory_timeline
+from tunecast.model.operation import Kind, Phase
+from tunecast.model.question import Question
 from tunecast.model.resolve import resolve_run
+from tunecast.model.target import resolve_targets
 from tunecast.model.trained import trainable_params
 from tunecast.model.units import gib
 
@@ -54,6 +59,22 @@ def test_published_peaks_of_mixtral_in_4_bits(batch: int, published_gib: float) 
     fused = {"fused_kernels": "rms_norm,rope,cross_entropy,lora"}
     run = resolve_run(MIXTRAL, {**FMS, **fused, "per_device_train_batch_size": batch}).run
     assert gib(memory_timeline(MIXTRAL, run).allocated_bytes) == pytest.approx(published_gib, rel=0.01)
+
+
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_experts_without_rows_run_no_kernels(tokens: int) -> None:
+    """Each token goes to 2 of 8 experts: three maps for each row at hand, none for the others; 4 tokens reach all."""
+
+    def products(length: int) -> int:
+        run = resolve_run(MIXTRAL, {**FMS, "max_length": length}).run
+        made = [o for o in step_operations(MIXTRAL, run) if o.kind is Kind.GEMM and o.phase is Phase.FORWARD]
+        assert all(min(o.shape) > 0 for o in made)
+        return round(sum(o.count for o in made))
+
+    assert products(4) - products(tokens) == 32 * 3 * (8 - 2 * tokens)
+    asked = Question(architecture=MIXTRAL, options={**FMS, "max_length": tokens})
+    (target,) = resolve_targets(["h100-sxm5-80gb"], {})
+    assert forecast(asked, target).step_time_s.value > 0.0
 
 
 def test_the_age_of_the_code_decides() -> None:

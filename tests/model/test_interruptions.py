@@ -22,7 +22,6 @@ from tunecast.model.interruptions import (
     proposed_interval_h,
     rate_per_h,
     with_proposed,
-    young_h,
 )
 
 DRAWS = 200_000
@@ -129,9 +128,9 @@ def test_a_monthly_share_is_below_one(bad: float) -> None:
         rate_per_h(bad)
 
 
-def test_young_and_daly() -> None:
-    """Young: save 5 min, one failure per 24 h: sqrt(2x5x1440) = 120 min; Daly's is a little longer, less the save."""
-    assert young_h(5 / 60, 1 / 24) * 60 == pytest.approx(120.0)
+def test_dalys_interval() -> None:
+    """Save 5 min, one failure per 24 h: the square root of 2 x 5 x 1440 is 120 min; his is a little longer, less the
+    save. A save of twice the time between failures and more is made as often as they come."""
     assert daly_h(5 / 60, 1 / 24) * 60 == pytest.approx(120 * (1 + math.sqrt(5 / 2880) / 3 + 5 / 2880 / 9) - 5)
     assert daly_h(10.0, 1.0) == 1.0
 

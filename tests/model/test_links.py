@@ -17,7 +17,6 @@ from tunecast.model.links import (
     hierarchical_seconds,
     ring_seconds,
     send_seconds,
-    straggler_slowdown,
     tree_seconds,
 )
 from tunecast.model.operation import Kind, Operation, Phase
@@ -132,8 +131,3 @@ def simulated_1f1b(stages: int, micro_batches: int) -> float:
 @pytest.mark.parametrize(("stages", "micro_batches"), [(2, 2), (4, 4), (4, 8), (8, 32)])
 def test_bubble_is_that_of_the_simulated_schedule(stages: int, micro_batches: int) -> None:
     assert bubble_frac(stages, micro_batches, 1) == pytest.approx(simulated_1f1b(stages, micro_batches))
-
-
-def test_stragglers_cost_what_the_largest_of_many_does() -> None:
-    samples = np.random.default_rng(0).normal(0.0, 0.05, size=(2000, 64)).max(axis=1)
-    assert float(straggler_slowdown(64, 0.05)) == pytest.approx(float(np.exp(samples).mean()), rel=0.03)

@@ -16,6 +16,7 @@ from tunecast.model.factors import Curve, Factor, FactorSet
 from tunecast.model.factors_io import factor_set_from_record, factors_from_dict, factors_to_dict
 from tunecast.model.operation import Kind, Operation, Phase
 from tunecast.model.run import Run
+from tunecast.model.segments import FORWARD, HEAD
 from tunecast.model.time import phase_table, run_clocks, scalars, step_time
 
 RUN = Run(method="lora")
@@ -101,6 +102,26 @@ def test_a_long_head_does_not_hide_a_host_that_was_behind_in_the_layers() -> Non
     stream = [(1.0, 0.1)] * 10 + [(1.0, 8.0)]
     assert found.step_time_s.value == pytest.approx(queue_seconds(stream), abs=1.2)
     assert found.phases_s["forward"] == pytest.approx(found.step_time_s.value)
+
+
+@pytest.mark.parametrize("first", ["up_proj", "lm_head"])
+def test_a_head_of_the_layers_shape_is_still_the_head(first: str) -> None:
+    """Two products in a layer and one of the head, all of 24 FLOPs: 48 s of the layers, 24 s of the head."""
+    layers = Operation(name="up_proj", kind=Kind.GEMM, phase=Phase.FORWARD, shape=(2, 2, 3), flops=24.0, count=2.0)
+    head = replace(layers, name="lm_head", count=1.0)
+    operations = [layers, head] if first == "up_proj" else [head, layers]
+    table = phase_table(operations, factor_set(), run=RUN)
+    assert table.device_s.sum(axis=1)[[FORWARD, HEAD]] == pytest.approx([48.0, 24.0])
+
+
+@pytest.mark.parametrize("first", ["scores", "up_proj"])
+def test_scores_of_another_products_shape_enter_their_layers(first: str) -> None:
+    """Two layers, entered at 3 s each, two products in each, issued at 1 s each."""
+    scores = Operation(name="scores", kind=Kind.GEMM, phase=Phase.FORWARD, shape=(2, 2, 3), flops=24.0, count=2.0)
+    other = replace(scores, name="up_proj")
+    operations = [scores, other] if first == "scores" else [other, scores]
+    told = factor_set(host_s_per_launch=1.0, **{"scale.host_layers": 3.0})
+    assert step_time(operations, told, run=RUN).host_s == pytest.approx(4 + 6)
 
 
 def test_the_host_enters_layers_and_calls_the_optimizer() -> None:

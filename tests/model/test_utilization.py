@@ -15,7 +15,7 @@ from tunecast.model.resolve import resolve_run
 from tunecast.model.run import Run
 from tunecast.model.step_source import model_flops_of
 from tunecast.model.target import resolve_targets
-from tunecast.model.timing import timing, utilizations
+from tunecast.model.timing import step_timing, utilizations
 
 LLAMA = load_architecture("meta-llama/Llama-3.1-8B")
 TOKENS = 1024
@@ -97,5 +97,5 @@ def test_a_given_speed_is_held_against_the_peaks_of_what_multiplies() -> None:
     required = model_flops_of(LLAMA, run)
     assert executed / required * 60 > 71
     resolved = resolve_for(question, target)
-    found = timing(question, resolved, target, job_factors(target, LLAMA, resolved.run, options))
+    found = step_timing(question, resolved, target, job_factors(target, LLAMA, resolved.run, options))
     assert found.step_time_s.value == pytest.approx(model_flops_of(LLAMA, resolved.run) / 60e12)

@@ -71,12 +71,20 @@ def test_gemm_refuses_an_unknown_layout(backend):
         prepare_gemm({"m": 3, "n": 5, "k": 7, "dtype": "fp32", "layout": "tt"}, backend)
 
 
+TOUCHED = ("first", "second", "out")
+"""Names of the tensors in the calls of the memory bench."""
+
+
 @pytest.mark.parametrize(("op", "tensors"), [("copy", 2), ("read", 1), ("write", 1), ("add", 3)])
 def test_memory_moves_the_bytes_it_names(backend, op, tensors):
     prepared = prepare_memory({"op": op, "bytes": 12000, "dtype": "bf16"}, backend)
+    names, cells = prepared.calls[0].__code__.co_freevars, prepared.calls[0].__closure__
+    touched = [cell.cell_contents for name, cell in zip(names, cells, strict=True) if name in TOUCHED]
+    assert sum(tensor.numel() * tensor.element_size() for tensor in touched) == 12000
+    assert len(touched) == tensors
     result = prepared.calls[0]()
-    if op != "read":
-        assert result.numel() * 2 * tensors == 12000
+    if op == "read":
+        torch.testing.assert_close(result, touched[0].sum())
 
 
 def test_memory_refuses_an_unknown_operation(backend):

@@ -11,7 +11,7 @@ from tunecast.model.amount import resolve_amount
 from tunecast.model.architectures import load_architecture
 from tunecast.model.configs import RunFile, merge_options, read_config
 from tunecast.model.question import RUN_OPTIONS_ELSEWHERE
-from tunecast.model.resolve import REFUSED_PARALLELISM, RUN_FIELDS, Resolved, resolve_run
+from tunecast.model.resolve import RUN_FIELDS, Resolved, resolve_run
 from tunecast.model.resolve_litgpt import of_stack
 
 EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"
@@ -177,7 +177,7 @@ def test_origins_tell_the_file_from_the_framework(name: str) -> None:
 
 @pytest.mark.parametrize("name", GOLDEN)
 def test_every_option_is_one_that_the_estimate_takes(name: str) -> None:
-    known = {*RUN_FIELDS, *REFUSED_PARALLELISM, *RUN_OPTIONS_ELSEWHERE, "offload", "allow_long_context"}
+    known = {*RUN_FIELDS, *RUN_OPTIONS_ELSEWHERE, "offload", "allow_long_context"}
     assert set(read_config(EXAMPLES / name).options) <= known
 
 
