@@ -201,16 +201,17 @@ def _spread(source: Source, draft: Draft) -> None:
     put_degree(source, draft, "context_parallel_size", "cp")
     put_degree(source, draft, "sequence_parallel_degree", "cp")
     listed = read_fsdp_words(source, draft)
-    sharded = listed or source.has("fsdp_config") or (source.count("dp_shard_size") or 1) > 1
+    configured = listed or source.has("fsdp_config")
+    sharded = configured or (source.count("dp_shard_size") or 1) > 1
+    version = source.get("fsdp_version")
+    version = (1 if configured else None) if version is None else version
     if sharded and (source.count("dp_replicate_size") or 1) > 1:
         put_sharding(source, draft, "hsdp", "dp_replicate_size")
+        put_fsdp_version(source, draft, "fsdp_version", 2 if version is None else version)
     elif sharded:
-        read_fsdp_config(source, draft, "fsdp_config", sharded=True)
+        read_fsdp_config(source, draft, "fsdp_config", sharded=True, version_if_silent=version)
     elif (source.count("dp_replicate_size") or 1) > 1:
         put_sharding(source, draft, "ddp", "dp_replicate_size")
-    version = source.get("fsdp_version")
-    if version is not None:
-        put_fsdp_version(source, draft, "fsdp_version", version)
 
 
 def _plugins(source: Source) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from tunecast.model.configs.common import TOKENS_UNPADDED, UNPACKED
 from tunecast.model.configs.run_file import RunFile
+from tunecast.model.configs.spread import RAISED, master_under_fsdp
 from tunecast.model.rows import LENGTHS, ROWS_PACKED, packing_of
 
 AMOUNTS = ("tokens", "num_samples", "max_steps", "dataset")
@@ -46,6 +47,7 @@ def merge_options(run_file: RunFile, typed: Mapping[str, Any]) -> Merged:
     notes = _rows_notes(notes, options | given, run_file)
     notes += _drop_replaced(options, given, run_file)
     notes += _drop_unfit(options, given, run_file)
+    notes = _masters(notes, options, given, run_file)
     origins = {name: run_file.origins.get(name, "file") for name in options}
     options |= given
     origins |= dict.fromkeys(given, "cli")
@@ -91,6 +93,20 @@ def _drop_replaced(options: dict[str, Any], given: Mapping[str, Any], run_file: 
         theirs = ((run_file.their_fields.get(name, name), value) for name, value in replaced.items())
         return [f"{flag} replaces {field} of the file ({value:,})." for field, value in theirs]
     return [_keep_the_end(options, run_file, int(steps), "--" + typed.replace("_", "-"))]
+
+
+def _masters(notes: list[str], options: dict[str, Any], given: Mapping[str, Any], run_file: RunFile) -> list[str]:
+    """fp32 shards where the typed words leave or bring them; typed dtypes are taken as they stand."""
+    if "master_dtype" in options:
+        options.pop("master_dtype")
+        options["dtype"] = run_file.unsharded_dtype
+    asked = {**options, **given}
+    if not {"dtype", "precision", "master_dtype"} & set(given) and asked.get("num_gpus") != 1:
+        raised = master_under_fsdp(asked, run_file.format)
+        options |= raised
+        if raised:
+            return [*(note for note in notes if note != RAISED), RAISED]
+    return [note for note in notes if note != RAISED]
 
 
 def _keep_the_end(options: dict[str, Any], run_file: RunFile, steps: int, flag: str) -> str:

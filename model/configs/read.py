@@ -127,7 +127,7 @@ def read_mapping(
     read_variants(chosen, source, draft)
     _check_model(source, draft, chosen)
     unread = _companions(source, draft, chosen, accelerate, deepspeed)
-    settle_spread(draft)
+    settle_spread(draft, chosen)
     if chosen == "trl":
         trl.settle(draft)
     title = load_frameworks()[chosen]["title"]
@@ -141,6 +141,7 @@ def read_mapping(
         stack=str(draft.options["stack"]),
         ignored=(*(field for field in source.unread() if field not in strange), *unread),
         notes=tuple(draft.notes),
+        unsharded_dtype=draft.unsharded_dtype,
     )
 
 

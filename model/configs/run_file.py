@@ -24,6 +24,8 @@ class RunFile:
     """Fields of the file that no option was made of, dotted."""
     notes: tuple[str, ...]
     """What the user should be told: readings that need a word, costs that are not counted."""
+    unsharded_dtype: str | None = None
+    """The weights' dtype without FSDP, where FSDP changes it: for a command line that takes FSDP away."""
 
     @property
     def origins(self) -> dict[str, str]:
@@ -42,6 +44,8 @@ class Draft:
     model_name: str = ""
     prefix: str = ""
     """Put before field names while a companion file is read, as ``accelerate: ``."""
+    unsharded_dtype: str | None = None
+    """As of `RunFile`."""
     _wide: list[str] = field(default_factory=list)
 
     def put(self, name: str, value: Any, theirs: str | None = None) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from tunecast.catalogs.errors import InputError
-from tunecast.model.configs.frameworks import refuse, refuse_unsupported
+from tunecast.model.configs.frameworks import load_frameworks, refuse, refuse_unsupported
 from tunecast.model.configs.run_file import Draft
 from tunecast.model.configs.source import Source
 from tunecast.model.resolve_parallel import ZERO
@@ -18,6 +19,13 @@ _FSDP_STRATEGY = {
 }  # fmt: skip
 """Sharding by FSDP's name or number; None where nothing of ours behaves like it."""
 _OFF = ("no", "none", "false", "")
+FSDP_TODAY = 2
+"""FSDP's version where nothing names one (`resolve_parallel`)."""
+RAISED = (
+    "accelerate raises trained parameters to fp32 before FSDP shards them: 4 bytes per weight of a shard, gathered and "
+    "multiplied in 16 bits."
+)
+"""What is told where that is so; the command line may make it untrue."""
 
 
 def put_sharding(source: Source, draft: Draft, sharding: str, theirs: str) -> None:
@@ -218,18 +226,41 @@ def _deepspeed(source: Source, draft: Draft) -> None:
     _agree(source, draft, "deepspeed_config.gradient_accumulation_steps", "gradient_accumulation_steps")
 
 
-def settle_spread(draft: Draft) -> None:
+def settle_spread(draft: Draft, framework: str) -> None:
     """What ZeRO and FSDP do to the dtypes of a bf16 or fp16 run.
 
     DeepSpeed casts the whole module and uses no autocast; accelerate raises trained parameters to fp32 before
-    FSDP shards them (``accelerate.utils.fsdp_utils.fsdp2_prepare_model``, whenever mixed precision is on).
+    FSDP shards them (`master_under_fsdp`). The dtype without FSDP is kept for a command line that takes it away.
     """
     sharding = draft.options.get("sharding")
     precision = str(draft.options.get("precision", ""))
     if sharding in ("zero1", "zero2", "zero3") and precision.endswith("-autocast"):
         _deepspeed_casts(draft, precision.removesuffix("-autocast"))
-    if sharding in ("fsdp", "hsdp") and precision.endswith("-autocast"):
-        _fsdp_raises(draft)
+    if sharding in FSDP and precision.endswith("-autocast") and draft.options.get("method") != "full":
+        draft.drop("adapter_dtype")
+    masters = master_under_fsdp(draft.options, framework)
+    if masters:
+        draft.unsharded_dtype = draft.options.get("dtype")
+        draft.withdraw_wide_weights()
+        draft.note(RAISED)
+    for name, value in masters.items():
+        draft.put(name, value)
+
+
+def master_under_fsdp(options: Mapping[str, Any], framework: str) -> dict[str, Any]:
+    """Options of a model trained whole whose shards accelerate raises to fp32; none where it does not.
+
+    What is gathered, and all that a layer computes with, has the 16 bits of FSDP's mixed precision: fp32 is in the
+    shards alone. Source: accelerate 1.12 ``utils/fsdp_utils.py`` (``fsdp2_prepare_model``: "FSDP upcast of low
+    precision parameters") and ``accelerator.py`` (``prepare_model``, the same of FSDP 1), whenever mixed precision is
+    on; the versions of FSDP that a framework leaves to it are in frameworks.json (``fsdp_raises``).
+    """
+    precision = str(options.get("precision", ""))
+    sharded = options.get("sharding") in FSDP and precision.endswith("-autocast")
+    raises = options.get("fsdp_version", FSDP_TODAY) in load_frameworks()[framework].get("fsdp_raises", ())
+    if options.get("method") != "full" or not sharded or not raises:
+        return {}
+    return {"dtype": precision.removesuffix("-autocast"), "master_dtype": "fp32"}
 
 
 def _deepspeed_casts(draft: Draft, dtype: str) -> None:
@@ -242,11 +273,3 @@ def _deepspeed_casts(draft: Draft, dtype: str) -> None:
         f"DeepSpeed trains in pure {dtype}, with an fp32 copy and fp32 optimizer states of what is trained, "
         "spread over the GPUs."
     )
-
-
-def _fsdp_raises(draft: Draft) -> None:
-    if draft.options.get("method") != "full":
-        draft.drop("adapter_dtype")
-    elif draft.options.get("dtype") != "fp32":
-        draft.put("dtype", "fp32")
-        draft.note("accelerate raises trained parameters to fp32 before FSDP shards them, so weights count 4 bytes.")

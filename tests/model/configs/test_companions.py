@@ -12,7 +12,8 @@ import yaml
 
 from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.architectures import load_architecture
-from tunecast.model.configs import RunFile, read_config
+from tunecast.model.configs import RunFile, merge_options, read_config
+from tunecast.model.memory import memory_timeline
 from tunecast.model.question import RUN_OPTIONS_ELSEWHERE
 from tunecast.model.resolve import resolve_run
 
@@ -113,13 +114,70 @@ def test_what_is_not_forecast_is_refused_by_field_and_value(read: Read, companio
     assert named in str(refusal.value)
 
 
-def test_fsdp_keeps_trained_weights_in_fp32(read: Read) -> None:
-    """``fsdp2_prepare_model`` of accelerate raises parameters that need a gradient when mixed precision is on."""
+def test_fsdp_keeps_trained_weights_in_fp32_and_gathers_16_bits(read: Read) -> None:
+    """``fsdp2_prepare_model`` of accelerate 1.12 raises the shards when mixed precision is on (``model.to(float32)``);
+    its mixed precision policy gathers them in 16 bits, so that autocast finds nothing to cast."""
     full = read("trl", "use_peft: false", accelerate=accelerate("FSDP"))
-    assert (full.options["dtype"], full.origins["dtype"]) == ("fp32", "stack-default")
-    assert read("trl", accelerate=accelerate("FSDP")).options["dtype"] == "bf16"
+    assert (full.options["dtype"], full.options["master_dtype"], full.origins["dtype"]) == (
+        "bf16",
+        "fp32",
+        "stack-default",
+    )
+    assert "master_dtype" not in read("trl", accelerate=accelerate("FSDP")).options
     pure = read("llama-factory", "finetuning_type: full\npure_bf16: true", accelerate=accelerate("FSDP"))
     assert pure.options["dtype"] == "bf16"
+    assert "master_dtype" not in pure.options
+    assert not any("LLaMA-Factory trains fp32" in note for note in full.notes)
+
+
+def test_a_sharded_model_holds_no_16_bit_copy_of_all_weights(read: Read) -> None:
+    """A 70B on 32 GPUs: 4 bytes of weight, 4 of gradient and 8 of AdamW's states, each a 32nd, and one layer gathered
+    beside; a copy of all in bf16 were 131 GiB more."""
+    lines = "use_peft: false\nper_device_train_batch_size: 1"
+    found = read("trl", lines, accelerate=accelerate("FSDP") | {"num_processes": 32})
+    options = {name: value for name, value in found.options.items() if name not in RUN_OPTIONS_ELSEWHERE}
+    llama = load_architecture("meta-llama/Llama-3.1-70B")
+    peak = memory_timeline(llama, resolve_run(llama, options).run).allocated_bytes
+    assert 16 * llama.total_params / 32 < peak < 16 * llama.total_params / 32 + 0.15 * 2 * llama.total_params
+
+
+FSDP_2 = "\nfsdp_version: 2\nfsdp_config: {reshard_after_forward: true}"
+FSDP_1 = "\nfsdp: [full_shard]\nfsdp_config: {offload_params: false}"
+
+
+@pytest.mark.parametrize(("lines", "master", "version"), [(FSDP_2, None, 2), (FSDP_1, "fp32", 1)])
+def test_axolotl_shards_what_it_loaded_under_fsdp2(read: Read, lines: str, master: str | None, version: int) -> None:
+    """axolotl 0.19 puts its own ``fsdp2_prepare_model`` in accelerate's place, without the fp32
+    (``monkeypatch/accelerate/fsdp2.py``); FSDP 1, its default (``_resolve_fsdp_version``), is accelerate's."""
+    found = read("axolotl", "adapter:\nlora_r:\nlora_target_linear:\nlora_mlp_kernel:" + lines)
+    assert (found.options["dtype"], found.options.get("master_dtype")) == ("bf16", master)
+    assert found.options["fsdp_version"] == version
+    assert any("accelerate raises" in note for note in found.notes) == (master is not None)
+
+
+@pytest.mark.parametrize(
+    ("typed", "dtype", "master"),
+    [
+        ({}, "bf16", "fp32"),
+        ({"num_gpus": 1}, "fp32", None),
+        ({"sharding": "ddp"}, "fp32", None),
+        ({"sharding": "fsdp-grad-op"}, "bf16", "fp32"),
+        ({"dtype": "fp32"}, "fp32", None),
+        ({"method": "lora"}, "fp32", None),
+    ],
+)
+def test_a_command_line_that_takes_fsdp_away_takes_its_shards(
+    read: Read, typed: dict[str, Any], dtype: str, master: str | None
+) -> None:
+    found = read("trl", "dtype:\nuse_peft: false", accelerate=accelerate("FSDP"))
+    merged = merge_options(found, typed)
+    assert (merged.options["dtype"], merged.options.get("master_dtype")) == (dtype, master)
+    assert any("accelerate raises" in note for note in merged.notes) == (master is not None)
+
+
+def test_a_command_line_that_brings_fsdp_brings_its_shards(read: Read) -> None:
+    merged = merge_options(read("llama-factory", "finetuning_type: full"), {"sharding": "fsdp", "num_gpus": 8})
+    assert (merged.options["dtype"], merged.options["master_dtype"]) == ("bf16", "fp32")
 
 
 def test_deepspeed_casts_everything_and_says_so(read: Read) -> None:
