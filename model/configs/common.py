@@ -53,6 +53,22 @@ def put_unpacked(source: Source, draft: Draft, field: str | None, length_field: 
     )
 
 
+def put_flat(source: Source, draft: Draft, packing: str, field: str, length_field: str) -> None:
+    """Rows of one sample each that `field` lays end to end without padding; `packing` says that they are not packed."""
+    draft.put(ROWS_PACKED, False, packing if source.has(packing) else None)
+    draft.note(
+        f"{field} lays the samples of a micro-batch end to end without padding: a sample is counted as "
+        f"{length_field} tokens long, or with --mean-tokens N or --dataset FILE as long as the longest of its "
+        "micro-batch, an upper bound."
+    )
+
+
+def put_workers(source: Source, draft: Draft, *, started: bool) -> None:
+    """Ray's workers, each of which has a GPU, where Ray starts the run."""
+    if started:
+        draft.put("num_gpus", source.count("ray_num_workers") or 1, "ray_num_workers")
+
+
 def copy_number(source: Source, draft: Draft, theirs: str, ours: str, *, whole: bool = True) -> None:
     """Carry a number over: the file's, else the framework's default. Whole ones are counts of at least 1."""
     value = source.count(theirs) if whole else source.number(theirs)

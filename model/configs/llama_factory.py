@@ -18,6 +18,7 @@ from tunecast.model.configs.common import (
     put_packed,
     put_targets,
     put_unpacked,
+    put_workers,
     read_trainer_batch,
 )
 from tunecast.model.configs.frameworks import refuse
@@ -39,6 +40,7 @@ def read(source: Source, draft: Draft, *, num_gpus: int | None) -> None:
     """Fill the draft from a LLaMA-Factory file."""
     del num_gpus
     draft.model_name = str(source.get("model_name_or_path"))
+    _check_trains(source)
     stage = str(source.get("stage") or source.default("stage"))
     if stage not in _STAGES:
         refuse(source, "stage", stage, "another stage than supervised or continued pre-training", "use sft or pt")
@@ -54,6 +56,14 @@ def read(source: Source, draft: Draft, *, num_gpus: int | None) -> None:
     if source.has("rope_scaling"):
         draft.put("allow_long_context", True, "rope_scaling")
     _data(source, draft)
+    put_workers(source, draft, started=source.has("ray_num_workers"))
+
+
+def _check_trains(source: Source) -> None:
+    """``do_train`` is off by default; a file that predicts or evaluates alone trains nothing (``run_sft``)."""
+    for field in ("do_predict", "do_eval"):
+        if source.on(field) and not source.on("do_train"):
+            refuse(source, field, True, "a run without training", "add do_train: true to forecast training")
 
 
 def _method(source: Source, draft: Draft) -> None:
