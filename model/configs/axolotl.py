@@ -11,11 +11,13 @@ from typing import Any
 
 from tunecast.catalogs.errors import InputError
 from tunecast.model.configs.common import (
+    DROPPED,
     TOKENS_UNPADDED,
     check_four_bit,
     copy_number,
     copy_word,
     loaded_bits,
+    note_grouped,
     note_packed,
     put_degree,
     put_eight_bit,
@@ -70,6 +72,8 @@ def read(source: Source, draft: Draft, *, num_gpus: int | None) -> None:
     copy_word(source, draft, "optimizer", "optim")
     _kernels(source, draft)
     _amount(source, draft)
+    note_grouped(source, draft)
+    _data(source, draft)
     put_workers(source, draft, started=source.on("use_ray"))
 
 
@@ -289,6 +293,20 @@ def fused_lora(source: Source, draft: Draft) -> bool:
         "lora_embedding_kernel to false to train with the plain ones."
     )
     return True
+
+
+def _data(source: Source, draft: Draft) -> None:
+    """What axolotl does with samples that are longer than a row (``utils/data/utils.py``), and what is no text."""
+    if str(source.get("excess_length_strategy") or "drop").lower() != "truncate":
+        draft.note(
+            f"{DROPPED} than sequence_len (excess_length_strategy); where a --dataset has such samples they are cut "
+            "and counted here, more than is trained on."
+        )
+    if source.has("processor_type"):
+        draft.note(
+            f"processor_type: {source.get('processor_type')} prepares images, but this forecast is of text alone: "
+            "neither their tokens nor the part of the model that sees them are counted."
+        )
 
 
 def _amount(source: Source, draft: Draft) -> None:

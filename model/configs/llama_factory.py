@@ -10,6 +10,7 @@ from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.configs.common import (
     check_four_bit,
     copy_number,
+    note_grouped,
     note_packed,
     put_code_age,
     put_degree,
@@ -56,6 +57,7 @@ def read(source: Source, draft: Draft, *, num_gpus: int | None) -> None:
     if source.has("rope_scaling"):
         draft.put("allow_long_context", True, "rope_scaling")
     _data(source, draft)
+    note_grouped(source, draft)
     put_workers(source, draft, started=source.has("ray_num_workers"))
 
 

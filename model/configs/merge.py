@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tunecast.catalogs.errors import InputError, NotSupportedError
-from tunecast.model.configs.common import TOKENS_UNPADDED, UNPACKED
+from tunecast.model.configs.common import DROPPED, TOKENS_UNPADDED, UNPACKED
 from tunecast.model.configs.run_file import RunFile
 from tunecast.model.configs.spread import RAISED, master_under_fsdp
 from tunecast.model.resolve_parallel import FSDP, GPUS_PER_NODE
@@ -50,6 +50,8 @@ def merge_options(run_file: RunFile, typed: Mapping[str, Any]) -> Merged:
     notes += _drop_replaced(options, given, run_file)
     notes += _drop_unfit(options, given, run_file)
     _replicate(options, given, run_file)
+    if options.get("dataset") is None and "dataset" not in given:
+        notes = [note for note in notes if not note.startswith(DROPPED)]
     notes = _masters(notes, options, given, run_file)
     origins = {name: run_file.origins.get(name, "file") for name in options}
     options |= given
@@ -81,9 +83,10 @@ def _rows_notes(notes: list[str], options: Mapping[str, Any], run_file: RunFile)
 
 def _drop_replaced(options: dict[str, Any], given: Mapping[str, Any], run_file: RunFile) -> list[str]:
     """Take out what the command line replaces; returns what to tell of it."""
-    if given.get("num_gpus") == 1 or given.get("sharding") == "fsdp":
-        for name in ("sharding",) if given.get("num_gpus") == 1 else ("adapter_dtype",):
-            options.pop(name, None)
+    if {**options, **given}.get("num_gpus") == 1:  # ZeRO and FSDP of one process: nobody to share with
+        options.pop("sharding", None)
+    elif given.get("sharding") == "fsdp":
+        options.pop("adapter_dtype", None)
     typed = next((name for name in AMOUNTS if name in given), None)
     steps = options.get("max_steps")
     if typed is None:

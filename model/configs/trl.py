@@ -13,6 +13,7 @@ from tunecast.model.configs.common import (
     copy_number,
     dtype_word,
     loaded_bits,
+    note_grouped,
     note_packed,
     put_code_age,
     put_eight_bit,
@@ -54,6 +55,7 @@ def read(source: Source, draft: Draft, *, num_gpus: int | None) -> None:
     _checkpointing(source, draft)
     _loss(source, draft)
     put_code_age(source, draft)
+    note_grouped(source, draft)
     read_fsdp_config(source, draft, "fsdp_config", sharded=read_fsdp_words(source, draft))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from tunecast.catalogs.errors import InputError
 from tunecast.model.configs.frameworks import load_frameworks, refuse
 from tunecast.model.configs.run_file import Draft
 from tunecast.model.configs.source import Source
@@ -24,11 +25,17 @@ def read_variants(framework: str, source: Source, draft: Draft) -> None:
             draft.put(option, set_to, field)
 
 
+def _are_words(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(part, str) for part in value)
+
+
 def switched(source: Source, entry: Mapping[str, Any]) -> Any:
     """True, the names that a field lists, or False; a word that is not among its ``words`` is refused."""
     field = entry["field"]
     value = source.get(field)
     if entry.get("names"):
+        if value is not None and not (isinstance(value, str) or _are_words(value)):
+            raise InputError(f"{source.name}: {field} is {value!r}, but it lists names of modules, such as lm_head.")
         return ",".join(value) if isinstance(value, list) else value
     if isinstance(value, str) and value.lower() not in ("true", "false"):
         if value.lower() not in entry.get("words", {}):

@@ -253,3 +253,82 @@ def test_ffd_was_the_name_of_a_packing_strategy(read: Read) -> None:
     assert old.options["padding_free"] is True
     with pytest.raises(InputError, match="packing_strategy is 'ffd'"):
         read("trl", "packing: true\npacking_strategy: ffd")
+
+
+def test_a_regular_expression_of_targets_is_refused_as_one(read: Read) -> None:
+    """PEFT matches a string of targets as a pattern (``tuners/tuners_utils.py``, ``check_target_module_exists``)."""
+    pattern = "'model.layers.[\\d]+.(mlp|self_attn).(up|down|gate|q|k|v|o)_proj'"
+    with pytest.raises(NotSupportedError, match=r"lora_target_modules is a regular expression .* name the modules"):
+        read("axolotl", f"lora_target_linear:\nlora_target_modules: {pattern}")
+
+
+def test_a_file_that_prepares_images_says_that_they_are_not_counted(read: Read) -> None:
+    found = read("axolotl", "processor_type: AutoProcessor")
+    assert any("processor_type: AutoProcessor prepares images" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("lines", "named"),
+    [
+        ("block_size: 1024", "write max_length: N with packing: true"),
+        ("use_lora: true", "write use_peft: true"),
+        ("use_flash_attn: true", "write attn_implementation: flash_attention_2"),
+    ],
+)
+def test_files_of_other_scripts_with_trls_sign_are_refused_by_name(read: Read, lines: str, named: str) -> None:
+    """``block_size`` is of transformers' run_clm.py, ``use_lora`` of open-instruct's finetune.py."""
+    with pytest.raises(NotSupportedError) as refusal:
+        read("trl", lines)
+    assert named in str(refusal.value)
+    assert read("trl", "use_lora: false").options["method"] == "lora"
+
+
+@pytest.mark.parametrize(
+    ("form", "field"),
+    [("axolotl", "lora_modules_to_save"), ("trl", "lora_modules_to_save"), ("llama-factory", "additional_target")],
+)
+@pytest.mark.parametrize("value", ["true", "[1]"])
+def test_modules_to_save_are_names(read: Read, form: str, field: str, value: str) -> None:
+    with pytest.raises(InputError, match=f"{field} is .*, but it lists names of modules"):
+        read(form, f"{field}: {value}")
+
+
+@pytest.mark.parametrize("value", [".inf", ".nan", "'inf'", "1" + "0" * 400])
+def test_a_number_is_finite(read: Read, value: str) -> None:
+    with pytest.raises(InputError, match=r"total_num_tokens is .*, but it must be a number"):
+        read("axolotl", f"total_num_tokens: {value}")
+
+
+@pytest.mark.parametrize(
+    ("form", "lines"),
+    [
+        ("axolotl", "group_by_length: true"),
+        ("llama-factory", "group_by_length: true"),
+        ("trl", "train_sampling_strategy: group_by_length"),
+    ],
+)
+def test_samples_grouped_by_length_are_padded_less(read: Read, form: str, lines: str) -> None:
+    found = read(form, lines)
+    assert any("group_by_length puts samples of like length" in note for note in found.notes)
+    assert not [field for field in found.ignored if "group" in field or "sampling" in field]
+    assert not any("group_by_length" in note for note in read(form).notes)
+
+
+def test_axolotl_leaves_out_what_is_longer_than_a_row(read: Read) -> None:
+    """``excess_length_strategy`` is drop where the file is silent (``utils/data/utils.py``)."""
+    notes = merge_options(read("axolotl"), {"dataset": "data.jsonl"}).notes
+    assert any("leaves out samples that are longer than sequence_len" in note for note in notes)
+    assert not any("leaves out samples" in note for note in merge_options(read("axolotl"), {}).notes)
+    cut = merge_options(read("axolotl", "excess_length_strategy: truncate"), {"dataset": "data.jsonl"}).notes
+    assert not any("leaves out samples" in note for note in cut)
+
+
+def test_zero_of_one_process_shares_with_nobody(read: Read) -> None:
+    """accelerate's own example ``zero3_offload_config_accelerate.yaml`` with one process: 16 bits, states in host
+    memory, and no sharding; more GPUs on the command line bring it back."""
+    deepspeed = {"zero_stage": 3, "offload_optimizer_device": "cpu", "offload_param_device": "cpu"}
+    companion = {"distributed_type": "DEEPSPEED", "num_processes": 1, "deepspeed_config": deepspeed}
+    found = read("trl", "use_peft: false", accelerate=companion)
+    run = resolved(found)
+    assert (run.sharding, run.num_gpus, run.offload, run.dtype) == ("none", 1, "all", "bf16")
+    assert resolved(found, num_gpus=8).sharding == "zero3"
