@@ -247,6 +247,19 @@ def test_sequence_parallelism_of_accelerate_is_ulysses(read: Read) -> None:
     assert "cp_kind" not in read("trl", accelerate=ring).options
 
 
+@pytest.mark.parametrize("stack", ["trl", "llama-factory"])
+def test_the_stacks_own_fp32_weights_are_shards_under_fsdp(stack: str) -> None:
+    """The command line's ``--stack trl --method full --sharding fsdp`` is the run of the file; typed dtypes count."""
+    llama = load_architecture("meta-llama/Llama-3.1-8B")
+    options = {"stack": stack, "method": "full", "num_gpus": 8}
+    run = resolve_run(llama, {**options, "sharding": "fsdp"}).run
+    assert (run.dtype, run.master_dtype) == ("bf16", "fp32")
+    alone = resolve_run(llama, {**options, "sharding": "ddp"}).run
+    assert (alone.dtype, alone.master_dtype) == ("fp32", None)
+    typed = resolve_run(llama, {**options, "sharding": "fsdp", "dtype": "fp32"}).run
+    assert (typed.dtype, typed.master_dtype) == ("fp32", None)
+
+
 def test_ffd_was_the_name_of_a_packing_strategy(read: Read) -> None:
     """trl 0.18.2 sft_config.py; later versions call it bfd and refuse the old name."""
     old = read("trl", "packing: true\npacking_strategy: ffd", framework_version="0.18")
