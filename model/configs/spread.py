@@ -237,6 +237,7 @@ def _refuse_other_degrees(source: Source, draft: Draft) -> None:
     replicas = source.whole("parallelism_config.parallelism_config_dp_replicate_size")
     shards = source.whole("parallelism_config.parallelism_config_dp_shard_size")
     if (replicas or 1) > 1 and (shards or 1) > 1:
+        draft.shard_gpus = shards
         draft.drop("sharding")
         draft.put("sharding", "hsdp", "parallelism_config.parallelism_config_dp_replicate_size")
 

@@ -132,6 +132,16 @@ def test_copies_inside_one_machine_are_refused_and_so_is_a_rest(read: Read) -> N
     assert merge_options(run_file, {"num_gpus": 8, "sharding": "fsdp"}).options["sharding"] == "fsdp"
 
 
+def test_accelerates_own_shards_are_whole_machines_or_refused(read: Read) -> None:
+    """4 copies of 4 GPUs are no 2 copies of machines of 8 (``ParallelismConfig.fsdp_dim_names``)."""
+    config = {"parallelism_config_dp_shard_size": 4, "parallelism_config_dp_replicate_size": 4}
+    companion = {"distributed_type": "FSDP", "num_processes": 16, "parallelism_config": config}
+    run_file = read("trl", "use_peft: false", accelerate=companion | {"fsdp_config": {"fsdp_version": 2}})
+    with pytest.raises(NotSupportedError, match="shards over 4 of 16 GPUs and copies that"):
+        merge_options(run_file, {})
+    assert resolved(run_file, gpus_per_node=4).sharding == "hsdp"
+
+
 FULL = "model: {_component_: torchtune.models.llama3_1.llama3_1_8b}\n"
 
 
