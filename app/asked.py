@@ -74,7 +74,7 @@ def from_training_file(
     path: Path, typed: Mapping[str, Any], reading: Mapping[str, Any], *, exact: bool = False
 ) -> Asked:
     """The file's options under those that were typed. ``stack_version`` is that of the file's framework."""
-    from tunecast.few_bits import alias_notes, with_storage
+    from tunecast.few_bits import alias_notes, file_with_storage, stored_by_name, with_storage
     from tunecast.model.configs import merge_options, read_config
     from tunecast.model.resolve_litgpt import of_stack
     from tunecast.models import find_architecture
@@ -83,13 +83,17 @@ def from_training_file(
     run_file = read_config(path, num_gpus=_known_count(typed.get("num_gpus")), framework_version=version, **reading)
     merged = merge_options(run_file, typed)
     found = find_architecture(run_file.model_name, exact=exact)
-    options = with_storage(merged.options, found.stored, run_file.model_name)
+    stored = found.stored or stored_by_name(run_file.model_name)
+    options, told = file_with_storage(merged.options, stored, typed, run_file.model_name)
+    options = with_storage(options, found.stored, run_file.model_name)
+    said = stored if told else found.stored
     return Asked(
         architecture=of_stack(found.architecture, options),
         options=options,
-        origins={**merged.origins, **dict.fromkeys(found.stored, "file")},
+        origins={**merged.origins, **dict.fromkeys(said, "file")},
         notes=(
             *found.notes,
+            *told,
             *alias_notes(run_file.model_name, options),
             f"{path.name} was read as {run_file.format}.",
             *merged.notes,

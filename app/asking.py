@@ -37,6 +37,7 @@ def asked_question(
     from tunecast.model.target import resolve_targets
     from tunecast.model.whole_run_options import split_whole_run
 
+    _check_types(model, gpu, options.get("num_gpus"))
     calibrations, observations = split_records(records)
     around, options = split_whole_run(options)
     asked = read_asked(model, with_tokenizer(model, options), exact=source is not None)
@@ -57,6 +58,18 @@ def asked_question(
     targets = resolve_targets(names, fitted_records(calibrations), share_host=share_host)
     refuse_unused(observations, [target.id for target in targets])
     return question, targets, asked.notes
+
+
+def _check_types(model: Any, gpu: Any, num_gpus: Any) -> None:
+    """What only Python can get wrong: the command line gives words."""
+    if not isinstance(model, str):
+        raise InputError(f"model is {model!r}, but it is the name of a model or the path of a file, as a word.")
+    if not isinstance(gpu, str | Iterable):
+        raise InputError(f"gpu is {gpu!r}, but it is a word or several; give for example gpu='l40s', or gpu='all'.")
+    if num_gpus not in (None, "auto"):
+        from tunecast.model.read_numbers import whole_number
+
+        whole_number("num_gpus", num_gpus)
 
 
 def with_tokenizer(model: str, options: dict[str, Any]) -> dict[str, Any]:

@@ -48,6 +48,31 @@ def with_storage(options: Mapping[str, Any], stored: Mapping[str, Any], name: st
     return {**options, **stored}
 
 
+def stored_by_name(name: str) -> dict[str, Any]:
+    """The same of a quantized copy that the catalog counts as its base, of which the name alone tells: bitsandbytes'
+    copies are made in NF4 with double quantization (Unsloth's, whose ``-bnb-4bit`` the name is)."""
+    from tunecast.catalogs.models import find_quantized
+
+    if find_quantized(name) is None or "bnb-4bit" not in name.lower():
+        return {}
+    return {"method": "qlora", "quant_method": "bnb-4bit", "bnb_4bit_quant_type": "nf4", "double_quant": True}
+
+
+def file_with_storage(
+    options: Mapping[str, Any], stored: Mapping[str, Any], typed: Mapping[str, Any], name: str
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """(a training file's options with those of a stored base, notes): transformers loads such a base as it is stored,
+    whatever the file says of quantizing (``AutoHfQuantizer.merge_quantization_configs``); typed words still count."""
+    if options.get("method") == "full" or not stored or typed.get("method") is not None:
+        return dict(options), ()
+    changed = [field for field in stored if options.get(field) != stored[field] and typed.get(field) is None]
+    kept = {field: value for field, value in options.items() if field not in changed}
+    if "method" not in changed:
+        return kept | {field: stored[field] for field in changed}, ()
+    note = f"{name} holds its weights in {stored['quant_method']}: the file's lora is read as qlora of that base."
+    return kept | {field: stored[field] for field in changed}, (note,)
+
+
 def alias_notes(name: str, options: Mapping[str, Any]) -> tuple[str, ...]:
     """Of a quantized copy that the catalog counts as its base: that the run asked for has another storage."""
     from tunecast.catalogs.models import find_quantized

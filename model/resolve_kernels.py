@@ -132,7 +132,7 @@ def take_master(fields: Fields) -> None:
     values = fields.values
     take_reduction(fields)
     take_fp8_weights(fields)
-    given = fields.take("master_dtype", None, "stack-default")
+    given = fields.take("master_dtype", _shards_of_stack(fields), "stack-default")
     fields.values["master_dtype"] = None if given in (None, "none") else one_of("master-dtype", given, ("fp32",))
     if fields.values["master_dtype"] is None:
         return
@@ -143,6 +143,17 @@ def take_master(fields: Fields) -> None:
         )
     if values["dtype"] == "fp32":
         raise InputError("--master-dtype fp32 adds nothing to --dtype fp32; leave it out.")
+
+
+def _shards_of_stack(fields: Fields) -> str | None:
+    """fp32 where a stack's own fp32 weights are trained whole under FSDP: they are shards then, gathered in 16 bits,
+    which becomes their dtype. Source: accelerate ``fsdp2_prepare_model``, whose policy of mixed precision gathers."""
+    values, asked = fields.values, {"dtype", "precision", "master_dtype"} & set(fields.given)
+    sharded = values["num_gpus"] > 1 and values["sharding"] in FSDP and values["precision"].endswith("-autocast")
+    if asked or values["method"] != "full" or not sharded or values["dtype"] != "fp32":
+        return None
+    fields.put("dtype", values["precision"].removesuffix("-autocast"), "stack-default")
+    return "fp32"
 
 
 def take_reduction(fields: Fields) -> None:

@@ -11,20 +11,24 @@ from typing import Any
 
 from tunecast.catalogs.errors import InputError
 from tunecast.model.configs.common import (
+    DROPPED,
     TOKENS_UNPADDED,
     check_four_bit,
     copy_number,
     copy_word,
     loaded_bits,
+    note_grouped,
     note_packed,
     put_degree,
     put_eight_bit,
+    put_flat,
     put_mixed_precision,
     put_targets,
     put_unpacked,
+    put_workers,
     read_steps,
 )
-from tunecast.model.configs.frameworks import refuse
+from tunecast.model.configs.frameworks import load_frameworks, refuse
 from tunecast.model.configs.run_file import Draft
 from tunecast.model.configs.source import Source
 from tunecast.model.configs.spread import put_fsdp_version, put_sharding, read_fsdp_config, read_fsdp_words
@@ -48,8 +52,11 @@ _FUSED = {
     "liger_rms_norm": "rms_norm",
     "liger_glu_activation": "swiglu",
     "liger_swiglu": "swiglu",
+    "liger_cross_entropy": "cross_entropy",
 }
-_LIGER = ("liger_rope", "liger_rms_norm", "liger_layer_norm", "liger_glu_activation", "liger_swiglu")
+_LIGER = (*_FUSED, "liger_layer_norm")
+_VARLEN = ("flash_attention_2", "flash_attention_3")
+"""Attention that keeps samples apart which lie end to end (``attn_supports_packing``)."""
 
 
 def read(source: Source, draft: Draft, *, num_gpus: int | None) -> None:
@@ -65,6 +72,9 @@ def read(source: Source, draft: Draft, *, num_gpus: int | None) -> None:
     copy_word(source, draft, "optimizer", "optim")
     _kernels(source, draft)
     _amount(source, draft)
+    note_grouped(source, draft)
+    _data(source, draft)
+    put_workers(source, draft, started=source.on("use_ray"))
 
 
 def _method(source: Source, draft: Draft) -> None:
@@ -150,8 +160,19 @@ def _rows(source: Source, draft: Draft) -> None:
             draft.note(f"axolotl lays the {rows} rows of a packed micro-batch end to end; a step has as many tokens.")
     elif source.on("pad_to_sequence_len"):
         draft.put("rows_padded", True, "pad_to_sequence_len")
+    elif _is_flat(source, draft):
+        put_flat(source, draft, "sample_packing", "batch_flattening", "sequence_len")
     else:
         put_unpacked(source, draft, "sample_packing", "sequence_len")
+
+
+def _is_flat(source: Source, draft: Draft) -> bool:
+    """Whether micro-batches are laid end to end; ``auto`` does where attention can and there is something to lay
+    (``check_batch_flattening_fa``)."""
+    if str(source.get("batch_flattening")).lower() != "auto":
+        return source.on("batch_flattening")
+    varlen = draft.options.get("attn_implementation") in _VARLEN
+    return varlen and int(draft.options["per_device_train_batch_size"]) > 1
 
 
 def _accumulation(source: Source, draft: Draft) -> None:
@@ -201,25 +222,34 @@ def _spread(source: Source, draft: Draft) -> None:
     put_degree(source, draft, "context_parallel_size", "cp")
     put_degree(source, draft, "sequence_parallel_degree", "cp")
     listed = read_fsdp_words(source, draft)
-    sharded = listed or source.has("fsdp_config") or (source.count("dp_shard_size") or 1) > 1
+    configured = listed or source.has("fsdp_config")
+    draft.shard_gpus = source.count("dp_shard_size")
+    sharded = configured or (source.count("dp_shard_size") or 1) > 1
+    version = source.get("fsdp_version")
+    version = (1 if configured else None) if version is None else version
     if sharded and (source.count("dp_replicate_size") or 1) > 1:
         put_sharding(source, draft, "hsdp", "dp_replicate_size")
+        put_fsdp_version(source, draft, "fsdp_version", 2 if version is None else version)
     elif sharded:
-        silent = 1 if listed or source.has("fsdp_config") else None
-        read_fsdp_config(source, draft, "fsdp_config", sharded=True, version_if_silent=silent)
+        read_fsdp_config(source, draft, "fsdp_config", sharded=True, version_if_silent=version)
     elif (source.count("dp_replicate_size") or 1) > 1:
         put_sharding(source, draft, "ddp", "dp_replicate_size")
-    version = source.get("fsdp_version")
-    if version is not None:
-        put_fsdp_version(source, draft, "fsdp_version", version)
 
 
 def _plugins(source: Source) -> str:
-    return " ".join(source.words("plugins") or ()).lower()
+    """The plugins of the file in one text; axolotl's own that are not built are refused by name."""
+    names, known = source.words("plugins") or (), load_frameworks()["axolotl"]["plugins"]
+    for name in names:
+        part = name.lower().removeprefix("axolotl.integrations.").split(".")[0]
+        if name.lower().startswith("axolotl.integrations.") and part not in known:
+            refuse(source, "plugins", name, f"axolotl's {part}", f"built are {', '.join(known)}; take it out")
+    return " ".join(names).lower()
 
 
 def _kernels(source: Source, draft: Draft) -> None:
-    """Stack and loss path: plugins and fused LoRA kernels replace the plain ones."""
+    """Stack and loss path: plugins and fused LoRA kernels replace the plain ones. Liger's kernels and axolotl's own run
+    beside each other: ``check_auto_enable_lora_kernels`` and ``_apply_lora_kernel_patch`` of 0.19 do not ask for Liger.
+    """
     plugins = _plugins(source)
     draft.put("loss_type", source.default("loss_type"))
     if source.on("liger_fused_linear_cross_entropy"):
@@ -230,14 +260,13 @@ def _kernels(source: Source, draft: Draft) -> None:
     unsloth = [field for field in _UNSLOTH if source.on(field)]
     if unsloth or "unsloth" in plugins:
         draft.put("stack", "unsloth", unsloth[0] if unsloth else "plugins")
-    elif liger:
-        draft.put("stack", "liger", liger[0])
-        parts = dict.fromkeys(_FUSED[field] for field in liger if field in _FUSED)
-        draft.put("fused_kernels", ",".join(parts) or "none", liger[0])
-    elif draft.options["method"] != "full" and fused_lora(source, draft):
         return
-    else:
-        draft.put("stack", "hf-peft")
+    fused = draft.options["method"] != "full" and fused_lora(source, draft)
+    if liger:
+        parts = dict.fromkeys(_FUSED[field] for field in liger if field in _FUSED)
+        draft.put("fused_kernels", ",".join((*parts, *(["lora"] if fused else []))) or "none", liger[0])
+    if not fused:
+        draft.put("stack", "liger" if liger else "hf-peft", liger[0] if liger else None)
 
 
 def fused_lora(source: Source, draft: Draft) -> bool:
@@ -264,6 +293,20 @@ def fused_lora(source: Source, draft: Draft) -> bool:
         "lora_embedding_kernel to false to train with the plain ones."
     )
     return True
+
+
+def _data(source: Source, draft: Draft) -> None:
+    """What axolotl does with samples that are longer than a row (``utils/data/utils.py``), and what is no text."""
+    if str(source.get("excess_length_strategy") or "drop").lower() != "truncate":
+        draft.note(
+            f"{DROPPED} than sequence_len (excess_length_strategy); where a --dataset has such samples they are cut "
+            "and counted here, more than is trained on."
+        )
+    if source.has("processor_type"):
+        draft.note(
+            f"processor_type: {source.get('processor_type')} prepares images, but this forecast is of text alone: "
+            "neither their tokens nor the part of the model that sees them are counted."
+        )
 
 
 def _amount(source: Source, draft: Draft) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from tunecast.catalogs.errors import InputError
+from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.configs.run_file import Draft
 from tunecast.model.configs.source import Source
 from tunecast.model.families import FAMILIES
@@ -15,6 +15,8 @@ from tunecast.model.stacks import DTYPE_ALIASES, HF_CODES
 ROOT_NAMES = {name for family in FAMILIES.values() for name in (family.embedding_module, family.head_module)}
 """What families call their table of tokens and their head."""
 
+REGEX = set("\\^$*+?()[]{}|")
+"""Letters that no module's name has: PEFT takes a string of targets with them as a regular expression."""
 PACKED_NOTE = (
     "Packed rows are counted as one document each; attention kernels that keep documents apart do less work than that."
 )
@@ -22,6 +24,9 @@ UNPACKED = "Rows are not packed"
 """How the notes begin that hold as long as nothing else says how rows are made."""
 TOKENS_UNPADDED = "total_num_tokens counts tokens without padding"
 """How the note on axolotl's count begins, which holds until samples have a length."""
+
+DROPPED = "axolotl leaves out samples that are longer"
+"""How the note on long samples begins, which speaks of a file of data."""
 
 PRESENT_CODE = HF_CODES[0]
 
@@ -51,6 +56,32 @@ def put_unpacked(source: Source, draft: Draft, field: str | None, length_field: 
         "their longest row only; --mean-tokens N or --dataset FILE counts the padding there is. With --tokens and "
         "neither, steps count no padding, a lower bound."
     )
+
+
+def put_flat(source: Source, draft: Draft, packing: str, field: str, length_field: str) -> None:
+    """Rows of one sample each that `field` lays end to end without padding; `packing` says that they are not packed."""
+    draft.put(ROWS_PACKED, False, packing if source.has(packing) else None)
+    draft.note(
+        f"{field} lays the samples of a micro-batch end to end without padding: a sample is counted as "
+        f"{length_field} tokens long, or with --mean-tokens N or --dataset FILE as long as the longest of its "
+        "micro-batch, an upper bound."
+    )
+
+
+def note_grouped(source: Source, draft: Draft) -> None:
+    """Samples of like length in one micro-batch (``LengthGroupedSampler`` of transformers ``trainer_pt_utils.py``)."""
+    grouped = source.on("group_by_length") or str(source.get("train_sampling_strategy")) == "group_by_length"
+    if grouped and draft.options.get(ROWS_PACKED) is False:
+        draft.note(
+            "group_by_length puts samples of like length into a micro-batch, so that there is less padding than is "
+            "counted, which is that of random ones: an upper bound."
+        )
+
+
+def put_workers(source: Source, draft: Draft, *, started: bool) -> None:
+    """Ray's workers, each of which has a GPU, where Ray starts the run."""
+    if started:
+        draft.put("num_gpus", source.count("ray_num_workers") or 1, "ray_num_workers")
 
 
 def copy_number(source: Source, draft: Draft, theirs: str, ours: str, *, whole: bool = True) -> None:
@@ -125,6 +156,11 @@ def put_eight_bit(draft: Draft, theirs: str) -> None:
 def put_targets(source: Source, draft: Draft, names: Iterable[str], theirs: str | None) -> None:
     """Adapter targets; a word for every linear map of the layers may stand beside the embeddings or the head."""
     everything, names = ("all-linear", "all"), tuple(names)
+    if any(REGEX & set(name) for name in names):
+        raise NotSupportedError(
+            f"{source.name}: {theirs} is a regular expression ({','.join(names)}), which is not read; name the "
+            "modules, for example [q_proj, v_proj], or all linear maps."
+        )
     if any(name in everything for name in names):
         names = ("all-linear", *(name for name in names if name in ROOT_NAMES))
     draft.put("lora_target_modules", "all-linear" if names == ("all-linear",) else names, theirs)

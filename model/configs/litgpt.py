@@ -128,6 +128,9 @@ def _gpus(source: Source, draft: Draft, num_gpus: int | None) -> int:
         raise InputError(f"{source.name}: devices is {devices}; say how many GPUs with --num-gpus.")
     gpus = (source.count("devices") or int(source.default("devices"))) * (source.count("num_nodes") or 1)
     draft.put("num_gpus", gpus, "devices" if devices is not None else None)
+    nodes = source.count("num_nodes") or 1
+    if nodes > 1:
+        draft.put("gpus_per_node", gpus // nodes, "num_nodes")
     return gpus
 
 

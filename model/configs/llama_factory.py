@@ -10,6 +10,7 @@ from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.configs.common import (
     check_four_bit,
     copy_number,
+    note_grouped,
     note_packed,
     put_code_age,
     put_degree,
@@ -18,6 +19,7 @@ from tunecast.model.configs.common import (
     put_packed,
     put_targets,
     put_unpacked,
+    put_workers,
     read_trainer_batch,
 )
 from tunecast.model.configs.frameworks import refuse
@@ -39,6 +41,7 @@ def read(source: Source, draft: Draft, *, num_gpus: int | None) -> None:
     """Fill the draft from a LLaMA-Factory file."""
     del num_gpus
     draft.model_name = str(source.get("model_name_or_path"))
+    _check_trains(source)
     stage = str(source.get("stage") or source.default("stage"))
     if stage not in _STAGES:
         refuse(source, "stage", stage, "another stage than supervised or continued pre-training", "use sft or pt")
@@ -54,6 +57,15 @@ def read(source: Source, draft: Draft, *, num_gpus: int | None) -> None:
     if source.has("rope_scaling"):
         draft.put("allow_long_context", True, "rope_scaling")
     _data(source, draft)
+    note_grouped(source, draft)
+    put_workers(source, draft, started=source.has("ray_num_workers"))
+
+
+def _check_trains(source: Source) -> None:
+    """``do_train`` is off by default; a file that predicts or evaluates alone trains nothing (``run_sft``)."""
+    for field in ("do_predict", "do_eval"):
+        if source.on(field) and not source.on("do_train"):
+            refuse(source, field, True, "a run without training", "add do_train: true to forecast training")
 
 
 def _method(source: Source, draft: Draft) -> None:

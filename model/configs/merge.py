@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tunecast.model.configs.common import TOKENS_UNPADDED, UNPACKED
+from tunecast.catalogs.errors import InputError, NotSupportedError
+from tunecast.model.configs.common import DROPPED, TOKENS_UNPADDED, UNPACKED
 from tunecast.model.configs.run_file import RunFile
 from tunecast.model.configs.spread import RAISED, master_under_fsdp
+from tunecast.model.resolve_parallel import FSDP, GPUS_PER_NODE
 from tunecast.model.rows import LENGTHS, ROWS_PACKED, packing_of
 
 AMOUNTS = ("tokens", "num_samples", "max_steps", "dataset")
@@ -47,6 +49,9 @@ def merge_options(run_file: RunFile, typed: Mapping[str, Any]) -> Merged:
     notes = _rows_notes(notes, options | given, run_file)
     notes += _drop_replaced(options, given, run_file)
     notes += _drop_unfit(options, given, run_file)
+    _replicate(options, given, run_file)
+    if options.get("dataset") is None and "dataset" not in given:
+        notes = [note for note in notes if not note.startswith(DROPPED)]
     notes = _masters(notes, options, given, run_file)
     origins = {name: run_file.origins.get(name, "file") for name in options}
     options |= given
@@ -78,9 +83,10 @@ def _rows_notes(notes: list[str], options: Mapping[str, Any], run_file: RunFile)
 
 def _drop_replaced(options: dict[str, Any], given: Mapping[str, Any], run_file: RunFile) -> list[str]:
     """Take out what the command line replaces; returns what to tell of it."""
-    if given.get("num_gpus") == 1 or given.get("sharding") == "fsdp":
-        for name in ("sharding",) if given.get("num_gpus") == 1 else ("adapter_dtype",):
-            options.pop(name, None)
+    if {**options, **given}.get("num_gpus") == 1:  # ZeRO and FSDP of one process: nobody to share with
+        options.pop("sharding", None)
+    elif given.get("sharding") == "fsdp":
+        options.pop("adapter_dtype", None)
     typed = next((name for name in AMOUNTS if name in given), None)
     steps = options.get("max_steps")
     if typed is None:
@@ -93,6 +99,39 @@ def _drop_replaced(options: dict[str, Any], given: Mapping[str, Any], run_file: 
         theirs = ((run_file.their_fields.get(name, name), value) for name, value in replaced.items())
         return [f"{flag} replaces {field} of the file ({value:,})." for field, value in theirs]
     return [_keep_the_end(options, run_file, int(steps), "--" + typed.replace("_", "-"))]
+
+
+def _replicate(options: dict[str, Any], given: Mapping[str, Any], run_file: RunFile) -> None:
+    """Copies of the shards where the file's shards take fewer GPUs than there are: `hsdp`, whose copies are machines.
+
+    Source: axolotl 0.19 ``utils/distributed.py`` (``_get_parallel_config_kwargs``: what is left over replicates).
+    """
+    asked = {**options, **given}
+    size, gpus = run_file.shard_gpus, asked.get("num_gpus")
+    if (
+        size is None
+        or not isinstance(gpus, int)
+        or gpus == 1
+        or "sharding" in given
+        or asked.get("sharding") not in FSDP
+    ):
+        return
+    inner = size * int(asked.get("tp", 1)) * int(asked.get("cp", 1))
+    machine = int(asked.get("gpus_per_node", GPUS_PER_NODE))
+    if gpus % inner:
+        raise InputError(
+            f"dp_shard_size of the file takes {inner} GPUs with what else splits the model, but there are {gpus}; use "
+            f"a multiple, --num-gpus {max(gpus // inner, 1) * inner}."
+        )
+    if gpus == inner:
+        return
+    if inner != machine:
+        raise NotSupportedError(
+            f"dp_shard_size of the file shards over {inner} of {gpus} GPUs and copies that (hsdp), which is built for "
+            f"whole machines only, of {machine} GPUs here; use --sharding fsdp, or --gpus-per-node {inner} if a "
+            "machine has so many."
+        )
+    options["sharding"] = "hsdp"
 
 
 def _masters(notes: list[str], options: dict[str, Any], given: Mapping[str, Any], run_file: RunFile) -> list[str]:

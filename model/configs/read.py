@@ -14,7 +14,7 @@ from tunecast.model.configs.frameworks import framework_range, known_fields, loa
 from tunecast.model.configs.load import WANTED, load_mapping, load_with_repeated
 from tunecast.model.configs.run_file import Draft, RunFile
 from tunecast.model.configs.source import Source
-from tunecast.model.configs.spread import read_accelerate, read_deepspeed, settle_spread
+from tunecast.model.configs.spread import check_whole_batch, read_accelerate, read_deepspeed, settle_spread
 from tunecast.model.configs.variants import read_variants
 
 READERS: dict[str, Callable[..., None]] = {
@@ -128,6 +128,7 @@ def read_mapping(
     _check_model(source, draft, chosen)
     unread = _companions(source, draft, chosen, accelerate, deepspeed)
     settle_spread(draft, chosen)
+    check_whole_batch(draft, num_gpus)
     if chosen == "trl":
         trl.settle(draft)
     title = load_frameworks()[chosen]["title"]
@@ -142,6 +143,7 @@ def read_mapping(
         ignored=(*(field for field in source.unread() if field not in strange), *unread),
         notes=tuple(draft.notes),
         unsharded_dtype=draft.unsharded_dtype,
+        shard_gpus=draft.shard_gpus,
     )
 
 

@@ -26,6 +26,8 @@ class RunFile:
     """What the user should be told: readings that need a word, costs that are not counted."""
     unsharded_dtype: str | None = None
     """The weights' dtype without FSDP, where FSDP changes it: for a command line that takes FSDP away."""
+    shard_gpus: int | None = None
+    """GPUs over which one copy is sharded, where the file says so; its copies are as many as the GPUs give."""
 
     @property
     def origins(self) -> dict[str, str]:
@@ -46,6 +48,10 @@ class Draft:
     """Put before field names while a companion file is read, as ``accelerate: ``."""
     unsharded_dtype: str | None = None
     """As of `RunFile`."""
+    shard_gpus: int | None = None
+    """As of `RunFile`."""
+    whole_batch: int | None = None
+    """Samples of a step over all GPUs, where DeepSpeed's file states them beside what they follow from."""
     _wide: list[str] = field(default_factory=list)
 
     def put(self, name: str, value: Any, theirs: str | None = None) -> None:

@@ -96,15 +96,14 @@ class Source:
     def number(self, field: str) -> float | int | None:
         """A number, None where absent; numbers in quotes and YAML's ``1e-4`` count as numbers."""
         value = self.get(field)
-        if value is None or (isinstance(value, int) and not isinstance(value, bool)):
-            return value
         try:
-            found = float(value if isinstance(value, str | float) else "")
-        except ValueError:
-            found = math.nan
-        if not math.isfinite(found):
+            told = isinstance(value, str) or (isinstance(value, int | float) and not isinstance(value, bool))
+            number = float(value if told else "") if value is not None else 0.0
+        except (ValueError, OverflowError):
+            number = math.nan
+        if not math.isfinite(number):
             raise InputError(f"{self.name}: {field} is {value!r}, but it must be a number.")
-        return found
+        return number if isinstance(value, str) else value
 
     def words(self, field: str) -> tuple[str, ...] | None:
         """A list of words, written as a YAML list or with commas; None where absent."""

@@ -83,17 +83,15 @@ def read_fsdp_config(
 
     strategy, field = find("sharding_strategy")
     reshard, reshard_field = find("reshard_after_forward")
-    if strategy is None and reshard is not None and str(reshard).lower() not in ("true", "yes"):
-        # FSDP 2's false keeps weights gathered, as SHARD_GRAD_OP does; of FSDP 1 the field holds the strategy's name.
-        strategy = "shard_grad_op" if str(reshard).lower() == "false" else reshard
-        field = reshard_field
+    version, version_field = find("version")
+    version = version_if_silent if version is None else version
+    if sharded and strategy is None and reshard is not None:
+        strategy, field = _by_reshard(source, str(reshard_field), reshard, version), reshard_field
     if sharded or strategy is not None:
         word = strategy if strategy is not None else "full_shard"
         put_sharding(source, draft, fsdp_sharding(source, field or prefix, word), field or prefix)
-    version, field = find("version")
-    version = version_if_silent if version is None else version
     if version is not None:
-        put_fsdp_version(source, draft, field or prefix, version)
+        put_fsdp_version(source, draft, version_field or prefix, version)
     offload, field = find("offload_params")
     if offload is not None and str(offload).lower() not in _OFF:
         draft.put("offload", True, field)
@@ -101,6 +99,23 @@ def read_fsdp_config(
     if checkpointing is not None and str(checkpointing).lower() not in _OFF:
         draft.put("gradient_checkpointing", True, field)
         draft.put("reentrant", False)
+
+
+def _by_reshard(source: Source, field: str, value: Any, version: Any) -> Any:
+    """FSDP's strategy by ``reshard_after_forward``: a yes or no of version 2, a strategy's name of version 1.
+
+    Source: accelerate 1.15 ``utils/dataclasses.py`` (``FullyShardedDataParallelPlugin.__post_init__``).
+    """
+    word = str(value).strip().lower()
+    if word == "true":
+        return "full_shard"
+    if word != "false":
+        return value
+    if str(version) != "2":
+        refuse(
+            source, field, value, "a yes or no, which FSDP 1 does not take", "write SHARD_GRAD_OP, or fsdp_version: 2"
+        )
+    return "shard_grad_op"
 
 
 def read_deepspeed(source: Source, draft: Draft) -> None:
@@ -118,6 +133,27 @@ def read_deepspeed(source: Source, draft: Draft) -> None:
         ("gradient_accumulation_steps", "gradient_accumulation_steps"),
     ):
         _agree(source, draft, theirs, ours)
+    if source.get("train_batch_size") not in (None, "auto"):
+        draft.whole_batch = source.count("train_batch_size")
+
+
+def check_whole_batch(draft: Draft, num_gpus: int | None) -> None:
+    """DeepSpeed's own count of a step's samples is what the other fields make of it
+    (``_batch_assertion`` of its ``runtime/config.py``)."""
+    if draft.whole_batch is None:
+        return
+    micro, steps = (
+        int(draft.options.get(name, 1)) for name in ("per_device_train_batch_size", "gradient_accumulation_steps")
+    )
+    gpus = num_gpus or draft.options.get("num_gpus")
+    split = int(draft.options.get("cp", 1)) * int(draft.options.get("tp", 1))
+    counted = micro * steps * (int(gpus) // split if gpus else 1)
+    if draft.whole_batch == counted or (not gpus and draft.whole_batch % counted == 0):
+        return
+    raise InputError(
+        f"deepspeed file: train_batch_size is {draft.whole_batch}, but micro-batch {micro} x accumulation {steps}"
+        f"{f' x {int(gpus) // split} GPUs' if gpus else ''} makes {counted}; make them agree or write auto."
+    )
 
 
 def _agree_on_halves(source: Source, draft: Draft) -> None:
@@ -185,6 +221,7 @@ def read_accelerate(source: Source, draft: Draft) -> None:
         refuse(source, "distributed_type", kind, "a kind of spreading", "use NO, MULTI_GPU, FSDP or DEEPSPEED")
     processes = source.count("num_processes")
     draft.put("num_gpus", 1 if kind == "NO" else processes, "num_processes" if processes else "distributed_type")
+    _put_machines(source, draft, processes)
     readers[kind](source, draft)
     _refuse_other_degrees(source, draft)
 
@@ -195,11 +232,22 @@ def _refuse_other_degrees(source: Source, draft: Draft) -> None:
         degree = source.whole(field)
         if degree is not None and degree > 1:
             draft.put(ours, degree, field)
+            if theirs == "sp_size":  # DeepSpeed's ALST, the one backend (accelerate ``parallelism_config.py``)
+                draft.put("cp_kind", "ulysses", field)
     replicas = source.whole("parallelism_config.parallelism_config_dp_replicate_size")
     shards = source.whole("parallelism_config.parallelism_config_dp_shard_size")
     if (replicas or 1) > 1 and (shards or 1) > 1:
+        draft.shard_gpus = shards
         draft.drop("sharding")
         draft.put("sharding", "hsdp", "parallelism_config.parallelism_config_dp_replicate_size")
+
+
+def _put_machines(source: Source, draft: Draft, processes: int | None) -> None:
+    """GPUs of one machine where several share the job: accelerate starts so many processes on each
+    (``commands/launch.py``: ``num_processes / num_machines``)."""
+    machines = source.count("num_machines")
+    if machines is not None and machines > 1 and processes is not None:
+        draft.put("gpus_per_node", max(processes // machines, 1), "num_machines")
 
 
 def _one_gpu(source: Source, draft: Draft) -> None:

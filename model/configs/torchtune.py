@@ -47,7 +47,12 @@ def read(source: Source, draft: Draft, *, num_gpus: int | None) -> None:
     prefix, builder = _split(source, str(component).rsplit(".", 1)[-1])
     draft.model_name = _model_name(source, draft, builder)
     draft.put("stack", "torchtune", "model._component_")
-    draft.put("method", prefix or "full", "model._component_")
+    quantized = prefix == "lora" and source.on("model.quantize_base")
+    draft.put(
+        "method",
+        "qlora" if quantized else prefix or "full",
+        "model.quantize_base" if quantized else "model._component_",
+    )
     if prefix:
         _adapters(source, draft)
     _precision(source, draft)
@@ -121,12 +126,7 @@ def _rows(source: Source, draft: Draft) -> None:
 
 
 def _software(source: Source, draft: Draft) -> None:
-    checkpointing = source.flag("enable_activation_checkpointing")
-    draft.put(
-        "gradient_checkpointing",
-        source.on("enable_activation_checkpointing"),
-        None if checkpointing is None else "enable_activation_checkpointing",
-    )
+    _checkpointing(source, draft)
     draft.put("reentrant", False)
     draft.put("attn_implementation", source.default("attn_implementation"))
     draft.put("optim", _optimizer(source), "optimizer._component_")
@@ -135,6 +135,27 @@ def _software(source: Source, draft: Draft) -> None:
     if name not in _LOSSES:
         raise NotSupportedError(f"{source.name}: loss._component_ {name} is not a loss of supervised fine-tuning.")
     draft.put("loss_type", _LOSSES[name], None if loss is None else "loss._component_")
+
+
+def _checkpointing(source: Source, draft: Draft) -> None:
+    """Every layer's checkpoint by the switch, or some by ``ac_mode``, which the distributed recipe of a whole model
+    knows and which counts without the switch alone: with both, nothing is checkpointed.
+
+    Source: torchtune 0.6.1 ``recipes/full_finetune_distributed.py`` and ``training/activations.py`` (the n-th layer
+    of every n; no layer-wise choice of operations).
+    """
+    switch = source.flag("enable_activation_checkpointing")
+    on, field = source.on("enable_activation_checkpointing"), "enable_activation_checkpointing"
+    mode = str(source.get("ac_mode") or "none").lower() if draft.options["method"] == "full" else "none"
+    if mode not in ("none", "full", "selective"):
+        raise InputError(f"{source.name}: ac_mode is {mode!r}, but it is full or selective.")
+    if source.has("ac_mode") and draft.options["method"] == "full":
+        on, field = mode != "none" and not on, "ac_mode"
+        switch = on
+    draft.put("gradient_checkpointing", on, None if switch is None else field)
+    if mode == "selective" and on:
+        every = source.count("ac_option")
+        draft.put("checkpoint_every", every if every is None or every > 1 else None, "ac_option")
 
 
 def _optimizer(source: Source) -> str:
@@ -157,7 +178,8 @@ def _spread(source: Source, draft: Draft, num_gpus: int | None) -> None:
     if replicas is not None and replicas > 1:
         draft.put("sharding", "hsdp", "data_parallel_replicate_dim")
     elif num_gpus is not None and num_gpus > 1:
-        draft.put("sharding", "fsdp")
+        kept = source.flag("fsdp_reshard_after_forward") is False
+        draft.put("sharding", "fsdp-grad-op" if kept else "fsdp", "fsdp_reshard_after_forward" if kept else None)
 
 
 def _amount(source: Source, draft: Draft) -> None:

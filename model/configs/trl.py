@@ -13,9 +13,11 @@ from tunecast.model.configs.common import (
     copy_number,
     dtype_word,
     loaded_bits,
+    note_grouped,
     note_packed,
     put_code_age,
     put_eight_bit,
+    put_flat,
     put_mixed_precision,
     put_packed,
     put_targets,
@@ -28,13 +30,14 @@ from tunecast.model.configs.source import Source
 from tunecast.model.configs.spread import read_fsdp_config, read_fsdp_words
 from tunecast.model.losses import CHUNKED_NOTE
 from tunecast.model.peft_targets import LEFT_TO_PEFT
-from tunecast.model.rows import ROWS_PACKED
 
 TILES = "chunked_nll"
 """What stands in for the tiles of logits that TRL makes since 1.15 (``add_fused_lm_head``)."""
 _LORA_FIELDS = ("lora_r", "lora_alpha", "lora_dropout", "lora_target_modules")
 _DTYPE_FIELDS = ("dtype", "torch_dtype", "model_init_kwargs.dtype", "model_init_kwargs.torch_dtype")
 _ATTENTION_FIELDS = ("attn_implementation", "model_init_kwargs.attn_implementation")
+LOSSES = ("nll", "dft", "chunked_nll")
+"""What ``SFTTrainer`` takes; 1.15 and later read the last as the first. Others belong to other trainers."""
 _PACKING = ("bfd", "bfd_split", "wrapped", "bfd-requeue")
 _CHECKPOINTING = ("gradient_checkpointing", "activation_checkpointing")
 
@@ -52,6 +55,7 @@ def read(source: Source, draft: Draft, *, num_gpus: int | None) -> None:
     _checkpointing(source, draft)
     _loss(source, draft)
     put_code_age(source, draft)
+    note_grouped(source, draft)
     read_fsdp_config(source, draft, "fsdp_config", sharded=read_fsdp_words(source, draft))
 
 
@@ -121,7 +125,7 @@ def _rows(source: Source, draft: Draft) -> None:
     draft.put("max_length", length, field)
     if source.on("packing"):
         strategy = source.get("packing_strategy")
-        if strategy not in (None, *_PACKING):
+        if strategy not in (None, *_PACKING, source.default("packing_strategy")):
             raise InputError(
                 f"{source.name}: packing_strategy is {strategy!r}, but it is one of {', '.join(_PACKING)}."
             )
@@ -131,12 +135,7 @@ def _rows(source: Source, draft: Draft) -> None:
         else:
             note_packed(draft, "packing")
     elif source.on("padding_free"):
-        draft.put(ROWS_PACKED, False, "packing" if source.has("packing") else None)
-        draft.note(
-            "padding_free lays the samples of a micro-batch end to end without padding: a sample is counted as "
-            "max_length tokens long, or with --mean-tokens N or --dataset FILE as long as the longest of its "
-            "micro-batch, an upper bound."
-        )
+        put_flat(source, draft, "packing", "padding_free", "max_length")
     else:
         put_unpacked(source, draft, "packing", "max_length")
 
@@ -151,15 +150,17 @@ def _checkpointing(source: Source, draft: Draft) -> None:
         draft.put("reentrant", source.on(str(field)) if field else source.default("use_reentrant"), field)
 
 
-SFT_LOSSES = ("nll", "dft", TILES)
-"""Losses of ``SFTTrainer`` (trl/trainer/sft_trainer.py, which refuses others)."""
-
-
 def _loss(source: Source, draft: Draft) -> None:
     """The loss path: TRL's own tiles, or before 1.15 as stated; Liger's kernels turned the default back to ``nll``."""
     stated = source.get("loss_type")
-    if stated not in (None, *SFT_LOSSES):
-        refuse(source, "loss_type", stated, "the loss of another trainer than SFTTrainer")
+    if stated is not None and stated not in LOSSES:
+        refuse(
+            source,
+            "loss_type",
+            stated,
+            "the loss of another trainer than SFTTrainer",
+            f"supervised fine-tuning has {', '.join(LOSSES)}",
+        )
     liger = source.on("use_liger_kernel")
     draft.put("stack", "liger" if liger else "hf-peft", "use_liger_kernel" if liger else None)
     if source.default("head_is_tiled") and stated != "dft":

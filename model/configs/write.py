@@ -15,11 +15,11 @@ from tunecast.model.architecture import Architecture
 from tunecast.model.configs.axolotl import KERNELS
 from tunecast.model.configs.merge import merge_options
 from tunecast.model.configs.read import read_mapping
+from tunecast.model.configs.trl import LOSSES
 from tunecast.model.litgpt import STACK
 from tunecast.model.question import RUN_OPTIONS_ELSEWHERE
 from tunecast.model.resolve import adaptable_modules, resolve_run
 from tunecast.model.run import BUCKET_ELEMENTS, BY_CARD, Run
-from tunecast.model.unsloth_rules import UNSLOTH_LOSSES
 
 DATASET = "YOUR-DATASET"
 """Stands where only the user knows."""
@@ -117,7 +117,7 @@ def trl_file(architecture: Architecture, run: Run, steps: int) -> Mapped:
             "gradient_checkpointing_kwargs": checkpointing_kwargs(run),
             "attn_implementation": run.attn_implementation,
             "optim": run.optim,
-            "loss_type": None if run.stack == "liger" or run.loss_type in UNSLOTH_LOSSES else run.loss_type,
+            "loss_type": run.loss_type if run.stack != "liger" and run.loss_type in LOSSES else None,
             "use_liger_kernel": True if run.stack == "liger" else None,
             **(spread if run.num_gpus > 1 else {}),
         }

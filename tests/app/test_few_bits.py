@@ -73,3 +73,35 @@ def test_a_quantized_copy_is_told_from_its_base(name: str, typed: dict[str, Any]
         assert f"--{option.replace('_', '-')} {value}" in note
     (own,) = api.estimate(name, gpu="h100-sxm5-80gb", **typed)
     assert not any("holds the weights of" in note for note in own.notes)
+
+
+FILES = {
+    "llama-factory": "model_name_or_path: {name}\nstage: sft\nfinetuning_type: lora\ntemplate: llama3\nbf16: true\n",
+    "trl": "model_name_or_path: {name}\nuse_peft: true\ndtype: bfloat16\n",
+    "axolotl": "base_model: {name}\nadapter: lora\nlora_r: 8\nlora_target_linear: true\nmicro_batch_size: 1\n",
+}
+
+
+@pytest.mark.parametrize("form", FILES)
+def test_a_file_that_names_a_4_bit_copy_trains_it_in_4_bits(tmp_path: Path, form: str) -> None:
+    """transformers quantizes by the checkpoint's own ``quantization_config`` whatever the file says
+    (``modeling_utils.py``, ``get_hf_quantizer``); Unsloth's copies are NF4 with double quantization."""
+    file = tmp_path / "run.yaml"
+    file.write_text(FILES[form].format(name="unsloth/llama-3-8b-bnb-4bit"))
+    (found,) = api.estimate(str(file), gpu="l40s")
+    run = {field: getattr(found.run, field) for field in ("method", "bnb_4bit_quant_type", "double_quant")}
+    assert run == {"method": "qlora", "bnb_4bit_quant_type": "nf4", "double_quant": True}
+    assert found.run_origins["method"] == "file"
+    assert any("is read as qlora of that base" in note for note in found.notes)
+    assert not any("holds the weights of" in note for note in found.notes)
+    (plain,) = api.estimate(str(file), gpu="l40s", method="lora")
+    assert plain.run.method == "lora"
+
+
+def test_a_file_that_names_a_quantized_config_is_read_as_it_is_stored(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "quantization_config": NF4}))
+    file = tmp_path / "run.yaml"
+    file.write_text(FILES["trl"].format(name=tmp_path))
+    (found,) = api.estimate(str(file), gpu="rtx-4090")
+    assert (found.run.method, found.run.double_quant) == ("qlora", False)
+    assert any("is read as qlora of that base" in note for note in found.notes)

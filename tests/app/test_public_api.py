@@ -6,10 +6,12 @@ import inspect
 import subprocess
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 import tunecast
+from tunecast.catalogs.errors import InputError
 
 PUBLIC = {
     "DeviceError",
@@ -60,3 +62,17 @@ def test_forecasts_become_a_pandas_table_with_units_in_its_columns(make: Callabl
     assert table.loc[0, ["step_time_s_low", "step_time_s", "step_time_s_high"]].tolist() == [2.0, 2.5, 3.0]
     assert table.loc[0, "process_gib"] == pytest.approx(43.0)
     assert table["cost_usd"].isna().tolist() == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"num_gpus": "two"}, "--num-gpus is 'two', but it must be a whole number"),
+        ({"model": None}, "model is None, but it is the name of a model"),
+        ({"gpu": 5}, "gpu is 5, but it is a word"),
+    ],
+)
+def test_what_only_python_can_get_wrong_is_a_sentence(given: dict[str, Any], says: str) -> None:
+    with pytest.raises(InputError) as refusal:
+        tunecast.estimate(**{"model": "Qwen/Qwen2.5-0.5B", "gpu": "l40s", **given})
+    assert says in str(refusal.value)

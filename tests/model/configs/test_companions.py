@@ -134,7 +134,8 @@ def test_fsdp_keeps_trained_weights_in_fp32_and_gathers_16_bits(read: Read) -> N
 def test_a_sharded_model_holds_no_16_bit_copy_of_all_weights(read: Read) -> None:
     """A 70B on 32 GPUs: 4 bytes of weight, 4 of gradient and 8 of AdamW's states, each a 32nd, and one layer gathered
     beside; a copy of all in bf16 were 131 GiB more."""
-    found = read("trl", "use_peft: false", accelerate=accelerate("FSDP") | {"num_processes": 32})
+    lines = "use_peft: false\nper_device_train_batch_size: 1"
+    found = read("trl", lines, accelerate=accelerate("FSDP") | {"num_processes": 32})
     options = {name: value for name, value in found.options.items() if name not in RUN_OPTIONS_ELSEWHERE}
     llama = load_architecture("meta-llama/Llama-3.1-70B")
     peak = memory_timeline(llama, resolve_run(llama, options).run).allocated_bytes

@@ -1,0 +1,357 @@
+"""Fields of training files that once changed nothing here although they change the run: each read, or refused by name.
+
+The frameworks' sources are those of axolotl 0.19.0, LLaMA-Factory 0.9.5, trl 1.16.0, torchtune 0.6.1, litgpt 0.5.13 and
+accelerate 1.15.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tunecast.catalogs.errors import InputError, NotSupportedError
+from tunecast.model.architectures import load_architecture
+from tunecast.model.configs import RunFile, merge_options
+from tunecast.model.question import RUN_OPTIONS_ELSEWHERE
+from tunecast.model.resolve import resolve_run
+from tunecast.model.run import Run
+
+Read = Callable[..., RunFile]
+FSDP_2 = "fsdp_version: 2\nfsdp_config: {reshard_after_forward: true}\n"
+LIGER = "plugins: [axolotl.integrations.liger.LigerPlugin]\n"
+
+
+def resolved(run_file: RunFile, name: str = "meta-llama/Llama-3.1-8B", **typed: Any) -> Run:
+    options = merge_options(run_file, typed).options
+    own = {field: value for field, value in options.items() if field not in RUN_OPTIONS_ELSEWHERE}
+    return resolve_run(load_architecture(name), own).run
+
+
+@pytest.mark.parametrize(
+    ("form", "lines", "named"),
+    [
+        ("axolotl", "quantize_moe_experts: true", "quantize_moe_experts: True asks for experts stored in 4 bits"),
+        ("axolotl", "peft: {backend: torchao, weight_dtype: int4}", "peft.weight_dtype: int4"),
+        ("axolotl", "gkd_trainer: true", "gkd_trainer"),
+        ("axolotl", "kd_trainer: true", "kd_trainer"),
+        ("axolotl", "deepcompile: true", "deepcompile"),
+        ("axolotl", "use_dft: true", "use_dft"),
+        ("axolotl", "plugins: [axolotl.integrations.kd.KDPlugin]", "KDPlugin asks for axolotl's kd"),
+        ("axolotl", "plugins: [axolotl.integrations.spectrum.SpectrumPlugin]", "SpectrumPlugin"),
+        ("axolotl", "plugins: [axolotl.integrations.diffusion.DiffusionPlugin]", "DiffusionPlugin"),
+        ("trl", "center_rewards_coefficient: 0.01", "center_rewards_coefficient"),
+        ("trl", "lmbda: 0.5", "lmbda"),
+        ("trl", "scale_rewards: group", "scale_rewards"),
+        ("trl", "undesirable_weight: 1.0", "undesirable_weight"),
+        ("trl", "sync_ref_model: true", "sync_ref_model"),
+        ("llama-factory", "do_predict: true", "do_predict: True asks for a run without training"),
+        ("llama-factory", "do_eval: true\ndo_train: false", "do_eval"),
+    ],
+)
+def test_what_is_not_built_is_refused_by_name(read: Read, form: str, lines: str, named: str) -> None:
+    with pytest.raises(NotSupportedError) as refusal:
+        read(form, lines)
+    assert named in str(refusal.value)
+
+
+@pytest.mark.parametrize("plugin", ["axolotl.integrations.lm_eval.LMEvalPlugin", "mine.Plugin"])
+def test_plugins_that_train_nothing_and_those_of_others_are_left_alone(read: Read, plugin: str) -> None:
+    assert read("axolotl", f"plugins: [{plugin}]").options["loss_type"] == "nll"
+
+
+def test_training_with_evaluation_is_training(read: Read) -> None:
+    assert read("llama-factory", "do_train: true\ndo_eval: true").options["method"] == "lora"
+
+
+@pytest.mark.parametrize("version", [None, "1.10", "0.24"])
+@pytest.mark.parametrize("loss", ["sigmoid", "apo_zero", "grpo", "kto", "banana"])
+def test_a_loss_of_another_trainer_is_no_supervised_fine_tuning(read: Read, loss: str, version: str | None) -> None:
+    """``SFTTrainer.__init__``: "Supported values are 'nll' and 'dft'"."""
+    with pytest.raises(NotSupportedError, match=f"loss_type: {loss} asks for the loss of another trainer"):
+        read("trl", f"loss_type: {loss}", framework_version=version)
+
+
+@pytest.mark.parametrize(
+    ("form", "lines", "gpus"),
+    [
+        ("llama-factory", "ray_num_workers: 4", 4),
+        ("axolotl", "use_ray: true\nray_num_workers: 4", 4),
+        ("axolotl", "use_ray: true", 1),
+        ("axolotl", "ray_num_workers: 4", None),
+    ],
+)
+def test_rays_workers_have_a_gpu_each(read: Read, form: str, lines: str, gpus: int | None) -> None:
+    """``_ray_training_function`` of LLaMA-Factory's train/tuner.py; ``ScalingConfig`` of axolotl's cli/train.py."""
+    assert read(form, lines).options.get("num_gpus") == gpus
+
+
+def test_torchtune_quantizes_the_base_of_a_lora_builder(read: Read, minimal: Callable[..., Any]) -> None:
+    """``quantize_base`` of llama3_1/_component_builders.py: FrozenNF4Linear, as ``qlora_llama3_1_8b`` sets it."""
+    model = {**minimal("torchtune")["model"], "quantize_base": True}
+    options = read("torchtune", f"model: {model}").options
+    assert (options["method"], options["bnb_4bit_quant_type"]) == ("qlora", "nf4")
+    plain = {**model, "quantize_base": False}
+    assert read("torchtune", f"model: {plain}").options["method"] == "lora"
+
+
+@pytest.mark.parametrize(
+    ("word", "sharding"),
+    [("FULL_SHARD", "fsdp"), ("SHARD_GRAD_OP", "fsdp-grad-op"), ("NO_SHARD", "ddp"), ("HYBRID_SHARD", "hsdp")],
+)
+def test_fsdp_1_takes_its_strategy_in_reshard_after_forward(read: Read, word: str, sharding: str) -> None:
+    """``FullyShardedDataParallelPlugin.__post_init__``: a name or number where ``fsdp_version`` is 1."""
+    config = {"fsdp_version": 1, "fsdp_reshard_after_forward": word}
+    companion = {"distributed_type": "FSDP", "num_processes": 8, "fsdp_config": config}
+    assert read("trl", accelerate=companion).options["sharding"] == sharding
+
+
+@pytest.mark.parametrize(("reshard", "sharding"), [(True, "fsdp"), ("false", "fsdp-grad-op"), (False, "fsdp-grad-op")])
+def test_fsdp_2_keeps_weights_gathered_where_it_does_not_reshard(read: Read, reshard: Any, sharding: str) -> None:
+    config = {"fsdp_version": 2, "fsdp_reshard_after_forward": reshard}
+    companion = {"distributed_type": "FSDP", "num_processes": 8, "fsdp_config": config}
+    assert read("trl", accelerate=companion).options["sharding"] == sharding
+    tune = read("torchtune", f"fsdp_reshard_after_forward: {str(reshard).lower()}", num_gpus=8)
+    assert tune.options["sharding"] == sharding
+
+
+@pytest.mark.parametrize(("gpus", "per_node", "sharding"), [(4, 8, "fsdp"), (8, 4, "hsdp"), (16, 4, "hsdp")])
+def test_what_shards_leave_over_is_copies(read: Read, gpus: int, per_node: int, sharding: str) -> None:
+    """``_get_parallel_config_kwargs`` of axolotl's utils/distributed.py: the rest becomes ``dp_replicate_size``."""
+    run_file = read("axolotl", FSDP_2 + "dp_shard_size: 4")
+    assert resolved(run_file, num_gpus=gpus, gpus_per_node=per_node).sharding == sharding
+
+
+def test_copies_inside_one_machine_are_refused_and_so_is_a_rest(read: Read) -> None:
+    run_file = read("axolotl", FSDP_2 + "dp_shard_size: 4")
+    with pytest.raises(NotSupportedError, match="shards over 4 of 8 GPUs and copies that"):
+        merge_options(run_file, {"num_gpus": 8})
+    with pytest.raises(InputError, match=r"takes 4 GPUs .* but there are 6; use a multiple, --num-gpus 4"):
+        merge_options(run_file, {"num_gpus": 6})
+    assert merge_options(run_file, {"num_gpus": 8, "sharding": "fsdp"}).options["sharding"] == "fsdp"
+
+
+def test_accelerates_own_shards_are_whole_machines_or_refused(read: Read) -> None:
+    """4 copies of 4 GPUs are no 2 copies of machines of 8 (``ParallelismConfig.fsdp_dim_names``)."""
+    config = {"parallelism_config_dp_shard_size": 4, "parallelism_config_dp_replicate_size": 4}
+    companion = {"distributed_type": "FSDP", "num_processes": 16, "parallelism_config": config}
+    run_file = read("trl", "use_peft: false", accelerate=companion | {"fsdp_config": {"fsdp_version": 2}})
+    with pytest.raises(NotSupportedError, match="shards over 4 of 16 GPUs and copies that"):
+        merge_options(run_file, {})
+    assert resolved(run_file, gpus_per_node=4).sharding == "hsdp"
+
+
+FULL = "model: {_component_: torchtune.models.llama3_1.llama3_1_8b}\n"
+
+
+@pytest.mark.parametrize(
+    ("lines", "on", "every"),
+    [
+        ("enable_activation_checkpointing: false\nac_mode: selective\nac_option: 2", True, 2),
+        ("ac_mode: selective\nac_option: 1", True, None),
+        ("ac_mode: full", True, None),
+        ("enable_activation_checkpointing: true\nac_mode: selective\nac_option: 2", False, None),
+        ("enable_activation_checkpointing: true", True, None),
+    ],
+)
+def test_torchtune_checkpoints_some_layers(read: Read, lines: str, on: bool, every: int | None) -> None:
+    """``full_finetune_distributed.py``: ``ac_mode`` counts only where the older switch is off; with both, nothing."""
+    options = read("torchtune", FULL + lines).options
+    assert (options["gradient_checkpointing"], options.get("checkpoint_every")) == (on, every)
+
+
+def test_torchtune_knows_no_checkpoints_of_operations(read: Read) -> None:
+    """``checkpoint_wrapper`` of training/activations.py: ``int(ac_style)``."""
+    with pytest.raises(InputError, match="ac_option is 'op', but it must be a number"):
+        read("torchtune", FULL + "ac_mode: selective\nac_option: op")
+    assert read("torchtune", "ac_mode: full").options["gradient_checkpointing"] is False
+
+
+@pytest.mark.parametrize(
+    ("lines", "flat"),
+    [
+        ("batch_flattening: true\nattn_implementation: flash_attention_2", True),
+        ("batch_flattening: auto\nattn_implementation: flash_attention_2", True),
+        ("batch_flattening: auto\nattn_implementation: sdpa", False),
+        ("batch_flattening: auto\nattn_implementation: flash_attention_2\nmicro_batch_size: 1", False),
+    ],
+)
+def test_batch_flattening_lays_samples_end_to_end(read: Read, lines: str, flat: bool) -> None:
+    """``check_batch_flattening_fa``: auto where attention can and a micro-batch has more than one sample."""
+    found = read("axolotl", lines)
+    assert any("without padding" in note for note in found.notes) == flat
+    assert "batch_flattening" not in found.ignored
+
+
+@pytest.mark.parametrize(
+    ("lines", "stack", "kernels"),
+    [
+        ("liger_rope: true\nlora_mlp_kernel:", "axolotl", ("rope", "lora")),
+        ("liger_rms_norm: true\nlora_mlp_kernel: true", "axolotl", ("rms_norm", "lora")),
+        ("liger_rope: true\nlora_mlp_kernel: false", "liger", ("rope",)),
+        ("liger_cross_entropy: true\nadapter:\nlora_r:\nlora_target_linear:", "liger", ("cross_entropy",)),
+    ],
+)
+def test_ligers_kernels_and_axolotls_own_run_together(
+    read: Read, lines: str, stack: str, kernels: tuple[str, ...]
+) -> None:
+    """Nothing of ``check_auto_enable_lora_kernels`` or ``_apply_lora_kernel_patch`` asks for Liger."""
+    run = resolved(read("axolotl", LIGER + lines))
+    assert (run.stack, set(run.fused_kernels)) == (stack, set(kernels))
+
+
+def zero(more: dict[str, Any], **inside: Any) -> dict[str, Any]:
+    return {"zero_optimization": {"stage": 2, **inside}, **more}
+
+
+@pytest.mark.parametrize(
+    ("companion", "named"),
+    [
+        (zero({"bf16": {"enabled": True, "bf16_master_weights_and_grads": True}}), "bf16_master_weights_and_grads"),
+        (zero({"bf16": {"enabled": True, "bf16_optimizer_states": True}}), "bf16_optimizer_states"),
+        (zero({"data_types": {"grad_accum_dtype": "fp32"}}), "grad_accum_dtype: fp32"),
+        (zero({}, mics_shard_size=4), "mics_shard_size: 4"),
+        (zero({}, offload_optimizer={"device": "cpu", "ratio": 0.3}), "offload_optimizer.ratio: 0.3"),
+        (zero({"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}), "torch_autocast.enabled"),
+    ],
+)
+def test_what_deepspeed_changes_is_refused_by_name(read: Read, companion: dict[str, Any], named: str) -> None:
+    """Defaults of DeepSpeed's ``runtime/zero/config.py`` and ``offload_config.py`` change nothing and pass."""
+    with pytest.raises(NotSupportedError) as refusal:
+        read("trl", deepspeed=companion)
+    assert named in str(refusal.value)
+    harmless = zero({}, mics_shard_size=-1, offload_optimizer={"device": "cpu", "ratio": 1.0})
+    assert read("trl", deepspeed=harmless).options["sharding"] == "zero2"
+
+
+def test_the_whole_batch_of_deepspeed_agrees_with_its_factors(read: Read) -> None:
+    """``_batch_assertion`` of DeepSpeed's runtime/config.py: micro-batch x accumulation x world size."""
+    lines, companion = "per_device_train_batch_size: 2\ngradient_accumulation_steps: 2", zero({"train_batch_size": 256})
+    with pytest.raises(
+        InputError, match="train_batch_size is 256, but micro-batch 2 x accumulation 2 x 8 GPUs makes 32"
+    ):
+        read("trl", lines, deepspeed=companion, num_gpus=8)
+    assert read("trl", lines, deepspeed=companion, num_gpus=64).options["sharding"] == "zero2"
+    assert read("trl", lines, deepspeed=companion).options["sharding"] == "zero2"
+    with pytest.raises(InputError, match="micro-batch 3 x accumulation 2 makes 6"):
+        read("trl", lines + "\nper_device_train_batch_size: 3", deepspeed=companion)
+
+
+def test_machines_in_files_say_how_many_gpus_each_has(read: Read) -> None:
+    """accelerate ``commands/launch.py``: num_processes / num_machines; LitGPT: devices of each of ``num_nodes``."""
+    companion = {"distributed_type": "MULTI_GPU", "num_processes": 8, "num_machines": 4}
+    assert read("trl", accelerate=companion).options["gpus_per_node"] == 2
+    assert "gpus_per_node" not in read("trl", accelerate=companion | {"num_machines": 1}).options
+    options = read("litgpt", "devices: 4\nnum_nodes: 2").options
+    assert (options["num_gpus"], options["gpus_per_node"]) == (8, 4)
+
+
+def test_sequence_parallelism_of_accelerate_is_ulysses(read: Read) -> None:
+    """``parallelism_config.py``: DeepSpeed's ALST is the one backend of ``sp_size``."""
+    config = {"parallelism_config_sp_size": 2, "parallelism_config_dp_shard_size": 2}
+    companion = {"distributed_type": "DEEPSPEED", "num_processes": 4, "deepspeed_config": {"zero_stage": 3}}
+    options = read("trl", accelerate=companion | {"parallelism_config": config}).options
+    assert (options["cp"], options["cp_kind"]) == (2, "ulysses")
+    ring = companion | {"parallelism_config": {"parallelism_config_cp_size": 2}}
+    assert "cp_kind" not in read("trl", accelerate=ring).options
+
+
+@pytest.mark.parametrize("stack", ["trl", "llama-factory"])
+def test_the_stacks_own_fp32_weights_are_shards_under_fsdp(stack: str) -> None:
+    """The command line's ``--stack trl --method full --sharding fsdp`` is the run of the file; typed dtypes count."""
+    llama = load_architecture("meta-llama/Llama-3.1-8B")
+    options = {"stack": stack, "method": "full", "num_gpus": 8}
+    run = resolve_run(llama, {**options, "sharding": "fsdp"}).run
+    assert (run.dtype, run.master_dtype) == ("bf16", "fp32")
+    alone = resolve_run(llama, {**options, "sharding": "ddp"}).run
+    assert (alone.dtype, alone.master_dtype) == ("fp32", None)
+    typed = resolve_run(llama, {**options, "sharding": "fsdp", "dtype": "fp32"}).run
+    assert (typed.dtype, typed.master_dtype) == ("fp32", None)
+
+
+def test_ffd_was_the_name_of_a_packing_strategy(read: Read) -> None:
+    """trl 0.18.2 sft_config.py; later versions call it bfd and refuse the old name."""
+    old = read("trl", "packing: true\npacking_strategy: ffd", framework_version="0.18")
+    assert old.options["padding_free"] is True
+    with pytest.raises(InputError, match="packing_strategy is 'ffd'"):
+        read("trl", "packing: true\npacking_strategy: ffd")
+
+
+def test_a_regular_expression_of_targets_is_refused_as_one(read: Read) -> None:
+    """PEFT matches a string of targets as a pattern (``tuners/tuners_utils.py``, ``check_target_module_exists``)."""
+    pattern = "'model.layers.[\\d]+.(mlp|self_attn).(up|down|gate|q|k|v|o)_proj'"
+    with pytest.raises(NotSupportedError, match=r"lora_target_modules is a regular expression .* name the modules"):
+        read("axolotl", f"lora_target_linear:\nlora_target_modules: {pattern}")
+
+
+def test_a_file_that_prepares_images_says_that_they_are_not_counted(read: Read) -> None:
+    found = read("axolotl", "processor_type: AutoProcessor")
+    assert any("processor_type: AutoProcessor prepares images" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("lines", "named"),
+    [
+        ("block_size: 1024", "write max_length: N with packing: true"),
+        ("use_lora: true", "write use_peft: true"),
+        ("use_flash_attn: true", "write attn_implementation: flash_attention_2"),
+    ],
+)
+def test_files_of_other_scripts_with_trls_sign_are_refused_by_name(read: Read, lines: str, named: str) -> None:
+    """``block_size`` is of transformers' run_clm.py, ``use_lora`` of open-instruct's finetune.py."""
+    with pytest.raises(NotSupportedError) as refusal:
+        read("trl", lines)
+    assert named in str(refusal.value)
+    assert read("trl", "use_lora: false").options["method"] == "lora"
+
+
+@pytest.mark.parametrize(
+    ("form", "field"),
+    [("axolotl", "lora_modules_to_save"), ("trl", "lora_modules_to_save"), ("llama-factory", "additional_target")],
+)
+@pytest.mark.parametrize("value", ["true", "[1]"])
+def test_modules_to_save_are_names(read: Read, form: str, field: str, value: str) -> None:
+    with pytest.raises(InputError, match=f"{field} is .*, but it names modules"):
+        read(form, f"{field}: {value}")
+
+
+@pytest.mark.parametrize("value", [".inf", ".nan", "'inf'", "1" + "0" * 400])
+def test_a_number_is_finite(read: Read, value: str) -> None:
+    with pytest.raises(InputError, match=r"total_num_tokens is .*, but it must be a number"):
+        read("axolotl", f"total_num_tokens: {value}")
+
+
+@pytest.mark.parametrize(
+    ("form", "lines"),
+    [
+        ("axolotl", "group_by_length: true"),
+        ("llama-factory", "group_by_length: true"),
+        ("trl", "train_sampling_strategy: group_by_length"),
+    ],
+)
+def test_samples_grouped_by_length_are_padded_less(read: Read, form: str, lines: str) -> None:
+    found = read(form, lines)
+    assert any("group_by_length puts samples of like length" in note for note in found.notes)
+    assert not [field for field in found.ignored if "group" in field or "sampling" in field]
+    assert not any("group_by_length" in note for note in read(form).notes)
+
+
+def test_axolotl_leaves_out_what_is_longer_than_a_row(read: Read) -> None:
+    """``excess_length_strategy`` is drop where the file is silent (``utils/data/utils.py``)."""
+    notes = merge_options(read("axolotl"), {"dataset": "data.jsonl"}).notes
+    assert any("leaves out samples that are longer than sequence_len" in note for note in notes)
+    assert not any("leaves out samples" in note for note in merge_options(read("axolotl"), {}).notes)
+    cut = merge_options(read("axolotl", "excess_length_strategy: truncate"), {"dataset": "data.jsonl"}).notes
+    assert not any("leaves out samples" in note for note in cut)
+
+
+def test_zero_of_one_process_shares_with_nobody(read: Read) -> None:
+    """accelerate's own example ``zero3_offload_config_accelerate.yaml`` with one process: 16 bits, states in host
+    memory, and no sharding; more GPUs on the command line bring it back."""
+    deepspeed = {"zero_stage": 3, "offload_optimizer_device": "cpu", "offload_param_device": "cpu"}
+    companion = {"distributed_type": "DEEPSPEED", "num_processes": 1, "deepspeed_config": deepspeed}
+    found = read("trl", "use_peft: false", accelerate=companion)
+    run = resolved(found)
+    assert (run.sharding, run.num_gpus, run.offload, run.dtype) == ("none", 1, "all", "bf16")
+    assert resolved(found, num_gpus=8).sharding == "zero3"
