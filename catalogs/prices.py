@@ -40,6 +40,8 @@ SCALING_PROVIDERS = frozenset({"runpod", "vast"})
 
 SCALING_MAX_GPUS = 8
 """GPUs of the largest such machine."""
+SEPARATE = "separate machines"
+"""Words of the note on a job that takes several."""
 
 OfferKey = tuple[str, str, str, str, int, str, str, str]
 
@@ -217,7 +219,7 @@ def _job_notes(offer: Offer, num_gpus: int, instances: int, gpus_paid: int) -> I
     if gpus_paid > num_gpus:
         yield f"whole instances: {gpus_paid} GPUs are paid for, {num_gpus} used"
     if instances > 1:
-        yield f"{instances} separate machines; their network decides the speed"
+        yield f"{instances} {SEPARATE}; their network decides the speed"
     if offer.statistic != "list":
         yield {"lowest-ask": "lowest ask, not typical", "median": "median ask"}[offer.statistic]
     if offer.sku.startswith("cheapest per-GPU plan"):

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tunecast.catalogs.price_book import PriceBook, shipped_book
-from tunecast.catalogs.prices import SCALING_MAX_GPUS, JobOffer
+from tunecast.catalogs.prices import SCALING_MAX_GPUS, SEPARATE, JobOffer
 from tunecast.catalogs.rental_facts import BITS_PER_BYTE, joined_as_fast, joined_at
 from tunecast.model.bounds import MOST_USD_PER_H, at_most
-from tunecast.model.parallel_network import network_taken
+from tunecast.model.parallel_network import machines_in_rack, network_taken
 from tunecast.model.read_numbers import number_above_zero
+from tunecast.model.resolve_parallel import GPUS_PER_NODE
 from tunecast.model.units import GIGA, HOUR_S, MEGA
 from tunecast.model.value import Value
 
@@ -44,15 +45,42 @@ def candidate_prices(
 ) -> tuple[Price, ...]:
     """Current offers that may be ranked, cheapest per hour first; the user's own prices alone where there are any.
 
-    GPUs are forecast with the link inside machines of 8, so only offers of as few machines count; where there
-    are none, those of the fewest. Machines whose network is known and slower than the forecast of a job with these
-    `options` takes do not count either.
+    What counts of them is what `as_forecast` keeps of a job with these `options`.
     """
     found = (book or shipped_book()).offers_for(gpu_id, num_gpus, price_types)
-    offers = joined_as_fast(found, network_taken(gpu_id, options or {}))
-    own = tuple(job for job in offers if job.offer.layer == "user") or offers
-    fewest = max(math.ceil(num_gpus / SCALING_MAX_GPUS), min((job.instances for job in own), default=1))
-    return tuple(job_price(job) for job in own if job.instances <= fewest)
+    own = tuple(job for job in found if job.offer.layer == "user") or found
+    return tuple(job_price(job) for job in as_forecast(own, gpu_id, options or {}))
+
+
+def as_forecast(jobs: Iterable[JobOffer], gpu_id: str, options: Mapping[str, Any]) -> tuple[JobOffer, ...]:
+    """Of the offers of a job, those that can be as fast as its forecast.
+
+    GPUs are forecast with the link inside machines of ``gpus_per_node``, so only offers of as few machines count (of
+    more, where one rack's NVLink joins them), and none whose network is known and slower than the forecast takes.
+    """
+    per_node = options.get("gpus_per_node") or GPUS_PER_NODE
+
+    def few_enough(job: JobOffer) -> bool:
+        return job.instances <= max(math.ceil(job.num_gpus / per_node), machines_in_rack(gpu_id, job.offer.gpu_count))
+
+    return tuple(filter(few_enough, joined_as_fast(jobs, network_taken(gpu_id, options))))
+
+
+def why_no_price(
+    gpu_id: str, num_gpus: int, price_types: Sequence[str], book: PriceBook | None, options: Mapping[str, Any]
+) -> str | None:
+    """What is rented of this GPU where none of it is as the job is forecast; None where nothing is rented at all."""
+    found = (book or shipped_book()).offers_for(gpu_id, num_gpus, price_types)
+    if not found:
+        return None
+    per_node = options.get("gpus_per_node") or GPUS_PER_NODE
+    taken = "one machine" if num_gpus <= per_node else f"machines of {per_node} joined as fast"
+    largest = max(SCALING_MAX_GPUS if job.offer.scales else job.offer.gpu_count for job in found)
+    smaller = f"--gpus-per-node {largest} " if largest < min(per_node, num_gpus) else ""
+    return (
+        f"no price: nobody is known to rent {num_gpus} of this GPU in {taken}, as is forecast; the largest machine on "
+        f"offer has {largest}: {smaller}--internode-gbps N forecasts and prices such machines"
+    )
 
 
 def job_price(job: JobOffer) -> Price:
@@ -75,9 +103,16 @@ def job_price(job: JobOffer) -> Price:
             "snapshot_date": offer.snapshot_date,
             "age_days": offer.age_days(),
             "source": offer.source,
-            "notes": list(job.notes),
+            "notes": list(_notes(job)),
         },
     )
+
+
+def _notes(job: JobOffer) -> Iterator[str]:
+    """The notes of an offer, several machines of one NVLink rack told as that."""
+    for note in job.notes:
+        in_rack = SEPARATE in note and job.instances <= machines_in_rack(job.offer.gpu_id, job.offer.gpu_count)
+        yield f"{job.instances} machines, taken as of one NVLink rack: ask for that" if in_rack else note
 
 
 def cost_usd(total_time_h: Value, price: Price) -> Value:

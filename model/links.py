@@ -21,6 +21,7 @@ from tunecast.catalogs.errors import InputError
 from tunecast.model.curves import Array
 from tunecast.model.factors import FactorSet
 from tunecast.model.operation import Kind, Operation
+from tunecast.model.parallel_network import gpus_in_rack
 from tunecast.model.run import Run
 from tunecast.model.segments import SEGMENT_OF, SEGMENTS
 
@@ -147,9 +148,11 @@ def links_of(factors: FactorSet, run: Run, *, across: bool) -> Links:
         )
     network = factors.factors.get("node_bytes_per_s")
     if network is None and across:
+        rack = gpus_in_rack(factors.gpu)
         raise InputError(
             f"{run.num_gpus} GPUs of {factors.gpu} take several machines of {run.gpus_per_node}, but no catalog fact "
-            "says how those are joined; give the network of one machine, for example --internode-gbps 400."
+            "says how those are joined; give the network of one machine, for example --internode-gbps 400"
+            f"{f', or --gpus-per-node {rack}: a rack whose NVLink joins them all' if rack else ''}."
         )
     latency = {
         name: found.value if (found := factors.factors.get(name)) else 0.0

@@ -15,11 +15,10 @@ import numpy as np
 
 from tunecast.catalogs.errors import InputError
 from tunecast.catalogs.price_book import PriceBook
-from tunecast.catalogs.prices import PRICE_TYPES, SCALING_MAX_GPUS, JobOffer
-from tunecast.catalogs.rental_facts import joined_as_fast
+from tunecast.catalogs.prices import PRICE_TYPES, JobOffer
 from tunecast.model.amount import Amount, resolve_amount
 from tunecast.model.architecture import Architecture
-from tunecast.model.cost import Price, job_price, user_price
+from tunecast.model.cost import Price, as_forecast, job_price, user_price
 from tunecast.model.engine import Screen, screen
 from tunecast.model.engine_memory import Flags
 from tunecast.model.estimate import forecast
@@ -27,7 +26,6 @@ from tunecast.model.factors_io import factor_set_from_record
 from tunecast.model.fits import TIGHT_BELOW
 from tunecast.model.inventory import step_operations
 from tunecast.model.operation import Phase
-from tunecast.model.parallel_network import network_taken
 from tunecast.model.phase_rates import Rates, phase_rates
 from tunecast.model.phases import Work
 from tunecast.model.plans import Job, Plan, best_plans, plans_that_may_fit
@@ -196,10 +194,7 @@ def priced(
 
 
 def prices_for(search: Search, target: Target, num_gpus: int, limits: Limits | None = None) -> list[Price]:
-    """The cheapest offers of each purchase kind for so many of these GPUs, in as few machines as can hold them.
-
-    Machines whose network is known and slower than the forecast takes are not of this forecast.
-    """
+    """The cheapest offers of each purchase kind for so many of these GPUs, of those that are as forecast."""
     limits = search.limits if limits is None else limits
     if limits.usd_per_gpu_hour is not None:
         return [user_price(limits.usd_per_gpu_hour, num_gpus)]
@@ -207,9 +202,8 @@ def prices_for(search: Search, target: Target, num_gpus: int, limits: Limits | N
         return []
     kinds: dict[str, list[JobOffer]] = {}
     offers = search.book.offers_for(target.gpu.id, num_gpus, limits.price_types, limits.providers, limits.regions)
-    for job in joined_as_fast(offers, network_taken(target.gpu.id, search.job.options)):
-        if job.instances <= -(-num_gpus // SCALING_MAX_GPUS):
-            kinds.setdefault(job.offer.price_type, []).append(job)
+    for job in as_forecast(offers, target.gpu.id, search.job.options):
+        kinds.setdefault(job.offer.price_type, []).append(job)
     return [job_price(job) for jobs in kinds.values() for job in jobs[:OFFERS_TRIED]]
 
 

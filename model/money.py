@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from tunecast.catalogs.prices import SEPARATE
 from tunecast.model.amount import Amount
-from tunecast.model.cost import Price, candidate_prices, cost_per_million_tokens_usd, user_price
+from tunecast.model.cost import Price, candidate_prices, cost_per_million_tokens_usd, user_price, why_no_price
 from tunecast.model.factors import FactorSet
 from tunecast.model.forecast import Forecast
 from tunecast.model.interruptions import NEVER_H
@@ -50,6 +51,8 @@ def with_money(
     rates = phase_rates(target.gpu, factors, options.phase_rate)
     per_million = None if not prices else cost_per_million_tokens_usd(result.tokens_per_s, prices[0])
     result = replace(result, cost_per_million_tokens_usd=per_million, offer=prices[0].offer if prices else None)
+    if not prices and (why := _unpriced(result, question, target)) is not None:
+        result = replace(result, notes=(*result.notes, why))
     if amount is None:
         return replace(result, notes=(*result.notes, *_offer_notes(result, result.offer)))
     run = timed_run(result.run, unpacked_rows(result.run, question.options))
@@ -99,6 +102,14 @@ def _per_million(result: Forecast, price: Price | None, whole: WholeRun) -> Valu
     return cost_per_million_tokens_usd(result.tokens_per_s, Price(usd_per_h=hourly, offer={}))
 
 
+def _unpriced(result: Forecast, question: Question, target: Target) -> str | None:
+    """Why no offer is this forecast's, where there are offers of the card."""
+    if question.whole_run.owned or target.gpu is None or target.is_mock:
+        return None
+    kinds = SPOT if question.whole_run.spot else ON_DEMAND
+    return why_no_price(target.gpu.id, result.run.num_gpus, kinds, question.price_book, question.options)
+
+
 def prices_of(result: Forecast, question: Question, target: Target) -> tuple[Price, ...]:
     """What may be paid, cheapest per hour first; empty where nobody sells it, or it is the user's own."""
     if question.whole_run.owned:
@@ -141,7 +152,7 @@ def _on_demand(question: Question, target: Target, num_gpus: int) -> Price | Non
 
 
 TOLD = (
-    "whole instances", "lowest ask", "median ask", "separate machines", "the price is", "the whole term",
+    "whole instances", "lowest ask", "median ask", SEPARATE, "NVLink rack", "the price is", "the whole term",
     "one-GPU listing", "machine size is not stated",
 )  # fmt: skip
 """Words of an offer's notes that concern whoever pays."""

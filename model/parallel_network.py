@@ -16,6 +16,7 @@ from tunecast.catalogs.rental_facts import BITS_PER_BYTE, node_network_bytes_per
 from tunecast.model.factors import Factor, FactorSet
 from tunecast.model.priors import link_bytes_per_s, load_priors
 from tunecast.model.read_numbers import number_above_zero
+from tunecast.model.resolve_parallel import GPUS_PER_NODE
 from tunecast.model.run import Run
 from tunecast.model.units import GIGA
 
@@ -35,10 +36,11 @@ class KnownNetwork(NamedTuple):
 
 
 @cache
-def catalog_network(gpu_id: str) -> KnownNetwork | None:
+def catalog_network(gpu_id: str, gpus_per_node: int = GPUS_PER_NODE) -> KnownNetwork | None:
     """The fastest network of the instances with this GPU, else with its sibling, and the next slower one of either.
 
-    A sibling differs in memory only (the name's last part).
+    A sibling differs in memory only (the name's last part). Machines of fewer GPUs than an instance has are given its
+    share of the network, since every GPU has its own card of it there; of more, nothing is known.
     """
     own: dict[float, str] = {}
     either: dict[float, str] = {}
@@ -46,11 +48,13 @@ def catalog_network(gpu_id: str) -> KnownNetwork | None:
         same = offer.gpu_id == gpu_id
         if not same and offer.gpu_id.rpartition("-")[0] != gpu_id.rpartition("-")[0]:
             continue
-        speed = node_network_bytes_per_s(offer.provider, offer.offer_sku)
-        if speed is None:
+        whole = node_network_bytes_per_s(offer.provider, offer.offer_sku)
+        if whole is None or offer.gpu_count < gpus_per_node:
             continue
+        share = gpus_per_node / offer.gpu_count
+        part = "" if share == 1.0 else f"{gpus_per_node}/{offer.gpu_count} of "
         for known in (own, either) if same else (either,):
-            known.setdefault(speed, f"{offer.provider} {offer.offer_sku}")
+            known.setdefault(whole * share, f"{part}{offer.provider} {offer.offer_sku}")
     if not either:
         return None
     fastest = max(own or either)
@@ -61,8 +65,20 @@ def catalog_network(gpu_id: str) -> KnownNetwork | None:
 def network_taken(gpu_id: str, options: Mapping[str, Any]) -> float | None:
     """Bytes/s out of one machine that a forecast takes: the user's figure, else the catalog's; None: unknown."""
     given = given_network(options)
-    known = catalog_network(gpu_id) if given is None else None
+    per_node = options.get("gpus_per_node") or GPUS_PER_NODE
+    known = catalog_network(gpu_id, per_node) if given is None else None
     return given if known is None else known.bytes_per_s
+
+
+def gpus_in_rack(gpu_id: str) -> int:
+    """GPUs of a rack whose machines one NVLink joins; 0 for cards whose NVLink ends at the machine."""
+    rack = link_facts()["nvlink_racks"]
+    return int(rack["gpus"]) if re.match(rack["pattern"], gpu_id) else 0
+
+
+def machines_in_rack(gpu_id: str, gpus: int) -> int:
+    """Machines of so many GPUs that one rack's NVLink joins: whole trays of it; 0 where it joins none."""
+    return 0 if gpus % int(link_facts()["nvlink_racks"]["gpus_per_tray"]) else gpus_in_rack(gpu_id) // gpus
 
 
 def given_network(options: Mapping[str, Any]) -> float | None:
@@ -131,7 +147,7 @@ def with_network(
         return factors
     speed, where = given_network(options), str(options.get("internode_of", "--internode-gbps"))
     slowest = speed
-    if speed is None and gpu is not None and (known := catalog_network(gpu.id)) is not None:
+    if speed is None and gpu is not None and (known := catalog_network(gpu.id, run.gpus_per_node)) is not None:
         speed, where, slowest = known.bytes_per_s, known.where, known.slower_bytes_per_s
         if slowest < speed:
             where += f", perhaps {slowest * BITS_PER_BYTE / GIGA:,.0f} as {known.slower_where}: say --internode-gbps"

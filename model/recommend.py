@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tunecast.catalogs.price_book import book_of
-from tunecast.catalogs.prices import SCALING_MAX_GPUS
 from tunecast.model.cost import Price, cost_per_million_tokens_usd
 from tunecast.model.estimate import forecast
 from tunecast.model.forecast import Forecast
@@ -19,6 +18,7 @@ from tunecast.model.front import beats, knee, pareto
 from tunecast.model.market import Candidate, Limits, Market, Rejected, Search, prices_for, whole_of
 from tunecast.model.money import offer_notes, whole_notes
 from tunecast.model.question import Question
+from tunecast.model.resolve_parallel import GPUS_PER_NODE
 from tunecast.model.units import HOUR_S, MINUTE_S
 
 HALF_A_MINUTE_H = 0.5 * MINUTE_S / HOUR_S
@@ -274,11 +274,13 @@ def full_forecast(question: Question, search: Search, candidate: Candidate) -> F
 
 
 def joined_by(candidate: Candidate, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The network of the rented machines, where the provider states it, the job needs it and the user said nothing."""
-    offer = candidate.price.offer
-    own = offer.get("network_gbps")
-    if own is None or options.get("internode_gbps") is not None or candidate.num_gpus <= SCALING_MAX_GPUS:
+    """The network of the rented machines, where the provider states it, the job needs it and the user said nothing;
+    of machines taken as smaller than they are, their part of it (as of `catalog_network`)."""
+    offer, per_node = candidate.price.offer, options.get("gpus_per_node") or GPUS_PER_NODE
+    whole = offer.get("network_gbps")
+    if whole is None or options.get("internode_gbps") is not None or candidate.num_gpus <= per_node:
         return {}
+    own = whole * min(1.0, per_node * offer["instances"] / offer["gpus_paid"])
     return {"internode_gbps": own, "internode_of": f"{offer['provider']} {offer['instance_or_sku']}"}
 
 

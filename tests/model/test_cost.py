@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tunecast import estimate
 from tunecast.catalogs.errors import InputError
 from tunecast.catalogs.price_book import shipped_book
 from tunecast.catalogs.prices import offers_for
@@ -57,5 +58,27 @@ def test_a_job_of_several_machines_is_priced_on_as_few_as_are_forecast() -> None
     assert {price.offer["instances"] for price in found} == {2}
     assert all(price.offer["gpus_paid"] == 16 for price in found)
     (sold,) = [job for job in shipped_book().offers_for("gb200-186gb", 8) if job.offer.provider == "coreweave"]
-    assert sold.instances == 2  # only in fours: the fewest there are
-    assert candidate_prices("gb200-186gb", 8)[0].offer["instances"] == 2
+    assert sold.instances == 2  # only in trays of four, which one rack's NVLink joins
+    (price,) = [price for price in candidate_prices("gb200-186gb", 8) if price.offer["provider"] == "coreweave"]
+    assert price.offer["instances"] == 2
+    assert any("NVLink rack" in note for note in price.offer["notes"])
+
+
+def test_smaller_machines_than_forecast_have_no_price_but_words() -> None:
+    """Azure rents A10 by two: eight of them in one machine are nobody's offer, and four machines another forecast."""
+    model, ask = "meta-llama/Llama-3.1-8B", {"method": "lora", "gpu": "a10-24gb", "num_gpus": 8}
+    whole = estimate(model, **ask)[0]
+    assert whole.offer is None
+    assert whole.cost_per_million_tokens_usd is None
+    (why,) = [note for note in whole.notes if note.startswith("no price")]
+    assert "has 2: --gpus-per-node 2 --internode-gbps N" in why
+    split = estimate(model, **ask, gpus_per_node=2, internode_gbps=25)[0]
+    assert split.offer is not None
+    assert split.offer["instances"] == 4
+    assert not any(note.startswith("no price") for note in split.notes)
+
+
+def test_no_machine_has_more_gpus_than_are_sold_in_one() -> None:
+    """Sixteen GPUs of one machine are no two machines of eight."""
+    assert not candidate_prices("h100-sxm5-80gb", 16, options={"gpus_per_node": 16})
+    assert {price.offer["instances"] for price in candidate_prices("h100-sxm5-80gb", 16)} == {2}

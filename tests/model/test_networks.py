@@ -49,6 +49,16 @@ def test_a_card_whose_instances_have_one_network_is_given_no_slower_one() -> Non
     assert {known.bytes_per_s / GBIT} == speeds == {known.slower_bytes_per_s / GBIT}
 
 
+def test_a_part_of_a_machine_has_its_part_of_the_network() -> None:
+    """AWS's machine of 8 H100 has 400 Gbit/s for each of them; of machines with more GPUs nothing is known."""
+    card = "h100-sxm5-80gb"
+    speeds = {gpus: found.bytes_per_s / GBIT for gpus in (1, 2, 4, 8) if (found := catalog_network(card, gpus))}
+    assert speeds == pytest.approx({1: 400, 2: 800, 4: 1600, 8: 3200})
+    assert catalog_network(card, 16) is None
+    found = estimate(MODEL, method="lora", gpu=card, num_gpus=8, gpus_per_node=2)[0]
+    assert any("joined at 800 Gbit/s each (2/8 of " in note for note in found.notes)
+
+
 @pytest.mark.parametrize("gbps", [100, 400, 1600])
 def test_offers_of_several_machines_are_those_joined_as_fast(gbps: float) -> None:
     jobs = offers_for(CARD, 16)
