@@ -34,7 +34,8 @@ from tunecast.calibrate.priors_problem import (
 )
 from tunecast.calibrate.priors_records import RecordRuns
 from tunecast.model.factors import HOST_S_PER_LAUNCH
-from tunecast.model.priors import ATTENTION_KERNEL, CLOCK, DEQUANT_KERNEL, PRIORS_SCHEMA, interval
+from tunecast.model.prior_effects import ATTENTION_KERNEL, CLOCK, DEQUANT_KERNEL
+from tunecast.model.priors import PRIORS_SCHEMA, interval
 
 KERNELS = (CLOCK, ATTENTION_KERNEL, DEQUANT_KERNEL)
 KNOWN_BY_KIND = (*(group for group in BY_KIND if not group.startswith("source.")), *KERNELS)

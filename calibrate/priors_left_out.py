@@ -13,7 +13,7 @@ import numpy as np
 
 from tunecast.calibrate.priors_hierarchy import STUDENT_DF, Array, Solution, linear, solve_like
 from tunecast.calibrate.priors_problem import CELL, SHARED, Row, problem_of
-from tunecast.model.priors import DEQUANT_KERNEL
+from tunecast.model.prior_effects import DEQUANT_KERNEL
 from tunecast.model.value import INTERVAL_LEVEL, Z80
 
 NARROWEST = 0.5

@@ -143,9 +143,7 @@ def whole_places(architecture: Architecture, run: Run, *, platform: str = "cuda"
     static = {**dict.fromkeys(PARTS, 0), **static_parts(architecture, run, platform=platform)}
     nothing = dict.fromkeys(PARTS, 0)
     places: list[tuple[Place, Parts]] = [(("load", "outside", False), nothing)]
-    widened = 1 if holds_whole(run) else master_ratio(run)
-    for place, extra in step_peaks(architecture, run, platform).items():
-        places.append((place, {**extra, "gradients": extra["gradients"] * widened}))
+    places += step_peaks(architecture, run, platform).items()
     places.append((("optimizer", "outside", False), update_peak(architecture, run, platform)))
     return [(place, {part: static[part] + extra[part] for part in PARTS}) for place, extra in places]
 
@@ -191,10 +189,10 @@ def local_parts(
     packed = sum(group.count * layer_packed_bytes(group.layer, run) for group in architecture.groups)
     masters = zero_master_bytes(architecture, run)
     spread, deepspeed = tokenless(run), is_deepspeeds(architecture, run)
+    widened = (reduction_share(run) if sums_wide(run) else 1) if holds_whole(run) else master_ratio(run)
     found = []
     for (moment, position, _), held in places:
-        whole_sums = sums_wide(run) and moment != "optimizer"
-        gradients = held["gradients"] * (reduction_share(run) if whole_sums else 1)
+        gradients = held["gradients"] * (1 if moment == "optimizer" else widened)
         extra = {**held, "optimizer_state": held["optimizer_state"] + masters, "gradients": gradients}
         own = sharded(extra, shards, run, moment, packed)
         update = zero_update_bytes(architecture, run, held["scratch"]) if moment == "optimizer" else None

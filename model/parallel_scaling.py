@@ -16,6 +16,8 @@ from typing import Any
 from tunecast.model.factors import FactorSet
 from tunecast.model.links import OF_HOST, collective_seconds, crosses_machines, links_of
 from tunecast.model.operation import Kind, Operation
+from tunecast.model.prior_effects import known_sharding
+from tunecast.model.priors import load_priors
 from tunecast.model.read_numbers import number_that
 from tunecast.model.run import Run
 from tunecast.model.sharding import FSDP
@@ -147,7 +149,8 @@ def scaling_notes(scaling: Scaling | None, run: Run, storage: Mapping[str, Any] 
         causes.append(f"the job computes in {run.precision}, one GPU in {apart['precision']}")
     elif "adapter_dtype" in apart:
         causes.append(f"adapters are stored in {run.adapter_dtype} here, in {apart['adapter_dtype']} on one GPU")
-    causes.append(f"all work is as fast as in published runs under {run.sharding}")
+    if (known := known_sharding(run.sharding, load_priors())) is not None:
+        causes.append(f"all work is as fast as in published runs under {known}")
     why = "; ".join(causes)
     return (f"{n} GPUs are more than {n} times as fast as one: a step has {less} than one GPU's alone ({why})",)
 

@@ -13,7 +13,8 @@ from typing import Any
 
 from tunecast.model.factors import FactorSet
 from tunecast.model.hooks import has_hooks
-from tunecast.model.priors import HOOKS, WORK, effect_of
+from tunecast.model.prior_effects import sharding_effects
+from tunecast.model.priors import HOOKS
 from tunecast.model.run import Run
 from tunecast.model.value import Z80
 
@@ -54,8 +55,7 @@ def with_sharding(own: FactorSet, prior: FactorSet, run: Run | None, priors: Map
 def sharding_effect(sharding: str, priors: Mapping[str, Any]) -> tuple[float, float]:
     """Log of time by which a sharding slows work, and the spread of that; 0 and the spread of all for one without
     published runs."""
-    effect = effect_of("sharding", sharding, priors, WORK)
-    if effect.name is None:
-        return effect.value, effect.log_sd
-    place = priors["covariance"]["names"].index(effect.name)
-    return effect.value, math.sqrt(priors["covariance"]["values"][place][place]) * float(priors["width"])
+    found, names = sharding_effects(sharding, priors), priors["covariance"]["names"]
+    places = [names.index(effect.name) for effect in found if effect.name is not None]
+    known = sum(priors["covariance"]["values"][place][place] for place in places) * float(priors["width"]) ** 2
+    return sum(effect.value for effect in found), math.sqrt(known + sum(effect.log_sd**2 for effect in found))

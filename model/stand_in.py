@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from tunecast.model.factors import Curve, FactorSet
-from tunecast.model.priors import INT8_BASE
+from tunecast.model.prior_effects import INT8_BASE
 from tunecast.model.run import Run
 
 WORK = ("gemm", "attention")

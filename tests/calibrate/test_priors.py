@@ -20,15 +20,8 @@ from tunecast.model.architectures import load_architecture
 from tunecast.model.curves import columns, seconds
 from tunecast.model.inventory import step_operations
 from tunecast.model.operation import Kind, Operation, Phase
-from tunecast.model.priors import (
-    STEP_PARAMS,
-    clock_effects,
-    device_effect,
-    load_priors,
-    prior_factors,
-    source_effects,
-    step_covariance,
-)
+from tunecast.model.prior_effects import clock_effects, device_effect, source_effects
+from tunecast.model.priors import STEP_PARAMS, load_priors, prior_factors, step_covariance
 from tunecast.model.resolve import resolve_run
 from tunecast.model.time import step_time
 from tunecast.model.value import Z80

@@ -12,7 +12,8 @@ import pytest
 
 from tunecast.calibrate.priors_problem import beliefs
 from tunecast.catalogs.gpus import Gpu, load_gpus
-from tunecast.model.priors import datasheet_factors, device_effect, load_priors, product_effects
+from tunecast.model.prior_effects import device_effect, product_effects
+from tunecast.model.priors import datasheet_factors, load_priors
 from tunecast.model.product_share import all_shares, attention_gain, capability_among, expected, watts_per_tflops
 
 

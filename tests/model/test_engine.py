@@ -177,6 +177,20 @@ def test_a_screen_equals_the_forecast_on_cards_without_bf16(make: Callable[..., 
     assert compared(make("qwen3-0.6b"), list(plans("qwen3-0.6b", seed=3, most=15)), old) == 15
 
 
+def test_a_screen_equals_the_forecast_of_fp32_kept_in_shards(
+    make: Callable[..., Architecture], devices: list[Target]
+) -> None:
+    """Gradients are as wide as the shards where every micro-batch is reduced, and 16 bits where they stay whole."""
+    wide = {"method": "full", "dtype": "bf16", "precision": "bf16-autocast", "master_dtype": "fp32"}
+    sampled = [
+        {**wide, **spread, "max_length": 1024, "gradient_accumulation_steps": micro}
+        for spread in SPREADS
+        if spread.get("sharding") == "fsdp"
+        for micro in (1, 2, 5)
+    ]
+    assert compared(make("qwen3-0.6b"), sampled, devices) == 9
+
+
 @pytest.mark.parametrize("method", ["full", "lora"])
 def test_a_screen_equals_the_forecast_of_what_lives_in_the_host(
     method: str, make: Callable[..., Architecture], devices: list[Target]

@@ -64,6 +64,23 @@ def test_zero3_alone_brings_hooks_and_as_much_doubt_as_hosts_differ() -> None:
     assert HOOKS not in sharded(run_of(num_gpus=4, sharding="fsdp")).factors
 
 
+def test_grad_op_is_as_slow_as_the_fsdp_whose_code_it_is_and_less_sure() -> None:
+    """SHARD_GRAD_OP has no published run: the same hooks, copies and streams, but for one gather."""
+    priors = load_priors()
+    assert "fsdp-grad-op" not in priors["sharding_effects"]
+    full, kept = (sharded(run_of(num_gpus=4, sharding=sharding)) for sharding in ("fsdp", "fsdp-grad-op"))
+    assert kept.factors["scale.gemm"].value == full.factors["scale.gemm"].value
+    apart = math.sqrt(kept.step_log_sd**2 - full.step_log_sd**2)
+    assert apart == pytest.approx(priors["spreads"]["sharding"])
+    gpu = find_gpu("h100-sxm5-80gb")
+    plain, alike = (
+        prior_factors(gpu, run_of(num_gpus=4, method="full", sharding=sharding))
+        for sharding in ("fsdp", "fsdp-grad-op")
+    )
+    assert alike.factors["scale.gemm"].value == plain.factors["scale.gemm"].value
+    assert alike.step_covariance[0][0] > plain.step_covariance[0][0]
+
+
 def test_a_sharding_without_published_runs_moves_nothing_and_is_unsure() -> None:
     run = replace(run_of(num_gpus=4, sharding="fsdp"), sharding="unheard-of")
     found = sharded(run)
