@@ -41,6 +41,11 @@ PAGING_WAYS = 2
 ADAM_FP32_BYTES = 12
 """Master weight and two moments."""
 GRADIENT_FP32_BYTES = 4
+FUSED_PASSES = 7
+"""Reads and writes of a whole tensor in torch's fused AdamW: gradient, weight, two moments, all but the first out."""
+SEPARATE_PASSES = 20
+"""The same where every operation is one of its own, as on processors unless fused is asked for: torch 2.13
+``optim/adam.py`` (``_single_tensor_adam``; ``foreach`` is for accelerators alone), counted by a test."""
 
 
 @cache
@@ -111,10 +116,16 @@ def host_need_bytes(architecture: Architecture, run: Run) -> int:
 
 def update_bytes_per_param(run: Run) -> int:
     """Bytes of host memory that AdamW's update moves per parameter: it reads the gradient, the weight and two moments
-    and writes all but the gradient. DeepSpeed's are fp32, and a 16-bit copy goes out; FSDP's have the trained dtype."""
+    and writes all but the gradient. DeepSpeed's are fp32, and a 16-bit copy goes out; FSDP's have the trained dtype,
+    and torch goes over them operation by operation unless it is told to fuse (`SEPARATE_PASSES`)."""
     if run.sharding in DEEPSPEED:
         return GRADIENT_FP32_BYTES + 2 * ADAM_FP32_BYTES + DTYPE_BYTES["bf16"]
-    return 7 * DTYPE_BYTES[trained_dtype(run)]
+    return (SEPARATE_PASSES if updates_by_operation(run) else FUSED_PASSES) * DTYPE_BYTES[trained_dtype(run)]
+
+
+def updates_by_operation(run: Run) -> bool:
+    """Whether torch updates offloaded states without fusing its operations."""
+    return run.sharding not in DEEPSPEED and run.optim != "adamw_torch_fused"
 
 
 def host_operation(name: str, phase: Phase, amount: float, *, count: float, blocking: bool = False) -> Operation:
@@ -189,4 +200,6 @@ def with_host(
     added["host_update_bytes_per_s"] = Factor(**{k: known[k] for k in ("value", "low", "high", "unit", "origin")})
     need = gib(host_bytes_per_machine(architecture, run))
     note = f"offloaded: each machine needs {need:,.0f} GiB of host memory for it, and its processors do the update"
+    if updates_by_operation(run):
+        note += f", in {SEPARATE_PASSES} passes over it ({FUSED_PASSES} with --optim adamw_torch_fused)"
     return replace(factors, factors={**factors.factors, **added}, notes=(*factors.notes, note))
