@@ -161,7 +161,8 @@ def _rate_ends(ask: Ask, base: Forecast) -> list[Ends]:
         ends.append(Ends(name=name, kind="uncertain", labels=labels, low=({}, low), high=({}, high)))
     for name, factor in factors.factors.items():
         if factor.low < factor.value < factor.high and "." not in name:
-            labels = (f"{factor.low:.3g} {factor.unit}", f"{factor.high:.3g} {factor.unit}")
+            unit = "" if factor.unit.startswith("fraction") else f" {factor.unit}"  # the name says of what
+            labels = (f"{factor.low:.3g}{unit}", f"{factor.high:.3g}{unit}")
             low, high = ({name: end / factor.value} for end in (factor.low, factor.high))
             ends.append(Ends(name=name, kind="uncertain", labels=labels, low=({}, low), high=({}, high)))
     return ends

@@ -99,13 +99,19 @@ def job_price(job: JobOffer) -> Price:
             "network_gbps": None if network_bytes_per_s is None else network_bytes_per_s * BITS_PER_BYTE / GIGA,
             "usd_per_hour": job.usd_per_hour,
             "usd_per_gpu_hour": offer.usd_per_gpu_hour,
-            "ram_gib": offer.ram_gib,
+            "ram_gib": _machine_ram_gib(job),
             "snapshot_date": offer.snapshot_date,
             "age_days": offer.age_days(),
             "source": offer.source,
             "notes": list(_notes(job)),
         },
     )
+
+
+def _machine_ram_gib(job: JobOffer) -> float | None:
+    """Host memory of one machine of the job: a listing of one GPU that scales brings its own for every GPU."""
+    gpus = job.gpus_paid / job.instances
+    return None if job.offer.ram_gib is None else job.offer.ram_gib * gpus / job.offer.gpu_count
 
 
 def _notes(job: JobOffer) -> Iterator[str]:

@@ -268,7 +268,7 @@ def not_bought(target: Target, counts: Sequence[int], surest: float, search: Sea
 def not_timed(target: Target, plan: Plan, search: Search) -> Rejected:
     """A card that fits, but whose time nobody can say: why, in the words of an estimate of the same plan."""
     job = search.job
-    options = {**job.options, **plan.options}
+    options = plan.over(job.options)
     asked = Question(architecture=job.architecture, options=options, option_origins=job.option_origins)
     detail = "no rate of it is known."
     try:

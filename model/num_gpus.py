@@ -19,7 +19,7 @@ from tunecast.model.on_device import resolve_for, target_factors
 from tunecast.model.plans import INNER, gpus_per_copy
 from tunecast.model.question import Question
 from tunecast.model.rows import held_run
-from tunecast.model.sharding import unsharded
+from tunecast.model.sharding import with_shards
 from tunecast.model.target import Target
 from tunecast.model.units import HOUR_S, MINUTE_S
 
@@ -81,7 +81,7 @@ def with_count(question: Question, count: int) -> Question:
     options: dict[str, Any] = {**question.options, "num_gpus": count}
     if count == 1 and options.get("sharding") is not None:
         del options["sharding"]
-        options = unsharded(options)
+        options = with_shards(options, None)
     return replace(question, options=options, option_origins={**question.option_origins, "num_gpus": "searched"})
 
 

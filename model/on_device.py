@@ -23,9 +23,10 @@ from tunecast.model.read_numbers import whole_number
 from tunecast.model.resolve import ASSUMED, Resolved, resolve_run
 from tunecast.model.resolve_parallel import OFFLOADED_BY
 from tunecast.model.rows import held_run
-from tunecast.model.run import Run
+from tunecast.model.run import SHARDED_DTYPES, Run
 from tunecast.model.sdpa import sdpa_on_card, with_flash
 from tunecast.model.sharded_record import with_sharding
+from tunecast.model.sharding import with_shards
 from tunecast.model.shared_host import with_shared_host
 from tunecast.model.stand_in import with_stand_ins
 from tunecast.model.target import Target
@@ -75,10 +76,14 @@ def resolve_for(question: Question, target: Target) -> Resolved:
     options = {k: v for k, v in question.options.items() if k not in RUN_OPTIONS_ELSEWHERE}
     options, origins = with_documents(question, options)
 
-    def resolved(**more: Any) -> Resolved:
+    def resolved(sharding: str | None = None) -> Resolved:
+        tried = options if sharding is None else {**options, "sharding": sharding}
+        if sharding is not None and SHARDED_DTYPES in question.options:
+            told = with_shards({**question.options, **tried}, sharding)
+            tried = {name: value for name, value in told.items() if name not in RUN_OPTIONS_ELSEWHERE}
         run = resolve_run(
             question.architecture,
-            {**options, **more},
+            tried,
             gpu_has_bf16=target.has_bf16,
             option_origins=origins,
         )

@@ -24,7 +24,7 @@ from tunecast.model.read_numbers import whole_number
 from tunecast.model.resolve import ASSUMED, Resolved, resolve_run
 from tunecast.model.rows import held_run
 from tunecast.model.run import Run
-from tunecast.model.sharding import FSDP, unsharded
+from tunecast.model.sharding import OF_SHARDS, with_shards
 
 BATCH_OPTIONS = ("per_device_train_batch_size", "gradient_accumulation_steps", "num_gpus")
 """Options whose product is the global batch."""
@@ -57,6 +57,11 @@ class Plan:
     def run(self) -> Run:
         """The run it resolves to."""
         return self.resolved.run
+
+    def over(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The job's options with the plan's in their place; what shards keep goes where the plan has none."""
+        gone = {name for name in OF_SHARDS if name not in self.options}
+        return {**{name: value for name, value in options.items() if name not in gone}, **self.options}
 
 
 def gpus_per_copy(options: Mapping[str, Any], *names: str) -> int:
@@ -134,7 +139,7 @@ def line_options(options: Mapping[str, Any], line: _Line, micro_batch: int, batc
     copies = line.num_gpus // gpus_per_copy(options, *INNER)
     asked = {**options, "method": line.method}
     return {
-        **(asked if line.sharding in FSDP and line.method == "full" else unsharded(asked)),
+        **with_shards(asked, line.sharding),
         "num_gpus": line.num_gpus,
         "sharding": line.sharding,
         "gradient_checkpointing": line.checkpointing,

@@ -252,7 +252,7 @@ def full_forecast(question: Question, search: Search, candidate: Candidate) -> F
         origins["method"] = question.option_origins.get("method", "cli")
     asked = replace(
         question,
-        options={**question.options, **candidate.plan.options, **joined_by(candidate, question.options)},
+        options={**candidate.plan.over(question.options), **joined_by(candidate, question.options)},
         option_origins=origins,
         price_book=book_of(()),
     )

@@ -12,6 +12,7 @@ from tunecast.model.configs.run_file import RunFile
 from tunecast.model.configs.spread import RAISED, master_under_fsdp
 from tunecast.model.resolve_parallel import FSDP, GPUS_PER_NODE
 from tunecast.model.rows import LENGTHS, ROWS_PACKED, packing_of
+from tunecast.model.run import SHARDED_DTYPES, WHOLE_DTYPE
 
 AMOUNTS = ("tokens", "num_samples", "max_steps", "dataset")
 REPEATING = ("trl", "llama-factory")
@@ -140,12 +141,19 @@ def _masters(notes: list[str], options: dict[str, Any], given: Mapping[str, Any]
         options.pop("dtype", None)
         options |= {} if run_file.unsharded_dtype is None else {"dtype": run_file.unsharded_dtype}
     asked: dict[str, Any] = {**options, **given}
-    if not {"dtype", "precision", "master_dtype"} & set(given) and asked.get("num_gpus") != 1:
-        raised = master_under_fsdp(asked, run_file.format)
-        options |= raised
-        if raised:
-            return [*(note for note in notes if note != RAISED), RAISED]
-    return [note for note in notes if note != RAISED]
+    if {"dtype", "precision", "master_dtype"} & set(given):
+        return [note for note in notes if note != RAISED]
+    options |= _dtypes_of_plans(asked, run_file)
+    raised = {} if asked.get("num_gpus") == 1 else master_under_fsdp(asked, run_file.format)
+    options |= raised
+    return [*(note for note in notes if note != RAISED), *([RAISED] if raised else [])]
+
+
+def _dtypes_of_plans(asked: Mapping[str, Any], run_file: RunFile) -> dict[str, Any]:
+    """What the file's model is stored in with FSDP, and without, for plans that try both (`sharding.with_shards`)."""
+    shards = master_under_fsdp({**asked, "method": "full", "sharding": "fsdp"}, run_file.format)
+    whole = run_file.unsharded_dtype or asked.get("dtype")
+    return {SHARDED_DTYPES: (shards["dtype"], shards["master_dtype"]), WHOLE_DTYPE: whole} if shards else {}
 
 
 def _keep_the_end(options: dict[str, Any], run_file: RunFile, steps: int, flag: str) -> str:

@@ -276,3 +276,17 @@ def test_a_margin_that_rounds_to_nothing_is_told_in_words() -> None:
     assert margin(0.001, 2.0) == "2.0 h less, as dear"
     assert margin(0.001, -0.001) == "as dear and as fast"
     assert margin(1.25, 0.85) == "$1.25 and 51 min less"
+
+
+def test_a_file_with_fsdp_is_planned_without_it_too_in_its_own_dtype(tmp_path: Path) -> None:
+    """Shards of FSDP keep fp32; on one GPU the same file trains the bf16 weights that it loads."""
+    training, companion = tmp_path / "trl.yaml", tmp_path / "fsdp.yaml"
+    training.write_text(
+        "model_name_or_path: meta-llama/Llama-3.1-8B\ndataset_name: x\ndtype: bfloat16\nbf16: true\n"
+        "max_length: 2048\nper_device_train_batch_size: 2\ngradient_checkpointing: true\nmax_steps: 500\n"
+    )
+    companion.write_text("distributed_type: FSDP\nnum_processes: 8\nfsdp_config: {fsdp_version: 2}\n")
+    found = recommend(str(training), accelerate=companion, gpu="a100-sxm4-80gb")
+    runs = {picked.forecast.run.num_gpus: picked.forecast.run for picked in found.front}
+    assert (runs[1].sharding, runs[1].dtype, runs[1].master_dtype) == ("none", "bf16", None)
+    assert (runs[8].sharding, runs[8].dtype, runs[8].master_dtype) == ("fsdp", "bf16", "fp32")

@@ -8,7 +8,7 @@ from tunecast import estimate
 from tunecast.catalogs.errors import InputError
 from tunecast.catalogs.price_book import shipped_book
 from tunecast.catalogs.prices import offers_for
-from tunecast.model.cost import candidate_prices, cost_per_million_tokens_usd, cost_usd, user_price
+from tunecast.model.cost import candidate_prices, cost_per_million_tokens_usd, cost_usd, job_price, user_price
 from tunecast.model.value import Value
 
 
@@ -76,6 +76,17 @@ def test_smaller_machines_than_forecast_have_no_price_but_words() -> None:
     assert split.offer is not None
     assert split.offer["instances"] == 4
     assert not any(note.startswith("no price") for note in split.notes)
+
+
+def test_a_listing_that_scales_brings_its_host_memory_for_every_gpu() -> None:
+    """Runpod lists one H100 with 125 GiB; a pod of eight has eight times that, a machine of eight its own."""
+    found = {
+        job.offer.provider: job_price(job) for job in reversed(offers_for("h100-sxm5-80gb", 8)) if job.offer.ram_gib
+    }
+    alone = {job.offer.provider: job.offer for job in reversed(offers_for("h100-sxm5-80gb", 8)) if job.offer.ram_gib}
+    assert (alone["runpod"].gpu_count, alone["lambda"].gpu_count) == (1, 8)
+    assert found["runpod"].offer["ram_gib"] == pytest.approx(8 * alone["runpod"].ram_gib)
+    assert found["lambda"].offer["ram_gib"] == pytest.approx(alone["lambda"].ram_gib)
 
 
 def test_no_machine_has_more_gpus_than_are_sold_in_one() -> None:

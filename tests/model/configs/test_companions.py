@@ -14,9 +14,11 @@ from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.architectures import load_architecture
 from tunecast.model.configs import RunFile, merge_options, read_config
 from tunecast.model.memory import memory_timeline
+from tunecast.model.on_device import resolve_for
 from tunecast.model.plans import _Line, line_options
-from tunecast.model.question import RUN_OPTIONS_ELSEWHERE
+from tunecast.model.question import RUN_OPTIONS_ELSEWHERE, Question
 from tunecast.model.resolve import resolve_run
+from tunecast.model.target import resolve_targets
 
 Read = Callable[..., RunFile]
 
@@ -197,16 +199,35 @@ def test_a_command_line_that_takes_fsdp_away_takes_its_shards(
     assert any("accelerate raises" in note for note in merged.notes) == (master is not None)
 
 
-def test_a_plan_without_fsdp_has_no_shards_to_keep(read: Read) -> None:
-    found = read("trl", "use_peft: false", accelerate=accelerate("FSDP")).options
+@pytest.mark.parametrize(("lines", "own"), [("dtype:", "fp32"), ("dtype: bfloat16", "bf16")])
+@pytest.mark.parametrize("file", ["with FSDP", "without"])
+def test_plans_have_the_dtypes_that_the_file_has_with_their_sharding(
+    read: Read, file: str, lines: str, own: str
+) -> None:
+    """TRL loads fp32 where a file names no dtype; accelerate's FSDP keeps fp32 in shards whatever was loaded."""
+    companion = {"accelerate": accelerate("FSDP")} if file == "with FSDP" else {}
+    found = merge_options(read("trl", f"{lines}\nuse_peft: false", **companion), {}).options
     for sharding, method, dtype, master in (
         ("fsdp", "full", "bf16", "fp32"),
-        ("ddp", "full", "fp32", None),
-        ("fsdp", "lora", "bf16", None),
+        ("fsdp-grad-op", "full", "bf16", "fp32"),
+        ("ddp", "full", own, None),
+        *([("fsdp", "lora", own, None)] if file == "with FSDP" else []),
     ):
         line = _Line(method=method, num_gpus=8, sharding=sharding, checkpointing=True)
         plan = line_options(found, line, 1, 8)
         assert (plan["dtype"], plan.get("master_dtype")) == (dtype, master)
+
+
+@pytest.mark.parametrize(
+    ("model", "sharding", "master"), [("Llama-3.2-1B", "ddp", None), ("Llama-3.1-70B", "fsdp", "fp32")]
+)
+def test_the_least_sharding_of_a_file_has_its_dtypes(read: Read, model: str, sharding: str, master: str | None) -> None:
+    found = read("trl", "dtype: bfloat16\nuse_peft: false\nper_device_train_batch_size: 1")
+    options = merge_options(found, {"num_gpus": 8}).options
+    (card,) = resolve_targets(["a100-sxm4-80gb"], {})
+    question = Question(architecture=load_architecture(f"meta-llama/{model}"), options=options)
+    run = resolve_for(question, card).run
+    assert (run.sharding, run.dtype, run.master_dtype) == (sharding, "bf16", master)
 
 
 def test_a_command_line_that_brings_fsdp_brings_its_shards(read: Read) -> None:
