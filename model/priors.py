@@ -23,6 +23,7 @@ from tunecast.model.prior_effects import (
     Effect,
     attention_effects,
     clock_effects,
+    dequant_kernel,
     device_effect,
     kind_effects,
     product_effects,
@@ -73,11 +74,13 @@ def load_priors() -> dict[str, Any]:
 def datasheet_factors(gpu: Gpu, beliefs: Mapping[str, Any], run: Run | None = None) -> FactorSet:
     """Curves at the datasheet's own rates (every efficiency 1), with `beliefs` for floors and waves.
 
-    With a `run`, ``attention``, what ``sdpa`` runs, is the card's own kernels' where its PyTorch has them.
+    With a `run`, ``attention``, what ``sdpa`` runs, is the card's own kernels' where its PyTorch has them, and weights
+    are unpacked by its software's kernel.
     """
     floor_s = float(beliefs["kernel_floor_s"]["value"])
     moved = {"bytes_per_s": gpu.bandwidth_bytes_per_s, "t0_s": floor_s}
-    unpacked = {**moved, "bytes_per_s": gpu.bandwidth_bytes_per_s * unpacking_gain(gpu, beliefs)}
+    kernel = dequant_kernel(run, run.stack) if run is not None and run.base_quantization else ""
+    unpacked = {**moved, "bytes_per_s": gpu.bandwidth_bytes_per_s * unpacking_gain(gpu, beliefs, kernel)}
     curves = {"memory": _curve("bandwidth", moved), "dequant": _curve("bandwidth", unpacked)}
     own, usual = math.exp(own_over_usual(gpu, beliefs).log), usual_shares(gpu, beliefs)
     attending = attention_share(gpu, beliefs) * own  # one clock and one power limit hold both

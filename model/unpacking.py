@@ -13,12 +13,12 @@ from typing import Any
 from tunecast.catalogs.gpus import Gpu, load_gpus
 
 
-def unpacking_gain(gpu: Gpu, beliefs: Mapping[str, Any]) -> float:
-    """Rate of unpacking over bandwidth, as a multiple of the reference card's.
+def unpacking_gain(gpu: Gpu, beliefs: Mapping[str, Any], kernel: str = "") -> float:
+    """Rate of unpacking over bandwidth, as a multiple of the reference card's with the same `kernel`.
 
     Processors of all NVIDIA cards are taken to unpack as many values a clock (assumed). At most what a card's memory
-    moves where it waits for that. 1 for other vendors' cards, where nothing is known to tell, and by priors that are
-    older than this belief.
+    moves where it waits for that, however slow the kernel: on such a card one of more instructions is no slower. 1 for
+    other vendors' cards, where nothing is known to tell, and by priors that are older than this belief.
     """
     belief = beliefs.get("unpacking_clocks")
     own = None if belief is None else _clocks_per_byte(gpu)
@@ -26,7 +26,7 @@ def unpacking_gain(gpu: Gpu, beliefs: Mapping[str, Any]) -> float:
     if own is None or usual is None:
         return 1.0
     most = float(beliefs["efficiency"]["memory"]["value"]) / float(beliefs["efficiency"]["dequant"]["value"])
-    return min(own / usual, most)
+    return min(own / usual, most / float(beliefs["dequant_kernels"]["values"].get(kernel, 1.0)))
 
 
 def _clocks_per_byte(gpu: Gpu) -> float | None:

@@ -9,7 +9,10 @@ import pytest
 
 from tunecast.calibrate.priors_problem import beliefs
 from tunecast.catalogs.gpus import load_gpus
+from tunecast.model.architectures import load_architecture
+from tunecast.model.prior_effects import dequant_kernel
 from tunecast.model.priors import datasheet_factors
+from tunecast.model.resolve import resolve_run
 from tunecast.model.unpacking import unpacking_gain
 
 WAIT_FOR_MEMORY = ("a10-24gb", "l4-24gb", "l40s-48gb", "rtx-4090-24gb")
@@ -19,10 +22,26 @@ VALUE_BYTES = 0.5 + 2
 """4 bits in, 16 bits out."""
 
 
-def rate_bytes_per_s(gpu: str, kind: str) -> float:
-    """What the beliefs alone expect, before any run was read."""
-    curve = datasheet_factors(load_gpus()[gpu], beliefs()).curves[kind]
-    return float(curve.params["bytes_per_s"]) * float(beliefs()["efficiency"][kind]["value"])
+def rate_bytes_per_s(gpu: str, kind: str, *, code: str = "") -> float:
+    """What the beliefs alone expect, before any run was read, of the kernel of a transformers release's time."""
+    options = {"method": "qlora", "hf_code": code}
+    run = resolve_run(load_architecture("meta-llama/Llama-3.1-8B"), options).run if code else None
+    curve = datasheet_factors(load_gpus()[gpu], beliefs(), run).curves[kind]
+    kernel = "" if run is None else dequant_kernel(run, run.stack)
+    slower = float(beliefs()["dequant_kernels"]["values"].get(kernel, 1.0))
+    return float(curve.params["bytes_per_s"]) * float(beliefs()["efficiency"][kind]["value"]) * slower
+
+
+@pytest.mark.parametrize("gpu", ["l4-24gb", "l40s-48gb", "rtx-4090-24gb"])
+def test_cards_that_gained_nothing_were_as_fast_with_the_kernel_before(gpu: str) -> None:
+    """Pull request 1747: at large sizes no faster on L4, L40S and RTX 4090 than the kernel that it replaced."""
+    assert rate_bytes_per_s(gpu, "dequant", code="4.46") == pytest.approx(rate_bytes_per_s(gpu, "dequant"))
+
+
+@pytest.mark.parametrize("gpu", WAIT_FOR_PROCESSORS)
+def test_cards_that_gained_were_slower_with_the_kernel_before(gpu: str) -> None:
+    gain = rate_bytes_per_s(gpu, "dequant") / rate_bytes_per_s(gpu, "dequant", code="4.46")
+    assert 1.36 < gain < 2.07
 
 
 @pytest.mark.parametrize("gpu", WAIT_FOR_MEMORY)

@@ -23,6 +23,7 @@ FULL = {
 LORA = {**FULL, "method": "LoRA", "rank": "r=16", "lora_targets": "all linear", "parallelism": "DDP"}
 ALONE = {"gpu": "H100 80GB SXM", "gpus": "1", "parallelism": "single"}
 QLORA = {**LORA, "method": "QLoRA", "quant": "NF4", "gpus": "1", "gpu": "RTX 4090", "parallelism": "single GPU"}
+GPTQ = {**QLORA, "framework": "HF Trainer + PEFT", "quant": "gptq-int4", "compute_dtype": "fp16 mixed"}
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
@@ -68,6 +69,17 @@ LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_
             {**FULL, "framework": "PyTorch Lightning", "parallelism": "DDP", "compute_dtype": "bf16-true"},
             "lightning",
             {"dtype": "bf16", "precision": "bf16"},
+        ),
+        # AutoGPTQ's CUDA layers, which transformers took before GPTQModel, unpack by torch's operators in training
+        (
+            {**GPTQ, "source_date": "2024-03"},
+            "hf-peft",
+            {"quant_method": "gptq-4bit", "gptq_kernel": "torch"},
+        ),
+        (
+            {**GPTQ, "source_date": "2026-03"},
+            "hf-peft",
+            {"quant_method": "gptq-4bit", "gptq_kernel": "triton"},
         ),
         # Unsloth: its own kernels and offloaded checkpoints, cut cross-entropy until December 2025
         (
