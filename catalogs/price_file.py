@@ -19,7 +19,7 @@ from pathlib import Path
 from tunecast.catalogs.clock import today
 from tunecast.catalogs.errors import InputError
 from tunecast.catalogs.gpus import find_gpu
-from tunecast.catalogs.prices import PRICE_TYPES, STATISTICS, Offer, gpu_families, parse_offers
+from tunecast.catalogs.prices import ANY_SIZE, PRICE_TYPES, STATISTICS, Offer, gpu_families, parse_offers
 from tunecast.catalogs.tables import Row, read_rows
 
 OWN_COLUMNS = ("term_months", "upfront_usd")
@@ -63,6 +63,10 @@ def _check_header(path: Path, header: Sequence[str]) -> None:
             f"{path}, line 1, column 'usd_per_gpu_hour' is missing; add it, or 'usd_per_hour' with the price of an "
             "instance."
         )
+
+
+MACHINE = ("gpu_count", "instance_gpus", "instance_or_sku", "offer_sku", "usd_per_hour")
+"""Columns that speak of one machine: a price per GPU beside none of them is of any number of GPUs."""
 
 
 def _check_one_price_a_day(path: Path, offers: Sequence[Offer]) -> None:
@@ -133,6 +137,7 @@ def _checked(line: _Line) -> Row:
         "region": line.text("region"),
         "gpu_count": str(gpu_count),
         "instance_gpus": str(_instance_gpus(line, gpu_count)),
+        ANY_SIZE: "" if any(line.text(name) for name in MACHINE) else "yes",
         "vcpu": _number_text(line.amount("vcpu")),
         "ram_gib": _number_text(line.amount("ram_gib")),
         "price_type": line.one_of("price_type", PRICE_TYPES),

@@ -40,6 +40,8 @@ SCALING_PROVIDERS = frozenset({"runpod", "vast"})
 
 SCALING_MAX_GPUS = 8
 """GPUs of the largest such machine."""
+ANY_SIZE = "any_size"
+"""Column of a user's own price per GPU that names no machine."""
 SEPARATE = "separate machines"
 """Words of the note on a job that takes several."""
 
@@ -82,6 +84,8 @@ class Offer:
     """Paid once at the start of the term for one instance; its share is already in both prices per hour."""
     layer: str = "shipped"
     """Where the row comes from: shipped, refreshed or user."""
+    any_size: bool = False
+    """A user's own price per GPU, of machines as large as are forecast."""
     raw: Row = field(default_factory=dict, repr=False, compare=False)
     """The row as it was read."""
 
@@ -107,7 +111,8 @@ class Offer:
     @property
     def scales(self) -> bool:
         """Whether more GPUs than listed come in one machine at the per-GPU price."""
-        return self.provider in SCALING_PROVIDERS and not self.tier.startswith("via ") and self.gpu_count == 1
+        listed = self.provider in SCALING_PROVIDERS and not self.tier.startswith("via ") and self.gpu_count == 1
+        return listed or self.any_size
 
     def age_days(self, today: date | None = None) -> int:
         """Days since the snapshot; a month without a day counts from its first."""
@@ -197,7 +202,7 @@ def job_offer(offer: Offer, num_gpus: int) -> JobOffer:
 
     A scaling provider's listing makes machines of up to 8 GPUs at the per-GPU price instead.
     """
-    per_instance = SCALING_MAX_GPUS if offer.scales else offer.gpu_count
+    per_instance = num_gpus if offer.any_size else SCALING_MAX_GPUS if offer.scales else offer.gpu_count
     instances = math.ceil(num_gpus / per_instance)
     gpus_paid = num_gpus if offer.scales else instances * offer.gpu_count
     usd_per_hour = num_gpus * offer.usd_per_gpu_hour if offer.scales else instances * offer.usd_per_hour
@@ -214,7 +219,7 @@ def job_offer(offer: Offer, num_gpus: int) -> JobOffer:
 def _job_notes(offer: Offer, num_gpus: int, instances: int, gpus_paid: int) -> Iterable[str]:
     if offer.why_not_rankable:
         yield f"not ranked: {offer.why_not_rankable}"
-    if offer.scales and num_gpus > 1:
+    if offer.scales and not offer.any_size and num_gpus > 1:
         yield f"one-GPU listing times {num_gpus}; whether so many are free together is not known"
     if gpus_paid > num_gpus:
         yield f"whole instances: {gpus_paid} GPUs are paid for, {num_gpus} used"
@@ -291,7 +296,8 @@ def _offer(index: int, row: Row, layer: str) -> Offer:
         term_months=number(row.get("term_months", "")),
         upfront_usd=(number(row.get("upfront_usd", "")) or 0.0) * gpu_count / listed_count,
         layer=layer,
-        raw=row,
+        any_size=bool(row.get(ANY_SIZE)),
+        raw={column: text for column, text in row.items() if column != ANY_SIZE},
     )
 
 

@@ -6,7 +6,6 @@ caller has to ask for or to label as assumed, never a zero.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
@@ -132,13 +131,3 @@ def node_network_bytes_per_s(provider: str, instance: str) -> float | None:
 def joined_at(job: JobOffer) -> float | None:
     """Bytes/s out of one of an offer's machines; None: it is one machine, or its network is unknown."""
     return node_network_bytes_per_s(job.offer.provider, job.offer.offer_sku) if job.instances > 1 else None
-
-
-def joined_as_fast(jobs: Iterable[JobOffer], network_bytes_per_s: float | None) -> tuple[JobOffer, ...]:
-    """The offers of one machine, and of several that are joined at this speed at least or at an unknown one."""
-
-    def fast_enough(job: JobOffer) -> bool:
-        own = joined_at(job)
-        return own is None or network_bytes_per_s is None or own >= network_bytes_per_s
-
-    return tuple(filter(fast_enough, jobs))

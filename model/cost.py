@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tunecast.catalogs.price_book import PriceBook, shipped_book
 from tunecast.catalogs.prices import SCALING_MAX_GPUS, SEPARATE, JobOffer
-from tunecast.catalogs.rental_facts import BITS_PER_BYTE, joined_as_fast, joined_at
+from tunecast.catalogs.rental_facts import BITS_PER_BYTE, joined_at
 from tunecast.model.bounds import MOST_USD_PER_H, at_most
-from tunecast.model.parallel_network import machines_in_rack, network_taken
+from tunecast.model.parallel_network import machines_in_racks, network_taken, part_of_network
 from tunecast.model.read_numbers import number_above_zero
 from tunecast.model.resolve_parallel import GPUS_PER_NODE
 from tunecast.model.units import GIGA, HOUR_S, MEGA
@@ -48,22 +48,30 @@ def candidate_prices(
     What counts of them is what `as_forecast` keeps of a job with these `options`.
     """
     found = (book or shipped_book()).offers_for(gpu_id, num_gpus, price_types)
-    own = tuple(job for job in found if job.offer.layer == "user") or found
-    return tuple(job_price(job) for job in as_forecast(own, gpu_id, options or {}))
+    return tuple(job_price(job) for job in as_forecast(found, gpu_id, options or {}))
 
 
-def as_forecast(jobs: Iterable[JobOffer], gpu_id: str, options: Mapping[str, Any]) -> tuple[JobOffer, ...]:
-    """Of the offers of a job, those that can be as fast as its forecast.
+def as_forecast(jobs: Sequence[JobOffer], gpu_id: str, options: Mapping[str, Any]) -> tuple[JobOffer, ...]:
+    """Of the offers of a job, those that can be as fast as its forecast; the user's own alone where there are any.
 
     GPUs are forecast with the link inside machines of ``gpus_per_node``, so only offers of as few machines count (of
     more, where one rack's NVLink joins them), and none whose network is known and slower than the forecast takes.
     """
     per_node = options.get("gpus_per_node") or GPUS_PER_NODE
+    network = network_taken(gpu_id, options)
 
     def few_enough(job: JobOffer) -> bool:
-        return job.instances <= max(math.ceil(job.num_gpus / per_node), machines_in_rack(gpu_id, job.offer.gpu_count))
+        racked = machines_in_racks(gpu_id, job.offer.gpu_count, job.num_gpus)
+        return job.instances <= max(math.ceil(job.num_gpus / per_node), racked)
 
-    return tuple(filter(few_enough, joined_as_fast(jobs, network_taken(gpu_id, options))))
+    def fast_enough(job: JobOffer) -> bool:
+        own = joined_at(job)
+        if own is None or network is None:
+            return True
+        return part_of_network(own, per_node, job.gpus_paid / job.instances) >= network
+
+    own = [job for job in jobs if job.offer.layer == "user"] or jobs
+    return tuple(job for job in own if few_enough(job) and fast_enough(job))
 
 
 def why_no_price(
@@ -73,13 +81,17 @@ def why_no_price(
     found = (book or shipped_book()).offers_for(gpu_id, num_gpus, price_types)
     if not found:
         return None
+    own = [job for job in found if job.offer.layer == "user"] or found
     per_node = options.get("gpus_per_node") or GPUS_PER_NODE
-    taken = "one machine" if num_gpus <= per_node else f"machines of {per_node} joined as fast"
-    largest = max(SCALING_MAX_GPUS if job.offer.scales else job.offer.gpu_count for job in found)
-    smaller = f"--gpus-per-node {largest} " if largest < min(per_node, num_gpus) else ""
+    largest = max(SCALING_MAX_GPUS if job.offer.scales else job.offer.gpu_count for job in own)
+    if largest < min(per_node, num_gpus):
+        return (
+            f"no price: nobody is known to rent {min(per_node, num_gpus)} of this GPU in one machine, as is forecast; "
+            f"the largest on offer has {largest}: --gpus-per-node {largest} --internode-gbps N forecasts those"
+        )
     return (
-        f"no price: nobody is known to rent {num_gpus} of this GPU in {taken}, as is forecast; the largest machine on "
-        f"offer has {largest}: {smaller}--internode-gbps N forecasts and prices such machines"
+        f"no price: no machines of {per_node} of this GPU are known to be rented that are joined as fast as is "
+        "forecast; --internode-gbps N forecasts and prices slower ones"
     )
 
 
@@ -115,10 +127,13 @@ def _machine_ram_gib(job: JobOffer) -> float | None:
 
 
 def _notes(job: JobOffer) -> Iterator[str]:
-    """The notes of an offer, several machines of one NVLink rack told as that."""
+    """The notes of an offer, machines of NVLink racks told as that."""
     for note in job.notes:
-        in_rack = SEPARATE in note and job.instances <= machines_in_rack(job.offer.gpu_id, job.offer.gpu_count)
-        yield f"{job.instances} machines, taken as of one NVLink rack: ask for that" if in_rack else note
+        racked = machines_in_racks(job.offer.gpu_id, job.offer.gpu_count, job.num_gpus)
+        in_rack = SEPARATE in note and job.instances <= racked
+        yield (
+            f"{job.instances} machines, taken as of as few NVLink racks as hold them: ask for that" if in_rack else note
+        )
 
 
 def cost_usd(total_time_h: Value, price: Price) -> Value:

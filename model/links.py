@@ -149,10 +149,11 @@ def links_of(factors: FactorSet, run: Run, *, across: bool) -> Links:
     network = factors.factors.get("node_bytes_per_s")
     if network is None and across:
         rack = gpus_in_rack(factors.gpu)
+        joins_all = run.gpus_per_node < run.num_gpus <= rack
         raise InputError(
             f"{run.num_gpus} GPUs of {factors.gpu} take several machines of {run.gpus_per_node}, but no catalog fact "
             "says how those are joined; give the network of one machine, for example --internode-gbps 400"
-            f"{f', or --gpus-per-node {rack}: a rack whose NVLink joins them all' if rack else ''}."
+            f"{f', or --gpus-per-node {rack}: a rack whose NVLink joins them all' if joins_all else ''}."
         )
     latency = {
         name: found.value if (found := factors.factors.get(name)) else 0.0

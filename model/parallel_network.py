@@ -39,8 +39,8 @@ class KnownNetwork(NamedTuple):
 def catalog_network(gpu_id: str, gpus_per_node: int = GPUS_PER_NODE) -> KnownNetwork | None:
     """The fastest network of the instances with this GPU, else with its sibling, and the next slower one of either.
 
-    A sibling differs in memory only (the name's last part). Machines of fewer GPUs than an instance has are given its
-    share of the network, since every GPU has its own card of it there; of more, nothing is known.
+    A sibling differs in memory only (the name's last part). Machines of fewer GPUs than an instance has are given their
+    share of its network, most of which have a network card for each GPU; of more, nothing is known.
     """
     own: dict[float, str] = {}
     either: dict[float, str] = {}
@@ -51,15 +51,20 @@ def catalog_network(gpu_id: str, gpus_per_node: int = GPUS_PER_NODE) -> KnownNet
         whole = node_network_bytes_per_s(offer.provider, offer.offer_sku)
         if whole is None or offer.gpu_count < gpus_per_node:
             continue
-        share = gpus_per_node / offer.gpu_count
-        part = "" if share == 1.0 else f"{gpus_per_node}/{offer.gpu_count} of "
+        part = "" if gpus_per_node == offer.gpu_count else f"{gpus_per_node}/{offer.gpu_count} of "
+        speed = part_of_network(whole, gpus_per_node, offer.gpu_count)
         for known in (own, either) if same else (either,):
-            known.setdefault(whole * share, f"{part}{offer.provider} {offer.offer_sku}")
+            known.setdefault(speed, f"{part}{offer.provider} {offer.offer_sku}")
     if not either:
         return None
     fastest = max(own or either)
     slower = max((speed for speed in either if speed < fastest), default=fastest)
     return KnownNetwork(fastest, (own or either)[fastest], slower, either[slower])
+
+
+def part_of_network(whole: float, per_node: int, gpus: float) -> float:
+    """What `per_node` of a machine's GPUs have of its network: their part of it."""
+    return whole * min(1.0, per_node / gpus)
 
 
 def network_taken(gpu_id: str, options: Mapping[str, Any]) -> float | None:
@@ -76,9 +81,12 @@ def gpus_in_rack(gpu_id: str) -> int:
     return int(rack["gpus"]) if re.match(rack["pattern"], gpu_id) else 0
 
 
-def machines_in_rack(gpu_id: str, gpus: int) -> int:
-    """Machines of so many GPUs that one rack's NVLink joins: whole trays of it; 0 where it joins none."""
-    return 0 if gpus % int(link_facts()["nvlink_racks"]["gpus_per_tray"]) else gpus_in_rack(gpu_id) // gpus
+def machines_in_racks(gpu_id: str, gpus: int, num_gpus: int) -> int:
+    """Machines of so many GPUs in the racks that hold a job: whole trays of one NVLink; 0 where none is."""
+    rack = gpus_in_rack(gpu_id)
+    if not rack or gpus % int(link_facts()["nvlink_racks"]["gpus_per_tray"]):
+        return 0
+    return -(-num_gpus // rack) * (rack // gpus)
 
 
 def given_network(options: Mapping[str, Any]) -> float | None:

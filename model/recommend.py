@@ -17,6 +17,7 @@ from tunecast.model.forecast import Forecast
 from tunecast.model.front import beats, knee, pareto
 from tunecast.model.market import Candidate, Limits, Market, Rejected, Search, prices_for, whole_of
 from tunecast.model.money import offer_notes, whole_notes
+from tunecast.model.parallel_network import part_of_network
 from tunecast.model.question import Question
 from tunecast.model.resolve_parallel import GPUS_PER_NODE
 from tunecast.model.units import HOUR_S, MINUTE_S
@@ -280,7 +281,7 @@ def joined_by(candidate: Candidate, options: Mapping[str, Any]) -> dict[str, Any
     whole = offer.get("network_gbps")
     if whole is None or options.get("internode_gbps") is not None or candidate.num_gpus <= per_node:
         return {}
-    own = whole * min(1.0, per_node * offer["instances"] / offer["gpus_paid"])
+    own = part_of_network(whole, per_node, offer["gpus_paid"] / offer["instances"])
     return {"internode_gbps": own, "internode_of": f"{offer['provider']} {offer['instance_or_sku']}"}
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from tunecast import estimate
@@ -76,6 +79,30 @@ def test_smaller_machines_than_forecast_have_no_price_but_words() -> None:
     assert split.offer is not None
     assert split.offer["instances"] == 4
     assert not any(note.startswith("no price") for note in split.notes)
+
+
+@pytest.mark.parametrize(("num_gpus", "options"), [(1, {}), (4, {}), (16, {"internode_gbps": 100})])
+def test_a_user_s_own_price_per_gpu_is_of_any_number(tmp_path: Path, num_gpus: int, options: dict[str, Any]) -> None:
+    path = tmp_path / "p.csv"
+    path.write_text("gpu_canonical_id,usd_per_gpu_hour\nl40s-48gb,0.40\n")
+    asked = {"method": "lora", "gpu": "l40s-48gb", "tokens": 1_000_000, "num_gpus": num_gpus, "prices": [path]}
+    (found,) = estimate("meta-llama/Llama-3.1-8B", **asked, **options)
+    assert found.offer is not None
+    assert (found.offer["provider"], found.offer["usd_per_hour"]) == ("user", pytest.approx(0.40 * num_gpus))
+
+
+def test_a_user_s_own_machines_are_as_large_as_they_say(tmp_path: Path) -> None:
+    path = tmp_path / "p.csv"
+    path.write_text("gpu_canonical_id,gpu_count,usd_per_gpu_hour\nl40s-48gb,2,0.40\n")
+    (found,) = estimate("meta-llama/Llama-3.1-8B", method="lora", gpu="l40s-48gb", num_gpus=4, prices=[path])
+    assert found.offer is None
+    assert any("the largest on offer has 2: --gpus-per-node 2" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("num_gpus", [8, 72, 76, 144])
+def test_trays_of_an_nvlink_rack_are_one_machine_for_each_rack(num_gpus: int) -> None:
+    options = {"gpus_per_node": 72, "internode_gbps": 400}
+    assert candidate_prices("gb200-186gb", num_gpus, options=options)
 
 
 def test_a_listing_that_scales_brings_its_host_memory_for_every_gpu() -> None:

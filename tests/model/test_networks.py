@@ -6,8 +6,9 @@ import pytest
 
 from tunecast import estimate, recommend
 from tunecast.catalogs.prices import offers_for
-from tunecast.catalogs.rental_facts import joined_as_fast, node_network_bytes_per_s
+from tunecast.catalogs.rental_facts import node_network_bytes_per_s
 from tunecast.catalogs.tables import read_rows
+from tunecast.model.cost import as_forecast
 from tunecast.model.forecast import Forecast
 from tunecast.model.parallel_network import catalog_network
 
@@ -62,15 +63,21 @@ def test_a_part_of_a_machine_has_its_part_of_the_network() -> None:
 @pytest.mark.parametrize("gbps", [100, 400, 1600])
 def test_offers_of_several_machines_are_those_joined_as_fast(gbps: float) -> None:
     jobs = offers_for(CARD, 16)
-    kept = joined_as_fast(jobs, gbps * GBIT)
+    kept = as_forecast(jobs, CARD, {"internode_gbps": gbps})
     speeds = {node_network_bytes_per_s(job.offer.provider, job.offer.offer_sku) for job in kept if job.instances > 1}
     assert min(speed for speed in speeds if speed is not None) == pytest.approx(gbps * GBIT)
     assert None in speeds, "an offer whose network nobody states is kept"
-    assert joined_as_fast(jobs, None) == jobs
-    one = offers_for(CARD, 8)
-    assert {job.offer.offer_sku for job in joined_as_fast(one, 1e15)} >= {
-        job.offer.offer_sku for job in one if job.instances == 1
+    one = [job for job in offers_for(CARD, 8) if job.instances == 1]
+    assert {job.offer.offer_sku for job in as_forecast(one, CARD, {"internode_gbps": 1e7})} == {
+        job.offer.offer_sku for job in one
     }
+
+
+def test_a_part_of_a_machine_is_compared_with_its_part_of_the_network() -> None:
+    """Pairs of Azure's 1,600 Gbit/s for eight have 400; AWS's 400 for eight leave 100 for a pair."""
+    kept = as_forecast(offers_for(CARD, 16), CARD, {"gpus_per_node": 2})
+    stated = {job.offer.provider for job in kept if node_network_bytes_per_s(job.offer.provider, job.offer.offer_sku)}
+    assert stated == {"azure"}
 
 
 def test_recommend_rents_only_machines_as_fast_as_it_reckons_with() -> None:
