@@ -18,7 +18,7 @@ from tunecast.catalogs.price_book import PriceBook
 from tunecast.catalogs.prices import PRICE_TYPES, JobOffer
 from tunecast.model.amount import Amount, resolve_amount
 from tunecast.model.architecture import Architecture
-from tunecast.model.cost import Price, as_forecast, job_price, user_price
+from tunecast.model.cost import Price, as_forecast, job_price, user_price, why_no_price
 from tunecast.model.engine import Screen, screen
 from tunecast.model.engine_memory import Flags
 from tunecast.model.estimate import forecast
@@ -282,7 +282,12 @@ def not_sold(target: Target, counts: Sequence[int], search: Search) -> Rejected:
     """A card that nobody offers in these numbers, of the kinds and in the places asked for."""
     elsewhere = _elsewhere(target, counts, search)
     words = " or ".join(str(count) for count in counts)
-    detail = f"no offer of {words} in one machine{elsewhere}"
+    instead = None
+    if target.gpu is not None and not target.is_mock:
+        kinds, options = search.limits.price_types, search.job.options
+        instead = why_no_price(target.gpu.id, min(counts), kinds, search.book, options)
+    remedy = "" if instead is None else f"; {instead.partition(': ')[2]}"
+    detail = f"no offer of {words} in one machine{elsewhere}{remedy}"
     return Rejected(gpu=target.id, reason="no price", detail=detail)
 
 

@@ -13,13 +13,13 @@ from typing import Any
 
 from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.estimate import forecast
+from tunecast.model.file_spread import can_shard, over_shards, with_dtypes
 from tunecast.model.fits import fit_probability, memory_view
 from tunecast.model.forecast import Forecast
 from tunecast.model.on_device import resolve_for, target_factors
 from tunecast.model.plans import INNER, gpus_per_copy
 from tunecast.model.question import Question
 from tunecast.model.rows import held_run
-from tunecast.model.sharding import with_shards
 from tunecast.model.target import Target
 from tunecast.model.units import HOUR_S, MINUTE_S
 
@@ -73,7 +73,10 @@ def counts_for(question: Question, target: Target) -> tuple[int, ...]:
             f"--num-gpus auto tries {', '.join(map(str, COUNTS))}, but {splits} takes {inner} GPUs per copy of the "
             f"model, which divides none of them; type --num-gpus {inner}, or a multiple of it."
         )
-    return counts
+    dealt = tuple(count for count in counts if can_shard(question.options, count))
+    if not dealt:
+        over_shards({**question.options, "num_gpus": counts[-1]})
+    return dealt
 
 
 def with_count(question: Question, count: int) -> Question:
@@ -81,8 +84,10 @@ def with_count(question: Question, count: int) -> Question:
     options: dict[str, Any] = {**question.options, "num_gpus": count}
     if count == 1 and options.get("sharding") is not None:
         del options["sharding"]
-        options = with_shards(options, None)
-    return replace(question, options=options, option_origins={**question.option_origins, "num_gpus": "searched"})
+        options = with_dtypes(options, None)
+    return replace(
+        question, options=over_shards(options), option_origins={**question.option_origins, "num_gpus": "searched"}
+    )
 
 
 def likely_fits(question: Question, target: Target) -> bool | None:

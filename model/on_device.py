@@ -11,6 +11,7 @@ from tunecast.model.architecture import Architecture
 from tunecast.model.documents import documents_of
 from tunecast.model.factors import FactorSet
 from tunecast.model.factors_io import factor_set_from_record
+from tunecast.model.file_spread import with_dtypes
 from tunecast.model.fits import memory_view, probably_fits
 from tunecast.model.loss_budget import on_card
 from tunecast.model.memory_codes import with_other_code
@@ -23,10 +24,9 @@ from tunecast.model.read_numbers import whole_number
 from tunecast.model.resolve import ASSUMED, Resolved, resolve_run
 from tunecast.model.resolve_parallel import OFFLOADED_BY
 from tunecast.model.rows import held_run
-from tunecast.model.run import SHARDED_DTYPES, Run
+from tunecast.model.run import BY_SPREAD, Run
 from tunecast.model.sdpa import sdpa_on_card, with_flash
 from tunecast.model.sharded_record import with_sharding
-from tunecast.model.sharding import with_shards
 from tunecast.model.shared_host import with_shared_host
 from tunecast.model.stand_in import with_stand_ins
 from tunecast.model.target import Target
@@ -78,8 +78,8 @@ def resolve_for(question: Question, target: Target) -> Resolved:
 
     def resolved(sharding: str | None = None) -> Resolved:
         tried = options if sharding is None else {**options, "sharding": sharding}
-        if sharding is not None and SHARDED_DTYPES in question.options:
-            told = with_shards({**question.options, **tried}, sharding)
+        if sharding is not None and BY_SPREAD in question.options:
+            told = with_dtypes({**question.options, **tried}, sharding)
             tried = {name: value for name, value in told.items() if name not in RUN_OPTIONS_ELSEWHERE}
         run = resolve_run(
             question.architecture,

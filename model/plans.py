@@ -18,13 +18,13 @@ from tunecast.model.architecture import Architecture
 from tunecast.model.bounds import check_sizes
 from tunecast.model.curves import Array
 from tunecast.model.engine_memory import Flags, memory_of
+from tunecast.model.file_spread import DTYPES, OF_SHARDS, can_shard, over_shards, with_dtypes
 from tunecast.model.on_device import shardings_tried
 from tunecast.model.question import RUN_OPTIONS_ELSEWHERE
 from tunecast.model.read_numbers import whole_number
 from tunecast.model.resolve import ASSUMED, Resolved, resolve_run
 from tunecast.model.rows import held_run
 from tunecast.model.run import Run
-from tunecast.model.sharding import OF_SHARDS, with_shards
 
 BATCH_OPTIONS = ("per_device_train_batch_size", "gradient_accumulation_steps", "num_gpus")
 """Options whose product is the global batch."""
@@ -59,8 +59,8 @@ class Plan:
         return self.resolved.run
 
     def over(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The job's options with the plan's in their place; what shards keep goes where the plan has none."""
-        gone = {name for name in OF_SHARDS if name not in self.options}
+        """The job's options with the plan's in their place; dtypes go where the plan has none."""
+        gone = {name for name in (*OF_SHARDS, *DTYPES) if name not in self.options}
         return {**{name: value for name, value in options.items() if name not in gone}, **self.options}
 
 
@@ -124,7 +124,7 @@ def lines(options: Mapping[str, Any], methods: Sequence[str], counts: Sequence[i
     asked, tried = options.get("sharding"), shardings_tried(options)
     inner, split = gpus_per_copy(options, *INNER), gpus_per_copy(options, "tp", "pp")
     for method in methods:
-        for num_gpus in (count for count in counts if batch % (count // inner) == 0):
+        for num_gpus in (n for n in counts if batch % (n // inner) == 0 and can_shard(options, n)):
             alone = num_gpus == split
             spread = ("none",) if alone else tried if asked in (None, "none") else (str(asked),)
             for sharding in spread:
@@ -138,10 +138,9 @@ def line_options(options: Mapping[str, Any], line: _Line, micro_batch: int, batc
     """The run options of one plan of a line."""
     copies = line.num_gpus // gpus_per_copy(options, *INNER)
     asked = {**options, "method": line.method}
+    spread = over_shards({**with_dtypes(asked, line.sharding), "num_gpus": line.num_gpus, "sharding": line.sharding})
     return {
-        **with_shards(asked, line.sharding),
-        "num_gpus": line.num_gpus,
-        "sharding": line.sharding,
+        **spread,
         "gradient_checkpointing": line.checkpointing,
         "per_device_train_batch_size": micro_batch,
         "gradient_accumulation_steps": batch // copies // micro_batch,

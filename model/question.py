@@ -9,7 +9,7 @@ from typing import Any
 from tunecast.catalogs.price_book import PriceBook
 from tunecast.model.architecture import Architecture
 from tunecast.model.observed import Observations
-from tunecast.model.run import SHARDED_DTYPES, WHOLE_DTYPE
+from tunecast.model.run import BY_SPREAD, SHARD_GPUS
 from tunecast.model.step_source import StepSource
 from tunecast.model.whole_run_options import WholeRunOptions
 
@@ -17,7 +17,7 @@ RUN_OPTIONS_ELSEWHERE = (
     "tokens", "num_samples", "mean_tokens", "num_train_epochs", "max_steps", "dataset",
     "steps_at_most", "steps_exactly", "rows_padded", "rows_packed",
     "packing", "padding_free", "bytes_per_token", "streaming", "dataloader_num_workers",
-    "internode_gbps", "internode_of", "p2p", "serial_fraction", SHARDED_DTYPES, WHOLE_DTYPE,
+    "internode_gbps", "internode_of", "p2p", "serial_fraction", BY_SPREAD, SHARD_GPUS,
 )  # fmt: skip
 
 

@@ -33,6 +33,7 @@ from tunecast.model.resolve_experts import check_stacked, expert_notes, renamed_
 from tunecast.model.resolve_kernels import (
     check_compute_dtype,
     check_gptq_dtypes,
+    check_host_update,
     check_pure_precision,
     few_bit_notes,
     take_kernels,
@@ -363,6 +364,7 @@ def resolve_run(
     take_kernels(fields, architecture, defaults)
     check_gptq_dtypes(fields.values)
     take_parallel(fields, architecture)
+    check_host_update(fields.values)
     take_variants(fields, architecture)
     take_master(fields)
     check_litgpt(fields, architecture)

@@ -224,6 +224,10 @@ def take_in_backward(fields: Fields) -> None:
         )
 
 
+HOST_UPDATED = ("adamw_torch", "adamw_torch_fused")
+"""Optimizers whose update of states in host memory is counted."""
+
+
 def take_gptq(fields: Fields, method: str) -> None:
     """Kernel and group size of a GPTQ base; nothing of another."""
     plain = Run(method="qlora")
@@ -323,3 +327,17 @@ def why_not_fused(part: str, values: Mapping[str, Any], architecture: Architectu
     if part == "lora" and method not in FUSED_LORA_BASES:
         return f"the fused adapters do not take a base of --quant-method {method}"
     return ""
+
+
+def check_host_update(values: Mapping[str, Any]) -> None:
+    """Raise NotSupportedError for an optimizer whose update of states in host memory is not known.
+
+    DeepSpeed has its own AdamW there and refuses others (``runtime/engine.py``, ``zero_force_ds_cpu_optimizer``);
+    bitsandbytes' kernels run on GPUs.
+    """
+    if values["offload"] == "none" or values["optim"] in HOST_UPDATED:
+        return
+    raise NotSupportedError(
+        f"--optim {values['optim']} with --offload {values['offload']} is not built: states in host memory are updated "
+        f"by AdamW; use --optim {' or '.join(HOST_UPDATED)}."
+    )

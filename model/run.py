@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 
 BY_CARD = ("loss_budget_bytes", "loss_tiles_from", "paged_bytes")
 """Fields that the memory of a card decides, never an option."""
-SHARDED_DTYPES, WHOLE_DTYPE = "sharded_dtypes", "whole_dtype"
-"""Options that a training file leaves for plans: (gathered, kept in shards) dtypes of a model trained whole under FSDP,
-and its dtype without."""
+BY_SPREAD, SHARD_GPUS = "dtypes_by_spread", "shard_gpus"
+"""Options that a training file leaves for plans (`file_spread`): its dtypes by how the job is spread, and over how many
+GPUs it shards, with the field that says so."""
 
 
 BUCKET_ELEMENTS = 500_000_000

@@ -30,16 +30,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 from tunecast.model.architecture import Architecture, Layer
 from tunecast.model.memory_static import layer_packed_bytes, layer_weight_bytes, root_weight_bytes
 from tunecast.model.resolve_parallel import FSDP as FSDP
 from tunecast.model.resolve_parallel import ZERO as ZERO
-from tunecast.model.run import SHARDED_DTYPES, WHOLE_DTYPE, Run
+from tunecast.model.run import Run
 from tunecast.model.trained import (
     Trained,
     adapter_tensors,
@@ -51,8 +50,6 @@ from tunecast.model.trained import (
 )
 from tunecast.model.units import DTYPE_BYTES
 
-OF_SHARDS = ("master_dtype", "reduce_dtype")
-"""Options that FSDP alone has: what its shards keep, and what it reduces in."""
 GATHERED_LAYERS = 2
 """Layers whole at once while one runs: its parameters, and the flat buffer it came from or the next one arrives in."""
 COPIED_LAYERS = 3
@@ -311,17 +308,3 @@ def first_gather_bytes(architecture: Architecture, run: Run) -> int:
     if run.num_gpus == 1 or run.sharding not in FSDP:
         return 0
     return 2 * (root_group_bytes(architecture, run) + layer_bytes(architecture, run))
-
-
-def with_shards(options: Mapping[str, Any], sharding: str | None) -> dict[str, Any]:
-    """The options of a plan with this sharding: the dtypes of a model trained whole are those of shards under FSDP, and
-    the weights' own without, where a training file tells both; else what shards keep is the weights' dtype without."""
-    full = options.get("method") == "full"
-    if sharding in FSDP and full:
-        dtypes = options.get(SHARDED_DTYPES)
-        return {**options, **({} if dtypes is None else dict(zip(("dtype", "master_dtype"), dtypes, strict=True)))}
-    rest = {name: value for name, value in options.items() if name not in OF_SHARDS}
-    if options.get("master_dtype") is None:
-        return rest
-    own = options.get(WHOLE_DTYPE) or (options["master_dtype"] if full else None)
-    return rest if own is None else rest | {"dtype": own}

@@ -223,7 +223,8 @@ def _spread(source: Source, draft: Draft) -> None:
     put_degree(source, draft, "sequence_parallel_degree", "cp")
     listed = read_fsdp_words(source, draft)
     configured = listed or source.has("fsdp_config")
-    draft.shard_gpus = source.count("dp_shard_size")
+    shards = source.count("dp_shard_size")
+    draft.shard_gpus = None if shards is None else (shards, "dp_shard_size")
     sharded = configured or (source.count("dp_shard_size") or 1) > 1
     version = source.get("fsdp_version")
     version = (1 if configured else None) if version is None else version

@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tunecast.catalogs.errors import InputError, NotSupportedError
+from tunecast.catalogs.errors import NotSupportedError
 from tunecast.model.configs.common import DROPPED, TOKENS_UNPADDED, UNPACKED
 from tunecast.model.configs.run_file import RunFile
-from tunecast.model.configs.spread import RAISED, master_under_fsdp
-from tunecast.model.resolve_parallel import FSDP, GPUS_PER_NODE
+from tunecast.model.configs.spread import CAST, RAISED, master_under_fsdp
+from tunecast.model.file_spread import DTYPES, dtypes_by_spread, over_shards, with_dtypes
+from tunecast.model.resolve_parallel import ZERO
 from tunecast.model.rows import LENGTHS, ROWS_PACKED, packing_of
-from tunecast.model.run import SHARDED_DTYPES, WHOLE_DTYPE
+from tunecast.model.run import BY_SPREAD, SHARD_GPUS
 
 AMOUNTS = ("tokens", "num_samples", "max_steps", "dataset")
 REPEATING = ("trl", "llama-factory")
@@ -50,10 +51,12 @@ def merge_options(run_file: RunFile, typed: Mapping[str, Any]) -> Merged:
     notes = _rows_notes(notes, options | given, run_file)
     notes += _drop_replaced(options, given, run_file)
     notes += _drop_unfit(options, given, run_file)
-    _replicate(options, given, run_file)
+    if run_file.shard_gpus is not None and "sharding" not in given:
+        options[SHARD_GPUS] = run_file.shard_gpus
+        options |= {name: value for name, value in over_shards({**options, **given}).items() if name == "sharding"}
     if options.get("dataset") is None and "dataset" not in given:
         notes = [note for note in notes if not note.startswith(DROPPED)]
-    notes = _masters(notes, options, given, run_file)
+    notes = _settle(notes, options, given, run_file)
     origins = {name: run_file.origins.get(name, "file") for name in options}
     options |= given
     origins |= dict.fromkeys(given, "cli")
@@ -102,58 +105,46 @@ def _drop_replaced(options: dict[str, Any], given: Mapping[str, Any], run_file: 
     return [_keep_the_end(options, run_file, int(steps), "--" + typed.replace("_", "-"))]
 
 
-def _replicate(options: dict[str, Any], given: Mapping[str, Any], run_file: RunFile) -> None:
-    """Copies of the shards where the file's shards take fewer GPUs than there are: `hsdp`, whose copies are machines.
+def _settle(notes: list[str], options: dict[str, Any], given: Mapping[str, Any], run_file: RunFile) -> list[str]:
+    """Dtypes and shards as the file has them where the job is spread as is typed; typed dtypes are taken as they stand.
 
-    Source: axolotl 0.19 ``utils/distributed.py`` (``_get_parallel_config_kwargs``: what is left over replicates).
+    Returns the notes, with what is true of that way of spreading the job alone.
     """
-    asked = {**options, **given}
-    size, gpus = run_file.shard_gpus, asked.get("num_gpus")
-    if (
-        size is None
-        or not isinstance(gpus, int)
-        or gpus == 1
-        or "sharding" in given
-        or asked.get("sharding") not in FSDP
-    ):
-        return
-    inner = size * int(asked.get("tp", 1)) * int(asked.get("cp", 1))
-    machine = int(asked.get("gpus_per_node", GPUS_PER_NODE))
-    if gpus % inner:
-        raise InputError(
-            f"dp_shard_size of the file takes {inner} GPUs with what else splits the model, but there are {gpus}; use "
-            f"a multiple, --num-gpus {max(gpus // inner, 1) * inner}."
-        )
-    if gpus == inner:
-        return
-    if inner != machine:
-        raise NotSupportedError(
-            f"dp_shard_size of the file shards over {inner} of {gpus} GPUs and copies that (hsdp), which is built for "
-            f"whole machines only, of {machine} GPUs here; use --sharding fsdp, or --gpus-per-node {inner} if a "
-            "machine has so many."
-        )
-    options["sharding"] = "hsdp"
-
-
-def _masters(notes: list[str], options: dict[str, Any], given: Mapping[str, Any], run_file: RunFile) -> list[str]:
-    """fp32 shards where the typed words leave or bring them; typed dtypes are taken as they stand."""
-    if options.pop("master_dtype", None) is not None:
-        options.pop("dtype", None)
-        options |= {} if run_file.unsharded_dtype is None else {"dtype": run_file.unsharded_dtype}
+    about = (RAISED, CAST.format("bf16"), CAST.format("fp16"), *run_file.wide_notes)
+    rest = [note for note in notes if note not in about]
     asked: dict[str, Any] = {**options, **given}
+    alone = asked.get("num_gpus") == 1
+    sharding = None if alone else asked.get("sharding")
+    _check_one_process(asked, run_file, alone=alone)
     if {"dtype", "precision", "master_dtype"} & set(given):
-        return [note for note in notes if note != RAISED]
-    options |= _dtypes_of_plans(asked, run_file)
-    raised = {} if asked.get("num_gpus") == 1 else master_under_fsdp(asked, run_file.format)
-    options |= raised
-    return [*(note for note in notes if note != RAISED), *([RAISED] if raised else [])]
+        if options.pop("master_dtype", None) is not None:
+            options |= {name: value for name, value in run_file.whole_dtypes.items() if name == "dtype"}
+        return rest
+    masters = master_under_fsdp(
+        {**asked, **run_file.whole_dtypes, "method": "full", "sharding": "fsdp"}, run_file.format
+    )
+    whole = {name: value for name, value in run_file.whole_dtypes.items() if name not in given}
+    options[BY_SPREAD] = dtypes_by_spread(whole, masters)
+    found = with_dtypes({**options, "method": asked.get("method"), "offload": asked.get("offload")}, sharding)
+    for name in DTYPES:
+        options.pop(name, None)
+        if name in found:
+            options[name] = found[name]
+    if options.get("precision") in ("bf16", "fp16") and options["precision"] != whole.get("precision"):
+        return [*rest, CAST.format(options["precision"])]
+    if options.get("master_dtype") is not None:
+        return [*rest, RAISED]
+    return [*rest, *(note for note in run_file.wide_notes if options.get("dtype") == "fp32")]
 
 
-def _dtypes_of_plans(asked: Mapping[str, Any], run_file: RunFile) -> dict[str, Any]:
-    """What the file's model is stored in with FSDP, and without, for plans that try both (`sharding.with_shards`)."""
-    shards = master_under_fsdp({**asked, "method": "full", "sharding": "fsdp"}, run_file.format)
-    whole = run_file.unsharded_dtype or asked.get("dtype")
-    return {SHARDED_DTYPES: (shards["dtype"], shards["master_dtype"]), WHOLE_DTYPE: whole} if shards else {}
+def _check_one_process(asked: Mapping[str, Any], run_file: RunFile, *, alone: bool) -> None:
+    """Refuse DeepSpeed's one process that trains a whole model, which keeps an fp32 copy of it on the GPU."""
+    zero, offloaded = run_file.options.get("sharding") in ZERO, asked.get("offload") not in (None, "none", False)
+    if alone and zero and asked.get("method") == "full" and not offloaded:
+        raise NotSupportedError(
+            "DeepSpeed on one GPU without offloading keeps an fp32 copy and fp32 states of all weights there, which is "
+            "not built yet; use more GPUs, --offload optimizer, or leave DeepSpeed's file out."
+        )
 
 
 def _keep_the_end(options: dict[str, Any], run_file: RunFile, steps: int, flag: str) -> str:

@@ -142,7 +142,8 @@ def read_mapping(
         stack=str(draft.options["stack"]),
         ignored=(*(field for field in source.unread() if field not in strange), *unread),
         notes=tuple(draft.notes),
-        unsharded_dtype=draft.unsharded_dtype,
+        whole_dtypes=draft.whole_dtypes,
+        wide_notes=tuple(draft.wide_notes),
         shard_gpus=draft.shard_gpus,
     )
 

@@ -24,10 +24,13 @@ class RunFile:
     """Fields of the file that no option was made of, dotted."""
     notes: tuple[str, ...]
     """What the user should be told: readings that need a word, costs that are not counted."""
-    unsharded_dtype: str | None = None
-    """The weights' dtype without FSDP, where FSDP changes it: for a command line that takes FSDP away."""
-    shard_gpus: int | None = None
-    """GPUs over which one copy is sharded, where the file says so; its copies are as many as the GPUs give."""
+    whole_dtypes: dict[str, Any] = field(default_factory=dict)
+    """Dtypes without DeepSpeed and FSDP, which change them: for a command line and plans that spread the job
+    otherwise."""
+    wide_notes: tuple[str, ...] = ()
+    """Those of `notes` and others that are about weights in fp32, true without DeepSpeed and FSDP alone."""
+    shard_gpus: tuple[int, str] | None = None
+    """GPUs over which one copy is sharded, and the field that says so; its copies are as many as the GPUs give."""
 
     @property
     def origins(self) -> dict[str, str]:
@@ -46,13 +49,14 @@ class Draft:
     model_name: str = ""
     prefix: str = ""
     """Put before field names while a companion file is read, as ``accelerate: ``."""
-    unsharded_dtype: str | None = None
+    whole_dtypes: dict[str, Any] = field(default_factory=dict)
     """As of `RunFile`."""
-    shard_gpus: int | None = None
+    shard_gpus: tuple[int, str] | None = None
     """As of `RunFile`."""
     whole_batch: int | None = None
     """Samples of a step over all GPUs, where DeepSpeed's file states them beside what they follow from."""
-    _wide: list[str] = field(default_factory=list)
+    wide_notes: list[str] = field(default_factory=list)
+    """As of `RunFile`."""
 
     def put(self, name: str, value: Any, theirs: str | None = None) -> None:
         """Set an option; `theirs` is the field that states it, None for a framework's default. None is skipped."""
@@ -76,8 +80,8 @@ class Draft:
     def note_wide_weights(self, text: str) -> None:
         """Add a sentence on weights in fp32, which DeepSpeed's own casts make untrue (`withdraw_wide_weights`)."""
         self.note(text)
-        self._wide.append(text)
+        self.wide_notes.append(text)
 
     def withdraw_wide_weights(self) -> None:
         """Take back every sentence on weights in fp32."""
-        self.notes = [note for note in self.notes if note not in self._wide]
+        self.notes = [note for note in self.notes if note not in self.wide_notes]

@@ -9,6 +9,7 @@ from tunecast.catalogs.errors import InputError
 from tunecast.model.configs.frameworks import load_frameworks, refuse, refuse_unsupported
 from tunecast.model.configs.run_file import Draft
 from tunecast.model.configs.source import Source
+from tunecast.model.file_spread import DTYPES
 from tunecast.model.resolve_parallel import ZERO
 from tunecast.model.sharding import FSDP
 
@@ -22,10 +23,15 @@ _OFF = ("no", "none", "false", "")
 FSDP_TODAY = 2
 """FSDP's version where nothing names one (`resolve_parallel`)."""
 RAISED = (
-    "accelerate raises trained parameters to fp32 before FSDP shards them: 4 bytes per weight of a shard, gathered and "
-    "multiplied in 16 bits."
+    "Under FSDP accelerate raises trained parameters to fp32 before it shards them: 4 bytes per weight of a shard, "
+    "gathered and multiplied in 16 bits."
 )
 """What is told where that is so; the command line may make it untrue."""
+CAST = (
+    "Under ZeRO, DeepSpeed trains in pure {}, with an fp32 copy and fp32 optimizer states of what is trained, spread "
+    "over the GPUs."
+)
+"""The same of DeepSpeed's casts."""
 
 
 def put_sharding(source: Source, draft: Draft, sharding: str, theirs: str) -> None:
@@ -237,7 +243,7 @@ def _refuse_other_degrees(source: Source, draft: Draft) -> None:
     replicas = source.whole("parallelism_config.parallelism_config_dp_replicate_size")
     shards = source.whole("parallelism_config.parallelism_config_dp_shard_size")
     if (replicas or 1) > 1 and (shards or 1) > 1:
-        draft.shard_gpus = shards
+        draft.shard_gpus = (shards or 1, "parallelism_config_dp_shard_size")
         draft.drop("sharding")
         draft.put("sharding", "hsdp", "parallelism_config.parallelism_config_dp_replicate_size")
 
@@ -246,8 +252,14 @@ def _put_machines(source: Source, draft: Draft, processes: int | None) -> None:
     """GPUs of one machine where several share the job: accelerate starts so many processes on each
     (``commands/launch.py``: ``num_processes / num_machines``)."""
     machines = source.count("num_machines")
-    if machines is not None and machines > 1 and processes is not None:
-        draft.put("gpus_per_node", max(processes // machines, 1), "num_machines")
+    if machines is None or machines == 1 or processes is None:
+        return
+    if processes % machines:
+        raise InputError(
+            f"{source.name}: num_processes is {processes}, which num_machines {machines} does not divide; accelerate "
+            "starts as many on each."
+        )
+    draft.put("gpus_per_node", processes // machines, "num_machines")
 
 
 def _one_gpu(source: Source, draft: Draft) -> None:
@@ -280,8 +292,9 @@ def settle_spread(draft: Draft, framework: str) -> None:
     """What ZeRO and FSDP do to the dtypes of a bf16 or fp16 run.
 
     DeepSpeed casts the whole module and uses no autocast; accelerate raises trained parameters to fp32 before
-    FSDP shards them (`master_under_fsdp`). The dtype without FSDP is kept for a command line that takes it away.
+    FSDP shards them (`master_under_fsdp`). The dtypes without either are kept for what spreads the job otherwise.
     """
+    draft.whole_dtypes = {name: draft.options[name] for name in DTYPES if name in draft.options}
     sharding = draft.options.get("sharding")
     precision = str(draft.options.get("precision", ""))
     if sharding in ("zero1", "zero2", "zero3") and precision.endswith("-autocast"):
@@ -290,7 +303,6 @@ def settle_spread(draft: Draft, framework: str) -> None:
         draft.drop("adapter_dtype")
     masters = master_under_fsdp(draft.options, framework)
     if masters:
-        draft.unsharded_dtype = draft.options.get("dtype")
         draft.withdraw_wide_weights()
         draft.note(RAISED)
     for name, value in masters.items():
@@ -319,7 +331,4 @@ def _deepspeed_casts(draft: Draft, dtype: str) -> None:
     for name, value in (("dtype", dtype), ("precision", dtype), ("adapter_dtype", dtype)):
         if name != "adapter_dtype" or draft.options.get("method") != "full":
             draft.put(name, value)
-    draft.note(
-        f"DeepSpeed trains in pure {dtype}, with an fp32 copy and fp32 optimizer states of what is trained, "
-        "spread over the GPUs."
-    )
+    draft.note(CAST.format(dtype))

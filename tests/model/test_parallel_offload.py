@@ -85,6 +85,17 @@ def test_torch_goes_over_host_memory_operation_by_operation(make: Make, run_of: 
     assert host(llama, fused, "host.update") == pytest.approx(7 * 2 * owned)
 
 
+@pytest.mark.parametrize("optim", ["sgd", "adamw_bnb_8bit", "paged_adamw_8bit"])
+@pytest.mark.parametrize(
+    "spread", [{"sharding": "fsdp", "offload": "all"}, {"sharding": "zero2", "offload": "optimizer"}]
+)
+def test_other_updates_in_host_memory_are_refused(
+    make: Make, run_of: RunOf, optim: str, spread: dict[str, str]
+) -> None:
+    with pytest.raises(NotSupportedError, match=f"--optim {optim} with --offload"):
+        run_of(make("llama-3.1-8b"), optim=optim, **spread, **FULL)
+
+
 def test_what_crosses_pcie_in_a_step(make: Make, run_of: RunOf) -> None:
     """ZeRO-Offload (arXiv 2101.06840, section 4.1): 2 bytes of gradient out, 2 of parameter in, per owned parameter."""
     llama = make("llama-3.1-8b")

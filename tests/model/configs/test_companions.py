@@ -14,8 +14,9 @@ from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.architectures import load_architecture
 from tunecast.model.configs import RunFile, merge_options, read_config
 from tunecast.model.memory import memory_timeline
+from tunecast.model.num_gpus import counts_for, with_count
 from tunecast.model.on_device import resolve_for
-from tunecast.model.plans import _Line, line_options
+from tunecast.model.plans import _Line, line_options, lines
 from tunecast.model.question import RUN_OPTIONS_ELSEWHERE, Question
 from tunecast.model.resolve import resolve_run
 from tunecast.model.target import resolve_targets
@@ -228,6 +229,63 @@ def test_the_least_sharding_of_a_file_has_its_dtypes(read: Read, model: str, sha
     question = Question(architecture=load_architecture(f"meta-llama/{model}"), options=options)
     run = resolve_for(question, card).run
     assert (run.sharding, run.dtype, run.master_dtype) == (sharding, "bf16", master)
+
+
+@pytest.mark.parametrize("files", [{}, {"deepspeed": zero(2)}, {"accelerate": accelerate("FSDP")}])
+@pytest.mark.parametrize(
+    ("sharding", "dtype", "precision", "master"),
+    [
+        ("zero2", "bf16", "bf16", None),
+        ("ddp", "fp32", "bf16-autocast", None),
+        ("fsdp", "bf16", "bf16-autocast", "fp32"),
+    ],
+)
+def test_a_sharding_has_its_dtypes_whatever_the_file_shards(
+    read: Read, files: dict[str, Any], sharding: str, dtype: str, precision: str, master: str | None
+) -> None:
+    """DeepSpeed casts the module, FSDP keeps fp32 in shards, and DDP trains the fp32 that TRL loads under autocast."""
+    found = read("trl", "dtype:\nuse_peft: false", **files)
+    merged = merge_options(found, {"sharding": sharding, "num_gpus": 8})
+    told = tuple(merged.options.get(name) for name in ("dtype", "precision", "master_dtype"))
+    assert told == (dtype, precision, master)
+    line = _Line(method="full", num_gpus=8, sharding=sharding, checkpointing=True)
+    plan = line_options(merge_options(found, {"num_gpus": 8}).options, line, 1, 8)
+    assert tuple(plan.get(name) for name in ("dtype", "precision", "master_dtype")) == told
+    assert any("DeepSpeed trains in pure" in note for note in merged.notes) == (sharding == "zero2")
+    assert any("accelerate raises" in note for note in merged.notes) == (sharding == "fsdp")
+
+
+@pytest.mark.parametrize("typed", [{"num_gpus": 1}, {"num_gpus": 1, "sharding": "zero2"}])
+def test_deepspeed_of_one_process_is_refused_where_it_keeps_a_copy(read: Read, typed: dict[str, Any]) -> None:
+    found = read("trl", "use_peft: false", deepspeed=zero(2))
+    with pytest.raises(NotSupportedError, match="DeepSpeed on one GPU"):
+        merge_options(found, typed)
+    assert merge_options(read("trl", deepspeed=zero(2)), {"num_gpus": 1}).options["method"] == "lora"
+
+
+def test_processes_that_machines_do_not_deal_out_are_refused(read: Read) -> None:
+    with pytest.raises(InputError, match="num_machines 3 does not divide"):
+        read("trl", accelerate=accelerate("MULTI_GPU") | {"num_processes": 16, "num_machines": 3})
+
+
+SHARDS_OF_8 = "\nfsdp: [full_shard]\nfsdp_version: 2\ndp_shard_size: 8"
+
+
+def test_shards_of_a_file_are_kept_by_searches_and_plans(read: Read) -> None:
+    """axolotl's dp_shard_size 8: copies of eight beyond that, and no number that eights do not make."""
+    found = merge_options(read("axolotl", SHARDS_OF_8), {"num_gpus": "auto"}).options
+    (card,) = resolve_targets(["a100-sxm4-80gb"], {})
+    question = Question(architecture=load_architecture("meta-llama/Llama-3.1-8B"), options=found)
+    assert counts_for(question, card) == (1, 8, 16, 32, 64, 128)
+    assert [with_count(question, count).options.get("sharding") for count in (1, 8, 16)] == [None, "fsdp", "hsdp"]
+    planned = {(line.num_gpus, line.sharding) for line in lines(found, ("lora",), (1, 2, 4, 8, 16), 64)}
+    assert planned == {(1, "none"), (8, "fsdp"), (16, "fsdp")}
+    line = _Line(method="lora", num_gpus=16, sharding="fsdp", checkpointing=True)
+    assert line_options(found, line, 1, 64)["sharding"] == "hsdp"
+    assert merge_options(read("axolotl", SHARDS_OF_8), {"num_gpus": 16.0}).options["sharding"] == "hsdp"
+    for wrong in ({"gpus_per_node": "x"}, {"gpus_per_node": 4.5}, {"tp": "x"}):
+        with pytest.raises(InputError, match="must be a whole number"):
+            merge_options(read("axolotl", SHARDS_OF_8), {"num_gpus": 16, **wrong})
 
 
 def test_a_command_line_that_brings_fsdp_brings_its_shards(read: Read) -> None:
