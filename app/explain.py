@@ -96,10 +96,12 @@ def one_question(model: str, *, gpu: str | Sequence[str], **options: Any) -> tup
 def explained(question: Question, target: Target, told: Forecast) -> list[Term]:
     """The terms of a forecast that was made of this question on this device."""
     from tunecast.model.on_device import job_factors
-    from tunecast.model.step_source import operations_of
+    from tunecast.model.slowest_stage import timed_operations
 
     factors = job_factors(target, told.architecture, told.run, question.options)
-    operations = operations_of(told.architecture, told.run, platform=target.platform, source=question.source)
+    operations = timed_operations(
+        told.architecture, told.run, factors, platform=target.platform, source=question.source
+    )
     by_priors = target.record is None and question.achieved_tflops is None
     slower = float(load_priors()["source_effect"]["value"]) if by_priors else None
     return [

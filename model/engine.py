@@ -35,6 +35,7 @@ from tunecast.model.rows import held_run, timed_run, unpacked_rows
 from tunecast.model.run import Run, tokenless
 from tunecast.model.segments import SEGMENTS, passes_of
 from tunecast.model.sharding_copies import sums_whole
+from tunecast.model.slowest_stage import timed_operations
 from tunecast.model.step import tape_run
 from tunecast.model.tape import LEAF_SUM
 from tunecast.model.target import Target
@@ -189,9 +190,9 @@ def one_by_one(architecture: Architecture, runs: Sequence[Run], factors: Sequenc
     """`step_seconds_of` for layouts that share nothing."""
     found = np.empty((len(factors), len(runs)))
     for column, run in enumerate(runs):
-        operations = step_operations(architecture, run, platform=platform)
         for device, own in enumerate(factors):
             try:
+                operations = timed_operations(architecture, run, own, platform=platform)
                 table = phase_table(operations, own, run=run)
                 found[device, column] = run_clocks(table, scalars(own), synchronous=own.synchronous).step_s
             except InputError:

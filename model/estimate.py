@@ -26,11 +26,11 @@ from tunecast.model.resolve import Resolved, resolve_run
 from tunecast.model.rows import held_run, row_notes, timed_run, unpacked_rows
 from tunecast.model.run import Run
 from tunecast.model.sharding import FSDP, ZERO
+from tunecast.model.slowest_stage import timed_operations
 from tunecast.model.step_source import (
     executed_by_dtype_of,
     model_flops_of,
     notes_of,
-    operations_of,
     trainable_params_of,
 )
 from tunecast.model.strangers import unseen_notes
@@ -142,14 +142,14 @@ def _scaling(
     source = question.source if question.architecture.settings else None
 
     def alike(run: Run, factors: FactorSet) -> StepTime:
-        operations = operations_of(question.architecture, run, platform=target.platform, source=source)
+        operations = timed_operations(question.architecture, run, factors, platform=target.platform, source=source)
         return _watched(question, target, step_time(operations, factors, run=run))[0]
 
     job = timing if question.source is None else alike(run, factors)
     one = replace(alone(run, storage), paged_bytes=0)
     one = replace(one, paged_bytes=overflow_bytes(question.architecture, one, target))
     own = scaled(job_factors(target, question.architecture, one, question.options), question.factor_scales)
-    operations = operations_of(question.architecture, run, platform=target.platform, source=source)
+    operations = timed_operations(question.architecture, run, factors, platform=target.platform, source=source)
     fraction = question.options.get("serial_fraction")
     return scaling_of(job, alike(one, own), operations, factors, run, fraction)
 
@@ -159,7 +159,8 @@ def _watched(question: Question, target: Target, timing: StepTime) -> tuple[Step
 
     def plain(architecture: Architecture, run: Run) -> StepTime:
         factors = job_factors(target, architecture, run)
-        return step_time(operations_of(architecture, run, platform=target.platform), factors, run=run)
+        operations = timed_operations(architecture, run, factors, platform=target.platform)
+        return step_time(operations, factors, run=run)
 
     own_log_sd = float(load_priors()["step_log_sd"]["seen"])
     return observed(timing, question.observations.get(target.id, ()), plain, own_log_sd=own_log_sd)

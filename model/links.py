@@ -18,10 +18,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tunecast.catalogs.errors import InputError
+from tunecast.catalogs.gpus import load_gpus
 from tunecast.model.curves import Array
 from tunecast.model.factors import FactorSet
 from tunecast.model.operation import Kind, Operation
 from tunecast.model.parallel_network import gpus_in_rack
+from tunecast.model.priors import PCIE_BYTES_PER_S_PER_LANE
 from tunecast.model.run import Run
 from tunecast.model.segments import SEGMENT_OF, SEGMENTS
 
@@ -53,6 +55,8 @@ class Links:
     """Host memory that the update on the processors of one machine moves."""
     gpus_per_host: Number = 1
     """GPUs whose parameters they update."""
+    port_bytes_per_s: Number = np.inf
+    """The most that one GPU sends out of its machine, over its own PCIe lanes."""
 
 
 def hierarchical_seconds(payload: Number, rounds: Number, per_node: Number, nodes: Number, links: Links) -> Number:
@@ -118,9 +122,10 @@ def collective_seconds(operation: Operation, links: Links, num_gpus: int) -> flo
     group = operation.group or num_gpus
     per_node = operation.group_per_node or group
     nodes = group // per_node
-    if operation.senders:  # the machine's network is theirs alone
+    if operation.senders:  # the machine's network is theirs alone, as far as each gets at it
         own = links.inter_bytes_per_s * links.gpus_per_host / operation.senders
-        links = replace(links, inter_bytes_per_s=own)
+        most = np.maximum(links.inter_bytes_per_s, links.port_bytes_per_s)
+        links = replace(links, inter_bytes_per_s=np.minimum(own, most))
     kind = operation.name.rsplit(".", 1)[-1]
     if kind == "copy":
         return float(operation.bytes / links.pcie_bytes_per_s)
@@ -170,7 +175,15 @@ def links_of(factors: FactorSet, run: Run, *, across: bool) -> Links:
         pcie_bytes_per_s=host_rate(factors, run, "pcie_bytes_per_s"),
         host_update_bytes_per_s=host_rate(factors, run, "host_update_bytes_per_s"),
         gpus_per_host=sharing,
+        port_bytes_per_s=pcie_bytes_per_s(factors.gpu),
     )
+
+
+def pcie_bytes_per_s(gpu_id: str) -> float:
+    """One direction of a card's PCIe lanes by its datasheet; infinite where they are not known."""
+    gpu = load_gpus().get(gpu_id)
+    per_lane = None if gpu is None else PCIE_BYTES_PER_S_PER_LANE.get(gpu.pcie_gen or 0)
+    return math.inf if gpu is None or per_lane is None or gpu.pcie_lanes is None else per_lane * gpu.pcie_lanes
 
 
 def host_rate(factors: FactorSet, run: Run, name: str) -> float:

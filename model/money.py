@@ -53,8 +53,12 @@ def with_money(
     result = replace(result, cost_per_million_tokens_usd=per_million, offer=prices[0].offer if prices else None)
     if not prices and (why := _unpriced(result, question, target)) is not None:
         result = replace(result, notes=(*result.notes, why))
+
+    def told(offer: Mapping[str, Any] | None) -> tuple[str, ...]:
+        return _offer_notes(result, offer, network_given=question.options.get("internode_gbps") is not None)
+
     if amount is None:
-        return replace(result, notes=(*result.notes, *_offer_notes(result, result.offer)))
+        return replace(result, notes=(*result.notes, *told(result.offer)))
     run = timed_run(result.run, unpacked_rows(result.run, question.options))
     work = work_of(
         result.architecture,
@@ -75,15 +79,24 @@ def with_money(
         whole_run=whole,
         notes=(
             *result.notes,
-            *_offer_notes(result, None if price is None else price.offer),
+            *told(None if price is None else price.offer),
             *whole_notes(whole, options),
         ),
     )
 
 
-def _offer_notes(result: Forecast, offer: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """What is to be said of an offer, and that its machine is too small for what goes to the host."""
-    notes = offer_notes(offer)
+def _offer_notes(result: Forecast, offer: Mapping[str, Any] | None, *, network_given: bool) -> tuple[str, ...]:
+    """What is to be said of an offer: that its machines or their network may be others than those that are timed, and
+    that its machine is too small for what goes to the host."""
+    run, notes = result.run, offer_notes(offer)
+    timed = -(-run.num_gpus // run.gpus_per_node)
+    if offer is not None and timed > offer.get("instances", timed):
+        rented = f"{offer['instances']} machine{'s' if offer['instances'] > 1 else ''}"
+        notes = tuple(note for note in notes if SEPARATE not in note)
+        notes += (f"timed as {timed} machines of {run.gpus_per_node} GPUs, though the offer is {rented}",)
+    unstated = offer is not None and offer["provider"] != "user" and offer.get("network_gbps") is None
+    if unstated and timed > 1 and not network_given:
+        notes += ("the offer's own network is not stated: ask whether it is the one that is timed",)
     need, memory_gib = gib(host_need_bytes(result.architecture, result.run)), (offer or {}).get("ram_gib")
     if memory_gib is None or need <= memory_gib:
         return notes

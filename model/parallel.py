@@ -140,6 +140,11 @@ def stage_on_node(run: Run) -> int:
     return min(run.tp * run.cp * run.dp, run.gpus_per_node)
 
 
+def rings_on_node(run: Run) -> int:
+    """GPUs of one machine that pass keys and values to another at once: one of each ring that leaves it."""
+    return max(1, min(run.gpus_per_node, run.num_gpus) // members_per_node(run, run.cp, run.tp))
+
+
 def attention_ratio(architecture: Architecture, run: Run) -> float:
     """Attention of one GPU's share of a long sequence, over that of a sequence as short as its own tokens.
 
@@ -308,6 +313,7 @@ def context_operations(architecture: Architecture, run: Run, stage: int) -> list
             bytes=float(tokens * width * DTYPE_BYTES[dtype]),
             group=run.cp,
             group_per_node=members_per_node(run, run.cp, run.tp),
+            senders=rings_on_node(run) if ring else 0,
             blocking=not ring,
         )
         times = group.count * micro * ((run.cp - 1) if ring else 1)

@@ -133,26 +133,33 @@ def scaling_notes(scaling: Scaling | None, run: Run, storage: Mapping[str, Any] 
     n = run.num_gpus
     saved = list(scaling.faster_parts_s.items())[:TOLD_PARTS]
     less = ", ".join(f"{short_time(part_s)} less of {name}" for name, part_s in saved)
-    shared = "the update is shared" if run.offload == "none" else "what is offloaded is shared"
+    why = "; ".join(causes_of(run, storage or {}))
     if scaling.efficiency <= 1.0 + NOTHING:
         lost_s = scaling.exposed_communication_s + scaling.bubble_s
         if not 0.0 < MADE_UP_FOR * lost_s <= sum(scaling.faster_parts_s.values()):
             return ()
         note = (
             f"{short_time(lost_s)} of a step are waiting for other GPUs, which the scaling efficiency hides: a step "
-            f"also has {less} than an N-th of one GPU's alone ({shared})"
+            f"also has {less} than an N-th of one GPU's alone ({why})"
         )
         return (note,)
-    causes = [shared]
-    apart = {name: word for name, word in (storage or {}).items() if word != getattr(run, name)}
+    return (f"{n} GPUs are more than {n} times as fast as one: a step has {less} than one GPU's alone ({why})",)
+
+
+def causes_of(run: Run, storage: Mapping[str, Any]) -> list[str]:
+    """Why a GPU of several may have less to do than one alone, which `storage` tells where it stores or computes
+    otherwise."""
+    causes = ["the update is shared" if run.offload == "none" else "what is offloaded is shared"]
+    apart = {name: word for name, word in storage.items() if word != getattr(run, name)}
     if "precision" in apart:
         causes.append(f"the job computes in {run.precision}, one GPU in {apart['precision']}")
     elif "adapter_dtype" in apart:
         causes.append(f"adapters are stored in {run.adapter_dtype} here, in {apart['adapter_dtype']} on one GPU")
-    if (known := known_sharding(run.sharding, load_priors())) is not None:
+    priors = load_priors()
+    known = known_sharding(run.sharding, priors)
+    if known is not None and priors["sharding_effects"][known]["value"] < 0.0:
         causes.append(f"all work is as fast as in published runs under {known}")
-    why = "; ".join(causes)
-    return (f"{n} GPUs are more than {n} times as fast as one: a step has {less} than one GPU's alone ({why})",)
+    return causes
 
 
 def pipeline_notes(timing: StepTime, run: Run) -> tuple[str, ...]:

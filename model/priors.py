@@ -104,7 +104,9 @@ def datasheet_factors(gpu: Gpu, beliefs: Mapping[str, Any], run: Run | None = No
         curves |= {f"attention-{NATIVE}.{dtype}.forward": native}
     link = link_bytes_per_s(gpu)
     factors = {} if link is None else {"link_bytes_per_s": exact_factor(link, "B/s", "datasheet")}
-    factors["link_latency_s"] = exact_factor(float(beliefs["link_latency_s"]["value"]), "s", "assumed")
+    latency = beliefs["link_latency_s"]
+    spread = interval(float(latency["value"]), float(latency["log_sd"]))
+    factors["link_latency_s"] = Factor(**spread, unit="s", origin="assumed")
     if _runs_own_kernels(gpu, run):
         curves |= as_sdpa(curves, NATIVE)
     return FactorSet(gpu=gpu.id, curves=curves, factors=factors, step_log_sd=0.0)

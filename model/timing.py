@@ -21,7 +21,8 @@ from tunecast.model.read_numbers import number_above_zero
 from tunecast.model.resolve import Resolved
 from tunecast.model.rows import packing_of
 from tunecast.model.run import Run
-from tunecast.model.step_source import executed_by_dtype_of, model_flops_of, operations_of
+from tunecast.model.slowest_stage import timed_operations
+from tunecast.model.step_source import executed_by_dtype_of, model_flops_of
 from tunecast.model.target import Target
 from tunecast.model.time import StepTime, step_time
 from tunecast.model.units import TERA
@@ -40,7 +41,7 @@ def step_timing(question: Question, resolved: Resolved, target: Target, factors:
 def certain_timing(question: Question, resolved: Resolved, target: Target, factors: FactorSet) -> StepTime:
     """Seconds of one step, its run taken as certain."""
     run = resolved.run
-    operations = operations_of(question.architecture, run, platform=target.platform, source=question.source)
+    operations = timed_operations(question.architecture, run, factors, platform=target.platform, source=question.source)
     if question.achieved_tflops is None:
         return linked_step(question.architecture, run, operations, factors)
     achieved_tflops = number_above_zero("--achieved-tflops", question.achieved_tflops, "400")

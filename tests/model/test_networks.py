@@ -80,6 +80,39 @@ def test_a_part_of_a_machine_is_compared_with_its_part_of_the_network() -> None:
     assert stated == {"azure"}
 
 
+def test_an_assumed_latency_is_in_the_interval() -> None:
+    """LoRA over 1,024 GPUs waits for hops: at a hundredth of its latency's time the step is much shorter, and the
+    interval of an assumed latency reaches far."""
+    (far,) = estimate("meta-llama/Llama-3.1-8B", method="lora", sharding="fsdp", num_gpus=1024, gpu="h100-sxm5-80gb")
+    (near,) = estimate("meta-llama/Llama-3.1-8B", method="lora", sharding="fsdp", num_gpus=8, gpu="h100-sxm5-80gb")
+    waits = far.time_parts_s["communication"] / far.step_time_s.value
+    assert waits > 0.7
+    assert far.step_time_s.high / far.step_time_s.value > 1.8
+    assert near.step_time_s.high / near.step_time_s.value < 1.6
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"num_gpus": 16}, "the offer's own network is not stated"),
+        ({"num_gpus": 16, "internode_gbps": 400}, None),
+        ({"num_gpus": 8}, None),
+        (
+            {"num_gpus": 16, "gpus_per_node": 4, "internode_gbps": 400},
+            "timed as 4 machines of 4 GPUs, though the offer is 2",
+        ),
+    ],
+)
+def test_an_offer_that_is_not_what_is_timed_says_so(options: dict[str, int], told: str | None) -> None:
+    (found,) = estimate(MODEL, method="full", sharding="fsdp", gpu=CARD, **options)
+    assert found.offer is not None
+    words = ("own network is not stated", "though the offer is")
+    said = [note for note in found.notes if any(word in note for word in words)]
+    assert (said == []) if told is None else (len(said) == 1 and told in said[0])
+    separate = any("separate machines" in note for note in found.notes)
+    assert separate is (options["num_gpus"] > 8 and "gpus_per_node" not in options)
+
+
 def test_recommend_rents_only_machines_as_fast_as_it_reckons_with() -> None:
     asked = {
         "method": "full", "sharding": "fsdp", "num_gpus": 16, "max_gpus": 16, "global_batch": 16, "max_length": 2048,

@@ -14,16 +14,21 @@ from hypothesis import strategies as st
 from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.architecture import Architecture
 from tunecast.model.architectures import load_architecture
+from tunecast.model.estimate import forecast
 from tunecast.model.flops import executed_flops_per_step, model_flops_per_step
 from tunecast.model.inventory import part_operations, step_operations
 from tunecast.model.links import Links, collective_seconds
 from tunecast.model.memory import memory_timeline, stage_parts
+from tunecast.model.on_device import job_factors
 from tunecast.model.operation import Kind, Operation, Phase
 from tunecast.model.parallel import kv_heads_passed, local_architecture, passed_width, stages_counted
 from tunecast.model.parallel_memory import kept_bytes, micro_batches_in_flight
+from tunecast.model.question import Question
 from tunecast.model.resolve import resolve_run
 from tunecast.model.run import Run
 from tunecast.model.step_source import StepInventory, operations_of
+from tunecast.model.target import resolve_targets
+from tunecast.model.time import step_time
 
 Make = Callable[..., Architecture]
 RunOf = Callable[..., Run]
@@ -230,6 +235,54 @@ def test_only_the_gpus_of_a_stage_share_the_network_between_stages(make: Make, r
     sends = [op for op in collectives(llama, run, stages - 1) if op.name == "pp.send"]
     found = sum(collective_seconds(op, links, 16) * op.count for op in sends)
     assert found == pytest.approx(16 * 8192 * 4096 * 2 * (16 / stages) / (10e9 / 8))
+
+
+@pytest.mark.parametrize(("cp", "per_node", "rings"), [(16, 8, 1), (8, 8, 1), (4, 8, 2), (8, 4, 1)])
+def test_a_ring_leaves_a_machine_over_the_network_of_its_rings(
+    make: Make, run_of: RunOf, cp: int, per_node: int, rings: int
+) -> None:
+    """One GPU of every ring on a machine sends to the next machine: by hand, over 100 Gbit/s that they share, and no
+    faster than one GPU's own PCIe lanes."""
+    llama = make("llama-3.1-8b")
+    layout = {"num_gpus": 16, "cp": cp, "gpus_per_node": per_node, "sharding": "fsdp"}
+    run = run_of(llama, method="full", max_length=32768, **layout)
+    (send, *_) = [op for op in collectives(llama, run) if op.name == "cp.send"]
+    assert send.bytes == 32768 / cp * 2 * 8 * 128 * 2
+    if send.group == send.group_per_node:
+        return
+    for port_gbps in (400, 25):
+        links = Links(
+            intra_bytes_per_s=400e9,
+            inter_bytes_per_s=100e9 / 8 / per_node,
+            gpus_per_host=per_node,
+            port_bytes_per_s=port_gbps * 1e9 / 8,
+        )
+        rate = min(100e9 / 8 / rings, max(port_gbps * 1e9 / 8, 100e9 / 8 / per_node))
+        assert collective_seconds(send, links, 16) == pytest.approx(send.bytes / rate)
+
+
+def test_over_a_slow_network_a_middle_stage_decides(make: Make, run_of: RunOf) -> None:
+    """Stages without virtual ones: the last has the head and sends back, a middle one sends on and back. By hand, each
+    send of 4,096 tokens of 8,192 bf16 values leaves a machine of 8 over 10 Gbit/s, its share of 67 MB."""
+    llama = load_architecture("meta-llama/Llama-3.1-70B")
+    (card,) = resolve_targets(["h100-sxm5-80gb"], {})
+    asked = {"method": "full", "num_gpus": 32, "tp": 8, "pp": 4, "max_length": 4096, "gradient_accumulation_steps": 8}
+
+    def step_s(gbps: float) -> float:
+        options = {**asked, "internode_gbps": gbps}
+        return forecast(Question(architecture=llama, options=options), card).step_time_s.value
+
+    def alone_s(gbps: float, stage: int) -> float:
+        run = run_of(llama, **asked)
+        factors = job_factors(card, llama, run, {"internode_gbps": gbps})
+        return step_time(part_operations(llama, run, stage), factors, run=run).step_time_s.value
+
+    for gbps, slowest in ((10, 1), (3200, 3)):
+        by_stage = [alone_s(gbps, stage) for stage in range(4)]
+        assert max(range(4), key=by_stage.__getitem__) in ({1, 2} if slowest == 1 else {3})
+        assert step_s(gbps) == pytest.approx(max(by_stage))
+    sent_s = 4096 * 8192 * 2 / (10e9 / 8)
+    assert alone_s(10, 1) - alone_s(3200, 1) > 0.8 * 2 * 8 * sent_s / 1.3
 
 
 def scheduled_in_flight(stages: int, micro_batches: int, stage: int) -> int:

@@ -138,7 +138,7 @@ def test_efficiency_is_counted_against_the_forecast_of_one_gpu(sharding: str) ->
     assert found.scaling is not None
     assert found.scaling.efficiency == pytest.approx(found.tokens_per_s.value / one.tokens_per_s.value / 4)
     told = any("adapters are stored in bf16 here, in fp32 on one GPU" in note for note in found.notes)
-    assert told is (found.scaling.efficiency > 1.005 and sharding.startswith("fsdp"))
+    assert told is (any(" less of " in note for note in found.notes) and sharding.startswith("fsdp"))
 
 
 def test_gpus_slower_than_one_have_no_serial_fraction() -> None:
