@@ -74,8 +74,9 @@ def load_priors() -> dict[str, Any]:
 def datasheet_factors(gpu: Gpu, beliefs: Mapping[str, Any], run: Run | None = None) -> FactorSet:
     """Curves at the datasheet's own rates (every efficiency 1), with `beliefs` for floors and waves.
 
-    With a `run`, ``attention``, what ``sdpa`` runs, is the card's own kernels' where its PyTorch has them, and weights
-    are unpacked by its software's kernel.
+    Waiting for links of as many GPUs as rows have is in the spread that they leave; of more, the assumed latency has
+    its own. With a `run`, ``attention``, what ``sdpa`` runs, is the card's own kernels' where its PyTorch has them, and
+    weights are unpacked by its software's kernel.
     """
     floor_s = float(beliefs["kernel_floor_s"]["value"])
     moved = {"bytes_per_s": gpu.bandwidth_bytes_per_s, "t0_s": floor_s}
@@ -105,7 +106,8 @@ def datasheet_factors(gpu: Gpu, beliefs: Mapping[str, Any], run: Run | None = No
     link = link_bytes_per_s(gpu)
     factors = {} if link is None else {"link_bytes_per_s": exact_factor(link, "B/s", "datasheet")}
     latency = beliefs["link_latency_s"]
-    spread = interval(float(latency["value"]), float(latency["log_sd"]))
+    seen = run is None or run.num_gpus <= latency.get("seen_gpus", math.inf)
+    spread = interval(float(latency["value"]), 0.0 if seen else float(latency["log_sd"]))
     factors["link_latency_s"] = Factor(**spread, unit="s", origin="assumed")
     if _runs_own_kernels(gpu, run):
         curves |= as_sdpa(curves, NATIVE)

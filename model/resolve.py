@@ -19,7 +19,7 @@ from tunecast.model.families import FAMILIES
 from tunecast.model.litgpt import STACK, is_litgpt
 from tunecast.model.litgpt_head import CHUNK_TOKENS as LITGPT_CHUNK_TOKENS
 from tunecast.model.losses import CHUNKED_NOTE, head_uses
-from tunecast.model.peft_targets import LEFT_TO_PEFT, peft_targets
+from tunecast.model.peft_targets import LEFT_TO_PEFT, LINEAR_MODULES, peft_targets
 from tunecast.model.read_numbers import whole_number
 from tunecast.model.resolve_adapters import take_variants, todays_name
 from tunecast.model.resolve_attention import (
@@ -122,6 +122,13 @@ def adaptable_modules(architecture: Architecture) -> tuple[str, ...]:
     return (*(name for name in names if name not in stacked), *dict.fromkeys(stacked.values()))
 
 
+def linear_modules(architecture: Architecture) -> tuple[str, ...]:
+    """Those that are modules of their own, not parts of stacked experts: what a search for ``nn.Linear`` finds, as
+    axolotl's ``find_all_linear_names`` and LLaMA-Factory's ``find_all_linear_modules``."""
+    stacked = renamed_targets(architecture)
+    return tuple(name for name in adaptable_modules(architecture) if name not in stacked.values())
+
+
 def target_modules(architecture: Architecture, asked: Any) -> tuple[str, ...]:
     """Adapter targets as module names in forward order; an unknown one is refused with the closest."""
     known = adaptable_modules(architecture)
@@ -129,6 +136,8 @@ def target_modules(architecture: Architecture, asked: Any) -> tuple[str, ...]:
         return known
     names = [part.strip() for part in asked.split(",")] if isinstance(asked, str) else [str(part) for part in asked]
     names = [name for name in names if name]
+    if LINEAR_MODULES in names:
+        names = [*(name for name in names if name != LINEAR_MODULES), *linear_modules(architecture)]
     if not names:
         raise InputError(f"--lora-target-modules names nothing; give all-linear or some of {', '.join(known)}.")
     if is_litgpt(architecture):
@@ -216,7 +225,7 @@ def _present(fields: _Fields, architecture: Architecture, asked: Any) -> Any:
                 "assumed (--lora-target-modules)."
             )
         return found or "all-linear"
-    if "lora_target_modules" in fields.given or asked == "all-linear":
+    if "lora_target_modules" in fields.given or asked in ("all-linear", LINEAR_MODULES):
         return asked
     kept = [name for name in str(asked).split(",") if name in known]
     if not kept:

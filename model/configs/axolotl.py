@@ -32,6 +32,7 @@ from tunecast.model.configs.frameworks import load_frameworks, refuse
 from tunecast.model.configs.run_file import Draft
 from tunecast.model.configs.source import Source
 from tunecast.model.configs.spread import put_fsdp_version, put_sharding, read_fsdp_config, read_fsdp_words
+from tunecast.model.peft_targets import LINEAR_MODULES
 
 KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
 _OFFLOADED = ("offload", "unsloth")
@@ -103,7 +104,7 @@ def _adapters(source: Source, draft: Draft) -> None:
     copy_number(source, draft, "lora_dropout", "lora_dropout", whole=False)
     names = source.words("lora_target_modules") or ()
     if source.on("lora_target_linear"):
-        put_targets(source, draft, (*names, "all-linear"), "lora_target_linear")
+        put_targets(source, draft, (*names, "all-linear"), "lora_target_linear", every=LINEAR_MODULES)
     elif names:
         put_targets(source, draft, names, "lora_target_modules")
     else:

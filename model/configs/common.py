@@ -153,8 +153,11 @@ def put_eight_bit(draft: Draft, theirs: str) -> None:
     draft.put("quant_method", "bnb-8bit", theirs)
 
 
-def put_targets(source: Source, draft: Draft, names: Iterable[str], theirs: str | None) -> None:
-    """Adapter targets; a word for every linear map of the layers may stand beside the embeddings or the head."""
+def put_targets(
+    source: Source, draft: Draft, names: Iterable[str], theirs: str | None, *, every: str = "all-linear"
+) -> None:
+    """Adapter targets; a word for every linear map of the layers may stand beside the embeddings or the head. `every`
+    is our word for it: PEFT's, or that of a framework which names the modules itself."""
     everything, names = ("all-linear", "all"), tuple(names)
     if any(REGEX & set(name) for name in names):
         raise NotSupportedError(
@@ -162,8 +165,8 @@ def put_targets(source: Source, draft: Draft, names: Iterable[str], theirs: str 
             "modules, for example [q_proj, v_proj], or all linear maps."
         )
     if any(name in everything for name in names):
-        names = ("all-linear", *(name for name in names if name in ROOT_NAMES))
-    draft.put("lora_target_modules", "all-linear" if names == ("all-linear",) else names, theirs)
+        names = (every, *(name for name in names if name in ROOT_NAMES))
+    draft.put("lora_target_modules", every if names == (every,) else names, theirs)
 
 
 def read_steps(source: Source, draft: Draft, epochs: str, steps: str) -> None:

@@ -26,6 +26,7 @@ from tunecast.model.configs.frameworks import refuse
 from tunecast.model.configs.run_file import Draft
 from tunecast.model.configs.source import Source
 from tunecast.model.configs.spread import read_fsdp_config, read_fsdp_words
+from tunecast.model.peft_targets import LINEAR_MODULES
 
 _ATTENTION = {
     "auto": "sdpa",
@@ -99,7 +100,8 @@ def _adapters(source: Source, draft: Draft) -> None:
     copy_number(source, draft, "lora_rank", "lora_r")
     copy_number(source, draft, "lora_dropout", "lora_dropout", whole=False)
     targets = source.words("lora_target")
-    put_targets(source, draft, targets or (str(source.default("lora_target")),), "lora_target" if targets else None)
+    named = targets or (str(source.default("lora_target")),)
+    put_targets(source, draft, named, "lora_target" if targets else None, every=LINEAR_MODULES)
     if source.has("adapter_name_or_path") and not source.on("create_new_adapter"):
         draft.note("adapter_name_or_path continues a saved adapter: its own rank and targets win over this file's.")
     rank = draft.options["lora_r"]

@@ -57,6 +57,8 @@ def merge_options(run_file: RunFile, typed: Mapping[str, Any]) -> Merged:
     if options.get("dataset") is None and "dataset" not in given:
         notes = [note for note in notes if not note.startswith(DROPPED)]
     notes = _settle(notes, options, given, run_file)
+    if run_file.origins.get("attn_implementation") == "stack-default" and options["attn_implementation"] == "sdpa":
+        del options["attn_implementation"]  # the stack's own default, which knows the families without sdpa
     origins = {name: run_file.origins.get(name, "file") for name in options}
     options |= given
     origins |= dict.fromkeys(given, "cli")

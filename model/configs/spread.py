@@ -177,11 +177,16 @@ def _agree_on_halves(source: Source, draft: Draft) -> None:
 
 
 def zero_sharding(source: Source, field: str) -> str:
-    """Our sharding for a ZeRO stage; stage 0 is plain data parallelism."""
+    """Our sharding for a ZeRO stage; 0 is refused, since DeepSpeed casts there too (`resolve_parallel.casts_all`)."""
     stage = source.whole(field)
     if stage not in (0, 1, 2, 3):
         raise InputError(f"{source.name}: {field} is {stage!r}, but a ZeRO stage is 0, 1, 2 or 3.")
-    return "ddp" if stage == 0 else f"zero{stage}"
+    if stage == 0:
+        refuse(
+            source, field, stage, "DeepSpeed without ZeRO, which casts the module and keeps an fp32 copy on every GPU",
+            "write stage 1, or leave DeepSpeed out for plain data parallelism",
+        )  # fmt: skip
+    return f"zero{stage}"
 
 
 def _put_offload(source: Source, draft: Draft, field: str) -> None:

@@ -130,6 +130,9 @@ def _software(source: Source, draft: Draft) -> None:
     draft.put("reentrant", False)
     draft.put("attn_implementation", source.default("attn_implementation"))
     draft.put("optim", _optimizer(source), "optimizer._component_")
+    for theirs, ours in (("optimizer_in_bwd", "optimizer_in_backward"), ("compile", "torch_compile")):
+        if source.on(theirs):
+            draft.put(ours, True, theirs)
     loss = source.get("loss._component_")
     name = str(loss or source.default("loss")).rsplit(".", 1)[-1]
     if name not in _LOSSES:

@@ -18,7 +18,7 @@ from tunecast.model.configs.read import read_mapping
 from tunecast.model.configs.trl import LOSSES
 from tunecast.model.litgpt import STACK
 from tunecast.model.question import RUN_OPTIONS_ELSEWHERE
-from tunecast.model.resolve import adaptable_modules, resolve_run
+from tunecast.model.resolve import adaptable_modules, linear_modules, resolve_run
 from tunecast.model.run import BUCKET_ELEMENTS, BY_CARD, Run
 
 DATASET = "YOUR-DATASET"
@@ -40,12 +40,12 @@ ALONE: dict[str, dict[str, Any]] = {
 """What rows of one sample each have in place of packed ones."""
 
 Mapped = dict[str, Any]
+Every = Callable[[Architecture], tuple[str, ...]]
 
 
-def targets(architecture: Architecture, run: Run) -> list[str] | None:
-    """Adapter targets by name; None for all linear maps of the layers."""
-    every = set(run.lora_target_modules) == set(adaptable_modules(architecture))
-    return None if every else list(run.lora_target_modules)
+def targets(architecture: Architecture, run: Run, every: Every = adaptable_modules) -> list[str] | None:
+    """Adapter targets by name; None for `every` one that a framework's word for all of them means."""
+    return None if set(run.lora_target_modules) == set(every(architecture)) else list(run.lora_target_modules)
 
 
 def deepspeed(run: Run) -> Mapped:
@@ -126,7 +126,7 @@ def trl_file(architecture: Architecture, run: Run, steps: int) -> Mapped:
 
 def axolotl_file(architecture: Architecture, run: Run, steps: int) -> Mapped:
     """``axolotl train FILE``."""
-    named = targets(architecture, run)
+    named = targets(architecture, run, linear_modules)
     adapters = {
         "adapter": run.method,
         "lora_r": run.lora_r,
@@ -175,7 +175,7 @@ def axolotl_file(architecture: Architecture, run: Run, steps: int) -> Mapped:
 
 def llama_factory_file(architecture: Architecture, run: Run, steps: int) -> Mapped:
     """``llamafactory-cli train FILE``."""
-    named = targets(architecture, run)
+    named = targets(architecture, run, linear_modules)
     adapters = {
         "lora_rank": run.lora_r,
         "lora_dropout": run.lora_dropout,

@@ -206,7 +206,7 @@ def test_a_stack_is_defaults_and_kernels(llama: Architecture) -> None:
     run = resolve_run(llama, {"stack": "liger"}).run
     assert (run.loss_type, run.fused_kernels) == ("liger", ("rms_norm", "rope", "swiglu"))
     run = resolve_run(llama, {"stack": "axolotl", "method": "qlora"}).run
-    assert (run.fused_kernels, run.upcast_non_quantized, run.gradient_checkpointing) == (("lora",), True, False)
+    assert (run.fused_kernels, run.upcast_non_quantized, run.gradient_checkpointing) == (("lora",), False, False)
     full = resolve_run(llama, {"stack": "axolotl", "method": "full"})
     assert full.run.fused_kernels == ()
     assert any("fused lora kernel is left out" in note for note in full.notes)

@@ -43,7 +43,6 @@ def zero(stage: int, **more: Any) -> dict[str, Any]:
         (accelerate("FSDP", fsdp_config={"fsdp_sharding_strategy": "NO_SHARD"}), 8, "ddp"),
         (accelerate("FSDP", fsdp_config={"fsdp_sharding_strategy": "HYBRID_SHARD"}), 8, "hsdp"),
         (accelerate("DEEPSPEED", deepspeed_config={"zero_stage": 3}), 8, "zero3"),
-        (accelerate("DEEPSPEED", deepspeed_config={"zero_stage": 0}), 8, "ddp"),
     ],
 )
 def test_accelerate_says_how_many_gpus_and_how_they_share(
@@ -428,7 +427,8 @@ def test_the_bucket_of_zero_is_read(read: Read, stated: Any, elements: int) -> N
     options = {name: value for name, value in found.options.items() if name not in RUN_OPTIONS_ELSEWHERE}
     llama = load_architecture("meta-llama/Llama-3.1-8B")
     assert resolve_run(llama, options | {"num_gpus": 8}).run.reduce_bucket_size == elements
-    assert "reduce_bucket_size" not in read("llama-factory", deepspeed=zero(0, reduce_bucket_size=5e8)).options
+    with pytest.raises(NotSupportedError, match="stage: 0 asks for DeepSpeed without ZeRO"):
+        read("llama-factory", deepspeed=zero(0, reduce_bucket_size=5e8))
 
 
 def test_a_bucket_is_a_whole_number_of_elements(read: Read) -> None:

@@ -25,7 +25,7 @@ GOLDEN: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
             "method": "qlora",
             "lora_r": 32,
             "lora_dropout": 0.05,
-            "lora_target_modules": "all-linear",
+            "lora_target_modules": "linear-modules",
             "dtype": "bf16",
             "precision": "bf16-autocast",
             "max_length": 4096,
@@ -51,7 +51,7 @@ GOLDEN: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
         {
             "method": "lora",
             "lora_r": 8,
-            "lora_target_modules": "all-linear",
+            "lora_target_modules": "linear-modules",
             "dtype": "bf16",
             "precision": "bf16-autocast",
             "max_length": 2048,

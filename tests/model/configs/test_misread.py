@@ -15,7 +15,7 @@ from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.architectures import load_architecture
 from tunecast.model.configs import RunFile, merge_options
 from tunecast.model.question import RUN_OPTIONS_ELSEWHERE
-from tunecast.model.resolve import resolve_run
+from tunecast.model.resolve import resolve_run, target_modules
 from tunecast.model.run import Run
 
 Read = Callable[..., RunFile]
@@ -355,3 +355,32 @@ def test_zero_of_one_process_shares_with_nobody(read: Read) -> None:
     run = resolved(found)
     assert (run.sharding, run.num_gpus, run.offload, run.dtype) == ("none", 1, "all", "bf16")
     assert resolved(found, num_gpus=8).sharding == "zero3"
+
+
+@pytest.mark.parametrize(
+    ("form", "lines"), [("axolotl", "lora_target_linear: true"), ("llama-factory", "lora_target: all")]
+)
+def test_all_linear_maps_of_a_framework_are_modules_not_parts_of_stacked_experts(
+    read: Read, form: str, lines: str
+) -> None:
+    """axolotl's ``find_all_linear_names`` and LLaMA-Factory's ``find_all_linear_modules`` look for ``nn.Linear``, which
+    transformers 5's experts are not; PEFT's ``all-linear`` means those too."""
+    mixtral, llama = (load_architecture(name) for name in ("mistralai/Mixtral-8x7B-v0.1", "meta-llama/Llama-3.1-8B"))
+    asked = read(form, lines).options["lora_target_modules"]
+    assert target_modules(mixtral, asked) == ("q_proj", "k_proj", "v_proj", "o_proj")
+    assert target_modules(llama, asked) == target_modules(llama, "all-linear")
+    assert len(target_modules(mixtral, "all-linear")) > 4
+
+
+def test_torchtune_compiles_and_updates_in_the_backward(read: Read) -> None:
+    found = read("torchtune", "compile: true\noptimizer_in_bwd: true").options
+    assert (found["torch_compile"], found["optimizer_in_backward"]) == (True, True)
+    assert "torch_compile" not in read("torchtune", "compile: false").options
+
+
+@pytest.mark.parametrize(("model", "attention"), [("google/gemma-2-9b", "eager"), ("meta-llama/Llama-3.1-8B", "sdpa")])
+def test_attention_that_no_file_names_is_what_the_family_has(read: Read, model: str, attention: str) -> None:
+    """``Gemma2PreTrainedModel._supports_sdpa`` is False: transformers takes eager attention where none is asked for."""
+    merged = merge_options(read("trl", "attn_implementation:"), {}).options
+    options = {name: value for name, value in merged.items() if name not in RUN_OPTIONS_ELSEWHERE}
+    assert resolve_run(load_architecture(model), options).run.attn_implementation == attention
