@@ -12,6 +12,7 @@ from tunecast.model.documents import document_notes
 from tunecast.model.factors import FactorSet, scaled
 from tunecast.model.feeding import RATE as TOKENIZING
 from tunecast.model.feeding import fed
+from tunecast.model.file_spread import with_dtypes
 from tunecast.model.fits import fit_probability, fit_verdict, memory_view
 from tunecast.model.forecast import Forecast
 from tunecast.model.money import with_money
@@ -119,16 +120,14 @@ def forecast(question: Question, target: Target) -> Forecast:
 
 
 def _storage_alone(question: Question, target: Target, resolved: Resolved) -> dict[str, Any]:
-    """Storage and arithmetic of one GPU alone where nobody chose them and FSDP or DeepSpeed has others."""
-    run, given = resolved.run, question.options
-    fsdp = ("adapter_dtype",) if run.has_adapters else ()
-    decided = fsdp if run.sharding in FSDP else STORAGE if run.sharding in ZERO else ()
-    free = [name for name in decided if given.get(name) is None]
-    if not free and target.has_bf16:
+    """Storage and arithmetic of one GPU alone where FSDP or DeepSpeed may have others: those of the same question
+    without them."""
+    if resolved.run.sharding not in (*FSDP, *ZERO):
         return {}
+    given = with_dtypes(question.options, None)
     known = {name: given[name] for name in STORAGE_DECIDED_BY if given.get(name) is not None}
     one = resolve_run(question.architecture, known, gpu_has_bf16=target.has_bf16).run
-    return {name: getattr(one, name) for name in (free if run.sharding in FSDP else decided)}
+    return {name: getattr(one, name) for name in (*STORAGE, "master_dtype")}
 
 
 def _scaling(

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tunecast import estimate
 from tunecast.catalogs.errors import InputError
 from tunecast.model.architectures import load_architecture
 from tunecast.model.estimate import forecast
@@ -139,6 +140,19 @@ def test_efficiency_is_counted_against_the_forecast_of_one_gpu(sharding: str) ->
     assert found.scaling.efficiency == pytest.approx(found.tokens_per_s.value / one.tokens_per_s.value / 4)
     told = any("adapters are stored in bf16 here, in fp32 on one GPU" in note for note in found.notes)
     assert told is (any(" less of " in note for note in found.notes) and sharding.startswith("fsdp"))
+
+
+@pytest.mark.parametrize("gpu", ["t4-16gb", "v100-sxm2-16gb", "a100-sxm4-80gb"])
+@pytest.mark.parametrize("sharding", ["fsdp", "zero1"])
+def test_one_gpu_alone_is_the_run_that_is_forecast_for_one(gpu: str, sharding: str) -> None:
+    """On cards without bf16 weights trained whole are fp32, which FSDP keeps in shards alone."""
+    asked = {"method": "full", "max_length": 2048, "per_device_train_batch_size": 2}
+    one, two = (
+        estimate("Qwen/Qwen2.5-1.5B", gpu=gpu, num_gpus=n, **({"sharding": sharding} if n > 1 else {}), **asked)[0]
+        for n in (1, 2)
+    )
+    assert two.scaling is not None
+    assert two.scaling.efficiency == pytest.approx(two.tokens_per_s.value / one.tokens_per_s.value / 2)
 
 
 def test_gpus_slower_than_one_have_no_serial_fraction() -> None:
