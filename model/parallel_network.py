@@ -14,6 +14,7 @@ from tunecast.catalogs.gpus import Gpu
 from tunecast.catalogs.prices import load_prices
 from tunecast.catalogs.rental_facts import BITS_PER_BYTE, node_network_bytes_per_s
 from tunecast.model.factors import Factor, FactorSet
+from tunecast.model.overlap_belief import OVERLAP
 from tunecast.model.priors import link_bytes_per_s, load_priors
 from tunecast.model.read_numbers import number_above_zero
 from tunecast.model.resolve_parallel import GPUS_PER_NODE
@@ -21,6 +22,8 @@ from tunecast.model.run import Run
 from tunecast.model.units import GIGA
 
 NETWORK_FACTORS = ("node_bytes_per_s", "node_latency_s")
+SLOWEST_READ_BYTES_PER_S = 25e9
+"""Network for each GPU of the published runs on several machines that the priors are fitted to: 200 Gbit/s or more."""
 WHOLE_RATE = {"value": 1.0, "low": 1.0, "high": 1.0}
 """All of a link's rate, as the datasheet states it."""
 
@@ -178,4 +181,17 @@ def with_network(
         f"{machines} machines of {run.gpus_per_node} GPUs{partly} joined at "
         f"{speed * BITS_PER_BYTE / GIGA:,.0f} Gbit/s each ({where}); slow machines and congestion are not counted"
     )
-    return replace(factors, factors={**factors.factors, **added}, notes=(*factors.notes, note))
+    joined = replace(factors, factors={**factors.factors, **added}, notes=(*factors.notes, note))
+    return with_doubtful_overlap(joined, speed / run.gpus_per_node)
+
+
+def with_doubtful_overlap(factors: FactorSet, bytes_per_s: float) -> FactorSet:
+    """The factors of a job whose machines are joined at so much for each GPU: over slower networks than any row's, as
+    much as is believed may hide behind work, and not only as much as rows show of fast ones."""
+    found = factors.factors.get(OVERLAP)
+    believed = float(load_priors()["beliefs"][OVERLAP]["value"])
+    if found is None or bytes_per_s >= SLOWEST_READ_BYTES_PER_S or found.high >= believed:
+        return factors
+    note = "how much of so slow a network hides behind work no published run shows: the fast end takes much of it"
+    widened = {**factors.factors, OVERLAP: replace(found, high=believed)}
+    return replace(factors, factors=widened, notes=(*factors.notes, note))
