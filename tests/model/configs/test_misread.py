@@ -14,6 +14,7 @@ import pytest
 from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.architectures import load_architecture
 from tunecast.model.configs import RunFile, merge_options
+from tunecast.model.memory import memory_timeline
 from tunecast.model.question import RUN_OPTIONS_ELSEWHERE
 from tunecast.model.resolve import resolve_run, target_modules
 from tunecast.model.run import Run
@@ -384,3 +385,15 @@ def test_attention_that_no_file_names_is_what_the_family_has(read: Read, model: 
     merged = merge_options(read("trl", "attn_implementation:"), {}).options
     options = {name: value for name, value in merged.items() if name not in RUN_OPTIONS_ELSEWHERE}
     assert resolve_run(load_architecture(model), options).run.attn_implementation == attention
+
+
+@pytest.mark.parametrize("loss", ["CEWithChunkedOutputLoss", "LinearCrossEntropyLoss"])
+def test_torchtunes_chunks_keep_their_logits_for_the_backward(read: Read, loss: str) -> None:
+    """No checkpoint is around them (``ce_chunked_output_loss.py``): at least 4 bytes of log-softmax for every logit."""
+    found = read("torchtune", f"loss: {{_component_: torchtune.modules.loss.{loss}}}")
+    options = {name: value for name, value in found.options.items() if name not in RUN_OPTIONS_ELSEWHERE}
+    llama = load_architecture("meta-llama/Llama-3.1-8B")
+    run = resolve_run(llama, options).run
+    logits = memory_timeline(llama, run).parts_bytes["logits"]
+    assert logits >= 4 * run.tokens_per_micro_batch * llama.vocab_size
+    assert any(loss in note and "for the backward" in note for note in found.notes)
