@@ -46,6 +46,10 @@ class Source:
         """Whether the file gives the field a value."""
         return self.get(field) is not None
 
+    def nulls(self, field: str) -> bool:
+        """Whether the file gives the field no value in so many words (null), which may mean something."""
+        return field in self._mapping and self._mapping[field] is None
+
     def default(self, field: str) -> Any:
         """What the framework takes when the file has no such field."""
         return self._defaults.get(field)

@@ -123,6 +123,11 @@ def _rows(source: Source, draft: Draft) -> None:
     _, field = source.first(("max_length", "max_seq_length"))
     length = source.count(field) if field else source.default("max_length")
     draft.put("max_length", length, field)
+    if field is None and source.nulls("max_length"):
+        draft.note(
+            f"max_length: null cuts no sample, so that rows are as long as samples are: {length} tokens are counted "
+            "here; --max-length N says how long the longest is."
+        )
     if source.on("packing"):
         strategy = source.get("packing_strategy")
         if strategy not in (None, *_PACKING, source.default("packing_strategy")):

@@ -397,3 +397,11 @@ def test_torchtunes_chunks_keep_their_logits_for_the_backward(read: Read, loss: 
     logits = memory_timeline(llama, run).parts_bytes["logits"]
     assert logits >= 4 * run.tokens_per_micro_batch * llama.vocab_size
     assert any(loss in note and "for the backward" in note for note in found.notes)
+
+
+def test_trls_null_length_is_told(read: Read) -> None:
+    """``SFTConfig.max_length`` of None cuts nothing; a field that a file leaves out is 1,024."""
+    told = [note for note in read("trl", "max_length: null").notes if "cuts no sample" in note]
+    assert len(told) == 1
+    assert "--max-length" in told[0]
+    assert not any("cuts no sample" in note for note in read("trl", "max_length: 512").notes)
