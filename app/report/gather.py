@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from tunecast.sweep_result import Sweep
 
 Told = Callable[[str], None]
-AMOUNTS = ("tokens", "num_samples", "max_steps", "dataset")
 CHOSEN_BY_RECOMMEND = ("num_gpus", "sharding", "tp", "pp", "cp", "deadline", "owned")
 """Options of a single forecast that a recommendation chooses itself or does not take."""
 PLANNED = (
@@ -82,11 +81,11 @@ def gather(
     from tunecast.calibrate.watch.observations import split_records
     from tunecast.forecast_table import best_first
 
-    if all(options.get(name) is None for name in AMOUNTS):
-        raise InputError("A report is about a whole run; say how much data: add --tokens 10M, or --max-steps 500.")
     say = told or _untold
     say("forecasting every card")
     forecasts = best_first(estimate(model, gpu=gpu, records=records, **options))
+    if forecasts[0].whole_run is None:
+        raise InputError("A report is about a whole run; say how much data: add --tokens 10M, or --max-steps 500.")
     records, _ = split_records(records)
     say("comparing offers")
     recommendation, why_not = _recommended(model, gpu, records, options)

@@ -96,6 +96,22 @@ def test_records_may_be_a_folder(tmp_path: Path) -> None:
     assert record.name in text.read_text()
 
 
+def test_a_training_file_says_how_much_itself(tmp_path: Path) -> None:
+    """Its own steps are an amount; a file without any is refused as a model without one is."""
+    file, page = tmp_path / "trl.yaml", tmp_path / "page.html"
+    lines = f"model_name_or_path: {MODEL}\ndataset_name: x\ndtype: bfloat16\nmax_length: 512\n"
+    file.write_text(lines + "max_steps: 100\n")
+    done = runner.invoke(program, ["report", str(file), "--gpu", "l40s-48gb", "--out", str(page)])
+    assert done.exit_code == 0, done.output
+    assert "100 steps" in page.read_text("utf-8")
+    page.unlink()
+    file.write_text(lines)
+    refused = runner.invoke(program, ["report", str(file), "--gpu", "l40s-48gb", "--out", str(page)])
+    assert refused.exit_code == 2
+    assert "how much data" in refused.output
+    assert not page.exists()
+
+
 def test_what_fits_nowhere_has_no_time_in_its_answer(tmp_path: Path) -> None:
     """70B in full needs hundreds of GiB: what is needed, of what there is, and the exit code of estimate."""
     text = tmp_path / "page.md"
