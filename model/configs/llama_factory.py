@@ -42,7 +42,7 @@ def read(source: Source, draft: Draft, *, num_gpus: int | None) -> None:
     """Fill the draft from a LLaMA-Factory file."""
     del num_gpus
     draft.model_name = str(source.get("model_name_or_path"))
-    _check_trains(source)
+    _check_trains(source, draft)
     stage = str(source.get("stage") or source.default("stage"))
     if stage not in _STAGES:
         refuse(source, "stage", stage, "another stage than supervised or continued pre-training", "use sft or pt")
@@ -62,11 +62,14 @@ def read(source: Source, draft: Draft, *, num_gpus: int | None) -> None:
     put_workers(source, draft, started=source.has("ray_num_workers"))
 
 
-def _check_trains(source: Source) -> None:
-    """``do_train`` is off by default; a file that predicts or evaluates alone trains nothing (``run_sft``)."""
+def _check_trains(source: Source, draft: Draft) -> None:
+    """``do_train`` is off by default; a file that predicts or evaluates alone trains nothing (``run_sft``), and one
+    that names none of them is told of it."""
     for field in ("do_predict", "do_eval"):
         if source.on(field) and not source.on("do_train"):
             refuse(source, field, True, "a run without training", "add do_train: true to forecast training")
+    if not source.on("do_train"):
+        draft.note("LLaMA-Factory trains nothing without do_train: true; the training is forecast as if it were there.")
 
 
 def _method(source: Source, draft: Draft) -> None:

@@ -63,7 +63,10 @@ def test_plugins_that_train_nothing_and_those_of_others_are_left_alone(read: Rea
 
 
 def test_training_with_evaluation_is_training(read: Read) -> None:
-    assert read("llama-factory", "do_train: true\ndo_eval: true").options["method"] == "lora"
+    trained = read("llama-factory", "do_train: true\ndo_eval: true")
+    assert trained.options["method"] == "lora"
+    notes = [" ".join(found.notes) for found in (trained, read("llama-factory", "do_train:"))]
+    assert ["do_train: true" in told for told in notes] == [False, True]
 
 
 @pytest.mark.parametrize("version", [None, "1.10", "0.24"])
