@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tunecast.catalogs.errors import DeviceError, TunecastError
+from tunecast.model.run import BY_SPREAD, SHARD_GPUS
 
 if TYPE_CHECKING:
     from tunecast.asked import Asked
@@ -36,6 +37,7 @@ class OutOfMemoryError(TunecastError):
 AMOUNT_OPTIONS = (
     "tokens", "num_samples", "mean_tokens", "num_train_epochs", "max_steps", "dataset", "packing", "padding_free",
     "streaming", "dataloader_num_workers", "steps_at_most", "steps_exactly", "rows_padded", "rows_packed",
+    BY_SPREAD, SHARD_GPUS,
 )  # fmt: skip
 """What a training file may say that steps do not depend on."""
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -36,6 +38,18 @@ def test_a_measurement_has_the_keys_of_a_forecast_and_its_origin_is_measured(
     assert set(answer) == set(forecast_to_dict(forecast))
     assert set(answer["origins"].values()) == {"measured:mock:a100-sxm4-80gb#0"}  # type: ignore[attr-defined]
     assert answer["trainable_params"] == forecast.trainable_params
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", ["axolotl.yml", "llama-factory.yaml", "torchtune.yaml", "trl.yaml"])
+def test_every_kind_of_training_file_is_measured(capsys: pytest.CaptureFixture[str], tmp_path: Path, file: str) -> None:
+    """What a file leaves for plans is no option of a run."""
+    text = (Path(__file__).parents[2] / "docs" / "examples" / file).read_text("utf-8")
+    path = tmp_path / file
+    path.write_text(re.sub(r"meta-llama/Llama-3\.1-8B|Qwen/Qwen2\.5-7B-Instruct", MODEL, text), encoding="utf-8")
+    code, answer, _ = measured(capsys, str(path), "--steps", "2", *SMALL)
+    assert code == 0
+    assert answer["step_time_s"]["value"] > 0  # type: ignore[index]
 
 
 @pytest.mark.slow
