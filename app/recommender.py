@@ -84,7 +84,11 @@ def with_more_gpus(search: Search, targets: Sequence[Target], choice: Choice) ->
     if not takes_all or search.job.batch.samples % (2 * most):
         return choice
     larger = replace(search, job=replace(search.job, counts=(2 * most,)))
-    found = more_gpus(survey(larger, targets), choice.front, search.limits, most)
+    try:
+        market = survey(larger, targets)
+    except (InputError, NotSupportedError):
+        return choice  # a run of no more GPUs
+    found = more_gpus(market, choice.front, search.limits, most)
     if found is None:
         return choice
     return replace(choice, relaxations=tuple(sorted((*choice.relaxations, found), key=lambda r: r.effort)))
@@ -264,10 +268,10 @@ def _largest_note(search: Search, choice: Choice) -> tuple[str, ...]:
 def _amount(job: Job) -> Amount:
     """Optimizer steps of the job: the same for every plan, since all keep the batch."""
     from tunecast.model.amount import resolve_amount
-    from tunecast.model.plans import line_options, lines
+    from tunecast.model.plans import lines, undivided_options
 
     line = next(lines(job.options, job.methods, job.counts, job.batch.samples))
-    run = job.resolve(line_options(job.options, line, 1, job.batch.samples), has_bf16=True).run
+    run = job.resolve(undivided_options(job.options, line, job.batch.samples), has_bf16=True).run
     amount = resolve_amount(run, dict(job.options))
     assert amount is not None
     return amount

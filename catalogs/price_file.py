@@ -1,9 +1,9 @@
 """A user's own prices: a CSV with the columns of `tunecast catalog prices --json`.
 
 Needed: `gpu_canonical_id` (any name of the GPU) and `usd_per_gpu_hour` or `usd_per_hour` (one listing of
-`gpu_count` GPUs). Everything else has a plain default: one GPU per instance, on-demand, seen today, the
-file as its source. Reserved and committed rows say `term_months`, and `upfront_usd` where something is
-paid at the start.
+`gpu_count` GPUs). Everything else has a plain default: on-demand, seen today, the file as its source, and a
+price per GPU is of machines as large as are forecast (`MACHINE` names the columns that say otherwise).
+Reserved and committed rows say `term_months`, and `upfront_usd` where something is paid at the start.
 """
 
 from __future__ import annotations

@@ -202,7 +202,7 @@ def job_offer(offer: Offer, num_gpus: int) -> JobOffer:
 
     A scaling provider's listing makes machines of up to 8 GPUs at the per-GPU price instead.
     """
-    per_instance = num_gpus if offer.any_size else SCALING_MAX_GPUS if offer.scales else offer.gpu_count
+    per_instance = SCALING_MAX_GPUS if offer.scales else offer.gpu_count
     instances = math.ceil(num_gpus / per_instance)
     gpus_paid = num_gpus if offer.scales else instances * offer.gpu_count
     usd_per_hour = num_gpus * offer.usd_per_gpu_hour if offer.scales else instances * offer.usd_per_hour

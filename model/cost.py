@@ -48,7 +48,7 @@ def candidate_prices(
     What counts of them is what `as_forecast` keeps of a job with these `options`.
     """
     found = (book or shipped_book()).offers_for(gpu_id, num_gpus, price_types)
-    return tuple(job_price(job) for job in as_forecast(found, gpu_id, options or {}))
+    return tuple(job_price(job, options) for job in as_forecast(found, gpu_id, options or {}))
 
 
 def as_forecast(jobs: Sequence[JobOffer], gpu_id: str, options: Mapping[str, Any]) -> tuple[JobOffer, ...]:
@@ -62,7 +62,7 @@ def as_forecast(jobs: Sequence[JobOffer], gpu_id: str, options: Mapping[str, Any
 
     def few_enough(job: JobOffer) -> bool:
         racked = machines_in_racks(gpu_id, job.offer.gpu_count, job.num_gpus)
-        return job.instances <= max(math.ceil(job.num_gpus / per_node), racked)
+        return job.offer.any_size or job.instances <= max(math.ceil(job.num_gpus / per_node), racked)
 
     def fast_enough(job: JobOffer) -> bool:
         own = joined_at(job)
@@ -74,15 +74,12 @@ def as_forecast(jobs: Sequence[JobOffer], gpu_id: str, options: Mapping[str, Any
     return tuple(job for job in own if few_enough(job) and fast_enough(job))
 
 
-def why_no_price(
-    gpu_id: str, num_gpus: int, price_types: Sequence[str], book: PriceBook | None, options: Mapping[str, Any]
-) -> str | None:
-    """What is rented of this GPU where none of it is as the job is forecast; None where nothing is rented at all."""
-    found = (book or shipped_book()).offers_for(gpu_id, num_gpus, price_types)
-    if not found:
+def why_no_price(jobs: Sequence[JobOffer], options: Mapping[str, Any]) -> str | None:
+    """What is rented where none of these offers of a job is as it is forecast; None where nothing is rented at all."""
+    own = [job for job in jobs if job.offer.layer == "user"] or jobs
+    if not own:
         return None
-    own = [job for job in found if job.offer.layer == "user"] or found
-    per_node = options.get("gpus_per_node") or GPUS_PER_NODE
+    num_gpus, per_node = own[0].num_gpus, options.get("gpus_per_node") or GPUS_PER_NODE
     largest = max(SCALING_MAX_GPUS if job.offer.scales else job.offer.gpu_count for job in own)
     if largest < min(per_node, num_gpus):
         return (
@@ -95,8 +92,8 @@ def why_no_price(
     )
 
 
-def job_price(job: JobOffer) -> Price:
-    """A catalog offer as a price, with its provenance."""
+def job_price(job: JobOffer, options: Mapping[str, Any] | None = None) -> Price:
+    """A catalog offer as a price of a job with these options, with its provenance."""
     offer, network_bytes_per_s = job.offer, joined_at(job)
     return Price(
         usd_per_h=job.usd_per_hour,
@@ -115,7 +112,7 @@ def job_price(job: JobOffer) -> Price:
             "snapshot_date": offer.snapshot_date,
             "age_days": offer.age_days(),
             "source": offer.source,
-            "notes": list(_notes(job)),
+            "notes": list(_notes(job, (options or {}).get("gpus_per_node") or GPUS_PER_NODE)),
         },
     )
 
@@ -126,11 +123,11 @@ def _machine_ram_gib(job: JobOffer) -> float | None:
     return None if job.offer.ram_gib is None else job.offer.ram_gib * gpus / job.offer.gpu_count
 
 
-def _notes(job: JobOffer) -> Iterator[str]:
-    """The notes of an offer, machines of NVLink racks told as that."""
+def _notes(job: JobOffer, per_node: int) -> Iterator[str]:
+    """The notes of an offer, machines told as those of NVLink racks where they are more than are timed."""
     for note in job.notes:
         racked = machines_in_racks(job.offer.gpu_id, job.offer.gpu_count, job.num_gpus)
-        in_rack = SEPARATE in note and job.instances <= racked
+        in_rack = SEPARATE in note and math.ceil(job.num_gpus / per_node) < job.instances <= racked
         yield (
             f"{job.instances} machines, taken as of as few NVLink racks as hold them: ask for that" if in_rack else note
         )

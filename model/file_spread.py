@@ -14,23 +14,35 @@ from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.read_numbers import whole_number
 from tunecast.model.resolve_parallel import FSDP, GPUS_PER_NODE, ZERO
 from tunecast.model.run import BY_SPREAD, SHARD_GPUS
+from tunecast.model.stacks import DTYPE_ALIASES
 
 OF_ADAPTERS = ("adapter_dtype", "modules_to_save_dtype")
 OF_SHARDS = ("master_dtype", "reduce_dtype")
 """Options that FSDP alone has: what its shards keep, and what it reduces in."""
+BY_FILE = "file"
+"""Of `BY_SPREAD`: how the file itself shards."""
 DTYPES = ("dtype", "precision", *OF_ADAPTERS, "master_dtype")
 """What a run is stored and computed in."""
 
 
-def dtypes_by_spread(whole: Mapping[str, Any], masters: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def dtypes_by_spread(
+    whole: Mapping[str, Any], masters: Mapping[str, Any], typed: Mapping[str, Any]
+) -> dict[str, dict[str, Any]]:
     """Dtypes without sharding (`whole`, as the file has them), under DeepSpeed, and under FSDP of adapters and of a
-    model trained whole (`masters`: what it changes there)."""
+    model trained whole (`masters`: what it changes there); `typed` ones are taken as they stand in each.
+
+    DeepSpeed's cast is left out where another dtype than its own is typed, FSDP's fp32 where any is.
+    """
     precision = str(whole.get("precision", ""))
     half = precision.removesuffix("-autocast")
-    cast = {"dtype": half, "precision": half, "adapter_dtype": half} if precision.endswith("-autocast") else {}
-    uncast = {name: value for name, value in whole.items() if not cast or name != "modules_to_save_dtype"}
-    shared = {name: value for name, value in whole.items() if not cast or name != "adapter_dtype"}
-    return {"whole": dict(whole), "zero": {**uncast, **cast}, "fsdp": shared, "fsdp-full": {**whole, **masters}}
+    said = {DTYPE_ALIASES.get(str(typed[name]), str(typed[name])) for name in ("dtype", "precision") if name in typed}
+    casts = precision.endswith("-autocast") and said <= {half}
+    cast = {"dtype": half, "precision": half, "adapter_dtype": half} if casts else {}
+    uncast = {name: value for name, value in whole.items() if not casts or name != "modules_to_save_dtype"}
+    shared = {name: value for name, value in whole.items() if precision == half or name != "adapter_dtype"}
+    kept = {} if {"dtype", "precision", "master_dtype"} & set(typed) else masters
+    found = {"whole": dict(whole), "zero": {**uncast, **cast}, "fsdp": shared, "fsdp-full": {**whole, **kept}}
+    return {spread: {**dtypes, **typed} for spread, dtypes in found.items()}
 
 
 def with_dtypes(options: Mapping[str, Any], sharding: str | None) -> dict[str, Any]:
@@ -54,10 +66,16 @@ def with_dtypes(options: Mapping[str, Any], sharding: str | None) -> dict[str, A
 def over_shards(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options, `hsdp` where the file shards over fewer GPUs than there are, whose copies are machines.
 
-    Raises InputError where the shards do not deal out the GPUs, NotSupportedError where a copy is no machine. Source:
+    Raises InputError where the shards do not deal out the GPUs, NotSupportedError where a copy is no machine, and for
+    DeepSpeed's one process that trains a whole model (`copies_on_one_gpu`). Source:
     axolotl 0.19 ``utils/distributed.py`` (``_get_parallel_config_kwargs``: what is left over replicates), accelerate
     ``parallelism_config.py``.
     """
+    if copies_on_one_gpu(options):
+        raise NotSupportedError(
+            "DeepSpeed on one GPU without offloading keeps an fp32 copy and fp32 states of all weights there, which is "
+            "not built yet; use more GPUs, --offload optimizer, or leave DeepSpeed's file out."
+        )
     size, field = options.get(SHARD_GPUS) or (None, "")
     if size is None or options.get("sharding") not in FSDP or options.get("num_gpus") in (None, 1, "auto"):
         return dict(options)
@@ -82,6 +100,13 @@ def over_shards(options: Mapping[str, Any]) -> dict[str, Any]:
             "so many."
         )
     return {**options, "sharding": "hsdp"}
+
+
+def copies_on_one_gpu(options: Mapping[str, Any]) -> bool:
+    """Whether a file's DeepSpeed trains a whole model in one process, which keeps an fp32 copy of it on the GPU."""
+    zero = options.get(BY_SPREAD, {}).get(BY_FILE, {}).get("sharding") in ZERO
+    offloaded = options.get("offload") not in (None, "none", False)
+    return zero and options.get("num_gpus") == 1 and options.get("method") == "full" and not offloaded
 
 
 def can_shard(options: Mapping[str, Any], num_gpus: int) -> bool:

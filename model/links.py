@@ -22,7 +22,7 @@ from tunecast.catalogs.gpus import load_gpus
 from tunecast.model.curves import Array
 from tunecast.model.factors import FactorSet
 from tunecast.model.operation import Kind, Operation
-from tunecast.model.parallel_network import gpus_in_rack
+from tunecast.model.parallel_network import card_of, gpus_in_rack
 from tunecast.model.priors import PCIE_BYTES_PER_S_PER_LANE
 from tunecast.model.run import Run
 from tunecast.model.segments import SEGMENT_OF, SEGMENTS
@@ -181,7 +181,7 @@ def links_of(factors: FactorSet, run: Run, *, across: bool) -> Links:
 
 def pcie_bytes_per_s(gpu_id: str) -> float:
     """One direction of a card's PCIe lanes by its datasheet; infinite where they are not known."""
-    gpu = load_gpus().get(gpu_id)
+    gpu = load_gpus().get(card_of(gpu_id))
     per_lane = None if gpu is None else PCIE_BYTES_PER_S_PER_LANE.get(gpu.pcie_gen or 0)
     return math.inf if gpu is None or per_lane is None or gpu.pcie_lanes is None else per_lane * gpu.pcie_lanes
 

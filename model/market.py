@@ -204,7 +204,7 @@ def prices_for(search: Search, target: Target, num_gpus: int, limits: Limits | N
     offers = search.book.offers_for(target.gpu.id, num_gpus, limits.price_types, limits.providers, limits.regions)
     for job in as_forecast(offers, target.gpu.id, search.job.options):
         kinds.setdefault(job.offer.price_type, []).append(job)
-    return [job_price(job) for jobs in kinds.values() for job in jobs[:OFFERS_TRIED]]
+    return [job_price(job, search.job.options) for jobs in kinds.values() for job in jobs[:OFFERS_TRIED]]
 
 
 def whole_of(
@@ -282,10 +282,13 @@ def not_sold(target: Target, counts: Sequence[int], search: Search) -> Rejected:
     """A card that nobody offers in these numbers, of the kinds and in the places asked for."""
     elsewhere = _elsewhere(target, counts, search)
     words = " or ".join(str(count) for count in counts)
-    instead = None
+    offers: tuple[JobOffer, ...] = ()
     if target.gpu is not None and not target.is_mock:
-        kinds, options = search.limits.price_types, search.job.options
-        instead = why_no_price(target.gpu.id, min(counts), kinds, search.book, options)
+        limits = search.limits
+        offers = search.book.offers_for(
+            target.gpu.id, min(counts), limits.price_types, limits.providers, limits.regions
+        )
+    instead = why_no_price(offers, search.job.options)
     remedy = "" if instead is None else f"; {instead.partition(': ')[2]}"
     detail = f"no offer of {words} in one machine{elsewhere}{remedy}"
     return Rejected(gpu=target.id, reason="no price", detail=detail)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from tunecast.catalogs.price_book import shipped_book
 from tunecast.catalogs.prices import SEPARATE
 from tunecast.model.amount import Amount
 from tunecast.model.cost import Price, candidate_prices, cost_per_million_tokens_usd, user_price, why_no_price
@@ -55,7 +56,7 @@ def with_money(
         result = replace(result, notes=(*result.notes, why))
 
     def told(offer: Mapping[str, Any] | None) -> tuple[str, ...]:
-        return _offer_notes(result, offer, network_given=question.options.get("internode_gbps") is not None)
+        return notes_of_offer(result, offer, network_given=question.options.get("internode_gbps") is not None)
 
     if amount is None:
         return replace(result, notes=(*result.notes, *told(result.offer)))
@@ -85,12 +86,12 @@ def with_money(
     )
 
 
-def _offer_notes(result: Forecast, offer: Mapping[str, Any] | None, *, network_given: bool) -> tuple[str, ...]:
+def notes_of_offer(result: Forecast, offer: Mapping[str, Any] | None, *, network_given: bool) -> tuple[str, ...]:
     """What is to be said of an offer: that its machines or their network may be others than those that are timed, and
     that its machine is too small for what goes to the host."""
     run, notes = result.run, offer_notes(offer)
     timed = -(-run.num_gpus // run.gpus_per_node)
-    if offer is not None and timed > offer.get("instances", timed):
+    if offer is not None and offer["provider"] != "user" and timed > offer.get("instances", timed):
         rented = f"{offer['instances']} machine{'s' if offer['instances'] > 1 else ''}"
         notes = tuple(note for note in notes if SEPARATE not in note)
         notes += (f"timed as {timed} machines of {run.gpus_per_node} GPUs, though the offer is {rented}",)
@@ -120,7 +121,8 @@ def _unpriced(result: Forecast, question: Question, target: Target) -> str | Non
     if question.whole_run.owned or target.gpu is None or target.is_mock:
         return None
     kinds = SPOT if question.whole_run.spot else ON_DEMAND
-    return why_no_price(target.gpu.id, result.run.num_gpus, kinds, question.price_book, question.options)
+    book = question.price_book or shipped_book()
+    return why_no_price(book.offers_for(target.gpu.id, result.run.num_gpus, kinds), question.options)
 
 
 def prices_of(result: Forecast, question: Question, target: Target) -> tuple[Price, ...]:

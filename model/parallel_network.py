@@ -78,10 +78,15 @@ def network_taken(gpu_id: str, options: Mapping[str, Any]) -> float | None:
     return given if known is None else known.bytes_per_s
 
 
+def card_of(device: str) -> str:
+    """The catalog's id of a device: of a simulated one (``mock:ID#SEED``) the card that it simulates."""
+    return device.removeprefix("mock:").partition("#")[0]
+
+
 def gpus_in_rack(gpu_id: str) -> int:
     """GPUs of a rack whose machines one NVLink joins; 0 for cards whose NVLink ends at the machine."""
     rack = link_facts()["nvlink_racks"]
-    return int(rack["gpus"]) if re.match(rack["pattern"], gpu_id) else 0
+    return int(rack["gpus"]) if re.match(rack["pattern"], card_of(gpu_id)) else 0
 
 
 def machines_in_racks(gpu_id: str, gpus: int, num_gpus: int) -> int:

@@ -124,7 +124,8 @@ def lines(options: Mapping[str, Any], methods: Sequence[str], counts: Sequence[i
     asked, tried = options.get("sharding"), shardings_tried(options)
     inner, split = gpus_per_copy(options, *INNER), gpus_per_copy(options, "tp", "pp")
     for method in methods:
-        for num_gpus in (n for n in counts if batch % (n // inner) == 0 and can_shard(options, n)):
+        asked_of = {**options, "method": method}
+        for num_gpus in (n for n in counts if batch % (n // inner) == 0 and can_shard(asked_of, n)):
             alone = num_gpus == split
             spread = ("none",) if alone else tried if asked in (None, "none") else (str(asked),)
             for sharding in spread:
@@ -145,6 +146,11 @@ def line_options(options: Mapping[str, Any], line: _Line, micro_batch: int, batc
         "per_device_train_batch_size": micro_batch,
         "gradient_accumulation_steps": batch // copies // micro_batch,
     }
+
+
+def undivided_options(options: Mapping[str, Any], line: _Line, batch: int) -> dict[str, Any]:
+    """Those of the plan whose micro-batch is all that a copy of the model gets in a step: every kind of run has it."""
+    return line_options(options, line, batch // (line.num_gpus // gpus_per_copy(options, *INNER)), batch)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,7 +197,7 @@ def refused_spreads(job: Job) -> tuple[str, ...]:
     refusals: dict[str, list[str | None]] = {}
     for line in spread:
         try:
-            job.resolve(line_options(job.options, line, 1, job.batch.samples), has_bf16=True)
+            job.resolve(undivided_options(job.options, line, job.batch.samples), has_bf16=True)
             said = None
         except (InputError, NotSupportedError) as error:
             said = str(error)
@@ -206,12 +212,17 @@ def refused_spreads(job: Job) -> tuple[str, ...]:
 def _line_plans(job: Job, line: _Line, *, has_bf16: bool, roomiest_bytes: float) -> Iterator[Plan]:
     template: Resolved | None = None
     known: list[tuple[int, float]] = []
-    copies = line.num_gpus // gpus_per_copy(job.options, *INNER)
-    for micro_batch in divisors(job.batch.samples // copies):
+    sizes = divisors(job.batch.samples // (line.num_gpus // gpus_per_copy(job.options, *INNER)))
+    for micro_batch in sizes:
         if at_least(known, micro_batch) > roomiest_bytes:
             return
         options = line_options(job.options, line, micro_batch, job.batch.samples)
-        template = template or job.resolve(options, has_bf16=has_bf16)
+        try:
+            template = template or job.resolve(options, has_bf16=has_bf16)
+        except (InputError, NotSupportedError):
+            if micro_batch == sizes[-1]:
+                raise
+            continue  # what needs one micro-batch a step (an update in the backward)
         run = replace(
             template.run,
             per_device_train_batch_size=micro_batch,

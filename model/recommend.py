@@ -16,7 +16,7 @@ from tunecast.model.estimate import forecast
 from tunecast.model.forecast import Forecast
 from tunecast.model.front import beats, knee, pareto
 from tunecast.model.market import Candidate, Limits, Market, Rejected, Search, prices_for, whole_of
-from tunecast.model.money import offer_notes, whole_notes
+from tunecast.model.money import notes_of_offer, whole_notes
 from tunecast.model.parallel_network import part_of_network
 from tunecast.model.question import Question
 from tunecast.model.resolve_parallel import GPUS_PER_NODE
@@ -261,7 +261,8 @@ def full_forecast(question: Question, search: Search, candidate: Candidate) -> F
     whole = whole_of(
         search, result.run, candidate.target, result.step_time_s, candidate.price, _on_demand(search, candidate)
     )
-    told = offer_notes(candidate.price.offer)
+    network_given = question.options.get("internode_gbps") is not None
+    told = notes_of_offer(result, candidate.price.offer, network_given=network_given)
     return replace(
         result,
         phases_h=whole.phases_h,

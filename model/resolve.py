@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tunecast.catalogs.errors import InputError, UnknownNameError
+from tunecast.catalogs.errors import InputError, NotSupportedError, UnknownNameError
 from tunecast.catalogs.refused import refuse_method
 from tunecast.model.architecture import Architecture
 from tunecast.model.bounds import check_chunks, check_sizes, check_words
@@ -124,8 +124,15 @@ def adaptable_modules(architecture: Architecture) -> tuple[str, ...]:
 
 def linear_modules(architecture: Architecture) -> tuple[str, ...]:
     """Those that are modules of their own, not parts of stacked experts: what a search for ``nn.Linear`` finds, as
-    axolotl's ``find_all_linear_names`` and LLaMA-Factory's ``find_all_linear_modules``."""
+    axolotl's ``find_all_linear_names`` and LLaMA-Factory's ``find_all_linear_modules``. Raises NotSupportedError where
+    dense or shared parts have the names of the stacked experts, which adapters by name cannot be told apart from."""
     stacked = renamed_targets(architecture)
+    apart = {each.name for group in architecture.groups for each in group.layer.mlp.linears if each.name in stacked}
+    if apart:
+        raise NotSupportedError(
+            f"Adapters on the dense and shared {', '.join(sorted(apart))} of {architecture.name} without its experts "
+            "are not built yet; name attention's maps with --lora-target-modules, or all-linear for the experts too."
+        )
     return tuple(name for name in adaptable_modules(architecture) if name not in stacked.values())
 
 

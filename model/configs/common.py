@@ -25,6 +25,8 @@ UNPACKED = "Rows are not packed"
 TOKENS_UNPADDED = "total_num_tokens counts tokens without padding"
 """How the note on axolotl's count begins, which holds until samples have a length."""
 
+ONE_PIECE = "counted as one piece"
+"""Words of the note on torchtune's chunked losses, which a typed loss replaces."""
 DROPPED = "axolotl leaves out samples that are longer"
 """How the note on long samples begins, which speaks of a file of data."""
 

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tunecast.catalogs.errors import NotSupportedError
-from tunecast.model.configs.common import DROPPED, TOKENS_UNPADDED, UNPACKED
+from tunecast.model.configs.common import DROPPED, ONE_PIECE, TOKENS_UNPADDED, UNPACKED
 from tunecast.model.configs.run_file import RunFile
 from tunecast.model.configs.spread import CAST, RAISED, master_under_fsdp
-from tunecast.model.file_spread import DTYPES, dtypes_by_spread, over_shards, with_dtypes
+from tunecast.model.file_spread import BY_FILE, DTYPES, dtypes_by_spread, over_shards, with_dtypes
 from tunecast.model.resolve_parallel import ZERO
 from tunecast.model.rows import LENGTHS, ROWS_PACKED, packing_of
 from tunecast.model.run import BY_SPREAD, SHARD_GPUS
@@ -51,12 +50,14 @@ def merge_options(run_file: RunFile, typed: Mapping[str, Any]) -> Merged:
     notes = _rows_notes(notes, options | given, run_file)
     notes += _drop_replaced(options, given, run_file)
     notes += _drop_unfit(options, given, run_file)
-    if run_file.shard_gpus is not None and "sharding" not in given:
-        options[SHARD_GPUS] = run_file.shard_gpus
-        options |= {name: value for name, value in over_shards({**options, **given}).items() if name == "sharding"}
     if options.get("dataset") is None and "dataset" not in given:
         notes = [note for note in notes if not note.startswith(DROPPED)]
     notes = _settle(notes, options, given, run_file)
+    if run_file.shard_gpus is not None and "sharding" not in given:
+        options[SHARD_GPUS] = run_file.shard_gpus
+    options |= {name: value for name, value in over_shards({**options, **given}).items() if name == "sharding"}
+    if "loss_type" in given:
+        notes = [note for note in notes if ONE_PIECE not in note]
     if run_file.origins.get("attn_implementation") == "stack-default" and options["attn_implementation"] == "sdpa":
         del options["attn_implementation"]  # the stack's own default, which knows the families without sdpa
     origins = {name: run_file.origins.get(name, "file") for name in options}
@@ -115,38 +116,26 @@ def _settle(notes: list[str], options: dict[str, Any], given: Mapping[str, Any],
     about = (RAISED, CAST.format("bf16"), CAST.format("fp16"), *run_file.wide_notes)
     rest = [note for note in notes if note not in about]
     asked: dict[str, Any] = {**options, **given}
-    alone = asked.get("num_gpus") == 1
-    sharding = None if alone else asked.get("sharding")
-    _check_one_process(asked, run_file, alone=alone)
-    if {"dtype", "precision", "master_dtype"} & set(given):
-        if options.pop("master_dtype", None) is not None:
-            options |= {name: value for name, value in run_file.whole_dtypes.items() if name == "dtype"}
-        return rest
-    masters = master_under_fsdp(
-        {**asked, **run_file.whole_dtypes, "method": "full", "sharding": "fsdp"}, run_file.format
-    )
-    whole = {name: value for name, value in run_file.whole_dtypes.items() if name not in given}
-    options[BY_SPREAD] = dtypes_by_spread(whole, masters)
+    sharding = None if asked.get("num_gpus") == 1 else asked.get("sharding")
+    typed = {name: given[name] for name in DTYPES if name in given}
+    shards = {**asked, **run_file.whole_dtypes, "method": "full", "sharding": "fsdp"}
+    masters = master_under_fsdp(shards, run_file.format)
+    own = run_file.options.get("sharding") if given.get("sharding") in (None, *ZERO) else None
+    options[BY_SPREAD] = {**dtypes_by_spread(run_file.whole_dtypes, masters, typed), BY_FILE: {"sharding": own}}
     found = with_dtypes({**options, "method": asked.get("method"), "offload": asked.get("offload")}, sharding)
     for name in DTYPES:
         options.pop(name, None)
         if name in found:
             options[name] = found[name]
-    if options.get("precision") in ("bf16", "fp16") and options["precision"] != whole.get("precision"):
-        return [*rest, CAST.format(options["precision"])]
-    if options.get("master_dtype") is not None:
+    precision = options.get("precision")
+    if precision in ("bf16", "fp16") and precision not in (
+        run_file.whole_dtypes.get("precision"),
+        typed.get("precision"),
+    ):
+        return [*rest, CAST.format(precision)]
+    if options.get("master_dtype") is not None and "master_dtype" not in typed:
         return [*rest, RAISED]
-    return [*rest, *(note for note in run_file.wide_notes if options.get("dtype") == "fp32")]
-
-
-def _check_one_process(asked: Mapping[str, Any], run_file: RunFile, *, alone: bool) -> None:
-    """Refuse DeepSpeed's one process that trains a whole model, which keeps an fp32 copy of it on the GPU."""
-    zero, offloaded = run_file.options.get("sharding") in ZERO, asked.get("offload") not in (None, "none", False)
-    if alone and zero and asked.get("method") == "full" and not offloaded:
-        raise NotSupportedError(
-            "DeepSpeed on one GPU without offloading keeps an fp32 copy and fp32 states of all weights there, which is "
-            "not built yet; use more GPUs, --offload optimizer, or leave DeepSpeed's file out."
-        )
+    return [*rest, *(note for note in run_file.wide_notes if options.get("dtype") == "fp32" and "dtype" not in typed)]
 
 
 def _keep_the_end(options: dict[str, Any], run_file: RunFile, steps: int, flag: str) -> str:

@@ -11,6 +11,7 @@ from pathlib import PurePosixPath
 
 from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.configs.common import (
+    ONE_PIECE,
     PACKED_NOTE,
     copy_number,
     dtype_word,
@@ -142,8 +143,8 @@ def _software(source: Source, draft: Draft) -> None:
     draft.put("loss_type", _LOSSES[name], None if loss is None else "loss._component_")
     if name != "CrossEntropyLoss":
         draft.note(
-            f"{name} goes chunk by chunk but keeps every chunk's logits for the backward: counted as one piece, whose "
-            "peak is up to 6 bytes per logit higher."
+            f"{name} goes chunk by chunk but keeps every chunk's logits for the backward: {ONE_PIECE}, whose peak "
+            "is up to 6 bytes per logit higher."
         )
 
 

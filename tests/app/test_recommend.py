@@ -290,3 +290,25 @@ def test_a_file_with_fsdp_is_planned_without_it_too_in_its_own_dtype(tmp_path: P
     runs = {picked.forecast.run.num_gpus: picked.forecast.run for picked in found.front}
     assert (runs[1].sharding, runs[1].dtype, runs[1].master_dtype) == ("none", "bf16", None)
     assert (runs[8].sharding, runs[8].dtype, runs[8].master_dtype) == ("fsdp", "bf16", "fp32")
+
+
+def test_an_update_in_the_backward_is_planned_with_one_micro_batch_a_step() -> None:
+    """It frees gradients at once, so that nothing accumulates: smaller micro-batches are no plans of it."""
+    asked = {"method": "full", "max_length": 512, "optimizer_in_backward": True, "gradient_accumulation_steps": None}
+    found = recommend(MODEL, gpu="h100-sxm5-80gb", tokens="1M", max_gpus=1, global_batch=4, **asked)
+    (picked,) = found.front
+    assert picked.forecast.run.optimizer_in_backward
+    assert (picked.forecast.run.per_device_train_batch_size, picked.forecast.run.gradient_accumulation_steps) == (4, 1)
+
+
+def test_a_plan_says_what_estimate_says_of_its_offer(tmp_path: Path) -> None:
+    """Sixteen GPUs over machines whose network nobody states."""
+    path = tmp_path / "p.csv"
+    path.write_text("gpu_canonical_id,provider,gpu_count,usd_per_gpu_hour\nh100-sxm5-80gb,somebody,8,2.0\n")
+    asked = {"method": "full", "max_length": 1024, "tokens": "10M", "gpu": "h100-sxm5-80gb", "prices": [path]}
+    (told,) = estimate("meta-llama/Llama-3.1-8B", num_gpus=16, sharding="fsdp", **asked)
+    found = recommend("meta-llama/Llama-3.1-8B", max_gpus=16, global_batch=16, **asked)
+    sixteen = [picked.forecast for picked in found.front if picked.forecast.run.num_gpus == 16]
+    assert sixteen
+    for each in (told, *sixteen):
+        assert any("own network is not stated" in note for note in each.notes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from tunecast.catalogs.errors import InputError
 from tunecast.catalogs.price_book import shipped_book
 from tunecast.catalogs.prices import offers_for
 from tunecast.model.cost import candidate_prices, cost_per_million_tokens_usd, cost_usd, job_price, user_price
+from tunecast.model.links import pcie_bytes_per_s
 from tunecast.model.value import Value
 
 
@@ -103,6 +105,20 @@ def test_a_user_s_own_machines_are_as_large_as_they_say(tmp_path: Path) -> None:
 def test_trays_of_an_nvlink_rack_are_one_machine_for_each_rack(num_gpus: int) -> None:
     options = {"gpus_per_node": 72, "internode_gbps": 400}
     assert candidate_prices("gb200-186gb", num_gpus, options=options)
+
+
+@pytest.mark.parametrize(("per_node", "told"), [(8, True), (4, False)])
+def test_trays_are_told_as_of_a_rack_where_they_are_timed_as_one_machine(per_node: int, told: bool) -> None:
+    options = {"gpus_per_node": per_node, "internode_gbps": 400}
+    (price,) = [p for p in candidate_prices("gb200-186gb", 8, options=options) if p.offer["provider"] == "coreweave"]
+    assert any("NVLink rack" in note for note in price.offer["notes"]) is told
+
+
+def test_a_simulated_card_has_the_ports_of_its_card() -> None:
+    assert (
+        pcie_bytes_per_s("mock:h100-sxm5-80gb#3") == pcie_bytes_per_s("h100-sxm5-80gb") == pytest.approx(63e9, rel=0.01)
+    )
+    assert pcie_bytes_per_s("unheard-of") == math.inf
 
 
 def test_a_listing_that_scales_brings_its_host_memory_for_every_gpu() -> None:

@@ -237,19 +237,18 @@ def test_only_the_gpus_of_a_stage_share_the_network_between_stages(make: Make, r
     assert found == pytest.approx(16 * 8192 * 4096 * 2 * (16 / stages) / (10e9 / 8))
 
 
-@pytest.mark.parametrize(("cp", "per_node", "rings"), [(16, 8, 1), (8, 8, 1), (4, 8, 2), (8, 4, 1)])
+@pytest.mark.parametrize(("tp", "cp", "per_node", "rings"), [(1, 16, 8, 1), (2, 8, 8, 2), (1, 8, 4, 1), (4, 4, 8, 4)])
 def test_a_ring_leaves_a_machine_over_the_network_of_its_rings(
-    make: Make, run_of: RunOf, cp: int, per_node: int, rings: int
+    make: Make, run_of: RunOf, tp: int, cp: int, per_node: int, rings: int
 ) -> None:
     """One GPU of every ring on a machine sends to the next machine: by hand, over 100 Gbit/s that they share, and no
     faster than one GPU's own PCIe lanes."""
     llama = make("llama-3.1-8b")
-    layout = {"num_gpus": 16, "cp": cp, "gpus_per_node": per_node, "sharding": "fsdp"}
+    layout = {"num_gpus": 16, "tp": tp, "cp": cp, "gpus_per_node": per_node, "sharding": "fsdp" if tp == 1 else "zero1"}
     run = run_of(llama, method="full", max_length=32768, **layout)
     (send, *_) = [op for op in collectives(llama, run) if op.name == "cp.send"]
-    assert send.bytes == 32768 / cp * 2 * 8 * 128 * 2
-    if send.group == send.group_per_node:
-        return
+    assert send.bytes == 32768 / cp * 2 * 8 / tp * 128 * 2
+    assert send.group > send.group_per_node
     for port_gbps in (400, 25):
         links = Links(
             intra_bytes_per_s=400e9,

@@ -254,6 +254,46 @@ def test_a_sharding_has_its_dtypes_whatever_the_file_shards(
     assert any("accelerate raises" in note for note in merged.notes) == (sharding == "fsdp")
 
 
+ADAPTERS = ("dtype", "precision", "adapter_dtype")
+CAST = {"dtype": "bf16", "precision": "bf16", "adapter_dtype": "bf16"}
+OWN = {"dtype": "bf16", "precision": "bf16-autocast", "adapter_dtype": None}
+
+
+@pytest.mark.parametrize(
+    ("files", "typed", "expected"),
+    [
+        ({}, {"adapter_dtype": "bf16"}, {**OWN, "adapter_dtype": "bf16"}),
+        ({"deepspeed": zero(2)}, {}, CAST),
+        ({"deepspeed": zero(2)}, {"sharding": "ddp", "dtype": "bf16"}, OWN),
+        ({"deepspeed": zero(2)}, {"sharding": "ddp", "dtype": "fp32"}, {**OWN, "dtype": "fp32"}),
+        ({}, {"sharding": "zero2", "dtype": "bf16"}, CAST),
+        ({}, {"sharding": "zero2", "dtype": "bfloat16"}, {**CAST, "dtype": "bfloat16"}),
+        ({}, {"sharding": "zero2", "dtype": "fp32"}, {**OWN, "dtype": "fp32"}),
+        ({"deepspeed": zero(2)}, {"adapter_dtype": "fp32"}, {**CAST, "adapter_dtype": "fp32"}),
+    ],
+)
+def test_typed_dtypes_stand_among_those_of_the_sharding(
+    read: Read, files: dict[str, Any], typed: dict[str, Any], expected: dict[str, str]
+) -> None:
+    """DeepSpeed's cast is left out where another dtype than its own is typed, and nowhere else; the rest is as the
+    file has it with the sharding that runs, in plans of several GPUs too."""
+    found = merge_options(read("llama-factory", **files), {"num_gpus": 2, **typed}).options
+    assert {name: found.get(name) for name in ADAPTERS} == expected
+    sharding = found.get("sharding") or "ddp"
+    plan = line_options(found, _Line(method="lora", num_gpus=2, sharding=sharding, checkpointing=True), 1, 2)
+    assert {name: plan.get(name) for name in ADAPTERS} == expected
+
+
+def test_one_gpu_is_no_plan_of_deepspeeds_whole_model(read: Read) -> None:
+    """What --num-gpus 1 refuses, searches do not take."""
+    found = merge_options(read("trl", "use_peft: false", deepspeed=zero(2)), {"num_gpus": "auto"}).options
+    (card,) = resolve_targets(["h100-sxm5-80gb"], {})
+    question = Question(architecture=load_architecture("meta-llama/Llama-3.2-1B"), options=found)
+    assert 1 not in counts_for(question, card)
+    assert {line.num_gpus for line in lines(found, ("full",), (1, 2, 4), 4)} == {2, 4}
+    assert {line.num_gpus for line in lines(found, ("lora",), (1, 2, 4), 4)} == {1, 2, 4}
+
+
 @pytest.mark.parametrize("typed", [{"num_gpus": 1}, {"num_gpus": 1, "sharding": "zero2"}])
 def test_deepspeed_of_one_process_is_refused_where_it_keeps_a_copy(read: Read, typed: dict[str, Any]) -> None:
     found = read("trl", "use_peft: false", deepspeed=zero(2))

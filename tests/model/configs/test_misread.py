@@ -374,6 +374,8 @@ def test_all_linear_maps_of_a_framework_are_modules_not_parts_of_stacked_experts
     assert target_modules(mixtral, asked) == ("q_proj", "k_proj", "v_proj", "o_proj")
     assert target_modules(llama, asked) == target_modules(llama, "all-linear")
     assert len(target_modules(mixtral, "all-linear")) > 4
+    with pytest.raises(NotSupportedError, match="dense and shared"):
+        target_modules(load_architecture("deepseek-ai/DeepSeek-V2-Lite"), asked)
 
 
 def test_torchtune_compiles_and_updates_in_the_backward(read: Read) -> None:
@@ -400,6 +402,8 @@ def test_torchtunes_chunks_keep_their_logits_for_the_backward(read: Read, loss: 
     logits = memory_timeline(llama, run).parts_bytes["logits"]
     assert logits >= 4 * run.tokens_per_micro_batch * llama.vocab_size
     assert any(loss in note and "for the backward" in note for note in found.notes)
+    typed = merge_options(found, {"loss_type": "chunked_nll"})
+    assert not any("for the backward" in note for note in typed.notes)
 
 
 def test_trls_null_length_is_told(read: Read) -> None:
