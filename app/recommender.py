@@ -268,9 +268,9 @@ def _largest_note(search: Search, choice: Choice) -> tuple[str, ...]:
 def _amount(job: Job) -> Amount:
     """Optimizer steps of the job: the same for every plan, since all keep the batch."""
     from tunecast.model.amount import resolve_amount
-    from tunecast.model.plans import lines, undivided_options
+    from tunecast.model.plans import first_line, undivided_options
 
-    line = next(lines(job.options, job.methods, job.counts, job.batch.samples))
+    line = first_line(job.options, job.methods, job.counts, job.batch.samples)
     run = job.resolve(undivided_options(job.options, line, job.batch.samples), has_bf16=True).run
     amount = resolve_amount(run, dict(job.options))
     assert amount is not None

@@ -58,8 +58,7 @@ def with_dtypes(options: Mapping[str, Any], sharding: str | None) -> dict[str, A
     offloaded = options.get("offload") not in (None, "none", False) and sharding in (None, "none")
     spread = "fsdp-full" if sharded and full else "fsdp" if sharded else "whole"
     found = told["zero" if sharding in ZERO or offloaded else spread]
-    gone = DTYPES if sharded else (*DTYPES, "reduce_dtype")
-    rest = {name: value for name, value in options.items() if name not in gone}
+    rest = {name: value for name, value in options.items() if name not in DTYPES}
     return rest | {name: value for name, value in found.items() if not (full and name in OF_ADAPTERS)}
 
 

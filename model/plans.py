@@ -135,6 +135,20 @@ def lines(options: Mapping[str, Any], methods: Sequence[str], counts: Sequence[i
                 )
 
 
+def first_line(options: Mapping[str, Any], methods: Sequence[str], counts: Sequence[int], batch: int) -> _Line:
+    """The first of `lines`; where a training file's shards allow none of these counts, why is raised."""
+    found = next(lines(options, methods, counts, batch), None)
+    if found is not None:
+        return found
+    for method in methods:
+        for num_gpus in counts:
+            over_shards({**options, "method": method, "num_gpus": num_gpus})
+    raise InputError(
+        f"A global batch of {batch} is dealt out by none of {', '.join(map(str, counts))} GPUs as the training file "
+        "shards; raise --global-batch or --max-gpus."
+    )
+
+
 def line_options(options: Mapping[str, Any], line: _Line, micro_batch: int, batch: int) -> dict[str, Any]:
     """The run options of one plan of a line."""
     copies = line.num_gpus // gpus_per_copy(options, *INNER)

@@ -312,3 +312,13 @@ def test_a_plan_says_what_estimate_says_of_its_offer(tmp_path: Path) -> None:
     assert sixteen
     for each in (told, *sixteen):
         assert any("own network is not stated" in note for note in each.notes)
+
+
+def test_a_file_whose_shards_allow_no_count_is_refused_in_a_sentence() -> None:
+    """DeepSpeed of one process keeps an fp32 copy of a whole model, which is not built: one GPU is no plan."""
+    examples = Path(__file__).parents[2] / "docs" / "examples"
+    asked = {"deepspeed": examples / "deepspeed.json", "method": "full", "tokens": "5M", "gpu": "h100-sxm5-80gb"}
+    with pytest.raises(NotSupportedError, match="DeepSpeed on one GPU"):
+        recommend(str(examples / "trl.yaml"), max_gpus=1, **asked)
+    found = recommend(str(examples / "trl.yaml"), max_gpus=2, **asked)
+    assert {picked.forecast.run.num_gpus for picked in found.front} == {2}
