@@ -107,7 +107,7 @@ def test_whole_parameters_while_a_layer_runs(held: Held, name: str) -> None:
         ("fsdp-full", 2e-3),
         ("fsdp-wide", 0.02),
         ("fsdp-summed", 0.005),
-        ("fsdp-wide-summed", 0.015),
+        ("fsdp-wide-summed", 0.04),
         ("fsdp-lora", 0.025),
         ("fsdp-saved", 0.025),
         ("fsdp-root", 0.025),
@@ -121,7 +121,8 @@ def test_peak_of_the_step(held: Held, name: str, within: float) -> None:
     """Allocated at rest and in the step. gloo sometimes holds a buffer a little longer, in one process.
 
     LoRA: temporaries inside a layer are taken to coincide with the copy of the next one. DDP, full: a CPU's update
-    keeps the temporary of the tensor before.
+    keeps the temporary of the tensor before. Gradients that are summed in fp32: from run to run of the same code the
+    peak was 173 to 183 MB, by when a reduction's buffer goes.
     """
     _, _, forecast = case(name)
     transient = min(rank[name]["transient_bytes"] for rank in held)
