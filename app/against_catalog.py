@@ -9,7 +9,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from tunecast.calibrate.stats import UNSTABLE_SPREAD_FRAC, spread_frac
-from tunecast.model.priors import PCIE_BYTES_PER_S_PER_LANE, link_bytes_per_s
+from tunecast.model.priors import link_bytes_per_s, pcie_bytes_per_s
 from tunecast.model.units import GIGA, MEGA, MICROSECOND_S, TERA, gib
 from tunecast.tables import DASH, digits, plain_table
 
@@ -131,8 +131,7 @@ def pcie(gpu: Gpu, params: Mapping[str, Any]) -> float | None:
     """One direction of the card's PCIe link; pageable memory is copied twice, so the link is no measure of it."""
     if not params["pinned"]:
         return None
-    per_lane = PCIE_BYTES_PER_S_PER_LANE.get(gpu.pcie_gen or 0)
-    return None if per_lane is None or gpu.pcie_lanes is None else per_lane * gpu.pcie_lanes
+    return pcie_bytes_per_s(gpu)
 
 
 def nothing(_gpu: Gpu, _params: Mapping[str, Any]) -> float | None:

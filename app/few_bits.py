@@ -66,11 +66,8 @@ def file_with_storage(
     if options.get("method") == "full" or not stored or typed.get("method") is not None:
         return dict(options), ()
     changed = [field for field in stored if options.get(field) != stored[field] and typed.get(field) is None]
-    kept = {field: value for field, value in options.items() if field not in changed}
-    if "method" not in changed:
-        return kept | {field: stored[field] for field in changed}, ()
     note = f"{name} holds its weights in {stored['quant_method']}: the file's lora is read as qlora of that base."
-    return kept | {field: stored[field] for field in changed}, (note,)
+    return {**options, **{field: stored[field] for field in changed}}, (note,) if "method" in changed else ()
 
 
 def alias_notes(name: str, options: Mapping[str, Any]) -> tuple[str, ...]:

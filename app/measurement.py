@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tunecast.catalogs.errors import DeviceError, TunecastError
-from tunecast.model.run import BY_SPREAD, SHARD_GPUS
 
 if TYPE_CHECKING:
     from tunecast.asked import Asked
@@ -34,14 +33,6 @@ class OutOfMemoryError(TunecastError):
         """The JSON of the forecast, with null for everything that could not be measured."""
 
 
-AMOUNT_OPTIONS = (
-    "tokens", "num_samples", "mean_tokens", "num_train_epochs", "max_steps", "dataset", "packing", "padding_free",
-    "streaming", "dataloader_num_workers", "steps_at_most", "steps_exactly", "rows_padded", "rows_packed",
-    BY_SPREAD, SHARD_GPUS,
-)  # fmt: skip
-"""What a training file may say that steps do not depend on."""
-
-
 def measure_on(device: Device, asked: Asked, steps: int) -> Forecast:
     """Resolve the run for this device, time it, and give the answer a forecast's shape."""
     from tunecast.calibrate.measure import measure
@@ -60,12 +51,13 @@ def measure_on(device: Device, asked: Asked, steps: int) -> Forecast:
 
 def resolved_on(device: Device, asked: Asked) -> Resolved:
     """The run as this device would train it; a CPU's refusal raises OutOfMemoryError."""
+    from tunecast.model.question import BESIDE_STEPS
     from tunecast.model.resolve import resolve_run
 
     hardware = device.hardware()
     resolved = resolve_run(
         asked.architecture,
-        {name: value for name, value in asked.options.items() if name not in AMOUNT_OPTIONS},
+        {name: value for name, value in asked.options.items() if name not in BESIDE_STEPS},
         gpu_has_bf16=has_bf16(hardware.compute_capability, catalog_gpu(hardware.gpu)),
         option_origins=asked.origins,
     )

@@ -11,9 +11,8 @@ from tunecast.catalogs.price_book import PriceBook, shipped_book
 from tunecast.catalogs.prices import SCALING_MAX_GPUS, SEPARATE, JobOffer
 from tunecast.catalogs.rental_facts import BITS_PER_BYTE, joined_at
 from tunecast.model.bounds import MOST_USD_PER_H, at_most
-from tunecast.model.parallel_network import machines_in_racks, network_taken, part_of_network
+from tunecast.model.parallel_network import gpus_per_machine, machines_in_racks, network_taken, part_of_network
 from tunecast.model.read_numbers import number_above_zero
-from tunecast.model.resolve_parallel import GPUS_PER_NODE
 from tunecast.model.units import GIGA, HOUR_S, MEGA
 from tunecast.model.value import Value
 
@@ -57,7 +56,7 @@ def as_forecast(jobs: Sequence[JobOffer], gpu_id: str, options: Mapping[str, Any
     GPUs are forecast with the link inside machines of ``gpus_per_node``, so only offers of as few machines count (of
     more, where one rack's NVLink joins them), and none whose network is known and slower than the forecast takes.
     """
-    per_node = options.get("gpus_per_node") or GPUS_PER_NODE
+    per_node = gpus_per_machine(options)
     network = network_taken(gpu_id, options)
 
     def few_enough(job: JobOffer) -> bool:
@@ -79,7 +78,7 @@ def why_no_price(jobs: Sequence[JobOffer], options: Mapping[str, Any]) -> str | 
     own = [job for job in jobs if job.offer.layer == "user"] or jobs
     if not own:
         return None
-    num_gpus, per_node = own[0].num_gpus, options.get("gpus_per_node") or GPUS_PER_NODE
+    num_gpus, per_node = own[0].num_gpus, gpus_per_machine(options)
     largest = max(SCALING_MAX_GPUS if job.offer.scales else job.offer.gpu_count for job in own)
     if largest < min(per_node, num_gpus):
         return (
@@ -112,7 +111,7 @@ def job_price(job: JobOffer, options: Mapping[str, Any] | None = None) -> Price:
             "snapshot_date": offer.snapshot_date,
             "age_days": offer.age_days(),
             "source": offer.source,
-            "notes": list(_notes(job, (options or {}).get("gpus_per_node") or GPUS_PER_NODE)),
+            "notes": list(_notes(job, gpus_per_machine(options or {}))),
         },
     )
 

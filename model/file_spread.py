@@ -45,6 +45,11 @@ def dtypes_by_spread(
     return {spread: {**dtypes, **typed} for spread, dtypes in found.items()}
 
 
+def is_offloaded(options: Mapping[str, Any]) -> bool:
+    """Whether anything is asked to live in host memory."""
+    return options.get("offload") not in (None, "none", False)
+
+
 def with_dtypes(options: Mapping[str, Any], sharding: str | None) -> dict[str, Any]:
     """The options of a plan with this sharding: in the dtypes that a training file has with it, where one tells them;
     else what shards of a model trained whole keep is the weights' dtype without FSDP."""
@@ -55,7 +60,7 @@ def with_dtypes(options: Mapping[str, Any], sharding: str | None) -> dict[str, A
         kept = None if sharded or not full else options.get("master_dtype")
         rest = {name: value for name, value in options.items() if name not in gone}
         return rest if kept is None else rest | {"dtype": kept}
-    offloaded = options.get("offload") not in (None, "none", False) and sharding in (None, "none")
+    offloaded = is_offloaded(options) and sharding in (None, "none")
     spread = "fsdp-full" if sharded and full else "fsdp" if sharded else "whole"
     found = told["zero" if sharding in ZERO or offloaded else spread]
     rest = {name: value for name, value in options.items() if name not in DTYPES}
@@ -104,8 +109,7 @@ def over_shards(options: Mapping[str, Any]) -> dict[str, Any]:
 def copies_on_one_gpu(options: Mapping[str, Any]) -> bool:
     """Whether a file's DeepSpeed trains a whole model in one process, which keeps an fp32 copy of it on the GPU."""
     zero = options.get(BY_SPREAD, {}).get(BY_FILE, {}).get("sharding") in ZERO
-    offloaded = options.get("offload") not in (None, "none", False)
-    return zero and options.get("num_gpus") == 1 and options.get("method") == "full" and not offloaded
+    return zero and options.get("num_gpus") == 1 and options.get("method") == "full" and not is_offloaded(options)
 
 
 def can_shard(options: Mapping[str, Any], num_gpus: int) -> bool:

@@ -23,7 +23,7 @@ from tunecast.model.curves import Array
 from tunecast.model.factors import FactorSet
 from tunecast.model.operation import Kind, Operation
 from tunecast.model.parallel_network import card_of, gpus_in_rack
-from tunecast.model.priors import PCIE_BYTES_PER_S_PER_LANE
+from tunecast.model.priors import pcie_bytes_per_s
 from tunecast.model.run import Run
 from tunecast.model.segments import SEGMENT_OF, SEGMENTS
 
@@ -175,15 +175,15 @@ def links_of(factors: FactorSet, run: Run, *, across: bool) -> Links:
         pcie_bytes_per_s=host_rate(factors, run, "pcie_bytes_per_s"),
         host_update_bytes_per_s=host_rate(factors, run, "host_update_bytes_per_s"),
         gpus_per_host=sharing,
-        port_bytes_per_s=pcie_bytes_per_s(factors.gpu),
+        port_bytes_per_s=port_bytes_per_s(factors.gpu),
     )
 
 
-def pcie_bytes_per_s(gpu_id: str) -> float:
-    """One direction of a card's PCIe lanes by its datasheet; infinite where they are not known."""
+def port_bytes_per_s(gpu_id: str) -> float:
+    """The most that a card sends out of its machine, over its own PCIe lanes; infinite where they are not known."""
     gpu = load_gpus().get(card_of(gpu_id))
-    per_lane = None if gpu is None else PCIE_BYTES_PER_S_PER_LANE.get(gpu.pcie_gen or 0)
-    return math.inf if gpu is None or per_lane is None or gpu.pcie_lanes is None else per_lane * gpu.pcie_lanes
+    rate = None if gpu is None else pcie_bytes_per_s(gpu)
+    return math.inf if rate is None else rate
 
 
 def host_rate(factors: FactorSet, run: Run, name: str) -> float:

@@ -193,16 +193,22 @@ def priced(
             )
 
 
+def offers_within(search: Search, target: Target, num_gpus: int, limits: Limits) -> tuple[JobOffer, ...]:
+    """Offers of so many of these GPUs within the limits; none of a device that nobody rents out."""
+    if target.gpu is None or target.is_mock:
+        return ()
+    return search.book.offers_for(target.gpu.id, num_gpus, limits.price_types, limits.providers, limits.regions)
+
+
 def prices_for(search: Search, target: Target, num_gpus: int, limits: Limits | None = None) -> list[Price]:
     """The cheapest offers of each purchase kind for so many of these GPUs, of those that are as forecast."""
     limits = search.limits if limits is None else limits
     if limits.usd_per_gpu_hour is not None:
         return [user_price(limits.usd_per_gpu_hour, num_gpus)]
-    if target.gpu is None or target.is_mock:
+    if target.gpu is None:
         return []
     kinds: dict[str, list[JobOffer]] = {}
-    offers = search.book.offers_for(target.gpu.id, num_gpus, limits.price_types, limits.providers, limits.regions)
-    for job in as_forecast(offers, target.gpu.id, search.job.options):
+    for job in as_forecast(offers_within(search, target, num_gpus, limits), target.gpu.id, search.job.options):
         kinds.setdefault(job.offer.price_type, []).append(job)
     return [job_price(job, search.job.options) for jobs in kinds.values() for job in jobs[:OFFERS_TRIED]]
 
@@ -282,13 +288,7 @@ def not_sold(target: Target, counts: Sequence[int], search: Search) -> Rejected:
     """A card that nobody offers in these numbers, of the kinds and in the places asked for."""
     elsewhere = _elsewhere(target, counts, search)
     words = " or ".join(str(count) for count in counts)
-    offers: tuple[JobOffer, ...] = ()
-    if target.gpu is not None and not target.is_mock:
-        limits = search.limits
-        offers = search.book.offers_for(
-            target.gpu.id, min(counts), limits.price_types, limits.providers, limits.regions
-        )
-    instead = why_no_price(offers, search.job.options)
+    instead = why_no_price(offers_within(search, target, min(counts), search.limits), search.job.options)
     remedy = "" if instead is None else f"; {instead.partition(': ')[2]}"
     detail = f"no offer of {words} in one machine{elsewhere}{remedy}"
     return Rejected(gpu=target.id, reason="no price", detail=detail)

@@ -65,6 +65,11 @@ def catalog_network(gpu_id: str, gpus_per_node: int = GPUS_PER_NODE) -> KnownNet
     return KnownNetwork(fastest, (own or either)[fastest], slower, either[slower])
 
 
+def gpus_per_machine(options: Mapping[str, Any]) -> int:
+    """GPUs of the machines that a job with these options is timed on."""
+    return options.get("gpus_per_node") or GPUS_PER_NODE
+
+
 def part_of_network(whole: float, per_node: int, gpus: float) -> float:
     """What `per_node` of a machine's GPUs have of its network: their part of it."""
     return whole * min(1.0, per_node / gpus)
@@ -73,8 +78,7 @@ def part_of_network(whole: float, per_node: int, gpus: float) -> float:
 def network_taken(gpu_id: str, options: Mapping[str, Any]) -> float | None:
     """Bytes/s out of one machine that a forecast takes: the user's figure, else the catalog's; None: unknown."""
     given = given_network(options)
-    per_node = options.get("gpus_per_node") or GPUS_PER_NODE
-    known = catalog_network(gpu_id, per_node) if given is None else None
+    known = catalog_network(gpu_id, gpus_per_machine(options)) if given is None else None
     return given if known is None else known.bytes_per_s
 
 

@@ -25,7 +25,7 @@ from tunecast.model.factors import Factor, FactorSet
 from tunecast.model.links import HOST_UPDATE, PAGING
 from tunecast.model.memory_static import root_weight_bytes
 from tunecast.model.operation import Kind, Operation, Phase
-from tunecast.model.priors import PCIE_BYTES_PER_S_PER_LANE, load_priors
+from tunecast.model.priors import load_priors, pcie_bytes_per_s
 from tunecast.model.run import Run
 from tunecast.model.sharding import ZERO, holds_whole, one_layer_bytes, root_trained_bytes, shard_gpus
 from tunecast.model.trained import trained_dtype, trained_tensors
@@ -183,10 +183,9 @@ def with_host(
     if gpu is None or (run.offload == "none" and not run.paged_bytes):
         return factors
     added = {}
-    per_lane = PCIE_BYTES_PER_S_PER_LANE.get(gpu.pcie_gen or 0)
-    if per_lane is not None and gpu.pcie_lanes is not None and "pcie_bytes_per_s" not in factors.factors:
+    rate = pcie_bytes_per_s(gpu)
+    if rate is not None and "pcie_bytes_per_s" not in factors.factors:
         reached = load_priors()["efficiency"]["link"] if reached is None else reached
-        rate = per_lane * gpu.pcie_lanes
         added["pcie_bytes_per_s"] = Factor(
             value=rate * reached["value"],
             low=rate * reached["low"],

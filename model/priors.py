@@ -145,6 +145,11 @@ def link_bytes_per_s(gpu: Gpu) -> float | None:
     """One direction of the fastest link between two cards of a machine: NVLink, else PCIe; None if unknown."""
     if gpu.nvlink_bytes_per_s > 0 and gpu.link_kind != "nvlink-bridge":
         return gpu.nvlink_bytes_per_s / 2
+    return pcie_bytes_per_s(gpu)
+
+
+def pcie_bytes_per_s(gpu: Gpu) -> float | None:
+    """One direction of a card's PCIe lanes by its datasheet; None if unknown."""
     per_lane = PCIE_BYTES_PER_S_PER_LANE.get(gpu.pcie_gen or 0)
     return None if per_lane is None or gpu.pcie_lanes is None else per_lane * gpu.pcie_lanes
 

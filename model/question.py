@@ -13,11 +13,14 @@ from tunecast.model.run import BY_SPREAD, SHARD_GPUS
 from tunecast.model.step_source import StepSource
 from tunecast.model.whole_run_options import WholeRunOptions
 
-RUN_OPTIONS_ELSEWHERE = (
+BESIDE_STEPS = (
     "tokens", "num_samples", "mean_tokens", "num_train_epochs", "max_steps", "dataset",
     "steps_at_most", "steps_exactly", "rows_padded", "rows_packed",
-    "packing", "padding_free", "bytes_per_token", "streaming", "dataloader_num_workers",
-    "internode_gbps", "internode_of", "p2p", "serial_fraction", BY_SPREAD, SHARD_GPUS,
+    "packing", "padding_free", "streaming", "dataloader_num_workers", BY_SPREAD, SHARD_GPUS,
+)  # fmt: skip
+"""What a training file may say that a step of one GPU does not depend on."""
+RUN_OPTIONS_ELSEWHERE = (
+    *BESIDE_STEPS, "bytes_per_token", "internode_gbps", "internode_of", "p2p", "serial_fraction",
 )  # fmt: skip
 
 

@@ -17,9 +17,8 @@ from tunecast.model.forecast import Forecast
 from tunecast.model.front import beats, knee, pareto
 from tunecast.model.market import Candidate, Limits, Market, Rejected, Search, prices_for, whole_of
 from tunecast.model.money import notes_of_offer, whole_notes
-from tunecast.model.parallel_network import part_of_network
+from tunecast.model.parallel_network import gpus_per_machine, part_of_network
 from tunecast.model.question import Question
-from tunecast.model.resolve_parallel import GPUS_PER_NODE
 from tunecast.model.units import HOUR_S, MINUTE_S
 
 HALF_A_MINUTE_H = 0.5 * MINUTE_S / HOUR_S
@@ -278,7 +277,7 @@ def full_forecast(question: Question, search: Search, candidate: Candidate) -> F
 def joined_by(candidate: Candidate, options: Mapping[str, Any]) -> dict[str, Any]:
     """The network of the rented machines, where the provider states it, the job needs it and the user said nothing;
     of machines taken as smaller than they are, their part of it (as of `catalog_network`)."""
-    offer, per_node = candidate.price.offer, options.get("gpus_per_node") or GPUS_PER_NODE
+    offer, per_node = candidate.price.offer, gpus_per_machine(options)
     whole = offer.get("network_gbps")
     if whole is None or options.get("internode_gbps") is not None or candidate.num_gpus <= per_node:
         return {}

@@ -13,7 +13,7 @@ from tunecast.catalogs.errors import InputError
 from tunecast.catalogs.price_book import shipped_book
 from tunecast.catalogs.prices import offers_for
 from tunecast.model.cost import candidate_prices, cost_per_million_tokens_usd, cost_usd, job_price, user_price
-from tunecast.model.links import pcie_bytes_per_s
+from tunecast.model.links import port_bytes_per_s
 from tunecast.model.value import Value
 
 
@@ -116,9 +116,9 @@ def test_trays_are_told_as_of_a_rack_where_they_are_timed_as_one_machine(per_nod
 
 def test_a_simulated_card_has_the_ports_of_its_card() -> None:
     assert (
-        pcie_bytes_per_s("mock:h100-sxm5-80gb#3") == pcie_bytes_per_s("h100-sxm5-80gb") == pytest.approx(63e9, rel=0.01)
+        port_bytes_per_s("mock:h100-sxm5-80gb#3") == port_bytes_per_s("h100-sxm5-80gb") == pytest.approx(63e9, rel=0.01)
     )
-    assert pcie_bytes_per_s("unheard-of") == math.inf
+    assert port_bytes_per_s("unheard-of") == math.inf
 
 
 def test_a_listing_that_scales_brings_its_host_memory_for_every_gpu() -> None:
