@@ -16,10 +16,10 @@ from typing import Any
 
 from tunecast.calibrate.cell_grammar import facts_of, folded, grammar, is_denial, pieces_of, terms_of
 from tunecast.calibrate.run_table import SkipRowError
+from tunecast.model.adapter_targets import adaptable_modules
 from tunecast.model.architecture import Architecture
 from tunecast.model.litgpt import is_litgpt
 from tunecast.model.peft_targets import peft_targets
-from tunecast.model.resolve import adaptable_modules
 from tunecast.model.root_modules import root_modules
 
 SPLIT = r"[\s,;/+&|]+|\band\b"

@@ -10,7 +10,7 @@ from importlib.resources import files
 from tunecast.model.architecture import Architecture
 
 LINEAR_MODULES = "linear-modules"
-"""Word of stacks that name every linear map which is a module of its own (`resolve.linear_modules`)."""
+"""Word of stacks that name every linear map which is a module of its own (`adapter_targets.linear_modules`)."""
 LEFT_TO_PEFT = "peft"
 """A stack's targets where it passes none on to PEFT."""
 

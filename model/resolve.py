@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tunecast.catalogs.errors import InputError, NotSupportedError, UnknownNameError
+from tunecast.catalogs.errors import InputError, UnknownNameError
 from tunecast.catalogs.refused import refuse_method
+from tunecast.model.adapter_targets import adaptable_modules, target_modules
 from tunecast.model.architecture import Architecture
 from tunecast.model.bounds import check_chunks, check_sizes, check_words
 from tunecast.model.families import FAMILIES
@@ -21,7 +22,7 @@ from tunecast.model.litgpt_head import CHUNK_TOKENS as LITGPT_CHUNK_TOKENS
 from tunecast.model.losses import CHUNKED_NOTE, head_uses
 from tunecast.model.peft_targets import LEFT_TO_PEFT, LINEAR_MODULES, peft_targets
 from tunecast.model.read_numbers import whole_number
-from tunecast.model.resolve_adapters import take_variants, todays_name
+from tunecast.model.resolve_adapters import take_variants
 from tunecast.model.resolve_attention import (
     attention_defaults,
     check_recomputation,
@@ -29,7 +30,7 @@ from tunecast.model.resolve_attention import (
     take_documents,
     take_recomputation,
 )
-from tunecast.model.resolve_experts import check_stacked, expert_notes, renamed_targets, stacked_targets
+from tunecast.model.resolve_experts import check_stacked, expert_notes
 from tunecast.model.resolve_kernels import (
     check_compute_dtype,
     check_gptq_dtypes,
@@ -43,15 +44,12 @@ from tunecast.model.resolve_kernels import (
     without_autocast,
 )
 from tunecast.model.resolve_litgpt import (
-    adapted_parts,
     check_code,
     check_litgpt,
     defaults_by_gpus,
     half_precision,
-    litgpt_targets,
 )
 from tunecast.model.resolve_parallel import HALVES, casts_all, settle_zero, take_parallel, zero_defaults
-from tunecast.model.root_modules import root_modules
 from tunecast.model.run import BY_CARD, Run
 from tunecast.model.stack_versions import adapter_default, chosen_ranges, defaults_then, silent_note, told_ranges
 from tunecast.model.stacks import (
@@ -111,55 +109,6 @@ class _Fields:
         """Record a value that follows from others."""
         self.values[name] = value
         self.origins[name] = origin
-
-
-def adaptable_modules(architecture: Architecture) -> tuple[str, ...]:
-    """Linear maps an adapter may sit on: every one in the layers, not the head, as PEFT's ``all-linear``."""
-    if is_litgpt(architecture):
-        return adapted_parts(architecture)
-    names = dict.fromkeys(linear.name for group in architecture.groups for linear in group.layer.linears)
-    stacked = renamed_targets(architecture)
-    return (*(name for name in names if name not in stacked), *dict.fromkeys(stacked.values()))
-
-
-def linear_modules(architecture: Architecture) -> tuple[str, ...]:
-    """Those that are modules of their own, not parts of stacked experts: what a search for ``nn.Linear`` finds, as
-    axolotl's ``find_all_linear_names`` and LLaMA-Factory's ``find_all_linear_modules``. Raises NotSupportedError where
-    dense or shared parts have the names of the stacked experts, which adapters by name cannot be told apart from."""
-    stacked = renamed_targets(architecture)
-    apart = {each.name for group in architecture.groups for each in group.layer.mlp.linears if each.name in stacked}
-    if apart:
-        raise NotSupportedError(
-            f"Adapters on the dense and shared {', '.join(sorted(apart))} of {architecture.name} without its experts "
-            "are not built yet; name attention's maps with --lora-target-modules, or all-linear for the experts too."
-        )
-    return tuple(name for name in adaptable_modules(architecture) if name not in stacked.values())
-
-
-def target_modules(architecture: Architecture, asked: Any) -> tuple[str, ...]:
-    """Adapter targets as module names in forward order; an unknown one is refused with the closest."""
-    known = adaptable_modules(architecture)
-    if asked == "all-linear":
-        return known
-    names = [part.strip() for part in asked.split(",")] if isinstance(asked, str) else [str(part) for part in asked]
-    names = [name for name in names if name]
-    if LINEAR_MODULES in names:
-        names = [*(name for name in names if name != LINEAR_MODULES), *linear_modules(architecture)]
-    if not names:
-        raise InputError(f"--lora-target-modules names nothing; give all-linear or some of {', '.join(known)}.")
-    if is_litgpt(architecture):
-        return litgpt_targets(architecture, names)
-    names = [todays_name(architecture, name) for name in stacked_targets(architecture, names)]
-    every = (architecture.embedding_module, *known, architecture.head_module)
-    if "all-linear" in names and set(names) <= {"all-linear", *root_modules(architecture)}:
-        names = [*(name for name in names if name != "all-linear"), *known]
-    for name in names:
-        if name == "all-linear":
-            raise InputError("--lora-target-modules takes all-linear alone, not together with names of linear maps.")
-        if name not in every:
-            hint = f"{architecture.name} has {', '.join(every)}."
-            raise UnknownNameError("target module", name, every, hint=hint)
-    return tuple(name for name in every if name in names)
 
 
 def check_length(architecture: Architecture, max_length: int, *, allow_long: bool) -> None:

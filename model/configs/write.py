@@ -11,6 +11,7 @@ from dataclasses import fields
 from typing import Any
 
 from tunecast.catalogs.errors import InputError, NotSupportedError, TunecastError
+from tunecast.model.adapter_targets import adaptable_modules, linear_modules
 from tunecast.model.architecture import Architecture
 from tunecast.model.configs.axolotl import KERNELS
 from tunecast.model.configs.merge import merge_options
@@ -18,7 +19,7 @@ from tunecast.model.configs.read import read_mapping
 from tunecast.model.configs.trl import LOSSES
 from tunecast.model.litgpt import STACK
 from tunecast.model.question import RUN_OPTIONS_ELSEWHERE
-from tunecast.model.resolve import adaptable_modules, linear_modules, resolve_run
+from tunecast.model.resolve import resolve_run
 from tunecast.model.run import BUCKET_ELEMENTS, BY_CARD, Run
 
 DATASET = "YOUR-DATASET"

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tunecast.catalogs.errors import InputError
+from tunecast.model.adapter_targets import adaptable_modules
 from tunecast.model.architectures import load_architecture
 from tunecast.model.peft_targets import peft_targets
-from tunecast.model.resolve import adaptable_modules, resolve_run
+from tunecast.model.resolve import resolve_run
 
 FAMILIES = [
     ("meta-llama/Llama-3.1-8B", "llama"), ("mistralai/Mistral-7B-v0.1", "mistral"), ("google/gemma-2-9b", "gemma2"),

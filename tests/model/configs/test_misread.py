@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from tunecast.catalogs.errors import InputError, NotSupportedError
+from tunecast.model.adapter_targets import target_modules
 from tunecast.model.architectures import load_architecture
 from tunecast.model.configs import RunFile, merge_options
 from tunecast.model.memory import memory_timeline
 from tunecast.model.question import RUN_OPTIONS_ELSEWHERE
-from tunecast.model.resolve import resolve_run, target_modules
+from tunecast.model.resolve import resolve_run
 from tunecast.model.run import Run
 
 Read = Callable[..., RunFile]
