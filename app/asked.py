@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,15 @@ def read_asked(model: str, options: Mapping[str, Any], *, exact: bool = False) -
         origins=dict.fromkeys(found.stored, "file"),
         notes=(*found.notes, *alias_notes(model, options)),
     )
+
+
+def options_by_count(model: str, options: Mapping[str, Any]) -> Callable[[int], Mapping[str, Any]] | None:
+    """What a training file means on so many GPUs, where the number is searched; None of a model, or a number."""
+    from tunecast.model.num_gpus import AUTO
+
+    if options.get("num_gpus") != AUTO or not _is_training_file(model, options.get("config_format") is not None):
+        return None
+    return lambda count: read_asked(model, {**options, "num_gpus": count}).options
 
 
 COUNTED = (

@@ -28,7 +28,7 @@ def asked_question(
     **options: Any,
 ) -> tuple[Question, list[Target], tuple[str, ...]]:
     """(question, devices, notes on how it was read); raises InputError with what to type instead."""
-    from tunecast.asked import read_asked
+    from tunecast.asked import options_by_count, read_asked
     from tunecast.calibrate.fitted_records import fitted_records
     from tunecast.calibrate.watch.observations import refuse_unused, split_records
     from tunecast.catalogs.price_book import price_book
@@ -40,11 +40,13 @@ def asked_question(
     _check_types(model, gpu, options.get("num_gpus"))
     calibrations, observations = split_records(records)
     around, options = split_whole_run(options)
-    asked = read_asked(model, with_tokenizer(model, options), exact=source is not None)
+    options = with_tokenizer(model, options)
+    asked = read_asked(model, options, exact=source is not None)
     question = Question(
         architecture=of_age(asked.architecture, asked.options),
         options=asked.options,
         option_origins=asked.origins,
+        options_on=options_by_count(model, options),
         usd_per_gpu_hour=usd_per_gpu_hour,
         price_book=price_book(tuple(prices)),
         achieved_tflops=achieved_tflops,

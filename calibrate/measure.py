@@ -32,7 +32,7 @@ def measure(device: Device, architecture: Architecture, run: Run, *, steps: int 
     if run.num_gpus != 1:
         raise NotSupportedError(
             f"Measuring a run on {run.num_gpus} GPUs was asked for, but one device at a time can be measured; "
-            "use --num-gpus 1, or forecast with `tunecast estimate`."
+            "use --num-gpus 1, which leaves sharding out, or forecast with `tunecast estimate`."
         )
     if run.attention_length is not None:
         raise NotSupportedError(

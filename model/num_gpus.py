@@ -1,7 +1,7 @@
 """``--num-gpus auto``: the fewest GPUs on which the run very likely fits and, with a deadline, is done in time.
 
 Micro-batch and accumulation per GPU stay as they are, so more GPUs mean a larger global batch and fewer steps
-for the same data.
+for the same data. A training file is read anew with each number, as if it had been typed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.estimate import forecast
-from tunecast.model.file_spread import can_shard, over_shards, with_dtypes
+from tunecast.model.file_spread import with_dtypes
 from tunecast.model.fits import fit_probability, memory_view
 from tunecast.model.forecast import Forecast
 from tunecast.model.on_device import resolve_for, target_factors
@@ -73,21 +73,34 @@ def counts_for(question: Question, target: Target) -> tuple[int, ...]:
             f"--num-gpus auto tries {', '.join(map(str, COUNTS))}, but {splits} takes {inner} GPUs per copy of the "
             f"model, which divides none of them; type --num-gpus {inner}, or a multiple of it."
         )
-    dealt = tuple(count for count in counts if can_shard(question.options, count))
-    if not dealt:
-        over_shards({**question.options, "num_gpus": counts[-1]})
-    return dealt
+    taken = tuple(count for count in counts if can_be_of(question, count))
+    if not taken:
+        with_count(question, counts[-1])
+    return taken
+
+
+def can_be_of(question: Question, count: int) -> bool:
+    """Whether the job can have so many GPUs."""
+    try:
+        with_count(question, count)
+    except (InputError, NotSupportedError):
+        return False
+    return True
 
 
 def with_count(question: Question, count: int) -> Question:
-    """The question with a number of GPUs; one GPU takes no sharding."""
-    options: dict[str, Any] = {**question.options, "num_gpus": count}
-    if count == 1 and options.get("sharding") is not None:
-        del options["sharding"]
-        options = with_dtypes(options, None)
-    return replace(
-        question, options=over_shards(options), option_origins={**question.option_origins, "num_gpus": "searched"}
-    )
+    """The question with a number of GPUs; one GPU takes no sharding.
+
+    Raises what the training file has against the number.
+    """
+    if question.options_on is not None:
+        options = dict(question.options_on(count))
+    else:
+        options = {**question.options, "num_gpus": count}
+        if count == 1 and options.get("sharding") is not None:
+            del options["sharding"]
+            options = with_dtypes(options, None)
+    return replace(question, options=options, option_origins={**question.option_origins, "num_gpus": "searched"})
 
 
 def likely_fits(question: Question, target: Target) -> bool | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +32,8 @@ class Question:
     options: Mapping[str, Any]
     """Run options and amounts, named as on the command line with underscores."""
     option_origins: Mapping[str, str] = field(default_factory=dict)
+    options_on: Callable[[int], Mapping[str, Any]] | None = None
+    """Options of a training file on so many GPUs, where the number is searched; raises what typing it would."""
     usd_per_gpu_hour: float | None = None
     price_book: PriceBook | None = None
     """Prices to choose from; None: the snapshot that ships."""

@@ -6,10 +6,10 @@ from typing import Annotated, Any
 
 import typer
 
-from tunecast.cli.options import FILE, RUN, Device, Json, Model, with_groups
+from tunecast.cli.options import FILE, MEASURED, RUN, Device, Json, Model, with_groups
 
 
-@with_groups(run_options=RUN | FILE)
+@with_groups(run_options=RUN | MEASURED | FILE)
 def measure(
     model: Model,
     run_options: dict[str, Any],

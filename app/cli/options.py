@@ -191,6 +191,10 @@ PARALLEL: Group = {
     ),
 }
 
+MEASURED: Group = {
+    "num_gpus": _machine(int, "1: of a file's job on several GPUs, what one GPU alone would do.", metavar="1"),
+}
+
 AMOUNT: Group = {
     "tokens": _amount(str, "Tokens of one epoch, for example 10M or 1.5B.", metavar="N"),
     "num_samples": _amount(str, "Samples of one epoch.", metavar="N"),

@@ -8,8 +8,8 @@ from typing import Any
 
 from tunecast.model.configs.common import DROPPED, ONE_PIECE, TOKENS_UNPADDED, UNPACKED
 from tunecast.model.configs.run_file import RunFile
-from tunecast.model.configs.spread import CAST, RAISED, master_under_fsdp
-from tunecast.model.file_spread import BY_FILE, DTYPES, dtypes_by_spread, over_shards, with_dtypes
+from tunecast.model.configs.spread import CAST, RAISED, settle_dtypes, told_by_spread
+from tunecast.model.file_spread import BY_FILE, DTYPES, over_shards
 from tunecast.model.resolve_parallel import ZERO
 from tunecast.model.rows import LENGTHS, ROWS_PACKED, packing_of
 from tunecast.model.run import BY_SPREAD, SHARD_GPUS
@@ -114,28 +114,17 @@ def _settle(notes: list[str], options: dict[str, Any], given: Mapping[str, Any],
     Returns the notes, with what is true of that way of spreading the job alone.
     """
     about = (RAISED, CAST.format("bf16"), CAST.format("fp16"), *run_file.wide_notes)
-    rest = [note for note in notes if note not in about]
-    asked: dict[str, Any] = {**options, **given}
-    sharding = None if asked.get("num_gpus") == 1 else asked.get("sharding")
     typed = {name: given[name] for name in DTYPES if name in given}
-    shards = {**asked, **run_file.whole_dtypes, "method": "full", "sharding": "fsdp"}
-    masters = master_under_fsdp(shards, run_file.format)
+    asked: dict[str, Any] = {**options, **{name: value for name, value in given.items() if name not in DTYPES}}
+    told = told_by_spread(asked, run_file, run_file.format, typed)
+    added = settle_dtypes(asked, told, run_file, typed)
     own = run_file.options.get("sharding") if given.get("sharding") in (None, *ZERO) else None
-    options[BY_SPREAD] = {**dtypes_by_spread(run_file.whole_dtypes, masters, typed), BY_FILE: {"sharding": own}}
-    found = with_dtypes({**options, "method": asked.get("method"), "offload": asked.get("offload")}, sharding)
+    options[BY_SPREAD] = {**told, BY_FILE: {"sharding": own}}
     for name in DTYPES:
         options.pop(name, None)
-        if name in found:
-            options[name] = found[name]
-    precision = options.get("precision")
-    if precision in ("bf16", "fp16") and precision not in (
-        run_file.whole_dtypes.get("precision"),
-        typed.get("precision"),
-    ):
-        return [*rest, CAST.format(precision)]
-    if options.get("master_dtype") is not None and "master_dtype" not in typed:
-        return [*rest, RAISED]
-    return [*rest, *(note for note in run_file.wide_notes if options.get("dtype") == "fp32" and "dtype" not in typed)]
+        if name in asked:
+            options[name] = asked[name]
+    return [*(note for note in notes if note not in about), *added]
 
 
 def _keep_the_end(options: dict[str, Any], run_file: RunFile, steps: int, flag: str) -> str:

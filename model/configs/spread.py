@@ -7,10 +7,11 @@ from typing import Any
 
 from tunecast.catalogs.errors import InputError
 from tunecast.model.configs.frameworks import load_frameworks, refuse, refuse_unsupported
-from tunecast.model.configs.run_file import Draft
+from tunecast.model.configs.run_file import Draft, RunFile
 from tunecast.model.configs.source import Source
-from tunecast.model.file_spread import DTYPES
+from tunecast.model.file_spread import DTYPES, dtypes_by_spread, with_dtypes
 from tunecast.model.resolve_parallel import ZERO
+from tunecast.model.run import BY_SPREAD
 from tunecast.model.sharding import FSDP
 
 _FSDP_STRATEGY = {
@@ -294,24 +295,52 @@ def _deepspeed(source: Source, draft: Draft) -> None:
 
 
 def settle_spread(draft: Draft, framework: str) -> None:
-    """What ZeRO and FSDP do to the dtypes of a bf16 or fp16 run.
+    """What ZeRO and FSDP do to the dtypes of the file's run; those without either are kept for what spreads the job
+    otherwise."""
+    draft.whole_dtypes = {name: draft.options[name] for name in DTYPES if name in draft.options}
+    notes = settle_dtypes(draft.options, told_by_spread(draft.options, draft, framework, {}), draft, {})
+    draft.withdraw_wide_weights()
+    for note in notes:
+        draft.note(note)
+    raised = draft.options.get("master_dtype") is not None
+    for name in DTYPES:
+        if draft.options.get(name) != draft.whole_dtypes.get(name) or (raised and name == "dtype"):
+            draft.their_fields.pop(name, None)
+
+
+def told_by_spread(
+    options: Mapping[str, Any], file: Draft | RunFile, framework: str, typed: Mapping[str, Any]
+) -> dict[str, dict[str, Any]]:
+    """Dtypes of a file's run by how its job is spread (`dtypes_by_spread`), with the `typed` ones of a command line."""
+    shards = {**options, **file.whole_dtypes, "method": "full", "sharding": "fsdp"}
+    return dtypes_by_spread(file.whole_dtypes, master_under_fsdp(shards, framework), typed)
+
+
+def settle_dtypes(
+    options: dict[str, Any],
+    told: Mapping[str, Mapping[str, Any]],
+    file: Draft | RunFile,
+    typed: Mapping[str, Any],
+) -> list[str]:
+    """Give options the dtypes that `told` has for their sharding; returns what is true of that way of spreading the
+    job alone.
 
     DeepSpeed casts the whole module and uses no autocast; accelerate raises trained parameters to fp32 before
-    FSDP shards them (`master_under_fsdp`). The dtypes without either are kept for what spreads the job otherwise.
+    FSDP shards them (`master_under_fsdp`).
     """
-    draft.whole_dtypes = {name: draft.options[name] for name in DTYPES if name in draft.options}
-    sharding = draft.options.get("sharding")
-    precision = str(draft.options.get("precision", ""))
-    if sharding in ("zero1", "zero2", "zero3") and precision.endswith("-autocast"):
-        _deepspeed_casts(draft, precision.removesuffix("-autocast"))
-    if sharding in FSDP and precision.endswith("-autocast") and draft.options.get("method") != "full":
-        draft.drop("adapter_dtype")
-    masters = master_under_fsdp(draft.options, framework)
-    if masters:
-        draft.withdraw_wide_weights()
-        draft.note(RAISED)
-    for name, value in masters.items():
-        draft.put(name, value)
+    sharding = None if options.get("num_gpus") == 1 else options.get("sharding")
+    found = with_dtypes({**options, BY_SPREAD: told}, sharding)
+    for name in DTYPES:
+        options.pop(name, None)
+        if name in found:
+            options[name] = found[name]
+    precision = options.get("precision")
+    known = (file.whole_dtypes.get("precision"), typed.get("precision"))
+    if precision in ("bf16", "fp16") and precision not in known:
+        return [CAST.format(precision)]
+    if options.get("master_dtype") is not None and "master_dtype" not in typed:
+        return [RAISED]
+    return list(file.wide_notes) if options.get("dtype") == "fp32" and "dtype" not in typed else []
 
 
 def master_under_fsdp(options: Mapping[str, Any], framework: str) -> dict[str, Any]:
@@ -328,12 +357,3 @@ def master_under_fsdp(options: Mapping[str, Any], framework: str) -> dict[str, A
     if options.get("method") != "full" or not sharded or not raises:
         return {}
     return {"dtype": precision.removesuffix("-autocast"), "master_dtype": "fp32"}
-
-
-def _deepspeed_casts(draft: Draft, dtype: str) -> None:
-    draft.drop("modules_to_save_dtype")
-    draft.withdraw_wide_weights()
-    for name, value in (("dtype", dtype), ("precision", dtype), ("adapter_dtype", dtype)):
-        if name != "adapter_dtype" or draft.options.get("method") != "full":
-            draft.put(name, value)
-    draft.note(CAST.format(dtype))

@@ -171,6 +171,8 @@ def _checkpointing(source: Source, draft: Draft) -> None:
 
 def _optimizer(source: Source) -> str:
     component = str(source.get("optimizer._component_") or "")
+    if not component:
+        raise InputError(f"{source.name}: there is no optimizer._component_; add it, torch.optim.AdamW say.")
     name = component.rsplit(".", 1)[-1]
     if name not in _OPTIMIZERS:
         refuse(source, "optimizer._component_", component, "another optimizer", f"use one of {', '.join(_OPTIMIZERS)}")

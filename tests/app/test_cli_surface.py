@@ -150,7 +150,7 @@ OPTIONS = {
     "env": {"--json"},
     "calibrate": {"--device", "--quick", "--full", "--out", "--fresh", "--no-fit", "--num-gpus", "--json"},
     "fit": {"--json"},
-    "measure": RUN | {"--device", "--steps", "--ignore-memory", "--json"},
+    "measure": RUN | {"--device", "--steps", "--num-gpus", "--ignore-memory", "--json"},
     "estimate": RUN
     | AMOUNT
     | MACHINE

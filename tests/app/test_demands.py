@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -74,3 +75,45 @@ def test_several_methods_are_a_choice_and_none_is_assumed() -> None:
 def test_one_listing_taken_several_times_is_told() -> None:
     done = asked("estimate", *LLAMA, "--tokens", "1M", "--num-gpus", "2")
     assert "one-GPU listing times 2" in " ".join(done.stdout.split())
+
+
+FILES = {
+    "litgpt": """\
+checkpoint_dir: checkpoints/meta-llama/Llama-3.1-8B
+precision: bf16-true
+lora_r: 8
+lora_query: true
+train: {global_batch_size: 32, micro_batch_size: 8, max_seq_length: 4096}
+""",
+    "torchtune": """\
+model: {_component_: torchtune.models.llama3_1.lora_llama3_1_8b, lora_attn_modules: [q_proj], lora_rank: 8}
+checkpointer: {checkpoint_dir: /tmp/Meta-Llama-3.1-8B-Instruct/}
+tokenizer: {max_seq_len: 4096}
+optimizer: {_component_: torch.optim.AdamW}
+dtype: bf16
+batch_size: 8
+enable_activation_checkpointing: true
+""",
+    "trl": """\
+model_name_or_path: meta-llama/Llama-3.1-8B
+dtype: bfloat16
+use_peft: true
+max_length: 4096
+per_device_train_batch_size: 8
+""",
+}
+
+
+@pytest.mark.parametrize("form", FILES)
+def test_a_searched_number_of_gpus_is_a_typed_one(form: str, tmp_path: Path) -> None:
+    """torchtune shards as soon as there are two, LitGPT recomputes and deals its global batch out."""
+    file = tmp_path / "run.yaml"
+    file.write_text(FILES[form])
+    run = ("estimate", str(file), "--gpu", "a100-sxm4-80gb", "--tokens", "100M", "--json")
+    (found,) = json.loads(asked(*run, "--num-gpus", "auto", "--deadline", "3h").stdout)
+    count = found["num_gpus"]
+    (typed,) = json.loads(asked(*run, "--num-gpus", str(count)).stdout)
+    assert count > 1
+    assert {name: field["value"] for name, field in found["run"].items()} == {
+        name: field["value"] for name, field in typed["run"].items()
+    }

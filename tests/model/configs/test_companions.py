@@ -284,12 +284,21 @@ def test_typed_dtypes_stand_among_those_of_the_sharding(
     assert {name: plan.get(name) for name in ADAPTERS} == expected
 
 
+def searched(model: str, run_file: RunFile) -> Question:
+    """A question whose number of GPUs is searched, as `tunecast.asking` asks it."""
+    return Question(
+        architecture=load_architecture(model),
+        options=merge_options(run_file, {"num_gpus": "auto"}).options,
+        options_on=lambda count: merge_options(run_file, {"num_gpus": count}).options,
+    )
+
+
 def test_one_gpu_is_no_plan_of_deepspeeds_whole_model(read: Read) -> None:
     """What --num-gpus 1 refuses, searches do not take."""
     found = merge_options(read("trl", "use_peft: false", deepspeed=zero(2)), {"num_gpus": "auto"}).options
     (card,) = resolve_targets(["h100-sxm5-80gb"], {})
-    question = Question(architecture=load_architecture("meta-llama/Llama-3.2-1B"), options=found)
-    assert 1 not in counts_for(question, card)
+    question = searched("meta-llama/Llama-3.2-1B", read("trl", "use_peft: false", deepspeed=zero(2)))
+    assert counts_for(question, card) == (2, 4, 8, 16, 32, 64, 128)
     assert {line.num_gpus for line in lines(found, ("full",), (1, 2, 4), 4)} == {2, 4}
     assert {line.num_gpus for line in lines(found, ("lora",), (1, 2, 4), 4)} == {1, 2, 4}
 
@@ -314,7 +323,7 @@ def test_shards_of_a_file_are_kept_by_searches_and_plans(read: Read) -> None:
     """axolotl's dp_shard_size 8: copies of eight beyond that, and no number that eights do not make."""
     found = merge_options(read("axolotl", SHARDS_OF_8), {"num_gpus": "auto"}).options
     (card,) = resolve_targets(["a100-sxm4-80gb"], {})
-    question = Question(architecture=load_architecture("meta-llama/Llama-3.1-8B"), options=found)
+    question = searched("meta-llama/Llama-3.1-8B", read("axolotl", SHARDS_OF_8))
     assert counts_for(question, card) == (1, 8, 16, 32, 64, 128)
     assert [with_count(question, count).options.get("sharding") for count in (1, 8, 16)] == [None, "fsdp", "hsdp"]
     planned = {(line.num_gpus, line.sharding) for line in lines(found, ("lora",), (1, 2, 4, 8, 16), 64)}
