@@ -11,6 +11,7 @@ from typing import Any
 
 from tunecast.calibrate import exact
 from tunecast.calibrate.trace.depth import counted_micro_batches, trace_micro_batches
+from tunecast.calibrate.trace.refusals import REAL_LOSSES
 from tunecast.calibrate.trace.result import Trace
 from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.architecture import Architecture
@@ -40,7 +41,7 @@ TRACED = (
     "attn_implementation", "sdpa_cudnn", "loss_type", "keeps_outputs", *ONE_GPU,
 )  # fmt: skip
 """Fields of a run that the traced code follows."""
-TRACED_VALUES = {"loss_type": ("nll", "chunked_nll"), "quant_method": (None, "bnb-4bit", "bnb-8bit")}
+TRACED_VALUES = {"loss_type": REAL_LOSSES, "quant_method": (None, "bnb-4bit", "bnb-8bit")}
 
 Told = Callable[[str], None]
 

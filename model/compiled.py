@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import groupby
 
+from tunecast.model.loss_chunks import BETWEEN_CHUNKS, EAGER_UPCAST
 from tunecast.model.min_cut import INFINITE, minimum_cut
 from tunecast.model.operation import SYNCHRONISATION, Kind, Phase
 from tunecast.model.tape import LEAF_SUM, Event, Storage, Tape, widest
@@ -28,7 +29,7 @@ FUSABLE = (Kind.MEMORY, Kind.LOSS)
 """Kinds that inductor writes kernels for."""
 ADDED = (LEAF_SUM, "grad_accumulate")
 """Gradients added to stored ones."""
-APART = (*ADDED, "dropout", "to_host", "to_device", SYNCHRONISATION)
+APART = (*ADDED, "dropout", "to_host", "to_device", SYNCHRONISATION, BETWEEN_CHUNKS, EAGER_UPCAST)
 """Memory-bound kernels that are not in a graph, or not made twice."""
 ROW_STATISTICS = 8
 """A result at least so many times smaller than what it was made of is a reduction, which is kept, not made again."""

@@ -17,7 +17,7 @@ from tunecast.model.architecture import Architecture
 from tunecast.model.estimate import forecast
 from tunecast.model.fits import LIKELY, TIGHT_BELOW, fit_probability, memory_view
 from tunecast.model.forecast import Forecast
-from tunecast.model.losses import head_uses
+from tunecast.model.loss_chunks import head_uses
 from tunecast.model.on_device import resolve_for, target_factors
 from tunecast.model.plans import divisors
 from tunecast.model.question import Question

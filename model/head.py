@@ -12,7 +12,9 @@ from tunecast.model import primitives_heavy as heavy
 from tunecast.model.adapters_root import adapted_head
 from tunecast.model.context import Step
 from tunecast.model.fused_losses import Head
+from tunecast.model.kept_chunks import kept_chunks
 from tunecast.model.linears import product
+from tunecast.model.loss_chunks import CHUNKED_NLL, EAGER_UPCAST, KEPT_CHUNKS, TORCHTUNE, head_uses
 from tunecast.model.operation import Kind, Phase
 from tunecast.model.tape import Grads, Tape, Tensor
 from tunecast.model.unsloth_rules import CAPPED, HALF_FREE, SPACIOUS, TODAY, UNSLOTH_LOSSES
@@ -60,7 +62,7 @@ def shared_weight(step: Step, name: str, elements: int) -> Tensor:
     A recomputation makes the copy anew, but gradients follow the graph of the first run.
     """
     tape, weight, dtype = step.tape, step.weight(name, elements), step.autocast_dtype
-    uses = losses.head_uses(step.run)
+    uses = head_uses(step.run)
     if weight.leaf is None or uses == 1 or dtype in (None, weight.dtype):
         return weight
     alias, tied = f"{name} in {dtype}", name == step.architecture.embedding_module
@@ -73,7 +75,7 @@ def shared_weight(step: Step, name: str, elements: int) -> Tensor:
 
 
 def chunked_head_and_loss(step: Step, x: Tensor, labels: Tensor) -> Tensor:
-    """Output head and cross-entropy over chunks of tokens."""
+    """Output head and cross-entropy over chunks of tokens, of TRL or torchtune."""
     vocab, hidden = step.architecture.vocab_size, step.architecture.hidden_size
     name = head_name(step)
 
@@ -83,6 +85,9 @@ def chunked_head_and_loss(step: Step, x: Tensor, labels: Tensor) -> Tensor:
         step.cache = outer
         return made
 
+    if step.run.loss_type in KEPT_CHUNKS:
+        trained = step.weight(name, vocab * hidden).needs_grad
+        return kept_chunks(step.tape, x, labels, head, step.run, hidden=hidden, vocab=vocab, trained=trained)
     batch = step.run.per_device_train_batch_size
     return losses.chunked_nll(step.tape, x, labels, head, batch=batch, hidden=hidden, vocab=vocab)
 
@@ -146,7 +151,7 @@ def loss_of_logits(step: Step, logits: Tensor, target: Tensor, rows: int) -> Ten
 
 def head_and_loss(step: Step, x: Tensor, labels: Tensor) -> Tensor:
     """Output head, logits in fp32, shifted labels, cross-entropy over the whole vocabulary."""
-    if step.run.loss_type == "chunked_nll":
+    if step.run.loss_type in (CHUNKED_NLL, *KEPT_CHUNKS):
         return chunked_head_and_loss(step, x, labels)
     if step.run.loss_type in FUSED_LOSSES:
         return fused_head_and_loss(step, x, labels)
@@ -158,7 +163,8 @@ def head_and_loss(step: Step, x: Tensor, labels: Tensor) -> Tensor:
     logits = product(step, "lm_head", x, weight, k=hidden, n=vocab, bias=bias)
     logits = adapted_head(step, x, logits, (rows, vocab))
     logits = shaped_logits(step, logits, (rows, vocab))
-    wide = chosen = ops.cast_logits(tape, logits, (rows, vocab))
+    name = EAGER_UPCAST if step.run.stack == TORCHTUNE else "logits_cast"
+    wide = chosen = ops.narrow_logits(tape, logits, "fp32", (rows, vocab), name=name)
     if step.run.shifts_logits:
         rows -= batch
         chosen = cut_logits(tape, wide, rows, vocab, copied=batch > 1)

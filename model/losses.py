@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 from tunecast.model import primitives as ops
 from tunecast.model import primitives_heavy as heavy
+from tunecast.model.loss_chunks import CHUNK_TOKENS
 from tunecast.model.operation import SYNCHRONISATION, Kind
-from tunecast.model.run import Run
 from tunecast.model.tape import Grads, Tape, Tensor
 
 CHUNKED_NOTE = (
@@ -22,17 +22,9 @@ CHUNKED_NOTE = (
     "for each chunk, and tokens without a label cost no head."
 )
 """What to know about TRL's ``chunked_nll``; other frameworks' chunks are their own."""
-CHUNK_TOKENS = 256
-"""Tokens per chunk (``_CHUNKED_LM_HEAD_CHUNK_SIZE``)."""
 
 Head = Callable[[Tensor], Tensor]
 """The output head: rows of the hidden state to rows of logits."""
-
-
-def head_uses(run: Run) -> int:
-    """How often one forward pass multiplies with the head."""
-    labelled = run.tokens_per_micro_batch - run.per_device_train_batch_size
-    return -(-labelled // CHUNK_TOKENS) if run.loss_type == "chunked_nll" else 1
 
 
 def part_of(tape: Tape, x: Tensor, elements: int, *, name: str, copied: bool) -> Tensor:
@@ -51,17 +43,17 @@ def part_of(tape: Tape, x: Tensor, elements: int, *, name: str, copied: bool) ->
     return tape.record(out, (x,), backward)
 
 
-def gathered(tape: Tape, x: Tensor, rows: Tensor, elements: int) -> Tensor:
+def gathered(tape: Tape, x: Tensor, rows: tuple[Tensor, ...], elements: int) -> Tensor:
     """Rows picked by index; the gradient is added into zeros (two kernels)."""
-    out = ops.elementwise(tape, "loss.gather", (x, rows), elements, x.dtype)
+    out = ops.elementwise(tape, "loss.gather", (x, *rows), elements, x.dtype)
 
     def backward(grad: Tensor) -> Grads:
         full = tape.empty(x.elements, grad.dtype)
         tape.kernel("loss.zeros", Kind.MEMORY, (), (full,))
-        tape.kernel("loss.scatter", Kind.MEMORY, (full, rows, grad), (full,))
+        tape.kernel("loss.scatter", Kind.MEMORY, (full, *rows, grad), (full,))
         return (full,)
 
-    return tape.record(out, (x,), backward, saves=(rows,))
+    return tape.record(out, (x,), backward, saves=rows)
 
 
 def statistics(tape: Tape, wide: Tensor, log_probs: Tensor, target: Tensor, shape: tuple[int, int]) -> None:
@@ -112,7 +104,7 @@ def chunked_nll(tape: Tape, x: Tensor, labels: Tensor, head: Head, *, batch: int
     count = ops.elementwise(tape, "loss.sum", (valid,), 1, "int64")
     tape.kernel(SYNCHRONISATION, Kind.MEMORY, (count,), (), n_bytes=16)
     rows = ops.elementwise(tape, "loss.rows", (), tokens, "int64")
-    chosen = gathered(tape, kept, rows, tokens * hidden)
+    chosen = gathered(tape, kept, (rows,), tokens * hidden)
     targets = ops.elementwise(tape, "loss.gather", (shifted, rows), tokens, "int64")
     total = ops.elementwise(tape, "loss.zero", (), 1, "fp32")
     for start in range(0, tokens, CHUNK_TOKENS):

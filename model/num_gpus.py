@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import replace
-from typing import Any
 
 from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.estimate import forecast

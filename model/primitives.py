@@ -323,12 +323,14 @@ def loss_kernel(tape: Tape, name: str, reads: Sequence[Tensor], dtype: str, shap
     return out
 
 
-def narrow_logits(tape: Tape, logits: Tensor, dtype: str, shape: tuple[int, int]) -> Tensor:
+def narrow_logits(
+    tape: Tape, logits: Tensor, dtype: str, shape: tuple[int, int], *, name: str = "logits_cast"
+) -> Tensor:
     """Logits in another dtype, and their gradient back in the first one."""
     if logits.dtype == dtype:
         return logits
-    out = loss_kernel(tape, "logits_cast", (logits,), dtype, shape)
-    return tape.record(out, (logits,), lambda grad: (loss_kernel(tape, "logits_cast", (grad,), logits.dtype, shape),))
+    out = loss_kernel(tape, name, (logits,), dtype, shape)
+    return tape.record(out, (logits,), lambda grad: (loss_kernel(tape, name, (grad,), logits.dtype, shape),))
 
 
 def add_logits(tape: Tape, a: Tensor, b: Tensor, shape: tuple[int, int]) -> Tensor:

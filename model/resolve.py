@@ -19,7 +19,8 @@ from tunecast.model.bounds import check_chunks, check_sizes, check_words
 from tunecast.model.families import FAMILIES
 from tunecast.model.litgpt import STACK, is_litgpt
 from tunecast.model.litgpt_head import CHUNK_TOKENS as LITGPT_CHUNK_TOKENS
-from tunecast.model.losses import CHUNKED_NOTE, head_uses
+from tunecast.model.loss_chunks import head_uses
+from tunecast.model.losses import CHUNKED_NOTE
 from tunecast.model.peft_targets import LEFT_TO_PEFT, LINEAR_MODULES, peft_targets
 from tunecast.model.read_numbers import whole_number
 from tunecast.model.resolve_adapters import take_variants

@@ -12,6 +12,7 @@ from importlib.resources import files
 from typing import Any
 
 from tunecast.catalogs.errors import InputError, NotSupportedError, UnknownNameError
+from tunecast.model.loss_chunks import CHUNKED_NLL, KEPT_CHUNKS
 from tunecast.model.optimizer_bnb import BITSANDBYTES
 from tunecast.model.unsloth_rules import UNSLOTH_LOSSES
 
@@ -30,7 +31,7 @@ HF_CODES_SAID = "5, 4.49 (4.49 and later below 5), 4.46 (4.46 to 4.48) or 4.45 (
 BUILT = {
     "optimizer": ("adamw_torch", "adamw_torch_fused", "sgd", "adafactor", *BITSANDBYTES),
     "attention": ("sdpa", "eager", "flash_attention_2"),
-    "loss": ("nll", "chunked_nll", "liger", "cut_cross_entropy", *UNSLOTH_LOSSES),
+    "loss": ("nll", CHUNKED_NLL, *KEPT_CHUNKS, "liger", "cut_cross_entropy", *UNSLOTH_LOSSES),
     "quantization": ("bnb-4bit", "bnb-8bit", "gptq-4bit", "gptq-8bit"),
     "sharding": ("none", "ddp", "zero1", "zero2", "zero3", "fsdp", "fsdp-grad-op", "hsdp"),
 }

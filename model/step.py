@@ -26,7 +26,7 @@ from tunecast.model.compiled import compile_tape
 from tunecast.model.context import Step, Tables
 from tunecast.model.head import head_and_loss, head_name
 from tunecast.model.litgpt import is_litgpt
-from tunecast.model.losses import head_uses
+from tunecast.model.loss_chunks import head_uses
 from tunecast.model.norms import norm
 from tunecast.model.operation import SYNCHRONISATION, Kind, Phase
 from tunecast.model.parallel_blocks import (

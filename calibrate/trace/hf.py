@@ -18,6 +18,7 @@ from tunecast.calibrate.trace.refusals import refuse_family, refuse_unreal
 from tunecast.catalogs.errors import NotSupportedError
 from tunecast.model.architecture import Architecture, Layer
 from tunecast.model.families import FAMILIES
+from tunecast.model.loss_chunks import KEPT_CHUNKS
 from tunecast.model.run import Run
 from tunecast.model.shapes import FUSED_MAPS, FUSED_PARAMETER
 
@@ -362,6 +363,8 @@ def _loss_of(model: Any, batch: dict[str, Any], run: Run, kept: list[Any]) -> An
             kept.append(output)
         return output.loss
     hidden = model.get_decoder()(input_ids=batch["input_ids"], use_cache=False).last_hidden_state
+    if run.loss_type in KEPT_CHUNKS:
+        return losses.kept_chunks(hidden, batch["labels"], model.get_output_embeddings().weight, run.loss_type)
     context = getattr(model, "recompute_context", None) or contextlib.nullcontext
     return losses.chunked_nll(hidden, batch["labels"], model.get_output_embeddings().weight, context)
 

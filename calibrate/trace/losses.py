@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
-from tunecast.model.losses import CHUNK_TOKENS
+from tunecast.model.loss_chunks import CHUNK_TOKENS, CHUNKED_CE, OUTPUT_CHUNKS
 
 Context = Callable[[], contextlib.AbstractContextManager[None]]
 
@@ -51,3 +51,48 @@ def _chunk(hidden: Any, weight: Any, targets: Any) -> tuple[Any, Any, Any]:
     correct = (logits.argmax(dim=-1) == targets).sum().float()
     entropy = -(log_probs.exp() * log_probs).sum(dim=-1).sum()
     return loss, correct, entropy
+
+
+def kept_chunks(hidden: Any, labels: Any, weight: Any, loss_type: str) -> Any:
+    """torchtune's ``CEWithChunkedOutputLoss`` (``chunked_ce``) and ``LinearCrossEntropyLoss`` (``linear_ce``), with the
+    shift of labels that its recipes do, for samples whose every token has a label.
+
+    After torchtune 0.6.1 ``modules/loss/ce_chunked_output_loss.py`` and the later ``cross_entropy_loss.py``. The
+    recipes end the shifted labels with a column of ignored ones that they made once; here one of labels stands for it.
+    """
+    import torch
+    from torch.nn import functional
+
+    labels = torch.hstack((labels[..., 1:], labels[..., :1]))
+    count = (labels != -100).sum()
+    total: Any = 0.0
+    if loss_type == CHUNKED_CE:
+        made = [functional.linear(chunk, weight) for chunk in hidden.chunk(OUTPUT_CHUNKS, dim=1)]
+        targets = [chunk.reshape(-1) for chunk in labels.chunk(OUTPUT_CHUNKS, dim=1)]
+        for logits, target in zip([chunk.reshape(-1, chunk.size(-1)) for chunk in made], targets, strict=True):
+            total += functional.cross_entropy(logits.float(), target, reduction="sum")
+        return total / count
+    hidden_chunks, targets = hidden.tensor_split(OUTPUT_CHUNKS, dim=1), labels.tensor_split(OUTPUT_CHUNKS, dim=1)
+    for place, (part, target) in enumerate(zip(hidden_chunks, targets, strict=True)):
+        total += _labelled_loss(part, target, weight, last=place == OUTPUT_CHUNKS - 1)
+    return total / count
+
+
+def _labelled_loss(hidden: Any, targets: Any, weight: Any, *, last: bool) -> Any:
+    """Of one chunk; its labelled rows are picked by number, which fake tensors can follow: all but the last of each
+    sample in the last chunk."""
+    import torch
+    from torch.nn import functional
+
+    batch, length = targets.shape
+    mask = targets != -100
+    bool(mask.sum() == 0)
+
+    def picked() -> tuple[Any, Any]:
+        int(mask.sum())
+        rows = torch.arange(max(batch * length - (batch if last else 0), 1), device=targets.device)
+        return rows // length, rows % length
+
+    target = targets[picked()]
+    logits = functional.linear(hidden[picked()], weight)
+    return functional.cross_entropy(logits.float(), target, reduction="sum")

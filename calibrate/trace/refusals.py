@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from tunecast.catalogs.errors import NotSupportedError
 from tunecast.model.litgpt import STACK
+from tunecast.model.loss_chunks import CHUNKED_NLL, KEPT_CHUNKS
 from tunecast.model.run import Run
 
-REAL_LOSSES = ("nll", "chunked_nll")
+REAL_LOSSES = ("nll", CHUNKED_NLL, *KEPT_CHUNKS)
+"""Loss paths whose code runs here."""
 
 
 OWN_FLASH = ("falcon", "gptj")

@@ -23,6 +23,7 @@ from tunecast.model.configs.common import (
 from tunecast.model.configs.frameworks import load_frameworks, refuse
 from tunecast.model.configs.run_file import Draft
 from tunecast.model.configs.source import Source
+from tunecast.model.loss_chunks import CHUNKED_CE, KEPT_CHUNKS, LINEAR_CE, OUTPUT_CHUNKS
 
 _OPTIMIZERS = {
     "AdamW": "adamw_torch",
@@ -31,13 +32,7 @@ _OPTIMIZERS = {
     "AdamW8bit": "adamw_bnb_8bit",
     "SGD": "sgd",
 }
-_LOSSES = {
-    "CrossEntropyLoss": "nll",
-    "CEWithChunkedOutputLoss": "nll",
-    "LinearCrossEntropyLoss": "nll",
-}
-"""Chunks of torchtune keep what the backward needs of their logits (torchtune 0.6.1 ``ce_chunked_output_loss.py``: no
-checkpoint around them), so that they are counted as one piece."""
+_LOSSES = {"CrossEntropyLoss": "nll", "CEWithChunkedOutputLoss": CHUNKED_CE, "LinearCrossEntropyLoss": LINEAR_CE}
 _MLP = ("gate_proj", "up_proj", "down_proj")
 _PREFIX = re.compile(r"^(q?lora|q?dora|qat|qat_lora)_(.+)$")
 
@@ -130,7 +125,7 @@ def _rows(source: Source, draft: Draft) -> None:
 
 def _software(source: Source, draft: Draft) -> None:
     _checkpointing(source, draft)
-    draft.put("reentrant", False)
+    draft.put("reentrant", source.on("compile"))  # a compiled layer inside a checkpoint is recomputed whole
     draft.put("attn_implementation", source.default("attn_implementation"))
     draft.put("optim", _optimizer(source), "optimizer._component_")
     for theirs, ours in (("optimizer_in_bwd", "optimizer_in_backward"), ("compile", "torch_compile")):
@@ -140,12 +135,23 @@ def _software(source: Source, draft: Draft) -> None:
     name = str(loss or source.default("loss")).rsplit(".", 1)[-1]
     if name not in _LOSSES:
         raise NotSupportedError(f"{source.name}: loss._component_ {name} is not a loss of supervised fine-tuning.")
-    draft.put("loss_type", _LOSSES[name], None if loss is None else "loss._component_")
-    if name != "CrossEntropyLoss":
+    kind = _LOSSES[name]
+    beside = [field for field in ("model.apply_lora_to_output", "tensor_parallel_dim") if _has_own_head(source, field)]
+    if kind in KEPT_CHUNKS and beside:
+        kind = "nll"
         draft.note(
-            f"{name} goes chunk by chunk but keeps every chunk's logits for the backward: {ONE_PIECE}, whose peak "
-            "is up to 6 bytes per logit higher."
+            f"{name} goes chunk by chunk; with {beside[0]} it is {ONE_PIECE}, whose peak is up to 6 bytes per logit "
+            "higher."
         )
+    draft.put("loss_type", kind, None if loss is None else "loss._component_")
+    chunks = source.whole("loss.num_output_chunks")
+    if kind in KEPT_CHUNKS and chunks not in (None, OUTPUT_CHUNKS):
+        draft.note(f"loss.num_output_chunks is {chunks}: {OUTPUT_CHUNKS} chunks are counted, torchtune's default.")
+
+
+def _has_own_head(source: Source, field: str) -> bool:
+    """Whether an adapter on the head, or a vocabulary over several GPUs, is asked for."""
+    return source.on(field) if field.startswith("model.") else (source.whole(field) or 1) > 1
 
 
 def _checkpointing(source: Source, draft: Draft) -> None:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tunecast.model.architectures import architecture_from_config, load_architecture
+from tunecast.model.loss_chunks import KEPT_CHUNKS
 from tunecast.model.memory import memory_timeline, step_peaks
 from tunecast.model.run import Run
 from tunecast.model.step import shallow_depth, tape_run, write_step
@@ -24,10 +25,13 @@ SMALL = {
     "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 8192, "max_position_embeddings": 8192,
 }  # fmt: skip
 NUMBERS = (("bf16-autocast", "bf16"), ("bf16-autocast", "fp32"), ("bf16", "bf16"), ("fp16-autocast", "fp32"))
+LOSSES = ("nll", "chunked_nll", *KEPT_CHUNKS, "liger", "cut_cross_entropy", *UNSLOTH_LOSSES)
 OPTIONS = st.fixed_dictionaries(
     {
         "method": st.sampled_from(("full", "lora", "qlora")),
-        "loss_type": st.sampled_from(("nll", "chunked_nll", "liger", "cut_cross_entropy", *UNSLOTH_LOSSES)),
+        "loss_type": st.sampled_from(
+            ("nll", "chunked_nll", *KEPT_CHUNKS, "liger", "cut_cross_entropy", *UNSLOTH_LOSSES)
+        ),
         "numbers": st.sampled_from(NUMBERS),
         "gradient_accumulation_steps": st.integers(1, 3),
         "gradient_checkpointing": st.booleans(),

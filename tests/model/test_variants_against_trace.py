@@ -16,6 +16,7 @@ from tunecast.calibrate.trace.tracer import Trace, trace_step
 from tunecast.model.architecture import Architecture
 from tunecast.model.architectures import architecture_from_config
 from tunecast.model.inventory import step_operations
+from tunecast.model.loss_chunks import KEPT_CHUNKS
 from tunecast.model.memory import MemoryForecast, memory_timeline
 from tunecast.model.operation import Kind, Operation
 from tunecast.model.run import Run
@@ -83,12 +84,17 @@ EIGHT_BIT = [
 ]
 
 CHUNKED = {"loss_type": "chunked_nll", "lora_target_modules": "q_proj,v_proj"}
+ONE = {"per_device_train_batch_size": 1, "gradient_checkpointing": False}
 LOSSES = [
     (PLAIN, "cuda", CHUNKED),
     (TIED, "cuda", {**CHUNKED, "per_device_train_batch_size": 1, "method": "qlora", "gradient_checkpointing": False}),
     (PLAIN, "cuda", {**CHUNKED, "dtype": "fp32", "gradient_accumulation_steps": 2}),
     (PLAIN, "cuda", {"loss_type": "chunked_nll", "method": "full"}),
     (TIED, "cuda", {"loss_type": "chunked_nll", "method": "full"}),
+    *((PLAIN, "cuda", {"loss_type": name, "lora_target_modules": "q_proj,v_proj"}) for name in KEPT_CHUNKS),
+    *((TIED, "cuda", {"loss_type": name, "method": "full", "max_length": 501, **ONE}) for name in KEPT_CHUNKS),
+    (PLAIN, "cuda", {"loss_type": "chunked_ce", "method": "full", "gradient_accumulation_steps": 2}),
+    (PLAIN, "cuda", {"loss_type": "linear_ce", "method": "qlora", "max_length": 20, "dtype": "fp32"}),
     (PLAIN, "cuda", {"stack": "trl", "method": "full", "gradient_checkpointing": False}),
     (TIED, "cuda", {"stack": "trl", "method": "full", "gradient_accumulation_steps": 2}),
 ]

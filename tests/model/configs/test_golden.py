@@ -115,7 +115,7 @@ GOLDEN: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
             "gradient_accumulation_steps": 16,
             "gradient_checkpointing": True,
             "optim": "adamw_torch_fused",
-            "loss_type": "nll",
+            "loss_type": "linear_ce",
             "num_train_epochs": 2,
             "stack": "torchtune",
         },

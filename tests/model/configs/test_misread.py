@@ -393,18 +393,30 @@ def test_attention_that_no_file_names_is_what_the_family_has(read: Read, model: 
     assert resolve_run(load_architecture(model), options).run.attn_implementation == attention
 
 
-@pytest.mark.parametrize("loss", ["CEWithChunkedOutputLoss", "LinearCrossEntropyLoss"])
-def test_torchtunes_chunks_keep_their_logits_for_the_backward(read: Read, loss: str) -> None:
+@pytest.mark.parametrize(
+    ("loss", "kind"), [("CEWithChunkedOutputLoss", "chunked_ce"), ("LinearCrossEntropyLoss", "linear_ce")]
+)
+def test_torchtunes_chunks_keep_their_probabilities(read: Read, loss: str, kind: str) -> None:
     """No checkpoint is around them (``ce_chunked_output_loss.py``): at least 4 bytes of log-softmax for every logit."""
     found = read("torchtune", f"loss: {{_component_: torchtune.modules.loss.{loss}}}")
     options = {name: value for name, value in found.options.items() if name not in RUN_OPTIONS_ELSEWHERE}
     llama = load_architecture("meta-llama/Llama-3.1-8B")
     run = resolve_run(llama, options).run
+    assert run.loss_type == kind
     logits = memory_timeline(llama, run).parts_bytes["logits"]
     assert logits >= 4 * run.tokens_per_micro_batch * llama.vocab_size
-    assert any(loss in note and "for the backward" in note for note in found.notes)
-    typed = merge_options(found, {"loss_type": "chunked_nll"})
-    assert not any("for the backward" in note for note in typed.notes)
+    assert any("8 chunks" in note for note in read("torchtune", "loss: {num_output_chunks: 16}").notes)
+
+
+def test_torchtunes_chunks_with_a_head_of_their_own_are_one_piece(read: Read) -> None:
+    """An adapter on the head, or a vocabulary over several GPUs: the logits are counted whole, which is told."""
+    lines = "model: {_component_: torchtune.models.llama3_1.lora_llama3_1_8b, lora_attn_modules: [q_proj], lora_rank: 8"
+    for more in (f"{lines}, apply_lora_to_output: true}}", f"{lines}}}\ntensor_parallel_dim: 2"):
+        found = read("torchtune", more)
+        assert found.options["loss_type"] == "nll"
+        assert any("counted as one piece" in note for note in found.notes)
+        typed = merge_options(found, {"loss_type": "chunked_ce"})
+        assert not any("counted as one piece" in note for note in typed.notes)
 
 
 def test_trls_null_length_is_told(read: Read) -> None:
