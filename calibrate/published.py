@@ -68,6 +68,7 @@ from tunecast.model.paging import paging_on_card
 from tunecast.model.resolve import resolve_run
 from tunecast.model.resolve_kernels import why_not_fused
 from tunecast.model.resolve_litgpt import of_stack
+from tunecast.model.resolve_parallel import FSDP
 from tunecast.model.run import Run
 from tunecast.model.sdpa import sdpa_on_card
 from tunecast.model.stack_versions import code_age
@@ -322,6 +323,8 @@ def _options(
         options.pop("upcast_non_quantized", None)
     if upcast_by_accelerate(row, options):
         options["master_dtype"] = "fp32"
+    if not software.stack and options["num_gpus"] > 1 and options.get("sharding") in FSDP:
+        options.setdefault("master_dtype", "none")
     _adapters(row, software, options, default)
     return options
 

@@ -52,19 +52,25 @@ def is_offloaded(options: Mapping[str, Any]) -> bool:
 
 def with_dtypes(options: Mapping[str, Any], sharding: str | None) -> dict[str, Any]:
     """The options of a plan with this sharding: in the dtypes that a training file has with it, where one tells them;
-    else what shards of a model trained whole keep is the weights' dtype without FSDP."""
+    else what shards of a model trained whole keep is the weights' dtype without FSDP, computed with in 16 bits."""
     full, sharded = options.get("method") == "full", sharding in FSDP
     told: Mapping[str, Mapping[str, Any]] | None = options.get(BY_SPREAD)
     if told is None:
         gone: tuple[str, ...] = () if sharded and full else ("master_dtype",) if sharded else OF_SHARDS
         kept = None if sharded or not full else options.get("master_dtype")
         rest = {name: value for name, value in options.items() if name not in gone}
-        return rest if kept is None else rest | {"dtype": kept}
+        return rest if kept in (None, "none") else rest | {"dtype": kept, "precision": mixed(options)}
     offloaded = is_offloaded(options) and sharding in (None, "none")
     spread = "fsdp-full" if sharded and full else "fsdp" if sharded else "whole"
     found = told["zero" if sharding in ZERO or offloaded else spread]
     rest = {name: value for name, value in options.items() if name not in DTYPES}
     return rest | {name: value for name, value in found.items() if not (full and name in OF_ADAPTERS)}
+
+
+def mixed(options: Mapping[str, Any]) -> str:
+    """The mixed precision of a run whose weights are fp32 where FSDP shards them, and 16 bits where they are used."""
+    half = str(options.get("precision") or options.get("dtype") or "bf16").removesuffix("-autocast")
+    return half if half == "fp32" else f"{half}-autocast"
 
 
 def over_shards(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,16 @@ from tunecast.model.fused import FUSED_KERNELS
 from tunecast.model.litgpt import is_litgpt
 from tunecast.model.resolve_parallel import FSDP, Fields
 from tunecast.model.run import Run
-from tunecast.model.stacks import DTYPE_ALIASES, DTYPES, HF_CODES, HF_CODES_SAID, QUANT_TYPES, built_choice, one_of
+from tunecast.model.stacks import (
+    DTYPE_ALIASES,
+    DTYPES,
+    HF_CODES,
+    HF_CODES_SAID,
+    QUANT_TYPES,
+    built_choice,
+    load_stacks,
+    one_of,
+)
 from tunecast.model.units import DTYPE_BYTES, GIB
 
 FUSED_LORA_BASES = (None, "bnb-4bit", "gptq-4bit", "gptq-8bit")
@@ -127,6 +136,13 @@ def wide_base_notes(architecture: Architecture, values: Mapping[str, Any]) -> li
     return [note]
 
 
+RAISED = (
+    "Under FSDP accelerate raises trained parameters to fp32 before it shards them: 4 bytes per weight of a shard, "
+    "gathered and multiplied in 16 bits."
+)
+"""What is told where that is so; the command line may make it untrue."""
+
+
 def take_master(fields: Fields) -> None:
     """fp32 shards of a model that computes in 16 bits: only where FSDP trains it whole."""
     values = fields.values
@@ -146,13 +162,21 @@ def take_master(fields: Fields) -> None:
 
 
 def _shards_of_stack(fields: Fields) -> str | None:
-    """fp32 where a stack's own fp32 weights are trained whole under FSDP: they are shards then, gathered in 16 bits,
-    which becomes their dtype. Source: accelerate ``fsdp2_prepare_model``, whose policy of mixed precision gathers."""
-    values, asked = fields.values, {"dtype", "precision", "master_dtype"} & set(fields.given)
+    """fp32 where accelerate trains a model whole under FSDP and mixed precision: it raises the weights before it shards
+    them, and gathers 16 bits, which becomes the dtype of what was loaded in fp32; a typed fp32 stands.
+
+    Source: accelerate 1.15 ``utils/fsdp_utils.py`` (``fsdp2_prepare_model``) and ``accelerator.py``
+    (``prepare_model``, FSDP 1); which stacks leave FSDP to it is in stacks.json (``fsdp_raises``).
+    """
+    values = fields.values
     sharded = values["num_gpus"] > 1 and values["sharding"] in FSDP and values["precision"].endswith("-autocast")
-    if asked or values["method"] != "full" or not sharded or values["dtype"] != "fp32":
+    raises = values["fsdp_version"] in load_stacks()[values["stack"]].get("fsdp_raises", ())
+    stands = "dtype" in fields.given and values["dtype"] == "fp32"
+    if "master_dtype" in fields.given or values["method"] != "full" or not (sharded and raises) or stands:
         return None
-    fields.put("dtype", values["precision"].removesuffix("-autocast"), "stack-default")
+    if values["dtype"] == "fp32":
+        fields.put("dtype", values["precision"].removesuffix("-autocast"), "stack-default")
+    fields.notes.append(RAISED)
     return "fp32"
 
 

@@ -8,8 +8,9 @@ from typing import Any
 
 from tunecast.model.configs.common import DROPPED, ONE_PIECE, TOKENS_UNPADDED, UNPACKED
 from tunecast.model.configs.run_file import RunFile
-from tunecast.model.configs.spread import CAST, RAISED, settle_dtypes, told_by_spread
+from tunecast.model.configs.spread import CAST, settle_dtypes, told_by_spread
 from tunecast.model.file_spread import BY_FILE, DTYPES, over_shards
+from tunecast.model.resolve_kernels import RAISED
 from tunecast.model.resolve_parallel import ZERO
 from tunecast.model.rows import LENGTHS, ROWS_PACKED, packing_of
 from tunecast.model.run import BY_SPREAD, SHARD_GPUS

@@ -10,6 +10,7 @@ from tunecast.model.configs.frameworks import load_frameworks, refuse, refuse_un
 from tunecast.model.configs.run_file import Draft, RunFile
 from tunecast.model.configs.source import Source
 from tunecast.model.file_spread import DTYPES, dtypes_by_spread, with_dtypes
+from tunecast.model.resolve_kernels import RAISED
 from tunecast.model.resolve_parallel import ZERO
 from tunecast.model.run import BY_SPREAD
 from tunecast.model.sharding import FSDP
@@ -23,16 +24,11 @@ _FSDP_STRATEGY = {
 _OFF = ("no", "none", "false", "")
 FSDP_TODAY = 2
 """FSDP's version where nothing names one (`resolve_parallel`)."""
-RAISED = (
-    "Under FSDP accelerate raises trained parameters to fp32 before it shards them: 4 bytes per weight of a shard, "
-    "gathered and multiplied in 16 bits."
-)
-"""What is told where that is so; the command line may make it untrue."""
 CAST = (
     "Under ZeRO, DeepSpeed trains in pure {}, with an fp32 copy and fp32 optimizer states of what is trained, spread "
     "over the GPUs."
 )
-"""The same of DeepSpeed's casts."""
+"""What is told of DeepSpeed's casts; the command line may make it untrue."""
 
 
 def put_sharding(source: Source, draft: Draft, sharding: str, theirs: str) -> None:
@@ -302,7 +298,7 @@ def settle_spread(draft: Draft, framework: str) -> None:
     draft.withdraw_wide_weights()
     for note in notes:
         draft.note(note)
-    raised = draft.options.get("master_dtype") is not None
+    raised = draft.options.get("master_dtype") == "fp32"
     for name in DTYPES:
         if draft.options.get(name) != draft.whole_dtypes.get(name) or (raised and name == "dtype"):
             draft.their_fields.pop(name, None)
@@ -338,13 +334,14 @@ def settle_dtypes(
     known = (file.whole_dtypes.get("precision"), typed.get("precision"))
     if precision in ("bf16", "fp16") and precision not in known:
         return [CAST.format(precision)]
-    if options.get("master_dtype") is not None and "master_dtype" not in typed:
+    if options.get("master_dtype") == "fp32" and "master_dtype" not in typed:
         return [RAISED]
     return list(file.wide_notes) if options.get("dtype") == "fp32" and "dtype" not in typed else []
 
 
 def master_under_fsdp(options: Mapping[str, Any], framework: str) -> dict[str, Any]:
-    """Options of a model trained whole whose shards accelerate raises to fp32; none where it does not.
+    """Options of a model trained whole under FSDP: fp32 shards where accelerate raises them, and that there are none
+    where a framework that has mixed precision does not.
 
     What is gathered, and all that a layer computes with, has the 16 bits of FSDP's mixed precision: fp32 is in the
     shards alone. Source: accelerate 1.12 ``utils/fsdp_utils.py`` (``fsdp2_prepare_model``: "FSDP upcast of low
@@ -354,6 +351,8 @@ def master_under_fsdp(options: Mapping[str, Any], framework: str) -> dict[str, A
     precision = str(options.get("precision", ""))
     sharded = options.get("sharding") in FSDP and precision.endswith("-autocast")
     raises = options.get("fsdp_version", FSDP_TODAY) in load_frameworks()[framework].get("fsdp_raises", ())
-    if options.get("method") != "full" or not sharded or not raises:
+    if options.get("method") != "full" or not sharded:
         return {}
+    if not raises:
+        return {"master_dtype": "none"}
     return {"dtype": precision.removesuffix("-autocast"), "master_dtype": "fp32"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -34,6 +35,34 @@ def test_a_stack_is_its_frameworks_defaults(read: Callable[..., RunFile], stack:
     options = merge_options(read(stack, lines), {}).options
     by_file = resolve_run(architecture, {k: v for k, v in options.items() if k not in RUN_OPTIONS_ELSEWHERE}).run
     assert {name: getattr(by_name, name) for name in FIELDS} == {name: getattr(by_file, name) for name in FIELDS}
+
+
+SHARDED = [
+    ("hf-peft", {"precision": "bf16-autocast"}, 2, "fp32"),
+    ("hf-peft", {"precision": "bf16-autocast", "dtype": "bf16", "fsdp_version": 1}, 1, "fp32"),
+    ("hf-peft", {"precision": "bf16"}, 2, None),
+    ("ms-swift", {}, 2, "fp32"),
+    ("trl", {}, 2, "fp32"),
+    ("trl", {"master_dtype": "none"}, 2, None),
+    ("axolotl", {}, 2, None),
+    ("axolotl", {"fsdp_version": 1}, 1, "fp32"),
+    ("torchtune", {}, 2, None),
+]
+
+
+@pytest.mark.parametrize(("stack", "options", "version", "master"), SHARDED)
+def test_mixed_precision_under_fsdp_trains_fp32_shards(
+    stack: str, options: dict[str, Any], version: int, master: str | None
+) -> None:
+    """accelerate raises what trains, whatever it was loaded in (`test_real_sharding` runs it); axolotl's own code of
+    FSDP 2 and torchtune's pure 16 bits do not."""
+    llama = load_architecture("meta-llama/Llama-3.1-8B")
+    asked = {"stack": stack, "method": "full", "num_gpus": 8, "sharding": "fsdp", **options}
+    found = resolve_run(llama, asked)
+    assert (found.run.master_dtype, found.run.fsdp_version) == (master, version)
+    assert any("accelerate raises" in note for note in found.notes) == (master == "fp32")
+    if master == "fp32":
+        assert found.run.dtype == "bf16"
 
 
 def test_every_built_stack_says_for_which_versions_and_by_which_source_it_is() -> None:
