@@ -10,9 +10,9 @@ ZeRO-3
     weights of a layer are fetched while the one before computes, but the table of tokens is first; gradients are
     reduced in buckets beside the backward, the last one at its end.
 FSDP
-    the root (table, last norm, head) and the first layer are gathered before anything can run; the other layers while
-    the one before computes. FSDP2 gathers the root once more when the backward begins. The first layer's gradients and
-    the root's are reduced when the backward is over.
+    the table of tokens (or all of the root: `sharding_root`) and the first layer are gathered before anything can run;
+    the other units while the one before computes. Frameworks that wrap the root whole under FSDP2 gather it once more
+    when the backward begins. The first layer's gradients and the table's are reduced when the backward is over.
 Megatron's distributed optimizer (layers with joined projections, or split by ``--tp``; ``zero1``)
     gradients are scattered beside the backward and new parameters gathered beside the next forward
     (``overlap_grad_reduce`` and ``overlap_param_gather``, as NeMo and Megatron-Bridge set them; assumed), but for the
@@ -43,11 +43,10 @@ from tunecast.model.sharding import (
     on_one_machine,
     one_layer_bytes,
     reduction_share,
-    root_group_bytes,
-    root_trained_bytes,
     shard_gpus,
     shards_of,
 )
+from tunecast.model.sharding_root import gathered_root, gathers_root_again, trained_root
 from tunecast.model.trained import gradient_dtype
 from tunecast.model.units import DTYPE_BYTES
 
@@ -167,20 +166,17 @@ def gather_operations(architecture: Architecture, run: Run) -> list[Operation]:
     alone = first_alone(architecture, run)
     operations = [gather(Phase.FORWARD, size, 1) for size in alone]
     operations = [replace(each, blocking=True) for each in operations if each.bytes]
-    rest = root_group_bytes(architecture, run) - alone[0]
+    root = gathered_root(architecture, run)
+    rest = root.whole - alone[0]
     operations += [gather(Phase.FORWARD, rest, 1)] if rest else []
     operations += [gather(Phase.FORWARD, size, count) for size, count in without_one(layers, alone[1:])]
     if run.sharding != "fsdp-grad-op":
         operations += [gather(Phase.BACKWARD, size, count) for size, count in layers]
     if gathers_root_again(run):
-        operations.append(replace(gather(Phase.BACKWARD, root_group_bytes(architecture, run), 1), blocking=True))
+        operations.append(replace(gather(Phase.BACKWARD, root.whole, 1), blocking=True))
+    elif root.exit and run.sharding != "fsdp-grad-op":
+        operations.append(gather(Phase.BACKWARD, root.entry, 1))
     return operations + reduction_operations(architecture, run)
-
-
-def gathers_root_again(run: Run) -> bool:
-    """Whether the root is let go after the loss and fetched again at once: FSDP2 does where ``reshard_after_forward``
-    is given, as accelerate and torchtitan give it; FSDP1 keeps its root."""
-    return run.sharding in ("fsdp", "hsdp") and run.fsdp_version == 2
 
 
 def first_alone(architecture: Architecture, run: Run) -> tuple[int, ...]:
@@ -192,7 +188,7 @@ def first_alone(architecture: Architecture, run: Run) -> tuple[int, ...]:
         table = DTYPE_BYTES[run.dtype] * architecture.embedding_params
         return (min(table, root_weight_bytes(architecture, run)),)
     first = architecture.groups[0].layer
-    return root_group_bytes(architecture, run), one_layer_bytes(first, architecture.hidden_size, run)
+    return gathered_root(architecture, run).entry, one_layer_bytes(first, architecture.hidden_size, run)
 
 
 def without_one(sizes: Iterable[tuple[int, int]], taken: tuple[int, ...]) -> list[tuple[int, int]]:
@@ -210,9 +206,10 @@ def reduction_operations(architecture: Architecture, run: Run) -> list[Operation
     times, once = reduced_times(run)
     sizes = [(size, count) for size, count in by_size(architecture, run, layer_gradient_bytes) if size]
     first = layer_gradient_bytes(architecture.groups[0].layer, architecture.hidden_size, run)
-    root = root_trained_bytes(architecture, run)
-    last = [size for size in (first, root) if size]
+    root = trained_root(architecture, run)
+    last = [size for size in (first, root.entry) if size]
     found = [(size, count, False) for size, count in without_one(sizes, (first,))]
+    found += [(root.exit, 1, False)] if root.exit else []
     operations = []
     dtype, wider = run.reduce_dtype or gradient_dtype(run), reduction_share(run)
     for size, count, waited in [*found, *((size, 1, True) for size in last)]:

@@ -32,6 +32,7 @@ from tunecast.model.sharding import (
     shard_gpus,
     shards_of,
     share,
+    spared_at_loss,
     sums_wide,
 )
 from tunecast.model.step import of_several, shallow_depth, tape_run, write_step
@@ -203,6 +204,7 @@ def local_parts(
             parts = zero_parts(architecture, spread, parts, moment)
         else:
             parts["communication"] += communication_bytes(architecture, spread, moment, position)
+            parts["communication"] -= spared_at_loss(architecture, run) if moment == "loss" else 0
         flat = flat_bytes(architecture, run, moment, position)
         parts["gradients"] += flat[0]
         parts["communication"] += flat[1]

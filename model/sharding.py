@@ -39,12 +39,14 @@ from tunecast.model.memory_static import layer_packed_bytes, layer_weight_bytes,
 from tunecast.model.resolve_parallel import FSDP as FSDP
 from tunecast.model.resolve_parallel import ZERO as ZERO
 from tunecast.model.run import Run
+from tunecast.model.sharding_root import gathered_root, of_own_code, splits_root, trained_root
 from tunecast.model.trained import (
     Trained,
     adapter_tensors,
     base_tensors,
     gradient_dtype,
     root_tensors,
+    trained_dtype,
     trained_tensors,
     whole_bytes,
 )
@@ -127,9 +129,7 @@ def layer_bytes(architecture: Architecture, run: Run) -> int:
 
 def root_trained_bytes(architecture: Architecture, run: Run) -> int:
     """What trains outside the layers: beside adapters, copies of the table of tokens and the head, adapters on them."""
-    if not run.has_adapters:
-        return root_weight_bytes(architecture, run)
-    return layer_trained_bytes([tensor for part in root_tensors(architecture, run) for tensor in part], run)
+    return trained_root(architecture, run).whole
 
 
 def head_gradient_bytes(architecture: Architecture, run: Run) -> int:
@@ -140,9 +140,8 @@ def head_gradient_bytes(architecture: Architecture, run: Run) -> int:
 
 
 def root_group_bytes(architecture: Architecture, run: Run) -> int:
-    """Everything outside the layers, which FSDP keeps in one group."""
-    trained = root_trained_bytes(architecture, run) if run.has_adapters else 0
-    return root_weight_bytes(architecture, run) + trained
+    """Everything outside the layers, as it is gathered."""
+    return gathered_root(architecture, run).whole
 
 
 def layer_trained_bytes(tensors: list[Trained], run: Run) -> int:
@@ -222,7 +221,7 @@ def fsdp1_bytes(architecture: Architecture, run: Run, moment: str, position: str
     if moment == "forward":
         return root + layer
     if position == "outside":
-        return root + root_reduction_bytes(architecture, run)
+        return root_reduction_bytes(architecture, run, root)
     return root + layer + layer_reduction_bytes(architecture, run)
 
 
@@ -240,19 +239,51 @@ def streamed_bytes(architecture: Architecture, run: Run, moment: str) -> int:
 def fsdp_bytes(architecture: Architecture, run: Run, moment: str, position: str) -> int:
     """FSDP2, as its allocations were recorded in two processes.
 
-    Embedding, norm and head form one group that is whole from the first forward to the end of the backward.
-    The last layer's buffer lives through the loss: kept by the forward, then fetched anew by the backward.
-    Temporaries inside a layer are taken to coincide with the copy of the forward, which is brief.
+    What is outside the layers is one group, whole from the first forward to the end of the backward, or two
+    (`sharding_root`). The last layer's buffer lives through the loss: kept by the forward, then fetched anew by the
+    backward. Temporaries inside a layer are taken to coincide with the copy of the forward, which is brief.
     """
+    if splits_root(architecture, run):
+        return split_root_bytes(architecture, run, moment, position)
     root, layer = root_group_bytes(architecture, run), layer_bytes(architecture, run)
     if moment == "loss" or (moment == "forward" and position == "outside"):
         return root + layer
     if moment == "forward":
         return root + COPIED_LAYERS * layer
     if position == "outside":
-        return root + root_reduction_bytes(architecture, run)
+        return root_reduction_bytes(architecture, run, root)
     gathered = layer if position == "first" else GATHERED_LAYERS * layer
     return root + gathered + layer_reduction_bytes(architecture, run)
+
+
+def spared_at_loss(architecture: Architecture, run: Run) -> int:
+    """Bytes by which accelerate's FSDP2 holds less than `communication_bytes` says where logits are most: the buffer of
+    the unit before goes with the forward, the last layer is fetched when the head's backward begins, and between them
+    the backward of the log-softmax has one more copy of logits, in 16 bits."""
+    units = run.num_gpus > 1 and run.sharding in FSDP and run.fsdp_version == 2 and not of_own_code(run)
+    if not units or run.loss_type != "nll":
+        return 0
+    kept = gathered_root(architecture, run).exit
+    if run.sharding != "fsdp-grad-op" or not kept:
+        kept = max(kept, layer_bytes(architecture, run))
+    return min(kept, DTYPE_BYTES["bf16"] * run.tokens_per_micro_batch * architecture.vocab_size)
+
+
+def split_root_bytes(architecture: Architecture, run: Run, moment: str, position: str) -> int:
+    """FSDP2 whose table and head are units like the layers: each in its buffer and copied out while it is used, the
+    table once more at the end of the backward, fetched while the first layer runs."""
+    root, layer = gathered_root(architecture, run), layer_bytes(architecture, run)
+    if moment == "loss":
+        return root.exit + max(root.exit, layer)
+    if moment == "forward":
+        return 2 * max(root.entry, root.exit) if position == "outside" else COPIED_LAYERS * layer
+    if position == "outside":
+        return root_reduction_bytes(architecture, run, root.entry)
+    gathered = layer + root.entry if position == "first" else GATHERED_LAYERS * layer
+    running = gathered + layer_reduction_bytes(architecture, run, position)
+    if position != "last" or not shards_of(run).gradients:
+        return running
+    return max(running, layer + unit_reduction_bytes(trained_root(architecture, run).exit, run))
 
 
 def grad_op_bytes(architecture: Architecture, run: Run, moment: str, position: str) -> int:
@@ -260,16 +291,18 @@ def grad_op_bytes(architecture: Architecture, run: Run, moment: str, position: s
 
     A layer's weights are freed before its gradients are reduced. Every layer is taken to be as large as the largest.
     """
-    root, layer = root_group_bytes(architecture, run), layer_bytes(architecture, run)
-    whole = root + architecture.num_layers * layer
+    root, layer = gathered_root(architecture, run), layer_bytes(architecture, run)
+    layers = architecture.num_layers * layer
     if moment == "backward":
         if position == "outside":
-            return root + root_reduction_bytes(architecture, run)
-        left = layer if position in ("first", "second") else whole - root - layer
-        return root + left + layer_reduction_bytes(architecture, run)
+            return root_reduction_bytes(architecture, run, root.entry)
+        left = layer if position in ("first", "second") else layers - layer
+        return root.entry + left + layer_reduction_bytes(architecture, run, position)
     if position in ("first", "second"):
-        return root + COPIED_LAYERS * layer
-    return whole + ((COPIED_LAYERS - 1) * layer if moment == "forward" else layer)
+        return root.entry + COPIED_LAYERS * layer
+    if moment == "forward":
+        return root.entry + layers + (COPIED_LAYERS - 1) * layer
+    return root.whole + layers + (root.exit or layer)
 
 
 def reduction_share(run: Run) -> int:
@@ -278,33 +311,56 @@ def reduction_share(run: Run) -> int:
 
 
 def counted_share(n_bytes: int, run: Run) -> int:
-    """One GPU's share of gradients that is among those it keeps: none where they leave for the host."""
-    return 0 if run.offload == "all" else share(n_bytes, shard_gpus(run))
+    """One GPU's share of gradients that is among those it keeps, in the dtype that trains: none where they leave for
+    the host."""
+    return 0 if run.offload == "all" else stored_share(run) * share(n_bytes, shard_gpus(run))
 
 
-def layer_reduction_bytes(architecture: Architecture, run: Run) -> int:
+def stored_share(run: Run) -> int:
+    """Bytes of a gradient that is kept for the update over those of the one that autograd makes."""
+    return DTYPE_BYTES[trained_dtype(run)] // DTYPE_BYTES[gradient_dtype(run)]
+
+
+def layer_reduction_bytes(architecture: Architecture, run: Run, position: str = "") -> int:
     """Gradients whole while a layer runs backward, beyond the shares that are counted as gradients.
 
-    The head's gradient waits for the embedding's: both are reduced together at the end. Of whole gradients those of
-    the layer before have moved to the buffer, and a share is new; FSDP1 makes a flat one to add.
+    The head's gradient waits for the embedding's where both are reduced together at the end; of its own unit, it is in
+    the buffer while the last layer runs. Of whole gradients those of the layer before have moved to the buffer, and a
+    share is new; FSDP1 makes a flat one to add.
     """
     layer = largest_layer_gradient_bytes(architecture, run)
-    head = head_gradient_bytes(architecture, run)
+    apart = splits_root(architecture, run)
+    head = 0 if apart else head_gradient_bytes(architecture, run)
+    before = trained_root(architecture, run).exit if apart and position == "last" else layer
     if not shards_of(run).gradients:
-        apart = layer + head if sums_wide(run) else 0
-        return layer if run.fsdp_version == 1 else share(layer, shard_gpus(run)) + apart
-    return (1 + reduction_share(run)) * layer + head - counted_share(layer + head, run)
+        wide = layer + head if sums_wide(run) else 0
+        return layer if run.fsdp_version == 1 else share(layer, shard_gpus(run)) + wide
+    return layer + reduction_share(run) * before + head - counted_share(layer + head, run)
 
 
-def root_reduction_bytes(architecture: Architecture, run: Run) -> int:
-    """Gradients of embedding and head while they are reduced, and the buffer of the first layer's before them."""
-    root = root_trained_bytes(architecture, run)
-    whole = root if shards_of(run).gradients else 0
-    return whole - counted_share(whole, run) + reduction_share(run) * largest_layer_gradient_bytes(architecture, run)
+def root_reduction_bytes(architecture: Architecture, run: Run, gathered: int) -> int:
+    """The first unit at the end of the backward, beyond the shares that are counted as gradients: whole (`gathered`)
+    while its gradients come and the first layer's are in their buffer, then let go and reduced from a buffer itself."""
+    own, wider = trained_root(architecture, run).entry, reduction_share(run)
+    whole = own if shards_of(run).gradients else 0
+    coming = gathered + whole - counted_share(whole, run)
+    coming += wider * largest_layer_gradient_bytes(architecture, run)
+    return max(coming, unit_reduction_bytes(own, run)) if splits_root(architecture, run) else coming
+
+
+def unit_reduction_bytes(own: int, run: Run) -> int:
+    """A unit's gradients and the buffer that they are reduced from, its parameters let go; sums in another dtype than
+    what trains come in a buffer of their own. As recorded of the table's unit; a root of several tensors lets its
+    gradients go before the sums come."""
+    wider = reduction_share(run)
+    return (1 + wider) * own + (wider * share(own, shard_gpus(run)) if wider != stored_share(run) else 0)
 
 
 def first_gather_bytes(architecture: Architecture, run: Run) -> int:
-    """FSDP2 when the first layer is copied out: the root and this layer each twice, parameters and buffer."""
+    """FSDP2 when the first layer is copied out: the unit before and this layer each twice, parameters and buffer; of
+    accelerate's own unit the parameters are gone."""
     if run.num_gpus == 1 or run.sharding not in FSDP:
         return 0
-    return 2 * (root_group_bytes(architecture, run) + layer_bytes(architecture, run))
+    entry, layer = gathered_root(architecture, run).entry, layer_bytes(architecture, run)
+    alone = splits_root(architecture, run) and run.sharding != "fsdp-grad-op"
+    return max(2 * entry, entry + 2 * layer) if alone else 2 * (entry + layer)

@@ -33,7 +33,7 @@ from collections.abc import Iterator
 
 from tunecast.model.architecture import Architecture
 from tunecast.model.buckets import filled
-from tunecast.model.collectives import gathers_root_again, is_megatrons, reduced_times
+from tunecast.model.collectives import is_megatrons, reduced_times
 from tunecast.model.operation import Kind, Operation, Phase
 from tunecast.model.resolve_parallel import FSDP
 from tunecast.model.run import Run
@@ -42,12 +42,11 @@ from tunecast.model.sharding import (
     layer_gradient_bytes,
     one_layer_bytes,
     reduction_share,
-    root_group_bytes,
-    root_trained_bytes,
     shard_gpus,
     shards_of,
     sums_wide,
 )
+from tunecast.model.sharding_root import gathered_root, gathers_root_again, trained_root
 from tunecast.model.trained import Trained, by_dtype, gradient_dtype, trained_dtype, trained_tensors
 from tunecast.model.units import DTYPE_BYTES
 
@@ -135,19 +134,21 @@ def scaled_buffer(architecture: Architecture, run: Run) -> list[Operation]:
 
 def trained_units(architecture: Architecture, run: Run) -> list[Unit]:
     """Gradient bytes of every unit that FSDP reduces: layers, and all that is outside them."""
-    root = root_trained_bytes(architecture, run)
-    units = [*by_size(architecture, run, layer_gradient_bytes), (root, 1)]
+    root = trained_root(architecture, run)
+    units = [*by_size(architecture, run, layer_gradient_bytes), *((size, 1) for size in root)]
     return [(size, count) for size, count in units if size]
 
 
 def gathered_units(architecture: Architecture, run: Run) -> Iterator[tuple[Phase, Unit]]:
     """What is gathered in a micro-batch, unit by unit."""
-    layers, root = by_size(architecture, run, one_layer_bytes), (root_group_bytes(architecture, run), 1)
-    for unit in (root, *layers):
+    layers, root = by_size(architecture, run, one_layer_bytes), gathered_root(architecture, run)
+    outside = [(size, 1) for size in root if size]
+    for unit in (*outside, *layers):
         yield Phase.FORWARD, unit
     if run.sharding == "fsdp-grad-op":
         return
-    for unit in (*([root] if gathers_root_again(run) else []), *layers):
+    again = gathers_root_again(run) or root.exit
+    for unit in (*(outside[:1] if again else []), *layers):
         yield Phase.BACKWARD, unit
 
 

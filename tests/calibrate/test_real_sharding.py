@@ -1,7 +1,11 @@
-"""What sharding keeps on each GPU, against two processes that really train under FSDP2 and DDP (gloo, CPU)."""
+"""What sharding keeps on each GPU, against two processes that really train under FSDP2 and DDP (gloo, CPU).
+
+accelerate's own ``fsdp2_prepare_model`` wraps the model; ``fsdp-one-group`` is wrapped as torchtune does it.
+"""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +17,9 @@ from tunecast.model.memory import MemoryForecast, memory_timeline
 from tunecast.model.resolve import resolve_run
 from tunecast.model.run import Run
 from tunecast.model.sharding import layer_bytes, root_group_bytes
-from tunecast.model.trained import trained_tensors
+from tunecast.model.sharding_root import splits_root
+from tunecast.model.trained import trained_dtype, trained_tensors
+from tunecast.model.units import DTYPE_BYTES
 
 PROCESSES = 2
 BLOCK_BYTES = 512
@@ -37,12 +43,25 @@ RUNS: dict[str, dict[str, Any]] = {
         "reduce_dtype": "fp32",
         "gradient_accumulation_steps": 3,
     },
+    "fsdp-raised": {**COMMON, "method": "full", "sharding": "fsdp", "precision": "bf16-autocast"},
+    "fsdp-one-group": {
+        **COMMON,
+        "method": "full",
+        "sharding": "fsdp",
+        "stack": "torchtune",
+        "optim": "adamw_torch",
+        "loss_type": "nll",
+    },
     "grad-op-full": {**COMMON, "method": "full", "sharding": "fsdp-grad-op"},
     "grad-op-lora": {**COMMON, "method": "lora", "sharding": "fsdp-grad-op"},
     "ddp-full": {**COMMON, "method": "full", "sharding": "ddp"},
     "fsdp-saved": {**COMMON, "sharding": "fsdp", "lora_target_modules": "q_proj", "modules_to_save": ROOTS},
     "fsdp-root": {**COMMON, "sharding": "fsdp", "lora_target_modules": f"q_proj,{ROOTS}", "lora_r": 64},
 }
+
+MORE_WORDS = {**CONFIG, "vocab_size": 16384}
+TIED = {**CONFIG, "tie_word_embeddings": True}
+LONGER = {**RUNS["fsdp-full"], "max_length": 1024}
 
 pytestmark = pytest.mark.slow
 
@@ -51,6 +70,36 @@ pytestmark = pytest.mark.slow
 def held(tmp_path_factory: pytest.TempPathFactory) -> Held:
     """What each process held, by run."""
     return held_by_each("sharded_worker.py", tmp_path_factory.mktemp("spread"), PROCESSES, CONFIG, RUNS)
+
+
+def measured_and_forecast(
+    folder: Path, config: dict[str, Any], runs: dict[str, dict[str, Any]]
+) -> dict[str, tuple[float, float]]:
+    """(bytes allocated at rest and in the step, the forecast of them) of runs of a model."""
+    held = held_by_each("sharded_worker.py", folder, PROCESSES, config, runs)
+    architecture = architecture_from_config(config, "sharded")
+    found = {}
+    for name, options in runs.items():
+        forecast = memory_timeline(architecture, resolve_run(architecture, options).run, platform="cpu")
+        transient = min(rank[name]["transient_bytes"] for rank in held)
+        found[name] = forecast.at_rest_bytes + transient, forecast.allocated_bytes
+    return found
+
+
+def test_units_outside_the_layers_that_are_larger_than_a_layer(tmp_path: Path) -> None:
+    """A vocabulary whose table and head are 2.7 layers each, as of Llama 3.1 8B: reduced in the end, gathered at the
+    loss, and summed in fp32."""
+    runs = {name: RUNS[name] for name in ("fsdp-full", "fsdp-wide", "fsdp-lora", "fsdp-one-group")}
+    for name, (measured, forecast) in measured_and_forecast(
+        tmp_path, MORE_WORDS, {**runs, "fsdp-longer": LONGER}
+    ).items():
+        assert forecast == pytest.approx(measured, rel=0.01), name
+
+
+def test_a_table_that_is_the_head_is_one_unit(tmp_path: Path) -> None:
+    runs = {name: RUNS[name] for name in ("fsdp-full", "fsdp-lora")}
+    for name, (measured, forecast) in measured_and_forecast(tmp_path, TIED, runs).items():
+        assert forecast == pytest.approx(measured, rel=0.025), name
 
 
 def case(name: str) -> tuple[Architecture, Run, MemoryForecast]:
@@ -87,17 +136,18 @@ def test_optimizer_state_of_each_process(held: Held, name: str) -> None:
 @EVERY
 def test_gradients_of_each_process(held: Held, name: str) -> None:
     architecture, run, _ = case(name)
-    whole = 2 * sum(tensor.elements for tensor in trained_tensors(architecture, run))
+    whole = DTYPE_BYTES[trained_dtype(run)] * sum(tensor.elements for tensor in trained_tensors(architecture, run))
     for rank in held:
         assert rank[name]["gradient_bytes"] == whole // (1 if run.sharding == "ddp" else PROCESSES)
 
 
-@pytest.mark.parametrize("name", ["fsdp-lora", "fsdp-full", "fsdp-saved", "fsdp-root"])
+@pytest.mark.parametrize("name", ["fsdp-lora", "fsdp-full", "fsdp-saved", "fsdp-root", "fsdp-one-group"])
 def test_whole_parameters_while_a_layer_runs(held: Held, name: str) -> None:
-    """The root group and one layer; the second whole layer of the model is a communication buffer."""
+    """One layer, and the root where it is one group; the second whole layer of the model is a communication buffer."""
     architecture, run, _ = case(name)
+    whole = 0 if splits_root(architecture, run) else root_group_bytes(architecture, run)
     for rank in held:
-        expected = root_group_bytes(architecture, run) + layer_bytes(architecture, run)
+        expected = whole + layer_bytes(architecture, run)
         assert rank[name]["gathered_bytes"] == pytest.approx(expected, rel=1e-3)
 
 
@@ -105,8 +155,10 @@ def test_whole_parameters_while_a_layer_runs(held: Held, name: str) -> None:
     ("name", "within"),
     [
         ("fsdp-full", 2e-3),
+        ("fsdp-raised", 2e-3),
+        ("fsdp-one-group", 2e-3),
         ("fsdp-wide", 0.02),
-        ("fsdp-summed", 0.005),
+        ("fsdp-summed", 0.01),
         ("fsdp-wide-summed", 0.04),
         ("fsdp-lora", 0.025),
         ("fsdp-saved", 0.025),

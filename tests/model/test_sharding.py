@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tunecast.model.architecture import Architecture
+from tunecast.model.architectures import load_architecture
 from tunecast.model.collectives import communication_operations
 from tunecast.model.inventory import step_operations
 from tunecast.model.joined import joined
@@ -85,14 +86,31 @@ def test_megatrons_distributed_optimizer_scatters_and_gathers_beside_work(make: 
 
 @pytest.mark.parametrize("sharding", ["zero3", "fsdp"])
 def test_sharded_weights_are_gathered_twice_per_micro_batch(make: Make, run_of: RunOf, sharding: str) -> None:
+    """accelerate gathers the table again for its gradient, and keeps the head; ZeRO-3 is taken to keep both."""
     llama = make("llama-3.1-8b")
     run = run_of(llama, method="full", num_gpus=8, sharding=sharding, gradient_accumulation_steps=3)
-    ends = 2 * (2 * llama.embedding_params + 4096)
-    layers = 2 * llama.total_params - ends
-    roots = 2 if sharding == "fsdp" else 1
-    assert sent(llama, run, "all_gather") == pytest.approx(3 * (2 * layers + roots * ends), rel=1e-3)
+    table = 2 * llama.embedding_params
+    layers = 2 * llama.total_params - 2 * table
+    again = table if sharding == "fsdp" else 0
+    assert sent(llama, run, "all_gather") == pytest.approx(3 * (2 * layers + 2 * table + again), rel=1e-3)
     reductions = 3 if sharding == "zero3" else 1
     assert sent(llama, run, "reduce_scatter") == pytest.approx(reductions * 2 * llama.total_params, rel=1e-3)
+
+
+def test_units_outside_the_layers_are_those_of_each_framework(make: Make, run_of: RunOf) -> None:
+    """torchtune's root goes after the loss and comes again; accelerate's tied unit stays (`test_real_sharding` runs
+    both)."""
+    untied, tied = make("llama-3.1-8b"), load_architecture("meta-llama/Llama-3.2-1B")
+    options = {"method": "full", "num_gpus": 8, "sharding": "fsdp"}
+    torchtune = {"stack": "torchtune", "loss_type": "nll"}
+    table = 2 * untied.embedding_params
+    layers = 2 * untied.total_params - 2 * table
+    assert sent(untied, run_of(untied, **options, **torchtune), "all_gather") == pytest.approx(
+        2 * layers + 4 * table, rel=1e-3
+    )
+    one_unit = 2 * tied.embedding_params
+    layers = 2 * tied.total_params - one_unit
+    assert sent(tied, run_of(tied, **options), "all_gather") == pytest.approx(2 * layers + one_unit, rel=1e-3)
 
 
 def test_each_sharding_divides_what_it_says(make: Make, run_of: RunOf) -> None:
@@ -175,8 +193,8 @@ def test_grad_op_gathers_once_and_holds_all_weights_at_the_loss(make: Make, run_
     assert sent(llama, grad_op, "all_gather") == pytest.approx(2 * llama.total_params, rel=1e-3)
     assert sent(llama, full, "all_gather") > 1.8 * sent(llama, grad_op, "all_gather")
     at_loss = [memory_timeline(llama, run).moments["loss"] for run in (full, grad_op)]
-    layers = 2 * (llama.total_params - 2 * llama.embedding_params)
-    assert at_loss[1] - at_loss[0] == pytest.approx(layers, rel=1e-2)
+    layers_and_table = 2 * (llama.total_params - llama.embedding_params)
+    assert at_loss[1] - at_loss[0] == pytest.approx(layers_and_table, rel=1e-2)
 
 
 def test_hybrid_sharding_is_one_machines_memory_and_reduces_across(make: Make, run_of: RunOf) -> None:

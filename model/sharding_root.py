@@ -1,0 +1,80 @@
+"""What is outside the layers under FSDP 2, and in which units it is gathered and reduced.
+
+accelerate
+    the table of tokens is a unit of its own, gathered again for its gradient; the last norm and the head are another,
+    which stays whole between forward and backward and goes when its gradients are reduced, before the layers'. Where
+    head and table are one tensor, all three are one unit, whole from the first forward to the end of the backward.
+torchtune, LitGPT
+    everything outside the layers is the root's, whole from the first forward to the end of the backward; it is let go
+    after the forward and fetched again at once, and the head's gradient waits for the table's.
+
+Sources: accelerate 1.15 ``utils/fsdp_utils.py`` (``fsdp2_prepare_model``), torchtitan ``models/llama3`` (the same, with
+the norm beside the head), torchtune 0.6.1 ``training/_distributed.py`` (``shard_model``), litgpt 0.5.13
+``finetune/lora.py``; both ways run by the tests in two processes. Left out: accelerate before it split the root, and
+torchtune's ``custom_sharded_layers``.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tunecast.model.architecture import Architecture
+from tunecast.model.memory_static import root_weight_bytes
+from tunecast.model.run import Run
+from tunecast.model.trained import gradient_dtype, root_tensors, whole_bytes
+from tunecast.model.units import DTYPE_BYTES
+
+ONE_GROUP = ("torchtune", "litgpt")
+"""Stacks that leave everything outside the layers to the root."""
+SHARDINGS = ("fsdp", "fsdp-grad-op", "hsdp")
+
+
+class Root(NamedTuple):
+    """Bytes of the unit that a forward begins with, and of that it ends with; the latter 0 where they are one."""
+
+    entry: int
+    exit: int
+
+    @property
+    def whole(self) -> int:
+        """Of both."""
+        return self.entry + self.exit
+
+
+def of_own_code(run: Run) -> bool:
+    """Whether a framework wraps the root by itself."""
+    return run.stack in ONE_GROUP
+
+
+def splits_root(architecture: Architecture, run: Run) -> bool:
+    """Whether table and head are units of their own."""
+    by_accelerate = run.sharding in SHARDINGS and run.fsdp_version == 2 and not of_own_code(run)
+    return by_accelerate and not architecture.tie_word_embeddings
+
+
+def gathers_root_again(run: Run) -> bool:
+    """Whether the root is let go after the loss and fetched again at once: by frameworks that give all of it
+    ``reshard_after_forward``; FSDP1 and accelerate keep the last unit."""
+    return run.sharding in ("fsdp", "hsdp") and run.fsdp_version == 2 and of_own_code(run)
+
+
+def gathered_root(architecture: Architecture, run: Run) -> Root:
+    """As it is gathered: weights, and what trains beside them."""
+    trained = trained_root(architecture, run)
+    beside = trained if run.has_adapters else Root(0, 0)
+    whole = root_weight_bytes(architecture, run)
+    if not splits_root(architecture, run):
+        return Root(whole + beside.whole, 0)
+    table = min(DTYPE_BYTES[run.dtype] * architecture.embedding_params, whole)
+    return Root(table + beside.entry, whole - table + beside.exit)
+
+
+def trained_root(architecture: Architecture, run: Run) -> Root:
+    """Gradients: of all of it, or of copies and adapters."""
+    if run.has_adapters:
+        before, after = (whole_bytes(part, gradient_dtype(run)) for part in root_tensors(architecture, run))
+    else:
+        whole = root_weight_bytes(architecture, run)
+        before = min(DTYPE_BYTES[run.dtype] * architecture.embedding_params, whole)
+        after = whole - before
+    return Root(before, after) if splits_root(architecture, run) else Root(before + after, 0)
