@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -196,11 +197,13 @@ def with_network(
 
 def with_doubtful_overlap(factors: FactorSet, bytes_per_s: float) -> FactorSet:
     """The factors of a job whose machines are joined at so much for each GPU: over slower networks than any row's, as
-    much as is believed may hide behind work, and not only as much as rows show of fast ones."""
+    much as is believed may hide behind work, and not only as much as rows show of fast ones. At half the speed of the
+    slowest network that a row has this is so in full, and in between by parts."""
     found = factors.factors.get(OVERLAP)
     believed = float(load_priors()["beliefs"][OVERLAP]["value"])
     if found is None or bytes_per_s >= SLOWEST_READ_BYTES_PER_S or found.high >= believed:
         return factors
+    unlike = min(math.log2(SLOWEST_READ_BYTES_PER_S / bytes_per_s), 1.0)
     note = "how much of so slow a network hides behind work no published run shows: the fast end takes much of it"
-    widened = {**factors.factors, OVERLAP: replace(found, high=believed)}
+    widened = {**factors.factors, OVERLAP: replace(found, high=found.high + unlike * (believed - found.high))}
     return replace(factors, factors=widened, notes=(*factors.notes, note))
