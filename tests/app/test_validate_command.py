@@ -64,6 +64,26 @@ def test_the_bar_decides_the_exit_code(tmp_path: Path) -> None:
     assert json.loads(missed.stdout)["summary"]["speed"]["median_abs_error"] == pytest.approx(1 / 3)
 
 
+@pytest.mark.parametrize(("typed", "code"), [("34%", 0), ("33 %", 3), ("0", 3), ("1", 0), ("100%", 0)])
+def test_a_bar_is_a_share_or_percent(tmp_path: Path, typed: str, code: int) -> None:
+    path = tmp_path / "runs.csv"
+    path.write_text(HEAD + ROWS.format(speed=forecast_speed() * 0.75))
+    assert runner.invoke(program, ["validate", str(path), "--max-median-error", typed]).exit_code == code
+
+
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [("20", "write 0.2 or 20%"), ("1.5", "write 0.015 or 1.5%"), ("150%", "write 0.2"), ("-0.1", "write 0.2"),
+     ("nan", "write 0.2"), ("inf", "write 0.2"), ("much", "write 0.2"), ("", "write 0.2")],
+)  # fmt: skip
+def test_a_bar_that_every_run_meets_is_refused(table: Path, typed: str, told: str) -> None:
+    answer = runner.invoke(program, ["validate", str(table), f"--max-median-error={typed}"])
+    assert answer.exit_code == 2
+    assert len(answer.stderr.strip().splitlines()) == 1
+    assert f"--max-median-error {typed} is no share between 0 and 1" in answer.stderr
+    assert told in answer.stderr
+
+
 def test_a_table_that_scores_nothing_meets_no_bar(tmp_path: Path) -> None:
     path = tmp_path / "runs.csv"
     path.write_text(HEAD + ROWS.splitlines()[2] + "\n")
