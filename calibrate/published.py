@@ -28,7 +28,7 @@ from tunecast.calibrate.row_cells import (
 )
 from tunecast.calibrate.row_faults import in_columns, with_others
 from tunecast.calibrate.row_rules import filled, from_rules, rules_of, with_rules
-from tunecast.calibrate.row_sharding import check_shared, network_gbps
+from tunecast.calibrate.row_sharding import check_shared, network_gbps, unshared
 from tunecast.calibrate.run_table import (
     NOTHING,
     OUT_OF_MEMORY,
@@ -286,6 +286,7 @@ def _options(
     options["num_gpus"], per_node = cards_of(row)
     default = default_for(software, row, notes)
     options |= cells(row, options["num_gpus"], software, default, stated)
+    unshared(row, options, notes)
     _as_copies_are(options, row, software, notes)
     if per_node is not None and options.setdefault("gpus_per_node", per_node) != per_node:
         raise SkipRowError(
