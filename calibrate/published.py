@@ -59,6 +59,7 @@ from tunecast.calibrate.vocabulary import (
 )
 from tunecast.catalogs.errors import TunecastError
 from tunecast.catalogs.gpus import Gpu, find_gpu, load_gpus, training_dtype
+from tunecast.model.adapter_targets import target_modules
 from tunecast.model.architecture import Architecture
 from tunecast.model.experts_modules import in_modules
 from tunecast.model.joined import joined, joined_targets
@@ -185,13 +186,7 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
     if (code_age(options) or "5") != "5":
         architecture = in_modules(architecture)
     if "lora_target_modules" in options:
-        of_method = options.pop("method_targets", None)
-        if of_method and not same_targets(architecture, of_method, options["lora_target_modules"]):
-            raise SkipRowError(
-                f"method {row['method']!r} and lora_targets {row['lora_targets']!r} contradict each other"
-            )
-        asked = str(options["lora_target_modules"])
-        options["lora_target_modules"] = in_model(architecture, separate(asked) if software.joins else asked)
+        _targets(row, options, architecture, software)
     if software.fused or (software.stack and "fused_kernels" in options):
         options["fused_kernels"] = _fusable(software, options, architecture)
     half = str(options.pop("half", ""))
@@ -230,6 +225,17 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
         reading_notes=tuple(notes),
         stated=frozenset(stated),
     )
+
+
+def _targets(row: dict[str, str], options: dict[str, Any], architecture: Architecture, software: Software) -> None:
+    """The modules that method and lora_targets name, in the model's own names; raises SkipRowError by their column."""
+    asked, of_method = str(options["lora_target_modules"]), options.pop("method_targets", None)
+    if of_method and not same_targets(architecture, of_method, asked):
+        raise SkipRowError(f"method {row['method']!r} and lora_targets {row['lora_targets']!r} contradict each other")
+    options["lora_target_modules"] = found = in_model(architecture, separate(asked) if software.joins else asked)
+    if options["method"] != "full":
+        with naming("lora_targets" if row.get("lora_targets") else "method"):
+            target_modules(architecture, found)
 
 
 def _peak(row: dict[str, str], gpu: Gpu, *, of_megatron: bool) -> tuple[float | None, str]:
