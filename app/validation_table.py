@@ -11,10 +11,12 @@ from tunecast.calibrate.validate_summary import (
     GROUPS,
     Stats,
     by_group,
+    degrees_of,
     ids_by_reason,
     median_of_sources,
     memories,
     speeds,
+    spread_words,
     stats_of,
     verdict_shares,
 )
@@ -189,10 +191,11 @@ def explanation(item: Judged) -> list[RenderableType]:
     if run is None or prediction is None:
         return lines
     r = run.run
+    spread = spread_words(r.sharding, degrees_of(r))
     adapters = f", r={r.lora_r} on {', '.join(r.lora_target_modules)}" if r.has_adapters else ""
     lines += [
         (
-            f"{run.architecture.name} on {r.num_gpus} x {run.gpu} ({r.sharding}), {r.method}{adapters}, "
+            f"{run.architecture.name} on {r.num_gpus} x {run.gpu} ({spread}), {r.method}{adapters}, "
             f"{r.per_device_train_batch_size} x {r.max_length} tokens x {r.gradient_accumulation_steps}, "
             f"{r.precision}, checkpointing {'on' if r.gradient_checkpointing else 'off'}, {r.optim}, stack {run.stack}"
         ),

@@ -11,6 +11,7 @@ import numpy as np
 
 from tunecast.calibrate.published import PublishedRun
 from tunecast.calibrate.validate import Compared, Judged
+from tunecast.model.run import Run
 from tunecast.model.units import GIGA
 
 VALIDATION_SCHEMA = "tunecast.validation/1"
@@ -78,11 +79,28 @@ def size_class(run: PublishedRun) -> str:
     return next((name for end, name in SIZES if billions < end), LARGEST)
 
 
+def degrees_of(run: Run) -> list[str]:
+    """What splits one copy of the model, and over how many GPUs: ``tp2``, ``pp4``, ``cp4``."""
+    return [f"{way}{degree}" for way in ("tp", "pp", "cp") if (degree := getattr(run, way)) > 1]
+
+
+def spread_words(sharding: str, degrees: Sequence[str]) -> str:
+    """How several GPUs share a job: ``ddp``, ``fsdp``, ``fsdp tp2``, ``tp8 pp8``. Beside degrees plain copies of what
+    they split go without saying: ``8 x tp2`` is four."""
+    kinds = () if degrees and sharding in ("none", "ddp") else (sharding,)
+    return " ".join((*kinds, *degrees))
+
+
+def layout(run: Run) -> str:
+    """GPUs and how they share the job: ``16 x fsdp tp2``."""
+    return f"{run.num_gpus} x {spread_words(run.sharding, degrees_of(run))}" if run.num_gpus > 1 else "one GPU"
+
+
 GROUPS: dict[str, Callable[[PublishedRun], str]] = {
     "source": lambda run: run.source,
     "GPU": lambda run: run.gpu,
     "method": lambda run: run.run.method,
-    "parallelism": lambda run: f"{run.run.num_gpus} x {run.run.sharding}" if run.run.num_gpus > 1 else "one GPU",
+    "parallelism": lambda run: layout(run.run),
     "size": size_class,
 }
 

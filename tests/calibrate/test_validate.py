@@ -106,6 +106,27 @@ def test_groups_and_the_median_of_sources(rows: dict[str, dict[str, str]]) -> No
     assert by_group(items, GROUPS["source"], memories) == {}
 
 
+@pytest.mark.parametrize(
+    ("gpus", "parallelism", "name"),
+    [
+        ("8", "TP=2, DP=4", "8 x tp2"),
+        ("64", "TP=8, PP=8", "64 x tp8 pp8"),
+        ("4", "CP=4", "4 x cp4"),
+        ("16", "FSDP, TP=2", "16 x fsdp tp2"),
+        ("8", "TP=2, distributed optimizer", "8 x zero1 tp2"),
+        ("8", "DDP", "8 x ddp"),
+        ("8", "ZeRO-3", "8 x zero3"),
+        ("1", "single", "one GPU"),
+    ],
+)
+def test_a_layout_is_named_with_every_degree(gpus: str, parallelism: str, name: str) -> None:
+    cells = {"gpu": "H100 80GB SXM", "gpus": gpus, "parallelism": parallelism, "tokens_per_s": "9000"}
+    row = {"id": "a", "model": "Llama 3.1 8B", "method": "full", "seq_len": "2048", "micro_batch": "1", **cells}
+    (entry,) = read_entries([row])
+    assert entry.run is not None, entry.reason
+    assert GROUPS["parallelism"](entry.run) == name
+
+
 def test_speed_and_memory_are_compared_like_with_like(rows: dict[str, dict[str, str]]) -> None:
     """FM states allocated, FT reserved, TT active bytes: the last is listed, never scored."""
     allocated, reserved, active = (judge(read_entries([rows[i]])[0], shipped) for i in ("FM-025", "FT-006", "TT-017"))
