@@ -102,6 +102,8 @@ class Judged:
     """Why nothing of the row is compared, where that is of the row as a whole."""
     why_no_speed: str = ""
     why_no_memory: str = ""
+    in_sample: bool = False
+    """Whether the priors that forecast the row were fitted to it: its errors are those of a fit."""
 
     @property
     def reason(self) -> str | None:

@@ -146,8 +146,9 @@ def ids_by_reason(judged: Iterable[Judged]) -> dict[str, list[str]]:
     return dict(sorted(found.items(), key=lambda pair: (-len(pair[1]), pair[0])))
 
 
-def validation_to_dict(judged: Sequence[Judged]) -> dict[str, Any]:
-    """The JSON of ``tunecast validate``: memory in GiB, speed in tokens/s."""
+def validation_to_dict(judged: Sequence[Judged], left_out_rows: int = 0) -> dict[str, Any]:
+    """The JSON of ``tunecast validate``: memory in GiB, speed in tokens/s. Of `left_out_rows` the priors have seen
+    every one, and were fitted anew without its source."""
     from tunecast.model.units import gib
 
     return {
@@ -157,12 +158,18 @@ def validation_to_dict(judged: Sequence[Judged]) -> dict[str, Any]:
                 "id": item.entry.id,
                 "status": "scored" if item.scored else "skipped",
                 "reason": item.reason,
+                "in_sample": item.in_sample,
                 "speed": _compared(item.speed, 1.0),
                 "memory": _compared(item.memory, gib(1)),
             }
             for item in judged
         ],
-        "summary": {"speed": stats_of(speeds(judged)).as_dict(), "memory": stats_of(memories(judged)).as_dict()},
+        "summary": {
+            "speed": stats_of(speeds(judged)).as_dict(),
+            "memory": stats_of(memories(judged)).as_dict(),
+            "in_sample_rows": sum(item.in_sample for item in judged),
+            "left_out_rows": left_out_rows,
+        },
     }
 
 

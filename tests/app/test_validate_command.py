@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from tunecast.calibrate.run_table import read_table
 from tunecast.cli.program import program
 
 HEAD = "id,model,gpu,method,seq_len,micro_batch,tokens_per_s,peak_mem_gib,reserved_or_allocated,confidence\n"
@@ -108,6 +110,28 @@ def test_one_row_is_one_row(tmp_path: Path) -> None:
 
 def test_a_table_that_refits_nothing_is_silent(table: Path) -> None:
     assert runner.invoke(program, ["validate", str(table)]).stderr == ""
+
+
+def test_rows_that_the_priors_were_fitted_to_are_told_where_their_errors_stand(tmp_path: Path) -> None:
+    """FM-025 is of the fit, the same run measured at another speed is not."""
+    published = Path(__file__).parents[2] / "results" / "published" / "published-runs.csv"
+    (row,) = [row for row in read_table(published) if row["id"] == "FM-025"]
+    path = tmp_path / "runs.csv"
+    with path.open("w", encoding="utf-8", newline="") as handle:
+        writer = csv.DictWriter(handle, list(row))
+        writer.writeheader()
+        writer.writerows([row, {**row, "id": "MINE", "tokens_per_s": f"{float(row['tokens_per_s']) * 1.01:.6g}"}])
+    answer = runner.invoke(program, ["validate", str(path)], env={"COLUMNS": "100"})
+    lines = [line.split() for line in answer.stdout.splitlines() if line]
+    assert "speed, tokens/s (1 in sample)" in answer.stdout
+    assert {line[0]: line[-1] for line in lines if line[0] in ("FM-025", "MINE")} == {"FM-025": "yes", "MINE": "no"}
+    assert "speed: 2 rows (1 in sample)" in answer.stdout
+    assert "those of a fit" in answer.stdout
+    found = json.loads(runner.invoke(program, ["validate", str(path), "--json"]).stdout)
+    assert {row["id"]: row["in_sample"] for row in found["rows"]} == {"FM-025": True, "MINE": False}
+    assert found["summary"]["in_sample_rows"] == 1
+    told = runner.invoke(program, ["validate", str(path), "--explain", "FM-025"]).stdout
+    assert "the priors were fitted to this run" in told
 
 
 def test_explain_says_how_a_row_was_read(table: Path) -> None:
