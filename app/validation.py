@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from tunecast.calibrate.run_table import read_table
 from tunecast.calibrate.validate import Judged, judge, judge_all, read_entries
 from tunecast.calibrate.validate_folds import Honest, Told, honest_priors
 from tunecast.calibrate.validate_summary import Stats, memories, speeds, stats_of, validation_to_dict
+from tunecast.calibrate.whole_time import flops_alone
 from tunecast.catalogs.errors import InputError
 from tunecast.model.forecast_json import memory_to_dict
 
@@ -56,7 +58,7 @@ def validate(path: Path, told: Told | None = None) -> Validation:
     honest = honest_priors(entries, told)
     return Validation(
         judged=[_labelled(item, honest) for item in judge_all(entries, honest.priors_of)],
-        notes=_ignored(unread(list(table[0]))),
+        notes=_ignored(unread(list(table[0])), Counter(filter(None, map(flops_alone, table)))),
         left_out_rows=len(honest.fitted) if honest.left_out else 0,
     )
 
@@ -65,8 +67,14 @@ def _labelled(item: Judged, honest: Honest) -> Judged:
     return replace(item, in_sample=item.entry.id in honest.in_sample)
 
 
-def _ignored(columns: Sequence[str]) -> tuple[str, ...]:
-    return (f"Columns that are not read: {', '.join(columns)}.",) if columns else ()
+def _ignored(columns: Sequence[str], by_flops: Mapping[str, int]) -> tuple[str, ...]:
+    """Columns that say nothing to a forecast, and those that alone state the speed of rows, which it does not take."""
+    told = [
+        f"{names} (the speed of {rows} row{'' if rows == 1 else 's'} is stated as {names} alone, whose count of FLOPs "
+        "differs between sources)"
+        for names, rows in by_flops.items()
+    ]
+    return (f"Columns that are not read: {', '.join((*columns, *told))}.",) if columns or told else ()
 
 
 def explain(path: Path, row_id: str, told: Told | None = None) -> Judged:

@@ -52,7 +52,8 @@ def report(result: Validation) -> list[RenderableType]:
     halves = [halves_table(found)] if (found := half_reasons(judged)) else []
     heads = [headline(judged, what) for what in ("speed", "memory")]
     sample = sample_lines(judged, result.left_out_rows)
-    return [*parts, *verdict_lines(judged), *doubt_lines(judged), *halves, *skipped, *heads, *sample]
+    told = [*verdict_lines(judged), *doubt_lines(judged), *whole_time_lines(judged)]
+    return [*parts, *told, *halves, *skipped, *heads, *sample]
 
 
 def sample_lines(judged: Sequence[Judged], left_out_rows: int) -> list[str]:
@@ -154,6 +155,13 @@ def doubt_lines(judged: Sequence[Judged]) -> list[str]:
     return [f"{told} (--explain ID): {some_of([item.entry.id for item in doubtful])}{beside}"]
 
 
+def whole_time_lines(judged: Sequence[Judged]) -> list[str]:
+    """Rows whose measured speed has more in it than steps."""
+    ids = [item.entry.id for item in judged if item.whole_time]
+    told = "whose speed is of the whole wall time (total_time_h), with evaluations, loading and saving in it"
+    return [f"{rows_words(len(ids))} {told}: {some_of(ids)}"] if ids else []
+
+
 def half_reasons(judged: Sequence[Judged]) -> dict[str, list[str]]:
     """Why the speed or the memory of a row is not scored though the other is and the row states it; most first."""
     found: dict[str, list[str]] = {}
@@ -225,7 +233,7 @@ def explanation(item: Judged) -> list[RenderableType]:
             f"{r.precision}, checkpointing {'on' if r.gradient_checkpointing else 'off'}, {r.optim}, stack {run.stack}"
         ),
         read_as(run),
-        *(f"- {note}" for note in run.reading_notes),
+        *(f"- {note}" for note in (*run.reading_notes, item.whole_time) if note),
         *(_compared_line("tokens/s", item.speed, 1.0)),
         *(_compared_line(f"GiB ({run.counter})", item.memory, gib(1))),
         (

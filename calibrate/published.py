@@ -57,6 +57,7 @@ from tunecast.calibrate.vocabulary import (
     vocabulary,
     with_numbers,
 )
+from tunecast.calibrate.whole_time import WholeTime, whole_time
 from tunecast.catalogs.errors import TunecastError
 from tunecast.catalogs.gpus import Gpu, find_gpu, load_gpus, training_dtype
 from tunecast.model.adapter_targets import target_modules
@@ -98,6 +99,9 @@ class PublishedRun:
     run: Run
     tokens_per_s: float | None
     """Whole job, padding included."""
+    whole_time: str = ""
+    """That the speed is of the whole wall time, evaluations and saves included, in a sentence: nothing is fitted to it.
+    Empty where a speed or a step's time is stated."""
     peak_bytes: float | None
     counter: str
     """Which memory counter: ``allocated``, ``reserved`` or ``not stated``."""
@@ -205,6 +209,8 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
         architecture = joined(architecture)
     check_batch(row, run)
     tokens_per_s = stated_tokens_per_s(row, run, full=full, samples_fill=samples_fill)
+    whole_run = WholeTime() if tokens_per_s is not None else whole_time(row, run, full=full)
+    tokens_per_s = tokens_per_s or whole_run.tokens_per_s
     peak_gib, why_no_memory = _peak(row, gpu, of_megatron=of_megatron)
     check_possible(row, tokens_per_s, architecture, run, gpu)
     return PublishedRun(
@@ -215,7 +221,8 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
         architecture=architecture,
         run=run,
         tokens_per_s=tokens_per_s,
-        why_no_speed=why_no_speed(row) if tokens_per_s is None else "",
+        whole_time=whole_run.note,
+        why_no_speed=why_no_speed(row) or whole_run.why_not if tokens_per_s is None else "",
         peak_bytes=None if peak_gib is None else peak_gib * GIB,
         counter=_counter(row, rules),
         why_no_memory=why_no_memory,

@@ -159,6 +159,7 @@ def validation_to_dict(judged: Sequence[Judged], left_out_rows: int = 0) -> dict
                 "status": "scored" if item.scored else "skipped",
                 "reason": item.reason,
                 "in_sample": item.in_sample,
+                "whole_time": bool(item.whole_time),
                 "speed": _compared(item.speed, 1.0),
                 "memory": _compared(item.memory, gib(1)),
             }

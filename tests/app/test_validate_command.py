@@ -134,6 +134,24 @@ def test_rows_that_the_priors_were_fitted_to_are_told_where_their_errors_stand(t
     assert "the priors were fitted to this run" in told
 
 
+def test_a_whole_time_is_scored_and_told_and_a_speed_in_flops_is_named(tmp_path: Path) -> None:
+    """600 steps of 2,048 tokens in half an hour are 683 tokens/s."""
+    path = tmp_path / "runs.csv"
+    head = "id,model,gpu,method,seq_len,micro_batch,total_time_h,total_tokens_or_steps,tflops_per_gpu,mfu,url\n"
+    run = "meta-llama/Llama-3.1-8B,l40s,qlora,2048,1"
+    path.write_text(f"{head}W-1,{run},0.5,600 steps,,,x\nW-2,{run},,,90,0.25,x\nW-3,{run},0.5,,90,,x\n")
+    answer = runner.invoke(program, ["validate", str(path)], env={"COLUMNS": "100"})
+    shown, told = (" ".join(text.split()) for text in (answer.stdout, answer.stderr))
+    assert "1 row whose speed is of the whole wall time" in shown
+    assert "needs total_tokens_or_steps beside it" in shown
+    assert "Columns that are not read: url, tflops_per_gpu and mfu (the speed of 1 row is stated as" in told
+    rows = json.loads(runner.invoke(program, ["validate", str(path), "--json"]).stdout)["rows"]
+    assert [row["whole_time"] for row in rows] == [True, False, False]
+    assert rows[0]["speed"]["measured"] == pytest.approx(600 * 2048 / 1800)
+    explained = " ".join(runner.invoke(program, ["validate", str(path), "--explain", "W-1"]).stdout.split())
+    assert "- tokens/s are of the whole wall time: 1,228,800 tokens in 0.5 h" in explained
+
+
 def test_explain_says_how_a_row_was_read(table: Path) -> None:
     shown = runner.invoke(program, ["validate", str(table), "--explain", "R-1"], env={"COLUMNS": "100"}).output
     assert "1 x 2048 tokens" in shown

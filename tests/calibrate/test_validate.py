@@ -233,6 +233,7 @@ def test_json_has_the_documented_shape(rows: dict[str, dict[str, str]]) -> None:
         "status": "skipped",
         "reason": "low confidence",
         "in_sample": False,
+        "whole_time": False,
         "speed": None,
         "memory": None,
     }
