@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tunecast.calibrate.run_columns import unread
 from tunecast.calibrate.run_table import read_table
 from tunecast.calibrate.validate import Judged, judge, judge_all, read_entries
-from tunecast.calibrate.validate_folds import Told, honest_priors, shipped
+from tunecast.calibrate.validate_folds import Honest, Told, honest_priors
 from tunecast.calibrate.validate_summary import Stats, memories, speeds, stats_of, validation_to_dict
+from tunecast.calibrate.whole_time import flops_alone
 from tunecast.catalogs.errors import InputError
 from tunecast.model.forecast_json import memory_to_dict
 
@@ -24,6 +26,8 @@ class Validation:
 
     judged: Sequence[Judged]
     notes: tuple[str, ...]
+    left_out_rows: int = 0
+    """Runs that the priors were fitted to, and that are forecast by priors fitted anew without their source."""
 
     @property
     def stats(self) -> dict[str, Stats]:
@@ -32,7 +36,7 @@ class Validation:
 
     def as_dict(self) -> dict[str, Any]:
         """``tunecast.validation/1``."""
-        return validation_to_dict(self.judged)
+        return validation_to_dict(self.judged, self.left_out_rows)
 
     def above(self, bar: float) -> list[str]:
         """A sentence for each median error above the bar; scoring nothing is above every bar."""
@@ -48,24 +52,29 @@ class Validation:
 
 def validate(path: Path, told: Told | None = None) -> Validation:
     """Forecast every row of a table. Runs that the priors were fitted to are forecast by priors refitted without
-    their source where the table holds all of them, of which `told` hears, and counted in a note where it does not."""
+    their source where the table holds all of them, of which `told` hears, and are in sample where it does not."""
     table = read_table(path)
-    entries, ignored = read_entries(table), unread(list(table[0]))
-    priors_of, seen = honest_priors(entries, told)
-    notes = (*_seen(seen, left_out=priors_of is not shipped), *_ignored(ignored))
-    return Validation(judged=judge_all(entries, priors_of), notes=notes)
+    entries = read_entries(table)
+    honest = honest_priors(entries, told)
+    return Validation(
+        judged=[_labelled(item, honest) for item in judge_all(entries, honest.priors_of)],
+        notes=_ignored(unread(list(table[0])), Counter(filter(None, map(flops_alone, table)))),
+        left_out_rows=len(honest.fitted) if honest.left_out else 0,
+    )
 
 
-def _ignored(columns: Sequence[str]) -> tuple[str, ...]:
-    return (f"Columns that are not read: {', '.join(columns)}.",) if columns else ()
+def _labelled(item: Judged, honest: Honest) -> Judged:
+    return replace(item, in_sample=item.entry.id in honest.in_sample)
 
 
-def _seen(seen: int, *, left_out: bool) -> tuple[str, ...]:
-    if not seen:
-        return ()
-    if left_out:
-        return (f"The {seen} runs that the priors were fitted to are forecast with their own source left out.",)
-    return (f"{seen} of these runs were used to fit the priors: their errors are those of a fit, not of a forecast.",)
+def _ignored(columns: Sequence[str], by_flops: Mapping[str, int]) -> tuple[str, ...]:
+    """Columns that say nothing to a forecast, and those that alone state the speed of rows, which it does not take."""
+    told = [
+        f"{names} (the speed of {rows} row{'' if rows == 1 else 's'} is stated as {names} alone, whose count of FLOPs "
+        "differs between sources)"
+        for names, rows in by_flops.items()
+    ]
+    return (f"Columns that are not read: {', '.join((*columns, *told))}.",) if columns or told else ()
 
 
 def explain(path: Path, row_id: str, told: Told | None = None) -> Judged:
@@ -75,7 +84,8 @@ def explain(path: Path, row_id: str, told: Told | None = None) -> Judged:
     if entry is None:
         some = ", ".join(entry.id for entry in entries[:3])
         raise InputError(f"{path} has no row with the id {row_id!r}; its ids are {some}, ...")
-    return judge(entry, honest_priors(entries, told)[0])
+    honest = honest_priors(entries, told)
+    return _labelled(judge(entry, honest.priors_of), honest)
 
 
 def explained(item: Judged) -> dict[str, Any]:

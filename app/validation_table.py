@@ -11,10 +11,12 @@ from tunecast.calibrate.validate_summary import (
     GROUPS,
     Stats,
     by_group,
+    degrees_of,
     ids_by_reason,
     median_of_sources,
     memories,
     speeds,
+    spread_words,
     stats_of,
     verdict_shares,
 )
@@ -49,7 +51,27 @@ def report(result: Validation) -> list[RenderableType]:
     skipped = [skipped_table(judged)] if ids_by_reason(judged) else []
     halves = [halves_table(found)] if (found := half_reasons(judged)) else []
     heads = [headline(judged, what) for what in ("speed", "memory")]
-    return [*parts, *verdict_lines(judged), *doubt_lines(judged), *halves, *skipped, *heads]
+    sample = sample_lines(judged, result.left_out_rows)
+    told = [*verdict_lines(judged), *doubt_lines(judged), *whole_time_lines(judged)]
+    return [*parts, *told, *halves, *skipped, *heads, *sample]
+
+
+def sample_lines(judged: Sequence[Judged], left_out_rows: int) -> list[str]:
+    """Which errors are those of a fit, and which runs were kept from the fit that forecast them."""
+    seen = sum(item.in_sample for item in judged)
+    if left_out_rows:
+        return [f"the {left_out_rows} runs that the priors were fitted to are forecast with their own source left out"]
+    if seen:
+        fit = "their errors are those of a fit, not of a forecast"
+        return [f"in sample: the priors were fitted to {rows_words(seen)}; {fit}"]
+    return []
+
+
+def in_sample_words(judged: Sequence[Judged], pick: Pick) -> str:
+    """How many of the rows compared are of the fit, behind their number."""
+    scored = [item for item in judged if pick([item])]
+    seen = sum(item.in_sample for item in scored)
+    return f" ({'all' if seen == len(scored) else seen} in sample)" if seen else ""
 
 
 def percent(value: float | None, *, signed: bool = False) -> str:
@@ -60,7 +82,9 @@ def percent(value: float | None, *, signed: bool = False) -> str:
 def row_table(judged: Sequence[Judged], pick: Pick, title: str, scale: float) -> Table:
     """One line per scored row."""
     numbers = ("measured", "predicted", "80% interval", "error")
-    table = plain_table("id", "GPU", *numbers, "inside", title=title, right=numbers)
+    label = in_sample_words(judged, pick)
+    fit = ("in sample",) if label else ()
+    table = plain_table("id", "GPU", *numbers, "inside", *fit, title=f"{title}{label}", right=numbers)
     for item in judged:
         for compared in pick([item]):
             predicted = compared.predicted.scaled(scale)
@@ -73,6 +97,7 @@ def row_table(judged: Sequence[Judged], pick: Pick, title: str, scale: float) ->
                 f"{digits(predicted.low)}–{digits(predicted.high)}",
                 percent(compared.error, signed=True),
                 "yes" if compared.inside else "no",
+                *(("yes" if item.in_sample else "no",) if fit else ()),
             )
     return keep_whole(table)
 
@@ -80,7 +105,8 @@ def row_table(judged: Sequence[Judged], pick: Pick, title: str, scale: float) ->
 def group_table(judged: Sequence[Judged], pick: Pick, title: str) -> Table:
     """Statistics by source, GPU, method, parallelism and size."""
     numbers = ("rows", "median", "90%", "bias", "inside", "± median")
-    table = plain_table("group", *numbers, title=f"{title}: absolute errors", right=numbers)
+    heading = f"{title}: absolute errors{in_sample_words(judged, pick)}"
+    table = plain_table("group", *numbers, title=heading, right=numbers)
     for kind, key in GROUPS.items():
         for name, stats in by_group(judged, key, pick).items():
             table.add_row(f"{kind} {name}", *stats_cells(stats))
@@ -129,6 +155,13 @@ def doubt_lines(judged: Sequence[Judged]) -> list[str]:
     return [f"{told} (--explain ID): {some_of([item.entry.id for item in doubtful])}{beside}"]
 
 
+def whole_time_lines(judged: Sequence[Judged]) -> list[str]:
+    """Rows whose measured speed has more in it than steps."""
+    ids = [item.entry.id for item in judged if item.whole_time]
+    told = "whose speed is of the whole wall time (total_time_h), with evaluations, loading and saving in it"
+    return [f"{rows_words(len(ids))} {told}: {some_of(ids)}"] if ids else []
+
+
 def half_reasons(judged: Sequence[Judged]) -> dict[str, list[str]]:
     """Why the speed or the memory of a row is not scored though the other is and the row states it; most first."""
     found: dict[str, list[str]] = {}
@@ -165,8 +198,9 @@ def headline(judged: Sequence[Judged], what: str) -> str:
     if not stats.n:
         return f"{what}: no row is scored{_why_none(judged, what)}"
     return (
-        f"{what}: {rows_words(stats.n)}, median error {percent(stats.median_abs_error)}, 90% within "
-        f"{percent(stats.p90_abs_error)}, bias {percent(stats.bias, signed=True)}, inside the 80% interval "
+        f"{what}: {rows_words(stats.n)}{in_sample_words(judged, pick)}, median error "
+        f"{percent(stats.median_abs_error)}, 90% within {percent(stats.p90_abs_error)}, bias "
+        f"{percent(stats.bias, signed=True)}, inside the 80% interval "
         f"{percent(stats.coverage)}; median of the sources' medians {percent(median_of_sources(judged, pick))}"
     )
 
@@ -184,20 +218,22 @@ def _why_none(judged: Sequence[Judged], what: str) -> str:
 def explanation(item: Judged) -> list[RenderableType]:
     """How one row was read, what the forecast is made of, and how far off it is."""
     lines: list[RenderableType] = [f"{item.entry.id}: {'scored' if item.scored else 'skipped'}"]
-    lines += [text for text in (item.reason, item.doubt) if text]
+    fitted = "in sample: the priors were fitted to this run" if item.in_sample else ""
+    lines += [text for text in (item.reason, item.doubt, fitted) if text]
     run, prediction = item.entry.run, item.prediction
     if run is None or prediction is None:
         return lines
     r = run.run
+    spread = spread_words(r.sharding, degrees_of(r))
     adapters = f", r={r.lora_r} on {', '.join(r.lora_target_modules)}" if r.has_adapters else ""
     lines += [
         (
-            f"{run.architecture.name} on {r.num_gpus} x {run.gpu} ({r.sharding}), {r.method}{adapters}, "
+            f"{run.architecture.name} on {r.num_gpus} x {run.gpu} ({spread}), {r.method}{adapters}, "
             f"{r.per_device_train_batch_size} x {r.max_length} tokens x {r.gradient_accumulation_steps}, "
             f"{r.precision}, checkpointing {'on' if r.gradient_checkpointing else 'off'}, {r.optim}, stack {run.stack}"
         ),
         read_as(run),
-        *(f"- {note}" for note in run.reading_notes),
+        *(f"- {note}" for note in (*run.reading_notes, item.whole_time) if note),
         *(_compared_line("tokens/s", item.speed, 1.0)),
         *(_compared_line(f"GiB ({run.counter})", item.memory, gib(1))),
         (

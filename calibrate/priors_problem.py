@@ -179,6 +179,8 @@ def rows_of_records(records: Sequence[RecordRuns]) -> list[Row]:
 def _why_not(run: PublishedRun) -> str:
     if run.tokens_per_s is None:
         return "no speed is stated"
+    if run.whole_time:
+        return "its speed is of the whole wall time"
     if run.run.num_gpus > run.run.gpus_per_node and not run.network and catalog_network(run.gpu) is None:
         return "several machines, and no catalog fact says how they are joined"
     return ""

@@ -28,7 +28,7 @@ from tunecast.calibrate.row_cells import (
 )
 from tunecast.calibrate.row_faults import in_columns, with_others
 from tunecast.calibrate.row_rules import filled, from_rules, rules_of, with_rules
-from tunecast.calibrate.row_sharding import check_shared, network_gbps
+from tunecast.calibrate.row_sharding import check_shared, network_gbps, unshared
 from tunecast.calibrate.run_table import (
     NOTHING,
     OUT_OF_MEMORY,
@@ -57,8 +57,10 @@ from tunecast.calibrate.vocabulary import (
     vocabulary,
     with_numbers,
 )
+from tunecast.calibrate.whole_time import WholeTime, whole_time
 from tunecast.catalogs.errors import TunecastError
 from tunecast.catalogs.gpus import Gpu, find_gpu, load_gpus, training_dtype
+from tunecast.model.adapter_targets import target_modules
 from tunecast.model.architecture import Architecture
 from tunecast.model.experts_modules import in_modules
 from tunecast.model.joined import joined, joined_targets
@@ -97,6 +99,9 @@ class PublishedRun:
     run: Run
     tokens_per_s: float | None
     """Whole job, padding included."""
+    whole_time: str = ""
+    """That the speed is of the whole wall time, evaluations and saves included, in a sentence: nothing is fitted to it.
+    Empty where a speed or a step's time is stated."""
     peak_bytes: float | None
     counter: str
     """Which memory counter: ``allocated``, ``reserved`` or ``not stated``."""
@@ -185,13 +190,7 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
     if (code_age(options) or "5") != "5":
         architecture = in_modules(architecture)
     if "lora_target_modules" in options:
-        of_method = options.pop("method_targets", None)
-        if of_method and not same_targets(architecture, of_method, options["lora_target_modules"]):
-            raise SkipRowError(
-                f"method {row['method']!r} and lora_targets {row['lora_targets']!r} contradict each other"
-            )
-        asked = str(options["lora_target_modules"])
-        options["lora_target_modules"] = in_model(architecture, separate(asked) if software.joins else asked)
+        _targets(row, options, architecture, software)
     if software.fused or (software.stack and "fused_kernels" in options):
         options["fused_kernels"] = _fusable(software, options, architecture)
     half = str(options.pop("half", ""))
@@ -210,6 +209,8 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
         architecture = joined(architecture)
     check_batch(row, run)
     tokens_per_s = stated_tokens_per_s(row, run, full=full, samples_fill=samples_fill)
+    whole_run = WholeTime() if tokens_per_s is not None else whole_time(row, run, full=full)
+    tokens_per_s = tokens_per_s or whole_run.tokens_per_s
     peak_gib, why_no_memory = _peak(row, gpu, of_megatron=of_megatron)
     check_possible(row, tokens_per_s, architecture, run, gpu)
     return PublishedRun(
@@ -220,7 +221,8 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
         architecture=architecture,
         run=run,
         tokens_per_s=tokens_per_s,
-        why_no_speed=why_no_speed(row) if tokens_per_s is None else "",
+        whole_time=whole_run.note,
+        why_no_speed=why_no_speed(row) or whole_run.why_not if tokens_per_s is None else "",
         peak_bytes=None if peak_gib is None else peak_gib * GIB,
         counter=_counter(row, rules),
         why_no_memory=why_no_memory,
@@ -230,6 +232,17 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
         reading_notes=tuple(notes),
         stated=frozenset(stated),
     )
+
+
+def _targets(row: dict[str, str], options: dict[str, Any], architecture: Architecture, software: Software) -> None:
+    """The modules that method and lora_targets name, in the model's own names; raises SkipRowError by their column."""
+    asked, of_method = str(options["lora_target_modules"]), options.pop("method_targets", None)
+    if of_method and not same_targets(architecture, of_method, asked):
+        raise SkipRowError(f"method {row['method']!r} and lora_targets {row['lora_targets']!r} contradict each other")
+    options["lora_target_modules"] = found = in_model(architecture, separate(asked) if software.joins else asked)
+    if options["method"] != "full":
+        with naming("lora_targets" if row.get("lora_targets") else "method"):
+            target_modules(architecture, found)
 
 
 def _peak(row: dict[str, str], gpu: Gpu, *, of_megatron: bool) -> tuple[float | None, str]:
@@ -286,6 +299,7 @@ def _options(
     options["num_gpus"], per_node = cards_of(row)
     default = default_for(software, row, notes)
     options |= cells(row, options["num_gpus"], software, default, stated)
+    unshared(row, options, notes)
     _as_copies_are(options, row, software, notes)
     if per_node is not None and options.setdefault("gpus_per_node", per_node) != per_node:
         raise SkipRowError(

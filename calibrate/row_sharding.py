@@ -49,6 +49,18 @@ def check_shared(row: Mapping[str, str], options: Mapping[str, Any]) -> None:
             )
 
 
+def unshared(row: Mapping[str, str], options: dict[str, Any], notes: list[str]) -> None:
+    """A sharding that a row names where the model is there once is none, however it is spelled, and noted."""
+    gpus, stated = int(options["num_gpus"]), row.get("parallelism", "")
+    if all(word == "ddp" for word in _named(stated)):
+        return
+    if gpus == 1:
+        options["sharding"] = "none"
+    if options.get("sharding") == "none":
+        who = "one GPU" if gpus == 1 else "one copy of the model"
+        notes.append(f"parallelism {stated!r}: {who} has nobody to shard with, so that no sharding is taken.")
+
+
 def _named(text: str) -> list[str]:
     """The ways of sharing that a cell names: ``zero2``, ``zero``, ``fsdp``."""
     plain = NAMES.sub(" ", folded(text))

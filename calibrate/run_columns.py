@@ -14,16 +14,13 @@ READ = (
     "id", "set", "source_date", "kind", "model", "params_b", "method", "rank", "lora_targets", "quant", "compute_dtype",
     "seq_len", "packed", "micro_batch", "grad_accum", "global_batch", "gpus", "gpu", "gpu_canonical_id", "parallelism",
     "internode_gbps", "grad_checkpointing", "attention_impl", "compile", "framework", "optimizer", "tokens_per_s",
-    "tokens_per_s_per_gpu", "samples_per_s", "step_time_s", "peak_mem_gib", "reserved_or_allocated", "notes",
-    "confidence",
+    "tokens_per_s_per_gpu", "samples_per_s", "step_time_s", "total_time_h", "total_tokens_or_steps", "peak_mem_gib",
+    "reserved_or_allocated", "notes", "confidence",
 )  # fmt: skip
 """Columns that say something of a run or of what was measured."""
 MEASURABLE = frozenset(READ) - {"notes"}
 """Columns that a table has once, whatever the case of their letters."""
-KEPT = (
-    "source", "gpu_variant_notes", "total_time_h", "total_tokens_or_steps", "tflops_per_gpu", "mfu", "cost_usd",
-    "price_per_h",
-)  # fmt: skip
+KEPT = ("source", "gpu_variant_notes", "tflops_per_gpu", "mfu", "cost_usd", "price_per_h")
 """Columns of the published table that no forecast needs."""
 WORDS = {
     "model": r"(base )?model( name| id)?|model name or path",
@@ -64,6 +61,7 @@ ALSO = {
     r"(it(er(ation)?)?s?|steps)( ?/ ?| per )s(ec(ond)?)?|train steps per second": (
         "step_time_s", "the seconds of one step: 1.5"
     ),
+    r"total (time|runtime) ?(in )?(s|sec|seconds|min|minutes)": ("total_time_h", "5400 s, 90 min or 1.5 h"),
     r"(peak |max )?((gpu )?mem(ory)?|vram) (mi?b|in mi?b)": ("peak_mem_gib", "24576 MiB"),
     r"(torch cuda )?(max|peak) (gpu )?(mem(ory)?|vram) (allocated|reserved)( (gi?b|mi?b|bytes))?"
     r"|(max|peak) (allocated|reserved)( (mem(ory)?))?( (gi?b|mi?b))?": (

@@ -174,7 +174,8 @@ def number(row: Row, column: str) -> float | None:
 
 def out_of_memory(row: Row) -> Row:
     """The row with what a cell of the measured says of memory that ran out in its notes, as `OUT_OF_MEMORY` begins."""
-    cells = [column for column in MEASURED if RAN_OUT.fullmatch(row.get(column, "").strip())]
+    measured = (*MEASURED, "total_time_h")
+    cells = [column for column in measured if RAN_OUT.fullmatch(row.get(column, "").strip())]
     if not cells:
         return row
     ran = next((column for column in SPEED_COLUMNS if column not in cells and number(row, column) is not None), None)
@@ -182,7 +183,7 @@ def out_of_memory(row: Row) -> Row:
         raise SkipRowError(f"{ran} {row[ran]!r} and {cells[0]} {row[cells[0]]!r} contradict each other")
     notes = row.get("notes", "")
     told = notes if notes.startswith(OUT_OF_MEMORY) else f"{OUT_OF_MEMORY}. {notes}"
-    return {**row, **dict.fromkeys(MEASURED, ""), "notes": told}
+    return {**row, **dict.fromkeys(measured, ""), "notes": told}
 
 
 def peak_memory(row: Row, gpu: Gpu) -> tuple[float | None, str]:
@@ -344,13 +345,14 @@ def check_possible(row: Row, tokens_per_s: float | None, architecture: Architect
             f"{tokens_per_s:g} tokens/s on {run.num_gpus} x {gpu.id} would be an MFU of {mfu:.2f}, above 1"
         )
     stated = [column for column in SPEED_COLUMNS if number(row, column) is not None]
-    if 1e3 * mfu <= 1.0 and all(may_be_thousands(column, row[column]) for column in stated):
+    if stated and 1e3 * mfu <= 1.0 and all(may_be_thousands(column, row[column]) for column in stated):
         column, digits = stated[0], re.findall(r"[\d.]+", row[stated[0]])[0]
         raise SkipRowError(
             f"{column} {row[column]!r} may be {float(digits):g} or {digits.replace('.', '')}, and these cards could do "
             f"either: write {digits.replace('.', '')}, or {digits}0"
         )
-    _unit_is_sure(row, stated, mfu)
+    if stated:
+        _unit_is_sure(row, stated, mfu)
     if mfu < LEAST_MFU:
         raise SkipRowError(
             f"{tokens_per_s:g} tokens/s on {run.num_gpus} x {gpu.id} would be an MFU of {mfu:.1e}: check its unit"

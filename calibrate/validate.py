@@ -102,6 +102,8 @@ class Judged:
     """Why nothing of the row is compared, where that is of the row as a whole."""
     why_no_speed: str = ""
     why_no_memory: str = ""
+    in_sample: bool = False
+    """Whether the priors that forecast the row were fitted to it: its errors are those of a fit."""
 
     @property
     def reason(self) -> str | None:
@@ -132,6 +134,11 @@ class Judged:
         return f"its peak of {gib(peak):.1f} GiB is {told}: other settings may have run"
 
     @property
+    def whole_time(self) -> str:
+        """That the speed compared is of the whole wall time, in a sentence; else nothing."""
+        return self.entry.run.whole_time if self.entry.run is not None and self.speed is not None else ""
+
+    @property
     def scored(self) -> bool:
         """Whether anything of the row is compared."""
         return self.speed is not None or self.memory is not None
@@ -149,10 +156,12 @@ def _entry(row: dict[str, str]) -> Entry:
     if row.get("set") == "auxiliary" and row.get("confidence") != "low":
         return Entry(id=row["id"], run=None, reason=AUXILIARY, out_of_memory=ran_out)
     plain = {**row, "notes": row.get("notes", "").removeprefix(OUT_OF_MEMORY)}
+    if ran_out:
+        plain.pop("total_time_h", None)
     run, reason = _read(plain)
     if run is None and reason.startswith(PADDED) and UNKNOWN_WORDS not in reason and "packed" in row:
         run, other = _read({name: value for name, value in plain.items() if name != "packed"})
-        run = None if run is None else replace(run, tokens_per_s=None)
+        run = None if run is None else replace(run, tokens_per_s=None, whole_time="")
         reason = reason if run is not None else other
     return Entry(id=row["id"], run=run, reason=reason, out_of_memory=ran_out)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tunecast.calibrate.priors_fit import contexts_of_records, priors_of
@@ -40,8 +41,24 @@ def shipped(_: PublishedRun) -> Priors:
     return load_priors()
 
 
-def honest_priors(entries: Iterable[Entry], told: Told | None = None) -> tuple[PriorsOf, int]:
-    """Priors that have not seen the run they forecast, and how many runs of the table the shipped ones have seen.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Honest:
+    """The priors of each run of a table, and which of its runs the shipped ones were fitted to."""
+
+    priors_of: PriorsOf
+    fitted: frozenset[str]
+    """Ids of the runs that the shipped priors have seen."""
+    left_out: bool
+    """Whether these are forecast with their own source left out of the fit."""
+
+    @property
+    def in_sample(self) -> frozenset[str]:
+        """Ids of the runs that are forecast by priors that have seen them."""
+        return frozenset() if self.left_out else self.fitted
+
+
+def honest_priors(entries: Iterable[Entry], told: Told | None = None) -> Honest:
+    """Priors that have not seen the run they forecast, where the table has what a fit without it needs.
 
     When the table holds every row that the shipped priors were fitted to, those rows are forecast with their
     own source left out; any other row, and any other table, with the shipped priors. `told` hears of every refit.
@@ -49,12 +66,14 @@ def honest_priors(entries: Iterable[Entry], told: Told | None = None) -> tuple[P
     runs = [entry.run for entry in entries if entry.run is not None and not entry.out_of_memory]
     shipped_priors = load_priors()
     fitted: dict[str, str] = shipped_priors["marks"]
-    same = {run.id for run in runs if run.mark == fitted.get(run.id)}
+    same = frozenset(run.id for run in runs if run.mark == fitted.get(run.id))
     if len(same) < len(fitted):
-        return shipped, len(same)
+        return Honest(priors_of=shipped, fitted=same, left_out=False)
     known = {run.source for run in runs if run.id in fitted}
     left_out = leave_out([run for run in runs if run.source in known], source_of, told, shipped_records()[0])
-    return lambda run: left_out(run) if run.source in known else load_priors(), len(fitted)
+    return Honest(
+        priors_of=lambda run: left_out(run) if run.source in known else load_priors(), fitted=same, left_out=True
+    )
 
 
 def leave_out(

@@ -11,6 +11,7 @@ import numpy as np
 
 from tunecast.calibrate.published import PublishedRun
 from tunecast.calibrate.validate import Compared, Judged
+from tunecast.model.run import Run
 from tunecast.model.units import GIGA
 
 VALIDATION_SCHEMA = "tunecast.validation/1"
@@ -78,11 +79,28 @@ def size_class(run: PublishedRun) -> str:
     return next((name for end, name in SIZES if billions < end), LARGEST)
 
 
+def degrees_of(run: Run) -> list[str]:
+    """What splits one copy of the model, and over how many GPUs: ``tp2``, ``pp4``, ``cp4``."""
+    return [f"{way}{degree}" for way in ("tp", "pp", "cp") if (degree := getattr(run, way)) > 1]
+
+
+def spread_words(sharding: str, degrees: Sequence[str]) -> str:
+    """How several GPUs share a job: ``ddp``, ``fsdp``, ``fsdp tp2``, ``tp8 pp8``. Beside degrees plain copies of what
+    they split go without saying: ``8 x tp2`` is four."""
+    kinds = () if degrees and sharding in ("none", "ddp") else (sharding,)
+    return " ".join((*kinds, *degrees))
+
+
+def layout(run: Run) -> str:
+    """GPUs and how they share the job: ``16 x fsdp tp2``."""
+    return f"{run.num_gpus} x {spread_words(run.sharding, degrees_of(run))}" if run.num_gpus > 1 else "one GPU"
+
+
 GROUPS: dict[str, Callable[[PublishedRun], str]] = {
     "source": lambda run: run.source,
     "GPU": lambda run: run.gpu,
     "method": lambda run: run.run.method,
-    "parallelism": lambda run: f"{run.run.num_gpus} x {run.run.sharding}" if run.run.num_gpus > 1 else "one GPU",
+    "parallelism": lambda run: layout(run.run),
     "size": size_class,
 }
 
@@ -128,8 +146,9 @@ def ids_by_reason(judged: Iterable[Judged]) -> dict[str, list[str]]:
     return dict(sorted(found.items(), key=lambda pair: (-len(pair[1]), pair[0])))
 
 
-def validation_to_dict(judged: Sequence[Judged]) -> dict[str, Any]:
-    """The JSON of ``tunecast validate``: memory in GiB, speed in tokens/s."""
+def validation_to_dict(judged: Sequence[Judged], left_out_rows: int = 0) -> dict[str, Any]:
+    """The JSON of ``tunecast validate``: memory in GiB, speed in tokens/s. Of `left_out_rows` the priors have seen
+    every one, and were fitted anew without its source."""
     from tunecast.model.units import gib
 
     return {
@@ -139,12 +158,19 @@ def validation_to_dict(judged: Sequence[Judged]) -> dict[str, Any]:
                 "id": item.entry.id,
                 "status": "scored" if item.scored else "skipped",
                 "reason": item.reason,
+                "in_sample": item.in_sample,
+                "whole_time": bool(item.whole_time),
                 "speed": _compared(item.speed, 1.0),
                 "memory": _compared(item.memory, gib(1)),
             }
             for item in judged
         ],
-        "summary": {"speed": stats_of(speeds(judged)).as_dict(), "memory": stats_of(memories(judged)).as_dict()},
+        "summary": {
+            "speed": stats_of(speeds(judged)).as_dict(),
+            "memory": stats_of(memories(judged)).as_dict(),
+            "in_sample_rows": sum(item.in_sample for item in judged),
+            "left_out_rows": left_out_rows,
+        },
     }
 
 

@@ -28,6 +28,7 @@ from tunecast.calibrate.validate_summary import (
     Stats,
     by_group,
     ids_by_reason,
+    layout,
     median_of_sources,
     memories,
     speeds,
@@ -79,7 +80,7 @@ def line(item: Judged) -> list[str]:
     assert item.speed is not None
     known = item.entry.run
     run = known.run
-    gpus = f", {run.num_gpus} x {run.sharding}" if run.num_gpus > 1 else ""
+    gpus = f", {layout(run)}" if run.num_gpus > 1 else ""
     about = f"{run.method} {run.per_device_train_batch_size} x {run.max_length}{gpus}, {known.stack}"
     return [item.entry.id, known.gpu, f"{known.architecture.name.split('/')[-1]} {about}", *figures(item.speed)]
 

@@ -6,6 +6,8 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from tunecast.calibrate.validate_summary import spread_words
+
 WORST = 20
 ENOUGH_ROWS = 10
 SHOWN_IDS = 8
@@ -232,7 +234,8 @@ def left_out_rows(content: Row, kind: str) -> list[list[str]]:
 
 def run_text(row: Row) -> str:
     """A run in a few words."""
-    gpus = f", {row['num_gpus']} x {row['sharding']}" if row["num_gpus"] > 1 else ""
+    spread = spread_words(row["sharding"], row.get("degrees", ()))
+    gpus = f", {row['num_gpus']} x {spread}" if row["num_gpus"] > 1 else ""
     return f"{row['model'].split('/')[-1]} {row['method']} {row['batch']} x {row['length']}{gpus}"
 
 

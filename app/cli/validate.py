@@ -26,6 +26,19 @@ def refuse_unused(path: Path, *, single: bool, explain: str | None, **of_one: ob
             )
 
 
+def share(text: str) -> float:
+    """The bar as a share: ``0.12`` or ``12%``. Raises InputError for what is neither, or so large that all is below."""
+    digits = text.strip().removesuffix("%")
+    try:
+        value = float(digits) / (1.0 if digits == text.strip() else 100.0)
+    except ValueError:
+        value = -1.0
+    if 0.0 <= value <= 1.0:
+        return value
+    typed = f"{value / 100.0:g} or {value:g}%" if digits == text.strip() and 1.0 < value <= 100.0 else "0.2 or 20%"
+    raise InputError(f"--max-median-error {text} is no share between 0 and 1; write {typed}.")
+
+
 THREADS = "OMP_NUM_THREADS"
 """Sums over threads end the search of a refit elsewhere: with one thread the figures are those of results/validation on
 any number of processors, and come no later (small matrices)."""
@@ -43,8 +56,8 @@ def validate(
         str | None, typer.Option(help="Show how the row with this id was read and forecast.", metavar="ID")
     ] = None,
     max_median_error: Annotated[
-        float | None,
-        typer.Option(help="End with code 3 when a median error is larger: 0.12 is 12%.", metavar="X", min=0.0),
+        str | None,
+        typer.Option(help="End with code 3 when a median error is larger: 0.12 or 12%.", metavar="X"),
     ] = None,
     config: Annotated[
         str | None,
@@ -69,6 +82,7 @@ def validate(
     from tunecast.validation_table import explanation, report
 
     single = runs.suffix == ".json"
+    bar = None if max_median_error is None else share(max_median_error)
     refuse_unused(runs, single=single, explain=explain, config=config, gpu=gpu, record=record)
     if explain is not None:
         with told_or_printed("forecasting the run") as told:
@@ -84,14 +98,14 @@ def validate(
         with spinner("forecasting the run"):
             run = validate_run(runs, config=config, gpu=gpu, records=record or ())
         print_json(run.as_dict()) if as_json else show(*run_report(run))
-        missed = [] if max_median_error is None else run.above(max_median_error)
+        missed = [] if bar is None else run.above(bar)
     else:
         with told_or_printed("forecasting every run") as told:
             result = validation.validate(runs, told)
         print_json(result.as_dict()) if as_json else show(*report(result))
         for note in result.notes:
             err().print(note)
-        missed = [] if max_median_error is None else result.above(max_median_error)
+        missed = [] if bar is None else result.above(bar)
     for line in missed:
         err().print(line)
     if missed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from tunecast.calibrate.run_table import read_table
 from tunecast.cli.program import program
 
 HEAD = "id,model,gpu,method,seq_len,micro_batch,tokens_per_s,peak_mem_gib,reserved_or_allocated,confidence\n"
@@ -64,6 +66,26 @@ def test_the_bar_decides_the_exit_code(tmp_path: Path) -> None:
     assert json.loads(missed.stdout)["summary"]["speed"]["median_abs_error"] == pytest.approx(1 / 3)
 
 
+@pytest.mark.parametrize(("typed", "code"), [("34%", 0), ("33 %", 3), ("0", 3), ("1", 0), ("100%", 0)])
+def test_a_bar_is_a_share_or_percent(tmp_path: Path, typed: str, code: int) -> None:
+    path = tmp_path / "runs.csv"
+    path.write_text(HEAD + ROWS.format(speed=forecast_speed() * 0.75))
+    assert runner.invoke(program, ["validate", str(path), "--max-median-error", typed]).exit_code == code
+
+
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [("20", "write 0.2 or 20%"), ("1.5", "write 0.015 or 1.5%"), ("150%", "write 0.2"), ("-0.1", "write 0.2"),
+     ("nan", "write 0.2"), ("inf", "write 0.2"), ("much", "write 0.2"), ("", "write 0.2")],
+)  # fmt: skip
+def test_a_bar_that_every_run_meets_is_refused(table: Path, typed: str, told: str) -> None:
+    answer = runner.invoke(program, ["validate", str(table), f"--max-median-error={typed}"])
+    assert answer.exit_code == 2
+    assert len(answer.stderr.strip().splitlines()) == 1
+    assert f"--max-median-error {typed} is no share between 0 and 1" in answer.stderr
+    assert told in answer.stderr
+
+
 def test_a_table_that_scores_nothing_meets_no_bar(tmp_path: Path) -> None:
     path = tmp_path / "runs.csv"
     path.write_text(HEAD + ROWS.splitlines()[2] + "\n")
@@ -88,6 +110,46 @@ def test_one_row_is_one_row(tmp_path: Path) -> None:
 
 def test_a_table_that_refits_nothing_is_silent(table: Path) -> None:
     assert runner.invoke(program, ["validate", str(table)]).stderr == ""
+
+
+def test_rows_that_the_priors_were_fitted_to_are_told_where_their_errors_stand(tmp_path: Path) -> None:
+    """FM-025 is of the fit, the same run measured at another speed is not."""
+    published = Path(__file__).parents[2] / "results" / "published" / "published-runs.csv"
+    (row,) = [row for row in read_table(published) if row["id"] == "FM-025"]
+    path = tmp_path / "runs.csv"
+    with path.open("w", encoding="utf-8", newline="") as handle:
+        writer = csv.DictWriter(handle, list(row))
+        writer.writeheader()
+        writer.writerows([row, {**row, "id": "MINE", "tokens_per_s": f"{float(row['tokens_per_s']) * 1.01:.6g}"}])
+    answer = runner.invoke(program, ["validate", str(path)], env={"COLUMNS": "100"})
+    lines = [line.split() for line in answer.stdout.splitlines() if line]
+    assert "speed, tokens/s (1 in sample)" in answer.stdout
+    assert {line[0]: line[-1] for line in lines if line[0] in ("FM-025", "MINE")} == {"FM-025": "yes", "MINE": "no"}
+    assert "speed: 2 rows (1 in sample)" in answer.stdout
+    assert "those of a fit" in answer.stdout
+    found = json.loads(runner.invoke(program, ["validate", str(path), "--json"]).stdout)
+    assert {row["id"]: row["in_sample"] for row in found["rows"]} == {"FM-025": True, "MINE": False}
+    assert found["summary"]["in_sample_rows"] == 1
+    told = runner.invoke(program, ["validate", str(path), "--explain", "FM-025"]).stdout
+    assert "the priors were fitted to this run" in told
+
+
+def test_a_whole_time_is_scored_and_told_and_a_speed_in_flops_is_named(tmp_path: Path) -> None:
+    """600 steps of 2,048 tokens in half an hour are 683 tokens/s."""
+    path = tmp_path / "runs.csv"
+    head = "id,model,gpu,method,seq_len,micro_batch,total_time_h,total_tokens_or_steps,tflops_per_gpu,mfu,url\n"
+    run = "meta-llama/Llama-3.1-8B,l40s,qlora,2048,1"
+    path.write_text(f"{head}W-1,{run},0.5,600 steps,,,x\nW-2,{run},,,90,0.25,x\nW-3,{run},0.5,,90,,x\n")
+    answer = runner.invoke(program, ["validate", str(path)], env={"COLUMNS": "100"})
+    shown, told = (" ".join(text.split()) for text in (answer.stdout, answer.stderr))
+    assert "1 row whose speed is of the whole wall time" in shown
+    assert "needs total_tokens_or_steps beside it" in shown
+    assert "Columns that are not read: url, tflops_per_gpu and mfu (the speed of 1 row is stated as" in told
+    rows = json.loads(runner.invoke(program, ["validate", str(path), "--json"]).stdout)["rows"]
+    assert [row["whole_time"] for row in rows] == [True, False, False]
+    assert rows[0]["speed"]["measured"] == pytest.approx(600 * 2048 / 1800)
+    explained = " ".join(runner.invoke(program, ["validate", str(path), "--explain", "W-1"]).stdout.split())
+    assert "- tokens/s are of the whole wall time: 1,228,800 tokens in 0.5 h" in explained
 
 
 def test_explain_says_how_a_row_was_read(table: Path) -> None:

@@ -45,6 +45,15 @@ def test_every_cell_that_other_words_would_mend_is_named_at_once() -> None:
     assert "seq_len 'long'" in told
 
 
+@pytest.mark.parametrize("framework", ["TRL", "LitGPT"])
+def test_a_module_that_the_model_lacks_is_told_with_its_column_beside_the_other_cells(framework: str) -> None:
+    told = reason({**ROW, "framework": framework, "lora_targets": "nothing"})
+    assert told.startswith("lora_targets: Unknown target module 'nothing'")
+    told = reason({**ROW, "framework": framework, "lora_targets": "q_proj, foo_proj", "tokens_per_s": "fast"})
+    assert told.startswith("lora_targets: Unknown target module 'foo_proj'")
+    assert "tokens_per_s 'fast'" in told
+
+
 def test_what_is_not_built_is_told_alone() -> None:
     """No other words would have it read, so that nothing else of the row matters."""
     told = reason({**ROW, "method": "DPO", "packed": "perhaps"})

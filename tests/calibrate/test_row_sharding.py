@@ -60,6 +60,32 @@ def test_cells_that_say_the_same_are_read(cells: dict[str, str], sharding: str) 
     assert outcome(**cells) == sharding
 
 
+@pytest.mark.parametrize(
+    ("parallelism", "gpus", "who"),
+    [
+        ("ZeRO-3", "1", "one GPU"),
+        ("zero3", "1", "one GPU"),
+        ("FSDP", "1", "one GPU"),
+        ("fsdp", "1", "one GPU"),
+        ("ZeRO-3 + CPU offload", "1", "one GPU"),
+        ("TP=8, ZeRO-1", "8", "one copy of the model"),
+    ],
+)
+def test_a_sharding_over_one_is_none_and_noted(parallelism: str, gpus: str, who: str) -> None:
+    cells = {"parallelism": parallelism, "gpus": gpus, "gpu": "H100 80GB SXM", "tokens_per_s": "3000"}
+    (found,), _ = read_runs([{**ROW, **cells}])
+    assert found.run.sharding == "none"
+    assert (found.run.offload != "none") == ("offload" in parallelism)
+    (told,) = [note for note in found.reading_notes if note.startswith("parallelism")]
+    assert told.startswith(f"parallelism {parallelism!r}: {who} has nobody to shard with")
+
+
+@pytest.mark.parametrize(("parallelism", "gpus"), [("DDP", "1"), ("single", "1"), ("ZeRO-3", "8"), ("TP=8", "8")])
+def test_nothing_is_noted_where_no_sharding_is_lost(parallelism: str, gpus: str) -> None:
+    (found,), _ = read_runs([{**ROW, "parallelism": parallelism, "gpus": gpus, "tokens_per_s": "3000"}])
+    assert not [note for note in found.reading_notes if note.startswith("parallelism")]
+
+
 @pytest.mark.parametrize("text", ["single", "none", "single GPU", "no"])
 def test_several_gpus_that_share_nothing_are_refused_in_words_of_the_cell(text: str) -> None:
     told = outcome(parallelism=text)

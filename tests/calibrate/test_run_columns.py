@@ -69,6 +69,7 @@ def test_a_needed_column_under_another_name_is_named(tmp_path: Path) -> None:
     [
         ("flash_attn", "attention_impl", "FlashAttention-2"), ("use_flash_attention", "attention_impl", "FlashAttent"),
         ("fp16", "compute_dtype", "fp16-mixed"), ("bf16", "compute_dtype", "bf16-mixed"),
+        ("total_time_s", "total_time_h", "5400 s"), ("total_runtime_min", "total_time_h", "90 min"),
         ("ms_per_step", "step_time_s", "1500 ms"), ("it/s", "step_time_s", "seconds of one step"),
         ("max_memory_allocated", "peak_mem_gib", "24576 MiB, and allocated"),
         ("peak_memory_mb", "peak_mem_gib", "24576 MiB"),

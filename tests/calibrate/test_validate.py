@@ -41,7 +41,7 @@ from tunecast.model.time import step_time
 from tunecast.model.timing import linked
 from tunecast.model.units import GIB
 from tunecast.model.value import Value
-from tunecast.validation_table import half_reasons
+from tunecast.validation_table import half_reasons, sample_lines
 
 TABLE = Path(__file__).parents[2] / "results" / "published" / "published-runs.csv"
 
@@ -104,6 +104,27 @@ def test_groups_and_the_median_of_sources(rows: dict[str, dict[str, str]]) -> No
     assert median_of_sources(items, speeds) == pytest.approx(0.25)
     assert set(by_group(items, GROUPS["method"], speeds)) == {"lora", "full"}
     assert by_group(items, GROUPS["source"], memories) == {}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "parallelism", "name"),
+    [
+        ("8", "TP=2, DP=4", "8 x tp2"),
+        ("64", "TP=8, PP=8", "64 x tp8 pp8"),
+        ("4", "CP=4", "4 x cp4"),
+        ("16", "FSDP, TP=2", "16 x fsdp tp2"),
+        ("8", "TP=2, distributed optimizer", "8 x zero1 tp2"),
+        ("8", "DDP", "8 x ddp"),
+        ("8", "ZeRO-3", "8 x zero3"),
+        ("1", "single", "one GPU"),
+    ],
+)
+def test_a_layout_is_named_with_every_degree(gpus: str, parallelism: str, name: str) -> None:
+    cells = {"gpu": "H100 80GB SXM", "gpus": gpus, "parallelism": parallelism, "tokens_per_s": "9000"}
+    row = {"id": "a", "model": "Llama 3.1 8B", "method": "full", "seq_len": "2048", "micro_batch": "1", **cells}
+    (entry,) = read_entries([row])
+    assert entry.run is not None, entry.reason
+    assert GROUPS["parallelism"](entry.run) == name
 
 
 def test_speed_and_memory_are_compared_like_with_like(rows: dict[str, dict[str, str]]) -> None:
@@ -211,12 +232,25 @@ def test_json_has_the_documented_shape(rows: dict[str, dict[str, str]]) -> None:
         "id": "Z-1",
         "status": "skipped",
         "reason": "low confidence",
+        "in_sample": False,
+        "whole_time": False,
         "speed": None,
         "memory": None,
     }
     assert found["summary"]["memory"] == pytest.approx(
         {"n": 1, "median_abs_error": 0.5, "p90_abs_error": 0.5, "bias": 0.5, "coverage": 1.0}
     )
+
+
+def test_rows_of_the_fit_are_labelled_and_counted(rows: dict[str, dict[str, str]]) -> None:
+    items = [judged(rows, "FM-025", FOUR[0], "X", in_sample=True), judged(rows, "FM-026", FOUR[1], "X")]
+    found = validation_to_dict(items)
+    assert [row["in_sample"] for row in found["rows"]] == [True, False]
+    assert (found["summary"]["in_sample_rows"], found["summary"]["left_out_rows"]) == (1, 0)
+    assert validation_to_dict(items[1:], 1)["summary"]["left_out_rows"] == 1
+    assert "fitted to 1 row;" in sample_lines(items, 0)[0]
+    assert "own source left out" in sample_lines(items[1:], 1)[0]
+    assert sample_lines(items[1:], 0) == []
 
 
 def test_a_row_of_several_gpus_is_as_unsure_as_its_estimate(rows: dict[str, dict[str, str]]) -> None:
@@ -262,15 +296,17 @@ def test_a_fold_does_not_depend_on_what_it_leaves_out(five: list[PublishedRun], 
 
 def test_only_a_table_with_every_fitted_run_can_leave_sources_out(rows: dict[str, dict[str, str]]) -> None:
     some = read_entries([rows["FM-025"], rows["VL-001"]])
-    priors_of, seen = honest_priors(some)
-    assert (priors_of is shipped, seen) == (True, 2)
+    honest = honest_priors(some)
+    assert (honest.priors_of is shipped, honest.left_out) == (True, False)
+    assert honest.in_sample == honest.fitted == {"FM-025", "VL-001"}
     others = read_entries([{**rows["FM-025"], "tokens_per_s": "1234"}, {**rows["VL-001"], "id": "FM-026"}])
-    assert honest_priors(others)[1] == 0, "another measurement of that id is none that the fit has seen"
+    assert not honest_priors(others).fitted, "another measurement of that id is none that the fit has seen"
     every = read_entries(rows.values())
-    priors_of, seen = honest_priors(every)
-    assert priors_of is not shipped
+    honest = honest_priors(every)
+    assert (honest.priors_of is not shipped, honest.left_out) == (True, True)
+    assert not honest.in_sample
     shipped_priors = load_priors()
-    assert seen == len({*shipped_priors["rows_used"], *shipped_priors["memory_rows_used"]})
+    assert honest.fitted == {*shipped_priors["rows_used"], *shipped_priors["memory_rows_used"]}
     assert len(shipped_priors["memory_rows_used"]) > 100
 
 

@@ -45,6 +45,14 @@ def test_a_page_is_made_from_its_json(page_of: Callable[[str], Callable[[dict[st
     assert (FOLDER / f"{name}.md").read_text(encoding="utf-8") == page
 
 
+def test_a_run_that_is_split_says_how(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    pages = importlib.import_module("validation_pages")
+    row = {"model": "a/b", "method": "full", "batch": 1, "length": 2048, "num_gpus": 64, "sharding": "none"}
+    assert pages.run_text({**row, "degrees": ["tp8", "pp8"]}) == "b full 1 x 2048, 64 x tp8 pp8"
+    assert pages.run_text({**row, "sharding": "fsdp"}) == "b full 1 x 2048, 64 x fsdp"
+
+
 def test_auxiliary_rows_are_no_row_of_the_fit_and_of_no_figure(table: dict[str, dict[str, str]]) -> None:
     content = loaded("time")
     checked = {row["id"] for row in content["auxiliary"]["rows"]}

@@ -1,0 +1,115 @@
+"""The speed of a run whose row states its whole time alone: tokens, or the steps' tokens, over hours.
+
+Evaluations, loading and saving are in that time, so that such a speed is one of the job and no step's: it is compared,
+with a note, and nothing is fitted to it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from tunecast.calibrate.cell_numbers import MEASURED
+from tunecast.calibrate.run_table import AGREE, NOTHING, Row
+from tunecast.model.run import Run
+from tunecast.model.units import HOUR_S, MINUTE_S
+
+FLOPS_COLUMNS = ("tflops_per_gpu", "mfu")
+"""Columns that state a speed by FLOPs, of which some sources count recomputation or causal attention and others do
+not."""
+ABOUT = r"(?:~|\u2248|ca\.?|about|approx\.?)?\s*"
+TIME = re.compile(
+    rf"{ABOUT}(?:(?P<clock>\d+:[0-5]\d:[0-5]\d)|(?P<number>\d+(?:\.\d+)?)\s*(?:(?P<h>h|hrs?|hours?)|"
+    r"(?P<min>min(?:ute)?s?)|(?P<s>s|sec(?:ond)?s?))?)",
+    re.IGNORECASE,
+)
+NUMBER = r"\d{1,3}(?:[, '_]\d{3})+|\d+(?:\.\d+)?"
+POWERS = {"": 1.0, "k": 1e3, "thousand": 1e3, "m": 1e6, "million": 1e6, "b": 1e9, "billion": 1e9}
+TOKENS = rf"(?P<tokens>{NUMBER})\s*(?P<tokens_power>{'|'.join(filter(None, POWERS))})?\s*tok(?:ens?)?"
+STEPS = rf"(?P<steps>{NUMBER})\s*(?P<steps_power>k)?\s*(?:(?:optimi[sz]er|training|global)\s+)?steps?"
+TOKENS_CELL = re.compile(rf"{ABOUT}{TOKENS}(?:\s+(?:in )?total)?", re.IGNORECASE)
+BESIDE = rf"(?P<join>\s*[,;(]\s*|\s+of\s+){ABOUT}{TOKENS}(?:\s+each)?\)?"
+STEPS_CELL = re.compile(rf"{ABOUT}{STEPS}(?:{BESIDE})?", re.IGNORECASE)
+WRITE = "write 600 steps or 10M tokens"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WholeTime:
+    """What a row's whole time says of its speed."""
+
+    tokens_per_s: float | None = None
+    note: str = ""
+    """What the speed is of, where there is one."""
+    why_not: str = ""
+    """Why there is none though a time, or FLOPs, are stated."""
+
+
+def whole_time(row: Row, run: Run, *, full: bool) -> WholeTime:
+    """Tokens/s by ``total_time_h`` and ``total_tokens_or_steps``; of steps where samples fill their length (`full`)."""
+    text, amount = row.get("total_time_h", ""), row.get("total_tokens_or_steps", "")
+    if text.lower() in NOTHING:
+        return WholeTime(why_not=_by_flops(row))
+    seconds = _seconds(text)
+    if seconds is None:
+        return WholeTime(why_not=f"total_time_h {text!r} is no time above 0: write 1.5 h, 90 min or 1:30:00")
+    if amount.lower() in NOTHING:
+        return WholeTime(why_not=f"total_time_h {text!r} needs total_tokens_or_steps beside it: {WRITE}")
+    tokens = _tokens(amount, run, full=full)
+    if isinstance(tokens, str):
+        return WholeTime(why_not=f"total_tokens_or_steps {amount!r} {tokens}")
+    note = (
+        f"tokens/s are of the whole wall time: {tokens:,.0f} tokens in {seconds / HOUR_S:.4g} h, with evaluations, "
+        "loading and saving in it."
+    )
+    return WholeTime(tokens_per_s=tokens / seconds, note=note)
+
+
+def _seconds(text: str) -> float | None:
+    found = TIME.fullmatch(text)
+    if found is None:
+        return None
+    if found["clock"]:
+        hours, minutes, rest = (int(part) for part in found["clock"].split(":"))
+        seconds = hours * HOUR_S + minutes * MINUTE_S + rest
+    else:
+        seconds = float(found["number"]) * (MINUTE_S if found["min"] else 1.0 if found["s"] else HOUR_S)
+    return seconds or None
+
+
+def _tokens(text: str, run: Run, *, full: bool) -> float | str:
+    """Tokens of the whole job, or what is wrong with the cell."""
+    found = TOKENS_CELL.fullmatch(text)
+    if found is not None:
+        return _number(found, "tokens") or f"says nothing above 0: {WRITE}"
+    found = STEPS_CELL.fullmatch(text)
+    if found is None or not _number(found, "steps"):
+        return f"states neither tokens nor optimizer steps: {WRITE}"
+    steps, stated = _number(found, "steps"), _number(found, "tokens")
+    if (found["join"] or "").strip() == "of":
+        stated *= steps
+    by_steps = steps * run.tokens_per_step
+    if not (stated or full):
+        return "counts steps of samples that may be shorter than seq_len: write 10M tokens"
+    if stated and full and abs(by_steps / stated - 1.0) > AGREE:
+        return f"contradicts the row, whose step is of {run.tokens_per_step:,} tokens"
+    return stated or by_steps
+
+
+def _number(found: re.Match[str], name: str) -> float:
+    """A number of a match with its power of ten; 0 where it is not there."""
+    digits = re.sub(r"[, '_]", "", found[name] or "0")
+    return float(digits) * POWERS[(found[f"{name}_power"] or "").lower()]
+
+
+def _by_flops(row: Row) -> str:
+    """Why a speed that is stated by FLOPs alone is none."""
+    columns = flops_alone(row)
+    return f"speed is stated as {columns} alone, whose count of FLOPs differs between sources" if columns else ""
+
+
+def flops_alone(row: Row) -> str:
+    """Columns that alone state the row's speed, and by FLOPs; empty where there is none, or a speed beside it."""
+    speeds = [column for column in MEASURED if column != "peak_mem_gib"]
+    if any(row.get(column, "").lower() not in NOTHING for column in (*speeds, "total_time_h")):
+        return ""
+    return " and ".join(column for column in FLOPS_COLUMNS if row.get(column, "").lower() not in NOTHING)
