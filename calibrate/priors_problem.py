@@ -179,7 +179,7 @@ def rows_of_records(records: Sequence[RecordRuns]) -> list[Row]:
 def _why_not(run: PublishedRun) -> str:
     if run.tokens_per_s is None:
         return "no speed is stated"
-    if run.run.num_gpus > run.run.gpus_per_node and not run.network and catalog_network(run.gpu) is None:
+    if run.run.num_gpus > run.run.gpus_per_node and run.internode_gbps is None and catalog_network(run.gpu) is None:
         return "several machines, and no catalog fact says how they are joined"
     return ""
 

@@ -13,7 +13,7 @@ from tunecast.model.factors import Factor, FactorSet
 from tunecast.model.links import PAGING
 from tunecast.model.operation import Operation
 from tunecast.model.paging import paged_state_bytes
-from tunecast.model.parallel_network import NETWORK_FACTORS
+from tunecast.model.parallel_network import NETWORK_FACTORS, can_be_bridged
 from tunecast.model.parallel_offload import OFFLOAD_FACTORS, PAGING_WAYS
 from tunecast.model.priors import HOOKS
 from tunecast.model.question import Question
@@ -138,10 +138,12 @@ def unused_notes(run: Run, target: Target, question: Question) -> tuple[str, ...
     """Options about samples, links and several GPUs that change nothing here."""
     options, found, gpu = question.options, [], target.gpu
     joined = gpu.link_kind if gpu is not None and gpu.nvlink_bytes_per_s > 0 else "nvlink-bridge"
-    if options.get("p2p") is not None and (run.num_gpus == 1 or joined != "nvlink-bridge"):
-        flag = "--p2p" if options["p2p"] else "--no-p2p"
-        why = "there is one GPU" if run.num_gpus == 1 else f"GPUs of {target.id} are joined by {joined}"
-        found.append(f"{flag} changes nothing: {why}")
+    why = "there is one GPU" if run.num_gpus == 1 else ""
+    why = why or ("" if joined == "nvlink-bridge" else f"GPUs of {target.id} are joined by {joined}")
+    bridged = "NVLink bridges join the cards" if options.get("nvlink") and can_be_bridged(gpu, run) else ""
+    for name, reason in (("p2p", why or bridged), ("nvlink", why)):
+        if options.get(name) is not None and reason:
+            found.append(f"{'--' if options[name] else '--no-'}{name} changes nothing: {reason}")
     if options.get("serial_fraction") is not None and run.num_gpus == 1:
         found.append("--serial-fraction changes nothing: there is one GPU")
     packed = packing_of(options) is not False

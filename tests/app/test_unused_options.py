@@ -15,6 +15,9 @@ MODEL = "Qwen/Qwen2.5-0.5B"
     [
         ({"p2p": False, "num_gpus": 8}, "--no-p2p changes nothing: GPUs of h100-sxm5-80gb are joined by nvlink"),
         ({"p2p": False}, "--no-p2p changes nothing: there is one GPU"),
+        ({"nvlink": True, "num_gpus": 2}, "--nvlink changes nothing: GPUs of h100-sxm5-80gb are joined by nvlink"),
+        ({"nvlink": False, "num_gpus": 2}, "--no-nvlink changes nothing: GPUs of h100-sxm5-80gb are joined by nvlink"),
+        ({"nvlink": True}, "--nvlink changes nothing: there is one GPU"),
         ({"serial_fraction": 0.1}, "--serial-fraction changes nothing: there is one GPU"),
         ({"internode_gbps": 400, "num_gpus": 8}, "--internode-gbps changes nothing: one machine of 8 GPUs is enough"),
     ],
@@ -46,6 +49,11 @@ def test_a_mean_length_that_counts_is_not(amount: dict[str, object]) -> None:
 def test_peer_access_matters_over_pcie() -> None:
     (found,) = tunecast.estimate(MODEL, gpu="l40s-48gb", num_gpus=8, p2p=False)
     assert not any("changes nothing" in note for note in found.notes)
+
+
+def test_peer_access_does_not_matter_over_a_bridge() -> None:
+    (found,) = tunecast.estimate(MODEL, gpu="rtx-3090-24gb", num_gpus=2, nvlink=True, p2p=True)
+    assert "--p2p changes nothing: NVLink bridges join the cards" in found.notes
 
 
 def test_only_the_option_that_was_given_is_named() -> None:
