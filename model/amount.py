@@ -144,6 +144,8 @@ def _refuse_two(options: dict[str, Any]) -> None:
     if len(given) > 1:
         flags = " and ".join("--" + name.replace("_", "-") for name in given)
         raise InputError(f"{flags} both set the amount of data; keep one of them.")
+    if options.get("dataset") is not None and options.get("mean_tokens") is not None:
+        raise InputError("--dataset and --mean-tokens both say how long samples are; keep one of them.")
 
 
 def _epochs(repeats: float) -> str:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from typer.testing import CliRunner
 
 import tunecast
 from tunecast.catalogs.errors import InputError
+from tunecast.cli.program import program
 
 MODEL = "Qwen/Qwen2.5-0.5B"
 
@@ -71,3 +75,18 @@ def test_a_part_has_the_origin_of_its_rate_and_of_its_correction() -> None:
     (gemm,) = [term for term in explain(MODEL, gpu="h100-sxm5-80gb", method="lora") if term.name == "gemm"]
     assert told.origins["scale.gemm"] in gemm.origin
     assert all(told.origins[name] in gemm.origin for name in told.origins if name.startswith("curve.gemm"))
+
+
+@pytest.mark.parametrize("rows", [(), ("--packing",), ("--no-packing",), ("--padding-free", "--packing",
+                                   "--attn-implementation", "flash_attention_2")])  # fmt: skip
+@pytest.mark.parametrize("command", ["estimate", "recommend", "report", "sweep"])
+def test_a_mean_length_beside_a_file_of_samples_is_refused(command: str, rows: tuple[str, ...], tmp_path: Path) -> None:
+    """Both say how long samples are."""
+    path = tmp_path / "x.jsonl"
+    path.write_text('{"text": "some words"}\n')
+    more = {"sweep": ("--over", "max_length=512,1024"), "report": ("--out", str(tmp_path / "x.html"))}
+    asked = [MODEL, "--gpu", "l40s", "--dataset", str(path), "--mean-tokens", "100", *rows]
+    done = CliRunner().invoke(program, [command, *asked, *more.get(command, ())])
+    assert done.exit_code == 2
+    assert done.stderr.startswith("tunecast: ")
+    assert done.stderr.endswith("--dataset and --mean-tokens both say how long samples are; keep one of them.\n")
