@@ -144,8 +144,9 @@ def unused_notes(run: Run, target: Target, question: Question) -> tuple[str, ...
     for name, reason in (("p2p", why or bridged), ("nvlink", why)):
         if options.get(name) is not None and reason:
             found.append(f"{'--' if options[name] else '--no-'}{name} changes nothing: {reason}")
-    if options.get("serial_fraction") is not None and run.num_gpus == 1:
-        found.append("--serial-fraction changes nothing: there is one GPU")
+    if options.get("serial_fraction") is not None and (run.num_gpus == 1 or question.achieved_tflops is not None):
+        why = "there is one GPU" if run.num_gpus == 1 else "--achieved-tflops is the speed of all GPUs"
+        found.append(f"--serial-fraction changes nothing: {why}")
     packed = packing_of(options) is not False
     unread = not options.get("padding_free") and options.get("num_samples") is None
     if packed and unread and options.get("mean_tokens") is not None:

@@ -34,6 +34,12 @@ def test_what_changes_nothing_is_told(options: dict[str, object], told: str) -> 
     assert not any("changes nothing" in note for note in plain.notes)
 
 
+def test_no_classic_estimate_stands_beside_a_given_speed() -> None:
+    asked = {"gpu": "h100-sxm5-80gb", "num_gpus": 2, "serial_fraction": 0.1}
+    (found,) = tunecast.estimate(MODEL, achieved_tflops=100, **asked)
+    assert "--serial-fraction changes nothing: --achieved-tflops is the speed of all GPUs" in found.notes
+
+
 @pytest.mark.parametrize("amount", [{"tokens": "10M", "packing": True}, {"max_steps": 100, "packing": True}])
 def test_a_mean_length_that_packing_ignores_is_told(amount: dict[str, object]) -> None:
     (found,) = tunecast.estimate(MODEL, gpu="h100-sxm5-80gb", mean_tokens=300, **amount)
