@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from tunecast.catalogs.errors import ImpossibleError, InputError
@@ -134,6 +134,23 @@ def _link_at(factors: FactorSet, end: str) -> dict[str, Factor]:
     return moved
 
 
+def unused_layout(run: Run, question: Question) -> Iterator[str]:
+    """Options of a layout that this one has no part for; a training file may state what other layouts need."""
+    single = "" if run.num_gpus > run.tp * run.pp else "data parallelism has one GPU"
+    single = "there is one GPU" if run.num_gpus == 1 else single
+    without = {
+        "sequence_parallel": "" if run.tp > 1 else "there is no --tp",
+        "cp_kind": "" if run.cp > 1 else "there is no --cp",
+        "fsdp_version": single,
+        "sync_each_micro_batch": single,
+    }
+    for name, why in without.items():
+        given = question.options.get(name)
+        if given is not None and why and question.option_origins.get(name, "cli") == "cli":
+            option = f"{'--no-' if given is False else '--'}{name.replace('_', '-')}"
+            yield f"{option}{'' if isinstance(given, bool) else f' {given}'} changes nothing: {why}"
+
+
 def unused_notes(run: Run, target: Target, question: Question) -> tuple[str, ...]:
     """Options about samples, links and several GPUs that change nothing here."""
     options, found, gpu = question.options, [], target.gpu
@@ -153,7 +170,7 @@ def unused_notes(run: Run, target: Target, question: Question) -> tuple[str, ...
         found.append("--mean-tokens changes nothing: packed samples fill rows, and tokens are counted without it")
     if options.get("internode_gbps") is not None and run.num_gpus <= run.gpus_per_node:
         found.append(f"--internode-gbps changes nothing: one machine of {run.gpus_per_node} GPUs is enough")
-    return tuple(found)
+    return (*found, *unused_layout(run, question))
 
 
 def utilizations(
