@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from tunecast.model.fits import LIKELY
 from tunecast.model.units import MILLISECOND_S, gib
 from tunecast.model.value import Value
-from tunecast.parallel_table import scaling_rows, totals_rows
+from tunecast.parallel_table import classic_notes, scaling_rows, totals_rows
 from tunecast.run_line import counts, heading, some
 from tunecast.tables import DASH, cuttable, digits, dollars, duration, gib_text, keep_whole, plain_table, seconds
 from tunecast.whole_run_table import cost_rows, interruption_rows, phase_rows, train_line
@@ -297,7 +297,8 @@ def notes(forecasts: Sequence[Forecast]) -> list[str]:
             if len(forecasts) == 1 or not note.startswith(AGE_NOTE):
                 holders.setdefault(of_this(note, forecast.gpu), []).append(forecast.gpu)
     told = [f"- {note}{'' if len(gpus) == len(forecasts) else f' ({some(gpus)})'}" for note, gpus in holders.items()]
-    return legend(forecasts) + told + price_ages(forecasts)
+    classic = classic_notes(best_first(forecasts)) if len(forecasts) > 1 else []
+    return legend(forecasts) + classic + told + price_ages(forecasts)
 
 
 def of_this(note: str, gpu: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from tunecast.tables import DASH, digits, duration, seconds
@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from tunecast.model.forecast import Forecast
 
 Line = tuple[str, str, str]
+CLASSIC_CARDS = 8
+"""Cards whose classic estimate stands under a table; of more, in the JSON."""
 
 
 def scaling_rows(forecast: Forecast) -> Iterable[Line]:
@@ -35,6 +37,21 @@ def scaling_rows(forecast: Forecast) -> Iterable[Line]:
             seconds(amdahl.step_time_s),
             f"{amdahl.speedup:,.1f} of {forecast.run.num_gpus:,} GPUs",
         )
+
+
+def classic_notes(rows: Sequence[Forecast]) -> list[str]:
+    """Amdahl's estimates of a table's cards, where they were asked for: a line for each number of GPUs."""
+    cards: dict[tuple[int, float, float], list[str]] = {}
+    for one in rows:
+        if one.scaling is not None and one.scaling.amdahl is not None:
+            amdahl = one.scaling.amdahl
+            key = (one.run.num_gpus, amdahl.serial_fraction, amdahl.speedup)
+            cards.setdefault(key, []).append(f"{one.gpu} {seconds(amdahl.step_time_s)}")
+    return [
+        f"- Amdahl's classic step at {fraction:g}, {speedup:,.1f} of {gpus:,} GPUs: {', '.join(named[:CLASSIC_CARDS])}"
+        + (f" and {len(named) - CLASSIC_CARDS} more (--json)" if len(named) > CLASSIC_CARDS else "")
+        for (gpus, fraction, speedup), named in cards.items()
+    ]
 
 
 def totals_rows(forecast: Forecast) -> Iterable[Line]:

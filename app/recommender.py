@@ -68,6 +68,7 @@ def recommend(
     search, notes = _search(model, options, _several(methods), max_gpus, global_batch, limits, around, tuple(prices))
     names = [gpu] if isinstance(gpu, str) else list(gpu)
     targets = _rentable(names, fitted_records(records))
+    _check_bridges(search, targets)
     with garbage_uncollected():
         market = survey(search, targets)
         choice = with_more_gpus(search, targets, choose(market, limits))
@@ -225,6 +226,18 @@ def _rentable(names: Sequence[str], records: Mapping[str, Any]) -> list[Target]:
         if target.platform == "cpu" or target.is_mock:
             raise InputError(f"Nobody rents out {target.id}; name catalog GPUs with --gpu, and leave its record out.")
     return targets
+
+
+def _check_bridges(search: Search, targets: Sequence[Target]) -> None:
+    """Raise InputError for NVLink bridges where no card has NVLink; of several cards, the others go over PCIe."""
+    from tunecast.model.parallel_network import without_bridge
+
+    cards = [target.gpu for target in targets if target.gpu is not None]
+    asked = search.job.options
+    if cards and asked.get("nvlink") and not any("nvlink" in without_bridge(asked, gpu) for gpu in cards):
+        raise InputError(
+            f"--nvlink says that NVLink bridges join the cards, but {cards[0].id} has no NVLink; leave --nvlink out."
+        )
 
 
 def _answer(search: Search, choice: Choice, screened: int, notes: tuple[str, ...]) -> Recommendation:

@@ -122,8 +122,8 @@ def _possible(text: str, package: str, version: str) -> None:
     newest = releases[0][1]
     if int(major[0]) > int(newest.split(".")[0]) + 1:
         raise SkipRowError(
-            f"framework {text!r}: {version} is no version of {package}, whose newest known is {newest}: write it as "
-            "the package has it"
+            f"framework {text!r}: {version} is no version of {package}, whose newest known are of the series "
+            f"{newest.split('.')[0]}.x: write it as the package has it"
         )
 
 

@@ -22,7 +22,8 @@ NO_CARD = re.compile(
     r"\b(nvidia|gpus?|cards?|nodes?|dgx|hgx|server|cluster|cloud|ampere|hopper|single|one|a|graphics|tensor[ -]core"
     r"|on|colab( pro\+?)?|kaggle|aws"
     r"|ec2|sagemaker|gcp|azure|runpod|vast\.ai|modal|lambda( ?labs)?|coreweave|crusoe|nebius|oci"
-    r"|paperspace|hyperstack|together|instance|(ml\.)?[pg]\d\w*\.\d*xlarge|a[234]-\w+gpu-\w+|nvlink|nvswitch"
+    r"|paperspace|hyperstack|together|instance|(ml\.)?[pg]\d\w*\.\d*xlarge|a[234]-\w+gpu-\w+"
+    r"|(with )?nv-?link(ed)?( bridges?)?|nvswitch"
     r"|hbm2e?|hbm3e?|gddr6x?|gddr7|vram|memory|ram)\b",
     re.IGNORECASE,
 )

@@ -181,7 +181,7 @@ def _why_not(run: PublishedRun) -> str:
         return "no speed is stated"
     if run.whole_time:
         return "its speed is of the whole wall time"
-    if run.run.num_gpus > run.run.gpus_per_node and not run.network and catalog_network(run.gpu) is None:
+    if run.run.num_gpus > run.run.gpus_per_node and run.internode_gbps is None and catalog_network(run.gpu) is None:
         return "several machines, and no catalog fact says how they are joined"
     return ""
 

@@ -28,7 +28,7 @@ from tunecast.calibrate.row_cells import (
 )
 from tunecast.calibrate.row_faults import in_columns, with_others
 from tunecast.calibrate.row_rules import filled, from_rules, rules_of, with_rules
-from tunecast.calibrate.row_sharding import check_shared, network_gbps, unshared
+from tunecast.calibrate.row_sharding import check_shared, network_gbps, nvlink_said, unshared
 from tunecast.calibrate.run_table import (
     NOTHING,
     OUT_OF_MEMORY,
@@ -114,6 +114,8 @@ class PublishedRun:
     """Whose attention it ran, where that is older than the model's: a key of the beliefs' ``attention_kernels``."""
     internode_gbps: float | None = None
     """Network of one machine as the source states it; None: that of a catalog instance with this GPU."""
+    nvlink: bool | None = None
+    """Whether a cell says that NVLink bridges join its cards; None of cards without them."""
     reading_notes: tuple[str, ...] = ()
     """What no cell says and the code of the row's software or the catalog does, in sentences."""
     stated: frozenset[str] = field(default=frozenset(), compare=False)
@@ -128,9 +130,10 @@ class PublishedRun:
         return hashlib.sha256(told.encode()).hexdigest()[:8]
 
     @property
-    def network(self) -> dict[str, float]:
-        """What joins the machines, as an option of a question."""
-        return {} if self.internode_gbps is None else {"internode_gbps": self.internode_gbps}
+    def network(self) -> dict[str, Any]:
+        """What joins the machines and the cards inside one, as options of a question."""
+        said = {"internode_gbps": self.internode_gbps, "nvlink": self.nvlink}
+        return {name: value for name, value in said.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,6 +232,7 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
         notes=row.get("notes", ""),
         attention_kernel=kernel or next((rule["attention_kernel"] for rule in rules if "attention_kernel" in rule), ""),
         internode_gbps=network_gbps(row, rules),
+        nvlink=nvlink_said(row, gpu, run, notes),
         reading_notes=tuple(notes),
         stated=frozenset(stated),
     )

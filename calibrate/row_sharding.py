@@ -13,6 +13,9 @@ from typing import Any
 from tunecast.calibrate.cell_grammar import folded
 from tunecast.calibrate.cell_layout import WRITE
 from tunecast.calibrate.run_table import Row, SkipRowError, number
+from tunecast.catalogs.gpus import Gpu
+from tunecast.model.parallel_network import can_be_bridged, has_bridge, joined_cards
+from tunecast.model.run import Run
 
 COLUMNS = ("optimizer", "framework")
 NAMES = re.compile(r"\b(fms fsdp|fsdp qlora)\b")
@@ -29,6 +32,8 @@ NETWORK = re.compile(
     r"(?i)(\d[\d,.]*) ?(?:Gbps|Gb/s|Gbit/s)(?: RDMA| InfiniBand| Ethernet)? (?:node-node|inter-?node)\b"
 )
 """A sentence of the notes on what joins the machines, as MosaicML's tables write it."""
+
+NVLINK, PCIE = re.compile(r"(?i)\bnv-?link"), re.compile(r"(?i)\bpcie\b")
 
 
 def check_shared(row: Mapping[str, str], options: Mapping[str, Any]) -> None:
@@ -88,6 +93,20 @@ def network_gbps(row: Row, rules: list[dict[str, Any]]) -> float | None:
         return of_rule if stated is None else stated
     said = {float(found[1].replace(",", "")) for found in map(NETWORK.search, _about_the_cluster(row)) if found}
     return said.pop() if len(said) == 1 else None
+
+
+def nvlink_said(row: Row, gpu: Gpu, run: Run, notes: list[str]) -> bool | None:
+    """Whether the words of a card or of parallelism say that bridges join cards whose NVLink is bridges; None where
+    they do not, or where that says nothing."""
+    columns = [column for column in ("gpu", "parallelism") if NVLINK.search(row.get(column, ""))]
+    if not columns or run.num_gpus == 1 or not has_bridge(gpu):
+        return None
+    if "parallelism" not in columns and PCIE.search(row.get("parallelism", "")):
+        raise SkipRowError(f"gpu {row['gpu']!r} and parallelism {row['parallelism']!r} contradict each other")
+    joined = joined_cards(gpu)
+    told = "bridges join the cards" if can_be_bridged(gpu, run) else f"a bridge joins {joined} cards, PCIe the rest"
+    notes.append(f"{columns[0]} {row[columns[0]]!r}: {told}.")
+    return True
 
 
 def _about_the_cluster(row: Row) -> list[str]:

@@ -130,7 +130,9 @@ def _named_rows() -> Iterable[tuple[str, ModelRow]]:
 
 
 def _known_names() -> list[str]:
-    spelled = (form for name, _ in _named_rows() for form in (name, name.rsplit("/", 1)[-1]))
+    """Names to offer for one that is none; a table's remark in brackets is nothing to type."""
+    typed = (name for name, _ in _named_rows() if "(" not in name)
+    spelled = (form for name in typed for form in (name, name.rsplit("/", 1)[-1]))
     return list({form.lower(): form for form in spelled}.values())
 
 

@@ -74,7 +74,7 @@ def resolve_amount(run: Run, options: dict[str, Any]) -> Amount | None:
             return replace(amount, assumed=alone)
         return _between(amount, rows, (*alone, *_length_words(rows)))
     found = _from_data(run, options, rows, repeats)
-    return None if found is None else _ended(found, options)
+    return None if found is None else _ended(found, options, rows)
 
 
 def _from_data(run: Run, options: dict[str, Any], rows: Rows | None, repeats: float) -> Amount | None:
@@ -144,6 +144,8 @@ def _refuse_two(options: dict[str, Any]) -> None:
     if len(given) > 1:
         flags = " and ".join("--" + name.replace("_", "-") for name in given)
         raise InputError(f"{flags} both set the amount of data; keep one of them.")
+    if options.get("dataset") is not None and options.get("mean_tokens") is not None:
+        raise InputError("--dataset and --mean-tokens both say how long samples are; keep one of them.")
 
 
 def _epochs(repeats: float) -> str:
@@ -154,15 +156,17 @@ def steps_words(steps: int) -> str:
     return f"{steps:,} step{'' if steps == 1 else 's'}"
 
 
-def _ended(amount: Amount, options: Mapping[str, Any]) -> Amount:
+def _ended(amount: Amount, options: Mapping[str, Any], rows: Rows | None) -> Amount:
     """The same where a training file's ``max_steps`` ends the run: at most so many, or with the Trainer just so many,
-    since it begins the data again until they are done (``Trainer._inner_training_loop``)."""
+    since it begins the data again until they are done (``Trainer._inner_training_loop``). How long rows of one sample
+    are stays open."""
     most, exactly = options.get(STEPS_AT_MOST), options.get(STEPS_EXACTLY)
     steps = exactly if exactly is not None else most
     if steps is None or steps == amount.steps or (exactly is None and steps > amount.steps):
         return amount
     how = f"max_steps of the file, where {amount.how} would be {steps_words(amount.steps)}"
-    return replace(amount, steps=steps, how=how, epochs=amount.epochs * steps / amount.steps, least=1.0, most=1.0)
+    ended = replace(amount, steps=steps, how=how, epochs=amount.epochs * steps / amount.steps)
+    return replace(ended, least=1.0, most=1.0) if rows is None else ended
 
 
 def _from_steps(asked: Any) -> Amount:

@@ -31,6 +31,7 @@ from tunecast.model.inventory import spread_operations, step_operations
 from tunecast.model.on_device import job_factors
 from tunecast.model.operation import Operation, Phase
 from tunecast.model.paging import paging_seconds
+from tunecast.model.parallel_network import most_bridged
 from tunecast.model.rows import held_run, timed_run, unpacked_rows
 from tunecast.model.run import Run, tokenless
 from tunecast.model.segments import SEGMENTS, passes_of
@@ -116,7 +117,7 @@ def screen(
     for part in tape_groups(kinds):
         here = [kinds[place] for place in part]
         memory = memory_of(architecture, [held_run(run, options or {}) for run in here], platform)
-        for own in factor_groups(here):
+        for own in factor_groups(here, apart=most_bridged() + 1 if (options or {}).get("nvlink") else 2):
             group, places = [here[row] for row in own], [members[part[row]] for row in own]
             sizes, columns = [len(each) for each in places], np.concatenate(places)
             allocated[columns] = np.repeat(memory.allocated_bytes[own], sizes)
@@ -165,8 +166,8 @@ def tape_groups(runs: Sequence[Run]) -> list[list[int]]:
     return [[row for rows in part for row in rows] for part in parts]
 
 
-def factor_groups(runs: Sequence[Run]) -> list[list[int]]:
-    """Runs for which a device has one set of factors: they differ in size and number only."""
+def factor_groups(runs: Sequence[Run], *, apart: int = 2) -> list[list[int]]:
+    """Runs for which a device has one set of factors: they differ in size and number only, from `apart` GPUs on."""
     groups: dict[Run, list[int]] = {}
     for row, run in enumerate(runs):
         key = replace(
@@ -175,7 +176,7 @@ def factor_groups(runs: Sequence[Run]) -> list[list[int]]:
             per_device_train_batch_size=1,
             gradient_accumulation_steps=1,
             gradient_checkpointing=True,
-            num_gpus=min(run.num_gpus, 2) if run.num_gpus <= run.gpus_per_node else 2 * run.gpus_per_node,
+            num_gpus=min(run.num_gpus, apart) if run.num_gpus <= run.gpus_per_node else 2 * run.gpus_per_node,
         )
         groups.setdefault(key, []).append(row)
     return list(groups.values())

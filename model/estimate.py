@@ -19,7 +19,15 @@ from tunecast.model.money import with_money
 from tunecast.model.observed import observed
 from tunecast.model.on_device import job_factors, resolve_for
 from tunecast.model.paging import overflow_bytes
-from tunecast.model.parallel_scaling import Scaling, alone, comparable, pipeline_notes, scaling_notes, scaling_of
+from tunecast.model.parallel_scaling import (
+    Scaling,
+    alone,
+    comparable,
+    given_fraction,
+    pipeline_notes,
+    scaling_notes,
+    scaling_of,
+)
 from tunecast.model.phase_rates import phase_rates
 from tunecast.model.priors import load_priors
 from tunecast.model.question import Question
@@ -135,6 +143,7 @@ def _scaling(
 ) -> Scaling | None:
     """How the job scales; None for one GPU, where the user gave the speed, or where one GPU runs other code. A traced
     run is compared by formula, where its family has formulas."""
+    fraction = given_fraction(question.options)
     if run.num_gpus == 1 or question.achieved_tflops is not None or not comparable(run):
         return None
 
@@ -149,7 +158,6 @@ def _scaling(
     one = replace(one, paged_bytes=overflow_bytes(question.architecture, one, target))
     own = scaled(job_factors(target, question.architecture, one, question.options), question.factor_scales)
     operations = timed_operations(question.architecture, run, factors, platform=target.platform, source=source)
-    fraction = question.options.get("serial_fraction")
     return scaling_of(job, alike(one, own), operations, factors, run, fraction)
 
 

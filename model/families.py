@@ -6,6 +6,8 @@ Sources: ``models/<type>/{configuration,modeling}_<type>.py`` of transformers 5.
 
 from __future__ import annotations
 
+import re
+
 from tunecast.catalogs.errors import NotSupportedError, UnbuiltFamilyError
 from tunecast.model.families_experts import EXPERT_FAMILIES, ODD_FAMILIES
 from tunecast.model.families_gpt import LAYER_NORM_FAMILIES
@@ -125,6 +127,10 @@ ENCODER_SUFFIX = "ForMaskedLM"
 """Of the classes of BERT and its like, which predict masked words and generate no text."""
 
 
+NO_ATTENTION = re.compile(r"(model of type ')?(falcon_?mamba|mamba2?|rwkv|xlstm)(forcausallm|')", re.IGNORECASE)
+"""Classes, or types where no class is given, whose layers have no attention: ``--exact`` does not trace them either."""
+
+
 def family_of(architecture_class: str, name: str) -> Family:
     """The family by its Hugging Face class name, else a refusal that names the class."""
     for family in FAMILIES.values():
@@ -134,6 +140,11 @@ def family_of(architecture_class: str, name: str) -> Family:
         raise NotSupportedError(
             f"{name} is a {architecture_class}, which is not built: only causal language models are forecast; "
             "`tunecast catalog models` lists them."
+        )
+    if NO_ATTENTION.fullmatch(architecture_class):
+        raise UnbuiltFamilyError(
+            f"{name} is a {architecture_class}, whose layers have no attention: that is not built, and not traced "
+            "with --exact yet either; take a model that has attention in its layers."
         )
     built = ", ".join(family.architecture_class for family in FAMILIES.values())
     raise UnbuiltFamilyError(

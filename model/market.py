@@ -26,6 +26,7 @@ from tunecast.model.factors_io import factor_set_from_record
 from tunecast.model.fits import TIGHT_BELOW
 from tunecast.model.inventory import step_operations
 from tunecast.model.operation import Phase
+from tunecast.model.parallel_network import without_bridge
 from tunecast.model.phase_rates import Rates, phase_rates
 from tunecast.model.phases import Work
 from tunecast.model.plans import Job, Plan, best_plans, plans_that_may_fit
@@ -274,7 +275,7 @@ def not_bought(target: Target, counts: Sequence[int], surest: float, search: Sea
 def not_timed(target: Target, plan: Plan, search: Search) -> Rejected:
     """A card that fits, but whose time nobody can say: why, in the words of an estimate of the same plan."""
     job = search.job
-    options = plan.over(job.options)
+    options = without_bridge(plan.over(job.options), target.gpu)
     asked = Question(architecture=job.architecture, options=options, option_origins=job.option_origins)
     detail = "no rate of it is known."
     try:

@@ -16,7 +16,7 @@ from tunecast.model.fits import memory_view, probably_fits
 from tunecast.model.loss_budget import on_card
 from tunecast.model.memory_codes import with_other_code
 from tunecast.model.paging import paging_on_card
-from tunecast.model.parallel_network import with_network
+from tunecast.model.parallel_network import check_bridge, with_network
 from tunecast.model.parallel_offload import with_host
 from tunecast.model.priors import load_priors, prior_factors
 from tunecast.model.question import RUN_OPTIONS_ELSEWHERE, Question
@@ -88,6 +88,7 @@ def resolve_for(question: Question, target: Target) -> Resolved:
             option_origins=origins,
         )
         check_flash(run.run, target)
+        check_bridge(target.gpu, run.run, question.options)
         run = on_card(sdpa_on_card(run, question.architecture, target), question.architecture, target)
         return paging_on_card(run, question.architecture, target, question.source)
 

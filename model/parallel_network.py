@@ -11,6 +11,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, NamedTuple
 
+from tunecast.catalogs.errors import InputError
 from tunecast.catalogs.gpus import Gpu
 from tunecast.catalogs.prices import load_prices
 from tunecast.catalogs.rental_facts import BITS_PER_BYTE, node_network_bytes_per_s
@@ -125,18 +126,56 @@ def has_peer_access(gpu: Gpu, options: Mapping[str, Any]) -> bool:
     return re.match(link_facts()["no_p2p"]["pattern"], gpu.id) is None
 
 
+def has_bridge(gpu: Gpu) -> bool:
+    """Whether a card's NVLink is a bridge, which somebody has to mount."""
+    return gpu.nvlink_bytes_per_s > 0 and gpu.link_kind == "nvlink-bridge"
+
+
+def check_bridge(gpu: Gpu | None, run: Run, options: Mapping[str, Any]) -> None:
+    """Raise InputError for bridges between cards that have no NVLink."""
+    if options.get("nvlink") and run.num_gpus > 1 and gpu is not None and gpu.nvlink_bytes_per_s == 0:
+        raise InputError(
+            f"--nvlink says that NVLink bridges join the cards, but {gpu.id} has no NVLink; leave --nvlink out."
+        )
+
+
+def without_bridge(options: Mapping[str, Any], gpu: Gpu | None) -> dict[str, Any]:
+    """The options of a question that asks many cards, without the bridges that this card cannot have."""
+    lacks = gpu is not None and gpu.nvlink_bytes_per_s == 0
+    return {name: value for name, value in options.items() if name != "nvlink" or not lacks}
+
+
+def most_bridged() -> int:
+    """The most cards that bridges of any kind join."""
+    return int(link_facts()["nvlink_bridges"]["joins_more"]["joins"])
+
+
+def joined_cards(gpu: Gpu) -> int:
+    """Cards that NVLink bridges join: two, or four of the kinds whose bridges do."""
+    bridges = link_facts()["nvlink_bridges"]
+    return most_bridged() if re.match(bridges["joins_more"]["pattern"], gpu.id) else int(bridges["joins"])
+
+
+def can_be_bridged(gpu: Gpu | None, run: Run) -> bool:
+    """Whether bridges may join all cards of a machine; of a longer ring the slowest hop is PCIe."""
+    return gpu is not None and has_bridge(gpu) and 1 < min(run.num_gpus, run.gpus_per_node) <= joined_cards(gpu)
+
+
 def with_peers(factors: FactorSet, run: Run, gpu: Gpu | None, options: Mapping[str, Any]) -> FactorSet:
-    """The link's rate where cards of a machine are joined by PCIe and nobody measured it, with peer access or without.
+    """The link's rate where cards of a machine are joined by PCIe, with peer access or without, or by NVLink bridges as
+    the user says, and nobody measured it.
 
     Boards differ more than NVLink does: by their root ports, by how they are set, and by the lanes of their slots.
     """
     link = factors.factors.get("link_bytes_per_s")
-    over_pcie = gpu is not None and (gpu.nvlink_bytes_per_s == 0 or gpu.link_kind == "nvlink-bridge")
+    over_pcie = gpu is not None and (gpu.nvlink_bytes_per_s == 0 or has_bridge(gpu))
     if gpu is None or link is None or run.num_gpus == 1 or not over_pcie or link.origin.startswith("measured"):
         return factors
     rate = link_bytes_per_s(gpu)
     if rate is None:
         return factors
+    if options.get("nvlink") and can_be_bridged(gpu, run):
+        return _over_bridges(factors, link, gpu, pcie_bytes_per_s=rate)
     peers = has_peer_access(gpu, options)
     frac = link_facts()["over_pcie_frac" if peers else "without_p2p_frac"]
     value, low, high = (rate * float(frac[end]) for end in ("value", "low", "high"))
@@ -145,8 +184,27 @@ def with_peers(factors: FactorSet, run: Run, gpu: Gpu | None, options: Mapping[s
     note = (
         f"{gpu.id}: cards reach each other {way}, at {slower.value / GIGA:.3g} GB/s "
         f"({slower.low / GIGA:.2g} to {slower.high / GIGA:.2g}, by board and slot)"
+        f"{_about_bridges(gpu, run, options)}"
     )
     return replace(factors, factors={**factors.factors, "link_bytes_per_s": slower}, notes=(*factors.notes, note))
+
+
+def _over_bridges(factors: FactorSet, link: Factor, gpu: Gpu, *, pcie_bytes_per_s: float) -> FactorSet:
+    """The link over NVLink bridges: as much of their rate is reached as of NVLink inside machines."""
+    times = gpu.nvlink_bytes_per_s / 2 / pcie_bytes_per_s
+    faster = replace(link, value=link.value * times, low=link.low * times, high=link.high * times, origin="assumed")
+    note = f"{gpu.id}: NVLink bridges join the cards (--nvlink), at {faster.value / GIGA:.3g} GB/s"
+    return replace(factors, factors={**factors.factors, "link_bytes_per_s": faster}, notes=(*factors.notes, note))
+
+
+def _about_bridges(gpu: Gpu, run: Run, options: Mapping[str, Any]) -> str:
+    """Behind the rate of PCIe: the option that says of bridges, or why those that it says of change nothing."""
+    if options.get("nvlink") is None and can_be_bridged(gpu, run):
+        return "; --nvlink if NVLink bridges join them"
+    if options.get("nvlink") and has_bridge(gpu):
+        ring = min(run.num_gpus, run.gpus_per_node)
+        return f"; NVLink bridges join {joined_cards(gpu)} cards, so a ring of {ring} crosses PCIe all the same"
+    return ""
 
 
 def with_network(

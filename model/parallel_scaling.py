@@ -215,10 +215,17 @@ def slowest_collective(operations: Sequence[Operation], factors: FactorSet, run:
     return max(totals, key=lambda label: totals[label])
 
 
-def classic(serial_fraction: float | None, num_gpus: int, unhindered_s: float) -> Amdahl | None:
-    """Amdahl's estimate from a fraction that the user gives; `unhindered_s` is the step if nothing were serial."""
-    if serial_fraction is None:
+def given_fraction(options: Mapping[str, Any]) -> float | None:
+    """The serial fraction that the user believes in; refused where it is none, however many GPUs there are."""
+    given = options.get("serial_fraction")
+    if given is None:
         return None
-    share = number_that("--serial-fraction", serial_fraction, lambda part: 0.0 <= part <= 1.0, "from 0 to 1", "0.05")
+    return number_that("--serial-fraction", given, lambda part: 0.0 <= part <= 1.0, "from 0 to 1", "0.05")
+
+
+def classic(share: float | None, num_gpus: int, unhindered_s: float) -> Amdahl | None:
+    """Amdahl's estimate from a fraction that the user gives; `unhindered_s` is the step if nothing were serial."""
+    if share is None:
+        return None
     speedup = amdahl_speedup(share, num_gpus)
     return Amdahl(serial_fraction=share, speedup=speedup, step_time_s=unhindered_s * num_gpus / speedup)

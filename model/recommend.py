@@ -17,7 +17,7 @@ from tunecast.model.forecast import Forecast
 from tunecast.model.front import beats, knee, pareto
 from tunecast.model.market import Candidate, Limits, Market, Rejected, Search, prices_for, whole_of
 from tunecast.model.money import notes_of_offer, whole_notes
-from tunecast.model.parallel_network import gpus_per_machine, part_of_network
+from tunecast.model.parallel_network import gpus_per_machine, part_of_network, without_bridge
 from tunecast.model.question import Question
 from tunecast.model.units import HOUR_S, MINUTE_S
 
@@ -252,7 +252,10 @@ def full_forecast(question: Question, search: Search, candidate: Candidate) -> F
         origins["method"] = question.option_origins.get("method", "cli")
     asked = replace(
         question,
-        options={**candidate.plan.over(question.options), **joined_by(candidate, question.options)},
+        options={
+            **without_bridge(candidate.plan.over(question.options), candidate.target.gpu),
+            **joined_by(candidate, question.options),
+        },
         option_origins=origins,
         price_book=book_of(()),
     )

@@ -353,10 +353,22 @@ def check_context_parallel(architecture: Architecture, values: Mapping[str, Any]
             f"{lengths}{f', or --cp {fitting[0]}' if fitting else ''}."
         )
     if values["attn_implementation"] == "eager":
-        raise NotSupportedError("Context parallelism needs a fused attention kernel; use --attn-implementation sdpa.")
+        raise NotSupportedError(why_not_split(architecture))
     if values["cp_kind"] == "ulysses":
         for group in architecture.groups:
             check_ulysses(architecture, group.layer.attention, values)
+
+
+def why_not_split(architecture: Architecture) -> str:
+    """Why sequences of eager attention are not split, and which fused kernel the family has (`attention_defaults`)."""
+    blocks = [group.layer.attention for group in architecture.groups]
+    if any(block.sinks for block in blocks):
+        return (
+            f"Context parallelism of {architecture.model_type} is not built: no fused kernel of attention with sinks "
+            "has formulas; use --cp 1."
+        )
+    kernel = "flash_attention_2" if any(block.softcap for block in blocks) else "sdpa"
+    return f"Context parallelism needs a fused attention kernel; use --attn-implementation {kernel}."
 
 
 def check_ulysses(architecture: Architecture, block: Attention, values: Mapping[str, Any]) -> None:

@@ -101,7 +101,8 @@ def unpacked_rows(run: Run, options: Mapping[str, Any]) -> Rows | None:
         return Rows(length=max(round(mean), 1), mean_tokens=mean, samples=None, how="rows of one sample each")
     how = (
         f"rows of one sample each, padded to the longest of {batch}; of lengths only the mean is known, so they are "
-        f"assumed to be spread exponentially, and the interval goes from {mean:.0f}, all alike, to {run.max_length}"
+        f"assumed to be spread exponentially; the interval of the whole run, not that of a step, goes from rows of "
+        f"{mean:.0f}, all alike, to {run.max_length}"
     )
     length = max(round(longest_of(batch, mean, run.max_length)), 1)
     ends = {"shortest": max(round(mean), 1), "longest": run.max_length}

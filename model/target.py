@@ -64,9 +64,11 @@ def resolve_targets(
         return _sharing(ids, records)
     unused = [gpu for gpu in records if gpu not in ids]
     if unused:
+        shares = len(records) == 1 and unused[0] != "cpu" and _hostless(ids, records) and not _apart(ids, records)
+        alone = ", or take the host alone from it: estimate --share-host" if shares else ""
         raise InputError(
             f"The record was measured on {unused[0]}, which is not among the devices asked for ({_short(ids)}); "
-            f"add --gpu {unused[0]}, or leave the record out, or take the host alone from it: estimate --share-host."
+            f"add --gpu {unused[0]}, or leave the record out{alone}."
         )
     return [_target(gpu_id, records.get(gpu_id)) for gpu_id in ids]
 
@@ -74,8 +76,7 @@ def resolve_targets(
 def _sharing(ids: list[str], records: Mapping[str, Mapping[str, Any]]) -> list[Target]:
     """Every device without a record has the host of the one that was given; simulated hosts are no real ones."""
     shared = host_record(records)
-    others = [gpu_id for gpu_id in ids if gpu_id not in records and gpu_id != "cpu"]
-    apart = [other for other in others if other.startswith(MOCK_PREFIX) != shared.gpu.startswith(MOCK_PREFIX)]
+    others, apart = _hostless(ids, records), _apart(ids, records)
     if apart:
         raise InputError(
             f"--share-host would give {apart[0]} the host of {shared.gpu}, and one of the two is simulated; leave "
@@ -83,6 +84,17 @@ def _sharing(ids: list[str], records: Mapping[str, Mapping[str, Any]]) -> list[T
         )
     targets = [_target(gpu_id, records.get(gpu_id)) for gpu_id in ids]
     return [replace(target, shared=shared) if target.id in others else target for target in targets]
+
+
+def _hostless(ids: list[str], records: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The cards that no record is of."""
+    return [gpu_id for gpu_id in ids if gpu_id not in records and gpu_id != "cpu"]
+
+
+def _apart(ids: list[str], records: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Those of them that are in no machine with the card of the one record: one is simulated, the other real."""
+    simulated = [name.startswith(MOCK_PREFIX) for name in records]
+    return [other for other in _hostless(ids, records) if [other.startswith(MOCK_PREFIX)] != simulated]
 
 
 def _expand(names: list[str]) -> Iterable[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from tunecast.catalogs.errors import ImpossibleError, InputError
@@ -13,7 +13,7 @@ from tunecast.model.factors import Factor, FactorSet
 from tunecast.model.links import PAGING
 from tunecast.model.operation import Operation
 from tunecast.model.paging import paged_state_bytes
-from tunecast.model.parallel_network import NETWORK_FACTORS
+from tunecast.model.parallel_network import NETWORK_FACTORS, can_be_bridged
 from tunecast.model.parallel_offload import OFFLOAD_FACTORS, PAGING_WAYS
 from tunecast.model.priors import HOOKS
 from tunecast.model.question import Question
@@ -134,23 +134,43 @@ def _link_at(factors: FactorSet, end: str) -> dict[str, Factor]:
     return moved
 
 
+def unused_layout(run: Run, question: Question) -> Iterator[str]:
+    """Options of a layout that this one has no part for; a training file may state what other layouts need."""
+    single = "" if run.num_gpus > run.tp * run.pp else "data parallelism has one GPU"
+    single = "there is one GPU" if run.num_gpus == 1 else single
+    without = {
+        "sequence_parallel": "" if run.tp > 1 else "there is no --tp",
+        "cp_kind": "" if run.cp > 1 else "there is no --cp",
+        "fsdp_version": single,
+        "sync_each_micro_batch": single,
+    }
+    for name, why in without.items():
+        given = question.options.get(name)
+        if given is not None and why and question.option_origins.get(name, "cli") == "cli":
+            option = f"{'--no-' if given is False else '--'}{name.replace('_', '-')}"
+            yield f"{option}{'' if isinstance(given, bool) else f' {given}'} changes nothing: {why}"
+
+
 def unused_notes(run: Run, target: Target, question: Question) -> tuple[str, ...]:
     """Options about samples, links and several GPUs that change nothing here."""
     options, found, gpu = question.options, [], target.gpu
     joined = gpu.link_kind if gpu is not None and gpu.nvlink_bytes_per_s > 0 else "nvlink-bridge"
-    if options.get("p2p") is not None and (run.num_gpus == 1 or joined != "nvlink-bridge"):
-        flag = "--p2p" if options["p2p"] else "--no-p2p"
-        why = "there is one GPU" if run.num_gpus == 1 else f"GPUs of {target.id} are joined by {joined}"
-        found.append(f"{flag} changes nothing: {why}")
-    if options.get("serial_fraction") is not None and run.num_gpus == 1:
-        found.append("--serial-fraction changes nothing: there is one GPU")
+    why = "there is one GPU" if run.num_gpus == 1 else ""
+    why = why or ("" if joined == "nvlink-bridge" else f"GPUs of {target.id} are joined by {joined}")
+    bridged = "NVLink bridges join the cards" if options.get("nvlink") and can_be_bridged(gpu, run) else ""
+    for name, reason in (("p2p", why or bridged), ("nvlink", why)):
+        if options.get(name) is not None and reason:
+            found.append(f"{'--' if options[name] else '--no-'}{name} changes nothing: {reason}")
+    if options.get("serial_fraction") is not None and (run.num_gpus == 1 or question.achieved_tflops is not None):
+        why = "there is one GPU" if run.num_gpus == 1 else "--achieved-tflops is the speed of all GPUs"
+        found.append(f"--serial-fraction changes nothing: {why}")
     packed = packing_of(options) is not False
     unread = not options.get("padding_free") and options.get("num_samples") is None
     if packed and unread and options.get("mean_tokens") is not None:
         found.append("--mean-tokens changes nothing: packed samples fill rows, and tokens are counted without it")
     if options.get("internode_gbps") is not None and run.num_gpus <= run.gpus_per_node:
         found.append(f"--internode-gbps changes nothing: one machine of {run.gpus_per_node} GPUs is enough")
-    return tuple(found)
+    return (*found, *unused_layout(run, question))
 
 
 def utilizations(

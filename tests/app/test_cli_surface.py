@@ -90,6 +90,8 @@ NODES = SPLIT | {
     "--no-overlap-comm",
     "--reduce-bucket-size",
     "--fsdp-version",
+    "--nvlink",
+    "--no-nvlink",
     "--p2p",
     "--no-p2p",
     "--serial-fraction",

@@ -11,6 +11,7 @@ import pytest
 from tunecast import api
 from tunecast.catalogs.errors import UnbuiltFamilyError
 from tunecast.cli.program import program
+from tunecast.model.families import family_of
 
 CONFIG = {
     "model_type": "persimmon", "architectures": ["PersimmonForCausalLM"], "hidden_size": 256, "intermediate_size": 512,
@@ -43,6 +44,29 @@ def test_a_missing_package_is_bad_input(
     monkeypatch.setattr("tunecast.calibrate.exact_source.find_spec", lambda name: None)
     assert program(["estimate", config, "--gpu", "l4", "--exact"], standalone_mode=False) == 2
     assert 'pip install "tunecast[calibrate]"' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("model_type", "named"),
+    [("mamba", "MambaForCausalLM"), ("mamba2", None), ("falcon_mamba", "FalconMambaForCausalLM"), ("rwkv", None)],
+)
+def test_what_is_not_traced_either_is_not_told_to_be(
+    model_type: str, named: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "config.json"
+    classes = {} if named is None else {"architectures": [named]}
+    path.write_text(json.dumps({"model_type": model_type, "hidden_size": 64, "num_hidden_layers": 2, **classes}))
+    assert program(["estimate", str(path), "--gpu", "l4"], standalone_mode=False) == 2
+    err = capsys.readouterr().err
+    assert "no attention" in err
+    assert "add --exact" not in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("named", ["BambaForCausalLM", "Zamba2ForCausalLM", "RecurrentGemmaForCausalLM"])
+def test_a_hybrid_has_attention_to_trace(named: str) -> None:
+    with pytest.raises(UnbuiltFamilyError, match="add --exact"):
+        family_of(named, "x")
 
 
 def test_a_model_without_attention_is_refused_in_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

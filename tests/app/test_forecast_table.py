@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -15,6 +16,7 @@ from tunecast.forecast_table import best_first, forecast_report, notes, offer, o
 from tunecast.model.forecast import Forecast
 from tunecast.model.value import Value
 from tunecast.run_line import heading, run_line
+from tunecast.tables import seconds
 
 Make = Callable[..., Forecast]
 
@@ -207,3 +209,21 @@ def test_the_table_of_all_cards_says_who_has_no_bf16() -> None:
 )
 def test_small_shares_keep_a_decimal(value: float | None, shown: str) -> None:
     assert share(value) == shown
+
+
+def test_a_table_has_the_classic_step_of_every_card() -> None:
+    """5% serial on 4 GPUs: 1 / (0.05 + 0.95 / 4) = 3.5 times one."""
+    cards = ["l40s-48gb", "a100-sxm4-80gb"]
+    asked: dict[str, Any] = {"method": "lora", "num_gpus": 4, "serial_fraction": 0.05}
+    both = tunecast.estimate("meta-llama/Llama-3.1-8B", gpu=cards, **asked)
+    (told,) = [note for note in notes(both) if "classic" in note]
+    assert told.startswith("- Amdahl's classic step at 0.05, 3.5 of 4 GPUs: ")
+    for one in both:
+        alone = printed([one], 100)
+        assert one.scaling is not None
+        assert one.scaling.amdahl is not None
+        step = seconds(one.scaling.amdahl.step_time_s)
+        assert f"{one.gpu} {step}" in told
+        assert re.search(rf"classic at 0.05 +{step}", alone)
+    plain = tunecast.estimate("meta-llama/Llama-3.1-8B", gpu=cards, num_gpus=4)
+    assert not any("classic" in note for note in notes(plain))

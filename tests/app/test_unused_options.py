@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from typer.testing import CliRunner
 
 import tunecast
 from tunecast.catalogs.errors import InputError
+from tunecast.cli.program import program
 
 MODEL = "Qwen/Qwen2.5-0.5B"
 
@@ -15,16 +19,62 @@ MODEL = "Qwen/Qwen2.5-0.5B"
     [
         ({"p2p": False, "num_gpus": 8}, "--no-p2p changes nothing: GPUs of h100-sxm5-80gb are joined by nvlink"),
         ({"p2p": False}, "--no-p2p changes nothing: there is one GPU"),
+        ({"nvlink": True, "num_gpus": 2}, "--nvlink changes nothing: GPUs of h100-sxm5-80gb are joined by nvlink"),
+        ({"nvlink": False, "num_gpus": 2}, "--no-nvlink changes nothing: GPUs of h100-sxm5-80gb are joined by nvlink"),
+        ({"nvlink": True}, "--nvlink changes nothing: there is one GPU"),
         ({"serial_fraction": 0.1}, "--serial-fraction changes nothing: there is one GPU"),
+        ({"sequence_parallel": True, "num_gpus": 8}, "--sequence-parallel changes nothing: there is no --tp"),
+        ({"sequence_parallel": False}, "--no-sequence-parallel changes nothing: there is no --tp"),
+        ({"cp_kind": "ulysses", "num_gpus": 8}, "--cp-kind ulysses changes nothing: there is no --cp"),
+        ({"fsdp_version": 1}, "--fsdp-version 1 changes nothing: there is one GPU"),
+        ({"sync_each_micro_batch": True}, "--sync-each-micro-batch changes nothing: there is one GPU"),
+        (
+            {"sync_each_micro_batch": True, "num_gpus": 2, "tp": 2},
+            "--sync-each-micro-batch changes nothing: data parallelism has one GPU",
+        ),
         ({"internode_gbps": 400, "num_gpus": 8}, "--internode-gbps changes nothing: one machine of 8 GPUs is enough"),
     ],
 )
 def test_what_changes_nothing_is_told(options: dict[str, object], told: str) -> None:
     (found,) = tunecast.estimate(MODEL, gpu="h100-sxm5-80gb", **options)
-    (plain,) = tunecast.estimate(MODEL, gpu="h100-sxm5-80gb", num_gpus=options.get("num_gpus", 1))
+    shared = {name: options[name] for name in ("num_gpus", "tp") if name in options}
+    (plain,) = tunecast.estimate(MODEL, gpu="h100-sxm5-80gb", **shared)
     assert told in found.notes
-    assert found.step_time_s == plain.step_time_s
+    assert (found.step_time_s, found.memory) == (plain.step_time_s, plain.memory)
     assert not any("changes nothing" in note for note in plain.notes)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"sequence_parallel": False, "tp": 2},
+        {"cp_kind": "ulysses", "cp": 2},
+        {"fsdp_version": 1, "sharding": "fsdp"},
+        {"sync_each_micro_batch": True, "sharding": "ddp", "gradient_accumulation_steps": 2},
+    ],
+)
+def test_options_of_a_layout_that_has_their_part_are_not(options: dict[str, object]) -> None:
+    (found,) = tunecast.estimate(MODEL, gpu="h100-sxm5-80gb", num_gpus=2, **options)
+    assert not any("changes nothing" in note for note in found.notes)
+
+
+def test_a_training_file_may_state_what_other_layouts_need(tmp_path: Path) -> None:
+    path = tmp_path / "axolotl.yaml"
+    path.write_text(
+        f"base_model: {MODEL}\nadapter: lora\nlora_r: 8\nlora_target_linear: true\nsequence_len: 512\n"
+        "micro_batch_size: 1\nfsdp_version: 1\nfsdp_config: {offload_params: false}\n"
+    )
+    by_file, typed = (
+        tunecast.estimate(str(path), gpu="h100-sxm5-80gb", num_gpus=1, **more)[0] for more in ({}, {"fsdp_version": 1})
+    )
+    assert not any("--fsdp-version" in note for note in by_file.notes)
+    assert "--fsdp-version 1 changes nothing: there is one GPU" in typed.notes
+
+
+def test_no_classic_estimate_stands_beside_a_given_speed() -> None:
+    asked = {"gpu": "h100-sxm5-80gb", "num_gpus": 2, "serial_fraction": 0.1}
+    (found,) = tunecast.estimate(MODEL, achieved_tflops=100, **asked)
+    assert "--serial-fraction changes nothing: --achieved-tflops is the speed of all GPUs" in found.notes
 
 
 @pytest.mark.parametrize("amount", [{"tokens": "10M", "packing": True}, {"max_steps": 100, "packing": True}])
@@ -48,6 +98,11 @@ def test_peer_access_matters_over_pcie() -> None:
     assert not any("changes nothing" in note for note in found.notes)
 
 
+def test_peer_access_does_not_matter_over_a_bridge() -> None:
+    (found,) = tunecast.estimate(MODEL, gpu="rtx-3090-24gb", num_gpus=2, nvlink=True, p2p=True)
+    assert "--p2p changes nothing: NVLink bridges join the cards" in found.notes
+
+
 def test_only_the_option_that_was_given_is_named() -> None:
     with pytest.raises(InputError, match=r"^--mean-tokens needs an amount"):
         tunecast.estimate(MODEL, gpu="h100-sxm5-80gb", mean_tokens=500, packing=True)
@@ -63,3 +118,18 @@ def test_a_part_has_the_origin_of_its_rate_and_of_its_correction() -> None:
     (gemm,) = [term for term in explain(MODEL, gpu="h100-sxm5-80gb", method="lora") if term.name == "gemm"]
     assert told.origins["scale.gemm"] in gemm.origin
     assert all(told.origins[name] in gemm.origin for name in told.origins if name.startswith("curve.gemm"))
+
+
+@pytest.mark.parametrize("rows", [(), ("--packing",), ("--no-packing",), ("--padding-free", "--packing",
+                                   "--attn-implementation", "flash_attention_2")])  # fmt: skip
+@pytest.mark.parametrize("command", ["estimate", "recommend", "report", "sweep"])
+def test_a_mean_length_beside_a_file_of_samples_is_refused(command: str, rows: tuple[str, ...], tmp_path: Path) -> None:
+    """Both say how long samples are."""
+    path = tmp_path / "x.jsonl"
+    path.write_text('{"text": "some words"}\n')
+    more = {"sweep": ("--over", "max_length=512,1024"), "report": ("--out", str(tmp_path / "x.html"))}
+    asked = [MODEL, "--gpu", "l40s", "--dataset", str(path), "--mean-tokens", "100", *rows]
+    done = CliRunner().invoke(program, [command, *asked, *more.get(command, ())])
+    assert done.exit_code == 2
+    assert done.stderr.startswith("tunecast: ")
+    assert done.stderr.endswith("--dataset and --mean-tokens both say how long samples are; keep one of them.\n")

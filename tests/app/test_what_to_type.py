@@ -39,6 +39,25 @@ def test_a_sequence_that_does_not_deal_out(cp: int, length: int, said: str) -> N
         )
 
 
+@pytest.mark.parametrize("model", ["google/gemma-2-9b", MODEL])
+def test_the_attention_of_split_sequences_is_one_that_the_family_has(model: str) -> None:
+    asked: dict[str, Any] = {"gpu": CARD, "num_gpus": 2, "cp": 2, "sharding": "fsdp"}
+    with pytest.raises(InputError, match="Context parallelism") as caught:
+        tunecast.estimate(model, attn_implementation="eager", **asked)
+    kernel = re.search(r"use --attn-implementation (\w+)\.$", str(caught.value))
+    assert kernel is not None
+    assert tunecast.estimate(model, attn_implementation=kernel[1], **asked)
+
+
+@pytest.mark.parametrize("kernel", [None, "eager", "flash_attention_2", "sdpa"])
+def test_a_family_whose_sequences_no_kernel_splits_names_none(kernel: str | None) -> None:
+    with pytest.raises(InputError) as caught:
+        tunecast.estimate("openai/gpt-oss-20b", gpu=CARD, num_gpus=2, cp=2, sharding="fsdp", attn_implementation=kernel)
+    told = str(caught.value)
+    assert "--attn-implementation sdpa." not in told
+    assert kernel not in (None, "eager") or told.startswith("Context parallelism of gpt_oss is not built")
+
+
 @pytest.mark.parametrize("slip", ["paged_adamw32", "adamw_8bits", "paged_ademamix"])
 def test_only_optimizers_that_are_built_are_offered(slip: str) -> None:
     told = refusal(optim=slip)

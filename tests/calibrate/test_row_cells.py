@@ -334,6 +334,13 @@ def test_what_two_cells_say_differently_is_refused(cells: dict[str, str], why: s
     assert why in reason({**ALONE, **cells})
 
 
+@pytest.mark.parametrize("version", ["0.5", "0.6.1"])
+def test_a_refused_version_names_the_series_that_later_ones_are_of(version: str) -> None:
+    """torchtune's defaults changed last with 0.4; 0.5 and 0.6 came after it."""
+    assert "series 0.x" in reason({**ALONE, "framework": "torchtune 99.0"})
+    assert one({**ALONE, "framework": f"torchtune {version}"})
+
+
 def test_a_format_that_the_method_names_is_that_of_compute_dtype() -> None:
     assert one({**ALONE, "method": "LoRA fp16", "compute_dtype": "fp16"}).run.precision == "fp16-autocast"
     assert one({**FULL, "method": "full bf16", "compute_dtype": "bf16 mixed"}).run.precision == "bf16-autocast"

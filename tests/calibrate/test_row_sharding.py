@@ -108,3 +108,46 @@ def test_a_recipe_that_no_cell_says_is_taken_from_the_framework_or_named_where_i
     large = {**cells, "parallelism": "fsdp"}
     _, (skipped,) = read_runs([large])
     assert skipped.reason.startswith("Megatron's own FSDP")
+
+
+PAIR = {"gpus": "2", "parallelism": "FSDP", "tokens_per_s": "3000"}
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        {"gpu": "RTX 3090 (NVLink)"},
+        {"gpu": "2x RTX 3090 with NVLink bridge"},
+        {"gpu": "A100 PCIe 80GB", "parallelism": "FSDP over NVLink"},
+        {"gpu": "RTX A6000", "parallelism": "DDP, NVLink bridge"},
+    ],
+)
+def test_a_word_on_nvlink_is_one_on_bridges_of_cards_that_have_them(cells: dict[str, str]) -> None:
+    (read,), _ = read_runs([{**ROW, **PAIR, **cells}])
+    said = next(column for column in ("parallelism", "gpu") if "NVLink" in cells.get(column, ""))
+    assert read.network == {"nvlink": True}
+    assert f"{said} {cells[said]!r}: bridges join the cards." in read.reading_notes
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        {"gpu": "RTX 3090"},
+        {"gpu": "RTX 3090 (NVLink)", "gpus": "1", "parallelism": "none", "tokens_per_s": "300"},
+        {"gpu": "H100 80GB SXM (NVLink)"},
+        {"gpu": "H100 80GB SXM", "parallelism": "FSDP over NVLink"},
+    ],
+)
+def test_without_a_word_with_one_gpu_or_with_nvlink_of_its_own_nothing_is_said_of_bridges(
+    cells: dict[str, str],
+) -> None:
+    (read,), _ = read_runs([{**ROW, **PAIR, **cells}])
+    assert read.network == {}
+    assert not any("bridge" in note for note in read.reading_notes)
+
+
+def test_nvlink_of_more_cards_than_a_bridge_joins_is_told_and_pcie_beside_it_contradicts_it() -> None:
+    (read,), _ = read_runs([{**ROW, **PAIR, "gpu": "RTX 3090 (NVLink)", "gpus": "4"}])
+    assert "gpu 'RTX 3090 (NVLink)': a bridge joins 2 cards, PCIe the rest." in read.reading_notes
+    told = outcome(**{**PAIR, "gpu": "RTX 3090 (NVLink)", "parallelism": "FSDP over PCIe"})
+    assert told == "gpu 'RTX 3090 (NVLink)' and parallelism 'FSDP over PCIe' contradict each other"

@@ -57,6 +57,16 @@ def test_an_unknown_model_offers_the_closest_once_each(typo: str, meant: str) ->
     assert len(set(offered)) == len(offered)
 
 
+@pytest.mark.parametrize("name", ["mosaicml/mpt-7b", "mosaicml/mpt-30b", "nvidia/GPT3-175B"])
+def test_what_is_offered_is_something_else_and_can_be_typed(name: str) -> None:
+    """The catalog has MosaicML's own MPT under a name that says what it is not in brackets."""
+    with pytest.raises(UnknownNameError) as caught:
+        find_model(name)
+    offered = str(caught.value).split("Did you mean ")[1].split("?")[0].split(", ")
+    assert all(find_model(other) for other in offered)
+    assert not any(other.startswith(name) for other in offered)
+
+
 @pytest.mark.parametrize("name", ["nope/model", "someone/unknown-7b"])
 def test_a_model_like_none_offers_none(name: str) -> None:
     with pytest.raises(UnknownNameError) as caught:

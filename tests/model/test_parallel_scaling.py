@@ -113,8 +113,15 @@ def test_the_classic_estimate_stands_beside() -> None:
     assert step.scaling is not None
     unhindered = step.step_time_s.value * step.scaling.efficiency
     assert found.amdahl.step_time_s == pytest.approx(unhindered * 8 / 5.926, rel=1e-3)
-    with pytest.raises(InputError, match=r"--serial-fraction is 2"):
-        ask(num_gpus=8, serial_fraction=2)
+
+
+@pytest.mark.parametrize(
+    ("fraction", "gpus"), [(2, {"num_gpus": 8}), (3, {"sharding": None}), ("some", {"sharding": None}),
+                           (-1, {"num_gpus": 8, "sharding": "ddp"})]
+)  # fmt: skip
+def test_a_serial_fraction_is_a_share_on_any_number_of_gpus(fraction: object, gpus: dict[str, object]) -> None:
+    with pytest.raises(InputError, match=f"--serial-fraction is {fraction!r}, which is not from 0 to 1"):
+        ask(**gpus, serial_fraction=fraction)
 
 
 def test_more_than_all_of_the_gpus_is_said_to_be_the_update_that_they_share() -> None:

@@ -130,6 +130,25 @@ def padded_length(mean: float, cut: int, batch: int) -> int:
     return round(longest_of(batch, mean, cut))
 
 
+@pytest.mark.parametrize(
+    "amount", [{"num_samples": 1000}, {"max_steps": 100}, {"num_samples": 1000, "steps_exactly": 50}]
+)
+def test_rows_of_unknown_lengths_widen_the_whole_run_as_told_and_no_step(amount: dict[str, int]) -> None:
+    shared: dict[str, Any] = {**amount, "per_device_train_batch_size": 4, "packing": False, "train_only": True}
+    guessed = ask(max_length=2048, mean_tokens=500, **shared)
+    known = ask(max_length=padded_length(500, 2048, 4), mean_tokens=padded_length(500, 2048, 4), **shared)
+    assert guessed.total_time_h is not None
+    assert known.total_time_h is not None
+    step, total = ([of.high / of.value, of.value / of.low] for of in (guessed.step_time_s, guessed.total_time_h))
+    assert step == pytest.approx([known.step_time_s.high / known.step_time_s.value] * 2, rel=1e-2)
+    ends = 2048 / padded_length(500, 2048, 4), padded_length(500, 2048, 4) / 500
+    assert [math.log(end) for end in total] == pytest.approx(
+        [math.hypot(math.log(own), math.log(end)) for own, end in zip(step, ends, strict=True)], rel=1e-3
+    )
+    (told,) = [note for note in guessed.notes if "all alike" in note]
+    assert "the interval of the whole run, not that of a step, goes from rows of 500, all alike, to 2048" in told
+
+
 @pytest.mark.parametrize(("mean", "batch"), [(620, 8), (100, 4), (1900, 2)])
 def test_of_a_mean_alone_the_longest_is_that_of_random_exponential_lengths(mean: float, batch: int) -> None:
     """Half a million seeded micro-batches; the scale is looked for so that the cut lengths have the mean."""

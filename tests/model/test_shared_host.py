@@ -97,3 +97,18 @@ def test_what_shares_no_host_is_refused(records: tuple[str, ...], words: str) ->
 def test_simulated_cards_may_share_a_simulated_host() -> None:
     assert target_of(f"mock:{B}", {f"mock:{A}#0": record_of(f"mock:{A}#0")}).shared is not None
     assert replace(target_of(B, {A: record_of(A)}), shared=None) == resolve_targets([B], {})[0]
+
+
+@pytest.mark.parametrize("recorded", [(A,), (f"mock:{A}#0",), ("cpu",), (A, "l4-24gb")])
+@pytest.mark.parametrize("asked", [(B,), (f"mock:{B}#0",), (B, f"mock:{B}#0"), (B, "l40s-48gb")])
+def test_a_record_of_another_card_offers_its_host_only_where_it_can_be_taken(
+    recorded: tuple[str, ...], asked: tuple[str, ...]
+) -> None:
+    records = {gpu: record_of(gpu) for gpu in recorded}
+    with pytest.raises(InputError, match="not among the devices asked for") as caught:
+        resolve_targets(asked, records)
+    try:
+        taken = all(target.shared for target in resolve_targets(asked, records, share_host=True))
+    except InputError:
+        taken = False
+    assert ("--share-host" in str(caught.value)) is taken
