@@ -9,26 +9,35 @@ Sources: Shoeybi et al. 2019 (arXiv 1909.08053, section 3), Korthikanti et al. 2
 PyTorch's ``torch.distributed.tensor.parallel``. PyTorch exchanges whole rows, one GPU's tokens of every sample behind
 another's: it copies tokens into that order to scatter them, and out of it once gathered, unless there is one sample
 (``_chunk_or_narrow_cat`` and ``_maybe_view_chunk_cat`` of ``torch/distributed/_functional_collectives.py``). Megatron's
-tokens come before its samples, and asynchronous tensor parallelism takes strides into its products. Left out:
-Megatron's second all-gather in the backward, which keeps only each GPU's tokens of a block's input; here the gathered
-input is kept, as PyTorch does.
+tokens come before its samples, and asynchronous tensor parallelism takes strides into its products.
+
+PyTorch keeps a block's gathered input for the gradients of weights; Megatron keeps each GPU's own tokens and gathers
+them once more (Korthikanti et al., section 4.2.2; Megatron-Core ``tensor_parallel/layers.py``,
+``LinearWithGradAccumulationAndAsyncCommunication``). That gather runs beside the product for the input's gradient and
+is taken to hide behind it.
 """
 
 from __future__ import annotations
 
+from tunecast.model.compiled import copied
 from tunecast.model.context import Step
 from tunecast.model.operation import Kind, Phase
 from tunecast.model.resolve_parallel import FSDP
 from tunecast.model.run import Run
-from tunecast.model.tape import Grads, Tape, Tensor
+from tunecast.model.tape import Event, Grads, Storage, Tape, Tensor
 
 ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER = "tp.all_reduce", "tp.all_gather", "tp.reduce_scatter"
+
+
+def splits_tokens(run: Run) -> bool:
+    """Whether each GPU of a tensor-parallel group has its own tokens of norms and residuals."""
+    return run.tp > 1 and run.sequence_parallel
 
 
 def reorders(run: Run) -> bool:
     """Whether exchanged tokens are copied into the order of the samples: PyTorch's own tensor parallelism, which is
     that beside FSDP."""
-    return run.tp > 1 and run.sequence_parallel and not run.async_tp and run.sharding in FSDP
+    return splits_tokens(run) and not run.async_tp and run.sharding in FSDP
 
 
 def reordered(tape: Tape, x: Tensor) -> Tensor:
@@ -89,6 +98,31 @@ def whole_sum(step: Step, x: Tensor) -> Tensor:
     """The sum for every GPU's tokens, where learned positions are still to be added (Megatron-LM
     ``language_model_embedding.py``: ``reduce_scatter_embeddings`` is off then)."""
     return summed(step.tape, x) if step.run.tp > 1 else x
+
+
+def gather_again(tape: Tape) -> None:
+    """Let the gathered input of a block go after the forward, and come again where the backward first reads it."""
+    sources = {
+        event.writes[0]: event.reads
+        for event in tape.events
+        if event.name == ALL_GATHER and event.phase is not Phase.BACKWARD
+    }
+    again: dict[Storage, Storage] = {}
+    events: list[Event] = []
+    for event in tape.events:
+        if event.phase is not Phase.BACKWARD or not any(storage in sources for storage in event.reads):
+            events.append(event)
+            continue
+        for storage in event.reads:
+            if storage in sources and storage not in again:
+                again[storage] = Storage(storage.bytes, storage.part)
+                came = Event("tp.gather_again", None, sources[storage], (again[storage],))
+                came.phase, came.moment, came.layer, came.micro_batch = (
+                    event.phase, event.moment, event.layer, event.micro_batch,
+                )  # fmt: skip
+                events.append(came)
+        events.append(copied(event, lambda storage: again.get(storage, storage)))
+    tape.events = events
 
 
 def own_tokens(step: Step, x: Tensor) -> Tensor:

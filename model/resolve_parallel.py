@@ -30,6 +30,14 @@ GPTQ_UNCAST = (
     "DeepSpeed's cast of the whole model to 16 bits is left out: the kernels of a GPTQ base have a dtype of their own."
 )
 MEGATRON_GPT = "megatron_gpt"
+MEGATRONS = ("none", "ddp", "zero1")
+"""Shardings beside which Megatron splits the layers; beside the others PyTorch or DeepSpeed does."""
+FP32_GRADIENTS = (
+    "Gradients are counted in the weights' dtype: Megatron-LM's --bf16 keeps them in fp32 "
+    "(accumulate_allreduce_grads_in_fp32), 2 more bytes for every weight that a GPU trains; no peak of Megatron's code "
+    "was compared."
+)
+"""What is not known of Megatron's memory."""
 """Family whose learned positions Megatron adds before it splits tokens."""
 SEPARATE = 4
 """Maps of an attention block with projections apart."""
@@ -79,6 +87,8 @@ def take_parallel(fields: Fields, architecture: Architecture) -> None:
     check_product(fields.values)
     take_sharding(fields)
     check_tensor_parallel(architecture, fields.values, dora=bool(fields.given.get("use_dora")))
+    if fields.values["tp"] > 1 and fields.values["method"] == "full" and fields.values["sharding"] in MEGATRONS:
+        fields.notes.append(FP32_GRADIENTS)
     check_pipeline(architecture, fields.values)
     note_stages(fields, architecture)
     check_context_parallel(architecture, fields.values)

@@ -31,14 +31,16 @@ from tunecast.model.norms import norm
 from tunecast.model.operation import SYNCHRONISATION, Kind, Phase
 from tunecast.model.parallel_blocks import (
     enter_block,
+    gather_again,
     hand_over,
     leave_block,
     own_tokens,
     received_input,
-    reorders,
+    splits_tokens,
     whole_sum,
 )
 from tunecast.model.primitives_latent import complex_waves
+from tunecast.model.resolve_parallel import FSDP
 from tunecast.model.run import BUCKET_ELEMENTS, Run
 from tunecast.model.scaler import scaled_loss, scales
 from tunecast.model.selective import keep_operations
@@ -246,14 +248,17 @@ def tape_run(run: Run) -> Run:
     """The run as the tape sees it, so that runs which differ only in what it leaves out share one.
 
     It is one GPU's step without collectives, and all micro-batches after the first are equal. FSDP's version
-    stays 1 only where it holds checkpoints, and FSDP itself only where PyTorch's tensor parallelism copies tokens.
+    stays 1 only where it holds checkpoints, and who shards only where tokens are split, which PyTorch and DeepSpeed
+    gather otherwise than Megatron.
     """
     micro_batches = min(run.gradient_accumulation_steps, MICRO_BATCHES)
     version = 1 if run.holds_checkpoints else 2
     alone: dict[str, Any] = {"num_gpus": 1, "sharding": "none", "offload": "none", "gpus_per_node": 1}
     alone |= {"stack_version": "", "paged_bytes": 0, "overlap_comm": False, "reduce_dtype": None}
     alone |= {"reduce_bucket_size": BUCKET_ELEMENTS}
-    alone |= {"sharding": "fsdp"} if reorders(run) else {}
+    if splits_tokens(run):
+        deepspeed = run.sharding in ("zero2", "zero3")
+        alone["sharding"] = "fsdp" if run.sharding in FSDP else "zero2" if deepspeed else "none"
     return replace(run, gradient_accumulation_steps=micro_batches, fsdp_version=version, **alone)
 
 
@@ -298,6 +303,8 @@ def _written(architecture: Architecture, run: Run, platform: str, depth: int | N
         keep_operations(tape)
     if run.torch_compile:
         compile_tape(tape, loss=run.compile_loss)
+    if splits_tokens(run) and run.sharding == "none" and not run.async_tp:
+        gather_again(tape)
     if run.optimizer_in_backward:
         tape.grads.clear()
     return tape

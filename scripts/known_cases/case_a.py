@@ -9,6 +9,7 @@ from known_cases.asking import Figures, hours_for, markdown_table, memory_gib, t
 from tunecast.catalogs.gpus import load_gpus
 from tunecast.catalogs.prices import offers_for
 from tunecast.model.architectures import load_architecture
+from tunecast.model.fits import LIKELY
 from tunecast.model.forecast import Forecast
 from tunecast.model.units import GIGA, MEGA, gib
 
@@ -56,9 +57,9 @@ def fewest_for_weights(gpu: str) -> int:
 
 
 def fewest_that_fit(gpu: str) -> int:
-    """GPUs on which the whole training fits; past one machine, whole machines of eight."""
+    """GPUs on which the whole training fits more likely than not; past one machine, whole machines of eight."""
     counts: list[int] = [*range(fewest_for_weights(gpu), 9), *range(16, MOST_GPUS + 1, 8)]
-    return next(count for count in counts if asked(gpu, count).fits)
+    return next(count for count in counts if (asked(gpu, count).fit_probability or 0.0) >= LIKELY)
 
 
 def tokens_of_a100_row() -> float:

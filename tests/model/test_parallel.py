@@ -202,6 +202,24 @@ def test_sequence_parallelism_divides_checkpoints(make: Make, run_of: RunOf) -> 
         assert kept[0] - kept[1] == whole // parts
 
 
+@pytest.mark.parametrize(("sharding", "keeps_own"), [("zero1", True), ("ddp", True), ("fsdp", False)])
+def test_megatron_keeps_its_own_tokens_of_a_blocks_input(
+    make: Make, run_of: RunOf, sharding: str, keeps_own: bool
+) -> None:
+    """Two block inputs of a layer, 2 s b h bytes each as PyTorch keeps them gathered; of Megatron a t-th part
+    (arXiv 2205.05198, section 4.2.2)."""
+    deep, shallow = make("llama-3.1-8b", 32), make("llama-3.1-8b", 16)
+    options = {**FULL, "num_gpus": 8, "tp": 4, "gradient_checkpointing": False}
+    run, eager = (run_of(deep, **options, sharding=name) for name in (sharding, "fsdp"))
+    kept = [
+        kept_bytes(local_architecture(deep, each, 0), each, "cuda")
+        - kept_bytes(local_architecture(shallow, each, 0), each, "cuda")
+        for each in (eager, run)
+    ]
+    gathered = 16 * 2 * (2 * 2048 * 4096)
+    assert kept[0] - kept[1] == (gathered - gathered // 4 if keeps_own else 0)
+
+
 def test_a_pipeline_sends_activations_and_their_gradients(make: Make, run_of: RunOf) -> None:
     llama = make("llama-3.1-8b")
     run = run_of(llama, num_gpus=32, pp=4, tp=8, gradient_accumulation_steps=16, **FULL)
