@@ -183,12 +183,16 @@ def memory_overheads(
 def memory_priors(
     runs: Sequence[PublishedRun], beliefs: Mapping[str, Any], measured: Shares | None = None
 ) -> dict[str, Any]:
-    """The priors' keys about memory: `memory_overheads`, with the spread of code never compared, and which code was."""
+    """The priors' keys about memory: `memory_overheads`, with the spread of code never compared, and which code was.
+
+    That spread is no smaller than the beliefs' ``unmodelled_log_sd``: rows get nearer as their own code is modelled,
+    which says nothing of code that is not.
+    """
     terms, known = memory_overheads(runs, beliefs["context"], measured), beliefs["memory_codes"]
     codes = memory_codes(runs, known["same"])
     other = other_code_log_sd(runs, known, codes, terms["fragmentation_frac"]) if terms else None
     if other is not None:
-        terms[OTHER] = other
+        terms[OTHER] = max(other, float(known.get("unmodelled_log_sd", 0.0)))
     return {"memory_overhead_bytes": terms, "memory_codes": codes}
 
 

@@ -159,7 +159,7 @@ def gather_operations(architecture: Architecture, run: Run) -> list[Operation]:
     """Weights gathered layer by layer in forward and backward, gradients scattered layer by layer."""
 
     def gather(phase: Phase, size: float, count: int) -> Operation:
-        every = count * run.gradient_accumulation_steps
+        every = count * gathers_in_step(run, phase)
         return collective("all_gather", phase, size, count=every, dtype=run.dtype, run=run)
 
     layers = by_size(architecture, run, one_layer_bytes)
@@ -177,6 +177,12 @@ def gather_operations(architecture: Architecture, run: Run) -> list[Operation]:
     elif root.exit and run.sharding != "fsdp-grad-op":
         operations.append(gather(Phase.BACKWARD, root.entry, 1))
     return operations + reduction_operations(architecture, run)
+
+
+def gathers_in_step(run: Run, phase: Phase) -> int:
+    """How often a unit is gathered for a pass of one kind in a step: for every micro-batch, but that what the backward
+    leaves whole is there for the next forward."""
+    return 1 if run.weights_stay and phase is Phase.FORWARD else run.gradient_accumulation_steps
 
 
 def first_alone(architecture: Architecture, run: Run) -> tuple[int, ...]:

@@ -19,6 +19,7 @@ from dataclasses import replace
 from tunecast.model.architecture import Architecture, Attention, Layer, LayerGroup, Linear, Mlp
 from tunecast.model.operation import Kind, Operation, Phase
 from tunecast.model.primitives import attention_flops
+from tunecast.model.resolve_parallel import FSDP
 from tunecast.model.run import Run
 from tunecast.model.stages import FIRST_STAGE, stage_range
 from tunecast.model.stages import stages_counted as stages_counted
@@ -110,10 +111,13 @@ def local_architecture(architecture: Architecture, run: Run, stage: int) -> Arch
 def local_run(run: Run) -> Run:
     """The run as one GPU sees it: its tokens, and the GPUs with which it shares out data and states.
 
-    Its machine then has as many GPUs of that group as fit beside their tensor-parallel partners.
+    Its machine then has as many GPUs of that group as fit beside their tensor-parallel partners. PyTorch's pipeline
+    schedules tell FSDP to keep weights after each backward but the last (torch 2.13
+    ``distributed/pipelining/stage.py``: ``set_reshard_after_backward(False)``).
     """
     return replace(
         run,
+        weights_stay=run.pp > 1 and run.gradient_accumulation_steps > 1 and run.sharding in FSDP,
         max_length=run.max_length // run.cp,
         num_gpus=run.dp * run.cp,
         sharding=run.sharding if run.dp * run.cp > 1 else "none",

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-BY_CARD = ("loss_budget_bytes", "loss_tiles_from", "paged_bytes")
-"""Fields that the memory of a card decides, never an option."""
+BY_CARD = ("loss_budget_bytes", "loss_tiles_from", "paged_bytes", "weights_stay")
+"""Fields that are worked out, most of them from the memory of a card, and never an option."""
 BY_SPREAD, SHARD_GPUS = "dtypes_by_spread", "shard_gpus"
 """Options that a training file leaves for plans (`file_spread`): its dtypes by how the job is spread, and over how many
 GPUs it shards, with the field that says so."""
@@ -138,6 +138,8 @@ class Run:
     """Whether the exchanges of tensor parallelism run beside products instead of between them (PyTorch's async TP)."""
     pp: int = 1
     """Stages that the layers are dealt out to (pipeline parallel)."""
+    weights_stay: bool = False
+    """Whether weights that FSDP gathered for one backward stay whole for the next forward (`parallel.local_run`)."""
     pp_interleave: int = 1
     """Chunks of layers per stage (interleaved 1F1B); 1 is the plain schedule."""
     cp: int = 1

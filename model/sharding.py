@@ -203,6 +203,8 @@ def communication_bytes(architecture: Architecture, run: Run, moment: str, posit
         return 0
     if alone:
         return streamed_bytes(architecture, run, moment)
+    if run.weights_stay:
+        return staying_bytes(architecture, run, moment, position)
     if run.sharding == "fsdp-grad-op":
         return grad_op_bytes(architecture, run, moment, position)
     if run.fsdp_version == 1:
@@ -303,6 +305,14 @@ def grad_op_bytes(architecture: Architecture, run: Run, moment: str, position: s
     if moment == "forward":
         return root.entry + layers + (COPIED_LAYERS - 1) * layer
     return root.whole + layers + (root.exit or layer)
+
+
+def staying_bytes(architecture: Architecture, run: Run, moment: str, position: str) -> int:
+    """FSDP whose weights stay after every backward but the last: all of them from the first one on."""
+    whole = root_group_bytes(architecture, run) + sum(
+        group.count * one_layer_bytes(group.layer, architecture.hidden_size, run) for group in architecture.groups
+    )
+    return whole + (layer_reduction_bytes(architecture, run, position) if moment == "backward" else 0)
 
 
 def reduction_share(run: Run) -> int:

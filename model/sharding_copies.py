@@ -33,7 +33,7 @@ from collections.abc import Iterator
 
 from tunecast.model.architecture import Architecture
 from tunecast.model.buckets import filled
-from tunecast.model.collectives import is_megatrons, reduced_times
+from tunecast.model.collectives import gathers_in_step, is_megatrons, reduced_times
 from tunecast.model.operation import Kind, Operation, Phase
 from tunecast.model.resolve_parallel import FSDP
 from tunecast.model.run import Run
@@ -159,7 +159,7 @@ def shard_casts(architecture: Architecture, run: Run) -> list[Operation]:
         return []
     per_byte = (stored + sent) / sent / shard_gpus(run)
     return [
-        copied("fsdp.cast", phase, size * per_byte, count=count * run.gradient_accumulation_steps, dtype="fp32")
+        copied("fsdp.cast", phase, size * per_byte, count=count * gathers_in_step(run, phase), dtype="fp32")
         for phase, (size, count) in gathered_units(architecture, run)
     ]
 
@@ -210,11 +210,12 @@ def fsdp1_copies(architecture: Architecture, run: Run) -> list[Operation]:
 def fsdp2_copies(architecture: Architecture, run: Run) -> list[Operation]:
     """Shards into the gather's buffer, whole units out of it, gradients into that of the reduction."""
     times, _ = reduced_times(run)
-    micro, gpus = run.gradient_accumulation_steps, shard_gpus(run)
+    gpus = shard_gpus(run)
     found = shard_casts(architecture, run)
     for phase, (size, count) in gathered_units(architecture, run):
-        found.append(copied("fsdp.copy_in", phase, 2 * size / gpus, count=count * micro, dtype=run.dtype))
-        found.append(copied("fsdp.copy_out", phase, 2 * size, count=count * micro, dtype=run.dtype))
+        times_gathered = count * gathers_in_step(run, phase)
+        found.append(copied("fsdp.copy_in", phase, 2 * size / gpus, count=times_gathered, dtype=run.dtype))
+        found.append(copied("fsdp.copy_out", phase, 2 * size, count=times_gathered, dtype=run.dtype))
     dtype, wider = run.reduce_dtype or gradient_dtype(run), reduction_share(run)
     summed = wider if sums_wide(run) else 1
     for size, count in trained_units(architecture, run):

@@ -254,7 +254,7 @@ def tape_run(run: Run) -> Run:
     micro_batches = min(run.gradient_accumulation_steps, MICRO_BATCHES)
     version = 1 if run.holds_checkpoints else 2
     alone: dict[str, Any] = {"num_gpus": 1, "sharding": "none", "offload": "none", "gpus_per_node": 1}
-    alone |= {"stack_version": "", "paged_bytes": 0, "overlap_comm": False, "reduce_dtype": None}
+    alone |= {"stack_version": "", "paged_bytes": 0, "overlap_comm": False, "reduce_dtype": None, "weights_stay": False}
     alone |= {"reduce_bucket_size": BUCKET_ELEMENTS}
     if splits_tokens(run):
         deepspeed = run.sharding in ("zero2", "zero3")

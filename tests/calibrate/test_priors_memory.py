@@ -109,3 +109,13 @@ def test_the_spread_of_other_code_stays_outside_of_what_was_compared() -> None:
     priors = memory_priors(read("FM-025", "FT-001", "FT-010", "TT-021"), {"context": CONTEXT, "memory_codes": KNOWN})
     terms = priors["memory_overhead_bytes"]
     assert 0 < terms[COMPARED] < terms[OTHER]
+
+
+def test_what_other_code_was_off_by_stays_when_some_of_it_is_modelled() -> None:
+    """A row that is met nearly leaves the belief of code that nobody has modelled."""
+    rows = read("FM-025", "FT-001", "FT-010", "TT-021")
+    known = {**KNOWN, "unmodelled_log_sd": 0.154}
+    own = memory_priors(rows, {"context": CONTEXT, "memory_codes": KNOWN})["memory_overhead_bytes"]
+    found = memory_priors(rows, {"context": CONTEXT, "memory_codes": known})["memory_overhead_bytes"]
+    assert own["other_code_log_sd"] < 0.154
+    assert found["other_code_log_sd"] == 0.154

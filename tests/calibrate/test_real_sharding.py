@@ -5,15 +5,18 @@ accelerate's own ``fsdp2_prepare_model`` wraps the model; ``fsdp-one-group`` is 
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from gloo_processes import Held, held_by_each
+from gloo_processes import Held, held_by_each, started_and_ended
 
 from tunecast.model.architecture import Architecture
 from tunecast.model.architectures import architecture_from_config
+from tunecast.model.collectives import communication_operations
 from tunecast.model.memory import MemoryForecast, memory_timeline
+from tunecast.model.parallel import local_architecture, local_run
 from tunecast.model.resolve import resolve_run
 from tunecast.model.run import Run
 from tunecast.model.sharding import layer_bytes, root_group_bytes
@@ -100,6 +103,25 @@ def test_a_table_that_is_the_head_is_one_unit(tmp_path: Path) -> None:
     runs = {name: RUNS[name] for name in ("fsdp-full", "fsdp-lora")}
     for name, (measured, forecast) in measured_and_forecast(tmp_path, TIED, runs).items():
         assert forecast == pytest.approx(measured, rel=0.025), name
+
+
+STAGED = {"fsdp-2": (2, True), "fsdp-8": (8, True), "fsdp-grad-op-2": (2, False), "fsdp-grad-op-8": (8, False)}
+
+
+def test_pipeline_schedules_keep_weights_gathered(tmp_path: Path) -> None:
+    """Gathers of three layers in a step of 1F1B over two stages of two GPUs, 2 and 8 micro-batches."""
+    jobs = tmp_path / "jobs.json"
+    jobs.write_text(json.dumps(STAGED))
+    started_and_ended("staged_worker.py", jobs, 4)
+    counted = json.loads((tmp_path / "gathered0.json").read_text())
+    architecture = architecture_from_config(CONFIG, "sharded")
+    for name, (micro_batches, _) in STAGED.items():
+        options = {"sharding": name.rpartition("-")[0], "pp": 2, "num_gpus": 4, "method": "full", "max_length": 64}
+        run = resolve_run(architecture, {**options, "gradient_accumulation_steps": micro_batches}).run
+        operations = communication_operations(local_architecture(architecture, run, 0), local_run(run))
+        layer = layer_bytes(architecture, local_run(run))
+        gathers = sum(op.count for op in operations if op.name == "all_gather" and op.bytes == layer)
+        assert gathers == counted[name], name
 
 
 def case(name: str) -> tuple[Architecture, Run, MemoryForecast]:
