@@ -126,7 +126,7 @@ def saved_scale_bytes(architecture: Architecture, run: Run) -> int:
 
 
 def master_ratio(run: Run) -> int:
-    """Bytes of a stored weight over those it multiplies with: 2 where fp32 shards are gathered in 16 bits."""
+    """Bytes of what trains over those it multiplies with: 2 where fp32 shards are gathered in 16 bits."""
     return DTYPE_BYTES[run.master_dtype or run.dtype] // DTYPE_BYTES[run.dtype]
 
 
@@ -142,11 +142,12 @@ def static_parts(architecture: Architecture, run: Run, *, platform: str = "cuda"
     trained = stored_bytes(trained_tensors(architecture, run), trained_dtype(run)) if run.has_adapters else saved
     base = root_weight_bytes(architecture, run) + layers + saved_scale_bytes(architecture, run)
     base -= gone_original_bytes(architecture, run)
+    base *= 1 if run.has_adapters else master_ratio(run)
     stable = stable_embedding(architecture) if has_stable_embedding(architecture, run) else ()
     kept = [allocated_bytes(DTYPE_BYTES[run.dtype] * elements) for _, elements in stable]
     return {
         "gradients": sum(kept),
-        "weights": base * master_ratio(run) + buffer_bytes(architecture, run) + saved + sum(kept[1:]),
+        "weights": base + buffer_bytes(architecture, run) + saved + sum(kept[1:]),
         "quantized": quantized + shared_code,
         "adapters": trained - saved,
         "optimizer_state": optimizer_state_bytes(architecture, run, platform=platform) + state_bytes(architecture, run),

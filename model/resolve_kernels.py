@@ -10,7 +10,7 @@ from tunecast.model.architecture import Architecture, Mlp
 from tunecast.model.fp8 import FP8_KINDS
 from tunecast.model.fused import FUSED_KERNELS
 from tunecast.model.litgpt import is_litgpt
-from tunecast.model.resolve_parallel import FSDP, Fields
+from tunecast.model.resolve_parallel import FSDP, Fields, raises_adapters, raises_trained
 from tunecast.model.run import Run
 from tunecast.model.stacks import (
     DTYPE_ALIASES,
@@ -19,7 +19,6 @@ from tunecast.model.stacks import (
     HF_CODES_SAID,
     QUANT_TYPES,
     built_choice,
-    load_stacks,
     one_of,
 )
 from tunecast.model.units import DTYPE_BYTES, GIB
@@ -152,7 +151,8 @@ def take_master(fields: Fields) -> None:
     fields.values["master_dtype"] = None if given in (None, "none") else one_of("master-dtype", given, ("fp32",))
     if fields.values["master_dtype"] is None:
         return
-    if values["method"] != "full" or values["num_gpus"] == 1 or values["sharding"] not in FSDP:
+    raised = raises_adapters(fields)
+    if not raised and (values["method"] != "full" or values["num_gpus"] == 1 or values["sharding"] not in FSDP):
         raise InputError(
             f"--master-dtype fp32 says what FSDP keeps of a model trained whole, but --method is {values['method']} "
             f"and --sharding {values['sharding']}; leave it out."
@@ -162,17 +162,14 @@ def take_master(fields: Fields) -> None:
 
 
 def _shards_of_stack(fields: Fields) -> str | None:
-    """fp32 where accelerate trains a model whole under FSDP and mixed precision: it raises the weights before it shards
-    them, and gathers 16 bits, which becomes the dtype of what was loaded in fp32; a typed fp32 stands.
-
-    Source: accelerate 1.15 ``utils/fsdp_utils.py`` (``fsdp2_prepare_model``) and ``accelerator.py``
-    (``prepare_model``, FSDP 1); which stacks leave FSDP to it is in stacks.json (``fsdp_raises``).
-    """
+    """fp32 where accelerate raises what trains (`raises_trained`): adapters, or a whole model, which is gathered in 16
+    bits whatever it was loaded in; a typed fp32 stands."""
     values = fields.values
-    sharded = values["num_gpus"] > 1 and values["sharding"] in FSDP and values["precision"].endswith("-autocast")
-    raises = values["fsdp_version"] in load_stacks()[values["stack"]].get("fsdp_raises", ())
+    if raises_adapters(fields):
+        fields.notes.append(RAISED)
+        return "fp32"
     stands = "dtype" in fields.given and values["dtype"] == "fp32"
-    if "master_dtype" in fields.given or values["method"] != "full" or not (sharded and raises) or stands:
+    if "master_dtype" in fields.given or values["method"] != "full" or not raises_trained(values) or stands:
         return None
     if values["dtype"] == "fp32":
         fields.put("dtype", values["precision"].removesuffix("-autocast"), "stack-default")

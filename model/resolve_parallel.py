@@ -10,7 +10,7 @@ from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.architecture import Architecture, Attention
 from tunecast.model.read_numbers import whole_number
 from tunecast.model.run import BUCKET_ELEMENTS
-from tunecast.model.stacks import DTYPE_ALIASES, built_choice, one_of
+from tunecast.model.stacks import DTYPE_ALIASES, built_choice, load_stacks, one_of
 from tunecast.model.stages import stage_layers
 
 CP_KINDS = ("ring", "ulysses")
@@ -238,12 +238,37 @@ def check_hybrid(values: Mapping[str, Any]) -> None:
         )
 
 
+def raises_trained(values: Mapping[str, Any]) -> bool:
+    """Whether accelerate raises what trains to fp32 before FSDP shards it, which is then gathered in 16 bits: under
+    mixed precision, with the versions of FSDP that a stack leaves to it (stacks.json, ``fsdp_raises``).
+
+    Source: accelerate 1.15 ``utils/fsdp_utils.py`` (``fsdp2_prepare_model``), ``accelerator.py`` (``prepare_model``).
+    """
+    mixed = values["num_gpus"] > 1 and values["sharding"] in FSDP and values["precision"].endswith("-autocast")
+    return mixed and values["fsdp_version"] in load_stacks()[values["stack"]].get("fsdp_raises", ())
+
+
+def raises_adapters(fields: Fields) -> bool:
+    """Whether FSDP 2 keeps adapters in fp32 beside a base in 16 bits; not those in 16 bits beside a 4-bit base, which
+    are left alone (``model_has_params4bit``)."""
+    values = fields.values
+    half = values["precision"].removesuffix("-autocast")
+    alone = values["bnb_4bit_quant_type"] is not None and "adapter_dtype" in fields.given
+    narrow = alone and DTYPE_ALIASES.get(fields.given["adapter_dtype"], fields.given["adapter_dtype"]) != "fp32"
+    known = "master_dtype" in fields.given or values["fsdp_version"] == 1 or values["method"] == "full"
+    return not known and raises_trained(values) and values["dtype"] == half and not narrow
+
+
 def share_dtype(fields: Fields) -> None:
-    """One FSDP group has one dtype, so adapters take the base's (PEFT: ``autocast_adapter_dtype=False``).
+    """Adapters as FSDP 2 gathers them: in 16 bits where accelerate keeps them in fp32 shards; else in the base's dtype,
+    since one group has one (PEFT: ``autocast_adapter_dtype=False``).
 
     Under FSDP 1 the Trainer wraps every adapter by itself (PEFT ``fsdp_auto_wrap_policy``), so that it keeps its own.
     """
     base = fields.values["dtype"]
+    if raises_adapters(fields):
+        fields.put("adapter_dtype", base, "stack-default")
+        return
     if fields.values["adapter_dtype"] == base or fields.values["fsdp_version"] == 1:
         return
     if "adapter_dtype" in fields.given:

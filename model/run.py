@@ -47,8 +47,8 @@ class Run:
     dtype: str = "bf16"
     """Storage of unquantized base weights: ``bf16``, ``fp16`` or ``fp32``."""
     master_dtype: str | None = None
-    """``fp32`` where sharded weights, gradients and states of a full fine-tune are, and only what is gathered is
-    `dtype` (FSDP's mixed precision)."""
+    """``fp32`` where shards of what trains, gradients and states are, and only what is gathered is `dtype` or
+    `adapter_dtype` (FSDP's mixed precision)."""
     reduce_dtype: str | None = None
     """The dtype in which FSDP reduces gradients (``MixedPrecisionPolicy.reduce_dtype``); None: their own."""
     precision: str = "bf16-autocast"

@@ -125,7 +125,7 @@ def gradient_dtype(run: Run) -> str:
 
 def trained_dtype(run: Run) -> str:
     """Storage of trained parameters, their gradients and their optimizer state."""
-    return run.adapter_dtype if run.has_adapters else run.master_dtype or run.dtype
+    return run.master_dtype or (run.adapter_dtype if run.has_adapters else run.dtype)
 
 
 def trainable_params(architecture: Architecture, run: Run) -> int:

@@ -309,7 +309,11 @@ def told_by_spread(
 ) -> dict[str, dict[str, Any]]:
     """Dtypes of a file's run by how its job is spread (`dtypes_by_spread`), with the `typed` ones of a command line."""
     shards = {**options, **file.whole_dtypes, "method": "full", "sharding": "fsdp"}
-    return dtypes_by_spread(file.whole_dtypes, master_under_fsdp(shards, framework), typed)
+    masters = master_under_fsdp(shards, framework)
+    told = dtypes_by_spread(file.whole_dtypes, masters, typed)
+    if masters.get("master_dtype") == "none":  # of adapters neither
+        told["fsdp"] = {**masters, **told["fsdp"]}
+    return told
 
 
 def settle_dtypes(

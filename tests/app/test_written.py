@@ -46,6 +46,7 @@ TILED = {"loss_type": "chunked_nll"}
 """TRL since 1.15 makes tiles of the logits whatever the file says."""
 ADMITTED: dict[tuple[str, str], dict[str, Any]] = {
     ("trl", "qlora"): {"adapter_dtype": "bf16"},  # TRL casts the adapters of a 4-bit base
+    ("axolotl", "lora-fsdp"): {"master_dtype": None},  # its own FSDP 2 raises nothing
     ("llama-factory", "lora-saved"): {"modules_to_save_dtype": "fp32"},  # it raises all that trains
 }
 

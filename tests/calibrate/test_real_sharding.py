@@ -47,6 +47,7 @@ RUNS: dict[str, dict[str, Any]] = {
         "gradient_accumulation_steps": 3,
     },
     "fsdp-raised": {**COMMON, "method": "full", "sharding": "fsdp", "precision": "bf16-autocast"},
+    "fsdp-raised-lora": {**COMMON, "method": "lora", "sharding": "fsdp", "precision": "bf16-autocast", "lora_r": 64},
     "fsdp-one-group": {
         **COMMON,
         "method": "full",
@@ -178,6 +179,7 @@ def test_whole_parameters_while_a_layer_runs(held: Held, name: str) -> None:
     [
         ("fsdp-full", 2e-3),
         ("fsdp-raised", 2e-3),
+        ("fsdp-raised-lora", 0.03),
         ("fsdp-one-group", 2e-3),
         ("fsdp-wide", 0.02),
         ("fsdp-summed", 0.01),

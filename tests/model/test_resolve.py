@@ -66,10 +66,29 @@ def test_a_card_without_bf16_uses_fp16_and_says_so(llama: Architecture) -> None:
     assert resolve_run(llama, {"dtype": "fp32", "precision": "fp32"}, gpu_has_bf16=False).notes == ()
 
 
-def test_fsdp_gives_adapters_the_dtype_of_the_base(llama: Architecture) -> None:
-    resolved = resolve_run(llama, {"num_gpus": 2, "sharding": "fsdp"})
-    assert resolved.run.adapter_dtype == "bf16"
-    assert "FSDP" in resolved.notes[0]
+@pytest.mark.parametrize(
+    ("options", "dtypes", "told"),
+    [
+        ({}, ("bf16", "fp32"), "accelerate raises"),
+        ({"adapter_dtype": "bf16"}, ("bf16", "fp32"), "accelerate raises"),
+        ({"adapter_dtype": "fp32"}, ("bf16", "fp32"), "accelerate raises"),
+        ({"method": "qlora"}, ("bf16", "fp32"), "accelerate raises"),
+        ({"method": "qlora", "adapter_dtype": "bf16"}, ("bf16", None), None),
+        ({"precision": "bf16"}, ("bf16", None), "stored as bf16"),
+        ({"master_dtype": "none"}, ("bf16", None), "stored as bf16"),
+        ({"fsdp_version": 1}, ("fp32", None), None),
+        ({"stack": "torchtune"}, ("bf16", None), None),
+    ],
+)
+def test_adapters_under_fsdp(
+    llama: Architecture, options: dict[str, Any], dtypes: tuple[str, str | None], told: str | None
+) -> None:
+    """What is gathered of them, and what their shards keep: accelerate raises all that trains under mixed precision,
+    but for a 4-bit base (``fsdp2_prepare_model``), which `test_real_sharding` runs."""
+    resolved = resolve_run(llama, {"num_gpus": 2, "sharding": "fsdp", **options})
+    assert (resolved.run.adapter_dtype, resolved.run.master_dtype) == dtypes
+    found = [note for note in resolved.notes if "FSDP" in note]
+    assert found == [] if told is None else told in found[0]
 
 
 def test_a_paged_optimizer_says_what_is_not_counted(llama: Architecture) -> None:
@@ -118,7 +137,7 @@ def test_pefts_preparation_leaves_everything_but_the_4_bit_weights_in_fp32(llama
             {"num_gpus": 2, "sharding": "zero3", "method": "qlora", "quant_method": "bnb-8bit"},
             "ZeRO-3 of a bnb-8bit base",
         ),
-        ({"num_gpus": 2, "sharding": "fsdp", "adapter_dtype": "fp32"}, "FSDP"),
+        ({"num_gpus": 2, "sharding": "fsdp", "precision": "bf16", "adapter_dtype": "fp32"}, "FSDP"),
         ({"max_lenght": 512}, "Did you mean max_length"),
     ],
 )
