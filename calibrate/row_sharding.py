@@ -99,6 +99,8 @@ def nvlink_said(row: Row, gpu: Gpu, run: Run, notes: list[str]) -> bool | None:
     """Whether the words of a card or of parallelism say that bridges join cards whose NVLink is bridges; None where
     they do not, or where that says nothing."""
     columns = [column for column in ("gpu", "parallelism") if NVLINK.search(row.get(column, ""))]
+    if columns and run.num_gpus > 1 and gpu.nvlink_bytes_per_s == 0:
+        notes.append(f"{columns[0]} {row[columns[0]]!r}: {gpu.id} has no NVLink, so that its cards are joined by PCIe.")
     if not columns or run.num_gpus == 1 or not has_bridge(gpu):
         return None
     if "parallelism" not in columns and PCIE.search(row.get("parallelism", "")):

@@ -104,7 +104,7 @@ def _number(found: re.Match[str], name: str) -> float:
 def _by_flops(row: Row) -> str:
     """Why a speed that is stated by FLOPs alone is none."""
     columns = flops_alone(row)
-    return f"speed is stated as {columns} alone, whose count of FLOPs differs between sources" if columns else ""
+    return f"it is stated as {columns} alone, whose count of FLOPs differs between sources" if columns else ""
 
 
 def flops_alone(row: Row) -> str:

@@ -174,7 +174,7 @@ def gather_operations(architecture: Architecture, run: Run) -> list[Operation]:
         operations += [gather(Phase.BACKWARD, size, count) for size, count in layers]
     if gathers_root_again(run):
         operations.append(replace(gather(Phase.BACKWARD, root.whole, 1), blocking=True))
-    elif root.exit and run.sharding != "fsdp-grad-op":
+    elif root.entry and root.exit and run.sharding != "fsdp-grad-op":
         operations.append(gather(Phase.BACKWARD, root.entry, 1))
     return operations + reduction_operations(architecture, run)
 

@@ -31,7 +31,8 @@ def dtypes_by_spread(
     """Dtypes without sharding (`whole`, as the file has them), under DeepSpeed, and under FSDP of adapters and of a
     model trained whole (`masters`: what it changes there); `typed` ones are taken as they stand in each.
 
-    DeepSpeed's cast is left out where another dtype than its own is typed, FSDP's fp32 where any is.
+    DeepSpeed's cast is left out where another dtype than its own is typed. Where any is, whether FSDP's shards are fp32
+    is left to the resolution, unless the file's framework has none.
     """
     precision = str(whole.get("precision", ""))
     half = precision.removesuffix("-autocast")
@@ -40,7 +41,8 @@ def dtypes_by_spread(
     cast = {"dtype": half, "precision": half, "adapter_dtype": half} if casts else {}
     uncast = {name: value for name, value in whole.items() if not casts or name != "modules_to_save_dtype"}
     shared = {name: value for name, value in whole.items() if precision == half or name != "adapter_dtype"}
-    kept = {} if {"dtype", "precision", "master_dtype"} & set(typed) else masters
+    none = masters.get("master_dtype") == "none"
+    kept = {} if {"dtype", "precision", "master_dtype"} & set(typed) and not none else masters
     found = {"whole": dict(whole), "zero": {**uncast, **cast}, "fsdp": shared, "fsdp-full": {**whole, **kept}}
     return {spread: {**dtypes, **typed} for spread, dtypes in found.items()}
 

@@ -72,16 +72,16 @@ def counts_for(question: Question, target: Target) -> tuple[int, ...]:
             f"--num-gpus auto tries {', '.join(map(str, COUNTS))}, but {splits} takes {inner} GPUs per copy of the "
             f"model, which divides none of them; type --num-gpus {inner}, or a multiple of it."
         )
-    taken = tuple(count for count in counts if can_be_of(question, count))
+    taken = tuple(count for count in counts if can_be_of(question, count, target))
     if not taken:
-        with_count(question, counts[-1])
+        resolve_for(with_count(question, counts[-1]), target)
     return taken
 
 
-def can_be_of(question: Question, count: int) -> bool:
+def can_be_of(question: Question, count: int, target: Target) -> bool:
     """Whether the job can have so many GPUs."""
     try:
-        with_count(question, count)
+        resolve_for(with_count(question, count), target)
     except (InputError, NotSupportedError):
         return False
     return True

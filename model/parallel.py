@@ -117,7 +117,10 @@ def local_run(run: Run) -> Run:
     """
     return replace(
         run,
-        weights_stay=run.pp > 1 and run.gradient_accumulation_steps > 1 and run.sharding in FSDP,
+        weights_stay=run.pp > 1
+        and run.gradient_accumulation_steps > 1
+        and run.sharding in FSDP
+        and run.fsdp_version == 2,
         max_length=run.max_length // run.cp,
         num_gpus=run.dp * run.cp,
         sharding=run.sharding if run.dp * run.cp > 1 else "none",

@@ -10,6 +10,7 @@ from tunecast.model.architecture import Architecture, Mlp
 from tunecast.model.fp8 import FP8_KINDS
 from tunecast.model.fused import FUSED_KERNELS
 from tunecast.model.litgpt import is_litgpt
+from tunecast.model.loss_chunks import TORCHTUNE
 from tunecast.model.resolve_parallel import FSDP, Fields, raises_adapters, raises_trained
 from tunecast.model.run import Run
 from tunecast.model.stacks import (
@@ -306,6 +307,9 @@ def take_kernels(fields: Fields, architecture: Architecture, defaults: Mapping[s
     take_in_backward(fields)
     for name, ordinary in (("torch_compile", False), ("compile_loss", not is_litgpt(architecture))):
         fields.values[name] = bool(fields.take(name, defaults.get(name, ordinary), "stack-default"))
+    recomputes = fields.values["gradient_checkpointing"] and "reentrant" not in fields.given
+    if recomputes and fields.values["torch_compile"] and fields.values["stack"] == TORCHTUNE:
+        fields.put("reentrant", True, "stack-default")  # its checkpoints are around compiled layers: all is made again
     asked = fields.take("fused_kernels", defaults.get("fused_kernels", ()), "stack-default")
     names = [part.strip() for part in asked.split(",")] if isinstance(asked, str) else list(asked)
     if names == ["none"]:

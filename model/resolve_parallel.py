@@ -30,6 +30,7 @@ GPTQ_UNCAST = (
     "DeepSpeed's cast of the whole model to 16 bits is left out: the kernels of a GPTQ base have a dtype of their own."
 )
 MEGATRON_GPT = "megatron_gpt"
+"""Family whose learned positions Megatron adds before it splits tokens."""
 MEGATRONS = ("none", "ddp", "zero1")
 """Shardings beside which Megatron splits the layers; beside the others PyTorch or DeepSpeed does."""
 FP32_GRADIENTS = (
@@ -38,7 +39,6 @@ FP32_GRADIENTS = (
     "was compared."
 )
 """What is not known of Megatron's memory."""
-"""Family whose learned positions Megatron adds before it splits tokens."""
 SEPARATE = 4
 """Maps of an attention block with projections apart."""
 GPUS_PER_NODE = 8
@@ -87,7 +87,7 @@ def take_parallel(fields: Fields, architecture: Architecture) -> None:
     check_product(fields.values)
     take_sharding(fields)
     check_tensor_parallel(architecture, fields.values, dora=bool(fields.given.get("use_dora")))
-    if fields.values["tp"] > 1 and fields.values["method"] == "full" and fields.values["sharding"] in MEGATRONS:
+    if is_megatrons_in_16_bits(fields.values):
         fields.notes.append(FP32_GRADIENTS)
     check_pipeline(architecture, fields.values)
     note_stages(fields, architecture)
@@ -236,6 +236,12 @@ def check_hybrid(values: Mapping[str, Any]) -> None:
             f"--sharding hsdp copies whole machines of {values['gpus_per_node']} GPUs, but {copies} GPUs of data "
             f"parallelism do not divide into groups of {inside}; use --sharding fsdp, or change --gpus-per-node."
         )
+
+
+def is_megatrons_in_16_bits(values: Mapping[str, Any]) -> bool:
+    """Whether Megatron trains whole weights in 16 bits; torchtune and LitGPT split layers by PyTorch's own means."""
+    split = values["tp"] > 1 and values["sharding"] in MEGATRONS and values["stack"] not in ("torchtune", "litgpt")
+    return split and values["method"] == "full" and values["dtype"] != "fp32"
 
 
 def raises_trained(values: Mapping[str, Any]) -> bool:

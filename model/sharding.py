@@ -263,7 +263,7 @@ def spared_at_loss(architecture: Architecture, run: Run) -> int:
     the unit before goes with the forward, the last layer is fetched when the head's backward begins, and between them
     the backward of the log-softmax has one more copy of logits, in 16 bits."""
     units = run.num_gpus > 1 and run.sharding in FSDP and run.fsdp_version == 2 and not of_own_code(run)
-    if not units or run.loss_type != "nll":
+    if not units or run.weights_stay or run.loss_type != "nll":
         return 0
     kept = gathered_root(architecture, run).exit
     if run.sharding != "fsdp-grad-op" or not kept:

@@ -142,13 +142,12 @@ def trained_units(architecture: Architecture, run: Run) -> list[Unit]:
 def gathered_units(architecture: Architecture, run: Run) -> Iterator[tuple[Phase, Unit]]:
     """What is gathered in a micro-batch, unit by unit."""
     layers, root = by_size(architecture, run, one_layer_bytes), gathered_root(architecture, run)
-    outside = [(size, 1) for size in root if size]
-    for unit in (*outside, *layers):
+    for unit in (*((size, 1) for size in root if size), *layers):
         yield Phase.FORWARD, unit
     if run.sharding == "fsdp-grad-op":
         return
-    again = gathers_root_again(run) or root.exit
-    for unit in (*(outside[:1] if again else []), *layers):
+    again = root.entry if gathers_root_again(run) or root.exit else 0
+    for unit in (*([(again, 1)] if again else []), *layers):
         yield Phase.BACKWARD, unit
 
 

@@ -62,10 +62,9 @@ def gathered_root(architecture: Architecture, run: Run) -> Root:
     """As it is gathered: weights, and what trains beside them."""
     trained = trained_root(architecture, run)
     beside = trained if run.has_adapters else Root(0, 0)
-    whole = root_weight_bytes(architecture, run)
+    whole, table = root_weight_bytes(architecture, run), table_bytes(architecture, run)
     if not splits_root(architecture, run):
         return Root(whole + beside.whole, 0)
-    table = min(DTYPE_BYTES[run.dtype] * architecture.embedding_params, whole)
     return Root(table + beside.entry, whole - table + beside.exit)
 
 
@@ -74,7 +73,11 @@ def trained_root(architecture: Architecture, run: Run) -> Root:
     if run.has_adapters:
         before, after = (whole_bytes(part, gradient_dtype(run)) for part in root_tensors(architecture, run))
     else:
-        whole = root_weight_bytes(architecture, run)
-        before = min(DTYPE_BYTES[run.dtype] * architecture.embedding_params, whole)
-        after = whole - before
+        before = table_bytes(architecture, run)
+        after = root_weight_bytes(architecture, run) - before
     return Root(before, after) if splits_root(architecture, run) else Root(before + after, 0)
+
+
+def table_bytes(architecture: Architecture, run: Run) -> int:
+    """The table of tokens, which the first stage of a pipeline alone has."""
+    return DTYPE_BYTES[run.dtype] * architecture.embedding_params if architecture.has_entry else 0

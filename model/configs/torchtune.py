@@ -125,7 +125,6 @@ def _rows(source: Source, draft: Draft) -> None:
 
 def _software(source: Source, draft: Draft) -> None:
     _checkpointing(source, draft)
-    draft.put("reentrant", source.on("compile"))  # a compiled layer inside a checkpoint is recomputed whole
     draft.put("attn_implementation", source.default("attn_implementation"))
     draft.put("optim", _optimizer(source), "optimizer._component_")
     for theirs, ours in (("optimizer_in_bwd", "optimizer_in_backward"), ("compile", "torch_compile")):
@@ -191,12 +190,13 @@ def _spread(source: Source, draft: Draft, num_gpus: int | None) -> None:
     """The distributed recipe is FSDP2; a single-device recipe has no sharding."""
     put_degree(source, draft, "tensor_parallel_dim", "tp")
     put_degree(source, draft, "context_parallel_dim", "cp")
+    split = int(draft.options.get("tp", 1)) * int(draft.options.get("cp", 1))
     if source.on("fsdp_cpu_offload"):
         draft.put("offload", True, "fsdp_cpu_offload")
     replicas = source.whole("data_parallel_replicate_dim")
     if replicas is not None and replicas > 1:
         draft.put("sharding", "hsdp", "data_parallel_replicate_dim")
-    elif num_gpus is not None and num_gpus > 1:
+    elif num_gpus is not None and num_gpus > split:
         kept = source.flag("fsdp_reshard_after_forward") is False
         draft.put("sharding", "fsdp-grad-op" if kept else "fsdp", "fsdp_reshard_after_forward" if kept else None)
 

@@ -94,6 +94,15 @@ dtype: bf16
 batch_size: 8
 enable_activation_checkpointing: true
 """,
+    "torchtune-split": """\
+model: {_component_: torchtune.models.llama3_1.llama3_1_8b}
+checkpointer: {checkpoint_dir: /tmp/Meta-Llama-3.1-8B-Instruct/}
+tokenizer: {max_seq_len: 4096}
+optimizer: {_component_: torch.optim.AdamW}
+dtype: bf16
+enable_activation_checkpointing: true
+tensor_parallel_dim: 2
+""",
     "trl": """\
 model_name_or_path: meta-llama/Llama-3.1-8B
 dtype: bfloat16

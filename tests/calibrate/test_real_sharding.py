@@ -20,7 +20,7 @@ from tunecast.model.parallel import local_architecture, local_run
 from tunecast.model.resolve import resolve_run
 from tunecast.model.run import Run
 from tunecast.model.sharding import layer_bytes, root_group_bytes
-from tunecast.model.sharding_root import splits_root
+from tunecast.model.sharding_root import gathered_root, splits_root
 from tunecast.model.trained import trained_dtype, trained_tensors
 from tunecast.model.units import DTYPE_BYTES
 
@@ -123,6 +123,16 @@ def test_pipeline_schedules_keep_weights_gathered(tmp_path: Path) -> None:
         layer = layer_bytes(architecture, local_run(run))
         gathers = sum(op.count for op in operations if op.name == "all_gather" and op.bytes == layer)
         assert gathers == counted[name], name
+
+
+def test_units_of_stages_are_what_they_have() -> None:
+    """The first stage has the table of tokens, the last the norm and the head, those between neither."""
+    for config in (CONFIG, TIED):
+        architecture = architecture_from_config(config, "sharded")
+        run = resolve_run(architecture, {**RUNS["fsdp-full"], "pp": 3, "num_gpus": 6}).run
+        table, norm = 2 * CONFIG["vocab_size"] * CONFIG["hidden_size"], 2 * CONFIG["hidden_size"]
+        stages = [gathered_root(local_architecture(architecture, run, stage), local_run(run)) for stage in range(3)]
+        assert stages == [(table, 0), (0, 0), (0, table + norm)]
 
 
 def case(name: str) -> tuple[Architecture, Run, MemoryForecast]:

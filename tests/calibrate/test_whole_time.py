@@ -125,5 +125,5 @@ def test_no_row_of_the_collected_tables_is_measured_by_its_whole_time(table: str
 )
 def test_a_speed_in_flops_alone_is_none_and_is_named(cells: dict[str, str], named: str) -> None:
     run = one({**ROW, **cells})
-    why = f"speed is stated as {named} alone, whose count of FLOPs differs between sources"
+    why = f"it is stated as {named} alone, whose count of FLOPs differs between sources"
     assert run.why_no_speed == (why if named else "")

@@ -179,6 +179,17 @@ def test_axolotl_shards_what_it_loaded_under_fsdp2(read: Read, lines: str, maste
     assert any("accelerate raises" in note for note in found.notes) == (master == "fp32")
 
 
+@pytest.mark.parametrize("typed", [{}, {"dtype": "bf16"}, {"precision": "bf16-autocast"}, {"method": "lora"}])
+def test_what_axolotl_does_not_raise_no_typed_dtype_raises(read: Read, typed: dict[str, Any]) -> None:
+    found = read("axolotl", "adapter:\nlora_r:\nlora_target_linear:\nlora_mlp_kernel:" + FSDP_2)
+    options = merge_options(found, {"num_gpus": 8, **typed}).options
+    run = resolve_run(
+        load_architecture("meta-llama/Llama-3.1-8B"),
+        {name: value for name, value in options.items() if name not in RUN_OPTIONS_ELSEWHERE},
+    ).run
+    assert (run.sharding, run.master_dtype) == ("fsdp", None)
+
+
 @pytest.mark.parametrize(
     ("typed", "dtype", "master"),
     [

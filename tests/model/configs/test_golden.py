@@ -119,7 +119,7 @@ GOLDEN: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
             "num_train_epochs": 2,
             "stack": "torchtune",
         },
-        {"reentrant": False, "attn_implementation": "sdpa"},
+        {"attn_implementation": "sdpa"},
     ),
     "litgpt.yaml": (
         "litgpt",

@@ -37,6 +37,24 @@ def test_a_stack_is_its_frameworks_defaults(read: Callable[..., RunFile], stack:
     assert {name: getattr(by_name, name) for name in FIELDS} == {name: getattr(by_file, name) for name in FIELDS}
 
 
+@pytest.mark.parametrize("typed", [{}, {"reentrant": False}])
+def test_a_compiled_layer_in_torchtunes_checkpoint_is_recomputed_whole(
+    read: Callable[..., RunFile], typed: dict[str, bool]
+) -> None:
+    """By its file, by its stack, and where compilation is typed; torchtune puts checkpoints around compiled layers."""
+    llama, own = load_architecture("meta-llama/Llama-3.1-8B"), {"stack": "torchtune", "method": "full", **typed}
+    compiled = read("torchtune", "compile: true\nenable_activation_checkpointing: true")
+    eager = read("torchtune", "compile: false\nenable_activation_checkpointing: true")
+    asked = [
+        merge_options(compiled, typed).options,
+        merge_options(eager, {"torch_compile": True, **typed}).options,
+        {**own, "torch_compile": True},
+    ]
+    runs = [resolve_run(llama, {k: v for k, v in each.items() if k not in RUN_OPTIONS_ELSEWHERE}).run for each in asked]
+    assert [run.reentrant for run in runs] == [not typed] * 3
+    assert resolve_run(llama, own).run.reentrant is False
+
+
 SHARDED = [
     ("hf-peft", {"precision": "bf16-autocast"}, 2, "fp32"),
     ("hf-peft", {"precision": "bf16-autocast", "dtype": "bf16", "fsdp_version": 1}, 1, "fp32"),
