@@ -46,7 +46,7 @@ from tunecast.model.sharding import (
     shard_gpus,
     shards_of,
 )
-from tunecast.model.sharding_root import gathered_root, gathers_root_again, trained_root
+from tunecast.model.sharding_root import gathered_root, gathers_root_again, left_to_root, trained_root
 from tunecast.model.trained import gradient_dtype
 from tunecast.model.units import DTYPE_BYTES
 
@@ -167,8 +167,8 @@ def gather_operations(architecture: Architecture, run: Run) -> list[Operation]:
     operations = [gather(Phase.FORWARD, size, 1) for size in alone]
     operations = [replace(each, blocking=True) for each in operations if each.bytes]
     root = gathered_root(architecture, run)
-    rest = root.whole - alone[0]
-    operations += [gather(Phase.FORWARD, rest, 1)] if rest else []
+    left = left_to_root(architecture, run)
+    operations += [gather(Phase.FORWARD, size, 1) for size in (root.whole - alone[0] - left, left) if size]
     operations += [gather(Phase.FORWARD, size, count) for size, count in without_one(layers, alone[1:])]
     if run.sharding != "fsdp-grad-op":
         operations += [gather(Phase.BACKWARD, size, count) for size, count in layers]

@@ -46,7 +46,7 @@ from tunecast.model.sharding import (
     shards_of,
     sums_wide,
 )
-from tunecast.model.sharding_root import gathered_root, gathers_root_again, trained_root
+from tunecast.model.sharding_root import gathered_root, gathers_root_again, left_to_root, trained_root
 from tunecast.model.trained import Trained, by_dtype, gradient_dtype, trained_dtype, trained_tensors
 from tunecast.model.units import DTYPE_BYTES
 
@@ -142,7 +142,8 @@ def trained_units(architecture: Architecture, run: Run) -> list[Unit]:
 def gathered_units(architecture: Architecture, run: Run) -> Iterator[tuple[Phase, Unit]]:
     """What is gathered in a micro-batch, unit by unit."""
     layers, root = by_size(architecture, run, one_layer_bytes), gathered_root(architecture, run)
-    for unit in (*((size, 1) for size in root if size), *layers):
+    alone = left_to_root(architecture, run)
+    for unit in (*((size, 1) for size in (root.entry, root.exit - alone, alone) if size), *layers):
         yield Phase.FORWARD, unit
     if run.sharding == "fsdp-grad-op":
         return

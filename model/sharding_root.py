@@ -81,3 +81,12 @@ def trained_root(architecture: Architecture, run: Run) -> Root:
 def table_bytes(architecture: Architecture, run: Run) -> int:
     """The table of tokens, which the first stage of a pipeline alone has."""
     return DTYPE_BYTES[run.dtype] * architecture.embedding_params if architecture.has_entry else 0
+
+
+def left_to_root(architecture: Architecture, run: Run) -> int:
+    """Of what is in the last unit here, the norm that accelerate does not find inside PEFT's model: the root gathers it
+    by itself (``_find_final_norm`` looks at the children of ``base_model``)."""
+    if not (run.has_adapters and architecture.has_exit and splits_root(architecture, run)):
+        return 0
+    head = DTYPE_BYTES[run.dtype] * architecture.embedding_params
+    return max(root_weight_bytes(architecture, run) - table_bytes(architecture, run) - head, 0)
