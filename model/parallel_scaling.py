@@ -154,7 +154,8 @@ def causes_of(run: Run, storage: Mapping[str, Any]) -> list[str]:
     if "precision" in apart:
         causes.append(f"the job computes in {run.precision}, one GPU in {apart['precision']}")
     elif "adapter_dtype" in apart:
-        causes.append(f"adapters are stored in {run.adapter_dtype} here, in {apart['adapter_dtype']} on one GPU")
+        held = "gathered" if run.master_dtype else "stored"
+        causes.append(f"adapters are {held} in {run.adapter_dtype} here, in {apart['adapter_dtype']} on one GPU")
     priors = load_priors()
     known = known_sharding(run.sharding, priors)
     if known is not None and priors["sharding_effects"][known]["value"] < 0.0:

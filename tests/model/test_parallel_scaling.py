@@ -92,13 +92,14 @@ def test_a_bubble_bounds_a_step_where_it_is_longer_than_all_work(stages: int, mi
 
 
 def test_waiting_that_a_shared_update_makes_up_for_is_told() -> None:
-    """70B on 64 GPUs: one alone would update all of it, so the efficiency stays near 1 though a tenth is waiting."""
-    options = {"method": "full", "num_gpus": 64, "sharding": "fsdp", "max_length": 4096}
+    """70B on 64 GPUs: one alone would update all of it, so the efficiency loses less than what is waiting."""
+    options = {"method": "full", "num_gpus": 64, "sharding": "fsdp", "max_length": 4096, "internode_gbps": 2400}
     question = Question(architecture=load_architecture("meta-llama/Llama-3.1-70B"), options=options)
     found = forecast(question, resolve_targets(["h100-sxm5-80gb"], {})[0])
     assert found.scaling is not None
-    assert found.scaling.exposed_communication_s > 0.05 * found.step_time_s.value
-    assert found.scaling.efficiency > 0.98
+    waiting = found.scaling.exposed_communication_s / found.step_time_s.value
+    assert waiting > 0.05
+    assert 1.0 > found.scaling.efficiency > 1.0 - waiting / 2
     (told,) = [note for note in found.notes if "which the scaling efficiency hides" in note]
     assert "less of optimizer" in told
     assert not any("hides" in note for note in ask(num_gpus=8, sharding="ddp", method="lora").notes)
@@ -140,12 +141,12 @@ def test_more_than_all_of_the_gpus_is_said_to_be_the_update_that_they_share() ->
 
 @pytest.mark.parametrize("sharding", ["ddp", "zero1", "fsdp", "fsdp-grad-op"])
 def test_efficiency_is_counted_against_the_forecast_of_one_gpu(sharding: str) -> None:
-    """Adapters, too, are those that one GPU would have: PEFT stores them in fp32, FSDP in bf16."""
+    """Adapters, too, are those that one GPU would have: PEFT keeps them in fp32, FSDP gathers them in bf16."""
     one = ask("a100-sxm4-80gb", method="lora", sharding=None)
     found = ask("a100-sxm4-80gb", method="lora", num_gpus=4, sharding=sharding)
     assert found.scaling is not None
     assert found.scaling.efficiency == pytest.approx(found.tokens_per_s.value / one.tokens_per_s.value / 4)
-    told = any("adapters are stored in bf16 here, in fp32 on one GPU" in note for note in found.notes)
+    told = any("adapters are gathered in bf16 here, in fp32 on one GPU" in note for note in found.notes)
     assert told is (any(" less of " in note for note in found.notes) and sharding.startswith("fsdp"))
 
 
