@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 
 from tunecast.catalogs.errors import InputError, NotSupportedError
@@ -57,13 +58,15 @@ def is_auto(question: Question) -> bool:
     return question.options.get("num_gpus") == AUTO
 
 
-def counts_for(question: Question, target: Target) -> tuple[int, ...]:
-    """Numbers of GPUs to try: one for a CPU, else those that tensor, pipeline and context parallelism divide.
+def counts_for(question: Question, target: Target) -> Iterator[int]:
+    """Numbers of GPUs to try, each resolved when its turn comes: one for a CPU, else those that tensor, pipeline and
+    context parallelism divide.
 
-    Raises InputError where they divide none.
+    Raises InputError where they divide none, and what resolving the largest raises where the job can have none.
     """
     if target.platform == "cpu":
-        return (1,)
+        yield 1
+        return
     inner = gpus_per_copy(question.options, *INNER)
     counts = tuple(count for count in COUNTS if count % inner == 0)
     if not counts:
@@ -72,10 +75,11 @@ def counts_for(question: Question, target: Target) -> tuple[int, ...]:
             f"--num-gpus auto tries {', '.join(map(str, COUNTS))}, but {splits} takes {inner} GPUs per copy of the "
             f"model, which divides none of them; type --num-gpus {inner}, or a multiple of it."
         )
-    taken = tuple(count for count in counts if can_be_of(question, count, target))
+    taken = 0
+    for taken in filter(lambda count: can_be_of(question, count, target), counts):
+        yield taken
     if not taken:
         resolve_for(with_count(question, counts[-1]), target)
-    return taken
 
 
 def can_be_of(question: Question, count: int, target: Target) -> bool:
@@ -112,11 +116,11 @@ def likely_fits(question: Question, target: Target) -> bool | None:
 
 def fewest_gpus(question: Question, target: Target, deadline_h: float | None = None) -> tuple[Question, str]:
     """The question with the fewest GPUs that fit and are in time, and a sentence; else the most that are forecast."""
-    counts = counts_for(question, target)
-    tried = with_count(question, counts[0])
+    tried: Question | None = None
     why = f"do not fit with a probability of {LEAST_PROBABILITY:.0%}"
-    for count in counts:
+    for count in counts_for(question, target):
         asked = with_count(question, count)
+        tried = tried or asked
         try:
             fits = likely_fits(asked, target)
             late = fits is not False and deadline_h is not None and _late(forecast(asked, target), deadline_h)
@@ -129,6 +133,7 @@ def fewest_gpus(question: Question, target: Target, deadline_h: float | None = N
             in_time = "" if deadline_h is None else f" and are done within {_time(deadline_h)}"
             return asked, f"--num-gpus auto: {_gpus(count)}, the fewest that fit{in_time}"
         why = f"are not done within {_time(deadline_h)}" if fits and deadline_h is not None else why
+    assert tried is not None, "one number at least is tried, or refused"
     most = tried.options["num_gpus"]
     return tried, f"--num-gpus auto: even {_gpus(most)} {why}"
 

@@ -116,9 +116,9 @@ def gather_again(tape: Tape) -> None:
         for storage in event.reads:
             if storage in sources and storage not in again:
                 again[storage] = Storage(storage.bytes, storage.part)
-                came = Event("tp.gather_again", None, sources[storage], (again[storage],))
-                came.phase, came.moment, came.layer, came.micro_batch = (
-                    event.phase, event.moment, event.layer, event.micro_batch,
+                came = Event(
+                    "tp.gather_again", None, sources[storage], (again[storage],), phase=event.phase,
+                    moment=event.moment, layer=event.layer, micro_batch=event.micro_batch,
                 )  # fmt: skip
                 events.append(came)
         events.append(copied(event, lambda storage: again.get(storage, storage)))

@@ -12,6 +12,7 @@ from tunecast.model.read_numbers import whole_number
 from tunecast.model.run import BUCKET_ELEMENTS
 from tunecast.model.stacks import DTYPE_ALIASES, built_choice, load_stacks, one_of
 from tunecast.model.stages import stage_layers
+from tunecast.model.trained import OWN_LOOPS
 
 CP_KINDS = ("ring", "ulysses")
 FSDP_BY_VERSION = {"fsdp1": 1, "fsdp2": 2}
@@ -240,7 +241,7 @@ def check_hybrid(values: Mapping[str, Any]) -> None:
 
 def is_megatrons_in_16_bits(values: Mapping[str, Any]) -> bool:
     """Whether Megatron trains whole weights in 16 bits; torchtune and LitGPT split layers by PyTorch's own means."""
-    split = values["tp"] > 1 and values["sharding"] in MEGATRONS and values["stack"] not in ("torchtune", "litgpt")
+    split = values["tp"] > 1 and values["sharding"] in MEGATRONS and values["stack"] not in OWN_LOOPS
     return split and values["method"] == "full" and values["dtype"] != "fp32"
 
 

@@ -39,7 +39,7 @@ from tunecast.model.memory_static import layer_packed_bytes, layer_weight_bytes,
 from tunecast.model.resolve_parallel import FSDP as FSDP
 from tunecast.model.resolve_parallel import ZERO as ZERO
 from tunecast.model.run import Run
-from tunecast.model.sharding_root import gathered_root, of_own_code, splits_root, trained_root
+from tunecast.model.sharding_root import by_accelerate, gathered_root, splits_root, trained_root
 from tunecast.model.trained import (
     Trained,
     adapter_tensors,
@@ -262,8 +262,7 @@ def spared_at_loss(architecture: Architecture, run: Run) -> int:
     """Bytes by which accelerate's FSDP2 holds less than `communication_bytes` says where logits are most: the buffer of
     the unit before goes with the forward, the last layer is fetched when the head's backward begins, and between them
     the backward of the log-softmax has one more copy of logits, in 16 bits."""
-    units = run.num_gpus > 1 and run.sharding in FSDP and run.fsdp_version == 2 and not of_own_code(run)
-    if not units or run.weights_stay or run.loss_type != "nll":
+    if run.num_gpus == 1 or not by_accelerate(run) or run.weights_stay or run.loss_type != "nll":
         return 0
     kept = gathered_root(architecture, run).exit
     if run.sharding != "fsdp-grad-op" or not kept:

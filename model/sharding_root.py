@@ -20,13 +20,10 @@ from typing import NamedTuple
 
 from tunecast.model.architecture import Architecture
 from tunecast.model.memory_static import root_weight_bytes
+from tunecast.model.resolve_parallel import FSDP
 from tunecast.model.run import Run
-from tunecast.model.trained import gradient_dtype, root_tensors, whole_bytes
+from tunecast.model.trained import OWN_LOOPS, gradient_dtype, root_tensors, whole_bytes
 from tunecast.model.units import DTYPE_BYTES
-
-ONE_GROUP = ("torchtune", "litgpt")
-"""Stacks that leave everything outside the layers to the root."""
-SHARDINGS = ("fsdp", "fsdp-grad-op", "hsdp")
 
 
 class Root(NamedTuple):
@@ -41,21 +38,20 @@ class Root(NamedTuple):
         return self.entry + self.exit
 
 
-def of_own_code(run: Run) -> bool:
-    """Whether a framework wraps the root by itself."""
-    return run.stack in ONE_GROUP
+def by_accelerate(run: Run) -> bool:
+    """Whether accelerate wraps the model under FSDP 2; stacks with loops of their own wrap it by themselves."""
+    return run.sharding in FSDP and run.fsdp_version == 2 and run.stack not in OWN_LOOPS
 
 
 def splits_root(architecture: Architecture, run: Run) -> bool:
     """Whether table and head are units of their own."""
-    by_accelerate = run.sharding in SHARDINGS and run.fsdp_version == 2 and not of_own_code(run)
-    return by_accelerate and not architecture.tie_word_embeddings
+    return by_accelerate(run) and not architecture.tie_word_embeddings
 
 
 def gathers_root_again(run: Run) -> bool:
     """Whether the root is let go after the loss and fetched again at once: by frameworks that give all of it
     ``reshard_after_forward``; FSDP1 and accelerate keep the last unit."""
-    return run.sharding in ("fsdp", "hsdp") and run.fsdp_version == 2 and of_own_code(run)
+    return run.sharding in ("fsdp", "hsdp") and run.fsdp_version == 2 and not by_accelerate(run)
 
 
 def gathered_root(architecture: Architecture, run: Run) -> Root:

@@ -8,7 +8,7 @@ from typing import Any
 
 from tunecast.model.configs.common import DROPPED, ONE_PIECE, TOKENS_UNPADDED, UNPACKED
 from tunecast.model.configs.run_file import RunFile
-from tunecast.model.configs.spread import CAST, settle_dtypes, told_by_spread
+from tunecast.model.configs.spread import CAST, put_dtypes, settle_dtypes, told_by_spread
 from tunecast.model.file_spread import BY_FILE, DTYPES, over_shards
 from tunecast.model.resolve_kernels import RAISED
 from tunecast.model.resolve_parallel import ZERO
@@ -121,10 +121,7 @@ def _settle(notes: list[str], options: dict[str, Any], given: Mapping[str, Any],
     added = settle_dtypes(asked, told, run_file, typed)
     own = run_file.options.get("sharding") if given.get("sharding") in (None, *ZERO) else None
     options[BY_SPREAD] = {**told, BY_FILE: {"sharding": own}}
-    for name in DTYPES:
-        options.pop(name, None)
-        if name in asked:
-            options[name] = asked[name]
+    put_dtypes(options, asked)
     return [*(note for note in notes if note not in about), *added]
 
 

@@ -330,10 +330,7 @@ def settle_dtypes(
     """
     sharding = None if options.get("num_gpus") == 1 else options.get("sharding")
     found = with_dtypes({**options, BY_SPREAD: told}, sharding)
-    for name in DTYPES:
-        options.pop(name, None)
-        if name in found:
-            options[name] = found[name]
+    put_dtypes(options, found)
     precision = options.get("precision")
     known = (file.whole_dtypes.get("precision"), typed.get("precision"))
     if precision in ("bf16", "fp16") and precision not in known:
@@ -341,6 +338,14 @@ def settle_dtypes(
     if options.get("master_dtype") == "fp32" and "master_dtype" not in typed:
         return [RAISED]
     return list(file.wide_notes) if options.get("dtype") == "fp32" and "dtype" not in typed else []
+
+
+def put_dtypes(options: dict[str, Any], found: Mapping[str, Any]) -> None:
+    """Give options the dtypes of others, and none that those do not have."""
+    for name in DTYPES:
+        options.pop(name, None)
+        if name in found:
+            options[name] = found[name]
 
 
 def master_under_fsdp(options: Mapping[str, Any], framework: str) -> dict[str, Any]:
