@@ -34,7 +34,7 @@ def read_asked(model: str, options: Mapping[str, Any], *, exact: bool = False) -
     """
     from tunecast.catalogs.errors import InputError
     from tunecast.few_bits import alias_notes, with_storage
-    from tunecast.model.resolve_litgpt import of_stack
+    from tunecast.model.resolve_stacks import SPLITTER_NOTE, implied_stack, of_stack
     from tunecast.models import find_architecture
 
     typed = {name: value for name, value in options.items() if name not in FILE_OPTIONS}
@@ -46,11 +46,13 @@ def read_asked(model: str, options: Mapping[str, Any], *, exact: bool = False) -
         raise InputError(f"{flag} says how to read a training file, but {model} is none; leave {flag} out.")
     found = find_architecture(model, exact=exact)
     options = with_storage(typed, found.stored, model)
+    stack = None if exact else implied_stack(found.architecture, options)
+    options |= {} if stack is None else {"stack": stack}
     return Asked(
         architecture=of_stack(found.architecture, options),
         options=options,
-        origins=dict.fromkeys(found.stored, "file"),
-        notes=(*found.notes, *alias_notes(model, options)),
+        origins={**dict.fromkeys(found.stored, "file"), **({} if stack is None else {"stack": "assumed"})},
+        notes=(*found.notes, *alias_notes(model, options), *([] if stack is None else [SPLITTER_NOTE])),
     )
 
 
@@ -85,7 +87,7 @@ def from_training_file(
     """The file's options under those that were typed. ``stack_version`` is that of the file's framework."""
     from tunecast.few_bits import alias_notes, file_with_storage, stored_by_name, with_storage
     from tunecast.model.configs import merge_options, read_config
-    from tunecast.model.resolve_litgpt import of_stack
+    from tunecast.model.resolve_stacks import of_stack
     from tunecast.models import find_architecture
 
     version, typed = typed.get("stack_version"), {name: typed[name] for name in typed if name != "stack_version"}

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from tunecast.model.run import Run
 
 SCHEMA = "tunecast.run-validation/1"
+OR_NONE = ("master_dtype", "reduce_dtype")
+"""Fields that a stack may set and an option unsets by this word."""
 TOLD_ONLY = ("stack_version",)
 """Fields of a run in words: the ranges of versions whose defaults were taken, all of which the run states."""
 
@@ -174,8 +176,14 @@ def options_of_run(architecture: Architecture, run: Run) -> dict[str, Any]:
         unlike = [name for name in names if name not in options and getattr(found, name) != getattr(run, name)]
         if not unlike:
             return options
-        options |= {name: ",".join(value) if isinstance(value := getattr(run, name), tuple) else value
-                    for name in unlike}  # fmt: skip
+        options |= {name: _typed(name, getattr(run, name)) for name in unlike}
+
+
+def _typed(name: str, value: Any) -> Any:
+    """A field's value as an option has it."""
+    if value is None and name in OR_NONE:
+        return "none"
+    return ",".join(value) if isinstance(value, tuple) else value
 
 
 def _value(told: dict[str, Any] | None, *keys: str, scale: float = 1.0) -> Value | None:

@@ -15,9 +15,9 @@ from tunecast.calibrate.trace.refusals import REAL_LOSSES
 from tunecast.calibrate.trace.result import Trace
 from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.architecture import Architecture
-from tunecast.model.litgpt import STACK
 from tunecast.model.operation import Kind, Operation, Phase
 from tunecast.model.run import BUCKET_ELEMENTS, Run
+from tunecast.model.stacks import code_of
 from tunecast.model.step_source import StepInventory
 from tunecast.model.tape_peaks import PARTS, Parts, Place, layer_position
 
@@ -58,8 +58,9 @@ def check_installed() -> None:
 
 def check_traced(run: Run) -> None:
     """Refuse, by name, what the traced code would leave out: kernels and parallelism that are not Hugging Face's."""
-    if run.stack == STACK:
-        raise NotSupportedError(f"--exact runs Hugging Face's code, not LitGPT's; leave it or --stack {STACK} out.")
+    whose = code_of(run.stack)
+    if whose:
+        raise NotSupportedError(f"--exact runs Hugging Face's code, not {whose}; leave it or --stack {run.stack} out.")
     plain = {each.name: each.default for each in fields(Run)}
     for name, ordinary in plain.items():
         value = getattr(run, name)

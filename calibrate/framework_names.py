@@ -48,6 +48,8 @@ class Software:
     """How it loads a base of which nothing is said, in a sentence; empty: unquantized."""
     method: str = ""
     """Method that the cell names beside the software ("TRL QLoRA notebook"): full, lora or qlora."""
+    adds_in_fp32: bool = False
+    """Whether its buffer of 16-bit gradients is in fp32 unless told otherwise (Megatron-LM's ``--bf16``)."""
     own_loop: bool = False
     """No Trainer: a bare ``bf16`` is the dtype of its weights alone."""
     notes: tuple[str, ...] = ()
@@ -103,6 +105,7 @@ def software_of(text: str, source_date: str = "") -> Software:
         mixes=bool(main.get("mixes")),
         quantizes=str(main.get("quantizes", "")),
         method=methods.pop() if len(methods) == 1 else "",
+        adds_in_fp32=bool(main.get("adds_in_fp32")),
         own_loop=bool(main.get("own_loop")),
         notes=tuple(notes),
     )

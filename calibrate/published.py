@@ -70,7 +70,7 @@ from tunecast.model.paging import paging_on_card
 from tunecast.model.resolve import resolve_run
 from tunecast.model.resolve_kernels import why_not_fused
 from tunecast.model.resolve_litgpt import of_stack
-from tunecast.model.resolve_parallel import FSDP
+from tunecast.model.resolve_parallel import FSDP, MEGATRONS
 from tunecast.model.run import Run
 from tunecast.model.sdpa import sdpa_on_card
 from tunecast.model.stack_versions import code_age
@@ -80,9 +80,7 @@ from tunecast.model.units import GIB
 
 AMPERE = 8.0
 """Compute capability from which FlashAttention-2 runs (its README)."""
-DEFAULT_STACK, TORCHTITAN = "hf-peft", "torchtitan"
-MEGATRON_MEMORY = "memory under Megatron is not built yet: its optimizer keeps fp32 buffers of its own"
-"""Source: Megatron-LM megatron/core/distributed/param_and_grad_buffer.py and optimizer/optimizer.py."""
+DEFAULT_STACK, TORCHTITAN, MEGATRON = "hf-peft", "torchtitan", "megatron"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,16 +203,17 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
     run = paging_on_card(resolved, architecture, target).run
     run = replace(run, **from_rules(rules, "after_else", but=stated), **from_rules(rules, "after"))
     check_half(half, row, run)
-    of_megatron = software.joins or any("joined" in rule for rule in rules)
-    if of_megatron:
+    if software.joins or any("joined" in rule for rule in rules):
         with naming("lora_targets"):
             run = joined_targets(run)
         architecture = joined(architecture)
+    if software.label == MEGATRON and run.sharding in MEGATRONS:
+        run = _as_megatron(run, software)
     check_batch(row, run)
     tokens_per_s = stated_tokens_per_s(row, run, full=full, samples_fill=samples_fill)
     whole_run = WholeTime() if tokens_per_s is not None else whole_time(row, run, full=full)
     tokens_per_s = tokens_per_s or whole_run.tokens_per_s
-    peak_gib, why_no_memory = _peak(row, gpu, of_megatron=of_megatron)
+    peak_gib, why_no_memory = peak_memory(row, gpu)
     check_possible(row, tokens_per_s, architecture, run, gpu)
     return PublishedRun(
         id=row["id"],
@@ -238,6 +237,12 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
     )
 
 
+def _as_megatron(run: Run, software: Software) -> Run:
+    """The run by Megatron-Core's buffers and optimizer: Transformer Engine's fused AdamW (``core/optimizer``)."""
+    optim = "adamw_torch_fused" if run.optim == "adamw_torch" else run.optim
+    return replace(run, stack=MEGATRON, optim=optim, reduce_dtype="fp32" if software.adds_in_fp32 else None)
+
+
 def _targets(row: dict[str, str], options: dict[str, Any], architecture: Architecture, software: Software) -> None:
     """The modules that method and lora_targets name, in the model's own names; raises SkipRowError by their column."""
     asked, of_method = str(options["lora_target_modules"]), options.pop("method_targets", None)
@@ -247,12 +252,6 @@ def _targets(row: dict[str, str], options: dict[str, Any], architecture: Archite
     if options["method"] != "full":
         with naming("lora_targets" if row.get("lora_targets") else "method"):
             target_modules(architecture, found)
-
-
-def _peak(row: dict[str, str], gpu: Gpu, *, of_megatron: bool) -> tuple[float | None, str]:
-    """Peak memory in GiB, and why a stated one is not compared."""
-    found, why = peak_memory(row, gpu)
-    return (None, MEGATRON_MEMORY) if of_megatron and found is not None else (found, why)
 
 
 def _kernel(row: dict[str, str], options: dict[str, Any], gpu: Gpu, notes: list[str]) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 from tunecast.catalogs.errors import InputError, NotSupportedError, UnknownNameError
 from tunecast.model.architecture import Architecture
+from tunecast.model.joined import is_joined, joined_names
 from tunecast.model.litgpt import is_litgpt
 from tunecast.model.peft_targets import LINEAR_MODULES
 from tunecast.model.resolve_adapters import todays_name
@@ -50,6 +51,8 @@ def target_modules(architecture: Architecture, asked: Any) -> tuple[str, ...]:
         raise InputError(f"--lora-target-modules names nothing; give all-linear or some of {', '.join(known)}.")
     if is_litgpt(architecture):
         return litgpt_targets(architecture, names)
+    if is_joined(architecture):
+        names = joined_names(names, architecture.groups[0].layer)
     names = [todays_name(architecture, name) for name in stacked_targets(architecture, names)]
     every = (architecture.embedding_module, *known, architecture.head_module)
     if "all-linear" in names and set(names) <= {"all-linear", *root_modules(architecture)}:

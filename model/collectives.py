@@ -30,7 +30,7 @@ from dataclasses import replace
 
 from tunecast.model.architecture import Architecture
 from tunecast.model.buckets import ddp_buckets, element_buckets, mean
-from tunecast.model.joined import JOINED
+from tunecast.model.joined import STACKS, is_joined
 from tunecast.model.memory_static import layer_weight_bytes, root_weight_bytes
 from tunecast.model.operation import Kind, Operation, Phase
 from tunecast.model.resolve_parallel import MEGATRON_GPT
@@ -89,7 +89,8 @@ def communication_operations(architecture: Architecture, run: Run) -> list[Opera
     if not whole:
         return []
     if run.sharding == "ddp":
-        return reductions("all_reduce", ddp_buckets(architecture, run), run)
+        own = megatron_buckets if run.stack in STACKS else ddp_buckets
+        return reductions("all_reduce", own(architecture, run), run)
     if is_megatrons(architecture, run):
         return distributed_optimizer_operations(architecture, run)
     found = reductions("all_reduce", element_buckets(architecture, run, run.reduce_bucket_size), run)
@@ -108,8 +109,9 @@ def reduced_times(run: Run) -> tuple[int, bool]:
 def reductions(name: str, buckets: tuple[tuple[int, ...], tuple[int, ...]], run: Run) -> list[Operation]:
     """Gradients in buckets that the backward goes on beside, and in those that it ends with."""
     times, once = reduced_times(run)
+    dtype, wider = run.reduce_dtype or gradient_dtype(run), reduction_share(run)
     beside, last = (
-        collective(name, Phase.BACKWARD, mean(n), count=len(n) * times, dtype=gradient_dtype(run), run=run, once=once)
+        collective(name, Phase.BACKWARD, wider * mean(n), count=len(n) * times, dtype=dtype, run=run, once=once)
         for n in buckets
     )
     return [each for each in (beside, replace(last, blocking=True)) if each.count]
@@ -122,15 +124,19 @@ def is_megatrons(architecture: Architecture, run: Run) -> bool:
     """
     if run.sharding in ("zero2", "zero3"):
         return False
-    joined = any(group.layer.attention.qkv_split == JOINED for group in architecture.groups)
-    return run.tp > 1 or joined or architecture.model_type == MEGATRON_GPT
+    return run.tp > 1 or is_joined(architecture) or architecture.model_type == MEGATRON_GPT or run.stack in STACKS
+
+
+def megatron_buckets(architecture: Architecture, run: Run) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Bytes of the parts of Megatron's buffer of gradients that are reduced at once."""
+    most = max(MEGATRON_BUCKET_ELEMENTS, MEGATRON_BUCKET_ELEMENTS_PER_GPU * run.num_gpus)
+    return element_buckets(architecture, run, most, past=True)
 
 
 def distributed_optimizer_operations(architecture: Architecture, run: Run) -> list[Operation]:
     """Gradients to the GPU that updates them, new parameters back, both beside work but for the bucket of the table:
     the backward ends with it, and the forward begins with it."""
-    most = max(MEGATRON_BUCKET_ELEMENTS, MEGATRON_BUCKET_ELEMENTS_PER_GPU * run.num_gpus)
-    buckets = element_buckets(architecture, run, most, past=True)
+    buckets = megatron_buckets(architecture, run)
     once = run.gradient_accumulation_steps > 1
     beside, first = (
         collective("all_gather", Phase.FORWARD, mean(n), count=len(n), dtype=gradient_dtype(run), run=run, once=once)

@@ -7,17 +7,22 @@ holds whole groups of heads of the first and equal halves of the second. Source:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.architecture import Architecture, Attention, Layer, Linear, Mlp
 from tunecast.model.run import Run
 
+STACKS = ("megatron", "nemo")
+"""Software stacks that train such layers."""
 JOINED = "joined"
 """``Attention.qkv_split`` of these layers."""
 QKV, GATE_UP = "qkv_proj", "gate_up_proj"
 PARTS = {QKV: ("q_proj", "k_proj", "v_proj"), GATE_UP: ("gate_proj", "up_proj")}
 """What is joined, by the names of separate maps."""
+WORDS = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
+"""Megatron-Core's names of a layer's maps, in order."""
 
 
 def joined(architecture: Architecture) -> Architecture:
@@ -49,9 +54,17 @@ def joined_mlp(block: Mlp) -> Mlp:
     return replace(block, linears=(one_map(GATE_UP, entering), leaving))
 
 
-def joined_targets(run: Run) -> Run:
-    """The run with one adapter on each joined map; raises InputError where only some of what is joined has one."""
-    targets = list(run.lora_target_modules)
+def is_joined(architecture: Architecture) -> bool:
+    """Whether layers are as `joined` makes them."""
+    return any(group.layer.attention.qkv_split == JOINED for group in architecture.groups)
+
+
+def joined_names(names: Sequence[str], layer: Layer | None = None) -> list[str]:
+    """Targets with one adapter on each joined map, Megatron-Core's names as those of `layer`; raises InputError where
+    only some of what is joined has one."""
+    attention, mlp = ((), ()) if layer is None else (layer.attention.linears, layer.mlp.linears)
+    known = dict(zip(WORDS, (linear.name for linear in (*attention, *mlp)), strict=False))
+    targets = [known.get(name, name) for name in names]
     for whole, parts in PARTS.items():
         named = [name for name in parts if name in targets]
         if named and len(named) < len(parts):
@@ -60,7 +73,12 @@ def joined_targets(run: Run) -> Run:
                 f"adapter: name all of them, or none."
             )
         targets = [*dict.fromkeys(whole if name in parts else name for name in targets)]
-    return replace(run, lora_target_modules=tuple(targets))
+    return targets
+
+
+def joined_targets(run: Run) -> Run:
+    """The run with one adapter on each joined map."""
+    return replace(run, lora_target_modules=tuple(joined_names(run.lora_target_modules)))
 
 
 def one_map(name: str, linears: list[Linear]) -> Linear:

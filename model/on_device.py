@@ -28,6 +28,7 @@ from tunecast.model.run import BY_SPREAD, Run
 from tunecast.model.sdpa import sdpa_on_card, with_flash
 from tunecast.model.sharded_record import with_sharding
 from tunecast.model.shared_host import with_shared_host
+from tunecast.model.stacks import shardings_of
 from tunecast.model.stand_in import with_stand_ins
 from tunecast.model.target import Target
 from tunecast.model.timing import LINK_FACTORS
@@ -138,6 +139,9 @@ def data_copies(options: Mapping[str, Any]) -> float:
 
 def shardings_tried(options: Mapping[str, Any]) -> tuple[str, ...]:
     """Shardings that may be chosen where none is asked for, the least first; they go with the offload asked for."""
+    own = shardings_of(options.get("stack"))
+    if own:
+        return own
     staged = whole_number("pp", options.get("pp") or 1) > 1
     least = LEAST_SHARDING_OF_STAGES if staged else LEAST_SHARDING_FIRST
     return LEAST_SHARDING_OFFLOADED.get(str(options.get("offload")), least)
@@ -150,12 +154,14 @@ def _least_sharding(question: Question, target: Target, resolved: Any) -> Resolv
     for sharding in tried:
         candidate: Resolved = resolved(sharding=sharding)
         origins = {**candidate.origins, "sharding": "assumed"}
-        note = f"--sharding not given: {sharding} is the least that fits"
+        least = f"{sharding} is the least that fits" if len(tried) > 1 else sharding
+        note = f"--sharding not given: {least}"
         last = replace(candidate, origins=origins, notes=(*candidate.notes, note))
         held = held_run(last.run, question.options)
         view = memory_view(question.architecture, held, target, factors, question.source)
         if probably_fits(view):
             return last
     assert last is not None
-    note = f"--sharding not given: none fits, {tried[-1]} comes closest"
+    closest = f"none fits, {tried[-1]} comes closest" if len(tried) > 1 else tried[-1]
+    note = f"--sharding not given: {closest}"
     return replace(last, notes=(*last.notes[:-1], note))

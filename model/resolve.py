@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tunecast.catalogs.errors import InputError, UnknownNameError
+from tunecast.catalogs.errors import InputError, NotSupportedError, UnknownNameError
 from tunecast.catalogs.refused import refuse_method
 from tunecast.model.adapter_targets import adaptable_modules, target_modules
 from tunecast.model.architecture import Architecture
@@ -51,6 +51,7 @@ from tunecast.model.resolve_litgpt import (
     half_precision,
 )
 from tunecast.model.resolve_parallel import HALVES, casts_all, settle_zero, take_parallel, zero_defaults
+from tunecast.model.resolve_stacks import check_layers, check_stack, defaults_by_spread
 from tunecast.model.run import BY_CARD, Run
 from tunecast.model.stack_versions import adapter_default, chosen_ranges, defaults_then, silent_note, told_ranges
 from tunecast.model.stacks import (
@@ -59,6 +60,7 @@ from tunecast.model.stacks import (
     METHODS,
     PRECISIONS,
     built_choice,
+    code_of,
     one_of,
     ours,
     stack_defaults,
@@ -203,12 +205,22 @@ def _dtypes(fields: _Fields, defaults: Mapping[str, Any], *, gpu_has_bf16: bool)
     if casts_all(fields) and fields.values["precision"] in HALVES:
         settle_zero(fields, gpu_has_bf16=gpu_has_bf16)
     elif not gpu_has_bf16:
+        _check_bf16(fields.values["stack"])
         (half_precision if fields.values["stack"] == STACK else _fall_back_to_fp16)(fields)
     if _whole_base(fields):
         check_pure_precision(fields.values)
     check_compute_dtype(fields.values)
     if fields.values["upcast_non_quantized"]:
         _upcast(fields)
+
+
+def _check_bf16(stack: str) -> None:
+    """Refuse a card without bf16 to code that is known in bf16 alone."""
+    whose = code_of(stack)
+    if whose and stack != STACK:
+        raise NotSupportedError(
+            f"{whose} training in fp16 is not built, and this GPU has no bf16; leave --stack {stack} out."
+        )
 
 
 def _whole_base(fields: _Fields) -> bool:
@@ -321,18 +333,21 @@ def resolve_run(
     method = checked_method(fields.take("method", ASSUMED["method"], "assumed"))
     defaults = defaults_of_version(fields, stack_defaults(fields.take("stack", ASSUMED["stack"], "assumed"), method))
     check_code(architecture, fields.values["stack"])
+    check_layers(architecture, fields.values["stack"])
     _numbers(fields, architecture)
-    defaults = zero_defaults(fields, defaults_by_gpus(fields, architecture, defaults))
+    defaults = defaults_by_spread(fields, defaults_by_gpus(fields, architecture, defaults))
+    defaults = zero_defaults(fields, defaults)
     defaults = take_quantization(fields, defaults)
     _adapters(fields, architecture, defaults)
     _dtypes(fields, defaults, gpu_has_bf16=gpu_has_bf16)
     _software(fields, attention_defaults(fields, architecture, defaults))
     take_kernels(fields, architecture, defaults)
     check_gptq_dtypes(fields.values)
-    take_parallel(fields, architecture)
+    take_parallel(fields, architecture, defaults)
     check_host_update(fields.values)
     take_variants(fields, architecture)
-    take_master(fields)
+    take_master(fields, defaults)
+    check_stack(fields)
     check_litgpt(fields, architecture)
     take_documents(fields, architecture)
     if fields.values["num_gpus"] == 1:

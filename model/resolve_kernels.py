@@ -9,6 +9,7 @@ from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.architecture import Architecture, Mlp
 from tunecast.model.fp8 import FP8_KINDS
 from tunecast.model.fused import FUSED_KERNELS
+from tunecast.model.joined import STACKS
 from tunecast.model.litgpt import is_litgpt
 from tunecast.model.loss_chunks import TORCHTUNE
 from tunecast.model.resolve_parallel import FSDP, Fields, raises_adapters, raises_trained
@@ -143,12 +144,13 @@ RAISED = (
 """What is told where that is so; the command line may make it untrue."""
 
 
-def take_master(fields: Fields) -> None:
+def take_master(fields: Fields, defaults: Mapping[str, Any]) -> None:
     """fp32 shards of a model that computes in 16 bits: only where FSDP trains it whole."""
     values = fields.values
-    take_reduction(fields)
+    take_reduction(fields, defaults)
     take_fp8_weights(fields)
-    given = fields.take("master_dtype", _shards_of_stack(fields), "stack-default")
+    own = None if values["dtype"] == "fp32" else defaults.get("master_dtype")
+    given = fields.take("master_dtype", own or _shards_of_stack(fields), "stack-default")
     fields.values["master_dtype"] = None if given in (None, "none") else one_of("master-dtype", given, ("fp32",))
     if fields.values["master_dtype"] is None:
         return
@@ -178,14 +180,16 @@ def _shards_of_stack(fields: Fields) -> str | None:
     return "fp32"
 
 
-def take_reduction(fields: Fields) -> None:
-    """fp32 sums of 16-bit gradients: FSDP's policy of mixed precision."""
-    given = fields.take("reduce_dtype", None, "stack-default")
+def take_reduction(fields: Fields, defaults: Mapping[str, Any]) -> None:
+    """fp32 sums of 16-bit gradients: FSDP's policy of mixed precision, Megatron's buffer."""
+    sums = fields.values["sharding"] in FSDP or fields.values["stack"] in STACKS
+    given = fields.take("reduce_dtype", defaults.get("reduce_dtype") if sums else None, "stack-default")
     fields.values["reduce_dtype"] = None if given in (None, "none") else one_of("reduce-dtype", given, ("fp32",))
     sharding = fields.values["sharding"]
-    if fields.values["reduce_dtype"] is not None and sharding not in FSDP:
+    if fields.values["reduce_dtype"] is not None and not sums:
         raise InputError(
-            f"--reduce-dtype fp32 says how FSDP reduces gradients, but --sharding is {sharding}; leave it out."
+            f"--reduce-dtype fp32 says how FSDP or Megatron reduces gradients, but --sharding is {sharding}; leave it "
+            "out."
         )
 
 
@@ -330,18 +334,24 @@ def take_kernels(fields: Fields, architecture: Architecture, defaults: Mapping[s
 
 def separate_silu_gate(mlp: Mlp) -> bool:
     """Whether the block is down(silu(gate(x)) * up(x)) with a map each."""
-    return mlp.gated and mlp.activation == "silu" and len(mlp.linears) == 3
+    return silu_gate(mlp) and len(mlp.linears) == 3
+
+
+def silu_gate(mlp: Mlp) -> bool:
+    """Whether the block is down(silu(gate(x)) * up(x)), with a map each or one for both."""
+    return mlp.gated and mlp.activation == "silu"
 
 
 def why_not_fused(part: str, values: Mapping[str, Any], architecture: Architecture) -> str:
     """Why a part of this run cannot be one of the fused kernels; empty when it can."""
-    layers = [group.layer for group in architecture.groups]
+    layers, megatron = [group.layer for group in architecture.groups], values.get("stack") in STACKS
     method = values.get("quant_method")
     if part == "rms_norm" and any(layer.norm == "layernorm" for layer in layers):
         return f"{architecture.name} has layer norms"
-    if part == "rope" and any(layer.attention.fused for layer in layers):
+    if part == "rope" and not megatron and any(layer.attention.fused for layer in layers):
         return f"{architecture.name} joins its queries, keys and values in one map"
-    if part == "swiglu" and not all(separate_silu_gate(layer.mlp) for layer in layers):
+    gates = [silu_gate(layer.mlp) if megatron else separate_silu_gate(layer.mlp) for layer in layers]
+    if part == "swiglu" and not all(gates):
         return f"{architecture.name} has no separate gate with SiLU"
     if part == "cross_entropy" and values["loss_type"] != "nll":
         return f"--loss-type is {values['loss_type']}, which has a loss kernel of its own"

@@ -8,9 +8,10 @@ from typing import Any, Protocol
 
 from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.architecture import Architecture, Attention
+from tunecast.model.joined import JOINED, STACKS
 from tunecast.model.read_numbers import whole_number
 from tunecast.model.run import BUCKET_ELEMENTS
-from tunecast.model.stacks import DTYPE_ALIASES, built_choice, load_stacks, one_of
+from tunecast.model.stacks import DTYPE_ALIASES, built_choice, load_stacks, one_of, shardings_of
 from tunecast.model.stages import stage_layers
 from tunecast.model.trained import OWN_LOOPS
 
@@ -36,8 +37,8 @@ MEGATRONS = ("none", "ddp", "zero1")
 """Shardings beside which Megatron splits the layers; beside the others PyTorch or DeepSpeed does."""
 FP32_GRADIENTS = (
     "Gradients are counted in the weights' dtype: Megatron-LM's --bf16 keeps them in fp32 "
-    "(accumulate_allreduce_grads_in_fp32), 2 more bytes for every weight that a GPU trains; no peak of Megatron's code "
-    "was compared."
+    "(accumulate_allreduce_grads_in_fp32), 2 more bytes for every weight that a GPU trains; --stack megatron counts "
+    "them."
 )
 """What is not known of Megatron's memory."""
 SEPARATE = 4
@@ -64,17 +65,18 @@ class Fields(Protocol):
         """Record a value that follows from others."""
 
 
-def take_parallel(fields: Fields, architecture: Architecture) -> None:
+def take_parallel(fields: Fields, architecture: Architecture, defaults: Mapping[str, Any]) -> None:
     """Every field of the layout, checked against the others."""
     for name in ("tp", "pp", "cp", "pp_interleave"):
         fields.values[name] = whole_number(name, fields.take(name, 1, "stack-default"))
     split_tokens = fields.take("sequence_parallel", fields.values["tp"] > 1, "stack-default")
     fields.values["sequence_parallel"] = bool(split_tokens) and fields.values["tp"] > 1
     fields.values["async_tp"] = bool(fields.take("async_tp", False, "stack-default"))
-    if fields.values["async_tp"] and not (fields.values["sequence_parallel"] and fields.values["torch_compile"]):
+    beside = fields.values["torch_compile"] or fields.values["stack"] in STACKS
+    if fields.values["async_tp"] and not (fields.values["sequence_parallel"] and beside):
         raise InputError(
-            "--async-tp is what the compiler makes of --tp 2 or more with split tokens; add --torch-compile and leave "
-            "--no-sequence-parallel out."
+            "--async-tp is what the compiler makes of --tp 2 or more with split tokens, or Megatron's tp_comm_overlap; "
+            "add --torch-compile or --stack megatron, and leave --no-sequence-parallel out."
         )
     per_node = whole_number("gpus_per_node", fields.take("gpus_per_node", GPUS_PER_NODE, "assumed"))
     fields.values["gpus_per_node"] = per_node
@@ -83,7 +85,8 @@ def take_parallel(fields: Fields, architecture: Architecture) -> None:
     one_of("cp-kind", fields.take("cp_kind", "ring", "stack-default"), CP_KINDS)
     take_offload(fields)
     take_bucket(fields, architecture)
-    fields.values["sync_each_micro_batch"] = bool(fields.take("sync_each_micro_batch", False, "stack-default"))
+    every = bool(defaults.get("sync_each_micro_batch", False)) and fields.values["pp"] == 1
+    fields.values["sync_each_micro_batch"] = bool(fields.take("sync_each_micro_batch", every, "stack-default"))
     fields.values["fsdp_version"] = whole_number("fsdp_version", fields.take("fsdp_version", 2, "stack-default"))
     check_product(fields.values)
     take_sharding(fields)
@@ -183,7 +186,8 @@ def take_sharding(fields: Fields) -> None:
     """How data parallelism spreads the model; one GPU is never sharded, several copies are never left alone."""
     values = fields.values
     copies = data_gpus(values)
-    sharding = fields.take("sharding", "none" if copies == 1 else "ddp", "assumed")
+    spread = shardings_of(values["stack"]) or ("ddp",)
+    sharding = fields.take("sharding", "none" if copies == 1 else spread[0], "assumed")
     if sharding in FSDP_BY_VERSION:
         sharding, values["fsdp_version"] = "fsdp", FSDP_BY_VERSION[sharding]
         fields.put("sharding", sharding, fields.origins["sharding"])
@@ -241,7 +245,7 @@ def check_hybrid(values: Mapping[str, Any]) -> None:
 
 def is_megatrons_in_16_bits(values: Mapping[str, Any]) -> bool:
     """Whether Megatron trains whole weights in 16 bits; torchtune and LitGPT split layers by PyTorch's own means."""
-    split = values["tp"] > 1 and values["sharding"] in MEGATRONS and values["stack"] not in OWN_LOOPS
+    split = values["tp"] > 1 and values["sharding"] in MEGATRONS and values["stack"] not in (*OWN_LOOPS, *STACKS)
     return split and values["method"] == "full" and values["dtype"] != "fp32"
 
 
@@ -323,7 +327,7 @@ def check_tensor_parallel(architecture: Architecture, values: Mapping[str, Any],
     megatron = architecture.model_type == MEGATRON_GPT
     for group in architecture.groups:
         attention, mlp = group.layer.attention, group.layer.mlp
-        split = len(attention.linears) == SEPARATE or attention.qkv_split == "by-head"
+        split = len(attention.linears) == SEPARATE or attention.qkv_split in ("by-head", JOINED)
         plain = attention.kind == "heads" and split and mlp.kind == "dense"
         if not plain or group.layer.parallel != "none" or (architecture.position_rows and not megatron):
             raise NotSupportedError(

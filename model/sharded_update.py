@@ -16,6 +16,7 @@ from functools import lru_cache
 
 from tunecast.model.architecture import Architecture
 from tunecast.model.collectives import is_megatrons
+from tunecast.model.megatron import has_fp32_copies
 from tunecast.model.operation import Operation
 from tunecast.model.optimizer import (
     coefficient_operations,
@@ -41,6 +42,10 @@ def own_update(architecture: Architecture, run: Run, *, platform: str = "cuda") 
 
 @lru_cache(maxsize=256)
 def _own_update(architecture: Architecture, run: Run, platform: str) -> tuple[Operation, ...]:
+    if not shards_of(run).optimizer_state and has_fp32_copies(run):
+        tensors = trained_tensors(architecture, run)
+        updated = update_operations(architecture, run, platform=platform, dtype=MASTER)
+        return (*updated, *narrowed(tensors, trained_dtype(run), 1))
     if not shards_of(run).optimizer_state:
         return tuple(update_operations(architecture, run, platform=platform))
     gpus, tensors = shard_gpus(run), trained_tensors(architecture, run)

@@ -128,6 +128,7 @@ def bucket_copies(architecture: Architecture, run: Run) -> list[Operation]:
 def scaled_buffer(architecture: Architecture, run: Run) -> list[Operation]:
     """Megatron: gradients multiplied by one over the GPUs before they are summed."""
     size = sum(tensor.bytes_in(gradient_dtype(run)) for tensor in trained_tensors(architecture, run))
+    size *= reduction_share(run)
     times, _ = reduced_times(run)
     return [copied("megatron.scale", Phase.BACKWARD, 2 * size, count=times, dtype=gradient_dtype(run))] if size else []
 

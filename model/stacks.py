@@ -61,7 +61,9 @@ def load_stacks() -> dict[str, dict[str, Any]]:
     text = files("tunecast.model").joinpath("data", "stacks.json").read_text(encoding="utf-8")
     facts: dict[str, Any] = json.loads(text)
     stacks: dict[str, dict[str, Any]] = facts["stacks"]
-    for stack in stacks.values():
+    for name, stack in stacks.items():
+        if "like" in stack:
+            stack = stacks[name] = {**stacks[stack["like"]], **stack}
         if stack["built"] and not stack.get("own_attention"):
             stack["packages"] = {**stack.get("packages", {}), **facts["packages_of_all"]}
     return stacks
@@ -70,7 +72,28 @@ def load_stacks() -> dict[str, dict[str, Any]]:
 def stack_defaults(name: str, method: str) -> dict[str, Any]:
     """Field values that today's version of a stack gives a run of `method` when the user says nothing."""
     stack = built_stack(name)
+    if method not in stack["defaults"]:
+        has = " or ".join(one for one in stack["defaults"] if one != "all")
+        raise NotSupportedError(
+            f"--method {method} with --stack {name} ({stack['title']}) is not built; use --method {has}."
+        )
     return {**stack["defaults"]["all"], **stack["defaults"][method]}
+
+
+def only_of_stack(name: str) -> dict[str, list[Any]]:
+    """Values that a stack's code, or what is built of it, has for fields of a run: all that are not in it are free."""
+    return dict(built_stack(name).get("only", {}))
+
+
+def code_of(name: str) -> str:
+    """Whose code a stack trains with where it has formulas alone, as in ``LitGPT's``; empty: transformers' and PEFT's
+    or torchtune's, which runs as theirs."""
+    return str(built_stack(name).get("own_code", ""))
+
+
+def shardings_of(name: Any) -> tuple[str, ...]:
+    """Shardings by which a stack spreads data parallelism where none is asked for, the least first; empty: any."""
+    return tuple(load_stacks().get(str(name), {}).get("spreads", ()))
 
 
 def ours(name: str) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ from tunecast.model.blocks import checkpointed_layer
 from tunecast.model.compiled import compile_tape
 from tunecast.model.context import Step, Tables
 from tunecast.model.head import head_and_loss, head_name
+from tunecast.model.joined import STACKS
 from tunecast.model.litgpt import is_litgpt
 from tunecast.model.loss_chunks import head_uses
 from tunecast.model.norms import norm
@@ -303,7 +304,7 @@ def _written(architecture: Architecture, run: Run, platform: str, depth: int | N
         keep_operations(tape)
     if run.torch_compile:
         compile_tape(tape, loss=run.compile_loss)
-    if splits_tokens(run) and run.sharding == "none" and not run.async_tp:
+    if splits_tokens(run) and run.sharding == "none" and (run.stack in STACKS or not run.async_tp):
         gather_again(tape)
     if run.optimizer_in_backward:
         tape.grads.clear()

@@ -23,6 +23,7 @@ from functools import lru_cache
 
 from tunecast.model.architecture import Architecture, Layer
 from tunecast.model.collectives import is_megatrons
+from tunecast.model.megatron import has_fp32_copies
 from tunecast.model.optimizer import ADAM_STATES
 from tunecast.model.parallel_offload import parameter_bytes
 from tunecast.model.resolve_parallel import ZERO
@@ -54,16 +55,16 @@ TO_AND_FRO = ("forward", "loss", "backward")
 
 def is_deepspeeds(architecture: Architecture, run: Run) -> bool:
     """Whether DeepSpeed shards this run's states, not Megatron's distributed optimizer."""
-    return run.sharding in ZERO and run.stack != "megatron" and not is_megatrons(architecture, run)
+    return run.sharding in ZERO and not is_megatrons(architecture, run)
 
 
 def zero_master_bytes(architecture: Architecture, run: Run) -> int:
-    """What DeepSpeed adds to 16-bit training, before it is shared out: an fp32 copy, and fp32 moments.
+    """What DeepSpeed and Megatron add to 16-bit training, before it is shared out: an fp32 copy, and fp32 moments.
 
     With 2 bytes of weights and 2 of gradients these make the paper's 16 bytes per parameter (arXiv 1910.02054,
     section 3.1). Nothing for parameters that are fp32 already.
     """
-    if run.sharding not in ZERO:
+    if run.sharding not in ZERO and not has_fp32_copies(run):
         return 0
     moments = ADAM_STATES if run.optim in FULL_STATES else 0
     added = 0
@@ -83,7 +84,7 @@ def zero_update_bytes(architecture: Architecture, run: Run, scratch: int) -> tup
     ``_prepare_sub_group``).
     """
     own, wide = DTYPE_BYTES[trained_dtype(run)], DTYPE_BYTES["fp32"]
-    if run.sharding not in ZERO or own == wide:
+    if run.sharding not in ZERO or own == wide or has_fp32_copies(run):
         return None
     whole = sum(tensor.elements for tensor in trained_tensors(architecture, run))
     elements = share(whole, shard_gpus(run))

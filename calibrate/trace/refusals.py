@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from tunecast.catalogs.errors import NotSupportedError
-from tunecast.model.litgpt import STACK
 from tunecast.model.loss_chunks import CHUNKED_NLL, KEPT_CHUNKS
 from tunecast.model.run import Run
+from tunecast.model.stacks import code_of
 
 REAL_LOSSES = ("nll", CHUNKED_NLL, *KEPT_CHUNKS)
 """Loss paths whose code runs here."""
@@ -36,7 +36,7 @@ def refuse_unreal(run: Run, *, device: str) -> None:
     products, older code."""
     base = run.base_quantization or ""
     reasons = {
-        "LitGPT's code (--stack litgpt)": run.stack == STACK,
+        f"{code_of(run.stack)} code (--stack {run.stack})": bool(code_of(run.stack)),
         "fused kernels": bool(run.fused_kernels),
         f"the loss path {run.loss_type}": run.loss_type not in REAL_LOSSES,
         "a GPTQ base": base.startswith("gptq"),

@@ -207,7 +207,7 @@ BAD_RUNS = {
     "negative rate": (("estimate", MODEL, "--gpu", "l4", "--achieved-tflops", "-3"), "--achieved-tflops"),
     "sharding alone": (("estimate", MODEL, "--sharding", "fsdp"), "--num-gpus"),
     "unbuilt optimizer": (("estimate", MODEL, "--optim", "galore_adamw"), "galore_adamw"),
-    "unbuilt stack": (("estimate", MODEL, "--stack", "nemo"), "nemo"),
+    "unbuilt stack": (("estimate", MODEL, "--stack", "xtuner"), "xtuner"),
     "tensor parallel alone": (("estimate", MODEL, "--tp", "2"), "use a multiple of 2"),
     "unknown target": (("estimate", MODEL, "--lora-target-modules", "q_porj"), "q_proj"),
     "cpu without record": (("estimate", MODEL, "--gpu", "cpu"), "tunecast calibrate --device cpu"),

@@ -179,7 +179,7 @@ def test_every_optimizer_of_the_trainer_is_built_or_named() -> None:
     ("options", "name"),
     [
         ({"optim": "galore_adamw_8bit_layerwise"}, "galore_adamw_8bit_layerwise"),
-        ({"stack": "nemo"}, "nemo"),
+        ({"stack": "xtuner"}, "xtuner"),
         ({"offload": "nvme"}, "--offload nvme"),
         ({"num_gpus": 8, "sharding": "hsdp"}, "hsdp"),
         ({"optim": "galore_adamw"}, "galore_adamw"),
@@ -217,7 +217,10 @@ def test_unbuilt_and_built_values_are_apart() -> None:
         "llama-factory",
         "torchtune",
         "litgpt",
+        "megatron",
+        "nemo",
         "ms-swift",
+        "torchtitan",
     ]
 
 
