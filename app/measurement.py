@@ -53,12 +53,14 @@ def resolved_on(device: Device, asked: Asked) -> Resolved:
     """The run as this device would train it; a CPU's refusal raises OutOfMemoryError."""
     from tunecast.model.question import BESIDE_STEPS
     from tunecast.model.resolve import resolve_run
+    from tunecast.model.target import emulates_bf16
 
     hardware = device.hardware()
     resolved = resolve_run(
         asked.architecture,
         {name: value for name, value in asked.options.items() if name not in BESIDE_STEPS},
         gpu_has_bf16=has_bf16(hardware.compute_capability, catalog_gpu(hardware.gpu)),
+        emulates_bf16=emulates_bf16(hardware.host),
         option_origins=asked.origins,
     )
     resolved = replace(resolved, notes=(*resolved.notes, *asked.notes))

@@ -20,6 +20,7 @@ from tunecast.model.architectures import architecture_from_config
 from tunecast.model.operation import FLASH
 from tunecast.model.resolve import resolve_run
 from tunecast.model.sdpa import WIDEST
+from tunecast.model.target import emulates_bf16
 from tunecast.model.units import KIB, MIB
 
 MODES = ("quick", "full")
@@ -99,7 +100,9 @@ def collectives(hardware: Hardware, num_gpus: int) -> tuple[TrialSpec, ...]:
 
 
 def training_dtype(hardware: Hardware) -> str:
-    """bf16, or fp16 on a card without bf16."""
+    """bf16, fp16 on a card without bf16, fp32 on a CPU that emulates it."""
+    if emulates_bf16(hardware.host):
+        return "fp32"
     return "bf16" if capability_has_bf16(hardware.compute_capability) else "fp16"
 
 
@@ -235,6 +238,6 @@ def _step(shape: StepShape, dtype: str, repeats: int, warmup: int) -> TrialSpec:
     if shape.method != "full":
         options["lora_r"] = shape.rank
         options["lora_target_modules"] = list(shape.targets) if shape.targets else "all-linear"
-    run = resolve_run(architecture, options, gpu_has_bf16=dtype == "bf16").run
+    run = resolve_run(architecture, options, gpu_has_bf16=dtype == "bf16", emulates_bf16=dtype == "fp32").run
     params = {"architecture": architecture_to_dict(architecture), "run": run_to_dict(run), "steps": repeats}
     return TrialSpec(bench="step", params=params, repeats=repeats, warmup=warmup)

@@ -22,7 +22,7 @@ from tunecast.catalogs.gpus import Gpu, load_gpus
 from tunecast.model.sdpa import runs_cudnn
 from tunecast.model.versions import in_range
 
-UNFIT_FLAGS = ("throttled", "shared_gpu", "unstable", "clock_not_settled", "mig")
+UNFIT_FLAGS = ("throttled", "shared_gpu", "shared_cpu", "unstable", "clock_not_settled", "mig")
 """Flags of a record that speaks of the day it was made, or of a part of a card, more than of the card."""
 CUDNN_FIRST = {"torch": ">=2.11", "cuda": ">=13"}
 """Versions with which ``sdpa`` asks cuDNN first (`tunecast.model.sdpa`)."""

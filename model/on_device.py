@@ -86,6 +86,7 @@ def resolve_for(question: Question, target: Target) -> Resolved:
             question.architecture,
             tried,
             gpu_has_bf16=target.has_bf16,
+            emulates_bf16=target.emulates_bf16,
             option_origins=origins,
         )
         check_flash(run.run, target)

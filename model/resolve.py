@@ -17,6 +17,7 @@ from tunecast.model.adapter_targets import adaptable_modules, target_modules
 from tunecast.model.architecture import Architecture
 from tunecast.model.bounds import check_chunks, check_sizes, check_words
 from tunecast.model.families import FAMILIES
+from tunecast.model.joined import STACKS
 from tunecast.model.litgpt import STACK, is_litgpt
 from tunecast.model.litgpt_head import CHUNK_TOKENS as LITGPT_CHUNK_TOKENS
 from tunecast.model.loss_chunks import head_uses
@@ -195,18 +196,19 @@ def _present(fields: _Fields, architecture: Architecture, asked: Any) -> Any:
     return kept
 
 
-def _dtypes(fields: _Fields, defaults: Mapping[str, Any], *, gpu_has_bf16: bool) -> None:
-    """Storage and arithmetic of the base; a card without bf16 gets fp16 and a note."""
+def _dtypes(fields: _Fields, defaults: Mapping[str, Any], *, gpu_has_bf16: bool, emulates_bf16: bool) -> None:
+    """Storage and arithmetic of the base; a card without bf16 gets fp16, a CPU that emulates it fp32, and a note."""
     dtype = fields.take("dtype", defaults["dtype"], "stack-default")
     fields.values["dtype"] = one_of("dtype", DTYPE_ALIASES.get(dtype, dtype), DTYPES)
     precision = one_of("precision", fields.take("precision", defaults["precision"], "stack-default"), PRECISIONS)
     if _whole_base(fields) and precision in DTYPES:
         without_autocast(fields)
-    if casts_all(fields) and fields.values["precision"] in HALVES:
+    if emulates_bf16:
+        _in_fp32(fields)
+    elif casts_all(fields) and fields.values["precision"] in HALVES:
         settle_zero(fields, gpu_has_bf16=gpu_has_bf16)
     elif not gpu_has_bf16:
-        _check_bf16(fields.values["stack"])
-        (half_precision if fields.values["stack"] == STACK else _fall_back_to_fp16)(fields)
+        _without_bf16(fields)
     if _whole_base(fields):
         check_pure_precision(fields.values)
     check_compute_dtype(fields.values)
@@ -214,13 +216,32 @@ def _dtypes(fields: _Fields, defaults: Mapping[str, Any], *, gpu_has_bf16: bool)
         _upcast(fields)
 
 
-def _check_bf16(stack: str) -> None:
-    """Refuse a card without bf16 to code that is known in bf16 alone."""
-    whose = code_of(stack)
-    if whose and stack != STACK:
+def _in_fp32(fields: _Fields) -> None:
+    """fp32 in place of all 16-bit numbers."""
+    names = [name for name in ("precision", "dtype", "adapter_dtype") if fields.values[name] != "fp32"]
+    if not names:
+        return
+    for name in names:
+        fields.values[name] = "fp32"
+    fields.values |= {"bnb_4bit_compute_dtype": None, "upcast_non_quantized": False}
+    fields.notes.append(
+        "This CPU has no 16-bit products and emulates them many times slower: the run is taken in fp32 (--precision "
+        "fp32 --dtype fp32)."
+    )
+
+
+def _without_bf16(fields: _Fields) -> None:
+    """fp16 in place of bf16, as the stack's code has it."""
+    stack = fields.values["stack"]
+    if stack == STACK or stack in STACKS:
+        litgpts = "LitGPT's 16-mixed" if fields.values["precision"].endswith("-autocast") else "LitGPT's 16-true"
+        half_precision(fields, litgpts if stack == STACK else "Megatron's --fp16")
+    elif code_of(stack):
         raise NotSupportedError(
-            f"{whose} training in fp16 is not built, and this GPU has no bf16; leave --stack {stack} out."
+            f"{code_of(stack)} training in fp16 is not built, and this GPU has no bf16; leave --stack {stack} out."
         )
+    else:
+        _fall_back_to_fp16(fields)
 
 
 def _whole_base(fields: _Fields) -> bool:
@@ -318,6 +339,7 @@ def resolve_run(
     options: Mapping[str, Any],
     *,
     gpu_has_bf16: bool = True,
+    emulates_bf16: bool = False,
     option_origins: Mapping[str, str] | None = None,
 ) -> Resolved:
     """The complete run that `options` mean for this model, with the origin of every field.
@@ -339,7 +361,7 @@ def resolve_run(
     defaults = zero_defaults(fields, defaults)
     defaults = take_quantization(fields, defaults)
     _adapters(fields, architecture, defaults)
-    _dtypes(fields, defaults, gpu_has_bf16=gpu_has_bf16)
+    _dtypes(fields, defaults, gpu_has_bf16=gpu_has_bf16, emulates_bf16=emulates_bf16)
     _software(fields, attention_defaults(fields, architecture, defaults))
     take_kernels(fields, architecture, defaults)
     check_gptq_dtypes(fields.values)

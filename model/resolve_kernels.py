@@ -183,7 +183,8 @@ def _shards_of_stack(fields: Fields) -> str | None:
 def take_reduction(fields: Fields, defaults: Mapping[str, Any]) -> None:
     """fp32 sums of 16-bit gradients: FSDP's policy of mixed precision, Megatron's buffer."""
     sums = fields.values["sharding"] in FSDP or fields.values["stack"] in STACKS
-    given = fields.take("reduce_dtype", defaults.get("reduce_dtype") if sums else None, "stack-default")
+    sums_wide = sums and fields.values["dtype"] == "bf16"  # Megatron-LM's --fp16 adds in fp16
+    given = fields.take("reduce_dtype", defaults.get("reduce_dtype") if sums_wide else None, "stack-default")
     fields.values["reduce_dtype"] = None if given in (None, "none") else one_of("reduce-dtype", given, ("fp32",))
     sharding = fields.values["sharding"]
     if fields.values["reduce_dtype"] is not None and not sums:

@@ -85,14 +85,13 @@ def defaults_by_gpus(fields: Fields, architecture: Architecture, defaults: dict[
     return {**defaults, "gradient_checkpointing": fields.values["num_gpus"] > 1}
 
 
-def half_precision(fields: Fields) -> None:
-    """LitGPT's 16-true or 16-mixed where a card has no bf16, as its own pages advise."""
+def half_precision(fields: Fields, words: str) -> None:
+    """fp16 wherever the run has bf16, on a card that has none; `words` are the stack's own for it."""
     names = ("precision", "dtype", "adapter_dtype")
     asked = {name: str(fields.values.get(name) or "") for name in names}
     fields.values |= {name: word.replace("bf16", "fp16") for name, word in asked.items() if word}
     if "bf16" in "".join(asked.values()):
-        word = "16-mixed" if fields.values["precision"].endswith("-autocast") else "16-true"
-        fields.notes.append(f"This GPU has no bf16: the run uses LitGPT's {word} instead.")
+        fields.notes.append(f"This GPU has no bf16: the run uses {words} instead.")
 
 
 def check_litgpt(fields: Fields, architecture: Architecture) -> None:

@@ -45,9 +45,19 @@ class Target:
         return self.gpu is None or training_dtype(self.gpu) == "bf16"
 
     @property
+    def emulates_bf16(self) -> bool:
+        """Whether this is a CPU that multiplies bf16 many times slower than fp32, as its record says."""
+        return self.gpu is None and self.record is not None and emulates_bf16(self.record["hardware"].get("host"))
+
+    @property
     def is_mock(self) -> bool:
         """Whether this is a simulated GPU."""
         return self.id.startswith(MOCK_PREFIX)
+
+
+def emulates_bf16(host: Mapping[str, Any] | None) -> bool:
+    """What a record's facts of the host say of a CPU; of records from before it was asked, no."""
+    return bool((host or {}).get("emulates_bf16", False))
 
 
 def resolve_targets(

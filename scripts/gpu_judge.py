@@ -41,6 +41,7 @@ FLAGS = {
     "power_capped": "the card ran at its power limit, as a card under load does",
     "power_limit_lowered": "the power limit is below the card's own",
     "shared_gpu": "somebody else computed on the card",
+    "shared_cpu": "other programs computed on the host's processors",
     "unstable": "one trial in ten or more scattered or drifted",
     "clock_not_settled": "clock and temperature had not settled before the measurement",
     "clocks_disagree": "CUDA events and the wall clock disagreed",

@@ -11,6 +11,7 @@ from typing import Any
 from tunecast.calibrate.bench import run_bench
 from tunecast.calibrate.bench.collectives import close_groups
 from tunecast.calibrate.devices import cpu_memory
+from tunecast.calibrate.devices.other_work import OtherWork
 from tunecast.calibrate.devices.protocol import Hardware, MemoryReading, Sensors, TrialResult, TrialSpec
 from tunecast.calibrate.devices.settle import SettleRule, matrix_work, settle
 from tunecast.calibrate.environment import cpu_model, host_facts, in_container, software_versions
@@ -21,6 +22,8 @@ OOM_WORDS = ("can't allocate memory", "not enough memory", "bad_alloc", "cannot 
 """How torch's CPU allocator, the C++ library and the kernel say that there is no memory."""
 FAST_BF16_FLAGS = ("avx512_bf16", "amx_bf16", "bf16")
 """Processor flags of instructions that multiply bf16; without them torch emulates and fp32 is faster."""
+PROBE_SIZE, EMULATED_TIMES = 192, 5.0
+"""Width of the products that tell, and how many times the fp32 one the bf16 one takes from which it is emulated."""
 UNSUPPORTED = ("sync", "transfer")
 """Benches that mean nothing where host and device are one."""
 CACHE_ROOT = Path("/sys/devices/system/cpu/cpu0/cache")
@@ -41,6 +44,23 @@ def has_fast_bf16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool | None:
         return None
     found = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", cpuinfo.read_text(), re.MULTILINE)
     return None if found is None else any(flag in found.group(1).split() for flag in FAST_BF16_FLAGS)
+
+
+def emulates_bf16(torch: Any, backend: CpuBackend) -> bool:
+    """Whether a product in bf16 takes many times one in fp32: without AVX-512 oneDNN has no kernels for it, and PyTorch
+    multiplies number by number (measured on an EPYC with AVX2: 80 times). By one thread, which other programs slow
+    alike in both."""
+
+    def seconds(dtype: Any) -> float:
+        square = torch.ones(PROBE_SIZE, PROBE_SIZE, dtype=dtype)
+        return min(backend.timed(lambda: torch.mm(square, square), repeats=5, warmup=1)[1])
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return seconds(torch.bfloat16) > EMULATED_TIMES * seconds(torch.float32)
+    finally:
+        torch.set_num_threads(threads)
 
 
 class CpuBackend:
@@ -106,6 +126,12 @@ class CpuDevice:
         self._torch = torch
         self._keeps_memory = cpu_memory.keep_freed_memory()
         self.backend = CpuBackend()
+        self._emulates_bf16 = emulates_bf16(torch, self.backend)
+        self._others = OtherWork(threads=torch.get_num_threads())
+
+    def flags(self) -> tuple[str, ...]:
+        """``shared_cpu`` where other programs computed on these processors since the device was opened."""
+        return self._others.flags()
 
     def hardware(self) -> Hardware:
         """Facts of the processor; `memory_bytes` is the RAM available now."""
@@ -119,6 +145,7 @@ class CpuDevice:
                 **host_facts(),
                 "threads": self._torch.get_num_threads(),
                 "fast_bf16": has_fast_bf16(),
+                "emulates_bf16": self._emulates_bf16,
                 "instructions": self._torch.backends.cpu.get_cpu_capability(),
                 "last_level_cache_bytes": self.backend.l2_bytes,
                 "allocator_keeps_memory": self._keeps_memory,

@@ -19,11 +19,14 @@ from tunecast.calibrate.devices.cuda_backend import holds_context
 from tunecast.calibrate.devices.nvidia_device import NvidiaDevice, Runner, default_runner
 from tunecast.calibrate.devices.nvml import Nvml, NvmlUnavailableError
 from tunecast.calibrate.devices.nvml_card import CardAddress, NvmlCard, Occupation, find_card, occupations
+from tunecast.calibrate.devices.other_work import OtherWork
 from tunecast.calibrate.devices.settle import SettleRule
 from tunecast.catalogs.errors import DeviceError, InputError, NotSupportedError
 
 __all__ = ["CudaDeviceName", "NvidiaDevice", "list_cuda_devices", "open_nvidia"]
 
+HOST_THREADS = 1
+"""Threads of the host that launch kernels."""
 TORCH_HELP = "https://pytorch.org/get-started/locally has the command for this machine"
 
 
@@ -67,6 +70,7 @@ def open_nvidia(
     carries the flag ``no_nvml``; a missing or wrong NVML package is an error, since one command repairs it.
     """
     index = parse_index(device_id)
+    others = OtherWork(threads=HOST_THREADS) if torch is None else None
     torch = torch if torch is not None else _import_torch()
     _require_cuda_build(torch)
     nvml, why_not = _start_nvml(pynvml)
@@ -81,6 +85,7 @@ def open_nvidia(
             nvml=nvml,
             card=card,
             before=_occupation_of(card, before),
+            others=others,
             runner=runner,
             torch_device=torch_device,
             rule=rule,

@@ -18,6 +18,7 @@ from tunecast.calibrate.devices.backend import Backend
 from tunecast.calibrate.devices.cuda_backend import CudaBackend, exception_text, holds_context
 from tunecast.calibrate.devices.nvml import Nvml
 from tunecast.calibrate.devices.nvml_card import NvmlCard, Occupation, other_processes, own_nvml_pid
+from tunecast.calibrate.devices.other_work import OtherWork
 from tunecast.calibrate.devices.pcie_watch import PcieWatch
 from tunecast.calibrate.devices.protocol import Hardware, Sensors, TrialResult, TrialSpec
 from tunecast.calibrate.devices.settle import SettleRule, matrix_work, settle
@@ -50,18 +51,21 @@ class NvidiaDevice:
         nvml: Nvml | None,
         card: NvmlCard | None,
         before: Occupation | None,
+        others: OtherWork | None = None,
         runner: Runner = default_runner,
         torch_device: str | None = None,
         rule: SettleRule | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`before` is who held memory before our process touched CUDA; the last three are for tests."""
+        """`before` is who held memory before our process touched CUDA, `others` watches who else computes on the host;
+        the last four are for tests."""
         self.id = f"cuda:{index}"
         self._torch = torch
         self._index = index
         self._nvml = nvml
         self._card = card
         self._before = before
+        self._others = others
         self._runner = runner
         self._rule = rule or SettleRule()
         self._clock = clock
@@ -165,8 +169,8 @@ class NvidiaDevice:
     def flags(self) -> tuple[str, ...]:
         """What a reader of the record must know, seen so far: ``throttled`` (heat or hardware slowdown),
         ``power_capped``, ``power_limit_lowered``, ``shared_gpu``, ``mig``, ``clock_not_settled``,
-        ``clocks_disagree`` (CUDA events against the wall clock), ``no_nvml``."""
-        return tuple(sorted(self._flags))
+        ``clocks_disagree`` (CUDA events against the wall clock), ``no_nvml``, ``shared_cpu`` (the host was busy)."""
+        return tuple(sorted({*self._flags, *(self._others.flags() if self._others else ())}))
 
     def peers(self) -> int:
         """GPUs of this machine that torch sees and that are the same card: a job can run on all of them."""

@@ -554,11 +554,11 @@ def test_switches_are_read_in_the_imperative_too(word: str, is_on: bool) -> None
     assert (run.gradient_checkpointing, run.torch_compile) == (is_on, is_on)
 
 
-def test_memory_of_megatron_is_not_compared() -> None:
-    cells = {**FULL, "framework": "Megatron-LM", "parallelism": "TP2", "peak_mem_gib": "61.5"}
-    assert one(cells).peak_bytes is None
-    assert "fp32 buffers of its own" in one(cells).why_no_memory
-    assert one({**FULL, "peak_mem_gib": "61.5"}).peak_bytes is not None
+@pytest.mark.parametrize(("framework", "adds_in"), [("Megatron-LM", "fp32"), ("NeMo 25.02", None)])
+def test_peaks_of_megatron_are_of_its_own_buffers(framework: str, adds_in: str | None) -> None:
+    found = one({**FULL, "framework": framework, "parallelism": "TP2", "peak_mem_gib": "61.5"})
+    assert found.peak_bytes is not None
+    assert (found.run.stack, found.run.reduce_dtype) == ("megatron", adds_in)
 
 
 @pytest.mark.parametrize("text", ["bf16 (FSDP2 mixed precision)", "bf16 (FSDP2 mixed precision, fp32 weights)"])

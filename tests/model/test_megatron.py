@@ -172,9 +172,13 @@ def test_what_megatron_does_not_have_is_refused_by_name(options: dict[str, Any],
         resolved(**options)
 
 
-def test_a_card_without_bf16_is_refused() -> None:
-    with pytest.raises(NotSupportedError, match="this GPU has no bf16; leave --stack megatron out"):
-        resolve_run(LLAMA, {"stack": "megatron", "method": "full"}, gpu_has_bf16=False)
+def test_a_card_without_bf16_trains_in_fp16_and_adds_in_it() -> None:
+    """Megatron-LM arguments.py: ``accumulate_allreduce_grads_in_fp32`` is switched on by ``--bf16`` alone."""
+    found = resolve_run(LLAMA, {"stack": "megatron", "method": "full"}, gpu_has_bf16=False)
+    assert (found.run.dtype, found.run.precision, found.run.reduce_dtype) == ("fp16", "fp16", None)
+    assert any("Megatron's --fp16" in note for note in found.notes)
+    _, at_rest = moment_parts(LLAMA, found.run)[0]
+    assert sum(at_rest[part] for part in STATIC) == pytest.approx(16 * LLAMA.total_params, rel=0.005)
 
 
 def test_layers_that_are_not_joined_are_refused() -> None:

@@ -81,6 +81,11 @@ REFUSED = [
 ]
 
 
+def test_a_card_without_bf16_is_refused() -> None:
+    with pytest.raises(TunecastError, match="this GPU has no bf16; leave --stack torchtitan out"):
+        resolve_run(LLAMA, {"stack": "torchtitan", "method": "full"}, gpu_has_bf16=False)
+
+
 @pytest.mark.parametrize(("options", "told"), REFUSED, ids=lambda value: str(value)[:40])
 def test_what_torchtitan_does_not_have_is_refused_by_name(options: dict[str, Any], told: str) -> None:
     with pytest.raises(TunecastError, match=told):
