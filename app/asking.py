@@ -82,6 +82,10 @@ def with_tokenizer(model: str, options: dict[str, Any]) -> dict[str, Any]:
         if path is not None:
             raise InputError("--tokenizer counts the tokens of a file of data; add --dataset FILE, or leave it out.")
         return given
+    from tunecast.model.dataset import read_dataset
+
+    if path is None and read_dataset(str(options["dataset"])).tokenized:
+        return given
     beside = Path(model).parent if Path(model).is_file() else Path(model)
     if path is None and (beside / "tokenizer.json").is_file() and find_spec("tokenizers") is not None:
         path = str(beside / "tokenizer.json")

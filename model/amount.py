@@ -10,7 +10,7 @@ from typing import Any
 
 from tunecast.catalogs.errors import InputError
 from tunecast.model.bounds import MOST_AMOUNT, at_most, check_sizes
-from tunecast.model.dataset import bytes_per_token, read_dataset
+from tunecast.model.dataset import Dataset, bytes_per_token, read_dataset
 from tunecast.model.factors import Factor
 from tunecast.model.read_numbers import is_count, number_above_zero, number_that
 from tunecast.model.rows import ROWS_PACKED, Rows, alone_by_default, packing_of, unpacked_rows
@@ -208,6 +208,12 @@ def _rows_per_step(run: Run) -> int:
     return run.per_device_train_batch_size * run.gradient_accumulation_steps * run.dp
 
 
+def _of_bytes(found: Dataset, per_token: Factor) -> str:
+    """How a file's tokens were counted: ``tokens of 3.9 bytes (assumed)``."""
+    size = "" if found.tokenized else f" of {per_token.value:.3g} bytes"
+    return f"tokens{size} ({per_token.origin})"
+
+
 def _text_words(per_token: Factor) -> tuple[str, ...]:
     """How many bytes a token has, where no tokenizer counted."""
     if per_token.low == per_token.high:
@@ -221,7 +227,7 @@ def _from_dataset(run: Run, options: Mapping[str, Any], repeats: float) -> Amoun
     tokens = found.tokens(per_token.value, run.max_length)
     cut = found.cut(per_token.value, run.max_length)
     read = "" if found.whole else f", of which {len(found.sizes_bytes):,} were read"
-    counted = f"{tokens:,.0f} tokens of {per_token.value:.3g} bytes ({per_token.origin})"
+    counted = f"{tokens:,.0f} {_of_bytes(found, per_token)}"
     what = (
         f"{found.name}: {found.samples:,} samples{found.fields_words}{read}, {counted}"
         f"{f', {cut:,} samples cut at {run.max_length}' if cut else ''}, x {_epochs(repeats)}, "
@@ -248,7 +254,7 @@ def _from_rows(run: Run, rows: Rows, options: Mapping[str, Any], repeats: float)
     counted = bytes_per_token(options)
     file = None if options.get("dataset") is None else read_dataset(str(options["dataset"]))
     fields = "" if file is None else file.fields_words
-    lengths = "" if file is None else f", tokens of {counted.value:.3g} bytes ({counted.origin})"
+    lengths = "" if file is None else f", {_of_bytes(file, counted)}"
     amount = Amount(
         steps=math.ceil(samples * repeats / per_step),
         how=f"{samples:,.0f} samples{fields} of {rows.mean_tokens:.0f} tokens x {_epochs(repeats)}, "

@@ -1,7 +1,8 @@
 """How much text a file of training data holds: samples and bytes, without a tokenizer.
 
 Read are ``.jsonl``, ``.json`` (a list), ``.csv`` and ``.txt`` (a sample per line). Of a large file only its
-beginning is read and the rest taken to be alike. Tokens are bytes over an assumed number of bytes per token. Of samples
+beginning is read and the rest taken to be alike. Tokens are bytes over an assumed number of bytes per token; of samples
+that hold ``input_ids``, as trainers keep prepared data, they are known. Of samples
 with named fields those are counted that trainers train on (`FIELDS`), since others often say the same once more.
 """
 
@@ -55,9 +56,11 @@ class Dataset:
     samples: int
     """In the whole file; scaled by its size where only the beginning was read."""
     sizes_bytes: tuple[int, ...]
-    """UTF-8 bytes of text of every sample that was read."""
+    """UTF-8 bytes of text of every sample that was read; of a file of token ids, their number."""
     whole: bool
     """Whether all of the file was read."""
+    tokenized: bool = False
+    """Whether the file holds token ids."""
     counted: tuple[str, ...] = ()
     """Fields of samples whose text was counted; none where a sample is plain text."""
     left_out: tuple[str, ...] = ()
@@ -105,6 +108,8 @@ def _counted(file: Path, _: int) -> Dataset:
             f"--dataset {file.name} has pairs of {' and '.join(PREFERENCES)} answers, and preference training is not "
             "built; keep prompt and one answer as prompt and completion."
         )
+    if samples and all(_ids(sample) is not None for sample in samples):
+        return _of_ids(file, [len(_ids(sample) or ()) for sample in samples], 1.0 if whole else _share(file, text))
     sizes_bytes, read, every = [], dict[str, None](), dict[str, None]()
     for sample in samples:
         kept = trained(sample)
@@ -114,10 +119,8 @@ def _counted(file: Path, _: int) -> Dataset:
             read |= dict.fromkeys(field for field in kept if texts(kept[field]))
     sizes = tuple(size for size in sizes_bytes if size > 0)
     if not sizes:
-        ids = any(isinstance(sample, dict) and TOKEN_IDS in sample for sample in samples)
-        held = f"holds {TOKEN_IDS}, which are not counted, and no text" if ids else "holds no text"
-        raise InputError(f"--dataset {file.name} {held}; give --num-samples with --mean-tokens.")
-    share = 1.0 if whole else len(text.encode()) / file.stat().st_size
+        raise InputError(f"--dataset {file.name} holds no text; give --num-samples with --mean-tokens.")
+    share = 1.0 if whole else _share(file, text)
     return Dataset(
         name=file.name,
         samples=round(len(sizes) / share),
@@ -125,6 +128,28 @@ def _counted(file: Path, _: int) -> Dataset:
         whole=whole,
         counted=tuple(read),
         left_out=tuple(field for field in every if field not in read),
+    )
+
+
+def _share(file: Path, text: str) -> float:
+    """How much of a file its beginning is."""
+    return len(text.encode()) / file.stat().st_size
+
+
+def _ids(sample: Any) -> list[int] | None:
+    """Token ids of a sample; None where it has none."""
+    found = sample.get(TOKEN_IDS) if isinstance(sample, dict) else None
+    return found if isinstance(found, list) and all(type(one) is int for one in found) else None
+
+
+def _of_ids(file: Path, lengths: list[int], share: float) -> Dataset:
+    """A file of token ids; samples without any are none."""
+    sizes = tuple(length for length in lengths if length)
+    if not sizes:
+        raise InputError(f"--dataset {file.name} holds empty {TOKEN_IDS} alone; check the file.")
+    samples = round(len(sizes) / share)
+    return Dataset(
+        name=file.name, samples=samples, sizes_bytes=sizes, whole=share == 1.0, tokenized=True, counted=(TOKEN_IDS,)
     )
 
 
@@ -136,8 +161,12 @@ def _beginning(file: Path) -> tuple[str, bool]:
 
 
 def bytes_per_token(options: Mapping[str, Any]) -> Factor:
-    """What a tokenizer made of the data, else the assumption."""
+    """What a tokenizer made of the data, one of token ids, else the assumption."""
     measured = options.get("bytes_per_token")
+    if options.get("dataset") is not None and read_dataset(str(options["dataset"])).tokenized:
+        if measured is not None:
+            raise InputError(f"--dataset holds {TOKEN_IDS}, so nothing is left to tokenize; leave --tokenizer out.")
+        return Factor(value=1.0, low=1.0, high=1.0, unit="B", origin=f"the file's own {TOKEN_IDS}")
     if measured is None:
         return assumed_rates()["text_bytes_per_token"]
     value = number_above_zero("--bytes-per-token", measured, "3.9")

@@ -125,6 +125,8 @@ def casts_all(fields: Fields) -> bool:
     ``bf16.enabled``, which the Trainer and accelerate fill in with their own ``bf16``.
     """
     given = fields.given
+    if fields.values["stack"] in STACKS:
+        return False  # Megatron's distributed optimizer
     if fields.values["num_gpus"] == 1:
         return given.get("offload") not in (None, "none")
     split = any(given.get(name) not in (None, 1) for name in ("tp", "pp"))

@@ -150,7 +150,7 @@ def held_run(run: Run, options: Mapping[str, Any]) -> Run:
     if not found.whole:
         return run
     assumed = bytes_per_token({})
-    densest = min(per_token.low, per_token.value * assumed.low / assumed.value)
+    densest = 1.0 if found.tokenized else min(per_token.low, per_token.value * assumed.low / assumed.value)
     longest = math.ceil(_largest(found) / densest)
     return run if longest >= run.max_length else replace(run, max_length=longest)
 

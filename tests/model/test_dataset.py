@@ -11,6 +11,7 @@ from tunecast.catalogs.errors import InputError
 from tunecast.model import dataset
 from tunecast.model.amount import resolve_amount
 from tunecast.model.dataset import read_dataset
+from tunecast.model.rows import held_run
 from tunecast.model.run import Run
 
 SAMPLES = [
@@ -87,6 +88,24 @@ def test_a_dataset_becomes_steps_cut_at_the_length(tmp_path: Path) -> None:
     assert "assumed" in amount.how
 
 
+def test_token_ids_are_counted_as_they_are(tmp_path: Path) -> None:
+    """Data that was tokenized before: what `datasets` and trainers keep, whatever text stands beside it."""
+    samples = [{"input_ids": list(range(n)), "text": "a" * 1000} for n in (300, 500, 0, 100)]
+    path = write(tmp_path, "x.jsonl", "\n".join(map(json.dumps, samples)))
+    found = read_dataset(path)
+    assert (found.samples, found.sizes_bytes, found.tokenized) == (3, (300, 500, 100), True)
+    options = {"dataset": str(path), "packing": True, "num_train_epochs": 2}
+    amount = resolve_amount(Run(method="lora", max_length=400), options)
+    assert amount is not None
+    assert amount.steps == 2 * (300 + 400 + 100) / 400
+    assert "800 tokens (the file's own input_ids), 1 samples cut at 400" in amount.how
+    assert (amount.least, amount.most) == (1.0, 1.0)
+    run = Run(method="lora", max_length=4096)
+    assert held_run(run, {"dataset": str(path), "packing": False}).max_length == 500
+    with pytest.raises(InputError, match="nothing is left to tokenize"):
+        resolve_amount(run, options | {"bytes_per_token": 3.0})
+
+
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
@@ -94,7 +113,7 @@ def test_a_dataset_becomes_steps_cut_at_the_length(tmp_path: Path) -> None:
         ("x.jsonl", "{broken", "damaged"),
         ("x.json", '{"a": "b"}', "a list of samples"),
         ("x.txt", "\n\n", "holds no text"),
-        ("x.jsonl", '{"input_ids": [1, 2, 3]}', "holds input_ids, which are not counted"),
+        ("x.jsonl", '{"input_ids": []}', "holds empty input_ids alone"),
         ("x.jsonl", '{"prompt": "a", "chosen": "b", "rejected": "c"}', "preference training is not built"),
     ],
 )

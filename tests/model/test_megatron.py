@@ -150,6 +150,12 @@ def test_targets_have_both_names(named: str) -> None:
     assert resolved(method="lora", lora_target_modules=named).lora_target_modules == ("qkv_proj", "down_proj")
 
 
+def test_its_distributed_optimizer_is_not_deepspeeds() -> None:
+    found = resolve_run(LLAMA, {"stack": "megatron", "method": "full", "num_gpus": 8, "sharding": "zero1"})
+    assert not any("DeepSpeed" in note for note in found.notes)
+    assert (found.run.dtype, found.run.precision, found.run.reduce_dtype) == ("bf16", "bf16", "fp32")
+
+
 def test_nemo_is_the_same_code() -> None:
     assert replace(resolved(stack="nemo"), stack="megatron") == resolved()
 
