@@ -64,4 +64,6 @@ def totals_rows(forecast: Forecast) -> Iterable[Line]:
     with_recompute = f"8ND: {totals.classic_flops_with_recompute:.3g}" if run.gradient_checkpointing else ""
     yield "  executed", f"{totals.executed_flops:.3g}", with_recompute
     length = f"{digits(totals.days)} days" if totals.days >= 1 else duration(totals.gpu_hours / run.num_gpus)
-    yield "GPU-hours", digits(totals.gpu_hours), length
+    low, high = totals.gpu_hours_low, totals.gpu_hours_high
+    interval = "" if low == high else f"{digits(low)}–{digits(high)}; "
+    yield "GPU-hours", digits(totals.gpu_hours), interval + length

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from tunecast.model.amount import Amount
 from tunecast.model.units import HOUR_S
+from tunecast.model.value import Value, product
 
 if TYPE_CHECKING:
     from tunecast.model.forecast import Forecast
@@ -32,6 +33,9 @@ class TrainingTotals:
     """6 N D: six per parameter that a token goes through, and token; knows neither attention nor frozen weights."""
     classic_flops_with_recompute: float
     gpu_hours: float
+    gpu_hours_low: float
+    gpu_hours_high: float
+    """80% interval, by that of a step and of what is assumed of the data."""
     days: float
 
 
@@ -40,7 +44,9 @@ def training_totals(forecast: Forecast, amount: Amount | None) -> TrainingTotals
     if amount is None:
         return None
     tokens = float(amount.steps) * round(forecast.tokens_per_s.value * forecast.step_time_s.value)
-    hours = amount.steps * forecast.step_time_s.value / HOUR_S
+    of_data = Value(value=1.0, low=amount.least, high=amount.most)
+    hours = product(forecast.step_time_s.scaled(amount.steps / HOUR_S), of_data)
+    gpus = forecast.run.num_gpus
     classic = forecast.architecture.active_params * tokens
     return TrainingTotals(
         tokens=tokens,
@@ -48,6 +54,8 @@ def training_totals(forecast: Forecast, amount: Amount | None) -> TrainingTotals
         executed_flops=amount.steps * forecast.executed_flops_per_step,
         classic_flops=CLASSIC_FLOPS_PER_PARAM_TOKEN * classic,
         classic_flops_with_recompute=CLASSIC_FLOPS_WITH_RECOMPUTE * classic,
-        gpu_hours=hours * forecast.run.num_gpus,
-        days=hours / DAY_H,
+        gpu_hours=hours.value * gpus,
+        gpu_hours_low=hours.low * gpus,
+        gpu_hours_high=hours.high * gpus,
+        days=hours.value / DAY_H,
     )

@@ -82,6 +82,8 @@ def test_totals_add_up_from_the_step() -> None:
     assert totals.tokens >= 1e9
     steps = totals.tokens / found.run.tokens_per_step
     assert totals.gpu_hours == pytest.approx(steps * found.step_time_s.value * 8 / 3600)
+    assert totals.gpu_hours_low == pytest.approx(steps * found.step_time_s.low * 8 / 3600)
+    assert totals.gpu_hours_high == pytest.approx(steps * found.step_time_s.high * 8 / 3600)
     assert totals.model_flops == pytest.approx(steps * found.model_flops_per_step)
     assert ask("meta-llama/Llama-3.1-8B", {}).totals is None
 
