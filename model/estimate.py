@@ -51,6 +51,7 @@ from tunecast.model.training_totals import training_totals
 ORDINARY_FLAGS = ("power_capped",)
 """Flags of a record that say nothing against it: under load a card at its own power limit is normal, and training
 meets the same limit."""
+CUT_SHORT = "cut_short"
 STORAGE = ("dtype", "precision", "adapter_dtype", "upcast_non_quantized")
 """Fields that a sharding may decide."""
 STORAGE_DECIDED_BY = ("method", "stack", "stack_version", "quant_method", "offload", *STORAGE)
@@ -199,6 +200,8 @@ def _record_notes(target: Target) -> tuple[str, ...]:
     flags = [flag for flag in target.record.get("flags") or [] if flag not in ORDINARY_FLAGS]
     if not flags:
         return ()
+    if flags == [CUT_SHORT]:
+        return (f"the record is flagged {CUT_SHORT}: its time ended before its trials; calibrate --full has more",)
     return (f"the record is flagged {', '.join(flags)}: calibrate again on a quiet device to be surer",)
 
 
