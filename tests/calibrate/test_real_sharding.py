@@ -65,7 +65,7 @@ RUNS: dict[str, dict[str, Any]] = {
 
 MORE_WORDS = {**CONFIG, "vocab_size": 16384}
 TIED = {**CONFIG, "tie_word_embeddings": True}
-LONGER = {**RUNS["fsdp-full"], "max_length": 1024}
+LONGER = {**RUNS["fsdp-full"], "max_length": 512}
 
 pytestmark = pytest.mark.slow
 
