@@ -203,7 +203,7 @@ def _dtypes(fields: _Fields, defaults: Mapping[str, Any], *, gpu_has_bf16: bool,
     precision = one_of("precision", fields.take("precision", defaults["precision"], "stack-default"), PRECISIONS)
     if _whole_base(fields) and precision in DTYPES:
         without_autocast(fields)
-    if emulates_bf16:
+    if emulates_bf16 and fields.values["stack"] not in STACKS:
         _in_fp32(fields)
     elif casts_all(fields) and fields.values["precision"] in HALVES:
         settle_zero(fields, gpu_has_bf16=gpu_has_bf16)
