@@ -108,6 +108,7 @@ def _counted(file: Path, _: int) -> Dataset:
             f"--dataset {file.name} has pairs of {' and '.join(PREFERENCES)} answers, and preference training is not "
             "built; keep prompt and one answer as prompt and completion."
         )
+    _check_ids(file, samples)
     if samples and all(_ids(sample) is not None for sample in samples):
         return _of_ids(file, [len(_ids(sample) or ()) for sample in samples], 1.0 if whole else _share(file, text))
     sizes_bytes, read, every = [], dict[str, None](), dict[str, None]()
@@ -140,6 +141,19 @@ def _ids(sample: Any) -> list[int] | None:
     """Token ids of a sample; None where it has none."""
     found = sample.get(TOKEN_IDS) if isinstance(sample, dict) else None
     return found if isinstance(found, list) and all(type(one) is int for one in found) else None
+
+
+def _check_ids(file: Path, samples: list[Any]) -> None:
+    """Token ids are lists of whole numbers, and in all samples or none."""
+    named = [isinstance(sample, dict) and TOKEN_IDS in sample for sample in samples]
+    if not any(named):
+        return
+    for number, sample in enumerate(samples, start=1):
+        if _ids(sample) is None:
+            what = f"{TOKEN_IDS} that are no list of whole numbers" if named[number - 1] else f"no {TOKEN_IDS}"
+            raise InputError(
+                f"--dataset {file.name} holds {TOKEN_IDS}, but sample {number} has {what}; mend it, or keep text alone."
+            )
 
 
 def _of_ids(file: Path, lengths: list[int], share: float) -> Dataset:

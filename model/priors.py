@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from tunecast.catalogs.gpus import Gpu
 from tunecast.model.factors import HOST_S_PER_LAUNCH, Curve, Factor, FactorSet
+from tunecast.model.joined import STACKS
 from tunecast.model.memory_codes import code_notes, memory_overheads_of
 from tunecast.model.operation import FLASH, NATIVE
 from tunecast.model.overlap_belief import with_believed_overlap
@@ -57,6 +58,9 @@ FITTED_AS = {
 """Names of factors of a step, and of the fitted parameters that they follow."""
 STEP_PARAMS = tuple(FITTED_AS)
 CUDNN_NOTE = "sdpa runs cuDNN's attention here (PyTorch 2.11 for CUDA 13, or later); else: --stack-version torch=2.10"
+TRANSFORMER_ENGINE_NOTE = (
+    "Transformer Engine's attention is taken as cuDNN's here; else: --attn-implementation flash_attention_2"
+)
 LIMIT_POWER = 16.0
 """How sharply slowdowns bend onto the datasheet's limit: 4% above it where they would meet it."""
 PCIE_BYTES_PER_S_PER_LANE = {3: 0.985 * GIGA, 4: 1.969 * GIGA, 5: 3.938 * GIGA}
@@ -179,7 +183,8 @@ def prior_factors(
     for name in (HOST_S_PER_LAUNCH, HOOKS, "overlap_frac"):
         stored = priors[name.removeprefix("scale.")]
         factors[name] = Factor(**{k: stored[k] for k in ("value", "low", "high", "unit", "origin")})
-    width, cudnn = float(priors["width"]), (CUDNN_NOTE,) if _runs_own_kernels(gpu, run) else ()
+    told = CUDNN_NOTE if run is None or run.stack not in STACKS else TRANSFORMER_ENGINE_NOTE
+    width, cudnn = float(priors["width"]), (told,) if _runs_own_kernels(gpu, run) else ()
     found = FactorSet(
         gpu=gpu.id,
         curves=base.curves,

@@ -73,6 +73,8 @@ def take_parallel(fields: Fields, architecture: Architecture, defaults: Mapping[
     fields.values["sequence_parallel"] = bool(split_tokens) and fields.values["tp"] > 1
     fields.values["async_tp"] = bool(fields.take("async_tp", False, "stack-default"))
     beside = fields.values["torch_compile"] or fields.values["stack"] in STACKS
+    if fields.values["async_tp"] and fields.values["tp"] == 1:
+        raise InputError("--async-tp hides the exchanges of split layers, but --tp is 1; add --tp 2 or more.")
     if fields.values["async_tp"] and not (fields.values["sequence_parallel"] and beside):
         raise InputError(
             "--async-tp is what the compiler makes of --tp 2 or more with split tokens, or Megatron's tp_comm_overlap; "

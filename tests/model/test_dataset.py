@@ -114,6 +114,9 @@ def test_token_ids_are_counted_as_they_are(tmp_path: Path) -> None:
         ("x.json", '{"a": "b"}', "a list of samples"),
         ("x.txt", "\n\n", "holds no text"),
         ("x.jsonl", '{"input_ids": []}', "holds empty input_ids alone"),
+        ("x.jsonl", '{"input_ids": "hello"}', "sample 1 has input_ids that are no list of whole numbers"),
+        ("x.jsonl", '{"input_ids": [1]}\n{"input_ids": [1.5]}', "sample 2 has input_ids that are no list"),
+        ("x.jsonl", '{"input_ids": [1]}\n{"text": "a"}', "sample 2 has no input_ids"),
         ("x.jsonl", '{"prompt": "a", "chosen": "b", "rejected": "c"}', "preference training is not built"),
     ],
 )

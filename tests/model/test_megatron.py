@@ -168,6 +168,7 @@ REFUSED = [
     ({"method": "lora", "lora_target_modules": "q_proj"}, "q_proj, k_proj, v_proj are one map"),
     ({"method": "lora", "use_dora": True}, "--use-dora on is not built for --stack megatron"),
     ({"dtype": "fp32"}, "--dtype fp32 is not built for --stack megatron, which takes bf16"),
+    ({"num_gpus": 8, "async_tp": True}, "--tp is 1; add --tp 2 or more"),
     ({"stack": "hf-peft"}, "layers as Megatron joins them"),
 ]
 
