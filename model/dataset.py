@@ -108,9 +108,9 @@ def _counted(file: Path, _: int) -> Dataset:
             f"--dataset {file.name} has pairs of {' and '.join(PREFERENCES)} answers, and preference training is not "
             "built; keep prompt and one answer as prompt and completion."
         )
-    _check_ids(file, samples)
-    if samples and all(_ids(sample) is not None for sample in samples):
-        return _of_ids(file, [len(_ids(sample) or ()) for sample in samples], 1.0 if whole else _share(file, text))
+    share = 1.0 if whole else len(text.encode()) / file.stat().st_size
+    if any(isinstance(sample, dict) and TOKEN_IDS in sample for sample in samples):
+        return _of_ids(file, samples, share)
     sizes_bytes, read, every = [], dict[str, None](), dict[str, None]()
     for sample in samples:
         kept = trained(sample)
@@ -121,7 +121,6 @@ def _counted(file: Path, _: int) -> Dataset:
     sizes = tuple(size for size in sizes_bytes if size > 0)
     if not sizes:
         raise InputError(f"--dataset {file.name} holds no text; give --num-samples with --mean-tokens.")
-    share = 1.0 if whole else _share(file, text)
     return Dataset(
         name=file.name,
         samples=round(len(sizes) / share),
@@ -132,38 +131,27 @@ def _counted(file: Path, _: int) -> Dataset:
     )
 
 
-def _share(file: Path, text: str) -> float:
-    """How much of a file its beginning is."""
-    return len(text.encode()) / file.stat().st_size
-
-
-def _ids(sample: Any) -> list[int] | None:
-    """Token ids of a sample; None where it has none."""
-    found = sample.get(TOKEN_IDS) if isinstance(sample, dict) else None
-    return found if isinstance(found, list) and all(type(one) is int for one in found) else None
-
-
-def _check_ids(file: Path, samples: list[Any]) -> None:
-    """Token ids are lists of whole numbers, and in all samples or none."""
-    named = [isinstance(sample, dict) and TOKEN_IDS in sample for sample in samples]
-    if not any(named):
-        return
+def _of_ids(file: Path, samples: list[Any], share: float) -> Dataset:
+    """A file of token ids, lists of whole numbers in all samples or none; samples with an empty one are none."""
+    sizes = []
     for number, sample in enumerate(samples, start=1):
-        if _ids(sample) is None:
-            what = f"{TOKEN_IDS} that are no list of whole numbers" if named[number - 1] else f"no {TOKEN_IDS}"
+        has = isinstance(sample, dict) and TOKEN_IDS in sample
+        ids = sample[TOKEN_IDS] if has else None
+        if not (isinstance(ids, list) and all(type(one) is int for one in ids)):
+            what = f"{TOKEN_IDS} that are no list of whole numbers" if has else f"no {TOKEN_IDS}"
             raise InputError(
                 f"--dataset {file.name} holds {TOKEN_IDS}, but sample {number} has {what}; mend it, or keep text alone."
             )
-
-
-def _of_ids(file: Path, lengths: list[int], share: float) -> Dataset:
-    """A file of token ids; samples without any are none."""
-    sizes = tuple(length for length in lengths if length)
+        sizes += [len(ids)] if ids else []
     if not sizes:
         raise InputError(f"--dataset {file.name} holds empty {TOKEN_IDS} alone; check the file.")
-    samples = round(len(sizes) / share)
     return Dataset(
-        name=file.name, samples=samples, sizes_bytes=sizes, whole=share == 1.0, tokenized=True, counted=(TOKEN_IDS,)
+        name=file.name,
+        samples=round(len(sizes) / share),
+        sizes_bytes=tuple(sizes),
+        whole=share == 1.0,
+        tokenized=True,
+        counted=(TOKEN_IDS,),
     )
 
 

@@ -25,14 +25,9 @@ from tunecast.model.units import DTYPE_BYTES
 MASTER = "fp32"
 
 
-def is_megatron_stack(run: Run) -> bool:
-    """Whether Megatron-Core's own buffers and optimizer run."""
-    return run.stack in STACKS
-
-
 def has_fp32_copies(run: Run) -> bool:
     """Whether its optimizer updates fp32 copies of narrower weights, and casts them back."""
-    return is_megatron_stack(run) and DTYPE_BYTES[gradient_dtype(run)] < DTYPE_BYTES[MASTER]
+    return run.stack in STACKS and DTYPE_BYTES[gradient_dtype(run)] < DTYPE_BYTES[MASTER]
 
 
 def with_buffer(architecture: Architecture, run: Run, held: Parts, moment: str) -> Parts:

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from tunecast.model.architecture import Architecture
+from tunecast.model.joined import STACKS
 from tunecast.model.litgpt import is_litgpt
 from tunecast.model.litgpt_head import returned_bytes
 from tunecast.model.litgpt_sharding import flat_bytes
-from tunecast.model.megatron import is_megatron_stack, with_buffer
+from tunecast.model.megatron import with_buffer
 from tunecast.model.memory_static import layer_packed_bytes, master_ratio, static_parts
 from tunecast.model.optimizer import update_scratch_bytes
 from tunecast.model.parallel import is_split, local_architecture, local_run
@@ -203,7 +204,7 @@ def local_parts(
         parts = offloaded(own, run, moment)
         if deepspeed:
             parts = zero_parts(architecture, spread, parts, moment)
-        elif is_megatron_stack(run):
+        elif run.stack in STACKS:
             parts = with_buffer(architecture, spread, parts, moment)
         else:
             parts["communication"] += communication_bytes(architecture, spread, moment, position)

@@ -16,7 +16,7 @@ from functools import lru_cache
 
 from tunecast.model.architecture import Architecture
 from tunecast.model.collectives import is_megatrons
-from tunecast.model.megatron import has_fp32_copies
+from tunecast.model.megatron import MASTER, has_fp32_copies
 from tunecast.model.operation import Operation
 from tunecast.model.optimizer import (
     coefficient_operations,
@@ -30,7 +30,6 @@ from tunecast.model.sharding import shard_gpus, shards_of, share
 from tunecast.model.trained import Trained, by_dtype, trained_dtype, trained_tensors
 from tunecast.model.units import DTYPE_BYTES
 
-MASTER = "fp32"
 NORM_DTYPE_BYTES = 8
 """Of fp64."""
 

@@ -29,7 +29,7 @@ def read_processors() -> Reading:
     """What the kernel has counted until now."""
     import psutil
 
-    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(psutil.cpu_count() or 1))
+    allowed = processors()
     times = [t for index, t in enumerate(psutil.cpu_times(percpu=True)) if index in allowed]
     idle = [t.idle + getattr(t, "iowait", 0.0) for t in times]
     whole = [sum(t) - getattr(t, "guest", 0.0) - getattr(t, "guest_nice", 0.0) for t in times]  # guests are in user
@@ -43,9 +43,9 @@ def read_processors() -> Reading:
     return Reading(clock_s=time.monotonic(), busy_s=sum(whole) - sum(idle), own_s=spent)
 
 
-def processors() -> int:
-    """Processors that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def processors() -> set[int]:
+    """Processors that this process may run on, by number."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
 
 
 class OtherWork:
@@ -53,7 +53,7 @@ class OtherWork:
 
     def __init__(self, *, threads: int, cpus: int | None = None, read: Callable[[], Reading] = read_processors) -> None:
         """`threads` are those that the measurement computes with; `cpus` and `read` are for tests."""
-        self._free = max((cpus or processors()) - threads, 0)
+        self._free = max((cpus or len(processors())) - threads, 0)
         self._read = read
         try:
             self._first: Reading | None = read()
