@@ -12,31 +12,6 @@ from tunecast.model.resolve_parallel import Fields
 from tunecast.model.stack_versions import changed, chosen_ranges
 from tunecast.model.units import DTYPE_BYTES, gib
 
-ACCUSTOMED: dict[str, Any] = {
-    "use_dora": False,
-    "use_rslora": False,
-    "lora_bias": False,
-    "modules_to_save": (),
-    "loss_type": "nll",
-    "attn_implementation": "sdpa",
-    "fused_kernels": (),
-    "fp8": None,
-    "fp8_weights": False,
-    "upcast_non_quantized": False,
-    "activation_offloading": False,
-    "checkpoint_every": 1,
-    "checkpoint_first": None,
-    "checkpoint_keeps_ops": False,
-    "optimizer_in_backward": False,
-    "reentrant": False,
-    "tp": 1,
-    "pp": 1,
-    "cp": 1,
-    "offload": "none",
-}
-"""Fields of a run whose other values have no formulas in LitGPT's code."""
-SHARDINGS = ("none", "fsdp", "fsdp-grad-op")
-
 
 def of_stack(architecture: Architecture, options: Mapping[str, Any]) -> Architecture:
     """The architecture as the software stack that the run options ask for builds it, of the version they ask for."""
@@ -95,32 +70,22 @@ def half_precision(fields: Fields, words: str) -> None:
 
 
 def check_litgpt(fields: Fields, architecture: Architecture) -> None:
-    """Refuse by name what LitGPT does not have, or has no formulas of."""
+    """Refuse what LitGPT has in some runs only, and take what follows from its code."""
     if not is_litgpt(architecture):
         return
     values = fields.values
-    for name, ordinary in ACCUSTOMED.items():
-        if values.get(name, ordinary) != ordinary:
-            raise refused(f"--{name.replace('_', '-')} {values[name]}", "leave the option out")
     if values["torch_compile"] and values["method"] != "full":
-        raise refused("--torch-compile with adapters", "use --method full or leave the option out")
+        raise NotSupportedError(
+            f"--torch-compile with adapters is not built for --stack {STACK}; leave it out, or use --method full."
+        )
     flat = architecture.code != PRESENT or values["method"] == "full"
     if flat and values["num_gpus"] > 1 and "fsdp_version" not in fields.given:
         fields.put("fsdp_version", 1, "stack-default")
-    if values["sharding"] not in SHARDINGS:
-        raise refused(f"--sharding {values['sharding']}", "use --sharding fsdp")
     if values["num_gpus"] > 1 and values["method"] == "qlora":
         raise InputError("LitGPT does not quantize on several GPUs, but --num-gpus is above 1; use one.")
-    if (values.get("quant_method") or "bnb-4bit") != "bnb-4bit":
-        raise refused(f"--quant-method {values['quant_method']}", "use bnb-4bit")
     if values["method"] == "qlora" and architecture.code in STABLE:
         kept_gib = gib(DTYPE_BYTES[values["dtype"]] * architecture.embedding_params)
         fields.notes.append(
             f"LitGPT replaces the embedding of a quantized base after its optimizer: a gradient of {kept_gib:.1f}"
             " GiB is made in every backward, kept, and never used."
         )
-
-
-def refused(what: str, instead: str) -> NotSupportedError:
-    """What is not built for LitGPT's code, and what to type instead."""
-    return NotSupportedError(f"{what} is not built for --stack {STACK}; {instead}.")
