@@ -45,9 +45,10 @@ def recommend(
     """What to rent: the cheapest, the fastest and the balanced plan of a run over all GPUs, counts and offers.
 
     `model` and `options` as for `estimate`. The global batch (micro-batch x accumulation x GPUs) is kept; how it is
-    split, checkpointing and sharding are chosen unless given. `methods` are compared with each other; `deadline` is
-    hours, or text such as ``"36h"`` and ``"2d"``; `budget` US dollars; `spot` also takes interruptible offers, and
-    `purchase` other kinds (community, marketplace, reserved, committed).
+    split, checkpointing, sharding, and tensor and pipeline parallelism of a stack that splits layers are chosen unless
+    given. `methods` are compared with each other; `deadline` is hours, or text such as ``"36h"`` and ``"2d"``; `budget`
+    US dollars; `spot` also takes interruptible offers, and `purchase` other kinds (community, marketplace, reserved,
+    committed).
     Raises InputError for what cannot be used, with what to type instead.
     """
     from tunecast.calibrate.fitted_records import fitted_records
@@ -169,8 +170,9 @@ def _search(
     from tunecast.asked import read_asked
     from tunecast.asking import with_tokenizer
     from tunecast.catalogs.price_book import price_book
+    from tunecast.model.layer_splits import INNER, gpus_per_copy
     from tunecast.model.market import Search
-    from tunecast.model.plans import BATCH_OPTIONS, INNER, Job, global_batch, gpu_counts, gpus_per_copy, refused_spreads
+    from tunecast.model.plans import BATCH_OPTIONS, Job, deals_out, global_batch, gpu_counts, refused_spreads
     from tunecast.model.resolve import ASSUMED, checked_method
 
     if options.get("num_gpus") == "auto":
@@ -186,7 +188,7 @@ def _search(
     inner = gpus_per_copy(asked.options, *INNER)
     counts = gpu_counts(max_gpus, inner)
     total = global_batch(asked.options, counts, batch, inner=inner)
-    usable = tuple(count for count in counts if total.samples % (count // inner) == 0)
+    usable = tuple(count for count in counts if deals_out(asked.options, count, total.samples))
     shared = {name: value for name, value in asked.options.items() if name not in (*BATCH_OPTIONS, "method")}
     job = Job(
         architecture=asked.architecture,

@@ -17,6 +17,7 @@ from tunecast.model.architecture import Architecture
 from tunecast.model.estimate import forecast
 from tunecast.model.fits import LIKELY, TIGHT_BELOW, fit_probability, memory_view
 from tunecast.model.forecast import Forecast
+from tunecast.model.layer_splits import INNER, LAYERS, gpus_per_copy, splits_tried
 from tunecast.model.loss_chunks import head_uses
 from tunecast.model.on_device import resolve_for, target_factors
 from tunecast.model.plans import divisors
@@ -25,7 +26,7 @@ from tunecast.model.read_numbers import whole_number
 from tunecast.model.resolve_parallel import length_step
 from tunecast.model.rows import held_run
 from tunecast.model.run import Run
-from tunecast.model.stacks import BUILT
+from tunecast.model.stacks import BUILT, shardings_of, splits_layers
 from tunecast.model.step_source import StepSource
 from tunecast.model.target import Target
 
@@ -219,8 +220,10 @@ def candidates(question: Question, target: Target, run: Run, least: float = TIGH
 
 
 def enough_gpus(question: Question, target: Target, run: Run, least: float) -> Iterator[dict[str, Any]]:
-    """The fewest more GPUs with sharded weights on which it fits, if there are."""
-    larger = more_gpus(run) if target.platform == "cuda" else iter(())
+    """The fewest more GPUs with sharded weights, or with layers split further, on which it fits, if there are."""
+    if target.platform != "cuda":
+        return
+    larger = wider_spread(run, question.options) if splits_layers(run.stack) else more_gpus(run)
     first = next((options for options in larger if fits_with(question, target, options, least)), None)
     if first is not None:
         yield first
@@ -250,6 +253,28 @@ def more_gpus(run: Run) -> Iterator[dict[str, Any]]:
         steps, left = divmod(run.gradient_accumulation_steps * run.num_gpus, gpus)
         fewer = {"gradient_accumulation_steps": steps} if steps and not left else {}
         yield {"num_gpus": gpus, "sharding": "fsdp", **fewer}
+        gpus *= 2
+
+
+def wider_spread(run: Run, options: Options) -> Iterator[dict[str, Any]]:
+    """With a stack that splits layers: as many GPUs and twice as many and so on, each with copies of the model over
+    more GPUs or sharded as the stack does; accumulation keeps the global batch, and what would not is left out."""
+    now = {"num_gpus": run.num_gpus, "tp": run.tp, "pp": run.pp, "sharding": run.sharding}
+    now |= {"gradient_accumulation_steps": run.gradient_accumulation_steps}
+    splits = [{"tp": 1, "pp": 1, **split} for split in splits_tried({**options, **dict.fromkeys(INNER)})]
+    gpus = run.num_gpus
+    while gpus <= MOST_GPUS:
+        for split in (one for one in splits if gpus_per_copy(one, *LAYERS) >= run.tp * run.pp):
+            copies, left = divmod(gpus, gpus_per_copy(split, *INNER) * run.cp)
+            steps, uneven = divmod(run.gradient_accumulation_steps * run.dp, max(copies, 1))
+            if copies and not left and not uneven:
+                spread = shardings_of(run.stack)[-1] if copies * run.cp > 1 else "none"
+                wanted = {"num_gpus": gpus, **split, "sharding": spread, "gradient_accumulation_steps": steps}
+                changes = {name: value for name, value in wanted.items() if now[name] != value}
+                if options.get("sharding") is None:
+                    changes.pop("sharding", None)  # follows by itself
+                if changes:
+                    yield changes
         gpus *= 2
 
 

@@ -215,13 +215,17 @@ def communication_seconds(
     operations: Sequence[Operation], factors: FactorSet, *, run: Run, when: str | None = None
 ) -> Array:
     """(segments,) seconds on the link in one optimizer step, overlap not yet taken off; of one kind, or of all."""
-    total = no_seconds()
     wanted = [o for o in operations if o.kind is Kind.COMMUNICATION and when in (None, communication_when(o))]
     if not wanted:
-        return total
-    links = links_of(factors, run, across=crosses_machines(wanted))
-    for operation in wanted:
-        total[SEGMENT_OF[operation.phase]] += collective_seconds(operation, links, run.num_gpus) * operation.count
+        return no_seconds()
+    return seconds_on(links_of(factors, run, across=crosses_machines(wanted)), wanted, run.num_gpus)
+
+
+def seconds_on(links: Links, collectives: Sequence[Operation], num_gpus: int) -> Array:
+    """(segments,) seconds of these collectives on known links in one optimizer step."""
+    total = no_seconds()
+    for operation in collectives:
+        total[SEGMENT_OF[operation.phase]] += collective_seconds(operation, links, num_gpus) * operation.count
     return total
 
 

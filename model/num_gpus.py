@@ -1,7 +1,8 @@
 """``--num-gpus auto``: the fewest GPUs on which the run very likely fits and, with a deadline, is done in time.
 
-Micro-batch and accumulation per GPU stay as they are, so more GPUs mean a larger global batch and fewer steps
-for the same data. A training file is read anew with each number, as if it had been typed.
+With a stack that splits layers, and nothing said of it, copies of the model over as few of them as fit. Micro-batch and
+accumulation per GPU stay as they are, so more GPUs mean a larger global batch and fewer steps for the same data. A
+training file is read anew with each number, as if it had been typed.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from tunecast.model.estimate import forecast
 from tunecast.model.file_spread import with_dtypes
 from tunecast.model.fits import fit_probability, memory_view
 from tunecast.model.forecast import Forecast
+from tunecast.model.layer_splits import INNER, LAYERS, NO_SPLIT, Split, gpus_per_copy, split_words, splits_tried
 from tunecast.model.on_device import resolve_for, target_factors
-from tunecast.model.plans import INNER, gpus_per_copy
 from tunecast.model.question import Question
 from tunecast.model.rows import held_run
 from tunecast.model.target import Target
@@ -58,14 +59,14 @@ def is_auto(question: Question) -> bool:
     return question.options.get("num_gpus") == AUTO
 
 
-def counts_for(question: Question, target: Target) -> Iterator[int]:
-    """Numbers of GPUs to try, each resolved when its turn comes: one for a CPU, else those that tensor, pipeline and
-    context parallelism divide.
+def ways_for(question: Question, target: Target) -> Iterator[tuple[int, Split]]:
+    """Numbers of GPUs to try, and splits of the layers where nobody asked for one, each resolved when its turn comes:
+    one GPU for a CPU, else those that tensor, pipeline and context parallelism divide.
 
     Raises InputError where they divide none, and what resolving the largest raises where the job can have none.
     """
     if target.platform == "cpu":
-        yield 1
+        yield 1, {}
         return
     inner = gpus_per_copy(question.options, *INNER)
     counts = tuple(count for count in COUNTS if count % inner == 0)
@@ -75,24 +76,31 @@ def counts_for(question: Question, target: Target) -> Iterator[int]:
             f"--num-gpus auto tries {', '.join(map(str, COUNTS))}, but {splits} takes {inner} GPUs per copy of the "
             f"model, which divides none of them; type --num-gpus {inner}, or a multiple of it."
         )
-    taken = 0
-    for taken in filter(lambda count: can_be_of(question, count, target), counts):
-        yield taken
+    ways = [(count, split) for count in counts for split in splits_tried(question.options) if is_whole(count, split)]
+    taken = False
+    for way in filter(lambda way: can_be_of(question, way[0], way[1], target), ways):
+        taken = True
+        yield way
     if not taken:
         resolve_for(with_count(question, counts[-1]), target)
 
 
-def can_be_of(question: Question, count: int, target: Target) -> bool:
-    """Whether the job can have so many GPUs."""
+def is_whole(count: int, split: Split) -> bool:
+    """Whether so many GPUs are whole copies of a model split so."""
+    return count % gpus_per_copy(split, *INNER) == 0
+
+
+def can_be_of(question: Question, count: int, split: Split, target: Target) -> bool:
+    """Whether the job can have so many GPUs, and its layers be split so."""
     try:
-        resolve_for(with_count(question, count), target)
+        resolve_for(with_count(question, count, split), target)
     except (InputError, NotSupportedError):
         return False
     return True
 
 
-def with_count(question: Question, count: int) -> Question:
-    """The question with a number of GPUs; one GPU takes no sharding.
+def with_count(question: Question, count: int, split: Split = NO_SPLIT) -> Question:
+    """The question with a number of GPUs, and with its layers split; one copy of the model takes no sharding.
 
     Raises what the training file has against the number.
     """
@@ -100,10 +108,11 @@ def with_count(question: Question, count: int) -> Question:
         options = dict(question.options_on(count))
     else:
         options = {**question.options, "num_gpus": count}
-        if count == 1 and options.get("sharding") is not None:
+        if count == gpus_per_copy(split, *INNER) and options.get("sharding") is not None:
             del options["sharding"]
             options = with_dtypes(options, None)
-    return replace(question, options=options, option_origins={**question.option_origins, "num_gpus": "searched"})
+    searched = dict.fromkeys(("num_gpus", *split), "searched")
+    return replace(question, options={**options, **split}, option_origins={**question.option_origins, **searched})
 
 
 def likely_fits(question: Question, target: Target) -> bool | None:
@@ -117,9 +126,11 @@ def likely_fits(question: Question, target: Target) -> bool | None:
 def fewest_gpus(question: Question, target: Target, deadline_h: float | None = None) -> tuple[Question, str]:
     """The question with the fewest GPUs that fit and are in time, and a sentence; else the most that are forecast."""
     tried: Question | None = None
-    why = f"do not fit with a probability of {LEAST_PROBABILITY:.0%}"
-    for count in counts_for(question, target):
-        asked = with_count(question, count)
+    roomy: Question | None = None
+    for count, split in ways_for(question, target):
+        if roomy is not None and roomy.options["num_gpus"] == count:
+            continue  # less of a split fits on as many, and is late
+        asked = with_count(question, count, split)
         tried = tried or asked
         try:
             fits = likely_fits(asked, target)
@@ -128,22 +139,25 @@ def fewest_gpus(question: Question, target: Target, deadline_h: float | None = N
             break
         tried = asked
         if fits is None and not late:
-            return asked, f"--num-gpus auto: {_gpus(count)}, usable memory unknown"
+            return asked, f"--num-gpus auto: {_gpus(count, split)}, usable memory unknown"
         if fits and not late:
             in_time = "" if deadline_h is None else f" and are done within {_time(deadline_h)}"
-            return asked, f"--num-gpus auto: {_gpus(count)}, the fewest that fit{in_time}"
-        why = f"are not done within {_time(deadline_h)}" if fits and deadline_h is not None else why
-    assert tried is not None, "one number at least is tried, or refused"
-    most = tried.options["num_gpus"]
-    return tried, f"--num-gpus auto: even {_gpus(most)} {why}"
+            return asked, f"--num-gpus auto: {_gpus(count, split)}, the fewest that fit{in_time}"
+        roomy = asked if fits is not False else roomy
+    most = roomy or tried
+    assert most is not None, "one number at least is tried, or refused"
+    late_words = None if roomy is None or deadline_h is None else f"are not done within {_time(deadline_h)}"
+    why = late_words or f"do not fit with a probability of {LEAST_PROBABILITY:.0%}"
+    split = {name: most.options[name] for name in LAYERS if most.option_origins.get(name) == "searched"}
+    return most, f"--num-gpus auto: even {_gpus(most.options['num_gpus'], split)} {why}"
 
 
 def _time(hours: float) -> str:
     return f"{hours:g} h" if hours >= 1.0 else f"{hours * HOUR_S / MINUTE_S:g} min"
 
 
-def _gpus(count: int) -> str:
-    return "1 GPU" if count == 1 else f"{count} GPUs"
+def _gpus(count: int, split: Split = NO_SPLIT) -> str:
+    return ("1 GPU" if count == 1 else f"{count} GPUs") + (f" with {split_words(split)}" if split else "")
 
 
 def _late(found: Forecast, deadline_h: float) -> bool:

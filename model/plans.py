@@ -1,14 +1,15 @@
 """The plans of one job: how its global batch can be split over GPUs, micro-batches and accumulation.
 
 The global batch is micro-batch x accumulation x GPUs and stays what it is, so that every plan trains the same
-model; checkpointing, and the way several GPUs share the work, are free unless they were asked for.
+model; checkpointing, and the way several GPUs share the work, are free unless they were asked for: how data
+parallelism shards, and with stacks that split layers into how many parts.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from tunecast.model.bounds import check_sizes
 from tunecast.model.curves import Array
 from tunecast.model.engine_memory import Flags, memory_of
 from tunecast.model.file_spread import DTYPES, OF_SHARDS, can_shard, over_shards, with_dtypes
+from tunecast.model.layer_splits import INNER, LAYERS, NO_SPLIT, Split, gpus_per_copy, splits_tried
 from tunecast.model.on_device import shardings_tried
 from tunecast.model.question import RUN_OPTIONS_ELSEWHERE
 from tunecast.model.read_numbers import whole_number
@@ -29,8 +31,6 @@ from tunecast.model.run import Run
 BATCH_OPTIONS = ("per_device_train_batch_size", "gradient_accumulation_steps", "num_gpus")
 """Options whose product is the global batch."""
 
-INNER = ("tp", "pp", "cp")
-"""Splits of one copy of the model over GPUs."""
 WORTH = 0.02
 """Share of time that is worth a more complicated way to share the work."""
 SURELY = 0.9
@@ -62,14 +62,6 @@ class Plan:
         """The job's options with the plan's in their place; dtypes go where the plan has none."""
         gone = {name for name in (*OF_SHARDS, *DTYPES) if name not in self.options}
         return {**{name: value for name, value in options.items() if name not in gone}, **self.options}
-
-
-def gpus_per_copy(options: Mapping[str, Any], *names: str) -> int:
-    """GPUs that hold one copy of the model together: the product of the splits asked for."""
-    product = 1
-    for name in names:
-        product *= whole_number(name, options.get(name) or 1)
-    return product
 
 
 def gpu_counts(most: int, inner: int = 1) -> tuple[int, ...]:
@@ -114,6 +106,12 @@ class _Line:
     num_gpus: int
     sharding: str
     checkpointing: bool
+    split: Split = field(default_factory=lambda: NO_SPLIT)
+    """Of the layers, where nobody asked for one."""
+
+    def copies(self, options: Mapping[str, Any]) -> int:
+        """Copies of the model, each of which trains its own samples."""
+        return self.num_gpus // gpus_per_copy({**options, **self.split}, *INNER)
 
 
 def lines(options: Mapping[str, Any], methods: Sequence[str], counts: Sequence[int], batch: int) -> Iterator[_Line]:
@@ -122,17 +120,30 @@ def lines(options: Mapping[str, Any], methods: Sequence[str], counts: Sequence[i
     free = (False,) if options.get("recompute_attention") else (True, False)
     choices = free if checkpointing is None else (bool(checkpointing),)
     asked, tried = options.get("sharding"), shardings_tried(options)
-    inner, split = gpus_per_copy(options, *INNER), gpus_per_copy(options, "tp", "pp")
     for method in methods:
         asked_of = {**options, "method": method}
-        for num_gpus in (n for n in counts if batch % (n // inner) == 0 and can_shard(asked_of, n)):
-            alone = num_gpus == split
-            spread = ("none",) if alone else tried if asked in (None, "none") else (str(asked),)
-            for sharding in spread:
+        for num_gpus in (n for n in counts if can_shard(asked_of, n)):
+            for split in splits_that_deal_out(options, num_gpus, batch):
+                alone = num_gpus == gpus_per_copy({**options, **split}, *LAYERS)
+                spread = ("none",) if alone else tried if asked in (None, "none") else (str(asked),)
                 yield from (
-                    _Line(method=method, num_gpus=num_gpus, sharding=sharding, checkpointing=choice)
+                    _Line(method=method, num_gpus=num_gpus, sharding=sharding, checkpointing=choice, split=split)
+                    for sharding in spread
                     for choice in choices
                 )
+
+
+def splits_that_deal_out(options: Mapping[str, Any], num_gpus: int, batch: int) -> Iterator[Split]:
+    """Splits of the layers with which so many GPUs are whole copies of the model that get equally many samples."""
+    for split in splits_tried(options):
+        copies, left = divmod(num_gpus, gpus_per_copy({**options, **split}, *INNER))
+        if copies and not left and batch % copies == 0:
+            yield split
+
+
+def deals_out(options: Mapping[str, Any], num_gpus: int, batch: int) -> bool:
+    """Whether so many GPUs can share a global batch."""
+    return next(splits_that_deal_out(options, num_gpus, batch), None) is not None
 
 
 def first_line(options: Mapping[str, Any], methods: Sequence[str], counts: Sequence[int], batch: int) -> _Line:
@@ -151,20 +162,19 @@ def first_line(options: Mapping[str, Any], methods: Sequence[str], counts: Seque
 
 def line_options(options: Mapping[str, Any], line: _Line, micro_batch: int, batch: int) -> dict[str, Any]:
     """The run options of one plan of a line."""
-    copies = line.num_gpus // gpus_per_copy(options, *INNER)
-    asked = {**options, "method": line.method}
+    asked = {**options, **line.split, "method": line.method}
     spread = over_shards({**with_dtypes(asked, line.sharding), "num_gpus": line.num_gpus, "sharding": line.sharding})
     return {
         **spread,
         "gradient_checkpointing": line.checkpointing,
         "per_device_train_batch_size": micro_batch,
-        "gradient_accumulation_steps": batch // copies // micro_batch,
+        "gradient_accumulation_steps": batch // line.copies(options) // micro_batch,
     }
 
 
 def undivided_options(options: Mapping[str, Any], line: _Line, batch: int) -> dict[str, Any]:
     """Those of the plan whose micro-batch is all that a copy of the model gets in a step: every kind of run has it."""
-    return line_options(options, line, batch // (line.num_gpus // gpus_per_copy(options, *INNER)), batch)
+    return line_options(options, line, batch // line.copies(options), batch)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,8 +216,8 @@ def plans_that_may_fit(job: Job, *, has_bf16: bool, roomiest_bytes: float) -> li
 
 def refused_spreads(job: Job) -> tuple[str, ...]:
     """A sentence for each method of which no plan over several GPUs can be had, with what resolving says."""
-    alone = gpus_per_copy(job.options, "tp", "pp")
-    spread = [line for line in lines(job.options, job.methods, job.counts, job.batch.samples) if line.num_gpus > alone]
+    every = lines(job.options, job.methods, job.counts, job.batch.samples)
+    spread = [line for line in every if line.num_gpus > gpus_per_copy({**job.options, **line.split}, *LAYERS)]
     refusals: dict[str, list[str | None]] = {}
     for line in spread:
         try:
@@ -226,7 +236,7 @@ def refused_spreads(job: Job) -> tuple[str, ...]:
 def _line_plans(job: Job, line: _Line, *, has_bf16: bool, roomiest_bytes: float) -> Iterator[Plan]:
     template: Resolved | None = None
     known: list[tuple[int, float]] = []
-    sizes = divisors(job.batch.samples // (line.num_gpus // gpus_per_copy(job.options, *INNER)))
+    sizes = divisors(job.batch.samples // line.copies(job.options))
     for micro_batch in sizes:
         if at_least(known, micro_batch) > roomiest_bytes:
             return
@@ -266,16 +276,16 @@ def best_plans(plans: Sequence[Plan], step_s: Array, allowed: Flags) -> dict[tup
     """By method and number of GPUs, the fastest allowed plan of one device.
 
     The simplest way to share the work is kept unless another is faster by more than `WORTH`: they come in the order
-    of `shardings_tried`.
+    of `splits_tried` and `shardings_tried`.
     """
-    best: dict[tuple[str, int, str], int] = {}
+    best: dict[tuple[str, int, int, int, str], int] = {}
     for row in map(int, np.flatnonzero(allowed)):
         run = plans[row].run
-        key = (run.method, run.num_gpus, run.sharding)
+        key = (run.method, run.num_gpus, run.tp, run.pp, run.sharding)
         if key not in best or step_s[row] < step_s[best[key]]:
             best[key] = row
     chosen: dict[tuple[str, int], int] = {}
-    for (method, num_gpus, _), row in best.items():
+    for (method, num_gpus, *_), row in best.items():
         simpler = chosen.get((method, num_gpus))
         if simpler is None or step_s[row] < (1.0 - WORTH) * step_s[simpler]:
             chosen[method, num_gpus] = row

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 from tunecast.model.architecture import Architecture
 from tunecast.model.factors import FactorSet
-from tunecast.model.inventory import part_operations
+from tunecast.model.inventory import part_operations, step_operations
 from tunecast.model.operation import Operation
 from tunecast.model.run import Run
 from tunecast.model.step_source import StepSource, operations_of
-from tunecast.model.time import step_time
+from tunecast.model.time import phase_table, run_clocks, scalars
 
 MIDDLE_STAGE = 1
 
@@ -23,8 +23,22 @@ def timed_operations(
     architecture: Architecture, run: Run, factors: FactorSet, *, platform: str, source: StepSource | None = None
 ) -> Sequence[Operation]:
     """What a GPU of the slowest stage executes; of a run without stages, what every GPU does."""
-    found = operations_of(architecture, run, platform=platform, source=source)
+    if source is not None:
+        return operations_of(architecture, run, platform=platform, source=source)
+    stages = stages_timed(architecture, run, platform=platform)
+    if len(stages) == 1:
+        return stages[0]
+
+    def seconds(operations: Sequence[Operation]) -> float:
+        table = phase_table(operations, factors, run=run)
+        return run_clocks(table, scalars(factors), synchronous=factors.synchronous).step_s
+
+    return max(stages, key=seconds)
+
+
+def stages_timed(architecture: Architecture, run: Run, *, platform: str) -> list[Sequence[Operation]]:
+    """What a GPU executes of each stage that may take longest: the one with most work first."""
+    busiest = step_operations(architecture, run, platform=platform)
     if run.pp < 3 or run.pp_interleave > 1:
-        return found
-    middle = part_operations(architecture, run, MIDDLE_STAGE, platform=platform)
-    return max((found, middle), key=lambda operations: step_time(operations, factors, run=run).step_time_s.value)
+        return [busiest]
+    return [busiest, part_operations(architecture, run, MIDDLE_STAGE, platform=platform)]

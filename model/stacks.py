@@ -96,6 +96,11 @@ def shardings_of(name: Any) -> tuple[str, ...]:
     return tuple(load_stacks().get(str(name), {}).get("spreads", ()))
 
 
+def splits_layers(name: Any) -> bool:
+    """Whether a stack is one that people take to split layers with, over more GPUs than share their data."""
+    return bool(shardings_of(name)) and only_of_stack(str(name)).get("tp") != [1]
+
+
 def ours(name: str) -> tuple[str, ...]:
     """Fields for which a stack leaves the user without a default, or with one that nobody trains with (no checkpoints,
     fp32, rank 8 on two modules, fp4): what stands for them here is tunecast's choice, an assumption."""

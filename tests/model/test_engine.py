@@ -20,6 +20,7 @@ from tunecast.model.factors_io import factors_to_dict
 from tunecast.model.priors import prior_factors
 from tunecast.model.question import Question
 from tunecast.model.resolve import resolve_run
+from tunecast.model.resolve_stacks import of_stack
 from tunecast.model.target import Target, resolve_targets
 from tunecast.model.time import run_clocks, stacked, step_seconds
 
@@ -41,6 +42,14 @@ OFFLOADED: tuple[dict[str, Any], ...] = (
     {"offload": "optimizer", "num_gpus": 8, "sharding": "zero2"},
     {"offload": "optimizer", "num_gpus": 16, "sharding": "zero3", "internode_gbps": 400},
     {"offload": "all", "num_gpus": 4, "sharding": "fsdp"},
+)
+SPLIT: tuple[dict[str, Any], ...] = (
+    {"num_gpus": 8, "pp": 8},
+    {"num_gpus": 16, "tp": 2, "pp": 4, "sharding": "zero1"},
+    {"num_gpus": 32, "tp": 4, "pp": 4, "sharding": "ddp"},
+    {"num_gpus": 16, "pp": 2, "pp_interleave": 2, "sharding": "zero1"},
+    {"num_gpus": 16, "cp": 2, "sharding": "fsdp"},
+    {"num_gpus": 8, "tp": 4, "cp": 2, "sharding": "zero1", "stack": "megatron"},
 )
 CASES: dict[str, tuple[dict[str, Any], ...]] = {
     "llama-3.1-8b": ({"method": "lora"}, {"method": "qlora"}),
@@ -201,6 +210,23 @@ def test_a_screen_equals_the_forecast_of_what_lives_in_the_host(
         for micro in (1, 4)
     ]
     assert compared(make("qwen3-0.6b"), sampled, devices) == 12
+
+
+@pytest.mark.parametrize("network_gbps", [10, 3200])
+def test_a_screen_equals_the_forecast_of_the_slowest_stage(
+    network_gbps: int, make: Callable[..., Architecture], devices: list[Target]
+) -> None:
+    """Over a slow network a middle stage decides, which sends both ways; over a fast one the last, which has the
+    head."""
+    sampled = [
+        {"method": "full", "stack": "hf-peft", "max_length": 1024, "gradient_accumulation_steps": micro, **split}
+        for split in SPLIT
+        for micro in (4, 12)
+    ]
+    for megatron in (False, True):
+        chosen = [options for options in sampled if (options["stack"] == "megatron") is megatron]
+        architecture = of_stack(make("llama-3.1-8b"), chosen[0])
+        assert compared(architecture, chosen, devices, internode_gbps=network_gbps) == len(chosen)
 
 
 def test_an_unknown_network_between_machines_is_no_number(make: Callable[..., Architecture]) -> None:

@@ -1,0 +1,56 @@
+"""Ways to split the layers of one copy of a model over GPUs, for a search where nobody said how."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from tunecast.model.read_numbers import whole_number
+from tunecast.model.resolve_parallel import GPUS_PER_NODE
+from tunecast.model.stacks import splits_layers
+
+INNER = ("tp", "pp", "cp")
+"""Splits of one copy of the model over GPUs."""
+LAYERS = ("tp", "pp")
+"""Those of its layers: the others are copies to data parallelism."""
+MOST_STAGES = 16
+"""Pipeline stages that are tried: those of Llama 3.1 405B (arXiv 2407.21783, table 4)."""
+
+Split = Mapping[str, int]
+"""Options that split layers, with their sizes."""
+NO_SPLIT: Split = MappingProxyType({})
+
+
+def gpus_per_copy(options: Mapping[str, Any], *names: str) -> int:
+    """GPUs that hold one copy of the model together: the product of the splits asked for."""
+    product = 1
+    for name in names:
+        product *= whole_number(name, options.get(name) or 1)
+    return product
+
+
+def splits_tried(options: Mapping[str, Any]) -> Iterator[Split]:
+    """What may be added to the options, the fewest GPUs per copy first: nothing where a split is asked for, or where
+    the stack shards by data parallelism alone.
+
+    Tensor parallelism grows to the GPUs of a machine, and only then pipeline stages do: takeaway 1 of Narayanan et al.
+    2021 (arXiv 2104.04473, section 3), as Megatron-LM's own runs are laid out.
+    """
+    yield NO_SPLIT
+    if not splits_layers(options.get("stack")) or any(options.get(name) is not None for name in INNER):
+        return
+    machine = whole_number("gpus_per_node", options.get("gpus_per_node") or GPUS_PER_NODE)
+    tp = 1
+    while 2 * tp <= machine and machine % (2 * tp) == 0:
+        tp *= 2
+        yield {"tp": tp}
+    pp = 2
+    while pp <= MOST_STAGES:
+        yield {"tp": tp, "pp": pp} if tp > 1 else {"pp": pp}
+        pp *= 2
+
+
+def split_words(split: Split) -> str:
+    """A split as it is typed; empty for none."""
+    return " ".join(f"--{name} {value}" for name, value in split.items())

@@ -1,0 +1,123 @@
+"""Splits of the layers that a search tries, and what it does with them."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from tunecast.model.architectures import load_architecture
+from tunecast.model.estimate import forecast
+from tunecast.model.fits import TIGHT_BELOW
+from tunecast.model.fitting import changed, what_would_fit
+from tunecast.model.layer_splits import INNER, gpus_per_copy, split_words, splits_tried
+from tunecast.model.num_gpus import LEAST_PROBABILITY, fewest_gpus, with_count
+from tunecast.model.plans import Job, global_batch, plans_that_may_fit
+from tunecast.model.question import Question
+from tunecast.model.resolve_stacks import of_stack
+from tunecast.model.target import resolve_targets
+
+LARGE = "meta-llama/Llama-3.1-70B"
+
+
+def ask(model: str, **options: Any) -> Question:
+    asked = {"method": "full", "max_length": 4096, **options}
+    return Question(architecture=of_stack(load_architecture(model), asked), options=asked)
+
+
+@pytest.mark.parametrize("stack", [None, "hf-peft", "trl", "axolotl", "torchtune", "litgpt"])
+def test_stacks_that_shard_by_data_parallelism_alone_split_no_layers(stack: str | None) -> None:
+    assert [dict(split) for split in splits_tried({"stack": stack})] == [{}]
+
+
+@pytest.mark.parametrize("asked", [{"tp": 2}, {"pp": 1}, {"cp": 2}])
+def test_a_split_that_is_asked_for_stays(asked: dict[str, int]) -> None:
+    assert [dict(split) for split in splits_tried({"stack": "megatron", **asked})] == [{}]
+
+
+@pytest.mark.parametrize("machine", [1, 4, 6, 8])
+@pytest.mark.parametrize("stack", ["megatron", "nemo", "torchtitan"])
+def test_each_split_takes_twice_the_gpus_and_tensors_stay_inside_a_machine(stack: str, machine: int) -> None:
+    splits = [{"tp": 1, "pp": 1, **split} for split in splits_tried({"stack": stack, "gpus_per_node": machine})]
+    sizes = [gpus_per_copy(split, *INNER) for split in splits]
+    assert sizes == [2**power for power in range(len(sizes))]
+    assert all(machine % split["tp"] == 0 for split in splits)
+    staged = [split for split in splits if split["pp"] > 1]
+    assert staged
+    assert {split["tp"] for split in staged} == {max(split["tp"] for split in splits)}
+    assert all(one["pp"] <= two["pp"] for one, two in pairwise(splits))
+
+
+def test_auto_takes_the_least_split_on_the_fewest_gpus_that_fit() -> None:
+    """70B with fp32 states beside 16-bit weights: no copy of it fits a card whole, however many share its states."""
+    question = ask(LARGE, stack="megatron", num_gpus="auto")
+    (target,) = resolve_targets(["h100-sxm5-80gb"], {})
+    asked, note = fewest_gpus(question, target)
+    count, chosen = asked.options["num_gpus"], {name: asked.options[name] for name in ("tp", "pp")}
+    assert split_words(chosen) in note
+    assert {asked.option_origins[name] for name in ("num_gpus", *chosen)} == {"searched"}
+    found = forecast(asked, target).fit_probability
+    assert found is not None
+    assert found >= LEAST_PROBABILITY
+    ways = [
+        (gpus, split)
+        for split in splits_tried(question.options)
+        for gpus, most in ((count, gpus_per_copy(chosen, *INNER) // 2), (count // 2, count // 2))
+        if gpus_per_copy(split, *INNER) <= most
+    ]
+    assert ways
+    for gpus, split in ways:
+        less = forecast(with_count(question, gpus, split), target).fit_probability
+        assert less is not None
+        assert less < LEAST_PROBABILITY
+
+
+def test_a_deadline_is_asked_of_the_least_split_that_fits_each_number() -> None:
+    (target,) = resolve_targets(["h100-sxm5-80gb"], {})
+    question = ask(
+        "meta-llama/Llama-3.1-8B", stack="megatron", num_gpus="auto", tokens="10B", gradient_checkpointing=True
+    )
+    asked, note = fewest_gpus(question, target, 0.01)
+    assert "are not done within" in note
+    assert asked.options["num_gpus"] == 128
+    assert asked.options.get("tp") in (None, 1)
+
+
+def test_plans_of_such_a_stack_keep_the_global_batch_in_every_layout() -> None:
+    counts = (1, 2, 4, 8, 16)
+    job = Job(
+        architecture=ask("meta-llama/Llama-3.1-8B", stack="megatron").architecture,
+        options={"max_length": 2048, "stack": "megatron"},
+        option_origins={},
+        methods=("full",),
+        counts=counts,
+        batch=global_batch({}, counts, 16),
+    )
+    runs = [plan.run for plan in plans_that_may_fit(job, has_bf16=True, roomiest_bytes=80e9)]
+    layouts = {(run.num_gpus, run.tp, run.pp) for run in runs}
+    assert {(8, 1, 1), (8, 2, 1), (8, 8, 1), (16, 8, 2)} <= layouts
+    assert (1, 1, 1) not in layouts, "18 bytes of each of 8 billion parameters"
+    for run in runs:
+        copies = run.num_gpus // (run.tp * run.pp)
+        assert run.per_device_train_batch_size * run.gradient_accumulation_steps * copies == 16
+        assert run.sharding == ("zero1" if copies > 1 else "none")
+
+
+@pytest.mark.parametrize(("stack", "alone"), [("megatron", {"none", "zero1"}), ("torchtitan", {"none", "fsdp"})])
+def test_what_would_fit_is_spread_as_the_stack_spreads(stack: str, alone: set[str]) -> None:
+    question = ask(
+        "meta-llama/Llama-3.1-8B", stack=stack, gradient_accumulation_steps=4, num_gpus=2, gradient_checkpointing=True
+    )
+    (target,) = resolve_targets(["a100-sxm4-40gb"], {})
+    before = forecast(question, target)
+    assert before.fit_probability is not None
+    assert before.fit_probability < TIGHT_BELOW
+    spread = [change for change in what_would_fit(question, target) if "num_gpus" in change.options]
+    assert spread
+    for change in spread:
+        found = forecast(changed(question, change.options), target)
+        assert found.fit_probability is not None
+        assert found.fit_probability >= TIGHT_BELOW
+        assert found.run.tokens_per_step == before.run.tokens_per_step
+        assert found.run.sharding in alone
