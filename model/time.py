@@ -15,7 +15,7 @@ On a device that is its own host (`FactorSet.synchronous`, a CPU) the two times 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 
@@ -42,6 +42,9 @@ from tunecast.model.step_seconds import StepTime as StepTime
 from tunecast.model.value import at_least_to, lognormal
 
 COMPUTE = (str(Kind.GEMM), str(Kind.ATTENTION))
+SCALES = {f"scale.{column}": [place] for place, column in enumerate(COLUMNS)}
+SCALES[f"scale.{Kind.MEMORY}"].append(COLUMNS.index(CACHED))
+"""Factors that multiply columns of the device's seconds, and which (`columns.scales`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,12 +286,35 @@ def log_gradient(
 ) -> Array:
     """(runs, names): central differences of log(step seconds) by log of each named factor, moved `by` as much."""
     steps = {name: LOG_STEP for name in names} | dict(by or {})
+    of_columns = [name for name in names if name in SCALES]
+    slopes = _column_slopes(stack, values, of_columns, steps, synchronous=synchronous) if of_columns else {}
 
     def at(name: str, moved_by: float) -> Array:
         moved = {**values, name: values.get(name, 1.0) * float(np.exp(moved_by))}
         return np.asarray(np.log(step_seconds(stack, moved, synchronous=synchronous)))
 
-    return np.stack([(at(n, steps[n]) - at(n, -steps[n])) / (2 * steps[n]) for n in names], axis=1)
+    for name in names:
+        if name not in slopes:
+            slopes[name] = (at(name, steps[name]) - at(name, -steps[name])) / (2 * steps[name])
+    return np.stack([slopes[name] for name in names], axis=1)
+
+
+def _column_slopes(
+    stack: Stack, values: Mapping[str, float], names: Sequence[str], steps: Mapping[str, float], *, synchronous: bool
+) -> dict[str, Array]:
+    """Of the scale of each column, what `log_gradient` says; all are moved side by side, each in runs of its own."""
+    moves = [(name, sign * steps[name]) for name in names for sign in (1.0, -1.0)]
+    device_s = np.repeat(stack.device_s[None], len(moves), axis=0)
+    for moved, (name, by) in zip(device_s, moves, strict=True):
+        moved[..., SCALES[name]] *= np.exp(by)
+    side_by_side = {
+        each.name: np.concatenate([getattr(stack, each.name)] * len(moves))
+        for each in fields(stack)
+        if each.name != "device_s"
+    }
+    together = Stack(device_s=device_s.reshape(-1, *stack.device_s.shape[1:]), **side_by_side)
+    logs = np.log(step_seconds(together, values, synchronous=synchronous)).reshape(len(names), 2, -1)
+    return {name: (up - down) / (2 * steps[name]) for name, (up, down) in zip(names, logs, strict=True)}
 
 
 def log_sd_parts(table: PhaseTable, factors: FactorSet) -> dict[str, float]:
