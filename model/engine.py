@@ -227,7 +227,11 @@ def one_by_one(architecture: Architecture, runs: Sequence[Run], factors: Sequenc
             meets=meets,
             micro_steps=micro,
         )
-        np.maximum.at(found[device], columns, step_seconds(stack, scalars(own), synchronous=own.synchronous))
+        for column, taken_s in zip(
+            columns, step_seconds(stack, scalars(own), synchronous=own.synchronous), strict=True
+        ):
+            if np.isnan(taken_s) or taken_s > found[device, column]:
+                found[device, column] = taken_s
     return found
 
 
