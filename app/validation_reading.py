@@ -89,7 +89,8 @@ def _checkpointing(r: Run) -> Iterator[Part]:
 def _layout(r: Run) -> Iterator[Part]:
     """How several GPUs share the work."""
     version = f" {r.fsdp_version}" if r.sharding in ("fsdp", "fsdp-grad-op", "hsdp") else ""
-    yield f"sharding {r.sharding}{version}", ("parallelism",)
+    groups = f" in groups of {r.dp_shard_size} GPUs" if r.dp_shard_size else ""
+    yield f"sharding {r.sharding}{version}{groups}", ("parallelism",)
     chunks = f" in {r.pp_interleave} chunks" if r.pp_interleave > 1 else ""
     named = (
         (r.tp, f"tensor parallel {r.tp}{', sequence parallel' if r.sequence_parallel else ''}", "tp"),

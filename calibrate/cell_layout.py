@@ -77,7 +77,7 @@ def layout_of(text: str, gpus: int) -> dict[str, Any] | None:
     if facts.get("nodes", 1) > 1 or (facts.get("nodes") == 1 and gpus > GPUS_PER_NODE):
         options["gpus_per_node"] = _per_node(text, facts, gpus)
     if sharding == "hsdp" and facts.get("dp_shard", 1) > 1:
-        _whole_machines(text, facts, int(options.get("gpus_per_node", GPUS_PER_NODE)))
+        options |= _groups(text, facts, degrees, int(options.get("gpus_per_node", GPUS_PER_NODE)))
     return options
 
 
@@ -191,13 +191,14 @@ def _zipped(text: str) -> str:
     return f"{text[: found.start()]} {plain} {text[found.end() :]}"
 
 
-def _whole_machines(text: str, facts: Mapping[str, Any], per_node: int) -> None:
-    """Only groups of whole machines are built, so that a group of another size needs machines of that size."""
-    if facts["dp_shard"] != per_node:
-        raise SkipRowError(
-            f"parallelism {text!r} shards over {facts['dp_shard']} GPUs, but only sharding over a machine's {per_node} "
-            "is built: name the machines too if they have that many (4 nodes x 4 GPUs)"
-        )
+def _groups(text: str, facts: Mapping[str, Any], degrees: Mapping[str, int], per_node: int) -> dict[str, int]:
+    """Over how many GPUs a copy is sharded, where they are not those of a machine."""
+    shards = int(facts["dp_shard"])
+    if shards * degrees["tp"] == per_node:
+        return {}
+    if degrees["cp"] > 1:
+        raise SkipRowError(f"parallelism {text!r} does not say whether groups of {shards} GPUs split sequences too")
+    return {"dp_shard_size": shards}
 
 
 def _offload(text: str, facts: Mapping[str, Any], sharding: str) -> str:

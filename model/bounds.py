@@ -37,6 +37,7 @@ WHOLE: Mapping[str, int] = {
     "gradient_accumulation_steps": 10**7,
     "num_gpus": 10**6,
     "gpus_per_node": 10**6,
+    "dp_shard_size": 10**6,
     "tp": 10**6,
     "pp": 10**6,
     "cp": 10**6,

@@ -210,7 +210,7 @@ def without_one(sizes: Iterable[tuple[int, int]], taken: tuple[int, ...]) -> lis
 
 
 def reduction_operations(architecture: Architecture, run: Run) -> list[Operation]:
-    """Gradients to the GPU that owns them; hybrid: then across machines."""
+    """Gradients to the GPU that owns them; hybrid: then across copies."""
     if not gradient_bytes(architecture, run):
         return []
     if run.sharding == "zero3":
@@ -229,13 +229,15 @@ def reduction_operations(architecture: Architecture, run: Run) -> list[Operation
             "reduce_scatter", Phase.BACKWARD, size * wider, count=count * times, dtype=dtype, run=run, once=once
         )
         scatter = replace(scatter, blocking=waited)
-        operations += [scatter] if run.sharding != "hsdp" else [scatter, across_machines(scatter, run)]
+        operations += [scatter] if run.sharding != "hsdp" else [scatter, across_copies(scatter, run)]
     return operations
 
 
-def across_machines(scatter: Operation, run: Run) -> Operation:
-    """The all-reduce of each GPU's share with its counterparts on the other machines."""
-    machines = run.num_gpus // run.gpus_per_node
+def across_copies(scatter: Operation, run: Run) -> Operation:
+    """The all-reduce of each GPU's share with its counterparts in the other copies, as many of which are on a machine
+    as groups fit there."""
+    shards = shard_gpus(run)
+    copies, together = run.num_gpus // shards, max(run.gpus_per_node // shards, 1)
     return replace(
-        scatter, name="all_reduce", bytes=scatter.bytes / run.gpus_per_node, group=machines, group_per_node=1
+        scatter, name="all_reduce", bytes=scatter.bytes / shards, group=copies, group_per_node=min(copies, together)
     )

@@ -17,8 +17,8 @@ from tunecast.model.run import BY_SPREAD, SHARD_GPUS
 from tunecast.model.stacks import DTYPE_ALIASES
 
 OF_ADAPTERS = ("adapter_dtype", "modules_to_save_dtype")
-OF_SHARDS = ("master_dtype", "reduce_dtype")
-"""Options that FSDP alone has: what its shards keep, and what it reduces in."""
+OF_SHARDS = ("master_dtype", "reduce_dtype", "dp_shard_size")
+"""Options that FSDP alone has: what its shards keep, what it reduces in, and over how many GPUs it shards."""
 BY_FILE = "file"
 """Of `BY_SPREAD`: how the file itself shards."""
 DTYPES = ("dtype", "precision", *OF_ADAPTERS, "master_dtype")
@@ -76,9 +76,9 @@ def mixed(options: Mapping[str, Any]) -> str:
 
 
 def over_shards(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options, `hsdp` where the file shards over fewer GPUs than there are, whose copies are machines.
+    """The options, `hsdp` where the file shards over fewer GPUs than there are.
 
-    Raises InputError where the shards do not deal out the GPUs, NotSupportedError where a copy is no machine, and for
+    Raises InputError where the shards do not deal out the GPUs, NotSupportedError for
     DeepSpeed's one process that trains a whole model (`copies_on_one_gpu`). Source:
     axolotl 0.19 ``utils/distributed.py`` (``_get_parallel_config_kwargs``: what is left over replicates), accelerate
     ``parallelism_config.py``.
@@ -89,6 +89,8 @@ def over_shards(options: Mapping[str, Any]) -> dict[str, Any]:
             "not built yet; use more GPUs, --offload optimizer, or leave DeepSpeed's file out."
         )
     size, field = options.get(SHARD_GPUS) or (None, "")
+    if size is not None:
+        options = {name: value for name, value in options.items() if name != "dp_shard_size"}
     if size is None or options.get("sharding") not in FSDP or options.get("num_gpus") in (None, 1, "auto"):
         return dict(options)
     gpus, machine = (
@@ -105,13 +107,7 @@ def over_shards(options: Mapping[str, Any]) -> dict[str, Any]:
         )
     if gpus == inner:
         return {**options, "sharding": "fsdp" if options["sharding"] == "hsdp" else options["sharding"]}
-    if inner != machine:
-        raise NotSupportedError(
-            f"{field} of the file shards over {inner} of {gpus} GPUs and copies that (hsdp), which is built for whole "
-            f"machines only, of {machine} GPUs here; use --sharding fsdp, or --gpus-per-node {inner} if a machine has "
-            "so many."
-        )
-    return {**options, "sharding": "hsdp"}
+    return {**options, "sharding": "hsdp"} | ({} if inner == machine else {"dp_shard_size": size})
 
 
 def copies_on_one_gpu(options: Mapping[str, Any]) -> bool:

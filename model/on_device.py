@@ -140,7 +140,7 @@ def data_copies(options: Mapping[str, Any]) -> float:
 
 def shardings_tried(options: Mapping[str, Any]) -> tuple[str, ...]:
     """Shardings that may be chosen where none is asked for, the least first; they go with the offload asked for."""
-    own = shardings_of(options.get("stack"))
+    own = ("fsdp",) if options.get("dp_shard_size") else shardings_of(options.get("stack"))
     if own:
         return own
     staged = whole_number("pp", options.get("pp") or 1) > 1

@@ -125,6 +125,7 @@ def local_run(run: Run) -> Run:
         num_gpus=run.dp * run.cp,
         sharding=run.sharding if run.dp * run.cp > 1 else "none",
         gpus_per_node=max(1, run.gpus_per_node // run.tp),
+        dp_shard_size=run.dp_shard_size * run.cp,
         pp=1,
         pp_interleave=1,
         cp=1,

@@ -10,6 +10,7 @@ from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.architecture import Architecture, Attention
 from tunecast.model.joined import JOINED, STACKS
 from tunecast.model.read_numbers import whole_number
+from tunecast.model.resolve_shards import take_shards
 from tunecast.model.run import BUCKET_ELEMENTS
 from tunecast.model.stacks import DTYPE_ALIASES, built_choice, load_stacks, one_of, shardings_of
 from tunecast.model.stages import stage_layers
@@ -190,7 +191,7 @@ def take_sharding(fields: Fields) -> None:
     """How data parallelism spreads the model; one GPU is never sharded, several copies are never left alone."""
     values = fields.values
     copies = data_gpus(values)
-    spread = shardings_of(values["stack"]) or ("ddp",)
+    spread = ("fsdp",) if fields.given.get("dp_shard_size") else shardings_of(values["stack"]) or ("ddp",)
     sharding = fields.take("sharding", "none" if copies == 1 else spread[0], "assumed")
     if sharding in FSDP_BY_VERSION:
         sharding, values["fsdp_version"] = "fsdp", FSDP_BY_VERSION[sharding]
@@ -220,8 +221,8 @@ def take_sharding(fields: Fields) -> None:
         raise InputError(f"--fsdp-version is {values['fsdp_version']}, but FSDP has versions 1 and 2; type 1 or 2.")
     if fields.given.get("fsdp_version") and copies > 1 and sharding not in FSDP:
         fields.notes.append(f"--fsdp-version changes nothing: --sharding is {sharding}.")
-    if sharding == "hsdp":
-        check_hybrid(values)
+    take_shards(fields, copies)
+    sharding = values["sharding"]
     beside = bool(fields.take("overlap_comm", False, "stack-default"))
     values["overlap_comm"] = beside and sharding in ("zero1", "zero2")
     if beside and not values["overlap_comm"]:
@@ -230,21 +231,6 @@ def take_sharding(fields: Fields) -> None:
         fields.notes.append("--reduce-bucket-size says what DeepSpeed's ZeRO does; without it it changes nothing.")
     if sharding in FSDP and values["method"] != "full":
         share_dtype(fields)
-
-
-def check_hybrid(values: Mapping[str, Any]) -> None:
-    """hsdp shards inside a machine and copies across machines, so whole machines are needed."""
-    inside, copies = values["gpus_per_node"] // values["tp"], data_gpus(values)
-    if copies <= inside:
-        raise NotSupportedError(
-            f"--sharding hsdp copies machines of {values['gpus_per_node']} GPUs, but --num-gpus {values['num_gpus']} "
-            "does not fill two; copies inside one machine are not built, use --sharding fsdp."
-        )
-    if copies % inside or inside < 2:
-        raise InputError(
-            f"--sharding hsdp copies whole machines of {values['gpus_per_node']} GPUs, but {copies} GPUs of data "
-            f"parallelism do not divide into groups of {inside}; use --sharding fsdp, or change --gpus-per-node."
-        )
 
 
 def is_megatrons_in_16_bits(values: Mapping[str, Any]) -> bool:

@@ -155,6 +155,8 @@ class Run:
     ZeRO-3 always does, like DDP and FSDP)."""
     reduce_bucket_size: int = BUCKET_ELEMENTS
     """Elements of the bucket in which DeepSpeed's ZeRO reduces gradients."""
+    dp_shard_size: int = 0
+    """With ``hsdp``: GPUs that a copy is sharded over beside those that split its sequences; 0: those of a machine."""
     fsdp_version: int = 2
     """1: flat parameters (``FullyShardedDataParallel``); 2: ``fully_shard``."""
     gpus_per_node: int = 8

@@ -15,8 +15,8 @@ fsdp      1/N      1/N        1/N              the same; with accumulation, grad
 ========  =======  =========  ===============  ===========================================================
 
 ``fsdp-grad-op`` (SHARD_GRAD_OP, ``reshard_after_forward=False``) is fsdp whose weights stay whole from their forward
-to their backward, so that they are gathered once. ``hsdp`` (HYBRID_SHARD) is fsdp inside a machine, with copies on
-every machine whose gradients are reduced across.
+to their backward, so that they are gathered once. ``hsdp`` (HYBRID_SHARD) is fsdp inside a machine, or inside groups
+of ``dp_shard_size`` GPUs, with copies whose gradients are reduced across.
 
 Of a 4-bit base only the packed weights are parameters, so only they are sharded: absmax and code tables stay
 whole on every GPU.
@@ -102,8 +102,10 @@ def sums_wide(run: Run) -> bool:
 
 
 def shard_gpus(run: Run) -> int:
-    """GPUs among which a sharded part is dealt out: all, or those of one machine under hybrid sharding."""
-    return run.gpus_per_node if run.sharding == "hsdp" else run.num_gpus
+    """GPUs among which a sharded part is dealt out: all, or under hybrid sharding those of a machine or of a group."""
+    if run.sharding != "hsdp":
+        return run.num_gpus
+    return run.dp_shard_size or run.gpus_per_node
 
 
 def on_one_machine(run: Run, gpus: int) -> int:

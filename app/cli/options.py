@@ -157,6 +157,7 @@ PARALLEL: Group = {
         ),
     ],
     "sharding": _machine(str, "How the job is spread.", metavar="none|ddp|zero1|zero2|zero3|fsdp|fsdp-grad-op|hsdp"),
+    "dp_shard_size": _machine(int, "FSDP shards over N GPUs and copies that (hsdp).", metavar="N"),
     "fsdp_version": _machine(
         int, "FSDP's: 1 has flat parameters (FullyShardedDataParallel), 2 is fully_shard.", metavar="1|2"
     ),

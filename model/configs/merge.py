@@ -54,9 +54,10 @@ def merge_options(run_file: RunFile, typed: Mapping[str, Any]) -> Merged:
     if options.get("dataset") is None and "dataset" not in given:
         notes = [note for note in notes if not note.startswith(DROPPED)]
     notes = _settle(notes, options, given, run_file)
-    if run_file.shard_gpus is not None and "sharding" not in given:
+    if run_file.shard_gpus is not None and not {"sharding", "dp_shard_size"} & given.keys():
         options[SHARD_GPUS] = run_file.shard_gpus
-    options |= {name: value for name, value in over_shards({**options, **given}).items() if name == "sharding"}
+    spread = over_shards({**options, **given})
+    options |= {name: spread[name] for name in ("sharding", "dp_shard_size") if name in spread}
     if "loss_type" in given:
         notes = [note for note in notes if ONE_PIECE not in note]
     if run_file.origins.get("attn_implementation") == "stack-default" and options["attn_implementation"] == "sdpa":

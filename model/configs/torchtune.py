@@ -196,6 +196,11 @@ def _spread(source: Source, draft: Draft, num_gpus: int | None) -> None:
     replicas = source.whole("data_parallel_replicate_dim")
     if replicas is not None and replicas > 1:
         draft.put("sharding", "hsdp", "data_parallel_replicate_dim")
+        shards = source.whole("data_parallel_shard_dim")
+        if shards is not None and shards > 1:
+            draft.shard_gpus = (shards, "data_parallel_shard_dim")
+        elif num_gpus is not None and num_gpus % (replicas * split) == 0:
+            draft.shard_gpus = (num_gpus // (replicas * split), "data_parallel_replicate_dim")
     elif num_gpus is not None and num_gpus > split:
         kept = source.flag("fsdp_reshard_after_forward") is False
         draft.put("sharding", "fsdp-grad-op" if kept else "fsdp", "fsdp_reshard_after_forward" if kept else None)

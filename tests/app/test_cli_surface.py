@@ -90,6 +90,7 @@ NODES = SPLIT | {
     "--no-overlap-comm",
     "--reduce-bucket-size",
     "--fsdp-version",
+    "--dp-shard-size",
     "--nvlink",
     "--no-nvlink",
     "--p2p",

@@ -29,6 +29,7 @@ COMMON = {
 }  # fmt: skip
 RUNS: dict[str, dict[str, Any]] = {
     "hsdp": {**COMMON, "sharding": "hsdp", "gpus_per_node": 2},
+    "hsdp-inside": {**COMMON, "dp_shard_size": 2},
     "fsdp-tp": {**COMMON, "sharding": "fsdp", "tp": 2, "sequence_parallel": False},
 }
 EVERY = pytest.mark.parametrize("name", RUNS)

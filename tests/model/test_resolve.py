@@ -181,7 +181,7 @@ def test_every_optimizer_of_the_trainer_is_built_or_named() -> None:
         ({"optim": "galore_adamw_8bit_layerwise"}, "galore_adamw_8bit_layerwise"),
         ({"stack": "xtuner"}, "xtuner"),
         ({"offload": "nvme"}, "--offload nvme"),
-        ({"num_gpus": 8, "sharding": "hsdp"}, "hsdp"),
+        ({"num_gpus": 24, "sharding": "fsdp", "dp_shard_size": 12}, "unevenly"),
         ({"optim": "galore_adamw"}, "galore_adamw"),
         ({"attn_implementation": "flex_attention"}, "flex_attention"),
     ],

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.architecture import Architecture
 from tunecast.model.architectures import load_architecture
 from tunecast.model.collectives import communication_operations
@@ -205,6 +206,60 @@ def test_hybrid_sharding_is_one_machines_memory_and_reduces_across(make: Make, r
     assert sent(llama, four, "all_reduce") == pytest.approx(2 * llama.total_params / 8, rel=1e-3)
     groups = {(op.name, op.group, op.group_per_node) for op in collectives(llama, four)}
     assert groups == {("all_gather", 8, 8), ("reduce_scatter", 8, 8), ("all_reduce", 4, 1)}
+
+
+@pytest.mark.parametrize(
+    ("shards", "per_node", "across"),
+    [(4, 8, (4, 2)), (2, 8, (8, 4)), (8, 4, (2, 1)), (4, 16, (4, 4))],
+)
+def test_groups_of_any_size_hold_their_share_and_reduce_across(
+    make: Make, run_of: RunOf, shards: int, per_node: int, across: tuple[int, int]
+) -> None:
+    """Sixteen GPUs: as much memory as a job of one group takes, and each GPU's share summed over the groups."""
+    llama = make("llama-3.1-8b", 4)
+    alone = run_of(llama, method="full", num_gpus=shards, sharding="fsdp", gpus_per_node=per_node)
+    grouped = run_of(llama, method="full", num_gpus=16, dp_shard_size=shards, gpus_per_node=per_node)
+    assert grouped.sharding == "hsdp"
+    assert memory_timeline(llama, grouped).allocated_bytes == memory_timeline(llama, alone).allocated_bytes
+    assert sent(llama, grouped, "all_reduce") == pytest.approx(2 * llama.total_params / shards, rel=1e-3)
+    groups = {(op.name, op.group, op.group_per_node) for op in collectives(llama, grouped)}
+    inside = min(shards, per_node)
+    assert groups == {
+        ("all_gather", shards, inside),
+        ("reduce_scatter", shards, inside),
+        ("all_reduce", *across),
+    }
+
+
+def test_a_group_that_is_a_machine_or_the_job_is_said_as_before(make: Make, run_of: RunOf) -> None:
+    llama = make("llama-3.1-8b", 4)
+    job = {"method": "full", "num_gpus": 16}
+    assert run_of(llama, dp_shard_size=8, **job) == run_of(llama, sharding="hsdp", **job)
+    assert run_of(llama, dp_shard_size=16, **job) == run_of(llama, sharding="fsdp", **job)
+    assert run_of(llama, dp_shard_size=16, sharding="hsdp", **job) == run_of(llama, sharding="fsdp", **job)
+    split = run_of(llama, dp_shard_size=4, tp=2, **job)
+    assert split == run_of(llama, sharding="hsdp", tp=2, **job), "eight GPUs with both"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"num_gpus": 16, "dp_shard_size": 3}, r"groups of 3 GPUs, which do not divide the 16 .* use a divisor\."),
+        ({"num_gpus": 16, "dp_shard_size": 4, "cp": 8}, r"4 x --cp 8 takes groups of 32 GPUs"),
+        ({"num_gpus": 16, "dp_shard_size": 1}, r"--dp-shard-size 1 shards nothing; use --sharding ddp\."),
+        ({"num_gpus": 16, "dp_shard_size": 4, "sharding": "zero3"}, r"--sharding is zero3; use --sharding fsdp"),
+        ({"num_gpus": 16, "dp_shard_size": 4, "sharding": "fsdp-grad-op"}, r"--sharding is fsdp-grad-op"),
+        ({"dp_shard_size": 4}, r"--sharding is none; use --sharding fsdp and more --num-gpus"),
+        ({"num_gpus": 24, "dp_shard_size": 12}, r"Groups of 12 GPUs that fill machines of 8 unevenly"),
+        ({"num_gpus": 8, "sharding": "hsdp"}, r"does not fill two; type --dp-shard-size for smaller groups"),
+        ({"num_gpus": 16, "dp_shard_size": 0}, r"dp-shard-size"),
+    ],
+)
+def test_groups_that_cannot_be_are_told_in_one_sentence(
+    make: Make, run_of: RunOf, options: dict[str, int | str], words: str
+) -> None:
+    with pytest.raises((InputError, NotSupportedError), match=words):
+        run_of(make("llama-3.1-8b", 4), method="full", **options)
 
 
 def test_a_trainer_without_no_sync_holds_shares_of_gradients(make: Make, run_of: RunOf) -> None:

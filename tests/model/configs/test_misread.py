@@ -121,30 +121,53 @@ def test_fsdp_2_keeps_weights_gathered_where_it_does_not_reshard(read: Read, res
     assert tune.options["sharding"] == sharding
 
 
-@pytest.mark.parametrize(("gpus", "per_node", "sharding"), [(4, 8, "fsdp"), (8, 4, "hsdp"), (16, 4, "hsdp")])
-def test_what_shards_leave_over_is_copies(read: Read, gpus: int, per_node: int, sharding: str) -> None:
+@pytest.mark.parametrize(
+    ("gpus", "per_node", "sharding", "size"),
+    [(4, 8, "fsdp", 0), (8, 4, "hsdp", 0), (16, 4, "hsdp", 0), (8, 8, "hsdp", 4), (16, 2, "hsdp", 4)],
+)
+def test_what_shards_leave_over_is_copies(read: Read, gpus: int, per_node: int, sharding: str, size: int) -> None:
     """``_get_parallel_config_kwargs`` of axolotl's utils/distributed.py: the rest becomes ``dp_replicate_size``."""
     run_file = read("axolotl", FSDP_2 + "dp_shard_size: 4")
-    assert resolved(run_file, num_gpus=gpus, gpus_per_node=per_node).sharding == sharding
+    found = resolved(run_file, num_gpus=gpus, gpus_per_node=per_node)
+    assert (found.sharding, found.dp_shard_size) == (sharding, size)
 
 
-def test_copies_inside_one_machine_are_refused_and_so_is_a_rest(read: Read) -> None:
+def test_a_rest_that_is_no_copy_is_refused(read: Read) -> None:
     run_file = read("axolotl", FSDP_2 + "dp_shard_size: 4")
-    with pytest.raises(NotSupportedError, match="shards over 4 of 8 GPUs and copies that"):
-        merge_options(run_file, {"num_gpus": 8})
     with pytest.raises(InputError, match=r"takes 4 GPUs .* but there are 6; use a multiple, --num-gpus 4"):
         merge_options(run_file, {"num_gpus": 6})
     assert merge_options(run_file, {"num_gpus": 8, "sharding": "fsdp"}).options["sharding"] == "fsdp"
 
 
-def test_accelerates_own_shards_are_whole_machines_or_refused(read: Read) -> None:
+def test_accelerates_own_shards_are_groups(read: Read) -> None:
     """4 copies of 4 GPUs are no 2 copies of machines of 8 (``ParallelismConfig.fsdp_dim_names``)."""
     config = {"parallelism_config_dp_shard_size": 4, "parallelism_config_dp_replicate_size": 4}
     companion = {"distributed_type": "FSDP", "num_processes": 16, "parallelism_config": config}
     run_file = read("trl", "use_peft: false", accelerate=companion | {"fsdp_config": {"fsdp_version": 2}})
-    with pytest.raises(NotSupportedError, match="shards over 4 of 16 GPUs and copies that"):
-        merge_options(run_file, {})
-    assert resolved(run_file, gpus_per_node=4).sharding == "hsdp"
+    shards = {per_node: resolved(run_file, gpus_per_node=per_node) for per_node in (4, 8)}
+    assert {per_node: (run.sharding, run.dp_shard_size) for per_node, run in shards.items()} == {
+        4: ("hsdp", 0),
+        8: ("hsdp", 4),
+    }
+
+
+@pytest.mark.parametrize(
+    ("lines", "size"),
+    [
+        ("data_parallel_replicate_dim: 2", 8),
+        ("data_parallel_replicate_dim: 4", 4),
+        ("data_parallel_replicate_dim: 4\ndata_parallel_shard_dim: -1", 4),
+        ("data_parallel_replicate_dim: 8\ndata_parallel_shard_dim: 2", 2),
+        ("data_parallel_replicate_dim: 2\ntensor_parallel_dim: 2", 4),
+    ],
+)
+def test_torchtunes_replicas_leave_the_shards(read: Read, lines: str, size: int) -> None:
+    """The shards of ``ParallelDims`` are what replicas and splits leave of the job (torchtune
+    ``training/_distributed.py``)."""
+    found = resolved(read("torchtune", FULL + lines, num_gpus=16), num_gpus=16, gpus_per_node=4)
+    split = found.tp
+    assert found.sharding == "hsdp"
+    assert (found.dp_shard_size or found.gpus_per_node // split) == size
 
 
 FULL = "model: {_component_: torchtune.models.llama3_1.llama3_1_8b}\n"

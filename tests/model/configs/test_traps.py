@@ -406,7 +406,6 @@ def test_14_what_is_not_forecast_is_refused_by_field_and_value(read: Read, form:
     ("form", "lines", "option", "value"),
     [
         ("axolotl", "optimizer: galore_adamw", "optim", "galore_adamw"),
-        ("axolotl", "dp_shard_size: 4\ndp_replicate_size: 2", "sharding", "hsdp"),
         ("trl", "attn_implementation: flash_attention_3", "attn_implementation", "flash_attention_3"),
         ("trl", "optim: apollo_adamw", "optim", "apollo_adamw"),
     ],
