@@ -28,11 +28,11 @@ PROCESSES = 2
 BLOCK_BYTES = 512
 """The allocator's block: our figures round every tensor up to it, the processes count plain bytes."""
 CONFIG: dict[str, Any] = {
-    "model_type": "llama", "hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 6,
-    "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 2048, "max_position_embeddings": 4096,
+    "model_type": "llama", "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 6,
+    "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 1024, "max_position_embeddings": 4096,
 }  # fmt: skip
 ROOTS = "embed_tokens,lm_head"
-COMMON = {"num_gpus": PROCESSES, "max_length": 64, "precision": "bf16"}
+COMMON = {"num_gpus": PROCESSES, "max_length": 16, "precision": "bf16"}
 RUNS: dict[str, dict[str, Any]] = {
     "ddp-lora": {**COMMON, "method": "lora", "sharding": "ddp", "adapter_dtype": "bf16"},
     "fsdp-lora": {**COMMON, "method": "lora", "sharding": "fsdp"},
@@ -63,9 +63,15 @@ RUNS: dict[str, dict[str, Any]] = {
     "fsdp-root": {**COMMON, "sharding": "fsdp", "lora_target_modules": f"q_proj,{ROOTS}", "lora_r": 64},
 }
 
-MORE_WORDS = {**CONFIG, "vocab_size": 16384}
+MORE_WORDS = {**CONFIG, "vocab_size": 8192}
 TIED = {**CONFIG, "tie_word_embeddings": True}
-LONGER = {**RUNS["fsdp-full"], "max_length": 512}
+WORDY: dict[str, dict[str, Any]] = {
+    **{f"wordy-{name}": RUNS[name] for name in ("fsdp-full", "fsdp-wide", "fsdp-one-group")},
+    "wordy-fsdp-lora": {**RUNS["fsdp-lora"], "max_length": 64},
+    "wordy-fsdp-longer": {**RUNS["fsdp-full"], "max_length": 128},
+}
+TIES: dict[str, dict[str, Any]] = {f"tied-{name}": RUNS[name] for name in ("fsdp-full", "fsdp-lora")}
+CONFIGS = {**dict.fromkeys(WORDY, MORE_WORDS), **dict.fromkeys(TIES, TIED)}
 
 pytestmark = pytest.mark.slow
 
@@ -73,37 +79,30 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def held(tmp_path_factory: pytest.TempPathFactory) -> Held:
     """What each process held, by run."""
-    return held_by_each("sharded_worker.py", tmp_path_factory.mktemp("spread"), PROCESSES, CONFIG, RUNS)
+    folder = tmp_path_factory.mktemp("spread")
+    return held_by_each("sharded_worker.py", folder, PROCESSES, CONFIG, {**RUNS, **WORDY, **TIES}, CONFIGS)
 
 
-def measured_and_forecast(
-    folder: Path, config: dict[str, Any], runs: dict[str, dict[str, Any]]
-) -> dict[str, tuple[float, float]]:
-    """(bytes allocated at rest and in the step, the forecast of them) of runs of a model."""
-    held = held_by_each("sharded_worker.py", folder, PROCESSES, config, runs)
-    architecture = architecture_from_config(config, "sharded")
-    found = {}
-    for name, options in runs.items():
-        forecast = memory_timeline(architecture, resolve_run(architecture, options).run, platform="cpu")
-        transient = min(rank[name]["transient_bytes"] for rank in held)
-        found[name] = forecast.at_rest_bytes + transient, forecast.allocated_bytes
-    return found
+def measured_and_forecast(held: Held, name: str, options: dict[str, Any]) -> tuple[float, float]:
+    """(bytes allocated at rest and in the step, the forecast of them) of a run of another model."""
+    architecture = architecture_from_config(CONFIGS[name], "sharded")
+    forecast = memory_timeline(architecture, resolve_run(architecture, options).run, platform="cpu")
+    transient = min(rank[name]["transient_bytes"] for rank in held)
+    return forecast.at_rest_bytes + transient, forecast.allocated_bytes
 
 
-def test_units_outside_the_layers_that_are_larger_than_a_layer(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", WORDY)
+def test_units_outside_the_layers_that_are_larger_than_a_layer(held: Held, name: str) -> None:
     """A vocabulary whose table and head are 2.7 layers each, as of Llama 3.1 8B: reduced in the end, gathered at the
     loss, and summed in fp32."""
-    runs = {name: RUNS[name] for name in ("fsdp-full", "fsdp-wide", "fsdp-lora", "fsdp-one-group")}
-    for name, (measured, forecast) in measured_and_forecast(
-        tmp_path, MORE_WORDS, {**runs, "fsdp-longer": LONGER}
-    ).items():
-        assert forecast == pytest.approx(measured, rel=0.01), name
+    measured, forecast = measured_and_forecast(held, name, WORDY[name])
+    assert forecast == pytest.approx(measured, rel=0.01)
 
 
-def test_a_table_that_is_the_head_is_one_unit(tmp_path: Path) -> None:
-    runs = {name: RUNS[name] for name in ("fsdp-full", "fsdp-lora")}
-    for name, (measured, forecast) in measured_and_forecast(tmp_path, TIED, runs).items():
-        assert forecast == pytest.approx(measured, rel=0.025), name
+@pytest.mark.parametrize("name", TIES)
+def test_a_table_that_is_the_head_is_one_unit(held: Held, name: str) -> None:
+    measured, forecast = measured_and_forecast(held, name, TIES[name])
+    assert forecast == pytest.approx(measured, rel=0.025)
 
 
 STAGED = {"fsdp-2": (2, True), "fsdp-8": (8, True), "fsdp-grad-op-2": (2, False), "fsdp-grad-op-8": (8, False)}
@@ -117,7 +116,7 @@ def test_pipeline_schedules_keep_weights_gathered(tmp_path: Path) -> None:
     counted = json.loads((tmp_path / "gathered0.json").read_text())
     architecture = architecture_from_config(CONFIG, "sharded")
     for name, (micro_batches, _) in STAGED.items():
-        options = {"sharding": name.rpartition("-")[0], "pp": 2, "num_gpus": 4, "method": "full", "max_length": 64}
+        options = {"sharding": name.rpartition("-")[0], "pp": 2, "num_gpus": 4, "method": "full", "max_length": 16}
         run = resolve_run(architecture, {**options, "gradient_accumulation_steps": micro_batches}).run
         operations = communication_operations(local_architecture(architecture, run, 0), local_run(run))
         layer = layer_bytes(architecture, local_run(run))
