@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tunecast.catalogs.prices import AGE_NOTE
 from tunecast.forecast_table import of_this, price_ages, span
-from tunecast.run_line import checkpointing_word, field_words
+from tunecast.run_line import checkpointing_word, field_words, sharding_words
 from tunecast.tables import dollars, duration, keep_whole, plain_table
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def plan_words(candidate: Candidate, *, with_method: bool) -> str:
     method = f"{run.method}, " if with_method else ""
     batch = f"{method}micro-batch {run.per_device_train_batch_size} x {run.gradient_accumulation_steps}"
     splits = [f"{name} {getattr(run, name)}" for name in ("tp", "pp", "cp") if getattr(run, name) > 1]
-    spread = "".join(f", {word}" for word in (*splits, *([run.sharding] if run.sharding != "none" else [])))
+    spread = "".join(f", {word}" for word in (*splits, *([sharding_words(run)] if run.sharding != "none" else [])))
     return f"{batch}{spread}\ncheckpointing {checkpointing_word(run)}"
 
 

@@ -157,6 +157,7 @@ def plan_to_dict(candidate: Candidate) -> dict[str, Any]:
         "pp": run.pp,
         "cp": run.cp,
         "sharding": run.sharding,
+        "dp_shard_size": run.dp_shard_size or None,
         "per_device_train_batch_size": run.per_device_train_batch_size,
         "gradient_accumulation_steps": run.gradient_accumulation_steps,
         "gradient_checkpointing": run.gradient_checkpointing,

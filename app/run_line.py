@@ -45,7 +45,12 @@ def checkpointing_word(run: Run) -> str:
 def layout_words(run: Run) -> str:
     """How several GPUs share the work: the sharding, and the degrees of the other kinds of parallelism."""
     degrees = [f"{name} {degree}" for name in ("tp", "pp", "cp") if (degree := getattr(run, name)) > 1]
-    return ", ".join(degrees if degrees and run.sharding == "none" else [run.sharding, *degrees])
+    return ", ".join(degrees if degrees and run.sharding == "none" else [sharding_words(run), *degrees])
+
+
+def sharding_words(run: Run) -> str:
+    """The sharding, and over how many GPUs where those are not a machine's."""
+    return f"{run.sharding} over {run.dp_shard_size}" if run.dp_shard_size else run.sharding
 
 
 PAGED = "paged_bytes"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tunecast.model.value import Value
 from tunecast.report.charts import plan_name, span, time_span
-from tunecast.run_line import checkpointing_word, run_line
+from tunecast.run_line import checkpointing_word, run_line, sharding_words
 from tunecast.tables import DASH, digits, dollars, duration, gib_text, seconds
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def global_batch(forecast: Forecast) -> int:
 def layout(forecast: Forecast) -> str:
     """How a plan trains: ``qlora, micro-batch 4 x 2, zero2, checkpointing off``."""
     run = forecast.run
-    spread = "" if run.num_gpus == 1 else f", {run.sharding}"
+    spread = "" if run.num_gpus == 1 else f", {sharding_words(run)}"
     on = checkpointing_word(run)
     batch = f"{run.per_device_train_batch_size} x {run.gradient_accumulation_steps}"
     return f"{run.method}, micro-batch {batch}{spread}, checkpointing {on}"

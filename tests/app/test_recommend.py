@@ -15,6 +15,7 @@ from tunecast import estimate, recommend
 from tunecast.catalogs.errors import InputError, NotSupportedError, UnknownNameError
 from tunecast.cli.program import program
 from tunecast.model.recommend import margin
+from tunecast.recommend_table import plan_words
 from tunecast.recommendation import Recommendation
 
 MODEL = "Qwen/Qwen2.5-0.5B"
@@ -263,6 +264,39 @@ def test_all_offers_of_a_70b_are_searched_without_heavy_imports() -> None:
     assert heavy.strip() == "[]"
     assert int(front) >= 3
     assert int(front) + int(rejected) >= 76
+
+
+def test_groups_of_shards_are_told_and_kept() -> None:
+    """Sixteen GPUs in copies of four: in the plan, in its line and in its JSON."""
+    asked: dict[str, Any] = {"method": "full", "max_length": 4096, "tokens": "20M", "global_batch": 16}
+    asked |= {"gpu": ("h100-sxm5-80gb",), "max_gpus": 16, "sharding": "fsdp", "dp_shard_size": 4}
+    found = recommend("meta-llama/Llama-3.1-8B", **asked)
+    grouped = [picked for picked in found.front if picked.candidate.plan.run.sharding == "hsdp"]
+    assert grouped
+    for picked in grouped:
+        assert picked.candidate.plan.run.dp_shard_size == 4
+        assert picked.forecast.run == picked.candidate.plan.run
+        assert "hsdp over 4" in plan_words(picked.candidate, with_method=False)
+    plans = {plan["num_gpus"]: plan for plan in found.to_dict()["pareto"]}
+    assert {plan["dp_shard_size"] for plan in plans.values() if plan["sharding"] == "hsdp"} == {4}
+
+
+def test_layers_are_split_by_a_stack_that_splits_them() -> None:
+    """Whole copies of 70B with states in fp32 fit no card; the full forecast of a plan is of the same split."""
+    asked: dict[str, Any] = {"method": "full", "max_length": 2048, "tokens": "10M", "gpu": ("h200-sxm5-141gb",)}
+    found = recommend("meta-llama/Llama-3.1-70B", stack="megatron", max_gpus=16, **asked)
+    assert found.front
+    for picked in found.front:
+        run = picked.candidate.plan.run
+        assert run.tp * run.pp > 1
+        assert (picked.forecast.run.tp, picked.forecast.run.pp) == (run.tp, run.pp)
+        assert picked.forecast.run_origins["tp"] == "searched"
+        assert picked.forecast.total_time_h is not None
+        assert picked.forecast.total_time_h.value == pytest.approx(picked.candidate.time_h, rel=1e-6)
+    assert {plan["tp"] for plan in found.to_dict()["pareto"]} == {p.candidate.plan.run.tp for p in found.front}
+    asked |= {"tp": 8, "pp": 1}
+    typed = recommend("meta-llama/Llama-3.1-70B", stack="megatron", max_gpus=16, **asked)
+    assert {picked.candidate.plan.run.tp for picked in typed.front} <= {8}
 
 
 def test_what_the_screen_does_not_know_is_refused() -> None:
