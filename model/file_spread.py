@@ -78,9 +78,9 @@ def mixed(options: Mapping[str, Any]) -> str:
 def over_shards(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options, `hsdp` where the file shards over fewer GPUs than there are.
 
-    Raises InputError where the shards do not deal out the GPUs, NotSupportedError for
-    DeepSpeed's one process that trains a whole model (`copies_on_one_gpu`). Source:
-    axolotl 0.19 ``utils/distributed.py`` (``_get_parallel_config_kwargs``: what is left over replicates), accelerate
+    Raises InputError where the shards do not deal out the GPUs, NotSupportedError for copies whose weights stay whole
+    to the backward, and for DeepSpeed's one process that trains a whole model (`copies_on_one_gpu`). Source: axolotl
+    0.19 ``utils/distributed.py`` (``_get_parallel_config_kwargs``: what is left over replicates), accelerate
     ``parallelism_config.py``.
     """
     if copies_on_one_gpu(options):
@@ -107,6 +107,11 @@ def over_shards(options: Mapping[str, Any]) -> dict[str, Any]:
         )
     if gpus == inner:
         return {**options, "sharding": "fsdp" if options["sharding"] == "hsdp" else options["sharding"]}
+    if options["sharding"] == "fsdp-grad-op":
+        raise NotSupportedError(
+            f"{field} of the file shards over {inner} of {gpus} GPUs and copies that (hsdp), built for weights that "
+            "are sharded again after the forward; set reshard_after_forward: true, or use --sharding fsdp-grad-op."
+        )
     return {**options, "sharding": "hsdp"} | ({} if inner == machine else {"dp_shard_size": size})
 
 

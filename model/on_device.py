@@ -155,7 +155,7 @@ def _least_sharding(question: Question, target: Target, resolved: Any) -> Resolv
     for sharding in tried:
         candidate: Resolved = resolved(sharding=sharding)
         origins = {**candidate.origins, "sharding": "assumed"}
-        least = f"{sharding} is the least that fits" if len(tried) > 1 else sharding
+        least = f"{sharding} is the least that fits" if len(tried) > 1 else candidate.run.sharding
         note = f"--sharding not given: {least}"
         last = replace(candidate, origins=origins, notes=(*candidate.notes, note))
         held = held_run(last.run, question.options)
@@ -163,6 +163,6 @@ def _least_sharding(question: Question, target: Target, resolved: Any) -> Resolv
         if probably_fits(view):
             return last
     assert last is not None
-    closest = f"none fits, {tried[-1]} comes closest" if len(tried) > 1 else tried[-1]
+    closest = f"none fits, {tried[-1]} comes closest" if len(tried) > 1 else last.run.sharding
     note = f"--sharding not given: {closest}"
     return replace(last, notes=(*last.notes[:-1], note))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.read_numbers import whole_number
+from tunecast.model.stacks import only_of_stack
 
 if TYPE_CHECKING:
     from tunecast.model.resolve_parallel import Fields
@@ -27,6 +28,7 @@ def take_shards(fields: Fields, copies: int) -> None:
         size = whole_number("dp_shard_size", given)
         check_size(values, size, copies)
         values["sharding"] = "hsdp" if size * values["cp"] < copies else "fsdp"
+        check_stack_shards(values, size)
         whole = size * values["cp"] in (copies, machine_gpus(values))
         values["dp_shard_size"] = WHOLE_MACHINE if whole else size
     if values["sharding"] == "hsdp":
@@ -54,6 +56,16 @@ def check_size(values: Mapping[str, Any], size: int, copies: int) -> None:
         )
     if inner == 1:
         raise InputError("--dp-shard-size 1 shards nothing; use --sharding ddp.")
+
+
+def check_stack_shards(values: Mapping[str, Any], size: int) -> None:
+    """Raises NotSupportedError for a stack that has no such sharding."""
+    allowed = only_of_stack(values["stack"]).get("sharding")
+    if allowed is not None and values["sharding"] not in allowed:
+        raise NotSupportedError(
+            f"--dp-shard-size {size} (--sharding {values['sharding']}) is not built for --stack {values['stack']}, "
+            f"whose --sharding takes {' or '.join(allowed)}."
+        )
 
 
 def check_groups(values: Mapping[str, Any], copies: int) -> None:

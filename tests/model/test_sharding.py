@@ -253,13 +253,15 @@ def test_a_group_that_is_a_machine_or_the_job_is_said_as_before(make: Make, run_
         ({"num_gpus": 24, "dp_shard_size": 12}, r"Groups of 12 GPUs that fill machines of 8 unevenly"),
         ({"num_gpus": 8, "sharding": "hsdp"}, r"does not fill two; type --dp-shard-size for smaller groups"),
         ({"num_gpus": 16, "dp_shard_size": 0}, r"dp-shard-size"),
+        ({"num_gpus": 16, "dp_shard_size": 4, "stack": "nemo"}, r"--dp-shard-size 4 .* not built for --stack nemo"),
     ],
 )
 def test_groups_that_cannot_be_are_told_in_one_sentence(
     make: Make, run_of: RunOf, options: dict[str, int | str], words: str
 ) -> None:
+    llama = make("llama-3.1-8b", 4)
     with pytest.raises((InputError, NotSupportedError), match=words):
-        run_of(make("llama-3.1-8b", 4), method="full", **options)
+        run_of(joined(llama) if "stack" in options else llama, method="full", **options)
 
 
 def test_a_trainer_without_no_sync_holds_shares_of_gradients(make: Make, run_of: RunOf) -> None:

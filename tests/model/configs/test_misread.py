@@ -132,6 +132,16 @@ def test_what_shards_leave_over_is_copies(read: Read, gpus: int, per_node: int, 
     assert (found.sharding, found.dp_shard_size) == (sharding, size)
 
 
+def test_copies_whose_weights_stay_whole_are_refused(read: Read) -> None:
+    """HYBRID_SHARD_ZERO2 holds more than hybrid sharding that gathers twice, whatever the size of a group."""
+    run_file = read("axolotl", FSDP_2.replace("true", "false") + "dp_shard_size: 4")
+    assert resolved(run_file, num_gpus=4).sharding == "fsdp-grad-op"
+    for per_node in (4, 8):
+        with pytest.raises(NotSupportedError, match=r"dp_shard_size .* set reshard_after_forward: true"):
+            merge_options(run_file, {"num_gpus": 8, "gpus_per_node": per_node})
+    assert resolved(run_file, num_gpus=8, sharding="fsdp-grad-op").sharding == "fsdp-grad-op"
+
+
 def test_a_rest_that_is_no_copy_is_refused(read: Read) -> None:
     run_file = read("axolotl", FSDP_2 + "dp_shard_size: 4")
     with pytest.raises(InputError, match=r"takes 4 GPUs .* but there are 6; use a multiple, --num-gpus 4"):
