@@ -24,20 +24,20 @@ from tunecast.model.architecture import Architecture
 from tunecast.model.collectives import communication_operations
 from tunecast.model.curves import Array
 from tunecast.model.engine_memory import Fit, Flags, fits_on, memory_of
+from tunecast.model.engine_split import one_by_one
 from tunecast.model.engine_tables import Work, add_up
 from tunecast.model.factors import FactorSet
 from tunecast.model.hooks import has_hooks
 from tunecast.model.inventory import spread_operations, step_operations
-from tunecast.model.links import Links, bubble_frac, communication_when, crosses_machines, links_of, seconds_on
+from tunecast.model.links import WHEN
 from tunecast.model.on_device import job_factors
-from tunecast.model.operation import Kind, Operation, Phase
+from tunecast.model.operation import Operation, Phase
 from tunecast.model.paging import paging_seconds
 from tunecast.model.parallel_network import most_bridged
 from tunecast.model.rows import held_run, timed_run, unpacked_rows
 from tunecast.model.run import Run, tokenless
 from tunecast.model.segments import SEGMENTS, passes_of
 from tunecast.model.sharding_copies import sums_whole
-from tunecast.model.slowest_stage import stages_timed
 from tunecast.model.step import tape_run
 from tunecast.model.tape import LEAF_SUM
 from tunecast.model.target import Target
@@ -57,8 +57,6 @@ TAPES_AT_ONCE = 64
 _BUT_MICRO = attrgetter(*(each.name for each in fields(Run) if each.name != "gradient_accumulation_steps"))
 VARIANTS = 3
 """Of a step: with one micro-batch, with two, and what each further one adds."""
-WHEN = ("beside", "once", "blocking")
-"""Collectives by what they can hide behind (`links.communication_when`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,76 +182,6 @@ def factor_groups(runs: Sequence[Run], *, apart: int = 2) -> list[list[int]]:
 def is_plain(run: Run) -> bool:
     """Whether every GPU runs the whole step on samples of its own: only then do plans share kernels."""
     return run.tp == run.pp == run.cp == 1 and run.offload == "none"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Alone:
-    """One stage of a run that shares nothing with others."""
-
-    column: int
-    run: Run
-    work: Work
-    on_links: tuple[tuple[Operation, ...], ...]
-    """By `WHEN`."""
-
-
-def one_by_one(architecture: Architecture, runs: Sequence[Run], factors: Sequence[FactorSet], platform: str) -> Array:
-    """`step_seconds_of` for layouts that share nothing: those of the slowest stage of each."""
-    alone = [
-        _alone(column, run, operations, factors)
-        for column, run in enumerate(runs)
-        for operations in stages_timed(architecture, run, platform=platform)
-    ]
-    micro = np.array([stage.run.gradient_accumulation_steps for stage in alone], dtype=float)
-    passes = passes_of(micro)
-    launches = np.array([stage.work.launches[0] for stage in alone])
-    visits = np.array([stage.work.visits[0] for stage in alone])
-    launches[:, :, HOST_COLUMNS.index("hooks")] += visits * np.array([has_hooks(each.run) for each in alone])[:, None]
-    meets = np.array([stage.work.meets for stage in alone])
-    layouts = [(stage.run.pp, stage.run.gradient_accumulation_steps, stage.run.pp_interleave) for stage in alone]
-    idle = np.array([bubble_frac(*layout) for layout in layouts])
-    columns = [stage.column for stage in alone]
-    found = np.full((len(factors), len(runs)), -np.inf)
-    known: list[dict[Links, Array]] = [{} for _ in alone]
-    for device, own in enumerate(factors):
-        links = np.array([_link_seconds_alone(*each, own) for each in zip(alone, known, strict=True)])
-        stack = Stack(
-            device_s=np.array([stage.work.device_s[device, 0] for stage in alone]) / passes[:, :, None],
-            launches=launches / passes[:, :, None],
-            communication_s=links[:, WHEN.index("beside")] / passes,
-            once_s=links[:, WHEN.index("once")],
-            blocking_s=links[:, WHEN.index("blocking")] / passes,
-            bubble_frac=idle,
-            meets=meets,
-            micro_steps=micro,
-        )
-        for column, taken_s in zip(
-            columns, step_seconds(stack, scalars(own), synchronous=own.synchronous), strict=True
-        ):
-            if np.isnan(taken_s) or taken_s > found[device, column]:
-                found[device, column] = taken_s
-    return found
-
-
-def _alone(column: int, run: Run, operations: Sequence[Operation], factors: Sequence[FactorSet]) -> _Alone:
-    counts = np.array([[operation.count] for operation in operations], dtype=float)
-    collectives = [o for o in operations if o.kind is Kind.COMMUNICATION]
-    on_links = tuple(tuple(o for o in collectives if communication_when(o) == when) for when in WHEN)
-    return _Alone(column=column, run=run, work=add_up(operations, counts, factors), on_links=on_links)
-
-
-def _link_seconds_alone(stage: _Alone, known: dict[Links, Array], factors: FactorSet) -> Array:
-    """(kinds of `WHEN`, segments) seconds on one device's links; NaN where they are unknown."""
-    every = [o for collectives in stage.on_links for o in collectives]
-    if not every:
-        return np.zeros((len(WHEN), len(SEGMENTS)))
-    try:
-        links = links_of(factors, stage.run, across=crosses_machines(every))
-    except InputError:
-        return np.full((len(WHEN), len(SEGMENTS)), np.nan)
-    if links not in known:
-        known[links] = np.array([seconds_on(links, each, stage.run.num_gpus) for each in stage.on_links])
-    return known[links]
 
 
 def step_seconds_of(

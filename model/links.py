@@ -206,6 +206,10 @@ def no_seconds() -> Array:
     return np.zeros(len(SEGMENTS))
 
 
+WHEN = ("beside", "once", "blocking")
+"""Collectives by what they can hide behind."""
+
+
 def communication_when(operation: Operation) -> str:
     """``blocking``, ``once`` (last micro-batch, beside its work) or ``beside`` (every micro-batch)."""
     return "blocking" if operation.blocking else "once" if operation.once else "beside"
