@@ -33,6 +33,7 @@ from tunecast.model.links import WHEN
 from tunecast.model.on_device import job_factors
 from tunecast.model.operation import Operation, Phase
 from tunecast.model.paging import paging_seconds
+from tunecast.model.parallel_memory import most_in_flight
 from tunecast.model.parallel_network import most_bridged
 from tunecast.model.rows import held_run, timed_run, unpacked_rows
 from tunecast.model.run import Run, tokenless
@@ -141,11 +142,12 @@ def screen(
 
 
 def kinds_of(runs: Sequence[Run]) -> tuple[list[Run], list[Rows]]:
-    """Runs that differ in more than how many micro-batches follow the third, and for each the places of its runs."""
+    """Runs that differ in more than how many micro-batches follow the third, or those in flight, and for each the
+    places of its runs."""
     kinds: list[Run] = []
     members: dict[tuple[Any, ...], list[int]] = {}
     for place, run in enumerate(runs):
-        micro = min(run.gradient_accumulation_steps, 3)
+        micro = min(run.gradient_accumulation_steps, max(3, most_in_flight(run)))
         places = members.setdefault((micro, _BUT_MICRO(run)), [])
         if not places:
             kinds.append(_with_micro(run, micro))

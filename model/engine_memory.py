@@ -15,6 +15,8 @@ from tunecast.model.curves import Array
 from tunecast.model.factors import FactorSet
 from tunecast.model.memory import memory_timeline, whole_places
 from tunecast.model.overheads import overheads_from_factors
+from tunecast.model.parallel import is_split
+from tunecast.model.parallel_memory import most_in_flight
 from tunecast.model.run import Run
 from tunecast.model.step import tape_run
 from tunecast.model.tape_peaks import Parts, Place
@@ -63,14 +65,15 @@ def _whole(architecture: Architecture, run: Run, platform: str) -> list[tuple[Pl
 
 @lru_cache(maxsize=8192)
 def _allocated_and_rest(architecture: Architecture, run: Run, platform: str) -> tuple[int, int]:
-    whole = _whole(architecture, tape_run(run), platform)
+    whole = None if is_split(run) else _whole(architecture, tape_run(run), platform)
     found = memory_timeline(architecture, run, platform=platform, whole=whole)
     return found.allocated_bytes, found.at_rest_bytes
 
 
 def memory_of(architecture: Architecture, runs: Sequence[Run], platform: str) -> PlanMemory:
-    """Peak and resting state of every run; from the second micro-batch on they do not grow."""
-    keys = [replace(run, gradient_accumulation_steps=min(run.gradient_accumulation_steps, 2)) for run in runs]
+    """Peak and resting state of every run; from `most_in_flight` micro-batches on they do not grow."""
+    micro = [min(run.gradient_accumulation_steps, most_in_flight(run)) for run in runs]
+    keys = [replace(run, gradient_accumulation_steps=own) for run, own in zip(runs, micro, strict=True)]
     found = np.array([_allocated_and_rest(architecture, key, platform) for key in keys], dtype=float)
     return PlanMemory(allocated_bytes=found[:, 0], at_rest_bytes=found[:, 1])
 

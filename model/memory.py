@@ -99,7 +99,7 @@ def taped_peaks(architecture: Architecture, run: Run, platform: str) -> dict[Pla
     return largest_by_place(spot_peaks(architecture, run, platform))
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=4096)
 def spot_peaks(architecture: Architecture, run: Run, platform: str) -> dict[Spot, Parts]:
     """Peaks of every spot at the model's depth: of a tape that deep, or of a shallow one and what one layer adds.
 

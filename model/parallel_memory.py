@@ -12,8 +12,9 @@ from tunecast.model.architecture import Architecture
 from tunecast.model.operation import Phase
 from tunecast.model.parallel import passed_width
 from tunecast.model.run import Run
-from tunecast.model.step import SHALLOW, shallow_depth, write_step
+from tunecast.model.step import MIDDLE, middle_layers, shallow_depth, tape_run, write_step
 from tunecast.model.tape import Tape, allocated_bytes
+from tunecast.model.tape_parts import Storage
 from tunecast.model.units import DTYPE_BYTES
 
 RING_BLOCKS = 2
@@ -36,24 +37,36 @@ def micro_batches_in_flight(run: Run, stage: int) -> float:
     return min(plain, run.gradient_accumulation_steps)
 
 
-def kept_on(tape: Tape) -> int:
-    """Bytes alive between the forward and the backward of the first micro-batch."""
+def most_in_flight(run: Run) -> int:
+    """Micro-batches of a step from which on more of them take no more memory: two, and with pipeline stages enough to
+    fill the first one (`micro_batches_in_flight`, fewer than 2 p)."""
+    return 2 * run.pp
+
+
+def kept_on(tape: Tape, middles: int = 1) -> int:
+    """Bytes alive between the forward and the backward of the first micro-batch, of `middles` layers like the tape's
+    middle one: what a layer keeps is born in it."""
     end = max(
         index for index, event in enumerate(tape.events) if event.micro_batch == 0 and event.phase is Phase.FORWARD
     )
-    born = {storage for event in tape.events[: end + 1] for storage in event.writes}
+    born: dict[Storage, int | None] = {}
+    for event in tape.events[: end + 1]:
+        for storage in event.writes:
+            born.setdefault(storage, event.layer)
     used = {storage for event in tape.events[end + 1 :] for storage in (*event.reads, *event.writes)}
-    return sum(storage.bytes for storage in born & used if storage.part not in NOT_KEPT)
+    kept = (storage for storage in born.keys() & used if storage.part not in NOT_KEPT)
+    return sum(storage.bytes * (middles if born[storage] == MIDDLE else 1) for storage in kept)
 
 
-@lru_cache(maxsize=64)
 def kept_bytes(architecture: Architecture, run: Run, platform: str) -> int:
-    """The same at the model's depth: linear in the number of layers."""
+    """The same at the model's depth."""
+    return _kept_bytes(architecture, tape_run(run), platform)
+
+
+@lru_cache(maxsize=4096)
+def _kept_bytes(architecture: Architecture, run: Run, platform: str) -> int:
     depth = shallow_depth(architecture, run)
-    if depth is None:
-        return kept_on(write_step(architecture, run, platform, None))
-    low, high = (kept_on(write_step(architecture, run, platform, d)) for d in (depth, depth + 1))
-    return low + (architecture.num_layers - SHALLOW) * (high - low)
+    return kept_on(write_step(architecture, run, platform, depth), middle_layers(architecture, depth))
 
 
 def exchange_bytes(architecture: Architecture, run: Run) -> int:

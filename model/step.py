@@ -30,6 +30,7 @@ from tunecast.model.litgpt import is_litgpt
 from tunecast.model.loss_chunks import head_uses
 from tunecast.model.norms import norm
 from tunecast.model.operation import SYNCHRONISATION, Kind, Phase
+from tunecast.model.parallel import stage_groups
 from tunecast.model.parallel_blocks import (
     enter_block,
     gather_again,
@@ -54,12 +55,6 @@ EMBEDDED_LEAF = "embedded input"
 """Name of the embedded tokens when PEFT makes them need a gradient."""
 MICRO_BATCHES = 2
 """Micro-batches written: the first, and one that stands for all later ones."""
-
-
-def layers_at(architecture: Architecture, depth: int | None) -> tuple[Layer, ...]:
-    """Every layer of the model, or `depth` of them when they are all equal."""
-    every = tuple(group.layer for group in architecture.groups for _ in range(group.count))
-    return every if depth is None else every[:depth]
 
 
 def shallow_depth(architecture: Architecture, run: Run) -> int | None:
@@ -265,7 +260,12 @@ def tape_run(run: Run) -> Run:
 
 def write_step(architecture: Architecture, run: Run, platform: str, depth: int | None) -> Tape:
     """The tape of one optimizer step without its update, at `depth` layers (None: all)."""
-    return _written(architecture, tape_run(run), platform, depth)
+    return _written(architecture if depth is None else of_depth(architecture, depth), tape_run(run), platform)
+
+
+def of_depth(architecture: Architecture, depth: int) -> Architecture:
+    """The model with its first `depth` layers: one for all stages that differ in their number alone."""
+    return replace(architecture, groups=stage_groups(architecture.groups, 0, depth))
 
 
 def of_several(architecture: Architecture, run: Run) -> Run | None:
@@ -281,10 +281,10 @@ def of_several(architecture: Architecture, run: Run) -> Run | None:
 
 
 @lru_cache(maxsize=256)
-def _written(architecture: Architecture, run: Run, platform: str, depth: int | None) -> Tape:
+def _written(architecture: Architecture, run: Run, platform: str) -> Tape:
     several = of_several(architecture, run)
     if several is not None:
-        return _written(architecture, several, platform, depth).first_micro_batch()
+        return _written(architecture, several, platform).first_micro_batch()
     if architecture.settings:
         raise NotSupportedError(
             f"A forecast by formula of {architecture.name} was asked for, but {architecture.model_type} has none yet; "
@@ -296,7 +296,7 @@ def _written(architecture: Architecture, run: Run, platform: str, depth: int | N
     if uses > 1:
         tape.shared_leaves[head_name(step)] = uses
     ids, labels = Tensor(step.tokens, "int64", None), Tensor(step.tokens, "int64", None)
-    layers = layers_at(architecture, depth)
+    layers = tuple(group.layer for group in architecture.groups for _ in range(group.count))
     for micro_batch in range(min(run.gradient_accumulation_steps, MICRO_BATCHES)):
         tape.micro_batch = micro_batch
         write_micro_batch(step, layers, ids, labels)
@@ -311,8 +311,13 @@ def _written(architecture: Architecture, run: Run, platform: str, depth: int | N
     return tape
 
 
+def middle_layers(architecture: Architecture, depth: int | None) -> int:
+    """Layers that the middle one of a tape stands for."""
+    return 1 if depth is None else architecture.num_layers - depth + 1
+
+
 def repetitions(event: Event, architecture: Architecture, run: Run, depth: int | None) -> int:
     """How often an event of a shallow tape happens in the whole step."""
-    layers = architecture.num_layers - depth + 1 if depth is not None and event.layer == MIDDLE else 1
+    layers = middle_layers(architecture, depth) if event.layer == MIDDLE else 1
     later = run.gradient_accumulation_steps - 1
     return layers * (max(later, 1) if event.micro_batch else 1)
