@@ -8,12 +8,13 @@ file loads. The file leaves all three in one option (`BY_SPREAD`), and over how 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.read_numbers import whole_number
 from tunecast.model.resolve_parallel import FSDP, GPUS_PER_NODE, ZERO
-from tunecast.model.run import BY_SPREAD, SHARD_GPUS
+from tunecast.model.run import BY_SPREAD, MESH
 from tunecast.model.stacks import DTYPE_ALIASES
 
 OF_ADAPTERS = ("adapter_dtype", "modules_to_save_dtype")
@@ -23,6 +24,38 @@ BY_FILE = "file"
 """Of `BY_SPREAD`: how the file itself shards."""
 DTYPES = ("dtype", "precision", *OF_ADAPTERS, "master_dtype")
 """What a run is stored and computed in."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mesh:
+    """How a training file lays FSDP's shards and their copies out, beside what splits the model; one of them at least.
+
+    Frameworks refuse a job whose GPUs are not the product of the two, or give what is None all that is left.
+    """
+
+    shards: int | None = None
+    replicas: int | None = None
+    field: str
+    """Who says so."""
+
+    def shards_over(self, gpus: int, inner: int) -> int:
+        """GPUs of a group of shards beside the `inner` ones that split a copy, in a job of so many."""
+        taken = inner * (self.shards or self.replicas or 1)
+        if gpus % taken:
+            raise self._refusal(gpus, taken, f"a multiple, --num-gpus {max(gpus // taken, 1) * taken}")
+        return self.shards or gpus // taken
+
+    def check(self, gpus: int, inner: int, *, sharded: bool) -> None:
+        """Raises InputError where what is given is not the whole job: shards and replicas, or replicas of no shards."""
+        taken = inner * (self.shards or 1) * (self.replicas or 1)
+        if self.replicas and (self.shards or not sharded) and gpus != taken:
+            raise self._refusal(gpus, taken, f"--num-gpus {taken}, or lay them out with --sharding or --dp-shard-size")
+
+    def _refusal(self, gpus: int, taken: int, instead: str) -> InputError:
+        return InputError(
+            f"{self.field} of the file takes {taken} GPUs with what else splits the model, but there are {gpus}; use "
+            f"{instead}."
+        )
 
 
 def dtypes_by_spread(
@@ -88,31 +121,43 @@ def over_shards(options: Mapping[str, Any]) -> dict[str, Any]:
             "DeepSpeed on one GPU without offloading keeps an fp32 copy and fp32 states of all weights there, which is "
             "not built yet; use more GPUs, --offload optimizer, or leave DeepSpeed's file out."
         )
-    size, field = options.get(SHARD_GPUS) or (None, "")
-    if size is not None:
+    mesh: Mesh | None = options.get(MESH)
+    if mesh is not None:
         options = {name: value for name, value in options.items() if name != "dp_shard_size"}
-    if size is None or options.get("sharding") not in FSDP or options.get("num_gpus") in (None, 1, "auto"):
+    if mesh is None or options.get("sharding") not in FSDP or options.get("num_gpus") in (None, 1, "auto"):
         return dict(options)
-    gpus, machine = (
-        whole_number(name, options.get(name) or usual)
-        for name, usual in (("num_gpus", 1), ("gpus_per_node", GPUS_PER_NODE))
-    )
-    inner = size
-    for name in ("tp", "cp"):
-        inner *= whole_number(name, options.get(name) or 1)
-    if gpus % inner:
-        raise InputError(
-            f"{field} of the file takes {inner} GPUs with what else splits the model, but there are {gpus}; use a "
-            f"multiple, --num-gpus {max(gpus // inner, 1) * inner}."
-        )
-    if gpus == inner:
+    gpus, machine, inner = job_sizes(options)
+    size = mesh.shards_over(gpus, inner)
+    group = inner * size
+    if gpus == group:
         return {**options, "sharding": "fsdp" if options["sharding"] == "hsdp" else options["sharding"]}
+    if group == 1:
+        raise InputError(
+            f"{mesh.field} of the file gives each of {gpus} GPUs the whole model, with nothing left to shard; take it "
+            "out, or use --sharding ddp."
+        )
     if options["sharding"] == "fsdp-grad-op":
         raise NotSupportedError(
-            f"{field} of the file shards over {inner} of {gpus} GPUs and copies that (hsdp), built for weights that "
-            "are sharded again after the forward; set reshard_after_forward: true, or use --sharding fsdp-grad-op."
+            f"{mesh.field} of the file shards over {group} of {gpus} GPUs and copies that (hsdp), built for weights "
+            "that are sharded again after the forward; set reshard_after_forward: true, or use --sharding fsdp-grad-op."
         )
-    return {**options, "sharding": "hsdp"} | ({} if inner == machine else {"dp_shard_size": size})
+    return {**options, "sharding": "hsdp"} | ({} if group == machine else {"dp_shard_size": size})
+
+
+def job_sizes(options: Mapping[str, Any]) -> tuple[int, int, int]:
+    """GPUs of the job, of a machine, and of those that split one copy beside FSDP."""
+    usual = {"num_gpus": 1, "gpus_per_node": GPUS_PER_NODE, "tp": 1, "cp": 1}
+    gpus, machine, tp, cp = (whole_number(name, options.get(name) or least) for name, least in usual.items())
+    return gpus, machine, tp * cp
+
+
+def check_mesh(options: Mapping[str, Any]) -> None:
+    """Raises InputError where a file's shards and copies are not the whole of the job that was asked for, as its
+    framework does; plans of other sizes have other copies."""
+    mesh: Mesh | None = options.get(MESH)
+    if mesh is not None and options.get("num_gpus") not in (None, 1, "auto"):
+        gpus, _, inner = job_sizes(options)
+        mesh.check(gpus, inner, sharded=options.get("sharding") in FSDP)
 
 
 def copies_on_one_gpu(options: Mapping[str, Any]) -> bool:

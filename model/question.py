@@ -9,14 +9,14 @@ from typing import Any
 from tunecast.catalogs.price_book import PriceBook
 from tunecast.model.architecture import Architecture
 from tunecast.model.observed import Observations
-from tunecast.model.run import BY_SPREAD, SHARD_GPUS
+from tunecast.model.run import BY_SPREAD, MESH
 from tunecast.model.step_source import StepSource
 from tunecast.model.whole_run_options import WholeRunOptions
 
 BESIDE_STEPS = (
     "tokens", "num_samples", "mean_tokens", "num_train_epochs", "max_steps", "dataset",
     "steps_at_most", "steps_exactly", "rows_padded", "rows_packed",
-    "packing", "padding_free", "streaming", "dataloader_num_workers", BY_SPREAD, SHARD_GPUS,
+    "packing", "padding_free", "streaming", "dataloader_num_workers", BY_SPREAD, MESH,
 )  # fmt: skip
 """What a training file may say that a step of one GPU does not depend on."""
 RUN_OPTIONS_ELSEWHERE = (

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 
 BY_CARD = ("loss_budget_bytes", "loss_tiles_from", "paged_bytes", "weights_stay")
 """Fields that are worked out, most of them from the memory of a card, and never an option."""
-BY_SPREAD, SHARD_GPUS = "dtypes_by_spread", "shard_gpus"
-"""Options that a training file leaves for plans (`file_spread`): its dtypes by how the job is spread, and over how many
-GPUs it shards, with the field that says so."""
+BY_SPREAD, MESH = "dtypes_by_spread", "mesh"
+"""Options that a training file leaves for plans (`file_spread`): its dtypes by how the job is spread, and how FSDP's
+shards lie on the GPUs."""
 
 
 BUCKET_ELEMENTS = 500_000_000

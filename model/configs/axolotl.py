@@ -31,7 +31,8 @@ from tunecast.model.configs.common import (
 from tunecast.model.configs.frameworks import load_frameworks, refuse
 from tunecast.model.configs.run_file import Draft
 from tunecast.model.configs.source import Source
-from tunecast.model.configs.spread import put_fsdp_version, put_sharding, read_fsdp_config, read_fsdp_words
+from tunecast.model.configs.spread import put_sharding, read_fsdp_config, read_fsdp_words
+from tunecast.model.file_spread import Mesh
 from tunecast.model.peft_targets import LINEAR_MODULES
 
 KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
@@ -224,18 +225,27 @@ def _spread(source: Source, draft: Draft) -> None:
     put_degree(source, draft, "sequence_parallel_degree", "cp")
     listed = read_fsdp_words(source, draft)
     configured = listed or source.has("fsdp_config")
-    shards = source.count("dp_shard_size")
-    draft.shard_gpus = None if shards is None else (shards, "dp_shard_size")
-    sharded = configured or (source.count("dp_shard_size") or 1) > 1
+    draft.mesh = mesh = _mesh(source, configured=configured)
     version = source.get("fsdp_version")
-    version = (1 if configured else None) if version is None else version
-    if sharded and (source.count("dp_replicate_size") or 1) > 1:
-        put_sharding(source, draft, "hsdp", "dp_replicate_size")
-        put_fsdp_version(source, draft, "fsdp_version", 2 if version is None else version)
-    elif sharded:
+    version = 1 if version is None else version
+    if configured:
         read_fsdp_config(source, draft, "fsdp_config", sharded=True, version_if_silent=version)
-    elif (source.count("dp_replicate_size") or 1) > 1:
+    elif mesh is not None:
         put_sharding(source, draft, "ddp", "dp_replicate_size")
+
+
+def _mesh(source: Source, *, configured: bool) -> Mesh | None:
+    """Shards and replicas where the file gives either; a size of one says nothing. Source: axolotl 0.19
+    ``utils/distributed.py`` (``_get_parallel_config_kwargs``), which refuses shards without FSDP's section."""
+    sizes = {name: source.count(name) or 1 for name in ("dp_replicate_size", "dp_shard_size")}
+    replicas, shards = (size if size > 1 else None for size in sizes.values())
+    if shards and not configured:
+        raise InputError(
+            f"{source.name}: dp_shard_size is {shards}, which axolotl refuses without fsdp_config; add fsdp_config, or "
+            "take dp_shard_size out."
+        )
+    field = " x ".join(name for name, size in sizes.items() if size > 1)
+    return Mesh(shards=shards, replicas=replicas, field=field) if field else None
 
 
 def _plugins(source: Source) -> str:

@@ -9,11 +9,11 @@ from typing import Any
 from tunecast.model.configs.common import DROPPED, ONE_PIECE, TOKENS_UNPADDED, UNPACKED
 from tunecast.model.configs.run_file import RunFile
 from tunecast.model.configs.spread import CAST, put_dtypes, settle_dtypes, told_by_spread
-from tunecast.model.file_spread import BY_FILE, DTYPES, over_shards
+from tunecast.model.file_spread import BY_FILE, DTYPES, check_mesh, over_shards
 from tunecast.model.resolve_kernels import RAISED
 from tunecast.model.resolve_parallel import ZERO
 from tunecast.model.rows import LENGTHS, ROWS_PACKED, packing_of
-from tunecast.model.run import BY_SPREAD, SHARD_GPUS
+from tunecast.model.run import BY_SPREAD, MESH
 
 AMOUNTS = ("tokens", "num_samples", "max_steps", "dataset")
 REPEATING = ("trl", "llama-factory")
@@ -54,8 +54,9 @@ def merge_options(run_file: RunFile, typed: Mapping[str, Any]) -> Merged:
     if options.get("dataset") is None and "dataset" not in given:
         notes = [note for note in notes if not note.startswith(DROPPED)]
     notes = _settle(notes, options, given, run_file)
-    if run_file.shard_gpus is not None and not {"sharding", "dp_shard_size"} & given.keys():
-        options[SHARD_GPUS] = run_file.shard_gpus
+    if run_file.mesh is not None and not {"sharding", "dp_shard_size"} & given.keys():
+        options[MESH] = run_file.mesh
+        check_mesh({**options, **given})
     spread = over_shards({**options, **given})
     options |= {name: spread[name] for name in ("sharding", "dp_shard_size") if name in spread}
     if "loss_type" in given:

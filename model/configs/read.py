@@ -144,7 +144,7 @@ def read_mapping(
         notes=tuple(draft.notes),
         whole_dtypes=draft.whole_dtypes,
         wide_notes=tuple(draft.wide_notes),
-        shard_gpus=draft.shard_gpus,
+        mesh=draft.mesh,
     )
 
 

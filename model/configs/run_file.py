@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from tunecast.model.file_spread import Mesh
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFile:
@@ -29,8 +31,8 @@ class RunFile:
     otherwise."""
     wide_notes: tuple[str, ...] = ()
     """Those of `notes` and others that are about weights in fp32, true without DeepSpeed and FSDP alone."""
-    shard_gpus: tuple[int, str] | None = None
-    """GPUs over which one copy is sharded, and the field that says so; its copies are as many as the GPUs give."""
+    mesh: Mesh | None = None
+    """How FSDP's shards and their copies lie on the GPUs, where the file says it."""
 
     @property
     def origins(self) -> dict[str, str]:
@@ -51,7 +53,7 @@ class Draft:
     """Put before field names while a companion file is read, as ``accelerate: ``."""
     whole_dtypes: dict[str, Any] = field(default_factory=dict)
     """As of `RunFile`."""
-    shard_gpus: tuple[int, str] | None = None
+    mesh: Mesh | None = None
     """As of `RunFile`."""
     whole_batch: int | None = None
     """Samples of a step over all GPUs, where DeepSpeed's file states them beside what they follow from."""

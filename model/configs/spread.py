@@ -9,7 +9,7 @@ from tunecast.catalogs.errors import InputError
 from tunecast.model.configs.frameworks import load_frameworks, refuse, refuse_unsupported
 from tunecast.model.configs.run_file import Draft, RunFile
 from tunecast.model.configs.source import Source
-from tunecast.model.file_spread import DTYPES, dtypes_by_spread, with_dtypes
+from tunecast.model.file_spread import DTYPES, Mesh, dtypes_by_spread, with_dtypes
 from tunecast.model.resolve_kernels import RAISED
 from tunecast.model.resolve_parallel import ZERO
 from tunecast.model.run import BY_SPREAD
@@ -244,10 +244,9 @@ def _refuse_other_degrees(source: Source, draft: Draft) -> None:
                 draft.put("cp_kind", "ulysses", field)
     replicas = source.whole("parallelism_config.parallelism_config_dp_replicate_size")
     shards = source.whole("parallelism_config.parallelism_config_dp_shard_size")
-    if (replicas or 1) > 1 and (shards or 1) > 1:
-        draft.shard_gpus = (shards or 1, "parallelism_config_dp_shard_size")
-        draft.drop("sharding")
-        draft.put("sharding", "hsdp", "parallelism_config.parallelism_config_dp_replicate_size")
+    if draft.options.get("sharding") in FSDP and max(replicas or 1, shards or 1) > 1:  # `_validate_accelerator`
+        field = "parallelism_config_dp_replicate_size x parallelism_config_dp_shard_size"
+        draft.mesh = Mesh(shards=max(shards or 1, 1), replicas=max(replicas or 1, 1), field=field)
 
 
 def _put_machines(source: Source, draft: Draft, processes: int | None) -> None:

@@ -23,6 +23,7 @@ from tunecast.model.configs.common import (
 from tunecast.model.configs.frameworks import load_frameworks, refuse
 from tunecast.model.configs.run_file import Draft
 from tunecast.model.configs.source import Source
+from tunecast.model.file_spread import Mesh
 from tunecast.model.loss_chunks import CHUNKED_CE, KEPT_CHUNKS, LINEAR_CE, OUTPUT_CHUNKS
 
 _OPTIMIZERS = {
@@ -194,14 +195,13 @@ def _spread(source: Source, draft: Draft, num_gpus: int | None) -> None:
     if source.on("fsdp_cpu_offload"):
         draft.put("offload", True, "fsdp_cpu_offload")
     replicas = source.whole("data_parallel_replicate_dim")
-    if replicas is not None and replicas > 1:
-        draft.put("sharding", "hsdp", "data_parallel_replicate_dim")
+    copied = replicas is not None and replicas > 1
+    if copied:
         shards = source.whole("data_parallel_shard_dim")
-        if shards is not None and shards > 1:
-            draft.shard_gpus = (shards, "data_parallel_shard_dim")
-        elif num_gpus is not None and num_gpus % (replicas * split) == 0:
-            draft.shard_gpus = (num_gpus // (replicas * split), "data_parallel_replicate_dim")
-    elif num_gpus is not None and num_gpus > split:
+        fixed = shards is not None and shards > 1
+        field = f"data_parallel_replicate_dim{' x data_parallel_shard_dim' if fixed else ''}"
+        draft.mesh = Mesh(shards=shards if fixed else None, replicas=replicas, field=field)
+    if copied or (num_gpus is not None and num_gpus > split):
         kept = source.flag("fsdp_reshard_after_forward") is False
         draft.put("sharding", "fsdp-grad-op" if kept else "fsdp", "fsdp_reshard_after_forward" if kept else None)
 

@@ -21,7 +21,6 @@ from tunecast.model.resolve import resolve_run
 from tunecast.model.run import Run
 
 Read = Callable[..., RunFile]
-FSDP_2 = "fsdp_version: 2\nfsdp_config: {reshard_after_forward: true}\n"
 LIGER = "plugins: [axolotl.integrations.liger.LigerPlugin]\n"
 
 
@@ -119,65 +118,6 @@ def test_fsdp_2_keeps_weights_gathered_where_it_does_not_reshard(read: Read, res
     assert read("trl", accelerate=companion).options["sharding"] == sharding
     tune = read("torchtune", f"fsdp_reshard_after_forward: {str(reshard).lower()}", num_gpus=8)
     assert tune.options["sharding"] == sharding
-
-
-@pytest.mark.parametrize(
-    ("gpus", "per_node", "sharding", "size"),
-    [(4, 8, "fsdp", 0), (8, 4, "hsdp", 0), (16, 4, "hsdp", 0), (8, 8, "hsdp", 4), (16, 2, "hsdp", 4)],
-)
-def test_what_shards_leave_over_is_copies(read: Read, gpus: int, per_node: int, sharding: str, size: int) -> None:
-    """``_get_parallel_config_kwargs`` of axolotl's utils/distributed.py: the rest becomes ``dp_replicate_size``."""
-    run_file = read("axolotl", FSDP_2 + "dp_shard_size: 4")
-    found = resolved(run_file, num_gpus=gpus, gpus_per_node=per_node)
-    assert (found.sharding, found.dp_shard_size) == (sharding, size)
-
-
-def test_copies_whose_weights_stay_whole_are_refused(read: Read) -> None:
-    """HYBRID_SHARD_ZERO2 holds more than hybrid sharding that gathers twice, whatever the size of a group."""
-    run_file = read("axolotl", FSDP_2.replace("true", "false") + "dp_shard_size: 4")
-    assert resolved(run_file, num_gpus=4).sharding == "fsdp-grad-op"
-    for per_node in (4, 8):
-        with pytest.raises(NotSupportedError, match=r"dp_shard_size .* set reshard_after_forward: true"):
-            merge_options(run_file, {"num_gpus": 8, "gpus_per_node": per_node})
-    assert resolved(run_file, num_gpus=8, sharding="fsdp-grad-op").sharding == "fsdp-grad-op"
-
-
-def test_a_rest_that_is_no_copy_is_refused(read: Read) -> None:
-    run_file = read("axolotl", FSDP_2 + "dp_shard_size: 4")
-    with pytest.raises(InputError, match=r"takes 4 GPUs .* but there are 6; use a multiple, --num-gpus 4"):
-        merge_options(run_file, {"num_gpus": 6})
-    assert merge_options(run_file, {"num_gpus": 8, "sharding": "fsdp"}).options["sharding"] == "fsdp"
-
-
-def test_accelerates_own_shards_are_groups(read: Read) -> None:
-    """4 copies of 4 GPUs are no 2 copies of machines of 8 (``ParallelismConfig.fsdp_dim_names``)."""
-    config = {"parallelism_config_dp_shard_size": 4, "parallelism_config_dp_replicate_size": 4}
-    companion = {"distributed_type": "FSDP", "num_processes": 16, "parallelism_config": config}
-    run_file = read("trl", "use_peft: false", accelerate=companion | {"fsdp_config": {"fsdp_version": 2}})
-    shards = {per_node: resolved(run_file, gpus_per_node=per_node) for per_node in (4, 8)}
-    assert {per_node: (run.sharding, run.dp_shard_size) for per_node, run in shards.items()} == {
-        4: ("hsdp", 0),
-        8: ("hsdp", 4),
-    }
-
-
-@pytest.mark.parametrize(
-    ("lines", "size"),
-    [
-        ("data_parallel_replicate_dim: 2", 8),
-        ("data_parallel_replicate_dim: 4", 4),
-        ("data_parallel_replicate_dim: 4\ndata_parallel_shard_dim: -1", 4),
-        ("data_parallel_replicate_dim: 8\ndata_parallel_shard_dim: 2", 2),
-        ("data_parallel_replicate_dim: 2\ntensor_parallel_dim: 2", 4),
-    ],
-)
-def test_torchtunes_replicas_leave_the_shards(read: Read, lines: str, size: int) -> None:
-    """The shards of ``ParallelDims`` are what replicas and splits leave of the job (torchtune
-    ``training/_distributed.py``)."""
-    found = resolved(read("torchtune", FULL + lines, num_gpus=16), num_gpus=16, gpus_per_node=4)
-    split = found.tp
-    assert found.sharding == "hsdp"
-    assert (found.dp_shard_size or found.gpus_per_node // split) == size
 
 
 FULL = "model: {_component_: torchtune.models.llama3_1.llama3_1_8b}\n"
