@@ -216,6 +216,7 @@ def candidates(question: Question, target: Target, run: Run, least: float = TIGH
     for kind in kinds_of_change(question, target, run):
         yield from kind
     yield from smaller_batches(question, target, run, least)
+    yield from enough_shards(question, target, run, least)
     yield from enough_gpus(question, target, run, least)
 
 
@@ -244,6 +245,16 @@ def smaller_batches(question: Question, target: Target, run: Run, least: float) 
     best = largest_that(lambda rank: fits_with(question, target, option(rank), least), len(smaller)) if smaller else 0
     if best:
         yield option(best)
+
+
+def enough_shards(question: Question, target: Target, run: Run, least: float) -> Iterator[dict[str, Any]]:
+    """Of a run whose shards are copied, the smallest larger group with which it fits, all its GPUs the largest."""
+    size = run.dp_shard_size or run.gpus_per_node // (run.tp * run.cp)
+    larger = [n for n in divisors(run.dp) if n > size and n % size == 0] if run.sharding == "hsdp" else []
+    options = ({"dp_shard_size": n} for n in larger)
+    first = next((one for one in options if fits_with(question, target, one, least)), None)
+    if first is not None:
+        yield first
 
 
 def more_gpus(run: Run) -> Iterator[dict[str, Any]]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
+from itertools import product
 from types import MappingProxyType
 from typing import Any
 
@@ -14,8 +16,8 @@ INNER = ("tp", "pp", "cp")
 """Splits of one copy of the model over GPUs."""
 LAYERS = ("tp", "pp")
 """Those of its layers: the others are copies to data parallelism."""
-MOST_STAGES = 16
-"""Pipeline stages that are tried: those of Llama 3.1 405B (arXiv 2407.21783, table 4)."""
+STAGES = (1, 2, 3, 4, 6, 8, 12, 16)
+"""Pipeline stages that are tried, up to those of Llama 3.1 405B (arXiv 2407.21783, table 4)."""
 
 Split = Mapping[str, int]
 """Options that split layers, with their sizes."""
@@ -24,31 +26,23 @@ NO_SPLIT: Split = MappingProxyType({})
 
 def gpus_per_copy(options: Mapping[str, Any], *names: str) -> int:
     """GPUs that hold one copy of the model together: the product of the splits asked for."""
-    product = 1
-    for name in names:
-        product *= whole_number(name, options.get(name) or 1)
-    return product
+    return math.prod(whole_number(name, options.get(name) or 1) for name in names)
 
 
 def splits_tried(options: Mapping[str, Any]) -> Iterator[Split]:
     """What may be added to the options, the fewest GPUs per copy first: nothing where a split is asked for, or where
     the stack shards by data parallelism alone.
 
-    Tensor parallelism grows to the GPUs of a machine, and only then pipeline stages do: takeaway 1 of Narayanan et al.
-    2021 (arXiv 2104.04473, section 3), as Megatron-LM's own runs are laid out.
+    Tensor parallelism is of a machine's GPUs at most. Of splits over as many GPUs those with more of it come first:
+    takeaway 1 of Narayanan et al. 2021 (arXiv 2104.04473, section 3), as Megatron-LM's own runs are laid out.
     """
-    yield NO_SPLIT
     if not splits_layers(options.get("stack")) or any(options.get(name) is not None for name in INNER):
+        yield NO_SPLIT
         return
     machine = whole_number("gpus_per_node", options.get("gpus_per_node") or GPUS_PER_NODE)
-    tp = 1
-    while 2 * tp <= machine and machine % (2 * tp) == 0:
-        tp *= 2
-        yield {"tp": tp}
-    pp = 2
-    while pp <= MOST_STAGES:
-        yield {"tp": tp, "pp": pp} if tp > 1 else {"pp": pp}
-        pp *= 2
+    tensor = [1 << power for power in range(machine.bit_length()) if machine % (1 << power) == 0]
+    for tp, pp in sorted(product(tensor, STAGES), key=lambda split: (split[0] * split[1], split[1])):
+        yield {name: size for name, size in (("tp", tp), ("pp", pp)) if size > 1}
 
 
 def split_words(split: Split) -> str:

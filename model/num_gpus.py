@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import groupby
+from typing import Any
 
 from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.estimate import forecast
@@ -19,16 +21,17 @@ from tunecast.model.fits import fit_probability, memory_view
 from tunecast.model.forecast import Forecast
 from tunecast.model.layer_splits import INNER, LAYERS, NO_SPLIT, Split, gpus_per_copy, split_words, splits_tried
 from tunecast.model.on_device import resolve_for, target_factors
+from tunecast.model.plans import gpu_counts, simplest_of_fastest
 from tunecast.model.question import Question
 from tunecast.model.rows import held_run
 from tunecast.model.target import Target
 from tunecast.model.units import HOUR_S, MINUTE_S
 
 AUTO = "auto"
-COUNTS = (1, 2, 4, 8, 16, 32, 64, 128)
-"""Sizes that clouds sell machines in, and whole machines of eight."""
+MOST_GPUS = 128
+"""Largest job that is tried."""
 LEAST_PROBABILITY = 0.9
-"""Of fitting; below it one more doubling is tried."""
+"""Of fitting; below it the next number is tried."""
 HOURS = {"": 1.0, "h": 1.0, "min": 1.0 / 60.0, "m": 1.0 / 60.0, "d": 24.0}
 
 
@@ -61,21 +64,14 @@ def is_auto(question: Question) -> bool:
 
 def ways_for(question: Question, target: Target) -> Iterator[tuple[int, Split]]:
     """Numbers of GPUs to try, and splits of the layers where nobody asked for one, each resolved when its turn comes:
-    one GPU for a CPU, else those that tensor, pipeline and context parallelism divide.
+    one GPU for a CPU, else whole copies of the model.
 
-    Raises InputError where they divide none, and what resolving the largest raises where the job can have none.
+    Raises InputError where none is, and what resolving the largest raises where the job can have none.
     """
     if target.platform == "cpu":
         yield 1, {}
         return
-    inner = gpus_per_copy(question.options, *INNER)
-    counts = tuple(count for count in COUNTS if count % inner == 0)
-    if not counts:
-        splits = " x ".join(f"--{name} {question.options[name]}" for name in INNER if question.options.get(name))
-        raise InputError(
-            f"--num-gpus auto tries {', '.join(map(str, COUNTS))}, but {splits} takes {inner} GPUs per copy of the "
-            f"model, which divides none of them; type --num-gpus {inner}, or a multiple of it."
-        )
+    counts = counts_tried(question.options)
     ways = [(count, split) for count in counts for split in splits_tried(question.options) if is_whole(count, split)]
     taken = False
     for way in filter(lambda way: can_be_of(question, way[0], way[1], target), ways):
@@ -83,6 +79,21 @@ def ways_for(question: Question, target: Target) -> Iterator[tuple[int, Split]]:
         yield way
     if not taken:
         resolve_for(with_count(question, counts[-1]), target)
+
+
+def counts_tried(options: Mapping[str, Any]) -> tuple[int, ...]:
+    """Numbers of GPUs that are whole copies of the model, as the options split it.
+
+    Raises InputError where one copy takes more than are tried.
+    """
+    inner = gpus_per_copy(options, *INNER)
+    if inner > MOST_GPUS:
+        splits = " x ".join(f"--{name} {options[name]}" for name in INNER if options.get(name))
+        raise InputError(
+            f"--num-gpus auto tries up to {MOST_GPUS} GPUs, but {splits} takes {inner} of them per copy of the model; "
+            f"type --num-gpus {inner}, or a multiple of it."
+        )
+    return gpu_counts(MOST_GPUS, inner)
 
 
 def is_whole(count: int, split: Split) -> bool:
@@ -124,32 +135,41 @@ def likely_fits(question: Question, target: Target) -> bool | None:
 
 
 def fewest_gpus(question: Question, target: Target, deadline_h: float | None = None) -> tuple[Question, str]:
-    """The question with the fewest GPUs that fit and are in time, and a sentence; else the most that are forecast."""
+    """The question with the fewest GPUs of those tried that fit and are in time, and a sentence; else with the most.
+
+    Copies of the model are over as few GPUs as fit, and split as is fastest over so many.
+    """
     tried: Question | None = None
     roomy: Question | None = None
-    for count, split in ways_for(question, target):
+    for (count, _), ways in groupby(ways_for(question, target), key=_sizes):
         if roomy is not None and roomy.options["num_gpus"] == count:
             continue  # less of a split fits on as many, and is late
-        asked = with_count(question, count, split)
-        tried = tried or asked
-        try:
-            fits = likely_fits(asked, target)
-            late = fits is not False and deadline_h is not None and _late(forecast(asked, target), deadline_h)
-        except NotSupportedError:
-            break
-        tried = asked
-        if fits is None and not late:
-            return asked, f"--num-gpus auto: {_gpus(count, split)}, usable memory unknown"
-        if fits and not late:
+        fitting: list[tuple[Question, Split, bool | None]] = []
+        for _, split in ways:
+            tried = with_count(question, count, split)
+            fits = likely_fits(tried, target)
+            if fits is not False:
+                fitting.append((tried, split, fits))
+        if not fitting:
+            continue
+        found = None if len(fitting) == 1 and deadline_h is None else [forecast(asked, target) for asked, *_ in fitting]
+        best = 0 if found is None else simplest_of_fastest([each.step_time_s.value for each in found])
+        roomy, split, fits = fitting[best]
+        if found is None or deadline_h is None or not _late(found[best], deadline_h):
             in_time = "" if deadline_h is None else f" and are done within {_time(deadline_h)}"
-            return asked, f"--num-gpus auto: {_gpus(count, split)}, the fewest that fit{in_time}"
-        roomy = asked if fits is not False else roomy
+            fewest = f"the fewest that fit{in_time} of {', '.join(map(str, counts_tried(question.options)))}"
+            return roomy, f"--num-gpus auto: {_gpus(count, split)}, {fewest if fits else 'usable memory unknown'}"
     most = roomy or tried
     assert most is not None, "one number at least is tried, or refused"
     late_words = None if roomy is None or deadline_h is None else f"are not done within {_time(deadline_h)}"
     why = late_words or f"do not fit with a probability of {LEAST_PROBABILITY:.0%}"
     split = {name: most.options[name] for name in LAYERS if most.option_origins.get(name) == "searched"}
     return most, f"--num-gpus auto: even {_gpus(most.options['num_gpus'], split)} {why}"
+
+
+def _sizes(way: tuple[int, Split]) -> tuple[int, int]:
+    count, split = way
+    return count, gpus_per_copy(split, *INNER)
 
 
 def _time(hours: float) -> str:

@@ -25,6 +25,7 @@ from tunecast.model.on_device import shardings_tried
 from tunecast.model.question import RUN_OPTIONS_ELSEWHERE
 from tunecast.model.read_numbers import whole_number
 from tunecast.model.resolve import ASSUMED, Resolved, resolve_run
+from tunecast.model.resolve_parallel import GPUS_PER_NODE
 from tunecast.model.rows import held_run
 from tunecast.model.run import Run
 
@@ -65,26 +66,31 @@ class Plan:
 
 
 def gpu_counts(most: int, inner: int = 1) -> tuple[int, ...]:
-    """1, 2, 4, 8, ... copies of the model of `inner` GPUs each, up to `most` GPUs."""
+    """1, 2, 4, 8, ... copies of the model of `inner` GPUs each, and 3, 6, 12, ... where those fill whole machines, up
+    to `most` GPUs."""
     check_sizes({"max_gpus": most})
     copies = whole_number("max_gpus", most) // inner
     if copies == 0:
         raise InputError(f"--max-gpus is {most}, but one copy of the model takes {inner} GPUs; raise it to {inner}.")
-    return tuple(inner << power for power in range(copies.bit_length()))
+    doubled = {inner << power for power in range(copies.bit_length())}
+    between = {3 * count for count in doubled if 3 * count <= most and 3 * count % GPUS_PER_NODE == 0}
+    return tuple(sorted(doubled | between))
 
 
 def global_batch(
     options: Mapping[str, Any], counts: Sequence[int], asked: int | None = None, *, inner: int = 1
 ) -> GlobalBatch:
-    """The user's: as asked, or the product of what was given; without either, one sample for each GPU of the most."""
+    """The user's: as asked, or the product of what was given; without either, one sample for each copy of the model on
+    the most GPUs that double up."""
     if asked is not None:
         check_sizes({"global_batch": asked})
         return GlobalBatch(samples=whole_number("global_batch", asked), how="as asked with --global-batch")
     given = {name: options[name] for name in BATCH_OPTIONS if options.get(name) is not None}
     if not given:
-        who = f"{counts[-1]} GPUs" if inner == 1 else f"{counts[-1] // inner} copies of the model"
+        copies = 1 << ((counts[-1] // inner).bit_length() - 1)
+        who = f"{copies} GPUs" if inner == 1 else f"{copies} copies of the model"
         how = f"the smallest in which each of {who} gets a sample; --global-batch N sets it"
-        return GlobalBatch(samples=counts[-1] // inner, how=how)
+        return GlobalBatch(samples=copies, how=how)
     samples = 1
     for name in BATCH_OPTIONS:
         samples *= whole_number(name, given.get(name, ASSUMED[name]))
@@ -278,15 +284,22 @@ def best_plans(plans: Sequence[Plan], step_s: Array, allowed: Flags) -> dict[tup
     The simplest way to share the work is kept unless another is faster by more than `WORTH`: they come in the order
     of `splits_tried` and `shardings_tried`.
     """
-    best: dict[tuple[str, int, int, int, str], int] = {}
+    best: dict[tuple[str, int], dict[tuple[int, int, str], int]] = {}
     for row in map(int, np.flatnonzero(allowed)):
         run = plans[row].run
-        key = (run.method, run.num_gpus, run.tp, run.pp, run.sharding)
-        if key not in best or step_s[row] < step_s[best[key]]:
-            best[key] = row
-    chosen: dict[tuple[str, int], int] = {}
-    for (method, num_gpus, *_), row in best.items():
-        simpler = chosen.get((method, num_gpus))
-        if simpler is None or step_s[row] < (1.0 - WORTH) * step_s[simpler]:
-            chosen[method, num_gpus] = row
+        ways = best.setdefault((run.method, run.num_gpus), {})
+        way = (run.tp, run.pp, run.sharding)
+        if way not in ways or step_s[row] < step_s[ways[way]]:
+            ways[way] = row
+    rows = {which: list(ways.values()) for which, ways in best.items()}
+    return {which: own[simplest_of_fastest([step_s[row] for row in own])] for which, own in rows.items()}
+
+
+def simplest_of_fastest(step_s: Sequence[float]) -> int:
+    """Which of several ways to share the work is taken, the simplest first: the first, unless a later one is faster
+    by more than `WORTH`."""
+    chosen = 0
+    for way, taken_s in enumerate(step_s):
+        if taken_s < (1.0 - WORTH) * step_s[chosen]:
+            chosen = way
     return chosen

@@ -17,11 +17,12 @@ from tunecast.catalogs.errors import InputError
 from tunecast.model.architecture import Architecture
 from tunecast.model.architectures import load_architecture
 from tunecast.model.estimate import forecast
-from tunecast.model.fits import LIKELY
+from tunecast.model.fits import LIKELY, TIGHT_BELOW
 from tunecast.model.fitting import (
     MOST_SAMPLES,
     candidates,
     changed,
+    fits_with,
     largest_micro_batch,
     largest_that,
     longest_sequence,
@@ -290,3 +291,19 @@ def test_proposed_changes_are_judged_at_the_longest_sample(make: Make, short_sam
         after = forecast(changed(question, change.options), target)
         assert after.verdict == "fits"
         assert not run_fits(question.architecture, after.run, target)
+
+
+@pytest.mark.parametrize("size", [4, 8])
+def test_larger_groups_of_shards_are_proposed_where_groups_are_why_it_does_not_fit(size: int) -> None:
+    options = {"method": "full", "max_length": 2048, "num_gpus": 32, "sharding": "fsdp", "dp_shard_size": size}
+    question = Question(architecture=load_architecture("meta-llama/Llama-3.1-70B"), options=options)
+    (target,) = resolve_targets(["h100-sxm5-80gb"], {})
+    assert forecast(question, target).verdict == "no"
+    groups = [change for change in what_would_fit(question, target) if "dp_shard_size" in change.options]
+    assert [change.options.keys() for change in groups] == [{"dp_shard_size"}]
+    found = forecast(changed(question, groups[0].options), target)
+    assert found.fit_probability is not None
+    assert found.fit_probability >= TIGHT_BELOW
+    larger = int(groups[0].options["dp_shard_size"])
+    assert larger % size == 0
+    assert larger // 2 == size or not fits_with(question, target, {"dp_shard_size": larger // 2})

@@ -12,8 +12,8 @@ from tunecast.model.estimate import forecast
 from tunecast.model.fits import TIGHT_BELOW
 from tunecast.model.fitting import changed, what_would_fit
 from tunecast.model.layer_splits import INNER, gpus_per_copy, split_words, splits_tried
-from tunecast.model.num_gpus import LEAST_PROBABILITY, fewest_gpus, with_count
-from tunecast.model.plans import Job, global_batch, plans_that_may_fit
+from tunecast.model.num_gpus import LEAST_PROBABILITY, fewest_gpus, is_whole, with_count
+from tunecast.model.plans import WORTH, Job, global_batch, gpu_counts, plans_that_may_fit
 from tunecast.model.question import Question
 from tunecast.model.resolve_stacks import of_stack
 from tunecast.model.target import resolve_targets
@@ -38,15 +38,17 @@ def test_a_split_that_is_asked_for_stays(asked: dict[str, int]) -> None:
 
 @pytest.mark.parametrize("machine", [1, 4, 6, 8])
 @pytest.mark.parametrize("stack", ["megatron", "nemo", "torchtitan"])
-def test_each_split_takes_twice_the_gpus_and_tensors_stay_inside_a_machine(stack: str, machine: int) -> None:
+def test_splits_grow_and_tensors_stay_inside_a_machine(stack: str, machine: int) -> None:
     splits = [{"tp": 1, "pp": 1, **split} for split in splits_tried({"stack": stack, "gpus_per_node": machine})]
-    sizes = [gpus_per_copy(split, *INNER) for split in splits]
-    assert sizes == [2**power for power in range(len(sizes))]
+    assert splits[0] == {"tp": 1, "pp": 1}
     assert all(machine % split["tp"] == 0 for split in splits)
-    staged = [split for split in splits if split["pp"] > 1]
-    assert staged
-    assert {split["tp"] for split in staged} == {max(split["tp"] for split in splits)}
-    assert all(one["pp"] <= two["pp"] for one, two in pairwise(splits))
+    assert len({(split["tp"], split["pp"]) for split in splits}) == len(splits)
+    for one, two in pairwise(splits):
+        smaller, larger = (gpus_per_copy(split, *INNER) for split in (one, two))
+        assert smaller < larger or (smaller == larger and one["tp"] > two["tp"])
+    sizes = {gpus_per_copy(split, *INNER) for split in splits}
+    assert {2**power for power in range(5)} <= sizes
+    assert {3, 6, 12} <= sizes, "24 GPUs in three machines"
 
 
 def test_auto_takes_the_least_split_on_the_fewest_gpus_that_fit() -> None:
@@ -63,14 +65,25 @@ def test_auto_takes_the_least_split_on_the_fewest_gpus_that_fit() -> None:
     ways = [
         (gpus, split)
         for split in splits_tried(question.options)
-        for gpus, most in ((count, gpus_per_copy(chosen, *INNER) // 2), (count // 2, count // 2))
-        if gpus_per_copy(split, *INNER) <= most
+        for gpus in (count, max(n for n in gpu_counts(128) if n < count))
+        if is_whole(gpus, split) and (gpus < count or gpus_per_copy(split, *INNER) < gpus_per_copy(chosen, *INNER))
     ]
     assert ways
     for gpus, split in ways:
         less = forecast(with_count(question, gpus, split), target).fit_probability
         assert less is not None
         assert less < LEAST_PROBABILITY
+    others = [
+        split
+        for split in splits_tried(question.options)
+        if gpus_per_copy(split, *INNER) == gpus_per_copy(chosen, *INNER)
+    ]
+    step_s = forecast(asked, target).step_time_s.value
+    assert len(others) > 1
+    for split in others:
+        other = forecast(with_count(question, count, split), target)
+        assert other.fit_probability is not None
+        assert other.fit_probability < LEAST_PROBABILITY or other.step_time_s.value >= (1.0 - WORTH) * step_s
 
 
 def test_a_deadline_is_asked_of_the_least_split_that_fits_each_number() -> None:
@@ -96,7 +109,7 @@ def test_plans_of_such_a_stack_keep_the_global_batch_in_every_layout() -> None:
     )
     runs = [plan.run for plan in plans_that_may_fit(job, has_bf16=True, roomiest_bytes=80e9)]
     layouts = {(run.num_gpus, run.tp, run.pp) for run in runs}
-    assert {(8, 1, 1), (8, 2, 1), (8, 8, 1), (16, 8, 2)} <= layouts
+    assert {(8, 1, 1), (8, 2, 1), (8, 8, 1), (16, 8, 2), (16, 4, 4)} <= layouts
     assert (1, 1, 1) not in layouts, "18 bytes of each of 8 billion parameters"
     for run in runs:
         copies = run.num_gpus // (run.tp * run.pp)

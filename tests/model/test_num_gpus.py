@@ -9,7 +9,7 @@ import pytest
 from tunecast.catalogs.errors import InputError
 from tunecast.model.architectures import load_architecture
 from tunecast.model.estimate import forecast
-from tunecast.model.num_gpus import LEAST_PROBABILITY, fewest_gpus, parse_hours, parse_num_gpus, with_count
+from tunecast.model.num_gpus import LEAST_PROBABILITY, fewest_gpus, parse_hours, parse_num_gpus, ways_for, with_count
 from tunecast.model.question import Question
 from tunecast.model.target import resolve_targets
 
@@ -25,7 +25,7 @@ def test_the_fewest_fit_and_half_of_them_do_not() -> None:
     asked, note = fewest_gpus(question, target)
     count = asked.options["num_gpus"]
     assert count in (2, 4, 8)
-    assert "the fewest that fit" in note
+    assert "the fewest that fit of 1, 2, 4, 8, 16, 24, 32" in note
     probability = forecast(asked, target).fit_probability
     assert probability is not None
     assert probability >= LEAST_PROBABILITY
@@ -62,15 +62,23 @@ def test_an_impossible_deadline_says_so() -> None:
     assert "not done within 0.6 min" in note
 
 
-@pytest.mark.parametrize(
-    ("splits", "gpus"), [({"tp": 3}, 3), ({"pp": 3}, 3), ({"cp": 5}, 5), ({"tp": 2, "pp": 256}, 512)]
-)
-def test_splits_that_no_number_tried_divides_by_are_refused(splits: dict[str, int], gpus: int) -> None:
+@pytest.mark.parametrize(("splits", "gpus"), [({"cp": 129}, 129), ({"tp": 2, "pp": 256}, 512)])
+def test_splits_over_more_gpus_than_are_tried_are_refused(splits: dict[str, int], gpus: int) -> None:
     (target,) = resolve_targets(["a100-sxm4-80gb"], {})
     with pytest.raises(InputError) as refused:
         fewest_gpus(ask("meta-llama/Llama-3.1-8B", method="lora", **splits), target)
     assert " x ".join(f"--{name} {value}" for name, value in splits.items()) in str(refused.value)
     assert f"type --num-gpus {gpus}," in str(refused.value)
+
+
+@pytest.mark.parametrize(("splits", "counts"), [({"pp": 3}, (3, 6, 12)), ({"cp": 5, "max_length": 1000}, (5, 10, 20))])
+def test_numbers_tried_are_copies_of_the_split_that_is_asked_for(
+    splits: dict[str, int], counts: tuple[int, ...]
+) -> None:
+    (target,) = resolve_targets(["h100-sxm5-80gb"], {})
+    question = ask("meta-llama/Llama-3.1-8B", method="lora", **splits)
+    assert tuple(count for count, _ in ways_for(question, target))[:3] == counts
+    assert fewest_gpus(question, target)[0].options["num_gpus"] == counts[0]
 
 
 def test_a_deadline_needs_an_amount() -> None:
