@@ -14,7 +14,9 @@ Every message is one sentence: what was asked, what was found, what to type inst
 from __future__ import annotations
 
 import difflib
+from collections import Counter
 from collections.abc import Iterable
+from functools import lru_cache
 
 
 class TunecastError(Exception):
@@ -39,6 +41,11 @@ HELD = 3
 def closest(name: str, known: Iterable[str]) -> list[str]:
     """The known names that a typed one may be a slip of, closest first: beginning with it, or alike as a whole, in the
     part after the last slash, or in as many of the last words."""
+    return list(_closest(name, tuple(known)))
+
+
+@lru_cache(maxsize=256)
+def _closest(name: str, known: tuple[str, ...]) -> tuple[str, ...]:
     typed = name.lower()
     model, words = typed.rsplit("/", 1)[-1], len(typed.split())
 
@@ -47,10 +54,22 @@ def closest(name: str, known: Iterable[str]) -> list[str]:
         if len(typed) >= HELD and whole.startswith(typed):
             return 1.0
         pairs = {(typed, whole), (model, whole.rsplit("/", 1)[-1]), (typed, " ".join(whole.split()[-words:]))}
-        return max(difflib.SequenceMatcher(None, *pair).ratio() for pair in pairs)
+        return max(in_common(*pair) for pair in pairs)
 
     scores = {other: alike(other) for other in known}
-    return sorted((other for other in scores if scores[other] >= CLOSE), key=lambda other: -scores[other])[:OFFERED]
+    near = sorted((other for other in scores if scores[other] >= CLOSE), key=lambda other: -scores[other])
+    return tuple(near[:OFFERED])
+
+
+def in_common(first: str, second: str) -> float:
+    """Share of letters in common, in order; 0 where they are below `CLOSE` in any order, which takes a tenth of the
+    time to see."""
+    both = len(first) + len(second)
+    if 2 * min(len(first), len(second)) < CLOSE * both:
+        return 0.0
+    if 2 * (Counter(first) & Counter(second)).total() < CLOSE * both:
+        return 0.0
+    return difflib.SequenceMatcher(None, first, second).ratio()
 
 
 class UnknownNameError(InputError):
