@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tunecast.model.architectures import architecture_from_config, load_architecture
 from tunecast.model.loss_chunks import KEPT_CHUNKS
 from tunecast.model.memory import memory_timeline, step_peaks
+from tunecast.model.parallel_memory import kept_bytes, kept_on
 from tunecast.model.run import Run
 from tunecast.model.step import shallow_depth, tape_run, write_step
 from tunecast.model.tape_peaks import deep_peaks, largest_by_place, tape_peaks
@@ -101,10 +102,13 @@ CASES = [*product(FAMILIES, WAYS), *product(FAMILIES[:1], ONE)]
 def test_every_spot_of_a_deep_model_follows_from_three_layers(
     run_of: RunOf, name: str, options: dict[str, Any]
 ) -> None:
-    """Part by part, at every spot: what one middle layer leaves to others is what each further one adds."""
+    """Part by part, at every spot: what one middle layer leaves to others is what each further one adds, and so is what
+    it keeps to the backward."""
     architecture = load_architecture(name)
     run = tape_run(run_of(architecture, max_length=128, **options))
     depth = shallow_depth(architecture, run)
     assert depth is not None
+    whole = write_step(architecture, run, "cuda", None)
     found = deep_peaks(write_step(architecture, run, "cuda", depth), depth, architecture.num_layers)
-    assert found == tape_peaks(write_step(architecture, run, "cuda", None), architecture.num_layers)
+    assert found == tape_peaks(whole, architecture.num_layers)
+    assert kept_bytes(architecture, run, "cuda") == kept_on(whole)
