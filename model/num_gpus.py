@@ -157,7 +157,8 @@ def fewest_gpus(question: Question, target: Target, deadline_h: float | None = N
         roomy, split, fits = fitting[best]
         if found is None or deadline_h is None or not _late(found[best], deadline_h):
             in_time = "" if deadline_h is None else f" and are done within {_time(deadline_h)}"
-            fewest = f"the fewest that fit{in_time} of {', '.join(map(str, counts_tried(question.options)))}"
+            tries = ", ".join(map(str, counts_tried(question.options)))
+            fewest = f"the fewest of {tries} that fit with a probability of {LEAST_PROBABILITY:.0%}{in_time}"
             return roomy, f"--num-gpus auto: {_gpus(count, split)}, {fewest if fits else 'usable memory unknown'}"
     most = roomy or tried
     assert most is not None, "one number at least is tried, or refused"

@@ -194,16 +194,22 @@ def _spread(source: Source, draft: Draft, num_gpus: int | None) -> None:
     split = int(draft.options.get("tp", 1)) * int(draft.options.get("cp", 1))
     if source.on("fsdp_cpu_offload"):
         draft.put("offload", True, "fsdp_cpu_offload")
-    replicas = source.whole("data_parallel_replicate_dim")
-    copied = replicas is not None and replicas > 1
-    if copied:
-        shards = source.whole("data_parallel_shard_dim")
-        fixed = shards is not None and shards > 1
-        field = f"data_parallel_replicate_dim{' x data_parallel_shard_dim' if fixed else ''}"
-        draft.mesh = Mesh(shards=shards if fixed else None, replicas=replicas, field=field)
-    if copied or (num_gpus is not None and num_gpus > split):
+    draft.mesh = _mesh(source)
+    if draft.mesh is not None or (num_gpus is not None and num_gpus > split):
         kept = source.flag("fsdp_reshard_after_forward") is False
-        draft.put("sharding", "fsdp-grad-op" if kept else "fsdp", "fsdp_reshard_after_forward" if kept else None)
+        said = "fsdp_reshard_after_forward" if kept else None if draft.mesh is None else draft.mesh.field
+        draft.put("sharding", "fsdp-grad-op" if kept else "fsdp", said)
+
+
+def _mesh(source: Source) -> Mesh | None:
+    """Shards and replicas of ``ParallelDims`` (torchtune's main branch, ``training/_distributed.py``), whose
+    ``_validate`` asserts that they are the whole job; shards of -1 are what replicas leave."""
+    sizes = {name: source.whole(name) for name in ("data_parallel_replicate_dim", "data_parallel_shard_dim")}
+    replicas, shards = (max(size or 0, 0) for size in sizes.values())
+    if max(replicas, shards) < 2:
+        return None
+    field = " x ".join(name for name, size in sizes.items() if size is not None and size > 0)
+    return Mesh(shards=shards or None, replicas=max(replicas, 1), field=field)
 
 
 def _amount(source: Source, draft: Draft) -> None:

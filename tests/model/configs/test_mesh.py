@@ -1,7 +1,7 @@
 """How training files lay FSDP's shards and their copies out over the GPUs, and which jobs their frameworks refuse.
 
 The frameworks' sources are those of axolotl 0.19.0 (``_get_parallel_config_kwargs`` of utils/distributed.py), torchtune
-0.6.1 and accelerate 1.15, whose own check is run.
+after 0.6.1 and accelerate 1.15, whose own check is run.
 """
 
 from __future__ import annotations
@@ -165,8 +165,23 @@ def test_torchtunes_replicas_leave_the_shards(read: Read, lines: str, size: int)
     assert (found.sharding, group(found)) == ("hsdp", size)
 
 
-def test_torchtunes_shards_and_replicas_fill_the_job(read: Read) -> None:
+@pytest.mark.parametrize(
+    ("lines", "field"),
+    [
+        ("data_parallel_replicate_dim: 2\ndata_parallel_shard_dim: 4", "replicate_dim x data_parallel_shard_dim"),
+        ("data_parallel_shard_dim: 8", "data_parallel_shard_dim"),
+        ("data_parallel_replicate_dim: 1\ndata_parallel_shard_dim: 8", "replicate_dim x data_parallel_shard_dim"),
+    ],
+)
+def test_torchtunes_shards_and_replicas_fill_the_job(read: Read, lines: str, field: str) -> None:
     """``ParallelDims._validate`` asserts their product."""
-    lines = "data_parallel_replicate_dim: 2\ndata_parallel_shard_dim: 4"
-    with pytest.raises(InputError, match=r"replicate_dim x data_parallel_shard_dim of the file takes 8 GPUs .* are 16"):
+    with pytest.raises(InputError, match=f"{field} of the file takes 8 GPUs .* are 16"):
         merge_options(read("torchtune", TUNE + lines, num_gpus=16), {"num_gpus": 16})
+    assert group(resolved(read("torchtune", TUNE + lines, num_gpus=8), num_gpus=8)) == (4 if "2" in lines else 8)
+
+
+def test_torchtunes_replicas_without_gpus_name_the_file(read: Read) -> None:
+    found = merge_options(read("torchtune", TUNE + "data_parallel_replicate_dim: 2"), {})
+    own = {field: value for field, value in found.options.items() if field not in RUN_OPTIONS_ELSEWHERE}
+    with pytest.raises(InputError, match=r"training file asks for fsdp .* add for example --num-gpus 8"):
+        resolve_run(load_architecture("meta-llama/Llama-3.1-8B"), own, option_origins=found.origins)
