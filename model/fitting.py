@@ -20,12 +20,14 @@ from tunecast.model.forecast import Forecast
 from tunecast.model.layer_splits import INNER, LAYERS, gpus_per_copy, splits_tried
 from tunecast.model.loss_chunks import head_uses
 from tunecast.model.on_device import resolve_for, target_factors
+from tunecast.model.parallel import local_run
 from tunecast.model.plans import divisors
 from tunecast.model.question import Question
 from tunecast.model.read_numbers import whole_number
 from tunecast.model.resolve_parallel import length_step
 from tunecast.model.rows import held_run
 from tunecast.model.run import Run
+from tunecast.model.sharding import shard_gpus
 from tunecast.model.stacks import BUILT, shardings_of, splits_layers
 from tunecast.model.step_source import StepSource
 from tunecast.model.target import Target
@@ -249,8 +251,8 @@ def smaller_batches(question: Question, target: Target, run: Run, least: float) 
 
 def enough_shards(question: Question, target: Target, run: Run, least: float) -> Iterator[dict[str, Any]]:
     """Of a run whose shards are copied, the smallest larger group with which it fits, all its GPUs the largest."""
-    size = run.dp_shard_size or run.gpus_per_node // (run.tp * run.cp)
-    larger = [n for n in divisors(run.dp) if n > size and n % size == 0] if run.sharding == "hsdp" else []
+    size = shard_gpus(local_run(run)) // run.cp
+    larger = [n for n in divisors(run.dp) if n > size and n % size == 0]
     options = ({"dp_shard_size": n} for n in larger)
     first = next((one for one in options if fits_with(question, target, one, least)), None)
     if first is not None:
