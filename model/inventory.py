@@ -25,8 +25,9 @@ from tunecast.model.parallel_offload import host_operations
 from tunecast.model.run import Run
 from tunecast.model.sharded_update import own_update
 from tunecast.model.sharding_copies import copy_operations, sums_whole
+from tunecast.model.short_stack import short_stack
 from tunecast.model.stages import is_uneven, stages_counted
-from tunecast.model.step import repetitions, shallow_depth, write_step
+from tunecast.model.step import repetitions, write_step
 from tunecast.model.tape import LEAF_SUM, Event
 
 PHASES = (Phase.FORWARD, Phase.RECOMPUTE, Phase.BACKWARD, Phase.OPTIMIZER)
@@ -97,9 +98,9 @@ def part_operations(
 @lru_cache(maxsize=256)
 def whole_operations(architecture: Architecture, run: Run, *, platform: str = "cuda") -> tuple[Operation, ...]:
     """What one GPU executes of a model whose every layer it computes by itself."""
-    depth = shallow_depth(architecture, run)
-    tape = write_step(architecture, run, platform, depth)
-    kernels = ((e, repetitions(e, architecture, run, depth)) for e in tape.events if e.kind is not None)
+    stack = short_stack(architecture, run)
+    tape = write_step(stack.architecture, run, platform)
+    kernels = ((e, repetitions(e, stack, run)) for e in tape.events if e.kind is not None)
     operations = merged(kernels)
     kernel = NATIVE if run.fuses("attention") else FLASH if run.attn_implementation == "flash_attention_2" else ""
     if kernel:

@@ -8,7 +8,7 @@ is alive from the kernel that writes it to the last one that reads it. Three vie
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from tunecast.model.architecture import Architecture
@@ -37,8 +37,9 @@ from tunecast.model.sharding import (
     spared_at_loss,
     sums_wide,
 )
-from tunecast.model.step import of_several, shallow_depth, tape_run, write_step
-from tunecast.model.tape_peaks import PARTS, Parts, Place, Spot, deep_peaks, largest_by_place, peaks_by_two, tape_peaks
+from tunecast.model.short_stack import short_stack
+from tunecast.model.step import of_several, tape_run, write_step
+from tunecast.model.tape_peaks import PARTS, Parts, Place, Spot, deep_peaks, largest_by_place, peaks_by_two
 from tunecast.model.trained import stored_bytes, trained_dtype, trained_tensors
 from tunecast.model.value import Value
 from tunecast.model.zero_memory import (
@@ -84,8 +85,8 @@ class MemoryForecast:
 def step_peaks(architecture: Architecture, run: Run, platform: str = "cuda") -> dict[Place, Parts]:
     """Peaks of a whole step beyond the resting state, the update left out, at the model's depth.
 
-    Memory at one place is linear in depth, and between the ends of the stack it runs linearly too, so
-    the first and last two layers hold the maximum.
+    Memory at one place is linear in depth, and from the first layer of a kind to its last it runs linearly too, so
+    that those hold the maximum.
     """
     return taped_peaks(architecture, tape_run(run), platform)
 
@@ -101,18 +102,17 @@ def taped_peaks(architecture: Architecture, run: Run, platform: str) -> dict[Pla
 
 @lru_cache(maxsize=4096)
 def spot_peaks(architecture: Architecture, run: Run, platform: str) -> dict[Spot, Parts]:
-    """Peaks of every spot at the model's depth: of a tape that deep, or of a shallow one and what one layer adds.
+    """Peaks of every spot at the model's depth: of a tape with some of its layers, and what further ones add.
 
-    LitGPT makes tensors for every layer before the first one, so that two shallow tapes tell.
+    LitGPT makes tensors for every layer before the first one, so that two short tapes tell.
     """
-    depth = shallow_depth(architecture, run)
-    tape = write_step(architecture, run, platform, depth)
-    if depth is None:
-        return tape_peaks(tape, architecture.num_layers)
-    if is_litgpt(architecture):
-        deeper = tape_peaks(write_step(architecture, run, platform, depth + 1), depth + 1)
-        return peaks_by_two(tape_peaks(tape, depth), deeper, architecture.num_layers - depth)
-    return deep_peaks(tape, depth, architecture.num_layers)
+    stack = short_stack(architecture, run)
+    tape = write_step(stack.architecture, run, platform)
+    if stack.times > 1 and is_litgpt(architecture):
+        low, high = replace(stack, times=1), replace(stack.deeper(), times=1)
+        deeper = deep_peaks(write_step(high.architecture, run, platform), high)
+        return peaks_by_two(deep_peaks(tape, low), deeper, stack.times - 1)
+    return deep_peaks(tape, stack)
 
 
 def update_peak(architecture: Architecture, run: Run, platform: str) -> Parts:

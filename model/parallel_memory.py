@@ -12,7 +12,8 @@ from tunecast.model.architecture import Architecture
 from tunecast.model.operation import Phase
 from tunecast.model.parallel import passed_width
 from tunecast.model.run import Run
-from tunecast.model.step import MIDDLE, middle_layers, shallow_depth, tape_run, write_step
+from tunecast.model.short_stack import ShortStack, short_stack
+from tunecast.model.step import tape_run, write_step
 from tunecast.model.tape import Tape, allocated_bytes
 from tunecast.model.tape_parts import Storage
 from tunecast.model.units import DTYPE_BYTES
@@ -43,9 +44,9 @@ def most_in_flight(run: Run) -> int:
     return 2 * run.pp
 
 
-def kept_on(tape: Tape, middles: int = 1) -> int:
-    """Bytes alive between the forward and the backward of the first micro-batch, of `middles` layers like the tape's
-    middle one: what a layer keeps is born in it."""
+def kept_on(tape: Tape, stack: ShortStack) -> int:
+    """Bytes alive between the forward and the backward of the first micro-batch at the depth that the tape's `stack`
+    stands for: what a layer keeps is born in it."""
     end = max(
         index for index, event in enumerate(tape.events) if event.micro_batch == 0 and event.phase is Phase.FORWARD
     )
@@ -55,7 +56,7 @@ def kept_on(tape: Tape, middles: int = 1) -> int:
             born.setdefault(storage, event.layer)
     used = {storage for event in tape.events[end + 1 :] for storage in (*event.reads, *event.writes)}
     kept = (storage for storage in born.keys() & used if storage.part not in NOT_KEPT)
-    return sum(storage.bytes * (middles if born[storage] == MIDDLE else 1) for storage in kept)
+    return sum(storage.bytes * stack.copies(born[storage]) for storage in kept)
 
 
 def kept_bytes(architecture: Architecture, run: Run, platform: str) -> int:
@@ -65,8 +66,8 @@ def kept_bytes(architecture: Architecture, run: Run, platform: str) -> int:
 
 @lru_cache(maxsize=4096)
 def _kept_bytes(architecture: Architecture, run: Run, platform: str) -> int:
-    depth = shallow_depth(architecture, run)
-    return kept_on(write_step(architecture, run, platform, depth), middle_layers(architecture, depth))
+    stack = short_stack(architecture, run)
+    return kept_on(write_step(stack.architecture, run, platform), stack)
 
 
 def exchange_bytes(architecture: Architecture, run: Run) -> int:

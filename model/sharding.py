@@ -40,6 +40,7 @@ from tunecast.model.resolve_parallel import FSDP as FSDP
 from tunecast.model.resolve_parallel import ZERO as ZERO
 from tunecast.model.run import Run
 from tunecast.model.sharding_root import by_accelerate, gathered_root, splits_root, trained_root
+from tunecast.model.tape_peaks import EARLY
 from tunecast.model.trained import (
     Trained,
     adapter_tensors,
@@ -299,9 +300,9 @@ def grad_op_bytes(architecture: Architecture, run: Run, moment: str, position: s
     if moment == "backward":
         if position == "outside":
             return root_reduction_bytes(architecture, run, root.entry)
-        left = layer if position in ("first", "second") else layers - layer
+        left = layer if position in EARLY else layers - layer
         return root.entry + left + layer_reduction_bytes(architecture, run, position)
-    if position in ("first", "second"):
+    if position in EARLY:
         return root.entry + COPIED_LAYERS * layer
     if moment == "forward":
         return root.entry + layers + (COPIED_LAYERS - 1) * layer

@@ -1,12 +1,13 @@
-"""One training step written on a tape at a small depth, and how its layers stand for all of them.
+"""One training step written on a tape, and how its events stand for those of a deeper model with more micro-batches.
 
-Layers of a group are equal, so a tape of three layers (first, middle, last) has the kernels of any
-depth, the middle ones counted more often. Micro-batches after the first are equal too: the first
-makes the gradients, all later ones add to them.
+Layers are equal or repeat a pattern, so the tape of a few (`short_stack`) has the kernels of any depth, those in the
+middle counted more often. Micro-batches after the first are equal too: the first makes the gradients, all later ones
+add to them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -30,7 +31,6 @@ from tunecast.model.litgpt import is_litgpt
 from tunecast.model.loss_chunks import head_uses
 from tunecast.model.norms import norm
 from tunecast.model.operation import SYNCHRONISATION, Kind, Phase
-from tunecast.model.parallel import stage_groups
 from tunecast.model.parallel_blocks import (
     enter_block,
     gather_again,
@@ -46,22 +46,13 @@ from tunecast.model.resolve_parallel import FSDP
 from tunecast.model.run import BUCKET_ELEMENTS, Run
 from tunecast.model.scaler import scaled_loss, scales
 from tunecast.model.selective import keep_operations
+from tunecast.model.short_stack import ShortStack, layers_of
 from tunecast.model.tape import Event, Tape, Tensor
 
-FIRST, MIDDLE = 0, 1
-SHALLOW = 3
-"""Fewest layers with a first, a middle and a last one."""
 EMBEDDED_LEAF = "embedded input"
 """Name of the embedded tokens when PEFT makes them need a gradient."""
 MICRO_BATCHES = 2
 """Micro-batches written: the first, and one that stands for all later ones."""
-
-
-def shallow_depth(architecture: Architecture, run: Run) -> int | None:
-    """Depth to write: `SHALLOW` for deep models whose layers are equal and treated equally, else None (all layers)."""
-    deep = len(architecture.groups) == 1 and architecture.num_layers > SHALLOW + 1
-    equal = not run.gradient_checkpointing or (run.checkpoint_every == 1 and run.checkpoint_first is None)
-    return SHALLOW if deep and equal else None
 
 
 def find_packing(step: Step, positions: Tensor) -> None:
@@ -195,7 +186,7 @@ def entered(step: Step, x: Tensor, kept: list[Tensor]) -> Tensor:
     return x
 
 
-def write_micro_batch(step: Step, layers: tuple[Layer, ...], ids: Tensor, labels: Tensor) -> None:
+def write_micro_batch(step: Step, layers: Sequence[Layer], ids: Tensor, labels: Tensor) -> None:
     """Forward, loss and backward of one micro-batch."""
     tape = step.tape
     step.cache = {}
@@ -258,14 +249,9 @@ def tape_run(run: Run) -> Run:
     return replace(run, gradient_accumulation_steps=micro_batches, fsdp_version=version, **alone)
 
 
-def write_step(architecture: Architecture, run: Run, platform: str, depth: int | None) -> Tape:
-    """The tape of one optimizer step without its update, at `depth` layers (None: all)."""
-    return _written(architecture if depth is None else of_depth(architecture, depth), tape_run(run), platform)
-
-
-def of_depth(architecture: Architecture, depth: int) -> Architecture:
-    """The model with its first `depth` layers: one for all stages that differ in their number alone."""
-    return replace(architecture, groups=stage_groups(architecture.groups, 0, depth))
+def write_step(architecture: Architecture, run: Run, platform: str) -> Tape:
+    """The tape of one optimizer step without its update, with every layer of the model."""
+    return _written(architecture, tape_run(run), platform)
 
 
 def of_several(architecture: Architecture, run: Run) -> Run | None:
@@ -296,7 +282,7 @@ def _written(architecture: Architecture, run: Run, platform: str) -> Tape:
     if uses > 1:
         tape.shared_leaves[head_name(step)] = uses
     ids, labels = Tensor(step.tokens, "int64", None), Tensor(step.tokens, "int64", None)
-    layers = tuple(group.layer for group in architecture.groups for _ in range(group.count))
+    layers = layers_of(architecture)
     for micro_batch in range(min(run.gradient_accumulation_steps, MICRO_BATCHES)):
         tape.micro_batch = micro_batch
         write_micro_batch(step, layers, ids, labels)
@@ -311,13 +297,7 @@ def _written(architecture: Architecture, run: Run, platform: str) -> Tape:
     return tape
 
 
-def middle_layers(architecture: Architecture, depth: int | None) -> int:
-    """Layers that the middle one of a tape stands for."""
-    return 1 if depth is None else architecture.num_layers - depth + 1
-
-
-def repetitions(event: Event, architecture: Architecture, run: Run, depth: int | None) -> int:
-    """How often an event of a shallow tape happens in the whole step."""
-    layers = middle_layers(architecture, depth) if event.layer == MIDDLE else 1
+def repetitions(event: Event, stack: ShortStack, run: Run) -> int:
+    """How often an event of the tape of a short stack happens in the whole step."""
     later = run.gradient_accumulation_steps - 1
-    return layers * (max(later, 1) if event.micro_batch else 1)
+    return stack.copies(event.layer) * (max(later, 1) if event.micro_batch else 1)

@@ -1,17 +1,18 @@
 """Peaks of a tape: what is alive at its largest at every place of the step, and the same at the depth of a model.
 
-A storage is alive from the kernel that writes it to the last one that reads it. Layers that are equal are written a few
-times, and what each further one adds follows from the middle one: a layer put in below it keeps what the backward of
-the layers above still needs, one put in above it what outlives its own backward (gradients).
+A storage is alive from the kernel that writes it to the last one that reads it. Layers that repeat are written once in
+the middle of a `short_stack`, and what each further one adds follows from that: a layer put in below it keeps what the
+backward of the layers above still needs, one put in above it what outlives its own backward (gradients).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from tunecast.model.operation import Phase
-from tunecast.model.step import MIDDLE
+from tunecast.model.short_stack import ShortStack
 from tunecast.model.tape import Storage, Tape
 from tunecast.model.tape_parts import Event
 
@@ -33,12 +34,17 @@ a card keeps for matrix products (`workspaces`)."""
 
 Parts = dict[str, int]
 Place = tuple[str, str, bool]
-"""Moment, and position of the layer (first, second, second last, last, or outside) with whether it is the backward:
-autocast's copies of weights die in between, so the two grow differently with depth."""
+"""Moment, and position of the layer (first, second, early, late, second last, last, or outside) with whether it is the
+backward: autocast's copies of weights die in between, so the two grow differently with depth."""
 Spot = tuple[str, str, Phase, int, bool]
 """Moment, position of the layer, phase, micro-batch, and whether the layers have had their turn: what is alive there
 grows evenly with depth. A chunk of the loss made again does not see those copies, gradients of the layers are there
 from the second micro-batch on, and what the forward kept goes from the head's backward to the embedding's."""
+
+
+EARLY = ("first", "second", "early")
+"""Positions near the first layer."""
+Key = TypeVar("Key", Place, Spot)
 
 
 def last_uses(tape: Tape) -> dict[Storage, int]:
@@ -63,9 +69,25 @@ def layer_position(layer: int | None, depth: int) -> tuple[str, ...]:
     return tuple(name for name in names if name)
 
 
+def positions_in(stack: ShortStack, layer: int | None) -> tuple[str, ...]:
+    """Names of the places that a written layer stands for: those of `layer_position`, and of others the first layers of
+    every kind (``early``) and the last ones (``late``).
+
+    What is alive while layers of one kind run goes up or down evenly from the first of them to the last.
+    """
+    depth = stack.architecture.num_layers
+    names = layer_position(layer, depth)
+    if layer is None:
+        return names
+    start, stop = (stack.middle.start, stack.middle.stop) if stack.middle else (depth // 2, depth // 2)
+    early = ("early",) if 1 < layer < stop else ()
+    late = ("late",) if start <= layer < depth - 2 else ()
+    return (*names, *early, *late)
+
+
 @dataclass(frozen=True, slots=True)
 class Lifetime:
-    """What the middle layer makes and something outside its own pass still uses."""
+    """What a layer in the middle makes and something outside its own pass still uses."""
 
     part: str
     n_bytes: int
@@ -118,11 +140,11 @@ class Alive:
     parts: dict[int, Parts]
     """Alive after so many changes."""
     lasting: list[Lifetime]
-    """Of the middle layer."""
+    """Of the layers in the middle."""
 
 
-def alive_on(tape: Tape) -> Alive:
-    """The peak of every spot of a tape, and what its middle layer leaves to others."""
+def alive_on(tape: Tape, middle: range) -> Alive:
+    """The peak of every spot of a tape, and what its layers in the `middle` leave to others."""
     last = last_uses(tape)
     dying: dict[int, list[Storage]] = {}
     for storage, index in last.items():
@@ -138,7 +160,7 @@ def alive_on(tape: Tape) -> Alive:
                 born.add(storage)
                 changes.append((storage.part, storage.bytes))
                 total += storage.bytes
-                if event.layer == MIDDLE and (found := _lifetime(storage, event, last[storage], tape)) is not None:
+                if event.layer in middle and (found := _lifetime(storage, event, last[storage], tape)) is not None:
                     lasting.append(found)
         turn = (event.phase, event.micro_batch)
         if event.layer is not None:
@@ -154,7 +176,7 @@ def alive_on(tape: Tape) -> Alive:
 
 
 def _lifetime(storage: Storage, event: Event, last: int, tape: Tape) -> Lifetime | None:
-    """How long a storage of the middle layer lives; None where its own pass is the only one to use it."""
+    """How long a storage of a layer in the middle lives; None where its own pass is the only one to use it."""
     user = tape.events[last] if last < len(tape.events) else None
     own = (event.layer, event.micro_batch, event.phase is Phase.FORWARD)
     if user is not None and (user.layer, user.micro_batch, user.phase is Phase.FORWARD) == own:
@@ -162,36 +184,34 @@ def _lifetime(storage: Storage, event: Event, last: int, tape: Tape) -> Lifetime
     return Lifetime(storage.part, storage.bytes, event.phase is Phase.FORWARD, event.micro_batch, last, user)
 
 
-def tape_peaks(tape: Tape, depth: int) -> dict[Spot, Parts]:
-    """Bytes alive beyond the resting state at the peak of every spot, by part."""
-    alive = alive_on(tape)
-    return {
-        (moment, position, phase, micro_batch, after): alive.parts[peak.so_far]
-        for (moment, layer, phase, micro_batch, after), peak in alive.peaks.items()
-        for position in layer_position(layer, depth)
-    }
+def deep_peaks(tape: Tape, stack: ShortStack) -> dict[Spot, Parts]:
+    """Bytes alive beyond the resting state at the peak of every spot, by part, of the model that a short stack stands
+    for, from its tape.
 
-
-def deep_peaks(tape: Tape, depth: int, layers: int) -> dict[Spot, Parts]:
-    """`tape_peaks` of a model of so many `layers`, from a tape with `depth` of them, three or more.
-
-    Layers in the middle are equal, so that memory at one spot grows evenly with their number. What is made outside of
-    them must not depend on it (`peaks_by_two` where it does).
+    Turns of the pattern in the middle are equal, so that memory at one spot grows evenly with their number. What is
+    made outside of them must not depend on it (`peaks_by_two` where it does).
     """
-    alive = alive_on(tape)
+    alive = alive_on(tape, stack.middle)
+    further = stack.times - 1
     found: dict[Spot, Parts] = {}
     for (moment, layer, phase, micro_batch, after), peak in alive.peaks.items():
-        for position in layer_position(layer, depth):
+        for position in positions_in(stack, layer):
             parts = dict(alive.parts[peak.so_far])
             for each in alive.lasting:
                 if _is_there(each, position, phase, micro_batch, after, peak.index):
-                    parts[each.part] += (layers - depth) * each.n_bytes
-            found[moment, position, phase, micro_batch, after] = parts
+                    parts[each.part] += further * each.n_bytes
+            _keep_larger(found, (moment, position, phase, micro_batch, after), parts)
     return found
 
 
+def _keep_larger(found: dict[Key, Parts], key: Key, parts: Parts) -> None:
+    """Note what is alive at a place unless more was."""
+    if key not in found or sum(parts.values()) > sum(found[key].values()):
+        found[key] = parts
+
+
 def peaks_by_two(low: Mapping[Spot, Parts], high: Mapping[Spot, Parts], steps: int) -> dict[Spot, Parts]:
-    """Peaks `steps` layers beyond `low`, linear through `high`, a tape with one layer more."""
+    """Peaks `steps` turns beyond `low`, linear through `high`, a tape with one turn more."""
     return {
         spot: {part: n_bytes + steps * (high[spot][part] - n_bytes) for part, n_bytes in parts.items()}
         for spot, parts in low.items()
@@ -199,11 +219,11 @@ def peaks_by_two(low: Mapping[Spot, Parts], high: Mapping[Spot, Parts], steps: i
 
 
 def _is_there(each: Lifetime, position: str, phase: Phase, micro_batch: int, after: bool, index: int) -> bool:
-    """Whether a further layer has what this is in the middle one, at an event of a spot."""
+    """Whether a further layer has what this is in its like in the middle, at an event of a spot."""
     if each.micro_batch != micro_batch:
         return each.micro_batch < micro_batch and each.last >= index
     forward = phase is Phase.FORWARD
-    early = position in ("first", "second") or (position == "outside" and after is not forward)
+    early = position in EARLY or (position == "outside" and after is not forward)
     if early:
         return not forward and each.above(index)
     return each.below(index)
@@ -225,7 +245,5 @@ def largest_by_place(peaks: Mapping[Spot, Parts]) -> dict[Place, Parts]:
     """Of the spots of each place, the one where most is alive."""
     found: dict[Place, Parts] = {}
     for (moment, position, phase, *_), parts in peaks.items():
-        place = (moment, position, phase is Phase.BACKWARD)
-        if place not in found or sum(parts.values()) > sum(found[place].values()):
-            found[place] = parts
+        _keep_larger(found, (moment, position, phase is Phase.BACKWARD), parts)
     return found

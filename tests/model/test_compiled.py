@@ -53,7 +53,7 @@ def operations(**options: Any) -> list[Operation]:
 
 def kept_by_formula(run: Run) -> float:
     """Bytes that the middle layer's forward hands to its backward, its input and rotary tables included."""
-    events = write_step(small(), tape_run(run), "cuda", None).events
+    events = write_step(small(), tape_run(run), "cuda").events
     mine = [event for event in events if event.layer == MIDDLE and event.kind is not None]
     forward = {s for event in mine if event.phase is Phase.FORWARD for s in (*event.reads, *event.writes)}
     backward = {s for event in mine if event.phase is Phase.BACKWARD for s in event.reads}
@@ -228,7 +228,7 @@ def test_experts_compile_and_nothing_is_read_before_it_is_made(config: dict[str,
     architecture = architecture_from_config({**SMALL, **config}, name="experts")
     given = {"method": method, "max_length": LENGTH, "gradient_checkpointing": False}
     plain, fast = (resolve_run(architecture, {**given, "torch_compile": on}).run for on in (False, True))
-    events = [write_step(architecture, tape_run(run), "cuda", None).events for run in (plain, fast)]
+    events = [write_step(architecture, tape_run(run), "cuda").events for run in (plain, fast)]
     made = {storage for event in events[0] for storage in event.writes}
     seen: set[Any] = {storage for event in events[0] for storage in event.reads} - made
     for event in events[1]:

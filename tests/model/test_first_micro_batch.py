@@ -11,8 +11,9 @@ from tunecast.model.architecture import Architecture
 from tunecast.model.architectures import load_architecture
 from tunecast.model.resolve import resolve_run
 from tunecast.model.run import Run
+from tunecast.model.short_stack import short_stack
 from tunecast.model.step import tape_run
-from tunecast.model.tape_peaks import largest_by_place, tape_peaks
+from tunecast.model.tape_peaks import deep_peaks, largest_by_place
 
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "lora": ("meta-llama/Llama-3.2-1B", {"method": "lora"}),
@@ -45,16 +46,16 @@ def test_the_first_of_several_micro_batches_is_a_single_one(name: str, monkeypat
     architecture, run = asked(name)
     assert run.gradient_accumulation_steps == 1
     assert step.of_several(architecture, run) is not None
-    depth = step.shallow_depth(architecture, run) or architecture.num_layers
-    shared = step.write_step(architecture, run, "cuda", depth)
+    stack = short_stack(architecture, run)
+    shared = step.write_step(stack.architecture, run, "cuda")
     monkeypatch.setattr(step, "of_several", lambda *_: None)
     step._written.cache_clear()
-    alone = step.write_step(architecture, run, "cuda", depth)
+    alone = step.write_step(stack.architecture, run, "cuda")
     step._written.cache_clear()
     facts = ("name", "kind", "phase", "moment", "layer", "dtype", "bytes", "flops", "shape", "layout", "launches")
     kernels = [[[getattr(e, fact) for fact in facts] for e in tape.events if e.kind] for tape in (shared, alone)]
     assert kernels[0] == kernels[1]
-    assert largest_by_place(tape_peaks(shared, depth)) == largest_by_place(tape_peaks(alone, depth))
+    assert largest_by_place(deep_peaks(shared, stack)) == largest_by_place(deep_peaks(alone, stack))
 
 
 @pytest.mark.parametrize(

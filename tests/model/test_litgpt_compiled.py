@@ -57,7 +57,7 @@ def test_a_compiled_block_keeps_what_torchs_partitioner_keeps(name: str) -> None
         architecture_from_config(config, name=name),
         method="full", max_length=SHAPE["length"], per_device_train_batch_size=SHAPE["batch"], torch_compile=True,
     )  # fmt: skip
-    events = [e for e in write_step(architecture, tape_run(run), "cuda", None).events if e.layer == 1 and e.kind]
+    events = [e for e in write_step(architecture, tape_run(run), "cuda").events if e.layer == 1 and e.kind]
     forward = {s for e in events if e.phase is Phase.FORWARD for s in (*e.reads, *e.writes)}
     backward = {s for e in events if e.phase is Phase.BACKWARD for s in e.reads}
     kept = sum(storage.bytes for storage in forward & backward if storage.part == "activations")

@@ -127,14 +127,15 @@ def test_memory_never_falls_when_the_run_grows(
 def test_depth_extension_equals_writing_every_layer(
     make: Make, run_of: RunOf, method: str, checkpointing: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nine layers from tapes of three and four are what nine layers written out give."""
+    """Nine layers from a tape of three are what nine layers written out give."""
     import tunecast.model.memory as memory
+    from tunecast.model.short_stack import whole_stack
 
     qwen = make("qwen2.5-0.5b", 9)
     run = run_of(qwen, method=method, max_length=512, gradient_checkpointing=checkpointing)
     extended = memory_timeline(qwen, run)
     memory.spot_peaks.cache_clear()
-    monkeypatch.setattr(memory, "shallow_depth", lambda *_: None)
+    monkeypatch.setattr(memory, "short_stack", lambda model, _: whole_stack(model))
     assert memory_timeline(qwen, run).moments == extended.moments
     memory.spot_peaks.cache_clear()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import product
+from itertools import groupby, product
 from typing import Any
 
 import pytest
@@ -11,12 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tunecast.model.architectures import architecture_from_config, load_architecture
+from tunecast.model.inventory import merged
 from tunecast.model.loss_chunks import KEPT_CHUNKS
 from tunecast.model.memory import memory_timeline, step_peaks
 from tunecast.model.parallel_memory import kept_bytes, kept_on
 from tunecast.model.run import Run
-from tunecast.model.step import shallow_depth, tape_run, write_step
-from tunecast.model.tape_peaks import deep_peaks, largest_by_place, tape_peaks
+from tunecast.model.short_stack import layers_of, most_repeated, short_stack, whole_stack
+from tunecast.model.step import repetitions, tape_run, write_step
+from tunecast.model.tape_peaks import Parts, Spot, alive_on, deep_peaks, largest_by_place
 from tunecast.model.unsloth_rules import UNSLOTH_LOSSES
 
 RunOf = Callable[..., Run]
@@ -51,7 +53,7 @@ def test_extended_peaks_are_those_of_every_layer(run_of: RunOf, options: dict[st
     precision, dtype = options["numbers"]
     options = {name: value for name, value in options.items() if name != "numbers"}
     run = run_of(architecture, **options, precision=precision, dtype=dtype)
-    whole = largest_by_place(tape_peaks(write_step(architecture, tape_run(run), "cuda", None), DEPTH))
+    whole = largest_by_place(deep_peaks(write_step(architecture, tape_run(run), "cuda"), whole_stack(architecture)))
     for place, parts in step_peaks(architecture, run).items():
         assert sum(parts.values()) == sum(whole[place].values()), place
     assert min(memory_timeline(architecture, run).parts_bytes.values()) >= 0
@@ -83,7 +85,13 @@ FAMILIES = (
     "tiiuae/falcon-7b",
     "microsoft/phi-2",
     "Qwen/Qwen3-30B-A3B",
+    "google/gemma-2-9b",
+    "google/gemma-3-1b-pt",
+    "HuggingFaceTB/SmolLM3-3B",
+    "deepseek-ai/DeepSeek-V3",
+    "openai/gpt-oss-20b",
 )
+"""Rows of equal layers, and patterns: every second layer, every sixth and two left over, three dense ones before."""
 WAYS: tuple[dict[str, Any], ...] = (
     {"method": "qlora", "gradient_checkpointing": True, "gradient_accumulation_steps": 2},
     {"method": "full", "gradient_checkpointing": False, "gradient_accumulation_steps": 2},
@@ -94,21 +102,93 @@ ONE = (
     {"method": "full", "attn_implementation": "eager", "torch_compile": True},
     {"method": "full", "optimizer_in_backward": True, "gradient_checkpointing": True},
     {"method": "lora", "stack": "unsloth", "gradient_checkpointing": True, "gradient_accumulation_steps": 2},
+    {"method": "lora", "gradient_checkpointing": True, "checkpoint_every": 3},
+    {"method": "full", "gradient_checkpointing": True, "checkpoint_first": 12},
 )
-CASES = [*product(FAMILIES, WAYS), *product(FAMILIES[:1], ONE)]
+CASES = [*product(FAMILIES, WAYS), *product(FAMILIES[:1], ONE), *product(["google/gemma-3-1b-pt"], ONE[-2:])]
+
+
+def named(peaks: dict[Spot, Parts]) -> dict[Spot, Parts]:
+    """The spots that a model of any depth has once."""
+    return {spot: parts for spot, parts in peaks.items() if spot[1] not in ("early", "late")}
 
 
 @pytest.mark.parametrize(("name", "options"), CASES, ids=[f"{n}-{'-'.join(map(str, o.values()))}" for n, o in CASES])
-def test_every_spot_of_a_deep_model_follows_from_three_layers(
+def test_every_spot_of_a_deep_model_follows_from_a_few_layers(
     run_of: RunOf, name: str, options: dict[str, Any]
 ) -> None:
-    """Part by part, at every spot: what one middle layer leaves to others is what each further one adds, and so is what
-    it keeps to the backward."""
+    """Part by part, at every spot: what layers in the middle leave to others is what each further one adds, and so is
+    what they keep to the backward. No layer in between needs more than those found, and every kernel is counted."""
     architecture = load_architecture(name)
     run = tape_run(run_of(architecture, max_length=128, **options))
-    depth = shallow_depth(architecture, run)
-    assert depth is not None
-    whole = write_step(architecture, run, "cuda", None)
-    found = deep_peaks(write_step(architecture, run, "cuda", depth), depth, architecture.num_layers)
-    assert found == tape_peaks(whole, architecture.num_layers)
-    assert kept_bytes(architecture, run, "cuda") == kept_on(whole)
+    stack, every = short_stack(architecture, run), whole_stack(architecture)
+    assert stack.times > 1
+    tape, whole = write_step(stack.architecture, run, "cuda"), write_step(architecture, run, "cuda")
+    found = deep_peaks(tape, stack)
+    assert named(found) == named(deep_peaks(whole, every))
+    largest = max(peak.total for peak in alive_on(whole, range(0)).peaks.values())
+    assert max(sum(parts.values()) for parts in found.values()) == largest
+    assert kept_bytes(architecture, run, "cuda") == kept_on(whole, every)
+    counted = merged((event, repetitions(event, stack, run)) for event in tape.events if event.kind is not None)
+    written = merged((event, repetitions(event, every, run)) for event in whole.events if event.kind is not None)
+    assert set(counted) == set(written)
+
+
+DENSE_FIRST = {
+    "model_type": "deepseek_v3", "hidden_size": 256, "intermediate_size": 512, "moe_intermediate_size": 128,
+    "num_hidden_layers": 12, "first_k_dense_replace": 4, "num_attention_heads": 4, "num_key_value_heads": 4,
+    "vocab_size": 512, "n_routed_experts": 16, "num_experts_per_tok": 4, "n_shared_experts": 1, "n_group": 4,
+    "topk_group": 2, "q_lora_rank": 64, "kv_lora_rank": 32, "qk_rope_head_dim": 16, "qk_nope_head_dim": 32,
+    "v_head_dim": 32, "max_position_embeddings": 4096,
+}  # fmt: skip
+
+
+def test_a_peak_at_the_first_layer_of_a_later_kind_is_the_traced_one(run_of: RunOf) -> None:
+    """Behind four dense layers the lowest one with experts has its temporaries beside the gradients of all others."""
+    tracer = pytest.importorskip("tunecast.calibrate.trace.tracer")
+    for module in ("torch", "transformers"):
+        pytest.importorskip(module)
+    architecture = architecture_from_config(DENSE_FIRST, "dense first")
+    run = run_of(architecture, method="full", precision="bf16", optim="sgd", max_length=128)
+    traced = tracer.trace_step(architecture, run).memory
+    found = memory_timeline(architecture, run)
+    assert found.peak_moment == traced.peak_moment == "backward"
+    assert found.allocated_bytes == pytest.approx(traced.peak_bytes, rel=1e-4)
+
+
+KINDS = st.lists(st.integers(0, 2), min_size=1, max_size=4)
+
+
+@given(
+    before=KINDS, turn=KINDS, times=st.integers(1, 9), after=KINDS, every=st.integers(1, 4), first=st.integers(0, 30)
+)
+def test_a_shortened_row_grows_back_to_the_whole(
+    before: list[int], turn: list[int], times: int, after: list[int], every: int, first: int
+) -> None:
+    """Kinds and checkpoints, which go by the index: the repeated turn is among its likes, and what is left is treated
+    as it was."""
+    kinds = before + turn * times + after
+    checkpointed = [index % every == 0 and index < (first or 99) for index in range(len(kinds))]
+    found = most_repeated(kinds, checkpointed)
+    both = list(zip(kinds, checkpointed, strict=True))
+    if found is None:
+        longest = max((len(list(same)) for _, same in groupby(both[1:])), default=0)
+        assert longest < 5 or any(checkpointed)
+        return
+    start, length, repeated = found
+    stop = start + length
+    left = kinds[:stop] + kinds[start + length * repeated :]
+    short = list(zip(left, checkpointed, strict=False))
+    assert len(left) < len(kinds)
+    assert short[:start] + short[start:stop] * repeated + short[stop:] == both
+    assert short[start - 1] == short[stop - 1]
+    assert short[stop] == short[start]
+
+
+def test_the_layers_of_models_are_shortened_to_these(run_of: RunOf) -> None:
+    lengths = {
+        "meta-llama/Llama-3.1-8B": 3, "google/gemma-2-9b": 4, "google/gemma-3-27b-pt": 8, "deepseek-ai/DeepSeek-V3": 6,
+    }  # fmt: skip
+    for name, length in lengths.items():
+        architecture = load_architecture(name)
+        assert len(layers_of(short_stack(architecture, run_of(architecture)).architecture)) == length

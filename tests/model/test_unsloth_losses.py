@@ -28,7 +28,7 @@ from tunecast.model.question import Question
 from tunecast.model.resolve import resolve_run
 from tunecast.model.run import Run
 from tunecast.model.tape import Node, Tape, Tensor
-from tunecast.model.tape_peaks import tape_peaks
+from tunecast.model.tape_peaks import alive_on
 from tunecast.model.target import resolve_targets
 from tunecast.model.units import GIB
 from tunecast.model.unsloth_losses import chunked, logits_sizes, today
@@ -107,7 +107,7 @@ def written(run: Run, rows: int, hidden: int, vocab: int) -> tuple[float, float]
     x = Tensor(rows * hidden, run.dtype, None, node=Node((), lambda _: (), saves=(), layer=None, moment=""))
     write = today if run.loss_type == "unsloth" else chunked
     write(step, x, step.weight("lm_head", hidden * vocab), Tensor(rows, "int64", None), head)
-    return max(sum(parts.values()) for parts in tape_peaks(tape, 1).values()), sum(e.flops for e in tape.events)
+    return max(peak.total for peak in alive_on(tape, range(0)).peaks.values()), sum(e.flops for e in tape.events)
 
 
 @pytest.mark.parametrize(("rows", "hidden", "vocab", "samples", "trained", "small", "peak", "flops"), TODAY)
