@@ -1,9 +1,10 @@
 """How much text a file of training data holds: samples and bytes, without a tokenizer.
 
-Read are ``.jsonl``, ``.json`` (a list), ``.csv`` and ``.txt`` (a sample per line). Of a large file only its
-beginning is read and the rest taken to be alike. Tokens are bytes over an assumed number of bytes per token; of samples
-that hold ``input_ids``, as trainers keep prepared data, they are known. Of samples
-with named fields those are counted that trainers train on (`FIELDS`), since others often say the same once more.
+Read are ``.jsonl``, ``.json`` (a list), ``.csv``, ``.txt`` (a sample per line), and with pyarrow ``.parquet`` and
+``.arrow``. Of a large file only its beginning is read and the rest taken to be alike. Tokens are bytes over an
+assumed number of bytes per token; of samples that hold ``input_ids``, as trainers keep prepared data, they are known.
+Of samples with named fields those are counted that trainers train on (`FIELDS`), since others often say the same once
+more.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tunecast.catalogs.errors import InputError
+from tunecast.model.dataset_columns import ARROW, PARQUET, first_rows
 from tunecast.model.factors import Factor
 from tunecast.model.phase_rates import assumed_rates
 from tunecast.model.read_numbers import number_above_zero
@@ -54,7 +56,7 @@ class Dataset:
 
     name: str
     samples: int
-    """In the whole file; scaled by its size where only the beginning was read."""
+    """In the whole file; scaled where only the beginning was read."""
     sizes_bytes: tuple[int, ...]
     """UTF-8 bytes of text of every sample that was read; of a file of token ids, their number."""
     whole: bool
@@ -86,21 +88,19 @@ def read_dataset(path: str | Path) -> Dataset:
     """Count a file; raises InputError for one that cannot be read or has no sample."""
     file = Path(path)
     if not file.is_file():
-        raise InputError(f"--dataset {path} is no file; give a .jsonl, .json, .csv or .txt, or --num-samples instead.")
+        raise InputError(f"--dataset {path} is no file; give one of {ENDINGS}, or --num-samples instead.")
     return _counted(file, file.stat().st_mtime_ns)
 
 
 @lru_cache(maxsize=16)
 def _counted(file: Path, _: int) -> Dataset:
-    reader = READERS.get(file.suffix.lower())
-    if reader is None:
+    if file.suffix.lower() not in (*READERS, *COLUMNS):
         raise InputError(
-            f"--dataset {file.name} is a {file.suffix or 'file without an ending'}, and only {', '.join(READERS)} are "
+            f"--dataset {file.name} is a {file.suffix or 'file without an ending'}, and only {ENDINGS} are "
             "read; convert it, or give --num-samples and --mean-tokens."
         )
     try:
-        text, whole = _beginning(file)
-        samples = list(reader(text))
+        samples, share = _samples(file)
     except (ValueError, csv.Error) as error:
         raise InputError(f"--dataset {file.name} is damaged ({error}); check the file.") from error
     if any(isinstance(sample, dict) and set(PREFERENCES) <= set(sample) for sample in samples):
@@ -108,7 +108,6 @@ def _counted(file: Path, _: int) -> Dataset:
             f"--dataset {file.name} has pairs of {' and '.join(PREFERENCES)} answers, and preference training is not "
             "built; keep prompt and one answer as prompt and completion."
         )
-    share = 1.0 if whole else len(text.encode()) / file.stat().st_size
     if any(isinstance(sample, dict) and TOKEN_IDS in sample for sample in samples):
         return _of_ids(file, samples, share)
     sizes_bytes, read, every = [], dict[str, None](), dict[str, None]()
@@ -125,7 +124,7 @@ def _counted(file: Path, _: int) -> Dataset:
         name=file.name,
         samples=round(len(sizes) / share),
         sizes_bytes=sizes,
-        whole=whole,
+        whole=share == 1.0,
         counted=tuple(read),
         left_out=tuple(field for field in every if field not in read),
     )
@@ -155,6 +154,16 @@ def _of_ids(file: Path, samples: list[Any], share: float) -> Dataset:
     )
 
 
+def _samples(file: Path) -> tuple[list[Any], float]:
+    """(samples at the beginning of a file, which share of the file they are)."""
+    if file.suffix.lower() in COLUMNS:
+        rows, total = first_rows(file, READ_BYTES)
+        return rows, len(rows) / total if total else 1.0
+    text, whole = _beginning(file)
+    share = 1.0 if whole else len(text.encode()) / file.stat().st_size
+    return list(READERS[file.suffix.lower()](text)), share
+
+
 def _beginning(file: Path) -> tuple[str, bool]:
     """(what is read of a file, whether that is all of it); of a large one whole lines, of a list in JSON all."""
     whole = file.stat().st_size <= READ_BYTES or file.suffix.lower() == ".json"
@@ -179,8 +188,7 @@ def sample_texts(path: str | Path, most: int) -> list[str]:
     """Text of the first `most` samples, their parts joined; for a tokenizer to count."""
     file = Path(path)
     read_dataset(file)
-    text, _ = _beginning(file)
-    samples = ("\n".join(texts(trained(sample))) for sample in READERS[file.suffix.lower()](text))
+    samples = ("\n".join(texts(trained(sample))) for sample in _samples(file)[0])
     return [sample for sample, _ in zip((sample for sample in samples if sample), range(most), strict=False)]
 
 
@@ -244,3 +252,5 @@ READERS: dict[str, Callable[[str], Iterable[Any]]] = {
     ".csv": _csv,
     ".txt": _txt,
 }
+COLUMNS = (PARQUET, ARROW)
+ENDINGS = ", ".join((*READERS, *COLUMNS))

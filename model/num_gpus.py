@@ -141,7 +141,9 @@ def fewest_gpus(question: Question, target: Target, deadline_h: float | None = N
     """
     tried: Question | None = None
     roomy: Question | None = None
+    counts: dict[int, None] = {}
     for (count, _), ways in groupby(ways_for(question, target), key=_sizes):
+        counts[count] = None
         if roomy is not None and roomy.options["num_gpus"] == count:
             continue  # less of a split fits on as many, and is late
         fitting: list[tuple[Question, Split, bool | None]] = []
@@ -156,16 +158,21 @@ def fewest_gpus(question: Question, target: Target, deadline_h: float | None = N
         best = 0 if found is None else simplest_of_fastest([each.step_time_s.value for each in found])
         roomy, split, fits = fitting[best]
         if found is None or deadline_h is None or not _late(found[best], deadline_h):
-            in_time = "" if deadline_h is None else f" and are done within {_time(deadline_h)}"
-            tries = ", ".join(map(str, counts_tried(question.options)))
-            fewest = f"the fewest of {tries} that fit with a probability of {LEAST_PROBABILITY:.0%}{in_time}"
-            return roomy, f"--num-gpus auto: {_gpus(count, split)}, {fewest if fits else 'usable memory unknown'}"
+            why = _why(list(counts), deadline_h) if fits else "usable memory unknown"
+            return roomy, f"--num-gpus auto: {_gpus(count, split)}, {why}"
     most = roomy or tried
     assert most is not None, "one number at least is tried, or refused"
     late_words = None if roomy is None or deadline_h is None else f"are not done within {_time(deadline_h)}"
     why = late_words or f"do not fit with a probability of {LEAST_PROBABILITY:.0%}"
     split = {name: most.options[name] for name in LAYERS if most.option_origins.get(name) == "searched"}
     return most, f"--num-gpus auto: even {_gpus(most.options['num_gpus'], split)} {why}"
+
+
+def _why(counts: list[int], deadline_h: float | None) -> str:
+    """Why it is the last of these numbers."""
+    tried = ", ".join(map(str, counts)) if len(counts) > 1 else "those tried"
+    in_time = "" if deadline_h is None else f" and are done within {_time(deadline_h)}"
+    return f"the first of {tried} that fit with a probability of {LEAST_PROBABILITY:.0%}{in_time}"
 
 
 def _sizes(way: tuple[int, Split]) -> tuple[int, int]:

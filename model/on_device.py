@@ -11,7 +11,7 @@ from tunecast.model.architecture import Architecture
 from tunecast.model.documents import documents_of
 from tunecast.model.factors import FactorSet
 from tunecast.model.factors_io import factor_set_from_record
-from tunecast.model.file_spread import with_dtypes
+from tunecast.model.file_spread import BY_FILE, with_dtypes
 from tunecast.model.fits import memory_view, probably_fits
 from tunecast.model.loss_budget import on_card
 from tunecast.model.memory_codes import with_other_code
@@ -22,7 +22,7 @@ from tunecast.model.priors import load_priors, prior_factors
 from tunecast.model.question import RUN_OPTIONS_ELSEWHERE, Question
 from tunecast.model.read_numbers import whole_number
 from tunecast.model.resolve import ASSUMED, Resolved, resolve_run
-from tunecast.model.resolve_parallel import OFFLOADED_BY
+from tunecast.model.resolve_parallel import FSDP, OFFLOADED_BY, ZERO
 from tunecast.model.rows import held_run
 from tunecast.model.run import BY_SPREAD, Run
 from tunecast.model.sdpa import sdpa_on_card, with_flash
@@ -92,6 +92,7 @@ def resolve_for(question: Question, target: Target) -> Resolved:
         check_flash(run.run, target)
         check_bridge(target.gpu, run.run, question.options)
         run = on_card(sdpa_on_card(run, question.architecture, target), question.architecture, target)
+        run = replace(run, notes=(*run.notes, *unsharded_notes(question.options, run.run)))
         return paging_on_card(run, question.architecture, target, question.source)
 
     if target.platform == "cpu" and whole_number("num_gpus", options.get("num_gpus") or 1) > 1:
@@ -99,6 +100,14 @@ def resolve_for(question: Question, target: Target) -> Resolved:
     if data_copies(options) <= 1 or options.get("sharding") is not None:
         return resolved()
     return _least_sharding(question, target, resolved)
+
+
+def unsharded_notes(options: Mapping[str, Any], run: Run) -> tuple[str, ...]:
+    """What a training file says of several GPUs and one has no use for."""
+    own = options.get(BY_SPREAD, {}).get(BY_FILE, {}).get("sharding")
+    if run.num_gpus > 1 or run.sharding != "none" or own not in (*FSDP, *ZERO):
+        return ()
+    return (f"{own} of the file shards nothing on one GPU; --num-gpus 2 or more forecasts it.",)
 
 
 def with_documents(question: Question, options: dict[str, Any]) -> tuple[dict[str, Any], Mapping[str, str]]:

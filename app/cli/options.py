@@ -200,7 +200,11 @@ MEASURED: Group = {
 AMOUNT: Group = {
     "tokens": _amount(str, "Tokens of one epoch, for example 10M or 1.5B.", metavar="N"),
     "num_samples": _amount(str, "Samples of one epoch.", metavar="N"),
-    "dataset": _amount(str, "A file of training data: its samples are counted.", metavar="FILE"),
+    "dataset": _amount(
+        str,
+        "A file of training data (.jsonl, .json, .csv, .txt, .parquet, .arrow): its samples are counted.",
+        metavar="FILE",
+    ),
     "mean_tokens": _amount(float, "Mean tokens per sample.", metavar="N"),
     "packing": _amount(
         bool, "Samples fill rows of --max-length, or are padded rows of their own.", "--packing/--no-packing"

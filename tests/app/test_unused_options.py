@@ -71,6 +71,19 @@ def test_a_training_file_may_state_what_other_layouts_need(tmp_path: Path) -> No
     assert "--fsdp-version 1 changes nothing: there is one GPU" in typed.notes
 
 
+@pytest.mark.parametrize("num_gpus", [1, "auto", 2])
+def test_what_a_file_shards_over_several_is_told_of_one(num_gpus: int | str, tmp_path: Path) -> None:
+    path = tmp_path / "axolotl.yaml"
+    path.write_text(
+        f"base_model: {MODEL}\nadapter: lora\nlora_r: 8\nlora_target_linear: true\nsequence_len: 512\n"
+        "micro_batch_size: 1\nfsdp_version: 2\nfsdp_config: {reshard_after_forward: true}\n"
+    )
+    (found,) = tunecast.estimate(str(path), gpu="h100-sxm5-80gb", num_gpus=num_gpus)
+    (plain,) = tunecast.estimate(MODEL, gpu="h100-sxm5-80gb", num_gpus=1)
+    told = [note for note in (*found.notes, *plain.notes) if note.startswith("fsdp of the file shards nothing on one")]
+    assert len(told) == (num_gpus != 2)
+
+
 def test_no_classic_estimate_stands_beside_a_given_speed() -> None:
     asked = {"gpu": "h100-sxm5-80gb", "num_gpus": 2, "serial_fraction": 0.1}
     (found,) = tunecast.estimate(MODEL, achieved_tflops=100, **asked)

@@ -109,7 +109,7 @@ def test_token_ids_are_counted_as_they_are(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
-        ("x.parquet", "", "convert it"),
+        ("x.avro", "", "convert it"),
         ("x.jsonl", "{broken", "damaged"),
         ("x.json", '{"a": "b"}', "a list of samples"),
         ("x.txt", "\n\n", "holds no text"),
