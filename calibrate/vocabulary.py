@@ -27,7 +27,7 @@ from tunecast.calibrate.cell_targets import targets_of
 from tunecast.calibrate.framework_names import PLAIN, TRANSFORMERS, Software, had_sdpa
 from tunecast.calibrate.run_table import SkipRowError, own_value
 from tunecast.model.peft_targets import LEFT_TO_PEFT
-from tunecast.model.resolve_parallel import HALVES as HALVES
+from tunecast.model.resolve_shared_dtypes import HALVES as HALVES
 from tunecast.model.stack_versions import chosen_ranges, code_age, defaults_then
 from tunecast.model.stacks import METHODS, load_stacks, ours, stack_defaults
 

@@ -51,7 +51,8 @@ from tunecast.model.resolve_litgpt import (
     defaults_by_gpus,
     half_precision,
 )
-from tunecast.model.resolve_parallel import HALVES, casts_all, settle_zero, take_parallel, zero_defaults
+from tunecast.model.resolve_parallel import take_parallel
+from tunecast.model.resolve_shared_dtypes import HALVES, casts_all, settle_zero, share_dtype, zero_defaults
 from tunecast.model.resolve_stacks import check_layers, check_stack, defaults_by_spread
 from tunecast.model.run import BY_CARD, Run
 from tunecast.model.stack_versions import adapter_default, chosen_ranges, defaults_then, silent_note, told_ranges
@@ -366,6 +367,7 @@ def resolve_run(
     take_kernels(fields, architecture, defaults)
     check_gptq_dtypes(fields.values)
     take_parallel(fields, architecture, defaults)
+    share_dtype(fields)
     check_host_update(fields.values)
     take_variants(fields, architecture)
     take_master(fields, defaults)

@@ -7,7 +7,8 @@ from typing import Any
 from tunecast.catalogs.errors import InputError, NotSupportedError, UnknownNameError
 from tunecast.model.architecture import Architecture
 from tunecast.model.read_numbers import whole_number
-from tunecast.model.resolve_parallel import Fields, casts_all
+from tunecast.model.resolve_parallel import Fields
+from tunecast.model.resolve_shared_dtypes import casts_all
 from tunecast.model.root_modules import root_modules
 from tunecast.model.stacks import DTYPE_ALIASES, DTYPES, load_stacks, one_of, stack_defaults
 

@@ -12,7 +12,8 @@ from tunecast.model.fused import FUSED_KERNELS
 from tunecast.model.joined import STACKS
 from tunecast.model.litgpt import is_litgpt
 from tunecast.model.loss_chunks import TORCHTUNE
-from tunecast.model.resolve_parallel import FSDP, Fields, raises_adapters, raises_trained
+from tunecast.model.resolve_parallel import FSDP, Fields
+from tunecast.model.resolve_shared_dtypes import raises_adapters, raises_trained
 from tunecast.model.run import Run
 from tunecast.model.stacks import (
     DTYPE_ALIASES,

@@ -174,7 +174,7 @@ def _agree_on_halves(source: Source, draft: Draft) -> None:
 
 
 def zero_sharding(source: Source, field: str) -> str:
-    """Our sharding for a ZeRO stage; 0 is refused, since DeepSpeed casts there too (`resolve_parallel.casts_all`)."""
+    """Our sharding for a ZeRO stage; 0 is refused, DeepSpeed casts there too (`resolve_shared_dtypes.casts_all`)."""
     stage = source.whole(field)
     if stage not in (0, 1, 2, 3):
         raise InputError(f"{source.name}: {field} is {stage!r}, but a ZeRO stage is 0, 1, 2 or 3.")
