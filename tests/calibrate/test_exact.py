@@ -123,10 +123,10 @@ def test_a_step_of_the_real_code(model_type: str, method: str) -> None:
 PATTERNS: list[tuple[str, dict[str, Any], dict[str, Any], tuple[int, int]]] = [
     ("gpt_neox", {"num_hidden_layers": 8}, {}, (0, 1)),
     ("mixtral", {"num_hidden_layers": 8}, {"method": "qlora"}, (0, 1)),
-    ("deepseek_v2", {"num_hidden_layers": 8}, {}, (1, 1)),
-    ("gemma2", {"num_hidden_layers": 11, "sliding_window": 64}, {"gradient_checkpointing": False}, (0, 2)),
-    ("qwen3_5_text", {"num_hidden_layers": 20}, {}, (0, 4)),
-    ("gpt_neox", {"num_hidden_layers": 11}, {"checkpoint_every": 2, "gradient_accumulation_steps": 2}, (0, 2)),
+    ("deepseek_v2", {"num_hidden_layers": 10}, {}, (1, 1)),
+    ("gemma2", {"num_hidden_layers": 13, "sliding_window": 64}, {"gradient_checkpointing": False}, (0, 2)),
+    ("qwen3_5_text", {"num_hidden_layers": 24}, {}, (0, 4)),
+    ("gpt_neox", {"num_hidden_layers": 13}, {"checkpoint_every": 2, "gradient_accumulation_steps": 2}, (0, 2)),
 ]
 
 
