@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from scripted_device import ScriptedDevice, fine, with_hardware
+from shared_traces import SOURCE
 
 import tunecast
 from tunecast.calibrate.devices.protocol import TrialResult, TrialSpec
@@ -267,7 +268,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Measured in two calls: two runs, one of which does not fit, then the calibration and the rest."""
     place = tmp_path_factory.mktemp("evidence")
     blocked = tmp_path_factory.mktemp("blocked")
-    (blocked / "sitecustomize.py").write_text(BLOCKED, encoding="utf-8")
+    (blocked / "sitecustomize.py").write_text(BLOCKED + SOURCE, encoding="utf-8")
     path = os.pathsep.join([str(blocked), *filter(None, [os.environ.get("PYTHONPATH")])])
 
     def call(*more: str) -> str:
