@@ -14,6 +14,7 @@ from tunecast.model.architecture import Architecture
 from tunecast.model.litgpt import FIRST, is_litgpt
 from tunecast.model.run import Run
 from tunecast.model.sharding import layer_bytes, one_layer_bytes, shards_of, share
+from tunecast.model.tape_peaks import layers_before
 
 FLAT_BUFFERS = 3
 """Of a layer's size while it runs backward, beyond the layer itself: the layer fetched ahead (``BACKWARD_PRE``), its
@@ -38,6 +39,9 @@ def layers_behind(architecture: Architecture, moment: str, position: str) -> int
         return architecture.num_layers
     if moment != "backward":
         return 0
+    before = layers_before(position, architecture.num_layers)
+    if before is not None:
+        return architecture.num_layers - before
     return POSITIONS_LEFT.get(position, architecture.num_layers - 1)
 
 

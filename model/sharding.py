@@ -40,7 +40,7 @@ from tunecast.model.resolve_parallel import FSDP as FSDP
 from tunecast.model.resolve_parallel import ZERO as ZERO
 from tunecast.model.run import Run
 from tunecast.model.sharding_root import by_accelerate, gathered_root, splits_root, trained_root
-from tunecast.model.tape_peaks import EARLY
+from tunecast.model.tape_peaks import is_early, layers_before
 from tunecast.model.trained import (
     Trained,
     adapter_tensors,
@@ -297,12 +297,16 @@ def grad_op_bytes(architecture: Architecture, run: Run, moment: str, position: s
     """
     root, layer = gathered_root(architecture, run), layer_bytes(architecture, run)
     layers = architecture.num_layers * layer
+    before = layers_before(position, architecture.num_layers)
     if moment == "backward":
         if position == "outside":
             return root_reduction_bytes(architecture, run, root.entry)
-        left = layer if position in EARLY else layers - layer
+        left = layer if is_early(position) else layers - layer
+        left = left if before is None else before * layer
         return root.entry + left + layer_reduction_bytes(architecture, run, position)
-    if position in EARLY:
+    if before is not None:
+        return root.entry + (before + COPIED_LAYERS) * layer
+    if is_early(position):
         return root.entry + COPIED_LAYERS * layer
     if moment == "forward":
         return root.entry + layers + (COPIED_LAYERS - 1) * layer

@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import groupby
+from itertools import accumulate, groupby
+from operator import or_
 
 from tunecast.model.architecture import Architecture, Layer, LayerGroup
 from tunecast.model.run import Run
+from tunecast.model.trained import adapter_tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,7 @@ def whole_stack(architecture: Architecture) -> ShortStack:
 
 def short_stack(architecture: Architecture, run: Run) -> ShortStack:
     """The fewest layers whose tape tells that of all: what is equal and treated equally is written once."""
-    return _short(architecture, _checkpointed(architecture.num_layers, run))
+    return _short(architecture, _checkpointed(architecture.num_layers, run), _passing_gradients(architecture, run))
 
 
 def layers_of(architecture: Architecture) -> list[Layer]:
@@ -59,11 +61,20 @@ def _checkpointed(num_layers: int, run: Run) -> tuple[bool, ...]:
     return tuple(run.checkpoints_layer(index) for index in range(num_layers))
 
 
+def _passing_gradients(architecture: Architecture, run: Run) -> tuple[bool, ...]:
+    """Whether each layer trains or one before it does: only then are there gradients of what it hands on. Where
+    checkpoints make all of them, or what is outside of the layers, it is no matter."""
+    counts = [(group.count, not run.has_adapters or bool(adapter_tensors(group.layer, run)))
+              for group in architecture.groups]  # fmt: skip
+    return tuple(accumulate((trains for count, trains in counts for _ in range(count)), or_))
+
+
 @lru_cache(maxsize=256)
-def _short(architecture: Architecture, checkpointed: tuple[bool, ...]) -> ShortStack:
+def _short(architecture: Architecture, checkpointed: tuple[bool, ...], passing: tuple[bool, ...]) -> ShortStack:
     layers = layers_of(architecture)
     numbers = {layer: number for number, layer in enumerate(dict.fromkeys(layers))}
-    turn = most_repeated([numbers[layer] for layer in layers], checkpointed)
+    kinds = [(numbers[layer], gradients) for layer, gradients in zip(layers, passing, strict=True)]
+    turn = most_repeated(kinds, checkpointed)
     if turn is None:
         return whole_stack(architecture)
     start, length, times = turn
@@ -71,7 +82,7 @@ def _short(architecture: Architecture, checkpointed: tuple[bool, ...]) -> ShortS
     return ShortStack(_with_layers(architecture, left), range(start, start + length), times)
 
 
-def most_repeated(kinds: Sequence[int], checkpointed: Sequence[bool]) -> tuple[int, int, int] | None:
+def most_repeated(kinds: Sequence[object], checkpointed: Sequence[bool]) -> tuple[int, int, int] | None:
     """(first, length, times) of the turn in a row of layers whose repetition spares most; None where none repeats.
 
     The layer before the turn is of the kind of its last one and the layer after it of its first one, so that every

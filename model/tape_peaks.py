@@ -34,16 +34,14 @@ a card keeps for matrix products (`workspaces`)."""
 
 Parts = dict[str, int]
 Place = tuple[str, str, bool]
-"""Moment, and position of the layer (first, second, early, late, second last, last, or outside) with whether it is the
-backward: autocast's copies of weights die in between, so the two grow differently with depth."""
+"""Moment, and position of the layer (first, second, second last, last or outside, else as `positions_in` counts it)
+with whether it is the backward: autocast's copies of weights die in between, so the two grow differently with depth."""
 Spot = tuple[str, str, Phase, int, bool]
 """Moment, position of the layer, phase, micro-batch, and whether the layers have had their turn: what is alive there
 grows evenly with depth. A chunk of the loss made again does not see those copies, gradients of the layers are there
 from the second micro-batch on, and what the forward kept goes from the head's backward to the embedding's."""
 
 
-EARLY = ("first", "second", "early")
-"""Positions near the first layer."""
 Key = TypeVar("Key", Place, Spot)
 
 
@@ -69,9 +67,12 @@ def layer_position(layer: int | None, depth: int) -> tuple[str, ...]:
     return tuple(name for name in names if name)
 
 
+BEFORE, AFTER = " before", " after"
+
+
 def positions_in(stack: ShortStack, layer: int | None) -> tuple[str, ...]:
-    """Names of the places that a written layer stands for: those of `layer_position`, and of others the first layers of
-    every kind (``early``) and the last ones (``late``).
+    """Names of the places that a written layer stands for: those of `layer_position`, and the first and the last
+    layers of every kind, by how many layers are before or after.
 
     What is alive while layers of one kind run goes up or down evenly from the first of them to the last.
     """
@@ -80,9 +81,21 @@ def positions_in(stack: ShortStack, layer: int | None) -> tuple[str, ...]:
     if layer is None:
         return names
     start, stop = (stack.middle.start, stack.middle.stop) if stack.middle else (depth // 2, depth // 2)
-    early = ("early",) if 1 < layer < stop else ()
-    late = ("late",) if start <= layer < depth - 2 else ()
-    return (*names, *early, *late)
+    before = (f"{layer}{BEFORE}",) if 1 < layer < stop else ()
+    after = (f"{depth - 1 - layer}{AFTER}",) if start <= layer < depth - 2 else ()
+    return (*names, *before, *after)
+
+
+def is_early(position: str) -> bool:
+    """Whether a position is counted from the first layer."""
+    return position in ("first", "second") or position.endswith(BEFORE)
+
+
+def layers_before(position: str, num_layers: int) -> int | None:
+    """Layers before one of `positions_in` that only patterns have; None for every other position."""
+    if position.endswith(BEFORE):
+        return int(position.removesuffix(BEFORE))
+    return num_layers - 1 - int(position.removesuffix(AFTER)) if position.endswith(AFTER) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +154,8 @@ class Alive:
     """Alive after so many changes."""
     lasting: list[Lifetime]
     """Of the layers in the middle."""
+    given: list[Lifetime]
+    """Of what is made outside and last used by a layer in the middle: the copies of that one use it later."""
 
 
 def alive_on(tape: Tape, middle: range) -> Alive:
@@ -154,6 +169,7 @@ def alive_on(tape: Tape, middle: range) -> Alive:
     peaks: dict[Turn, Peak] = {}
     passed: set[tuple[Phase, int]] = set()
     lasting: list[Lifetime] = []
+    given: list[Lifetime] = []
     for index, event in enumerate(tape.events):
         for storage in event.writes:
             if storage not in born:
@@ -162,6 +178,8 @@ def alive_on(tape: Tape, middle: range) -> Alive:
                 total += storage.bytes
                 if event.layer in middle and (found := _lifetime(storage, event, last[storage], tape)) is not None:
                     lasting.append(found)
+                if middle and event.layer is None and (found := _given(storage, event, last[storage], tape, middle)):
+                    given.append(found)
         turn = (event.phase, event.micro_batch)
         if event.layer is not None:
             passed.add(turn)
@@ -172,7 +190,7 @@ def alive_on(tape: Tape, middle: range) -> Alive:
             if storage in born:
                 changes.append((storage.part, -storage.bytes))
                 total -= storage.bytes
-    return Alive(peaks, alive_after(changes, {peak.so_far for peak in peaks.values()}), lasting)
+    return Alive(peaks, alive_after(changes, {peak.so_far for peak in peaks.values()}), lasting, given)
 
 
 def _lifetime(storage: Storage, event: Event, last: int, tape: Tape) -> Lifetime | None:
@@ -180,6 +198,14 @@ def _lifetime(storage: Storage, event: Event, last: int, tape: Tape) -> Lifetime
     user = tape.events[last] if last < len(tape.events) else None
     own = (event.layer, event.micro_batch, event.phase is Phase.FORWARD)
     if user is not None and (user.layer, user.micro_batch, user.phase is Phase.FORWARD) == own:
+        return None
+    return Lifetime(storage.part, storage.bytes, event.phase is Phase.FORWARD, event.micro_batch, last, user)
+
+
+def _given(storage: Storage, event: Event, last: int, tape: Tape, middle: range) -> Lifetime | None:
+    """How long something from outside lives that a layer in the middle is the last one to use; None for all else."""
+    user = tape.events[last] if last < len(tape.events) else None
+    if user is None or user.layer not in middle:
         return None
     return Lifetime(storage.part, storage.bytes, event.phase is Phase.FORWARD, event.micro_batch, last, user)
 
@@ -200,6 +226,9 @@ def deep_peaks(tape: Tape, stack: ShortStack) -> dict[Spot, Parts]:
             for each in alive.lasting:
                 if _is_there(each, position, phase, micro_batch, after, peak.index):
                     parts[each.part] += further * each.n_bytes
+            for each in alive.given if further and position.endswith(AFTER) and layer in stack.middle else ():
+                if each.micro_batch == micro_batch and phase is not Phase.FORWARD and peak.index > each.last:
+                    parts[each.part] += each.n_bytes  # copies below, of the layer that uses it, have yet to run
             _keep_larger(found, (moment, position, phase, micro_batch, after), parts)
     return found
 
@@ -223,7 +252,7 @@ def _is_there(each: Lifetime, position: str, phase: Phase, micro_batch: int, aft
     if each.micro_batch != micro_batch:
         return each.micro_batch < micro_batch and each.last >= index
     forward = phase is Phase.FORWARD
-    early = position in EARLY or (position == "outside" and after is not forward)
+    early = is_early(position) or (position == "outside" and after is not forward)
     if early:
         return not forward and each.above(index)
     return each.below(index)
