@@ -84,7 +84,9 @@ def with_tokenizer(model: str, options: dict[str, Any]) -> dict[str, Any]:
         return given
     from tunecast.model.dataset import read_dataset
 
-    if path is None and read_dataset(str(options["dataset"])).tokenized:
+    if read_dataset(str(options["dataset"])).tokenized:
+        if path is not None:
+            raise InputError("--dataset holds input_ids, so nothing is left to tokenize; leave --tokenizer out.")
         return given
     beside = Path(model).parent if Path(model).is_file() else Path(model)
     if path is None and (beside / "tokenizer.json").is_file() and find_spec("tokenizers") is not None:

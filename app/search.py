@@ -77,7 +77,7 @@ def forecasts_on_fewest(
 
     def ask(target: Target) -> Forecast:
         asked, note = fewest_gpus(question, target, hours)
-        answer = forecast(asked, target)
+        (answer,) = with_lighter_adapters(asked, targets, [forecast(asked, target)])
         return replace(answer, notes=(note, *answer.notes))
 
     return answered(targets, ask)[1]

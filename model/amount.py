@@ -226,10 +226,9 @@ def _from_dataset(run: Run, options: Mapping[str, Any], repeats: float) -> Amoun
     found, per_token = read_dataset(str(options["dataset"])), bytes_per_token(options)
     tokens = found.tokens(per_token.value, run.max_length)
     cut = found.cut(per_token.value, run.max_length)
-    read = "" if found.whole else f", of which {len(found.sizes_bytes):,} were read"
     counted = f"{tokens:,.0f} {_of_bytes(found, per_token)}"
     what = (
-        f"{found.name}: {found.samples:,} samples{found.fields_words}{read}, {counted}"
+        f"{found.name}: {found.samples:,} samples{found.fields_words}{found.read_words}, {counted}"
         f"{f', {cut:,} samples cut at {run.max_length}' if cut else ''}, x {_epochs(repeats)}, "
         f"{_packed(run, options, found.samples * repeats)}"
     )
@@ -253,7 +252,7 @@ def _from_rows(run: Run, rows: Rows, options: Mapping[str, Any], repeats: float)
     per_step = _rows_per_step(run)
     counted = bytes_per_token(options)
     file = None if options.get("dataset") is None else read_dataset(str(options["dataset"]))
-    fields = "" if file is None else file.fields_words
+    fields = "" if file is None else f"{file.fields_words}{file.read_words}{',' * (not file.whole)}"
     lengths = "" if file is None else f", {_of_bytes(file, counted)}"
     amount = Amount(
         steps=math.ceil(samples * repeats / per_step),

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tunecast.catalogs.errors import InputError
-from tunecast.model.dataset_columns import ARROW, PARQUET, first_rows
+from tunecast.model.dataset_columns import ARROW, FEATHER, PARQUET, TOKEN_IDS, first_rows
 from tunecast.model.factors import Factor
 from tunecast.model.phase_rates import assumed_rates
 from tunecast.model.read_numbers import number_above_zero
@@ -47,7 +47,6 @@ dataset formats (language modelling, prompt and completion, conversations), LLaM
 axolotl's instruction formats, and the columns of common public sets. A sample with none of them is trained with all its
 text."""
 PREFERENCES = ("chosen", "rejected")
-TOKEN_IDS = "input_ids"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -74,6 +73,11 @@ class Dataset:
         others = f"; not {', '.join(self.left_out)}" if self.left_out else ""
         return f" (fields {', '.join(self.counted)}{others})" if self.counted else ""
 
+    @property
+    def read_words(self) -> str:
+        """How many samples were read, where not all were."""
+        return "" if self.whole else f", of which the first {len(self.sizes_bytes):,} were read"
+
     def tokens(self, bytes_per_token: float, max_length: int) -> float:
         """Tokens of one epoch, each sample cut at `max_length`."""
         read = sum(min(math.ceil(size / bytes_per_token), max_length) for size in self.sizes_bytes)
@@ -87,6 +91,10 @@ class Dataset:
 def read_dataset(path: str | Path) -> Dataset:
     """Count a file; raises InputError for one that cannot be read or has no sample."""
     file = Path(path)
+    if file.is_dir():
+        inside = sorted(each.name for each in file.iterdir() if each.suffix.lower() in (*READERS, *COLUMNS))
+        instead = f"for example {file / inside[0]}" if inside else f"a file ({ENDINGS})"
+        raise InputError(f"--dataset {path} is a folder, and one file is read; give {instead}.")
     if not file.is_file():
         raise InputError(f"--dataset {path} is no file; give one of {ENDINGS}, or --num-samples instead.")
     return _counted(file, file.stat().st_mtime_ns)
@@ -252,5 +260,5 @@ READERS: dict[str, Callable[[str], Iterable[Any]]] = {
     ".csv": _csv,
     ".txt": _txt,
 }
-COLUMNS = (PARQUET, ARROW)
+COLUMNS = (PARQUET, ARROW, FEATHER)
 ENDINGS = ", ".join((*READERS, *COLUMNS))

@@ -170,9 +170,11 @@ def fewest_gpus(question: Question, target: Target, deadline_h: float | None = N
 
 def _why(counts: list[int], deadline_h: float | None) -> str:
     """Why it is the last of these numbers."""
-    tried = ", ".join(map(str, counts)) if len(counts) > 1 else "those tried"
     in_time = "" if deadline_h is None else f" and are done within {_time(deadline_h)}"
-    return f"the first of {tried} that fit with a probability of {LEAST_PROBABILITY:.0%}{in_time}"
+    enough = f"with a probability of {LEAST_PROBABILITY:.0%}{in_time}"
+    if len(counts) == 1:
+        return f"the fewest that the job can have, which fit {enough}"
+    return f"the first of {', '.join(map(str, counts))} that fit {enough}"
 
 
 def _sizes(way: tuple[int, Split]) -> tuple[int, int]:

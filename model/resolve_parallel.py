@@ -160,16 +160,21 @@ def take_sharding(fields: Fields) -> None:
         )
     if values["fsdp_version"] not in (1, 2):
         raise InputError(f"--fsdp-version is {values['fsdp_version']}, but FSDP has versions 1 and 2; type 1 or 2.")
-    if fields.given.get("fsdp_version") and copies > 1 and sharding not in FSDP:
+    if is_typed(fields, "fsdp_version") and copies > 1 and sharding not in FSDP:
         fields.notes.append(f"--fsdp-version changes nothing: --sharding is {sharding}.")
     take_shards(fields, copies)
     sharding = values["sharding"]
     beside = bool(fields.take("overlap_comm", False, "stack-default"))
     values["overlap_comm"] = beside and sharding in ("zero1", "zero2")
-    if beside and not values["overlap_comm"]:
+    if beside and not values["overlap_comm"] and is_typed(fields, "overlap_comm"):
         fields.notes.append("--overlap-comm says what ZeRO-1 and ZeRO-2 do; without them it changes nothing.")
-    if sharding not in ZERO and "reduce_bucket_size" in fields.given:
+    if sharding not in ZERO and is_typed(fields, "reduce_bucket_size"):
         fields.notes.append("--reduce-bucket-size says what DeepSpeed's ZeRO does; without it it changes nothing.")
+
+
+def is_typed(fields: Fields, name: str) -> bool:
+    """Whether the user typed a field, which no training file says."""
+    return fields.given.get(name) is not None and fields.origins.get(name) != "file"
 
 
 def is_megatrons_in_16_bits(values: Mapping[str, Any]) -> bool:

@@ -202,7 +202,7 @@ AMOUNT: Group = {
     "num_samples": _amount(str, "Samples of one epoch.", metavar="N"),
     "dataset": _amount(
         str,
-        "A file of training data (.jsonl, .json, .csv, .txt, .parquet, .arrow): its samples are counted.",
+        "A file of training data (.jsonl, .json, .csv, .txt, .parquet, .arrow, .feather): its samples are counted.",
         metavar="FILE",
     ),
     "mean_tokens": _amount(float, "Mean tokens per sample.", metavar="N"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,35 @@ def test_what_a_file_shards_over_several_is_told_of_one(num_gpus: int | str, tmp
     (plain,) = tunecast.estimate(MODEL, gpu="h100-sxm5-80gb", num_gpus=1)
     told = [note for note in (*found.notes, *plain.notes) if note.startswith("fsdp of the file shards nothing on one")]
     assert len(told) == (num_gpus != 2)
+
+
+def test_what_a_file_says_of_deepspeed_is_no_option_that_was_typed(tmp_path: Path) -> None:
+    zero = {"zero_optimization": {"stage": 2, "overlap_comm": True, "reduce_bucket_size": 5000000}}
+    (tmp_path / "ds.json").write_text(json.dumps({**zero, "bf16": {"enabled": "auto"}}))
+    path = tmp_path / "axolotl.yaml"
+    path.write_text(
+        f"base_model: {MODEL}\nadapter: lora\nlora_r: 8\nlora_target_linear: true\nsequence_len: 512\n"
+        "micro_batch_size: 1\ndeepspeed: ds.json\n"
+    )
+    typed = {"overlap_comm": True, "reduce_bucket_size": 5000000}
+    by_file, by_hand = (
+        tunecast.estimate(str(path), gpu="h100-sxm5-80gb", num_gpus=1, **more)[0].notes for more in ({}, typed)
+    )
+    assert any(note.startswith("zero2 of the file shards nothing") for note in by_file)
+    flags = ("--overlap-comm says", "--reduce-bucket-size says")
+    assert [any(note.startswith(flag) for note in by_file) for flag in flags] == [False, False]
+    assert [any(note.startswith(flag) for note in by_hand) for flag in flags] == [True, True]
+
+
+def test_the_number_that_is_found_has_the_notes_of_one_that_is_typed() -> None:
+    asked = {"gpu": "h100-sxm5-80gb", "method": "lora", "max_length": 4096, "precision": "bf16-autocast"}
+    (typed,) = tunecast.estimate("meta-llama/Llama-3.1-8B", num_gpus=1, **asked)
+    (found,) = tunecast.estimate("meta-llama/Llama-3.1-8B", num_gpus="auto", **asked)
+    assert any("adapters' casts, scalings and sums" in note for note in typed.notes)
+    extra = [note for note in found.notes if note not in typed.notes]
+    enough = "the fewest that the job can have, which fit with a probability of 90%"
+    assert extra == [f"--num-gpus auto: 1 GPU, {enough}"]
+    assert not set(typed.notes) - set(found.notes)
 
 
 def test_no_classic_estimate_stands_beside_a_given_speed() -> None:

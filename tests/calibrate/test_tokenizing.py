@@ -45,6 +45,14 @@ def test_the_tokenizer_beside_a_local_config_counts(tmp_path: Path) -> None:
         assert with_tokenizer(str(model), {"dataset": data})["bytes_per_token"] == pytest.approx(4.8)
 
 
+def test_token_ids_leave_nothing_to_count(tmp_path: Path) -> None:
+    data, tokenizer = tmp_path / "ids.jsonl", write_tokenizer(tmp_path / "tokenizer.json")
+    data.write_text('{"input_ids": [1, 2, 3]}\n', encoding="utf-8")
+    with pytest.raises(InputError, match="nothing is left to tokenize; leave --tokenizer out"):
+        with_tokenizer("x", {"dataset": str(data), "tokenizer": str(tokenizer)})
+    assert with_tokenizer(str(tmp_path), {"dataset": str(data)}) == {"dataset": str(data)}
+
+
 def test_what_cannot_count_is_refused(tmp_path: Path) -> None:
     broken = tmp_path / "tokenizer.json"
     broken.write_text("{}", encoding="utf-8")

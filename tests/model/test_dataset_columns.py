@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tunecast.catalogs.errors import InputError
 from tunecast.model import dataset, dataset_columns
+from tunecast.model.amount import resolve_amount
 from tunecast.model.dataset import read_dataset, sample_texts
+from tunecast.model.run import Run
 
 pyarrow = pytest.importorskip("pyarrow")
 
@@ -69,6 +72,11 @@ def test_files_of_the_datasets_library_are_read(tmp_path: Path) -> None:
     datasets.Dataset.from_list(ALPACA).save_to_disk(tmp_path / "saved")
     (written,) = (tmp_path / "saved").glob("*.arrow")
     assert read_dataset(written).samples == len(ALPACA)
+    with pytest.raises(
+        InputError, match=r"saved is a folder, and one file is read; give for example .*data-"
+    ) as refused:
+        read_dataset(tmp_path / "saved")
+    assert str(written) in str(refused.value)
 
 
 @pytest.mark.parametrize("name", WRITERS)
@@ -76,8 +84,66 @@ def test_of_a_large_file_the_beginning_is_read_and_all_rows_are_known(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dataset, "READ_BYTES", 100)
+    monkeypatch.setattr(dataset_columns, "BATCH_ROWS", 100)
     found = read_dataset(WRITERS[name](tmp_path / name, ALPACA))
     assert (found.samples, len(found.sizes_bytes), found.whole) == (250, 100, False)
+    for options in ({}, {"packing": True}):
+        amount = resolve_amount(Run(method="lora", max_length=64), {"dataset": str(tmp_path / name), **options})
+        assert amount is not None
+        assert ", of which the first 100 were read," in amount.how
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_dictionary_of_texts_is_no_more_than_its_rows(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every batch of a column that is stored as a dictionary brings the whole of it."""
+    monkeypatch.setattr(dataset, "READ_BYTES", 100_000)
+    monkeypatch.setattr(dataset_columns, "BATCH_ROWS", 10)
+    texts = [f"{number} " * number for number in range(200)]
+    table = pyarrow.table({"text": pyarrow.array(texts).dictionary_encode()})
+    plain = WRITERS[name](tmp_path / name, [{"text": text} for text in texts])
+    whole = read_dataset(plain)
+    (tmp_path / "d").mkdir()
+    monkeypatch.setattr(pyarrow, "Table", SimpleNamespace(from_pylist=lambda _: table))
+    found = read_dataset(WRITERS[name](tmp_path / "d" / name, []))
+    assert whole.whole
+    assert (found.sizes_bytes, found.whole) == (whole.sizes_bytes, True)
+
+
+ODD = {
+    "far": pyarrow.array([2**62] * 2, pyarrow.timestamp("us")),
+    "long": pyarrow.array([2**62] * 2, pyarrow.duration("s")),
+    "nowhere": pyarrow.array([0, 1], pyarrow.timestamp("s", tz="Mars/Olympus")),
+    "picture": pyarrow.array([{"bytes": b"PNG", "path": "a.png"}] * 2),
+    "sound": pyarrow.array([b"\x00" * 99] * 2),
+    "score": pyarrow.array([1.5, None]),
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_columns_without_text_are_not_read(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = pyarrow.table({**ODD, "text": ["one", "three"]})
+    monkeypatch.setattr(pyarrow, "Table", SimpleNamespace(from_pylist=lambda _: table))
+    found = read_dataset(WRITERS[name](tmp_path / name, []))
+    assert (found.sizes_bytes, found.counted, found.left_out) == ((3, 5), ("text",), ())
+
+
+def test_pictures_and_their_paths_are_no_text(tmp_path: Path) -> None:
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.table({"picture": ODD["picture"]}), tmp_path / "x.parquet")
+    with pytest.raises(InputError, match="holds no text"):
+        read_dataset(tmp_path / "x.parquet")
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    from pyarrow import parquet
+
+    table = pyarrow.Table.from_arrays([pyarrow.array(["a"]), pyarrow.array(["b"])], names=["text", "text"])
+    parquet.write_table(table, tmp_path / "x.parquet")
+    with pytest.raises(InputError, match=r"is damaged \(two columns are named text\)"):
+        read_dataset(tmp_path / "x.parquet")
 
 
 @pytest.mark.parametrize("name", ["x.parquet", "x.arrow"])
