@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 from tunecast.model.operation import Phase
 from tunecast.model.short_stack import ShortStack
@@ -42,7 +41,8 @@ grows evenly with depth. A chunk of the loss made again does not see those copie
 from the second micro-batch on, and what the forward kept goes from the head's backward to the embedding's."""
 
 
-Key = TypeVar("Key", Place, Spot)
+BEFORE, AFTER = " before", " after"
+"""Words behind the number of layers in the positions that only patterns have."""
 
 
 def last_uses(tape: Tape) -> dict[Storage, int]:
@@ -65,9 +65,6 @@ def layer_position(layer: int | None, depth: int) -> tuple[str, ...]:
         return ("outside",)
     names = {0: "first", 1: "second"}.get(layer), {1: "last", 2: "second last"}.get(depth - layer)
     return tuple(name for name in names if name)
-
-
-BEFORE, AFTER = " before", " after"
 
 
 def positions_in(stack: ShortStack, layer: int | None) -> tuple[str, ...]:
@@ -229,14 +226,8 @@ def deep_peaks(tape: Tape, stack: ShortStack) -> dict[Spot, Parts]:
             for each in alive.given if further and position.endswith(AFTER) and layer in stack.middle else ():
                 if each.micro_batch == micro_batch and phase is not Phase.FORWARD and peak.index > each.last:
                     parts[each.part] += each.n_bytes  # copies below, of the layer that uses it, have yet to run
-            _keep_larger(found, (moment, position, phase, micro_batch, after), parts)
+            found[moment, position, phase, micro_batch, after] = parts
     return found
-
-
-def _keep_larger(found: dict[Key, Parts], key: Key, parts: Parts) -> None:
-    """Note what is alive at a place unless more was."""
-    if key not in found or sum(parts.values()) > sum(found[key].values()):
-        found[key] = parts
 
 
 def peaks_by_two(low: Mapping[Spot, Parts], high: Mapping[Spot, Parts], steps: int) -> dict[Spot, Parts]:
@@ -274,5 +265,7 @@ def largest_by_place(peaks: Mapping[Spot, Parts]) -> dict[Place, Parts]:
     """Of the spots of each place, the one where most is alive."""
     found: dict[Place, Parts] = {}
     for (moment, position, phase, *_), parts in peaks.items():
-        _keep_larger(found, (moment, position, phase is Phase.BACKWARD), parts)
+        place = (moment, position, phase is Phase.BACKWARD)
+        if place not in found or sum(parts.values()) > sum(found[place].values()):
+            found[place] = parts
     return found
