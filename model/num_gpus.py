@@ -173,7 +173,7 @@ def _why(counts: list[int], deadline_h: float | None) -> str:
     in_time = "" if deadline_h is None else f" and are done within {_time(deadline_h)}"
     enough = f"with a probability of {LEAST_PROBABILITY:.0%}{in_time}"
     if len(counts) == 1:
-        return f"the fewest that the job can have, which fit {enough}"
+        return f"the fewest that the job can have, where it fits {enough}"
     return f"the first of {', '.join(map(str, counts))} that fit {enough}"
 
 

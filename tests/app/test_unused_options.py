@@ -109,7 +109,7 @@ def test_the_number_that_is_found_has_the_notes_of_one_that_is_typed() -> None:
     (found,) = tunecast.estimate("meta-llama/Llama-3.1-8B", num_gpus="auto", **asked)
     assert any("adapters' casts, scalings and sums" in note for note in typed.notes)
     extra = [note for note in found.notes if note not in typed.notes]
-    enough = "the fewest that the job can have, which fit with a probability of 90%"
+    enough = "the fewest that the job can have, where it fits with a probability of 90%"
     assert extra == [f"--num-gpus auto: 1 GPU, {enough}"]
     assert not set(typed.notes) - set(found.notes)
 
