@@ -152,7 +152,7 @@ class Alive:
     lasting: list[Lifetime]
     """Of the layers in the middle."""
     given: list[Lifetime]
-    """Of what is made outside and last used by a layer in the middle: the copies of that one use it later."""
+    """Of masks and tables that a layer in the middle is the last one to use: the copies of that one use them later."""
 
 
 def alive_on(tape: Tape, middle: range) -> Alive:
@@ -175,7 +175,7 @@ def alive_on(tape: Tape, middle: range) -> Alive:
                 total += storage.bytes
                 if event.layer in middle and (found := _lifetime(storage, event, last[storage], tape)) is not None:
                     lasting.append(found)
-                if middle and event.layer is None and (found := _given(storage, event, last[storage], tape, middle)):
+                if event.layer is None and (found := _given(storage, event, last[storage], tape, middle)) is not None:
                     given.append(found)
         turn = (event.phase, event.micro_batch)
         if event.layer is not None:
@@ -200,11 +200,12 @@ def _lifetime(storage: Storage, event: Event, last: int, tape: Tape) -> Lifetime
 
 
 def _given(storage: Storage, event: Event, last: int, tape: Tape, middle: range) -> Lifetime | None:
-    """How long something from outside lives that a layer in the middle is the last one to use; None for all else."""
+    """How long a mask or table from the forward lives that a layer in the middle is the last one to use; None for all
+    else, gradients among them, which go from layer to layer."""
     user = tape.events[last] if last < len(tape.events) else None
-    if user is None or user.layer not in middle:
+    if event.phase is not Phase.FORWARD or user is None or user.layer not in middle:
         return None
-    return Lifetime(storage.part, storage.bytes, event.phase is Phase.FORWARD, event.micro_batch, last, user)
+    return Lifetime(storage.part, storage.bytes, True, event.micro_batch, last, user)
 
 
 def deep_peaks(tape: Tape, stack: ShortStack) -> dict[Spot, Parts]:
