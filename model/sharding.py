@@ -159,6 +159,7 @@ def layer_gradient_bytes(layer: Layer, hidden_size: int, run: Run) -> int:
     )
 
 
+@lru_cache(maxsize=256)
 def largest_layer_gradient_bytes(architecture: Architecture, run: Run) -> int:
     """Gradients of the layer that makes most."""
     return max(layer_gradient_bytes(group.layer, architecture.hidden_size, run) for group in architecture.groups)
