@@ -82,11 +82,11 @@ def with_tokenizer(model: str, options: dict[str, Any]) -> dict[str, Any]:
         if path is not None:
             raise InputError("--tokenizer counts the tokens of a file of data; add --dataset FILE, or leave it out.")
         return given
-    from tunecast.model.dataset import read_dataset
+    from tunecast.model.dataset import NOTHING_TO_TOKENIZE, read_dataset
 
     if read_dataset(str(options["dataset"])).tokenized:
         if path is not None:
-            raise InputError("--dataset holds input_ids, so nothing is left to tokenize; leave --tokenizer out.")
+            raise InputError(NOTHING_TO_TOKENIZE)
         return given
     beside = Path(model).parent if Path(model).is_file() else Path(model)
     if path is None and (beside / "tokenizer.json").is_file() and find_spec("tokenizers") is not None:

@@ -252,7 +252,7 @@ def _from_rows(run: Run, rows: Rows, options: Mapping[str, Any], repeats: float)
     per_step = _rows_per_step(run)
     counted = bytes_per_token(options)
     file = None if options.get("dataset") is None else read_dataset(str(options["dataset"]))
-    fields = "" if file is None else f"{file.fields_words}{file.read_words}{',' * (not file.whole)}"
+    fields = "" if file is None else file.fields_words + file.read_words + ("" if file.whole else ",")
     lengths = "" if file is None else f", {_of_bytes(file, counted)}"
     amount = Amount(
         steps=math.ceil(samples * repeats / per_step),

@@ -1,10 +1,10 @@
 """How much text a file of training data holds: samples and bytes, without a tokenizer.
 
-Read are ``.jsonl``, ``.json`` (a list), ``.csv``, ``.txt`` (a sample per line), and with pyarrow ``.parquet`` and
-``.arrow``. Of a large file only its beginning is read and the rest taken to be alike. Tokens are bytes over an
-assumed number of bytes per token; of samples that hold ``input_ids``, as trainers keep prepared data, they are known.
-Of samples with named fields those are counted that trainers train on (`FIELDS`), since others often say the same once
-more.
+Read are ``.jsonl``, ``.json`` (a list), ``.csv``, ``.txt`` (a sample per line), and with pyarrow ``.parquet``,
+``.arrow`` and ``.feather``. Of a large file only its beginning is read and the rest taken to be alike. Tokens are
+bytes over an assumed number of bytes per token; of samples that hold ``input_ids``, as trainers keep prepared data,
+they are known. Of samples with named fields those are counted that trainers train on (`FIELDS`), since others often
+say the same once more.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ dataset formats (language modelling, prompt and completion, conversations), LLaM
 axolotl's instruction formats, and the columns of common public sets. A sample with none of them is trained with all its
 text."""
 PREFERENCES = ("chosen", "rejected")
+NOTHING_TO_TOKENIZE = f"--dataset holds {TOKEN_IDS}, so nothing is left to tokenize; leave --tokenizer out."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -184,7 +185,7 @@ def bytes_per_token(options: Mapping[str, Any]) -> Factor:
     measured = options.get("bytes_per_token")
     if options.get("dataset") is not None and read_dataset(str(options["dataset"])).tokenized:
         if measured is not None:
-            raise InputError(f"--dataset holds {TOKEN_IDS}, so nothing is left to tokenize; leave --tokenizer out.")
+            raise InputError(NOTHING_TO_TOKENIZE)
         return Factor(value=1.0, low=1.0, high=1.0, unit="B", origin=f"the file's own {TOKEN_IDS}")
     if measured is None:
         return assumed_rates()["text_bytes_per_token"]

@@ -160,10 +160,20 @@ def check_mesh(options: Mapping[str, Any]) -> None:
         mesh.check(gpus, inner, sharded=options.get("sharding") in FSDP)
 
 
+def file_sharding(options: Mapping[str, Any]) -> str | None:
+    """How a training file itself shards; None where it does not, or there is none."""
+    found: str | None = options.get(BY_SPREAD, {}).get(BY_FILE, {}).get("sharding")
+    return found
+
+
 def copies_on_one_gpu(options: Mapping[str, Any]) -> bool:
     """Whether a file's DeepSpeed trains a whole model in one process, which keeps an fp32 copy of it on the GPU."""
-    zero = options.get(BY_SPREAD, {}).get(BY_FILE, {}).get("sharding") in ZERO
-    return zero and options.get("num_gpus") == 1 and options.get("method") == "full" and not is_offloaded(options)
+    return (
+        file_sharding(options) in ZERO
+        and options.get("num_gpus") == 1
+        and options.get("method") == "full"
+        and not is_offloaded(options)
+    )
 
 
 def can_shard(options: Mapping[str, Any], num_gpus: int) -> bool:

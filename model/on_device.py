@@ -11,7 +11,7 @@ from tunecast.model.architecture import Architecture
 from tunecast.model.documents import documents_of
 from tunecast.model.factors import FactorSet
 from tunecast.model.factors_io import factor_set_from_record
-from tunecast.model.file_spread import BY_FILE, with_dtypes
+from tunecast.model.file_spread import file_sharding, with_dtypes
 from tunecast.model.fits import memory_view, probably_fits
 from tunecast.model.loss_budget import on_card
 from tunecast.model.memory_codes import with_other_code
@@ -104,7 +104,7 @@ def resolve_for(question: Question, target: Target) -> Resolved:
 
 def unsharded_notes(options: Mapping[str, Any], run: Run) -> tuple[str, ...]:
     """What a training file says of several GPUs and one has no use for."""
-    own = options.get(BY_SPREAD, {}).get(BY_FILE, {}).get("sharding")
+    own = file_sharding(options)
     if run.num_gpus > 1 or run.sharding != "none" or own not in (*FSDP, *ZERO):
         return ()
     return (f"{own} of the file shards nothing on one GPU; --num-gpus 2 or more forecasts it.",)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,23 +25,25 @@ IDS = [{"input_ids": list(range(n)), "attention_mask": [1] * n} for n in (3, 0, 
 SETS = {"chats": CHATS, "alpaca": ALPACA, "ids": IDS}
 
 
-def as_parquet(path: Path, samples: list[dict[str, Any]]) -> Path:
+def rows(samples: list[dict[str, Any]]) -> Any:
+    return pyarrow.Table.from_pylist(samples)
+
+
+def as_parquet(path: Path, table: Any) -> Path:
     from pyarrow import parquet
 
-    parquet.write_table(pyarrow.Table.from_pylist(samples), path)
+    parquet.write_table(table, path)
     return path
 
 
-def as_stream(path: Path, samples: list[dict[str, Any]]) -> Path:
+def as_stream(path: Path, table: Any) -> Path:
     """As the `datasets` library writes its files."""
-    table = pyarrow.Table.from_pylist(samples)
     with pyarrow.OSFile(str(path), "wb") as sink, pyarrow.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table, max_chunksize=100)
     return path
 
 
-def as_arrow_file(path: Path, samples: list[dict[str, Any]]) -> Path:
-    table = pyarrow.Table.from_pylist(samples)
+def as_arrow_file(path: Path, table: Any) -> Path:
     with pyarrow.OSFile(str(path), "wb") as sink, pyarrow.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table, max_chunksize=100)
     return path
@@ -56,7 +57,7 @@ WRITERS = {"x.parquet": as_parquet, "x.arrow": as_stream, "X.ARROW": as_arrow_fi
 def test_columns_hold_what_lines_hold(samples: str, name: str, tmp_path: Path) -> None:
     lines = tmp_path / "x.jsonl"
     lines.write_text("\n".join(json.dumps(sample) for sample in SETS[samples]), encoding="utf-8")
-    path = WRITERS[name](tmp_path / name, SETS[samples])
+    path = WRITERS[name](tmp_path / name, rows(SETS[samples]))
     expected, found = read_dataset(lines), read_dataset(path)
     assert (found.samples, found.sizes_bytes, found.whole) == (expected.samples, expected.sizes_bytes, True)
     assert (found.tokenized, found.counted, found.left_out) == (
@@ -85,7 +86,7 @@ def test_of_a_large_file_the_beginning_is_read_and_all_rows_are_known(
 ) -> None:
     monkeypatch.setattr(dataset, "READ_BYTES", 100)
     monkeypatch.setattr(dataset_columns, "BATCH_ROWS", 100)
-    found = read_dataset(WRITERS[name](tmp_path / name, ALPACA))
+    found = read_dataset(WRITERS[name](tmp_path / name, rows(ALPACA)))
     assert (found.samples, len(found.sizes_bytes), found.whole) == (250, 100, False)
     for options in ({}, {"packing": True}):
         amount = resolve_amount(Run(method="lora", max_length=64), {"dataset": str(tmp_path / name), **options})
@@ -101,12 +102,11 @@ def test_a_dictionary_of_texts_is_no_more_than_its_rows(
     monkeypatch.setattr(dataset, "READ_BYTES", 100_000)
     monkeypatch.setattr(dataset_columns, "BATCH_ROWS", 10)
     texts = [f"{number} " * number for number in range(200)]
-    table = pyarrow.table({"text": pyarrow.array(texts).dictionary_encode()})
-    plain = WRITERS[name](tmp_path / name, [{"text": text} for text in texts])
-    whole = read_dataset(plain)
-    (tmp_path / "d").mkdir()
-    monkeypatch.setattr(pyarrow, "Table", SimpleNamespace(from_pylist=lambda _: table))
-    found = read_dataset(WRITERS[name](tmp_path / "d" / name, []))
+    columns = {"plain": pyarrow.array(texts), "encoded": pyarrow.array(texts).dictionary_encode()}
+    files = {kind: tmp_path / f"{kind}-{name}" for kind in columns}
+    whole, found = (
+        read_dataset(WRITERS[name](files[kind], pyarrow.table({"text": column}))) for kind, column in columns.items()
+    )
     assert whole.whole
     assert (found.sizes_bytes, found.whole) == (whole.sizes_bytes, True)
 
@@ -122,26 +122,21 @@ ODD = {
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_columns_without_text_are_not_read(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_columns_without_text_are_not_read(name: str, tmp_path: Path) -> None:
     table = pyarrow.table({**ODD, "text": ["one", "three"]})
-    monkeypatch.setattr(pyarrow, "Table", SimpleNamespace(from_pylist=lambda _: table))
-    found = read_dataset(WRITERS[name](tmp_path / name, []))
+    found = read_dataset(WRITERS[name](tmp_path / name, table))
     assert (found.sizes_bytes, found.counted, found.left_out) == ((3, 5), ("text",), ())
 
 
 def test_pictures_and_their_paths_are_no_text(tmp_path: Path) -> None:
-    from pyarrow import parquet
-
-    parquet.write_table(pyarrow.table({"picture": ODD["picture"]}), tmp_path / "x.parquet")
+    as_parquet(tmp_path / "x.parquet", pyarrow.table({"picture": ODD["picture"]}))
     with pytest.raises(InputError, match="holds no text"):
         read_dataset(tmp_path / "x.parquet")
 
 
 def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
-    from pyarrow import parquet
-
     table = pyarrow.Table.from_arrays([pyarrow.array(["a"]), pyarrow.array(["b"])], names=["text", "text"])
-    parquet.write_table(table, tmp_path / "x.parquet")
+    as_parquet(tmp_path / "x.parquet", table)
     with pytest.raises(InputError, match=r"is damaged \(two columns are named text\)"):
         read_dataset(tmp_path / "x.parquet")
 
@@ -157,13 +152,13 @@ def test_a_damaged_file_is_named(name: str, content: bytes, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("name", ["x.parquet", "x.arrow"])
 def test_a_table_without_rows_or_text_is_refused(name: str, tmp_path: Path) -> None:
-    path = WRITERS[name](tmp_path / name, [{"label": 1}])
+    path = WRITERS[name](tmp_path / name, rows([{"label": 1}]))
     with pytest.raises(InputError, match="holds no text"):
         read_dataset(path)
 
 
 def test_without_pyarrow_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = as_parquet(tmp_path / "x.parquet", CHATS)
+    path = as_parquet(tmp_path / "x.parquet", rows(CHATS))
     monkeypatch.setattr(dataset_columns, "find_spec", lambda _: None)
     with pytest.raises(InputError, match=r"x\.parquet is read with the package pyarrow; type: pip install pyarrow, or"):
         read_dataset(path)
