@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from tunecast.catalogs.errors import InputError, UnknownNameError
+from tunecast.model.other_names import what_to_type
 
 WHOLE, NUMBER, SWITCH, TEXT, NUMBER_OR_TEXT = "whole", "number", "switch", "text", "number or text"
 SPECIAL = {"model": TEXT, "mfu": NUMBER, "disk_mb_per_s": NUMBER, "load_efficiency": NUMBER}
@@ -35,7 +36,10 @@ def parse_over(text: str) -> tuple[str, list[Any]]:
         raise InputError("A sweep looks at one GPU; tunecast estimate takes --gpu several times and compares cards.")
     kinds = sweepable()
     if name not in kinds:
-        raise UnknownNameError("input of a sweep", name, kinds, hint="Options of estimate, model and mfu can be.")
+        instead = what_to_type(name, kinds, lambda option, value: f"{option}={value}" if value else option)
+        raise UnknownNameError(
+            "input of a sweep", name, kinds, hint="Options of estimate, model and mfu can be.", instead=instead
+        )
     return name, [_typed(name, kinds[name], word) for word in words]
 
 

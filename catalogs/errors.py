@@ -73,9 +73,12 @@ def in_common(first: str, second: str) -> float:
 
 
 class UnknownNameError(InputError):
-    """A name that is in no catalog; the message offers the closest ones."""
+    """A name that is in no catalog; the message says what is typed `instead`, or else offers the closest ones."""
 
-    def __init__(self, what: str, name: str, known: Iterable[str], *, hint: str = "") -> None:
+    def __init__(self, what: str, name: str, known: Iterable[str], *, hint: str = "", instead: str = "") -> None:
+        if instead:
+            super().__init__(f"Unknown {what} {name!r}; {instead}.")
+            return
         offer = ", ".join(closest(name, known))
         did_you_mean = f" Did you mean {offer}?" if offer else ""
         super().__init__(f"Unknown {what} {name!r}.{did_you_mean}{' ' + hint if hint else ''}")

@@ -22,6 +22,7 @@ from tunecast.model.litgpt import STACK, is_litgpt
 from tunecast.model.litgpt_head import CHUNK_TOKENS as LITGPT_CHUNK_TOKENS
 from tunecast.model.loss_chunks import head_uses
 from tunecast.model.losses import CHUNKED_NOTE
+from tunecast.model.other_names import what_to_type
 from tunecast.model.peft_targets import LEFT_TO_PEFT, LINEAR_MODULES, peft_targets
 from tunecast.model.read_numbers import whole_number
 from tunecast.model.resolve_adapters import take_variants
@@ -131,7 +132,8 @@ def check_known(options: Mapping[str, Any]) -> None:
     readable = {*RUN_FIELDS, "offload", "allow_long_context"} - {*BY_CARD}
     for name in options:
         if name not in readable:
-            raise UnknownNameError("run option", name, readable)
+            instead = what_to_type(name, readable, lambda option, value: f"{option}={value!r}" if value else option)
+            raise UnknownNameError("run option", name, readable, instead=instead)
 
 
 def _numbers(fields: _Fields, architecture: Architecture) -> None:

@@ -34,6 +34,23 @@ def _what_to_type(error: Any) -> str:
     return f"{over}{error.ctx.command_path if error.ctx else 'tunecast'} --help"
 
 
+def _in_words_of_others(error: Any) -> str:
+    """What to type instead of an option that has its name in another program; empty for any other mistake."""
+    typed = getattr(error, "option_name", None)
+    if typed is None or error.ctx is None or not hasattr(error, "possibilities"):
+        return ""
+    from tunecast.model.other_names import what_to_type
+
+    spelled = {
+        name.lstrip("-").replace("-", "_"): name
+        for param in error.ctx.command.params
+        for name in (*param.opts, *param.secondary_opts)
+        if name.startswith("--")
+    }
+    instead = what_to_type(typed, spelled, lambda option, value: f"{spelled[option]} {value}".rstrip())
+    return f"No such option: {typed} ({instead})" if instead else ""
+
+
 def main() -> None:
     """The ``tunecast`` command: what cannot be parsed is one sentence too, with exit code 2."""
     import typer
@@ -48,6 +65,7 @@ def main() -> None:
     except usage_error as caught:
         error = cast(Any, caught)
         message = in_our_words(error.format_message().rstrip("."), caught.__cause__)
+        message = _in_words_of_others(error) or message
         # A command without any argument raises its own help text.
         sentence = message if "\n" in message else f"tunecast: {message}; type: {_what_to_type(error)}"
         print(sentence, file=sys.stderr)

@@ -30,7 +30,10 @@ program = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # rich would cut long option names short at 80 columns
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "token_normalize_func": lambda name: name.replace("_", "-"),  # --max_length, as Transformers' scripts write it
+    },
     epilog="Exit codes: 0 fine, 1 run-time failure, 2 bad input, 3 the answer is no (nothing fits), 130 interrupted.",
 )
 
