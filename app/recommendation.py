@@ -85,7 +85,10 @@ class Recommendation:
         untimed = next((rejected for rejected in self.rejected if rejected.reason == "time unknown"), None)
         if untimed is not None:
             return f"No card is left ({words}); {untimed.gpu} has room, but its step cannot be timed: {untimed.detail}"
-        return f"No card is left ({words}); allow more GPUs, a smaller --global-batch or --max-length, or other offers."
+        return (
+            f"No card is left ({words}); allow more GPUs (--max-gpus), a smaller --global-batch or --max-length, or "
+            "other offers."
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON of ``tunecast recommend --json``."""

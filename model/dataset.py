@@ -1,10 +1,10 @@
 """How much text a file of training data holds: samples and bytes, without a tokenizer.
 
 Read are ``.jsonl``, ``.json`` (a list), ``.csv``, ``.txt`` (a sample per line), and with pyarrow ``.parquet``,
-``.arrow`` and ``.feather``. Of a large file only its beginning is read and the rest taken to be alike. Tokens are
-bytes over an assumed number of bytes per token; of samples that hold ``input_ids``, as trainers keep prepared data,
-they are known. Of samples with named fields those are counted that trainers train on (`FIELDS`), since others often
-say the same once more.
+``.arrow`` and ``.feather``. Of a large file only its beginning is read, of a folder of shards the first one, and the
+rest taken to be alike. Tokens are bytes over an assumed number of bytes per token; of samples that hold ``input_ids``,
+as trainers keep prepared data, they are known. Of samples with named fields those are counted that trainers train on
+(`FIELDS`), since others often say the same once more.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ import csv
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from tunecast.catalogs.errors import InputError
 from tunecast.model.dataset_columns import ARROW, FEATHER, PARQUET, TOKEN_IDS, first_rows
+from tunecast.model.dataset_shards import shard_count, shards_in
 from tunecast.model.factors import Factor
 from tunecast.model.phase_rates import assumed_rates
 from tunecast.model.read_numbers import number_above_zero
@@ -52,7 +53,7 @@ NOTHING_TO_TOKENIZE = f"--dataset holds {TOKEN_IDS}, so nothing is left to token
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Dataset:
-    """Samples of one file; itself alone its equal, since `read_dataset` remembers what it counted."""
+    """Samples of a file or of shards; itself alone its equal, since `read_dataset` remembers what it counted."""
 
     name: str
     samples: int
@@ -67,12 +68,16 @@ class Dataset:
     """Fields of samples whose text was counted; none where a sample is plain text."""
     left_out: tuple[str, ...] = ()
     """Fields with text that were not."""
+    shards: str = ""
+    """What is said of a set of several shards."""
 
     @property
     def fields_words(self) -> str:
-        """`` (fields instruction, output; not text)``; nothing where a sample is plain text."""
+        """`` (fields instruction, output; not text)``, after what is said of shards; nothing of plain text."""
         others = f"; not {', '.join(self.left_out)}" if self.left_out else ""
-        return f" (fields {', '.join(self.counted)}{others})" if self.counted else ""
+        fields = f"fields {', '.join(self.counted)}{others}" if self.counted else ""
+        told = "; ".join(filter(None, (self.shards, fields)))
+        return f" ({told})" if told else ""
 
     @property
     def read_words(self) -> str:
@@ -90,15 +95,38 @@ class Dataset:
 
 
 def read_dataset(path: str | Path) -> Dataset:
-    """Count a file; raises InputError for one that cannot be read or has no sample."""
+    """Count a file or a folder of shards; raises InputError for one that cannot be read or has no sample."""
+    files = _files(path)
+    stamps = tuple(file.stat().st_mtime_ns for file in files)
+    if len(files) > 1:
+        return _of_shards(Path(path).name, tuple(files), stamps)
+    first, others = _counted(files[0], *stamps), shard_count(files[0]) - 1
+    return _one_alone(first, others) if others else first
+
+
+def _files(path: str | Path) -> list[Path]:
+    """A file, or the shards in a folder."""
     file = Path(path)
     if file.is_dir():
-        inside = sorted(each.name for each in file.iterdir() if each.suffix.lower() in (*READERS, *COLUMNS))
-        instead = f"for example {file / inside[0]}" if inside else f"a file ({ENDINGS})"
-        raise InputError(f"--dataset {path} is a folder, and one file is read; give {instead}.")
+        return shards_in(file, (*READERS, *COLUMNS))
     if not file.is_file():
         raise InputError(f"--dataset {path} is no file; give one of {ENDINGS}, or --num-samples instead.")
-    return _counted(file, file.stat().st_mtime_ns)
+    return [file]
+
+
+@lru_cache(maxsize=16)
+def _of_shards(folder: str, files: tuple[Path, ...], stamps: tuple[int, ...]) -> Dataset:
+    """A set whose first shard is read. How many rows of columns the others have is known, else by their size."""
+    first, columns = _counted(files[0], stamps[0]), files[0].suffix.lower() in COLUMNS
+    sizes = [first_rows(file, 0)[1] if columns else file.stat().st_size for file in files]
+    samples = round(first.samples * sum(sizes) / sizes[0])
+    return replace(first, name=folder, samples=samples, whole=False, shards=f"{len(files)} shards")
+
+
+@lru_cache(maxsize=16)
+def _one_alone(first: Dataset, others: int) -> Dataset:
+    """A shard that was given without the others of its set."""
+    return replace(first, shards=f"1 shard of {others + 1}, the others not counted")
 
 
 @lru_cache(maxsize=16)
@@ -195,9 +223,8 @@ def bytes_per_token(options: Mapping[str, Any]) -> Factor:
 
 def sample_texts(path: str | Path, most: int) -> list[str]:
     """Text of the first `most` samples, their parts joined; for a tokenizer to count."""
-    file = Path(path)
-    read_dataset(file)
-    samples = ("\n".join(texts(trained(sample))) for sample in _samples(file)[0])
+    read_dataset(path)
+    samples = ("\n".join(texts(trained(sample))) for sample in _samples(_files(path)[0])[0])
     return [sample for sample, _ in zip((sample for sample in samples if sample), range(most), strict=False)]
 
 

@@ -35,7 +35,8 @@ def joined_layer(architecture: Architecture, layer: Layer) -> Layer:
     """One layer; what is joined already stays."""
     if layer.attention.kind != "heads" or layer.mlp.kind != "dense":
         raise NotSupportedError(
-            f"Joined projections are built for dense layers of plain heads; {architecture.name} differs."
+            f"The joined projections of {' and '.join(STACKS)} are built for dense layers of plain heads, and "
+            f"{architecture.name} has others; use --stack hf-peft."
         )
     attention = layer.attention if layer.attention.fused else joined_attention(layer.attention)
     mlp = joined_mlp(layer.mlp) if layer.mlp.gated and len(layer.mlp.linears) == 3 else layer.mlp

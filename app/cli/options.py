@@ -202,7 +202,8 @@ AMOUNT: Group = {
     "num_samples": _amount(str, "Samples of one epoch.", metavar="N"),
     "dataset": _amount(
         str,
-        "A file of training data (.jsonl, .json, .csv, .txt, .parquet, .arrow, .feather): its samples are counted.",
+        "Training data (.jsonl, .json, .csv, .txt, .parquet, .arrow, .feather, or a folder of shards): its samples are "
+        "counted.",
         metavar="FILE",
     ),
     "mean_tokens": _amount(float, "Mean tokens per sample.", metavar="N"),

@@ -24,10 +24,7 @@ _FSDP_STRATEGY = {
 _OFF = ("no", "none", "false", "")
 FSDP_TODAY = 2
 """FSDP's version where nothing names one (`resolve_parallel`)."""
-CAST = (
-    "Under ZeRO, DeepSpeed trains in pure {}, with an fp32 copy and fp32 optimizer states of what is trained, spread "
-    "over the GPUs."
-)
+CAST = "Under ZeRO, DeepSpeed trains in pure {}, with an fp32 copy and fp32 optimizer states of what is trained."
 """What is told of DeepSpeed's casts; the command line may make it untrue."""
 
 

@@ -70,14 +70,18 @@ def test_columns_hold_what_lines_hold(samples: str, name: str, tmp_path: Path) -
 
 def test_files_of_the_datasets_library_are_read(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
-    datasets.Dataset.from_list(ALPACA).save_to_disk(tmp_path / "saved")
-    (written,) = (tmp_path / "saved").glob("*.arrow")
-    assert read_dataset(written).samples == len(ALPACA)
-    with pytest.raises(
-        InputError, match=r"saved is a folder, and one file is read; give for example .*data-"
-    ) as refused:
-        read_dataset(tmp_path / "saved")
-    assert str(written) in str(refused.value)
+    data = datasets.Dataset.from_list(ALPACA)
+    data.save_to_disk(tmp_path / "one")
+    data.save_to_disk(tmp_path / "four", num_shards=4)
+    datasets.DatasetDict({"train": data}).save_to_disk(tmp_path / "splits")
+    (written,) = (tmp_path / "one").glob("*.arrow")
+    whole = read_dataset(written)
+    assert whole.samples == len(ALPACA)
+    assert read_dataset(tmp_path / "one") is whole
+    assert read_dataset(tmp_path / "four").samples == len(ALPACA)
+    assert sample_texts(tmp_path / "four", 3) == sample_texts(written, 3)
+    with pytest.raises(InputError, match=r"without data; give for example .*splits.train\.$"):
+        read_dataset(tmp_path / "splits")
 
 
 @pytest.mark.parametrize("name", WRITERS)
