@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +55,11 @@ def rows(training: Training) -> list[Row]:
 
 
 @pytest.fixture(scope="module")
-def before(rows: list[Row]) -> Record:
-    return priors_of(rows)
+def before() -> Record:
+    """The shipped priors: those of the rows (`test_priors.py`), as long as no record is among them."""
+    shipped = load_priors()
+    assert not shipped["records_used"], "fit the rows alone here: priors_of(rows)"
+    return {name: value for name, value in shipped.items() if name != "memory_overhead_bytes"}
 
 
 @pytest.fixture(scope="module")
@@ -116,8 +120,9 @@ def test_the_shipped_priors_say_which_records_they_read(tmp_path: Path, record: 
 
 def test_the_command_counts_records_apart_from_rows(training: Training, record: Record) -> None:
     mine = record_runs(record, "mine", load_gpus()[CARD])
-    found = fit_priors(training, ([mine], {"cpu.json": "a CPU"}))
-    assert found["rows_used"] == sorted(row.run.id for row in training.rows)
+    few = replace(training, rows=[row for row in training.rows if row.run.source in ("TT", "VL")])
+    found = fit_priors(few, ([mine], {"cpu.json": "a CPU"}))
+    assert found["rows_used"] == sorted(row.run.id for row in few.rows)
     assert (found["records_used"], found["records_skipped"]) == ({"mine": len(mine.runs)}, {"cpu.json": "a CPU"})
     assert CARD in found["device_effects"]
 
