@@ -170,7 +170,8 @@ def watching(recorder: Recorder) -> Any:
                     args = (args[0] * args[1], *args[1:])
             if name in written and recorder.phase is Phase.BACKWARD and not recorder.recomputing:
                 func = written[name]
-            out = func(*args, **kwargs)
+            # Updates in place of many tensors make none, and finding them in the fake mode's cache takes long.
+            out = None if name.startswith("_foreach") and name.endswith("_") else func(*args, **kwargs)
             recorder.record(func, args, kwargs, out)
             return out
 

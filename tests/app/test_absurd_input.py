@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -81,10 +82,10 @@ NOT_MEANT = ("x", "0", "-1", "1.5", "on", "nan", float("nan"), float("inf"), -1,
 @pytest.mark.parametrize("name", INPUTS)
 def test_options_in_python_are_used_or_refused_in_a_sentence(name: str) -> None:
     """Whatever value any option of `estimate` has: an error of ours or an answer, never a traceback."""
-    for value in NOT_MEANT:
-        for around in ({"tokens": "1M"}, {"num_gpus": 16, "sharding": "fsdp"}):
-            with contextlib.suppress(TunecastError):
-                assert estimate("Qwen/Qwen2.5-0.5B", gpu="l40s", **{**around, name: value})
+    around: tuple[dict[str, Any], ...] = ({"tokens": "1M"}, {"num_gpus": 16, "sharding": "fsdp"})
+    for value, given in zip(NOT_MEANT, itertools.cycle(around), strict=False):  # text and number in both
+        with contextlib.suppress(TunecastError):
+            assert estimate("Qwen/Qwen2.5-0.5B", gpu="l40s", **{**given, name: value})
 
 
 @pytest.mark.parametrize("name", [name for name, kind in INPUTS.items() if kind in (WHOLE, NUMBER)])
