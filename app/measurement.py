@@ -51,6 +51,7 @@ def measure_on(device: Device, asked: Asked, steps: int) -> Forecast:
 
 def resolved_on(device: Device, asked: Asked) -> Resolved:
     """The run as this device would train it; a CPU's refusal raises OutOfMemoryError."""
+    from tunecast.model.grouped import loops_over_experts
     from tunecast.model.question import BESIDE_STEPS
     from tunecast.model.resolve import resolve_run
     from tunecast.model.target import emulates_bf16
@@ -63,7 +64,9 @@ def resolved_on(device: Device, asked: Asked) -> Resolved:
         emulates_bf16=emulates_bf16(hardware.host),
         option_origins=asked.origins,
     )
-    resolved = replace(resolved, notes=(*resolved.notes, *asked.notes))
+    loops = loops_over_experts(asked.architecture, resolved.run, hardware.compute_capability)
+    run = replace(resolved.run, loops_experts=loops)
+    resolved = replace(resolved, run=run, notes=(*resolved.notes, *asked.notes))
     refuse_what_a_cpu_cannot_hold(device, asked.architecture, resolved)
     return resolved
 

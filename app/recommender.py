@@ -286,7 +286,7 @@ def _amount(job: Job) -> Amount:
     from tunecast.model.plans import first_line, undivided_options
 
     line = first_line(job.options, job.methods, job.counts, job.batch.samples)
-    run = job.resolve(undivided_options(job.options, line, job.batch.samples), has_bf16=True).run
+    run = job.resolve(undivided_options(job.options, line, job.batch.samples)).run
     amount = resolve_amount(run, dict(job.options))
     assert amount is not None
     return amount

@@ -63,6 +63,7 @@ from tunecast.catalogs.gpus import Gpu, find_gpu, load_gpus, training_dtype
 from tunecast.model.adapter_targets import target_modules
 from tunecast.model.architecture import Architecture
 from tunecast.model.experts_modules import in_modules
+from tunecast.model.grouped import experts_on_card
 from tunecast.model.joined import joined, joined_targets
 from tunecast.model.litgpt import as_litgpt
 from tunecast.model.loss_budget import on_card
@@ -200,7 +201,7 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
         notes.append(f"compute_dtype {row['compute_dtype']!r}: {gpu.id} has no bf16, fp16 is taken.")
     (target,) = resolve_targets([gpu.id], {})
     resolved = on_card(sdpa_on_card(resolved, architecture, target), architecture, target)
-    run = paging_on_card(resolved, architecture, target).run
+    run = paging_on_card(experts_on_card(resolved, architecture, target), architecture, target).run
     run = replace(run, **from_rules(rules, "after_else", but=stated), **from_rules(rules, "after"))
     check_half(half, row, run)
     if software.joins or any("joined" in rule for rule in rules):

@@ -117,26 +117,42 @@ def gemm(params: Params, cols: Columns) -> Array:
     ``tile`` is the padding of partial tiles, ``area`` the partial last wave of a grid of processors,
     ``k0`` the prologue of each tile; ``nn`` and ``tn`` are the slowdowns of the two other layouts.
     A result of fewer tiles than processors has its k loop split over the idle ones (`splits`), so that a wave is
-    shorter by as much.
+    shorter by as much. A kernel for several experts has the tiles and bytes of all of them and one last wave.
     """
     m, n, k = cols.shape[:, 0], cols.shape[:, 1], cols.shape[:, 2]
-    tile = params.get("tile", 0.0)
-    area = (m + tile) * (n + tile) + params.get("area", 0.0) / splits(params, m, n, k)
+    tile, experts = params.get("tile", 0.0), experts_of(cols)
+    area = experts * (m + tile) * (n + tile) + params.get("area", 0.0) / splits(params, m, n, k, experts)
     slow = np.array([1.0, params.get("nn", 1.0), params.get("tn", 1.0)])[cols.layout]
     compute = 2.0 * area * (k + params.get("k0", 0.0)) * slow / params["flops_per_s"]
-    moved = _bytes_seconds((m * n + n * k + m * k) * cols.element_bytes, params)
-    return bend(compute, moved) + _constant_s(params)
+    return products_of(cols) * (bend(compute, _bytes_seconds(product_bytes(cols), params)) + _constant_s(params))
 
 
-def splits(params: Params, m: Array, n: Array, k: Array) -> Array:
-    """How many thread blocks share the k loop of one ``wave_tile_m`` x ``wave_tile_n`` tile of a result m x n: as many
-    as fit on the ``processors``, each with ``split_depth`` of k at least; 1 without these parameters.
+def experts_of(cols: Columns) -> Array:
+    """Products in one kernel of matrix products: one for each expert, or one."""
+    return np.maximum(cols.shape[:, 3], 1.0)
+
+
+def products_of(cols: Columns) -> Array:
+    """Kernels of matrix products, each of the operation's shape: its launches, or one."""
+    return np.maximum(cols.launches, 1.0)
+
+
+def product_bytes(cols: Columns) -> Array:
+    """Bytes of both inputs and the result of one kernel of matrix products."""
+    m, n, k = cols.shape[:, 0], cols.shape[:, 1], cols.shape[:, 2]
+    return np.asarray(experts_of(cols) * (m * n + n * k + m * k) * cols.element_bytes)
+
+
+def splits(params: Params, m: Array, n: Array, k: Array, experts: Array) -> Array:
+    """How many thread blocks share the k loop of one ``wave_tile_m`` x ``wave_tile_n`` tile of results m x n of
+    `experts`: as many as fit on the ``processors``, each with ``split_depth`` of k at least; 1 without these
+    parameters.
 
     Split-K of the libraries: CUTLASS, media/docs/efficient_gemm.md ("Parallelized Reductions").
     """
     if "split_depth" not in params:
         return np.ones_like(m)
-    tiles = np.ceil(m / params["wave_tile_m"]) * np.ceil(n / params["wave_tile_n"])
+    tiles = experts * np.ceil(m / params["wave_tile_m"]) * np.ceil(n / params["wave_tile_n"])
     room = np.floor(params["processors"] / tiles)
     return np.maximum(np.minimum(room, np.floor(k / params["split_depth"])), 1.0)
 
@@ -159,20 +175,19 @@ def gemm_waves(params: Params, cols: Columns) -> Array:
     partial wave is paid for (0: none, time is smooth); a tile of side T reaches T/(T + half) of the
     rate; ``k0`` is the prologue of a tile. Bytes, layouts and ``t0_s`` as in `gemm`.
     """
-    m, n, k = cols.shape[:, 0], cols.shape[:, 1], cols.shape[:, 2]
+    m, n, k, experts = cols.shape[:, 0], cols.shape[:, 1], cols.shape[:, 2], experts_of(cols)
     processors, quantised = params["processors"], params.get("quantised", 1.0)
     per_processor = params["flops_per_s"] / processors
     slow = np.array([1.0, params.get("nn", 1.0), params.get("tn", 1.0)])[cols.layout]
     best = np.full(m.shape, np.inf)
     for tile_m, tile_n in tiles_of(params):
-        tiles = np.ceil(m / tile_m) * np.ceil(n / tile_n) / processors
+        tiles = experts * np.ceil(m / tile_m) * np.ceil(n / tile_n) / processors
         waves = quantised * np.ceil(tiles) + (1.0 - quantised) * np.maximum(tiles, 1.0)
         side = 2.0 * tile_m * tile_n / (tile_m + tile_n)
         reach = side / (side + params.get("half", 0.0))
         work = 2.0 * tile_m * tile_n * (k + params.get("k0", 0.0))
         best = np.minimum(best, waves * work / (per_processor * reach))
-    moved = _bytes_seconds((m * n + n * k + m * k) * cols.element_bytes, params)
-    return bend(best * slow, moved) + _constant_s(params)
+    return products_of(cols) * (bend(best * slow, _bytes_seconds(product_bytes(cols), params)) + _constant_s(params))
 
 
 def attention(params: Params, cols: Columns) -> Array:
@@ -307,9 +322,8 @@ def memory_frac(curve: Curve, cols: Columns) -> Array:
     params = {**curve.params, "t0_s": 0.0, "own_s": 0.0}
     if not params.get("bytes_apart") or not curve.form.startswith("gemm"):
         return np.zeros(len(cols.flops))
-    shape = cols.shape[:, :3]
-    moved = (shape[:, 0] * shape[:, 1] + shape[:, 1] * shape[:, 2] + shape[:, 0] * shape[:, 2]) * cols.element_bytes
-    return np.asarray((_bytes_seconds(moved, params) / FORMS[curve.form](params, cols)) ** ROOFLINE_POWER)
+    moved_s = products_of(cols) * _bytes_seconds(product_bytes(cols), params)
+    return np.asarray((moved_s / FORMS[curve.form](params, cols)) ** ROOFLINE_POWER)
 
 
 CACHE_EDGE = 2.0

@@ -52,7 +52,8 @@ class Group:
             weight = folded(step, part, weight, self.factors[part])
         entry = ops.cast(tape, x, weight.dtype)
         layout = "nn" if experts.clamped else "nt"
-        made = routing.grouped_product(tape, f"experts.{part}", entry, weight, self.ends, (rows, n, k), layout)
+        grouping = routing.Grouping(experts=experts.count, offsets=self.ends, loops=step.run.loops_experts)
+        made = routing.grouped_product(tape, f"experts.{part}", entry, weight, grouping, (rows, n, k), layout)
         return made if bias is None else routing.added_bias(tape, made, bias, name="experts.bias")
 
 

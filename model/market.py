@@ -13,7 +13,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from tunecast.catalogs.errors import InputError
+from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.catalogs.price_book import PriceBook
 from tunecast.catalogs.prices import PRICE_TYPES, JobOffer
 from tunecast.model.amount import Amount, resolve_amount
@@ -24,6 +24,7 @@ from tunecast.model.engine_memory import Flags
 from tunecast.model.estimate import forecast
 from tunecast.model.factors_io import factor_set_from_record
 from tunecast.model.fits import TIGHT_BELOW
+from tunecast.model.grouped import check_experts
 from tunecast.model.inventory import step_operations
 from tunecast.model.operation import Phase
 from tunecast.model.parallel_network import without_bridge
@@ -121,26 +122,29 @@ class Market:
 
 
 def survey(search: Search, targets: Sequence[Target]) -> Market:
-    """Screen every plan on every card that is sold; cards with and without bf16 run different plans."""
+    """Screen every plan on every card that is sold; cards of different kinds (with and without bf16) run different
+    plans."""
     market = Market()
-    sold = []
+    sold: dict[tuple[bool, bool], list[Target]] = {}
     for target in targets:
         if target.usable_bytes is None:
             market.without[target.id] = too_small(target, None, search)
         elif any(prices_for(search, target, count) for count in search.job.counts):
-            sold.append(target)
+            refused = not_built(target, search)
+            if refused is None:
+                sold.setdefault(search.job.kind_of_card(target), []).append(target)
+            else:
+                market.without[target.id] = refused
         else:
             market.without[target.id] = not_sold(target, search.job.counts, search)
-    for has_bf16 in (True, False):
-        alike = [target for target in sold if target.has_bf16 is has_bf16]
-        if alike:
-            _survey_alike(market, search, alike)
+    for _, alike in sorted(sold.items(), reverse=True):
+        _survey_alike(market, search, alike)
     return market
 
 
 def _survey_alike(market: Market, search: Search, targets: Sequence[Target]) -> None:
     known = [target.usable_bytes for target in targets if target.usable_bytes is not None]
-    plans = plans_that_may_fit(search.job, has_bf16=targets[0].has_bf16, roomiest_bytes=max(known, default=0.0))
+    plans = plans_that_may_fit(search.job, targets[0], roomiest_bytes=max(known, default=0.0))
     if not plans:
         market.without |= {target.id: too_small(target, None, search) for target in targets}
         return
@@ -261,6 +265,15 @@ def too_small(target: Target, smallest_bytes: float | None, search: Search) -> R
     spread = f"on up to {gpus} GPUs" if gpus > 1 else "on one GPU"
     need = "far more" if smallest_bytes is None else f"{gib(smallest_bytes):.1f} GiB a GPU at least"
     return Rejected(gpu=target.id, reason="does not fit", detail=f"needs {need} {spread}; {room}")
+
+
+def not_built(target: Target, search: Search) -> Rejected | None:
+    """A card on which the model's code is not built; None for others."""
+    try:
+        check_experts(search.job.architecture, target)
+    except NotSupportedError as error:
+        return Rejected(gpu=target.id, reason="not built", detail=str(error))
+    return None
 
 
 def not_bought(target: Target, counts: Sequence[int], surest: float, search: Search) -> Rejected:

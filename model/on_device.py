@@ -13,6 +13,7 @@ from tunecast.model.factors import FactorSet
 from tunecast.model.factors_io import factor_set_from_record
 from tunecast.model.file_spread import file_sharding, with_dtypes
 from tunecast.model.fits import memory_view, probably_fits
+from tunecast.model.grouped import experts_on_card
 from tunecast.model.loss_budget import on_card
 from tunecast.model.memory_codes import with_other_code
 from tunecast.model.paging import paging_on_card
@@ -92,6 +93,7 @@ def resolve_for(question: Question, target: Target) -> Resolved:
         check_flash(run.run, target)
         check_bridge(target.gpu, run.run, question.options)
         run = on_card(sdpa_on_card(run, question.architecture, target), question.architecture, target)
+        run = experts_on_card(run, question.architecture, target)
         run = replace(run, notes=(*run.notes, *unsharded_notes(question.options, run.run)))
         return paging_on_card(run, question.architecture, target, question.source)
 

@@ -15,7 +15,8 @@ class Kind(StrEnum):
 
     __hash__ = str.__hash__  # of the text it equals; Enum's own is a Python function, and tapes hash millions
     GEMM = "gemm"
-    """Matrix product; ``shape`` is (m, n, k), ``layout`` nt | nn | tn."""
+    """Matrix product; ``shape`` is (m, n, k), ``layout`` nt | nn | tn. One kernel for a product per expert has the
+    shape of one and their number, (m, n, k, experts); of several launches each is a product of the shape."""
     ATTENTION = "attention"
     """Fused attention; ``shape`` is (batch, heads, kv_heads, q_len, kv_len, head_dim)."""
     MEMORY = "memory"
@@ -47,6 +48,14 @@ class Phase(StrEnum):
     RECOMPUTE = "recompute"
     BACKWARD = "backward"
     OPTIMIZER = "optimizer"
+
+
+def expert_shape(m: int, n: int, k: int, experts: int, *, inner: bool) -> tuple[int, int, int, int]:
+    """The shape of each expert's product and their number, where so many experts share rows evenly; one without rows
+    has no product. `inner`: rows are the inner dimension k, as of a weight's gradient, instead of m."""
+    shared = max(min(experts, k if inner else m), 1)
+    rows = max(round((k if inner else m) / shared), 1)
+    return (m, n, rows, shared) if inner else (rows, n, k, shared)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ from tunecast.model.bounds import check_sizes
 from tunecast.model.curves import Array
 from tunecast.model.engine_memory import Flags, memory_of
 from tunecast.model.file_spread import DTYPES, OF_SHARDS, can_shard, over_shards, with_dtypes
+from tunecast.model.grouped import experts_on_card, has_grouped_kernel, stacks_experts
 from tunecast.model.layer_splits import INNER, LAYERS, NO_SPLIT, Split, gpus_per_copy, splits_tried
 from tunecast.model.on_device import shardings_tried
 from tunecast.model.question import RUN_OPTIONS_ELSEWHERE
@@ -28,6 +29,7 @@ from tunecast.model.resolve import ASSUMED, Resolved, resolve_run
 from tunecast.model.resolve_parallel import GPUS_PER_NODE
 from tunecast.model.rows import held_run
 from tunecast.model.run import Run
+from tunecast.model.target import Target
 
 BATCH_OPTIONS = ("per_device_train_batch_size", "gradient_accumulation_steps", "num_gpus")
 """Options whose product is the global batch."""
@@ -194,14 +196,23 @@ class Job:
     counts: tuple[int, ...]
     batch: GlobalBatch
 
-    def resolve(self, options: Mapping[str, Any], *, has_bf16: bool) -> Resolved:
-        """The run that options mean on a card with or without bf16."""
+    def resolve(self, options: Mapping[str, Any], like: Target | None = None) -> Resolved:
+        """The run that options mean on a card of this kind (`kind_of_card`); None: of the newest kind."""
         own = {name: value for name, value in options.items() if name not in RUN_OPTIONS_ELSEWHERE}
-        return resolve_run(self.architecture, own, gpu_has_bf16=has_bf16, option_origins=self.option_origins)
+        if like is None:
+            return resolve_run(self.architecture, own, option_origins=self.option_origins)
+        run = resolve_run(self.architecture, own, gpu_has_bf16=like.has_bf16, option_origins=self.option_origins)
+        return experts_on_card(run, self.architecture, like)
+
+    def kind_of_card(self, target: Target) -> tuple[bool, bool]:
+        """What makes the same options another run on another card: bf16, and grouped products where experts are."""
+        stacked = stacks_experts(self.architecture)
+        return target.has_bf16, stacked and has_grouped_kernel(target.compute_capability)
 
 
-def plans_that_may_fit(job: Job, *, has_bf16: bool, roomiest_bytes: float) -> list[Plan]:
-    """Every plan whose tensors fit the roomiest card; larger micro-batches than one that does not are not tried.
+def plans_that_may_fit(job: Job, like: Target, *, roomiest_bytes: float) -> list[Plan]:
+    """Every plan on cards of one kind whose tensors fit the roomiest; larger micro-batches than one that does not are
+    not tried.
 
     Combinations that a run cannot have (resolving refuses them) are left out; raises what resolving said where
     nothing else is left, and nothing where others are only too large.
@@ -211,7 +222,7 @@ def plans_that_may_fit(job: Job, *, has_bf16: bool, roomiest_bytes: float) -> li
     allowed = 0
     for line in lines(job.options, job.methods, job.counts, job.batch.samples):
         try:
-            found += _line_plans(job, line, has_bf16=has_bf16, roomiest_bytes=roomiest_bytes)
+            found += _line_plans(job, line, like, roomiest_bytes=roomiest_bytes)
             allowed += 1
         except (InputError, NotSupportedError) as error:
             refusal = refusal or error
@@ -227,7 +238,7 @@ def refused_spreads(job: Job) -> tuple[str, ...]:
     refusals: dict[str, list[str | None]] = {}
     for line in spread:
         try:
-            job.resolve(undivided_options(job.options, line, job.batch.samples), has_bf16=True)
+            job.resolve(undivided_options(job.options, line, job.batch.samples))
             said = None
         except (InputError, NotSupportedError) as error:
             said = str(error)
@@ -239,7 +250,7 @@ def refused_spreads(job: Job) -> tuple[str, ...]:
     )
 
 
-def _line_plans(job: Job, line: _Line, *, has_bf16: bool, roomiest_bytes: float) -> Iterator[Plan]:
+def _line_plans(job: Job, line: _Line, like: Target, *, roomiest_bytes: float) -> Iterator[Plan]:
     template: Resolved | None = None
     known: list[tuple[int, float]] = []
     sizes = divisors(job.batch.samples // line.copies(job.options))
@@ -248,7 +259,7 @@ def _line_plans(job: Job, line: _Line, *, has_bf16: bool, roomiest_bytes: float)
             return
         options = line_options(job.options, line, micro_batch, job.batch.samples)
         try:
-            template = template or job.resolve(options, has_bf16=has_bf16)
+            template = template or job.resolve(options, like)
         except (InputError, NotSupportedError):
             if micro_batch == sizes[-1]:
                 raise

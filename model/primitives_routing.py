@@ -6,7 +6,10 @@ Sources: PyTorch ``derivatives.yaml`` (topk, index, gather, div, _grouped_mm) an
 
 from __future__ import annotations
 
-from tunecast.model.operation import Kind
+from dataclasses import dataclass
+from typing import Any
+
+from tunecast.model.operation import SYNCHRONISATION, Kind, expert_shape
 from tunecast.model.primitives import cast, elementwise, gemm_flops
 from tunecast.model.tape import Backward, Grads, Tape, Tensor, widest
 
@@ -134,8 +137,19 @@ def divided_in_place(tape: Tape, values: Tensor, total: Tensor, *, name: str, co
     return tape.record(out, (values, total), backward, saves=(kept, total))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grouping:
+    """How rows sorted by expert are multiplied."""
+
+    experts: int
+    offsets: Tensor
+    """Where each expert's rows end."""
+    loops: bool
+    """Whether there is one product per expert, for which a GPU's host reads the offsets (`grouped.py`)."""
+
+
 def grouped_product(
-    tape: Tape, name: str, x: Tensor, weight: Tensor, offsets: Tensor, shape: tuple[int, int, int], layout: str
+    tape: Tape, name: str, x: Tensor, weight: Tensor, grouping: Grouping, shape: tuple[int, int, int], layout: str
 ) -> Tensor:
     """Rows sorted by expert, each group times its expert's matrix: `shape` (m, n, k), m the rows of all groups.
 
@@ -144,28 +158,37 @@ def grouped_product(
     m, n, k = shape
     if tape.would_grad(x, weight):
         tape.mark_saved()
-    out = _grouped(tape, name, (x, weight, offsets), (m, n, k), layout, m * n)
+    out = _grouped(tape, name, (x, weight), grouping, (m, n, k), layout)
     x_needs, weight_needs = x.needs_grad, weight.needs_grad
 
     def backward(grad: Tensor) -> Grads:
         to_x = to_weight = None
         if weight_needs:
-            to_weight = _grouped(tape, name, (grad, x, offsets), (n, k, m), "tn", weight.elements)
+            to_weight = _grouped(tape, name, (grad, x), grouping, (n, k, m), "tn")
         if x_needs:
             back = "nn" if layout == "nt" else "nt"
-            to_x = _grouped(tape, name, (grad, weight, offsets), (m, k, n), back, m * k)
+            to_x = _grouped(tape, name, (grad, weight), grouping, (m, k, n), back)
         return to_x, to_weight
 
     kept = tuple(tensor for tensor, needed in ((weight, x_needs), (x, weight_needs)) if needed)
-    return tape.record(out, (x, weight), backward, saves=(*kept, offsets))
+    return tape.record(out, (x, weight), backward, saves=(*kept, grouping.offsets))
 
 
 def _grouped(
-    tape: Tape, name: str, reads: tuple[Tensor, ...], shape: tuple[int, int, int], layout: str, elements: int
+    tape: Tape, name: str, reads: tuple[Tensor, ...], grouping: Grouping, shape: tuple[int, int, int], layout: str
 ) -> Tensor:
-    out = tape.empty(elements, reads[0].dtype)
+    """One product of all experts; in a weight's gradient (``tn``) rows are the inner dimension."""
+    m, n, _ = shape
+    inner, offsets = layout == "tn", grouping.offsets
+    out = tape.empty(m * n * (grouping.experts if inner else 1), reads[0].dtype)
+    *one, shared = expert_shape(*shape, grouping.experts, inner=inner)
+    many: dict[str, Any] = {"shape": (*one, shared)}
+    if grouping.loops:
+        many = {"shape": tuple(one), "launches": float(shared)}
+        if tape.platform == "cuda":
+            tape.kernel(SYNCHRONISATION, Kind.MEMORY, (offsets,), (), n_bytes=2 * offsets.bytes)
     flops = gemm_flops(*shape)
-    tape.kernel(name, Kind.GEMM, reads, (out,), flops=flops, shape=shape, layout=layout, dtype=out.dtype)
+    tape.kernel(name, Kind.GEMM, (*reads, offsets), (out,), flops=flops, layout=layout, dtype=out.dtype, **many)
     return out
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-BY_CARD = ("loss_budget_bytes", "loss_tiles_from", "paged_bytes", "weights_stay")
+BY_CARD = ("loss_budget_bytes", "loss_tiles_from", "paged_bytes", "weights_stay", "loops_experts")
 """Fields that are worked out, most of them from the memory of a card, and never an option."""
 BY_SPREAD, MESH = "dtypes_by_spread", "mesh"
 """Options that a training file leaves for plans (`file_spread`): its dtypes by how the job is spread, and how FSDP's
@@ -91,6 +91,8 @@ class Run:
     attn_implementation: str = "sdpa"
     sdpa_cudnn: bool = False
     """Whether ``sdpa`` runs cuDNN's attention where a card has it, as PyTorch does since 2.11 (`sdpa.py`)."""
+    loops_experts: bool = False
+    """Whether products of stacked experts are one per expert, as on most cards, and not one kernel (`grouped.py`)."""
     attention_length: int | None = None
     """Tokens of the documents in a packed row that attention keeps apart (`documents.py`); None: a row is one."""
     loss_type: str = "nll"

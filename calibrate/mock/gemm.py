@@ -10,8 +10,10 @@ from tunecast.calibrate.mock.work import Work
 from tunecast.model.units import DTYPE_BYTES
 
 
-def gemm_work(card: Card, physics: Physics, m: int, n: int, k: int, dtype: str, layout: str) -> Work:
-    """The kernel that the library picks for an m x k by k x n product, as `Work`.
+def gemm_work(
+    card: Card, physics: Physics, m: int, n: int, k: int, dtype: str, layout: str, *, experts: int = 1
+) -> Work:
+    """The kernel that the library picks for an m x k by k x n product, or so many of them at once, as `Work`.
 
     The library ranks its kernels by an estimate that is a few percent off, always in the same way for
     the same shape, so the picked kernel is not always the fastest.
@@ -19,8 +21,8 @@ def gemm_work(card: Card, physics: Physics, m: int, n: int, k: int, dtype: str, 
     guess = generator("pick", physics.root, m, n, k, dtype, layout)
     best: tuple[float, Work] | None = None
     for tile in physics.gemm.tiles:
-        for split in _splits(card, physics, tile, m, n, k):
-            work = tile_work(card, physics, tile, split, (m, n, k), dtype, layout)
+        for split in _splits(card, physics, tile, m, n, k) if experts == 1 else (1,):
+            work = tile_work(card, physics, tile, split, (m, n, k), dtype, layout, experts=experts)
             seen = (max(work.core_s, work.dram_s) + work.fixed_s) * math.exp(
                 physics.gemm.misjudgement * float(guess.standard_normal())
             )
@@ -40,21 +42,29 @@ def _splits(card: Card, physics: Physics, tile: Tile, m: int, n: int, k: int) ->
 
 
 def tile_work(
-    card: Card, physics: Physics, tile: Tile, split: int, shape: tuple[int, int, int], dtype: str, layout: str
+    card: Card,
+    physics: Physics,
+    tile: Tile,
+    split: int,
+    shape: tuple[int, int, int],
+    dtype: str,
+    layout: str,
+    *,
+    experts: int = 1,
 ) -> Work:
-    """Cost of the product with one tile and one split of the k loop."""
+    """Cost of the product, or of several in one kernel, with one tile and one split of the k loop."""
     m, n, k = shape
-    rows, cols = math.ceil(m / tile.bm), math.ceil(n / tile.bn)
+    blocks = experts * math.ceil(m / tile.bm) * math.ceil(n / tile.bn)
     clocks = _block_clocks(card, physics, tile, split, shape, dtype, layout)
-    compute_clk = _waves_clk(card, physics, tile, rows * cols * split, *clocks)
-    cache_clk = _cache_clk(card, physics, tile, rows * cols, k, dtype)
-    traffic = dram_bytes(card, tile, shape, dtype) + _reduction_bytes(m, n, split)
+    compute_clk = _waves_clk(card, physics, tile, blocks * split, *clocks)
+    cache_clk = _cache_clk(card, physics, tile, blocks, k, dtype)
+    traffic = experts * dram_bytes(card, tile, shape, dtype) + _reduction_bytes(m, n, split)
     bandwidth = card.bandwidth_bytes_per_s * physics.memory.bandwidth_frac
     return Work(
         core_s=max(compute_clk, cache_clk) / card.clock_hz,
         dram_s=traffic / bandwidth,
         fixed_s=physics.memory.latency_s * (1 if split == 1 else 2),
-        tensor_s=2.0 * m * n * k / (card.flops_per_sm_clk(dtype) * card.sm_count * card.clock_hz),
+        tensor_s=2.0 * experts * m * n * k / (card.flops_per_sm_clk(dtype) * card.sm_count * card.clock_hz),
         kernels=1 if split == 1 else 2,
     )
 

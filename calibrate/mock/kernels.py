@@ -9,7 +9,7 @@ from tunecast.calibrate.mock.bandwidth import access_class, dequant_work, memory
 from tunecast.calibrate.mock.card import Card
 from tunecast.calibrate.mock.gemm import gemm_work
 from tunecast.calibrate.mock.physics import Physics
-from tunecast.calibrate.mock.work import Work
+from tunecast.calibrate.mock.work import Work, together
 from tunecast.model.operation import FLASH, Kind, Operation
 
 
@@ -19,8 +19,9 @@ def work_of(card: Card, physics: Physics, op: Operation) -> Work:
 
 
 def _gemm(card: Card, physics: Physics, op: Operation) -> Work:
-    m, n, k = op.shape
-    return gemm_work(card, physics, m, n, k, op.dtype, op.layout or "nt")
+    m, n, k, *experts = op.shape
+    one = gemm_work(card, physics, m, n, k, op.dtype, op.layout or "nt", experts=experts[0] if experts else 1)
+    return together(*[one] * round(op.launches)) if op.launches > 1 else one
 
 
 def _attention(card: Card, physics: Physics, op: Operation) -> Work:

@@ -6,7 +6,7 @@ import functools
 import math
 from typing import Any
 
-from tunecast.model.operation import SYNCHRONISATION, VALUE_READ, Kind, Operation, Phase
+from tunecast.model.operation import SYNCHRONISATION, VALUE_READ, Kind, Operation, Phase, expert_shape
 
 NO_KERNEL = frozenset(
     {
@@ -17,7 +17,9 @@ NO_KERNEL = frozenset(
 )  # fmt: skip
 """Operators that only make or describe tensors: no kernel runs. Views are recognised by their schema."""
 
-GEMMS = frozenset({"mm", "addmm", "bmm", "baddbmm", "_grouped_mm"})
+GROUPED = "_grouped_mm"
+"""Products of stacked experts: rows sorted by expert, where each one's rows end as third argument."""
+GEMMS = frozenset({"mm", "addmm", "bmm", "baddbmm", GROUPED})
 WRITE_ONLY = frozenset({"copy_", "fill_", "zero_"})
 """In-place operators that do not read what they overwrite."""
 
@@ -278,8 +280,11 @@ def value_read(tensor: Any, *, phase: Phase, layer: int | None) -> Operation:
 def _gemm(name: str, args: Any, common: dict[str, Any]) -> Operation:
     a, b = args[-2:] if name in ("addmm", "baddbmm") else args[:2]
     m, n, k = gemm_shape(a, b)
+    shape: tuple[int, ...] = (m, n, k)
+    if name == GROUPED:
+        shape = expert_shape(m, n, k, args[2].numel(), inner=b.ndim == 2)
     fields = {**common, "dtype": dtype_name([a])}
-    return Operation(kind=Kind.GEMM, flops=2.0 * m * n * k, shape=(m, n, k), layout=gemm_layout(a, b), **fields)
+    return Operation(kind=Kind.GEMM, flops=2.0 * m * n * k, shape=shape, layout=gemm_layout(a, b), **fields)
 
 
 def _attention(name: str, args: Any, kwargs: Any, common: dict[str, Any]) -> Operation:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tunecast.calibrate.trace import fakes, hf, kernels, offload
@@ -98,6 +98,10 @@ class Recorder:
         operation = kernels.describe(func, args, kwargs, out, phase=phase, layer=self.layer, vocab_size=self.vocab_size)
         if operation is None:
             return
+        if name == kernels.GROUPED and self.run.loops_experts:
+            self.read_value(args[2])
+            *shape, experts = operation.shape
+            operation = replace(operation, shape=tuple(shape), launches=float(experts))
         self.stream.append(operation)
         if self.platform == "cuda":
             self._as_on_cuda(name, operation)

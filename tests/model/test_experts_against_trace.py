@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +15,9 @@ from tunecast.model.architecture import Architecture
 from tunecast.model.architectures import architecture_from_config, load_architecture
 from tunecast.model.families_experts import EXPERT_FAMILIES
 from tunecast.model.flops import executed_flops_per_step, model_flops_per_step
+from tunecast.model.inventory import step_operations
 from tunecast.model.memory import memory_timeline
+from tunecast.model.operation import SYNCHRONISATION, Kind, Operation
 from tunecast.model.resolve import resolve_run
 from tunecast.model.trained import trainable_params
 
@@ -55,6 +59,29 @@ def test_every_family_with_experts_is_here() -> None:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_step_is_the_traced_step(same_as_traced: Callable[..., None], name: str, method: str) -> None:
     same_as_traced(small(name), **METHODS[method])
+
+
+@pytest.mark.parametrize("loops", [False, True], ids=["grouped", "looped"])
+@pytest.mark.parametrize("method", ["lora, attention only, nothing checkpointed", "full"])
+def test_products_of_experts_are_the_traced_ones(method: str, loops: bool) -> None:
+    """As one kernel, and one after the other: shapes, layouts, launches, and where the host waits."""
+    for module in ("torch", "transformers", "peft", "bitsandbytes"):
+        pytest.importorskip(module)
+    from tunecast.calibrate.trace.tracer import trace_step
+
+    architecture = small("qwen3_moe")
+    run = replace(resolve_run(architecture, METHODS[method]).run, loops_experts=loops)
+
+    def products(operations: Iterable[Operation]) -> Counter[Any]:
+        found: Counter[Any] = Counter()
+        for op in operations:
+            if len(op.shape) == 4 or (op.kind is Kind.GEMM and op.launches > 1) or op.name == SYNCHRONISATION:
+                found[op.phase, op.kind, op.shape, op.layout, op.launches, op.bytes] += op.count
+        return found
+
+    found = products(step_operations(architecture, run))
+    assert found == products(trace_step(architecture, run).stream)
+    assert len(found) > 4
 
 
 CLASSES = {family.architecture_class for family in EXPERT_FAMILIES}

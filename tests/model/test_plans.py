@@ -13,6 +13,7 @@ from tunecast.model.architecture import Architecture
 from tunecast.model.engine_memory import memory_of
 from tunecast.model.plans import Job, best_plans, global_batch, gpu_counts, plans_that_may_fit, refused_spreads
 from tunecast.model.resolve import resolve_run
+from tunecast.model.target import resolve_targets
 from tunecast.model.units import GIB
 
 
@@ -25,6 +26,9 @@ def job(architecture: Architecture, *, batch: int, counts: tuple[int, ...] = (1,
         counts=counts,
         batch=global_batch({}, counts, batch),
     )
+
+
+(CARD,) = resolve_targets(["a100-sxm4-80gb"], {})
 
 
 def test_counts_double_up_to_the_most() -> None:
@@ -42,7 +46,7 @@ def test_the_batch_is_the_product_of_what_was_given_else_a_sample_per_gpu() -> N
 
 
 def test_every_split_of_the_batch_is_a_plan_when_memory_is_no_limit(make: Callable[..., Architecture]) -> None:
-    plans = plans_that_may_fit(job(make("qwen2.5-0.5b"), batch=6), has_bf16=True, roomiest_bytes=1e15)
+    plans = plans_that_may_fit(job(make("qwen2.5-0.5b"), batch=6), CARD, roomiest_bytes=1e15)
     runs = [plan.run for plan in plans]
     assert all(run.per_device_train_batch_size * run.gradient_accumulation_steps * run.num_gpus == 6 for run in runs)
     alone = {(r.per_device_train_batch_size, r.gradient_checkpointing) for r in runs if r.num_gpus == 1}
@@ -56,7 +60,7 @@ def test_what_is_left_untried_would_not_have_fitted(make: Callable[..., Architec
     asked = job(architecture, batch=16, counts=(1,))
     kept = {
         (plan.run.gradient_checkpointing, plan.run.per_device_train_batch_size)
-        for plan in plans_that_may_fit(asked, has_bf16=True, roomiest_bytes=roomiest)
+        for plan in plans_that_may_fit(asked, CARD, roomiest_bytes=roomiest)
     }
     for checkpointing in (True, False):
         for size in (1, 2, 4, 8, 16):
@@ -67,7 +71,7 @@ def test_what_is_left_untried_would_not_have_fitted(make: Callable[..., Architec
 
 
 def test_the_simplest_layout_is_kept_unless_another_is_clearly_faster(make: Callable[..., Architecture]) -> None:
-    plans = plans_that_may_fit(job(make("qwen2.5-0.5b"), batch=2), has_bf16=True, roomiest_bytes=1e15)
+    plans = plans_that_may_fit(job(make("qwen2.5-0.5b"), batch=2), CARD, roomiest_bytes=1e15)
     several = [row for row, plan in enumerate(plans) if plan.run.num_gpus == 2]
     seconds = np.full(len(plans), 10.0)
     allowed = np.ones(len(plans), dtype=bool)

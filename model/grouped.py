@@ -1,0 +1,74 @@
+"""Products of stacked experts: one kernel for all of them, or one product after the other.
+
+PyTorch's ``_grouped_mm`` has a kernel for bf16 on compute capabilities 9.x and 10.x, and by Composable Kernel on AMD's
+gfx942 and gfx950 (``aten/src/ATen/native/cuda/GroupedBlas.cpp``, ``_grouped_mm_cuda``). For anything else it copies
+the experts' offsets to the host, which waits for them, and multiplies expert by expert (``GroupedMMUtils.h``,
+``_grouped_mm_fallback``); so it does on a CPU. Below compute capability 8.0, transformers 5 has a loop of its own
+instead (``integrations/moe.py``, ``_can_use_grouped_mm``), which is not built here.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from tunecast.catalogs.errors import NotSupportedError
+from tunecast.model.architecture import Architecture
+from tunecast.model.resolve import Resolved
+from tunecast.model.run import Run
+from tunecast.model.target import Target
+
+MAJORS = ("9", "10")
+AMD = ("gfx942", "gfx950")
+LEAST_CAPABILITY = 8.0
+"""From which transformers calls ``_grouped_mm``."""
+_STACKED = re.compile(r'"(num_experts|num_local_experts|n_routed_experts)": [1-9]')
+"""In the config of a model that is known only from its real code."""
+LOOP_NOTE = (
+    "experts are multiplied one after the other here, and the host waits for their rows' numbers: PyTorch's grouped "
+    "products are one kernel for bf16 on compute capabilities 9 and 10 only"
+)
+
+
+def stacks_experts(architecture: Architecture) -> bool:
+    """Whether layers keep their experts in one tensor each, which grouped products read."""
+    blocks = (group.layer.mlp.experts for group in architecture.groups)
+    return any(each is not None and each.stacked for each in blocks) or bool(_STACKED.search(architecture.settings))
+
+
+def has_grouped_kernel(compute_capability: str | None) -> bool:
+    """Whether grouped products of bf16 are one kernel on a card, by what the catalog calls its capability; on a CPU
+    (None) they are not."""
+    return compute_capability is not None and (
+        compute_capability.partition(".")[0] in MAJORS or compute_capability in AMD
+    )
+
+
+def loops_over_experts(architecture: Architecture, run: Run, compute_capability: str | None) -> bool:
+    """Whether a run's experts are multiplied one after the other on such a card."""
+    return stacks_experts(architecture) and not (run.dtype == "bf16" and has_grouped_kernel(compute_capability))
+
+
+def check_experts(architecture: Architecture, target: Target) -> None:
+    """Raises NotSupportedError for stacked experts on a card on which transformers does not call ``_grouped_mm``."""
+    gpu = target.gpu
+    if gpu is None or gpu.vendor != "nvidia" or not stacks_experts(architecture):
+        return
+    if float(gpu.compute_capability) < LEAST_CAPABILITY:
+        raise NotSupportedError(
+            f"{architecture.name} on {target.id} (compute capability {gpu.compute_capability}) was asked for, but how "
+            f"transformers runs its experts below {LEAST_CAPABILITY} is not built; take a card from {LEAST_CAPABILITY} "
+            "on, an A100 or later."
+        )
+
+
+def experts_on_card(resolved: Resolved, architecture: Architecture, target: Target) -> Resolved:
+    """The run with `Run.loops_experts` as it is on this device, and a note where it loops.
+
+    Raises NotSupportedError as `check_experts`.
+    """
+    check_experts(architecture, target)
+    if not loops_over_experts(architecture, resolved.run, target.compute_capability):
+        return resolved
+    looped = replace(resolved, run=replace(resolved.run, loops_experts=True))
+    return replace(looped, notes=(*looped.notes, LOOP_NOTE)) if target.platform == "cuda" else looped
