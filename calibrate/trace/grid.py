@@ -149,7 +149,7 @@ def draw_options(architecture: Architecture, method: str, number: int) -> dict[s
 
 
 def only_choices(architecture: Architecture) -> dict[str, Any]:
-    """Options at which a family has one choice, or a trace has: grouped products of fake tensors are bf16."""
+    """Options at which a family has one choice, or the grid keeps to one: products of experts are bf16."""
     layers = [group.layer for group in architecture.groups]
     only: dict[str, Any] = {}
     if any(layer.mlp.experts for layer in layers):

@@ -174,12 +174,26 @@ def watching(recorder: Recorder) -> Any:
                     args = (args[0] * args[1], *args[1:])
             if name in written and recorder.phase is Phase.BACKWARD and not recorder.recomputing:
                 func = written[name]
+            if name == kernels.GROUPED and args[0].dtype is not torch.bfloat16:
+                out = _grouped_of_another_dtype(func, args, kwargs)
+                recorder.record(func, args, kwargs, out)
+                return out
             # Updates in place of many tensors make none, and finding them in the fake mode's cache takes long.
             out = None if name.startswith("_foreach") and name.endswith("_") else func(*args, **kwargs)
             recorder.record(func, args, kwargs, out)
             return out
 
     return Watch()
+
+
+def _grouped_of_another_dtype(func: Any, args: Any, kwargs: Any) -> Any:
+    """What a grouped product of fp16 or fp32 makes: real tensors have it, but fake ones of bf16 only (its shape
+    function, ``_meta_grouped_mm_common``)."""
+    import torch
+
+    half = [torch.empty_strided(x.shape, x.stride(), dtype=torch.bfloat16, device=x.device) for x in args[:2]]
+    made = func(*half, *args[2:], **kwargs)
+    return torch.empty_strided(made.shape, made.stride(), dtype=args[0].dtype, device=made.device)
 
 
 def _dequantize_and_multiply(
