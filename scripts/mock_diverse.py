@@ -19,7 +19,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ from tunecast.calibrate.runner import calibrate
 from tunecast.catalogs.gpus import load_gpus
 from tunecast.model.architectures import load_architecture
 from tunecast.model.factors import FactorSet
+from tunecast.model.grouped import loops_over_experts
 from tunecast.model.inventory import step_operations
 from tunecast.model.on_device import target_factors
 from tunecast.model.priors import load_priors, prior_factors
@@ -108,6 +109,12 @@ class Case:
         more = "".join(f", {name} {value}" for name, value in self.options.items() if name not in plain)
         return f"{self.run.method} {self.run.max_length} x {self.run.per_device_train_batch_size}{more}"
 
+    def on(self, mock: str) -> Run:
+        """The run on the card that a mock imitates."""
+        capability = load_gpus()[card_of({"mock": mock})].compute_capability
+        loops = loops_over_experts(load_architecture(self.model), self.run, capability)
+        return replace(self.run, loops_experts=loops)
+
 
 @cache
 def cases() -> tuple[Case, ...]:
@@ -121,7 +128,8 @@ def cases() -> tuple[Case, ...]:
 
 def forecast_row(case: Case, mock: str, factors: FactorSet, simulated_s: float) -> Row:
     """Predicted against simulated."""
-    found = step_time(step_operations(load_architecture(case.model), case.run), factors, run=case.run)
+    run = case.on(mock)
+    found = step_time(step_operations(load_architecture(case.model), run), factors, run=run)
     value = found.step_time_s
     return {
         "mock": mock,
@@ -145,7 +153,7 @@ def simulated_rows(card: str, seed: int) -> list[Row]:
             "mock": device.id,
             "model": case.model,
             "run": case.what,
-            "simulated_s": simulated_seconds(device, case.model, case.run),
+            "simulated_s": simulated_seconds(device, case.model, case.on(device.id)),
         }
         for case in cases()
     ]

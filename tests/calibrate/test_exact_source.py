@@ -59,6 +59,15 @@ def test_nothing_is_lost_between_trace_and_forecast(options: dict[str, Any], mic
     assert source(LLAMA, run, "cuda").trainable_params == trace.trainable_params
 
 
+@pytest.mark.parametrize("loops", [False, True], ids=["grouped", "looped"])
+def test_experts_are_traced_as_the_card_multiplies_them(loops: bool) -> None:
+    config = {**SMALL, "model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2}
+    moe = architecture_from_config(config, "small experts")
+    run = replace(resolve_run(moe, {"max_length": 128, "lora_target_modules": "q_proj"}).run, loops_experts=loops)
+    found = totals(operations_of(moe, run, source=TracedSteps()))
+    assert found == pytest.approx(totals(step_operations(moe, run)), rel=1e-4)
+
+
 def test_equal_kernels_are_one_operation() -> None:
     run = run_of(gradient_accumulation_steps=4)
     operations = operations_of(DEEP, run, source=TracedSteps())
