@@ -82,6 +82,9 @@ class Recommendation:
             )
         counted = Counter(rejected.reason for rejected in self.rejected)
         words = ", ".join(f"{reason} {count}" for reason, count in counted.most_common())
+        unbuilt = next((rejected for rejected in self.rejected if rejected.reason == "not built"), None)
+        if unbuilt is not None and len(counted) == 1:
+            return unbuilt.detail
         untimed = next((rejected for rejected in self.rejected if rejected.reason == "time unknown"), None)
         if untimed is not None:
             return f"No card is left ({words}); {untimed.gpu} has room, but its step cannot be timed: {untimed.detail}"

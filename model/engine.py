@@ -99,9 +99,10 @@ def screen(
 ) -> Screen:
     """Step time and memory of every run on every target; all targets are of one platform.
 
-    A run is taken as it is: whether a device has its dtype, or its memory, is for the caller to ask. What a device
-    decides (`run.BY_CARD`) is left at its default; paging is worked out here. `options` may say how machines are joined
-    (``internode_gbps``) and how long samples are, which are then rows of their own (`rows`).
+    A run is taken as it is: whether a device has its dtype, its memory, or grouped products (`Run.loops_experts`), is
+    for the caller to ask. What else a device decides (`run.BY_CARD`) is left at its default; paging is worked out here.
+    `options` may say how machines are joined (``internode_gbps``) and how long samples are, which are then rows of
+    their own (`rows`).
     """
     platform = targets[0].platform
     assert all(target.platform == platform for target in targets), "devices of one platform"

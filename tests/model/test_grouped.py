@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -63,6 +64,22 @@ def test_cards_on_which_transformers_loops_by_itself_are_refused() -> None:
         tunecast.estimate(MOE, gpu="v100-sxm2-32gb", **ATTENTION_ALONE)
     (dense,) = tunecast.estimate(DENSE, gpu="v100-sxm2-32gb", method="lora")
     assert dense.step_time_s is not None
+
+
+def test_a_search_tells_such_cards_from_others_and_times_the_rest_as_they_are() -> None:
+    cards = ["v100-sxm2-32gb", "a100-sxm4-80gb", "h100-sxm5-80gb"]
+    asked: dict[str, Any] = {**ATTENTION_ALONE, "tokens": "1M", "global_batch": 8, "max_gpus": 1}
+    found = tunecast.recommend(MOE, gpu=cards, **asked)
+    reasons = {rejected.gpu: rejected.reason for rejected in found.rejected}
+    assert reasons.get("v100-sxm2-32gb") == "not built"
+    picks = [picked.forecast for picked in (found.cheapest, found.fastest) if picked is not None]
+    assert {forecast.gpu for forecast in picks} <= {"a100-sxm4-80gb", "h100-sxm5-80gb"}
+    assert all(forecast.run.loops_experts is (forecast.gpu == "a100-sxm4-80gb") for forecast in picks)
+    for picked in picks:
+        (alone,) = tunecast.estimate(MOE, gpu=picked.gpu, **ATTENTION_ALONE)
+        assert picked.run.loops_experts is alone.run.loops_experts
+    refused = tunecast.recommend(MOE, gpu=cards[:1], **asked)
+    assert re.search(r"how transformers runs its experts below 8\.0 is not built; take a card", refused.refusal())
 
 
 def test_a_loop_has_a_product_and_a_launch_per_expert_and_waits_once_per_call() -> None:
