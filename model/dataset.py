@@ -1,8 +1,8 @@
 """How much text a file of training data holds: samples and bytes, without a tokenizer.
 
 Read are ``.jsonl``, ``.json`` (a list), ``.csv``, ``.txt`` (a sample per line), and with pyarrow ``.parquet``,
-``.arrow`` and ``.feather``. Of a large file only its beginning is read, of a folder of shards the first one, and the
-rest taken to be alike. Tokens are bytes over an assumed number of bytes per token; of samples that hold ``input_ids``,
+``.arrow`` and ``.feather``. Of a large file only its beginning is read, of shards as much of each, and the rest
+taken to be alike. Tokens are bytes over an assumed number of bytes per token; of samples that hold ``input_ids``,
 as trainers keep prepared data, they are known. Of samples with named fields those are counted that trainers train on
 (`FIELDS`), since others often say the same once more.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -20,14 +21,16 @@ from typing import Any
 
 from tunecast.catalogs.errors import InputError
 from tunecast.model.dataset_columns import ARROW, FEATHER, PARQUET, TOKEN_IDS, first_rows
-from tunecast.model.dataset_shards import shard_count, shards_in
+from tunecast.model.dataset_shards import Shards, shard_count, shards_in
 from tunecast.model.factors import Factor
 from tunecast.model.phase_rates import assumed_rates
 from tunecast.model.read_numbers import number_above_zero
-from tunecast.model.units import MIB
+from tunecast.model.units import KIB, MIB
 
 READ_BYTES = 64 * MIB
-"""What is read of a file at most."""
+"""What is read of a file, or of all shards together, at most."""
+LEAST_READ_BYTES = 64 * KIB
+"""What is read of each of many shards."""
 FIELDS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("messages",), ("system", "tools")),
     (("conversations",), ("system", "tools")),
@@ -96,57 +99,68 @@ class Dataset:
 
 def read_dataset(path: str | Path) -> Dataset:
     """Count a file or a folder of shards; raises InputError for one that cannot be read or has no sample."""
-    files = _files(path)
-    stamps = tuple(file.stat().st_mtime_ns for file in files)
-    if len(files) > 1:
-        return _of_shards(Path(path).name, tuple(files), stamps)
-    first, others = _counted(files[0], *stamps), shard_count(files[0]) - 1
-    return _one_alone(first, others) if others else first
+    found = _files(path)
+    stamps = tuple((file.stat().st_size, file.stat().st_mtime_ns) for file in found.files)
+    return _counted(Path(path).name, found, stamps)
 
 
-def _files(path: str | Path) -> list[Path]:
+def _files(path: str | Path) -> Shards:
     """A file, or the shards in a folder."""
     file = Path(path)
     if file.is_dir():
         return shards_in(file, (*READERS, *COLUMNS))
     if not file.is_file():
-        raise InputError(f"--dataset {path} is no file; give one of {ENDINGS}, or --num-samples instead.")
-    return [file]
+        of_hub = (
+            ""
+            if file.suffix or not re.fullmatch(r"[\w.-]+/[\w.-]+", str(path))
+            else (" (a data set of the Hub is fetched first: its files, or a folder of its shards)")
+        )
+        raise InputError(f"--dataset {path} is no file; give one of {ENDINGS}{of_hub}, or --num-samples instead.")
+    return Shards(files=(file,))
+
+
+def _shard_words(found: Shards) -> str:
+    """What is said of a set of several shards, or of one that was given without the others."""
+    several, whole = len(found.files), shard_count(found.files[0])
+    told = f"{several} shards" if several > 1 else f"1 shard of {whole}, the others not counted" if whole > 1 else ""
+    left_out = f"not {', '.join(found.left_out)}" if found.left_out else ""
+    return ", ".join(filter(None, (told, left_out)))
 
 
 @lru_cache(maxsize=16)
-def _of_shards(folder: str, files: tuple[Path, ...], stamps: tuple[int, ...]) -> Dataset:
-    """A set whose first shard is read. How many rows of columns the others have is known, else by their size."""
-    first, columns = _counted(files[0], stamps[0]), files[0].suffix.lower() in COLUMNS
-    sizes = [first_rows(file, 0)[1] if columns else file.stat().st_size for file in files]
-    samples = round(first.samples * sum(sizes) / sizes[0])
-    return replace(first, name=folder, samples=samples, whole=False, shards=f"{len(files)} shards")
+def _counted(name: str, found: Shards, _: tuple[tuple[int, int], ...]) -> Dataset:
+    counted = _count(name, *_beginnings(found.files))
+    return replace(counted, shards=_shard_words(found))
 
 
-@lru_cache(maxsize=16)
-def _one_alone(first: Dataset, others: int) -> Dataset:
-    """A shard that was given without the others of its set."""
-    return replace(first, shards=f"1 shard of {others + 1}, the others not counted")
+def _beginnings(files: tuple[Path, ...]) -> tuple[list[Any], float]:
+    """(samples at the beginnings of files, which share of each file they are)."""
+    found = [_of_one(file, max(READ_BYTES // len(files), min(READ_BYTES, LEAST_READ_BYTES))) for file in files]
+    found = [(samples, share) for samples, share in found if samples]
+    least = min((share for _, share in found), default=1.0)
+    return [sample for samples, share in found for sample in samples[: round(len(samples) * least / share)]], least
 
 
-@lru_cache(maxsize=16)
-def _counted(file: Path, _: int) -> Dataset:
+def _of_one(file: Path, most_bytes: int) -> tuple[list[Any], float]:
     if file.suffix.lower() not in (*READERS, *COLUMNS):
         raise InputError(
             f"--dataset {file.name} is a {file.suffix or 'file without an ending'}, and only {ENDINGS} are "
             "read; convert it, or give --num-samples and --mean-tokens."
         )
     try:
-        samples, share = _samples(file)
+        return _samples(file, most_bytes)
     except (ValueError, csv.Error) as error:
         raise InputError(f"--dataset {file.name} is damaged ({error}); check the file.") from error
+
+
+def _count(name: str, samples: list[Any], share: float) -> Dataset:
     if any(isinstance(sample, dict) and set(PREFERENCES) <= set(sample) for sample in samples):
         raise InputError(
-            f"--dataset {file.name} has pairs of {' and '.join(PREFERENCES)} answers, and preference training is not "
+            f"--dataset {name} has pairs of {' and '.join(PREFERENCES)} answers, and preference training is not "
             "built; keep prompt and one answer as prompt and completion."
         )
     if any(isinstance(sample, dict) and TOKEN_IDS in sample for sample in samples):
-        return _of_ids(file, samples, share)
+        return _of_ids(name, samples, share)
     sizes_bytes, read, every = [], dict[str, None](), dict[str, None]()
     for sample in samples:
         kept = trained(sample)
@@ -156,9 +170,9 @@ def _counted(file: Path, _: int) -> Dataset:
             read |= dict.fromkeys(field for field in kept if texts(kept[field]))
     sizes = tuple(size for size in sizes_bytes if size > 0)
     if not sizes:
-        raise InputError(f"--dataset {file.name} holds no text; give --num-samples with --mean-tokens.")
+        raise InputError(f"--dataset {name} holds no text; give --num-samples with --mean-tokens.")
     return Dataset(
-        name=file.name,
+        name=name,
         samples=round(len(sizes) / share),
         sizes_bytes=sizes,
         whole=share == 1.0,
@@ -167,7 +181,7 @@ def _counted(file: Path, _: int) -> Dataset:
     )
 
 
-def _of_ids(file: Path, samples: list[Any], share: float) -> Dataset:
+def _of_ids(name: str, samples: list[Any], share: float) -> Dataset:
     """A file of token ids, lists of whole numbers in all samples or none; samples with an empty one are none."""
     sizes = []
     for number, sample in enumerate(samples, start=1):
@@ -176,13 +190,13 @@ def _of_ids(file: Path, samples: list[Any], share: float) -> Dataset:
         if not (isinstance(ids, list) and all(type(one) is int for one in ids)):
             what = f"{TOKEN_IDS} that are no list of whole numbers" if has else f"no {TOKEN_IDS}"
             raise InputError(
-                f"--dataset {file.name} holds {TOKEN_IDS}, but sample {number} has {what}; mend it, or keep text alone."
+                f"--dataset {name} holds {TOKEN_IDS}, but sample {number} has {what}; mend it, or keep text alone."
             )
         sizes += [len(ids)] if ids else []
     if not sizes:
-        raise InputError(f"--dataset {file.name} holds empty {TOKEN_IDS} alone; check the file.")
+        raise InputError(f"--dataset {name} holds empty {TOKEN_IDS} alone; check the file.")
     return Dataset(
-        name=file.name,
+        name=name,
         samples=round(len(sizes) / share),
         sizes_bytes=tuple(sizes),
         whole=share == 1.0,
@@ -191,21 +205,21 @@ def _of_ids(file: Path, samples: list[Any], share: float) -> Dataset:
     )
 
 
-def _samples(file: Path) -> tuple[list[Any], float]:
+def _samples(file: Path, most_bytes: int) -> tuple[list[Any], float]:
     """(samples at the beginning of a file, which share of the file they are)."""
     if file.suffix.lower() in COLUMNS:
-        rows, total = first_rows(file, READ_BYTES)
+        rows, total = first_rows(file, most_bytes)
         return rows, len(rows) / total if total else 1.0
-    text, whole = _beginning(file)
+    text, whole = _beginning(file, most_bytes)
     share = 1.0 if whole else len(text.encode()) / file.stat().st_size
     return list(READERS[file.suffix.lower()](text)), share
 
 
-def _beginning(file: Path) -> tuple[str, bool]:
+def _beginning(file: Path, most_bytes: int) -> tuple[str, bool]:
     """(what is read of a file, whether that is all of it); of a large one whole lines, of a list in JSON all."""
-    whole = file.stat().st_size <= READ_BYTES or file.suffix.lower() == ".json"
+    whole = file.stat().st_size <= most_bytes or file.suffix.lower() == ".json"
     with file.open(encoding="utf-8", newline="") as stream:
-        return (stream.read(), True) if whole else (stream.read(READ_BYTES).rpartition("\n")[0], False)
+        return (stream.read(), True) if whole else (stream.read(most_bytes).rpartition("\n")[0], False)
 
 
 def bytes_per_token(options: Mapping[str, Any]) -> Factor:
@@ -224,7 +238,10 @@ def bytes_per_token(options: Mapping[str, Any]) -> Factor:
 def sample_texts(path: str | Path, most: int) -> list[str]:
     """Text of the first `most` samples, their parts joined; for a tokenizer to count."""
     read_dataset(path)
-    samples = ("\n".join(texts(trained(sample))) for sample in _samples(_files(path)[0])[0])
+    files = _files(path).files
+    every = _beginnings(files)[0]
+    spread = every[:: max(len(every) // most, 1)] if len(files) > 1 else every
+    samples = ("\n".join(texts(trained(sample))) for sample in spread)
     return [sample for sample, _ in zip((sample for sample in samples if sample), range(most), strict=False)]
 
 

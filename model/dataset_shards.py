@@ -1,38 +1,59 @@
-"""Training data in several files: shards as the ``datasets`` library and the Hub name them, ``NAME-00000-of-00004``."""
+"""Training data in a folder: one file, or the shards that the ``datasets`` library and the Hub write and name
+``NAME-00000-of-00004``."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 
 from tunecast.catalogs.errors import InputError
 
 _SHARD = re.compile(r"(?P<set>.+)-(?P<number>\d{5})-of-(?P<all>\d{5})(-[0-9a-f]+)?")
-_ABOUT_DATA = ("dataset_info.json", "state.json", "dataset_dict.json")
-"""What ``datasets`` writes beside the data."""
+_BESIDE = re.compile(r"(licen[cs]e|readme|dataset_infos?|state|dataset_dict|metadata|requirements)\b.*", re.IGNORECASE)
+"""What lies beside data and is none."""
+_PACKED = (".gz", ".zst", ".bz2", ".xz", ".zip")
+TRAINED = "train"
+_SPLITS = (TRAINED, "validation", "valid", "val", "dev", "eval", "test")
+"""What the parts of a data set are called, of which the first is trained on."""
 
 
-def shards_in(folder: Path, endings: Collection[str]) -> list[Path]:
-    """Files of the one set that a folder holds, in order; a file alone is a set of one.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shards:
+    """The files of one set, in order."""
 
-    Raises InputError for a folder with no data, with several sets, or without some of a set's shards.
+    files: tuple[Path, ...]
+    left_out: tuple[str, ...] = ()
+    """Other parts of the data set, which are not trained on."""
+
+
+def shards_in(folder: Path, endings: Collection[str]) -> Shards:
+    """The set that a folder holds; a file alone is a set of one, and of a set's known parts it is ``train``.
+
+    Raises InputError for a folder with no data, with several sets, with packed files, or without some shards.
     """
-    files = sorted(each for each in folder.iterdir() if each.suffix.lower() in endings and each.name not in _ABOUT_DATA)
-    sets = {_set_of(file): file for file in reversed(files)}
+    files = sorted(each for each in folder.iterdir() if not _BESIDE.fullmatch(each.name))
+    packed = [each.name for each in files if each.suffix.lower() in _PACKED]
+    if packed:
+        raise InputError(f"--dataset {folder} holds {packed[0]}, and packed files are not read; unpack it.")
+    sets: dict[str, list[Path]] = {}
+    for file in files:
+        if file.suffix.lower() in endings:
+            sets.setdefault(_set_of(file), []).append(file)
     if not sets:
-        below = sorted(each.parent for each in folder.glob("*/*") if each.suffix.lower() in endings)
-        instead = f"give for example {below[-1]}" if below else f"give a file ({', '.join(endings)})"
-        raise InputError(f"--dataset {folder} is a folder without data; {instead}.")
-    if len(sets) > 1:
+        raise InputError(f"--dataset {folder} is a folder without data; {_instead(folder, endings)}.")
+    others = tuple(name for name in sets if name != TRAINED)
+    if len(sets) > 1 and not (TRAINED in sets and set(others) <= set(_SPLITS)):
         raise InputError(
-            f"--dataset {folder} is a folder of several sets of data; give one of them, for example {files[0]}, and "
-            "shards in a folder of their own."
+            f"--dataset {folder} is a folder of several sets of data ({', '.join(sets)}); give one of their files, or "
+            "put one set into a folder of its own."
         )
-    wanted = shard_count(files[0])
-    if len(files) != wanted:
-        raise InputError(f"--dataset {folder} holds {len(files)} of the {wanted} shards of its data; fetch the others.")
-    return files
+    kept = sets[TRAINED] if others and TRAINED in sets else next(iter(sets.values()))
+    wanted = shard_count(kept[0])
+    if len(kept) != wanted:
+        raise InputError(f"--dataset {folder} holds {len(kept)} of the {wanted} shards of its data; fetch the others.")
+    return Shards(files=tuple(kept), left_out=others if len(sets) > 1 else ())
 
 
 def shard_count(file: Path) -> int:
@@ -41,6 +62,14 @@ def shard_count(file: Path) -> int:
     return int(found["all"]) if found else 1
 
 
-def _set_of(file: Path) -> tuple[str, int, str]:
+def _set_of(file: Path) -> str:
     found = _SHARD.fullmatch(file.stem)
-    return (found["set"] if found else file.stem), shard_count(file), file.suffix.lower()
+    return found["set"] if found else file.stem
+
+
+def _instead(folder: Path, endings: Collection[str]) -> str:
+    """What to give instead of a folder whose data lie deeper, those that are trained on first."""
+    below = {each.parent for each in folder.glob("*/*") if each.suffix.lower() in endings}
+    if not below:
+        return f"give a file ({', '.join(endings)})"
+    return f"give for example {min(below, key=lambda path: (path.name != TRAINED, path.name))}"
