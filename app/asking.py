@@ -32,12 +32,14 @@ def asked_question(
     from tunecast.calibrate.fitted_records import fitted_records
     from tunecast.calibrate.watch.observations import refuse_unused, split_records
     from tunecast.catalogs.price_book import price_book
+    from tunecast.model.bounds import check_switches
     from tunecast.model.experts_modules import of_age
     from tunecast.model.question import Question
     from tunecast.model.target import resolve_targets
     from tunecast.model.whole_run_options import split_whole_run
 
     _check_types(model, gpu, options.get("num_gpus"))
+    check_switches(options)
     calibrations, observations = split_records(records)
     around, options = split_whole_run(options)
     options = with_tokenizer(model, options)
@@ -75,7 +77,7 @@ def _check_types(model: Any, gpu: Any, num_gpus: Any) -> None:
 
 
 def with_tokenizer(model: str, options: dict[str, Any]) -> dict[str, Any]:
-    """``bytes_per_token`` in place of a tokenizer: the one named, else that beside a local model's config."""
+    """``bytes_per_token`` in place of a tokenizer: the one named, else that beside a local model's config.json."""
     given = {name: value for name, value in options.items() if name != "tokenizer"}
     path = options.get("tokenizer")
     if options.get("dataset") is None:
@@ -88,7 +90,7 @@ def with_tokenizer(model: str, options: dict[str, Any]) -> dict[str, Any]:
         if path is not None:
             raise InputError(NOTHING_TO_TOKENIZE)
         return given
-    beside = Path(model).parent if Path(model).is_file() else Path(model)
+    beside = Path(model).parent if Path(model).name == "config.json" else Path(model)
     if path is None and (beside / "tokenizer.json").is_file() and find_spec("tokenizers") is not None:
         path = str(beside / "tokenizer.json")
     if path is None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunecast.catalogs.errors import InputError, NotSupportedError, UnknownNameError
+from tunecast.model.read_numbers import number_above_zero, number_that
 
 if TYPE_CHECKING:
     from tunecast.model.amount import Amount
@@ -123,10 +124,13 @@ def _limits(**given: Any) -> Limits:
 
     if given["min_fit_confidence"] is None:
         del given["min_fit_confidence"]
-    elif not 0.0 <= given["min_fit_confidence"] < 1.0:
-        raise InputError(
-            f"--min-fit-confidence is {given['min_fit_confidence']}, but it is a probability below 1; type for "
-            "example 0.9."
+    else:
+        given["min_fit_confidence"] = number_that(
+            "--min-fit-confidence",
+            given["min_fit_confidence"],
+            lambda p: 0.0 <= p < 1.0,
+            "a probability below 1",
+            "0.9",
         )
     return Limits(**given)
 
@@ -144,9 +148,7 @@ def purchase_kinds(spot: bool | None, purchase: Sequence[str]) -> tuple[str, ...
 
 
 def _above_zero(flag: str, value: float | None) -> float | None:
-    if value is not None and not value > 0.0:
-        raise InputError(f"{flag} is {value}, which is not above 0; type for example {flag} 20.")
-    return value
+    return None if value is None else number_above_zero(flag, value, "20")
 
 
 def _several(given: str | Sequence[str] | None) -> tuple[str, ...] | None:

@@ -68,6 +68,25 @@ WORDS = {
 """Fields that hold text, by their types; ``--offload`` is a switch too."""
 
 
+SWITCHES = (
+    *(field.name for field in dataclasses.fields(Run) if field.type in ("bool", "bool | None")),
+    "packing", "padding_free", "streaming", "nvlink", "p2p", "allow_long_context",
+)  # fmt: skip
+"""Options that are on or off."""
+
+
+def check_switches(options: Mapping[str, Any]) -> None:
+    """Refuse anything but True and False for a switch: any text would count as on."""
+    for name in SWITCHES:
+        check_switch(name, options.get(name))
+
+
+def check_switch(name: str, value: Any) -> None:
+    """Raise InputError for a switch that is neither on nor off, nor left out."""
+    if value is not None and value is not True and value is not False:
+        raise InputError(f"{_flag(name)} is {value!r}, but it is a switch; give True or False, without quotes.")
+
+
 def check_sizes(options: Mapping[str, Any]) -> None:
     """Raise InputError for the first option beyond its bounds; what is no number is left to its own reader."""
     for name, given in options.items():

@@ -15,7 +15,7 @@ from tunecast.catalogs.errors import InputError, NotSupportedError, UnknownNameE
 from tunecast.catalogs.refused import refuse_method
 from tunecast.model.adapter_targets import adaptable_modules, target_modules
 from tunecast.model.architecture import Architecture
-from tunecast.model.bounds import check_chunks, check_sizes, check_words
+from tunecast.model.bounds import check_chunks, check_sizes, check_switches, check_words
 from tunecast.model.families import FAMILIES
 from tunecast.model.joined import STACKS
 from tunecast.model.litgpt import STACK, is_litgpt
@@ -132,7 +132,9 @@ def check_known(options: Mapping[str, Any]) -> None:
     readable = {*RUN_FIELDS, "offload", "allow_long_context"} - {*BY_CARD}
     for name in options:
         if name not in readable:
-            instead = what_to_type(name, readable, lambda option, value: f"{option}={value!r}" if value else option)
+            instead = what_to_type(
+                name, readable, lambda option, value: f"{option}={value!r}" if value else option, options[name]
+            )
             raise UnknownNameError("run option", name, readable, instead=instead)
 
 
@@ -353,6 +355,7 @@ def resolve_run(
     """
     check_known(options)
     check_words(options)
+    check_switches(options)
     check_sizes(options)
     fields = _Fields(options, option_origins or {})
     method = checked_method(fields.take("method", ASSUMED["method"], "assumed"))

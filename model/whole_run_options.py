@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from tunecast.catalogs.errors import InputError, UnknownNameError
-from tunecast.model.bounds import LEAST_MINUTES, MOST_MINUTES, MOST_OTHER, MOST_RATE, at_most
+from tunecast.model.bounds import LEAST_MINUTES, MOST_MINUTES, MOST_OTHER, MOST_RATE, at_most, check_switch
 from tunecast.model.read_numbers import as_number, is_count, number_that
 from tunecast.model.units import GIGA
 
@@ -149,6 +149,7 @@ def _samples(name: str, value: Any) -> float:
 
 
 def _flag(name: str, value: Any) -> bool:
+    check_switch(name, value)
     return bool(value)
 
 

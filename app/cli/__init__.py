@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import Any, cast
 
+ALIKE = 0.8
+"""Share of letters in common, in order, at which an option is offered for one that there is not."""
+SWITCH_VALUE = re.compile(
+    r"Got unexpected extra argument\(s\) \((true|false|yes|no|on|off)\)|Option '(--[\w-]+)' does not take a value.*",
+    re.IGNORECASE,
+)
 PARSER_WORDS = {
     "Input should be a valid integer, unable to parse string as an integer": "it must be a whole number",
     "Input should be a valid number, unable to parse string as a number": "it must be a number",
@@ -15,6 +22,10 @@ PARSER_WORDS = {
 def in_our_words(message: str, cause: BaseException | None = None) -> str:
     """A usage error without the parser's own phrases; the `cause`, its validator's error, has what was typed."""
     found = _typed(cause)
+    switch = SWITCH_VALUE.fullmatch(message)
+    if switch is not None:
+        named = switch[2] or "a switch"
+        return f"{message} ({named} takes no value: type it alone, or with --no- before its name)"
     for theirs, ours in PARSER_WORDS.items():
         message = message.replace(theirs, ours if found is None else f"{ours}, not {found!r}")
     return message
@@ -42,13 +53,34 @@ def _in_words_of_others(error: Any) -> str:
     from tunecast.model.other_names import what_to_type
 
     spelled = {
-        name.lstrip("-").replace("-", "_"): name
+        name.lstrip("-").replace("-", "_"): name if name.startswith("--") else "MODEL"
         for param in error.ctx.command.params
         for name in (*param.opts, *param.secondary_opts)
-        if name.startswith("--")
+        if name.startswith("--") or name == "model"
     }
-    instead = what_to_type(typed, spelled, lambda option, value: f"{spelled[option]} {value}".rstrip())
-    return f"No such option: {typed} ({instead})" if instead else ""
+    value = _typed_after(typed)
+    instead = what_to_type(typed, spelled, lambda option, value: f"{spelled[option]} {value}".rstrip(), value)
+    if instead:
+        return f"No such option: {typed} ({instead})"
+    error.possibilities = [name for name in error.possibilities or () if _alike(name, typed)]
+    return str(error.format_message().rstrip("."))
+
+
+def _typed_after(option: str) -> str:
+    """The value that follows an option on the command line; empty where another option does."""
+    for word, after in zip(sys.argv[1:], [*sys.argv[2:], ""], strict=True):
+        name, equals, value = word.partition("=")
+        if name.replace("_", "-") == option:
+            return value if equals else "" if after.startswith("-") else after
+    return ""
+
+
+def _alike(name: str, typed: str) -> bool:
+    """Whether an option may be a slip of the pen of another; the parser offers all that share letters."""
+    from difflib import SequenceMatcher
+
+    plain = typed.lstrip("-")
+    return name.lstrip("-").startswith(plain) or SequenceMatcher(None, name, typed).ratio() >= ALIKE
 
 
 def main() -> None:

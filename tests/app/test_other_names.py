@@ -60,7 +60,7 @@ def test_a_field_of_a_training_file_is_the_option_that_its_reader_takes_it_for(n
 
 def test_every_option_that_is_offered_is_one() -> None:
     every = set().union(*(options_of(command) for command in COMMANDS))
-    assert {*ELSEWHERE} | {option for values in VALUES.values() for option in values} <= every
+    assert {*ELSEWHERE} | {option for values in VALUES.values() for option in values} <= every | {"out"}
 
 
 @pytest.mark.parametrize("option", sorted(ELSEWHERE))
@@ -86,6 +86,63 @@ def test_a_value_that_is_offered_is_taken(name: str) -> None:
     assert {option: getattr(forecast[0].run, option) for option in offered} == offered
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "typed"),
+    [
+        ("zero_stage", 3, "sharding=zero3"),
+        ("fsdp", "shard_grad_op", "sharding=fsdp-grad-op"),
+        ("fsdp_sharding_strategy", "HYBRID_SHARD", "sharding=hsdp"),
+        ("strategy", "deepspeed_stage_2", "sharding=zero2"),
+        ("mixed_precision", "fp16", "precision=fp16-autocast"),
+        ("mixed_precision", "bf16", "precision=bf16-autocast"),
+        ("bf16", False, "precision=fp32"),
+        ("quantization_bits", 8, "method=qlora and quant_method=bnb-8bit"),
+        ("bits", "4", "method=qlora"),
+        ("attn", "fa2", "attn_implementation=flash_attention_2"),
+        ("lora_target", "all", "lora_target_modules=all-linear"),
+        ("recompute", "false", "no_gradient_checkpointing"),
+        ("nproc_per_node", 8, "num_gpus"),
+    ],
+)
+def test_what_is_typed_after_a_name_is_heeded(name: str, value: object, typed: str) -> None:
+    told = what_to_type(name, options_of("estimate"), lambda o, v: f"{o}={v}" if v else o, value)
+    assert told == f"type {typed} instead"
+    offered = dict(pair.split("=") for pair in typed.split(" and ") if "=" in pair)
+    spread = {"num_gpus": 16} if "sharding" in offered else {}
+    assert tunecast.estimate(MODEL, gpu="a100-sxm4-80gb", **{"method": "lora"} | offered | spread)
+
+
+def test_what_is_off_is_left_out_and_other_programs_settings_are_told_apart() -> None:
+    def told(name: str, value: object = "", command: str = "estimate") -> str:
+        return what_to_type(name, options_of(command), lambda o, v: f"--{o}={v}" if v else f"--{o}", value)
+
+    assert told("load_in_4bit", False) == "it is off unless something asks for it, so leave it out"
+    assert told("recompute_granularity", "selective").startswith("selective is --recompute_attention and full")
+    assert told("resume", command="calibrate").endswith("--fresh starts anew")
+    assert told("output_dir", command="report") == "type --out instead"
+    assert told("output_dir") == "no forecast depends on it, so leave it out"
+    assert {told("stage", "sft"), told("ddp_backend", "nccl"), told("template", "llama3")} == {""}
+
+
+def test_a_switch_with_a_value_is_told_how_it_is_turned(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ("estimate", MODEL, "--gpu", "l40s")
+    assert "takes no value: type it alone, or with --no-" in said(monkeypatch, capsys, *asked, "--packing", "True")
+    assert "--packing takes no value" in said(monkeypatch, capsys, *asked, "--packing=true")
+    assert said(monkeypatch, capsys, *asked, "--vram", "48").startswith("tunecast: No such option: --vram; type:")
+
+
+def test_switches_are_true_or_false_in_python() -> None:
+    for name in ("use_dora", "packing", "train_only", "p2p"):
+        with pytest.raises(InputError, match=f"^--{name.replace('_', '-')} is 'false', but it is a switch; give True"):
+            tunecast.estimate(MODEL, gpu="l40s", tokens="1M", **{name: "false"})
+    found = tunecast.recommend(MODEL, gpu="l40s", tokens="1M", budget="20", max_gpus=1)
+    assert found.limits.budget_usd == 20.0
+    with pytest.raises(InputError, match=r"^--budget is '\$20', which is not above 0"):
+        tunecast.recommend(MODEL, gpu="l40s", tokens="1M", budget="$20")
+
+
 def test_the_command_line_says_it_in_one_sentence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -97,7 +154,7 @@ def test_the_command_line_says_it_in_one_sentence(
     assert "(type --method qlora instead)" in said(monkeypatch, capsys, *asked, "--load_in_4bit")
     assert "(type --no-gradient-checkpointing instead)" in said(monkeypatch, capsys, *asked, "--no-recompute")
     assert "no forecast depends on it" in said(monkeypatch, capsys, *asked, "--learning-rate", "1e-4")
-    assert "Possible options: --max-length" in said(monkeypatch, capsys, *asked, "--max-lenght", "512")
+    assert "(Possible options: --max-length)" in said(monkeypatch, capsys, *asked, "--max-lenght", "512")
 
 
 def test_each_command_offers_its_own_options(
