@@ -43,7 +43,8 @@ def read_asked(model: str, options: Mapping[str, Any], *, exact: bool = False) -
         return from_training_file(Path(model), typed, reading, exact=exact)
     if reading:
         flag = "--" + next(iter(reading)).replace("_", "-")
-        raise InputError(f"{flag} says how to read a training file, but {model} is none; leave {flag} out.")
+        instead = "type --sharding zero3, or another, and --num-gpus" if flag == "--deepspeed" else f"leave {flag} out"
+        raise InputError(f"{flag} says how to read a training file, but {model} is none; {instead}.")
     found = find_architecture(model, exact=exact)
     options = with_storage(typed, found.stored, model)
     stack = None if exact else implied_stack(found.architecture, options)

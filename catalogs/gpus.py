@@ -106,10 +106,23 @@ def find_gpu(name: str) -> Gpu:
     ids = ids_called(name)
     if not ids:
         refuse_hardware(name)
+        _refuse_several(name)
         raise UnknownNameError("GPU", name, _meant_by(name), hint="`tunecast catalog gpus` lists all.")
     if len(ids) > 1:
         raise InputError(f"GPU {name!r} is ambiguous: say which of {', '.join(ids)}.")
     return gpus[ids[0]]
+
+
+def _refuse_several(name: str) -> None:
+    """Raises InputError for a card with how many of it, or for several cards, in one name."""
+    counted = re.fullmatch(r"\s*(?:(\d+)\s*[x*]\s*(.+)|(.+):(\d+))\s*", name, re.IGNORECASE)
+    if counted and ids_called(card := counted[2] or counted[3]):
+        raise InputError(
+            f"GPU {name!r} is several of one card: type {card} for it and --num-gpus {counted[1] or counted[4]}."
+        )
+    parts = [part.strip() for part in name.split(",")]
+    if len(parts) > 1 and all(map(ids_called, parts)):
+        raise InputError(f"GPU {name!r} is several cards: type {' '.join(f'--gpu {part}' for part in parts)}.")
 
 
 def ids_called(name: str) -> tuple[str, ...]:

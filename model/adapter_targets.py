@@ -62,5 +62,6 @@ def target_modules(architecture: Architecture, asked: Any) -> tuple[str, ...]:
             raise InputError("--lora-target-modules takes all-linear alone, not together with names of linear maps.")
         if name not in every:
             hint = f"{architecture.name} has {', '.join(every)}."
-            raise UnknownNameError("target module", name, every, hint=hint)
+            instead = "type all-linear for all linear maps" if name in ("all", "linear") else ""
+            raise UnknownNameError("target module", name, every, hint=hint, instead=instead)
     return tuple(name for name in every if name in names)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tunecast.catalogs.errors import InputError, UnknownNameError
@@ -74,6 +76,20 @@ def test_an_unknown_name_offers_the_closest(typo: str, meant: str) -> None:
     with pytest.raises(UnknownNameError, match=r"Did you mean") as caught:
         find_gpu(typo)
     assert meant in str(caught.value).lower()
+
+
+@pytest.mark.parametrize(
+    ("name", "typed"),
+    [
+        ("8xL40S", "type L40S for it and --num-gpus 8"),
+        ("l40s:4", "type l40s for it and --num-gpus 4"),
+        ("2 x 4090", "type 4090 for it and --num-gpus 2"),
+        ("h200-nvl-141gb, l40s", "type --gpu h200-nvl-141gb --gpu l40s"),
+    ],
+)
+def test_several_cards_in_one_name_are_told_how_to_be_typed(name: str, typed: str) -> None:
+    with pytest.raises(InputError, match=re.escape(typed)):
+        find_gpu(name)
 
 
 def test_a_name_like_nothing_offers_nothing() -> None:

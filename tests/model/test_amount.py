@@ -15,13 +15,23 @@ RUN = Run(method="full", max_length=1000, per_device_train_batch_size=2, gradien
 
 
 @pytest.mark.parametrize(
-    ("text", "count"), [("10M", 10e6), ("1.5B", 1.5e9), ("15T", 15e12), ("250000", 250e3), ("2e6", 2e6), ("3k", 3e3)]
+    ("text", "count"),
+    [
+        ("10M", 10e6),
+        ("1.5B", 1.5e9),
+        ("15T", 15e12),
+        ("250000", 250e3),
+        ("2e6", 2e6),
+        ("3k", 3e3),
+        ("10_000_000", 1e7),
+        ("1,500,000", 1.5e6),
+    ],
 )
 def test_counts_are_read_as_people_write_them(text: str, count: float) -> None:
     assert parse_count(text, name="--tokens") == count
 
 
-@pytest.mark.parametrize("text", ["", "ten", "-5M", "0", "1.2.3M", "nan", "10X", "inf"])
+@pytest.mark.parametrize("text", ["", "ten", "-5M", "0", "1.2.3M", "nan", "10X", "inf", "1,5", "1_5M", ",500"])
 def test_a_bad_count_is_refused_with_the_option_and_an_example(text: str) -> None:
     with pytest.raises(InputError, match=r"--tokens.*10M"):
         parse_count(text, name="--tokens")
