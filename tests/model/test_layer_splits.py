@@ -107,7 +107,8 @@ def test_plans_of_such_a_stack_keep_the_global_batch_in_every_layout() -> None:
         counts=counts,
         batch=global_batch({}, counts, 16),
     )
-    runs = [plan.run for plan in plans_that_may_fit(job, has_bf16=True, roomiest_bytes=80e9)]
+    (card,) = resolve_targets(["h100-sxm5-80gb"], {})
+    runs = [plan.run for plan in plans_that_may_fit(job, card, roomiest_bytes=80e9)]
     layouts = {(run.num_gpus, run.tp, run.pp) for run in runs}
     assert {(8, 1, 1), (8, 2, 1), (8, 8, 1), (16, 8, 2), (16, 4, 4)} <= layouts
     assert (1, 1, 1) not in layouts, "18 bytes of each of 8 billion parameters"
