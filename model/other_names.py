@@ -35,8 +35,7 @@ ELSEWHERE = {
     "lora_dropout": r"(adapter_)?dropout|lora_dropout_p",
     "use_dora": r"dora",
     "use_rslora": r"rs_?lora",
-    "gradient_checkpointing": r"(use_|enable_)?((grad(ient)?|activations?)_)?(checkpoint(ing|s)?|recompute)"
-    r"|ac",
+    "gradient_checkpointing": r"(use_|enable_)?((grad(ient)?|activations?)_)?(checkpoint(ing|s)?|recompute)|ac",
     "activation_offloading": r"(enable_)?(activations?_offload|offload_activations)",
     "attn_implementation": r"(attn|attention)(_(impl|implementation|backend|type|kernel))?|flash(_?attn|_?attention)?",
     "optim": r"optimizer(_(type|name|class))?|optimiser",
@@ -67,7 +66,7 @@ ELSEWHERE = {
     "region": r"regions|location|zone",
     "spot": r"preemptible|interruptible|use_spot",
     "out": r"o|output(_(dir|file|path|folder))?|save(_dir|_path)?",
-    "json": r"(output_)?format|as_json|machine_readable",
+    "json": r"as_json|machine_readable",
     "explain": r"verbose|details?|v|why",
     "record": r"profile|calibration|calibrated|record_file",
 }
@@ -141,7 +140,7 @@ def what_to_type(name: str, options: Container[str], spelled: Callable[[str, str
             if found and all(option in options for option in values):
                 if text == plain and after in OFF:
                     return "it is off unless something asks for it, so leave it out"
-                typed = (spelled(option, found.expand(value)) for option, value in values.items())
+                typed = (spelled(option, found.expand(own)) for option, own in values.items())
                 return f"type {' and '.join(typed)} instead"
     for option, words in ELSEWHERE.items():
         for no in ("", "no_"):
