@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 CONTRACT_KINDS = ("reserved", "committed")
 """Purchase kinds of a user's own file that count as on-demand does: giving the file is asking for them."""
+MOST_TOLD = 600
+"""Letters of the names of regions that a sentence lists at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +104,9 @@ class PriceBook:
                 raise UnknownNameError("provider", name, self.providers, hint=f"There are {', '.join(self.providers)}.")
         for name in regions or ():
             if not any(_region_matches(name, known) for known in self.regions):
-                raise UnknownNameError("region", name, self.regions)
+                known = ", ".join(self.regions)
+                hint = f"There are {known}." if len(known) < MOST_TOLD else "`tunecast catalog prices` lists them."
+                raise UnknownNameError("region", name, self.regions, hint=hint)
 
 
 def _kind_wanted(offer: Offer, price_types: Sequence[str]) -> bool:

@@ -18,6 +18,7 @@ IMAGE_MODELS = r"stable[-_ ]?(diffusion|cascade|video)|sd(xl|[123](\.\d)?)([-_ ]
 
 INFERENCE = ("inference", "generate", "generation", "serve", "serving")
 SCRATCH = ("pretrain", "pretraining", "pre-training", "scratch", "from-scratch")
+PREFERENCES = ("dpo", "ipo", "kto", "orpo", "simpo", "ppo", "grpo", "rloo", "rlhf", "reward", "rm")
 IMAGE_METHODS = ("dreambooth", "textual-inversion", "textual_inversion")
 
 
@@ -51,6 +52,11 @@ def refuse_method(method: object) -> None:
     if asked in SCRATCH:
         raise NotSupportedError(
             f"--method {method} is no method: training from scratch costs what --method full costs; use that."
+        )
+    if asked in PREFERENCES:
+        raise NotSupportedError(
+            f"Preference and reinforcement training are not built (--method {method}): only supervised fine-tuning is "
+            "forecast; use --method lora, qlora or full."
         )
     if asked in IMAGE_METHODS:
         raise NotSupportedError(

@@ -107,7 +107,8 @@ OFF = ("false", "0", "no", "off", "none", "disable", "disabled")
 SENTENCES = {
     r"(learning_rate|lr|max_lr|min_lr|base_lr)|lr_(scheduler|schedule|decay)(_type|_style)?|scheduler"
     r"|warmup(_(ratio|steps))?|weight_decay|(adam_)?(beta[12s]?|epsilon|eps)|momentum|lora_alpha|alpha"
-    r"|logging_(steps|dir)|log_(interval|every)|report_to|output_dir|run_name|project|wandb(_project)?|save_total_limit":
+    r"|logging_(steps|dir)|log_(interval|every)|report_to|output_dir|run_name|project|wandb(_project)?|save_total_limit"
+    r"|trust_remote_code|push_to_hub|hub_\w+|overwrite_output_dir":
     "no forecast depends on it, so leave it out",
     r"(global|total|effective)_(train_)?(batch|bsz?)(_size)?|gbs":
     "{per_device_train_batch_size} times {gradient_accumulation_steps} times the GPUs make it",
@@ -115,6 +116,7 @@ SENTENCES = {
     "{num_gpus} counts the GPUs of all machines, {gpus_per_node} those of one",
     r"(model|base_model|hf_model|pretrained_model)(_(name|id|path|name_or_path))?":
     "the model stands first, without an option: {model}",
+    r"config(_file|_path)?|yaml|recipe": "a training file stands first, without an option: {model}",
     r"recompute_(activations|granularity)": "selective is {recompute_attention} and full {gradient_checkpointing}",
     r"resume(_from(_checkpoint)?)?": "what was interrupted goes on by itself; {fresh} starts anew",
     r"d(ata_)?p(arallel(ism)?)?(_(size|degree))?|data_parallel(_(size|degree))?":

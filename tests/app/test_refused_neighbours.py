@@ -32,6 +32,7 @@ def says(*arguments: str) -> str:
         ([MODEL, "--gpu", "l40s", "--method", "inference"], "Inference is not built"),
         ([MODEL, "--gpu", "l40s", "--method", "generate"], "Inference is not built"),
         ([MODEL, "--gpu", "l40s", "--method", "pretrain"], "--method full"),
+        ([MODEL, "--gpu", "l40s", "--method", "dpo"], "Preference and reinforcement training are not built"),
     ],
 )
 def test_each_command_names_what_it_refuses(command: str, arguments: list[str], named: str) -> None:
