@@ -226,8 +226,8 @@ def layer_windows(config: Mapping[str, Any], family: Family, num_layers: int, na
     given = config.get("sliding_window", family.default_window) is not None
     if family.window_rule == "none" and config.get("use_sliding_window"):
         raise UnbuiltFamilyError(
-            f"The config {name} has use_sliding_window, which {family.model_type} has no formulas with; add --exact, "
-            "which traces its real code."
+            f"The config {name} has use_sliding_window, which {family.model_type} has no formulas with; "
+            "`tunecast estimate` traces its real code with --exact."
         )
     if not given or family.window_rule == "none" or not config.get("use_sliding_window", family.window_rule != "late"):
         return (None,) * num_layers

@@ -148,6 +148,6 @@ def family_of(architecture_class: str, name: str) -> Family:
         )
     built = ", ".join(family.architecture_class for family in FAMILIES.values())
     raise UnbuiltFamilyError(
-        f"{name} is a {architecture_class}, whose formulas are not built yet; add --exact, which traces its real code "
-        f"(built are {built})."
+        f"{name} is a {architecture_class}, whose formulas are not built yet; `tunecast estimate` traces its real "
+        f"code with --exact, of all cards with --gpu all (built are {built})."
     )

@@ -59,13 +59,13 @@ def test_what_is_not_traced_either_is_not_told_to_be(
     assert program(["estimate", str(path), "--gpu", "l4"], standalone_mode=False) == 2
     err = capsys.readouterr().err
     assert "no attention" in err
-    assert "add --exact" not in err
+    assert "traces its real" not in err
     assert err.count("\n") == 1
 
 
 @pytest.mark.parametrize("named", ["BambaForCausalLM", "Zamba2ForCausalLM", "RecurrentGemmaForCausalLM"])
 def test_a_hybrid_has_attention_to_trace(named: str) -> None:
-    with pytest.raises(UnbuiltFamilyError, match="add --exact"):
+    with pytest.raises(UnbuiltFamilyError, match=r"`tunecast estimate` traces its real code with --exact"):
         family_of(named, "x")
 
 
