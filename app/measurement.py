@@ -51,10 +51,10 @@ def measure_on(device: Device, asked: Asked, steps: int) -> Forecast:
 
 def resolved_on(device: Device, asked: Asked) -> Resolved:
     """The run as this device would train it; a CPU's refusal raises OutOfMemoryError."""
-    from tunecast.model.grouped import loops_over_experts
+    from tunecast.model.grouped import LOOP_NOTE, check_experts, loops_over_experts
     from tunecast.model.question import BESIDE_STEPS
     from tunecast.model.resolve import resolve_run
-    from tunecast.model.target import emulates_bf16
+    from tunecast.model.target import MOCK_PREFIX, emulates_bf16
 
     hardware = device.hardware()
     resolved = resolve_run(
@@ -64,9 +64,12 @@ def resolved_on(device: Device, asked: Asked) -> Resolved:
         emulates_bf16=emulates_bf16(hardware.host),
         option_origins=asked.origins,
     )
+    if device.id.startswith(MOCK_PREFIX):  # a real card runs what it runs
+        check_experts(asked.architecture, device.id, hardware.compute_capability)
     loops = loops_over_experts(asked.architecture, resolved.run, hardware.compute_capability)
+    told = (LOOP_NOTE,) if loops and device.id != "cpu" else ()
     run = replace(resolved.run, loops_experts=loops)
-    resolved = replace(resolved, run=run, notes=(*resolved.notes, *asked.notes))
+    resolved = replace(resolved, run=run, notes=(*resolved.notes, *told, *asked.notes))
     refuse_what_a_cpu_cannot_hold(device, asked.architecture, resolved)
     return resolved
 

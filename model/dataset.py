@@ -219,7 +219,10 @@ def _beginning(file: Path, most_bytes: int) -> tuple[str, bool]:
     """(what is read of a file, whether that is all of it); of a large one whole lines, of a list in JSON all."""
     whole = file.stat().st_size <= most_bytes or file.suffix.lower() == ".json"
     with file.open(encoding="utf-8", newline="") as stream:
-        return (stream.read(), True) if whole else (stream.read(most_bytes).rpartition("\n")[0], False)
+        if whole:
+            return stream.read(), True
+        text = stream.read(most_bytes)
+        return text.rpartition("\n")[0] or text + stream.readline(), False
 
 
 def bytes_per_token(options: Mapping[str, Any]) -> Factor:

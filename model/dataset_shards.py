@@ -10,8 +10,13 @@ from pathlib import Path
 
 from tunecast.catalogs.errors import InputError
 
+_NUMBERED = re.compile(r"(part|shard|data|train)?[-_]?\d{1,6}([-.].*)?")
+"""Shards that do not say how many there are, as Spark and the Hub's own conversion name them."""
 _SHARD = re.compile(r"(?P<set>.+)-(?P<number>\d{5})-of-(?P<all>\d{5})(-[0-9a-f]+)?")
-_BESIDE = re.compile(r"(licen[cs]e|readme|dataset_infos?|state|dataset_dict|metadata|requirements)\b.*", re.IGNORECASE)
+_BESIDE = re.compile(
+    r"(licen[cs]e|readme|dataset_infos?|state|dataset_dict|metadata|requirements|cache|tokenizer|special_tokens|vocab|config)"
+    r"([-_.].*)?", re.IGNORECASE
+)  # fmt: skip
 """What lies beside data and is none."""
 _PACKED = (".gz", ".zst", ".bz2", ".xz", ".zip")
 TRAINED = "train"
@@ -50,9 +55,7 @@ def shards_in(folder: Path, endings: Collection[str]) -> Shards:
             "put one set into a folder of its own."
         )
     kept = sets[TRAINED] if others and TRAINED in sets else next(iter(sets.values()))
-    wanted = shard_count(kept[0])
-    if len(kept) != wanted:
-        raise InputError(f"--dataset {folder} holds {len(kept)} of the {wanted} shards of its data; fetch the others.")
+    _check_complete(folder, kept)
     return Shards(files=tuple(kept), left_out=others if len(sets) > 1 else ())
 
 
@@ -64,7 +67,30 @@ def shard_count(file: Path) -> int:
 
 def _set_of(file: Path) -> str:
     found = _SHARD.fullmatch(file.stem)
-    return found["set"] if found else file.stem
+    if found:
+        return found["set"]
+    return TRAINED if _NUMBERED.fullmatch(file.stem) else file.stem
+
+
+def _check_complete(folder: Path, files: list[Path]) -> None:
+    """Raises InputError for shards of which some are missing, there twice, or no files."""
+    gone = next((file for file in files if not file.is_file()), None)
+    if gone is not None:
+        raise InputError(f"--dataset {folder} holds {gone.name}, which is no file; fetch it again.")
+    found = [_SHARD.fullmatch(file.stem) for file in files]
+    if not all(found):
+        if any(found) or len({file.suffix.lower() for file in files}) > 1:
+            raise InputError(f"--dataset {folder} holds a set of data twice; put one copy into a folder of its own.")
+        return
+    numbers, counts = [int(each["number"]) for each in found if each], {int(each["all"]) for each in found if each}
+    if len(counts) > 1 or len(set(numbers)) < len(numbers):
+        raise InputError(f"--dataset {folder} holds a set of data twice; put one copy into a folder of its own.")
+    missing = sorted(set(range(*counts)) - set(numbers))
+    if missing:
+        raise InputError(
+            f"--dataset {folder} holds {len(files)} of the {max(counts)} shards of its data, not {missing[0]:05d}; "
+            "fetch the others."
+        )
 
 
 def _instead(folder: Path, endings: Collection[str]) -> str:

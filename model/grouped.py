@@ -26,7 +26,7 @@ _STACKED = re.compile(r'"(num_experts|num_local_experts|n_routed_experts)": [1-9
 """In the config of a model that is known only from its real code."""
 LOOP_NOTE = (
     "experts are multiplied one after the other here, and the host waits for their rows' numbers: PyTorch's grouped "
-    "products are one kernel for bf16 on compute capabilities 9 and 10 only"
+    "products are one kernel for bf16 on compute capabilities 9 and 10, gfx942 and gfx950 only"
 )
 
 
@@ -49,14 +49,12 @@ def loops_over_experts(architecture: Architecture, run: Run, compute_capability:
     return stacks_experts(architecture) and not (run.dtype == "bf16" and has_grouped_kernel(compute_capability))
 
 
-def check_experts(architecture: Architecture, target: Target) -> None:
+def check_experts(architecture: Architecture, device: str, compute_capability: str | None) -> None:
     """Raises NotSupportedError for stacked experts on a card on which transformers does not call ``_grouped_mm``."""
-    gpu = target.gpu
-    if gpu is None or gpu.vendor != "nvidia" or not stacks_experts(architecture):
-        return
-    if float(gpu.compute_capability) < LEAST_CAPABILITY:
+    is_nvidia = re.fullmatch(r"\d+\.\d+", compute_capability or "")
+    if is_nvidia and stacks_experts(architecture) and float(is_nvidia[0]) < LEAST_CAPABILITY:
         raise NotSupportedError(
-            f"{architecture.name} on {target.id} (compute capability {gpu.compute_capability}) was asked for, but how "
+            f"{architecture.name} on {device} (compute capability {compute_capability}) was asked for, but how "
             f"transformers runs its experts below {LEAST_CAPABILITY} is not built; take a card from {LEAST_CAPABILITY} "
             "on, an A100 or later."
         )
@@ -67,7 +65,7 @@ def experts_on_card(resolved: Resolved, architecture: Architecture, target: Targ
 
     Raises NotSupportedError as `check_experts`.
     """
-    check_experts(architecture, target)
+    check_experts(architecture, target.id, target.compute_capability)
     if not loops_over_experts(architecture, resolved.run, target.compute_capability):
         return resolved
     looped = replace(resolved, run=replace(resolved.run, loops_experts=True))

@@ -97,8 +97,16 @@ def test_what_is_no_set_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"train-00001-of-00003\.jsonl is damaged \(line 1: "):
         read_dataset(tmp_path / "data")
     first.unlink()
-    with pytest.raises(InputError, match="holds 2 of the 3 shards of its data; fetch the others"):
+    with pytest.raises(InputError, match="holds 2 of the 3 shards of its data, not 00000; fetch the others"):
         read_dataset(tmp_path / "data")
+    write(tmp_path / "data", "train-00002-of-00003-ab12.jsonl", 3)
+    with pytest.raises(InputError, match="holds a set of data twice; put one copy"):
+        read_dataset(tmp_path / "data")
+    (tmp_path / "data" / "train-00002-of-00003-ab12.jsonl").unlink()
+    first.symlink_to(tmp_path / "evicted.jsonl")
+    with pytest.raises(InputError, match=r"holds train-00000-of-00003\.jsonl, which is no file"):
+        read_dataset(tmp_path / "data")
+    first.unlink()
     (tmp_path / "data" / "train-00000-of-00003.jsonl.gz").write_bytes(b"")
     with pytest.raises(InputError, match=r"holds train-00000-of-00003\.jsonl\.gz, and packed files are not read"):
         read_dataset(tmp_path / "data")
@@ -107,3 +115,24 @@ def test_what_is_no_set_is_refused(tmp_path: Path) -> None:
         read_dataset(tmp_path / "empty")
     with pytest.raises(InputError, match=r"tatsu-lab/alpaca is no file; .* \(a data set of the Hub is fetched first"):
         read_dataset("tatsu-lab/alpaca")
+
+
+@pytest.mark.parametrize(
+    "names", [("0000", "0001"), ("part-00000", "part-00001"), ("part-00000-a1-c000", "part-00001-a1-c000")]
+)
+def test_numbered_files_are_shards_too(names: tuple[str, str], tmp_path: Path) -> None:
+    for name in names:
+        write(tmp_path / "data", f"{name}.jsonl", 5)
+    write(tmp_path / "data", "cache-0123.jsonl", 7)
+    write(tmp_path / "data", "tokenizer.json", 7)
+    assert read_dataset(tmp_path / "data").samples == 10
+
+
+def test_a_line_longer_than_what_is_read_of_a_shard_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dataset, "READ_BYTES", 300)
+    monkeypatch.setattr(dataset, "LEAST_READ_BYTES", 100)
+    for number, length in enumerate((30, 500)):
+        write(tmp_path / "data", f"train-{number:05d}-of-00002.jsonl", 2, "x" * length)
+    found = read_dataset(tmp_path / "data")
+    assert found.samples == 4
+    assert found.tokens(1.0, 10_000) == pytest.approx(1060, rel=0.01)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -64,6 +66,23 @@ def test_cards_on_which_transformers_loops_by_itself_are_refused() -> None:
         tunecast.estimate(MOE, gpu="v100-sxm2-32gb", **ATTENTION_ALONE)
     (dense,) = tunecast.estimate(DENSE, gpu="v100-sxm2-32gb", method="lora")
     assert dense.step_time_s is not None
+
+
+def test_a_measurement_says_and_refuses_the_same(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    config = {
+        "model_type": "mixtral", "hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2,
+        "vocab_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 4, "max_position_embeddings": 512,
+    }  # fmt: skip
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config), encoding="utf-8")
+    asked: dict[str, Any] = {"method": "lora", "lora_target_modules": "q_proj", "max_length": 64}
+    with pytest.raises(NotSupportedError, match=r"mock:t4-16gb.* below 8\.0 is not built"):
+        tunecast.measure(str(path), device="mock:t4-16gb", **asked)
+    for card, loops in (("a100-sxm4-80gb", True), ("h100-sxm5-80gb", False)):
+        found = tunecast.measure(str(path), device=f"mock:{card}", **asked)
+        assert found.run.loops_experts is loops
+        assert any("one after the other" in note for note in found.notes) is loops
 
 
 def test_a_search_tells_such_cards_from_others_and_times_the_rest_as_they_are() -> None:
