@@ -72,7 +72,8 @@ def test_a_measurement_says_and_refuses_the_same(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     config = {
         "model_type": "mixtral", "hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2,
-        "vocab_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 4, "max_position_embeddings": 512,
+        "vocab_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 4,
+        "max_position_embeddings": 512,
     }  # fmt: skip
     path = tmp_path / "config.json"
     path.write_text(json.dumps(config), encoding="utf-8")
