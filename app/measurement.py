@@ -51,7 +51,7 @@ def measure_on(device: Device, asked: Asked, steps: int) -> Forecast:
 
 def resolved_on(device: Device, asked: Asked) -> Resolved:
     """The run as this device would train it; a CPU's refusal raises OutOfMemoryError."""
-    from tunecast.model.grouped import LOOP_NOTE, check_experts, loops_over_experts
+    from tunecast.model.grouped import check_experts, with_experts
     from tunecast.model.question import BESIDE_STEPS
     from tunecast.model.resolve import resolve_run
     from tunecast.model.target import MOCK_PREFIX, emulates_bf16
@@ -66,10 +66,8 @@ def resolved_on(device: Device, asked: Asked) -> Resolved:
     )
     if device.id.startswith(MOCK_PREFIX):  # a real card runs what it runs
         check_experts(asked.architecture, device.id, hardware.compute_capability)
-    loops = loops_over_experts(asked.architecture, resolved.run, hardware.compute_capability)
-    told = (LOOP_NOTE,) if loops and device.id != "cpu" else ()
-    run = replace(resolved.run, loops_experts=loops)
-    resolved = replace(resolved, run=run, notes=(*resolved.notes, *told, *asked.notes))
+    resolved = with_experts(resolved, asked.architecture, hardware.compute_capability)
+    resolved = replace(resolved, notes=(*resolved.notes, *asked.notes))
     refuse_what_a_cpu_cannot_hold(device, asked.architecture, resolved)
     return resolved
 

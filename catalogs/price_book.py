@@ -104,8 +104,8 @@ class PriceBook:
                 raise UnknownNameError("provider", name, self.providers, hint=f"There are {', '.join(self.providers)}.")
         for name in regions or ():
             if not any(_region_matches(name, known) for known in self.regions):
-                known = ", ".join(self.regions)
-                hint = f"There are {known}." if len(known) < MOST_TOLD else "`tunecast catalog prices` lists them."
+                every = ", ".join(self.regions)
+                hint = f"There are {every}." if len(every) < MOST_TOLD else "`tunecast catalog prices` lists them."
                 raise UnknownNameError("region", name, self.regions, hint=hint)
 
 

@@ -110,11 +110,8 @@ def _files(path: str | Path) -> Shards:
     if file.is_dir():
         return shards_in(file, (*READERS, *COLUMNS))
     if not file.is_file():
-        of_hub = (
-            ""
-            if file.suffix or not re.fullmatch(r"[\w.-]+/[\w.-]+", str(path))
-            else (" (a data set of the Hub is fetched first: its files, or a folder of its shards)")
-        )
+        is_hub_id = not file.suffix and re.fullmatch(r"[\w.-]+/[\w.-]+", str(path))
+        of_hub = " (a data set of the Hub is fetched first: its files, or a folder of its shards)" if is_hub_id else ""
         raise InputError(f"--dataset {path} is no file; give one of {ENDINGS}{of_hub}, or --num-samples instead.")
     return Shards(files=(file,))
 

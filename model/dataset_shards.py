@@ -48,15 +48,14 @@ def shards_in(folder: Path, endings: Collection[str]) -> Shards:
             sets.setdefault(_set_of(file), []).append(file)
     if not sets:
         raise InputError(f"--dataset {folder} is a folder without data; {_instead(folder, endings)}.")
-    others = tuple(name for name in sets if name != TRAINED)
-    if len(sets) > 1 and not (TRAINED in sets and set(others) <= set(_SPLITS)):
+    if len(sets) > 1 and not (TRAINED in sets and set(sets) <= set(_SPLITS)):
         raise InputError(
             f"--dataset {folder} is a folder of several sets of data ({', '.join(sets)}); give one of their files, or "
             "put one set into a folder of its own."
         )
-    kept = sets[TRAINED] if others and TRAINED in sets else next(iter(sets.values()))
-    _check_complete(folder, kept)
-    return Shards(files=tuple(kept), left_out=others if len(sets) > 1 else ())
+    name = TRAINED if TRAINED in sets else next(iter(sets))
+    _check_complete(folder, sets[name])
+    return Shards(files=tuple(sets[name]), left_out=tuple(other for other in sets if other != name))
 
 
 def shard_count(file: Path) -> int:
@@ -77,15 +76,12 @@ def _check_complete(folder: Path, files: list[Path]) -> None:
     gone = next((file for file in files if not file.is_file()), None)
     if gone is not None:
         raise InputError(f"--dataset {folder} holds {gone.name}, which is no file; fetch it again.")
-    found = [_SHARD.fullmatch(file.stem) for file in files]
-    if not all(found):
-        if any(found) or len({file.suffix.lower() for file in files}) > 1:
-            raise InputError(f"--dataset {folder} holds a set of data twice; put one copy into a folder of its own.")
-        return
-    numbers, counts = [int(each["number"]) for each in found if each], {int(each["all"]) for each in found if each}
-    if len(counts) > 1 or len(set(numbers)) < len(numbers):
+    found = [each for file in files if (each := _SHARD.fullmatch(file.stem))]
+    numbers, counts = {int(each["number"]) for each in found}, {int(each["all"]) for each in found}
+    copies = len(numbers) < len(files) if found else len({file.suffix.lower() for file in files}) > 1
+    if copies or len(counts) > 1:
         raise InputError(f"--dataset {folder} holds a set of data twice; put one copy into a folder of its own.")
-    missing = sorted(set(range(*counts)) - set(numbers))
+    missing = sorted(set(range(max(counts, default=0))) - numbers)
     if missing:
         raise InputError(
             f"--dataset {folder} holds {len(files)} of the {max(counts)} shards of its data, not {missing[0]:05d}; "

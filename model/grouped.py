@@ -49,6 +49,18 @@ def loops_over_experts(architecture: Architecture, run: Run, compute_capability:
     return stacks_experts(architecture) and not (run.dtype == "bf16" and has_grouped_kernel(compute_capability))
 
 
+def on_capability(architecture: Architecture, run: Run, compute_capability: str | None) -> Run:
+    """The run with `Run.loops_experts` as it is on such a card."""
+    return replace(run, loops_experts=loops_over_experts(architecture, run, compute_capability))
+
+
+def with_experts(resolved: Resolved, architecture: Architecture, compute_capability: str | None) -> Resolved:
+    """The run as `on_capability` has it, and a note where a card loops; a CPU has no other way."""
+    run = on_capability(architecture, resolved.run, compute_capability)
+    told = (LOOP_NOTE,) if run.loops_experts and compute_capability is not None else ()
+    return replace(resolved, run=run, notes=(*resolved.notes, *told))
+
+
 def check_experts(architecture: Architecture, device: str, compute_capability: str | None) -> None:
     """Raises NotSupportedError for stacked experts on a card on which transformers does not call ``_grouped_mm``."""
     is_nvidia = re.fullmatch(r"\d+\.\d+", compute_capability or "")
@@ -61,12 +73,6 @@ def check_experts(architecture: Architecture, device: str, compute_capability: s
 
 
 def experts_on_card(resolved: Resolved, architecture: Architecture, target: Target) -> Resolved:
-    """The run with `Run.loops_experts` as it is on this device, and a note where it loops.
-
-    Raises NotSupportedError as `check_experts`.
-    """
+    """The run as `with_experts` has it on this device; raises NotSupportedError as `check_experts`."""
     check_experts(architecture, target.id, target.compute_capability)
-    if not loops_over_experts(architecture, resolved.run, target.compute_capability):
-        return resolved
-    looped = replace(resolved, run=replace(resolved.run, loops_experts=True))
-    return replace(looped, notes=(*looped.notes, LOOP_NOTE)) if target.platform == "cuda" else looped
+    return with_experts(resolved, architecture, target.compute_capability)

@@ -129,14 +129,12 @@ def survey(search: Search, targets: Sequence[Target]) -> Market:
     for target in targets:
         if target.usable_bytes is None:
             market.without[target.id] = too_small(target, None, search)
-        elif any(prices_for(search, target, count) for count in search.job.counts):
-            refused = not_built(target, search)
-            if refused is None:
-                sold.setdefault(search.job.kind_of_card(target), []).append(target)
-            else:
-                market.without[target.id] = refused
-        else:
+        elif not any(prices_for(search, target, count) for count in search.job.counts):
             market.without[target.id] = not_sold(target, search.job.counts, search)
+        elif (refused := not_built(target, search)) is not None:
+            market.without[target.id] = refused
+        else:
+            sold.setdefault(search.job.kind_of_card(target), []).append(target)
     for _, alike in sorted(sold.items(), reverse=True):
         _survey_alike(market, search, alike)
     return market

@@ -19,7 +19,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ from tunecast.calibrate.runner import calibrate
 from tunecast.catalogs.gpus import load_gpus
 from tunecast.model.architectures import load_architecture
 from tunecast.model.factors import FactorSet
-from tunecast.model.grouped import loops_over_experts
+from tunecast.model.grouped import on_capability
 from tunecast.model.inventory import step_operations
 from tunecast.model.on_device import target_factors
 from tunecast.model.priors import load_priors, prior_factors
@@ -112,8 +112,7 @@ class Case:
     def on(self, mock: str) -> Run:
         """The run on the card that a mock imitates."""
         capability = load_gpus()[card_of({"mock": mock})].compute_capability
-        loops = loops_over_experts(load_architecture(self.model), self.run, capability)
-        return replace(self.run, loops_experts=loops)
+        return on_capability(load_architecture(self.model), self.run, capability)
 
 
 @cache

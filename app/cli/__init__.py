@@ -45,8 +45,9 @@ def _what_to_type(error: Any) -> str:
     return f"{over}{error.ctx.command_path if error.ctx else 'tunecast'} --help"
 
 
-def _in_words_of_others(error: Any) -> str:
-    """What to type instead of an option that has its name in another program; empty for any other mistake."""
+def _no_such_option(error: Any) -> str:
+    """What is said of an option that there is not: what to type instead of a name from another program, or else the
+    options that it may be a slip of; empty for any other mistake."""
     typed = getattr(error, "option_name", None)
     if typed is None or error.ctx is None or not hasattr(error, "possibilities"):
         return ""
@@ -97,7 +98,7 @@ def main() -> None:
     except usage_error as caught:
         error = cast(Any, caught)
         message = in_our_words(error.format_message().rstrip("."), caught.__cause__)
-        message = _in_words_of_others(error) or message
+        message = _no_such_option(error) or message
         # A command without any argument raises its own help text.
         sentence = message if "\n" in message else f"tunecast: {message}; type: {_what_to_type(error)}"
         print(sentence, file=sys.stderr)

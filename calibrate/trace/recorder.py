@@ -174,23 +174,25 @@ def watching(recorder: Recorder) -> Any:
                     args = (args[0] * args[1], *args[1:])
             if name in written and recorder.phase is Phase.BACKWARD and not recorder.recomputing:
                 func = written[name]
-            if name == kernels.GROUPED and args[0].dtype is not torch.bfloat16:
-                out = _grouped_of_another_dtype(func, args, kwargs)
-                recorder.record(func, args, kwargs, out)
-                return out
-            # Updates in place of many tensors make none, and finding them in the fake mode's cache takes long.
-            out = None if name.startswith("_foreach") and name.endswith("_") else func(*args, **kwargs)
+            out = _made(func, name, args, kwargs)
             recorder.record(func, args, kwargs, out)
             return out
 
     return Watch()
 
 
-def _grouped_of_another_dtype(func: Any, args: Any, kwargs: Any) -> Any:
-    """What a grouped product of fp16 or fp32 makes: real tensors have it, but fake ones of bf16 only (its shape
-    function, ``_meta_grouped_mm_common``)."""
+def _made(func: Any, name: str, args: Any, kwargs: Any) -> Any:
+    """What an operator makes of fake tensors.
+
+    Updates in place of many tensors make none, and finding them in the fake mode's cache takes long. A grouped product
+    of fp16 or fp32 is there for real tensors, but of fake ones for bf16 only (``_meta_grouped_mm_common``).
+    """
     import torch
 
+    if name.startswith("_foreach") and name.endswith("_"):
+        return None
+    if name != kernels.GROUPED or args[0].dtype is torch.bfloat16:
+        return func(*args, **kwargs)
     half = [torch.empty_strided(x.shape, x.stride(), dtype=torch.bfloat16, device=x.device) for x in args[:2]]
     made = func(*half, *args[2:], **kwargs)
     return torch.empty_strided(made.shape, made.stride(), dtype=args[0].dtype, device=made.device)
