@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 
 from tunecast.model import primitives as ops
 from tunecast.model.context import Step
-from tunecast.model.operation import Kind
-from tunecast.model.primitives import gemm_flops, gradient_gemm
+from tunecast.model.primitives import gradient_gemm
 from tunecast.model.shapes import FUSED_PARAMETER, Experts
 from tunecast.model.tape import Grads, Tensor
 
@@ -26,8 +25,8 @@ class Factors:
 
     up: Tensor
     down: Tensor
-    shape: tuple[int, int, int]
-    """(rows of all experts, columns, rank) of their product."""
+    shape: tuple[int, int, int, int]
+    """(rows, columns, rank) of one expert's product of them, and the experts."""
     made: list[Tensor] = field(default_factory=list)
     """The weights made of them, which PEFT keeps until the experts are done."""
 
@@ -46,34 +45,29 @@ def prepared_factors(step: Step, where: str, experts: Experts) -> dict[str, Fact
         found[part] = Factors(
             up=ops.cast(step.tape, by_expert, step.run.dtype, name="adapter_cast"),
             down=ops.cast(step.tape, down, step.run.dtype, name="adapter_cast"),
-            shape=(count * out, into, rank),
+            shape=(out, into, rank, count),
         )
         product_onto(step, part, Tensor(count * into * out, step.run.dtype, None), found[part])
     return found
 
 
 def product_onto(step: Step, part: str, weight: Tensor, factors: Factors) -> Tensor:
-    """``baddbmm``: the weight plus the product of the factors, expert by expert, in new memory."""
-    out = step.tape.empty(weight.elements, weight.dtype)
-    m, n, k = factors.shape
-    reads = (weight, factors.up, factors.down)
-    flops = gemm_flops(m, n, k)
-    name = f"experts.{part}.fold"
-    step.tape.kernel(name, Kind.GEMM, reads, (out,), flops=flops, shape=(m, n, k), layout="nn", dtype=out.dtype)
-    return out
+    """The weight plus the product of the factors, expert by expert, in new memory."""
+    operands = (factors.up, factors.down)
+    return ops.product_onto(step.tape, f"experts.{part}.fold", weight, operands, factors.shape, "nn")
 
 
 def folded(step: Step, part: str, weight: Tensor, factors: Factors) -> Tensor:
     """The weight with its adapter; backward: a product for each factor with the whole weight's gradient."""
-    tape, (m, n, k) = step.tape, factors.shape
+    tape, (m, n, k, count) = step.tape, factors.shape
     if tape.would_grad(factors.up, factors.down):
         tape.mark_saved()
     out = product_onto(step, part, weight, factors)
-    name, matrices = f"experts.{part}.fold", factors.down.elements // (n * k)
+    name = f"experts.{part}.fold"
 
     def backward(grad: Tensor) -> Grads:
-        to_up = gradient_gemm(tape, name, grad, factors.down, (m, k, n), "nt")
-        to_down = gradient_gemm(tape, name, grad, factors.up, (matrices * k, n, m // matrices), "tn")
+        to_up = gradient_gemm(tape, name, grad, factors.down, (m, k, n, count), "nt")
+        to_down = gradient_gemm(tape, name, grad, factors.up, (k, n, m, count), "nn")
         return to_up, to_down
 
     factors.made.append(out)

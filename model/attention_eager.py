@@ -44,14 +44,14 @@ def batched_product(
     count, m, n, k = sizes
     if tape.would_grad(a, b):
         tape.mark_saved()
-    out = ops.gemm(tape, name, (a, b), (count * m, n, k), "nt" if b_transposed else "nn")
+    out = ops.gemm(tape, name, (a, b), (m, n, k, count), "nt" if b_transposed else "nn")
 
     def backward(grad: Tensor) -> Grads:
         to_a = to_b = None
         if b.needs_grad:
-            to_b = ops.gradient_gemm(tape, name, grad, a, (count * k, n, m), "tn")
+            to_b = ops.gradient_gemm(tape, name, grad, a, (k, n, m, count), "tn")
         if a.needs_grad:
-            to_a = ops.gradient_gemm(tape, name, grad, b, (count * m, k, n), "nn" if b_transposed else "nt")
+            to_a = ops.gradient_gemm(tape, name, grad, b, (m, k, n, count), "nn" if b_transposed else "nt")
         return to_a, to_b
 
     kept = tuple(tensor for tensor, other in ((a, b), (b, a)) if other.needs_grad)

@@ -66,13 +66,13 @@ def biased_scores(tape: Tape, bias: Tensor, q: Tensor, k: Tensor, sizes: tuple[i
     count, rows, columns, dim = sizes
     if tape.would_grad(q, k):
         tape.mark_saved()
-    out = ops.gemm(tape, "scores", (bias, q, k), (count * rows, columns, dim), "nt")
+    out = ops.product_onto(tape, "scores", bias, (q, k), (rows, columns, dim, count), "nt")
 
     def backward(grad: Tensor) -> Grads:
         made: list[Tensor | None] = []
         for operand, other, shape, layout in (
-            (q, k, (count * rows, dim, columns), "nn"),
-            (k, q, (count * dim, columns, rows), "tn"),
+            (q, k, (rows, dim, columns, count), "nn"),
+            (k, q, (dim, columns, rows, count), "tn"),
         ):
             given = None
             if operand.needs_grad:

@@ -117,18 +117,18 @@ def gemm(params: Params, cols: Columns) -> Array:
     ``tile`` is the padding of partial tiles, ``area`` the partial last wave of a grid of processors,
     ``k0`` the prologue of each tile; ``nn`` and ``tn`` are the slowdowns of the two other layouts.
     A result of fewer tiles than processors has its k loop split over the idle ones (`splits`), so that a wave is
-    shorter by as much. A kernel for several experts has the tiles and bytes of all of them and one last wave.
+    shorter by as much. A kernel for a stack of products has the tiles and bytes of all of them and one last wave.
     """
     m, n, k = cols.shape[:, 0], cols.shape[:, 1], cols.shape[:, 2]
-    tile, experts = params.get("tile", 0.0), experts_of(cols)
-    area = experts * (m + tile) * (n + tile) + params.get("area", 0.0) / splits(params, m, n, k, experts)
+    tile, stacked = params.get("tile", 0.0), stacked_of(cols)
+    area = stacked * (m + tile) * (n + tile) + params.get("area", 0.0) / splits(params, m, n, k, stacked)
     slow = np.array([1.0, params.get("nn", 1.0), params.get("tn", 1.0)])[cols.layout]
     compute = 2.0 * area * (k + params.get("k0", 0.0)) * slow / params["flops_per_s"]
     return products_of(cols) * (bend(compute, _bytes_seconds(product_bytes(cols), params)) + _constant_s(params))
 
 
-def experts_of(cols: Columns) -> Array:
-    """Products in one kernel of matrix products: one for each expert, or one."""
+def stacked_of(cols: Columns) -> Array:
+    """Products in one kernel of matrix products: one for each expert or head of a stack, or one."""
     return np.maximum(cols.shape[:, 3], 1.0)
 
 
@@ -138,21 +138,22 @@ def products_of(cols: Columns) -> Array:
 
 
 def product_bytes(cols: Columns) -> Array:
-    """Bytes of both inputs and the result of one kernel of matrix products."""
+    """Bytes of both inputs and the result of one kernel of matrix products; of a stack also of what it is added to."""
     m, n, k = cols.shape[:, 0], cols.shape[:, 1], cols.shape[:, 2]
-    return np.asarray(experts_of(cols) * (m * n + n * k + m * k) * cols.element_bytes)
+    own = stacked_of(cols) * (m * n + n * k + m * k) * cols.element_bytes
+    return np.where(cols.shape[:, 3] > 0.0, np.maximum(own, cols.bytes / products_of(cols)), own)
 
 
-def splits(params: Params, m: Array, n: Array, k: Array, experts: Array) -> Array:
-    """How many thread blocks share the k loop of one ``wave_tile_m`` x ``wave_tile_n`` tile of results m x n of
-    `experts`: as many as fit on the ``processors``, each with ``split_depth`` of k at least; 1 without these
+def splits(params: Params, m: Array, n: Array, k: Array, stacked: Array) -> Array:
+    """How many thread blocks share the k loop of one ``wave_tile_m`` x ``wave_tile_n`` tile of so many results m x n:
+    as many as fit on the ``processors``, each with ``split_depth`` of k at least; 1 without these
     parameters.
 
     Split-K of the libraries: CUTLASS, media/docs/efficient_gemm.md ("Parallelized Reductions").
     """
     if "split_depth" not in params:
         return np.ones_like(m)
-    tiles = experts * np.ceil(m / params["wave_tile_m"]) * np.ceil(n / params["wave_tile_n"])
+    tiles = stacked * np.ceil(m / params["wave_tile_m"]) * np.ceil(n / params["wave_tile_n"])
     room = np.floor(params["processors"] / tiles)
     return np.maximum(np.minimum(room, np.floor(k / params["split_depth"])), 1.0)
 
@@ -175,13 +176,13 @@ def gemm_waves(params: Params, cols: Columns) -> Array:
     partial wave is paid for (0: none, time is smooth); a tile of side T reaches T/(T + half) of the
     rate; ``k0`` is the prologue of a tile. Bytes, layouts and ``t0_s`` as in `gemm`.
     """
-    m, n, k, experts = cols.shape[:, 0], cols.shape[:, 1], cols.shape[:, 2], experts_of(cols)
+    m, n, k, stacked = cols.shape[:, 0], cols.shape[:, 1], cols.shape[:, 2], stacked_of(cols)
     processors, quantised = params["processors"], params.get("quantised", 1.0)
     per_processor = params["flops_per_s"] / processors
     slow = np.array([1.0, params.get("nn", 1.0), params.get("tn", 1.0)])[cols.layout]
     best = np.full(m.shape, np.inf)
     for tile_m, tile_n in tiles_of(params):
-        tiles = experts * np.ceil(m / tile_m) * np.ceil(n / tile_n) / processors
+        tiles = stacked * np.ceil(m / tile_m) * np.ceil(n / tile_n) / processors
         waves = quantised * np.ceil(tiles) + (1.0 - quantised) * np.maximum(tiles, 1.0)
         side = 2.0 * tile_m * tile_n / (tile_m + tile_n)
         reach = side / (side + params.get("half", 0.0))
@@ -249,14 +250,15 @@ def benched(form: str, params: Params, cols: Columns) -> Array:
 
 
 def coordinates(form: str, cols: Columns) -> Array:
-    """Log-shape coordinates in which residuals are interpolated; the last one is the layout code."""
+    """Log-shape coordinates in which residuals are interpolated; the last one is the layout code. Rows of all products
+    of a stack count as one's, which is as much work."""
 
     def logs(*axes: Array) -> list[Array]:
         return [np.log(np.maximum(axis, 1.0)) for axis in axes]
 
     shape = cols.shape
     if form.startswith("gemm"):
-        axes = logs(shape[:, 0], shape[:, 1], shape[:, 2])
+        axes = logs(shape[:, 0] * stacked_of(cols), shape[:, 1], shape[:, 2])
     elif form == "attention":
         axes = logs(shape[:, 0] * shape[:, 1], shape[:, 4], shape[:, 5])
     elif form == "elements":

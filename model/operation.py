@@ -15,8 +15,9 @@ class Kind(StrEnum):
 
     __hash__ = str.__hash__  # of the text it equals; Enum's own is a Python function, and tapes hash millions
     GEMM = "gemm"
-    """Matrix product; ``shape`` is (m, n, k), ``layout`` nt | nn | tn. One kernel for a product per expert has the
-    shape of one and their number, (m, n, k, experts); of several launches each is a product of the shape."""
+    """Matrix product; ``shape`` is (m, n, k), ``layout`` nt | nn | tn. One kernel for a stack of products, of experts
+    or of heads, has the shape of one and their number, (m, n, k, products); of several launches each is a product of
+    the shape."""
     ATTENTION = "attention"
     """Fused attention; ``shape`` is (batch, heads, kv_heads, q_len, kv_len, head_dim)."""
     MEMORY = "memory"

@@ -72,17 +72,32 @@ def autocast_weight(tape: Tape, weight: Tensor, dtype: str | None, cache: Cache)
     return cache[weight.leaf]
 
 
-def gemm(tape: Tape, name: str, reads: Sequence[Tensor], shape: tuple[int, int, int], layout: str) -> Tensor:
-    """One matrix product of `shape` (m, n, k) into new memory, in the dtype of its first operand."""
-    m, n, k = shape
-    out = tape.empty(m * n, reads[0].dtype)
-    tape.kernel(name, Kind.GEMM, reads, (out,), flops=gemm_flops(m, n, k), shape=shape, layout=layout, dtype=out.dtype)
+def gemm(tape: Tape, name: str, reads: Sequence[Tensor], shape: tuple[int, ...], layout: str) -> Tensor:
+    """One matrix product of `shape` (m, n, k), or a stack of so many as a fourth number says, into new memory, in the
+    dtype of its first operand."""
+    m, n, k, *stacked = shape
+    rows = m * stacked[0] if stacked else m
+    out = tape.empty(rows * n, reads[0].dtype)
+    flops = gemm_flops(rows, n, k)
+    tape.kernel(name, Kind.GEMM, reads, (out,), flops=flops, shape=shape, layout=layout, dtype=out.dtype)
     return out
 
 
-def gradient_gemm(
-    tape: Tape, name: str, grad: Tensor, other: Tensor, shape: tuple[int, int, int], layout: str
+def product_onto(
+    tape: Tape, name: str, base: Tensor, operands: Sequence[Tensor], shape: tuple[int, int, int, int], layout: str
 ) -> Tensor:
+    """``baddbmm``: a stack of products added to `base`, which is copied to the result first, in a kernel of its own.
+
+    Source: PyTorch ``LinearAlgebra.cpp``, ``common_checks_baddbmm_bmm`` (``result.copy_(self)``).
+    """
+    m, n, k, stacked = shape
+    out = elementwise(tape, name, (base,), m * n * stacked, base.dtype)
+    flops = gemm_flops(m * stacked, n, k)
+    tape.kernel(name, Kind.GEMM, (out, *operands), (out,), flops=flops, shape=shape, layout=layout, dtype=out.dtype)
+    return out
+
+
+def gradient_gemm(tape: Tape, name: str, grad: Tensor, other: Tensor, shape: tuple[int, ...], layout: str) -> Tensor:
     """Gradient of one operand of a product; PyTorch hands on a reshaped or transposed view of it."""
     given = gemm(tape, name, (grad, other), shape, layout)
     given.is_view = True

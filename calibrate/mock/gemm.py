@@ -11,7 +11,7 @@ from tunecast.model.units import DTYPE_BYTES
 
 
 def gemm_work(
-    card: Card, physics: Physics, m: int, n: int, k: int, dtype: str, layout: str, *, experts: int = 1
+    card: Card, physics: Physics, m: int, n: int, k: int, dtype: str, layout: str, *, products: int = 1
 ) -> Work:
     """The kernel that the library picks for an m x k by k x n product, or so many of them at once, as `Work`.
 
@@ -21,8 +21,8 @@ def gemm_work(
     guess = generator("pick", physics.root, m, n, k, dtype, layout)
     best: tuple[float, Work] | None = None
     for tile in physics.gemm.tiles:
-        for split in _splits(card, physics, tile, m, n, k) if experts == 1 else (1,):
-            work = tile_work(card, physics, tile, split, (m, n, k), dtype, layout, experts=experts)
+        for split in _splits(card, physics, tile, m, n, k) if products == 1 else (1,):
+            work = tile_work(card, physics, tile, split, (m, n, k), dtype, layout, products=products)
             seen = (max(work.core_s, work.dram_s) + work.fixed_s) * math.exp(
                 physics.gemm.misjudgement * float(guess.standard_normal())
             )
@@ -50,23 +50,27 @@ def tile_work(
     dtype: str,
     layout: str,
     *,
-    experts: int = 1,
+    products: int = 1,
 ) -> Work:
     """Cost of the product, or of several in one kernel, with one tile and one split of the k loop."""
     m, n, k = shape
-    blocks = experts * math.ceil(m / tile.bm) * math.ceil(n / tile.bn)
+    blocks = products * math.ceil(m / tile.bm) * math.ceil(n / tile.bn)
     clocks = _block_clocks(card, physics, tile, split, shape, dtype, layout)
     compute_clk = _waves_clk(card, physics, tile, blocks * split, *clocks)
     cache_clk = _cache_clk(card, physics, tile, blocks, k, dtype)
-    traffic = experts * dram_bytes(card, tile, shape, dtype) + _reduction_bytes(m, n, split)
-    bandwidth = card.bandwidth_bytes_per_s * physics.memory.bandwidth_frac
+    traffic = products * dram_bytes(card, tile, shape, dtype) + _reduction_bytes(m, n, split)
     return Work(
         core_s=max(compute_clk, cache_clk) / card.clock_hz,
-        dram_s=traffic / bandwidth,
+        dram_s=traffic / memory_rate(card, physics),
         fixed_s=physics.memory.latency_s * (1 if split == 1 else 2),
-        tensor_s=2.0 * experts * m * n * k / (card.flops_per_sm_clk(dtype) * card.sm_count * card.clock_hz),
+        tensor_s=2.0 * products * m * n * k / (card.flops_per_sm_clk(dtype) * card.sm_count * card.clock_hz),
         kernels=1 if split == 1 else 2,
     )
+
+
+def memory_rate(card: Card, physics: Physics) -> float:
+    """Bytes per second that products get of the card's memory."""
+    return card.bandwidth_bytes_per_s * physics.memory.bandwidth_frac
 
 
 def _block_clocks(

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from tunecast.calibrate.mock.attention import Heads, attention_work
 from tunecast.calibrate.mock.bandwidth import access_class, dequant_work, memory_work
 from tunecast.calibrate.mock.card import Card
-from tunecast.calibrate.mock.gemm import gemm_work
+from tunecast.calibrate.mock.gemm import gemm_work, memory_rate
 from tunecast.calibrate.mock.physics import Physics
 from tunecast.calibrate.mock.work import Work, together
 from tunecast.model.operation import FLASH, Kind, Operation
+from tunecast.model.units import DTYPE_BYTES
 
 
 def work_of(card: Card, physics: Physics, op: Operation) -> Work:
@@ -19,9 +21,18 @@ def work_of(card: Card, physics: Physics, op: Operation) -> Work:
 
 
 def _gemm(card: Card, physics: Physics, op: Operation) -> Work:
-    m, n, k, *experts = op.shape
-    one = gemm_work(card, physics, m, n, k, op.dtype, op.layout or "nt", experts=experts[0] if experts else 1)
+    m, n, k, *stacked = op.shape
+    products = stacked[0] if stacked else 1
+    one = gemm_work(card, physics, m, n, k, op.dtype, op.layout or "nt", products=products)
+    if stacked:
+        one = replace(one, dram_s=one.dram_s + _added_bytes(op, products) / memory_rate(card, physics))
     return together(*[one] * round(op.launches)) if op.launches > 1 else one
+
+
+def _added_bytes(op: Operation, products: int) -> float:
+    """What a stack of products is added to, which is read besides both operands."""
+    m, n, k = op.shape[:3]
+    return max(op.bytes - products * (m * n + n * k + m * k) * DTYPE_BYTES.get(op.dtype, 2), 0.0)
 
 
 def _attention(card: Card, physics: Physics, op: Operation) -> Work:

@@ -19,7 +19,10 @@ NO_KERNEL = frozenset(
 
 GROUPED = "_grouped_mm"
 """Products of stacked experts: rows sorted by expert, where each one's rows end as third argument."""
-GEMMS = frozenset({"mm", "addmm", "bmm", "baddbmm", GROUPED})
+ADDED = "baddbmm"
+"""A stack of products added to its first argument, which is copied to the result first, in a kernel of its own (PyTorch
+LinearAlgebra.cpp, common_checks_baddbmm_bmm)."""
+GEMMS = frozenset({"mm", "addmm", "bmm", ADDED, GROUPED})
 WRITE_ONLY = frozenset({"copy_", "fill_", "zero_"})
 """In-place operators that do not read what they overwrite."""
 
@@ -102,11 +105,8 @@ def launches_nothing(func: Any, name: str) -> bool:
 
 
 def gemm_shape(a: Any, b: Any) -> tuple[int, int, int]:
-    """(m, n, k); batches fold into m. Rows that many stacked matrices share out among them count once."""
-    if b.ndim == 3 and a.ndim == 2:
-        return (a.shape[0], b.shape[2], a.shape[1])
-    batch = a.shape[0] if a.ndim == 3 else 1
-    return (batch * a.shape[-2], b.shape[-1], a.shape[-1])
+    """(m, n, k) of one product. Rows that many stacked matrices share out among them count once."""
+    return (a.shape[-2], b.shape[-1], a.shape[-1])
 
 
 def gemm_layout(a: Any, b: Any) -> str:
@@ -171,7 +171,7 @@ def _named_arguments(func: Any, args: Any, kwargs: Any) -> list[tuple[Any, Any]]
 
 def _correction_bytes(name: str, args: Any, out: Any) -> int:
     """Operators that touch only a part of an argument, or that write twice."""
-    if name == "embedding":
+    if name in ("embedding", ADDED):
         return unique_bytes(out) - unique_bytes(args[0])
     if name == "nll_loss_forward":
         return int(args[1].numel() * args[0].element_size()) - unique_bytes(args[0])
@@ -265,6 +265,13 @@ def describe(
     return Operation(kind=Kind.MEMORY, launches=launches, **common)
 
 
+def copied_base(args: Any, out: Any, *, phase: Phase, layer: int | None) -> Operation:
+    """The copy by which `ADDED` begins."""
+    moved = float(unique_bytes(args[0]) + unique_bytes(out))
+    dtype = dtype_name([out])
+    return Operation(name="aten.copy_", kind=Kind.MEMORY, phase=phase, layer=layer, bytes=moved, dtype=dtype)
+
+
 def value_read(tensor: Any, *, phase: Phase, layer: int | None) -> Operation:
     """A value read by the host: one small device-to-host copy, at which host and device meet."""
     return Operation(
@@ -278,13 +285,16 @@ def value_read(tensor: Any, *, phase: Phase, layer: int | None) -> Operation:
 
 
 def _gemm(name: str, args: Any, common: dict[str, Any]) -> Operation:
-    a, b = args[-2:] if name in ("addmm", "baddbmm") else args[:2]
+    a, b = args[1:3] if name in ("addmm", ADDED) else args[:2]
     m, n, k = gemm_shape(a, b)
+    flops = 2.0 * m * n * k
     shape: tuple[int, ...] = (m, n, k)
     if name == GROUPED:
         shape = expert_shape(m, n, k, args[2].numel(), inner=b.ndim == 2)
+    elif a.ndim == 3:
+        flops, shape = a.shape[0] * flops, (m, n, k, a.shape[0])
     fields = {**common, "dtype": dtype_name([a])}
-    return Operation(kind=Kind.GEMM, flops=2.0 * m * n * k, shape=shape, layout=gemm_layout(a, b), **fields)
+    return Operation(kind=Kind.GEMM, flops=flops, shape=shape, layout=gemm_layout(a, b), **fields)
 
 
 def _attention(name: str, args: Any, kwargs: Any, common: dict[str, Any]) -> Operation:

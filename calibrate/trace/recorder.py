@@ -102,6 +102,8 @@ class Recorder:
             self.read_value(args[2])
             *shape, experts = operation.shape
             operation = replace(operation, shape=tuple(shape), launches=float(experts))
+        if name == kernels.ADDED:
+            self.stream.append(kernels.copied_base(args, out, phase=phase, layer=self.layer))
         self.stream.append(operation)
         if self.platform == "cuda":
             self._as_on_cuda(name, operation)

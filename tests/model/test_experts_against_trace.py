@@ -64,9 +64,10 @@ def test_the_step_is_the_traced_step(same_as_traced: Callable[..., None], name: 
 
 
 @pytest.mark.parametrize("loops", [False, True], ids=["grouped", "looped"])
-@pytest.mark.parametrize("method", ["lora, attention only, nothing checkpointed", "full"])
+@pytest.mark.parametrize("method", ["lora", "lora, attention only, nothing checkpointed", "full"])
 def test_products_of_experts_are_the_traced_ones(method: str, loops: bool) -> None:
-    """As one kernel, and one after the other: shapes, layouts, launches, and where the host waits."""
+    """As one kernel, and one after the other, and those of adapters on all experts' weights: shapes, layouts, launches,
+    bytes, and where the host waits."""
     for module in ("torch", "transformers", "peft", "bitsandbytes"):
         pytest.importorskip(module)
     from tunecast.calibrate.trace.tracer import trace_step

@@ -176,3 +176,35 @@ def test_this_processor_multiplies_expert_by_expert() -> None:
     assert counts["aten::mm"] == 4
     alone = torch.cat([x[16 * e : 16 * (e + 1)] @ weight[e] for e in range(4)])
     assert np.allclose(made.float(), alone.float(), rtol=0.02, atol=0.1)
+
+
+def test_a_product_onto_experts_weights_copies_them_first() -> None:
+    """PyTorch's own profiler: ``baddbmm`` copies what it adds to, then reads and writes the copy."""
+    torch = pytest.importorskip("torch")
+    weight, up, down = (torch.randn(4, *size).bfloat16() for size in ((64, 32), (64, 16), (16, 32)))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as seen:
+        torch.baddbmm(weight, up, down)
+    copied = [event.input_shapes[0] for event in seen.events() if event.name == "aten::copy_"]
+    assert copied == [[4, 64, 32]]
+
+
+def test_adapters_on_experts_move_every_weight() -> None:
+    """By hand: a weight is read and its copy written, the copy read and written again, at registration and at use,
+    forward and recomputed; the backward reads the weight's gradient once for each factor."""
+    architecture = load_architecture(MOE)
+    run = resolve_run(architecture, {"method": "lora", "max_length": 1024}).run
+    folds = [op for op in step_operations(architecture, run) if op.name in ("experts.up.fold", "experts.down.fold")]
+    weights_bytes = 48 * 128 * 3 * 768 * 2048 * 2
+    copies = [op for op in folds if op.kind is Kind.MEMORY]
+    assert sum(op.total_bytes for op in copies) == 2 * 2 * 2 * weights_bytes
+    products = [op for op in folds if op.kind is Kind.GEMM]
+    for phase, times in ((Phase.FORWARD, 4), (Phase.RECOMPUTE, 4), (Phase.BACKWARD, 2)):
+        moved = sum(op.total_bytes for op in products if op.phase is phase)
+        assert times * weights_bytes < moved < 1.06 * times * weights_bytes
+    params = {"flops_per_s": 1e15, "bytes_per_s": 3e12, "processors": 132.0}
+    for form in ("gemm", "gemm_waves"):
+        seconds = FORMS[form](params, columns(products))
+        assert (seconds >= [op.bytes / params["bytes_per_s"] for op in products]).all()
+    card = card_of(load_gpus()["h100-sxm5-80gb"])
+    physics = draw_physics(card, 3)
+    assert all(work_of(card, physics, op).dram_s >= op.bytes / card.bandwidth_bytes_per_s for op in products)
