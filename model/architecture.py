@@ -183,8 +183,9 @@ class Layer:
     mlp: Mlp
     norm: str = "rmsnorm"
     """``rmsnorm`` scales in the weight's dtype (Llama), ``rmsnorm-wide`` in fp32 (OLMo 2), ``rmsnorm-shifted`` in fp32
-    by one plus the weight (Gemma), ``layernorm`` has a bias too, ``layernorm-plain`` has none (MPT); ``layernorm-low``
-    stays in 16 bits under autocast (llm-foundry); ``centred`` is a layer norm written out, without a bias (Cohere)."""
+    by one plus the weight (Gemma), ``rmsnorm-power`` by the weight (Gemma 4), ``layernorm`` has a bias too,
+    ``layernorm-plain`` has none (MPT); ``layernorm-low`` stays in 16 bits under autocast (llm-foundry); ``centred`` is
+    a layer norm written out, without a bias (Cohere)."""
     norm_order: str = "pre"
     """``pre``, ``post`` (of each block's output, before it is added: OLMo 2) or ``both`` (Gemma)."""
     parallel: str = "none"
@@ -199,13 +200,21 @@ class Layer:
     """Parameters that no other field says: of layers known only from the real code."""
     residual_scaled: bool = False
     """Whether each block's output is multiplied by a number before it is added (Granite)."""
+    output_scaled: bool = False
+    """Whether the layer's output is multiplied by a number of its own, stored with the weights (Gemma 4)."""
+
+    @property
+    def buffer_sizes(self) -> tuple[int, ...]:
+        """Elements of each buffer that is stored with the weights and never trained."""
+        return (*self.mlp.buffer_sizes, 1) if self.output_scaled else self.mlp.buffer_sizes
 
     @property
     def norms(self) -> int:
         """Norms over the hidden size in the layer."""
         if self.parallel == "shared":
             return 1
-        return 4 if self.norm_order == "both" else 2
+        beside = 3 if self.mlp.kind == "gemma4-experts" else 0
+        return (4 if self.norm_order == "both" else 2) + beside
 
     def norm_sizes(self, hidden_size: int) -> tuple[int, ...]:
         """Parameters of each tensor of the layer's norms, those of queries and keys left out."""
@@ -341,3 +350,12 @@ class Architecture:
     def active_params(self) -> float:
         """Those that one token goes through: all but the experts that it is not sent to."""
         return self.total_params - sum(group.count * group.layer.mlp.idle_params for group in self.groups)
+
+
+def rotary_blocks(architecture: Architecture) -> list[Attention]:
+    """The attention that each table of rotary positions is for: of layers with a window first, where there are two; any
+    layer's stands for a kind that none of these layers is of (part of a model)."""
+    blocks = [group.layer.attention for group in architecture.groups]
+    if architecture.rotary_sets <= 1:
+        return blocks[:1] * architecture.rotary_sets
+    return [next((each for each in blocks if (each.window is None) is whole), blocks[0]) for whole in (False, True)]

@@ -191,11 +191,13 @@ def needs_mask(block: Attention, run: Run) -> bool:
 def mixed_heads(
     step: Step, where: str, block: Attention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None
 ) -> Tensor:
-    """The attention call. With an explicit mask, key and value heads are repeated and no tile is skipped."""
+    """The attention call. With an explicit mask, key and value heads are repeated and no tile is skipped; heads too
+    wide for flash kernels are repeated too (transformers 5 ``use_gqa_in_sdpa``)."""
     tape, groups = step.tape, block.num_heads // block.num_kv_heads
     if mask is not None and step.run.attn_implementation == "eager":
         return eager_heads(step, where, block, q, k, v, mask)
-    if mask is not None and groups > 1:
+    repeated = mask is not None or (block.head_dim > heavy.WIDEST_FLASH and step.run.attn_implementation == "sdpa")
+    if repeated and groups > 1:
         v = v if block.num_kv_heads == 1 else ops.relayout(tape, v, name="head_layout")
         k, v = (ops.repeat_heads(tape, heads, groups, single=block.num_kv_heads == 1) for heads in (k, v))
     if step.autocast_dtype is not None:
@@ -203,7 +205,7 @@ def mixed_heads(
     shape = heavy.AttentionShape(
         batch=step.run.per_device_train_batch_size,
         heads=block.num_heads,
-        kv_heads=block.num_kv_heads if mask is None else block.num_heads,
+        kv_heads=block.num_heads if repeated else block.num_kv_heads,
         length=step.run.max_length,
         head_dim=block.head_dim,
         masked=mask is not None,

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tunecast.model import litgpt_blocks
+from tunecast.model import experts_gemma, litgpt_blocks
 from tunecast.model import primitives as ops
 from tunecast.model.architecture import Layer
 from tunecast.model.attention_blocks import attention_block
+from tunecast.model.attention_gemma import KIND as GEMMA
+from tunecast.model.attention_gemma import gemma_attention
 from tunecast.model.attention_own import bloom_attention, falcon_attention, gptj_attention, mpt_attention
 from tunecast.model.context import Step, Tables
 from tunecast.model.experts import experts_block
@@ -35,6 +37,7 @@ ATTENTIONS: dict[str, AttentionWriter] = {
     "mpt": mpt_attention,
     "gptj": gptj_attention,
     "falcon": falcon_attention,
+    GEMMA: gemma_attention,
 }
 """By ``Attention.kind``: (step, where, layer, input, tables) to the output of the block."""
 MLPS: dict[str, MlpWriter] = {"dense": mlp_block, "experts": experts_block, KIND: expert_modules_block}
@@ -71,7 +74,7 @@ def decoder_layer(step: Step, where: str, layer: Layer, x: Tensor, tables: Table
         return litgpt_blocks.block(step, where, layer, x, tables)
     if layer.parallel != "none":
         return parallel_layer(step, where, layer, x, tables)
-    attend, feed = ATTENTIONS[layer.attention.kind], MLPS[layer.mlp.kind]
+    attend = ATTENTIONS[layer.attention.kind]
     kept: list[Tensor] = []
     if step.tape.phase is not Phase.FORWARD:
         step.returned.clear()
@@ -80,7 +83,15 @@ def decoder_layer(step: Step, where: str, layer: Layer, x: Tensor, tables: Table
     mixed = residual_block(step, layer, x, names, lambda entry: attend(step, at, layer, entry, tables), kept)
     names = f"{where}.pre_feedforward_layernorm", f"{where}.post_feedforward_layernorm"
     inline = layer.mlp.activation == "relu"  # OPT's feed-forward is no module: its layer reuses one variable
-    out = residual_block(step, layer, mixed, names, lambda entry: feed(step, below, layer, entry), kept, rebound=inline)
+
+    def fed(entry: Tensor) -> Tensor:
+        if layer.mlp.kind == experts_gemma.KIND:
+            return experts_gemma.beside_experts(step, below, layer, entry, mixed)
+        return MLPS[layer.mlp.kind](step, below, layer, entry)
+
+    out = residual_block(step, layer, mixed, names, fed, kept, rebound=inline)
+    if layer.output_scaled:
+        out = ops.scaled_in_place(step.tape, out, name="layer_scale")
     step.tape.hold(x, *kept, *step.returned, *step.weights)
     step.weights.clear()
     del step.returned[:-1]

@@ -47,13 +47,15 @@ class ExpertsRule:
     bias: bool = False
     clamped: bool = False
     peft_names: str = ""
+    linear_router: bool = False
+    per_token_field: str = "num_experts_per_tok"
 
     def shape(self, config: Mapping[str, Any], hidden_size: int, name: str) -> Experts:
         """The experts of one layer."""
         chosen = config.get("norm_topk_prob", False) if self.normalised is None else self.normalised
         experts = Experts(
             count=positive(config, self.count_field, name, self.count),
-            per_token=positive(config, "num_experts_per_tok", name, self.per_token),
+            per_token=positive(config, self.per_token_field, name, self.per_token),
             hidden_size=hidden_size,
             intermediate_size=positive(config, self.width_field, name, self.width),
             router=self.router,
@@ -63,11 +65,12 @@ class ExpertsRule:
             bias=self.bias,
             clamped=self.clamped,
             peft_names=self.peft_names,
+            linear_router=self.linear_router,
         )
         if experts.per_token > experts.count:
             raise InputError(
                 f"The config {name} sends each token to {experts.per_token} of {experts.count} experts; "
-                "correct num_experts_per_tok."
+                f"correct {self.per_token_field}."
             )
         return experts
 
@@ -94,6 +97,8 @@ def positive(config: Mapping[str, Any], field: str, name: str, default: int) -> 
     return value
 
 
+GEMMA_EXPERTS = ExpertsRule(router="gemma4", linear_router=True, per_token_field="top_k_experts")
+"""Of Gemma 4, where ``enable_moe_block`` is set."""
 EXPERTS: dict[str, ExpertsRule] = {
     "mixtral": ExpertsRule(
         router="softmax-wide",
@@ -176,10 +181,51 @@ def odd_attention(layers: list[Layer], architecture: Architecture, config: Mappi
         return [replace(layer, attention=replace(layer.attention, softcap=True)) for layer in layers]
     if architecture.model_type == "gpt_oss":
         return [replace(layer, attention=replace(layer.attention, sinks=True, rotary_halves=True)) for layer in layers]
+    if architecture.model_type == "gemma4_text":
+        return gemma_layers(layers, architecture, config)
     if architecture.model_type in LATENT_ROTARY:
         block = latent_block(layers[0].attention.num_heads, architecture, config)
         return [replace(layer, attention=block) for layer in layers]
     return layers
+
+
+def gemma_layers(layers: list[Layer], architecture: Architecture, config: Mapping[str, Any]) -> list[Layer]:
+    """Gemma 4: layers without a window, of which the last is always one, have heads of their own; each layer's output
+    is scaled."""
+    name, plain = architecture.name, layers[0].attention
+    said: Mapping[str, Any] = next(iter((config.get("per_layer_config") or {}).values()), {})
+    head_dim = positive({**config, **said}, "head_dim" if said else "global_head_dim", name, 512)
+    shared = bool(config.get("attention_k_eq_v", False))
+    kv_heads = plain.num_kv_heads
+    if said.get("num_key_value_heads") is not None:
+        kv_heads = positive(said, "num_key_value_heads", name, kv_heads)
+    elif shared and config.get("num_global_key_value_heads") is not None:
+        kv_heads = positive(config, "num_global_key_value_heads", name, kv_heads)
+    if plain.num_heads % kv_heads:
+        raise InputError(
+            f"The config {name} has {plain.num_heads} attention heads, which {kv_heads} key-value heads of layers "
+            "without a window do not divide; correct num_global_key_value_heads."
+        )
+    q, k, v, out = plain.linears
+    widths = [replace(q, out_features=plain.num_heads * head_dim), replace(k, out_features=kv_heads * head_dim)]
+    widths += [] if shared else [replace(v, out_features=kv_heads * head_dim)]
+    linears = (*widths, replace(out, in_features=plain.num_heads * head_dim))
+    whole = replace(plain, linears=linears, num_kv_heads=kv_heads, head_dim=head_dim, window=None)
+    found = [
+        replace(layer, attention=whole) if layer.attention.window is None or index == len(layers) - 1 else layer
+        for index, layer in enumerate(layers)
+    ]
+    routed = gemma_experts(config, layers[0].mlp, architecture)
+    return [replace(layer, output_scaled=True, mlp=routed) for layer in found]
+
+
+def gemma_experts(config: Mapping[str, Any], dense: Mlp, architecture: Architecture) -> Mlp:
+    """Gemma 4's dense block, beside routed experts where the config has them: the router is its last linear map."""
+    if not config.get("enable_moe_block", False):
+        return dense
+    experts = GEMMA_EXPERTS.shape(config, architecture.hidden_size, architecture.name)
+    router = Linear(name="proj", in_features=architecture.hidden_size, out_features=experts.count)
+    return replace(dense, linears=(*dense.linears, router), kind="gemma4-experts", experts=experts)
 
 
 def latent_block(heads: int, architecture: Architecture, config: Mapping[str, Any]) -> Attention:

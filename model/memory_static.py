@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 
-from tunecast.model.architecture import Architecture, Layer, Linear
+from tunecast.model.architecture import Architecture, Layer, Linear, rotary_blocks
 from tunecast.model.litgpt import has_stable_embedding, is_litgpt, stable_embedding
 from tunecast.model.optimizer import optimizer_state_bytes
 from tunecast.model.primitives_heavy import CODE_ENTRIES, NESTED_BLOCK, QUANT_BLOCK
@@ -66,7 +66,7 @@ def layer_weight_bytes(layer: Layer, hidden_size: int, run: Run) -> int:
     """Unquantized parameters of one layer: norms and biases always, linear weights unless quantized."""
     size = DTYPE_BYTES[run.dtype]
     sizes = [*layer.norm_sizes(hidden_size), *layer.attention.qk_norm_sizes]
-    sizes += [*layer.mlp.matrix_sizes, *layer.mlp.vector_sizes, *layer.mlp.buffer_sizes]
+    sizes += [*layer.mlp.matrix_sizes, *layer.mlp.vector_sizes, *layer.buffer_sizes]
     sizes += [linear.out_features for linear in layer.linears if linear.bias]
     whole = sum(allocated_bytes(size * elements) for elements in sizes)
     if run.base_quantization is not None:
@@ -107,7 +107,8 @@ def buffer_bytes(architecture: Architecture, run: Run) -> int:
     if attention.kind == "gptj":  # a table of sines and cosines of every position in every layer
         return architecture.num_layers * allocated_bytes(4 * (architecture.max_position or 0) * head_dim)
     scale = allocated_bytes(4) if architecture.embedding_scale == "table" else 0
-    return architecture.rotary_sets * ROTARY_BUFFERS * allocated_bytes(4 * head_dim // 2) + scale
+    widths = [block.rotary_dim or block.head_dim for block in rotary_blocks(architecture)]
+    return sum(ROTARY_BUFFERS * allocated_bytes(4 * width // 2) for width in widths) + scale
 
 
 def gone_original_bytes(architecture: Architecture, run: Run) -> int:

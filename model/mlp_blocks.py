@@ -8,7 +8,7 @@ from __future__ import annotations
 from tunecast.model import fused, fused_lora
 from tunecast.model import primitives as ops
 from tunecast.model import primitives_gpt as gpt
-from tunecast.model.architecture import Layer
+from tunecast.model.architecture import Layer, Linear
 from tunecast.model.context import Step
 from tunecast.model.joined import JOINED
 from tunecast.model.linears import linear_map
@@ -17,23 +17,28 @@ from tunecast.model.tape import Tensor
 
 def mlp_block(step: Step, where: str, layer: Layer, x: Tensor) -> Tensor:
     """Gated: down(act(gate(x)) * up(x)), with gate and up as halves of one product where they are fused."""
+    return dense_block(step, where, layer, x, layer.mlp.linears)
+
+
+def dense_block(step: Step, where: str, layer: Layer, x: Tensor, linears: tuple[Linear, ...]) -> Tensor:
+    """The block of these linear maps."""
     if not layer.mlp.gated:
         return plain_mlp_block(step, where, layer, x)
-    if layer.mlp.activation == "silu" and fused_lora.covers_mlp(step, layer.mlp.linears):
-        return fused_lora.mlp(step, where, layer.mlp.linears, x)
-    tape, to_down = step.tape, layer.mlp.linears[-1]
-    if len(layer.mlp.linears) == 2:
-        both = linear_map(step, where, layer.mlp.linears[0], x)
+    if layer.mlp.activation == "silu" and fused_lora.covers_mlp(step, linears):
+        return fused_lora.mlp(step, where, linears, x)
+    tape, to_down = step.tape, linears[-1]
+    if len(linears) == 2:
+        both = linear_map(step, where, linears[0], x)
         if step.run.fuses("swiglu") and layer.attention.qkv_split == JOINED:
             inner = fused.swiglu_of_both(tape, both)
         else:
             gate, up = ops.chunks(tape, both, 2, name="gate_split")
             inner = ops.multiply(tape, up, ops.activation(tape, gate, name="swiglu"), name="swiglu")
     elif step.run.fuses("swiglu"):
-        gate, up = (linear_map(step, where, linear, x) for linear in layer.mlp.linears[:2])
+        gate, up = (linear_map(step, where, linear, x) for linear in linears[:2])
         inner = fused.swiglu(tape, gate, up)
     else:
-        to_gate, to_up, _ = layer.mlp.linears
+        to_gate, to_up, _ = linears
         gated = ops.activation(tape, linear_map(step, where, to_gate, x), name="swiglu")
         inner = ops.multiply(tape, gated, linear_map(step, where, to_up, x), name="swiglu")
     out = linear_map(step, where, to_down, inner)

@@ -17,7 +17,7 @@ def norm(step: Step, kind: str, name: str, x: Tensor, width: int) -> Tensor:
     """RMSNorm over the last dimension of `width`, computed in fp32.
 
     Scaled in the weight's dtype (``rmsnorm``), in fp32 (``rmsnorm-wide``), or in fp32 by one plus the weight
-    (``rmsnorm-shifted``).
+    (``rmsnorm-shifted``); ``rmsnorm-power`` (Gemma 4) is scaled in fp32 too, its root a power.
     """
     if kind == "centred":
         return centred_norm(step, name, x, width)
@@ -25,6 +25,8 @@ def norm(step: Step, kind: str, name: str, x: Tensor, width: int) -> Tensor:
         return layer_norm(step, kind, name, x, width)
     if kind.startswith("litgpt"):
         return litgpt_norm(step, kind, name, x, width)
+    if kind == "rmsnorm-power" and not step.run.fuses("rms_norm"):
+        return power_norm(step, x, width, step.weight(name, width))
     if step.run.fuses("rms_norm"):
         return fused.rms_norm(step, name, x, width)
     tape, rows = step.tape, x.elements // width
@@ -42,6 +44,29 @@ def norm(step: Step, kind: str, name: str, x: Tensor, width: int) -> Tensor:
         out = ops.cast(tape, ops.multiply(tape, normed, weight, name="rmsnorm"), x.dtype, name="rmsnorm")
     tape.hold(normed, variance)
     return out
+
+
+def power_norm(step: Step, x: Tensor, width: int, weight: Tensor | None) -> Tensor:
+    """x times (mean of squares + eps) ** -0.5 in fp32, times a weight where there is one.
+
+    Source: transformers 5 ``Gemma4RMSNorm``.
+    """
+    tape, rows = step.tape, x.elements // width
+    wide = ops.cast(tape, x, "fp32", name="rmsnorm")
+    variance = ops.row_mean(tape, ops.square(tape, wide, name="rmsnorm"), rows, name="rmsnorm")
+    shifted = ops.shift(tape, variance, name="rmsnorm")
+    normed = ops.multiply(tape, wide, ops.power_root(tape, shifted, name="rmsnorm"), name="rmsnorm")
+    tape.hold(shifted)
+    if weight is not None:
+        normed = ops.multiply(tape, normed, ops.cast(tape, weight, "fp32", name="rmsnorm"), name="rmsnorm")
+    out = ops.cast(tape, normed, x.dtype, name="rmsnorm")
+    tape.hold(x)
+    return out
+
+
+def plain_norm(step: Step, x: Tensor, width: int) -> Tensor:
+    """`power_norm` without a weight (Gemma 4's values)."""
+    return power_norm(step, x, width, None)
 
 
 def litgpt_norm(step: Step, kind: str, name: str, x: Tensor, width: int) -> Tensor:

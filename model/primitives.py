@@ -217,6 +217,34 @@ def reciprocal_root(tape: Tape, x: Tensor, *, name: str) -> Tensor:
     return tape.record(out, (x,), backward, saves=(out,))
 
 
+def power_root(tape: Tape, x: Tensor, *, name: str) -> Tensor:
+    """``pow(x, -0.5)``; backward is grad (-0.5 x ** -1.5) in three kernels. Keeps x."""
+    out = elementwise(tape, name, (x,), x.elements, x.dtype)
+    if tape.would_grad(x):
+        tape.mark_saved()
+
+    def backward(grad: Tensor) -> Grads:
+        raised = elementwise(tape, name, (x,), x.elements, x.dtype)
+        half = elementwise(tape, name, (raised,), x.elements, x.dtype)
+        return (elementwise(tape, name, (grad, half), x.elements, x.dtype),)
+
+    return tape.record(out, (x,), backward, saves=(x,))
+
+
+def scaled_in_place(tape: Tape, x: Tensor, *, name: str) -> Tensor:
+    """``x *= number``, the number a tensor of one element: one kernel each way; keeps the number alone."""
+    number = Tensor(1, x.dtype, None)
+    if tape.would_grad(x):
+        tape.mark_saved()
+    tape.kernel(name, Kind.MEMORY, (x, number), (x,))
+    out = Tensor(x.elements, x.dtype, x.storage)
+
+    def backward(grad: Tensor) -> Grads:
+        return (elementwise(tape, name, (grad, number), x.elements, grad.dtype),)
+
+    return tape.record(out, (x,), backward, saves=(number,))
+
+
 def activation(tape: Tape, x: Tensor, *, name: str) -> Tensor:
     """SiLU or GELU: one kernel each way. Keeps x."""
     if tape.would_grad(x):

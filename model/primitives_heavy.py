@@ -100,6 +100,10 @@ def shifted_positions(tape: Tape, length: int) -> Tensor:
     return elementwise(tape, "mask.shift", (elementwise(tape, "mask.arange", (), length, "int64"),), length, "int64")
 
 
+WIDEST_FLASH = 256
+"""Widest head that FlashAttention's kernels take (csrc/flash_attn/flash_api.cpp, ``mha_fwd``)."""
+
+
 def mask_bias(tape: Tape, mask: Tensor, dtype: str, samples: int) -> Tensor:
     """The mask as numbers to add to the scores, made anew in every layer (``where`` between two scalars).
 

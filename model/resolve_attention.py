@@ -8,6 +8,7 @@ from typing import Any
 from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.architecture import Architecture
 from tunecast.model.litgpt import is_litgpt
+from tunecast.model.primitives_heavy import WIDEST_FLASH
 from tunecast.model.read_numbers import whole_number
 from tunecast.model.resolve_parallel import Fields
 from tunecast.model.run import Run
@@ -28,6 +29,9 @@ def attention_defaults(fields: Fields, architecture: Architecture, defaults: Map
             f"--attn-implementation {asked} of {architecture.model_type}'s latent attention has no formulas; "
             "leave it out."
         )
+    widest = max(block.head_dim for block in blocks)
+    if widest > WIDEST_FLASH and asked in (None, "flash_attention_2"):
+        return _without_flash(architecture, widest, asked, defaults)
     sinks = any(block.sinks for block in blocks)
     if not sinks and not any(block.softcap for block in blocks):
         return defaults
@@ -48,6 +52,18 @@ def attention_defaults(fields: Fields, architecture: Architecture, defaults: Map
     return {**defaults, "attn_implementation": EAGER}
 
 
+def _without_flash(
+    architecture: Architecture, widest: int, asked: str | None, defaults: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """The stack's defaults without kernels that some of the heads are too wide for."""
+    if asked is not None:
+        raise InputError(
+            f"--attn-implementation {asked} was asked for, but its kernels take heads of up to {WIDEST_FLASH} values "
+            f"and {architecture.name} has heads of {widest}; leave it out, or type sdpa."
+        )
+    return {**defaults, "attn_implementation": "sdpa"}
+
+
 def runs_plain_attention(architecture: Architecture) -> bool:
     """Whether ``sdpa`` is plain products in transformers' code of this family."""
     block = architecture.groups[0].layer.attention
@@ -58,6 +74,7 @@ def note_attention(fields: Fields, architecture: Architecture) -> None:
     """Say where another kernel runs than ``sdpa`` lets expect."""
     _note_window(fields, architecture)
     _note_plain(fields, architecture)
+    _note_wide(fields, architecture)
 
 
 def _note_plain(fields: Fields, architecture: Architecture) -> None:
@@ -66,6 +83,16 @@ def _note_plain(fields: Fields, architecture: Architecture) -> None:
         fields.notes.append(
             f"Attention of {architecture.model_type} runs as plain products with every score in memory: "
             "transformers has no fused kernel for it."
+        )
+
+
+def _note_wide(fields: Fields, architecture: Architecture) -> None:
+    """Say whose speed stands for that of heads which are too wide for flash kernels."""
+    widest = max(group.layer.attention.head_dim for group in architecture.groups)
+    if widest > WIDEST_FLASH and fields.values["attn_implementation"] == "sdpa" and not is_litgpt(architecture):
+        fields.notes.append(
+            f"Heads of {widest} values are too wide for flash kernels: sdpa runs PyTorch's memory-efficient kernel "
+            "for them, which no measurement here has seen; it is timed as flash kernels of such heads would be."
         )
 
 

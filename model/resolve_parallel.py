@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.architecture import Architecture, Attention
 from tunecast.model.joined import JOINED, STACKS
+from tunecast.model.primitives_heavy import WIDEST_FLASH
 from tunecast.model.read_numbers import whole_number
 from tunecast.model.resolve_shards import take_shards
 from tunecast.model.run import BUCKET_ELEMENTS
@@ -292,6 +293,12 @@ def check_context_parallel(architecture: Architecture, values: Mapping[str, Any]
         )
     if values["attn_implementation"] == "eager":
         raise NotSupportedError(why_not_split(architecture))
+    widest = max(group.layer.attention.head_dim for group in architecture.groups)
+    if widest > WIDEST_FLASH:
+        raise NotSupportedError(
+            f"Context parallelism of heads of {widest} values ({architecture.name}) is not built: flash kernels take "
+            f"up to {WIDEST_FLASH}; use --cp 1."
+        )
     if values["cp_kind"] == "ulysses":
         for group in architecture.groups:
             check_ulysses(architecture, group.layer.attention, values)

@@ -44,6 +44,10 @@ class Experts:
     """Whose module names of transformers 4 PEFT turns into stacked parameters: a key of ``resolve_experts.RENAMED``;
     empty where it leaves names alone."""
 
+    linear_router: bool = False
+    """Whether the router is a linear map of the block, with vectors of its own that scale input and weights (Gemma
+    4)."""
+
     @property
     def buffer_elements(self) -> int:
         """Numbers of the buffer that corrects the router's scores (DeepSeek-V3)."""
@@ -51,8 +55,8 @@ class Experts:
 
     @property
     def router_params(self) -> int:
-        """Parameters of the router's weight."""
-        return self.count * self.hidden_size
+        """Parameters of the router's weight; none where it is a linear map."""
+        return 0 if self.linear_router else self.count * self.hidden_size
 
     @property
     def up_params(self) -> int:
@@ -69,6 +73,8 @@ class Experts:
         """Parameters of each tensor of two or more dimensions that is no linear map's, in the model's order."""
         if not self.stacked:
             return ()
+        if self.linear_router:
+            return (self.up_params, self.down_params)
         if not self.bias:
             return (self.router_params, self.up_params, self.down_params)
         up_bias, down_bias = self.count * 2 * self.intermediate_size, self.count * self.hidden_size
@@ -82,7 +88,9 @@ class Experts:
 
     @property
     def vector_sizes(self) -> tuple[int, ...]:
-        """Parameters of each vector: the router's bias."""
+        """Parameters of each vector: the router's bias, or its scales."""
+        if self.linear_router:
+            return (self.hidden_size, self.count)
         return (self.count,) if self.bias else ()
 
     @property

@@ -19,7 +19,7 @@ from tunecast.model import primitives_gpt as gpt
 from tunecast.model import primitives_heavy as heavy
 from tunecast.model.adapters_root import embedded_adapter
 from tunecast.model.alibi import alibi_table, own_mask
-from tunecast.model.architecture import Architecture, Layer
+from tunecast.model.architecture import Architecture, Attention, Layer, rotary_blocks
 from tunecast.model.attention_blocks import OWN_ATTENTIONS, needs_mask
 from tunecast.model.attention_eager import additive_mask
 from tunecast.model.blocks import checkpointed_layer
@@ -105,7 +105,7 @@ def shared_tables(step: Step, entry: Tensor) -> Tables:
     for _ in kinds if step.architecture.finds_packing else ():
         find_packing(step, positions)
     full_mask, mask = attention_masks(step)
-    waves = tuple(rotary_waves(step, positions) for _ in range(step.architecture.rotary_sets))
+    waves = tuple(rotary_waves(step, positions, block) for block in rotary_blocks(step.architecture))
     tape.hold(positions)
     return Tables(waves=waves, mask=mask, full_mask=full_mask)
 
@@ -124,10 +124,9 @@ def counted_positions(step: Step) -> Tensor:
     return ops.elementwise(tape, "positions.shift", (positions,), tokens, "int64")
 
 
-def rotary_waves(step: Step, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """cos and sin of every position, in the activations' dtype (OLMo 2: in fp32)."""
+def rotary_waves(step: Step, positions: Tensor, attention: Attention) -> tuple[Tensor, Tensor]:
+    """cos and sin of every position for heads of this attention, in the activations' dtype (OLMo 2: in fp32)."""
     tape, length = step.tape, step.run.max_length
-    attention = step.architecture.groups[0].layer.attention
     head_dim = attention.rotary_dim or attention.head_dim
     floats = ops.elementwise(tape, "positions.cast", (positions,), length, "fp32")
     inverse = Tensor(head_dim // 2, "fp32", None)

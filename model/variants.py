@@ -128,6 +128,19 @@ def bloom(config: Config, name: str) -> Changes:
     return {"default_kv_heads": None}
 
 
+def gemma4(config: Config, name: str) -> Changes:
+    """Gemma 4 without embeddings per layer and without layers that share keys and values (31B and 26B-A4B)."""
+    refuse(config, name, num_kv_shared_layers=0, use_double_wide_mlp=False, attention_dropout=0.0)
+    if config.get("use_bidirectional_attention") == "all":
+        refuse(config, name, use_bidirectional_attention="vision")
+    refuse(
+        {"hidden_size_per_layer_input": config.get("hidden_size_per_layer_input", 256)},
+        name,
+        hidden_size_per_layer_input=0,
+    )
+    return {"logits": "plain" if config.get("final_logit_softcapping") is None else "capped"}
+
+
 def falcon(config: Config, name: str) -> Changes:
     """Falcon 40B's few key-value heads and two norms; Falcon 7B's one key-value head and one norm."""
     refuse(config, name, alibi=False, bias=False, parallel_attn=True, hidden_dropout=0.0, attention_dropout=0.0)
@@ -143,6 +156,7 @@ VARIANTS: dict[str, Callable[[Config, str], Changes]] = {
     "chatglm": chatglm,
     "cohere": cohere,
     "cohere2": cohere,
+    "gemma4_text": gemma4,
     "gpt2": gpt2,
     "falcon": falcon,
     "gpt_neox": gpt_neox,

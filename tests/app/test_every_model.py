@@ -16,7 +16,6 @@ ONLY_EXACT = {
     "meta-llama/Llama-4-Maverick-17B-128E-Instruct",
     "Qwen/Qwen3.5-27B",
     "Qwen/Qwen3.5-35B-A3B",
-    "google/gemma-4-26B-A4B",
     "facebook/opt-350m",
 }
 ENCODERS = {
