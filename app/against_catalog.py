@@ -88,6 +88,11 @@ def gemm_flops(params: Mapping[str, Any]) -> float:
     return 2.0 * float(params["m"]) * float(params["n"]) * float(params["k"])
 
 
+def grouped_flops(params: Mapping[str, Any]) -> float:
+    """2mnk of every expert."""
+    return 2.0 * float(params["experts"]) * float(params["rows"]) * float(params["n"]) * float(params["k"])
+
+
 def causal_attention_flops(params: Mapping[str, Any]) -> float:
     """Half of (scores and values): 2 x batch x heads x length^2 x head_dim; backward 2.5 times that."""
     batch, heads, length, head_dim = (float(params[name]) for name in ("batch", "heads", "length", "head_dim"))
@@ -153,6 +158,7 @@ def _millions(name: str, unit: str, work: Callable[[Mapping[str, Any]], float]) 
 
 RATES = {
     "gemm": _tflops("matrix product {dtype}", gemm_flops),
+    "grouped": _tflops("experts' products {dtype}", grouped_flops),
     "matmul_4bit": _tflops("4-bit product {pass}", gemm_flops, "matrix4"),
     "attention": _tflops("attention {dtype} {pass}", causal_attention_flops, "attention"),
     "memory": _gbs("memory {op}", moved_bytes, "bandwidth", bandwidth),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tunecast.catalogs.errors import InputError
+from tunecast.model.curve_names import kind_of
 from tunecast.model.factors import HOST_S_PER_LAUNCH
 from tunecast.model.forecast_json import run_with_origins
 from tunecast.model.hooks import has_hooks, visits_of
@@ -226,7 +227,7 @@ def _work(operations: Sequence[Operation], part_s: float, run: Run, target: Targ
 
 def _curve_origin(kind: str, factors: FactorSet) -> str:
     """Origins of the curves of that kind, or of the factor that stands in for one, and of what they are scaled by."""
-    found = {curve.origin for name, curve in factors.curves.items() if name.split(".")[0] == kind}
+    found = {curve.origin for name, curve in factors.curves.items() if kind_of(name) == kind}
     if not found and kind == "communication":
         found = {factor.origin for name, factor in factors.factors.items() if name.startswith(("link", "overlap"))}
     if not found and kind in ("host", "overhead"):

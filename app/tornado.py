@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tunecast.model.curve_names import kind_of
 from tunecast.model.units import KILO
 from tunecast.model.value import Z80
 from tunecast.sweep_result import Bar, Sweep, Told, chosen_metric, reported
@@ -171,7 +172,7 @@ def _rate_ends(ask: Ask, base: Forecast) -> list[Ends]:
 def curves_log_sd(factors: FactorSet, kind: str, dtype: str) -> float:
     """How unsure the rates of a kind of operation are, the most of its curves: those of the run's dtype where there
     are any, since a record of few products in fp32 says nothing of a run in bf16."""
-    curves = {name: curve.log_sd for name, curve in factors.curves.items() if name.split(".")[0] == kind}
+    curves = {name: curve.log_sd for name, curve in factors.curves.items() if kind_of(name) == kind}
     own = [log_sd for name, log_sd in curves.items() if dtype in name.split(".")]
     return max(own or curves.values(), default=0.0)
 

@@ -23,7 +23,7 @@ from tunecast.catalogs.errors import InputError
 from tunecast.model.architecture import Architecture
 from tunecast.model.factors import HOST_S_PER_LAUNCH, Factor, FactorSet
 from tunecast.model.factors_io import factors_to_dict
-from tunecast.model.operation import Operation
+from tunecast.model.operation import GROUPED, Operation
 from tunecast.model.run import Run
 from tunecast.model.time import phase_table
 from tunecast.model.value import Z80
@@ -87,7 +87,7 @@ class StepFitter:
         marks: dict[str, float] = {}
         if name == "memory" and not self.synchronous:
             marks = {"l2_bytes": float(cache_bytes(self.gpu))}
-        elif name.startswith("gemm.") and not self.synchronous:
+        elif name.startswith(("gemm.", f"gemm-{GROUPED}.")) and not self.synchronous:
             marks = {"bytes_apart": 1.0}
         return replace(fitted, curve=replace(fitted.curve, params=fitted.curve.params | marks))
 

@@ -10,11 +10,11 @@ from tunecast.calibrate.fit_tiles import learn_tiles
 from tunecast.calibrate.fit_trials import Observation, Trial, observations
 from tunecast.model.curves import WIDE_HEAD, Params
 from tunecast.model.factors import Curve
-from tunecast.model.operation import FLASH
+from tunecast.model.operation import FLASH, GROUPED
 from tunecast.model.time import curve_key
 from tunecast.model.units import KIB, MIB
 
-CURVE_BENCHES = ("memory", "gemm", "attention", "dequant", "loss")
+CURVE_BENCHES = ("memory", "gemm", "grouped", "attention", "dequant", "loss")
 """Memory first: other forms start from its bandwidth."""
 TRAFFIC = ("copy", "add")
 """Memory operations that read and write, as training kernels do; pure reads and writes are reported apart."""
@@ -54,7 +54,7 @@ def specs_for(
     kin = [curve for other, curve in fitted.items() if _family(other) == _family(name)]
     if len(found) < FEW and kin and "flops_per_s" in kin[0].params:
         return [borrowed(found, kin[0])]
-    if name.startswith("gemm."):
+    if name.startswith(("gemm.", f"gemm-{GROUPED}.")):
         return _gemm_specs(found, processors=processors, memory=memory, floor_s=floor_s, issue_s=issue_s)
     if name.startswith(("attention.", f"attention-{FLASH}.")):
         return [_issued(spec, issue_s) for spec in _attention_specs(found, processors=processors, floor_s=floor_s)]

@@ -14,7 +14,7 @@ import numpy as np
 
 from tunecast.calibrate.stats import MAD_TO_SD
 from tunecast.model.curves import Array
-from tunecast.model.operation import Kind, Operation, Phase
+from tunecast.model.operation import Kind, Operation, Phase, grouped_layout
 from tunecast.model.units import DTYPE_BYTES
 
 Trial = Mapping[str, Any]
@@ -40,8 +40,8 @@ class Observation:
         """The weight of a matrix product, whatever the number of tokens; other trials are a group each."""
         if self.operation.kind is not Kind.GEMM:
             return self.trial
-        m, n, k = self.operation.shape
-        weight = (m, n) if self.operation.layout == "tn" else (n, k)
+        m, n, k = self.operation.shape[:3]
+        weight = (m, n) if self.operation.layout.startswith("tn") else (n, k)
         return f"{min(weight)}x{max(weight)}"
 
 
@@ -83,6 +83,24 @@ def gemm_operation(params: Mapping[str, Any]) -> Operation:
         bytes=float((m * n + n * k + m * k) * DTYPE_BYTES[dtype]),
         shape=(m, n, k),
         layout=str(params["layout"]),
+    )
+
+
+def grouped_operation(params: Mapping[str, Any]) -> Operation:
+    """The kernel of a ``grouped`` trial: `experts` products of `rows` each over weights n x k, or (``nn``, ``tn``)
+    the gradient of the rows or of the weights."""
+    experts, rows, n, k = (int(params[name]) for name in ("experts", "rows", "n", "k"))
+    layout, dtype = str(params["layout"]), str(params["dtype"])
+    shape = {"nt": (rows, n, k), "nn": (rows, k, n), "tn": (n, k, rows)}[layout]
+    return Operation(
+        name="grouped",
+        kind=Kind.GEMM,
+        phase=Phase.FORWARD,
+        dtype=dtype,
+        flops=2.0 * experts * rows * n * k,
+        bytes=float(experts * (rows * n + n * k + rows * k) * DTYPE_BYTES[dtype]),
+        shape=(*shape, experts),
+        layout=grouped_layout(layout),
     )
 
 
@@ -146,6 +164,7 @@ def loss_operation(params: Mapping[str, Any]) -> Operation:
 OPERATION_OF = {
     "loss": loss_operation,
     "gemm": gemm_operation,
+    "grouped": grouped_operation,
     "memory": memory_operation,
     "dequant": dequant_operation,
     "attention": attention_operation,

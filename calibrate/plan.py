@@ -17,6 +17,7 @@ from tunecast.calibrate.trace.spec import architecture_to_dict, run_to_dict
 from tunecast.catalogs.errors import InputError
 from tunecast.model.architecture import Architecture
 from tunecast.model.architectures import architecture_from_config
+from tunecast.model.grouped import has_grouped_kernel
 from tunecast.model.operation import FLASH
 from tunecast.model.resolve import resolve_run
 from tunecast.model.sdpa import WIDEST
@@ -34,6 +35,8 @@ FIRST_BF16_GFX = 0x908
 COLLECTIVE_BYTES = {"gpu": (256 * KIB, 16 * MIB, 512 * MIB), "cpu": (64 * KIB, 4 * MIB, 32 * MIB)}
 """Payloads: one of latency, a layer's adapters, and beyond a layer's weights (8B: 437 MB)."""
 DEVICE_BENCHES = ("gemm", "memory", "dequant", "matmul_4bit", "attention", "loss", "optimizer", "step")
+LATER = ("grouped",)
+"""Device work of some models only, after all else."""
 """Benches that keep the device busy; the others let it cool and come after them."""
 
 
@@ -79,7 +82,8 @@ def calibration_plan(hardware: Hardware, mode: str = "quick", num_gpus: int = 1)
     chosen = tables[:1] if _known(mode) == "quick" else tables
     unique: dict[str, TrialSpec] = {}
     for table in chosen:
-        for spec in (*_specs(table, training_dtype(hardware)), *_flash(table, hardware)):
+        own = (*_flash(table, hardware), *_grouped(table, hardware))
+        for spec in (*_specs(table, training_dtype(hardware)), *own):
             unique.setdefault(spec.key, spec)
     return _ordered(unique.values()) + collectives(hardware, num_gpus)
 
@@ -116,7 +120,7 @@ def capability_has_bf16(compute_capability: str | None) -> bool:
 
 
 def _ordered(specs: Iterable[TrialSpec]) -> tuple[TrialSpec, ...]:
-    """Device work first, related trials spread evenly over it; then host, links and disks.
+    """Device work first, related trials spread evenly over it, then `LATER`; then host, links and disks.
 
     Every trial gets a place between 0 and 1 among those of its bench; sorting by place interleaves the
     benches, so any prefix is a smaller calibration of everything.
@@ -129,7 +133,7 @@ def _ordered(specs: Iterable[TrialSpec]) -> tuple[TrialSpec, ...]:
     for bench, group in groups.items():
         shuffle(group)
         placed += [
-            (bench not in DEVICE_BENCHES, (place + 0.5) / len(group), spec.key, spec)
+            (bench not in (*DEVICE_BENCHES, *LATER), (place + 0.5) / len(group) + (bench in LATER), spec.key, spec)
             for place, spec in enumerate(group)
         ]
     return tuple(spec for *_, spec in sorted(placed, key=lambda item: item[:3]))
@@ -153,6 +157,17 @@ def _flash(table: PlanTable, hardware: Hardware) -> Iterator[TrialSpec]:
     for params in _attentions(table.flash, training_dtype(hardware)):
         bench = params.pop("bench")
         yield TrialSpec(bench=bench, params={**params, "kernel": FLASH}, repeats=table.repeats, warmup=table.warmup)
+
+
+def _grouped(table: PlanTable, hardware: Hardware) -> Iterator[TrialSpec]:
+    """Products of stacked experts forward, and the gradients of rows and weights, where one kernel does them all."""
+    dtype = training_dtype(hardware)
+    if dtype != "bf16" or not has_grouped_kernel(hardware.compute_capability):
+        return
+    for experts, rows, out, into in table.grouped:
+        for layout in ("nt", "nn", "tn"):
+            params = {"experts": experts, "rows": rows, "n": out, "k": into, "layout": layout, "dtype": dtype}
+            yield TrialSpec(bench="grouped", params=params, repeats=table.repeats, warmup=table.warmup)
 
 
 def _attentions(shapes: Iterable[tuple[int, int, int, int, int]], dtype: str) -> Iterator[dict[str, Any]]:

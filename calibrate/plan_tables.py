@@ -53,6 +53,8 @@ class PlanTable:
     """(tokens, out, in) of fully trained layers: their weight gradients."""
     experts: tuple[tuple[int, int, int], ...] = ()
     """(rows, out, rank) of adapters on stacked experts: rows of all experts together, very thin."""
+    grouped: tuple[tuple[int, int, int, int], ...] = ()
+    """(experts, rows of each, out, in) of products of stacked experts, on cards with one kernel for them."""
     squares: tuple[int, ...] = ()
     fp32_squares: tuple[int, ...] = ()
     memory: tuple[tuple[str, tuple[int, ...]], ...] = ()
@@ -150,6 +152,16 @@ GPU_QUICK = PlanTable(
         (2048, 2560, 960, 16),
     ),
     experts=((131072, 2048, 16), (65536, 2048, 32), (65536, 1024, 16)),
+    grouped=(
+        (128, 16, 1536, 2048),
+        (128, 64, 1536, 2048),
+        (128, 64, 2048, 768),
+        (128, 512, 1536, 2048),
+        (64, 192, 2816, 2048),
+        (32, 256, 5760, 2880),
+        (8, 512, 14336, 4096),
+        (8, 2048, 4096, 7168),
+    ),
     trained=((2048, 4096, 4096), (2048, 14336, 4096), (8192, 4096, 14336), (1024, 2816, 1024), (4096, 1536, 1536)),
     squares=(1024, 2048, 4096, 8192),
     fp32_squares=(2048,),

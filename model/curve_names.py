@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tunecast.catalogs.errors import InputError
 from tunecast.model.factors import Curve, FactorSet
-from tunecast.model.operation import FLASH, NATIVE, Kind, Operation, Phase
+from tunecast.model.operation import FLASH, GROUPED, NATIVE, Kind, Operation, Phase
 
 ATTENTION_KERNELS = (NATIVE, FLASH)
 """Layouts of attention with curves of their own."""
@@ -24,7 +24,8 @@ class UnmeasuredError(InputError):
 def curve_key(operation: Operation) -> str:
     """Name of the curve an operation follows; a recomputation is a forward pass."""
     if operation.kind is Kind.GEMM:
-        return f"gemm.{operation.dtype}"
+        kernel = f"-{GROUPED}" if operation.layout.endswith(GROUPED) else ""
+        return f"gemm{kernel}.{operation.dtype}"
     if operation.kind is Kind.ATTENTION:
         direction = "backward" if operation.phase is Phase.BACKWARD else "forward"
         kernel = f"-{operation.layout}" if operation.layout in ATTENTION_KERNELS else ""
@@ -34,9 +35,9 @@ def curve_key(operation: Operation) -> str:
 
 def find_curve(key: str, factors: FactorSet) -> Curve:
     """The curve of that name; kinds that only move bytes fall back on ``memory``, backward attention on forward,
-    attention by other kernels on that of ``sdpa``."""
+    attention by other kernels on that of ``sdpa``, grouped products on plain ones."""
     plain = key
-    for kernel in ATTENTION_KERNELS:
+    for kernel in (*ATTENTION_KERNELS, GROUPED):
         plain = plain.replace(f"-{kernel}", "")
     forward = [name.replace(".backward", ".forward") for name in (key, plain)]
     for name in (key, forward[0], plain, forward[1], *(() if "." in key else ("memory",))):
@@ -48,3 +49,8 @@ def find_curve(key: str, factors: FactorSet) -> Curve:
             "record; leave --fp8 out, or choose a Hopper, Ada or Blackwell card."
         )
     raise UnmeasuredError(factors.gpu, key, sorted(factors.curves))
+
+
+def kind_of(name: str) -> str:
+    """The kind of operations that follow the curve of a name, whatever kernel it is of: ``gemm``, ``attention``."""
+    return name.partition(".")[0].partition("-")[0]

@@ -67,9 +67,15 @@ def columns(operations: Sequence[Operation]) -> Columns:
         bytes=np.array([o.bytes for o in operations], dtype=float),
         launches=np.array([max(o.launches, 0.0) for o in operations], dtype=float),
         shape=shape,
-        layout=np.array([LAYOUTS.index(o.layout) if o.layout in LAYOUTS else 0 for o in operations], dtype=np.int64),
+        layout=np.array([layout_index(o.layout) for o in operations], dtype=np.int64),
         element_bytes=np.array([DTYPE_BYTES.get(o.dtype, 2) for o in operations], dtype=float),
     )
+
+
+def layout_index(layout: str) -> int:
+    """Place of a product's layout among `LAYOUTS`, whatever kernel runs it; 0 for all that is no product's."""
+    plain = layout.partition("-")[0]
+    return LAYOUTS.index(plain) if plain in LAYOUTS else 0
 
 
 def bend(*bounds: Array, power: float = ROOFLINE_POWER) -> Array:

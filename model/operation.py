@@ -51,6 +51,15 @@ class Phase(StrEnum):
     OPTIMIZER = "optimizer"
 
 
+GROUPED = "grouped"
+"""Layouts of products of experts by PyTorch's grouped kernel end with it."""
+
+
+def grouped_layout(layout: str) -> str:
+    """The layout of a product by the grouped kernel: ``nt-grouped``."""
+    return f"{layout}-{GROUPED}"
+
+
 def expert_shape(m: int, n: int, k: int, experts: int, *, inner: bool) -> tuple[int, int, int, int]:
     """The shape of each expert's product and their number, where so many experts share rows evenly; one without rows
     has no product. `inner`: rows are the inner dimension k, as of a weight's gradient, instead of m."""
@@ -77,7 +86,8 @@ class Operation:
     """Device kernels that the host issues for one execution."""
     shape: tuple[int, ...] = ()
     layout: str = ""
-    """Of a product ``nt`` forward, ``nn`` input gradient, ``tn`` weight gradient; of attention `NATIVE`, `FLASH`,
+    """Of a product ``nt`` forward, ``nn`` input gradient, ``tn`` weight gradient, by the kernel for experts
+    ``nt-grouped`` and so on; of attention `NATIVE`, `FLASH`,
     or nothing: what ``sdpa`` runs."""
     count: float = 1.0
     """Executions per optimizer step on one GPU."""

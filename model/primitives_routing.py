@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tunecast.model.operation import SYNCHRONISATION, Kind, expert_shape
+from tunecast.model.operation import SYNCHRONISATION, Kind, expert_shape, grouped_layout
 from tunecast.model.primitives import cast, elementwise, gemm_flops
 from tunecast.model.tape import Backward, Grads, Tape, Tensor, widest
 
@@ -182,13 +182,13 @@ def _grouped(
     inner, offsets = layout == "tn", grouping.offsets
     out = tape.empty(m * n * (grouping.experts if inner else 1), reads[0].dtype)
     *one, shared = expert_shape(*shape, grouping.experts, inner=inner)
-    many: dict[str, Any] = {"shape": (*one, shared)}
+    many: dict[str, Any] = {"shape": (*one, shared), "layout": grouped_layout(layout)}
     if grouping.loops:
-        many = {"shape": tuple(one), "launches": float(shared)}
+        many = {"shape": tuple(one), "launches": float(shared), "layout": layout}
         if tape.platform == "cuda":
             tape.kernel(SYNCHRONISATION, Kind.MEMORY, (offsets,), (), n_bytes=2 * offsets.bytes)
     flops = gemm_flops(*shape)
-    tape.kernel(name, Kind.GEMM, (*reads, offsets), (out,), flops=flops, layout=layout, dtype=out.dtype, **many)
+    tape.kernel(name, Kind.GEMM, (*reads, offsets), (out,), flops=flops, dtype=out.dtype, **many)
     return out
 
 

@@ -9,7 +9,13 @@ from typing import Any
 from tunecast.calibrate.bench.collectives import run_collective
 from tunecast.calibrate.bench.files import run_checkpoint, run_disk, run_load
 from tunecast.calibrate.bench.host_ops import prepare_sync, run_launch
-from tunecast.calibrate.bench.math_ops import prepare_attention, prepare_gemm, prepare_loss, prepare_matmul_4bit
+from tunecast.calibrate.bench.math_ops import (
+    prepare_attention,
+    prepare_gemm,
+    prepare_grouped,
+    prepare_loss,
+    prepare_matmul_4bit,
+)
 from tunecast.calibrate.bench.memory_ops import prepare_dequant, prepare_memory, prepare_optimizer, prepare_transfer
 from tunecast.calibrate.bench.timing import Prepared, time_prepared
 from tunecast.calibrate.bitsandbytes_setup import quiet_bitsandbytes
@@ -18,6 +24,7 @@ from tunecast.calibrate.devices.protocol import TrialResult, TrialSpec
 
 PREPARED: dict[str, Callable[[dict[str, Any], Backend], Prepared]] = {
     "gemm": prepare_gemm,
+    "grouped": prepare_grouped,
     "memory": prepare_memory,
     "dequant": prepare_dequant,
     "matmul_4bit": prepare_matmul_4bit,

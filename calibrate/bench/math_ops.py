@@ -36,6 +36,31 @@ def _gemm_call(m: int, n: int, k: int, dtype: str, layout: str, backend: Backend
 GEMM_LAYOUTS = ("nt", "nn", "tn")
 
 
+def prepare_grouped(params: dict[str, Any], backend: Backend) -> Prepared:
+    """Products of stacked experts as transformers calls them: rows sorted by expert, equally many for each."""
+    experts, rows, n, k, dtype = (params[name] for name in ("experts", "rows", "n", "k", "dtype"))
+    copies = copies_to_rotate(experts * (rows * k + n * k + rows * n) * DTYPE_BYTES[dtype], backend)
+    return Prepared(calls=[_grouped_call(experts, rows, n, k, params, backend) for _ in range(copies)])
+
+
+def _grouped_call(
+    experts: int, rows: int, n: int, k: int, params: dict[str, Any], backend: Backend
+) -> Callable[[], object]:
+    """One call. Sources: transformers 5 ``integrations/moe.py``, ``_grouped_linear``; PyTorch ``derivatives.yaml``."""
+    import torch
+
+    layout, dtype = params["layout"], params["dtype"]
+    grouped = getattr(torch.nn.functional, "grouped_mm", None) or torch._grouped_mm  # a name of its own since 2.10
+    ends = torch.arange(rows, experts * rows + 1, rows, device=backend.torch_device, dtype=torch.int32)
+    entry = normal(backend, experts * rows, n if layout == "nn" else k, dtype=dtype)
+    if layout == "tn":
+        gradient = normal(backend, experts * rows, n, dtype=dtype)
+        return lambda: grouped(gradient.t(), entry, offs=ends)
+    weight = normal(backend, experts, n, k, dtype=dtype)
+    right = weight.transpose(-2, -1) if layout == "nt" else weight
+    return lambda: grouped(entry, right, offs=ends)
+
+
 def prepare_attention(params: dict[str, Any], backend: Backend) -> Prepared:
     """Causal scaled dot-product attention as transformers calls it, forward or backward alone; with ``kernel`` by
     FlashAttention-2 (PyTorch's copy of it), whatever the device's own choice is."""

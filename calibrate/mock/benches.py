@@ -56,6 +56,15 @@ def _gemm(simulator: Simulator, p: Params, hotness: float) -> Truth:
     return _kernel(simulator, work, Kind.GEMM, hotness, size * (m * k + k * n + m * n))
 
 
+def _grouped(simulator: Simulator, p: Params, hotness: float) -> Truth:
+    """One kernel for all experts' products."""
+    experts, rows, n, k, layout = p["experts"], p["rows"], p["n"], p["k"], p["layout"]
+    shape = {"nt": (rows, n, k), "nn": (rows, k, n), "tn": (n, k, rows)}[layout]
+    work = gemm_work(simulator.card, simulator.physics, *shape, p["dtype"], layout, products=experts)
+    size = DTYPE_BYTES[p["dtype"]]
+    return _kernel(simulator, work, Kind.GEMM, hotness, size * experts * (rows * k + k * n + rows * n))
+
+
 def _memory(simulator: Simulator, p: Params, hotness: float) -> Truth:
     """Buffers in rotation miss the last-level cache unless all of them fit in it; a read is a reduction."""
     kind = "reduction" if p["op"] == "read" else "elementwise"
@@ -213,6 +222,7 @@ def _collective(simulator: Simulator, p: Params, hotness: float) -> Truth:
 
 BENCHES: dict[str, Callable[[Simulator, Params, float], Truth]] = {
     "gemm": _gemm,
+    "grouped": _grouped,
     "memory": _memory,
     "dequant": _dequant,
     "matmul_4bit": _matmul_4bit,

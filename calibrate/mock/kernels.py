@@ -23,7 +23,8 @@ def work_of(card: Card, physics: Physics, op: Operation) -> Work:
 def _gemm(card: Card, physics: Physics, op: Operation) -> Work:
     m, n, k, *stacked = op.shape
     products = stacked[0] if stacked else 1
-    one = gemm_work(card, physics, m, n, k, op.dtype, op.layout or "nt", products=products)
+    layout = op.layout.partition("-")[0] or "nt"
+    one = gemm_work(card, physics, m, n, k, op.dtype, layout, products=products)
     if stacked:
         one = replace(one, dram_s=one.dram_s + _added_bytes(op, products) / memory_rate(card, physics))
     return together(*[one] * round(op.launches)) if op.launches > 1 else one

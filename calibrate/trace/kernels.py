@@ -6,7 +6,7 @@ import functools
 import math
 from typing import Any
 
-from tunecast.model.operation import SYNCHRONISATION, VALUE_READ, Kind, Operation, Phase, expert_shape
+from tunecast.model.operation import SYNCHRONISATION, VALUE_READ, Kind, Operation, Phase, expert_shape, grouped_layout
 
 NO_KERNEL = frozenset(
     {
@@ -289,12 +289,13 @@ def _gemm(name: str, args: Any, common: dict[str, Any]) -> Operation:
     m, n, k = gemm_shape(a, b)
     flops = 2.0 * m * n * k
     shape: tuple[int, ...] = (m, n, k)
+    layout = gemm_layout(a, b)
     if name == GROUPED:
-        shape = expert_shape(m, n, k, args[2].numel(), inner=b.ndim == 2)
+        shape, layout = expert_shape(m, n, k, args[2].numel(), inner=b.ndim == 2), grouped_layout(layout)
     elif a.ndim == 3:
         flops, shape = a.shape[0] * flops, (m, n, k, a.shape[0])
     fields = {**common, "dtype": dtype_name([a])}
-    return Operation(kind=Kind.GEMM, flops=flops, shape=shape, layout=gemm_layout(a, b), **fields)
+    return Operation(kind=Kind.GEMM, flops=flops, shape=shape, layout=layout, **fields)
 
 
 def _attention(name: str, args: Any, kwargs: Any, common: dict[str, Any]) -> Operation:

@@ -101,7 +101,8 @@ class Recorder:
         if name == kernels.GROUPED and self.run.loops_experts:
             self.read_value(args[2])
             *shape, experts = operation.shape
-            operation = replace(operation, shape=tuple(shape), launches=float(experts))
+            layout = operation.layout.partition("-")[0]
+            operation = replace(operation, shape=tuple(shape), launches=float(experts), layout=layout)
         if name == kernels.ADDED:
             self.stream.append(kernels.copied_base(args, out, phase=phase, layer=self.layer))
         self.stream.append(operation)
