@@ -65,8 +65,10 @@ def adapter_notes(question: Question, target: Target, found: Forecast) -> tuple[
             least_s = min(least_s, after.step_time_s.value)
     if step_s - least_s < LEAST_OF_TRAFFIC * moved_s or not told:
         return ()
+    experts = any(name.startswith("experts.") for name in run.lora_target_modules)
+    what = "copies of experts' weights to add adapters to are" if experts else "adapters' casts, scalings and sums are"
     note = (
-        f"adapters' casts, scalings and sums are much of the {short_time(moved_s)} of memory traffic in this step of "
+        f"{what} much of the {short_time(moved_s)} of memory traffic in this step of "
         f"{short_time(step_s)}; the same step is forecast at {', '.join(told)}"
     )
     return (note,)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from tunecast.model import primitives as ops
 from tunecast.model.context import Step
+from tunecast.model.operation import Kind
 from tunecast.model.primitives import gradient_gemm
 from tunecast.model.shapes import FUSED_PARAMETER, Experts
 from tunecast.model.tape import Grads, Tensor
@@ -53,8 +54,19 @@ def prepared_factors(step: Step, where: str, experts: Experts) -> dict[str, Fact
 
 def product_onto(step: Step, part: str, weight: Tensor, factors: Factors) -> Tensor:
     """The weight plus the product of the factors, expert by expert, in new memory."""
+    laid_out(step, part, factors)
     operands = (factors.up, factors.down)
     return ops.product_onto(step.tape, f"experts.{part}.fold", weight, operands, factors.shape, "nn")
+
+
+def laid_out(step: Step, part: str, factors: Factors) -> None:
+    """The copy that a GPU's product makes of the upper factor, of whose matrices no dimension is contiguous.
+
+    Source: PyTorch ``Blas.cpp``, ``prepare_batch_matrix_for_cublas``.
+    """
+    if step.tape.platform == "cuda":
+        moved = 2 * factors.up.bytes
+        step.tape.kernel(f"experts.{part}.layout", Kind.MEMORY, (factors.up,), (), n_bytes=moved)
 
 
 def folded(step: Step, part: str, weight: Tensor, factors: Factors) -> Tensor:
@@ -67,6 +79,7 @@ def folded(step: Step, part: str, weight: Tensor, factors: Factors) -> Tensor:
 
     def backward(grad: Tensor) -> Grads:
         to_up = gradient_gemm(tape, name, grad, factors.down, (m, k, n, count), "nt")
+        laid_out(step, part, factors)
         to_down = gradient_gemm(tape, name, grad, factors.up, (k, n, m, count), "nn")
         return to_up, to_down
 

@@ -182,7 +182,7 @@ class _Fusion:
         elif is_fusable(event):
             self.waiting.append(event)
         else:
-            self.flush(self._chosen(set(event.reads)) if event.layer is not None else self.waiting)
+            self.flush(self._chosen(event) if event.layer is not None else self.waiting)
             self.done.append(event)
 
     def flush(self, chosen: list[Event]) -> None:
@@ -192,8 +192,10 @@ class _Fusion:
         self.ahead = [event for event in self.ahead if id(event) not in ids]
         self.done += [self._joined(chain) for chain in connected(chosen)]
 
-    def _chosen(self, wanted: set[Storage]) -> list[Event]:
-        """Kernels that make what is wanted, those that loop over the same, and later ones over what these write."""
+    def _chosen(self, reader: Event) -> list[Event]:
+        """Kernels that make what a product reads, those that loop over the same, and later ones over what these write,
+        but for what reads the product's own result."""
+        wanted = set(reader.reads)
         chosen: set[int] = set()
         shared: set[Storage] = set()
         made: set[Storage] = set()
@@ -201,7 +203,7 @@ class _Fusion:
             more = [e for e in reversed(self.waiting) if wanted & set(e.writes) or shared & set(e.reads)]
             more = [event for event in more if id(event) not in chosen]
             if not more and chosen:
-                more = [event for event in self._ready(chosen) if made & set(event.reads)]
+                more = [event for event in self._ready(chosen, set(reader.writes)) if made & set(event.reads)]
             if not more:
                 return [event for event in (*self.waiting, *self.ahead) if id(event) in chosen]
             for event in more:
@@ -209,9 +211,8 @@ class _Fusion:
                 wanted, made = wanted | set(event.reads), made | set(event.writes)
                 shared = shared | set(event.writes) | full_size_reads(event)
 
-    def _ready(self, chosen: set[int]) -> list[Event]:
-        """Later kernels that only read what is there, and write what nobody has touched."""
-        missing: set[Storage] = set()
+    def _ready(self, chosen: set[int], missing: set[Storage]) -> list[Event]:
+        """Later kernels that only read what is there, not what is `missing`, and write what nobody has touched."""
         touched = {s for event in (*self.waiting, *self.done) for s in (*event.reads, *event.writes)}
         found = []
         for event in self.ahead:

@@ -323,12 +323,17 @@ def shares(curve: Curve, cols: Columns) -> Array:
 
 
 def memory_frac(curve: Curve, cols: Columns) -> Array:
-    """How far matrix products wait for bytes rather than for arithmetic: their share in the bend of both bounds.
+    """`bytes_frac` where whole steps have told bytes and arithmetic of products apart; else 0.
 
     A clock that rises or falls with power moves the one and not the other.
     """
+    return bytes_frac(curve, cols) if curve.params.get("bytes_apart") else np.zeros(len(cols.flops))
+
+
+def bytes_frac(curve: Curve, cols: Columns) -> Array:
+    """How far matrix products wait for bytes rather than for arithmetic: their share in the bend of both bounds."""
     params = {**curve.params, "t0_s": 0.0, "own_s": 0.0}
-    if not params.get("bytes_apart") or not curve.form.startswith("gemm"):
+    if not curve.form.startswith("gemm"):
         return np.zeros(len(cols.flops))
     moved_s = products_of(cols) * _bytes_seconds(product_bytes(cols), params)
     return np.asarray((moved_s / FORMS[curve.form](params, cols)) ** ROOFLINE_POWER)

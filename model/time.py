@@ -24,7 +24,7 @@ from tunecast.model.columns import COLUMNS as COLUMNS
 from tunecast.model.columns import FLOOR as FLOOR
 from tunecast.model.curve_names import curve_key as curve_key
 from tunecast.model.curve_names import find_curve as find_curve
-from tunecast.model.curves import Array, columns, seconds, shares
+from tunecast.model.curves import Array, bytes_frac, columns, seconds, shares
 from tunecast.model.factors import FactorSet
 from tunecast.model.hooks import has_hooks, visits_of
 from tunecast.model.host import HOST_COLUMNS as HOST_COLUMNS
@@ -353,13 +353,28 @@ def _parts(table: PhaseTable, clocks: Clocks, values: dict[str, float]) -> dict[
     return parts
 
 
-def _bound_by(clocks: Clocks, parts: dict[str, float], *, synchronous: bool) -> str:
+def waiting_for_bytes(operations: Sequence[Operation], factors: FactorSet) -> float:
+    """Share of the products' seconds in which they wait for memory, not for arithmetic: bandwidth bounds them there."""
+    waiting = whole = 0.0
+    for key, group in _by_curve(operations).items():
+        if group[0][0].kind is not Kind.GEMM:
+            continue
+        curve, cols = find_curve(key, factors), columns([o for o, _ in group])
+        own = (1.0 - shares(curve, cols)[1:].sum(axis=0)) * seconds(curve, cols).seconds
+        own *= np.array([count for _, count in group])
+        whole += float(own.sum())
+        if not curve.params.get("bytes_apart"):  # else they are in the column of memory already
+            waiting += float(own @ bytes_frac(curve, cols))
+    return waiting / whole if whole else 0.0
+
+
+def _bound_by(clocks: Clocks, parts: dict[str, float], bytes_share: float, *, synchronous: bool) -> str:
     """What to improve first: the host when it issues for longer than the device works and than a pipeline's bubble,
-    else the largest share.
+    else the largest share. `bytes_share` of the products' seconds is bandwidth's (`waiting_for_bytes`).
 
     The host's share is the wait for its launches and for the update that it does under offloading.
     """
-    compute = sum(parts.get(column, 0.0) for column in COMPUTE)
+    compute = sum(parts.get(column, 0.0) for column in COMPUTE) - bytes_share * parts.get(str(Kind.GEMM), 0.0)
     bandwidth = clocks.device_s - clocks.exposed_communication_s - compute
     waiting = {"communication": parts["communication"], "pipeline bubble": clocks.bubble_s}
     shares = {"compute": compute, "bandwidth": bandwidth, **waiting, "host": parts["host"]}
@@ -389,7 +404,7 @@ def step_time(operations: Sequence[Operation], factors: FactorSet, *, run: Run) 
         phases_s=phases,
         device_s=clocks.device_s,
         host_s=clocks.host_s,
-        bound_by=_bound_by(clocks, parts, synchronous=factors.synchronous),
+        bound_by=_bound_by(clocks, parts, waiting_for_bytes(operations, factors), synchronous=factors.synchronous),
         log_sd=log_sd,
         log_sd_parts=spread,
     )

@@ -161,7 +161,7 @@ def forecast_rows(gpu: str) -> list[ForecastRow]:
 def shape_params(operation: Operation) -> tuple[str, dict[str, Any]] | None:
     """The microbenchmark of exactly this operation's shape, None where there is none."""
     if operation.kind is Kind.GEMM and operation.layout in ("nt", "nn", "tn") and operation.dtype == "bf16":
-        m, n, k = operation.shape
+        m, n, k = operation.shape[:3]
         return "gemm", {"m": m, "n": n, "k": k, "layout": operation.layout, "dtype": "bf16"}
     if operation.kind is Kind.MEMORY and operation.launches == 1 and operation.bytes >= 2**16:
         return "memory", {"op": "copy", "bytes": int(operation.bytes), "dtype": "bf16"}

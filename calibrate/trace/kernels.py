@@ -272,6 +272,20 @@ def copied_base(args: Any, out: Any, *, phase: Phase, layer: int | None) -> Oper
     return Operation(name="aten.copy_", kind=Kind.MEMORY, phase=phase, layer=layer, bytes=moved, dtype=dtype)
 
 
+def operand_copies(name: str, args: Any, *, phase: Phase, layer: int | None) -> list[Operation]:
+    """Copies of a stack's operands that cuBLAS cannot read as they lie: no dimension of their matrices is contiguous
+    (PyTorch Blas.cpp, prepare_batch_matrix_for_cublas)."""
+    operands = {ADDED: args[1:3], "bmm": args[:2]}.get(name, ())
+    return [
+        Operation(
+            name="aten.clone", kind=Kind.MEMORY, phase=phase, layer=layer, bytes=2.0 * unique_bytes(each),
+            dtype=dtype_name([each]),
+        )
+        for each in operands
+        if 1 not in each.stride()[-2:]
+    ]  # fmt: skip
+
+
 def value_read(tensor: Any, *, phase: Phase, layer: int | None) -> Operation:
     """A value read by the host: one small device-to-host copy, at which host and device meet."""
     return Operation(

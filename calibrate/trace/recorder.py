@@ -105,6 +105,8 @@ class Recorder:
             operation = replace(operation, shape=tuple(shape), launches=float(experts), layout=layout)
         if name == kernels.ADDED:
             self.stream.append(kernels.copied_base(args, out, phase=phase, layer=self.layer))
+        if self.platform == "cuda":
+            self.stream += kernels.operand_copies(name, args, phase=phase, layer=self.layer)
         self.stream.append(operation)
         if self.platform == "cuda":
             self._as_on_cuda(name, operation)

@@ -240,3 +240,21 @@ def test_experts_compile_and_nothing_is_read_before_it_is_made(config: dict[str,
         products = [sum(o.total_flops for o in every if o.kind is kind) for every in (before, after)]
         assert products[0] == products[1]
     assert memory_timeline(architecture, fast).allocated_bytes <= memory_timeline(architecture, plain).allocated_bytes
+
+
+BLOOM = {
+    "model_type": "bloom", "hidden_size": HIDDEN, "n_head": HEADS, "n_layer": 3, "vocab_size": 1024,
+}  # fmt: skip
+
+
+def test_what_a_product_is_added_to_is_copied_before_it_and_its_scores_read_after_it() -> None:
+    """``baddbmm`` stays a library kernel (inductor decomposes none in 16 bits), which begins with a copy."""
+    bloom = architecture_from_config(BLOOM, name="bloom")
+    events = write_step(bloom, tape_run(resolved(bloom, torch_compile=True)), "cuda").events
+    forward = [e for e in events if e.layer == MIDDLE and e.phase is Phase.FORWARD and e.kind is not None]
+    (product,) = [e for e in forward if e.kind is Kind.GEMM and e.name == "scores"]
+    (scores,) = product.writes
+    place = forward.index(product)
+    assert any(scores in event.writes for event in forward[:place])
+    assert not any(scores in event.reads for event in forward[:place])
+    assert any(scores in event.reads for event in forward[place + 1 :])

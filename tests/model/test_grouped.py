@@ -208,3 +208,12 @@ def test_adapters_on_experts_move_every_weight() -> None:
     card = card_of(load_gpus()["h100-sxm5-80gb"])
     physics = draw_physics(card, 3)
     assert all(work_of(card, physics, op).dram_s >= op.bytes / card.bandwidth_bytes_per_s for op in products)
+
+
+def test_a_step_that_waits_for_its_weights_is_bound_by_bandwidth() -> None:
+    """Experts of few rows each, and adapters on their weights: products, but not arithmetic."""
+    (few,) = tunecast.estimate(MOE, gpu="h100-sxm5-80gb", method="lora", max_length=1024)
+    assert few.bound_by == "bandwidth"
+    assert few.time_parts_s["gemm"] > few.time_parts_s["memory"]
+    (dense,) = tunecast.estimate(DENSE, gpu="h100-sxm5-80gb", **{**ATTENTION_ALONE, "max_length": 8192})
+    assert dense.bound_by == "compute"
