@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tunecast.catalogs.errors import InputError
 from tunecast.model.factors import Curve, FactorSet
-from tunecast.model.operation import FLASH, GROUPED, NATIVE, Kind, Operation, Phase
+from tunecast.model.operation import EFFICIENT, FLASH, GROUPED, NATIVE, Kind, Operation, Phase
 
-ATTENTION_KERNELS = (NATIVE, FLASH)
+ATTENTION_KERNELS = (NATIVE, FLASH, EFFICIENT)
 """Layouts of attention with curves of their own."""
 
 

@@ -26,7 +26,7 @@ from tunecast.model.resolve import ASSUMED, Resolved, resolve_run
 from tunecast.model.resolve_parallel import FSDP, OFFLOADED_BY, ZERO
 from tunecast.model.rows import held_run
 from tunecast.model.run import BY_SPREAD, Run
-from tunecast.model.sdpa import sdpa_on_card, with_flash
+from tunecast.model.sdpa import sdpa_on_card, with_efficient, with_flash
 from tunecast.model.sharded_record import with_sharding
 from tunecast.model.shared_host import with_shared_host
 from tunecast.model.stacks import shardings_of
@@ -59,6 +59,7 @@ def target_factors(target: Target, run: Run | None = None) -> FactorSet:
     if target.record is None:
         return prior if target.shared is None else with_shared_host(prior, target.shared)
     measured = with_flash(factor_set_from_record(target.record), target.gpu, run)
+    measured = with_efficient(measured, load_priors()["beliefs"])
     alone = with_stand_ins(measured, prior, run, load_priors()["beliefs"])
     own = with_other_code(with_sharding(alone, prior, run, load_priors()), run, load_priors())
     borrowed = {name: prior.factors[name] for name in LINK_FACTORS if name in prior.factors}

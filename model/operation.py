@@ -38,7 +38,9 @@ SYNCHRONISATION = f"aten.{VALUE_READ}"
 """Name of the operations at which the host waits for the device, traced or written on the tape."""
 NATIVE = "native"
 FLASH = "flash"
-"""Layouts of attention by kernels that use the card's newest instructions (cuDNN's), and by FlashAttention-2's."""
+EFFICIENT = "efficient"
+"""Layouts of attention by kernels that use the card's newest instructions (cuDNN's), by FlashAttention-2's, and by
+PyTorch's memory-efficient ones, which ``sdpa`` runs under a mask and for heads that flash kernels do not take."""
 
 
 class Phase(StrEnum):
@@ -88,7 +90,7 @@ class Operation:
     layout: str = ""
     """Of a product ``nt`` forward, ``nn`` input gradient, ``tn`` weight gradient, by the kernel for experts
     ``nt-grouped`` and so on; of attention `NATIVE`, `FLASH`,
-    or nothing: what ``sdpa`` runs."""
+    `EFFICIENT`, or nothing: what ``sdpa`` runs."""
     count: float = 1.0
     """Executions per optimizer step on one GPU."""
     group: int = 0

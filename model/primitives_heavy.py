@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tunecast.model.operation import Kind, Phase
+from tunecast.model.operation import EFFICIENT, Kind, Phase
 from tunecast.model.primitives import (
     ATTENTION_BACKWARD_FLOPS,
     attention_flops,
@@ -113,6 +113,25 @@ def mask_bias(tape: Tape, mask: Tensor, dtype: str, samples: int) -> Tensor:
     return elementwise(tape, "mask.where", (mask, *scalars), samples * mask.elements, dtype)
 
 
+EFFICIENT_IN_REGISTERS = 128
+"""Widest head of which the memory-efficient backward keeps the gradients of keys and values in registers."""
+
+
+def runs_efficient(shape: AttentionShape) -> bool:
+    """Whether ``sdpa`` runs PyTorch's memory-efficient kernel: under an explicit mask, or for wide heads."""
+    return shape.masked or shape.head_dim > WIDEST_FLASH
+
+
+def wide_scratch_elements(shape: AttentionShape) -> int:
+    """fp32 sums of the gradients of keys and values that the memory-efficient backward keeps in memory.
+
+    Source: PyTorch ``mem_eff_attention/kernel_backward.h``, ``kNeedsAccumGradK``.
+    """
+    if shape.head_dim <= EFFICIENT_IN_REGISTERS:
+        return 0
+    return 2 * shape.batch * shape.heads * shape.length * shape.head_dim
+
+
 def flash_attention(
     tape: Tape,
     q: Tensor,
@@ -128,12 +147,15 @@ def flash_attention(
 
     With `remade`, a checkpoint of its own keeps the inputs alone, and the backward makes the rest again.
     """
-    size = shape.as_tuple
+    size, efficient = shape.as_tuple, runs_efficient(shape)
+    layout = EFFICIENT if efficient else ""
     inputs = (q, k, v) if bias is None else (q, k, v, bias)
 
     def forward() -> tuple[Tensor, Tensor]:
         made = tape.empty(q.elements, q.dtype), tape.empty(shape.batch * shape.heads * shape.length, "fp32")
-        tape.kernel("attention", Kind.ATTENTION, inputs, made, flops=shape.flops, shape=size, dtype=q.dtype)
+        tape.kernel(
+            "attention", Kind.ATTENTION, inputs, made, flops=shape.flops, shape=size, layout=layout, dtype=q.dtype
+        )
         return made
 
     out, row_sums = first = forward()
@@ -148,7 +170,8 @@ def flash_attention(
         with tape.in_phase(Phase.RECOMPUTE):
             results = forward() if remade else first
         reads = (grad, *inputs, *results)
-        scratch = (tape.empty(shape.backward_scratch_elements, "fp32", part="scratch"),) if on_gpu else ()
+        elements = shape.backward_scratch_elements + (wide_scratch_elements(shape) if efficient else 0)
+        scratch = (tape.empty(elements, "fp32", part="scratch"),) if on_gpu else ()
         tape.kernel(
             "attention",
             Kind.ATTENTION,
@@ -158,6 +181,7 @@ def flash_attention(
             n_bytes=sum(tensor.bytes for tensor in (*reads, *grads)),
             launches=launches,
             shape=size,
+            layout=layout,
             dtype=q.dtype,
         )
         return tuple(given if tensor.needs_grad else None for given, tensor in zip(grads, (q, k, v), strict=True))

@@ -7,10 +7,11 @@ into slices, ``native/transformers/cuda/attention.cu`` (``_scaled_dot_product_ef
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from tunecast.model.operation import Kind
+from tunecast.model.operation import EFFICIENT, Kind
 from tunecast.model.primitives import elementwise
-from tunecast.model.primitives_heavy import FLASH_BACKWARD_LAUNCHES, AttentionShape
+from tunecast.model.primitives_heavy import FLASH_BACKWARD_LAUNCHES, AttentionShape, wide_scratch_elements
 from tunecast.model.tape import Backward, Grads, Tape, Tensor
 
 ROW_SUM_BLOCK = 32
@@ -97,13 +98,15 @@ def attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, shape: AttentionShape
     seeds = tape.empty(SEED_BYTES // 8, "int64")
     flops, size, kept = shape.flops, shape.as_tuple, (q, k, v, out, sums, seeds)
     forward = (1.0 + share) / 2.0 * flops
-    tape.kernel("attention", Kind.ATTENTION, (q, k, v), (out, sums, seeds), flops=forward, shape=size, dtype=q.dtype)
+    alike: dict[str, Any] = {"shape": size, "layout": EFFICIENT, "dtype": q.dtype}
+    tape.kernel("attention", Kind.ATTENTION, (q, k, v), (out, sums, seeds), flops=forward, **alike)
     if tape.would_grad(q, k, v):
         tape.mark_saved()
 
     def backward(grad: Tensor) -> Grads:
         grads = tuple(tape.empty(tensor.elements, q.dtype) for tensor in (q, k, v))
-        scratch = tape.empty(shape.backward_scratch_elements, "fp32", part="scratch")
+        elements = shape.backward_scratch_elements + wide_scratch_elements(shape)
+        scratch = tape.empty(elements, "fp32", part="scratch")
         tape.kernel(
             "attention",
             Kind.ATTENTION,
@@ -112,8 +115,7 @@ def attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, shape: AttentionShape
             flops=(3.0 + 2.0 * share) / 2.0 * flops,
             n_bytes=sum(tensor.bytes for tensor in (grad, *kept, *grads)),
             launches=FLASH_BACKWARD_LAUNCHES,
-            shape=size,
-            dtype=q.dtype,
+            **alike,
         )
         return tuple(given if tensor.needs_grad else None for given, tensor in zip(grads, (q, k, v), strict=True))
 

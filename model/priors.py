@@ -33,7 +33,7 @@ from tunecast.model.prior_effects import (
 )
 from tunecast.model.product_share import attention_gain, attention_share, own_over_usual, usual_shares
 from tunecast.model.run import Run
-from tunecast.model.sdpa import as_sdpa, has_cudnn_attention
+from tunecast.model.sdpa import as_sdpa, efficient_curves, has_cudnn_attention
 from tunecast.model.units import GIGA
 from tunecast.model.unpacking import unpacking_gain
 from tunecast.model.value import Z80
@@ -106,6 +106,7 @@ def datasheet_factors(gpu: Gpu, beliefs: Mapping[str, Any], run: Run | None = No
         curves[f"attention.{dtype}.forward"] = _curve("attention", attention)
         native = _curve("attention", {"flops_per_s": rate, "t0_s": floor_s, **fused})
         curves |= {f"attention-{FLASH}.{dtype}.forward": curves[f"attention.{dtype}.forward"]}
+        curves |= efficient_curves(curves, dtype, beliefs)
         curves |= {f"attention-{NATIVE}.{dtype}.forward": native}
     link = link_bytes_per_s(gpu)
     factors = {} if link is None else {"link_bytes_per_s": exact_factor(link, "B/s", "datasheet")}

@@ -14,6 +14,9 @@ from tunecast.model.resolve_parallel import Fields
 from tunecast.model.run import Run
 
 EAGER = "eager"
+TIMED_BY = (
+    "timed from a few published figures and known to a factor of two (cuDNN's, where PyTorch asks it, may be faster)"
+)
 
 
 def attention_defaults(fields: Fields, architecture: Architecture, defaults: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -92,7 +95,8 @@ def _note_wide(fields: Fields, architecture: Architecture) -> None:
     if widest > WIDEST_FLASH and fields.values["attn_implementation"] == "sdpa" and not is_litgpt(architecture):
         fields.notes.append(
             f"Heads of {widest} values are too wide for flash kernels: sdpa runs PyTorch's memory-efficient kernel "
-            "for them, which no measurement here has seen; it is timed as flash kernels of such heads would be."
+            f"for them (before pull request 46960 of transformers, July 2026, plain products that keep all scores), "
+            f"{TIMED_BY}."
         )
 
 
@@ -102,8 +106,8 @@ def _note_window(fields: Fields, architecture: Architecture) -> None:
     reached = [window for window in windows if window is not None and fields.values["max_length"] >= window]
     if reached and fields.values["attn_implementation"] == "sdpa":
         fields.notes.append(
-            f"The sliding window of {min(reached)} tokens makes sdpa take an explicit mask: "
-            "attention runs over all pairs, without flash kernels."
+            f"The sliding window of {min(reached)} tokens makes sdpa take an explicit mask: attention runs over all "
+            f"pairs, by PyTorch's memory-efficient kernel, {TIMED_BY}."
         )
 
 

@@ -10,13 +10,15 @@ device's record has measured what its own PyTorch chose; this is about forecasts
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from tunecast.catalogs.gpus import Gpu
 from tunecast.model.architecture import Architecture
 from tunecast.model.factors import Curve, FactorSet
-from tunecast.model.operation import FLASH
+from tunecast.model.operation import EFFICIENT, FLASH
 from tunecast.model.resolve import Resolved
 from tunecast.model.resolve_attention import runs_plain_attention
 from tunecast.model.run import Run
@@ -52,6 +54,40 @@ def as_sdpa(curves: Mapping[str, Curve], layout: str) -> dict[str, Curve]:
     """The attention curves of a kernel, by the names of what ``sdpa`` runs; empty where it has none."""
     own = f"attention-{layout}."
     return {name.replace(own, "attention."): curve for name, curve in curves.items() if own in name}
+
+
+def efficient_curves(curves: Mapping[str, Curve], dtype: str, beliefs: Mapping[str, Any]) -> dict[str, Curve]:
+    """Curves of PyTorch's memory-efficient kernels: FlashAttention-2's at a share of its rate, as far as published
+    figures tell, and with their doubt. Empty where a device has no curve to start from, and by priors that are older
+    than this belief."""
+    belief = beliefs.get("attention_efficient")
+    found: dict[str, Curve] = {}
+    if belief is None:
+        return found
+    for direction in ("forward", "backward"):
+        like = next((curves[name] for name in _starts(dtype, direction) if name in curves), None)
+        if like is None or "flops_per_s" not in like.params:
+            continue
+        rate = like.params["flops_per_s"] * float(belief[direction])
+        doubt = math.hypot(like.log_sd, float(belief["log_sd"]))
+        params = {name: value for name, value in like.params.items() if not name.startswith("gp_")}
+        curve = replace(like, params={**params, "flops_per_s": rate}, log_sd=doubt, residuals=())
+        found[f"attention-{EFFICIENT}.{dtype}.{direction}"] = curve
+    return found
+
+
+def _starts(dtype: str, direction: str) -> list[str]:
+    """Names of curves of FlashAttention-2, those of the same pass first."""
+    passes = dict.fromkeys((direction, "forward"))
+    return [f"attention{kernel}.{dtype}.{name}" for name in passes for kernel in (f"-{FLASH}", "")]
+
+
+def with_efficient(factors: FactorSet, beliefs: Mapping[str, Any]) -> FactorSet:
+    """A record's factors with curves of the memory-efficient kernels, which it has not measured."""
+    made: dict[str, Curve] = {}
+    for dtype in dict.fromkeys(name.split(".")[1] for name in factors.curves if name.startswith("attention")):
+        made |= efficient_curves(factors.curves, dtype, beliefs)
+    return replace(factors, curves={**made, **factors.curves})
 
 
 def with_flash(factors: FactorSet, gpu: Gpu | None, run: Run | None) -> FactorSet:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 
 from tunecast.calibrate.mock.card import Card
-from tunecast.calibrate.mock.physics import AttentionPhysics, Physics
+from tunecast.calibrate.mock.physics import AttentionPhysics, Physics, generator
 from tunecast.calibrate.mock.work import Work, together
 from tunecast.model.units import DTYPE_BYTES
 
@@ -59,6 +59,17 @@ def attention_work(
     query = heads.batch * heads.heads * heads.q_len * heads.head_dim
     helpers = Work(dram_s=query * (2 * 2 + 4 + 2) / bandwidth, fixed_s=2 * physics.memory.latency_s, kernels=2)
     return together(main, helpers)
+
+
+EFFICIENT_SLOWER, EFFICIENT_SPREAD = {"forward": 1.9, "backward": 4.2}, 0.3
+"""Time of the memory-efficient kernels over FlashAttention-2's, and its spread over mocks in logarithms."""
+
+
+def slowed(work: Work, physics: Physics, backward: bool) -> Work:
+    """The same attention by the memory-efficient kernel, whose bytes are what they were."""
+    own = float(generator("efficient", physics.root).standard_normal())
+    slower = EFFICIENT_SLOWER["backward" if backward else "forward"] * math.exp(EFFICIENT_SPREAD * own)
+    return replace(work, core_s=slower * work.core_s)
 
 
 def _flops(heads: Heads, products: int) -> float:

@@ -6,7 +6,17 @@ import functools
 import math
 from typing import Any
 
-from tunecast.model.operation import SYNCHRONISATION, VALUE_READ, Kind, Operation, Phase, expert_shape, grouped_layout
+from tunecast.model.operation import (
+    EFFICIENT,
+    SYNCHRONISATION,
+    VALUE_READ,
+    Kind,
+    Operation,
+    Phase,
+    expert_shape,
+    grouped_layout,
+)
+from tunecast.model.primitives_heavy import EFFICIENT_IN_REGISTERS, WIDEST_FLASH
 
 NO_KERNEL = frozenset(
     {
@@ -129,6 +139,14 @@ def attention_flops(shape: tuple[int, ...], causal: bool) -> float:
     """Two products of scores and values; a causal kernel runs half of the tiles."""
     batch, heads, _, q_len, kv_len, head_dim = shape
     return 4.0 * batch * heads * q_len * kv_len * head_dim * (0.5 if causal else 1.0)
+
+
+def attention_scratch_bytes(shape: tuple[int, ...], layout: str) -> int:
+    """Buffers inside a backward of attention: `flash_backward_scratch_bytes`, and of the memory-efficient kernel fp32
+    dK and dV where heads are wider than it keeps in registers (PyTorch mem_eff_attention/kernel_backward.h)."""
+    batch, heads, _, _, kv_len, head_dim = shape
+    wide = layout == EFFICIENT and head_dim > EFFICIENT_IN_REGISTERS
+    return flash_backward_scratch_bytes(shape) + (2 * 4 * batch * heads * kv_len * head_dim if wide else 0)
 
 
 def flash_backward_scratch_bytes(shape: tuple[int, ...]) -> int:
@@ -323,7 +341,9 @@ def _attention(name: str, args: Any, kwargs: Any, common: dict[str, Any]) -> Ope
     grouped = GQA_BACKWARD_LAUNCHES if shape[1] != shape[2] else 0
     launches = float(FLASH_BACKWARD_LAUNCHES + grouped) if backward else 1.0
     # The CPU's flash operator stands for the GPU's: same tensors in and out.
-    fields = {**common, "dtype": dtype_name([q]), "name": common["name"].replace("_for_cpu", "")}
+    masked = kwargs.get("attn_mask") is not None
+    layout = EFFICIENT if masked or shape[-1] > WIDEST_FLASH else ""
+    fields = {**common, "dtype": dtype_name([q]), "name": common["name"].replace("_for_cpu", ""), "layout": layout}
     return Operation(kind=Kind.ATTENTION, flops=flops, shape=shape, launches=launches, **fields)
 
 
@@ -338,7 +358,7 @@ def _narrow_attention(
     products = (3.0 + 2.0 * share) / 2.0 if backward else (1.0 + share) / 2.0
     launches = float(FLASH_BACKWARD_LAUNCHES) if backward else 1.0
     flops = products * attention_flops(shape, causal)
-    fields = {**common, "dtype": dtype_name([q])}
+    fields = {**common, "dtype": dtype_name([q]), "layout": EFFICIENT}
     return Operation(kind=Kind.ATTENTION, flops=flops, shape=shape, launches=launches, **fields)
 
 

@@ -114,7 +114,7 @@ class Recorder:
     def _as_on_cuda(self, name: str, operation: Operation) -> None:
         """What the GPU's version of the call adds: scratch inside the kernel, a synchronisation after it."""
         if operation.kind is Kind.ATTENTION and "backward" in name:
-            self.ledger.borrow(kernels.flash_backward_scratch_bytes(operation.shape), "scratch")
+            self.ledger.borrow(kernels.attention_scratch_bytes(operation.shape, operation.layout), "scratch")
         if name in kernels.BNB_UPDATES:
             self.stream.append(kernels.synchronisation(operation.phase))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from statistics import median
 from typing import Any
@@ -15,15 +16,16 @@ from tunecast.calibrate.plan import calibration_plan
 from tunecast.catalogs.gpus import load_gpus
 from tunecast.model.architectures import load_architecture
 from tunecast.model.curve_names import curve_key, find_curve
+from tunecast.model.curves import columns, seconds
 from tunecast.model.estimate import forecast
 from tunecast.model.factors import FactorSet
 from tunecast.model.forecast import Forecast
 from tunecast.model.inventory import step_operations
-from tunecast.model.operation import Kind
-from tunecast.model.priors import CUDNN_NOTE, prior_factors
+from tunecast.model.operation import EFFICIENT, Kind, Operation, Phase
+from tunecast.model.priors import CUDNN_NOTE, load_priors, prior_factors
 from tunecast.model.question import Question
 from tunecast.model.resolve import resolve_run
-from tunecast.model.sdpa import WIDEST, with_flash
+from tunecast.model.sdpa import WIDEST, with_efficient, with_flash
 from tunecast.model.target import resolve_targets
 
 LLAMA, GEMMA, DEEPSEEK = "meta-llama/Llama-3.1-8B", "google/gemma-7b", "deepseek-ai/DeepSeek-V2-Lite"
@@ -147,3 +149,50 @@ def test_a_mock_takes_longer_with_flash_attention_where_it_has_cudnn(gpu: str, r
         seconds.append(median(device.run(spec).samples_s))
     low, high = ratio
     assert low < seconds[1] / seconds[0] < high
+
+
+MASKED = {"max_length": 8192, "lora_target_modules": "q_proj,v_proj"}
+
+
+@pytest.mark.parametrize("gpu", ["h200-sxm5-141gb", "a100-sxm4-80gb", "rtx-4090-24gb"])
+def test_attention_under_a_mask_is_slower_and_less_sure(gpu: str) -> None:
+    """A window that is reached: by the memory-efficient kernel, over all pairs; FlashAttention-2 takes windows."""
+    sdpa, flash = (
+        ask(gpu, "google/gemma-3-27b-pt", **MASKED, attn_implementation=kernel)
+        for kernel in ("sdpa", "flash_attention_2")
+    )
+    assert sdpa.time_parts_s["attention"] > 4 * flash.time_parts_s["attention"]
+    assert any("memory-efficient kernel" in note for note in sdpa.notes)
+    wide, narrow = (math.log(found.step_time_s.high / found.step_time_s.low) for found in (sdpa, flash))
+    assert wide > 1.3 * narrow
+
+
+def test_its_rate_is_what_was_published() -> None:
+    """16 heads of 256, 8,192 tokens, a mask, an H200, forward and backward: 72 ms (verl pull request 7131)."""
+    factors = prior_factors(load_gpus()["h200-sxm5-141gb"])
+    total = 0.0
+    for phase, products in ((Phase.FORWARD, 2.0), (Phase.BACKWARD, 5.0)):
+        flops = products * 2.0 * 16 * 8192**2 * 256
+        operation = Operation(
+            name="attention", kind=Kind.ATTENTION, phase=phase, flops=flops, shape=(1, 16, 16, 8192, 8192, 256),
+            layout=EFFICIENT,
+        )  # fmt: skip
+        curve = find_curve(curve_key(operation), factors)
+        assert curve.log_sd == pytest.approx(0.5, abs=0.1)
+        total += float(seconds(curve, columns([operation])).seconds[0])
+    assert 0.072 / 2 < total < 0.072 * 2
+
+
+def test_a_record_that_has_not_measured_it_goes_by_its_own_flash_kernel() -> None:
+    own = prior_factors(load_gpus()["a100-sxm4-80gb"])
+    without = {name: curve for name, curve in own.curves.items() if EFFICIENT not in name}
+    faster = {
+        name: replace(curve, params={**curve.params, "flops_per_s": 2 * curve.params["flops_per_s"]})
+        if name.startswith("attention") else curve
+        for name, curve in without.items()
+    }  # fmt: skip
+    made = with_efficient(replace(own, curves=faster), load_priors()["beliefs"])
+    for direction in ("forward", "backward"):
+        name = f"attention-{EFFICIENT}.bf16.{direction}"
+        assert made.curves[name].params["flops_per_s"] == pytest.approx(2 * own.curves[name].params["flops_per_s"])
+    assert with_efficient(replace(own, curves=without), {}).curves == without
