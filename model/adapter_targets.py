@@ -53,7 +53,7 @@ def target_modules(architecture: Architecture, asked: Any) -> tuple[str, ...]:
         return litgpt_targets(architecture, names)
     if is_joined(architecture):
         names = joined_names(names, architecture.groups[0].layer)
-    names = [todays_name(architecture, name) for name in stacked_targets(architecture, names)]
+    names = stacked_targets(architecture, [todays_name(architecture, name) for name in names])
     every = (architecture.embedding_module, *known, architecture.head_module)
     if "all-linear" in names and set(names) <= {"all-linear", *root_modules(architecture)}:
         names = [*(name for name in names if name != "all-linear"), *known]

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tunecast.catalogs.errors import InputError
+from tunecast.catalogs.errors import InputError, UnbuiltFamilyError
 from tunecast.model.architecture import Architecture, Attention, Layer, LayerGroup, Linear, Mlp
 from tunecast.model.shapes import Experts, Latent
 from tunecast.model.variants import refuse
@@ -89,9 +89,11 @@ class ExpertsRule:
 
 
 def positive(config: Mapping[str, Any], field: str, name: str, default: int) -> int:
-    """A positive whole number of a config."""
+    """A positive whole number of a config; a `default` of 0 is none."""
     value = config.get(field)
     value = default if value is None else value
+    if value == 0 and config.get(field) is None:
+        raise InputError(f"The config {name} has no {field!r}; give a complete Hugging Face config.json.")
     if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
         raise InputError(f"The config {name} has {field}={value!r}, but it must be a positive whole number.")
     return value
@@ -99,6 +101,8 @@ def positive(config: Mapping[str, Any], field: str, name: str, default: int) -> 
 
 GEMMA_EXPERTS = ExpertsRule(router="gemma4", linear_router=True, per_token_field="top_k_experts")
 """Of Gemma 4, where ``enable_moe_block`` is set."""
+GLOBAL_HEAD_DIM, OWN_FIELDS = 512, frozenset({"head_dim", "num_key_value_heads"})
+"""Width of Gemma 4's heads without a window when its config says nothing, and what layers may have of their own."""
 EXPERTS: dict[str, ExpertsRule] = {
     "mixtral": ExpertsRule(
         router="softmax-wide",
@@ -193,14 +197,11 @@ def gemma_layers(layers: list[Layer], architecture: Architecture, config: Mappin
     """Gemma 4: layers without a window, of which the last is always one, have heads of their own; each layer's output
     is scaled."""
     name, plain = architecture.name, layers[0].attention
-    said: Mapping[str, Any] = next(iter((config.get("per_layer_config") or {}).values()), {})
-    head_dim = positive({**config, **said}, "head_dim" if said else "global_head_dim", name, 512)
-    shared = bool(config.get("attention_k_eq_v", False))
-    kv_heads = plain.num_kv_heads
-    if said.get("num_key_value_heads") is not None:
-        kv_heads = positive(said, "num_key_value_heads", name, kv_heads)
-    elif shared and config.get("num_global_key_value_heads") is not None:
-        kv_heads = positive(config, "num_global_key_value_heads", name, kv_heads)
+    shared = switch(config, "attention_k_eq_v", name)
+    whole = [i for i, layer in enumerate(layers) if layer.attention.window is None or i == len(layers) - 1]
+    said = own_heads(config, whole, name)
+    head_dim = positive(said, "head_dim", name, plain.head_dim)
+    kv_heads = positive(said, "num_key_value_heads", name, plain.num_kv_heads)
     if plain.num_heads % kv_heads:
         raise InputError(
             f"The config {name} has {plain.num_heads} attention heads, which {kv_heads} key-value heads of layers "
@@ -210,18 +211,44 @@ def gemma_layers(layers: list[Layer], architecture: Architecture, config: Mappin
     widths = [replace(q, out_features=plain.num_heads * head_dim), replace(k, out_features=kv_heads * head_dim)]
     widths += [] if shared else [replace(v, out_features=kv_heads * head_dim)]
     linears = (*widths, replace(out, in_features=plain.num_heads * head_dim))
-    whole = replace(plain, linears=linears, num_kv_heads=kv_heads, head_dim=head_dim, window=None)
-    found = [
-        replace(layer, attention=whole) if layer.attention.window is None or index == len(layers) - 1 else layer
-        for index, layer in enumerate(layers)
-    ]
+    wide = replace(plain, linears=linears, num_kv_heads=kv_heads, head_dim=head_dim, window=None)
+    found = [replace(layer, attention=wide) if index in whole else layer for index, layer in enumerate(layers)]
     routed = gemma_experts(config, layers[0].mlp, architecture)
     return [replace(layer, output_scaled=True, mlp=routed) for layer in found]
 
 
+def own_heads(config: Mapping[str, Any], whole: list[int], name: str) -> Mapping[str, Any]:
+    """What a Gemma 4 config says of the heads of its `whole` layers, those without a window: by layer as transformers
+    saves it, else in fields of their own."""
+    by_layer = config.get("per_layer_config")
+    if by_layer is None:
+        said = {"head_dim": positive(config, "global_head_dim", name, GLOBAL_HEAD_DIM)}
+        few = config.get("num_global_key_value_heads") if config.get("attention_k_eq_v") else None
+        return said if few is None else {**said, "num_key_value_heads": few}
+    if by_layer == {}:
+        return {}
+    each = list(by_layer.values()) if isinstance(by_layer, dict) else []
+    first: Mapping[str, Any] = each[0] if each and isinstance(each[0], dict) else {}
+    alike = bool(first) and all(other == first for other in each)
+    if not alike or {str(key) for key in by_layer} != {str(index) for index in whole} or not set(first) <= OWN_FIELDS:
+        raise UnbuiltFamilyError(
+            f"{name} has per_layer_config={by_layer!r}, which has no formulas: they know equal head_dim and "
+            "num_key_value_heads of all layers without a window; trace its real code with --exact."
+        )
+    return first
+
+
+def switch(config: Mapping[str, Any], field: str, name: str) -> bool:
+    """A true/false field of a config; absent is false."""
+    value = config.get(field, False)
+    if not isinstance(value, bool):
+        raise InputError(f"The config {name} has {field}={value!r}, but it must be true or false.")
+    return value
+
+
 def gemma_experts(config: Mapping[str, Any], dense: Mlp, architecture: Architecture) -> Mlp:
     """Gemma 4's dense block, beside routed experts where the config has them: the router is its last linear map."""
-    if not config.get("enable_moe_block", False):
+    if not switch(config, "enable_moe_block", architecture.name):
         return dense
     experts = GEMMA_EXPERTS.shape(config, architecture.hidden_size, architecture.name)
     router = Linear(name="proj", in_features=architecture.hidden_size, out_features=experts.count)

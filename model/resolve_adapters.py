@@ -14,8 +14,8 @@ from tunecast.model.stacks import DTYPE_ALIASES, DTYPES, load_stacks, one_of, st
 
 ADAPTER_SWITCHES = ("use_dora", "use_rslora", "lora_bias")
 WHOLE_WEIGHTS = ("none", "ddp", "zero1", "zero2")
-OLDER_NAMES = {("gpt_neox", "embed_out"): "lm_head"}
-"""What transformers 4 called a module of a family, and how transformers 5 does."""
+OLDER_NAMES = {("gpt_neox", "embed_out"): "lm_head", ("gemma4_text", "router.proj"): "proj"}
+"""What transformers 4 called a module of a family, and how transformers 5 does; and longer names of modules."""
 
 
 def take_variants(fields: Fields, architecture: Architecture) -> None:

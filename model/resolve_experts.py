@@ -59,9 +59,10 @@ def refuse_unbuilt(architecture: Architecture, names: list[str], renamed: Mappin
     own = {linear.name for group in architecture.groups for linear in group.layer.linears}
     unbuilt = [name for name in names if name.rsplit(".", 1)[-1] in STACKED_NAMES and name not in own]
     if experts and not renamed and unbuilt:
+        known = ", ".join(dict.fromkeys(linear.name for group in architecture.groups for linear in group.layer.linears))
         raise NotSupportedError(
             f"Adapters on the experts of {architecture.name} ({', '.join(unbuilt)}) are not built; "
-            "--lora-target-modules takes the maps of its attention."
+            f"--lora-target-modules takes {known}."
         )
 
 

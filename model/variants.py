@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from tunecast.catalogs.errors import UnbuiltFamilyError
+from tunecast.catalogs.errors import InputError, UnbuiltFamilyError
 from tunecast.model.family import Family
 
 Config = Mapping[str, Any]
@@ -131,6 +131,19 @@ def bloom(config: Config, name: str) -> Changes:
 def gemma4(config: Config, name: str) -> Changes:
     """Gemma 4 without embeddings per layer and without layers that share keys and values (31B and 26B-A4B)."""
     refuse(config, name, num_kv_shared_layers=0, use_double_wide_mlp=False, attention_dropout=0.0)
+    for field in ("sliding_window", "global_head_dim", "hidden_size_per_layer_input"):
+        if (
+            field in config
+            and config[field] is None
+            and not (field == "global_head_dim" and "per_layer_config" in config)
+        ):
+            raise InputError(f"The config {name} has {field}=null, but it must be a number.")
+    kinds = config.get("layer_types")
+    if kinds is not None and not (isinstance(kinds, list) and set(kinds) <= {"sliding_attention", "full_attention"}):
+        raise InputError(
+            f"The config {name} has layer_types {str(kinds)[:80]}, but they are a list of sliding_attention and "
+            "full_attention."
+        )
     if config.get("use_bidirectional_attention") == "all":
         refuse(config, name, use_bidirectional_attention="vision")
     refuse(

@@ -145,3 +145,39 @@ def test_a_search_takes_it() -> None:
 def test_more_choices_than_experts_are_refused() -> None:
     with pytest.raises(InputError, match="correct top_k_experts"):
         small(**{**EXPERTS, "top_k_experts": 17})
+
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "own heads as a list": ({"per_layer_config": [1, 2]}, "has per_layer_config="),
+    "own heads that are words": ({"per_layer_config": {"1": "x"}}, "has per_layer_config="),
+    "own heads of a layer with a window": ({"per_layer_config": {"0": {"head_dim": 32}}}, "has per_layer_config="),
+    "own heads by kind": ({"per_layer_config": {"full_attention": {"head_dim": 32}}}, "has per_layer_config="),
+    "a field of its own that is not built": ({"per_layer_config": {"1": {"intermediate_size": 1}}}, "has per_layer"),
+    "layers of other kinds": ({"layer_types": ["linear_attention"] * 2}, "they are a list of sliding_attention and"),
+    "layers as a word": ({"layer_types": "full_attention"}, "they are a list of sliding_attention and"),
+    "no window": ({"sliding_window": None}, "sliding_window=null, but it must be a number"),
+    "no global heads": ({"global_head_dim": None}, "global_head_dim=null, but it must be a number"),
+    "a switch as a word": ({"attention_k_eq_v": "false"}, "attention_k_eq_v='false', but it must be true or false"),
+    "experts as a word": ({"enable_moe_block": "yes"}, "enable_moe_block='yes', but it must be true or false"),
+    "experts without a number": ({"enable_moe_block": True, "top_k_experts": 2}, "has no 'num_experts'"),
+    "key-value heads that do not divide": ({"num_global_key_value_heads": 3}, "correct num_global_key_value_heads"),
+}
+
+
+@pytest.mark.parametrize(("changes", "told"), BAD.values(), ids=BAD)
+def test_a_wrong_config_is_one_sentence(changes: dict[str, Any], told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        small(**changes)
+
+
+def test_layers_without_own_heads_have_the_usual_ones() -> None:
+    """An empty ``per_layer_config`` overrides nothing, as Gemma4TextConfig reads it."""
+    assert {group.layer.attention.head_dim for group in small(per_layer_config={}).groups} == {64}
+
+
+def test_the_router_is_adapted_by_its_own_name() -> None:
+    routed = small(**EXPERTS)
+    for name in ("proj", "router.proj"):
+        assert resolve_run(routed, {"lora_target_modules": name}).run.lora_target_modules == ("proj",)
+    with pytest.raises(NotSupportedError, match=r"not built; --lora-target-modules takes q_proj, k_proj, .*, proj"):
+        resolve_run(routed, {"lora_target_modules": "q_proj,gate_up_proj"})
