@@ -21,6 +21,7 @@ from tunecast.model.operation import SYNCHRONISATION, Kind, Phase
 from tunecast.model.run import Run
 from tunecast.model.tape import Tensor
 
+UNSLOTH = "unsloth"
 OWN_ATTENTIONS = ("bloom", "mpt", "gptj", "falcon")
 """Kinds written in ``attention_own.py``."""
 
@@ -185,7 +186,20 @@ def needs_mask(block: Attention, run: Run) -> bool:
         return run.attn_implementation != "flash_attention_2"
     if run.attn_implementation == "eager":
         return True
-    return run.attn_implementation == "sdpa" and block.window is not None and run.max_length >= block.window
+    return run.attn_implementation == "sdpa" and reaches_window(block, run) and not takes_windows(run)
+
+
+def reaches_window(block: Attention, run: Run) -> bool:
+    """Whether samples are as long as the window: a shorter one sees everything before it anyway."""
+    return block.window is not None and run.max_length >= block.window
+
+
+def takes_windows(run: Run) -> bool:
+    """Whether the attention kernel is told of a window: FlashAttention-2, which Unsloth calls by itself where it can
+    (``unsloth/models/mistral.py``)."""
+    return run.attn_implementation == "flash_attention_2" or (
+        run.stack == UNSLOTH and run.attn_implementation == "sdpa"
+    )
 
 
 def mixed_heads(
@@ -209,7 +223,7 @@ def mixed_heads(
         length=step.run.max_length,
         head_dim=block.head_dim,
         masked=mask is not None,
-        window=block.window if step.run.attn_implementation == "flash_attention_2" else None,
+        window=block.window if takes_windows(step.run) else None,
         spans=step.run.attention_length,
     )
     if step.run.attn_implementation == "flash_attention_2":

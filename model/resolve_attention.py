@@ -104,7 +104,7 @@ def _note_window(fields: Fields, architecture: Architecture) -> None:
     """Say when a sliding window turns into an explicit mask: transformers then runs every pair, without flash."""
     windows = [group.layer.attention.window for group in architecture.groups]
     reached = [window for window in windows if window is not None and fields.values["max_length"] >= window]
-    if reached and fields.values["attn_implementation"] == "sdpa":
+    if reached and fields.values["attn_implementation"] == "sdpa" and fields.values["stack"] != "unsloth":
         fields.notes.append(
             f"The sliding window of {min(reached)} tokens makes sdpa take an explicit mask: attention runs over all "
             f"pairs, by PyTorch's memory-efficient kernel, {TIMED_BY}."
