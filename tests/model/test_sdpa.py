@@ -180,6 +180,7 @@ def test_its_rate_is_what_was_published() -> None:
         curve = find_curve(curve_key(operation), factors)
         assert curve.log_sd == pytest.approx(0.5, abs=0.1)
         total += float(seconds(curve, columns([operation])).seconds[0])
+    total *= factors.factors["scale.attention"].value
     assert 0.072 / 2 < total < 0.072 * 2
 
 
