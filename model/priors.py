@@ -33,7 +33,7 @@ from tunecast.model.prior_effects import (
 )
 from tunecast.model.product_share import attention_gain, attention_share, own_over_usual, usual_shares
 from tunecast.model.run import Run
-from tunecast.model.sdpa import as_sdpa, efficient_curves, has_cudnn_attention
+from tunecast.model.sdpa import as_sdpa, between_kernels, efficient_curves, has_cudnn_attention
 from tunecast.model.units import GIGA
 from tunecast.model.unpacking import unpacking_gain
 from tunecast.model.value import Z80
@@ -115,7 +115,7 @@ def datasheet_factors(gpu: Gpu, beliefs: Mapping[str, Any], run: Run | None = No
     spread = interval(float(latency["value"]), 0.0 if seen else float(latency["log_sd"]))
     factors["link_latency_s"] = Factor(**spread, unit="s", origin="assumed")
     if _runs_own_kernels(gpu, run):
-        curves |= as_sdpa(curves, NATIVE)
+        curves |= {**between_kernels(curves), **as_sdpa(curves, NATIVE)}
     return FactorSet(gpu=gpu.id, curves=curves, factors=factors, step_log_sd=0.0)
 
 

@@ -15,7 +15,8 @@ from tunecast.model.run import Run
 
 EAGER = "eager"
 TIMED_BY = (
-    "timed from a few published figures and known to a factor of two (cuDNN's, where PyTorch asks it, may be faster)"
+    "timed from a few published figures and known to a factor of two; or by cuDNN's where PyTorch asks it first, of "
+    "which none is known: between both"
 )
 
 

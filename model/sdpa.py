@@ -18,11 +18,12 @@ from typing import Any
 from tunecast.catalogs.gpus import Gpu
 from tunecast.model.architecture import Architecture
 from tunecast.model.factors import Curve, FactorSet
-from tunecast.model.operation import EFFICIENT, FLASH
+from tunecast.model.operation import EFFICIENT, FLASH, NATIVE
 from tunecast.model.resolve import Resolved
 from tunecast.model.resolve_attention import runs_plain_attention
 from tunecast.model.run import Run
 from tunecast.model.target import Target
+from tunecast.model.value import Z80
 
 WIDEST = {"9.0": 256, "10.0": 128, "10.3": 128}
 """Largest head that cuDNN takes, by the compute capabilities on which PyTorch asks it first."""
@@ -73,6 +74,21 @@ def efficient_curves(curves: Mapping[str, Curve], dtype: str, beliefs: Mapping[s
         params = {name: value for name, value in like.params.items() if not name.startswith("gp_")}
         curve = replace(like, params={**params, "flops_per_s": rate}, log_sd=doubt, residuals=())
         found[f"attention-{EFFICIENT}.{dtype}.{direction}"] = curve
+    return found
+
+
+def between_kernels(curves: Mapping[str, Curve]) -> dict[str, Curve]:
+    """Curves of attention under a mask where PyTorch asks cuDNN first, whose speed under one no figure tells: as likely
+    that of the memory-efficient kernels as that of cuDNN's own without, and anything between."""
+    found: dict[str, Curve] = {}
+    for name, slow in curves.items():
+        own = f"attention-{EFFICIENT}."
+        fast = curves.get(f"attention-{NATIVE}.{name.removeprefix(own).split('.')[0]}.forward")
+        if not name.startswith(own) or fast is None:
+            continue
+        apart = math.log(fast.params["flops_per_s"] / slow.params["flops_per_s"]) / 2.0
+        params = {**slow.params, "flops_per_s": slow.params["flops_per_s"] * math.exp(apart)}
+        found[name] = replace(slow, params=params, log_sd=math.hypot(slow.log_sd, apart / Z80))
     return found
 
 

@@ -167,6 +167,17 @@ def test_attention_under_a_mask_is_slower_and_less_sure(gpu: str) -> None:
     assert wide > 1.3 * narrow
 
 
+def test_under_a_mask_cudnn_may_be_anywhere_between() -> None:
+    """Where PyTorch asks cuDNN first: faster than the memory-efficient kernel, and less sure."""
+    model = "mistralai/Mistral-7B-v0.1"
+    cudnn, older = (
+        ask("h100-sxm5-80gb", model, **MASKED, **options) for options in ({}, {"stack_version": "torch=2.10"})
+    )
+    assert cudnn.time_parts_s["attention"] < 0.7 * older.time_parts_s["attention"]
+    sure, less = (math.log(found.step_time_s.high / found.step_time_s.low) for found in (older, cudnn))
+    assert less > 0.8 * sure
+
+
 def test_its_rate_is_what_was_published() -> None:
     """16 heads of 256, 8,192 tokens, a mask, an H200, forward and backward: 72 ms (verl pull request 7131)."""
     factors = prior_factors(load_gpus()["h200-sxm5-141gb"])
