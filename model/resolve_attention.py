@@ -14,10 +14,7 @@ from tunecast.model.resolve_parallel import Fields
 from tunecast.model.run import Run
 
 EAGER = "eager"
-TIMED_BY = (
-    "timed from a few published figures and known to a factor of two; or by cuDNN's where PyTorch asks it first, of "
-    "which none is known: between both"
-)
+TIMED_BY = "timed from a few published figures and known to a factor of two"
 
 
 def attention_defaults(fields: Fields, architecture: Architecture, defaults: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -108,7 +105,8 @@ def _note_window(fields: Fields, architecture: Architecture) -> None:
     if reached and fields.values["attn_implementation"] == "sdpa" and fields.values["stack"] != "unsloth":
         fields.notes.append(
             f"The sliding window of {min(reached)} tokens makes sdpa take an explicit mask: attention runs over all "
-            f"pairs, by PyTorch's memory-efficient kernel, {TIMED_BY}."
+            f"pairs, by PyTorch's memory-efficient kernel, {TIMED_BY}, or where PyTorch asks cuDNN first by that, of "
+            "which none is known: between both."
         )
 
 
