@@ -21,9 +21,10 @@ from tunecast.calibrate.fit_trials import Trial, log_noise, median_seconds, tria
 from tunecast.calibrate.trace.spec import architecture_from_dict, run_from_dict
 from tunecast.catalogs.errors import InputError
 from tunecast.model.architecture import Architecture
+from tunecast.model.curve_names import kind_of
 from tunecast.model.factors import HOST_S_PER_LAUNCH, Factor, FactorSet
 from tunecast.model.factors_io import factors_to_dict
-from tunecast.model.operation import GROUPED, Operation
+from tunecast.model.operation import Kind, Operation
 from tunecast.model.run import Run
 from tunecast.model.time import phase_table
 from tunecast.model.value import Z80
@@ -87,7 +88,7 @@ class StepFitter:
         marks: dict[str, float] = {}
         if name == "memory" and not self.synchronous:
             marks = {"l2_bytes": float(cache_bytes(self.gpu))}
-        elif name.startswith(("gemm.", f"gemm-{GROUPED}.")) and not self.synchronous:
+        elif kind_of(name) == Kind.GEMM and not self.synchronous:
             marks = {"bytes_apart": 1.0}
         return replace(fitted, curve=replace(fitted.curve, params=fitted.curve.params | marks))
 

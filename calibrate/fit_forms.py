@@ -8,9 +8,10 @@ from dataclasses import replace
 from tunecast.calibrate.fit_curves import FormSpec
 from tunecast.calibrate.fit_tiles import learn_tiles
 from tunecast.calibrate.fit_trials import Observation, Trial, observations
+from tunecast.model.curve_names import kind_of
 from tunecast.model.curves import WIDE_HEAD, Params
 from tunecast.model.factors import Curve
-from tunecast.model.operation import FLASH, GROUPED
+from tunecast.model.operation import FLASH, Kind
 from tunecast.model.time import curve_key
 from tunecast.model.units import KIB, MIB
 
@@ -33,7 +34,7 @@ def curve_observations(trials: Sequence[Trial]) -> dict[str, list[Observation]]:
                 continue
             groups.setdefault(curve_key(found.operation), []).append(found)
     rank = {bench: place for place, bench in enumerate(CURVE_BENCHES)}
-    return dict(sorted(groups.items(), key=lambda item: (rank[item[0].split(".")[0].split("-")[0]], -len(item[1]))))
+    return dict(sorted(groups.items(), key=lambda item: (rank[kind_of(item[0])], -len(item[1]))))
 
 
 def specs_for(
@@ -54,7 +55,7 @@ def specs_for(
     kin = [curve for other, curve in fitted.items() if _family(other) == _family(name)]
     if len(found) < FEW and kin and "flops_per_s" in kin[0].params:
         return [borrowed(found, kin[0])]
-    if name.startswith(("gemm.", f"gemm-{GROUPED}.")):
+    if kind_of(name) == Kind.GEMM:
         return _gemm_specs(found, processors=processors, memory=memory, floor_s=floor_s, issue_s=issue_s)
     if name.startswith(("attention.", f"attention-{FLASH}.")):
         return [_issued(spec, issue_s) for spec in _attention_specs(found, processors=processors, floor_s=floor_s)]

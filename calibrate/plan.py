@@ -35,9 +35,9 @@ FIRST_BF16_GFX = 0x908
 COLLECTIVE_BYTES = {"gpu": (256 * KIB, 16 * MIB, 512 * MIB), "cpu": (64 * KIB, 4 * MIB, 32 * MIB)}
 """Payloads: one of latency, a layer's adapters, and beyond a layer's weights (8B: 437 MB)."""
 DEVICE_BENCHES = ("gemm", "memory", "dequant", "matmul_4bit", "attention", "loss", "optimizer", "step")
+"""Benches that keep the device busy; the others let it cool and come after them."""
 LATER = ("grouped",)
 """Device work of some models only, after all else."""
-"""Benches that keep the device busy; the others let it cool and come after them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

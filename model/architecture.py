@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tunecast.model.shapes import Experts, Latent
+from tunecast.model.shapes import BESIDE, Experts, Latent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,7 +213,7 @@ class Layer:
         """Norms over the hidden size in the layer."""
         if self.parallel == "shared":
             return 1
-        beside = 3 if self.mlp.kind == "gemma4-experts" else 0
+        beside = 3 if self.mlp.kind == BESIDE else 0
         return (4 if self.norm_order == "both" else 2) + beside
 
     def norm_sizes(self, hidden_size: int) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from tunecast.catalogs.errors import InputError, NotSupportedError, UnbuiltFamil
 from tunecast.model.architecture import Architecture, Attention, Layer, LayerGroup, Linear, Mlp
 from tunecast.model.families import FAMILIES, family_of
 from tunecast.model.family import Family
-from tunecast.model.family_experts import with_experts
+from tunecast.model.family_experts import switch, with_experts
 from tunecast.model.variants import adapted
 
 if TYPE_CHECKING:
@@ -206,14 +206,6 @@ def _positive(config: Mapping[str, Any], field: str, name: str, default: int | N
     return value
 
 
-def _flag(config: Mapping[str, Any], field: str, name: str, *, default: bool = False) -> bool:
-    """A true/false field of the config; absent is false, as in most configuration classes."""
-    value = config.get(field, default)
-    if not isinstance(value, bool):
-        raise InputError(f"The config {name} has {field}={value!r}, but it must be true or false.")
-    return value
-
-
 def windows_by_rule(window: int | None, family: Family, num_layers: int, first: int = 0) -> tuple[int | None, ...]:
     """Sliding window of each layer by the family's rule; `first` is the first layer of rule ``late``."""
     if family.window_rule == "period":
@@ -260,7 +252,7 @@ def dimensions_from_config(config: Mapping[str, Any], family: Family, name: str)
             "correct one of them, or give head_dim."
         )
     head_dim = _positive(config, "head_dim", name, family.default_head_dim or hidden // heads)
-    attention_bias = _flag(config, "attention_bias", name) if family.qkv_bias is None else False
+    attention_bias = switch(config, "attention_bias", name) if family.qkv_bias is None else False
     limit = _positive(config, "max_position_embeddings", name, UNLIMITED)
     inner = None if family.default_inner is None else family.default_inner * hidden
     return Dimensions(
@@ -272,11 +264,11 @@ def dimensions_from_config(config: Mapping[str, Any], family: Family, name: str)
         or _positive(config, "num_key_value_heads", name, family.default_kv_heads or heads),
         head_dim=head_dim,
         vocab_size=_positive(config, "vocab_size", name),
-        tie_word_embeddings=_flag(config, "tie_word_embeddings", name, default=family.default_tied),
+        tie_word_embeddings=switch(config, "tie_word_embeddings", name, default=family.default_tied),
         max_position=None if limit == UNLIMITED else limit,
         qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
         o_bias=attention_bias if family.o_bias is None else family.o_bias,
-        mlp_bias=_flag(config, "mlp_bias", name) if family.mlp_bias_field else family.mlp_bias,
+        mlp_bias=switch(config, "mlp_bias", name) if family.mlp_bias_field else family.mlp_bias,
         rotary_dim=family.rotary_dim or rotary_dim(config, family, head_dim),
         windows=layer_windows(config, family, layers, name),
     )

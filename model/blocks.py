@@ -25,6 +25,7 @@ from tunecast.model.mlp_blocks import mlp_block
 from tunecast.model.norms import norm
 from tunecast.model.operation import Phase
 from tunecast.model.parallel_blocks import enter_block, leave_block
+from tunecast.model.shapes import BESIDE
 from tunecast.model.tape import Tensor
 
 AttentionWriter = Callable[[Step, str, Layer, Tensor, Tables], Tensor]
@@ -85,7 +86,7 @@ def decoder_layer(step: Step, where: str, layer: Layer, x: Tensor, tables: Table
     inline = layer.mlp.activation == "relu"  # OPT's feed-forward is no module: its layer reuses one variable
 
     def fed(entry: Tensor) -> Tensor:
-        if layer.mlp.kind == experts_gemma.KIND:
+        if layer.mlp.kind == BESIDE:
             return experts_gemma.beside_experts(step, below, layer, entry, mixed)
         return MLPS[layer.mlp.kind](step, below, layer, entry)
 

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tunecast.model.factors import Curve
-from tunecast.model.operation import Operation
+from tunecast.model.operation import Operation, plain_layout
 from tunecast.model.units import DTYPE_BYTES
 
 Array = npt.NDArray[np.float64]
@@ -74,7 +74,7 @@ def columns(operations: Sequence[Operation]) -> Columns:
 
 def layout_index(layout: str) -> int:
     """Place of a product's layout among `LAYOUTS`, whatever kernel runs it; 0 for all that is no product's."""
-    plain = layout.partition("-")[0]
+    plain = plain_layout(layout)
     return LAYOUTS.index(plain) if plain in LAYOUTS else 0
 
 

@@ -18,7 +18,6 @@ from tunecast.model.routers import Routes, divided
 from tunecast.model.shapes import Experts
 from tunecast.model.tape import Tensor
 
-KIND = "gemma4-experts"
 ROUTER = "proj"
 """Name of the router's linear map, the last of the block."""
 

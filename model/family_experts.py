@@ -13,7 +13,7 @@ from typing import Any
 
 from tunecast.catalogs.errors import InputError, UnbuiltFamilyError
 from tunecast.model.architecture import Architecture, Attention, Layer, LayerGroup, Linear, Mlp
-from tunecast.model.shapes import Experts, Latent
+from tunecast.model.shapes import BESIDE, Experts, Latent
 from tunecast.model.variants import refuse
 
 LATENT_ROTARY = {"deepseek_v2": "complex", "deepseek_v3": "interleaved"}
@@ -238,9 +238,9 @@ def own_heads(config: Mapping[str, Any], whole: list[int], name: str) -> Mapping
     return first
 
 
-def switch(config: Mapping[str, Any], field: str, name: str) -> bool:
-    """A true/false field of a config; absent is false."""
-    value = config.get(field, False)
+def switch(config: Mapping[str, Any], field: str, name: str, *, default: bool = False) -> bool:
+    """A true/false field of a config; absent is false, as in most configuration classes."""
+    value = config.get(field, default)
     if not isinstance(value, bool):
         raise InputError(f"The config {name} has {field}={value!r}, but it must be true or false.")
     return value
@@ -252,7 +252,7 @@ def gemma_experts(config: Mapping[str, Any], dense: Mlp, architecture: Architect
         return dense
     experts = GEMMA_EXPERTS.shape(config, architecture.hidden_size, architecture.name)
     router = Linear(name="proj", in_features=architecture.hidden_size, out_features=experts.count)
-    return replace(dense, linears=(*dense.linears, router), kind="gemma4-experts", experts=experts)
+    return replace(dense, linears=(*dense.linears, router), kind=BESIDE, experts=experts)
 
 
 def latent_block(heads: int, architecture: Architecture, config: Mapping[str, Any]) -> Attention:

@@ -62,6 +62,11 @@ def grouped_layout(layout: str) -> str:
     return f"{layout}-{GROUPED}"
 
 
+def plain_layout(layout: str) -> str:
+    """How a product's operands lie, whatever kernel runs it: ``nt`` of ``nt-grouped``."""
+    return layout.partition("-")[0]
+
+
 def expert_shape(m: int, n: int, k: int, experts: int, *, inner: bool) -> tuple[int, int, int, int]:
     """The shape of each expert's product and their number, where so many experts share rows evenly; one without rows
     has no product. `inner`: rows are the inner dimension k, as of a weight's gradient, instead of m."""

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 FUSED_PARAMETER = "gate_up_proj"
 """The stacked parameter that holds two maps of each expert."""
+BESIDE = "gemma4-experts"
+"""Kind of a block of experts beside a dense one, each between norms of its own (Gemma 4)."""
 FUSED_MAPS = 2
 """Maps in it: PEFT gives its adapter as many times the rank (``_convert_peft_config_moe``)."""
 

@@ -131,12 +131,9 @@ def bloom(config: Config, name: str) -> Changes:
 def gemma4(config: Config, name: str) -> Changes:
     """Gemma 4 without embeddings per layer and without layers that share keys and values (31B and 26B-A4B)."""
     refuse(config, name, num_kv_shared_layers=0, use_double_wide_mlp=False, attention_dropout=0.0)
-    for field in ("sliding_window", "global_head_dim", "hidden_size_per_layer_input"):
-        if (
-            field in config
-            and config[field] is None
-            and not (field == "global_head_dim" and "per_layer_config" in config)
-        ):
+    own = () if "per_layer_config" in config else ("global_head_dim",)
+    for field in ("sliding_window", *own, "hidden_size_per_layer_input"):
+        if field in config and config[field] is None:
             raise InputError(f"The config {name} has {field}=null, but it must be a number.")
     kinds = config.get("layer_types")
     if kinds is not None and not (isinstance(kinds, list) and set(kinds) <= {"sliding_attention", "full_attention"}):

@@ -11,7 +11,7 @@ from tunecast.calibrate.mock.card import Card
 from tunecast.calibrate.mock.gemm import gemm_work, memory_rate
 from tunecast.calibrate.mock.physics import Physics
 from tunecast.calibrate.mock.work import Work, together
-from tunecast.model.operation import EFFICIENT, FLASH, Kind, Operation
+from tunecast.model.operation import EFFICIENT, FLASH, Kind, Operation, plain_layout
 from tunecast.model.units import DTYPE_BYTES
 
 
@@ -23,7 +23,7 @@ def work_of(card: Card, physics: Physics, op: Operation) -> Work:
 def _gemm(card: Card, physics: Physics, op: Operation) -> Work:
     m, n, k, *stacked = op.shape
     products = stacked[0] if stacked else 1
-    layout = op.layout.partition("-")[0] or "nt"
+    layout = plain_layout(op.layout) or "nt"
     one = gemm_work(card, physics, m, n, k, op.dtype, layout, products=products)
     if stacked:
         one = replace(one, dram_s=one.dram_s + _added_bytes(op, products) / memory_rate(card, physics))

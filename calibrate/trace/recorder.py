@@ -10,7 +10,7 @@ from typing import Any
 from tunecast.calibrate.trace import fakes, hf, kernels, offload
 from tunecast.calibrate.trace.ledger import Ledger
 from tunecast.calibrate.trace.result import Place
-from tunecast.model.operation import VALUE_READ, Kind, Operation, Phase
+from tunecast.model.operation import VALUE_READ, Kind, Operation, Phase, plain_layout
 from tunecast.model.run import Run
 
 UNSHARED_OWNERS = 2
@@ -101,7 +101,7 @@ class Recorder:
         if name == kernels.GROUPED and self.run.loops_experts:
             self.read_value(args[2])
             *shape, experts = operation.shape
-            layout = operation.layout.partition("-")[0]
+            layout = plain_layout(operation.layout)
             operation = replace(operation, shape=tuple(shape), launches=float(experts), layout=layout)
         if name == kernels.ADDED:
             self.stream.append(kernels.copied_base(args, out, phase=phase, layer=self.layer))
