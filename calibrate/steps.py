@@ -58,11 +58,20 @@ def prepare_training(architecture: Architecture, run: Run, device: str) -> Train
     return Training(
         model=model,
         optimizer=optimizer,
-        batch={"input_ids": tokens, "labels": tokens},
+        batch={"input_ids": tokens, "labels": tokens, **_padding(run, tokens)},
         run=run,
         platform=platform,
         scaler=make_scaler(run, platform),
     )
+
+
+def _padding(run: Run, tokens: Any) -> dict[str, Any]:
+    """The mask of a micro-batch whose first sample ends in one token of padding, which is all that attention asks."""
+    if not run.has_padding:
+        return {}
+    mask = tokens.new_ones(tokens.shape)
+    mask[0, -1] = 0
+    return {"attention_mask": mask}
 
 
 def run_step(spec: TrialSpec, backend: Backend) -> TrialResult:

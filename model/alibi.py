@@ -1,23 +1,20 @@
-"""What families with attention of their own share among their layers: masks, and slopes instead of positions.
+"""What families with attention of their own share among their layers: slopes instead of positions.
 
-Sources: transformers 5 ``build_alibi_tensor`` (BLOOM), ``build_mpt_alibi_tensor``, ``masking_utils``.
+Sources: transformers 5 ``build_alibi_tensor`` (BLOOM), ``build_mpt_alibi_tensor``.
 """
 
 from __future__ import annotations
 
 from tunecast.model import primitives as ops
-from tunecast.model.attention_eager import additive_mask, causal_mask
 from tunecast.model.context import Step
 from tunecast.model.tape import Tensor
 
 
-def own_mask(step: Step, kind: str) -> Tensor:
-    """The mask of families with attention of their own: booleans (Falcon), numbers (BLOOM), both (MPT)."""
-    tape, batch, length = step.tape, step.run.per_device_train_batch_size, step.run.max_length
-    if kind == "falcon":
-        return causal_mask(tape, batch, length)
-    mask = additive_mask(tape, batch, length, step.stream_dtype, sliding=False)
-    return ops.cast(tape, mask, "bool", name="mask.cast") if kind == "mpt" else mask
+def counted_tokens(step: Step, told: Tensor) -> Tensor:
+    """Index of every token among those that `told`, ones and zeros, says are none of padding, in its dtype."""
+    counts = ops.elementwise(step.tape, "positions.cumsum", (told,), step.tokens, told.dtype)
+    less_one = ops.elementwise(step.tape, "positions.shift", (counts,), step.tokens, told.dtype)
+    return ops.elementwise(step.tape, "positions.multiply", (less_one, told), step.tokens, told.dtype)
 
 
 def alibi_table(step: Step, dtype: str) -> Tensor | None:
@@ -28,10 +25,13 @@ def alibi_table(step: Step, dtype: str) -> Tensor | None:
         base = ops.elementwise(tape, "alibi.base", (), 1, "fp32")
         powers = ops.elementwise(tape, "alibi.arange", (), heads, "fp32")
         slopes = ops.elementwise(tape, "alibi.power", (base, powers), heads, "fp32")
-        places = ops.elementwise(tape, "alibi.arange", (), length, "int64")
-        table = ops.elementwise(tape, "alibi.outer", (slopes, places), heads * length, "fp32")
-        batch = step.run.per_device_train_batch_size
-        table = ops.elementwise(tape, "alibi.repeat", (table,), batch * heads * length, "fp32")
+        if step.run.has_padding:
+            places = counted_tokens(step, Tensor(step.tokens, "int64", None))
+            table = ops.elementwise(tape, "alibi.outer", (slopes, places), heads * step.tokens, "fp32")
+        else:
+            places = ops.elementwise(tape, "alibi.arange", (), length, "int64")
+            table = ops.elementwise(tape, "alibi.outer", (slopes, places), heads * length, "fp32")
+            table = ops.elementwise(tape, "alibi.repeat", (table,), heads * step.tokens, "fp32")
         return ops.cast(tape, table, dtype, name="alibi.cast")
     if kind == "mpt":
         limit = architecture.max_position or length

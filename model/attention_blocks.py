@@ -178,7 +178,8 @@ def chunked_heads(step: Step, block: Attention, whole: Tensor) -> tuple[Tensor, 
 
 
 def needs_mask(block: Attention, run: Run) -> bool:
-    """Whether transformers passes an explicit mask: always to eager, for a window that is reached to sdpa.
+    """Whether transformers passes an explicit mask: always to eager; to sdpa for a window that is reached, and where
+    some tokens are padding.
 
     Families with attention of their own always make one, but for flash kernels.
     """
@@ -186,7 +187,9 @@ def needs_mask(block: Attention, run: Run) -> bool:
         return run.attn_implementation != "flash_attention_2"
     if run.attn_implementation == "eager":
         return True
-    return run.attn_implementation == "sdpa" and reaches_window(block, run) and not takes_windows(run)
+    if run.attn_implementation != "sdpa" or takes_windows(run):
+        return False
+    return run.has_padding or reaches_window(block, run)
 
 
 def reaches_window(block: Attention, run: Run) -> bool:
@@ -212,7 +215,10 @@ def mixed_heads(
         return eager_heads(step, where, block, q, k, v, mask)
     repeated = mask is not None or (block.head_dim > heavy.WIDEST_FLASH and step.run.attn_implementation == "sdpa")
     if repeated and groups > 1:
-        v = v if block.num_kv_heads == 1 else ops.relayout(tape, v, name="head_layout")
+        plain = (v,) if block.rotary else (k, v)
+        if block.num_kv_heads > 1:
+            laid = [ops.relayout(tape, heads, name="head_layout") for heads in plain]
+            k, v = (k, *laid) if block.rotary else tuple(laid)
         k, v = (ops.repeat_heads(tape, heads, groups, single=block.num_kv_heads == 1) for heads in (k, v))
     if step.autocast_dtype is not None:
         q, k, v = (ops.cast(tape, tensor, step.autocast_dtype) for tensor in (q, k, v))
@@ -228,12 +234,25 @@ def mixed_heads(
     )
     if step.run.attn_implementation == "flash_attention_2":
         look_for_packing(step)
-    bias = None if mask is None else heavy.mask_bias(tape, mask, q.dtype, step.run.per_device_train_batch_size)
+    bias = None if mask is None else heavy.mask_bias(tape, mask, q.dtype, shape)
     out = heavy.flash_attention(
-        tape, q, k, v, shape, on_gpu=step.platform == "cuda", bias=bias, remade=step.run.recompute_attention
+        tape,
+        q,
+        k,
+        v,
+        shape,
+        on_gpu=step.platform == "cuda",
+        bias=bias,
+        remade=step.run.recompute_attention,
+        held=held_mask(step, mask),
     )
     tape.hold(q, k, v)
     return out
+
+
+def held_mask(step: Step, mask: Tensor | None) -> tuple[Tensor, ...]:
+    """The mask where it is still there in a layer's backward: as an argument of the checkpoint."""
+    return () if mask is None or step.tape.phase is not Phase.RECOMPUTE else (mask,)
 
 
 def look_for_packing(step: Step) -> None:

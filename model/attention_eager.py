@@ -10,23 +10,8 @@ from dataclasses import dataclass
 
 from tunecast.model import primitives as ops
 from tunecast.model import primitives_routing as routing
-from tunecast.model.primitives_heavy import AttentionShape, shifted_positions, sliding_mask
+from tunecast.model.primitives_heavy import AttentionShape
 from tunecast.model.tape import Grads, Tape, Tensor, widest
-
-
-def causal_mask(tape: Tape, batch: int, length: int) -> Tensor:
-    """Which pairs see each other, one byte each, once per forward pass."""
-    for size in (batch, 1):
-        ops.elementwise(tape, "mask.arange", (), size, "int64")
-    rows, columns = shifted_positions(tape, length), shifted_positions(tape, length)
-    return ops.elementwise(tape, "mask.compare", (columns, rows), length * length, "bool")
-
-
-def additive_mask(tape: Tape, batch: int, length: int, dtype: str, *, sliding: bool) -> Tensor:
-    """Zeros and minus infinities for every sample and pair, built once per forward pass."""
-    allowed = sliding_mask(tape, length) if sliding else causal_mask(tape, batch, length)
-    scalars = [ops.elementwise(tape, "mask.scalar", (), 1, dtype) for _ in range(2)]
-    return ops.elementwise(tape, "mask.where", (allowed, *scalars), batch * length * length, dtype)
 
 
 def folded(tape: Tape, x: Tensor, batch: int) -> Tensor:
@@ -178,6 +163,15 @@ def with_sinks(tape: Tape, masked: Tensor, sinks: Tensor, rows: int) -> tuple[Te
     shifted = tape.record(shifted, (both, largest), back)
     weights = routing.softmax(tape, shifted, name="softmax")
     return ops.part(tape, weights, masked.elements, name=name), (shifted, weights)
+
+
+def gradient_folded(tape: Tape, x: Tensor, batch: int) -> Tensor:
+    """What a product over batch and heads made, whose gradient is copied to be one dimension of them again."""
+
+    def backward(grad: Tensor) -> Grads:
+        return (folded(tape, grad, batch),)
+
+    return tape.record(Tensor(x.elements, x.dtype, x.storage), (x,), backward)
 
 
 def unfolded(tape: Tape, mixed: Tensor, batch: int) -> Tensor:

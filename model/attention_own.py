@@ -212,7 +212,8 @@ def plain_products(step: Step, block: Attention, q: Tensor, k: Tensor, v: Tensor
     if step.autocast_dtype is not None:
         q, k, v = (ops.cast(tape, tensor, step.autocast_dtype) for tensor in (q, k, v))
     dtype = q.dtype
-    numbers = heavy.mask_bias(tape, mask, dtype, batch)
+    shape = heavy.AttentionShape(batch=batch, heads=1, kv_heads=1, length=length, head_dim=dim)
+    numbers = heavy.mask_bias(tape, mask, dtype, shape)
     q, k, v = wide = [ops.cast(tape, tensor, "fp32") for tensor in (q, k, v)]
     q, k = (ops.scale(tape, tensor, name="scores_scale") for tensor in (q, k))
     q = eager.folded(tape, q, batch)
@@ -224,5 +225,5 @@ def plain_products(step: Step, block: Attention, q: Tensor, k: Tensor, v: Tensor
     tape.hold(masked, *wide)
     ops.elementwise(tape, "softmax_cast", (weights,), weights.elements, dtype)  # returned beside the output, unused
     mixed = eager.batched_product(tape, "values", weights, v, (count, length, dim, length), b_transposed=False)
-    mixed = ops.cast(tape, mixed, dtype)
-    return eager.unfolded(tape, mixed, batch)
+    mixed = ops.cast(tape, eager.gradient_folded(tape, mixed, batch), dtype)
+    return eager.unfolded(tape, mixed, 1)  # its gradient is copied in fp32 already

@@ -45,7 +45,7 @@ from tunecast.model.step_source import (
 from tunecast.model.strangers import unseen_notes
 from tunecast.model.target import Target
 from tunecast.model.time import StepTime, step_time
-from tunecast.model.timing import link_notes, step_timing, unused_notes, utilizations
+from tunecast.model.timing import link_notes, share_without_padding, step_timing, unused_notes, utilizations
 from tunecast.model.training_totals import training_totals
 
 ORDINARY_FLAGS = ("power_capped",)
@@ -74,7 +74,12 @@ def forecast(question: Question, target: Target) -> Forecast:
     view = memory_view(question.architecture, held, target, factors, question.source)
     rows = unpacked_rows(run, question.options)
     run = timed_run(run, rows)
-    timing, watched = _watched(question, target, step_timing(question, replace(resolved, run=run), target, factors))
+    timed = replace(resolved, run=run)
+    computed = step_timing(question, timed, target, factors)
+    if amount is not None:
+        alike = share_without_padding(computed, question, timed, target, factors)
+        amount = replace(amount, least=amount.least * alike)
+    timing, watched = _watched(question, target, computed)
     storage = _storage_alone(question, target, resolved)
     scaling = _scaling(question, target, run, timing, factors, storage)
     rate = phase_rates(target.gpu, factors, question.whole_run.phase_rate)[TOKENIZING]

@@ -11,11 +11,11 @@ from tunecast.model import primitives as ops
 from tunecast.model import primitives_gpt as gpt
 from tunecast.model import primitives_latent as kernels
 from tunecast.model.architecture import Attention, Layer
-from tunecast.model.attention_blocks import turned_pairs
+from tunecast.model.attention_blocks import held_mask, needs_mask, turned_pairs
 from tunecast.model.context import Step, Tables
 from tunecast.model.linears import linear_map
 from tunecast.model.norms import norm
-from tunecast.model.primitives_heavy import AttentionShape
+from tunecast.model.primitives_heavy import AttentionShape, mask_bias
 from tunecast.model.shapes import Latent
 from tunecast.model.tape import Tensor
 
@@ -41,7 +41,10 @@ def latent_attention_block(step: Step, where: str, layer: Layer, x: Tensor, tabl
     q_turned, k_turned = turned(step, latent, q_part, k_part, tables.waves[0])
     query = gpt.concatenated(tape, q_plain, q_turned, name="q_join")
     key, value = expanded(step, where, block, linear_map(step, where, to_heads, narrow), k_turned)
-    mixed = kernels.attention(tape, query, key, value, shape_of(step, block), share=latent.value_share)
+    shape = shape_of(step, block)
+    bias = None if tables.mask is None else mask_bias(tape, tables.mask, query.dtype, shape)
+    held = held_mask(step, tables.mask)
+    mixed = kernels.attention(tape, query, key, value, shape, share=latent.value_share, bias=bias, held=held)
     out = linear_map(step, where, to_output, mixed)
     tape.hold(queries, compressed, narrow, q_turned, k_turned, query, key, value, mixed)
     return out
@@ -77,5 +80,6 @@ def shape_of(step: Step, block: Attention) -> AttentionShape:
         kv_heads=block.num_heads,
         length=step.run.max_length,
         head_dim=block.head_dim,
+        masked=needs_mask(block, step.run),
         spans=step.run.attention_length,
     )

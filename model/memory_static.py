@@ -132,7 +132,8 @@ def master_ratio(run: Run) -> int:
 
 
 def static_parts(architecture: Architecture, run: Run, *, platform: str = "cuda") -> dict[str, int]:
-    """Bytes at rest between steps on one unsharded GPU, by part; the batch's ids and labels are activations."""
+    """Bytes at rest between steps on one unsharded GPU, by part; the batch's ids and labels, and which of
+    them are padding, are activations."""
     groups, hidden = architecture.groups, architecture.hidden_size
     quantized = sum(group.count * layer_quantized_bytes(group.layer, run) for group in groups)
     head = quantized_head(architecture, run)
@@ -152,5 +153,5 @@ def static_parts(architecture: Architecture, run: Run, *, platform: str = "cuda"
         "quantized": quantized + shared_code,
         "adapters": trained - saved,
         "optimizer_state": optimizer_state_bytes(architecture, run, platform=platform) + state_bytes(architecture, run),
-        "activations": 2 * allocated_bytes(8 * run.tokens_per_micro_batch),
+        "activations": (3 if run.has_padding else 2) * allocated_bytes(8 * run.tokens_per_micro_batch),
     }

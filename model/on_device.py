@@ -24,7 +24,7 @@ from tunecast.model.question import RUN_OPTIONS_ELSEWHERE, Question
 from tunecast.model.read_numbers import whole_number
 from tunecast.model.resolve import ASSUMED, Resolved, resolve_run
 from tunecast.model.resolve_parallel import FSDP, OFFLOADED_BY, ZERO
-from tunecast.model.rows import held_run
+from tunecast.model.rows import held_run, with_padding
 from tunecast.model.run import BY_SPREAD, Run
 from tunecast.model.sdpa import sdpa_on_card, with_efficient, with_flash
 from tunecast.model.sharded_record import with_sharding
@@ -78,6 +78,7 @@ def resolve_for(question: Question, target: Target) -> Resolved:
     """The run on this device; several GPUs without a sharding get the least one that fits."""
     options = {k: v for k, v in question.options.items() if k not in RUN_OPTIONS_ELSEWHERE}
     options, origins = with_documents(question, options)
+    options, origins = with_padding(options, question.options, origins)
 
     def resolved(sharding: str | None = None) -> Resolved:
         tried = options if sharding is None else {**options, "sharding": sharding}

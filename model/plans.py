@@ -27,7 +27,7 @@ from tunecast.model.question import RUN_OPTIONS_ELSEWHERE
 from tunecast.model.read_numbers import whole_number
 from tunecast.model.resolve import ASSUMED, Resolved, resolve_run
 from tunecast.model.resolve_parallel import GPUS_PER_NODE
-from tunecast.model.rows import held_run
+from tunecast.model.rows import held_run, with_padding
 from tunecast.model.run import Run
 from tunecast.model.target import Target
 
@@ -199,9 +199,10 @@ class Job:
     def resolve(self, options: Mapping[str, Any], like: Target | None = None) -> Resolved:
         """The run that options mean on a card of this kind (`kind_of_card`); None: of the newest kind."""
         own = {name: value for name, value in options.items() if name not in RUN_OPTIONS_ELSEWHERE}
+        own, origins = with_padding(own, options, self.option_origins)
         if like is None:
-            return resolve_run(self.architecture, own, option_origins=self.option_origins)
-        run = resolve_run(self.architecture, own, gpu_has_bf16=like.has_bf16, option_origins=self.option_origins)
+            return resolve_run(self.architecture, own, option_origins=origins)
+        run = resolve_run(self.architecture, own, gpu_has_bf16=like.has_bf16, option_origins=origins)
         return experts_on_card(run, self.architecture, like)
 
     def kind_of_card(self, target: Target) -> tuple[bool, bool]:

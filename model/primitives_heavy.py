@@ -78,39 +78,17 @@ class AttentionShape:
         return buffers + grouped
 
 
-def sliding_mask(tape: Tape, length: int) -> Tensor:
-    """The explicit mask of a sliding window, one byte per pair, built once per forward pass.
-
-    Source: transformers ``masking_utils`` (index vectors, two comparisons, two conjunctions).
-    """
-    for _ in range(2):
-        elementwise(tape, "mask.arange", (), 1, "int64")
-    rows = shifted_positions(tape, length)
-    columns = shifted_positions(tape, length)
-    allowed = elementwise(tape, "mask.ones", (), 1, "bool")
-    oldest = elementwise(tape, "mask.shift", (rows,), length, "int64")
-    recent = elementwise(tape, "mask.compare", (columns, oldest), length * length, "bool")
-    recent = elementwise(tape, "mask.and", (allowed, recent), length * length, "bool")
-    causal = elementwise(tape, "mask.compare", (columns, rows), length * length, "bool")
-    return elementwise(tape, "mask.and", (recent, causal), length * length, "bool")
-
-
-def shifted_positions(tape: Tape, length: int) -> Tensor:
-    """Positions plus an offset: two small kernels."""
-    return elementwise(tape, "mask.shift", (elementwise(tape, "mask.arange", (), length, "int64"),), length, "int64")
-
-
 WIDEST_FLASH = 256
 """Widest head that FlashAttention's kernels take (csrc/flash_attn/flash_api.cpp, ``mha_fwd``)."""
 
 
-def mask_bias(tape: Tape, mask: Tensor, dtype: str, samples: int) -> Tensor:
+def mask_bias(tape: Tape, mask: Tensor, dtype: str, shape: AttentionShape) -> Tensor:
     """The mask as numbers to add to the scores, made anew in every layer (``where`` between two scalars).
 
-    The mask itself is one for all samples; its numbers are written once per sample.
+    The mask itself may be one for all samples; its numbers are written once per sample.
     """
     scalars = [elementwise(tape, "mask.scalar", (), 1, dtype) for _ in range(2)]
-    return elementwise(tape, "mask.where", (mask, *scalars), samples * mask.elements, dtype)
+    return elementwise(tape, "mask.where", (mask, *scalars), shape.batch * shape.length**2, dtype)
 
 
 EFFICIENT_IN_REGISTERS = 128
@@ -142,8 +120,10 @@ def flash_attention(
     on_gpu: bool,
     bias: Tensor | None = None,
     remade: bool = False,
+    held: tuple[Tensor, ...] = (),
 ) -> Tensor:
-    """Fused attention: keeps q, k, v, its output, a log-sum-exp per row and the bias if any, never the scores.
+    """Fused attention: keeps q, k, v, its output, a log-sum-exp per row and the bias if any, never the scores. `held`
+    is still there in the backward, as an argument of a checkpoint is.
 
     With `remade`, a checkpoint of its own keeps the inputs alone, and the backward makes the rest again.
     """
@@ -186,7 +166,7 @@ def flash_attention(
         )
         return tuple(given if tensor.needs_grad else None for given, tensor in zip(grads, (q, k, v), strict=True))
 
-    return tape.record(out, (q, k, v), backward, saves=inputs if remade else (*inputs, out, row_sums))
+    return tape.record(out, (q, k, v), backward, saves=(*inputs, *held) if remade else (*inputs, out, row_sums, *held))
 
 
 def embedding(tape: Tape, table: Tensor, ids: Tensor, hidden_size: int) -> Tensor:

@@ -87,8 +87,19 @@ def joined_keys(tape: Tape, plain: Tensor, turned: Tensor, turned_elements: int,
     return tape.record(out, (plain, turned), backward)
 
 
-def attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, shape: AttentionShape, *, share: float) -> Tensor:
-    """The memory-efficient kernel; `share` is the width of values over that of keys. Keeps what the flash kernel does.
+def attention(
+    tape: Tape,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    shape: AttentionShape,
+    *,
+    share: float,
+    bias: Tensor | None = None,
+    held: tuple[Tensor, ...] = (),
+) -> Tensor:
+    """The memory-efficient kernel; `share` is the width of values over that of keys. Keeps what the flash kernel does;
+    `held` is still there in the backward.
 
     Two products forward; backward five, three of the keys' width and two of the values'.
     """
@@ -96,10 +107,11 @@ def attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, shape: AttentionShape
     rows = -(-shape.length // ROW_SUM_BLOCK) * ROW_SUM_BLOCK
     sums = tape.empty(shape.batch * shape.heads * rows, "fp32")
     seeds = tape.empty(SEED_BYTES // 8, "int64")
-    flops, size, kept = shape.flops, shape.as_tuple, (q, k, v, out, sums, seeds)
+    inputs = (q, k, v) if bias is None else (q, k, v, bias)
+    flops, size, kept = shape.flops, shape.as_tuple, (*inputs, out, sums, seeds)
     forward = (1.0 + share) / 2.0 * flops
     alike: dict[str, Any] = {"shape": size, "layout": EFFICIENT, "dtype": q.dtype}
-    tape.kernel("attention", Kind.ATTENTION, (q, k, v), (out, sums, seeds), flops=forward, **alike)
+    tape.kernel("attention", Kind.ATTENTION, inputs, (out, sums, seeds), flops=forward, **alike)
     if tape.would_grad(q, k, v):
         tape.mark_saved()
 
@@ -119,4 +131,4 @@ def attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, shape: AttentionShape
         )
         return tuple(given if tensor.needs_grad else None for given, tensor in zip(grads, (q, k, v), strict=True))
 
-    return tape.record(out, (q, k, v), backward, saves=kept)
+    return tape.record(out, (q, k, v), backward, saves=(*kept, *held))

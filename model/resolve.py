@@ -28,9 +28,10 @@ from tunecast.model.read_numbers import whole_number
 from tunecast.model.resolve_adapters import take_variants
 from tunecast.model.resolve_attention import (
     attention_defaults,
+    attention_notes,
     check_recomputation,
-    note_attention,
     take_documents,
+    take_padding,
     take_recomputation,
 )
 from tunecast.model.resolve_experts import check_stacked, expert_notes
@@ -379,14 +380,15 @@ def resolve_run(
     check_stack(fields)
     check_litgpt(fields, architecture)
     take_documents(fields, architecture)
+    take_padding(fields)
     if fields.values["num_gpus"] == 1:
         fields.put("fsdp_version", Run(method="full").fsdp_version, "stack-default")
-    note_attention(fields, architecture)
     _note_own_linears(fields, architecture)
     fields.notes.extend((*few_bit_notes(fields.values), *wide_base_notes(architecture, fields.values)))
     fields.notes.extend(expert_notes(architecture, fields.values))
     run = Run(**{name: fields.values[name] for name in RUN_FIELDS if name in fields.values})
     check_recomputation(architecture, run)
+    fields.notes.extend(attention_notes(architecture, run))
     rows = run.max_length if run.has_adapters else run.tokens_per_micro_batch
     check_chunks(-(-rows // LITGPT_CHUNK_TOKENS) if is_litgpt(architecture) else head_uses(run), run)
     origins = {name: fields.origins.get(name, "stack-default") for name in RUN_FIELDS}

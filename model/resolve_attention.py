@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tunecast.catalogs.errors import InputError, NotSupportedError
-from tunecast.model.architecture import Architecture
+from tunecast.model.architecture import Architecture, Attention
+from tunecast.model.attention_blocks import needs_mask, reaches_window
 from tunecast.model.litgpt import is_litgpt
 from tunecast.model.primitives_heavy import WIDEST_FLASH
 from tunecast.model.read_numbers import whole_number
 from tunecast.model.resolve_parallel import Fields
 from tunecast.model.run import Run
+from tunecast.model.stacks import ignores_padding
 
 EAGER = "eager"
 TIMED_BY = "timed from a few published figures and known to a factor of two"
@@ -71,43 +73,55 @@ def runs_plain_attention(architecture: Architecture) -> bool:
     return block.kind in ("bloom", "mpt", "gptj") or (block.kind == "falcon" and block.num_kv_heads == 1)
 
 
-def note_attention(fields: Fields, architecture: Architecture) -> None:
-    """Say where another kernel runs than ``sdpa`` lets expect."""
-    _note_window(fields, architecture)
-    _note_plain(fields, architecture)
-    _note_wide(fields, architecture)
-
-
-def _note_plain(fields: Fields, architecture: Architecture) -> None:
-    """Say where no fused attention kernel runs although sdpa stands in the run."""
-    if fields.values["attn_implementation"] == "sdpa" and runs_plain_attention(architecture):
-        fields.notes.append(
-            f"Attention of {architecture.model_type} runs as plain products with every score in memory: "
-            "transformers has no fused kernel for it."
+def attention_notes(architecture: Architecture, run: Run) -> tuple[str, ...]:
+    """Where another kernel runs than the name of the implementation lets expect."""
+    if is_litgpt(architecture):
+        return ()
+    blocks = [group.layer.attention for group in architecture.groups]
+    found: list[str] = []
+    if run.attn_implementation == "sdpa":
+        if runs_plain_attention(architecture):
+            found.append(
+                f"Attention of {architecture.model_type} runs as plain products with every score in memory: "
+                "transformers has no fused kernel for it."
+            )
+        else:
+            found += _mask_notes(blocks, run)
+        found += _width_notes(blocks)
+    elif run.attn_implementation == "flash_attention_2" and run.has_padding:
+        found.append(
+            "flash_attention_2 takes padding out of every layer's queries, keys and values and puts it back, which "
+            "is not counted: rows are timed as if all of their tokens were mixed."
         )
+    return tuple(found)
 
 
-def _note_wide(fields: Fields, architecture: Architecture) -> None:
-    """Say whose speed stands for that of heads which are too wide for flash kernels."""
-    widest = max(group.layer.attention.head_dim for group in architecture.groups)
-    if widest > WIDEST_FLASH and fields.values["attn_implementation"] == "sdpa" and not is_litgpt(architecture):
-        fields.notes.append(
-            f"Heads of {widest} values are too wide for flash kernels: sdpa runs PyTorch's memory-efficient kernel "
-            f"for them (before pull request 46960 of transformers, July 2026, plain products that keep all scores), "
-            f"{TIMED_BY}."
-        )
+def _width_notes(blocks: Sequence[Attention]) -> tuple[str, ...]:
+    """Whose speed stands for that of heads which are too wide for flash kernels."""
+    widest = max(block.head_dim for block in blocks)
+    if widest <= WIDEST_FLASH:
+        return ()
+    told = (
+        f"Heads of {widest} values are too wide for flash kernels: sdpa runs PyTorch's memory-efficient kernel for "
+        "them (before pull request 46960 of transformers, July 2026, plain products that keep all scores), "
+        f"{TIMED_BY}."
+    )
+    return (told,)
 
 
-def _note_window(fields: Fields, architecture: Architecture) -> None:
-    """Say when a sliding window turns into an explicit mask: transformers then runs every pair, without flash."""
-    windows = [group.layer.attention.window for group in architecture.groups]
-    reached = [window for window in windows if window is not None and fields.values["max_length"] >= window]
-    if reached and fields.values["attn_implementation"] == "sdpa" and fields.values["stack"] != "unsloth":
-        fields.notes.append(
-            f"The sliding window of {min(reached)} tokens makes sdpa take an explicit mask: attention runs over all "
-            f"pairs, by PyTorch's memory-efficient kernel, {TIMED_BY}, or where PyTorch asks cuDNN first by that, of "
-            "which none is known: between both."
-        )
+def _mask_notes(blocks: Sequence[Attention], run: Run) -> tuple[str, ...]:
+    """When sdpa takes an explicit mask: transformers then runs every pair, without flash."""
+    masked = [block for block in blocks if needs_mask(block, run)]
+    reached = [block.window for block in masked if block.window is not None and reaches_window(block, run)]
+    if not masked:
+        return ()
+    why = f"The sliding window of {min(reached)} tokens makes" if reached else "Padding in micro-batches makes"
+    instead = "" if reached else "; packed samples, or flash_attention_2, need no mask"
+    told = (
+        f"{why} sdpa take an explicit mask: attention runs over all pairs, by PyTorch's memory-efficient kernel, "
+        f"{TIMED_BY}, or where PyTorch asks cuDNN first by that, of which none is known: between both{instead}."
+    )
+    return (told,)
 
 
 def take_recomputation(fields: Fields, defaults: Mapping[str, Any]) -> None:
@@ -138,6 +152,26 @@ def check_recomputation(architecture: Architecture, run: Run) -> None:
         raise NotSupportedError(
             f"--recompute-attention of {what} attention is not built yet; type --gradient-checkpointing in its place."
         )
+
+
+def take_padding(fields: Fields) -> None:
+    """Whether the model is told which tokens are padding.
+
+    Raises NotSupportedError where a stack tells none, or where tokens of a sample are split over GPUs.
+    """
+    asked = bool(fields.take("padding_mask", False, "stack-default"))
+    origin = fields.origins["padding_mask"]
+    if asked and ignores_padding(fields.values["stack"]):
+        raise NotSupportedError(
+            f"--padding-mask was asked for, but --stack {fields.values['stack']} trains without a mask of padding; "
+            "leave one of the two out."
+        )
+    if asked and fields.values["cp"] > 1:
+        raise NotSupportedError(
+            "Padded samples (--padding-mask, --no-packing) whose tokens --cp splits are not built yet; leave --cp out."
+        )
+    alone = fields.values["per_device_train_batch_size"] == 1  # nothing depends on it
+    fields.put("padding_mask", asked, "stack-default" if alone else origin)
 
 
 def take_documents(fields: Fields, architecture: Architecture) -> None:

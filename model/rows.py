@@ -1,8 +1,9 @@
 """How long the rows of training are, and how much of them is padding.
 
 Packed samples fill rows of ``max_length``. Unpacked ones, which every stack whose defaults are recorded trains unless
-told otherwise, are rows of their own, each padded to the longest of its
-micro-batch, as Trainer's collators do: with samples of lengths t(1) <= ... <= t(n) drawn at random, the longest of b is
+told otherwise, are rows of their own, each padded to the longest of its micro-batch, as Trainer's collators do, and the
+model is told which tokens are padding (`Run.padding_mask`). With samples of lengths t(1) <= ... <= t(n) drawn at
+random, the longest of b is
 
     sum over i of t(i) ((i / n)^b - ((i - 1) / n)^b)
 
@@ -22,8 +23,11 @@ from typing import TYPE_CHECKING, Any
 from tunecast.catalogs.errors import InputError
 from tunecast.model.dataset import Dataset, bytes_per_token, read_dataset
 from tunecast.model.factors import Factor
+from tunecast.model.read_numbers import as_number
+from tunecast.model.resolve import ASSUMED
 from tunecast.model.run import Run
 from tunecast.model.sample_lengths import longest_of
+from tunecast.model.stacks import ignores_padding
 
 if TYPE_CHECKING:
     from tunecast.model.curves import Array
@@ -80,6 +84,41 @@ def packing_of(options: Mapping[str, Any]) -> bool | None:
 def alone_by_default(options: Mapping[str, Any]) -> bool:
     """Whether samples are rows of their own, or would be, because nobody said how rows are made."""
     return options.get("packing") is None and options.get(ROWS_PACKED) is None and packing_of(options) is False
+
+
+def with_padding(
+    run_options: dict[str, Any], options: Mapping[str, Any], origins: Mapping[str, str]
+) -> tuple[dict[str, Any], Mapping[str, str]]:
+    """Run options with what is known of padding (`Run.padding_mask`) where nobody said it; and all origins."""
+    stack = str(run_options.get("stack") or ASSUMED["stack"])
+    if run_options.get("padding_mask") is not None or ignores_padding(stack) or not pads_rows(options):
+        return run_options, origins
+    origin = "cli" if options.get("dataset") is not None else "assumed"  # an unknown spread, or all alike
+    return {**run_options, "padding_mask": True}, {**origins, "padding_mask": origin}
+
+
+def pads_rows(options: Mapping[str, Any]) -> bool:
+    """Whether rows are samples of unlike lengths, of which the shorter ones of a micro-batch are padded: those of a
+    training file that packs none are, whether or not their lengths are known."""
+    lengths = any(options.get(name) is not None for name in LENGTHS)
+    of_file = options.get("rows_padded") or (options.get(ROWS_PACKED) is False and not lengths)
+    if of_file and options.get("packing") is None and not options.get("padding_free"):
+        return True
+    if packing_of(options) is not False:
+        return False
+    most = as_number(options.get("max_length") or ASSUMED["max_length"])
+    if most is None:
+        return False  # a length that is searched, or one that resolving refuses
+    if options.get("dataset") is not None:
+        return _unlike(read_dataset(str(options["dataset"])), bytes_per_token(options).value, most)
+    mean = as_number(options.get("mean_tokens"))
+    return mean is not None and mean < most
+
+
+@lru_cache(maxsize=64)
+def _unlike(found: Dataset, size_bytes: float, most: float) -> bool:
+    """Whether samples of a file are of more than one length, each cut at `most` tokens of so many bytes."""
+    return len({min(math.ceil(size / size_bytes), most) for size in found.sizes_bytes}) > 1
 
 
 def unpacked_rows(run: Run, options: Mapping[str, Any]) -> Rows | None:

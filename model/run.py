@@ -91,6 +91,9 @@ class Run:
     attn_implementation: str = "sdpa"
     sdpa_cudnn: bool = False
     """Whether ``sdpa`` runs cuDNN's attention where a card has it, as PyTorch does since 2.11 (`sdpa.py`)."""
+    padding_mask: bool = False
+    """Whether rows are samples of unlike length, padded to the longest of their micro-batch, and the model is told
+    which tokens are padding (`rows.py`)."""
     loops_experts: bool = False
     """Whether products of stacked experts are one per expert, as on most cards, and not one kernel (`grouped.py`)."""
     attention_length: int | None = None
@@ -183,6 +186,11 @@ class Run:
     def tokens_per_step(self) -> int:
         """Tokens the whole job processes in one optimizer step."""
         return self.tokens_per_micro_batch * self.gradient_accumulation_steps * self.dp
+
+    @property
+    def has_padding(self) -> bool:
+        """Whether micro-batches have padding in them: a sample alone is its own longest."""
+        return self.padding_mask and self.per_device_train_batch_size > 1
 
     @property
     def compute_dtype(self) -> str:

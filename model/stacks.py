@@ -91,6 +91,11 @@ def code_of(name: str) -> str:
     return str(built_stack(name).get("own_code", ""))
 
 
+def ignores_padding(name: str) -> bool:
+    """Whether a stack's attention is not told which tokens are padding, and so runs as without."""
+    return bool(built_stack(name).get("ignores_padding"))
+
+
 def shardings_of(name: Any) -> tuple[str, ...]:
     """Shardings by which a stack spreads data parallelism where none is asked for, the least first; empty: any."""
     return tuple(load_stacks().get(str(name), {}).get("spreads", ()))

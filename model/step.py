@@ -18,10 +18,8 @@ from tunecast.model import primitives as ops
 from tunecast.model import primitives_gpt as gpt
 from tunecast.model import primitives_heavy as heavy
 from tunecast.model.adapters_root import embedded_adapter
-from tunecast.model.alibi import alibi_table, own_mask
+from tunecast.model.alibi import alibi_table, counted_tokens
 from tunecast.model.architecture import Architecture, Attention, Layer, rotary_blocks
-from tunecast.model.attention_blocks import OWN_ATTENTIONS, needs_mask
-from tunecast.model.attention_eager import additive_mask
 from tunecast.model.blocks import checkpointed_layer
 from tunecast.model.compiled import compile_tape
 from tunecast.model.context import Step, Tables
@@ -29,6 +27,7 @@ from tunecast.model.head import head_and_loss, head_name
 from tunecast.model.joined import STACKS
 from tunecast.model.litgpt import is_litgpt
 from tunecast.model.loss_chunks import head_uses
+from tunecast.model.masks import attention_masks
 from tunecast.model.norms import norm
 from tunecast.model.operation import SYNCHRONISATION, Kind, Phase
 from tunecast.model.parallel_blocks import (
@@ -73,25 +72,6 @@ def find_packing(step: Step, positions: Tensor) -> None:
         tape.kernel(SYNCHRONISATION, Kind.MEMORY, (every,), (), n_bytes=2)
 
 
-def attention_masks(step: Step) -> tuple[Tensor | None, Tensor | None]:
-    """The explicit masks of the layers that need one: of booleans for sdpa, of numbers to add for eager.
-
-    Where eager layers with and without a window alternate, each kind has a mask of its own, the full one first.
-    """
-    run, blocks = step.run, [group.layer.attention for group in step.architecture.groups]
-    if not any(needs_mask(block, run) for block in blocks):
-        return None, None
-    if blocks[0].kind in OWN_ATTENTIONS:
-        return None, own_mask(step, blocks[0].kind)
-    if run.attn_implementation != "eager":
-        return None, heavy.sliding_mask(step.tape, run.max_length)
-    made = [
-        additive_mask(step.tape, run.per_device_train_batch_size, run.max_length, step.stream_dtype, sliding=sliding)
-        for sliding in sorted({block.window is not None for block in blocks})
-    ]
-    return (made[0], made[-1]) if len(made) > 1 else (None, made[-1])
-
-
 def shared_tables(step: Step, entry: Tensor) -> Tables:
     """Positions, a sliding-window mask if a layer needs one, cos and sin: once per forward pass."""
     tape = step.tape
@@ -102,7 +82,7 @@ def shared_tables(step: Step, entry: Tensor) -> Tables:
         return Tables(waves=(), mask=attention_masks(step)[1], alibi=alibi)
     positions = counted_positions(step)
     kinds = {group.layer.attention.window for group in step.architecture.groups}
-    for _ in kinds if step.architecture.finds_packing else ():
+    for _ in kinds if step.architecture.finds_packing and not step.run.has_padding else ():
         find_packing(step, positions)
     full_mask, mask = attention_masks(step)
     waves = tuple(rotary_waves(step, positions, block) for block in rotary_blocks(step.architecture))
@@ -111,16 +91,18 @@ def shared_tables(step: Step, entry: Tensor) -> Tables:
 
 
 def counted_positions(step: Step) -> Tensor:
-    """Index of every token: a range, or (OPT) counted from a mask of ones for every sample."""
+    """Index of every token: a range, or (OPT) counted from a mask for every sample: of ones in fp32, or
+    the one that says what is padding."""
     tape, length = step.tape, step.run.max_length
     if step.architecture.finds_packing or not step.architecture.position_rows:
         positions = ops.elementwise(tape, "positions.arange", (), length, "int64")
         return ops.elementwise(tape, "positions.shift", (positions,), length, "int64")
     tokens = step.run.per_device_train_batch_size * length
-    ones = counts = ops.elementwise(tape, "positions.ones", (), tokens, "fp32")
-    for name, reads in (("cumsum", 1), ("multiply", 2), ("shift", 1)):
-        counts = ops.elementwise(tape, f"positions.{name}", (counts, ones)[:reads], tokens, "fp32")
-    positions = ops.elementwise(tape, "positions.cast", (counts,), tokens, "int64")
+    if step.run.has_padding:
+        positions = counted_tokens(step, Tensor(tokens, "int64", None))
+    else:
+        ones = ops.elementwise(tape, "positions.ones", (), tokens, "fp32")
+        positions = ops.cast(tape, counted_tokens(step, ones), "int64", name="positions.cast")
     return ops.elementwise(tape, "positions.shift", (positions,), tokens, "int64")
 
 

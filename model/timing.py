@@ -122,6 +122,19 @@ def unsure_of_documents(
     return timing.spread_to(log_sd)
 
 
+def share_without_padding(
+    timing: StepTime, question: Question, resolved: Resolved, target: Target, factors: FactorSet
+) -> float:
+    """Time of a step without a mask of padding over that with one, where only the mean length says that there is any:
+    samples that are all alike need none. Else 1."""
+    run = resolved.run
+    if not run.has_padding or resolved.origins["padding_mask"] != "assumed" or question.achieved_tflops is not None:
+        return 1.0
+    alike = replace(resolved, run=replace(run, padding_mask=False))
+    free_s = certain_timing(question, alike, target, factors).step_time_s.value
+    return min(free_s / timing.step_time_s.value, 1.0)
+
+
 def _link_at(factors: FactorSet, end: str) -> dict[str, Factor]:
     """All factors, those of the link at one end of their intervals (a low latency is the good end)."""
     good = {"low": "high", "high": "low"}

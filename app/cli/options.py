@@ -80,6 +80,9 @@ RUN: Group = {
     "attention_length": _run(
         int, "Tokens that attention spans in a packed row whose documents it keeps apart.", metavar="N"
     ),
+    "padding_mask": _run(
+        bool, "Samples of unlike lengths are padded under a mask.", "--padding-mask/--no-padding-mask"
+    ),
     "per_device_train_batch_size": _run(int, "Samples per GPU and forward pass.", metavar="N"),
     "gradient_accumulation_steps": _run(int, "Forward passes per optimizer step.", metavar="N"),
     "gradient_checkpointing": _run(

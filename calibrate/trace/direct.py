@@ -199,6 +199,9 @@ def _attention_as_on_cuda(plain: Any) -> Any:
             return plain(q, k, v, attn_mask=attn_mask, dropout_p=dropout_p, **options)
         if torch.is_autocast_enabled("cpu"):
             q, k, v = (x.to(torch.get_autocast_dtype("cpu")) for x in (q, k, v))
+        if attn_mask is not None and attn_mask.dtype is torch.bool:  # ``convert_boolean_attn_mask``
+            zero, never = (torch.scalar_tensor(value, dtype=q.dtype) for value in (0.0, -torch.inf))
+            attn_mask = torch.where(attn_mask, zero, never)
         efficient = torch.ops.aten._scaled_dot_product_efficient_attention
         causal, scale = options.get("is_causal", False), options.get("scale")
         return efficient(q, k, v, attn_mask, True, dropout_p, causal, scale=scale)[0]
@@ -271,6 +274,8 @@ def _fake_batch(run: Run, ledger: Ledger) -> dict[str, Any]:
 
     shape = (run.per_device_train_batch_size, run.max_length)
     batch = {name: torch.zeros(shape, dtype=torch.int64) for name in ("input_ids", "labels")}
+    if run.has_padding and run.attn_implementation != "flash_attention_2":
+        batch["attention_mask"] = torch.zeros(shape, dtype=torch.int64)
     for tensor in batch.values():
         ledger.add(tensor, "activations")
     return batch

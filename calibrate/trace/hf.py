@@ -362,7 +362,8 @@ def _loss_of(model: Any, batch: dict[str, Any], run: Run, kept: list[Any]) -> An
         if run.keeps_outputs:
             kept.append(output)
         return output.loss
-    hidden = model.get_decoder()(input_ids=batch["input_ids"], use_cache=False).last_hidden_state
+    read = {name: value for name, value in batch.items() if name != "labels"}
+    hidden = model.get_decoder()(**read, use_cache=False).last_hidden_state
     if run.loss_type in KEPT_CHUNKS:
         return losses.kept_chunks(hidden, batch["labels"], model.get_output_embeddings().weight, run.loss_type)
     context = getattr(model, "recompute_context", None) or contextlib.nullcontext

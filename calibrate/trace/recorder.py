@@ -124,6 +124,12 @@ class Recorder:
             phase = Phase.RECOMPUTE if self.recomputing else self.phase
             self.stream.append(kernels.value_read(tensor, phase=phase, layer=self.layer))
 
+    def finds_padding(self, tensor: Any) -> bool:
+        """Whether a value that the code reads says that some tokens are padding (``masking_utils.fast_all``)."""
+        import torch
+
+        return self.run.has_padding and tensor.dtype is torch.bool
+
     def accumulates_in_place(self, args: Any) -> bool:
         """Whether the autograd engine would add into the first gradient: it does unless that one is shared.
 
@@ -167,7 +173,7 @@ def watching(recorder: Recorder) -> Any:
             if name == VALUE_READ:
                 if recorder.phase is not Phase.OPTIMIZER:
                     recorder.read_value(args[0])
-                return 1.0
+                return 0.0 if recorder.finds_padding(args[0]) else 1.0
             if name == "gemm_4bit":
                 with self:
                     return _dequantize_and_multiply(*args, **kwargs)

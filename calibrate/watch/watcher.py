@@ -84,6 +84,8 @@ class Watcher:
     data_parallel: int = 1
     """Processes that have data of their own."""
     lengths: Lengths = field(default_factory=Lengths)
+    padded: bool | None = None
+    """Whether the first micro-batch of several samples had padding, of which the model was told; None: not seen yet."""
     forecast: Forecast | None = None
     longest: Forecast | None = None
     sensors: list[dict[str, Any]] = field(default_factory=list)
@@ -162,7 +164,8 @@ class Watcher:
     def options_at(self, length: int) -> dict[str, Any]:
         """The job's options with samples of so many tokens, in micro-batches as they were seen."""
         assert self.job is not None
-        return {**self.job.options, "max_length": length, "per_device_train_batch_size": self.lengths.rows}
+        seen = {"max_length": length, "per_device_train_batch_size": self.lengths.rows}
+        return {**self.job.options, **seen, **({"padding_mask": True} if self.padded else {})}
 
     def progress(self) -> Progress | None:
         """Time left, from what was measured; None before the first window."""

@@ -63,6 +63,7 @@ def put_unpacked(source: Source, draft: Draft, field: str | None, length_field: 
 def put_flat(source: Source, draft: Draft, packing: str, field: str, length_field: str) -> None:
     """Rows of one sample each that `field` lays end to end without padding; `packing` says that they are not packed."""
     draft.put(ROWS_PACKED, False, packing if source.has(packing) else None)
+    draft.put("padding_mask", False, field)
     draft.note(
         f"{field} lays the samples of a micro-batch end to end without padding: a sample is counted as "
         f"{length_field} tokens long, or with --mean-tokens N or --dataset FILE as long as the longest of its "

@@ -22,6 +22,8 @@ RUN = {
     "--adapter-dtype",
     "--max-length",
     "--attention-length",
+    "--padding-mask",
+    "--no-padding-mask",
     "--per-device-train-batch-size",
     "--gradient-accumulation-steps",
     "--gradient-checkpointing",

@@ -44,6 +44,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "full, two samples, nothing checkpointed": {
         "method": "full", "gradient_checkpointing": False, "per_device_train_batch_size": 2, "max_length": 256,
     },
+    "lora with padding": {"padding_mask": True, "per_device_train_batch_size": 2, "max_length": 256},
     "full, in fp32": {"method": "full", "dtype": "fp32", "max_length": 256},
     "lora, in fp16": {"dtype": "fp16", "precision": "fp16-autocast", "max_length": 256},
 }  # fmt: skip

@@ -71,6 +71,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "lora without checkpointing": {"gradient_checkpointing": False},
     "qlora": {"method": "qlora"},
     "full": {"method": "full"},
+    "lora with padding": {"padding_mask": True, "per_device_train_batch_size": 2},
 }
 
 

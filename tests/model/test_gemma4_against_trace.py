@@ -32,6 +32,7 @@ METHODS: dict[str, dict[str, Any]] = {
         "method": "full", "gradient_checkpointing": False, "per_device_train_batch_size": 2, "max_length": 256,
         "attn_implementation": "eager",
     },
+    "lora with padding": {"padding_mask": True, "per_device_train_batch_size": 2, "max_length": 256},
     "lora, eager": {"attn_implementation": "eager", "max_length": 256},
     "lora, fp16": {"dtype": "fp16", "precision": "fp16-autocast", "max_length": 256},
 }  # fmt: skip

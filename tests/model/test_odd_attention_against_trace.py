@@ -39,6 +39,11 @@ METHODS: dict[str, dict[str, Any]] = {
     "attention only, nothing checkpointed": {
         "gradient_checkpointing": False, "lora_target_modules": "o_proj", "max_length": 256,
     },
+    "lora with padding": {"padding_mask": True, "per_device_train_batch_size": 2, "max_length": 256},
+    "full with padding": {
+        "method": "full", "padding_mask": True, "per_device_train_batch_size": 2, "max_length": 256,
+        "gradient_checkpointing": False,
+    },
 }  # fmt: skip
 
 

@@ -70,12 +70,15 @@ class Seen:
 
     def __init__(self, model: Any) -> None:
         self.shapes: list[tuple[int, int]] = []
+        self.padded: list[bool] = []
         base = model.get_base_model() if hasattr(model, "get_base_model") else model
         base.model.register_forward_pre_hook(self._saw, with_kwargs=True)
 
     def _saw(self, module: Any, args: Any, kwargs: Any) -> None:
         if module.training:
             self.shapes.append(tuple(kwargs["input_ids"].shape))
+            mask = kwargs.get("attention_mask")
+            self.padded.append(mask is not None and bool((mask == 0).any()))
 
     @property
     def tokens(self) -> int:
@@ -121,6 +124,8 @@ def test_a_job_of_trl_is_forecast_as_it_runs(tmp_path: Path, method: str, more: 
     assert told["trainable_params"] == sum(p.numel() for p in trainer.model.parameters() if p.requires_grad)
     assert run["gradient_checkpointing"] is trainer.args.gradient_checkpointing
     assert run["method"] == method
+    assert run["padding_mask"] is seen.padded[0]
+    assert seen.padded[0] is not more.get("packing", False)
     timed = sum(window["tokens"] for window in record["windows"])
     per_step = [
         sum(r * n for r, n in seen.shapes[i : i + micro_batches // STEPS])
