@@ -100,6 +100,11 @@ def causal_attention_flops(params: Mapping[str, Any]) -> float:
     return forward * (2.5 if params["pass"] == "backward" else 1.0)
 
 
+def other_attention_flops(params: Mapping[str, Any]) -> float:
+    """As `causal_attention_flops`, but all pairs under a mask."""
+    return causal_attention_flops(params) * (2.0 if params["masked"] else 1.0)
+
+
 def dequant_bytes(params: Mapping[str, Any]) -> float:
     """Half a byte read and two written per element; the block statistics (under 2%) are left out."""
     return 2.5 * float(params["elements"])
@@ -161,6 +166,7 @@ RATES = {
     "grouped": _tflops("experts' products {dtype}", grouped_flops),
     "matmul_4bit": _tflops("4-bit product {pass}", gemm_flops, "matrix4"),
     "attention": _tflops("attention {dtype} {pass}", causal_attention_flops, "attention"),
+    "masked": _tflops("{kernel} attention {dtype} {pass}", other_attention_flops, "attention"),
     "memory": _gbs("memory {op}", moved_bytes, "bandwidth", bandwidth),
     "dequant": _gbs("{quant_type} dequantization", dequant_bytes, "bandwidth", bandwidth),
     "transfer": _gbs("{direction}, {pinned}", moved_bytes, "transfer", pcie),

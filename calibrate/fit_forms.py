@@ -11,11 +11,11 @@ from tunecast.calibrate.fit_trials import Observation, Trial, observations
 from tunecast.model.curve_names import kind_of
 from tunecast.model.curves import WIDE_HEAD, Params
 from tunecast.model.factors import Curve
-from tunecast.model.operation import FLASH, Kind
+from tunecast.model.operation import EFFICIENT, MASKED, Kind
 from tunecast.model.time import curve_key
 from tunecast.model.units import KIB, MIB
 
-CURVE_BENCHES = ("memory", "gemm", "grouped", "attention", "dequant", "loss")
+CURVE_BENCHES = ("memory", "gemm", "grouped", "attention", "masked", "dequant", "loss")
 """Memory first: other forms start from its bandwidth."""
 TRAFFIC = ("copy", "add")
 """Memory operations that read and write, as training kernels do; pure reads and writes are reported apart."""
@@ -53,17 +53,29 @@ def specs_for(
     memory = fitted.get("memory")
     floor_s = memory.params["t0_s"] if memory and issue_s is not None else None
     kin = [curve for other, curve in fitted.items() if _family(other) == _family(name)]
+    if name.startswith(UNLIKE):
+        kin = kin or [curve for other, curve in fitted.items() if other == _plain(name)]
     if len(found) < FEW and kin and "flops_per_s" in kin[0].params:
         return [borrowed(found, kin[0])]
     if kind_of(name) == Kind.GEMM:
         return _gemm_specs(found, processors=processors, memory=memory, floor_s=floor_s, issue_s=issue_s)
-    if name.startswith(("attention.", f"attention-{FLASH}.")):
-        return [_issued(spec, issue_s) for spec in _attention_specs(found, processors=processors, floor_s=floor_s)]
+    if kind_of(name) == Kind.ATTENTION:
+        specs = _attention_specs(found, processors=None if name.startswith(UNLIKE) else processors, floor_s=floor_s)
+        return [_issued(spec, issue_s) for spec in specs]
     if name == "dequant":
         return [_issued(_elements_spec(found, floor_s), issue_s)]
     if name == "memory":
         return [_issued(spec, issue_s) for spec in _memory_specs(found)]
     return [_traffic_spec(found, memory)]
+
+
+UNLIKE = tuple(f"attention-{kernel}." for kernel in (EFFICIENT, MASKED))
+"""Attention that runs all pairs or wide heads, whose few trials may take their shape from the causal kernel's."""
+
+
+def _plain(name: str) -> str:
+    """The curve of the device's own kernel for the same kind, dtype and pass."""
+    return f"{kind_of(name)}.{name.partition('.')[2]}"
 
 
 def _issued(spec: FormSpec, issue_s: float | None) -> FormSpec:
@@ -145,13 +157,16 @@ def _gemm_specs(
 
 
 def _attention_specs(found: Sequence[Observation], *, processors: int | None, floor_s: float | None) -> list[FormSpec]:
-    """Rates that fall with short and narrow work; where processors are counted, also blocks scheduled over them."""
+    """Rates that fall with short and narrow work; where processors are counted, also blocks scheduled over them. Those
+    of a causal kernel differ in length; kernels that run all pairs have no `processors` here."""
     rate = max(o.operation.flops / o.seconds for o in found)
     sizes = {o.operation.shape[5] for o in found}
     start: Params = {"flops_per_s": rate, "length0": 100.0, "t0_s": _fastest(found) / 4, "work0_flops": rate * 1e-5}
     reach = {"flops_per_s": (rate / 2, rate * 4), "length0": (1e-2, 8192.0), "t0_s": (POSITIVE_S, _fastest(found))}
     if len(sizes) > 1:
         start, reach = start | {"head_dim0": 16.0}, reach | {"head_dim0": (1e-2, 1024.0)}
+    if max(sizes) > WIDE_HEAD and not processors:
+        start, reach = start | {"wide": 0.1}, reach | {"wide": (1e-3, 3.0)}
     smooth = FormSpec(form="attention", start=start, reach=reach)
     if floor_s is not None:
         start = {name: value for name, value in start.items() if name != "t0_s"}

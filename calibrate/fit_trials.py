@@ -127,15 +127,16 @@ def attention_flops(batch: int, heads: int, length: int, head_dim: int, directio
 
 
 def attention_operation(params: Mapping[str, Any]) -> Operation:
-    """The fused attention of an ``attention`` trial."""
+    """The fused attention of an ``attention`` or a ``masked`` trial."""
     batch, heads, length, head_dim = (int(params[name]) for name in ("batch", "heads", "length", "head_dim"))
     direction = str(params["pass"])
+    pairs = 2.0 if params.get("masked") else 1.0  # a mask skips none
     return Operation(
         name="attention",
         kind=Kind.ATTENTION,
         phase=Phase(direction),
         dtype=str(params["dtype"]),
-        flops=attention_flops(batch, heads, length, head_dim, direction),
+        flops=pairs * attention_flops(batch, heads, length, head_dim, direction),
         shape=(batch, heads, int(params["kv_heads"]), length, length, head_dim),
         layout=str(params.get("kernel", "")),
     )
@@ -168,6 +169,7 @@ OPERATION_OF = {
     "memory": memory_operation,
     "dequant": dequant_operation,
     "attention": attention_operation,
+    "masked": attention_operation,
 }
 
 

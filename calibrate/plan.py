@@ -18,7 +18,7 @@ from tunecast.catalogs.errors import InputError
 from tunecast.model.architecture import Architecture
 from tunecast.model.architectures import architecture_from_config
 from tunecast.model.grouped import has_grouped_kernel
-from tunecast.model.operation import FLASH
+from tunecast.model.operation import EFFICIENT, FLASH, MASKED
 from tunecast.model.resolve import resolve_run
 from tunecast.model.sdpa import WIDEST
 from tunecast.model.target import emulates_bf16
@@ -36,7 +36,7 @@ COLLECTIVE_BYTES = {"gpu": (256 * KIB, 16 * MIB, 512 * MIB), "cpu": (64 * KIB, 4
 """Payloads: one of latency, a layer's adapters, and beyond a layer's weights (8B: 437 MB)."""
 DEVICE_BENCHES = ("gemm", "memory", "dequant", "matmul_4bit", "attention", "loss", "optimizer", "step")
 """Benches that keep the device busy; the others let it cool and come after them."""
-LATER = ("grouped",)
+LATER = ("grouped", "masked")
 """Device work of some models only, after all else."""
 
 
@@ -82,7 +82,7 @@ def calibration_plan(hardware: Hardware, mode: str = "quick", num_gpus: int = 1)
     chosen = tables[:1] if _known(mode) == "quick" else tables
     unique: dict[str, TrialSpec] = {}
     for table in chosen:
-        own = (*_flash(table, hardware), *_grouped(table, hardware))
+        own = (*_flash(table, hardware), *_grouped(table, hardware), *_masked(table, hardware))
         for spec in (*_specs(table, training_dtype(hardware)), *own):
             unique.setdefault(spec.key, spec)
     return _ordered(unique.values()) + collectives(hardware, num_gpus)
@@ -157,6 +157,19 @@ def _flash(table: PlanTable, hardware: Hardware) -> Iterator[TrialSpec]:
     for params in _attentions(table.flash, training_dtype(hardware)):
         bench = params.pop("bench")
         yield TrialSpec(bench=bench, params={**params, "kernel": FLASH}, repeats=table.repeats, warmup=table.warmup)
+
+
+def _masked(table: PlanTable, hardware: Hardware) -> Iterator[TrialSpec]:
+    """Attention that flash kernels do not take, by memory-efficient ones; under a mask also by what ``sdpa`` chooses,
+    where that may be cuDNN's."""
+    own = (EFFICIENT, MASKED) if hardware.compute_capability in WIDEST else (EFFICIENT,)
+    shapes = [(shape, True, kernel) for shape in table.masked for kernel in own]
+    shapes += [(shape, False, EFFICIENT) for shape in table.wide]
+    for (batch, heads, length, head_dim), masked, kernel in shapes:
+        for params in _attentions([(batch, heads, heads, length, head_dim)], training_dtype(hardware)):
+            own_params = {**params, "masked": masked, "kernel": kernel}
+            own_params.pop("bench")
+            yield TrialSpec(bench="masked", params=own_params, repeats=table.repeats, warmup=table.warmup)
 
 
 def _grouped(table: PlanTable, hardware: Hardware) -> Iterator[TrialSpec]:

@@ -67,6 +67,10 @@ class PlanTable:
     """(batch, heads, kv_heads, length, head_dim)."""
     flash: tuple[tuple[int, int, int, int, int], ...] = ()
     """The same for FlashAttention-2, on cards where ``sdpa`` runs other kernels."""
+    masked: tuple[tuple[int, int, int, int], ...] = ()
+    """(batch, heads, length, head_dim) under an explicit mask, which repeats key heads."""
+    wide: tuple[tuple[int, int, int, int], ...] = ()
+    """The same without a mask, of heads that flash kernels do not take."""
     loss: tuple[tuple[int, int], ...] = ()
     """(tokens, vocabulary)."""
     optimizer: tuple[tuple[int, int], ...] = ()
@@ -200,6 +204,17 @@ GPU_QUICK = PlanTable(
         (1, 16, 8, 4096, 128),
         (1, 32, 8, 2048, 64),
     ),
+    masked=(
+        (8, 14, 512, 64),
+        (2, 32, 1024, 64),
+        (4, 32, 512, 128),
+        (4, 32, 1024, 128),
+        (2, 32, 2048, 128),
+        (1, 32, 4096, 128),
+        (1, 16, 2048, 256),
+        (1, 8, 4096, 256),
+    ),
+    wide=((1, 16, 2048, 512),),
     loss=((512, 128256), (2048, 128256), (4096, 32000), (2048, 151936)),
     optimizer=((1_000_000, 64), (10_000_000, 448), (40_000_000, 448), (200_000_000, 100)),
     steps=(
@@ -260,6 +275,7 @@ GPU_FULL = PlanTable(
     squares=(512, 1536, 3072, 6144, 12288),
     fp32_squares=(1024, 4096),
     attention=((8, 32, 8, 1024, 128), (2, 32, 8, 4096, 128), (1, 32, 8, 16384, 128), (4, 64, 8, 2048, 128)),
+    masked=((8, 32, 2048, 128), (1, 40, 8192, 128), (1, 32, 4096, 96)),
     loss=((1024, 128256), (8192, 32000), (512, 256000)),
     steps=tuple(
         StepShape(width=width, depth=depth, method=method, length=length, checkpointing=checkpointing)
@@ -321,6 +337,7 @@ CPU_QUICK = PlanTable(
         (1, 32, 8, 512, 64),
         (1, 12, 2, 256, 128),
     ),
+    masked=((4, 16, 128, 64), (2, 16, 256, 64)),
     loss=((256, 32000), (512, 32000), (256, 128256)),
     optimizer=((300_000, 28), (3_000_000, 112), (10_000_000, 20)),
     steps=(

@@ -34,6 +34,7 @@ from tunecast.model.question import Question
 from tunecast.model.resolve import Resolved, resolve_run
 from tunecast.model.rows import held_run, row_notes, timed_run, unpacked_rows
 from tunecast.model.run import Run
+from tunecast.model.sdpa import efficient_notes
 from tunecast.model.sharding import FSDP, ZERO
 from tunecast.model.slowest_stage import timed_operations
 from tunecast.model.step_source import (
@@ -115,6 +116,7 @@ def forecast(question: Question, target: Target) -> Forecast:
             *resolved.notes,
             *notes_of(question.architecture, run, **inventory),
             *factors.notes,
+            *efficient_notes(question.architecture, run, factors),
             *_record_notes(target),
             *unseen_notes(target, question),
             *link_notes(run, factors, question),

@@ -16,7 +16,6 @@ from tunecast.model.run import Run
 from tunecast.model.stacks import ignores_padding
 
 EAGER = "eager"
-TIMED_BY = "timed from a few published figures and known to a factor of two"
 
 
 def attention_defaults(fields: Fields, architecture: Architecture, defaults: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -103,8 +102,7 @@ def _width_notes(blocks: Sequence[Attention]) -> tuple[str, ...]:
         return ()
     told = (
         f"Heads of {widest} values are too wide for flash kernels: sdpa runs PyTorch's memory-efficient kernel for "
-        "them (before pull request 46960 of transformers, July 2026, plain products that keep all scores), "
-        f"{TIMED_BY}."
+        "them (before pull request 46960 of transformers, July 2026, plain products that keep all scores)."
     )
     return (told,)
 
@@ -118,8 +116,8 @@ def _mask_notes(blocks: Sequence[Attention], run: Run) -> tuple[str, ...]:
     why = f"The sliding window of {min(reached)} tokens makes" if reached else "Padding in micro-batches makes"
     instead = "" if reached else "; packed samples, or flash_attention_2, need no mask"
     told = (
-        f"{why} sdpa take an explicit mask: attention runs over all pairs, by PyTorch's memory-efficient kernel, "
-        f"{TIMED_BY}, or where PyTorch asks cuDNN first by that, of which none is known: between both{instead}."
+        f"{why} sdpa take an explicit mask: attention runs over all pairs, by PyTorch's memory-efficient kernel, or "
+        f"where PyTorch asks cuDNN first perhaps by that{instead}."
     )
     return (told,)
 

@@ -17,8 +17,11 @@ from typing import Any
 
 from tunecast.catalogs.gpus import Gpu
 from tunecast.model.architecture import Architecture
+from tunecast.model.attention_blocks import needs_mask
 from tunecast.model.factors import Curve, FactorSet
-from tunecast.model.operation import EFFICIENT, FLASH, NATIVE
+from tunecast.model.litgpt import is_litgpt
+from tunecast.model.operation import EFFICIENT, FLASH, MASKED, NATIVE
+from tunecast.model.primitives_heavy import WIDEST_FLASH
 from tunecast.model.resolve import Resolved
 from tunecast.model.resolve_attention import runs_plain_attention
 from tunecast.model.run import Run
@@ -72,7 +75,8 @@ def efficient_curves(curves: Mapping[str, Curve], dtype: str, beliefs: Mapping[s
         rate = like.params["flops_per_s"] * float(belief[direction])
         doubt = math.hypot(like.log_sd, float(belief["log_sd"]))
         params = {name: value for name, value in like.params.items() if not name.startswith("gp_")}
-        curve = replace(like, params={**params, "flops_per_s": rate}, log_sd=doubt, residuals=())
+        slow = {**params, "flops_per_s": rate}
+        curve = replace(like, params=slow, log_sd=doubt, residuals=(), origin="assumed")
         found[f"attention-{EFFICIENT}.{dtype}.{direction}"] = curve
     return found
 
@@ -98,12 +102,45 @@ def _starts(dtype: str, direction: str) -> list[str]:
     return [f"attention{kernel}.{dtype}.{name}" for name in passes for kernel in (f"-{FLASH}", "")]
 
 
-def with_efficient(factors: FactorSet, beliefs: Mapping[str, Any]) -> FactorSet:
-    """A record's factors with curves of the memory-efficient kernels, which it has not measured."""
+def with_efficient(factors: FactorSet, beliefs: Mapping[str, Any], run: Run | None) -> FactorSet:
+    """A record's factors with curves of what takes masks and wide heads: those that it has measured of memory-efficient
+    kernels, or of what PyTorch chooses under a mask where this run's asks cuDNN first; else by published figures.
+
+    A processor has one kernel for all, whose curve stands where none is measured under a mask.
+    """
     made: dict[str, Curve] = {}
-    for dtype in dict.fromkeys(name.split(".")[1] for name in factors.curves if name.startswith("attention")):
+    dtypes = dict.fromkeys(name.split(".")[1] for name in factors.curves if name.startswith("attention"))
+    for dtype in () if factors.synchronous else dtypes:
         made |= efficient_curves(factors.curves, dtype, beliefs)
-    return replace(factors, curves={**made, **factors.curves})
+    chosen = {}
+    if run is not None and run.sdpa_cudnn:
+        own = f"attention-{MASKED}."
+        curves = factors.curves.items()
+        chosen = {name.replace(own, f"attention-{EFFICIENT}."): curve for name, curve in curves if own in name}
+    return replace(factors, curves={**made, **factors.curves, **chosen})
+
+
+def efficient_notes(architecture: Architecture, run: Run, factors: FactorSet) -> tuple[str, ...]:
+    """How well the speed of attention is known that no flash kernel takes, unless a record has measured it."""
+    curve = factors.curves.get(f"attention-{EFFICIENT}.{run.compute_dtype}.forward")
+    if curve is None or curve.origin != "assumed" or not avoids_flash(architecture, run):
+        return ()
+    between = (
+        ", between memory-efficient kernels and cuDNN's, of which under a mask none is known" if run.sdpa_cudnn else ""
+    )
+    told = (
+        f"attention that flash kernels do not take is timed from a few published figures and known to a factor of "
+        f"two{between}; a calibration measures it"
+    )
+    return (told,)
+
+
+def avoids_flash(architecture: Architecture, run: Run) -> bool:
+    """Whether ``sdpa`` runs some of the layers without flash kernels: under a mask, with wide heads or latent ones."""
+    if run.attn_implementation != "sdpa" or is_litgpt(architecture) or runs_plain_attention(architecture):
+        return False
+    blocks = [group.layer.attention for group in architecture.groups]
+    return any(block.latent or block.head_dim > WIDEST_FLASH or needs_mask(block, run) for block in blocks)
 
 
 def with_flash(factors: FactorSet, gpu: Gpu | None, run: Run | None) -> FactorSet:

@@ -29,6 +29,7 @@ PREPARED: dict[str, Callable[[dict[str, Any], Backend], Prepared]] = {
     "dequant": prepare_dequant,
     "matmul_4bit": prepare_matmul_4bit,
     "attention": prepare_attention,
+    "masked": prepare_attention,
     "loss": prepare_loss,
     "optimizer": prepare_optimizer,
     "sync": prepare_sync,

@@ -10,7 +10,7 @@ from tunecast.calibrate.bench.tensors import normal
 from tunecast.calibrate.bench.timing import Prepared, copies_to_rotate
 from tunecast.calibrate.devices.backend import Backend
 from tunecast.catalogs.errors import InputError
-from tunecast.model.operation import FLASH
+from tunecast.model.operation import EFFICIENT, FLASH
 from tunecast.model.units import DTYPE_BYTES
 
 
@@ -62,8 +62,9 @@ def _grouped_call(
 
 
 def prepare_attention(params: dict[str, Any], backend: Backend) -> Prepared:
-    """Causal scaled dot-product attention as transformers calls it, forward or backward alone; with ``kernel`` by
-    FlashAttention-2 (PyTorch's copy of it), whatever the device's own choice is."""
+    """Causal scaled dot-product attention as transformers calls it, forward or backward alone: without a mask, or
+    under an explicit one (``masked``), which is one of numbers for each sample. With ``kernel`` by FlashAttention-2
+    (PyTorch's copy of it) or a memory-efficient kernel, whatever the device's own choice is."""
     batch, length, head_dim, dtype = (params[name] for name in ("batch", "length", "head_dim", "dtype"))
     heads, kv_heads = params["heads"], params["kv_heads"]
     elements = batch * length * head_dim * (2 * heads + 2 * kv_heads)
@@ -81,10 +82,8 @@ def _attention_call(
     shape: tuple[int, int, int, int, int], params: dict[str, Any], backward: bool, backend: Backend
 ) -> Callable[[], object]:
     import torch
-    from torch.nn.attention import SDPBackend, sdpa_kernel
 
     (batch, length, heads, kv_heads, head_dim), dtype = shape, params["dtype"]
-    flash = params.get("kernel") == FLASH
 
     def projected(count: int) -> Any:
         """What a projection leaves: heads interleaved with positions, seen head first."""
@@ -92,14 +91,35 @@ def _attention_call(
         return flat.view(batch, length, count, head_dim).transpose(1, 2)
 
     query, key, value = projected(heads), projected(kv_heads), projected(kv_heads)
+    mask = _causal_numbers(query) if params.get("masked") else None
 
     def forward() -> Any:
-        with sdpa_kernel(SDPBackend.FLASH_ATTENTION) if flash else contextlib.nullcontext():
+        with _only(params.get("kernel"), backend):
             return torch.nn.functional.scaled_dot_product_attention(
-                query, key, value, is_causal=True, enable_gqa=heads != kv_heads
+                query, key, value, attn_mask=mask, is_causal=mask is None, enable_gqa=heads != kv_heads
             )
 
     return _gradient_call(forward(), (query, key, value)) if backward else forward
+
+
+def _causal_numbers(query: Any) -> Any:
+    """What PyTorch makes of transformers' mask of booleans: zeros and minus infinities, (batch, 1, length, length)."""
+    import torch
+
+    batch, _, length, _ = query.shape
+    hidden = torch.ones((batch, 1, length, length), dtype=torch.bool, device=query.device).triu(1)
+    return torch.zeros(hidden.shape, dtype=query.dtype, device=query.device).masked_fill_(hidden, -torch.inf)
+
+
+def _only(kernel: str | None, backend: Backend) -> contextlib.AbstractContextManager[Any]:
+    """Where ``sdpa`` has this kernel alone to choose from; a CPU has one for all."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    kernels = {FLASH: SDPBackend.FLASH_ATTENTION, EFFICIENT: SDPBackend.EFFICIENT_ATTENTION}
+    if kernel not in kernels or backend.torch_device == "cpu":
+        return contextlib.nullcontext()
+    only: contextlib.AbstractContextManager[Any] = sdpa_kernel(kernels[kernel])
+    return only
 
 
 def _gradient_call(output: Any, inputs: tuple[Any, ...]) -> Callable[[], object]:

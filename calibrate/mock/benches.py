@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tunecast.calibrate.mock.attention import Heads, attention_work
+from tunecast.calibrate.mock.attention import Heads, attention_work, slowed
 from tunecast.calibrate.mock.bandwidth import dequant_work, memory_work
 from tunecast.calibrate.mock.gemm import gemm_work
 from tunecast.calibrate.mock.host import bare_seconds
@@ -15,7 +15,7 @@ from tunecast.calibrate.mock.kernels import collective_seconds, pcie_bytes_per_s
 from tunecast.calibrate.mock.power import Operating
 from tunecast.calibrate.mock.simulator import Simulator, compile_stream
 from tunecast.calibrate.mock.work import Work
-from tunecast.model.operation import FLASH, Kind, Operation, Phase
+from tunecast.model.operation import EFFICIENT, MASKED, Kind, Operation, Phase
 from tunecast.model.units import DTYPE_BYTES
 
 Params = dict[str, Any]
@@ -103,10 +103,13 @@ def _attention(simulator: Simulator, p: Params, hotness: float) -> Truth:
         q_len=p["length"],
         kv_len=p["length"],
         head_dim=p["head_dim"],
+        causal=not p.get("masked"),
     )
     backward = p["pass"] == "backward"
-    flash = p.get("kernel") == FLASH
-    work = attention_work(simulator.card, simulator.physics, heads, p["dtype"], backward, flash=flash)
+    other = p.get("kernel", "")
+    work = attention_work(simulator.card, simulator.physics, heads, p["dtype"], backward, flash=bool(other))
+    if other in (EFFICIENT, MASKED):
+        work = slowed(work, simulator.physics, backward)
     tokens = p["batch"] * p["length"] * p["head_dim"] * (2 * p["heads"] + 2 * p["kv_heads"])
     return _kernel(simulator, work, Kind.ATTENTION, hotness, tokens * DTYPE_BYTES[p["dtype"]] * (2 if backward else 1))
 
@@ -227,6 +230,7 @@ BENCHES: dict[str, Callable[[Simulator, Params, float], Truth]] = {
     "dequant": _dequant,
     "matmul_4bit": _matmul_4bit,
     "attention": _attention,
+    "masked": _attention,
     "loss": _loss,
     "optimizer": _optimizer,
     "launch": _launch,

@@ -203,8 +203,8 @@ def test_a_record_that_has_not_measured_it_goes_by_its_own_flash_kernel() -> Non
         if name.startswith("attention") else curve
         for name, curve in without.items()
     }  # fmt: skip
-    made = with_efficient(replace(own, curves=faster), load_priors()["beliefs"])
+    made = with_efficient(replace(own, curves=faster), load_priors()["beliefs"], None)
     for direction in ("forward", "backward"):
         name = f"attention-{EFFICIENT}.bf16.{direction}"
         assert made.curves[name].params["flops_per_s"] == pytest.approx(2 * own.curves[name].params["flops_per_s"])
-    assert with_efficient(replace(own, curves=without), {}).curves == without
+    assert with_efficient(replace(own, curves=without), {}, None).curves == without

@@ -1,0 +1,135 @@
+"""Attention under a mask, and of wide heads, in a calibration: what runs, what it measures, what a fit makes of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tunecast.calibrate.devices.protocol import Hardware, TrialSpec
+from tunecast.calibrate.fit import StepFitter
+from tunecast.calibrate.fit_trials import attention_operation
+from tunecast.calibrate.mock.device import open_mock
+from tunecast.calibrate.plan import LATER, calibration_plan
+from tunecast.model.curve_names import curve_key, find_curve
+from tunecast.model.curves import columns, seconds
+from tunecast.model.factors import FactorSet
+from tunecast.model.operation import EFFICIENT, MASKED
+from tunecast.model.primitives_heavy import AttentionShape
+from tunecast.model.priors import load_priors
+from tunecast.model.run import Run
+from tunecast.model.sdpa import with_efficient
+
+CARD, SEED = "h100-sxm5-80gb", 7
+
+
+def hardware(mock: str) -> Hardware:
+    return open_mock(f"mock:{mock}").hardware()
+
+
+def kernels_in(plan: tuple[TrialSpec, ...]) -> set[str]:
+    return {spec.params["kernel"] for spec in plan if spec.bench == "masked"}
+
+
+@pytest.mark.parametrize("mode", ["quick", "full"])
+def test_every_card_runs_them_and_those_that_may_choose_also_what_they_choose(mode: str) -> None:
+    assert kernels_in(calibration_plan(hardware("a100-sxm4-80gb"), mode)) == {EFFICIENT}
+    assert kernels_in(calibration_plan(hardware("rtx-4090-24gb"), mode)) == {EFFICIENT}
+    assert kernels_in(calibration_plan(hardware(CARD), mode)) == {EFFICIENT, MASKED}
+    assert "masked" in LATER, "after the device work that every model has"
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize("masked", [True, False])
+def test_a_trial_attends_as_written_out_by_hand(direction: str, masked: bool) -> None:
+    """On this processor, in fp32, the mask being the causal one: softmax of scaled scores over what came before."""
+    torch = pytest.importorskip("torch")
+    from tunecast.calibrate.bench import math_ops
+    from tunecast.calibrate.devices.cpu import CpuDevice
+
+    made: list[Any] = []
+
+    def remembered(backend: Any, *shape: int, dtype: str, requires_grad: bool) -> Any:
+        made.append(torch.randn(*shape, requires_grad=requires_grad))
+        return made[-1]
+
+    params = {"dtype": "fp32", "masked": masked, "kernel": EFFICIENT, "pass": direction}
+    batch, length, heads, head_dim = shape = (2, 12, 3, 8)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(math_ops, "normal", remembered)
+        patch.setattr(torch, "randn_like", torch.ones_like)
+        backward = direction == "backward"
+        call = math_ops._attention_call((batch, length, heads, heads, head_dim), params, backward, CpuDevice().backend)
+    found = call()
+    q, k, v = (x.detach().view(*shape).transpose(1, 2).requires_grad_() for x in made)
+    scores = (q @ k.transpose(2, 3)) / head_dim**0.5
+    hidden = torch.ones(length, length, dtype=torch.bool).triu(1)
+    out = scores.masked_fill(hidden, -torch.inf).softmax(-1) @ v
+    if not backward:
+        assert torch.allclose(found, out, atol=1e-5)
+        return
+    out.sum().backward()
+    for ours, theirs in zip(found, (q, k, v), strict=True):
+        assert torch.allclose(ours, theirs.grad, atol=1e-5)
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_its_work_is_that_of_the_forecast(masked: bool) -> None:
+    """All pairs under a mask, half of them without, counted by the same rule as a model's attention."""
+    shape = AttentionShape(batch=2, heads=16, kv_heads=16, length=512, head_dim=128, masked=masked)
+    params = {"batch": 2, "heads": 16, "kv_heads": 16, "length": 512, "head_dim": 128, "dtype": "bf16"}
+    trial = attention_operation({**params, "masked": masked, "kernel": EFFICIENT, "pass": "forward"})
+    assert trial.flops == shape.flops
+    assert curve_key(trial) == f"attention-{EFFICIENT}.bf16.forward"
+
+
+@pytest.fixture(scope="module")
+def factors() -> FactorSet:
+    """Curves of attention that a quick calibration of a simulated card gives."""
+    device = open_mock(f"mock:{CARD}#{SEED}")
+    trials = [
+        {"bench": spec.bench, "params": spec.params, "outcome": "ok", "samples_s": device.run(spec).samples_s}
+        for spec in calibration_plan(device.hardware())
+        if spec.bench in ("memory", "gemm", "attention", "masked")
+    ]
+    multiprocessors = device.hardware().multiprocessors
+    fitter = StepFitter(gpu=CARD, synchronous=False, processors=multiprocessors, inventory=lambda *_: ())
+    curves = {name: fitted.curve for name, fitted in fitter.fit_curves(trials).items()}
+    return FactorSet(gpu=CARD, curves=curves, factors={}, step_log_sd=0.0, memory_overhead_bytes={}, synchronous=False)
+
+
+UNSEEN = [(4, 24, 700, 128), (2, 40, 1500, 128), (8, 16, 384, 64), (1, 16, 3000, 256), (3, 32, 2500, 128)]
+
+
+@pytest.mark.parametrize("kernel", [EFFICIENT, MASKED])
+def test_lengths_never_measured_are_forecast_by_their_own_curve(factors: FactorSet, kernel: str) -> None:
+    """Against what the simulated card takes for them."""
+    device = open_mock(f"mock:{CARD}#{SEED}")
+    found, true = [], []
+    for batch, heads, length, head_dim in UNSEEN:
+        for direction in ("forward", "backward"):
+            shape = {"batch": batch, "heads": heads, "kv_heads": heads, "length": length, "head_dim": head_dim}
+            params = {**shape, "dtype": "bf16", "pass": direction, "masked": True, "kernel": kernel}
+            operation = attention_operation(params)
+            curve = find_curve(curve_key(operation), factors)
+            found.append(float(seconds(curve, columns([operation])).seconds[0]))
+            true.append(
+                float(np.median(device.run(TrialSpec(bench="masked", params=params, repeats=5, warmup=1)).samples_s))
+            )
+    error = np.abs(np.log(np.array(found) / np.array(true)))
+    assert np.median(error) < 0.05
+    assert np.max(error) < 0.25
+
+
+def test_a_run_goes_by_what_its_own_pytorch_chooses(factors: FactorSet) -> None:
+    """Where cuDNN is asked first by the curve of that; else, and in records without any, by the kernel's own."""
+    beliefs, name = load_priors()["beliefs"], f"attention-{EFFICIENT}.bf16.forward"
+    chosen = factors.curves[f"attention-{MASKED}.bf16.forward"]
+    run = Run(method="lora", sdpa_cudnn=True)
+    assert with_efficient(factors, beliefs, run).curves[name] is chosen
+    assert with_efficient(factors, beliefs, replace(run, sdpa_cudnn=False)).curves[name] is factors.curves[name]
+    old = replace(factors, curves={key: curve for key, curve in factors.curves.items() if key.startswith("attention.")})
+    assumed = with_efficient(old, beliefs, run).curves[name]
+    assert assumed.log_sd > factors.curves[name].log_sd
