@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tunecast.model.shapes import BESIDE, Experts, Latent
+from tunecast.model.shapes import BESIDE, DeltaNet, Experts, Latent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +74,10 @@ class Attention:
     """Whether scores are capped by a tanh (Gemma 2)."""
     rotary_halves: bool = False
     """Whether a head is rotated as two halves by tables half as wide (gpt-oss)."""
+    delta: DeltaNet | None = None
+    """Widths of linear attention, which then stands in place of heads; rotary positions are those of other layers."""
+    sections: tuple[int, ...] = ()
+    """Angles of the rotary table that are those of a token's row and of its column in an image (Qwen3.5)."""
     parts: tuple[tuple[str, int], ...] = ()
     """Names and widths of what the first map makes at once, where adapters sit on these parts (LitGPT)."""
 
@@ -85,13 +89,20 @@ class Attention:
         return rank * len(widths) * self.linears[0].in_features, rank * sum(widths)
 
     @property
+    def matrix_sizes(self) -> tuple[int, ...]:
+        """Parameters of each tensor of several dimensions that is no linear map's: the convolution's kernels."""
+        return () if self.delta is None else (self.delta.convolution_params,)
+
+    @property
     def fused(self) -> bool:
         """Whether queries, keys and values come from one linear map (Phi-3)."""
         return len(self.linears) == 2
 
     @property
     def qk_norm_sizes(self) -> tuple[int, ...]:
-        """Parameters of the norms of queries and keys, or of latents; of sinks."""
+        """Parameters of the norms of queries and keys, or of latents; of sinks; of linear attention's vectors."""
+        if self.delta is not None:
+            return self.delta.vector_sizes
         if self.sinks:
             return (self.num_heads,)
         if self.latent is not None:
@@ -228,7 +239,7 @@ class Layer:
     def params(self, hidden_size: int) -> int:
         """Parameters of the layer, norms included."""
         norms = sum(self.norm_sizes(hidden_size)) + sum(self.attention.qk_norm_sizes)
-        stacked = sum(self.mlp.matrix_sizes) + sum(self.mlp.vector_sizes)
+        stacked = sum(self.mlp.matrix_sizes) + sum(self.mlp.vector_sizes) + sum(self.attention.matrix_sizes)
         return sum(linear.params for linear in self.linears) + norms + stacked + self.other_params
 
 

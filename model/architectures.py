@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 from tunecast.catalogs.configs import config_from_row, config_table
 from tunecast.catalogs.errors import InputError, NotSupportedError, UnbuiltFamilyError
 from tunecast.model.architecture import Architecture, Attention, Layer, LayerGroup, Linear, Mlp
+from tunecast.model.config_fields import switch
 from tunecast.model.families import FAMILIES, family_of
 from tunecast.model.family import Family
-from tunecast.model.family_experts import switch, with_experts
+from tunecast.model.family_experts import with_experts
 from tunecast.model.variants import adapted
 
 if TYPE_CHECKING:

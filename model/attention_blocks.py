@@ -291,7 +291,7 @@ def eager_heads(step: Step, where: str, block: Attention, q: Tensor, k: Tensor, 
         dropout=step.architecture.attention_dropout,
         softcap=block.softcap,
         sinks=step.weight(f"{where}.sinks", block.num_heads) if block.sinks else None,
-        by_head=block.rotary_halves,
+        by_head=block.rotary_halves or joins(block),
         holds_mask=step.tape.phase is Phase.RECOMPUTE,
     )
     out, weights = eager.attention(step.tape, q, k, v, mask, shape, variant)

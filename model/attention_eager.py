@@ -64,7 +64,7 @@ class Variant:
     sinks: Tensor | None = None
     """A score per head beside those of the keys (gpt-oss)."""
     by_head: bool = False
-    """Whether queries lie in memory head by head, so that batch and heads are one dimension (gpt-oss)."""
+    """Whether queries and keys lie in memory head by head, so that batch and heads are one dimension (gpt-oss)."""
     holds_mask: bool = False
     """Whether the mask is still there in the backward, as an argument of a checkpoint is."""
 
@@ -103,7 +103,7 @@ def attention(
         return cast if repeated else folded(tape, cast, batch)
 
     rows = operand(q, repeated=variant.by_head)
-    columns = operand(keys, repeated=groups > 1)
+    columns = operand(keys, repeated=groups > 1 or variant.by_head)
     scores = batched_product(tape, "scores", rows, columns, (count, length, length, dim), b_transposed=True)
     scaled = ops.scale(tape, scores, name="scores_scale")
     if variant.softcap:

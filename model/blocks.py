@@ -16,6 +16,7 @@ from tunecast.model.attention_blocks import attention_block
 from tunecast.model.attention_gemma import KIND as GEMMA
 from tunecast.model.attention_gemma import gemma_attention
 from tunecast.model.attention_own import bloom_attention, falcon_attention, gptj_attention, mpt_attention
+from tunecast.model.attention_qwen import delta_attention, gated_attention
 from tunecast.model.context import Step, Tables
 from tunecast.model.experts import experts_block
 from tunecast.model.experts_modules import KIND, expert_modules_block
@@ -25,7 +26,7 @@ from tunecast.model.mlp_blocks import mlp_block
 from tunecast.model.norms import norm
 from tunecast.model.operation import Phase
 from tunecast.model.parallel_blocks import enter_block, leave_block
-from tunecast.model.shapes import BESIDE
+from tunecast.model.shapes import BESIDE, DELTA, GATED
 from tunecast.model.tape import Tensor
 
 AttentionWriter = Callable[[Step, str, Layer, Tensor, Tables], Tensor]
@@ -39,6 +40,8 @@ ATTENTIONS: dict[str, AttentionWriter] = {
     "gptj": gptj_attention,
     "falcon": falcon_attention,
     GEMMA: gemma_attention,
+    GATED: gated_attention,
+    DELTA: delta_attention,
 }
 """By ``Attention.kind``: (step, where, layer, input, tables) to the output of the block."""
 MLPS: dict[str, MlpWriter] = {"dense": mlp_block, "experts": experts_block, KIND: expert_modules_block}

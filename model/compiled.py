@@ -53,7 +53,19 @@ def is_fusable(event: Event) -> bool:
 def copied(event: Event, swap: Callable[[Storage], Storage]) -> Event:
     """The same kernel on other tensors."""
     again = Event(event.name, event.kind, tuple(swap(s) for s in event.reads), tuple(swap(s) for s in event.writes))
-    for name in ("phase", "moment", "layer", "micro_batch", "dtype", "flops", "bytes", "launches", "shape", "layout"):
+    for name in (
+        "phase",
+        "moment",
+        "layer",
+        "micro_batch",
+        "dtype",
+        "flops",
+        "bytes",
+        "launches",
+        "shape",
+        "layout",
+        "times",
+    ):
         setattr(again, name, getattr(event, name))
     return again
 

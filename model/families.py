@@ -13,6 +13,7 @@ from tunecast.model.families_experts import EXPERT_FAMILIES, ODD_FAMILIES
 from tunecast.model.families_gpt import LAYER_NORM_FAMILIES
 from tunecast.model.families_remote import REMOTE_FAMILIES
 from tunecast.model.family import Family
+from tunecast.model.shapes import GATED
 
 FAMILIES = {
     family.model_type: family
@@ -122,6 +123,19 @@ FAMILIES = {
             norm="rmsnorm-power",
             norm_order="both",
             embedding_scale="table",
+            config_fields=(),
+        ),
+        Family(
+            model_type="qwen3_5_text",
+            architecture_class="Qwen3_5ForCausalLM",
+            other_classes=("Qwen3_5ForConditionalGeneration",),
+            keeps_config=True,
+            attention=GATED,
+            qk_norm=True,
+            rotary_share=0.25,
+            default_kv_heads=4,
+            default_head_dim=256,
+            norm="rmsnorm-shifted",
             config_fields=(),
         ),
         Family(

@@ -13,6 +13,9 @@ from typing import Any
 
 from tunecast.catalogs.errors import InputError, UnbuiltFamilyError
 from tunecast.model.architecture import Architecture, Attention, Layer, LayerGroup, Linear, Mlp
+from tunecast.model.config_fields import positive, switch
+from tunecast.model.family_delta import MODEL_TYPE as QWEN
+from tunecast.model.family_delta import delta_layers
 from tunecast.model.shapes import BESIDE, Experts, Latent
 from tunecast.model.variants import refuse
 
@@ -86,17 +89,6 @@ class ExpertsRule:
         first = config.get("first_k_dense_replace", self.dense_first) or 0
         period = config.get("decoder_sparse_step", 1) or 1
         return layer >= first and (layer + 1) % period == 0 and layer not in (config.get("mlp_only_layers") or ())
-
-
-def positive(config: Mapping[str, Any], field: str, name: str, default: int) -> int:
-    """A positive whole number of a config; a `default` of 0 is none."""
-    value = config.get(field)
-    value = default if value is None else value
-    if value == 0 and config.get(field) is None:
-        raise InputError(f"The config {name} has no {field!r}; give a complete Hugging Face config.json.")
-    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-        raise InputError(f"The config {name} has {field}={value!r}, but it must be a positive whole number.")
-    return value
 
 
 GEMMA_EXPERTS = ExpertsRule(router="gemma4", linear_router=True, per_token_field="top_k_experts")
@@ -187,6 +179,8 @@ def odd_attention(layers: list[Layer], architecture: Architecture, config: Mappi
         return [replace(layer, attention=replace(layer.attention, sinks=True, rotary_halves=True)) for layer in layers]
     if architecture.model_type == "gemma4_text":
         return gemma_layers(layers, architecture, config)
+    if architecture.model_type == QWEN:
+        return delta_layers(layers, architecture, config)
     if architecture.model_type in LATENT_ROTARY:
         block = latent_block(layers[0].attention.num_heads, architecture, config)
         return [replace(layer, attention=block) for layer in layers]
@@ -236,14 +230,6 @@ def own_heads(config: Mapping[str, Any], whole: list[int], name: str) -> Mapping
             "num_key_value_heads of all layers without a window; trace its real code with --exact."
         )
     return first
-
-
-def switch(config: Mapping[str, Any], field: str, name: str, *, default: bool = False) -> bool:
-    """A true/false field of a config; absent is false, as in most configuration classes."""
-    value = config.get(field, default)
-    if not isinstance(value, bool):
-        raise InputError(f"The config {name} has {field}={value!r}, but it must be true or false.")
-    return value
 
 
 def gemma_experts(config: Mapping[str, Any], dense: Mlp, architecture: Architecture) -> Mlp:

@@ -20,6 +20,8 @@ TRAINED_PASSES = 3
 """Products per trained weight: output, input gradient, weight gradient."""
 ATTENTION_PASSES = 3
 """Attention forward, and twice as much backward (four products for two; recomputed scores are not required work)."""
+STATE_PRODUCTS = 3
+"""Products of a token with a state of linear attention (Yang et al. 2024, arXiv 2412.06464)."""
 
 
 def linear_flops_per_token(linear: Linear, run: Run) -> float:
@@ -59,7 +61,13 @@ def embedding_flops_per_token(architecture: Architecture, run: Run) -> float:
 
 
 def attention_flops_per_sample(attention: Attention, length: int) -> float:
-    """Required FLOPs of causal attention over one sample: forward plus twice as much backward, mask halved."""
+    """Required FLOPs of causal attention over one sample: forward plus twice as much backward, mask halved.
+
+    Of linear attention: its state read for the key and for the query of every token, and written to.
+    """
+    if attention.delta is not None:
+        net = attention.delta
+        return ATTENTION_PASSES * length * STATE_PRODUCTS * 2.0 * net.values_width * net.key_dim
     forward = attention_flops(1, attention.num_heads, length, attention.head_dim, attention.window)
     share = 1.0 if attention.latent is None else (1.0 + attention.latent.value_share) / 2.0
     return ATTENTION_PASSES * forward * share

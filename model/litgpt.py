@@ -105,6 +105,7 @@ def refuse_unknown(architecture: Architecture) -> None:
         reasons |= {
             "experts": mlp.experts is not None,
             "latent attention": attention.latent is not None,
+            "linear attention": attention.delta is not None,
             "norms of whole queries and keys": attention.qk_norm and not by_head(attention),
             "layers without positions": not attention.rotary,
             f"the norm {layer.norm}": layer.norm not in NORMS,

@@ -65,7 +65,7 @@ def layer_quantized_bytes(layer: Layer, run: Run) -> int:
 def layer_weight_bytes(layer: Layer, hidden_size: int, run: Run) -> int:
     """Unquantized parameters of one layer: norms and biases always, linear weights unless quantized."""
     size = DTYPE_BYTES[run.dtype]
-    sizes = [*layer.norm_sizes(hidden_size), *layer.attention.qk_norm_sizes]
+    sizes = [*layer.norm_sizes(hidden_size), *layer.attention.qk_norm_sizes, *layer.attention.matrix_sizes]
     sizes += [*layer.mlp.matrix_sizes, *layer.mlp.vector_sizes, *layer.buffer_sizes]
     sizes += [linear.out_features for linear in layer.linears if linear.bias]
     whole = sum(allocated_bytes(size * elements) for elements in sizes)

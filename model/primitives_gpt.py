@@ -100,12 +100,12 @@ def less(tape: Tape, x: Tensor, mean: Tensor, *, name: str) -> Tensor:
 
 
 def selected(tape: Tape, x: Tensor, elements: int, *, name: str) -> Tensor:
-    """One of several interleaved parts: a view, whose gradient is written into zeros by one kernel."""
+    """One of several interleaved parts: a view, whose gradient is written into zeros of full size."""
     view = Tensor(elements, x.dtype, x.storage, is_view=True)
 
     def backward(grad: Tensor) -> Grads:
         full = tape.empty(x.elements, grad.dtype)
-        tape.kernel(name, Kind.MEMORY, (grad,), (full,))
+        tape.kernel(name, Kind.MEMORY, (grad,), (full,), n_bytes=full.bytes + 2 * grad.bytes, launches=2)
         return (full,)
 
     return tape.record(view, (x,), backward)

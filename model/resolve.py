@@ -34,6 +34,7 @@ from tunecast.model.resolve_attention import (
     take_padding,
     take_recomputation,
 )
+from tunecast.model.resolve_delta import check_delta
 from tunecast.model.resolve_experts import check_stacked, expert_notes
 from tunecast.model.resolve_kernels import (
     check_compute_dtype,
@@ -381,6 +382,7 @@ def resolve_run(
     check_litgpt(fields, architecture)
     take_documents(fields, architecture)
     take_padding(fields)
+    check_delta(fields, architecture)
     if fields.values["num_gpus"] == 1:
         fields.put("fsdp_version", Run(method="full").fsdp_version, "stack-default")
     _note_own_linears(fields, architecture)

@@ -350,6 +350,8 @@ def why_not_fused(part: str, values: Mapping[str, Any], architecture: Architectu
     method = values.get("quant_method")
     if part == "rms_norm" and any(layer.norm == "layernorm" for layer in layers):
         return f"{architecture.name} has layer norms"
+    if part in ("rms_norm", "rope", "lora", "attention") and any(layer.attention.delta for layer in layers):
+        return f"{architecture.name} has linear attention, for which that is not built"
     if part == "rope" and not megatron and any(layer.attention.fused for layer in layers):
         return f"{architecture.name} joins its queries, keys and values in one map"
     gates = [silu_gate(layer.mlp) if megatron else separate_silu_gate(layer.mlp) for layer in layers]

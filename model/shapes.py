@@ -1,4 +1,4 @@
-"""Shapes of blocks beyond plain heads and dense maps: routed experts, latent attention.
+"""Shapes of blocks beyond plain heads and dense maps: routed experts, linear attention, latent attention.
 
 Part of an `Architecture`; which numbers a family has is said in `families.py`.
 """
@@ -11,6 +11,9 @@ FUSED_PARAMETER = "gate_up_proj"
 """The stacked parameter that holds two maps of each expert."""
 BESIDE = "gemma4-experts"
 """Kind of a block of experts beside a dense one, each between norms of its own (Gemma 4)."""
+GATED, DELTA = "gated", "delta"
+"""Kinds of attention: with an output that is multiplied by a gate which its queries' map makes beside them; linear, by
+the gated delta rule."""
 FUSED_MAPS = 2
 """Maps in it: PEFT gives its adapter as many times the rank (``_convert_peft_config_moe``)."""
 
@@ -130,6 +133,44 @@ class Experts:
     def active_weight_params(self) -> int:
         """Weights that one token is multiplied by: the router's, and those of the experts it goes to."""
         return self.router_params + (self.up_params + self.down_params) // self.count * self.per_token
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaNet:
+    """Linear attention by the gated delta rule: a state of keys times values for each head instead of scores."""
+
+    key_heads: int
+    value_heads: int
+    """A multiple of `key_heads`: each head of keys and queries serves several of values."""
+    key_dim: int
+    value_dim: int
+    kernel: int
+    """Tokens that the causal convolution over queries, keys and values spans."""
+
+    @property
+    def keys_width(self) -> int:
+        """Width of all heads of keys, or of queries."""
+        return self.key_heads * self.key_dim
+
+    @property
+    def values_width(self) -> int:
+        """Width of all heads of values."""
+        return self.value_heads * self.value_dim
+
+    @property
+    def channels(self) -> int:
+        """Width of queries, keys and values side by side, which the convolution runs over one by one."""
+        return 2 * self.keys_width + self.values_width
+
+    @property
+    def convolution_params(self) -> int:
+        """Parameters of the depthwise convolution, which is no linear map and has no bias."""
+        return self.channels * self.kernel
+
+    @property
+    def vector_sizes(self) -> tuple[int, ...]:
+        """Parameters of each vector: bias and logarithm of the decay of every head, and the norm of its output."""
+        return (self.value_heads, self.value_heads, self.value_dim)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

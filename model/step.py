@@ -42,6 +42,7 @@ from tunecast.model.parallel_blocks import (
 )
 from tunecast.model.primitives_latent import complex_waves
 from tunecast.model.resolve_parallel import FSDP
+from tunecast.model.rotary_grid import grid_waves
 from tunecast.model.run import BUCKET_ELEMENTS, Run
 from tunecast.model.scaler import scaled_loss, scales
 from tunecast.model.selective import keep_operations
@@ -108,6 +109,8 @@ def counted_positions(step: Step) -> Tensor:
 
 def rotary_waves(step: Step, positions: Tensor, attention: Attention) -> tuple[Tensor, Tensor]:
     """cos and sin of every position for heads of this attention, in the activations' dtype (OLMo 2: in fp32)."""
+    if attention.sections:
+        return grid_waves(step, positions, attention)
     tape, length = step.tape, step.run.max_length
     head_dim = attention.rotary_dim or attention.head_dim
     floats = ops.elementwise(tape, "positions.cast", (positions,), length, "fp32")
@@ -281,4 +284,4 @@ def _written(architecture: Architecture, run: Run, platform: str) -> Tape:
 def repetitions(event: Event, stack: ShortStack, run: Run) -> int:
     """How often an event of the tape of a short stack happens in the whole step."""
     later = run.gradient_accumulation_steps - 1
-    return stack.copies(event.layer) * (max(later, 1) if event.micro_batch else 1)
+    return stack.copies(event.layer) * event.times * (max(later, 1) if event.micro_batch else 1)

@@ -35,6 +35,8 @@ from tunecast.model.units import DTYPE_BYTES
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+WRITTEN_TURNS = 4
+"""Turns that are written of a loop of so many or more."""
 LEAF_SUM = "leaf_sum"
 """Kernel that adds a parameter's gradient to that of the micro-batches before."""
 
@@ -55,6 +57,8 @@ class Tape:
         self.moment = "forward"
         self.layer: int | None = None
         self.micro_batch = 0
+        self.times = 1
+        """Equal turns of a loop for which the one that is being written stands (`turns`)."""
         self.part = "activations"
         """What new storages are for, as the memory ledger names it."""
         self.logits_sizes: set[int] = set()
@@ -73,7 +77,7 @@ class Tape:
         """A new tensor, not yet written."""
         n_bytes = allocated_bytes(elements * DTYPE_BYTES[dtype])
         is_logits = elements in self.logits_sizes and self.moment == "loss"
-        return Tensor(elements, dtype, Storage(n_bytes, part or ("logits" if is_logits else self.part)))
+        return Tensor(elements, dtype, Storage(n_bytes, part or ("logits" if is_logits else self.part), self.times))
 
     def kernel(
         self,
@@ -101,7 +105,7 @@ class Tape:
         self.events.append(
             Event(
                 name, kind, storages(reads), storages(writes), dtype, n_bytes, flops, shape, layout, launches,
-                self.phase, self.moment, self.layer, self.micro_batch,
+                self.phase, self.moment, self.layer, self.micro_batch, self.times,
             )
         )  # fmt: skip
 
@@ -147,7 +151,11 @@ class Tape:
         """
         if self.would_grad(*inputs) or (trains and self.grad_enabled):
             moment = "loss" if self.moment == "loss" else "backward"
-            output.node = Node(tuple(inputs), backward, saves=tuple(saves), layer=self.layer, moment=moment)
+            for storage in storages(saves):
+                storage.keep_each()
+            output.node = Node(
+                tuple(inputs), backward, saves=tuple(saves), layer=self.layer, moment=moment, times=self.times
+            )
             self._nodes.append(output.node)
         return output
 
@@ -174,12 +182,12 @@ class Tape:
         Gradients get their inputs' dtypes while the incoming one and the saved tensors are still there
         (``Engine::call_function``), but for saved ones that a hook `unpacked`: those the node alone held.
         """
-        outer = self.layer, self.moment
+        outer = self.layer, self.moment, self.times
         for node in reversed(nodes):
             grad = pending.pop(id(node), None)
             if grad is None:
                 continue
-            self.layer, self.moment = node.layer, node.moment
+            self.layer, self.moment, self.times = node.layer, node.moment, node.times
             if recomputed and node.saves:
                 self.events.extend(recomputed)
                 recomputed = []
@@ -192,7 +200,7 @@ class Tape:
             for tensor, given in zip(node.inputs, grads, strict=True):
                 if given is not None:
                     self._deliver(tensor, given, pending)
-        self.layer, self.moment = outer
+        self.layer, self.moment, self.times = outer
 
     def _in_dtype(self, given: Tensor | None, dtype: str) -> Tensor | None:
         """A gradient in its input's dtype."""
@@ -245,6 +253,22 @@ class Tape:
         out = self.empty(tensor.elements, dtype)
         self.kernel("cast", Kind.MEMORY, (tensor,), (out,))
         return out
+
+    # -- loops ---------------------------------------------------------------------------------
+
+    def turns(self, count: int) -> Iterator[int]:
+        """Index of each turn that is written of a loop of `count` turns, all equal but the ends.
+
+        Where there are more, the second one stands for all but three: the first, whose state is new, and the last two.
+        The backward begins with those: one makes gradients of what the loop reads, the next adds to them while all that
+        the forward kept is still there, so that the peak of all others is below theirs. What a turn that stands for
+        several keeps for its backward counts as often, what it makes on the way once.
+        """
+        written = range(count) if count <= WRITTEN_TURNS else (0, 1, count - 2, count - 1)
+        for index in written:
+            self.times = count - WRITTEN_TURNS + 1 if count > WRITTEN_TURNS and index == 1 else 1
+            yield index
+        self.times = 1
 
     # -- checkpointing -------------------------------------------------------------------------
 

@@ -19,11 +19,18 @@ def allocated_bytes(n_bytes: float) -> int:
 class Storage:
     """One allocation."""
 
-    __slots__ = ("bytes", "part")
+    __slots__ = ("bytes", "part", "times")
 
-    def __init__(self, n_bytes: int, part: str) -> None:
+    def __init__(self, n_bytes: int, part: str, times: int = 1) -> None:
         self.bytes = n_bytes
         self.part = part
+        self.times = times
+        """Turns of a loop that make one each, of which the written turn's stands for all once a backward keeps it."""
+
+    def keep_each(self) -> None:
+        """Count what every turn of its loop keeps."""
+        self.bytes *= self.times
+        self.times = 1
 
 
 class Tensor:
@@ -67,7 +74,7 @@ Backward = Callable[[Tensor], Grads]
 class Node:
     """Backward of one operation: how gradients of its inputs follow from the gradient of its output."""
 
-    __slots__ = ("backward", "inputs", "layer", "moment", "outlives_grad", "saves")
+    __slots__ = ("backward", "inputs", "layer", "moment", "outlives_grad", "saves", "times")
 
     def __init__(
         self,
@@ -77,12 +84,14 @@ class Node:
         saves: tuple[Tensor, ...],
         layer: int | None,
         moment: str,
+        times: int = 1,
     ) -> None:
         self.inputs = inputs
         self.backward = backward
         self.saves = saves
         self.layer = layer
         self.moment = moment
+        self.times = times
         self.outlives_grad = False
         """Whether its gradient may die while the backward still runs (a checkpoint without a node of its own)."""
 
@@ -92,7 +101,7 @@ class Event:
 
     __slots__ = (
         "bytes", "dtype", "flops", "kind", "launches", "layer", "layout", "micro_batch", "moment", "name", "phase",
-        "reads", "shape", "writes",
+        "reads", "shape", "times", "writes",
     )  # fmt: skip
 
     def __init__(
@@ -111,6 +120,7 @@ class Event:
         moment: str = "",
         layer: int | None = None,
         micro_batch: int = 0,
+        times: int = 1,
     ) -> None:
         self.name = name
         self.kind = kind
@@ -126,6 +136,8 @@ class Event:
         self.moment = moment
         self.layer = layer
         self.micro_batch = micro_batch
+        self.times = times
+        """Turns of a loop that it stands for."""
 
 
 def storages(tensors: Iterable[Tensor]) -> tuple[Storage, ...]:

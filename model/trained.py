@@ -90,6 +90,7 @@ def base_tensors(layer: Layer, hidden_size: int) -> list[Trained]:
             if linear.bias:
                 tensors.append(Trained(elements=linear.out_features, is_matrix=False))
         if block is layer.attention:
+            tensors += [Trained(elements=size, is_matrix=True) for size in layer.attention.matrix_sizes]
             tensors += [Trained(elements=size, is_matrix=False) for size in layer.attention.qk_norm_sizes]
     tensors += [Trained(elements=size, is_matrix=True) for size in layer.mlp.matrix_sizes]
     tensors += [Trained(elements=size, is_matrix=False) for size in layer.mlp.vector_sizes]

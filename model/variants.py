@@ -151,6 +151,12 @@ def gemma4(config: Config, name: str) -> Changes:
     return {"logits": "plain" if config.get("final_logit_softcapping") is None else "capped"}
 
 
+def qwen3_5(config: Config, name: str) -> Changes:
+    """Qwen3.5's text model with its usual activation."""
+    refuse(config, name, hidden_act="silu", attention_dropout=0.0)
+    return {}
+
+
 def falcon(config: Config, name: str) -> Changes:
     """Falcon 40B's few key-value heads and two norms; Falcon 7B's one key-value head and one norm."""
     refuse(config, name, alibi=False, bias=False, parallel_attn=True, hidden_dropout=0.0, attention_dropout=0.0)
@@ -175,6 +181,7 @@ VARIANTS: dict[str, Callable[[Config, str], Changes]] = {
     "opt": opt,
     "phi": phi,
     "qwen": qwen,
+    "qwen3_5_text": qwen3_5,
     "starcoder2": starcoder2,
     "stablelm": stablelm,
 }

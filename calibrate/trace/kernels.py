@@ -66,8 +66,8 @@ CAT_INPUTS = 128
 """Inputs per kernel of a concatenation (PyTorch Shape.cu, CAT_ARRAY_BATCH_SIZE)."""
 BNB_UPDATES = frozenset({"optimizer_update_32bit", "optimizer_update_8bit_blockwise"})
 """One update of bitsandbytes' optimizers, which synchronise the device after each (``Optimizer8bit.step``)."""
-TWO_KERNELS = frozenset({"nll_loss_backward", "slice_backward", "embedding_dense_backward"})
-"""A zeroed output, then the values."""
+TWO_KERNELS = frozenset({"nll_loss_backward", "slice_backward", "select_backward", "embedding_dense_backward"})
+"""A zeroed output, then the values (PyTorch TensorShape.cpp, slice_backward and select_backward)."""
 
 
 def tensors_in(value: Any) -> list[Any]:
@@ -195,7 +195,7 @@ def _correction_bytes(name: str, args: Any, out: Any) -> int:
         return int(args[1].numel() * args[0].element_size()) - unique_bytes(args[0])
     if name == "nll_loss_backward":
         return int(args[2].numel() * args[0].element_size()) - unique_bytes(args[1])
-    if name == "slice_backward":
+    if name in ("slice_backward", "select_backward"):
         return unique_bytes(args[0])
     if name in BNB_UPDATES:
         return -_overstated_update_bytes(name, args)

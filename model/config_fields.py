@@ -1,0 +1,27 @@
+"""Fields of a ``config.json``, read with a sentence for what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tunecast.catalogs.errors import InputError
+
+
+def positive(config: Mapping[str, Any], field: str, name: str, default: int) -> int:
+    """A positive whole number of a config; a `default` of 0 is none."""
+    value = config.get(field)
+    value = default if value is None else value
+    if value == 0 and config.get(field) is None:
+        raise InputError(f"The config {name} has no {field!r}; give a complete Hugging Face config.json.")
+    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+        raise InputError(f"The config {name} has {field}={value!r}, but it must be a positive whole number.")
+    return value
+
+
+def switch(config: Mapping[str, Any], field: str, name: str, *, default: bool = False) -> bool:
+    """A true/false field of a config; absent is false, as in most configuration classes."""
+    value = config.get(field, default)
+    if not isinstance(value, bool):
+        raise InputError(f"The config {name} has {field}={value!r}, but it must be true or false.")
+    return value

@@ -1,0 +1,86 @@
+"""What a Qwen3.5 config says of its layers: three of linear attention, then one of attention, or as it lists them.
+
+Source: transformers 5 ``models/qwen3_5/configuration_qwen3_5.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from tunecast.catalogs.errors import InputError
+from tunecast.model.architecture import Architecture, Attention, Layer, Linear
+from tunecast.model.config_fields import positive
+from tunecast.model.shapes import DELTA, DeltaNet
+
+MODEL_TYPE = "qwen3_5_text"
+LINEAR, FULL = "linear_attention", "full_attention"
+PERIOD = 4
+"""``full_attention_interval`` of a config that says nothing."""
+SECTIONS = [11, 11, 10]
+"""``mrope_section`` of a config that says nothing: angles of time, row and column."""
+GRIDS = 3
+"""Kinds of positions, taken in turn."""
+
+
+def delta_layers(layers: list[Layer], architecture: Architecture, config: Mapping[str, Any]) -> list[Layer]:
+    """The layers, each of the kind that the config says; queries' maps make a gate beside them."""
+    name, plain = architecture.name, layers[0].attention
+    query, *rest = plain.linears
+    wide = replace(query, out_features=2 * query.out_features)
+    whole = replace(plain, linears=(wide, *rest), sections=sections_of(config, plain, name))
+    linear = linear_attention(whole, architecture, config)
+    kinds = kinds_of(config, len(layers), name)
+    return [
+        replace(layer, attention=whole if kind == FULL else linear) for layer, kind in zip(layers, kinds, strict=True)
+    ]
+
+
+def kinds_of(config: Mapping[str, Any], num_layers: int, name: str) -> list[str]:
+    """Kind of every layer: ``layer_types``, or attention at each ``full_attention_interval``-th."""
+    kinds = config.get("layer_types")
+    if kinds is None:
+        period = positive(config, "full_attention_interval", name, PERIOD)
+        return [LINEAR if (index + 1) % period else FULL for index in range(num_layers)]
+    if not isinstance(kinds, list) or not {str(kind) for kind in kinds} <= {LINEAR, FULL}:
+        raise InputError(
+            f"The config {name} has layer_types {str(kinds)[:80]}, but they are a list of {LINEAR} and {FULL}."
+        )
+    if len(kinds) != num_layers:
+        raise InputError(f"The config {name} has {len(kinds)} layer_types for {num_layers} layers; they must agree.")
+    return kinds
+
+
+def sections_of(config: Mapping[str, Any], block: Attention, name: str) -> tuple[int, ...]:
+    """Angles of a table taken from positions of rows and of columns: every third one, up to each section's end."""
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    sections = rope.get("mrope_section", SECTIONS)
+    if not isinstance(sections, list) or [type(each) for each in sections] != [int] * GRIDS:
+        raise InputError(f"The config {name} has mrope_section={sections!r}, but it must be three whole numbers.")
+    angles = (block.rotary_dim or block.head_dim) // 2
+    return tuple(len(range(grid, min(sections[grid] * GRIDS, angles), GRIDS)) for grid in (1, 2))
+
+
+def linear_attention(whole: Attention, architecture: Architecture, config: Mapping[str, Any]) -> Attention:
+    """Linear attention with its maps; `whole` is the attention of other layers, whose rotary table stands for all."""
+    name, hidden = architecture.name, architecture.hidden_size
+    net = DeltaNet(
+        key_heads=positive(config, "linear_num_key_heads", name, 16),
+        value_heads=positive(config, "linear_num_value_heads", name, 32),
+        key_dim=positive(config, "linear_key_head_dim", name, 128),
+        value_dim=positive(config, "linear_value_head_dim", name, 128),
+        kernel=positive(config, "linear_conv_kernel_dim", name, 4),
+    )
+    if net.value_heads % net.key_heads:
+        raise InputError(
+            f"The config {name} has {net.value_heads} linear_num_value_heads, which {net.key_heads} "
+            "linear_num_key_heads do not divide; correct one of them."
+        )
+    widths = {
+        "in_proj_qkv": net.channels, "in_proj_z": net.values_width, "in_proj_b": net.value_heads,
+        "in_proj_a": net.value_heads,
+    }  # fmt: skip
+    inward = [Linear(name=each, in_features=hidden, out_features=width) for each, width in widths.items()]
+    outward = Linear(name="out_proj", in_features=net.values_width, out_features=hidden)
+    return replace(whole, linears=(*inward, outward), kind=DELTA, qk_norm=False, delta=net)
