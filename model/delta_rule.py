@@ -188,4 +188,7 @@ def one_chunk(
     mixed = kernels.written(tape, mixed, ops.add(tape, before, inside, name="chunks"), name="chunks")
     kept = ops.multiply(tape, state, of_chunk(decays), name="state")
     added = products(step, "state_write", of_chunk(key), fresh, (heads, keys, values, CHUNK), turned=False)
-    return ops.add(tape, kept, added, name="state"), mixed, (fresh, before)
+    new_state = ops.add(tape, kept, added, name="state")
+    graph = [each for made in (kept, added) if made.node is not None for each in made.node.saves]
+    tape.hold(state, *graph)  # of the last turn, which no backward comes to, until its new state is dropped
+    return new_state, mixed, (fresh, before)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tunecast.catalogs.errors import InputError, NotSupportedError
@@ -13,6 +13,7 @@ from tunecast.model.resolve_parallel import Fields
 STACKS = ("hf-peft", "trl", "axolotl", "llama-factory", "ms-swift")
 """Stacks that run transformers' modelling code as it is."""
 PACKAGES = "flash-linear-attention (fla)"
+PACKAGE_NAMES = frozenset({"fla", "flash-linear-attention", "flash_linear_attention", "causal-conv1d", "causal_conv1d"})
 SLOWER = (
     "Linear attention of {name} is forecast as transformers' PyTorch code, a loop over chunks of 64 tokens that runs "
     f"where {PACKAGES} and causal-conv1d are not installed; their kernels take far less time and memory and have no "
@@ -23,6 +24,16 @@ SLOWER = (
 def has_linear_attention(architecture: Architecture) -> bool:
     """Whether some layers have a state in place of scores."""
     return any(group.layer.attention.delta is not None for group in architecture.groups)
+
+
+def refuse_packages(names: Iterable[str]) -> None:
+    """Raise NotSupportedError for kernels of linear attention, which have no formulas."""
+    for name in names:
+        if name in PACKAGE_NAMES:
+            raise NotSupportedError(
+                f"--fused-kernels {name} was asked for, but the kernels of {PACKAGES} and causal-conv1d have no formulas "
+                "yet; leave it out, and linear attention is forecast as PyTorch code."
+            )
 
 
 def check_delta(fields: Fields, architecture: Architecture) -> None:

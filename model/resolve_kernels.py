@@ -12,6 +12,7 @@ from tunecast.model.fused import FUSED_KERNELS
 from tunecast.model.joined import STACKS
 from tunecast.model.litgpt import is_litgpt
 from tunecast.model.loss_chunks import TORCHTUNE
+from tunecast.model.resolve_delta import refuse_packages
 from tunecast.model.resolve_parallel import FSDP, Fields
 from tunecast.model.resolve_shared_dtypes import raises_adapters, raises_trained
 from tunecast.model.run import Run
@@ -320,6 +321,7 @@ def take_kernels(fields: Fields, architecture: Architecture, defaults: Mapping[s
     names = [part.strip() for part in asked.split(",")] if isinstance(asked, str) else list(asked)
     if names == ["none"]:
         names = []
+    refuse_packages(names)
     for name in names:
         one_of("fused-kernels", name, FUSED_KERNELS)
     said = "fused_kernels" in fields.given

@@ -89,7 +89,11 @@ def totals(operations: Iterable[Operation]) -> dict[tuple[str, str, str], float]
 
 def test_every_family_is_here_or_in_the_first_grid() -> None:
     here = {name.split()[0] for name in CONFIGS}
-    here |= {"gemma4_text", *(family.model_type for family in (*EXPERT_FAMILIES, *ODD_FAMILIES))}  # own files
+    here |= {
+        "gemma4_text",
+        "qwen3_5_text",
+        *(family.model_type for family in (*EXPERT_FAMILIES, *ODD_FAMILIES)),
+    }  # own files
     proven = {name for name, family in FAMILIES.items() if family.in_transformers}
     assert here | {"llama", "mistral", "qwen2", "qwen3"} == proven
 

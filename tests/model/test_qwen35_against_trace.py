@@ -77,6 +77,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "one key-value head per query head, wide keys": {"num_key_value_heads": 8, "linear_key_head_dim": 64},
     "other angles": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.5,
                                          "mrope_section": [6, 5, 5]}},
+    "heads of 128": {"linear_key_head_dim": 128, "linear_value_head_dim": 128},
     "a wider convolution": {"linear_conv_kernel_dim": 6},
     "layers in another order": {
         "layer_types": ["full_attention", "linear_attention", "linear_attention", "full_attention"]
@@ -133,19 +134,24 @@ def test_traffic_grows_with_the_square_of_the_chunks() -> None:
     assert more[1] == pytest.approx(2 * more[0], rel=0.02)
 
 
-def test_parameters_equal_the_catalog() -> None:
+SIZES = ["0.8B", "2B", "4B", "9B", "27B"]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_parameters_equal_the_catalog(size: str) -> None:
     """Counted from the real classes on the meta device, vision tower included."""
-    row = load_models()["Qwen/Qwen3.5-27B"]
-    architecture = load_architecture("Qwen/Qwen3.5-27B")
+    row = load_models()[f"Qwen/Qwen3.5-{size}"]
+    architecture = load_architecture(row.hf_id)
     assert architecture.total_params == row.total_params - (row.vision_params or 0)
-    assert [group.count for group in architecture.groups] == [3, 1] * 16
+    assert [group.count for group in architecture.groups] == [3, 1] * (row.num_layers // 4)
 
 
-def test_parameters_equal_the_real_classes() -> None:
+@pytest.mark.parametrize("size", SIZES)
+def test_parameters_equal_the_real_classes(size: str) -> None:
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     from tunecast.catalogs.configs import config_from_row
 
-    config = config_from_row(load_models()["Qwen/Qwen3.5-27B"])
+    config = config_from_row(load_models()[f"Qwen/Qwen3.5-{size}"])
     with torch.device("meta"):
         fields = {key: value for key, value in config.items() if key not in ("architectures", "model_type")}
         model = transformers.Qwen3_5ForCausalLM(transformers.Qwen3_5TextConfig(**fields))
@@ -186,6 +192,7 @@ UNBUILT: dict[str, tuple[dict[str, Any], str]] = {
     "8-bit products": ({"fp8": "te"}, "--fp8 te with the linear attention"),
     "gptq": ({"method": "qlora", "quant_method": "gptq-4bit"}, "--quant-method gptq-4bit with the linear attention"),
     "adafactor": ({"method": "full", "optim": "adafactor"}, "--optim adafactor with the linear attention"),
+    "fla's kernels": ({"fused_kernels": "fla"}, "flash-linear-attention .fla. and causal-conv1d have no formulas yet"),
     "fused norms": ({"fused_kernels": "rms_norm"}, "qwen-3.5 has linear attention, for which that is not built"),
     "unsloth": ({"stack": "unsloth"}, "--stack unsloth with the linear attention of qwen-3.5"),
     "liger": ({"stack": "liger"}, "--stack liger with the linear attention of qwen-3.5"),
