@@ -31,8 +31,8 @@ def refuse_packages(names: Iterable[str]) -> None:
     for name in names:
         if name in PACKAGE_NAMES:
             raise NotSupportedError(
-                f"--fused-kernels {name} was asked for, but the kernels of {PACKAGES} and causal-conv1d have no formulas "
-                "yet; leave it out, and linear attention is forecast as PyTorch code."
+                f"--fused-kernels {name} was asked for, but the kernels of {PACKAGES} and causal-conv1d have no "
+                "formulas yet; leave it out, and linear attention is forecast as PyTorch code."
             )
 
 
