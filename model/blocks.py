@@ -18,7 +18,7 @@ from tunecast.model.attention_gemma import gemma_attention
 from tunecast.model.attention_own import bloom_attention, falcon_attention, gptj_attention, mpt_attention
 from tunecast.model.attention_qwen import delta_attention, gated_attention
 from tunecast.model.context import Step, Tables
-from tunecast.model.experts import experts_block
+from tunecast.model.experts import experts_block, gated_shared_block
 from tunecast.model.experts_modules import KIND, expert_modules_block
 from tunecast.model.latent_attention import latent_attention_block
 from tunecast.model.litgpt import is_litgpt
@@ -26,7 +26,7 @@ from tunecast.model.mlp_blocks import mlp_block
 from tunecast.model.norms import norm
 from tunecast.model.operation import Phase
 from tunecast.model.parallel_blocks import enter_block, leave_block
-from tunecast.model.shapes import BESIDE, DELTA, GATED
+from tunecast.model.shapes import BEHIND_GATE, BESIDE, DELTA, GATED
 from tunecast.model.tape import Tensor
 
 AttentionWriter = Callable[[Step, str, Layer, Tensor, Tables], Tensor]
@@ -44,7 +44,12 @@ ATTENTIONS: dict[str, AttentionWriter] = {
     DELTA: delta_attention,
 }
 """By ``Attention.kind``: (step, where, layer, input, tables) to the output of the block."""
-MLPS: dict[str, MlpWriter] = {"dense": mlp_block, "experts": experts_block, KIND: expert_modules_block}
+MLPS: dict[str, MlpWriter] = {
+    "dense": mlp_block,
+    "experts": experts_block,
+    BEHIND_GATE: gated_shared_block,
+    KIND: expert_modules_block,
+}
 """By ``Mlp.kind``: (step, where, layer, input) to the output of the block."""
 
 

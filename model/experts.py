@@ -15,7 +15,8 @@ from tunecast.model import primitives_routing as routing
 from tunecast.model.adapters_stacked import Factors, folded, prepared_factors
 from tunecast.model.architecture import Layer
 from tunecast.model.context import Step
-from tunecast.model.mlp_blocks import mlp_block
+from tunecast.model.linears import linear_map
+from tunecast.model.mlp_blocks import dense_block, mlp_block
 from tunecast.model.operation import Kind, Phase
 from tunecast.model.routers import ROUTERS, Routes, sums_are_wide
 from tunecast.model.shapes import Experts
@@ -67,6 +68,25 @@ def experts_block(step: Step, where: str, layer: Layer, x: Tensor) -> Tensor:
         out = ops.add(step.tape, out, mlp_block(step, f"{where}.shared_experts", layer, x), name="shared_add")
     step.tape.hold(routes.weights, routes.places, *routes.held)
     return out
+
+
+def gated_shared_block(step: Step, where: str, layer: Layer, x: Tensor) -> Tensor:
+    """A shared expert, router and routed experts; the shared one's output times a gate is added (Qwen3.5 MoE).
+
+    Source: transformers 5 ``modeling_qwen3_5_moe.py``, ``Qwen3_5MoeSparseMoeBlock``.
+    """
+    tape, experts = step.tape, layer.mlp.experts
+    assert experts is not None
+    *maps, to_gate = layer.mlp.linears
+    shared = dense_block(step, f"{where}.shared_expert", layer, x, tuple(maps))
+    routes = ROUTERS[experts.router](step, where, experts, x)
+    out = routed(step, where, experts, x, routes)
+    gate = routing.unary(tape, linear_map(step, where, to_gate, x), name="shared_gate")
+    gated = ops.multiply(tape, shared, gate, name="shared_gate")
+    tape.hold(shared)
+    total = ops.add(tape, out, gated, name="shared_add")
+    tape.hold(out, gated, routes.weights, routes.places)
+    return total
 
 
 def routed(step: Step, where: str, experts: Experts, x: Tensor, routes: Routes) -> Tensor:

@@ -14,7 +14,8 @@ from tunecast.model.architecture import Architecture, Attention, Layer, Linear
 from tunecast.model.config_fields import positive
 from tunecast.model.shapes import DELTA, DeltaNet
 
-MODEL_TYPE = "qwen3_5_text"
+QWEN_MOE = "qwen3_5_moe_text"
+MODEL_TYPES = ("qwen3_5_text", QWEN_MOE)
 LINEAR, FULL = "linear_attention", "full_attention"
 PERIOD = 4
 """``full_attention_interval`` of a config that says nothing."""

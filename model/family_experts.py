@@ -14,9 +14,9 @@ from typing import Any
 from tunecast.catalogs.errors import InputError, UnbuiltFamilyError
 from tunecast.model.architecture import Architecture, Attention, Layer, LayerGroup, Linear, Mlp
 from tunecast.model.config_fields import positive, switch
-from tunecast.model.family_delta import MODEL_TYPE as QWEN
-from tunecast.model.family_delta import delta_layers
-from tunecast.model.shapes import BESIDE, Experts, Latent
+from tunecast.model.family_delta import MODEL_TYPES as QWEN
+from tunecast.model.family_delta import QWEN_MOE, delta_layers
+from tunecast.model.shapes import BEHIND_GATE, BESIDE, Experts, Latent
 from tunecast.model.variants import refuse
 
 LATENT_ROTARY = {"deepseek_v2": "complex", "deepseek_v3": "interleaved"}
@@ -43,6 +43,8 @@ class ExpertsRule:
     shared_field: str | None = None
     """Field with the number of shared experts, which are one dense block of as many widths."""
     shared: int = 0
+    gated_width: int = 0
+    """Inner width of a shared expert behind a gate, when ``shared_expert_intermediate_size`` is absent; 0: none."""
     dense_first: int = 0
     """Layers before the first with experts, when ``first_k_dense_replace`` is absent."""
     groups: int = 1
@@ -79,6 +81,8 @@ class ExpertsRule:
 
     def shared_width(self, config: Mapping[str, Any], name: str) -> int:
         """Inner width of the shared experts; 0 without any."""
+        if self.gated_width:
+            return positive(config, "shared_expert_intermediate_size", name, self.gated_width)
         if self.shared_field is None:
             return 0
         count = config.get(self.shared_field, self.shared) or 0
@@ -107,6 +111,7 @@ EXPERTS: dict[str, ExpertsRule] = {
     "qwen3_moe": ExpertsRule(
         router="softmax", count=128, per_token=8, width=768, normalised=None, peft_names="qwen2_moe"
     ),
+    QWEN_MOE: ExpertsRule(router="softmax", count=256, per_token=8, width=512, gated_width=512),
     "olmoe": ExpertsRule(
         router="softmax",
         count=64,
@@ -179,7 +184,7 @@ def odd_attention(layers: list[Layer], architecture: Architecture, config: Mappi
         return [replace(layer, attention=replace(layer.attention, sinks=True, rotary_halves=True)) for layer in layers]
     if architecture.model_type == "gemma4_text":
         return gemma_layers(layers, architecture, config)
-    if architecture.model_type == QWEN:
+    if architecture.model_type in QWEN:
         return delta_layers(layers, architecture, config)
     if architecture.model_type in LATENT_ROTARY:
         block = latent_block(layers[0].attention.num_heads, architecture, config)
@@ -276,11 +281,13 @@ def routed_block(rule: ExpertsRule, config: Mapping[str, Any], dense: Mlp, hidde
     width = rule.shared_width(config, name)
     inward = [replace(linear, in_features=hidden_size, out_features=width) for linear in dense.linears[:-1]]
     shared = [*inward, replace(dense.linears[-1], in_features=width, out_features=hidden_size)]
+    if rule.gated_width:
+        shared.append(Linear(name="shared_expert_gate", in_features=hidden_size, out_features=1))
     return replace(
         dense,
         linears=tuple(shared) if width else (),
         intermediate_size=width,
-        kind="experts",
+        kind=BEHIND_GATE if rule.gated_width else "experts",
         experts=rule.shape(config, hidden_size, name),
     )
 

@@ -11,6 +11,9 @@ FUSED_PARAMETER = "gate_up_proj"
 """The stacked parameter that holds two maps of each expert."""
 BESIDE = "gemma4-experts"
 """Kind of a block of experts beside a dense one, each between norms of its own (Gemma 4)."""
+BEHIND_GATE = "gated-shared-experts"
+"""Kind of a block of experts beside a shared one, whose output is multiplied by a gate of one number per token (Qwen3.5
+MoE): its last linear map."""
 GATED, DELTA = "gated", "delta"
 """Kinds of attention: with an output that is multiplied by a gate which its queries' map makes beside them; linear, by
 the gated delta rule."""

@@ -181,6 +181,7 @@ VARIANTS: dict[str, Callable[[Config, str], Changes]] = {
     "opt": opt,
     "phi": phi,
     "qwen": qwen,
+    "qwen3_5_moe_text": qwen3_5,
     "qwen3_5_text": qwen3_5,
     "starcoder2": starcoder2,
     "stablelm": stablelm,

@@ -14,7 +14,6 @@ from tunecast.models import find_architecture
 ONLY_EXACT = {
     "meta-llama/Llama-4-Scout-17B-16E-Instruct",
     "meta-llama/Llama-4-Maverick-17B-128E-Instruct",
-    "Qwen/Qwen3.5-35B-A3B",
     "facebook/opt-350m",
 }
 ENCODERS = {

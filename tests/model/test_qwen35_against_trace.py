@@ -114,6 +114,37 @@ def test_first_layers_without_adapters_pass_no_gradients(same_as_traced: Callabl
                    per_device_train_batch_size=2)  # fmt: skip
 
 
+EXPERTS: dict[str, Any] = {
+    "model_type": "qwen3_5_moe_text", "num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 256,
+    "shared_expert_intermediate_size": 128,
+}  # fmt: skip
+FULL = "full, eager, two samples, nothing checkpointed"
+
+
+@pytest.mark.parametrize("method", ["lora", "lora on attention", "lora, fp16", "qlora, two samples", "dora", FULL])
+def test_the_step_with_experts_is_the_traced_step(same_as_traced: Callable[..., None], method: str) -> None:
+    """All linear maps are adapted, those of the shared expert and its gate among them; PEFT leaves the others alone."""
+    same_as_traced(small(**EXPERTS), **METHODS[method])
+
+
+def test_a_deep_model_with_experts_is_the_traced_one(same_as_traced: Callable[..., None]) -> None:
+    same_as_traced(
+        small(**EXPERTS, num_hidden_layers=24), max_length=128, lora_target_modules="shared_expert_gate,q_proj"
+    )
+
+
+def test_experts_have_sizes_of_their_own() -> None:
+    silent = {key: value for key, value in EXPERTS.items() if key == "model_type"}
+    mlp = small(**silent).groups[0].layer.mlp
+    assert mlp.experts is not None
+    assert (mlp.experts.count, mlp.experts.per_token, mlp.experts.intermediate_size) == (256, 8, 512)
+    assert [linear.out_features for linear in mlp.linears] == [512, 512, 512, 1]
+    targets = resolve_run(small(**EXPERTS), {"lora_target_modules": "all-linear"}).run.lora_target_modules
+    assert not [name for name in targets if "experts" in name]
+    with pytest.raises(NotSupportedError, match=r"Adapters on the experts of qwen-3\.5"):
+        resolve_run(small(**EXPERTS), {"lora_target_modules": "gate_up_proj"})
+
+
 def test_a_long_row_takes_no_more_events_than_a_short_one() -> None:
     deep = small(max_position_embeddings=1 << 18)
     events = []
@@ -134,7 +165,7 @@ def test_traffic_grows_with_the_square_of_the_chunks() -> None:
     assert more[1] == pytest.approx(2 * more[0], rel=0.02)
 
 
-SIZES = ["0.8B", "2B", "4B", "9B", "27B"]
+SIZES = ["0.8B", "2B", "4B", "9B", "27B", "35B-A3B"]
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -143,6 +174,7 @@ def test_parameters_equal_the_catalog(size: str) -> None:
     row = load_models()[f"Qwen/Qwen3.5-{size}"]
     architecture = load_architecture(row.hf_id)
     assert architecture.total_params == row.total_params - (row.vision_params or 0)
+    assert architecture.active_params == row.active_params - (row.vision_params or 0)
     assert [group.count for group in architecture.groups] == [3, 1] * (row.num_layers // 4)
 
 
@@ -154,7 +186,9 @@ def test_parameters_equal_the_real_classes(size: str) -> None:
     config = config_from_row(load_models()[f"Qwen/Qwen3.5-{size}"])
     with torch.device("meta"):
         fields = {key: value for key, value in config.items() if key not in ("architectures", "model_type")}
-        model = transformers.Qwen3_5ForCausalLM(transformers.Qwen3_5TextConfig(**fields))
+        kind = "Qwen3_5Moe" if "num_experts" in config else "Qwen3_5"
+        real, of_config = (getattr(transformers, f"{kind}{part}") for part in ("ForCausalLM", "TextConfig"))
+        model = real(of_config(**fields))
     layers = [sum(p.numel() for p in layer.parameters()) for layer in model.model.layers]
     architecture = architecture_from_config(config, "qwen")
     hidden = architecture.hidden_size
