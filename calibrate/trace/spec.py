@@ -7,7 +7,7 @@ from typing import Any
 
 from tunecast.model.architecture import Architecture, Attention, Layer, LayerGroup, Linear, Mlp
 from tunecast.model.run import Run
-from tunecast.model.shapes import Experts, Latent
+from tunecast.model.shapes import DeltaNet, Experts, Latent
 
 
 def architecture_to_dict(architecture: Architecture) -> dict[str, Any]:
@@ -37,6 +37,9 @@ def _layer(data: dict[str, Any]) -> Layer:
     data = {name: value for name, value in data.items() if name != "norms"}
     attention, mlp = _with_linears(data["attention"]), _with_linears(data["mlp"])
     attention["parts"] = tuple((name, width) for name, width in attention.get("parts", ()))
+    attention["sections"] = tuple(attention.get("sections", ()))
+    if attention.get("delta") is not None:
+        attention["delta"] = DeltaNet(**attention["delta"])
     if attention.get("latent") is not None:
         attention["latent"] = Latent(**attention["latent"])
     if mlp.get("experts") is not None:

@@ -214,6 +214,15 @@ def test_required_work_of_linear_attention_grows_with_the_length_alone() -> None
     assert once == 3 * 1024 * 8 * 3 * 2 * 32 * 64  # passes, tokens, heads, products with a state of 32 x 64
 
 
+@pytest.mark.parametrize("changes", [{}, EXPERTS])
+def test_a_record_keeps_its_shape(changes: dict[str, Any]) -> None:
+    """Steps in records say what was run as JSON."""
+    from tunecast.calibrate.trace.spec import architecture_from_dict, architecture_to_dict
+
+    architecture = small(**changes)
+    assert architecture_from_dict(json.loads(json.dumps(architecture_to_dict(architecture)))) == architecture
+
+
 UNBUILT: dict[str, tuple[dict[str, Any], str]] = {
     "tensor parallelism": ({"num_gpus": 2, "tp": 2}, "Tensor parallelism is built for plain heads"),
     "pipelines": ({"num_gpus": 2, "pp": 2}, "--pp 2 with the linear attention of qwen-3.5"),
