@@ -14,6 +14,7 @@ from tunecast.model.attention_blocks import laid_out, mixed_heads, needs_mask, r
 from tunecast.model.context import Step, Tables
 from tunecast.model.delta_rule import chunks_of, delta_rule
 from tunecast.model.linears import linear_map
+from tunecast.model.masks import zeroed_padding
 from tunecast.model.norms import norm
 from tunecast.model.shapes import DeltaNet
 from tunecast.model.tape import Grads, Tensor
@@ -50,6 +51,7 @@ def delta_attention(step: Step, where: str, layer: Layer, x: Tensor, tables: Tab
     net = block.delta
     assert net is not None
     to_heads, to_gate, to_rate, to_decay, to_output = block.linears
+    x = zeroed_padding(step, x)
     whole = turned_map(step, where, to_heads, x)
     gate = linear_map(step, where, to_gate, x)
     rate_input = turned_map(step, where, to_rate, x)

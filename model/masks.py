@@ -22,6 +22,8 @@ def attention_masks(step: Step) -> Masks:
     first.
     """
     run, blocks = step.run, [group.layer.attention for group in step.architecture.groups]
+    if run.has_padding and any(block.delta for block in blocks):
+        looks_for_padding(step)
     needing = [block for block in blocks if needs_mask(block, run)]
     if not needing:
         return None, None
@@ -52,6 +54,29 @@ def told_of_padding(step: Step, *, reads: bool) -> None:
         every = ops.elementwise(tape, "padding.compare", (summed,), 1, "bool")
         if step.platform == "cuda":
             tape.kernel(SYNCHRONISATION, Kind.MEMORY, (every,), (), n_bytes=2)
+
+
+def looks_for_padding(step: Step) -> None:
+    """Whether linear attention needs to be told of padding: the host asks once whether the mask is all ones
+    (``_update_linear_attn_mask``)."""
+    tape, told = step.tape, Tensor(step.tokens, "int64", None)
+    ones = ops.elementwise(tape, "padding.compare", (told,), step.tokens, "bool")
+    every = ops.elementwise(tape, "padding.all", (ones,), 1, "bool")
+    if step.platform == "cuda":
+        tape.kernel(SYNCHRONISATION, Kind.MEMORY, (every,), (), n_bytes=2)
+
+
+def zeroed_padding(step: Step, x: Tensor) -> Tensor:
+    """The input of linear attention, zeros where tokens are padding; as it is where none are
+    (``apply_mask_to_padding_states``)."""
+    if not step.run.has_padding:
+        return x
+    tape, told = step.tape, Tensor(step.tokens, "int64", None)
+
+    def masked(values: Tensor) -> Tensor:
+        return ops.elementwise(tape, "padding.multiply", (values, told), values.elements, values.dtype)
+
+    return tape.record(masked(x), (x,), lambda grad: (masked(grad),))
 
 
 def without_padding(step: Step, allowed: Tensor) -> Tensor:

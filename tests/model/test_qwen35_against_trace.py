@@ -36,6 +36,11 @@ METHODS: dict[str, dict[str, Any]] = {
     "lora on attention": {"lora_target_modules": "q_proj,v_proj", "max_length": 320},
     "lora on linear attention": {"lora_target_modules": "in_proj_qkv,in_proj_b,out_proj", "max_length": 256},
     "lora, nothing checkpointed": {"max_length": 700, "gradient_checkpointing": False},
+    "lora with padding": {"padding_mask": True, "max_length": 200, "per_device_train_batch_size": 2},
+    "full with padding, nothing checkpointed": {
+        "method": "full", "padding_mask": True, "max_length": 130, "per_device_train_batch_size": 2,
+        "gradient_checkpointing": False,
+    },
     "lora, eager": {"attn_implementation": "eager", "max_length": 256},
     "lora, fp16": {"dtype": "fp16", "precision": "fp16-autocast", "max_length": 256},
     "lora, micro-batches": {"max_length": 128, "gradient_accumulation_steps": 3},
