@@ -25,8 +25,8 @@ from tunecast.model.curve_names import kind_of
 from tunecast.model.factors import HOST_S_PER_LAUNCH, Factor, FactorSet
 from tunecast.model.factors_io import factors_to_dict
 from tunecast.model.operation import Kind, Operation
+from tunecast.model.phase_table import phase_table
 from tunecast.model.run import Run
-from tunecast.model.time import phase_table
 from tunecast.model.value import Z80
 from tunecast.model.workspaces import workspace_bytes
 

@@ -19,8 +19,9 @@ from tunecast.calibrate.stats import MAD_TO_SD
 from tunecast.model.columns import CACHED, COLUMNS, FLOOR
 from tunecast.model.curves import Array
 from tunecast.model.factors import HOST_S_PER_LAUNCH, Factor, FactorSet
+from tunecast.model.phase_table import PhaseTable
 from tunecast.model.segments import passes_of
-from tunecast.model.time import HOST_COLUMNS, LOG_STEP, PhaseTable, host_steps, log_gradient, stacked, step_seconds
+from tunecast.model.time import HOST_COLUMNS, LOG_STEP, host_steps, log_gradient, stacked, step_seconds
 from tunecast.model.units import MILLISECOND_S
 from tunecast.model.value import Z80
 

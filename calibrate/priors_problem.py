@@ -29,6 +29,7 @@ from tunecast.model.factors import HOST_S_PER_LAUNCH
 from tunecast.model.inventory import step_operations
 from tunecast.model.parallel_network import WHOLE_RATE, catalog_network, with_network
 from tunecast.model.parallel_offload import with_host
+from tunecast.model.phase_table import PhaseTable, phase_table
 from tunecast.model.prior_effects import (
     ATTENTION_KERNEL,
     CLOCK,
@@ -42,7 +43,7 @@ from tunecast.model.prior_effects import (
     dequant_kernel,
 )
 from tunecast.model.priors import datasheet_factors
-from tunecast.model.time import COLUMNS, PhaseTable, phase_table, run_clocks
+from tunecast.model.time import COLUMNS, run_clocks
 
 EFFICIENCIES = ("gemm", "attention", "memory", "dequant", "link")
 OVERLAP = "overlap_frac"

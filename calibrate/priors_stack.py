@@ -10,8 +10,9 @@ import numpy.typing as npt
 
 from tunecast.calibrate.start_up import START_UP
 from tunecast.model.factors import HOST_S_PER_LAUNCH
+from tunecast.model.phase_table import PhaseTable
 from tunecast.model.priors import no_faster
-from tunecast.model.time import COLUMNS, PhaseTable, Stack, stacked, step_seconds
+from tunecast.model.time import COLUMNS, Stack, stacked, step_seconds
 
 Array = npt.NDArray[np.float64]
 MOVED = ("gemm", "attention", "memory", "dequant", "link", "host")

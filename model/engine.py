@@ -42,13 +42,7 @@ from tunecast.model.sharding_copies import sums_whole
 from tunecast.model.step import tape_run
 from tunecast.model.tape import LEAF_SUM
 from tunecast.model.target import Target
-from tunecast.model.time import (
-    HOST_COLUMNS,
-    Stack,
-    communication_seconds,
-    scalars,
-    step_seconds,
-)
+from tunecast.model.time import HOST_COLUMNS, Stack, communication_seconds, scalars, step_seconds
 
 Rows = npt.NDArray[np.int64]
 LINK_FACTORS = ("link_", "node_")

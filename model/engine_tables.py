@@ -1,4 +1,4 @@
-"""Seconds of one list of operations on many devices at once: `time.phase_table` with an axis of devices in front.
+"""Seconds of one list of operations on many devices at once: `phase_table` with an axis of devices in front.
 
 Curves of the same form and the same parameters (all datasheet curves are) are evaluated together, by the functions
 of `curves.py`, with the parameters as a column; a curve with residuals or a cache tier is evaluated on its own.
@@ -18,13 +18,9 @@ from tunecast.model.factors import Curve, FactorSet
 from tunecast.model.hooks import visits_of
 from tunecast.model.host import HOST_COLUMNS, host_issues
 from tunecast.model.operation import Kind, Operation
+from tunecast.model.phase_table import meets_of
 from tunecast.model.segments import SEGMENTS, segment_of
-from tunecast.model.time import (
-    COLUMNS,
-    curve_key,
-    find_curve,
-    meets_of,
-)
+from tunecast.model.time import COLUMNS, curve_key, find_curve
 
 SMOOTH = {
     "gemm": {"bytes_per_s", "flops_per_s", "t0_s", "area", "tile", "k0",

@@ -12,9 +12,10 @@ from tunecast.model.architecture import Architecture
 from tunecast.model.factors import FactorSet
 from tunecast.model.inventory import part_operations, step_operations
 from tunecast.model.operation import Operation
+from tunecast.model.phase_table import phase_table
 from tunecast.model.run import Run
 from tunecast.model.step_source import StepSource, operations_of
-from tunecast.model.time import phase_table, run_clocks, scalars
+from tunecast.model.time import run_clocks, scalars
 
 MIDDLE_STAGE = 1
 

@@ -15,26 +15,25 @@ On a device that is its own host (`FactorSet.synchronous`, a CPU) the two times 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 
 import numpy as np
 
-from tunecast.model.columns import CACHED, scales, share_columns
+from tunecast.model.columns import CACHED, scales
 from tunecast.model.columns import COLUMNS as COLUMNS
 from tunecast.model.columns import FLOOR as FLOOR
 from tunecast.model.curve_names import curve_key as curve_key
 from tunecast.model.curve_names import find_curve as find_curve
-from tunecast.model.curves import Array, bytes_frac, columns, seconds, shares
+from tunecast.model.curves import Array
 from tunecast.model.factors import FactorSet
-from tunecast.model.hooks import has_hooks, visits_of
 from tunecast.model.host import HOST_COLUMNS as HOST_COLUMNS
-from tunecast.model.host import enters_layer, host_issues, host_seconds
-from tunecast.model.links import bubble_frac, host_updates, no_seconds
+from tunecast.model.host import host_seconds
 from tunecast.model.links import communication_seconds as communication_seconds
-from tunecast.model.operation import SYNCHRONISATION, Kind, Operation
+from tunecast.model.operation import Kind, Operation
 from tunecast.model.passes import Passes
+from tunecast.model.phase_table import PhaseTable, phase_table
 from tunecast.model.run import Run
-from tunecast.model.segments import FORWARD, HEAD, OPTIMIZER_SEGMENT, SEGMENTS, passes_of, segment_of, told
+from tunecast.model.segments import FORWARD, HEAD, OPTIMIZER_SEGMENT, passes_of, told
 from tunecast.model.slow_host import LOG_STEP as LOG_STEP
 from tunecast.model.slow_host import host_steps as host_steps
 from tunecast.model.slow_host import with_slow_host
@@ -45,34 +44,6 @@ COMPUTE = (str(Kind.GEMM), str(Kind.ATTENTION))
 SCALES = {f"scale.{column}": [place] for place, column in enumerate(COLUMNS)}
 SCALES[f"scale.{Kind.MEMORY}"].append(COLUMNS.index(CACHED))
 """Factors that multiply columns of the device's seconds, and which (`columns.scales`)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PhaseTable:
-    """One run's operations on one device's curves, before in-step corrections: all that the clocks read.
-
-    Forward and backward are per micro-step, the optimizer segment per optimizer step.
-    """
-
-    device_s: Array
-    """(segments, columns), see `COLUMNS`."""
-    launches: Array
-    """(segments, host columns), see `HOST_COLUMNS`."""
-    communication_s: Array
-    """(segments,) on the link in every pass, overlap not yet taken off."""
-    meets: Array
-    """(segments,) 1 where the host waits for the device at the start, else 0."""
-    micro_steps: int
-    column_log_variance: Array
-    """(columns,) variance of the log of each column's summed seconds, from its curve."""
-    once_s: Array = field(default_factory=no_seconds)
-    """(segments,) on the link in the last pass only (gradients that accumulated), overlap not yet taken off."""
-    blocking_s: Array = field(default_factory=no_seconds)
-    """(segments,) on the link in every pass, with nothing to hide behind."""
-    bubble_frac: float = 0.0
-    """Idle time of a pipeline stage over the time it works in forward and backward."""
-    host_update_s: float = 0.0
-    """Of `blocking_s`: the update that the host's processors do under offloading, or that waits for paged state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,68 +60,6 @@ class Clocks:
     """Seconds between the ends of segments on the device, all micro-steps summed; they and the overhead sum up."""
     bubble_s: float
     """Seconds in which the pipeline fills and drains, part of the forward and backward segments."""
-
-
-def merged(operations: Sequence[Operation]) -> list[tuple[Operation, float]]:
-    """Equal operations as one, with their executions per optimizer step: layers repeat the same few.
-
-    Names count only where a clock tells by them: a kernel's segment, and whether a layer is entered with it.
-    """
-    counts: dict[tuple[object, ...], float] = {}
-    first: dict[tuple[object, ...], Operation] = {}
-    for o in operations:
-        told_apart = (segment_of(o), enters_layer(o))
-        key = (o.kind, o.phase, o.dtype, o.shape, o.layout, o.bytes, o.flops, o.launches, *told_apart)
-        counts[key] = counts.get(key, 0.0) + o.count
-        first.setdefault(key, o)
-    return [(first[key], count) for key, count in counts.items()]
-
-
-def _by_curve(operations: Sequence[Operation]) -> dict[str, list[tuple[Operation, float]]]:
-    groups: dict[str, list[tuple[Operation, float]]] = {}
-    for operation, count in merged(operations):
-        if operation.kind is not Kind.COMMUNICATION:
-            groups.setdefault(curve_key(operation), []).append((operation, count))
-    return groups
-
-
-def meets_of(operations: Sequence[Operation]) -> Array:
-    """(segments,) 1 where the host reads a value of the device at the start."""
-    reads = {segment_of(o) for o in operations if o.name == SYNCHRONISATION}
-    return np.array([float(segment in reads) for segment in range(len(SEGMENTS))])
-
-
-def phase_table(operations: Sequence[Operation], factors: FactorSet, *, run: Run) -> PhaseTable:
-    """Add up the seconds of all operations by segment and column."""
-    micro = run.gradient_accumulation_steps
-    passes = passes_of(micro)
-    device = np.zeros((len(SEGMENTS), len(COLUMNS)))
-    launches, variance = np.zeros((len(SEGMENTS), len(HOST_COLUMNS))), np.zeros(len(COLUMNS))
-    for key, group in _by_curve(operations).items():
-        curve, cols = find_curve(key, factors), columns([o for o, _ in group])
-        timed, parts = seconds(curve, cols), shares(curve, cols)
-        count, segment = np.array([c for _, c in group]), np.array([segment_of(o) for o, _ in group])
-        work_s = timed.seconds * count
-        for column, part in zip(share_columns(group[0][0].kind), parts, strict=True):
-            np.add.at(device[:, column], segment, work_s * part)
-            if part.any() and COLUMNS[column] != FLOOR:
-                variance[column] += timed.sum_variance(work_s * part)
-        np.add.at(launches, segment, count[:, None] * host_issues([o for o, _ in group], cols))
-    if has_hooks(run):
-        launches[:, HOST_COLUMNS.index("hooks")] += visits_of(operations, np.array([[o.count] for o in operations]))[0]
-    total = device.sum(axis=0)
-    return PhaseTable(
-        device_s=device / passes[:, None],
-        launches=launches / passes[:, None],
-        communication_s=communication_seconds(operations, factors, run=run, when="beside") / passes,
-        once_s=communication_seconds(operations, factors, run=run, when="once"),
-        blocking_s=communication_seconds(operations, factors, run=run, when="blocking") / passes,
-        bubble_frac=bubble_frac(run.pp, micro, run.pp_interleave),
-        host_update_s=float(communication_seconds(host_updates(operations), factors, run=run).sum()),
-        meets=meets_of(operations),
-        micro_steps=micro,
-        column_log_variance=np.divide(variance, total**2, out=np.zeros_like(variance), where=variance > 0.0),
-    )
 
 
 def scalars(factors: FactorSet) -> dict[str, float]:
@@ -353,24 +262,9 @@ def _parts(table: PhaseTable, clocks: Clocks, values: dict[str, float]) -> dict[
     return parts
 
 
-def waiting_for_bytes(operations: Sequence[Operation], factors: FactorSet) -> float:
-    """Share of the products' seconds in which they wait for memory, not for arithmetic: bandwidth bounds them there."""
-    waiting = whole = 0.0
-    for key, group in _by_curve(operations).items():
-        if group[0][0].kind is not Kind.GEMM:
-            continue
-        curve, cols = find_curve(key, factors), columns([o for o, _ in group])
-        own = (1.0 - shares(curve, cols)[1:].sum(axis=0)) * seconds(curve, cols).seconds
-        own *= np.array([count for _, count in group])
-        whole += float(own.sum())
-        if not curve.params.get("bytes_apart"):  # else they are in the column of memory already
-            waiting += float(own @ bytes_frac(curve, cols))
-    return waiting / whole if whole else 0.0
-
-
 def _bound_by(clocks: Clocks, parts: dict[str, float], bytes_share: float, *, synchronous: bool) -> str:
     """What to improve first: the host when it issues for longer than the device works and than a pipeline's bubble,
-    else the largest share. `bytes_share` of the products' seconds is bandwidth's (`waiting_for_bytes`).
+    else the largest share. `bytes_share` of the products' seconds is bandwidth's.
 
     The host's share is the wait for its launches and for the update that it does under offloading.
     """
@@ -404,7 +298,7 @@ def step_time(operations: Sequence[Operation], factors: FactorSet, *, run: Run) 
         phases_s=phases,
         device_s=clocks.device_s,
         host_s=clocks.host_s,
-        bound_by=_bound_by(clocks, parts, waiting_for_bytes(operations, factors), synchronous=factors.synchronous),
+        bound_by=_bound_by(clocks, parts, table.products_waiting_frac, synchronous=factors.synchronous),
         log_sd=log_sd,
         log_sd_parts=spread,
     )

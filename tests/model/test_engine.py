@@ -243,7 +243,8 @@ def test_an_unknown_network_between_machines_is_no_number(make: Callable[..., Ar
 def test_clocks_of_runs_side_by_side_are_those_of_each_alone(make: Callable[..., Architecture]) -> None:
     """A run that has ended must not wait for the micro-steps of a longer one."""
     from tunecast.model.inventory import step_operations
-    from tunecast.model.time import phase_table, scalars
+    from tunecast.model.phase_table import phase_table
+    from tunecast.model.time import scalars
 
     architecture = make("qwen2.5-0.5b")
     (target,) = resolve_targets(["h100-sxm5-80gb"], {})

@@ -18,10 +18,11 @@ from tunecast.model.forecast import Forecast
 from tunecast.model.inventory import step_operations
 from tunecast.model.on_device import target_factors
 from tunecast.model.parallel_scaling import amdahl_speedup, serial_fraction_of
+from tunecast.model.phase_table import phase_table
 from tunecast.model.question import Question
 from tunecast.model.resolve import resolve_run
 from tunecast.model.target import resolve_targets
-from tunecast.model.time import phase_table, run_clocks
+from tunecast.model.time import run_clocks
 from tunecast.parallel_table import scaling_rows
 
 

@@ -11,10 +11,11 @@ from tunecast.model.architectures import load_architecture
 from tunecast.model.estimate import forecast
 from tunecast.model.inventory import step_operations
 from tunecast.model.on_device import job_factors
+from tunecast.model.phase_table import phase_table
 from tunecast.model.question import Question
 from tunecast.model.slow_host import with_slow_host
 from tunecast.model.target import resolve_targets
-from tunecast.model.time import phase_table, scalars, stacked, step_seconds
+from tunecast.model.time import scalars, stacked, step_seconds
 from tunecast.model.value import Z80, Value
 
 LLAMA = "meta-llama/Llama-3.1-8B"

@@ -15,9 +15,10 @@ from tunecast.catalogs.errors import InputError
 from tunecast.model.factors import Curve, Factor, FactorSet
 from tunecast.model.factors_io import factor_set_from_record, factors_from_dict, factors_to_dict
 from tunecast.model.operation import Kind, Operation, Phase
+from tunecast.model.phase_table import phase_table
 from tunecast.model.run import Run
 from tunecast.model.segments import FORWARD, HEAD
-from tunecast.model.time import phase_table, run_clocks, scalars, step_time
+from tunecast.model.time import run_clocks, scalars, step_time
 
 RUN = Run(method="lora")
 ORDER = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)

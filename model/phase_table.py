@@ -1,0 +1,123 @@
+"""One run's operations on one device's curves, added up by what the clocks tell apart (`time`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tunecast.model.columns import COLUMNS, FLOOR, share_columns
+from tunecast.model.curve_names import curve_key, find_curve
+from tunecast.model.curves import Array, Columns, bytes_frac, columns, seconds, shares
+from tunecast.model.factors import Curve, FactorSet
+from tunecast.model.hooks import has_hooks, visits_of
+from tunecast.model.host import HOST_COLUMNS, enters_layer, host_issues
+from tunecast.model.links import bubble_frac, communication_seconds, host_updates, no_seconds
+from tunecast.model.operation import SYNCHRONISATION, Kind, Operation
+from tunecast.model.run import Run
+from tunecast.model.segments import SEGMENTS, passes_of, segment_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseTable:
+    """One run's operations on one device's curves, before in-step corrections: all that the clocks read.
+
+    Forward and backward are per micro-step, the optimizer segment per optimizer step.
+    """
+
+    device_s: Array
+    """(segments, columns), see `COLUMNS`."""
+    launches: Array
+    """(segments, host columns), see `HOST_COLUMNS`."""
+    communication_s: Array
+    """(segments,) on the link in every pass, overlap not yet taken off."""
+    meets: Array
+    """(segments,) 1 where the host waits for the device at the start, else 0."""
+    micro_steps: int
+    column_log_variance: Array
+    """(columns,) variance of the log of each column's summed seconds, from its curve."""
+    once_s: Array = field(default_factory=no_seconds)
+    """(segments,) on the link in the last pass only (gradients that accumulated), overlap not yet taken off."""
+    blocking_s: Array = field(default_factory=no_seconds)
+    """(segments,) on the link in every pass, with nothing to hide behind."""
+    bubble_frac: float = 0.0
+    """Idle time of a pipeline stage over the time it works in forward and backward."""
+    host_update_s: float = 0.0
+    """Of `blocking_s`: the update that the host's processors do under offloading, or that waits for paged state."""
+    products_waiting_frac: float = 0.0
+    """Share of the products' seconds in which they wait for memory, not for arithmetic: bandwidth bounds them there."""
+
+
+def merged(operations: Sequence[Operation]) -> list[tuple[Operation, float]]:
+    """Equal operations as one, with their executions per optimizer step: layers repeat the same few.
+
+    Names count only where a clock tells by them: a kernel's segment, and whether a layer is entered with it.
+    """
+    counts: dict[tuple[object, ...], float] = {}
+    first: dict[tuple[object, ...], Operation] = {}
+    for o in operations:
+        told_apart = (segment_of(o), enters_layer(o))
+        key = (o.kind, o.phase, o.dtype, o.shape, o.layout, o.bytes, o.flops, o.launches, *told_apart)
+        counts[key] = counts.get(key, 0.0) + o.count
+        first.setdefault(key, o)
+    return [(first[key], count) for key, count in counts.items()]
+
+
+def _by_curve(operations: Sequence[Operation]) -> dict[str, list[tuple[Operation, float]]]:
+    groups: dict[str, list[tuple[Operation, float]]] = {}
+    for operation, count in merged(operations):
+        if operation.kind is not Kind.COMMUNICATION:
+            groups.setdefault(curve_key(operation), []).append((operation, count))
+    return groups
+
+
+def meets_of(operations: Sequence[Operation]) -> Array:
+    """(segments,) 1 where the host reads a value of the device at the start."""
+    reads = {segment_of(o) for o in operations if o.name == SYNCHRONISATION}
+    return np.array([float(segment in reads) for segment in range(len(SEGMENTS))])
+
+
+def phase_table(operations: Sequence[Operation], factors: FactorSet, *, run: Run) -> PhaseTable:
+    """Add up the seconds of all operations by segment and column."""
+    micro = run.gradient_accumulation_steps
+    passes = passes_of(micro)
+    device = np.zeros((len(SEGMENTS), len(COLUMNS)))
+    launches, variance = np.zeros((len(SEGMENTS), len(HOST_COLUMNS))), np.zeros(len(COLUMNS))
+    products_s = waiting_s = 0.0
+    for key, group in _by_curve(operations).items():
+        curve, cols = find_curve(key, factors), columns([o for o, _ in group])
+        timed, parts = seconds(curve, cols), shares(curve, cols)
+        count, segment = np.array([c for _, c in group]), np.array([segment_of(o) for o, _ in group])
+        work_s = timed.seconds * count
+        for column, part in zip(share_columns(group[0][0].kind), parts, strict=True):
+            np.add.at(device[:, column], segment, work_s * part)
+            if part.any() and COLUMNS[column] != FLOOR:
+                variance[column] += timed.sum_variance(work_s * part)
+        if group[0][0].kind is Kind.GEMM:
+            own_s = work_s * (1.0 - parts[1:].sum(axis=0))
+            products_s += float(own_s.sum())
+            waiting_s += _waiting_seconds(curve, cols, own_s)
+        np.add.at(launches, segment, count[:, None] * host_issues([o for o, _ in group], cols))
+    if has_hooks(run):
+        launches[:, HOST_COLUMNS.index("hooks")] += visits_of(operations, np.array([[o.count] for o in operations]))[0]
+    total = device.sum(axis=0)
+    return PhaseTable(
+        device_s=device / passes[:, None],
+        launches=launches / passes[:, None],
+        communication_s=communication_seconds(operations, factors, run=run, when="beside") / passes,
+        once_s=communication_seconds(operations, factors, run=run, when="once"),
+        blocking_s=communication_seconds(operations, factors, run=run, when="blocking") / passes,
+        bubble_frac=bubble_frac(run.pp, micro, run.pp_interleave),
+        host_update_s=float(communication_seconds(host_updates(operations), factors, run=run).sum()),
+        meets=meets_of(operations),
+        micro_steps=micro,
+        products_waiting_frac=waiting_s / products_s if products_s else 0.0,
+        column_log_variance=np.divide(variance, total**2, out=np.zeros_like(variance), where=variance > 0.0),
+    )
+
+
+def _waiting_seconds(curve: Curve, cols: Columns, own_s: Array) -> float:
+    """Of the products' own seconds, those that they wait for bytes; where the curve sets these apart, they are in the
+    column of memory already."""
+    return 0.0 if curve.params.get("bytes_apart") else float(own_s @ bytes_frac(curve, cols))
