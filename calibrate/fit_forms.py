@@ -11,7 +11,7 @@ from tunecast.calibrate.fit_trials import Observation, Trial, observations
 from tunecast.model.curve_names import kind_of
 from tunecast.model.curves import WIDE_HEAD, Params
 from tunecast.model.factors import Curve
-from tunecast.model.operation import EFFICIENT, MASKED, Kind
+from tunecast.model.operation import CHOSEN, EFFICIENT, MASKED, Kind
 from tunecast.model.time import curve_key
 from tunecast.model.units import KIB, MIB
 
@@ -53,14 +53,14 @@ def specs_for(
     memory = fitted.get("memory")
     floor_s = memory.params["t0_s"] if memory and issue_s is not None else None
     kin = [curve for other, curve in fitted.items() if _family(other) == _family(name)]
-    if name.startswith(UNLIKE):
+    if name.startswith(FEW_SHAPES):
         kin = kin or [curve for other, curve in fitted.items() if other == _plain(name)]
     if len(found) < FEW and kin and "flops_per_s" in kin[0].params:
         return [borrowed(found, kin[0])]
     if kind_of(name) == Kind.GEMM:
         return _gemm_specs(found, processors=processors, memory=memory, floor_s=floor_s, issue_s=issue_s)
     if kind_of(name) == Kind.ATTENTION:
-        specs = _attention_specs(found, processors=None if name.startswith(UNLIKE) else processors, floor_s=floor_s)
+        specs = _attention_specs(found, processors=None if name.startswith(FULL) else processors, floor_s=floor_s)
         return [_issued(spec, issue_s) for spec in specs]
     if name == "dequant":
         return [_issued(_elements_spec(found, floor_s), issue_s)]
@@ -69,8 +69,10 @@ def specs_for(
     return [_traffic_spec(found, memory)]
 
 
-UNLIKE = tuple(f"attention-{kernel}." for kernel in (EFFICIENT, MASKED))
-"""Attention that runs all pairs or wide heads, whose few trials may take their shape from the causal kernel's."""
+FULL = tuple(f"attention-{kernel}." for kernel in (MASKED, CHOSEN))
+"""Attention that runs all pairs."""
+FEW_SHAPES = (*FULL, f"attention-{EFFICIENT}.")
+"""Attention whose few trials may take their shape from the device's own kernel."""
 
 
 def _plain(name: str) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 
 from tunecast.calibrate.stats import MAD_TO_SD
 from tunecast.model.curves import Array
-from tunecast.model.operation import Kind, Operation, Phase, grouped_layout
+from tunecast.model.operation import EFFICIENT, MASKED, Kind, Operation, Phase, grouped_layout
 from tunecast.model.units import DTYPE_BYTES
 
 Trial = Mapping[str, Any]
@@ -126,6 +126,12 @@ def attention_flops(batch: int, heads: int, length: int, head_dim: int, directio
     return ATTENTION_PRODUCTS[direction] * batch * heads * length**2 * head_dim
 
 
+def _layout_of(params: Mapping[str, Any]) -> str:
+    """The kernel of a trial, under a mask that of masked attention unless PyTorch chose it."""
+    kernel = str(params.get("kernel", ""))
+    return MASKED if params.get("masked") and kernel == EFFICIENT else kernel
+
+
 def attention_operation(params: Mapping[str, Any]) -> Operation:
     """The fused attention of an ``attention`` or a ``masked`` trial."""
     batch, heads, length, head_dim = (int(params[name]) for name in ("batch", "heads", "length", "head_dim"))
@@ -138,7 +144,7 @@ def attention_operation(params: Mapping[str, Any]) -> Operation:
         dtype=str(params["dtype"]),
         flops=pairs * attention_flops(batch, heads, length, head_dim, direction),
         shape=(batch, heads, int(params["kv_heads"]), length, length, head_dim),
-        layout=str(params.get("kernel", "")),
+        layout=_layout_of(params),
     )
 
 

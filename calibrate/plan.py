@@ -18,7 +18,7 @@ from tunecast.catalogs.errors import InputError
 from tunecast.model.architecture import Architecture
 from tunecast.model.architectures import architecture_from_config
 from tunecast.model.grouped import has_grouped_kernel
-from tunecast.model.operation import EFFICIENT, FLASH, MASKED
+from tunecast.model.operation import CHOSEN, EFFICIENT, FLASH
 from tunecast.model.resolve import resolve_run
 from tunecast.model.sdpa import WIDEST
 from tunecast.model.target import emulates_bf16
@@ -162,7 +162,7 @@ def _flash(table: PlanTable, hardware: Hardware) -> Iterator[TrialSpec]:
 def _masked(table: PlanTable, hardware: Hardware) -> Iterator[TrialSpec]:
     """Attention that flash kernels do not take, by memory-efficient ones; under a mask also by what ``sdpa`` chooses,
     where that may be cuDNN's."""
-    own = (EFFICIENT, MASKED) if hardware.compute_capability in WIDEST else (EFFICIENT,)
+    own = (EFFICIENT, CHOSEN) if hardware.compute_capability in WIDEST else (EFFICIENT,)
     shapes = [(shape, True, kernel) for shape in table.masked for kernel in own]
     shapes += [(shape, False, EFFICIENT) for shape in table.wide]
     for (batch, heads, length, head_dim), masked, kernel in shapes:

@@ -70,7 +70,7 @@ class PlanTable:
     masked: tuple[tuple[int, int, int, int], ...] = ()
     """(batch, heads, length, head_dim) under an explicit mask, which repeats key heads."""
     wide: tuple[tuple[int, int, int, int], ...] = ()
-    """The same without a mask, of heads that flash kernels do not take."""
+    """The same without a mask: as wide as latent attention's heads, and heads that flash kernels do not take."""
     loss: tuple[tuple[int, int], ...] = ()
     """(tokens, vocabulary)."""
     optimizer: tuple[tuple[int, int], ...] = ()
@@ -214,7 +214,7 @@ GPU_QUICK = PlanTable(
         (1, 16, 2048, 256),
         (1, 8, 4096, 256),
     ),
-    wide=((1, 16, 2048, 512),),
+    wide=((1, 16, 1024, 192), (2, 16, 2048, 192), (1, 128, 2048, 192), (1, 16, 2048, 512)),
     loss=((512, 128256), (2048, 128256), (4096, 32000), (2048, 151936)),
     optimizer=((1_000_000, 64), (10_000_000, 448), (40_000_000, 448), (200_000_000, 100)),
     steps=(

@@ -62,6 +62,8 @@ class Attention:
     """Leading part of a head that is rotated; None for all of it."""
     q_scaled: bool = False
     """Whether queries are multiplied by a number after their map (OPT)."""
+    q_scaled_by_position: bool = False
+    """Whether rotated queries are multiplied by a number of their position (Ministral 3)."""
     window: int | None = None
     """Sliding-window length in tokens; None attends to everything before."""
     latent: Latent | None = None
@@ -72,6 +74,10 @@ class Attention:
     """Whether plain attention asks for a softmax in fp32; GPT-2's runs in the scores' own dtype, or autocast's."""
     softcap: bool = False
     """Whether scores are capped by a tanh (Gemma 2)."""
+    rotary_joins: bool = False
+    """Whether rotated parts of heads are joined with the rest even where it is empty (GLM, MiniMax)."""
+    rotary_pairs: bool = False
+    """Whether neighbours in a head are rotated into each other, by tables that every layer lays out anew (GLM)."""
     rotary_halves: bool = False
     """Whether a head is rotated as two halves by tables half as wide (gpt-oss)."""
     delta: DeltaNet | None = None
@@ -125,7 +131,8 @@ class Mlp:
     """How its kernels are written: ``dense``, or another key of ``blocks.MLPS``."""
     gated: bool = True
     activation: str = "silu"
-    """``silu``, ``gelu`` (either form) or ``relu``: one kernel each way; ``gelu_new`` is written out (GPT-2)."""
+    """``silu``, ``gelu`` (either form) or ``relu``: one kernel each way; ``relu2`` is its square (Arcee), and
+    ``gelu_new`` is written out (GPT-2)."""
     experts: Experts | None = None
     """Routed experts; the linear maps then are those of the shared experts, if there are any."""
 
@@ -144,6 +151,11 @@ class Mlp:
         """Elements of each buffer that is stored with the weights and never trained."""
         elements = 0 if self.experts is None else self.experts.buffer_elements
         return (elements,) if elements else ()
+
+    @property
+    def wide_buffers(self) -> bool:
+        """Whether these buffers are fp32 whatever the weights are."""
+        return self.experts is not None and self.experts.wide_buffer
 
     @property
     def idle_params(self) -> float:
@@ -278,6 +290,8 @@ class Architecture:
     """Whether queries and keys are converted to fp32 before they are rotated, and back after (Cohere)."""
     finds_packing: bool = True
     """Whether its code looks for restarting positions before it makes a mask; OPT counts its positions instead."""
+    masks: tuple[int | None, ...] = ()
+    """Windows of the masks that its code makes whether layers need them or not; None is the full one."""
     alibi: str = ""
     """Whose table of slopes there is instead of positions: ``bloom``, ``mpt``, or none."""
     embedding_dropout: float = 0.0

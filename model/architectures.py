@@ -44,6 +44,8 @@ class Dimensions:
     """Sliding window of each layer in tokens."""
     rotary_dim: int | None = None
     """Leading part of a head that is rotated; None for all of it."""
+    masks: tuple[int | None, ...] = ()
+    """See ``Architecture.masks``."""
 
 
 def attention_block(dims: Dimensions, family: Family, window: int | None, *, rotary: bool) -> Attention:
@@ -69,7 +71,10 @@ def attention_block(dims: Dimensions, family: Family, window: int | None, *, rot
         qk_norm_each=family.qk_norm_each,
         rotary=rotary and family.positions == "rotary",
         rotary_dim=dims.rotary_dim,
+        rotary_joins=family.rotary_joins,
+        rotary_pairs=family.rotary_pairs,
         q_scaled=family.q_scaled,
+        q_scaled_by_position=family.q_scaled_by_position,
         window=window,
     )
 
@@ -128,6 +133,7 @@ def build_architecture(name: str, family: Family, dims: Dimensions) -> Architect
         logits=family.logits,
         position_rows=position_rows(dims, family),
         embedding_norm=family.embedding_norm,
+        masks=dims.masks,
         head_bias=family.head_bias,
         embedding_module=family.embedding_module,
         head_module=family.head_module,
@@ -272,7 +278,15 @@ def dimensions_from_config(config: Mapping[str, Any], family: Family, name: str)
         mlp_bias=switch(config, "mlp_bias", name) if family.mlp_bias_field else family.mlp_bias,
         rotary_dim=family.rotary_dim or rotary_dim(config, family, head_dim),
         windows=layer_windows(config, family, layers, name),
+        masks=masks_anyway(config, family, name),
     )
+
+
+def masks_anyway(config: Mapping[str, Any], family: Family, name: str) -> tuple[int | None, ...]:
+    """Windows of the masks that the family's code makes whatever its layers need."""
+    if family.masks == "both":
+        return None, _positive(config, "sliding_window", name, family.default_window)
+    return (None,) if family.masks == "full" else ()
 
 
 def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:

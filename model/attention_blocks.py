@@ -43,8 +43,19 @@ def rotary(step: Step, x: Tensor, waves: tuple[Tensor, Tensor], *, joined: bool 
 
 
 def joins(block: Attention) -> bool:
-    """Whether rotated parts of heads are joined with the rest, even an empty one (Phi-3): heads then lie in order."""
-    return block.rotary and (block.rotary_dim is not None or (block.fused and block.qkv_split == "slices"))
+    """Whether rotated parts of heads are joined with the rest, even an empty one (Phi-3, GLM): heads then lie in
+    order."""
+    always = block.rotary_joins or (block.fused and block.qkv_split == "slices")
+    return block.rotary and (block.rotary_dim is not None or always)
+
+
+def laid_out_pairs(step: Step, block: Attention, waves: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """cos and sin with each number of their first half twice in a row (``repeat_interleave``), a copy of each."""
+    if not block.rotary_pairs:
+        return waves
+    halves = (Tensor(wave.elements // 2, wave.dtype, wave.storage) for wave in waves)
+    cos, sin = (ops.elementwise(step.tape, "rotary.repeat", (half,), 2 * half.elements, half.dtype) for half in halves)
+    return cos, sin
 
 
 def rotated_heads(step: Step, block: Attention, x: Tensor, waves: tuple[Tensor, Tensor]) -> Tensor:
@@ -56,7 +67,9 @@ def rotated_heads(step: Step, block: Attention, x: Tensor, waves: tuple[Tensor, 
     turned = x.elements * block.rotary_dim // block.head_dim
     leading = ops.part(step.tape, x, turned, name="rotary_part")
     rest = ops.part(step.tape, x, x.elements - turned, name="rotary_part")
-    return gpt.concatenated(step.tape, rotary(step, leading, waves), rest, name="rotary_part")
+    rotated = rotary(step, leading, waves)
+    rest = ops.cast(step.tape, rest, rotated.dtype, name="rotary_part")  # of two dtypes, autocast's ``cat`` takes one
+    return gpt.concatenated(step.tape, rotated, rest, name="rotary_part")
 
 
 def turned_pairs(step: Step, x: Tensor, waves: tuple[Tensor, Tensor]) -> Tensor:
@@ -88,12 +101,15 @@ def attention_block(step: Step, where: str, layer: Layer, x: Tensor, tables: Tab
     q, k, v = fused_heads(step, where, block, x) if block.fused else split_heads(step, where, layer, x)
     plain = q, k
     if block.rotary:
-        waves = tables.waves[-1 if block.window is None else 0]
+        waves = laid_out_pairs(step, block, tables.waves[-1 if block.window is None else 0])
         if step.architecture.rotary_early:
             q, k = (ops.cast(tape, heads, "fp32", name="rotary") for heads in (q, k))
         q, k = (rotated_heads(step, block, heads, waves) for heads in (q, k))
+        tape.hold(*waves)
     if block.rotary and (step.architecture.rotary_wide or step.architecture.rotary_early):
         q, k = (ops.cast(tape, rotated, step.activation_dtype, name="rotary") for rotated in (q, k))
+    if block.q_scaled_by_position:
+        q = scaled_by_position(step, q)
     tape.hold(*plain)
     mask = tables.mask_of(block.window) if needs_mask(block, step.run) else None
     mixed = mixed_heads(step, where, block, q, k, v, mask)
@@ -102,6 +118,19 @@ def attention_block(step: Step, where: str, layer: Layer, x: Tensor, tables: Tab
     out = projector(step, where, block.linears[-1:], mixed)(block.linears[-1])
     tape.hold(q, k, v, mixed)
     return out
+
+
+def scaled_by_position(step: Step, q: Tensor) -> Tensor:
+    """Queries times 1 + beta log(1 + floor(position / positions of the pretraining)), a number per token that every
+    layer makes anew in fp32.
+
+    Source: transformers 5 ``modeling_ministral3.py``, ``get_llama_4_attn_scale``.
+    """
+    tape, length, name = step.tape, step.run.max_length, "q_scale"
+    number = Tensor(length, "int64", None)
+    for _ in ("divide", "floor", "shift", "log", "multiply", "shift"):
+        number = ops.elementwise(tape, name, (number,), length, "fp32")
+    return ops.multiply(tape, q, ops.cast(tape, number, q.dtype, name=name), name=name)
 
 
 def projector(step: Step, where: str, linears: Sequence[Linear], x: Tensor) -> Callable[[Linear], Tensor]:
@@ -149,9 +178,12 @@ def norms_of_heads(step: Step, kind: str, name: str, x: Tensor, head_dim: int) -
 
 
 def laid_out(step: Step, block: Attention, heads: Tensor) -> Tensor:
-    """Queries or keys seen by head: free forward; backward a copy of the gradient, unless nothing changes it."""
+    """Queries or keys seen by head: free forward; backward a copy of the gradient, unless nothing changes it. Eager
+    products change it too, where keys are repeated for their queries."""
     single = heads.elements == step.tokens * block.head_dim or step.run.fuses("rope")
-    return ops.relayout(step.tape, heads, name="head_layout") if block.rotary and not single else heads
+    repeated = step.run.attn_implementation == "eager" and block.num_heads > block.num_kv_heads
+    turned = block.rotary or repeated
+    return ops.relayout(step.tape, heads, name="head_layout") if turned and not single else heads
 
 
 def fused_heads(step: Step, where: str, block: Attention, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -64,7 +64,7 @@ class Variant:
     sinks: Tensor | None = None
     """A score per head beside those of the keys (gpt-oss)."""
     by_head: bool = False
-    """Whether queries and keys lie in memory head by head, so that batch and heads are one dimension (gpt-oss)."""
+    """Whether queries and keys lie in memory head by head, so that batch and heads are one dimension (gpt-oss, GLM)."""
     holds_mask: bool = False
     """Whether the mask is still there in the backward, as an argument of a checkpoint is."""
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tunecast.catalogs.errors import InputError
 from tunecast.model.factors import Curve, FactorSet
-from tunecast.model.operation import EFFICIENT, FLASH, GROUPED, MASKED, NATIVE, Kind, Operation, Phase
+from tunecast.model.operation import CHOSEN, EFFICIENT, FLASH, GROUPED, MASKED, NATIVE, Kind, Operation, Phase
 
-ATTENTION_KERNELS = (NATIVE, FLASH, EFFICIENT, MASKED)
+ATTENTION_KERNELS = (NATIVE, FLASH, EFFICIENT, MASKED, CHOSEN)
 """Layouts of attention with curves of their own."""
 
 

@@ -11,6 +11,7 @@ import re
 from tunecast.catalogs.errors import NotSupportedError, UnbuiltFamilyError
 from tunecast.model.families_experts import EXPERT_FAMILIES, ODD_FAMILIES
 from tunecast.model.families_gpt import LAYER_NORM_FAMILIES
+from tunecast.model.families_later import LATER_FAMILIES
 from tunecast.model.families_remote import REMOTE_FAMILIES
 from tunecast.model.family import Family
 from tunecast.model.shapes import GATED
@@ -163,6 +164,7 @@ FAMILIES = {
             embedding_scale="table",
             config_fields=("head_dim", "attention_bias"),
         ),
+        *LATER_FAMILIES,
         *LAYER_NORM_FAMILIES,
         *EXPERT_FAMILIES,
         *ODD_FAMILIES,

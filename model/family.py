@@ -53,6 +53,8 @@ class Family:
     default_window: int | None = None
     """``sliding_window`` when the config has none."""
     global_period: int = 1
+    masks: str = "needed"
+    """Which masks its code makes: those that layers need, the ``full`` one anyway (EXAONE 4), or ``both`` (OLMo 3)."""
     nope_period: int | None = None
     """Each layer at a multiple of this has no rotary embedding."""
     activation: str = "silu"
@@ -84,12 +86,18 @@ class Family:
     """Of each block's output, while training."""
     embedding_dropout: float = 0.0
     attention_dropout: float = 0.0
+    rotary_joins: bool = False
+    """Whether rotated parts of heads are joined with the rest even where it is empty."""
+    rotary_pairs: bool = False
+    """Whether neighbours in a head are rotated into each other, not its halves (GLM)."""
     rotary_early: bool = False
     """Whether queries and keys are converted to fp32 before they are rotated (Cohere)."""
     global_rotary: bool = True
     """False: layers without a window have no rotary embedding (Cohere 2)."""
     q_scaled: bool = False
     """Whether queries are multiplied by a number after their map (OPT)."""
+    q_scaled_by_position: bool = False
+    """Whether rotated queries are multiplied by a number of their position (Ministral 3)."""
     finds_packing: bool = True
     """Whether its code looks for restarting positions before it makes a mask."""
     embedding_norm: bool = False

@@ -52,6 +52,7 @@ class ExpertsRule:
     bias: bool = False
     clamped: bool = False
     peft_names: str = ""
+    wide_buffer: bool = False
     linear_router: bool = False
     per_token_field: str = "num_experts_per_tok"
 
@@ -70,12 +71,18 @@ class ExpertsRule:
             bias=self.bias,
             clamped=self.clamped,
             peft_names=self.peft_names,
+            wide_buffer=self.wide_buffer,
             linear_router=self.linear_router,
         )
         if experts.per_token > experts.count:
             raise InputError(
                 f"The config {name} sends each token to {experts.per_token} of {experts.count} experts; "
                 f"correct {self.per_token_field}."
+            )
+        if experts.count % experts.groups or experts.groups_kept > experts.groups:
+            raise InputError(
+                f"The config {name} chooses among {experts.groups_kept} of {experts.groups} groups of its "
+                f"{experts.count} experts; correct topk_group or n_group."
             )
         return experts
 
@@ -155,6 +162,27 @@ EXPERTS: dict[str, ExpertsRule] = {
         groups=8,
         groups_kept=4,
         peft_names="qwen2_moe",
+    ),
+    "glm4_moe": ExpertsRule(
+        router="sigmoid-groups",
+        count_field="n_routed_experts",
+        count=128,
+        per_token=8,
+        width=1408,
+        shared_field="n_shared_experts",
+        shared=1,
+        dense_first=1,
+        wide_buffer=True,
+        peft_names="qwen2_moe",
+    ),
+    "minimax_m2": ExpertsRule(
+        router="sigmoid",
+        count_field="num_local_experts",
+        count=256,
+        per_token=8,
+        width_field="intermediate_size",
+        width=1536,
+        peft_names="mixtral",
     ),
 }
 """By ``model_type``."""

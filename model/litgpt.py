@@ -107,6 +107,8 @@ def refuse_unknown(architecture: Architecture) -> None:
             "latent attention": attention.latent is not None,
             "linear attention": attention.delta is not None,
             "norms of whole queries and keys": attention.qk_norm and not by_head(attention),
+            "positions of neighbours in a head": attention.rotary_pairs,
+            "queries scaled by position": attention.q_scaled_by_position,
             "layers without positions": not attention.rotary,
             f"the norm {layer.norm}": layer.norm not in NORMS,
             "norms after its blocks alone": layer.norm_order == "post",

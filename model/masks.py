@@ -6,7 +6,10 @@ kernels know what causal means, none is written unless a window is reached or a 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tunecast.model import primitives as ops
+from tunecast.model.architecture import Architecture, Attention
 from tunecast.model.attention_blocks import OWN_ATTENTIONS, needs_mask, reaches_window
 from tunecast.model.context import Step
 from tunecast.model.operation import SYNCHRONISATION, Kind
@@ -15,13 +18,19 @@ from tunecast.model.tape import Tensor
 Masks = tuple[Tensor | None, Tensor | None]
 
 
+def masked_blocks(architecture: Architecture) -> list[Attention]:
+    """The attention that masks are made for: that of the layers, and of what the code makes a mask for anyway."""
+    blocks = [group.layer.attention for group in architecture.groups]
+    return [*blocks, *(replace(blocks[0], window=window) for window in architecture.masks)]
+
+
 def attention_masks(step: Step) -> Masks:
     """The explicit masks of the layers that need one: of booleans for sdpa, of numbers to add for eager.
 
     Where layers with and without a window alternate and both need one, each kind has a mask of its own, the full one
     first.
     """
-    run, blocks = step.run, [group.layer.attention for group in step.architecture.groups]
+    run, blocks = step.run, masked_blocks(step.architecture)
     if run.has_padding and any(block.delta for block in blocks):
         looks_for_padding(step)
     needing = [block for block in blocks if needs_mask(block, run)]

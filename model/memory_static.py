@@ -66,9 +66,11 @@ def layer_weight_bytes(layer: Layer, hidden_size: int, run: Run) -> int:
     """Unquantized parameters of one layer: norms and biases always, linear weights unless quantized."""
     size = DTYPE_BYTES[run.dtype]
     sizes = [*layer.norm_sizes(hidden_size), *layer.attention.qk_norm_sizes, *layer.attention.matrix_sizes]
-    sizes += [*layer.mlp.matrix_sizes, *layer.mlp.vector_sizes, *layer.buffer_sizes]
+    sizes += [*layer.mlp.matrix_sizes, *layer.mlp.vector_sizes]
     sizes += [linear.out_features for linear in layer.linears if linear.bias]
     whole = sum(allocated_bytes(size * elements) for elements in sizes)
+    of_buffer = DTYPE_BYTES["fp32"] if layer.mlp.wide_buffers else size
+    whole += sum(allocated_bytes(of_buffer * elements) for elements in layer.buffer_sizes)
     if run.base_quantization is not None:
         return whole
     of_map = DTYPE_BYTES["fp8"] if run.fp8_weights else size

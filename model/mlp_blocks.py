@@ -62,6 +62,16 @@ def activated(step: Step, activation: str, x: Tensor) -> Tensor:
         return gpt.gelu_new(step.tape, x, wide=wide, name="gelu_new")
     if activation == "bloom_gelu":
         return gpt.bloom_gelu(step.tape, x, name="bloom_gelu")
+    if activation == "relu2":
+        return relu_squared(step, x)
     if activation == "relu":
         return gpt.relu(step.tape, x, name="relu")
     return ops.activation(step.tape, x, name=activation)
+
+
+def relu_squared(step: Step, x: Tensor) -> Tensor:
+    """The square of what is above zero; its module has all three by name until it returns."""
+    above = gpt.relu(step.tape, x, name="relu")
+    out = ops.square(step.tape, above, name="square")
+    step.tape.hold(x, above)
+    return out

@@ -40,9 +40,10 @@ NATIVE = "native"
 FLASH = "flash"
 EFFICIENT = "efficient"
 MASKED = "masked"
-"""Layouts of attention by kernels that use the card's newest instructions (cuDNN's), by FlashAttention-2's, by
-PyTorch's memory-efficient ones, which ``sdpa`` runs under a mask and for heads that flash kernels do not take, and by
-what ``sdpa`` chooses under a mask where that may be another (a record's curve, see `sdpa.with_efficient`)."""
+CHOSEN = "chosen"
+"""Layouts of attention by kernels that use the card's newest instructions (cuDNN's), by FlashAttention-2's, and by
+PyTorch's memory-efficient ones, which ``sdpa`` runs for heads that flash kernels do not take, and over all pairs under
+a mask. What it chooses under a mask where that may be another kernel is a record's curve (`sdpa.with_efficient`)."""
 
 
 class Phase(StrEnum):

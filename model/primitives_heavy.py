@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tunecast.model.operation import EFFICIENT, Kind, Phase
+from tunecast.model.operation import EFFICIENT, MASKED, Kind, Phase
 from tunecast.model.primitives import (
     ATTENTION_BACKWARD_FLOPS,
     attention_flops,
@@ -100,6 +100,11 @@ def runs_efficient(shape: AttentionShape) -> bool:
     return shape.masked or shape.head_dim > WIDEST_FLASH
 
 
+def layout_of(shape: AttentionShape) -> str:
+    """Which kernel ``sdpa`` runs, as a layout of operations; nothing: the device's own."""
+    return MASKED if shape.masked else EFFICIENT if runs_efficient(shape) else ""
+
+
 def wide_scratch_elements(shape: AttentionShape) -> int:
     """fp32 sums of the gradients of keys and values that the memory-efficient backward keeps in memory.
 
@@ -128,7 +133,7 @@ def flash_attention(
     With `remade`, a checkpoint of its own keeps the inputs alone, and the backward makes the rest again.
     """
     size, efficient = shape.as_tuple, runs_efficient(shape)
-    layout = EFFICIENT if efficient else ""
+    layout = layout_of(shape)
     inputs = (q, k, v) if bias is None else (q, k, v, bias)
 
     def forward() -> tuple[Tensor, Tensor]:

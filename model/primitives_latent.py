@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tunecast.model.operation import EFFICIENT, Kind
+from tunecast.model.operation import EFFICIENT, MASKED, Kind
 from tunecast.model.primitives import elementwise
 from tunecast.model.primitives_heavy import FLASH_BACKWARD_LAUNCHES, AttentionShape, wide_scratch_elements
 from tunecast.model.tape import Backward, Grads, Tape, Tensor
@@ -110,7 +110,7 @@ def attention(
     inputs = (q, k, v) if bias is None else (q, k, v, bias)
     flops, size, kept = shape.flops, shape.as_tuple, (*inputs, out, sums, seeds)
     forward = (1.0 + share) / 2.0 * flops
-    alike: dict[str, Any] = {"shape": size, "layout": EFFICIENT, "dtype": q.dtype}
+    alike: dict[str, Any] = {"shape": size, "layout": MASKED if shape.masked else EFFICIENT, "dtype": q.dtype}
     tape.kernel("attention", Kind.ATTENTION, inputs, (out, sums, seeds), flops=forward, **alike)
     if tape.would_grad(q, k, v):
         tape.mark_saved()

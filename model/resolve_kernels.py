@@ -356,6 +356,8 @@ def why_not_fused(part: str, values: Mapping[str, Any], architecture: Architectu
         return f"{architecture.name} has linear attention, for which that is not built"
     if part == "rope" and not megatron and any(layer.attention.fused for layer in layers):
         return f"{architecture.name} joins its queries, keys and values in one map"
+    if part == "rope" and any(layer.attention.rotary_pairs for layer in layers):
+        return f"{architecture.name} rotates neighbours in a head, not its halves"
     gates = [silu_gate(layer.mlp) if megatron else separate_silu_gate(layer.mlp) for layer in layers]
     if part == "swiglu" and not all(gates):
         return f"{architecture.name} has no separate gate with SiLU"

@@ -227,6 +227,16 @@ def check_tensor_parallel(architecture: Architecture, values: Mapping[str, Any],
                 "Tensor parallelism is built for plain heads with projections apart or joined head by head; "
                 f"{architecture.name} has others: use --tp 1 with --sharding fsdp."
             )
+        if attention.qk_norm and not attention.qk_norm_by_head:
+            raise NotSupportedError(
+                f"Tensor parallelism of norms over all queries and keys, which {architecture.name} has, is not built; "
+                "use --tp 1 with --sharding fsdp."
+            )
+        if mlp.gated and len(mlp.linears) < SEPARATE - 1 and attention.qkv_split != JOINED:
+            raise NotSupportedError(
+                f"Tensor parallelism of gate and up in one map, which {architecture.name} has, is not built; use "
+                "--tp 1 with --sharding fsdp."
+            )
         kv_heads = attention.num_kv_heads
         uneven = kv_heads % tp and tp % kv_heads
         if attention.num_heads % tp or mlp.intermediate_size % tp or uneven:

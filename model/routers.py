@@ -15,7 +15,7 @@ from tunecast.model.context import Step
 from tunecast.model.linears import product
 from tunecast.model.operation import Kind
 from tunecast.model.shapes import Experts
-from tunecast.model.tape import Tensor
+from tunecast.model.tape import Tensor, widest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,14 +108,33 @@ def sigmoid_in_groups(step: Step, where: str, experts: Experts, x: Tensor) -> Ro
     tape = step.tape
     logits = wide_scores(step, where, experts, x)
     values = routing.unary(tape, logits, name="router.sigmoid")
-    bias = Tensor(experts.count, step.run.dtype, None)
-    corrected = ops.elementwise(tape, "router.choose", (values, bias), values.elements, values.dtype)
+    corrected = with_buffer(step, experts, values)
     places = chosen_in_groups(step, experts, corrected)
     weights = routing.index(tape, values, places, places.elements, name="router.gather")
     if experts.normalised:
         weights = divided(step, weights, shifted=True)
     tape.hold(values, corrected)
     return Routes(weights=ops.scale(tape, weights, name="router.scale"), places=places, held=(logits,))
+
+
+def with_buffer(step: Step, experts: Experts, values: Tensor) -> Tensor:
+    """Scores plus the numbers that correct them."""
+    bias = Tensor(experts.count, "fp32" if experts.wide_buffer else step.run.dtype, None)
+    dtype = widest((values.dtype, bias.dtype))
+    return ops.elementwise(step.tape, "router.choose", (values, bias), values.elements, dtype)
+
+
+def sigmoid_alone(step: Step, where: str, experts: Experts, x: Tensor) -> Routes:
+    """Sigmoids in fp32 corrected by a bias, the largest chosen, divided by their sum (MiniMax-M2)."""
+    tape, count = step.tape, step.tokens * experts.per_token
+    logits = scores(step, where, experts, x)
+    values = routing.unary(tape, ops.cast(tape, logits, "fp32", name="router.cast"), name="router.sigmoid")
+    corrected = with_buffer(step, experts, values)
+    best, places = tape.empty(count, corrected.dtype), tape.empty(count, "int64")
+    tape.kernel("router.choose", Kind.MEMORY, (corrected,), (best, places))
+    weights = divided(step, routing.index(tape, values, places, count, name="router.gather"))
+    tape.hold(values, corrected, best)
+    return Routes(weights=weights, places=places, held=(logits,))
 
 
 def chosen_in_groups(step: Step, experts: Experts, scores: Tensor) -> Tensor:
@@ -131,7 +150,8 @@ def chosen_in_groups(step: Step, experts: Experts, scores: Tensor) -> Tensor:
     tape.kernel(name, Kind.MEMORY, (summed,), (top, which))
     mask = ops.elementwise(tape, name, (), groups, dtype)
     tape.kernel(name, Kind.MEMORY, (mask, which), (mask,))
-    wide = ops.elementwise(tape, name, (mask,), scores.elements, dtype)
+    alone = experts.groups == 1  # its mask is seen once per expert, not written out
+    wide = mask if alone else ops.elementwise(tape, name, (mask,), scores.elements, dtype)
     flags = ops.elementwise(tape, name, (wide,), scores.elements, "bool")
     flags = ops.elementwise(tape, name, (flags,), scores.elements, "bool")
     masked = ops.elementwise(tape, name, (scores, flags), scores.elements, scores.dtype)
@@ -149,5 +169,6 @@ ROUTERS: dict[str, Callable[[Step, str, Experts, Tensor], Routes]] = {
     "softmax-last-narrow": softmax_last,
     "softmax-wide-input": softmax_of_wide,
     "sigmoid-groups": sigmoid_in_groups,
+    "sigmoid": sigmoid_alone,
 }
 """By ``Experts.router``."""

@@ -20,7 +20,7 @@ from tunecast.model.architecture import Architecture
 from tunecast.model.attention_blocks import needs_mask
 from tunecast.model.factors import Curve, FactorSet
 from tunecast.model.litgpt import is_litgpt
-from tunecast.model.operation import EFFICIENT, FLASH, MASKED, NATIVE
+from tunecast.model.operation import CHOSEN, EFFICIENT, FLASH, MASKED, NATIVE
 from tunecast.model.primitives_heavy import WIDEST_FLASH
 from tunecast.model.resolve import Resolved
 from tunecast.model.resolve_attention import runs_plain_attention
@@ -77,7 +77,7 @@ def efficient_curves(curves: Mapping[str, Curve], dtype: str, beliefs: Mapping[s
         params = {name: value for name, value in like.params.items() if not name.startswith("gp_")}
         slow = {**params, "flops_per_s": rate}
         curve = replace(like, params=slow, log_sd=doubt, residuals=(), origin="assumed")
-        found[f"attention-{EFFICIENT}.{dtype}.{direction}"] = curve
+        found |= {f"attention-{kernel}.{dtype}.{direction}": curve for kernel in (EFFICIENT, MASKED)}
     return found
 
 
@@ -86,7 +86,7 @@ def between_kernels(curves: Mapping[str, Curve]) -> dict[str, Curve]:
     that of the memory-efficient kernels as that of cuDNN's own without, and anything between."""
     found: dict[str, Curve] = {}
     for name, slow in curves.items():
-        own = f"attention-{EFFICIENT}."
+        own = f"attention-{MASKED}."
         fast = curves.get(f"attention-{NATIVE}.{name.removeprefix(own).split('.')[0]}.forward")
         if not name.startswith(own) or fast is None:
             continue
@@ -114,16 +114,18 @@ def with_efficient(factors: FactorSet, beliefs: Mapping[str, Any], run: Run | No
         made |= efficient_curves(factors.curves, dtype, beliefs)
     chosen = {}
     if run is not None and run.sdpa_cudnn:
-        own = f"attention-{MASKED}."
+        own = f"attention-{CHOSEN}."
         curves = factors.curves.items()
-        chosen = {name.replace(own, f"attention-{EFFICIENT}."): curve for name, curve in curves if own in name}
+        chosen = {name.replace(own, f"attention-{MASKED}."): curve for name, curve in curves if own in name}
     return replace(factors, curves={**made, **factors.curves, **chosen})
 
 
 def efficient_notes(architecture: Architecture, run: Run, factors: FactorSet) -> tuple[str, ...]:
     """How well the speed of attention is known that no flash kernel takes, unless a record has measured it."""
-    curve = factors.curves.get(f"attention-{EFFICIENT}.{run.compute_dtype}.forward")
-    if curve is None or curve.origin != "assumed" or not avoids_flash(architecture, run):
+    kernels = (EFFICIENT, MASKED)
+    curves = [factors.curves.get(f"attention-{kernel}.{run.compute_dtype}.forward") for kernel in kernels]
+    assumed = any(curve is not None and curve.origin == "assumed" for curve in curves)
+    if not assumed or not avoids_flash(architecture, run):
         return ()
     between = (
         ", between memory-efficient kernels and cuDNN's, of which under a mask none is known" if run.sdpa_cudnn else ""

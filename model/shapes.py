@@ -17,6 +17,8 @@ MoE): its last linear map."""
 GATED, DELTA = "gated", "delta"
 """Kinds of attention: with an output that is multiplied by a gate which its queries' map makes beside them; linear, by
 the gated delta rule."""
+CORRECTED = ("sigmoid-groups", "sigmoid")
+"""Routers whose scores a stored buffer corrects: keys of ``routers.ROUTERS``."""
 FUSED_MAPS = 2
 """Maps in it: PEFT gives its adapter as many times the rank (``_convert_peft_config_moe``)."""
 
@@ -52,14 +54,16 @@ class Experts:
     """Whose module names of transformers 4 PEFT turns into stacked parameters: a key of ``resolve_experts.RENAMED``;
     empty where it leaves names alone."""
 
+    wide_buffer: bool = False
+    """Whether the buffer that corrects scores is fp32 whatever the weights are (GLM-4.5)."""
     linear_router: bool = False
     """Whether the router is a linear map of the block, with vectors of its own that scale input and weights (Gemma
     4)."""
 
     @property
     def buffer_elements(self) -> int:
-        """Numbers of the buffer that corrects the router's scores (DeepSeek-V3)."""
-        return self.count if self.router == "sigmoid-groups" else 0
+        """Numbers of the buffer that corrects the router's scores (DeepSeek-V3, MiniMax)."""
+        return self.count if self.router in CORRECTED else 0
 
     @property
     def router_params(self) -> int:

@@ -27,7 +27,7 @@ from tunecast.model.head import head_and_loss, head_name
 from tunecast.model.joined import STACKS
 from tunecast.model.litgpt import is_litgpt
 from tunecast.model.loss_chunks import head_uses
-from tunecast.model.masks import attention_masks
+from tunecast.model.masks import attention_masks, masked_blocks
 from tunecast.model.norms import norm
 from tunecast.model.operation import SYNCHRONISATION, Kind, Phase
 from tunecast.model.parallel_blocks import (
@@ -82,7 +82,7 @@ def shared_tables(step: Step, entry: Tensor) -> Tables:
     if alibi is not None:
         return Tables(waves=(), mask=attention_masks(step)[1], alibi=alibi)
     positions = counted_positions(step)
-    kinds = {group.layer.attention.window for group in step.architecture.groups}
+    kinds = {block.window for block in masked_blocks(step.architecture)}
     for _ in kinds if step.architecture.finds_packing and not step.run.has_padding else ():
         find_packing(step, positions)
     full_mask, mask = attention_masks(step)

@@ -10,10 +10,17 @@ from dataclasses import replace
 from typing import Any
 
 from tunecast.catalogs.errors import InputError, UnbuiltFamilyError
+from tunecast.model.config_fields import switch
 from tunecast.model.family import Family
 
 Config = Mapping[str, Any]
 Changes = dict[str, Any]
+SEED_DROPS, SEED_DROP = {"dropout": "residual_dropout", "attention_dropout": "attention_dropout"}, 0.1
+"""Our fields and Seed-OSS's of what is dropped while training, and how much when its config says nothing."""
+POSITION_SCALES = ("llama_4_scaling_beta", "original_max_position_embeddings")
+"""Fields of Ministral 3's ``rope_parameters`` that scale its queries."""
+LAYER_TYPES = ("sliding_attention", "full_attention")
+"""Kinds of attention that layers of windowed families are of."""
 
 
 def adapted(family: Family, config: Config, name: str) -> Family:
@@ -128,6 +135,116 @@ def bloom(config: Config, name: str) -> Changes:
     return {"default_kv_heads": None}
 
 
+def check_layer_types(config: Config, name: str) -> None:
+    """Refuse ``layer_types`` that are no list of the two kinds of attention."""
+    kinds = config.get("layer_types")
+    if kinds is None or (isinstance(kinds, list) and all(kind in LAYER_TYPES for kind in kinds)):
+        return
+    raise InputError(
+        f"The config {name} has layer_types {str(kinds)[:80]}, but they are a list of sliding_attention and "
+        "full_attention."
+    )
+
+
+def olmo3(config: Config, name: str) -> Changes:
+    """OLMo 3, whose masks need a window."""
+    refuse(config, name, hidden_act="silu", attention_dropout=0.0)
+    check_layer_types(config, name)
+    need_window(config, name)
+    return {}
+
+
+def ministral3(config: Config, name: str) -> Changes:
+    """Ministral 3, whose queries are scaled by two numbers of the config's rotary positions."""
+    refuse(config, name, hidden_act="silu", attention_dropout=0.0)
+    positions = config.get("rope_scaling") or config.get("rope_parameters")
+    for field in POSITION_SCALES if positions is not None else ():
+        number = positions.get(field) if isinstance(positions, Mapping) else None
+        if isinstance(number, bool) or not isinstance(number, int | float):
+            raise InputError(
+                f"The config {name} has no number {field!r} in rope_parameters; give a complete config.json."
+            )
+    return {}
+
+
+def ministral(config: Config, name: str) -> Changes:
+    """Ministral of 2024, whose masks need a window and whose heads need a width of their own."""
+    refuse(config, name, hidden_act="silu", attention_dropout=0.0)
+    if config.get("head_dim") is None:
+        raise InputError(f"The config {name} has no 'head_dim'; give a complete Hugging Face config.json.")
+    check_layer_types(config, name)
+    need_window(config, name)
+    return {}
+
+
+def glm(config: Config, name: str) -> Changes:
+    """GLM-4 of 2024 and of April 2025: biases of queries, keys and values unless the config says otherwise."""
+    refuse(config, name, hidden_act="silu", attention_dropout=0.0)
+    return {"qkv_bias": switch(config, "attention_bias", name, default=True)}
+
+
+def glm4_moe(config: Config, name: str) -> Changes:
+    """GLM-4.5 to 4.7: norms of queries and keys in the large ones."""
+    refuse(config, name, hidden_act="silu", attention_dropout=0.0, norm_topk_prob=True, output_router_logits=False)
+    for field, least in (("first_k_dense_replace", 0), ("n_shared_experts", 1)):
+        number = config.get(field, 1)
+        if isinstance(number, bool) or not isinstance(number, int) or number < least:
+            raise InputError(
+                f"The config {name} has {field}={number!r}, but it must be a whole number of at least {least}."
+            )
+    norms = switch(config, "use_qk_norm", name)
+    return {"qk_norm": norms, "qk_norm_late": norms}
+
+
+def exaone4(config: Config, name: str) -> Changes:
+    """EXAONE 4: where there is a window, layers without it have no rotary positions."""
+    refuse(config, name, hidden_act="silu", attention_dropout=0.0)
+    check_layer_types(config, name)
+    if config.get("layer_types") is None:
+        need_window(config, name)
+        refuse(config, name, sliding_window_pattern=4)
+    return {"global_rotary": config.get("sliding_window", 0) is None}
+
+
+def seed_oss(config: Config, name: str) -> Changes:
+    """Seed-OSS: biases of queries, keys and values, of the output by a switch of its own; dropout while training."""
+    refuse(config, name, hidden_act="silu")
+    drops = {ours: share(config, theirs, name) for ours, theirs in SEED_DROPS.items()}
+    qkv_bias = switch(config, "attention_bias", name, default=True)
+    return {"qkv_bias": qkv_bias, "o_bias": switch(config, "attention_out_bias", name), **drops}
+
+
+def minimax(config: Config, name: str) -> Changes:
+    """MiniMax-M2, whose released configs give the rotated part of a head as a number of its own."""
+    refuse(config, name, hidden_act="silu", attention_dropout=0.0, router_jitter_noise=0.0, output_router_logits=False)
+    given, width = config.get("rotary_dim"), config.get("head_dim", 128)
+    if given is None or not isinstance(width, int):
+        return {}
+    if isinstance(given, bool) or not isinstance(given, int) or not 0 < given <= width:
+        raise InputError(f"The config {name} has rotary_dim={given!r}, but heads have {width} values; correct it.")
+    return {"rotary_share": given / width}
+
+
+def arcee(config: Config, name: str) -> Changes:
+    """Arcee's AFM: Llama's layers with a feed-forward block of two maps and a squared relu in between."""
+    refuse(config, name, hidden_act="relu2", attention_dropout=0.0)
+    return {}
+
+
+def share(config: Config, field: str, name: str) -> float:
+    """A part of what is dropped while training, which Seed-OSS has a default for."""
+    value = config.get(field, SEED_DROP)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+        raise InputError(f"The config {name} has {field}={value!r}, but it must be a number from 0 to below 1.")
+    return float(value)
+
+
+def need_window(config: Config, name: str) -> None:
+    """Refuse a config whose ``sliding_window`` is null, of code that always makes a mask of it."""
+    if "sliding_window" in config and config["sliding_window"] is None:
+        raise InputError(f"The config {name} has sliding_window=null, but it must be a number.")
+
+
 def gemma4(config: Config, name: str) -> Changes:
     """Gemma 4 without embeddings per layer and without layers that share keys and values (31B and 26B-A4B)."""
     refuse(config, name, num_kv_shared_layers=0, use_double_wide_mlp=False, attention_dropout=0.0)
@@ -135,12 +252,7 @@ def gemma4(config: Config, name: str) -> Changes:
     for field in ("sliding_window", *own, "hidden_size_per_layer_input"):
         if field in config and config[field] is None:
             raise InputError(f"The config {name} has {field}=null, but it must be a number.")
-    kinds = config.get("layer_types")
-    if kinds is not None and not (isinstance(kinds, list) and set(kinds) <= {"sliding_attention", "full_attention"}):
-        raise InputError(
-            f"The config {name} has layer_types {str(kinds)[:80]}, but they are a list of sliding_attention and "
-            "full_attention."
-        )
+    check_layer_types(config, name)
     if config.get("use_bidirectional_attention") == "all":
         refuse(config, name, use_bidirectional_attention="vision")
     refuse(
@@ -168,21 +280,31 @@ def falcon(config: Config, name: str) -> Changes:
 
 
 VARIANTS: dict[str, Callable[[Config, str], Changes]] = {
+    "arcee": arcee,
     "bloom": bloom,
     "chatglm": chatglm,
     "cohere": cohere,
     "cohere2": cohere,
     "gemma4_text": gemma4,
     "gpt2": gpt2,
+    "exaone4": exaone4,
     "falcon": falcon,
+    "glm": glm,
+    "glm4": glm,
+    "glm4_moe": glm4_moe,
     "gpt_neox": gpt_neox,
     "gptj": gptj,
+    "minimax_m2": minimax,
+    "ministral": ministral,
+    "ministral3": ministral3,
     "mpt": mpt,
+    "olmo3": olmo3,
     "opt": opt,
     "phi": phi,
     "qwen": qwen,
     "qwen3_5_moe_text": qwen3_5,
     "qwen3_5_text": qwen3_5,
+    "seed_oss": seed_oss,
     "starcoder2": starcoder2,
     "stablelm": stablelm,
 }

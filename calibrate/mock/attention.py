@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from tunecast.calibrate.mock.card import Card
 from tunecast.calibrate.mock.physics import AttentionPhysics, Physics, generator
 from tunecast.calibrate.mock.work import Work, together
+from tunecast.model.operation import CHOSEN, EFFICIENT, MASKED
 from tunecast.model.units import DTYPE_BYTES
 
 FORWARD_PRODUCTS, BACKWARD_PRODUCTS = 2, 5
@@ -63,6 +64,10 @@ def attention_work(
 
 EFFICIENT_SLOWER, EFFICIENT_SPREAD = {"forward": 1.9, "backward": 4.2}, 0.3
 """Time of the memory-efficient kernels over FlashAttention-2's, and its spread over mocks in logarithms."""
+
+
+SLOWER = (EFFICIENT, MASKED, CHOSEN)
+"""Layouts of attention by such kernels."""
 
 
 def slowed(work: Work, physics: Physics, backward: bool) -> Work:

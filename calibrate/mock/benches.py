@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tunecast.calibrate.mock.attention import Heads, attention_work, slowed
+from tunecast.calibrate.mock.attention import SLOWER, Heads, attention_work, slowed
 from tunecast.calibrate.mock.bandwidth import dequant_work, memory_work
 from tunecast.calibrate.mock.gemm import gemm_work
 from tunecast.calibrate.mock.host import bare_seconds
@@ -15,7 +15,7 @@ from tunecast.calibrate.mock.kernels import collective_seconds, pcie_bytes_per_s
 from tunecast.calibrate.mock.power import Operating
 from tunecast.calibrate.mock.simulator import Simulator, compile_stream
 from tunecast.calibrate.mock.work import Work
-from tunecast.model.operation import EFFICIENT, MASKED, Kind, Operation, Phase
+from tunecast.model.operation import Kind, Operation, Phase
 from tunecast.model.units import DTYPE_BYTES
 
 Params = dict[str, Any]
@@ -108,7 +108,7 @@ def _attention(simulator: Simulator, p: Params, hotness: float) -> Truth:
     backward = p["pass"] == "backward"
     other = p.get("kernel", "")
     work = attention_work(simulator.card, simulator.physics, heads, p["dtype"], backward, flash=bool(other))
-    if other in (EFFICIENT, MASKED):
+    if other in SLOWER:
         work = slowed(work, simulator.physics, backward)
     tokens = p["batch"] * p["length"] * p["head_dim"] * (2 * p["heads"] + 2 * p["kv_heads"])
     return _kernel(simulator, work, Kind.ATTENTION, hotness, tokens * DTYPE_BYTES[p["dtype"]] * (2 if backward else 1))

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from tunecast.calibrate.mock.attention import Heads, attention_work, slowed
+from tunecast.calibrate.mock.attention import SLOWER, Heads, attention_work, slowed
 from tunecast.calibrate.mock.bandwidth import access_class, dequant_work, memory_work
 from tunecast.calibrate.mock.card import Card
 from tunecast.calibrate.mock.gemm import gemm_work, memory_rate
 from tunecast.calibrate.mock.physics import Physics
 from tunecast.calibrate.mock.work import Work, together
-from tunecast.model.operation import EFFICIENT, FLASH, Kind, Operation, plain_layout
+from tunecast.model.operation import FLASH, Kind, Operation, plain_layout
 from tunecast.model.units import DTYPE_BYTES
 
 
@@ -45,8 +45,8 @@ def _attention(card: Card, physics: Physics, op: Operation) -> Work:
     shape = Heads(
         batch=batch, heads=heads, kv_heads=kv_heads, q_len=q_len, kv_len=kv_len, head_dim=head_dim, causal=causal
     )
-    work = attention_work(card, physics, shape, op.dtype, backward, flash=op.layout in (FLASH, EFFICIENT))
-    return slowed(work, physics, backward) if op.layout == EFFICIENT else work
+    work = attention_work(card, physics, shape, op.dtype, backward, flash=op.layout in (FLASH, *SLOWER))
+    return slowed(work, physics, backward) if op.layout in SLOWER else work
 
 
 def _memory(card: Card, physics: Physics, op: Operation) -> Work:

@@ -8,6 +8,7 @@ from typing import Any
 
 from tunecast.model.operation import (
     EFFICIENT,
+    MASKED,
     SYNCHRONISATION,
     VALUE_READ,
     Kind,
@@ -145,7 +146,7 @@ def attention_scratch_bytes(shape: tuple[int, ...], layout: str) -> int:
     """Buffers inside a backward of attention: `flash_backward_scratch_bytes`, and of the memory-efficient kernel fp32
     dK and dV where heads are wider than it keeps in registers (PyTorch mem_eff_attention/kernel_backward.h)."""
     batch, heads, _, _, kv_len, head_dim = shape
-    wide = layout == EFFICIENT and head_dim > EFFICIENT_IN_REGISTERS
+    wide = layout in (EFFICIENT, MASKED) and head_dim > EFFICIENT_IN_REGISTERS
     return flash_backward_scratch_bytes(shape) + (2 * 4 * batch * heads * kv_len * head_dim if wide else 0)
 
 
@@ -342,7 +343,7 @@ def _attention(name: str, args: Any, kwargs: Any, common: dict[str, Any]) -> Ope
     launches = float(FLASH_BACKWARD_LAUNCHES + grouped) if backward else 1.0
     # The CPU's flash operator stands for the GPU's: same tensors in and out.
     masked = kwargs.get("attn_mask") is not None
-    layout = EFFICIENT if masked or shape[-1] > WIDEST_FLASH else ""
+    layout = MASKED if masked else EFFICIENT if shape[-1] > WIDEST_FLASH else ""
     fields = {**common, "dtype": dtype_name([q]), "name": common["name"].replace("_for_cpu", ""), "layout": layout}
     return Operation(kind=Kind.ATTENTION, flops=flops, shape=shape, launches=launches, **fields)
 
@@ -358,7 +359,8 @@ def _narrow_attention(
     products = (3.0 + 2.0 * share) / 2.0 if backward else (1.0 + share) / 2.0
     launches = float(FLASH_BACKWARD_LAUNCHES) if backward else 1.0
     flops = products * attention_flops(shape, causal)
-    fields = {**common, "dtype": dtype_name([q]), "layout": EFFICIENT}
+    masked = args[4 if backward else 3] is not None
+    fields = {**common, "dtype": dtype_name([q]), "layout": MASKED if masked else EFFICIENT}
     return Operation(kind=Kind.ATTENTION, flops=flops, shape=shape, launches=launches, **fields)
 
 

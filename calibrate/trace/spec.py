@@ -23,7 +23,7 @@ def run_to_dict(run: Run) -> dict[str, Any]:
 def architecture_from_dict(data: dict[str, Any]) -> Architecture:
     """Inverse of `architecture_to_dict`."""
     groups = tuple(LayerGroup(layer=_layer(group["layer"]), count=group["count"]) for group in data["groups"])
-    return Architecture(**{**data, "groups": groups})
+    return Architecture(**{**data, "groups": groups, "masks": tuple(data.get("masks", ()))})
 
 
 def run_from_dict(data: dict[str, Any]) -> Run:

@@ -21,6 +21,7 @@ from tunecast.model.priors import prior_factors
 from tunecast.model.question import Question
 from tunecast.model.resolve import resolve_run
 from tunecast.model.resolve_stacks import of_stack
+from tunecast.model.rows import with_padding
 from tunecast.model.target import Target, resolve_targets
 from tunecast.model.time import run_clocks, stacked, step_seconds
 
@@ -127,7 +128,12 @@ def compared(architecture: Architecture, sampled: list[dict[str, Any]], targets:
     """Compare a device chosen by turns for every plan; the number of comparisons. `data` says how long samples are."""
     shared = {"internode_gbps": 400, **data}
     runs = [
-        resolve_run(architecture, run_options(options), gpu_has_bf16=targets[0].has_bf16).run for options in sampled
+        resolve_run(
+            architecture,
+            with_padding(run_options(options), {**options, **shared}, {})[0],
+            gpu_has_bf16=targets[0].has_bf16,
+        ).run
+        for options in sampled
     ]
     assert targets
     found = screen(architecture, runs, targets, shared)

@@ -30,6 +30,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gpt_oss": {"head_dim": 64, "num_local_experts": 8, "num_experts_per_tok": 2},
     "deepseek_v2": LATENT,
     "deepseek_v3": {**LATENT, "q_lora_rank": 192, "n_group": 4, "topk_group": 2},
+    "deepseek_v3 of one group": {**LATENT, "q_lora_rank": 192, "n_group": 1, "topk_group": 1},
 }
 """By ``model_type``, and a word when there are several."""
 METHODS: dict[str, dict[str, Any]] = {

@@ -1,0 +1,224 @@
+"""Later relatives of Llama against the traced stream of their real code: kernels, FLOPs, memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tunecast.catalogs.errors import InputError, NotSupportedError, UnbuiltFamilyError
+from tunecast.model.architecture import Architecture
+from tunecast.model.architectures import architecture_from_config
+from tunecast.model.families_later import LATER_FAMILIES
+from tunecast.model.litgpt import as_litgpt
+from tunecast.model.resolve import resolve_run
+
+BASE: dict[str, Any] = {
+    "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 2, "num_attention_heads": 8,
+    "num_key_value_heads": 4, "vocab_size": 8000, "max_position_embeddings": 8192,
+}  # fmt: skip
+BOTH = ["sliding_attention", "full_attention"]
+CONFIGS: dict[str, dict[str, Any]] = {
+    "olmo3": {"sliding_window": 128, "layer_types": BOTH},
+    "ministral3": {"head_dim": 96},
+    "ministral": {"head_dim": 64, "sliding_window": 128, "layer_types": BOTH},
+    "glm4": {"head_dim": 96},
+    "glm": {"head_dim": 96},
+    "glm4_moe": {
+        "head_dim": 96, "n_routed_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 256,
+        "use_qk_norm": True, "attention_bias": True,
+    },
+    "seed_oss": {"head_dim": 96},
+    "arcee": {},
+    "exaone4": {"sliding_window": 128, "layer_types": BOTH},
+    "minimax_m2": {
+        "head_dim": 96, "rotary_dim": 48, "num_local_experts": 16, "num_experts_per_tok": 4, "intermediate_size": 256,
+    },
+}  # fmt: skip
+"""By ``model_type``: every kind of layer of the family occurs."""
+METHODS: dict[str, dict[str, Any]] = {
+    "lora": {"max_length": 512},
+    "lora, shorter than any window, two samples": {"max_length": 64, "per_device_train_batch_size": 2},
+    "lora on attention, two samples": {
+        "lora_target_modules": "q_proj,k_proj,v_proj,o_proj", "max_length": 256, "per_device_train_batch_size": 2,
+    },
+    "lora on two maps, nothing checkpointed": {
+        "lora_target_modules": "q_proj,v_proj", "gradient_checkpointing": False, "max_length": 256,
+    },
+    "qlora": {"method": "qlora", "max_length": 512},
+    "qlora, nothing checkpointed, two samples": {
+        "method": "qlora", "gradient_checkpointing": False, "per_device_train_batch_size": 2, "max_length": 64,
+    },
+    "full": {"method": "full", "max_length": 512},
+    "full, two samples, nothing checkpointed": {
+        "method": "full", "gradient_checkpointing": False, "per_device_train_batch_size": 2, "max_length": 256,
+    },
+    "full, eager, two samples, nothing checkpointed": {
+        "method": "full", "gradient_checkpointing": False, "per_device_train_batch_size": 2, "max_length": 256,
+        "attn_implementation": "eager",
+    },
+    "lora, eager": {"attn_implementation": "eager", "max_length": 256},
+    "lora, eager, shorter than any window": {"attn_implementation": "eager", "max_length": 64},
+    "lora, fp16": {"dtype": "fp16", "precision": "fp16-autocast", "max_length": 256},
+    "lora in fp32, nothing checkpointed": {"dtype": "fp32", "gradient_checkpointing": False, "max_length": 256},
+    "lora, bf16 without autocast": {"precision": "bf16", "max_length": 256},
+}  # fmt: skip
+
+
+def small(model_type: str, **changes: Any) -> Architecture:
+    return architecture_from_config({**BASE, **CONFIGS[model_type], "model_type": model_type, **changes}, model_type)
+
+
+def test_every_later_family_is_here() -> None:
+    assert set(CONFIGS) == {family.model_type for family in LATER_FAMILIES}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_step_is_the_traced_step(same_as_traced: Callable[..., None], name: str, method: str) -> None:
+    same_as_traced(small(name), **METHODS[method])
+
+
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "GLM-4 without biases": ("glm4", {"attention_bias": False}),
+    "GLM-4 with whole heads rotated": ("glm4", {"partial_rotary_factor": 1.0, "head_dim": 64}),
+    "GLM rotated by its own share": (
+        "glm",
+        {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.25}},
+    ),
+    "GLM-4.5 without norms and biases": ("glm4_moe", {"use_qk_norm": False, "attention_bias": False}),
+    "GLM-4.5 with groups of experts": ("glm4_moe", {"n_group": 4, "topk_group": 2, "n_shared_experts": 2}),
+    "GLM-4.5 without dense layers": ("glm4_moe", {"first_k_dense_replace": 0, "n_routed_experts": 160}),
+    "Seed-OSS without dropout": ("seed_oss", {"attention_dropout": 0.0, "residual_dropout": 0.0, "mlp_bias": True}),
+    "Seed-OSS with a bias of the output": ("seed_oss", {"attention_out_bias": True, "residual_dropout": 0}),
+    "EXAONE 4 without windows": ("exaone4", {"sliding_window": None, "layer_types": BOTH[1:] * 2}),
+    "EXAONE 4 with windows only": ("exaone4", {"layer_types": BOTH[:1] * 2, "tie_word_embeddings": True}),
+    "GLM-4.5 with whole heads rotated": ("glm4_moe", {"partial_rotary_factor": 1.0}),
+    "MiniMax-M2 with whole heads rotated": ("minimax_m2", {"rotary_dim": None}),
+    "Arcee with biases": ("arcee", {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": None}),
+    "Ministral 3 with a window": ("ministral3", {"sliding_window": 128}),
+    "Ministral 3 tied": ("ministral3", {"tie_word_embeddings": True}),
+    "Ministral without windows": ("ministral", {"layer_types": BOTH[1:] * 2, "head_dim": 96}),
+    "OLMo 3 with windows only": ("olmo3", {"layer_types": BOTH[:1] * 2}),
+    "OLMo 3 without windows": ("olmo3", {"layer_types": BOTH[1:] * 2}),
+    "OLMo 3 with biases": ("olmo3", {"attention_bias": True}),
+    "OLMo 3 with as many keys as queries, tied": ("olmo3", {"num_key_value_heads": None, "tie_word_embeddings": True}),
+}
+
+
+@pytest.mark.parametrize(("name", "changes"), VARIANTS.values(), ids=VARIANTS)
+def test_variants_are_the_traced_ones(same_as_traced: Callable[..., None], name: str, changes: dict[str, Any]) -> None:
+    same_as_traced(small(name, **changes), max_length=256)
+    same_as_traced(small(name, **changes), method="full", attn_implementation="eager", max_length=256)
+
+
+DEEP: dict[str, dict[str, Any]] = {
+    "olmo3": {"layer_types": None},
+    "ministral3": {},
+    "glm4_moe": {"first_k_dense_replace": 3},
+    "exaone4": {"layer_types": None},
+}
+
+
+@pytest.mark.parametrize("checkpointing", [True, False])
+@pytest.mark.parametrize("name", DEEP)
+def test_a_deep_model_is_the_traced_one(same_as_traced: Callable[..., None], name: str, checkpointing: bool) -> None:
+    """Written as a few layers of each kind, traced as a few units of the pattern."""
+    deep = small(name, num_hidden_layers=24, **DEEP[name])
+    same_as_traced(deep, max_length=256, gradient_checkpointing=checkpointing)
+
+
+def test_three_layers_with_a_window_then_one_without() -> None:
+    silent = small("olmo3", layer_types=None, num_hidden_layers=8)
+    assert [(group.layer.attention.window, group.count) for group in silent.groups] == [(128, 3), (None, 1)] * 2
+
+
+BAD: dict[str, tuple[str, dict[str, Any], str]] = {
+    "GLM-4.5 with groups that do not divide": ("glm4_moe", {"n_group": 3}, "correct topk_group or n_group"),
+    "GLM-4.5 with more groups than it has": ("glm4_moe", {"topk_group": 2}, "correct topk_group or n_group"),
+    "GLM-4.5 with dense layers as a word": (
+        "glm4_moe",
+        {"first_k_dense_replace": "one"},
+        "first_k_dense_replace='one', but it must be a whole number",
+    ),
+    "GLM-4.5 without shared experts": ("glm4_moe", {"n_shared_experts": 0}, "n_shared_experts=0, but it must be"),
+    "GLM-4.5 with norms as a word": ("glm4_moe", {"use_qk_norm": "yes"}, "use_qk_norm='yes'"),
+    "GLM-4 with biases as a word": ("glm4", {"attention_bias": "yes"}, "attention_bias='yes'"),
+    "Seed-OSS that drops all": ("seed_oss", {"residual_dropout": 1}, "residual_dropout=1, but it must be a number"),
+    "MiniMax-M2 rotated beyond its heads": ("minimax_m2", {"rotary_dim": 128}, "rotary_dim=128, but heads have 96"),
+    "Ministral without a width of heads": ("ministral", {"head_dim": None}, "has no 'head_dim'"),
+    "Ministral without a window": ("ministral", {"sliding_window": None}, "sliding_window=null"),
+    "Ministral 3 without its scale": (
+        "ministral3",
+        {"rope_parameters": {"rope_type": "default"}},
+        "'llama_4_scaling_beta'",
+    ),
+    "Ministral 3 with positions as a word": (
+        "ministral3",
+        {"rope_parameters": "yarn"},
+        "no number 'llama_4_scaling_beta'",
+    ),
+    "OLMo 3 without a window": ("olmo3", {"sliding_window": None}, "sliding_window=null, but it must be a number"),
+    "OLMo 3 with layers of other kinds": ("olmo3", {"layer_types": ["linear_attention"] * 2}, "they are a list of"),
+    "OLMo 3 with layers as a word": (
+        "olmo3",
+        {"layer_types": "full_attention"},
+        "they are a list of sliding_attention",
+    ),
+    "OLMo 3 with layers as numbers": ("olmo3", {"layer_types": [1, [2]]}, "they are a list of sliding_attention"),
+    "OLMo 3 with too few layers": ("olmo3", {"layer_types": BOTH[:1]}, "has 1 layer_types for 2 layers"),
+    "OLMo 3 with a bias as a word": ("olmo3", {"attention_bias": "no"}, "attention_bias='no'"),
+}
+
+
+@pytest.mark.parametrize(("name", "changes", "told"), BAD.values(), ids=BAD)
+def test_a_wrong_config_is_one_sentence(name: str, changes: dict[str, Any], told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        small(name, **changes)
+
+
+UNBUILT: dict[str, tuple[str, dict[str, Any]]] = {
+    "another activation": ("olmo3", {"hidden_act": "gelu"}),
+    "weights of experts that are not divided by their sum": ("glm4_moe", {"norm_topk_prob": False}),
+    "dropped attention": ("olmo3", {"attention_dropout": 0.1}),
+}
+
+
+@pytest.mark.parametrize(("name", "changes"), UNBUILT.values(), ids=UNBUILT)
+def test_what_is_not_built_is_refused_by_name(name: str, changes: dict[str, Any]) -> None:
+    ((field, value),) = changes.items()
+    with pytest.raises(UnbuiltFamilyError, match=f"{name} has {field}={value!r}"):
+        small(name, **changes)
+
+
+def test_norms_over_all_queries_are_not_split() -> None:
+    with pytest.raises(NotSupportedError, match="norms over all queries and keys, which olmo3 has, is not built"):
+        resolve_run(small("olmo3"), {"num_gpus": 2, "tp": 2, "max_length": 256})
+
+
+def test_gate_and_up_in_one_map_are_not_split() -> None:
+    with pytest.raises(NotSupportedError, match="gate and up in one map, which glm4 has, is not built"):
+        resolve_run(small("glm4"), {"num_gpus": 2, "tp": 2, "max_length": 256})
+
+
+def test_kernels_that_rotate_halves_are_left_out_of_neighbours() -> None:
+    with pytest.raises(NotSupportedError, match="--fused-kernels rope was asked for, but glm4 rotates neighbours"):
+        resolve_run(small("glm4"), {"fused_kernels": "rope"})
+
+
+@pytest.mark.parametrize(
+    ("name", "what"), [("glm4", "positions of neighbours in a head"), ("ministral3", "queries scaled by position")]
+)
+def test_litgpt_has_no_formulas_of_them(name: str, what: str) -> None:
+    with pytest.raises(NotSupportedError, match=f"is not built for {what} yet; use --stack hf-peft"):
+        as_litgpt(small(name))
+
+
+def test_exaone_reads_its_pattern_where_layers_are_not_told_apart() -> None:
+    """transformers takes a whole number; "LLLG" of the hub's configs stands beside ``layer_types``, which it reads."""
+    assert small("exaone4", sliding_window_pattern="LLLG").groups == small("exaone4").groups
+    with pytest.raises(UnbuiltFamilyError, match="exaone4 has sliding_window_pattern='LLLG'"):
+        small("exaone4", layer_types=None, sliding_window_pattern="LLLG")
+    with pytest.raises(InputError, match="sliding_window=null, but it must be a number"):
+        small("exaone4", layer_types=None, sliding_window=None)
