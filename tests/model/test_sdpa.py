@@ -21,7 +21,8 @@ from tunecast.model.estimate import forecast
 from tunecast.model.factors import FactorSet
 from tunecast.model.forecast import Forecast
 from tunecast.model.inventory import step_operations
-from tunecast.model.operation import EFFICIENT, Kind, Operation, Phase
+from tunecast.model.operation import MASKED as UNDER_A_MASK
+from tunecast.model.operation import Kind, Operation, Phase
 from tunecast.model.priors import CUDNN_NOTE, load_priors, prior_factors
 from tunecast.model.question import Question
 from tunecast.model.resolve import resolve_run
@@ -186,7 +187,7 @@ def test_its_rate_is_what_was_published() -> None:
         flops = products * 2.0 * 16 * 8192**2 * 256
         operation = Operation(
             name="attention", kind=Kind.ATTENTION, phase=phase, flops=flops, shape=(1, 16, 16, 8192, 8192, 256),
-            layout=EFFICIENT,
+            layout=UNDER_A_MASK,
         )  # fmt: skip
         curve = find_curve(curve_key(operation), factors)
         assert curve.log_sd == pytest.approx(0.5, abs=0.1)
@@ -197,7 +198,7 @@ def test_its_rate_is_what_was_published() -> None:
 
 def test_a_record_that_has_not_measured_it_goes_by_its_own_flash_kernel() -> None:
     own = prior_factors(load_gpus()["a100-sxm4-80gb"])
-    without = {name: curve for name, curve in own.curves.items() if EFFICIENT not in name}
+    without = {name: curve for name, curve in own.curves.items() if "-" not in name}
     faster = {
         name: replace(curve, params={**curve.params, "flops_per_s": 2 * curve.params["flops_per_s"]})
         if name.startswith("attention") else curve
@@ -205,6 +206,6 @@ def test_a_record_that_has_not_measured_it_goes_by_its_own_flash_kernel() -> Non
     }  # fmt: skip
     made = with_efficient(replace(own, curves=faster), load_priors()["beliefs"], None)
     for direction in ("forward", "backward"):
-        name = f"attention-{EFFICIENT}.bf16.{direction}"
+        name = f"attention-{UNDER_A_MASK}.bf16.{direction}"
         assert made.curves[name].params["flops_per_s"] == pytest.approx(2 * own.curves[name].params["flops_per_s"])
     assert with_efficient(replace(own, curves=without), {}, None).curves == without
