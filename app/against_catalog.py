@@ -153,6 +153,11 @@ def _tflops(name: str, work: Callable[[Mapping[str, Any]], float], kind: str = "
     return Rate(name=name, unit="TFLOP/s", kind=kind, per_unit=TERA, work=work, catalog=peak)
 
 
+def _uncompared(name: str, work: Callable[[Mapping[str, Any]], float]) -> Rate:
+    """TFLOP/s of kernels of which nobody expects a share of the peak."""
+    return Rate(name=name, unit="TFLOP/s", kind="attention", per_unit=TERA, work=work, catalog=nothing)
+
+
 def _gbs(name: str, work: Callable[[Mapping[str, Any]], float], kind: str, catalog: Any = nothing) -> Rate:
     return Rate(name=name, unit="GB/s", kind=kind, per_unit=GIGA, work=work, catalog=catalog)
 
@@ -166,7 +171,7 @@ RATES = {
     "grouped": _tflops("experts' products {dtype}", grouped_flops),
     "matmul_4bit": _tflops("4-bit product {pass}", gemm_flops, "matrix4"),
     "attention": _tflops("attention {dtype} {pass}", causal_attention_flops, "attention"),
-    "masked": _tflops("{kernel} attention {dtype} {pass}", other_attention_flops, "attention"),
+    "masked": _uncompared("{kernel} attention {dtype} {pass}", other_attention_flops),
     "memory": _gbs("memory {op}", moved_bytes, "bandwidth", bandwidth),
     "dequant": _gbs("{quant_type} dequantization", dequant_bytes, "bandwidth", bandwidth),
     "transfer": _gbs("{direction}, {pinned}", moved_bytes, "transfer", pcie),

@@ -54,15 +54,18 @@ def resolved_on(device: Device, asked: Asked) -> Resolved:
     from tunecast.model.grouped import check_experts, with_experts
     from tunecast.model.question import BESIDE_STEPS
     from tunecast.model.resolve import resolve_run
+    from tunecast.model.rows import with_padding
     from tunecast.model.target import MOCK_PREFIX, emulates_bf16
 
     hardware = device.hardware()
+    own = {name: value for name, value in asked.options.items() if name not in BESIDE_STEPS}
+    options, origins = with_padding(own, asked.options, asked.origins)
     resolved = resolve_run(
         asked.architecture,
-        {name: value for name, value in asked.options.items() if name not in BESIDE_STEPS},
+        options,
         gpu_has_bf16=has_bf16(hardware.compute_capability, catalog_gpu(hardware.gpu)),
         emulates_bf16=emulates_bf16(hardware.host),
-        option_origins=asked.origins,
+        option_origins=origins,
     )
     if device.id.startswith(MOCK_PREFIX):  # a real card runs what it runs
         check_experts(asked.architecture, device.id, hardware.compute_capability)

@@ -221,7 +221,8 @@ def needs_mask(block: Attention, run: Run) -> bool:
         return True
     if run.attn_implementation != "sdpa" or takes_windows(run):
         return False
-    return run.has_padding or reaches_window(block, run)
+    told = run.has_padding and "attention" not in run.fused_kernels
+    return told or reaches_window(block, run)
 
 
 def reaches_window(block: Attention, run: Run) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tunecast.model.curves import Array
-from tunecast.model.operation import Kind, Operation, Phase
+from tunecast.model.operation import GROUPED, Kind, Operation, Phase
 from tunecast.model.run import Run
 from tunecast.model.segments import BACKWARD, FORWARD, SEGMENTS
 
@@ -27,9 +27,18 @@ def visits_of(operations: Sequence[Operation], counts: Array) -> Array:
     """(variants, segments) visits of modules in an optimizer step; `counts` is (operations, variants)."""
     found = np.zeros((counts.shape[1], len(SEGMENTS)))
     for operation, executed in zip(operations, counts, strict=True):
-        if operation.kind is Kind.GEMM and operation.phase is Phase.FORWARD:
+        if not enters_module(operation):
+            continue
+        if operation.phase is Phase.FORWARD:
             found[:, FORWARD] += executed
             found[:, BACKWARD] += executed
-        elif operation.kind is Kind.GEMM and operation.phase is Phase.RECOMPUTE:
+        elif operation.phase is Phase.RECOMPUTE:
             found[:, BACKWARD] += executed
     return found
+
+
+def enters_module(operation: Operation) -> bool:
+    """Whether a product is that of a module with weights: one by one, or all experts' in one kernel; not those of heads
+    and chunks (eager and linear attention), which are stacks of products too."""
+    stack = len(operation.shape) > len("mnk")
+    return operation.kind is Kind.GEMM and (not stack or operation.layout.endswith(GROUPED))

@@ -26,7 +26,7 @@ from tunecast.model.resolve import ASSUMED, Resolved, resolve_run
 from tunecast.model.resolve_parallel import FSDP, OFFLOADED_BY, ZERO
 from tunecast.model.rows import held_run, with_padding
 from tunecast.model.run import BY_SPREAD, Run
-from tunecast.model.sdpa import sdpa_on_card, with_efficient, with_flash
+from tunecast.model.sdpa import LEAST_FLASH, has_flash, sdpa_on_card, with_efficient, with_flash
 from tunecast.model.sharded_record import with_sharding
 from tunecast.model.shared_host import with_shared_host
 from tunecast.model.stacks import shardings_of
@@ -42,9 +42,6 @@ LEAST_SHARDING_OF_STAGES = ("ddp", "zero1", "fsdp")
 LEAST_SHARDING_OFFLOADED = {"optimizer": OFFLOADED_BY["optimizer"], "all": ("fsdp",), "True": ("fsdp",)}
 """The same where something lives in host memory: what a framework offloads with."""
 
-LEAST_FLASH = 8.0
-"""Compute capability from which FlashAttention-2 has kernels (its README: Ampere, Ada or Hopper)."""
-
 
 def target_factors(target: Target, run: Run | None = None) -> FactorSet:
     """Factors of the device's own record, else its prior for that run, its host perhaps another card's.
@@ -59,7 +56,7 @@ def target_factors(target: Target, run: Run | None = None) -> FactorSet:
     if target.record is None:
         return prior if target.shared is None else with_shared_host(prior, target.shared)
     measured = with_flash(factor_set_from_record(target.record), target.gpu, run)
-    measured = with_efficient(measured, load_priors()["beliefs"], run)
+    measured = with_efficient(measured, load_priors()["beliefs"], run, target.gpu)
     alone = with_stand_ins(measured, prior, run, load_priors()["beliefs"])
     own = with_other_code(with_sharding(alone, prior, run, load_priors()), run, load_priors())
     borrowed = {name: prior.factors[name] for name in LINK_FACTORS if name in prior.factors}
@@ -135,9 +132,7 @@ def with_documents(question: Question, options: dict[str, Any]) -> tuple[dict[st
 def check_flash(run: Run, target: Target) -> None:
     """Raise InputError for a FlashAttention-2 on an NVIDIA card that its kernels do not run on."""
     gpu = target.gpu
-    if run.attn_implementation != "flash_attention_2" or gpu is None or gpu.vendor != "nvidia":
-        return
-    if float(gpu.compute_capability) < LEAST_FLASH:
+    if run.attn_implementation == "flash_attention_2" and gpu is not None and not has_flash(gpu):
         raise InputError(
             f"--attn-implementation flash_attention_2 was asked for, but {target.id} has compute capability "
             f"{gpu.compute_capability} and FlashAttention-2 runs from {LEAST_FLASH} on; "

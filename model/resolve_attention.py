@@ -89,8 +89,8 @@ def attention_notes(architecture: Architecture, run: Run) -> tuple[str, ...]:
         found += _width_notes(blocks)
     elif run.attn_implementation == "flash_attention_2" and run.has_padding:
         found.append(
-            "flash_attention_2 takes padding out of every layer's queries, keys and values and puts it back, which "
-            "is not counted: rows are timed as if all of their tokens were mixed."
+            "flash_attention_2 takes padding out of every layer's queries, keys and values and puts it back; forecasts "
+            "count neither that nor what it saves: they mix all tokens of a row."
         )
     return tuple(found)
 
@@ -111,13 +111,13 @@ def _mask_notes(blocks: Sequence[Attention], run: Run) -> tuple[str, ...]:
     """When sdpa takes an explicit mask: transformers then runs every pair, without flash."""
     masked = [block for block in blocks if needs_mask(block, run)]
     reached = [block.window for block in masked if block.window is not None and reaches_window(block, run)]
-    if not masked:
+    if not masked or not (reached or run.has_padding):
         return ()
     why = f"The sliding window of {min(reached)} tokens makes" if reached else "Padding in micro-batches makes"
-    instead = "" if reached else "; packed samples, or flash_attention_2, need no mask"
+    instead = "" if reached else "; packed samples need no mask, nor does flash_attention_2 where a card has it"
     told = (
-        f"{why} sdpa take an explicit mask: attention runs over all pairs, by PyTorch's memory-efficient kernel, or "
-        f"where PyTorch asks cuDNN first perhaps by that{instead}."
+        f"{why} sdpa take an explicit mask: attention runs over all pairs, on GPUs by PyTorch's memory-efficient "
+        f"kernel, or where PyTorch asks cuDNN first perhaps by that{instead}."
     )
     return (told,)
 
@@ -164,12 +164,16 @@ def take_padding(fields: Fields) -> None:
             f"--padding-mask was asked for, but --stack {fields.values['stack']} trains without a mask of padding; "
             "leave one of the two out."
         )
+    if asked and fields.values["attention_length"] is not None:
+        raise InputError(
+            "--padding-mask says that samples are padded, --attention-length that documents are packed; leave one out."
+        )
     if asked and fields.values["cp"] > 1:
         raise NotSupportedError(
             "Padded samples (--padding-mask, --no-packing) whose tokens --cp splits are not built yet; leave --cp out."
         )
     alone = fields.values["per_device_train_batch_size"] == 1  # nothing depends on it
-    fields.put("padding_mask", asked, "stack-default" if alone else origin)
+    fields.put("padding_mask", asked, "stack-default" if alone and origin == "assumed" else origin)
 
 
 def take_documents(fields: Fields, architecture: Architecture) -> None:

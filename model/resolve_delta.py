@@ -68,7 +68,7 @@ def unbuilt(values: Mapping[str, Any]) -> dict[str, str]:
         f"--fp8 {values['fp8']}": (values["fp8"] is not None, "leave it out"),
         f"--quant-method {quantized}": (quantized.startswith("gptq"), "use --quant-method bnb-4bit"),
         f"--optim {ADAFACTOR}": (
-            values["optim"] == ADAFACTOR and values["method"] == "full", "use --optim adamw_torch, or --exact"
+            values["optim"] == ADAFACTOR and values["method"] == "full", "use --optim adamw_torch"
         ),
     }  # fmt: skip
     return {flag: instead for flag, (found, instead) in asked.items() if found}

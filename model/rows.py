@@ -90,6 +90,8 @@ def with_padding(
     run_options: dict[str, Any], options: Mapping[str, Any], origins: Mapping[str, str]
 ) -> tuple[dict[str, Any], Mapping[str, str]]:
     """Run options with what is known of padding (`Run.padding_mask`) where nobody said it; and all origins."""
+    if run_options.get("padding_mask") and options.get("packing"):
+        raise InputError("--padding-mask says that samples are padded, --packing that they fill rows; leave one out.")
     stack = str(run_options.get("stack") or ASSUMED["stack"])
     if run_options.get("padding_mask") is not None or ignores_padding(stack) or not pads_rows(options):
         return run_options, origins
@@ -126,7 +128,11 @@ def unpacked_rows(run: Run, options: Mapping[str, Any]) -> Rows | None:
     if packing_of(options) is not False:
         return None
     if options.get("dataset") is not None:
-        return _rows_of_file(run, options)
+        found = _rows_of_file(run, options)
+        if options.get("rows_padded") and options.get("packing") is None:
+            how = f"rows of one sample each, every one padded to {run.max_length}"
+            return replace(found, length=run.max_length, how=how, shortest=None, longest=None)
+        return found
     if options.get("mean_tokens") is None:
         raise InputError(
             "--no-packing makes every sample a row, whose length nothing says; add --dataset FILE, or --mean-tokens N."

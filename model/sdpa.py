@@ -60,10 +60,23 @@ def as_sdpa(curves: Mapping[str, Curve], layout: str) -> dict[str, Curve]:
     return {name.replace(own, "attention."): curve for name, curve in curves.items() if own in name}
 
 
-def efficient_curves(curves: Mapping[str, Curve], dtype: str, beliefs: Mapping[str, Any]) -> dict[str, Curve]:
+LEAST_FLASH = 8.0
+"""Compute capability from which FlashAttention-2 has kernels (its README: Ampere, Ada or Hopper)."""
+
+
+def has_flash(gpu: Gpu | None) -> bool:
+    """Whether flash kernels run on this card; an NVIDIA card without them runs memory-efficient ones for all."""
+    return gpu is None or gpu.vendor != "nvidia" or float(gpu.compute_capability or LEAST_FLASH) >= LEAST_FLASH
+
+
+def efficient_curves(
+    curves: Mapping[str, Curve], dtype: str, beliefs: Mapping[str, Any], gpu: Gpu | None
+) -> dict[str, Curve]:
     """Curves of PyTorch's memory-efficient kernels: FlashAttention-2's at a share of its rate, as far as published
-    figures tell, and with their doubt. Empty where a device has no curve to start from, and by priors that are older
-    than this belief."""
+    figures tell, and with their doubt. Empty where a device has no curve to start from, or runs no other kernels, and
+    by priors that are older than this belief."""
+    if not has_flash(gpu):
+        return {}
     belief = beliefs.get("attention_efficient")
     found: dict[str, Curve] = {}
     if belief is None:
@@ -102,7 +115,9 @@ def _starts(dtype: str, direction: str) -> list[str]:
     return [f"attention{kernel}.{dtype}.{name}" for name in passes for kernel in (f"-{FLASH}", "")]
 
 
-def with_efficient(factors: FactorSet, beliefs: Mapping[str, Any], run: Run | None) -> FactorSet:
+def with_efficient(
+    factors: FactorSet, beliefs: Mapping[str, Any], run: Run | None, gpu: Gpu | None = None
+) -> FactorSet:
     """A record's factors with curves of what takes masks and wide heads: those that it has measured of memory-efficient
     kernels, or of what PyTorch chooses under a mask where this run's asks cuDNN first; else by published figures.
 
@@ -111,7 +126,7 @@ def with_efficient(factors: FactorSet, beliefs: Mapping[str, Any], run: Run | No
     made: dict[str, Curve] = {}
     dtypes = dict.fromkeys(name.split(".")[1] for name in factors.curves if name.startswith("attention"))
     for dtype in () if factors.synchronous else dtypes:
-        made |= efficient_curves(factors.curves, dtype, beliefs)
+        made |= efficient_curves(factors.curves, dtype, beliefs, gpu)
     chosen = {}
     if run is not None and run.sdpa_cudnn:
         own = f"attention-{CHOSEN}."

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from tunecast.model.curve_names import kind_of
 from tunecast.model.factors import Curve, FactorSet
 from tunecast.model.prior_effects import INT8_BASE
 from tunecast.model.run import Run
@@ -66,18 +67,18 @@ def _rate(factors: FactorSet, work: str, dtype: str) -> float | None:
 
 
 def _curves_of(own: FactorSet, prior: FactorSet, work: str, base: str, dtype: str, log_sd: float) -> dict[str, Curve]:
-    """The measured curves of `base`, forward and backward, at the rate of `dtype`."""
+    """The measured curves of `base`, of every kernel, forward and backward, at the rate of `dtype`."""
     over, under = _rate(prior, work, dtype), _rate(prior, work, base)
     if over is None or under is None:
         return {}
     found = {}
     for name, curve in own.curves.items():
         parts = name.split(".")
-        if parts[0] != work or parts[1:2] != [base] or "flops_per_s" not in curve.params:
+        if kind_of(name) != work or parts[1:2] != [base] or "flops_per_s" not in curve.params:
             continue
         params = {**curve.params, "flops_per_s": curve.params["flops_per_s"] * over / under}
         params["gp_sd"] = math.hypot(curve.params.get("gp_sd", curve.log_sd), log_sd)
         wider = math.hypot(curve.log_sd, log_sd)
-        name = ".".join((work, dtype, *parts[2:]))
+        name = ".".join((parts[0], dtype, *parts[2:]))
         found[name] = replace(curve, params=params, log_sd=wider, residuals=(), origin="assumed")
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from tunecast.catalogs.errors import InputError
 from tunecast.model.architecture import Architecture, Attention, Layer, LayerGroup, Linear, Mlp
 from tunecast.model.run import Run
 from tunecast.model.shapes import DeltaNet, Experts, Latent
@@ -22,14 +23,29 @@ def run_to_dict(run: Run) -> dict[str, Any]:
 
 def architecture_from_dict(data: dict[str, Any]) -> Architecture:
     """Inverse of `architecture_to_dict`."""
-    groups = tuple(LayerGroup(layer=_layer(group["layer"]), count=group["count"]) for group in data["groups"])
-    return Architecture(**{**data, "groups": groups, "masks": tuple(data.get("masks", ()))})
+    try:
+        groups = tuple(LayerGroup(layer=_layer(group["layer"]), count=group["count"]) for group in data["groups"])
+        return Architecture(**{**data, "groups": groups, "masks": tuple(data.get("masks", ()))})
+    except TypeError as error:
+        raise _newer(error) from error
 
 
 def run_from_dict(data: dict[str, Any]) -> Run:
     """Inverse of `run_to_dict`."""
     fields: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in data.items()}
-    return Run(**fields)
+    try:
+        return Run(**fields)
+    except TypeError as error:
+        raise _newer(error) from error
+
+
+def _newer(error: TypeError) -> InputError:
+    """A field that this version has not."""
+    field = str(error).rpartition(" ")[2]
+    return InputError(
+        f"The record's model or run has the field {field}, which this tunecast does not know: a newer one wrote it; "
+        "type pip install -U tunecast, or calibrate anew."
+    )
 
 
 def _layer(data: dict[str, Any]) -> Layer:

@@ -13,14 +13,16 @@ from tunecast.calibrate.fit import StepFitter
 from tunecast.calibrate.fit_trials import attention_operation
 from tunecast.calibrate.mock.device import open_mock
 from tunecast.calibrate.plan import LATER, calibration_plan
+from tunecast.catalogs.gpus import load_gpus
 from tunecast.model.curve_names import curve_key, find_curve
 from tunecast.model.curves import columns, seconds
 from tunecast.model.factors import FactorSet
 from tunecast.model.operation import CHOSEN, EFFICIENT, MASKED
 from tunecast.model.primitives_heavy import AttentionShape
-from tunecast.model.priors import load_priors
+from tunecast.model.priors import load_priors, prior_factors
 from tunecast.model.run import Run
 from tunecast.model.sdpa import with_efficient
+from tunecast.model.stand_in import with_stand_ins
 
 CARD, SEED = "h100-sxm5-80gb", 7
 
@@ -140,3 +142,14 @@ def test_a_run_goes_by_what_its_own_pytorch_chooses(factors: FactorSet) -> None:
     old = replace(factors, curves={key: curve for key, curve in factors.curves.items() if key.startswith("attention.")})
     assumed = with_efficient(old, beliefs, run).curves[name]
     assert assumed.log_sd > factors.curves[name].log_sd
+
+
+def test_a_dtype_that_was_not_measured_follows_the_same_kernel(factors: FactorSet) -> None:
+    """fp16 under a mask by what bf16 took under one, not by the flash kernel."""
+    gpu = load_gpus()[CARD]
+    run = Run(method="lora", precision="fp16-autocast")
+    found = with_stand_ins(with_efficient(factors, load_priors()["beliefs"], run, gpu), prior_factors(gpu, run), run,
+                           load_priors()["beliefs"])  # fmt: skip
+    name = f"attention-{MASKED}.{{}}.forward"
+    measured, made = (found.curves[name.format(dtype)].params["flops_per_s"] for dtype in ("bf16", "fp16"))
+    assert made == pytest.approx(measured)

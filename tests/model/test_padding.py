@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tunecast.catalogs.errors import NotSupportedError
+from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.architectures import load_architecture
 from tunecast.model.estimate import forecast
 from tunecast.model.forecast import Forecast
@@ -24,9 +24,9 @@ UNEVEN: dict[str, Any] = {"max_length": 1024, "mean_tokens": 300, "per_device_tr
 TOLD = "Padding in micro-batches makes sdpa take an explicit mask"
 
 
-def ask(gpu: str = "a100-sxm4-80gb", **options: Any) -> Forecast:
+def ask(gpu: str = "a100-sxm4-80gb", model: str = MODEL, **options: Any) -> Forecast:
     around, rest = split_whole_run(options)
-    question = Question(architecture=load_architecture(MODEL), options={"method": "lora", **rest}, whole_run=around)
+    question = Question(architecture=load_architecture(model), options={"method": "lora", **rest}, whole_run=around)
     return forecast(question, resolve_targets([gpu], {})[0])
 
 
@@ -118,3 +118,38 @@ def test_plans_of_several_samples_are_padded() -> None:
     plans = plans_that_may_fit(job, resolve_targets(["a100-sxm4-80gb"], {})[0], roomiest_bytes=1e15)
     sizes = {plan.run.per_device_train_batch_size for plan in plans if plan.run.has_padding}
     assert sizes == {2, 4, 8}
+
+
+def test_a_family_that_always_makes_a_mask_speaks_of_no_padding() -> None:
+    found = ask("h200-sxm5-141gb", "tiiuae/falcon-40b", max_length=256)
+    assert not any("Padding" in note for note in found.notes)
+
+
+def test_cards_without_flash_kernels_run_the_same_one_under_a_mask() -> None:
+    """Below compute capability 8.0 sdpa runs memory-efficient kernels anyway: a mask doubles the pairs, no more."""
+    masked, free = (ask("t4-16gb", **NOTHING_KNOWN, padding_mask=on).time_parts_s["attention"] for on in (True, False))
+    assert masked == pytest.approx(2.0 * free, rel=0.05)
+
+
+def test_attention_that_is_fused_otherwise_takes_no_mask() -> None:
+    fused = {**NOTHING_KNOWN, "fused_kernels": "attention"}
+    assert ask(**fused, padding_mask=True).time_parts_s["attention"] == ask(**fused).time_parts_s["attention"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"packing": True, "tokens": "1M"}, {"attention_length": 200, "attn_implementation": "flash_attention_2"}],
+    ids=["packed", "documents"],
+)
+def test_padding_and_packing_exclude_each_other(options: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="leave one out"):
+        ask(**NOTHING_KNOWN, padding_mask=True, **options)
+
+
+def test_rows_that_a_file_pads_to_the_end_are_that_long(tmp_path: Path) -> None:
+    """axolotl's pad_to_sequence_len: every row of the length that samples are cut at."""
+    data = write(tmp_path, (100, 300))
+    found = ask(**NOTHING_KNOWN, dataset=data, rows_padded=True, rows_packed=False)
+    assert found.run.has_padding
+    assert found.tokens_per_s.value * found.step_time_s.value == pytest.approx(4 * 1024)
+    assert any("every one padded to 1024" in note for note in found.notes)

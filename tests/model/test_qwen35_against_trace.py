@@ -14,6 +14,7 @@ from tunecast.catalogs.models import load_models
 from tunecast.model.architecture import Architecture
 from tunecast.model.architectures import architecture_from_config, load_architecture
 from tunecast.model.flops import attention_flops_per_sample
+from tunecast.model.hooks import visits_of
 from tunecast.model.inventory import step_operations
 from tunecast.model.memory import memory_timeline
 from tunecast.model.resolve import resolve_run
@@ -304,3 +305,15 @@ def test_a_wrong_config_is_one_sentence(changes: dict[str, Any], told: str) -> N
 def test_switches_without_formulas_are_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(UnbuiltFamilyError, match=f"qwen-3.5 has {next(iter(changes))}="):
         small(**changes)
+
+
+def test_products_of_chunks_enter_no_module() -> None:
+    """ZeRO-3 runs Python at every module with weights: as many at any length, and none for products of heads."""
+    import numpy as np
+
+    def visits(length: int, **options: Any) -> float:
+        run = resolve_run(small(), {"max_length": length, "method": "full", **options}).run
+        operations = step_operations(small(), run)
+        return float(visits_of(operations, np.array([[each.count] for each in operations])).sum())
+
+    assert visits(128) == visits(1024) == visits(128, attn_implementation="eager")

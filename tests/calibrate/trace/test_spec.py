@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from tunecast.calibrate.trace.spec import architecture_from_dict, architecture_to_dict, run_from_dict, run_to_dict
+from tunecast.catalogs.errors import InputError
 from tunecast.model.architecture import Architecture
 from tunecast.model.run import Run
 
@@ -33,3 +34,11 @@ def test_a_record_older_than_a_field_gets_its_default() -> None:
     older = run_to_dict(Run(method="qlora", bnb_4bit_quant_type="nf4"))
     del older["upcast_non_quantized"]
     assert run_from_dict(older) == Run(method="qlora", bnb_4bit_quant_type="nf4")
+
+
+def test_a_record_newer_than_this_version_is_told_in_a_sentence(architecture: Callable[..., Architecture]) -> None:
+    run, shape = run_to_dict(Run(method="lora")), architecture_to_dict(architecture())
+    with pytest.raises(InputError, match="'surprise', which this tunecast does not know"):
+        run_from_dict({**run, "surprise": 1})
+    with pytest.raises(InputError, match="'surprise', which this tunecast does not know"):
+        architecture_from_dict({**shape, "surprise": 1})
