@@ -67,12 +67,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen2 sliding": {"use_sliding_window": True, "sliding_window": 256, "max_window_layers": 1},
 }
 """By ``model_type``, and a word when there are several."""
+PADDED = "lora with padding"
 METHODS: dict[str, dict[str, Any]] = {
     "lora": {},
     "lora without checkpointing": {"gradient_checkpointing": False},
     "qlora": {"method": "qlora"},
     "full": {"method": "full"},
-    "lora with padding": {"padding_mask": True, "per_device_train_batch_size": 2},
+    PADDED: {"padding_mask": True, "per_device_train_batch_size": 2},
 }
 
 
@@ -97,7 +98,12 @@ def test_every_family_is_here_or_in_the_first_grid() -> None:
 
 
 QUANTIZED = {name: not FAMILIES[name.split()[0]].own_linears for name in CONFIGS}
-CASES = [(name, method) for name in CONFIGS for method in METHODS if method != "qlora" or QUANTIZED[name]]
+CASES = [
+    pytest.param(name, method, marks=pytest.mark.thorough if method == PADDED and place % 3 else [])
+    for place, name in enumerate(CONFIGS)
+    for method in METHODS
+    if method != "qlora" or QUANTIZED[name]
+]
 
 
 @pytest.mark.parametrize(("name", "method"), CASES)
