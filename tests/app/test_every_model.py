@@ -27,7 +27,10 @@ ENCODERS = {
 BY_FORMULA = sorted(set(load_models()) - ONLY_EXACT - ENCODERS)
 
 
-@pytest.mark.parametrize("model", BY_FORMULA)
+@pytest.mark.parametrize(
+    "model",
+    [pytest.param(model, marks=pytest.mark.thorough if place % 2 else []) for place, model in enumerate(BY_FORMULA)],
+)
 def test_a_model_is_forecast_by_formulas_with_the_catalogs_parameters(model: str) -> None:
     (answer,) = estimate(model, gpu="b300-sxm-288gb", method="lora", max_length=64)
     row = load_models()[model]
