@@ -167,9 +167,9 @@ def _masked(table: PlanTable, hardware: Hardware) -> Iterator[TrialSpec]:
     shapes += [(shape, False, EFFICIENT) for shape in table.wide]
     for (batch, heads, length, head_dim), masked, kernel in shapes:
         for params in _attentions([(batch, heads, heads, length, head_dim)], training_dtype(hardware)):
-            own_params = {**params, "masked": masked, "kernel": kernel}
-            own_params.pop("bench")
-            yield TrialSpec(bench="masked", params=own_params, repeats=table.repeats, warmup=table.warmup)
+            params.pop("bench")
+            params |= {"masked": masked, "kernel": kernel}
+            yield TrialSpec(bench="masked", params=params, repeats=table.repeats, warmup=table.warmup)
 
 
 def _grouped(table: PlanTable, hardware: Hardware) -> Iterator[TrialSpec]:

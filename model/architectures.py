@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tunecast.catalogs.configs import config_from_row, config_table
 from tunecast.catalogs.errors import InputError, NotSupportedError, UnbuiltFamilyError
 from tunecast.model.architecture import Architecture, Attention, Layer, LayerGroup, Linear, Mlp
-from tunecast.model.config_fields import switch
+from tunecast.model.config_fields import positive, switch
 from tunecast.model.families import FAMILIES, family_of
 from tunecast.model.family import Family
 from tunecast.model.family_experts import with_experts
@@ -202,15 +202,9 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
 
 
 def _positive(config: Mapping[str, Any], field: str, name: str, default: int | None = None) -> int:
-    """A positive whole number of the config; absent or null falls back to `default`."""
+    """A positive whole number of the config, by any of its names; absent or null falls back to `default`."""
     value = next((config[key] for key in (field, *OTHER_NAMES.get(field, ())) if key in config), None)
-    if value is None:
-        value = default
-    if value is None:
-        raise InputError(f"The config {name} has no {field!r}; give a complete Hugging Face config.json.")
-    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-        raise InputError(f"The config {name} has {field}={value!r}, but it must be a positive whole number.")
-    return value
+    return positive({field: value}, field, name, default or 0)
 
 
 def windows_by_rule(window: int | None, family: Family, num_layers: int, first: int = 0) -> tuple[int | None, ...]:

@@ -248,10 +248,9 @@ def mixed_heads(
         return eager_heads(step, where, block, q, k, v, mask)
     repeated = mask is not None or (block.head_dim > heavy.WIDEST_FLASH and step.run.attn_implementation == "sdpa")
     if repeated and groups > 1:
-        plain = (v,) if block.rotary else (k, v)
         if block.num_kv_heads > 1:
-            laid = [ops.relayout(tape, heads, name="head_layout") for heads in plain]
-            k, v = (k, *laid) if block.rotary else tuple(laid)
+            k = k if block.rotary else ops.relayout(tape, k, name="head_layout")  # rotated keys are laid out already
+            v = ops.relayout(tape, v, name="head_layout")
         k, v = (ops.repeat_heads(tape, heads, groups, single=block.num_kv_heads == 1) for heads in (k, v))
     if step.autocast_dtype is not None:
         q, k, v = (ops.cast(tape, tensor, step.autocast_dtype) for tensor in (q, k, v))
@@ -325,7 +324,7 @@ def eager_heads(step: Step, where: str, block: Attention, q: Tensor, k: Tensor, 
         softcap=block.softcap,
         sinks=step.weight(f"{where}.sinks", block.num_heads) if block.sinks else None,
         by_head=block.rotary_halves or joins(block),
-        holds_mask=step.tape.phase is Phase.RECOMPUTE,
+        holds_mask=bool(held_mask(step, mask)),
     )
     out, weights = eager.attention(step.tape, q, k, v, mask, shape, variant)
     step.weights.append(weights)

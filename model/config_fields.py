@@ -25,3 +25,13 @@ def switch(config: Mapping[str, Any], field: str, name: str, *, default: bool = 
     if not isinstance(value, bool):
         raise InputError(f"The config {name} has {field}={value!r}, but it must be true or false.")
     return value
+
+
+def check_layer_types(config: Mapping[str, Any], name: str, allowed: tuple[str, str]) -> None:
+    """Refuse ``layer_types`` that are no list of the two kinds of layers of a family."""
+    kinds = config.get("layer_types")
+    if kinds is None or (isinstance(kinds, list) and all(kind in allowed for kind in kinds)):
+        return
+    raise InputError(
+        f"The config {name} has layer_types {str(kinds)[:80]}, but they are a list of {allowed[0]} and {allowed[1]}."
+    )

@@ -40,7 +40,7 @@ def attention_masks(step: Step) -> Masks:
         return None, own_mask(step, blocks[0].kind)
     made = []
     for sliding in sorted({block.window is not None for block in needing}):
-        reached = any(reaches_window(block, run) for block in needing) if sliding else False
+        reached = sliding and any(reaches_window(block, run) for block in needing)
         if run.has_padding:
             told_of_padding(step, reads=run.attn_implementation == "sdpa" and not reached)
         eager = run.attn_implementation == "eager"

@@ -95,14 +95,10 @@ EFFICIENT_IN_REGISTERS = 128
 """Widest head of which the memory-efficient backward keeps the gradients of keys and values in registers."""
 
 
-def runs_efficient(shape: AttentionShape) -> bool:
-    """Whether ``sdpa`` runs PyTorch's memory-efficient kernel: under an explicit mask, or for wide heads."""
-    return shape.masked or shape.head_dim > WIDEST_FLASH
-
-
 def layout_of(shape: AttentionShape) -> str:
-    """Which kernel ``sdpa`` runs, as a layout of operations; nothing: the device's own."""
-    return MASKED if shape.masked else EFFICIENT if runs_efficient(shape) else ""
+    """Which kernel ``sdpa`` runs, as a layout of operations: PyTorch's memory-efficient one under an explicit mask or
+    for wide heads; nothing: the device's own."""
+    return MASKED if shape.masked else EFFICIENT if shape.head_dim > WIDEST_FLASH else ""
 
 
 def wide_scratch_elements(shape: AttentionShape) -> int:
@@ -132,8 +128,7 @@ def flash_attention(
 
     With `remade`, a checkpoint of its own keeps the inputs alone, and the backward makes the rest again.
     """
-    size, efficient = shape.as_tuple, runs_efficient(shape)
-    layout = layout_of(shape)
+    size, layout = shape.as_tuple, layout_of(shape)
     inputs = (q, k, v) if bias is None else (q, k, v, bias)
 
     def forward() -> tuple[Tensor, Tensor]:
@@ -155,7 +150,7 @@ def flash_attention(
         with tape.in_phase(Phase.RECOMPUTE):
             results = forward() if remade else first
         reads = (grad, *inputs, *results)
-        elements = shape.backward_scratch_elements + (wide_scratch_elements(shape) if efficient else 0)
+        elements = shape.backward_scratch_elements + (wide_scratch_elements(shape) if layout else 0)
         scratch = (tape.empty(elements, "fp32", part="scratch"),) if on_gpu else ()
         tape.kernel(
             "attention",

@@ -54,10 +54,11 @@ def sdpa_on_card(resolved: Resolved, architecture: Architecture, target: Target)
     return replace(resolved, run=replace(resolved.run, sdpa_cudnn=False))
 
 
-def as_sdpa(curves: Mapping[str, Curve], layout: str) -> dict[str, Curve]:
-    """The attention curves of a kernel, by the names of what ``sdpa`` runs; empty where it has none."""
+def as_sdpa(curves: Mapping[str, Curve], layout: str, under: str = "attention") -> dict[str, Curve]:
+    """The attention curves of a kernel, by the names of what ``sdpa`` runs, or `under` another; empty where it has
+    none."""
     own = f"attention-{layout}."
-    return {name.replace(own, "attention."): curve for name, curve in curves.items() if own in name}
+    return {name.replace(own, f"{under}."): curve for name, curve in curves.items() if own in name}
 
 
 LEAST_FLASH = 8.0
@@ -127,11 +128,8 @@ def with_efficient(
     dtypes = dict.fromkeys(name.split(".")[1] for name in factors.curves if name.startswith("attention"))
     for dtype in () if factors.synchronous else dtypes:
         made |= efficient_curves(factors.curves, dtype, beliefs, gpu)
-    chosen = {}
-    if run is not None and run.sdpa_cudnn:
-        own = f"attention-{CHOSEN}."
-        curves = factors.curves.items()
-        chosen = {name.replace(own, f"attention-{MASKED}."): curve for name, curve in curves if own in name}
+    cudnn = run is not None and run.sdpa_cudnn
+    chosen = as_sdpa(factors.curves, CHOSEN, f"attention-{MASKED}") if cudnn else {}
     return replace(factors, curves={**made, **factors.curves, **chosen})
 
 
@@ -146,7 +144,7 @@ def efficient_notes(architecture: Architecture, run: Run, factors: FactorSet) ->
         ", between memory-efficient kernels and cuDNN's, of which under a mask none is known" if run.sdpa_cudnn else ""
     )
     told = (
-        f"attention that flash kernels do not take is timed from a few published figures and known to a factor of "
+        "attention that flash kernels do not take is timed from a few published figures and known to a factor of "
         f"two{between}; a calibration measures it"
     )
     return (told,)

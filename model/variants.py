@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from tunecast.catalogs.errors import InputError, UnbuiltFamilyError
-from tunecast.model.config_fields import switch
+from tunecast.model.config_fields import check_layer_types, switch
 from tunecast.model.family import Family
 
 Config = Mapping[str, Any]
@@ -135,22 +135,11 @@ def bloom(config: Config, name: str) -> Changes:
     return {"default_kv_heads": None}
 
 
-def check_layer_types(config: Config, name: str) -> None:
-    """Refuse ``layer_types`` that are no list of the two kinds of attention."""
-    kinds = config.get("layer_types")
-    if kinds is None or (isinstance(kinds, list) and all(kind in LAYER_TYPES for kind in kinds)):
-        return
-    raise InputError(
-        f"The config {name} has layer_types {str(kinds)[:80]}, but they are a list of sliding_attention and "
-        "full_attention."
-    )
-
-
 def olmo3(config: Config, name: str) -> Changes:
     """OLMo 3, whose masks need a window."""
     refuse(config, name, hidden_act="silu", attention_dropout=0.0)
-    check_layer_types(config, name)
-    need_window(config, name)
+    check_layer_types(config, name, LAYER_TYPES)
+    need_numbers(config, name, "sliding_window")
     return {}
 
 
@@ -172,8 +161,8 @@ def ministral(config: Config, name: str) -> Changes:
     refuse(config, name, hidden_act="silu", attention_dropout=0.0)
     if config.get("head_dim") is None:
         raise InputError(f"The config {name} has no 'head_dim'; give a complete Hugging Face config.json.")
-    check_layer_types(config, name)
-    need_window(config, name)
+    check_layer_types(config, name, LAYER_TYPES)
+    need_numbers(config, name, "sliding_window")
     return {}
 
 
@@ -199,9 +188,9 @@ def glm4_moe(config: Config, name: str) -> Changes:
 def exaone4(config: Config, name: str) -> Changes:
     """EXAONE 4: where there is a window, layers without it have no rotary positions."""
     refuse(config, name, hidden_act="silu", attention_dropout=0.0)
-    check_layer_types(config, name)
+    check_layer_types(config, name, LAYER_TYPES)
     if config.get("layer_types") is None:
-        need_window(config, name)
+        need_numbers(config, name, "sliding_window")
         refuse(config, name, sliding_window_pattern=4)
     return {"global_rotary": config.get("sliding_window", 0) is None}
 
@@ -239,20 +228,19 @@ def share(config: Config, field: str, name: str) -> float:
     return float(value)
 
 
-def need_window(config: Config, name: str) -> None:
-    """Refuse a config whose ``sliding_window`` is null, of code that always makes a mask of it."""
-    if "sliding_window" in config and config["sliding_window"] is None:
-        raise InputError(f"The config {name} has sliding_window=null, but it must be a number.")
+def need_numbers(config: Config, name: str, *fields: str) -> None:
+    """Refuse fields that are null, of code that counts with them."""
+    for field in fields:
+        if field in config and config[field] is None:
+            raise InputError(f"The config {name} has {field}=null, but it must be a number.")
 
 
 def gemma4(config: Config, name: str) -> Changes:
     """Gemma 4 without embeddings per layer and without layers that share keys and values (31B and 26B-A4B)."""
     refuse(config, name, num_kv_shared_layers=0, use_double_wide_mlp=False, attention_dropout=0.0)
     own = () if "per_layer_config" in config else ("global_head_dim",)
-    for field in ("sliding_window", *own, "hidden_size_per_layer_input"):
-        if field in config and config[field] is None:
-            raise InputError(f"The config {name} has {field}=null, but it must be a number.")
-    check_layer_types(config, name)
+    need_numbers(config, name, "sliding_window", *own, "hidden_size_per_layer_input")
+    check_layer_types(config, name, LAYER_TYPES)
     if config.get("use_bidirectional_attention") == "all":
         refuse(config, name, use_bidirectional_attention="vision")
     refuse(

@@ -23,6 +23,15 @@ settings.load_profile("tunecast")
 gc.disable()
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """CI, which has 25 minutes, leaves out what is marked ``thorough``; everybody else runs it."""
+    if not os.environ.get("CI"):
+        return
+    left_out = [item for item in items if item.get_closest_marker("thorough")]
+    items[:] = [item for item in items if not item.get_closest_marker("thorough")]
+    config.hook.pytest_deselected(items=left_out)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def garbage_between_modules() -> None:
     """Garbage is collected between modules, and what earlier ones keep (traces, tables, classes of torch) is left out:

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tunecast.calibrate.devices.protocol import Hardware, TrialSpec
-from tunecast.calibrate.fit import StepFitter
-from tunecast.calibrate.fit_trials import grouped_operation
+from tunecast.calibrate.devices.protocol import Hardware
 from tunecast.calibrate.mock.device import open_mock
 from tunecast.calibrate.plan import DEVICE_BENCHES, LATER, calibration_plan
-from tunecast.model.curve_names import curve_key, find_curve
-from tunecast.model.curves import columns, seconds
+from tunecast.model.curve_names import find_curve
+from tunecast.model.curves import Array
 from tunecast.model.factors import FactorSet
 
-CARD, SEED = "h100-sxm5-80gb", 7
+CARD = "h100-sxm5-80gb"
+MOCK = f"{CARD}#7"
 
 
 def hardware(mock: str) -> Hardware:
@@ -65,18 +65,9 @@ def test_a_trial_multiplies_what_an_expert_does(layout: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def factors() -> FactorSet:
+def factors(calibrated: Callable[..., FactorSet]) -> FactorSet:
     """Curves of products that a quick calibration of a simulated card gives."""
-    device = open_mock(f"mock:{CARD}#{SEED}")
-    trials = [
-        {"bench": spec.bench, "params": spec.params, "outcome": "ok", "samples_s": device.run(spec).samples_s}
-        for spec in calibration_plan(device.hardware())
-        if spec.bench in ("memory", "gemm", "grouped")
-    ]
-    multiprocessors = device.hardware().multiprocessors
-    fitter = StepFitter(gpu=CARD, synchronous=False, processors=multiprocessors, inventory=lambda *_: ())
-    curves = {name: fitted.curve for name, fitted in fitter.fit_curves(trials).items()}
-    return FactorSet(gpu=CARD, curves=curves, factors={}, step_log_sd=0.0, memory_overhead_bytes={}, synchronous=False)
+    return calibrated(MOCK, "memory", "gemm", "grouped")
 
 
 UNSEEN = [
@@ -84,19 +75,16 @@ UNSEEN = [
 ]
 
 
-def test_products_never_measured_are_forecast_by_their_own_curve(factors: FactorSet) -> None:
+def test_products_never_measured_are_forecast_by_their_own_curve(
+    factors: FactorSet, log_errors: Callable[..., Array]
+) -> None:
     """Against what the simulated card takes for them: shapes of other models than the trials'."""
-    device = open_mock(f"mock:{CARD}#{SEED}")
-    found, true = [], []
-    for experts, rows, n, k in UNSEEN:
-        for layout in ("nt", "nn", "tn"):
-            params = {"experts": experts, "rows": rows, "n": n, "k": k, "layout": layout, "dtype": "bf16"}
-            operation = grouped_operation(params)
-            curve = find_curve(curve_key(operation), factors)
-            found.append(float(seconds(curve, columns([operation])).seconds[0]))
-            result = device.run(TrialSpec(bench="grouped", params=params, repeats=5, warmup=1))
-            true.append(float(np.median(result.samples_s)))
-    error = np.abs(np.log(np.array(found) / np.array(true)))
+    trials = [
+        {"experts": experts, "rows": rows, "n": n, "k": k, "layout": layout, "dtype": "bf16"}
+        for experts, rows, n, k in UNSEEN
+        for layout in ("nt", "nn", "tn")
+    ]
+    error = log_errors(factors, MOCK, "grouped", trials)
     assert np.median(error) < 0.05
     assert np.max(error) < 0.25
 

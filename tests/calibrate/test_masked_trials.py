@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -9,13 +10,12 @@ import numpy as np
 import pytest
 
 from tunecast.calibrate.devices.protocol import Hardware, TrialSpec
-from tunecast.calibrate.fit import StepFitter
 from tunecast.calibrate.fit_trials import attention_operation
 from tunecast.calibrate.mock.device import open_mock
 from tunecast.calibrate.plan import LATER, calibration_plan
 from tunecast.catalogs.gpus import load_gpus
-from tunecast.model.curve_names import curve_key, find_curve
-from tunecast.model.curves import columns, seconds
+from tunecast.model.curve_names import curve_key
+from tunecast.model.curves import Array
 from tunecast.model.factors import FactorSet
 from tunecast.model.operation import CHOSEN, EFFICIENT, MASKED
 from tunecast.model.primitives_heavy import AttentionShape
@@ -24,7 +24,8 @@ from tunecast.model.run import Run
 from tunecast.model.sdpa import with_efficient
 from tunecast.model.stand_in import with_stand_ins
 
-CARD, SEED = "h100-sxm5-80gb", 7
+CARD = "h100-sxm5-80gb"
+MOCK = f"{CARD}#7"
 
 
 def hardware(mock: str) -> Hardware:
@@ -88,18 +89,9 @@ def test_its_work_is_that_of_the_forecast(masked: bool) -> None:
 
 
 @pytest.fixture(scope="module")
-def factors() -> FactorSet:
+def factors(calibrated: Callable[..., FactorSet]) -> FactorSet:
     """Curves of attention that a quick calibration of a simulated card gives."""
-    device = open_mock(f"mock:{CARD}#{SEED}")
-    trials = [
-        {"bench": spec.bench, "params": spec.params, "outcome": "ok", "samples_s": device.run(spec).samples_s}
-        for spec in calibration_plan(device.hardware())
-        if spec.bench in ("memory", "gemm", "attention", "masked")
-    ]
-    multiprocessors = device.hardware().multiprocessors
-    fitter = StepFitter(gpu=CARD, synchronous=False, processors=multiprocessors, inventory=lambda *_: ())
-    curves = {name: fitted.curve for name, fitted in fitter.fit_curves(trials).items()}
-    return FactorSet(gpu=CARD, curves=curves, factors={}, step_log_sd=0.0, memory_overhead_bytes={}, synchronous=False)
+    return calibrated(MOCK, "memory", "gemm", "attention", "masked")
 
 
 UNSEEN = [(4, 24, 700, 128), (2, 40, 1500, 128), (8, 16, 384, 64), (1, 16, 3000, 256), (3, 32, 2500, 128)]
@@ -112,22 +104,29 @@ LATENT = [(1, 16, 1500, 192), (4, 16, 700, 192), (1, 128, 4096, 192), (2, 32, 10
     ids=["mask", "chosen", "latent"],
 )
 def test_lengths_never_measured_are_forecast_by_their_own_curve(
-    factors: FactorSet, kernel: str, masked: bool, unseen: list[tuple[int, int, int, int]], median: float
+    factors: FactorSet,
+    log_errors: Callable[..., Array],
+    kernel: str,
+    masked: bool,
+    unseen: list[tuple[int, int, int, int]],
+    median: float,
 ) -> None:
     """Against what the simulated card takes for them; of latent attention four trials set the rate alone."""
-    device = open_mock(f"mock:{CARD}#{SEED}")
-    found, true = [], []
-    for batch, heads, length, head_dim in unseen:
-        for direction in ("forward", "backward"):
-            shape = {"batch": batch, "heads": heads, "kv_heads": heads, "length": length, "head_dim": head_dim}
-            params = {**shape, "dtype": "bf16", "pass": direction, "masked": masked, "kernel": kernel}
-            operation = attention_operation(params)
-            curve = find_curve(curve_key(operation), factors)
-            found.append(float(seconds(curve, columns([operation])).seconds[0]))
-            true.append(
-                float(np.median(device.run(TrialSpec(bench="masked", params=params, repeats=5, warmup=1)).samples_s))
-            )
-    error = np.abs(np.log(np.array(found) / np.array(true)))
+    alike = {"dtype": "bf16", "masked": masked, "kernel": kernel}
+    trials = [
+        {
+            **alike,
+            "batch": batch,
+            "heads": heads,
+            "kv_heads": heads,
+            "length": length,
+            "head_dim": head_dim,
+            "pass": way,
+        }
+        for batch, heads, length, head_dim in unseen
+        for way in ("forward", "backward")
+    ]
+    error = log_errors(factors, MOCK, "masked", trials)
     assert np.median(error) < median
     assert np.max(error) < 0.25
 

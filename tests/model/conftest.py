@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -55,15 +54,6 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 """Fields of the published config.json files."""
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """CI, which has 25 minutes, leaves out what is marked ``thorough``; everybody else runs it."""
-    if not os.environ.get("CI"):
-        return
-    left_out = [item for item in items if item.get_closest_marker("thorough")]
-    items[:] = [item for item in items if not item.get_closest_marker("thorough")]
-    config.hook.pytest_deselected(items=left_out)
 
 
 @pytest.fixture(scope="session")
