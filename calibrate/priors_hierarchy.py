@@ -30,8 +30,12 @@ LEAST_SD = 2e-3
 """No spread is smaller: published figures are rounded."""
 MOST_SD = 2.0
 """No spread is larger."""
-STEP = 1e-4
-"""Of the numerical derivatives, in logs."""
+STEP = 0.05
+"""To either side, of the numerical derivatives, in logs: wide enough to pass over the kinks where a row's links or its
+host come out from behind its device, since a slope on one side of a kink says where the search ended, not how sure
+it is."""
+LEAST_SHARE = 1e-4
+"""Of a Gauss-Newton step, when halving it ends."""
 ROUNDS = 40
 """Of spreads after efficiencies after spreads, at most."""
 SAME_LIKELIHOOD = 0.05
@@ -153,18 +157,22 @@ def split(problem: Problem, vector: Array) -> tuple[Array, Array]:
 def linear(problem: Problem, vector: Array) -> tuple[Array, Array]:
     """Log seconds, and their derivatives by every entry of the vector."""
     shared, slower = split(problem, vector)
-    level = problem.timed(shared, slower)
-    ends = [problem.timed(shared, slower + STEP * unit) for unit in np.eye(len(problem.columns))]
-    by_column = {column: (end - level) / STEP for column, end in zip(problem.columns, ends, strict=True)}
 
-    def own(place: int, name: str) -> Array:
-        if name in problem.follows:
-            column, sign = problem.follows[name]
-            return np.asarray(sign * by_column[column])
-        return np.asarray((problem.timed(shared + STEP * np.eye(len(shared))[place], slower) - level) / STEP)
+    def slope(by_shared: Array | float, by_slower: Array | float) -> Array:
+        ahead = problem.timed(shared + STEP * by_shared, slower + STEP * by_slower)
+        behind = problem.timed(shared - STEP * by_shared, slower - STEP * by_slower)
+        return np.asarray((ahead - behind) / (2.0 * STEP))
 
+    columns = zip(problem.columns, np.eye(len(problem.columns)), strict=True)
+    by_column = {column: slope(0.0, unit) for column, unit in columns}
+
+    def own(name: str, unit: Array) -> Array:
+        column, sign = problem.follows.get(name, ("", 1.0))
+        return sign * by_column[column] if column else slope(unit, 0.0)
+
+    of_shared = [own(name, unit) for name, unit in zip(problem.names, np.eye(len(shared)), strict=True)]
     of_effects = problem.members * (np.column_stack([*by_column.values()]) @ problem.reach.T)
-    return level, np.column_stack([*(own(place, name) for place, name in enumerate(problem.names)), of_effects])
+    return problem.timed(shared, slower), np.column_stack([*of_shared, of_effects])
 
 
 def prior_precision(problem: Problem, sds: Mapping[str, float]) -> Array:
@@ -202,7 +210,7 @@ def newton(problem: Problem, vector: Array, weights: Array, sds: Mapping[str, fl
         gradient = slopes.T @ (by_row * (problem.measured - level)) - precision * (vector - centre)
         step = np.linalg.solve(slopes.T @ (slopes * by_row[:, None]) + np.diag(precision), gradient)
         share = 1.0
-        while share > STEP and cost(vector + share * step) > best:
+        while share > LEAST_SHARE and cost(vector + share * step) > best:
             share /= 2.0
         vector = vector + share * step
         best = cost(vector)

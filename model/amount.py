@@ -13,7 +13,7 @@ from tunecast.model.bounds import MOST_AMOUNT, at_most, check_sizes
 from tunecast.model.dataset import Dataset, bytes_per_token, read_dataset
 from tunecast.model.factors import Factor
 from tunecast.model.read_numbers import is_count, number_above_zero, number_that
-from tunecast.model.rows import ROWS_PACKED, Rows, alone_by_default, packing_of, unpacked_rows
+from tunecast.model.rows import ROWS_PACKED, Rows, alone_by_default, fills_rows, packing_of, unpacked_rows
 from tunecast.model.run import Run
 from tunecast.model.units import GIGA, KILO, MEGA, TERA
 
@@ -109,17 +109,11 @@ def _from_data(run: Run, options: dict[str, Any], rows: Rows | None, repeats: fl
 
 
 def _padded_samples(options: Mapping[str, Any]) -> float | None:
-    """Samples that a training file pads to ``max_length`` (axolotl's ``pad_to_sequence_len``); None where it does not,
-    where the command line says how rows are made, or where how many there are is not known."""
-    if not options.get("rows_padded") or options.get("packing") is not None:
+    """Samples of unknown lengths that a training file pads to ``max_length``; None where it does not, or where how
+    many there are is not known."""
+    if not fills_rows(options) or options.get("num_samples") is None:
         return None
-    if options.get("dataset") is not None:
-        return float(read_dataset(str(options["dataset"])).samples)
-    if options.get("num_samples") is not None:
-        return parse_count(options["num_samples"], name="--num-samples")
-    if options.get("tokens") is None or options.get("mean_tokens") is None:
-        return None
-    return parse_count(options["tokens"], name="--tokens") / float(options["mean_tokens"])
+    return parse_count(options["num_samples"], name="--num-samples")
 
 
 def _check_mean(run: Run, options: Mapping[str, Any]) -> None:

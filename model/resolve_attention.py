@@ -152,8 +152,8 @@ def check_recomputation(architecture: Architecture, run: Run) -> None:
         )
 
 
-def take_padding(fields: Fields) -> None:
-    """Whether the model is told which tokens are padding.
+def take_padding(fields: Fields, defaults: Mapping[str, Any]) -> None:
+    """Whether the model is told which tokens are padding, and what lengths rows are filled to.
 
     Raises NotSupportedError where a stack tells none, or where tokens of a sample are split over GPUs.
     """
@@ -172,7 +172,9 @@ def take_padding(fields: Fields) -> None:
         raise NotSupportedError(
             "Padded samples (--padding-mask, --no-packing) whose tokens --cp splits are not built yet; leave --cp out."
         )
-    alone = fields.values["per_device_train_batch_size"] == 1  # nothing depends on it
+    filled = fields.take("pad_to_multiple_of", defaults.get("pad_to_multiple_of", 1), "stack-default")
+    multiple = fields.values["pad_to_multiple_of"] = whole_number("pad_to_multiple_of", filled)
+    alone = fields.values["per_device_train_batch_size"] == multiple == 1  # nothing depends on it
     fields.put("padding_mask", asked, "stack-default" if alone and origin == "assumed" else origin)
 
 

@@ -1,8 +1,9 @@
 """How long the rows of training are, and how much of them is padding.
 
 Packed samples fill rows of ``max_length``. Unpacked ones, which every stack whose defaults are recorded trains unless
-told otherwise, are rows of their own, each padded to the longest of its micro-batch, as Trainer's collators do, and the
-model is told which tokens are padding (`Run.padding_mask`). With samples of lengths t(1) <= ... <= t(n) drawn at
+told otherwise, are rows of their own, each padded to the longest of its micro-batch, as Trainer's collators do, or to
+the next multiple of some length (`Run.pad_to_multiple_of`; 64 in axolotl, 8 in LLaMA-Factory), and the model is told
+which tokens are padding (`Run.padding_mask`). With samples of lengths t(1) <= ... <= t(n) drawn at
 random, the longest of b is
 
     sum over i of t(i) ((i / n)^b - ((i - 1) / n)^b)
@@ -27,7 +28,7 @@ from tunecast.model.read_numbers import as_number
 from tunecast.model.resolve import ASSUMED
 from tunecast.model.run import Run
 from tunecast.model.sample_lengths import longest_of
-from tunecast.model.stacks import ignores_padding
+from tunecast.model.stacks import built_stack, ignores_padding
 
 if TYPE_CHECKING:
     from tunecast.model.curves import Array
@@ -90,6 +91,8 @@ def with_padding(
     run_options: dict[str, Any], options: Mapping[str, Any], origins: Mapping[str, str]
 ) -> tuple[dict[str, Any], Mapping[str, str]]:
     """Run options with what is known of padding (`Run.padding_mask`) where nobody said it; and all origins."""
+    if fills_rows(options):
+        run_options = {**run_options, "pad_to_multiple_of": options.get("max_length") or ASSUMED["max_length"]}
     if run_options.get("padding_mask") and options.get("packing"):
         raise InputError("--padding-mask says that samples are padded, --packing that they fill rows; leave one out.")
     stack = str(run_options.get("stack") or ASSUMED["stack"])
@@ -97,6 +100,19 @@ def with_padding(
         return run_options, origins
     origin = "cli" if options.get("dataset") is not None else "assumed"  # an unknown spread, or all alike
     return {**run_options, "padding_mask": True}, {**origins, "padding_mask": origin}
+
+
+def fills_rows(options: Mapping[str, Any]) -> bool:
+    """Whether a training file pads every row to ``max_length`` (axolotl's ``pad_to_sequence_len``), and the command
+    line does not say how rows are made."""
+    return bool(options.get("rows_padded")) and options.get("packing") is None
+
+
+def multiple_of(options: Mapping[str, Any]) -> float:
+    """Tokens that the length of a row is a multiple of, as typed or by the stack's default."""
+    typed = as_number(options.get("pad_to_multiple_of"))
+    stack = str(options.get("stack") or ASSUMED["stack"])
+    return typed or built_stack(stack).get("defaults", {}).get("all", {}).get("pad_to_multiple_of", 1)
 
 
 def pads_rows(options: Mapping[str, Any]) -> bool:
@@ -112,15 +128,18 @@ def pads_rows(options: Mapping[str, Any]) -> bool:
     if most is None:
         return False  # a length that is searched, or one that resolving refuses
     if options.get("dataset") is not None:
-        return _unlike(read_dataset(str(options["dataset"])), bytes_per_token(options).value, most)
+        found, size_bytes = read_dataset(str(options["dataset"])), bytes_per_token(options).value
+        return _unlike(found, size_bytes, most, multiple_of(options))
     mean = as_number(options.get("mean_tokens"))
     return mean is not None and mean < most
 
 
 @lru_cache(maxsize=64)
-def _unlike(found: Dataset, size_bytes: float, most: float) -> bool:
-    """Whether samples of a file are of more than one length, each cut at `most` tokens of so many bytes."""
-    return len({min(math.ceil(size / size_bytes), most) for size in found.sizes_bytes}) > 1
+def _unlike(found: Dataset, size_bytes: float, most: float, multiple: float) -> bool:
+    """Whether samples of a file are of more than one length, each cut at `most` tokens of so many bytes, or of one that
+    is no multiple of what rows are filled to."""
+    lengths = {min(math.ceil(size / size_bytes), most) for size in found.sizes_bytes}
+    return len(lengths) > 1 or any(length % multiple for length in lengths)
 
 
 def unpacked_rows(run: Run, options: Mapping[str, Any]) -> Rows | None:
@@ -128,11 +147,7 @@ def unpacked_rows(run: Run, options: Mapping[str, Any]) -> Rows | None:
     if packing_of(options) is not False:
         return None
     if options.get("dataset") is not None:
-        found = _rows_of_file(run, options)
-        if options.get("rows_padded") and options.get("packing") is None:
-            how = f"rows of one sample each, every one padded to {run.max_length}"
-            return replace(found, length=run.max_length, how=how, shortest=None, longest=None)
-        return found
+        return _rows_of_file(run, options)
     if options.get("mean_tokens") is None:
         raise InputError(
             "--no-packing makes every sample a row, whose length nothing says; add --dataset FILE, or --mean-tokens N."
@@ -142,26 +157,43 @@ def unpacked_rows(run: Run, options: Mapping[str, Any]) -> Rows | None:
         raise InputError(
             f"--mean-tokens is {mean:g}, which is not between 1 and --max-length {run.max_length}; change one of them."
         )
-    if batch == 1:
-        return Rows(length=max(round(mean), 1), mean_tokens=mean, samples=None, how="rows of one sample each")
-    how = (
-        f"rows of one sample each, padded to the longest of {batch}; of lengths only the mean is known, so they are "
-        f"assumed to be spread exponentially; the interval of the whole run, not that of a step, goes from rows of "
-        f"{mean:.0f}, all alike, to {run.max_length}"
+    length = max(round(longest_of(batch, mean, run.max_length, run.pad_to_multiple_of)), 1)
+    how = _how(run)
+    if batch == 1 or length == run.max_length:
+        return Rows(length=length, mean_tokens=mean, samples=None, how=how)
+    alike = min(_filled(mean, run), run.max_length)
+    how += (
+        "; of lengths only the mean is known, so they are assumed to be spread exponentially; the interval of the "
+        f"whole run, not that of a step, goes from rows of {alike}, all alike, to {run.max_length}"
     )
-    length = max(round(longest_of(batch, mean, run.max_length)), 1)
-    ends = {"shortest": max(round(mean), 1), "longest": run.max_length}
-    return Rows(length=length, mean_tokens=mean, samples=None, how=how, **ends)
+    return Rows(length=length, mean_tokens=mean, samples=None, how=how, shortest=alike, longest=run.max_length)
+
+
+def _how(run: Run) -> str:
+    """How rows of one sample get their length, in words."""
+    alone = "rows of one sample each"
+    if run.pad_to_multiple_of >= run.max_length:
+        return f"{alone}, every one padded to {run.max_length}"
+    batch, multiple = run.per_device_train_batch_size, run.pad_to_multiple_of
+    longest = f"padded to the longest of {batch}" if batch > 1 else ""
+    filled = f"filled to a multiple of {multiple}" if multiple > 1 else ""
+    return ", ".join(filter(None, (alone, " and ".join(filter(None, (longest, filled))))))
+
+
+def _filled(length: float, run: Run) -> int:
+    """A row of one sample of so many tokens, filled up."""
+    return max(math.ceil(round(length) / run.pad_to_multiple_of), 1) * run.pad_to_multiple_of
 
 
 def _rows_of_file(run: Run, options: Mapping[str, Any]) -> Rows:
     found = read_dataset(str(options["dataset"]))
-    return _rows_of(found, bytes_per_token(options), run.max_length, run.per_device_train_batch_size)
+    batch, multiple = run.per_device_train_batch_size, run.pad_to_multiple_of
+    return _rows_of(found, bytes_per_token(options), run.max_length, batch, multiple, _how(run))
 
 
 @lru_cache(maxsize=64)
-def _rows_of(found: Dataset, per_token: Factor, most: int, batch: int) -> Rows:
-    """Rows of a file's samples, each cut at `most` tokens, in micro-batches of `batch`."""
+def _rows_of(found: Dataset, per_token: Factor, most: int, batch: int, multiple: int, how: str) -> Rows:
+    """Rows of a file's samples, each cut at `most` tokens and filled to a `multiple`, in micro-batches of `batch`."""
     import numpy as np
 
     known, sizes = per_token.low == per_token.high, np.array(found.sizes_bytes, dtype=float)
@@ -170,13 +202,14 @@ def _rows_of(found: Dataset, per_token: Factor, most: int, batch: int) -> Rows:
         return np.minimum(np.ceil(sizes / size_bytes), float(most))
 
     def row(size_bytes: float) -> int:
-        return max(round(mean_longest(lengths(size_bytes), batch)), 1)
+        filled = np.minimum(np.ceil(lengths(size_bytes) / multiple) * multiple, float(most))
+        return max(round(mean_longest(filled, batch)), 1)
 
     return Rows(
         length=row(per_token.value),
         mean_tokens=float(lengths(per_token.value).mean()),
         samples=found.samples,
-        how=f"rows of one sample each, padded to the longest of {batch}",
+        how=how,
         shortest=None if known else row(per_token.high),
         longest=None if known else row(per_token.low),
     )
@@ -189,14 +222,14 @@ def held_run(run: Run, options: Mapping[str, Any]) -> Run:
     A file's longest sample is taken to have as many tokens as the low end of what is assumed of bytes per token says,
     below a tokenizer's mean as well: a dense sample has more tokens than its size says.
     """
-    if packing_of(options) is not False or options.get("dataset") is None or options.get("rows_padded"):
+    if packing_of(options) is not False or options.get("dataset") is None:
         return run
     found, per_token = read_dataset(str(options["dataset"])), bytes_per_token(options)
     if not found.whole:
         return run
     assumed = bytes_per_token({})
     densest = 1.0 if found.tokenized else min(per_token.low, per_token.value * assumed.low / assumed.value)
-    longest = math.ceil(_largest(found) / densest)
+    longest = _filled(math.ceil(_largest(found) / densest), run)
     return run if longest >= run.max_length else replace(run, max_length=longest)
 
 

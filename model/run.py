@@ -94,6 +94,8 @@ class Run:
     padding_mask: bool = False
     """Whether rows are samples of unlike length, padded to the longest of their micro-batch, and the model is told
     which tokens are padding (`rows.py`)."""
+    pad_to_multiple_of: int = 1
+    """Tokens that the length of such rows is a multiple of (transformers' collators); 1: any length."""
     loops_experts: bool = False
     """Whether products of stacked experts are one per expert, as on most cards, and not one kernel (`grouped.py`)."""
     attention_length: int | None = None
@@ -189,8 +191,8 @@ class Run:
 
     @property
     def has_padding(self) -> bool:
-        """Whether micro-batches have padding in them: a sample alone is its own longest."""
-        return self.padding_mask and self.per_device_train_batch_size > 1
+        """Whether micro-batches have padding in them: a sample alone is its own longest, but may be filled up."""
+        return self.padding_mask and (self.per_device_train_batch_size > 1 or self.pad_to_multiple_of > 1)
 
     @property
     def compute_dtype(self) -> str:

@@ -27,10 +27,18 @@ def scale_of(mean: float, cut: float) -> float:
     return math.sqrt(low * high)
 
 
-def longest_of(batch: int, mean: float, cut: float) -> float:
-    """Mean of the longest of `batch` such samples: the integral of 1 - (1 - exp(-x / s))^batch up to the cut."""
-    if batch == 1 or mean >= cut:
+def longest_of(batch: int, mean: float, cut: float, multiple: int = 1) -> float:
+    """Mean of the longest of `batch` such samples: the integral of 1 - (1 - exp(-x / s))^batch up to the cut, or where
+    it is filled to a `multiple` that steps are wide."""
+    if mean >= cut:
         return mean
-    x = (np.arange(POINTS) + 0.5) * (cut / POINTS)
+    if multiple > 1:
+        x = np.arange(0.0, cut, multiple)
+        wide = np.minimum(x + multiple, cut) - x
+    elif batch == 1:
+        return mean
+    else:
+        x = (np.arange(POINTS) + 0.5) * (cut / POINTS)
+        wide = np.full(POINTS, cut / POINTS)
     shorter = -np.expm1(-x / scale_of(mean, cut))
-    return float(np.sum(1.0 - shorter**batch)) * cut / POINTS
+    return float(np.sum((1.0 - shorter**batch) * wide))

@@ -83,6 +83,7 @@ RUN: Group = {
     "padding_mask": _run(
         bool, "Samples of unlike lengths are padded under a mask.", "--padding-mask/--no-padding-mask"
     ),
+    "pad_to_multiple_of": _run(int, "Rows of one sample are filled to a multiple of so many tokens.", metavar="N"),
     "per_device_train_batch_size": _run(int, "Samples per GPU and forward pass.", metavar="N"),
     "gradient_accumulation_steps": _run(int, "Forward passes per optimizer step.", metavar="N"),
     "gradient_checkpointing": _run(

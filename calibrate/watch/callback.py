@@ -112,8 +112,8 @@ class TrainingWatch:
 
     @contained
     def _saw(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Before each forward pass that trains: the batch's shape. Of the first one of several samples the mask is read
-        too, as the model does; nothing else is read from the device."""
+        """Before each forward pass that trains: the batch's shape. Of the first ones the mask is read too,
+        as the model does; nothing else is read from the device."""
         import torch
 
         if self.watcher is None or not module.training or not torch.is_grad_enabled():
@@ -123,8 +123,8 @@ class TrainingWatch:
             rows, length = ids.shape
             self.watcher.saw_batch(samples_in(kwargs, self.watcher) or rows, rows * length)
             mask = kwargs.get("attention_mask")
-            if self.watcher.padded is None and rows > 1 and mask is not None and mask.ndim == 2:
-                self.watcher.padded = not bool(mask.all())
+            if self.watcher.reads_mask and mask is not None and mask.ndim == 2:
+                self.watcher.saw_mask(has_padding=not bool(mask.all()))
 
     @contained
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

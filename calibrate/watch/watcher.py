@@ -15,6 +15,8 @@ from tunecast.model.observed import Observations
 from tunecast.model.units import HOUR_S, gib
 from tunecast.model.value import Value
 
+MASKS = 4
+"""Of micro-batches that are looked at for padding."""
 LONGEST_IN_SECONDS = 99.95
 """From here three digits would round to a hundred: minutes are said."""
 NO_PROCESSOR = (
@@ -84,8 +86,9 @@ class Watcher:
     data_parallel: int = 1
     """Processes that have data of their own."""
     lengths: Lengths = field(default_factory=Lengths)
-    padded: bool | None = None
-    """Whether the first micro-batch of several samples had padding, of which the model was told; None: not seen yet."""
+    padded: bool = False
+    """Whether one of the first micro-batches had padding, of which the model was told."""
+    masks_read: int = 0
     forecast: Forecast | None = None
     longest: Forecast | None = None
     sensors: list[dict[str, Any]] = field(default_factory=list)
@@ -98,6 +101,17 @@ class Watcher:
         """One micro-batch went through the model; the other processes' ones count as long as this one's."""
         self.lengths.saw(samples, tokens)
         self._step_tokens += tokens * self.data_parallel
+
+    @property
+    def reads_mask(self) -> bool:
+        """Whether a micro-batch's mask is still worth a look, for which the host waits: a sample alone that is filled
+        up to a multiple may have such a length by chance."""
+        return not self.padded and self.masks_read < MASKS
+
+    def saw_mask(self, *, has_padding: bool) -> None:
+        """The mask of one micro-batch was read."""
+        self.padded = has_padding
+        self.masks_read += 1
 
     def step_ends(self, step: int, *, aside_follows: bool) -> bool:
         """An optimizer step is over; True when there is something new to tell."""
@@ -165,7 +179,8 @@ class Watcher:
         """The job's options with samples of so many tokens, in micro-batches as they were seen."""
         assert self.job is not None
         seen = {"max_length": length, "per_device_train_batch_size": self.lengths.rows}
-        return {**self.job.options, **seen, **({"padding_mask": True} if self.padded else {})}
+        filled = {"pad_to_multiple_of": length} if self.lengths.rows == 1 else {}
+        return {**self.job.options, **seen, **({"padding_mask": True, **filled} if self.padded else {})}
 
     def progress(self) -> Progress | None:
         """Time left, from what was measured; None before the first window."""

@@ -166,6 +166,8 @@ def _rows(source: Source, draft: Draft) -> None:
         put_flat(source, draft, "sample_packing", "batch_flattening", "sequence_len")
     else:
         put_unpacked(source, draft, "sample_packing", "sequence_len")
+        if source.has("pad_to_sequence_len"):  # false: to the longest alone, which null is not
+            draft.put("pad_to_multiple_of", 1, "pad_to_sequence_len")
 
 
 def _is_flat(source: Source, draft: Draft) -> bool:

@@ -143,6 +143,8 @@ def _rows(source: Source, draft: Draft) -> None:
         put_flat(source, draft, "packing", "padding_free", "max_length")
     else:
         put_unpacked(source, draft, "packing", "max_length")
+        if source.has("pad_to_multiple_of"):
+            copy_number(source, draft, "pad_to_multiple_of", "pad_to_multiple_of")
 
 
 def _checkpointing(source: Source, draft: Draft) -> None:

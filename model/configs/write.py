@@ -31,11 +31,11 @@ LEARNING_RATE = {"lora": 2e-4, "qlora": 2e-4, "full": 2e-5}
 TRL_PRESETS = {"ddp": "multi_gpu", "zero1": "zero1", "zero2": "zero2", "zero3": "zero3", "fsdp": "fsdp2"}
 """accelerate's files that ship with TRL."""
 FLASH_WORDS = {"sdpa": "sdpa", "eager": "disabled", "flash_attention_2": "fa2"}
-LAYOUT = ("gpus_per_node", "num_gpus", "attention_length", "padding_mask", "sdpa_cudnn", *BY_CARD)
+LAYOUT = ("gpus_per_node", "num_gpus", "attention_length", "padding_mask", "pad_to_multiple_of", "sdpa_cudnn", *BY_CARD)
 """Fields that the launcher, the machine or the data decide."""
 ALONE: dict[str, dict[str, Any]] = {
     "trl": {"packing": False, "packing_strategy": None},
-    "axolotl": {"sample_packing": False, "pad_to_sequence_len": False},
+    "axolotl": {"sample_packing": False, "pad_to_sequence_len": None},
     "llama-factory": {"packing": False, "neat_packing": None},
 }
 """What rows of one sample each have in place of packed ones."""

@@ -46,6 +46,11 @@ PADDED: dict[str, tuple[dict[str, Any], bool]] = {
     "packed": ({**UNEVEN, "packing": True, "num_samples": 1000}, False),
     "all as long as a row": ({**UNEVEN, "mean_tokens": 1024}, False),
     "one sample at a time": ({**UNEVEN, "per_device_train_batch_size": 1}, False),
+    "one sample at a time, filled up": ({**UNEVEN, "per_device_train_batch_size": 1, "pad_to_multiple_of": 8}, True),
+    "one sample at a time in LLaMA-Factory": (
+        {**UNEVEN, "per_device_train_batch_size": 1, "stack": "llama-factory"},
+        True,
+    ),
     "a stack that tells no model": ({**UNEVEN, "stack": "unsloth"}, False),
 }
 
@@ -64,6 +69,15 @@ def test_a_file_says_whether_its_samples_differ_once_cut(
     tmp_path: Path, lengths: tuple[int, ...], padded: bool
 ) -> None:
     found = ask(**NOTHING_KNOWN, dataset=write(tmp_path, lengths))
+    assert found.run.has_padding is padded
+
+
+@pytest.mark.parametrize(("length", "padded"), [(192, False), (200, True), (3000, False)])
+def test_one_length_for_all_samples_is_filled_up_where_it_is_no_multiple(
+    tmp_path: Path, length: int, padded: bool
+) -> None:
+    found = ask(max_length=1024, stack="axolotl", dataset=write(tmp_path, (length, length)))
+    assert found.run.pad_to_multiple_of == 64
     assert found.run.has_padding is padded
 
 

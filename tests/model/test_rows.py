@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from tunecast.model.forecast import Forecast
 from tunecast.model.question import Question
 from tunecast.model.rows import held_run, mean_longest, unpacked_rows
 from tunecast.model.run import Run
-from tunecast.model.sample_lengths import longest_of
+from tunecast.model.sample_lengths import longest_of, scale_of
 from tunecast.model.target import resolve_targets
 from tunecast.model.whole_run_options import split_whole_run
 
@@ -61,6 +62,27 @@ def test_unpacked_samples_are_rows_padded_to_the_longest_of_their_micro_batch(tm
     assert amount.steps == 6, "4 samples, 3 times, two in a step"
 
 
+@pytest.mark.parametrize("batch", [1, 2])
+def test_rows_are_filled_to_a_multiple(tmp_path: Path, batch: int) -> None:
+    """Cut at 500, lengths 100, 200, 300 and 500 become 128, 256, 320 and 500 (the cut) in multiples of 64."""
+    run = Run(method="lora", max_length=500, per_device_train_batch_size=batch, pad_to_multiple_of=64)
+    rows = unpacked_rows(run, {"packing": False, "dataset": write(tmp_path, LENGTHS)})
+    assert rows is not None
+    draws = [max(draw) for draw in itertools.product((128, 256, 320, 500), repeat=batch)]
+    assert rows.length == round(statistics.mean(draws))
+    assert rows.mean_tokens == 275
+    assert "filled to a multiple of 64" in rows.how
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("multiple", [1, 8, 64, 700])
+def test_filled_rows_of_exponential_lengths_are_those_of_many_draws(batch: int, multiple: int) -> None:
+    mean, cut = 300.0, 1024.0
+    draws = np.random.default_rng(7).exponential(scale_of(mean, cut), size=(200_000, batch)).clip(max=cut)
+    filled = np.minimum(np.ceil(draws.max(axis=1) / multiple) * multiple, cut) if multiple > 1 else draws.max(axis=1)
+    assert longest_of(batch, mean, cut, multiple) == pytest.approx(filled.mean(), rel=0.01)
+
+
 def test_a_step_is_timed_at_the_mean_row_and_memory_at_the_longest() -> None:
     """One sample of 512 tokens in a row is the step of --max-length 512, with the memory of 2,048."""
     short, long = ask(max_length=512, max_steps=10), ask(max_length=2048, max_steps=10)
@@ -93,7 +115,10 @@ def test_the_longest_sample_of_a_file_read_in_part_is_not_known(
     path = write(tmp_path, LENGTHS)
     run = Run(method="lora", max_length=4096)
     assert held_run(run, {"dataset": path, "bytes_per_token": 4.0}).max_length == 1334, "a dense sample has more tokens"
-    assert held_run(run, {"dataset": path, "rows_padded": True}) == run
+    assert (
+        held_run(replace(run, pad_to_multiple_of=1000), {"dataset": path, "bytes_per_token": 4.0}).max_length == 2000
+    ), "filled up"
+    assert held_run(replace(run, pad_to_multiple_of=4096), {"dataset": path}) == replace(run, pad_to_multiple_of=4096)
     monkeypatch.setattr(dataset, "READ_BYTES", 3000)
     (tmp_path / "long.txt").write_text("\n".join("x" * 400 for _ in range(20)), encoding="utf-8")
     assert held_run(run, {"dataset": str(tmp_path / "long.txt")}) == run
