@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+from ci_share import some_for_ci
 
 from tunecast.api import estimate
 from tunecast.catalogs.errors import NotSupportedError, UnbuiltFamilyError
@@ -27,10 +28,7 @@ ENCODERS = {
 BY_FORMULA = sorted(set(load_models()) - ONLY_EXACT - ENCODERS)
 
 
-@pytest.mark.parametrize(
-    "model",
-    [pytest.param(model, marks=pytest.mark.thorough if place % 2 else []) for place, model in enumerate(BY_FORMULA)],
-)
+@pytest.mark.parametrize("model", some_for_ci(BY_FORMULA))
 def test_a_model_is_forecast_by_formulas_with_the_catalogs_parameters(model: str) -> None:
     (answer,) = estimate(model, gpu="b300-sxm-288gb", method="lora", max_length=64)
     row = load_models()[model]

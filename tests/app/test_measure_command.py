@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from ci_share import some_for_ci
 
 from tunecast.cli.program import program
 from tunecast.measurement import first_line
@@ -41,7 +42,7 @@ def test_a_measurement_has_the_keys_of_a_forecast_and_its_origin_is_measured(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("file", ["axolotl.yml", "llama-factory.yaml", "torchtune.yaml", "trl.yaml"])
+@pytest.mark.parametrize("file", some_for_ci(["axolotl.yml", "llama-factory.yaml", "trl.yaml", "torchtune.yaml"]))
 def test_every_kind_of_training_file_is_measured(capsys: pytest.CaptureFixture[str], tmp_path: Path, file: str) -> None:
     """What a file leaves for plans is no option of a run."""
     text = (Path(__file__).parents[2] / "docs" / "examples" / file).read_text("utf-8")

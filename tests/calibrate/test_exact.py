@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from ci_share import some_for_ci
 
 from tunecast.catalogs.configs import config_from_row, config_table
 from tunecast.catalogs.errors import NotSupportedError
@@ -130,7 +131,7 @@ PATTERNS: list[tuple[str, dict[str, Any], dict[str, Any], tuple[int, int]]] = [
 ]
 
 
-@pytest.mark.parametrize(("model_type", "changes", "options", "pattern"), PATTERNS)
+@pytest.mark.parametrize(("model_type", "changes", "options", "pattern"), some_for_ci(PATTERNS))
 def test_a_deep_model_extends_shallow_traces_to_the_byte(
     model_type: str, changes: dict[str, Any], options: dict[str, Any], pattern: tuple[int, int]
 ) -> None:

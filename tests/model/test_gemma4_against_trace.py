@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from ci_share import some_for_ci
 
 import tunecast
 from tunecast.catalogs.errors import InputError, NotSupportedError, UnbuiltFamilyError
@@ -71,7 +72,7 @@ def test_the_step_with_experts_is_the_traced_step(same_as_traced: Callable[..., 
 PATTERN = ["sliding_attention"] * 5 + ["full_attention"]
 
 
-@pytest.mark.parametrize("checkpointing", [True, False])
+@pytest.mark.parametrize("checkpointing", some_for_ci([True, False], first=1))
 def test_a_deep_model_is_the_traced_one(same_as_traced: Callable[..., None], checkpointing: bool) -> None:
     """Five layers with a window for each without, which have other heads: written as a few layers of each."""
     deep = small(**EXPERTS, num_hidden_layers=24, layer_types=PATTERN * 4)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from ci_share import some_for_ci
 
 from tunecast.catalogs.errors import InputError, NotSupportedError, UnbuiltFamilyError
 from tunecast.model.architecture import Architecture
@@ -115,13 +116,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "changes"),
-    [
-        pytest.param(*given, id=told, marks=[] if place % 3 == 0 else pytest.mark.thorough)
-        for place, (told, given) in enumerate(VARIANTS.items())
-    ],
-)
+@pytest.mark.parametrize(("name", "changes"), some_for_ci(VARIANTS.values(), 3), ids=VARIANTS)
 def test_variants_are_the_traced_ones(same_as_traced: Callable[..., None], name: str, changes: dict[str, Any]) -> None:
     same_as_traced(small(name, **changes), max_length=256)
     same_as_traced(small(name, **changes), method="full", attn_implementation="eager", max_length=256)
@@ -135,8 +130,8 @@ DEEP: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("checkpointing", [True, pytest.param(False, marks=pytest.mark.thorough)])
-@pytest.mark.parametrize("name", DEEP)
+@pytest.mark.parametrize("checkpointing", some_for_ci([True, False]))
+@pytest.mark.parametrize("name", some_for_ci(DEEP))
 def test_a_deep_model_is_the_traced_one(same_as_traced: Callable[..., None], name: str, checkpointing: bool) -> None:
     """Written as a few layers of each kind, traced as a few units of the pattern."""
     deep = small(name, num_hidden_layers=24, **DEEP[name])

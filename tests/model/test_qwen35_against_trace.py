@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from ci_share import some_for_ci
 
 import tunecast
 from tunecast.catalogs.errors import InputError, NotSupportedError, UnbuiltFamilyError
@@ -125,7 +126,7 @@ def test_any_number_of_chunks(same_as_traced: Callable[..., None], chunks: int, 
     )
 
 
-@pytest.mark.parametrize("options", [{"gradient_checkpointing": False}, {"checkpoint_every": 2}])
+@pytest.mark.parametrize("options", some_for_ci([{"gradient_checkpointing": False}, {"checkpoint_every": 2}]))
 def test_a_deep_model_is_the_traced_one(same_as_traced: Callable[..., None], options: dict[str, Any]) -> None:
     """Three layers of linear attention for each of attention: written as a few layers of each."""
     same_as_traced(small(num_hidden_layers=24), max_length=384, **options)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from ci_share import some_for_ci
 
 pytest.importorskip("torch")
 
@@ -30,7 +31,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("method", "changes", "shape", "platform"), CASES)
+@pytest.mark.parametrize(("method", "changes", "shape", "platform"), some_for_ci(CASES))
 def test_extension_equals_a_direct_trace(
     architecture: Callable[..., Architecture],
     run: Callable[..., Run],
