@@ -166,8 +166,11 @@ def _rows(source: Source, draft: Draft) -> None:
         put_flat(source, draft, "sample_packing", "batch_flattening", "sequence_len")
     else:
         put_unpacked(source, draft, "sample_packing", "sequence_len")
-        if source.has("pad_to_sequence_len"):  # false: to the longest alone, which null is not
-            draft.put("pad_to_multiple_of", 1, "pad_to_sequence_len")
+        to_longest = source.has(
+            "pad_to_sequence_len"
+        )  # false, which is not null (``build`` of core/builders/causal.py)
+        multiple = 1 if to_longest else source.default("pad_to_multiple_of")
+        draft.put("pad_to_multiple_of", multiple, "pad_to_sequence_len" if to_longest else None)
 
 
 def _is_flat(source: Source, draft: Draft) -> bool:

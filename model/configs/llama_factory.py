@@ -162,6 +162,7 @@ def _rows(source: Source, draft: Draft, stage: str) -> None:
         put_packed(draft, "packing" if asked else None)
     else:
         put_unpacked(source, draft, "packing", "cutoff_len")
+        draft.put("pad_to_multiple_of", source.default("pad_to_multiple_of"))
 
 
 def _checkpointing(source: Source, draft: Draft) -> None:

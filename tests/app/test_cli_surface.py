@@ -23,6 +23,7 @@ RUN = {
     "--max-length",
     "--attention-length",
     "--padding-mask",
+    "--pad-to-multiple-of",
     "--no-padding-mask",
     "--per-device-train-batch-size",
     "--gradient-accumulation-steps",

@@ -69,6 +69,26 @@ def test_the_file_or_its_frameworks_default_decides(read: Read, form: str, lines
     assert (amount.steps, "packing" in amount.assumed) == (steps, False)
 
 
+@pytest.mark.parametrize(
+    ("form", "lines", "multiple"),
+    [
+        ("trl", "", None),
+        ("trl", "pad_to_multiple_of: 16", 16),
+        ("axolotl", "", 64),
+        ("axolotl", "pad_to_sequence_len: null", 64),
+        ("axolotl", "pad_to_sequence_len: false", 1),
+        ("axolotl", "plugins: [axolotl.integrations.liger.LigerPlugin]\nliger_rms_norm: true", 64),
+        ("llama-factory", "", 8),
+        ("llama-factory", "enable_liger_kernel: true", 8),
+        ("llama-factory", "packing: true", None),
+    ],
+)
+def test_rows_of_one_sample_are_filled_as_the_collator_does(
+    read: Read, form: str, lines: str, multiple: int | None
+) -> None:
+    assert read(form, BATCH[form] + lines).options.get("pad_to_multiple_of") == multiple
+
+
 @pytest.mark.parametrize("form", ["trl", "axolotl"])
 @pytest.mark.parametrize(("lines", "packing", "steps"), [("true", False, ALONE), ("false", True, FILLED)])
 def test_the_command_line_wins(read: Read, form: str, lines: str, packing: bool, steps: int) -> None:

@@ -61,6 +61,7 @@ GOLDEN: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
         },
         {
             "rows_packed": False,
+            "pad_to_multiple_of": 8,
             "lora_dropout": 0.0,
             "gradient_checkpointing": True,
             "reentrant": True,
