@@ -51,6 +51,7 @@ def measure_on(device: Device, asked: Asked, steps: int) -> Forecast:
 
 def resolved_on(device: Device, asked: Asked) -> Resolved:
     """The run as this device would train it; a CPU's refusal raises OutOfMemoryError."""
+    from tunecast.calibrate.linear_kernels import installed_kernels
     from tunecast.model.grouped import check_experts, with_experts
     from tunecast.model.question import BESIDE_STEPS
     from tunecast.model.resolve import resolve_run
@@ -59,6 +60,10 @@ def resolved_on(device: Device, asked: Asked) -> Resolved:
 
     hardware = device.hardware()
     own = {name: value for name, value in asked.options.items() if name not in BESIDE_STEPS}
+    real = not device.id.startswith(MOCK_PREFIX)
+    kernels = installed_kernels(asked.architecture) if real else ()
+    if kernels and own.get("fused_kernels") is None:
+        own["fused_kernels"] = ",".join(kernels)
     options, origins = with_padding(own, asked.options, asked.origins)
     resolved = resolve_run(
         asked.architecture,
@@ -67,7 +72,7 @@ def resolved_on(device: Device, asked: Asked) -> Resolved:
         emulates_bf16=emulates_bf16(hardware.host),
         option_origins=origins,
     )
-    if device.id.startswith(MOCK_PREFIX):  # a real card runs what it runs
+    if not real:  # a real card runs what it runs
         check_experts(asked.architecture, device.id, hardware.compute_capability)
     resolved = with_experts(resolved, asked.architecture, hardware.compute_capability)
     resolved = replace(resolved, notes=(*resolved.notes, *asked.notes))

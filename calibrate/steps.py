@@ -10,6 +10,7 @@ from tunecast.calibrate.allocations import peak_allocated_bytes
 from tunecast.calibrate.bitsandbytes_setup import quiet_bitsandbytes
 from tunecast.calibrate.devices.backend import Backend
 from tunecast.calibrate.devices.protocol import MemoryReading, TrialResult, TrialSpec
+from tunecast.calibrate.linear_kernels import check_installed_kernels
 from tunecast.calibrate.trace.hf import (
     build_model,
     embedding_parameters,
@@ -45,6 +46,7 @@ def prepare_training(architecture: Architecture, run: Run, device: str) -> Train
     """Build on the meta device, then put random weights in place, layer by layer."""
     import torch
 
+    check_installed_kernels(architecture, run)
     quiet_bitsandbytes()
     platform = torch.device(device).type
     with warnings.catch_warnings():

@@ -12,7 +12,9 @@ from tunecast.model import primitives_routing as routing
 from tunecast.model.architecture import Attention, Layer, Linear
 from tunecast.model.attention_blocks import laid_out, mixed_heads, needs_mask, rotated_heads
 from tunecast.model.context import Step, Tables
+from tunecast.model.delta_kernels import convolved_by_kernel, delta_rule_by_kernels
 from tunecast.model.delta_rule import chunks_of, delta_rule
+from tunecast.model.fused import CONVOLUTION, FLA
 from tunecast.model.linears import linear_map
 from tunecast.model.masks import zeroed_padding
 from tunecast.model.norms import norm
@@ -52,17 +54,20 @@ def delta_attention(step: Step, where: str, layer: Layer, x: Tensor, tables: Tab
     assert net is not None
     to_heads, to_gate, to_rate, to_decay, to_output = block.linears
     x = zeroed_padding(step, x)
-    whole = turned_map(step, where, to_heads, x)
+    by_kernels, by_token = step.run.fuses(FLA), step.run.fuses(CONVOLUTION)
+    whole = (linear_map if by_token else turned_map)(step, where, to_heads, x)
     gate = linear_map(step, where, to_gate, x)
-    rate_input = turned_map(step, where, to_rate, x)
+    rate_input = (linear_map if by_kernels else turned_map)(step, where, to_rate, x)
     decay_input = linear_map(step, where, to_decay, x)
     mixed = convolved(step, where, block, whole)
     keys, values = (step.tokens * width for width in (net.keys_width, net.values_width))
     query, key, value = gpt.split(tape, mixed, (keys, keys, values), name="qkv_split")
-    query, key, value = by_head(step, net, query, key, value)
+    if not by_kernels:
+        query, key, value = by_head(step, net, query, key, value)
     rate = routing.unary(tape, rate_input, name="rate")
     decay = decay_of(step, where, block, decay_input)
-    made = delta_rule(step, net, (query, key, value), decay, rate)
+    rule = delta_rule_by_kernels if by_kernels else delta_rule
+    made = rule(step, net, (query, key, value), decay, rate)
     normed = gated_norm(step, f"{where}.norm", made, gate, net.value_dim)
     out = linear_map(step, where, to_output, normed)
     tape.hold(mixed, gate, rate_input, decay_input, rate, decay, normed)
@@ -105,6 +110,8 @@ def convolved(step: Step, where: str, block: Attention, x: Tensor) -> Tensor:
     net, tape = block.delta, step.tape
     assert net is not None
     weight = step.weight(f"{where}.conv1d", net.convolution_params)
+    if step.run.fuses(CONVOLUTION):
+        return convolved_by_kernel(tape, x, weight)
     dtype = x.dtype
     given = ops.cast(tape, x, weight.dtype, name="convolution_cast")
     operands = [ops.cast(tape, each, step.autocast_dtype or each.dtype) for each in (given, weight)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tunecast.catalogs.errors import InputError
 from tunecast.model.factors import Curve, FactorSet
-from tunecast.model.operation import CHOSEN, EFFICIENT, FLASH, GROUPED, MASKED, NATIVE, Kind, Operation, Phase
+from tunecast.model.operation import CHOSEN, CHUNKED, EFFICIENT, FLASH, GROUPED, MASKED, NATIVE, Kind, Operation, Phase
 
 ATTENTION_KERNELS = (NATIVE, FLASH, EFFICIENT, MASKED, CHOSEN)
 """Layouts of attention with curves of their own."""
@@ -30,6 +30,8 @@ def curve_key(operation: Operation) -> str:
         direction = "backward" if operation.phase is Phase.BACKWARD else "forward"
         kernel = f"-{operation.layout}" if operation.layout in ATTENTION_KERNELS else ""
         return f"attention{kernel}.{operation.dtype}.{direction}"
+    if operation.layout == CHUNKED:
+        return f"{operation.kind}-{CHUNKED}.{'backward' if operation.phase is Phase.BACKWARD else 'forward'}"
     return str(operation.kind)
 
 
@@ -37,6 +39,8 @@ def find_curve(key: str, factors: FactorSet) -> Curve:
     """The curve of that name; kinds that only move bytes fall back on ``memory``, backward attention on forward,
     attention by other kernels on that of ``sdpa``, grouped products on plain ones."""
     plain = key
+    if key.startswith(f"{Kind.MEMORY}-"):
+        plain = str(Kind.MEMORY)
     for kernel in (*ATTENTION_KERNELS, GROUPED):
         plain = plain.replace(f"-{kernel}", "")
     forward = [name.replace(".backward", ".forward") for name in (key, plain)]

@@ -8,6 +8,7 @@ from typing import Any
 
 from tunecast.model.amount import Amount, resolve_amount, steps_words
 from tunecast.model.architecture import Architecture
+from tunecast.model.chunked import chunked_notes
 from tunecast.model.documents import document_notes
 from tunecast.model.factors import FactorSet, scaled
 from tunecast.model.feeding import RATE as TOKENIZING
@@ -117,6 +118,7 @@ def forecast(question: Question, target: Target) -> Forecast:
             *notes_of(question.architecture, run, **inventory),
             *factors.notes,
             *efficient_notes(question.architecture, run, factors),
+            *chunked_notes(run),
             *_record_notes(target),
             *unseen_notes(target, question),
             *link_notes(run, factors, question),

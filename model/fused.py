@@ -12,9 +12,12 @@ from tunecast.model.context import Step
 from tunecast.model.operation import Kind
 from tunecast.model.tape import Grads, Tape, Tensor
 
-FUSED_KERNELS = ("rms_norm", "rope", "swiglu", "cross_entropy", "lora", "attention")
+FLA, CONVOLUTION = "fla", "causal-conv1d"
+FUSED_KERNELS = ("rms_norm", "rope", "swiglu", "cross_entropy", "lora", "attention", FLA, CONVOLUTION)
 """What can be fused: norms, rotary embedding, gated activation, loss over full logits, low-rank adapters;
-``attention``: cuDNN's kernels (Transformer Engine) instead of FlashAttention-2's, at the same memory."""
+``attention``: cuDNN's kernels (Transformer Engine) instead of FlashAttention-2's, at the same memory; of linear
+attention the gated delta rule of flash-linear-attention and the convolution of causal-conv1d, which transformers takes
+where they are installed."""
 VOCABULARY_BLOCK = 65536
 """Columns one program of the loss kernel takes; a larger vocabulary is put together by three small kernels more."""
 GRADIENT_ROWS = 108

@@ -56,6 +56,8 @@ class Phase(StrEnum):
     OPTIMIZER = "optimizer"
 
 
+CHUNKED = "chunked"
+"""Layout of flash-linear-attention's kernels, which move bytes at a rate of their own."""
 GROUPED = "grouped"
 """Layouts of products of experts by PyTorch's grouped kernel end with it."""
 
@@ -98,7 +100,7 @@ class Operation:
     layout: str = ""
     """Of a product ``nt`` forward, ``nn`` input gradient, ``tn`` weight gradient, by the kernel for experts
     ``nt-grouped`` and so on; of attention `NATIVE`, `FLASH`,
-    `EFFICIENT`, or nothing: what ``sdpa`` runs."""
+    `EFFICIENT`, or nothing: what ``sdpa`` runs; of what only moves bytes `CHUNKED` or nothing."""
     count: float = 1.0
     """Executions per optimizer step on one GPU."""
     group: int = 0

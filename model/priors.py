@@ -15,6 +15,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from tunecast.catalogs.gpus import Gpu
+from tunecast.model.chunked import chunked_curves
 from tunecast.model.factors import HOST_S_PER_LAUNCH, Curve, Factor, FactorSet
 from tunecast.model.joined import STACKS
 from tunecast.model.memory_codes import code_notes, memory_overheads_of
@@ -108,6 +109,7 @@ def datasheet_factors(gpu: Gpu, beliefs: Mapping[str, Any], run: Run | None = No
         curves |= {f"attention-{FLASH}.{dtype}.forward": curves[f"attention.{dtype}.forward"]}
         curves |= efficient_curves(curves, dtype, beliefs, gpu)
         curves |= {f"attention-{NATIVE}.{dtype}.forward": native}
+    curves |= chunked_curves(curves.get("memory"), beliefs, gpu)
     link = link_bytes_per_s(gpu)
     factors = {} if link is None else {"link_bytes_per_s": exact_factor(link, "B/s", "datasheet")}
     latency = beliefs["link_latency_s"]

@@ -1,23 +1,28 @@
-"""What linear attention has formulas for: transformers' own PyTorch code, whole on one GPU or sharded by parameters."""
+"""What linear attention has formulas for: transformers' own PyTorch code, and the kernels of packages that it takes,
+whole on one GPU or sharded by parameters."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.architecture import Architecture
+from tunecast.model.fused import CONVOLUTION, FLA
 from tunecast.model.optimizer_adafactor import NAME as ADAFACTOR
 from tunecast.model.resolve_parallel import Fields
 
 STACKS = ("hf-peft", "trl", "axolotl", "llama-factory", "ms-swift")
 """Stacks that run transformers' modelling code as it is."""
 PACKAGES = "flash-linear-attention (fla)"
-PACKAGE_NAMES = frozenset({"fla", "flash-linear-attention", "flash_linear_attention", "causal-conv1d", "causal_conv1d"})
+OTHER_NAMES = {
+    **dict.fromkeys(("flash-linear-attention", "flash_linear_attention", "fla-core"), FLA),
+    "causal_conv1d": CONVOLUTION,
+}
 SLOWER = (
     "Linear attention of {name} is forecast as transformers' PyTorch code, a loop over chunks of 64 tokens that runs "
-    f"where {PACKAGES} and causal-conv1d are not installed; their kernels take far less time and memory and have no "
-    "formulas yet."
+    f"where {PACKAGES} and causal-conv1d are not installed; their kernels take far less time and memory: "
+    f"--fused-kernels {FLA},{CONVOLUTION}."
 )
 
 
@@ -26,14 +31,9 @@ def has_linear_attention(architecture: Architecture) -> bool:
     return any(group.layer.attention.delta is not None for group in architecture.groups)
 
 
-def refuse_packages(names: Iterable[str]) -> None:
-    """Raise NotSupportedError for kernels of linear attention, which have no formulas."""
-    for name in names:
-        if name in PACKAGE_NAMES:
-            raise NotSupportedError(
-                f"--fused-kernels {name} was asked for, but the kernels of {PACKAGES} and causal-conv1d have no "
-                "formulas yet; leave it out, and linear attention is forecast as PyTorch code."
-            )
+def canonical_name(kernels: str) -> str:
+    """The name of a package's kernels, however its package is written."""
+    return OTHER_NAMES.get(kernels, kernels)
 
 
 def check_delta(fields: Fields, architecture: Architecture) -> None:
@@ -48,12 +48,13 @@ def check_delta(fields: Fields, architecture: Architecture) -> None:
         )
     if values.get("attention_length") is not None:
         raise InputError(
-            f"transformers keeps packed documents apart in the linear attention of {name} with {PACKAGES} only, whose "
-            "kernels have no formulas; type --no-padding-free, or leave --attention-length out."
+            f"transformers keeps packed documents apart in the linear attention of {name} with {PACKAGES} only, which "
+            "is not built for them; type --no-padding-free, or leave --attention-length out."
         )
     for flag, instead in unbuilt(values).items():
         raise NotSupportedError(f"{flag} with the linear attention of {name} is not built; {instead}.")
-    fields.notes.append(SLOWER.format(name=name))
+    if FLA not in values["fused_kernels"]:
+        fields.notes.append(SLOWER.format(name=name))
 
 
 def unbuilt(values: Mapping[str, Any]) -> dict[str, str]:

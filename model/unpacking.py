@@ -21,15 +21,15 @@ def unpacking_gain(gpu: Gpu, beliefs: Mapping[str, Any], kernel: str = "") -> fl
     other vendors' cards, where nothing is known to tell, and by priors that are older than this belief.
     """
     belief = beliefs.get("unpacking_clocks")
-    own = None if belief is None else _clocks_per_byte(gpu)
-    usual = None if belief is None else _clocks_per_byte(load_gpus()[belief["reference"]])
+    own = None if belief is None else clocks_per_byte(gpu)
+    usual = None if belief is None else clocks_per_byte(load_gpus()[belief["reference"]])
     if own is None or usual is None:
         return 1.0
     most = float(beliefs["efficiency"]["memory"]["value"]) / float(beliefs["efficiency"]["dequant"]["value"])
     return min(own / usual, most / float(beliefs["dequant_kernels"]["values"].get(kernel, 1.0)))
 
 
-def _clocks_per_byte(gpu: Gpu) -> float | None:
+def clocks_per_byte(gpu: Gpu) -> float | None:
     """Clocks of all processors for each byte that memory moves; of the cards of its major compute capability in the
     median where the card's processors or clock are not known."""
     if gpu.vendor != "nvidia":

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from tunecast.calibrate.bitsandbytes_setup import quiet_bitsandbytes
+from tunecast.calibrate.linear_kernels import refuse_traced_kernels
 from tunecast.calibrate.trace import dora, fakes, flash, hf, kernels
 from tunecast.calibrate.trace.ledger import Ledger, Peak
 from tunecast.calibrate.trace.recorder import Recorder, follow, watching
@@ -54,6 +55,7 @@ def trace_depth(architecture: Architecture, run: Run, num_layers: int, *, platfo
 
 
 def _meta_model(architecture: Architecture, run: Run, num_layers: int, recorder: Recorder) -> Any:
+    refuse_traced_kernels(architecture, run)
     quiet_bitsandbytes()
     with warnings.catch_warnings(), flash.without_the_package(), dora.without_values():
         warnings.simplefilter("ignore", FutureWarning)  # transformers tells its own callers what to rename.

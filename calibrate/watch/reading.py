@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tunecast.calibrate.linear_kernels import installed_kernels
 from tunecast.catalogs.errors import NotSupportedError
 from tunecast.model.architecture import Architecture
 
@@ -45,7 +46,9 @@ def read_job(args: Any, model: Any) -> Job:
         **spread_options(args),
         "allow_long_context": True,
     }
-    return Job(architecture=architecture_from_config(config, name), options=options)
+    architecture = architecture_from_config(config, name)
+    kernels = installed_kernels(architecture)
+    return Job(architecture=architecture, options=options | ({"fused_kernels": ",".join(kernels)} if kernels else {}))
 
 
 def trl_config(args: Any) -> str | None:

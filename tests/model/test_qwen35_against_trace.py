@@ -263,7 +263,6 @@ UNBUILT: dict[str, tuple[dict[str, Any], str]] = {
     "8-bit products": ({"fp8": "te"}, "--fp8 te with the linear attention"),
     "gptq": ({"method": "qlora", "quant_method": "gptq-4bit"}, "--quant-method gptq-4bit with the linear attention"),
     "adafactor": ({"method": "full", "optim": "adafactor"}, "--optim adafactor with the linear attention"),
-    "fla's kernels": ({"fused_kernels": "fla"}, "flash-linear-attention .fla. and causal-conv1d have no formulas yet"),
     "fused norms": ({"fused_kernels": "rms_norm"}, "qwen-3.5 has linear attention, for which that is not built"),
     "unsloth": ({"stack": "unsloth"}, "--stack unsloth with the linear attention of qwen-3.5"),
     "liger": ({"stack": "liger"}, "--stack liger with the linear attention of qwen-3.5"),
