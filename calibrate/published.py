@@ -179,6 +179,8 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
     stated: set[str] = set()
     options = _options(row, rules, software, notes, stated)
     kernel = _kernel(row, options, gpu, notes)
+    if options.pop("alone", False) and options["per_device_train_batch_size"] > 1:
+        raise SkipRowError(f"packed {row['packed']!r}: a mean length is that of rows only where micro_batch is 1")
     samples_fill = samples_that_fill(row)
     full = bool(options.pop("filled", "packed" not in row)) or samples_fill
     full = full or row.get("packed", "yes").startswith(("yes", "n/a"))

@@ -280,6 +280,10 @@ MEANINGS: dict[str, list[tuple[str, dict[str, Any]]]] = {
         ("concatenated", FILLED), ("yes (variable-length attention)", FILLED),
         ("mock tokens", FILLED), ("random token ids", FILLED), ("random full-length sequences", FILLED),
         ("packed to 4096", {**FILLED, "filled_length": 4096}),
+        (
+            "no (mean 700 tokens a sample; micro-batch 1, no padding; cap 8192)",
+            {**FILLED, "alone": True, "filled_length": 700},
+        ),
         ("n/a: samples fill 8192", {**FILLED, "filled_length": 8192}), ("padded to max length", FILLED),
         ("padding=max_length", FILLED),
     ],

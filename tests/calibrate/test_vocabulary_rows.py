@@ -181,6 +181,7 @@ def test_a_row_becomes_the_run_that_its_software_makes(
         ({**QLORA, "framework": "PEFT", "grad_checkpointing": "not stated"}, "does not state whether it checkpoints"),
         ({**QLORA, "framework": "HF Trainer", "source_date": "2023-05", "attention_impl": ""}, "the attention kernel"),
         ({**QLORA, "quant": "none"}, "quant 'none' contradicts method 'QLoRA'"),
+        ({**FULL, "packed": "no (mean 8192 tokens a sample)", "micro_batch": "2"}, "only where micro_batch is 1"),
         ({**FULL, "packed": "packed to 4096"}, "seq_len '8k' and packed 'packed to 4096' contradict each other"),
         ({**FULL, "attention_impl": "FA3", "gpu": "8x A100 80GB"}, "written for Hopper, which a100-sxm4-80gb is not"),
         ({**FULL, "gpu": "A100"}, "gpu 'A100' does not say which of"),
