@@ -179,11 +179,8 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
     stated: set[str] = set()
     options = _options(row, rules, software, notes, stated)
     kernel = _kernel(row, options, gpu, notes)
-    if options.pop("alone", False) and options["per_device_train_batch_size"] > 1:
-        raise SkipRowError(f"packed {row['packed']!r}: a mean length is that of rows only where micro_batch is 1")
     samples_fill = samples_that_fill(row)
-    full = bool(options.pop("filled", "packed" not in row)) or samples_fill
-    full = full or row.get("packed", "yes").startswith(("yes", "n/a"))
+    full = _rows_are_full(row, options) or samples_fill
     with naming("model"):
         architecture = model_called(row["model"])
     check_size(row, architecture)
@@ -238,6 +235,13 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
         reading_notes=tuple(notes),
         stated=frozenset(stated),
     )
+
+
+def _rows_are_full(row: dict[str, str], options: dict[str, Any]) -> bool:
+    """Whether every row has as many tokens as the table says; takes what only this asks out of the options."""
+    if options.pop("alone", False) and options["per_device_train_batch_size"] > 1:
+        raise SkipRowError(f"packed {row['packed']!r}: a mean length is that of rows only where micro_batch is 1")
+    return bool(options.pop("filled", "packed" not in row)) or row.get("packed", "yes").startswith(("yes", "n/a"))
 
 
 def _as_megatron(run: Run, software: Software) -> Run:
