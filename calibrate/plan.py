@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tunecast.calibrate.devices.protocol import Hardware, TrialSpec
-from tunecast.calibrate.plan_tables import CPU_FULL, CPU_QUICK, GPU_FULL, GPU_QUICK, PlanTable, StepShape, Width
+from tunecast.calibrate.plan_tables import GPU_FULL, GPU_QUICK, PlanTable, StepShape, Width
+from tunecast.calibrate.plan_tables_cpu import CPU_FULL, CPU_QUICK
 from tunecast.calibrate.trace.spec import architecture_to_dict, run_to_dict
 from tunecast.catalogs.errors import InputError
 from tunecast.model.architecture import Architecture

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from tunecast.model import primitives as ops
 from tunecast.model import primitives_heavy as heavy
+from tunecast.model import primitives_logits as on_logits
 from tunecast.model.context import Step
 from tunecast.model.operation import Kind
 from tunecast.model.products import product
@@ -23,7 +24,7 @@ def transposed(tape: Tape, factor: Tensor, vocab: int) -> Tensor:
     def backward(grad: Tensor) -> Grads:
         before = tape.grads.get(leaf)
         if before is None:
-            return (ops.loss_kernel(tape, "adapter_layout", (grad,), grad.dtype, shape),)
+            return (on_logits.loss_kernel(tape, "adapter_layout", (grad,), grad.dtype, shape),)
         tape.kernel("grad_accumulate", Kind.LOSS, (before, grad), (before,), shape=shape, n_bytes=3 * grad.bytes)
         return (None,)
 
@@ -62,7 +63,7 @@ def adapted_head(step: Step, x: Tensor, logits: Tensor, shape: tuple[int, int]) 
     low = product(step, f"{name}.lora_A", dropped, down, k=hidden, n=run.lora_r)
     bias = step.adapter(f"{name}.lora_B.bias", vocab) if run.lora_bias else None
     delta = product(step, f"{name}.lora_B", low, up, k=run.lora_r, n=vocab, bias=bias)
-    total = ops.add_logits(tape, logits, ops.scale_logits(tape, delta, shape), shape)
-    made = ops.narrow_logits(tape, total, logits.dtype, shape)
+    total = on_logits.add_logits(tape, logits, on_logits.scale_logits(tape, delta, shape), shape)
+    made = on_logits.narrow_logits(tape, total, logits.dtype, shape)
     tape.hold(entry, logits)
     return made

@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tunecast.model import primitives as ops
+from tunecast.model import primitives_logits as on_logits
 from tunecast.model.context import Step
 from tunecast.model.linears import operands
 from tunecast.model.operation import SYNCHRONISATION, Kind
@@ -45,11 +46,11 @@ def one_chunk(step: Step, head: Head, x: Tensor, weight: Tensor, to_x: Tensor, t
     logits = ops.gemm(tape, "lm_head", (x, weight), (m, n, k), "nt")
     if old:
         tape.kernel(SYNCHRONISATION, Kind.MEMORY, (logits,), (), n_bytes=16)
-        logits = ops.loss_kernel(tape, "logits_cast", (logits,), "fp32", shape)
+        logits = on_logits.loss_kernel(tape, "logits_cast", (logits,), "fp32", shape)
     tape.kernel("cross_entropy", Kind.LOSS, (logits,), (logits,), shape=shape, n_bytes=3 * logits.bytes)
     if old:
-        narrow = ops.loss_kernel(tape, "logits_cast", (logits,), x.dtype, shape)
-        logits = ops.loss_kernel(tape, "logits_scale", (narrow,), x.dtype, shape)
+        narrow = on_logits.loss_kernel(tape, "logits_cast", (logits,), x.dtype, shape)
+        logits = on_logits.loss_kernel(tape, "logits_scale", (narrow,), x.dtype, shape)
         tape.hold(narrow)
     given = ops.gemm(tape, "lm_head", (logits, weight), (m, k, n), "nn")
     tape.kernel("loss.place", Kind.MEMORY, (given,), (to_x,), n_bytes=2 * given.bytes)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from tunecast.model import fused, fused_losses, losses, unsloth_losses
 from tunecast.model import primitives as ops
 from tunecast.model import primitives_heavy as heavy
+from tunecast.model import primitives_logits as on_logits
 from tunecast.model.adapters_root import adapted_head
 from tunecast.model.context import Step
 from tunecast.model.fused_losses import Head
@@ -49,10 +50,10 @@ def shaped_logits(step: Step, logits: Tensor, shape: tuple[int, int]) -> Tensor:
     """Logits divided by a number (Granite), or capped: divided, tanh, multiplied (Gemma 2)."""
     kind, made = step.architecture.logits, logits
     if kind == "scaled":
-        return ops.scale_logits(step.tape, logits, shape)
+        return on_logits.scale_logits(step.tape, logits, shape)
     if kind == "capped":
-        made = ops.scale_logits(step.tape, logits, shape)
-        made = ops.scale_logits(step.tape, ops.tanh_logits(step.tape, made, shape), shape)
+        made = on_logits.scale_logits(step.tape, logits, shape)
+        made = on_logits.scale_logits(step.tape, on_logits.tanh_logits(step.tape, made, shape), shape)
     return made
 
 
@@ -164,7 +165,7 @@ def head_and_loss(step: Step, x: Tensor, labels: Tensor) -> Tensor:
     logits = adapted_head(step, x, logits, (rows, vocab))
     logits = shaped_logits(step, logits, (rows, vocab))
     name = EAGER_UPCAST if step.run.stack == TORCHTUNE else "logits_cast"
-    wide = chosen = ops.narrow_logits(tape, logits, "fp32", (rows, vocab), name=name)
+    wide = chosen = on_logits.narrow_logits(tape, logits, "fp32", (rows, vocab), name=name)
     if step.run.shifts_logits:
         rows -= batch
         chosen = cut_logits(tape, wide, rows, vocab, copied=batch > 1)

@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from tunecast.model import primitives as ops
 from tunecast.model import primitives_gpt as gpt
 from tunecast.model import primitives_heavy as heavy
+from tunecast.model import primitives_logits as on_logits
 from tunecast.model.loss_chunks import BETWEEN_CHUNKS, LINEAR_CE, chunk_lengths
 from tunecast.model.losses import Head, gathered, part_of
 from tunecast.model.operation import SYNCHRONISATION, Kind
@@ -111,7 +112,7 @@ def copied_labels(tape: Tape, shifted: Tensor, rows: int, batch: int) -> Tensor:
 def chunk_loss(tape: Tape, logits: Tensor, target: Tensor, vocab: int) -> Tensor:
     """Summed cross-entropy of one chunk, over logits in fp32."""
     shape = (target.elements, vocab)
-    wide = ops.cast_logits(tape, logits, shape)
+    wide = on_logits.cast_logits(tape, logits, shape)
     loss = heavy.nll_loss(tape, heavy.log_softmax(tape, wide, shape), target, shape)
     tape.hold(logits, wide)
     return loss

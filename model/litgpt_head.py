@@ -12,6 +12,7 @@ from __future__ import annotations
 from tunecast.model import primitives as ops
 from tunecast.model import primitives_gpt as gpt
 from tunecast.model import primitives_heavy as heavy
+from tunecast.model import primitives_logits as on_logits
 from tunecast.model.architecture import Architecture, Linear
 from tunecast.model.context import Step
 from tunecast.model.head import shaped_logits
@@ -100,7 +101,7 @@ def chunked_head(step: Step, x: Tensor) -> list[Tensor]:
     width = batch * step.architecture.hidden_size
     made = [logits_of(step, part) for part in gpt.split(tape, x, tuple(n * width for n in sizes), name="loss.chunk")]
     tape.hold(x)
-    wide = [ops.cast_logits(tape, part, (part.elements // vocab, vocab)) for part in made]
+    wide = [on_logits.cast_logits(tape, part, (part.elements // vocab, vocab)) for part in made]
     tape.hold(*made)
     hold_earlier(step, wide)
     last = cut(tape, wide[-1], batch * (sizes[-1] - 1) * vocab, vocab)
@@ -113,7 +114,7 @@ def whole_head(step: Step, x: Tensor) -> list[Tensor]:
     tape, vocab, batch = step.tape, step.architecture.vocab_size, step.run.per_device_train_batch_size
     made = logits_of(step, x)
     tape.hold(x)
-    wide = ops.cast_logits(tape, made, (step.tokens, vocab))
+    wide = on_logits.cast_logits(tape, made, (step.tokens, vocab))
     tape.hold(made)
     hold_earlier(step, [wide])
     rows = flat(tape, cut(tape, wide, (step.tokens - batch) * vocab, vocab), vocab, batch)

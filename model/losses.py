@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from tunecast.model import primitives as ops
 from tunecast.model import primitives_heavy as heavy
+from tunecast.model import primitives_logits as on_logits
 from tunecast.model.loss_chunks import CHUNK_TOKENS
 from tunecast.model.operation import SYNCHRONISATION, Kind
 from tunecast.model.tape import Grads, Tape, Tensor
@@ -84,7 +85,7 @@ def chunk_loss(tape: Tape, head: Head, target: Tensor, rows: Tensor, *, vocab: i
     shape = (tokens, vocab)
     tape.logits_sizes = {tokens * vocab}
     logits = head(rows)
-    wide = ops.cast_logits(tape, logits, shape)
+    wide = on_logits.cast_logits(tape, logits, shape)
     log_probs = heavy.log_softmax(tape, wide, shape)
     loss = heavy.nll_loss(tape, log_probs, target, shape)
     statistics(tape, wide, log_probs, target, shape)

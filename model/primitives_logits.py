@@ -1,0 +1,61 @@
+"""Operators over logits: tensors as wide as the vocabulary, whose kernels are kept apart from all others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tunecast.model.operation import Kind
+from tunecast.model.primitives import elementwise
+from tunecast.model.tape import Tape, Tensor, widest
+
+
+def cast_logits(tape: Tape, logits: Tensor, shape: tuple[int, int]) -> Tensor:
+    """``logits.float()`` and, backward, the gradient back in the logits' dtype: vocabulary-wide copies."""
+    return narrow_logits(tape, logits, "fp32", shape)
+
+
+def loss_kernel(tape: Tape, name: str, reads: Sequence[Tensor], dtype: str, shape: tuple[int, int]) -> Tensor:
+    """One kernel over tensors of vocabulary width."""
+    out = elementwise(tape, name, reads, reads[0].elements, dtype, kind=Kind.LOSS)
+    tape.events[-1].shape = shape
+    return out
+
+
+def narrow_logits(
+    tape: Tape, logits: Tensor, dtype: str, shape: tuple[int, int], *, name: str = "logits_cast"
+) -> Tensor:
+    """Logits in another dtype, and their gradient back in the first one."""
+    if logits.dtype == dtype:
+        return logits
+    out = loss_kernel(tape, name, (logits,), dtype, shape)
+    return tape.record(out, (logits,), lambda grad: (loss_kernel(tape, name, (grad,), logits.dtype, shape),))
+
+
+def add_logits(tape: Tape, a: Tensor, b: Tensor, shape: tuple[int, int]) -> Tensor:
+    """``a + b`` as wide as the vocabulary; the gradient passes to each in its dtype."""
+    out = elementwise(tape, "logits_add", (a, b), a.elements, widest((a.dtype, b.dtype)), kind=Kind.LOSS)
+    tape.events[-1].shape = shape
+
+    def given(grad: Tensor, to: Tensor) -> Tensor | None:
+        if not to.needs_grad or grad.dtype == to.dtype:
+            return grad if to.needs_grad else None
+        return loss_kernel(tape, "logits_cast", (grad,), to.dtype, shape)
+
+    return tape.record(out, (a, b), lambda grad: (given(grad, a), given(grad, b)))
+
+
+def scale_logits(tape: Tape, logits: Tensor, shape: tuple[int, int]) -> Tensor:
+    """Logits divided or multiplied by a number: one kernel each way, nothing kept."""
+    out = loss_kernel(tape, "logits_scale", (logits,), logits.dtype, shape)
+    return tape.record(out, (logits,), lambda grad: (loss_kernel(tape, "logits_scale", (grad,), grad.dtype, shape),))
+
+
+def tanh_logits(tape: Tape, logits: Tensor, shape: tuple[int, int]) -> Tensor:
+    """``tanh``: one kernel each way. Keeps its result."""
+    out = loss_kernel(tape, "logits_tanh", (logits,), logits.dtype, shape)
+    return tape.record(
+        out,
+        (logits,),
+        lambda grad: (loss_kernel(tape, "logits_tanh", (grad, out), grad.dtype, shape),),
+        saves=(out,),
+    )
