@@ -21,11 +21,16 @@ from tunecast.model.unpacking import clocks_per_byte
 PASSES = ("forward", "backward")
 
 
-def chunked_curves(memory: Curve | None, beliefs: Mapping[str, Any], gpu: Gpu | None) -> dict[str, Curve]:
+def chunked_curves(
+    memory: Curve | None, beliefs: Mapping[str, Any], gpu: Gpu | None, run: Run | None
+) -> dict[str, Curve]:
     """Curves of these kernels from that of plain ones that wait for memory on the same card, as far as published
-    figures tell, and with their doubt; empty without one, and by priors that are older than this belief."""
+    figures tell, and with their doubt; empty without one, for a run that has no such kernels, and by priors that are
+    older than this belief."""
     belief = beliefs.get("delta_kernels")
     if belief is None or memory is None or "bytes_per_s" not in memory.params:
+        return {}
+    if run is not None and not run.fuses(FLA):
         return {}
     clocks = None if gpu is None else clocks_per_byte(gpu)
     params = {name: value for name, value in memory.params.items() if not name.startswith("gp_")}
@@ -41,9 +46,9 @@ def chunked_curves(memory: Curve | None, beliefs: Mapping[str, Any], gpu: Gpu | 
     return found
 
 
-def with_chunked(factors: FactorSet, beliefs: Mapping[str, Any], gpu: Gpu | None) -> FactorSet:
+def with_chunked(factors: FactorSet, beliefs: Mapping[str, Any], gpu: Gpu | None, run: Run | None) -> FactorSet:
     """A record's factors with curves of kernels that no calibration measures."""
-    made = chunked_curves(factors.curves.get(str(Kind.MEMORY)), beliefs, gpu)
+    made = chunked_curves(factors.curves.get(str(Kind.MEMORY)), beliefs, gpu, run)
     return replace(factors, curves={**made, **factors.curves})
 
 

@@ -104,8 +104,9 @@ def with_padding(
 
 def fills_rows(options: Mapping[str, Any]) -> bool:
     """Whether a training file pads every row to ``max_length`` (axolotl's ``pad_to_sequence_len``), and the command
-    line does not say how rows are made."""
-    return bool(options.get("rows_padded")) and options.get("packing") is None
+    line does not say how rows are made, or to what they are filled."""
+    typed = [options.get(name) for name in ("packing", "pad_to_multiple_of")]
+    return bool(options.get("rows_padded")) and typed == [None, None]
 
 
 def multiple_of(options: Mapping[str, Any]) -> float:
