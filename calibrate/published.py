@@ -21,6 +21,7 @@ from tunecast.calibrate.row_cells import (
     cells,
     check_half,
     counter_called,
+    rows_are_full,
     samples_that_fill,
     why_no_speed,
     with_base,
@@ -180,7 +181,7 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
     options = _options(row, rules, software, notes, stated)
     kernel = _kernel(row, options, gpu, notes)
     samples_fill = samples_that_fill(row)
-    full = _rows_are_full(row, options) or samples_fill
+    full = rows_are_full(row, options) or samples_fill
     with naming("model"):
         architecture = model_called(row["model"])
     check_size(row, architecture)
@@ -235,13 +236,6 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
         reading_notes=tuple(notes),
         stated=frozenset(stated),
     )
-
-
-def _rows_are_full(row: dict[str, str], options: dict[str, Any]) -> bool:
-    """Whether every row has as many tokens as the table says; takes what only this asks out of the options."""
-    if options.pop("alone", False) and options["per_device_train_batch_size"] > 1:
-        raise SkipRowError(f"packed {row['packed']!r}: a mean length is that of rows only where micro_batch is 1")
-    return bool(options.pop("filled", "packed" not in row)) or row.get("packed", "yes").startswith(("yes", "n/a"))
 
 
 def _as_megatron(run: Run, software: Software) -> Run:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from tunecast.calibrate.cell_grammar import facts_of
 from tunecast.calibrate.framework_names import TRANSFORMERS, Software, kernels_added
@@ -241,6 +242,13 @@ def samples_that_fill(row: Mapping[str, str]) -> bool:
     """Whether the row says that its samples fill their length unpacked, padded or not: padding is processed too."""
     facts = facts_of("packed", row.get("packed", "")) or {}
     return fills(facts) and not facts.get("packing")
+
+
+def rows_are_full(row: Mapping[str, str], options: dict[str, Any]) -> bool:
+    """Whether every row has as many tokens as the table says; takes what only this asks out of the options."""
+    if options.pop("alone", False) and options["per_device_train_batch_size"] > 1:
+        raise SkipRowError(f"packed {row['packed']!r}: a mean length is that of rows only where micro_batch is 1")
+    return bool(options.pop("filled", "packed" not in row)) or row.get("packed", "yes").startswith(("yes", "n/a"))
 
 
 def why_no_speed(row: dict[str, str]) -> str:

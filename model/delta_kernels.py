@@ -40,6 +40,16 @@ class Rule:
         return out
 
     @property
+    def across(self) -> float:
+        """FLOPs of a product with the state, for a token of a head of values."""
+        return 2.0 * self.chunks.key_dim * self.chunks.value_dim
+
+    @property
+    def inside(self) -> float:
+        """FLOPs of products inside a chunk, one as wide as a key and one as wide as a value."""
+        return 2.0 * CHUNK * (self.chunks.key_dim + self.chunks.value_dim)
+
+    @property
     def keys(self) -> tuple[int, str]:
         """A vector of a key's width for every head of values."""
         return self.rows * self.chunks.key_dim, self.dtype
@@ -61,13 +71,13 @@ class Rule:
 
     def transformed(self, key: Tensor, value: Tensor, rate: Tensor, inverse: Tensor, decay: Tensor) -> list[Tensor]:
         """Keys and values after the triangular system."""
-        flops = 2.0 * CHUNK * (self.chunks.key_dim + self.chunks.value_dim)
-        return self.made("delta.transform", (key, value, rate, inverse, decay), self.keys, self.values, flops=flops)
+        read = (key, value, rate, inverse, decay)
+        return self.made("delta.transform", read, self.keys, self.values, flops=self.inside)
 
     def carried(self, key: Tensor, keys: Tensor, values: Tensor, decay: Tensor) -> list[Tensor]:
         """States before every chunk, and values less what the state knows."""
-        flops = 4.0 * self.chunks.key_dim * self.chunks.value_dim
-        return self.made("delta.states", (key, keys, values, decay), self.states, self.values, flops=flops)
+        read = (key, keys, values, decay)
+        return self.made("delta.states", read, self.states, self.values, flops=2.0 * self.across)
 
 
 def delta_rule_by_kernels(
@@ -90,8 +100,8 @@ def delta_rule_by_kernels(
     )
     keys, values = rule.transformed(key, value, beta, inverse, summed)
     states, new_values = rule.carried(key, keys, values, summed)
-    widths = chunks.key_dim * chunks.value_dim + CHUNK * (chunks.key_dim + chunks.value_dim)
-    (out,) = rule.made("delta.output", (query, key, new_values, states, summed), rule.values, flops=2.0 * widths)
+    read = (query, key, new_values, states, summed)
+    (out,) = rule.made("delta.output", read, rule.values, flops=rule.across + rule.inside)
     tape.hold(keys, values, states, new_values)
     tape.hold(*plain, query_roots, key_roots, summed, inverse)
     inputs = (*heads, decay, beta)
@@ -112,17 +122,16 @@ def _backward(
         return x if repeated == 1 else ops.elementwise(tape, "delta.sum", (x,), x.elements // repeated, x.dtype)
 
     def backward(grad: Tensor) -> Grads:
-        across, inside = chunks.key_dim * chunks.value_dim, CHUNK * (chunks.key_dim + chunks.value_dim)
         keys, values = rule.transformed(key, value, rate, inverse, decay)
         states, new_values = rule.carried(key, keys, values, decay)
-        (local,) = rule.made("delta.values", (query, key, decay, grad), rule.values, flops=2.0 * inside)
+        (local,) = rule.made("delta.values", (query, key, decay, grad), rule.values, flops=rule.inside)
         to_states, to_values = rule.made(
-            "delta.states", (query, key, keys, decay, grad, local), rule.states, rule.values, flops=6.0 * across
+            "delta.states", (query, key, keys, decay, grad, local), rule.states, rule.values, flops=3.0 * rule.across
         )
         read = (query, key, new_values, decay, states, grad, to_states, to_values)
         made = rule.made(
             "delta.keys", read, rule.keys, rule.keys, rule.keys, rule.numbers,
-            flops=6.0 * across + 2.0 * CHUNK * (3 * chunks.key_dim + chunks.value_dim),
+            flops=3.0 * rule.across + 2.0 * CHUNK * (3 * chunks.key_dim + chunks.value_dim),
         )  # fmt: skip
         to_query, to_key, to_keys, parts = made
         to_query, to_key = summed_up(to_query), summed_up(to_key)
@@ -130,7 +139,7 @@ def _backward(
         own = rule.made(
             "delta.transform", (key, value, rate, decay, inverse, to_keys, to_values),
             rule.keys, rule.values, (rule.rows, rate.dtype), rule.numbers,
-            flops=4.0 * inside + 4.0 * CHUNK**2 + 6.0 * CHUNK * chunks.key_dim,
+            flops=2.0 * rule.inside + 4.0 * CHUNK**2 + 6.0 * CHUNK * chunks.key_dim,
         )  # fmt: skip
         more, to_value, to_rate, more_decay = own
         more = summed_up(more)

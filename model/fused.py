@@ -12,8 +12,9 @@ from tunecast.model.context import Step
 from tunecast.model.operation import Kind
 from tunecast.model.tape import Grads, Tape, Tensor
 
-FLA, CONVOLUTION = "fla", "causal-conv1d"
-FUSED_KERNELS = ("rms_norm", "rope", "swiglu", "cross_entropy", "lora", "attention", FLA, CONVOLUTION)
+LINEAR_KERNELS = FLA, CONVOLUTION = ("fla", "causal-conv1d")
+"""Of linear attention, by packages that transformers takes where they are installed."""
+FUSED_KERNELS = ("rms_norm", "rope", "swiglu", "cross_entropy", "lora", "attention", *LINEAR_KERNELS)
 """What can be fused: norms, rotary embedding, gated activation, loss over full logits, low-rank adapters;
 ``attention``: cuDNN's kernels (Transformer Engine) instead of FlashAttention-2's, at the same memory; of linear
 attention the gated delta rule of flash-linear-attention and the convolution of causal-conv1d, which transformers takes

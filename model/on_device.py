@@ -57,9 +57,9 @@ def target_factors(target: Target, run: Run | None = None) -> FactorSet:
     if target.record is None:
         return prior if target.shared is None else with_shared_host(prior, target.shared)
     measured = with_flash(factor_set_from_record(target.record), target.gpu, run)
-    measured = with_efficient(measured, load_priors()["beliefs"], run, target.gpu)
-    measured = with_chunked(measured, load_priors()["beliefs"], target.gpu, run)
-    alone = with_stand_ins(measured, prior, run, load_priors()["beliefs"])
+    beliefs = load_priors()["beliefs"]
+    measured = with_chunked(with_efficient(measured, beliefs, run, target.gpu), beliefs, target.gpu, run)
+    alone = with_stand_ins(measured, prior, run, beliefs)
     own = with_other_code(with_sharding(alone, prior, run, load_priors()), run, load_priors())
     borrowed = {name: prior.factors[name] for name in LINK_FACTORS if name in prior.factors}
     return replace(own, factors={**borrowed, **own.factors})

@@ -8,7 +8,7 @@ from typing import Any
 
 from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.architecture import Architecture
-from tunecast.model.fused import CONVOLUTION, FLA
+from tunecast.model.fused import CONVOLUTION, FLA, LINEAR_KERNELS
 from tunecast.model.optimizer_adafactor import NAME as ADAFACTOR
 from tunecast.model.resolve_parallel import Fields
 
@@ -22,7 +22,7 @@ OTHER_NAMES = {
 SLOWER = (
     "Linear attention of {name} is forecast as transformers' PyTorch code, a loop over chunks of 64 tokens that runs "
     f"where {PACKAGES} and causal-conv1d are not installed; their kernels take far less time and memory: "
-    f"--fused-kernels {FLA},{CONVOLUTION}."
+    f"--fused-kernels {','.join(LINEAR_KERNELS)}."
 )
 
 

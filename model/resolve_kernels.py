@@ -8,11 +8,11 @@ from typing import Any
 from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.architecture import Architecture, Mlp
 from tunecast.model.fp8 import FP8_KINDS
-from tunecast.model.fused import CONVOLUTION, FLA, FUSED_KERNELS
+from tunecast.model.fused import FUSED_KERNELS, LINEAR_KERNELS
 from tunecast.model.joined import STACKS
 from tunecast.model.litgpt import is_litgpt
 from tunecast.model.loss_chunks import TORCHTUNE
-from tunecast.model.resolve_delta import canonical_name
+from tunecast.model.resolve_delta import canonical_name, has_linear_attention
 from tunecast.model.resolve_parallel import FSDP, Fields
 from tunecast.model.resolve_shared_dtypes import raises_adapters, raises_trained
 from tunecast.model.run import Run
@@ -352,9 +352,10 @@ def why_not_fused(part: str, values: Mapping[str, Any], architecture: Architectu
     method = values.get("quant_method")
     if part == "rms_norm" and any(layer.norm == "layernorm" for layer in layers):
         return f"{architecture.name} has layer norms"
-    if part in ("rms_norm", "rope", "lora", "attention") and any(layer.attention.delta for layer in layers):
+    linear = has_linear_attention(architecture)
+    if part in ("rms_norm", "rope", "lora", "attention") and linear:
         return f"{architecture.name} has linear attention, for which that is not built"
-    if part in (FLA, CONVOLUTION) and not any(layer.attention.delta for layer in layers):
+    if part in LINEAR_KERNELS and not linear:
         return f"{architecture.name} has no linear attention"
     if part == "rope" and not megatron and any(layer.attention.fused for layer in layers):
         return f"{architecture.name} joins its queries, keys and values in one map"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tunecast.catalogs.errors import NotSupportedError
-from tunecast.model.fused import CONVOLUTION, FLA
+from tunecast.model.fused import LINEAR_KERNELS
 from tunecast.model.loss_chunks import CHUNKED_NLL, KEPT_CHUNKS
 from tunecast.model.run import Run
 from tunecast.model.stacks import code_of
@@ -38,7 +38,7 @@ def refuse_unreal(run: Run, *, device: str) -> None:
     base = run.base_quantization or ""
     reasons = {
         f"{code_of(run.stack)} code (--stack {run.stack})": bool(code_of(run.stack)),
-        "fused kernels": not {*run.fused_kernels} <= {FLA, CONVOLUTION},
+        "fused kernels": not {*run.fused_kernels} <= {*LINEAR_KERNELS},
         f"the loss path {run.loss_type}": run.loss_type not in REAL_LOSSES,
         "a GPTQ base": base.startswith("gptq"),
         "an 8-bit base on a device": base == "bnb-8bit" and device != "meta",

@@ -73,6 +73,7 @@ WORDY: dict[str, dict[str, Any]] = {
 }
 TIES: dict[str, dict[str, Any]] = {f"tied-{name}": RUNS[name] for name in ("fsdp-full", "fsdp-lora")}
 CONFIGS = {**dict.fromkeys(WORDY, MORE_WORDS), **dict.fromkeys(TIES, TIED)}
+WATCHED = {**RUNS, **WORDY, **TIES}
 
 pytestmark = pytest.mark.slow
 
@@ -81,61 +82,54 @@ pytestmark = pytest.mark.slow
 def held(tmp_path_factory: pytest.TempPathFactory) -> Held:
     """What each process held, by run."""
     folder = tmp_path_factory.mktemp("spread")
-    return held_by_each("sharded_worker.py", folder, PROCESSES, CONFIG, {**RUNS, **WORDY, **TIES}, CONFIGS)
+    return held_by_each("sharded_worker.py", folder, PROCESSES, CONFIG, WATCHED, CONFIGS)
 
 
 AGAIN = 3
 """Times that a run is watched anew in fresh processes where a busy machine kept buffers in all steps of the first."""
-Watch = Callable[[str, dict[str, Any]], Held]
+Watch = Callable[[str], Held]
 
 
 @pytest.fixture(scope="module")
 def watch(tmp_path_factory: pytest.TempPathFactory) -> Watch:
     """Watch one run in processes of its own."""
 
-    def anew(name: str, options: dict[str, Any]) -> Held:
+    def anew(name: str) -> Held:
         folder = tmp_path_factory.mktemp("again")
-        return held_by_each("sharded_worker.py", folder, PROCESSES, CONFIG, {name: options}, CONFIGS)
+        return held_by_each("sharded_worker.py", folder, PROCESSES, CONFIG, {name: WATCHED[name]}, CONFIGS)
 
     return anew
 
 
-def least_bytes(held: Held, watch: Watch, name: str, options: dict[str, Any], most: float) -> int:
+def least_bytes(held: Held, watch: Watch, name: str, most: float) -> int:
     """The smallest transient peak of a run, which is the one that its code asks for: gloo's threads let go of a buffer
     when they come to it. More than `most` is looked at again."""
     least = min(rank[name]["transient_bytes"] for rank in held)
     for _ in range(AGAIN):
         if least <= most:
             break
-        least = min(least, *(rank[name]["transient_bytes"] for rank in watch(name, options)))
+        least = min(least, *(rank[name]["transient_bytes"] for rank in watch(name)))
     return least
 
 
-def check_peak(
-    held: Held, watch: Watch, name: str, options: dict[str, Any], forecast: MemoryForecast, within: float
-) -> None:
+def check_peak(held: Held, watch: Watch, name: str, within: float) -> None:
     """Assert that what is allocated at rest and in the step is the forecast."""
+    _, _, forecast = case(name)
     expected = forecast.allocated_bytes - forecast.at_rest_bytes
     allowed = within * forecast.allocated_bytes
-    assert least_bytes(held, watch, name, options, expected + allowed) == pytest.approx(expected, abs=allowed)
-
-
-def forecast_of(name: str, options: dict[str, Any]) -> MemoryForecast:
-    """The memory of a run of another model."""
-    architecture = architecture_from_config(CONFIGS[name], "sharded")
-    return memory_timeline(architecture, resolve_run(architecture, options).run, platform="cpu")
+    assert least_bytes(held, watch, name, expected + allowed) == pytest.approx(expected, abs=allowed)
 
 
 @pytest.mark.parametrize("name", WORDY)
 def test_units_outside_the_layers_that_are_larger_than_a_layer(held: Held, watch: Watch, name: str) -> None:
     """A vocabulary whose table and head are 2.7 layers each, as of Llama 3.1 8B: reduced in the end, gathered at the
     loss, and summed in fp32."""
-    check_peak(held, watch, name, WORDY[name], forecast_of(name, WORDY[name]), 0.01)
+    check_peak(held, watch, name, 0.01)
 
 
 @pytest.mark.parametrize("name", TIES)
 def test_a_table_that_is_the_head_is_one_unit(held: Held, watch: Watch, name: str) -> None:
-    check_peak(held, watch, name, TIES[name], forecast_of(name, TIES[name]), 0.025)
+    check_peak(held, watch, name, 0.025)
 
 
 STAGED = {"fsdp-2": (2, True), "fsdp-8": (8, True), "fsdp-grad-op-2": (2, False), "fsdp-grad-op-8": (8, False)}
@@ -168,8 +162,8 @@ def test_units_of_stages_are_what_they_have() -> None:
 
 
 def case(name: str) -> tuple[Architecture, Run, MemoryForecast]:
-    architecture = architecture_from_config(CONFIG, "sharded")
-    run = resolve_run(architecture, RUNS[name]).run
+    architecture = architecture_from_config(CONFIGS.get(name, CONFIG), "sharded")
+    run = resolve_run(architecture, WATCHED[name]).run
     return architecture, run, memory_timeline(architecture, run, platform="cpu")
 
 
@@ -242,5 +236,4 @@ def test_peak_of_the_step(held: Held, watch: Watch, name: str, within: float) ->
     keeps the temporary of the tensor before. Gradients that are summed in fp32: from run to run of the same code the
     peak was 173 to 183 MB, by when a reduction's buffer goes.
     """
-    _, _, forecast = case(name)
-    check_peak(held, watch, name, RUNS[name], forecast, within)
+    check_peak(held, watch, name, within)
