@@ -82,7 +82,7 @@ class Recommendation:
             )
         counted = Counter(rejected.reason for rejected in self.rejected)
         words = ", ".join(f"{reason} {count}" for reason, count in counted.most_common())
-        unbuilt = next((rejected for rejected in self.rejected if rejected.reason == "not built"), None)
+        unbuilt = next((rejected for rejected in self.rejected if rejected.reason in ("not built", "not run")), None)
         if unbuilt is not None and len(counted) == 1:
             return unbuilt.detail
         untimed = next((rejected for rejected in self.rejected if rejected.reason == "time unknown"), None)

@@ -55,6 +55,10 @@ class Task:
     config_kind: str
     config_file: str
     """Name of the training file, beside the task."""
+    packages: tuple[str, ...] = ()
+    """To install beside the trainer: of kernels that the plan counts on."""
+    fused_kernels: tuple[str, ...] = ()
+    """The plan's, told to the forecast where it counts on such packages, since no training file does."""
 
     @property
     def name(self) -> str:
@@ -80,16 +84,18 @@ class Task:
     @property
     def install(self) -> list[str]:
         """Shell lines that set the machine up."""
-        return ['pip install "$TUNECAST"', f"pip install {TRAINERS[self.config_kind][0]}"]
+        trainer = " ".join((TRAINERS[self.config_kind][0], *self.packages))
+        return ['pip install "$TUNECAST"', f"pip install {trainer}"]
 
     @property
     def commands(self) -> list[str]:
         """Shell lines: measure this machine, forecast the run with what was measured, train."""
         gpu, count = self.candidate.target.id, self.candidate.num_gpus
         several = f" --num-gpus {count}" if count > 1 else ""
+        fused = f" --fused-kernels {','.join(self.fused_kernels)}" if self.packages else ""
         return [
             f"tunecast calibrate --out records{several}",
-            f"tunecast estimate {self.config_file} --gpu {gpu}{several} --record records",
+            f"tunecast estimate {self.config_file} --gpu {gpu}{several}{fused} --record records",
             TRAINERS[self.config_kind][1].format(file=self.config_file),
         ]
 

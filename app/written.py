@@ -11,6 +11,7 @@ from tunecast.catalogs.errors import InputError, UnknownNameError
 from tunecast.catalogs.files import write_all
 
 if TYPE_CHECKING:
+    from tunecast.model.run import Run
     from tunecast.recommendation import Picked, Recommendation
 
 PICKS = ("cheapest", "balance", "fastest")
@@ -94,14 +95,29 @@ def _training(found: Recommendation, picked: Picked, pick: str, kind: str, path:
     assert amount is not None
     packed = unpacked_rows(forecast.run, found.amount_options) is None
     mapping = config_for(kind, forecast.architecture, forecast.run, amount.steps, packed=packed)
-    other = differences(kind, mapping, forecast.architecture, forecast.run)
-    notes = tuple(
-        f"{name} is {value} in this file's framework, {getattr(forecast.run, name)} in the forecast"
+    other = differences(kind, mapping, forecast.architecture, forecast.run, packed=packed)
+    notes = [
+        f"{name} is {_shown(value)} in this file's framework, {_shown(getattr(forecast.run, name))} in the forecast"
         for name, value in other.items()
-    )
+    ]
+    if packages := packages_of(forecast.run):
+        notes.append(f"the forecast is of a machine with {' and '.join(packages)}: pip install {' '.join(packages)}")
     rows = "rows are packed" if packed else "every sample is a row"
     lines = [*head_lines(found, picked, pick), f"Put your data where {DATASET} stands; {rows}."]
-    return Written(kind=kind, path=path, notes=notes), _dumped([*lines, *notes], mapping)
+    return Written(kind=kind, path=path, notes=tuple(notes)), _dumped([*lines, *notes], mapping)
+
+
+def _shown(value: Any) -> str:
+    """A field's value in words."""
+    return (", ".join(map(str, value)) or "none") if isinstance(value, tuple) else str(value)
+
+
+def packages_of(run: Run) -> tuple[str, ...]:
+    """What pip calls the packages that the plan's kernels of linear attention come from."""
+    from tunecast.model.configs.write import installed_packages
+    from tunecast.model.fused import PIP_NAMES
+
+    return tuple(PIP_NAMES[part] for part in installed_packages(run))
 
 
 def _task(
@@ -117,6 +133,8 @@ def _task(
         weights_bytes=published_bytes(found.model, forecast.total_params),
         config_kind=training,
         config_file=config.name,
+        packages=packages_of(forecast.run),
+        fused_kernels=forecast.run.fused_kernels,
     )
     mapping = TASKS[kind](task)
     start = f"sky launch {path.name}" if kind == "skypilot" else f"dstack apply -f {path.name}"

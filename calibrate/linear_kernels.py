@@ -40,8 +40,8 @@ def refuse_traced_kernels(architecture: Architecture, run: Run) -> None:
     """Raise NotSupportedError for a trace on fake tensors of kernels that need a GPU."""
     if asked_kernels(run):
         raise NotSupportedError(
-            f"The real code of this run was asked for, but kernels of {' and '.join(asked_kernels(run))} need a GPU; "
-            "use tunecast estimate without --exact, or leave --fused-kernels out."
+            f"The real code of this run cannot be traced here: its kernels of {' and '.join(asked_kernels(run))} need "
+            "a GPU; use tunecast estimate without --exact, or leave --fused-kernels out."
         )
     found = installed_kernels(architecture)
     if found:

@@ -13,7 +13,7 @@ from tunecast.model.bounds import MOST_AMOUNT, at_most, check_sizes
 from tunecast.model.dataset import Dataset, bytes_per_token, read_dataset
 from tunecast.model.factors import Factor
 from tunecast.model.read_numbers import is_count, number_above_zero, number_that
-from tunecast.model.rows import ROWS_PACKED, Rows, alone_by_default, fills_rows, packing_of, unpacked_rows
+from tunecast.model.rows import ROWS_PACKED, Rows, alone_by_default, fills_rows, packing_of, timed_run, unpacked_rows
 from tunecast.model.run import Run
 from tunecast.model.units import GIGA, KILO, MEGA, TERA
 
@@ -90,6 +90,7 @@ def _from_data(run: Run, options: dict[str, Any], rows: Rows | None, repeats: fl
         return amount
     padded = _padded_samples(options)
     if padded is not None:
+        run = timed_run(run, None)
         what = f"{padded:,.0f} samples x {_epochs(repeats)}, each padded to {run.max_length} tokens"
         return _from_tokens(run, padded * run.max_length * repeats, what, repeats)
     if options.get("tokens") is not None:
@@ -120,7 +121,7 @@ def _check_mean(run: Run, options: Mapping[str, Any]) -> None:
     """Raise InputError for a mean length that no sample of this run can have."""
     if options.get("mean_tokens") is None:
         return
-    mean = parse_count(options["mean_tokens"], name="--mean-tokens")
+    mean = number_above_zero("--mean-tokens", options["mean_tokens"], "600")
     if mean > run.max_length:
         raise InputError(
             f"--mean-tokens {mean:g} is above --max-length {run.max_length}; raise --max-length or lower the mean."

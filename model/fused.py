@@ -14,6 +14,8 @@ from tunecast.model.tape import Grads, Tape, Tensor
 
 LINEAR_KERNELS = FLA, CONVOLUTION = ("fla", "causal-conv1d")
 """Of linear attention, by packages that transformers takes where they are installed."""
+PIP_NAMES = {FLA: "flash-linear-attention", CONVOLUTION: "causal-conv1d"}
+"""By kernels, what pip installs them by."""
 FUSED_KERNELS = ("rms_norm", "rope", "swiglu", "cross_entropy", "lora", "attention", *LINEAR_KERNELS)
 """What can be fused: norms, rotary embedding, gated activation, loss over full logits, low-rank adapters;
 ``attention``: cuDNN's kernels (Transformer Engine) instead of FlashAttention-2's, at the same memory; of linear

@@ -26,6 +26,7 @@ from tunecast.model.factors_io import factor_set_from_record
 from tunecast.model.fits import TIGHT_BELOW
 from tunecast.model.grouped import check_experts
 from tunecast.model.inventory import step_operations
+from tunecast.model.on_device import check_kernels
 from tunecast.model.operation import Phase
 from tunecast.model.parallel_network import without_bridge
 from tunecast.model.phase_rates import Rates, phase_rates
@@ -147,6 +148,11 @@ def _survey_alike(market: Market, search: Search, targets: Sequence[Target]) -> 
         market.without |= {target.id: too_small(target, None, search) for target in targets}
         return
     runs = [plan.run for plan in plans]
+    refused = {target.id: why for target in targets if (why := not_run(target, runs[0])) is not None}
+    market.without |= refused
+    targets = [target for target in targets if target.id not in refused]
+    if not targets:
+        return
     screened = screen(search.job.architecture, runs, targets, search.job.options)
     market.plans += len(plans) * len(targets)
     for device, target in enumerate(targets):
@@ -271,6 +277,15 @@ def not_built(target: Target, search: Search) -> Rejected | None:
         check_experts(search.job.architecture, target.id, target.compute_capability)
     except NotSupportedError as error:
         return Rejected(gpu=target.id, reason="not built", detail=str(error))
+    return None
+
+
+def not_run(target: Target, run: Run) -> Rejected | None:
+    """A card that kernels asked for do not run on; None for others."""
+    try:
+        check_kernels(run, target)
+    except InputError as error:
+        return Rejected(gpu=target.id, reason="not run", detail=str(error))
     return None
 
 

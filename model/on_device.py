@@ -14,6 +14,7 @@ from tunecast.model.factors import FactorSet
 from tunecast.model.factors_io import factor_set_from_record
 from tunecast.model.file_spread import file_sharding, with_dtypes
 from tunecast.model.fits import memory_view, probably_fits
+from tunecast.model.fused import FLA
 from tunecast.model.grouped import experts_on_card
 from tunecast.model.loss_budget import on_card
 from tunecast.model.memory_codes import with_other_code
@@ -35,6 +36,8 @@ from tunecast.model.stand_in import with_stand_ins
 from tunecast.model.target import Target
 from tunecast.model.timing import LINK_FACTORS
 
+LEAST_TRITON = 8.0
+"""Compute capability from which Triton supports NVIDIA's cards (its README, Compatibility)."""
 LEAST_SHARDING_FIRST = ("ddp", "zero1", "zero2", "fsdp")
 """Tried in this order when several GPUs are asked for and no sharding is."""
 LEAST_SHARDING_OF_STAGES = ("ddp", "zero1", "fsdp")
@@ -91,7 +94,7 @@ def resolve_for(question: Question, target: Target) -> Resolved:
             emulates_bf16=target.emulates_bf16,
             option_origins=origins,
         )
-        check_flash(run.run, target)
+        check_kernels(run.run, target)
         check_bridge(target.gpu, run.run, question.options)
         run = on_card(sdpa_on_card(run, question.architecture, target), question.architecture, target)
         run = experts_on_card(run, question.architecture, target)
@@ -131,14 +134,22 @@ def with_documents(question: Question, options: dict[str, Any]) -> tuple[dict[st
     return {**options, "attention_length": found.length}, {**origins, "attention_length": origin}
 
 
-def check_flash(run: Run, target: Target) -> None:
-    """Raise InputError for a FlashAttention-2 on an NVIDIA card that its kernels do not run on."""
+def check_kernels(run: Run, target: Target) -> None:
+    """Raise InputError for a FlashAttention-2 or kernels of fla on an NVIDIA card that they do not run on."""
     gpu = target.gpu
-    if run.attn_implementation == "flash_attention_2" and gpu is not None and not has_flash(gpu):
+    if gpu is None or gpu.vendor != "nvidia" or gpu.compute_capability is None:
+        return
+    has = f"{target.id} has compute capability {gpu.compute_capability}"
+    if run.attn_implementation == "flash_attention_2" and not has_flash(gpu):
         raise InputError(
-            f"--attn-implementation flash_attention_2 was asked for, but {target.id} has compute capability "
-            f"{gpu.compute_capability} and FlashAttention-2 runs from {LEAST_FLASH} on; "
-            "type --attn-implementation sdpa."
+            f"--attn-implementation flash_attention_2 was asked for, but {has} and FlashAttention-2 runs from "
+            f"{LEAST_FLASH} on; type --attn-implementation sdpa."
+        )
+    if run.fuses(FLA) and float(gpu.compute_capability) < LEAST_TRITON:
+        others = ",".join(part for part in run.fused_kernels if part != FLA) or "none"
+        raise InputError(
+            f"--fused-kernels {FLA} was asked for, but {has} and Triton, which its kernels are written in, supports "
+            f"cards from {LEAST_TRITON} on; type --fused-kernels {others}."
         )
 
 

@@ -381,7 +381,7 @@ def resolve_run(
     check_stack(fields)
     check_litgpt(fields, architecture)
     take_documents(fields, architecture)
-    take_padding(fields, defaults)
+    take_padding(fields, architecture, defaults)
     check_delta(fields, architecture)
     if fields.values["num_gpus"] == 1:
         fields.put("fsdp_version", Run(method="full").fsdp_version, "stack-default")

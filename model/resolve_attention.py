@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -152,10 +153,11 @@ def check_recomputation(architecture: Architecture, run: Run) -> None:
         )
 
 
-def take_padding(fields: Fields, defaults: Mapping[str, Any]) -> None:
+def take_padding(fields: Fields, architecture: Architecture, defaults: Mapping[str, Any]) -> None:
     """Whether the model is told which tokens are padding, and what lengths rows are filled to.
 
-    Raises NotSupportedError where a stack tells none, or where tokens of a sample are split over GPUs.
+    Raises NotSupportedError where a stack tells none, or where tokens of a sample are split over GPUs; InputError where
+    rows are filled to more tokens than the model was made for.
     """
     asked = bool(fields.take("padding_mask", False, "stack-default"))
     origin = fields.origins["padding_mask"]
@@ -174,6 +176,12 @@ def take_padding(fields: Fields, defaults: Mapping[str, Any]) -> None:
         )
     filled = fields.take("pad_to_multiple_of", defaults.get("pad_to_multiple_of", 1), "stack-default")
     multiple = fields.values["pad_to_multiple_of"] = whole_number("pad_to_multiple_of", filled)
+    limit, most = architecture.max_position, math.ceil(fields.values["max_length"] / multiple) * multiple
+    if "pad_to_multiple_of" in fields.given and limit is not None and most > max(limit, fields.values["max_length"]):
+        raise InputError(
+            f"--pad-to-multiple-of {multiple} fills rows of {fields.values['max_length']} tokens to {most}, beyond the "
+            f"{limit} tokens of {architecture.name}; use a smaller multiple or --max-length."
+        )
     alone = fields.values["per_device_train_batch_size"] == multiple == 1  # nothing depends on it
     fields.put("padding_mask", asked, "stack-default" if alone and origin == "assumed" else origin)
 

@@ -20,8 +20,8 @@ OTHER_NAMES = {
     "causal_conv1d": CONVOLUTION,
 }
 SLOWER = (
-    "Linear attention of {name} is forecast as transformers' PyTorch code, a loop over chunks of 64 tokens that runs "
-    f"where {PACKAGES} and causal-conv1d are not installed; their kernels take far less time and memory: "
+    "Linear attention of {name} is taken as transformers' PyTorch code, a loop over chunks of 64 tokens that runs "
+    f"where {PACKAGES} is not installed; its kernels take far less time, and without checkpoints less memory: "
     f"--fused-kernels {','.join(LINEAR_KERNELS)}."
 )
 
@@ -33,7 +33,7 @@ def has_linear_attention(architecture: Architecture) -> bool:
 
 def canonical_name(kernels: str) -> str:
     """The name of a package's kernels, however its package is written."""
-    return OTHER_NAMES.get(kernels, kernels)
+    return OTHER_NAMES.get(kernels.lower(), kernels.lower())
 
 
 def check_delta(fields: Fields, architecture: Architecture) -> None:
@@ -42,14 +42,20 @@ def check_delta(fields: Fields, architecture: Architecture) -> None:
         return
     values, name = fields.values, architecture.name
     if values["stack"] not in STACKS:
+        whose = "The training file's" if fields.origins["stack"] == "file" else "--stack"
         raise NotSupportedError(
-            f"--stack {values['stack']} with the linear attention of {name} is not built, as it runs code of its own; "
+            f"{whose} {values['stack']} with the linear attention of {name} is not built, as it runs code of its own; "
             f"use --stack {', '.join(STACKS[:-1])} or {STACKS[-1]}."
         )
     if values.get("attention_length") is not None:
         raise InputError(
             f"transformers keeps packed documents apart in the linear attention of {name} with {PACKAGES} only, which "
             "is not built for them; type --no-padding-free, or leave --attention-length out."
+        )
+    if FLA in values["fused_kernels"] and values["precision"] == "fp32":
+        raise InputError(
+            f"Kernels of {PACKAGES} take 16-bit numbers, but --precision is fp32; type --fused-kernels none, or "
+            "--precision bf16-autocast."
         )
     for flag, instead in unbuilt(values).items():
         raise NotSupportedError(f"{flag} with the linear attention of {name} is not built; {instead}.")

@@ -319,21 +319,36 @@ def take_kernels(fields: Fields, architecture: Architecture, defaults: Mapping[s
         fields.put("reentrant", True, "stack-default")  # its checkpoints are around compiled layers: all is made again
     asked = fields.take("fused_kernels", defaults.get("fused_kernels", ()), "stack-default")
     names = [part.strip() for part in asked.split(",")] if isinstance(asked, str) else list(asked)
+    names = [canonical_name(name) for name in names]
     if names == ["none"]:
         names = []
-    names = [canonical_name(name) for name in names]
     for name in names:
+        if name == "none":
+            raise InputError(f"--fused-kernels is {asked!r}, but none goes alone; leave it out, or the others.")
         one_of("fused-kernels", name, FUSED_KERNELS)
     said = "fused_kernels" in fields.given
     chosen = tuple(part for part in FUSED_KERNELS if part in names)
     refusals = {part: why_not_fused(part, fields.values, architecture) for part in chosen}
-    for part, why in refusals.items():
-        if why and said:
-            raise NotSupportedError(f"--fused-kernels {part} was asked for, but {why}; leave {part} out.")
+    if said:
+        _refuse_kernels(refusals, of_file=fields.origins["fused_kernels"] == "file")
     fields.values["fused_kernels"] = tuple(part for part in chosen if not refusals[part])
     for part, why in refusals.items():
         if why:
             fields.notes.append(f"The stack's fused {part} kernel is left out: {why}.")
+
+
+def _refuse_kernels(refusals: Mapping[str, str], *, of_file: bool) -> None:
+    """Raise NotSupportedError for kernels asked for that this run cannot have, all that have the first reason."""
+    why = next(filter(None, refusals.values()), "")
+    if not why:
+        return
+    parts = ",".join(part for part, found in refusals.items() if found == why)
+    if not of_file:
+        raise NotSupportedError(f"--fused-kernels {parts} was asked for, but {why}; leave {parts} out.")
+    rest = ",".join(part for part, found in refusals.items() if not found) or "none"
+    raise NotSupportedError(
+        f"The training file asks for fused kernels of {parts}, but {why}; --fused-kernels {rest} leaves them out."
+    )
 
 
 def separate_silu_gate(mlp: Mlp) -> bool:

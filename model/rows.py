@@ -8,7 +8,8 @@ random, the longest of b is
 
     sum over i of t(i) ((i / n)^b - ((i - 1) / n)^b)
 
-in the mean. A step is timed at that length; memory stays that of ``max_length``, which some micro-batch reaches.
+in the mean. A step is timed at that length; memory stays that of the longest row (`longest_row`), which some
+micro-batch reaches: ``max_length``, filled up like any other.
 Left out: that attention grows with the square of the length (a step of mean length is a little shorter than the mean
 step), and that copies of the model wait for the one with the longest rows.
 """
@@ -91,20 +92,25 @@ def with_padding(
     run_options: dict[str, Any], options: Mapping[str, Any], origins: Mapping[str, str]
 ) -> tuple[dict[str, Any], Mapping[str, str]]:
     """Run options with what is known of padding (`Run.padding_mask`) where nobody said it; and all origins."""
-    if fills_rows(options):
-        run_options = {**run_options, "pad_to_multiple_of": options.get("max_length") or ASSUMED["max_length"]}
+    most = as_number(options.get("max_length") or ASSUMED["max_length"])
+    if fills_rows(options) and most is not None:  # a length that is searched is none yet
+        step = int(options["rows_padded"])
+        run_options = {**run_options, "pad_to_multiple_of": math.ceil(most / step) * step}
+        origins = {**origins, "pad_to_multiple_of": origins.get("rows_padded", "file")}
     if run_options.get("padding_mask") and options.get("packing"):
         raise InputError("--padding-mask says that samples are padded, --packing that they fill rows; leave one out.")
     stack = str(run_options.get("stack") or ASSUMED["stack"])
     if run_options.get("padding_mask") is not None or ignores_padding(stack) or not pads_rows(options):
         return run_options, origins
-    origin = "cli" if options.get("dataset") is not None else "assumed"  # an unknown spread, or all alike
+    filled = origins.get("rows_padded", "file") if fills_rows(options) else "assumed"
+    origin = "cli" if options.get("dataset") is not None else filled  # assumed: an unknown spread, or all alike
     return {**run_options, "padding_mask": True}, {**origins, "padding_mask": origin}
 
 
 def fills_rows(options: Mapping[str, Any]) -> bool:
-    """Whether a training file pads every row to ``max_length`` (axolotl's ``pad_to_sequence_len``), and the command
-    line does not say how rows are made, or to what they are filled."""
+    """Whether a training file pads every row to the multiple of ``rows_padded`` that ``max_length`` is or is below
+    (axolotl's ``pad_to_sequence_len``), and the command line does not say how rows are made, or to what they are
+    filled."""
     typed = [options.get(name) for name in ("packing", "pad_to_multiple_of")]
     return bool(options.get("rows_padded")) and typed == [None, None]
 
@@ -158,23 +164,23 @@ def unpacked_rows(run: Run, options: Mapping[str, Any]) -> Rows | None:
         raise InputError(
             f"--mean-tokens is {mean:g}, which is not between 1 and --max-length {run.max_length}; change one of them."
         )
-    length = max(round(longest_of(batch, mean, run.max_length, run.pad_to_multiple_of)), 1)
+    length, most = max(round(longest_of(batch, mean, run.max_length, run.pad_to_multiple_of)), 1), longest_row(run)
     how = _how(run)
-    if batch == 1 or length == run.max_length:
+    if batch == 1 or length == most:
         return Rows(length=length, mean_tokens=mean, samples=None, how=how)
-    alike = min(_filled(mean, run), run.max_length)
+    alike = _filled(mean, run)
     how += (
         "; of lengths only the mean is known, so they are assumed to be spread exponentially; the interval of the "
-        f"whole run, not that of a step, goes from rows of {alike}, all alike, to {run.max_length}"
+        f"whole run, not that of a step, goes from rows of {alike}, all alike, to {most}"
     )
-    return Rows(length=length, mean_tokens=mean, samples=None, how=how, shortest=alike, longest=run.max_length)
+    return Rows(length=length, mean_tokens=mean, samples=None, how=how, shortest=alike, longest=most)
 
 
 def _how(run: Run) -> str:
     """How rows of one sample get their length, in words."""
     alone = "rows of one sample each"
     if run.pad_to_multiple_of >= run.max_length:
-        return f"{alone}, every one padded to {run.max_length}"
+        return f"{alone}, every one padded to {longest_row(run)}"
     batch, multiple = run.per_device_train_batch_size, run.pad_to_multiple_of
     longest = f"padded to the longest of {batch}" if batch > 1 else ""
     filled = f"filled to a multiple of {multiple}" if multiple > 1 else ""
@@ -184,6 +190,11 @@ def _how(run: Run) -> str:
 def _filled(length: float, run: Run) -> int:
     """A row of one sample of so many tokens, filled up."""
     return max(math.ceil(round(length) / run.pad_to_multiple_of), 1) * run.pad_to_multiple_of
+
+
+def longest_row(run: Run) -> int:
+    """Tokens of a row of one sample that was cut at ``max_length``, filled up."""
+    return _filled(run.max_length, run)
 
 
 def _rows_of_file(run: Run, options: Mapping[str, Any]) -> Rows:
@@ -203,8 +214,7 @@ def _rows_of(found: Dataset, per_token: Factor, most: int, batch: int, multiple:
         return np.minimum(np.ceil(sizes / size_bytes), float(most))
 
     def row(size_bytes: float) -> int:
-        filled = np.minimum(np.ceil(lengths(size_bytes) / multiple) * multiple, float(most))
-        return max(round(mean_longest(filled, batch)), 1)
+        return max(round(mean_longest(np.ceil(lengths(size_bytes) / multiple) * multiple, batch)), 1)
 
     return Rows(
         length=row(per_token.value),
@@ -217,21 +227,22 @@ def _rows_of(found: Dataset, per_token: Factor, most: int, batch: int, multiple:
 
 
 def held_run(run: Run, options: Mapping[str, Any]) -> Run:
-    """The run at the longest row that it meets, whose memory is its peak: ``max_length``, or less where every sample
-    of a data file is a row of its own and shorter.
+    """The run at the longest row that it meets, whose memory is its peak: ``max_length``, filled up where rows are
+    samples, or less where every sample of a data file is a row of its own and shorter.
 
     A file's longest sample is taken to have as many tokens as the low end of what is assumed of bytes per token says,
     below a tokenizer's mean as well: a dense sample has more tokens than its size says.
     """
-    if packing_of(options) is not False or options.get("dataset") is None:
-        return run
+    if packing_of(options) is not False:
+        return timed_run(run, None)
+    most = longest_row(run)
+    if options.get("dataset") is None:
+        return run if most == run.max_length else replace(run, max_length=most)
     found, per_token = read_dataset(str(options["dataset"])), bytes_per_token(options)
-    if not found.whole:
-        return run
     assumed = bytes_per_token({})
     densest = 1.0 if found.tokenized else min(per_token.low, per_token.value * assumed.low / assumed.value)
-    longest = _filled(math.ceil(_largest(found) / densest), run)
-    return run if longest >= run.max_length else replace(run, max_length=longest)
+    longest = min(_filled(math.ceil(_largest(found) / densest), run), most) if found.whole else most
+    return run if longest == run.max_length else replace(run, max_length=longest)
 
 
 @lru_cache(maxsize=16)
@@ -240,16 +251,18 @@ def _largest(found: Dataset) -> int:
 
 
 def timed_run(run: Run, rows: Rows | None) -> Run:
-    """The run at the length of its mean row."""
-    return run if rows is None or rows.length >= run.max_length else replace(run, max_length=rows.length)
+    """The run at the length of its mean row; rows of which nothing but padding is known are the longest."""
+    length = rows.length if rows is not None else longest_row(run) if run.padding_mask else run.max_length
+    return run if length == run.max_length else replace(run, max_length=length)
 
 
 def row_notes(run: Run, rows: Rows | None, held: Run) -> tuple[str, ...]:
     """What is timed, how much of it is padding, and at which length memory is."""
     if rows is None:
-        return ()
+        length = timed_run(run, None).max_length
+        return (f"rows of {run.max_length} tokens are filled up to {length}",) if length > run.max_length else ()
     counted = ", which tokens/s and $ per million tokens count" if rows.padding_frac >= LEAST_TOLD else ""
     told = f"timed at {rows.length} tokens a row ({rows.how}), {rows.padding_frac:.0%} of them padding{counted}"
-    if held.max_length < run.max_length:
+    if held.max_length < longest_row(run):
         return (f"{told}; memory at {held.max_length}, which no sample is longer than",)
-    return (f"{told}; memory at {run.max_length}" if rows.length < run.max_length else told,)
+    return (f"{told}; memory at {held.max_length}" if rows.length < held.max_length else told,)

@@ -29,12 +29,12 @@ def scale_of(mean: float, cut: float) -> float:
 
 def longest_of(batch: int, mean: float, cut: float, multiple: int = 1) -> float:
     """Mean of the longest of `batch` such samples: the integral of 1 - (1 - exp(-x / s))^batch up to the cut, or where
-    it is filled to a `multiple` that steps are wide."""
+    it is filled to a `multiple` that steps are wide, the last one beyond the cut."""
     if mean >= cut:
-        return mean
+        return math.ceil(cut / multiple) * multiple
     if multiple > 1:
         x = np.arange(0.0, cut, multiple)
-        wide = np.minimum(x + multiple, cut) - x
+        wide = np.full(len(x), float(multiple))
     elif batch == 1:
         return mean
     else:

@@ -12,6 +12,7 @@ from typing import Any
 from tunecast.catalogs.errors import InputError
 from tunecast.model.configs.common import (
     DROPPED,
+    LORA_KERNELS,
     TOKENS_UNPADDED,
     check_four_bit,
     copy_number,
@@ -21,6 +22,7 @@ from tunecast.model.configs.common import (
     note_packed,
     put_degree,
     put_eight_bit,
+    put_filled,
     put_flat,
     put_mixed_precision,
     put_targets,
@@ -161,14 +163,12 @@ def _rows(source: Source, draft: Draft) -> None:
         if rows > 1:
             draft.note(f"axolotl lays the {rows} rows of a packed micro-batch end to end; a step has as many tokens.")
     elif source.on("pad_to_sequence_len"):
-        draft.put("rows_padded", True, "pad_to_sequence_len")
+        put_filled(source, draft, "sample_packing", "pad_to_sequence_len", "sequence_len")
     elif _is_flat(source, draft):
         put_flat(source, draft, "sample_packing", "batch_flattening", "sequence_len")
     else:
         put_unpacked(source, draft, "sample_packing", "sequence_len")
-        to_longest = source.has(
-            "pad_to_sequence_len"
-        )  # false, which is not null (``build`` of core/builders/causal.py)
+        to_longest = source.has("pad_to_sequence_len")  # false, which is not null (as ``build`` has it)
         multiple = 1 if to_longest else source.default("pad_to_multiple_of")
         draft.put("pad_to_multiple_of", multiple, "pad_to_sequence_len" if to_longest else None)
 
@@ -306,7 +306,7 @@ def fused_lora(source: Source, draft: Draft) -> bool:
         return False
     draft.put("stack", "axolotl")
     draft.note(
-        "axolotl switches its fused LoRA kernels on by itself; set lora_mlp_kernel, lora_qkv_kernel, lora_o_kernel and "
+        f"{LORA_KERNELS} by itself; set lora_mlp_kernel, lora_qkv_kernel, lora_o_kernel and "
         "lora_embedding_kernel to false to train with the plain ones."
     )
     return True

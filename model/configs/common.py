@@ -30,6 +30,9 @@ ONE_PIECE = "counted as one piece"
 DROPPED = "axolotl leaves out samples that are longer"
 """How the note on long samples begins, which speaks of a file of data."""
 
+LORA_KERNELS = "axolotl switches its fused LoRA kernels on"
+"""How the note on them begins, which typed kernels replace."""
+
 PRESENT_CODE = HF_CODES[0]
 
 
@@ -68,6 +71,17 @@ def put_flat(source: Source, draft: Draft, packing: str, field: str, length_fiel
         f"{field} lays the samples of a micro-batch end to end without padding: a sample is counted as "
         f"{length_field} tokens long, or with --mean-tokens N or --dataset FILE as long as the longest of its "
         "micro-batch, an upper bound."
+    )
+
+
+def put_filled(source: Source, draft: Draft, packing: str, field: str, length_field: str) -> None:
+    """Rows of one sample each that `field` fills to the next multiple of the framework's at their longest; `packing`
+    says that they are not packed."""
+    draft.put(ROWS_PACKED, False, packing if source.has(packing) else None)
+    draft.put("rows_padded", source.default("pad_to_multiple_of"), field)
+    draft.note(
+        f"{UNPACKED}: {field} fills every one to {length_field} tokens. With --tokens and neither --mean-tokens N nor "
+        "--dataset FILE, steps count no padding, a lower bound."
     )
 
 

@@ -6,14 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tunecast.model.configs.common import DROPPED, ONE_PIECE, TOKENS_UNPADDED, UNPACKED
+from tunecast.model.configs.common import DROPPED, LORA_KERNELS, ONE_PIECE, TOKENS_UNPADDED, UNPACKED
 from tunecast.model.configs.run_file import RunFile
 from tunecast.model.configs.spread import CAST, put_dtypes, settle_dtypes, told_by_spread
 from tunecast.model.file_spread import BY_FILE, DTYPES, check_mesh, over_shards
+from tunecast.model.resolve import ASSUMED
 from tunecast.model.resolve_kernels import RAISED
 from tunecast.model.resolve_parallel import ZERO
 from tunecast.model.rows import LENGTHS, ROWS_PACKED, packing_of
 from tunecast.model.run import BY_SPREAD, MESH
+from tunecast.model.stacks import built_stack
 
 AMOUNTS = ("tokens", "num_samples", "max_steps", "dataset")
 REPEATING = ("trl", "llama-factory")
@@ -61,6 +63,8 @@ def merge_options(run_file: RunFile, typed: Mapping[str, Any]) -> Merged:
     options |= {name: spread[name] for name in ("sharding", "dp_shard_size") if name in spread}
     if "loss_type" in given:
         notes = [note for note in notes if ONE_PIECE not in note]
+    if "lora" not in str(given.get("fused_kernels", "lora")):
+        notes = [note for note in notes if not note.startswith(LORA_KERNELS)]
     if run_file.origins.get("attn_implementation") == "stack-default" and options["attn_implementation"] == "sdpa":
         del options["attn_implementation"]  # the stack's own default, which knows the families without sdpa
     origins = {name: run_file.origins.get(name, "file") for name in options}
@@ -71,8 +75,8 @@ def merge_options(run_file: RunFile, typed: Mapping[str, Any]) -> Merged:
         origins.pop("num_train_epochs", None)
         if epochs is not None:
             notes.append(
-                f"The file says {epochs:g} epochs but no file says how many samples: give --num-samples with "
-                "--mean-tokens, or --tokens, for totals."
+                f"The file says {epochs:g} epoch{'' if epochs == 1 else 's'} but no file says how many samples: give "
+                "--num-samples with --mean-tokens, or --tokens, for totals."
             )
     return Merged(options=options, origins=origins, notes=tuple(notes))
 
@@ -97,6 +101,21 @@ def _drop_replaced(options: dict[str, Any], given: Mapping[str, Any], run_file: 
         options.pop("sharding", None)
     elif given.get("sharding") == "fsdp":
         options.pop("adapter_dtype", None)
+    own, typed = _kernels_of(options), given.get("fused_kernels")
+    told = [] if not own or typed in (None, own) else [f"--fused-kernels {typed} replaces those of the file: {own}."]
+    return told + _drop_amounts(options, given, run_file)
+
+
+def _kernels_of(options: Mapping[str, Any]) -> str:
+    """Fused kernels that a file names, or that its stack has."""
+    own, stack = options.get("fused_kernels"), str(options.get("stack") or ASSUMED["stack"])
+    if own is None:
+        own = ",".join(built_stack(stack).get("defaults", {}).get("all", {}).get("fused_kernels", ()))
+    return "" if own == "none" else str(own)
+
+
+def _drop_amounts(options: dict[str, Any], given: Mapping[str, Any], run_file: RunFile) -> list[str]:
+    """Take out the amounts that a typed one replaces; returns what to tell of it."""
     typed = next((name for name in AMOUNTS if name in given), None)
     steps = options.get("max_steps")
     if typed is None:

@@ -7,7 +7,7 @@ say, or its framework does differently, `differences` finds by reading the file 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from tunecast.catalogs.errors import InputError, NotSupportedError, TunecastError
@@ -17,9 +17,11 @@ from tunecast.model.configs.axolotl import KERNELS
 from tunecast.model.configs.merge import merge_options
 from tunecast.model.configs.read import read_mapping
 from tunecast.model.configs.trl import LOSSES
+from tunecast.model.fused import LINEAR_KERNELS
 from tunecast.model.litgpt import STACK
 from tunecast.model.question import RUN_OPTIONS_ELSEWHERE
 from tunecast.model.resolve import resolve_run
+from tunecast.model.rows import with_padding
 from tunecast.model.run import BUCKET_ELEMENTS, BY_CARD, Run
 
 DATASET = "YOUR-DATASET"
@@ -31,17 +33,22 @@ LEARNING_RATE = {"lora": 2e-4, "qlora": 2e-4, "full": 2e-5}
 TRL_PRESETS = {"ddp": "multi_gpu", "zero1": "zero1", "zero2": "zero2", "zero3": "zero3", "fsdp": "fsdp2"}
 """accelerate's files that ship with TRL."""
 FLASH_WORDS = {"sdpa": "sdpa", "eager": "disabled", "flash_attention_2": "fa2"}
-LAYOUT = ("gpus_per_node", "num_gpus", "attention_length", "padding_mask", "pad_to_multiple_of", "sdpa_cudnn", *BY_CARD)
+LAYOUT = ("gpus_per_node", "num_gpus", "attention_length", "padding_mask", "sdpa_cudnn", *BY_CARD)
 """Fields that the launcher, the machine or the data decide."""
-ALONE: dict[str, dict[str, Any]] = {
-    "trl": {"packing": False, "packing_strategy": None},
-    "axolotl": {"sample_packing": False, "pad_to_sequence_len": None},
-    "llama-factory": {"packing": False, "neat_packing": None},
-}
-"""What rows of one sample each have in place of packed ones."""
 
 Mapped = dict[str, Any]
 Every = Callable[[Architecture], tuple[str, ...]]
+
+
+def rows_alone(kind: str, run: Run) -> Mapped:
+    """What rows of one sample each have in place of packed ones, filled to the run's multiple where the format can."""
+    multiple = run.pad_to_multiple_of
+    if kind == "trl":
+        return {"packing": False, "packing_strategy": None, "pad_to_multiple_of": multiple if multiple > 1 else None}
+    if kind == "axolotl":  # true fills all rows alike, false none, and without it every one to axolotl's multiple
+        filled = multiple >= run.max_length
+        return {"sample_packing": False, "pad_to_sequence_len": filled or (False if multiple == 1 else None)}
+    return {"packing": False, "neat_packing": None, "cutoff_len": run.max_length}
 
 
 def targets(architecture: Architecture, run: Run, every: Every = adaptable_modules) -> list[str] | None:
@@ -242,8 +249,7 @@ def config_for(kind: str, architecture: Architecture, run: Run, steps: int, *, p
     mapping = WRITERS[kind](architecture, run, steps)
     if packed:
         return mapping
-    cut = {"cutoff_len": run.max_length} if kind == "llama-factory" else {}
-    return without_empty({**mapping, **ALONE[kind], **cut})
+    return without_empty({**mapping, **rows_alone(kind, run)})
 
 
 def read_back(kind: str, mapping: Mapping[str, Any], architecture: Architecture, num_gpus: int) -> Run:
@@ -251,14 +257,27 @@ def read_back(kind: str, mapping: Mapping[str, Any], architecture: Architecture,
     run_file = read_mapping(mapping, name=f"the {kind} file", config_format=kind, num_gpus=num_gpus)
     options = merge_options(run_file, {"num_gpus": num_gpus, "allow_long_context": True}).options
     own = {name: value for name, value in options.items() if name not in RUN_OPTIONS_ELSEWHERE}
-    return resolve_run(architecture, own).run
+    return resolve_run(architecture, with_padding(own, options, {})[0]).run
 
 
-def differences(kind: str, mapping: Mapping[str, Any], architecture: Architecture, run: Run) -> dict[str, Any]:
-    """Fields that the written file runs with otherwise, and how; empty when it says the whole run."""
+def differences(
+    kind: str, mapping: Mapping[str, Any], architecture: Architecture, run: Run, *, packed: bool = True
+) -> dict[str, Any]:
+    """Fields that the written file runs with otherwise, and how; empty when it says the whole run.
+
+    What packed rows are filled to, the name of the file's own framework, and kernels that are taken where their
+    packages are installed, are no fields of a file.
+    """
     try:
         found = read_back(kind, mapping, architecture, run.num_gpus)
     except InputError as error:
         raise TunecastError(f"The {kind} file of this plan cannot be read back: {error}") from error
-    names = [field.name for field in fields(Run) if field.name not in LAYOUT]
+    unsaid = (*LAYOUT, *(["pad_to_multiple_of"] if packed else []), *(["stack"] if run.stack == kind else []))
+    names = [field.name for field in fields(Run) if field.name not in unsaid]
+    found = replace(found, fused_kernels=(*found.fused_kernels, *installed_packages(run)))
     return {name: getattr(found, name) for name in names if getattr(found, name) != getattr(run, name)}
+
+
+def installed_packages(run: Run) -> tuple[str, ...]:
+    """Kernels of the run that no file asks for: transformers takes them where their packages are installed."""
+    return tuple(part for part in run.fused_kernels if part in LINEAR_KERNELS)

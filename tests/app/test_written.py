@@ -74,7 +74,51 @@ def test_a_training_file_says_the_whole_run_or_what_it_does_otherwise(kind: str,
     written = yaml.safe_load(yaml.safe_dump(config_for(kind, architecture, run, 250, packed=packed)))
     assert list(problems(written, schema(kind))) == []
     tiled = TILED if kind == "trl" else {}
-    assert differences(kind, written, architecture, run) == {**ADMITTED.get((kind, name), {}), **tiled}
+    filled = {} if packed or kind != "llama-factory" else {"pad_to_multiple_of": 8}  # whatever its file says
+    found = differences(kind, written, architecture, run, packed=packed)
+    assert found == {**ADMITTED.get((kind, name), {}), **tiled, **filled}
+
+
+@pytest.mark.parametrize(
+    ("kind", "multiple", "said", "otherwise"),
+    [
+        ("trl", 1, {}, None),
+        ("trl", 96, {"pad_to_multiple_of": 96}, None),
+        ("axolotl", 1, {"pad_to_sequence_len": False}, None),
+        ("axolotl", 64, {}, None),
+        ("axolotl", 96, {}, 64),
+        ("axolotl", 2048, {"pad_to_sequence_len": True}, None),
+        ("llama-factory", 8, {}, None),
+        ("llama-factory", 64, {}, 8),
+    ],
+)
+def test_a_file_fills_rows_as_the_plan_does_or_a_note_says_otherwise(
+    kind: str, multiple: int, said: dict[str, Any], otherwise: int | None
+) -> None:
+    architecture = load_architecture(MODEL)
+    run = resolve_run(architecture, {"method": "lora", "max_length": 2048, "pad_to_multiple_of": multiple}).run
+    written = config_for(kind, architecture, run, 250, packed=False)
+    assert {name: value for name, value in written.items() if name.startswith("pad_to")} == said
+    assert differences(kind, written, architecture, run, packed=False).get("pad_to_multiple_of") == otherwise
+
+
+@pytest.mark.parametrize("kind", ["trl", "axolotl"])
+def test_a_file_of_the_plans_own_framework_is_no_other_stack(kind: str) -> None:
+    architecture = load_architecture(MODEL)
+    run = resolve_run(architecture, {"method": "lora", "stack": kind}).run
+    assert "stack" not in differences(kind, config_for(kind, architecture, run, 10), architecture, run)
+
+
+def test_packages_that_a_plan_counts_on_are_installed_and_forecast(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"method": "lora", "max_length": 512, "tokens": "1M", "gpu": "l40s-48gb", "max_gpus": 1}
+    plan = recommend("Qwen/Qwen3.5-0.8B", fused_kernels="fla,causal-conv1d", **options)
+    asked = read_asked_files([f"{kind}={tmp_path / kind}.yaml" for kind in ("trl", "dstack")], "cheapest")
+    training, task = write_plan(plan, asked, "cheapest")
+    assert not any("fused_kernels is" in note for note in training.notes)
+    assert any("pip install flash-linear-attention causal-conv1d" in note for note in training.notes)
+    commands = yaml.safe_load(task.path.read_text())["commands"]
+    assert commands[1].endswith("flash-linear-attention causal-conv1d")
+    assert "--fused-kernels fla,causal-conv1d" in next(line for line in commands if "estimate" in line)
 
 
 def test_a_layout_that_no_training_file_says_is_refused() -> None:

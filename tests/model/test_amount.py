@@ -59,7 +59,7 @@ def test_steps_cover_the_data(options: dict[str, Any], steps: int) -> None:
 
 
 @pytest.mark.parametrize("amount", [{"max_steps": 7}, {"tokens": "3M"}, {"num_samples": 300}])
-@pytest.mark.parametrize(("mean", "said"), [(-5.0, "not a positive amount"), (float("nan"), "not a positive amount"),
+@pytest.mark.parametrize(("mean", "said"), [(-5.0, "not above 0"), (float("nan"), "not above 0"),
                                             (1001.0, "above --max-length 1000")])  # fmt: skip
 def test_a_mean_length_that_no_sample_can_have_is_refused_beside_any_amount(
     amount: dict[str, Any], mean: float, said: str

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from tunecast.catalogs.errors import NotSupportedError
+import tunecast
+from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.catalogs.gpus import load_gpus
 from tunecast.model.architectures import architecture_from_config, load_architecture
 from tunecast.model.curve_names import find_curve
@@ -107,6 +108,39 @@ def test_a_card_of_unknown_processors_is_known_less_well() -> None:
 def test_only_linear_attention_has_these_kernels() -> None:
     with pytest.raises(NotSupportedError, match="has no linear attention"):
         resolve_run(load_architecture("Qwen/Qwen3-8B"), {"method": "lora", "fused_kernels": "causal_conv1d"})
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_kernels_of_16_bits_are_refused_in_32(precision: str) -> None:
+    options = {"method": "lora", "precision": precision, "fused_kernels": "causal-conv1d,FLA"}
+    architecture = load_architecture("Qwen/Qwen3.5-9B")
+    if precision == "bf16":
+        assert resolve_run(architecture, options).run.fused_kernels == ("fla", "causal-conv1d")
+        return
+    with pytest.raises(InputError, match="take 16-bit numbers"):
+        resolve_run(architecture, options)
+
+
+def test_cards_that_triton_does_not_support_have_none_of_its_kernels() -> None:
+    options: dict[str, Any] = {"method": "lora", "fused_kernels": "fla,causal-conv1d"}
+    with pytest.raises(InputError, match=r"compute capability 7\.5 .* type --fused-kernels causal-conv1d"):
+        tunecast.estimate("Qwen/Qwen3.5-0.8B", gpu="t4-16gb", **options)
+    tunecast.estimate("Qwen/Qwen3.5-0.8B", gpu="t4-16gb", **{**options, "fused_kernels": "causal-conv1d"})
+    found = tunecast.recommend(
+        "Qwen/Qwen3.5-0.8B", gpu=["t4-16gb", "l4-24gb"], tokens="1M", max_gpus=1, usd_per_gpu_hour=1.0, **options
+    )
+    assert {rejected.gpu: rejected.reason for rejected in found.rejected} == {"t4-16gb": "not run"}
+
+
+@pytest.mark.parametrize("origin", ["cli", "file"])
+def test_kernels_that_cannot_be_are_named_together_and_by_who_asked(origin: str) -> None:
+    options = {"method": "lora", "fused_kernels": "rms_norm,rope,swiglu"}
+    said = {
+        "cli": "--fused-kernels rms_norm,rope was asked for",
+        "file": "training file asks for fused kernels of rms_norm,rope, .*; --fused-kernels swiglu leaves",
+    }
+    with pytest.raises(NotSupportedError, match=said[origin]):
+        resolve_run(load_architecture("Qwen/Qwen3.5-9B"), options, option_origins={"fused_kernels": origin})
 
 
 def test_a_note_says_which_code_is_forecast() -> None:

@@ -167,3 +167,7 @@ def test_rows_that_a_file_pads_to_the_end_are_that_long(tmp_path: Path) -> None:
     assert found.run.has_padding
     assert found.tokens_per_s.value * found.step_time_s.value == pytest.approx(4 * 1024)
     assert any("every one padded to 1024" in note for note in found.notes)
+    odd = ask(**{**NOTHING_KNOWN, "max_length": 1000}, dataset=data, rows_padded=64, rows_packed=False)
+    assert odd.step_time_s == found.step_time_s, "filled to the next multiple of 64"
+    assert odd.memory == found.memory
+    assert odd.run_origins["pad_to_multiple_of"] == "file"

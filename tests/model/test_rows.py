@@ -64,11 +64,12 @@ def test_unpacked_samples_are_rows_padded_to_the_longest_of_their_micro_batch(tm
 
 @pytest.mark.parametrize("batch", [1, 2])
 def test_rows_are_filled_to_a_multiple(tmp_path: Path, batch: int) -> None:
-    """Cut at 500, lengths 100, 200, 300 and 500 become 128, 256, 320 and 500 (the cut) in multiples of 64."""
+    """Cut at 500, lengths 100, 200, 300 and 500 become 128, 256, 320 and 512 in multiples of 64: collators fill up
+    what was cut before."""
     run = Run(method="lora", max_length=500, per_device_train_batch_size=batch, pad_to_multiple_of=64)
     rows = unpacked_rows(run, {"packing": False, "dataset": write(tmp_path, LENGTHS)})
     assert rows is not None
-    draws = [max(draw) for draw in itertools.product((128, 256, 320, 500), repeat=batch)]
+    draws = [max(draw) for draw in itertools.product((128, 256, 320, 512), repeat=batch)]
     assert rows.length == round(statistics.mean(draws))
     assert rows.mean_tokens == 275
     assert "filled to a multiple of 64" in rows.how
@@ -79,7 +80,7 @@ def test_rows_are_filled_to_a_multiple(tmp_path: Path, batch: int) -> None:
 def test_filled_rows_of_exponential_lengths_are_those_of_many_draws(batch: int, multiple: int) -> None:
     mean, cut = 300.0, 1024.0
     draws = np.random.default_rng(7).exponential(scale_of(mean, cut), size=(200_000, batch)).clip(max=cut)
-    filled = np.minimum(np.ceil(draws.max(axis=1) / multiple) * multiple, cut) if multiple > 1 else draws.max(axis=1)
+    filled = np.ceil(draws.max(axis=1) / multiple) * multiple if multiple > 1 else draws.max(axis=1)
     assert longest_of(batch, mean, cut, multiple) == pytest.approx(filled.mean(), rel=0.01)
 
 
@@ -94,6 +95,21 @@ def test_a_step_is_timed_at_the_mean_row_and_memory_at_the_longest() -> None:
     assert found.totals.tokens == 10 * 512
     assert found.whole_run is not None
     assert any("memory at 2048" in note for note in found.notes)
+
+
+def test_rows_that_were_cut_are_filled_up_too() -> None:
+    """65 tokens filled to a multiple of 64 are 128, in time and in memory; nothing is longer than the model's own."""
+    sizes = {"per_device_train_batch_size": 4, "padding_mask": True}
+    found = ask(max_length=65, pad_to_multiple_of=64, mean_tokens=65, num_samples=100, packing=False, **sizes)
+    whole = ask(max_length=128, max_steps=25, **sizes)
+    assert found.step_time_s == whole.step_time_s
+    assert found.memory == whole.memory
+    untold = ask(max_length=65, pad_to_multiple_of=64, max_steps=25, **sizes)
+    assert untold.step_time_s == whole.step_time_s
+    assert untold.memory == whole.memory
+    assert "rows of 65 tokens are filled up to 128" in untold.notes
+    with pytest.raises(InputError, match="beyond the 32768 tokens"):
+        ask(max_length=65, pad_to_multiple_of=10**9, max_steps=25)
 
 
 def test_memory_is_that_of_the_longest_sample_where_all_are_short(tmp_path: Path) -> None:

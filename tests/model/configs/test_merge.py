@@ -63,6 +63,21 @@ def test_typed_steps_replace_the_files_and_a_note_names_them(read: Read) -> None
     assert "--tokens replaces total_num_tokens of the file (5,000,000)." in merged.notes
 
 
+@pytest.mark.parametrize(
+    ("lines", "own"),
+    [
+        ("liger_rms_norm: true\nliger_glu_activation: true\nlora_qkv_kernel: true", "rms_norm,swiglu,lora"),
+        ("lora_o_kernel: true", "lora"),
+    ],
+)
+def test_typed_kernels_replace_the_files_and_a_note_names_them(read: Read, lines: str, own: str) -> None:
+    merged = merge_options(read("axolotl", lines), {"fused_kernels": "swiglu"})
+    assert f"--fused-kernels swiglu replaces those of the file: {own}." in merged.notes
+    assert not any("switches its fused LoRA kernels on" in note for note in merged.notes)
+    same = merge_options(read("axolotl", lines), {"fused_kernels": own})
+    assert not any("--fused-kernels" in note for note in same.notes)
+
+
 def test_typed_epochs_beside_the_files_steps_are_told_to_do_nothing(read: Read) -> None:
     merged = merge_options(read("axolotl", "max_steps: 200"), {"num_train_epochs": 7})
     assert any("200 steps: --num-train-epochs changes nothing" in note for note in merged.notes)

@@ -234,6 +234,10 @@ def test_8_rows_padded_to_full_length_are_exact(read: Read) -> None:
     amount = resolve_amount(run, {**found.options, "mean_tokens": 500.0, "num_samples": "10k", "num_train_epochs": 1})
     assert amount is not None
     assert amount.steps == 5000, "as many rows as samples, whatever is in them"
+    assert any("With --tokens and neither" in note and "a lower bound" in note for note in found.notes)
+    assert found.options["rows_padded"] == 64, "the last 64 tokens are filled up too"
+    assert found.origins["rows_packed"] == "stack-default"
+    assert read("axolotl", "pad_to_sequence_len: true\nsample_packing: false").origins["rows_packed"] == "file"
 
 
 @pytest.mark.parametrize(
