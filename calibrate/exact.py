@@ -16,6 +16,7 @@ from tunecast.calibrate.trace.tracer import Trace, trace_step
 from tunecast.catalogs.configs import config_from_row
 from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.architecture import Architecture, Attention, Layer, LayerGroup, Linear, Mlp
+from tunecast.model.architectures import text_part
 from tunecast.model.run import Run
 from tunecast.model.units import GIGA
 
@@ -26,8 +27,10 @@ NEEDED = ("num_hidden_layers", "hidden_size", "vocab_size", "num_attention_heads
 def real_architecture(config: Mapping[str, Any], name: str) -> Architecture:
     """The architecture that the real code builds from a config: layers as they are on the meta device.
 
-    Linear maps are read by name; all other parameters of a layer (norms, routers, stacked experts) are counted.
+    Linear maps are read by name; all other parameters of a layer (norms, routers, stacked experts) are counted. Of a
+    multimodal model that is its text decoder, where transformers has a causal language model of it.
     """
+    config = _decoder_of(config)
     fields = {key: value for key, value in config.items() if key not in ("architectures", "transformers_version")}
     if not isinstance(fields.get("model_type"), str):
         raise InputError(f"The config {name} has no 'model_type'; give a Hugging Face config.json.")
@@ -65,6 +68,14 @@ def real_architecture(config: Mapping[str, Any], name: str) -> Architecture:
     )
 
 
+def _decoder_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The text decoder's own config, if transformers builds a language model from it; else the whole."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    text = text_part(config)
+    return text if text.get("model_type") in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES else config
+
+
 def exact_notes(architecture: Architecture, run: Run) -> tuple[str, ...]:
     """What the real code does that a user of it may not expect."""
     if not architecture.settings:
@@ -97,14 +108,14 @@ def is_stacked(parameter: Any) -> bool:
 
 def _meta_model(settings: str, name: str) -> Any:
     import torch
-    import transformers
 
     try:
         with warnings.catch_warnings(), torch.device("meta"):
             warnings.simplefilter("ignore", FutureWarning)
-            return transformers.AutoModelForCausalLM.from_config(hf.config_of_settings(settings))
-    except (ValueError, KeyError) as error:
-        reason = str(error).splitlines()[0]
+            config = hf.config_of_settings(settings)
+            return hf.language_model(config, tied=getattr(config, "tie_word_embeddings", False))
+    except Exception as error:  # other people's code, on any config
+        reason = next(filter(None, map(str.strip, str(error).splitlines())), type(error).__name__)
         raise NotSupportedError(f"transformers builds no causal language model from {name}: {reason}") from error
 
 
@@ -124,7 +135,8 @@ def _layer(layer: Any, text: Any) -> Layer:
         head_dim=getattr(text, "head_dim", None) or text.hidden_size // heads,
     )
     others = sum(parameter.numel() for parameter in layer.parameters()) - sum(linear.params for linear in linears)
-    mlp = Mlp(linears=(), intermediate_size=getattr(text, "intermediate_size", None) or 0)
+    inner = getattr(text, "intermediate_size", None) or 0
+    mlp = Mlp(linears=(), intermediate_size=max(inner) if isinstance(inner, list) else inner)  # Gemma 3n: of each layer
     return Layer(attention=attention, mlp=mlp, norm="counted", other_params=others)
 
 

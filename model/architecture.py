@@ -84,6 +84,8 @@ class Attention:
     """Widths of linear attention, which then stands in place of heads; rotary positions are those of other layers."""
     sections: tuple[int, ...] = ()
     """Angles of the rotary table that are those of a token's row and of its column in an image (Qwen3.5)."""
+    sections_joined: bool = False
+    """Whether a table is joined of these parts, not made whole and written over (Qwen2-VL)."""
     parts: tuple[tuple[str, int], ...] = ()
     """Names and widths of what the first map makes at once, where adapters sit on these parts (LitGPT)."""
 

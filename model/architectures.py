@@ -16,8 +16,10 @@ from tunecast.catalogs.errors import InputError, NotSupportedError, UnbuiltFamil
 from tunecast.model.architecture import Architecture, Attention, Layer, LayerGroup, Linear, Mlp
 from tunecast.model.config_fields import positive, switch
 from tunecast.model.families import FAMILIES, family_of
+from tunecast.model.families_vision import FLAT, WHOLE
 from tunecast.model.family import Family
 from tunecast.model.family_experts import with_experts
+from tunecast.model.family_grid import sections_of
 from tunecast.model.variants import adapted
 
 if TYPE_CHECKING:
@@ -42,6 +44,8 @@ class Dimensions:
     mlp_bias: bool
     windows: tuple[int | None, ...]
     """Sliding window of each layer in tokens."""
+    sections: tuple[int, ...] = ()
+    """See ``Attention.sections``."""
     rotary_dim: int | None = None
     """Leading part of a head that is rotated; None for all of it."""
     masks: tuple[int | None, ...] = ()
@@ -71,6 +75,8 @@ def attention_block(dims: Dimensions, family: Family, window: int | None, *, rot
         qk_norm_each=family.qk_norm_each,
         rotary=rotary and family.positions == "rotary",
         rotary_dim=dims.rotary_dim,
+        sections=dims.sections,
+        sections_joined=family.sections_joined,
         rotary_joins=family.rotary_joins,
         rotary_pairs=family.rotary_pairs,
         q_scaled=family.q_scaled,
@@ -254,6 +260,7 @@ def dimensions_from_config(config: Mapping[str, Any], family: Family, name: str)
         )
     head_dim = _positive(config, "head_dim", name, family.default_head_dim or hidden // heads)
     attention_bias = switch(config, "attention_bias", name) if family.qkv_bias is None else False
+    rotated = family.rotary_dim or rotary_dim(config, family, head_dim)
     limit = _positive(config, "max_position_embeddings", name, UNLIMITED)
     inner = None if family.default_inner is None else family.default_inner * hidden
     return Dimensions(
@@ -270,7 +277,8 @@ def dimensions_from_config(config: Mapping[str, Any], family: Family, name: str)
         qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
         o_bias=attention_bias if family.o_bias is None else family.o_bias,
         mlp_bias=switch(config, "mlp_bias", name) if family.mlp_bias_field else family.mlp_bias,
-        rotary_dim=family.rotary_dim or rotary_dim(config, family, head_dim),
+        rotary_dim=rotated,
+        sections=sections_of(config, family, (rotated or head_dim) // 2, name),
         windows=layer_windows(config, family, layers, name),
         masks=masks_anyway(config, family, name),
     )
@@ -284,12 +292,20 @@ def masks_anyway(config: Mapping[str, Any], family: Family, name: str) -> tuple[
 
 
 def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The decoder of a multimodal config (Gemma 3): its ``text_config``, with what stands beside it."""
+    """The decoder of a multimodal config (Gemma 3): its ``text_config``, with what stands beside it, or (Qwen2-VL) the
+    fields beside ``vision_config``."""
     text = config.get("text_config")
     if not isinstance(text, dict) or not isinstance(text.get("model_type"), str):
-        return config
+        return {**config, "model_type": FLAT[config["model_type"]]} if is_flat(config) else config
     beside = {key: config[key] for key in ("quantization_config", "tie_word_embeddings") if key in config}
+    if text["model_type"] in WHOLE:  # the whole model says whether its head is tied, by silence too
+        return {**text, "tie_word_embeddings": False, **beside}
     return {**beside, **text}
+
+
+def is_flat(config: Mapping[str, Any]) -> bool:
+    """Whether a multimodal config has its decoder's fields beside those of the other parts (Qwen2-VL)."""
+    return config.get("model_type") in FLAT and config.get("hidden_size") is not None
 
 
 def architecture_from_config(config: Mapping[str, Any], name: str) -> Architecture:

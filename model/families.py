@@ -13,6 +13,7 @@ from tunecast.model.families_experts import EXPERT_FAMILIES, ODD_FAMILIES
 from tunecast.model.families_gpt import LAYER_NORM_FAMILIES
 from tunecast.model.families_later import LATER_FAMILIES
 from tunecast.model.families_remote import REMOTE_FAMILIES
+from tunecast.model.families_vision import VISION_FAMILIES
 from tunecast.model.family import Family
 from tunecast.model.shapes import GATED
 
@@ -134,6 +135,7 @@ FAMILIES = {
             attention=GATED,
             qk_norm=True,
             rotary_share=0.25,
+            sections=(11, 11, 10),
             default_kv_heads=4,
             default_head_dim=256,
             norm="rmsnorm-shifted",
@@ -147,6 +149,7 @@ FAMILIES = {
             attention=GATED,
             qk_norm=True,
             rotary_share=0.25,
+            sections=(11, 11, 10),
             default_kv_heads=2,
             default_head_dim=256,
             default_inner=1,
@@ -165,6 +168,7 @@ FAMILIES = {
             config_fields=("head_dim", "attention_bias"),
         ),
         *LATER_FAMILIES,
+        *VISION_FAMILIES,
         *LAYER_NORM_FAMILIES,
         *EXPERT_FAMILIES,
         *ODD_FAMILIES,

@@ -94,6 +94,10 @@ class Family:
     """Whether queries and keys are converted to fp32 before they are rotated (Cohere)."""
     global_rotary: bool = True
     """False: layers without a window have no rotary embedding (Cohere 2)."""
+    sections: tuple[int, ...] = ()
+    """``mrope_section`` when the config has none: angles of time, row and column; empty where positions are one."""
+    sections_joined: bool = False
+    """See ``Attention.sections_joined``."""
     q_scaled: bool = False
     """Whether queries are multiplied by a number after their map (OPT)."""
     q_scaled_by_position: bool = False

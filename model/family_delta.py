@@ -19,10 +19,6 @@ MODEL_TYPES = ("qwen3_5_text", QWEN_MOE)
 LINEAR, FULL = "linear_attention", "full_attention"
 PERIOD = 4
 """``full_attention_interval`` of a config that says nothing."""
-SECTIONS = [11, 11, 10]
-"""``mrope_section`` of a config that says nothing: angles of time, row and column."""
-GRIDS = 3
-"""Kinds of positions, taken in turn."""
 
 
 def delta_layers(layers: list[Layer], architecture: Architecture, config: Mapping[str, Any]) -> list[Layer]:
@@ -30,7 +26,7 @@ def delta_layers(layers: list[Layer], architecture: Architecture, config: Mappin
     name, plain = architecture.name, layers[0].attention
     query, *rest = plain.linears
     wide = replace(query, out_features=2 * query.out_features)
-    whole = replace(plain, linears=(wide, *rest), sections=sections_of(config, plain, name))
+    whole = replace(plain, linears=(wide, *rest))
     linear = linear_attention(whole, architecture, config)
     kinds = kinds_of(config, len(layers), name)
     return [
@@ -48,16 +44,6 @@ def kinds_of(config: Mapping[str, Any], num_layers: int, name: str) -> list[str]
     if len(kinds) != num_layers:
         raise InputError(f"The config {name} has {len(kinds)} layer_types for {num_layers} layers; they must agree.")
     return kinds
-
-
-def sections_of(config: Mapping[str, Any], block: Attention, name: str) -> tuple[int, ...]:
-    """Angles of a table taken from positions of rows and of columns: every third one, up to each section's end."""
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    sections = rope.get("mrope_section", SECTIONS)
-    if not isinstance(sections, list) or [type(each) for each in sections] != [int] * GRIDS:
-        raise InputError(f"The config {name} has mrope_section={sections!r}, but it must be three whole numbers.")
-    angles = (block.rotary_dim or block.head_dim) // 2
-    return tuple(len(range(grid, min(sections[grid] * GRIDS, angles), GRIDS)) for grid in (1, 2))
 
 
 def linear_attention(whole: Attention, architecture: Architecture, config: Mapping[str, Any]) -> Attention:

@@ -118,6 +118,7 @@ EXPERTS: dict[str, ExpertsRule] = {
     "qwen3_moe": ExpertsRule(
         router="softmax", count=128, per_token=8, width=768, normalised=None, peft_names="qwen2_moe"
     ),
+    "qwen3_vl_moe_text": ExpertsRule(router="softmax", count=60, per_token=4, width=1408, peft_names="qwen2_moe"),
     QWEN_MOE: ExpertsRule(router="softmax", count=256, per_token=8, width=512, gated_width=512),
     "olmoe": ExpertsRule(
         router="softmax",

@@ -1,6 +1,7 @@
 """Rotary tables of positions in time, row and column, of which text alone gives three equal ones.
 
-Source: transformers 5 ``modeling_qwen3_5.py``, ``Qwen3_5TextRotaryEmbedding``.
+Sources: transformers 5 ``modeling_qwen3_5.py``, ``Qwen3_5TextRotaryEmbedding`` (Qwen3-VL's is the same), and
+``modeling_qwen2_5_vl.py``, ``Qwen2_5_VLRotaryEmbedding`` (Qwen2-VL's).
 """
 
 from __future__ import annotations
@@ -28,17 +29,19 @@ def grid_waves(step: Step, positions: Tensor, attention: Attention) -> tuple[Ten
         wave = ops.elementwise(tape, f"positions.{name}", (angles,), angles.elements, "fp32")
         made.append(ops.elementwise(tape, f"positions.{name}", (wave,), angles.elements, "fp32"))
     cos, sin = made
-    sin, cos = (recomposed(step, wave, half, attention.sections) for wave in (sin, cos))
+    sin, cos = (recomposed(step, wave, half, attention) for wave in (sin, cos))
     tape.hold(*made, angles)
     narrow = [ops.cast(tape, wave, step.stream_dtype, name="positions.cast") for wave in (cos, sin)]
     return narrow[0], narrow[1]
 
 
-def recomposed(step: Step, wave: Tensor, half: int, sections: tuple[int, ...]) -> Tensor:
-    """One table out of three, twice side by side."""
+def recomposed(step: Step, wave: Tensor, half: int, attention: Attention) -> Tensor:
+    """One table out of three, twice side by side: joined of their parts, or the first with two parts written over."""
     tape, tokens = step.tape, step.tokens
-    for count in sections:
+    first = Tensor(tokens * half, wave.dtype, wave.storage)
+    if attention.sections_joined:
+        first = ops.elementwise(tape, "positions.cat", (first,), first.elements, wave.dtype)
+    for count in () if attention.sections_joined else attention.sections:
         place = Tensor(tokens * count, wave.dtype, wave.storage)
         tape.kernel("positions.write", Kind.MEMORY, (place,), (place,))
-    first = Tensor(tokens * half, wave.dtype, wave.storage)
     return ops.elementwise(tape, "positions.cat", (first, first), 2 * first.elements, wave.dtype)

@@ -17,6 +17,7 @@ from tunecast.calibrate.trace import hf
 from tunecast.calibrate.trace.direct import trace_depth, trace_update
 from tunecast.calibrate.trace.ledger import Peak
 from tunecast.calibrate.trace.result import Place, TensorSpec, Trace, timeline
+from tunecast.catalogs.errors import NotSupportedError, TunecastError
 from tunecast.model.architecture import Architecture
 from tunecast.model.operation import FLASH, Kind, Operation, Phase
 from tunecast.model.run import Run
@@ -95,15 +96,27 @@ def trace_micro_batches(
     pattern = find_pattern(hf.kinds_of_layers(architecture, run))
     if pattern is None:
         told(f"tracing all {architecture.num_layers} layers")
-        whole = trace_depth(architecture, traced_run, architecture.num_layers, platform=platform)
+        whole = real_trace(architecture, traced_run, architecture.num_layers, platform)
         return with_kernels(whole, run)
     shallow, deeper = (pattern.depth(units) for units in (pattern.fewest, pattern.fewest + 1))
     told(f"tracing 1 of 3: {shallow} of {architecture.num_layers} layers")
-    low = trace_depth(architecture, traced_run, shallow, platform=platform)
+    low = real_trace(architecture, traced_run, shallow, platform)
     told(f"tracing 2 of 3: {deeper} of {architecture.num_layers} layers")
-    high = trace_depth(architecture, traced_run, deeper, platform=platform)
+    high = real_trace(architecture, traced_run, deeper, platform)
     told("tracing 3 of 3: the update")
     return with_kernels(extend(low, high, pattern, traced_run, platform=platform), run)
+
+
+def real_trace(architecture: Architecture, run: Run, num_layers: int, platform: str) -> Trace:
+    """The trace at a depth; what transformers, PEFT or bitsandbytes refuse in words of their own is told in a sentence
+    (adapters on Mamba's maps, checkpointing of a family that has none)."""
+    try:
+        return trace_depth(architecture, run, num_layers, platform=platform)
+    except TunecastError:
+        raise
+    except Exception as error:  # other people's code, on any model of theirs
+        said = next(filter(None, map(str.strip, str(error).splitlines())), type(error).__name__)
+        raise NotSupportedError(f"The real code of {architecture.name} does not train so: {said}") from error
 
 
 def with_kernels(trace: Trace, run: Run) -> Trace:

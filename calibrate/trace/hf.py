@@ -18,6 +18,7 @@ from tunecast.calibrate.trace.refusals import refuse_family, refuse_unreal
 from tunecast.catalogs.errors import NotSupportedError
 from tunecast.model.architecture import Architecture, Layer
 from tunecast.model.families import FAMILIES
+from tunecast.model.families_vision import WHOLE
 from tunecast.model.loss_chunks import KEPT_CHUNKS
 from tunecast.model.run import Run
 from tunecast.model.shapes import FUSED_MAPS, FUSED_PARAMETER
@@ -36,6 +37,9 @@ LISTS_PER_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers", "attentio
 """Config fields with an entry per layer (transformers 5 configuration classes)."""
 
 Observer = Callable[[str], None]
+
+SMALLEST = {"depth": 1, "deepstack_visual_indexes": [0]}
+"""A vision part that is built to be taken out again."""
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -144,15 +148,13 @@ def build_model(
     On ``meta`` nothing is allocated and 4-bit layers stay unpacked; elsewhere weights are random.
     """
     import torch
-    import transformers
 
     refuse_unreal(run, device=device)
     refuse_family(architecture.model_type, run)
     config = hf_config(architecture, num_layers)
     with torch.device(device):
-        model = transformers.AutoModelForCausalLM.from_config(
-            config, attn_implementation=attention_choice(architecture, run), dtype=torch_dtype(loaded_dtype(run))
-        )
+        choices = {"attn_implementation": attention_choice(architecture, run), "dtype": torch_dtype(loaded_dtype(run))}
+        model = language_model(config, tied=architecture.tie_word_embeddings, **choices)
     if run.base_quantization == "bnb-8bit":
         int8.quantize_linears(model)
     elif run.bnb_4bit_quant_type is not None:
@@ -165,6 +167,22 @@ def build_model(
         enable_checkpointing(model, run, recompute_context)
     model.recompute_context = recompute_context
     model.train()
+    return model
+
+
+def language_model(config: Any, *, tied: bool, **choices: Any) -> Any:
+    """A causal language model: of a decoder that transformers has inside a model that sees only, that one without its
+    vision part, which text does not go through; whether its head is `tied` is said of the whole model."""
+    import transformers
+
+    whole = WHOLE.get(config.model_type)
+    if whole is None:
+        return transformers.AutoModelForCausalLM.from_config(config, **choices)
+    seeing = transformers.AutoConfig.for_model(
+        whole, text_config=config.to_dict(), vision_config=SMALLEST, tie_word_embeddings=tied
+    )
+    model = transformers.AutoModelForImageTextToText.from_config(seeing, **choices)
+    del model.model.visual
     return model
 
 

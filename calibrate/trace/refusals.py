@@ -14,12 +14,19 @@ REAL_LOSSES = ("nll", CHUNKED_NLL, *KEPT_CHUNKS)
 
 OWN_FLASH = ("falcon", "gptj")
 """Families whose own FlashAttention code is only there with the flash-attn package."""
+IMAGES_ALONE = ("mllama", "mllama_text_model")
+"""Families some of whose layers attend to images, and are passed over without."""
 LAYERS_OF_SEVERAL = ("falcon", "gptj", "bloom")
 """Families whose layers return a tuple, which Unsloth's offloaded checkpoint cannot take back."""
 
 
 def refuse_family(model_type: str, run: Run) -> None:
     """Refuse what the real code of a family does not run here."""
+    if model_type in IMAGES_ALONE:
+        raise NotSupportedError(
+            f"Some layers of {model_type} attend to images and are passed over where there are none, so a trace of "
+            "text alone says too little of its training; that is not built."
+        )
     if model_type in OWN_FLASH and run.attn_implementation == "flash_attention_2":
         raise NotSupportedError(
             f"The real code of {model_type} runs flash_attention_2 with the flash-attn package only; use "

@@ -59,6 +59,18 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "cohere": {},
     "cohere2": {},
     "starcoder2": {},
+    "gemma3n_text": {
+        "head_dim": 64,
+        "intermediate_size": [512, 512, 256, 256],
+        "num_hidden_layers": 4,
+        "num_kv_shared_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "activation_sparsity_pattern": [0.0] * 4,
+        "laurel_rank": 8,
+        "hidden_size_per_layer_input": 32,
+        "vocab_size_per_layer_input": 2048,
+    },
+    "qwen2_5_vl_text": {"rope_scaling": {"type": "mrope", "mrope_section": [8, 12, 12]}},
     "qwen3_5_text": {
         "head_dim": 64,
         "linear_num_key_heads": 2,
@@ -174,6 +186,27 @@ def test_adapters_on_a_router_that_returns_two_tensors_are_refused_as_they_fail(
     assert trace.trainable_params == 2 * 4 * (256 + 256 + 256 + 128)  # two layers; four heads of 64, two for values
 
 
+def test_a_seeing_model_is_traced_as_its_text_decoder() -> None:
+    """The whole of Gemma 3n needs a package for its images, and the decoder does not."""
+    text = small("gemma3n_text")
+    whole = {"model_type": "gemma3n", "text_config": text, "vision_config": {}, "audio_config": {}}
+    assert exact.real_architecture(whole, "x").groups == exact.real_architecture(text, "x").groups
+
+
+def test_what_the_real_code_refuses_is_one_sentence() -> None:
+    """PEFT on a map of Mamba's; layers that are passed over without images."""
+    hybrid = {"model_type": "falcon_h1", "mamba_d_ssm": 256, "mamba_n_heads": 4, "mamba_d_head": 64, "head_dim": 64}
+    architecture = exact.real_architecture({**SMALL, **hybrid}, "falcon")
+    with pytest.raises(NotSupportedError, match=r"real code of falcon does not train so: .*'out_proj' is incompatible"):
+        exact.exact_trace(architecture, run_of(architecture))
+    text = {**SMALL, "model_type": "mllama_text_model", "cross_attention_layers": [1], "pad_token_id": 1}
+    vision = {"hidden_size": 64, "num_hidden_layers": 1, "num_global_layers": 1, "intermediate_layers_indices": [0]}
+    seeing = {"model_type": "mllama", "text_config": text, "vision_config": {**vision, "attention_heads": 2}}
+    architecture = exact.real_architecture(seeing, "seeing")
+    with pytest.raises(NotSupportedError, match="attend to images"):
+        exact.exact_trace(architecture, run_of(architecture))
+
+
 def test_notes_name_linear_attention_that_is_slower_than_with_its_own_kernels() -> None:
     hybrid = exact.real_architecture(small("qwen3_5_text"), "x")
     assert "fla package" in " ".join(exact.exact_notes(hybrid, run_of(hybrid)))
@@ -193,6 +226,8 @@ def test_what_is_no_causal_model_is_one_sentence() -> None:
         config_from_row(find_model("google-bert/bert-base-uncased"))
     with pytest.raises(NotSupportedError, match=r"here\.json"):
         exact.real_architecture({"model_type": "t5"}, "here.json")
+    with pytest.raises(NotSupportedError, match=r"no causal language model from here\.json: .*NoneType"):
+        exact.real_architecture({**SMALL, "model_type": "hunyuan_v1_dense", "head_dim": None}, "here.json")
 
 
 def test_autocast_on_cuda_runs_layer_norms_in_fp32() -> None:

@@ -95,6 +95,8 @@ def test_names_are_the_real_models(model_type: str) -> None:
     import torch
     import transformers
 
+    from tunecast.calibrate.trace.hf import language_model
+
     config = transformers.AutoConfig.for_model(model_type)
     config.num_hidden_layers = 1
     if model_type == "ministral":  # Ministral's class cannot build what its configuration defaults to
@@ -102,7 +104,7 @@ def test_names_are_the_real_models(model_type: str) -> None:
     if getattr(config, "layer_types", None):
         config.layer_types = config.layer_types[:1]
     with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(config)
+        model = language_model(config, tied=False)
     called = {id(module): name.rsplit(".", 1)[-1] for name, module in model.named_modules()}
     family = FAMILIES[model_type]
     real = called[id(model.get_input_embeddings())], called[id(model.get_output_embeddings())]
