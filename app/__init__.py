@@ -1,7 +1,7 @@
 """tunecast: measure a GPU for minutes, forecast the whole fine-tuning run.
 
     >>> import tunecast
-    >>> tunecast.estimate("meta-llama/Llama-3.1-8B", method="qlora", gpu="h100", tokens="10M")
+    >>> tunecast.estimate("meta-llama/Llama-3.1-8B", method="qlora", gpu="h100-sxm5-80gb", tokens="10M")
 
 Names load when first used, so that importing the package costs nothing. `calibrate_device` is not
 called `calibrate` because that is the package of the measuring code.

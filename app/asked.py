@@ -33,7 +33,7 @@ def read_asked(model: str, options: Mapping[str, Any], *, exact: bool = False) -
     With `exact` a model may be of a family that only the real code knows.
     """
     from tunecast.catalogs.errors import InputError
-    from tunecast.few_bits import alias_notes, with_storage
+    from tunecast.few_bits import alias_notes, published_as, with_storage
     from tunecast.model.resolve_stacks import SPLITTER_NOTE, implied_stack, of_stack
     from tunecast.models import find_architecture
 
@@ -48,7 +48,7 @@ def read_asked(model: str, options: Mapping[str, Any], *, exact: bool = False) -
     found = find_architecture(model, exact=exact)
     options = with_storage(typed, found.stored, model)
     stack = None if exact else implied_stack(found.architecture, options)
-    options |= {} if stack is None else {"stack": stack}
+    options |= published_as(model, found.stored, options) | ({} if stack is None else {"stack": stack})
     return Asked(
         architecture=of_stack(found.architecture, options),
         options=options,
@@ -86,7 +86,7 @@ def from_training_file(
     path: Path, typed: Mapping[str, Any], reading: Mapping[str, Any], *, exact: bool = False
 ) -> Asked:
     """The file's options under those that were typed. ``stack_version`` is that of the file's framework."""
-    from tunecast.few_bits import alias_notes, file_with_storage, stored_by_name, with_storage
+    from tunecast.few_bits import alias_notes, file_with_storage, published_as, stored_by_name, with_storage
     from tunecast.model.configs import merge_options, read_config
     from tunecast.model.resolve_stacks import of_stack
     from tunecast.models import find_architecture
@@ -98,6 +98,7 @@ def from_training_file(
     stored = found.stored or stored_by_name(run_file.model_name)
     options, told = file_with_storage(merged.options, stored, typed, run_file.model_name)
     options = with_storage(options, found.stored, run_file.model_name)
+    options |= published_as(run_file.model_name, found.stored, options)
     said = stored if told else found.stored
     return Asked(
         architecture=of_stack(found.architecture, options),

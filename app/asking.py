@@ -35,7 +35,7 @@ def asked_question(
     from tunecast.model.bounds import check_switches
     from tunecast.model.experts_modules import of_age
     from tunecast.model.question import Question
-    from tunecast.model.target import resolve_targets
+    from tunecast.model.target import device_ids, resolve_targets
     from tunecast.model.whole_run_options import split_whole_run
 
     _check_types(model, gpu, options.get("num_gpus"))
@@ -59,7 +59,8 @@ def asked_question(
     names = [gpu] if isinstance(gpu, str) else list(gpu)
     if not names:
         raise InputError("gpu=[] names no device; give for example gpu='l40s', or gpu='all'.")
-    targets = resolve_targets(names, fitted_records(calibrations), share_host=share_host)
+    ids = () if share_host else device_ids(names)
+    targets = resolve_targets(names, fitted_records(calibrations, ids, records), share_host=share_host)
     refuse_unused(observations, [target.id for target in targets])
     return question, targets, asked.notes
 

@@ -58,6 +58,28 @@ def stored_by_name(name: str) -> dict[str, Any]:
     return {"method": "qlora", "quant_method": "bnb-4bit", "bnb_4bit_quant_type": "nf4", "double_quant": True}
 
 
+def published_as(name: str, stored: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """How the copy of this name holds its weights, by its config (`stored`) or, of one that the catalog counts as its
+    base, by its name, where the run is of that storage: for what is downloaded and read."""
+    from tunecast.model.question import STORED_AS
+
+    how = stored.get("quant_method") or stored_in(name)
+    return {STORED_AS: how} if how is not None and is_run_on(how, options) else {}
+
+
+def stored_in(name: str) -> str | None:
+    """The storage that a quantized copy's name says; None of one that is no copy of a catalog model."""
+    from tunecast.catalogs.models import find_quantized
+
+    named = next((method for part, method in NAMES.items() if part in name.lower()), None)
+    return None if find_quantized(name) is None else named
+
+
+def is_run_on(stored: str, options: Mapping[str, Any]) -> bool:
+    """Whether options ask for a base in this storage."""
+    return options.get("method") == "qlora" and (options.get("quant_method") or "bnb-4bit") == stored
+
+
 def file_with_storage(
     options: Mapping[str, Any], stored: Mapping[str, Any], typed: Mapping[str, Any], name: str
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -77,9 +99,9 @@ def alias_notes(name: str, options: Mapping[str, Any]) -> tuple[str, ...]:
     row = find_quantized(name)
     if row is None:
         return ()
-    stored = next((method for part, method in NAMES.items() if part in name.lower()), None)
+    stored = stored_in(name)
     method, how = options.get("method") or "lora", options.get("quant_method") or "bnb-4bit"
-    if stored is None or (method == "qlora" and how == stored):
+    if stored is None or is_run_on(stored, options):
         return ()
     asked = f"--method {method}" + (f" with --quant-method {how}" if method == "qlora" else " on unquantized weights")
     typed = "--method qlora" + ("" if stored == "bnb-4bit" else f" --quant-method {stored}")

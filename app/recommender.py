@@ -56,6 +56,7 @@ def recommend(
     from tunecast.model.market import survey
     from tunecast.model.num_gpus import parse_hours
     from tunecast.model.recommend import choose
+    from tunecast.model.target import device_ids
 
     around, options = _around(options, spot)
     limits = _limits(
@@ -69,7 +70,7 @@ def recommend(
     )
     search, notes = _search(model, options, _several(methods), max_gpus, global_batch, limits, around, tuple(prices))
     names = [gpu] if isinstance(gpu, str) else list(gpu)
-    targets = _rentable(names, fitted_records(records))
+    targets = _rentable(names, fitted_records(records, device_ids(names)))
     _check_bridges(search, targets)
     with garbage_uncollected():
         market = survey(search, targets)

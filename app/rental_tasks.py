@@ -20,12 +20,21 @@ if TYPE_CHECKING:
 
 SKYPILOT_GPUS = {
     "a10-24gb": "A10", "a10g-24gb": "A10G", "a100-pcie-40gb": "A100", "a100-sxm4-40gb": "A100",
-    "a100-pcie-80gb": "A100-80GB", "a100-sxm4-80gb": "A100-80GB", "h100-pcie-80gb": "H100", "h100-sxm5-80gb": "H100",
-    "h200-sxm5-141gb": "H200", "l4-24gb": "L4", "l40s-48gb": "L40S", "t4-16gb": "T4", "v100-sxm2-16gb": "V100",
-    "v100-pcie-16gb": "V100", "v100-sxm2-32gb": "V100-32GB", "v100-pcie-32gb": "V100-32GB", "a40-48gb": "A40",
-    "rtx-a4000-16gb": "A4000", "rtx-a6000-48gb": "A6000", "gh200-96gb": "GH200",
+    "a100-pcie-80gb": "A100-80GB", "a100-sxm4-80gb": "A100-80GB", "a800-pcie-80gb": "A800", "a800-sxm4-80gb": "A800",
+    "b200-sxm-180gb": "B200", "h100-pcie-80gb": "H100", "h100-sxm5-80gb": "H100", "h100-nvl-94gb": "H100-NVL",
+    "h200-sxm5-141gb": "H200", "l4-24gb": "L4", "l40-48gb": "L40", "l40s-48gb": "L40S", "mi300x-192gb": "MI300X",
+    "t4-16gb": "T4", "v100-sxm2-16gb": "V100", "v100-pcie-16gb": "V100", "v100-sxm2-32gb": "V100-32GB",
+    "v100-pcie-32gb": "V100-32GB", "a40-48gb": "A40", "rtx-a4000-16gb": "A4000", "rtx-a4500-20gb": "RTXA4500",
+    "rtx-a5000-24gb": "RTXA5000", "rtx-a6000-48gb": "A6000", "gh200-96gb": "GH200", "rtx-3060-12gb": "RTX3060",
+    "rtx-3090-24gb": "RTX3090", "rtx-4070-12gb": "RTX4070", "rtx-4090-24gb": "RTX4090", "rtx-5080-16gb": "RTX5080",
+    "rtx-5090-32gb": "RTX5090", "quadro-rtx-6000-24gb": "RTX6000", "rtx-4000-ada-20gb": "RTX4000-Ada",
+    "rtx-6000-ada-48gb": "RTX6000-Ada",
 }  # fmt: skip
-"""Names under which ``sky show-gpus -a`` lists them (docs.skypilot.co, GPUs and Accelerators)."""
+"""Names under which ``sky show-gpus -a`` lists them (skypilot-org/skypilot docs/source/compute/show-gpus-all.txt)."""
+RUNPOD_GPUS = {"a100-sxm4-80gb": "A100-80GB-SXM", "h100-sxm5-80gb": "H100-SXM", "h200-sxm5-141gb": "H200-SXM",
+               "rtx-a4000-16gb": "RTXA4000", "rtx-a6000-48gb": "RTXA6000"}  # fmt: skip
+"""Those of RunPod that have names of their own there (``GPU_NAME_MAP`` of sky/provision/runpod/utils.py), where H100
+and A100-80GB are PCIe cards."""
 SKYPILOT_CLOUDS = {"aws": "aws", "azure": "azure", "gcp": "gcp", "lambda": "lambda", "nebius": "nebius", "oci": "oci",
                    "paperspace": "paperspace", "runpod": "runpod", "vast": "vast", "digitalocean": "do"}  # fmt: skip
 DSTACK_BACKENDS = {"aws": "aws", "azure": "azure", "gcp": "gcp", "lambda": "lambda", "nebius": "nebius", "oci": "oci",
@@ -113,9 +122,10 @@ def skypilot_task(task: Task) -> dict[str, Any]:
             "another card with --gpu."
         )
     cloud, region = SKYPILOT_CLOUDS.get(str(offer.get("provider"))), str(offer.get("region") or "global")
+    name = RUNPOD_GPUS.get(gpu, SKYPILOT_GPUS[gpu]) if cloud == "runpod" else SKYPILOT_GPUS[gpu]
     place = cloud if region in ("global", "all") or cloud is None else f"{cloud}/{region}"
     resources = {
-        "accelerators": f"{SKYPILOT_GPUS[gpu]}:{task.gpus_each}",
+        "accelerators": f"{name}:{task.gpus_each}",
         "use_spot": task.candidate.kind == "spot",
         "disk_size": task.disk_gb,
     }

@@ -123,14 +123,15 @@ def packages_of(run: Run) -> tuple[str, ...]:
 def _task(
     found: Recommendation, picked: Picked, pick: str, kind: str, path: Path, training: str, config: Path
 ) -> tuple[Written, str]:
-    from tunecast.model.run_work import published_bytes
+    from tunecast.model.published_weights import published_bytes
+    from tunecast.model.question import STORED_AS
     from tunecast.rental_tasks import TASKS, Task
 
     forecast = picked.forecast
     task = Task(
         candidate=picked.candidate,
         model=found.model,
-        weights_bytes=published_bytes(found.model, forecast.total_params),
+        weights_bytes=published_bytes(forecast.architecture, found.amount_options.get(STORED_AS)),
         config_kind=training,
         config_file=config.name,
         packages=packages_of(forecast.run),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,16 @@ Records = str | Path | Iterable[str | Path]
 """One file or folder, or several."""
 
 
+def as_list(paths: Records) -> list[str | Path]:
+    """The paths, of which one may stand alone."""
+    return [paths] if isinstance(paths, str | Path) else list(paths)
+
+
 def record_files(paths: Records) -> list[Path]:
     """The files named, and those of every folder named, of a device's calibrations the newest; a folder without any is
     refused."""
     found: list[Path] = []
-    for path in map(Path, [paths] if isinstance(paths, str | Path) else paths):
+    for path in map(Path, as_list(paths)):
         inside = newest(sorted(path.glob("*.json"))) if path.is_dir() else [path]
         if not inside:
             raise InputError(f"{path} is a folder without records (*.json); tunecast calibrate --out {path}.")
@@ -51,8 +56,12 @@ def _calibrated(path: Path) -> tuple[str | None, str]:
         return None, ""
 
 
-def fitted_records(paths: Records) -> dict[str, Record]:
-    """Records by the device they were measured on; unfitted ones and two of one device are refused."""
+def fitted_records(paths: Records, asked: Collection[str] = (), named: Records | None = None) -> dict[str, Record]:
+    """Records by the device they were measured on; unfitted ones and two of one device are refused.
+
+    With devices `asked` for, a folder among `named` (what the files are of, themselves if None), which keeps what was
+    calibrated at any time, stands for its records of them, or for all where it has none of them.
+    """
     found: dict[str, Record] = {}
     names: dict[str, str] = {}
     for path in record_files(paths):
@@ -60,7 +69,9 @@ def fitted_records(paths: Records) -> dict[str, Record]:
         if gpu in found:
             raise InputError(f"{names[gpu]} and {path} are both records of {gpu}; keep one of them.")
         found[gpu], names[gpu] = record, str(path)
-    return found
+    folders = {str(path) for path in map(Path, as_list(paths if named is None else named)) if path.is_dir()}
+    idle = {gpu for gpu, name in names.items() if str(Path(name).parent) in folders and asked and gpu not in asked}
+    return found if len(idle) == len(found) else {gpu: record for gpu, record in found.items() if gpu not in idle}
 
 
 def fitted_record(path: Path) -> tuple[str, Record]:

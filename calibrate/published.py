@@ -70,7 +70,7 @@ from tunecast.model.litgpt import as_litgpt
 from tunecast.model.loss_budget import on_card
 from tunecast.model.paging import paging_on_card
 from tunecast.model.resolve import resolve_run
-from tunecast.model.resolve_kernels import why_not_fused
+from tunecast.model.resolve_fused import why_not_fused
 from tunecast.model.resolve_litgpt import of_stack
 from tunecast.model.resolve_parallel import FSDP, MEGATRONS
 from tunecast.model.run import Run

@@ -32,7 +32,7 @@ from tunecast.model.parallel_network import without_bridge
 from tunecast.model.phase_rates import Rates, phase_rates
 from tunecast.model.phases import Work
 from tunecast.model.plans import Job, Plan, best_plans, plans_that_may_fit
-from tunecast.model.question import Question
+from tunecast.model.question import STORED_AS, Question
 from tunecast.model.rows import timed_run, unpacked_rows
 from tunecast.model.run import Run
 from tunecast.model.run_work import work_of
@@ -245,7 +245,8 @@ def work_for(search: Search, run: Run, platform: str) -> Work:
     assert amount is not None
     run = timed_run(run, rows)
     share = 0.0 if search.around.eval_samples is None else forward_frac(search.job.architecture, run, platform)
-    return _work_of(search.job.architecture, run, amount, forward_frac=share, platform=platform)
+    stored = search.job.options.get(STORED_AS)
+    return _work_of(search.job.architecture, run, amount, forward_frac=share, platform=platform, stored_as=stored)
 
 
 _work_of = lru_cache(maxsize=1024)(work_of)

@@ -21,7 +21,7 @@ from tunecast.model.parallel_offload import host_need_bytes
 from tunecast.model.phase_rates import Rates, phase_rates
 from tunecast.model.phases import Work
 from tunecast.model.power import measured_power_w
-from tunecast.model.question import Question
+from tunecast.model.question import STORED_AS, Question
 from tunecast.model.rows import timed_run, unpacked_rows
 from tunecast.model.run_work import forward_share, work_of
 from tunecast.model.target import Target
@@ -68,6 +68,7 @@ def with_money(
         forward_frac=forward_share(result.architecture, run, timing, options, question.source),
         platform=target.platform,
         source=question.source,
+        stored_as=question.options.get(STORED_AS),
     )
     price, whole = cheapest_run(work, result, question, target, rates, prices)
     return replace(

@@ -35,7 +35,7 @@ from tunecast.model.resolve_attention import (
     take_recomputation,
 )
 from tunecast.model.resolve_delta import check_delta
-from tunecast.model.resolve_experts import check_stacked, expert_notes
+from tunecast.model.resolve_experts import check_stacked, check_unsloths_experts, expert_notes
 from tunecast.model.resolve_kernels import (
     check_compute_dtype,
     check_gptq_dtypes,
@@ -387,6 +387,7 @@ def resolve_run(
         fields.put("fsdp_version", Run(method="full").fsdp_version, "stack-default")
     _note_own_linears(fields, architecture)
     fields.notes.extend((*few_bit_notes(fields.values), *wide_base_notes(architecture, fields.values)))
+    check_unsloths_experts(architecture, fields.values)
     fields.notes.extend(expert_notes(architecture, fields.values))
     run = Run(**{name: fields.values[name] for name in RUN_FIELDS if name in fields.values})
     check_recomputation(architecture, run)

@@ -11,6 +11,7 @@ from typing import Any
 
 from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.architecture import Architecture
+from tunecast.model.attention_blocks import UNSLOTH
 from tunecast.model.shapes import FUSED_PARAMETER
 from tunecast.model.units import DTYPE_BYTES, gib
 
@@ -75,6 +76,22 @@ def check_stacked(targets: tuple[str, ...], given: Mapping[str, Any]) -> None:
                 f"--{option.replace('_', '-')} was asked for, but PEFT has none for stacked experts "
                 f"({', '.join(stacked)}); leave it out, or name attention alone in --lora-target-modules."
             )
+
+
+def check_unsloths_experts(architecture: Architecture, values: Mapping[str, Any]) -> None:
+    """Raise NotSupportedError for stacked experts over a 4-bit base under today's Unsloth.
+
+    It keeps them in 4 bits by code of its own (``GptOssExpertsBnb4bit`` of unsloth_zoo/temporary_patches/gpt_oss.py;
+    others since 2026.6, unslothai/unsloth issue 4032), where transformers leaves them in 16.
+    """
+    blocks = [group.layer.mlp.experts for group in architecture.groups]
+    stacked = any(experts is not None and experts.stacked for experts in blocks)
+    if values["stack"] != UNSLOTH or not stacked or values["bnb_4bit_quant_type"] is None:
+        return
+    raise NotSupportedError(
+        f"--stack {UNSLOTH} keeps the experts of {architecture.name} in 4 bits by code of its own, which is not built; "
+        "use --method lora, or --stack hf-peft, which keeps them in 16 bits."
+    )
 
 
 def expert_notes(architecture: Architecture, values: Mapping[str, Any]) -> list[str]:

@@ -81,6 +81,20 @@ def raises_trained(values: Mapping[str, Any]) -> bool:
     return mixed and values["fsdp_version"] in load_stacks()[values["stack"]].get("fsdp_raises", ())
 
 
+NARROW = (
+    "Weights, gradients and the optimizer's moments of the shards are all in bf16, which is assumed; bf16: true of a "
+    "Trainer raises them to fp32, twice the memory: --precision bf16-autocast."
+)
+
+
+def note_narrow(fields: Fields) -> None:
+    """Tell of a whole model in bf16 throughout, where nobody said so and accelerate would raise it with autocast."""
+    values = fields.values
+    narrow = values["method"] == "full" and values["precision"] == "bf16" == values["dtype"]
+    if narrow and "precision" not in fields.given and raises_trained({**values, "precision": "bf16-autocast"}):
+        fields.notes.append(NARROW)
+
+
 def raises_adapters(fields: Fields) -> bool:
     """Whether FSDP 2 keeps adapters in fp32 beside a base in 16 bits; not those in 16 bits beside a 4-bit base, which
     are left alone (``model_has_params4bit``)."""

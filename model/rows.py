@@ -261,7 +261,9 @@ def row_notes(run: Run, rows: Rows | None, held: Run) -> tuple[str, ...]:
     if rows is None:
         length = timed_run(run, None).max_length
         return (f"rows of {run.max_length} tokens are filled up to {length}",) if length > run.max_length else ()
-    counted = ", which tokens/s and $ per million tokens count" if rows.padding_frac >= LEAST_TOLD else ""
+    dearer = 1.0 / (1.0 - rows.padding_frac)
+    counted = f", which tokens/s and $ per million tokens count (a token of the data costs {dearer:.2f} times as much)"
+    counted = counted if rows.padding_frac >= LEAST_TOLD else ""
     told = f"timed at {rows.length} tokens a row ({rows.how}), {rows.padding_frac:.0%} of them padding{counted}"
     if held.max_length < longest_row(run):
         return (f"{told}; memory at {held.max_length}, which no sample is longer than",)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from tunecast.catalogs.errors import InputError
-from tunecast.catalogs.models import find_model
 from tunecast.model.amount import Amount
 from tunecast.model.architecture import Architecture
 from tunecast.model.operation import Phase
 from tunecast.model.optimizer import ADAM_STATES, bnb_state_bytes, optimizer_state_bytes
 from tunecast.model.optimizer_bnb import BITSANDBYTES
 from tunecast.model.phases import Work
+from tunecast.model.published_weights import published_bytes
+from tunecast.model.resolve_parallel import ZERO
 from tunecast.model.run import Run
 from tunecast.model.stacks import load_stacks
 from tunecast.model.step_source import StepSource, operations_of
@@ -19,26 +19,21 @@ from tunecast.model.time import StepTime
 from tunecast.model.trained import Trained, trained_dtype, trained_tensors, whole_bytes
 from tunecast.model.units import DTYPE_BYTES
 from tunecast.model.whole_run_options import WholeRunOptions
+from tunecast.model.zero_memory import is_deepspeeds, zero_master_bytes
 
-PUBLISHED_BYTES_PER_PARAM = 2
-"""Checkpoints are published in 16 bits unless their catalog row says otherwise."""
-
-
-@lru_cache(maxsize=256)
-def published_bytes(name: str, total_params: int) -> float:
-    """Bytes of the published weights: the catalog's figure, else 16 bits per parameter."""
-    try:
-        stored = find_model(name).download_bytes
-    except InputError:
-        stored = None
-    return float(stored or PUBLISHED_BYTES_PER_PARAM * total_params)
+WRITTEN_TWICE = ("zero1", "zero2")
+"""Under which DeepSpeed writes the weights into its own part of a checkpoint too (``_save_checkpoint`` of its
+runtime/engine.py), beside those that the Trainer saves; ZeRO-3's are in shards, of fp32 copies alone."""
 
 
 @lru_cache(maxsize=1024)
 def trained_and_state(architecture: Architecture, run: Run) -> tuple[float, float]:
-    """Bytes of what trains, and of the optimizer's state as a checkpoint holds it, paged or not, by formula."""
+    """Bytes of what trains, and of the optimizer's state as a checkpoint holds it, paged or not, by formula: with the
+    fp32 copies of DeepSpeed and Megatron, from which training goes on."""
     saved = whole_bytes(trained_tensors(architecture, run), trained_dtype(run))
-    return float(saved), float(optimizer_state_bytes(architecture, run, platform="cpu"))
+    state = optimizer_state_bytes(architecture, run, platform="cpu") + zero_master_bytes(architecture, run)
+    again = saved if is_deepspeeds(architecture, run) and run.sharding in WRITTEN_TWICE else 0
+    return float(saved), float(state + again)
 
 
 def traced_state_bytes(run: Run, trained: int) -> float:
@@ -48,7 +43,9 @@ def traced_state_bytes(run: Run, trained: int) -> float:
     if run.optim in BITSANDBYTES:
         one = [Trained(elements=trained, is_matrix=True)]
         return float(bnb_state_bytes(one, BITSANDBYTES[run.optim], can_page=False))
-    return float(ADAM_STATES * trained * DTYPE_BYTES[trained_dtype(run)])
+    own, wide = DTYPE_BYTES[trained_dtype(run)], DTYPE_BYTES["fp32"]
+    copies = run.sharding in ZERO and own < wide  # fp32 ones, and fp32 moments
+    return float(trained * (wide + ADAM_STATES * wide if copies else ADAM_STATES * own))
 
 
 def forward_share(
@@ -76,8 +73,10 @@ def work_of(
     forward_frac: float,
     platform: str = "cuda",
     source: StepSource | None = None,
+    stored_as: str | None = None,
 ) -> Work:
-    """The amounts of one run; `forward_frac` is the forward pass over the whole step, in time."""
+    """The amounts of one run; `forward_frac` is the forward pass over the whole step, in time, `stored_as` how the
+    weights that are loaded were published, if in few bits."""
     if source is None:
         saved, state_bytes = trained_and_state(architecture, run)
     else:
@@ -93,9 +92,9 @@ def work_of(
         tokens_per_step=run.tokens_per_step,
         max_length=run.max_length,
         num_gpus=run.num_gpus,
-        download_bytes=published_bytes(architecture.name, architecture.total_params),
+        download_bytes=published_bytes(architecture, stored_as),
         total_params=architecture.total_params,
-        quantized=run.bnb_4bit_quant_type is not None,
+        quantized=run.bnb_4bit_quant_type is not None and stored_as is None,
         on_cpu=platform == "cpu",
         adapters=run.has_adapters,
         model_bytes=saved,

@@ -107,6 +107,12 @@ def _apart(ids: list[str], records: Mapping[str, Mapping[str, Any]]) -> list[str
     return [other for other in _hostless(ids, records) if [other.startswith(MOCK_PREFIX)] != simulated]
 
 
+def device_ids(names: Iterable[str]) -> tuple[str, ...]:
+    """The devices that names stand for; none where all are asked for, or none is named."""
+    asked = list(names)
+    return () if not asked or "all" in asked else tuple(_expand(asked))
+
+
 def _expand(names: list[str]) -> Iterable[str]:
     for name in names:
         if name == "all":

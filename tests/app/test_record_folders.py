@@ -39,6 +39,19 @@ def test_a_card_that_is_not_asked_for_is_still_named(tmp_path: Path) -> None:
         tunecast.estimate(MODEL, gpu="l40s", records=[RECORD], **RUN)
 
 
+def test_a_folder_stands_for_its_records_of_what_is_asked_for(tmp_path: Path) -> None:
+    """A folder keeps what was calibrated at any time; a file was named for what is asked."""
+    shutil.copy(RECORD, tmp_path)
+    other = json.loads(RECORD.read_text(encoding="utf-8"))
+    other["hardware"]["gpu"] = "mock:l4-24gb#0"  # whatever it measured
+    (tmp_path / "other.json").write_text(json.dumps(other), encoding="utf-8")
+    (forecast,) = tunecast.estimate(MODEL, gpu="cpu", records=[tmp_path], **RUN)
+    (same,) = tunecast.estimate(MODEL, gpu="cpu", records=[RECORD], **RUN)
+    assert forecast.step_time_s == same.step_time_s
+    with pytest.raises(InputError, match="not among the devices asked for"):
+        tunecast.estimate(MODEL, gpu="l40s", records=[tmp_path], **RUN)
+
+
 def test_two_records_of_one_device_and_an_empty_folder_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is a folder without records"):
         tunecast.estimate(MODEL, gpu="cpu", records=[tmp_path], **RUN)

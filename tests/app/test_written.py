@@ -19,7 +19,7 @@ from tunecast.model.configs.write import WRITERS, config_for, differences
 from tunecast.model.resolve import resolve_run
 from tunecast.model.rows import packing_of
 from tunecast.recommendation import Recommendation
-from tunecast.rental_tasks import DSTACK_BACKENDS, SKYPILOT_CLOUDS, SKYPILOT_GPUS, dstack_gpu
+from tunecast.rental_tasks import DSTACK_BACKENDS, RUNPOD_GPUS, SKYPILOT_CLOUDS, SKYPILOT_GPUS, dstack_gpu
 from tunecast.written import read_asked_files, with_written, write_plan
 
 SCHEMAS = Path(__file__).resolve().parents[1] / "fixtures" / "schemas"
@@ -206,6 +206,16 @@ def test_names_of_cards_and_providers_are_the_tools_own() -> None:
         "rtx-pro-6000-blackwell-server-96gb": "RTXPRO6000", "h100-nvl-94gb": "H100NVL", "v100-sxm2-16gb": "V100",
     }  # fmt: skip
     assert {gpu: dstack_gpu(gpu) for gpu in expected} == expected
+    assert set(RUNPOD_GPUS) <= set(SKYPILOT_GPUS)
+
+
+@pytest.mark.parametrize(("provider", "name"), [("lambda", "H100"), ("runpod", "H100-SXM")])
+def test_skypilot_asks_a_cloud_by_its_own_name_of_a_card(provider: str, name: str, tmp_path: Path) -> None:
+    plan = recommend(
+        "Qwen/Qwen2.5-0.5B", method="lora", tokens="1M", gpu="h100-sxm5-80gb", max_gpus=1, provider=provider
+    )
+    *_, task = write_plan(plan, read_asked_files([f"skypilot={tmp_path}/s.yaml"], "cheapest"), "cheapest")
+    assert yaml.safe_load(task.path.read_text())["resources"]["accelerators"] == f"{name}:1"
 
 
 def test_dstack_finds_the_cards_that_are_offered_under_these_names() -> None:

@@ -45,6 +45,15 @@ def test_adapters_sit_on_every_expert() -> None:
     assert trainable_params(MIXTRAL, run) == 32 * 16 * (8 * (4096 + 14336) + 4096 + 8)
 
 
+def test_todays_unsloth_is_not_forecast_with_its_experts_in_16_bits() -> None:
+    """It quantizes stacked experts by code of its own; older code has them in modules, which bitsandbytes quantizes."""
+    options = {"method": "qlora", "stack": "unsloth"}
+    with pytest.raises(NotSupportedError, match="keeps the experts of Qwen/Qwen3-30B-A3B in 4 bits by code of its own"):
+        resolve_run(load_architecture("Qwen/Qwen3-30B-A3B"), options)
+    resolve_run(load_architecture("Qwen/Qwen3-30B-A3B"), {**options, "method": "lora"})
+    resolve_run(load_architecture("Qwen/Qwen3-8B"), options)
+
+
 def test_four_bits_reach_the_experts() -> None:
     """Half a byte per weight, a byte per 64 of them and an fp32 per 256 of those; stacks keep 84 GiB in 16 bits."""
     run = resolve_run(MIXTRAL, {**FMS, "per_device_train_batch_size": 4}).run

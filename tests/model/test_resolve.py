@@ -9,7 +9,9 @@ import pytest
 
 from tunecast.catalogs.errors import InputError, NotSupportedError, UnknownNameError
 from tunecast.model.architecture import Architecture
+from tunecast.model.architectures import load_architecture
 from tunecast.model.resolve import RUN_FIELDS, resolve_run
+from tunecast.model.resolve_shared_dtypes import NARROW
 from tunecast.model.stacks import BUILT, UNBUILT, load_stacks
 
 Make = Callable[..., Architecture]
@@ -319,3 +321,12 @@ def test_one_gpu_that_offloads_is_deepspeeds_too(llama: Architecture) -> None:
     found = resolve_run(llama, {"method": "full", "stack": "trl", "offload": "optimizer"})
     assert (found.run.dtype, found.run.precision) == ("bf16", "bf16")
     assert any("host memory" in note for note in found.notes)
+
+
+def test_a_whole_model_in_16_bits_throughout_is_told_where_nobody_said_so() -> None:
+    """Accelerate raises what FSDP trains to fp32 under mixed precision; torchtune does not use it."""
+    options: dict[str, Any] = {"method": "full", "num_gpus": 4, "sharding": "fsdp"}
+    architecture = load_architecture("Qwen/Qwen3-8B")
+    assert NARROW in resolve_run(architecture, options).notes
+    for said in ({"precision": "bf16"}, {"precision": "bf16-autocast"}, {"stack": "torchtune"}, {"sharding": "zero3"}):
+        assert NARROW not in resolve_run(architecture, {**options, **said}).notes, said

@@ -328,6 +328,19 @@ def test_amounts_of_a_real_run() -> None:
     assert work.dataset_tokens == work.tokens / 2
 
 
+@pytest.mark.parametrize(
+    ("sharding", "per_param"), [("ddp", 6), ("fsdp", 6), ("zero1", 16), ("zero2", 16), ("zero3", 14)]
+)
+def test_a_checkpoint_holds_what_training_goes_on_from(sharding: str, per_param: int) -> None:
+    """16-bit weights with 16-bit moments; DeepSpeed's fp32 copies with fp32 moments (12 bytes) beside the weights,
+    which ZeRO-1 and -2 write twice."""
+    architecture = load_architecture("meta-llama/Llama-3.1-8B")
+    options = {"method": "full", "num_gpus": 8, "sharding": sharding, "precision": "bf16"}
+    run = resolve_run(architecture, options).run
+    work = work_of(architecture, run, Amount(steps=10, how="", epochs=1.0), forward_frac=0.3)
+    assert work.checkpoint_bytes == pytest.approx(per_param * architecture.total_params, rel=0.001)
+
+
 def test_sums_and_products_of_values() -> None:
     """Errors of 3 and 4 make 5; factors of e^0.3 and e^0.4 make e^0.5."""
     assert total([Value(value=10, low=7, high=13), Value(value=20, low=16, high=24)]) == Value(
