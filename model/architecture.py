@@ -8,6 +8,7 @@ few switches. Parameter counts follow from the shapes alone.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from tunecast.model.shapes import BESIDE, DeltaNet, Experts, Latent
 
@@ -321,6 +322,10 @@ class Architecture:
     config: str = ""
     """The config as a JSON object, of a family with formulas whose fields are too many to be told from its blocks."""
 
+    def __hash__(self) -> int:
+        """Of a few fields, which tell nearly all apart: a pattern has many groups, and caches ask often."""
+        return hash((self.name, self.code, self.has_entry, self.has_exit, len(self.groups), self.num_layers))
+
     @property
     def norm(self) -> str:
         """Kind of the final norm: that of the layers."""
@@ -377,6 +382,15 @@ class Architecture:
     def active_params(self) -> float:
         """Those that one token goes through: all but the experts that it is not sent to."""
         return self.total_params - sum(group.count * group.layer.mlp.idle_params for group in self.groups)
+
+
+@lru_cache(maxsize=256)
+def layer_kinds(architecture: Architecture) -> tuple[LayerGroup, ...]:
+    """Layers that differ, as they first appear, each with how many there are: few, where a pattern has many groups."""
+    counts: dict[Layer, int] = {}
+    for group in architecture.groups:
+        counts[group.layer] = counts.get(group.layer, 0) + group.count
+    return tuple(LayerGroup(layer=layer, count=count) for layer, count in counts.items())
 
 
 def rotary_blocks(architecture: Architecture) -> list[Attention]:

@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from tunecast.model.architecture import Architecture
+from tunecast.model.architecture import Architecture, layer_kinds
 from tunecast.model.buckets import ddp_buckets, element_buckets, mean
 from tunecast.model.joined import STACKS, is_joined
 from tunecast.model.memory_static import layer_weight_bytes, root_weight_bytes
@@ -155,7 +155,7 @@ def gathered_share(architecture: Architecture, run: Run) -> float:
     hidden = architecture.hidden_size
     sixteen = replace(run, fp8_weights=False)
     wide, stored = (
-        sum(group.count * layer_weight_bytes(group.layer, hidden, each) for group in architecture.groups)
+        sum(group.count * layer_weight_bytes(group.layer, hidden, each) for group in layer_kinds(architecture))
         for each in (sixteen, run)
     )
     return stored / wide

@@ -10,7 +10,7 @@ then ``fully_shard`` shards tensor by tensor.
 
 from __future__ import annotations
 
-from tunecast.model.architecture import Architecture
+from tunecast.model.architecture import Architecture, layer_kinds
 from tunecast.model.litgpt import FIRST, is_litgpt
 from tunecast.model.run import Run
 from tunecast.model.sharding import layer_bytes, one_layer_bytes, shards_of, share
@@ -56,7 +56,7 @@ def flat_bytes(architecture: Architecture, run: Run, moment: str, position: str)
         return 0, layer_bytes(architecture, run) if inside and fetches_ahead(architecture, run) else 0
     layers = architecture.num_layers
     whole = sum(
-        group.count * one_layer_bytes(group.layer, architecture.hidden_size, run) for group in architecture.groups
+        group.count * one_layer_bytes(group.layer, architecture.hidden_size, run) for group in layer_kinds(architecture)
     )
     behind = layers_behind(architecture, moment, position)
     accumulates = not shards_of(run).gradients

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-from tunecast.model.architecture import Architecture
+from tunecast.model.architecture import Architecture, layer_kinds
 from tunecast.model.joined import STACKS
 from tunecast.model.litgpt import is_litgpt
 from tunecast.model.litgpt_head import returned_bytes
@@ -189,7 +189,7 @@ def local_parts(
     """The same for a GPU that computes every layer by itself."""
     places = whole_places(architecture, run, platform=platform) if whole is None else whole
     shards = shards_of(run) if run.num_gpus > 1 else SHARDS["none"]
-    packed = sum(group.count * layer_packed_bytes(group.layer, run) for group in architecture.groups)
+    packed = sum(group.count * layer_packed_bytes(group.layer, run) for group in layer_kinds(architecture))
     masters = zero_master_bytes(architecture, run)
     spread, deepspeed = tokenless(run), is_deepspeeds(architecture, run)
     widened = (reduction_share(run) if sums_wide(run) else 1) if holds_whole(run) else master_ratio(run)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 
-from tunecast.model.architecture import Architecture, Layer, Linear, rotary_blocks
+from tunecast.model.architecture import Architecture, Layer, Linear, layer_kinds, rotary_blocks
 from tunecast.model.litgpt import has_stable_embedding, is_litgpt, stable_embedding
 from tunecast.model.optimizer import optimizer_state_bytes
 from tunecast.model.primitives_heavy import CODE_ENTRIES, NESTED_BLOCK, QUANT_BLOCK
@@ -136,7 +136,7 @@ def master_ratio(run: Run) -> int:
 def static_parts(architecture: Architecture, run: Run, *, platform: str = "cuda") -> dict[str, int]:
     """Bytes at rest between steps on one unsharded GPU, by part; the batch's ids and labels, and which of
     them are padding, are activations."""
-    groups, hidden = architecture.groups, architecture.hidden_size
+    groups, hidden = layer_kinds(architecture), architecture.hidden_size
     quantized = sum(group.count * layer_quantized_bytes(group.layer, run) for group in groups)
     head = quantized_head(architecture, run)
     quantized += 0 if head is None else quantized_bytes(head, double_quant=run.double_quant)

@@ -20,7 +20,7 @@ from importlib.resources import files
 from typing import Any
 
 from tunecast.catalogs.gpus import Gpu
-from tunecast.model.architecture import Architecture
+from tunecast.model.architecture import Architecture, layer_kinds
 from tunecast.model.factors import Factor, FactorSet
 from tunecast.model.links import HOST_UPDATE, PAGING
 from tunecast.model.memory_static import root_weight_bytes
@@ -90,7 +90,7 @@ def trained_params(architecture: Architecture, run: Run) -> int:
 def parameter_bytes(architecture: Architecture, run: Run) -> int:
     """All parameters, whole: weights, packed ones without their statistics (which are none), adapters."""
     layers = sum(
-        group.count * one_layer_bytes(group.layer, architecture.hidden_size, run) for group in architecture.groups
+        group.count * one_layer_bytes(group.layer, architecture.hidden_size, run) for group in layer_kinds(architecture)
     )
     adapted = root_trained_bytes(architecture, run) if run.has_adapters else 0
     return root_weight_bytes(architecture, run) + adapted + layers

@@ -34,7 +34,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from tunecast.model.architecture import Architecture, Layer
+from tunecast.model.architecture import Architecture, Layer, layer_kinds
 from tunecast.model.memory_static import layer_packed_bytes, layer_weight_bytes, root_weight_bytes
 from tunecast.model.resolve_parallel import FSDP as FSDP
 from tunecast.model.resolve_parallel import ZERO as ZERO
@@ -127,7 +127,7 @@ def one_layer_bytes(layer: Layer, hidden_size: int, run: Run) -> int:
 
 def layer_bytes(architecture: Architecture, run: Run) -> int:
     """Weights and adapters of the largest layer."""
-    return max(one_layer_bytes(group.layer, architecture.hidden_size, run) for group in architecture.groups)
+    return max(one_layer_bytes(group.layer, architecture.hidden_size, run) for group in layer_kinds(architecture))
 
 
 def root_trained_bytes(architecture: Architecture, run: Run) -> int:
@@ -162,13 +162,13 @@ def layer_gradient_bytes(layer: Layer, hidden_size: int, run: Run) -> int:
 @lru_cache(maxsize=256)
 def largest_layer_gradient_bytes(architecture: Architecture, run: Run) -> int:
     """Gradients of the layer that makes most."""
-    return max(layer_gradient_bytes(group.layer, architecture.hidden_size, run) for group in architecture.groups)
+    return max(layer_gradient_bytes(group.layer, architecture.hidden_size, run) for group in layer_kinds(architecture))
 
 
 def by_size(architecture: Architecture, run: Run, bytes_of: Callable[[Layer, int, Run], int]) -> list[tuple[int, int]]:
     """Sizes of layers in bytes, each with how many layers have it."""
     sizes: Counter[int] = Counter()
-    for group in architecture.groups:
+    for group in layer_kinds(architecture):
         sizes[bytes_of(group.layer, architecture.hidden_size, run)] += group.count
     return list(sizes.items())
 
@@ -317,7 +317,7 @@ def grad_op_bytes(architecture: Architecture, run: Run, moment: str, position: s
 def staying_bytes(architecture: Architecture, run: Run, moment: str, position: str) -> int:
     """FSDP whose weights stay after every backward but the last: all of them from the first one on."""
     whole = root_group_bytes(architecture, run) + sum(
-        group.count * one_layer_bytes(group.layer, architecture.hidden_size, run) for group in architecture.groups
+        group.count * one_layer_bytes(group.layer, architecture.hidden_size, run) for group in layer_kinds(architecture)
     )
     return whole + (layer_reduction_bytes(architecture, run, position) if moment == "backward" else 0)
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from tunecast.model.architecture import Architecture, Layer
+from tunecast.model.architecture import Architecture, Layer, layer_kinds
 from tunecast.model.root_modules import Sizes, embedding_adapter_sizes, head_adapter_sizes, saved_sizes
 from tunecast.model.run import Run
 from tunecast.model.tape import allocated_bytes
@@ -101,15 +101,21 @@ def trained_tensors(architecture: Architecture, run: Run) -> list[Trained]:
     """Every trained tensor in the model's order: adapters, or the whole model in a full fine-tune."""
     if run.has_adapters:
         before, after = root_tensors(architecture, run)
-        layers = [tensor for group in architecture.groups for tensor in adapter_tensors(group.layer, run) * group.count]
+        layers = in_layers(architecture, lambda layer: adapter_tensors(layer, run))
         return _optimized([*before, *layers, *after], run)
     hidden = architecture.hidden_size
-    layers = [tensor for group in architecture.groups for tensor in base_tensors(group.layer, hidden) * group.count]
+    layers = in_layers(architecture, lambda layer: base_tensors(layer, hidden))
     entry, end = (
         [Trained(elements=t.elements, is_matrix=t.is_matrix, is_embedding=t.is_embedding) for t in tensors]
         for tensors in (architecture.entry_tensors, architecture.exit_tensors)
     )
     return _optimized([*entry, *layers, *end], run)
+
+
+def in_layers(architecture: Architecture, tensors_of: Callable[[Layer], list[Trained]]) -> list[Trained]:
+    """The tensors of every layer in the model's order; layers of a kind have the same."""
+    made = {kind.layer: tensors_of(kind.layer) for kind in layer_kinds(architecture)}
+    return [tensor for group in architecture.groups for tensor in made[group.layer] * group.count]
 
 
 def _optimized(tensors: list[Trained], run: Run) -> list[Trained]:

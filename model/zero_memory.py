@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from tunecast.model.architecture import Architecture, Layer
+from tunecast.model.architecture import Architecture, Layer, layer_kinds
 from tunecast.model.collectives import is_megatrons
 from tunecast.model.megatron import has_fp32_copies
 from tunecast.model.optimizer import ADAM_STATES
@@ -135,7 +135,7 @@ def stored_elements(layer: Layer, hidden_size: int, run: Run) -> list[int]:
 def persistent_bytes(architecture: Architecture, run: Run) -> int:
     """Small tensors that ZeRO-3 holds whole beside their shares: norms, biases, adapters of a low rank."""
     sizes = [tensor.elements for tensor in architecture.root_tensors]
-    for group in architecture.groups:
+    for group in layer_kinds(architecture):
         sizes += stored_elements(group.layer, architecture.hidden_size, run) * group.count
     found = DTYPE_BYTES[run.dtype] * sum(size for size in sizes if size <= PERSISTENT_ELEMENTS)
     if not run.has_adapters:
@@ -150,7 +150,7 @@ def gathered_bytes(architecture: Architecture, run: Run, moment: str) -> int:
     the last came in; of a smaller model all, in the forward beside that buffer. Of 2.7B parameters in two processes
     DeepSpeed held 3% more in the forward and 5% in the backward."""
     size, hidden = DTYPE_BYTES[run.dtype], architecture.hidden_size
-    largest = max(size for group in architecture.groups for size in stored_elements(group.layer, hidden, run))
+    largest = max(size for group in layer_kinds(architecture) for size in stored_elements(group.layer, hidden, run))
     whole = parameter_bytes(architecture, run) - persistent_bytes(architecture, run)
     buffer = min(whole, size * PREFETCH_ELEMENTS) if moment == "forward" else 0
     return min(whole + buffer, size * (LIVE_ELEMENTS + PREFETCH_ELEMENTS + largest))
