@@ -138,7 +138,8 @@ def fills(facts: Mapping[str, Any]) -> bool:
 
 
 def cell(column: str, text: str, gpus: int, default: Callable[[str], Options | None]) -> Options:
-    """Options of a cell, or of the default of the row's software where it states nothing."""
+    """Options of a cell, or of the default of the row's software where it states nothing; one GPU has nothing to state
+    of how several share the work."""
     known = vocabulary().get(column, {})
     stands = default(column) if not text else None
     if stands is not None:
@@ -147,6 +148,8 @@ def cell(column: str, text: str, gpus: int, default: Callable[[str], Options | N
     if found is None and text:
         found = default(column)
         found = found if found is not None else dict(known[""]) if "" in known else None
+    if found is None and column == "parallelism" and gpus == 1:
+        return {"sharding": "none"}
     if found is not None and "skip" in found:
         raise SkipRowError(f"{column} {text!r}: {found['skip']}")
     if found is None:

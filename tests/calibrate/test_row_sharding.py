@@ -86,6 +86,14 @@ def test_nothing_is_noted_where_no_sharding_is_lost(parallelism: str, gpus: str)
     assert not [note for note in found.reading_notes if note.startswith("parallelism")]
 
 
+@pytest.mark.parametrize("text", ["", "not stated", "unknown"])
+def test_one_gpu_has_nothing_to_state_of_parallelism(text: str) -> None:
+    """In a table whose other rows ran on several; an empty cell of theirs is refused as before."""
+    assert outcome(parallelism=text, gpus="1", gpu="H100 80GB SXM", tokens_per_s="3000") == "none"
+    assert outcome(parallelism=text, gpus="", gpu="1x H100 80GB SXM", tokens_per_s="3000") == "none"
+    assert "parallelism is not stated" in outcome(parallelism=text)
+
+
 @pytest.mark.parametrize("text", ["single", "none", "single GPU", "no"])
 def test_several_gpus_that_share_nothing_are_refused_in_words_of_the_cell(text: str) -> None:
     told = outcome(parallelism=text)
