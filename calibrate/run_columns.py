@@ -22,6 +22,13 @@ MEASURABLE = frozenset(READ) - {"notes"}
 """Columns that a table has once, whatever the case of their letters."""
 KEPT = ("source", "gpu_variant_notes", "tflops_per_gpu", "mfu", "cost_usd", "price_per_h")
 """Columns of the published table that no forecast needs."""
+SECOND = r"s(ec(ond)?s?)?"
+OFTEN = rf"( ?/ ?| per | ){SECOND}"
+"""``/s``, ``per second``, and a blank, which a dash or an underscore in a heading may be."""
+MEAN = r"((train(ing)?|avg|average|mean|median|throughput|speed) )*"
+TOKENS_PER_S = rf"{MEAN}(toks?|tokens?){OFTEN}"
+WHOLE = r"((total|train(ing)?|wall( ?clock)?|fine ?tuning|elapsed) )*"
+EACH = r"( ?/ ?| per | )(gpu|device|card)"
 WORDS = {
     "model": r"(base )?model( name| id)?|model name or path",
     "method": r"(training |fine ?tuning |peft )?method",
@@ -45,11 +52,12 @@ WORDS = {
     "framework": r"stack|software|trainer|library",
     "optimizer": r"optim",
     "source_date": r"date|day|measured on",
-    "tokens_per_s": r"tok(ens)?( ?/ ?| per )s(ec(ond)?)?|tps|throughput|speed|tok per s",
-    "tokens_per_s_per_gpu": r"tok(ens)?( ?/ ?| per )s(ec(ond)?)?( ?/ ?| per )gpu|tps per gpu|tgs",
-    "samples_per_s": r"(samples|seqs|sequences)( ?/ ?| per )s(ec(ond)?)?|train samples per second",
-    "step_time_s": r"step time|(time|s(ec(onds)?)?)( ?/ ?| per )(step|it(er(ation)?)?)|iteration time( s)?",
-    "peak_mem_gib": r"peak (mem(ory)?|vram)( gi?b)?|vram( gi?b)?|(gpu )?memory( gi?b)?|max memory( gi?b)?|peak mem gb",
+    "tokens_per_s": rf"{TOKENS_PER_S}|t ?/ ?s|tps|(train(ing)? )?(throughput|speed)",
+    "tokens_per_s_per_gpu": rf"{TOKENS_PER_S}{EACH}|(toks?|tokens?){EACH}{OFTEN}|tps{EACH}|tgs",
+    "samples_per_s": rf"{MEAN}(samples?|seqs?|sequences?|examples?){OFTEN}",
+    "step_time_s": rf"{MEAN}(step|it(er(ation)?)?) (time|duration)( (in )?{SECOND})?|step s"
+    rf"|{MEAN}(time( ?/ ?| per )|{SECOND}( ?/ ?| per | ))(step|it(er(ation)?)?)( (in )?{SECOND})?",
+    "peak_mem_gib": r"((gpu|peak|max) )*(mem(ory)?|vram)( (peak|used|usage))?( gi?b)?",
 }
 """By column: what other tables call it, on headings in lower case whose dashes and underscores are blanks."""
 ALSO = {
@@ -58,12 +66,16 @@ ALSO = {
     r"(time|step( time)?|iter(ation)?( time)?) ?(in )?ms|ms( ?/ ?| per )(step|it(er(ation)?)?)": (
         "step_time_s", "1500 ms"
     ),
-    r"(it(er(ation)?)?s?|steps)( ?/ ?| per )s(ec(ond)?)?|train steps per second": (
+    rf"{MEAN}((it(er(ation)?)?s?|steps)( ?/ ?| per )|(its?|iters|iterations|steps) ){SECOND}": (
         "step_time_s", "the seconds of one step: 1.5"
     ),
-    r"total (time|runtime) ?(in )?(s|sec|seconds|min|minutes)": ("total_time_h", "5400 s, 90 min or 1.5 h"),
+    r"total (time|runtime) ?(in )?(s|sec|seconds|min|minutes)"
+    rf"|{WHOLE}(run ?time|(train(ing)?|wall( ?clock)?) time|wall ?clock|elapsed( time)?|duration)"
+    rf"( (in )?({SECOND}|min(ute)?s?|h(ou)?rs?|h))?|{WHOLE}hours": (
+        "total_time_h", "5400 s, 90 min or 1.5 h"
+    ),
     r"(peak |max )?((gpu )?mem(ory)?|vram) (mi?b|in mi?b)": ("peak_mem_gib", "24576 MiB"),
-    r"(torch cuda )?(max|peak) (gpu )?(mem(ory)?|vram) (allocated|reserved)( (gi?b|mi?b|bytes))?"
+    r"(torch cuda )?((max|peak) )?(gpu )?(mem(ory)?|vram) (allocated|reserved)( (gi?b|mi?b|bytes))?"
     r"|(max|peak) (allocated|reserved)( (mem(ory)?))?( (gi?b|mi?b))?": (
         "peak_mem_gib", "24576 MiB, and allocated or reserved into reserved_or_allocated"
     ),
