@@ -36,6 +36,20 @@ UNITS = {
     "samples_per_s": rf"(?:samples?|seqs?|sequences?) ?(?:/|per) ?{SECOND}",
 }
 """Units that may stand behind a column's numbers: its own."""
+COUNTED = {
+    "seq_len": "tokens",
+    "micro_batch": "samples of one GPU",
+    "grad_accum": "micro-batches",
+    "global_batch": "samples of all GPUs",
+    "gpus": "GPUs",
+    "tokens_per_s": "tokens per second of all GPUs",
+    "tokens_per_s_per_gpu": "tokens per second of one GPU",
+    "step_time_s": "seconds",
+    "peak_mem_gib": "GiB",
+    "samples_per_s": "samples per second",
+    "internode_gbps": "Gbit/s",
+}
+"""What a column's number counts, in words."""
 NAMES = {
     "seq_len": (
         r"max|cutoff[ _]len|block[ _]size|(?:max[ _]?)?(?:(?:seq(?:uence)?|model)[ _]?)?len(?:gth)?"
@@ -88,6 +102,38 @@ def number_of(column: str, text: str) -> float:
     if power and column in SPEEDS:
         return float(power[1]) * TIMES[power[2].lower()]
     return _decimal(_ungrouped(column, plain))
+
+
+def why_none(column: str, text: str) -> str:
+    """Why a cell is no number above 0, and what to type, behind ``column 'text'``."""
+    numbers = re.findall(r"\d+(?:[.,]\d+)*", text)
+    if not numbers or text.lstrip().startswith(("-", "\u2212")):
+        return "is not a number above 0"
+    if len(numbers) > 1:
+        one = "one number, the mean" if column in MEASURED else "the one that ran"
+        return f"holds {len(numbers)} numbers, {' and '.join(numbers)}: write {one}"
+    (number,) = numbers
+    comma = re.fullmatch(r"(\d+),(\d+)", number)
+    if comma:
+        return _comma(column, comma[1], comma[2])
+    rest = text.replace(number, " ", 1).strip()
+    if column == "step_time_s" and re.fullmatch(
+        rf"(?:it|iter(?:ation)?s?|steps?) ?(?:/|per) ?{SECOND}", rest, re.IGNORECASE
+    ):
+        return f"counts steps per second: write the seconds of one step, 1 / {number}"
+    if rest and _decimal(number) > 0:
+        unit = f", in {COUNTED[column]}" if column in COUNTED else ""
+        return f"holds {rest!r} beside {number}: write the number alone{unit}"
+    return "is not a number above 0"
+
+
+def _comma(column: str, before: str, behind: str) -> str:
+    """What a comma that groups no thousands leaves open, or that decimals have a point."""
+    if column in WHOLE:
+        return "has a comma: write a whole number without one"
+    if len(behind) == 3 and before != "0":
+        return f"may be {before}.{behind} or {before}{behind}: write it without a comma"
+    return f"has a decimal comma: write {before}.{behind}"
 
 
 def may_be_thousands(column: str, text: str) -> bool:

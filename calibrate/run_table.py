@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tunecast.calibrate.cell_dates import DateError, iso_dates
-from tunecast.calibrate.cell_numbers import MEASURED, NumberError, may_be_thousands, number_of, sequences_of
+from tunecast.calibrate.cell_numbers import MEASURED, NumberError, may_be_thousands, number_of, sequences_of, why_none
 from tunecast.calibrate.run_columns import check_columns
 from tunecast.catalogs.errors import InputError, TunecastError
 from tunecast.catalogs.gpus import Gpu
@@ -168,7 +168,7 @@ def number(row: Row, column: str) -> float | None:
     except NumberError as error:
         raise SkipRowError(f"{column} {text!r} {error}") from error
     if not (math.isfinite(value) and value > 0):
-        raise SkipRowError(f"{column} {text!r} is not a number above 0")
+        raise SkipRowError(f"{column} {text!r} {why_none(column, text)}")
     return value
 
 
@@ -197,7 +197,7 @@ def peak_memory(row: Row, gpu: Gpu) -> tuple[float | None, str]:
     try:
         found = number({**row, "peak_mem_gib": plain}, "peak_mem_gib")
     except SkipRowError:
-        return None, f"peak_mem_gib {text!r} is not a number above 0"
+        return None, f"peak_mem_gib {text!r} {why_none('peak_mem_gib', plain)}"
     peak_gib = found / 1024.0 if found is not None and plain != bare else found
     if peak_gib is not None and peak_gib > gpu.memory_marketing_gb:
         return None, f"peak_mem_gib {text!r} is above the {gpu.memory_marketing_gb:g} GB of {gpu.id}"

@@ -113,7 +113,7 @@ def test_a_column_of_gpus_may_say_their_machines(gpus: str, count: int, per_node
     [
         ({"gpus": "8x2"}, "may be 8 machines of 2 or 2 of 8: write 16"),
         ({"gpus": "16 (3 nodes)"}, "contradicts itself"),
-        ({"gpus": "15 (2x8)"}, "contradicts itself"), ({"gpus": "2 nodes"}, "not a number"),
+        ({"gpus": "15 (2x8)"}, "contradicts itself"), ({"gpus": "2 nodes"}, "holds 'nodes' beside 2"),
         ({"gpus": "2 nodes, 8 GPUs"}, r"may be 8 or 16 GPUs: write 8 \(2 nodes\), or 16"),
         ({"gpus": "2 nodes of 16"}, "no machine has 16 of these cards"), ({"gpus": "2x16"}, "no machine has 16"),
         ({"gpus": "8", "gpu": "single H100"}, "contradict each other"),

@@ -69,6 +69,30 @@ def test_what_may_be_another_number_is_refused_with_what_to_write(column: str, t
 
 
 @pytest.mark.parametrize(
+    ("column", "text", "told"),
+    [
+        ("step_time_s", "1,31", "has a decimal comma: write 1.31"), ("tokens_per_s", "2,5", "decimal comma: write 2.5"),
+        ("step_time_s", "1,310", "may be 1.310 or 1310"), ("step_time_s", "0,310", "decimal comma: write 0.310"),
+        ("micro_batch", "2,5", "has a comma: write a whole number without one"),
+        ("tokens_per_s", "2400-2600", "holds 2 numbers, 2400 and 2600: write one number, the mean"),
+        ("micro_batch", "4 x 2", "holds 2 numbers, 4 and 2: write the one that ran"),
+        ("tokens_per_s", "2500/s", "holds '/s' beside 2500: write the number alone, in tokens per second of all GPUs"),
+        ("step_time_s", "0.76 it/s", "counts steps per second: write the seconds of one step, 1 / 0.76"),
+        ("tokens_per_s", "-5", "is not a number above 0"), ("tokens_per_s", "0 tok/s", "is not a number above 0"),
+        ("tokens_per_s", "fast", "is not a number above 0"),
+    ],
+)  # fmt: skip
+def test_what_is_no_number_says_what_was_found_and_what_to_write(column: str, text: str, told: str) -> None:
+    assert told in reason(**{"tokens_per_s": "", column: text})
+
+
+def test_a_memory_that_is_no_number_says_why_and_leaves_the_speed() -> None:
+    (found,), _ = read_runs([{**OWN, "peak_mem_gib": "38,2"}])
+    assert found.why_no_memory == "peak_mem_gib '38,2' has a decimal comma: write 38.2"
+    assert found.tokens_per_s == 7000
+
+
+@pytest.mark.parametrize(
     ("text", "seq_len", "sequences"),
     [
         ("4M tokens", 4096, 1024), ("4M tokens", 4000, 1000), ("0.5M tokens", 2048, 256), ("524,288 tokens", 2048, 256),

@@ -28,8 +28,8 @@ def only(**cells: str) -> tuple[float | None, str]:
     [
         ({"tokens_per_s": "nan"}, "tokens_per_s 'nan' is not a number above 0"),
         ({"tokens_per_s": "inf"}, "tokens_per_s 'inf' is not a number above 0"),
-        ({"tokens_per_s": "8,18"}, "tokens_per_s '8,18' is not a number above 0"),
-        ({"step_time_s": "3,600"}, "step_time_s '3,600' is not a number above 0"),
+        ({"tokens_per_s": "8,18"}, "tokens_per_s '8,18' has a decimal comma: write 8.18"),
+        ({"step_time_s": "3,600"}, "step_time_s '3,600' may be 3.600 or 3600: write it without"),
         ({"model": ""}, "model is not stated"),
         ({"model": "-"}, "model is not stated"),
         ({"kind": "inference"}, "kind 'inference' is none of"),
