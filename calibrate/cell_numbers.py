@@ -36,6 +36,11 @@ UNITS = {
     "samples_per_s": rf"(?:samples?|seqs?|sequences?) ?(?:/|per) ?{SECOND}",
 }
 """Units that may stand behind a column's numbers: its own."""
+FRACTIONAL = (*MEASURED, "total_time_h", "total_tokens_or_steps", "internode_gbps", "params_b")
+"""Columns whose numbers have decimals."""
+DECIMAL_COMMA = re.compile(r"(?<![\d.,])(\d+),(\d+)(?![\d.,])")
+POINTS = re.compile(r"(?<![\d.,])\d{1,3}(?:(?:\.\d{3}){2,}(?![\d.])|(?:\.\d{3})+(?=,\d))")
+"""Thousands between points that can be nothing else: two groups, or a comma behind one."""
 COUNTED = {
     "seq_len": "tokens",
     "micro_batch": "samples of one GPU",
@@ -102,6 +107,23 @@ def number_of(column: str, text: str) -> float:
     if power and column in SPEEDS:
         return float(power[1]) * TIMES[power[2].lower()]
     return _decimal(_ungrouped(column, plain))
+
+
+def with_point(column: str, text: str) -> str:
+    """A cell of a table that commas do not separate, its decimal comma a point: ``1,31``, ``2.700,5``.
+
+    Three digits behind a comma may be thousands: of a figure they are read as behind a point, which is refused of a
+    speed that may be either; elsewhere, and of ms and MiB, the comma is left.
+    """
+    if column not in FRACTIONAL:
+        return text
+    figure = column in MEASURED and not re.search(r"\d\s*m(?:s|i?b|illi|sec)", text, re.IGNORECASE)
+
+    def pointed(found: re.Match[str]) -> str:
+        sure = figure or len(found[2]) != 3 or found[1] == "0"
+        return f"{found[1]}.{found[2]}" if sure else found[0]
+
+    return DECIMAL_COMMA.sub(pointed, POINTS.sub(lambda found: found[0].replace(".", ""), text))
 
 
 def why_none(column: str, text: str) -> str:

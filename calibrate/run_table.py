@@ -15,7 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from tunecast.calibrate.cell_dates import DateError, iso_dates
-from tunecast.calibrate.cell_numbers import MEASURED, NumberError, may_be_thousands, number_of, sequences_of, why_none
+from tunecast.calibrate.cell_numbers import (
+    MEASURED,
+    NumberError,
+    may_be_thousands,
+    number_of,
+    sequences_of,
+    why_none,
+    with_point,
+)
 from tunecast.calibrate.run_columns import check_columns
 from tunecast.catalogs.errors import InputError, TunecastError
 from tunecast.catalogs.gpus import Gpu
@@ -27,8 +35,8 @@ from tunecast.model.units import GIGA
 
 NEEDED_COLUMNS = ("model", "method", "seq_len", "micro_batch")
 """A column that is absent leaves its run field at the stack's default; an empty cell of one that is there does not."""
-SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
-"""Of what spreadsheets also call CSV."""
+SEPARATORS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
+"""Of what spreadsheets call CSV: where the decimal sign is a comma, they write semicolons. Bars are not read."""
 CONFIDENCES = ("high", "medium", "low", "")
 OWN_OPTIONS = {
     "quant": ("quant_method", QUANT_METHODS),
@@ -84,7 +92,9 @@ def read_table(path: Path) -> list[Row]:
     id twice."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as handle:
-            reader = csv.DictReader(handle, strict=True)
+            sign = _separator(handle.readline())
+            handle.seek(0)
+            reader = csv.DictReader(handle, strict=True, delimiter=sign)
             columns = reader.fieldnames = _lower_case(reader.fieldnames)
             read = list(reader)
     except UnicodeDecodeError as error:
@@ -103,14 +113,16 @@ def read_table(path: Path) -> list[Row]:
     needs = f"a table of runs needs {', '.join(NEEDED_COLUMNS)}"
     if not columns:
         raise InputError(f"{path} is empty; {needs}.")
-    _commas_separate(path, columns[0] if len(columns) == 1 else "")
+    _one_sign_separates(path, columns[0] if len(columns) == 1 else "")
     missing = [name for name in NEEDED_COLUMNS if name not in columns]
     if missing:
         check_columns(path, columns)
         raise InputError(f"{path} lacks the column {missing[0]!r}; {needs}.")
     check_columns(path, columns)
-    _cells_have_headings(path, columns, read)
+    _cells_have_headings(path, columns, read, SEPARATORS[sign])
     rows = [{name: (text or "").strip() for name, text in row.items() if name} for row in read if any(row.values())]
+    if sign != ",":
+        rows = [{name: with_point(name, text) for name, text in row.items()} for row in rows]
     if not rows:
         raise InputError(f"{path} has a heading but no rows; give a row for each run.")
     named = [{**row, "id": row.get("id") or f"row-{number}"} for number, row in enumerate(rows, start=1)]
@@ -124,21 +136,28 @@ def _lower_case(columns: Sequence[str] | None) -> list[str]:
     return [low if lower.count(low) == 1 else name for name, low in zip(columns or (), lower, strict=True)]
 
 
-def _commas_separate(path: Path, heading: str) -> None:
-    """A heading without commas that another sign separates is refused by that sign."""
-    found = next((word for sign, word in SEPARATORS.items() if sign in heading), None)
-    if found is not None:
-        raise InputError(f"{path} separates its columns by {found}; save it with commas between them.")
+def _separator(heading: str) -> str:
+    """What separates the columns of a table: a comma, or, in a heading without one, semicolons or tabs."""
+    bare = re.sub(r'"[^"]*"', "", heading)
+    signs = [sign for sign in SEPARATORS if sign in bare]
+    return signs[0] if signs in ([";"], ["\t"]) else ","
 
 
-def _cells_have_headings(path: Path, columns: Sequence[str], rows: Sequence[dict[Any, Any]]) -> None:
-    """A row with more cells than headings has a comma too many, and every cell after it means something else."""
+def _one_sign_separates(path: Path, heading: str) -> None:
+    """A heading without commas that bars, or two signs, separate is refused by them."""
+    found = [f"{word}s" for sign, word in SEPARATORS.items() if sign in heading]
+    if found and "commas" not in found:
+        raise InputError(f"{path} separates its columns by {' and '.join(found)}; save it with commas between them.")
+
+
+def _cells_have_headings(path: Path, columns: Sequence[str], rows: Sequence[dict[Any, Any]], sign: str) -> None:
+    """A row with more cells than headings has a separator too many, and every cell after it means something else."""
     for line, row in enumerate(rows, start=1):
         more = row.get(None)
         if more:
             raise InputError(
                 f"Row {line} of {path} has {len(columns) + len(more)} cells under {len(columns)} headings; put quotes "
-                "around a cell that contains a comma."
+                f"around a cell that contains a {sign}."
             )
 
 

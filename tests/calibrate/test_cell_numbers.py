@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from tunecast.calibrate.cell_numbers import NumberError, number_of, sequences_of
+from tunecast.calibrate.cell_numbers import NumberError, number_of, sequences_of, with_point
 from tunecast.calibrate.published import read_runs
 from tunecast.calibrate.validate import read_entries
 
@@ -84,6 +84,25 @@ def test_what_may_be_another_number_is_refused_with_what_to_write(column: str, t
 )  # fmt: skip
 def test_what_is_no_number_says_what_was_found_and_what_to_write(column: str, text: str, told: str) -> None:
     assert told in reason(**{"tokens_per_s": "", column: text})
+
+
+@pytest.mark.parametrize(
+    ("column", "text", "pointed"),
+    [
+        ("step_time_s", "1,31", "1.31"), ("step_time_s", "1,310 s", "1.310 s"), ("tokens_per_s", "2.700,5", "2700.5"),
+        ("tokens_per_s", "2700,5 ± 50,2", "2700.5 ± 50.2"), ("tokens_per_s", "1.234.567", "1234567"),
+        ("total_time_h", "1,5 h", "1.5 h"), ("internode_gbps", "0,125", "0.125"), ("params_b", "7,62", "7.62"),
+        ("tokens_per_s", "1,234,567", "1,234,567"), ("step_time_s", "1,500 ms", "1,500 ms"),
+        ("peak_mem_gib", "24,576 MiB", "24,576 MiB"), ("seq_len", "2,048", "2,048"), ("lora_targets", "0,1", "0,1"),
+        ("total_tokens_or_steps", "600 steps of 16,384 tokens", "600 steps of 16,384 tokens"),
+    ],
+)  # fmt: skip
+def test_a_decimal_comma_of_a_table_without_commas_is_a_point(column: str, text: str, pointed: str) -> None:
+    assert with_point(column, text) == pointed
+
+
+def test_a_speed_whose_comma_may_group_thousands_is_refused_as_with_a_point() -> None:
+    assert "may be 2.7 or 2700" in reason(tokens_per_s=with_point("tokens_per_s", "2,700"))
 
 
 def test_a_memory_that_is_no_number_says_why_and_leaves_the_speed() -> None:

@@ -174,8 +174,9 @@ def test_a_heading_in_other_letters_is_read_unless_two_columns_would_be_one(tmp_
         ("", "is empty"),
         ("model,method,seq_len,micro_batch\n", "no rows"),
         ("model,method,seq_len\nx,lora,8\n", "lacks the column 'micro_batch'"),
-        ("model;method;seq_len;micro_batch\nx;lora;8;1\n", "separates its columns by semicolons; save it with commas"),
-        ("model\tmethod\tseq_len\tmicro_batch\nx\tlora\t8\t1\n", "separates its columns by tabs"),
+        ("model|method|seq_len|micro_batch\nx|lora|8|1\n", "separates its columns by bars; save it with commas"),
+        ("model;method\tseq_len;micro_batch\nx;lora\t8;1\n", "by semicolons and tabs; save it with commas"),
+        ("model;method;seq_len;micro_batch\nx;lora;8;1;2\n", "5 cells under 4 .* a cell that contains a semicolon"),
         ("model\nx\n", "lacks the column 'method'"),
         ("id,model,method,seq_len,micro_batch\na,x,lora,8,1\na,x,lora,16,1\n", "the id 'a' in more than one row"),
         ('model,method,seq_len,micro_batch\nx,"lora,8,1\n', "at its line 2: .* close every quote"),
@@ -186,6 +187,19 @@ def test_a_heading_in_other_letters_is_read_unless_two_columns_would_be_one(tmp_
 def test_a_table_that_cannot_be_one_is_told_in_a_sentence(tmp_path: Path, text: str, told: str) -> None:
     with pytest.raises(InputError, match=told):
         read_table(written(tmp_path, text))
+
+
+@pytest.mark.parametrize("sign", [";", "\t"])
+def test_a_heading_without_commas_may_have_semicolons_or_tabs(tmp_path: Path, sign: str) -> None:
+    heading = sign.join(("model", "method", "seq_len", "micro_batch", "lora_targets", "step_time_s", "notes"))
+    row = sign.join(("x", "lora", "2048", "1", f'"q{sign}v"', "1,31", "2,5 of it"))
+    (read,) = read_table(written(tmp_path, f"{heading}\n{row}\n"))
+    assert (read["lora_targets"], read["step_time_s"], read["notes"]) == (f"q{sign}v", "1.31", "2,5 of it")
+
+
+def test_semicolons_in_cells_of_a_table_with_commas_separate_nothing(tmp_path: Path) -> None:
+    (read,) = read_table(written(tmp_path, 'model,method,seq_len,micro_batch,"a;b"\nx,lora,8,1,"1,31"\n'))
+    assert (read["method"], read["a;b"]) == ("lora", "1,31")
 
 
 def test_a_table_in_another_encoding_is_told_how_to_save_it(tmp_path: Path) -> None:
