@@ -7,7 +7,7 @@ from typing import Any
 
 from tunecast.catalogs.errors import InputError
 
-NAMES = {"bnb-4bit": "bnb-4bit", "gptq": "gptq-4bit"}
+NAMES = {"bnb-4bit": "bnb-4bit", "gptq-int8": "gptq-8bit", "gptq": "gptq-4bit"}
 """What the names of quantized copies contain, and the ``--quant-method`` that it is."""
 
 

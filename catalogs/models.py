@@ -7,9 +7,22 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 
-from tunecast.catalogs.errors import InputError, UnknownNameError
+from tunecast.catalogs.errors import InputError, NotSupportedError, UnknownNameError
 from tunecast.catalogs.refused import refuse_network
 from tunecast.catalogs.tables import Row, integer, read_rows
+
+UNSLOTH = "unsloth"
+"""Owner on the hub of copies under their originals' names: NAME, NAME-bnb-4bit and NAME-unsloth-bnb-4bit (unsloth's
+``models/mapper.py``)."""
+REBUILT = ("Phi3ForCausalLM",)
+"""Classes whose models Unsloth's copies hold as another one (its Phi-3 and Phi-4 are of Llama's or Mistral's)."""
+IN_FEW_BITS = re.compile(r"[-_](?:(?:unsloth[-_])?bnb[-_]4bit|gptq[-_]int[48])$", re.IGNORECASE)
+IN_16_BITS = re.compile(r"[-_]bf16$", re.IGNORECASE)
+"""End of the name of a copy of the model that is named before it, by the same owner or by Unsloth."""
+NOT_TRAINED = re.compile(
+    r"[-_](?P<kind>fp8|awq|gguf|mlx|nvfp4|mxfp4)(?:[-_](?:block|dynamic|int4|[468]bit|bf16))?$", re.IGNORECASE
+)
+"""The same of a copy whose weights no forecast trains on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,11 +88,15 @@ def find_model(name: str) -> ModelRow:
 
     Case, blanks and dashes do not matter (dots do: opt-1.3b is not opt-13b). A copy with another
     context length comes back with its own. Raises UnknownNameError with the closest names, InputError
-    where several models share the name.
+    where several models share the name, NotSupportedError for a copy that no forecast trains.
     """
     matches = _index().get(_key(name), ())
     if not matches:
         refuse_network(name)
+        copied = _original(name)
+        if copied is not None:
+            return copied
+        _refuse_storage(name)
         raise UnknownNameError("model", name, _known_names(), hint="A local config.json works too.")
     if len(matches) > 1:
         choices = ", ".join(row.hf_id for row in matches)
@@ -97,7 +114,32 @@ def find_quantized(name: str) -> ModelRow | None:
     keys = {_key(row["alias"]): row["hf_id"] for row in read_rows("model_aliases.csv") if row["kind"] == "quantized"}
     short = {key.rsplit("/", 1)[-1]: model for key, model in keys.items()}
     found = keys.get(_key(name)) or short.get(_key(name))
+    if found is None and _key(name) not in _index() and IN_FEW_BITS.search(name):
+        return _original(name)
     return None if found is None else load_models()[found]
+
+
+def _original(name: str) -> ModelRow | None:
+    """The listed model that a name's own words say it is a copy of; None where they do not, or not of one alone."""
+    owner, _, last = name.strip().rpartition("/")
+    plain = IN_16_BITS.sub("", IN_FEW_BITS.sub("", last))
+    if owner.lower() == UNSLOTH:
+        rows = tuple(row for row in _last_parts().get(_key(plain), ()) if row.architecture_class not in REBUILT)
+    else:
+        rows = () if plain == last else _index().get(_key(f"{owner}/{plain}" if owner else plain), ())
+    return rows[0] if len(rows) == 1 else None
+
+
+def _refuse_storage(name: str) -> None:
+    """Raises NotSupportedError for a copy of a listed model whose weights no forecast trains on."""
+    stored = NOT_TRAINED.search(name)
+    plain = name if stored is None else name[: stored.start()]
+    if stored is None or not (_key(plain) in _index() or _original(plain)):
+        return
+    raise NotSupportedError(
+        f"{name} is {plain} with its weights in {stored['kind'].upper()}, and training on those is not built; give "
+        f"{plain} for training on its 16-bit weights."
+    )
 
 
 def _key(name: str) -> str:
@@ -113,6 +155,16 @@ def _index() -> dict[str, tuple[ModelRow, ...]]:
         _add(full, _key(name), row)
         _add(short, _key(name.rsplit("/", 1)[-1]), row)
     return {key: tuple(rows) for key, rows in (short | full).items()}
+
+
+@cache
+def _last_parts() -> dict[str, tuple[ModelRow, ...]]:
+    """Models by the last parts of hub ids: of the listed ones, and of copies and tunes of their shape."""
+    found: dict[str, list[ModelRow]] = {}
+    for name, row in _named_rows():
+        if "/" in name:
+            _add(found, _key(name.rsplit("/", 1)[-1]), row)
+    return {key: tuple(rows) for key, rows in found.items()}
 
 
 def _add(index: dict[str, list[ModelRow]], key: str, row: ModelRow) -> None:

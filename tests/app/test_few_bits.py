@@ -64,6 +64,8 @@ def test_options_that_say_otherwise_are_refused(tmp_path: Path) -> None:
     [
         ("unsloth/Meta-Llama-3.1-8B-bnb-4bit", {"method": "qlora"}),
         ("TheBloke/Llama-2-7B-GPTQ", {"method": "qlora", "quant_method": "gptq-4bit"}),
+        ("unsloth/Llama-3.1-8B-unsloth-bnb-4bit", {"method": "qlora"}),
+        ("Qwen/Qwen2.5-7B-Instruct-GPTQ-Int8", {"method": "qlora", "quant_method": "gptq-8bit"}),
     ],
 )
 def test_a_quantized_copy_is_told_from_its_base(name: str, typed: dict[str, Any]) -> None:

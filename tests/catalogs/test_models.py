@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tunecast.catalogs.errors import UnknownNameError
-from tunecast.catalogs.models import find_model, load_models, model_aliases
+from tunecast.catalogs.errors import NotSupportedError, UnknownNameError
+from tunecast.catalogs.models import find_model, find_quantized, load_models, model_aliases
 
 
 @pytest.mark.parametrize(
@@ -44,6 +44,54 @@ def test_a_copy_with_another_window_keeps_its_own() -> None:
     assert find_model("Qwen/Qwen3-4B-Instruct-2507").max_position == 262144
     assert find_model("huggyllama/llama-7b").max_position == 2048
     assert find_model("meta-llama/Llama-2-7b-hf").max_position == 4096
+
+
+@pytest.mark.parametrize(
+    ("name", "hf_id", "few_bits"),
+    [
+        ("unsloth/Qwen3-30B-A3B", "Qwen/Qwen3-30B-A3B", False),
+        ("unsloth/Qwen3-30B-A3B-bnb-4bit", "Qwen/Qwen3-30B-A3B", True),
+        ("unsloth/gpt-oss-20b-unsloth-bnb-4bit", "openai/gpt-oss-20b", True),
+        ("unsloth/gpt-oss-20b-BF16", "openai/gpt-oss-20b", False),
+        ("unsloth/Llama-3.2-3B-Instruct-unsloth-bnb-4bit", "meta-llama/Llama-3.2-3B", True),
+        ("unsloth/Mistral-Nemo-Instruct-2407", "mistralai/Mistral-Nemo-Base-2407", False),
+        ("Qwen/Qwen3-8B-GPTQ-Int8", "Qwen/Qwen3-8B", True),
+        ("gpt-oss-120b-unsloth-bnb-4bit", "openai/gpt-oss-120b", True),
+    ],
+)
+def test_a_copy_by_the_same_owner_or_unsloth_is_told_by_its_name(name: str, hf_id: str, few_bits: bool) -> None:
+    """Each pair of Unsloth's is one of its own table of copies and originals (``unsloth/models/mapper.py``)."""
+    assert find_model(name).hf_id == hf_id
+    assert (find_quantized(name) is not None) == few_bits
+
+
+def test_a_copy_by_rule_keeps_the_window_of_what_it_copies() -> None:
+    assert find_model("unsloth/Qwen3-4B-Instruct-2507-unsloth-bnb-4bit").max_position == 262144
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["someone/Qwen3-8B", "someone/Qwen3-8B-bnb-4bit", "unsloth/phi-4", "unsloth/Phi-3-mini-4k-instruct-bnb-4bit"],
+)
+def test_a_copy_that_may_be_another_shape_stays_unknown(name: str) -> None:
+    """Unsloth's Phi-3 and Phi-4 are rebuilt as other classes."""
+    with pytest.raises(UnknownNameError):
+        find_model(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "plain", "kind"),
+    [
+        ("Qwen/Qwen3-8B-FP8", "Qwen/Qwen3-8B", "FP8"),
+        ("unsloth/Llama-3.1-8B-Instruct-FP8-Dynamic", "unsloth/Llama-3.1-8B-Instruct", "FP8"),
+        ("Qwen/Qwen2.5-7B-Instruct-AWQ", "Qwen/Qwen2.5-7B-Instruct", "AWQ"),
+        ("unsloth/Qwen3-30B-A3B-GGUF", "unsloth/Qwen3-30B-A3B", "GGUF"),
+    ],
+)
+def test_a_copy_that_no_forecast_trains_is_refused_by_its_original(name: str, plain: str, kind: str) -> None:
+    with pytest.raises(NotSupportedError, match=f"is {plain} with its weights in {kind}, .*; give {plain} for"):
+        find_model(name)
+    assert find_model(plain)
 
 
 @pytest.mark.parametrize(
