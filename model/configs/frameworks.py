@@ -52,7 +52,7 @@ def refuse_unsupported(framework: str, source: Source) -> None:
     """Stop at the first field that asks for something tunecast does not forecast, by name and value."""
     for entry in load_frameworks()[framework]["refused"]:
         value = source.get(entry["field"])
-        if not _is_off(value, entry):
+        if not _is_off(value, entry) or not _stands_beside(source, value, entry):
             refuse(source, entry["field"], value, entry["what"], entry.get("instead"))
 
 
@@ -65,6 +65,12 @@ def refuse(source: Source, field: str, value: Any, what: str, instead: str | Non
 def _is_off(value: Any, entry: Mapping[str, Any]) -> bool:
     plain = value.strip().lower() if isinstance(value, str) else value
     return plain is None or plain in _OFF_WORDS or plain in (False, 0) or plain in entry.get("unless", ())
+
+
+def _stands_beside(source: Source, value: Any, entry: Mapping[str, Any]) -> bool:
+    """Whether the other fields are as a value needs them that is let through only then."""
+    beside = {} if value is None else entry.get("with", {})
+    return all([source.get(field) == needed for field, needed in beside.items()])
 
 
 def differences(recorded: Mapping[str, Any], installed: Mapping[str, Any]) -> list[str]:

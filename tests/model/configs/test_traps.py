@@ -463,3 +463,16 @@ def test_trls_chunks_are_told_of_where_trl_runs(read: Read) -> None:
 
     assert told not in notes("trl", "packing: true")
     assert told in notes("trl", "packing: true", "1.10")
+
+
+@pytest.mark.parametrize(("dequantize", "reads"), [("true", True), ("false", False)])
+def test_weights_stored_in_mxfp4_are_trained_where_they_are_turned_back(
+    read: Read, dequantize: str, reads: bool
+) -> None:
+    """axolotl's example of gpt-oss: the tool's own forecast is of experts in 16 bits."""
+    lines = f"model_quantization_config: Mxfp4Config\nmodel_quantization_config_kwargs:\n  dequantize: {dequantize}"
+    if reads:
+        assert read("axolotl", lines).options["method"] == "lora"
+        return
+    with pytest.raises(NotSupportedError, match="model_quantization_config: Mxfp4Config asks for another quantization"):
+        read("axolotl", lines)
