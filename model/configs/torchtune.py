@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from pathlib import PurePosixPath
 
-from tunecast.catalogs.errors import InputError, NotSupportedError
+from tunecast.catalogs.errors import InputError, NotSupportedError, TunecastError
+from tunecast.catalogs.models import ModelRow, find_model
 from tunecast.model.configs.common import (
     ONE_PIECE,
     PACKED_NOTE,
@@ -35,6 +36,8 @@ _OPTIMIZERS = {
 }
 _LOSSES = {"CrossEntropyLoss": "nll", "CEWithChunkedOutputLoss": CHUNKED_CE, "LinearCrossEntropyLoss": LINEAR_CE}
 _MLP = ("gate_proj", "up_proj", "down_proj")
+_OTHER_HEADS = re.compile(r"_(reward|classifier)(_|$)")
+_MODELS = "torchtune.models."
 _PREFIX = re.compile(r"^(q?lora|q?dora|qat|qat_lora)_(.+)$")
 
 
@@ -44,6 +47,7 @@ def read(source: Source, draft: Draft, *, num_gpus: int | None) -> None:
     if component is None:
         raise InputError(f"{source.name}: there is no model._component_, which names the model; add it.")
     prefix, builder = _split(source, str(component).rsplit(".", 1)[-1])
+    _check_folder(source, str(component), builder)
     draft.model_name = _model_name(source, draft, builder)
     draft.put("stack", "torchtune", "model._component_")
     quantized = prefix == "lora" and source.on("model.quantize_base")
@@ -65,6 +69,8 @@ def read(source: Source, draft: Draft, *, num_gpus: int | None) -> None:
 
 def _split(source: Source, builder: str) -> tuple[str | None, str]:
     """Method prefix and the plain builder's name."""
+    if _OTHER_HEADS.search(builder):
+        refuse(source, "model._component_", builder, "a model that gives scores", "use the language model's builder")
     match = _PREFIX.match(builder)
     if match is None:
         return None, builder
@@ -81,9 +87,43 @@ def _model_name(source: Source, draft: Draft, builder: str) -> str:
         return str(known)
     if folder is None:
         raise InputError(f"{source.name}: the model builder {builder} is not known; add checkpointer.checkpoint_dir.")
-    name = PurePosixPath(str(folder)).name
+    name = _folder(source)
     draft.note(f"The builder {builder} is not in our table: the model is taken from the folder's name, {name}.")
     return name
+
+
+def _folder(source: Source) -> str:
+    """Last part of the checkpoint's folder."""
+    return PurePosixPath(str(source.get("checkpointer.checkpoint_dir") or "")).name
+
+
+def _check_folder(source: Source, component: str, builder: str) -> None:
+    """The checkpoint's folder, where its name is a model's, holds one that the builder can be."""
+    try:
+        stored = find_model(_folder(source))
+    except TunecastError:
+        return
+    if not _can_be(component, builder, stored, _folder(source)):
+        raise InputError(
+            f"{source.name}: model._component_ is {component}, but checkpointer.checkpoint_dir is {_folder(source)}, "
+            "another model; make both the one that is trained."
+        )
+
+
+def _can_be(component: str, builder: str, stored: ModelRow, folder: str) -> bool:
+    """Whether a builder makes a stored model: of its shape, or by a builder that is not in the table, of its class;
+    of a family without builders there, named as the folder is. Of components that are not torchtune's nobody knows."""
+    builders: dict[str, str] = load_frameworks()["torchtune"]["builders"]
+    if builder in builders:
+        return _shape(find_model(builders[builder])) == _shape(stored)
+    family = component.rsplit(".", 2)[-2] if component.startswith(_MODELS) else ""
+    classes = {find_model(name).architecture_class for one, name in builders.items() if one.startswith(f"{family}_")}
+    named = re.sub(r"[^a-z0-9]", "", family) in re.sub(r"[^a-z0-9]", "", folder.lower())
+    return not family or (stored.architecture_class in classes if classes else named)
+
+
+def _shape(row: ModelRow) -> tuple[str, int, int]:
+    return row.architecture_class, row.hidden_size, row.num_layers
 
 
 def _adapters(source: Source, draft: Draft) -> None:

@@ -100,6 +100,51 @@ def test_torchtune_quantizes_the_base_of_a_lora_builder(read: Read, minimal: Cal
     assert read("torchtune", f"model: {plain}").options["method"] == "lora"
 
 
+def tune(read: Read, component: str, folder: str) -> str:
+    """The model that a torchtune file with this builder and folder is read as."""
+    lines = f"model: {{_component_: torchtune.models.{component}}}\ncheckpointer: {{checkpoint_dir: /tmp/{folder}/}}\n"
+    return str(read("torchtune", lines).model_name)
+
+
+@pytest.mark.parametrize(
+    ("component", "folder", "model"),
+    [
+        ("qwen2_5.qwen2_5_7b_instruct", "Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-7B-Instruct"),
+        ("qwen2_5.qwen2_5_1_5b_base", "epoch_3", "Qwen/Qwen2.5-1.5B"),
+        ("qwen3.qwen3_4b_base", "Qwen3-4B-Base", "Qwen/Qwen3-4B-Base"),
+        ("gemma.gemma_2b", "gemma-2b", "google/gemma-2b"),
+        ("code_llama2.code_llama2_7b", "CodeLlama-7b-hf", "codellama/CodeLlama-7b-hf"),
+        ("llama3_1.llama3_1_8b", "DeepSeek-R1-Distill-Llama-8B", "meta-llama/Llama-3.1-8B"),
+        ("llama3_1.llama3_1", "Llama-3.1-8B", "Llama-3.1-8B"),
+        ("falcon3.falcon3_7b", "Falcon3-7B-Base", "Falcon3-7B-Base"),
+    ],
+)
+def test_a_torchtune_builder_names_the_model_that_its_folder_holds(
+    read: Read, component: str, folder: str, model: str
+) -> None:
+    """Builders of torchtune/models/*/_model_builders.py; a tune of the same shape may lie in the folder."""
+    assert tune(read, component, folder) == model
+
+
+@pytest.mark.parametrize(
+    ("component", "folder"),
+    [
+        ("qwen2_5.qwen2_5_7b_instruct", "Meta-Llama-3.1-8B-Instruct"),
+        ("qwen2_5.qwen2_5_9b_of_tomorrow", "Meta-Llama-3.1-8B-Instruct"),
+        ("llama3_1.llama3_1_70b", "Llama-3.1-8B"),
+        ("falcon3.falcon3_7b", "Qwen2.5-7B"),
+    ],
+)
+def test_a_torchtune_builder_beside_another_models_folder_is_refused(read: Read, component: str, folder: str) -> None:
+    with pytest.raises(InputError, match=rf"{component}, but checkpointer.checkpoint_dir is {folder}, another model"):
+        tune(read, component, folder)
+
+
+def test_a_torchtune_builder_of_scores_is_refused(read: Read) -> None:
+    with pytest.raises(NotSupportedError, match="mistral_reward_7b asks for a model that gives scores"):
+        tune(read, "mistral.lora_mistral_reward_7b", "Mistral-7B-v0.1")
+
+
 @pytest.mark.parametrize(
     ("word", "sharding"),
     [("FULL_SHARD", "fsdp"), ("SHARD_GRAD_OP", "fsdp-grad-op"), ("NO_SHARD", "ddp"), ("HYBRID_SHARD", "hsdp")],
