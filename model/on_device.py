@@ -35,7 +35,6 @@ from tunecast.model.stacks import shardings_of
 from tunecast.model.stand_in import with_stand_ins
 from tunecast.model.target import Target
 from tunecast.model.timing import LINK_FACTORS
-from tunecast.model.unmeasured import with_unmeasured
 
 LEAST_TRITON = 8.0
 """Compute capability from which Triton supports NVIDIA's cards (its README, Compatibility)."""
@@ -65,7 +64,6 @@ def target_factors(target: Target, run: Run | None = None) -> FactorSet:
     measured = with_chunked(with_efficient(measured, beliefs, run, target.gpu), beliefs, target.gpu, run)
     alone = with_stand_ins(measured, prior, run, beliefs)
     own = with_other_code(with_sharding(alone, prior, run, load_priors()), run, load_priors())
-    own = with_unmeasured(own, run)
     borrowed = {name: prior.factors[name] for name in LINK_FACTORS if name in prior.factors}
     return replace(own, factors={**borrowed, **own.factors})
 

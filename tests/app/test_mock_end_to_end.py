@@ -64,20 +64,6 @@ def test_a_record_moves_the_forecast_of_its_device_and_says_so(
     assert width["m"] < width["p"]
 
 
-def test_attention_that_no_trial_times_is_doubted(fitted: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Written out, its softmaxes and copies take longer than plain traffic, on a simulated card as on others."""
-    run = ("Qwen/Qwen2.5-1.5B", "--method", "lora", "--max-length", "2048", "--attn-implementation", "eager", "--json")
-    _, out, _ = tunecast(capsys, "measure", *run, "--device", MOCK, "--steps", "3")
-    (measured,) = json.loads(out)
-    _, out, _ = tunecast(capsys, "estimate", *run, "--gpu", MOCK, "--record", fitted)
-    (found,) = json.loads(out)
-    assert found["step_time_s"]["low"] < measured["step_time_s"]["value"] < found["step_time_s"]["high"]
-    assert any("eager attention" in note for note in found["notes"])
-    _, out, _ = tunecast(capsys, "estimate", *run[:5], "--json", "--gpu", MOCK, "--record", fitted)
-    (plain,) = json.loads(out)
-    assert not any("eager attention" in note for note in plain["notes"])
-
-
 def test_a_record_of_another_device_is_refused(fitted: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = tunecast(capsys, "estimate", MODEL, "--gpu", "a100-sxm4-80gb", "--record", fitted)
     assert code == 2
