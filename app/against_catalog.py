@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from tunecast.calibrate.fit_trials import walk_operation
 from tunecast.calibrate.stats import UNSTABLE_SPREAD_FRAC, spread_frac
 from tunecast.model.priors import link_bytes_per_s, pcie_bytes_per_s
 from tunecast.model.units import GIGA, MEGA, MICROSECOND_S, TERA, gib
@@ -115,6 +116,11 @@ def moved_bytes(params: Mapping[str, Any]) -> float:
     return float(params["bytes"])
 
 
+def walked_bytes(params: Mapping[str, Any]) -> float:
+    """What the kernels of a walk read and write."""
+    return walk_operation(params).bytes
+
+
 def ring_bytes(params: Mapping[str, Any]) -> float:
     """What crosses every link of a ring: 2 (n - 1) / n of the payload for an all-reduce, half of that for others
     (nccl-tests' bus bandwidth, doc/PERFORMANCE.md)."""
@@ -173,6 +179,7 @@ RATES = {
     "attention": _tflops("attention {dtype} {pass}", causal_attention_flops, "attention"),
     "masked": _uncompared("{kernel} attention {dtype} {pass}", other_attention_flops),
     "memory": _gbs("memory {op}", moved_bytes, "bandwidth", bandwidth),
+    "walk": _gbs("{op}", walked_bytes, "bandwidth"),
     "dequant": _gbs("{quant_type} dequantization", dequant_bytes, "bandwidth", bandwidth),
     "transfer": _gbs("{direction}, {pinned}", moved_bytes, "transfer", pcie),
     "disk": _gbs("disk {direction}, {cold}", moved_bytes, "transfer"),
@@ -193,6 +200,10 @@ WORDS = {
     ("cold", False): "cached",
     ("quantize", True): "quantized",
     ("quantize", False): "as stored",
+    ("op", "softmax_backward"): "softmax backward",
+    ("op", "join"): "joining rows",
+    ("op", "cut"): "cutting rows",
+    ("op", "heads"): "moving heads",
 }
 """Params whose values do not speak for themselves."""
 

@@ -86,7 +86,7 @@ class StepFitter:
     def _in_steps(self, name: str, fitted: FittedCurve) -> FittedCurve:
         """The curve with what whole steps shall tell apart: kernels in the cache, products bound by their bytes."""
         marks: dict[str, float] = {}
-        if name == "memory" and not self.synchronous:
+        if kind_of(name) == Kind.MEMORY and not self.synchronous:
             marks = {"l2_bytes": float(cache_bytes(self.gpu))}
         elif kind_of(name) == Kind.GEMM and not self.synchronous:
             marks = {"bytes_apart": 1.0}

@@ -15,7 +15,7 @@ from tunecast.model.operation import CHOSEN, EFFICIENT, MASKED, Kind
 from tunecast.model.time import curve_key
 from tunecast.model.units import KIB, MIB
 
-CURVE_BENCHES = ("memory", "gemm", "grouped", "attention", "masked", "dequant", "loss")
+CURVE_BENCHES = ("memory", "walk", "gemm", "grouped", "attention", "masked", "dequant", "loss")
 """Memory first: other forms start from its bandwidth."""
 TRAFFIC = ("copy", "add")
 """Memory operations that read and write, as training kernels do; pure reads and writes are reported apart."""
@@ -26,7 +26,7 @@ CACHE_REACH = (256 * KIB, 1024 * MIB)
 
 
 def curve_observations(trials: Sequence[Trial]) -> dict[str, list[Observation]]:
-    """Observations by curve name: memory first, then within a bench the dtype with most trials first."""
+    """Observations by curve name: memory first, within a kind plain kernels, then the dtype with most trials."""
     groups: dict[str, list[Observation]] = {}
     for bench in CURVE_BENCHES:
         for found in observations(trials, bench):
@@ -34,7 +34,7 @@ def curve_observations(trials: Sequence[Trial]) -> dict[str, list[Observation]]:
                 continue
             groups.setdefault(curve_key(found.operation), []).append(found)
     rank = {bench: place for place, bench in enumerate(CURVE_BENCHES)}
-    return dict(sorted(groups.items(), key=lambda item: (rank[kind_of(item[0])], -len(item[1]))))
+    return dict(sorted(groups.items(), key=lambda item: (rank[kind_of(item[0])], "-" in item[0], -len(item[1]))))
 
 
 def specs_for(

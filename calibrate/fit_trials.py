@@ -14,7 +14,7 @@ import numpy as np
 
 from tunecast.calibrate.stats import MAD_TO_SD
 from tunecast.model.curves import Array
-from tunecast.model.operation import EFFICIENT, MASKED, Kind, Operation, Phase, grouped_layout
+from tunecast.model.operation import EFFICIENT, MASKED, SOFTMAX, STRIDED, Kind, Operation, Phase, grouped_layout
 from tunecast.model.units import DTYPE_BYTES
 
 Trial = Mapping[str, Any]
@@ -111,6 +111,23 @@ def memory_operation(params: Mapping[str, Any]) -> Operation:
     )
 
 
+def walk_operation(params: Mapping[str, Any]) -> Operation:
+    """The kernels of a ``walk`` trial, by what they read and write; `SOFTMAX` backward and a cut are two."""
+    op, dtype = str(params["op"]), str(params["dtype"])
+    inner = float(params["rows"]) * float(params["width"]) * float(params.get("heads", 1))
+    whole = inner + float(params["rows"]) * float(params.get("more", 0))
+    moved = {"softmax_backward": 6.0 * inner, "cut": whole + 2.0 * inner}.get(op, 2.0 * whole)
+    return Operation(
+        name=op,
+        kind=Kind.MEMORY,
+        phase=Phase.BACKWARD if op == "softmax_backward" else Phase.FORWARD,
+        dtype=dtype,
+        bytes=moved * DTYPE_BYTES[dtype],
+        launches=2.0 if op in ("softmax_backward", "cut") else 1.0,
+        layout=SOFTMAX if op.startswith("softmax") else STRIDED,
+    )
+
+
 def dequant_operation(params: Mapping[str, Any]) -> Operation:
     """The 4-bit weight of a ``dequant`` trial."""
     return Operation(name="dequant", kind=Kind.DEQUANT, phase=Phase.FORWARD, shape=(int(params["elements"]),))
@@ -173,6 +190,7 @@ OPERATION_OF = {
     "gemm": gemm_operation,
     "grouped": grouped_operation,
     "memory": memory_operation,
+    "walk": walk_operation,
     "dequant": dequant_operation,
     "attention": attention_operation,
     "masked": attention_operation,

@@ -37,7 +37,7 @@ COLLECTIVE_BYTES = {"gpu": (256 * KIB, 16 * MIB, 512 * MIB), "cpu": (64 * KIB, 4
 """Payloads: one of latency, a layer's adapters, and beyond a layer's weights (8B: 437 MB)."""
 DEVICE_BENCHES = ("gemm", "memory", "dequant", "matmul_4bit", "attention", "loss", "optimizer", "step")
 """Benches that keep the device busy; the others let it cool and come after them."""
-LATER = ("grouped", "masked")
+LATER = ("grouped", "masked", "walk")
 """Device work of some models only, after all else."""
 
 
@@ -83,7 +83,7 @@ def calibration_plan(hardware: Hardware, mode: str = "quick", num_gpus: int = 1)
     chosen = tables[:1] if _known(mode) == "quick" else tables
     unique: dict[str, TrialSpec] = {}
     for table in chosen:
-        own = (*_flash(table, hardware), *_grouped(table, hardware), *_masked(table, hardware))
+        own = (spec for of_some in OF_SOME for spec in of_some(table, hardware))
         for spec in (*_specs(table, training_dtype(hardware)), *own):
             unique.setdefault(spec.key, spec)
     return _ordered(unique.values()) + collectives(hardware, num_gpus)
@@ -182,6 +182,27 @@ def _grouped(table: PlanTable, hardware: Hardware) -> Iterator[TrialSpec]:
         for layout in ("nt", "nn", "tn"):
             params = {"experts": experts, "rows": rows, "n": out, "k": into, "layout": layout, "dtype": dtype}
             yield TrialSpec(bench="grouped", params=params, repeats=table.repeats, warmup=table.warmup)
+
+
+def _walks(table: PlanTable, hardware: Hardware) -> Iterator[TrialSpec]:
+    """Softmaxes of rows in the dtype of training and in fp32, each forward and backward; rows joined, cut and moved."""
+    dtype = training_dtype(hardware)
+    found: list[dict[str, Any]] = [
+        {"op": op, "rows": rows, "width": width, "dtype": kind}
+        for rows, width in table.softmax
+        for kind in dict.fromkeys((dtype, "fp32"))
+        for op in ("softmax", "softmax_backward")
+    ]
+    for rows, width, more in table.joined:
+        found += [{"op": op, "rows": rows, "width": width, "more": more, "dtype": dtype} for op in ("join", "cut")]
+    for tokens, heads, width in table.moved:
+        found.append({"op": "heads", "rows": tokens, "heads": heads, "width": width, "dtype": dtype})
+    for params in found:
+        yield TrialSpec(bench="walk", params=params, repeats=table.repeats, warmup=table.warmup)
+
+
+OF_SOME = (_flash, _grouped, _masked, _walks)
+"""Trials of some cards or models only."""
 
 
 def _attentions(shapes: Iterable[tuple[int, int, int, int, int]], dtype: str) -> Iterator[dict[str, Any]]:

@@ -59,6 +59,12 @@ class PlanTable:
     fp32_squares: tuple[int, ...] = ()
     memory: tuple[tuple[str, tuple[int, ...]], ...] = ()
     """(operation, KiB moved)."""
+    softmax: tuple[tuple[int, int], ...] = ()
+    """(rows, width) of scores of attention as plain products."""
+    joined: tuple[tuple[int, int, int], ...] = ()
+    """(rows, width, columns beside them): a sink's score beside those of the keys, half a head beside the other."""
+    moved: tuple[tuple[int, int, int], ...] = ()
+    """(tokens, heads, head size) of heads that come before positions."""
     dequant: tuple[tuple[int, int], ...] = ()
     """(out, in) of quantized weights."""
     matmul_4bit: tuple[tuple[int, int, int], ...] = ()
@@ -175,6 +181,9 @@ GPU_QUICK = PlanTable(
         ("read", (16384, 262144, 1048576)),
         ("write", (16384, 262144, 1048576)),
     ),
+    softmax=((16384, 512), (32768, 1024), (49152, 2048), (65536, 4096), (16384, 8192)),
+    joined=((32768, 2048, 1), (65536, 4096, 1), (65536, 64, 64), (262144, 32, 32)),
+    moved=((2048, 16, 256), (4096, 32, 128), (8192, 32, 128), (8192, 64, 64)),
     dequant=((1024, 4096), (4096, 4096), (14336, 4096), (1024, 8192), (8192, 8192), (28672, 8192)),
     matmul_4bit=((512, 4096, 4096), (2048, 14336, 4096), (2048, 8192, 8192)),
     attention=(

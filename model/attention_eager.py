@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from tunecast.model import primitives as ops
 from tunecast.model import primitives_routing as routing
+from tunecast.model.operation import STRIDED
 from tunecast.model.primitives_heavy import AttentionShape
 from tunecast.model.tape import Grads, Tape, Tensor, widest
 
@@ -143,7 +144,7 @@ def weights_of(
 def with_sinks(tape: Tape, masked: Tensor, sinks: Tensor, rows: int) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Scores and sink side by side, the row's largest subtracted, a softmax in their own dtype, the sink cut off."""
     name = "scores_sink"
-    both = ops.elementwise(tape, name, (masked, sinks), masked.elements + rows, masked.dtype)
+    both = ops.elementwise(tape, name, (masked, sinks), masked.elements + rows, masked.dtype, layout=STRIDED)
 
     def apart(grad: Tensor) -> Grads:
         to_scores = Tensor(masked.elements, grad.dtype, grad.storage, is_view=True)
@@ -176,11 +177,11 @@ def gradient_folded(tape: Tape, x: Tensor, batch: int) -> Tensor:
 
 def unfolded(tape: Tape, mixed: Tensor, batch: int) -> Tensor:
     """Back to (batch, length, heads x dim): a copy; its gradient is copied too, unless there is one sample only."""
-    out = ops.elementwise(tape, "head_layout", (mixed,), mixed.elements, mixed.dtype)
+    out = ops.elementwise(tape, "head_layout", (mixed,), mixed.elements, mixed.dtype, layout=STRIDED)
 
     def backward(grad: Tensor) -> Grads:
         if batch == 1:
             return (grad,)
-        return (ops.elementwise(tape, "head_layout", (grad,), grad.elements, grad.dtype),)
+        return (ops.elementwise(tape, "head_layout", (grad,), grad.elements, grad.dtype, layout=STRIDED),)
 
     return tape.record(out, (mixed,), backward)

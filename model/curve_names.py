@@ -4,7 +4,21 @@ from __future__ import annotations
 
 from tunecast.catalogs.errors import InputError
 from tunecast.model.factors import Curve, FactorSet
-from tunecast.model.operation import CHOSEN, CHUNKED, EFFICIENT, FLASH, GROUPED, MASKED, NATIVE, Kind, Operation, Phase
+from tunecast.model.operation import (
+    CHOSEN,
+    CHUNKED,
+    EFFICIENT,
+    FLASH,
+    GROUPED,
+    MASKED,
+    NATIVE,
+    SOFTMAX,
+    STRAIGHT,
+    STRIDED,
+    Kind,
+    Operation,
+    Phase,
+)
 
 ATTENTION_KERNELS = (NATIVE, FLASH, EFFICIENT, MASKED, CHOSEN)
 """Layouts of attention with curves of their own."""
@@ -30,9 +44,11 @@ def curve_key(operation: Operation) -> str:
         direction = "backward" if operation.phase is Phase.BACKWARD else "forward"
         kernel = f"-{operation.layout}" if operation.layout in ATTENTION_KERNELS else ""
         return f"attention{kernel}.{operation.dtype}.{direction}"
-    if operation.layout == CHUNKED:
-        return f"{operation.kind}-{CHUNKED}.{'backward' if operation.phase is Phase.BACKWARD else 'forward'}"
-    return str(operation.kind)
+    if operation.layout in (CHUNKED, SOFTMAX):
+        return f"{operation.kind}-{operation.layout}.{'backward' if operation.phase is Phase.BACKWARD else 'forward'}"
+    if operation.layout == STRIDED:
+        return f"{operation.kind}-{STRIDED}"
+    return str(Kind.MEMORY if operation.layout == STRAIGHT else operation.kind)
 
 
 def find_curve(key: str, factors: FactorSet) -> Curve:

@@ -49,6 +49,7 @@ from tunecast.model.target import Target
 from tunecast.model.time import StepTime, step_time
 from tunecast.model.timing import link_notes, share_without_padding, step_timing, unused_notes, utilizations
 from tunecast.model.training_totals import training_totals
+from tunecast.model.walks import walk_notes
 
 ORDINARY_FLAGS = ("power_capped",)
 """Flags of a record that say nothing against it: under load a card at its own power limit is normal, and training
@@ -118,6 +119,7 @@ def forecast(question: Question, target: Target) -> Forecast:
             *notes_of(question.architecture, run, **inventory),
             *factors.notes,
             *efficient_notes(question.architecture, run, factors),
+            *walk_notes(question.architecture, run, factors),
             *chunked_notes(run),
             *_record_notes(target),
             *unseen_notes(target, question),

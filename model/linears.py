@@ -78,7 +78,7 @@ def linear_map(step: Step, where: str, linear: Linear, x: Tensor) -> Tensor:
     tape, rank = step.tape, step.run.lora_r
     dtype = result.dtype
     if step.run.base_quantization == "bnb-4bit":
-        result = ops.copy(tape, result, name="adapter_clone")
+        result = ops.copy(tape, result, name="adapter_clone", layout="")
     entry = adapter_input(step, x)
     if step.run.use_dora:
         total = adapted_result(step, where, linear, entry, result)

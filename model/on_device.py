@@ -35,6 +35,7 @@ from tunecast.model.stacks import shardings_of
 from tunecast.model.stand_in import with_stand_ins
 from tunecast.model.target import Target
 from tunecast.model.timing import LINK_FACTORS
+from tunecast.model.walks import with_walks
 
 LEAST_TRITON = 8.0
 """Compute capability from which Triton supports NVIDIA's cards (its README, Compatibility)."""
@@ -61,7 +62,8 @@ def target_factors(target: Target, run: Run | None = None) -> FactorSet:
         return prior if target.shared is None else with_shared_host(prior, target.shared)
     measured = with_flash(factor_set_from_record(target.record), target.gpu, run)
     beliefs = load_priors()["beliefs"]
-    measured = with_chunked(with_efficient(measured, beliefs, run, target.gpu), beliefs, target.gpu, run)
+    measured = with_walks(with_efficient(measured, beliefs, run, target.gpu), beliefs)
+    measured = with_chunked(measured, beliefs, target.gpu, run)
     alone = with_stand_ins(measured, prior, run, beliefs)
     own = with_other_code(with_sharding(alone, prior, run, load_priors()), run, load_priors())
     borrowed = {name: prior.factors[name] for name in LINK_FACTORS if name in prior.factors}

@@ -58,6 +58,12 @@ class Phase(StrEnum):
 
 CHUNKED = "chunked"
 """Layout of flash-linear-attention's kernels, which move bytes at a rate of their own."""
+SOFTMAX = "softmax"
+STRIDED = "strided"
+"""Layouts of what only moves bytes, but not straight through memory: softmaxes of rows, forward and backward; and rows
+joined or cut, and heads moved to another dimension."""
+STRAIGHT = "straight"
+"""Layout of arithmetic on logits beside their cross-entropy, whose curve has softmaxes in it: as all memory."""
 GROUPED = "grouped"
 """Layouts of products of experts by PyTorch's grouped kernel end with it."""
 
@@ -100,7 +106,8 @@ class Operation:
     layout: str = ""
     """Of a product ``nt`` forward, ``nn`` input gradient, ``tn`` weight gradient, by the kernel for experts
     ``nt-grouped`` and so on; of attention `NATIVE`, `FLASH`,
-    `EFFICIENT`, or nothing: what ``sdpa`` runs; of what only moves bytes `CHUNKED` or nothing."""
+    `EFFICIENT`, or nothing: what ``sdpa`` runs; of what only moves bytes `CHUNKED`, `SOFTMAX`, `STRIDED`,
+    `STRAIGHT` or nothing."""
     count: float = 1.0
     """Executions per optimizer step on one GPU."""
     group: int = 0

@@ -64,11 +64,18 @@ def merged(operations: Sequence[Operation]) -> list[tuple[Operation, float]]:
     return [(first[key], count) for key, count in counts.items()]
 
 
-def _by_curve(operations: Sequence[Operation]) -> dict[str, list[tuple[Operation, float]]]:
-    groups: dict[str, list[tuple[Operation, float]]] = {}
+def _by_curve(
+    operations: Sequence[Operation], factors: FactorSet
+) -> dict[tuple[str, Kind], list[tuple[Operation, float]]]:
+    """Operations by the curve they follow, and their kind; those that move bytes by a kernel without a curve err as all
+    of `memory` do."""
+    groups: dict[tuple[str, Kind], list[tuple[Operation, float]]] = {}
     for operation, count in merged(operations):
         if operation.kind is not Kind.COMMUNICATION:
-            groups.setdefault(curve_key(operation), []).append((operation, count))
+            key = curve_key(operation)
+            falls_back = operation.kind is Kind.MEMORY and key not in factors.curves
+            key = str(Kind.MEMORY) if falls_back else key
+            groups.setdefault((key, operation.kind), []).append((operation, count))
     return groups
 
 
@@ -85,16 +92,16 @@ def phase_table(operations: Sequence[Operation], factors: FactorSet, *, run: Run
     device = np.zeros((len(SEGMENTS), len(COLUMNS)))
     launches, variance = np.zeros((len(SEGMENTS), len(HOST_COLUMNS))), np.zeros(len(COLUMNS))
     products_s = waiting_s = 0.0
-    for key, group in _by_curve(operations).items():
+    for (key, kind), group in _by_curve(operations, factors).items():
         curve, cols = find_curve(key, factors), columns([o for o, _ in group])
         timed, parts = seconds(curve, cols), shares(curve, cols)
         count, segment = np.array([c for _, c in group]), np.array([segment_of(o) for o, _ in group])
         work_s = timed.seconds * count
-        for column, part in zip(share_columns(group[0][0].kind), parts, strict=True):
+        for column, part in zip(share_columns(kind), parts, strict=True):
             np.add.at(device[:, column], segment, work_s * part)
             if part.any() and COLUMNS[column] != FLOOR:
                 variance[column] += timed.sum_variance(work_s * part)
-        if group[0][0].kind is Kind.GEMM:
+        if kind is Kind.GEMM:
             own_s = work_s * (1.0 - parts[1:].sum(axis=0))
             products_s += float(own_s.sum())
             waiting_s += _waiting_seconds(curve, cols, own_s)

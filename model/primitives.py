@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tunecast.model.operation import Kind
+from tunecast.model.operation import STRIDED, Kind
 from tunecast.model.tape import Grads, Tape, Tensor, widest
 
 Cache = dict[str, Tensor]
@@ -38,11 +38,18 @@ def attention_flops(batch: int, heads: int, length: int, head_dim: int, window: 
 
 
 def elementwise(
-    tape: Tape, name: str, reads: Sequence[Tensor], elements: int, dtype: str, *, kind: Kind = Kind.MEMORY
+    tape: Tape,
+    name: str,
+    reads: Sequence[Tensor],
+    elements: int,
+    dtype: str,
+    *,
+    kind: Kind = Kind.MEMORY,
+    layout: str = "",
 ) -> Tensor:
     """One kernel that reads tensors and writes a new one; bytes are what it reads plus what it writes."""
     out = tape.empty(elements, dtype)
-    tape.kernel(name, kind, reads, (out,))
+    tape.kernel(name, kind, reads, (out,), layout=layout)
     return out
 
 
@@ -146,9 +153,9 @@ def scale(tape: Tape, x: Tensor, *, name: str) -> Tensor:
     return tape.record(out, (x,), lambda grad: (elementwise(tape, name, (grad,), grad.elements, grad.dtype),))
 
 
-def copy(tape: Tape, x: Tensor, *, name: str) -> Tensor:
-    """``x.clone()``: the gradient passes through without a kernel."""
-    out = elementwise(tape, name, (x,), x.elements, x.dtype)
+def copy(tape: Tape, x: Tensor, *, name: str, layout: str = STRIDED) -> Tensor:
+    """``x.contiguous()``, or without a `layout` ``x.clone()`` as it lies: the gradient passes without a kernel."""
+    out = elementwise(tape, name, (x,), x.elements, x.dtype, layout=layout)
     return tape.record(out, (x,), lambda grad: (grad,))
 
 
@@ -262,7 +269,7 @@ def rotate_half(tape: Tape, x: Tensor, *, name: str) -> Tensor:
     half = x.elements // 2
     view = Tensor(half, x.dtype, x.storage)
     negated = elementwise(tape, name, (view,), half, x.dtype)
-    out = elementwise(tape, name, (negated, view), x.elements, x.dtype)
+    out = elementwise(tape, name, (negated, view), x.elements, x.dtype, layout=STRIDED)
 
     def backward(grad: Tensor) -> Grads:
         grad_half = Tensor(half, grad.dtype, grad.storage)
@@ -275,14 +282,17 @@ def rotate_half(tape: Tape, x: Tensor, *, name: str) -> Tensor:
 def pad_half(tape: Tape, grad: Tensor, *, name: str) -> Tensor:
     """Backward of a slice: zeros of full size, then the half copied in."""
     full = tape.empty(2 * grad.elements, grad.dtype)
-    tape.kernel(name, Kind.MEMORY, (grad,), (full,), n_bytes=2 * full.bytes, launches=2)
+    tape.kernel(name, Kind.MEMORY, (grad,), (full,), n_bytes=2 * full.bytes, launches=2, layout=STRIDED)
     return full
 
 
 def relayout(tape: Tape, x: Tensor, *, name: str) -> Tensor:
     """(batch, length, heads x dim) seen as (batch, heads, length, dim): a view, whose backward copies."""
-    out = Tensor(x.elements, x.dtype, x.storage)
-    return tape.record(out, (x,), lambda grad: (elementwise(tape, name, (grad,), grad.elements, grad.dtype),))
+
+    def backward(grad: Tensor) -> Grads:
+        return (elementwise(tape, name, (grad,), grad.elements, grad.dtype, layout=STRIDED),)
+
+    return tape.record(Tensor(x.elements, x.dtype, x.storage), (x,), backward)
 
 
 def part(tape: Tape, x: Tensor, elements: int, *, name: str) -> Tensor:
@@ -291,7 +301,8 @@ def part(tape: Tape, x: Tensor, elements: int, *, name: str) -> Tensor:
 
     def backward(grad: Tensor) -> Grads:
         full = tape.empty(x.elements, grad.dtype)
-        tape.kernel(name, Kind.MEMORY, (grad,), (full,), n_bytes=full.bytes + 2 * grad.bytes, launches=2)
+        moved = full.bytes + 2 * grad.bytes
+        tape.kernel(name, Kind.MEMORY, (grad,), (full,), n_bytes=moved, launches=2, layout=STRIDED)
         return (full,)
 
     return tape.record(view, (x,), backward)
@@ -305,7 +316,7 @@ def chunks(tape: Tape, x: Tensor, count: int, *, name: str) -> list[Tensor]:
         waiting.append(grad)
         if len(waiting) < count:
             return (None,)
-        return (elementwise(tape, name, tuple(waiting), x.elements, grad.dtype),)
+        return (elementwise(tape, name, tuple(waiting), x.elements, grad.dtype, layout=STRIDED),)
 
     size = x.elements // count
     return [tape.record(Tensor(size, x.dtype, x.storage, is_view=True), (x,), backward) for _ in range(count)]
@@ -326,7 +337,7 @@ def whole_and_rest(tape: Tape, x: Tensor, *, name: str) -> Tensor:
 
 def joined(tape: Tape, x: Tensor, *, name: str) -> Tensor:
     """``cat`` with an empty tensor: a copy forward, a view backward."""
-    return tape.record(elementwise(tape, name, (x,), x.elements, x.dtype), (x,), lambda grad: (grad,))
+    return tape.record(elementwise(tape, name, (x,), x.elements, x.dtype, layout=STRIDED), (x,), lambda grad: (grad,))
 
 
 def repeat_heads(tape: Tape, x: Tensor, times: int, *, single: bool = False) -> Tensor:
@@ -337,7 +348,7 @@ def repeat_heads(tape: Tape, x: Tensor, times: int, *, single: bool = False) -> 
     if single:
         out = Tensor(x.elements, x.dtype, x.storage)
     else:
-        out = elementwise(tape, "repeat_heads", (x,), times * x.elements, x.dtype)
+        out = elementwise(tape, "repeat_heads", (x,), times * x.elements, x.dtype, layout=STRIDED)
     return tape.record(out, (x,), lambda grad: (elementwise(tape, "repeat_heads", (grad,), x.elements, grad.dtype),))
 
 

@@ -6,7 +6,7 @@ Sources: PyTorch ``tools/autograd/derivatives.yaml``; transformers ``activations
 from __future__ import annotations
 
 from tunecast.model import primitives as ops
-from tunecast.model.operation import Kind
+from tunecast.model.operation import STRIDED, Kind
 from tunecast.model.tape import Grads, Tape, Tensor, widest
 
 
@@ -43,14 +43,15 @@ def split(tape: Tape, x: Tensor, sizes: tuple[int, ...], *, name: str) -> list[T
         waiting.append(grad)
         if len(waiting) < len(sizes):
             return (None,)
-        return (ops.elementwise(tape, name, tuple(waiting), x.elements, grad.dtype),)
+        return (ops.elementwise(tape, name, tuple(waiting), x.elements, grad.dtype, layout=STRIDED),)
 
     return [tape.record(Tensor(size, x.dtype, x.storage, is_view=True), (x,), backward) for size in sizes]
 
 
 def joined_all(tape: Tape, parts: list[Tensor], *, name: str) -> Tensor:
     """``cat`` of many: one kernel forward; backward each takes its part of the gradient as it lies."""
-    out = ops.elementwise(tape, name, parts, sum(part.elements for part in parts), parts[0].dtype)
+    elements = sum(part.elements for part in parts)
+    out = ops.elementwise(tape, name, parts, elements, parts[0].dtype, layout=STRIDED)
 
     def backward(grad: Tensor) -> Grads:
         return [Tensor(part.elements, grad.dtype, grad.storage, is_view=True) for part in parts]
@@ -61,7 +62,7 @@ def joined_all(tape: Tape, parts: list[Tensor], *, name: str) -> Tensor:
 def concatenated(tape: Tape, first: Tensor, second: Tensor, *, name: str) -> Tensor:
     """``cat`` of two: a kernel forward; backward each takes its part of the gradient as it lies."""
     dtype = widest((first.dtype, second.dtype))
-    out = ops.elementwise(tape, name, (first, second), first.elements + second.elements, dtype)
+    out = ops.elementwise(tape, name, (first, second), first.elements + second.elements, dtype, layout=STRIDED)
 
     def backward(grad: Tensor) -> Grads:
         return [

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tunecast.model.operation import EFFICIENT, MASKED, Kind
+from tunecast.model.operation import EFFICIENT, MASKED, STRIDED, Kind
 from tunecast.model.primitives import elementwise
 from tunecast.model.primitives_heavy import FLASH_BACKWARD_LAUNCHES, AttentionShape, wide_scratch_elements
 from tunecast.model.tape import Backward, Grads, Tape, Tensor
@@ -29,7 +29,7 @@ def split(tape: Tape, x: Tensor, sizes: Sequence[int], *, name: str) -> list[Ten
             waiting[index] = grad
             if len(waiting) < len(sizes):
                 return (None,)
-            return (elementwise(tape, name, tuple(waiting.values()), x.elements, grad.dtype),)
+            return (elementwise(tape, name, tuple(waiting.values()), x.elements, grad.dtype, layout=STRIDED),)
 
         return backward
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tunecast.model.operation import Kind
+from tunecast.model.operation import STRAIGHT, Kind
 from tunecast.model.primitives import elementwise
 from tunecast.model.tape import Tape, Tensor, widest
 
@@ -14,9 +14,11 @@ def cast_logits(tape: Tape, logits: Tensor, shape: tuple[int, int]) -> Tensor:
     return narrow_logits(tape, logits, "fp32", shape)
 
 
-def loss_kernel(tape: Tape, name: str, reads: Sequence[Tensor], dtype: str, shape: tuple[int, int]) -> Tensor:
+def loss_kernel(
+    tape: Tape, name: str, reads: Sequence[Tensor], dtype: str, shape: tuple[int, int], *, layout: str = ""
+) -> Tensor:
     """One kernel over tensors of vocabulary width."""
-    out = elementwise(tape, name, reads, reads[0].elements, dtype, kind=Kind.LOSS)
+    out = elementwise(tape, name, reads, reads[0].elements, dtype, kind=Kind.LOSS, layout=layout)
     tape.events[-1].shape = shape
     return out
 
@@ -46,16 +48,19 @@ def add_logits(tape: Tape, a: Tensor, b: Tensor, shape: tuple[int, int]) -> Tens
 
 def scale_logits(tape: Tape, logits: Tensor, shape: tuple[int, int]) -> Tensor:
     """Logits divided or multiplied by a number: one kernel each way, nothing kept."""
-    out = loss_kernel(tape, "logits_scale", (logits,), logits.dtype, shape)
-    return tape.record(out, (logits,), lambda grad: (loss_kernel(tape, "logits_scale", (grad,), grad.dtype, shape),))
+
+    def scaled(x: Tensor) -> Tensor:
+        return loss_kernel(tape, "logits_scale", (x,), x.dtype, shape, layout=STRAIGHT)
+
+    return tape.record(scaled(logits), (logits,), lambda grad: (scaled(grad),))
 
 
 def tanh_logits(tape: Tape, logits: Tensor, shape: tuple[int, int]) -> Tensor:
     """``tanh``: one kernel each way. Keeps its result."""
-    out = loss_kernel(tape, "logits_tanh", (logits,), logits.dtype, shape)
+    out = loss_kernel(tape, "logits_tanh", (logits,), logits.dtype, shape, layout=STRAIGHT)
     return tape.record(
         out,
         (logits,),
-        lambda grad: (loss_kernel(tape, "logits_tanh", (grad, out), grad.dtype, shape),),
+        lambda grad: (loss_kernel(tape, "logits_tanh", (grad, out), grad.dtype, shape, layout=STRAIGHT),),
         saves=(out,),
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tunecast.model.operation import SYNCHRONISATION, Kind, expert_shape, grouped_layout
+from tunecast.model.operation import SOFTMAX, SYNCHRONISATION, Kind, expert_shape, grouped_layout
 from tunecast.model.primitives import cast, elementwise, gemm_flops
 from tunecast.model.tape import Backward, Grads, Tape, Tensor, widest
 
@@ -36,11 +36,11 @@ def softmax(tape: Tape, x: Tensor, *, name: str, dtype: str | None = None) -> Te
     entry = x if on_gpu and x.dtype == "fp16" else cast(tape, x, wanted, name=f"{name}_cast")
     if tape.would_grad(entry):
         tape.mark_saved()
-    out = elementwise(tape, name, (entry,), entry.elements, wanted)
+    out = elementwise(tape, name, (entry,), entry.elements, wanted, layout=SOFTMAX)
 
     def backward(grad: Tensor) -> Grads:
-        weighed = elementwise(tape, name, (grad, out), out.elements, grad.dtype) if on_gpu else grad
-        return (elementwise(tape, name, (weighed, out), out.elements, entry.dtype),)
+        weighed = elementwise(tape, name, (grad, out), out.elements, grad.dtype, layout=SOFTMAX) if on_gpu else grad
+        return (elementwise(tape, name, (weighed, out), out.elements, entry.dtype, layout=SOFTMAX),)
 
     return tape.record(out, (entry,), backward, saves=(out,))
 

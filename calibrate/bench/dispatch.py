@@ -18,6 +18,7 @@ from tunecast.calibrate.bench.math_ops import (
 )
 from tunecast.calibrate.bench.memory_ops import prepare_dequant, prepare_memory, prepare_optimizer, prepare_transfer
 from tunecast.calibrate.bench.timing import Prepared, time_prepared
+from tunecast.calibrate.bench.walk_ops import prepare_walk
 from tunecast.calibrate.bitsandbytes_setup import quiet_bitsandbytes
 from tunecast.calibrate.devices.backend import Backend
 from tunecast.calibrate.devices.protocol import TrialResult, TrialSpec
@@ -26,6 +27,7 @@ PREPARED: dict[str, Callable[[dict[str, Any], Backend], Prepared]] = {
     "gemm": prepare_gemm,
     "grouped": prepare_grouped,
     "memory": prepare_memory,
+    "walk": prepare_walk,
     "dequant": prepare_dequant,
     "matmul_4bit": prepare_matmul_4bit,
     "attention": prepare_attention,

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from tunecast.calibrate.mock.attention import SLOWER, Heads, attention_work, slowed
-from tunecast.calibrate.mock.bandwidth import dequant_work, memory_work
+from tunecast.calibrate.mock.bandwidth import access_class, dequant_work, memory_work
 from tunecast.calibrate.mock.gemm import gemm_work
 from tunecast.calibrate.mock.host import bare_seconds
 from tunecast.calibrate.mock.kernels import collective_seconds, pcie_bytes_per_s
 from tunecast.calibrate.mock.power import Operating
 from tunecast.calibrate.mock.simulator import Simulator, compile_stream
-from tunecast.calibrate.mock.work import Work
+from tunecast.calibrate.mock.work import Work, together
 from tunecast.model.operation import Kind, Operation, Phase
 from tunecast.model.units import DTYPE_BYTES
 
@@ -71,6 +71,29 @@ def _memory(simulator: Simulator, p: Params, hotness: float) -> Truth:
     hits = 1.0 if ROTATED_COPIES * p["bytes"] <= 0.7 * simulator.card.l2_bytes else 0.0
     work = memory_work(simulator.card, simulator.physics, p["bytes"], kind, hits=hits)
     return _kernel(simulator, work, Kind.MEMORY, hotness, p["bytes"])
+
+
+WALKS = {
+    "softmax": (("aten._softmax", 1),),
+    "softmax_backward": (("aten.mul", 1), ("aten._softmax_backward_data", 1)),
+    "join": (("aten.cat", 1),),
+    "cut": (("aten.slice_backward", 2),),
+    "heads": (("aten.clone", 1),),
+}
+"""Kernels of each walk, and how often each is launched."""
+
+
+def _walk(simulator: Simulator, p: Params, hotness: float) -> Truth:
+    """Its kernels one after the other, past the cache; of a softmax's backward each reads two tensors, writes one."""
+    inner = p["rows"] * p["width"] * p.get("heads", 1)
+    whole = inner + p["rows"] * p.get("more", 0)
+    elements = {"softmax_backward": 3 * inner, "cut": whole + 2 * inner}.get(p["op"], 2 * whole)
+    size = DTYPE_BYTES[p["dtype"]]
+    works = [
+        memory_work(simulator.card, simulator.physics, elements * size, access_class(name), launches, hits=0.0)
+        for name, launches in WALKS[p["op"]]
+    ]
+    return _kernel(simulator, together(*works), Kind.MEMORY, hotness, 4.0 * whole * size)
 
 
 def _dequant(simulator: Simulator, p: Params, hotness: float) -> Truth:
@@ -227,6 +250,7 @@ BENCHES: dict[str, Callable[[Simulator, Params, float], Truth]] = {
     "gemm": _gemm,
     "grouped": _grouped,
     "memory": _memory,
+    "walk": _walk,
     "dequant": _dequant,
     "matmul_4bit": _matmul_4bit,
     "attention": _attention,

@@ -9,6 +9,9 @@ from typing import Any
 from tunecast.model.operation import (
     EFFICIENT,
     MASKED,
+    SOFTMAX,
+    STRAIGHT,
+    STRIDED,
     SYNCHRONISATION,
     VALUE_READ,
     Kind,
@@ -280,8 +283,23 @@ def describe(
         return Operation(kind=Kind.OPTIMIZER, launches=launches, **common)
     wide = _vocabulary_rows(tensors, vocab_size)
     if wide is not None and name not in ("embedding", "embedding_dense_backward"):
-        return Operation(kind=Kind.LOSS, launches=launches, shape=wide, **common)
-    return Operation(kind=Kind.MEMORY, launches=launches, **common)
+        layout = STRAIGHT if name in SHAPING else ""
+        return Operation(kind=Kind.LOSS, launches=launches, shape=wide, layout=layout, **common)
+    return Operation(kind=Kind.MEMORY, launches=launches, layout=walk_of(name, args), **common)
+
+
+SHAPING = ("div", "mul", "tanh", "tanh_backward")
+"""What divides, caps and multiplies logits before their cross-entropy."""
+SOFTMAXES = ("_softmax", "_safe_softmax", "_softmax_backward_data")
+JOINS = ("cat", "stack", "slice_backward")
+
+
+def walk_of(name: str, args: Any) -> str:
+    """How a kernel that moves bytes walks through memory, where that is not straight."""
+    if name in SOFTMAXES:
+        return SOFTMAX
+    moves = name == "clone" and not args[0].is_contiguous()
+    return STRIDED if moves or name in JOINS else ""
 
 
 def copied_base(args: Any, out: Any, *, phase: Phase, layer: int | None) -> Operation:

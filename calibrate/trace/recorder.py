@@ -10,7 +10,7 @@ from typing import Any
 from tunecast.calibrate.trace import fakes, hf, kernels, offload
 from tunecast.calibrate.trace.ledger import Ledger
 from tunecast.calibrate.trace.result import Place
-from tunecast.model.operation import VALUE_READ, Kind, Operation, Phase, plain_layout
+from tunecast.model.operation import SOFTMAX, VALUE_READ, Kind, Operation, Phase, plain_layout
 from tunecast.model.run import Run
 
 UNSHARED_OWNERS = 2
@@ -183,6 +183,7 @@ def watching(recorder: Recorder) -> Any:
                 # ``softmax_backward_cuda_out`` (``SoftMax.cu``): gradient times result is written first.
                 with self:
                     args = (args[0] * args[1], *args[1:])
+                recorder.stream[-1] = replace(recorder.stream[-1], layout=SOFTMAX)
             if name in written and recorder.phase is Phase.BACKWARD and not recorder.recomputing:
                 func = written[name]
             out = _made(func, name, args, kwargs)

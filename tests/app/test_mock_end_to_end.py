@@ -64,6 +64,27 @@ def test_a_record_moves_the_forecast_of_its_device_and_says_so(
     assert width["m"] < width["p"]
 
 
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        ("openai/gpt-oss-20b", ("--method", "qlora", "--max-length", "4096")),
+        ("Qwen/Qwen2.5-7B", ("--method", "lora", "--max-length", "4096", "--attn-implementation", "eager")),
+    ],
+)
+def test_attention_as_plain_products_is_forecast_as_it_is_measured(
+    model: str, options: tuple[str, ...], fitted: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A third of these steps are softmaxes of rows and rows joined and cut, which no step of a calibration has."""
+    _, out, _ = tunecast(capsys, "estimate", model, *options, "--gpu", MOCK, "--record", fitted, "--json")
+    (forecast,) = json.loads(out)
+    _, out, _ = tunecast(capsys, "measure", model, *options, "--device", MOCK, "--json")
+    (measured,) = json.loads(out)
+    step, truth = forecast["step_time_s"], measured["step_time_s"]["value"]
+    assert step["value"] == pytest.approx(truth, rel=0.05)
+    assert step["low"] < truth < step["high"]
+    assert step["high"] / step["low"] < 1.12
+
+
 def test_a_record_of_another_device_is_refused(fitted: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = tunecast(capsys, "estimate", MODEL, "--gpu", "a100-sxm4-80gb", "--record", fitted)
     assert code == 2
