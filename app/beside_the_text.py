@@ -29,16 +29,15 @@ def vision_notes(row: ModelRow) -> tuple[str, ...]:
 
 def config_notes(config: Mapping[str, Any], name: str) -> tuple[str, ...]:
     """That a config's vision or audio part is left out; a config whose text decoder is nowhere by itself is refused."""
-    from tunecast.model.architectures import is_flat, text_part
+    from tunecast.model.architectures import text_part
 
     parts = [part for part in OTHER_PARTS if config.get(part) is not None]
-    text = config.get("text_config")
-    if is_flat(config) or (isinstance(text, dict) and isinstance(text.get("model_type"), str)):
+    decoder = text_part(config)
+    if decoder is not config:
         own = (config.get("architectures") or [config.get("model_type")])[0]
-        decoder = text_part(config)["model_type"]
         note = (
-            f"{name} is a {own}: only its text decoder ({decoder}) is forecast, on text; the weights of its "
-            "other parts, whose size the config does not state, are left out."
+            f"{name} is a {own}: only its text decoder ({decoder['model_type']}) is forecast, on text; the weights of "
+            "its other parts, whose size the config does not state, are left out."
         )
         return (note,)
     if parts:

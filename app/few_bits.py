@@ -51,9 +51,7 @@ def with_storage(options: Mapping[str, Any], stored: Mapping[str, Any], name: st
 def stored_by_name(name: str) -> dict[str, Any]:
     """The same of a quantized copy that the catalog counts as its base, of which the name alone tells: bitsandbytes'
     copies are made in NF4 with double quantization (Unsloth's, whose ``-bnb-4bit`` the name is)."""
-    from tunecast.catalogs.models import find_quantized
-
-    if find_quantized(name) is None or "bnb-4bit" not in name.lower():
+    if stored_in(name) != "bnb-4bit":
         return {}
     return {"method": "qlora", "quant_method": "bnb-4bit", "bnb_4bit_quant_type": "nf4", "double_quant": True}
 

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from tunecast.calibrate.trace import hf
+from tunecast.calibrate.trace.refusals import reason_of
+from tunecast.calibrate.trace.seeing import language_model
 from tunecast.calibrate.trace.tracer import Trace, trace_step
 from tunecast.catalogs.configs import config_from_row
 from tunecast.catalogs.errors import InputError, NotSupportedError
@@ -113,10 +115,11 @@ def _meta_model(settings: str, name: str) -> Any:
         with warnings.catch_warnings(), torch.device("meta"):
             warnings.simplefilter("ignore", FutureWarning)
             config = hf.config_of_settings(settings)
-            return hf.language_model(config, tied=getattr(config, "tie_word_embeddings", False))
+            return language_model(config, tied=getattr(config, "tie_word_embeddings", False))
     except Exception as error:  # other people's code, on any config
-        reason = next(filter(None, map(str.strip, str(error).splitlines())), type(error).__name__)
-        raise NotSupportedError(f"transformers builds no causal language model from {name}: {reason}") from error
+        raise NotSupportedError(
+            f"transformers builds no causal language model from {name}: {reason_of(error)}"
+        ) from error
 
 
 def _layer(layer: Any, text: Any) -> Layer:

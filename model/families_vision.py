@@ -6,35 +6,26 @@ through that of the family it comes from; what tells them apart are the rotary t
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tunecast.model.family import Family
 
+QWEN2 = Family(
+    model_type="qwen2_vl_text",
+    architecture_class="Qwen2VLForConditionalGeneration",
+    keeps_config=True,
+    qkv_bias=True,
+    o_bias=False,
+    default_kv_heads=8,
+    window_rule="late",
+    default_window=4096,
+    finds_packing=False,
+    sections=(16, 24, 24),
+    sections_joined=True,
+)
 VISION_FAMILIES = (
-    Family(
-        model_type="qwen2_vl_text",
-        architecture_class="Qwen2VLForConditionalGeneration",
-        keeps_config=True,
-        qkv_bias=True,
-        o_bias=False,
-        default_kv_heads=8,
-        window_rule="late",
-        default_window=4096,
-        finds_packing=False,
-        sections=(16, 24, 24),
-        sections_joined=True,
-    ),
-    Family(
-        model_type="qwen2_5_vl_text",
-        architecture_class="Qwen2_5_VLForConditionalGeneration",
-        keeps_config=True,
-        qkv_bias=True,
-        o_bias=False,
-        default_kv_heads=8,
-        window_rule="late",
-        default_window=4096,
-        finds_packing=False,
-        sections=(16, 24, 24),
-        sections_joined=True,
-    ),
+    QWEN2,
+    replace(QWEN2, model_type="qwen2_5_vl_text", architecture_class="Qwen2_5_VLForConditionalGeneration"),
     Family(
         model_type="qwen3_vl_text",
         architecture_class="Qwen3VLForConditionalGeneration",

@@ -9,11 +9,9 @@ from __future__ import annotations
 from tunecast.model import primitives as ops
 from tunecast.model.architecture import Attention
 from tunecast.model.context import Step
+from tunecast.model.family_grid import GRIDS
 from tunecast.model.operation import Kind
 from tunecast.model.tape import Tensor
-
-GRIDS = 3
-"""Positions of a token: in time, row and column."""
 
 
 def grid_waves(step: Step, positions: Tensor, attention: Attention) -> tuple[Tensor, Tensor]:

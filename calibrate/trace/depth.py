@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from tunecast.calibrate.trace import hf
 from tunecast.calibrate.trace.direct import trace_depth, trace_update
 from tunecast.calibrate.trace.ledger import Peak
+from tunecast.calibrate.trace.refusals import reason_of
 from tunecast.calibrate.trace.result import Place, TensorSpec, Trace, timeline
 from tunecast.catalogs.errors import NotSupportedError, TunecastError
 from tunecast.model.architecture import Architecture
@@ -115,8 +116,9 @@ def real_trace(architecture: Architecture, run: Run, num_layers: int, platform: 
     except TunecastError:
         raise
     except Exception as error:  # other people's code, on any model of theirs
-        said = next(filter(None, map(str.strip, str(error).splitlines())), type(error).__name__)
-        raise NotSupportedError(f"The real code of {architecture.name} does not train so: {said}") from error
+        raise NotSupportedError(
+            f"The real code of {architecture.name} does not train so: {reason_of(error)}"
+        ) from error
 
 
 def with_kernels(trace: Trace, run: Run) -> Trace:

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 from tunecast.calibrate.trace import int8, losses, offload
 from tunecast.calibrate.trace.optimizers import make_optimizer as make_optimizer
 from tunecast.calibrate.trace.refusals import refuse_family, refuse_unreal
+from tunecast.calibrate.trace.seeing import language_model
 from tunecast.catalogs.errors import NotSupportedError
 from tunecast.model.architecture import Architecture, Layer
 from tunecast.model.families import FAMILIES
-from tunecast.model.families_vision import WHOLE
 from tunecast.model.loss_chunks import KEPT_CHUNKS
 from tunecast.model.run import Run
 from tunecast.model.shapes import FUSED_MAPS, FUSED_PARAMETER
@@ -37,9 +37,6 @@ LISTS_PER_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers", "attentio
 """Config fields with an entry per layer (transformers 5 configuration classes)."""
 
 Observer = Callable[[str], None]
-
-SMALLEST = {"depth": 1, "deepstack_visual_indexes": [0]}
-"""A vision part that is built to be taken out again."""
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -167,22 +164,6 @@ def build_model(
         enable_checkpointing(model, run, recompute_context)
     model.recompute_context = recompute_context
     model.train()
-    return model
-
-
-def language_model(config: Any, *, tied: bool, **choices: Any) -> Any:
-    """A causal language model: of a decoder that transformers has inside a model that sees only, that one without its
-    vision part, which text does not go through; whether its head is `tied` is said of the whole model."""
-    import transformers
-
-    whole = WHOLE.get(config.model_type)
-    if whole is None:
-        return transformers.AutoModelForCausalLM.from_config(config, **choices)
-    seeing = transformers.AutoConfig.for_model(
-        whole, text_config=config.to_dict(), vision_config=SMALLEST, tie_word_embeddings=tied
-    )
-    model = transformers.AutoModelForImageTextToText.from_config(seeing, **choices)
-    del model.model.visual
     return model
 
 

@@ -20,6 +20,11 @@ LAYERS_OF_SEVERAL = ("falcon", "gptj", "bloom")
 """Families whose layers return a tuple, which Unsloth's offloaded checkpoint cannot take back."""
 
 
+def reason_of(error: Exception) -> str:
+    """The first words of an error of other people's code; its kind where it has none."""
+    return next(filter(None, map(str.strip, str(error).splitlines())), type(error).__name__)
+
+
 def refuse_family(model_type: str, run: Run) -> None:
     """Refuse what the real code of a family does not run here."""
     if model_type in IMAGES_ALONE:

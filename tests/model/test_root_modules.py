@@ -95,7 +95,7 @@ def test_names_are_the_real_models(model_type: str) -> None:
     import torch
     import transformers
 
-    from tunecast.calibrate.trace.hf import language_model
+    from tunecast.calibrate.trace.seeing import language_model
 
     config = transformers.AutoConfig.for_model(model_type)
     config.num_hidden_layers = 1
