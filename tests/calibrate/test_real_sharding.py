@@ -6,7 +6,6 @@ accelerate's own ``fsdp2_prepare_model`` wraps the model; ``fsdp-one-group`` is 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -85,51 +84,24 @@ def held(tmp_path_factory: pytest.TempPathFactory) -> Held:
     return held_by_each("sharded_worker.py", folder, PROCESSES, CONFIG, WATCHED, CONFIGS)
 
 
-AGAIN = 3
-"""Times that a run is watched anew in fresh processes where a busy machine kept buffers in all steps of the first."""
-Watch = Callable[[str], Held]
-
-
-@pytest.fixture(scope="module")
-def watch(tmp_path_factory: pytest.TempPathFactory) -> Watch:
-    """Watch one run in processes of its own."""
-
-    def anew(name: str) -> Held:
-        folder = tmp_path_factory.mktemp("again")
-        return held_by_each("sharded_worker.py", folder, PROCESSES, CONFIG, {name: WATCHED[name]}, CONFIGS)
-
-    return anew
-
-
-def least_bytes(held: Held, watch: Watch, name: str, most: float) -> int:
-    """The smallest transient peak of a run, which is the one that its code asks for: gloo's threads let go of a buffer
-    when they come to it. More than `most` is looked at again."""
-    least = min(rank[name]["transient_bytes"] for rank in held)
-    for _ in range(AGAIN):
-        if least <= most:
-            break
-        least = min(least, *(rank[name]["transient_bytes"] for rank in watch(name)))
-    return least
-
-
-def check_peak(held: Held, watch: Watch, name: str, within: float) -> None:
+def check_peak(held: Held, name: str, within: float) -> None:
     """Assert that what is allocated at rest and in the step is the forecast."""
     _, _, forecast = case(name)
     expected = forecast.allocated_bytes - forecast.at_rest_bytes
-    allowed = within * forecast.allocated_bytes
-    assert least_bytes(held, watch, name, expected + allowed) == pytest.approx(expected, abs=allowed)
+    for rank in held:
+        assert rank[name]["transient_bytes"] == pytest.approx(expected, abs=within * forecast.allocated_bytes)
 
 
 @pytest.mark.parametrize("name", WORDY)
-def test_units_outside_the_layers_that_are_larger_than_a_layer(held: Held, watch: Watch, name: str) -> None:
+def test_units_outside_the_layers_that_are_larger_than_a_layer(held: Held, name: str) -> None:
     """A vocabulary whose table and head are 2.7 layers each, as of Llama 3.1 8B: reduced in the end, gathered at the
     loss, and summed in fp32."""
-    check_peak(held, watch, name, 0.01)
+    check_peak(held, name, 5e-3)
 
 
 @pytest.mark.parametrize("name", TIES)
-def test_a_table_that_is_the_head_is_one_unit(held: Held, watch: Watch, name: str) -> None:
-    check_peak(held, watch, name, 0.025)
+def test_a_table_that_is_the_head_is_one_unit(held: Held, name: str) -> None:
+    check_peak(held, name, 0.01)
 
 
 STAGED = {"fsdp-2": (2, True), "fsdp-8": (8, True), "fsdp-grad-op-2": (2, False), "fsdp-grad-op-8": (8, False)}
@@ -215,25 +187,24 @@ def test_whole_parameters_while_a_layer_runs(held: Held, name: str) -> None:
     [
         ("fsdp-full", 2e-3),
         ("fsdp-raised", 2e-3),
-        ("fsdp-raised-lora", 0.03),
+        ("fsdp-raised-lora", 2e-3),
         ("fsdp-one-group", 2e-3),
-        ("fsdp-wide", 0.02),
-        ("fsdp-summed", 0.01),
-        ("fsdp-wide-summed", 0.04),
-        ("fsdp-lora", 0.025),
-        ("fsdp-saved", 0.025),
-        ("fsdp-root", 0.025),
-        ("grad-op-full", 0.01),
-        ("grad-op-lora", 0.025),
+        ("fsdp-wide", 2e-3),
+        ("fsdp-summed", 5e-3),
+        ("fsdp-wide-summed", 0.02),
+        ("fsdp-lora", 0.01),
+        ("fsdp-saved", 0.01),
+        ("fsdp-root", 0.01),
+        ("grad-op-full", 5e-3),
+        ("grad-op-lora", 0.01),
         ("ddp-lora", 2e-3),
         ("ddp-full", 0.01),
     ],
 )
-def test_peak_of_the_step(held: Held, watch: Watch, name: str, within: float) -> None:
+def test_peak_of_the_step(held: Held, name: str, within: float) -> None:
     """Allocated at rest and in the step.
 
     LoRA: temporaries inside a layer are taken to coincide with the copy of the next one. DDP, full: a CPU's update
-    keeps the temporary of the tensor before. Gradients that are summed in fp32: from run to run of the same code the
-    peak was 173 to 183 MB, by when a reduction's buffer goes.
+    keeps the temporary of the tensor before.
     """
-    check_peak(held, watch, name, within)
+    check_peak(held, name, within)
