@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tunecast.catalogs.configs import config_from_row, config_table
 from tunecast.catalogs.errors import InputError, NotSupportedError, UnbuiltFamilyError
 from tunecast.model.architecture import Architecture, Attention, Layer, LayerGroup, Linear, Mlp
-from tunecast.model.config_fields import positive, switch
+from tunecast.model.config_fields import kinds_by_layer, positive, switch
 from tunecast.model.families import FAMILIES, family_of
 from tunecast.model.families_vision import FLAT, WHOLE
 from tunecast.model.family import Family
@@ -231,12 +231,10 @@ def layer_windows(config: Mapping[str, Any], family: Family, num_layers: int, na
     if not given or family.window_rule == "none" or not config.get("use_sliding_window", family.window_rule != "late"):
         return (None,) * num_layers
     window = _positive(config, "sliding_window", name, family.default_window)
-    types = config.get("layer_types")
+    types = kinds_by_layer(config, "layer_types", num_layers, name)
     if types is None:
         first = _positive(config, "max_window_layers", name, 28) if family.window_rule == "late" else 0
         return windows_by_rule(window, family, num_layers, first)
-    if len(types) != num_layers:
-        raise InputError(f"The config {name} has {len(types)} layer_types for {num_layers} layers; they must agree.")
     return tuple(window if kind == "sliding_attention" else None for kind in types)
 
 
@@ -288,6 +286,8 @@ def masks_anyway(config: Mapping[str, Any], family: Family, name: str) -> tuple[
     """Windows of the masks that the family's code makes whatever its layers need."""
     if family.masks == "both":
         return None, _positive(config, "sliding_window", name, family.default_window)
+    if family.masks == "empty":
+        return None, 0
     return (None,) if family.masks == "full" else ()
 
 

@@ -19,6 +19,7 @@ from tunecast.model.linears import linear_map
 from tunecast.model.norms import norm
 from tunecast.model.operation import SYNCHRONISATION, Kind, Phase
 from tunecast.model.run import Run
+from tunecast.model.shapes import TURNED_FIRST
 from tunecast.model.tape import Tensor
 
 UNSLOTH = "unsloth"
@@ -111,6 +112,13 @@ def attention_block(step: Step, where: str, layer: Layer, x: Tensor, tables: Tab
     if block.q_scaled_by_position:
         q = scaled_by_position(step, q)
     tape.hold(*plain)
+    if block.kind == TURNED_FIRST:
+        turned = q, k
+        q, k = (
+            norm(step, layer.norm, f"{where}.{name}", heads, block.head_dim)
+            for name, heads in zip(("q_norm", "k_norm"), turned, strict=True)
+        )
+        tape.hold(*turned)
     mask = tables.mask_of(block.window) if needs_mask(block, step.run) else None
     mixed = mixed_heads(step, where, block, q, k, v, mask)
     if joins(block) and step.run.attn_implementation != "eager":
@@ -153,7 +161,7 @@ def split_heads(step: Step, where: str, layer: Layer, x: Tensor) -> tuple[Tensor
             made.append(norm(step, layer.norm, f"{where}.{name}", heads, linear.out_features))
             continue
         by_head = laid_out(step, block, heads)
-        early = block.qk_norm and not block.qk_norm_late
+        early = block.qk_norm and not (block.qk_norm_late or block.kind == TURNED_FIRST)
         normed = norms_of_heads if block.qk_norm_each else norm
         made.append(normed(step, layer.norm, f"{where}.{name}", by_head, block.head_dim) if early else by_head)
     v = project(block.linears[2])

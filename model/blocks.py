@@ -26,7 +26,7 @@ from tunecast.model.mlp_blocks import mlp_block
 from tunecast.model.norms import norm
 from tunecast.model.operation import Phase
 from tunecast.model.parallel_blocks import enter_block, leave_block
-from tunecast.model.shapes import BEHIND_GATE, BESIDE, DELTA, GATED
+from tunecast.model.shapes import BEHIND_GATE, BESIDE, DELTA, GATED, TURNED_FIRST
 from tunecast.model.tape import Tensor
 
 AttentionWriter = Callable[[Step, str, Layer, Tensor, Tables], Tensor]
@@ -34,6 +34,7 @@ MlpWriter = Callable[[Step, str, Layer, Tensor], Tensor]
 
 ATTENTIONS: dict[str, AttentionWriter] = {
     "heads": attention_block,
+    TURNED_FIRST: attention_block,
     "latent": latent_attention_block,
     "bloom": bloom_attention,
     "mpt": mpt_attention,

@@ -7,6 +7,9 @@ from typing import Any
 
 from tunecast.catalogs.errors import InputError
 
+LAYER_KINDS, DENSE, SPARSE = "mlp_layer_types", "dense", "sparse"
+"""Field of a config that lists the feed-forward blocks layer by layer, and their kinds."""
+
 
 def positive(config: Mapping[str, Any], field: str, name: str, default: int) -> int:
     """A positive whole number of a config; a `default` of 0 is none."""
@@ -27,11 +30,21 @@ def switch(config: Mapping[str, Any], field: str, name: str, *, default: bool = 
     return value
 
 
-def check_layer_types(config: Mapping[str, Any], name: str, allowed: tuple[str, str]) -> None:
-    """Refuse ``layer_types`` that are no list of the two kinds of layers of a family."""
-    kinds = config.get("layer_types")
+def check_layer_types(
+    config: Mapping[str, Any], name: str, allowed: tuple[str, str], field: str = "layer_types"
+) -> None:
+    """Refuse ``layer_types``, or another field, that is no list of the two kinds of layers of a family."""
+    kinds = config.get(field)
     if kinds is None or (isinstance(kinds, list) and all(kind in allowed for kind in kinds)):
         return
     raise InputError(
-        f"The config {name} has layer_types {str(kinds)[:80]}, but they are a list of {allowed[0]} and {allowed[1]}."
+        f"The config {name} has {field} {str(kinds)[:80]}, but they are a list of {allowed[0]} and {allowed[1]}."
     )
+
+
+def kinds_by_layer(config: Mapping[str, Any], field: str, num_layers: int, name: str) -> list[str] | None:
+    """The kinds that a field lists, one for every layer; None without the field."""
+    kinds: list[str] | None = config.get(field)
+    if kinds is not None and len(kinds) != num_layers:
+        raise InputError(f"The config {name} has {len(kinds)} {field} for {num_layers} layers; they must agree.")
+    return kinds

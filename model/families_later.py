@@ -6,6 +6,7 @@ Sources: ``models/<type>/{configuration,modeling}_<type>.py`` of transformers 5.
 from __future__ import annotations
 
 from tunecast.model.family import Family
+from tunecast.model.shapes import TURNED_FIRST
 
 LATER_FAMILIES = (
     Family(
@@ -118,6 +119,28 @@ LATER_FAMILIES = (
         gated=False,
         activation="relu2",
         mlp_bias_field=True,
+    ),
+    Family(
+        model_type="glm4_moe_lite",
+        architecture_class="Glm4MoeLiteForCausalLM",
+        keeps_config=True,
+        qkv_bias=False,
+        default_head_dim=64,
+    ),
+    Family(
+        model_type="hunyuan_v1_dense",
+        architecture_class="HunYuanDenseV1ForCausalLM",
+        keeps_config=True,
+        attention=TURNED_FIRST,
+        qk_norm=True,
+    ),
+    Family(
+        model_type="qwen2_moe",
+        architecture_class="Qwen2MoeForCausalLM",
+        qkv_bias=True,
+        o_bias=False,
+        default_kv_heads=16,
+        masks="empty",
     ),
 )
 """In the order of `families.FAMILIES`, after Gemma."""

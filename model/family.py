@@ -54,7 +54,8 @@ class Family:
     """``sliding_window`` when the config has none."""
     global_period: int = 1
     masks: str = "needed"
-    """Which masks its code makes: those that layers need, the ``full`` one anyway (EXAONE 4), or ``both`` (OLMo 3)."""
+    """Which masks its code makes: those that layers need, the ``full`` one anyway (EXAONE 4), ``both`` (OLMo 3), or
+    beside the full one an ``empty`` one, of a window of no tokens that no layer has (Qwen2-MoE)."""
     nope_period: int | None = None
     """Each layer at a multiple of this has no rotary embedding."""
     activation: str = "silu"

@@ -11,7 +11,7 @@ from typing import Any
 
 from tunecast.catalogs.errors import InputError
 from tunecast.model.architecture import Architecture, Attention, Layer, Linear
-from tunecast.model.config_fields import check_layer_types, positive
+from tunecast.model.config_fields import check_layer_types, kinds_by_layer, positive
 from tunecast.model.shapes import DELTA, DeltaNet
 
 QWEN_MOE = "qwen3_5_moe_text"
@@ -37,13 +37,11 @@ def delta_layers(layers: list[Layer], architecture: Architecture, config: Mappin
 def kinds_of(config: Mapping[str, Any], num_layers: int, name: str) -> list[str]:
     """Kind of every layer: ``layer_types``, or attention at each ``full_attention_interval``-th."""
     check_layer_types(config, name, (LINEAR, FULL))
-    kinds: list[str] | None = config.get("layer_types")
-    if kinds is None:
-        period = positive(config, "full_attention_interval", name, PERIOD)
-        return [LINEAR if (index + 1) % period else FULL for index in range(num_layers)]
-    if len(kinds) != num_layers:
-        raise InputError(f"The config {name} has {len(kinds)} layer_types for {num_layers} layers; they must agree.")
-    return kinds
+    kinds = kinds_by_layer(config, "layer_types", num_layers, name)
+    if kinds is not None:
+        return kinds
+    period = positive(config, "full_attention_interval", name, PERIOD)
+    return [LINEAR if (index + 1) % period else FULL for index in range(num_layers)]
 
 
 def linear_attention(whole: Attention, architecture: Architecture, config: Mapping[str, Any]) -> Attention:

@@ -13,14 +13,12 @@ from typing import Any
 
 from tunecast.catalogs.errors import InputError, UnbuiltFamilyError
 from tunecast.model.architecture import Architecture, Attention, Layer, LayerGroup, Linear, Mlp
-from tunecast.model.config_fields import positive, switch
+from tunecast.model.config_fields import DENSE, LAYER_KINDS, SPARSE, kinds_by_layer, positive, switch
 from tunecast.model.family_delta import MODEL_TYPES as QWEN
 from tunecast.model.family_delta import QWEN_MOE, delta_layers
 from tunecast.model.shapes import BEHIND_GATE, BESIDE, Experts, Latent
 from tunecast.model.variants import refuse
 
-LATENT_ROTARY = {"deepseek_v2": "complex", "deepseek_v3": "interleaved"}
-"""How rotary positions are applied, by the ``model_type`` of families with latent attention."""
 SOFTCAP = 50.0
 """``attn_logit_softcapping`` of a Gemma 2 config that says nothing."""
 
@@ -55,6 +53,8 @@ class ExpertsRule:
     wide_buffer: bool = False
     linear_router: bool = False
     per_token_field: str = "num_experts_per_tok"
+    kinds: bool = False
+    """Whether a list of the layers' kinds says which route, and no other field."""
 
     def shape(self, config: Mapping[str, Any], hidden_size: int, name: str) -> Experts:
         """The experts of one layer."""
@@ -95,11 +95,17 @@ class ExpertsRule:
         count = config.get(self.shared_field, self.shared) or 0
         return int(count) * positive(config, self.width_field, name, self.width)
 
-    def has_experts(self, config: Mapping[str, Any], layer: int) -> bool:
-        """Whether a layer routes: after the first dense ones, each ``decoder_sparse_step``-th not listed as dense."""
+    def routing_layers(self, config: Mapping[str, Any], num_layers: int, name: str) -> list[bool]:
+        """Which layers route: after the first dense ones, each ``decoder_sparse_step``-th not listed as dense; or those
+        that ``mlp_layer_types`` says, where the family reads it in place of all others."""
+        if self.kinds:
+            kinds = kinds_by_layer(config, LAYER_KINDS, num_layers, name)
+            kinds = [DENSE] * self.dense_first + [SPARSE] * num_layers if kinds is None else kinds
+            return [kind == SPARSE for kind in kinds[:num_layers]]
         first = config.get("first_k_dense_replace", self.dense_first) or 0
         period = config.get("decoder_sparse_step", 1) or 1
-        return layer >= first and (layer + 1) % period == 0 and layer not in (config.get("mlp_only_layers") or ())
+        dense = config.get("mlp_only_layers") or ()
+        return [i >= first and (i + 1) % period == 0 and i not in dense for i in range(num_layers)]
 
 
 GEMMA_EXPERTS = ExpertsRule(router="gemma4", linear_router=True, per_token_field="top_k_experts")
@@ -176,6 +182,28 @@ EXPERTS: dict[str, ExpertsRule] = {
         wide_buffer=True,
         peft_names="qwen2_moe",
     ),
+    "glm4_moe_lite": ExpertsRule(
+        router="sigmoid-groups",
+        count_field="n_routed_experts",
+        count=64,
+        per_token=4,
+        width=1536,
+        shared_field="n_shared_experts",
+        shared=1,
+        dense_first=1,
+        kinds=True,
+        wide_buffer=True,
+        peft_names="qwen2_moe",
+    ),
+    "qwen2_moe": ExpertsRule(
+        router="softmax",
+        count=60,
+        per_token=4,
+        width=1408,
+        normalised=None,
+        gated_width=5632,
+        peft_names="qwen2_moe",
+    ),
     "minimax_m2": ExpertsRule(
         router="sigmoid",
         count_field="num_local_experts",
@@ -196,10 +224,8 @@ def with_experts(architecture: Architecture, config: Mapping[str, Any], name: st
     rule = EXPERTS.get(architecture.model_type)
     if rule is not None:
         routed = routed_block(rule, config, layers[0].mlp, architecture.hidden_size, name)
-        changed = [
-            replace(layer, mlp=routed) if rule.has_experts(config, index) else layer
-            for index, layer in enumerate(changed)
-        ]
+        routes = rule.routing_layers(config, len(changed), name)
+        changed = [replace(layer, mlp=routed) if here else layer for here, layer in zip(routes, changed, strict=True)]
     if changed == layers:
         return architecture
     return replace(architecture, groups=runs_of(changed), config=json.dumps(dict(config), sort_keys=True))
@@ -215,7 +241,7 @@ def odd_attention(layers: list[Layer], architecture: Architecture, config: Mappi
         return gemma_layers(layers, architecture, config)
     if architecture.model_type in QWEN:
         return delta_layers(layers, architecture, config)
-    if architecture.model_type in LATENT_ROTARY:
+    if architecture.model_type in LATENTS:
         block = latent_block(layers[0].attention.num_heads, architecture, config)
         return [replace(layer, attention=block) for layer in layers]
     return layers
@@ -275,18 +301,40 @@ def gemma_experts(config: Mapping[str, Any], dense: Mlp, architecture: Architect
     return replace(dense, linears=(*dense.linears, router), kind=BESIDE, experts=experts)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentRule:
+    """Latent attention of one family: widths where its config says nothing."""
+
+    rotary: str = "interleaved"
+    q_rank: int = 1536
+    nope_dim: int = 128
+    value_dim: int = 128
+    greedy: bool = False
+    """Whether its code reads ``topk_method``, of which ``greedy`` is built."""
+
+
+LATENTS = {
+    "deepseek_v2": LatentRule(rotary="complex", greedy=True),
+    "deepseek_v3": LatentRule(),
+    "glm4_moe_lite": LatentRule(q_rank=768, nope_dim=192, value_dim=256),
+}
+"""By ``model_type``."""
+
+
 def latent_block(heads: int, architecture: Architecture, config: Mapping[str, Any]) -> Attention:
     """Latent attention with its linear maps."""
-    refuse(config, architecture.name, attention_bias=False, rope_interleave=True, topk_method="greedy")
-    name, hidden = architecture.name, architecture.hidden_size
-    q_rank = config.get("q_lora_rank", 1536)
+    name, hidden, rule = architecture.name, architecture.hidden_size, LATENTS[architecture.model_type]
+    refuse(config, name, attention_bias=False, rope_interleave=True)
+    if rule.greedy:
+        refuse(config, name, topk_method="greedy")
+    q_rank = config.get("q_lora_rank", rule.q_rank)
     latent = Latent(
         q_rank=q_rank,
         kv_rank=positive(config, "kv_lora_rank", name, 512),
-        nope_dim=positive(config, "qk_nope_head_dim", name, 128),
+        nope_dim=positive(config, "qk_nope_head_dim", name, rule.nope_dim),
         rope_dim=positive(config, "qk_rope_head_dim", name, 64),
-        value_dim=positive(config, "v_head_dim", name, 128),
-        rotary=LATENT_ROTARY[architecture.model_type],
+        value_dim=positive(config, "v_head_dim", name, rule.value_dim),
+        rotary=rule.rotary,
     )
     widths = {"q_proj": (hidden, heads * latent.key_dim)}
     if q_rank is not None:

@@ -1,8 +1,8 @@
 """Multi-head latent attention: keys, values and perhaps queries out of a narrow latent of each token.
 
 Nothing is absorbed in training: every head's keys and values are written out, and attention runs over them.
-Source: transformers 5 ``modeling_deepseek_v2.py`` and ``modeling_deepseek_v3.py``; PyTorch's memory-efficient kernel,
-which takes values narrower than keys (``sdp_utils.cpp``: the flash kernel does not).
+Source: transformers 5 ``modeling_deepseek_v2.py`` and ``modeling_deepseek_v3.py`` (``glm4_moe_lite`` has its attention);
+PyTorch's memory-efficient kernel, which takes values narrower than keys (``sdp_utils.cpp``: the flash kernel does not).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tunecast.model.attention_blocks import held_mask, needs_mask, turned_pairs
 from tunecast.model.context import Step, Tables
 from tunecast.model.linears import linear_map
 from tunecast.model.norms import norm
-from tunecast.model.primitives_heavy import AttentionShape, mask_bias
+from tunecast.model.primitives_heavy import AttentionShape, flash_attention, mask_bias
 from tunecast.model.shapes import Latent
 from tunecast.model.tape import Tensor
 
@@ -39,14 +39,24 @@ def latent_attention_block(step: Step, where: str, layer: Layer, x: Tensor, tabl
     narrow, k_part = kernels.split(tape, compressed, sizes, name="kv_split")
     narrow = norm(step, layer.norm, f"{where}.kv_a_layernorm", narrow, latent.kv_rank)
     q_turned, k_turned = turned(step, latent, q_part, k_part, tables.waves[0])
+    q_plain = ops.cast(
+        tape, q_plain, q_turned.dtype, name="q_join"
+    )  # of two dtypes, autocast's ``cat`` takes the wider
     query = gpt.concatenated(tape, q_plain, q_turned, name="q_join")
     key, value = expanded(step, where, block, linear_map(step, where, to_heads, narrow), k_turned)
+    made = query, key, value
+    if step.autocast_dtype is not None:
+        query, key, value = (ops.cast(tape, each, step.autocast_dtype) for each in made)
     shape = shape_of(step, block)
     bias = None if tables.mask is None else mask_bias(tape, tables.mask, query.dtype, shape)
     held = held_mask(step, tables.mask)
-    mixed = kernels.attention(tape, query, key, value, shape, share=latent.value_share, bias=bias, held=held)
+    if latent.is_even:
+        mixed = flash_attention(tape, query, key, value, shape, on_gpu=step.platform == "cuda", bias=bias, held=held)
+        mixed = ops.copy(tape, mixed, name="head_layout")
+    else:
+        mixed = kernels.attention(tape, query, key, value, shape, share=latent.value_share, bias=bias, held=held)
     out = linear_map(step, where, to_output, mixed)
-    tape.hold(queries, compressed, narrow, q_turned, k_turned, query, key, value, mixed)
+    tape.hold(queries, compressed, narrow, q_turned, k_turned, *made, query, key, value, mixed)
     return out
 
 

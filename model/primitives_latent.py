@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tunecast.model.operation import EFFICIENT, MASKED, STRIDED, Kind
-from tunecast.model.primitives import elementwise
+from tunecast.model.primitives import cast_gradient, elementwise
 from tunecast.model.primitives_heavy import FLASH_BACKWARD_LAUNCHES, AttentionShape, wide_scratch_elements
 from tunecast.model.tape import Backward, Grads, Tape, Tensor
 
@@ -70,7 +70,7 @@ def joined_keys(tape: Tape, plain: Tensor, turned: Tensor, turned_elements: int,
     """
     out = tape.empty(plain.elements + turned_elements, plain.dtype)
     tape.kernel(name, Kind.MEMORY, (plain,), (out,), n_bytes=2 * plain.bytes)
-    part = Tensor(turned_elements, turned.dtype, None)
+    part = Tensor(turned_elements, plain.dtype, None)
     tape.kernel(name, Kind.MEMORY, (turned,), (out,), n_bytes=turned.bytes + part.bytes)
 
     def backward(grad: Tensor) -> Grads:
@@ -82,7 +82,8 @@ def joined_keys(tape: Tape, plain: Tensor, turned: Tensor, turned_elements: int,
         second = elementwise(tape, name, (first,), grad.elements, grad.dtype)
         own = tape.empty(plain.elements, grad.dtype)
         tape.kernel(name, Kind.MEMORY, (second,), (own,), n_bytes=2 * own.bytes)
-        return own, elementwise(tape, name, (shared,), turned.elements, grad.dtype)
+        shared = cast_gradient(tape, shared, turned.dtype, name)
+        return own, elementwise(tape, name, (shared,), turned.elements, turned.dtype)
 
     return tape.record(out, (plain, turned), backward)
 

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from tunecast.catalogs.gpus import Gpu
-from tunecast.model.architecture import Architecture
+from tunecast.model.architecture import Architecture, Attention
 from tunecast.model.attention_blocks import needs_mask
 from tunecast.model.factors import Curve, FactorSet
 from tunecast.model.litgpt import is_litgpt
@@ -151,11 +151,16 @@ def efficient_notes(architecture: Architecture, run: Run, factors: FactorSet) ->
 
 
 def avoids_flash(architecture: Architecture, run: Run) -> bool:
-    """Whether ``sdpa`` runs some of the layers without flash kernels: under a mask, with wide heads or latent ones."""
+    """Whether ``sdpa`` runs some of the layers without flash kernels: under a mask, with wide or uneven heads."""
     if run.attn_implementation != "sdpa" or is_litgpt(architecture) or runs_plain_attention(architecture):
         return False
     blocks = [group.layer.attention for group in architecture.groups]
-    return any(block.latent or block.head_dim > WIDEST_FLASH or needs_mask(block, run) for block in blocks)
+    return any(is_uneven(block) or block.head_dim > WIDEST_FLASH or needs_mask(block, run) for block in blocks)
+
+
+def is_uneven(block: Attention) -> bool:
+    """Whether values are narrower than keys, as latent attention may have them."""
+    return block.latent is not None and not block.latent.is_even
 
 
 def with_flash(factors: FactorSet, gpu: Gpu | None, run: Run | None) -> FactorSet:

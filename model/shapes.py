@@ -17,6 +17,8 @@ MoE): its last linear map."""
 GATED, DELTA = "gated", "delta"
 """Kinds of attention: with an output that is multiplied by a gate which its queries' map makes beside them; linear, by
 the gated delta rule."""
+TURNED_FIRST = "turned-first"
+"""Kind of attention whose queries and keys are rotated before they are normalised (HunYuan)."""
 CORRECTED = ("sigmoid-groups", "sigmoid")
 """Routers whose scores a stored buffer corrects: keys of ``routers.ROUTERS``."""
 FUSED_MAPS = 2
@@ -204,6 +206,11 @@ class Latent:
     def value_share(self) -> float:
         """Width of a value over that of a key."""
         return self.value_dim / self.key_dim
+
+    @property
+    def is_even(self) -> bool:
+        """Whether values are as wide as keys, which flash kernels need."""
+        return self.value_dim == self.key_dim
 
     @property
     def norm_sizes(self) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from tunecast.catalogs.errors import InputError, UnbuiltFamilyError
-from tunecast.model.config_fields import check_layer_types, switch
+from tunecast.model.config_fields import DENSE, LAYER_KINDS, SPARSE, check_layer_types, switch
 from tunecast.model.family import Family
 
 Config = Mapping[str, Any]
@@ -159,8 +159,7 @@ def ministral3(config: Config, name: str) -> Changes:
 def ministral(config: Config, name: str) -> Changes:
     """Ministral of 2024, whose masks need a window and whose heads need a width of their own."""
     refuse(config, name, hidden_act="silu", attention_dropout=0.0)
-    if config.get("head_dim") is None:
-        raise InputError(f"The config {name} has no 'head_dim'; give a complete Hugging Face config.json.")
+    need_head_dim(config, name)
     check_layer_types(config, name, LAYER_TYPES)
     need_numbers(config, name, "sliding_window")
     return {}
@@ -235,6 +234,12 @@ def need_numbers(config: Config, name: str, *fields: str) -> None:
             raise InputError(f"The config {name} has {field}=null, but it must be a number.")
 
 
+def need_head_dim(config: Config, name: str) -> None:
+    """Refuse a config without a width of heads, of code that falls back to nothing."""
+    if config.get("head_dim") is None:
+        raise InputError(f"The config {name} has no 'head_dim'; give a complete Hugging Face config.json.")
+
+
 def gemma4(config: Config, name: str) -> Changes:
     """Gemma 4 without embeddings per layer and without layers that share keys and values (31B and 26B-A4B)."""
     refuse(config, name, num_kv_shared_layers=0, use_double_wide_mlp=False, attention_dropout=0.0)
@@ -249,6 +254,26 @@ def gemma4(config: Config, name: str) -> Changes:
         hidden_size_per_layer_input=0,
     )
     return {"logits": "plain" if config.get("final_logit_softcapping") is None else "capped"}
+
+
+def glm4_moe_lite(config: Config, name: str) -> Changes:
+    """GLM-4.7-Flash: DeepSeek-V3's attention, and after a dense layer GLM-4.5's experts."""
+    refuse(config, name, hidden_act="silu", attention_dropout=0.0, norm_topk_prob=True, output_router_logits=False)
+    check_layer_types(config, name, (DENSE, SPARSE), LAYER_KINDS)
+    return {}
+
+
+def hunyuan(config: Config, name: str) -> Changes:
+    """HunYuan's dense models, 0.5B to 7B, whose heads need a width of their own."""
+    refuse(config, name, hidden_act="silu", attention_dropout=0.0)
+    need_head_dim(config, name)
+    return {}
+
+
+def qwen2_moe(config: Config, name: str) -> Changes:
+    """Qwen1.5-MoE and Qwen2-57B-A14B without windows."""
+    refuse(config, name, hidden_act="silu", attention_dropout=0.0, output_router_logits=False)
+    return {"qkv_bias": switch(config, "qkv_bias", name, default=True)}
 
 
 def qwen3_5(config: Config, name: str) -> Changes:
@@ -280,8 +305,10 @@ VARIANTS: dict[str, Callable[[Config, str], Changes]] = {
     "glm": glm,
     "glm4": glm,
     "glm4_moe": glm4_moe,
+    "glm4_moe_lite": glm4_moe_lite,
     "gpt_neox": gpt_neox,
     "gptj": gptj,
+    "hunyuan_v1_dense": hunyuan,
     "minimax_m2": minimax,
     "ministral": ministral,
     "ministral3": ministral3,
@@ -290,6 +317,7 @@ VARIANTS: dict[str, Callable[[Config, str], Changes]] = {
     "opt": opt,
     "phi": phi,
     "qwen": qwen,
+    "qwen2_moe": qwen2_moe,
     "qwen3_5_moe_text": qwen3_5,
     "qwen3_5_text": qwen3_5,
     "seed_oss": seed_oss,

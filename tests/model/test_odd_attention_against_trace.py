@@ -40,6 +40,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "attention only, nothing checkpointed": {
         "gradient_checkpointing": False, "lora_target_modules": "o_proj", "max_length": 256,
     },
+    "lora in fp32": {"dtype": "fp32", "max_length": 256, "gradient_checkpointing": False},
     "lora with padding": {"padding_mask": True, "per_device_train_batch_size": 2, "max_length": 256},
     "full with padding": {
         "method": "full", "padding_mask": True, "per_device_train_batch_size": 2, "max_length": 256,
@@ -60,6 +61,11 @@ def test_every_odd_family_is_here() -> None:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_step_is_the_traced_step(same_as_traced: Callable[..., None], name: str, method: str) -> None:
     same_as_traced(small(name), **METHODS[method])
+
+
+def test_how_experts_are_chosen_is_read_of_families_whose_code_reads_it() -> None:
+    """DeepSeek-V3's and Kimi K2's published configs say ``noaux_tc``, which their code does not ask for."""
+    assert small("deepseek_v3", topk_method="noaux_tc").groups == small("deepseek_v3").groups
 
 
 def test_capped_scores_stay_inside_the_flash_kernel(same_as_traced: Callable[..., None]) -> None:
