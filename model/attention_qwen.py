@@ -1,6 +1,7 @@
 """Token mixers of Qwen3.5: linear attention by the gated delta rule, and attention whose output is gated.
 
-Source: transformers 5 ``modeling_qwen3_5.py``, ``Qwen3_5GatedDeltaNet`` and ``Qwen3_5Attention``.
+Source: transformers 5 ``modeling_qwen3_5.py``, ``Qwen3_5GatedDeltaNet`` and ``Qwen3_5Attention``; of Qwen3-Next
+``modeling_qwen3_next.py``, ``Qwen3NextGatedDeltaNet.fix_query_key_value_ordering``.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tunecast.model.fused import CONVOLUTION, FLA
 from tunecast.model.linears import linear_map
 from tunecast.model.masks import zeroed_padding
 from tunecast.model.norms import norm
-from tunecast.model.shapes import DeltaNet
+from tunecast.model.shapes import DELTA_JOINED, DeltaNet
 from tunecast.model.tape import Grads, Tensor
 
 
@@ -52,13 +53,10 @@ def delta_attention(step: Step, where: str, layer: Layer, x: Tensor, tables: Tab
     block, tape = layer.attention, step.tape
     net = block.delta
     assert net is not None
-    to_heads, to_gate, to_rate, to_decay, to_output = block.linears
     x = zeroed_padding(step, x)
-    by_kernels, by_token = step.run.fuses(FLA), step.run.fuses(CONVOLUTION)
-    whole = (linear_map if by_token else turned_map)(step, where, to_heads, x)
-    gate = linear_map(step, where, to_gate, x)
-    rate_input = (linear_map if by_kernels else turned_map)(step, where, to_rate, x)
-    decay_input = linear_map(step, where, to_decay, x)
+    by_kernels = step.run.fuses(FLA)
+    entries = joined_entries if block.kind == DELTA_JOINED else separate_entries
+    whole, gate, rate_input, decay_input = entries(step, where, block, x)
     mixed = convolved(step, where, block, whole)
     keys, values = (step.tokens * width for width in (net.keys_width, net.values_width))
     query, key, value = gpt.split(tape, mixed, (keys, keys, values), name="qkv_split")
@@ -69,9 +67,35 @@ def delta_attention(step: Step, where: str, layer: Layer, x: Tensor, tables: Tab
     rule = delta_rule_by_kernels if by_kernels else delta_rule
     made = rule(step, net, (query, key, value), decay, rate)
     normed = gated_norm(step, f"{where}.norm", made, gate, net.value_dim)
-    out = linear_map(step, where, to_output, normed)
+    out = linear_map(step, where, block.linears[-1], normed)
     tape.hold(mixed, gate, rate_input, decay_input, rate, decay, normed)
     return out
+
+
+def separate_entries(step: Step, where: str, block: Attention, x: Tensor) -> tuple[Tensor, ...]:
+    """What the convolution takes, the gate, and of rate and decay what makes them, from a map each."""
+    to_heads, to_gate, to_rate, to_decay, _ = block.linears
+    whole = (linear_map if step.run.fuses(CONVOLUTION) else turned_map)(step, where, to_heads, x)
+    gate = linear_map(step, where, to_gate, x)
+    rate = (linear_map if step.run.fuses(FLA) else turned_map)(step, where, to_rate, x)
+    return whole, gate, rate, linear_map(step, where, to_decay, x)
+
+
+def joined_entries(step: Step, where: str, block: Attention, x: Tensor) -> tuple[Tensor, ...]:
+    """The same from two maps, whose outputs have all of a key's head side by side: its query, key, values and gates are
+    copied out, and queries, keys and values joined again."""
+    net, tape, tokens = block.delta, step.tape, step.tokens
+    assert net is not None
+    to_heads, to_both, _ = block.linears
+    heads, both = (linear_map(step, where, linear, x) for linear in (to_heads, to_both))
+    keys, values = tokens * net.keys_width, tokens * net.values_width
+    query, key, value, gate = gpt.split(tape, heads, (keys, keys, values, values), name="qkv_split")
+    rate, decay = gpt.split(tape, both, (tokens * net.value_heads,) * 2, name="rate_split")
+    query, key, value = (ops.copy(tape, each, name="head_layout") for each in (query, key, value))
+    if net.key_heads < net.value_heads:
+        gate, rate, decay = (ops.copy(tape, each, name="head_layout") for each in (gate, rate, decay))
+    whole = gpt.joined_all(tape, (query, key, value), name="qkv_join")
+    return whole, gate, rate, decay
 
 
 def by_head(step: Step, net: DeltaNet, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:

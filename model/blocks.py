@@ -26,7 +26,7 @@ from tunecast.model.mlp_blocks import mlp_block
 from tunecast.model.norms import norm
 from tunecast.model.operation import Phase
 from tunecast.model.parallel_blocks import enter_block, leave_block
-from tunecast.model.shapes import BEHIND_GATE, BESIDE, DELTA, GATED, TURNED_FIRST
+from tunecast.model.shapes import BEHIND_GATE, BESIDE, DELTA, DELTA_JOINED, GATED, TURNED_FIRST
 from tunecast.model.tape import Tensor
 
 AttentionWriter = Callable[[Step, str, Layer, Tensor, Tables], Tensor]
@@ -43,6 +43,7 @@ ATTENTIONS: dict[str, AttentionWriter] = {
     GEMMA: gemma_attention,
     GATED: gated_attention,
     DELTA: delta_attention,
+    DELTA_JOINED: delta_attention,
 }
 """By ``Attention.kind``: (step, where, layer, input, tables) to the output of the block."""
 MLPS: dict[str, MlpWriter] = {

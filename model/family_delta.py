@@ -1,6 +1,7 @@
-"""What a Qwen3.5 config says of its layers: three of linear attention, then one of attention, or as it lists them.
+"""What a Qwen3.5 or Qwen3-Next config says of its layers: three of linear attention, then one of attention, or as it
+lists them.
 
-Source: transformers 5 ``models/qwen3_5/configuration_qwen3_5.py``.
+Source: transformers 5 ``configuration_qwen3_5.py`` and ``configuration_qwen3_next.py``.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from typing import Any
 from tunecast.catalogs.errors import InputError
 from tunecast.model.architecture import Architecture, Attention, Layer, Linear
 from tunecast.model.config_fields import check_layer_types, kinds_by_layer, positive
-from tunecast.model.shapes import DELTA, DeltaNet
+from tunecast.model.shapes import DELTA, DELTA_JOINED, DeltaNet
 
-QWEN_MOE = "qwen3_5_moe_text"
-MODEL_TYPES = ("qwen3_5_text", QWEN_MOE)
+QWEN_MOE, QWEN_NEXT = "qwen3_5_moe_text", "qwen3_next"
+MODEL_TYPES = ("qwen3_5_text", QWEN_MOE, QWEN_NEXT)
 LINEAR, FULL = "linear_attention", "full_attention"
 PERIOD = 4
 """``full_attention_interval`` of a config that says nothing."""
@@ -59,10 +60,13 @@ def linear_attention(whole: Attention, architecture: Architecture, config: Mappi
             f"The config {name} has {net.value_heads} linear_num_value_heads, which {net.key_heads} "
             "linear_num_key_heads do not divide; correct one of them."
         )
+    kind = DELTA_JOINED if architecture.model_type == QWEN_NEXT else DELTA
     widths = {
         "in_proj_qkv": net.channels, "in_proj_z": net.values_width, "in_proj_b": net.value_heads,
         "in_proj_a": net.value_heads,
     }  # fmt: skip
+    if kind == DELTA_JOINED:
+        widths = {"in_proj_qkvz": net.channels + net.values_width, "in_proj_ba": 2 * net.value_heads}
     inward = [Linear(name=each, in_features=hidden, out_features=width) for each, width in widths.items()]
     outward = Linear(name="out_proj", in_features=net.values_width, out_features=hidden)
-    return replace(whole, linears=(*inward, outward), kind=DELTA, qk_norm=False, delta=net)
+    return replace(whole, linears=(*inward, outward), kind=kind, qk_norm=False, delta=net)

@@ -15,7 +15,7 @@ from tunecast.catalogs.errors import InputError, UnbuiltFamilyError
 from tunecast.model.architecture import Architecture, Attention, Layer, LayerGroup, Linear, Mlp
 from tunecast.model.config_fields import DENSE, LAYER_KINDS, SPARSE, kinds_by_layer, positive, switch
 from tunecast.model.family_delta import MODEL_TYPES as QWEN
-from tunecast.model.family_delta import QWEN_MOE, delta_layers
+from tunecast.model.family_delta import QWEN_MOE, QWEN_NEXT, delta_layers
 from tunecast.model.shapes import BEHIND_GATE, BESIDE, Experts, Latent
 from tunecast.model.variants import refuse
 
@@ -126,6 +126,9 @@ EXPERTS: dict[str, ExpertsRule] = {
     ),
     "qwen3_vl_moe_text": ExpertsRule(router="softmax", count=60, per_token=4, width=1408, peft_names="qwen2_moe"),
     QWEN_MOE: ExpertsRule(router="softmax", count=256, per_token=8, width=512, gated_width=512),
+    QWEN_NEXT: ExpertsRule(
+        router="softmax", count=512, per_token=10, width=512, gated_width=512, peft_names="qwen2_moe"
+    ),
     "olmoe": ExpertsRule(
         router="softmax",
         count=64,

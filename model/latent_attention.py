@@ -1,7 +1,7 @@
 """Multi-head latent attention: keys, values and perhaps queries out of a narrow latent of each token.
 
 Nothing is absorbed in training: every head's keys and values are written out, and attention runs over them.
-Source: transformers 5 ``modeling_deepseek_v2.py`` and ``modeling_deepseek_v3.py`` (``glm4_moe_lite`` has its attention);
+Source: transformers 5 ``modeling_deepseek_v2.py`` and ``modeling_deepseek_v3.py`` (``glm4_moe_lite`` has its own);
 PyTorch's memory-efficient kernel, which takes values narrower than keys (``sdp_utils.cpp``: the flash kernel does not).
 """
 

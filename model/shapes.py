@@ -14,9 +14,9 @@ BESIDE = "gemma4-experts"
 BEHIND_GATE = "gated-shared-experts"
 """Kind of a block of experts beside a shared one, whose output is multiplied by a gate of one number per token (Qwen3.5
 MoE): its last linear map."""
-GATED, DELTA = "gated", "delta"
+GATED, DELTA, DELTA_JOINED = "gated", "delta", "delta-joined"
 """Kinds of attention: with an output that is multiplied by a gate which its queries' map makes beside them; linear, by
-the gated delta rule."""
+the gated delta rule, from four maps (Qwen3.5) or from two that hold all of a key's head side by side (Qwen3-Next)."""
 TURNED_FIRST = "turned-first"
 """Kind of attention whose queries and keys are rotated before they are normalised (HunYuan)."""
 CORRECTED = ("sigmoid-groups", "sigmoid")

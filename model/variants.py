@@ -282,6 +282,12 @@ def qwen3_5(config: Config, name: str) -> Changes:
     return {}
 
 
+def qwen3_next(config: Config, name: str) -> Changes:
+    """Qwen3-Next with its usual activation and router."""
+    refuse(config, name, hidden_act="silu", attention_dropout=0.0, norm_topk_prob=True, output_router_logits=False)
+    return {}
+
+
 def falcon(config: Config, name: str) -> Changes:
     """Falcon 40B's few key-value heads and two norms; Falcon 7B's one key-value head and one norm."""
     refuse(config, name, alibi=False, bias=False, parallel_attn=True, hidden_dropout=0.0, attention_dropout=0.0)
@@ -320,6 +326,7 @@ VARIANTS: dict[str, Callable[[Config, str], Changes]] = {
     "qwen2_moe": qwen2_moe,
     "qwen3_5_moe_text": qwen3_5,
     "qwen3_5_text": qwen3_5,
+    "qwen3_next": qwen3_next,
     "seed_oss": seed_oss,
     "starcoder2": starcoder2,
     "stablelm": stablelm,
