@@ -44,6 +44,8 @@ class Amount:
     """At the high end."""
     assumed: tuple[str, ...] = ()
     """What nobody said of the data, in words."""
+    samples_per_row: float = 1.0
+    """Samples that a row of ``max_length`` tokens holds, where they are packed and their lengths are known."""
 
 
 def parse_count(text: str | float, *, name: str) -> float:
@@ -69,6 +71,21 @@ def resolve_amount(run: Run, options: dict[str, Any]) -> Amount | None:
     _refuse_two(options)
     _check_mean(run, options)
     rows = unpacked_rows(run, options)
+    found = _counted(run, options, rows)
+    return found if found is None or rows is not None else replace(found, samples_per_row=_to_a_row(run, options))
+
+
+def _to_a_row(run: Run, options: Mapping[str, Any]) -> float:
+    """Samples in a row that they fill; 1 where nothing says how long they are."""
+    mean = options.get("mean_tokens")
+    if options.get("dataset") is not None:
+        file = read_dataset(str(options["dataset"]))
+        mean = file.tokens(bytes_per_token(options).value, run.max_length) / file.samples
+    return 1.0 if mean is None else run.max_length / parse_count(mean, name="--mean-tokens")
+
+
+def _counted(run: Run, options: dict[str, Any], rows: Rows | None) -> Amount | None:
+    """The amount, in rows of one sample each where there are `rows`."""
     epochs = options.get("num_train_epochs")
     repeats = 1.0 if epochs is None else number_above_zero("--num-train-epochs", epochs, "1 or 3")
     if options.get("max_steps") is not None:

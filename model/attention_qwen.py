@@ -94,7 +94,7 @@ def joined_entries(step: Step, where: str, block: Attention, x: Tensor) -> tuple
     query, key, value = (ops.copy(tape, each, name="head_layout") for each in (query, key, value))
     if net.key_heads < net.value_heads:
         gate, rate, decay = (ops.copy(tape, each, name="head_layout") for each in (gate, rate, decay))
-    whole = gpt.joined_all(tape, (query, key, value), name="qkv_join")
+    whole = gpt.joined_all(tape, [query, key, value], name="qkv_join")
     return whole, gate, rate, decay
 
 

@@ -39,6 +39,7 @@ from tunecast.model.sharding import (
     SHARDS,
     by_size,
     gradient_bytes,
+    keeps_weights,
     layer_gradient_bytes,
     on_one_machine,
     one_layer_bytes,
@@ -188,7 +189,7 @@ def gather_operations(architecture: Architecture, run: Run) -> list[Operation]:
 def gathers_in_step(run: Run, phase: Phase) -> int:
     """How often a unit is gathered for a pass of one kind in a step: for every micro-batch, but that what the backward
     leaves whole is there for the next forward."""
-    return 1 if run.weights_stay and phase is Phase.FORWARD else run.gradient_accumulation_steps
+    return 1 if keeps_weights(run) and phase is Phase.FORWARD else run.gradient_accumulation_steps
 
 
 def first_alone(architecture: Architecture, run: Run) -> tuple[int, ...]:

@@ -48,6 +48,9 @@ class Work:
     compiles: bool = False
     adapters: bool = True
     """Whether what is saved is an adapter; else the whole model."""
+    samples_per_row: float = 1.0
+    """Samples in a row of `max_length` tokens, in evaluations too: what packs a training set packs the other
+    (``eval_packing`` of TRL's ``SFTConfig``, ``eval_sample_packing`` of axolotl, unless said otherwise)."""
     least: float = 1.0
     """Tokens to process at the low end of what is assumed of the data, over `tokens`."""
     most: float = 1.0
@@ -242,11 +245,13 @@ def evaluate(work: Work, step_s: Value, rates: Rates, options: WholeRunOptions) 
     """
     if options.eval_samples is None:
         return None
-    samples_per_step = work.tokens_per_step / work.max_length
+    samples_per_step = work.tokens_per_step / work.max_length * work.samples_per_row
     times = evaluations(work, options) * full_runs(options)
     alone = work.num_gpus if "evaluate" in options.phase_machine else 1
     steps = options.eval_samples / samples_per_step * times * alone
-    how = f"{options.eval_samples:,.0f} samples{_times(times)}, forward only: {work.forward_frac:.0%} of a step's time"
+    packed = f", {work.samples_per_row:.3g} to a row" if work.samples_per_row > 1.0 else ""
+    told = f"{options.eval_samples:,.0f} samples{packed}{_times(times)}"
+    how = f"{told}, forward only: {work.forward_frac:.0%} of a step's time"
     return Phase(name="evaluate", hours=step_s.scaled(steps * work.forward_frac / HOUR_S), origin="forecast", how=how)
 
 

@@ -85,6 +85,7 @@ def work_of(
     tokens = float(amount.steps * run.tokens_per_step)
     return Work(
         steps=amount.steps,
+        samples_per_row=amount.samples_per_row,
         least=amount.least,
         most=amount.most,
         tokens=tokens,

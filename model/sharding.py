@@ -94,6 +94,13 @@ def holds_whole(run: Run) -> bool:
     return run.sharding in FSDP and not shards_of(run).gradients
 
 
+def keeps_weights(run: Run) -> bool:
+    """Whether FSDP leaves weights whole between micro-batches, and gathers each unit once in a step: a pipeline's does,
+    and FSDP1 that shards nothing after the forward, while it reduces nothing (torch ``_should_free_in_backward``)."""
+    grad_op = run.sharding == "fsdp-grad-op" and run.fsdp_version == 1
+    return run.weights_stay or (grad_op and holds_whole(run))
+
+
 def sums_wide(run: Run) -> bool:
     """Whether whole gradients of several micro-batches are held and added up in the dtype they are reduced in.
 
@@ -207,7 +214,7 @@ def communication_bytes(architecture: Architecture, run: Run, moment: str, posit
         return 0
     if alone:
         return streamed_bytes(architecture, run, moment)
-    if run.weights_stay:
+    if keeps_weights(run):
         return staying_bytes(architecture, run, moment, position)
     if run.sharding == "fsdp-grad-op":
         return grad_op_bytes(architecture, run, moment, position)
@@ -266,7 +273,7 @@ def spared_at_loss(architecture: Architecture, run: Run) -> int:
     """Bytes by which accelerate's FSDP2 holds less than `communication_bytes` says where logits are most: the buffer of
     the unit before goes with the forward, the last layer is fetched when the head's backward begins, and between them
     the backward of the log-softmax has one more copy of logits, in 16 bits."""
-    if run.num_gpus == 1 or not by_accelerate(run) or run.weights_stay or run.loss_type != "nll":
+    if run.num_gpus == 1 or not by_accelerate(run) or keeps_weights(run) or run.loss_type != "nll":
         return 0
     kept = gathered_root(architecture, run).exit
     if run.sharding != "fsdp-grad-op" or not kept:

@@ -183,11 +183,14 @@ def _attention(source: Source, draft: Draft) -> None:
 
 
 def _kernels(source: Source, draft: Draft) -> None:
-    draft.put("loss_type", source.default("loss_type"))
+    """Unsloth's loss is in the forward that it gives a model (``_CausalLM_fast_forward`` of its models/llama.py), whatever
+    trainer calls it: its stack says which."""
     put_code_age(source, draft)
     if source.on("use_unsloth"):
         draft.put("stack", "unsloth", "use_unsloth")
-    elif source.on("enable_liger_kernel"):
+        return
+    draft.put("loss_type", source.default("loss_type"))
+    if source.on("enable_liger_kernel"):
         draft.put("stack", "liger", "enable_liger_kernel")
         draft.put("loss_type", "liger", "enable_liger_kernel")
     else:

@@ -44,6 +44,10 @@ RUNS: dict[str, dict[str, Any]] = {
     "fsdp1-sum-of-shards": {
         **FULL, "sharding": "fsdp", "fsdp_version": 1, "gradient_accumulation_steps": 3, "sync_each_micro_batch": True,
     },
+    "fsdp1-grad-op": {**FULL, "sharding": "fsdp-grad-op", "fsdp_version": 1, "master_dtype": "fp32"},
+    "fsdp1-grad-op-summed": {
+        **FULL, "sharding": "fsdp-grad-op", "fsdp_version": 1, "master_dtype": "fp32", "gradient_accumulation_steps": 3,
+    },
     "ddp-summed": {**FULL, "sharding": "ddp", "gradient_accumulation_steps": 3},
 }  # fmt: skip
 FOUR: dict[str, dict[str, Any]] = {

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tunecast.catalogs.errors import InputError
 from tunecast.catalogs.gpus import load_gpus
-from tunecast.model.amount import Amount
+from tunecast.model.amount import Amount, resolve_amount
 from tunecast.model.architectures import load_architecture
 from tunecast.model.cost import Price, user_price
 from tunecast.model.factors import Factor, FactorSet
@@ -112,6 +112,20 @@ def test_optional_phases_by_hand() -> None:
     assert seconds(whole, "export") == pytest.approx(16000 / 1000 + written_mb / 500)
     assert seconds(whole, "upload") == pytest.approx(written_mb / 50)
     assert list(whole.phases_h).index("evaluate") == list(whole.phases_h).index("train") + 1
+
+
+@pytest.mark.parametrize("unit", ["num_samples", "tokens", "max_steps"])
+def test_evaluations_pack_what_training_packs(unit: str) -> None:
+    """500 samples of 300 tokens in rows of 8,192: 500 x 300 / 8,192 rows a pass, one to a step of one row each."""
+    architecture = load_architecture("Qwen/Qwen2.5-0.5B")
+    asked = resolve_run(architecture, {"max_length": 8192}).run
+    data = {unit: {"num_samples": 10_000, "tokens": 3_000_000, "max_steps": 366}[unit], "mean_tokens": 300}
+    for packing, samples_per_row in ((True, 8192 / 300), (False, 1.0)):
+        amount = resolve_amount(asked, {**data, "packing": packing})
+        assert amount is not None
+        work = work_of(architecture, asked, amount, forward_frac=0.25)
+        whole = run(work, eval_samples=500, eval_steps=10**6)
+        assert seconds(whole, "evaluate") == pytest.approx(500 / samples_per_row * 0.25 * 3.6)
 
 
 def test_an_export_merges_an_adapter_first_and_a_whole_model_has_none() -> None:
