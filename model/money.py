@@ -30,7 +30,7 @@ from tunecast.model.time import StepTime
 from tunecast.model.units import KILO, gib
 from tunecast.model.value import Value
 from tunecast.model.whole_run import WholeRun, whole_run
-from tunecast.model.whole_run_options import WholeRunOptions
+from tunecast.model.whole_run_options import OF_PRICES, WholeRunOptions, flag, given_names
 
 ON_DEMAND = ("on-demand",)
 SPOT = ("spot",)
@@ -59,7 +59,7 @@ def with_money(
         return notes_of_offer(result, offer, network_given=question.options.get("internode_gbps") is not None)
 
     if amount is None:
-        return replace(result, notes=(*result.notes, *told(result.offer)))
+        return replace(result, notes=(*result.notes, *told(result.offer), *idle_notes(options)))
     run = timed_run(result.run, unpacked_rows(result.run, question.options))
     work = work_of(
         result.architecture,
@@ -180,6 +180,15 @@ def offer_notes(offer: Mapping[str, Any] | None) -> tuple[str, ...]:
     return tuple(note for note in notes if any(words in note for words in TOLD))
 
 
+def idle_notes(options: WholeRunOptions) -> tuple[str, ...]:
+    """Options of the whole run that were given where nothing says how long it is."""
+    asked = [flag(name) for name in given_names(options) if name not in OF_PRICES]
+    if not asked:
+        return ()
+    change = "changes" if len(asked) == 1 else "change"
+    return (f"{', '.join(asked)} {change} nothing without an amount of data: add --tokens 10M or --num-samples 5000",)
+
+
 def whole_notes(whole: WholeRun, options: WholeRunOptions) -> tuple[str, ...]:
     """What the total counts, what of it is assumed, and what it leaves out."""
     if options.train_only:
@@ -187,6 +196,8 @@ def whole_notes(whole: WholeRun, options: WholeRunOptions) -> tuple[str, ...]:
     guessed = [phase for phase in whole.phases if phase.origin == "assumed" and phase.name != "interruptions"]
     assumed = [phase.name for phase in guessed if phase.hours.value > 0.0]
     notes = [f"assumed, not measured: {', '.join(assumed)} (--phase-min, --phase-rate)"] if assumed else []
+    if options.seed and not options.spot:
+        notes.append(f"--seed {options.seed} changes nothing: only interruptions are drawn, with --spot")
     if whole.uncounted:
         flags = ", ".join(UNCOUNTED_FLAGS[name] for name in whole.uncounted)
         notes.append(f"not in the cost, no price is known: {', '.join(whole.uncounted)} ({flags})")

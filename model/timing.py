@@ -29,6 +29,8 @@ from tunecast.model.units import TERA
 from tunecast.model.value import Z80, exact
 
 LINK_FACTORS = ("link_bytes_per_s", "link_latency_s", "overlap_frac")
+EVERY_MICRO_BATCH = ("zero2", "zero3")
+"""DeepSpeed's stages that reduce gradients after every micro-batch, whatever is asked."""
 LATENCIES = ("link_latency_s", "node_latency_s")
 
 
@@ -151,11 +153,13 @@ def unused_layout(run: Run, question: Question) -> Iterator[str]:
     """Options of a layout that this one has no part for; a training file may state what other layouts need."""
     single = "" if run.num_gpus > run.tp * run.pp else "data parallelism has one GPU"
     single = "there is one GPU" if run.num_gpus == 1 else single
+    every = f"{run.sharding} reduces gradients of every micro-batch" if run.sharding in EVERY_MICRO_BATCH else ""
+    every = "a step has one micro-batch" if run.gradient_accumulation_steps == 1 else every
     without = {
         "sequence_parallel": "" if run.tp > 1 else "there is no --tp",
         "cp_kind": "" if run.cp > 1 else "there is no --cp",
         "fsdp_version": single,
-        "sync_each_micro_batch": single,
+        "sync_each_micro_batch": single or every,
     }
     for name, why in without.items():
         given = question.options.get(name)
@@ -181,6 +185,8 @@ def unused_notes(run: Run, target: Target, question: Question) -> tuple[str, ...
     unread = not options.get("padding_free") and options.get("num_samples") is None
     if packed and unread and options.get("mean_tokens") is not None:
         found.append("--mean-tokens changes nothing: packed samples fill rows, and tokens are counted without it")
+    if options.get("dataloader_num_workers") is not None and not options.get("streaming"):
+        found.append("--dataloader-num-workers changes nothing: without --streaming data are tokenized before training")
     if options.get("internode_gbps") is not None and run.num_gpus <= run.gpus_per_node:
         found.append(f"--internode-gbps changes nothing: one machine of {run.gpus_per_node} GPUs is enough")
     return (*found, *unused_layout(run, question))

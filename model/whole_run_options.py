@@ -95,6 +95,14 @@ class WholeRunOptions:
 
 
 WHOLE_RUN_NAMES = tuple(f.name for f in fields(WholeRunOptions))
+OF_PRICES = ("owned", "spot")
+"""What says which price there is, of a run of any length."""
+
+
+def given_names(options: WholeRunOptions) -> list[str]:
+    """The options that are not as they are where nobody says anything."""
+    silent = WholeRunOptions()
+    return [name for name in WHOLE_RUN_NAMES if getattr(options, name) != getattr(silent, name)]
 
 
 def split_whole_run(options: Mapping[str, Any]) -> tuple[WholeRunOptions, dict[str, Any]]:

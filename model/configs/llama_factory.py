@@ -183,8 +183,8 @@ def _attention(source: Source, draft: Draft) -> None:
 
 
 def _kernels(source: Source, draft: Draft) -> None:
-    """Unsloth's loss is in the forward that it gives a model (``_CausalLM_fast_forward`` of its models/llama.py), whatever
-    trainer calls it: its stack says which."""
+    """Unsloth gives models a forward with a loss of its own (``_CausalLM_fast_forward`` of its models/llama.py), which
+    every trainer calls: the stack says which."""
     put_code_age(source, draft)
     if source.on("use_unsloth"):
         draft.put("stack", "unsloth", "use_unsloth")

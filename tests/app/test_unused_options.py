@@ -33,16 +33,45 @@ MODEL = "Qwen/Qwen2.5-0.5B"
             {"sync_each_micro_batch": True, "num_gpus": 2, "tp": 2},
             "--sync-each-micro-batch changes nothing: data parallelism has one GPU",
         ),
+        (
+            {"sync_each_micro_batch": True, "num_gpus": 2, "sharding": "ddp"},
+            "--sync-each-micro-batch changes nothing: a step has one micro-batch",
+        ),
+        (
+            {
+                "sync_each_micro_batch": True,
+                "num_gpus": 2,
+                "sharding": "zero2",
+                "gradient_accumulation_steps": 2,
+            },
+            "--sync-each-micro-batch changes nothing: zero2 reduces gradients of every micro-batch",
+        ),
+        (
+            {"dataloader_num_workers": 4, "tokens": 10**6},
+            "--dataloader-num-workers changes nothing: without --streaming data are tokenized before training",
+        ),
+        ({"seed": 4, "tokens": 10**6}, "--seed 4 changes nothing: only interruptions are drawn, with --spot"),
         ({"internode_gbps": 400, "num_gpus": 8}, "--internode-gbps changes nothing: one machine of 8 GPUs is enough"),
     ],
 )
 def test_what_changes_nothing_is_told(options: dict[str, object], told: str) -> None:
     (found,) = tunecast.estimate(MODEL, gpu="h100-sxm5-80gb", **options)
-    shared = {name: options[name] for name in ("num_gpus", "tp") if name in options}
+    kept = ("num_gpus", "tp", "sharding", "gradient_accumulation_steps", "tokens")
+    shared = {name: options[name] for name in kept if name in options}
     (plain,) = tunecast.estimate(MODEL, gpu="h100-sxm5-80gb", **shared)
     assert told in found.notes
     assert (found.step_time_s, found.memory) == (plain.step_time_s, plain.memory)
     assert not any("changes nothing" in note for note in plain.notes)
+
+
+def test_phases_of_a_run_of_unknown_length_are_told() -> None:
+    """A price is one of any length."""
+    around = {"eval_samples": 100, "save_steps": 5, "merge": True}
+    (found,) = tunecast.estimate(MODEL, gpu="h100-sxm5-80gb", **around, spot=True)
+    told = "--eval-samples, --save-steps, --merge change nothing without an amount of data: add --tokens 10M or"
+    assert [note for note in found.notes if note.startswith(told)]
+    (counted,) = tunecast.estimate(MODEL, gpu="h100-sxm5-80gb", **around, spot=True, tokens=10**6)
+    assert not any("change nothing" in note for note in counted.notes)
 
 
 @pytest.mark.parametrize(
