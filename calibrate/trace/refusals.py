@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from tunecast.catalogs.errors import NotSupportedError
 from tunecast.model.fused import LINEAR_KERNELS
 from tunecast.model.loss_chunks import CHUNKED_NLL, KEPT_CHUNKS
@@ -12,6 +14,8 @@ REAL_LOSSES = ("nll", CHUNKED_NLL, *KEPT_CHUNKS)
 """Loss paths whose code runs here."""
 
 
+PRINTED_MODULE = re.compile(r"\(\n.*\n\)", re.DOTALL)
+"""What PyTorch prints of a module within its class."""
 OWN_FLASH = ("falcon", "gptj")
 """Families whose own FlashAttention code is only there with the flash-attn package."""
 IMAGES_ALONE = ("mllama", "mllama_text_model")
@@ -21,8 +25,10 @@ LAYERS_OF_SEVERAL = ("falcon", "gptj", "bloom")
 
 
 def reason_of(error: Exception) -> str:
-    """The first words of an error of other people's code; its kind where it has none."""
-    return next(filter(None, map(str.strip, str(error).splitlines())), type(error).__name__)
+    """The first words of an error of other people's code, modules printed over several lines by their class alone; its
+    kind where it has none."""
+    text = PRINTED_MODULE.sub("", str(error))
+    return next(filter(None, map(str.strip, text.splitlines())), type(error).__name__)
 
 
 def refuse_family(model_type: str, run: Run) -> None:

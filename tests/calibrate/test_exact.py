@@ -246,3 +246,12 @@ def test_code_that_comes_with_a_checkpoint_is_not_run(name: str) -> None:
     architecture = load_architecture(name)
     with pytest.raises(NotSupportedError, match="transformers does not have it"):
         exact.exact_trace(architecture, run_of(architecture))
+
+
+def test_an_error_that_prints_a_module_is_told_by_its_class() -> None:
+    """PEFT prints the whole of a module that it has no adapters for; ours is a sentence."""
+    torch = pytest.importorskip("torch")
+    module = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Sequential(torch.nn.ReLU()))
+    error = ValueError(f"Target module {module} is not supported. Currently, only\nsome are.")
+    assert reason_of(error) == "Target module Sequential is not supported. Currently, only"
+    assert reason_of(ValueError()) == "ValueError"
