@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from ci_share import some_for_ci
 
+from tunecast.calibrate.trace.refusals import reason_of
 from tunecast.catalogs.configs import config_from_row, config_table
 from tunecast.catalogs.errors import NotSupportedError
 from tunecast.catalogs.models import ModelRow, find_model, load_models
