@@ -119,12 +119,18 @@ def _kinds_of_layers(config: Any) -> dict[str, list[Any]]:
 
 
 def decoder_layers(model: Any) -> Any:
-    """The list of decoder layers, whatever the family calls it."""
+    """The list of decoder layers, whatever the family calls it; NotSupportedError where there is none so long."""
     import torch
 
-    decoder, depth = model.get_decoder(), model.config.get_text_config().num_hidden_layers
+    decoder, config = model.get_decoder(), model.config.get_text_config()
     lists = (module for module in decoder.modules() if isinstance(module, torch.nn.ModuleList))
-    return next(found for found in lists if len(found) == depth)
+    layers = next((found for found in lists if len(found) == config.num_hidden_layers), None)
+    if layers is None:
+        raise NotSupportedError(
+            f"The real code of {config.model_type} has no list of its {config.num_hidden_layers} num_hidden_layers: "
+            "its layers are no ordinary ones, which is not traced yet."
+        )
+    return layers
 
 
 def _layers(architecture: Architecture) -> list[Layer]:

@@ -249,6 +249,12 @@ def test_code_that_comes_with_a_checkpoint_is_not_run(name: str) -> None:
         exact.exact_trace(architecture, run_of(architecture))
 
 
+def test_layers_of_two_blocks_each_are_refused() -> None:
+    """LongCat's config counts blocks, of which each of its layers has two."""
+    with pytest.raises(NotSupportedError, match="longcat_flash has no list of its 4 num_hidden_layers"):
+        exact.real_architecture({**SMALL, "model_type": "longcat_flash", "num_layers": 2, "num_hidden_layers": 4}, "x")
+
+
 def test_an_error_that_prints_a_module_is_told_by_its_class() -> None:
     """PEFT prints the whole of a module that it has no adapters for; ours is a sentence."""
     torch = pytest.importorskip("torch")
