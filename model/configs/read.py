@@ -9,12 +9,14 @@ from typing import Any
 
 from tunecast.catalogs.errors import InputError
 from tunecast.model.configs import axolotl, litgpt, llama_factory, torchtune, trl
+from tunecast.model.configs.accelerate import read_accelerate
+from tunecast.model.configs.deepspeed import check_whole_batch, read_deepspeed
 from tunecast.model.configs.detect import FORMATS, detect_format, matching_formats, refuse_other_kind
 from tunecast.model.configs.frameworks import framework_range, known_fields, load_frameworks, refuse_unsupported
 from tunecast.model.configs.load import WANTED, load_mapping, load_with_repeated
 from tunecast.model.configs.run_file import Draft, RunFile
 from tunecast.model.configs.source import Source
-from tunecast.model.configs.spread import check_whole_batch, read_accelerate, read_deepspeed, settle_spread
+from tunecast.model.configs.spread import settle_spread
 from tunecast.model.configs.variants import read_variants
 
 READERS: dict[str, Callable[..., None]] = {

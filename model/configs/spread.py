@@ -1,4 +1,7 @@
-"""How a job is spread over GPUs: FSDP words in training files, accelerate YAML and DeepSpeed JSON."""
+"""How a job is spread over GPUs: FSDP's words, and what FSDP and ZeRO do to dtypes.
+
+DeepSpeed's JSON is read in `deepspeed`, accelerate's YAML in `accelerate`.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from tunecast.catalogs.errors import InputError
-from tunecast.model.configs.frameworks import load_frameworks, refuse, refuse_unsupported
+from tunecast.model.configs.frameworks import load_frameworks, refuse
 from tunecast.model.configs.run_file import Draft, RunFile
 from tunecast.model.configs.source import Source
-from tunecast.model.file_spread import DTYPES, Mesh, dtypes_by_spread, with_dtypes
+from tunecast.model.file_spread import DTYPES, dtypes_by_spread, with_dtypes
 from tunecast.model.resolve_kernels import RAISED
-from tunecast.model.resolve_parallel import ZERO
 from tunecast.model.run import BY_SPREAD
 from tunecast.model.sharding import FSDP
 
@@ -21,7 +23,7 @@ _FSDP_STRATEGY = {
     "true": "fsdp",
 }  # fmt: skip
 """Sharding by FSDP's name or number; None where nothing of ours behaves like it."""
-_OFF = ("no", "none", "false", "")
+OFF_WORDS = ("no", "none", "false", "")
 FSDP_TODAY = 2
 """FSDP's version where nothing names one (`resolve_parallel`)."""
 CAST = "Under ZeRO, DeepSpeed trains in pure {}, with an fp32 copy and fp32 optimizer states of what is trained."
@@ -56,7 +58,7 @@ def read_fsdp_words(source: Source, draft: Draft, field: str = "fsdp") -> bool:
     value = source.get(field)
     words = value if isinstance(value, list) else str(value if value is not None else "").replace(",", " ").split()
     plain = [str(word).strip().lower() for word in words]
-    strategies = [word for word in plain if word not in ("auto_wrap", "offload", *_OFF)]
+    strategies = [word for word in plain if word not in ("auto_wrap", "offload", *OFF_WORDS)]
     for word in strategies:
         put_sharding(source, draft, fsdp_sharding(source, field, word), field)
     if "offload" in plain:
@@ -93,10 +95,10 @@ def read_fsdp_config(
     if version is not None:
         put_fsdp_version(source, draft, version_field or prefix, version)
     offload, field = find("offload_params")
-    if offload is not None and str(offload).lower() not in _OFF:
+    if offload is not None and str(offload).lower() not in OFF_WORDS:
         draft.put("offload", True, field)
     checkpointing, field = find("activation_checkpointing")
-    if checkpointing is not None and str(checkpointing).lower() not in _OFF:
+    if checkpointing is not None and str(checkpointing).lower() not in OFF_WORDS:
         draft.put("gradient_checkpointing", True, field)
         draft.put("reentrant", False)
 
@@ -116,174 +118,6 @@ def _by_reshard(source: Source, field: str, value: Any, version: Any) -> Any:
             source, field, value, "a yes or no, which FSDP 1 does not take", "write SHARD_GRAD_OP, or fsdp_version: 2"
         )
     return "shard_grad_op"
-
-
-def read_deepspeed(source: Source, draft: Draft) -> None:
-    """DeepSpeed JSON: the ZeRO stage, offloading, and batch sizes that the trainer was not left to fill in."""
-    refuse_unsupported("deepspeed", source)
-    put_sharding(source, draft, zero_sharding(source, "zero_optimization.stage"), "zero_optimization.stage")
-    for part in ("offload_optimizer", "offload_param"):
-        field = f"zero_optimization.{part}.device"
-        _put_offload(source, draft, field)
-    _put_overlap(source, draft, "zero_optimization.overlap_comm")
-    _put_bucket(source, draft, "zero_optimization.reduce_bucket_size")
-    _agree_on_halves(source, draft)
-    for theirs, ours in (
-        ("train_micro_batch_size_per_gpu", "per_device_train_batch_size"),
-        ("gradient_accumulation_steps", "gradient_accumulation_steps"),
-    ):
-        _agree(source, draft, theirs, ours)
-    if source.get("train_batch_size") not in (None, "auto"):
-        draft.whole_batch = source.count("train_batch_size")
-
-
-def check_whole_batch(draft: Draft, num_gpus: int | None) -> None:
-    """DeepSpeed's own count of a step's samples is what the other fields make of it
-    (``_batch_assertion`` of its ``runtime/config.py``)."""
-    if draft.whole_batch is None:
-        return
-    micro, steps = (
-        int(draft.options.get(name, 1)) for name in ("per_device_train_batch_size", "gradient_accumulation_steps")
-    )
-    gpus = num_gpus or draft.options.get("num_gpus")
-    split = int(draft.options.get("cp", 1)) * int(draft.options.get("tp", 1))
-    counted = micro * steps * (int(gpus) // split if gpus else 1)
-    if draft.whole_batch == counted or (not gpus and draft.whole_batch % counted == 0):
-        return
-    raise InputError(
-        f"deepspeed file: train_batch_size is {draft.whole_batch}, but micro-batch {micro} x accumulation {steps}"
-        f"{f' x {int(gpus) // split} GPUs' if gpus else ''} makes {counted}; make them agree or write auto."
-    )
-
-
-def _agree_on_halves(source: Source, draft: Draft) -> None:
-    """16 bits that both files state must be the same, which the Trainer checks too; ``auto`` asks the training file."""
-    stated, precision = draft.their_fields.get("precision"), str(draft.options.get("precision", ""))
-    for half in ("bf16", "fp16"):
-        field = f"{half}.enabled"
-        if stated is None or source.get(field) in (None, "auto"):
-            continue
-        if bool(source.flag(field)) != precision.startswith(half):
-            raise InputError(
-                f"{source.name}: {field} is {source.get(field)}, but {stated} of the training file means "
-                f"{precision.removesuffix('-autocast')}; make them agree or write auto."
-            )
-
-
-def zero_sharding(source: Source, field: str) -> str:
-    """Our sharding for a ZeRO stage; 0 is refused, DeepSpeed casts there too (`resolve_shared_dtypes.casts_all`)."""
-    stage = source.whole(field)
-    if stage not in (0, 1, 2, 3):
-        raise InputError(f"{source.name}: {field} is {stage!r}, but a ZeRO stage is 0, 1, 2 or 3.")
-    if stage == 0:
-        refuse(
-            source, field, stage, "DeepSpeed without ZeRO, which casts the module and keeps an fp32 copy on every GPU",
-            "write stage 1, or leave DeepSpeed out for plain data parallelism",
-        )  # fmt: skip
-    return f"zero{stage}"
-
-
-def _put_offload(source: Source, draft: Draft, field: str) -> None:
-    device = source.get(field)
-    if device is not None and str(device).lower() not in _OFF:
-        where = "all" if "offload_param" in field else "optimizer"
-        draft.put("offload", where if str(device) == "cpu" else str(device), field)
-
-
-def _put_overlap(source: Source, draft: Draft, field: str) -> None:
-    """Whether reductions run beside the backward, where a stage leaves that open."""
-    if draft.options.get("sharding") in ("zero1", "zero2") and source.has(field):
-        draft.put("overlap_comm", bool(source.flag(field)), field)
-
-
-def _put_bucket(source: Source, draft: Draft, field: str) -> None:
-    """Elements of ZeRO's bucket; ``auto`` is left to the model's hidden size."""
-    if draft.options.get("sharding") in ZERO and source.has(field):
-        size = source.get(field)
-        draft.put("reduce_bucket_size", size if size == "auto" else source.count(field), field)
-
-
-def _agree(source: Source, draft: Draft, theirs: str, ours: str) -> None:
-    """A number that both files state must be the same; ``auto`` asks the training file."""
-    if source.get(theirs) in (None, "auto"):
-        return
-    value = source.count(theirs)
-    stated = draft.their_fields.get(ours)
-    if stated is not None and draft.options[ours] != value:
-        raise InputError(
-            f"{source.name}: {theirs} is {value}, but {stated} of the training file is {draft.options[ours]}; "
-            "make them equal or write auto."
-        )
-    draft.put(ours, value, theirs)
-
-
-def read_accelerate(source: Source, draft: Draft) -> None:
-    """accelerate YAML: number of GPUs, kind of spreading, and what it switches on."""
-    refuse_unsupported("accelerate", source)
-    kind = str(source.get("distributed_type") or "NO").upper()
-    readers = {"NO": _one_gpu, "MULTI_GPU": _data_parallel, "FSDP": _fsdp, "DEEPSPEED": _deepspeed}
-    if kind not in readers:
-        refuse(source, "distributed_type", kind, "a kind of spreading", "use NO, MULTI_GPU, FSDP or DEEPSPEED")
-    processes = source.count("num_processes")
-    draft.put("num_gpus", 1 if kind == "NO" else processes, "num_processes" if processes else "distributed_type")
-    _put_machines(source, draft, processes)
-    readers[kind](source, draft)
-    _refuse_other_degrees(source, draft)
-
-
-def _refuse_other_degrees(source: Source, draft: Draft) -> None:
-    for theirs, ours in (("tp_size", "tp"), ("cp_size", "cp"), ("sp_size", "cp")):
-        field = f"parallelism_config.parallelism_config_{theirs}"
-        degree = source.whole(field)
-        if degree is not None and degree > 1:
-            draft.put(ours, degree, field)
-            if theirs == "sp_size":  # DeepSpeed's ALST, the one backend (accelerate ``parallelism_config.py``)
-                draft.put("cp_kind", "ulysses", field)
-    replicas = source.whole("parallelism_config.parallelism_config_dp_replicate_size")
-    shards = source.whole("parallelism_config.parallelism_config_dp_shard_size")
-    if draft.options.get("sharding") in FSDP and max(replicas or 1, shards or 1) > 1:  # `_validate_accelerator`
-        field = "parallelism_config_dp_replicate_size x parallelism_config_dp_shard_size"
-        draft.mesh = Mesh(shards=max(shards or 1, 1), replicas=max(replicas or 1, 1), field=field)
-
-
-def _put_machines(source: Source, draft: Draft, processes: int | None) -> None:
-    """GPUs of one machine where several share the job: accelerate starts so many processes on each
-    (``commands/launch.py``: ``num_processes / num_machines``)."""
-    machines = source.count("num_machines")
-    if machines is None or machines == 1 or processes is None:
-        return
-    if processes % machines:
-        raise InputError(
-            f"{source.name}: num_processes is {processes}, which num_machines {machines} does not divide; accelerate "
-            "starts as many on each."
-        )
-    draft.put("gpus_per_node", processes // machines, "num_machines")
-
-
-def _one_gpu(source: Source, draft: Draft) -> None:
-    del source, draft
-
-
-def _data_parallel(source: Source, draft: Draft) -> None:
-    if draft.options.get("sharding") is None and draft.options.get("num_gpus") != 1:
-        draft.put("sharding", "ddp", "distributed_type")
-
-
-def _fsdp(source: Source, draft: Draft) -> None:
-    """accelerate takes version 1 where its file names none (``commands/launch.py``, ``--fsdp_version``)."""
-    read_fsdp_config(source, draft, "fsdp_config", sharded=True, version_if_silent=1)
-
-
-def _deepspeed(source: Source, draft: Draft) -> None:
-    if source.has("deepspeed_config.zero_stage"):
-        field = "deepspeed_config.zero_stage"
-        put_sharding(source, draft, zero_sharding(source, field), field)
-    elif draft.options.get("sharding") is None:
-        file = source.get("deepspeed_config.deepspeed_config_file") or "its JSON"
-        raise InputError(f"{source.name}: distributed_type is DEEPSPEED without a stage; add {file} with --deepspeed.")
-    for part in ("offload_optimizer_device", "offload_param_device"):
-        _put_offload(source, draft, f"deepspeed_config.{part}")
-    _agree(source, draft, "deepspeed_config.gradient_accumulation_steps", "gradient_accumulation_steps")
 
 
 def settle_spread(draft: Draft, framework: str) -> None:

@@ -1,0 +1,109 @@
+"""DeepSpeed's JSON: the ZeRO stage, offloading, buckets, and numbers that the training file states too."""
+
+from __future__ import annotations
+
+from tunecast.catalogs.errors import InputError
+from tunecast.model.configs.frameworks import refuse, refuse_unsupported
+from tunecast.model.configs.run_file import Draft
+from tunecast.model.configs.source import Source
+from tunecast.model.configs.spread import OFF_WORDS, put_sharding
+from tunecast.model.resolve_parallel import ZERO
+
+
+def read_deepspeed(source: Source, draft: Draft) -> None:
+    """DeepSpeed JSON: the ZeRO stage, offloading, and batch sizes that the trainer was not left to fill in."""
+    refuse_unsupported("deepspeed", source)
+    put_sharding(source, draft, zero_sharding(source, "zero_optimization.stage"), "zero_optimization.stage")
+    for part in ("offload_optimizer", "offload_param"):
+        field = f"zero_optimization.{part}.device"
+        put_offload(source, draft, field)
+    _put_overlap(source, draft, "zero_optimization.overlap_comm")
+    _put_bucket(source, draft, "zero_optimization.reduce_bucket_size")
+    _agree_on_halves(source, draft)
+    for theirs, ours in (
+        ("train_micro_batch_size_per_gpu", "per_device_train_batch_size"),
+        ("gradient_accumulation_steps", "gradient_accumulation_steps"),
+    ):
+        agree(source, draft, theirs, ours)
+    if source.get("train_batch_size") not in (None, "auto"):
+        draft.whole_batch = source.count("train_batch_size")
+
+
+def check_whole_batch(draft: Draft, num_gpus: int | None) -> None:
+    """DeepSpeed's own count of a step's samples is what the other fields make of it
+    (``_batch_assertion`` of its ``runtime/config.py``)."""
+    if draft.whole_batch is None:
+        return
+    micro, steps = (
+        int(draft.options.get(name, 1)) for name in ("per_device_train_batch_size", "gradient_accumulation_steps")
+    )
+    gpus = num_gpus or draft.options.get("num_gpus")
+    split = int(draft.options.get("cp", 1)) * int(draft.options.get("tp", 1))
+    counted = micro * steps * (int(gpus) // split if gpus else 1)
+    if draft.whole_batch == counted or (not gpus and draft.whole_batch % counted == 0):
+        return
+    raise InputError(
+        f"deepspeed file: train_batch_size is {draft.whole_batch}, but micro-batch {micro} x accumulation {steps}"
+        f"{f' x {int(gpus) // split} GPUs' if gpus else ''} makes {counted}; make them agree or write auto."
+    )
+
+
+def _agree_on_halves(source: Source, draft: Draft) -> None:
+    """16 bits that both files state must be the same, which the Trainer checks too; ``auto`` asks the training file."""
+    stated, precision = draft.their_fields.get("precision"), str(draft.options.get("precision", ""))
+    for half in ("bf16", "fp16"):
+        field = f"{half}.enabled"
+        if stated is None or source.get(field) in (None, "auto"):
+            continue
+        if bool(source.flag(field)) != precision.startswith(half):
+            raise InputError(
+                f"{source.name}: {field} is {source.get(field)}, but {stated} of the training file means "
+                f"{precision.removesuffix('-autocast')}; make them agree or write auto."
+            )
+
+
+def zero_sharding(source: Source, field: str) -> str:
+    """Our sharding for a ZeRO stage; 0 is refused, DeepSpeed casts there too (`resolve_shared_dtypes.casts_all`)."""
+    stage = source.whole(field)
+    if stage not in (0, 1, 2, 3):
+        raise InputError(f"{source.name}: {field} is {stage!r}, but a ZeRO stage is 0, 1, 2 or 3.")
+    if stage == 0:
+        refuse(
+            source, field, stage, "DeepSpeed without ZeRO, which casts the module and keeps an fp32 copy on every GPU",
+            "write stage 1, or leave DeepSpeed out for plain data parallelism",
+        )  # fmt: skip
+    return f"zero{stage}"
+
+
+def put_offload(source: Source, draft: Draft, field: str) -> None:
+    device = source.get(field)
+    if device is not None and str(device).lower() not in OFF_WORDS:
+        where = "all" if "offload_param" in field else "optimizer"
+        draft.put("offload", where if str(device) == "cpu" else str(device), field)
+
+
+def _put_overlap(source: Source, draft: Draft, field: str) -> None:
+    """Whether reductions run beside the backward, where a stage leaves that open."""
+    if draft.options.get("sharding") in ("zero1", "zero2") and source.has(field):
+        draft.put("overlap_comm", bool(source.flag(field)), field)
+
+
+def _put_bucket(source: Source, draft: Draft, field: str) -> None:
+    """Elements of ZeRO's bucket; ``auto`` is left to the model's hidden size."""
+    if draft.options.get("sharding") in ZERO and source.has(field):
+        size = source.get(field)
+        draft.put("reduce_bucket_size", size if size == "auto" else source.count(field), field)
+
+
+def agree(source: Source, draft: Draft, theirs: str, ours: str) -> None:
+    """A number that both files state must be the same; ``auto`` asks the training file."""
+    if source.get(theirs) in (None, "auto"):
+        return
+    value = source.count(theirs)
+    stated = draft.their_fields.get(ours)
+    if stated is not None and draft.options[ours] != value:
+        raise InputError(
+            f"{source.name}: {theirs} is {value}, but {stated} of the training file is {draft.options[ours]}; "
+            "make them equal or write auto."
+        )
+    draft.put(ours, value, theirs)
