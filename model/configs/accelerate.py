@@ -7,7 +7,7 @@ from tunecast.model.configs.deepspeed import agree, put_offload, zero_sharding
 from tunecast.model.configs.frameworks import refuse, refuse_unsupported
 from tunecast.model.configs.run_file import Draft
 from tunecast.model.configs.source import Source
-from tunecast.model.configs.spread import put_sharding, read_fsdp_config
+from tunecast.model.configs.spread import UNWRAPPED, put_sharding, read_fsdp_config
 from tunecast.model.file_spread import Mesh
 from tunecast.model.sharding import FSDP
 
@@ -65,8 +65,16 @@ def _data_parallel(source: Source, draft: Draft) -> None:
 
 
 def _fsdp(source: Source, draft: Draft) -> None:
-    """accelerate takes version 1 where its file names none (``commands/launch.py``, ``--fsdp_version``)."""
+    """accelerate takes version 1 where its file names none (``commands/launch.py``, ``--fsdp_version``), and the whole
+    model as one unit where none names a rule (``utils/dataclasses.py``, ``FullyShardedDataParallelPlugin``). A training
+    file with FSDP of its own has layers as units (transformers 5 ``training_args.py``, ``_process_fsdp_args``), and so
+    have adapters under FSDP 1 (``trainer.py``, ``update_fsdp_plugin_peft``)."""
+    by_trainer = draft.options.get("sharding") in FSDP
     read_fsdp_config(source, draft, "fsdp_config", sharded=True, version_if_silent=1)
+    by_peft = draft.options.get("method") != "full" and draft.options.get("fsdp_version") == 1
+    policy, _ = source.first(("fsdp_config.fsdp_auto_wrap_policy", "fsdp_config.auto_wrap_policy"))
+    if policy is None and draft.options.get("sharding") in FSDP and not by_trainer and not by_peft:
+        draft.note(UNWRAPPED)
 
 
 def _deepspeed(source: Source, draft: Draft) -> None:

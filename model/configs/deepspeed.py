@@ -7,6 +7,7 @@ from tunecast.model.configs.frameworks import refuse, refuse_unsupported
 from tunecast.model.configs.run_file import Draft
 from tunecast.model.configs.source import Source
 from tunecast.model.configs.spread import OFF_WORDS, put_sharding
+from tunecast.model.configs.zero_fields import check_reductions, check_sizes, put_optimizer
 from tunecast.model.resolve_parallel import ZERO
 
 
@@ -17,6 +18,10 @@ def read_deepspeed(source: Source, draft: Draft) -> None:
     for part in ("offload_optimizer", "offload_param"):
         field = f"zero_optimization.{part}.device"
         put_offload(source, draft, field)
+    _put_older_offload(source, draft)
+    put_optimizer(source, draft)
+    check_reductions(source, draft)
+    check_sizes(source, draft)
     _put_overlap(source, draft, "zero_optimization.overlap_comm")
     _put_bucket(source, draft, "zero_optimization.reduce_bucket_size")
     _agree_on_halves(source, draft)
@@ -80,6 +85,14 @@ def put_offload(source: Source, draft: Draft, field: str) -> None:
     if device is not None and str(device).lower() not in OFF_WORDS:
         where = "all" if "offload_param" in field else "optimizer"
         draft.put("offload", where if str(device) == "cpu" else str(device), field)
+
+
+def _put_older_offload(source: Source, draft: Draft) -> None:
+    """Yes or no in place of a device, which DeepSpeed still takes (``zero/config.py``: ``deprecated``)."""
+    for name, where in (("cpu_offload", "optimizer"), ("cpu_offload_params", "all"), ("cpu_offload_param", "all")):
+        field = f"zero_optimization.{name}"
+        if source.flag(field):
+            draft.put("offload", where, field)
 
 
 def _put_overlap(source: Source, draft: Draft, field: str) -> None:

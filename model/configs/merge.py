@@ -8,13 +8,15 @@ from typing import Any
 
 from tunecast.model.configs.common import DROPPED, LORA_KERNELS, ONE_PIECE, TOKENS_UNPADDED, UNPACKED
 from tunecast.model.configs.run_file import RunFile
-from tunecast.model.configs.spread import CAST, put_dtypes, settle_dtypes, told_by_spread
+from tunecast.model.configs.spread import CAST, UNWRAPPED, put_dtypes, settle_dtypes, told_by_spread
+from tunecast.model.configs.zero_fields import OWN_ADAM
 from tunecast.model.file_spread import BY_FILE, DTYPES, check_mesh, over_shards
 from tunecast.model.resolve import ASSUMED
 from tunecast.model.resolve_kernels import RAISED
 from tunecast.model.resolve_parallel import ZERO
 from tunecast.model.rows import LENGTHS, ROWS_PACKED, packing_of
 from tunecast.model.run import BY_SPREAD, MESH
+from tunecast.model.sharding import FSDP
 from tunecast.model.stacks import built_stack
 
 AMOUNTS = ("tokens", "num_samples", "max_steps", "dataset")
@@ -61,8 +63,12 @@ def merge_options(run_file: RunFile, typed: Mapping[str, Any]) -> Merged:
         check_mesh({**options, **given})
     spread = over_shards({**options, **given})
     options |= {name: spread[name] for name in ("sharding", "dp_shard_size") if name in spread}
+    if {**options, **given}.get("sharding") not in FSDP:
+        notes = [note for note in notes if note != UNWRAPPED]
     if "loss_type" in given:
         notes = [note for note in notes if ONE_PIECE not in note]
+    if "optim" in given:
+        notes = [note for note in notes if not note.startswith(OWN_ADAM)]
     if "lora" not in str(given.get("fused_kernels", "lora")):
         notes = [note for note in notes if not note.startswith(LORA_KERNELS)]
     if run_file.origins.get("attn_implementation") == "stack-default" and options["attn_implementation"] == "sdpa":

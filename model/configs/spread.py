@@ -23,6 +23,13 @@ _FSDP_STRATEGY = {
     "true": "fsdp",
 }  # fmt: skip
 """Sharding by FSDP's name or number; None where nothing of ours behaves like it."""
+_UNITS = {"transformer_based_wrap": True, "size_based_wrap": False, "no_wrap": False}
+"""FSDP's rules for its units, and whether they make one of every layer (accelerate 1.15 ``utils/constants.py``)."""
+UNWRAPPED = (
+    "The accelerate file names no fsdp_auto_wrap_policy: accelerate then makes one unit of the whole model and gathers "
+    "all its weights at once; layers are counted as units, which fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP makes."
+)
+"""What is told of a file of accelerate's that leaves the units to it."""
 OFF_WORDS = ("no", "none", "false", "")
 FSDP_TODAY = 2
 """FSDP's version where nothing names one (`resolve_parallel`)."""
@@ -94,6 +101,8 @@ def read_fsdp_config(
         put_sharding(source, draft, fsdp_sharding(source, field or prefix, word), field or prefix)
     if version is not None:
         put_fsdp_version(source, draft, version_field or prefix, version)
+    if draft.options.get("sharding") in FSDP:
+        _check_units(source, *find("auto_wrap_policy"))
     offload, field = find("offload_params")
     if offload is not None and str(offload).lower() not in OFF_WORDS:
         draft.put("offload", True, field)
@@ -101,6 +110,18 @@ def read_fsdp_config(
     if checkpointing is not None and str(checkpointing).lower() not in OFF_WORDS:
         draft.put("gradient_checkpointing", True, field)
         draft.put("reentrant", False)
+
+
+def _check_units(source: Source, policy: Any, field: str | None) -> None:
+    """FSDP's units are the layers: ``NO_WRAP`` makes one of the whole model, ``SIZE_BASED_WRAP`` others by size."""
+    word = "transformer_based_wrap" if policy is None else str(policy).strip().lower()
+    if word not in _UNITS:
+        raise InputError(
+            f"{source.name}: {field} is {policy!r}, but a rule for FSDP's units is TRANSFORMER_BASED_WRAP, "
+            "SIZE_BASED_WRAP or NO_WRAP."
+        )
+    if not _UNITS[word]:
+        refuse(source, str(field), policy, "units of FSDP that are no layers", "write TRANSFORMER_BASED_WRAP")
 
 
 def _by_reshard(source: Source, field: str, value: Any, version: Any) -> Any:

@@ -99,6 +99,19 @@ def test_batch_sizes_are_auto_or_agree(read: Read) -> None:
         ({"accelerate": accelerate("MEGATRON_LM")}, "distributed_type: MEGATRON_LM"),
         ({"accelerate": accelerate("MULTI_GPU", mixed_precision="fp8")}, "mixed_precision: fp8"),
         ({"accelerate": accelerate("MULTI_GPU", dynamo_config={"dynamo_backend": "INDUCTOR"})}, "INDUCTOR"),
+        ({"accelerate": accelerate("MULTI_GPU", dynamo_backend="INDUCTOR")}, "dynamo_backend: INDUCTOR"),
+        (
+            {"accelerate": accelerate("FSDP", fsdp_config={"fsdp_auto_wrap_policy": "NO_WRAP"})},
+            "fsdp_auto_wrap_policy: NO_WRAP asks for units of FSDP that are no layers",
+        ),
+        (
+            {
+                "accelerate": accelerate(
+                    "FSDP", fsdp_config={"fsdp_auto_wrap_policy": "SIZE_BASED_WRAP", "fsdp_min_num_params": 10**8}
+                )
+            },
+            "SIZE_BASED_WRAP",
+        ),
         (
             {"accelerate": accelerate("FSDP", fsdp_config={"fsdp_sharding_strategy": "HYBRID_SHARD_ZERO2"})},
             "HYBRID_SHARD_ZERO2",
@@ -108,7 +121,7 @@ def test_batch_sizes_are_auto_or_agree(read: Read) -> None:
             "HYBRID_SHARD_ZERO2",
         ),
         ({"deepspeed": zero(3, zero_quantized_weights=True)}, "zero_quantized_weights: True"),
-        ({"deepspeed": zero(2) | {"optimizer": {"type": "AdamW"}}}, "optimizer: {'type': 'AdamW'}"),
+        ({"deepspeed": zero(2) | {"optimizer": {"type": "Lamb"}}}, "optimizer.type: Lamb"),
     ],
 )
 def test_what_is_not_forecast_is_refused_by_field_and_value(read: Read, companion: dict[str, Any], named: str) -> None:
