@@ -1,12 +1,14 @@
 """Runs of a table, forecast and compared with what was measured. Only what is stated is scored.
 
-Speed is tokens/s of the whole job. Memory compares allocated with allocated and reserved with
-reserved. Low-confidence rows are never scored; runs that ran out of memory test the verdict only.
+Speed is tokens/s of the whole job. Memory compares allocated with allocated, reserved with reserved and
+what nvidia-smi shows with the process. Low-confidence rows are never scored; runs that ran out of memory
+test the verdict only.
 """
 
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -38,6 +40,9 @@ says when the cell is not understood: it may say that seq_len is a mean, and the
 
 ABOVE_PROCESS, BELOW_TENSORS = 1.25, 0.8
 """A stated peak beyond these shares of the forecast process, or of its tensors, contradicts how the row was read."""
+
+OF_PROCESS = re.compile(r"(?:nvidia-smi|process)\b(?!.*(?:allocated|reserved|percent|%))", re.IGNORECASE)
+"""Counters of the memory that a process holds; not nvidia-smi's columns of another."""
 
 Priors = Mapping[str, Any]
 PriorsOf = Callable[[PublishedRun], Priors]
@@ -240,6 +245,10 @@ def _memory(run: PublishedRun, prediction: Prediction) -> Compared | str:
         return run.why_no_memory or "no peak memory is stated"
     if run.counter.startswith("allocated"):
         return Compared(measured=run.peak_bytes, predicted=prediction.memory.allocated_bytes)
+    if OF_PROCESS.match(run.counter):
+        if prediction.memory.process_bytes is None:
+            return "the process beyond the tensors is not known on this card"
+        return Compared(measured=run.peak_bytes, predicted=prediction.memory.process_bytes)
     if not run.counter.startswith("reserved"):
         return f"the counter is {run.counter!r}, neither allocated nor reserved"
     if prediction.memory.reserved_bytes is None:

@@ -18,11 +18,15 @@ FLOPS_COLUMNS = ("tflops_per_gpu", "mfu")
 """Columns that state a speed by FLOPs, of which some sources count recomputation or causal attention and others do
 not."""
 ABOUT = r"(?:~|\u2248|ca\.?|about|approx\.?)?\s*"
+AND = r"\s*(?:,|and\b)?\s*"
 TIME = re.compile(
-    rf"{ABOUT}(?:(?P<clock>\d+:[0-5]\d:[0-5]\d)|(?P<number>\d+(?:\.\d+)?)\s*(?:(?P<h>h|hrs?|hours?)|"
-    r"(?P<min>min(?:ute)?s?)|(?P<s>s|sec(?:ond)?s?))?)",
+    rf"{ABOUT}(?:(?P<clock>\d+:[0-5]\d:[0-5]\d)|(?P<hours>\d+(?:\.\d+)?)|"
+    rf"(?:(?P<d>\d+(?:\.\d+)?)\s*d(?:ays?)?{AND})?(?:(?P<h>\d+(?:\.\d+)?)\s*(?:hours?|hrs?|h){AND})?"
+    rf"(?:(?P<min>\d+(?:\.\d+)?)\s*m(?:in(?:ute)?s?)?{AND})?(?:(?P<s>\d+(?:\.\d+)?)\s*s(?:ec(?:ond)?s?)?)?)",
     re.IGNORECASE,
 )
+"""A clock, a bare number of hours, or numbers of days, hours, minutes and seconds in this order."""
+LENGTHS_S = {"d": 24 * HOUR_S, "h": HOUR_S, "hours": HOUR_S, "min": MINUTE_S, "s": 1.0}
 NUMBER = r"\d{1,3}(?:[, '_]\d{3})+|\d+(?:\.\d+)?"
 POWERS = {"": 1.0, "k": 1e3, "thousand": 1e3, "m": 1e6, "million": 1e6, "b": 1e9, "billion": 1e9}
 TOKENS = rf"(?P<tokens>{NUMBER})\s*(?P<tokens_power>{'|'.join(filter(None, POWERS))})?\s*tok(?:ens?)?"
@@ -51,7 +55,7 @@ def whole_time(row: Row, run: Run, *, full: bool) -> WholeTime:
         return WholeTime(why_not=_by_flops(row))
     seconds = _seconds(text)
     if seconds is None:
-        return WholeTime(why_not=f"total_time_h {text!r} is no time above 0: write 1.5 h, 90 min or 1:30:00")
+        return WholeTime(why_not=f"total_time_h {text!r} is no time above 0: write 1.5 h, 2h 30min, 90 min or 1:30:00")
     if amount.lower() in NOTHING:
         return WholeTime(why_not=f"total_time_h {text!r} needs total_tokens_or_steps beside it: {WRITE}")
     tokens = _tokens(amount, run, full=full)
@@ -72,7 +76,7 @@ def _seconds(text: str) -> float | None:
         hours, minutes, rest = (int(part) for part in found["clock"].split(":"))
         seconds = hours * HOUR_S + minutes * MINUTE_S + rest
     else:
-        seconds = float(found["number"]) * (MINUTE_S if found["min"] else 1.0 if found["s"] else HOUR_S)
+        seconds = sum(float(found[unit] or 0.0) * length_s for unit, length_s in LENGTHS_S.items())
     return seconds or None
 
 

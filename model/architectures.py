@@ -193,6 +193,8 @@ def architecture_from_row(row: ModelRow) -> Architecture:
 
 
 UNLIMITED = 1 << 62
+CODE = (".py", ".ipynb", ".sh")
+"""Endings of names of scripts and notebooks, which say no run without being run."""
 """Stands for a config that gives no limit of positions."""
 OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "hidden_size": ("n_embd", "n_embed", "d_model"),
@@ -340,6 +342,11 @@ def architecture_from_config(config: Mapping[str, Any], name: str) -> Architectu
 
 def read_config(path: Path) -> dict[str, Any]:
     """The JSON object of a config file; unreadable or foreign content is one sentence."""
+    if path.name.lower().endswith(CODE):
+        raise NotSupportedError(
+            f"{path} is code, which is not read ({', '.join(CODE)}); give its model by name or as a config.json with "
+            "the run's options, or a training file (YAML) of axolotl, LLaMA-Factory, TRL, torchtune or LitGPT."
+        )
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -357,7 +364,7 @@ def read_config(path: Path) -> dict[str, Any]:
 def looks_like_path(text: str) -> bool:
     """Whether MODEL names a local file or folder rather than a catalog id."""
     try:
-        return text.endswith(".json") or text.startswith((".", "/", "~")) or Path(text).exists()
+        return text.endswith((".json", *CODE)) or text.startswith((".", "/", "~")) or Path(text).exists()
     except OSError:  # longer than any name of a file
         return False
 

@@ -27,7 +27,7 @@ from tunecast.model.run_work import forward_share, work_of
 from tunecast.model.target import Target
 from tunecast.model.terms import Terms, owned, rented
 from tunecast.model.time import StepTime
-from tunecast.model.units import KILO, gib
+from tunecast.model.units import KILO, gib, memory_text
 from tunecast.model.value import Value
 from tunecast.model.whole_run import WholeRun, whole_run
 from tunecast.model.whole_run_options import OF_PRICES, WholeRunOptions, flag, given_names
@@ -99,11 +99,11 @@ def notes_of_offer(result: Forecast, offer: Mapping[str, Any] | None, *, network
     unstated = offer is not None and offer["provider"] != "user" and offer.get("network_gbps") is None
     if unstated and timed > 1 and not network_given:
         notes += ("the offer's own network is not stated: ask whether it is the one that is timed",)
-    need, memory_gib = gib(host_need_bytes(result.architecture, result.run)), (offer or {}).get("ram_gib")
-    if memory_gib is None or need <= memory_gib:
+    need, memory_gib = host_need_bytes(result.architecture, result.run), (offer or {}).get("ram_gib")
+    if memory_gib is None or gib(need) <= memory_gib:
         return notes
     way = "--offload" if result.run.offload != "none" else f"--optim {result.run.optim}"
-    note = f"the offer's machine has {memory_gib:,.0f} GiB of host memory, and {way} puts {need:,.0f} GiB there"
+    note = f"the offer's machine has {memory_gib:,.0f} GiB of host memory, and {way} puts {memory_text(need)} there"
     return (*notes, f"{note}: take a larger machine")
 
 

@@ -29,7 +29,7 @@ from tunecast.model.priors import load_priors, pcie_bytes_per_s
 from tunecast.model.run import Run
 from tunecast.model.sharding import ZERO, holds_whole, one_layer_bytes, root_trained_bytes, shard_gpus
 from tunecast.model.trained import trained_dtype, trained_tensors
-from tunecast.model.units import DTYPE_BYTES, gib
+from tunecast.model.units import DTYPE_BYTES, memory_text
 
 OFFLOAD_FACTORS = ("pcie_bytes_per_s", "host_update_bytes_per_s")
 DEEPSPEED = (*ZERO, "none")
@@ -197,8 +197,8 @@ def with_host(
         return replace(factors, factors={**factors.factors, **added})
     known = host_facts()["update_bytes_per_s"]
     added["host_update_bytes_per_s"] = Factor(**{k: known[k] for k in ("value", "low", "high", "unit", "origin")})
-    need = gib(host_bytes_per_machine(architecture, run))
-    note = f"offloaded: each machine needs {need:,.0f} GiB of host memory for it, and its processors do the update"
+    need = memory_text(host_bytes_per_machine(architecture, run))
+    note = f"offloaded: each machine needs {need} of host memory for it, and its processors do the update"
     if updates_by_operation(run):
         note += f", in {SEPARATE_PASSES} passes over it ({FUSED_PASSES} with --optim adamw_torch_fused)"
     return replace(factors, factors={**factors.factors, **added}, notes=(*factors.notes, note))

@@ -36,6 +36,13 @@ def gib(n_bytes: float) -> float:
     return n_bytes / GIB
 
 
+def memory_text(n_bytes: float) -> str:
+    """Memory in a sentence: MiB below one GiB, a digit behind the point below ten."""
+    if n_bytes < GIB:
+        return f"{n_bytes / MIB:,.0f} MiB"
+    return f"{gib(n_bytes):,.{0 if n_bytes >= 10 * GIB else 1}f} GiB"
+
+
 def short_time(value_s: float) -> str:
     """Three significant digits of seconds, or of milliseconds below one; for sentences."""
     return f"{value_s:.3g} s" if value_s >= 1.0 else f"{value_s / MILLISECOND_S:.3g} ms"

@@ -21,7 +21,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from validation_pages import STATS_HEAD, digits, headline, percent, skipped_section, stats_cells, table
 
 from tunecast.calibrate.run_table import read_table
-from tunecast.calibrate.validate import Compared, Judged, judge_all, read_entries
+from tunecast.calibrate.validate import OF_PROCESS, Compared, Judged, judge_all, read_entries
 from tunecast.calibrate.validate_folds import shipped
 from tunecast.calibrate.validate_summary import (
     GROUPS,
@@ -89,9 +89,21 @@ def line(item: Judged) -> list[str]:
     return [item.entry.id, known.gpu, f"{known.architecture.name.split('/')[-1]} {about}", *figures(item.speed)]
 
 
+def by_counter(judged: Sequence[Judged], *, of_process: bool) -> list[Judged]:
+    """Rows with a memory comparison: of PyTorch's counters, or of the process as nvidia-smi shows it."""
+    return [
+        item
+        for item in judged
+        if item.memory is not None
+        and item.entry.run is not None
+        and bool(OF_PROCESS.match(item.entry.run.counter)) is of_process
+    ]
+
+
 def memory_section(judged: Sequence[Judged]) -> list[str]:
     """Peak memory of one GPU, where a row states a counter that is forecast."""
-    overall, compared = stats_of(memories(judged)), [item for item in judged if item.memory is not None]
+    compared = [item for item in judged if item.memory is not None]
+    overall, shown = (stats_of(memories(by_counter(judged, of_process=kind))) for kind in (False, True))
     rows = []
     for item in compared:
         run, memory = item.entry.run, item.memory
@@ -108,7 +120,9 @@ def memory_section(judged: Sequence[Judged]) -> list[str]:
         f"{percent(overall.median_half_width)}). Tensors of code that was compared with "
         "published counters or traced have a narrow interval, those of other code that of such code's published peaks "
         "(docs/intervals.md); the latter was given on 2026-11-24, after these rows had shown the narrow one to be too "
-        "narrow for other code. Its width comes from training rows alone."
+        f"narrow for other code. Its width comes from training rows alone. Beside them {shown.n} rows state what "
+        f"nvidia-smi shows, compared with the process: median error {percent(shown.median_abs_error)}, "
+        f"{percent(shown.coverage)} inside (median half-width {percent(shown.median_half_width)})."
     )
     head = ["row", "GPU", "run", "counter", "measured, GiB", "forecast, GiB", "80% interval", "error", "inside"]
     return ["## Peak memory", "", said, "", *table(head, rows)]
@@ -159,17 +173,23 @@ def content(judged: Sequence[Judged]) -> dict[str, Any]:
         for item in judged
         if (speed := item.speed) is not None
     ]
-    memory = [
-        {"id": item.entry.id, "measured": held.measured, **held.predicted.as_dict(), "error": held.error}
-        for item in judged
-        if (held := item.memory) is not None
-    ]
     return {
         "schema": "tunecast.unseen/1",
         "rows": rows,
         "summary": stats_of(speeds(judged)).as_dict(),
-        "memory": {"rows": memory, "summary": stats_of(memories(judged)).as_dict()},
+        "memory": memory_content(by_counter(judged, of_process=False)),
+        "process": memory_content(by_counter(judged, of_process=True)),
     }
+
+
+def memory_content(judged: Sequence[Judged]) -> dict[str, Any]:
+    """Rows of one kind of counter, and their summary."""
+    rows = [
+        {"id": item.entry.id, "measured": held.measured, **held.predicted.as_dict(), "error": held.error}
+        for item in judged
+        if (held := item.memory) is not None
+    ]
+    return {"rows": rows, "summary": stats_of(memories(judged)).as_dict()}
 
 
 def main() -> None:

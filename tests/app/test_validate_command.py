@@ -18,7 +18,7 @@ from tunecast.cli.program import program
 HEAD = "id,model,gpu,method,seq_len,micro_batch,tokens_per_s,peak_mem_gib,reserved_or_allocated,confidence\n"
 ROWS = (
     "R-1,meta-llama/Llama-3.1-8B,l40s,qlora,2048,1,{speed},9.3,allocated,\n"
-    "R-2,meta-llama/Llama-3.1-8B,l40s,qlora,2048,4,,20,nvidia-smi,\n"
+    "R-2,meta-llama/Llama-3.1-8B,l40s,qlora,2048,4,,20,rocm-smi,\n"
     "R-3,meta-llama/Llama-3.1-8B,l40s,prefix,2048,4,2300,,,\n"
     "R-4,meta-llama/Llama-3.1-8B,l40s,lora,2048,1,2300,,,low\n"
 )
@@ -49,7 +49,7 @@ def test_json_forecasts_as_estimate_does(table: Path) -> None:
     assert (first["status"], first["reason"]) == ("scored", None)
     assert second["status"] == "skipped"
     assert "no speed is stated" in second["reason"]
-    assert "nvidia-smi" in second["reason"]
+    assert "rocm-smi" in second["reason"]
     assert third["reason"] == "method 'prefix' is not in the vocabulary"
     assert fourth["reason"] == "low confidence"
     assert found["summary"]["speed"]["n"] == found["summary"]["memory"]["n"] == 1
@@ -228,11 +228,11 @@ def test_the_table_names_the_first_rows_of_a_reason(tmp_path: Path) -> None:
 
 def test_the_table_says_why_half_of_a_scored_row_is_left_out(tmp_path: Path) -> None:
     """A counter that is no counter leaves the speed; a half that the row does not state needs no words."""
-    rows = "R-1,meta-llama/Llama-3.1-8B,l40s,qlora,2048,1,900,9.3,nvidia-smi,\n"
-    (tmp_path / "runs.csv").write_text(HEAD + rows + rows.replace("R-1", "R-2").replace("9.3,nvidia-smi", ","))
+    rows = "R-1,meta-llama/Llama-3.1-8B,l40s,qlora,2048,1,900,9.3,rocm-smi,\n"
+    (tmp_path / "runs.csv").write_text(HEAD + rows + rows.replace("R-1", "R-2").replace("9.3,rocm-smi", ","))
     shown = " ".join(runner.invoke(program, ["validate", str(tmp_path / "runs.csv")]).output.split())
     assert "of scored rows left out rows ids" in shown
-    assert "memory: the counter is 'nvidia-smi'" in shown
+    assert "memory: the counter is 'rocm-smi'" in shown
     assert "is stated" not in shown
 
 

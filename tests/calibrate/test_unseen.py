@@ -41,7 +41,7 @@ def test_no_row_is_among_those_that_the_priors_used() -> None:
 
 def test_the_page_is_of_the_forecasts_of_today(stored: dict[str, Any]) -> None:
     judged = judge_all(read_entries(read_table(PUBLISHED / "unseen-runs.csv")), shipped)
-    for half, rows in (("speed", stored["rows"]), ("memory", stored["memory"]["rows"])):
+    for half, rows in (("speed", stored["rows"]), ("memory", [*stored["memory"]["rows"], *stored["process"]["rows"]])):
         compared = {item.entry.id: getattr(item, half) for item in judged}
         now = {name: found.error for name, found in compared.items() if found is not None}
         assert {row["id"]: row["error"] for row in rows} == pytest.approx(now, abs=0.002)
@@ -49,7 +49,7 @@ def test_the_page_is_of_the_forecasts_of_today(stored: dict[str, Any]) -> None:
 
 def test_its_summary_follows_from_its_rows(stored: dict[str, Any]) -> None:
     rows, page = stored["rows"], (ROOT / "results" / "validation" / "unseen.md").read_text(encoding="utf-8")
-    for half in (stored, stored["memory"]):
+    for half in (stored, stored["memory"], stored["process"]):
         inside = [row["low"] <= row["measured"] <= row["high"] for row in half["rows"]]
         errors = [abs(row["error"]) for row in half["rows"]]
         assert half["summary"]["coverage"] == pytest.approx(statistics.fmean(inside))

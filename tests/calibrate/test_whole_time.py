@@ -29,6 +29,12 @@ TOKENS_PER_STEP = 2048 * 2 * 4 * 2
         ("~90 min", "600 steps", 600 * TOKENS_PER_STEP, 5400),
         ("5400 s", "0.6k steps", 600 * TOKENS_PER_STEP, 5400),
         ("1:30:00", "600 steps", 600 * TOKENS_PER_STEP, 5400),
+        ("1h30m", "600 steps", 600 * TOKENS_PER_STEP, 5400),
+        ("1h 30min", "600 steps", 600 * TOKENS_PER_STEP, 5400),
+        ("1 hour and 30 minutes", "600 steps", 600 * TOKENS_PER_STEP, 5400),
+        ("1h 29m 60s", "600 steps", 600 * TOKENS_PER_STEP, 5400),
+        ("90m", "600 steps", 600 * TOKENS_PER_STEP, 5400),
+        ("0d 1.5h", "600 steps", 600 * TOKENS_PER_STEP, 5400),
         ("1.5", "10M tokens", 10e6, 5400),
         ("1.5", "about 10 million tokens", 10e6, 5400),
         ("1.5", "10,000,000 tokens", 10e6, 5400),
@@ -57,6 +63,10 @@ def test_a_whole_time_and_its_work_are_a_speed(time: str, amount: str, tokens: f
         ("0", "600 steps", "total_time_h '0' is no time above 0: write 1.5 h"),
         ("long", "600 steps", "total_time_h 'long' is no time above 0"),
         ("1,5", "600 steps", "total_time_h '1,5' is no time above 0"),
+        ("30min 2h", "600 steps", "total_time_h '30min 2h' is no time above 0: write 1.5 h, 2h 30min, 90 min or 1:30"),
+        ("1:30", "600 steps", "total_time_h '1:30' is no time above 0"),
+        ("0h 0m", "600 steps", "total_time_h '0h 0m' is no time above 0"),
+        ("h", "600 steps", "total_time_h 'h' is no time above 0"),
     ],
 )
 def test_a_whole_time_that_says_no_speed_leaves_the_memory_and_says_why(time: str, amount: str, why: str) -> None:

@@ -21,6 +21,7 @@ from tunecast.model.parallel_offload import host_bytes_per_machine
 from tunecast.model.question import Question
 from tunecast.model.run import Run
 from tunecast.model.target import resolve_targets
+from tunecast.model.units import GIB, memory_text
 
 Make = Callable[..., Architecture]
 RunOf = Callable[..., Run]
@@ -189,6 +190,13 @@ def test_one_gpu_that_waits_for_its_host_is_as_unsure_as_the_hosts_rate() -> Non
     assert any("assumed, not measured" in note and "host_update_bytes_per_s" in note for note in found.notes)
     plain = ask(num_gpus=1, sharding="none", max_length=2048)
     assert not any("host_update" in note or "link" in note for note in plain.notes)
+
+
+@pytest.mark.parametrize(
+    ("n_bytes", "text"), [(4e8, "381 MiB"), (GIB, "1.0 GiB"), (2.5 * GIB, "2.5 GiB"), (1234 * GIB, "1,234 GiB")]
+)
+def test_small_needs_of_the_host_have_digits(n_bytes: float, text: str) -> None:
+    assert memory_text(n_bytes) == text
 
 
 @pytest.mark.parametrize(("offload", "told"), [("optimizer", True), ("none", False)])

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tunecast.asked import ignored_notes
-from tunecast.catalogs.errors import InputError
-from tunecast.model.architectures import architecture_from_config
+from tunecast.catalogs.errors import InputError, NotSupportedError
+from tunecast.model.architectures import architecture_from_config, load_architecture
 from tunecast.model.configs import read_config
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "docs" / "examples"
@@ -102,3 +102,13 @@ def test_a_value_of_another_kind_is_told_in_a_sentence(tmp_path: Path, example: 
     with pytest.raises(InputError) as refused:
         read_config(path)
     assert told in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["train.py", "notebooks/Fine-tune.ipynb", "run.sh"])
+def test_scripts_and_notebooks_are_not_read_and_what_is_is_said(name: str, tmp_path: Path) -> None:
+    """Whether or not the file is there."""
+    with pytest.raises(NotSupportedError, match=r"is code, which is not read .* or a training file \(YAML\)"):
+        load_architecture(name)
+    (tmp_path / "train.py").write_text("print()\n")
+    with pytest.raises(NotSupportedError, match="is code"):
+        load_architecture(str(tmp_path / "train.py"))
