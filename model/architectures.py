@@ -193,9 +193,9 @@ def architecture_from_row(row: ModelRow) -> Architecture:
 
 
 UNLIMITED = 1 << 62
+"""Stands for a config that gives no limit of positions."""
 CODE = (".py", ".ipynb", ".sh")
 """Endings of names of scripts and notebooks, which say no run without being run."""
-"""Stands for a config that gives no limit of positions."""
 OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "hidden_size": ("n_embd", "n_embed", "d_model"),
     "intermediate_size": ("n_inner", "ffn_dim", "ffn_hidden_size", "inner_hidden_size"),

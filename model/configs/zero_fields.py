@@ -25,6 +25,10 @@ _SIZES = {
     "stage3_param_persistence_threshold": PERSISTENT_ELEMENTS,
 }
 """Elements by field, as DeepSpeed has them and `zero_memory` counts them."""
+_BUFFERS = ("sub_group_size", "stage3_prefetch_bucket_size")
+"""Those of a buffer, which a greater one makes no more than greater; the others leave weights gathered."""
+_MANY_TIMES = 10
+"""Of DeepSpeed's own size, from which so many weights stay gathered that the step is another one (assumed)."""
 
 
 def put_optimizer(source: Source, draft: Draft) -> None:
@@ -78,29 +82,33 @@ def check_reductions(source: Source, draft: Draft) -> None:
 
 
 def check_sizes(source: Source, draft: Draft) -> None:
-    """ZeRO-3's sizes are counted as DeepSpeed has them: greater ones hold more and are refused, smaller ones are told.
+    """ZeRO-3's sizes are counted as DeepSpeed has them: others are told, and refused where weights stay gathered.
 
     ``auto`` is the Trainer's, by the hidden size, and below DeepSpeed's (``integrations/deepspeed.py``). Source:
     ``runtime/zero/config.py``.
     """
     if draft.options.get("sharding") != "zero3":
         return
-    smaller = []
+    smaller: list[str] = []
+    greater: list[str] = []
     for name, usual in _SIZES.items():
         field = f"zero_optimization.{name}"
         if source.get(field) in (None, "auto"):
             continue
         elements = source.number(field)
         assert elements is not None
-        if elements > usual:
+        if elements > _MANY_TIMES * usual and name not in _BUFFERS:
             refuse(
                 source, field, f"{elements:,.0f}", f"more memory than DeepSpeed's own size of {usual:,} elements",
                 "write that or leave it out",
             )  # fmt: skip
-        if elements < usual:
-            smaller.append(name)
+        if elements != usual:
+            (greater if elements > usual else smaller).append(name)
+    counted = "of the DeepSpeed file: counted as DeepSpeed's own"
+    if greater:
+        draft.note(f"{', '.join(greater)} {counted}, which is smaller, so that memory is a lower bound.")
     if smaller:
         draft.note(
-            f"{', '.join(smaller)} of the DeepSpeed file: counted as DeepSpeed's own sizes, which are greater, so that "
-            "memory is an upper bound; what a step waits for gathers that smaller ones begin later is not counted."
+            f"{', '.join(smaller)} {counted} sizes, which are greater, so that memory is an upper bound; what a step "
+            "waits for gathers that smaller ones begin later is not counted."
         )

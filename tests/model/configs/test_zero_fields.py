@@ -99,20 +99,31 @@ SIZES = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", SIZES)
-def test_sizes_of_zero_3(read: Read, name: str) -> None:
+BUFFERS = ("sub_group_size", "stage3_prefetch_bucket_size")
+
+
+@pytest.mark.parametrize("name", [name for name in SIZES if name not in BUFFERS])
+def test_sizes_of_zero_3_that_leave_weights_gathered(read: Read, name: str) -> None:
     field = f"zero__{name}"
     with pytest.raises(
         NotSupportedError, match=rf"zero_optimization\.{name}: 1,000,000,000,000,000 asks for more memory"
     ):
         read("llama-factory", deepspeed=zero(3, **{field: 1e15}))
     assert read("llama-factory", deepspeed=zero(2, **{field: 1e15})).options["sharding"] == "zero2"
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_sizes_of_zero_3(read: Read, name: str) -> None:
+    field = f"zero__{name}"
     with pytest.raises(InputError, match="must be a number"):
         read("llama-factory", deepspeed=zero(3, **{field: "large"}))
     small = read("llama-factory", deepspeed=zero(3, **{field: 0}))
-    assert any(note.startswith(f"{name} of the DeepSpeed file: counted as DeepSpeed's own") for note in small.notes)
+    counted = f"{name} of the DeepSpeed file: counted as DeepSpeed's own"
+    assert any(note.startswith(f"{counted} sizes, which are greater") for note in small.notes)
+    large = read("llama-factory", deepspeed=zero(3, **{field: 5e5 if name.endswith("threshold") else 2e9}))
+    assert any(note.startswith(f"{counted}, which is smaller") for note in large.notes)
     auto = read("llama-factory", deepspeed=zero(3, **{field: "auto"}))
-    assert not any("DeepSpeed's own size" in note for note in auto.notes)
+    assert not any("DeepSpeed's own" in note for note in auto.notes)
     assert not [ignored for ignored in (*small.ignored, *auto.ignored) if name in ignored]
 
 
