@@ -93,8 +93,8 @@ def _training(found: Recommendation, picked: Picked, pick: str, kind: str, path:
     forecast = picked.forecast
     amount = resolve_amount(forecast.run, {**found.amount_options})
     assert amount is not None
-    packed = unpacked_rows(forecast.run, found.amount_options) is None
-    mapping = config_for(kind, forecast.architecture, forecast.run, amount.steps, packed=packed)
+    packed, cut = unpacked_rows(forecast.run, found.amount_options) is None, _cuts(forecast.run, found.amount_options)
+    mapping = config_for(kind, forecast.architecture, forecast.run, amount.steps, packed=packed, cut=cut)
     other = differences(kind, mapping, forecast.architecture, forecast.run, packed=packed)
     notes = [
         f"{name} is {_shown(value)} in this file's framework, {_shown(getattr(forecast.run, name))} in the forecast"
@@ -103,8 +103,25 @@ def _training(found: Recommendation, picked: Picked, pick: str, kind: str, path:
     if packages := packages_of(forecast.run):
         notes.append(f"the forecast is of a machine with {' and '.join(packages)}: pip install {' '.join(packages)}")
     rows = "rows are packed" if packed else "every sample is a row"
+    if cut and kind == "axolotl":
+        notes.append(
+            f"axolotl's type completion makes pieces of samples longer than {forecast.run.max_length} tokens, which "
+            "the forecast cuts, so that max_steps ends the training before the data; other types cut them"
+        )
+    elif cut:
+        rows += f", and samples are cut at {forecast.run.max_length} tokens, as the forecast counts them"
     lines = [*head_lines(found, picked, pick), f"Put your data where {DATASET} stands; {rows}."]
     return Written(kind=kind, path=path, notes=tuple(notes)), _dumped([*lines, *notes], mapping)
+
+
+def _cuts(run: Run, options: Mapping[str, Any]) -> bool:
+    """Whether the data have samples that are longer than a row, which the forecast cuts."""
+    from tunecast.model.dataset import bytes_per_token
+    from tunecast.model.rows import trained_data
+
+    if options.get("dataset") is None:
+        return False
+    return bool(trained_data(options).long_words(bytes_per_token(options).value, run.max_length))
 
 
 def _shown(value: Any) -> str:

@@ -10,10 +10,20 @@ from typing import Any
 
 from tunecast.catalogs.errors import InputError
 from tunecast.model.bounds import MOST_AMOUNT, at_most, check_sizes
-from tunecast.model.dataset import Dataset, bytes_per_token, read_dataset
+from tunecast.model.dataset import Dataset, bytes_per_token
 from tunecast.model.factors import Factor
+from tunecast.model.kept_samples import LONG_SAMPLES, SPLIT, long_samples
 from tunecast.model.read_numbers import is_count, number_above_zero, number_that
-from tunecast.model.rows import ROWS_PACKED, Rows, alone_by_default, fills_rows, packing_of, timed_run, unpacked_rows
+from tunecast.model.rows import (
+    ROWS_PACKED,
+    Rows,
+    alone_by_default,
+    fills_rows,
+    packing_of,
+    timed_run,
+    trained_data,
+    unpacked_rows,
+)
 from tunecast.model.run import Run
 from tunecast.model.units import GIGA, KILO, MEGA, TERA
 
@@ -21,9 +31,9 @@ _SUFFIX = {"": 1.0, "k": KILO, "m": MEGA, "b": GIGA, "g": GIGA, "t": TERA}
 
 
 STEPS_AT_MOST, STEPS_EXACTLY = "steps_at_most", "steps_exactly"
-OF_A_FILE = (STEPS_AT_MOST, STEPS_EXACTLY, "rows_padded", ROWS_PACKED)
+OF_A_FILE = (STEPS_AT_MOST, STEPS_EXACTLY, "rows_padded", ROWS_PACKED, LONG_SAMPLES)
 """Options that nobody types: a training file's ``max_steps`` beside a typed amount of data, and whether it pads rows to
-their full length or packs them."""
+their full length or packs them, and what becomes of samples that are longer."""
 
 
 ALONE = ("one sample a row",)
@@ -79,7 +89,7 @@ def _to_a_row(run: Run, options: Mapping[str, Any]) -> float:
     """Samples in a row that they fill; 1 where nothing says how long they are."""
     mean = options.get("mean_tokens")
     if options.get("dataset") is not None:
-        file = read_dataset(str(options["dataset"]))
+        file = trained_data(options)
         mean = file.tokens(bytes_per_token(options).value, run.max_length) / file.samples
     return 1.0 if mean is None else run.max_length / parse_count(mean, name="--mean-tokens")
 
@@ -139,9 +149,12 @@ def _check_mean(run: Run, options: Mapping[str, Any]) -> None:
     if options.get("mean_tokens") is None:
         return
     mean = number_above_zero("--mean-tokens", options["mean_tokens"], "600")
-    if mean > run.max_length:
+    packed = packing_of(options) is not False
+    if mean > run.max_length and long_samples(options, packed=packed) != SPLIT:
         raise InputError(
-            f"--mean-tokens {mean:g} is above --max-length {run.max_length}; raise --max-length or lower the mean."
+            f"--mean-tokens {mean:g} is above --max-length {run.max_length}, where samples are cut; raise --max-length "
+            "or lower the mean (a training file whose packing splits long samples, TRL's packing_strategy: wrapped "
+            "say, may have it)."
         )
 
 
@@ -238,20 +251,26 @@ def _text_words(per_token: Factor) -> tuple[str, ...]:
 
 
 def _from_dataset(run: Run, options: Mapping[str, Any], repeats: float) -> Amount:
-    """A file's samples, each cut at ``max_length``, packed; tokens by measured or assumed bytes per token."""
-    found, per_token = read_dataset(str(options["dataset"])), bytes_per_token(options)
-    tokens = found.tokens(per_token.value, run.max_length)
-    cut = found.cut(per_token.value, run.max_length)
+    """A file's samples, none longer than ``max_length``, packed; tokens by measured or assumed bytes per token."""
+    found, per_token = trained_data(options), bytes_per_token(options)
+    low, tokens, high = (
+        found.tokens(size, run.max_length) for size in (per_token.high, per_token.value, per_token.low)
+    )
+    if tokens == 0:
+        raise InputError(
+            f"--dataset {found.name} has no sample of {run.max_length} tokens or fewer, and longer ones are left out; "
+            "raise the length of rows."
+        )
     counted = f"{tokens:,.0f} {_of_bytes(found, per_token)}"
     what = (
         f"{found.name}: {found.samples:,} samples{found.fields_words}{found.read_words}, {counted}"
-        f"{f', {cut:,} samples cut at {run.max_length}' if cut else ''}, x {_epochs(repeats)}, "
-        f"{_packed(run, options, found.samples * repeats)}"
+        f"{found.long_words(per_token.value, run.max_length)}, x {_epochs(repeats)}, "
+        f"{_packed(run, options, found.pieces(per_token.value, run.max_length) * repeats)}"
     )
     return replace(
         _from_tokens(run, tokens * repeats, what, repeats),
-        least=found.tokens(per_token.high, run.max_length) / tokens,
-        most=found.tokens(per_token.low, run.max_length) / tokens,
+        least=min(low, tokens, high) / tokens,
+        most=max(low, tokens, high) / tokens,
         assumed=(*_packed_words(options), *_text_words(per_token)),
     )
 
@@ -267,9 +286,9 @@ def _from_rows(run: Run, rows: Rows, options: Mapping[str, Any], repeats: float)
         return None
     per_step = _rows_per_step(run)
     counted = bytes_per_token(options)
-    file = None if options.get("dataset") is None else read_dataset(str(options["dataset"]))
+    file = None if options.get("dataset") is None else trained_data(options)
     fields = "" if file is None else file.fields_words + file.read_words + ("" if file.whole else ",")
-    lengths = "" if file is None else f", {_of_bytes(file, counted)}"
+    lengths = "" if file is None else f", {_of_bytes(file, counted)}{file.long_words(counted.value, run.max_length)}"
     amount = Amount(
         steps=math.ceil(samples * repeats / per_step),
         how=f"{samples:,.0f} samples{fields} of {rows.mean_tokens:.0f} tokens x {_epochs(repeats)}, "

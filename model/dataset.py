@@ -23,6 +23,7 @@ from tunecast.catalogs.errors import InputError
 from tunecast.model.dataset_columns import ARROW, FEATHER, PARQUET, TOKEN_IDS, first_rows
 from tunecast.model.dataset_shards import Shards, shard_count, shards_in
 from tunecast.model.factors import Factor
+from tunecast.model.kept_samples import CUT, long_words, pieces
 from tunecast.model.phase_rates import assumed_rates
 from tunecast.model.read_numbers import number_above_zero
 from tunecast.model.units import KIB, MIB
@@ -73,6 +74,8 @@ class Dataset:
     """Fields with text that were not."""
     shards: str = ""
     """What is said of a set of several shards."""
+    long: str = CUT
+    """What becomes of samples that are longer than a row (`kept_samples`)."""
 
     @property
     def fields_words(self) -> str:
@@ -87,14 +90,34 @@ class Dataset:
         """How many samples were read, where not all were."""
         return "" if self.whole else f", of which the first {len(self.sizes_bytes):,} were read"
 
-    def tokens(self, bytes_per_token: float, max_length: int) -> float:
-        """Tokens of one epoch, each sample cut at `max_length`."""
-        read = sum(min(math.ceil(size / bytes_per_token), max_length) for size in self.sizes_bytes)
-        return read * self.samples / len(self.sizes_bytes)
+    def lengths(self, bytes_per_token: float, max_length: int) -> tuple[int, ...]:
+        """Tokens of everything that is trained of the samples that were read: of pieces, where long ones are split."""
+        return _lengths(self, bytes_per_token, max_length)
 
-    def cut(self, bytes_per_token: float, max_length: int) -> int:
-        """How many of the samples that were read are longer than `max_length`."""
-        return sum(size / bytes_per_token > max_length for size in self.sizes_bytes)
+    def pieces(self, bytes_per_token: float, max_length: int) -> float:
+        """How many such pieces one epoch has; samples, where none is split or left out."""
+        return len(self.lengths(bytes_per_token, max_length)) * self.samples / len(self.sizes_bytes)
+
+    def tokens(self, bytes_per_token: float, max_length: int) -> float:
+        """Tokens of one epoch."""
+        return sum(self.lengths(bytes_per_token, max_length)) * self.samples / len(self.sizes_bytes)
+
+    def long_words(self, bytes_per_token: float, max_length: int) -> str:
+        """What became of those samples that were read that are longer than `max_length`; nothing without any."""
+        longer = sum(size / bytes_per_token > max_length for size in self.sizes_bytes)
+        return long_words(longer, max_length, self.long)
+
+
+@lru_cache(maxsize=32)
+def _lengths(found: Dataset, bytes_per_token: float, most: int) -> tuple[int, ...]:
+    sizes = (math.ceil(size / bytes_per_token) for size in found.sizes_bytes)
+    return tuple(piece for size in sizes for piece in pieces(size, most, found.long))
+
+
+@lru_cache(maxsize=16)
+def kept(found: Dataset, long: str) -> Dataset:
+    """The data as they are trained; equal questions get the same object."""
+    return found if long == found.long else replace(found, long=long)
 
 
 def read_dataset(path: str | Path) -> Dataset:

@@ -20,8 +20,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tunecast.catalogs.errors import InputError, NotSupportedError
-from tunecast.model.dataset import bytes_per_token, read_dataset
+from tunecast.model.dataset import bytes_per_token
+from tunecast.model.kept_samples import SPLIT, long_samples, pieces
 from tunecast.model.read_numbers import as_number
+from tunecast.model.rows import trained_data
 from tunecast.model.run import Run
 from tunecast.model.sample_lengths import scale_of
 
@@ -53,6 +55,13 @@ def reach_of_mean(mean: float, cut: float) -> float:
     return 2.0 * scale * (scale - math.exp(-cut / scale) * (scale + cut)) / mean
 
 
+def reach_of_split(mean: float, cut: float) -> float:
+    """`reach` of exponential lengths with this mean in pieces of `cut` and a rest: what is left of a sample after a
+    piece is as long as a new one, so that pieces are samples of the same scale that were cut."""
+    inside = -math.expm1(-cut / mean)
+    return 2.0 * (mean - cut * (1.0 - inside) / inside) if inside else cut
+
+
 def documents_of(options: Mapping[str, Any], max_length: int, *, from_file: bool = False) -> Documents | None:
     """What the options say of the documents in a packed row; None where a row is one document.
 
@@ -82,21 +91,23 @@ def documents_of(options: Mapping[str, Any], max_length: int, *, from_file: bool
         raise InputError(
             f"--mean-tokens is {options['mean_tokens']!r}, but a sample has at least 1; type for example 500."
         )
-    mean = min(mean, max_length)  # samples are cut there; `amount` refuses a mean that none of them can have
-    length = min(max(round(reach_of_mean(mean, max_length)), 1), max_length)
+    split = long_samples(options, packed=True) == SPLIT
+    alike = reach(pieces(round(mean), max_length, SPLIT)) if split else min(mean, max_length)
+    spread = reach_of_split(mean, max_length) if split else reach_of_mean(alike, max_length)
+    length = min(max(round(spread), 1), max_length)
     return Documents(
         length=length,
         how=f"of documents only the mean of {mean:g} tokens is known, so their lengths are assumed to be exponential",
-        shortest=round(mean),
+        shortest=min(round(alike), length),
         longest=min(round(MOST_UNEVEN * mean), max_length),
     )
 
 
 def _of_file(options: Mapping[str, Any], max_length: int) -> Documents:
-    found, per_token = read_dataset(str(options["dataset"])), bytes_per_token(options)
+    found, per_token = trained_data(options), bytes_per_token(options)
 
     def length(size_bytes: float) -> int:
-        return max(round(reach([min(math.ceil(size / size_bytes), max_length) for size in found.sizes_bytes])), 1)
+        return max(round(reach(found.lengths(size_bytes, max_length) or (1,))), 1)
 
     known = per_token.low == per_token.high
     ends = [length(size_bytes) for size_bytes in (per_token.low, per_token.value, per_token.high)]  # cuts turn them

@@ -23,8 +23,9 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from tunecast.catalogs.errors import InputError
-from tunecast.model.dataset import Dataset, bytes_per_token, read_dataset
+from tunecast.model.dataset import Dataset, bytes_per_token, kept, read_dataset
 from tunecast.model.factors import Factor
+from tunecast.model.kept_samples import long_samples
 from tunecast.model.read_numbers import as_number
 from tunecast.model.resolve import ASSUMED
 from tunecast.model.run import Run
@@ -83,6 +84,11 @@ def packing_of(options: Mapping[str, Any]) -> bool | None:
     return True if of_file else None if inside else False
 
 
+def trained_data(options: Mapping[str, Any]) -> Dataset:
+    """The data file, with what becomes of its long samples."""
+    return kept(read_dataset(str(options["dataset"])), long_samples(options, packed=packing_of(options) is not False))
+
+
 def alone_by_default(options: Mapping[str, Any]) -> bool:
     """Whether samples are rows of their own, or would be, because nobody said how rows are made."""
     return options.get("packing") is None and options.get(ROWS_PACKED) is None and packing_of(options) is False
@@ -135,17 +141,17 @@ def pads_rows(options: Mapping[str, Any]) -> bool:
     if most is None:
         return False  # a length that is searched, or one that resolving refuses
     if options.get("dataset") is not None:
-        found, size_bytes = read_dataset(str(options["dataset"])), bytes_per_token(options).value
-        return _unlike(found, size_bytes, most, multiple_of(options))
+        found, size_bytes = trained_data(options), bytes_per_token(options).value
+        return _unlike(found, size_bytes, int(most), multiple_of(options))
     mean = as_number(options.get("mean_tokens"))
     return mean is not None and mean < most
 
 
 @lru_cache(maxsize=64)
-def _unlike(found: Dataset, size_bytes: float, most: float, multiple: float) -> bool:
-    """Whether samples of a file are of more than one length, each cut at `most` tokens of so many bytes, or of one that
-    is no multiple of what rows are filled to."""
-    lengths = {min(math.ceil(size / size_bytes), most) for size in found.sizes_bytes}
+def _unlike(found: Dataset, size_bytes: float, most: int, multiple: float) -> bool:
+    """Whether samples of a file are of more than one length, `most` tokens of so many bytes at most, or of one that is
+    no multiple of what rows are filled to."""
+    lengths = set(found.lengths(size_bytes, most))
     return len(lengths) > 1 or any(length % multiple for length in lengths)
 
 
@@ -198,31 +204,40 @@ def longest_row(run: Run) -> int:
 
 
 def _rows_of_file(run: Run, options: Mapping[str, Any]) -> Rows:
-    found = read_dataset(str(options["dataset"]))
+    found = trained_data(options)
     batch, multiple = run.per_device_train_batch_size, run.pad_to_multiple_of
     return _rows_of(found, bytes_per_token(options), run.max_length, batch, multiple, _how(run))
 
 
 @lru_cache(maxsize=64)
 def _rows_of(found: Dataset, per_token: Factor, most: int, batch: int, multiple: int, how: str) -> Rows:
-    """Rows of a file's samples, each cut at `most` tokens and filled to a `multiple`, in micro-batches of `batch`."""
+    """Rows of a file's samples, `most` tokens at most and filled to a `multiple`, in micro-batches of `batch`."""
     import numpy as np
 
-    known, sizes = per_token.low == per_token.high, np.array(found.sizes_bytes, dtype=float)
-
-    def lengths(size_bytes: float) -> Array:
-        return np.minimum(np.ceil(sizes / size_bytes), float(most))
+    samples, lengths = found.pieces(per_token.value, most), np.array(found.lengths(per_token.value, most))
+    if samples < 1:
+        raise InputError(
+            f"--dataset {found.name} has no sample of {most} tokens or fewer, and longer ones are left out; raise the "
+            "length of rows."
+        )
 
     def row(size_bytes: float) -> int:
-        return max(round(mean_longest(np.ceil(lengths(size_bytes) / multiple) * multiple, batch)), 1)
+        tokens = np.array(found.lengths(size_bytes, most), dtype=float)
+        return max(round(mean_longest(np.ceil(tokens / multiple) * multiple, batch)), 1) if len(tokens) else 0
 
+    def work(size_bytes: float) -> int:
+        """Tokens of a mean row, had the epoch as many rows as by the value."""
+        return round(row(size_bytes) * found.pieces(size_bytes, most) / samples)
+
+    ends = (work(per_token.high), work(per_token.value), work(per_token.low))
+    known = per_token.low == per_token.high
     return Rows(
         length=row(per_token.value),
-        mean_tokens=float(lengths(per_token.value).mean()),
-        samples=found.samples,
+        mean_tokens=float(lengths.mean()),
+        samples=samples,
         how=how,
-        shortest=None if known else row(per_token.high),
-        longest=None if known else row(per_token.low),
+        shortest=None if known else min(ends),
+        longest=None if known else max(ends),
     )
 
 

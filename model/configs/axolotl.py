@@ -11,7 +11,6 @@ from typing import Any
 
 from tunecast.catalogs.errors import InputError
 from tunecast.model.configs.common import (
-    DROPPED,
     LORA_KERNELS,
     TOKENS_UNPADDED,
     check_four_bit,
@@ -35,6 +34,7 @@ from tunecast.model.configs.run_file import Draft
 from tunecast.model.configs.source import Source
 from tunecast.model.configs.spread import put_sharding, read_fsdp_config, read_fsdp_words
 from tunecast.model.file_spread import Mesh
+from tunecast.model.kept_samples import DROPPED, LONG_SAMPLES, SPLIT
 from tunecast.model.peft_targets import LINEAR_MODULES
 
 KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
@@ -314,16 +314,23 @@ def fused_lora(source: Source, draft: Draft) -> bool:
 
 def _data(source: Source, draft: Draft) -> None:
     """What axolotl does with samples that are longer than a row (``utils/data/utils.py``), and what is no text."""
-    if str(source.get("excess_length_strategy") or "drop").lower() != "truncate":
-        draft.note(
-            f"{DROPPED} than sequence_len (excess_length_strategy); where a --dataset has such samples they are cut "
-            "and counted here, more than is trained on."
-        )
+    excess = str(source.get("excess_length_strategy") or "drop").lower()
+    if _is_completion(source):
+        draft.put(LONG_SAMPLES, SPLIT, "datasets")
+    elif excess != "truncate":
+        draft.put(LONG_SAMPLES, DROPPED, "excess_length_strategy" if source.has("excess_length_strategy") else None)
     if source.has("processor_type"):
         draft.note(
             f"processor_type: {source.get('processor_type')} prepares images, but this forecast is of text alone: "
             "neither their tokens nor the part of the model that sees them are counted."
         )
+
+
+def _is_completion(source: Source) -> bool:
+    """Whether every data set is of the type that makes pieces of long samples (``prompt_strategies/completion.py``)."""
+    sets = source.peek("datasets")
+    kinds = {str(each.get("type")) for each in sets if isinstance(each, dict)} if isinstance(sets, list) else set()
+    return kinds == {"completion"}
 
 
 def _amount(source: Source, draft: Draft) -> None:

@@ -9,6 +9,7 @@ from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.configs.run_file import Draft
 from tunecast.model.configs.source import Source
 from tunecast.model.families import FAMILIES
+from tunecast.model.kept_samples import LONG_SAMPLES, WRAPPED
 from tunecast.model.rows import ROWS_PACKED
 from tunecast.model.stacks import DTYPE_ALIASES, HF_CODES
 
@@ -27,9 +28,6 @@ TOKENS_UNPADDED = "total_num_tokens counts tokens without padding"
 
 ONE_PIECE = "counted as one piece"
 """Words of the note on torchtune's chunked losses, which a typed loss replaces."""
-DROPPED = "axolotl leaves out samples that are longer"
-"""How the note on long samples begins, which speaks of a file of data."""
-
 LORA_KERNELS = "axolotl switches its fused LoRA kernels on"
 """How the note on them begins, which typed kernels replace."""
 
@@ -51,6 +49,11 @@ def note_packed(draft: Draft, field: str) -> None:
 def put_packed(draft: Draft, field: str | None) -> None:
     """Rows are packed, because `field` says so, or by default."""
     draft.put(ROWS_PACKED, True, field)
+
+
+def put_wrapped(draft: Draft, field: str | None) -> None:
+    """What does not fit into a packed row goes on in the next, because `field` says so, or by default."""
+    draft.put(LONG_SAMPLES, WRAPPED, field)
 
 
 def put_unpacked(source: Source, draft: Draft, field: str | None, length_field: str) -> None:

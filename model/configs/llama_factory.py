@@ -20,6 +20,7 @@ from tunecast.model.configs.common import (
     put_targets,
     put_unpacked,
     put_workers,
+    put_wrapped,
     read_trainer_batch,
 )
 from tunecast.model.configs.frameworks import refuse
@@ -156,6 +157,8 @@ def _rows(source: Source, draft: Draft, stage: str) -> None:
         length = int(draft.options["max_length"]) - 1
         draft.put("max_length", length, "neat_packing" if neat else "packing")
         draft.note(f"packing takes one token off cutoff_len: rows are {length} tokens long.")
+    if packed and stage == "pt":  # ``PretrainDatasetProcessor`` joins texts and cuts the whole into rows
+        put_wrapped(draft, "stage" if source.has("stage") else None)
     if neat:
         note_packed(draft, "neat_packing")
     elif packed:

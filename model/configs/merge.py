@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tunecast.model.configs.common import DROPPED, LORA_KERNELS, ONE_PIECE, TOKENS_UNPADDED, UNPACKED
+from tunecast.model.configs.common import LORA_KERNELS, ONE_PIECE, TOKENS_UNPADDED, UNPACKED
 from tunecast.model.configs.run_file import RunFile
 from tunecast.model.configs.spread import CAST, UNWRAPPED, put_dtypes, settle_dtypes, told_by_spread
 from tunecast.model.configs.zero_fields import OWN_ADAM
@@ -55,8 +55,6 @@ def merge_options(run_file: RunFile, typed: Mapping[str, Any]) -> Merged:
     notes = _rows_notes(notes, options | given, run_file)
     notes += _drop_replaced(options, given, run_file)
     notes += _drop_unfit(options, given, run_file)
-    if options.get("dataset") is None and "dataset" not in given:
-        notes = [note for note in notes if not note.startswith(DROPPED)]
     notes = _settle(notes, options, given, run_file)
     if run_file.mesh is not None and not {"sharding", "dp_shard_size"} & given.keys():
         options[MESH] = run_file.mesh

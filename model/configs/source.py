@@ -42,6 +42,14 @@ class Source:
             raise InputError(f"{self.name}: {field} is {value!r}, an interpolation; write its value into the file.")
         return None if is_empty(value) else value
 
+    def peek(self, field: str) -> Any:
+        """The same of a field from which no option follows: it stays among those that are unread."""
+        was_read = field in self._read
+        value = self.get(field)
+        if not was_read:
+            self._read.discard(field)
+        return value
+
     def has(self, field: str) -> bool:
         """Whether the file gives the field a value."""
         return self.get(field) is not None

@@ -20,6 +20,7 @@ from tunecast.model.configs.common import (
     put_packed,
     put_targets,
     put_unpacked,
+    put_wrapped,
 )
 from tunecast.model.configs.frameworks import load_frameworks, refuse
 from tunecast.model.configs.run_file import Draft
@@ -159,6 +160,8 @@ def _rows(source: Source, draft: Draft) -> None:
         draft.note("tokenizer.max_seq_len is not in the file: torchtune cuts nothing; give --max-length.")
     if packed:
         put_packed(draft, "dataset.packed")
+        if source.on("dataset.split_across_pack"):
+            put_wrapped(draft, "dataset.split_across_pack")
         draft.note(PACKED_NOTE)
     else:
         put_unpacked(source, draft, "dataset.packed", "tokenizer.max_seq_len")

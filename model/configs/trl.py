@@ -22,6 +22,7 @@ from tunecast.model.configs.common import (
     put_packed,
     put_targets,
     put_unpacked,
+    put_wrapped,
     read_trainer_batch,
 )
 from tunecast.model.configs.frameworks import refuse
@@ -39,6 +40,8 @@ _ATTENTION_FIELDS = ("attn_implementation", "model_init_kwargs.attn_implementati
 LOSSES = ("nll", "dft", "chunked_nll")
 """What ``SFTTrainer`` takes; 1.15 and later read the last as the first. Others belong to other trainers."""
 _PACKING = ("bfd", "bfd_split", "wrapped", "bfd-requeue")
+_SPLITS = ("bfd_split", "wrapped", "bfd-requeue")
+"""Those that lose nothing of a sample which is longer than a row (``pack_dataset`` of trl/data_utils.py)."""
 _CHECKPOINTING = ("gradient_checkpointing", "activation_checkpointing")
 
 
@@ -139,6 +142,8 @@ def _rows(source: Source, draft: Draft) -> None:
             draft.note(PACKED_NOTE)
         else:
             note_packed(draft, "packing")
+        if strategy in _SPLITS:
+            put_wrapped(draft, "packing_strategy")
     elif source.on("padding_free"):
         put_flat(source, draft, "packing", "padding_free", "max_length")
     else:

@@ -237,8 +237,19 @@ WRITERS: dict[str, Callable[[Architecture, Run, int], Mapped]] = {
 }
 
 
-def config_for(kind: str, architecture: Architecture, run: Run, steps: int, *, packed: bool = True) -> Mapped:
-    """The training file of a run; layouts that none of the three can say are refused."""
+def long_cut(kind: str, *, packed: bool) -> Mapped:
+    """Fields by which samples that are longer than a row are cut, as the forecast counts them: TRL's packing goes on
+    with them in the next row unless it is ``bfd``, axolotl leaves them out."""
+    if kind == "axolotl":
+        return {"excess_length_strategy": "truncate"}
+    return {"packing_strategy": "bfd"} if kind == "trl" and packed else {}
+
+
+def config_for(
+    kind: str, architecture: Architecture, run: Run, steps: int, *, packed: bool = True, cut: bool = False
+) -> Mapped:
+    """The training file of a run, of data with samples that are `cut` or without; layouts that none of the three can
+    say are refused."""
     if run.stack == STACK:
         raise NotSupportedError(f"A {kind} file of a run by LitGPT's code is another run; leave --stack {STACK} out.")
     if run.tp * run.pp * run.cp > 1 or run.offload != "none":
@@ -246,7 +257,7 @@ def config_for(kind: str, architecture: Architecture, run: Run, steps: int, *, p
             "A training file with tensor, pipeline or context parallelism or offloading is not built yet; "
             "use --sharding ddp, zero1, zero2, zero3 or fsdp."
         )
-    mapping = WRITERS[kind](architecture, run, steps)
+    mapping = WRITERS[kind](architecture, run, steps) | (long_cut(kind, packed=packed) if cut else {})
     if packed:
         return mapping
     return without_empty({**mapping, **rows_alone(kind, run)})

@@ -179,6 +179,36 @@ def test_a_written_file_makes_rows_as_the_plan_counts_them(kind: str, tmp_path: 
         assert plan.steps.startswith(f"{options['max_steps']:,} steps")
 
 
+def test_a_written_file_cuts_the_samples_that_the_plan_cuts(tmp_path: Path) -> None:
+    """200 samples of 5,000 tokens and 200 of 500 in rows of 2,048: TRL's ``bfd`` alone makes as few rows of them."""
+    data = tmp_path / "long.jsonl"
+    lines = [json.dumps({"input_ids": [1] * length}) + "\n" for length in (5000, 500)]
+    data.write_text("".join(lines * 200), encoding="utf-8")
+    plan = recommend(
+        "Qwen/Qwen2.5-0.5B",
+        method="lora",
+        max_length=2048,
+        gpu="l40s-48gb",
+        max_gpus=1,
+        packing=True,
+        dataset=str(data),
+    )
+    asked = [f"{kind}={tmp_path / kind}.yaml" for kind in WRITERS]
+    written = {each.kind: each for each in write_plan(plan, read_asked_files(asked, "cheapest"), "cheapest")}
+    trl = read_config(written["trl"].path)
+    assert "long_samples" not in trl.options
+    assert (trl.options["max_steps"], plan.steps.partition(" ")[0]) == (249, "249")
+    assert "samples are cut at 2048 tokens, as the forecast counts them" in written["trl"].path.read_text()
+    assert "excess_length_strategy: truncate" in written["axolotl"].path.read_text()
+    assert any("type completion makes pieces" in note for note in written["axolotl"].notes)
+    data.write_text(lines[1] * 200, encoding="utf-8")
+    plan = recommend(
+        "Qwen/Qwen2.5-0.5B", method="lora", max_length=2048, gpu="l40s-48gb", packing=True, dataset=str(data)
+    )
+    (short,) = write_plan(plan, read_asked_files([f"trl={tmp_path}/short.yaml"], "cheapest"), "cheapest")
+    assert "packing_strategy: wrapped" in short.path.read_text(), "nothing is cut: rows are full"
+
+
 def test_a_task_alone_gets_a_training_file_beside_it(found: Recommendation, tmp_path: Path) -> None:
     written = write_plan(found, read_asked_files([f"dstack={tmp_path / 'rent.dstack.yml'}"], "balance"), "balance")
     assert [each.path.name for each in written] == ["rent-train.yaml", "rent.dstack.yml"]

@@ -84,7 +84,7 @@ def test_a_dataset_becomes_steps_cut_at_the_length(tmp_path: Path) -> None:
     amount = resolve_amount(run, {"dataset": str(path), "num_train_epochs": 2, "packing": True})
     assert amount is not None
     assert (amount.steps, amount.epochs) == (6, 2)
-    assert "1 samples cut at 500" in amount.how
+    assert "1 sample cut at 500" in amount.how
     assert "assumed" in amount.how
 
 
@@ -98,7 +98,7 @@ def test_token_ids_are_counted_as_they_are(tmp_path: Path) -> None:
     amount = resolve_amount(Run(method="lora", max_length=400), options)
     assert amount is not None
     assert amount.steps == 2 * (300 + 400 + 100) / 400
-    assert "800 tokens (the file's own input_ids), 1 samples cut at 400" in amount.how
+    assert "800 tokens (the file's own input_ids), 1 sample cut at 400" in amount.how
     assert (amount.least, amount.most) == (1.0, 1.0)
     run = Run(method="lora", max_length=4096)
     assert held_run(run, {"dataset": str(path), "packing": False}).max_length == 500

@@ -43,6 +43,7 @@ GOLDEN: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
             "reentrant": True,
             "loss_type": "nll",
             "stack": "hf-peft",
+            "long_samples": "dropped",
         },
     ),
     "llama-factory.yaml": (

@@ -1,0 +1,44 @@
+"""Which samples of a data file are trained, and as what: options that nobody types, since a training file says them.
+
+What frameworks make of samples that are longer than a row: LLaMA-Factory, TRL's ``bfd`` packing, torchtune and LitGPT
+cut them; TRL's ``bfd_split`` and ``wrapped`` (``pack_dataset`` of trl/data_utils.py), torchtune's ``split_across_pack``
+(torchtune/datasets/_packed.py) and LLaMA-Factory's packed pre-training (``processor/pretrain.py``) go on with them in
+the next row; axolotl leaves them out (``drop_long_seq``) or, of its type ``completion``, makes pieces of them
+(``prompt_strategies/completion.py``). Left out: the gaps that best-fit packing leaves at the ends of rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+LONG_SAMPLES = "long_samples"
+"""Option: what becomes of samples that are longer than a row; they are cut where no file says it."""
+CUT, DROPPED, SPLIT, WRAPPED = "cut", "dropped", "split", "wrapped"
+"""Split: pieces, whether rows are packed or not. Wrapped: pieces where rows are packed, else cut."""
+
+
+def long_samples(options: Mapping[str, Any], *, packed: bool) -> str:
+    """`CUT`, `DROPPED` or `SPLIT`, where rows are packed or not."""
+    said = str(options.get(LONG_SAMPLES, CUT))
+    return said if said != WRAPPED else SPLIT if packed else CUT
+
+
+def pieces(tokens: int, most: int, long: str) -> tuple[int, ...]:
+    """Tokens of what is trained of one sample, none of them longer than `most`."""
+    if tokens <= most:
+        return (tokens,)
+    if long == SPLIT:
+        whole, rest = divmod(tokens, most)
+        return (most,) * whole + ((rest,) if rest else ())
+    return () if long == DROPPED else (most,)
+
+
+def long_words(count: int, most: int, long: str) -> str:
+    """What became of so many long samples: ``200 samples cut at 2048``; nothing without any."""
+    if not count:
+        return ""
+    samples = f"{count:,} sample{'' if count == 1 else 's'}"
+    if long == DROPPED:
+        return f", {samples} longer than {most} left out"
+    return f", {samples} {'split' if long == SPLIT else 'cut'} at {most}"
