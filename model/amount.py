@@ -12,7 +12,7 @@ from tunecast.catalogs.errors import InputError
 from tunecast.model.bounds import MOST_AMOUNT, at_most, check_sizes
 from tunecast.model.dataset import Dataset, bytes_per_token
 from tunecast.model.factors import Factor
-from tunecast.model.kept_samples import LONG_SAMPLES, SPLIT, long_samples
+from tunecast.model.kept_samples import OF_DATA, SPLIT, long_samples
 from tunecast.model.read_numbers import is_count, number_above_zero, number_that
 from tunecast.model.rows import (
     ROWS_PACKED,
@@ -31,9 +31,9 @@ _SUFFIX = {"": 1.0, "k": KILO, "m": MEGA, "b": GIGA, "g": GIGA, "t": TERA}
 
 
 STEPS_AT_MOST, STEPS_EXACTLY = "steps_at_most", "steps_exactly"
-OF_A_FILE = (STEPS_AT_MOST, STEPS_EXACTLY, "rows_padded", ROWS_PACKED, LONG_SAMPLES)
+OF_A_FILE = (STEPS_AT_MOST, STEPS_EXACTLY, "rows_padded", ROWS_PACKED, *OF_DATA)
 """Options that nobody types: a training file's ``max_steps`` beside a typed amount of data, and whether it pads rows to
-their full length or packs them, and what becomes of samples that are longer."""
+their full length or packs them, and which samples it trains."""
 
 
 ALONE = ("one sample a row",)
@@ -90,7 +90,7 @@ def _to_a_row(run: Run, options: Mapping[str, Any]) -> float:
     mean = options.get("mean_tokens")
     if options.get("dataset") is not None:
         file = trained_data(options)
-        mean = file.tokens(bytes_per_token(options).value, run.max_length) / file.samples
+        mean = file.mean_tokens(bytes_per_token(options).value, run.max_length)
     return 1.0 if mean is None else run.max_length / parse_count(mean, name="--mean-tokens")
 
 
@@ -264,7 +264,7 @@ def _from_dataset(run: Run, options: Mapping[str, Any], repeats: float) -> Amoun
     counted = f"{tokens:,.0f} {_of_bytes(found, per_token)}"
     what = (
         f"{found.name}: {found.samples:,} samples{found.fields_words}{found.read_words}, {counted}"
-        f"{found.long_words(per_token.value, run.max_length)}, x {_epochs(repeats)}, "
+        f"{found.kept_words(per_token.value, run.max_length)}, x {_epochs(repeats)}, "
         f"{_packed(run, options, found.pieces(per_token.value, run.max_length) * repeats)}"
     )
     return replace(
@@ -288,7 +288,7 @@ def _from_rows(run: Run, rows: Rows, options: Mapping[str, Any], repeats: float)
     counted = bytes_per_token(options)
     file = None if options.get("dataset") is None else trained_data(options)
     fields = "" if file is None else file.fields_words + file.read_words + ("" if file.whole else ",")
-    lengths = "" if file is None else f", {_of_bytes(file, counted)}{file.long_words(counted.value, run.max_length)}"
+    lengths = "" if file is None else f", {_of_bytes(file, counted)}{file.kept_words(counted.value, run.max_length)}"
     amount = Amount(
         steps=math.ceil(samples * repeats / per_step),
         how=f"{samples:,.0f} samples{fields} of {rows.mean_tokens:.0f} tokens x {_epochs(repeats)}, "

@@ -23,7 +23,7 @@ from tunecast.catalogs.errors import InputError
 from tunecast.model.dataset_columns import ARROW, FEATHER, PARQUET, TOKEN_IDS, first_rows
 from tunecast.model.dataset_shards import Shards, shard_count, shards_in
 from tunecast.model.factors import Factor
-from tunecast.model.kept_samples import CUT, long_words, pieces
+from tunecast.model.kept_samples import CUT, DROPPED, held_out, long_words, pieces
 from tunecast.model.phase_rates import assumed_rates
 from tunecast.model.read_numbers import number_above_zero
 from tunecast.model.units import KIB, MIB
@@ -73,9 +73,13 @@ class Dataset:
     left_out: tuple[str, ...] = ()
     """Fields with text that were not."""
     shards: str = ""
-    """What is said of a set of several shards."""
+    """What is said of a set of several shards, and of data of which only the first samples are taken."""
     long: str = CUT
     """What becomes of samples that are longer than a row (`kept_samples`)."""
+    held_out: float = 0.0
+    """Share, or above 1 number, of samples that are kept for evaluation."""
+    held_rows: bool = False
+    """Whether such a number is one of packed rows."""
 
     @property
     def fields_words(self) -> str:
@@ -95,12 +99,35 @@ class Dataset:
         return _lengths(self, bytes_per_token, max_length)
 
     def pieces(self, bytes_per_token: float, max_length: int) -> float:
-        """How many such pieces one epoch has; samples, where none is split or left out."""
-        return len(self.lengths(bytes_per_token, max_length)) * self.samples / len(self.sizes_bytes)
+        """How many such pieces one epoch trains; samples, where none is split or left out."""
+        return self._trained(len(self.lengths(bytes_per_token, max_length)), bytes_per_token, max_length)
 
     def tokens(self, bytes_per_token: float, max_length: int) -> float:
         """Tokens of one epoch."""
-        return sum(self.lengths(bytes_per_token, max_length)) * self.samples / len(self.sizes_bytes)
+        return self._trained(sum(self.lengths(bytes_per_token, max_length)), bytes_per_token, max_length)
+
+    def mean_tokens(self, bytes_per_token: float, max_length: int) -> float:
+        """Tokens of a mean sample, those apart that are left out."""
+        lengths = self.lengths(bytes_per_token, max_length)
+        return sum(lengths) / (len(lengths) if self.long == DROPPED else len(self.sizes_bytes))
+
+    def held(self, bytes_per_token: float, max_length: int) -> tuple[int, int]:
+        """(samples, pieces or rows that are kept for evaluation, of how many)."""
+        lengths = self.lengths(bytes_per_token, max_length)
+        each = sum(lengths) / max_length if self.held_rows else len(lengths)
+        of = math.ceil(each * self.samples / len(self.sizes_bytes))
+        return held_out(self.held_out, of), of
+
+    def _trained(self, read: int, bytes_per_token: float, max_length: int) -> float:
+        """What one epoch trains of something of which so much was read."""
+        held, of = self.held(bytes_per_token, max_length) if self.held_out else (0, 1)
+        return read * self.samples / len(self.sizes_bytes) * (of - held) / max(of, 1)
+
+    def kept_words(self, bytes_per_token: float, max_length: int) -> str:
+        """What became of samples that were read and are longer than `max_length`, and what is kept for evaluation."""
+        held = self.held(bytes_per_token, max_length)[0] if self.held_out else 0
+        kept = f", {held:,} {'rows' if self.held_rows else 'samples'} kept for evaluation" if held else ""
+        return self.long_words(bytes_per_token, max_length) + kept
 
     def long_words(self, bytes_per_token: float, max_length: int) -> str:
         """What became of those samples that were read that are longer than `max_length`; nothing without any."""
@@ -115,9 +142,14 @@ def _lengths(found: Dataset, bytes_per_token: float, most: int) -> tuple[int, ..
 
 
 @lru_cache(maxsize=16)
-def kept(found: Dataset, long: str) -> Dataset:
-    """The data as they are trained; equal questions get the same object."""
-    return found if long == found.long else replace(found, long=long)
+def kept(found: Dataset, long: str, most: int | None, held: float, *, held_rows: bool) -> Dataset:
+    """The data as they are trained, the first `most` of them; equal questions get the same object."""
+    found = replace(found, long=long, held_out=held, held_rows=held_rows and held > 1)
+    if most is None or most >= found.samples:
+        return found
+    told = ", ".join(filter(None, (found.shards, f"the first {most:,} of {found.samples:,}")))
+    whole = found.whole or most <= len(found.sizes_bytes)
+    return replace(found, samples=most, sizes_bytes=found.sizes_bytes[:most], whole=whole, shards=told)
 
 
 def read_dataset(path: str | Path) -> Dataset:

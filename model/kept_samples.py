@@ -9,19 +9,39 @@ the next row; axolotl leaves them out (``drop_long_seq``) or, of its type ``comp
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
+
+from tunecast.catalogs.errors import InputError
 
 LONG_SAMPLES = "long_samples"
 """Option: what becomes of samples that are longer than a row; they are cut where no file says it."""
 CUT, DROPPED, SPLIT, WRAPPED = "cut", "dropped", "split", "wrapped"
 """Split: pieces, whether rows are packed or not. Wrapped: pieces where rows are packed, else cut."""
+MOST_SAMPLES = "most_samples"
+"""Option: at most so many samples, the first of the data."""
+HELD_OUT = "held_out"
+"""Option: what is kept for evaluation and not trained on, a share up to 1 or a number above."""
+HELD_ROWS = "held_rows"
+"""Option: packed rows are so kept, not samples."""
+OF_DATA = (LONG_SAMPLES, MOST_SAMPLES, HELD_OUT, HELD_ROWS)
 
 
 def long_samples(options: Mapping[str, Any], *, packed: bool) -> str:
     """`CUT`, `DROPPED` or `SPLIT`, where rows are packed or not."""
     said = str(options.get(LONG_SAMPLES, CUT))
     return said if said != WRAPPED else SPLIT if packed else CUT
+
+
+def held_out(asked: float, of: int) -> int:
+    """How many of so many samples are kept for evaluation: a share is rounded up (``Dataset.train_test_split``)."""
+    held = math.ceil(asked * of) if asked <= 1.0 else int(asked)
+    if held and held >= of:
+        raise InputError(
+            f"The file keeps {asked:g} of the data for evaluation, which leaves none of {of:,} to train on; lower it."
+        )
+    return held
 
 
 def pieces(tokens: int, most: int, long: str) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from tunecast.catalogs.price_book import PriceBook
 from tunecast.model.architecture import Architecture
+from tunecast.model.kept_samples import OF_DATA
 from tunecast.model.observed import Observations
 from tunecast.model.run import BY_SPREAD, MESH
 from tunecast.model.step_source import StepSource
@@ -17,7 +18,7 @@ STORED_AS = "stored_as"
 """Option that nobody types: how the weights of the copy that is loaded were published, if in few bits."""
 BESIDE_STEPS = (
     "tokens", "num_samples", "mean_tokens", "num_train_epochs", "max_steps", "dataset",
-    "steps_at_most", "steps_exactly", "rows_padded", "rows_packed", "long_samples", STORED_AS,
+    "steps_at_most", "steps_exactly", "rows_padded", "rows_packed", *OF_DATA, STORED_AS,
     "packing", "padding_free", "streaming", "dataloader_num_workers", BY_SPREAD, MESH,
 )  # fmt: skip
 """What a training file may say that a step of one GPU does not depend on."""

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from tunecast.catalogs.errors import InputError
 from tunecast.model.dataset import Dataset, bytes_per_token, kept, read_dataset
 from tunecast.model.factors import Factor
-from tunecast.model.kept_samples import long_samples
+from tunecast.model.kept_samples import HELD_OUT, HELD_ROWS, MOST_SAMPLES, long_samples
 from tunecast.model.read_numbers import as_number
 from tunecast.model.resolve import ASSUMED
 from tunecast.model.run import Run
@@ -85,8 +85,15 @@ def packing_of(options: Mapping[str, Any]) -> bool | None:
 
 
 def trained_data(options: Mapping[str, Any]) -> Dataset:
-    """The data file, with what becomes of its long samples."""
-    return kept(read_dataset(str(options["dataset"])), long_samples(options, packed=packing_of(options) is not False))
+    """The data file as a training file has it trained: how many of its samples, and what becomes of long ones."""
+    packed, held = packing_of(options) is not False, float(options.get(HELD_OUT) or 0.0)
+    return kept(
+        read_dataset(str(options["dataset"])),
+        long_samples(options, packed=packed),
+        options.get(MOST_SAMPLES),
+        held,
+        held_rows=packed and bool(options.get(HELD_ROWS)),
+    )
 
 
 def alone_by_default(options: Mapping[str, Any]) -> bool:

@@ -23,6 +23,7 @@ from tunecast.model.configs.common import (
     put_eight_bit,
     put_filled,
     put_flat,
+    put_held_out,
     put_mixed_precision,
     put_targets,
     put_unpacked,
@@ -314,6 +315,7 @@ def fused_lora(source: Source, draft: Draft) -> bool:
 
 def _data(source: Source, draft: Draft) -> None:
     """What axolotl does with samples that are longer than a row (``utils/data/utils.py``), and what is no text."""
+    put_held_out(source, draft, "val_set_size")
     excess = str(source.get("excess_length_strategy") or "drop").lower()
     if _is_completion(source):
         draft.put(LONG_SAMPLES, SPLIT, "datasets")

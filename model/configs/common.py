@@ -9,7 +9,7 @@ from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.configs.run_file import Draft
 from tunecast.model.configs.source import Source
 from tunecast.model.families import FAMILIES
-from tunecast.model.kept_samples import LONG_SAMPLES, WRAPPED
+from tunecast.model.kept_samples import HELD_OUT, LONG_SAMPLES, WRAPPED
 from tunecast.model.rows import ROWS_PACKED
 from tunecast.model.stacks import DTYPE_ALIASES, HF_CODES
 
@@ -54,6 +54,20 @@ def put_packed(draft: Draft, field: str | None) -> None:
 def put_wrapped(draft: Draft, field: str | None) -> None:
     """What does not fit into a packed row goes on in the next, because `field` says so, or by default."""
     draft.put(LONG_SAMPLES, WRAPPED, field)
+
+
+def put_held_out(source: Source, draft: Draft, field: str) -> None:
+    """Samples that `field` keeps for evaluation, a share or a number: they are not trained on."""
+    asked = source.number(field)
+    if asked is not None and asked < 0:
+        raise InputError(f"{source.name}: {field} is {asked:g}, but it is a share or a number of samples; write 0.05.")
+    if not asked:
+        return
+    draft.put(HELD_OUT, float(asked), field)
+    draft.note(
+        f"{field} keeps samples for evaluation: of --dataset FILE they are not trained on; evaluating is counted only "
+        "where --eval-samples N with --eval-steps N says it."
+    )
 
 
 def put_unpacked(source: Source, draft: Draft, field: str | None, length_field: str) -> None:

@@ -14,6 +14,7 @@ from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.configs.common import (
     check_four_bit,
     copy_number,
+    put_held_out,
     put_targets,
     put_unpacked,
 )
@@ -54,6 +55,7 @@ def read(source: Source, draft: Draft, *, num_gpus: int | None) -> None:
     gpus = _gpus(source, draft, num_gpus)
     _rows(source, draft, gpus)
     _software(source, draft, gpus)
+    put_held_out(source, draft, "data.init_args.val_split_fraction")
     copy_number(source, draft, "train.epochs", "num_train_epochs", whole=False)
     steps = source.count("train.max_steps")
     if steps is not None:

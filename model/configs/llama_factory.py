@@ -15,6 +15,7 @@ from tunecast.model.configs.common import (
     put_code_age,
     put_degree,
     put_eight_bit,
+    put_held_out,
     put_mixed_precision,
     put_packed,
     put_targets,
@@ -27,6 +28,7 @@ from tunecast.model.configs.frameworks import refuse
 from tunecast.model.configs.run_file import Draft
 from tunecast.model.configs.source import Source
 from tunecast.model.configs.spread import read_fsdp_config, read_fsdp_words
+from tunecast.model.kept_samples import HELD_ROWS, MOST_SAMPLES
 from tunecast.model.peft_targets import LINEAR_MODULES
 
 _ATTENTION = {
@@ -201,10 +203,20 @@ def _kernels(source: Source, draft: Draft) -> None:
 
 
 def _data(source: Source, draft: Draft) -> None:
-    """``max_samples`` caps each data set; how many samples there are, the file does not say."""
+    """``max_samples`` caps each data set (``_load_single_dataset``); how many samples there are, the file does not
+    say. ``val_size`` is taken off what is tokenized, which are packed rows where rows are packed (``get_dataset``)."""
+    put_held_out(source, draft, "val_size")
+    if (source.number("val_size") or 0) > 1:
+        draft.put(HELD_ROWS, True, "val_size")
     cap = source.count("max_samples")
     names = source.words("dataset") or ()
-    if cap is not None and names:
+    if cap is not None and len(names) <= 1:
+        draft.put(MOST_SAMPLES, cap, "max_samples")
+        draft.note(
+            f"max_samples: of --dataset FILE the first {cap:,} samples are counted, if it has more; --num-samples says "
+            "how many are trained."
+        )
+    elif cap is not None:
         draft.note(
             f"max_samples keeps at most {cap:,} samples of each of {len(names)} data sets: {cap * len(names):,} at "
             "most; how many there are is what --num-samples says."

@@ -36,6 +36,7 @@ GOLDEN: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
             "optim": "adamw_torch_fused",
             "num_train_epochs": 3,
             "tokens": 18_750_000,
+            "held_out": 0.02,
         },
         {
             "bnb_4bit_quant_type": "nf4",
@@ -140,6 +141,7 @@ GOLDEN: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
             "num_gpus": 1,
             "optim": "adamw_torch",
             "num_train_epochs": 2,
+            "held_out": 0.05,
         },
         {
             "rows_packed": False,
@@ -209,7 +211,7 @@ def test_the_litgpt_file_resolves_by_its_own_stack_and_may_be_forecast_by_anothe
 
 def test_ignored_fields_are_listed_and_empty_ones_are_not() -> None:
     ignored = read_config(EXAMPLES / "axolotl.yml").ignored
-    assert {"learning_rate", "datasets", "special_tokens.pad_token", "val_set_size", "lora_alpha"} <= set(ignored)
+    assert {"learning_rate", "datasets", "special_tokens.pad_token", "evals_per_epoch", "lora_alpha"} <= set(ignored)
     assert ignored.count("datasets") == 1
     assert not {"wandb_project", "lora_model_dir", "fp16", "deepspeed", "base_model", "sequence_len"} & set(ignored)
 
