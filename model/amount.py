@@ -25,6 +25,7 @@ from tunecast.model.rows import (
     unpacked_rows,
 )
 from tunecast.model.run import Run
+from tunecast.model.step_count import full_frac, rows_per_step, steps_of
 from tunecast.model.units import GIGA, KILO, MEGA, TERA
 
 _SUFFIX = {"": 1.0, "k": KILO, "m": MEGA, "b": GIGA, "g": GIGA, "t": TERA}
@@ -56,6 +57,12 @@ class Amount:
     """What nobody said of the data, in words."""
     samples_per_row: float = 1.0
     """Samples that a row of ``max_length`` tokens holds, where they are packed and their lengths are known."""
+    rows: float | None = None
+    """Rows of one epoch; None where only steps are known, which are then full."""
+
+    def full_frac(self, run: Run) -> float:
+        """Work of all steps over that of as many full ones."""
+        return 1.0 if self.rows is None else full_frac(run, self.rows, self.steps)
 
 
 def parse_count(text: str | float, *, name: str) -> float:
@@ -119,10 +126,10 @@ def _from_data(run: Run, options: dict[str, Any], rows: Rows | None, repeats: fl
     if padded is not None:
         run = timed_run(run, None)
         what = f"{padded:,.0f} samples x {_epochs(repeats)}, each padded to {run.max_length} tokens"
-        return _from_tokens(run, padded * run.max_length * repeats, what, repeats)
+        return _from_tokens(run, padded * run.max_length, what, repeats)
     if options.get("tokens") is not None:
         tokens = parse_count(options["tokens"], name="--tokens")
-        return _from_tokens(run, tokens * repeats, f"{tokens:,.0f} tokens x {_epochs(repeats)}", repeats)
+        return _from_tokens(run, tokens, f"{tokens:,.0f} tokens x {_epochs(repeats)}", repeats)
     if options.get("dataset") is not None:
         return _from_dataset(run, options, repeats)
     if options.get("num_samples") is not None:
@@ -204,8 +211,16 @@ def _from_steps(asked: Any) -> Amount:
 
 
 def _from_tokens(run: Run, tokens: float, what: str, epochs: float) -> Amount:
-    steps = math.ceil(tokens / run.tokens_per_step)
-    return Amount(steps=steps, how=f"{what}, {run.tokens_per_step:,} tokens per step", epochs=epochs)
+    """Steps of `tokens` in each of some epochs, in full rows."""
+    rows = tokens / run.max_length
+    steps = steps_of(run, rows, epochs)
+    how = f"{what}, {run.tokens_per_step:,} tokens per step{_rounded(run, rows, epochs, steps)}"
+    return Amount(steps=steps, how=how, epochs=epochs, rows=rows)
+
+
+def _rounded(run: Run, rows: float, epochs: float, steps: int) -> str:
+    """That every epoch ends with a step of its own, where that makes more of them."""
+    return ", rounded up in every epoch" if steps > math.ceil(rows * epochs / rows_per_step(run)) else ""
 
 
 def _packed_words(options: Mapping[str, Any]) -> tuple[str, ...]:
@@ -213,28 +228,24 @@ def _packed_words(options: Mapping[str, Any]) -> tuple[str, ...]:
     return () if packing_of(options) else ("packing",)
 
 
-def _packed(run: Run, options: Mapping[str, Any], samples: float) -> str:
+def _packed(run: Run, options: Mapping[str, Any], samples: float, epochs: float) -> str:
     """That samples fill rows; where only the documents in them were spoken of, with the steps of rows of one sample
     each beside it."""
     if packing_of(options):
         return "packed"
-    steps = math.ceil(samples / _rows_per_step(run))
+    steps = steps_of(run, samples, epochs)
     return f"packed, which is assumed (one sample a row: {steps_words(steps)}, --no-packing)"
 
 
-def _alone(run: Run, options: Mapping[str, Any], tokens: float) -> str:
+def _alone(run: Run, options: Mapping[str, Any], tokens: float, epochs: float) -> str:
     """That samples are rows of their own where nobody said so, with the steps of full rows beside it; else nothing."""
     if not alone_by_default(options):
         return ""
-    steps = math.ceil(tokens / run.tokens_per_step)
+    steps = steps_of(run, tokens / run.max_length, epochs)
     return (
         f", one sample a row, which is assumed, as {run.stack} has it unless told otherwise "
         f"(packed: {steps_words(steps)}, --packing)"
     )
-
-
-def _rows_per_step(run: Run) -> int:
-    return run.per_device_train_batch_size * run.gradient_accumulation_steps * run.dp
 
 
 def _of_bytes(found: Dataset, per_token: Factor) -> str:
@@ -265,10 +276,10 @@ def _from_dataset(run: Run, options: Mapping[str, Any], repeats: float) -> Amoun
     what = (
         f"{found.name}: {found.samples:,} samples{found.fields_words}{found.read_words}, {counted}"
         f"{found.kept_words(per_token.value, run.max_length)}, x {_epochs(repeats)}, "
-        f"{_packed(run, options, found.pieces(per_token.value, run.max_length) * repeats)}"
+        f"{_packed(run, options, found.pieces(per_token.value, run.max_length), repeats)}"
     )
     return replace(
-        _from_tokens(run, tokens * repeats, what, repeats),
+        _from_tokens(run, tokens, what, repeats),
         least=min(low, tokens, high) / tokens,
         most=max(low, tokens, high) / tokens,
         assumed=(*_packed_words(options), *_text_words(per_token)),
@@ -284,16 +295,17 @@ def _from_rows(run: Run, rows: Rows, options: Mapping[str, Any], repeats: float)
         samples = parse_count(options["tokens"], name="--tokens") / rows.mean_tokens
     if samples is None:
         return None
-    per_step = _rows_per_step(run)
+    per_step, steps = rows_per_step(run), steps_of(run, samples, repeats)
     counted = bytes_per_token(options)
     file = None if options.get("dataset") is None else trained_data(options)
     fields = "" if file is None else file.fields_words + file.read_words + ("" if file.whole else ",")
     lengths = "" if file is None else f", {_of_bytes(file, counted)}{file.kept_words(counted.value, run.max_length)}"
     amount = Amount(
-        steps=math.ceil(samples * repeats / per_step),
+        steps=steps,
+        rows=samples,
         how=f"{samples:,.0f} samples{fields} of {rows.mean_tokens:.0f} tokens x {_epochs(repeats)}, "
-        f"{per_step} sample{'' if per_step == 1 else 's'} per step{lengths}"
-        f"{_alone(run, options, samples * rows.mean_tokens * repeats)}",
+        f"{per_step} sample{'' if per_step == 1 else 's'} per step{_rounded(run, samples, repeats, steps)}{lengths}"
+        f"{_alone(run, options, samples * rows.mean_tokens, repeats)}",
         epochs=repeats,
     )
     lengths_words = _text_words(counted) if rows.samples is not None else _length_words(rows)
@@ -314,8 +326,8 @@ def _from_samples(run: Run, options: dict[str, Any], repeats: float) -> Amount:
             raise InputError("--packing needs the length of samples; add --mean-tokens N, or --dataset FILE.")
         padded = f"each padded to {run.max_length} tokens (no --mean-tokens given)"
         what = f"{samples:,.0f} samples x {_epochs(repeats)}, {padded}"
-        full = _from_tokens(run, samples * run.max_length * repeats, what, repeats)
+        full = _from_tokens(run, samples * run.max_length, what, repeats)
         return replace(full, assumed=(f"samples of {run.max_length} tokens",))
     mean = parse_count(options["mean_tokens"], name="--mean-tokens")
-    what = f"{samples:,.0f} samples of {mean:g} tokens x {_epochs(repeats)}, {_packed(run, options, samples * repeats)}"
-    return replace(_from_tokens(run, samples * mean * repeats, what, repeats), assumed=_packed_words(options))
+    what = f"{samples:,.0f} samples of {mean:g} tokens x {_epochs(repeats)}, {_packed(run, options, samples, repeats)}"
+    return replace(_from_tokens(run, samples * mean, what, repeats), assumed=_packed_words(options))

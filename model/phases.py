@@ -51,6 +51,8 @@ class Work:
     samples_per_row: float = 1.0
     """Samples in a row of `max_length` tokens, in evaluations too: what packs a training set packs the other
     (``eval_packing`` of TRL's ``SFTConfig``, ``eval_sample_packing`` of axolotl, unless said otherwise)."""
+    full_frac: float = 1.0
+    """Work of all steps over that of as many full ones (`step_count.full_frac`)."""
     least: float = 1.0
     """Tokens to process at the low end of what is assumed of the data, over `tokens`."""
     most: float = 1.0
@@ -224,10 +226,11 @@ def full_runs(options: WholeRunOptions) -> float:
 
 
 def train(work: Work, step_s: Value, rates: Rates, options: WholeRunOptions) -> Phase:
-    """Steps times the forecast step time; what is assumed of the data counts in the interval as an error of its own."""
+    """Steps, as full as they are, times the forecast step time; what is assumed of the data counts in the interval as
+    an error of its own."""
     times = full_runs(options)
     how = f"{work.steps:,} step{'' if work.steps == 1 else 's'}{_times(times)}"
-    hours = step_s.scaled(work.steps * times / HOUR_S)
+    hours = step_s.scaled(work.steps * work.full_frac * times / HOUR_S)
     if work.least < work.most:
         hours = product(hours, Value(value=1.0, low=work.least, high=work.most))
     return Phase(name="train", hours=hours, origin="forecast", how=how)

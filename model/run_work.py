@@ -82,9 +82,11 @@ def work_of(
     else:
         trained = source(architecture, run, platform).trainable_params
         saved, state_bytes = float(trained * DTYPE_BYTES[trained_dtype(run)]), traced_state_bytes(run, trained)
-    tokens = float(amount.steps * run.tokens_per_step)
+    full = amount.full_frac(run)
+    tokens = amount.steps * run.tokens_per_step * full
     return Work(
         steps=amount.steps,
+        full_frac=full,
         samples_per_row=amount.samples_per_row,
         least=amount.least,
         most=amount.most,

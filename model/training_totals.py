@@ -43,15 +43,16 @@ def training_totals(forecast: Forecast, amount: Amount | None) -> TrainingTotals
     """Totals of a forecast whose amount of data is known."""
     if amount is None:
         return None
-    tokens = float(amount.steps) * round(forecast.tokens_per_s.value * forecast.step_time_s.value)
+    steps = amount.steps * amount.full_frac(forecast.run)
+    tokens = steps * round(forecast.tokens_per_s.value * forecast.step_time_s.value)
     of_data = Value(value=1.0, low=amount.least, high=amount.most)
-    hours = product(forecast.step_time_s.scaled(amount.steps / HOUR_S), of_data)
+    hours = product(forecast.step_time_s.scaled(steps / HOUR_S), of_data)
     gpus = forecast.run.num_gpus
     classic = forecast.architecture.active_params * tokens
     return TrainingTotals(
         tokens=tokens,
-        model_flops=amount.steps * forecast.model_flops_per_step,
-        executed_flops=amount.steps * forecast.executed_flops_per_step,
+        model_flops=steps * forecast.model_flops_per_step,
+        executed_flops=steps * forecast.executed_flops_per_step,
         classic_flops=CLASSIC_FLOPS_PER_PARAM_TOKEN * classic,
         classic_flops_with_recompute=CLASSIC_FLOPS_WITH_RECOMPUTE * classic,
         gpu_hours=hours.value * gpus,

@@ -50,7 +50,7 @@ def test_max_steps_of_the_file_ends_a_typed_amount(read: Read, form: str, tokens
         assert amount.epochs == pytest.approx(
             merged.options["num_train_epochs"]
             * 200
-            / math.ceil(data * merged.options["num_train_epochs"] / run.tokens_per_step)
+            / (merged.options["num_train_epochs"] * math.ceil(data / run.tokens_per_step))
         )
 
 
