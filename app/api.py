@@ -21,12 +21,12 @@ DEFAULT_OUT = Path("tunecast-records")
 
 
 def estimate(
-    model: str,
+    model: str | Path,
     *,
     gpu: str | Iterable[str] = "all",
     records: Iterable[str | Path] = (),
     usd_per_gpu_hour: float | None = None,
-    prices: Iterable[str | Path] = (),
+    prices: str | Path | Iterable[str | Path] = (),
     achieved_tflops: float | None = None,
     max_batch: bool = False,
     max_length_that_fits: bool = False,
@@ -82,7 +82,7 @@ def traced(told: Callable[[str], None] | None = None) -> StepSource:
 
 
 def measure(
-    model: str, *, device: str | None = None, steps: int = 5, ignore_memory: bool = False, **options: Any
+    model: str | Path, *, device: str | None = None, steps: int = 5, ignore_memory: bool = False, **options: Any
 ) -> Forecast:
     """Run and time real optimizer steps of a run (random weights); the answer has a forecast's shape.
 
@@ -91,8 +91,9 @@ def measure(
     """
     from tunecast.asked import read_asked
     from tunecast.measurement import measure_on
+    from tunecast.model.read_numbers import plain_numbers
 
-    asked = read_asked(model, options)
+    asked = read_asked(str(model), plain_numbers(options))
     with opened(device, ignore_memory=ignore_memory) as found:
         return measure_on(found, asked, steps)
 

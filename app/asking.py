@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 def asked_question(
-    model: str,
+    model: str | Path,
     *,
     gpu: str | Iterable[str],
     records: Iterable[str | Path] = (),
     usd_per_gpu_hour: float | None = None,
-    prices: Iterable[str | Path] = (),
+    prices: str | Path | Iterable[str | Path] = (),
     achieved_tflops: float | None = None,
     source: StepSource | None = None,
     share_host: bool = False,
@@ -35,9 +35,11 @@ def asked_question(
     from tunecast.model.bounds import check_switches
     from tunecast.model.experts_modules import of_age
     from tunecast.model.question import Question
+    from tunecast.model.read_numbers import plain_numbers
     from tunecast.model.target import device_ids, resolve_targets
     from tunecast.model.whole_run_options import split_whole_run
 
+    model, options = str(model) if isinstance(model, Path) else model, plain_numbers(options)
     _check_types(model, gpu, options.get("num_gpus"))
     check_switches(options)
     calibrations, observations = split_records(records)
@@ -50,7 +52,7 @@ def asked_question(
         option_origins=asked.origins,
         options_on=options_by_count(model, options),
         usd_per_gpu_hour=usd_per_gpu_hour,
-        price_book=price_book(tuple(prices)),
+        price_book=price_book(several_paths(prices)),
         achieved_tflops=achieved_tflops,
         whole_run=around,
         source=source,
@@ -63,6 +65,11 @@ def asked_question(
     targets = resolve_targets(names, fitted_records(calibrations, ids, records), share_host=share_host)
     refuse_unused(observations, [target.id for target in targets])
     return question, targets, asked.notes
+
+
+def several_paths(given: str | Path | Iterable[str | Path]) -> tuple[str | Path, ...]:
+    """The paths that were given, of which one may stand alone."""
+    return (given,) if isinstance(given, str | Path) else tuple(given)
 
 
 def _check_types(model: Any, gpu: Any, num_gpus: Any) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunecast.catalogs.errors import InputError, NotSupportedError, UnknownNameError
-from tunecast.model.read_numbers import number_above_zero, number_that
+from tunecast.model.read_numbers import number_above_zero, number_that, plain_numbers
 
 if TYPE_CHECKING:
     from tunecast.model.amount import Amount
@@ -25,7 +25,7 @@ AMOUNTS = ("tokens", "num_samples", "max_steps", "dataset")
 
 
 def recommend(
-    model: str,
+    model: str | Path,
     *,
     gpu: str | Iterable[str] = "all",
     records: Iterable[str | Path] = (),
@@ -40,7 +40,7 @@ def recommend(
     spot: bool | None = None,
     purchase: Sequence[str] = (),
     usd_per_gpu_hour: float | None = None,
-    prices: Iterable[str | Path] = (),
+    prices: str | Path | Iterable[str | Path] = (),
     **options: Any,
 ) -> Recommendation:
     """What to rent: the cheapest, the fastest and the balanced plan of a run over all GPUs, counts and offers.
@@ -52,12 +52,14 @@ def recommend(
     committed).
     Raises InputError for what cannot be used, with what to type instead.
     """
+    from tunecast.asking import several_paths
     from tunecast.calibrate.fitted_records import fitted_records
     from tunecast.model.market import survey
     from tunecast.model.num_gpus import parse_hours
     from tunecast.model.recommend import choose
     from tunecast.model.target import device_ids
 
+    model, options = str(model), plain_numbers(options)
     around, options = _around(options, spot)
     limits = _limits(
         budget_usd=_above_zero("--budget", budget),
@@ -68,7 +70,9 @@ def recommend(
         regions=_several(region),
         usd_per_gpu_hour=_above_zero("--usd-per-gpu-hour", usd_per_gpu_hour),
     )
-    search, notes = _search(model, options, _several(methods), max_gpus, global_batch, limits, around, tuple(prices))
+    search, notes = _search(
+        model, options, _several(methods), max_gpus, global_batch, limits, around, several_paths(prices)
+    )
     names = [gpu] if isinstance(gpu, str) else list(gpu)
     targets = _rentable(names, fitted_records(records, device_ids(names)))
     _check_bridges(search, targets)

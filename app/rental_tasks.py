@@ -66,6 +66,8 @@ class Task:
     """Name of the training file, beside the task."""
     packages: tuple[str, ...] = ()
     """To install beside the trainer: of kernels that the plan counts on."""
+    deepspeed: bool = False
+    """Whether the training file starts DeepSpeed, which is an extra of every trainer."""
     fused_kernels: tuple[str, ...] = ()
     """The plan's, told to the forecast where it counts on such packages, since no training file does."""
 
@@ -93,7 +95,8 @@ class Task:
     @property
     def install(self) -> list[str]:
         """Shell lines that set the machine up."""
-        trainer = " ".join((TRAINERS[self.config_kind][0], *self.packages))
+        beside = ("deepspeed", *self.packages) if self.deepspeed else self.packages
+        trainer = " ".join((TRAINERS[self.config_kind][0], *beside))
         return ['pip install "$TUNECAST"', f"pip install {trainer}"]
 
     @property

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 
 def searched_dimension(options: Mapping[str, Any], *, max_batch: bool, max_length_that_fits: bool) -> str | None:
     """The run option that is searched for, if one is; it cannot be given as well, nor both be searched."""
+    from tunecast.model.bounds import check_switch
+
+    for name, value in (("max_batch", max_batch), ("max_length_that_fits", max_length_that_fits)):
+        check_switch(name, value)
     if max_batch and max_length_that_fits:
         raise InputError("--max-batch and --max-length-that-fits exclude each other: fix one of the two and ask again.")
     asked = {"--max-batch": max_batch, "--max-length-that-fits": max_length_that_fits}

@@ -142,6 +142,7 @@ def _task(
 ) -> tuple[Written, str]:
     from tunecast.model.published_weights import published_bytes
     from tunecast.model.question import STORED_AS
+    from tunecast.model.resolve_parallel import ZERO
     from tunecast.rental_tasks import TASKS, Task
 
     forecast = picked.forecast
@@ -152,6 +153,7 @@ def _task(
         config_kind=training,
         config_file=config.name,
         packages=packages_of(forecast.run),
+        deepspeed=forecast.run.sharding in ZERO,
         fused_kernels=forecast.run.fused_kernels,
     )
     mapping = TASKS[kind](task)

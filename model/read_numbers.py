@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from numbers import Real
 from typing import Any
 
@@ -19,6 +19,16 @@ def as_number(value: Any) -> float | None:
     except (ValueError, OverflowError):
         return None
     return number if math.isfinite(number) else None
+
+
+def plain_numbers(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options with NumPy's numbers and truth values, as a column of pandas gives them, as Python's."""
+    return {name: value.item() if is_scalar(value) else value for name, value in options.items()}
+
+
+def is_scalar(value: Any) -> bool:
+    """Whether it is a number in an array of no dimensions."""
+    return getattr(value, "shape", None) == () and callable(getattr(value, "item", None))
 
 
 def number_that(flag: str, value: Any, holds: Callable[[float], bool], what: str, example: str) -> float:

@@ -1,7 +1,8 @@
 """LLaMA-Factory YAML. Read from ``hparams`` and ``model/adapter.py`` of 2025 and 2026.
 
 Trained parameters are raised to fp32 unless ``pure_bf16``, full fine-tuning included; checkpointing is on and
-reentrant; ``packing`` takes one token off ``cutoff_len``.
+reentrant. Packed rows have ``cutoff_len`` tokens: ``packing`` takes one off it (``hparams/data_args.py``), and rows are
+filled to one more (``data/processor/supervised.py``).
 """
 
 from __future__ import annotations
@@ -155,10 +156,6 @@ def _rows(source: Source, draft: Draft, stage: str) -> None:
     asked = source.flag("packing")
     neat = source.on("neat_packing")
     packed = neat or (stage == "pt" if asked is None else asked)
-    if neat or asked:
-        length = int(draft.options["max_length"]) - 1
-        draft.put("max_length", length, "neat_packing" if neat else "packing")
-        draft.note(f"packing takes one token off cutoff_len: rows are {length} tokens long.")
     if packed and stage == "pt":  # ``PretrainDatasetProcessor`` joins texts and cuts the whole into rows
         put_wrapped(draft, "stage" if source.has("stage") else None)
     if neat:

@@ -214,7 +214,7 @@ def llama_factory_file(architecture: Architecture, run: Run, steps: int) -> Mapp
             "pure_bf16": True if trainer_precision(run) == "bf16" else None,
             "bf16": True if trainer_precision(run) == "bf16-autocast" else None,
             "fp16": True if trainer_precision(run) == "fp16-autocast" else None,
-            "cutoff_len": run.max_length + 1,
+            "cutoff_len": run.max_length,
             "packing": True,
             "neat_packing": None if run.attention_length is None else True,
             "per_device_train_batch_size": run.per_device_train_batch_size,

@@ -6,6 +6,7 @@ import inspect
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -76,3 +77,21 @@ def test_what_only_python_can_get_wrong_is_a_sentence(given: dict[str, Any], say
     with pytest.raises(InputError) as refusal:
         tunecast.estimate(**{"model": "Qwen/Qwen2.5-0.5B", "gpu": "l40s", **given})
     assert says in str(refusal.value)
+
+
+def test_numpys_numbers_and_paths_are_taken(tmp_path: Path) -> None:
+    """As a column of pandas gives them; a path of prices may stand alone."""
+    numpy = pytest.importorskip("numpy")
+    model = "Qwen/Qwen2.5-0.5B"
+    given = {"max_length": numpy.int64(1024), "gradient_checkpointing": numpy.bool_(True), "lora_r": numpy.int32(8)}
+    (found,) = tunecast.estimate(model, gpu="l40s", **given)
+    (plain,) = tunecast.estimate(model, gpu="l40s", max_length=1024, gradient_checkpointing=True, lora_r=8)
+    assert (found.step_time_s, found.memory) == (plain.step_time_s, plain.memory)
+    with pytest.raises(InputError, match="whole number of at least 1"):
+        tunecast.estimate(model, gpu="l40s", max_length=numpy.float64(10.5))
+    with pytest.raises(InputError, match=r"nowhere\.csv"):
+        tunecast.estimate(model, gpu="l40s", prices=str(tmp_path / "nowhere.csv"))
+    with pytest.raises(InputError, match=r"nowhere\.json"):
+        tunecast.estimate(tmp_path / "nowhere.json", gpu="l40s")
+    with pytest.raises(InputError, match="--max-batch is 'no', but it is a switch"):
+        tunecast.estimate(model, gpu="l40s", max_batch="no")

@@ -121,6 +121,21 @@ def test_packages_that_a_plan_counts_on_are_installed_and_forecast(tmp_path: Pat
     assert "--fused-kernels fla,causal-conv1d" in next(line for line in commands if "estimate" in line)
 
 
+@pytest.mark.parametrize("kind", ["trl", "axolotl", "llama-factory"])
+@pytest.mark.parametrize(("sharding", "installed"), [("zero1", True), ("ddp", False)])
+def test_deepspeed_is_installed_where_the_training_file_starts_it(
+    kind: str, sharding: str, installed: bool, tmp_path: Path
+) -> None:
+    """It is an extra of every trainer (TRL's ``deepspeed``, LLaMA-Factory's, axolotl's)."""
+    options: dict[str, Any] = {"method": "lora", "max_length": 512, "tokens": "1M", "gpu": "l40s-48gb", "max_gpus": 2}
+    plan = recommend("Qwen/Qwen2.5-0.5B", sharding=sharding, **options)
+    asked = read_asked_files([f"{each}={tmp_path / each}.yaml" for each in (kind, "dstack")], "fastest")
+    _, task = write_plan(plan, asked, "fastest")
+    commands = yaml.safe_load(task.path.read_text())["commands"]
+    assert (plan.fastest.candidate.num_gpus == 2) is installed
+    assert ("deepspeed" in commands[1].split()) is installed
+
+
 def test_a_layout_that_no_training_file_says_is_refused() -> None:
     architecture = load_architecture(MODEL)
     run = resolve_run(architecture, {"method": "full", "num_gpus": 8, "tp": 2}).run
