@@ -220,8 +220,8 @@ def _memory_lines(record: dict[str, Any], told: dict[str, Any] | None) -> list[L
 
 
 def _whole_lines(record: dict[str, Any], told: dict[str, Any] | None) -> list[Line]:
-    """The whole training: time and, where a price is known, money."""
-    hours = record["wall_s"] / HOUR_S
+    """The whole training without evaluations and saves: time and, where a price is known, money."""
+    hours = (record["wall_s"] - record["aside_s"]) / HOUR_S
     whole = [Line(name="training", unit="h", measured=hours, forecast=_train_hours(record, told))]
     price = record["usd_per_h"]
     if price is not None:
@@ -239,7 +239,11 @@ def _train_hours(record: dict[str, Any], told: dict[str, Any] | None) -> Value |
 def _record_notes(record: dict[str, Any], told: dict[str, Any] | None, *, anew: bool) -> tuple[str, ...]:
     notes = [f"{record['steps']} of {record['max_steps']} steps, {len(record['windows'])} timed windows"]
     if record["asides"]:
-        notes.append(f"{record['asides']} evaluations and saves took {record['aside_s']:.1f} s beside the steps")
+        times = "1 step" if record["asides"] == 1 else f"{record['asides']} steps"
+        notes.append(
+            f"evaluations and saves after {times} took {record['aside_s']:.1f} s, which the training and its cost here "
+            "leave out"
+        )
     notes += [f"flag: {flag}" for flag in record["flags"]]
     if told is None:
         notes.append(f"no forecast: {record['why_no_forecast'] or 'none was made'}")

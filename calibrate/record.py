@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -65,6 +65,9 @@ class SensorsPart(_Strict):
     memory_used_bytes: int | None
 
 
+Seconds = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+
+
 class TrialPart(_Strict):
     """One trial with its raw samples; warm-up apart, never dropped."""
 
@@ -75,8 +78,8 @@ class TrialPart(_Strict):
     warmup: int
     outcome: Literal["ok", "oom", "unsupported", "error"]
     message: str
-    samples_s: list[float]
-    warmup_s: list[float]
+    samples_s: list[Seconds]
+    warmup_s: list[Seconds]
     memory: MemoryPart
     sensors_before: SensorsPart | None
     sensors_after: SensorsPart | None
@@ -119,7 +122,7 @@ class RecordFile(_Strict):
     protocol: ProtocolPart
     hardware: HardwarePart
     software: dict[str, str | None]
-    trials: list[TrialPart]
+    trials: list[TrialPart] = Field(min_length=1)
     flags: list[str]
     fitted: dict[str, Any] | None
 

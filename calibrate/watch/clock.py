@@ -70,9 +70,7 @@ class StepClock:
         if self.begun_s is None:
             self.begun_s = self.now()
         if self._left_s is not None:
-            self.aside_s += self.now() - self._left_s
-            self.asides += 1
-            self._left_s = None
+            self._come_back()
             self._open()
 
     def step_ends(self, tokens: int, *, aside_follows: bool = False) -> bool:
@@ -92,7 +90,9 @@ class StepClock:
         return True
 
     def finish(self) -> None:
-        """The job is over: what the open window holds still counts."""
+        """The job is over: what the open window holds still counts, and what followed the last step."""
+        if self._left_s is not None:
+            self._come_back()
         if self._opened_s is not None and self._steps:
             self._close()
         self._opened_s = None
@@ -100,6 +100,13 @@ class StepClock:
     def step_time_s(self) -> Value | None:
         """Mean seconds of a step with its 80% interval; None before the first window."""
         return predicted_mean(self.windows, ahead=None)
+
+    def _come_back(self) -> None:
+        """The end of an aside."""
+        assert self._left_s is not None
+        self.aside_s += self.now() - self._left_s
+        self.asides += 1
+        self._left_s = None
 
     def _open(self) -> None:
         self._opened_s, self._steps, self._tokens = self.now(), 0, 0

@@ -62,7 +62,12 @@ class ScriptedTime:
 
 
 def watched(
-    *, steps: int = 23, of: int = 23, lengths: tuple[int, ...] = (512,), throttle: tuple[str, ...] = ()
+    *,
+    steps: int = 23,
+    of: int = 23,
+    lengths: tuple[int, ...] = (512,),
+    throttle: tuple[str, ...] = (),
+    saves_s: float = 0.0,
 ) -> Watcher:
     """A job of steps of half a second each."""
     time, card = ScriptedTime(), FakeCard()
@@ -79,7 +84,9 @@ def watched(
         for length in lengths:
             watcher.saw_batch(2, 2 * length)
         time.now_s += STEP_S
-        watcher.step_ends(step, aside_follows=False)
+        saves = saves_s > 0.0 and step in (10, of)
+        watcher.step_ends(step, aside_follows=saves)
+        time.now_s += saves_s * saves
     watcher.clock.finish()
     return watcher
 
@@ -106,6 +113,14 @@ def test_measured_and_forecast_stand_side_by_side(record: Path) -> None:
     assert found["memory process"]["measured"] == pytest.approx(12.0)
     assert found["training"]["measured"] == pytest.approx(23 * STEP_S / 3600)
     assert found["cost of the training"]["measured"] == pytest.approx(23 * STEP_S / 3600 * 3.6)
+
+
+def test_evaluations_and_saves_are_no_part_of_the_training_that_is_compared(tmp_path: Path) -> None:
+    """The forecast is of steps alone."""
+    saved = watched(saves_s=60.0).record(created_at="2026-01-02T03:04:05Z", tunecast="0")
+    assert (saved["asides"], saved["aside_s"], saved["wall_s"]) == (2, 120.0, 23 * STEP_S + 120.0)
+    found = quantities(write_run_record(saved, tmp_path))
+    assert found["training"]["measured"] == pytest.approx(23 * STEP_S / 3600)
 
 
 def test_a_job_that_was_stopped_has_no_whole_training(tmp_path: Path) -> None:

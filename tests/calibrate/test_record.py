@@ -168,6 +168,8 @@ def test_nonsense_schema_version(tmp_path):
         ({"protocol": {"version": 1}}, "protocol.mode"),
         ({"trials": [{**RECORD["trials"][0], "outcome": "fine"}]}, "trials.0.outcome"),
         ({"trials": [{**RECORD["trials"][0], "samples_s": [None]}]}, "trials.0.samples_s.0"),
+        ({"trials": [{**RECORD["trials"][0], "samples_s": [-0.1]}]}, "trials.0.samples_s.0"),
+        ({"trials": []}, "trials"),
     ],
 )
 def test_damage_is_located(tmp_path, parts, where):

@@ -47,6 +47,14 @@ def test_warm_up_evaluations_and_saves_are_no_part_of_a_step() -> None:
     assert clock.asides == 2
 
 
+def test_what_follows_the_last_step_counts() -> None:
+    time = ScriptedTime()
+    clock = StepClock(synchronize=time.wait, now=time)
+    run_steps(clock, time, [1.0] * 9, asides={4: 30.0, 8: 10.0})
+    assert (clock.aside_s, clock.asides) == (pytest.approx(40.0), 2)
+    assert sum(window.steps for window in clock.windows) == 6
+
+
 def test_every_timed_step_counts_once_with_its_tokens() -> None:
     time = ScriptedTime()
     clock = StepClock(synchronize=time.wait, now=time)
