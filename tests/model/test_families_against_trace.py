@@ -95,7 +95,7 @@ def totals(operations: Iterable[Operation]) -> dict[tuple[str, str, str], float]
 def test_every_family_is_here_or_in_the_first_grid() -> None:
     here = {name.split()[0] for name in CONFIGS}
     own = (*EXPERT_FAMILIES, *ODD_FAMILIES, *LATER_FAMILIES, *VISION_FAMILIES)  # files of their own
-    here |= {"gemma4_text", "qwen3_5_text", "qwen3_5_moe_text", *(family.model_type for family in own)}
+    here |= {"gemma4_text", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next", *(family.model_type for family in own)}
     proven = {name for name, family in FAMILIES.items() if family.in_transformers}
     assert here | {"llama", "mistral", "qwen2", "qwen3"} == proven
 
