@@ -99,7 +99,10 @@ def test_names_are_the_real_models(model_type: str) -> None:
 
     config = transformers.AutoConfig.for_model(model_type)
     config.num_hidden_layers = 1
-    if getattr(config, "head_dim", 0) is None:  # two classes cannot build what their configurations default to
+    if model_type in (
+        "ministral",
+        "hunyuan_v1_dense",
+    ):  # whose classes cannot build what their configurations default to
         config.head_dim = config.hidden_size // config.num_attention_heads
     if getattr(config, "layer_types", None):
         config.layer_types = config.layer_types[:1]
