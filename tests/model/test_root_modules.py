@@ -102,7 +102,7 @@ def test_names_are_the_real_models(model_type: str) -> None:
     if model_type in (
         "ministral",
         "hunyuan_v1_dense",
-    ):  # whose classes cannot build what their configurations default to
+    ):  # their classes need one
         config.head_dim = config.hidden_size // config.num_attention_heads
     if getattr(config, "layer_types", None):
         config.layer_types = config.layer_types[:1]
