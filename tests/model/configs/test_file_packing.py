@@ -29,8 +29,6 @@ ALONE = 2500
 """10,000 samples, four a step."""
 FILLED = 733
 """3,000,000 tokens in steps of four rows of 1,024: 732.4."""
-FILLED_1023 = 734
-"""LLaMA-Factory's packed rows have a token less: 733.1."""
 FILLED_2048 = 367
 """Rows of 2,048, four a step: 366.2."""
 
@@ -55,8 +53,8 @@ def amount_of(run_file: RunFile, typed: dict[str, Any]) -> Amount:
         ("axolotl", "sample_packing: false", ALONE),
         ("axolotl", "", ALONE),
         ("axolotl", "pad_to_sequence_len: true", ALONE),
-        ("llama-factory", "packing: true", FILLED_1023),
-        ("llama-factory", "neat_packing: true", FILLED_1023),
+        ("llama-factory", "packing: true", FILLED),
+        ("llama-factory", "neat_packing: true", FILLED),
         ("llama-factory", "packing: false", ALONE),
         ("llama-factory", "", ALONE),
         ("llama-factory", "stage: pt", FILLED),
