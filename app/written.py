@@ -121,7 +121,7 @@ def _cuts(run: Run, options: Mapping[str, Any]) -> bool:
 
     if options.get("dataset") is None:
         return False
-    return bool(trained_data(options).long_words(bytes_per_token(options).value, run.max_length))
+    return trained_data(options).longer(bytes_per_token(options).value, run.max_length) > 0
 
 
 def _shown(value: Any) -> str:

@@ -114,10 +114,7 @@ def attention_block(step: Step, where: str, layer: Layer, x: Tensor, tables: Tab
     tape.hold(*plain)
     if block.kind == TURNED_FIRST:
         turned = q, k
-        q, k = (
-            norm(step, layer.norm, f"{where}.{name}", heads, block.head_dim)
-            for name, heads in zip(("q_norm", "k_norm"), turned, strict=True)
-        )
+        q, k = normed_heads(step, where, layer, q, k)
         tape.hold(*turned)
     mask = tables.mask_of(block.window) if needs_mask(block, step.run) else None
     mixed = mixed_heads(step, where, block, q, k, v, mask)
@@ -167,13 +164,19 @@ def split_heads(step: Step, where: str, layer: Layer, x: Tensor) -> tuple[Tensor
     v = project(block.linears[2])
     q, k = made
     if block.qk_norm_late:
-        q, k = (
-            norm(step, layer.norm, f"{where}.{name}", heads, block.head_dim)
-            for name, heads in zip("qk", made, strict=True)
-        )
+        q, k = normed_heads(step, where, layer, q, k)
     elif block.qk_norm and not block.qk_norm_by_head:
         q, k = (laid_out(step, block, heads) for heads in made)
     return q, k, v
+
+
+def normed_heads(step: Step, where: str, layer: Layer, *heads: Tensor) -> list[Tensor]:
+    """Queries and keys that were laid out by head, each normalised head by head."""
+    width = layer.attention.head_dim
+    return [
+        norm(step, layer.norm, f"{where}.{name}", each, width)
+        for name, each in zip(("q_norm", "k_norm"), heads, strict=True)
+    ]
 
 
 def norms_of_heads(step: Step, kind: str, name: str, x: Tensor, head_dim: int) -> Tensor:

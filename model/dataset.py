@@ -127,12 +127,11 @@ class Dataset:
         """What became of samples that were read and are longer than `max_length`, and what is kept for evaluation."""
         held = self.held(bytes_per_token, max_length)[0] if self.held_out else 0
         kept = f", {held:,} {'rows' if self.held_rows else 'samples'} kept for evaluation" if held else ""
-        return self.long_words(bytes_per_token, max_length) + kept
+        return long_words(self.longer(bytes_per_token, max_length), max_length, self.long) + kept
 
-    def long_words(self, bytes_per_token: float, max_length: int) -> str:
-        """What became of those samples that were read that are longer than `max_length`; nothing without any."""
-        longer = sum(size / bytes_per_token > max_length for size in self.sizes_bytes)
-        return long_words(longer, max_length, self.long)
+    def longer(self, bytes_per_token: float, max_length: int) -> int:
+        """How many of the samples that were read are longer than `max_length`."""
+        return sum(size / bytes_per_token > max_length for size in self.sizes_bytes)
 
 
 @lru_cache(maxsize=32)

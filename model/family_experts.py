@@ -112,6 +112,19 @@ GEMMA_EXPERTS = ExpertsRule(router="gemma4", linear_router=True, per_token_field
 """Of Gemma 4, where ``enable_moe_block`` is set."""
 GLOBAL_HEAD_DIM, OWN_FIELDS = 512, frozenset({"head_dim", "num_key_value_heads"})
 """Width of Gemma 4's heads without a window when its config says nothing, and what layers may have of their own."""
+GLM = ExpertsRule(
+    router="sigmoid-groups",
+    count_field="n_routed_experts",
+    count=128,
+    per_token=8,
+    width=1408,
+    shared_field="n_shared_experts",
+    shared=1,
+    dense_first=1,
+    wide_buffer=True,
+    peft_names="qwen2_moe",
+)
+"""GLM-4.5 to 4.7."""
 EXPERTS: dict[str, ExpertsRule] = {
     "mixtral": ExpertsRule(
         router="softmax-wide",
@@ -173,31 +186,8 @@ EXPERTS: dict[str, ExpertsRule] = {
         groups_kept=4,
         peft_names="qwen2_moe",
     ),
-    "glm4_moe": ExpertsRule(
-        router="sigmoid-groups",
-        count_field="n_routed_experts",
-        count=128,
-        per_token=8,
-        width=1408,
-        shared_field="n_shared_experts",
-        shared=1,
-        dense_first=1,
-        wide_buffer=True,
-        peft_names="qwen2_moe",
-    ),
-    "glm4_moe_lite": ExpertsRule(
-        router="sigmoid-groups",
-        count_field="n_routed_experts",
-        count=64,
-        per_token=4,
-        width=1536,
-        shared_field="n_shared_experts",
-        shared=1,
-        dense_first=1,
-        kinds=True,
-        wide_buffer=True,
-        peft_names="qwen2_moe",
-    ),
+    "glm4_moe": GLM,
+    "glm4_moe_lite": replace(GLM, count=64, per_token=4, width=1536, kinds=True),
     "qwen2_moe": ExpertsRule(
         router="softmax",
         count=60,

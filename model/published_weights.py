@@ -54,7 +54,7 @@ def stored_values(architecture: Architecture, *, experts_alone: bool) -> int:
     found = 0
     for group in architecture.groups:
         experts = group.layer.mlp.experts
-        stacked = experts.up_params + experts.down_params if experts is not None and experts.stacked else 0
+        stacked = experts.maps_params if experts is not None and experts.stacked else 0
         maps = () if experts_alone else group.layer.linears
         found += group.count * (sum(linear.weight_params for linear in maps) + stacked)
     return found

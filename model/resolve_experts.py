@@ -102,9 +102,7 @@ def expert_notes(architecture: Architecture, values: Mapping[str, Any]) -> list[
     if not any(experts.stacked for experts, _ in routed):
         return [MODULES_NOTE]
     notes = [STACKED_NOTE]
-    stacked_bytes = DTYPE_BYTES[values["dtype"]] * sum(
-        count * (experts.up_params + experts.down_params) for experts, count in routed
-    )
+    stacked_bytes = DTYPE_BYTES[values["dtype"]] * sum(count * experts.maps_params for experts, count in routed)
     if architecture.model_type == "gpt_oss":
         notes.append(f"Experts stored as MXFP4 are turned into {values['dtype']} to train (Mxfp4Config dequantize).")
     if values["method"] == "qlora":

@@ -83,6 +83,11 @@ class Experts:
         return self.count * self.intermediate_size * self.hidden_size
 
     @property
+    def maps_params(self) -> int:
+        """Parameters of all experts' maps."""
+        return self.up_params + self.down_params
+
+    @property
     def matrix_sizes(self) -> tuple[int, ...]:
         """Parameters of each tensor of two or more dimensions that is no linear map's, in the model's order."""
         if not self.stacked:
@@ -141,7 +146,7 @@ class Experts:
     @property
     def active_weight_params(self) -> int:
         """Weights that one token is multiplied by: the router's, and those of the experts it goes to."""
-        return self.router_params + (self.up_params + self.down_params) // self.count * self.per_token
+        return self.router_params + self.maps_params // self.count * self.per_token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

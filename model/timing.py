@@ -21,6 +21,7 @@ from tunecast.model.read_numbers import number_above_zero
 from tunecast.model.resolve import Resolved
 from tunecast.model.rows import packing_of
 from tunecast.model.run import Run
+from tunecast.model.sharding import shards_of
 from tunecast.model.slowest_stage import timed_operations
 from tunecast.model.step_source import executed_by_dtype_of, model_flops_of
 from tunecast.model.target import Target
@@ -29,8 +30,6 @@ from tunecast.model.units import TERA
 from tunecast.model.value import Z80, exact
 
 LINK_FACTORS = ("link_bytes_per_s", "link_latency_s", "overlap_frac")
-EVERY_MICRO_BATCH = ("zero2", "zero3")
-"""DeepSpeed's stages that reduce gradients after every micro-batch, whatever is asked."""
 LATENCIES = ("link_latency_s", "node_latency_s")
 
 
@@ -153,7 +152,8 @@ def unused_layout(run: Run, question: Question) -> Iterator[str]:
     """Options of a layout that this one has no part for; a training file may state what other layouts need."""
     single = "" if run.num_gpus > run.tp * run.pp else "data parallelism has one GPU"
     single = "there is one GPU" if run.num_gpus == 1 else single
-    every = f"{run.sharding} reduces gradients of every micro-batch" if run.sharding in EVERY_MICRO_BATCH else ""
+    always = shards_of(replace(run, sync_each_micro_batch=False)).gradients
+    every = f"{run.sharding} reduces gradients of every micro-batch" if always else ""
     every = "a step has one micro-batch" if run.gradient_accumulation_steps == 1 else every
     without = {
         "sequence_parallel": "" if run.tp > 1 else "there is no --tp",

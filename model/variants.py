@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from tunecast.catalogs.errors import InputError, UnbuiltFamilyError
-from tunecast.model.config_fields import DENSE, LAYER_KINDS, SPARSE, check_layer_types, switch
+from tunecast.model.config_fields import DENSE, LAYER_KINDS, SPARSE, check_layer_types, positive, switch
 from tunecast.model.family import Family
 
 Config = Mapping[str, Any]
@@ -159,7 +159,7 @@ def ministral3(config: Config, name: str) -> Changes:
 def ministral(config: Config, name: str) -> Changes:
     """Ministral of 2024, whose masks need a window and whose heads need a width of their own."""
     refuse(config, name, hidden_act="silu", attention_dropout=0.0)
-    need_head_dim(config, name)
+    positive(config, "head_dim", name, 0)
     check_layer_types(config, name, LAYER_TYPES)
     need_numbers(config, name, "sliding_window")
     return {}
@@ -234,12 +234,6 @@ def need_numbers(config: Config, name: str, *fields: str) -> None:
             raise InputError(f"The config {name} has {field}=null, but it must be a number.")
 
 
-def need_head_dim(config: Config, name: str) -> None:
-    """Refuse a config without a width of heads, of code that falls back to nothing."""
-    if config.get("head_dim") is None:
-        raise InputError(f"The config {name} has no 'head_dim'; give a complete Hugging Face config.json.")
-
-
 def gemma4(config: Config, name: str) -> Changes:
     """Gemma 4 without embeddings per layer and without layers that share keys and values (31B and 26B-A4B)."""
     refuse(config, name, num_kv_shared_layers=0, use_double_wide_mlp=False, attention_dropout=0.0)
@@ -266,7 +260,7 @@ def glm4_moe_lite(config: Config, name: str) -> Changes:
 def hunyuan(config: Config, name: str) -> Changes:
     """HunYuan's dense models, 0.5B to 7B, whose heads need a width of their own."""
     refuse(config, name, hidden_act="silu", attention_dropout=0.0)
-    need_head_dim(config, name)
+    positive(config, "head_dim", name, 0)
     return {}
 
 

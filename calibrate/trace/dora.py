@@ -14,9 +14,7 @@ def dequantized_weight(module: Any) -> Any:
 
     if hasattr(module, "packed_state"):
         return dequantize_4bit(module.weight, module.packed_state)
-    if module.weight.device.type == "meta":
-        if not hasattr(module, "out_features"):  # transformers' Conv1D, which is never packed
-            return module.weight
+    if module.weight.device.type == "meta" and hasattr(module, "out_features"):  # no Conv1D, which is never packed
         return torch.empty(module.out_features, module.in_features, dtype=torch.get_default_dtype(), device="meta")
     return module.weight
 
