@@ -23,6 +23,8 @@ SCHEMA_FAMILY = "tunecast.record/"
 SCHEMA_VERSION = 1
 SCHEMA = f"{SCHEMA_FAMILY}{SCHEMA_VERSION}"
 HASH_CHARACTERS = 8
+OWN_NAME = re.compile(rf".+_\d{{8}}T\d{{6}}Z_(?P<hash>[0-9a-f]{{{HASH_CHARACTERS}}})\.json")
+"""Names that `record_name` gives, and `watch.record` to what was watched."""
 
 
 class _Strict(BaseModel):
@@ -139,7 +141,22 @@ def read_record(path: Path) -> dict[str, Any]:
         raise InputError(
             f"{path} is a {SCHEMA} record, but {where} in it is damaged ({first['msg']}); calibrate again."
         ) from error
+    check_unchanged(data, Path(path))
     return data
+
+
+def check_unchanged(record: Mapping[str, Any], path: Path) -> None:
+    """Raise InputError where a file still has its record's name, whose end no longer belongs to what it holds.
+
+    Another name is the user's own and promises nothing.
+    """
+    named = OWN_NAME.fullmatch(path.name)
+    found = measured_hash(record)
+    if named and named["hash"] != found:
+        raise InputError(
+            f"{path} holds other measurements than those it was named for (its name ends in {named['hash']}, its "
+            f"content gives {found}); fetch the file again, or rename it if the change is yours."
+        )
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -7,6 +7,7 @@ PyTorch's memory-efficient kernel, which takes values narrower than keys (``sdp_
 
 from __future__ import annotations
 
+from tunecast.catalogs.errors import NotSupportedError
 from tunecast.model import primitives as ops
 from tunecast.model import primitives_gpt as gpt
 from tunecast.model import primitives_latent as kernels
@@ -21,8 +22,14 @@ from tunecast.model.tape import Tensor
 
 
 def latent_attention_block(step: Step, where: str, layer: Layer, x: Tensor, tables: Tables) -> Tensor:
-    """Queries, the latent of keys and values, rotary parts, attention, output projection."""
+    """Queries, the latent of keys and values, rotary parts, attention, output projection; raises NotSupportedError for
+    another kernel than sdpa's."""
     block, tape, tokens = layer.attention, step.tape, step.tokens
+    if step.run.attn_implementation != "sdpa":
+        raise NotSupportedError(
+            f"--attn-implementation {step.run.attn_implementation} of latent attention has no formulas; leave it out, "
+            "or trace its real code with --exact."
+        )
     latent = block.latent
     assert latent is not None
     *to_queries, to_latent, to_heads, to_output = block.linears

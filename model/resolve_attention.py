@@ -27,11 +27,6 @@ def attention_defaults(fields: Fields, architecture: Architecture, defaults: Map
         if any(block.softcap for block in blocks):
             fields.notes.append("LitGPT has no fused attention for capped scores: it writes the scores of all pairs.")
         return defaults
-    if any(block.latent for block in blocks) and asked not in (None, "sdpa"):
-        raise NotSupportedError(
-            f"--attn-implementation {asked} of {architecture.model_type}'s latent attention has no formulas; "
-            "leave it out."
-        )
     widest = max(block.head_dim for block in blocks)
     if widest > WIDEST_FLASH and asked in (None, "flash_attention_2"):
         return _without_flash(architecture, widest, asked, defaults)

@@ -8,7 +8,16 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from tunecast.calibrate.record import HardwarePart, SensorsPart, file_slug, measured_hash, serialise, write_text
+from tunecast.calibrate.record import (
+    HardwarePart,
+    Seconds,
+    SensorsPart,
+    check_unchanged,
+    file_slug,
+    measured_hash,
+    serialise,
+    write_text,
+)
 from tunecast.catalogs.errors import InputError
 
 RUN_SCHEMA = "tunecast.run/1"
@@ -40,14 +49,14 @@ class RunFile(_Strict):
     """The resolved run at the mean length that was seen; null without a forecast."""
     longest_run: dict[str, Any] | None
     """The same at the greatest length: the peak of memory belongs to it."""
-    steps: int
+    steps: int = Field(ge=0)
     """Steps that were run, warm-up included."""
-    max_steps: int
+    max_steps: int = Field(ge=0)
     windows: list[WindowPart]
-    aside_s: float
+    aside_s: Seconds
     """Seconds of evaluations and saves between the windows."""
-    asides: int
-    wall_s: float
+    asides: int = Field(ge=0)
+    wall_s: Seconds
     """From the first step to the last."""
     memory: dict[str, int | None]
     sensors: list[SensorsPart]
@@ -99,4 +108,5 @@ def read_run_record(path: Path) -> dict[str, Any]:
             "tunecast.TunecastCallback wrote."
         ) from error
     record: dict[str, Any] = data
+    check_unchanged(record, path)
     return record

@@ -222,6 +222,13 @@ def test_notes_name_eager_attention_and_experts_that_stay_wide() -> None:
     assert "eager" in " ".join(exact.exact_notes(gemma, run_of(gemma)))
 
 
+def test_latent_attention_without_formulas_is_traced() -> None:
+    """Eager: the scores of all pairs go through a softmax of their own, which sdpa's kernel keeps to itself."""
+    latent = exact.real_architecture(small("deepseek_v2"), "x")
+    traced = exact.exact_trace(latent, run_of(latent, attn_implementation="eager"))
+    assert any("softmax" in operation.name for operation in traced.stream)
+
+
 def test_what_is_no_causal_model_is_one_sentence() -> None:
     with pytest.raises(NotSupportedError, match="BertForMaskedLM"):
         config_from_row(find_model("google-bert/bert-base-uncased"))

@@ -113,6 +113,14 @@ def test_the_hash_follows_the_measurements():
     assert record_name(other) != record_name(RECORD)
 
 
+def test_measurements_that_were_changed_under_the_same_name_are_refused(tmp_path):
+    path = write_record(RECORD, tmp_path)
+    path.write_text(path.read_text().replace("12.5", "12.25"))
+    assert "rename it" in refusal(path)
+    renamed = path.rename(tmp_path / "mine.json")
+    assert read_record(renamed)["duration_s"] == 12.25
+
+
 def test_a_card_in_no_catalog_is_named_as_its_vendor_does():
     unknown = changed(hardware={**RECORD["hardware"], "gpu": None, "name": "NVIDIA Foo 9000 (rev. 2)"})
     assert record_name(unknown).startswith("nvidia-foo-9000-rev.-2_")

@@ -13,6 +13,7 @@ from tunecast.model.architecture import Architecture
 from tunecast.model.architectures import architecture_from_config, load_architecture
 from tunecast.model.families_experts import ODD_FAMILIES
 from tunecast.model.flops import attention_flops_per_sample
+from tunecast.model.inventory import step_operations
 from tunecast.model.resolve import resolve_run
 
 BASE: dict[str, Any] = {
@@ -103,5 +104,7 @@ def test_latent_attention_needs_less_work_for_narrower_values() -> None:
 def test_what_latent_attention_has_no_formulas_for_is_refused() -> None:
     with pytest.raises(NotSupportedError, match="topk_method"):
         small("deepseek_v2", topk_method="group_limited_greedy")
-    with pytest.raises(NotSupportedError, match="latent"):
-        resolve_run(small("deepseek_v2"), {"attn_implementation": "flash_attention_2"})
+    latent = small("deepseek_v2")
+    for asked in ("flash_attention_2", "eager"):
+        with pytest.raises(NotSupportedError, match="latent attention has no formulas"):
+            step_operations(latent, resolve_run(latent, {"attn_implementation": asked}).run)
