@@ -14,7 +14,7 @@ from tunecast.calibrate.mock.noise import repetitions, warmups
 from tunecast.calibrate.mock.physics import Physics
 from tunecast.calibrate.mock.power import Operating, temperature_c, warmed
 from tunecast.calibrate.mock.simulator import Outcome, Simulator, Stream, compile_stream
-from tunecast.calibrate.mock.step import memory_reading, traced_step
+from tunecast.calibrate.mock.step import memory_reading, step_key, traced_step
 from tunecast.catalogs.errors import InputError
 from tunecast.catalogs.gpus import find_gpu
 from tunecast.model.operation import Operation
@@ -140,8 +140,9 @@ class MockDevice:
         refused = self._refusal(memory.process_bytes or 0)
         if refused:
             return TrialResult(outcome="oom", message=refused, sensors_before=before, sensors_after=before)
-        warm = warmups(self.physics, spec.key, truth.seconds, spec.warmup)
-        samples = repetitions(self.physics, spec.key, truth.seconds, spec.repeats)
+        key = step_key(spec) if spec.bench == "step" else spec.key
+        warm = warmups(self.physics, key, truth.seconds, spec.warmup)
+        samples = repetitions(self.physics, key, truth.seconds, spec.repeats)
         self._worked(truth, sum(warm) + sum(samples), memory)
         return TrialResult(
             outcome="ok",

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import lru_cache
 from typing import Any
 
-from tunecast.calibrate.devices.protocol import MemoryReading
+from tunecast.calibrate.devices.protocol import MemoryReading, TrialSpec
 from tunecast.calibrate.mock.physics import AllocatorPhysics
 from tunecast.calibrate.mock.simulator import Stream, compile_stream
 
@@ -27,6 +27,32 @@ class TracedStep:
 def traced_step(params: dict[str, Any]) -> TracedStep:
     """Trace the step that a ``step`` trial asks for; the same run is traced once per process."""
     return _traced(json.dumps(params["architecture"], sort_keys=True), json.dumps(params["run"], sort_keys=True))
+
+
+def step_key(spec: TrialSpec) -> str:
+    """Identity of a ``step`` trial by what is unlike a default in its model and run: a field that tunecast learns later
+    leaves the noise of steps that do not use it as it was."""
+    from tunecast.calibrate.trace.spec import architecture_from_dict, run_from_dict
+
+    own = {name: value for name, value in spec.params.items() if name not in ("architecture", "run")}
+    model, run = architecture_from_dict(spec.params["architecture"]), run_from_dict(spec.params["run"])
+    return f"step({_unlike_defaults(model)},{_unlike_defaults(run)},{sorted(own.items())})"
+
+
+def _unlike_defaults(value: Any) -> str:
+    """The text of a dataclass, or of tuples of them, without fields that have their default."""
+    if isinstance(value, tuple):
+        return f"({','.join(map(_unlike_defaults, value))})"
+    if not is_dataclass(value):
+        return repr(value)
+    told = {field.name: getattr(value, field.name) for field in fields(value)}
+    default = {field.name: _default(field) for field in fields(value)}
+    unlike = [f"{name}={_unlike_defaults(told[name])}" for name in sorted(told) if told[name] != default[name]]
+    return f"{type(value).__name__}({','.join(unlike)})"
+
+
+def _default(field: Field[Any]) -> Any:
+    return field.default if field.default_factory is MISSING else field.default_factory()
 
 
 @lru_cache(maxsize=128)

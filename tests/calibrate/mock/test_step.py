@@ -92,6 +92,19 @@ def test_samples_scatter_around_the_simulated_truth_of_the_traced_stream() -> No
     assert statistics.median(device.run(trial).samples_s) == pytest.approx(truth, rel=0.005)
 
 
+def test_a_field_that_has_its_default_changes_no_sample() -> None:
+    """As if tunecast had learnt of rotary sets and of dropout after the trial was planned."""
+    now = step_trial(small(), LORA)
+    then = {part: dict(now.params[part]) for part in ("architecture", "run")}
+    assert then["architecture"].pop("rotary_sets") == small().rotary_sets == 1
+    assert then["run"].pop("lora_dropout") == LORA.lora_dropout
+    before = replace(now, params={**now.params, **then})
+    assert now.key != before.key
+    assert hot("mock:l4-24gb#6").run(now).samples_s == hot("mock:l4-24gb#6").run(before).samples_s
+    deeper = step_trial(small(3), LORA)
+    assert hot("mock:l4-24gb#6").run(now).samples_s != hot("mock:l4-24gb#6").run(deeper).samples_s
+
+
 def test_step_that_does_not_fit_is_out_of_memory_and_still_simulates_on_request() -> None:
     device, trial = hot("mock:a100-sxm4-80gb#1"), step_trial(small(), LORA)
     card = replace(device.card, usable_bytes=device.physics.allocator.context_bytes)
