@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from tunecast.model.shapes import BESIDE, DeltaNet, Experts, Latent
+from tunecast.model.shapes import BESIDE, DeltaNet, Experts, Latent, ShortConvolution
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +83,8 @@ class Attention:
     """Whether a head is rotated as two halves by tables half as wide (gpt-oss)."""
     delta: DeltaNet | None = None
     """Widths of linear attention, which then stands in place of heads; rotary positions are those of other layers."""
+    convolution: ShortConvolution | None = None
+    """Widths of a short convolution, which then stands in place of heads, without positions of its own."""
     sections: tuple[int, ...] = ()
     """Angles of the rotary table that are those of a token's row and of its column in an image (Qwen3.5)."""
     sections_joined: bool = False
@@ -100,6 +102,8 @@ class Attention:
     @property
     def matrix_sizes(self) -> tuple[int, ...]:
         """Parameters of each tensor of several dimensions that is no linear map's: the convolution's kernels."""
+        if self.convolution is not None:
+            return (self.convolution.params,)
         return () if self.delta is None else (self.delta.convolution_params,)
 
     @property

@@ -198,7 +198,7 @@ CODE = (".py", ".ipynb", ".sh")
 """Endings of names of scripts and notebooks, which say no run without being run."""
 OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "hidden_size": ("n_embd", "n_embed", "d_model"),
-    "intermediate_size": ("n_inner", "ffn_dim", "ffn_hidden_size", "inner_hidden_size"),
+    "intermediate_size": ("n_inner", "ffn_dim", "ffn_hidden_size", "inner_hidden_size", "block_ff_dim"),
     "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
     "num_attention_heads": ("n_head", "n_heads"),
     "num_key_value_heads": ("num_kv_heads", "multi_query_group_num"),

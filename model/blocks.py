@@ -13,6 +13,7 @@ from tunecast.model import experts_gemma, litgpt_blocks
 from tunecast.model import primitives as ops
 from tunecast.model.architecture import Layer
 from tunecast.model.attention_blocks import attention_block
+from tunecast.model.attention_convolved import convolved_block
 from tunecast.model.attention_gemma import KIND as GEMMA
 from tunecast.model.attention_gemma import gemma_attention
 from tunecast.model.attention_own import bloom_attention, falcon_attention, gptj_attention, mpt_attention
@@ -26,7 +27,7 @@ from tunecast.model.mlp_blocks import mlp_block
 from tunecast.model.norms import norm
 from tunecast.model.operation import Phase
 from tunecast.model.parallel_blocks import enter_block, leave_block
-from tunecast.model.shapes import BEHIND_GATE, BESIDE, DELTA, DELTA_JOINED, GATED, TURNED_FIRST
+from tunecast.model.shapes import BEHIND_GATE, BESIDE, CONVOLVED, DELTA, DELTA_JOINED, GATED, TURNED_FIRST
 from tunecast.model.tape import Tensor
 
 AttentionWriter = Callable[[Step, str, Layer, Tensor, Tables], Tensor]
@@ -42,6 +43,7 @@ ATTENTIONS: dict[str, AttentionWriter] = {
     "falcon": falcon_attention,
     GEMMA: gemma_attention,
     GATED: gated_attention,
+    CONVOLVED: convolved_block,
     DELTA: delta_attention,
     DELTA_JOINED: delta_attention,
 }

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import groupby
 
-from tunecast.model.loss_chunks import BETWEEN_CHUNKS, EAGER_UPCAST
+from tunecast.model.loss_chunks import BETWEEN_CHUNKS, EAGER_UPCAST, SUMMED_IN_LOOP
 from tunecast.model.min_cut import INFINITE, minimum_cut
 from tunecast.model.operation import SYNCHRONISATION, Kind, Phase
 from tunecast.model.tape import LEAF_SUM, Event, Storage, Tape, widest
@@ -29,7 +29,7 @@ FUSABLE = (Kind.MEMORY, Kind.LOSS)
 """Kinds that inductor writes kernels for."""
 ADDED = (LEAF_SUM, "grad_accumulate")
 """Gradients added to stored ones."""
-APART = (*ADDED, "dropout", "to_host", "to_device", SYNCHRONISATION, BETWEEN_CHUNKS, EAGER_UPCAST)
+APART = (*ADDED, "dropout", "to_host", "to_device", SYNCHRONISATION, BETWEEN_CHUNKS, EAGER_UPCAST, SUMMED_IN_LOOP)
 """Memory-bound kernels that are not in a graph, or not made twice."""
 ROW_STATISTICS = 8
 """A result at least so many times smaller than what it was made of is a reduction, which is kept, not made again."""
@@ -175,17 +175,28 @@ class _Fusion:
     def __init__(self, readers: dict[Storage, set[int]], leaves: set[Storage]) -> None:
         self.readers, self.leaves = readers, leaves
         self.waiting: list[Event] = []
-        self.ahead: list[Event] = []
+        self.events: list[Event] = []
+        self.place = 0
+        """Of the next event."""
+        self.joined: set[int] = set()
+        """Ids of events that went into a chain before their turn."""
         self.late: list[Event] = []
         self.done: list[Event] = []
 
     def run(self, events: Iterable[Event]) -> list[Event]:
         """All kernels of the graph, gradients added to stored ones at its end."""
-        self.ahead = [event for event in events if event.kind is not None]
-        while self.ahead:
-            self.take(self.ahead.pop(0))
+        self.events = [event for event in events if event.kind is not None]
+        while self.place < len(self.events):
+            event = self.events[self.place]
+            self.place += 1
+            if id(event) not in self.joined:
+                self.take(event)
         self.flush(self.waiting)
         return [*self.done, *self.late]
+
+    def ahead(self) -> list[Event]:
+        """Events whose turn comes later."""
+        return [event for event in self.events[self.place :] if id(event) not in self.joined]
 
     def take(self, event: Event) -> None:
         """The next kernel in order."""
@@ -201,7 +212,7 @@ class _Fusion:
         """Join some of the kernels that wait, each chain into one."""
         ids = {id(event) for event in chosen}
         self.waiting = [event for event in self.waiting if id(event) not in ids]
-        self.ahead = [event for event in self.ahead if id(event) not in ids]
+        self.joined |= ids
         self.done += [self._joined(chain) for chain in connected(chosen)]
 
     def _chosen(self, reader: Event) -> list[Event]:
@@ -217,7 +228,7 @@ class _Fusion:
             if not more and chosen:
                 more = [event for event in self._ready(chosen, set(reader.writes)) if made & set(event.reads)]
             if not more:
-                return [event for event in (*self.waiting, *self.ahead) if id(event) in chosen]
+                return [event for event in (*self.waiting, *self.ahead()) if id(event) in chosen]
             for event in more:
                 chosen.add(id(event))
                 wanted, made = wanted | set(event.reads), made | set(event.writes)
@@ -227,7 +238,7 @@ class _Fusion:
         """Later kernels that only read what is there, not what is `missing`, and write what nobody has touched."""
         touched = {s for event in (*self.waiting, *self.done) for s in (*event.reads, *event.writes)}
         found = []
-        for event in self.ahead:
+        for event in self.ahead():
             if id(event) in chosen:
                 continue
             fresh = not touched & set(event.writes)

@@ -142,5 +142,17 @@ LATER_FAMILIES = (
         default_kv_heads=16,
         masks="empty",
     ),
+    Family(
+        model_type="lfm2",
+        architecture_class="Lfm2ForCausalLM",
+        keeps_config=True,
+        attention_names=("q_proj", "k_proj", "v_proj", "out_proj"),
+        mlp_names=("w1", "w3", "w2"),
+        qkv_bias=False,
+        o_bias=False,
+        qk_norm=True,
+        default_kv_heads=8,
+        default_tied=True,
+    ),
 )
 """In the order of `families.FAMILIES`, after Gemma."""

@@ -14,6 +14,8 @@ from typing import Any
 from tunecast.catalogs.errors import InputError, UnbuiltFamilyError
 from tunecast.model.architecture import Architecture, Attention, Layer, LayerGroup, Linear, Mlp
 from tunecast.model.config_fields import DENSE, LAYER_KINDS, SPARSE, kinds_by_layer, positive, switch
+from tunecast.model.family_convolved import MODEL_TYPE as LFM2
+from tunecast.model.family_convolved import convolved_layers
 from tunecast.model.family_delta import MODEL_TYPES as QWEN
 from tunecast.model.family_delta import QWEN_MOE, QWEN_NEXT, delta_layers
 from tunecast.model.shapes import BEHIND_GATE, BESIDE, Experts, Latent
@@ -234,6 +236,8 @@ def odd_attention(layers: list[Layer], architecture: Architecture, config: Mappi
         return gemma_layers(layers, architecture, config)
     if architecture.model_type in QWEN:
         return delta_layers(layers, architecture, config)
+    if architecture.model_type == LFM2:
+        return convolved_layers(layers, architecture, config)
     if architecture.model_type in LATENTS:
         block = latent_block(layers[0].attention.num_heads, architecture, config)
         return [replace(layer, attention=block) for layer in layers]

@@ -63,8 +63,11 @@ def embedding_flops_per_token(architecture: Architecture, run: Run) -> float:
 def attention_flops_per_sample(attention: Attention, length: int) -> float:
     """Required FLOPs of causal attention over one sample: forward plus twice as much backward, mask halved.
 
-    Of linear attention: its state read for the key and for the query of every token, and written to.
+    Of linear attention: its state read for the key and for the query of every token, and written to. Of a short
+    convolution none are counted, as of elementwise arithmetic.
     """
+    if attention.convolution is not None:
+        return 0.0
     if attention.delta is not None:
         net = attention.delta
         return ATTENTION_PASSES * length * STATE_PRODUCTS * 2.0 * net.values_width * net.key_dim

@@ -17,6 +17,7 @@ from tunecast.model import primitives as ops
 from tunecast.model import primitives_logits as on_logits
 from tunecast.model.context import Step
 from tunecast.model.linears import operands
+from tunecast.model.loss_chunks import SUMMED_IN_LOOP
 from tunecast.model.operation import SYNCHRONISATION, Kind
 from tunecast.model.tape import Grads, Tape, Tensor
 
@@ -56,7 +57,7 @@ def one_chunk(step: Step, head: Head, x: Tensor, weight: Tensor, to_x: Tensor, t
     tape.kernel("loss.place", Kind.MEMORY, (given,), (to_x,), n_bytes=2 * given.bytes)
     if to_weight is not None:
         made = ops.gemm(tape, "lm_head", (logits, x), (n, k, m), "tn")
-        tape.kernel("grad_accumulate", Kind.MEMORY, (to_weight, made), (to_weight,))
+        tape.kernel(SUMMED_IN_LOOP, Kind.MEMORY, (to_weight, made), (to_weight,))
 
 
 def zeros(tape: Tape, elements: int, dtype: str) -> Tensor:

@@ -106,6 +106,7 @@ def refuse_unknown(architecture: Architecture) -> None:
             "experts": mlp.experts is not None,
             "latent attention": attention.latent is not None,
             "linear attention": attention.delta is not None,
+            "short convolutions": attention.convolution is not None,
             "norms of whole queries and keys": attention.qk_norm and not by_head(attention),
             "positions of neighbours in a head": attention.rotary_pairs,
             "queries scaled by position": attention.q_scaled_by_position,

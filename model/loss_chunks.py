@@ -24,6 +24,9 @@ BETWEEN_CHUNKS = "loss.chunks"
 EAGER_UPCAST = "logits_float"
 """Kernel that makes torchtune's logits fp32 where they are not in chunks: in the model, whose layers alone are
 compiled (``unembed``), so that a compiled loss finds them made."""
+SUMMED_IN_LOOP = "loss.accumulate"
+"""Kernel that adds a chunk's gradient of the head to those before, within the loop over chunks: the next chunk's comes
+after it, and no two are alive."""
 OUTPUT_CHUNKS = 8
 """``num_output_chunks`` of torchtune's."""
 

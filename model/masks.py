@@ -31,7 +31,7 @@ def attention_masks(step: Step) -> Masks:
     first.
     """
     run, blocks = step.run, masked_blocks(step.architecture)
-    if run.has_padding and any(block.delta for block in blocks):
+    if run.has_padding and any(block.delta or block.convolution for block in blocks):
         looks_for_padding(step)
     needing = [block for block in blocks if needs_mask(block, run)]
     if not needing:
@@ -66,8 +66,8 @@ def told_of_padding(step: Step, *, reads: bool) -> None:
 
 
 def looks_for_padding(step: Step) -> None:
-    """Whether linear attention needs to be told of padding: the host asks once whether the mask is all ones
-    (``_update_linear_attn_mask``)."""
+    """Whether linear attention or a convolution needs to be told of padding: the host asks once whether the mask is all
+    ones (``_update_linear_attn_mask``)."""
     tape, told = step.tape, Tensor(step.tokens, "int64", None)
     ones = ops.elementwise(tape, "padding.compare", (told,), step.tokens, "bool")
     every = ops.elementwise(tape, "padding.all", (ones,), 1, "bool")
@@ -76,7 +76,7 @@ def looks_for_padding(step: Step) -> None:
 
 
 def zeroed_padding(step: Step, x: Tensor) -> Tensor:
-    """The input of linear attention, zeros where tokens are padding; as it is where none are
+    """The input of linear attention or of a convolution, zeros where tokens are padding; as it is where none are
     (``apply_mask_to_padding_states``)."""
     if not step.run.has_padding:
         return x

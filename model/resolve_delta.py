@@ -1,5 +1,5 @@
-"""What linear attention has formulas for: transformers' own PyTorch code, and the kernels of packages that it takes,
-whole on one GPU or sharded by parameters."""
+"""What linear attention and short convolutions have formulas for: transformers' own PyTorch code, of linear attention
+the kernels of packages that it takes too, whole on one GPU or sharded by parameters."""
 
 from __future__ import annotations
 
@@ -24,6 +24,10 @@ SLOWER = (
     f"where {PACKAGES} is not installed; its kernels take far less time, and without checkpoints less memory: "
     f"--fused-kernels {','.join(LINEAR_KERNELS)}."
 )
+PLAIN_CONVOLUTIONS = (
+    "Short convolutions of {name} are taken as PyTorch's own, which transformers runs where the package causal-conv1d "
+    "is not installed; its kernel, which has no formulas here, is faster."
+)
 
 
 def has_linear_attention(architecture: Architecture) -> bool:
@@ -36,17 +40,37 @@ def canonical_name(kernels: str) -> str:
     return OTHER_NAMES.get(kernels.lower(), kernels.lower())
 
 
+def has_convolutions(architecture: Architecture) -> bool:
+    """Whether some layers have a short convolution in place of attention."""
+    return any(group.layer.attention.convolution is not None for group in architecture.groups)
+
+
 def check_delta(fields: Fields, architecture: Architecture) -> None:
-    """Refuse by name what linear attention is not built with, and say whose code is forecast."""
-    if not has_linear_attention(architecture):
-        return
-    values, name = fields.values, architecture.name
+    """Refuse by name what layers without scores are not built with, and say whose code is forecast."""
+    if has_linear_attention(architecture):
+        check_mixers(fields, f"the linear attention of {architecture.name}")
+        check_linear_attention(fields, architecture.name)
+    elif has_convolutions(architecture):
+        check_mixers(fields, f"the short convolutions of {architecture.name}")
+        fields.notes.append(PLAIN_CONVOLUTIONS.format(name=architecture.name))
+
+
+def check_mixers(fields: Fields, whose: str) -> None:
+    """Raise NotSupportedError where a stack runs code of its own, or an option is proven by no trace."""
+    values = fields.values
     if values["stack"] not in STACKS:
-        whose = "The training file's" if fields.origins["stack"] == "file" else "--stack"
+        asked = "The training file's" if fields.origins["stack"] == "file" else "--stack"
         raise NotSupportedError(
-            f"{whose} {values['stack']} with the linear attention of {name} is not built, as it runs code of its own; "
-            f"use --stack {', '.join(STACKS[:-1])} or {STACKS[-1]}."
+            f"{asked} {values['stack']} with {whose} is not built, as it runs code of its own; use --stack "
+            f"{', '.join(STACKS[:-1])} or {STACKS[-1]}."
         )
+    for flag, instead in unbuilt(values).items():
+        raise NotSupportedError(f"{flag} with {whose} is not built; {instead}.")
+
+
+def check_linear_attention(fields: Fields, name: str) -> None:
+    """What only packages do; raises InputError where they are missing or do not take what they are given."""
+    values = fields.values
     if values.get("attention_length") is not None:
         raise InputError(
             f"transformers keeps packed documents apart in the linear attention of {name} with {PACKAGES} only, which "
@@ -57,14 +81,12 @@ def check_delta(fields: Fields, architecture: Architecture) -> None:
             f"Kernels of {PACKAGES} take 16-bit numbers, but --precision is fp32; type --fused-kernels none, or "
             "--precision bf16-autocast."
         )
-    for flag, instead in unbuilt(values).items():
-        raise NotSupportedError(f"{flag} with the linear attention of {name} is not built; {instead}.")
     if FLA not in values["fused_kernels"]:
         fields.notes.append(SLOWER.format(name=name))
 
 
 def unbuilt(values: Mapping[str, Any]) -> dict[str, str]:
-    """Options of a run that no trace proves linear attention with, and what to type instead."""
+    """Options of a run that no trace proves these layers with, and what to type instead."""
     quantized = str(values.get("quant_method") or "")
     asked = {
         f"--pp {values['pp']}": (values["pp"] > 1, "use --pp 1 with --sharding fsdp"),

@@ -17,6 +17,8 @@ MoE): its last linear map."""
 GATED, DELTA, DELTA_JOINED = "gated", "delta", "delta-joined"
 """Kinds of attention: with an output that is multiplied by a gate which its queries' map makes beside them; linear, by
 the gated delta rule, from four maps (Qwen3.5) or from two that hold all of a key's head side by side (Qwen3-Next)."""
+CONVOLVED = "convolution"
+"""Kind of a token mixer that is no attention: a short causal convolution between two gates (LFM2)."""
 TURNED_FIRST = "turned-first"
 """Kind of attention whose queries and keys are rotated before they are normalised (HunYuan)."""
 CORRECTED = ("sigmoid-groups", "sigmoid")
@@ -185,6 +187,20 @@ class DeltaNet:
     def vector_sizes(self) -> tuple[int, ...]:
         """Parameters of each vector: bias and logarithm of the decay of every head, and the norm of its output."""
         return (self.value_heads, self.value_heads, self.value_dim)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShortConvolution:
+    """A depthwise causal convolution in place of attention, its input and its output multiplied by gates."""
+
+    channels: int
+    kernel: int
+    """Tokens that it spans."""
+
+    @property
+    def params(self) -> int:
+        """Of the convolution, which is no linear map and has no bias."""
+        return self.channels * self.kernel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

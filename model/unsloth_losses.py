@@ -17,6 +17,7 @@ from tunecast.model import primitives as ops
 from tunecast.model.context import Step
 from tunecast.model.fused_losses import Head, zeros
 from tunecast.model.linears import operands
+from tunecast.model.loss_chunks import SUMMED_IN_LOOP
 from tunecast.model.operation import SYNCHRONISATION, Kind
 from tunecast.model.tape import Grads, Tape, Tensor
 from tunecast.model.units import DTYPE_BYTES
@@ -127,7 +128,7 @@ def chunked(step: Step, x: Tensor, weight: Tensor, target: Tensor, head: Head) -
         given = ops.gemm(tape, "lm_head", (logits, cast_weight), (m, k, n), "nn")
         if to_weight is not None:
             made = ops.gemm(tape, "lm_head", (logits, part), (n, k, m), "tn")
-            tape.kernel("grad_accumulate", Kind.MEMORY, (to_weight, made), (to_weight,))
+            tape.kernel(SUMMED_IN_LOOP, Kind.MEMORY, (to_weight, made), (to_weight,))
         tape.kernel("loss.place", Kind.MEMORY, (given,), (to_x,), n_bytes=2 * given.bytes)
     return handed_on(step, loss, x, weight, to_x, to_weight)
 

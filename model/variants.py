@@ -282,6 +282,13 @@ def qwen3_next(config: Config, name: str) -> Changes:
     return {}
 
 
+def lfm2(config: Config, name: str) -> Changes:
+    """LFM2 without biases; its first configs say ``tie_embedding``, which goes before the common name."""
+    tied = config.get("tie_embedding", True)
+    refuse(config, name, conv_bias=False, tie_word_embeddings=tied)
+    return {"default_tied": tied}
+
+
 def falcon(config: Config, name: str) -> Changes:
     """Falcon 40B's few key-value heads and two norms; Falcon 7B's one key-value head and one norm."""
     refuse(config, name, alibi=False, bias=False, parallel_attn=True, hidden_dropout=0.0, attention_dropout=0.0)
@@ -309,6 +316,7 @@ VARIANTS: dict[str, Callable[[Config, str], Changes]] = {
     "gpt_neox": gpt_neox,
     "gptj": gptj,
     "hunyuan_v1_dense": hunyuan,
+    "lfm2": lfm2,
     "minimax_m2": minimax,
     "ministral": ministral,
     "ministral3": ministral3,

@@ -8,7 +8,7 @@ from typing import Any
 from tunecast.catalogs.errors import InputError
 from tunecast.model.architecture import Architecture, Attention, Layer, LayerGroup, Linear, Mlp
 from tunecast.model.run import Run
-from tunecast.model.shapes import DeltaNet, Experts, Latent
+from tunecast.model.shapes import DeltaNet, Experts, Latent, ShortConvolution
 
 
 def architecture_to_dict(architecture: Architecture) -> dict[str, Any]:
@@ -56,6 +56,8 @@ def _layer(data: dict[str, Any]) -> Layer:
     attention["sections"] = tuple(attention.get("sections", ()))
     if attention.get("delta") is not None:
         attention["delta"] = DeltaNet(**attention["delta"])
+    if attention.get("convolution") is not None:
+        attention["convolution"] = ShortConvolution(**attention["convolution"])
     if attention.get("latent") is not None:
         attention["latent"] = Latent(**attention["latent"])
     if mlp.get("experts") is not None:

@@ -31,6 +31,7 @@ SMALL = {
     "model_type": "llama", "hidden_size": HIDDEN, "intermediate_size": INNER, "num_attention_heads": HEADS,
     "num_key_value_heads": KV_HEADS, "num_hidden_layers": 3, "vocab_size": 1024, "max_position_embeddings": 4096,
 }  # fmt: skip
+CHUNKED = [{"loss_type": "liger"}, {"loss_type": "chunked_nll"}, {"stack": "unsloth"}, {"stack": "trl"}]
 MIDDLE, TOKENS, WIDTH = 1, BATCH * LENGTH, 2
 """The layer looked at, tokens of a micro-batch, and bytes of a bf16 number."""
 
@@ -156,6 +157,18 @@ def test_compiling_changes_no_product_and_saves_bytes_launches_and_memory(option
         assert total(after, "total_bytes", kind) < 0.6 * total(before, "total_bytes", kind)
     assert total(after, "total_launches", Kind.MEMORY) < 0.5 * total(before, "total_launches", Kind.MEMORY)
     assert memory_timeline(architecture, fast).allocated_bytes <= memory_timeline(architecture, plain).allocated_bytes
+
+
+@pytest.mark.parametrize("options", CHUNKED, ids=str)
+def test_compiled_losses_in_chunks_hold_one_chunks_gradient_of_the_head(options: dict[str, Any]) -> None:
+    """A table 32 times as wide as the hidden state: Liger cuts its loss into as many chunks, and Unsloth and TRL into
+    some. Compiling joins kernels within a chunk; gradients of two of them are never alive together."""
+    wide = architecture_from_config({**SMALL, "vocab_size": 32 * HIDDEN}, name="wide")
+    plain, compiled = (
+        memory_timeline(wide, resolved(wide, torch_compile=on, max_length=4 * LENGTH, **options)).allocated_bytes
+        for on in (False, True)
+    )
+    assert compiled <= 1.1 * plain
 
 
 def test_later_micro_batches_add_to_gradients_outside_the_graphs() -> None:

@@ -45,6 +45,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 256, "decoder_sparse_step": 2,
         "shared_expert_intermediate_size": 384,
     },
+    "lfm2": {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]},
 }  # fmt: skip
 """By ``model_type``: every kind of layer of the family occurs."""
 METHODS: dict[str, dict[str, Any]] = {
@@ -85,11 +86,15 @@ def test_every_later_family_is_here() -> None:
 
 
 LATENT = "glm4_moe_lite"
-"""Has maps of its own, and no formulas of eager attention."""
+"""Has no formulas of eager attention."""
 RENAMED = {
-    "q_proj,k_proj,v_proj,o_proj": "q_a_proj,q_b_proj,kv_a_proj_with_mqa,kv_b_proj,o_proj",
-    "q_proj,v_proj": "q_b_proj",
+    LATENT: {
+        "q_proj,k_proj,v_proj,o_proj": "q_a_proj,q_b_proj,kv_a_proj_with_mqa,kv_b_proj,o_proj",
+        "q_proj,v_proj": "q_b_proj",
+    },
+    "lfm2": {"q_proj,k_proj,v_proj,o_proj": "q_proj,k_proj,v_proj,in_proj,out_proj"},
 }
+"""Targets by what a family with maps of its own calls them."""
 ALWAYS = ("lora", "full")
 CASES = [
     pytest.param(name, method, marks=[] if method in ALWAYS or (place + turn) % 7 == 0 else pytest.mark.thorough)
@@ -102,9 +107,8 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "method"), CASES)
 def test_the_step_is_the_traced_step(same_as_traced: Callable[..., None], name: str, method: str) -> None:
-    options = METHODS[method]
-    if name == LATENT:
-        options = {option: RENAMED.get(value, value) for option, value in options.items()}
+    names = RENAMED.get(name, {})
+    options = {option: names.get(value, value) for option, value in METHODS[method].items()}
     same_as_traced(small(name), **options)
 
 
@@ -135,6 +139,18 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "HunYuan with as many keys as queries": ("hunyuan_v1_dense", {"head_dim": 64, "num_key_value_heads": None}),
     "Qwen2-MoE without biases": ("qwen2_moe", {"qkv_bias": False, "norm_topk_prob": True}),
     "Qwen2-MoE with dense layers": ("qwen2_moe", {"decoder_sparse_step": 1, "mlp_only_layers": [1]}),
+    "LFM2 as wide as named, not tied": (
+        "lfm2",
+        {"block_auto_adjust_ff_dim": False, "tie_embedding": False, "tie_word_embeddings": False},
+    ),
+    "LFM2 by indices, wider": (
+        "lfm2",
+        {"layer_types": None, "full_attn_idxs": [0], "block_ffn_dim_multiplier": 1.3, "block_ff_dim": 1000},
+    ),
+    "LFM2 of attention alone, over five tokens": (
+        "lfm2",
+        {"layer_types": None, "conv_L_cache": 5, "block_multiple_of": 128},
+    ),
     "OLMo 3 with as many keys as queries, tied": ("olmo3", {"num_key_value_heads": None, "tie_word_embeddings": True}),
 }
 
@@ -163,11 +179,39 @@ def test_variants_of_latent_attention_are_the_traced_ones(
     same_as_traced(small(LATENT, **changes), method="full", max_length=256, gradient_checkpointing=False)
 
 
+@pytest.mark.parametrize("changes", some_for_ci([{"padding_mask": True}, {"flash": True}]), ids=str)
+def test_convolutions_of_padded_samples_are_the_traced_ones(
+    same_as_traced: Callable[..., None], changes: dict[str, Any]
+) -> None:
+    how = {"attn_implementation": "flash_attention_2"} if changes.get("flash") else changes
+    same_as_traced(small("lfm2"), max_length=128, per_device_train_batch_size=2, **how)
+    same_as_traced(small("lfm2"), method="full", max_length=128, gradient_checkpointing=False, **how)
+
+
+OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
+    "compilation": ({"torch_compile": True}, "--torch-compile with the short convolutions of lfm2 is not built"),
+    "pipelines": ({"num_gpus": 2, "pp": 2}, "--pp 2 with the short convolutions of lfm2"),
+    "unsloth": ({"stack": "unsloth"}, "--stack unsloth with the short convolutions of lfm2"),
+    "tensor parallelism": ({"num_gpus": 2, "tp": 2}, "Tensor parallelism is built for plain heads"),
+}
+
+
+@pytest.mark.parametrize(("options", "told"), OPTIONS.values(), ids=OPTIONS)
+def test_what_no_trace_proves_of_convolutions_is_refused(options: dict[str, Any], told: str) -> None:
+    with pytest.raises(NotSupportedError, match=told):
+        resolve_run(small("lfm2"), options)
+
+
+def test_a_note_says_whose_convolutions_are_forecast() -> None:
+    assert any("causal-conv1d is not installed" in note for note in resolve_run(small("lfm2"), {}).notes)
+
+
 DEEP: dict[str, dict[str, Any]] = {
     "olmo3": {"layer_types": None},
     "ministral3": {},
     "glm4_moe": {"first_k_dense_replace": 3},
     "exaone4": {"layer_types": None},
+    "lfm2": {"layer_types": (["conv"] * 2 + BOTH[1:]) * 8},
 }
 
 
@@ -230,6 +274,15 @@ BAD: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "OLMo 3 with layers as numbers": ("olmo3", {"layer_types": [1, [2]]}, "they are a list of sliding_attention"),
     "OLMo 3 with too few layers": ("olmo3", {"layer_types": BOTH[:1]}, "has 1 layer_types for 2 layers"),
+    "LFM2 with an index beyond its layers": (
+        "lfm2",
+        {"layer_types": None, "full_attn_idxs": [3]},
+        "lists layers from 0 to 2",
+    ),
+    "LFM2 with layers of other kinds": ("lfm2", {"layer_types": BOTH}, "they are a list of conv"),
+    "LFM2 with a width as a word": ("lfm2", {"block_multiple_of": "x"}, "block_multiple_of='x'"),
+    "LFM2 with a multiplier as a word": ("lfm2", {"block_ffn_dim_multiplier": "x"}, "block_ffn_dim_multiplier='x'"),
+    "LFM2 with an adjustment as a word": ("lfm2", {"block_auto_adjust_ff_dim": "x"}, "block_auto_adjust_ff_dim='x'"),
     "OLMo 3 with a bias as a word": ("olmo3", {"attention_bias": "no"}, "attention_bias='no'"),
 }
 
@@ -245,6 +298,7 @@ UNBUILT: dict[str, tuple[str, dict[str, Any]]] = {
     "weights of experts that are not divided by their sum": ("glm4_moe", {"norm_topk_prob": False}),
     "dropped attention": ("olmo3", {"attention_dropout": 0.1}),
     "windows of every other layer": ("qwen2_moe", {"use_sliding_window": True}),
+    "convolutions with biases": ("lfm2", {"conv_bias": True}),
 }
 
 
@@ -271,7 +325,12 @@ def test_kernels_that_rotate_halves_are_left_out_of_neighbours() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "what"), [("glm4", "positions of neighbours in a head"), ("ministral3", "queries scaled by position")]
+    ("name", "what"),
+    [
+        ("glm4", "positions of neighbours in a head"),
+        ("ministral3", "queries scaled by position"),
+        ("lfm2", "short convolutions"),
+    ],
 )
 def test_litgpt_has_no_formulas_of_them(name: str, what: str) -> None:
     with pytest.raises(NotSupportedError, match=f"is not built for {what} yet; use --stack hf-peft"):
