@@ -313,6 +313,7 @@ def test_a_column_that_a_table_lacks_is_the_default_of_its_software() -> None:
     cells = {**LORA, "framework": "torchtune", **ALONE, "compute_dtype": "bf16"}
     run = one({name: cells[name] for name in cells if name not in ("optimizer", "rank", "lora_targets")}).run
     assert (run.optim, run.lora_r, "k_proj" in run.lora_target_modules) == ("adamw_torch_fused", 8, False)
+    assert run.loss_type == one({**cells, "framework": "torchtune 0.6"}).run.loss_type == "chunked_ce"
 
 
 @pytest.mark.parametrize(
