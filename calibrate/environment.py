@@ -28,6 +28,8 @@ PACKAGES = (
 )
 """Distributions whose version moves a result, by their name on the package index."""
 
+MEASURING_PACKAGES = frozenset({"torch", "transformers", "peft", "bitsandbytes", "accelerate", "pynvml"})
+"""What the extra ``calibrate`` installs, as Python imports it."""
 NVML_PACKAGES = ("nvidia-ml-py", "pynvml", "nvidia-ml-py3")
 """The three distributions that answer to ``import pynvml``: NVIDIA's own, the deprecated shim, an old fork."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,16 @@ from tunecast.calibrate.flags import record_flags
 from tunecast.calibrate.partial import Partial, prepare_folder
 from tunecast.calibrate.plan import budget, calibration_plan
 from tunecast.calibrate.record import SCHEMA, SCHEMA_VERSION, add_fitted, file_slug, read_record, utc_now, write_record
+from tunecast.calibrate.rehearsal import require_steps
 from tunecast.catalogs.errors import InputError, TunecastError
 
 PROTOCOL_VERSION = 1
 """Raised whenever a trial of the same key would measure something else: such trials do not compare."""
+
+KIND = ("op", "dtype", "pass", "kernel", "direction")
+"""Parameters of a trial that say more than how large it is."""
+DISPENSABLE = ("disk", "load", "checkpoint")
+"""Benches of the machine's disk, which a forecast has assumed rates for."""
 
 Progress = Callable[[int, int, str, float | None], None]
 """Told (trials done, trials in all, what runs now, seconds left or None) before every trial and at the end."""
@@ -72,6 +78,7 @@ def calibrate(
     if not fresh:
         partial.resume()
     partial.start()
+    require_steps(device)
     started_s = time.monotonic()
     limits = budget(hardware, mode)
     settled = device.settle(limits.settle_s)
@@ -165,24 +172,33 @@ def _run_plan(
 ) -> bool:
     """Run every trial that is not finished yet; True when time ran out before the end.
 
-    Collectives are few, short, and asked for: they are measured even then.
+    Collectives are few, short, and asked for: they are measured even then. So is the first trial of every kind, without
+    which a fit may lack a curve, but for the disk's.
     """
     clock = _Clock(started_s=time.monotonic(), spent_s={})
     tell = progress or _untold
     todo = [spec for spec in plan if spec.key not in partial.trials]
     done = len(plan) - len(todo)
     cut_short = False
+    kinds = {kind_of(trial["bench"], trial["params"]) for trial in partial.trials.values()}
     for index, spec in enumerate(todo):
         late = limit_s is not None and clock.elapsed_s() > limit_s
-        if late and spec.bench != "collective":
+        known = spec.bench in DISPENSABLE or kind_of(spec.bench, spec.params) in kinds
+        if late and known and spec.bench != "collective":
             cut_short = True
             continue
         tell(done + index, len(plan), label(spec), clock.left_s(todo[index:]))
         before_s = clock.elapsed_s()
         partial.add(spec.key, trial_entry(spec, _run_one(device, spec)))
+        kinds.add(kind_of(spec.bench, spec.params))
         clock.note(spec.bench, clock.elapsed_s() - before_s)
     tell(len(plan), len(plan), "done", 0.0)
     return cut_short
+
+
+def kind_of(bench: str, params: Mapping[str, Any]) -> tuple[str, ...]:
+    """Trials of a kind differ in size alone, and serve one curve."""
+    return (bench, *(str(params.get(name)) for name in KIND))
 
 
 def _run_one(device: Device, spec: TrialSpec) -> TrialResult:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from evidence import HeldOut, options_of, runs_for
 
 from tunecast.calibrate.record import write_text
+from tunecast.calibrate.rehearsal import rehearse
 from tunecast.catalogs.errors import DeviceError, TunecastError
 from tunecast.model.units import GIB, gib
 
@@ -179,31 +180,6 @@ def calibrate(device: Device, out: Path, mode: str) -> int:
 
     runner.calibrate(device, mode=mode, out_dir=out, fit=False, num_gpus=1, progress=progress)
     return 0
-
-
-REHEARSED = ("lora", "qlora", "full")
-"""Methods of which one tiny step is taken before anything is measured."""
-
-
-def rehearse(device: Device) -> str | None:
-    """Why a step of a tiny model does not run here; None when those of every method do.
-
-    A package that does not fit the others fails every run alike, and each would be written as measured.
-    """
-    from tunecast.calibrate.measure import step_spec
-    from tunecast.calibrate.plan import step_architecture, training_dtype
-    from tunecast.calibrate.plan_tables import W576
-    from tunecast.model.resolve import resolve_run
-
-    architecture = step_architecture(W576, depth=1, vocab=1024)
-    has_bf16 = training_dtype(device.hardware()) == "bf16"
-    for method in REHEARSED:
-        run = resolve_run(architecture, {"method": method, "max_length": 64}, gpu_has_bf16=has_bf16).run
-        result = device.run(step_spec(architecture, run, steps=1, warmup=1))
-        if result.outcome != "ok":
-            why = " ".join(result.message.split()) or result.outcome
-            return f"A tiny {method} step does not run on {device.id} ({why}); mend that, then type the same again."
-    return None
 
 
 def quiet() -> None:

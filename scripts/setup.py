@@ -2,9 +2,10 @@
 
 torch first, because everything else follows from it:
 
-* the Python that runs this has a working torch: the environment sees it (system site packages) and
-  pip is told never to replace it;
-* an NVIDIA GPU but no torch: the index's own build, whatever its version;
+* the Python that runs this has a working torch, new enough for transformers and able to use the GPU if there is one:
+  the environment sees it (system site packages) and pip is told never to replace it;
+* an NVIDIA GPU but no such torch: the index's own build, or where that does not run with the driver, one for CUDA
+  12.6;
 * neither: the CPU build pinned in constraints.txt.
 
 Does nothing when pyproject.toml, constraints.txt and the interpreter are those of the last time; a change of
@@ -29,6 +30,10 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 STAMP = VENV / "tunecast-setup"
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+TORCH_OLDER_CUDA_INDEX = "https://download.pytorch.org/whl/cu126"
+"""Builds for drivers older than 580, and for cards older than Turing."""
+OLDEST_TORCH = (2, 6)
+"""What transformers 5.23 works with (``utils/import_utils.py``, ``is_torch_available``)."""
 
 
 def say(text: str) -> None:
@@ -43,11 +48,20 @@ def pip(*arguments: str) -> None:
         sys.exit(f"[setup] failed: {' '.join(command)}")
 
 
-def torch_version(python: str | Path) -> str | None:
-    """The version of a torch that imports and computes, or None."""
-    code = "import torch; torch.zeros(2).add_(1); print(torch.__version__)"
+def torch_version(python: str | Path, device: str = "cpu") -> str | None:
+    """The version of a torch that imports and computes on a device (``cpu`` or ``cuda``), or None."""
+    code = f"import torch; torch.zeros(2, device={device!r}).add_(1).tolist(); print(torch.__version__)"
     done = subprocess.run([str(python), "-c", code], capture_output=True, text=True, check=False)
     return done.stdout.strip().splitlines()[-1] if done.returncode == 0 else None
+
+
+def torch_to_keep(python: str | Path) -> str | None:
+    """The version of a torch that is new enough and uses the GPU that this machine has; None where there is none."""
+    device = "cuda" if has_nvidia_gpu() else "cpu"
+    found = torch_version(python, device)
+    if found is None or tuple(int(part) for part in found.split(".")[:2]) < OLDEST_TORCH:
+        return None
+    return found
 
 
 def has_nvidia_gpu() -> bool:
@@ -115,8 +129,16 @@ def install(kept_torch: str | None) -> None:
     if kept_torch:
         say(f"keeping this Python's torch {kept_torch}")
     elif has_nvidia_gpu():
-        say("NVIDIA GPU without torch: installing the index's torch")
+        say("NVIDIA GPU without a torch that uses it: installing the index's torch")
         pip("torch")
+        if torch_version(PYTHON, "cuda") is None:
+            say("it does not run with this driver or card: installing torch for CUDA 12.6")
+            pip("--force-reinstall", "--index-url", TORCH_OLDER_CUDA_INDEX, "torch")
+        if torch_version(PYTHON, "cuda") is None:
+            sys.exit(
+                "[setup] no torch of the index uses this GPU; https://pytorch.org/get-started/locally has the command "
+                "for this machine, after which the same set-up keeps what it installed"
+            )
     else:
         say("no GPU: installing the pinned CPU torch")
         pip("-c", "constraints.txt", *cpu_index(), "torch")
@@ -134,7 +156,7 @@ def main() -> None:
     have = STAMP.read_text().split() if STAMP.exists() else []
     if have == want:
         return
-    kept_torch = torch_version(sys.executable)
+    kept_torch = torch_to_keep(sys.executable)
     if have[:1] != want[:1]:
         say(f"making {VENV} with Python {sys.version.split()[0]} (once; takes minutes)")
         venv.create(VENV, clear=True, with_pip=True, system_site_packages=kept_torch is not None)

@@ -42,3 +42,40 @@ def test_a_python_inside_it_is_refused_before_anything_is_cleared(project: Path)
     assert done.returncode != 0
     assert "name the Python to make it from" in done.stderr
     assert (project / ".venv" / "pyvenv.cfg").exists()
+
+
+TORCH = """
+__version__ = {version!r}
+
+class zeros:
+    def __init__(self, size, device):
+        if device == "cuda" and not {uses_gpu!r}:
+            raise RuntimeError("no kernel image is available for execution on the device")
+
+    def add_(self, other):
+        return self
+
+    def tolist(self):
+        return []
+"""
+
+
+@pytest.mark.parametrize(
+    ("version", "uses_gpu", "has_gpu", "kept"),
+    [
+        ("2.8.0+cu128", True, True, True),
+        ("2.13.0+cu130", False, True, False),  # a driver that is too old, or a build without CUDA
+        ("2.13.0+cpu", False, False, True),
+        ("2.4.1+cu124", True, True, False),  # transformers works with none older than 2.6
+    ],
+)
+def test_a_torch_is_kept_if_transformers_and_the_gpu_work_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, uses_gpu: bool, has_gpu: bool, kept: bool
+) -> None:
+    monkeypatch.syspath_prepend(SCRIPTS)
+    import setup as script
+
+    (tmp_path / "torch.py").write_text(TORCH.format(version=version, uses_gpu=uses_gpu), encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(script, "has_nvidia_gpu", lambda: has_gpu)
+    assert script.torch_to_keep(sys.executable) == (version if kept else None)

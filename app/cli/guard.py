@@ -12,13 +12,12 @@ from typing import Any, NoReturn
 
 import typer
 
+from tunecast.calibrate.environment import MEASURING_PACKAGES
 from tunecast.catalogs.errors import TunecastError
 
 RUNTIME_FAILURE = 1
 THE_ANSWER_IS_NO = 3
 INTERRUPTED = 130
-MEASURING_PACKAGES = {"torch", "transformers", "peft", "bitsandbytes", "accelerate", "pynvml"}
-"""What the extra ``calibrate`` installs."""
 INSTALL_COMMAND = "pip install 'tunecast[calibrate]'"
 
 

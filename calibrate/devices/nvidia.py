@@ -23,11 +23,13 @@ from tunecast.calibrate.devices.other_work import OtherWork
 from tunecast.calibrate.devices.settle import SettleRule
 from tunecast.catalogs.errors import DeviceError, InputError, NotSupportedError
 
-__all__ = ["CudaDeviceName", "NvidiaDevice", "list_cuda_devices", "open_nvidia"]
+__all__ = ["CudaDeviceName", "NvidiaDevice", "list_cuda_devices", "open_nvidia", "unusable_gpu"]
 
 HOST_THREADS = 1
 """Threads of the host that launch kernels."""
 TORCH_HELP = "https://pytorch.org/get-started/locally has the command for this machine"
+OLDER_CUDA = "pip install torch --index-url https://download.pytorch.org/whl/cu126"
+"""Builds for CUDA 12.6: the last that have kernels for Volta and Pascal, and that run with drivers older than 580."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +51,32 @@ def list_cuda_devices(torch: Any = None) -> list[CudaDeviceName]:
         return []
     found = []
     for index in range(torch.cuda.device_count()):
-        properties = torch.cuda.get_device_properties(index)
+        properties = _asked(torch.cuda.get_device_properties, index)
         found.append(CudaDeviceName(id=f"cuda:{index}", name=properties.name, memory_bytes=properties.total_memory))
     return found
+
+
+def unusable_gpu(torch: Any = None, pynvml: Any = None) -> str | None:
+    """Which NVIDIA GPU is here that torch cannot use, why, and what to type; None where there is none, or none is seen.
+
+    For callers that found no CUDA device. Arguments are for tests.
+    """
+    try:
+        with Nvml.start(pynvml) as nvml:
+            names = [name for board in nvml.boards() if (name := NvmlCard(nvml, board).name)]
+    except DeviceError:
+        return None
+    if not names or os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        return None
+    here = f"This machine has a GPU ({names[0]})"
+    if torch is None:
+        if importlib.util.find_spec("torch") is None:
+            return f"{here}, but torch is not installed: pip install 'tunecast[calibrate]'"
+        torch = importlib.import_module("torch")
+    if not torch.version.cuda:
+        return f"{here}, but this torch ({torch.__version__}) is built without CUDA: {TORCH_HELP}"
+    said = _is_available(torch)[1] or "it does not say why; check `nvidia-smi`"
+    return f"{here}, but torch {torch.__version__} cannot use it: {said} For an older driver: {OLDER_CUDA}"
 
 
 def open_nvidia(
@@ -77,8 +102,10 @@ def open_nvidia(
     try:
         _require_device(torch, index, why_not)
         before = occupations(nvml) if nvml and not holds_context(torch, index) else {}
-        torch.cuda.set_device(index)
-        card = find_card(nvml, card_address(torch.cuda.get_device_properties(index), index)) if nvml else None
+        _asked(torch.cuda.set_device, index)
+        properties = _asked(torch.cuda.get_device_properties, index)
+        _require_kernels(torch, index, properties)
+        card = find_card(nvml, card_address(properties, index)) if nvml else None
         return NvidiaDevice(
             torch,
             index,
@@ -149,6 +176,39 @@ def _require_device(torch: Any, index: int, why_no_nvml: NvmlUnavailableError | 
         limited = f" (CUDA_VISIBLE_DEVICES={visible})" if visible is not None else ""
         known = ", ".join(f"cuda:{i}" for i in range(count))
         raise DeviceError(f"cuda:{index} was asked for, but torch sees only {known}{limited}.")
+
+
+def _asked(function: Callable[[int], Any], index: int) -> Any:
+    """What torch answers of a device; raises DeviceError where CUDA cannot start on it."""
+    try:
+        return function(index)
+    except RuntimeError as error:
+        said = " ".join(str(error).split("\n")[0].split())
+        raise DeviceError(
+            f"cuda:{index} cannot be opened ({said}): `nvidia-smi` shows who holds its memory, or whether it takes one "
+            "process alone."
+        ) from error
+
+
+def _require_kernels(torch: Any, index: int, properties: Any) -> None:
+    """Raise DeviceError where torch was built without kernels for a GPU as old as this.
+
+    A binary of a generation runs on its later cards; of older generations nothing is made (CUDA's C++ Programming
+    Guide, binary compatibility; PyTorch's wheels carry no intermediate code for them).
+    """
+    built = [int(name.removeprefix("sm_").rstrip("af")) for name in _architectures(torch) if name.startswith("sm_")]
+    own = 10 * properties.major + properties.minor
+    if built and own < min(built):
+        raise DeviceError(
+            f"cuda:{index} is a {properties.name} of compute capability {properties.major}.{properties.minor}, but "
+            f"torch {torch.__version__} has kernels from {min(built) // 10}.{min(built) % 10} on; type: {OLDER_CUDA}"
+        )
+
+
+def _architectures(torch: Any) -> list[str]:
+    """What torch was built for (``sm_90``); empty where it does not tell."""
+    listed = getattr(torch.cuda, "get_arch_list", None)
+    return list(listed()) if listed is not None else []
 
 
 def card_address(properties: Any, index: int) -> CardAddress:

@@ -22,7 +22,7 @@ from tunecast.calibrate.devices.other_work import OtherWork
 from tunecast.calibrate.devices.pcie_watch import PcieWatch
 from tunecast.calibrate.devices.protocol import Hardware, Sensors, TrialResult, TrialSpec
 from tunecast.calibrate.devices.settle import SettleRule, matrix_work, settle
-from tunecast.calibrate.environment import host_facts, in_container, software_versions
+from tunecast.calibrate.environment import MEASURING_PACKAGES, host_facts, in_container, software_versions
 from tunecast.calibrate.flags import THROTTLE_FLAGS
 from tunecast.catalogs.errors import DeviceError, TunecastError
 
@@ -206,6 +206,10 @@ class NvidiaDevice:
             result = self._runner(spec, self.backend)
         except TunecastError:
             raise
+        except ModuleNotFoundError as error:
+            if error.name is not None and error.name.split(".")[0] in MEASURING_PACKAGES:
+                raise  # every trial would fail alike
+            result = TrialResult(outcome="error", message=f"{type(error).__name__}: {exception_text(error)}")
         except Exception as error:  # Whatever the libraries raise is an outcome of the trial and is recorded.
             outcome = "oom" if self.backend.is_oom(error) else "error"
             result = TrialResult(outcome=outcome, message=f"{type(error).__name__}: {exception_text(error)}")

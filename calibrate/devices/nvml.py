@@ -144,11 +144,17 @@ class Nvml(AbstractContextManager["Nvml"]):
             return None
         try:
             return function(*args)
-        except self._module.NVMLError as error:
+        except (self._module.NVMLError, self._mismatch()) as error:
             translated = on_error(error, name)
             if translated is not None:
                 raise translated from error
             return None
+
+    def _mismatch(self) -> type[Exception]:
+        """What is raised of a function that an old driver's library lacks: no NVMLError (pynvml.py,
+        ``throwOnVersionMismatch``)."""
+        found: type[Exception] = getattr(self._module, "NVMLLibraryMismatchError", self._module.NVMLError)
+        return found
 
     def boards(self) -> Iterator[Any]:
         """Handles of the physical GPUs of this machine, in PCI order (which is not CUDA's order)."""

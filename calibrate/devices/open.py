@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tunecast.calibrate.devices.protocol import Device
-from tunecast.catalogs.errors import InputError
+from tunecast.catalogs.errors import DeviceError, InputError
 
 KNOWN_NAMES = "cuda:0 (a GPU of this machine), cpu, or mock:<gpu-id>"
 
@@ -35,8 +35,13 @@ def open_device(name: str, *, ignore_memory: bool = False) -> Device:
 
 
 def default_device_name() -> str:
-    """The first GPU that torch can use, else this CPU."""
-    from tunecast.calibrate.devices.nvidia import list_cuda_devices
+    """The first GPU that torch can use, else this CPU; raises DeviceError where one is there that torch cannot use."""
+    from tunecast.calibrate.devices.nvidia import list_cuda_devices, unusable_gpu
 
     found = list_cuda_devices()
-    return found[0].id if found else "cpu"
+    if found:
+        return found[0].id
+    unusable = unusable_gpu()
+    if unusable is not None:
+        raise DeviceError(f"{unusable}; or type --device cpu to measure this processor in its place.")
+    return "cpu"

@@ -55,16 +55,20 @@ class OtherWork:
         """`threads` are those that the measurement computes with; `cpus` and `read` are for tests."""
         self._free = max((cpus or len(processors())) - threads, 0)
         self._read = read
+        self._first = self._now()
+
+    def _now(self) -> Reading | None:
+        """A reading; None where there is none to be had, which stops no measurement."""
         try:
-            self._first: Reading | None = read()
-        except (ImportError, OSError):
-            self._first = None
+            return self._read()
+        except Exception:  # psutil's errors are no OSError, and counters of a container may be forbidden
+            return None
 
     def busy_cpus(self) -> float | None:
         """Processors that others kept busy on average; None where that is not known."""
-        if self._first is None:
+        now = self._now()
+        if self._first is None or now is None:
             return None
-        now = self._read()
         clock_s, busy_s, own_s = (later - before for later, before in zip(now, self._first, strict=True))
         return max(busy_s - own_s, 0.0) / clock_s if clock_s >= SHORTEST_S else None
 

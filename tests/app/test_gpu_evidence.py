@@ -21,6 +21,7 @@ from scripted_device import ScriptedDevice, fine, with_hardware
 from shared_traces import SOURCE
 
 import tunecast
+from tunecast.calibrate import rehearsal
 from tunecast.calibrate.devices.protocol import TrialResult, TrialSpec
 from tunecast.model.architectures import load_architecture
 from tunecast.model.resolve import resolve_run
@@ -190,9 +191,9 @@ def test_a_machine_on_which_tiny_steps_run_is_measured(
     monkeypatch.setattr(sys, "argv", ["x", "measure", "--out", str(tmp_path), "--device", "cuda:0", "--runs", run.name])
     assert worker.main() == 0
     assert written(tmp_path / "runs") == {run.name: "ok"}
-    assert len(works.asked) == len(worker.REHEARSED) + 1
+    assert len(works.asked) == len(rehearsal.REHEARSED) + 1
     assert worker.main() == 0, "nothing is left, so nothing is rehearsed"
-    assert len(works.asked) == len(worker.REHEARSED) + 1
+    assert len(works.asked) == len(rehearsal.REHEARSED) + 1
 
 
 # The parent, over processes that do what they should not

@@ -1,6 +1,8 @@
 """The calibration from plan to record, on a device that answers from a script."""
 
 import json
+from collections import Counter
+from dataclasses import asdict
 
 import pytest
 from scripted_device import HARDWARE, ScriptedDevice, fine, with_hardware
@@ -198,9 +200,34 @@ def test_the_budget_ends_the_plan_and_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(runner.time, "monotonic", clock)
     device = ScriptedDevice(slow)
     record = read_record(calibrated(device, tmp_path))
-    assert len(device.asked) == 12
-    assert len(record["trials"]) == 12
+    planned = [kind(asdict(spec)) for spec in runner.calibration_plan(device.hardware())]
+    missing = {each for each in planned if each[0] not in runner.DISPENSABLE} - set(planned[:12])
+    assert [kind(trial) for trial in record["trials"]][:12] == planned[:12]
+    assert Counter(kind(trial) for trial in record["trials"][12:]) == dict.fromkeys(missing, 1)
+    assert len(device.asked) == len(record["trials"])
     assert record["flags"] == ["cut_short"]
+
+
+def test_a_gpu_on_which_no_tiny_step_runs_is_not_measured(tmp_path):
+    """Packages that do not fit each other fail every step alike: a record of errors is of no use to anybody."""
+
+    def broken(spec):
+        return (
+            TrialResult(outcome="error", message="RuntimeError: no bitsandbytes")
+            if spec.bench == "step"
+            else fine(spec)
+        )
+
+    device = ScriptedDevice(broken, hardware=with_hardware(device="cuda:0", gpu="l40s-48gb", compute_capability="8.9"))
+    with pytest.raises(DeviceError, match=r"A tiny lora step does not run on cuda:0 \(RuntimeError: no bitsandbytes\)"):
+        calibrated(device, tmp_path)
+    assert len(device.asked) == 1
+    assert not list(tmp_path.glob("*.json"))
+
+
+def kind(trial):
+    """What a trial measures, whatever its size."""
+    return runner.kind_of(trial["bench"], trial["params"])
 
 
 def test_collectives_are_measured_when_the_budget_has_ended(tmp_path, monkeypatch):
@@ -215,7 +242,7 @@ def test_collectives_are_measured_when_the_budget_has_ended(tmp_path, monkeypatc
     record = read_record(calibrated(ScriptedDevice(slow), tmp_path, num_gpus=2))
     benches = [trial["bench"] for trial in record["trials"]]
     assert benches.count("collective") == 9
-    assert len(benches) == 12 + 9
+    assert benches[-9:] == ["collective"] * 9
     assert record["flags"] == ["cut_short"]
 
 

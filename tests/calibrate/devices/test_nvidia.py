@@ -14,6 +14,7 @@ from tunecast.calibrate.devices import nvidia
 from tunecast.calibrate.devices.nvidia import list_cuda_devices, open_nvidia
 from tunecast.calibrate.devices.nvidia_device import NvidiaDevice
 from tunecast.calibrate.devices.nvml import NvmlPackageError
+from tunecast.calibrate.devices.open import default_device_name
 from tunecast.calibrate.devices.protocol import Device, TrialResult, TrialSpec
 from tunecast.calibrate.devices.settle import SettleRule
 from tunecast.catalogs.errors import DeviceError, InputError, NotSupportedError
@@ -177,6 +178,59 @@ def test_list_names_each_device(machine):
     ]
     assert devices[0].memory_bytes == 85_097_971_712
     assert isinstance(list_cuda_devices(), list)
+
+
+def test_a_gpu_that_torch_cannot_use_is_never_left_for_the_processor(machine, monkeypatch):
+    """A driver older than torch's CUDA, or a torch built without it: a user who rented a GPU wants neither."""
+    fake, healthy = machine("no_driver"), machine("healthy")
+    told = nvidia.unusable_gpu(fake.torch, healthy.pynvml)
+    assert told.startswith("This machine has a GPU (NVIDIA A100-SXM4-80GB), but torch 2.11.0+cu130 cannot use it: ")
+    assert "Found no NVIDIA driver" in told
+    assert "whl/cu126" in told
+    plain = SimpleNamespace(__version__="2.13.0+cpu", version=SimpleNamespace(cuda=None, hip=None))
+    assert "(2.13.0+cpu) is built without CUDA" in nvidia.unusable_gpu(plain, healthy.pynvml)
+    monkeypatch.setattr(nvidia, "list_cuda_devices", list)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert nvidia.unusable_gpu(fake.torch, healthy.pynvml) is None, "hidden on purpose"
+    monkeypatch.setattr(nvidia, "unusable_gpu", lambda: told)
+    with pytest.raises(DeviceError, match="or type --device cpu to measure this processor in its place"):
+        default_device_name()
+
+
+def test_without_a_gpu_or_its_driver_the_processor_is_the_default(machine, monkeypatch):
+    monkeypatch.setattr(nvidia, "list_cuda_devices", list)
+    assert nvidia.unusable_gpu(machine("no_driver").torch, machine("no_library").pynvml) is None
+
+
+def test_a_card_too_old_for_this_torch_is_said_before_anything_runs(machine):
+    fake = machine("healthy")
+    fake.torch.cuda.get_arch_list = lambda: ["sm_100", "sm_120a", "sm_90"]
+    with pytest.raises(DeviceError, match=r"of compute capability 8\.0, but torch .* has kernels from 9\.0 on.*126"):
+        open_nvidia("cuda:0", torch=fake.torch, pynvml=fake.pynvml)
+    fake.torch.cuda.get_arch_list = lambda: ["sm_75", "sm_80", "compute_90"]
+    open_nvidia("cuda:0", torch=fake.torch, pynvml=fake.pynvml, torch_device="cpu").close()
+
+
+def test_a_context_that_cannot_start_is_one_sentence(machine):
+    fake = machine("healthy")
+
+    def refuse(_index):
+        raise RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported")
+
+    fake.torch.cuda.set_device = fake.torch.cuda.get_device_properties = refuse
+    with pytest.raises(DeviceError, match=r"cuda:0 cannot be opened \(CUDA error: out of memory\): `nvidia-smi`"):
+        open_nvidia("cuda:0", torch=fake.torch, pynvml=fake.pynvml)
+    with pytest.raises(DeviceError, match="cuda:0 cannot be opened"):
+        list_cuda_devices(fake.torch)
+
+
+@pytest.mark.parametrize("package", ["peft", "bitsandbytes.nn"])
+def test_a_package_that_every_step_needs_ends_the_calibration(machine, opened, package):
+    device = opened(machine("healthy"), runner=failing(ModuleNotFoundError("No module", name=package)))
+    with pytest.raises(ModuleNotFoundError):
+        device.run(GEMM)
+    other = opened(machine("healthy"), runner=failing(ModuleNotFoundError("No module", name="causal_conv1d")))
+    assert other.run(GEMM).outcome == "error"
 
 
 @pytest.mark.parametrize("prefix", ["", "GPU-"])

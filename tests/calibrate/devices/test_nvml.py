@@ -23,7 +23,14 @@ from tunecast.calibrate.devices.nvml import (
     package_advice,
     translate,
 )
-from tunecast.calibrate.devices.nvml_card import CardAddress, NvmlCard, find_card, other_processes, own_nvml_pid
+from tunecast.calibrate.devices.nvml_card import (
+    CardAddress,
+    NvmlCard,
+    find_card,
+    occupations,
+    other_processes,
+    own_nvml_pid,
+)
 from tunecast.calibrate.devices.pcie_watch import PcieWatch
 from tunecast.catalogs.errors import DeviceError
 
@@ -189,6 +196,22 @@ def test_a_call_with_wrong_arguments_fails_as_on_hardware(machine):
 
 
 # -- finding the card ------------------------------------------------------------------------------------------
+
+
+def test_what_an_old_drivers_library_lacks_is_a_reading_less(machine):
+    """nvidia-ml-py 13 raises an error that is no NVMLError for functions of a later version than the driver's."""
+    fake = machine("healthy")
+
+    class MismatchError(Exception):
+        pass
+
+    def lacks(_handle):
+        raise MismatchError("Unversioned function called and the pyNVML version does not match the NVML lib version")
+
+    fake.pynvml.NVMLLibraryMismatchError = MismatchError
+    fake.pynvml.nvmlDeviceGetComputeRunningProcesses = lacks
+    with Nvml.start(fake.pynvml) as nvml:
+        assert all(found.pids is None for found in occupations(nvml).values())
 
 
 def test_card_is_found_by_uuid_whatever_its_index(machine):

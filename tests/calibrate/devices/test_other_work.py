@@ -41,6 +41,15 @@ def test_without_what_counts_nothing_is_said() -> None:
     assert OtherWork(threads=1, read=fails).flags() == ()
 
 
+def test_a_reading_that_fails_at_the_end_says_nothing_and_ends_nothing() -> None:
+    readings = iter([Reading(5.0, 700.0, 30.0)])
+
+    def fails_later() -> Reading:
+        return next(readings)  # StopIteration, as unforeseen as psutil's own errors
+
+    assert OtherWork(threads=1, read=fails_later).flags() == ()
+
+
 def compute(until: float) -> None:
     while time.monotonic() < until:
         sum(range(10_000))
