@@ -94,7 +94,7 @@ def check_sizes(options: Mapping[str, Any]) -> None:
         if value is None:
             continue
         if name in WHOLE and value > WHOLE[name]:
-            raise InputError(f"{_flag(name)} is {value:g}, beyond {WHOLE[name]:,}, the most that is forecast.")
+            raise InputError(f"{_flag(name)} is {value:,.10g}, beyond {WHOLE[name]:,}, the most that is forecast.")
         least, most = REAL.get(name, (value, value))
         if not least <= value <= most and value > 0:
             raise InputError(f"{_flag(name)} is {value:g}, which is not between {least:g} and {most:,.0f}.")
@@ -113,7 +113,7 @@ def check_words(options: Mapping[str, Any]) -> None:
 def at_most(flag: str, value: float, most: float) -> float:
     """`value`, unless it is beyond `most`."""
     if value > most:
-        raise InputError(f"{flag} is {value:g}, beyond {most:,.0f}, the most that is forecast.")
+        raise InputError(f"{flag} is {value:,.10g}, beyond {most:,.0f}, the most that is forecast.")
     return value
 
 

@@ -113,12 +113,18 @@ def datasheet_factors(gpu: Gpu, beliefs: Mapping[str, Any], run: Run | None = No
     link = link_bytes_per_s(gpu)
     factors = {} if link is None else {"link_bytes_per_s": exact_factor(link, "B/s", "datasheet")}
     latency = beliefs["link_latency_s"]
-    seen = run is None or run.num_gpus <= latency.get("seen_gpus", math.inf)
-    spread = interval(float(latency["value"]), 0.0 if seen else float(latency["log_sd"]))
+    spread = interval(float(latency["value"]), float(latency["log_sd"]) * unseen_share(run, latency))
     factors["link_latency_s"] = Factor(**spread, unit="s", origin="assumed")
     if _runs_own_kernels(gpu, run):
         curves |= {**between_kernels(curves), **as_sdpa(curves, NATIVE)}
     return FactorSet(gpu=gpu.id, curves=curves, factors=factors, step_log_sd=0.0)
+
+
+def unseen_share(run: Run | None, latency: Mapping[str, Any]) -> float:
+    """Share of the doubt about a link's latency: none up to as many GPUs as published runs have, all of it from twice
+    as many on, in between with the logarithm of their number."""
+    seen = latency.get("seen_gpus", math.inf)
+    return 0.0 if run is None or run.num_gpus <= seen else min(math.log2(run.num_gpus / seen), 1.0)
 
 
 def _runs_own_kernels(gpu: Gpu, run: Run | None) -> bool:

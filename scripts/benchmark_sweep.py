@@ -11,6 +11,7 @@ import argparse
 import gc
 import os
 import platform
+import resource
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -21,6 +22,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+TARGET_S = 10.0
+"""What a million combinations should take on two quiet cores."""
 MODEL = "meta-llama/Llama-3.1-8B"
 METHODS = ("lora", "qlora")
 LENGTHS = (1024, 4096)
@@ -101,7 +104,12 @@ def main() -> None:
         sizes = list(pool.map(screen_part, parts))
     spent_s = time.perf_counter() - start_s
     count, fitting = (sum(column) for column in zip(*sizes, strict=True))
-    told = f"{count:,} combinations ({fitting:,} fit) in {spent_s:.2f} s, {processes} processes, imports included"
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu_s = used.ru_utime + used.ru_stime
+    told = (
+        f"{count:,} combinations ({fitting:,} fit) in {spent_s:.2f} s ({cpu_s:.1f} s of processor time), {processes} "
+        f"processes, imports included; the target is {TARGET_S:.0f} s"
+    )
     print(told)
     if arguments.out is not None:
         arguments.out.write_text(page(told, load), encoding="utf-8")

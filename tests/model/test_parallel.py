@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable
@@ -450,3 +451,16 @@ def total(architecture: Architecture, run: Run) -> Counter[str]:
         if each.name in COPIES:
             found[each.name] += round(each.total_bytes)
     return found
+
+
+def test_doubt_about_links_grows_from_as_many_gpus_as_were_seen() -> None:
+    """A fast end that falls where GPUs are added would be a step of the doubt, not of the machine."""
+    (card,), qwen = resolve_targets(["a10g-24gb"], {}), load_architecture("Qwen/Qwen2.5-0.5B")
+    asked = {"sharding": "fsdp", "method": "full", "max_length": 512, "internode_gbps": 400.0}
+    widths, fast = [], []
+    for gpus in (128, 136, 160, 192, 256):
+        step = forecast(Question(architecture=qwen, options={**asked, "num_gpus": gpus}), card).step_time_s
+        widths.append(step.high / step.low)
+        fast.append(step.low)
+    assert widths == sorted(widths)
+    assert min(later / earlier for earlier, later in itertools.pairwise(fast)) > 0.95
