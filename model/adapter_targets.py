@@ -9,17 +9,18 @@ from tunecast.model.architecture import Architecture
 from tunecast.model.joined import is_joined, joined_names
 from tunecast.model.litgpt import is_litgpt
 from tunecast.model.peft_targets import LINEAR_MODULES
-from tunecast.model.resolve_adapters import todays_name
+from tunecast.model.resolve_adapters import refuse_input_maker, todays_name
 from tunecast.model.resolve_experts import renamed_targets, stacked_targets
 from tunecast.model.resolve_litgpt import adapted_parts, litgpt_targets
 from tunecast.model.root_modules import root_modules
 
 
 def adaptable_modules(architecture: Architecture) -> tuple[str, ...]:
-    """Linear maps an adapter may sit on: every one in the layers, not the head, as PEFT's ``all-linear``."""
+    """Linear maps an adapter may sit on: all of them, in the layers or not, but the head, as PEFT's ``all-linear``."""
     if is_litgpt(architecture):
         return adapted_parts(architecture)
-    names = dict.fromkeys(linear.name for group in architecture.groups for linear in group.layer.linears)
+    inner = (linear for group in architecture.groups for linear in group.layer.linears)
+    names = dict.fromkeys(linear.name for linear in (*architecture.root_linears, *inner))
     stacked = renamed_targets(architecture)
     return (*(name for name in names if name not in stacked), *dict.fromkeys(stacked.values()))
 
@@ -54,6 +55,7 @@ def target_modules(architecture: Architecture, asked: Any) -> tuple[str, ...]:
     if is_joined(architecture):
         names = joined_names(names, architecture.groups[0].layer)
     names = stacked_targets(architecture, [todays_name(architecture, name) for name in names])
+    refuse_input_maker(architecture, names, "--lora-target-modules")
     every = (architecture.embedding_module, *known, architecture.head_module)
     if "all-linear" in names and set(names) <= {"all-linear", *root_modules(architecture)}:
         names = [*(name for name in names if name != "all-linear"), *known]

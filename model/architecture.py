@@ -10,28 +10,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from tunecast.model.shapes import BESIDE, DeltaNet, Experts, Latent, ShortConvolution
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Linear:
-    """One affine map of a layer, named as the module that the real code has."""
-
-    name: str
-    """Last part of the Hugging Face module name, for example ``q_proj``."""
-    in_features: int
-    out_features: int
-    bias: bool = False
-
-    @property
-    def weight_params(self) -> int:
-        """Parameters of the weight, without the bias."""
-        return self.in_features * self.out_features
-
-    @property
-    def params(self) -> int:
-        """Parameters of weight and bias."""
-        return self.weight_params + (self.out_features if self.bias else 0)
+from tunecast.model.shapes import (
+    BESIDE,
+    OWN,
+    REUSED,
+    REUSED_LAST,
+    DeltaNet,
+    Experts,
+    Latent,
+    LayerInputs,
+    ShortConvolution,
+    norm_tensors,
+)
+from tunecast.model.shapes import Linear as Linear
+from tunecast.model.shapes import RootTensor as RootTensor
+from tunecast.model.shapes import has_bias as has_bias
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +82,8 @@ class Attention:
     """Angles of the rotary table that are those of a token's row and of its column in an image (Qwen3.5)."""
     sections_joined: bool = False
     """Whether a table is joined of these parts, not made whole and written over (Qwen2-VL)."""
+    keys: str = OWN
+    """Whose keys and values it attends to: see ``shapes.OWN``."""
     parts: tuple[tuple[str, int], ...] = ()
     """Names and widths of what the first map makes at once, where adapters sit on these parts (LitGPT)."""
 
@@ -107,9 +102,14 @@ class Attention:
         return () if self.delta is None else (self.delta.convolution_params,)
 
     @property
+    def reuses_keys(self) -> bool:
+        """Whether keys and values are those of an earlier layer."""
+        return self.keys in (REUSED, REUSED_LAST)
+
+    @property
     def fused(self) -> bool:
         """Whether queries, keys and values come from one linear map (Phi-3)."""
-        return len(self.linears) == 2
+        return len(self.linears) == 2 and not self.reuses_keys
 
     @property
     def qk_norm_sizes(self) -> tuple[int, ...]:
@@ -122,6 +122,8 @@ class Attention:
             return self.latent.norm_sizes
         if not self.qk_norm:
             return ()
+        if self.reuses_keys:
+            return (self.head_dim,)
         if self.qk_norm_each:
             return (self.head_dim,) * (self.num_heads + self.num_kv_heads)
         heads = (1, 1) if self.qk_norm_by_head else (self.num_heads, self.num_kv_heads)
@@ -183,28 +185,6 @@ class Mlp:
         return () if self.experts is None else self.experts.adapter_sizes(targets, rank)
 
 
-def has_bias(norm: str) -> bool:
-    """Whether a norm adds a bias."""
-    return norm.startswith("layernorm") and not norm.endswith("-plain")
-
-
-def norm_tensors(norm: str, width: int) -> tuple[int, ...]:
-    """Parameters of one norm: its weight, and the bias of a layer norm unless it is ``plain``; ``counted`` among
-    others of the layer."""
-    if norm == "counted":
-        return ()
-    return (width, width) if has_bias(norm) else (width,)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RootTensor:
-    """A parameter outside the layers."""
-
-    elements: int
-    is_matrix: bool = False
-    is_embedding: bool = False
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
     """One transformer layer: attention, then MLP, each added to the residual stream."""
@@ -232,6 +212,8 @@ class Layer:
     """Whether each block's output is multiplied by a number before it is added (Granite)."""
     output_scaled: bool = False
     """Whether the layer's output is multiplied by a number of its own, stored with the weights (Gemma 4)."""
+    own_input: tuple[Linear, ...] = ()
+    """Maps into the width of an input that the layer has of its own, and back from it (``LayerInputs``)."""
 
     @property
     def buffer_sizes(self) -> tuple[int, ...]:
@@ -244,7 +226,7 @@ class Layer:
         if self.parallel == "shared":
             return 1
         beside = 3 if self.mlp.kind == BESIDE else 0
-        return (4 if self.norm_order == "both" else 2) + beside
+        return (4 if self.norm_order == "both" else 2) + beside + bool(self.own_input)
 
     def norm_sizes(self, hidden_size: int) -> tuple[int, ...]:
         """Parameters of each tensor of the layer's norms, those of queries and keys left out."""
@@ -253,7 +235,7 @@ class Layer:
     @property
     def linears(self) -> tuple[Linear, ...]:
         """All linear maps, in the order the forward pass uses them."""
-        return self.attention.linears + self.mlp.linears
+        return self.attention.linears + self.mlp.linears + self.own_input
 
     def params(self, hidden_size: int) -> int:
         """Parameters of the layer, norms included."""
@@ -313,6 +295,8 @@ class Architecture:
     """Last part of the name of the table of tokens in the real model."""
     head_module: str = "lm_head"
     """Last part of the name of the output head in the real model."""
+    layer_inputs: LayerInputs | None = None
+    """Inputs that layers have of their own; None without any."""
     other_params: int = 0
     """Parameters outside layers beyond embedding, head and norm: of models known only from the real code."""
     has_entry: bool = True
@@ -363,13 +347,20 @@ class Architecture:
         return (*found, *(RootTensor(elements=size) for size in norm))
 
     @property
+    def root_linears(self) -> tuple[Linear, ...]:
+        """Linear maps outside the layers, the head left out: adapters on all maps reach them, and 4-bit loading."""
+        return () if self.layer_inputs is None else (self.layer_inputs.entering(self.hidden_size),)
+
+    @property
     def exit_tensors(self) -> tuple[RootTensor, ...]:
-        """Parameters after the last layer: norm, and a head that is not tied, with its bias."""
+        """Parameters after the last layer: norm, and a head that is not tied, with its bias; between them, as in the
+        real model, what makes inputs of layers."""
         if not self.has_exit:
             return ()
         norm = tuple(RootTensor(elements=size) for size in norm_tensors(self.norm, self.hidden_size))
         head = (RootTensor(elements=self.head_params, is_matrix=True),) if self.head_params else ()
-        return norm + head + ((RootTensor(elements=self.vocab_size),) if self.head_bias else ())
+        inputs = () if self.layer_inputs is None else self.layer_inputs.tensors(self.hidden_size)
+        return norm + inputs + head + ((RootTensor(elements=self.vocab_size),) if self.head_bias else ())
 
     @property
     def root_tensors(self) -> tuple[RootTensor, ...]:

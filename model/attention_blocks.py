@@ -19,7 +19,7 @@ from tunecast.model.linears import linear_map
 from tunecast.model.norms import norm
 from tunecast.model.operation import SYNCHRONISATION, Kind, Phase
 from tunecast.model.run import Run
-from tunecast.model.shapes import TURNED_FIRST
+from tunecast.model.shapes import OWN, TURNED_FIRST
 from tunecast.model.tape import Tensor
 
 UNSLOTH = "unsloth"
@@ -257,12 +257,12 @@ def mixed_heads(
     tape, groups = step.tape, block.num_heads // block.num_kv_heads
     if mask is not None and step.run.attn_implementation == "eager":
         return eager_heads(step, where, block, q, k, v, mask)
-    repeated = mask is not None or (block.head_dim > heavy.WIDEST_FLASH and step.run.attn_implementation == "sdpa")
+    repeated = repeats_heads(step, block, mask)
     if repeated and groups > 1:
-        if block.num_kv_heads > 1:
-            k = k if block.rotary else ops.relayout(tape, k, name="head_layout")  # rotated keys are laid out already
-            v = ops.relayout(tape, v, name="head_layout")
-        k, v = (ops.repeat_heads(tape, heads, groups, single=block.num_kv_heads == 1) for heads in (k, v))
+        k, v = heads_for_all_queries(step, block, k, v)
+    given = k, v
+    if repeated and block.num_kv_heads == 1 < groups and step.autocast_dtype is not None:
+        k, v = (eager.seen_apart(tape, heads, groups, step.autocast_dtype) for heads in given)
     if step.autocast_dtype is not None:
         q, k, v = (ops.cast(tape, tensor, step.autocast_dtype) for tensor in (q, k, v))
     shape = heavy.AttentionShape(
@@ -289,8 +289,31 @@ def mixed_heads(
         remade=step.run.recompute_attention,
         held=held_mask(step, mask),
     )
-    tape.hold(q, k, v)
+    tape.hold(q, k, v, *given)
     return out
+
+
+def repeats_heads(step: Step, block: Attention, mask: Tensor | None) -> bool:
+    """Whether key and value heads come to the attention call once for every query head, where they are fewer."""
+    return mask is not None or (block.head_dim > heavy.WIDEST_FLASH and step.run.attn_implementation == "sdpa")
+
+
+def heads_for_all_queries(step: Step, block: Attention, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values once for every query head. Rotated keys are laid out by head already, and so are values that
+    several layers attend to."""
+    tape, groups, single = step.tape, block.num_heads // block.num_kv_heads, block.num_kv_heads == 1
+    if not single:
+        k = k if block.rotary else ops.relayout(tape, k, name="head_layout")
+        v = v if block.keys != OWN else ops.relayout(tape, v, name="head_layout")
+    return ops.repeat_heads(tape, k, groups, single=single), ops.repeat_heads(tape, v, groups, single=single)
+
+
+def values_for_all(step: Step, block: Attention, v: Tensor, mask: Tensor | None) -> Tensor:
+    """Values that several layers attend to: their gradients' sum is laid out once, not in each layer's call."""
+    fewer = repeats_heads(step, block, mask) and block.num_kv_heads < block.num_heads
+    if block.num_kv_heads > 1 and (fewer or step.run.attn_implementation == "eager"):
+        return ops.relayout(step.tape, v, name="head_layout")
+    return v
 
 
 def held_mask(step: Step, mask: Tensor | None) -> tuple[Tensor, ...]:
@@ -336,6 +359,7 @@ def eager_heads(step: Step, where: str, block: Attention, q: Tensor, k: Tensor, 
         sinks=step.weight(f"{where}.sinks", block.num_heads) if block.sinks else None,
         by_head=block.rotary_halves or joins(block),
         holds_mask=bool(held_mask(step, mask)),
+        values_laid_out=block.keys != OWN,
     )
     out, weights = eager.attention(step.tape, q, k, v, mask, shape, variant)
     step.weights.append(weights)

@@ -45,10 +45,24 @@ def batched_product(
 
 
 def per_query_head(tape: Tape, x: Tensor, shape: AttentionShape, *, laid_out: bool) -> Tensor:
-    """Key or value heads repeated for their queries and folded with the batch."""
-    groups = shape.heads // shape.kv_heads
-    by_head = x if laid_out else ops.relayout(tape, x, name="head_layout")
-    return ops.repeat_heads(tape, by_head, groups) if groups > 1 else by_head
+    """Key or value heads repeated for their queries and folded with the batch; a single one is seen many times in the
+    same memory."""
+    groups, single = shape.heads // shape.kv_heads, shape.kv_heads == 1
+    by_head = x if laid_out or (single and groups > 1) else ops.relayout(tape, x, name="head_layout")
+    return ops.repeat_heads(tape, by_head, groups, single=single) if groups > 1 else by_head
+
+
+def seen_apart(tape: Tape, x: Tensor, times: int, dtype: str) -> Tensor:
+    """A copy for each time that a single head is seen in the same memory, in another dtype; nothing in its own."""
+    if x.dtype == dtype:
+        return x
+    return seen_copies(tape, x, times, dtype)
+
+
+def seen_copies(tape: Tape, x: Tensor, times: int, dtype: str) -> Tensor:
+    """A copy for each time that a single head is seen in the same memory."""
+    out = ops.elementwise(tape, "head_layout", (x,), times * x.elements, dtype, layout=STRIDED)
+    return tape.record(out, (x,), lambda grad: (ops.cast_gradient(tape, grad, x.dtype, "head_layout"),))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +80,8 @@ class Variant:
     """A score per head beside those of the keys (gpt-oss)."""
     by_head: bool = False
     """Whether queries and keys lie in memory head by head, so that batch and heads are one dimension (gpt-oss, GLM)."""
+    values_laid_out: bool = False
+    """Whether values are laid out by head where they are made, for several layers."""
     holds_mask: bool = False
     """Whether the mask is still there in the backward, as an argument of a checkpoint is."""
 
@@ -95,16 +111,19 @@ def attention(
     """softmax(scale q k' + mask) v, and its weights: length^2 scores per head in several copies, one in fp32."""
     batch, length, dim = shape.batch, shape.length, shape.head_dim
     count, groups = batch * shape.heads, shape.heads // shape.kv_heads
+    single = shape.kv_heads == 1 < groups
     target = variant.autocast_dtype or q.dtype
     keys = per_query_head(tape, k, shape, laid_out=True)
-    values = per_query_head(tape, v, shape, laid_out=False)
+    values = per_query_head(tape, v, shape, laid_out=variant.values_laid_out)
 
-    def operand(x: Tensor, *, repeated: bool) -> Tensor:
+    def operand(x: Tensor, *, repeated: bool, single: bool = False) -> Tensor:
+        if single and (batch > 1 or x.dtype != target):
+            return seen_copies(tape, x, groups, target)
         cast = ops.cast(tape, x, target)
         return cast if repeated else folded(tape, cast, batch)
 
     rows = operand(q, repeated=variant.by_head)
-    columns = operand(keys, repeated=groups > 1 or variant.by_head)
+    columns = operand(keys, repeated=groups > 1 or variant.by_head, single=single)
     scores = batched_product(tape, "scores", rows, columns, (count, length, length, dim), b_transposed=True)
     scaled = ops.scale(tape, scores, name="scores_scale")
     if variant.softcap:
@@ -118,7 +137,7 @@ def attention(
         tape,
         "values",
         ops.cast(tape, narrow, target),
-        operand(values, repeated=groups > 1),
+        operand(values, repeated=groups > 1, single=single),
         (count, length, dim, length),
         b_transposed=False,
     )

@@ -21,13 +21,14 @@ from tunecast.model.attention_qwen import delta_attention, gated_attention
 from tunecast.model.context import Step, Tables
 from tunecast.model.experts import experts_block, gated_shared_block
 from tunecast.model.experts_modules import KIND, expert_modules_block
+from tunecast.model.inputs_of_layers import with_own_input
 from tunecast.model.latent_attention import latent_attention_block
 from tunecast.model.litgpt import is_litgpt
 from tunecast.model.mlp_blocks import mlp_block
 from tunecast.model.norms import norm
 from tunecast.model.operation import Phase
 from tunecast.model.parallel_blocks import enter_block, leave_block
-from tunecast.model.shapes import BEHIND_GATE, BESIDE, CONVOLVED, DELTA, DELTA_JOINED, GATED, TURNED_FIRST
+from tunecast.model.shapes import BEHIND_GATE, BESIDE, CONVOLVED, DELTA, DELTA_JOINED, GATED, STORED, TURNED_FIRST
 from tunecast.model.tape import Tensor
 
 AttentionWriter = Callable[[Step, str, Layer, Tensor, Tables], Tensor]
@@ -81,8 +82,9 @@ def residual_block(
     return ops.add(tape, x, made, name="residual")
 
 
-def decoder_layer(step: Step, where: str, layer: Layer, x: Tensor, tables: Tables) -> Tensor:
-    """Attention and MLP, each with its norms and added to the residual stream."""
+def decoder_layer(step: Step, where: str, layer: Layer, x: Tensor, tables: Tables, own: Tensor | None = None) -> Tensor:
+    """Attention and MLP, each with its norms and added to the residual stream; then what the layer makes of its `own`
+    input."""
     if layer.attention.kind == litgpt_blocks.KIND:
         return litgpt_blocks.block(step, where, layer, x, tables)
     if layer.parallel != "none":
@@ -103,6 +105,8 @@ def decoder_layer(step: Step, where: str, layer: Layer, x: Tensor, tables: Table
         return MLPS[layer.mlp.kind](step, below, layer, entry)
 
     out = residual_block(step, layer, mixed, names, fed, kept, rebound=inline)
+    if own is not None:
+        out = with_own_input(step, where, layer, out, own)
     if layer.output_scaled:
         out = ops.scaled_in_place(step.tape, out, name="layer_scale")
     step.tape.hold(x, *kept, *step.returned, *step.weights)
@@ -137,14 +141,17 @@ def parallel_layer(step: Step, where: str, layer: Layer, x: Tensor, tables: Tabl
     return out
 
 
-def checkpointed_layer(step: Step, where: str, layer: Layer, x: Tensor, tables: Tables) -> Tensor:
+def checkpointed_layer(
+    step: Step, where: str, layer: Layer, x: Tensor, tables: Tables, own: Tensor | None = None
+) -> Tensor:
     """A decoder layer that keeps its input only, if the run checkpoints; else the layer itself."""
     if not step.run.checkpoints_layer(step.tape.layer or 0):
-        return decoder_layer(step, where, layer, x, tables)
+        return decoder_layer(step, where, layer, x, tables, own)
+    block = layer.attention
 
-    def again(entry: Tensor) -> Tensor:
+    def again(entry: Tensor, *own_again: Tensor) -> Tensor:
         outer, step.cache = step.cache, step.cache if step.tape.phase is Phase.FORWARD else {}
-        out = decoder_layer(step, where, layer, entry, tables)
+        out = decoder_layer(step, where, layer, entry, tables, *own_again)
         step.cache = outer
         return out
 
@@ -156,6 +163,17 @@ def checkpointed_layer(step: Step, where: str, layer: Layer, x: Tensor, tables: 
     def beside() -> Tensor | None:
         return step.returned[-1] if step.returned else None
 
+    def handed() -> tuple[Tensor, ...]:
+        return step.stored_keys[block.window] if block.keys == STORED else ()
+
     return step.tape.checkpoint(
-        again, x, reentrant=run.reentrant, held=held, offloaded=offloaded, trains=trains, beside=beside
+        again,
+        x,
+        *(() if own is None else (own,)),
+        reentrant=run.reentrant,
+        held=held,
+        offloaded=offloaded,
+        trains=trains,
+        beside=beside,
+        handed=handed,
     )

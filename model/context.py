@@ -24,6 +24,8 @@ class Step:
     returned: list[Tensor] = field(default_factory=list)
     """What attention returns beside its output: kept by name until the next layer has ended."""
 
+    stored_keys: dict[int | None, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    """Keys and values that later layers attend to, by the window of the layers that do."""
     earlier: list[Tensor] = field(default_factory=list)
     """What the micro-batch before left alive."""
     outliving: list[Tensor] = field(default_factory=list)

@@ -11,13 +11,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tunecast.catalogs.errors import InputError, UnbuiltFamilyError
+from tunecast.catalogs.errors import InputError
 from tunecast.model.architecture import Architecture, Attention, Layer, LayerGroup, Linear, Mlp
 from tunecast.model.config_fields import DENSE, LAYER_KINDS, SPARSE, kinds_by_layer, positive, switch
 from tunecast.model.family_convolved import MODEL_TYPE as LFM2
 from tunecast.model.family_convolved import convolved_layers
 from tunecast.model.family_delta import MODEL_TYPES as QWEN
 from tunecast.model.family_delta import QWEN_MOE, QWEN_NEXT, delta_layers
+from tunecast.model.family_gemma import gemma_layers, inputs_of_layers
 from tunecast.model.shapes import BEHIND_GATE, BESIDE, Experts, Latent
 from tunecast.model.variants import refuse
 
@@ -112,8 +113,6 @@ class ExpertsRule:
 
 GEMMA_EXPERTS = ExpertsRule(router="gemma4", linear_router=True, per_token_field="top_k_experts")
 """Of Gemma 4, where ``enable_moe_block`` is set."""
-GLOBAL_HEAD_DIM, OWN_FIELDS = 512, frozenset({"head_dim", "num_key_value_heads"})
-"""Width of Gemma 4's heads without a window when its config says nothing, and what layers may have of their own."""
 GLM = ExpertsRule(
     router="sigmoid-groups",
     count_field="n_routed_experts",
@@ -223,7 +222,9 @@ def with_experts(architecture: Architecture, config: Mapping[str, Any], name: st
         changed = [replace(layer, mlp=routed) if here else layer for here, layer in zip(routes, changed, strict=True)]
     if changed == layers:
         return architecture
-    return replace(architecture, groups=runs_of(changed), config=json.dumps(dict(config), sort_keys=True))
+    given = inputs_of_layers(config, architecture) if architecture.model_type == "gemma4_text" else None
+    settings = json.dumps(dict(config), sort_keys=True)
+    return replace(architecture, groups=runs_of(changed), layer_inputs=given, config=settings)
 
 
 def odd_attention(layers: list[Layer], architecture: Architecture, config: Mapping[str, Any]) -> list[Layer]:
@@ -233,7 +234,8 @@ def odd_attention(layers: list[Layer], architecture: Architecture, config: Mappi
     if architecture.model_type == "gpt_oss":
         return [replace(layer, attention=replace(layer.attention, sinks=True, rotary_halves=True)) for layer in layers]
     if architecture.model_type == "gemma4_text":
-        return gemma_layers(layers, architecture, config)
+        routed = gemma_experts(config, layers[0].mlp, architecture)
+        return gemma_layers([replace(layer, mlp=routed) for layer in layers], architecture, config)
     if architecture.model_type in QWEN:
         return delta_layers(layers, architecture, config)
     if architecture.model_type == LFM2:
@@ -242,51 +244,6 @@ def odd_attention(layers: list[Layer], architecture: Architecture, config: Mappi
         block = latent_block(layers[0].attention.num_heads, architecture, config)
         return [replace(layer, attention=block) for layer in layers]
     return layers
-
-
-def gemma_layers(layers: list[Layer], architecture: Architecture, config: Mapping[str, Any]) -> list[Layer]:
-    """Gemma 4: layers without a window, of which the last is always one, have heads of their own; each layer's output
-    is scaled."""
-    name, plain = architecture.name, layers[0].attention
-    shared = switch(config, "attention_k_eq_v", name)
-    whole = [i for i, layer in enumerate(layers) if layer.attention.window is None or i == len(layers) - 1]
-    said = own_heads(config, whole, name)
-    head_dim = positive(said, "head_dim", name, plain.head_dim)
-    kv_heads = positive(said, "num_key_value_heads", name, plain.num_kv_heads)
-    if plain.num_heads % kv_heads:
-        raise InputError(
-            f"The config {name} has {plain.num_heads} attention heads, which {kv_heads} key-value heads of layers "
-            "without a window do not divide; correct num_global_key_value_heads."
-        )
-    q, k, v, out = plain.linears
-    widths = [replace(q, out_features=plain.num_heads * head_dim), replace(k, out_features=kv_heads * head_dim)]
-    widths += [] if shared else [replace(v, out_features=kv_heads * head_dim)]
-    linears = (*widths, replace(out, in_features=plain.num_heads * head_dim))
-    wide = replace(plain, linears=linears, num_kv_heads=kv_heads, head_dim=head_dim, window=None)
-    found = [replace(layer, attention=wide) if index in whole else layer for index, layer in enumerate(layers)]
-    routed = gemma_experts(config, layers[0].mlp, architecture)
-    return [replace(layer, output_scaled=True, mlp=routed) for layer in found]
-
-
-def own_heads(config: Mapping[str, Any], whole: list[int], name: str) -> Mapping[str, Any]:
-    """What a Gemma 4 config says of the heads of its `whole` layers, those without a window: by layer as transformers
-    saves it, else in fields of their own."""
-    by_layer = config.get("per_layer_config")
-    if by_layer is None:
-        said = {"head_dim": positive(config, "global_head_dim", name, GLOBAL_HEAD_DIM)}
-        few = config.get("num_global_key_value_heads") if config.get("attention_k_eq_v") else None
-        return said if few is None else {**said, "num_key_value_heads": few}
-    if by_layer == {}:
-        return {}
-    each = list(by_layer.values()) if isinstance(by_layer, dict) else []
-    first: Mapping[str, Any] = each[0] if each and isinstance(each[0], dict) else {}
-    alike = bool(first) and all(other == first for other in each)
-    if not alike or {str(key) for key in by_layer} != {str(index) for index in whole} or not set(first) <= OWN_FIELDS:
-        raise UnbuiltFamilyError(
-            f"{name} has per_layer_config={by_layer!r}, which has no formulas: they know equal head_dim and "
-            "num_key_value_heads of all layers without a window; trace its real code with --exact."
-        )
-    return first
 
 
 def gemma_experts(config: Mapping[str, Any], dense: Mlp, architecture: Architecture) -> Mlp:

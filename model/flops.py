@@ -86,6 +86,11 @@ def layer_flops_per_sample(layer: Layer, run: Run) -> float:
     return run.max_length * linears + documents * attention_flops_per_sample(layer.attention, spanned)
 
 
+def input_flops_per_token(architecture: Architecture, run: Run) -> float:
+    """Required FLOPs per token of the map to inputs that layers have of their own."""
+    return sum(linear_flops_per_token(linear, run) for linear in architecture.root_linears)
+
+
 def model_flops_per_step(architecture: Architecture, run: Run) -> float:
     """Required FLOPs of one optimizer step of the whole job (the numerator of MFU).
 
@@ -95,6 +100,7 @@ def model_flops_per_step(architecture: Architecture, run: Run) -> float:
     samples = run.tokens_per_step / run.max_length
     layers = sum(group.count * layer_flops_per_sample(group.layer, run) for group in architecture.groups)
     ends = head_flops_per_token(architecture, run) + embedding_flops_per_token(architecture, run)
+    ends += input_flops_per_token(architecture, run)
     return samples * (layers + run.max_length * ends)
 
 

@@ -6,6 +6,7 @@ Every tensor is rounded up to the allocator's block, as ``torch.cuda.memory_allo
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 
 from tunecast.model.architecture import Architecture, Layer, Linear, layer_kinds, rotary_blocks
 from tunecast.model.litgpt import has_stable_embedding, is_litgpt, stable_embedding
@@ -51,15 +52,15 @@ def layer_packed_bytes(layer: Layer, run: Run) -> int:
     return sum(allocated_bytes(-(-linear.weight_params // 2)) for linear in layer.linears)
 
 
-def layer_quantized_bytes(layer: Layer, run: Run) -> int:
-    """Packed weights and statistics of one layer; 0 when the base is not quantized."""
+def few_bit_bytes(linears: Iterable[Linear], run: Run) -> int:
+    """Packed weights and statistics of linear maps; 0 when the base is not quantized."""
     if run.base_quantization is None:
         return 0
     if is_gptq(run):
-        return sum(gptq_bytes(linear, run) for linear in layer.linears)
+        return sum(gptq_bytes(linear, run) for linear in linears)
     if run.base_quantization == "bnb-8bit":
-        return sum(int8_bytes(linear) for linear in layer.linears)
-    return sum(quantized_bytes(linear, double_quant=run.double_quant) for linear in layer.linears)
+        return sum(int8_bytes(linear) for linear in linears)
+    return sum(quantized_bytes(linear, double_quant=run.double_quant) for linear in linears)
 
 
 def layer_weight_bytes(layer: Layer, hidden_size: int, run: Run) -> int:
@@ -78,9 +79,12 @@ def layer_weight_bytes(layer: Layer, hidden_size: int, run: Run) -> int:
 
 
 def root_weight_bytes(architecture: Architecture, run: Run) -> int:
-    """Embedding, final norm and head: never quantized, but for LitGPT's head. A tied head is stored once."""
+    """Embeddings, norms and head: never quantized, but for LitGPT's head; and other maps, which are. A tied head is
+    stored once."""
     size, head = DTYPE_BYTES[run.dtype], quantized_head(architecture, run)
     whole = sum(allocated_bytes(size * tensor.elements) for tensor in architecture.root_tensors)
+    if run.base_quantization is not None:
+        whole -= sum(allocated_bytes(size * linear.weight_params) for linear in architecture.root_linears)
     return whole if head is None else whole - allocated_bytes(size * head.weight_params)
 
 
@@ -101,14 +105,15 @@ def litgpt_buffer_bytes(architecture: Architecture, run: Run) -> int:
 
 
 def buffer_bytes(architecture: Architecture, run: Run) -> int:
-    """Rotary frequencies, and the number that embeddings are multiplied by where a module holds it."""
+    """Rotary frequencies, and the number that each table's embeddings are multiplied by where a module holds it."""
     if is_litgpt(architecture):
         return litgpt_buffer_bytes(architecture, run)
     attention = architecture.groups[0].layer.attention
     head_dim = attention.rotary_dim or attention.head_dim
     if attention.kind == "gptj":  # a table of sines and cosines of every position in every layer
         return architecture.num_layers * allocated_bytes(4 * (architecture.max_position or 0) * head_dim)
-    scale = allocated_bytes(4) if architecture.embedding_scale == "table" else 0
+    tables = 1 if architecture.layer_inputs is None else 2
+    scale = tables * allocated_bytes(4) if architecture.embedding_scale == "table" else 0
     widths = [block.rotary_dim or block.head_dim for block in rotary_blocks(architecture)]
     return sum(ROTARY_BUFFERS * allocated_bytes(4 * width // 2) for width in widths) + scale
 
@@ -137,7 +142,8 @@ def static_parts(architecture: Architecture, run: Run, *, platform: str = "cuda"
     """Bytes at rest between steps on one unsharded GPU, by part; the batch's ids and labels, and which of
     them are padding, are activations."""
     groups, hidden = layer_kinds(architecture), architecture.hidden_size
-    quantized = sum(group.count * layer_quantized_bytes(group.layer, run) for group in groups)
+    quantized = sum(group.count * few_bit_bytes(group.layer.linears, run) for group in groups)
+    quantized += few_bit_bytes(architecture.root_linears, run)
     head = quantized_head(architecture, run)
     quantized += 0 if head is None else quantized_bytes(head, double_quant=run.double_quant)
     shared_code = allocated_bytes(4 * CODE_ENTRIES) if quantized and run.double_quant else 0

@@ -13,7 +13,13 @@ def operands(step: Step, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     if dtype is None:
         return x, weight
     cast_weight = ops.autocast_weight(step.tape, weight, dtype, step.cache)
-    return ops.cast(step.tape, x, dtype), cast_weight
+    return cast_input(step, x, dtype), cast_weight
+
+
+def cast_input(step: Step, x: Tensor, dtype: str) -> Tensor:
+    """The input in autocast's dtype: a leaf (embedded tokens that PEFT makes need a gradient) is cast once for all its
+    maps, as a trained weight is."""
+    return ops.cast(step.tape, x, dtype) if x.leaf is None else ops.autocast_weight(step.tape, x, dtype, step.cache)
 
 
 def product(step: Step, name: str, x: Tensor, weight: Tensor, *, k: int, n: int, bias: Tensor | None = None) -> Tensor:
@@ -23,5 +29,5 @@ def product(step: Step, name: str, x: Tensor, weight: Tensor, *, k: int, n: int,
         return ops.matmul(step.tape, name, x, weight, k=k, n=n, bias=bias)
     cast_bias = None if bias is None else ops.autocast_weight(step.tape, bias, dtype, step.cache)
     cast_weight = ops.autocast_weight(step.tape, weight, dtype, step.cache)
-    cast_x = ops.cast(step.tape, x, dtype)
+    cast_x = cast_input(step, x, dtype)
     return ops.matmul(step.tape, name, cast_x, cast_weight, k=k, n=n, bias=cast_bias)

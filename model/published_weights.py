@@ -50,8 +50,8 @@ def published_bytes(architecture: Architecture, stored_as: str | None = None) ->
 
 
 def stored_values(architecture: Architecture, *, experts_alone: bool) -> int:
-    """Weights of the layers' linear maps, stacked experts among them; of experts alone."""
-    found = 0
+    """Weights of linear maps but the head, stacked experts among them; of experts alone."""
+    found = 0 if experts_alone else sum(linear.weight_params for linear in architecture.root_linears)
     for group in architecture.groups:
         experts = group.layer.mlp.experts
         stacked = experts.maps_params if experts is not None and experts.stacked else 0

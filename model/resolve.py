@@ -34,7 +34,6 @@ from tunecast.model.resolve_attention import (
     take_padding,
     take_recomputation,
 )
-from tunecast.model.resolve_delta import check_delta
 from tunecast.model.resolve_experts import check_stacked, check_unsloths_experts, expert_notes
 from tunecast.model.resolve_kernels import (
     check_compute_dtype,
@@ -48,6 +47,7 @@ from tunecast.model.resolve_kernels import (
     wide_base_notes,
     without_autocast,
 )
+from tunecast.model.resolve_layer_inputs import check_layer_kinds
 from tunecast.model.resolve_litgpt import (
     check_code,
     check_litgpt,
@@ -382,7 +382,7 @@ def resolve_run(
     check_litgpt(fields, architecture)
     take_documents(fields, architecture)
     take_padding(fields, architecture, defaults)
-    check_delta(fields, architecture)
+    check_layer_kinds(fields, architecture)
     if fields.values["num_gpus"] == 1:
         fields.put("fsdp_version", Run(method="full").fsdp_version, "stack-default")
     _note_own_linears(fields, architecture)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from tunecast.catalogs.errors import InputError, NotSupportedError, UnknownNameError
@@ -10,6 +11,7 @@ from tunecast.model.read_numbers import whole_number
 from tunecast.model.resolve_parallel import Fields
 from tunecast.model.resolve_shared_dtypes import casts_all
 from tunecast.model.root_modules import root_modules
+from tunecast.model.shapes import INPUT_MAP, INPUT_TABLE
 from tunecast.model.stacks import DTYPE_ALIASES, DTYPES, load_stacks, one_of, stack_defaults
 
 ADAPTER_SWITCHES = ("use_dora", "use_rslora", "lora_bias")
@@ -114,6 +116,7 @@ def saved_modules(architecture: Architecture, asked: Any) -> tuple[str, ...]:
     """The modules trained whole, in the model's order; a name that the real model lacks is refused with what it has."""
     names = [part.strip() for part in asked.split(",")] if isinstance(asked, str) else [str(part) for part in asked]
     names = [todays_name(architecture, name) for name in names if name]
+    refuse_input_maker(architecture, names, "--modules-to-save")
     roots = root_modules(architecture)
     inner = {linear.name for group in architecture.groups for linear in group.layer.linears}
     for name in names:
@@ -126,6 +129,17 @@ def saved_modules(architecture: Architecture, asked: Any) -> tuple[str, ...]:
                 "module to save", name, roots, hint=f"{architecture.name} has {' and '.join(roots)}."
             )
     return tuple(name for name in roots if name in names)
+
+
+def refuse_input_maker(architecture: Architecture, names: Sequence[str], flag: str) -> None:
+    """Refuse to adapt the table that inputs of layers come from, and to train whole what makes them."""
+    made_by = (INPUT_TABLE, INPUT_MAP) if flag == "--modules-to-save" else (INPUT_TABLE,)
+    for name in made_by if architecture.layer_inputs is not None else ():
+        if name in names:
+            raise NotSupportedError(
+                f"{flag} {name}, of what makes the inputs that layers of {architecture.name} have of their own, is not "
+                "built; leave it out."
+            )
 
 
 def save_instead(fields: Fields, architecture: Architecture) -> None:

@@ -1,4 +1,5 @@
-"""Shapes of blocks beyond plain heads and dense maps: routed experts, linear attention, latent attention.
+"""Shapes of blocks beyond plain heads and dense maps: routed experts, linear attention, latent attention, inputs of
+single layers.
 
 Part of an `Architecture`; which numbers a family has is said in `families.py`.
 """
@@ -21,10 +22,58 @@ CONVOLVED = "convolution"
 """Kind of a token mixer that is no attention: a short causal convolution between two gates (LFM2)."""
 TURNED_FIRST = "turned-first"
 """Kind of attention whose queries and keys are rotated before they are normalised (HunYuan)."""
+OWN, STORED, REUSED, REUSED_LAST = "own", "stored", "reused", "reused-last"
+"""Whose keys and values a layer attends to: its own, which layers after it may reuse (``stored``), or those of an
+earlier layer. The last one to reuse them is told apart: its backward is the first to make gradients of them."""
+INPUT_MAP, INPUT_TABLE, INPUT_NORM = "per_layer_model_projection", "embed_tokens_per_layer", "per_layer_projection_norm"
+"""What the real model calls the modules that make inputs of layers."""
 CORRECTED = ("sigmoid-groups", "sigmoid")
 """Routers whose scores a stored buffer corrects: keys of ``routers.ROUTERS``."""
 FUSED_MAPS = 2
 """Maps in it: PEFT gives its adapter as many times the rank (``_convert_peft_config_moe``)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Linear:
+    """One affine map of a layer, named as the module that the real code has."""
+
+    name: str
+    """Last part of the Hugging Face module name, for example ``q_proj``."""
+    in_features: int
+    out_features: int
+    bias: bool = False
+
+    @property
+    def weight_params(self) -> int:
+        """Parameters of the weight, without the bias."""
+        return self.in_features * self.out_features
+
+    @property
+    def params(self) -> int:
+        """Parameters of weight and bias."""
+        return self.weight_params + (self.out_features if self.bias else 0)
+
+
+def has_bias(norm: str) -> bool:
+    """Whether a norm adds a bias."""
+    return norm.startswith("layernorm") and not norm.endswith("-plain")
+
+
+def norm_tensors(norm: str, width: int) -> tuple[int, ...]:
+    """Parameters of one norm: its weight, and the bias of a layer norm unless it is ``plain``; ``counted`` among
+    others of the layer."""
+    if norm == "counted":
+        return ()
+    return (width, width) if has_bias(norm) else (width,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RootTensor:
+    """A parameter outside the layers."""
+
+    elements: int
+    is_matrix: bool = False
+    is_embedding: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +198,39 @@ class Experts:
     def active_weight_params(self) -> int:
         """Weights that one token is multiplied by: the router's, and those of the experts it goes to."""
         return self.router_params + self.maps_params // self.count * self.per_token
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerInputs:
+    """An input of its own for every layer, made of tokens before the first: rows of a second table of tokens, and a map
+    of embedded tokens, each for all layers side by side (Gemma 4 E2B and E4B)."""
+
+    layers: int
+    """Layers of the whole model, however few of them are written."""
+    width: int
+    """Of one layer's input."""
+    vocab_size: int
+    """Rows of the second table."""
+
+    @property
+    def joined_width(self) -> int:
+        """Width of the inputs of all layers side by side."""
+        return self.layers * self.width
+
+    @property
+    def table_params(self) -> int:
+        """Parameters of the second table, an embedding that is never quantized."""
+        return self.vocab_size * self.joined_width
+
+    def entering(self, hidden_size: int) -> Linear:
+        """The map of embedded tokens to the inputs of all layers."""
+        return Linear(name=INPUT_MAP, in_features=hidden_size, out_features=self.joined_width)
+
+    def tensors(self, hidden_size: int) -> tuple[RootTensor, ...]:
+        """Parameters that make the inputs: the second table, the map, a norm over one layer's input."""
+        table = RootTensor(elements=self.table_params, is_matrix=True, is_embedding=True)
+        entering = RootTensor(elements=self.entering(hidden_size).weight_params, is_matrix=True)
+        return table, entering, RootTensor(elements=self.width)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,7 @@ from tunecast.model.blocks import checkpointed_layer
 from tunecast.model.compiled import compile_tape
 from tunecast.model.context import Step, Tables
 from tunecast.model.head import head_and_loss, head_name
+from tunecast.model.inputs_of_layers import input_of_layer, inputs_of_layers, scaled_rows
 from tunecast.model.joined import STACKS
 from tunecast.model.litgpt import is_litgpt
 from tunecast.model.loss_chunks import head_uses
@@ -46,6 +47,7 @@ from tunecast.model.rotary_grid import grid_waves
 from tunecast.model.run import BUCKET_ELEMENTS, Run
 from tunecast.model.scaler import scaled_loss, scales
 from tunecast.model.selective import keep_operations
+from tunecast.model.shapes import STORED
 from tunecast.model.short_stack import ShortStack, layers_of
 from tunecast.model.tape import Event, Tape, Tensor
 
@@ -141,7 +143,7 @@ def embedded_input(step: Step, ids: Tensor) -> Tensor:
     table = step.weight(architecture.embedding_module, architecture.embedding_params)
     x = heavy.embedding(step.tape, table, ids, architecture.hidden_size)
     if architecture.embedding_scale == "table":
-        x = ops.scale(step.tape, x, name="embedding_scale")
+        x = scaled_rows(step, x)
     x = embedded_adapter(step, ids, x)
     x = whole_sum(step, x) if architecture.position_rows else leave_block(step, x)
     if step.run.has_adapters and step.run.gradient_checkpointing and x.node is None:
@@ -178,6 +180,10 @@ def write_micro_batch(step: Step, layers: Sequence[Layer], ids: Tensor, labels: 
     tape.moment = "forward"
     x = embedded = embedded_input(step, ids)
     kept: list[Tensor] = []
+    inputs = None
+    if step.architecture.layer_inputs is not None:
+        inputs = inputs_of_layers(step, step.architecture.layer_inputs, ids, x)
+        kept.append(inputs)
     if step.architecture.alibi:
         x = entered(step, x, kept)
         tables = shared_tables(step, x)
@@ -187,9 +193,10 @@ def write_micro_batch(step: Step, layers: Sequence[Layer], ids: Tensor, labels: 
     if step.architecture.embedding_scale == "stream":
         x = ops.scale(tape, x, name="embedding_scale")
     scaled = x
+    x = tape.lives_until(x) if any(layer.attention.keys == STORED for layer in layers) else x
     for index, layer in enumerate(layers):
         tape.layer = index
-        x = checkpointed_layer(step, f"layers.{index}", layer, x, tables)
+        x = checkpointed_layer(step, f"layers.{index}", layer, x, tables, input_of_layer(step, inputs))
     tape.layer = None
     if not step.architecture.has_exit:
         hand_over(step, x)
@@ -197,6 +204,7 @@ def write_micro_batch(step: Step, layers: Sequence[Layer], ids: Tensor, labels: 
         return
     x = norm(step, step.architecture.norm, "norm", x, step.architecture.hidden_size)
     tape.hold(*(() if is_litgpt(step.architecture) else (scaled,)), *kept, *tables.masks, *step.returned)
+    tape.hold(*(each for pair in step.stored_keys.values() for each in pair))
     step.returned.clear()
     write_loss = litgpt_head.head_and_loss if is_litgpt(step.architecture) else head_and_loss
     loss = write_loss(step, enter_block(step, x), labels)

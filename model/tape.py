@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from tunecast.model.handed_on import HandedOn
 from tunecast.model.operation import Kind, Phase
 from tunecast.model.tape_parts import Backward as Backward
 from tunecast.model.tape_parts import Event as Event
@@ -66,6 +67,7 @@ class Tape:
         self._nodes: list[Node] = []
         self._meeting: dict[str, tuple[Tensor, int]] = {}
         self._last_save = 0
+        self.handed_on = HandedOn()
         self.first_run = False
         """Whether a non-reentrant checkpoint runs its function for the first time, under autograd."""
         self._held: list[Tensor] = []
@@ -202,13 +204,25 @@ class Tape:
                     self._deliver(tensor, given, pending)
         self.layer, self.moment, self.times = outer
 
+    def lives_until(self, x: Tensor) -> Tensor:
+        """``x`` as it is: what checkpoints have handed on lives until its gradient comes."""
+
+        def backward(grad: Tensor) -> Grads:
+            self.hold(*self.handed_on.let_go())
+            return (grad,)
+
+        return self.record(Tensor(x.elements, x.dtype, x.storage), (x,), backward)
+
     def _in_dtype(self, given: Tensor | None, dtype: str) -> Tensor | None:
         """A gradient in its input's dtype."""
         return given if given is None or given.dtype == dtype else self.convert(given, dtype)
 
     def _deliver(self, tensor: Tensor, given: Tensor, pending: dict[int, Tensor]) -> None:
         """Hand a gradient to the node or leaf behind `tensor`."""
-        if tensor.leaf in self.shared_leaves:
+        if tensor.leaf in self.handed_on.gradients:
+            arrived = self.handed_on.gradients[tensor.leaf]
+            self.handed_on.gradients[tensor.leaf] = given if arrived is None else self._summed(arrived, given)
+        elif tensor.leaf in self.shared_leaves:
             self._meet(tensor.leaf, given)
         elif tensor.leaf is not None:
             self._accumulate(tensor.leaf, given)
@@ -274,37 +288,44 @@ class Tape:
 
     def checkpoint(
         self,
-        function: Callable[[Tensor], Tensor],
+        function: Callable[..., Tensor],
         x: Tensor,
-        *,
+        *others: Tensor,
         reentrant: bool,
         held: bool = False,
         offloaded: bool = False,
         trains: bool = False,
         beside: Callable[[], Tensor | None] = lambda: None,
+        handed: Callable[[], Sequence[Tensor]] = tuple,
     ) -> Tensor:
-        """Run `function` keeping only its input, and run it again when its backward comes.
+        """Run `function` keeping only its input, and `others` if it has more, and run it again for its backward.
 
         Non-reentrant recomputation ends once everything that the backward needs exists; the
         reentrant kind repeats all of it. With `held`, the input and its gradient live to the end of the whole
         backward. With `offloaded`, the input is kept in host memory: copied out before the layer, back before its
         recomputation. `beside` gives what the function has just returned beside its result: the reentrant kind gets
-        zeros as the gradient of that, and holds all gradients it starts from. Left out: random-state bookkeeping.
+        zeros as the gradient of that, and holds all gradients it starts from. `handed` gives what it has just made for
+        later checkpoints, of which these make gradients. Left out: random-state bookkeeping.
         """
         if offloaded:
             self.kernel("to_host", Kind.MEMORY, (x,), (), n_bytes=2 * x.bytes)
         kept, self.grad_enabled, self.first_run = self.grad_enabled, False, not reentrant
-        made = function(x)
+        made = function(x, *others)
+        given_on = self.handed_on.begin(handed(), reentrant=reentrant)
         other = beside() if reentrant else None
         self.grad_enabled, self.first_run = kept, False
 
         def backward(grad: Tensor) -> Grads:
             zeros = None if other is None else self._zeros(other)
-            entry = Node((), lambda _: (), saves=(), layer=None, moment="")
+            entry, *entries = (Node((), lambda _: (), saves=(), layer=None, moment="") for _ in (x, *others))
             copied, back = self._from_host(x) if offloaded else ([], x)
             inner = Tensor(x.elements, x.dtype, back.storage, node=entry if x.needs_grad or not trains else None)
+            beside_it = [
+                Tensor(each.elements, each.dtype, each.storage, node=node if each.needs_grad else None)
+                for each, node in zip(others, entries, strict=True)
+            ]
             outer_nodes, self._nodes = self._nodes, []
-            recomputed, output = self._recompute(function, inner, stop_early=not reentrant)
+            recomputed, output = self._recompute(function, inner, *beside_it, stop_early=not reentrant)
             recomputed = copied + recomputed
             if reentrant:
                 self.events.extend(recomputed)
@@ -312,7 +333,8 @@ class Tape:
             nodes, self._nodes = self._nodes, outer_nodes
             if held or reentrant:
                 grad = Tensor(grad.elements, grad.dtype, grad.storage, is_view=True)
-            pending = {id(output.node): grad}
+            self.hold(*given_on)
+            pending = {id(output.node): grad, **self.handed_on.take_back(given_on, handed())}
             again = None if zeros is None else beside()
             if zeros is not None and again is not None:
                 pending[id(again.node)] = zeros
@@ -322,9 +344,9 @@ class Tape:
             given = pending.pop(id(entry), None)
             if held:
                 self._held += [kept for kept in (x, given) if kept is not None]
-            return (given,)
+            return (given, *(pending.pop(id(node), None) for node in entries))
 
-        output = self.record(made, (x,), backward, saves=() if offloaded else (x,), trains=trains)
+        output = self.record(made, (x, *others), backward, saves=() if offloaded else (x, *others), trains=trains)
         if output.node is not None:
             output.node.outlives_grad = not reentrant
         return output
@@ -345,12 +367,12 @@ class Tape:
         return events, back
 
     def _recompute(
-        self, function: Callable[[Tensor], Tensor], inner: Tensor, *, stop_early: bool
+        self, function: Callable[..., Tensor], *inner: Tensor, stop_early: bool
     ) -> tuple[list[Event], Tensor]:
         """The events of running `function` again, with its nodes left on the tape."""
         outer_events, self.events, self._last_save = self.events, [], 0
         with self.in_phase(Phase.RECOMPUTE):
-            output = function(inner)
+            output = function(*inner)
         events, cut = self.events[: self._last_save], self.events[self._last_save :]
         self.events = outer_events
         if not stop_early:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from tunecast.model.architecture import Architecture, Layer, layer_kinds
+from tunecast.model.architecture import Architecture, Layer, Linear, layer_kinds
 from tunecast.model.root_modules import Sizes, embedding_adapter_sizes, head_adapter_sizes, saved_sizes
 from tunecast.model.run import Run
 from tunecast.model.tape import allocated_bytes
@@ -39,15 +39,16 @@ def adapter_tensors(layer: Layer, run: Run) -> list[Trained]:
         block.adapter_sizes(run.lora_target_modules, run.lora_r) for block in (layer.attention, layer.mlp)
     )
     inside, around = ([Trained(elements=size, is_matrix=True) for size in sizes] for sizes in (parts, stacked))
-    return [*inside, *linear_adapters(layer, run), *around]
+    return [*inside, *linear_adapters(layer.linears, run), *around]
 
 
-def linear_adapters(layer: Layer, run: Run) -> list[Trained]:
-    """lora_A and lora_B of every target in a layer, with the bias of lora_B and DoRA's magnitudes if there are."""
+def linear_adapters(linears: Iterable[Linear], run: Run) -> list[Trained]:
+    """lora_A and lora_B of every target among linear maps, with the bias of lora_B and DoRA's magnitudes if there
+    are."""
     vectors = int(run.lora_bias) + int(run.use_dora)
     return [
         tensor
-        for linear in layer.linears
+        for linear in linears
         if linear.name in run.lora_target_modules
         for tensor in (
             Trained(elements=run.lora_r * linear.in_features, is_matrix=True),
@@ -67,10 +68,12 @@ def saved_tensors(architecture: Architecture, run: Run) -> tuple[list[Trained], 
 
 
 def root_tensors(architecture: Architecture, run: Run) -> tuple[list[Trained], list[Trained]]:
-    """What trains beside the layers' adapters, before the layers and after them: copies, and adapters."""
+    """What trains beside the layers' adapters, before the layers and after them: copies, and adapters; those of the map
+    to inputs of layers are after them, where the real model has it."""
     before, after = saved_tensors(architecture, run)
     table, head = (of_sizes(sizes(architecture, run)) for sizes in (embedding_adapter_sizes, head_adapter_sizes))
-    return [*before, *table], [*head, *after]
+    inputs = linear_adapters(architecture.root_linears, run)
+    return [*before, *table], [*inputs, *head, *after]
 
 
 def of_sizes(sizes: Sizes, *, is_embedding: bool = False) -> list[Trained]:
@@ -94,6 +97,7 @@ def base_tensors(layer: Layer, hidden_size: int) -> list[Trained]:
             tensors += [Trained(elements=size, is_matrix=False) for size in layer.attention.qk_norm_sizes]
     tensors += [Trained(elements=size, is_matrix=True) for size in layer.mlp.matrix_sizes]
     tensors += [Trained(elements=size, is_matrix=False) for size in layer.mlp.vector_sizes]
+    tensors += [Trained(elements=linear.weight_params, is_matrix=True) for linear in layer.own_input]
     return tensors + [Trained(elements=size, is_matrix=False) for size in layer.norm_sizes(hidden_size)]
 
 

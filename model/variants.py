@@ -235,18 +235,13 @@ def need_numbers(config: Config, name: str, *fields: str) -> None:
 
 
 def gemma4(config: Config, name: str) -> Changes:
-    """Gemma 4 without embeddings per layer and without layers that share keys and values (31B and 26B-A4B)."""
-    refuse(config, name, num_kv_shared_layers=0, use_double_wide_mlp=False, attention_dropout=0.0)
+    """Gemma 4 without dropout, whose attention looks back."""
+    refuse(config, name, attention_dropout=0.0)
     own = () if "per_layer_config" in config else ("global_head_dim",)
-    need_numbers(config, name, "sliding_window", *own, "hidden_size_per_layer_input")
+    need_numbers(config, name, "sliding_window", *own, "hidden_size_per_layer_input", "num_kv_shared_layers")
     check_layer_types(config, name, LAYER_TYPES)
     if config.get("use_bidirectional_attention") == "all":
         refuse(config, name, use_bidirectional_attention="vision")
-    refuse(
-        {"hidden_size_per_layer_input": config.get("hidden_size_per_layer_input", 256)},
-        name,
-        hidden_size_per_layer_input=0,
-    )
     return {"logits": "plain" if config.get("final_logit_softcapping") is None else "capped"}
 
 

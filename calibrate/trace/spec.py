@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
 from tunecast.catalogs.errors import InputError
 from tunecast.model.architecture import Architecture, Attention, Layer, LayerGroup, Linear, Mlp
 from tunecast.model.run import Run
-from tunecast.model.shapes import DeltaNet, Experts, Latent, ShortConvolution
+from tunecast.model.shapes import DeltaNet, Experts, Latent, LayerInputs, ShortConvolution
 
 
 def architecture_to_dict(architecture: Architecture) -> dict[str, Any]:
@@ -25,7 +26,10 @@ def architecture_from_dict(data: dict[str, Any]) -> Architecture:
     """Inverse of `architecture_to_dict`."""
     try:
         groups = tuple(LayerGroup(layer=_layer(group["layer"]), count=group["count"]) for group in data["groups"])
-        return Architecture(**{**data, "groups": groups, "masks": tuple(data.get("masks", ()))})
+        given = data.get("layer_inputs")
+        inputs = None if given is None else LayerInputs(**given)
+        masks = tuple(data.get("masks", ()))
+        return Architecture(**{**data, "groups": groups, "masks": masks, "layer_inputs": inputs})
     except TypeError as error:
         raise _newer(error) from error
 
@@ -62,11 +66,16 @@ def _layer(data: dict[str, Any]) -> Layer:
         attention["latent"] = Latent(**attention["latent"])
     if mlp.get("experts") is not None:
         mlp["experts"] = Experts(**mlp["experts"])
-    return Layer(**{**data, "attention": Attention(**attention), "mlp": Mlp(**mlp)})
+    own = _linears(data.get("own_input", ()))
+    return Layer(**{**data, "attention": Attention(**attention), "mlp": Mlp(**mlp), "own_input": own})
 
 
 def _with_linears(block: dict[str, Any]) -> dict[str, Any]:
-    return {**block, "linears": tuple(Linear(**linear) for linear in block["linears"])}
+    return {**block, "linears": _linears(block["linears"])}
+
+
+def _linears(maps: Iterable[dict[str, Any]]) -> tuple[Linear, ...]:
+    return tuple(Linear(**linear) for linear in maps)
 
 
 def _listed(value: Any) -> Any:
