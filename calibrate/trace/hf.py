@@ -36,6 +36,9 @@ UNBOUNDED_POSITION = 1 << 17
 LISTS_PER_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers", "attention_layers")
 """Config fields with an entry per layer (transformers 5 configuration classes)."""
 
+NOT_BY_LAYER = ("hidden_size_per_layer_input", "num_kv_shared_layers")
+"""Config fields of models of which a few layers do not tell the rest (Gemma 3n, Gemma 4 E2B and E4B)."""
+
 Observer = Callable[[str], None]
 
 
@@ -104,11 +107,15 @@ def config_of_settings(settings: str, num_layers: int | None = None) -> Any:
 
 
 def kinds_of_layers(architecture: Architecture, run: Run) -> list[Hashable]:
-    """What tells each layer from others: its shape, its entry in every list that the config has, its checkpoint."""
+    """What tells each layer from others: its shape, its entry in every list that the config has, its checkpoint; its
+    place where tensors outside the layers are as wide as there are layers, or the last ones reuse what others made."""
     kinds: list[tuple[Hashable, ...]] = [(layer,) for layer in _layers(architecture)]
-    if architecture.settings:
-        lists = _kinds_of_layers(config_of_settings(architecture.settings)).values()
+    if architecture.settings or architecture.layer_inputs is not None:
+        config = config_of_settings(architecture.settings or architecture.config)
+        lists = _kinds_of_layers(config).values()
         kinds = [(*kind, *(entries[index] for entries in lists)) for index, kind in enumerate(kinds)]
+        if any(getattr(config.get_text_config(), field, 0) for field in NOT_BY_LAYER):
+            kinds = [(*kind, index) for index, kind in enumerate(kinds)]
     return [(*kind, run.checkpoints_layer(index)) for index, kind in enumerate(kinds)]
 
 

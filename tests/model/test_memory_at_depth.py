@@ -98,8 +98,11 @@ FAMILIES = (
     "HuggingFaceTB/SmolLM3-3B",
     "dense first",
     "openai/gpt-oss-20b",
+    "google/gemma-4-E2B",
+    "google/gemma-4-E4B",
 )
-"""Rows of equal layers, and patterns: every second layer, every sixth and two left over, four dense ones before."""
+"""Rows of equal layers, and patterns: every second layer, every sixth and two left over, four dense ones before, every
+fifth or sixth among those that make keys and values, and among those that reuse them."""
 WAYS: tuple[dict[str, Any], ...] = (
     {"method": "qlora", "gradient_checkpointing": True, "gradient_accumulation_steps": 2},
     {"method": "full", "gradient_checkpointing": False, "gradient_accumulation_steps": 2},
