@@ -1,9 +1,9 @@
 """One process of a group that times collectives; started by torchrun, told what to do by files in a folder.
 
-Usage: torchrun --nproc-per-node N -m tunecast.calibrate.bench.collective_worker FOLDER cuda|cpu
+Usage: torchrun --nproc-per-node N -m tunecast.calibrate.bench.collective_worker FOLDER nccl|gloo DEVICE...
 
-Job n is ``job-<n>.json`` with op, bytes, repeats and warmup; rank 0 answers with ``result-<n>.json``. The group ends
-when ``stop`` appears, or when its starter is gone.
+There are N devices: ``cuda:1`` and ``cuda:2``, or ``cpu`` N times. Job n is ``job-<n>.json`` with op, bytes, repeats
+and warmup; rank 0 answers with ``result-<n>.json``. The group ends when ``stop`` appears, or when its starter is gone.
 """
 
 from __future__ import annotations
@@ -21,23 +21,32 @@ ELEMENT_BYTES = 2
 """bf16, the dtype of gradients and gathered weights."""
 
 
-def main(folder: Path, kind: str) -> None:
+def main(folder: Path, library: str, devices: list[str]) -> None:
     """Join the group, then work off jobs in order."""
-    import torch
     import torch.distributed as dist
 
     rank = int(os.environ["LOCAL_RANK"])
-    if kind == "cuda":
-        torch.cuda.set_device(rank)
-    dist.init_process_group("nccl" if kind == "cuda" else "gloo")
+    join(library, devices[rank])
     (folder / f"joined-{rank}").touch()
     number = 0
     while (job := next_job(folder, number)) is not None:
-        seconds = run_job(job, kind)
+        seconds = run_job(job, devices[rank])
         if rank == 0:
             answer(folder, number, seconds)
         number += 1
     dist.destroy_process_group()
+
+
+def join(library: str, device: str) -> None:
+    """Form the group, each process on its device."""
+    import torch
+    import torch.distributed as dist
+
+    here = torch.device(device)
+    bound = here if here.type == "cuda" else None
+    if bound is not None:
+        torch.cuda.set_device(bound)
+    dist.init_process_group(library, device_id=bound)
 
 
 def next_job(folder: Path, number: int) -> dict[str, Any] | None:
@@ -60,13 +69,13 @@ def alive(pid: int) -> bool:
     return True
 
 
-def run_job(job: dict[str, Any], kind: str) -> list[float]:
+def run_job(job: dict[str, Any], device: str) -> list[float]:
     """Seconds of every repetition, warm-up first: that of the slowest process, all starting together."""
     import torch
     import torch.distributed as dist
 
-    wait = torch.cuda.synchronize if kind == "cuda" else _nothing
-    call = collective(job["op"], job["bytes"], kind)
+    wait = _waiting_for(device)
+    call = collective(job["op"], job["bytes"], device)
     seconds = []
     for _ in range(job["warmup"] + job["repeats"]):
         dist.barrier()
@@ -75,24 +84,31 @@ def run_job(job: dict[str, Any], kind: str) -> list[float]:
         call()
         wait()
         seconds.append(time.perf_counter() - start_s)
-    slowest = torch.tensor(seconds, dtype=torch.float64, device=kind)
+    slowest = torch.tensor(seconds, dtype=torch.float64, device=device)
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
     return [float(value) for value in slowest.tolist()]
 
 
+def _waiting_for(device: str) -> Callable[[], object]:
+    """What waits for a collective; on a CPU it returns when it is done."""
+    import torch
+
+    return torch.cuda.synchronize if device.startswith("cuda") else _nothing
+
+
 def _nothing() -> None:
-    """On a CPU a collective returns when it is done."""
+    """There is nothing to wait for."""
 
 
-def collective(op: str, n_bytes: int, kind: str) -> Callable[[], object]:
+def collective(op: str, n_bytes: int, device: str) -> Callable[[], object]:
     """One collective over a whole buffer of `n_bytes` (before it is scattered, or once it is gathered)."""
     import torch
     import torch.distributed as dist
 
     world = dist.get_world_size()
     elements = n_bytes // ELEMENT_BYTES // world * world
-    whole = torch.zeros(elements, dtype=torch.bfloat16, device=kind)
-    part = torch.zeros(elements // world, dtype=torch.bfloat16, device=kind)
+    whole = torch.zeros(elements, dtype=torch.bfloat16, device=device)
+    part = torch.zeros(elements // world, dtype=torch.bfloat16, device=device)
     calls: dict[str, Callable[[], object]] = {
         "all_reduce": lambda: dist.all_reduce(whole),
         "all_gather": lambda: dist.all_gather_into_tensor(whole, part),
@@ -110,4 +126,4 @@ def answer(folder: Path, number: int, seconds: list[float]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3:])

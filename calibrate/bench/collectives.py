@@ -33,18 +33,19 @@ LAST_LINES = 3
 class CollectiveGroup:
     """Processes that wait for collectives to time."""
 
-    def __init__(self, world_size: int, kind: str) -> None:
-        """`kind` is ``cuda`` (one process per GPU) or ``cpu``. Raises RuntimeError when the group does not form."""
+    def __init__(self, devices: tuple[str, ...]) -> None:
+        """A process on each of the devices: GPUs (``cuda:1``), or ``cpu`` again and again. Raises RuntimeError when
+        the group does not form."""
         self._folder = Path(tempfile.mkdtemp(prefix="tunecast-collectives-"))
         self._output = (self._folder / "output.txt").open("wb")
         self._jobs = 0
-        worker = ("-m", "tunecast.calibrate.bench.collective_worker", str(self._folder), kind)
-        launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world_size))
+        worker = ("-m", "tunecast.calibrate.bench.collective_worker", str(self._folder), library_of(devices), *devices)
+        launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(len(devices)))
         environment = {"OMP_NUM_THREADS": "1", **os.environ, "TUNECAST_STARTER_PID": str(os.getpid())}
         self._process = subprocess.Popen(
             [sys.executable, *launch, *worker], stdout=self._output, stderr=subprocess.STDOUT, env=environment
         )
-        self._wait_for([self._folder / f"joined-{rank}" for rank in range(world_size)], START_TIMEOUT_S, "form")
+        self._wait_for([self._folder / f"joined-{rank}" for rank in range(len(devices))], START_TIMEOUT_S, "form")
 
     def seconds(self, op: str, n_bytes: int, *, repeats: int, warmup: int) -> list[float]:
         """Seconds of every repetition, warm-up first. Raises RuntimeError when a process fails."""
@@ -86,7 +87,12 @@ class CollectiveGroup:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-_groups: dict[tuple[int, str], CollectiveGroup] = {}
+def library_of(devices: tuple[str, ...]) -> str:
+    """What carries collectives between such devices."""
+    return "nccl" if devices[0].startswith("cuda") else "gloo"
+
+
+_groups: dict[tuple[str, ...], CollectiveGroup] = {}
 
 
 def close_groups() -> None:
@@ -100,19 +106,19 @@ atexit.register(close_groups)
 
 def run_collective(spec: TrialSpec, backend: Backend) -> TrialResult:
     """The ``collective`` bench: bf16 payload of `bytes` in all, the time of the slowest process."""
-    kind = backend.torch_device.partition(":")[0]
-    key = (int(spec.params["world_size"]), kind)
+    devices = backend.ranks(int(spec.params["world_size"]))
     try:
-        if key not in _groups:
-            _groups[key] = CollectiveGroup(*key)
-        taken = _groups[key].seconds(spec.params["op"], spec.params["bytes"], repeats=spec.repeats, warmup=spec.warmup)
+        if devices not in _groups:
+            _groups[devices] = CollectiveGroup(devices)
+        taken = _groups[devices].seconds(
+            spec.params["op"], spec.params["bytes"], repeats=spec.repeats, warmup=spec.warmup
+        )
     except RuntimeError:
-        _groups.pop(key, None)
+        _groups.pop(devices, None)
         raise
-    library = "nccl" if kind == "cuda" else "gloo"
     return TrialResult(
         outcome="ok",
         samples_s=tuple(taken[spec.warmup :]),
         warmup_s=tuple(taken[: spec.warmup]),
-        extra={"library": library},
+        extra={"library": library_of(devices)},
     )

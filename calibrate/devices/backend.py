@@ -24,6 +24,10 @@ class Backend(Protocol):
     """Facts about the trial now running (``events_vs_wall_frac``...). The device empties it before each
     trial and merges it into `TrialResult.extra` after; benches may add to it."""
 
+    def ranks(self, world_size: int) -> tuple[str, ...]:
+        """The devices that so many processes of a collective run on, this one first."""
+        ...
+
     def synchronize(self) -> None:
         """Wait until all work issued to the device is done."""
         ...

@@ -75,6 +75,10 @@ class CpuBackend:
         self.l2_bytes = last_level_cache_bytes()
         self._peak_is_ours = False
 
+    def ranks(self, world_size: int) -> tuple[str, ...]:
+        """This processor, shared."""
+        return (self.torch_device,) * world_size
+
     def synchronize(self) -> None:
         """Nothing to wait for: operators return when they are done."""
 

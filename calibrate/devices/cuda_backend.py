@@ -81,6 +81,17 @@ class CudaBackend:
         self.l2_bytes: int | None = getattr(torch.cuda.get_device_properties(index), "L2_cache_size", None)
         self._retries_before = 0
 
+    def peers(self) -> tuple[int, ...]:
+        """Devices that torch sees and that are the same card, this one first."""
+        cuda, here = self._torch.cuda, self._index
+        name = cuda.get_device_properties(here).name
+        others = (index for index in range(cuda.device_count()) if index != here)
+        return (here, *(index for index in others if cuda.get_device_properties(index).name == name))
+
+    def ranks(self, world_size: int) -> tuple[str, ...]:
+        """This card and as many of its `peers` as it takes: the others may be slower."""
+        return tuple(f"cuda:{index}" for index in self.peers()[:world_size])
+
     def synchronize(self) -> None:
         """Wait for all streams of the device."""
         self._torch.cuda.synchronize(self._index)

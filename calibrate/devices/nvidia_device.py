@@ -174,13 +174,12 @@ class NvidiaDevice:
 
     def peers(self) -> int:
         """GPUs of this machine that torch sees and that are the same card: a job can run on all of them."""
-        properties, cuda = self._properties(), self._torch.cuda
-        return sum(cuda.get_device_properties(i).name == properties.name for i in range(cuda.device_count()))
+        return len(self.backend.peers())
 
     def supports(self, spec: TrialSpec) -> bool:
-        """Whether the card has the dtype in hardware and, for collectives, whether there are enough cards."""
+        """Whether the card has the dtype in hardware and, for collectives, whether there are enough of the kind."""
         if spec.bench == "collective":
-            enough = self._torch.cuda.device_count() >= int(spec.params["world_size"])
+            enough = self.peers() >= int(spec.params["world_size"])
             return enough and bool(self._torch.distributed.is_available())
         properties = self._properties()
         capability = (properties.major, properties.minor)

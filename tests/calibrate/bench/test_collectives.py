@@ -19,6 +19,7 @@ from tunecast.calibrate.runner import checked_gpus, trial_entry
 from tunecast.catalogs.errors import InputError
 from tunecast.model.units import KIB, MIB
 
+TWO = ("cpu", "cpu")
 OPS = ("all_reduce", "all_gather", "reduce_scatter")
 
 
@@ -41,7 +42,7 @@ def test_two_processes_of_this_cpu_are_timed(op: str) -> None:
 
 
 def test_what_a_process_says_reaches_the_caller() -> None:
-    group = CollectiveGroup(2, "cpu")
+    group = CollectiveGroup(TWO)
     with pytest.raises(RuntimeError, match="KeyError: 'all_to_none'"):
         group.seconds("all_to_none", KIB, repeats=1, warmup=0)
     assert not group._folder.exists()
