@@ -15,9 +15,11 @@ import tempfile
 import time
 from pathlib import Path
 
+from tunecast.calibrate.bench.last_words import last_words
 from tunecast.calibrate.devices.backend import Backend
 from tunecast.calibrate.devices.protocol import TrialResult, TrialSpec
 
+WORKER = "tunecast.calibrate.bench.collective_worker"
 START_TIMEOUT_S = 180.0
 """torch is imported by every process and NCCL looks for links: seconds to a minute on a slow disk."""
 JOB_TIMEOUT_S = 120.0
@@ -26,8 +28,6 @@ POLL_S = 0.01
 """Between looks for a result, outside what is timed."""
 STOP_TIMEOUT_S = 10.0
 """What a group has to end by itself before it is killed."""
-LAST_LINES = 3
-"""Lines of a failed group's output that are told."""
 
 
 class CollectiveGroup:
@@ -39,7 +39,7 @@ class CollectiveGroup:
         self._folder = Path(tempfile.mkdtemp(prefix="tunecast-collectives-"))
         self._output = (self._folder / "output.txt").open("wb")
         self._jobs = 0
-        worker = ("-m", "tunecast.calibrate.bench.collective_worker", str(self._folder), library_of(devices), *devices)
+        worker = ("-m", WORKER, str(self._folder), library_of(devices), *devices)
         launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(len(devices)))
         environment = {"OMP_NUM_THREADS": "1", **os.environ, "TUNECAST_STARTER_PID": str(os.getpid())}
         self._process = subprocess.Popen(
@@ -64,15 +64,14 @@ class CollectiveGroup:
         while not all(path.exists() for path in paths):
             failed = self._process.poll() is not None
             if failed or time.monotonic() > end_s:
-                why = self._last_lines() if failed else f"nothing happened for {timeout_s:.0f} s"
+                why = self._last_words() if failed else f"nothing happened for {timeout_s:.0f} s"
                 self.close()
                 raise RuntimeError(f"The processes did not {what}: {why}")
             time.sleep(POLL_S)
 
-    def _last_lines(self) -> str:
-        text = (self._folder / "output.txt").read_text(errors="replace")
-        told = [line.strip() for line in text.splitlines() if "Error" in line] or text.splitlines()
-        return " / ".join(told[-LAST_LINES:]) or f"exit code {self._process.returncode}"
+    def _last_words(self) -> str:
+        said = last_words((self._folder / "output.txt").read_text(errors="replace"))
+        return said or f"exit code {self._process.returncode}"
 
     def close(self) -> None:
         """End the processes and remove their folder."""
