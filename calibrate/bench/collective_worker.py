@@ -1,9 +1,10 @@
 """One process of a group that times collectives; started by torchrun, told what to do by files in a folder.
 
-Usage: torchrun --nproc-per-node N -m tunecast.calibrate.bench.collective_worker FOLDER nccl|gloo DEVICE...
+Usage: torchrun --nproc-per-node N -m tunecast.calibrate.bench.collective_worker FOLDER nccl|gloo TIMEOUT_S DEVICE...
 
-There are N devices: ``cuda:1`` and ``cuda:2``, or ``cpu`` N times. Job n is ``job-<n>.json`` with op, bytes, repeats
-and warmup; rank 0 answers with ``result-<n>.json``. The group ends when ``stop`` appears, or when its starter is gone.
+There are N devices: ``cuda:1`` and ``cuda:2``, or ``cpu`` N times. ``joined-<rank>`` appears once a first collective
+went through. Job n is ``job-<n>.json`` with op, bytes, repeats and warmup; rank 0 answers with ``result-<n>.json``.
+The group ends when ``stop`` appears, or when its starter is gone.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +23,12 @@ ELEMENT_BYTES = 2
 """bf16, the dtype of gradients and gathered weights."""
 
 
-def main(folder: Path, library: str, devices: list[str]) -> None:
+def main(folder: Path, library: str, timeout_s: float, devices: list[str]) -> None:
     """Join the group, then work off jobs in order."""
     import torch.distributed as dist
 
     rank = int(os.environ["LOCAL_RANK"])
-    join(library, devices[rank])
+    join(library, devices[rank], timeout_s)
     (folder / f"joined-{rank}").touch()
     number = 0
     while (job := next_job(folder, number)) is not None:
@@ -37,8 +39,11 @@ def main(folder: Path, library: str, devices: list[str]) -> None:
     dist.destroy_process_group()
 
 
-def join(library: str, device: str) -> None:
-    """Form the group, each process on its device."""
+def join(library: str, device: str, timeout_s: float) -> None:
+    """Form the group, and have a first collective go through: only then GPUs have talked to each other.
+
+    A collective that takes longer than `timeout_s` ends the process, by an exception of gloo or by NCCL's watchdog.
+    """
     import torch
     import torch.distributed as dist
 
@@ -46,7 +51,9 @@ def join(library: str, device: str) -> None:
     bound = here if here.type == "cuda" else None
     if bound is not None:
         torch.cuda.set_device(bound)
-    dist.init_process_group(library, device_id=bound)
+    dist.init_process_group(library, device_id=bound, timeout=timedelta(seconds=timeout_s))
+    dist.all_reduce(torch.zeros(1, device=here))
+    _waiting_for(device)()
 
 
 def next_job(folder: Path, number: int) -> dict[str, Any] | None:
@@ -126,4 +133,4 @@ def answer(folder: Path, number: int, seconds: list[float]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3:])
+    main(Path(sys.argv[1]), sys.argv[2], float(sys.argv[3]), sys.argv[4:])

@@ -15,19 +15,25 @@ import tempfile
 import time
 from pathlib import Path
 
-from tunecast.calibrate.bench.last_words import last_words
+from tunecast.calibrate.bench.last_words import HANGING_GPUS, last_words
 from tunecast.calibrate.devices.backend import Backend
 from tunecast.calibrate.devices.protocol import TrialResult, TrialSpec
 
 WORKER = "tunecast.calibrate.bench.collective_worker"
+GROUP_TIMEOUT_S = 60.0
+"""What one collective may take: then the processes end by themselves, in their own words. A link that hangs never
+ends, and the largest payload over a slow one (512 MiB at 1 GB/s) takes a second."""
 START_TIMEOUT_S = 180.0
-"""torch is imported by every process and NCCL looks for links: seconds to a minute on a slow disk."""
+"""torch is imported by every process, NCCL looks for links and the first collective runs: seconds to a minute on a
+slow disk, and `GROUP_TIMEOUT_S` where it hangs."""
 JOB_TIMEOUT_S = 120.0
-"""One collective with its repetitions takes seconds; a link that hangs never ends."""
+"""Beyond `GROUP_TIMEOUT_S`, with what PyTorch and torchrun take to end what hangs."""
 POLL_S = 0.01
 """Between looks for a result, outside what is timed."""
 STOP_TIMEOUT_S = 10.0
-"""What a group has to end by itself before it is killed."""
+"""What a group has to end by itself before it is told to."""
+END_TIMEOUT_S = 35.0
+"""What torchrun has to end its processes: it kills after 30 s (torch.distributed.elastic.multiprocessing.api)."""
 
 
 class CollectiveGroup:
@@ -36,10 +42,11 @@ class CollectiveGroup:
     def __init__(self, devices: tuple[str, ...]) -> None:
         """A process on each of the devices: GPUs (``cuda:1``), or ``cpu`` again and again. Raises RuntimeError when
         the group does not form."""
+        self._devices = devices
         self._folder = Path(tempfile.mkdtemp(prefix="tunecast-collectives-"))
         self._output = (self._folder / "output.txt").open("wb")
         self._jobs = 0
-        worker = ("-m", WORKER, str(self._folder), library_of(devices), *devices)
+        worker = ("-m", WORKER, str(self._folder), library_of(devices), str(GROUP_TIMEOUT_S), *devices)
         launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(len(devices)))
         environment = {"OMP_NUM_THREADS": "1", **os.environ, "TUNECAST_STARTER_PID": str(os.getpid())}
         self._process = subprocess.Popen(
@@ -64,8 +71,8 @@ class CollectiveGroup:
         while not all(path.exists() for path in paths):
             failed = self._process.poll() is not None
             if failed or time.monotonic() > end_s:
-                why = self._last_words() if failed else f"nothing happened for {timeout_s:.0f} s"
-                self.close()
+                why = self._last_words() if failed else self._silence(timeout_s)
+                self.close(patience_s=0.0)
                 raise RuntimeError(f"The processes did not {what}: {why}")
             time.sleep(POLL_S)
 
@@ -73,17 +80,32 @@ class CollectiveGroup:
         said = last_words((self._folder / "output.txt").read_text(errors="replace"))
         return said or f"exit code {self._process.returncode}"
 
-    def close(self) -> None:
-        """End the processes and remove their folder."""
+    def _silence(self, timeout_s: float) -> str:
+        found = f"nothing happened for {timeout_s:.0f} s"
+        return f"{found}; {HANGING_GPUS}" if library_of(self._devices) == "nccl" else found
+
+    def close(self, *, patience_s: float = STOP_TIMEOUT_S) -> None:
+        """End the processes and remove their folder.
+
+        Those that hang are ended by torchrun, whose children they are, each in a session of its own: had it been
+        killed, they would go on and keep their GPUs busy.
+        """
         if self._folder.exists():
             (self._folder / "stop").touch()
-        try:
-            self._process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        if not self._ends_in(patience_s):
+            self._process.terminate()
+            if not self._ends_in(END_TIMEOUT_S):
+                self._process.kill()
+                self._process.wait()
         self._output.close()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _ends_in(self, seconds: float) -> bool:
+        try:
+            self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
 
 
 def library_of(devices: tuple[str, ...]) -> str:
@@ -92,10 +114,13 @@ def library_of(devices: tuple[str, ...]) -> str:
 
 
 _groups: dict[tuple[str, ...], CollectiveGroup] = {}
+_failures: dict[tuple[str, ...], str] = {}
+"""Why groups failed: what hung or broke once would do so in every other collective."""
 
 
 def close_groups() -> None:
-    """End every group that this process started."""
+    """End every group that this process started, and forget which failed."""
+    _failures.clear()
     while _groups:
         _groups.popitem()[1].close()
 
@@ -104,16 +129,22 @@ atexit.register(close_groups)
 
 
 def run_collective(spec: TrialSpec, backend: Backend) -> TrialResult:
-    """The ``collective`` bench: bf16 payload of `bytes` in all, the time of the slowest process."""
+    """The ``collective`` bench: bf16 payload of `bytes` in all, the time of the slowest process.
+
+    Raises RuntimeError when the processes fail, and at once, in the same words, for the collectives after it.
+    """
     devices = backend.ranks(int(spec.params["world_size"]))
+    if devices in _failures:
+        raise RuntimeError(_failures[devices])
     try:
         if devices not in _groups:
             _groups[devices] = CollectiveGroup(devices)
         taken = _groups[devices].seconds(
             spec.params["op"], spec.params["bytes"], repeats=spec.repeats, warmup=spec.warmup
         )
-    except RuntimeError:
+    except RuntimeError as error:
         _groups.pop(devices, None)
+        _failures[devices] = str(error)
         raise
     return TrialResult(
         outcome="ok",
