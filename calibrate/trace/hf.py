@@ -30,6 +30,9 @@ MAX_GRAD_NORM = 1.0
 """``TrainingArguments.max_grad_norm`` default (transformers 5)."""
 LORA_ALPHA = 16
 """Any value: the scaling is one multiplication whatever it is."""
+FIRST_SCALE = 1024.0
+"""Of losses in fp16. PyTorch's 65,536 overflows on random weights, so that the first steps are skipped until it has
+halved; a scale costs the same whatever it is."""
 UNBOUNDED_POSITION = 1 << 17
 """Positions declared to transformers when a config gives no limit; it sizes nothing."""
 
@@ -324,10 +327,11 @@ def embedding_parameters(model: Any) -> list[Any]:
 
 
 def make_scaler(run: Run, device_type: str) -> Any | None:
-    """The gradient scaler that fp16 autocast trains with, as the Trainer; None for other precisions."""
+    """The gradient scaler that fp16 autocast trains with, as the Trainer but for `FIRST_SCALE`; None for other
+    precisions."""
     import torch
 
-    return torch.amp.GradScaler(device_type) if run.precision == "fp16-autocast" else None
+    return torch.amp.GradScaler(device_type, init_scale=FIRST_SCALE) if run.precision == "fp16-autocast" else None
 
 
 def train_step(
