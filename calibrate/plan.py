@@ -37,8 +37,14 @@ COLLECTIVE_BYTES = {"gpu": (256 * KIB, 16 * MIB, 512 * MIB), "cpu": (64 * KIB, 4
 """Payloads: one of latency, a layer's adapters, and beyond a layer's weights (8B: 437 MB)."""
 DEVICE_BENCHES = ("gemm", "memory", "dequant", "matmul_4bit", "attention", "loss", "optimizer", "step")
 """Benches that keep the device busy; the others let it cool and come after them."""
+HOST_BENCHES = ("launch", "sync", "transfer")
+"""What every forecast asks of the host and its link, in a second or two: before what a slow card has no time for."""
 LATER = ("grouped", "masked", "walk")
-"""Device work of some models only, after all else."""
+"""Device work of some models only, after all other."""
+STORAGE_BENCHES = ("disk", "load", "checkpoint")
+"""A gigabyte at a time, from a disk that may be slow: cut where time runs out."""
+ORDER = (DEVICE_BENCHES, HOST_BENCHES, LATER, STORAGE_BENCHES)
+"""What comes first is what a forecast is poorest without."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +127,7 @@ def capability_has_bf16(compute_capability: str | None) -> bool:
 
 
 def _ordered(specs: Iterable[TrialSpec]) -> tuple[TrialSpec, ...]:
-    """Device work first, related trials spread evenly over it, then `LATER`; then host, links and disks.
+    """By `ORDER`, related trials spread evenly.
 
     Every trial gets a place between 0 and 1 among those of its bench; sorting by place interleaves the
     benches, so any prefix is a smaller calibration of everything.
@@ -130,13 +136,11 @@ def _ordered(specs: Iterable[TrialSpec]) -> tuple[TrialSpec, ...]:
     for spec in specs:
         groups.setdefault(spec.bench, []).append(spec)
     shuffle = random.Random(ORDER_SEED).shuffle
-    placed: list[tuple[bool, float, str, TrialSpec]] = []
+    turns = {bench: turn for turn, benches in enumerate(ORDER) for bench in benches}
+    placed: list[tuple[int, float, str, TrialSpec]] = []
     for bench, group in groups.items():
         shuffle(group)
-        placed += [
-            (bench not in (*DEVICE_BENCHES, *LATER), (place + 0.5) / len(group) + (bench in LATER), spec.key, spec)
-            for place, spec in enumerate(group)
-        ]
+        placed += [(turns[bench], (place + 0.5) / len(group), spec.key, spec) for place, spec in enumerate(group)]
     return tuple(spec for *_, spec in sorted(placed, key=lambda item: item[:3]))
 
 

@@ -6,7 +6,7 @@ import json
 import pytest
 from scripted_device import HARDWARE
 
-from tunecast.calibrate.plan import DEVICE_BENCHES, budget, calibration_plan, training_dtype
+from tunecast.calibrate.plan import DEVICE_BENCHES, ORDER, budget, calibration_plan, training_dtype
 from tunecast.calibrate.trace.spec import architecture_from_dict, run_from_dict
 from tunecast.catalogs.errors import InputError
 
@@ -104,6 +104,20 @@ def test_related_trials_are_spread_over_the_device_part():
     for bench in ("gemm", "memory", "attention", "step"):
         share = sum(spec.bench == bench for spec in half) / sum(spec.bench == bench for spec in busy)
         assert 0.4 <= share <= 0.6, bench
+
+
+@pytest.mark.parametrize(("hardware", "mode"), EVERYTHING)
+def test_disks_come_last_and_the_host_right_after_the_work_of_every_model(hardware, mode):
+    turns = [turn for spec in calibration_plan(hardware, mode) for turn in range(4) if spec.bench in ORDER[turn]]
+    assert turns == sorted(turns)
+    assert set(turns) >= {0, 1, 3}
+
+
+def test_a_card_that_runs_out_of_time_has_its_host_measured():
+    """A T4 has none left for the last dozen trials."""
+    measured = {spec.bench for spec in calibration_plan(T4, "quick")[:-12]}
+    assert {*DEVICE_BENCHES, "launch", "sync", "transfer"} <= measured
+    assert not measured & {"disk", "load", "checkpoint"}
 
 
 def test_budgets_end_within_the_promise_and_mocks_have_none():
