@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import accumulate
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -118,15 +120,34 @@ def run_load(spec: TrialSpec, backend: Backend) -> TrialResult:
 
 
 def _write_shard(path: Path, n_bytes: int) -> None:
+    """A safetensors file of about `n_bytes`, whose tensors are one block of random numbers again and again.
+
+    Written piece by piece, so that the host holds the block (32 MiB) and not the file, as ``save_file`` would have it:
+    8 bytes with the header's length, the header (JSON with dtype, shape and place of each tensor, filled up with blanks
+    to a multiple of 8 bytes), the tensors (safetensors' README, "Format").
+    """
     import torch
-    from safetensors.torch import save_file
 
     rows_in_all = max(1, n_bytes // (2 * SHARD_COLUMNS))
-    block = torch.randn(min(SHARD_ROWS, rows_in_all), SHARD_COLUMNS, dtype=torch.bfloat16)
     sizes = [min(SHARD_ROWS, rows_in_all - start) for start in range(0, rows_in_all, SHARD_ROWS)]
-    save_file({f"layer.{index}.weight": block[:rows].clone() for index, rows in enumerate(sizes)}, str(path))
-    with path.open("rb") as file:
+    block = torch.randn(sizes[0], SHARD_COLUMNS, dtype=torch.bfloat16).view(torch.uint8).numpy()
+    header = json.dumps(_shard_header(sizes)).encode()
+    header += b" " * (-len(header) % 8)
+    with path.open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        for rows in sizes:
+            file.write(block[:rows].data)
+        file.flush()
         os.fsync(file.fileno())
+
+
+def _shard_header(sizes: list[int]) -> dict[str, Any]:
+    """Tensors of these many rows, one after the other."""
+    ends = [2 * SHARD_COLUMNS * rows for rows in accumulate(sizes)]
+    return {
+        f"layer.{index}.weight": {"dtype": "BF16", "shape": [rows, SHARD_COLUMNS], "data_offsets": [start, end]}
+        for index, (rows, start, end) in enumerate(zip(sizes, [0, *ends], ends, strict=False))
+    }
 
 
 def _load_shard(path: Path, quantize: bool, backend: Backend) -> None:
