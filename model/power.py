@@ -10,7 +10,7 @@ STEP_BENCH = "step"
 
 
 def measured_power_w(record: Mapping[str, Any]) -> float | None:
-    """Median watts of one GPU at the end of the whole steps that were measured; None without a sensor."""
+    """Median watts of one GPU in the whole steps that were measured; None without a sensor."""
     found = [
         float(trial["sensors_after"]["power_w"])
         for trial in record["trials"]

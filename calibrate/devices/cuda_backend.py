@@ -78,6 +78,8 @@ class CudaBackend:
         self._clock = clock
         self.torch_device = torch_device or f"cuda:{index}"
         self.extra: dict[str, Any] = {}
+        self.under_load: Callable[[], None] | None = None
+        """Called once in a trial, when the warm-up is issued and the device still works on it."""
         self.l2_bytes: int | None = getattr(torch.cuda.get_device_properties(index), "L2_cache_size", None)
         self._retries_before = 0
 
@@ -100,7 +102,7 @@ class CudaBackend:
         self, fn: Callable[[], object], *, repeats: int, warmup: int, fed: bool = False
     ) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Seconds of each call: (warm-up, counted). See `Backend.timed`."""
-        warmup_s, _ = self._between_events(fn, warmup)
+        warmup_s, _ = self._between_events(fn, warmup, meanwhile=self.under_load)
         lead_s = self._lead_s(fn) if fed and repeats else 0.0
         if lead_s:
             self.extra["lead_s"] = lead_s
@@ -110,8 +112,13 @@ class CudaBackend:
             self._check_clocks(sum(samples_s), wall_s)
         return warmup_s, samples_s
 
-    def _between_events(self, fn: Callable[[], object], calls: int) -> tuple[tuple[float, ...], float]:
-        """Issue `calls` calls back to back with an event between each two: (device seconds of each, wall seconds)."""
+    def _between_events(
+        self, fn: Callable[[], object], calls: int, *, meanwhile: Callable[[], None] | None = None
+    ) -> tuple[tuple[float, ...], float]:
+        """Issue `calls` calls back to back with an event between each two: (device seconds of each, wall seconds).
+
+        `meanwhile` runs on the host once they are issued, which moves no event.
+        """
         events = [self._torch.cuda.Event(enable_timing=True) for _ in range(calls + 1)]
         self.synchronize()
         start_s = self._clock()
@@ -119,6 +126,8 @@ class CudaBackend:
         for event in events[1:]:
             fn()
             event.record()
+        if calls and meanwhile is not None:
+            meanwhile()
         self.synchronize()
         wall_s = self._clock() - start_s
         pairs = pairwise(events)

@@ -70,6 +70,8 @@ class NvidiaDevice:
         self._rule = rule or SettleRule()
         self._clock = clock
         self._flags: set[str] = set()
+        self._loaded: Sensors | None = None
+        """What the sensors showed while the trial now running kept the card busy."""
         self.backend = CudaBackend(
             torch, index, process_bytes=self._process_bytes, torch_device=torch_device, clock=clock
         )
@@ -162,9 +164,12 @@ class NvidiaDevice:
             self._flags.add("power_limit_lowered")
 
     def _flag_reading(self, reading: Sensors) -> None:
-        self._flags.update(THROTTLE_FLAGS[r] for r in reading.throttle_reasons or () if r in THROTTLE_FLAGS)
+        self._flag_throttling(reading.throttle_reasons)
         if reading.other_processes:
             self._flags.add("shared_gpu")
+
+    def _flag_throttling(self, reasons: tuple[str, ...] | None) -> None:
+        self._flags.update(THROTTLE_FLAGS[reason] for reason in reasons or () if reason in THROTTLE_FLAGS)
 
     def flags(self) -> tuple[str, ...]:
         """What a reader of the record must know, seen so far: ``throttled`` (heat or hardware slowdown),
@@ -186,18 +191,29 @@ class NvidiaDevice:
         return all(capability >= CAPABILITY_NEEDED.get(dtype, (0, 0)) for dtype in dtypes_of(spec))
 
     def run(self, spec: TrialSpec) -> TrialResult:
-        """Measure. Out of memory gives ``oom``, another failure ``error``; a lost device raises DeviceError."""
+        """Measure. Out of memory gives ``oom``, another failure ``error``; a lost device raises DeviceError.
+
+        What slows a card, its clocks and its power are those of the moment (NVML), and a card is idle as soon as a
+        trial is over. Of a step the reading after it is therefore one of the warm-up. There it is read once the
+        host has issued the work and would only wait: a thread beside the counted steps would compete with the host
+        that issues them, for Python's lock and the driver's, and steps of small models take as long as the host.
+        """
         self.backend.extra.clear()
+        self._loaded = None
+        self.backend.under_load = self._read_under_load if spec.bench == "step" else None
         others_are_ours = spec.bench == "collective"
         before = None if others_are_ours else self._sensors()
         watch = PcieWatch(self._card) if spec.bench == "transfer" else None
         with watch or nullcontext():
             result = self._measure(spec)
-        after = None if others_are_ours else self._sensors()
+        after = None if others_are_ours else self._sensors()  # also where the card's loss shows
         if self.backend.extra.get("clocks_disagree"):
             self._flags.add("clocks_disagree")
         extra = {**result.extra, **self.backend.extra, **(watch.facts() if watch else {})}
-        return replace(result, sensors_before=before, sensors_after=after, extra=extra)
+        return replace(result, sensors_before=before, sensors_after=self._loaded or after, extra=extra)
+
+    def _read_under_load(self) -> None:
+        self._loaded = self._sensors()
 
     def _measure(self, spec: TrialSpec) -> TrialResult:
         """The trial itself, with every exception turned into an outcome or a DeviceError."""
@@ -253,7 +269,11 @@ class NvidiaDevice:
         return "bfloat16" if self._properties().major >= CAPABILITY_NEEDED["bf16"][0] else "float16"
 
     def _clock_and_temperature(self) -> tuple[float | None, float | None]:
-        return (self._card.sm_clock_mhz(), self._card.temperature_c()) if self._card else (None, None)
+        """Read under load; what slows the card there is flagged."""
+        if self._card is None:
+            return None, None
+        self._flag_throttling(self._card.throttle_reasons())
+        return self._card.sm_clock_mhz(), self._card.temperature_c()
 
     def close(self) -> None:
         """Give memory back, end the NVML session and the processes of collectives; works on a lost device too."""

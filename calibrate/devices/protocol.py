@@ -99,6 +99,7 @@ class TrialResult:
     memory: MemoryReading = field(default_factory=MemoryReading)
     sensors_before: Sensors | None = None
     sensors_after: Sensors | None = None
+    """Of a step on a GPU while its warm-up kept the card busy: afterwards the card is idle."""
     extra: dict[str, Any] = field(default_factory=dict)
     """Bench-specific facts, for example ``cold_proved`` of a disk trial."""
 
