@@ -127,6 +127,10 @@ class NvidiaDevice:
         """One reading, PCIe counters included (they take 40 ms)."""
         return self._sensors(with_pcie_throughput=True)
 
+    def quick_sensors(self) -> Sensors:
+        """One reading without what has to be waited for."""
+        return self._sensors()
+
     def _sensors(self, *, with_pcie_throughput: bool = False) -> Sensors:
         if self._card is None:
             return Sensors()

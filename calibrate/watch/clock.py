@@ -73,8 +73,13 @@ class StepClock:
             self._come_back()
             self._open()
 
-    def step_ends(self, tokens: int, *, aside_follows: bool = False) -> bool:
-        """A step of so many tokens is over; True when this closed a window."""
+    def step_ends(
+        self, tokens: int, *, aside_follows: bool = False, before_wait: Callable[[], None] | None = None
+    ) -> bool:
+        """A step of so many tokens is over; True when this closed a window.
+
+        `before_wait` is called where one is about to close: the device still works, so that the host has time.
+        """
         self.steps_seen += 1
         if self.steps_seen < self.warmup_steps:
             return False
@@ -85,6 +90,8 @@ class StepClock:
         self._tokens += tokens
         if not aside_follows and self.now() - self._opened_s < self.window_s:
             return False
+        if before_wait is not None:
+            before_wait()
         self._close()
         self._start(aside_follows=aside_follows)
         return True

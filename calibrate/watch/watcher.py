@@ -116,15 +116,14 @@ class Watcher:
     def step_ends(self, step: int, *, aside_follows: bool) -> bool:
         """An optimizer step is over; True when there is something new to tell."""
         self._last_step, self._last_s = step, self.clock.now()
-        closed = self.clock.step_ends(self._step_tokens, aside_follows=aside_follows)
+        closed = self.clock.step_ends(self._step_tokens, aside_follows=aside_follows, before_wait=self._look)
         self._step_tokens = 0
         if self.clock.steps_seen == 1:
             self._forecast()
-        if closed:
-            self._look()
         return closed
 
     def _look(self) -> None:
+        """Read the sensors, while the device works: afterwards it would be idle, wait for us, and show nothing."""
         reading = self.device.sensors()
         self.flags |= throttle_flags(reading)
         self.sensors.append(plain(reading))
