@@ -42,7 +42,7 @@ HOST_BENCHES = ("launch", "sync", "transfer")
 LATER = ("grouped", "masked", "walk")
 """Device work of some models only, after all other."""
 STORAGE_BENCHES = ("disk", "load", "checkpoint")
-"""A gigabyte at a time, from a disk that may be slow: cut where time runs out."""
+"""A gigabyte at a time, from a disk that may be slow: cut where time runs out, since forecasts assume rates for it."""
 ORDER = (DEVICE_BENCHES, HOST_BENCHES, LATER, STORAGE_BENCHES)
 """What comes first is what a forecast is poorest without."""
 

@@ -12,7 +12,7 @@ from typing import Any
 from tunecast.calibrate.devices.protocol import Device, Hardware, TrialResult, TrialSpec
 from tunecast.calibrate.flags import record_flags
 from tunecast.calibrate.partial import Partial, prepare_folder
-from tunecast.calibrate.plan import budget, calibration_plan
+from tunecast.calibrate.plan import STORAGE_BENCHES, budget, calibration_plan
 from tunecast.calibrate.record import SCHEMA, SCHEMA_VERSION, add_fitted, file_slug, read_record, utc_now, write_record
 from tunecast.calibrate.rehearsal import require_steps
 from tunecast.catalogs.errors import InputError, TunecastError
@@ -22,8 +22,6 @@ PROTOCOL_VERSION = 1
 
 KIND = ("op", "dtype", "pass", "kernel", "direction")
 """Parameters of a trial that say more than how large it is."""
-DISPENSABLE = ("disk", "load", "checkpoint")
-"""Benches of the machine's disk, which a forecast has assumed rates for."""
 
 Progress = Callable[[int, int, str, float | None], None]
 """Told (trials done, trials in all, what runs now, seconds left or None) before every trial and at the end."""
@@ -183,7 +181,7 @@ def _run_plan(
     kinds = {kind_of(trial["bench"], trial["params"]) for trial in partial.trials.values()}
     for index, spec in enumerate(todo):
         late = limit_s is not None and clock.elapsed_s() > limit_s
-        known = spec.bench in DISPENSABLE or kind_of(spec.bench, spec.params) in kinds
+        known = spec.bench in STORAGE_BENCHES or kind_of(spec.bench, spec.params) in kinds
         if late and known and spec.bench != "collective":
             cut_short = True
             continue

@@ -9,7 +9,7 @@ from scripted_device import HARDWARE, ScriptedDevice, fine, with_hardware
 
 from tunecast.calibrate import runner
 from tunecast.calibrate.devices.protocol import Sensors, TrialResult
-from tunecast.calibrate.plan import calibration_plan
+from tunecast.calibrate.plan import STORAGE_BENCHES, calibration_plan
 from tunecast.calibrate.record import read_record
 from tunecast.calibrate.runner import calibrate
 from tunecast.catalogs.errors import DeviceError, InputError, TunecastError
@@ -201,7 +201,7 @@ def test_the_budget_ends_the_plan_and_says_so(tmp_path, monkeypatch):
     device = ScriptedDevice(slow)
     record = read_record(calibrated(device, tmp_path))
     planned = [kind(asdict(spec)) for spec in runner.calibration_plan(device.hardware())]
-    missing = {each for each in planned if each[0] not in runner.DISPENSABLE} - set(planned[:12])
+    missing = {each for each in planned if each[0] not in STORAGE_BENCHES} - set(planned[:12])
     assert [kind(trial) for trial in record["trials"]][:12] == planned[:12]
     assert Counter(kind(trial) for trial in record["trials"][12:]) == dict.fromkeys(missing, 1)
     assert len(device.asked) == len(record["trials"])
