@@ -15,6 +15,8 @@ NOT_A_REASON = "ChildFailedError"
 """torchrun's own exception, which says only that there was another."""
 RANK = re.compile(r"(?:\[rank\d+\]:)?")
 """Before each line of an exception, by PyTorch (distributed/distributed_c10d.py)."""
+ADDRESS = re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b(?:<\d+>|:\d+)?")
+"""Of a machine (IPv4, with NCCL's or the usual way of writing its port): a record tells none."""
 HANGING_GPUS = "where GPUs hang when they talk to each other directly, NCCL_P2P_DISABLE=1 avoids it"
 """NVIDIA's NCCL user guide, troubleshooting, GPU-to-GPU communication."""
 REMEDIES = (("/dev/shm", "start the container with --shm-size=1g"), ("Watchdog caught", HANGING_GPUS))
@@ -27,7 +29,7 @@ def last_words(output: str) -> str:
     texts = [text for _, text in lines if text]
     exceptions = [text for text in texts if any(sign in text for sign in SIGNS) and NOT_A_REASON not in text]
     told = _reasons(lines) or exceptions or texts
-    reason = " / ".join(list(dict.fromkeys(told))[-LAST_LINES:])
+    reason = ADDRESS.sub("<address>", " / ".join(list(dict.fromkeys(told))[-LAST_LINES:]))
     return "; ".join([reason, *(remedy for sign, remedy in REMEDIES if sign in reason)])
 
 

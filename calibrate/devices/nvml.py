@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from types import ModuleType, TracebackType
 from typing import Any
 
@@ -157,9 +157,11 @@ class Nvml(AbstractContextManager["Nvml"]):
         return found
 
     def boards(self) -> Iterator[Any]:
-        """Handles of the physical GPUs of this machine, in PCI order (which is not CUDA's order)."""
+        """Handles of the physical GPUs of this machine, in PCI order (which is not CUDA's), lost ones left out."""
         for index in range(self.optional("nvmlDeviceGetCount") or 0):
-            handle = self.optional("nvmlDeviceGetHandleByIndex", index)
+            handle = None
+            with suppress(DeviceError):
+                handle = self.optional("nvmlDeviceGetHandleByIndex", index)
             if handle is not None:
                 yield handle
 

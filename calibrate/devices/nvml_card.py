@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from tunecast.calibrate.devices.nvml import Nvml
 from tunecast.calibrate.devices.protocol import Sensors
+from tunecast.catalogs.errors import DeviceError
 from tunecast.model.units import KILO
 
 PERCENT = 100.0
@@ -75,9 +77,16 @@ def find_card(nvml: Nvml, address: CardAddress) -> NvmlCard | None:
 
 
 def occupations(nvml: Nvml) -> dict[str, Occupation]:
-    """Occupation of every card and MIG instance by UUID: to be taken before our process touches CUDA."""
-    cards = [NvmlCard(nvml, handle) for board in nvml.boards() for handle in (board, *nvml.mig_instances(board))]
-    return {card.uuid: card.occupation() for card in cards if card.uuid}
+    """Occupation of every card and MIG instance by UUID: to be taken before our process touches CUDA.
+
+    A board that is lost has none: it is no reason not to measure another.
+    """
+    found: dict[str, Occupation] = {}
+    for board in nvml.boards():
+        with suppress(DeviceError):
+            cards = [NvmlCard(nvml, handle) for handle in (board, *nvml.mig_instances(board))]
+            found |= {card.uuid: card.occupation() for card in cards if card.uuid}
+    return found
 
 
 class NvmlCard:

@@ -36,6 +36,15 @@ def test_nccls_own_reason_comes_through_once_and_with_a_remedy() -> None:
     assert last_words(nccl_output(reason, reason) + AGENT) == f"{reason}; start the container with --shm-size=1g"
 
 
+def test_a_machines_address_is_not_told() -> None:
+    output = (
+        "[rank1]: Last error:\n[rank1]: socketPollConnect: connect to 10.0.17.4<43211> returned Connection refused\n"
+    )
+    told = last_words(output)
+    assert "10.0.17.4" not in told
+    assert told == "socketPollConnect: connect to <address> returned Connection refused"
+
+
 def test_a_reason_without_the_word_error_comes_through() -> None:
     reason = "Cuda failure 'peer access is not supported between these two devices'"
     assert last_words(nccl_output(reason) + AGENT) == reason

@@ -214,6 +214,20 @@ def test_what_an_old_drivers_library_lacks_is_a_reading_less(machine):
         assert all(found.pids is None for found in occupations(nvml).values())
 
 
+def test_a_lost_board_does_not_hide_another(machine):
+    fake = machine("two_boards")
+    uuid_before = fake.pynvml.nvmlDeviceGetUUID
+
+    def uuid_of(handle):
+        if handle is fake.scenario.boards[1]:
+            raise fake.pynvml.NVMLError_GpuIsLost()
+        return uuid_before(handle)
+
+    fake.pynvml.nvmlDeviceGetUUID = uuid_of
+    with Nvml.start(fake.pynvml) as nvml:
+        assert set(occupations(nvml)) == {f"GPU-{fake.scenario.boards[0].uuid}"}
+
+
 def test_card_is_found_by_uuid_whatever_its_index(machine):
     fake = machine("two_boards")
     assert card_of(fake, "bbbbbbbb-0000-0000-0000-000000000000").power_w() == 70.0
