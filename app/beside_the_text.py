@@ -22,7 +22,7 @@ def vision_notes(row: ModelRow) -> tuple[str, ...]:
     gib = row.vision_params * DTYPE_BYTES["bf16"] / GIB
     note = (
         f"{row.hf_id} is multimodal: only its text decoder is forecast, on text; the {row.vision_params / GIGA:.2f}B "
-        f"parameters of its vision part ({gib:.1f} GiB in bf16) are left out, loaded or trained."
+        f"parameters of its other parts, which see or hear ({gib:.1f} GiB in bf16), are left out, loaded or trained."
     )
     return (note,)
 

@@ -20,7 +20,7 @@ from tunecast.catalogs.errors import InputError, TunecastError
 PROTOCOL_VERSION = 1
 """Raised whenever a trial of the same key would measure something else: such trials do not compare."""
 
-KIND = ("op", "dtype", "pass", "kernel", "direction")
+KIND = ("op", "dtype", "pass", "kernel", "direction", "masked", "pinned")
 """Parameters of a trial that say more than how large it is."""
 
 Progress = Callable[[int, int, str, float | None], None]
@@ -178,7 +178,7 @@ def _run_plan(
     todo = [spec for spec in plan if spec.key not in partial.trials]
     done = len(plan) - len(todo)
     cut_short = False
-    kinds = {kind_of(trial["bench"], trial["params"]) for trial in partial.trials.values()}
+    kinds = {kind_of(trial["bench"], trial["params"]) for trial in partial.trials.values() if trial["outcome"] == "ok"}
     for index, spec in enumerate(todo):
         late = limit_s is not None and clock.elapsed_s() > limit_s
         known = spec.bench in STORAGE_BENCHES or kind_of(spec.bench, spec.params) in kinds
@@ -187,8 +187,10 @@ def _run_plan(
             continue
         tell(done + index, len(plan), label(spec), clock.left_s(todo[index:]))
         before_s = clock.elapsed_s()
-        partial.add(spec.key, trial_entry(spec, _run_one(device, spec)))
-        kinds.add(kind_of(spec.bench, spec.params))
+        result = _run_one(device, spec)
+        partial.add(spec.key, trial_entry(spec, result))
+        if result.outcome == "ok":
+            kinds.add(kind_of(spec.bench, spec.params))
         clock.note(spec.bench, clock.elapsed_s() - before_s)
     tell(len(plan), len(plan), "done", 0.0)
     return cut_short

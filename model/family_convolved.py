@@ -16,6 +16,8 @@ from tunecast.model.shapes import CONVOLVED, ShortConvolution
 
 MODEL_TYPE = "lfm2"
 CONV, FULL = "conv", "full_attention"
+MOST_TIMES = 1000
+"""Of the width that a config names: more is a slip of the pen."""
 KERNEL, MULTIPLE = 3, 256
 """``conv_L_cache`` and ``block_multiple_of`` of a config that says nothing."""
 
@@ -38,7 +40,7 @@ def kinds_of(config: Mapping[str, Any], num_layers: int, name: str) -> list[str]
     given = config.get("full_attn_idxs")
     if given is None:
         return [FULL] * num_layers
-    if not isinstance(given, list) or not set(given) <= set(range(num_layers)):
+    if not isinstance(given, list) or any(index not in range(num_layers) for index in given):
         raise InputError(
             f"The config {name} has full_attn_idxs={given!r}, but it lists layers from 0 to {num_layers - 1}; correct "
             "it, or give layer_types."
@@ -52,9 +54,11 @@ def narrowed(mlp: Mlp, config: Mapping[str, Any], name: str) -> Mlp:
     if switch(config, "block_auto_adjust_ff_dim", name, default=True):
         inner = 2 * inner // 3
         multiplier = config.get("block_ffn_dim_multiplier", 1.0)
-        if isinstance(multiplier, bool) or not isinstance(multiplier, int | float) or not multiplier > 0:
+        wrong = isinstance(multiplier, bool) or not isinstance(multiplier, int | float)
+        if wrong or not 0 < multiplier <= MOST_TIMES:
             raise InputError(
-                f"The config {name} has block_ffn_dim_multiplier={multiplier!r}, but it must be a positive number."
+                f"The config {name} has block_ffn_dim_multiplier={multiplier!r}, but it must be a number above 0, "
+                f"{MOST_TIMES} at most."
             )
         multiple = positive(config, "block_multiple_of", name, MULTIPLE)
         inner = multiple * -(-int(multiplier * inner) // multiple)

@@ -9,7 +9,8 @@ from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.architecture import Architecture, Mlp
 from tunecast.model.fused import FUSED_KERNELS, LINEAR_KERNELS
 from tunecast.model.joined import STACKS
-from tunecast.model.resolve_delta import canonical_name, has_linear_attention
+from tunecast.model.resolve_delta import canonical_name, has_convolutions, has_linear_attention
+from tunecast.model.resolve_layer_inputs import what_is_shared
 from tunecast.model.resolve_parallel import Fields
 from tunecast.model.stacks import one_of
 
@@ -63,17 +64,29 @@ def silu_gate(mlp: Mlp) -> bool:
     return mlp.gated and mlp.activation == "silu"
 
 
+def why_not_mixers(part: str, architecture: Architecture) -> str:
+    """Why layers of this kind have none of the fused kernel; empty where nothing of theirs is in its way."""
+    linear, shared = has_linear_attention(architecture), what_is_shared(architecture)
+    if shared:
+        return f"that is not built for {shared}"
+    if has_convolutions(architecture):
+        return f"{architecture.name} has short convolutions, for which that is not built"
+    if part in ("rms_norm", "rope", "lora", "attention") and linear:
+        return f"{architecture.name} has linear attention, for which that is not built"
+    if part in LINEAR_KERNELS and not linear:
+        return f"{architecture.name} has no linear attention"
+    return ""
+
+
 def why_not_fused(part: str, values: Mapping[str, Any], architecture: Architecture) -> str:
     """Why a part of this run cannot be one of the fused kernels; empty when it can."""
     layers, megatron = [group.layer for group in architecture.groups], values.get("stack") in STACKS
     method = values.get("quant_method")
     if part == "rms_norm" and any(layer.norm == "layernorm" for layer in layers):
         return f"{architecture.name} has layer norms"
-    linear = has_linear_attention(architecture)
-    if part in ("rms_norm", "rope", "lora", "attention") and linear:
-        return f"{architecture.name} has linear attention, for which that is not built"
-    if part in LINEAR_KERNELS and not linear:
-        return f"{architecture.name} has no linear attention"
+    mixers = why_not_mixers(part, architecture)
+    if mixers:
+        return mixers
     if part == "rope" and not megatron and any(layer.attention.fused for layer in layers):
         return f"{architecture.name} joins its queries, keys and values in one map"
     if part == "rope" and any(layer.attention.rotary_pairs for layer in layers):

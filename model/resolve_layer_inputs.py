@@ -52,14 +52,12 @@ def what_is_shared(architecture: Architecture) -> str:
 def unbuilt(values: Mapping[str, Any]) -> dict[str, str]:
     """Options of a run that no trace proves them with, and what to type instead."""
     quantized = str(values.get("quant_method") or "")
-    kernels = ",".join(values["fused_kernels"])
     asked = {
         f"--tp {values['tp']}": (values["tp"] > 1, "use --tp 1"),
         f"--pp {values['pp']}": (values["pp"] > 1, "use --pp 1"),
         f"--cp {values['cp']}": (values["cp"] > 1, "use --cp 1"),
         f"--sharding {values['sharding']}": (values["sharding"] not in WHOLE, WHOLE_INSTEAD),
         f"--offload {values['offload']}": (values["offload"] != "none", "leave it out"),
-        f"--fused-kernels {kernels}": (bool(kernels), "type --fused-kernels none"),
         "--torch-compile": (values["torch_compile"], "leave it out"),
         f"--fp8 {values['fp8']}": (values["fp8"] is not None, "leave it out"),
         f"--quant-method {quantized}": (quantized not in ("", "bnb-4bit"), "use --quant-method bnb-4bit"),

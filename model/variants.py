@@ -279,7 +279,7 @@ def qwen3_next(config: Config, name: str) -> Changes:
 
 def lfm2(config: Config, name: str) -> Changes:
     """LFM2 without biases; its first configs say ``tie_embedding``, which goes before the common name."""
-    tied = config.get("tie_embedding", True)
+    tied = config.get("tie_embedding", config.get("tie_word_embeddings", True))
     refuse(config, name, conv_bias=False, tie_word_embeddings=tied)
     return {"default_tied": tied}
 

@@ -4,8 +4,8 @@ torch first, because everything else follows from it:
 
 * the Python that runs this has a working torch, new enough for transformers and able to use the GPU if there is one:
   the environment sees it (system site packages) and pip is told never to replace it;
-* an NVIDIA GPU but no such torch: the index's own build, or where that does not run with the driver, one for CUDA
-  12.6;
+* an NVIDIA GPU but no such torch: the index's own build, or where that does not run with driver and card, one for
+  CUDA 12;
 * neither: the CPU build pinned in constraints.txt.
 
 Does nothing when pyproject.toml, constraints.txt and the interpreter are those of the last time; a change of
@@ -30,8 +30,10 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 STAMP = VENV / "tunecast-setup"
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
-TORCH_OLDER_CUDA_INDEX = "https://download.pytorch.org/whl/cu126"
-"""Builds for drivers older than 580, and for cards older than Turing."""
+TORCH_OLDER_INDEXES = ("https://download.pytorch.org/whl/cu128", "https://download.pytorch.org/whl/cu126")
+"""Builds for drivers older than 580, and then for cards older than Turing."""
+DOES_NOT_FIT = ("no kernel image", "not compiled with CUDA", "driver")
+"""In what torch says where it is not for this card, has no CUDA, or finds the driver too old."""
 OLDEST_TORCH = (2, 6)
 """What transformers 5.23 works with (``utils/import_utils.py``, ``is_torch_available``)."""
 
@@ -48,20 +50,27 @@ def pip(*arguments: str) -> None:
         sys.exit(f"[setup] failed: {' '.join(command)}")
 
 
-def torch_version(python: str | Path, device: str = "cpu") -> str | None:
-    """The version of a torch that imports and computes on a device (``cpu`` or ``cuda``), or None."""
-    code = f"import torch; torch.zeros(2, device={device!r}).add_(1).tolist(); print(torch.__version__)"
+def torch_version(python: str | Path) -> str | None:
+    """The version of a torch that imports and computes, or None."""
+    code = "import torch; torch.zeros(2).add_(1); print(torch.__version__)"
     done = subprocess.run([str(python), "-c", code], capture_output=True, text=True, check=False)
     return done.stdout.strip().splitlines()[-1] if done.returncode == 0 else None
 
 
+def uses_gpu(python: str | Path) -> bool:
+    """Whether its torch has what this GPU and its driver need; a GPU that is full or taken says nothing against it."""
+    code = "import torch; torch.zeros(2, device='cuda').add_(1).tolist()"
+    seen = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    done = subprocess.run([str(python), "-c", code], capture_output=True, text=True, check=False, env=seen)
+    return done.returncode == 0 or not any(sign in done.stderr for sign in DOES_NOT_FIT)
+
+
 def torch_to_keep(python: str | Path) -> str | None:
     """The version of a torch that is new enough and uses the GPU that this machine has; None where there is none."""
-    device = "cuda" if has_nvidia_gpu() else "cpu"
-    found = torch_version(python, device)
+    found = torch_version(python)
     if found is None or tuple(int(part) for part in found.split(".")[:2]) < OLDEST_TORCH:
         return None
-    return found
+    return found if not has_nvidia_gpu() or uses_gpu(python) else None
 
 
 def has_nvidia_gpu() -> bool:
@@ -131,13 +140,14 @@ def install(kept_torch: str | None) -> None:
     elif has_nvidia_gpu():
         say("NVIDIA GPU without a torch that uses it: installing the index's torch")
         pip("torch")
-        if torch_version(PYTHON, "cuda") is None:
-            say("it does not run with this driver or card: installing torch for CUDA 12.6")
-            pip("--force-reinstall", "--index-url", TORCH_OLDER_CUDA_INDEX, "torch")
-        if torch_version(PYTHON, "cuda") is None:
+        for index in TORCH_OLDER_INDEXES:
+            if not uses_gpu(PYTHON):
+                say(f"it does not run with this driver or card: installing torch of {index}")
+                pip("--force-reinstall", "--index-url", index, "torch")
+        if not uses_gpu(PYTHON):
             sys.exit(
                 "[setup] no torch of the index uses this GPU; https://pytorch.org/get-started/locally has the command "
-                "for this machine, after which the same set-up keeps what it installed"
+                f"for this machine: run it for {sys.executable}, and the same set-up keeps what it installs"
             )
     else:
         say("no GPU: installing the pinned CPU torch")

@@ -48,9 +48,9 @@ TORCH = """
 __version__ = {version!r}
 
 class zeros:
-    def __init__(self, size, device):
-        if device == "cuda" and not {uses_gpu!r}:
-            raise RuntimeError("no kernel image is available for execution on the device")
+    def __init__(self, size, device="cpu"):
+        if device == "cuda" and {says!r}:
+            raise RuntimeError({says!r})
 
     def add_(self, other):
         return self
@@ -61,21 +61,42 @@ class zeros:
 
 
 @pytest.mark.parametrize(
-    ("version", "uses_gpu", "has_gpu", "kept"),
+    ("version", "says", "has_gpu", "kept"),
     [
-        ("2.8.0+cu128", True, True, True),
-        ("2.13.0+cu130", False, True, False),  # a driver that is too old, or a build without CUDA
-        ("2.13.0+cpu", False, False, True),
-        ("2.4.1+cu124", True, True, False),  # transformers works with none older than 2.6
+        ("2.8.0+cu128", "", True, True),
+        ("2.8.0+cu128", "CUDA error: out of memory", True, True),  # somebody else's work on the card
+        ("2.13.0+cu130", "The NVIDIA driver on your system is too old (found version 12080)", True, False),
+        ("2.13.0+cu130", "CUDA error: no kernel image is available for execution on the device", True, False),
+        ("2.13.0+cpu", "Torch not compiled with CUDA enabled", True, False),
+        ("2.13.0+cpu", "Torch not compiled with CUDA enabled", False, True),
+        ("2.4.1+cu124", "", True, False),  # transformers works with none older than 2.6
     ],
 )
 def test_a_torch_is_kept_if_transformers_and_the_gpu_work_with_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, uses_gpu: bool, has_gpu: bool, kept: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, says: str, has_gpu: bool, kept: bool
 ) -> None:
     monkeypatch.syspath_prepend(SCRIPTS)
     import setup as script
 
-    (tmp_path / "torch.py").write_text(TORCH.format(version=version, uses_gpu=uses_gpu), encoding="utf-8")
+    (tmp_path / "torch.py").write_text(TORCH.format(version=version, says=says), encoding="utf-8")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(script, "has_nvidia_gpu", lambda: has_gpu)
     assert script.torch_to_keep(sys.executable) == (version if kept else None)
+
+
+def test_builds_for_older_drivers_and_cards_are_tried_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(SCRIPTS)
+    import setup as script
+
+    asked: list[tuple[str, ...]] = []
+    monkeypatch.setattr(script, "VENV", tmp_path)
+    monkeypatch.setattr(script, "pip", lambda *arguments: asked.append(arguments))
+    monkeypatch.setattr(script, "has_nvidia_gpu", lambda: True)
+    monkeypatch.setattr(script, "torch_version", lambda _python: "2.13.0")
+    monkeypatch.setattr(script, "uses_gpu", lambda _python: any("cu126" in word for words in asked for word in words))
+    script.install(None)
+    assert [words[-2].rpartition("/")[2] for words in asked[1:3]] == ["cu128", "cu126"]
+    assert asked[0] == ("torch",)
+    monkeypatch.setattr(script, "uses_gpu", lambda _python: False)
+    with pytest.raises(SystemExit, match="no torch of the index uses this GPU"):
+        script.install(None)

@@ -28,8 +28,11 @@ __all__ = ["CudaDeviceName", "NvidiaDevice", "list_cuda_devices", "open_nvidia",
 HOST_THREADS = 1
 """Threads of the host that launch kernels."""
 TORCH_HELP = "https://pytorch.org/get-started/locally has the command for this machine"
-OLDER_CUDA = "pip install torch --index-url https://download.pytorch.org/whl/cu126"
-"""Builds for CUDA 12.6: the last that have kernels for Volta and Pascal, and that run with drivers older than 580."""
+WHEELS = "https://download.pytorch.org/whl"
+OLDER_CARD = f"pip install --force-reinstall torch --index-url {WHEELS}/cu126"
+"""Builds for CUDA 12.6 are the last that have kernels for Volta and Pascal."""
+OLDER_DRIVER = f"pip install --force-reinstall torch --index-url {WHEELS}/cu128"
+"""Builds for CUDA 12.8 run with drivers older than 580, and have kernels from Turing to Blackwell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +69,8 @@ def unusable_gpu(torch: Any = None, pynvml: Any = None) -> str | None:
             names = [name for board in nvml.boards() if (name := NvmlCard(nvml, board).name)]
     except DeviceError:
         return None
-    if not names or os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if not names or visible in ("", "-1"):
         return None
     here = f"This machine has a GPU ({names[0]})"
     if torch is None:
@@ -76,7 +80,9 @@ def unusable_gpu(torch: Any = None, pynvml: Any = None) -> str | None:
     if not torch.version.cuda:
         return f"{here}, but this torch ({torch.__version__}) is built without CUDA: {TORCH_HELP}"
     said = _is_available(torch)[1] or "it does not say why; check `nvidia-smi`"
-    return f"{here}, but torch {torch.__version__} cannot use it: {said} For an older driver: {OLDER_CUDA}"
+    limited = "" if visible is None else f" with CUDA_VISIBLE_DEVICES={visible}"
+    older = f"For a driver before 580: {OLDER_DRIVER}"
+    return f"{here}, but torch {torch.__version__} cannot use it{limited}: {said} {older}"
 
 
 def open_nvidia(
@@ -191,17 +197,21 @@ def _asked(function: Callable[[int], Any], index: int) -> Any:
 
 
 def _require_kernels(torch: Any, index: int, properties: Any) -> None:
-    """Raise DeviceError where torch was built without kernels for a GPU as old as this.
+    """Raise DeviceError where torch was built without kernels for this GPU.
 
-    A binary of a generation runs on its later cards; of older generations nothing is made (CUDA's C++ Programming
-    Guide, binary compatibility; PyTorch's wheels carry no intermediate code for them).
+    A binary runs on cards of its own major version and the same or a later minor one; intermediate code
+    (``compute_90``) is compiled for any later card (CUDA C++ Programming Guide, binary and PTX compatibility).
     """
-    built = [int(name.removeprefix("sm_").rstrip("af")) for name in _architectures(torch) if name.startswith("sm_")]
+    names = _architectures(torch)
+    built = [int(name.removeprefix("sm_").rstrip("af")) for name in names if name.startswith("sm_")]
+    code = [int(name.removeprefix("compute_").rstrip("af")) for name in names if name.startswith("compute_")]
     own = 10 * properties.major + properties.minor
-    if built and own < min(built):
+    runs = any(each // 10 == properties.major and each <= own for each in built) or any(each <= own for each in code)
+    if names and not runs:
         raise DeviceError(
             f"cuda:{index} is a {properties.name} of compute capability {properties.major}.{properties.minor}, but "
-            f"torch {torch.__version__} has kernels from {min(built) // 10}.{min(built) % 10} on; type: {OLDER_CUDA}"
+            f"torch {torch.__version__} has kernels for {', '.join(names)}; type: "
+            f"{OLDER_CARD if own < min(built, default=own + 1) else OLDER_DRIVER}"
         )
 
 

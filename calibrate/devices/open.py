@@ -43,5 +43,5 @@ def default_device_name() -> str:
         return found[0].id
     unusable = unusable_gpu()
     if unusable is not None:
-        raise DeviceError(f"{unusable}; or type --device cpu to measure this processor in its place.")
+        raise DeviceError(f"{unusable} (--device cpu measures the processor in its place).")
     return "cpu"

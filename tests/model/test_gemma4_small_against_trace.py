@@ -22,7 +22,7 @@ from tunecast.model.architectures import architecture_from_config, load_architec
 from tunecast.model.flops import model_flops_per_step
 from tunecast.model.inventory import step_operations
 from tunecast.model.memory import memory_timeline
-from tunecast.model.operation import Phase
+from tunecast.model.operation import Kind, Phase
 from tunecast.model.resolve import resolve_run
 from tunecast.model.short_stack import short_stack
 from tunecast.model.trained import trainable_params
@@ -208,7 +208,7 @@ UNBUILT: dict[str, tuple[dict[str, Any], str]] = {
     "sharding": ({"num_gpus": 2, "sharding": "fsdp"}, "--sharding fsdp with .* is not built; use one GPU, or --sh"),
     "zero": ({"num_gpus": 2, "sharding": "zero2"}, "--sharding zero2 with"),
     "pipeline": ({"num_gpus": 2, "pp": 2}, "--pp 2 with"),
-    "fused kernels": ({"fused_kernels": "rms_norm"}, "--fused-kernels rms_norm with .*; type --fused-kernels none"),
+    "fused kernels": ({"fused_kernels": "rms_norm"}, "--fused-kernels rms_norm .* not built for the inputs"),
     "compiled": ({"torch_compile": True}, "--torch-compile with"),
     "8 bits": ({"method": "qlora", "quant_method": "bnb-8bit"}, "--quant-method bnb-8bit with"),
     "adafactor": ({"method": "full", "optim": "adafactor"}, "--optim adafactor with"),
@@ -221,6 +221,11 @@ UNBUILT: dict[str, tuple[dict[str, Any], str]] = {
 def test_what_no_trace_proves_is_refused_by_name(options: dict[str, Any], told: str) -> None:
     with pytest.raises(NotSupportedError, match=told):
         resolve_run(small(), {"max_length": 64, **options})
+
+
+@pytest.mark.parametrize("stack", ["trl", "axolotl", "llama-factory", "ms-swift"])
+def test_kernels_that_only_a_stack_brings_are_left_out(stack: str) -> None:
+    assert resolve_run(small(), {"max_length": 64, "stack": stack}).run.fused_kernels == ()
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
@@ -298,3 +303,5 @@ def test_gradients_meet_on_every_gpu_of_ddp() -> None:
     assert replace(two, num_gpus=1, sharding="none") == replace(alone, num_gpus=1, sharding="none")
     ours, theirs = (memory_timeline(small(), run) for run in (alone, two))
     assert theirs.allocated_bytes >= ours.allocated_bytes
+    sent = [op for op in step_operations(small(), two) if op.kind is Kind.COMMUNICATION]
+    assert sum(op.total_bytes for op in sent) == 4 * trainable_params(small(), two), "adapters' gradients in fp32, once"

@@ -143,6 +143,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "lfm2",
         {"block_auto_adjust_ff_dim": False, "tie_embedding": False, "tie_word_embeddings": False},
     ),
+    "LFM2 not tied, as transformers writes it": ("lfm2", {"tie_word_embeddings": False}),
     "LFM2 by indices, wider": (
         "lfm2",
         {"layer_types": None, "full_attn_idxs": [0], "block_ffn_dim_multiplier": 1.3, "block_ff_dim": 1000},
@@ -200,6 +201,11 @@ OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
 def test_what_no_trace_proves_of_convolutions_is_refused(options: dict[str, Any], told: str) -> None:
     with pytest.raises(NotSupportedError, match=told):
         resolve_run(small("lfm2"), options)
+
+
+@pytest.mark.parametrize("stack", ["trl", "axolotl", "llama-factory", "ms-swift"])
+def test_kernels_that_only_a_stack_brings_are_left_out_of_convolutions(stack: str) -> None:
+    assert resolve_run(small("lfm2"), {"stack": stack}).run.fused_kernels == ()
 
 
 def test_a_note_says_whose_convolutions_are_forecast() -> None:
@@ -274,6 +280,12 @@ BAD: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "OLMo 3 with layers as numbers": ("olmo3", {"layer_types": [1, [2]]}, "they are a list of sliding_attention"),
     "OLMo 3 with too few layers": ("olmo3", {"layer_types": BOTH[:1]}, "has 1 layer_types for 2 layers"),
+    "LFM2 with indices in a list": (
+        "lfm2",
+        {"layer_types": None, "full_attn_idxs": [[2]]},
+        "lists layers from 0 to 2",
+    ),
+    "LFM2 wider than any": ("lfm2", {"block_ffn_dim_multiplier": 1e308}, "above 0, 1000 at most"),
     "LFM2 with an index beyond its layers": (
         "lfm2",
         {"layer_types": None, "full_attn_idxs": [3]},

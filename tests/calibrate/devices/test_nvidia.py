@@ -186,29 +186,35 @@ def test_a_gpu_that_torch_cannot_use_is_never_left_for_the_processor(machine, mo
     told = nvidia.unusable_gpu(fake.torch, healthy.pynvml)
     assert told.startswith("This machine has a GPU (NVIDIA A100-SXM4-80GB), but torch 2.11.0+cu130 cannot use it: ")
     assert "Found no NVIDIA driver" in told
-    assert "whl/cu126" in told
+    assert "--force-reinstall torch --index-url https://download.pytorch.org/whl/cu128" in told
     plain = SimpleNamespace(__version__="2.13.0+cpu", version=SimpleNamespace(cuda=None, hip=None))
     assert "(2.13.0+cpu) is built without CUDA" in nvidia.unusable_gpu(plain, healthy.pynvml)
     monkeypatch.setattr(nvidia, "list_cuda_devices", list)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert nvidia.unusable_gpu(fake.torch, healthy.pynvml) is None, "hidden on purpose"
     monkeypatch.setattr(nvidia, "unusable_gpu", lambda: told)
-    with pytest.raises(DeviceError, match="or type --device cpu to measure this processor in its place"):
+    with pytest.raises(DeviceError, match="--device cpu measures the processor in its place"):
         default_device_name()
 
 
 def test_without_a_gpu_or_its_driver_the_processor_is_the_default(machine, monkeypatch):
+    none_there = nvidia.unusable_gpu(machine("no_driver").torch, machine("no_library").pynvml)
+    assert none_there is None
     monkeypatch.setattr(nvidia, "list_cuda_devices", list)
-    assert nvidia.unusable_gpu(machine("no_driver").torch, machine("no_library").pynvml) is None
+    monkeypatch.setattr(nvidia, "unusable_gpu", lambda: none_there)
+    assert default_device_name() == "cpu"
 
 
 def test_a_card_too_old_for_this_torch_is_said_before_anything_runs(machine):
     fake = machine("healthy")
-    fake.torch.cuda.get_arch_list = lambda: ["sm_100", "sm_120a", "sm_90"]
-    with pytest.raises(DeviceError, match=r"of compute capability 8\.0, but torch .* has kernels from 9\.0 on.*126"):
-        open_nvidia("cuda:0", torch=fake.torch, pynvml=fake.pynvml)
-    fake.torch.cuda.get_arch_list = lambda: ["sm_75", "sm_80", "compute_90"]
-    open_nvidia("cuda:0", torch=fake.torch, pynvml=fake.pynvml, torch_device="cpu").close()
+    too_new, too_old = ["sm_100", "sm_120a", "sm_90"], ["sm_70", "sm_75", "compute_90"]
+    for built, wheels in ((too_new, "cu126"), (too_old, "cu128")):
+        fake.torch.cuda.get_arch_list = lambda built=built: built
+        with pytest.raises(DeviceError, match=rf"of compute capability 8\.0, .* has kernels for {built[0]}.*{wheels}"):
+            open_nvidia("cuda:0", torch=fake.torch, pynvml=fake.pynvml)
+    for built in (["sm_75", "sm_80"], ["sm_70", "compute_75"], []):
+        fake.torch.cuda.get_arch_list = lambda built=built: built
+        open_nvidia("cuda:0", torch=fake.torch, pynvml=fake.pynvml, torch_device="cpu").close()
 
 
 def test_a_context_that_cannot_start_is_one_sentence(machine):
