@@ -48,23 +48,25 @@ def has_convolutions(architecture: Architecture) -> bool:
 def check_delta(fields: Fields, architecture: Architecture) -> None:
     """Refuse by name what layers without scores are not built with, and say whose code is forecast."""
     if has_linear_attention(architecture):
-        check_mixers(fields, f"the linear attention of {architecture.name}")
+        check_unproven(fields, f"the linear attention of {architecture.name}", unbuilt(fields.values))
         check_linear_attention(fields, architecture.name)
     elif has_convolutions(architecture):
-        check_mixers(fields, f"the short convolutions of {architecture.name}")
+        check_unproven(fields, f"the short convolutions of {architecture.name}", unbuilt(fields.values))
         fields.notes.append(PLAIN_CONVOLUTIONS.format(name=architecture.name))
 
 
-def check_mixers(fields: Fields, whose: str) -> None:
-    """Raise NotSupportedError where a stack runs code of its own, or an option is proven by no trace."""
-    values = fields.values
-    if values["stack"] not in STACKS:
-        asked = "The training file's" if fields.origins["stack"] == "file" else "--stack"
+def check_unproven(fields: Fields, whose: str, unproven: Mapping[str, str]) -> None:
+    """Raise NotSupportedError where a stack runs code of its own, or an option is `unproven` by any trace (and what to
+    type instead)."""
+    stack, of_file = fields.values["stack"], fields.origins["stack"] == "file"
+    if stack not in STACKS:
+        asked = "The training file's" if of_file else "--stack"
+        switch = "set use_liger_kernel: false in it, or " if of_file and stack == "liger" else ""
         raise NotSupportedError(
-            f"{asked} {values['stack']} with {whose} is not built, as it runs code of its own; use --stack "
+            f"{asked} {stack} with {whose} is not built, as it runs code of its own; {switch}use --stack "
             f"{', '.join(STACKS[:-1])} or {STACKS[-1]}."
         )
-    for flag, instead in unbuilt(values).items():
+    for flag, instead in unproven.items():
         raise NotSupportedError(f"{flag} with {whose} is not built; {instead}.")
 
 

@@ -6,10 +6,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tunecast.catalogs.errors import NotSupportedError
 from tunecast.model.architecture import Architecture
 from tunecast.model.optimizer_adafactor import NAME as ADAFACTOR
-from tunecast.model.resolve_delta import STACKS, check_delta
+from tunecast.model.resolve_delta import check_delta, check_unproven
 from tunecast.model.resolve_parallel import Fields
 from tunecast.model.units import GIGA
 
@@ -28,15 +27,7 @@ def check_layer_kinds(fields: Fields, architecture: Architecture) -> None:
     found = what_is_shared(architecture)
     if not found:
         return
-    values = fields.values
-    if values["stack"] not in STACKS:
-        whose = "The training file's" if fields.origins["stack"] == "file" else "--stack"
-        raise NotSupportedError(
-            f"{whose} {values['stack']} with {found} is not built, as it runs code of its own; use --stack "
-            f"{', '.join(STACKS[:-1])} or {STACKS[-1]}."
-        )
-    for what, instead in {**unbuilt(values), **unbuilt_checkpoints(values)}.items():
-        raise NotSupportedError(f"{what} with {found} is not built; {instead}.")
+    check_unproven(fields, found, {**unbuilt(fields.values), **unbuilt_checkpoints(fields.values)})
     note_reentrant(fields, architecture)
     note_tables(fields, architecture)
 
