@@ -46,11 +46,8 @@ class CudaDeviceName:
 
 def list_cuda_devices(torch: Any = None) -> list[CudaDeviceName]:
     """CUDA devices of this machine; CUDA is not initialised when there is none. Empty also without torch."""
-    if torch is None:
-        if importlib.util.find_spec("torch") is None:
-            return []
-        torch = importlib.import_module("torch")
-    if not torch.version.cuda or not _is_available(torch)[0]:
+    torch = torch or _installed_torch()
+    if torch is None or not torch.version.cuda or not _is_available(torch)[0]:
         return []
     found = []
     for index in range(torch.cuda.device_count()):
@@ -73,10 +70,9 @@ def unusable_gpu(torch: Any = None, pynvml: Any = None) -> str | None:
     if not names or visible in ("", "-1"):
         return None
     here = f"This machine has a GPU ({names[0]})"
+    torch = torch or _installed_torch()
     if torch is None:
-        if importlib.util.find_spec("torch") is None:
-            return f"{here}, but torch is not installed: pip install 'tunecast[calibrate]'"
-        torch = importlib.import_module("torch")
+        return f"{here}, but torch is not installed: pip install 'tunecast[calibrate]'"
     if not torch.version.cuda:
         return f"{here}, but this torch ({torch.__version__}) is built without CUDA: {TORCH_HELP}"
     said = _is_available(torch)[1] or "it does not say why; check `nvidia-smi`"
@@ -136,6 +132,11 @@ def parse_index(device_id: str) -> int:
     if not found:
         raise InputError(f"Unknown CUDA device {device_id!r}: type cuda, or cuda:0 for the first GPU.")
     return int(found.group(1) or 0)
+
+
+def _installed_torch() -> Any | None:
+    """torch, None where it is not installed."""
+    return None if importlib.util.find_spec("torch") is None else importlib.import_module("torch")
 
 
 def _import_torch() -> Any:

@@ -28,7 +28,10 @@ def test_a_catalog_models_vision_part_is_named_with_its_size() -> None:
     """4,300,079,472 published parameters less 3,880,263,168 of the text model are 0.42B, 0.8 GiB of two bytes."""
     (found,) = api.estimate("google/gemma-3-4b-pt", gpu="h100-sxm5-80gb", method="full")
     assert found.total_params + 419_816_304 == 4_300_079_472
-    assert any("0.42B parameters of its other parts, which see or hear (0.8 GiB in bf16), are left out" in note for note in found.notes)
+    assert any(
+        "0.42B parameters of its other parts, which see or hear (0.8 GiB in bf16), are left out" in note
+        for note in found.notes
+    )
     (text,) = api.estimate("meta-llama/Llama-3.1-8B", gpu="h100-sxm5-80gb")
     assert not any("multimodal" in note for note in text.notes)
 
