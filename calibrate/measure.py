@@ -22,10 +22,19 @@ def step_spec(architecture: Architecture, run: Run, *, steps: int, warmup: int) 
     return TrialSpec(bench="step", params=params, repeats=steps, warmup=warmup)
 
 
-def measure(device: Device, architecture: Architecture, run: Run, *, steps: int = 5, warmup: int = 2) -> dict[str, Any]:
+def measure(
+    device: Device,
+    architecture: Architecture,
+    run: Run,
+    *,
+    steps: int = 5,
+    warmup: int = 2,
+    settle_s: float | None = SETTLE_S,
+) -> dict[str, Any]:
     """Time `steps` optimizer steps after `warmup` ones: medians with 80% intervals, spread, memory views, raw times.
 
-    Out of memory is an outcome: the times are then None. A failed run raises DeviceError.
+    The device is warmed for at most `settle_s` before; None is for one that was at work until now, whose warm-up steps
+    suffice. Out of memory is an outcome: the times are then None. A failed run raises DeviceError.
     """
     if steps < 1:
         raise InputError(f"{steps} steps were asked for, but at least 1 is needed; try --steps 5.")
@@ -42,7 +51,7 @@ def measure(device: Device, architecture: Architecture, run: Run, *, steps: int 
     spec = step_spec(architecture, run, steps=steps, warmup=warmup)
     if not device.supports(spec):
         raise NotSupportedError(f"{device.id} cannot run this step (its dtype {run.compute_dtype} or its sharding).")
-    settled = device.settle(SETTLE_S)
+    settled = settle_s is None or device.settle(settle_s)
     result = device.run(spec)
     if result.outcome not in ("ok", "oom"):
         raise DeviceError(f"The step failed on {device.id}: {result.message}")
@@ -73,6 +82,7 @@ def _summary(device: Device, run: Run, result: TrialResult, *, settled: bool) ->
         "at_rest_bytes": memory.at_rest_bytes,
         "usable_bytes": hardware.memory_bytes,
         "flags": sorted(flags),
+        "sensors": None if result.sensors_after is None else asdict(result.sensors_after),
         "extra": result.extra,
     }
 

@@ -32,10 +32,13 @@ AGAIN_CODE, LEFT_CODE = 75, 3
 """Exit codes: a run failed, so start a fresh process for the others; time was up before the end of the list."""
 BROKEN_CODE = 2
 """Exit code: nothing can be measured before somebody mends what is installed."""
-WARMUP = 2
-"""Steps before those that count, as `tunecast measure`."""
+WARMUP_LEAST, WARMUP_MOST, WARMUP_S = 2, 10, 1.0
+"""Steps before those that count: as many as fill about a second, in which a card's clock finds its pace at the power
+that this run draws."""
 STEPS_LEAST, STEPS_MOST, COUNTED_S = 3, 20, 3.0
 """How many steps count: as many as fill about three seconds."""
+FIRST_SETTLE_S = 5.0
+"""Longest warm-up of the device before a process's first run; later ones follow runs."""
 
 FIRST_RUN_S = 60.0
 """Assumed, only to foresee whether a run ends in time: imports, CUDA context, settling of a process's first run.
@@ -63,7 +66,7 @@ class Foresight:
     def needed_s(self, step_s: float, steps: int, weight_bytes: float) -> float:
         """Seconds from opening the run to its record."""
         beside_s = FIRST_RUN_S if self.beside_s is None else self.beside_s
-        return beside_s + weight_bytes / FILL_BYTES_PER_S + (WARMUP + steps) * step_s
+        return beside_s + weight_bytes / FILL_BYTES_PER_S + (warmup_steps(step_s) + steps) * step_s
 
     def note(self, wall_s: float, measured: Any) -> None:
         """Learn from a run that ended."""
@@ -88,7 +91,12 @@ def counted_steps(step_s: float) -> int:
     return min(STEPS_MOST, max(STEPS_LEAST, math.ceil(COUNTED_S / step_s)))
 
 
-def measured_run(device: Device, run: HeldOut, steps: int) -> dict[str, Any]:
+def warmup_steps(step_s: float) -> int:
+    """Steps that fill about `WARMUP_S`."""
+    return min(WARMUP_MOST, max(WARMUP_LEAST, math.ceil(WARMUP_S / step_s)))
+
+
+def measured_run(device: Device, run: HeldOut, step_s: float, settle_s: float | None) -> dict[str, Any]:
     """The run as `tunecast measure` resolves it, and what its steps gave."""
     from tunecast.asked import read_asked
     from tunecast.calibrate.measure import measure
@@ -97,7 +105,8 @@ def measured_run(device: Device, run: HeldOut, steps: int) -> dict[str, Any]:
 
     asked = read_asked(run.model, options_of(run.options))
     resolved = resolved_on(device, asked)
-    measured = measure(device, asked.architecture, resolved.run, steps=steps, warmup=WARMUP)
+    steps, warmup = counted_steps(step_s), warmup_steps(step_s)
+    measured = measure(device, asked.architecture, resolved.run, steps=steps, warmup=warmup, settle_s=settle_s)
     return {
         "architecture": architecture_to_dict(asked.architecture),
         "run": run_to_dict(resolved.run),
@@ -107,10 +116,10 @@ def measured_run(device: Device, run: HeldOut, steps: int) -> dict[str, Any]:
     }
 
 
-def outcome_of(device: Device, run: HeldOut, steps: int) -> dict[str, Any]:
+def outcome_of(device: Device, run: HeldOut, step_s: float, settle_s: float | None) -> dict[str, Any]:
     """What became of the run: ``ok``, ``oom``, ``refused`` or ``failed``; never an exception."""
     try:
-        return measured_run(device, run, steps)
+        return measured_run(device, run, step_s, settle_s)
     except DeviceError as error:
         return {"outcome": "failed", "message": str(error)}
     except TunecastError as error:
@@ -146,8 +155,7 @@ def measure_all(
         if (out / f"{run.name}.json").exists():
             continue
         step_s, weight_bytes = step_by_priors(run, gpu)
-        steps = counted_steps(step_s)
-        needed_s, left_s = foresight.needed_s(step_s, steps, weight_bytes), ends_at - clock()
+        needed_s, left_s = foresight.needed_s(step_s, counted_steps(step_s), weight_bytes), ends_at - clock()
         if needed_s > left_s:
             tell(f"[{place}/{len(runs)}] {run.name}: needs about {needed_s:.0f} s, {max(left_s, 0):.0f} s are left")
             code = LEFT_CODE
@@ -155,7 +163,8 @@ def measure_all(
         began = clock()
         running = {"name": run.name, "until": began + HANG_FACTOR * needed_s}
         write_text(out.parent / RUNNING, json.dumps(running) + "\n")
-        found = outcome_of(device, run, steps) | {"seconds": clock() - began, "foreseen_s": needed_s}
+        settle_s = FIRST_SETTLE_S if foresight.beside_s is None else None
+        found = outcome_of(device, run, step_s, settle_s) | {"seconds": clock() - began, "foreseen_s": needed_s}
         write_run(out, run, found)
         (out.parent / RUNNING).unlink(missing_ok=True)
         foresight.note(clock() - began, found.get("measured", {}))
