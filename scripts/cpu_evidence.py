@@ -96,7 +96,7 @@ def main() -> None:
     for run in CPU_RUNS:
         asked_run = (run.model, *run.options.split())
         forecast = tunecast("estimate", *asked_run, "--gpu", "cpu", "--record", str(record), "--json")[0]
-        rows.append(row(run, real[run.name], forecast, again.get(run.name)))
+        rows.append(row(run, real[run.name], forecast, [again[run.name]] if run.name in again else []))
     figures = summary(rows)
     result = {"record": record.name, "summary": figures, "rows": rows}
     (OUT / "cpu.json").write_text(json.dumps(result, indent=1, sort_keys=True) + "\n", encoding="utf-8")

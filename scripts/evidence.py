@@ -7,6 +7,7 @@ A held-out run is what a user would type: a name, a model, options. Forecast and
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -136,9 +137,10 @@ def view_error(real: Any, forecast: Any, name: str) -> float | None:
     return None if measured is None or guess is None else guess / measured - 1.0
 
 
-def row(run: HeldOut, real: Any, forecast: Any, again: Any | None) -> dict[str, Any]:
-    """One line of the table."""
+def row(run: HeldOut, real: Any, forecast: Any, again: Sequence[Any] = ()) -> dict[str, Any]:
+    """One line of the table; ``noise`` is the largest difference between the same run measured twice."""
     step, guess = real["step_time_s"]["value"], forecast["step_time_s"]
+    repeated = [other["step_time_s"]["value"] for other in again]
     return {
         "run": run.name,
         "model": run.model,
@@ -147,8 +149,8 @@ def row(run: HeldOut, real: Any, forecast: Any, again: Any | None) -> dict[str, 
         "forecast_s": guess,
         "error": guess["value"] / step - 1.0,
         "inside_interval": guess["low"] <= step <= guess["high"],
-        "measured_again_s": None if again is None else again["step_time_s"]["value"],
-        "noise": None if again is None else again["step_time_s"]["value"] / step - 1.0,
+        "measured_again_s": repeated,
+        "noise": max((other / step - 1.0 for other in repeated), key=abs, default=None),
         "allocated_gib": view(real, "allocated_gib"),
         "allocated_error": view_error(real, forecast, "allocated_gib"),
         "process_gib": view(real, "process_gib"),

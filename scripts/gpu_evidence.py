@@ -3,6 +3,7 @@
 
     python scripts/gpu_evidence.py run --out DIR --minutes 9      on the rented machine; again until it exits with 0
     python scripts/gpu_evidence.py judge DIR                      at home
+    python scripts/gpu_evidence.py judge results/validation/gpu --record results/records/<card>.json      anew
 
 `run` calibrates (without the fit) and then measures the runs of `evidence.py`, each written at once into DIR/runs, so
 that it may be cut off anywhere and goes on where it was. Nothing is downloaded: the models have random weights. It
@@ -194,7 +195,8 @@ def judge(asked: argparse.Namespace) -> int:
     from tunecast.catalogs.errors import TunecastError
 
     try:
-        return judged(asked.folder, calibration_in(asked.folder), page=asked.page, records=asked.records)
+        calibrations = [asked.record] if asked.record else calibration_in(asked.folder)
+        return judged(asked.folder, calibrations, page=asked.page, records=asked.records)
     except TunecastError as error:
         return told_input(str(error))
 
@@ -211,7 +213,8 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     one.add_argument("--device", default="cuda:0", help="cuda:N, mock:<gpu-id>[#seed] or cpu")
     one.add_argument("--runs", help="names of runs, with commas between; all of the list without it")
     two = parts.add_parser("judge", help="at home")
-    two.add_argument("folder", type=Path)
+    two.add_argument("folder", type=Path, help="what `run` filled; its runs-2, runs-3 ... hold repetitions")
+    two.add_argument("--record", type=Path, help="the calibration, where it is not in the folder")
     two.add_argument("--page", type=Path, default=ROOT / "results" / "validation" / "gpu" / "README.md")
     two.add_argument("--records", type=Path, default=RECORDS, help="where the fitted calibration goes")
     return parser.parse_args(arguments)

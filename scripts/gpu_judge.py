@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,10 @@ from tunecast.model.units import gib
 
 SCHEMA = "tunecast.heldout/1"
 LEAST_RUNS = 12
+STEADY_FRAC = 0.02
+"""A run whose steps scatter by no more (robustly), nor its repetition, says more of a forecast than of its machine."""
+RUNS, REPEATED = "runs", "runs-*"
+"""Folders of held-out records: the first measurement of each, and later ones of some."""
 TARGETS = {
     "median_abs_error": 0.05,
     "worst_abs_error": 0.12,
@@ -35,6 +40,8 @@ NAMES = {
     "process_median_abs_error": "`process`, median",
     "noise_floor_median": "same run measured twice, median",
     "noise_floor_worst": "same run measured twice, worst",
+    "steady_median_abs_error": "step time of runs that repeat within 2%, median",
+    "steady_worst_abs_error": "step time of runs that repeat within 2%, worst",
 }
 FLAGS = {
     "throttled": "the card slowed down for heat or a hardware fault",
@@ -65,10 +72,10 @@ class Judged:
     priors: dict[str, Any]
 
 
-def read_runs(folder: Path) -> dict[str, dict[str, Any]]:
+def read_runs(folder: Path, within: str = RUNS) -> dict[str, dict[str, Any]]:
     """Every held-out record of the folder by name, in the order of the list."""
     found = {}
-    for path in sorted((folder / "runs").glob("*.json")):
+    for path in sorted((folder / within).glob("*.json")):
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
             good = isinstance(content, dict) and content.get("schema") == SCHEMA
@@ -79,6 +86,34 @@ def read_runs(folder: Path) -> dict[str, dict[str, Any]]:
         found[content["name"]] = content
     order = [run.name for run in (*runs_for("cuda"), *runs_for("cpu")) if run.name in found]
     return {name: found[name] for name in (*order, *sorted(set(found) - set(order)))}
+
+
+def read_repeats(folder: Path, runs: Mapping[str, dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Further measurements by the name of the run, those without a step time left out."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    listed = [item for item in runs.items() if item[0].endswith(AGAIN)]
+    for later in sorted(path.name for path in folder.glob(REPEATED)):
+        listed += read_runs(folder, later).items()
+    for name, content in listed:
+        if content["outcome"] == "ok":
+            found.setdefault(name.removesuffix(AGAIN), []).append(content)
+    return found
+
+
+def is_steady(measurements: Sequence[dict[str, Any]]) -> bool:
+    """Whether the steps of a run, and its repetitions, differ by `STEADY_FRAC` at most."""
+    steps = [content["measured"]["step_time_s"]["value"] for content in measurements]
+    scatter = max(content["measured"]["spread_frac"] for content in measurements)
+    return scatter <= STEADY_FRAC and max(steps) / min(steps) - 1.0 <= STEADY_FRAC
+
+
+def steady_figures(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """The errors of steady runs, and how many there are."""
+    errors = [abs(row["error"]) for row in rows if row["steady"]]
+    if not errors:
+        return {"steady_runs": 0}
+    return {"steady_runs": len(errors), "steady_median_abs_error": statistics.median(errors),
+            "steady_worst_abs_error": max(errors)}  # fmt: skip
 
 
 def as_answer(content: dict[str, Any]) -> dict[str, Any]:
@@ -117,7 +152,7 @@ def check_runs(record: dict[str, Any], runs: dict[str, dict[str, Any]]) -> None:
         raise InputError("None of the runs has a step time, so there is nothing to judge; measure more of them.")
 
 
-def compare(record_path: Path, runs: dict[str, dict[str, Any]]) -> Judged:
+def compare(record_path: Path, runs: dict[str, dict[str, Any]], repeats: Mapping[str, list[dict[str, Any]]]) -> Judged:
     """Forecast every run and subtract."""
     record = read_record(record_path)
     gpu = record["hardware"]["gpu"]
@@ -131,17 +166,18 @@ def compare(record_path: Path, runs: dict[str, dict[str, Any]]) -> Judged:
             others.append({"run": name, "outcome": content["outcome"], "message": content["message"],
                            "verdict": None if told is None else told["verdict"]})  # fmt: skip
             continue
-        real, again = as_answer(content), runs.get(name + AGAIN)
-        twice = as_answer(again) if again is not None and again["outcome"] == "ok" else None
+        real, again = as_answer(content), repeats.get(name, [])
         by_priors = forecast(content, gpu, [])
         if by_priors is not None:
-            prior_rows.append(row(run, real, by_priors, None))
+            prior_rows.append(row(run, real, by_priors) | {"steady": is_steady([content, *again])})
         extra = {"priors_error": prior_rows[-1]["error"] if by_priors is not None else None,
+                 "steady": is_steady([content, *again]), "bound_by": told["bound_by"],
                  "verdict": told["verdict"], "flags": content["measured"]["flags"]}  # fmt: skip
-        rows.append(row(run, real, told, twice) | extra)
+        rows.append(row(run, real, told, [as_answer(one) for one in again]) | extra)
     return Judged(
         record=record, record_name=record_path.name, rows=rows, others=others,
-        figures=summary(rows), priors=summary(prior_rows) if prior_rows else {},
+        figures=summary(rows) | steady_figures(rows),
+        priors=summary(prior_rows) | steady_figures(prior_rows) if prior_rows else {},
     )  # fmt: skip
 
 
@@ -178,7 +214,7 @@ def targets_table(judged: Judged) -> list[str]:
 def runs_table(rows: list[dict[str, Any]]) -> list[str]:
     """One line per run."""
     heads = (
-        "run", "options", "measured s", "forecast s (80%)", "error", "by priors", "again",
+        "run", "options", "measured s", "again s", "forecast s (80%)", "error", "by priors", "bound by",
         "allocated GiB", "error", "process GiB", "error",
     )  # fmt: skip
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
@@ -188,11 +224,12 @@ def runs_table(rows: list[dict[str, Any]]) -> list[str]:
         for view in ("allocated", "process"):
             size = r[f"{view}_gib"]
             memory += ["–" if size is None else f"{size:.2f}", percent(r[f"{view}_error"])]
-        again = "" if r["noise"] is None else percent(r["noise"])
+        steady = " (steady)" if r["steady"] else ""
         cells = (
-            r["run"], f"`{r['options']}`", f"{r['measured_s']:.4g}",
+            r["run"] + steady, f"`{r['options']}`", f"{r['measured_s']:.4g}",
+            ", ".join(f"{again:.4g}" for again in r["measured_again_s"]),
             f"{told['value']:.4g} ({told['low']:.4g} to {told['high']:.4g})",
-            percent(r["error"]), percent(r["priors_error"]), again, *memory,
+            percent(r["error"]), percent(r["priors_error"]), r["bound_by"], *memory,
         )  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")
     return lines
@@ -230,6 +267,14 @@ def steps_line(record: dict[str, Any]) -> str:
     return f"Its {len(steps)} whole steps have at most {max(depths)} layers, so none of the runs below is among them."
 
 
+def steady_line(figures: Mapping[str, Any]) -> str:
+    """How many runs repeat, and what the others follow."""
+    return (
+        f"Steady are those whose steps scatter by at most {STEADY_FRAC:.0%} and that measure the same again: "
+        f"{figures['steady_runs']} of {figures['runs']}. The others follow the pace of the host, which varied."
+    )
+
+
 def page_text(judged: Judged) -> str:
     """The whole page."""
     record = judged.record
@@ -243,6 +288,7 @@ def page_text(judged: Judged) -> str:
         f"Calibration `{judged.record_name}` ({made}).",
         steps_line(record),
         "Runs are real optimizer steps on random weights; each is forecast from the calibration alone.",
+        steady_line(judged.figures),
         "Made by `scripts/gpu_evidence.py`, which is also how to repeat it.",
         "",
         *targets_table(judged),
@@ -257,6 +303,15 @@ def page_text(judged: Judged) -> str:
         *flag_lines(judged),
     ]
     return "\n".join(lines) + "\n"
+
+
+def keep_runs(folder: Path, page: Path) -> None:
+    """The held-out records beside the page, where they are not there already."""
+    for source in (folder / RUNS, *sorted(folder.glob(REPEATED))):
+        target = prepare_folder(page.parent / source.name)
+        if target.resolve() != source.resolve():
+            for path in source.glob("*.json"):
+                shutil.copy(path, target / path.name)
 
 
 def judged(folder: Path, calibrations: Sequence[Path], *, page: Path, records: Path) -> int:
@@ -274,14 +329,15 @@ def judged(folder: Path, calibrations: Sequence[Path], *, page: Path, records: P
     check_runs(read_record(calibrations[0]), runs)
     for path in (records, page.parent):
         prepare_folder(path)
-    record_path = Path(shutil.copy(calibrations[0], records / calibrations[0].name))
+    record_path = records / calibrations[0].name
+    if record_path.resolve() != calibrations[0].resolve():
+        shutil.copy(calibrations[0], record_path)
     try:
         fit_file(record_path)
     except ValueError as error:
         raise TunecastError(f"{record_path.name} cannot be fitted ({error}); calibrate again.") from error
-    found = compare(record_path, runs)
-    for name in runs:
-        shutil.copy(folder / "runs" / f"{name}.json", page.parent / f"{name}.json")
+    found = compare(record_path, runs, read_repeats(folder, runs))
+    keep_runs(folder, page)
     verdicts = met(found.figures)
     result = {"record": record_path.name, "summary": found.figures, "priors": found.priors, "met": verdicts,
               "rows": found.rows, "others": found.others}  # fmt: skip
