@@ -12,8 +12,9 @@ from tunecast.catalogs.errors import DeviceError, InputError, NotSupportedError
 from tunecast.model.architecture import Architecture
 from tunecast.model.run import Run
 
-SETTLE_S = 5.0
-"""Longest warm-up before a measurement: its own first steps warm the device too."""
+SETTLE_S = 8.0
+"""Longest warm-up before a measurement: a second or two until a cold card has heated and found its clock, the window in
+which nothing moves, and some to spare. Its own first steps warm the device too."""
 
 
 def step_spec(architecture: Architecture, run: Run, *, steps: int, warmup: int) -> TrialSpec:

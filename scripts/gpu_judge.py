@@ -50,6 +50,7 @@ FLAGS = {
     "shared_gpu": "somebody else computed on the card",
     "shared_cpu": "other programs computed on the host's processors",
     "unstable": "one trial in ten or more scattered or drifted",
+    "host_varied": "one whole step in four or more scattered or drifted, as it waits for the host",
     "clock_not_settled": "clock and temperature had not settled before the measurement",
     "clocks_disagree": "CUDA events and the wall clock disagreed",
     "cut_short": "the time budget ended before the plan",

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from evidence import HeldOut, options_of, runs_for
 
+from tunecast.calibrate.measure import SETTLE_S
 from tunecast.calibrate.record import write_text
 from tunecast.calibrate.rehearsal import rehearse
 from tunecast.catalogs.errors import DeviceError, TunecastError
@@ -37,8 +38,6 @@ WARMUP_LEAST, WARMUP_MOST, WARMUP_S = 2, 10, 1.0
 that this run draws."""
 STEPS_LEAST, STEPS_MOST, COUNTED_S = 3, 20, 3.0
 """How many steps count: as many as fill about three seconds."""
-FIRST_SETTLE_S = 5.0
-"""Longest warm-up of the device before a process's first run; later ones follow runs."""
 
 FIRST_RUN_S = 60.0
 """Assumed, only to foresee whether a run ends in time: imports, CUDA context, settling of a process's first run.
@@ -97,7 +96,8 @@ def warmup_steps(step_s: float) -> int:
 
 
 def measured_run(device: Device, run: HeldOut, step_s: float, settle_s: float | None) -> dict[str, Any]:
-    """The run as `tunecast measure` resolves it, and what its steps gave."""
+    """The run as `tunecast measure` resolves it, and what its steps gave; `settle_s` is None for all but the first of a
+    process, which follow runs."""
     from tunecast.asked import read_asked
     from tunecast.calibrate.measure import measure
     from tunecast.calibrate.trace.spec import architecture_to_dict, run_to_dict
@@ -163,7 +163,7 @@ def measure_all(
         began = clock()
         running = {"name": run.name, "until": began + HANG_FACTOR * needed_s}
         write_text(out.parent / RUNNING, json.dumps(running) + "\n")
-        settle_s = FIRST_SETTLE_S if foresight.beside_s is None else None
+        settle_s = SETTLE_S if foresight.beside_s is None else None
         found = outcome_of(device, run, step_s, settle_s) | {"seconds": clock() - began, "foreseen_s": needed_s}
         write_run(out, run, found)
         (out.parent / RUNNING).unlink(missing_ok=True)

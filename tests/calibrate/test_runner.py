@@ -3,12 +3,14 @@
 import json
 from collections import Counter
 from dataclasses import asdict
+from types import SimpleNamespace
 
 import pytest
 from scripted_device import HARDWARE, ScriptedDevice, fine, with_hardware
 
 from tunecast.calibrate import runner
 from tunecast.calibrate.devices.protocol import Sensors, TrialResult
+from tunecast.calibrate.flags import record_flags
 from tunecast.calibrate.plan import STORAGE_BENCHES, calibration_plan
 from tunecast.calibrate.record import read_record
 from tunecast.calibrate.runner import calibrate
@@ -258,6 +260,17 @@ def test_flags_come_from_sensors_and_scatter(tmp_path):
     record = read_record(calibrated(device, tmp_path))
     assert record["flags"] == ["clock_not_settled", "mig", "shared_gpu", "throttled", "unstable"]
     assert record["trials"][0]["sensors_before"]["throttle_reasons"] == ["hw_thermal_slowdown"]
+
+
+@pytest.mark.parametrize(("device", "told"), [("cuda:0", ["host_varied"]), ("cpu", [])])
+def test_steps_that_scatter_where_kernels_do_not_tell_of_the_host(tmp_path, device, told):
+    def answer(spec):
+        return TrialResult(outcome="ok", samples_s=(1.0, 1.5, 1.0, 1.4) if spec.bench == "step" else (1.0,) * 4)
+
+    hardware = with_hardware(device=device)
+    trials = [{"bench": bench, **asdict(answer(SimpleNamespace(bench=bench)))} for bench in ("step", *["gemm"] * 10)]
+    found = record_flags(ScriptedDevice(answer), hardware, trials, settled=True, cut_short=False)
+    assert found == told
 
 
 def test_the_devices_own_flags_are_kept(tmp_path):

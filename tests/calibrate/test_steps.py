@@ -1,6 +1,7 @@
 """Real optimizer steps on this CPU: what should train trains, what is frozen stays, memory is what the code holds."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,6 +16,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("peft")
 pytest.importorskip("bitsandbytes")
 
+from tunecast.calibrate import steps  # noqa: E402
 from tunecast.calibrate.allocations import peak_allocated_bytes, peak_of  # noqa: E402
 from tunecast.calibrate.devices.cpu import CpuDevice  # noqa: E402
 from tunecast.calibrate.steps import prepare_training, run_step  # noqa: E402
@@ -129,6 +131,34 @@ def test_a_bench_gives_every_step_and_the_memory_views(method):
     assert result.extra["tokens_per_step"] == 32
 
 
+@pytest.mark.parametrize(
+    ("taken_s", "more"),
+    [
+        ((), 0),  # no warm-up was asked for
+        ((3.0, 0.6), 0),
+        ((0.3, 0.1, 0.1), 3),  # the first step, which loads kernels, warms nothing: 0.2 of 0.5 s are there
+        ((0.3, 0.02), 24),
+        ((0.3, 1e-9), 200),
+    ],
+)
+def test_short_steps_are_repeated_until_half_a_second_is_full(taken_s, more):
+    assert steps.steps_to_warm(taken_s) == more
+
+
+@pytest.mark.parametrize(("platform", "warmed"), [("cuda", True), ("cpu", False)])
+def test_only_a_card_is_warmed_for_longer_than_was_asked(platform, warmed, monkeypatch):
+    done = []
+    training = SimpleNamespace(
+        platform=platform, step=lambda: done.append(1), model=torch.nn.Linear(2, 2), optimizer=None, run=run_of("full")
+    )
+    monkeypatch.setattr(steps, "prepare_training", lambda *_: training)
+    monkeypatch.setattr(steps, "_with_allocated", lambda reading, _: reading)
+    result = run_step(spec_of(run_of("full")), CpuDevice().backend)
+    assert len(done) == len(result.warmup_s) + len(result.samples_s)
+    assert len(result.samples_s) == 2
+    assert (len(result.warmup_s) == 1 + steps.MOST_WARM_STEPS) is warmed
+
+
 def test_trainable_parameters_by_hand():
     """Rank 4 on every linear map: r x (in + out) each."""
     widths = [(128, 128), (128, 64), (128, 64), (128, 128), (128, 256), (128, 256), (256, 128)]
@@ -189,9 +219,9 @@ def test_fp16_autocast_skips_no_step_where_gradients_are_large(length):
     the state of the optimizer would be allocated in one that counts."""
     training = training_of("lora", precision="fp16-autocast", max_length=length, per_device_train_batch_size=1)
     trained = sum(parameter.requires_grad for parameter in training.model.parameters())
-    for steps in (1, 2, 3):
+    for taken in (1, 2, 3):
         training.step()
-        assert training.scaler.state_dict()["_growth_tracker"] == steps
+        assert training.scaler.state_dict()["_growth_tracker"] == taken
         assert len(training.optimizer.state) == trained
 
 
