@@ -16,6 +16,7 @@ from tunecast.calibrate.partial import prepare_folder
 from tunecast.calibrate.record import read_record, write_text
 from tunecast.calibrate.runner import fit_file
 from tunecast.catalogs.errors import InputError, TunecastError
+from tunecast.model.priors import load_priors
 from tunecast.model.units import gib
 
 SCHEMA = "tunecast.heldout/1"
@@ -110,11 +111,13 @@ def is_steady(measurements: Sequence[dict[str, Any]]) -> bool:
 
 def steady_figures(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     """The errors of steady runs, and how many there are."""
-    errors = [abs(row["error"]) for row in rows if row["steady"]]
-    if not errors:
+    steady = [row for row in rows if row["steady"]]
+    if not steady:
         return {"steady_runs": 0}
+    errors = [abs(row["error"]) for row in steady]
+    inside = statistics.mean(row["inside_interval"] for row in steady)
     return {"steady_runs": len(errors), "steady_median_abs_error": statistics.median(errors),
-            "steady_worst_abs_error": max(errors)}  # fmt: skip
+            "steady_worst_abs_error": max(errors), "steady_inside_80_interval": inside}  # fmt: skip
 
 
 def as_answer(content: dict[str, Any]) -> dict[str, Any]:
@@ -216,7 +219,7 @@ def runs_table(rows: list[dict[str, Any]]) -> list[str]:
     """One line per run."""
     heads = (
         "run", "options", "measured s", "again s", "forecast s (80%)", "error", "by priors", "bound by",
-        "allocated GiB", "error", "process GiB", "error",
+        "allocated GiB", "error of allocated", "process GiB", "error of process",
     )  # fmt: skip
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for r in rows:
@@ -276,6 +279,15 @@ def steady_line(figures: Mapping[str, Any]) -> str:
     )
 
 
+def priors_line(record_name: str) -> str:
+    """Whether the priors have seen the card."""
+    steps = load_priors()["records_used"].get(record_name.removesuffix(".json"))
+    seen = (
+        "nothing of this card" if steps is None else f"the calibration's {steps} whole steps, none of the runs below,"
+    )
+    return f"The priors have {seen} among what they were fitted to."
+
+
 def page_text(judged: Judged) -> str:
     """The whole page."""
     record = judged.record
@@ -290,6 +302,7 @@ def page_text(judged: Judged) -> str:
         steps_line(record),
         "Runs are real optimizer steps on random weights; each is forecast from the calibration alone.",
         steady_line(judged.figures),
+        priors_line(judged.record_name),
         "Made by `scripts/gpu_evidence.py`, which is also how to repeat it.",
         "",
         *targets_table(judged),
@@ -340,8 +353,10 @@ def judged(folder: Path, calibrations: Sequence[Path], *, page: Path, records: P
     found = compare(record_path, runs, read_repeats(folder, runs))
     keep_runs(folder, page)
     verdicts = met(found.figures)
-    result = {"record": record_path.name, "summary": found.figures, "priors": found.priors, "met": verdicts,
-              "rows": found.rows, "others": found.others}  # fmt: skip
+    result = {
+        "card": found.record["hardware"]["name"], "record": record_path.name, "summary": found.figures,
+        "priors": found.priors, "met": verdicts, "rows": found.rows, "others": found.others,
+    }  # fmt: skip
     write_text(page.parent / "gpu.json", json.dumps(result, indent=1, sort_keys=True) + "\n")
     write_text(page, page_text(found))
     for line in targets_table(found):

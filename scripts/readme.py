@@ -30,6 +30,7 @@ FIXED = {"SOURCE_DATE_EPOCH": "1795132800", "TUNECAST_CACHE_DIR": os.devnull}
 """Outputs of 2026-11-20 with the prices that ship: the age of a price must not change them from day to day."""
 
 FIGURES = re.compile(r"<!-- figures -->\n.*?<!-- end of figures -->\n", re.DOTALL)
+CARD = Path("results/validation/gpu/gpu.json")
 CPU = Path("results/validation/cpu/cpu.json")
 MOCK_FORECASTS = Path("results/validation/mock/forecasts.json")
 MOCK_DIVERSE = Path("results/validation/mock/diverse.json")
@@ -49,6 +50,23 @@ def loaded(path: Path) -> Any:
     """One file of results, None where it does not exist."""
     full = README.parent / path
     return json.loads(full.read_text(encoding="utf-8")) if full.exists() else None
+
+
+def card_figures(content: Any) -> list[str]:
+    """Forecast against measurement on a real GPU, and how far the same measurement is from itself."""
+    s = content["summary"]
+    noise = f"the same measured again: {percent(s['noise_floor_median'])}, worst {percent(s['noise_floor_worst'])}"
+    errors = [percent(s[name]) for name in ("median_abs_error", "worst_abs_error", "inside_80_interval")]
+    what = f"step time on an {content['card']}, calibrated ({noise})"
+    return [what, str(s["runs"]), *errors, f"[gpu]({CARD.parent}/README.md)"]
+
+
+def steady_figures(content: Any) -> list[str]:
+    """Of the same runs, those that measure the same again."""
+    s = content["summary"]
+    errors = [percent(s[f"steady_{name}"]) for name in ("median_abs_error", "worst_abs_error", "inside_80_interval")]
+    return ["of these, runs that measure the same again", str(s["steady_runs"]), *errors,
+            f"[gpu]({CARD.parent}/README.md)"]  # fmt: skip
 
 
 def cpu_figures(content: Any) -> list[str]:
@@ -146,6 +164,8 @@ def memory_figures(content: Any) -> list[str]:
 def figures() -> str:
     """The validation table, one row per kind of evidence that exists."""
     makers = (
+        (CARD, card_figures),
+        (CARD, steady_figures),
         (CPU, cpu_figures),
         (MOCK_FORECASTS, mock_figures),
         (MOCK_DIVERSE, diverse_figures),

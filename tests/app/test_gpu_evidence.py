@@ -42,6 +42,12 @@ def scripts() -> Iterator[dict[str, ModuleType]]:
         yield {name: importlib.import_module(name) for name in names}
 
 
+def heads(page: str) -> list[str]:
+    """Of the table of runs."""
+    (line,) = [line for line in page.splitlines() if line.startswith("| run | options |")]
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
 def card(answer: Any = fine) -> ScriptedDevice:
     """A scripted L40S, so that there is a forecast by priors."""
     return ScriptedDevice(answer, hardware=with_hardware(device="cuda:0", gpu="l40s-48gb", compute_capability="8.9"))
@@ -329,19 +335,24 @@ def test_the_page_has_the_figures_of_records_and_forecasts(
         "process": told.memory.process_bytes.value / measured["process_bytes"] - 1,
     }
     text = page.read_text(encoding="utf-8")
-    (line,) = [line for line in text.splitlines() if line.startswith(f"| {SMALL} |")]
-    cells = [cell.strip() for cell in line.strip("|").split("|")]
-    assert cells[2] == f"{step_s:.4g}"
-    assert cells[4:6] == [f"{errors[name]:+.1%}" for name in ("step", "priors")]
-    assert cells[7] == f"{measured['allocated_bytes'] / 2**30:.2f}"
-    assert [cells[8], cells[10]] == [f"{errors[name]:+.1%}" for name in ("allocated", "process")]
+    (line,) = [line for line in text.splitlines() if line.startswith(f"| {SMALL} (steady) |")]
+    cells = dict(zip(heads(text), [cell.strip() for cell in line.strip("|").split("|")], strict=True))
+    assert cells["measured s"] == f"{step_s:.4g}"
+    again = read(folder / "runs" / f"{AGAIN}.json")["measured"]["step_time_s"]["value"]
+    assert cells["again s"] == f"{again:.4g}"
+    assert [cells["error"], cells["by priors"]] == [f"{errors[name]:+.1%}" for name in ("step", "priors")]
+    assert cells["allocated GiB"] == f"{measured['allocated_bytes'] / 2**30:.2f}"
+    assert [cells["error of allocated"], cells["error of process"]] == [
+        f"{errors[name]:+.1%}" for name in ("allocated", "process")
+    ]
+    assert "step time of runs that repeat within 2%, worst" in text
     assert f"| step time, worst | {abs(errors['step']):.1%} | {abs(errors['priors']):.1%} | 12% |" in text
     assert "| runs compared | 1 | 1 | 12 or more | no |" in text
     assert f"| {TOO_LARGE} | oom | no |" in text
     kept = read(page.parent / "gpu.json")
     assert kept["rows"][0]["error"] == pytest.approx(errors["step"])
     assert kept["met"]["runs"] is False
-    assert read(page.parent / f"{TOO_LARGE}.json")["outcome"] == "oom"
+    assert read(page.parent / "runs" / f"{TOO_LARGE}.json")["outcome"] == "oom"
     assert "runs compared" in capsys.readouterr().out
 
 
@@ -368,3 +379,41 @@ def test_what_cannot_be_judged_is_refused(
     shutil.copy(record, copy / "second.json")
     assert main(["judge", str(copy), *there]) == 2
     assert "must hold one calibration record" in capsys.readouterr().err
+
+
+def test_only_runs_that_measure_the_same_again_are_steady(scripts: dict[str, ModuleType]) -> None:
+    def measured(step_s: float, spread: float = 0.001) -> dict[str, Any]:
+        return {"measured": {"step_time_s": {"value": step_s}, "spread_frac": spread}}
+
+    judge = scripts["gpu_judge"]
+    assert judge.is_steady([measured(1.0), measured(1.015), measured(0.996)])
+    assert not judge.is_steady([measured(1.0), measured(1.03)])
+    assert not judge.is_steady([measured(1.0), measured(1.0, spread=0.04)])
+    rows = [
+        {"steady": True, "error": -0.02, "inside_interval": True},
+        {"steady": True, "error": 0.06, "inside_interval": False},
+        {"steady": False, "error": 0.5, "inside_interval": False},
+    ]
+    assert judge.steady_figures(rows) == {
+        "steady_runs": 2, "steady_median_abs_error": pytest.approx(0.04), "steady_worst_abs_error": 0.06,
+        "steady_inside_80_interval": 0.5,
+    }  # fmt: skip
+    assert judge.steady_figures(rows[2:]) == {"steady_runs": 0}
+
+
+def test_repetitions_in_folders_of_their_own_are_found(scripts: dict[str, ModuleType], tmp_path: Path) -> None:
+    judge = scripts["gpu_judge"]
+
+    def write(folder: str, name: str, outcome: str = "ok") -> None:
+        (tmp_path / folder).mkdir(exist_ok=True)
+        content = {"schema": judge.SCHEMA, "name": name, "outcome": outcome, "from": folder}
+        (tmp_path / folder / f"{name}.json").write_text(json.dumps(content), encoding="utf-8")
+
+    write("runs", SMALL)
+    write("runs", AGAIN)
+    write("runs-2", SMALL)
+    write("runs-3", SMALL, "oom")
+    write("runs-3", TOO_LARGE)
+    found = judge.read_repeats(tmp_path, judge.read_runs(tmp_path))
+    assert [one["from"] for one in found[SMALL]] == ["runs", "runs-2"]
+    assert [one["from"] for one in found[TOO_LARGE]] == ["runs-3"]
