@@ -1,4 +1,4 @@
-"""Records of calibrations as rows of the priors: the whole steps that they timed, each one run on its card.
+"""Records of calibrations as rows of the priors: the whole steps that the card bounds, each one run on it.
 
 Microbenchmarks stay with their own card (`--record`): what a product alone reaches is not what it reaches in a step.
 Runs that ``tunecast measure`` wrote are no calibrations and are never read here: they judge forecasts.
@@ -19,7 +19,12 @@ from tunecast.calibrate.published import PublishedRun
 from tunecast.calibrate.record import read_record
 from tunecast.calibrate.trace.spec import architecture_from_dict, run_from_dict
 from tunecast.catalogs.gpus import Gpu, load_gpus
+from tunecast.model.factors import FactorSet
+from tunecast.model.factors_io import factors_from_dict
+from tunecast.model.inventory import step_operations
+from tunecast.model.phase_table import phase_table
 from tunecast.model.sdpa import runs_cudnn
+from tunecast.model.time import run_clocks, scalars
 from tunecast.model.versions import in_range
 
 UNFIT_FLAGS = ("throttled", "shared_gpu", "shared_cpu", "unstable", "clock_not_settled", "mig")
@@ -35,17 +40,31 @@ class RecordRuns:
     name: str
     """Of its file, without the suffix: the source of its runs."""
     runs: tuple[PublishedRun, ...]
-    """Its whole steps, by the number of their trial."""
+    """Its whole steps that the card bounds, by the number of their trial."""
     contexts_bytes: tuple[float, ...]
     """The process beyond its allocator's reserve, step by step."""
 
 
 def record_runs(record: Mapping[str, Any], name: str, gpu: Gpu) -> RecordRuns:
-    """The whole steps of a record, taken as measured on this card."""
+    """The whole steps of a record that the card bounds, taken as measured on this card.
+
+    A step that its host bounds, as most of few layers are, tells the pace of one machine and nothing of the card; which
+    do is said by the record's own fit.
+    """
     steps = usable(record["trials"], "step")
-    runs = [_step_run(trial, record["software"], name, gpu) for trial in steps]
+    factors = factors_from_dict(record["fitted"])
+    runs = [_step_run(trial, record["software"], name, gpu) for trial in steps if _waits_for_device(trial, factors)]
     contexts = [found for trial in steps for found in context_bytes(trial["memory"])]
     return RecordRuns(name=name, runs=tuple(runs), contexts_bytes=tuple(contexts))
+
+
+def _waits_for_device(trial: Mapping[str, Any], factors: FactorSet) -> bool:
+    """Whether the device works on a step for as long as the host issues it, or longer."""
+    architecture = architecture_from_dict(dict(trial["params"]["architecture"]))
+    run = run_from_dict(dict(trial["params"]["run"]))
+    table = phase_table(step_operations(architecture, run), factors, run=run)
+    clocks = run_clocks(table, scalars(factors), synchronous=factors.synchronous)
+    return clocks.device_s >= clocks.host_s
 
 
 def _step_run(trial: Mapping[str, Any], software: Mapping[str, str | None], name: str, gpu: Gpu) -> PublishedRun:
@@ -83,7 +102,9 @@ def why_not(record: Mapping[str, Any]) -> str:
     unfit = [flag for flag in record["flags"] if flag in UNFIT_FLAGS]
     if unfit:
         return f"flagged {', '.join(unfit)}"
-    return "" if usable(record["trials"], "step") else "no whole step was measured"
+    if not usable(record["trials"], "step"):
+        return "no whole step was measured"
+    return "" if record["fitted"] else "not fitted: type tunecast fit and its path"
 
 
 def read_records(paths: Iterable[Path]) -> tuple[tuple[RecordRuns, ...], dict[str, str]]:

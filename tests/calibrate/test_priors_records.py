@@ -7,6 +7,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -70,12 +71,35 @@ def factors(priors: Record, gpu: str, stack: str = "hf-peft") -> FactorSet:
     return prior_factors(load_gpus()[gpu], run, {"memory_overhead_bytes": {}, **priors})
 
 
-def test_every_whole_step_is_a_run_on_the_card(record: Record) -> None:
+def test_steps_that_take_as_long_with_a_quarter_of_the_tokens_are_not_read() -> None:
+    """Of a real card whose machine issues slowly: what tokens do not slow, its host bounds."""
+    (path,) = (ROOT / "results" / "records").glob("h200-*.json")
+    record = read_record(path)
+    read = {run.id.split("#")[1] for run in record_runs(record, "mine", load_gpus()["h200-sxm5-141gb"]).runs}
+    pairs: dict[str, dict[int, tuple[str, float]]] = {}
+    for trial in record["trials"]:
+        if trial["bench"] == "step":
+            run = dict(trial["params"]["run"])
+            length = run.pop("max_length")
+            key = json.dumps([run, trial["params"]["architecture"]], sort_keys=True)
+            pairs.setdefault(key, {})[length] = (str(trial["id"]), median(trial["samples_s"]))
+    short = {pair[768][0] for pair in pairs.values() if {768, 3072} <= set(pair) and pair[3072][1] < 1.5 * pair[768][1]}
+    assert len(short) > 8
+    assert not short & read
+    assert len(read) > 10
+
+
+def test_a_record_that_is_not_fitted_is_not_read(record: Record) -> None:
+    assert why_not(record) == ""
+    assert "tunecast fit" in why_not({**record, "fitted": None})
+
+
+def test_a_whole_step_that_the_card_bounds_is_a_run_on_it(record: Record) -> None:
     found = record_runs(record, "mine", load_gpus()[CARD])
-    steps = [trial for trial in record["trials"] if trial["bench"] == "step" and trial["outcome"] == "ok"]
-    assert len(found.runs) == len(steps) > 15
+    steps = {trial["id"]: trial for trial in record["trials"] if trial["bench"] == "step" and trial["outcome"] == "ok"}
+    assert len(steps) >= len(found.runs) > 15
     assert {(run.gpu, run.source, run.stack) for run in found.runs} == {(CARD, "mine", "hf-peft")}
-    first, trial = found.runs[0], steps[0]
+    first, trial = found.runs[0], steps[int(found.runs[0].id.split("#")[1])]
     assert first.id == f"mine#{trial['id']}"
     assert first.tokens_per_s is not None
     own = trial["params"]["run"]
