@@ -22,6 +22,7 @@ from tunecast.model.optimizer import update_scratch_bytes
 from tunecast.model.parallel import is_split, local_architecture, local_run
 from tunecast.model.parallel_memory import added_bytes, kept_bytes
 from tunecast.model.parallel_offload import offloaded
+from tunecast.model.replay import replayed_bytes
 from tunecast.model.resolve_parallel import FSDP
 from tunecast.model.run import Run, tokenless
 from tunecast.model.sharding import (
@@ -61,6 +62,9 @@ class MemoryOverheads:
     """Reserved beyond allocated, as a fraction of what a step allocates beyond its resting state."""
     context_bytes: Value
     """Process beyond reserved: CUDA context, kernels, library workspaces."""
+    replayed_frac: Value | None = None
+    """Reserved beyond what a replay of the allocations gives (`replay`), in the same fraction; None where the device's
+    own steps do not follow the replay, or nobody has compared them."""
     origins: dict[str, str] = field(default_factory=dict)
 
 
@@ -233,8 +237,8 @@ def memory_timeline(
 
     `whole` stands in for the formulas: the parts of an unsharded step, as `whole_places` gives them. `workspace_bytes`
     are the card's (`workspaces.workspace_bytes`), held all the time.
-    `reserved` adds the allocator's fragmentation to the peak and `process` the context to that; both are
-    None without `overheads`.
+    `reserved` is what a replay of the step's allocations gives where its order is known, else the peak with the
+    allocator's usual fragmentation; `process` adds the context to that. Both are None without `overheads`.
     """
     places = moment_parts(architecture, run, platform=platform, whole=whole)
     places = [(moment, {**parts, "workspaces": workspace_bytes}) for moment, parts in places]
@@ -244,7 +248,9 @@ def memory_timeline(
     at_rest = sum(places[0][1].values())
     reserved = process = None
     if overheads is not None:
-        reserved = reserved_value(allocated, at_rest, overheads)
+        in_order = overheads.replayed_frac is not None and whole is None
+        replayed = replayed_bytes(architecture, run, platform, workspace_bytes) if in_order else None
+        reserved = reserved_value(allocated, at_rest, overheads, replayed)
         process = summed(reserved, overheads.context_bytes)
     return MemoryForecast(
         allocated_bytes=allocated,
@@ -258,14 +264,18 @@ def memory_timeline(
     )
 
 
-def reserved_value(allocated_bytes: int, at_rest_bytes: int, overheads: MemoryOverheads) -> Value:
-    """Reserved = allocated + fragmentation x (allocated beyond the resting state), with its interval."""
-    transient, frac = allocated_bytes - at_rest_bytes, overheads.fragmentation_frac
-    return Value(
-        value=allocated_bytes + frac.value * transient,
-        low=allocated_bytes + frac.low * transient,
-        high=allocated_bytes + frac.high * transient,
+def reserved_value(
+    allocated_bytes: int, at_rest_bytes: int, overheads: MemoryOverheads, replayed: int | None = None
+) -> Value:
+    """Reserved = replayed, or allocated, + what is measured beyond it x (allocated beyond the resting state), with its
+    interval; no less than allocated."""
+    transient, beyond, base = allocated_bytes - at_rest_bytes, overheads.fragmentation_frac, allocated_bytes
+    if replayed is not None and overheads.replayed_frac is not None:
+        beyond, base = overheads.replayed_frac, replayed
+    low, value, high = (
+        max(base + frac * transient, allocated_bytes) for frac in (beyond.low, beyond.value, beyond.high)
     )
+    return Value(value=value, low=low, high=high)
 
 
 def summed(a: Value, b: Value) -> Value:

@@ -8,12 +8,14 @@ from tunecast.model.value import Value
 
 
 def overheads_from_factors(factors: FactorSet) -> MemoryOverheads | None:
-    """Fragmentation and context; None when the factors hold no reading of the process."""
+    """Fragmentation, with and without a replay, and context; None when the factors hold no reading of the process."""
     terms = factors.memory_overhead_bytes
     if "context" not in terms:
         return None
     return MemoryOverheads(
-        fragmentation_frac=_bounded(terms, "fragmentation_frac"), context_bytes=_bounded(terms, "context")
+        fragmentation_frac=_bounded(terms, "fragmentation_frac"),
+        context_bytes=_bounded(terms, "context"),
+        replayed_frac=_bounded(terms, "replayed_frac") if "replayed_frac" in terms else None,
     )
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tunecast.model.architecture import Architecture
 from tunecast.model.memory import MemoryOverheads, memory_timeline
 from tunecast.model.memory_static import quantized_bytes
+from tunecast.model.replay import replayed_bytes
 from tunecast.model.run import Run
 from tunecast.model.tape_peaks import PARTS
 from tunecast.model.units import GIB
@@ -167,3 +168,26 @@ def test_overheads_add_reserved_and_process(make: Make, run_of: RunOf) -> None:
     assert forecast.process_bytes.high == pytest.approx(forecast.allocated_bytes + 0.3 * transient + 600)
     assert forecast.origins == {"context_bytes": "measured:x"}
     assert json.loads(json.dumps(forecast.parts_bytes)) == forecast.parts_bytes
+
+
+def test_reserved_is_a_replay_where_a_device_follows_it_and_a_share_elsewhere(make: Make, run_of: RunOf) -> None:
+    llama = make("llama-3.1-8b")
+    overheads = MemoryOverheads(
+        fragmentation_frac=Value(value=0.3, low=0.1, high=0.5),
+        context_bytes=Value(value=0.0, low=0.0, high=0.0),
+        replayed_frac=Value(value=0.01, low=-9.0, high=0.05),
+    )
+    run = run_of(llama, method="qlora", max_length=2048)
+    alone = memory_timeline(llama, run, overheads, workspace_bytes=1 << 26)
+    replayed = replayed_bytes(llama, run, "cuda", 1 << 26)
+    transient = alone.allocated_bytes - alone.at_rest_bytes
+    assert replayed is not None
+    assert alone.reserved_bytes is not None
+    assert alone.reserved_bytes.value == pytest.approx(replayed + 0.01 * transient)
+    assert alone.reserved_bytes.high == pytest.approx(replayed + 0.05 * transient)
+    assert alone.reserved_bytes.low == alone.allocated_bytes, "tensors are in it"
+    spread = run_of(llama, method="lora", num_gpus=2, sharding="ddp")
+    of_two = memory_timeline(llama, spread, overheads)
+    assert of_two.reserved_bytes is not None
+    share = 0.3 * (of_two.allocated_bytes - of_two.at_rest_bytes)
+    assert of_two.reserved_bytes.value == pytest.approx(of_two.allocated_bytes + share)
