@@ -48,6 +48,10 @@ class Term:
     origin: str
 
 
+RESERVED_FORMULA = (
+    "blocks of the allocator: its requests replayed where the card's own steps follow that, else allocated + a share "
+    "of what comes and goes"
+)
 MEMORY_FORMULAS = {
     "weights": "parameters kept in their storage dtype x bytes each",
     "quantized": "quantized parameters x bits, with absmax and their own quantization",
@@ -146,7 +150,7 @@ def memory_terms(told: Forecast, target: Target) -> Iterable[Term]:
     yield _term("memory", "allocated", f"{gib(view.allocated_bytes.value):.3f} GiB", formula, when, counted)
     overheads = "measured on this device" if target.record is not None else "fitted to published runs"
     for name, value, formula in (
-        ("reserved", view.reserved_bytes, "allocated + fragmentation of what comes and goes"),
+        ("reserved", view.reserved_bytes, RESERVED_FORMULA),
         ("process", view.process_bytes, "reserved + context of the driver and its libraries"),
     ):
         if value is not None:

@@ -109,11 +109,12 @@ def front_table(found: Recommendation) -> Table:
         forecast = picked.forecast
         assert forecast.total_time_h is not None
         assert forecast.cost_usd is not None
+        assert forecast.fit_probability is not None
         table.add_row(
             marks(found, picked),
             f"{picked.candidate.num_gpus} x {forecast.gpu}\n{seller(picked.candidate)}",
             plan_words(picked.candidate, with_method=several),
-            f"{picked.candidate.fit_probability:.0%}",
+            f"{forecast.fit_probability:.0%}",
             f"{duration(forecast.total_time_h.value)}\n{duration_span(forecast.total_time_h)}",
             f"{dollars(forecast.cost_usd.value)}\n{span(forecast.cost_usd)}",
         )

@@ -1,4 +1,10 @@
-"""Memory of many plans on many devices: the timeline once per plan, compared with every card by arrays."""
+"""Memory of many plans on many devices: the timeline once per plan, compared with every card by arrays.
+
+What the allocator caches is a share of what a step adds, for every plan: replaying its allocations (`replay`) takes
+longer than all else of a plan. A forecast of one plan replays them where the card is known to follow, so that its
+process is another: of 180 plans on one GPU (five models, three methods) the screen's is over it by 9% in the middle and
+by 29% at most, and under it by more than 5% in six, by 9% at most. Whoever shows a plan to a user forecasts it.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +87,8 @@ def memory_of(architecture: Architecture, runs: Sequence[Run], platform: str) ->
 def fits_on(
     fit: Fit, device: int, rows: npt.NDArray[np.int64], memory: PlanMemory, target: Target, factors: FactorSet
 ) -> None:
-    """Fill in `rows` of one device: the same sums as `memory.memory_timeline` and `fits.fit_probability`, by arrays."""
+    """Fill in `rows` of one device: the same sums as `memory.memory_timeline`, without a replay, and
+    `fits.fit_probability`, by arrays."""
     overheads = overheads_from_factors(factors)
     if overheads is None:
         return
