@@ -139,6 +139,7 @@ def picked_to_dict(picked: Picked | None, *, full: bool) -> dict[str, Any] | Non
     assert forecast.cost_usd is not None
     summary = {
         **plan_to_dict(candidate),
+        "fit_probability": forecast.fit_probability,
         "time_h": finite(forecast.total_time_h),
         "cost_usd": finite(forecast.cost_usd),
         "step_time_s": finite(forecast.step_time_s),

@@ -28,7 +28,8 @@ from tunecast.model.run import Run
 
 WARM_S = 0.5
 """Short steps are repeated for so long before those that count. A card holds its power limit by its clock, which takes
-tenths of a second: of an H200 (results/validation/gpu) products of 40 ms in all ran 17% faster than lasting ones."""
+hundredths of a second: of an H200 products of 40 ms in all ran a fifth faster than lasting ones
+(results/validation/gpu/profiles)."""
 MOST_WARM_STEPS = 200
 """...and no more often than this."""
 

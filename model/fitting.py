@@ -77,7 +77,10 @@ def _typed(name: str, value: Any) -> str:
 
 
 def largest_that(holds: Callable[[int], bool], most: int) -> int:
-    """The largest number from 1 to `most` for which `holds`, 0 if none; true for all below one that is true."""
+    """The largest number from 1 to `most` for which `holds`, 0 if none; true for all below one that is true.
+
+    Memory that is replayed (`replay`) does not grow evenly: there the answer holds and the next number tried does not.
+    """
     low, high = 0, 1
     while high < most and holds(high):
         low, high = high, min(2 * high, most)

@@ -35,16 +35,20 @@ FILL_ELEMENTS = 1 << 20
 FOREACH, FUSED = "adamw_torch", "adamw_torch_fused"
 REPLAYED = (FOREACH, FUSED, "sgd", *BITSANDBYTES)
 """Optimizers whose update allocates what is written here."""
+OWN_ALLOCATOR = ("unsloth", "axolotl")
+"""Stacks that start PyTorch with ``expandable_segments`` and rounded sizes, whose rules are others
+(``unsloth/__init__.py``, axolotl's ``set_pytorch_cuda_alloc_conf``)."""
 LEFT_OUT = 0.01
 """Share of the resting state that the list of tensors may miss; it is a block of its own then."""
 
 
 def is_replayed(architecture: Architecture, run: Run, platform: str) -> bool:
-    """Whether everything that the run allocates is known in order: on one GPU, with nothing moved to the host, by code
-    that neither a compiler nor an update inside the backward has reordered."""
+    """Whether everything that the run allocates is known in order, and by which rules: on one GPU, with nothing moved
+    to the host, by code that neither a compiler nor an update inside the backward has reordered."""
     spread = run.num_gpus > 1 or run.tp * run.pp * run.cp > 1 or run.offload != "none" or run.activation_offloading
     reordered = run.torch_compile or run.optimizer_in_backward or is_litgpt(architecture)
-    own = run.optim in REPLAYED and run.master_dtype is None and not architecture.settings
+    own = run.optim in REPLAYED and run.stack not in OWN_ALLOCATOR
+    own = own and run.master_dtype is None and not architecture.settings
     return platform == "cuda" and own and not spread and not reordered
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from evidence import AGAIN, ROOT, HeldOut, row, runs_for, summary
 
+from tunecast.calibrate.flags import has_unstable_steps
 from tunecast.calibrate.partial import prepare_folder
 from tunecast.calibrate.record import read_record, write_text
 from tunecast.calibrate.runner import fit_file
@@ -22,7 +23,8 @@ from tunecast.model.units import gib
 SCHEMA = "tunecast.heldout/1"
 LEAST_RUNS = 12
 STEADY_FRAC = 0.02
-"""A run whose steps scatter by no more (robustly), nor its repetition, says more of a forecast than of its machine."""
+"""A run whose steps scatter by no more (robustly), nor differ more from its repetitions where it was measured again,
+says more of a forecast than of its machine."""
 RUNS, REPEATED = "runs", "runs-*"
 """Folders of held-out records: the first measurement of each, and later ones of some."""
 TARGETS = {
@@ -41,8 +43,8 @@ NAMES = {
     "process_median_abs_error": "`process`, median",
     "noise_floor_median": "same run measured twice, median",
     "noise_floor_worst": "same run measured twice, worst",
-    "steady_median_abs_error": "step time of runs that repeat within 2%, median",
-    "steady_worst_abs_error": "step time of runs that repeat within 2%, worst",
+    "steady_median_abs_error": "step time of steady runs, median",
+    "steady_worst_abs_error": "step time of steady runs, worst",
 }
 FLAGS = {
     "throttled": "the card slowed down for heat or a hardware fault",
@@ -180,7 +182,7 @@ def compare(record_path: Path, runs: dict[str, dict[str, Any]], repeats: Mapping
         rows.append(row(run, real, told, [as_answer(one) for one in again]) | extra)
     return Judged(
         record=record, record_name=record_path.name, rows=rows, others=others,
-        figures=summary(rows) | steady_figures(rows),
+        figures=summary(rows) | steady_figures(rows) | {"repeated_runs": sum(r["noise"] is not None for r in rows)},
         priors=summary(prior_rows) | steady_figures(prior_rows) if prior_rows else {},
     )  # fmt: skip
 
@@ -252,7 +254,8 @@ def others_section(others: list[dict[str, Any]]) -> list[str]:
 
 def flag_lines(judged: Judged) -> list[str]:
     """What was wrong with the machine, of the calibration and of the runs."""
-    listed = [(flag, "calibration") for flag in judged.record["flags"]]
+    own = {*judged.record["flags"], *(["host_varied"] if has_unstable_steps(judged.record["trials"]) else [])}
+    listed = [(flag, "calibration") for flag in sorted(own)]
     listed += [(flag, row["run"]) for row in judged.rows for flag in row["flags"]]
     where: dict[str, list[str]] = {}
     for flag, place in listed:
@@ -274,8 +277,9 @@ def steps_line(record: dict[str, Any]) -> str:
 def steady_line(figures: Mapping[str, Any]) -> str:
     """How many runs repeat, and what the others follow."""
     return (
-        f"Steady are those whose steps scatter by at most {STEADY_FRAC:.0%} and that measure the same again: "
-        f"{figures['steady_runs']} of {figures['runs']}. The others follow the pace of the host, which varied."
+        f"Steady are those whose steps scatter by at most {STEADY_FRAC:.0%}, as do repetitions where there are any: "
+        f"{figures['steady_runs']} of {figures['runs']}; {figures['repeated_runs']} were measured again. The others "
+        "follow the pace of the host, which varied."
     )
 
 
@@ -283,7 +287,7 @@ def priors_line(record_name: str) -> str:
     """Whether the priors have seen the card."""
     steps = load_priors()["records_used"].get(record_name.removesuffix(".json"))
     seen = (
-        "nothing of this card" if steps is None else f"the calibration's {steps} whole steps, none of the runs below,"
+        "nothing of this card" if steps is None else f"{steps} whole steps of the calibration, none of the runs below,"
     )
     return f"The priors have {seen} among what they were fitted to."
 

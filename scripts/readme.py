@@ -62,10 +62,10 @@ def card_figures(content: Any) -> list[str]:
 
 
 def steady_figures(content: Any) -> list[str]:
-    """Of the same runs, those that measure the same again."""
+    """Of the same runs, those whose steps and repetitions scatter little."""
     s = content["summary"]
     errors = [percent(s[f"steady_{name}"]) for name in ("median_abs_error", "worst_abs_error", "inside_80_interval")]
-    return ["of these, runs that measure the same again", str(s["steady_runs"]), *errors,
+    return ["of these, runs whose steps scatter by 2% at most", str(s["steady_runs"]), *errors,
             f"[gpu]({CARD.parent}/README.md)"]  # fmt: skip
 
 

@@ -29,7 +29,7 @@ class SettleRule:
     """Longer than the second over which drivers average power and clocks react."""
     clock_band_frac: float = 0.05
     """Largest swing of the SM clock: an H200 at its power limit read 1470 to 1515 MHz for as long as it worked, at a
-    pace that moved by 1.6% (results/validation/gpu)."""
+    pace that moved by 2.6% (results/validation/gpu/profiles)."""
     temperature_band_c: float = 1.0
     """Largest swing of the temperature, one unit of the sensor."""
     pace_band_frac: float = 0.03

@@ -345,7 +345,7 @@ def test_the_page_has_the_figures_of_records_and_forecasts(
     assert [cells["error of allocated"], cells["error of process"]] == [
         f"{errors[name]:+.1%}" for name in ("allocated", "process")
     ]
-    assert "step time of runs that repeat within 2%, worst" in text
+    assert "step time of steady runs, worst" in text
     assert f"| step time, worst | {abs(errors['step']):.1%} | {abs(errors['priors']):.1%} | 12% |" in text
     assert "| runs compared | 1 | 1 | 12 or more | no |" in text
     assert f"| {TOO_LARGE} | oom | no |" in text
@@ -381,7 +381,7 @@ def test_what_cannot_be_judged_is_refused(
     assert "must hold one calibration record" in capsys.readouterr().err
 
 
-def test_only_runs_that_measure_the_same_again_are_steady(scripts: dict[str, ModuleType]) -> None:
+def test_only_runs_whose_steps_and_repetitions_scatter_little_are_steady(scripts: dict[str, ModuleType]) -> None:
     def measured(step_s: float, spread: float = 0.001) -> dict[str, Any]:
         return {"measured": {"step_time_s": {"value": step_s}, "spread_frac": spread}}
 

@@ -213,6 +213,25 @@ def command(*arguments: str) -> Any:
     return runner.invoke(program, ["recommend", MODEL, *gpus, *job, *arguments], env={"COLUMNS": "100"})
 
 
+def test_a_faster_plan_is_not_left_out_for_what_only_the_screen_doubts() -> None:
+    """On one calibrated card the screen gives a share for what the allocator caches; the plan's own forecast knows."""
+    (record,) = (Path(__file__).parents[2] / "results" / "records").glob("h200-*.json")
+    on_card: dict[str, Any] = {"gpu": ["h200-sxm5-141gb"], "records": [record], "method": "qlora", "max_length": 1024}
+    fastest = {"per_device_train_batch_size": 16, "gradient_checkpointing": False}
+    (alone,) = estimate("meta-llama/Llama-3.1-8B", **on_card, **fastest)
+    assert alone.fit_probability is not None
+    assert alone.fit_probability > 0.9
+    found = recommend(
+        "meta-llama/Llama-3.1-8B", **on_card, tokens="10M", global_batch=16, num_gpus=1, usd_per_gpu_hour=4.0
+    )
+    assert found.cheapest is not None
+    run = found.cheapest.candidate.plan.run
+    assert {name: getattr(run, name) for name in fastest} == fastest
+    told = found.to_dict()["cheapest"]
+    assert told["fit_probability"] == found.cheapest.forecast.fit_probability == pytest.approx(alone.fit_probability)
+    assert not [relaxation for relaxation in found.relaxations if relaxation.limit == "--min-fit-confidence"]
+
+
 def test_the_command_prints_the_design_s_json() -> None:
     answer = command("--json")
     assert answer.exit_code == 0

@@ -136,6 +136,8 @@ def test_further_micro_batches_are_those_before(make: Make, run_of: RunOf) -> No
         {"torch_compile": True},
         {"optimizer_in_backward": True},
         {"optim": "adafactor"},
+        {"stack": "unsloth"},
+        {"stack": "axolotl"},
     ],
 )
 def test_what_is_not_known_in_order_is_not_replayed(make: Make, run_of: RunOf, changes: dict[str, Any]) -> None:
