@@ -92,7 +92,7 @@ def test_records_may_be_a_folder(tmp_path: Path) -> None:
     done = runner.invoke(program, [*asked, "--record", str(records), "--out", str(tmp_path / "page.html"), "--markdown",
                                    str(text)])  # fmt: skip
     assert done.exit_code == 0, done.output
-    (record,) = records.glob("*.json")
+    (record,) = records.glob("cpu_*.json")
     assert record.name in text.read_text()
 
 

@@ -182,7 +182,8 @@ def test_rows_of_unknown_lengths_widen_the_whole_run_as_told_and_no_step(amount:
     assert guessed.total_time_h is not None
     assert known.total_time_h is not None
     step, total = ([of.high / of.value, of.value / of.low] for of in (guessed.step_time_s, guessed.total_time_h))
-    assert step == pytest.approx([known.step_time_s.high / known.step_time_s.value] * 2, rel=1e-2)
+    own_step = known.step_time_s
+    assert step == pytest.approx([own_step.high / own_step.value, own_step.value / own_step.low], rel=1e-2)
     masked = known.step_time_s.value / free.step_time_s.value  # samples that are all alike need no mask
     ends = 2048 / padded_length(500, 2048, 4), masked * padded_length(500, 2048, 4) / 500
     assert [math.log(end) for end in total] == pytest.approx(
