@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tunecast.calibrate.allocations import peak_allocated_bytes
+from tunecast.calibrate.bench.host_ops import launch_pace_s
 from tunecast.calibrate.bitsandbytes_setup import quiet_bitsandbytes
 from tunecast.calibrate.devices.backend import Backend
 from tunecast.calibrate.devices.protocol import MemoryReading, TrialResult, TrialSpec
@@ -88,7 +89,8 @@ def _padding(run: Run, tokens: Any) -> dict[str, Any]:
 def run_step(spec: TrialSpec, backend: Backend) -> TrialResult:
     """The ``step`` bench: seconds of every optimizer step, warm-up apart, and the memory views of them all.
 
-    On a card, where the warm-up asked for ends before `WARM_S`, more steps are taken before those that count.
+    On a card, where the warm-up asked for ends before `WARM_S`, more steps are taken before those that count, and the
+    host's pace is told before and after them (``launch_s``): that of a shared machine changes from minute to minute.
     Steps follow each other without the loss being read. The Trainer reads it after every micro-step, to leave NaN out
     of its log, unless ``logging_nan_inf_filter`` is off; what its host waits for then is not measured here.
     """
@@ -100,15 +102,18 @@ def run_step(spec: TrialSpec, backend: Backend) -> TrialResult:
     backend.reset_peak_memory()
     at_rest = _allocated_now(backend, training)
     warmup, _ = backend.timed(training.step, repeats=0, warmup=spec.warmup)
-    more = 0 if training.platform == "cpu" else steps_to_warm(warmup)
+    on_card = training.platform != "cpu"
+    more = steps_to_warm(warmup) if on_card else 0
+    paces = [launch_pace_s(backend)] if on_card else []
     further, samples = backend.timed(training.step, repeats=spec.repeats, warmup=more)
     reading = _with_allocated(backend.memory(), training)
+    paces += [launch_pace_s(backend)] if on_card else []
     return TrialResult(
         outcome="ok",
         samples_s=samples,
         warmup_s=(*warmup, *further),
         memory=replace(reading, at_rest_bytes=at_rest),
-        extra=_counts(training),
+        extra=_counts(training) | ({"launch_s": paces} if paces else {}),
     )
 
 

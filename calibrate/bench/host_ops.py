@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from statistics import median
 from typing import Any
 
 from tunecast.calibrate.bench.timing import Prepared
@@ -11,6 +12,17 @@ from tunecast.calibrate.devices.protocol import TrialResult, TrialSpec
 
 TINY_ELEMENTS = 16
 """Elements of a tensor whose kernel costs next to nothing, so that issuing it is what takes time."""
+
+PACE_KERNELS, PACE_ROUNDS = 100, 3
+"""A look at the host's pace: a millisecond or two, so that it can be taken beside every step."""
+
+
+def launch_pace_s(backend: Backend) -> float:
+    """Seconds to issue one kernel now, as ``launch`` issues them: the median of a few short rounds."""
+    import torch
+
+    x = torch.zeros(TINY_ELEMENTS, device=backend.torch_device, requires_grad=True)
+    return median(_issue(x, PACE_KERNELS, backend)[0] for _ in range(PACE_ROUNDS)) / PACE_KERNELS
 
 
 def run_launch(spec: TrialSpec, backend: Backend) -> TrialResult:
