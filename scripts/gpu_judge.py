@@ -173,11 +173,12 @@ def compare(record_path: Path, runs: dict[str, dict[str, Any]], repeats: Mapping
                            "verdict": None if told is None else told["verdict"]})  # fmt: skip
             continue
         real, again = as_answer(content), repeats.get(name, [])
+        steady = is_steady([content, *again])
         by_priors = forecast(content, gpu, [])
         if by_priors is not None:
-            prior_rows.append(row(run, real, by_priors) | {"steady": is_steady([content, *again])})
+            prior_rows.append(row(run, real, by_priors) | {"steady": steady})
         extra = {"priors_error": prior_rows[-1]["error"] if by_priors is not None else None,
-                 "steady": is_steady([content, *again]), "bound_by": told["bound_by"],
+                 "steady": steady, "bound_by": told["bound_by"],
                  "verdict": told["verdict"], "flags": content["measured"]["flags"]}  # fmt: skip
         rows.append(row(run, real, told, [as_answer(one) for one in again]) | extra)
     return Judged(

@@ -52,29 +52,33 @@ def loaded(path: Path) -> Any:
     return json.loads(full.read_text(encoding="utf-8")) if full.exists() else None
 
 
-def card_figures(content: Any) -> list[str]:
-    """Forecast against measurement on a real GPU, and how far the same measurement is from itself."""
+def measured_row(what: str, content: Any, page: Path, of: str = "") -> list[str]:
+    """Errors of forecasts of measured runs; `of` begins the names of a part of them."""
     s = content["summary"]
-    noise = f"the same measured again: {percent(s['noise_floor_median'])}, worst {percent(s['noise_floor_worst'])}"
-    errors = [percent(s[name]) for name in ("median_abs_error", "worst_abs_error", "inside_80_interval")]
-    what = f"step time on an {content['card']}, calibrated ({noise})"
-    return [what, str(s["runs"]), *errors, f"[gpu]({CARD.parent}/README.md)"]
+    errors = [percent(s[f"{of}{name}"]) for name in ("median_abs_error", "worst_abs_error", "inside_80_interval")]
+    return [what, str(s[f"{of}runs"]), *errors, f"[{page.parent.name}]({page.parent}/README.md)"]
+
+
+def measured_again(content: Any) -> str:
+    """How far the same measurement is from itself."""
+    s = content["summary"]
+    return f"the same measured again: {percent(s['noise_floor_median'])}, worst {percent(s['noise_floor_worst'])}"
+
+
+def card_figures(content: Any) -> list[str]:
+    """Forecast against measurement on a real GPU."""
+    what = f"step time on an {content['card']}, calibrated ({measured_again(content)})"
+    return measured_row(what, content, CARD)
 
 
 def steady_figures(content: Any) -> list[str]:
     """Of the same runs, those whose steps and repetitions scatter little."""
-    s = content["summary"]
-    errors = [percent(s[f"steady_{name}"]) for name in ("median_abs_error", "worst_abs_error", "inside_80_interval")]
-    return ["of these, runs whose steps scatter by 2% at most", str(s["steady_runs"]), *errors,
-            f"[gpu]({CARD.parent}/README.md)"]  # fmt: skip
+    return measured_row("of these, runs whose steps scatter by 2% at most", content, CARD, of="steady_")
 
 
 def cpu_figures(content: Any) -> list[str]:
-    """Forecast against measurement on a real processor, and the noise floor of such measurements."""
-    s = content["summary"]
-    noise = f"the same measured again: {percent(s['noise_floor_median'])}, worst {percent(s['noise_floor_worst'])}"
-    errors = [percent(s[name]) for name in ("median_abs_error", "worst_abs_error", "inside_80_interval")]
-    return [f"step time on a real CPU ({noise})", str(s["runs"]), *errors, f"[cpu]({CPU.parent}/README.md)"]
+    """Forecast against measurement on a real processor."""
+    return measured_row(f"step time on a real CPU ({measured_again(content)})", content, CPU)
 
 
 def mock_figures(content: Any) -> list[str]:

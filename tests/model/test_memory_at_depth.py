@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_configs import small_qwen2
 
 from tunecast.model.architecture import Architecture
 from tunecast.model.architectures import architecture_from_config, load_architecture
@@ -24,10 +25,7 @@ from tunecast.model.unsloth_rules import UNSLOTH_LOSSES
 
 RunOf = Callable[..., Run]
 DEPTH = 7
-SMALL = {
-    "model_type": "qwen2", "hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": DEPTH,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 8192, "max_position_embeddings": 8192,
-}  # fmt: skip
+SMALL = small_qwen2(DEPTH)
 NUMBERS = (("bf16-autocast", "bf16"), ("bf16-autocast", "fp32"), ("bf16", "bf16"), ("fp16-autocast", "fp32"))
 LOSSES = ("nll", "chunked_nll", *KEPT_CHUNKS, "liger", "cut_cross_entropy", *UNSLOTH_LOSSES)
 OPTIONS = st.fixed_dictionaries(

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_configs import small_qwen2
 
 from tunecast.model import unrolled
 from tunecast.model.architecture import Architecture
@@ -20,10 +21,7 @@ from tunecast.model.unrolled import Changes, sections, step_changes
 
 RunOf = Callable[..., Run]
 DEPTH = 11
-SMALL = {
-    "model_type": "qwen2", "hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": DEPTH,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 8192, "max_position_embeddings": 8192,
-}  # fmt: skip
+SMALL = small_qwen2(DEPTH)
 PATTERN = {
     "model_type": "gemma3_text", "hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 18, "head_dim": 64,
     "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 8192, "max_position_embeddings": 8192,
