@@ -86,6 +86,8 @@ class PlanTable:
     """Host, links and storage: (bench, params)."""
 
 
+NARROW = Width(hidden=256, intermediate=512, heads=4, kv_heads=2, head_dim=64)
+"""So narrow that a card waits for its host all along: the step's time is what issuing it costs."""
 W576 = Width(hidden=576, intermediate=1536, heads=9, kv_heads=3, head_dim=64)
 """SmolLM-135M."""
 W896 = Width(hidden=896, intermediate=4864, heads=14, kv_heads=2, head_dim=64)
@@ -102,6 +104,17 @@ W4096 = Width(hidden=4096, intermediate=14336, heads=32, kv_heads=8, head_dim=12
 """Llama-3.1-8B."""
 W8192 = Width(hidden=8192, intermediate=28672, heads=64, kv_heads=8, head_dim=128)
 """Llama-3.1-70B."""
+
+METHODS = ("lora", "qlora", "full")
+
+
+def host_steps(depth: int) -> tuple[StepShape, ...]:
+    """Whole steps of every method, with and without checkpointing, that the host alone bounds."""
+    return tuple(
+        StepShape(width=NARROW, depth=depth, method=method, length=128, checkpointing=checkpointing)
+        for method in METHODS
+        for checkpointing in (True, False)
+    )
 
 
 GPU_QUICK = PlanTable(
@@ -252,6 +265,7 @@ GPU_QUICK = PlanTable(
         StepShape(width=W1024, depth=4, method="full", length=1024, checkpointing=True),
         StepShape(width=W1536, depth=2, method="full", length=512, checkpointing=False, batch=4),
         StepShape(width=W2048, depth=2, method="qlora", length=1024, checkpointing=False, batch=2),
+        *host_steps(depth=4),
     ),
     slow=(
         ("launch", {"kernels": 500}),
@@ -292,7 +306,8 @@ GPU_FULL = PlanTable(
         for method in ("lora", "qlora")
         for length in (768, 3072)
         for checkpointing in (True, False)
-    ),
+    )
+    + host_steps(depth=8),
     slow=(
         ("disk", {"bytes": 4 * GIB, "cold": True, "direction": "read"}),
         ("disk", {"bytes": 4 * GIB, "cold": True, "direction": "write"}),
