@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tunecast.calibrate.devices.protocol import Device, Hardware
@@ -33,14 +33,27 @@ def record_flags(
     own = getattr(device, "flags", None)
     found.update(own() if own is not None else ())
     conditions = {
-        "unstable": is_unstable(listed),
-        "host_varied": hardware.device != "cpu" and has_unstable_steps(listed),
+        **_of_trials(listed, hardware.device),
         "clock_not_settled": not settled,
         "mig": bool(hardware.mig),
         "cut_short": cut_short,
     }
     found.update(name for name, holds in conditions.items() if holds)
     return sorted(found)
+
+
+def flags_of(record: Mapping[str, Any]) -> list[str]:
+    """The flags of a record, those that its trials tell as they are read today: a record keeps those of its day."""
+    of_trials = _of_trials(record["trials"], record["hardware"]["device"])
+    return sorted({*record["flags"]} - of_trials.keys() | {name for name, holds in of_trials.items() if holds})
+
+
+def _of_trials(trials: Sequence[Mapping[str, Any]], device: str) -> dict[str, bool]:
+    """On a card whole steps have a flag of their own, since they may wait for a host that kernels do not wait for."""
+    if device == "cpu":
+        return {"unstable": is_unstable(trials), "host_varied": False}
+    kernels = [trial for trial in trials if trial["bench"] != "step"]
+    return {"unstable": is_unstable(kernels), "host_varied": has_unstable_steps(trials)}
 
 
 def _sensor_flags(trial: Mapping[str, Any]) -> set[str]:

@@ -10,7 +10,7 @@ from scripted_device import HARDWARE, ScriptedDevice, fine, with_hardware
 
 from tunecast.calibrate import runner
 from tunecast.calibrate.devices.protocol import Sensors, TrialResult
-from tunecast.calibrate.flags import record_flags
+from tunecast.calibrate.flags import flags_of, record_flags
 from tunecast.calibrate.plan import STORAGE_BENCHES, calibration_plan
 from tunecast.calibrate.record import read_record
 from tunecast.calibrate.runner import calibrate
@@ -271,6 +271,20 @@ def test_steps_that_scatter_where_kernels_do_not_tell_of_the_host(tmp_path, devi
     trials = [{"bench": bench, **asdict(answer(SimpleNamespace(bench=bench)))} for bench in ("step", *["gemm"] * 10)]
     found = record_flags(ScriptedDevice(answer), hardware, trials, settled=True, cut_short=False)
     assert found == told
+
+
+@pytest.mark.parametrize(("device", "told"), [("cuda:0", "host_varied"), ("cpu", "unstable")])
+def test_many_steps_that_scatter_do_not_make_the_kernels_of_a_card_unstable(device, told):
+    """Nor do flags of a day when they did: those that trials tell are told anew. What sensors told stays."""
+    samples = {"step": (1.0, 1.5, 1.0, 1.4), "gemm": (1.0,) * 4}
+    trials = [
+        {"bench": bench, **asdict(TrialResult(outcome="ok", samples_s=samples[bench]))}
+        for bench in ("step",) * 5 + ("gemm",) * 10
+    ]
+    found = record_flags(ScriptedDevice(), with_hardware(device=device), trials, settled=True, cut_short=False)
+    assert found == [told]
+    stored = {"trials": trials, "hardware": {"device": device}, "flags": ["host_varied", "throttled", "unstable"]}
+    assert flags_of(stored) == sorted(["throttled", told])
 
 
 def test_the_devices_own_flags_are_kept(tmp_path):
