@@ -233,7 +233,7 @@ def remaining_sds(error: Array, variance: Array, host_slope: Array) -> tuple[flo
 
     Launches of unlike models differ in what the host does for each, kernels hardly: so the host has a spread of its
     own, felt by a run as far as the host bounds it. Of all pairs the one under which the errors, normal with variance
-    s^2 + (slope h)^2 + what the factors explain, are most likely.
+    s^2 + (slope h)^2 + what the factors and the noise of the measurement explain, are most likely.
     """
     chosen, best = (STEP_LOG_NOISE, 0.0), -np.inf
     for s in SPREADS:
@@ -260,7 +260,8 @@ def _fit_ridge(problem: _Problem, steps: Sequence[MeasuredStep]) -> tuple[float,
         extra = max(STEP_LOG_NOISE, MAD_TO_SD * float(np.median(np.abs(left.error))))
     values = problem.values(theta)
     curves = _curve_variance(steps, values, synchronous=problem.synchronous)
-    step_sd, host_sd = remaining_sds(left.error, left.variance + curves, left.host_slope)
+    noise = np.array([step.log_noise for step in steps]) ** 2
+    step_sd, host_sd = remaining_sds(left.error, left.variance + curves + noise, left.host_slope)
     covariance = problem.covariance(steps, theta, _spread(steps, extra))
     host = problem.names.index(HOST_S_PER_LAUNCH)
     covariance[host, host] += host_sd**2

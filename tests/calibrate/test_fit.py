@@ -253,6 +253,19 @@ def test_what_only_host_bound_steps_miss_is_the_hosts_spread() -> None:
     assert host_sd == pytest.approx(0.1, rel=0.2)
 
 
+@pytest.mark.parametrize("seed", [4, 6, 8])
+def test_samples_that_scatter_are_no_spread_between_runs(seed: int) -> None:
+    """Every step as the truth has it, measured with 30% of noise: that noise is no run's own."""
+    rng, trials = np.random.default_rng(seed), all_trials(seed)
+    for row in (t for t in trials if t["bench"] == "step"):
+        row["samples_s"] = (np.mean(row["samples_s"]) * np.exp(rng.normal(0.0, 0.3, 30))).tolist()
+    noisy = fitter(trials)
+    assert noisy.step_fit_ is not None
+    missed = float(np.median(np.abs(noisy.step_fit_.left_out)))
+    assert missed > 0.02
+    assert noisy.factors_.step_log_sd < missed / 1.5
+
+
 def test_steps_of_one_width_are_left_out_together(fitted: StepFitter) -> None:
     widths = [width for width, _, _ in CONFIGURATIONS]
     found = [sorted({widths[place] for place in fold}) for fold in folds(fitted.steps_)]
