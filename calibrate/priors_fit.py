@@ -85,7 +85,8 @@ def priors_of(rows: Sequence[Row]) -> dict[str, Any]:
     unseen, sds = left_out(rows, solution), solution.sds
     slower = slower_of(rows, unseen)
     width = width_of(rows, unseen, slower)
-    missed = {row_id: slower * row.work_share - row.missed for row_id, row in unseen.items()}
+    told = {row.run.id for row in rows if not row.waits}
+    missed = {row_id: slower * row.work_share - row.missed for row_id, row in unseen.items() if row_id in told}
     log_sds = {"new": width * math.hypot(sds[CELL], row_log_sd(sds)), "seen": width * row_log_sd(sds)}
     stored = {name: _stored(solution, name) for name in SHARED}
     return {

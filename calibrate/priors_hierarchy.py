@@ -78,6 +78,8 @@ class Problem:
     """Parameters whose derivative is that of a column, with its sign: half an efficiency is twice the work's time."""
     starts: tuple[tuple[float, ...], ...] = ()
     """Offsets of the shared logs from their centre to start from: where the device decides, the host has no slope."""
+    trust: Array | float = 1.0
+    """(rows,) Of a row's precision, what one with noise of its own has."""
 
     @property
     def groups(self) -> tuple[str, ...]:
@@ -116,12 +118,12 @@ class Solution:
 def solve(problem: Problem) -> Solution:
     """Alternate: efficiencies and effects at given spreads, then spreads and weights at those."""
     sds = dict(problem.believed_sd)
-    weights = np.ones(len(problem.measured))
+    weights = np.ones(len(problem.measured)) * problem.trust
     vector = first_vector(problem, weights, sds)
     reached = math.inf
     for _ in range(ROUNDS):
         vector = newton(problem, vector, weights, sds)
-        weights = student_weights(problem.measured - problem.timed(*split(problem, vector)), sds["row"])
+        weights = row_weights(problem, vector, sds)
         before, (sds, reached) = reached, spreads(marginal_of(problem, vector, weights), sds)
         if abs(before - reached) < SAME_LIKELIHOOD:
             break
@@ -133,9 +135,9 @@ def solve_like(problem: Problem, other: Solution) -> Solution:
     effects, sds = other.effects, other.sds
     shared = other.vector[: len(problem.names)]
     vector = np.concatenate([shared, [effects[effect] for effect in problem.effects]])
-    weights = np.ones(len(problem.measured))
+    weights = np.ones(len(problem.measured)) * problem.trust
     for _ in range(REWEIGHTED):
-        weights = student_weights(problem.measured - problem.timed(*split(problem, vector)), sds["row"])
+        weights = row_weights(problem, vector, sds)
         vector = newton(problem, vector, weights, sds)
     return ended(problem, vector, weights, sds)
 
@@ -217,6 +219,12 @@ def newton(problem: Problem, vector: Array, weights: Array, sds: Mapping[str, fl
         if float(np.abs(share * step).max()) < SETTLED:
             break
     return vector
+
+
+def row_weights(problem: Problem, vector: Array, sds: Mapping[str, float]) -> Array:
+    """Of every row: its trust, by how far it is off in its own noise."""
+    missed = problem.measured - problem.timed(*split(problem, vector))
+    return np.asarray(problem.trust * student_weights(missed * np.sqrt(problem.trust), sds["row"]))
 
 
 def student_weights(missed: Array, sd: float) -> Array:

@@ -106,7 +106,7 @@ def slower_of(rows: Sequence[Row], unseen: Mapping[str, Unseen]) -> float:
     rows of its source only. Least absolute deviations, every source weighing the same; rows that wait for their host
     have no say.
     """
-    own = [row for row in rows if row.run.id in unseen and unseen[row.run.id].work_share > 0.0]
+    own = [row for row in rows if row.run.id in unseen and unseen[row.run.id].work_share > 0.0 and not row.waits]
     if not own:
         return 0.0
     missed = np.array([unseen[row.run.id].missed for row in own])
@@ -116,8 +116,9 @@ def slower_of(rows: Sequence[Row], unseen: Mapping[str, Unseen]) -> float:
 
 def width_of(rows: Sequence[Row], unseen: Mapping[str, Unseen], slower: float) -> float:
     """Multiple of the spreads that it goes for with which 80% intervals hold 80% of rows left out with their source,
-    forecast `slower`. Never below a half."""
-    own = [row for row in rows if row.run.id in unseen]
+    forecast `slower`. Never below a half. Steps of records that wait for their host have no say: one machine's are no
+    sample of hosts, whose spread is kept whatever the width."""
+    own = [row for row in rows if row.run.id in unseen and not row.waits]
     if not own:
         return 1.0
     found = [unseen[row.run.id] for row in own]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from importlib import resources
 from pathlib import Path
@@ -42,13 +42,15 @@ from tunecast.model.prior_effects import (
     WORK,
     dequant_kernel,
 )
-from tunecast.model.priors import datasheet_factors
+from tunecast.model.priors import HOST_PRIORS, datasheet_factors
 from tunecast.model.time import COLUMNS, run_clocks
 
 EFFICIENCIES = ("gemm", "attention", "memory", "dequant", "link")
 OVERLAP = "overlap_frac"
 FRACTIONS = (*EFFICIENCIES, OVERLAP)
-SHARED = (*FRACTIONS, HOST_S_PER_LAUNCH, "host_hooks", START_UP)
+ISSUING = ("host_hooks", *HOST_PRIORS)
+"""What the host pays for beside a launch of the forward, in such launches."""
+SHARED = (*FRACTIONS, HOST_S_PER_LAUNCH, *ISSUING, START_UP)
 """Parameters that all rows share."""
 HOST_GROUP = "host"
 BY_KIND = {
@@ -70,7 +72,7 @@ MOVES = {
     DEQUANT_KERNEL: ("dequant",),
 }
 """By group: the kinds of work that its effects slow."""
-STARTS = tuple((*(0.0,) * len(FRACTIONS), host, 0.0, 0.0) for host in (0.0, 0.7))
+STARTS = tuple(tuple(host * (name == HOST_S_PER_LAUNCH) for name in SHARED) for host in (0.0, 0.7))
 """Hosts as believed and slower ones: while the device decides, the rows say nothing of the host."""
 
 
@@ -82,6 +84,19 @@ class Row:
     table: PhaseTable
     measured_s: float
     """One optimizer step."""
+    own_log_sd: float = 0.0
+    """Noise of its own, beside that of rows: of a step that waits for a host whose pace changes."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is a record's step that says nothing of the card."""
+        return self.own_log_sd > 0.0
+
+    @property
+    def trust(self) -> float:
+        """Share of a published row's precision."""
+        row_sd = float(beliefs()["spreads"]["row"])
+        return row_sd**2 / (row_sd**2 + self.own_log_sd**2)
 
     @cached_property
     def effects(self) -> tuple[Effect, ...]:
@@ -115,7 +130,16 @@ def effect_names(run: PublishedRun) -> tuple[Effect, ...]:
     cell = (CELL, " ".join(str(part) for part in parts))
     names = {"device": run.gpu, "generation": gpu.generation, "stack": run.stack, "source": run.source}
     by_kind = ((group, names[group.partition(".")[0]]) for group in BY_KIND)
-    return (("device", run.gpu), *clock, *sharding, *kernel, *unpacking, *by_kind, (HOST_GROUP, run.source), cell)
+    return (
+        ("device", run.gpu),
+        *clock,
+        *sharding,
+        *kernel,
+        *unpacking,
+        *by_kind,
+        (HOST_GROUP, run.host or run.source),
+        cell,
+    )
 
 
 def has_work(row: Row, group: str) -> bool:
@@ -174,7 +198,11 @@ def timed_rows(runs: Sequence[PublishedRun]) -> list[Row]:
 
 def rows_of_records(records: Sequence[RecordRuns]) -> list[Row]:
     """The whole steps of records, at datasheet rates."""
-    return timed_rows([run for record in records for run in record.runs])
+    found = []
+    for record in records:
+        rows = timed_rows(record.runs)
+        found += [replace(r, own_log_sd=record.waiting_log_sd) if r.run.id in record.waiting else r for r in rows]
+    return found
 
 
 def _why_not(run: PublishedRun) -> str:
@@ -227,6 +255,7 @@ def problem_of(rows: Sequence[Row]) -> Problem:
         timed=lambda shared, slower: timed(params_of(shared), slower),
         follows=FOLLOWED,
         starts=STARTS,
+        trust=np.array([row.trust for row in rows]),
     )
 
 

@@ -1,4 +1,5 @@
-"""Records of calibrations as rows of the priors: the whole steps that the card bounds, each one run on it.
+"""Records of calibrations as rows of the priors: their whole steps, each one run on the card. Those that the card
+bounds say what it reaches, the others what issuing costs.
 
 Microbenchmarks stay with their own card (`--record`): what a product alone reaches is not what it reaches in a step.
 Runs that ``tunecast measure`` wrote are no calibrations and are never read here: they judge forecasts.
@@ -14,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from tunecast.calibrate.fit_memory import context_bytes
-from tunecast.calibrate.fit_trials import median_seconds, usable
+from tunecast.calibrate.fit_trials import median_seconds, trial_id, usable
+from tunecast.calibrate.flags import flags_of
 from tunecast.calibrate.published import PublishedRun
 from tunecast.calibrate.record import read_record
+from tunecast.calibrate.stats import MAD_TO_SD, median
 from tunecast.calibrate.trace.spec import architecture_from_dict, run_from_dict
 from tunecast.catalogs.gpus import Gpu, load_gpus
 from tunecast.model.factors import FactorSet
@@ -29,6 +32,8 @@ from tunecast.model.versions import in_range
 
 UNFIT_FLAGS = ("throttled", "shared_gpu", "shared_cpu", "unstable", "clock_not_settled", "mig")
 """Flags of a record that speaks of the day it was made, or of a part of a card, more than of the card."""
+SOURCE = "tunecast"
+"""All records are measured in the same way: one source, however many there are."""
 CUDNN_FIRST = {"torch": ">=2.11", "cuda": ">=13"}
 """Versions with which ``sdpa`` asks cuDNN first (`tunecast.model.sdpa`)."""
 
@@ -38,24 +43,43 @@ class RecordRuns:
     """One record, as what the priors read of it."""
 
     name: str
-    """Of its file, without the suffix: the source of its runs."""
+    """Of its file, without the suffix: how the ids of its runs begin."""
     runs: tuple[PublishedRun, ...]
-    """Its whole steps that the card bounds, by the number of their trial."""
+    """Its whole steps, by the number of their trial."""
+    waiting: frozenset[str]
+    """Ids of those that wait for the host."""
+    waiting_log_sd: float
+    """By how much the time of such a step is off, as the record's own fit without its like says."""
     contexts_bytes: tuple[float, ...]
     """The process beyond its allocator's reserve, step by step."""
 
 
 def record_runs(record: Mapping[str, Any], name: str, gpu: Gpu) -> RecordRuns:
-    """The whole steps of a record that the card bounds, taken as measured on this card.
+    """The whole steps of a record, taken as measured on this card.
 
-    A step that its host bounds, as most of few layers are, tells the pace of one machine and nothing of the card; which
-    do is said by the record's own fit.
+    A step that its host bounds, as most of few layers are, tells nothing of the card, but the pace of one machine and
+    by how much launches of one kind cost more than another's; which do is said by the record's own fit.
     """
     steps = usable(record["trials"], "step")
     factors = factors_from_dict(record["fitted"])
-    runs = [_step_run(trial, record["software"], name, gpu) for trial in steps if _waits_for_device(trial, factors)]
+    host = host_of(record["hardware"]["host"])
+    runs = [replace(_step_run(trial, record["software"], name, gpu), host=host) for trial in steps]
     contexts = [found for trial in steps for found in context_bytes(trial["memory"])]
-    return RecordRuns(name=name, runs=tuple(runs), contexts_bytes=tuple(contexts))
+    waiting = [(run, trial) for run, trial in zip(runs, steps, strict=True) if not _waits_for_device(trial, factors)]
+    left_out = record["fitted"]["residuals"]["steps"]
+    missed = [abs(left_out[trial_id(trial)]) for _, trial in waiting if trial_id(trial) in left_out]
+    return RecordRuns(
+        name=name,
+        runs=tuple(runs),
+        waiting=frozenset(run.id for run, _ in waiting),
+        waiting_log_sd=MAD_TO_SD * median(missed) if missed else 0.0,
+        contexts_bytes=tuple(contexts),
+    )
+
+
+def host_of(facts: Mapping[str, Any]) -> str:
+    """The kind of machine: two rented from one pool are one sample of how fast hosts issue."""
+    return ", ".join(str(facts[name]) for name in ("cpu", "cores", "ram_bytes") if facts.get(name) is not None)
 
 
 def _waits_for_device(trial: Mapping[str, Any], factors: FactorSet) -> bool:
@@ -73,7 +97,7 @@ def _step_run(trial: Mapping[str, Any], software: Mapping[str, str | None], name
     run = replace(run, sdpa_cudnn=asks_cudnn_first(software) and runs_cudnn(architecture, run, gpu))
     return PublishedRun(
         id=f"{name}#{trial['id']}",
-        source=name,
+        source=SOURCE,
         stack=run.stack,
         gpu=gpu.id,
         architecture=architecture,
@@ -99,7 +123,7 @@ def why_not(record: Mapping[str, Any]) -> str:
         return "a mock, which measures nothing"
     if hardware["gpu"] not in load_gpus():
         return f"{hardware['name']} is in no catalog"
-    unfit = [flag for flag in record["flags"] if flag in UNFIT_FLAGS]
+    unfit = [flag for flag in flags_of(record) if flag in UNFIT_FLAGS]
     if unfit:
         return f"flagged {', '.join(unfit)}"
     if not usable(record["trials"], "step"):

@@ -118,6 +118,8 @@ class PublishedRun:
     """Whether a cell says that NVLink bridges join its cards; None of cards without them."""
     reading_notes: tuple[str, ...] = ()
     """What no cell says and the code of the row's software or the catalog does, in sentences."""
+    host: str = ""
+    """The kind of machine that issued it, where several sources share one; empty: their own."""
     stated: frozenset[str] = field(default=frozenset(), compare=False)
     """Columns whose cells state something, and the run fields that they state; the others are the software's defaults,
     or follow from these."""

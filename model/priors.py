@@ -47,6 +47,9 @@ WAVE_TILES = {"bf16": (128, 128), "fp16": (128, 128), "fp32": (128, 32), "fp8": 
 """Output tile that a partial wave is counted in; cuBLAS's fp32 kernels for thin results are ``sgemm_128x32``."""
 WORK_PARAMS = ("scale.gemm", "scale.attention", "scale.memory", "scale.loss", "scale.optimizer", "scale.dequant")
 HOOKS = "scale.host_hooks"
+HOST_PRIORS = ("host_recompute", "host_backward", "host_dequant", "host_calls", "host_layers")
+"""What issuing costs beside a launch of the forward, in such launches, by name of the fitted parameter: of code, not of
+machines. Its doubt is small beside that of the host's pace and has no part in intervals."""
 FITTED_AS = {
     **{name: name.removeprefix("scale.") for name in WORK_PARAMS},
     "scale.loss": "memory",
@@ -189,7 +192,7 @@ def prior_factors(
     factors |= dict.fromkeys(("scale.loss", "scale.optimizer"), factors["scale.memory"])
     if "link_bytes_per_s" in factors:
         factors["link_bytes_per_s"] = _scaled_link(factors["link_bytes_per_s"], priors["efficiency"]["link"])
-    for name in (HOST_S_PER_LAUNCH, HOOKS, "overlap_frac"):
+    for name in (HOST_S_PER_LAUNCH, HOOKS, *(f"scale.{own}" for own in HOST_PRIORS), "overlap_frac"):
         stored = priors[name.removeprefix("scale.")]
         factors[name] = Factor(**{k: stored[k] for k in ("value", "low", "high", "unit", "origin")})
     told = CUDNN_NOTE if run is None or run.stack not in STACKS else TRANSFORMER_ENGINE_NOTE

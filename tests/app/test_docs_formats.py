@@ -16,6 +16,7 @@ from tunecast.calibrate.record import RecordFile
 from tunecast.calibrate.watch.record import RunFile
 from tunecast.catalogs.price_file import known_columns
 from tunecast.cli.program import program
+from tunecast.model.priors import HOST_PRIORS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "formats.md").read_text(encoding="utf-8")
@@ -28,6 +29,7 @@ OPEN = {
     "dimensions", "base", "rows", "beliefs", "efficiency", "host_s_per_launch", "overlap_frac", "device_effects",
     "effects_by_kind", "sharding_effects", "step_log_sd", "memory_overhead_bytes", "left_out_log_errors",
     "rows_skipped", "rows_used", "marks", "records_used", "records_skipped", "covariance", "spreads", "host_hooks",
+    *HOST_PRIORS,
     "start_up_s", "source_effect", "width", "memory_codes", "units",
 }  # fmt: skip
 """Keys whose inside is described in words."""

@@ -61,6 +61,18 @@ def test_steps_vary_what_the_fit_separates(hardware):
     assert len({params["architecture"]["hidden_size"] for params in steps}) >= 3
 
 
+@pytest.mark.parametrize("mode", ["quick", "full"])
+def test_every_method_has_steps_too_narrow_to_keep_a_card_busy(mode):
+    steps = [spec.params for spec in calibration_plan(A100, mode) if spec.bench == "step"]
+    narrow = [params for params in steps if params["architecture"]["hidden_size"] <= 256]
+    found = {
+        (params["run"]["method"], params["run"]["gradient_checkpointing"], params["architecture"]["groups"][0]["count"])
+        for params in narrow
+    }
+    depths = (4,) if mode == "quick" else (4, 8)
+    assert found == {(m, c, d) for m in ("lora", "qlora", "full") for c in (True, False) for d in depths}
+
+
 def test_one_layer_more_is_the_only_difference_between_three_steps():
     """Depths 1, 2 and 4 of one otherwise equal step: differences give the layer."""
     steps = [spec.params for spec in calibration_plan(CPU, "quick") if spec.bench == "step"]
