@@ -12,15 +12,22 @@ from typing import Any
 
 from evidence import AGAIN, ROOT, HeldOut, row, runs_for, summary
 
-from tunecast.calibrate.flags import has_unstable_steps
+from tunecast.calibrate.flags import flags_of
 from tunecast.calibrate.partial import prepare_folder
+from tunecast.calibrate.priors_fit import priors_of
+from tunecast.calibrate.priors_problem import read_training, rows_of_records
+from tunecast.calibrate.priors_records import shipped_records
+from tunecast.calibrate.published import PublishedRun
 from tunecast.calibrate.record import read_record, write_text
 from tunecast.calibrate.runner import fit_file
+from tunecast.calibrate.trace.spec import architecture_from_dict, run_from_dict
+from tunecast.calibrate.validate import predict
 from tunecast.catalogs.errors import InputError, TunecastError
 from tunecast.model.priors import load_priors
 from tunecast.model.units import gib
 
 SCHEMA = "tunecast.heldout/1"
+PUBLISHED = ROOT / "results" / "published" / "published-runs.csv"
 LEAST_RUNS = 12
 STEADY_FRAC = 0.02
 """A run whose steps scatter by no more (robustly), nor differ more from its repetitions where it was measured again,
@@ -43,6 +50,8 @@ NAMES = {
     "process_median_abs_error": "`process`, median",
     "noise_floor_median": "same run measured twice, median",
     "noise_floor_worst": "same run measured twice, worst",
+    "averaged_median_abs_error": "against the mean of all measurements of a run, median",
+    "averaged_worst_abs_error": "against the mean of all measurements of a run, worst",
     "steady_median_abs_error": "step time of steady runs, median",
     "steady_worst_abs_error": "step time of steady runs, worst",
 }
@@ -74,6 +83,8 @@ class Judged:
     """Runs without a step time: what became of them and what the forecast says."""
     figures: dict[str, Any]
     priors: dict[str, Any]
+    elsewhere: dict[str, Any]
+    """Step times by priors that have read no record of this card."""
 
 
 def read_runs(folder: Path, within: str = RUNS) -> dict[str, dict[str, Any]]:
@@ -122,6 +133,13 @@ def steady_figures(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
             "steady_worst_abs_error": max(errors), "steady_inside_80_interval": inside}  # fmt: skip
 
 
+def averaged_figures(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """The errors against the mean of a run's measurements, which says more of it than one of them."""
+    means = [statistics.mean([row["measured_s"], *row["measured_again_s"]]) for row in rows]
+    errors = [abs(row["forecast_s"]["value"] / mean - 1.0) for row, mean in zip(rows, means, strict=True)]
+    return {"averaged_median_abs_error": statistics.median(errors), "averaged_worst_abs_error": max(errors)}
+
+
 def as_answer(content: dict[str, Any]) -> dict[str, Any]:
     """A measured run in the shape of a forecast's JSON."""
     measured = content["measured"]
@@ -145,6 +163,29 @@ def forecast(content: dict[str, Any], gpu: str, records: list[Path]) -> dict[str
         return None
 
 
+def priors_of_others(gpu: str) -> dict[str, Any]:
+    """The priors as published runs and the records of other cards make them."""
+    records = [record for record in shipped_records()[0] if record.runs[0].gpu != gpu]
+    rows = [*read_training(PUBLISHED).rows, *rows_of_records(records)]
+    return {"memory_overhead_bytes": {}, **priors_of(rows)}
+
+
+def forecast_elsewhere(contents: Sequence[dict[str, Any]], gpu: str) -> dict[str, Any]:
+    """Figures of the step times of measured runs, forecast by priors that have no record of the card."""
+    priors, errors, inside = priors_of_others(gpu), [], []
+    for content in contents:
+        asked = run_from_dict(content["run"])
+        run = PublishedRun(
+            id=content["name"], source="held out", stack=asked.stack, gpu=gpu, run=asked, counter="",
+            architecture=architecture_from_dict(content["architecture"]), tokens_per_s=None, peak_bytes=None,
+        )  # fmt: skip
+        told, real = predict(run, priors).step.step_time_s, content["measured"]["step_time_s"]["value"]
+        errors.append(abs(told.value / real - 1.0))
+        inside.append(told.low <= real <= told.high)
+    return {"runs": len(errors), "median_abs_error": statistics.median(errors), "worst_abs_error": max(errors),
+            "inside_80_interval": statistics.mean(inside)}  # fmt: skip
+
+
 def check_runs(record: dict[str, Any], runs: dict[str, dict[str, Any]]) -> None:
     """Refuse, before anything is fitted or written, what cannot be compared."""
     gpu, name = record["hardware"]["gpu"], record["hardware"]["name"]
@@ -162,7 +203,7 @@ def compare(record_path: Path, runs: dict[str, dict[str, Any]], repeats: Mapping
     """Forecast every run and subtract."""
     record = read_record(record_path)
     gpu = record["hardware"]["gpu"]
-    rows, prior_rows, others = [], [], []
+    rows, prior_rows, others, timed = [], [], [], []
     for name, content in runs.items():
         if name.endswith(AGAIN):
             continue
@@ -176,6 +217,7 @@ def compare(record_path: Path, runs: dict[str, dict[str, Any]], repeats: Mapping
         steady = is_steady([content, *again])
         by_priors = forecast(content, gpu, [])
         if by_priors is not None:
+            timed.append(content)
             prior_rows.append(row(run, real, by_priors) | {"steady": steady})
         extra = {"priors_error": prior_rows[-1]["error"] if by_priors is not None else None,
                  "steady": steady, "bound_by": told["bound_by"],
@@ -183,8 +225,10 @@ def compare(record_path: Path, runs: dict[str, dict[str, Any]], repeats: Mapping
         rows.append(row(run, real, told, [as_answer(one) for one in again]) | extra)
     return Judged(
         record=record, record_name=record_path.name, rows=rows, others=others,
-        figures=summary(rows) | steady_figures(rows) | {"repeated_runs": sum(r["noise"] is not None for r in rows)},
+        figures=summary(rows) | steady_figures(rows) | averaged_figures(rows)
+        | {"repeated_runs": sum(r["noise"] is not None for r in rows)},
         priors=summary(prior_rows) | steady_figures(prior_rows) if prior_rows else {},
+        elsewhere=forecast_elsewhere(timed, gpu) if timed else {},
     )  # fmt: skip
 
 
@@ -255,8 +299,7 @@ def others_section(others: list[dict[str, Any]]) -> list[str]:
 
 def flag_lines(judged: Judged) -> list[str]:
     """What was wrong with the machine, of the calibration and of the runs."""
-    own = {*judged.record["flags"], *(["host_varied"] if has_unstable_steps(judged.record["trials"]) else [])}
-    listed = [(flag, "calibration") for flag in sorted(own)]
+    listed = [(flag, "calibration") for flag in flags_of(judged.record)]
     listed += [(flag, row["run"]) for row in judged.rows for flag in row["flags"]]
     where: dict[str, list[str]] = {}
     for flag, place in listed:
@@ -284,13 +327,20 @@ def steady_line(figures: Mapping[str, Any]) -> str:
     )
 
 
-def priors_line(record_name: str) -> str:
-    """Whether the priors have seen the card."""
+def priors_line(record_name: str, elsewhere: Mapping[str, Any]) -> str:
+    """Whether the priors have seen the card, and what they say without."""
     steps = load_priors()["records_used"].get(record_name.removesuffix(".json"))
     seen = (
         "nothing of this card" if steps is None else f"{steps} whole steps of the calibration, none of the runs below,"
     )
-    return f"The priors have {seen} among what they were fitted to."
+    told = f"The priors have {seen} among what they were fitted to."
+    if steps is None or not elsewhere:
+        return told
+    middle, worst, inside = (elsewhere[name] for name in ("median_abs_error", "worst_abs_error", "inside_80_interval"))
+    return (
+        f"{told} Fitted without any record of this card they are off by {middle:.1%} in the median and {worst:.1%} at "
+        f"worst, with {inside:.0%} of the step times inside."
+    )
 
 
 def page_text(judged: Judged) -> str:
@@ -307,7 +357,7 @@ def page_text(judged: Judged) -> str:
         steps_line(record),
         "Runs are real optimizer steps on random weights; each is forecast from the calibration alone.",
         steady_line(judged.figures),
-        priors_line(judged.record_name),
+        priors_line(judged.record_name, judged.elsewhere),
         "Made by `scripts/gpu_evidence.py`, which is also how to repeat it.",
         "",
         *targets_table(judged),
@@ -360,7 +410,8 @@ def judged(folder: Path, calibrations: Sequence[Path], *, page: Path, records: P
     verdicts = met(found.figures)
     result = {
         "card": found.record["hardware"]["name"], "record": record_path.name, "summary": found.figures,
-        "priors": found.priors, "met": verdicts, "rows": found.rows, "others": found.others,
+        "priors": found.priors, "priors_without_this_card": found.elsewhere, "met": verdicts, "rows": found.rows,
+        "others": found.others,
     }  # fmt: skip
     write_text(page.parent / "gpu.json", json.dumps(result, indent=1, sort_keys=True) + "\n")
     write_text(page, page_text(found))

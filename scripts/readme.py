@@ -14,6 +14,7 @@ import re
 import shlex
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ FIXED = {"SOURCE_DATE_EPOCH": "1795132800", "TUNECAST_CACHE_DIR": os.devnull}
 """Outputs of 2026-11-20 with the prices that ship: the age of a price must not change them from day to day."""
 
 FIGURES = re.compile(r"<!-- figures -->\n.*?<!-- end of figures -->\n", re.DOTALL)
-CARD = Path("results/validation/gpu/gpu.json")
+CARDS = (Path("results/validation/gpu-h100/gpu.json"), Path("results/validation/gpu/gpu.json"))
 CPU = Path("results/validation/cpu/cpu.json")
 MOCK_FORECASTS = Path("results/validation/mock/forecasts.json")
 MOCK_DIVERSE = Path("results/validation/mock/diverse.json")
@@ -65,15 +66,15 @@ def measured_again(content: Any) -> str:
     return f"the same measured again: {percent(s['noise_floor_median'])}, worst {percent(s['noise_floor_worst'])}"
 
 
-def card_figures(content: Any) -> list[str]:
+def card_figures(content: Any, page: Path) -> list[str]:
     """Forecast against measurement on a real GPU."""
     what = f"step time on an {content['card']}, calibrated ({measured_again(content)})"
-    return measured_row(what, content, CARD)
+    return measured_row(what, content, page)
 
 
-def steady_figures(content: Any) -> list[str]:
+def steady_figures(content: Any, page: Path) -> list[str]:
     """Of the same runs, those whose steps and repetitions scatter little."""
-    return measured_row("of these, runs whose steps scatter by 2% at most", content, CARD, of="steady_")
+    return measured_row("of these, runs whose steps scatter by 2% at most", content, page, of="steady_")
 
 
 def cpu_figures(content: Any) -> list[str]:
@@ -168,8 +169,7 @@ def memory_figures(content: Any) -> list[str]:
 def figures() -> str:
     """The validation table, one row per kind of evidence that exists."""
     makers = (
-        (CARD, card_figures),
-        (CARD, steady_figures),
+        *((page, partial(maker, page=page)) for page in CARDS for maker in (card_figures, steady_figures)),
         (CPU, cpu_figures),
         (MOCK_FORECASTS, mock_figures),
         (MOCK_DIVERSE, diverse_figures),
