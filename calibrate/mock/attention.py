@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from tunecast.calibrate.mock.card import Card
 from tunecast.calibrate.mock.physics import AttentionPhysics, Physics, generator
+from tunecast.calibrate.mock.roughness import rough
 from tunecast.calibrate.mock.work import Work, together
 from tunecast.model.operation import CHOSEN, EFFICIENT, MASKED
 from tunecast.model.units import DTYPE_BYTES
@@ -55,6 +56,7 @@ def attention_work(
         fixed_s=physics.memory.latency_s,
         tensor_s=_flops(heads, products) / (card.flops_per_sm_clk(dtype) * card.sm_count * card.clock_hz),
     )
+    main = rough(main, physics, heads, dtype, backward, flash)
     if not backward:
         return main
     query = heads.batch * heads.heads * heads.q_len * heads.head_dim

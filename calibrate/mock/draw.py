@@ -51,6 +51,7 @@ def draw_physics(card: Card, seed: int, variant: str | None = None) -> Physics:
         root=identity(card.gpu_id, seed, None),
         gemm=_gemm(card, draw),
         attention=_attention(card, draw),
+        roughness=draw("roughness"),
         memory=_memory(card, draw),
         power=_power(card, draw),
         launch=LaunchPhysics(gap_s=draw("gap") * US, minimum_s=draw("minimum") * US),

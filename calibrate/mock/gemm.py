@@ -6,6 +6,7 @@ import math
 
 from tunecast.calibrate.mock.card import Card
 from tunecast.calibrate.mock.physics import Physics, Tile, generator
+from tunecast.calibrate.mock.roughness import rough
 from tunecast.calibrate.mock.work import Work
 from tunecast.model.units import DTYPE_BYTES
 
@@ -30,7 +31,7 @@ def gemm_work(
                 best = (seen, work)
     if best is None:
         raise ValueError(f"no tile for a {m} x {n} x {k} product")
-    return best[1]
+    return rough(best[1], physics, m, n, k, dtype, layout)
 
 
 def _splits(card: Card, physics: Physics, tile: Tile, m: int, n: int, k: int) -> list[int]:

@@ -216,6 +216,8 @@ class Physics:
     """``mock:<id>#<seed>``: keys what is part of the machine, so that a variant differs in one thing only."""
     gemm: GemmPhysics
     attention: AttentionPhysics
+    roughness: float
+    """Scale of the log by which a product or attention of one shape differs from what its mechanism says."""
     memory: MemoryPhysics
     power: PowerPhysics
     launch: LaunchPhysics
