@@ -301,6 +301,7 @@ def _gib(n_bytes: float | None) -> float | None:
 
 def against_catalog(path: Path) -> CatalogComparison:
     """Every quantity that a record holds, against the catalog."""
+    from tunecast.calibrate.flags import flags_of
     from tunecast.calibrate.record import read_record
     from tunecast.measurement import catalog_gpu
 
@@ -313,7 +314,7 @@ def against_catalog(path: Path) -> CatalogComparison:
         record=str(path),
         device=str(hardware["gpu"] or hardware["name"]),
         quantities=found,
-        flags=tuple(record.get("flags", ())),
+        flags=tuple(flags_of(record)),
         outcomes={outcome: outcomes.count(outcome) for outcome in dict.fromkeys(outcomes)},
     )
 

@@ -76,6 +76,7 @@ def fitted_records(paths: Records, asked: Collection[str] = (), named: Records |
 
 def fitted_record(path: Path) -> tuple[str, Record]:
     """One record with its device's id; every factor it fitted names the file as its origin."""
+    from tunecast.calibrate.flags import flags_of
     from tunecast.calibrate.record import read_record  # pydantic is slow to import, and most forecasts have no record.
 
     record = read_record(path)
@@ -87,4 +88,4 @@ def fitted_record(path: Path) -> tuple[str, Record]:
         )
     factor_set_from_record(record, name=str(path))
     factors = factors_from_dict(record["fitted"], name=str(path), record=path.name)
-    return gpu, record | {"fitted": factors_to_dict(factors)}
+    return gpu, record | {"fitted": factors_to_dict(factors), "flags": flags_of(record)}

@@ -86,15 +86,12 @@ class Row:
     """One optimizer step."""
     own_log_sd: float = 0.0
     """Noise of its own, beside that of rows: of a step that waits for a host whose pace changes."""
-
-    @property
-    def waits(self) -> bool:
-        """Whether it is a record's step that says nothing of the card."""
-        return self.own_log_sd > 0.0
+    waits: bool = False
+    """Whether it is a record's step that says nothing of the card."""
 
     @property
     def trust(self) -> float:
-        """Share of a published row's precision."""
+        """Share of a published row's precision, at the believed noise of rows."""
         row_sd = float(beliefs()["spreads"]["row"])
         return row_sd**2 / (row_sd**2 + self.own_log_sd**2)
 
@@ -198,11 +195,11 @@ def timed_rows(runs: Sequence[PublishedRun]) -> list[Row]:
 
 def rows_of_records(records: Sequence[RecordRuns]) -> list[Row]:
     """The whole steps of records, at datasheet rates."""
-    found = []
-    for record in records:
-        rows = timed_rows(record.runs)
-        found += [replace(r, own_log_sd=record.waiting_log_sd) if r.run.id in record.waiting else r for r in rows]
-    return found
+    return [
+        replace(row, own_log_sd=record.waiting_log_sd, waits=True) if row.run.id in record.waiting else row
+        for record in records
+        for row in timed_rows(record.runs)
+    ]
 
 
 def _why_not(run: PublishedRun) -> str:

@@ -7,6 +7,7 @@ Runs that ``tunecast measure`` wrote are no calibrations and are never read here
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -34,6 +35,12 @@ UNFIT_FLAGS = ("throttled", "shared_gpu", "shared_cpu", "unstable", "clock_not_s
 """Flags of a record that speaks of the day it was made, or of a part of a card, more than of the card."""
 SOURCE = "tunecast"
 """All records are measured in the same way: one source, however many there are."""
+SAME_SESSION = 0.2
+"""Correlation of what steps of one session that wait for their host are off by; assumed. Two records of one kind of
+machine, an H200's and an H100's, put the cost of a 4-bit weight at 7.3 and 4.6 launches, each sure within a tenth: 56
+steps of a session say little more than five."""
+WAITING_LOG_SD = 0.15
+"""What such a step misses where the record's fit had too few to leave any out; that of the H100's record."""
 CUDNN_FIRST = {"torch": ">=2.11", "cuda": ">=13"}
 """Versions with which ``sdpa`` asks cuDNN first (`tunecast.model.sdpa`)."""
 
@@ -49,7 +56,8 @@ class RecordRuns:
     waiting: frozenset[str]
     """Ids of those that wait for the host."""
     waiting_log_sd: float
-    """By how much the time of such a step is off, as the record's own fit without its like says."""
+    """Noise of such a step for the priors: what the record's own fit without its like misses, as many times as steps of
+    one session say the same again (`SAME_SESSION`)."""
     contexts_bytes: tuple[float, ...]
     """The process beyond its allocator's reserve, step by step."""
 
@@ -62,24 +70,27 @@ def record_runs(record: Mapping[str, Any], name: str, gpu: Gpu) -> RecordRuns:
     """
     steps = usable(record["trials"], "step")
     factors = factors_from_dict(record["fitted"])
-    host = host_of(record["hardware"]["host"])
+    host = host_of(record["hardware"]["host"], name)
     runs = [replace(_step_run(trial, record["software"], name, gpu), host=host) for trial in steps]
     contexts = [found for trial in steps for found in context_bytes(trial["memory"])]
     waiting = [(run, trial) for run, trial in zip(runs, steps, strict=True) if not _waits_for_device(trial, factors)]
-    left_out = record["fitted"]["residuals"]["steps"]
+    left_out = record["fitted"].get("residuals", {}).get("steps", {})
     missed = [abs(left_out[trial_id(trial)]) for _, trial in waiting if trial_id(trial) in left_out]
+    one_log_sd = MAD_TO_SD * median(missed) if missed else WAITING_LOG_SD
     return RecordRuns(
         name=name,
         runs=tuple(runs),
         waiting=frozenset(run.id for run, _ in waiting),
-        waiting_log_sd=MAD_TO_SD * median(missed) if missed else 0.0,
+        waiting_log_sd=one_log_sd * math.sqrt(1.0 + SAME_SESSION * max(len(waiting) - 1, 0)),
         contexts_bytes=tuple(contexts),
     )
 
 
-def host_of(facts: Mapping[str, Any]) -> str:
-    """The kind of machine: two rented from one pool are one sample of how fast hosts issue."""
-    return ", ".join(str(facts[name]) for name in ("cpu", "cores", "ram_bytes") if facts.get(name) is not None)
+def host_of(facts: Mapping[str, Any], otherwise: str) -> str:
+    """The kind of machine: two rented from one pool are one sample of how fast hosts issue; `otherwise` where a record
+    says nothing of it."""
+    known = [str(facts[name]) for name in ("cpu", "cores", "ram_bytes") if facts.get(name) is not None]
+    return ", ".join(known) or otherwise
 
 
 def _waits_for_device(trial: Mapping[str, Any], factors: FactorSet) -> bool:

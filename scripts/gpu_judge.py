@@ -255,7 +255,8 @@ def targets_table(judged: Judged) -> list[str]:
     ]
     for name, title in NAMES.items():
         if name in TARGETS or name in figures:
-            shown = [f"{part[name]:.1%}" if name in part else "–" for part in (figures, judged.priors)]
+            digits = 2 if name in TARGETS and f"{figures.get(name, 1.0):.1%}" == f"{TARGETS[name]:.1%}" else 1
+            shown = [f"{part[name]:.{digits}%}" if name in part else "–" for part in (figures, judged.priors)]
             bar = f"{TARGETS[name]:.0%}" if name in TARGETS else ""
             lines.append(f"| {title} | {shown[0]} | {shown[1]} | {bar} | {said[verdicts[name]] if bar else ''} |")
     inside = [f"{part['inside_80_interval']:.0%}" if part else "–" for part in (figures, judged.priors)]
@@ -329,9 +330,13 @@ def steady_line(figures: Mapping[str, Any]) -> str:
 
 def priors_line(record_name: str, elsewhere: Mapping[str, Any]) -> str:
     """Whether the priors have seen the card, and what they say without."""
-    steps = load_priors()["records_used"].get(record_name.removesuffix(".json"))
+    name = record_name.removesuffix(".json")
+    steps = load_priors()["records_used"].get(name)
+    bounded = sum(len(one.runs) - len(one.waiting) for one in shipped_records()[0] if one.name == name)
     seen = (
-        "nothing of this card" if steps is None else f"{steps} whole steps of the calibration, none of the runs below,"
+        "nothing of this card"
+        if steps is None
+        else f"{steps} whole steps of the calibration, {bounded} of which the card bounds, none of the runs below,"
     )
     told = f"The priors have {seen} among what they were fitted to."
     if steps is None or not elsewhere:

@@ -344,7 +344,7 @@ ABOUT_RECORDS = """What one record in `results/records` would do to the priors. 
 of one of its mocks was read as a record of the card, and the priors were fitted anew with it; then the 27 runs were
 forecast by priors, on the mock itself (whole models, of which the record has steps of at most four layers) and on
 those of the other cards, whose physics shares with it only what the mocks' ranges share. The multiple that widens all
-intervals comes from sources left out; a record is one more. Nothing is tuned to this page."""
+intervals comes from sources left out; records are one of them. Nothing is tuned to this page."""
 
 
 def run_records(folder: Path) -> bool:
