@@ -49,8 +49,8 @@ class Term:
 
 
 RESERVED_FORMULA = (
-    "blocks of the allocator: its requests replayed where the card's own steps follow that, else allocated + a share "
-    "of what comes and goes"
+    "blocks of the allocator: its requests replayed where the card's own steps, or published runs, follow that, else "
+    "allocated + a share of what comes and goes"
 )
 MEMORY_FORMULAS = {
     "weights": "parameters kept in their storage dtype x bytes each",

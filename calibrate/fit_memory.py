@@ -68,7 +68,7 @@ def _replayed_bounds(steps: Sequence[Trial], workspaces: int) -> dict[str, float
     A replay is exact or it is off by a whole segment, which a few dozen steps show once or not at all: quantiles would
     leave that out, so the bounds are those of a normal error with the same mean square.
     """
-    found = [(beyond, share) for trial in steps for beyond, share in _beyond_replay(trial, workspaces)]
+    found = [(beyond, share) for trial in steps for beyond, share in beyond_replay(trial, workspaces)]
     if len(found) < LEAST_REPLAYED:
         return {}
     replayed, shares = np.array(found).T
@@ -83,7 +83,7 @@ def _replayed_bounds(steps: Sequence[Trial], workspaces: int) -> dict[str, float
     }
 
 
-def _beyond_replay(trial: Trial, workspaces: int) -> list[tuple[float, float]]:
+def beyond_replay(trial: Trial, workspaces: int) -> list[tuple[float, float]]:
     """Reserved beyond the replay and beyond allocated, per byte of the step; nothing where either is unknown."""
     reading = trial.get("memory") or {}
     share = _fragmentation(reading)

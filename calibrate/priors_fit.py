@@ -48,11 +48,6 @@ NARROWED = 0.95
 """A spread below this share of the belief's was narrowed by the rows."""
 
 
-def contexts_of_records(records: Sequence[RecordRuns]) -> dict[str, tuple[float, ...]]:
-    """Bytes of contexts by the record that read them."""
-    return {record.name: record.contexts_bytes for record in records}
-
-
 def fit_rows(rows: Sequence[Row]) -> Solution:
     """The hierarchy that the rows say."""
     return solve(problem_of(rows))
@@ -76,7 +71,7 @@ def fit_priors(
         "records_skipped": dict(unread),
         "memory_rows_used": of_memory,
         "marks": {run.id: run.mark for run in runs if run.id in used},
-        **memory_priors(runs, beliefs(), contexts_of_records(measured)),
+        **memory_priors(runs, beliefs(), measured),
     }
 
 

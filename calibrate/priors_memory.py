@@ -1,7 +1,8 @@
 """Memory beyond tensors, and how exact the tensors are, from published runs that state two or three counters.
 
 What an allocator holds beyond the tensors is taken in shares of what a step adds (its transient), run by run: the
-shares of two sources that never met, on an A100 and on a T4, agree in median and spread; offsets in bytes do not.
+shares of two sources that never met, on an A100 and on a T4, agree in median and spread; offsets in bytes do not. What
+it holds beyond a replay of the run's allocations (`model/replay.py`) is taken in the same shares.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ from typing import Any
 
 import numpy as np
 
+from tunecast.calibrate.priors_records import RecordRuns
 from tunecast.calibrate.published import PublishedRun
 from tunecast.catalogs.gpus import load_gpus
 from tunecast.model.architecture import Architecture
 from tunecast.model.memory import memory_timeline
 from tunecast.model.memory_codes import COMPARED, OTHER, SHARED, memory_code
+from tunecast.model.replay import replayed_bytes
 from tunecast.model.run import Run
 from tunecast.model.units import MIB
 from tunecast.model.value import INTERVAL_LEVEL, Z80
@@ -34,6 +37,8 @@ OF_OTHERS = ("active", "reserved")
 """Counters that bound the tensors of code without published peaks of allocated memory."""
 Shares = Mapping[str, Sequence[float]]
 """Figures by source."""
+Pairs = Mapping[str, Sequence[tuple[float, float]]]
+"""By source, what was reserved beyond a replay and beyond the tensors, in shares of what each run's step adds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,19 +51,34 @@ class Counters:
     process_bytes: float
     transient_bytes: float
     """Predicted: allocated at the peak beyond the resting state."""
+    replayed_bytes: int | None = None
+    """Predicted: reserved; None where the order of allocations is not known."""
+
+    def reserved(self, context_bytes: float) -> float:
+        """Reserved; the process less its context where not stated."""
+        return self.process_bytes - context_bytes if self.reserved_bytes is None else self.reserved_bytes
 
     def fragmentation(self, context_bytes: float) -> float:
-        """Reserved beyond allocated over the transient; reserved is the process less its context where not stated."""
-        reserved = self.process_bytes - context_bytes if self.reserved_bytes is None else self.reserved_bytes
-        return max(reserved - self.allocated_bytes, 0.0) / self.transient_bytes
+        """Reserved beyond allocated over the transient."""
+        return max(self.reserved(context_bytes) - self.allocated_bytes, 0.0) / self.transient_bytes
+
+    def replay(self, context_bytes: float) -> list[tuple[float, float]]:
+        """Reserved beyond the replay over the transient, beside the same of allocated; nothing without a replay."""
+        if self.replayed_bytes is None:
+            return []
+        beyond = (self.reserved(context_bytes) - self.replayed_bytes) / self.transient_bytes
+        return [(beyond, self.fragmentation(context_bytes))]
 
 
 @lru_cache(maxsize=4096)
 def tensors(architecture: Architecture, run: Run, gpu: str) -> tuple[float, float]:
     """Allocated bytes at the peak and at rest; every fold of a leave-one-out asks for the same runs."""
-    own = workspace_bytes(load_gpus()[gpu].compute_capability)
-    timeline = memory_timeline(architecture, run, workspace_bytes=own)
+    timeline = memory_timeline(architecture, run, workspace_bytes=_workspaces(gpu))
     return timeline.allocated_bytes, timeline.at_rest_bytes
+
+
+def _workspaces(gpu: str) -> int:
+    return workspace_bytes(load_gpus()[gpu].compute_capability)
 
 
 def counted_runs(runs: Sequence[PublishedRun]) -> list[Counters]:
@@ -80,6 +100,7 @@ def counted_runs(runs: Sequence[PublishedRun]) -> list[Counters]:
                 reserved_bytes=reserved,
                 process_bytes=process,
                 transient_bytes=allocated_peak - resting,
+                replayed_bytes=replayed_bytes(run.architecture, run.run, "cuda", _workspaces(run.gpu)),
             )
         )
     return found
@@ -150,26 +171,30 @@ def memory_rows(runs: Sequence[PublishedRun]) -> list[str]:
 
 
 def memory_overheads(
-    runs: Sequence[PublishedRun], context: Mapping[str, Any], measured: Shares | None = None
+    runs: Sequence[PublishedRun], context: Mapping[str, Any], records: Sequence[RecordRuns] = ()
 ) -> dict[str, float]:
-    """``context`` and ``fragmentation_frac`` with their 80% bounds, ``allocated_log_sd`` of runs on one GPU and
-    ``sharded_log_sd`` of others; empty without evidence.
+    """``context``, ``fragmentation_frac`` and ``replayed_frac`` with their 80% bounds, ``allocated_log_sd`` of runs on
+    one GPU and ``sharded_log_sd`` of others; empty without evidence.
 
-    `context` is the belief: MiB that others measured, each weighing as much as a source of these runs; `measured` are
-    bytes of contexts, by the record that read them. Every source weighs the same in the quantiles.
+    `context` is the belief: MiB that others measured, each weighing as much as a source of these runs, or as one of
+    `records`. Every source weighs the same in the quantiles. Of fragmentation the records say nothing: their models
+    have few layers.
     """
     counted = counted_runs(runs)
     if not counted:
         return {}
     contexts = {f"cited {n}": [float(mib) * MIB] for n, mib in enumerate(context["values_mib"])}
-    contexts |= {name: list(own) for name, own in (measured or {}).items() if own}
+    contexts |= {record.name: list(record.contexts_bytes) for record in records if record.contexts_bytes}
     for row in counted:
         if row.reserved_bytes is not None:
             contexts.setdefault(row.source, []).append(row.process_bytes - row.reserved_bytes)
     bounds = quantiles(contexts)
     fractions: dict[str, list[float]] = {}
+    replays = {record.name: list(record.replays) for record in records if record.replays}
     for row in counted:
         fractions.setdefault(row.source, []).append(row.fragmentation(bounds[1]))
+        if row.replayed_bytes is not None:
+            replays.setdefault(row.source, []).extend(row.replay(bounds[1]))
     terms = {"context": bounds, "fragmentation_frac": quantiles(fractions)}
     named = {
         f"{name}{end}": value
@@ -177,18 +202,42 @@ def memory_overheads(
         for end, value in zip(("_low", "", "_high"), values, strict=True)
     }
     spreads = {COMPARED: allocated_log_sd(runs, several=False), SHARED: allocated_log_sd(runs, several=True)}
+    named |= replayed_bounds(replays)
     return named | {name: spread for name, spread in spreads.items() if spread is not None}
 
 
+def replayed_bounds(replays: Pairs) -> dict[str, float]:
+    """``replayed_frac`` with its 80% bounds; nothing where a share tells these runs as well.
+
+    Sources differ by more than the runs of one do, and a new one is one more, so that the bounds hold 80% of every
+    source: the lowest of their lower tenths, the highest of their upper ones.
+    """
+    beyond = {source: [pair[0] for pair in own] for source, own in replays.items()}
+    if not beyond or _missed(beyond) >= _missed({source: [pair[1] for pair in own] for source, own in replays.items()}):
+        return {}
+    ends = [quantiles({source: own}) for source, own in beyond.items()]
+    return {
+        "replayed_frac_low": min(low for low, _, _ in ends),
+        "replayed_frac": quantiles(beyond, (0.5,))[0],
+        "replayed_frac_high": max(high for _, _, high in ends),
+    }
+
+
+def _missed(figures: Shares) -> float:
+    """Median distance from the middle of all figures, every source weighing the same in both."""
+    (middle,) = quantiles(figures, (0.5,))
+    return quantiles({source: [abs(value - middle) for value in own] for source, own in figures.items()}, (0.5,))[0]
+
+
 def memory_priors(
-    runs: Sequence[PublishedRun], beliefs: Mapping[str, Any], measured: Shares | None = None
+    runs: Sequence[PublishedRun], beliefs: Mapping[str, Any], records: Sequence[RecordRuns] = ()
 ) -> dict[str, Any]:
     """The priors' keys about memory: `memory_overheads`, with the spread of code never compared, and which code was.
 
     That spread is no smaller than the beliefs' ``unmodelled_log_sd``: rows get nearer as their own code is modelled,
     which says nothing of code that is not.
     """
-    terms, known = memory_overheads(runs, beliefs["context"], measured), beliefs["memory_codes"]
+    terms, known = memory_overheads(runs, beliefs["context"], records), beliefs["memory_codes"]
     codes = memory_codes(runs, known["same"])
     other = other_code_log_sd(runs, known, codes, terms["fragmentation_frac"]) if terms else None
     if other is not None:

@@ -15,7 +15,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from tunecast.calibrate.fit_memory import context_bytes
+from tunecast.calibrate.fit_memory import beyond_replay, context_bytes
 from tunecast.calibrate.fit_trials import median_seconds, trial_id, usable
 from tunecast.calibrate.flags import flags_of
 from tunecast.calibrate.published import PublishedRun
@@ -30,6 +30,7 @@ from tunecast.model.phase_table import phase_table
 from tunecast.model.sdpa import runs_cudnn
 from tunecast.model.time import run_clocks, scalars
 from tunecast.model.versions import in_range
+from tunecast.model.workspaces import workspace_bytes
 
 UNFIT_FLAGS = ("throttled", "shared_gpu", "shared_cpu", "unstable", "clock_not_settled", "mig")
 """Flags of a record that speaks of the day it was made, or of a part of a card, more than of the card."""
@@ -60,6 +61,8 @@ class RecordRuns:
     one session say the same again (`SAME_SESSION`)."""
     contexts_bytes: tuple[float, ...]
     """The process beyond its allocator's reserve, step by step."""
+    replays: tuple[tuple[float, float], ...] = ()
+    """Reserved beyond a replay of the step and beyond its tensors, in shares of what it adds, step by step."""
 
 
 def record_runs(record: Mapping[str, Any], name: str, gpu: Gpu) -> RecordRuns:
@@ -77,12 +80,14 @@ def record_runs(record: Mapping[str, Any], name: str, gpu: Gpu) -> RecordRuns:
     left_out = record["fitted"].get("residuals", {}).get("steps", {})
     missed = [abs(left_out[trial_id(trial)]) for _, trial in waiting if trial_id(trial) in left_out]
     one_log_sd = MAD_TO_SD * median(missed) if missed else WAITING_LOG_SD
+    own = workspace_bytes(gpu.compute_capability)
     return RecordRuns(
         name=name,
         runs=tuple(runs),
         waiting=frozenset(run.id for run, _ in waiting),
         waiting_log_sd=one_log_sd * math.sqrt(1.0 + SAME_SESSION * max(len(waiting) - 1, 0)),
         contexts_bytes=tuple(contexts),
+        replays=tuple(pair for trial in steps for pair in beyond_replay(trial, own)),
     )
 
 

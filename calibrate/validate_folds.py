@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tunecast.calibrate.priors_fit import contexts_of_records, priors_of
+from tunecast.calibrate.priors_fit import priors_of
 from tunecast.calibrate.priors_memory import memory_priors
 from tunecast.calibrate.priors_problem import beliefs, rows_of_records, timed_rows
 from tunecast.calibrate.priors_records import RecordRuns, shipped_records
@@ -98,7 +98,7 @@ def leave_out(
             if ids not in of_time:  # groups without speeds leave the same rows
                 of_time[ids] = priors_of(kept)
             others = [other for other in runs if group_of(other) != group]
-            elsewhere = contexts_of_records([record for record in records if group_of(record.runs[0]) != group])
+            elsewhere = [record for record in records if group_of(record.runs[0]) != group]
             found[group] = {**of_time[ids], **memory_priors(others, beliefs(), elsewhere)}
         return found[group]
 

@@ -66,6 +66,8 @@ class Screen:
     """(devices, runs) memory of one GPU's process; NaN where the device has no such view."""
     fit_probability: Array
     """(devices, runs) probability that the run fits into the usable memory; NaN where that is unknown."""
+    fit_probability_uncached: Array
+    """(devices, runs) the same had the allocator cached nothing: no replay of it gives more (`market.refined_fit`)."""
     too_large: Flags
     """(devices, runs) whether the process exceeds the usable memory even without cached blocks: the verdict ``no``."""
 
@@ -132,6 +134,7 @@ def screen(
         allocated_bytes=allocated,
         process_bytes=fit.process_bytes,
         fit_probability=fit.probability,
+        fit_probability_uncached=fit.probability_uncached,
         too_large=fit.too_large,
     )
 

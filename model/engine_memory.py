@@ -1,9 +1,10 @@
 """Memory of many plans on many devices: the timeline once per plan, compared with every card by arrays.
 
 What the allocator caches is a share of what a step adds, for every plan: replaying its allocations (`replay`) takes
-longer than all else of a plan. A forecast of one plan replays them where the card is known to follow, so that its
-process is another: of 180 plans on one GPU (five models, three methods) the screen's is over it by 9% in the middle and
-by 29% at most, and under it by more than 5% in six, by 9% at most. Whoever shows a plan to a user forecasts it.
+longer than all else of a plan. A forecast of one plan replays them where the card's record follows or, without one,
+published runs do, so that its process is another: of 180 plans on one GPU (five models, three methods) the screen's is
+over it by 9% in the middle and by 29% at most, and under it by more than 5% in six, by 9% at most. Whoever chooses a
+plan, or shows it to a user, forecasts it (`market.refined_fit`).
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ class Fit:
 
     process_bytes: Array
     probability: Array
+    probability_uncached: Array
     too_large: Flags
 
     @classmethod
@@ -60,6 +62,7 @@ class Fit:
         return cls(
             process_bytes=np.full((devices, runs), np.nan),
             probability=np.full((devices, runs), np.nan),
+            probability_uncached=np.full((devices, runs), np.nan),
             too_large=np.zeros((devices, runs), dtype=bool),
         )
 
@@ -106,6 +109,10 @@ def fits_on(
     elastic = np.log(process / least)
     log_sd = np.hypot(np.hypot(own_log_sd, np.log(high / process) / Z80), elastic / 2.0 / Z80)
     fit.probability[device, rows] = _below(np.log(target.usable_bytes / process) + elastic / 2.0, log_sd)
+    beyond = overheads.replayed_frac or fragmentation
+    most = least + max(beyond.high, 0.0) * transient + context.high - context.value
+    log_sd = np.hypot(own_log_sd, np.log(most / least) / Z80)
+    fit.probability_uncached[device, rows] = _below(np.log(target.usable_bytes / least), log_sd)
 
 
 def _below(room: Array, log_sd: Array) -> Array:

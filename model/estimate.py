@@ -32,6 +32,7 @@ from tunecast.model.parallel_scaling import (
 from tunecast.model.phase_rates import phase_rates
 from tunecast.model.priors import load_priors
 from tunecast.model.question import Question
+from tunecast.model.replay import is_replayed
 from tunecast.model.resolve import Resolved, resolve_run
 from tunecast.model.rows import held_run, row_notes, timed_run, unpacked_rows
 from tunecast.model.run import Run
@@ -131,6 +132,7 @@ def forecast(question: Question, target: Target) -> Forecast:
             *document_notes(resolved.run, question.options),
             *data_notes,
             *([] if watched is None else [watched]),
+            *_share_notes(question, run, target, factors),
             *_fit_notes(verdict),
             *_amount_notes(amount),
         ),
@@ -202,6 +204,20 @@ def _fit_notes(verdict: str | None) -> tuple[str, ...]:
     if verdict is None:
         return ("usable memory of this card is unknown: whether the run fits is not said",)
     return ()
+
+
+def _share_notes(question: Question, run: Run, target: Target, factors: FactorSet) -> tuple[str, ...]:
+    """That memory of several GPUs is told otherwise than that of one."""
+    terms = factors.memory_overhead_bytes
+    if run.num_gpus == 1 or question.source is not None or "replayed_frac" not in terms:
+        return ()
+    if not is_replayed(question.architecture, alone(run), target.platform):
+        return ()
+    told = (
+        f"of several GPUs what the allocator caches is a usual share of what a step adds "
+        f"({terms['fragmentation_frac']:.0%}), of one GPU it is replayed: two may seem to take more than one"
+    )
+    return (told,)
 
 
 def _record_notes(target: Target) -> tuple[str, ...]:

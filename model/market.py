@@ -35,7 +35,8 @@ from tunecast.model.phase_rates import Rates, phase_rates
 from tunecast.model.phases import Work
 from tunecast.model.plans import Job, Plan, best_plans, plans_that_may_fit
 from tunecast.model.question import STORED_AS, Question
-from tunecast.model.rows import timed_run, unpacked_rows
+from tunecast.model.replay import is_replayed
+from tunecast.model.rows import held_run, timed_run, unpacked_rows
 from tunecast.model.run import Run
 from tunecast.model.run_work import work_of
 from tunecast.model.target import Target
@@ -45,11 +46,12 @@ from tunecast.model.value import Value, exact
 from tunecast.model.whole_run import WholeRun, whole_run
 from tunecast.model.whole_run_options import WholeRunOptions
 
-HOPELESS = 0.02
-"""A screened plan that fits with no more than this does not either where the allocator is replayed: of 180 plans the
-screen was over by 29% at most (`engine_memory`)."""
+ROOMY = 1.3
+"""Usable memory over a screened process from which on a plan surely fits where the allocator is replayed: that process
+was 9% short of the forecast at most (`engine_memory`), and 80% intervals end 16% above a forecast."""
 MOST_ASKED = 6
-"""Plans of one method on one card whose own forecast of memory is asked for, a fifth of a second each."""
+"""Plans of one method on one card that the screen doubts and whose own forecast of memory is asked for, a tenth of a
+second each."""
 OFFERS_TRIED = 3
 """Offers of one card, purchase kind and number of GPUs whose whole run is computed, cheapest per hour first."""
 
@@ -189,24 +191,33 @@ def _survey_card(
 
 
 def refined_fit(search: Search, plans: list[Plan], screened: Screen, device: int, target: Target) -> Array:
-    """(plans,) probabilities to fit: the screen's, but for plans that would win and are unsure by a few, their own.
+    """(plans,) probabilities to fit: the screen's, but their own of plans for one GPU that would win and may be
+    misjudged.
 
-    The screen takes a share for what the allocator caches, where a forecast may replay it and know better. Of each
-    method, plans for one GPU that are faster than all that surely fit are asked, the fastest first, until one fits.
+    The screen takes a share for what the allocator caches, where a forecast may replay it and know better, for or
+    against the plan. Of each method the fastest plans are asked first, until one fits or has room for any error.
     """
     least, step_s = search.limits.min_fit_confidence, screened.step_s[device]
     fit = np.array(screened.fit_probability[device], dtype=float)
-    if "replayed_frac" not in target_factors(target, plans[0].run).memory_overhead_bytes:
+    terms = target_factors(target, plans[0].run).memory_overhead_bytes
+    if target.usable_bytes is None or "replayed_frac" not in terms:
         return fit
-    single = np.array([plan.run.num_gpus == 1 for plan in plans]) & ~np.isnan(step_s) & ~np.isnan(fit)
+    roomy = target.usable_bytes >= ROOMY * screened.process_bytes[device]
+    may_fit = ~screened.too_large[device] & (screened.fit_probability_uncached[device] >= least)
+    replayed = np.array([is_replayed(search.job.architecture, plan.run, target.platform) for plan in plans])
+    replayed &= ~np.isnan(step_s) & ~np.isnan(fit)
     for method in dict.fromkeys(plan.run.method for plan in plans):
-        own = single & np.array([plan.run.method == method for plan in plans])
-        limit_s = np.min(step_s[own & (fit >= least)], initial=np.inf)
-        asked = np.flatnonzero(own & (fit < least) & (fit > HOPELESS) & (step_s < limit_s))
-        for row in asked[np.argsort(step_s[asked])][:MOST_ASKED]:
-            fit[row] = chance_to_fit(search.job.architecture, plans[row].run, target)
-            if fit[row] >= least:
+        own = replayed & np.array([plan.run.method == method for plan in plans])
+        rows, doubted = np.flatnonzero(own & (may_fit | (fit >= least))), 0
+        for row in rows[np.argsort(step_s[rows])]:
+            sure = fit[row] >= least
+            if sure and roomy[row]:
                 break
+            doubted += not sure
+            if sure or doubted <= MOST_ASKED:
+                fit[row] = chance_to_fit(search.job.architecture, held_run(plans[row].run, search.job.options), target)
+                if fit[row] >= least:
+                    break
     return fit
 
 

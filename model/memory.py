@@ -64,7 +64,7 @@ class MemoryOverheads:
     """Process beyond reserved: CUDA context, kernels, library workspaces."""
     replayed_frac: Value | None = None
     """Reserved beyond what a replay of the allocations gives (`replay`), in the same fraction; None where the device's
-    own steps do not follow the replay, or nobody has compared them."""
+    own steps, or published runs, do not follow the replay, or nobody has compared them."""
     origins: dict[str, str] = field(default_factory=dict)
 
 

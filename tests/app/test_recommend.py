@@ -213,6 +213,42 @@ def command(*arguments: str) -> Any:
     return runner.invoke(program, ["recommend", MODEL, *gpus, *job, *arguments], env={"COLUMNS": "100"})
 
 
+@pytest.mark.parametrize(
+    ("model", "card", "asked", "micro_batch"),
+    [
+        ("mistralai/Mistral-7B-v0.1", "rtx-a4500-20gb", {"method": "lora", "max_length": 512}, 1),
+        ("meta-llama/Llama-3.1-8B", "b200-sxm-180gb", {"method": "lora", "max_length": 2048}, 8),
+    ],
+)
+def test_a_faster_plan_is_not_left_out_on_a_card_without_a_record(
+    model: str, card: str, asked: dict[str, Any], micro_batch: int
+) -> None:
+    """Without checkpoints and with its largest micro-batch it fits by a replay, by the screen's share not surely."""
+    fastest = {"per_device_train_batch_size": micro_batch, "gradient_checkpointing": False}
+    fastest |= {"gradient_accumulation_steps": 8 // micro_batch}
+    (alone,) = estimate(model, gpu=[card], **asked, **fastest)
+    assert alone.fit_probability is not None
+    assert alone.fit_probability >= 0.9
+    found = recommend(model, gpu=[card], tokens="10M", global_batch=8, max_gpus=1, usd_per_gpu_hour=1.0, **asked)
+    (picked,) = found.front
+    assert picked.candidate.plan.run.per_device_train_batch_size == micro_batch
+    assert not picked.candidate.plan.run.gradient_checkpointing
+    assert picked.candidate.fit_probability == pytest.approx(alone.fit_probability, rel=1e-6)
+
+
+def test_a_plan_is_not_named_that_its_own_forecast_doubts() -> None:
+    """The screen gives the thriftiest full fine-tuning of Qwen3-0.6B 98% on a T4, its forecast nearer to 80%."""
+    asked: dict[str, Any] = {"gpu": ["t4-16gb"], "method": "full", "max_length": 2048}
+    thriftiest = {"per_device_train_batch_size": 1, "gradient_checkpointing": True}
+    (alone,) = estimate("Qwen/Qwen3-0.6B", **asked, **thriftiest)
+    assert alone.fit_probability is not None
+    assert alone.fit_probability < 0.9
+    found = recommend("Qwen/Qwen3-0.6B", **asked, tokens="10M", global_batch=1, max_gpus=1, usd_per_gpu_hour=1.0)
+    assert found.front == ()
+    assert [rejected.reason for rejected in found.rejected] == ["fit not sure"]
+    assert f"{alone.fit_probability:.0%}" in found.rejected[0].detail
+
+
 def test_a_faster_plan_is_not_left_out_for_what_only_the_screen_doubts() -> None:
     """On one calibrated card the screen gives a share for what the allocator caches; the plan's own forecast knows."""
     (record,) = (Path(__file__).parents[2] / "results" / "records").glob("h200-*.json")

@@ -15,7 +15,7 @@ import pytest
 import tunecast
 from tunecast.calibrate.mock.device import open_mock
 from tunecast.calibrate.plan_tables import NARROW
-from tunecast.calibrate.priors_fit import contexts_of_records, fit_priors, priors_of
+from tunecast.calibrate.priors_fit import fit_priors, priors_of
 from tunecast.calibrate.priors_memory import memory_overheads
 from tunecast.calibrate.priors_problem import Row, Training, beliefs, read_training, rows_of_records
 from tunecast.calibrate.priors_records import asks_cudnn_first, read_records, record_runs, shipped_records, why_not
@@ -267,7 +267,7 @@ def test_its_contexts_are_one_source_of_the_contexts(rows: list[Row], record: Re
     """One context cited and one record, both of the same weight: the lower tenth is one's, the upper the other's."""
     mine = record_runs(record, "mine", load_gpus()[CARD])
     runs = [row.run for row in rows if row.run.id == "FM-025"]
-    found = memory_overheads(runs, {"values_mib": [300]}, contexts_of_records([mine]))
+    found = memory_overheads(runs, {"values_mib": [300]}, [mine])
     (own,) = set(mine.contexts_bytes)
     assert (found["context_low"], found["context_high"]) == (300 * MIB, own)
     assert 300 * MIB < found["context"] < own

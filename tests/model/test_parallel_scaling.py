@@ -67,6 +67,14 @@ def test_tensor_parallelism_repeats_norms_and_shrinks_products() -> None:
     assert shared.scaling.slower_work_s < found.scaling.slower_work_s
 
 
+def test_memory_of_several_gpus_says_that_it_is_told_otherwise_than_that_of_one() -> None:
+    """A share of the step stands against a replay of it; Unsloth's allocator is replayed on neither."""
+    lora = {"method": "lora", "max_length": 2048, "gpu": "a100-sxm4-80gb", "sharding": "ddp"}
+    told = {"one": ask(**{**lora, "sharding": None}), "two": ask(**lora, num_gpus=2)}
+    told["unsloth"] = ask(**lora, num_gpus=2, stack="unsloth")
+    assert [name for name, found in told.items() if any("it is replayed" in note for note in found.notes)] == ["two"]
+
+
 def test_slower_networks_scale_worse_and_one_gpu_not_at_all() -> None:
     slow, fast = (ask(num_gpus=64, internode_gbps=gbps) for gbps in (50, 3200))
     assert slow.scaling is not None

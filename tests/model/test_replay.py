@@ -15,12 +15,15 @@ from tunecast.calibrate.trace.spec import architecture_from_dict, run_from_dict
 from tunecast.model import replay
 from tunecast.model.allocator import CachingAllocator
 from tunecast.model.architecture import Architecture
+from tunecast.model.fits import memory_view
 from tunecast.model.memory import memory_timeline
 from tunecast.model.memory_static import static_parts
 from tunecast.model.optimizer import optimizer_state_bytes
+from tunecast.model.priors import load_priors, prior_factors
 from tunecast.model.replay import is_replayed, load, replayed_bytes, resting_made, state_blocks, update
 from tunecast.model.run import Run
 from tunecast.model.tape_parts import allocated_bytes
+from tunecast.model.target import resolve_targets
 from tunecast.model.trained import Trained, trained_dtype, trained_tensors
 from tunecast.model.units import MIB
 from tunecast.model.workspaces import workspace_bytes
@@ -138,6 +141,11 @@ def test_further_micro_batches_are_those_before(make: Make, run_of: RunOf) -> No
         {"optim": "adafactor"},
         {"stack": "unsloth"},
         {"stack": "axolotl"},
+        {"stack": "torchtune"},
+        {"stack": "litgpt"},
+        {"fused_kernels": ("rms_norm", "rope", "cross_entropy")},
+        {"loss_type": "liger"},
+        {"loss_type": "cut_cross_entropy"},
     ],
 )
 def test_what_is_not_known_in_order_is_not_replayed(make: Make, run_of: RunOf, changes: dict[str, Any]) -> None:
@@ -154,3 +162,38 @@ def test_a_list_that_misses_much_of_the_resting_state_is_not_replayed(
     architecture = make("qwen2.5-0.5b")
     monkeypatch.setattr(replay, "resting_made", lambda *_: iter([[(100 * MIB, True)]]))
     assert replay._replayed.__wrapped__(architecture, run_of(architecture), 0) is None
+
+
+def test_a_forecast_by_priors_reserves_what_a_card_reserved() -> None:
+    """The H200's steps as a card without a record would have them forecast; its own median is among the priors, the
+    bounds are other sources'."""
+    (target,) = resolve_targets(["h200-sxm5-141gb"], {})
+    assert target.gpu is not None
+    errors, inside = [], []
+    for trial in measured_steps():
+        architecture = architecture_from_dict(dict(trial["params"]["architecture"]))
+        run = run_from_dict(dict(trial["params"]["run"]))
+        found = memory_view(architecture, run, target, prior_factors(target.gpu, run)).reserved_bytes
+        assert found is not None
+        measured = trial["memory"]["reserved_bytes"]
+        errors.append(abs(found.value / measured - 1.0))
+        inside.append(found.low <= measured <= found.high)
+    assert statistics.median(errors) < 0.002
+    assert sorted(errors)[-2] < 0.02
+    assert sum(inside) >= 54
+
+
+def test_priors_replay_one_gpu_and_take_the_share_of_several(make: Make, run_of: RunOf) -> None:
+    (target,) = resolve_targets(["a100-sxm4-80gb"], {})
+    assert target.gpu is not None
+    architecture, terms = make("llama-3.1-8b"), load_priors()["memory_overhead_bytes"]
+    one, two = (run_of(architecture, **options) for options in ({}, {"num_gpus": 2, "sharding": "ddp"}))
+    own = workspace_bytes(target.compute_capability)
+    views = [memory_view(architecture, run, target, prior_factors(target.gpu, run)) for run in (one, two)]
+    timelines = [memory_timeline(architecture, run, workspace_bytes=own) for run in (one, two)]
+    steps = [timeline.allocated_bytes - timeline.at_rest_bytes for timeline in timelines]
+    replayed = replayed_bytes(architecture, one, "cuda", own)
+    assert replayed is not None
+    expected = [replayed + terms["replayed_frac"] * steps[0],
+                timelines[1].allocated_bytes + terms["fragmentation_frac"] * steps[1]]  # fmt: skip
+    assert [view.reserved_bytes.value for view in views if view.reserved_bytes] == pytest.approx(expected)
