@@ -35,13 +35,12 @@ from tunecast.calibrate.priors_problem import (
 from tunecast.calibrate.priors_records import RecordRuns
 from tunecast.model.factors import HOST_S_PER_LAUNCH
 from tunecast.model.prior_effects import ATTENTION_KERNEL, CLOCK, DEQUANT_KERNEL
-from tunecast.model.priors import HOST_PRIORS, PRIORS_SCHEMA, interval
+from tunecast.model.priors import PRIORS_SCHEMA, interval
 
 KERNELS = (CLOCK, ATTENTION_KERNEL, DEQUANT_KERNEL)
 KNOWN_BY_KIND = (*(group for group in BY_KIND if not group.startswith("source.")), *KERNELS)
 FORECAST_GROUPS = (*WHOLE, *KNOWN_BY_KIND)
 """Groups of effects that a forecast of a new run may know."""
-PUBLISHED = "published"
 AT_ONE = -0.01
 """Log of a fraction from which it counts as at its limit."""
 NARROWED = 0.95
@@ -84,8 +83,7 @@ def priors_of(rows: Sequence[Row]) -> dict[str, Any]:
     told = {row.run.id for row in rows if not row.waits}
     missed = {row_id: slower * row.work_share - row.missed for row_id, row in unseen.items() if row_id in told}
     log_sds = {"new": width * math.hypot(sds[CELL], row_log_sd(sds)), "seen": width * row_log_sd(sds)}
-    of_hosts = "measured" if any(row.waits for row in rows) else PUBLISHED
-    stored = {name: _stored(solution, name, of_hosts if name in HOST_PRIORS else PUBLISHED) for name in SHARED}
+    stored = {name: _stored(solution, name) for name in SHARED}
     return {
         "schema": PRIORS_SCHEMA,
         "rows_used": sorted(row.run.id for row in rows),
@@ -120,8 +118,8 @@ def _covariance(solution: Solution) -> dict[str, Any]:
     return {"names": names, "values": [[float(f"{value:.5g}") for value in row] for row in values]}
 
 
-def _stored(solution: Solution, name: str, narrowed: str) -> dict[str, Any]:
-    """A parameter with its interval, no fraction above 1, and its origin: `narrowed`, else still an assumption."""
+def _stored(solution: Solution, name: str) -> dict[str, Any]:
+    """A parameter with its interval, no fraction above 1; one that the rows did not narrow is still an assumption."""
     place = SHARED.index(name)
     value = params_of(solution.vector[: len(SHARED)])[name]
     value = min(value, 1.0) if name in FRACTIONS else value
@@ -130,7 +128,7 @@ def _stored(solution: Solution, name: str, narrowed: str) -> dict[str, Any]:
     bounds = interval(value, math.hypot(spread, hosts))
     if name in FRACTIONS:
         bounds["high"] = min(bounds["high"], 1.0)
-    origin = narrowed if spread < NARROWED * belief["log_sd"] else "assumed"
+    origin = "published" if spread < NARROWED * belief["log_sd"] else "assumed"
     return {**bounds, "unit": belief["unit"], "origin": origin}
 
 
