@@ -40,8 +40,8 @@ SAME_SESSION = 0.2
 """Correlation of what steps of one session that wait for their host are off by; assumed. Two records of one kind of
 machine, an H200's and an H100's, put the cost of a 4-bit weight at 7.3 and 4.6 launches, each sure within a tenth: 56
 steps of a session say little more than five."""
-WAITING_LOG_SD = 0.15
-"""What such a step misses where the record's fit had too few to leave any out; that of the H100's record."""
+WAITING_LOG_SD = 0.12
+"""What such a step misses where the record's fit had too few to leave any out: as in an H100's, the noisier of two."""
 CUDNN_FIRST = {"torch": ">=2.11", "cuda": ">=13"}
 """Versions with which ``sdpa`` asks cuDNN first (`tunecast.model.sdpa`)."""
 

@@ -110,7 +110,7 @@ def fits_on(
     log_sd = np.hypot(np.hypot(own_log_sd, np.log(high / process) / Z80), elastic / 2.0 / Z80)
     fit.probability[device, rows] = _below(np.log(target.usable_bytes / process) + elastic / 2.0, log_sd)
     beyond = overheads.replayed_frac or fragmentation
-    most = least + max(beyond.high, 0.0) * transient + context.high - context.value
+    most = least + (beyond.high - max(beyond.value, 0.0)) * transient + context.high - context.value
     log_sd = np.hypot(own_log_sd, np.log(most / least) / Z80)
     fit.probability_uncached[device, rows] = _below(np.log(target.usable_bytes / least), log_sd)
 

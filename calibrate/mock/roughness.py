@@ -15,7 +15,10 @@ DEGREES, WIDEST = 4.0, 3.0
 
 
 def rough(work: Work, physics: Physics, *shape: object) -> Work:
-    """The work of a kernel on this shape, longer or shorter by the card's `roughness`, always by as much."""
+    """The work of a kernel on this shape, longer or shorter by the card's `roughness`, always by as much.
+
+    No shorter than tensor cores at their full rate.
+    """
     drawn = float(np.clip(generator("rough", physics.root, *shape).standard_t(DEGREES), -WIDEST, WIDEST))
     factor = math.exp(physics.roughness * drawn)
-    return replace(work, core_s=work.core_s * factor, dram_s=work.dram_s * factor)
+    return replace(work, core_s=max(work.core_s * factor, work.tensor_s), dram_s=work.dram_s * factor)

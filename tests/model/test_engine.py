@@ -205,9 +205,9 @@ def test_a_screen_takes_a_share_where_the_forecast_replays_and_errs_to_the_safe_
     assert 1.0 <= np.median(ratios) < 1.15
 
 
-@pytest.mark.parametrize("high", [0.05, 0.2, 0.5])
+@pytest.mark.parametrize(("value", "high"), [(0.0, 0.05), (0.0, 0.2), (0.0, 0.5), (0.05, 0.2), (0.1, 0.2)])
 def test_no_replay_is_likelier_to_fit_than_an_allocator_that_caches_nothing(
-    make: Callable[..., Architecture], high: float
+    make: Callable[..., Architecture], value: float, high: float
 ) -> None:
     """So that `market.refined_fit` need not ask: on cards with 2 to 40% more room than the process takes."""
     (target,) = resolve_targets(["a100-sxm4-80gb"], {})
@@ -216,7 +216,7 @@ def test_no_replay_is_likelier_to_fit_than_an_allocator_that_caches_nothing(
     sampled = [options for options in plans("llama-3.1-8b", seed=4, most=200) if "num_gpus" not in options]
     for run in [resolve_run(architecture, options, gpu_has_bf16=True).run for options in sampled[:12]]:
         factors = prior_factors(target.gpu, run)
-        own = {"replayed_frac": 0.0, "replayed_frac_low": -0.06, "replayed_frac_high": high}
+        own = {"replayed_frac": value, "replayed_frac_low": -0.06, "replayed_frac_high": high}
         factors = replace(factors, memory_overhead_bytes={**factors.memory_overhead_bytes, **own})
         process = memory_view(architecture, run, target, factors).process_bytes
         assert process is not None

@@ -50,6 +50,14 @@ def test_no_kernel_beats_the_hardware(gpu: str, seed: int) -> None:
     assert flops / busy < boost * device.card.peak_flops_per_s[dtype]
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_no_shape_of_a_card_near_its_peak_beats_it(seed: int) -> None:
+    """A card that reaches nearly all of its peak, and dozens of shapes, some of which are luckier than others."""
+    device = open_mock(f"mock:rtx-4090-24gb#{seed}")
+    rates = [gemm_rate(device, m, n, k) for m in (2048, 4096, 8192) for n in (4096, 8192, 14336) for k in (4096, 8192)]
+    assert max(rates) <= device.physics.power.headroom
+
+
 @pytest.mark.parametrize(("gpu", "low", "high"), [("a100-sxm4-80gb", 0.82, 0.87), ("h100-sxm5-80gb", 0.73, 0.81)])
 def test_large_products_reach_what_such_cards_are_known_to_reach(gpu: str, low: float, high: float) -> None:
     """Published bf16 products of random values over peak: A100 257 to 271 of 312, H100 720 to 798 of 989."""
