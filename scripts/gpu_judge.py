@@ -23,6 +23,7 @@ from tunecast.calibrate.runner import fit_file
 from tunecast.calibrate.trace.spec import architecture_from_dict, run_from_dict
 from tunecast.calibrate.validate import predict
 from tunecast.catalogs.errors import InputError, TunecastError
+from tunecast.catalogs.gpus import load_gpus
 from tunecast.model.priors import load_priors
 from tunecast.model.units import gib
 
@@ -228,7 +229,7 @@ def compare(record_path: Path, runs: dict[str, dict[str, Any]], repeats: Mapping
         figures=summary(rows) | steady_figures(rows) | averaged_figures(rows)
         | {"repeated_runs": sum(r["noise"] is not None for r in rows)},
         priors=summary(prior_rows) | steady_figures(prior_rows) if prior_rows else {},
-        elsewhere=forecast_elsewhere(timed, gpu) if timed else {},
+        elsewhere=forecast_elsewhere(timed, gpu) if timed and gpu in load_gpus() else {},
     )  # fmt: skip
 
 
