@@ -14,6 +14,7 @@ from tunecast.model.curve_names import kind_of
 from tunecast.model.factors import HOST_S_PER_LAUNCH
 from tunecast.model.forecast_json import run_with_origins
 from tunecast.model.hooks import has_hooks, visits_of
+from tunecast.model.host import host_launches
 from tunecast.model.inventory import flops_by_dtype
 from tunecast.model.links import OF_HOST
 from tunecast.model.priors import HOOKS, load_priors
@@ -206,6 +207,9 @@ def _issued(operations: Sequence[Operation], factors: FactorSet, run: Run) -> st
     launches = sum(operation.launches * operation.count for operation in operations)
     each, hooks = factors.factors.get(HOST_S_PER_LAUNCH), factors.factors.get(HOOKS)
     told = f"{launches:,.0f} launches"
+    as_forward = host_launches(operations, {name: factor.value for name, factor in factors.factors.items()})
+    if f"{as_forward:.0f}" != f"{launches:.0f}":
+        told += f", as much as {as_forward:,.0f} of the forward,"
     if hooks is not None and has_hooks(run):
         visits = visits_of(operations, np.array([[operation.count] for operation in operations])).sum()
         told += f" + {visits:,.0f} visits of modules by hooks, each as much as {hooks.value:.1f} launches,"

@@ -44,3 +44,14 @@ def host_seconds(values: Mapping[str, float]) -> Array:
     """(host columns,) seconds that the host takes for one of each."""
     ratios = [values.get(f"scale.host_{name}", UNMEASURED_RATIO.get(name, 1.0)) for name in HOST_COLUMNS]
     return values.get(HOST_S_PER_LAUNCH, 0.0) * np.array(ratios)
+
+
+def host_launches(operations: Sequence[Operation], values: Mapping[str, float]) -> float:
+    """Launches of the forward that issuing all of these costs the host; visits by hooks are not among them."""
+    each = dict(zip(HOST_COLUMNS, host_seconds({**values, HOST_S_PER_LAUNCH: 1.0}).tolist(), strict=True))
+    total = 0.0
+    for operation in operations:
+        calls = float(operation.kind is Kind.OPTIMIZER and operation.launches > 0.0)
+        own = each[host_column(operation)] * operation.launches + each["calls"] * calls
+        total += operation.count * (own + each["layers"] * float(enters_layer(operation)))
+    return total

@@ -56,7 +56,7 @@ def attention_work(
         fixed_s=physics.memory.latency_s,
         tensor_s=_flops(heads, products) / (card.flops_per_sm_clk(dtype) * card.sm_count * card.clock_hz),
     )
-    main = rough(main, physics, heads, dtype, backward, flash)
+    main = rough(main, physics, heads, dtype, backward, flash and runs_cudnn(card, heads, dtype, False))
     if not backward:
         return main
     query = heads.batch * heads.heads * heads.q_len * heads.head_dim

@@ -136,7 +136,10 @@ def test_a_host_bound_zero3_step_is_its_launches_and_its_hooks_visits() -> None:
     told = tunecast.estimate(MODEL, gpu="h100-sxm5-80gb", **options)[0]
     assert told.bound_by == "host"
     (step,) = [term for term in explain(MODEL, gpu="h100-sxm5-80gb", **options) if term.name == "optimizer step"]
-    found = re.search(r"([\d,]+) launches \+ ([\d,]+) visits.* much as ([\d.]+) launches, x ([\d.]+) us", step.inputs)
+    found = re.search(
+        r"as much as ([\d,]+) of the forward, \+ ([\d,]+) visits.* much as ([\d.]+) launches, x ([\d.]+) us",
+        step.inputs,
+    )
     assert found is not None
     launches, visits, each, cost_us = (float(text.replace(",", "")) for text in found.groups())
     assert (launches + visits * each) * cost_us * 1e-6 == pytest.approx(told.step_time_s.value, rel=0.05)

@@ -202,7 +202,7 @@ def test_more_work_is_never_faster_nor_smaller(length: int, batch: int, method: 
     longer = ask(max_length=2 * length, per_device_train_batch_size=batch, **shared)
     wider = ask(max_length=length, per_device_train_batch_size=batch + 1, **shared)
     for more in (longer, wider):
-        assert more.step_time_s.value >= small.step_time_s.value
+        assert more.step_time_s.value >= small.step_time_s.value * (1.0 - 1e-12)
         assert more.memory.allocated_bytes.value >= small.memory.allocated_bytes.value
 
 

@@ -132,7 +132,7 @@ def test_mocks_run_it_on_the_same_cards() -> None:
     assert CUDNN_HEADS == WIDEST
 
 
-@pytest.mark.parametrize(("gpu", "ratio"), [("h100-sxm5-80gb", (1.5, 2.6)), ("a100-sxm4-80gb", (0.97, 1.03))])
+@pytest.mark.parametrize(("gpu", "ratio"), [("h100-sxm5-80gb", (1.3, 3.0)), ("a100-sxm4-80gb", (0.97, 1.03))])
 def test_a_mock_takes_longer_with_flash_attention_where_it_has_cudnn(gpu: str, ratio: tuple[float, float]) -> None:
     shape = {
         "batch": 2,
