@@ -18,7 +18,7 @@ from tunecast.calibrate.fit_curves import MEASURED, soft_l1
 from tunecast.calibrate.stats import MAD_TO_SD
 from tunecast.model.columns import CACHED, COLUMNS, FLOOR
 from tunecast.model.curves import Array
-from tunecast.model.factors import HOST_S_PER_LAUNCH, Factor, FactorSet
+from tunecast.model.factors import HOST_RATIOS, HOST_S_PER_LAUNCH, Factor, FactorSet
 from tunecast.model.phase_table import PhaseTable
 from tunecast.model.segments import passes_of
 from tunecast.model.time import HOST_COLUMNS, LOG_STEP, host_steps, log_gradient, stacked, step_seconds
@@ -51,8 +51,6 @@ CALL_LAUNCHES = 5.0
 """Launches' worth of host time from which the search starts for a call of the optimizer, and for entering a layer."""
 NARROWING = 1.25
 """By which the host's reach is cut until the steps allow it."""
-HOST_RATIOS = ("recompute", "backward", "dequant", "calls", "layers")
-"""Host costs that whole steps may tell apart from the forward's."""
 MIN_STEPS = 3
 MIN_GROUPS = 4
 """Widths below which steps are left out one by one."""

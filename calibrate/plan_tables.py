@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from tunecast.model.stacks import METHODS
 from tunecast.model.units import GIB, MIB
 
 
@@ -104,8 +105,6 @@ W4096 = Width(hidden=4096, intermediate=14336, heads=32, kv_heads=8, head_dim=12
 """Llama-3.1-8B."""
 W8192 = Width(hidden=8192, intermediate=28672, heads=64, kv_heads=8, head_dim=128)
 """Llama-3.1-70B."""
-
-METHODS = ("lora", "qlora", "full")
 
 
 def host_steps(depth: int) -> tuple[StepShape, ...]:

@@ -42,14 +42,12 @@ from tunecast.model.prior_effects import (
     WORK,
     dequant_kernel,
 )
-from tunecast.model.priors import HOST_PRIORS, datasheet_factors
+from tunecast.model.priors import ISSUING, datasheet_factors
 from tunecast.model.time import COLUMNS, run_clocks
 
 EFFICIENCIES = ("gemm", "attention", "memory", "dequant", "link")
 OVERLAP = "overlap_frac"
 FRACTIONS = (*EFFICIENCIES, OVERLAP)
-ISSUING = ("host_hooks", *HOST_PRIORS)
-"""What the host pays for beside a launch of the forward, in such launches."""
 SHARED = (*FRACTIONS, HOST_S_PER_LAUNCH, *ISSUING, START_UP)
 """Parameters that all rows share."""
 HOST_GROUP = "host"

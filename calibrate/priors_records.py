@@ -73,8 +73,7 @@ def record_runs(record: Mapping[str, Any], name: str, gpu: Gpu) -> RecordRuns:
     """
     steps = usable(record["trials"], "step")
     factors = factors_from_dict(record["fitted"])
-    host = host_of(record["hardware"]["host"], name)
-    runs = [replace(_step_run(trial, record["software"], name, gpu), host=host) for trial in steps]
+    runs = [_step_run(trial, record, name, gpu) for trial in steps]
     contexts = [found for trial in steps for found in context_bytes(trial["memory"])]
     waiting = [(run, trial) for run, trial in zip(runs, steps, strict=True) if not _waits_for_device(trial, factors)]
     left_out = record["fitted"].get("residuals", {}).get("steps", {})
@@ -107,10 +106,10 @@ def _waits_for_device(trial: Mapping[str, Any], factors: FactorSet) -> bool:
     return clocks.device_s >= clocks.host_s
 
 
-def _step_run(trial: Mapping[str, Any], software: Mapping[str, str | None], name: str, gpu: Gpu) -> PublishedRun:
+def _step_run(trial: Mapping[str, Any], record: Mapping[str, Any], name: str, gpu: Gpu) -> PublishedRun:
     architecture = architecture_from_dict(dict(trial["params"]["architecture"]))
     run = run_from_dict(dict(trial["params"]["run"]))
-    run = replace(run, sdpa_cudnn=asks_cudnn_first(software) and runs_cudnn(architecture, run, gpu))
+    run = replace(run, sdpa_cudnn=asks_cudnn_first(record["software"]) and runs_cudnn(architecture, run, gpu))
     return PublishedRun(
         id=f"{name}#{trial['id']}",
         source=SOURCE,
@@ -121,6 +120,7 @@ def _step_run(trial: Mapping[str, Any], software: Mapping[str, str | None], name
         tokens_per_s=run.tokens_per_step / median_seconds(trial),
         peak_bytes=None,
         counter="",
+        host=host_of(record["hardware"]["host"], name),
     )
 
 

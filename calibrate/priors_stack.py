@@ -11,7 +11,7 @@ import numpy.typing as npt
 from tunecast.calibrate.start_up import START_UP
 from tunecast.model.factors import HOST_S_PER_LAUNCH
 from tunecast.model.phase_table import PhaseTable
-from tunecast.model.priors import HOST_PRIORS, no_faster
+from tunecast.model.priors import ISSUING, no_faster
 from tunecast.model.time import COLUMNS, Stack, stacked, step_seconds
 
 Array = npt.NDArray[np.float64]
@@ -30,7 +30,7 @@ def clock_values(params: Mapping[str, float]) -> dict[str, float]:
     values["scale.memory"] = float(no_faster(np.array(values["scale.memory"])))
     values |= {"scale.loss": values["scale.memory"], "scale.optimizer": values["scale.memory"]}
     values |= {name: params[name] for name in (HOST_S_PER_LAUNCH, "overlap_frac")}
-    return values | {f"scale.{name}": params[name] for name in ("host_hooks", *HOST_PRIORS)}
+    return values | {f"scale.{name}": params[name] for name in ISSUING}
 
 
 def settled_stacks(tables: Sequence[PhaseTable]) -> tuple[Stack, list[int], Stack, Array]:

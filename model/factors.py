@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 
 HOST_S_PER_LAUNCH = "host_s_per_launch"
 """Name of the factor of what the host takes to issue a kernel of the forward."""
+HOST_RATIOS = ("recompute", "backward", "dequant", "calls", "layers")
+"""What may cost the host otherwise than a launch of the forward: those of `host.HOST_COLUMNS` that whole steps tell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

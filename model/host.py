@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from tunecast.model.curves import Array, Columns
+from tunecast.model.curves import Array, Columns, columns
 from tunecast.model.factors import HOST_S_PER_LAUNCH
 from tunecast.model.operation import Kind, Operation, Phase
 
@@ -48,10 +48,6 @@ def host_seconds(values: Mapping[str, float]) -> Array:
 
 def host_launches(operations: Sequence[Operation], values: Mapping[str, float]) -> float:
     """Launches of the forward that issuing all of these costs the host; visits by hooks are not among them."""
-    each = dict(zip(HOST_COLUMNS, host_seconds({**values, HOST_S_PER_LAUNCH: 1.0}).tolist(), strict=True))
-    total = 0.0
-    for operation in operations:
-        calls = float(operation.kind is Kind.OPTIMIZER and operation.launches > 0.0)
-        own = each[host_column(operation)] * operation.launches + each["calls"] * calls
-        total += operation.count * (own + each["layers"] * float(enters_layer(operation)))
-    return total
+    counts = np.array([operation.count for operation in operations], dtype=float)
+    each = host_seconds({**values, HOST_S_PER_LAUNCH: 1.0})
+    return float(counts @ host_issues(operations, columns(operations)) @ each)

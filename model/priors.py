@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from tunecast.catalogs.gpus import Gpu
 from tunecast.model.chunked import chunked_curves
-from tunecast.model.factors import HOST_S_PER_LAUNCH, Curve, Factor, FactorSet
+from tunecast.model.factors import HOST_RATIOS, HOST_S_PER_LAUNCH, Curve, Factor, FactorSet
 from tunecast.model.joined import STACKS
 from tunecast.model.memory_codes import code_notes, memory_overheads_of
 from tunecast.model.operation import FLASH, NATIVE
@@ -47,10 +47,12 @@ WAVE_TILES = {"bf16": (128, 128), "fp16": (128, 128), "fp32": (128, 32), "fp8": 
 """Output tile that a partial wave is counted in; cuBLAS's fp32 kernels for thin results are ``sgemm_128x32``."""
 WORK_PARAMS = ("scale.gemm", "scale.attention", "scale.memory", "scale.loss", "scale.optimizer", "scale.dequant")
 HOOKS = "scale.host_hooks"
-HOST_PRIORS = ("host_recompute", "host_backward", "host_dequant", "host_calls", "host_layers")
+HOST_PRIORS = tuple(f"host_{name}" for name in HOST_RATIOS)
 """What issuing costs beside a launch of the forward, in such launches, by name of the fitted parameter: of code more
 than of machines. In intervals is the spread of the host's pace alone (0.4 in logs), beside which their own doubt is
 small (0.1 to 0.2, of entering a layer more)."""
+ISSUING = (HOOKS.removeprefix("scale."), *HOST_PRIORS)
+"""These and a visit of a module by hooks: what the host pays for beside launches."""
 FITTED_AS = {
     **{name: name.removeprefix("scale.") for name in WORK_PARAMS},
     "scale.loss": "memory",
@@ -193,7 +195,7 @@ def prior_factors(
     factors |= dict.fromkeys(("scale.loss", "scale.optimizer"), factors["scale.memory"])
     if "link_bytes_per_s" in factors:
         factors["link_bytes_per_s"] = _scaled_link(factors["link_bytes_per_s"], priors["efficiency"]["link"])
-    for name in (HOST_S_PER_LAUNCH, HOOKS, *(f"scale.{own}" for own in HOST_PRIORS), "overlap_frac"):
+    for name in (HOST_S_PER_LAUNCH, *(f"scale.{own}" for own in ISSUING), "overlap_frac"):
         stored = priors[name.removeprefix("scale.")]
         factors[name] = Factor(**{k: stored[k] for k in ("value", "low", "high", "unit", "origin")})
     told = CUDNN_NOTE if run is None or run.stack not in STACKS else TRANSFORMER_ENGINE_NOTE

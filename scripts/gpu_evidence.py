@@ -190,7 +190,7 @@ def run(asked: argparse.Namespace) -> int:
 
 def judge(asked: argparse.Namespace) -> int:
     """The page of a folder that `run` filled."""
-    from gpu_judge import judged
+    from gpu_page import judged
 
     from tunecast.catalogs.errors import TunecastError
 

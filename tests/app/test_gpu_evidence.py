@@ -38,7 +38,7 @@ def scripts() -> Iterator[dict[str, ModuleType]]:
     """The modules of the script, by name."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(SCRIPTS))
-        names = ("evidence", "gpu_worker", "gpu_judge", "gpu_evidence")
+        names = ("evidence", "gpu_worker", "gpu_judge", "gpu_page", "gpu_evidence")
         yield {name: importlib.import_module(name) for name in names}
 
 
