@@ -14,6 +14,7 @@ from tunecast.calibrate.bitsandbytes_setup import quiet_bitsandbytes
 from tunecast.calibrate.devices.backend import Backend
 from tunecast.calibrate.devices.protocol import MemoryReading, TrialResult, TrialSpec
 from tunecast.calibrate.linear_kernels import check_installed_kernels
+from tunecast.calibrate.stats import median, spread_frac
 from tunecast.calibrate.trace.hf import (
     build_model,
     embedding_parameters,
@@ -32,6 +33,13 @@ WARM_S = 0.5
 hundredths of a second: of an H200 products of 40 ms in all ran a fifth faster than lasting ones
 (results/validation/gpu/profiles)."""
 MOST_WARM_STEPS = 200
+"""...and no more often than this."""
+SCATTERED_FRAC = 0.02
+"""Robust deviation of a card's steps over their median beyond which more of them are timed: steps that the card bounds
+show below 1%, those that wait for the host of a virtual machine 5 to 20%, at a pace that changes within a second."""
+MOST_STEPS_S = 1.0
+"""...until they fill so long, where the trial does not ask for another time (``most_s``)."""
+MOST_STEPS = 200
 """...and no more often than this."""
 
 
@@ -89,7 +97,8 @@ def _padding(run: Run, tokens: Any) -> dict[str, Any]:
 def run_step(spec: TrialSpec, backend: Backend) -> TrialResult:
     """The ``step`` bench: seconds of every optimizer step, warm-up apart, and the memory views of them all.
 
-    On a card, where the warm-up asked for ends before `WARM_S`, more steps are taken before those that count, and the
+    On a card, where the warm-up asked for ends before `WARM_S`, more steps are taken before those that count; where
+    these scatter, more are timed until they fill ``most_s`` seconds (`MOST_STEPS_S` where that is not told); and the
     host's pace is told before and after them (``launch_s``): that of a shared machine changes from minute to minute.
     Steps follow each other without the loss being read. The Trainer reads it after every micro-step, to leave NaN out
     of its log, unless ``logging_nan_inf_filter`` is off; what its host waits for then is not measured here.
@@ -106,6 +115,9 @@ def run_step(spec: TrialSpec, backend: Backend) -> TrialResult:
     more = steps_to_warm(warmup) if on_card else 0
     paces = [launch_pace_s(backend)] if on_card else []
     further, samples = backend.timed(training.step, repeats=spec.repeats, warmup=more)
+    if on_card:
+        missing = steps_to_settle(samples, spec.params.get("most_s", MOST_STEPS_S))
+        samples += backend.timed(training.step, repeats=missing, warmup=0)[1] if missing else ()
     reading = _with_allocated(backend.memory(), training)
     paces += [launch_pace_s(backend)] if on_card else []
     return TrialResult(
@@ -126,6 +138,14 @@ def steps_to_warm(taken_s: Sequence[float]) -> int:
     if not taken_s or missing_s <= 0.0:
         return 0
     return min(MOST_WARM_STEPS, math.ceil(missing_s / max(taken_s[-1], WARM_S / MOST_WARM_STEPS)))
+
+
+def steps_to_settle(samples_s: Sequence[float], most_s: float) -> int:
+    """Steps that are missing to `most_s` after these, where these scatter; none where they do not."""
+    missing_s = most_s - sum(samples_s)
+    if len(samples_s) < 2 or missing_s <= 0.0 or spread_frac(samples_s) <= SCATTERED_FRAC:
+        return 0
+    return min(MOST_STEPS, math.ceil(missing_s / median(samples_s)))
 
 
 def _allocated_now(backend: Backend, training: Training) -> int:

@@ -37,7 +37,9 @@ WARMUP_LEAST, WARMUP_MOST, WARMUP_S = 2, 10, 1.0
 """Steps before those that count: as many as fill about a second, in which a card's clock finds its pace at the power
 that this run draws."""
 STEPS_LEAST, STEPS_MOST, COUNTED_S = 3, 20, 3.0
-"""How many steps count: as many as fill about three seconds."""
+"""How many steps count: as many as fill about three seconds..."""
+MOST_S = 12.0
+"""...and as many as fill so long, where those scatter."""
 
 FIRST_RUN_S = 60.0
 """Assumed, only to foresee whether a run ends in time: imports, CUDA context, settling of a process's first run.
@@ -65,7 +67,7 @@ class Foresight:
     def needed_s(self, step_s: float, steps: int, weight_bytes: float) -> float:
         """Seconds from opening the run to its record."""
         beside_s = FIRST_RUN_S if self.beside_s is None else self.beside_s
-        return beside_s + weight_bytes / FILL_BYTES_PER_S + (warmup_steps(step_s) + steps) * step_s
+        return beside_s + weight_bytes / FILL_BYTES_PER_S + warmup_steps(step_s) * step_s + max(steps * step_s, MOST_S)
 
     def note(self, wall_s: float, measured: Any) -> None:
         """Learn from a run that ended."""
@@ -106,7 +108,9 @@ def measured_run(device: Device, run: HeldOut, step_s: float, settle_s: float | 
     asked = read_asked(run.model, options_of(run.options))
     resolved = resolved_on(device, asked)
     steps, warmup = counted_steps(step_s), warmup_steps(step_s)
-    measured = measure(device, asked.architecture, resolved.run, steps=steps, warmup=warmup, settle_s=settle_s)
+    measured = measure(
+        device, asked.architecture, resolved.run, steps=steps, warmup=warmup, most_s=MOST_S, settle_s=settle_s
+    )
     return {
         "architecture": architecture_to_dict(asked.architecture),
         "run": run_to_dict(resolved.run),

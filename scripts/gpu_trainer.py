@@ -1,0 +1,167 @@
+#!/usr/bin/env python3
+"""transformers' own Trainer on a real GPU, watched by the callback, beside the optimizer steps that `measure` times.
+
+    python scripts/gpu_trainer.py --out DIR [--minutes 2] [--device cpu]      on the rented machine
+
+The forecasts are of a training loop's time, and what is calibrated and measured are its optimizer steps. Here both run
+in one process on one model: steps, the Trainer, steps again, so that a host whose pace changes weighs on both alike.
+Each job's file DIR/<run>.json holds the seconds of them all, and DIR/<run>/ what `TunecastCallback` recorded. Jobs
+that have a file are left out; none is started that would end after the minutes. Exit codes: 0 all jobs are there,
+2 bad input, 3 time was up first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import math
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from evidence import CPU_RUNS, GPU_RUNS, HeldOut, options_of
+
+import tunecast
+from tunecast.calibrate.record import write_text
+from tunecast.calibrate.stats import median
+from tunecast.calibrate.steps import Training, prepare_training
+from tunecast.catalogs.errors import TunecastError
+
+SCHEMA = "tunecast.trainer_pace/1"
+GPU_JOBS = ("qwen2.5-0.5b-lora-512", "llama-3.1-8b-qlora-1024x4", "llama-3.1-8b-lora-2048", "qwen3-0.6b-full-4096x2",
+            "llama-3.1-8b-qlora-2048", "llama-3.1-8b-lora-1024-accumulated")  # fmt: skip
+CPU_JOBS = ("smollm2-135m-lora-ck", "smollm2-135m-qlora-b2")
+STEPS_S = 4.0
+"""Our own steps, before the Trainer and after it, fill so long each."""
+TRAINER_S = 9.0
+"""The Trainer's steps after its first few fill so long."""
+TRAINER_WARMUP = 3
+LEAST_STEPS = 4
+NEEDED_S = 40.0
+"""Assumed, only to foresee whether a job ends in time."""
+
+
+class Stopwatch(transformers.TrainerCallback):
+    """When each step after the warm-up ended, as the host sees it; the device is waited for at both ends alone."""
+
+    def __init__(self, wait: Any) -> None:
+        self.wait, self.ended_s = wait, []  # type: Any, list[float]
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Note the moment."""
+        if state.global_step in (TRAINER_WARMUP, state.max_steps):
+            self.wait()
+        if state.global_step >= TRAINER_WARMUP:
+            self.ended_s.append(time.perf_counter())
+
+    def step_s(self) -> float:
+        """Mean seconds of a step after the warm-up."""
+        return (self.ended_s[-1] - self.ended_s[0]) / (len(self.ended_s) - 1)
+
+
+def own_steps_s(training: Training, wait: Any, seconds: float) -> list[float]:
+    """Seconds of optimizer steps that follow each other; the mean of them is what the Trainer's mean is set beside."""
+    training.step()
+    wait()
+    begun, took = time.perf_counter(), []  # type: float, list[float]
+    while len(took) < LEAST_STEPS or time.perf_counter() - begun < seconds:
+        at = time.perf_counter()
+        training.step()
+        wait()
+        took.append(time.perf_counter() - at)
+    return took
+
+
+def trainer_step_s(training: Training, steps: int, folder: Path, device: str, wait: Any) -> tuple[float, list[str]]:
+    """(mean seconds of a step of the Trainer, what the callback said)."""
+    run, said = training.run, []  # type: Any, list[str]
+    watch = tunecast.TunecastCallback(out=folder, tell=said.append)
+    stopwatch = Stopwatch(wait)
+    args = transformers.TrainingArguments(
+        output_dir=str(folder / "trainer"), max_steps=steps, bf16=run.autocast and run.compute_dtype == "bf16",
+        per_device_train_batch_size=run.per_device_train_batch_size, optim=run.optim, use_cpu=device == "cpu",
+        gradient_accumulation_steps=run.gradient_accumulation_steps, report_to=[], save_strategy="no",
+        gradient_checkpointing=run.gradient_checkpointing, disable_tqdm=True, logging_steps=10,
+        gradient_checkpointing_kwargs={"use_reentrant": run.reentrant},
+    )  # fmt: skip
+    ids = training.batch["input_ids"][0].cpu()
+    samples = (steps + 1) * run.per_device_train_batch_size * run.gradient_accumulation_steps
+    data = [{"input_ids": ids, "labels": ids}] * samples
+    trainer = transformers.Trainer(model=training.model, args=args, train_dataset=data, callbacks=[watch, stopwatch])
+    trainer.train()
+    trainer.accelerator.unwrap_model(training.model, keep_fp32_wrapper=False)  # which else stays for our own steps
+    return stopwatch.step_s(), said + ([] if watch.broken is None else [watch.broken])
+
+
+def peak_bytes(device: str) -> int | None:
+    """Peak of allocated memory since the last call, on a card."""
+    if device == "cpu":
+        return None
+    peak = int(torch.cuda.max_memory_allocated())
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    return peak
+
+
+def paced(job: HeldOut, out: Path, device: str) -> dict[str, Any]:
+    """Our own steps, the Trainer's, and our own again."""
+    from tunecast.api import opened
+    from tunecast.asked import read_asked
+    from tunecast.measurement import resolved_on
+
+    asked = read_asked(job.model, options_of(job.options))
+    with opened(device) as opened_device:
+        run = resolved_on(opened_device, asked).run
+    training = prepare_training(asked.architecture, run, device)
+    wait = functools.partial(torch.cuda.synchronize, device) if device != "cpu" else lambda: None
+    own_steps_s(training, wait, 1.0)
+    before, own_peak = own_steps_s(training, wait, STEPS_S), peak_bytes(device)
+    steps = TRAINER_WARMUP + max(LEAST_STEPS, math.ceil(TRAINER_S / median(before)))
+    step_s, said = trainer_step_s(training, steps, out / job.name, device, wait)
+    trainer_peak = peak_bytes(device)
+    after = own_steps_s(training, wait, STEPS_S)
+    return {
+        "schema": SCHEMA, "name": job.name, "model": job.model, "options": job.options, "before_s": before,
+        "trainer_step_s": step_s, "trainer_steps": steps - TRAINER_WARMUP, "after_s": after, "said": said,
+        "allocated_bytes": own_peak, "trainer_allocated_bytes": trainer_peak,
+    }  # fmt: skip
+
+
+def main() -> int:
+    """All jobs, one after the other."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--minutes", type=float, default=math.inf)
+    parser.add_argument("--device", default="cuda:0", help="cuda:N or cpu")
+    asked = parser.parse_args()
+    transformers.logging.set_verbosity_error()
+    warnings.simplefilter("ignore", FutureWarning)
+    named = {job.name: job for job in (*CPU_RUNS, *GPU_RUNS)}
+    ends_at, code = time.time() + asked.minutes * 60, 0
+    asked.out.mkdir(parents=True, exist_ok=True)
+    for name in CPU_JOBS if asked.device == "cpu" else GPU_JOBS:
+        path = asked.out / f"{name}.json"
+        if path.exists():
+            continue
+        if time.time() + NEEDED_S > ends_at:
+            code = 3
+            continue
+        try:
+            found = paced(named[name], asked.out, asked.device)
+        except TunecastError as error:
+            print(f"gpu_trainer: {error}", file=sys.stderr)
+            return 2
+        write_text(path, json.dumps(found, indent=1, sort_keys=True) + "\n")
+        own_s = (sum(found["before_s"]) + sum(found["after_s"])) / (len(found["before_s"]) + len(found["after_s"]))
+        print(f"{name}: Trainer {found['trainer_step_s']:.4g} s, own steps {own_s:.4g} s", file=sys.stderr, flush=True)
+        peak_bytes(asked.device)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
