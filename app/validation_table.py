@@ -60,7 +60,8 @@ def sample_lines(judged: Sequence[Judged], left_out_rows: int) -> list[str]:
     """Which errors are those of a fit, and which runs were kept from the fit that forecast them."""
     seen = sum(item.in_sample for item in judged)
     if left_out_rows:
-        return [f"the {left_out_rows} runs that the priors were fitted to are forecast with their own source left out"]
+        kept = f"the {left_out_rows} runs that the priors were fitted to are forecast with their own source left out"
+        return [f"{kept}, with intervals as wide as such sources need; a new run's are wider"]
     if seen:
         fit = "their errors are those of a fit, not of a forecast"
         return [f"in sample: the priors were fitted to {rows_words(seen)}; {fit}"]

@@ -1,7 +1,7 @@
 """Fit the priors: efficiencies that published runs and records imply, and how far they are off on runs left out.
 
 The spreads of the fit say how sure a forecast of a new run is; sources left out one by one say by how much a new one is
-slower than that, and with which multiple of the spreads 80% intervals hold 80%.
+slower than that, and with which multiple of the spreads 80% intervals hold 80% of their rows.
 """
 
 from __future__ import annotations
@@ -43,6 +43,10 @@ FORECAST_GROUPS = (*WHOLE, *KNOWN_BY_KIND)
 """Groups of effects that a forecast of a new run may know."""
 AT_ONE = -0.01
 """Log of a fraction from which it counts as at its limit."""
+SHIPPED_WIDTH = 1.0
+"""Least multiple of the fit's own spreads that shipped priors have. Sources left out of the fit need less, but they are
+the sources that the model's structure and its vocabulary were made with in view: that they err less than the spreads
+between them says nothing of others."""
 NARROWED = 0.95
 """A spread below this share of the belief's was narrowed by the rows."""
 
@@ -64,7 +68,7 @@ def fit_priors(
         "made_by": "scripts/fit-priors",
         "table": training.table,
         "rows_skipped": _by_reason(training.reasons),
-        **priors_of([*rows, *rows_of_records(measured)]),
+        **as_shipped(priors_of([*rows, *rows_of_records(measured)])),
         "rows_used": sorted(row.run.id for row in rows),
         "records_used": {record.name: len(record.runs) for record in measured},
         "records_skipped": dict(unread),
@@ -99,6 +103,16 @@ def priors_of(rows: Sequence[Row]) -> dict[str, Any]:
         "step_log_sd": log_sds,
         "left_out_log_errors": {"by_source": missed},
     }
+
+
+def as_shipped(priors: Mapping[str, Any]) -> dict[str, Any]:
+    """These priors with the width of a forecast of a new source: never narrower than the spreads of their fit.
+
+    What holds for the sources that they were made with, left out one by one, stays as ``left_out_width``.
+    """
+    width = max(float(priors["width"]), SHIPPED_WIDTH)
+    log_sds = priors["step_log_sd"] | {"new": priors["step_log_sd"]["new"] * width / priors["width"]}
+    return {**priors, "width": width, "left_out_width": priors["width"], "step_log_sd": log_sds}
 
 
 def _effects(solution: Solution, group: str) -> dict[str, dict[str, Any]]:

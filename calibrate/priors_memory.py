@@ -21,7 +21,7 @@ from tunecast.calibrate.published import PublishedRun
 from tunecast.catalogs.gpus import load_gpus
 from tunecast.model.architecture import Architecture
 from tunecast.model.memory import memory_timeline
-from tunecast.model.memory_codes import COMPARED, OTHER, SHARED, memory_code
+from tunecast.model.memory_codes import COMPARED, OTHER, PER_THREAD, SHARED, context_threads, memory_code
 from tunecast.model.replay import replayed_bytes
 from tunecast.model.run import Run
 from tunecast.model.units import MIB
@@ -51,23 +51,27 @@ class Counters:
     process_bytes: float
     transient_bytes: float
     """Predicted: allocated at the peak beyond the resting state."""
+    threads: int
+    """That the card holds: what its context grows by."""
     replayed_bytes: int | None = None
     """Predicted: reserved; None where the order of allocations is not known."""
 
-    def reserved(self, context_bytes: float) -> float:
+    def reserved(self, context_per_thread: float) -> float:
         """Reserved; the process less its context where not stated."""
-        return self.process_bytes - context_bytes if self.reserved_bytes is None else self.reserved_bytes
+        if self.reserved_bytes is not None:
+            return self.reserved_bytes
+        return self.process_bytes - context_per_thread * self.threads
 
-    def fragmentation(self, context_bytes: float) -> float:
+    def fragmentation(self, context_per_thread: float) -> float:
         """Reserved beyond allocated over the transient."""
-        return max(self.reserved(context_bytes) - self.allocated_bytes, 0.0) / self.transient_bytes
+        return max(self.reserved(context_per_thread) - self.allocated_bytes, 0.0) / self.transient_bytes
 
-    def replay(self, context_bytes: float) -> list[tuple[float, float]]:
+    def replay(self, context_per_thread: float) -> list[tuple[float, float]]:
         """Reserved beyond the replay over the transient, beside the same of allocated; nothing without a replay."""
         if self.replayed_bytes is None:
             return []
-        beyond = (self.reserved(context_bytes) - self.replayed_bytes) / self.transient_bytes
-        return [(beyond, self.fragmentation(context_bytes))]
+        beyond = (self.reserved(context_per_thread) - self.replayed_bytes) / self.transient_bytes
+        return [(beyond, self.fragmentation(context_per_thread))]
 
 
 @lru_cache(maxsize=4096)
@@ -100,6 +104,7 @@ def counted_runs(runs: Sequence[PublishedRun]) -> list[Counters]:
                 reserved_bytes=reserved,
                 process_bytes=process,
                 transient_bytes=allocated_peak - resting,
+                threads=context_threads(load_gpus()[run.gpu]),
                 replayed_bytes=replayed_bytes(run.architecture, run.run, "cuda", _workspaces(run.gpu)),
             )
         )
@@ -173,21 +178,24 @@ def memory_rows(runs: Sequence[PublishedRun]) -> list[str]:
 def memory_overheads(
     runs: Sequence[PublishedRun], context: Mapping[str, Any], records: Sequence[RecordRuns] = ()
 ) -> dict[str, float]:
-    """``context``, ``fragmentation_frac`` and ``replayed_frac`` with their 80% bounds, ``allocated_log_sd`` of runs on
-    one GPU and ``sharded_log_sd`` of others; empty without evidence.
+    """``context_per_thread``, ``fragmentation_frac`` and ``replayed_frac`` with their 80% bounds, ``allocated_log_sd``
+    of runs on one GPU and ``sharded_log_sd`` of others; empty without evidence.
 
-    `context` is the belief: MiB that others measured, each weighing as much as a source of these runs, or as one of
-    `records`. Every source weighs the same in the quantiles. Of fragmentation the records say nothing: their models
-    have few layers.
+    `context` is the belief: MiB that others measured on a card, each weighing as much as a source of these runs, or as
+    one of `records`. A context is taken by the threads that its card holds (`memory_codes.context_threads`). Every
+    source weighs the same in the quantiles. Of fragmentation the records say nothing: their models have few layers.
     """
     counted = counted_runs(runs)
     if not counted:
         return {}
-    contexts = {f"cited {n}": [float(mib) * MIB] for n, mib in enumerate(context["values_mib"])}
-    contexts |= {record.name: list(record.contexts_bytes) for record in records if record.contexts_bytes}
+    threads = {gpu.id: context_threads(gpu) for gpu in load_gpus().values()}
+    contexts = {f"cited {gpu}": [float(mib) * MIB / threads[gpu]] for gpu, mib in context["values_mib"].items()}
+    for record in records:
+        if record.contexts_bytes:
+            contexts[record.name] = [own / threads[record.runs[0].gpu] for own in record.contexts_bytes]
     for row in counted:
         if row.reserved_bytes is not None:
-            contexts.setdefault(row.source, []).append(row.process_bytes - row.reserved_bytes)
+            contexts.setdefault(row.source, []).append((row.process_bytes - row.reserved_bytes) / row.threads)
     bounds = quantiles(contexts)
     fractions: dict[str, list[float]] = {}
     replays = {record.name: list(record.replays) for record in records if record.replays}
@@ -195,7 +203,7 @@ def memory_overheads(
         fractions.setdefault(row.source, []).append(row.fragmentation(bounds[1]))
         if row.replayed_bytes is not None:
             replays.setdefault(row.source, []).extend(row.replay(bounds[1]))
-    terms = {"context": bounds, "fragmentation_frac": quantiles(fractions)}
+    terms = {f"context{PER_THREAD}": bounds, "fragmentation_frac": quantiles(fractions)}
     named = {
         f"{name}{end}": value
         for name, values in terms.items()

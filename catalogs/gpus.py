@@ -33,6 +33,13 @@ _FORM_FACTORS = frozenset({"pcie", "sxm", "sxm2", "sxm4", "sxm5", "nvl"})
 _VENDOR_WORDS = ("nvidia", "geforce", "tesla", "amdinstinct", "amd", "instinct", "radeon")
 
 
+RESIDENT_THREADS = {"7.5": 1024, "8.6": 1536, "8.7": 1536, "8.9": 1536, "12.0": 1536, "12.1": 1536}
+"""Most threads on one multiprocessor, by compute capability (CUDA programming guide, table of technical
+specifications)..."""
+USUAL_RESIDENT_THREADS = 2048
+"""...that of all others: 7.0, 8.0, 9.0, 10.x; and of an AMD compute unit (32 waves of 64 lanes)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
     """One device as torch sees it (one die of an MI250X), from the datasheet."""
@@ -74,6 +81,12 @@ class Gpu:
     def major(self) -> str:
         """Major compute capability of NVIDIA's cards, the gfx target of AMD's."""
         return self.compute_capability.split(".")[0]
+
+    @property
+    def resident_threads(self) -> int | None:
+        """Threads that the whole device holds at once; None where its multiprocessors are not known."""
+        most = RESIDENT_THREADS.get(self.compute_capability, USUAL_RESIDENT_THREADS)
+        return None if self.sm_count is None else self.sm_count * most
 
     @property
     def generation(self) -> str:

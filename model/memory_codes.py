@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from tunecast.catalogs.gpus import Gpu
 from tunecast.model.factors import FactorSet
 from tunecast.model.run import Run
 from tunecast.model.value import Z80
@@ -19,6 +20,11 @@ from tunecast.model.value import Z80
 COMPARED, SHARED, OTHER = "allocated_log_sd", "sharded_log_sd", "other_code_log_sd"
 """Standard deviation of log(predicted / published) of allocated memory, by whether the run's code was compared, and
 with several GPUs."""
+
+PER_THREAD = "_per_thread"
+"""In the names of terms that are bytes for each thread that a card holds."""
+USUAL_CONTEXT_THREADS = 132 * 2048
+"""Of a card whose multiprocessors nobody has stated: an H100's."""
 
 
 def memory_code(run: Run, same: Mapping[str, str]) -> str:
@@ -46,15 +52,34 @@ def is_compared(run: Run, priors: Mapping[str, Any]) -> bool:
     return memory_code(run, known["same"]) in {*known["traced"], *priors["memory_codes"]}
 
 
-def memory_overheads_of(run: Run | None, priors: Mapping[str, Any]) -> dict[str, float]:
-    """The priors' memory terms for this run: `COMPARED` is the spread of its own code."""
-    terms = dict(priors["memory_overhead_bytes"])
-    other, sharded = terms.pop(OTHER, None), terms.pop(SHARED, None)
-    if run is not None and sharded is not None and run.num_gpus > 1:
-        terms[COMPARED] = max(sharded, terms.get(COMPARED, 0.0))
-    if run is not None and other is not None and not is_compared(run, priors):
-        terms[COMPARED] = max(other, terms.get(COMPARED, 0.0))
-    return terms
+def memory_overheads_of(run: Run | None, priors: Mapping[str, Any], gpu: Gpu) -> dict[str, float]:
+    """The priors' memory terms for this run: `COMPARED` is the spread of its code, ``context`` bytes of this card."""
+    stored, threads = priors["memory_overhead_bytes"], context_threads(gpu)
+    terms = {
+        name.replace(PER_THREAD, ""): value * threads if PER_THREAD in name else value
+        for name, value in stored.items()
+        if name not in (OTHER, SHARED)
+    }
+    return terms | ({COMPARED: spread} if (spread := _spread(run, priors)) is not None else {})
+
+
+def _spread(run: Run | None, priors: Mapping[str, Any]) -> float | None:
+    """How exact the tensors of the run's code are; None where the priors do not say."""
+    terms = priors["memory_overhead_bytes"]
+    found = [terms.get(COMPARED)]
+    if run is not None and run.num_gpus > 1:
+        found.append(terms.get(SHARED))
+    if run is not None and OTHER in terms and not is_compared(run, priors):
+        found.append(terms[OTHER])
+    return max((spread for spread in found if spread is not None), default=None)
+
+
+def context_threads(gpu: Gpu) -> int:
+    """Threads by which a CUDA context grows: it reserves local memory for all that the card holds at once (NVIDIA on
+    its developer forum, "Local memory management", topic 289339: threads of a multiprocessor x multiprocessors x bytes
+    of a thread). Of 141 MiB on a T4, 426 on an RTX 6000 Ada and 770 on an H100, 3.5, 2.0 and 2.9 KiB are for each.
+    """
+    return USUAL_CONTEXT_THREADS if gpu.resident_threads is None else gpu.resident_threads
 
 
 def with_other_code(own: FactorSet, run: Run | None, priors: Mapping[str, Any]) -> FactorSet:
@@ -63,7 +88,7 @@ def with_other_code(own: FactorSet, run: Run | None, priors: Mapping[str, Any]) 
     if not notes and (run is None or run.num_gpus == 1):
         return own
     terms = dict(own.memory_overhead_bytes)
-    terms[COMPARED] = max(memory_overheads_of(run, priors)[COMPARED], terms.get(COMPARED, 0.0))
+    terms[COMPARED] = max(_spread(run, priors) or 0.0, terms.get(COMPARED, 0.0))
     return replace(own, memory_overhead_bytes=terms, notes=(*own.notes, *notes))
 
 

@@ -205,7 +205,7 @@ def prior_factors(
         curves=base.curves,
         factors=factors,
         step_log_sd=float(priors["step_log_sd"]["new"]),
-        memory_overhead_bytes=memory_overheads_of(run, priors),
+        memory_overhead_bytes=memory_overheads_of(run, priors, gpu),
         step_params=STEP_PARAMS,
         step_covariance=step_covariance(priors, effects, width),
         notes=(*device.notes, *cudnn, *code_notes(run, priors)),

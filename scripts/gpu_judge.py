@@ -11,7 +11,7 @@ from typing import Any
 
 from evidence import AGAIN, ROOT, HeldOut, row, runs_for, summary
 
-from tunecast.calibrate.priors_fit import priors_of
+from tunecast.calibrate.priors_fit import as_shipped, priors_of
 from tunecast.calibrate.priors_problem import read_training, rows_of_records
 from tunecast.calibrate.priors_records import shipped_records
 from tunecast.calibrate.published import PublishedRun
@@ -135,7 +135,7 @@ def priors_of_others(gpu: str) -> dict[str, Any]:
     """The priors as published runs and the records of other cards make them."""
     records = [record for record in shipped_records()[0] if record.runs[0].gpu != gpu]
     rows = [*read_training(PUBLISHED).rows, *rows_of_records(records)]
-    return {"memory_overhead_bytes": {}, **priors_of(rows)}
+    return {"memory_overhead_bytes": {}, **as_shipped(priors_of(rows))}
 
 
 def forecast_elsewhere(contents: Sequence[dict[str, Any]], gpu: str) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from mock_evidence import rounded, simulated_seconds
 
 from tunecast.calibrate.fitted_records import fitted_records
 from tunecast.calibrate.mock.device import open_mock
-from tunecast.calibrate.priors_fit import priors_of
+from tunecast.calibrate.priors_fit import as_shipped, priors_of
 from tunecast.calibrate.priors_problem import read_training, rows_of_records
 from tunecast.calibrate.priors_records import RecordRuns, record_runs
 from tunecast.calibrate.record import read_record
@@ -350,12 +350,12 @@ intervals comes from sources left out; records are one of them. Nothing is tuned
 def run_records(folder: Path) -> bool:
     """Forecast the runs by priors that have read one record more."""
     published = read_training(TABLE).rows
-    before = rows_by_priors(folder, priors_of(published))
+    before = rows_by_priors(folder, as_shipped(priors_of(published)))
     lines = ["| card | runs on | rows | median error, without and with | inside 80% | median half width |"]
     lines.append("|---|---|---|---|---|---|")
     own: dict[str, list[Row]] = {"without": [], "with": []}
     for card in CARDS:
-        after = rows_by_priors(folder, priors_of([*published, *rows_of_records([steps_of_mock(card)])]))
+        after = rows_by_priors(folder, as_shipped(priors_of([*published, *rows_of_records([steps_of_mock(card)])])))
         own["without"] += [row for row in before if card_of(row) == card]
         own["with"] += [row for row in after if card_of(row) == card]
         for where, here in (("it", True), ("the other cards", False)):

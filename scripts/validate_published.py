@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from validation_memory_page import memory_page
 from validation_pages import time_page
 
+from tunecast.calibrate.priors_fit import as_shipped
 from tunecast.calibrate.priors_problem import timed_rows
 from tunecast.calibrate.priors_records import shipped_records
 from tunecast.calibrate.published import PublishedRun
@@ -142,11 +143,13 @@ def time_content(
     by_source: Sequence[Judged],
     by_gpu: Sequence[Judged],
     by_generation: Sequence[Judged],
+    widened: Sequence[Judged],
     explained: Mapping[str, str],
 ) -> dict[str, Any]:
     """results/validation/time.json."""
     theirs = rival()
-    unseen, older = ({i.entry.id: i.speed for i in items if i.speed is not None} for items in (by_gpu, by_generation))
+    others = (by_gpu, by_generation, widened)
+    unseen, older, wide = ({i.entry.id: i.speed for i in items if i.speed is not None} for items in others)
     rows = []
     for item in by_source:
         if item.speed is None or item.entry.run is None:
@@ -159,6 +162,7 @@ def time_content(
                 **figures(item.speed, 1.0),
                 "gpu_left_out": figures(unseen[item.entry.id], 1.0),
                 "generation_left_out": figures(older[item.entry.id], 1.0),
+                "as_shipped": figures(wide[item.entry.id], 1.0),
                 "classic": other(classic_tokens_per_s(item.entry.run), measured),
                 "ftuneai": other(answer, measured),
                 "why": explained.get(item.entry.id, ""),
@@ -174,6 +178,7 @@ def time_content(
         "gpu_left_out_by_gpu": groups_of(by_gpu, speeds)["GPU"],
         "generation_left_out": overall(by_generation, speeds),
         "generation_left_out_by_gpu": groups_of(by_generation, speeds)["GPU"],
+        "as_shipped": overall(widened, speeds),
         "large": full(stats_of(speeds(large))),
         "groups": groups_of(by_source, speeds),
         "rows": rows,
@@ -262,12 +267,15 @@ def computed() -> dict[str, dict[str, Any]]:
     def judged(priors_of: PriorsOf, only: set[str] | None = None) -> list[Judged]:
         return judge_all([e for e in entries if only is None or e.id in only], priors_of)
 
-    by_source = judged(leave_out(runs, source_of, records=records))
+    without_source = leave_out(runs, source_of, records=records)
+    by_source = judged(without_source)
+    widened = judged(lambda run: as_shipped(without_source(run)), speed_ids)
     by_gpu = judged(leave_out(runs, gpu_of, records=records), speed_ids)
     by_generation = judged(leave_out(runs, generation_of, records=records), speed_ids)
     why = explanations()
     return {
-        "time": time_content(by_source, by_gpu, by_generation, why["time"]) | {"auxiliary": auxiliary_content()},
+        "time": time_content(by_source, by_gpu, by_generation, widened, why["time"])
+        | {"auxiliary": auxiliary_content()},
         "memory": memory_content(by_source, why),
     }
 

@@ -70,6 +70,8 @@ def time_page(content: Row) -> str:
         "",
         headline(f"{s['n']} rows", s),
         "",
+        shipped_width(content["as_shipped"]),
+        "",
         "## Against the targets",
         "",
         *time_targets(content),
@@ -100,6 +102,16 @@ def time_page(content: Row) -> str:
         *skipped_section(content["skipped"]),
     ]
     return "\n".join(lines)
+
+
+def shipped_width(s: Row) -> str:
+    """What the intervals hold that a user gets."""
+    return (
+        "These widths are what sources left out need. The model's structure and its words were made with these sources "
+        "in view, though, so that they err less than others will ([unseen sources](unseen.md)): the priors that ship "
+        "are never narrower than the spreads that the fit finds between sources. With that width "
+        f"{percent(s['coverage'])} of these rows are inside (median half-width {percent(s['median_half_width'])})."
+    )
 
 
 def auxiliary_section(content: Row) -> list[str]:

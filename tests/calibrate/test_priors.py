@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tunecast.calibrate.priors_fit import fit_priors, fit_rows
+from tunecast.calibrate.priors_fit import as_shipped, fit_priors, fit_rows
 from tunecast.calibrate.priors_left_out import Unseen, slower_of, unseen_of, width_of
 from tunecast.calibrate.priors_problem import SHARED, Row, Training, believed, predicted_log_s, read_training
 from tunecast.calibrate.priors_records import shipped_records
@@ -220,6 +220,27 @@ def test_the_width_holds_four_in_five_rows_of_sources_left_out(ten_and_two: list
     assert width_of(ten, {row_id: unseen(item.missed + 0.3) for row_id, item in errors.items()}, 0.3) == pytest.approx(
         0.8
     )
+
+
+def test_shipped_priors_are_no_narrower_than_the_spreads_of_their_fit() -> None:
+    sds = {"new": 0.03, "seen": 0.02}
+    narrow, wide = ({"width": width, "step_log_sd": sds, "spreads": {"row": 0.1}} for width in (0.6, 1.7))
+    shipped = as_shipped(narrow)
+    assert shipped["width"] == 1.0
+    assert shipped["left_out_width"] == 0.6
+    assert shipped["step_log_sd"] == {"new": pytest.approx(0.05), "seen": 0.02}
+    assert shipped["spreads"] == narrow["spreads"]
+    assert as_shipped(wide) == {**wide, "left_out_width": 1.7}
+    assert narrow["width"] == 0.6, "what was given stays"
+
+
+def test_a_forecast_by_shipped_priors_is_wider_than_left_out_sources_need() -> None:
+    priors, gpu = load_priors(), load_gpus()["a100-sxm4-80gb"]
+    assert priors["width"] >= 1.0 > priors["left_out_width"]
+    as_judged = {**priors, "width": priors["left_out_width"]}
+    wide, narrow = (np.diag(np.asarray(prior_factors(gpu, None, own).step_covariance)) for own in (priors, as_judged))
+    assert np.all(wide >= narrow)
+    assert np.any(wide > narrow)
 
 
 def test_the_width_widens_only_what_it_goes_for(ten_and_two: list[Row]) -> None:

@@ -28,7 +28,9 @@ from tunecast.model.units import GIB, MIB
 from tunecast.model.value import Z80
 
 TABLE = Path(__file__).parents[2] / "results" / "published" / "published-runs.csv"
-CONTEXT = {"values_mib": [300, 500]}
+T4_THREADS = 40 * 1024
+CONTEXT = {"values_mib": {"a100-sxm4-80gb": 432, "rtx-4090-24gb": 768}}
+"""2 and 4 KiB for each of 108 x 2,048 and 128 x 1,536 threads."""
 KNOWN = {"traced": ["hf-peft one GPU"], "same": {}}
 
 
@@ -40,14 +42,12 @@ def runs() -> list[PublishedRun]:
 
 def counters(**more: float) -> Counters:
     given = {"allocated_bytes": 1000.0, "reserved_bytes": 1030.0, "process_bytes": 1500.0, "transient_bytes": 100.0}
-    return Counters(source="S", **{**given, **more})  # type: ignore[arg-type]
+    return Counters(source="S", threads=10, **{**given, **more})  # type: ignore[arg-type]
 
 
 def test_fragmentation_is_what_is_reserved_beyond_tensors_over_the_transient() -> None:
-    assert counters().fragmentation(400) == pytest.approx(0.3)
-    assert Counters(
-        source="S", allocated_bytes=1000, reserved_bytes=None, process_bytes=1500, transient_bytes=100
-    ).fragmentation(460) == pytest.approx(0.4)
+    assert counters().fragmentation(40) == pytest.approx(0.3)
+    assert counters(reserved_bytes=None).fragmentation(46) == pytest.approx(0.4), "46 bytes for each of ten threads"
     assert counters(reserved_bytes=990.0).fragmentation(0) == 0
 
 
@@ -59,14 +59,26 @@ def test_a_source_of_many_rows_weighs_as_much_as_one_of_few() -> None:
 
 
 def test_terms_of_runs_that_state_their_counters(runs: list[PublishedRun]) -> None:
-    """By hand: FT's notes say 141 MiB beyond reserved; with 300 and 500 cited the middle of the three is 300."""
+    """By hand: FT's notes say 141 MiB beyond reserved on a T4, 3.525 KiB for each of 40 x 1,024 threads: between the 2
+    and 4 that are cited."""
     assert {row.source for row in counted_runs(runs)} == {"FM", "FT"}
     terms = memory_overheads(runs, CONTEXT)
-    assert terms["context"] == pytest.approx(300 * MIB)
-    assert terms["context_low"] == pytest.approx(141 * MIB, rel=0.01)
-    shares = sorted(row.fragmentation(300 * MIB) for row in counted_runs(runs))
+    assert terms["context_per_thread"] == pytest.approx(141 * MIB / T4_THREADS, rel=0.01)
+    assert (terms["context_per_thread_low"], terms["context_per_thread_high"]) == (2 * 1024, 4 * 1024)
+    shares = sorted(row.fragmentation(terms["context_per_thread"]) for row in counted_runs(runs))
     assert shares[0] <= terms["fragmentation_frac_low"] < terms["fragmentation_frac"] < terms["fragmentation_frac_high"]
     assert terms["fragmentation_frac_high"] <= shares[-1]
+
+
+def test_the_context_of_a_t4_is_told_by_larger_cards(counted: dict[str, list[PublishedRun]]) -> None:
+    """22 runs state 141 MiB; bytes alone would say more than twice as much, as the cards of the others hold more."""
+    terms = memory_overheads(counted["FM"], beliefs()["context"], shipped_records()[0])
+    own = [row.process_bytes - row.reserved_bytes for row in counted_runs(counted["FT"]) if row.reserved_bytes]
+    told = terms["context_per_thread"] * T4_THREADS
+    assert len(own) == 22
+    assert told == pytest.approx(statistics.median(own), rel=0.25)
+    cited_bytes = beliefs()["context"]["values_mib"]["rtx-6000-ada-48gb"] * MIB
+    assert cited_bytes > 2.0 * statistics.median(own)
 
 
 def test_no_counters_no_terms(runs: list[PublishedRun]) -> None:
@@ -126,8 +138,8 @@ def test_what_other_code_was_off_by_stays_when_some_of_it_is_modelled() -> None:
 
 
 def test_what_is_reserved_beyond_a_replay_stands_beside_what_is_reserved_beyond_tensors() -> None:
-    assert counters(replayed_bytes=1010).replay(400) == [(pytest.approx(0.2), pytest.approx(0.3))]
-    assert counters().replay(400) == []
+    assert counters(replayed_bytes=1010).replay(40) == [(pytest.approx(0.2), pytest.approx(0.3))]
+    assert counters().replay(40) == []
 
 
 def test_a_replay_has_the_bounds_of_the_source_that_follows_it_least() -> None:
@@ -183,7 +195,7 @@ def test_bounds_of_replays_hold_the_runs_of_a_source_left_out(counted: dict[str,
     """Eight in ten, each source weighing the same: two of published runs and the records of two cards."""
     records, inside = shipped_records()[0], {}
     runs = [run for own in counted.values() for run in own]
-    own = {name: [pair for row in counted_runs(counted[name]) for pair in row.replay(433e6)] for name in counted}
+    own = {name: [pair for row in counted_runs(counted[name]) for pair in row.replay(2900.0)] for name in counted}
     for left_out, pairs in {**own, **{record.name: record.replays for record in records if record.replays}}.items():
         elsewhere = [record for record in records if record.name != left_out]
         terms = memory_overheads([run for run in runs if run.source != left_out], beliefs()["context"], elsewhere)
@@ -205,7 +217,8 @@ def test_a_record_is_one_source_of_replays() -> None:
         contexts_bytes=(),
         replays=((0.0, 0.2), (0.0, 0.9), (0.0, 0.5)),
     )
-    without, found = memory_overheads(runs, CONTEXT), memory_overheads(runs, CONTEXT, [exact])
+    context = {"values_mib": {"a100-sxm4-80gb": 430}}
+    without, found = memory_overheads(runs, context), memory_overheads(runs, context, [exact])
     assert 0.0 <= found["replayed_frac"] < without["replayed_frac"]
     assert found["replayed_frac_high"] == without["replayed_frac_high"]
     assert found["fragmentation_frac"] == without["fragmentation_frac"]

@@ -18,7 +18,7 @@ pytest.importorskip("bitsandbytes")
 
 from tunecast.calibrate import steps  # noqa: E402
 from tunecast.calibrate.allocations import peak_allocated_bytes, peak_of  # noqa: E402
-from tunecast.calibrate.devices.cpu import CpuDevice  # noqa: E402
+from tunecast.calibrate.devices.cpu import CpuBackend, CpuDevice  # noqa: E402
 from tunecast.calibrate.steps import prepare_training, run_step  # noqa: E402
 from tunecast.calibrate.weights import held_bytes  # noqa: E402
 
@@ -153,6 +153,7 @@ def test_only_a_card_is_warmed_for_longer_than_was_asked(platform, warmed, monke
     )
     monkeypatch.setattr(steps, "prepare_training", lambda *_: training)
     monkeypatch.setattr(steps, "_with_allocated", lambda reading, _: reading)
+    monkeypatch.setattr(steps, "MOST_STEPS_S", 0.0)
     result = run_step(spec_of(run_of("full")), CpuDevice().backend)
     assert len(done) == len(result.warmup_s) + len(result.samples_s)
     assert len(result.samples_s) == 2
@@ -160,6 +161,53 @@ def test_only_a_card_is_warmed_for_longer_than_was_asked(platform, warmed, monke
     paces = result.extra.get("launch_s", [])
     assert len(paces) == (2 if warmed else 0), "before the steps that count, and after"
     assert all(pace > 0.0 for pace in paces)
+
+
+class UnevenSteps:
+    """Steps that take a tenth of a second or, every other time, so much more, on a clock of their own."""
+
+    platform, model, optimizer, run = "cuda", torch.nn.Linear(2, 2), None, run_of("full")
+
+    def __init__(self, more_s):
+        self.now_s, self.taken, self.more_s = 0.0, 0, more_s
+
+    def clock(self):
+        return self.now_s
+
+    def step(self):
+        self.taken += 1
+        self.now_s += 0.1 + self.more_s * (self.taken % 2)
+
+
+@pytest.mark.parametrize(
+    ("more_s", "platform", "most_s", "counted"),
+    [
+        (0.0, "cuda", 3.0, 4),  # even steps: those asked for suffice
+        (0.002, "cuda", 3.0, 4),  # 1.5%
+        (0.1, "cuda", 3.0, 20),  # 0.6 s are there; 2.4 s more, of 0.15 s each
+        (0.1, "cuda", None, 7),  # a calibration's step fills a second
+        (0.1, "cuda", 0.5, 4),
+        (0.1, "cpu", 3.0, 4),
+    ],
+)
+def test_steps_that_scatter_on_a_card_are_timed_until_they_fill_the_time_given(
+    more_s, platform, most_s, counted, monkeypatch
+):
+    training = UnevenSteps(more_s)
+    training.platform = platform
+    monkeypatch.setattr(steps, "prepare_training", lambda *_: training)
+    monkeypatch.setattr(steps, "_with_allocated", lambda reading, _: reading)
+    monkeypatch.setattr(steps, "launch_pace_s", lambda _: 1e-5)
+    asked = spec_of(run_of("full"))
+    asked = dataclasses.replace(asked, repeats=4, params=asked.params | ({} if most_s is None else {"most_s": most_s}))
+    result = run_step(asked, CpuBackend(training.clock))
+    assert len(result.samples_s) == counted
+    assert training.taken == counted + len(result.warmup_s)
+
+
+def test_steps_that_scatter_are_not_timed_for_ever():
+    assert steps.steps_to_settle((1e-4, 3e-4), 1e3) == steps.MOST_STEPS
+    assert steps.steps_to_settle((1.0,), 1e3) == 0, "one step says nothing of scatter"
 
 
 def test_trainable_parameters_by_hand():

@@ -321,7 +321,7 @@ def test_memory_of_the_whole_table_is_forecast_without_its_own_source(rows: dict
         others = [run for run in runs if run.source != name]
         found = memory_overheads(others, beliefs()["context"])
         assert found["allocated_log_sd"] > 0
-        assert found["context_high"] > found["context_low"]
+        assert found["context_per_thread_high"] > found["context_per_thread_low"]
 
 
 def test_predictions_with_the_shipped_priors_match_their_fit(rows: dict[str, dict[str, str]]) -> None:

@@ -87,10 +87,25 @@ def test_other_code_is_as_unsure_as_what_was_never_compared(options: dict[str, A
 def test_several_gpus_have_the_spread_of_runs_on_several(options: dict[str, Any]) -> None:
     """Gathers, buckets and shares of units: published peaks on two and four GPUs lie further from their forecasts."""
     stored = load_priors()["memory_overhead_bytes"]
-    own = memory_overheads_of(run_of(**options), load_priors())
+    own = memory_overheads_of(run_of(**options), load_priors(), find_gpu(GPU))
     assert own[COMPARED] == stored[SHARED if options else COMPARED]
     assert stored[SHARED] > stored[COMPARED]
     assert SHARED not in own
+
+
+def test_a_context_grows_with_the_threads_that_a_card_holds() -> None:
+    """A T4 has 40 multiprocessors of 1,024 threads, an H100 132 of 2,048 (CUDA programming guide)."""
+    small, large = (memory_overheads_of(None, load_priors(), find_gpu(name)) for name in ("t4-16gb", GPU))
+    for end in ("", "_low", "_high"):
+        assert large[f"context{end}"] / small[f"context{end}"] == pytest.approx(132 * 2048 / (40 * 1024))
+    assert small["context_low"] < small["context"] < small["context_high"]
+    assert not any("thread" in name for name in small)
+    assert small["fragmentation_frac"] == large["fragmentation_frac"]
+
+
+def test_a_card_of_unstated_multiprocessors_has_an_h100s_context() -> None:
+    unstated = replace(find_gpu(GPU), sm_count=None)
+    assert memory_overheads_of(None, load_priors(), unstated) == memory_overheads_of(None, load_priors(), find_gpu(GPU))
 
 
 def test_a_stack_that_runs_anothers_code_has_its_effects_on_time() -> None:
