@@ -144,7 +144,7 @@ PATTERNS: list[tuple[str, dict[str, Any], dict[str, Any], tuple[int, int]]] = [
 ]
 
 
-@pytest.mark.parametrize(("model_type", "changes", "options", "pattern"), some_for_ci(PATTERNS))
+@pytest.mark.parametrize(("model_type", "changes", "options", "pattern"), some_for_ci(PATTERNS, first=1))
 def test_a_deep_model_extends_shallow_traces_to_the_byte(
     model_type: str, changes: dict[str, Any], options: dict[str, Any], pattern: tuple[int, int]
 ) -> None:

@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 import pytest
+from ci_share import some_for_ci
 
 from tunecast.calibrate.fit_curves import UNTESTED_LOG_SD, FittedCurve, fit_curve, host_plateau, predictive
 from tunecast.calibrate.fit_forms import curve_observations, specs_for
@@ -90,7 +91,7 @@ def test_one_outlier_does_not_move_the_rate() -> None:
     assert fitted(trials, "gemm.bf16").curve.params["flops_per_s"] == pytest.approx(RATE, rel=0.03)
 
 
-@pytest.mark.parametrize("processors", [None, PROCESSORS])
+@pytest.mark.parametrize("processors", some_for_ci([None, PROCESSORS]))
 def test_interval_covers_shapes_never_seen(processors: int | None) -> None:
     """Sawtooth truth, 8 calibrations of 60 shapes, 200 unseen shapes each: 80% intervals hold 70 to 90%."""
     inside = []

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
+from ci_share import some_for_ci
 
 from tunecast.calibrate.trace.tracer import Trace, trace_step
 from tunecast.model.architecture import Architecture
@@ -70,7 +71,9 @@ Both = tuple[Trace, tuple[Operation, ...], MemoryForecast]
 
 
 @pytest.fixture(
-    scope="module", params=CASES, ids=lambda case: f"{case[0]}-{case[2]}-{'-'.join(map(str, case[3].values()))}"
+    scope="module",
+    params=some_for_ci([(case,) for case in CASES]),
+    ids=lambda case: f"{case[0]}-{case[2]}-{'-'.join(map(str, case[3].values()))}",
 )
 def both(request: pytest.FixtureRequest, make: Make, run_of: RunOf) -> Both:
     """The traced step and the analytic one."""

@@ -76,7 +76,7 @@ def small(**changes: Any) -> Architecture:
     return architecture_from_config({**BASE, **changes}, "gemma-4")
 
 
-@pytest.mark.parametrize("method", some_for_ci(METHODS))
+@pytest.mark.parametrize("method", some_for_ci(METHODS, 3))
 def test_the_step_is_the_traced_step(same_as_traced: Callable[..., None], method: str) -> None:
     same_as_traced(small(), **{"max_length": 256, **METHODS[method]})
 

@@ -95,9 +95,10 @@ RENAMED = {
     "lfm2": {"q_proj,k_proj,v_proj,o_proj": "q_proj,k_proj,v_proj,in_proj,out_proj"},
 }
 """Targets by what a family with maps of its own calls them."""
-ALWAYS = ("lora", "full")
+EACH = {"lora": 1, "full": 2}
+"""Of so many families one in CI; of other methods one in seven."""
 CASES = [
-    pytest.param(name, method, marks=[] if method in ALWAYS or (place + turn) % 7 == 0 else pytest.mark.thorough)
+    pytest.param(name, method, marks=pytest.mark.thorough if (place + turn) % EACH.get(method, 7) else [])
     for place, name in enumerate(CONFIGS)
     for turn, method in enumerate(METHODS)
     if not (name == LATENT and "eager" in method)

@@ -7,6 +7,7 @@ from itertools import groupby, product
 from typing import Any
 
 import pytest
+from ci_share import some_for_ci
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_configs import small_qwen2
@@ -117,7 +118,9 @@ ONE = (
 CASES = [*product(FAMILIES, WAYS), *product(FAMILIES[:1], ONE), *product(["google/gemma-3-1b-pt"], ONE[-2:])]
 
 
-@pytest.mark.parametrize(("name", "options"), CASES, ids=[f"{n}-{'-'.join(map(str, o.values()))}" for n, o in CASES])
+@pytest.mark.parametrize(
+    ("name", "options"), some_for_ci(CASES), ids=[f"{n}-{'-'.join(map(str, o.values()))}" for n, o in CASES]
+)
 def test_every_spot_of_a_deep_model_follows_from_a_few_layers(
     run_of: RunOf, name: str, options: dict[str, Any]
 ) -> None:

@@ -132,6 +132,7 @@ def test_a_deep_model_is_the_traced_one(same_as_traced: Callable[..., None], opt
     same_as_traced(small(num_hidden_layers=24), max_length=384, **options)
 
 
+@THOROUGH
 def test_first_layers_without_adapters_pass_no_gradients(same_as_traced: Callable[..., None]) -> None:
     options = {"gradient_checkpointing": False, "lora_target_modules": "q_proj,v_proj", "max_length": 128}
     same_as_traced(small(num_hidden_layers=24), **options)
@@ -155,6 +156,7 @@ def test_the_step_with_experts_is_the_traced_step(same_as_traced: Callable[..., 
     same_as_traced(small(**EXPERTS), **METHODS[method])
 
 
+@THOROUGH
 def test_a_deep_model_with_experts_is_the_traced_one(same_as_traced: Callable[..., None]) -> None:
     same_as_traced(
         small(**EXPERTS, num_hidden_layers=24), max_length=128, lora_target_modules="shared_expert_gate,q_proj"

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
+from ci_share import some_for_ci
 
 from tunecast.calibrate.trace.tracer import Trace, trace_step
 from tunecast.model.architectures import architecture_from_config
@@ -98,7 +99,7 @@ def case_name(case: tuple[dict[str, Any], dict[str, Any]]) -> str:
 Both = tuple[Trace, tuple[Operation, ...], MemoryForecast]
 
 
-@pytest.fixture(scope="module", params=CASES, ids=case_name)
+@pytest.fixture(scope="module", params=some_for_ci([(case,) for case in CASES]), ids=case_name)
 def both(request: pytest.FixtureRequest, run_of: RunOf) -> Both:
     """The traced step and the analytic one."""
     for module in ("torch", "transformers", "peft", "bitsandbytes"):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
+from ci_share import some_for_ci
 
 from tunecast.calibrate.trace.tracer import Trace, trace_step
 from tunecast.model.architecture import Architecture
@@ -123,7 +124,7 @@ def case_name(case: tuple[dict[str, Any], str, dict[str, Any]]) -> str:
 Both = tuple[Trace, tuple[Operation, ...], MemoryForecast]
 
 
-@pytest.fixture(scope="module", params=CASES, ids=case_name)
+@pytest.fixture(scope="module", params=some_for_ci([(case,) for case in CASES], 3), ids=case_name)
 def both(request: pytest.FixtureRequest, run_of: RunOf) -> Both:
     """The traced step and the analytic one."""
     for module in ("torch", "transformers", "peft", "bitsandbytes"):

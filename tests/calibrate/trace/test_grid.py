@@ -115,7 +115,7 @@ def test_a_window_that_the_sequence_reaches_costs_numbers_per_sample() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model_type", some_for_ci(sorted(FAMILIES), 4, first=1))
+@pytest.mark.parametrize("model_type", some_for_ci(sorted(FAMILIES), 7, first=1))
 def test_every_family_in_the_grid_meets_the_bars(model_type: str) -> None:
     """One case of the smallest model of each family that is traced."""
     from tunecast.calibrate.trace.grid import grid_models
