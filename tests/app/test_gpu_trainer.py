@@ -1,0 +1,74 @@
+"""The Trainer beside our own steps on a rented card: what is rehearsed here is what counts and what is left out."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+
+
+@pytest.fixture(scope="module")
+def script() -> Iterator[ModuleType]:
+    """`scripts/gpu_trainer.py` as a module, its neighbours importable."""
+    for module in ("torch", "transformers", "peft", "bitsandbytes"):
+        pytest.importorskip(module)
+    sys.path.insert(0, str(SCRIPTS))
+    spec = importlib.util.spec_from_file_location("gpu_trainer_script", SCRIPTS / "gpu_trainer.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    yield module
+    sys.path.remove(str(SCRIPTS))
+
+
+def test_its_jobs_are_runs_of_the_evidence(script: ModuleType) -> None:
+    names = {run.name for run in (*script.CPU_RUNS, *script.GPU_RUNS)}
+    assert names >= {*script.CPU_JOBS, *script.GPU_JOBS}
+
+
+def test_steps_before_the_clock_starts_do_not_count(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nine steps, the first three of ten seconds each: the mean of the other six, and two waits for the device."""
+    now, waits = [0.0], []
+    monkeypatch.setattr(script.time, "perf_counter", lambda: now[0])
+    watch = script.Stopwatch(lambda: waits.append(1))
+    for step in range(1, 10):
+        now[0] += 10.0 if step <= script.TRAINER_WARMUP else 0.5 + 0.1 * (step % 2)
+        watch.on_step_end(None, SimpleNamespace(global_step=step, max_steps=9), None)
+    assert watch.step_s() == pytest.approx(0.55)
+    assert len(waits) == 2
+
+
+def test_own_steps_fill_the_time_and_are_never_too_few(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(script.time, "perf_counter", lambda: now[0])
+
+    def step(seconds: float) -> SimpleNamespace:
+        return SimpleNamespace(step=lambda: now.__setitem__(0, now[0] + seconds))
+
+    assert script.own_steps_s(step(0.5), lambda: None, 4.0) == pytest.approx([0.5] * 8)
+    assert len(script.own_steps_s(step(7.0), lambda: None, 4.0)) == script.LEAST_STEPS
+
+
+def test_a_job_that_has_a_file_is_left_out_and_none_is_started_too_late(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = script.CPU_JOBS
+    (tmp_path / f"{first}.json").write_text("{}")
+    asked = []
+    found = {"trainer_step_s": 1.0, "before_s": [1.0], "after_s": [1.0]}
+    monkeypatch.setattr(script, "paced", lambda job, *_: asked.append(job.name) or found)
+    monkeypatch.setattr(sys, "argv", ["gpu_trainer.py", "--out", str(tmp_path), "--device", "cpu", "--minutes", "0.1"])
+    assert script.main() == 3
+    assert asked == []
+    monkeypatch.setattr(sys, "argv", ["gpu_trainer.py", "--out", str(tmp_path), "--device", "cpu"])
+    assert script.main() == 0
+    assert asked == [second]
+    assert json.loads((tmp_path / f"{second}.json").read_text()) == found
