@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tunecast.calibrate.cell_grammar import pieces_of, software
+from tunecast.calibrate.cell_grammar import folded, pieces_of, software
 from tunecast.calibrate.run_table import SkipRowError
 from tunecast.catalogs.errors import InputError
 from tunecast.model.stack_versions import chosen_ranges
@@ -26,6 +26,8 @@ MEGATRON = "megatron"
 UNKNOWN = "unknown"
 OWN_CODE = ("torchtune", "litgpt")
 """Stacks that run their own models: plain transformers do not stand in for an age of them."""
+OWN_LOOP = re.compile(r"\b(own|custom|manual|hand ?written|home ?made)( py ?torch)?( train(ing)?)? loop\b")
+"""A training loop that its authors wrote, as a framework cell calls it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +111,12 @@ def software_of(text: str, source_date: str = "") -> Software:
         own_loop=bool(main.get("own_loop")),
         notes=tuple(notes),
     )
+
+
+def has_own_loop(text: str) -> bool:
+    """Whether the cell says that its authors wrote the loop around the software that it names: which tensors that loop
+    keeps from step to step, and in which numbers, nobody but its code says."""
+    return OWN_LOOP.search(folded(text)) is not None
 
 
 def attention_of(label: str) -> str:

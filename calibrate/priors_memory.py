@@ -33,6 +33,8 @@ PRESSED_ABOVE = 0.85
 PROCESS_PATTERN = re.compile(r"nvidia-smi, averaged over GPUs: (\d+) MiB")
 COUNTERS_PATTERN = re.compile(r"in MiB: peak allocated ([\d.]+), peak reserved ([\d.]+), whole process ([\d.]+)")
 QUANTILES = (0.1, 0.5, 0.9)
+ENOUGH = 3
+"""Sources from which the tenths of their contexts say how far contexts differ."""
 OF_OTHERS = ("active", "reserved")
 """Counters that bound the tensors of code without published peaks of allocated memory."""
 Shares = Mapping[str, Sequence[float]]
@@ -196,7 +198,7 @@ def memory_overheads(
     for row in counted:
         if row.reserved_bytes is not None:
             contexts.setdefault(row.source, []).append((row.process_bytes - row.reserved_bytes) / row.threads)
-    bounds = quantiles(contexts)
+    bounds = _context_bounds(contexts, float(context["few_log_sd"]))
     fractions: dict[str, list[float]] = {}
     replays = {record.name: list(record.replays) for record in records if record.replays}
     for row in counted:
@@ -212,6 +214,13 @@ def memory_overheads(
     spreads = {COMPARED: allocated_log_sd(runs, several=False), SHARED: allocated_log_sd(runs, several=True)}
     named |= replayed_bounds(replays)
     return named | {name: spread for name, spread in spreads.items() if spread is not None}
+
+
+def _context_bounds(contexts: Shares, few_log_sd: float) -> tuple[float, ...]:
+    """Tenths and the middle; of fewer than `ENOUGH` sources, which may be alike by chance, the middle with a spread."""
+    low, middle, high = quantiles(contexts)
+    wide = 1.0 if len(contexts) >= ENOUGH else math.exp(Z80 * few_log_sd)
+    return min(low, middle / wide), middle, max(high, middle * wide)
 
 
 def replayed_bounds(replays: Pairs) -> dict[str, float]:

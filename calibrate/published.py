@@ -15,7 +15,7 @@ from typing import Any
 
 from tunecast.calibrate.cell_cards import cards_of, with_one_gpu
 from tunecast.calibrate.cell_targets import in_model, same_targets, separate
-from tunecast.calibrate.framework_names import Software, attention_of, software_of
+from tunecast.calibrate.framework_names import Software, attention_of, has_own_loop, software_of
 from tunecast.calibrate.named_things import check_card, gpu_called, model_called
 from tunecast.calibrate.row_cells import (
     cells,
@@ -120,6 +120,8 @@ class PublishedRun:
     """What no cell says and the code of the row's software or the catalog does, in sentences."""
     host: str = ""
     """The kind of machine that issued it, where several sources share one; empty: their own."""
+    own_loop: bool = False
+    """Whether its authors wrote the training loop: how exact its tensors are is then as of other code."""
     stated: frozenset[str] = field(default=frozenset(), compare=False)
     """Columns whose cells state something, and the run fields that they state; the others are the software's defaults,
     or follow from these."""
@@ -236,6 +238,7 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
         internode_gbps=network_gbps(row, rules),
         nvlink=nvlink_said(row, gpu, run, notes),
         reading_notes=tuple(notes),
+        own_loop=has_own_loop(row.get("framework", "")),
         stated=frozenset(stated),
     )
 

@@ -22,6 +22,7 @@ from tunecast.catalogs.gpus import load_gpus
 from tunecast.model.fits import fit_probability, fit_verdict, memory_view
 from tunecast.model.forecast import MemoryView
 from tunecast.model.inventory import step_operations
+from tunecast.model.memory_codes import as_other_code
 from tunecast.model.parallel_network import with_network
 from tunecast.model.parallel_offload import with_host
 from tunecast.model.priors import prior_factors
@@ -216,6 +217,7 @@ def predict(run: PublishedRun, priors: Priors) -> Prediction:
     labelled = replace(run.run, stack=run.stack)
     reached = priors["efficiency"]["link"]
     own = prior_factors(gpu, labelled, priors, attention_kernel=run.attention_kernel)
+    own = as_other_code(own, priors) if run.own_loop else own
     factors = with_network(own, run.run, gpu, run.network, reached=reached)
     factors = with_host(factors, run.architecture, run.run, gpu, reached=reached)
     share = start_up_share(run.notes)

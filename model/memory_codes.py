@@ -92,6 +92,12 @@ def with_other_code(own: FactorSet, run: Run | None, priors: Mapping[str, Any]) 
     return replace(own, memory_overhead_bytes=terms, notes=(*own.notes, *notes))
 
 
+def as_other_code(own: FactorSet, priors: Mapping[str, Any]) -> FactorSet:
+    """The same factors for code that was never compared, whatever its software."""
+    terms, other = own.memory_overhead_bytes, priors["memory_overhead_bytes"].get(OTHER, 0.0)
+    return replace(own, memory_overhead_bytes=terms | {COMPARED: max(other, terms.get(COMPARED, 0.0))})
+
+
 def code_notes(run: Run | None, priors: Mapping[str, Any]) -> tuple[str, ...]:
     """What a forecast says of tensors that no published peak was compared with."""
     other = priors["memory_overhead_bytes"].get(OTHER)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tunecast.calibrate.framework_names import software_of
+from tunecast.calibrate.framework_names import has_own_loop, software_of
 from tunecast.calibrate.run_table import SkipRowError
 
 DATE = "2025-06-01"
@@ -93,3 +93,18 @@ def test_fused_kernels_named_one_by_one_add_up() -> None:
 def test_a_kernel_that_did_not_run_is_not_taken(text: str) -> None:
     with pytest.raises(SkipRowError, match="is not in the vocabulary"):
         software_of(text, DATE)
+
+
+@pytest.mark.parametrize(
+    ("text", "own"),
+    [
+        ("own loop, transformers + PEFT, PyTorch 2.11+cu130", True),
+        ("own PyTorch training loop (HF model)", True),
+        ("custom training-loop around transformers", True),
+        ("HF Trainer", False),
+        ("TRL SFTTrainer with a custom collator", False),
+        ("", False),
+    ],
+)
+def test_a_loop_that_its_authors_wrote_is_told_from_a_trainer(text: str, own: bool) -> None:
+    assert has_own_loop(text) is own

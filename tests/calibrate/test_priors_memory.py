@@ -29,7 +29,7 @@ from tunecast.model.value import Z80
 
 TABLE = Path(__file__).parents[2] / "results" / "published" / "published-runs.csv"
 T4_THREADS = 40 * 1024
-CONTEXT = {"values_mib": {"a100-sxm4-80gb": 432, "rtx-4090-24gb": 768}}
+CONTEXT = {"values_mib": {"a100-sxm4-80gb": 432, "rtx-4090-24gb": 768}, "few_log_sd": 0.3}
 """2 and 4 KiB for each of 108 x 2,048 and 128 x 1,536 threads."""
 KNOWN = {"traced": ["hf-peft one GPU"], "same": {}}
 
@@ -79,6 +79,13 @@ def test_the_context_of_a_t4_is_told_by_larger_cards(counted: dict[str, list[Pub
     assert told == pytest.approx(statistics.median(own), rel=0.25)
     cited_bytes = beliefs()["context"]["values_mib"]["rtx-6000-ada-48gb"] * MIB
     assert cited_bytes > 2.0 * statistics.median(own)
+
+
+def test_one_context_alone_says_nothing_of_how_contexts_differ() -> None:
+    """FM's runs state none and one is cited: 2 KiB, give or take what is assumed."""
+    found = memory_overheads(read("FM-025"), {"values_mib": {"a100-sxm4-80gb": 432}, "few_log_sd": 0.3})
+    ends = [found[f"context_per_thread{end}"] for end in ("_low", "", "_high")]
+    assert ends == pytest.approx([2048 / math.exp(Z80 * 0.3), 2048, 2048 * math.exp(Z80 * 0.3)])
 
 
 def test_no_counters_no_terms(runs: list[PublishedRun]) -> None:
@@ -217,7 +224,7 @@ def test_a_record_is_one_source_of_replays() -> None:
         contexts_bytes=(),
         replays=((0.0, 0.2), (0.0, 0.9), (0.0, 0.5)),
     )
-    context = {"values_mib": {"a100-sxm4-80gb": 430}}
+    context = {"values_mib": {"a100-sxm4-80gb": 430}, "few_log_sd": 0.3}
     without, found = memory_overheads(runs, context), memory_overheads(runs, context, [exact])
     assert 0.0 <= found["replayed_frac"] < without["replayed_frac"]
     assert found["replayed_frac_high"] == without["replayed_frac_high"]

@@ -265,7 +265,7 @@ def test_its_contexts_are_one_source_of_the_contexts(rows: list[Row], record: Re
     """One context cited and one record, both of the same weight: the lower tenth is one's, the upper the other's."""
     mine = record_runs(record, "mine", load_gpus()[CARD])
     runs = [row.run for row in rows if row.run.id == "FM-025"]
-    found = memory_overheads(runs, {"values_mib": {CARD: 300}}, [mine])
+    found = memory_overheads(runs, {"values_mib": {CARD: 300}, "few_log_sd": 0.0}, [mine])
     (own,), threads = set(mine.contexts_bytes), load_gpus()[CARD].resident_threads
     assert threads is not None
     ends = [found[f"context_per_thread{end}"] * threads for end in ("_low", "", "_high")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import statistics
 from dataclasses import replace
 from pathlib import Path
@@ -40,7 +41,7 @@ from tunecast.model.target import resolve_targets
 from tunecast.model.time import step_time
 from tunecast.model.timing import linked
 from tunecast.model.units import GIB
-from tunecast.model.value import Value
+from tunecast.model.value import Z80, Value
 from tunecast.validation_table import half_reasons, sample_lines
 
 TABLE = Path(__file__).parents[2] / "results" / "published" / "published-runs.csv"
@@ -141,6 +142,19 @@ def test_speed_and_memory_are_compared_like_with_like(rows: dict[str, dict[str, 
     assert reserved.memory.predicted == reserved.prediction.memory.reserved_bytes
     assert active.memory is None
     assert "neither allocated nor reserved" in str(active.reason)
+
+
+def test_an_authors_own_loop_holds_what_its_code_says(rows: dict[str, dict[str, str]]) -> None:
+    """Its peak is as unsure as that of code that was never compared; its speed is read as before."""
+    texts = ("transformers + PEFT", "own training loop, transformers + PEFT")
+    plain, own = (judge(read_entries([{**rows["FM-025"], "framework": text}])[0], shipped) for text in texts)
+    assert plain.memory is not None
+    assert own.memory is not None
+    assert own.memory.predicted.value == plain.memory.predicted.value
+    spread = math.log(own.memory.predicted.high / own.memory.predicted.value) / Z80
+    assert spread == pytest.approx(load_priors()["memory_overhead_bytes"]["other_code_log_sd"], rel=0.05)
+    assert math.log(plain.memory.predicted.high / plain.memory.predicted.value) < 0.02
+    assert own.speed == plain.speed
 
 
 def test_low_confidence_is_never_scored_and_no_confidence_is(rows: dict[str, dict[str, str]]) -> None:
