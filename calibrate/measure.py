@@ -42,7 +42,7 @@ def measure(
 ) -> dict[str, Any]:
     """Time `steps` optimizer steps after `warmup` ones: medians with 80% intervals, spread, memory views, raw times.
 
-    On a card whose steps scatter more of them are timed, until they fill `most_s` seconds.
+    On a card whose steps scatter up to 200 more of them are timed, until they fill `most_s` seconds.
     The device is warmed for at most `settle_s` before; None is for one that was at work until now, whose warm-up steps
     suffice. Out of memory is an outcome: the times are then None. A failed run raises DeviceError.
     """

@@ -110,9 +110,14 @@ def as_shipped(priors: Mapping[str, Any]) -> dict[str, Any]:
 
     What holds for the sources that they were made with, left out one by one, stays as ``left_out_width``.
     """
-    width = max(float(priors["width"]), SHIPPED_WIDTH)
+    shipped = with_width(priors, max(float(priors["width"]), SHIPPED_WIDTH))
+    return {**shipped, "left_out_width": priors["width"]}
+
+
+def with_width(priors: Mapping[str, Any], width: float) -> dict[str, Any]:
+    """These priors with another multiple of their spreads."""
     log_sds = priors["step_log_sd"] | {"new": priors["step_log_sd"]["new"] * width / priors["width"]}
-    return {**priors, "width": width, "left_out_width": priors["width"], "step_log_sd": log_sds}
+    return {**priors, "width": width, "step_log_sd": log_sds}
 
 
 def _effects(solution: Solution, group: str) -> dict[str, dict[str, Any]]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from tunecast.calibrate.priors_records import RecordRuns
+from tunecast.calibrate.priors_records import SOURCE, RecordRuns
 from tunecast.calibrate.published import PublishedRun
 from tunecast.catalogs.gpus import load_gpus
 from tunecast.model.architecture import Architecture
@@ -151,9 +151,9 @@ def other_code_log_sd(
     compared = {*known["traced"], *codes}
     errors: dict[str, list[float]] = {}
     for run in runs:
-        counter = run.counter.split(" ")[0]
-        if run.peak_bytes is None or counter not in OF_OTHERS or _code(run, known["same"]) in compared:
+        if run.peak_bytes is None or not _states_other(run) or _code(run, known["same"]) in compared:
             continue
+        counter = run.counter.split(" ")[0]
         allocated, resting = tensors(run.architecture, run.run, run.gpu)
         cached = fragmentation_frac * (allocated - resting) if counter == "reserved" else 0.0
         errors.setdefault(run.source, []).append(abs(math.log((allocated + cached) / run.peak_bytes)))
@@ -173,8 +173,14 @@ def allocated_log_sd(runs: Sequence[PublishedRun], *, several: bool) -> float | 
 
 
 def memory_rows(runs: Sequence[PublishedRun]) -> list[str]:
-    """Ids of the runs that `memory_overheads` reads, sorted."""
-    return sorted(run.id for run in runs if states_allocated(run) or counted_runs([run]))
+    """Ids of the runs that `memory_priors` may read, sorted: those that state allocated memory, several counters, or
+    what bounds the tensors of code that was never compared."""
+    return sorted(run.id for run in runs if states_allocated(run) or _states_other(run) or counted_runs([run]))
+
+
+def _states_other(run: PublishedRun) -> bool:
+    """Whether the row's peak bounds the tensors of code without published peaks of allocated memory."""
+    return run.peak_bytes is not None and run.counter.split(" ")[0] in OF_OTHERS
 
 
 def memory_overheads(
@@ -183,8 +189,8 @@ def memory_overheads(
     """``context_per_thread``, ``fragmentation_frac`` and ``replayed_frac`` with their 80% bounds, ``allocated_log_sd``
     of runs on one GPU and ``sharded_log_sd`` of others; empty without evidence.
 
-    `context` is the belief: MiB that others measured on a card, each weighing as much as a source of these runs, or as
-    one of `records`. A context is taken by the threads that its card holds (`memory_codes.context_threads`). Every
+    `context` is the belief: MiB that others measured on a card, each weighing as much as a source of these runs; the
+    `records` are one. A context is taken by the threads that its card holds (`memory_codes.context_threads`). Every
     source weighs the same in the quantiles. Of fragmentation the records say nothing: their models have few layers.
     """
     counted = counted_runs(runs)
@@ -194,7 +200,8 @@ def memory_overheads(
     contexts = {f"cited {gpu}": [float(mib) * MIB / threads[gpu]] for gpu, mib in context["values_mib"].items()}
     for record in records:
         if record.contexts_bytes:
-            contexts[record.name] = [own / threads[record.runs[0].gpu] for own in record.contexts_bytes]
+            own = (context / threads[record.runs[0].gpu] for context in record.contexts_bytes)
+            contexts.setdefault(SOURCE, []).extend(own)
     for row in counted:
         if row.reserved_bytes is not None:
             contexts.setdefault(row.source, []).append((row.process_bytes - row.reserved_bytes) / row.threads)

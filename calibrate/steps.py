@@ -6,6 +6,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import mean, stdev
 from typing import Any
 
 from tunecast.calibrate.allocations import peak_allocated_bytes
@@ -14,7 +15,7 @@ from tunecast.calibrate.bitsandbytes_setup import quiet_bitsandbytes
 from tunecast.calibrate.devices.backend import Backend
 from tunecast.calibrate.devices.protocol import MemoryReading, TrialResult, TrialSpec
 from tunecast.calibrate.linear_kernels import check_installed_kernels
-from tunecast.calibrate.stats import median, spread_frac
+from tunecast.calibrate.stats import median
 from tunecast.calibrate.trace.hf import (
     build_model,
     embedding_parameters,
@@ -35,8 +36,9 @@ hundredths of a second: of an H200 products of 40 ms in all ran a fifth faster t
 MOST_WARM_STEPS = 200
 """...and no more often than this."""
 SCATTERED_FRAC = 0.02
-"""Robust deviation of a card's steps over their median beyond which more of them are timed: steps that the card bounds
-show below 1%, those that wait for the host of a virtual machine 5 to 20%, at a pace that changes within a second."""
+"""Standard deviation of a card's steps over their mean beyond which more of them are timed: steps that the card bounds
+show below 1%, those that wait for the host of a virtual machine 5 to 20%, at a pace that changes within a second. The
+plain one, since of five steps the two of a second pace are no outliers."""
 MOST_STEPS_S = 1.0
 """...until they fill so long, where the trial does not ask for another time (``most_s``)."""
 MOST_STEPS = 200
@@ -98,7 +100,8 @@ def run_step(spec: TrialSpec, backend: Backend) -> TrialResult:
     """The ``step`` bench: seconds of every optimizer step, warm-up apart, and the memory views of them all.
 
     On a card, where the warm-up asked for ends before `WARM_S`, more steps are taken before those that count; where
-    these scatter, more are timed until they fill ``most_s`` seconds (`MOST_STEPS_S` where that is not told); and the
+    these scatter, up to `MOST_STEPS` more are timed, until they fill ``most_s`` seconds (`MOST_STEPS_S` where that is
+    not told); and the
     host's pace is told before and after them (``launch_s``): that of a shared machine changes from minute to minute.
     Steps follow each other without the loss being read. The Trainer reads it after every micro-step, to leave NaN out
     of its log, unless ``logging_nan_inf_filter`` is off; what its host waits for then is not measured here.
@@ -141,9 +144,10 @@ def steps_to_warm(taken_s: Sequence[float]) -> int:
 
 
 def steps_to_settle(samples_s: Sequence[float], most_s: float) -> int:
-    """Steps that are missing to `most_s` after these, where these scatter; none where they do not."""
+    """Steps that are missing to `most_s` after these, at most `MOST_STEPS`, where these scatter; none where they do
+    not."""
     missing_s = most_s - sum(samples_s)
-    if len(samples_s) < 2 or missing_s <= 0.0 or spread_frac(samples_s) <= SCATTERED_FRAC:
+    if len(samples_s) < 2 or missing_s <= 0.0 or stdev(samples_s) <= SCATTERED_FRAC * mean(samples_s):
         return 0
     return min(MOST_STEPS, math.ceil(missing_s / median(samples_s)))
 

@@ -24,7 +24,8 @@ with several GPUs."""
 PER_THREAD = "_per_thread"
 """In the names of terms that are bytes for each thread that a card holds."""
 USUAL_CONTEXT_THREADS = 132 * 2048
-"""Of a card whose multiprocessors nobody has stated: an H100's."""
+"""Assumed of a card whose multiprocessors nobody has stated, and of AMD's, whose software reserves by other rules: an
+H100's."""
 
 
 def memory_code(run: Run, same: Mapping[str, str]) -> str:
@@ -79,7 +80,15 @@ def context_threads(gpu: Gpu) -> int:
     its developer forum, "Local memory management", topic 289339: threads of a multiprocessor x multiprocessors x bytes
     of a thread). Of 141 MiB on a T4, 426 on an RTX 6000 Ada and 770 on an H100, 3.5, 2.0 and 2.9 KiB are for each.
     """
-    return USUAL_CONTEXT_THREADS if gpu.resident_threads is None else gpu.resident_threads
+    threads = gpu.resident_threads if gpu.vendor == "nvidia" else None
+    return USUAL_CONTEXT_THREADS if threads is None else threads
+
+
+def context_notes(gpu: Gpu) -> tuple[str, ...]:
+    """That the context is that of another card, where no rule gives this one's."""
+    if gpu.vendor == "nvidia" and gpu.resident_threads is not None:
+        return ()
+    return ("what the process holds beyond its allocator is taken to be an H100's: nobody has stated it for this card",)
 
 
 def with_other_code(own: FactorSet, run: Run | None, priors: Mapping[str, Any]) -> FactorSet:

@@ -18,7 +18,7 @@ from tunecast.catalogs.gpus import Gpu
 from tunecast.model.chunked import chunked_curves
 from tunecast.model.factors import HOST_RATIOS, HOST_S_PER_LAUNCH, Curve, Factor, FactorSet
 from tunecast.model.joined import STACKS
-from tunecast.model.memory_codes import code_notes, memory_overheads_of
+from tunecast.model.memory_codes import code_notes, context_notes, memory_overheads_of
 from tunecast.model.operation import FLASH, NATIVE
 from tunecast.model.overlap_belief import with_believed_overlap
 from tunecast.model.prior_effects import (
@@ -208,7 +208,7 @@ def prior_factors(
         memory_overhead_bytes=memory_overheads_of(run, priors, gpu),
         step_params=STEP_PARAMS,
         step_covariance=step_covariance(priors, effects, width),
-        notes=(*device.notes, *cudnn, *code_notes(run, priors)),
+        notes=(*device.notes, *cudnn, *code_notes(run, priors), *context_notes(gpu)),
     )
     return with_believed_overlap(found, run, priors)
 

@@ -6,8 +6,9 @@
 The forecasts are of a training loop's time, and what is calibrated and measured are its optimizer steps. Here both run
 in one process on one model: steps, the Trainer, steps again, so that a host whose pace changes weighs on both alike.
 Each job's file DIR/<run>.json holds the seconds of them all, and DIR/<run>/ what `TunecastCallback` recorded. Jobs
-that have a file are left out; none is started that would end after the minutes. Exit codes: 0 all jobs are there,
-2 bad input, 3 time was up first.
+that have a file are left out; none is started with less than `NEEDED_S` left. Steps follow each other as in `measure`,
+without a wait for the device between them. The Trainer makes an optimizer of its own; ours has no state meanwhile.
+Exit codes: 0 all jobs are there, 2 bad input, 3 time was up first.
 """
 
 from __future__ import annotations
@@ -28,7 +29,6 @@ from evidence import CPU_RUNS, GPU_RUNS, HeldOut, options_of
 
 import tunecast
 from tunecast.calibrate.record import write_text
-from tunecast.calibrate.stats import median
 from tunecast.calibrate.steps import Training, prepare_training
 from tunecast.catalogs.errors import TunecastError
 
@@ -64,17 +64,19 @@ class Stopwatch(transformers.TrainerCallback):
         return (self.ended_s[-1] - self.ended_s[0]) / (len(self.ended_s) - 1)
 
 
-def own_steps_s(training: Training, wait: Any, seconds: float) -> list[float]:
-    """Seconds of optimizer steps that follow each other; the mean of them is what the Trainer's mean is set beside."""
+def own_step_s(training: Training, wait: Any, seconds: float) -> float:
+    """Mean seconds of optimizer steps that follow each other for about so long, the device waited for at the end."""
     training.step()
     wait()
-    begun, took = time.perf_counter(), []  # type: float, list[float]
-    while len(took) < LEAST_STEPS or time.perf_counter() - begun < seconds:
-        at = time.perf_counter()
+    begun = time.perf_counter()
+    training.step()
+    wait()
+    steps = max(LEAST_STEPS, math.ceil(seconds / (time.perf_counter() - begun)))
+    begun = time.perf_counter()
+    for _ in range(steps):
         training.step()
-        wait()
-        took.append(time.perf_counter() - at)
-    return took
+    wait()
+    return (time.perf_counter() - begun) / steps
 
 
 def trainer_step_s(training: Training, steps: int, folder: Path, device: str, wait: Any) -> tuple[float, list[str]]:
@@ -119,15 +121,17 @@ def paced(job: HeldOut, out: Path, device: str) -> dict[str, Any]:
         run = resolved_on(opened_device, asked).run
     training = prepare_training(asked.architecture, run, device)
     wait = functools.partial(torch.cuda.synchronize, device) if device != "cpu" else lambda: None
-    own_steps_s(training, wait, 1.0)
-    before, own_peak = own_steps_s(training, wait, STEPS_S), peak_bytes(device)
-    steps = TRAINER_WARMUP + max(LEAST_STEPS, math.ceil(TRAINER_S / median(before)))
+    own_step_s(training, wait, 1.0)
+    before_s, own_peak = own_step_s(training, wait, STEPS_S), peak_bytes(device)
+    steps = TRAINER_WARMUP + max(LEAST_STEPS, math.ceil(TRAINER_S / before_s))
+    training.optimizer.state.clear()
+    peak_bytes(device)
     step_s, said = trainer_step_s(training, steps, out / job.name, device, wait)
     trainer_peak = peak_bytes(device)
-    after = own_steps_s(training, wait, STEPS_S)
+    after_s = own_step_s(training, wait, STEPS_S)
     return {
-        "schema": SCHEMA, "name": job.name, "model": job.model, "options": job.options, "before_s": before,
-        "trainer_step_s": step_s, "trainer_steps": steps - TRAINER_WARMUP, "after_s": after, "said": said,
+        "schema": SCHEMA, "name": job.name, "model": job.model, "options": job.options, "before_s": before_s,
+        "trainer_step_s": step_s, "trainer_steps": steps - TRAINER_WARMUP, "after_s": after_s, "said": said,
         "allocated_bytes": own_peak, "trainer_allocated_bytes": trainer_peak,
     }  # fmt: skip
 
@@ -137,8 +141,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=math.inf)
-    parser.add_argument("--device", default="cuda:0", help="cuda:N or cpu")
+    parser.add_argument("--device", default="cuda:0", choices=["cuda:0", "cpu"])
     asked = parser.parse_args()
+    if asked.device != "cpu" and torch.cuda.device_count() > 1:
+        several = f"{torch.cuda.device_count()} GPUs are visible, over which the Trainer would split each batch"
+        print(f"gpu_trainer: {several}; type CUDA_VISIBLE_DEVICES=0 in front.", file=sys.stderr)
+        return 2
     transformers.logging.set_verbosity_error()
     warnings.simplefilter("ignore", FutureWarning)
     named = {job.name: job for job in (*CPU_RUNS, *GPU_RUNS)}
@@ -157,8 +165,8 @@ def main() -> int:
             print(f"gpu_trainer: {error}", file=sys.stderr)
             return 2
         write_text(path, json.dumps(found, indent=1, sort_keys=True) + "\n")
-        own_s = (sum(found["before_s"]) + sum(found["after_s"])) / (len(found["before_s"]) + len(found["after_s"]))
-        print(f"{name}: Trainer {found['trainer_step_s']:.4g} s, own steps {own_s:.4g} s", file=sys.stderr, flush=True)
+        own = f"{found['before_s']:.4g} and {found['after_s']:.4g} s"
+        print(f"{name}: Trainer {found['trainer_step_s']:.4g} s, own steps {own}", file=sys.stderr, flush=True)
         peak_bytes(asked.device)
     return code
 

@@ -20,6 +20,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from validation_pages import STATS_HEAD, digits, headline, percent, skipped_section, stats_cells, table
 
+from tunecast.calibrate.priors_fit import with_width
 from tunecast.calibrate.run_table import read_table
 from tunecast.calibrate.validate import OF_PROCESS, Compared, Judged, judge_all, read_entries
 from tunecast.calibrate.validate_folds import shipped
@@ -34,6 +35,7 @@ from tunecast.calibrate.validate_summary import (
     speeds,
     stats_of,
 )
+from tunecast.model.priors import load_priors
 from tunecast.model.units import gib
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -69,6 +71,10 @@ COLLECTIONS = {
     "Q": "seventh",
 }  # fmt: skip
 """Which collection a row is of, by the first letter of its id."""
+NARROW = 0.1
+"""Half-width of peak memory below which its code was compared."""
+AFTER_THE_WIDTH = ("seventh",)
+"""Collections made after the rule of the width."""
 
 
 def cells(stats: Stats) -> list[str]:
@@ -106,6 +112,15 @@ def by_counter(judged: Sequence[Judged], *, of_process: bool) -> list[Judged]:
     ]
 
 
+def narrow_words(compared: Sequence[Judged]) -> str:
+    """How the narrow interval and the wide one fare."""
+    held, told = memories(compared), []
+    for narrow in (True, False):
+        kind = [memory for memory in held if (memory.half_width < NARROW) is narrow]
+        told.append(f"{sum(memory.inside for memory in kind)} of {len(kind)}")
+    return f"Inside are {told[0]} with the narrow interval, {told[1]} with the wide one."
+
+
 def memory_section(judged: Sequence[Judged]) -> list[str]:
     """Peak memory of one GPU, where a row states a counter that is forecast."""
     compared = [item for item in judged if item.memory is not None]
@@ -124,9 +139,10 @@ def memory_section(judged: Sequence[Judged]) -> list[str]:
         f"{overall.n} rows, median error {percent(overall.median_abs_error)}, 90% within "
         f"{percent(overall.p90_abs_error)}, {percent(overall.coverage)} inside the 80% interval (median half-width "
         f"{percent(overall.median_half_width)}). Tensors of code that was compared with "
-        "published counters or traced have a narrow interval, those of other code that of such code's published peaks "
-        "(docs/intervals.md); the latter was given on 2026-11-24, after these rows had shown the narrow one to be too "
-        f"narrow for other code. Its width comes from training rows alone. Beside them {shown.n} rows state what "
+        "published counters or traced have a narrow interval, those of other code a wide one (docs/intervals.md), "
+        "given on 2026-11-24, after these rows had shown the narrow one to be too narrow for other code; how wide is "
+        "what rows of torchtune and torchtitan were off by before they were modelled. "
+        f"{narrow_words(by_counter(judged, of_process=False))} Beside them {shown.n} rows state what "
         f"nvidia-smi shows, compared with the process: median error {percent(shown.median_abs_error)}, "
         f"{percent(shown.coverage)} inside (median half-width {percent(shown.median_half_width)})."
     )
@@ -149,14 +165,31 @@ def doubt_section(judged: Sequence[Judged]) -> list[str]:
     return ["## Rows whose own peak speaks of other settings", "", said, "", *table(["row", "speed", "peak"], rows)]
 
 
-def page(judged: Sequence[Judged], sources: Mapping[str, str]) -> str:
+def width_section(judged: Sequence[Judged], narrowed: Mapping[str, Compared]) -> str:
+    """What the width of left-out sources would hold, and of how many rows the shipped one is independent."""
+    after = [item for item in judged if item.speed is not None and COLLECTIONS[item.entry.id[0]] in AFTER_THE_WIDTH]
+    before = [i for i in judged if i.speed is not None and COLLECTIONS[i.entry.id[0]] not in AFTER_THE_WIDTH]
+    told = []
+    for items in (before, after):
+        narrow = stats_of([narrowed[item.entry.id] for item in items])
+        told.append((len(items), percent(stats_of(speeds(items)).coverage), percent(narrow.coverage)))
+    (n, wide, small), (n_after, wide_after, small_after) = told
+    return (
+        f"The {n} rows of the first six collections had been seen when that rule was made: {wide} of them are inside, "
+        f"{small} with the multiple that left-out sources need. The {n_after} of the seventh had not: {wide_after}, "
+        f"and {small_after}."
+    )
+
+
+def page(judged: Sequence[Judged], narrowed: Mapping[str, Compared], sources: Mapping[str, str]) -> str:
     """All of it as Markdown."""
     scored = [item for item in judged if item.speed is not None]
     overall = stats_of(speeds(judged))
     groups = {name: by_group(judged, GROUPS[name], speeds) for name in GROUPS}
     lines = ["# Forecasts of runs from unseen sources", "", ABOUT, ""]
     summary = {**asdict(overall), "median_of_sources": median_of_sources(judged, speeds)}
-    lines += [headline(f"{overall.n} of {len(judged)} rows scored", summary), "", "## By group", ""]
+    lines += [headline(f"{overall.n} of {len(judged)} rows scored", summary), "", width_section(judged, narrowed), ""]
+    lines += ["## By group", ""]
     collections = {
         name: stats_of(speeds([item for item in judged if COLLECTIONS[item.entry.id[0]] == name]))
         for name in dict.fromkeys(COLLECTIONS.values())
@@ -172,13 +205,16 @@ def page(judged: Sequence[Judged], sources: Mapping[str, str]) -> str:
     return "\n".join(lines)
 
 
-def content(judged: Sequence[Judged]) -> dict[str, Any]:
-    """The same for programs."""
-    rows = [
-        {"id": item.entry.id, "measured": speed.measured, **speed.predicted.as_dict(), "error": speed.error}
-        for item in judged
-        if (speed := item.speed) is not None
-    ]
+def content(judged: Sequence[Judged], narrowed: Mapping[str, Compared]) -> dict[str, Any]:
+    """The same for programs; `narrowed` has the speeds by id with the width that left-out sources need."""
+    rows = []
+    for item in judged:
+        speed, run = item.speed, item.entry.run
+        if speed is not None and run is not None:
+            narrow = narrowed[item.entry.id].predicted
+            figures = {"measured": speed.measured, **speed.predicted.as_dict(), "error": speed.error}
+            left_out = {"left_out_width_low": narrow.low, "left_out_width_high": narrow.high}
+            rows.append({"id": item.entry.id, "method": run.run.method, **figures, **left_out})
     return {
         "schema": "tunecast.unseen/1",
         "rows": rows,
@@ -204,10 +240,13 @@ def main() -> None:
     sources: dict[str, str] = {}
     for row in rows:
         sources.setdefault(row["id"].partition("-")[0], row["source"])
-    judged = judge_all(read_entries(rows), shipped)
-    text = page(judged, sources)
+    entries, priors = read_entries(rows), load_priors()
+    judged = judge_all(entries, shipped)
+    narrow = with_width(priors, float(priors["left_out_width"]))
+    narrowed = {i.entry.id: i.speed for i in judge_all(entries, lambda _: narrow) if i.speed is not None}
+    text = page(judged, narrowed, sources)
     PAGE.write_text(text.rstrip() + "\n", encoding="utf-8")
-    PAGE.with_suffix(".json").write_text(json.dumps(content(judged), indent=1) + "\n", encoding="utf-8")
+    PAGE.with_suffix(".json").write_text(json.dumps(content(judged, narrowed), indent=1) + "\n", encoding="utf-8")
     print(next(part for part in text.splitlines() if part.startswith("**")))
 
 

@@ -33,7 +33,8 @@ def memory_page(content: Row) -> str:
         (
             "Made by `scripts/validate-published`; do not edit. Error is predicted / measured - 1 of the peak of one "
             "GPU: allocated against allocated, reserved against reserved. Tensors follow from the run alone; what the "
-            "allocator adds and the widths of the intervals are fitted without the row's own source."
+            "allocator adds and the widths of the intervals are fitted without the row's own source, but for the least "
+            "width of code that was never compared, which earlier errors of TI and TT set (docs/intervals.md)."
         ),
         "",
         headline(f"{s['n']} rows", s),

@@ -1,6 +1,7 @@
 """Real optimizer steps on this CPU: what should train trains, what is frozen stays, memory is what the code holds."""
 
 import dataclasses
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -183,7 +184,7 @@ class UnevenSteps:
     ("more_s", "platform", "most_s", "counted"),
     [
         (0.0, "cuda", 3.0, 4),  # even steps: those asked for suffice
-        (0.002, "cuda", 3.0, 4),  # 1.5%
+        (0.002, "cuda", 3.0, 4),  # 1.1%
         (0.1, "cuda", 3.0, 20),  # 0.6 s are there; 2.4 s more, of 0.15 s each
         (0.1, "cuda", None, 7),  # a calibration's step fills a second
         (0.1, "cuda", 0.5, 4),
@@ -203,6 +204,11 @@ def test_steps_that_scatter_on_a_card_are_timed_until_they_fill_the_time_given(
     result = run_step(asked, CpuBackend(training.clock))
     assert len(result.samples_s) == counted
     assert training.taken == counted + len(result.warmup_s)
+
+
+def test_a_pace_that_changes_once_scatters():
+    """Three steps of one pace and two of another: the median of deviations is nothing."""
+    assert steps.steps_to_settle((0.3, 0.3, 0.3, 0.5, 0.5), 10.0) == math.ceil(8.1 / 0.3)
 
 
 def test_steps_that_scatter_are_not_timed_for_ever():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,14 @@ def test_an_estimate_without_a_calibration_says_what_the_page_says() -> None:
     assert counted[2] == page[1]
     assert abs(int(counted[1]) - float(page[2])) <= 0.55
     assert abs(int(counted[3]) - float(page[3])) <= 0.55
+
+
+def test_it_says_how_often_intervals_of_the_method_asked_about_held() -> None:
+    rows = json.loads(PAGE.with_suffix(".json").read_text(encoding="utf-8"))["rows"]
+    alike = [row for row in rows if row["method"] == "qlora"]
+    inside = sum(row["low"] <= row["measured"] <= row["high"] for row in alike)
+    (note,) = told(gpu="l40s-48gb", method="qlora")
+    assert f"({inside / len(alike):.0%} of {len(alike)} by qlora)" in note
 
 
 def test_it_is_not_said_of_a_speed_that_the_user_gave_or_of_a_simulated_card() -> None:
