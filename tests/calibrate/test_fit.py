@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ci_share import some_for_ci
 
 from tunecast.calibrate.fit import StepFitter, fit_record
 from tunecast.calibrate.fit_rates import model_flops, rate_factors
@@ -221,6 +222,7 @@ def test_fit_record_is_json_and_says_what_it_used() -> None:
     assert factors.step_params
 
 
+@pytest.mark.thorough
 def test_the_fit_is_deterministic() -> None:
     first, second = (fit_record(record(all_trials(3)), inventory=toy_operations) for _ in range(2))
     assert first == second
@@ -253,7 +255,7 @@ def test_what_only_host_bound_steps_miss_is_the_hosts_spread() -> None:
     assert host_sd == pytest.approx(0.1, rel=0.2)
 
 
-@pytest.mark.parametrize("seed", [5, 6, 8])
+@pytest.mark.parametrize("seed", some_for_ci([5, 6, 8], 3))
 def test_samples_that_scatter_are_no_spread_between_runs(seed: int) -> None:
     """Every step as the truth has it, measured with 30% of noise: that noise is no run's own."""
     rng, trials = np.random.default_rng(seed), all_trials(seed)

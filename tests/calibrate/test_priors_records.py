@@ -105,6 +105,7 @@ def test_narrow_steps_wait_for_their_host(record: Record, card: str) -> None:
     assert narrow <= waiting
 
 
+@pytest.mark.thorough
 def test_a_slow_host_is_one_machines_and_moves_no_card(rows: list[Row], record: Record) -> None:
     """The same steps where all that wait for the host take twice as long."""
     few = [row for row in rows if row.run.source in ("TT", "VL", "NA")]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ci_share import some_for_ci
 from gloo_processes import Held, held_by_each
 
 from tunecast.model.architectures import architecture_from_config
@@ -97,7 +98,7 @@ def compared(held: Held, name: str, options: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", some_for_ci(RUNS))
 def test_copies_are_those_of_real_processes(held: Held, name: str) -> None:
     compared(held, name, RUNS[name])
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ci_share import some_for_ci
 
 from tunecast.model.architecture import Architecture
 from tunecast.model.engine import Screen, screen
@@ -171,7 +172,7 @@ def compare(found: Screen, device: int, row: int, question: Question, target: Ta
         assert found.fit_probability[device, row] == pytest.approx(scalar.fit_probability, abs=TOLERANCE), where
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", some_for_ci(CASES))
 def test_a_screen_equals_the_forecast_plan_by_plan(
     name: str, make: Callable[..., Architecture], devices: list[Target]
 ) -> None:

@@ -67,6 +67,7 @@ def test_the_search_finds_the_last_number_that_holds(threshold: int, most: int) 
     assert len(asked) <= 2 * most.bit_length() + 2
 
 
+@pytest.mark.thorough
 @settings(max_examples=12, deadline=None)
 @given(options=RUNS, name=st.sampled_from(CARDS), length=st.integers(64, 4096))
 def test_the_largest_micro_batch_fits_and_one_more_does_not(

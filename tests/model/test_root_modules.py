@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from ci_share import some_for_ci
 
 from tunecast.catalogs.errors import InputError, NotSupportedError, UnknownNameError
 from tunecast.model.architectures import architecture_from_config, load_architecture
@@ -54,7 +55,7 @@ def some(names: tuple[str, str], which: int) -> str:
     return ",".join(names if which == 2 else names[which : which + 1])
 
 
-@pytest.mark.parametrize(("name", "chosen"), CASES)
+@pytest.mark.parametrize(("name", "chosen"), some_for_ci(CASES, 3))
 def test_as_traced(name: str, chosen: str) -> None:
     """PEFT trains what the real model calls so: parameters, kernels of the head's width and the update, and memory."""
     for module in ("torch", "transformers", "peft", "bitsandbytes"):
