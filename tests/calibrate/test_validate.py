@@ -339,13 +339,14 @@ def test_memory_of_the_whole_table_is_forecast_without_its_own_source(rows: dict
 
 
 def test_predictions_with_the_shipped_priors_match_their_fit(rows: dict[str, dict[str, str]]) -> None:
-    """The time model of forecasts and the one of the fit are the same: the fit's rows come out near what it saw."""
-    errors = []
-    for row_id in load_priors()["rows_used"]:
+    """The time model of forecasts and the one of the fit are the same: the fit's rows come out near what it saw. One
+    in three of them is asked."""
+    errors, asked = [], load_priors()["rows_used"][::3]
+    for row_id in asked:
         item = judge(read_entries([rows[row_id]])[0], shipped)
         assert isinstance(item.prediction, Prediction)
         assert item.speed is not None
         errors.append(abs(item.speed.error))
     assert statistics.median(errors) < statistics.median(
-        abs(error) for error in load_priors()["left_out_log_errors"]["by_source"].values()
+        abs(load_priors()["left_out_log_errors"]["by_source"][row_id]) for row_id in asked
     )
