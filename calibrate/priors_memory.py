@@ -151,8 +151,9 @@ def other_code_log_sd(
     compared = {*known["traced"], *codes}
     errors: dict[str, list[float]] = {}
     for run in runs:
-        if run.peak_bytes is None or not _states_other(run) or _code(run, known["same"]) in compared:
+        if not _states_other(run) or _code(run, known["same"]) in compared:
             continue
+        assert run.peak_bytes is not None
         counter = run.counter.split(" ")[0]
         allocated, resting = tensors(run.architecture, run.run, run.gpu)
         cached = fragmentation_frac * (allocated - resting) if counter == "reserved" else 0.0

@@ -33,8 +33,6 @@ WARM_S = 0.5
 """Short steps are repeated for so long before those that count. A card holds its power limit by its clock, which takes
 hundredths of a second: of an H200 products of 40 ms in all ran a fifth faster than lasting ones
 (results/validation/gpu/profiles)."""
-MOST_WARM_STEPS = 200
-"""...and no more often than this."""
 SCATTERED_FRAC = 0.02
 """Standard deviation of a card's steps over their mean beyond which more of them are timed: steps that the card bounds
 show below 1%, those that wait for the host of a virtual machine 5 to 20%, at a pace that changes within a second. The
@@ -42,7 +40,7 @@ plain one, since of five steps the two of a second pace are no outliers."""
 MOST_STEPS_S = 1.0
 """...until they fill so long, where the trial does not ask for another time (``most_s``)."""
 MOST_STEPS = 200
-"""...and no more often than this."""
+"""Neither is done more often than this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,19 +135,19 @@ def steps_to_warm(taken_s: Sequence[float]) -> int:
 
     The last of those taken tells how long one is: the first loads kernels.
     """
-    missing_s = WARM_S - sum(taken_s[1:])
-    if not taken_s or missing_s <= 0.0:
-        return 0
-    return min(MOST_WARM_STEPS, math.ceil(missing_s / max(taken_s[-1], WARM_S / MOST_WARM_STEPS)))
+    return _steps_in(WARM_S - sum(taken_s[1:]), taken_s[-1]) if taken_s else 0
 
 
 def steps_to_settle(samples_s: Sequence[float], most_s: float) -> int:
     """Steps that are missing to `most_s` after these, at most `MOST_STEPS`, where these scatter; none where they do
     not."""
-    missing_s = most_s - sum(samples_s)
-    if len(samples_s) < 2 or missing_s <= 0.0 or stdev(samples_s) <= SCATTERED_FRAC * mean(samples_s):
-        return 0
-    return min(MOST_STEPS, math.ceil(missing_s / median(samples_s)))
+    scattered = len(samples_s) > 1 and stdev(samples_s) > SCATTERED_FRAC * mean(samples_s)
+    return _steps_in(most_s - sum(samples_s), median(samples_s)) if scattered else 0
+
+
+def _steps_in(missing_s: float, step_s: float) -> int:
+    """Steps of so long that fill what is missing, at most `MOST_STEPS`."""
+    return 0 if missing_s <= 0.0 else min(MOST_STEPS, math.ceil(missing_s / max(step_s, missing_s / MOST_STEPS)))
 
 
 def _allocated_now(backend: Backend, training: Training) -> int:

@@ -61,7 +61,8 @@ def memory_overheads_of(run: Run | None, priors: Mapping[str, Any], gpu: Gpu) ->
         for name, value in stored.items()
         if name not in (OTHER, SHARED)
     }
-    return terms | ({COMPARED: spread} if (spread := _spread(run, priors)) is not None else {})
+    spread = _spread(run, priors)
+    return terms if spread is None else terms | {COMPARED: spread}
 
 
 def _spread(run: Run | None, priors: Mapping[str, Any]) -> float | None:
@@ -80,13 +81,18 @@ def context_threads(gpu: Gpu) -> int:
     its developer forum, "Local memory management", topic 289339: threads of a multiprocessor x multiprocessors x bytes
     of a thread). Of 141 MiB on a T4, 426 on an RTX 6000 Ada and 770 on an H100, 3.5, 2.0 and 2.9 KiB are for each.
     """
-    threads = gpu.resident_threads if gpu.vendor == "nvidia" else None
+    threads = _stated_threads(gpu)
     return USUAL_CONTEXT_THREADS if threads is None else threads
+
+
+def _stated_threads(gpu: Gpu) -> int | None:
+    """The card's own such threads; None where they are not known, and of AMD's."""
+    return gpu.resident_threads if gpu.vendor == "nvidia" else None
 
 
 def context_notes(gpu: Gpu) -> tuple[str, ...]:
     """That the context is that of another card, where no rule gives this one's."""
-    if gpu.vendor == "nvidia" and gpu.resident_threads is not None:
+    if _stated_threads(gpu) is not None:
         return ()
     return ("what the process holds beyond its allocator is taken to be an H100's: nobody has stated it for this card",)
 
@@ -96,15 +102,18 @@ def with_other_code(own: FactorSet, run: Run | None, priors: Mapping[str, Any]) 
     notes = code_notes(run, priors)
     if not notes and (run is None or run.num_gpus == 1):
         return own
-    terms = dict(own.memory_overhead_bytes)
-    terms[COMPARED] = max(_spread(run, priors) or 0.0, terms.get(COMPARED, 0.0))
-    return replace(own, memory_overhead_bytes=terms, notes=(*own.notes, *notes))
+    return replace(_no_surer(own, _spread(run, priors) or 0.0), notes=(*own.notes, *notes))
 
 
 def as_other_code(own: FactorSet, priors: Mapping[str, Any]) -> FactorSet:
     """The same factors for code that was never compared, whatever its software."""
-    terms, other = own.memory_overhead_bytes, priors["memory_overhead_bytes"].get(OTHER, 0.0)
-    return replace(own, memory_overhead_bytes=terms | {COMPARED: max(other, terms.get(COMPARED, 0.0))})
+    return _no_surer(own, priors["memory_overhead_bytes"].get(OTHER, 0.0))
+
+
+def _no_surer(own: FactorSet, log_sd: float) -> FactorSet:
+    """The same factors with tensors that are at least so unsure."""
+    terms = own.memory_overhead_bytes
+    return replace(own, memory_overhead_bytes=terms | {COMPARED: max(log_sd, terms.get(COMPARED, 0.0))})
 
 
 def code_notes(run: Run | None, priors: Mapping[str, Any]) -> tuple[str, ...]:

@@ -122,10 +122,10 @@ def paced(job: HeldOut, out: Path, device: str) -> dict[str, Any]:
     training = prepare_training(asked.architecture, run, device)
     wait = functools.partial(torch.cuda.synchronize, device) if device != "cpu" else lambda: None
     own_step_s(training, wait, 1.0)
-    before_s, own_peak = own_step_s(training, wait, STEPS_S), peak_bytes(device)
+    before_s = own_step_s(training, wait, STEPS_S)
     steps = TRAINER_WARMUP + max(LEAST_STEPS, math.ceil(TRAINER_S / before_s))
     training.optimizer.state.clear()
-    peak_bytes(device)
+    own_peak = peak_bytes(device)
     step_s, said = trainer_step_s(training, steps, out / job.name, device, wait)
     trainer_peak = peak_bytes(device)
     after_s = own_step_s(training, wait, STEPS_S)

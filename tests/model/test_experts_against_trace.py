@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from ci_share import some_for_ci
+from ci_share import some_pairs_for_ci
 
 from tunecast.catalogs.errors import InputError
 from tunecast.catalogs.models import load_models
@@ -59,10 +59,7 @@ def test_every_family_with_experts_is_here() -> None:
     assert set(CONFIGS) == {family.model_type for family in EXPERT_FAMILIES}
 
 
-@pytest.mark.parametrize(
-    ("name", "method"),
-    [pair for turn, name in enumerate(CONFIGS) for pair in some_for_ci([(name, m) for m in METHODS], first=turn % 2)],
-)
+@pytest.mark.parametrize(("name", "method"), some_pairs_for_ci(CONFIGS, METHODS))
 def test_the_step_is_the_traced_step(same_as_traced: Callable[..., None], name: str, method: str) -> None:
     same_as_traced(small(name), **METHODS[method])
 
