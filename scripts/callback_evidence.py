@@ -28,6 +28,7 @@ from typing import Any
 import peft
 import torch
 import transformers
+from stopwatch import Stopwatch
 
 import tunecast
 from tunecast.calibrate.trace.hf import hf_config
@@ -43,7 +44,6 @@ JOBS = (
 )
 PAIRS = 6
 PAIR_STEPS = 25
-WARMUP_STEPS = 3
 IN_EVERY_STEP = ("on_step_begin", "_saw", "on_step_end")
 ONCE = ("on_train_begin", "on_train_end")
 """The callback's functions, by how often the Trainer calls them."""
@@ -57,17 +57,6 @@ def model_of(name: str, rank: int) -> Any:
     model.config._name_or_path = name
     adapters = peft.LoraConfig(r=rank, target_modules="all-linear", task_type="CAUSAL_LM")
     return peft.get_peft_model(model, adapters)
-
-
-class Stopwatch(transformers.TrainerCallback):
-    """Seconds from the end of the warm-up to the end of the last step."""
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Remember both moments."""
-        now = time.perf_counter()
-        if state.global_step == WARMUP_STEPS:
-            self.begun_s = now
-        self.seconds = now - getattr(self, "begun_s", now)
 
 
 def train(name: str, steps: int, shape: dict[str, int], callbacks: list[Any]) -> float:

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 import transformers
 from evidence import CPU_RUNS, GPU_RUNS, HeldOut, options_of
+from stopwatch import WARMUP_STEPS, Stopwatch
 
 import tunecast
 from tunecast.calibrate.record import write_text
@@ -40,28 +41,9 @@ STEPS_S = 4.0
 """Our own steps, before the Trainer and after it, fill so long each."""
 TRAINER_S = 9.0
 """The Trainer's steps after its first few fill so long."""
-TRAINER_WARMUP = 3
 LEAST_STEPS = 4
 NEEDED_S = 40.0
 """Assumed, only to foresee whether a job ends in time."""
-
-
-class Stopwatch(transformers.TrainerCallback):
-    """When each step after the warm-up ended, as the host sees it; the device is waited for at both ends alone."""
-
-    def __init__(self, wait: Any) -> None:
-        self.wait, self.ended_s = wait, []  # type: Any, list[float]
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Note the moment."""
-        if state.global_step in (TRAINER_WARMUP, state.max_steps):
-            self.wait()
-        if state.global_step >= TRAINER_WARMUP:
-            self.ended_s.append(time.perf_counter())
-
-    def step_s(self) -> float:
-        """Mean seconds of a step after the warm-up."""
-        return (self.ended_s[-1] - self.ended_s[0]) / (len(self.ended_s) - 1)
 
 
 def own_step_s(training: Training, wait: Any, seconds: float) -> float:
@@ -123,7 +105,7 @@ def paced(job: HeldOut, out: Path, device: str) -> dict[str, Any]:
     wait = functools.partial(torch.cuda.synchronize, device) if device != "cpu" else lambda: None
     own_step_s(training, wait, 1.0)
     before_s = own_step_s(training, wait, STEPS_S)
-    steps = TRAINER_WARMUP + max(LEAST_STEPS, math.ceil(TRAINER_S / before_s))
+    steps = WARMUP_STEPS + max(LEAST_STEPS, math.ceil(TRAINER_S / before_s))
     training.optimizer.state.clear()
     own_peak = peak_bytes(device)
     step_s, said = trainer_step_s(training, steps, out / job.name, device, wait)
@@ -131,7 +113,7 @@ def paced(job: HeldOut, out: Path, device: str) -> dict[str, Any]:
     after_s = own_step_s(training, wait, STEPS_S)
     return {
         "schema": SCHEMA, "name": job.name, "model": job.model, "options": job.options, "before_s": before_s,
-        "trainer_step_s": step_s, "trainer_steps": steps - TRAINER_WARMUP, "after_s": after_s, "said": said,
+        "trainer_step_s": step_s, "trainer_steps": steps - WARMUP_STEPS, "after_s": after_s, "said": said,
         "allocated_bytes": own_peak, "trainer_allocated_bytes": trainer_peak,
     }  # fmt: skip
 

@@ -40,7 +40,7 @@ def test_steps_before_the_clock_starts_do_not_count(script: ModuleType, monkeypa
     monkeypatch.setattr(script.time, "perf_counter", lambda: now[0])
     watch = script.Stopwatch(lambda: waits.append(1))
     for step in range(1, 10):
-        now[0] += 10.0 if step <= script.TRAINER_WARMUP else 0.5 + 0.1 * (step % 2)
+        now[0] += 10.0 if step <= script.WARMUP_STEPS else 0.5 + 0.1 * (step % 2)
         watch.on_step_end(None, SimpleNamespace(global_step=step, max_steps=9), None)
     assert watch.step_s() == pytest.approx(0.55)
     assert len(waits) == 2
