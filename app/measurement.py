@@ -64,6 +64,7 @@ def resolved_on(device: Device, asked: Asked) -> Resolved:
     kernels = installed_kernels(asked.architecture) if real else ()
     if kernels and own.get("fused_kernels") is None:
         own["fused_kernels"] = ",".join(kernels)
+    own["trainer_loop"] = False  # steps are taken one after another, by no Trainer
     options, origins = with_padding(own, asked.options, asked.origins)
     resolved = resolve_run(
         asked.architecture,

@@ -147,7 +147,8 @@ def _slow_notes(slow: Sequence[Window]) -> tuple[str, ...]:
 def forecast_anew(record: dict[str, Any], records: list[Path]) -> dict[str, Any] | None:
     """The JSON of a forecast of the run that a record holds, from `records`; without any, from the priors."""
     from tunecast.calibrate.fitted_records import fitted_records
-    from tunecast.calibrate.trace.spec import architecture_from_dict, run_from_dict
+    from tunecast.calibrate.trace.spec import architecture_from_dict
+    from tunecast.calibrate.watch.record import driven_run
     from tunecast.model.estimate import forecast
     from tunecast.model.forecast_json import forecast_to_dict
     from tunecast.model.question import Question
@@ -158,7 +159,7 @@ def forecast_anew(record: dict[str, Any], records: list[Path]) -> dict[str, Any]
     if record["hardware"]["gpu"] is None:
         raise InputError(f"The record is of {record['hardware']['name']}, which is in no catalog; leave --record out.")
     architecture = architecture_from_dict(record["architecture"])
-    options = options_of_run(architecture, run_from_dict(record["run"])) | {"max_steps": record["max_steps"]}
+    options = options_of_run(architecture, driven_run(record)) | {"max_steps": record["max_steps"]}
     target = resolve_targets([record["hardware"]["gpu"]], fitted_records(records))[0]
     return forecast_to_dict(forecast(Question(architecture=architecture, options=options), target))
 

@@ -54,7 +54,14 @@ class Software:
     """Whether its buffer of 16-bit gradients is in fp32 unless told otherwise (Megatron-LM's ``--bf16``)."""
     own_loop: bool = False
     """No Trainer: a bare ``bf16`` is the dtype of its weights alone."""
+    trainer: bool = True
+    """Whether transformers' Trainer, or one made of it, drives its steps; where nothing is said, too."""
     notes: tuple[str, ...] = ()
+
+    @property
+    def loop(self) -> dict[str, bool]:
+        """Option of a run that no Trainer drives."""
+        return {} if self.trainer else {"trainer_loop": False}
 
     @property
     def joins(self) -> bool:
@@ -109,6 +116,7 @@ def software_of(text: str, source_date: str = "") -> Software:
         method=methods.pop() if len(methods) == 1 else "",
         adds_in_fp32=bool(main.get("adds_in_fp32")),
         own_loop=bool(main.get("own_loop")),
+        trainer=code == TRANSFORMERS and not (main.get("own_loop") or main.get("no_trainer") or has_own_loop(text)),
         notes=tuple(notes),
     )
 

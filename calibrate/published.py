@@ -304,7 +304,7 @@ def _options(
     row: dict[str, str], rules: list[dict[str, Any]], software: Software, notes: list[str], stated: set[str]
 ) -> dict[str, Any]:
     """Options of a row; those that its cells state are added to `stated`."""
-    options: dict[str, Any] = {"allow_long_context": True, **software.options}
+    options: dict[str, Any] = {"allow_long_context": True, **software.options, **software.loop}
     options["num_gpus"], per_node = cards_of(row)
     default = default_for(software, row, notes)
     options |= cells(row, options["num_gpus"], software, default, stated)

@@ -43,6 +43,7 @@ from tunecast.model.step import tape_run
 from tunecast.model.tape import LEAF_SUM
 from tunecast.model.target import Target
 from tunecast.model.time import HOST_COLUMNS, Stack, communication_seconds, scalars, step_seconds
+from tunecast.model.trainer_loop import WALKS, reads_loss, walks_of
 
 Rows = npt.NDArray[np.int64]
 LINK_FACTORS = ("link_", "node_")
@@ -212,6 +213,10 @@ def step_seconds_of(
     meets = np.maximum(
         np.array([w.meets for w in works])[plans.body], np.array([w.meets for w in spreads])[plans.spread]
     )
+    driven = np.array([run.trainer_loop for run in kinds])[kind][:, None]
+    modules = _by_micro(np.array([w.modules[:VARIANTS] for w in works])[plans.body], plans.micro)
+    launches[:, :, HOST_COLUMNS.index(WALKS)] += driven * walks_of(modules, plans.micro)
+    meets = np.where(driven, reads_loss(meets), meets)
     passes = passes_of(plans.micro)
     found = np.empty((len(factors), len(micro)))
     for device, own in enumerate(factors):
@@ -285,7 +290,7 @@ def _spread(architecture: Architecture, run: Run, factors: Sequence[FactorSet], 
     one, two, three = (
         spread_operations(architecture, _with_micro(run, micro), platform=platform) for micro in range(1, VARIANTS + 1)
     )
-    return add_up([*one, *two], _variant_counts(one, two, three), factors)
+    return add_up([*one, *two], _variant_counts(one, two, three), factors, run)
 
 
 def _variant_counts(one: Sequence[Operation], two: Sequence[Operation], three: Sequence[Operation]) -> Array:
@@ -326,7 +331,7 @@ def _body(
     )
     counts = _variant_counts(one, two, three)
     is_sum = np.array([o.name == LEAF_SUM for o in (*one, *two)])[:, None]
-    return add_up([*one, *two], np.concatenate([counts * ~is_sum, counts * is_sum], axis=1), factors)
+    return add_up([*one, *two], np.concatenate([counts * ~is_sum, counts * is_sum], axis=1), factors, body)
 
 
 def _link_seconds(architecture: Architecture, run: Run, factors: Sequence[FactorSet]) -> Array:

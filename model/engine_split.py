@@ -20,6 +20,7 @@ from tunecast.model.run import Run
 from tunecast.model.segments import SEGMENTS, passes_of
 from tunecast.model.slowest_stage import stages_timed
 from tunecast.model.time import HOST_COLUMNS, Stack, scalars, step_seconds
+from tunecast.model.trainer_loop import WALKS, reads_loss, walks_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +48,10 @@ def one_by_one(architecture: Architecture, runs: Sequence[Run], factors: Sequenc
     visits = np.array([stage.work.visits[0] for stage in stages])
     launches[:, :, HOST_COLUMNS.index("hooks")] += visits * np.array([has_hooks(each.run) for each in stages])[:, None]
     meets = np.array([stage.work.meets for stage in stages])
+    driven = np.array([stage.run.trainer_loop for stage in stages])[:, None]
+    walked = walks_of(np.array([stage.work.modules[0] for stage in stages]), micro)
+    launches[:, :, HOST_COLUMNS.index(WALKS)] += driven * walked
+    meets = np.where(driven, reads_loss(meets), meets)
     layouts = [(stage.run.pp, stage.run.gradient_accumulation_steps, stage.run.pp_interleave) for stage in stages]
     idle = np.array([bubble_frac(*layout) for layout in layouts])
     columns = [stage.column for stage in stages]
@@ -75,7 +80,7 @@ def _stage(column: int, run: Run, operations: Sequence[Operation], factors: Sequ
     counts = np.array([[operation.count] for operation in operations], dtype=float)
     collectives = [o for o in operations if o.kind is Kind.COMMUNICATION]
     on_links = tuple(tuple(o for o in collectives if communication_when(o) == when) for when in WHEN)
-    return _Stage(column=column, run=run, work=add_up(operations, counts, factors), on_links=on_links)
+    return _Stage(column=column, run=run, work=add_up(operations, counts, factors, run), on_links=on_links)
 
 
 def _link_seconds(stage: _Stage, known: dict[Links, Array], factors: FactorSet) -> Array:

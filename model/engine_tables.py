@@ -19,8 +19,10 @@ from tunecast.model.hooks import visits_of
 from tunecast.model.host import HOST_COLUMNS, host_issues
 from tunecast.model.operation import Kind, Operation
 from tunecast.model.phase_table import meets_of
+from tunecast.model.run import Run
 from tunecast.model.segments import SEGMENTS, segment_of
 from tunecast.model.time import COLUMNS, curve_key, find_curve
+from tunecast.model.trainer_loop import modules_of
 
 SMOOTH = {
     "gemm": {"bytes_per_s", "flops_per_s", "t0_s", "area", "tile", "k0",
@@ -44,6 +46,8 @@ class Work:
     """(segments,) 1 where the host waits for the device at the start."""
     visits: Array
     """(variants, segments) visits of modules, which cost the host time where ZeRO-3 hangs hooks on them."""
+    modules: Array
+    """(variants,) modules that the Trainer walks over, in all micro-steps."""
 
 
 def together(curve: Curve) -> tuple[object, ...] | None:
@@ -79,7 +83,7 @@ def seconds_by_device(curves: Sequence[Curve], cols: Columns) -> tuple[Array, Ar
     return total, parts
 
 
-def add_up(operations: Sequence[Operation], counts: Array, devices: Sequence[FactorSet]) -> Work:
+def add_up(operations: Sequence[Operation], counts: Array, devices: Sequence[FactorSet], run: Run) -> Work:
     """Add up operations executed `counts` (operations, variants) times per optimizer step; collectives are left out."""
     variants = counts.shape[1]
     device_s = np.zeros((len(devices), variants, len(SEGMENTS), len(COLUMNS)))
@@ -99,4 +103,5 @@ def add_up(operations: Sequence[Operation], counts: Array, devices: Sequence[Fac
             device_s[..., column] += ((total * parts[:, place]) @ flat).reshape(len(devices), variants, -1)
         launches += np.einsum("ovs,oh->vsh", times, host_issues(group, cols))
     visits = visits_of(operations, counts)
-    return Work(device_s=device_s, launches=launches, meets=meets_of(operations), visits=visits)
+    modules = modules_of(operations, counts, run)
+    return Work(device_s=device_s, launches=launches, meets=meets_of(operations), visits=visits, modules=modules)

@@ -9,13 +9,15 @@ import numpy as np
 from tunecast.model.curves import Array, Columns, columns
 from tunecast.model.factors import HOST_S_PER_LAUNCH
 from tunecast.model.operation import Kind, Operation, Phase
+from tunecast.model.trainer_loop import WALK_LAUNCHES, WALK_LAUNCHES_OF_A_CPU
 
-HOST_COLUMNS = ("forward", "recompute", "backward", "optimizer", "dequant", "hooks", "calls", "layers")
+HOST_COLUMNS = ("forward", "recompute", "backward", "optimizer", "dequant", "hooks", "calls", "layers", "walks")
 """Launches whose host cost may differ: by phase, those of 4-bit dequantization, which go through more Python, and
 visits of modules by ZeRO-3's hooks (`hooks.py`); calls of the optimizer, which go over lists of tensors;
-and layers that Python enters, forward or to recompute them, told by their attention.
+layers that Python enters, forward or to recompute them, told by their attention; and modules that the Trainer walks
+over while nothing is issued (`trainer_loop.py`).
 ``host_s_per_launch`` is that of forward, ``scale.host_<name>`` the ratio of another to it."""
-UNMEASURED_RATIO = {"calls": 0.0, "layers": 0.0}
+UNMEASURED_RATIO = {"calls": 0.0, "layers": 0.0, "walks": WALK_LAUNCHES}
 """Ratios of host costs that are not 1 where nobody has measured them: launches then stand for calls."""
 
 
@@ -40,9 +42,10 @@ def enters_layer(operation: Operation) -> bool:
     return attends and operation.phase in (Phase.FORWARD, Phase.RECOMPUTE)
 
 
-def host_seconds(values: Mapping[str, float]) -> Array:
-    """(host columns,) seconds that the host takes for one of each."""
-    ratios = [values.get(f"scale.host_{name}", UNMEASURED_RATIO.get(name, 1.0)) for name in HOST_COLUMNS]
+def host_seconds(values: Mapping[str, float], *, synchronous: bool = False) -> Array:
+    """(host columns,) seconds that the host takes for one of each; `synchronous` where the device is its own host."""
+    unmeasured = UNMEASURED_RATIO | ({"walks": WALK_LAUNCHES_OF_A_CPU} if synchronous else {})
+    ratios = [values.get(f"scale.host_{name}", unmeasured.get(name, 1.0)) for name in HOST_COLUMNS]
     return values.get(HOST_S_PER_LAUNCH, 0.0) * np.array(ratios)
 
 

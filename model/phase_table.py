@@ -17,6 +17,7 @@ from tunecast.model.links import bubble_frac, communication_seconds, host_update
 from tunecast.model.operation import SYNCHRONISATION, Kind, Operation
 from tunecast.model.run import Run
 from tunecast.model.segments import SEGMENTS, passes_of, segment_of
+from tunecast.model.trainer_loop import WALKS, modules_of, reads_loss, walks_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +109,11 @@ def phase_table(operations: Sequence[Operation], factors: FactorSet, *, run: Run
         np.add.at(launches, segment, count[:, None] * host_issues([o for o, _ in group], cols))
     if has_hooks(run):
         launches[:, HOST_COLUMNS.index("hooks")] += visits_of(operations, np.array([[o.count] for o in operations]))[0]
+    meets = meets_of(operations)
+    if run.trainer_loop:
+        modules = modules_of(operations, np.array([[o.count] for o in operations]), run)
+        launches[:, HOST_COLUMNS.index(WALKS)] += walks_of(modules, np.array([float(micro)]))[0]
+        meets = reads_loss(meets)
     total = device.sum(axis=0)
     return PhaseTable(
         device_s=device / passes[:, None],
@@ -117,7 +123,7 @@ def phase_table(operations: Sequence[Operation], factors: FactorSet, *, run: Run
         blocking_s=communication_seconds(operations, factors, run=run, when="blocking") / passes,
         bubble_frac=bubble_frac(run.pp, micro, run.pp_interleave),
         host_update_s=float(communication_seconds(host_updates(operations), factors, run=run).sum()),
-        meets=meets_of(operations),
+        meets=meets,
         micro_steps=micro,
         products_waiting_frac=waiting_s / products_s if products_s else 0.0,
         column_log_variance=np.divide(variance, total**2, out=np.zeros_like(variance), where=variance > 0.0),

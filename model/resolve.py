@@ -289,6 +289,8 @@ def _software(fields: _Fields, defaults: Mapping[str, Any]) -> None:
         built_choice(what, name.replace("_", "-"), str(value))
     fields.values["sdpa_cudnn"] = bool(fields.take("sdpa_cudnn", defaults.get("sdpa_cudnn", True), "stack-default"))
     fields.values["keeps_outputs"] = bool(fields.take("keeps_outputs", False, "stack-default"))
+    by_trainer = defaults.get("trainer_loop", True) and not fields.values["keeps_outputs"]
+    fields.values["trainer_loop"] = bool(fields.take("trainer_loop", by_trainer, "stack-default"))
     if fields.values["attn_implementation"].startswith("flash") and fields.values["precision"] == "fp32":
         raise InputError("Flash kernels take 16-bit numbers, but --precision is fp32; use --attn-implementation sdpa.")
     if fields.values["loss_type"] == "chunked_nll" and (

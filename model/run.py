@@ -114,6 +114,9 @@ class Run:
     keeps_outputs: bool = False
     """Whether the loop keeps the model's output, and its logits, until the backward is over: one of one's own
     (``out = model(...)``, then ``out.loss.backward()``); the Trainer lets it go before."""
+    trainer_loop: bool = False
+    """Whether transformers' Trainer drives the steps (`trainer_loop.py`); else they follow each other, as in a
+    calibration."""
     hf_code: str = "5"
     """Age of Hugging Face's code, by the first transformers of its kind: ``5`` shifts labels and stacks experts,
     ``4.49`` has a linear map for each of an expert's, ``4.46`` copies shifted fp32 logits beside the 16-bit ones,

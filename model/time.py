@@ -7,7 +7,8 @@ so that a segment ends on the device when it has worked off its backlog, or when
 the last kernel, whichever is later. The host's lead is carried from segment to segment. The clocks
 meet where the code reads a value from the device: at the start of a segment that has such a read
 (transformers looks at the attention mask in every forward), and at the end of the step, where the
-trainer reads the loss and the gradient norm.
+trainer reads the loss and the gradient norm. The Trainer also reads the loss after every backward, and then
+keeps the host for a while in which the device has nothing to do (`trainer_loop.py`).
 
 On a device that is its own host (`FactorSet.synchronous`, a CPU) the two times add.
 """
@@ -38,8 +39,10 @@ from tunecast.model.slow_host import LOG_STEP as LOG_STEP
 from tunecast.model.slow_host import host_steps as host_steps
 from tunecast.model.slow_host import with_slow_host
 from tunecast.model.step_seconds import StepTime as StepTime
+from tunecast.model.trainer_loop import WALKS
 from tunecast.model.value import at_least_to, lognormal
 
+WALKED = HOST_COLUMNS.index(WALKS)
 COMPUTE = (str(Kind.GEMM), str(Kind.ATTENTION))
 SCALES = {f"scale.{column}": [place] for place, column in enumerate(COLUMNS)}
 SCALES[f"scale.{Kind.MEMORY}"].append(COLUMNS.index(CACHED))
@@ -105,7 +108,7 @@ class _Load:
     """Seconds per pass of every (run, segment) on each clock.
 
     ``once`` is what of the waiting comes once a step, in all; ``lead`` how far the host may run ahead: a full launch
-    queue of this segment's kernels.
+    queue of this segment's kernels; ``pause`` what the host does beside issuing while the device has no work.
     """
 
     busy: Array
@@ -113,11 +116,14 @@ class _Load:
     wait: Array
     once: Array
     lead: Array
+    pause: Array
 
 
-def _load(stack: Stack, values: Mapping[str, float]) -> _Load:
+def _load(stack: Stack, values: Mapping[str, float], *, synchronous: bool) -> _Load:
     scale = scales(values)
-    issue = host_seconds(values)
+    issue = host_seconds(values, synchronous=synchronous)
+    pause = stack.launches[:, :, WALKED] * issue[WALKED]
+    issue[WALKED] = 0.0
     work = stack.device_s @ scale
     wait, once = exposed_communication(stack, work, values.get("overlap_frac", 0.0), values.get("scale.link", 1.0))
     lead = np.full_like(work, np.inf)
@@ -125,7 +131,7 @@ def _load(stack: Stack, values: Mapping[str, float]) -> _Load:
         issued = stack.launches[:, :, : HOST_COLUMNS.index("calls")].sum(axis=2)
         full = (work + wait) * values["launch_queue_depth"] / np.maximum(issued, 1.0)
         lead = np.where(issued > 0.0, full, np.inf)
-    return _Load(busy=work + wait, host=stack.launches @ issue, wait=wait, once=once, lead=lead)
+    return _Load(busy=work + wait, host=stack.launches @ issue, wait=wait, once=once, lead=lead, pause=pause)
 
 
 def exposed_communication(stack: Stack, work: Array, overlap_frac: float, link: float = 1.0) -> tuple[Array, Array]:
@@ -152,7 +158,7 @@ def _segment_ends(stack: Stack, load: _Load, *, synchronous: bool) -> tuple[Arra
         micro_steps=stack.micro_steps,
         synchronous=synchronous,
     )
-    worked = passes.seconds()
+    worked = passes.seconds() + stack.passes * load.pause
     idle = stack.bubble_frac[:, None] * np.maximum(worked - load.once, 0.0)
     idle[:, OPTIMIZER_SEGMENT] = 0.0
     return worked + idle, idle
@@ -160,7 +166,7 @@ def _segment_ends(stack: Stack, load: _Load, *, synchronous: bool) -> tuple[Arra
 
 def step_seconds(stack: Stack, values: Mapping[str, float], *, synchronous: bool) -> Array:
     """Seconds of one optimizer step of each run."""
-    spent, _ = _segment_ends(stack, _load(stack, values), synchronous=synchronous)
+    spent, _ = _segment_ends(stack, _load(stack, values, synchronous=synchronous), synchronous=synchronous)
     return np.asarray(spent.sum(axis=1) + values.get("step_overhead_s", 0.0))
 
 
@@ -172,7 +178,7 @@ def run_clocks(table: PhaseTable, values: Mapping[str, float], *, synchronous: b
     neutral.
     """
     stack = stacked([table])
-    load = _load(stack, values)
+    load = _load(stack, values, synchronous=synchronous)
     ends, idle = _segment_ends(stack, load, synchronous=synchronous)
     spent, passes = ends[0], stack.passes[0]
     return Clocks(
@@ -244,7 +250,7 @@ def slow_host_values(table: PhaseTable, factors: FactorSet) -> dict[str, float]:
     launches = passes_of(table.micro_steps) @ table.launches
 
     def host_s(values: Mapping[str, float]) -> float:
-        return float(launches @ host_seconds(values))
+        return float(launches @ host_seconds(values, synchronous=factors.synchronous))
 
     return with_slow_host(scalars(factors), factors.step_params, np.array(factors.step_covariance), host_s)
 

@@ -95,7 +95,8 @@ def main() -> None:
     rows = []
     for run in CPU_RUNS:
         asked_run = (run.model, *run.options.split())
-        forecast = tunecast("estimate", *asked_run, "--gpu", "cpu", "--record", str(record), "--json")[0]
+        bare = ("estimate", *asked_run, "--no-trainer-loop")
+        forecast = tunecast(*bare, "--gpu", "cpu", "--record", str(record), "--json")[0]
         rows.append(row(run, real[run.name], forecast, [again[run.name]] if run.name in again else []))
     figures = summary(rows)
     result = {"record": record.name, "summary": figures, "rows": rows}

@@ -28,8 +28,8 @@ LEAST_RUNS = 12
 STEADY_FRAC = 0.02
 """A run whose steps scatter by no more (robustly), nor differ more from its repetitions where it was measured again,
 says more of a forecast than of its machine."""
-RUNS, REPEATED = "runs", "runs-*"
-"""Folders of held-out records: the first measurement of each, and later ones of some."""
+RUNS, REPEATED, BY_TRAINER = "runs", "runs-*", "trainer"
+"""Folders of held-out records: the first measurement of each, later ones of some, and the Trainer's."""
 TARGETS = {
     "median_abs_error": 0.05,
     "worst_abs_error": 0.12,
@@ -53,6 +53,8 @@ class Judged:
     priors: dict[str, Any]
     elsewhere: dict[str, Any]
     """Step times by priors that have read no record of this card."""
+    by_trainer: list[dict[str, Any]]
+    """Jobs of transformers' Trainer between bare steps of the same model (`gpu_trainer.py`), with their forecasts."""
 
 
 def read_runs(folder: Path, within: str = RUNS) -> dict[str, dict[str, Any]]:
@@ -118,11 +120,15 @@ def as_answer(content: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def forecast(content: dict[str, Any], gpu: str, records: list[Path]) -> dict[str, Any] | None:
-    """The measured run forecast with these records; None where there is no prior to forecast it by (a CPU)."""
+def forecast(
+    content: dict[str, Any], gpu: str, records: list[Path], *, by_trainer: bool = False
+) -> dict[str, Any] | None:
+    """The measured run forecast with these records, its steps one after another or by the Trainer; None where there is
+    no prior to forecast it by (a CPU)."""
     from tunecast.run_validation import forecast_anew
 
-    asked = {**content, "hardware": {"gpu": gpu}, "max_steps": 1}
+    run = {"trainer_loop": by_trainer} | {k: v for k, v in content["run"].items() if k != "trainer_loop"}
+    asked = {**content, "hardware": {"gpu": gpu}, "max_steps": 1, "run": run}
     try:
         return forecast_anew(asked, records)
     except InputError:
@@ -167,7 +173,29 @@ def check_runs(record: dict[str, Any], runs: dict[str, dict[str, Any]]) -> None:
         raise InputError("None of the runs has a step time, so there is nothing to judge; measure more of them.")
 
 
-def compare(record_path: Path, runs: dict[str, dict[str, Any]], repeats: Mapping[str, list[dict[str, Any]]]) -> Judged:
+def trainer_rows(folder: Path, runs: Mapping[str, dict[str, Any]], record_path: Path) -> list[dict[str, Any]]:
+    """Steps of the Trainer beside bare ones, each as forecast from the record."""
+    gpu, found = read_record(record_path)["hardware"]["gpu"], []
+    for path in sorted((folder / BY_TRAINER).glob("*.json")):
+        job = json.loads(path.read_text(encoding="utf-8"))
+        bare, driven = (forecast(runs[job["name"]], gpu, [record_path], by_trainer=on) for on in (False, True))
+        if bare is None or driven is None:
+            continue
+        told, real_s = driven["step_time_s"], job["trainer_step_s"]
+        found.append({
+            "run": job["name"], "bare_s": [job["before_s"], job["after_s"]], "trainer_s": real_s,
+            "forecast_bare_s": bare["step_time_s"], "forecast_s": told, "error": told["value"] / real_s - 1.0,
+            "inside_interval": told["low"] <= real_s <= told["high"],
+        })  # fmt: skip
+    return found
+
+
+def compare(
+    record_path: Path,
+    runs: dict[str, dict[str, Any]],
+    repeats: Mapping[str, list[dict[str, Any]]],
+    by_trainer: list[dict[str, Any]],
+) -> Judged:
     """Forecast every run and subtract."""
     record = read_record(record_path)
     gpu = record["hardware"]["gpu"]
@@ -192,7 +220,7 @@ def compare(record_path: Path, runs: dict[str, dict[str, Any]], repeats: Mapping
                  "verdict": told["verdict"], "flags": content["measured"]["flags"]}  # fmt: skip
         rows.append(row(run, real, told, [as_answer(one) for one in again]) | extra)
     return Judged(
-        record=record, record_name=record_path.name, rows=rows, others=others,
+        record=record, record_name=record_path.name, rows=rows, others=others, by_trainer=by_trainer,
         figures=summary(rows) | steady_figures(rows) | averaged_figures(rows)
         | {"repeated_runs": sum(r["noise"] is not None for r in rows)},
         priors=summary(prior_rows) | steady_figures(prior_rows) if prior_rows else {},

@@ -21,6 +21,7 @@ from gpu_judge import (
     met,
     read_repeats,
     read_runs,
+    trainer_rows,
 )
 
 from tunecast.calibrate.flags import flags_of
@@ -133,6 +134,29 @@ def flag_lines(judged: Judged) -> list[str]:
     return [f"- `{flag}`: {FLAGS.get(flag, 'see the record')} ({', '.join(places)})" for flag, places in where.items()]
 
 
+def trainer_section(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Jobs of the Trainer; nothing where none ran."""
+    if not rows:
+        return []
+    table = [
+        f"| {row['run']} | {row['bare_s'][0]:.4g}, {row['bare_s'][1]:.4g} | {row['forecast_bare_s']['value']:.4g} "
+        f"| {row['trainer_s']:.4g} | {row['forecast_s']['value']:.4g} ({row['forecast_s']['low']:.4g} to "
+        f"{row['forecast_s']['high']:.4g}) | {row['error']:+.1%} |"
+        for row in rows
+    ]
+    return [
+        "",
+        "## By the Trainer",
+        "",
+        "transformers' own Trainer between bare steps of the same model, in one process (`scripts/gpu_trainer.py`).",
+        "What its loop adds was set by such jobs (`model/trainer_loop.py`), so what is tested here is the sum.",
+        "",
+        "| run | bare s | forecast s | by the Trainer s | forecast s (80%) | error |",
+        "|---|---|---|---|---|---|",
+        *table,
+    ]
+
+
 def steps_line(record: dict[str, Any]) -> str:
     """What the calibration had of whole steps."""
     steps = [trial for trial in record["trials"] if trial["bench"] == "step" and trial["outcome"] == "ok"]
@@ -151,9 +175,10 @@ def steady_line(figures: Mapping[str, Any]) -> str:
     )
 
 
-def priors_line(record_name: str, elsewhere: Mapping[str, Any]) -> str:
+def priors_line(record_name: str, gpu: str, elsewhere: Mapping[str, Any]) -> str:
     """Whether the priors have seen the card, and what they say without."""
     name = record_name.removesuffix(".json")
+    alike = [one.name for one in shipped_records()[0] if one.runs[0].gpu == gpu and one.name != name]
     steps = load_priors()["records_used"].get(name)
     bounded = sum(len(one.runs) - len(one.waiting) for one in shipped_records()[0] if one.name == name)
     seen = (
@@ -161,7 +186,9 @@ def priors_line(record_name: str, elsewhere: Mapping[str, Any]) -> str:
         if steps is None
         else f"{steps} whole steps of the calibration, {bounded} of which the card bounds, none of the runs below,"
     )
-    told = f"The priors have {seen} among what they were fitted to."
+    joined = ", but" if steps is None else " and"
+    beside = f"{joined} the record of another machine with this card ({', '.join(alike)})" if alike else ""
+    told = f"The priors have {seen}{beside} among what they were fitted to."
     if steps is None or not elsewhere:
         return told
     middle, worst, inside = (elsewhere[name] for name in ("median_abs_error", "worst_abs_error", "inside_80_interval"))
@@ -185,7 +212,7 @@ def page_text(judged: Judged) -> str:
         steps_line(record),
         "Runs are real optimizer steps on random weights; each is forecast from the calibration alone.",
         steady_line(judged.figures),
-        priors_line(judged.record_name, judged.elsewhere),
+        priors_line(judged.record_name, hardware["gpu"], judged.elsewhere),
         "Made by `scripts/gpu_evidence.py`, which is also how to repeat it.",
         "",
         *targets_table(judged),
@@ -194,6 +221,7 @@ def page_text(judged: Judged) -> str:
         "",
         *runs_table(judged.rows),
         *others_section(judged.others),
+        *trainer_section(judged.by_trainer),
         "",
         "## Flags",
         "",
@@ -233,13 +261,13 @@ def judged(folder: Path, calibrations: Sequence[Path], *, page: Path, records: P
         fit_file(record_path)
     except ValueError as error:
         raise TunecastError(f"{record_path.name} cannot be fitted ({error}); calibrate again.") from error
-    found = compare(record_path, runs, read_repeats(folder, runs))
+    found = compare(record_path, runs, read_repeats(folder, runs), trainer_rows(folder, runs, record_path))
     keep_runs(folder, page)
     verdicts = met(found.figures)
     result = {
         "card": found.record["hardware"]["name"], "record": record_path.name, "summary": found.figures,
         "priors": found.priors, "priors_without_this_card": found.elsewhere, "met": verdicts, "rows": found.rows,
-        "others": found.others,
+        "others": found.others, "by_trainer": found.by_trainer,
     }  # fmt: skip
     write_text(page.parent / "gpu.json", json.dumps(result, indent=1, sort_keys=True) + "\n")
     write_text(page, page_text(found))

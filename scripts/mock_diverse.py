@@ -117,10 +117,11 @@ class Case:
 
 @cache
 def cases() -> tuple[Case, ...]:
-    """All runs as the command line resolves them on a card with bf16."""
+    """All runs as the command line resolves them on a card with bf16, their steps driven by no Trainer."""
     found = []
     for model, options in RUNS:
-        run = resolve_run(load_architecture(model), options, gpu_has_bf16=True).run
+        asked = {**options, "trainer_loop": False}
+        run = resolve_run(load_architecture(model), asked, gpu_has_bf16=True).run
         found.append(Case(model=model, options=options, run=run))
     return tuple(found)
 

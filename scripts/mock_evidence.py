@@ -108,8 +108,8 @@ class CoverageRow:
 
 
 def make_run(model: str, **options: Any) -> Run:
-    """A run of the catalog model, as the command line resolves it."""
-    return resolve_run(load_architecture(model), options, gpu_has_bf16=True).run
+    """A run of the catalog model, as the command line resolves it, its steps driven by no Trainer."""
+    return resolve_run(load_architecture(model), {**options, "trainer_loop": False}, gpu_has_bf16=True).run
 
 
 def simulated_seconds(device: Device, model: str, run: Run) -> float:

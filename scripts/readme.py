@@ -14,6 +14,7 @@ import re
 import shlex
 import subprocess
 import sys
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ FIXED = {"SOURCE_DATE_EPOCH": "1795132800", "TUNECAST_CACHE_DIR": os.devnull}
 """Outputs of 2026-11-20 with the prices that ship: the age of a price must not change them from day to day."""
 
 FIGURES = re.compile(r"<!-- figures -->\n.*?<!-- end of figures -->\n", re.DOTALL)
-CARDS = (Path("results/validation/gpu-h100/gpu.json"), Path("results/validation/gpu/gpu.json"))
+CARDS = tuple(Path("results/validation") / folder / "gpu.json" for folder in ("gpu-h100", "gpu", "gpu-h200-2"))
 CPU = Path("results/validation/cpu/cpu.json")
 MOCK_FORECASTS = Path("results/validation/mock/forecasts.json")
 MOCK_DIVERSE = Path("results/validation/mock/diverse.json")
@@ -68,7 +69,8 @@ def measured_again(content: Any) -> str:
 
 def card_figures(content: Any, page: Path) -> list[str]:
     """Forecast against measurement on a real GPU."""
-    what = f"step time on an {content['card']}, calibrated ({measured_again(content)})"
+    when = datetime.strptime(content["record"].split("_")[1], "%Y%m%dT%H%M%SZ").strftime("%Y-%m-%d %H:%M")
+    what = f"step time on an {content['card']}, calibrated {when} ({measured_again(content)})"
     return measured_row(what, content, page)
 
 

@@ -12,16 +12,18 @@ WARMUP_STEPS = 3
 
 
 class Stopwatch(transformers.TrainerCallback):
-    """Seconds from the end of the warm-up to the end of the last step; at both, `wait` waits for the device."""
+    """Seconds of `clock` from the end of the warm-up to the end of the last step; at both, `wait` waits for the
+    device."""
 
-    def __init__(self, wait: Callable[[], None] = lambda: None) -> None:
-        self.wait, self.begun_s, self.seconds, self.steps = wait, 0.0, 0.0, 0
+    def __init__(self, wait: Callable[[], None] = lambda: None, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.wait, self.clock = wait, clock
+        self.begun_s, self.seconds, self.steps = 0.0, 0.0, 0
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Remember both moments."""
         if state.global_step in (WARMUP_STEPS, state.max_steps):
             self.wait()
-        now = time.perf_counter()
+        now = self.clock()
         if state.global_step == WARMUP_STEPS:
             self.begun_s = now
         if state.global_step > WARMUP_STEPS:

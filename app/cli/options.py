@@ -122,6 +122,7 @@ RUN: Group = {
     "keeps_outputs": _run(
         bool, "The loop holds the model's output, logits too, in the backward.", "--keeps-outputs/--no-keeps-outputs"
     ),
+    "trainer_loop": _run(bool, "transformers' Trainer drives the steps.", "--trainer-loop/--no-trainer-loop"),
     "dtype": _run(str, "Storage of the unquantized base weights.", metavar="bf16|fp16|fp32"),
     "reduce_dtype": _run(str, "What FSDP reduces 16-bit gradients in (torchtitan: fp32).", metavar="none|fp32"),
     "master_dtype": _run(str, "What FSDP keeps of a fully trained model.", metavar="none|fp32"),

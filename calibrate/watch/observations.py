@@ -38,9 +38,9 @@ def _is_run(path: Path) -> bool:
 
 def observation(path: Path) -> Observation:
     """What a record of a watched run says of its device; raises InputError where it says too little."""
-    from tunecast.calibrate.trace.spec import architecture_from_dict, run_from_dict
+    from tunecast.calibrate.trace.spec import architecture_from_dict
     from tunecast.calibrate.watch.clock import Window, predicted_mean
-    from tunecast.calibrate.watch.record import read_run_record
+    from tunecast.calibrate.watch.record import driven_run, read_run_record
 
     record = read_run_record(path)
     gpu = record["hardware"]["gpu"]
@@ -52,7 +52,7 @@ def observation(path: Path) -> Observation:
         name=path.name,
         gpu=gpu,
         architecture=architecture_from_dict(record["architecture"]),
-        run=run_from_dict(record["run"]),
+        run=driven_run(record),
         step_time_s=step.value,
     )
 

@@ -15,6 +15,8 @@ from tunecast.catalogs.errors import NotSupportedError
 from tunecast.model.architecture import Architecture
 
 SHORT_DTYPES = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32"}
+PACKED_LINEARS = {"Linear4bit", "Linear8bitLt"}
+"""bitsandbytes' linear maps, and PEFT's around them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +132,7 @@ def four_bit_options(base: Any) -> dict[str, Any]:
     """The base's 4-bit storage; an 8-bit or otherwise quantized base is refused."""
     quantization = getattr(base.config, "quantization_config", None)
     if quantization is None:
-        return {}
+        return packed_options(base)
     said = quantization if isinstance(quantization, Mapping) else quantization.to_dict()
     if not said.get("load_in_4bit", said.get("_load_in_4bit")):
         raise NotSupportedError(
@@ -140,6 +142,20 @@ def four_bit_options(base: Any) -> dict[str, Any]:
         "method": "qlora",
         "bnb_4bit_quant_type": said["bnb_4bit_quant_type"],
         "double_quant": bool(said["bnb_4bit_use_double_quant"]),
+    }
+
+
+def packed_options(base: Any) -> dict[str, Any]:
+    """The same of linear maps of bitsandbytes that somebody put in place, of which the configuration says nothing."""
+    weights = [module.weight for module in base.modules() if type(module).__name__ in PACKED_LINEARS]
+    if not weights:
+        return {}
+    if not hasattr(weights[0], "quant_type"):
+        raise NotSupportedError("The base has 8-bit linear maps of bitsandbytes, and only 4-bit bases are forecast.")
+    return {
+        "method": "qlora",
+        "bnb_4bit_quant_type": weights[0].quant_type,
+        "double_quant": bool(weights[0].compress_statistics),
     }
 
 

@@ -18,7 +18,9 @@ from tunecast.calibrate.record import (
     serialise,
     write_text,
 )
+from tunecast.calibrate.trace.spec import run_from_dict
 from tunecast.catalogs.errors import InputError
+from tunecast.model.run import Run
 
 RUN_SCHEMA = "tunecast.run/1"
 
@@ -110,3 +112,8 @@ def read_run_record(path: Path) -> dict[str, Any]:
     record: dict[str, Any] = data
     check_unchanged(record, path)
     return record
+
+
+def driven_run(record: dict[str, Any]) -> Run:
+    """The run that a file holds: the Trainer's, which older files do not say."""
+    return run_from_dict({"trainer_loop": True} | record["run"])

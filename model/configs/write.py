@@ -33,8 +33,8 @@ LEARNING_RATE = {"lora": 2e-4, "qlora": 2e-4, "full": 2e-5}
 TRL_PRESETS = {"ddp": "multi_gpu", "zero1": "zero1", "zero2": "zero2", "zero3": "zero3", "fsdp": "fsdp2"}
 """accelerate's files that ship with TRL."""
 FLASH_WORDS = {"sdpa": "sdpa", "eager": "disabled", "flash_attention_2": "fa2"}
-LAYOUT = ("gpus_per_node", "num_gpus", "attention_length", "padding_mask", "sdpa_cudnn", *BY_CARD)
-"""Fields that the launcher, the machine or the data decide."""
+LAYOUT = ("gpus_per_node", "num_gpus", "attention_length", "padding_mask", "sdpa_cudnn", "trainer_loop", *BY_CARD)
+"""Fields that the launcher, the machine, the data or the program itself decide."""
 
 Mapped = dict[str, Any]
 Every = Callable[[Architecture], tuple[str, ...]]

@@ -60,6 +60,8 @@ RUN = {
     "--bnb-4bit-compute-dtype",
     "--keeps-outputs",
     "--no-keeps-outputs",
+    "--trainer-loop",
+    "--no-trainer-loop",
     "--bnb-4bit-quant-type",
     "--double-quant",
     "--no-double-quant",

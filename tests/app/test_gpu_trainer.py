@@ -34,11 +34,10 @@ def test_its_jobs_are_runs_of_the_evidence(script: ModuleType) -> None:
     assert names >= {*script.CPU_JOBS, *script.GPU_JOBS}
 
 
-def test_steps_before_the_clock_starts_do_not_count(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_before_the_clock_starts_do_not_count(script: ModuleType) -> None:
     """Nine steps, the first three of ten seconds each: the mean of the other six, and two waits for the device."""
     now, waits = [0.0], []
-    monkeypatch.setattr(script.time, "perf_counter", lambda: now[0])
-    watch = script.Stopwatch(lambda: waits.append(1))
+    watch = script.Stopwatch(lambda: waits.append(1), clock=lambda: now[0])
     for step in range(1, 10):
         now[0] += 10.0 if step <= script.WARMUP_STEPS else 0.5 + 0.1 * (step % 2)
         watch.on_step_end(None, SimpleNamespace(global_step=step, max_steps=9), None)

@@ -72,9 +72,10 @@ def factors(priors: Record, gpu: str, stack: str = "hf-peft") -> FactorSet:
     return prior_factors(load_gpus()[gpu], run, {"memory_overhead_bytes": {}, **priors})
 
 
-def test_steps_that_take_as_long_with_a_quarter_of_the_tokens_wait_for_their_host() -> None:
-    """Of a real card whose machine issues slowly: what tokens do not slow, its host bounds."""
-    (path,) = (ROOT / "results" / "records").glob("h200-*.json")
+@pytest.mark.parametrize("place", [0, 1])
+def test_steps_that_take_as_long_with_a_quarter_of_the_tokens_wait_for_their_host(place: int) -> None:
+    """Of a real card in two machines that issue slowly: what tokens do not slow, its host bounds."""
+    path = sorted((ROOT / "results" / "records").glob("h200-*.json"))[place]
     record = read_record(path)
     found = record_runs(record, "mine", load_gpus()["h200-sxm5-141gb"])
     waiting = {run_id.split("#")[1] for run_id in found.waiting}
@@ -139,11 +140,12 @@ def test_records_of_one_kind_of_machine_are_one_host_and_one_source(record: Reco
 
 
 def test_what_launches_cost_is_learnt_from_a_record(before: Record, after: Record) -> None:
-    """Towards what the mock's host truly takes for the operators of a recomputed layer over those of its forward."""
+    """Towards what the mock's host truly takes for the operators of a recomputed layer over those of its forward, by
+    a tenth or so: the records of three machines have said it already."""
     host = open_mock(f"mock:{CARD}#11").physics.host
     truth = host.phase_factor["recompute"] / host.phase_factor["forward"]
     was, now = (abs(math.log(priors["host_recompute"]["value"] / truth)) for priors in (before, after))
-    assert now < 0.9 * was
+    assert now < 0.95 * was
 
 
 def test_a_record_whose_fit_left_no_step_out_is_not_trusted_more(record: Record) -> None:

@@ -297,6 +297,34 @@ def test_adapters_of_every_kind_are_read(tmp_path: Path, more: dict[str, Any]) -
     assert trainable_params(job.architecture, run) == sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
+def in_four_bits(model: Any, **options: Any) -> Any:
+    """The model with its layers' maps in 4 bits, as someone who puts them in place by hand leaves it."""
+    bnb = pytest.importorskip("bitsandbytes")
+    for module in list(model.model.layers.modules()):
+        for name, child in list(module.named_children()):
+            if type(child) is torch.nn.Linear:
+                packed = bnb.nn.Linear4bit(child.in_features, child.out_features, bias=False, **options)
+                packed.load_state_dict(child.state_dict())
+                setattr(module, name, packed.to("cpu"))
+    return model
+
+
+def test_four_bit_maps_are_seen_where_the_configuration_is_silent(tmp_path: Path) -> None:
+    packed = in_four_bits(tiny_llama(), quant_type="fp4", compress_statistics=False)
+    assert not hasattr(packed.config, "quantization_config")
+    options = job_options(tmp_path, lora(packed))
+    assert {"method": "qlora", "bnb_4bit_quant_type": "fp4", "double_quant": False}.items() <= options.items()
+
+
+def test_eight_bit_maps_are_refused_where_the_configuration_is_silent(tmp_path: Path) -> None:
+    bnb = pytest.importorskip("bitsandbytes")
+    model = tiny_llama()
+    for layer in model.model.layers:
+        layer.mlp.down_proj = bnb.nn.Linear8bitLt(128, 64, bias=False)
+    with pytest.raises(NotSupportedError, match="8-bit"):
+        read_job(arguments(tmp_path), lora(model))
+
+
 def test_what_has_no_formula_is_refused_by_name(tmp_path: Path) -> None:
     model = tiny_llama()
     model.model.embed_tokens.weight.requires_grad_(False)

@@ -1,0 +1,72 @@
+"""What transformers' Trainer does on the host around every step, beside issuing it.
+
+Its `_run_epoch` and `training_step` go over every module of the model in Python four times: `model.train()` and
+`floating_point_ops` (which counts the parameters anew) in each micro-step, the gradients' clipping and
+`model.zero_grad()` in each step. And `logging_nan_inf_filter`, on by default, reads the loss after every micro-step, so
+that the device has nothing to do meanwhile. PEFT makes ten more modules of every adapted linear map, which makes these
+walks long beside adapters: 0.5B parameters with LoRA on all maps are 2,001 modules, fully trained 319.
+
+Measured with the Trainer set between bare steps of the same model (`scripts/gpu_trainer.py`): on an H200 whose host
+takes 28 us for a launch, steps of 0.148 s (0.5B) and 0.363 s (8B, QLoRA) took 28 ms more each
+(results/validation/gpu-h200-2/trainer), that is 3.5 and 2.7 us for a module and walk; on one core of a Xeon, 24 and 32
+narrow layers, 3.5 to 3.9 us (scripts/trainer_walks.py). Callbacks, logging and the collator are not told apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tunecast.model.curves import Array
+from tunecast.model.hooks import enters_module
+from tunecast.model.operation import GROUPED, Operation, Phase
+from tunecast.model.run import Run
+from tunecast.model.segments import FORWARD, OPTIMIZER_SEGMENT, SEGMENTS
+
+WALKS = "walks"
+"""The host's column of modules that are walked over."""
+WALK_LAUNCHES = 0.11
+"""Launches of the forward that a module in a walk costs a card's host, measured: 3.1 us, the mean of both runs on the
+H200, over 28 us a launch. A host slow at launching is slow at this: both are Python."""
+WALK_LAUNCHES_OF_A_CPU = 1.1
+"""The same where the device is its own host, measured: 3.7 us over 3.3 us a launch (results/records, cpu)."""
+PER_MICRO_STEP = 2.0
+PER_STEP = 2.0
+PER_PRODUCT = 13.0 / 7.0
+"""Modules of a decoder layer for each of its linear maps: 13 of Llama and Qwen 2 for 7 (transformers 5)."""
+PER_ADAPTER_PRODUCT = 5.0
+"""Ten modules for the two products of an adapted map (peft 0.18 ``LoraLayer``: its dicts, and what they hold)."""
+PER_EXPERT_PRODUCT = 2.5
+"""Of transformers below 5, where an expert is five modules and its maps are told as two products."""
+
+
+def modules_of(operations: Sequence[Operation], counts: Array, run: Run) -> Array:
+    """(variants,) modules walked over in an optimizer step if each micro-step did once; `counts` is (operations,
+    variants). Told by the products of the forward: a map's adapters by their rank."""
+    weights = np.array([_modules_for(operation, run) for operation in operations])
+    return np.asarray(weights @ counts)
+
+
+def _modules_for(operation: Operation, run: Run) -> float:
+    if operation.phase is not Phase.FORWARD or not enters_module(operation):
+        return 0.0
+    if operation.layout.endswith(GROUPED):
+        return 1.0 if run.hf_code == "5" else PER_EXPERT_PRODUCT * operation.shape[-1]
+    adapts = run.method != "full" and run.lora_r in operation.shape[1:]
+    return PER_ADAPTER_PRODUCT if adapts else PER_PRODUCT
+
+
+def walks_of(modules: Array, micro_steps: Array) -> Array:
+    """(runs, segments) modules walked over in an optimizer step, from those of all its micro-steps (`modules_of`)."""
+    found = np.zeros((len(modules), len(SEGMENTS)))
+    found[:, FORWARD] = PER_MICRO_STEP * modules
+    found[:, OPTIMIZER_SEGMENT] = PER_STEP * modules / micro_steps
+    return found
+
+
+def reads_loss(meets: Array) -> Array:
+    """(..., segments) where the clocks meet, of a loop that reads the loss after every backward."""
+    met = meets.copy()
+    met[..., FORWARD] = met[..., OPTIMIZER_SEGMENT] = 1.0
+    return met
