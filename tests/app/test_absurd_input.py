@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ci_share import some_for_ci
 from typer.testing import CliRunner
 
 from tunecast import estimate
@@ -79,7 +80,7 @@ INPUTS = {name: kind for name, kind in sweepable().items() if name not in SPECIA
 NOT_MEANT = ("x", "0", "-1", "1.5", "on", "nan", float("nan"), float("inf"), -1, 1.5, [])
 
 
-@pytest.mark.parametrize("name", INPUTS)
+@pytest.mark.parametrize("name", some_for_ci(INPUTS, 3))
 def test_options_in_python_are_used_or_refused_in_a_sentence(name: str) -> None:
     """Whatever value any option of `estimate` has: an error of ours or an answer, never a traceback."""
     around: tuple[dict[str, Any], ...] = ({"tokens": "1M"}, {"num_gpus": 16, "sharding": "fsdp"})

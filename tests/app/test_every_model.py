@@ -28,7 +28,7 @@ ENCODERS = {
 BY_FORMULA = sorted(set(load_models()) - ONLY_EXACT - ENCODERS)
 
 
-@pytest.mark.parametrize("model", some_for_ci(BY_FORMULA, 3))
+@pytest.mark.parametrize("model", some_for_ci(BY_FORMULA, 6))
 def test_a_model_is_forecast_by_formulas_with_the_catalogs_parameters(model: str) -> None:
     (answer,) = estimate(model, gpu="b300-sxm-288gb", method="lora", max_length=64)
     row = load_models()[model]

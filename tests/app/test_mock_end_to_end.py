@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import Result
+from typer.testing import CliRunner
 
 from tunecast.cli.program import program
 
@@ -32,14 +34,15 @@ def unfitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def fitted(unfitted: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same record, fitted."""
-    from tunecast import fit
+def fit_told(unfitted: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
+    """The same record, fitted by the command, and what that said."""
+    path = shutil.copy(unfitted, tmp_path_factory.mktemp("fitted"))
+    return Path(path), CliRunner().invoke(program, ["fit", str(path)])
 
-    path = tmp_path_factory.mktemp("fitted") / unfitted.name
-    shutil.copy(unfitted, path)
-    fit(path)
-    return path
+
+@pytest.fixture(scope="module")
+def fitted(fit_told: tuple[Path, Result]) -> Path:
+    return fit_told[0]
 
 
 def test_an_unfitted_record_is_refused_with_the_command_that_fits_it(
@@ -122,14 +125,11 @@ def test_tables_of_records_fit_a_narrow_terminal(
     assert "not significant" in out
 
 
-def test_fitted_factors_are_shown_in_readable_units(
-    unfitted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_fitted_factors_are_shown_in_readable_units(fit_told: tuple[Path, Result]) -> None:
     """The rate that the fit's products tend to is about the card's 312 TFLOP/s, and says TFLOP/s."""
-    record = shutil.copy(unfitted, tmp_path)
-    code, out, _ = tunecast(capsys, "fit", record)
-    (line,) = [line for line in out.splitlines() if "gemm.bf16.flops_per_s" in line]
-    assert code == 0
+    record, told = fit_told
+    (line,) = [line for line in told.stdout.splitlines() if "gemm.bf16.flops_per_s" in line]
+    assert told.exit_code == 0
     assert 200 < float(line.split()[1]) < 1.1 * 312
     assert line.split()[-1] == "TFLOP/s"
-    assert json.loads(Path(record).read_text())["fitted"]["schema"] == "tunecast.fitted/1"
+    assert json.loads(record.read_text())["fitted"]["schema"] == "tunecast.fitted/1"

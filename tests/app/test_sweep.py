@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from ci_share import some_pairs_for_ci
 from typer.testing import CliRunner
 
 import tunecast
@@ -181,9 +182,11 @@ def test_sizes_are_one_family_in_order() -> None:
     assert len(names) <= 6
 
 
-@pytest.mark.parametrize("suffix", [".svg", ".png"])
-@pytest.mark.parametrize("more", [["--analysis", "tornado"], ["--analysis", "what-if"], ["--over", "lora_r=8,16"],
-                                  ["--over", "lora_r=8,16", "--over", "max_length=256,512"]])  # fmt: skip
+PICTURES = [["--analysis", "tornado"], ["--analysis", "what-if"], ["--over", "lora_r=8,16"],
+            ["--over", "lora_r=8,16", "--over", "max_length=256,512"]]  # fmt: skip
+
+
+@pytest.mark.parametrize(("more", "suffix"), some_pairs_for_ci(PICTURES, [".svg", ".png"]))
 def test_pictures_are_drawn(more: list[str], suffix: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / f"sweep{suffix}"

@@ -18,8 +18,9 @@ RECORDS = sorted((Path(__file__).parents[2] / "results" / "records").glob("*.jso
 EARLY = Path(__file__).parents[1] / "fixtures" / "early_step_architecture.json"
 
 
-@pytest.mark.parametrize("path", some_for_ci(RECORDS[::-1]), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", some_for_ci(RECORDS, 3), ids=lambda path: path.stem)
 def test_a_committed_record_is_fitted_again(path: Path) -> None:
+    """CI fits the smallest, a CPU's; cards' are there those of mocks, in other files."""
     record = read_record(path)
     stored, again = factor_set_from_record(record, name=path.name), factors_from_dict(fit_record(record))
     assert again.gpu == stored.gpu

@@ -117,7 +117,7 @@ def test_parameters_of_the_real_code_equal_the_catalog(row: ModelRow) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model_type", "method"), list(zip(CONFIGS, itertools.cycle(["qlora", "lora", "full"]), strict=False))
+    ("model_type", "method"), some_for_ci(zip(CONFIGS, itertools.cycle(["qlora", "lora", "full"]), strict=False))
 )
 def test_a_step_of_the_real_code(model_type: str, method: str) -> None:
     architecture = exact.real_architecture(small(model_type), model_type)
@@ -144,7 +144,7 @@ PATTERNS: list[tuple[str, dict[str, Any], dict[str, Any], tuple[int, int]]] = [
 ]
 
 
-@pytest.mark.parametrize(("model_type", "changes", "options", "pattern"), some_for_ci(PATTERNS, first=1))
+@pytest.mark.parametrize(("model_type", "changes", "options", "pattern"), some_for_ci(PATTERNS, 3))
 def test_a_deep_model_extends_shallow_traces_to_the_byte(
     model_type: str, changes: dict[str, Any], options: dict[str, Any], pattern: tuple[int, int]
 ) -> None:

@@ -17,9 +17,11 @@ from tunecast.calibrate.mock.device import open_mock
 from tunecast.calibrate.plan_tables import NARROW
 from tunecast.calibrate.priors_fit import fit_priors, priors_of
 from tunecast.calibrate.priors_memory import memory_overheads
-from tunecast.calibrate.priors_problem import Row, Training, beliefs, read_training, rows_of_records
+from tunecast.calibrate.priors_problem import Row, Training, beliefs, rows_of_records, timed_rows
 from tunecast.calibrate.priors_records import asks_cudnn_first, read_records, record_runs, shipped_records, why_not
+from tunecast.calibrate.published import read_runs
 from tunecast.calibrate.record import read_record
+from tunecast.calibrate.run_table import read_table
 from tunecast.calibrate.runner import calibrate
 from tunecast.calibrate.validate_folds import gpu_of, leave_out, source_of
 from tunecast.catalogs.gpus import load_gpus
@@ -46,9 +48,18 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
     return found
 
 
+def fitted_rows(*sources: str) -> list[dict[str, str]]:
+    """Of the table those that the priors are fitted to, of these sources or of all."""
+    used = set(load_priors()["rows_used"])
+    fitted = [row for row in read_table(TABLE) if row["id"] in used]
+    return [row for row in fitted if not sources or row["id"].split("-")[0] in sources]
+
+
 @pytest.fixture(scope="module")
 def training() -> Training:
-    return read_training(TABLE)
+    """Of all rows that the priors are fitted to."""
+    runs, _ = read_runs(fitted_rows())
+    return Training(table=TABLE.name, runs=runs, rows=timed_rows(runs), reasons={})
 
 
 @pytest.fixture(scope="module")
@@ -107,9 +118,9 @@ def test_narrow_steps_wait_for_their_host(record: Record, card: str) -> None:
 
 
 @pytest.mark.thorough
-def test_a_slow_host_is_one_machines_and_moves_no_card(rows: list[Row], record: Record) -> None:
+def test_a_slow_host_is_one_machines_and_moves_no_card(record: Record) -> None:
     """The same steps where all that wait for the host take twice as long."""
-    few = [row for row in rows if row.run.source in ("TT", "VL", "NA")]
+    few = timed_rows(read_runs(fitted_rows("TT", "VL", "NA"))[0])
     mine = record_runs(record, "mine", load_gpus()[CARD])
     slow = replace(
         mine,
@@ -160,10 +171,10 @@ def test_a_record_whose_fit_left_no_step_out_is_not_trusted_more(record: Record)
     assert all(row.trust == 1.0 for row in rows.values() if not row.waits)
 
 
-def test_a_step_weighs_as_its_noise_says() -> None:
+def test_a_step_weighs_as_its_noise_says(rows: list[Row]) -> None:
     """A row with twice a published row's variance has half of its precision."""
     row_sd = beliefs()["spreads"]["row"]
-    (row,) = [row for row in read_training(TABLE).rows if row.run.id == "FM-025"]
+    row = rows[0]
     assert row.trust == 1.0
     assert replace(row, own_log_sd=row_sd).trust == pytest.approx(0.5)
 
@@ -264,10 +275,10 @@ def test_a_record_is_left_out_with_its_card_and_not_with_the_sources_of_others(r
     assert without["memory_overhead_bytes"] == leave_out(few, gpu_of)(few[0])["memory_overhead_bytes"]
 
 
-def test_its_contexts_are_one_source_of_the_contexts(rows: list[Row], record: Record) -> None:
+def test_its_contexts_are_one_source_of_the_contexts(record: Record) -> None:
     """One context cited and one record, both of the same weight: the lower tenth is one's, the upper the other's."""
     mine = record_runs(record, "mine", load_gpus()[CARD])
-    runs = [row.run for row in rows if row.run.id == "FM-025"]
+    runs, _ = read_runs(row for row in read_table(TABLE) if row["id"] == "FM-025")
     found = memory_overheads(runs, {"values_mib": {CARD: 300}, "few_log_sd": 0.0}, [mine])
     (own,), threads = set(mine.contexts_bytes), load_gpus()[CARD].resident_threads
     assert threads is not None

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ci_share import some_for_ci
+from ci_share import run_here, some_for_ci
 from gloo_processes import Held, held_by_each
 
 from tunecast.model.architectures import architecture_from_config
@@ -51,6 +51,7 @@ RUNS: dict[str, dict[str, Any]] = {
     },
     "ddp-summed": {**FULL, "sharding": "ddp", "gradient_accumulation_steps": 3},
 }  # fmt: skip
+NAMES = some_for_ci(RUNS)
 FOUR: dict[str, dict[str, Any]] = {
     "fsdp1": {**FULL, "num_gpus": 4, "sharding": "fsdp", "fsdp_version": 1},
     "fsdp2": {**FULL, "num_gpus": 4, "sharding": "fsdp"},
@@ -76,7 +77,8 @@ def added_up(operations: list[Operation]) -> Counter[str]:
 @pytest.fixture(scope="module")
 def held(tmp_path_factory: pytest.TempPathFactory) -> Held:
     """What each of two processes copied, by run."""
-    return held_by_each("copies_worker.py", tmp_path_factory.mktemp("copies"), 2, CONFIG, RUNS)
+    runs = {name: RUNS[name] for name in run_here(NAMES)}
+    return held_by_each("copies_worker.py", tmp_path_factory.mktemp("copies"), 2, CONFIG, runs)
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +100,7 @@ def compared(held: Held, name: str, options: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", some_for_ci(RUNS))
+@pytest.mark.parametrize("name", NAMES)
 def test_copies_are_those_of_real_processes(held: Held, name: str) -> None:
     compared(held, name, RUNS[name])
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ci_share import some_for_ci
 
 from tunecast.calibrate.run_table import read_table
 from tunecast.calibrate.validate import judge_all, read_entries
@@ -39,12 +40,15 @@ def test_no_row_is_among_those_that_the_priors_used() -> None:
     assert not column("id", "unseen-runs.csv") & set(load_priors()["rows_used"])
 
 
-def test_the_page_is_of_the_forecasts_of_today(stored: dict[str, Any]) -> None:
-    judged = judge_all(read_entries(read_table(PUBLISHED / "unseen-runs.csv")), shipped)
+@pytest.mark.parametrize("third", some_for_ci(range(3), 3))
+def test_the_page_is_of_the_forecasts_of_today(stored: dict[str, Any], third: int) -> None:
+    judged = judge_all(read_entries(read_table(PUBLISHED / "unseen-runs.csv")[third::3]), shipped)
+    asked = {item.entry.id for item in judged}
     for half, rows in (("speed", stored["rows"]), ("memory", [*stored["memory"]["rows"], *stored["process"]["rows"]])):
         compared = {item.entry.id: getattr(item, half) for item in judged}
         now = {name: found.error for name, found in compared.items() if found is not None}
-        assert {row["id"]: row["error"] for row in rows} == pytest.approx(now, abs=0.002)
+        assert {row["id"]: row["error"] for row in rows if row["id"] in asked} == pytest.approx(now, abs=0.002)
+        assert now
 
 
 def test_its_summary_follows_from_its_rows(stored: dict[str, Any]) -> None:

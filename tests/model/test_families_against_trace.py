@@ -105,8 +105,8 @@ QUANTIZED = {name: not FAMILIES[name.split()[0]].own_linears for name in CONFIGS
 
 def is_further(method: str, place: int) -> bool:
     """Whether other families show as much in CI."""
-    shown = {PADDED: 3, FILLED: 6}
-    return (place + (method == "full")) % shown.get(method, 2) > 0
+    shown = {"lora": 2, "full": 2, PADDED: 3, FILLED: 6}
+    return (place + (method in ("full", "qlora"))) % shown.get(method, 4) > 0
 
 
 CASES = [

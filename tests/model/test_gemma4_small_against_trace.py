@@ -76,7 +76,7 @@ def small(**changes: Any) -> Architecture:
     return architecture_from_config({**BASE, **changes}, "gemma-4")
 
 
-@pytest.mark.parametrize("method", some_for_ci(METHODS, 3))
+@pytest.mark.parametrize("method", some_for_ci(METHODS, 5))
 def test_the_step_is_the_traced_step(same_as_traced: Callable[..., None], method: str) -> None:
     same_as_traced(small(), **{"max_length": 256, **METHODS[method]})
 
@@ -107,7 +107,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("changes", some_for_ci(VARIANTS.values()), ids=VARIANTS)
+@pytest.mark.parametrize("changes", some_for_ci(VARIANTS.values(), 3), ids=VARIANTS)
 def test_variants_are_the_traced_ones(same_as_traced: Callable[..., None], changes: dict[str, Any]) -> None:
     same_as_traced(small(**changes), max_length=256)
 

@@ -157,7 +157,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize(("name", "changes"), some_for_ci(VARIANTS.values(), 3), ids=VARIANTS)
+@pytest.mark.parametrize(("name", "changes"), some_for_ci(VARIANTS.values(), 5), ids=VARIANTS)
 def test_variants_are_the_traced_ones(same_as_traced: Callable[..., None], name: str, changes: dict[str, Any]) -> None:
     same_as_traced(small(name, **changes), max_length=256)
     same_as_traced(small(name, **changes), method="full", attn_implementation="eager", max_length=256)
@@ -223,7 +223,7 @@ DEEP: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("checkpointing", some_for_ci([True, False]))
-@pytest.mark.parametrize("name", some_for_ci(DEEP))
+@pytest.mark.parametrize("name", some_for_ci(DEEP, 3, first=2))
 def test_a_deep_model_is_the_traced_one(same_as_traced: Callable[..., None], name: str, checkpointing: bool) -> None:
     """Written as a few layers of each kind, traced as a few units of the pattern."""
     deep = small(name, num_hidden_layers=24, **DEEP[name])

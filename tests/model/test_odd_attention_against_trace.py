@@ -59,7 +59,7 @@ def test_every_odd_family_is_here() -> None:
     assert {name.split()[0] for name in CONFIGS} == {family.model_type for family in ODD_FAMILIES}
 
 
-@pytest.mark.parametrize(("name", "method"), some_pairs_for_ci(CONFIGS, METHODS))
+@pytest.mark.parametrize(("name", "method"), some_pairs_for_ci(CONFIGS, METHODS, 3))
 def test_the_step_is_the_traced_step(same_as_traced: Callable[..., None], name: str, method: str) -> None:
     same_as_traced(small(name), **METHODS[method])
 

@@ -99,7 +99,7 @@ def case_name(case: tuple[dict[str, Any], dict[str, Any]]) -> str:
 Both = tuple[Trace, tuple[Operation, ...], MemoryForecast]
 
 
-@pytest.fixture(scope="module", params=some_for_ci([(case,) for case in CASES]), ids=case_name)
+@pytest.fixture(scope="module", params=some_for_ci([(case,) for case in CASES], 3), ids=case_name)
 def both(request: pytest.FixtureRequest, run_of: RunOf) -> Both:
     """The traced step and the analytic one."""
     for module in ("torch", "transformers", "peft", "bitsandbytes"):

@@ -54,7 +54,7 @@ def test_every_decoder_of_a_model_that_sees_is_here() -> None:
 CASES = [(name, method) for name in CONFIGS for method in METHODS]
 
 
-@pytest.mark.parametrize(("name", "method"), some_for_ci(CASES, 2))
+@pytest.mark.parametrize(("name", "method"), some_for_ci(CASES, 4))
 def test_the_step_is_the_traced_step(same_as_traced: Callable[..., None], name: str, method: str) -> None:
     same_as_traced(small(name), **METHODS[method])
 

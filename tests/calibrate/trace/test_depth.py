@@ -31,7 +31,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("method", "changes", "shape", "platform"), some_for_ci(CASES))
+@pytest.mark.parametrize(("method", "changes", "shape", "platform"), some_for_ci(CASES, 3, first=2))
 def test_extension_equals_a_direct_trace(
     architecture: Callable[..., Architecture],
     run: Callable[..., Run],
