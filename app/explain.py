@@ -20,6 +20,7 @@ from tunecast.model.links import OF_HOST
 from tunecast.model.priors import HOOKS, load_priors
 from tunecast.model.sharding_copies import COPIED_BY
 from tunecast.model.timing import seconds_at_peak
+from tunecast.model.trainer_loop import WALK_LAUNCHES, WALK_LAUNCHES_OF_A_CPU, modules_of, walks_of
 from tunecast.model.units import GIGA, TERA, gib
 from tunecast.run_line import checkpointing_word
 from tunecast.tables import DASH, count, digits, dollars, duration, plain_table, seconds
@@ -78,6 +79,7 @@ TIME_FORMULAS = {
     "and paged optimizer state that comes and goes over PCIe",
     "overhead": "seconds per step beside its kernels",
     "bubble": "idle share of pipeline stages",
+    "trainer": "modules that the Trainer walks over, while nothing is issued",
 }
 
 
@@ -213,6 +215,11 @@ def _issued(operations: Sequence[Operation], factors: FactorSet, run: Run) -> st
     if hooks is not None and has_hooks(run):
         visits = visits_of(operations, np.array([[operation.count] for operation in operations])).sum()
         told += f" + {visits:,.0f} visits of modules by hooks, each as much as {hooks.value:.1f} launches,"
+    if run.trainer_loop:
+        modules = modules_of(operations, np.array([[operation.count] for operation in operations]), run)
+        walked = walks_of(modules, np.array([float(run.gradient_accumulation_steps)])).sum()
+        costs = WALK_LAUNCHES_OF_A_CPU if factors.synchronous else WALK_LAUNCHES
+        told += f" + {walked:,.0f} modules that the Trainer walks over, each as much as {costs:g} launches,"
     return told if each is None else f"{told} x {each.value * 1e6:.2f} us"
 
 

@@ -15,8 +15,8 @@ class StepTime:
     step_time_s: Value
     parts_s: dict[str, float]
     """By operation kind and ``floor`` (device seconds), ``communication`` (exposed), ``host`` (time the device
-    waited for its launches, and for an update of its own), ``bubble`` (of a pipeline) and ``overhead``; they sum to
-    `step_time_s`."""
+    waited for its launches, and for an update of its own), ``bubble`` (of a pipeline), ``trainer`` (the Trainer's own
+    Python, `trainer_loop`) and ``overhead``; they sum to `step_time_s`."""
     phases_s: dict[str, float]
     """By segment: forward, backward (with recompute), optimizer, overhead; they sum to `step_time_s`."""
     device_s: float

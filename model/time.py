@@ -42,6 +42,8 @@ from tunecast.model.step_seconds import StepTime as StepTime
 from tunecast.model.trainer_loop import WALKS
 from tunecast.model.value import at_least_to, lognormal
 
+ROUNDED = 1e-12
+"""Share of a step that its parts may miss by their rounding."""
 WALKED = HOST_COLUMNS.index(WALKS)
 COMPUTE = (str(Kind.GEMM), str(Kind.ATTENTION))
 SCALES = {f"scale.{column}": [place] for place, column in enumerate(COLUMNS)}
@@ -63,6 +65,8 @@ class Clocks:
     """Seconds between the ends of segments on the device, all micro-steps summed; they and the overhead sum up."""
     bubble_s: float
     """Seconds in which the pipeline fills and drains, part of the forward and backward segments."""
+    trainer_s: float
+    """Seconds in which the Trainer keeps the host and the device has no work, part of the segments."""
 
 
 def scalars(factors: FactorSet) -> dict[str, float]:
@@ -187,6 +191,7 @@ def run_clocks(table: PhaseTable, values: Mapping[str, float], *, synchronous: b
         host_s=float(passes @ load.host[0]),
         exposed_communication_s=float(passes @ load.wait[0]),
         bubble_s=float(idle.sum()),
+        trainer_s=float(passes @ load.pause[0]),
         segments_s=tuple(float(end) for end in spent),
     )
 
@@ -263,8 +268,10 @@ def _parts(table: PhaseTable, clocks: Clocks, values: dict[str, float]) -> dict[
     overhead_s = values.get("step_overhead_s", 0.0)
     update_s = table.host_update_s * values.get("scale.link", 1.0)
     parts["communication"] = max(clocks.exposed_communication_s - update_s, 0.0)
-    parts["host"] = max(clocks.step_s - clocks.device_s - clocks.bubble_s - overhead_s, 0.0) + update_s
-    parts |= {"overhead": overhead_s} | ({"bubble": clocks.bubble_s} if clocks.bubble_s else {})
+    waited_s = clocks.step_s - (clocks.device_s + clocks.bubble_s + clocks.trainer_s + overhead_s)
+    parts["host"] = (waited_s if waited_s > ROUNDED * clocks.step_s else 0.0) + update_s
+    seldom = {"bubble": clocks.bubble_s, "trainer": clocks.trainer_s}
+    parts |= {"overhead": overhead_s} | {name: part for name, part in seldom.items() if part}
     return parts
 
 
@@ -277,7 +284,7 @@ def _bound_by(clocks: Clocks, parts: dict[str, float], bytes_share: float, *, sy
     compute = sum(parts.get(column, 0.0) for column in COMPUTE) - bytes_share * parts.get(str(Kind.GEMM), 0.0)
     bandwidth = clocks.device_s - clocks.exposed_communication_s - compute
     waiting = {"communication": parts["communication"], "pipeline bubble": clocks.bubble_s}
-    shares = {"compute": compute, "bandwidth": bandwidth, **waiting, "host": parts["host"]}
+    shares = {"compute": compute, "bandwidth": bandwidth, **waiting, "host": parts["host"] + clocks.trainer_s}
     if clocks.host_s > max(clocks.device_s, clocks.bubble_s) and not synchronous:
         return "host"
     return max(shares, key=lambda name: shares[name])

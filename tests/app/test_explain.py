@@ -137,12 +137,14 @@ def test_a_host_bound_zero3_step_is_its_launches_and_its_hooks_visits() -> None:
     assert told.bound_by == "host"
     (step,) = [term for term in explain(MODEL, gpu="h100-sxm5-80gb", **options) if term.name == "optimizer step"]
     found = re.search(
-        r"as much as ([\d,]+) of the forward, \+ ([\d,]+) visits.* much as ([\d.]+) launches, x ([\d.]+) us",
+        r"as much as ([\d,]+) of the forward, \+ ([\d,]+) visits.* much as ([\d.]+) launches, \+ ([\d,]+) modules that "
+        r"the Trainer walks over, each as much as ([\d.]+) launches, x ([\d.]+) us",
         step.inputs,
     )
     assert found is not None
-    launches, visits, each, cost_us = (float(text.replace(",", "")) for text in found.groups())
-    assert (launches + visits * each) * cost_us * 1e-6 == pytest.approx(told.step_time_s.value, rel=0.05)
+    launches, visits, each, walked, part, cost_us = (float(text.replace(",", "")) for text in found.groups())
+    as_launches = launches + visits * each + walked * part
+    assert as_launches * cost_us * 1e-6 == pytest.approx(told.step_time_s.value, rel=0.05)
 
 
 def test_what_priors_add_for_a_new_source_is_told_with_its_share() -> None:
