@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from tunecast.catalogs.errors import DeviceError, TunecastError
+from tunecast.catalogs.errors import DeviceError, InputError, TunecastError
 
 if TYPE_CHECKING:
     from tunecast.asked import Asked
@@ -64,14 +64,16 @@ def resolved_on(device: Device, asked: Asked) -> Resolved:
     kernels = installed_kernels(asked.architecture) if real else ()
     if kernels and own.get("fused_kernels") is None:
         own["fused_kernels"] = ",".join(kernels)
-    own["trainer_loop"] = False  # steps are taken one after another, by no Trainer
+    if own.get("trainer_loop"):
+        raise InputError("Steps are measured one after another, by no Trainer; leave --trainer-loop out.")
+    own["trainer_loop"] = False
     options, origins = with_padding(own, asked.options, asked.origins)
     resolved = resolve_run(
         asked.architecture,
         options,
         gpu_has_bf16=has_bf16(hardware.compute_capability, catalog_gpu(hardware.gpu)),
         emulates_bf16=emulates_bf16(hardware.host),
-        option_origins=origins,
+        option_origins={**origins, "trainer_loop": "stack-default"},
     )
     if not real:  # a real card runs what it runs
         check_experts(asked.architecture, device.id, hardware.compute_capability)

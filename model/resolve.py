@@ -281,6 +281,19 @@ def _fall_back_to_fp16(fields: _Fields) -> None:
         fields.notes.append(f"This GPU has no bf16: the run uses {' with '.join(changed)} instead.")
 
 
+def _driver(fields: _Fields, defaults: Mapping[str, Any]) -> None:
+    """Whether the Trainer drives the steps; refused where the stack or the loop is another."""
+    has_trainer = bool(defaults.get("trainer_loop", True))
+    by_trainer = has_trainer and not fields.values["keeps_outputs"]
+    driven = bool(fields.take("trainer_loop", by_trainer, "stack-default"))
+    if driven and not by_trainer:
+        own = (
+            "--keeps-outputs is of a loop of one's own" if has_trainer else f"--stack {fields.values['stack']} has none"
+        )
+        raise InputError(f"--trainer-loop is transformers' Trainer, and {own}; leave one of them out.")
+    fields.values["trainer_loop"] = driven
+
+
 def _software(fields: _Fields, defaults: Mapping[str, Any]) -> None:
     """Checkpointing, attention, loss and optimizer implementations."""
     take_recomputation(fields, defaults)
@@ -289,8 +302,7 @@ def _software(fields: _Fields, defaults: Mapping[str, Any]) -> None:
         built_choice(what, name.replace("_", "-"), str(value))
     fields.values["sdpa_cudnn"] = bool(fields.take("sdpa_cudnn", defaults.get("sdpa_cudnn", True), "stack-default"))
     fields.values["keeps_outputs"] = bool(fields.take("keeps_outputs", False, "stack-default"))
-    by_trainer = defaults.get("trainer_loop", True) and not fields.values["keeps_outputs"]
-    fields.values["trainer_loop"] = bool(fields.take("trainer_loop", by_trainer, "stack-default"))
+    _driver(fields, defaults)
     if fields.values["attn_implementation"].startswith("flash") and fields.values["precision"] == "fp32":
         raise InputError("Flash kernels take 16-bit numbers, but --precision is fp32; use --attn-implementation sdpa.")
     if fields.values["loss_type"] == "chunked_nll" and (

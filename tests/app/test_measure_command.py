@@ -27,6 +27,17 @@ def measured(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, 
 
 
 @pytest.mark.slow
+def test_steps_are_taken_without_a_trainer(capsys: pytest.CaptureFixture[str]) -> None:
+    """And forecast so beside the measurement, which says it of its run."""
+    _, answer, _ = measured(capsys, MODEL, *SMALL)
+    assert answer["run"]["trainer_loop"] == {"value": False, "origin": "stack-default"}
+    with pytest.raises(SystemExit) as end:
+        program(["measure", MODEL, *SMALL, "--trainer-loop"], prog_name="tunecast")
+    assert end.value.code == 2
+    assert "by no Trainer" in capsys.readouterr().err
+
+
+@pytest.mark.slow
 def test_a_measurement_has_the_keys_of_a_forecast_and_its_origin_is_measured(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tunecast.calibrate.trace.spec import run_from_dict
+from tunecast.catalogs.errors import InputError
 from tunecast.model.architectures import load_architecture
 from tunecast.model.factors import FactorSet
 from tunecast.model.inventory import step_operations
@@ -138,3 +139,12 @@ def test_walks_add_to_a_step_whatever_bounds_it(factors: FactorSet, micro_steps:
 )  # fmt: skip
 def test_who_drives_the_steps_follows_from_the_stack(options: dict[str, Any], driven: bool) -> None:
     assert run_of("meta-llama/Llama-3.2-1B", **options).trainer_loop is driven
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [({"stack": "torchtune"}, "--stack torchtune has none"), ({"keeps_outputs": True}, "a loop of one's own")],
+)
+def test_the_trainer_is_refused_where_another_loop_runs(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        run_of("meta-llama/Llama-3.2-1B", trainer_loop=True, **options)
