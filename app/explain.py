@@ -20,7 +20,7 @@ from tunecast.model.links import OF_HOST
 from tunecast.model.priors import HOOKS, load_priors
 from tunecast.model.sharding_copies import COPIED_BY
 from tunecast.model.timing import seconds_at_peak
-from tunecast.model.trainer_loop import WALK_LAUNCHES, WALK_LAUNCHES_OF_A_CPU, modules_of, walks_of
+from tunecast.model.trainer_loop import WALK_LAUNCHES, WALK_LAUNCHES_OF_A_CPU, WALK_ORIGIN, modules_of, walks_of
 from tunecast.model.units import GIGA, TERA, gib
 from tunecast.run_line import checkpointing_word
 from tunecast.tables import DASH, count, digits, dollars, duration, plain_table, seconds
@@ -242,6 +242,8 @@ def _work(operations: Sequence[Operation], part_s: float, run: Run, target: Targ
 
 def _curve_origin(kind: str, factors: FactorSet) -> str:
     """Origins of the curves of that kind, or of the factor that stands in for one, and of what they are scaled by."""
+    if kind == "trainer":
+        return WALK_ORIGIN
     found = {curve.origin for name, curve in factors.curves.items() if kind_of(name) == kind}
     if not found and kind == "communication":
         found = {factor.origin for name, factor in factors.factors.items() if name.startswith(("link", "overlap"))}

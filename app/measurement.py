@@ -263,6 +263,9 @@ def memory_of(measured: Measured) -> MemoryView:
 def notes_of(measured: Measured) -> list[str]:
     """How many steps, how far they spread, and what was wrong with the machine."""
     times, spread = measured["step_times_s"], measured["spread_frac"]
-    counted = f"{len(times)} steps after {len(measured['warmup_s'])} of warm-up; the interval is that of the median"
+    counted = (
+        f"{len(times)} steps after {len(measured['warmup_s'])} of warm-up, by no Trainer (to compare: estimate "
+        "--no-trainer-loop); the interval is that of the median"
+    )
     scatter = [f"spread {spread:.1%}, drift {measured['drift_frac']:+.1%} over the steps"] if len(times) > 1 else []
     return [counted, *scatter, *(f"flag: {flag}" for flag in measured["flags"])]

@@ -26,7 +26,9 @@ MEGATRON = "megatron"
 UNKNOWN = "unknown"
 OWN_CODE = ("torchtune", "litgpt")
 """Stacks that run their own models: plain transformers do not stand in for an age of them."""
-OWN_LOOP = re.compile(r"\b(own|custom|manual|hand ?written|home ?made)( py ?torch)?( train(ing)?)? loop\b")
+OWN_LOOP = re.compile(
+    r"\b(own|custom|manual|hand ?written|home ?made|bare|plain|raw|py ?torch)( py ?torch)?( train(ing)?)? loop\b"
+)
 """A training loop that its authors wrote, as a framework cell calls it."""
 
 

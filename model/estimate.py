@@ -49,6 +49,7 @@ from tunecast.model.strangers import unseen_notes
 from tunecast.model.target import Target
 from tunecast.model.time import StepTime, step_time
 from tunecast.model.timing import link_notes, share_without_padding, step_timing, unused_notes, utilizations
+from tunecast.model.trainer_loop import trainer_notes, walk_origins
 from tunecast.model.training_totals import training_totals
 from tunecast.model.walks import walk_notes
 
@@ -113,7 +114,7 @@ def forecast(question: Question, target: Target) -> Forecast:
         hfu=hfu,
         bound_by=timing.bound_by,
         time_parts_s=timing.parts_s,
-        origins=factor_origins(target, factors, question),
+        origins=factor_origins(target, factors, question, run),
         amount_assumed=() if amount is None else amount.assumed,
         notes=(
             *resolved.notes,
@@ -128,6 +129,7 @@ def forecast(question: Question, target: Target) -> Forecast:
             *unused_notes(run, target, question),
             *scaling_notes(scaling, run, storage),
             *pipeline_notes(timing, run),
+            *trainer_notes(timing.parts_s, timing.step_time_s.value),
             *row_notes(resolved.run, rows, held),
             *document_notes(resolved.run, question.options),
             *data_notes,
@@ -187,10 +189,11 @@ def _watched(question: Question, target: Target, timing: StepTime) -> tuple[Step
     return observed(timing, question.observations.get(target.id, ()), plain, own_log_sd=own_log_sd)
 
 
-def factor_origins(target: Target, factors: FactorSet, question: Question) -> dict[str, str]:
+def factor_origins(target: Target, factors: FactorSet, question: Question, run: Run) -> dict[str, str]:
     """Where each factor of the forecast came from."""
     origins = {f"curve.{name}": curve.origin for name, curve in sorted(factors.curves.items())}
     origins |= {name: factor.origin for name, factor in sorted(factors.factors.items())}
+    origins |= walk_origins(run)
     if question.achieved_tflops is not None:
         origins = {"achieved_tflops": "assumed"}
     if target.gpu is not None:

@@ -27,7 +27,7 @@ class StepTime:
     log_sd: float
     """Standard deviation of the logarithm of the step time."""
     log_sd_parts: dict[str, float] = field(default_factory=dict)
-    """What it is made of: ``curves``, ``factors``, ``left-out steps``."""
+    """What it is made of: ``curves``, ``factors``, ``left-out steps``, ``trainer``."""
     slow_host_s: float = 0.0
     """The step with a host as slow as its own 80% interval lets expect, below which the upper end does not lie."""
 

@@ -39,7 +39,7 @@ from tunecast.model.slow_host import LOG_STEP as LOG_STEP
 from tunecast.model.slow_host import host_steps as host_steps
 from tunecast.model.slow_host import with_slow_host
 from tunecast.model.step_seconds import StepTime as StepTime
-from tunecast.model.trainer_loop import WALKS
+from tunecast.model.trainer_loop import WALK_LOG_SD, WALKS
 from tunecast.model.value import at_least_to, lognormal
 
 ROUNDED = 1e-12
@@ -293,14 +293,14 @@ def _bound_by(clocks: Clocks, parts: dict[str, float], bytes_share: float, *, sy
 def step_time(operations: Sequence[Operation], factors: FactorSet, *, run: Run) -> StepTime:
     """Seconds of one optimizer step of the whole job, with its 80% interval.
 
-    The interval joins three independent log-normal errors: of the curves at these shapes, of the
-    fitted in-step factors (it grows with the distance from the measured steps), and what remained
-    on steps left out of the fit. Where both clocks are close, the host may still decide (`slow_host`).
+    The interval joins independent log-normal errors: of the curves at these shapes, of the fitted in-step
+    factors (it grows with the distance from the measured steps), what remained on steps left out of the
+    fit, and of the Trainer's own time. Where both clocks are close, the host may still decide (`slow_host`).
     """
     table, values = phase_table(operations, factors, run=run), scalars(factors)
     clocks = run_clocks(table, values, synchronous=factors.synchronous)
     slow = run_clocks(table, slow_host_values(table, factors), synchronous=factors.synchronous)
-    spread = log_sd_parts(table, factors)
+    spread = log_sd_parts(table, factors) | {"trainer": WALK_LOG_SD * clocks.trainer_s / clocks.step_s}
     log_sd = float(np.sqrt(sum(part**2 for part in spread.values())))
     parts = _parts(table, clocks, values)
     phases = told(clocks.segments_s) | {"overhead": parts["overhead"]}

@@ -6,15 +6,19 @@ Its `_run_epoch` and `training_step` go over every module of the model in Python
 that the device has nothing to do meanwhile. PEFT makes ten more modules of every adapted linear map, which makes these
 walks long beside adapters: 0.5B parameters with LoRA on all maps are 2,001 modules, fully trained 319.
 
-Measured with the Trainer set between bare steps of the same model (`scripts/gpu_trainer.py`): on an H200 whose host
-takes 28 us for a launch, steps of 0.148 s (0.5B) and 0.363 s (8B, QLoRA) took 28 ms more each
-(results/validation/gpu-h200-2/trainer), that is 3.5 and 2.7 us for a module and walk; on one core of a Xeon, 24 and 32
-narrow layers, 3.5 to 3.9 us (scripts/trainer_walks.py). Callbacks, logging and the collator are not told apart.
+Measured with the Trainer set between bare steps of the same model (`scripts/gpu_trainer.py`): on an H200 in a machine
+whose record says 32 us for a launch, steps of 0.148 s (0.5B, LoRA, no accumulation) and of 0.363 s (8B, QLoRA) took
+28 ms more each (results/validation/gpu-h200-2/trainer). That is 3.5 us for a module in a walk, and 2.4 once the lead
+that the host loses by reading the loss is taken off: 0.11 and 0.075 launches. On one core of a Xeon, 24 and 32 narrow
+layers, one and four micro-steps: 2.4 to 2.8 us (scripts/trainer_walks.py, results/validation/trainer-walks.json).
+Gradient accumulation was measured on the CPU alone, full training and several GPUs nowhere. Callbacks, logging and the
+collator are not told apart. Left out: two of the walks begin while the card still works on the update, which hides
+them where that is long.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -26,11 +30,17 @@ from tunecast.model.segments import FORWARD, OPTIMIZER_SEGMENT, SEGMENTS
 
 WALKS = "walks"
 """The host's column of modules that are walked over."""
-WALK_LAUNCHES = 0.11
-"""Launches of the forward that a module in a walk costs a card's host, measured: 3.1 us, the mean of both runs on the
-H200, over 28 us a launch. A host slow at launching is slow at this: both are Python."""
-WALK_LAUNCHES_OF_A_CPU = 1.1
-"""The same where the device is its own host, measured: 3.7 us over 3.3 us a launch (results/records, cpu)."""
+WALK_LAUNCHES = 0.09
+"""Launches of the forward that a module in a walk costs a card's host: the geometric mean of both jobs on the H200,
+assumed of other hosts. One that is slow at launching is slow at this: both are Python."""
+WALK_LAUNCHES_OF_A_CPU = 0.8
+"""The same where the device is its own host: 2.7 us over the 3.3 us a launch of the CPU's record (results/records)."""
+WALK_LOG_SD = 0.3
+"""How unsure both are, as a standard deviation of their logarithm: assumed; the two jobs differ by 0.4."""
+WALK_ORIGIN = "assumed"
+"""Of what a module costs: no calibration measures it."""
+MUCH = 0.05
+"""Share of a step from which a note tells of it."""
 PER_MICRO_STEP = 2.0
 PER_STEP = 2.0
 PER_PRODUCT = 13.0 / 7.0
@@ -70,3 +80,20 @@ def reads_loss(meets: Array) -> Array:
     met = meets.copy()
     met[..., FORWARD] = met[..., OPTIMIZER_SEGMENT] = 1.0
     return met
+
+
+def walk_origins(run: Run) -> dict[str, str]:
+    """Where the cost of a module in a walk comes from, of a run that the Trainer drives."""
+    return {"trainer_launches_per_module": WALK_ORIGIN} if run.trainer_loop else {}
+
+
+def trainer_notes(parts_s: Mapping[str, float], step_s: float) -> tuple[str, ...]:
+    """That the Trainer takes much of a step, and what says that another loop runs."""
+    own_s = parts_s.get("trainer", 0.0)
+    if own_s < MUCH * step_s:
+        return ()
+    note = (
+        f"transformers' Trainer takes {own_s / step_s:.0%} of the step for going over the model's modules in Python, "
+        "assumed from two jobs on one machine; a loop of one's own: --no-trainer-loop"
+    )
+    return (note,)

@@ -19,7 +19,7 @@ from tunecast.model.inventory import step_operations
 from tunecast.model.resolve import resolve_run
 from tunecast.model.run import Run
 from tunecast.model.time import step_time
-from tunecast.model.trainer_loop import PER_MICRO_STEP, PER_STEP, modules_of
+from tunecast.model.trainer_loop import PER_MICRO_STEP, PER_STEP, WALK_LAUNCHES, modules_of
 
 TRAINER_RUNS = Path(__file__).parents[2] / "results" / "validation" / "gpu-h200-2" / "trainer"
 RECORD = Path(__file__).parents[2] / "results" / "records" / "h200-sxm5-141gb_20261127T231105Z_7932ba65.json"
@@ -99,7 +99,7 @@ def seconds(model: str, run: Run, factors: FactorSet) -> float:
 
 def test_a_real_trainer_takes_about_as_much_longer_as_is_forecast(factors: FactorSet) -> None:
     """Both jobs that an H200 ran: one waits for the host, one for the card, and each took 28 ms more by the Trainer.
-    The constant is their mean, so what is tested is that one constant serves both."""
+    The constant lies between them, so what is tested is that one constant serves both."""
     found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(TRAINER_RUNS.glob("*.json"))]
     assert len(found) == 2
     for job in found:
@@ -107,7 +107,7 @@ def test_a_real_trainer_takes_about_as_much_longer_as_is_forecast(factors: Facto
         longer = seconds(job["model"], replace(bare, trainer_loop=True), factors)
         forecast_s = longer - seconds(job["model"], bare, factors)
         measured_s = job["trainer_step_s"] - (job["before_s"] + job["after_s"]) / 2.0
-        assert forecast_s == pytest.approx(measured_s, rel=0.5)
+        assert forecast_s == pytest.approx(measured_s, rel=0.25)
         assert longer == pytest.approx(job["trainer_step_s"], rel=0.15)
 
 
@@ -118,7 +118,7 @@ def test_walks_add_to_a_step_whatever_bounds_it(factors: FactorSet, micro_steps:
     slower = replace(
         factors,
         factors={name: replace(f, value=0.0) if name == "step_overhead_s" else f for name, f in factors.factors.items()}
-        | {"scale.host_walks": replace(factors.factors["host_s_per_launch"], value=1.11)},
+        | {"scale.host_walks": replace(factors.factors["host_s_per_launch"], value=1.0 + WALK_LAUNCHES)},
     )
     added = []
     for length in (128, 8192):
