@@ -324,7 +324,7 @@ def test_the_page_has_the_figures_of_records_and_forecasts(
     measured = read(folder / "runs" / f"{SMALL}.json")["measured"]
     step_s = statistics.median(measured["step_times_s"])
     told, by_priors = (
-        tunecast.estimate("Qwen/Qwen2.5-0.5B", gpu=MOCK, records=records, **SMALL_OPTIONS)[0]
+        tunecast.estimate("Qwen/Qwen2.5-0.5B", gpu=MOCK, records=records, trainer_loop=False, **SMALL_OPTIONS)[0]
         for records in ([fitted], [])
     )
     assert told.memory.process_bytes is not None
