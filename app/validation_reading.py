@@ -35,6 +35,8 @@ def _parts(run: PublishedRun) -> Iterator[Part]:
     yield from _weights(r, run.stated)
     yield from _kernels(r, run.attention_kernel)
     yield from _checkpointing(r)
+    driver = "transformers' Trainer" if r.trainer_loop else "no Trainer"
+    yield f"driven by {driver}", ("framework", "trainer_loop")
     yield f"every sample taken as {r.max_length:,} tokens", ("packed",)
     if r.num_gpus > 1:
         yield from _layout(r)

@@ -30,6 +30,8 @@ OWN_LOOP = re.compile(
     r"\b(own|custom|manual|hand ?written|home ?made|bare|plain|raw|py ?torch)( py ?torch)?( train(ing)?)? loop\b"
 )
 """A training loop that its authors wrote, as a framework cell calls it."""
+NO_TRAINER = re.compile(r"\bno trainer\b|\b(own|custom|in ?house) trainer\b")
+"""Words for a program without transformers' Trainer, as its examples call themselves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +120,7 @@ def software_of(text: str, source_date: str = "") -> Software:
         method=methods.pop() if len(methods) == 1 else "",
         adds_in_fp32=bool(main.get("adds_in_fp32")),
         own_loop=bool(main.get("own_loop")),
-        trainer=code == TRANSFORMERS and not (main.get("own_loop") or main.get("no_trainer") or has_own_loop(text)),
+        trainer=code == TRANSFORMERS and not (main.get("own_loop") or main.get("no_trainer") or _without_trainer(text)),
         notes=tuple(notes),
     )
 
@@ -127,6 +129,11 @@ def has_own_loop(text: str) -> bool:
     """Whether the cell says that its authors wrote the loop around the software that it names: which tensors that loop
     keeps from step to step, and in which numbers, nobody but its code says."""
     return OWN_LOOP.search(folded(text)) is not None
+
+
+def _without_trainer(text: str) -> bool:
+    """Whether the cell says that something else than transformers' Trainer drives the steps."""
+    return has_own_loop(text) or NO_TRAINER.search(folded(text)) is not None
 
 
 def attention_of(label: str) -> str:

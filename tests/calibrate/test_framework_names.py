@@ -108,3 +108,20 @@ def test_a_kernel_that_did_not_run_is_not_taken(text: str) -> None:
 )
 def test_a_loop_that_its_authors_wrote_is_told_from_a_trainer(text: str, own: bool) -> None:
     assert has_own_loop(text) is own
+
+
+@pytest.mark.parametrize(
+    ("text", "driven"),
+    [
+        ("transformers (Trainer API)", True), ("HF Transformers + TRL 0.9", True), ("Unsloth", True),
+        ("axolotl", True), ("LLaMA-Factory", True), ("LMFlow", True), ("", True),
+        ("run_clm_no_trainer.py", False), ("accelerate launch train.py", False),
+        ("in-house trainer on top of HF transformers", False), ("own PyTorch training loop (HF model)", False),
+        ("PyTorch loop with transformers", False), ("torchtune", False), ("LitGPT", False),
+        ("OpenRLHF train_sft", False),
+        ("fsdp_qlora train.py", False), ("Megatron-LM", False), ("DLRover ATorch", False),
+    ],
+)  # fmt: skip
+def test_who_is_driven_by_the_trainer(text: str, driven: bool) -> None:
+    """By their own repositories: `Trainer` or a class made of it, or a loop without."""
+    assert software_of(text, DATE).trainer is driven

@@ -11,15 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+import tunecast
 from tunecast.calibrate.trace.spec import run_from_dict
 from tunecast.catalogs.errors import InputError
+from tunecast.explain import explain
 from tunecast.model.architectures import load_architecture
 from tunecast.model.factors import FactorSet
 from tunecast.model.inventory import step_operations
 from tunecast.model.resolve import resolve_run
 from tunecast.model.run import Run
 from tunecast.model.time import step_time
-from tunecast.model.trainer_loop import PER_MICRO_STEP, PER_STEP, WALK_LAUNCHES, modules_of
+from tunecast.model.trainer_loop import PER_MICRO_STEP, PER_STEP, WALK_LAUNCHES, WALK_LOG_SD, modules_of
 
 TRAINER_RUNS = Path(__file__).parents[2] / "results" / "validation" / "gpu-h200-2" / "trainer"
 RECORD = Path(__file__).parents[2] / "results" / "records" / "h200-sxm5-141gb_20261127T231105Z_7932ba65.json"
@@ -148,3 +150,27 @@ def test_who_drives_the_steps_follows_from_the_stack(options: dict[str, Any], dr
 def test_the_trainer_is_refused_where_another_loop_runs(options: dict[str, Any], says: str) -> None:
     with pytest.raises(InputError, match=says):
         run_of("meta-llama/Llama-3.2-1B", trainer_loop=True, **options)
+
+
+def test_its_doubt_is_in_the_interval_and_its_origin_is_told() -> None:
+    """Nothing measured it on this card: half a step of it is half as unsure as it is."""
+    asked = {"gpu": "h200-sxm5-141gb", "method": "lora", "max_length": 512, "gradient_checkpointing": False}
+    (driven,) = tunecast.estimate("Qwen/Qwen2.5-0.5B", **asked)
+    (bare,) = tunecast.estimate("Qwen/Qwen2.5-0.5B", trainer_loop=False, **asked)
+    assert driven.origins["trainer_launches_per_module"] == "assumed"
+    assert "trainer_launches_per_module" not in bare.origins
+    assert any("--no-trainer-loop" in note for note in driven.notes)
+    assert not any("--no-trainer-loop" in note for note in bare.notes)
+    (terms,) = ([t for t in explain("Qwen/Qwen2.5-0.5B", **asked) if t.name == "trainer"],)
+    assert [term.origin for term in terms] == ["assumed"]
+
+
+def test_the_more_a_step_is_the_trainers_the_less_sure_it_is(factors: FactorSet) -> None:
+    run = run_of("Qwen/Qwen2.5-0.5B", gradient_checkpointing=False)
+    operations = step_operations(load_architecture("Qwen/Qwen2.5-0.5B"), run)
+    driven, bare = (step_time(operations, factors, run=replace(run, trainer_loop=on)) for on in (True, False))
+    share = driven.parts_s["trainer"] / driven.step_time_s.value
+    assert 0.05 < share < 0.5
+    assert driven.log_sd_parts["trainer"] == pytest.approx(WALK_LOG_SD * share)
+    assert bare.log_sd_parts["trainer"] == 0.0
+    assert driven.log_sd**2 == pytest.approx(sum(part**2 for part in driven.log_sd_parts.values()))
