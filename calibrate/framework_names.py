@@ -120,7 +120,7 @@ def software_of(text: str, source_date: str = "") -> Software:
         method=methods.pop() if len(methods) == 1 else "",
         adds_in_fp32=bool(main.get("adds_in_fp32")),
         own_loop=bool(main.get("own_loop")),
-        trainer=code == TRANSFORMERS and not (main.get("own_loop") or main.get("no_trainer") or _without_trainer(text)),
+        trainer=_by_trainer(main) and not _without_trainer(text),
         notes=tuple(notes),
     )
 
@@ -129,6 +129,16 @@ def has_own_loop(text: str) -> bool:
     """Whether the cell says that its authors wrote the loop around the software that it names: which tensors that loop
     keeps from step to step, and in which numbers, nobody but its code says."""
     return OWN_LOOP.search(folded(text)) is not None
+
+
+def trainer_drives(label: str) -> bool:
+    """Whether transformers' Trainer drives the software of a label: unless all that is known of it says otherwise."""
+    named = [family for family in software()["families"] if family.get("label") == label]
+    return not named or any(_by_trainer(family) for family in named)
+
+
+def _by_trainer(family: Mapping[str, Any]) -> bool:
+    return family.get("code") == TRANSFORMERS and not (family.get("own_loop") or family.get("no_trainer"))
 
 
 def _without_trainer(text: str) -> bool:

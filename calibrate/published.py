@@ -15,7 +15,7 @@ from typing import Any
 
 from tunecast.calibrate.cell_cards import cards_of, with_one_gpu
 from tunecast.calibrate.cell_targets import in_model, same_targets, separate
-from tunecast.calibrate.framework_names import Software, attention_of, has_own_loop, software_of
+from tunecast.calibrate.framework_names import Software, attention_of, has_own_loop, software_of, trainer_drives
 from tunecast.calibrate.named_things import check_card, gpu_called, model_called
 from tunecast.calibrate.row_cells import (
     cells,
@@ -294,7 +294,8 @@ def _software(row: dict[str, str], notes: list[str]) -> Software:
         return Software(label=DEFAULT_STACK)
     known: dict[str, str] = vocabulary()["framework"]
     if row["framework"] in known:
-        return Software(label=known[row["framework"]], attention=attention_of(known[row["framework"]]))
+        label = known[row["framework"]]
+        return Software(label=label, attention=attention_of(label), trainer=trainer_drives(label))
     found = software_of(row["framework"], row.get("source_date", ""))
     notes.extend(found.notes)
     return found

@@ -59,7 +59,7 @@ class Clocks:
     device_s: float
     """Seconds the device was busy, communication that it waited for included."""
     host_s: float
-    """Seconds the host spent issuing."""
+    """Seconds the host was busy: it issued, or the Trainer kept it."""
     exposed_communication_s: float
     segments_s: tuple[float, ...]
     """Seconds between the ends of segments on the device, all micro-steps summed; they and the overhead sum up."""
@@ -188,7 +188,7 @@ def run_clocks(table: PhaseTable, values: Mapping[str, float], *, synchronous: b
     return Clocks(
         step_s=float(spent.sum()) + values.get("step_overhead_s", 0.0),
         device_s=float(passes @ load.busy[0]),
-        host_s=float(passes @ load.host[0]),
+        host_s=float(passes @ (load.host + load.pause)[0]),
         exposed_communication_s=float(passes @ load.wait[0]),
         bubble_s=float(idle.sum()),
         trainer_s=float(passes @ load.pause[0]),
@@ -285,7 +285,7 @@ def _bound_by(clocks: Clocks, parts: dict[str, float], bytes_share: float, *, sy
     bandwidth = clocks.device_s - clocks.exposed_communication_s - compute
     waiting = {"communication": parts["communication"], "pipeline bubble": clocks.bubble_s}
     shares = {"compute": compute, "bandwidth": bandwidth, **waiting, "host": parts["host"] + clocks.trainer_s}
-    if clocks.host_s > max(clocks.device_s, clocks.bubble_s) and not synchronous:
+    if clocks.host_s - clocks.trainer_s > max(clocks.device_s, clocks.bubble_s) and not synchronous:
         return "host"
     return max(shares, key=lambda name: shares[name])
 

@@ -199,7 +199,7 @@ def test_a_replay_tells_a_source_that_no_term_was_fitted_to_better_than_a_share(
 
 
 def test_bounds_of_replays_hold_the_runs_of_a_source_left_out(counted: dict[str, list[PublishedRun]]) -> None:
-    """Eight in ten, each source weighing the same: two of published runs and the records of two cards."""
+    """Eight in ten, each source weighing the same: two of published runs and the records of three machines."""
     records, inside = shipped_records()[0], {}
     runs = [run for own in counted.values() for run in own]
     own = {name: [pair for row in counted_runs(counted[name]) for pair in row.replay(2900.0)] for name in counted}
@@ -208,7 +208,7 @@ def test_bounds_of_replays_hold_the_runs_of_a_source_left_out(counted: dict[str,
         terms = memory_overheads([run for run in runs if run.source != left_out], beliefs()["context"], elsewhere)
         low, high = terms["replayed_frac_low"], terms["replayed_frac_high"]
         inside[left_out] = statistics.mean(low <= beyond <= high for beyond, _ in pairs)
-    assert len(inside) == 4
+    assert len(inside) == 5
     assert 0.8 <= statistics.mean(inside.values()) <= 1.0
     assert min(inside.values()) > 0.55
 

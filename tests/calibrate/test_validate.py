@@ -145,7 +145,8 @@ def test_speed_and_memory_are_compared_like_with_like(rows: dict[str, dict[str, 
 
 
 def test_an_authors_own_loop_holds_what_its_code_says(rows: dict[str, dict[str, str]]) -> None:
-    """Its peak is as unsure as that of code that was never compared; its speed is read as before."""
+    """Its peak is as unsure as that of code that was never compared; its speed is read as before, and no Trainer slows
+    it."""
     texts = ("transformers + PEFT", "own training loop, transformers + PEFT")
     plain, own = (judge(read_entries([{**rows["FM-025"], "framework": text}])[0], shipped) for text in texts)
     assert plain.memory is not None
@@ -154,7 +155,9 @@ def test_an_authors_own_loop_holds_what_its_code_says(rows: dict[str, dict[str, 
     spread = math.log(own.memory.predicted.high / own.memory.predicted.value) / Z80
     assert spread == pytest.approx(load_priors()["memory_overhead_bytes"]["other_code_log_sd"], rel=0.05)
     assert math.log(plain.memory.predicted.high / plain.memory.predicted.value) < 0.02
-    assert own.speed == plain.speed
+    assert own.speed is not None
+    assert plain.speed is not None
+    assert 1.0 < own.speed.predicted.value / plain.speed.predicted.value < 1.01
 
 
 def test_low_confidence_is_never_scored_and_no_confidence_is(rows: dict[str, dict[str, str]]) -> None:
