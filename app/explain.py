@@ -14,13 +14,13 @@ from tunecast.model.curve_names import kind_of
 from tunecast.model.factors import HOST_S_PER_LAUNCH
 from tunecast.model.forecast_json import run_with_origins
 from tunecast.model.hooks import has_hooks, visits_of
-from tunecast.model.host import host_launches
+from tunecast.model.host import WALKED, host_launches, host_seconds
 from tunecast.model.inventory import flops_by_dtype
 from tunecast.model.links import OF_HOST
 from tunecast.model.priors import HOOKS, load_priors
 from tunecast.model.sharding_copies import COPIED_BY
 from tunecast.model.timing import seconds_at_peak
-from tunecast.model.trainer_loop import WALK_LAUNCHES, WALK_LAUNCHES_OF_A_CPU, WALK_ORIGIN, modules_of, walks_of
+from tunecast.model.trainer_loop import WALK_ORIGIN, modules_of, walks_of
 from tunecast.model.units import GIGA, TERA, gib
 from tunecast.run_line import checkpointing_word
 from tunecast.tables import DASH, count, digits, dollars, duration, plain_table, seconds
@@ -212,13 +212,13 @@ def _issued(operations: Sequence[Operation], factors: FactorSet, run: Run) -> st
     as_forward = host_launches(operations, {name: factor.value for name, factor in factors.factors.items()})
     if f"{as_forward:.0f}" != f"{launches:.0f}":
         told += f", as much as {as_forward:,.0f} of the forward,"
+    counts = np.array([[operation.count] for operation in operations])
     if hooks is not None and has_hooks(run):
-        visits = visits_of(operations, np.array([[operation.count] for operation in operations])).sum()
+        visits = visits_of(operations, counts).sum()
         told += f" + {visits:,.0f} visits of modules by hooks, each as much as {hooks.value:.1f} launches,"
     if run.trainer_loop:
-        modules = modules_of(operations, np.array([[operation.count] for operation in operations]), run)
-        walked = walks_of(modules, np.array([float(run.gradient_accumulation_steps)])).sum()
-        costs = WALK_LAUNCHES_OF_A_CPU if factors.synchronous else WALK_LAUNCHES
+        walked = walks_of(modules_of(operations, counts, run), np.array([float(run.gradient_accumulation_steps)])).sum()
+        costs = host_seconds({HOST_S_PER_LAUNCH: 1.0}, synchronous=factors.synchronous)[WALKED]
         told += f" + {walked:,.0f} modules that the Trainer walks over, each as much as {costs:g} launches,"
     return told if each is None else f"{told} x {each.value * 1e6:.2f} us"
 

@@ -28,6 +28,7 @@ from tunecast.model.engine_split import one_by_one
 from tunecast.model.engine_tables import Work, add_up
 from tunecast.model.factors import FactorSet
 from tunecast.model.hooks import has_hooks
+from tunecast.model.host import with_trainer
 from tunecast.model.inventory import spread_operations, step_operations
 from tunecast.model.links import WHEN
 from tunecast.model.on_device import job_factors
@@ -43,7 +44,6 @@ from tunecast.model.step import tape_run
 from tunecast.model.tape import LEAF_SUM
 from tunecast.model.target import Target
 from tunecast.model.time import HOST_COLUMNS, Stack, communication_seconds, scalars, step_seconds
-from tunecast.model.trainer_loop import WALKS, reads_loss, walks_of
 
 Rows = npt.NDArray[np.int64]
 LINK_FACTORS = ("link_", "node_")
@@ -213,10 +213,9 @@ def step_seconds_of(
     meets = np.maximum(
         np.array([w.meets for w in works])[plans.body], np.array([w.meets for w in spreads])[plans.spread]
     )
-    driven = np.array([run.trainer_loop for run in kinds])[kind][:, None]
+    driven = np.array([run.trainer_loop for run in kinds])[kind]
     modules = _by_micro(np.array([w.modules[:VARIANTS] for w in works])[plans.body], plans.micro)
-    launches[:, :, HOST_COLUMNS.index(WALKS)] += driven * walks_of(modules, plans.micro)
-    meets = np.where(driven, reads_loss(meets), meets)
+    launches, meets = with_trainer(launches, meets, modules, plans.micro, driven)
     passes = passes_of(plans.micro)
     found = np.empty((len(factors), len(micro)))
     for device, own in enumerate(factors):

@@ -14,13 +14,13 @@ from tunecast.model.curves import Array
 from tunecast.model.engine_tables import Work, add_up
 from tunecast.model.factors import FactorSet
 from tunecast.model.hooks import has_hooks
+from tunecast.model.host import with_trainer
 from tunecast.model.links import WHEN, Links, bubble_frac, communication_when, crosses_machines, links_of, seconds_on
 from tunecast.model.operation import Kind, Operation
 from tunecast.model.run import Run
 from tunecast.model.segments import SEGMENTS, passes_of
 from tunecast.model.slowest_stage import stages_timed
 from tunecast.model.time import HOST_COLUMNS, Stack, scalars, step_seconds
-from tunecast.model.trainer_loop import WALKS, reads_loss, walks_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,10 +48,10 @@ def one_by_one(architecture: Architecture, runs: Sequence[Run], factors: Sequenc
     visits = np.array([stage.work.visits[0] for stage in stages])
     launches[:, :, HOST_COLUMNS.index("hooks")] += visits * np.array([has_hooks(each.run) for each in stages])[:, None]
     meets = np.array([stage.work.meets for stage in stages])
-    driven = np.array([stage.run.trainer_loop for stage in stages])[:, None]
-    walked = walks_of(np.array([stage.work.modules[0] for stage in stages]), micro)
-    launches[:, :, HOST_COLUMNS.index(WALKS)] += driven * walked
-    meets = np.where(driven, reads_loss(meets), meets)
+    driven = np.array([stage.run.trainer_loop for stage in stages])
+    launches, meets = with_trainer(
+        launches, meets, np.array([stage.work.modules[0] for stage in stages]), micro, driven
+    )
     layouts = [(stage.run.pp, stage.run.gradient_accumulation_steps, stage.run.pp_interleave) for stage in stages]
     idle = np.array([bubble_frac(*layout) for layout in layouts])
     columns = [stage.column for stage in stages]

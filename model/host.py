@@ -9,7 +9,7 @@ import numpy as np
 from tunecast.model.curves import Array, Columns, columns
 from tunecast.model.factors import HOST_S_PER_LAUNCH
 from tunecast.model.operation import Kind, Operation, Phase
-from tunecast.model.trainer_loop import WALK_LAUNCHES, WALK_LAUNCHES_OF_A_CPU
+from tunecast.model.trainer_loop import WALK_LAUNCHES, WALK_LAUNCHES_OF_A_CPU, WALKS, reads_loss, walks_of
 
 HOST_COLUMNS = ("forward", "recompute", "backward", "optimizer", "dequant", "hooks", "calls", "layers", "walks")
 """Launches whose host cost may differ: by phase, those of 4-bit dequantization, which go through more Python, and
@@ -17,6 +17,7 @@ visits of modules by ZeRO-3's hooks (`hooks.py`); calls of the optimizer, which 
 layers that Python enters, forward or to recompute them, told by their attention; and modules that the Trainer walks
 over while nothing is issued (`trainer_loop.py`).
 ``host_s_per_launch`` is that of forward, ``scale.host_<name>`` the ratio of another to it."""
+WALKED = HOST_COLUMNS.index(WALKS)
 UNMEASURED_RATIO = {"calls": 0.0, "layers": 0.0, "walks": WALK_LAUNCHES}
 """Ratios of host costs that are not 1 where nobody has measured them: launches then stand for calls."""
 
@@ -40,6 +41,17 @@ def enters_layer(operation: Operation) -> bool:
     """Whether it is the attention, fused or by its product of scores, of a layer that Python runs."""
     attends = operation.kind is Kind.ATTENTION or operation.name == "scores"
     return attends and operation.phase in (Phase.FORWARD, Phase.RECOMPUTE)
+
+
+def with_trainer(
+    launches: Array, meets: Array, modules: Array, micro_steps: Array, driven: Array
+) -> tuple[Array, Array]:
+    """(runs, segments, host columns) launches of an optimizer step and (runs, segments) where the clocks meet, with
+    what the Trainer adds to the runs that it drives (`driven`, by run): its walks over `modules`, and the loss that it
+    reads."""
+    walked = launches.copy()
+    walked[:, :, WALKED] += driven[:, None] * walks_of(modules, micro_steps)
+    return walked, np.where(driven[:, None], reads_loss(meets), meets)
 
 
 def host_seconds(values: Mapping[str, float], *, synchronous: bool = False) -> Array:

@@ -12,12 +12,12 @@ from tunecast.model.curve_names import curve_key, find_curve
 from tunecast.model.curves import Array, Columns, bytes_frac, columns, seconds, shares
 from tunecast.model.factors import Curve, FactorSet
 from tunecast.model.hooks import has_hooks, visits_of
-from tunecast.model.host import HOST_COLUMNS, enters_layer, host_issues
+from tunecast.model.host import HOST_COLUMNS, enters_layer, host_issues, with_trainer
 from tunecast.model.links import bubble_frac, communication_seconds, host_updates, no_seconds
 from tunecast.model.operation import SYNCHRONISATION, Kind, Operation
 from tunecast.model.run import Run
 from tunecast.model.segments import SEGMENTS, passes_of, segment_of
-from tunecast.model.trainer_loop import WALKS, modules_of, reads_loss, walks_of
+from tunecast.model.trainer_loop import modules_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,13 +107,12 @@ def phase_table(operations: Sequence[Operation], factors: FactorSet, *, run: Run
             products_s += float(own_s.sum())
             waiting_s += _waiting_seconds(curve, cols, own_s)
         np.add.at(launches, segment, count[:, None] * host_issues([o for o, _ in group], cols))
+    meets, counts = meets_of(operations), np.array([[o.count] for o in operations])
     if has_hooks(run):
-        launches[:, HOST_COLUMNS.index("hooks")] += visits_of(operations, np.array([[o.count] for o in operations]))[0]
-    meets = meets_of(operations)
+        launches[:, HOST_COLUMNS.index("hooks")] += visits_of(operations, counts)[0]
     if run.trainer_loop:
-        modules = modules_of(operations, np.array([[o.count] for o in operations]), run)
-        launches[:, HOST_COLUMNS.index(WALKS)] += walks_of(modules, np.array([float(micro)]))[0]
-        meets = reads_loss(meets)
+        modules, own = modules_of(operations, counts, run), np.array([micro], dtype=float)
+        (launches,), (meets,) = with_trainer(launches[None], meets[None], modules, own, np.array([True]))
     total = device.sum(axis=0)
     return PhaseTable(
         device_s=device / passes[:, None],

@@ -54,6 +54,7 @@ from tunecast.model.resolve_litgpt import (
     defaults_by_gpus,
     half_precision,
 )
+from tunecast.model.resolve_loop import take_loop
 from tunecast.model.resolve_parallel import take_parallel
 from tunecast.model.resolve_shared_dtypes import HALVES, casts_all, settle_zero, share_dtype, zero_defaults
 from tunecast.model.resolve_stacks import check_layers, check_stack, defaults_by_spread
@@ -281,19 +282,6 @@ def _fall_back_to_fp16(fields: _Fields) -> None:
         fields.notes.append(f"This GPU has no bf16: the run uses {' with '.join(changed)} instead.")
 
 
-def _driver(fields: _Fields, defaults: Mapping[str, Any]) -> None:
-    """Whether the Trainer drives the steps; refused where the stack or the loop is another."""
-    has_trainer = bool(defaults.get("trainer_loop", True))
-    by_trainer = has_trainer and not fields.values["keeps_outputs"]
-    driven = bool(fields.take("trainer_loop", by_trainer, "stack-default"))
-    if driven and not by_trainer:
-        own = (
-            "--keeps-outputs is of a loop of one's own" if has_trainer else f"--stack {fields.values['stack']} has none"
-        )
-        raise InputError(f"--trainer-loop is transformers' Trainer, and {own}; leave one of them out.")
-    fields.values["trainer_loop"] = driven
-
-
 def _software(fields: _Fields, defaults: Mapping[str, Any]) -> None:
     """Checkpointing, attention, loss and optimizer implementations."""
     take_recomputation(fields, defaults)
@@ -301,8 +289,7 @@ def _software(fields: _Fields, defaults: Mapping[str, Any]) -> None:
         value = fields.take(name, defaults[name], "stack-default")
         built_choice(what, name.replace("_", "-"), str(value))
     fields.values["sdpa_cudnn"] = bool(fields.take("sdpa_cudnn", defaults.get("sdpa_cudnn", True), "stack-default"))
-    fields.values["keeps_outputs"] = bool(fields.take("keeps_outputs", False, "stack-default"))
-    _driver(fields, defaults)
+    take_loop(fields, defaults)
     if fields.values["attn_implementation"].startswith("flash") and fields.values["precision"] == "fp32":
         raise InputError("Flash kernels take 16-bit numbers, but --precision is fp32; use --attn-implementation sdpa.")
     if fields.values["loss_type"] == "chunked_nll" and (

@@ -28,7 +28,7 @@ from tunecast.model.curve_names import find_curve as find_curve
 from tunecast.model.curves import Array
 from tunecast.model.factors import FactorSet
 from tunecast.model.host import HOST_COLUMNS as HOST_COLUMNS
-from tunecast.model.host import host_seconds
+from tunecast.model.host import WALKED, host_seconds
 from tunecast.model.links import communication_seconds as communication_seconds
 from tunecast.model.operation import Kind, Operation
 from tunecast.model.passes import Passes
@@ -39,12 +39,11 @@ from tunecast.model.slow_host import LOG_STEP as LOG_STEP
 from tunecast.model.slow_host import host_steps as host_steps
 from tunecast.model.slow_host import with_slow_host
 from tunecast.model.step_seconds import StepTime as StepTime
-from tunecast.model.trainer_loop import WALK_LOG_SD, WALKS
+from tunecast.model.trainer_loop import WALK_LOG_SD
 from tunecast.model.value import at_least_to, lognormal
 
 ROUNDED = 1e-12
 """Share of a step that its parts may miss by their rounding."""
-WALKED = HOST_COLUMNS.index(WALKS)
 COMPUTE = (str(Kind.GEMM), str(Kind.ATTENTION))
 SCALES = {f"scale.{column}": [place] for place, column in enumerate(COLUMNS)}
 SCALES[f"scale.{Kind.MEMORY}"].append(COLUMNS.index(CACHED))

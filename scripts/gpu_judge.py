@@ -127,7 +127,7 @@ def forecast(
     no prior to forecast it by (a CPU)."""
     from tunecast.run_validation import forecast_anew
 
-    run = {"trainer_loop": by_trainer} | {k: v for k, v in content["run"].items() if k != "trainer_loop"}
+    run = content["run"] | {"trainer_loop": by_trainer}
     asked = {**content, "hardware": {"gpu": gpu}, "max_steps": 1, "run": run}
     try:
         return forecast_anew(asked, records)

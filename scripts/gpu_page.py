@@ -178,9 +178,9 @@ def steady_line(figures: Mapping[str, Any]) -> str:
 def priors_line(record_name: str, gpu: str, elsewhere: Mapping[str, Any]) -> str:
     """Whether the priors have seen the card, and what they say without."""
     name = record_name.removesuffix(".json")
-    alike = [one.name for one in shipped_records()[0] if one.runs[0].gpu == gpu and one.name != name]
-    steps = load_priors()["records_used"].get(name)
-    bounded = sum(len(one.runs) - len(one.waiting) for one in shipped_records()[0] if one.name == name)
+    records, steps = shipped_records()[0], load_priors()["records_used"].get(name)
+    alike = [one.name for one in records if one.runs[0].gpu == gpu and one.name != name]
+    bounded = sum(len(one.runs) - len(one.waiting) for one in records if one.name == name)
     seen = (
         "nothing of this card"
         if steps is None
