@@ -9,6 +9,8 @@ from tunecast.calibrate.vocabulary import FIELDS
 from tunecast.model.run import Run
 from tunecast.model.stacks import ours
 
+ASSUMED = ("packed", "sequence_parallel")
+"""Fields that no software decides where no cell does."""
 Part = tuple[str, tuple[str, ...]]
 """Words, and the run fields that they are about."""
 
@@ -22,6 +24,7 @@ def read_as(run: PublishedRun) -> str:
     parts = list(_parts(run))
     silent = [(words, fields) for words, fields in parts if not run.stated.intersection(fields)]
     own = set(ours(run.run.stack))
+    own |= {*ASSUMED}
     chosen = {words for words, fields in silent if own.intersection(FIELDS.get(name, name) for name in fields)}
     theirs = "; ".join(words for words, _ in silent if words not in chosen)
     assumed = "; ".join(words for words, _ in silent if words in chosen)
@@ -40,6 +43,8 @@ def _parts(run: PublishedRun) -> Iterator[Part]:
     yield f"every sample taken as {r.max_length:,} tokens", ("packed",)
     if r.num_gpus > 1:
         yield from _layout(r)
+    if run.internode_gbps is not None and r.num_gpus > r.gpus_per_node:
+        yield f"{run.internode_gbps:g} Gbit/s between machines", ("internode_gbps",)
 
 
 def _weights(r: Run, stated: frozenset[str]) -> Iterator[Part]:
@@ -95,7 +100,8 @@ def _layout(r: Run) -> Iterator[Part]:
     yield f"sharding {r.sharding}{version}{groups}", ("parallelism",)
     chunks = f" in {r.pp_interleave} chunks" if r.pp_interleave > 1 else ""
     named = (
-        (r.tp, f"tensor parallel {r.tp}{', sequence parallel' if r.sequence_parallel else ''}", "tp"),
+        (r.tp, f"tensor parallel {r.tp}", "tp"),
+        (1 + r.sequence_parallel, "sequence parallel", "sequence_parallel"),
         (r.pp, f"pipeline parallel {r.pp}{chunks}", "pp"),
         (r.cp, f"context parallel {r.cp} ({r.cp_kind})", "cp"),
     )

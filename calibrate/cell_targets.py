@@ -57,6 +57,7 @@ JOINED = {
 }  # fmt: skip
 """The maps, a letter each, that a name, what it does or a group may stand for."""
 PLUS = r"\s*(?:\+|&|\band\b|\bplus\b)\s*"
+GATE, SHORT = "gate", {"up", "down"}
 ALL, EVERY = "all-linear", "<all>"
 LITGPT_PARTS = {"attention": "query,key,value,projection", "qkv": "query,key,value", "qv": "query,value", "mlp": "mlp"}
 """Words of LitGPT's ``lora_query`` and its neighbours, by groups."""
@@ -213,6 +214,8 @@ def in_model(architecture: Architecture, asked: str) -> str:
     layers, roots = adaptable_modules(architecture), root_modules(architecture)
     own = (*layers, *roots)
     names, found = asked.split(","), list[str]()
+    if SHORT & {*names}:  # "gate, up, down" are maps of the feed-forward, where a router is called gate, too
+        own = tuple(name for name in own if name != GATE)
     for name in names:
         found += () if name == EVERY else [name] if name in own else _own_names(architecture, own, name)
     if EVERY in names:

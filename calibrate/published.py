@@ -19,8 +19,11 @@ from tunecast.calibrate.framework_names import Software, attention_of, has_own_l
 from tunecast.calibrate.named_things import check_card, gpu_called, model_called
 from tunecast.calibrate.row_cells import (
     cells,
+    check_doubts,
     check_half,
     counter_called,
+    note_full,
+    note_method,
     rows_are_full,
     samples_that_fill,
     why_no_speed,
@@ -45,7 +48,6 @@ from tunecast.calibrate.run_table import (
     number,
     out_of_memory,
     peak_memory,
-    stated_tokens_per_s,
     whole,
 )
 from tunecast.calibrate.vocabulary import (
@@ -58,7 +60,7 @@ from tunecast.calibrate.vocabulary import (
     vocabulary,
     with_numbers,
 )
-from tunecast.calibrate.whole_time import WholeTime, whole_time
+from tunecast.calibrate.whole_time import speed_of
 from tunecast.catalogs.errors import TunecastError
 from tunecast.catalogs.gpus import Gpu, find_gpu, load_gpus, training_dtype
 from tunecast.model.adapter_targets import target_modules
@@ -165,6 +167,7 @@ def read_runs(rows: Iterable[dict[str, str]]) -> tuple[list[PublishedRun], list[
 def _read_row(row: dict[str, str]) -> PublishedRun:
     check_confidence(row)
     check_kind(row)
+    check_doubts(row)
     row = dated(row)
     check_card(row)
     row = with_one_gpu(row)
@@ -183,6 +186,7 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
     software = _software(row, notes)
     stated: set[str] = set()
     options = _options(row, rules, software, notes, stated)
+    stated.update(("internode_gbps",) if number(row, "internode_gbps") is not None else ())
     kernel = _kernel(row, options, gpu, notes)
     samples_fill = samples_that_fill(row)
     full = rows_are_full(row, options) or samples_fill
@@ -215,9 +219,8 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
     if software.label == MEGATRON and run.sharding in MEGATRONS:
         run = _as_megatron(run, software)
     check_batch(row, run)
-    tokens_per_s = stated_tokens_per_s(row, run, full=full, samples_fill=samples_fill)
-    whole_run = WholeTime() if tokens_per_s is not None else whole_time(row, run, full=full)
-    tokens_per_s = tokens_per_s or whole_run.tokens_per_s
+    tokens_per_s, whole_run = speed_of(row, run, full=full, samples_fill=samples_fill)
+    note_full(row, tokens_per_s, notes)
     peak_gib, why_no_memory = peak_memory(row, gpu)
     check_possible(row, tokens_per_s, architecture, run, gpu)
     return PublishedRun(
@@ -319,6 +322,7 @@ def _options(
     stated.update(() if per_node is None else ("gpus_per_node",))
     if "method" not in options:
         raise SkipRowError(f"method {row.get('method', '')!r} names no method")
+    note_method(row, software, notes, stated)
     options = absent_columns(software, row, str(options["method"])) | options
     with_base(options, row, software, notes)
     with_master(options, row)

@@ -32,6 +32,12 @@ VOCABULARY_COLUMNS = (
 )
 COUNTED = ("torch", "pytorch", "cuda", "gpu", "vram", "memory", "mem", "max", "maximum", "peak", "highest")
 """Words beside the name of a counter."""
+OBJECTIVE = re.compile(
+    r"sft|supervised fine[- ]?tuning|instruction[- ]tuning|fine[- ]?tun(e|ing)|chat|alignment", re.IGNORECASE
+)
+"""What a run learns, which says nothing of what it trains."""
+UNSLOTH = "unsloth"
+"""The stack that trains adapters unless ``full_finetuning`` is set."""
 WRITE_BASE = "write none, nf4 or 8-bit"
 
 
@@ -249,6 +255,38 @@ def rows_are_full(row: Mapping[str, str], options: dict[str, Any]) -> bool:
     if options.pop("alone", False) and options["per_device_train_batch_size"] > 1:
         raise SkipRowError(f"packed {row['packed']!r}: a mean length is that of rows only where micro_batch is 1")
     return bool(options.pop("filled", "packed" not in row)) or row.get("packed", "yes").startswith(("yes", "n/a"))
+
+
+def check_doubts(row: Mapping[str, str]) -> None:
+    """Refuse a word with a question mark behind it: what ran is then a guess of who wrote the table."""
+    for column in (*VOCABULARY_COLUMNS, "framework", "gpu", "model"):
+        text = row.get(column, "")
+        if re.search(r"\w\W*\?", text) and text not in vocabulary().get(column, {}):
+            raise SkipRowError(f"{column} {text!r} is doubted by its question mark: write what ran, or leave it empty")
+
+
+def note_full(row: dict[str, str], tokens_per_s: float | None, notes: list[str]) -> None:
+    """That a speed told by the time of steps counts on samples as long as seq_len, where no column says whether."""
+    told = any(number(row, column) is not None for column in ("tokens_per_s", "tokens_per_s_per_gpu"))
+    if "packed" not in row and tokens_per_s is not None and not told:
+        notes.append("packed is no column: every sample is taken as seq_len tokens long.")
+
+
+def note_method(row: dict[str, str], software: Software, notes: list[str], stated: set[str]) -> None:
+    """That full training is taken where the method's cell says only what is learnt; refused where adapters may be."""
+    text = row.get("method", "")
+    if re.search(r"\b(nf4|fp4|[48][- ]?bit)\b", text, re.IGNORECASE):
+        stated.add("quant")
+    if OBJECTIVE.fullmatch(text.strip()) is None:
+        return
+    if (
+        software.stack == UNSLOTH
+        or number(row, "rank") is not None
+        or states("lora_targets", row.get("lora_targets", ""), 1)
+    ):
+        raise SkipRowError(f"method {text!r} names no method: write full, LoRA or QLoRA")
+    stated.discard("method")
+    notes.append(f"method {text!r} says what is learnt: full training is taken.")
 
 
 def why_no_speed(row: dict[str, str]) -> str:

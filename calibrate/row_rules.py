@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any
 
+from tunecast.calibrate.rule_words import in_rule_words
 from tunecast.calibrate.run_table import SkipRowError
 from tunecast.calibrate.vocabulary import SHARDED, vocabulary
 
@@ -14,12 +15,18 @@ OF_SHARDS = ("reduce_dtype", "master_dtype")
 
 
 def rules_of(row: dict[str, str]) -> list[dict[str, Any]]:
-    """The rules that speak of this row."""
+    """The rules that speak of this row, however its cells are spelt."""
+    columns = {column for rule in vocabulary()["rules"] for column in rule["when"]}
+    spelt = {column: in_rule_words(column, row) for column in columns}
     return [
         rule
         for rule in vocabulary()["rules"]
-        if all(re.search(pattern, row.get(column, ""), re.I) for column, pattern in rule["when"].items())
+        if all(_says(pattern, spelt[column]) for column, pattern in rule["when"].items())
     ]
+
+
+def _says(pattern: str, spellings: Iterable[str]) -> bool:
+    return any(re.search(pattern, text, re.I) for text in spellings)
 
 
 def filled(row: dict[str, str], notes: list[str]) -> dict[str, str]:

@@ -321,7 +321,7 @@ def stated_tokens_per_s(row: Row, run: Run, *, full: bool, samples_fill: bool = 
         "tokens_per_s_per_gpu": None if per_gpu is None else per_gpu * run.num_gpus,
         "step_time_s": run.tokens_per_step / step_s if step_s is not None and full else None,
     }
-    if samples_fill and step_s is None:
+    if samples_fill:
         samples = number(row, "samples_per_s")
         found["samples_per_s"] = None if samples is None else samples * run.max_length
     speeds = {column: value for column, value in found.items() if value is not None}

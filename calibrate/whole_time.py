@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 
 from tunecast.calibrate.cell_numbers import MEASURED
-from tunecast.calibrate.run_table import AGREE, NOTHING, Row
+from tunecast.calibrate.run_table import AGREE, NOTHING, Row, SkipRowError, stated_tokens_per_s
 from tunecast.model.run import Run
 from tunecast.model.units import HOUR_S, MINUTE_S
 
@@ -66,6 +66,23 @@ def whole_time(row: Row, run: Run, *, full: bool) -> WholeTime:
         "loading and saving in it."
     )
     return WholeTime(tokens_per_s=tokens / seconds, note=note)
+
+
+def speed_of(row: Row, run: Run, *, full: bool, samples_fill: bool) -> tuple[float | None, WholeTime]:
+    """(tokens/s that the row states, else those of its whole time, what the whole time says where they are of it).
+
+    A speed below what the whole time needs, which holds more than training, is refused.
+    """
+    stated, whole = stated_tokens_per_s(row, run, full=full, samples_fill=samples_fill), whole_time(row, run, full=full)
+    if stated is None:
+        return whole.tokens_per_s, whole
+    needed = whole.tokens_per_s
+    if needed is not None and needed > stated * (1.0 + AGREE):
+        raise SkipRowError(
+            f"total_time_h {row['total_time_h']!r} and total_tokens_or_steps {row['total_tokens_or_steps']!r} take "
+            f"{needed:,.0f} tokens/s, and {stated:,.0f} are stated: they contradict each other"
+        )
+    return stated, WholeTime()
 
 
 def _seconds(text: str) -> float | None:
