@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from tunecast.calibrate.fit_rates import modules_passed
 from tunecast.calibrate.fit_trials import walk_operation
 from tunecast.calibrate.stats import UNSTABLE_SPREAD_FRAC, spread_frac
 from tunecast.model.priors import link_bytes_per_s, pcie_bytes_per_s
@@ -260,14 +261,15 @@ def rate_quantities(trials: Sequence[Trial], gpu: Gpu | None) -> Iterable[Quanti
 
 
 def host_quantities(trials: Sequence[Trial]) -> Iterable[Quantity]:
-    """Microseconds per launch and per synchronisation."""
-    for trial in (*usable(trials, "launch"), *usable(trials, "sync")):
-        issued = trial["params"].get("kernels", 1)
+    """Microseconds per launch, per synchronisation, and per module that a walk over a model goes past."""
+    names = {"launch": "host, per launch", "sync": "host, per synchronisation", "modules": "host, per module passed"}
+    for trial in (found for bench in names for found in usable(trials, bench)):
+        times = trial["params"].get("kernels", 1) if trial["bench"] != "modules" else modules_passed(trial)
         noise = spread_frac(trial["samples_s"])
         yield Quantity(
-            name="host, per launch" if trial["bench"] == "launch" else "host, per synchronisation",
+            name=names[trial["bench"]],
             unit="µs",
-            measured=median(trial["samples_s"]) / issued / MICROSECOND_S,
+            measured=median(trial["samples_s"]) / times / MICROSECOND_S,
             catalog=None,
             spread_frac=noise,
             verdict=verdict(0.0, None, "fact", noise),

@@ -19,8 +19,9 @@ from tunecast.model.inventory import flops_by_dtype
 from tunecast.model.links import OF_HOST
 from tunecast.model.priors import HOOKS, load_priors
 from tunecast.model.sharding_copies import COPIED_BY
+from tunecast.model.time import scalars
 from tunecast.model.timing import seconds_at_peak
-from tunecast.model.trainer_loop import WALK_ORIGIN, modules_of, walks_of
+from tunecast.model.trainer_loop import modules_of, walk_origin, walks_of
 from tunecast.model.units import GIGA, TERA, gib
 from tunecast.run_line import checkpointing_word
 from tunecast.tables import DASH, count, digits, dollars, duration, plain_table, seconds
@@ -209,7 +210,8 @@ def _issued(operations: Sequence[Operation], factors: FactorSet, run: Run) -> st
     launches = sum(operation.launches * operation.count for operation in operations)
     each, hooks = factors.factors.get(HOST_S_PER_LAUNCH), factors.factors.get(HOOKS)
     told = f"{launches:,.0f} launches"
-    as_forward = host_launches(operations, {name: factor.value for name, factor in factors.factors.items()})
+    values = scalars(factors)
+    as_forward = host_launches(operations, values)
     if f"{as_forward:.0f}" != f"{launches:.0f}":
         told += f", as much as {as_forward:,.0f} of the forward,"
     counts = np.array([[operation.count] for operation in operations])
@@ -218,7 +220,7 @@ def _issued(operations: Sequence[Operation], factors: FactorSet, run: Run) -> st
         told += f" + {visits:,.0f} visits of modules by hooks, each as much as {hooks.value:.1f} launches,"
     if run.trainer_loop:
         walked = walks_of(modules_of(operations, counts, run), np.array([float(run.gradient_accumulation_steps)])).sum()
-        costs = host_seconds({HOST_S_PER_LAUNCH: 1.0}, synchronous=factors.synchronous)[WALKED]
+        costs = host_seconds({**values, HOST_S_PER_LAUNCH: 1.0}, synchronous=factors.synchronous)[WALKED]
         told += f" + {walked:,.0f} modules that the Trainer walks over, each as much as {costs:g} launches,"
     return told if each is None else f"{told} x {each.value * 1e6:.2f} us"
 
@@ -243,7 +245,7 @@ def _work(operations: Sequence[Operation], part_s: float, run: Run, target: Targ
 def _curve_origin(kind: str, factors: FactorSet) -> str:
     """Origins of the curves of that kind, or of the factor that stands in for one, and of what they are scaled by."""
     if kind == "trainer":
-        return WALK_ORIGIN
+        return walk_origin(factors)
     found = {curve.origin for name, curve in factors.curves.items() if kind_of(name) == kind}
     if not found and kind == "communication":
         found = {factor.origin for name, factor in factors.factors.items() if name.startswith(("link", "overlap"))}

@@ -15,7 +15,7 @@ from typing import Any
 from tunecast.calibrate.fit_curves import MEASURED, FittedCurve, fit_curve, host_plateau
 from tunecast.calibrate.fit_forms import curve_observations, specs_for
 from tunecast.calibrate.fit_memory import gauge_memory
-from tunecast.calibrate.fit_rates import cache_bytes, host_start, mfu_by_method, model_flops, rate_factors
+from tunecast.calibrate.fit_rates import cache_bytes, host_start, mfu_by_method, model_flops, rate_factors, walk_factors
 from tunecast.calibrate.fit_steps import MeasuredStep, StepFit, fit_steps, with_steps
 from tunecast.calibrate.fit_trials import Trial, log_noise, median_seconds, trial_id, usable
 from tunecast.calibrate.trace.spec import architecture_from_dict, run_from_dict
@@ -66,7 +66,9 @@ class StepFitter:
         )
         self.steps_ = self._measured_steps(trials, base)
         self.step_fit_ = fit_steps(self.steps_, host_s_per_launch=host_start(trials), synchronous=self.synchronous)
-        self.factors_ = with_steps(base, self.step_fit_) if self.step_fit_ else _without_steps(base, trials)
+        fitted = with_steps(base, self.step_fit_) if self.step_fit_ else _without_steps(base, trials)
+        walks = walk_factors(trials, fitted.factors[HOST_S_PER_LAUNCH].value)
+        self.factors_ = replace(fitted, factors=fitted.factors | walks)
         return self
 
     def fit_curves(self, trials: Sequence[Trial]) -> dict[str, FittedCurve]:

@@ -13,6 +13,7 @@ from tunecast.calibrate.fit_trials import ATTENTION_PRODUCTS, Trial, median_seco
 from tunecast.catalogs.gpus import Gpu, load_gpus
 from tunecast.model.factors import Factor, FactorSet
 from tunecast.model.operation import Kind, Operation, Phase
+from tunecast.model.trainer_loop import HOST_WALKS, IN_THE_TRAINER, IN_THE_TRAINER_LOG_SD
 from tunecast.model.units import MICROSECOND_S
 from tunecast.model.value import lognormal
 
@@ -30,6 +31,27 @@ def host_start(trials: Sequence[Trial]) -> float:
     """Seconds per launch in the launch benchmark."""
     each = [median_seconds(t) / t["params"]["kernels"] for t in usable(trials, "launch")]
     return float(np.median(each)) if each else SAFE_LAUNCH_S
+
+
+WALKS_PER_TRIAL = 4
+"""Times that a ``modules`` trial goes over all modules."""
+
+
+def modules_passed(trial: Trial) -> int:
+    """Modules that one repetition of a ``modules`` trial goes past."""
+    return WALKS_PER_TRIAL * int(trial["extra"]["modules"])
+
+
+def walk_factors(trials: Sequence[Trial], host_s_per_launch: float) -> dict[str, Factor]:
+    """What a module costs that transformers' Trainer walks over, in launches of the forward; empty without its trial.
+
+    The walks of a trial follow each other; between steps they take `IN_THE_TRAINER` times as long.
+    """
+    each = [median_seconds(trial) / modules_passed(trial) for trial in usable(trials, "modules")]
+    if not each:
+        return {}
+    launches = IN_THE_TRAINER * float(np.median(each)) / host_s_per_launch
+    return {HOST_WALKS: _spread_factor(launches, IN_THE_TRAINER_LOG_SD, "1")}
 
 
 RATED_BENCHES = ("memory", "transfer", "disk", "load", "checkpoint")

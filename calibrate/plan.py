@@ -37,7 +37,7 @@ COLLECTIVE_BYTES = {"gpu": (256 * KIB, 16 * MIB, 512 * MIB), "cpu": (64 * KIB, 4
 """Payloads: one of latency, a layer's adapters, and beyond a layer's weights (8B: 437 MB)."""
 DEVICE_BENCHES = ("gemm", "memory", "dequant", "matmul_4bit", "attention", "loss", "optimizer", "step")
 """Benches that keep the device busy; the others let it cool and come after them."""
-HOST_BENCHES = ("launch", "sync", "transfer")
+HOST_BENCHES = ("launch", "sync", "transfer", "modules")
 """What every forecast asks of the host and its link, in a second or two: before what a slow card has no time for."""
 LATER = ("grouped", "masked", "walk")
 """Device work of some models only, after all other."""
@@ -205,8 +205,15 @@ def _walks(table: PlanTable, hardware: Hardware) -> Iterator[TrialSpec]:
         yield TrialSpec(bench="walk", params=params, repeats=table.repeats, warmup=table.warmup)
 
 
-OF_SOME = (_flash, _grouped, _masked, _walks)
-"""Trials of some cards or models only."""
+def _modules(table: PlanTable, hardware: Hardware) -> Iterator[TrialSpec]:
+    """Walks over the modules of real models that nothing is computed with."""
+    for shape in table.modules:
+        params = _training(shape, training_dtype(hardware))
+        yield TrialSpec(bench="modules", params=params, repeats=table.repeats, warmup=table.warmup)
+
+
+OF_SOME = (_flash, _grouped, _masked, _walks, _modules)
+"""Trials of some cards or models only, and what came after the others were in order."""
 
 
 def _attentions(shapes: Iterable[tuple[int, int, int, int, int]], dtype: str) -> Iterator[dict[str, Any]]:
@@ -281,6 +288,11 @@ def step_architecture(width: Width, depth: int, vocab: int) -> Architecture:
 
 
 def _step(shape: StepShape, dtype: str, repeats: int, warmup: int) -> TrialSpec:
+    return TrialSpec(bench="step", params=_training(shape, dtype) | {"steps": repeats}, repeats=repeats, warmup=warmup)
+
+
+def _training(shape: StepShape, dtype: str) -> dict[str, Any]:
+    """The model and the run of a step, as a record holds them."""
     architecture = step_architecture(shape.width, shape.depth, shape.vocab)
     options: dict[str, Any] = {
         "method": shape.method,
@@ -293,5 +305,4 @@ def _step(shape: StepShape, dtype: str, repeats: int, warmup: int) -> TrialSpec:
         options["lora_r"] = shape.rank
         options["lora_target_modules"] = list(shape.targets) if shape.targets else "all-linear"
     run = resolve_run(architecture, options, gpu_has_bf16=dtype == "bf16", emulates_bf16=dtype == "fp32").run
-    params = {"architecture": architecture_to_dict(architecture), "run": run_to_dict(run), "steps": repeats}
-    return TrialSpec(bench="step", params=params, repeats=repeats, warmup=warmup)
+    return {"architecture": architecture_to_dict(architecture), "run": run_to_dict(run)}

@@ -83,6 +83,8 @@ class PlanTable:
     optimizer: tuple[tuple[int, int], ...] = ()
     """(elements, tensors)."""
     steps: tuple[StepShape, ...] = ()
+    modules: tuple[StepShape, ...] = ()
+    """Models whose modules the host goes over, as a training loop does around its steps."""
     slow: tuple[tuple[str, dict[str, Any]], ...] = ()
     """Host, links and storage: (bench, params)."""
 
@@ -105,6 +107,10 @@ W4096 = Width(hidden=4096, intermediate=14336, heads=32, kv_heads=8, head_dim=12
 """Llama-3.1-8B."""
 W8192 = Width(hidden=8192, intermediate=28672, heads=64, kv_heads=8, head_dim=128)
 """Llama-3.1-70B."""
+
+
+ADAPTED = StepShape(width=NARROW, depth=24, method="lora", length=128, checkpointing=False)
+"""As many modules as 0.5B parameters with adapters on all maps: 2,001."""
 
 
 def host_steps(depth: int) -> tuple[StepShape, ...]:
@@ -266,6 +272,7 @@ GPU_QUICK = PlanTable(
         StepShape(width=W2048, depth=2, method="qlora", length=1024, checkpointing=False, batch=2),
         *host_steps(depth=4),
     ),
+    modules=(ADAPTED,),
     slow=(
         ("launch", {"kernels": 500}),
         ("sync", {}),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tunecast.calibrate.plan_tables import W576, W896, W1024, W1536, W2048, PlanTable, StepShape
+from tunecast.calibrate.plan_tables import ADAPTED, W576, W896, W1024, W1536, W2048, PlanTable, StepShape
 from tunecast.model.units import GIB, MIB
 
 CPU_QUICK = PlanTable(
@@ -82,6 +82,7 @@ CPU_QUICK = PlanTable(
         StepShape(width=W2048, depth=1, method="qlora", length=512, checkpointing=True),
         StepShape(width=W2048, depth=2, method="lora", length=128, checkpointing=True),
     ),
+    modules=(ADAPTED,),
     slow=(
         ("launch", {"kernels": 500}),
         ("disk", {"bytes": 256 * MIB, "cold": True, "direction": "read"}),

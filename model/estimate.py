@@ -129,7 +129,7 @@ def forecast(question: Question, target: Target) -> Forecast:
             *unused_notes(run, target, question),
             *scaling_notes(scaling, run, storage),
             *pipeline_notes(timing, run),
-            *trainer_notes(timing.parts_s, timing.step_time_s.value),
+            *trainer_notes(timing.parts_s, timing.step_time_s.value, factors),
             *row_notes(resolved.run, rows, held),
             *document_notes(resolved.run, question.options),
             *data_notes,
@@ -193,7 +193,7 @@ def factor_origins(target: Target, factors: FactorSet, question: Question, run: 
     """Where each factor of the forecast came from."""
     origins = {f"curve.{name}": curve.origin for name, curve in sorted(factors.curves.items())}
     origins |= {name: factor.origin for name, factor in sorted(factors.factors.items())}
-    origins |= walk_origins(run)
+    origins |= walk_origins(run, factors)
     if question.achieved_tflops is not None:
         origins = {"achieved_tflops": "assumed"}
     if target.gpu is not None:

@@ -20,10 +20,13 @@ from typing import Any
 from tunecast.catalogs.errors import InputError
 from tunecast.model.factors import HOST_S_PER_LAUNCH, Factor, FactorSet
 from tunecast.model.factors_io import factor_set_from_record
+from tunecast.model.trainer_loop import HOST_WALKS, WALK_LAUNCHES
 from tunecast.model.value import Z80
 
 RATIO_PREFIX = "scale.host_"
 MEASURED = "measured:"
+ASSUMED = {HOST_WALKS: WALK_LAUNCHES}
+"""Ratios that no prior takes as 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +74,7 @@ def with_shared_host(prior: FactorSet, shared: HostRecord) -> FactorSet:
     moved = {HOST_S_PER_LAUNCH: between(prior.factors[HOST_S_PER_LAUNCH].value, measured)}
     for name, found in shared.factors.factors.items():
         if name.startswith(RATIO_PREFIX):
-            moved[name] = between(1.0, found)
+            moved[name] = between(ASSUMED.get(name, 1.0), found)
     note = (
         f"host and software as measured on {shared.gpu} ({shared.name}), shrunk towards the prior by {1 - weight:.0%}"
     )

@@ -39,7 +39,7 @@ from tunecast.model.slow_host import LOG_STEP as LOG_STEP
 from tunecast.model.slow_host import host_steps as host_steps
 from tunecast.model.slow_host import with_slow_host
 from tunecast.model.step_seconds import StepTime as StepTime
-from tunecast.model.trainer_loop import WALK_LOG_SD
+from tunecast.model.trainer_loop import walk_log_sd
 from tunecast.model.value import at_least_to, lognormal
 
 ROUNDED = 1e-12
@@ -299,7 +299,7 @@ def step_time(operations: Sequence[Operation], factors: FactorSet, *, run: Run) 
     table, values = phase_table(operations, factors, run=run), scalars(factors)
     clocks = run_clocks(table, values, synchronous=factors.synchronous)
     slow = run_clocks(table, slow_host_values(table, factors), synchronous=factors.synchronous)
-    spread = log_sd_parts(table, factors) | {"trainer": WALK_LOG_SD * clocks.trainer_s / clocks.step_s}
+    spread = log_sd_parts(table, factors) | {"trainer": walk_log_sd(factors) * clocks.trainer_s / clocks.step_s}
     log_sd = float(np.sqrt(sum(part**2 for part in spread.values())))
     parts = _parts(table, clocks, values)
     phases = told(clocks.segments_s) | {"overhead": parts["overhead"]}

@@ -18,15 +18,18 @@ them where that is long.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from tunecast.model.curves import Array
+from tunecast.model.factors import FactorSet
 from tunecast.model.hooks import enters_module
 from tunecast.model.operation import GROUPED, Operation, Phase
 from tunecast.model.run import Run
 from tunecast.model.segments import FORWARD, OPTIMIZER_SEGMENT, SEGMENTS
+from tunecast.model.value import Z80
 
 WALKS = "walks"
 """The host's column of modules that are walked over."""
@@ -37,8 +40,13 @@ WALK_LAUNCHES_OF_A_CPU = 0.8
 """The same where the device is its own host: 2.7 us over the 3.3 us a launch of the CPU's record (results/records)."""
 WALK_LOG_SD = 0.3
 """How unsure both are, as a standard deviation of their logarithm: assumed; the two jobs differ by 0.4."""
-WALK_ORIGIN = "assumed"
-"""Of what a module costs: no calibration measures it."""
+HOST_WALKS = f"scale.host_{WALKS}"
+"""The factor of a record that has measured it: launches of the forward that a module in a walk costs."""
+IN_THE_TRAINER = 1.2
+"""How many times as long as the walks of a calibration's ``modules`` trial, one right after the other, the Trainer
+takes for what it adds: results/validation/trainer-walks.json."""
+IN_THE_TRAINER_LOG_SD = 0.2
+"""How unsure that is of another machine, model or method: assumed."""
 MUCH = 0.05
 """Share of a step from which a note tells of it."""
 PER_MICRO_STEP = 2.0
@@ -82,18 +90,32 @@ def reads_loss(meets: Array) -> Array:
     return met
 
 
-def walk_origins(run: Run) -> dict[str, str]:
-    """Where the cost of a module in a walk comes from, of a run that the Trainer drives."""
-    return {"trainer_launches_per_module": WALK_ORIGIN} if run.trainer_loop else {}
+def walk_log_sd(factors: FactorSet) -> float:
+    """How unsure the cost of a module in a walk is, as a standard deviation of its logarithm."""
+    measured = factors.factors.get(HOST_WALKS)
+    return WALK_LOG_SD if measured is None else math.log(measured.high / measured.low) / (2.0 * Z80)
 
 
-def trainer_notes(parts_s: Mapping[str, float], step_s: float) -> tuple[str, ...]:
+def walk_origin(factors: FactorSet) -> str:
+    """Where the cost of a module in a walk comes from."""
+    measured = factors.factors.get(HOST_WALKS)
+    return "assumed" if measured is None else measured.origin
+
+
+def walk_origins(run: Run, factors: FactorSet) -> dict[str, str]:
+    """The same, of a run that the Trainer drives and where no factor of a record says it by itself."""
+    told_already = HOST_WALKS in factors.factors
+    return {} if told_already or not run.trainer_loop else {"trainer_launches_per_module": walk_origin(factors)}
+
+
+def trainer_notes(parts_s: Mapping[str, float], step_s: float, factors: FactorSet) -> tuple[str, ...]:
     """That the Trainer takes much of a step, and what says that another loop runs."""
     own_s = parts_s.get("trainer", 0.0)
     if own_s < MUCH * step_s:
         return ()
+    known = "as measured on this host" if HOST_WALKS in factors.factors else "assumed from two jobs on one machine"
     note = (
         f"transformers' Trainer takes {own_s / step_s:.0%} of the step for going over the model's modules in Python, "
-        "assumed from two jobs on one machine; a loop of one's own: --no-trainer-loop"
+        f"{known}; a loop of one's own: --no-trainer-loop"
     )
     return (note,)

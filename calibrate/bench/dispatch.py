@@ -47,12 +47,20 @@ def run_step_late(spec: TrialSpec, backend: Backend) -> TrialResult:
     return run_step(spec, backend)
 
 
+def run_modules_late(spec: TrialSpec, backend: Backend) -> TrialResult:
+    """The ``modules`` bench, likewise."""
+    from tunecast.calibrate.bench.module_walks import run_modules
+
+    return run_modules(spec, backend)
+
+
 WHOLE: dict[str, Callable[[TrialSpec, Backend], TrialResult]] = {
     "launch": run_launch,
     "disk": run_disk,
     "load": run_load,
     "checkpoint": run_checkpoint,
     "step": run_step_late,
+    "modules": run_modules_late,
     "collective": run_collective,
 }
 """Benches that take their own times."""
@@ -72,7 +80,7 @@ def run_bench(spec: TrialSpec, backend: Backend) -> TrialResult:
             raise
         return TrialResult(outcome="oom", message=" ".join(str(error).split()))
     finally:
-        if spec.bench == "step":
+        if spec.bench in ("step", "modules"):
             gc.collect()  # Models hold themselves in cycles; the buffers of the other benches do not.
         backend.empty_cache()
 

@@ -29,6 +29,8 @@ class TrialSpec:
     ``optimizer``   elements, tensors, optim
     ``launch``      kernels (tiny kernels issued in a row: host seconds per launch)
     ``sync``        (none: cost of one synchronisation)
+    ``modules``     architecture, run (as of ``step``): four walks over the modules of a model, as transformers'
+                    Trainer takes around a step
     ``transfer``    bytes, pinned (bool), direction (h2d | d2h)
     ``disk``        bytes, cold (bool), direction (read | write)
     ``load``        bytes, quantize (bool): a safetensors shard all the way to the device

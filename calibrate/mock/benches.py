@@ -14,6 +14,7 @@ from tunecast.calibrate.mock.host import bare_seconds
 from tunecast.calibrate.mock.kernels import collective_seconds, pcie_bytes_per_s
 from tunecast.calibrate.mock.power import Operating
 from tunecast.calibrate.mock.simulator import Simulator, compile_stream
+from tunecast.calibrate.mock.step import modules_of
 from tunecast.calibrate.mock.work import Work, together
 from tunecast.model.operation import Kind, Operation, Phase
 from tunecast.model.units import DTYPE_BYTES
@@ -24,6 +25,10 @@ ROTATED_COPIES = 64
 """Copies of small buffers that the real benchmarks rotate at most (`bench/timing.py`)."""
 INNER_LOOPS = 8
 """Calls between two synchronisations of a benchmark that is a short stream: the host runs ahead."""
+
+
+WALKS_AROUND = 4
+"""Walks over all modules that a ``modules`` trial takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,6 +212,12 @@ def _sync(simulator: Simulator, p: Params, hotness: float) -> Truth:
     return Truth(seconds=bare_seconds(host, Kind.MEMORY) + launch.minimum_s + host.sync_s)
 
 
+def _modules(simulator: Simulator, p: Params, hotness: float) -> Truth:
+    """Python goes past every module of the real model, as often as the real benchmark does."""
+    modules = modules_of(p)
+    return Truth(seconds=WALKS_AROUND * modules * simulator.physics.host.walk_s, extra={"modules": modules})
+
+
 def _transfer(simulator: Simulator, p: Params, hotness: float) -> Truth:
     host = simulator.physics.host
     rate = pcie_bytes_per_s(simulator.card) * host.pcie_frac * (1.0 if p["pinned"] else host.pageable_frac)
@@ -259,6 +270,7 @@ BENCHES: dict[str, Callable[[Simulator, Params, float], Truth]] = {
     "optimizer": _optimizer,
     "launch": _launch,
     "sync": _sync,
+    "modules": _modules,
     "transfer": _transfer,
     "disk": _disk,
     "load": _load,

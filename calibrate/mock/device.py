@@ -140,7 +140,7 @@ class MockDevice:
         refused = self._refusal(memory.process_bytes or 0)
         if refused:
             return TrialResult(outcome="oom", message=refused, sensors_before=before, sensors_after=before)
-        key = step_key(spec) if spec.bench == "step" else spec.key
+        key = step_key(spec) if "architecture" in spec.params else spec.key
         warm = warmups(self.physics, key, truth.seconds, spec.warmup)
         samples = repetitions(self.physics, key, truth.seconds, spec.repeats)
         self._worked(truth, sum(warm) + sum(samples), memory)

@@ -88,6 +88,7 @@ def slower_host(host: HostPhysics, factor: float) -> HostPhysics:
         module_s=host.module_s * factor,
         layer_s=host.layer_s * factor,
         checkpoint_s=host.checkpoint_s * factor,
+        walk_s=host.walk_s * factor,
         sync_s=host.sync_s * factor,
     )
 
@@ -232,6 +233,7 @@ def _host(draw: _Draw) -> HostPhysics:
         module_s=draw("module") * core,
         layer_s=draw("layer") * core,
         checkpoint_s=draw("checkpoint") * core,
+        walk_s=draw("walk") * core,
         sync_s=draw("sync") * US,
         variety=draw("variety"),
         jitter=draw("jitter"),

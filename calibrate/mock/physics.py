@@ -159,6 +159,8 @@ class HostPhysics:
     """Python of one layer, each time it is entered."""
     checkpoint_s: float
     """What a checkpointed region costs besides: saved-tensor hooks, random states, nested autograd."""
+    walk_s: float
+    """Going past one module of a model in Python."""
     sync_s: float
     """One synchronisation."""
     variety: float

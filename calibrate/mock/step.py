@@ -29,14 +29,28 @@ def traced_step(params: dict[str, Any]) -> TracedStep:
     return _traced(json.dumps(params["architecture"], sort_keys=True), json.dumps(params["run"], sort_keys=True))
 
 
+def modules_of(params: dict[str, Any]) -> int:
+    """Modules of the real model that a ``modules`` trial builds; the same model is built once per process."""
+    return _built_modules(json.dumps(params["architecture"], sort_keys=True), json.dumps(params["run"], sort_keys=True))
+
+
+@lru_cache
+def _built_modules(architecture: str, run: str) -> int:
+    from tunecast.calibrate.trace.hf import build_model
+    from tunecast.calibrate.trace.spec import architecture_from_dict, run_from_dict
+
+    model = build_model(architecture_from_dict(json.loads(architecture)), run_from_dict(json.loads(run)), device="meta")
+    return sum(1 for _ in model.modules())
+
+
 def step_key(spec: TrialSpec) -> str:
-    """Identity of a ``step`` trial by what is unlike a default in its model and run: a field that tunecast learns later
-    leaves the noise of steps that do not use it as it was."""
+    """Identity of a ``step`` or ``modules`` trial by what is unlike a default in its model and run: a field that
+    tunecast learns later leaves the noise of steps that do not use it as it was."""
     from tunecast.calibrate.trace.spec import architecture_from_dict, run_from_dict
 
     own = {name: value for name, value in spec.params.items() if name not in ("architecture", "run")}
     model, run = architecture_from_dict(spec.params["architecture"]), run_from_dict(spec.params["run"])
-    return f"step({_unlike_defaults(model)},{_unlike_defaults(run)},{sorted(own.items())})"
+    return f"{spec.bench}({_unlike_defaults(model)},{_unlike_defaults(run)},{sorted(own.items())})"
 
 
 def _unlike_defaults(value: Any) -> str:
