@@ -289,6 +289,14 @@ GPU_QUICK = PlanTable(
     ),
 )
 
+DEEP = tuple(
+    StepShape(width=width, depth=depth, method=method, length=length, checkpointing=True)
+    for width, depth, length in ((W4096, 8, 2048), (W8192, 4, 2048))
+    for method in ("lora", "qlora")
+)
+"""Steps that work the card for tenths of a second without a break, as those of whole models do: its clock under the
+power limit, and products beside everything else, are theirs."""
+
 GPU_FULL = PlanTable(
     repeats=10,
     warmup=2,
@@ -313,6 +321,7 @@ GPU_FULL = PlanTable(
         for length in (768, 3072)
         for checkpointing in (True, False)
     )
+    + DEEP
     + host_steps(depth=8),
     slow=(
         ("disk", {"bytes": 4 * GIB, "cold": True, "direction": "read"}),
