@@ -36,7 +36,7 @@ from tunecast.model.operation import Operation, Phase
 from tunecast.model.paging import paging_seconds
 from tunecast.model.parallel_memory import most_in_flight
 from tunecast.model.parallel_network import most_bridged
-from tunecast.model.rows import held_run, timed_run, unpacked_rows
+from tunecast.model.rows import held_run, likely_runs, packing_of, unpacked_rows
 from tunecast.model.run import Run, tokenless
 from tunecast.model.segments import SEGMENTS, passes_of
 from tunecast.model.sharding_copies import sums_whole
@@ -106,10 +106,13 @@ def screen(
     step_s = np.empty((len(targets), len(runs)))
     allocated, fit = np.empty(len(runs)), Fit.empty(len(targets), len(runs))
 
-    def as_timed(run: Run) -> Run:
-        return timed_run(run, unpacked_rows(run, options or {}))
+    kinds, members = kinds_of(runs, apart=packing_of(options or {}) is False)
 
-    kinds, members = kinds_of(runs)
+    def at_lengths(kind: Run, run: Run) -> tuple[Run, ...]:
+        """The kind at every likely length of the rows of `run`, which is of it but has all of its micro-batches."""
+        likely = likely_runs(run, unpacked_rows(run, options or {}))
+        return tuple(replace(kind, max_length=timed.max_length) for timed in likely)
+
     for part in tape_groups(kinds):
         here = [kinds[place] for place in part]
         memory = memory_of(architecture, [held_run(run, options or {}) for run in here], platform)
@@ -121,10 +124,14 @@ def screen(
             if is_plain(group[0]):
                 micro = np.array([runs[column].gradient_accumulation_steps for column in columns], dtype=float)
                 kind = np.repeat(np.arange(len(group)), sizes)
-                timed = [as_timed(run) for run in group]
-                step_s[:, columns] = step_seconds_of(architecture, timed, kind, micro, factors, platform)
+                timed = [at_lengths(run, runs[where[0]]) for run, where in zip(group, places, strict=True)]
+                found = [
+                    step_seconds_of(architecture, at, kind, micro, factors, platform) for at in zip(*timed, strict=True)
+                ]
             else:
-                step_s[:, columns] = one_by_one(architecture, [as_timed(runs[c]) for c in columns], factors, platform)
+                timed = [at_lengths(runs[column], runs[column]) for column in columns]
+                found = [one_by_one(architecture, at, factors, platform) for at in zip(*timed, strict=True)]
+            step_s[:, columns] = np.mean(found, axis=0)
             repeated = memory.of(np.repeat(own, sizes))
             for device, (target, known) in enumerate(zip(targets, factors, strict=True)):
                 paging_s = paging_seconds(architecture, group, memory.allocated_bytes[own], target, known)
@@ -140,14 +147,15 @@ def screen(
     )
 
 
-def kinds_of(runs: Sequence[Run]) -> tuple[list[Run], list[Rows]]:
+def kinds_of(runs: Sequence[Run], *, apart: bool = False) -> tuple[list[Run], list[Rows]]:
     """Runs that differ in more than how many micro-batches follow the third, or those in flight, and for each the
-    places of its runs."""
+    places of its runs; `apart` where how long a step waits for its longest rows depends on their number."""
     kinds: list[Run] = []
     members: dict[tuple[Any, ...], list[int]] = {}
     for place, run in enumerate(runs):
         micro = min(run.gradient_accumulation_steps, max(3, most_in_flight(run)))
-        places = members.setdefault((micro, _BUT_MICRO(run)), [])
+        exactly = run.gradient_accumulation_steps if apart else micro
+        places = members.setdefault((exactly, _BUT_MICRO(run)), [])
         if not places:
             kinds.append(_with_micro(run, micro))
         places.append(place)

@@ -34,7 +34,8 @@ from tunecast.model.priors import load_priors
 from tunecast.model.question import Question
 from tunecast.model.replay import is_replayed
 from tunecast.model.resolve import Resolved, resolve_run
-from tunecast.model.rows import held_run, row_notes, timed_run, unpacked_rows
+from tunecast.model.row_times import mean_step_ratio, ratio_notes, stretched
+from tunecast.model.rows import Rows, held_run, row_notes, timed_run, unpacked_rows
 from tunecast.model.run import Run
 from tunecast.model.sdpa import efficient_notes
 from tunecast.model.sharding import FSDP, ZERO
@@ -77,22 +78,23 @@ def forecast(question: Question, target: Target) -> Forecast:
     inventory: dict[str, Any] = {"platform": target.platform, "source": question.source}
     held = held_run(run, question.options)
     view = memory_view(question.architecture, held, target, factors, question.source)
-    rows = unpacked_rows(run, question.options)
+    rows, ratio = _rows(question, run, target)
     run = timed_run(run, rows)
     timed = replace(resolved, run=run)
-    computed = step_timing(question, timed, target, factors)
+    computed = stretched(step_timing(question, timed, target, factors), ratio)
     if amount is not None:
         alike = share_without_padding(computed, question, timed, target, factors)
         amount = replace(amount, least=amount.least * alike)
     timing, watched = _watched(question, target, computed)
     storage = _storage_alone(question, target, resolved)
-    scaling = _scaling(question, target, run, timing, factors, storage)
+    scaling = _scaling(question, target, resolved.run, storage, timing, factors)
     rate = phase_rates(target.gpu, factors, question.whole_run.phase_rate)[TOKENIZING]
     timing, data_notes = fed(timing, run, rows, question.options, rate)
     probability = fit_probability(view)
     verdict = fit_verdict(view, probability)
-    model_flops = model_flops_of(question.architecture, run, **inventory)
-    executed = executed_by_dtype_of(question.architecture, run, **inventory)
+    own = run if rows is None else replace(run, max_length=rows.own_length)
+    model_flops = model_flops_of(question.architecture, own, **inventory)
+    executed = executed_by_dtype_of(question.architecture, own, **inventory)
     mfu, hfu = utilizations(model_flops, executed, timing.step_time_s.value, run, target)
     result = Forecast(
         model=question.architecture.name,
@@ -131,6 +133,7 @@ def forecast(question: Question, target: Target) -> Forecast:
             *pipeline_notes(timing, run),
             *trainer_notes(timing.parts_s, timing.step_time_s.value, factors),
             *row_notes(resolved.run, rows, held),
+            *ratio_notes(ratio),
             *document_notes(resolved.run, question.options),
             *data_notes,
             *([] if watched is None else [watched]),
@@ -141,6 +144,14 @@ def forecast(question: Question, target: Target) -> Forecast:
     )
     result = replace(result, scaling=scaling, totals=training_totals(result, amount))
     return with_money(result, question, target, amount, factors=factors, timing=timing)
+
+
+def _rows(question: Question, run: Run, target: Target) -> tuple[Rows | None, float]:
+    """(rows of one sample each, the mean step over that of the mean row)."""
+    rows = unpacked_rows(run, question.options)
+    if question.achieved_tflops is not None:
+        return rows, 1.0
+    return rows, mean_step_ratio(rows, question.architecture, run, target, question.options)
 
 
 def _storage_alone(question: Question, target: Target, resolved: Resolved) -> dict[str, Any]:
@@ -155,10 +166,10 @@ def _storage_alone(question: Question, target: Target, resolved: Resolved) -> di
 
 
 def _scaling(
-    question: Question, target: Target, run: Run, timing: StepTime, factors: FactorSet, storage: Mapping[str, Any]
+    question: Question, target: Target, run: Run, storage: Mapping[str, Any], timing: StepTime, factors: FactorSet
 ) -> Scaling | None:
-    """How the job scales; None for one GPU, where the user gave the speed, or where one GPU runs other code. A traced
-    run is compared by formula, where its family has formulas."""
+    """How the job scales, whose `run` has its longest rows; None for one GPU, where the user gave the speed, or where
+    one GPU, which has `storage`, runs other code. A traced run is compared by formula where its family has formulas."""
     fraction = given_fraction(question.options)
     if run.num_gpus == 1 or question.achieved_tflops is not None or not comparable(run):
         return None
@@ -166,14 +177,17 @@ def _scaling(
     source = question.source if question.architecture.settings else None
 
     def alike(run: Run, factors: FactorSet) -> StepTime:
-        operations = timed_operations(question.architecture, run, factors, platform=target.platform, source=source)
-        return _watched(question, target, step_time(operations, factors, run=run))[0]
+        (rows, ratio), platform = _rows(question, run, target), target.platform
+        run = timed_run(run, rows)
+        operations = timed_operations(question.architecture, run, factors, platform=platform, source=source)
+        return _watched(question, target, stretched(step_time(operations, factors, run=run), ratio))[0]
 
     job = timing if question.source is None else alike(run, factors)
     one = replace(alone(run, storage), paged_bytes=0)
     one = replace(one, paged_bytes=overflow_bytes(question.architecture, one, target))
     own = scaled(job_factors(target, question.architecture, one, question.options), question.factor_scales)
-    operations = timed_operations(question.architecture, run, factors, platform=target.platform, source=source)
+    at = timed_run(run, unpacked_rows(run, question.options))
+    operations = timed_operations(question.architecture, at, factors, platform=target.platform, source=source)
     return scaling_of(job, alike(one, own), operations, factors, run, fraction)
 
 

@@ -8,10 +8,16 @@ random, the longest of b is
 
     sum over i of t(i) ((i / n)^b - ((i - 1) / n)^b)
 
-in the mean. A step is timed at that length; memory stays that of the longest row (`longest_row`), which some
-micro-batch reaches: ``max_length``, filled up like any other.
-Left out: that attention grows with the square of the length (a step of mean length is a little shorter than the mean
-step), and that copies of the model wait for the one with the longest rows.
+in the mean. Copies of the model wait for the one with the longest rows: of c copies that meet in every micro-step
+(FSDP and ZeRO-3 gather each layer, ZeRO-2 reduces what each backward made) the rows waited for are the longest of b c
+samples; copies that meet once after a micro-steps wait for the largest of c sums, whose excess over the mean is that
+of one micro-step over the root of a (exact for normal lengths).
+
+A step's time is no straight line over the length: the host decides that of short rows, the card that of long ones,
+and attention grows with the square. So it is the mean over `LIKELY` lengths of the row waited for that are equally
+likely (`Rows.lengths`), and what is told as timed is the length whose step takes that mean (`row_times`). Memory stays
+that of the longest row (`longest_row`), which some micro-batch reaches: ``max_length``, filled up like any other.
+FLOPs are those of a copy's own rows.
 """
 
 from __future__ import annotations
@@ -20,7 +26,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tunecast.catalogs.errors import InputError
 from tunecast.model.dataset import Dataset, bytes_per_token, kept, read_dataset
@@ -29,16 +35,20 @@ from tunecast.model.kept_samples import HELD_OUT, HELD_ROWS, MOST_SAMPLES, long_
 from tunecast.model.read_numbers import as_number
 from tunecast.model.resolve import ASSUMED
 from tunecast.model.run import Run
-from tunecast.model.sample_lengths import longest_of
+from tunecast.model.sample_lengths import likely_lengths, longest_of
+from tunecast.model.sharding import keeps_weights, shards_of
 from tunecast.model.stacks import built_stack, ignores_padding
 
 if TYPE_CHECKING:
     from tunecast.model.curves import Array
 
+_Length = TypeVar("_Length", float, "Array")
 ROWS_PACKED = "rows_packed"
 """Option that nobody types: whether a training file, or its framework by default, packs rows."""
 LENGTHS = ("mean_tokens", "dataset")
 """Options that say how long samples are."""
+LIKELY = 8
+"""Equally likely lengths that a step is timed at where rows are samples of unlike lengths."""
 LEAST_TOLD = 0.005
 """Share of padding that rounds to 1% or more."""
 
@@ -48,12 +58,17 @@ class Rows:
     """Rows of one sample each."""
 
     length: int
-    """Tokens of a mean row, padding included."""
+    """Tokens of a mean row, padding included, of the copy of the model that the others wait for."""
+    own_length: int
+    """Tokens of a mean row of any copy."""
     mean_tokens: float
     """Tokens of a mean sample, cut at ``max_length``."""
     samples: float | None
     """Of one epoch; None where the data do not say."""
     how: str
+    lengths: tuple[int, ...]
+    """Equally likely lengths of the rows waited for, the shortest first; `length` is their mean until a step is timed
+    (`row_times`)."""
     shortest: int | None = None
     """Tokens of a mean row at the low end of what is assumed of the data; None: nothing is."""
     longest: int | None = None
@@ -61,8 +76,19 @@ class Rows:
 
     @property
     def padding_frac(self) -> float:
-        """Share of the processed tokens that are padding."""
+        """Share of the tokens of the rows waited for that are padding, or that other copies do not have."""
         return max(1.0 - self.mean_tokens / self.length, 0.0)
+
+
+def likely_longest(lengths: Sequence[float] | Array, batch: int) -> Array:
+    """(`LIKELY`,) means of equally likely parts of the lengths of the longest of `batch` samples drawn with
+    replacement, the shortest first."""
+    import numpy as np
+
+    each = np.sort(np.asarray(lengths, dtype=float))
+    likely = (np.arange(len(each) + 1) / len(each)) ** batch
+    so_far = np.concatenate([[0.0], np.cumsum(each * np.diff(likely))])
+    return np.asarray(np.diff(np.interp(np.arange(LIKELY + 1) / LIKELY, likely, so_far)) * LIKELY)
 
 
 def mean_longest(lengths: Sequence[float] | Array, batch: int) -> float:
@@ -177,16 +203,42 @@ def unpacked_rows(run: Run, options: Mapping[str, Any]) -> Rows | None:
         raise InputError(
             f"--mean-tokens is {mean:g}, which is not between 1 and --max-length {run.max_length}; change one of them."
         )
-    length, most = max(round(longest_of(batch, mean, run.max_length, run.pad_to_multiple_of)), 1), longest_row(run)
-    how = _how(run)
-    if batch == 1 or length == most:
-        return Rows(length=length, mean_tokens=mean, samples=None, how=how)
+    cut, multiple = run.max_length, run.pad_to_multiple_of
+    own, most = longest_of(batch, mean, cut, multiple), longest_row(run)
+    of_all = longest_of(batch * run.dp, mean, cut, multiple)
+    each, of_each = (likely_lengths(of, mean, cut, multiple, LIKELY) for of in (batch, batch * run.dp))
+    rows = Rows(
+        length=_whole(waited_for(own, of_all, run)),
+        own_length=_whole(own),
+        mean_tokens=mean,
+        samples=None,
+        how=_how(run),
+        lengths=tuple(_whole(length) for length in waited_for(each, of_each, run)),
+    )
+    if batch * run.dp == 1 or own >= most:
+        return rows
     alike = _filled(mean, run)
-    how += (
+    how = rows.how + (
         "; of lengths only the mean is known, so they are assumed to be spread exponentially; the interval of the "
         f"whole run, not that of a step, goes from rows of {alike}, all alike, to {most}"
     )
-    return Rows(length=length, mean_tokens=mean, samples=None, how=how, shortest=alike, longest=most)
+    return replace(rows, how=how, shortest=alike, longest=most)
+
+
+def _whole(length: float) -> int:
+    return max(round(float(length)), 1)
+
+
+def waited_for(own: _Length, of_all: _Length, run: Run) -> _Length:
+    """Tokens of the rows that a job waits for, where a copy's own are `own` and the longest of all copies' rows of one
+    micro-step `of_all`."""
+    return of_all if copies_meet(run) else own + (of_all - own) / math.sqrt(run.gradient_accumulation_steps)
+
+
+def copies_meet(run: Run) -> bool:
+    """Whether copies of the model wait for each other in every micro-step, not once in a step."""
+    shards = shards_of(run)
+    return (shards.weights and not keeps_weights(run)) or shards.gradients or run.sync_each_micro_batch
 
 
 def _how(run: Run) -> str:
@@ -197,7 +249,8 @@ def _how(run: Run) -> str:
     batch, multiple = run.per_device_train_batch_size, run.pad_to_multiple_of
     longest = f"padded to the longest of {batch}" if batch > 1 else ""
     filled = f"filled to a multiple of {multiple}" if multiple > 1 else ""
-    return ", ".join(filter(None, (alone, " and ".join(filter(None, (longest, filled))))))
+    waits = f"{run.dp} copies of the model waiting for the longest" if run.dp > 1 else ""
+    return ", ".join(filter(None, (alone, " and ".join(filter(None, (longest, filled))), waits)))
 
 
 def _filled(length: float, run: Run) -> int:
@@ -212,15 +265,15 @@ def longest_row(run: Run) -> int:
 
 def _rows_of_file(run: Run, options: Mapping[str, Any]) -> Rows:
     found = trained_data(options)
-    batch, multiple = run.per_device_train_batch_size, run.pad_to_multiple_of
-    return _rows_of(found, bytes_per_token(options), run.max_length, batch, multiple, _how(run))
+    return _rows_of(found, bytes_per_token(options), run)
 
 
-@lru_cache(maxsize=64)
-def _rows_of(found: Dataset, per_token: Factor, most: int, batch: int, multiple: int, how: str) -> Rows:
-    """Rows of a file's samples, `most` tokens at most and filled to a `multiple`, in micro-batches of `batch`."""
+@lru_cache(maxsize=256)
+def _rows_of(found: Dataset, per_token: Factor, run: Run) -> Rows:
+    """Rows of a file's samples, cut and filled up and in micro-batches as the run has them."""
     import numpy as np
 
+    most, multiple, batch = run.max_length, run.pad_to_multiple_of, run.per_device_train_batch_size
     samples, lengths = found.pieces(per_token.value, most), np.array(found.lengths(per_token.value, most))
     if samples < 1:
         raise InputError(
@@ -228,9 +281,15 @@ def _rows_of(found: Dataset, per_token: Factor, most: int, batch: int, multiple:
             "length of rows."
         )
 
-    def row(size_bytes: float) -> int:
+    def filled(size_bytes: float) -> Array:
         tokens = np.array(found.lengths(size_bytes, most), dtype=float)
-        return max(round(mean_longest(np.ceil(tokens / multiple) * multiple, batch)), 1) if len(tokens) else 0
+        return np.asarray(np.ceil(tokens / multiple) * multiple)
+
+    def row(size_bytes: float) -> int:
+        """Tokens of the mean row waited for."""
+        each = filled(size_bytes)
+        own, of_all = (mean_longest(each, of) if len(each) else 0.0 for of in (batch, batch * run.dp))
+        return _whole(waited_for(own, of_all, run)) if len(each) else 0
 
     def work(size_bytes: float) -> int:
         """Tokens of a mean row, had the epoch as many rows as by the value."""
@@ -238,11 +297,15 @@ def _rows_of(found: Dataset, per_token: Factor, most: int, batch: int, multiple:
 
     ends = (work(per_token.high), work(per_token.value), work(per_token.low))
     known = per_token.low == per_token.high
+    each = filled(per_token.value)
+    likely, likely_of_all = (likely_longest(each, of) for of in (batch, batch * run.dp))
     return Rows(
         length=row(per_token.value),
+        own_length=_whole(mean_longest(each, batch)),
+        lengths=tuple(_whole(length) for length in waited_for(likely, likely_of_all, run)),
         mean_tokens=float(lengths.mean()),
         samples=samples,
-        how=how,
+        how=_how(run),
         shortest=None if known else min(ends),
         longest=None if known else max(ends),
     )
@@ -272,6 +335,14 @@ def _largest(found: Dataset) -> int:
     return max(found.sizes_bytes)
 
 
+def likely_runs(run: Run, rows: Rows | None) -> tuple[Run, ...]:
+    """The run at every one of the equally likely lengths of its rows; at one where they are alike, or nothing is known
+    of them."""
+    if rows is None:
+        return (timed_run(run, None),)
+    return tuple(replace(run, max_length=length) for length in rows.lengths)
+
+
 def timed_run(run: Run, rows: Rows | None) -> Run:
     """The run at the length of its mean row; rows of which nothing but padding is known are the longest."""
     length = rows.length if rows is not None else longest_row(run) if run.padding_mask else run.max_length
@@ -286,7 +357,8 @@ def row_notes(run: Run, rows: Rows | None, held: Run) -> tuple[str, ...]:
     dearer = 1.0 / (1.0 - rows.padding_frac)
     counted = f", which tokens/s and $ per million tokens count (a token of the data costs {dearer:.2f} times as much)"
     counted = counted if rows.padding_frac >= LEAST_TOLD else ""
-    told = f"timed at {rows.length} tokens a row ({rows.how}), {rows.padding_frac:.0%} of them padding{counted}"
+    idle = " or waiting" if run.dp > 1 else ""
+    told = f"timed at {rows.length} tokens a row ({rows.how}), {rows.padding_frac:.0%} of them padding{idle}{counted}"
     if held.max_length < longest_row(run):
         return (f"{told}; memory at {held.max_length}, which no sample is longer than",)
     return (f"{told}; memory at {held.max_length}" if rows.length < held.max_length else told,)

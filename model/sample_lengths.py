@@ -11,6 +11,8 @@ import math
 
 import numpy as np
 
+from tunecast.model.curves import Array
+
 POINTS = 4096
 """Of the integral over lengths."""
 BISECTIONS = 60
@@ -25,6 +27,18 @@ def scale_of(mean: float, cut: float) -> float:
         middle = math.sqrt(low * high)
         low, high = (middle, high) if -middle * math.expm1(-cut / middle) < mean else (low, middle)
     return math.sqrt(low * high)
+
+
+def likely_lengths(batch: int, mean: float, cut: float, multiple: int, parts: int) -> Array:
+    """(parts,) means of equally likely parts of the lengths of the longest of `batch` such samples, the shortest first:
+    lengths at `POINTS` probabilities, cut and filled up to a `multiple`; their mean is `longest_of`'s."""
+    whole = longest_of(batch, mean, cut, multiple)
+    if mean >= cut:
+        return np.full(parts, whole)
+    likely = (np.arange(POINTS) + 0.5) / POINTS
+    lengths = np.minimum(-scale_of(mean, cut) * np.log1p(-(likely ** (1.0 / batch))), cut)
+    found = (np.ceil(lengths / multiple) * multiple).reshape(parts, -1).mean(axis=1)
+    return np.asarray(found * (whole / found.mean()))
 
 
 def longest_of(batch: int, mean: float, cut: float, multiple: int = 1) -> float:
