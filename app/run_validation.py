@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tunecast.catalogs.errors import InputError
 from tunecast.model.units import HOUR_S, gib
 from tunecast.model.value import Value
-from tunecast.tables import DASH, digits, plain_table
+from tunecast.tables import DASH, above_bar, digits, plain_table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -82,7 +82,7 @@ class RunValidation:
         error = next((line.error for line in self.lines if line.name == "optimizer step"), None)
         if error is None:
             return ["there is no forecast of the step time, so the bar is not met"]
-        return [f"the step time is forecast {error:+.1%} off, above {bar:.1%}"] if abs(error) > bar else []
+        return [f"the step time is forecast {above_bar(error, bar, '+', ' off')}"] if abs(error) > bar else []
 
 
 def validate_run(

@@ -90,3 +90,10 @@ def count(value: float) -> str:
 def gib_text(n_bytes: float | None) -> str:
     """Bytes as GiB with one decimal."""
     return DASH if n_bytes is None else f"{gib(n_bytes):.1f}"
+
+
+def above_bar(error: float, bar: float, sign: str = "", between: str = "") -> str:
+    """An error and the bar that it is above, in percent: the bar as it was typed, the error to as many decimals as tell
+    the two apart."""
+    decimals = next((n for n in range(1, 12) if round(100.0 * abs(error), n) > 100.0 * bar), 12)
+    return f"{error:{sign}.{decimals}%}{between}, above {100.0 * bar:.12g}%"

@@ -16,6 +16,7 @@ from tunecast.calibrate.validate_summary import Stats, memories, speeds, stats_o
 from tunecast.calibrate.whole_time import flops_alone
 from tunecast.catalogs.errors import InputError
 from tunecast.model.forecast_json import memory_to_dict
+from tunecast.tables import above_bar
 
 EXPLANATION_SCHEMA = "tunecast.validation-explanation/1"
 
@@ -44,7 +45,7 @@ class Validation:
         if all(median is None for median in medians.values()):
             return ["no row could be scored, so the bar is not met"]
         return [
-            f"the median {name} error is {median:.1%}, above {bar:.1%}"
+            f"the median {name} error is {above_bar(median, bar)}"
             for name, median in medians.items()
             if median is not None and median > bar
         ]

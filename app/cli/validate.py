@@ -14,10 +14,16 @@ from tunecast.cli.completion import NAMES
 from tunecast.cli.options import Json
 
 
-def refuse_unused(path: Path, *, single: bool, explain: str | None, **of_one: object) -> None:
-    """Raise InputError for an option that says nothing about what is validated: a single run, or a table of runs."""
+def refuse_unused(path: Path, *, single: bool, explain: str | None, bar: float | None, **of_one: object) -> None:
+    """Raise InputError for an option that says nothing about what is validated: a single run, a table of runs or one of
+    its rows."""
     if single and explain is not None:
         raise InputError(f"--explain names a row of a table, but {path} is one run; leave it out.")
+    if explain is not None and bar is not None:
+        raise InputError(
+            f"--max-median-error is a bar for the median of a table's rows, but --explain shows {explain} alone; leave "
+            "one of them out."
+        )
     for name, value in of_one.items():
         if value and not single:
             raise InputError(
@@ -83,7 +89,7 @@ def validate(
 
     single = runs.suffix == ".json"
     bar = None if max_median_error is None else share(max_median_error)
-    refuse_unused(runs, single=single, explain=explain, config=config, gpu=gpu, record=record)
+    refuse_unused(runs, single=single, explain=explain, bar=bar, config=config, gpu=gpu, record=record)
     if explain is not None:
         with told_or_printed("forecasting the run") as told:
             found = validation.explain(runs, explain, told)

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from tunecast.calibrate.run_table import read_table
 from tunecast.cli.program import program
+from tunecast.tables import above_bar
 
 HEAD = "id,model,gpu,method,seq_len,micro_batch,tokens_per_s,peak_mem_gib,reserved_or_allocated,confidence\n"
 ROWS = (
@@ -62,8 +63,27 @@ def test_the_bar_decides_the_exit_code(tmp_path: Path) -> None:
     assert runner.invoke(program, ["validate", str(path), "--max-median-error", "0.34"]).exit_code == 0
     missed = runner.invoke(program, ["validate", str(path), "--max-median-error", "0.33", "--json"])
     assert missed.exit_code == 3
-    assert "median speed error is 33.3%, above 33.0%" in missed.stderr
+    assert "median speed error is 33.3%, above 33%" in missed.stderr
     assert json.loads(missed.stdout)["summary"]["speed"]["median_abs_error"] == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize(
+    ("error", "bar", "told"),
+    [
+        (1 / 3, 0.33, "33.3%, above 33%"), (0.0004, 0.0001, "0.04%, above 0.01%"),
+        (0.12341, 0.1234, "12.341%, above 12.34%"),
+        (0.05, 0.0, "5.0%, above 0%"), (0.2, 0.125, "20.0%, above 12.5%"),
+    ],
+)  # fmt: skip
+def test_an_error_above_the_bar_is_told_with_the_decimals_that_it_takes(error: float, bar: float, told: str) -> None:
+    assert above_bar(error, bar) == told
+
+
+def test_a_bar_for_all_rows_is_refused_beside_one(table: Path) -> None:
+    answer = runner.invoke(program, ["validate", str(table), "--explain", "R-1", "--max-median-error", "0.1"])
+    assert answer.exit_code == 2
+    assert len(answer.stderr.strip().splitlines()) == 1
+    assert "--max-median-error is a bar for the median of a table's rows" in answer.stderr
 
 
 @pytest.mark.parametrize(("typed", "code"), [("34%", 0), ("33 %", 3), ("0", 3), ("1", 0), ("100%", 0)])
