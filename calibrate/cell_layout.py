@@ -43,12 +43,13 @@ WAYS = ("tp", "pp", "cp", "dp", "rest", "dp_shard", "dp_replicate")
 """Facts that name how GPUs share a model or its data."""
 PASSED_ON = (
     "of_method", "sequence_parallel", "async_tp", "pp_interleave", "fsdp_version", "cp_kind", "gradient_checkpointing",
+    "of_torch",
 )  # fmt: skip
 
 
 def layout_of(text: str, gpus: int) -> dict[str, Any] | None:
     """Run options of a parallelism cell; None where it states nothing."""
-    plain = _zipped(_rest(text))
+    plain = _zipped(_rest(_apart(text)))
     try:
         said = facts_of("parallelism", plain)
     except SkipRowError as unknown:
@@ -56,6 +57,7 @@ def layout_of(text: str, gpus: int) -> dict[str, Any] | None:
     if said is None:
         return None
     facts = _merged(text, said)
+    _two_ways(text, facts)
     degrees = _degrees(text, facts, gpus)
     inner = degrees["tp"] * degrees["pp"] * degrees["cp"]
     if gpus % inner:
@@ -139,6 +141,21 @@ def _sharding(text: str, facts: Mapping[str, Any], copies: int) -> str:
     if copies == 1:
         return "none"
     return str(found or "ddp")
+
+
+def _apart(text: str) -> str:
+    """Names that a times sign joins as two (``TP4xPP2``), and a degree in brackets as one (``data parallel (8)``)."""
+    plain = re.sub(rf"(?<=\d)\s*[x*\u00d7]\s*(?={NAMED}\s*[=:]?\s*\d)", " x ", text, flags=re.IGNORECASE)
+    ways = r"\b(?:[tpcd]p|(?:tensor|pipeline|context|data)[ -]parallel(?:ism)?)"
+    return re.sub(rf"({ways})\s*\(\s*(\d+)\s*\)", r"\1 \2", plain, flags=re.IGNORECASE)
+
+
+def _two_ways(text: str, facts: dict[str, Any]) -> None:
+    """A mesh of two ways, of which the cell names both: HSDP's, or FSDP beside degrees of a model."""
+    named = sum(int(facts.get(way, 1)) > 1 for way in ("tp", "pp", "cp", "dp", "dp_shard", "dp_replicate"))
+    sharded = "fsdp" in facts or "sharding" in facts
+    if facts.pop("two_ways", False) and facts.get("kind") != "hsdp" and named + sharded < 2:
+        raise SkipRowError(f"parallelism {text!r} does not say which two: write HSDP, or FSDP and TP=2")
 
 
 def _rest(text: str) -> str:

@@ -50,6 +50,12 @@ DENIED = re.compile(
     re.IGNORECASE,
 )
 """A name or a group beside a word for no."""
+KINDS = re.compile(
+    r"\s*\(?(?P<number>\d+) (?:target[ _-]?)?(?:linear )?(?:modules?|linears?|projections?|maps?)\)?\s*", re.I
+)
+"""A number of kinds of modules alone: all of them, of a model that has as many."""
+ALTERNATIVES = re.compile(r"\(\s*(\w+(?:\s*\|\s*\w+)+)\s*\)_(proj\w*)", re.IGNORECASE)
+"""Names by their beginnings: ``(q|v)_proj``."""
 JOINED = {
     "qkv": "qkv", "attention output": "o", "experts": "gud", "linear_fc1": "gu", "c_proj": "od", "table of tokens": "e",
     "head": "h", "q": "q", "k": "k", "v": "v", "o": "o", "gate": "g", "up": "u", "down": "d",
@@ -74,6 +80,10 @@ def targets_of(text: str) -> dict[str, Any] | None:
     """Options of a cell, its names not yet those of a model; None where it states nothing."""
     text = re.sub(r"\bdefault values?\b", "default", text, flags=re.IGNORECASE)
     text = re.sub(COUNTED, "", text, flags=re.IGNORECASE)
+    text = ALTERNATIVES.sub(lambda found: ",".join(f"{n.strip()}_{found[2]}" for n in found[1].split("|")), text)
+    kinds = KINDS.fullmatch(text)
+    if kinds is not None:
+        return {"lora_target_modules": f"<{int(kinds['number'])}>"}
     text = re.sub(JOINED_WITH_OUTPUT, "attention", text, flags=re.IGNORECASE)
     saved = SAVED.search(text)
     if saved is not None:
@@ -247,6 +257,13 @@ def _part(architecture: Architecture, own: Sequence[str], part: str) -> list[str
         return LITGPT_PARTS[part].split(",")
     attention = {linear.name for group in architecture.groups for linear in group.layer.attention.linears}
     roles = {"qkv": ("q", "k", "v", "qkv"), "qv": ("q", "v")}
+    if part.isdigit():
+        layers = adaptable_modules(architecture)
+        if len(layers) != int(part):
+            raise SkipRowError(
+                f"lora_targets: {architecture.name} has {len(layers)} kinds of modules; write which {part}"
+            )
+        return [*layers]
     if part == "attention":
         return [name for name in own if name in attention] or ["attention"]
     if part in ("mlp", "text"):

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from importlib import resources
 from typing import Any
 
-from tunecast.calibrate.cell_grammar import facts_of, meaning
+from tunecast.calibrate.cell_grammar import Facts, facts_of, meaning
 from tunecast.calibrate.cell_layout import layout_of
 from tunecast.calibrate.cell_targets import targets_of
 from tunecast.calibrate.framework_names import PLAIN, TRANSFORMERS, Software, had_sdpa
@@ -103,6 +103,8 @@ def in_pieces(column: str, text: str, gpus: int = 1) -> Options | None:
         return None
     if column == "packed":
         return _lengths(text, facts)
+    if "lora_dropout" in facts:
+        _dropout(text, facts)
     if column == "grad_checkpointing" and "gradient_checkpointing" not in facts:
         raise SkipRowError(f"{column} {text!r} does not say whether it checkpoints: write yes or no as well")
     if facts.pop("tf32", False) and "fp32" in (facts.get("number", "fp32"), facts.get("weights")) and not halved(facts):
@@ -115,6 +117,15 @@ def in_pieces(column: str, text: str, gpus: int = 1) -> Options | None:
 def halved(facts: Mapping[str, Any]) -> bool:
     """Whether products run in 16 or 8 bits, so that a switch of fp32 ones changes next to nothing."""
     return facts.get("number") in HALVES or facts.get("weights") in HALVES or bool(facts.get("eight"))
+
+
+def _dropout(text: str, facts: Facts) -> None:
+    """A dropout is that of adapters; of a model trained whole there is none to forecast, and 0 is none."""
+    facts["lora_dropout"] = float(facts["lora_dropout"])
+    if facts.get("method") != "full":
+        return
+    if facts.pop("lora_dropout"):
+        raise SkipRowError(f"method {text!r}: dropout in a model that is trained whole is not built")
 
 
 def _lengths(text: str, facts: Mapping[str, Any]) -> Options:
@@ -204,13 +215,15 @@ def with_numbers(options: Options, software: Software, bare: str) -> None:
     under DeepSpeed and Megatron, whose model is in 16 bits; a frozen base is in 16 bits. A loop of its own that shards
     has no accelerate around it: autocast over fp32 weights is just that. A bare ``bf16`` is the dtype
     of the weights; whether products run under autocast is then the software's default, and beside adapters under
-    transformers' Trainer always so: it is the Trainer's flag. Sources: torch.autocast docs; TrainingArguments.bf16;
+    transformers' Trainer always so: it is the Trainer's flag. torch's own ZeRO-1 (ZeroRedundancyOptimizer) casts no
+    weights. Sources: torch.autocast docs; TrainingArguments.bf16;
     accelerate ``Accelerator.prepare_model`` ("Upcasted low precision parameters", no autocast around DeepSpeed's
     engine); Megatron-LM ``Float16Module``.
     """
     mixed = options.pop("mixed", "") or (bare if software.mixes and bare in HALVES else "")
     sharding, trains_base = str(options.get("sharding", "none")), options["method"] == "full"
-    deepspeed = sharding.startswith("zero")
+    of_torch = options.pop("of_torch", False)
+    deepspeed = sharding.startswith("zero") and not of_torch
     if bare in HALVES and software.stack and not mixed:
         defaults = defaults_of(software, str(options["method"]))
         flag = software.code == TRANSFORMERS and not trains_base
@@ -220,12 +233,17 @@ def with_numbers(options: Options, software: Software, bare: str) -> None:
         wide = autocast and trains_base and (own_fp32 or bare == "fp16")
         options |= {"dtype": "fp32" if wide else bare, "precision": f"{bare}-autocast" if autocast else bare}
     if mixed:
-        whole = sharding in ("none", "ddp") or (software.own_loop and sharding in SHARDED)
+        whole = sharding in ("none", "ddp") or of_torch or (software.own_loop and sharding in SHARDED)
         wide = trains_base and whole and not software.joins
         pure = software.joins or (trains_base and deepspeed)
         options |= {"dtype": "fp32" if wide else mixed, "precision": mixed if pure else f"{mixed}-autocast"}
         if trains_base and sharding in SHARDED and not wide:
             options["master_dtype"] = "fp32"
+    if of_torch and sharding != "none" and trains_base and options.get("precision") in HALVES:
+        raise SkipRowError(
+            "parallelism: torch's ZeroRedundancyOptimizer over weights in 16 bits shards states in 16 bits, which is "
+            "not built; under autocast weights are in fp32"
+        )
     if software.joins and options.get("fp8") == "te":
         options["fp8"] = "megatron"
     if "master_dtype" in software.options and not (trains_base and sharding in SHARDED):
