@@ -20,6 +20,7 @@ from tunecast.catalogs.gpus import ids_called
 from tunecast.catalogs.prices import load_prices
 
 MACHINE = r"(?:nodes?|machines?|hosts?|servers?|instances?|vms?)"
+MACHINE_OF = r"(?:node|machine|host|server|box|instance)"
 ONE = {"a": 1, "one": 1, "single": 1}
 NUMBER = r"(?P<{}>\d{{1,4}}|one|single)"
 CARD_BEHIND = r"(?=\(?[a-z]|[0-9]{4}\b)"
@@ -80,11 +81,15 @@ class Cards:
 
 @functools.cache
 def instances() -> dict[str, tuple[str, int]]:
-    """Card and number of cards by the names of the clouds' machines, in small letters; only names of one shape."""
+    """Card and number of cards by the names of the clouds' machines, in small letters, Azure's without "Standard" too;
+    only names of one shape."""
     found: dict[str, set[tuple[str, int]]] = {}
     for offer in load_prices():
         if offer.provider in CLOUDS and re.search(r"\d", offer.offer_sku):
             found.setdefault(offer.offer_sku.lower(), set()).add((offer.gpu_id, offer.gpu_count))
+            found.setdefault(offer.offer_sku.lower().removeprefix("standard_"), set()).add(
+                (offer.gpu_id, offer.gpu_count)
+            )
     return {name: next(iter(shapes)) for name, shapes in found.items() if len(shapes) == 1}
 
 
@@ -97,6 +102,12 @@ def cards_in(text: str) -> Cards:
     plain, instance, each, times = _instance(plain)
     plain, dgx = _taken(rf"(?:{NUMBER.format('n')}\s*[x*]?\s*)?\b(?P<kind>dgx|hgx)(?=[ -]+{EIGHT}\b)", plain)
     spark = re.search(r"\bdgx[ -]spark\b", plain, re.IGNORECASE)
+    boxed = re.fullmatch(
+        rf"(?P<b>.*?)\(?\b(?P<n>\d{{1,2}})[- ]?gpus?\b(?P<m>.*?)[\s-]{MACHINE_OF}\)?", plain, re.IGNORECASE
+    )
+    if boxed and not re.search(r"\d\s*[x*]|\bdgx\b|\bhgx\b", boxed["b"] + boxed["m"], re.IGNORECASE):
+        card, each = f"{boxed['b'].strip()} {boxed['m'].strip()}".strip(" ,-"), int(boxed["n"])
+        return Cards(card=card, counts=(each,), per_node=each, own=each)
     plain, nodes, per_node, total = _machines(plain)
     plain, count = _count(plain)
     shape = Cards(card=plain, instance=instance, per_node=per_node)
@@ -191,6 +202,13 @@ def _machines(text: str) -> tuple[str, int | None, int | None, int | None]:
     each = rf"{nodes_of}(?:with|,|\()?\s*(?P<per>\d{{1,2}})(?!\d)\s*(?:x|\*)?\s*(?:gpus?|cards?)?\s*{OF_ONE}\)?"
     behind = rf"{nodes_of}(?:of|x|with|,|\()?\s*(?P<per>\d{{1,2}})(?!\d)(?=\s*[x*]?\s*[^,()]*\s{OF_ONE}\)?$)"
     crossed = rf"(?<![\w.-])(?P<nodes>\d{{1,4}})\s*[x*]\s*\(?(?P<per>\d{{1,2}})(?:\s*[x*]\s*|\s+){CARD_BEHIND}"
+    ended = re.fullmatch(
+        rf"(?P<per>\d{{1,2}})\s*[x*]\s*(?P<card>[a-z].*?)\s*[x*]\s*(?P<nodes>\d{{1,4}})\s*{MACHINE}",
+        text,
+        re.IGNORECASE,
+    )
+    if ended:
+        return ended["card"], int(ended["nodes"]), int(ended["per"]), int(ended["nodes"]) * int(ended["per"])
     for pattern in (each, behind, joined, crossed):
         rest, said = _taken(pattern, text)
         if said:
@@ -244,7 +262,8 @@ def cards_of(row: Row) -> tuple[int, int | None]:
     if count is None:
         return _of_text(row, text, named)
     nodes_said = re.search(rf"\b{MACHINE}\b", f"{row.get('parallelism', '')} {stated}", re.IGNORECASE)
-    if named.counts and count not in named.counts and not (nodes_said and count % named.counts[0] == 0):
+    several = nodes_said or (named.own is not None and named.own == named.per_node)
+    if named.counts and count not in named.counts and not (several and count % named.counts[0] == 0):
         raise SkipRowError(f"gpu {text!r} and gpus {stated!r} contradict each other")
     of_text = _per_node(named, count)
     if None not in (per_node, of_text) and per_node != of_text and of_text != NVL72:

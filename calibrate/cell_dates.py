@@ -15,11 +15,22 @@ import re
 
 from tunecast.catalogs.clock import today
 
-MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
-NAME = (
-    r"(?P<name>jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?"
-    r"|oct(?:ober)?|nov(?:ember)?|dec(?:ember)?)\b\.?"
+MONTHS = (
+    r"jan(?:uar[yi]?|vier)?|enero|gennaio|janeiro|j\u00e4nner",
+    r"feb(?:ruar[yi]?|rero|braio)?|f\u00e9vr(?:ier)?|fevereiro",
+    r"mar(?:ch|s|zo|\u00e7o)?|m\u00e4rz|mrz",
+    r"apr(?:il(?:e)?)?|avr(?:il)?|abril",
+    r"may|mai|mayo|maggio|maio",
+    r"june?|juni|juin|junio|giugno|junho",
+    r"july?|juli|juil(?:let)?|julio|luglio|julho",
+    r"aug(?:ust)?|ao\u00fbt|agosto",
+    r"sept?(?:ember|embre|iembre)?|settembre|setembro",
+    r"oct(?:ober|obre|ubre)?|okt(?:ober)?|ottobre|outubro",
+    r"nov(?:ember|embre|iembre|embro)?",
+    r"dec(?:ember)?|dez(?:ember|embro)?|d\u00e9c(?:embre)?|dic(?:iembre|embre)?",
 )
+"""The months in English, German, French, Spanish, Italian and Portuguese, with what they are shortened to."""
+NAME = rf"(?P<name>{'|'.join(MONTHS)})\b\.?"
 OTHER_NAME = NAME.replace("<name>", "<later>")
 DAY = r"(?P<day>\d{1,2})(?:st|nd|rd|th)?"
 YEAR = r"(?P<year>(?:19|20)\d\d)"
@@ -30,21 +41,22 @@ FORMS = tuple(
     for form in (
         rf"{YEAR}[-./](?P<month>\d{{1,2}})[-./](?P<day>\d{{1,2}}){CLOCK}",
         rf"{YEAR}[-./](?P<month>\d{{1,2}})",
+        rf"{YEAR}\s*[\u5e74\ub144]\s*(?P<month>\d{{1,2}})\s*[\u6708\uc6d4](?:\s*(?P<day>\d{{1,2}})\s*[\u65e5\u53f7\uc77c])?",
         r"(?P<year>20\d\d)(?P<month>0[1-9]|1[0-2])(?P<day>[0-3]\d)?",
         rf"(?P<first>\d{{1,2}})(?P<sign>[./-])(?P<second>\d{{1,2}})(?P=sign){YEAR}",
         rf"(?P<month>\d{{1,2}})[./-]{YEAR}",
         rf"{NAME}\s*{DAY},?\s+{YEAR}",
-        rf"{DAY}\.?[\s-]*(?:of\s+)?{NAME}[\s,-]*{YEAR}",
-        rf"{NAME}{SPAN}{OTHER_NAME}[\s,/-]*(?:of\s+)?{YEAR}",
-        rf"{NAME}[\s,/-]*(?:of\s+)?(?:{YEAR}|['\u2019](?P<short>[12]\d))",
+        rf"{DAY}\.?[\s-]*(?:(?:of|de|del)\s+)?{NAME}[\s,-]*(?:(?:of|de|del)\s+)?{YEAR}",
+        rf"{NAME}{SPAN}{OTHER_NAME}[\s,/-]*(?:(?:of|de|del)\s+)?{YEAR}",
+        rf"{NAME}[\s,/-]*(?:(?:of|de|del)\s+)?(?:{YEAR}|['\u2019](?P<short>[12]\d))",
         rf"{YEAR}[\s,/-]*{NAME}",
         rf"{YEAR}\s*\(\s*{NAME}\s*\)",
-        rf"q(?P<quarter>[1-4])[\s,/-]*(?:of\s+)?{YEAR}",
+        rf"q(?P<quarter>[1-4])[\s,/-]*(?:(?:of|de|del)\s+)?{YEAR}",
         rf"{YEAR}[\s,/-]*q(?P<quarter>[1-4])",
         rf"{YEAR}\s*\(\s*q(?P<quarter>[1-4])\s*\)",
-        rf"q(?P<quarter>[1-4])(?:{SPAN}|/)q(?P<later_quarter>[1-4])[\s,/-]*(?:of\s+)?{YEAR}",
+        rf"q(?P<quarter>[1-4])(?:{SPAN}|/)q(?P<later_quarter>[1-4])[\s,/-]*(?:(?:of|de|del)\s+)?{YEAR}",
         rf"{YEAR}[\s,/-]*q(?P<quarter>[1-4])(?:{SPAN}|/)q(?P<later_quarter>[1-4])",
-        rf"h(?P<half>[12])[\s,/-]*(?:of\s+)?{YEAR}",
+        rf"h(?P<half>[12])[\s,/-]*(?:(?:of|de|del)\s+)?{YEAR}",
         rf"{YEAR}[\s,/-]*h(?P<half>[12])",
         rf"{YEAR}\s*\(\s*h(?P<half>[12])\s*\)",
     )
@@ -112,7 +124,7 @@ def _iso(match: re.Match[str]) -> str:
 
 
 def _month(name: str) -> int:
-    return MONTHS.index(name[:3].lower()) + 1
+    return next(number for number, names in enumerate(MONTHS, start=1) if re.fullmatch(names, name, re.IGNORECASE))
 
 
 def _in_order(year: str, first: int, second: int) -> str:

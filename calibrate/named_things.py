@@ -27,7 +27,8 @@ NO_CARD = re.compile(
     r"|hbm2e?|hbm3e?|gddr6x?|gddr7|vram|memory|ram)\b",
     re.IGNORECASE,
 )
-MEMORY = re.compile(r"[\s_-]+(\d+) ?g(i?b)?\b", re.IGNORECASE)
+MEMORY = re.compile(r"[\s_-]+(\d+) ?g(i?b)?\b|(?<=\d)[_-](\d{2,3})$", re.IGNORECASE)
+"""The memory of a card behind its name: ``80GB``, or as in ``A100-80``."""
 SHAPELESS = re.compile(
     r"\s*\((architecture|base|instruct|chat|(pre-?)?trained|random (weights|init(iali[sz]ation)?)|hf|hugging ?face"
     r"|dense|text[ -]only|mlperf( lora)?)\)\s*$",
@@ -43,7 +44,8 @@ STORED = re.compile(
     re.IGNORECASE,
 )
 """Of a model's name: how its published weights are stored (``-bnb-4bit``, ``-GPTQ-Int4``)."""
-SIZED = re.compile(r"[ _-]+(\d+(?:\.\d+)?) ?B$", re.IGNORECASE)
+SIZED = re.compile(r"[ _-]+\(?(\d+(?:\.\d+)?) ?([BM])\)?$", re.IGNORECASE)
+"""A size behind a model's name, in billions or millions of parameters: ``8.03B``, ``(124M)``."""
 SIZE_SHARE = 0.05
 """Share by which a size behind a name may be off the model's: names round."""
 SXM = "sxm"
@@ -86,7 +88,8 @@ def _ids(card: str) -> tuple[str, ...]:
 def _ids_by_memory(text: str) -> tuple[str, ...]:
     memory = MEMORY.search(text)
     rest = text if memory is None else text[: memory.start()] + text[memory.end() :]
-    return () if memory is None else tuple(i for i in ids_called(rest) if i.endswith(f"-{memory[1]}gb"))
+    said = "" if memory is None else memory[1] or memory[3]
+    return tuple(i for i in ids_called(rest) if i.endswith(f"-{said}gb")) if said else ()
 
 
 def in_a_slot(gpu_id: str) -> bool:
@@ -175,4 +178,5 @@ def _of_size(name: str) -> Architecture | None:
         found = load_architecture(name[: size.start()])
     except TunecastError:
         return None
-    return found if abs(float(size[1]) * GIGA / found.total_params - 1.0) <= SIZE_SHARE else None
+    stated = float(size[1]) * (GIGA if size[2].upper() == "B" else GIGA / 1e3)
+    return found if abs(stated / found.total_params - 1.0) <= SIZE_SHARE else None

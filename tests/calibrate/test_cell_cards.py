@@ -47,6 +47,8 @@ ROW = {
         ("single H100", 1, None, H100), ("one H100", 1, None, H100), ("H100 (single GPU)", 1, None, H100),
         ("8x H100 (single node)", 8, 8, H100), ("8xH100 node", 8, None, H100),
         ("RTX PRO 6000 Blackwell Server", 1, None, "rtx-pro-6000-blackwell-server-96gb"),
+        ("A100-80", 1, None, A100_80), ("8x A100-40", 8, None, A100_40), ("8x H100 x 4 nodes", 32, 8, H100),
+        ("H100 SXM5 80GB 8-GPU node", 8, 8, H100), ("8-GPU H100 node", 8, 8, H100), ("2x ND96asr_v4", 16, 8, A100_40),
         ("8x H100 server", 8, None, H100), ("single 8xH100 node", 8, None, H100),
     ],
 )  # fmt: skip
@@ -58,6 +60,7 @@ def test_cards_and_machines_in_one_text(text: str, count: int, per_node: int | N
 @pytest.mark.parametrize(
     ("text", "told"),
     [
+        ("ND96asr_v4", "machine of several GPUs: write how many ran"),
         ("DGX H100", "machine of several GPUs: write how many ran"), ("p5.48xlarge", "machine of several GPUs"),
         ("GB200 NVL72", "machine of several GPUs"), ("2x HGX H100", "may be 8 or 16 GPUs"),
         ("8xH100 (2 nodes)", "may be 8 or 16 GPUs"), ("16x GB200 NVL72", "may be 16 or 1152 GPUs"),

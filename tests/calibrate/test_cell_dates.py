@@ -16,6 +16,12 @@ TABLE = Path(__file__).parents[2] / "results" / "published" / "published-runs.cs
 @pytest.mark.parametrize(
     ("text", "iso"),
     [
+        ("Juni 2024", "2024-06"), ("15. Juni 2024", "2024-06-15"), ("M\u00e4rz 2024", "2024-03"),
+        ("mars 2024", "2024-03"),
+        ("Dez. 2024", "2024-12"), ("ao\u00fbt 2024", "2024-08"), ("12 de junio de 2024", "2024-06-12"),
+        ("mai 2024", "2024-05"),
+        ("2024\u5e746\u6708", "2024-06"), ("2024\u5e746\u670815\u65e5", "2024-06-15"),
+        ("2024\ub144 6\uc6d4", "2024-06"),
         ("2024-06-15", "2024-06-15"), ("June 2024", "2024-06"), ("Jun 2024", "2024-06"), ("Sept. 2024", "2024-09"),
         ("june, 2024", "2024-06"), ("Mar-2024", "2024-03"), ("2024 June", "2024-06"), ("May 2024", "2024-05"),
         ("June 15, 2024", "2024-06-15"), ("June 15th 2024", "2024-06-15"), ("15 Jun 2024", "2024-06-15"),
@@ -50,7 +56,8 @@ def test_a_quarter_counts_to_its_end() -> None:
         ("03.04.2024", "may be 2024-03-04 or 2024-04-03: write which"),
         ("Jun-25", "names no year"), ("25-Jun", "names no year"), ("06/15/24", "names no year"),
         ("yesterday", "names no year"), ("early 2024", "'early' beside 2024"), ("mid-2024", "'mid' beside 2024"),
-        ("summer 2024", "'summer' beside 2024"), ("W23 2024", "'W23' beside 2024"), ("Juni 2024", "'Juni' beside 2024"),
+        ("summer 2024", "'summer' beside 2024"), ("W23 2024", "'W23' beside 2024"),
+        ("kes\u00e4kuu 2024", "'kes\u00e4kuu' beside 2024"),
         ("2024 (early)", "'early' beside 2024"), ("2024-06 to 08", "'08' beside 2024-06"),
         ("31/02/2024", "no day of the calendar"), ("13/14/2024", "no day of the calendar"),
         ("2025 (02)", "'02' beside 2025"), ("2025 (late March)", "'March' beside 2025"),

@@ -98,6 +98,32 @@ def test_a_name_with_its_dimensions_or_with_the_model_whose_shape_it_has() -> No
         model_called("zorblax-7b (zorblax shape)")
 
 
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [
+        ("Llama-3.1-Nemotron-70B", "meta-llama/Llama-3.1-70B"),
+        ("GPT-2 124M", "openai-community/gpt2"),
+        ("GPT-2 (124M)", "openai-community/gpt2"),
+        ("GPT-2 1.5B", "openai-community/gpt2-xl"),
+        ("LLaMA 1 7B", "huggyllama/llama-7b"),
+        ("LLaMA-1 65B", "huggyllama/llama-65b"),
+        ("llama-3-8b (8.03B)", "meta-llama/Meta-Llama-3-8B"),
+        ("Qwen2.5-0.5B (494M)", "Qwen/Qwen2.5-0.5B"),
+        ("Phi-3-mini-128k-instruct", "microsoft/Phi-3.5-mini-instruct"),
+    ],
+)
+def test_everyday_names_are_of_the_models_that_they_mean(name: str, model: str) -> None:
+    assert model_called(name).groups == model_called(model).groups
+    assert model_called(name).total_params == model_called(model).total_params
+
+
+@pytest.mark.parametrize("name", ["llama-3-8b (70B)", "GPT-2 (345B)", "mosaicml/mpt-7b"])
+def test_a_size_that_the_model_lacks_or_another_shape_is_no_name_of_it(name: str) -> None:
+    """MosaicML's published 7B has ALiBi and no biases; the shape of that name in the catalog has neither."""
+    with pytest.raises(TunecastError):
+        model_called(name)
+
+
 def test_a_family_with_all_its_dimensions_is_a_model_of_them() -> None:
     """Llama 3 8B in words is Llama 3 8B, and nanotron's table gives its 1B model 1.11 billion parameters."""
     llama, words = model_called("meta-llama/Meta-Llama-3-8B"), "32 layers, dim 4096, FFN 14336, 32 heads, 8 KV heads"
