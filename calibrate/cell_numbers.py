@@ -2,7 +2,8 @@
 
 Read are ``8182.5``, groups of thousands (``8,182`` in columns of counts and speeds, ``1,234,567`` everywhere), "about"
 (``~``) and a spread (``± 50``) of what was measured, ``12.5k`` of a speed, and ``8k`` of a length where it is a power
-of two (8,192). A unit is that of the column, or one that is turned into it.
+of two (8,192). A unit is that of the column, or one that is turned into it: a speed may be of a minute, an hour or a
+day, a step's time steps of a second or a minute, and a network's bytes or links are bits.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 
-from tunecast.model.units import MINUTE_S
+from tunecast.model.units import HOUR_S, MINUTE_S
 
 SPEEDS = ("tokens_per_s", "tokens_per_s_per_gpu")
 MEASURED = (*SPEEDS, "samples_per_s", "step_time_s", "peak_mem_gib")
@@ -20,7 +21,8 @@ UNGROUPED = (*SPEEDS, "seq_len", "global_batch", "gpus")
 """Columns in which a comma groups thousands: elsewhere it may be that of decimals."""
 SECOND = r"s(?:ec(?:onds?|s)?)?"
 EACH = r"(?: ?(?:/|per|on each|each) ?(?:gpu|device|card|rank))"
-TOKENS_PER_S = rf"(?:t|tok|toks|tokens?) ?(?:/|per) ?{SECOND}|tps"
+TOKENS_PER_S = rf"(?:t|tok|toks|tokens?)? ?(?:/|per) ?{SECOND}|tps"
+OF_ALL = r"(?:in )?total|overall|aggregated?|(?:on|across|over) all (?:gpus|cards|devices)"
 STEP = r"(?: ?(?:/|per) ?(?:it|iter|iteration|step))?"
 SAMPLES = r"(?:samples?|seqs?|sequences?|examples?)"
 UNITS = {
@@ -29,11 +31,11 @@ UNITS = {
     "grad_accum": r"(?:micro[- ]?)?(?:steps?|batches)|x",
     "global_batch": SAMPLES,
     "gpus": r"x|gpus?|cards?|devices?|accelerators?",
-    "tokens_per_s": TOKENS_PER_S,
+    "tokens_per_s": rf"(?:{TOKENS_PER_S})?\s*(?:{OF_ALL}|\((?:{OF_ALL})\))|{TOKENS_PER_S}",
     "tokens_per_s_per_gpu": rf"(?:{TOKENS_PER_S}){EACH}?|TGS",
     "step_time_s": SECOND + STEP,
     "peak_mem_gib": "GiB",
-    "samples_per_s": rf"(?:samples?|seqs?|sequences?) ?(?:/|per) ?{SECOND}",
+    "samples_per_s": rf"{SAMPLES}? ?(?:/|per) ?{SECOND}",
 }
 """Units that may stand behind a column's numbers: its own."""
 FRACTIONAL = (*MEASURED, "total_time_h", "total_tokens_or_steps", "internode_gbps", "params_b")
@@ -57,7 +59,7 @@ COUNTED = {
 """What a column's number counts, in words."""
 NAMES = {
     "seq_len": (
-        r"max|cutoff[ _]len|block[ _]size|(?:max[ _]?)?(?:(?:seq(?:uence)?|model)[ _]?)?len(?:gth)?"
+        r"max|packed to|cutoff[ _]len|block[ _]size|(?:max[ _]?)?(?:(?:seq(?:uence)?|model)[ _]?)?len(?:gth)?"
         r"|(?:ctx|context)(?:[ _]len(?:gth)?)?"
     ),
     "micro_batch": r"(?:per[ _-]device[ _-])?(?:train[ _-])?(?:micro[ _-]?)?batch(?:[ _-]?size)?|m?bs",
@@ -71,10 +73,46 @@ REMARKS = re.compile(
     re.IGNORECASE,
 )
 """What a bracket behind a number may say of it."""
+TIMES_SIGN = ("gpus", "grad_accum", "micro_batch")
+"""Columns whose count may have a times sign before it: ``x8``."""
+BEHIND_LENGTH = r"\s*(?:\((?:{0})\)|\b(?:{0}))\s*$".format(
+    r"max(?:imum)?|ctx|context(?: window| len(?:gth)?)?|(?:samples |sequences )?packed"
+)
+"""What a length may be called behind it."""
 ONE = {"grad_accum": r"no|1 \((?:none|no|off|no accumulation)\)"}
 """Words for 1."""
 TIMES = {"k": 1e3, "m": 1e6}
-THOUSANDS = "[, '_\u2009\u00a0\u202f]"
+THOUSANDS = "[, '\u2019_\u2009\u00a0\u202f]"
+POWERS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9}
+SPANS_S = {"min": MINUTE_S, "hou": HOUR_S, "hr": HOUR_S, "h": HOUR_S, "day": 24 * HOUR_S}
+LONGER = re.compile(
+    rf"(?P<n>\d[\d.,]*) ?(?P<power>[kMB]?) ?(?:(?:tok|toks|tokens?)(?P<each>{EACH})? ?)?(?:/|\bper) ?"
+    rf"(?:(?P<min>min)(?:ute)?|(?P<hou>hou)r|(?P<hr>hr)|(?P<h>h)|(?P<day>day))(?P<each2>{EACH})?",
+    re.IGNORECASE,
+)
+"""Tokens of a minute, an hour or a day."""
+STEPS_OFTEN = re.compile(
+    rf"(?P<n>\d[\d.]*) ?(?:its?|iter(?:ation)?s?|steps?) ?(?:/|per) ?(?:(?P<minute>min(?:ute)?)|{SECOND})",
+    re.IGNORECASE,
+)
+"""Steps of a second or a minute."""
+NETWORK = "internode_gbps"
+LINKS_GBPS = {"FDR": 56.0, "EDR": 100.0, "HDR": 200.0, "NDR": 400.0, "XDR": 800.0}
+"""InfiniBand's generations: what one link of four lanes sends."""
+NETWORK_UNITS = {
+    r"G|Gig|GbE|GE|[Gg]b(?:it)?s?(?:ps|/s(?:ec)?| ?per ?s(?:ec(?:ond)?)?)?|Gbit": 1.0,
+    r"GB(?:ps|/s(?:ec)?)|G(?:iga)?[Bb]ytes?/s": 8.0,
+    r"T|[Tt]b(?:it)?s?(?:ps|/s(?:ec)?)": 1e3,
+    r"TB(?:ps|/s(?:ec)?)": 8e3,
+}
+"""Units of a network, and how many Gbit/s each is: a small b is a bit, a large one eight."""
+NETWORK_WORDS = re.compile(
+    r"\b(?:infiniband|ib|ethernet|roce(?: ?v[12])?|rdma|efa(?:v[1-3])?|mellanox|connectx-?\d|cx-?\d"
+    r"|links?|nics?|ports?|rails?"
+    r"|(?:per|each) (?:node|machine|server|host))\b|/ ?(?:node|machine|server|host)\b|[()\[\],]",
+    re.IGNORECASE,
+)
+"""Words of a network that say nothing of its speed."""
 EUROPEAN = re.compile(r"[1-9]\d{0,2}\.\d{3}")
 """2.700 is two thousand seven hundred in half of Europe."""
 
@@ -87,23 +125,34 @@ def number_of(column: str, text: str) -> float:
     """The number that a cell says; NaN for none. Raises `NumberError` where it may be two, or of another column."""
     if re.fullmatch(ONE.get(column, "(?!)"), text, re.IGNORECASE):
         return 1.0
+    if column == NETWORK:
+        return _network_gbps(text)
     text = text if column == "rank" else REMARKS.sub("", text)
     minutes = re.fullmatch(rf"([\d.]+) ?min(?:ute)?s?{STEP}", text, re.IGNORECASE)
     if minutes and column == "step_time_s":
         return _decimal(minutes[1]) * MINUTE_S
+    often = STEPS_OFTEN.fullmatch(text)
+    if often and column == "step_time_s":
+        steps = _decimal(often["n"])
+        return (MINUTE_S if often["minute"] else 1.0) / steps if steps else math.nan
     milliseconds = re.fullmatch(rf"(.*\d.*?) ?(?:ms|milliseconds?|msecs?){STEP}", text)
     if milliseconds and column == "step_time_s":
         return _decimal(re.sub(r"(?<=\d),(?=\d{3}\b)", "", _bare(column, milliseconds[1]))) / 1e3
     plain = _bare(column, text)
     if column in WHOLE and EUROPEAN.fullmatch(plain):
         raise NumberError(f"may be {float(plain):g} or {plain.replace('.', '')}: write it without a point")
-    if column == "tokens_per_s" and re.search(rf"{EACH}$|\bTGS$", plain, re.IGNORECASE):
+    longer = LONGER.fullmatch(plain) if column in SPEEDS else None
+    each = longer is not None and (longer["each"] or longer["each2"])
+    if column == "tokens_per_s" and (each or re.search(rf"{EACH}$|\bTGS$", plain, re.IGNORECASE)):
         raise NumberError("is the speed of one GPU: write it into tokens_per_s_per_gpu")
     if column == "seq_len" and re.match(r"[~\u2248]", plain):
         raise NumberError("is about a length: write the one that samples were cut or padded to")
+    if longer:
+        span_s = next(length_s for name, length_s in SPANS_S.items() if longer[name])
+        return _decimal(_ungrouped(column, longer["n"])) * POWERS[longer["power"].lower()] / span_s
     power = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kKM])", plain)
     if power and column == "seq_len":
-        return _power_of_two(float(power[1]) * 1024) if power[2] in "kK" else math.nan
+        return _length(float(power[1])) if power[2] in "kK" else math.nan
     if power and column in SPEEDS:
         return float(power[1]) * TIMES[power[2].lower()]
     return _decimal(_ungrouped(column, plain))
@@ -139,10 +188,6 @@ def why_none(column: str, text: str) -> str:
     if comma:
         return _comma(column, comma[1], comma[2])
     rest = text.replace(number, " ", 1).strip()
-    if column == "step_time_s" and re.fullmatch(
-        rf"(?:it|iter(?:ation)?s?|steps?) ?(?:/|per) ?{SECOND}", rest, re.IGNORECASE
-    ):
-        return f"counts steps per second: write the seconds of one step, 1 / {number}"
     if rest and _decimal(number) > 0:
         unit = f", in {COUNTED[column]}" if column in COUNTED else ""
         return f"holds {rest!r} beside {number}: write the number alone{unit}"
@@ -166,8 +211,9 @@ def may_be_thousands(column: str, text: str) -> bool:
 def _bare(column: str, text: str) -> str:
     """A number without its name, its unit and what says that it is about so."""
     plain = _rank(text) if column == "rank" else text
+    plain = re.sub(r"^[x\u00d7*]\s*(?=\d)", "", plain) if column in TIMES_SIGN else plain
     if column == "seq_len":
-        plain = re.sub(r"\s*\(?(?:max(?:imum)?)\)?\s*$", "", plain, flags=re.IGNORECASE)
+        plain = re.sub(BEHIND_LENGTH, "", plain, flags=re.IGNORECASE)
     if column in NAMES:
         plain = re.sub(rf"^(?:{NAMES[column]})(?:\s*[=:]\s*|\s+(?=\d))", "", plain, flags=re.IGNORECASE)
     spread = r"\s*\(?(?:\u00b1|\+/-)\s*[\d.,]+\s*%?\)?$" if column in MEASURED else "(?!)"
@@ -179,8 +225,37 @@ def _bare(column: str, text: str) -> str:
     return re.sub(spread, "", plain)
 
 
-def _power_of_two(tokens: float) -> float:
-    return tokens if tokens == int(tokens) and int(tokens) & (int(tokens) - 1) == 0 else math.nan
+def _length(thousands: float) -> float:
+    """A length in k: a power of two is one in 1,024, any other may be one in 1,000."""
+    tokens = thousands * 1024
+    if tokens == int(tokens) and int(tokens) & (int(tokens) - 1) == 0:
+        return tokens
+    raise NumberError(f"may be {thousands * 1000:g} or {tokens:g}: write which")
+
+
+def _network_gbps(text: str) -> float:
+    """What one machine sends, in Gbit/s: ``400 Gb/s``, ``50 GB/s``, ``8x400``, ``8x HDR``; NaN for none."""
+    plain = re.sub(r"\s+", " ", NETWORK_WORDS.sub(" ", text)).strip()
+    names = "|".join(LINKS_GBPS)
+    found = re.fullmatch(
+        rf"(?:(?P<links>\d+) ?[x\u00d7*] ?)?(?P<name>(?i:{names}))?[ -]?(?P<n>\d+(?:\.\d+)?)? ?(?P<unit>[A-Za-z/ ]*?)"
+        rf" ?(?P<behind>(?i:{names}))?",
+        plain,
+    )
+    if found is None:
+        return math.nan
+    name, links = (found["name"] or found["behind"] or "").upper(), found["links"]
+    unit = found["unit"].strip()
+    if found["n"] is None and (unit or not name):
+        return math.nan
+    of_link = found["n"] is None or (found["name"] and not unit)
+    if of_link and links is None:
+        one = float(found["n"] or LINKS_GBPS[name])
+        raise NumberError(f"says {one:g} Gbit/s of a link, and not how many a machine has: write {one:g} or 8x{one:g}")
+    if found["n"] is None:
+        return int(links) * LINKS_GBPS[name]
+    gbps = next((value for form, value in NETWORK_UNITS.items() if re.fullmatch(form, unit)), None if unit else 1.0)
+    return math.nan if gbps is None else float(found["n"]) * gbps * int(links or 1)
 
 
 def _ungrouped(column: str, plain: str) -> str:
@@ -198,11 +273,18 @@ def _decimal(plain: str) -> float:
 
 
 def _rank(text: str) -> str:
-    """A rank without its name and without the alpha beside it (``r=16``, ``16 (alpha 32)``, ``16/32``)."""
+    """A rank without its name and without the alpha beside it (``r=16``, ``16 (alpha 32)``, ``16/32``, ``r16a32``)."""
     both = re.fullmatch(r"r\s*=\s*(?:alpha|\u03b1|a)\s*=\s*(\d+)", text, flags=re.IGNORECASE)
-    plain = both[1] if both else re.sub(r"^(lora[ _]?)?(rank|r|dim)\s*[=:]?\s*", "", text, flags=re.IGNORECASE)
+    plain = both[1] if both else re.sub(r"\s*[,;]?\s*\(?(?:use[_ ])?rs-?lora\)?$", "", text, flags=re.IGNORECASE)
+    plain = re.sub(
+        r"^(?:lora[_ ])?(?:alpha|\u03b1|a)\s*[=:]?\s*\d+\s*[\s,;/]\s*(?=[a-z])", "", plain, flags=re.IGNORECASE
+    )
+    plain = re.sub(r"^(lora[ _]?)?(rank|r|dim)\s*[=:]?\s*", "", plain, flags=re.IGNORECASE)
     plain = re.sub(r"\s*[,;]\s*(lora[_ ])?dropout\s*[=:]?\s*[\d.]+$", "", plain, flags=re.IGNORECASE)
-    alpha = r"(\s*[(,;/]?\s*(and |with )?(lora[_ ])?(alpha|\u03b1|a(?=\s*=))\s*[=:]?\s*\d+\s*\)?|\s*/\s*\d+)$"
+    alpha = (
+        r"(\s*[(,;/]?\s*(and |with )?(lora[_ ])?(alpha|\u03b1|a(?=\s*=|\d))\s*[=:]?\s*"
+        r"(\d+(\s*[x*]?\s*r(ank)?)?|r(ank)?)\s*\)?|\s*/\s*\d+)$"
+    )
     return re.sub(alpha, "", plain, flags=re.IGNORECASE)
 
 

@@ -22,6 +22,7 @@ from tunecast.calibrate.row_cells import (
     check_doubts,
     check_half,
     counter_called,
+    counter_of,
     note_full,
     note_method,
     rows_are_full,
@@ -31,6 +32,8 @@ from tunecast.calibrate.row_cells import (
     with_master,
 )
 from tunecast.calibrate.row_faults import in_columns, with_others
+from tunecast.calibrate.row_kind import check_confidence, check_kind
+from tunecast.calibrate.row_plain import plain_cells, variant_options
 from tunecast.calibrate.row_rules import filled, from_rules, rules_of, with_rules
 from tunecast.calibrate.row_sharding import check_shared, network_gbps, nvlink_said, unshared
 from tunecast.calibrate.run_table import (
@@ -38,8 +41,6 @@ from tunecast.calibrate.run_table import (
     OUT_OF_MEMORY,
     SkipRowError,
     check_batch,
-    check_confidence,
-    check_kind,
     check_possible,
     check_size,
     dated,
@@ -170,7 +171,7 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
     check_doubts(row)
     row = dated(row)
     check_card(row)
-    row = with_one_gpu(row)
+    row = plain_cells(with_one_gpu(row))
     if row.get("model", "").lower() in NOTHING:
         raise SkipRowError("model is not stated")
     row = out_of_memory(row)
@@ -234,7 +235,7 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
         whole_time=whole_run.note,
         why_no_speed=why_no_speed(row) or whole_run.why_not if tokens_per_s is None else "",
         peak_bytes=None if peak_gib is None else peak_gib * GIB,
-        counter=_counter(row, rules),
+        counter=counter_of(row, rules),
         why_no_memory=why_no_memory,
         notes=row.get("notes", ""),
         attention_kernel=kernel or next((rule["attention_kernel"] for rule in rules if "attention_kernel" in rule), ""),
@@ -336,7 +337,7 @@ def _options(
     if options.pop("distributed_optimizer", False) and options.get("sharding") == "ddp":
         options["sharding"] = "zero1"
     if "framework" in row:
-        options = as_shards(with_rules(options, rules, notes) | _variant_options(row))
+        options = as_shards(with_rules(options, rules, notes) | variant_options(row))
     options["max_length"] = whole(row, "seq_len")
     if options.pop("filled_length", options["max_length"]) != options["max_length"]:
         raise SkipRowError(f"seq_len {row['seq_len']!r} and packed {row['packed']!r} contradict each other")
@@ -391,20 +392,3 @@ def _fusable(software: Software, options: dict[str, Any], architecture: Architec
     every = dict.fromkeys((*own, *software.fused.split(","), *str(options.get("fused_kernels", "")).split(",")))
     values = {"loss_type": "nll", "attn_implementation": "sdpa", **options}
     return ",".join(part for part in every if part and not why_not_fused(part, values, architecture)) or "none"
-
-
-def _counter(row: dict[str, str], rules: list[dict[str, Any]]) -> str:
-    """Which memory counter the row has; a rule says where one counts what no forecast of a step is about."""
-    told = next((str(rule["counter"]) for rule in rules if "counter" in rule), "")
-    stated = row.get("reserved_or_allocated", "") or "not stated"
-    return told or counter_called(stated)
-
-
-def _variant_options(row: dict[str, str]) -> dict[str, Any]:
-    """What the variant of a stack, named in the notes, says about the run."""
-    match = re.search(r"Variant: (.*?)\. ", row.get("notes", ""))
-    variant = match[1] if match else ""
-    known: dict[str, Any] = vocabulary()["variant"]
-    if variant not in known:
-        raise SkipRowError(f"variant {variant!r} is not in the vocabulary")
-    return dict(known[variant])

@@ -8,7 +8,7 @@ fill their length count in tokens; what counts memory is named in many words.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from tunecast.calibrate.cell_grammar import facts_of
@@ -311,3 +311,9 @@ def counter_called(text: str) -> str:
         return named[1] + text[len(text) - len(plain[named.end() :]) :]
     kinds = [word for word in re.findall(r"[a-z]+", plain) if word not in COUNTED]
     return kinds[0] if kinds in (["allocated"], ["reserved"]) else text
+
+
+def counter_of(row: Mapping[str, str], rules: Iterable[Mapping[str, Any]]) -> str:
+    """Which memory counter the row has; a rule says where one counts what no forecast of a step is about."""
+    told = next((str(rule["counter"]) for rule in rules if "counter" in rule), "")
+    return told or counter_called(row.get("reserved_or_allocated", "") or "not stated")

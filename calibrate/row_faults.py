@@ -57,7 +57,7 @@ ALONE = tuple(column for column in VOCABULARY_COLUMNS if column not in ("paralle
 NUMBERS = ("seq_len", "micro_batch", "grad_accum", "global_batch", "rank", "tokens_per_s", "step_time_s")
 REPAIRABLE = re.compile(
     r"is not in the vocabulary|: Unknown |is not a (whole )?number|says nothing that is"
-    r"|has a (decimal )?comma|without a comma|holds .* beside|holds \d+ numbers|counts steps per second"
+    r"|has a (decimal )?comma|without a comma|holds .* beside|holds \d+ numbers|: write which$"
 )
 """Of a reason: that other words in the cell would have been read."""
 SPLIT = "; "

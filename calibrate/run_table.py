@@ -24,7 +24,7 @@ from tunecast.calibrate.cell_numbers import (
     why_none,
     with_point,
 )
-from tunecast.calibrate.run_columns import check_columns
+from tunecast.calibrate.run_columns import READ, check_columns
 from tunecast.catalogs.errors import InputError, TunecastError
 from tunecast.catalogs.gpus import Gpu
 from tunecast.model.architecture import Architecture
@@ -37,7 +37,8 @@ NEEDED_COLUMNS = ("model", "method", "seq_len", "micro_batch")
 """A column that is absent leaves its run field at the stack's default; an empty cell of one that is there does not."""
 SEPARATORS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
 """Of what spreadsheets call CSV: where the decimal sign is a comma, they write semicolons. Bars are not read."""
-CONFIDENCES = ("high", "medium", "low", "")
+OF_EXCEL = re.compile(r'"?sep=(?P<sign>[,;\t|])"?\s*', re.IGNORECASE)
+"""The first line of what Excel reads in every country: no heading, but what separates the columns of those below."""
 OWN_OPTIONS = {
     "quant": ("quant_method", QUANT_METHODS),
     "compute_dtype": ("precision", PRECISIONS),
@@ -53,11 +54,6 @@ DOUBTS = ("none", "unknown", "?")
 """Of these, what a confidence would be a low one by."""
 DEFAULT = r"(\w+ )?default"
 """What it says that leaves the number to the software."""
-TRAINING = (
-    r"((continued )?pre-?train(ing)?|((full|lora|qlora|supervised|instruction)-)?fine-?tun(e|ing)|sft|train(ing)?"
-    r"|not-stated|)"
-)
-"""Words of the column ``kind`` for what is forecast."""
 SIZE_SHARE = 0.3
 """Share by which ``params_b`` may be off the parameters: names round, and some leave out the tables of tokens."""
 LEAST_MFU = 1e-4
@@ -92,8 +88,12 @@ def read_table(path: Path) -> list[Row]:
     id twice."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as handle:
-            sign = _separator(handle.readline())
-            handle.seek(0)
+            told, begins = OF_EXCEL.fullmatch(handle.readline()), handle.tell()
+            if told is None:
+                handle.seek(0)
+                begins = 0
+            sign = told["sign"] if told else _separator(handle.readline())
+            handle.seek(begins)
             reader = csv.DictReader(handle, strict=True, delimiter=sign)
             columns = reader.fieldnames = _lower_case(reader.fieldnames)
             read = list(reader)
@@ -114,6 +114,10 @@ def read_table(path: Path) -> list[Row]:
     if not columns:
         raise InputError(f"{path} is empty; {needs}.")
     _one_sign_separates(path, columns[0] if len(columns) == 1 else "")
+    if not {*columns} & {*READ} and any(re.fullmatch(r"\W*\d[\d.,]*k?", name) for name in columns):
+        raise InputError(
+            f"The first line of {path} is a run and no heading; write the columns' names above it: {needs}."
+        )
     missing = [name for name in NEEDED_COLUMNS if name not in columns]
     if missing:
         check_columns(path, columns)
@@ -223,15 +227,6 @@ def peak_memory(row: Row, gpu: Gpu) -> tuple[float | None, str]:
     return peak_gib, ""
 
 
-def check_kind(row: Row) -> None:
-    """What ran is training on a next token."""
-    kind = row.get("kind", "")
-    if kind.lower() in NOTHING:
-        return
-    if not re.fullmatch(TRAINING, re.sub(r"[\s_-]+", "-", kind.lower()).replace("continued-", "continued ")):
-        raise SkipRowError(f"kind {kind!r} is none of finetune, pretrain, sft, training")
-
-
 def check_size(row: Row, architecture: Architecture) -> None:
     """The number of parameters that the row states is that of its model: of all, or of those a token meets."""
     text = re.sub(r",(?=\d{3})", "", row.get("params_b", ""))
@@ -266,16 +261,6 @@ def whole(row: Row, column: str) -> int:
     if value != int(value):
         raise SkipRowError(f"{column} {row[column]!r} is not a whole number")
     return int(value)
-
-
-def check_confidence(row: Row) -> None:
-    """Low confidence is never used; a word that is none of the known ones cannot be told from it."""
-    confidence = row.get("confidence", "").lower()
-    confidence = "" if confidence in NOTHING and confidence not in DOUBTS else confidence
-    if confidence == "low":
-        raise SkipRowError("low confidence")
-    if confidence not in CONFIDENCES:
-        raise SkipRowError(f"confidence {row['confidence']!r} is none of high, medium, low")
 
 
 def micro_batches(row: Row, max_length: int, copies: int, notes: list[str]) -> int:

@@ -27,8 +27,10 @@ TIME = re.compile(
 )
 """A clock, a bare number of hours, or numbers of days, hours, minutes and seconds in this order."""
 LENGTHS_S = {"d": 24 * HOUR_S, "h": HOUR_S, "hours": HOUR_S, "min": MINUTE_S, "s": 1.0}
-NUMBER = r"\d{1,3}(?:[, '_]\d{3})+|\d+(?:\.\d+)?"
-POWERS = {"": 1.0, "k": 1e3, "thousand": 1e3, "m": 1e6, "million": 1e6, "b": 1e9, "billion": 1e9}
+NUMBER = r"\d{1,3}(?:[, '\u2019_]\d{3})+|\d+(?:\.\d+)?"
+POWERS = {
+    "": 1.0, "k": 1e3, "thousand": 1e3, "m": 1e6, "million": 1e6, "b": 1e9, "billion": 1e9, "t": 1e12, "trillion": 1e12,
+}  # fmt: skip
 TOKENS = rf"(?P<tokens>{NUMBER})\s*(?P<tokens_power>{'|'.join(filter(None, POWERS))})?\s*tok(?:ens?)?"
 STEPS = rf"(?P<steps>{NUMBER})\s*(?P<steps_power>k)?\s*(?:(?:optimi[sz]er|training|global)\s+)?steps?"
 TOKENS_CELL = re.compile(rf"{ABOUT}{TOKENS}(?:\s+(?:in )?total)?", re.IGNORECASE)
@@ -86,7 +88,7 @@ def speed_of(row: Row, run: Run, *, full: bool, samples_fill: bool) -> tuple[flo
 
 
 def _seconds(text: str) -> float | None:
-    found = TIME.fullmatch(text)
+    found = TIME.fullmatch(re.sub(r"(?<![\d.,])(\d+),(\d{1,2})(?![\d.,])", r"\1.\2", text))
     if found is None:
         return None
     if found["clock"]:
@@ -118,7 +120,7 @@ def _tokens(text: str, run: Run, *, full: bool) -> float | str:
 
 def _number(found: re.Match[str], name: str) -> float:
     """A number of a match with its power of ten; 0 where it is not there."""
-    digits = re.sub(r"[, '_]", "", found[name] or "0")
+    digits = re.sub("[, '\u2019_]", "", found[name] or "0")
     return float(digits) * POWERS[(found[f"{name}_power"] or "").lower()]
 
 

@@ -33,6 +33,15 @@ OWN = {
         ("tokens_per_s", "2700 tok/s \u00b1 3%", 2700),
         ("tokens_per_s", "1.2M tokens/s", 1.2e6), ("tokens_per_s_per_gpu", "2700 tok/s/GPU", 2700),
         ("tokens_per_s_per_gpu", "2700 tokens/s per GPU", 2700),
+        ("seq_len", "4096 (packed)", 4096), ("seq_len", "2048 packed", 2048), ("seq_len", "4k ctx", 4096),
+        ("seq_len", "packed to 4096", 4096), ("micro_batch", "x4", 4), ("gpus", "x8", 8), ("grad_accum", "x4", 4),
+        ("rank", "r16a32", 16), ("rank", "\u03b1=32 r=16", 16), ("rank", "16 (alpha=2r)", 16),
+        ("rank", "16 (rsLoRA)", 16),
+        ("tokens_per_s", "40k/s", 40e3), ("tokens_per_s", "40k total", 40e3), ("tokens_per_s", "40\u2019000", 40e3),
+        ("tokens_per_s", "40k tokens/s on all GPUs", 40e3), ("tokens_per_s", "2.4M tokens/min", 40e3),
+        ("tokens_per_s", "3.456B tokens/day", 40e3), ("tokens_per_s_per_gpu", "18M tokens/GPU/hour", 5e3),
+        ("tokens_per_s", "144,000,000 tokens per hour", 40e3), ("tokens_per_s", "2500/s", 2500),
+        ("step_time_s", "20 steps/min", 3), ("step_time_s", "4 it/s", 0.25), ("samples_per_s", "19.5/s", 19.5),
         ("step_time_s", "1500 ms", 1.5), ("step_time_s", "1.5 s/it", 1.5), ("step_time_s", "1.500", 1.5),
         ("step_time_s", "1500 ms/step", 1.5), ("step_time_s", "0.120 s", 0.12),
     ],
@@ -48,7 +57,8 @@ def test_a_number_in_its_columns_own_words(column: str, text: str, value: float)
         ("seq_len", "avg 2048"), ("seq_len", "2048-4096"), ("seq_len", "2M"), ("grad_accum", "4 (none)"),
         ("grad_accum", "4 tokens"), ("global_batch", "bs=8"), ("global_batch", "8 per GPU"), ("rank", "alpha=16"),
         ("rank", "r=16, a=16, b=2"), ("tokens_per_s", "2700 tokens"), ("tokens_per_s", "2700 it/s"),
-        ("step_time_s", "2 it/s"), ("step_time_s", "1.5 ms/token"), ("samples_per_s", "2700 tps"),
+        ("tokens_per_s_per_gpu", "40k total"), ("step_time_s", "2 it"), ("rank", "a16"), ("seq_len", "ctx"),
+        ("step_time_s", "1.5 ms/token"), ("samples_per_s", "2700 tps"),
     ],
 )  # fmt: skip
 def test_another_columns_unit_is_no_number(column: str, text: str) -> None:
@@ -60,6 +70,9 @@ def test_another_columns_unit_is_no_number(column: str, text: str) -> None:
     [
         ("seq_len", "8.000", "may be 8 or 8000"), ("gpus", "1.000", "may be 1 or 1000"),
         ("global_batch", "1.024", "may be 1.024 or 1024"), ("micro_batch", "2.000", "may be 2 or 2000"),
+        ("seq_len", "1.5k", "may be 1500 or 1536: write which"),
+        ("seq_len", "10k", "may be 10000 or 10240: write which"),
+        ("tokens_per_s", "2M tokens/GPU/min", "write it into tokens_per_s_per_gpu"),
         ("tokens_per_s", "2700 tok/s/gpu", "write it into tokens_per_s_per_gpu"), ("seq_len", "~2048", "cut or padded"),
     ],
 )  # fmt: skip
@@ -76,8 +89,8 @@ def test_what_may_be_another_number_is_refused_with_what_to_write(column: str, t
         ("micro_batch", "2,5", "has a comma: write a whole number without one"),
         ("tokens_per_s", "2400-2600", "holds 2 numbers, 2400 and 2600: write one number, the mean"),
         ("micro_batch", "4 x 2", "holds 2 numbers, 4 and 2: write the one that ran"),
-        ("tokens_per_s", "2500/s", "holds '/s' beside 2500: write the number alone, in tokens per second of all GPUs"),
-        ("step_time_s", "0.76 it/s", "counts steps per second: write the seconds of one step, 1 / 0.76"),
+        ("tokens_per_s", "2500 MB/s",
+        "holds 'MB/s' beside 2500: write the number alone, in tokens per second of all GPUs"),
         ("tokens_per_s", "-5", "is not a number above 0"), ("tokens_per_s", "0 tok/s", "is not a number above 0"),
         ("tokens_per_s", "fast", "is not a number above 0"),
     ],
@@ -109,6 +122,32 @@ def test_a_memory_that_is_no_number_says_why_and_leaves_the_speed() -> None:
     (found,), _ = read_runs([{**OWN, "peak_mem_gib": "38,2"}])
     assert found.why_no_memory == "peak_mem_gib '38,2' has a decimal comma: write 38.2"
     assert found.tokens_per_s == 7000
+
+
+@pytest.mark.parametrize(
+    ("text", "gbps"),
+    [
+        ("3200", 3200), ("400 Gb/s", 400), ("400 Gbps", 400), ("400 Gbit/s", 400), ("400 gbps", 400), ("100G", 100),
+        ("100 GbE", 100), ("25 Gb/s Ethernet", 25), ("50 GB/s", 400), ("3.2 Tbps", 3200), ("8x400", 3200),
+        ("8 x 400 Gb/s", 3200), ("8x HDR", 1600), ("8x NDR InfiniBand", 3200), ("HDR (200 Gb/s)", 200),
+        ("4x200G RoCE v2", 800), ("EFA 3200 Gbps", 3200), ("400 Gb/s per node", 400),
+    ],
+)  # fmt: skip
+def test_a_network_is_counted_in_bits_of_one_machine(text: str, gbps: float) -> None:
+    """A byte has eight bits; links of InfiniBand run at 200 (HDR) and 400 Gbit/s (NDR)."""
+    assert number_of("internode_gbps", text) == gbps
+
+
+@pytest.mark.parametrize("text", ["InfiniBand", "400 GB", "400 Gb/s per GPU", "400 Mb", "fast", "1,600"])
+def test_a_network_that_is_no_number_of_gbits(text: str) -> None:
+    assert math.isnan(number_of("internode_gbps", text))
+
+
+@pytest.mark.parametrize("text", ["HDR", "InfiniBand HDR", "HDR200", "HDR 200"])
+def test_the_name_of_a_link_does_not_say_how_many_a_machine_has(text: str) -> None:
+    """A DGX A100 has eight of them, a cloud's machine one."""
+    with pytest.raises(NumberError, match="not how many a machine has: write 200 or 8x200"):
+        number_of("internode_gbps", text)
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,9 @@ def only(**cells: str) -> tuple[float | None, str]:
         ({"model": "-"}, "model is not stated"),
         ({"kind": "inference"}, "kind 'inference' is none of"),
         ({"kind": "eval"}, "kind 'eval' is none of"),
+        ({"kind": "SFT + DPO"}, "kind 'SFT + DPO' is none of"),
+        ({"kind": "post-training"}, "kind 'post-training' may be preference tuning or reinforcement learning too"),
+        ({"confidence": "low-medium"}, "confidence 'low-medium' is none of high, medium, low"),
         ({"params_b": "70"}, "params_b '70' contradicts model 'meta-llama/Llama-3.1-8B', which has 8.03 billion"),
         ({"params_b": "500M"}, "params_b '500M' contradicts"),
         ({"model": "mistralai/Mixtral-8x7B-v0.1", "params_b": "7"}, "which has 46.70 billion"),
@@ -95,6 +98,29 @@ def test_any_statement_of_the_speed_is_read(cells: dict[str, str], expected: flo
     speed, reason = only(**cells)
     assert not reason
     assert speed == expected
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "CPT", "continual pretraining", "continued pre-training", "instruct", "instruction tuning",
+        "instruction-tuning",
+        "sft (lora)", "LoRA SFT", "QLoRA fine-tuning", "FT", "post-training (SFT)", "domain adaptation", "SFT", "n/a",
+        "full fine-tuning", "supervised fine-tuning", "domain-adaptive pretraining",
+    ],
+)  # fmt: skip
+def test_training_on_a_next_token_has_many_names(kind: str) -> None:
+    assert only(kind=kind, tokens_per_s="9000") == (9000.0, "")
+
+
+@pytest.mark.parametrize("confidence", ["med", "med.", "Medium-high", "medium/high", "high", "HIGH", ""])
+def test_a_confidence_of_medium_or_above_may_be_shortened(confidence: str) -> None:
+    assert only(confidence=confidence, tokens_per_s="9000") == (9000.0, "")
+
+
+@pytest.mark.parametrize("notes", ["Variant: baseline. second run", "Variant: Liger. x", "anything at all"])
+def test_notes_may_be_anything(notes: str) -> None:
+    assert only(notes=notes, tokens_per_s="9000", framework="TRL") == (9000.0, "")
 
 
 @pytest.mark.parametrize(
@@ -182,6 +208,9 @@ def test_a_heading_in_other_letters_is_read_unless_two_columns_would_be_one(tmp_
         ('model,method,seq_len,micro_batch\nx,"lora,8,1\n', "at its line 2: .* close every quote"),
         ('model,method,seq_len,micro_batch\nx,"lo"ra,8,1\n', "at its line 2: .* close every quote"),
         ("model,method,seq_len,micro_batch\n,,,\n", "no rows"),
+        ("sep=;\nmodel;method;seq_len\nx;lora;8\n", "lacks the column 'micro_batch'"),
+        ("Llama 3.1 8B,lora,2048,1,yes,yes\n", "first line of .* is a run and no heading; write the columns' names"),
+        ("a-1,8B,lora,2048\na-2,8B,lora,2048\n", "first line of .* is a run and no heading"),
     ],
 )
 def test_a_table_that_cannot_be_one_is_told_in_a_sentence(tmp_path: Path, text: str, told: str) -> None:
@@ -195,6 +224,15 @@ def test_a_heading_without_commas_may_have_semicolons_or_tabs(tmp_path: Path, si
     row = sign.join(("x", "lora", "2048", "1", f'"q{sign}v"', "1,31", "2,5 of it"))
     (read,) = read_table(written(tmp_path, f"{heading}\n{row}\n"))
     assert (read["lora_targets"], read["step_time_s"], read["notes"]) == (f"q{sign}v", "1.31", "2,5 of it")
+
+
+@pytest.mark.parametrize("first", ["sep=;", '"sep=;"', "SEP=;"])
+def test_excels_first_line_says_what_separates_the_columns(tmp_path: Path, first: str) -> None:
+    text = f"{first}\r\nmodel;method;seq_len;micro_batch;step_time_s\r\nx;lora;8;1;1,31\r\n"
+    (read,) = read_table(written(tmp_path, text, "utf-8-sig"))
+    assert read == {
+        "id": "row-1", "model": "x", "method": "lora", "seq_len": "8", "micro_batch": "1", "step_time_s": "1.31"
+    }  # fmt: skip
 
 
 def test_semicolons_in_cells_of_a_table_with_commas_separate_nothing(tmp_path: Path) -> None:
