@@ -18,13 +18,14 @@ from tunecast.calibrate.cell_targets import in_model, same_targets, separate
 from tunecast.calibrate.framework_names import Software, attention_of, has_own_loop, software_of, trainer_drives
 from tunecast.calibrate.named_things import check_card, gpu_called, model_called
 from tunecast.calibrate.row_cells import (
+    as_software_attends,
     cells,
     check_doubts,
     check_half,
-    counter_called,
     counter_of,
     note_full,
     note_method,
+    on_old_card,
     rows_are_full,
     samples_that_fill,
     why_no_speed,
@@ -161,7 +162,7 @@ def read_runs(rows: Iterable[dict[str, str]]) -> tuple[list[PublishedRun], list[
         except SkipRowError as skip:
             skipped.append(SkippedRow(id=row["id"], reason=with_others(row, str(skip))))
         except TunecastError as error:
-            skipped.append(SkippedRow(id=row["id"], reason=in_columns(str(error))))
+            skipped.append(SkippedRow(id=row["id"], reason=in_columns(str(error), row)))
     return runs, skipped
 
 
@@ -205,6 +206,7 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
     if software.fused or (software.stack and "fused_kernels" in options):
         options["fused_kernels"] = _fusable(software, options, architecture)
     half = str(options.pop("half", ""))
+    on_old_card(options, gpu)
     resolved = resolve_run(architecture, options, gpu_has_bf16=training_dtype(gpu) == "bf16")
     if "bf16" in row.get("compute_dtype", "").lower() and training_dtype(gpu) != "bf16":
         notes.append(f"compute_dtype {row['compute_dtype']!r}: {gpu.id} has no bf16, fp16 is taken.")
@@ -314,6 +316,7 @@ def _options(
     default = default_for(software, row, notes)
     options |= cells(row, options["num_gpus"], software, default, stated)
     unshared(row, options, notes)
+    as_software_attends(options, row, software, notes)
     _as_copies_are(options, row, software, notes)
     if per_node is not None and options.setdefault("gpus_per_node", per_node) != per_node:
         raise SkipRowError(

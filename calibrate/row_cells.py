@@ -1,8 +1,8 @@
 """The cells of one row together: what they state, where two contradict, and which base method and quant mean.
 
 What decides is what a cell means, not how it is spelled. A base of which nothing is said is unquantized beside LoRA and
-full training, with a note, unless the method's cell says bits or the row's software quantizes by default. Samples that
-fill their length count in tokens; what counts memory is named in many words.
+full training and NF4 beside QLoRA, with a note, unless the method's cell says bits or the row's software quantizes by
+default. Samples that fill their length count in tokens; what counts memory is named in many words.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from tunecast.calibrate.framework_names import TRANSFORMERS, Software, kernels_a
 from tunecast.calibrate.named_things import stored_as
 from tunecast.calibrate.run_table import SkipRowError, number
 from tunecast.calibrate.vocabulary import HALVES, Options, cell, fills, lookup, number_alone, states, vocabulary
+from tunecast.catalogs.gpus import Gpu, training_dtype
 from tunecast.model.run import Run
 
 VOCABULARY_COLUMNS = (
@@ -32,6 +33,7 @@ VOCABULARY_COLUMNS = (
 )
 COUNTED = ("torch", "pytorch", "cuda", "gpu", "vram", "memory", "mem", "max", "maximum", "peak", "highest")
 """Words beside the name of a counter."""
+LITGPT = "litgpt"
 OBJECTIVE = re.compile(
     r"sft|supervised fine[- ]?tuning|instruction[- ]tuning|fine[- ]?tun(e|ing)|chat|alignment", re.IGNORECASE
 )
@@ -188,16 +190,13 @@ def _without_a_word(
     silent = quant is not None and lookup("quant", quant) is None
     if method == "full" or not (silent or quant is None):
         pass
-    elif method == "qlora" and quant is not None:
-        raise SkipRowError(
-            f"quant is not stated, and method {row['method']!r} does not say how its base is stored; write nf4, 4-bit "
-            "or 8-bit"
-        )
     elif method == "lora" and not says_16 and software.quantizes:
         raise SkipRowError(f"quant is not stated, and {software.quantizes}; {WRITE_BASE}")
     elif method == "lora" and not says_16 and quant:
         raise SkipRowError(f"quant {quant!r} states nothing, and a base of LoRA may be quantized; {WRITE_BASE}")
-    if silent:
+    if silent and method == "qlora":
+        notes.append(f"quant is not stated: NF4 is taken for method {row['method']!r}, as its authors have it.")
+    elif silent:
         notes.append(f"quant is not stated: method {row['method']!r} alone quantizes no base.")
 
 
@@ -317,3 +316,24 @@ def counter_of(row: Mapping[str, str], rules: Iterable[Mapping[str, Any]]) -> st
     """Which memory counter the row has; a rule says where one counts what no forecast of a step is about."""
     told = next((str(rule["counter"]) for rule in rules if "counter" in rule), "")
     return told or counter_called(row.get("reserved_or_allocated", "") or "not stated")
+
+
+def as_software_attends(options: Options, row: Mapping[str, str], software: Software, notes: list[str]) -> None:
+    """LitGPT has no other attention than torch's, whose kernel is FlashAttention-2: who says that means it.
+
+    Source: litgpt ``model.py``, ``scaled_dot_product_attention`` of torch.nn.functional.
+    """
+    if software.stack != LITGPT or options.get("attn_implementation") != "flash_attention_2":
+        return
+    if "attention_kernel" not in options:
+        options["attn_implementation"] = "sdpa"
+        notes.append(
+            f"attention_impl {row.get('attention_impl', '')!r}: LitGPT calls torch's sdpa, which has that kernel."
+        )
+
+
+def on_old_card(options: Options, gpu: Gpu) -> None:
+    """Shards in fp32 that are gathered in bf16 are gathered in fp16 on a card without bf16."""
+    if training_dtype(gpu) == "bf16" or options.get("master_dtype") != "fp32" or options.get("dtype") != "bf16":
+        return
+    options |= {"dtype": "fp16", "precision": str(options.get("precision", "fp16-autocast")).replace("bf16", "fp16")}

@@ -64,11 +64,44 @@ SPLIT = "; "
 Row = Mapping[str, str]
 
 
-def in_columns(refusal: str) -> str:
-    """A refusal in words of the command line's options, behind the columns that these options are in a table."""
+def in_columns(refusal: str, row: Row | None = None) -> str:
+    """A refusal in words of the command line's options, behind the columns that these options are in a table; where no
+    option can mend a row, in words of its cells."""
+    for pattern, in_cells in IN_CELLS:
+        found = pattern.search(refusal)
+        if found is not None:
+            return in_cells(found, row or {})
     options = re.findall(r"--(?:no-)?([a-z][a-z0-9-]*)", refusal)
     columns = list(dict.fromkeys(COLUMN_OF[option] for option in options if option in COLUMN_OF))
     return f"{', '.join(columns)}: {refusal}" if columns else refusal
+
+
+def _of_old_code(found: re.Match[str], row: Row) -> str:
+    said = " of ".join(f"{column} {row[column]!r}" for column in ("framework", "source_date") if row.get(column))
+    return f"{said or 'framework'}: transformers before 5, as which the experts of {found['model']} are not built"
+
+
+def _flash_in_fp32(_: re.Match[str], row: Row) -> str:
+    stated, default = row.get("compute_dtype", ""), f"the default of framework {row.get('framework', '')!r}"
+    if stated:
+        return f"compute_dtype {stated!r} is fp32, which flash kernels do not take: write the 16-bit format, or sdpa"
+    default = default if row.get("framework") else "the default"
+    return f"compute_dtype is not stated, and {default} is fp32, which flash kernels do not take: write what ran"
+
+
+def _gptq_in_another(found: re.Match[str], row: Row) -> str:
+    stated = row.get("compute_dtype", "")
+    default = f"compute_dtype is not stated, by default {found['precision']}"
+    said = f"compute_dtype {stated!r}" if stated else default
+    return f"{said}: the kernels that train a GPTQ base multiply in fp16; write fp16 mixed if they did"
+
+
+IN_CELLS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str], Row], str]], ...] = (
+    (re.compile(r"The experts of (?P<model>\S+) as transformers before 5 ran them are not built"), _of_old_code),
+    (re.compile(r"Flash kernels take 16-bit numbers, but --precision is fp32"), _flash_in_fp32),
+    (re.compile(r"train a GPTQ base multiply in fp16, but --precision is (?P<precision>\S+);"), _gptq_in_another),
+)
+"""Refusals whose advice is about options that a table does not have, and what they mean in cells."""
 
 
 def with_others(row: Row, first: str) -> str:

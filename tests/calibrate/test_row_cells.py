@@ -8,6 +8,7 @@ import pytest
 from table_rows import one, reason
 
 from tunecast.calibrate.validate import judge, read_entries
+from tunecast.calibrate.validate_folds import shipped
 from tunecast.model.priors import load_priors
 
 ALONE = {
@@ -68,8 +69,6 @@ def test_a_method_that_says_bits_says_the_base(method: str, base: str) -> None:
 @pytest.mark.parametrize(
     ("cells", "told"),
     [
-        ({"method": "QLoRA", "quant": ""}, "quant is not stated, and method 'QLoRA' does not say"),
-        ({"method": "QLoRA", "quant": ""}, "write nf4, 4-bit or 8-bit"),
         ({"quant": "not stated"}, "a base of LoRA may be quantized; write none, nf4 or 8-bit"),
         ({"quant": "", "framework": "Unsloth 2025.6"}, "Unsloth loads 4 bits unless load_in_4bit=False"),
         ({"quant": "", "framework": "alpaca-lora"}, "alpaca-lora loads 8 bits"),
@@ -352,3 +351,66 @@ def test_versions_are_those_of_the_package_and_dates_none() -> None:
     assert one({**ALONE, "framework": "TRL 0.18, TRL 0.18"}).run == one({**ALONE, "framework": "TRL 0.18"}).run
     dated = {**ALONE, "framework": "TRL 0.18 (2025-06-01)"}
     assert one(dated).run == one({**ALONE, "framework": "TRL 0.18"}).run
+
+
+def test_litgpts_flash_attention_is_that_of_torchs_sdpa() -> None:
+    """LitGPT's model calls ``scaled_dot_product_attention`` and nothing else."""
+    cells = {**ALONE, "framework": "LitGPT", "compute_dtype": "bf16-true"}
+    flash, sdpa = (one({**cells, "attention_impl": text}) for text in ("FlashAttention-2", "sdpa"))
+    assert flash.run == sdpa.run
+    assert any("LitGPT calls torch's sdpa" in note for note in flash.reading_notes)
+    assert "attention_impl" in reason({**cells, "attention_impl": "FlashAttention-3"})
+
+
+def test_shards_on_a_card_without_bf16_are_gathered_in_fp16() -> None:
+    """As ``fp16 mixed`` of the same row: fp32 shards, and a note; DDP of that card is read so too."""
+    old = {
+        **FULL,
+        "gpu": "8x V100 32GB",
+        "gpus": "8",
+        "attention_impl": "sdpa",
+        "framework": "TRL",
+        "tokens_per_s": "",
+        "seq_len": "2k",
+    }
+    bf16, fp16 = (one({**old, "parallelism": "FSDP", "compute_dtype": text}) for text in ("bf16", "fp16 mixed"))
+    assert bf16.run == fp16.run
+    assert (bf16.run.dtype, bf16.run.precision, bf16.run.master_dtype) == ("fp16", "fp16-autocast", "fp32")
+    assert any("has no bf16, fp16 is taken" in note for note in bf16.reading_notes)
+    assert one({**old, "parallelism": "DDP", "compute_dtype": "bf16"}).run.precision == "fp16-autocast"
+
+
+def test_a_number_of_modules_is_all_of_them_where_the_model_has_as_many() -> None:
+    """Llama has seven kinds of linear maps, Phi-3 four: its maps into attention and the feed-forward are joined."""
+    assert one({**ALONE, "lora_targets": "7 modules"}).run == one({**ALONE, "lora_targets": "all linear"}).run
+    assert "has 4 kinds of modules; write which 7" in reason(
+        {**ALONE, "lora_targets": "7 modules", "model": "Phi-3-mini"}
+    )
+    named = one({**ALONE, "lora_targets": "qproj, vproj"}).run
+    assert named == one({**ALONE, "lora_targets": "(q|v)_proj"}).run
+    assert named.lora_target_modules == ("q_proj", "v_proj")
+
+
+def test_torchs_own_zero_1_casts_no_weights() -> None:
+    """ZeroRedundancyOptimizer shards the states of weights as they are: in fp32 under autocast, where DeepSpeed's are
+    in 16 bits beside a copy; states of 16-bit weights have 16 bits."""
+    own = {
+        **FULL,
+        "gpu": "8x H100 80GB SXM",
+        "gpus": "8",
+        "framework": "PyTorch",
+        "parallelism": "ZeroRedundancyOptimizer",
+    }
+    run = one({**own, "compute_dtype": "bf16 autocast"}).run
+    assert (run.sharding, run.dtype, run.precision) == ("zero1", "fp32", "bf16-autocast")
+    assert one({**own, "compute_dtype": "bf16 autocast", "parallelism": "ZeRO-1"}).run.dtype == "bf16"
+    assert "shards states in 16 bits, which is not built" in reason({**own, "compute_dtype": "bf16-true"})
+
+
+@pytest.mark.parametrize("counter", ["nvtop", "gpustat", "NVML", "DCGM", "nvidia-smi", "process"])
+def test_what_reads_the_cards_memory_reads_that_of_the_process(counter: str) -> None:
+    """All of them take NVML's figure."""
+    row = {**ALONE, "reserved_or_allocated": counter, "peak_mem_gib": "40"}
+    known = {**row, "reserved_or_allocated": "process"}
+    assert judge(read_entries([row])[0], shipped).memory == judge(read_entries([known])[0], shipped).memory
+    assert judge(read_entries([row])[0], shipped).memory is not None

@@ -65,11 +65,38 @@ def test_what_is_not_built_is_told_alone() -> None:
     ("cells", "columns"),
     [
         ({"gpus": "8", "parallelism": "HSDP"}, "parallelism, gpus: "),
-        ({"quant": "gptq 4bit", "method": "qlora"}, "compute_dtype: "),
+        ({"quant": "gptq 4bit", "method": "qlora"}, "compute_dtype 'bf16': "),
     ],
 )
 def test_a_refusal_in_words_of_options_names_the_columns(cells: dict[str, str], columns: str) -> None:
     assert reason({**ROW, **cells}).startswith(columns)
+
+
+@pytest.mark.parametrize(
+    ("cells", "told"),
+    [
+        (
+            {"model": "deepseek-ai/DeepSeek-V3", "source_date": "2025-08"},
+            "framework 'TRL' of source_date '2025-08': transformers before 5, as which the experts of deepseek-ai/Deep",
+        ),
+        (
+            {"framework": "TRL 0.18", "attention_impl": "FlashAttention-2", "compute_dtype": None},
+            "compute_dtype is not stated, and the default of framework 'TRL 0.18' is fp32, which flash kernels do not",
+        ),
+        (
+            {"attention_impl": "FlashAttention-2", "compute_dtype": "fp32"},
+            "compute_dtype 'fp32' is fp32, which flash kernels do not take",
+        ),
+        (
+            {"quant": "gptq 4bit", "method": "qlora"},
+            "compute_dtype 'bf16': the kernels that train a GPTQ base multiply in fp16; write fp16 mixed if they did",
+        ),
+    ],
+)
+def test_a_refusal_that_no_option_mends_is_told_in_cells(cells: dict[str, str | None], told: str) -> None:
+    row = {column: text for column, text in {**ROW, **cells}.items() if text is not None}
+    assert reason(row).startswith(told)
+    assert "--" not in reason(row)
 
 
 def test_a_network_that_no_catalog_knows_is_asked_for_by_its_column() -> None:

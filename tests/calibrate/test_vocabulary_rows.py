@@ -245,11 +245,14 @@ def test_a_trainers_flag_is_one_however_it_is_written(text: str) -> None:
 
 
 def test_cells_that_can_only_mean_one_thing_may_be_empty() -> None:
-    """A base that no method quantizes, a job of one GPU; 4 bits have kinds, and eight GPUs share in many ways."""
+    """A base that no method quantizes, QLoRA's NF4, a job of one GPU; eight GPUs share in many ways."""
     assert one({**LORA, "quant": ""}).run == one(LORA).run
     alone = {**LORA, **ALONE, "global_batch": ""}
     assert one({**alone, "parallelism": ""}).run == one(alone).run
-    assert "quant is not stated" in reason({**QLORA, "quant": ""})
+    base = one({**QLORA, "quant": ""})
+    assert base.run == one(QLORA).run
+    assert base.run.bnb_4bit_quant_type == "nf4"
+    assert "quant is not stated: NF4 is taken for method 'QLoRA', as its authors have it." in base.reading_notes
     assert "parallelism is not stated" in reason({**FULL, "parallelism": ""})
 
 
