@@ -1,10 +1,10 @@
 """Dates as people write them, in ISO form: a day, a month or a year, and what stands beside them.
 
-``June 15, 2024``, ``15.06.2024``, ``2024/06`` and ``20240615`` are one day or month each; a quarter and a half of a
-year are their last month, because versions are those of the newest release by then. Which of two numbers is the day
-depends on the country: ``03/04/2024`` is read only where one of the orders is no date. A year alone is that year,
-unless a word beside it says which part of it is meant. Of several dates the last is the newest; one that is not, one
-before transformers and one more than a year ahead are refused.
+``June 15, 2024``, ``15.06.2024``, ``Juni 2024``, ``2024/06`` and ``20240615`` are one day or month each; a quarter and
+a half of a year are their last month, because versions are those of the newest release by then. Which of two numbers is
+the day depends on the country: ``03/04/2024`` is read only where one of the orders is no date. A year alone is that
+year, unless a word beside it says which part of it is meant. Of several dates the last is the newest; one that is not,
+one before transformers and one more than a year ahead are refused.
 """
 
 from __future__ import annotations

@@ -43,6 +43,8 @@ REFUSED = (
     ("Alpa", "JAX"),
     ("AWS Neuron", "other accelerators"),
     ("train.py", "names no training software"),
+    ("Kubernetes", "names no training software"),
+    ("Oumi", "names no training software"),
     ("transformers + zorblax", "'zorblax' is not in the vocabulary"),
     ("zorblax_train.py", "is not in the vocabulary"),
 )
@@ -51,6 +53,18 @@ REFUSED = (
 @pytest.mark.parametrize("text", HUGGING_FACE)
 def test_scripts_around_hugging_faces_models(text: str) -> None:
     assert software_of(text, DATE).code == "transformers"
+
+
+@pytest.mark.parametrize(
+    ("text", "label"),
+    [
+        ("lightning-ai/litgpt", "litgpt"), ("Lightning-AI/litgpt 0.5", "litgpt"), ("PyTorch Lightning", "lightning"),
+        ("TRL on Kubernetes", "trl"), ("Axolotl (Kubeflow)", "axolotl"), ("LLaMA-Factory, Run:ai", "llama-factory"),
+        ("Kubeflow PyTorchJob, TRL", "trl"), ("Oumi (TRL)", "trl"),
+    ],
+)  # fmt: skip
+def test_what_starts_a_job_is_not_what_trains(text: str, label: str) -> None:
+    assert software_of(text, DATE).label == label
 
 
 @pytest.mark.parametrize("text", MEGATRON)
