@@ -152,3 +152,9 @@ def test_gate_beside_up_and_down_is_no_router() -> None:
     long = one({**moe, "lora_targets": "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj"}).run
     assert set(short.lora_target_modules) == set(long.lora_target_modules)
     assert "gate" in one({**moe, "lora_targets": "q_proj,gate"}).run.lora_target_modules
+
+
+def test_a_stated_dropout_is_kept_and_one_of_a_recipe_is_told() -> None:
+    silent_row, stated = one(AUTOMODEL), one({**AUTOMODEL, "method": "LoRA, dropout=0"})
+    assert (silent_row.run.lora_dropout, stated.run.lora_dropout) == (0.1, 0.0)
+    assert any(note.startswith("lora_dropout is not stated: 0.1 is taken") for note in silent_row.reading_notes)
