@@ -14,8 +14,9 @@ from tunecast.model.rows import LENGTHS, Rows, likely_runs
 from tunecast.model.run import Run
 from tunecast.model.target import Target
 from tunecast.model.time import StepTime
-from tunecast.model.value import Value
 
+OF_NO_LENGTH = ("optimizer", "trainer", "overhead")
+"""Parts of a step that take as long whatever the length of rows."""
 LEAST_TOLD = 0.01
 """By so much a step has to be longer for a note to tell of it."""
 
@@ -35,17 +36,26 @@ def mean_step_ratio(
 
 
 def stretched(timing: StepTime, ratio: float) -> StepTime:
-    """Every part longer by the same share."""
-    step = timing.step_time_s
+    """The step longer by a share, and for it by the same share every part that the length of rows decides."""
+    if ratio == 1.0:
+        return timing
     return replace(
         timing,
-        step_time_s=Value(value=step.value * ratio, low=step.low * ratio, high=step.high * ratio),
+        step_time_s=timing.step_time_s.scaled(ratio),
         slow_host_s=timing.slow_host_s * ratio,
-        parts_s={name: part * ratio for name, part in timing.parts_s.items()},
-        phases_s={name: part * ratio for name, part in timing.phases_s.items()},
+        parts_s=_longer(timing.parts_s, ratio),
+        phases_s=_longer(timing.phases_s, ratio),
         device_s=timing.device_s * ratio,
         host_s=timing.host_s * ratio,
     )
+
+
+def _longer(parts_s: Mapping[str, float], ratio: float) -> dict[str, float]:
+    """Parts whose sum is so many times theirs, those of `OF_NO_LENGTH` as they are."""
+    whole = sum(parts_s.values())
+    moved = whole - sum(parts_s.get(name, 0.0) for name in OF_NO_LENGTH)
+    more = 1.0 + (ratio - 1.0) * whole / moved
+    return {name: part * (1.0 if name in OF_NO_LENGTH else more) for name, part in parts_s.items()}
 
 
 def ratio_notes(ratio: float) -> tuple[str, ...]:

@@ -314,3 +314,17 @@ def test_waiting_is_no_work_and_lowers_the_efficiency(tmp_path: Path) -> None:
     one = ask(dataset=path, **{**shared, "num_gpus": 1, "sharding": "none"})
     assert found.model_flops_per_step == pytest.approx(8 * one.model_flops_per_step)
     assert any("8 copies of the model waiting for the longest" in note for note in found.notes)
+
+
+def test_what_no_length_decides_takes_as_long_with_rows_of_unlike_lengths(tmp_path: Path) -> None:
+    path, _ = spread_samples(tmp_path)
+    shared: dict[str, Any] = {"model": "Qwen/Qwen2.5-7B", "max_length": 2048, "per_device_train_batch_size": 1}
+    found = ask(dataset=path, **shared)
+    rows = unpacked_rows(found.run, {"dataset": path, "packing": False})
+    assert rows is not None
+    alike = ask(**{**shared, "max_length": rows.length})
+    for name in ("optimizer", "trainer", "overhead"):
+        assert found.time_parts_s[name] == pytest.approx(alike.time_parts_s[name])
+    assert sum(found.time_parts_s.values()) == pytest.approx(found.step_time_s.value)
+    assert found.step_time_s.value > 1.05 * alike.step_time_s.value
+    assert any("longer than one of rows all of the mean length" in note for note in found.notes)
