@@ -36,6 +36,7 @@ from tunecast.calibrate.priors_records import RecordRuns
 from tunecast.model.factors import HOST_S_PER_LAUNCH
 from tunecast.model.prior_effects import ATTENTION_KERNEL, CLOCK, DEQUANT_KERNEL
 from tunecast.model.priors import PRIORS_SCHEMA, interval
+from tunecast.model.value import INTERVAL_LEVEL, Z80
 
 KERNELS = (CLOCK, ATTENTION_KERNEL, DEQUANT_KERNEL)
 KNOWN_BY_KIND = (*(group for group in BY_KIND if not group.startswith("source.")), *KERNELS)
@@ -43,10 +44,6 @@ FORECAST_GROUPS = (*WHOLE, *KNOWN_BY_KIND)
 """Groups of effects that a forecast of a new run may know."""
 AT_ONE = -0.01
 """Log of a fraction from which it counts as at its limit."""
-SHIPPED_WIDTH = 1.0
-"""Least multiple of the fit's own spreads that shipped priors have. Sources left out of the fit need less, but they are
-the sources that the model's structure and its vocabulary were made with in view: that they err less than the spreads
-between them says nothing of others."""
 NARROWED = 0.95
 """A spread below this share of the belief's was narrowed by the rows."""
 
@@ -100,18 +97,30 @@ def priors_of(rows: Sequence[Row]) -> dict[str, Any]:
         "spreads": dict(sds),
         "source_effect": {"value": slower, "unit": "log of time", "origin": "published"},
         "width": width,
+        "least_width": least_width(len({row.run.source for row in rows})),
         "step_log_sd": log_sds,
         "left_out_log_errors": {"by_source": missed},
     }
 
 
 def as_shipped(priors: Mapping[str, Any]) -> dict[str, Any]:
-    """These priors with the width of a forecast of a new source: never narrower than the spreads of their fit.
+    """These priors with the width of a forecast of a new source: never narrower than the spreads of their fit
+    (`least_width`).
 
-    What holds for the sources that they were made with, left out one by one, stays as ``left_out_width``.
+    What holds for the sources that they were made with, left out one by one, stays as ``left_out_width``. They need
+    less than the spreads between them, but they are the ones that the model's structure and its vocabulary were made
+    with in view: that says nothing of others.
     """
-    shipped = with_width(priors, max(float(priors["width"]), SHIPPED_WIDTH))
+    shipped = with_width(priors, max(float(priors["width"]), float(priors["least_width"])))
     return {**shipped, "left_out_width": priors["width"]}
+
+
+def least_width(sources: int) -> float:
+    """Multiple of spreads between so many sources that an 80% interval of one more takes: a spread estimated from n of
+    them makes it Student's with n - 1 degrees of freedom, not normal."""
+    from scipy.stats import t
+
+    return float(t.ppf(0.5 + INTERVAL_LEVEL / 2.0, df=max(sources - 1, 1)) / Z80)
 
 
 def with_width(priors: Mapping[str, Any], width: float) -> dict[str, Any]:

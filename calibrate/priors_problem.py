@@ -31,6 +31,7 @@ from tunecast.model.parallel_network import WHOLE_RATE, catalog_network, with_ne
 from tunecast.model.parallel_offload import with_host
 from tunecast.model.phase_table import PhaseTable, phase_table
 from tunecast.model.prior_effects import (
+    AROUND_LAYERS,
     ATTENTION_KERNEL,
     CLOCK,
     DEQUANT_KERNEL,
@@ -117,7 +118,8 @@ def effect_names(run: PublishedRun) -> tuple[Effect, ...]:
     by kind of work, which forecasts know; its source by kind, the source's host, and the source's rows of one method on
     one card, which they do not."""
     own, gpu = run.run, load_gpus()[run.gpu]
-    sharding = (("sharding", own.sharding),) if own.num_gpus > 1 else ()
+    code = AROUND_LAYERS.get(own.sharding) if own.num_gpus > 1 else None
+    sharding = () if code is None else (("sharding", code),)
     kernel = ((ATTENTION_KERNEL, run.attention_kernel),) if run.attention_kernel else ()
     unpacking = ((DEQUANT_KERNEL, dequant_kernel(own, run.stack)),) if own.base_quantization else ()
     clock = ((CLOCK, run.gpu),) if run.gpu in beliefs()["held_clock"]["values"] else ()

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from tunecast.model.factors import Factor, FactorSet
+from tunecast.model.prior_effects import UNSEEN_COPIES
 from tunecast.model.run import Run
 from tunecast.model.value import lognormal
 
@@ -16,7 +17,7 @@ OVERLAP = "overlap_frac"
 def is_unread(run: Run | None, priors: Mapping[str, Any]) -> bool:
     """Whether no row says what hides behind this run's work: DDP reduces buckets beside the backward, while the rows'
     shardings gather what the next layer waits for."""
-    return run is not None and run.num_gpus > 1 and run.sharding == "ddp" and "ddp" not in priors["sharding_effects"]
+    return run is not None and run.num_gpus > 1 and run.sharding == UNSEEN_COPIES
 
 
 def with_believed_overlap(factors: FactorSet, run: Run | None, priors: Mapping[str, Any]) -> FactorSet:

@@ -33,8 +33,18 @@ INT8_BASE = "bnb-8bit"
 """Storage of LLM.int8."""
 CLOCK = "clock"
 """The group of effects of cards whose power holds their clock down."""
-SAME_CODE = {"fsdp-grad-op": "fsdp"}
-"""Shardings without rows that are another's code with one switch."""
+AROUND_LAYERS = {"fsdp": "fsdp", "hsdp": "fsdp", "fsdp-grad-op": "fsdp", "zero2": "zero2", "zero3": "zero3"}
+"""Shardings that hang code of their own on every layer's parameters (FSDP's units, DeepSpeed's hooks of gradients and
+of modules), which may slow all of its work, and whose code that is.
+
+Copies of the model (DDP), a shared update (ZeRO-1), split maps and stages leave a layer's kernels as they are: what
+they exchange is timed by itself. Rows of these are as fast as their card, stack and source, so that one more copy of a
+model never speeds up the others.
+"""
+LAYERS_AS_THEY_ARE = ("none", "zero1")
+"""Shardings of the rows that leave them so."""
+UNSEEN_COPIES = "ddp"
+"""One that does, and of which no row tells."""
 ATTENTION_KERNEL = "attention_kernel"
 """The group of effects of attention kernels other than those of today."""
 
@@ -127,17 +137,20 @@ def run_effects(run: Run | None, priors: Mapping[str, Any]) -> tuple[Effect, ...
 
 
 def known_sharding(sharding: str, priors: Mapping[str, Any]) -> str | None:
-    """The sharding whose rows a forecast goes by: its own, else that of the same code; None where there is none."""
-    return next((name for name in (sharding, SAME_CODE.get(sharding)) if name in priors["sharding_effects"]), None)
+    """The sharding whose rows a forecast goes by: that of its code; None where there is none."""
+    code = AROUND_LAYERS.get(sharding)
+    return code if code in priors["sharding_effects"] else None
 
 
 def sharding_effects(sharding: str, priors: Mapping[str, Any]) -> tuple[Effect, ...]:
-    """By how much the sharding slows all work; one without rows that another's code runs is as slow as that one, give
-    or take what shardings differ by."""
-    known = known_sharding(sharding, priors)
-    own = effect_of("sharding", known or sharding, priors, WORK)
+    """By how much the sharding slows all work; one that another's code runs is as slow as that one, give or take what
+    shardings differ by, and so is one without rows."""
     apart = Effect(value=0.0, name=None, log_sd=float(priors["spreads"]["sharding"]))
-    return (own,) if known in (None, sharding) else (own, apart)
+    code = AROUND_LAYERS.get(sharding)
+    if code is None:
+        return () if sharding in LAYERS_AS_THEY_ARE else (apart,)
+    own = effect_of("sharding", code, priors, WORK)
+    return (own,) if sharding == code or own.name is None else (own, apart)
 
 
 def dequant_kernel(run: Run, stack: str) -> str:

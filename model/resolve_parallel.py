@@ -253,6 +253,11 @@ def check_pipeline(architecture: Architecture, values: Mapping[str, Any]) -> Non
         raise InputError(f"--pp-interleave {chunks} needs --pp above 1; add --pp 4 or leave it out.")
     if pp == 1:
         return
+    if pp > architecture.num_layers:
+        raise InputError(
+            f"--pp {pp} is more stages than the {architecture.num_layers} layers of {architecture.name}; use at most "
+            f"--pp {architecture.num_layers}."
+        )
     first, middle, last = stage_layers(architecture.num_layers, pp)
     if min(first, last) < 1 or middle % chunks:
         fitting = [n for n in range(1, middle + 1) if middle % n == 0]

@@ -13,11 +13,11 @@ in the mean. Copies of the model wait for the one with the longest rows: of c co
 samples; copies that meet once after a micro-steps wait for the largest of c sums, whose excess over the mean is that
 of one micro-step over the root of a (exact for normal lengths).
 
-A step's time is no straight line over the length: the host decides that of short rows, the card that of long ones,
-and attention grows with the square. So it is the mean over `LIKELY` lengths of the row waited for that are equally
-likely (`Rows.lengths`), and what is told as timed is the length whose step takes that mean (`row_times`). Memory stays
-that of the longest row (`longest_row`), which some micro-batch reaches: ``max_length``, filled up like any other.
-FLOPs are those of a copy's own rows.
+A step is timed at the mean row waited for. Its time is no straight line over the length, though: the host decides that
+of short rows, the card that of long ones, and attention grows with the square. So it is stretched to the mean over
+`LIKELY` lengths of that row which are equally likely (`Rows.lengths`, `row_times`). Memory stays that of the longest
+row (`longest_row`), which some micro-batch reaches: ``max_length``, filled up like any other. FLOPs are those of a
+copy's own rows.
 """
 
 from __future__ import annotations
@@ -67,8 +67,7 @@ class Rows:
     """Of one epoch; None where the data do not say."""
     how: str
     lengths: tuple[int, ...]
-    """Equally likely lengths of the rows waited for, the shortest first; `length` is their mean until a step is timed
-    (`row_times`)."""
+    """Equally likely lengths of the rows waited for, the shortest first, of which `length` is the mean."""
     shortest: int | None = None
     """Tokens of a mean row at the low end of what is assumed of the data; None: nothing is."""
     longest: int | None = None
@@ -215,14 +214,14 @@ def unpacked_rows(run: Run, options: Mapping[str, Any]) -> Rows | None:
         how=_how(run),
         lengths=tuple(_whole(length) for length in waited_for(each, of_each, run)),
     )
-    if batch * run.dp == 1 or own >= most:
+    if own >= most:
         return rows
+    how = f"{rows.how}; of lengths only the mean is known, so they are assumed to be spread exponentially"
+    if batch * run.dp == 1:
+        return replace(rows, how=how)
     alike = _filled(mean, run)
-    how = rows.how + (
-        "; of lengths only the mean is known, so they are assumed to be spread exponentially; the interval of the "
-        f"whole run, not that of a step, goes from rows of {alike}, all alike, to {most}"
-    )
-    return replace(rows, how=how, shortest=alike, longest=most)
+    ends = f"the interval of the whole run, not that of a step, goes from rows of {alike}, all alike, to {most}"
+    return replace(rows, how=f"{how}; {ends}", shortest=alike, longest=most)
 
 
 def _whole(length: float) -> int:

@@ -30,7 +30,7 @@ OPEN = {
     "effects_by_kind", "sharding_effects", "step_log_sd", "memory_overhead_bytes", "left_out_log_errors",
     "rows_skipped", "rows_used", "marks", "records_used", "records_skipped", "covariance", "spreads", "host_hooks",
     *HOST_PRIORS,
-    "start_up_s", "source_effect", "width", "left_out_width", "memory_codes", "units",
+    "start_up_s", "source_effect", "width", "least_width", "left_out_width", "memory_codes", "units",
 }  # fmt: skip
 """Keys whose inside is described in words."""
 LLAMA = ("meta-llama/Llama-3.1-8B", "--method", "qlora", "--max-length", "2048")

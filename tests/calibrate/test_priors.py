@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tunecast.calibrate.priors_fit import as_shipped, fit_priors, fit_rows
+from tunecast.calibrate.priors_fit import as_shipped, fit_priors, fit_rows, least_width
 from tunecast.calibrate.priors_left_out import Unseen, slower_of, unseen_of, width_of
 from tunecast.calibrate.priors_problem import SHARED, Row, Training, believed, predicted_log_s, read_training
 from tunecast.calibrate.priors_records import shipped_records
@@ -224,14 +224,25 @@ def test_the_width_holds_four_in_five_rows_of_sources_left_out(ten_and_two: list
 
 def test_shipped_priors_are_no_narrower_than_the_spreads_of_their_fit() -> None:
     sds = {"new": 0.03, "seen": 0.02}
-    narrow, wide = ({"width": width, "step_log_sd": sds, "spreads": {"row": 0.1}} for width in (0.6, 1.7))
+    shared = {"step_log_sd": sds, "spreads": {"row": 0.1}, "least_width": 1.2}
+    narrow, wide = ({"width": width, **shared} for width in (0.6, 1.7))
     shipped = as_shipped(narrow)
-    assert shipped["width"] == 1.0
+    assert shipped["width"] == 1.2
     assert shipped["left_out_width"] == 0.6
-    assert shipped["step_log_sd"] == {"new": pytest.approx(0.05), "seen": 0.02}
+    assert shipped["step_log_sd"] == {"new": pytest.approx(0.06), "seen": 0.02}
     assert shipped["spreads"] == narrow["spreads"]
     assert as_shipped(wide) == {**wide, "left_out_width": 1.7}
     assert narrow["width"] == 0.6, "what was given stays"
+
+
+@pytest.mark.parametrize("sources", [4, 14])
+def test_a_spread_of_few_sources_is_widened_until_it_holds_one_more(sources: int) -> None:
+    """A normal spread estimated from so many draws, and one draw more: 80% inside, in 200,000 repetitions."""
+    draws = np.random.default_rng(11).standard_normal((200_000, sources + 1))
+    estimated = draws[:, :-1].std(axis=1, ddof=1)
+    inside = np.abs(draws[:, -1]) <= Z80 * least_width(sources) * estimated
+    assert inside.mean() == pytest.approx(0.8, abs=0.005)
+    assert (np.abs(draws[:, -1]) <= Z80 * estimated).mean() < inside.mean()
 
 
 def test_a_forecast_by_shipped_priors_is_wider_than_left_out_sources_need() -> None:

@@ -235,3 +235,35 @@ def test_a_pipeline_that_idles_says_so_and_what_shortens_it(micro_batches: int, 
         idle = found.time_parts_s["bubble"] / found.step_time_s.value
         assert f"stages wait {idle:.0%} of the step" in notes[0]
         assert f"7 / {micro_batches}; with --gradient-accumulation-steps 32 it would be 7 / 32" in notes[0]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "layout"),
+    [
+        ("h100-sxm5-80gb", {"pp": 2}), ("h100-sxm5-80gb", {"tp": 2, "pp": 2}), ("l40s-48gb", {"pp": 2}),
+        ("a100-sxm4-80gb", {"tp": 4}),
+    ],
+)  # fmt: skip
+def test_another_copy_of_a_split_model_never_speeds_the_others_up(gpu: str, layout: dict[str, Any]) -> None:
+    """Twice the GPUs do twice the work at most: DDP between copies adds an exchange, and takes none away."""
+    split = int(layout.get("tp", 1)) * int(layout.get("pp", 1))
+    shared: dict[str, Any] = {**layout, "gradient_accumulation_steps": 8}
+    one = ask(gpu, num_gpus=split, sharding="none", **shared)
+    two = ask(gpu, num_gpus=2 * split, sharding="ddp", **shared)
+    assert two.step_time_s.value >= one.step_time_s.value
+    assert two.time_parts_s["gemm"] == pytest.approx(one.time_parts_s["gemm"])
+
+
+@pytest.mark.parametrize("gpu", ["h100-sxm5-80gb", "a100-sxm4-80gb"])
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_shards_within_groups_are_fsdp_and_an_exchange_more(gpu: str, method: str) -> None:
+    """HSDP over two machines is FSDP in each of them, whose gradients are then added up."""
+    hybrid = ask(gpu, method=method, num_gpus=16, sharding="hsdp", dp_shard_size=8)
+    inside = ask(gpu, method=method, num_gpus=8, sharding="fsdp")
+    assert hybrid.time_parts_s["gemm"] == pytest.approx(inside.time_parts_s["gemm"])
+    assert hybrid.step_time_s.value >= inside.step_time_s.value
+
+
+def test_more_stages_than_layers_are_refused_in_those_words() -> None:
+    with pytest.raises(InputError, match=r"--pp 64 is more stages than the 32 layers .* use at most --pp 32"):
+        ask(num_gpus=64, pp=64, sharding="none")
