@@ -35,7 +35,7 @@ from tunecast.model.question import Question
 from tunecast.model.replay import is_replayed
 from tunecast.model.resolve import Resolved, resolve_run
 from tunecast.model.row_times import mean_step_ratio, ratio_notes, stretched
-from tunecast.model.rows import Rows, held_run, row_notes, timed_run, unpacked_rows
+from tunecast.model.rows import Rows, held_run, own_run, row_notes, timed_run, unpacked_rows
 from tunecast.model.run import Run
 from tunecast.model.sdpa import efficient_notes
 from tunecast.model.sharding import FSDP, ZERO
@@ -92,7 +92,7 @@ def forecast(question: Question, target: Target) -> Forecast:
     timing, data_notes = fed(timing, run, rows, question.options, rate)
     probability = fit_probability(view)
     verdict = fit_verdict(view, probability)
-    own = run if rows is None else replace(run, max_length=rows.own_length)
+    own = own_run(resolved.run, rows)
     model_flops = model_flops_of(question.architecture, own, **inventory)
     executed = executed_by_dtype_of(question.architecture, own, **inventory)
     mfu, hfu = utilizations(model_flops, executed, timing.step_time_s.value, run, target)
@@ -111,7 +111,7 @@ def forecast(question: Question, target: Target) -> Forecast:
         total_params=question.architecture.total_params,
         memory=view,
         step_time_s=timing.step_time_s,
-        tokens_per_s=timing.step_time_s.inverse(run.tokens_per_step),
+        tokens_per_s=timing.step_time_s.inverse(own.tokens_per_step),
         mfu=mfu,
         hfu=hfu,
         bound_by=timing.bound_by,

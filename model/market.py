@@ -36,7 +36,7 @@ from tunecast.model.phases import Work
 from tunecast.model.plans import Job, Plan, best_plans, plans_that_may_fit
 from tunecast.model.question import STORED_AS, Question
 from tunecast.model.replay import is_replayed
-from tunecast.model.rows import held_run, timed_run, unpacked_rows
+from tunecast.model.rows import held_run, own_run, unpacked_rows
 from tunecast.model.run import Run
 from tunecast.model.run_work import work_of
 from tunecast.model.target import Target
@@ -283,7 +283,7 @@ def work_for(search: Search, run: Run, platform: str) -> Work:
     rows = unpacked_rows(run, search.job.options)
     amount = search.amount if rows is None else resolve_amount(run, dict(search.job.options))
     assert amount is not None
-    run = timed_run(run, rows)
+    run = own_run(run, rows)
     share = 0.0 if search.around.eval_samples is None else forward_frac(search.job.architecture, run, platform)
     stored = search.job.options.get(STORED_AS)
     return _work_of(search.job.architecture, run, amount, forward_frac=share, platform=platform, stored_as=stored)

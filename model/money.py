@@ -22,7 +22,7 @@ from tunecast.model.phase_rates import Rates, phase_rates
 from tunecast.model.phases import Work
 from tunecast.model.power import measured_power_w
 from tunecast.model.question import STORED_AS, Question
-from tunecast.model.rows import timed_run, unpacked_rows
+from tunecast.model.rows import own_run, unpacked_rows
 from tunecast.model.run_work import forward_share, work_of
 from tunecast.model.target import Target
 from tunecast.model.terms import Terms, owned, rented
@@ -60,7 +60,7 @@ def with_money(
 
     if amount is None:
         return replace(result, notes=(*result.notes, *told(result.offer), *idle_notes(options)))
-    run = timed_run(result.run, unpacked_rows(result.run, question.options))
+    run = own_run(result.run, unpacked_rows(result.run, question.options))
     work = work_of(
         result.architecture,
         run,

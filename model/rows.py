@@ -78,6 +78,11 @@ class Rows:
         """Share of the tokens of the rows waited for that are padding, or that other copies do not have."""
         return max(1.0 - self.mean_tokens / self.length, 0.0)
 
+    @property
+    def own_padding_frac(self) -> float:
+        """Share of a copy's own tokens that are padding."""
+        return max(1.0 - self.mean_tokens / self.own_length, 0.0)
+
 
 def likely_longest(lengths: Sequence[float] | Array, batch: int) -> Array:
     """(`LIKELY`,) means of equally likely parts of the lengths of the longest of `batch` samples drawn with
@@ -348,16 +353,22 @@ def timed_run(run: Run, rows: Rows | None) -> Run:
     return run if length == run.max_length else replace(run, max_length=length)
 
 
+def own_run(run: Run, rows: Rows | None) -> Run:
+    """The run at the length of a copy's own mean row, which is what it processes while it waits for longer ones."""
+    return timed_run(run, None) if rows is None else replace(run, max_length=rows.own_length)
+
+
 def row_notes(run: Run, rows: Rows | None, held: Run) -> tuple[str, ...]:
     """What is timed, how much of it is padding, and at which length memory is."""
     if rows is None:
         length = timed_run(run, None).max_length
         return (f"rows of {run.max_length} tokens are filled up to {length}",) if length > run.max_length else ()
-    dearer = 1.0 / (1.0 - rows.padding_frac)
+    dearer = 1.0 / (1.0 - rows.own_padding_frac)
     counted = f", which tokens/s and $ per million tokens count (a token of the data costs {dearer:.2f} times as much)"
-    counted = counted if rows.padding_frac >= LEAST_TOLD else ""
-    idle = " or waiting" if run.dp > 1 else ""
-    told = f"timed at {rows.length} tokens a row ({rows.how}), {rows.padding_frac:.0%} of them padding{idle}{counted}"
+    counted = counted if rows.own_padding_frac >= LEAST_TOLD else ""
+    waited = f"; a copy's own rows have {rows.own_length}" if rows.own_length < rows.length else ""
+    padding = f"{rows.own_padding_frac:.0%} of them padding{counted}"
+    told = f"timed at {rows.length} tokens a row ({rows.how}){waited}, {padding}"
     if held.max_length < longest_row(run):
         return (f"{told}; memory at {held.max_length}, which no sample is longer than",)
     return (f"{told}; memory at {held.max_length}" if rows.length < held.max_length else told,)

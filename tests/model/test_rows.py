@@ -313,7 +313,12 @@ def test_waiting_is_no_work_and_lowers_the_efficiency(tmp_path: Path) -> None:
     assert found.scaling.efficiency < alike.scaling.efficiency - 0.2
     one = ask(dataset=path, **{**shared, "num_gpus": 1, "sharding": "none"})
     assert found.model_flops_per_step == pytest.approx(8 * one.model_flops_per_step)
-    assert any("8 copies of the model waiting for the longest" in note for note in found.notes)
+    rows = unpacked_rows(found.run, {"dataset": path, "packing": False})
+    assert rows is not None
+    assert found.tokens_per_s.value * found.step_time_s.value == pytest.approx(8 * 2 * rows.own_length)
+    assert rows.own_length < rows.length
+    (told,) = [note for note in found.notes if "8 copies of the model waiting for the longest" in note]
+    assert f"a copy's own rows have {rows.own_length}" in told
 
 
 def test_what_no_length_decides_takes_as_long_with_rows_of_unlike_lengths(tmp_path: Path) -> None:
