@@ -42,9 +42,9 @@ WALK_LOG_SD = 0.3
 """How unsure both are, as a standard deviation of their logarithm: assumed; the two jobs differ by 0.4."""
 HOST_WALKS = f"scale.host_{WALKS}"
 """The factor of a record that has measured it: launches of the forward that a module in a walk costs."""
-IN_THE_TRAINER = 1.2
-"""How many times as long as the walks of a calibration's ``modules`` trial, one right after the other, the Trainer
-takes for what it adds: results/validation/trainer-walks.json."""
+IN_THE_TRAINER = 1.1
+"""How many times as long a walk takes within the Trainer as in a calibration's ``modules`` trial, one right after the
+other: 1.09 (0.92 to 1.17) on one core of a Xeon (scripts/trainer_walks.py, results/validation/trainer-walks.json)."""
 IN_THE_TRAINER_LOG_SD = 0.2
 """How unsure that is of another machine, model or method: assumed."""
 MUCH = 0.05

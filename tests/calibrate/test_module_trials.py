@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import json
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -21,7 +24,14 @@ from tunecast.model.architectures import load_architecture
 from tunecast.model.factors import HOST_S_PER_LAUNCH, Factor, FactorSet
 from tunecast.model.resolve import resolve_run
 from tunecast.model.shared_host import HostRecord, with_shared_host
-from tunecast.model.trainer_loop import HOST_WALKS, WALK_LAUNCHES, walk_log_sd, walk_origin, walk_origins
+from tunecast.model.trainer_loop import (
+    HOST_WALKS,
+    IN_THE_TRAINER,
+    WALK_LAUNCHES,
+    walk_log_sd,
+    walk_origin,
+    walk_origins,
+)
 from tunecast.model.value import Z80
 
 NAME = "mock:a100-sxm4-80gb#4"
@@ -82,6 +92,16 @@ def test_a_simulated_hosts_walks_are_found(seed: int) -> None:
         assert factor.low < factor.value < factor.high
         assert factor.origin == "measured"
     assert walk_factors([], 3e-6) == {}
+
+
+def test_how_much_longer_walks_take_within_the_trainer_is_as_measured() -> None:
+    """On a processor, the Trainer's own calls over the same ones by themselves: the constant lies within the rounds."""
+    path = Path(__file__).parents[2] / "results" / "validation" / "trainer-walks.json"
+    found = json.loads(path.read_text(encoding="utf-8"))
+    ratios = [each["in_the_trainer_s"] / each["alone_s"] for each in found["in_place"]]
+    assert len(ratios) >= 6
+    assert min(ratios) < IN_THE_TRAINER < max(ratios)
+    assert median(ratios) == pytest.approx(IN_THE_TRAINER, rel=0.1)
 
 
 def host_only(values: dict[str, Factor]) -> FactorSet:
