@@ -23,8 +23,7 @@ def read_as(run: PublishedRun) -> str:
     """
     parts = list(_parts(run))
     silent = [(words, fields) for words, fields in parts if not run.stated.intersection(fields)]
-    own = set(ours(run.run.stack))
-    own |= {*ASSUMED}
+    own = {*ours(run.run.stack), *ASSUMED}
     chosen = {words for words, fields in silent if own.intersection(FIELDS.get(name, name) for name in fields)}
     theirs = "; ".join(words for words, _ in silent if words not in chosen)
     assumed = "; ".join(words for words, _ in silent if words in chosen)
@@ -57,7 +56,7 @@ def _weights(r: Run, stated: frozenset[str]) -> Iterator[Part]:
         yield f"adapters in {r.adapter_dtype}", ("adapter_dtype",)
     if r.base_quantization:
         kind = f" {r.bnb_4bit_quant_type}" if r.bnb_4bit_quant_type else ""
-        yield f"base in {r.base_quantization}{kind}", ("quant", "quant_method", "bnb_4bit_quant_type")
+        yield f"base in {r.base_quantization}{kind}", ("quant", "quant_method", "bnb_4bit_quant_type", "base_bits")
         if r.bnb_4bit_quant_type:
             yield f"{'with' if r.double_quant else 'no'} double quantization", ("double_quant",)
     yield f"{'other ' if r.base_quantization else ''}weights in {r.dtype}", ("dtype",)

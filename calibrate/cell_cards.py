@@ -86,10 +86,9 @@ def instances() -> dict[str, tuple[str, int]]:
     found: dict[str, set[tuple[str, int]]] = {}
     for offer in load_prices():
         if offer.provider in CLOUDS and re.search(r"\d", offer.offer_sku):
-            found.setdefault(offer.offer_sku.lower(), set()).add((offer.gpu_id, offer.gpu_count))
-            found.setdefault(offer.offer_sku.lower().removeprefix("standard_"), set()).add(
-                (offer.gpu_id, offer.gpu_count)
-            )
+            sku, shape = offer.offer_sku.lower(), (offer.gpu_id, offer.gpu_count)
+            for name in (sku, sku.removeprefix("standard_")):
+                found.setdefault(name, set()).add(shape)
     return {name: next(iter(shapes)) for name, shapes in found.items() if len(shapes) == 1}
 
 

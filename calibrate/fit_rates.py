@@ -13,7 +13,7 @@ from tunecast.calibrate.fit_trials import ATTENTION_PRODUCTS, Trial, median_seco
 from tunecast.catalogs.gpus import Gpu, load_gpus
 from tunecast.model.factors import Factor, FactorSet
 from tunecast.model.operation import Kind, Operation, Phase
-from tunecast.model.trainer_loop import HOST_WALKS, IN_THE_TRAINER, IN_THE_TRAINER_LOG_SD
+from tunecast.model.trainer_loop import HOST_WALKS, IN_THE_TRAINER, IN_THE_TRAINER_LOG_SD, WALKS_OF_A_STEP
 from tunecast.model.units import MICROSECOND_S
 from tunecast.model.value import lognormal
 
@@ -33,13 +33,9 @@ def host_start(trials: Sequence[Trial]) -> float:
     return float(np.median(each)) if each else SAFE_LAUNCH_S
 
 
-WALKS_PER_TRIAL = 4
-"""Times that a ``modules`` trial goes over all modules."""
-
-
 def modules_passed(trial: Trial) -> int:
     """Modules that one repetition of a ``modules`` trial goes past."""
-    return WALKS_PER_TRIAL * int(trial["extra"]["modules"])
+    return WALKS_OF_A_STEP * int(trial["extra"]["modules"])
 
 
 def walk_factors(trials: Sequence[Trial], host_s_per_launch: float) -> dict[str, Factor]:

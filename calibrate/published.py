@@ -192,27 +192,13 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
     kernel = _kernel(row, options, gpu, notes)
     samples_fill = samples_that_fill(row)
     full = rows_are_full(row, options) or samples_fill
-    with naming("model"):
-        architecture = model_called(row["model"])
-    check_size(row, architecture)
-    if "litgpt_code" in options:
-        architecture = as_litgpt(architecture, options.pop("litgpt_code"))
-    else:
-        architecture = of_stack(architecture, options)
-    if (code_age(options) or "5") != "5":
-        architecture = in_modules(architecture)
+    architecture = _architecture(row, options)
     if "lora_target_modules" in options:
         _targets(row, options, architecture, software)
     if software.fused or (software.stack and "fused_kernels" in options):
         options["fused_kernels"] = _fusable(software, options, architecture)
     half = str(options.pop("half", ""))
-    on_old_card(options, gpu)
-    resolved = resolve_run(architecture, options, gpu_has_bf16=training_dtype(gpu) == "bf16")
-    if "bf16" in row.get("compute_dtype", "").lower() and training_dtype(gpu) != "bf16":
-        notes.append(f"compute_dtype {row['compute_dtype']!r}: {gpu.id} has no bf16, fp16 is taken.")
-    (target,) = resolve_targets([gpu.id], {})
-    resolved = on_card(sdpa_on_card(resolved, architecture, target), architecture, target)
-    run = paging_on_card(experts_on_card(resolved, architecture, target), architecture, target).run
+    run = _on_its_card(row, architecture, options, gpu, notes)
     run = replace(run, **from_rules(rules, "after_else", but=stated), **from_rules(rules, "after"))
     check_half(half, row, run)
     if software.joins or any("joined" in rule for rule in rules):
@@ -247,6 +233,31 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
         own_loop=has_own_loop(row.get("framework", "")),
         stated=frozenset(stated),
     )
+
+
+def _architecture(row: dict[str, str], options: dict[str, Any]) -> Architecture:
+    """The model of a row, by the code that ran it; takes what only this asks out of the options."""
+    with naming("model"):
+        architecture = model_called(row["model"])
+    check_size(row, architecture)
+    if "litgpt_code" in options:
+        architecture = as_litgpt(architecture, options.pop("litgpt_code"))
+    else:
+        architecture = of_stack(architecture, options)
+    return architecture if (code_age(options) or "5") == "5" else in_modules(architecture)
+
+
+def _on_its_card(
+    row: dict[str, str], architecture: Architecture, options: dict[str, Any], gpu: Gpu, notes: list[str]
+) -> Run:
+    """The run of a row's options, with what its card decides."""
+    on_old_card(options, gpu)
+    resolved = resolve_run(architecture, options, gpu_has_bf16=training_dtype(gpu) == "bf16")
+    if "bf16" in row.get("compute_dtype", "").lower() and training_dtype(gpu) != "bf16":
+        notes.append(f"compute_dtype {row['compute_dtype']!r}: {gpu.id} has no bf16, fp16 is taken.")
+    (target,) = resolve_targets([gpu.id], {})
+    resolved = on_card(sdpa_on_card(resolved, architecture, target), architecture, target)
+    return paging_on_card(experts_on_card(resolved, architecture, target), architecture, target).run
 
 
 def _as_megatron(run: Run, software: Software) -> Run:

@@ -274,8 +274,6 @@ def note_full(row: dict[str, str], tokens_per_s: float | None, notes: list[str])
 def note_method(row: dict[str, str], software: Software, notes: list[str], stated: set[str]) -> None:
     """That full training is taken where the method's cell says only what is learnt; refused where adapters may be."""
     text = row.get("method", "")
-    if re.search(r"\b(nf4|fp4|[48][- ]?bit)\b", text, re.IGNORECASE):
-        stated.add("quant")
     if OBJECTIVE.fullmatch(text.strip()) is None:
         return
     if (

@@ -7,22 +7,21 @@ from dataclasses import replace
 from typing import Any
 
 from tunecast.model.factors import Factor, FactorSet
-from tunecast.model.prior_effects import UNSEEN_COPIES
 from tunecast.model.run import Run
 from tunecast.model.value import lognormal
 
 OVERLAP = "overlap_frac"
 
 
-def is_unread(run: Run | None, priors: Mapping[str, Any]) -> bool:
+def is_unread(run: Run | None) -> bool:
     """Whether no row says what hides behind this run's work: DDP reduces buckets beside the backward, while the rows'
     shardings gather what the next layer waits for."""
-    return run is not None and run.num_gpus > 1 and run.sharding == UNSEEN_COPIES
+    return run is not None and run.num_gpus > 1 and run.sharding == "ddp"
 
 
 def with_believed_overlap(factors: FactorSet, run: Run | None, priors: Mapping[str, Any]) -> FactorSet:
     """The factors with the overlap that is believed, and its doubt, where no row says it; else as they are."""
-    if not is_unread(run, priors) or OVERLAP not in factors.step_params:
+    if not is_unread(run) or OVERLAP not in factors.step_params:
         return factors
     belief = priors["beliefs"][OVERLAP]
     log_sd = float(belief["log_sd"])

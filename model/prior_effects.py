@@ -43,8 +43,6 @@ model never speeds up the others.
 """
 LAYERS_AS_THEY_ARE = ("none", "zero1")
 """Shardings of the rows that leave them so."""
-UNSEEN_COPIES = "ddp"
-"""One that does, and of which no row tells."""
 ATTENTION_KERNEL = "attention_kernel"
 """The group of effects of attention kernels other than those of today."""
 

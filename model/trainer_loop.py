@@ -51,6 +51,8 @@ MUCH = 0.05
 """Share of a step from which a note tells of it."""
 PER_MICRO_STEP = 2.0
 PER_STEP = 2.0
+WALKS_OF_A_STEP = int(PER_MICRO_STEP + PER_STEP)
+"""Of one micro-step: what a calibration's ``modules`` trial takes."""
 PER_PRODUCT = 13.0 / 7.0
 """Modules of a decoder layer for each of its linear maps: 13 of Llama and Qwen 2 for 7 (transformers 5)."""
 PER_ADAPTER_PRODUCT = 5.0

@@ -10,13 +10,10 @@ from tunecast.calibrate.devices.protocol import TrialResult, TrialSpec
 from tunecast.calibrate.trace.hf import build_model
 from tunecast.calibrate.trace.spec import architecture_from_dict, run_from_dict
 
-WALKS = 4
-"""Times that `walk_over` goes over all modules, and the Trainer in an optimizer step of one micro-step."""
-
 
 def run_modules(spec: TrialSpec, backend: Backend) -> TrialResult:
-    """Host seconds of `WALKS` walks over the modules of the real model of ``architecture`` and ``run``, on the meta
-    device: nothing is computed. ``modules`` in `extra` is how many there are."""
+    """Host seconds of the walks of a step (`walk_over`) over the modules of the real model of ``architecture`` and
+    ``run``, on the meta device: nothing is computed. ``modules`` in `extra` is how many there are."""
     model = build_model(
         architecture_from_dict(spec.params["architecture"]), run_from_dict(spec.params["run"]), device="meta"
     )

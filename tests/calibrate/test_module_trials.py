@@ -28,6 +28,7 @@ from tunecast.model.trainer_loop import (
     HOST_WALKS,
     IN_THE_TRAINER,
     WALK_LAUNCHES,
+    WALKS_OF_A_STEP,
     walk_log_sd,
     walk_origin,
     walk_origins,
@@ -63,7 +64,7 @@ def test_the_trial_goes_over_a_model_as_big_as_those_that_are_trained() -> None:
 def test_what_it_calls_is_what_the_trainer_calls() -> None:
     """Every call that goes over all modules is in the Trainer's own code, where the steps are driven."""
     transformers = pytest.importorskip("transformers")
-    from tunecast.calibrate.bench.module_walks import WALKS, walk_over
+    from tunecast.calibrate.bench.module_walks import walk_over
 
     calls: list[str] = []
 
@@ -77,7 +78,7 @@ def test_what_it_calls_is_what_the_trainer_calls() -> None:
 
     walk_over(Model())
     trainer = inspect.getsource(transformers.Trainer)
-    assert len(calls) == WALKS
+    assert len(calls) == WALKS_OF_A_STEP
     assert all(f"model.{name}(" in trainer for name in calls)
 
 
