@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ci_share import fewer_in_ci
 from typer.testing import CliRunner
 
 from tunecast import estimate, recommend
@@ -72,7 +73,7 @@ def test_plans_of_rows_of_one_sample_each_are_those_of_estimate() -> None:
     found, packed = ask(**data), ask(**data, packing=True)
     assert found.steps.startswith("1,000 steps")
     assert packed.steps.startswith("147 steps")
-    for picked in found.front:
+    for picked in found.front[: fewer_in_ci(99, 2)]:
         assert picked.forecast.total_time_h is not None
         assert picked.forecast.total_time_h.value == pytest.approx(picked.candidate.time_h, rel=1e-6)
         options = {**picked.candidate.plan.options, **data, "usd_per_gpu_hour": 1.0}

@@ -117,7 +117,7 @@ def test_parameters_of_the_real_code_equal_the_catalog(row: ModelRow) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model_type", "method"), some_for_ci(zip(CONFIGS, itertools.cycle(["qlora", "lora", "full"]), strict=False))
+    ("model_type", "method"), some_for_ci(zip(CONFIGS, itertools.cycle(["qlora", "lora", "full"]), strict=False), 3)
 )
 def test_a_step_of_the_real_code(model_type: str, method: str) -> None:
     architecture = exact.real_architecture(small(model_type), model_type)

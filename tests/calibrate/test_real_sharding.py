@@ -75,8 +75,8 @@ WORDY: dict[str, dict[str, Any]] = {
 TIES: dict[str, dict[str, Any]] = {f"tied-{name}": RUNS[name] for name in ("fsdp-full", "fsdp-lora")}
 CONFIGS = {**dict.fromkeys(WORDY, MORE_WORDS), **dict.fromkeys(TIES, TIED)}
 WATCHED = {**RUNS, **WORDY, **TIES}
-NAMES = [*some_for_ci(RUNS), *some_for_ci(WORDY, first=1), *some_for_ci(TIES)]
-"""CI trains half of them; every kind of sharding, of training and of summing is among those."""
+NAMES = [*some_for_ci(RUNS, 3), *some_for_ci(WORDY, 3, first=1), *some_for_ci(TIES)]
+"""CI trains a third of them; every kind of sharding, of training and of summing is among those."""
 
 
 def named(names: Iterable[str]) -> list[Any]:

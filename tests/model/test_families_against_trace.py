@@ -105,8 +105,8 @@ QUANTIZED = {name: not FAMILIES[name.split()[0]].own_linears for name in CONFIGS
 
 def is_further(method: str, place: int) -> bool:
     """Whether other families show as much in CI."""
-    shown = {"lora": 2, "full": 2, PADDED: 3, FILLED: 6}
-    return (place + (method in ("full", "qlora"))) % shown.get(method, 4) > 0
+    shown = {"lora": 3, "full": 3, PADDED: 5, FILLED: 7}
+    return (place + (method in ("full", "qlora"))) % shown.get(method, 6) > 0
 
 
 CASES = [

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ci_share import fewer_in_ci
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -82,7 +83,7 @@ def test_the_largest_micro_batch_fits_and_one_more_does_not(
         assert not run_fits(qwen, replace(run, per_device_train_batch_size=found + 1), target)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=fewer_in_ci(10, 3), deadline=None)
 @given(options=RUNS, name=st.sampled_from(CARDS), batch=st.integers(1, 6))
 def test_the_longest_sequence_fits_and_one_token_more_does_not(
     make: Make, run_of: RunOf, options: dict[str, Any], name: str, batch: int

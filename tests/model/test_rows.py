@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ci_share import some_for_ci
 
 from tunecast.catalogs.errors import InputError
 from tunecast.model import dataset
@@ -280,7 +281,7 @@ def test_copies_wait_for_the_longest_rows(tmp_path: Path, sharding: str, micro_s
     assert alone.length == alone.own_length == rows.own_length
 
 
-@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("batch", some_for_ci([1, 4]))
 def test_a_step_takes_the_mean_of_the_steps_of_all_rows(tmp_path: Path, batch: int) -> None:
     """Against forecasts of rows of 60 drawn lengths each: where the host decides the short ones, the mean length is not
     that of the mean step."""

@@ -8,6 +8,7 @@ from itertools import accumulate
 from typing import Any
 
 import pytest
+from ci_share import some_for_ci
 
 torch = pytest.importorskip("torch")
 
@@ -65,7 +66,7 @@ def peak_above_rest(profiler: Any) -> int:
     return max(accumulate(size for _, size in changes))
 
 
-@pytest.mark.parametrize(("method", "changes", "vocab"), CASES)
+@pytest.mark.parametrize(("method", "changes", "vocab"), some_for_ci(CASES))
 def test_trace_equals_a_real_step(
     architecture: Callable[..., Architecture], run: Callable[..., Run], method: str, changes: dict[str, Any], vocab: int
 ) -> None:
