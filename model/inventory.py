@@ -12,6 +12,7 @@ from functools import lru_cache
 
 from tunecast.model.architecture import Architecture
 from tunecast.model.collectives import communication_operations
+from tunecast.model.offloaded_gradients import offloaded_gradients
 from tunecast.model.operation import FLASH, NATIVE, Kind, Operation, Phase
 from tunecast.model.parallel import (
     beside_products,
@@ -21,7 +22,7 @@ from tunecast.model.parallel import (
     local_run,
     placed,
 )
-from tunecast.model.parallel_offload import host_operations
+from tunecast.model.parallel_offload import DEEPSPEED, host_operations
 from tunecast.model.run import Run
 from tunecast.model.sharded_update import own_update
 from tunecast.model.sharding_copies import copy_operations, sums_whole
@@ -113,9 +114,12 @@ def whole_operations(architecture: Architecture, run: Run, *, platform: str = "c
 
 
 def spread_operations(architecture: Architecture, run: Run, *, platform: str = "cuda") -> list[Operation]:
-    """What depends on how the job is spread, collectives apart: the GPU's update, and copies in its own memory."""
-    update = own_update(architecture, run, platform=platform) if run.offload == "none" else ()
-    return [*update, *copy_operations(architecture, run)]
+    """What depends on how the job is spread, collectives apart: the GPU's update, or what gradients go through that are
+    updated in the host, and copies in its own memory."""
+    copies = copy_operations(architecture, run)
+    if run.offload == "none":
+        return [*own_update(architecture, run, platform=platform), *copies]
+    return [*copies, *(offloaded_gradients(architecture, run) if run.sharding in DEEPSPEED else ())]
 
 
 def ordered(operations: Iterable[Operation]) -> tuple[Operation, ...]:

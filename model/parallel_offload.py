@@ -1,13 +1,14 @@
 """States, gradients and parameters in host memory: what leaves the GPU, and what that costs over PCIe.
 
-``optimizer``: DeepSpeed's ``offload_optimizer``. Gradients go to the host as they are reduced, the processors
-update fp32 master weights, and new 16-bit parameters come back. ``all``: DeepSpeed's ``offload_param`` as well, or
-FSDP's ``CPUOffloadPolicy``: each GPU's shard of parameters lives in the host and is copied in before it is gathered,
-once for the forward and once for the backward of every micro-batch.
+``optimizer``: DeepSpeed's ``offload_optimizer``. Gradients go to the host as they are reduced (how often:
+`offloaded_gradients`), the processors scale and update in fp32, and new 16-bit parameters come back. ``all``:
+DeepSpeed's ``offload_param`` as well, or FSDP's ``CPUOffloadPolicy``: each GPU's shard of parameters lives in the host
+and is copied in before it is gathered, once for the forward and once for the backward of every micro-batch.
 
-Sources: Ren et al. 2021 (ZeRO-Offload, arXiv 2101.06840, section 4), Rajbhandari et al. 2021 (ZeRO-Infinity, arXiv
-2104.07857), PyTorch ``CPUOffloadPolicy``. Left out: delayed parameter updates, NVMe, pageable transfers, a host that
-is short of memory (its need is a note).
+Sources: DeepSpeed 0.19.8, recorded in two processes (``tests/fixtures/deepspeed_offload.json``); Ren et al. 2021
+(ZeRO-Offload, arXiv 2101.06840, section 4), Rajbhandari et al. 2021 (ZeRO-Infinity, arXiv 2104.07857), PyTorch
+``CPUOffloadPolicy``. Left out: delayed parameter updates, NVMe, pageable transfers, a host that is short of memory (its
+need is a note).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from tunecast.model.architecture import Architecture, layer_kinds
 from tunecast.model.factors import Factor, FactorSet
 from tunecast.model.links import HOST_UPDATE, PAGING
 from tunecast.model.memory_static import root_weight_bytes
+from tunecast.model.offloaded_gradients import SENT_BYTES, sent_bytes_per_param
 from tunecast.model.operation import Kind, Operation, Phase
 from tunecast.model.priors import load_priors, pcie_bytes_per_s
 from tunecast.model.run import Run
@@ -34,6 +36,10 @@ from tunecast.model.units import DTYPE_BYTES, memory_text
 OFFLOAD_FACTORS = ("pcie_bytes_per_s", "host_update_bytes_per_s")
 DEEPSPEED = (*ZERO, "none")
 """Shardings that keep fp32 masters; on one GPU only DeepSpeed offloads, by the rules of its stages 2 and 3."""
+HOST_SCALING_BYTES = 8
+"""DeepSpeed's clipping, which reads and writes an fp32 gradient (``unscale_and_clip_grads``)."""
+HOST_COPY_BYTES = 6
+"""New fp32 weights read, and written in 16 bits."""
 REDUCED_AT_ONCE = ("zero2", "zero3", "none")
 """Whose gradients leave after every micro-batch."""
 PAGING_WAYS = 2
@@ -116,10 +122,11 @@ def host_need_bytes(architecture: Architecture, run: Run) -> int:
 
 def update_bytes_per_param(run: Run) -> int:
     """Bytes of host memory that AdamW's update moves per parameter: it reads the gradient, the weight and two moments
-    and writes all but the gradient. DeepSpeed's are fp32, and a 16-bit copy goes out; FSDP's have the trained dtype,
-    and torch goes over them operation by operation unless it is told to fuse (`SEPARATE_PASSES`)."""
+    and writes all but the gradient. DeepSpeed's are fp32, gradients are scaled before and a 16-bit copy is made after;
+    FSDP's have the trained dtype, and torch goes over them operation by operation unless it is told to fuse
+    (`SEPARATE_PASSES`)."""
     if run.sharding in DEEPSPEED:
-        return GRADIENT_FP32_BYTES + 2 * ADAM_FP32_BYTES + DTYPE_BYTES["bf16"]
+        return HOST_SCALING_BYTES + GRADIENT_FP32_BYTES + 2 * ADAM_FP32_BYTES + HOST_COPY_BYTES
     return (SEPARATE_PASSES if updates_by_operation(run) else FUSED_PASSES) * DTYPE_BYTES[trained_dtype(run)]
 
 
@@ -152,11 +159,13 @@ def host_operations(architecture: Architecture, run: Run) -> list[Operation]:
     if run.offload == "none":
         return []
     members, micro = shard_gpus(run), run.gradient_accumulation_steps
-    share = trained_params(architecture, run) / members
-    size = DTYPE_BYTES["bf16" if run.sharding in DEEPSPEED else trained_dtype(run)]
-    every = run.sharding in REDUCED_AT_ONCE or run.sync_each_micro_batch
+    share, size = trained_params(architecture, run) / members, DTYPE_BYTES[trained_dtype(run)]
+    if run.sharding in DEEPSPEED:
+        size, out = SENT_BYTES, host_operation("host.copy", Phase.BACKWARD, share * sent_bytes_per_param(run), count=1)
+    else:
+        out = host_operation("host.copy", Phase.BACKWARD, share * size, count=micro if run.sync_each_micro_batch else 1)
     found = [
-        host_operation("host.copy", Phase.BACKWARD, share * size, count=micro if every else 1),
+        out,
         host_operation(HOST_UPDATE, Phase.OPTIMIZER, share * update_bytes_per_param(run), count=1, blocking=True),
     ]
     if run.offload == "optimizer":

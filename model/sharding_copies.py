@@ -22,7 +22,7 @@ run by the tests in two and four processes; DeepSpeed 0.19.8 ``runtime/zero/stag
 ``partition_parameters.py``, recorded in two (``tests/fixtures/deepspeed_copies.json``); Megatron-Core
 ``distributed/param_and_grad_buffer.py``, read. Left out: weights that ZeRO-3 fetches several at a time, which are
 copied before and after (how many depends on what is live); smaller buckets (``auto`` of the Trainer's DeepSpeed file),
-above which a gradient is reduced where it is; what offloading to the host changes of them.
+above which a gradient is reduced where it is. What offloading adds is in `offloaded_gradients`.
 """
 
 from __future__ import annotations
@@ -30,10 +30,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
 from tunecast.model.architecture import Architecture
 from tunecast.model.buckets import filled
 from tunecast.model.collectives import gathers_in_step, is_megatrons, reduced_times
+from tunecast.model.offloaded_gradients import stage_of
 from tunecast.model.operation import Kind, Operation, Phase
 from tunecast.model.resolve_parallel import FSDP
 from tunecast.model.run import Run
@@ -64,6 +66,7 @@ Unit = tuple[int, int]
 
 def copy_operations(architecture: Architecture, run: Run) -> list[Operation]:
     """Copies of one optimizer step on one GPU, beside the update's."""
+    run = with_stage(run)
     if run.sharding == "none":
         return []
     if run.sharding in FSDP:
@@ -83,8 +86,14 @@ def copied(name: str, phase: Phase, n_bytes: float, *, count: float, dtype: str,
     )
 
 
+def with_stage(run: Run) -> Run:
+    """The run as DeepSpeed shards it where it offloads, on one GPU too."""
+    return run if run.offload == "none" or run.sharding != "none" else replace(run, sharding=stage_of(run))
+
+
 def sums_shards(run: Run) -> bool:
     """Whether gradients of later micro-batches are added to a GPU's share, and not to whole ones."""
+    run = with_stage(run)
     return run.gradient_accumulation_steps > 1 and shards_of(run).gradients
 
 
@@ -251,6 +260,8 @@ def zero_copies(architecture: Architecture, run: Run) -> list[Operation]:
         buckets = Counter(shared_out(filled(part, run.reduce_bucket_size), dtype, gpus))
         for (bucket, owners), count in buckets.items():
             found += bucket_of_zero(bucket, count * times, dtype, run, owners)
+    if run.offload != "none":  # kept in the host
+        return found
     sizes = Counter((tensor.bytes_in(own), tensor.dtype or own) for tensor in tensors)
     of_every = run.sharding == "zero3"  # a part of every tensor, later ones added; else whole tensors, every time
     for (size, dtype), count in sizes.items():

@@ -149,8 +149,8 @@ def work(folder: Path, rank: int) -> None:
     dist.destroy_process_group()
 
 
-def main() -> None:
-    """Start the processes and write what the first one saw."""
+def found_by_processes(script: str) -> list[dict[str, Any]]:
+    """What each process of this script wrote, started together."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         started = []
@@ -158,20 +158,28 @@ def main() -> None:
             own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(PROCESSES), "DS_ACCELERATOR": "cpu"}
             env = {**os.environ, **own, "LOCAL_SIZE": str(PROCESSES), "GLOO_SOCKET_IFNAME": "lo"}
             env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29571"}
-            started.append(subprocess.Popen([sys.executable, __file__, str(folder), str(rank)], env=env))
+            started.append(subprocess.Popen([sys.executable, script, str(folder), str(rank)], env=env))
         if any(process.wait(timeout=TIMEOUT_S) for process in started):
             sys.exit("A process failed; see above.")
-        found = [json.loads((folder / f"{rank}.json").read_text("utf-8")) for rank in range(PROCESSES)]
+        return [json.loads((folder / f"{rank}.json").read_text("utf-8")) for rank in range(PROCESSES)]
+
+
+def write_record(script: str, out: Path, **figures: Any) -> None:
+    """What was found, with what it was found with."""
     content = {
-        "script": "scripts/deepspeed_copies.py",
+        "script": f"scripts/{Path(script).name}",
         "versions": {package: version(package) for package in ("deepspeed", "torch", "transformers")},
         "config": CONFIG,
         "processes": PROCESSES,
-        "micro_batches": MICRO_BATCHES,
-        "by_process": found,
+        **figures,
     }
-    OUT.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
-    print(f"wrote {OUT}")
+    out.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
+    print(f"wrote {out}")
+
+
+def main() -> None:
+    """Start the processes and write what they saw."""
+    write_record(__file__, OUT, micro_batches=MICRO_BATCHES, by_process=found_by_processes(__file__))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -66,7 +67,7 @@ RECORD: dict[str, Any] = json.loads(
 """What DeepSpeed did in two processes, by scripts/deepspeed_copies.py."""
 
 
-def added_up(operations: list[Operation]) -> Counter[str]:
+def added_up(operations: Iterable[Operation]) -> Counter[str]:
     """Bytes and launches by name."""
     found = Counter[str]()
     for each in operations:
@@ -111,6 +112,58 @@ def test_copies_are_those_of_real_processes(held: Held, name: str) -> None:
 @pytest.mark.parametrize("name", NAMES_OF_FOUR)
 def test_copies_are_those_of_four_processes(held_by_four: Held, name: str) -> None:
     compared(held_by_four, name, FOUR[name])
+
+
+OFFLOADED: dict[str, Any] = json.loads(
+    (Path(__file__).parents[1] / "fixtures" / "deepspeed_offload.json").read_text("utf-8")
+)
+"""The same with states in the host, by scripts/deepspeed_offload.py."""
+OF_GRADIENTS = {"fp64": ("zero.fp64",), "norm": ("zero.norm",), "widen": ("zero.widen",), "check": ("zero.check",),
+                "scalar": ("zero.scalar",), "sum": ("shard.sum",), "bus": ("zero.send",)}  # fmt: skip
+"""Our names of what a gradient goes through on its way to the host."""
+
+
+def offloaded_case(sharding: str, micro: int) -> tuple[Any, Any]:
+    """Architecture and run of what was recorded."""
+    architecture = architecture_from_config(OFFLOADED["config"], "recorded")
+    options = {**FULL, "num_gpus": OFFLOADED["processes"], "gradient_accumulation_steps": micro}
+    return architecture, resolve_run(architecture, {**options, "sharding": sharding, "offload": "optimizer"}).run
+
+
+@pytest.mark.parametrize("sharding", ["zero1", "zero2", "zero3"])
+@pytest.mark.parametrize("micro", [1, 2])
+def test_offloaded_gradients_are_those_of_deepspeed(sharding: str, micro: int) -> None:
+    """Kernels within 4%, bytes within 3%: a gradient that two GPUs share counts as a part more, here or there."""
+    architecture, run = offloaded_case(sharding, micro)
+    ours = added_up(step_operations(architecture, run))
+    for process in OFFLOADED["by_process"]:
+        seen = process[f"{sharding}, {micro}"]["gradients"]
+        seen["scalar launches"] += seen.get("read launches", 0)
+        for unit in ("bytes", "launches"):
+            seen[f"bus {unit}"] = seen[f"to host {unit}"] + seen.get(f"to gpu {unit}", 0)
+        if sharding == "zero1":
+            seen |= {"sum launches": ours["shard.sum launches"], "sum bytes": ours["shard.sum bytes"]}  # elsewhere
+        for purpose, names in OF_GRADIENTS.items():
+            launches, moved = (sum(ours[f"{name} {unit}"] for name in names) for unit in ("launches", "bytes"))
+            assert launches == pytest.approx(seen.get(f"{purpose} launches", 0), rel=0.04), purpose
+            if purpose not in ("scalar", "bus"):
+                assert moved == pytest.approx(seen.get(f"{purpose} bytes", 0), rel=0.03), purpose
+        assert "zero.keep launches" not in ours
+
+
+@pytest.mark.parametrize("sharding", ["zero1", "zero2", "zero3"])
+@pytest.mark.parametrize("micro", [1, 2])
+def test_what_crosses_the_bus_and_what_the_host_moves_are_those_of_deepspeed(sharding: str, micro: int) -> None:
+    architecture, run = offloaded_case(sharding, micro)
+    ours = added_up(step_operations(architecture, run))
+    for process in OFFLOADED["by_process"]:
+        parts = process[f"{sharding}, {micro}"]
+        crossed = sum(part.get(f"{way} bytes", 0) for part in parts.values() for way in ("to host", "to gpu"))
+        assert ours["host.copy bytes"] == pytest.approx(crossed, rel=0.03)
+        moved = parts["step"]["in host bytes"]
+        if sharding == "zero3":  # which leaves the cast of new weights to the copy to the GPU, made in the host
+            moved += 3 * parts["step"]["to gpu bytes"]
+        assert ours["host.update bytes"] == pytest.approx(moved, rel=0.03)
 
 
 PURPOSES = {
