@@ -14,7 +14,8 @@ SPECIAL = {"model": TEXT, "mfu": NUMBER, "disk_mb_per_s": NUMBER, "load_efficien
 model, the rate of the disk that weights are read from, and the share of that rate which loading reaches."""
 AROUND_THE_RUN = {
     "tokens": TEXT, "num_samples": TEXT, "mean_tokens": NUMBER, "num_train_epochs": NUMBER, "max_steps": WHOLE,
-    "dataset": TEXT, "packing": SWITCH, "padding_free": SWITCH, "bytes_per_token": NUMBER, "streaming": SWITCH,
+    "dataset": TEXT, "packing": SWITCH, "group_by_length": SWITCH, "padding_free": SWITCH,
+    "bytes_per_token": NUMBER, "streaming": SWITCH,
     "dataloader_num_workers": WHOLE, "internode_gbps": NUMBER, "nvlink": SWITCH, "p2p": SWITCH,
     "serial_fraction": NUMBER,
     "usd_per_gpu_hour": NUMBER, "achieved_tflops": NUMBER,

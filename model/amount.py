@@ -15,6 +15,7 @@ from tunecast.model.factors import Factor
 from tunecast.model.kept_samples import OF_DATA, SPLIT, long_samples
 from tunecast.model.read_numbers import is_count, number_above_zero, number_that
 from tunecast.model.rows import (
+    ROWS_GROUPED,
     ROWS_PACKED,
     Rows,
     alone_by_default,
@@ -32,7 +33,7 @@ _SUFFIX = {"": 1.0, "k": KILO, "m": MEGA, "b": GIGA, "g": GIGA, "t": TERA}
 
 
 STEPS_AT_MOST, STEPS_EXACTLY = "steps_at_most", "steps_exactly"
-OF_A_FILE = (STEPS_AT_MOST, STEPS_EXACTLY, "rows_padded", ROWS_PACKED, *OF_DATA)
+OF_A_FILE = (STEPS_AT_MOST, STEPS_EXACTLY, "rows_padded", ROWS_PACKED, ROWS_GROUPED, *OF_DATA)
 """Options that nobody types: a training file's ``max_steps`` beside a typed amount of data, and whether it pads rows to
 their full length or packs them, and which samples it trains."""
 

@@ -70,7 +70,7 @@ WORDS = {
 
 SWITCHES = (
     *(field.name for field in dataclasses.fields(Run) if field.type in ("bool", "bool | None")),
-    "packing", "padding_free", "streaming", "nvlink", "p2p", "allow_long_context",
+    "packing", "group_by_length", "padding_free", "streaming", "nvlink", "p2p", "allow_long_context",
 )  # fmt: skip
 """Options that are on or off."""
 

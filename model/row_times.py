@@ -17,6 +17,8 @@ from tunecast.model.time import StepTime
 
 OF_NO_LENGTH = ("optimizer", "trainer", "overhead")
 """Parts of a step that take as long whatever the length of rows."""
+OF_ROWS = (*LENGTHS, "packing", "group_by_length")
+"""Options that say how rows are made."""
 LEAST_TOLD = 0.01
 """By so much a step has to be longer for a note to tell of it."""
 
@@ -28,7 +30,7 @@ def mean_step_ratio(
     where a model has no formulas to time them by."""
     if rows is None or len({*rows.lengths}) == 1 or architecture.settings:
         return 1.0
-    told = {name: value for name, value in options.items() if name not in (*LENGTHS, "packing")}
+    told = {name: value for name, value in options.items() if name not in OF_ROWS}
     run = replace(run, paged_bytes=0)
     runs = [*likely_runs(run, rows), replace(run, max_length=rows.length)]
     *each_s, mean_row_s = screen(architecture, runs, [target], told).step_s[0]

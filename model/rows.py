@@ -31,11 +31,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tunecast.catalogs.errors import InputError
 from tunecast.model.dataset import Dataset, bytes_per_token, kept, read_dataset
 from tunecast.model.factors import Factor
+from tunecast.model.grouped_rows import equal_parts, first_lengths, group_size
 from tunecast.model.kept_samples import HELD_OUT, HELD_ROWS, MOST_SAMPLES, long_samples
 from tunecast.model.read_numbers import as_number
 from tunecast.model.resolve import ASSUMED
 from tunecast.model.run import Run
-from tunecast.model.sample_lengths import likely_lengths, longest_of
+from tunecast.model.sample_lengths import lengths_at, likely_lengths
 from tunecast.model.sharding import keeps_weights, shards_of
 from tunecast.model.stacks import built_stack, ignores_padding
 
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
 _Length = TypeVar("_Length", float, "Array")
 ROWS_PACKED = "rows_packed"
 """Option that nobody types: whether a training file, or its framework by default, packs rows."""
+ROWS_GROUPED = "rows_grouped"
+"""Option that nobody types: whether a training file sorts samples by length."""
 LENGTHS = ("mean_tokens", "dataset")
 """Options that say how long samples are."""
 LIKELY = 8
@@ -95,14 +98,6 @@ def likely_longest(lengths: Sequence[float] | Array, batch: int) -> Array:
     return np.asarray(np.diff(np.interp(np.arange(LIKELY + 1) / LIKELY, likely, so_far)) * LIKELY)
 
 
-def mean_longest(lengths: Sequence[float] | Array, batch: int) -> float:
-    """Mean of the longest of `batch` samples drawn with replacement."""
-    import numpy as np
-
-    n = len(lengths)
-    return float(np.sort(np.asarray(lengths, dtype=float)) @ np.diff((np.arange(n + 1) / n) ** batch))
-
-
 def packing_of(options: Mapping[str, Any]) -> bool | None:
     """Whether samples fill rows: as typed, else where samples have a length as a training file has it, else not; None
     where samples have none. ``--padding-free`` and ``--attention-length`` speak of packed rows, whatever the file has:
@@ -124,6 +119,12 @@ def trained_data(options: Mapping[str, Any]) -> Dataset:
         held,
         held_rows=packed and bool(options.get(HELD_ROWS)),
     )
+
+
+def groups_rows(options: Mapping[str, Any]) -> bool:
+    """Whether samples of like length make a micro-batch: as typed, else as a training file has it."""
+    typed = options.get("group_by_length")
+    return bool(options.get(ROWS_GROUPED) if typed is None else typed)
 
 
 def alone_by_default(options: Mapping[str, Any]) -> bool:
@@ -195,6 +196,11 @@ def _unlike(found: Dataset, size_bytes: float, most: int, multiple: float) -> bo
 def unpacked_rows(run: Run, options: Mapping[str, Any]) -> Rows | None:
     """Rows of one sample each (``--no-packing``); None where samples are packed, or where nothing is said of them."""
     if packing_of(options) is not False:
+        if options.get("group_by_length"):
+            raise InputError(
+                "--group-by-length sorts samples that are rows of their own; add --no-packing with --dataset FILE or "
+                "--mean-tokens N, or leave it out."
+            )
         return None
     if options.get("dataset") is not None:
         return _rows_of_file(run, options)
@@ -207,26 +213,35 @@ def unpacked_rows(run: Run, options: Mapping[str, Any]) -> Rows | None:
         raise InputError(
             f"--mean-tokens is {mean:g}, which is not between 1 and --max-length {run.max_length}; change one of them."
         )
-    cut, multiple = run.max_length, run.pad_to_multiple_of
-    own, most = longest_of(batch, mean, cut, multiple), longest_row(run)
-    of_all = longest_of(batch * run.dp, mean, cut, multiple)
-    each, of_each = (likely_lengths(of, mean, cut, multiple, LIKELY) for of in (batch, batch * run.dp))
+    most, group = longest_row(run), group_size(run, None) if groups_rows(options) else None
+    own, of_all = (_likely_of_mean(run, mean, of, group) for of in (batch, batch * run.dp))
+    waited = of_all if group else waited_for(own, of_all, run)
     rows = Rows(
-        length=_whole(waited_for(own, of_all, run)),
-        own_length=_whole(own),
+        length=_whole(waited.mean()),
+        own_length=_whole(own.mean()),
         mean_tokens=mean,
         samples=None,
-        how=_how(run),
-        lengths=tuple(_whole(length) for length in waited_for(each, of_each, run)),
+        how=_how(run, group),
+        lengths=tuple(_whole(length) for length in waited),
     )
-    if own >= most:
+    if own.mean() >= most:
         return rows
     how = f"{rows.how}; of lengths only the mean is known, so they are assumed to be spread exponentially"
     if batch * run.dp == 1:
         return replace(rows, how=how)
     alike = _filled(mean, run)
+    if group and batch * run.dp < group:  # one micro-step in each group may have samples of both kinds
+        most = min(most, _filled(mean + run.max_length * batch * run.dp / group, run))
     ends = f"the interval of the whole run, not that of a step, goes from rows of {alike}, all alike, to {most}"
-    return replace(rows, how=f"{how}; {ends}", shortest=alike, longest=most)
+    return replace(rows, how=f"{how}; {ends}", shortest=alike, longest=max(most, _whole(waited.mean())))
+
+
+def _likely_of_mean(run: Run, mean: float, batch: int, group: int | None) -> Array:
+    """(`LIKELY`,) equally likely lengths of the longest of `batch` samples of which the mean is known."""
+    cut, multiple = run.max_length, run.pad_to_multiple_of
+    if group is None or batch >= group:
+        return likely_lengths(batch, mean, cut, multiple, LIKELY)
+    return equal_parts(first_lengths(batch, group, lambda at: lengths_at(at, mean, cut, multiple)), LIKELY)
 
 
 def _whole(length: float) -> int:
@@ -245,8 +260,8 @@ def copies_meet(run: Run) -> bool:
     return (shards.weights and not keeps_weights(run)) or shards.gradients or run.sync_each_micro_batch
 
 
-def _how(run: Run) -> str:
-    """How rows of one sample get their length, in words."""
+def _how(run: Run, group: int | None = None) -> str:
+    """How rows of one sample get their length, in words; `group`: so many are sorted by length."""
     alone = "rows of one sample each"
     if run.pad_to_multiple_of >= run.max_length:
         return f"{alone}, every one padded to {longest_row(run)}"
@@ -254,6 +269,8 @@ def _how(run: Run) -> str:
     longest = f"padded to the longest of {batch}" if batch > 1 else ""
     filled = f"filled to a multiple of {multiple}" if multiple > 1 else ""
     waits = f"{run.dp} copies of the model waiting for the longest" if run.dp > 1 else ""
+    if group:
+        alone += f" in the order of their lengths within {group}"
     return ", ".join(filter(None, (alone, " and ".join(filter(None, (longest, filled))), waits)))
 
 
@@ -269,11 +286,11 @@ def longest_row(run: Run) -> int:
 
 def _rows_of_file(run: Run, options: Mapping[str, Any]) -> Rows:
     found = trained_data(options)
-    return _rows_of(found, bytes_per_token(options), run)
+    return _rows_of(found, bytes_per_token(options), run, groups_rows(options))
 
 
 @lru_cache(maxsize=256)
-def _rows_of(found: Dataset, per_token: Factor, run: Run) -> Rows:
+def _rows_of(found: Dataset, per_token: Factor, run: Run, grouped: bool) -> Rows:
     """Rows of a file's samples, cut and filled up and in micro-batches as the run has them."""
     import numpy as np
 
@@ -285,34 +302,43 @@ def _rows_of(found: Dataset, per_token: Factor, run: Run) -> Rows:
             "length of rows."
         )
 
-    def filled(size_bytes: float) -> Array:
-        tokens = np.array(found.lengths(size_bytes, most), dtype=float)
-        return np.asarray(np.ceil(tokens / multiple) * multiple)
+    group = group_size(run, samples) if grouped else None
 
-    def row(size_bytes: float) -> int:
-        """Tokens of the mean row waited for."""
-        each = filled(size_bytes)
-        own, of_all = (mean_longest(each, of) if len(each) else 0.0 for of in (batch, batch * run.dp))
-        return _whole(waited_for(own, of_all, run)) if len(each) else 0
+    def likely(size_bytes: float) -> tuple[Array, Array]:
+        """Equally likely lengths of a copy's own rows, and of the rows waited for; none of no samples."""
+        tokens = np.array(found.lengths(size_bytes, most), dtype=float)
+        each = np.sort(np.ceil(tokens / multiple) * multiple)
+        if not len(each):
+            return each, each
+        own, of_all = (_likely_of_file(each, of, group) for of in (batch, batch * run.dp))
+        return own, of_all if group else waited_for(own, of_all, run)
 
     def work(size_bytes: float) -> int:
         """Tokens of a mean row, had the epoch as many rows as by the value."""
-        return round(row(size_bytes) * found.pieces(size_bytes, most) / samples)
+        waited = likely(size_bytes)[1]
+        return round(_whole(waited.mean()) * found.pieces(size_bytes, most) / samples) if len(waited) else 0
 
     ends = (work(per_token.high), work(per_token.value), work(per_token.low))
     known = per_token.low == per_token.high
-    each = filled(per_token.value)
-    likely, likely_of_all = (likely_longest(each, of) for of in (batch, batch * run.dp))
+    own, waited = likely(per_token.value)
     return Rows(
-        length=row(per_token.value),
-        own_length=_whole(mean_longest(each, batch)),
-        lengths=tuple(_whole(length) for length in waited_for(likely, likely_of_all, run)),
+        length=_whole(waited.mean()),
+        own_length=_whole(own.mean()),
+        lengths=tuple(_whole(length) for length in waited),
         mean_tokens=float(lengths.mean()),
         samples=samples,
-        how=_how(run),
+        how=_how(run, group),
         shortest=None if known else min(ends),
         longest=None if known else max(ends),
     )
+
+
+def _likely_of_file(each: Array, batch: int, group: int | None) -> Array:
+    """(`LIKELY`,) equally likely lengths of the longest of `batch` samples of these lengths, which are sorted."""
+    if group is None or batch >= group:
+        return likely_longest(each, batch)
+    firsts = first_lengths(batch, group, lambda at: each[(at * len(each)).astype(int)])
+    return equal_parts(firsts, LIKELY)
 
 
 def held_run(run: Run, options: Mapping[str, Any]) -> Run:

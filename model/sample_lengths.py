@@ -36,9 +36,14 @@ def likely_lengths(batch: int, mean: float, cut: float, multiple: int, parts: in
     if mean >= cut:
         return np.full(parts, whole)
     likely = (np.arange(POINTS) + 0.5) / POINTS
-    lengths = np.minimum(-scale_of(mean, cut) * np.log1p(-(likely ** (1.0 / batch))), cut)
-    found = (np.ceil(lengths / multiple) * multiple).reshape(parts, -1).mean(axis=1)
+    found = lengths_at(likely ** (1.0 / batch), mean, cut, multiple).reshape(parts, -1).mean(axis=1)
     return np.asarray(found * (whole / found.mean()))
+
+
+def lengths_at(likely: Array, mean: float, cut: float, multiple: int = 1) -> Array:
+    """Lengths of samples at these probabilities, cut and filled up to a `multiple`."""
+    exact = -scale_of(mean, cut) * np.log1p(-likely) if mean < cut else np.full(len(likely), float(cut))
+    return np.asarray(np.ceil(np.minimum(exact, cut) / multiple) * multiple if multiple > 1 else np.minimum(exact, cut))
 
 
 def longest_of(batch: int, mean: float, cut: float, multiple: int = 1) -> float:

@@ -215,6 +215,9 @@ AMOUNT: Group = {
     "packing": _amount(
         bool, "Samples fill rows of --max-length, or are padded rows of their own.", "--packing/--no-packing"
     ),
+    "group_by_length": _amount(
+        bool, "Samples of like length make a micro-batch.", "--group-by-length/--no-group-by-length"
+    ),
     "padding_free": _amount(
         bool,
         "Attention keeps the documents of a packed row apart (sample_packing, neat_packing).",

@@ -10,7 +10,7 @@ from tunecast.model.configs.run_file import Draft
 from tunecast.model.configs.source import Source
 from tunecast.model.families import FAMILIES
 from tunecast.model.kept_samples import HELD_OUT, LONG_SAMPLES, WRAPPED
-from tunecast.model.rows import ROWS_PACKED
+from tunecast.model.rows import ROWS_GROUPED, ROWS_PACKED
 from tunecast.model.stacks import DTYPE_ALIASES, HF_CODES
 
 ROOT_NAMES = {name for family in FAMILIES.values() for name in (family.embedding_module, family.head_module)}
@@ -104,11 +104,15 @@ def put_filled(source: Source, draft: Draft, packing: str, field: str, length_fi
 
 def note_grouped(source: Source, draft: Draft) -> None:
     """Samples of like length in one micro-batch (``LengthGroupedSampler`` of transformers ``trainer_pt_utils.py``)."""
-    grouped = source.on("group_by_length") or str(source.get("train_sampling_strategy")) == "group_by_length"
-    if grouped and draft.options.get(ROWS_PACKED) is False:
+    if draft.options.get(ROWS_PACKED) is not False:
+        return
+    strategy = str(source.get("train_sampling_strategy"))
+    if source.on("group_by_length") or strategy == "group_by_length":
+        draft.put(ROWS_GROUPED, True, "group_by_length" if source.on("group_by_length") else "train_sampling_strategy")
+    elif strategy == "batch_rebalance":
         draft.note(
-            "group_by_length puts samples of like length into a micro-batch, so that there is less padding than is "
-            "counted, which is that of random ones: an upper bound."
+            "train_sampling_strategy: batch_rebalance deals samples so that the GPUs wait less for each other than is "
+            "counted, which is as for random ones: an upper bound."
         )
 
 

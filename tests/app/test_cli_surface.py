@@ -86,7 +86,7 @@ RUN = {
     "--deepspeed",
 }
 AMOUNT = {"--dataset", "--tokens", "--num-samples", "--mean-tokens", "--num-train-epochs", "--max-steps"}
-AMOUNT |= {"--padding-free", "--no-padding-free"}
+AMOUNT |= {"--padding-free", "--no-padding-free", "--group-by-length", "--no-group-by-length"}
 AMOUNT |= {"--packing", "--no-packing", "--tokenizer", "--streaming", "--no-streaming", "--dataloader-num-workers"}
 REFUSED_BY_NAME = {"--tp", "--pp", "--cp", "--offload"}
 SPLIT = {"--pp-interleave", "--cp-kind", "--async-tp", "--no-async-tp", "--sequence-parallel", "--no-sequence-parallel"}

@@ -20,7 +20,7 @@ from tunecast.model.architectures import load_architecture
 from tunecast.model.estimate import forecast
 from tunecast.model.forecast import Forecast
 from tunecast.model.question import Question
-from tunecast.model.rows import held_run, mean_longest, unpacked_rows
+from tunecast.model.rows import held_run, likely_longest, unpacked_rows
 from tunecast.model.run import Run
 from tunecast.model.sample_lengths import longest_of, scale_of
 from tunecast.model.target import resolve_targets
@@ -46,7 +46,7 @@ def write(folder: Path, lengths: tuple[int, ...]) -> str:
 @pytest.mark.parametrize("batch", [1, 2, 3])
 def test_the_mean_longest_is_that_of_all_draws(batch: int) -> None:
     draws = [max(draw) for draw in itertools.product(LENGTHS, repeat=batch)]
-    assert mean_longest(LENGTHS, batch) == pytest.approx(statistics.mean(draws))
+    assert likely_longest(LENGTHS, batch).mean() == pytest.approx(statistics.mean(draws))
 
 
 def test_unpacked_samples_are_rows_padded_to_the_longest_of_their_micro_batch(tmp_path: Path) -> None:
@@ -334,3 +334,71 @@ def test_what_no_length_decides_takes_as_long_with_rows_of_unlike_lengths(tmp_pa
     assert sum(found.time_parts_s.values()) == pytest.approx(found.step_time_s.value)
     assert found.step_time_s.value > 1.05 * alike.step_time_s.value
     assert any("longer than one of rows all of the mean length" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("batch", "micro", "copies"), [(4, 1, 1), (2, 8, 1), (4, 2, 4), (1, 1, 8), (8, 4, 48), (2, 3, 7), (4, 1, 100)]
+)
+def test_rows_grouped_by_length_are_those_of_the_real_sampler(
+    tmp_path: Path, batch: int, micro: int, copies: int
+) -> None:
+    """Micro-batches of transformers' sampler as accelerate deals them to processes: how long a copy's own rows are, and
+    those that all copies wait for."""
+    torch = pytest.importorskip("torch")
+    utils, loader = pytest.importorskip("transformers.trainer_pt_utils"), pytest.importorskip("accelerate.data_loader")
+    path, drawn = spread_samples(tmp_path, 9600)
+    own: list[float] = []
+    waited: list[float] = []
+    for seed in range(3):
+        order = utils.get_length_grouped_indices(
+            drawn.tolist(), batch * micro, generator=torch.Generator().manual_seed(seed)
+        )
+        dealt = torch.utils.data.BatchSampler(order, batch, drop_last=True)
+        shards = [list(loader.BatchSamplerShard(dealt, copies, one, even_batches=False)) for one in range(copies)]
+        steps = min(map(len, shards))
+        longest = np.array([[max(drawn[index] for index in rows) for rows in shard[:steps]] for shard in shards])
+        own.append(longest.mean())
+        waited.append(longest.max(axis=0).mean())
+    run = Run(
+        method="full", max_length=2048, per_device_train_batch_size=batch, gradient_accumulation_steps=micro,
+        num_gpus=copies, sharding="fsdp" if copies > 1 else "none",
+    )  # fmt: skip
+    found = unpacked_rows(run, {"dataset": path, "group_by_length": True, "packing": False})
+    assert found is not None
+    assert found.own_length == pytest.approx(np.mean(own), rel=0.02)
+    assert found.length == pytest.approx(np.mean(waited), rel=0.03)
+    random = unpacked_rows(run, {"dataset": path, "packing": False})
+    assert random is not None
+    assert found.own_length <= random.own_length
+    assert found.length <= 1.02 * random.length
+
+
+def test_of_a_mean_alone_grouped_rows_are_those_of_exponential_lengths(tmp_path: Path) -> None:
+    """The same from a file of such lengths as from their mean."""
+    lengths = np.minimum(-500 * np.log1p(-(np.arange(20_000) + 0.5) / 20_000), 2048).round().astype(int)
+    path = write(tmp_path, tuple(int(length) for length in lengths if length))
+    run = Run(method="lora", max_length=2048, per_device_train_batch_size=4, gradient_accumulation_steps=2)
+    shared = {"group_by_length": True, "packing": False}
+    of_file = unpacked_rows(run, {"dataset": path, **shared})
+    of_mean = unpacked_rows(run, {"mean_tokens": float(lengths.mean()), **shared})
+    assert of_file is not None
+    assert of_mean is not None
+    assert of_mean.length == pytest.approx(of_file.length, rel=0.01)
+    assert of_mean.longest is not None
+    assert of_mean.longest < 0.5 * run.max_length, "lengths of two kinds would hardly meet in a micro-batch"
+
+
+def test_grouping_by_length_saves_padding_and_needs_rows_of_one_sample(tmp_path: Path) -> None:
+    path, _ = spread_samples(tmp_path)
+    shared: dict[str, Any] = {"dataset": path, "per_device_train_batch_size": 8, "max_length": 2048}
+    random, grouped = ask(packing=False, **shared), ask(group_by_length=True, **shared)
+    assert random.totals is not None
+    assert grouped.totals is not None
+    assert grouped.step_time_s.value < 0.8 * random.step_time_s.value
+    assert any("in the order of their lengths within 96" in note for note in grouped.notes)
+    apart = {"padding_free": True, "attn_implementation": "flash_attention_2"}
+    for wrong in ({"packing": True}, apart):
+        with pytest.raises(InputError, match="--group-by-length sorts samples that are rows of their own"):
+            ask(group_by_length=True, **wrong, **shared)
+    with pytest.raises(InputError, match="--group-by-length sorts samples that are rows of their own"):
+        ask(group_by_length=True, max_length=2048, tokens="10M")

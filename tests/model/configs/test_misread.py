@@ -345,6 +345,9 @@ def test_a_number_is_finite(read: Read, value: str) -> None:
         read("axolotl", f"total_num_tokens: {value}")
 
 
+PACKED = {"axolotl": "sample_packing: true", "llama-factory": "packing: true", "trl": "packing: true"}
+
+
 @pytest.mark.parametrize(
     ("form", "lines"),
     [
@@ -355,9 +358,15 @@ def test_a_number_is_finite(read: Read, value: str) -> None:
 )
 def test_samples_grouped_by_length_are_padded_less(read: Read, form: str, lines: str) -> None:
     found = read(form, lines)
-    assert any("group_by_length puts samples of like length" in note for note in found.notes)
+    assert found.options["rows_grouped"] is True
     assert not [field for field in found.ignored if "group" in field or "sampling" in field]
-    assert not any("group_by_length" in note for note in read(form).notes)
+    assert "rows_grouped" not in read(form).options
+    assert "rows_grouped" not in read(form, f"{lines}\n{PACKED[form]}").options
+
+
+def test_balanced_micro_batches_are_an_upper_bound(read: Read) -> None:
+    found = read("trl", "train_sampling_strategy: batch_rebalance")
+    assert any("batch_rebalance deals samples so that the GPUs wait less" in note for note in found.notes)
 
 
 def test_axolotl_leaves_out_what_is_longer_than_a_row(read: Read) -> None:

@@ -1,0 +1,53 @@
+"""Rows of samples that are sorted by length before they are made into micro-batches (``--group-by-length``).
+
+transformers' ``LengthGroupedSampler`` deals samples at random into groups of 50 times those of a step of one process
+(of a quarter of the data, where these are fewer), sorts each from the longest sample down and goes through one group
+after the other; accelerate's ``BatchSamplerShard`` gives consecutive micro-batches of it to the copies of the model. So
+a micro-batch is padded to its first sample, and copies wait for the first of theirs together, whose process is always
+the first: sums over the micro-batches of a step even nothing out. Where the samples of a micro-step cross into the next
+group, its longest sample is among them.
+
+The i-th shortest of m samples is taken to be as long as the sample at the probability (i - 1/2) / m. Source:
+transformers 5.23 ``trainer_pt_utils.get_length_grouped_indices``, run by the tests. Left out: that the longest sample
+of all is put first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from tunecast.model.curves import Array
+from tunecast.model.run import Run
+
+STEPS_A_GROUP = 50
+GROUPS = 4
+"""At least, before there are fewer steps in each."""
+MICRO_STEPS = 4096
+"""That are gone through at most, of all the ways in which they meet the ends of groups."""
+
+
+def group_size(run: Run, samples: float | None) -> int:
+    """Samples that are sorted together, of so many in an epoch; None: of many."""
+    step = run.per_device_train_batch_size * run.gradient_accumulation_steps
+    if samples is None:
+        return STEPS_A_GROUP * step
+    return min(step * max(min(int(samples // (GROUPS * step)), STEPS_A_GROUP), 1), max(int(samples), 1))
+
+
+def first_lengths(width: int, group: int, length_at: Callable[[Array], Array]) -> Array:
+    """Lengths of the longest of `width` consecutive samples, the shortest first, over the ways in which these meet the
+    ends of groups; `length_at` gives the length at a probability. `width` is at most `group`."""
+    period = group // math.gcd(width, group)  # micro-steps until the ends meet again
+    start = np.arange(min(period, MICRO_STEPS)) * width % group
+    rank = np.where(start + width > group, group, group - start)
+    return np.sort(np.asarray(length_at((rank - 0.5) / group), dtype=float))
+
+
+def equal_parts(lengths: Array, parts: int) -> Array:
+    """(parts,) means of equally likely parts of lengths that are sorted and equally likely."""
+    so_far = np.concatenate([[0.0], np.cumsum(lengths) / len(lengths)])
+    ends = np.interp(np.arange(parts + 1) / parts, np.arange(len(lengths) + 1) / len(lengths), so_far)
+    return np.asarray(np.diff(ends) * parts)
