@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from operator import attrgetter
 from typing import Any
 
@@ -25,7 +26,7 @@ from tunecast.model.collectives import communication_operations
 from tunecast.model.curves import Array
 from tunecast.model.engine_memory import Fit, Flags, fits_on, memory_of
 from tunecast.model.engine_split import one_by_one
-from tunecast.model.engine_tables import Work, add_up
+from tunecast.model.engine_tables import Counted, Work, add_up, counted, on_devices
 from tunecast.model.factors import FactorSet
 from tunecast.model.hooks import has_hooks
 from tunecast.model.host import with_trainer
@@ -53,6 +54,8 @@ TAPES_AT_ONCE = 64
 _BUT_MICRO = attrgetter(*(each.name for each in fields(Run) if each.name != "gradient_accumulation_steps"))
 VARIANTS = 3
 """Of a step: with one micro-batch, with two, and what each further one adds."""
+KEPT_BODIES = 64
+"""Whose tables are kept: rows of one run are timed on one card after the other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +150,27 @@ def screen(
     )
 
 
+def seconds_at_lengths(
+    architecture: Architecture,
+    run: Run,
+    lengths: Sequence[int],
+    target: Target,
+    options: Mapping[str, Any] | None = None,
+) -> Array:
+    """(lengths,) seconds of one optimizer step of the run with rows of so many tokens, on one device; state that is
+    paged out is left out."""
+    factors = [job_factors(target, architecture, run, options)]
+    runs = [replace(run, max_length=length, paged_bytes=0) for length in lengths]
+    if not is_plain(run):
+        return np.asarray(one_by_one(architecture, runs, factors, target.platform)[0])
+    kinds, members = kinds_of(runs)
+    kind = np.empty(len(runs), dtype=np.int64)
+    for number, places in enumerate(members):
+        kind[places] = number
+    micro = np.full(len(runs), float(run.gradient_accumulation_steps))
+    return np.asarray(step_seconds_of(architecture, kinds, kind, micro, factors, target.platform)[0])
+
+
 def kinds_of(runs: Sequence[Run], *, apart: bool = False) -> tuple[list[Run], list[Rows]]:
     """Runs that differ in more than how many micro-batches follow the third, or those in flight, and for each the
     places of its runs; `apart` where how long a step waits for its longest rows depends on their number."""
@@ -208,7 +232,7 @@ def step_seconds_of(
     """
     plans = _plans(kinds, kind, micro)
     works = [
-        _body(architecture, body, needed, factors, platform)
+        on_devices(_body(architecture, body, needed, platform), factors)
         for body, needed in zip(plans.bodies, plans.needed, strict=True)
     ]
     spreads = [_spread(architecture, run, factors, platform) for run in plans.spreads]
@@ -325,9 +349,8 @@ def _kernels(architecture: Architecture, run: Run, platform: str) -> list[Operat
     return [operation for operation in found if operation.phase is not Phase.OPTIMIZER]
 
 
-def _body(
-    architecture: Architecture, body: Run, needed: frozenset[int], factors: Sequence[FactorSet], platform: str
-) -> Work:
+@lru_cache(maxsize=KEPT_BODIES)
+def _body(architecture: Architecture, body: Run, needed: frozenset[int], platform: str) -> Counted:
     """Kernels of forward and backward in the variants of `_by_micro`, and then gradients added to whole ones in them.
 
     `needed` has the numbers of micro-batches that occur, 3 for all from there on; other variants stay 0.
@@ -338,7 +361,7 @@ def _body(
     )
     counts = _variant_counts(one, two, three)
     is_sum = np.array([o.name == LEAF_SUM for o in (*one, *two)])[:, None]
-    return add_up([*one, *two], np.concatenate([counts * ~is_sum, counts * is_sum], axis=1), factors, body)
+    return counted([*one, *two], np.concatenate([counts * ~is_sum, counts * is_sum], axis=1), body)
 
 
 def _link_seconds(architecture: Architecture, run: Run, factors: Sequence[FactorSet]) -> Array:

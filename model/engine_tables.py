@@ -50,6 +50,28 @@ class Work:
     """(variants,) modules that the Trainer walks over, in all micro-steps."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """Operations of one curve."""
+
+    curve: str
+    kind: Kind
+    cols: Columns
+    times: Array
+    """(operations, variants x segments) executions per optimizer step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counted:
+    """Operations added up as far as no device is needed; fields as those of `Work`."""
+
+    parts: tuple[_Part, ...]
+    launches: Array
+    meets: Array
+    visits: Array
+    modules: Array
+
+
 def together(curve: Curve) -> tuple[object, ...] | None:
     """What curves that are evaluated together have in common; None for one that stands alone."""
     if curve.residuals or not curve.params.keys() <= SMOOTH.get(curve.form, set()):
@@ -72,7 +94,9 @@ def seconds_by_device(curves: Sequence[Curve], cols: Columns) -> tuple[Array, Ar
     for devices in curve_groups(curves):
         first = curves[devices[0]]
         if len(devices) == 1:
-            total[devices[0]], parts[devices[0]] = seconds(first, cols).seconds, shares(first, cols)
+            form = FORMS[first.form]
+            total[devices[0]] = seconds(first, cols).seconds if first.residuals else form(first.params, cols)
+            parts[devices[0]] = shares(first, cols)
             continue
         params: dict[str, Any] = {name: np.array([[curves[d].params[name]] for d in devices]) for name in first.params}
         whole = np.broadcast_to(FORMS[first.form](params, cols), (len(devices), shape[1]))
@@ -85,23 +109,42 @@ def seconds_by_device(curves: Sequence[Curve], cols: Columns) -> tuple[Array, Ar
 
 def add_up(operations: Sequence[Operation], counts: Array, devices: Sequence[FactorSet], run: Run) -> Work:
     """Add up operations executed `counts` (operations, variants) times per optimizer step; collectives are left out."""
+    return on_devices(counted(operations, counts, run), devices)
+
+
+def counted(operations: Sequence[Operation], counts: Array, run: Run) -> Counted:
+    """The part of `add_up` that no device changes."""
     variants = counts.shape[1]
-    device_s = np.zeros((len(devices), variants, len(SEGMENTS), len(COLUMNS)))
     launches = np.zeros((variants, len(SEGMENTS), len(HOST_COLUMNS)))
     by_curve: dict[str, list[int]] = {}
     for row, operation in enumerate(operations):
         if operation.kind is not Kind.COMMUNICATION:
             by_curve.setdefault(curve_key(operation), []).append(row)
+    parts = []
     for key, rows in by_curve.items():
         group = [operations[row] for row in rows]
         cols = columns(group)
-        total, parts = seconds_by_device([find_curve(key, factors) for factors in devices], cols)
         segment = np.array([segment_of(o) for o in group])
         times = counts[rows][:, :, None] * np.eye(len(SEGMENTS))[segment][:, None, :]
-        flat = times.reshape(len(rows), -1)
-        for place, column in enumerate(share_columns(group[0].kind)):
-            device_s[..., column] += ((total * parts[:, place]) @ flat).reshape(len(devices), variants, -1)
+        parts.append(_Part(curve=key, kind=group[0].kind, cols=cols, times=times.reshape(len(rows), -1)))
         launches += np.einsum("ovs,oh->vsh", times, host_issues(group, cols))
-    visits = visits_of(operations, counts)
-    modules = modules_of(operations, counts, run)
-    return Work(device_s=device_s, launches=launches, meets=meets_of(operations), visits=visits, modules=modules)
+    return Counted(
+        parts=tuple(parts),
+        launches=launches,
+        meets=meets_of(operations),
+        visits=visits_of(operations, counts),
+        modules=modules_of(operations, counts, run),
+    )
+
+
+def on_devices(found: Counted, devices: Sequence[FactorSet]) -> Work:
+    """Its seconds on devices."""
+    variants = len(found.launches)
+    device_s = np.zeros((len(devices), variants, len(SEGMENTS), len(COLUMNS)))
+    for part in found.parts:
+        total, parts = seconds_by_device([find_curve(part.curve, factors) for factors in devices], part.cols)
+        for place, column in enumerate(share_columns(part.kind)):
+            device_s[..., column] += ((total * parts[:, place]) @ part.times).reshape(len(devices), variants, -1)
+    return Work(
+        device_s=device_s, launches=found.launches, meets=found.meets, visits=found.visits, modules=found.modules
+    )

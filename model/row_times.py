@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from tunecast.model.architecture import Architecture
-from tunecast.model.engine import screen
-from tunecast.model.rows import LENGTHS, Rows, likely_runs
+from tunecast.model.engine import seconds_at_lengths
+from tunecast.model.rows import LENGTHS, Rows
 from tunecast.model.run import Run
 from tunecast.model.target import Target
 from tunecast.model.time import StepTime
@@ -31,9 +31,7 @@ def mean_step_ratio(
     if rows is None or len({*rows.lengths}) == 1 or architecture.settings:
         return 1.0
     told = {name: value for name, value in options.items() if name not in OF_ROWS}
-    run = replace(run, paged_bytes=0)
-    runs = [*likely_runs(run, rows), replace(run, max_length=rows.length)]
-    *each_s, mean_row_s = screen(architecture, runs, [target], told).step_s[0]
+    *each_s, mean_row_s = seconds_at_lengths(architecture, run, [*rows.lengths, rows.length], target, told)
     return float(np.mean(each_s) / mean_row_s)
 
 
