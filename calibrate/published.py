@@ -33,6 +33,15 @@ from tunecast.calibrate.row_cells import (
     with_master,
 )
 from tunecast.calibrate.row_faults import in_columns, with_others
+from tunecast.calibrate.row_kernels import (
+    check_bf16,
+    check_kernel,
+    check_named_numbers,
+    check_software_of_card,
+    note_network,
+    with_base_of_quant,
+    with_kernel_of_software,
+)
 from tunecast.calibrate.row_kind import check_confidence, check_kind
 from tunecast.calibrate.row_plain import plain_cells, variant_options
 from tunecast.calibrate.row_rules import filled, from_rules, rules_of, with_rules
@@ -84,7 +93,6 @@ from tunecast.model.stacks import ours
 from tunecast.model.target import resolve_targets
 from tunecast.model.units import GIB
 
-AMPERE = 8.0
 """Compute capability from which FlashAttention-2 runs (its README)."""
 DEFAULT_STACK, TORCHTITAN, MEGATRON = "hf-peft", "torchtitan", "megatron"
 
@@ -179,7 +187,7 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
     if row.get("notes", "").startswith(OUT_OF_MEMORY):
         raise SkipRowError("ran out of memory: a test of fit, not of speed")
     notes: list[str] = []
-    row = filled(row, notes)
+    row = with_kernel_of_software(with_base_of_quant(filled(row, notes)), notes)
     rules = rules_of(row)
     for rule in rules:
         if "skip" in rule:
@@ -189,7 +197,10 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
     stated: set[str] = set()
     options = _options(row, rules, software, notes, stated)
     stated.update(("internode_gbps",) if number(row, "internode_gbps") is not None else ())
-    kernel = _kernel(row, options, gpu, notes)
+    check_software_of_card(row, gpu, notes)
+    check_bf16(row, gpu)
+    check_kernel(row, options, gpu)
+    kernel = _kernel(row, options, gpu)
     samples_fill = samples_that_fill(row)
     full = rows_are_full(row, options) or samples_fill
     architecture = _architecture(row, options)
@@ -201,6 +212,7 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
     run = _on_its_card(row, architecture, options, gpu, notes)
     run = replace(run, **from_rules(rules, "after_else", but=stated), **from_rules(rules, "after"))
     check_half(half, row, run)
+    check_named_numbers(row, run)
     if software.joins or any("joined" in rule for rule in rules):
         with naming("lora_targets"):
             run = joined_targets(run)
@@ -212,6 +224,8 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
     note_full(row, tokens_per_s, notes)
     peak_gib, why_no_memory = peak_memory(row, gpu)
     check_possible(row, tokens_per_s, architecture, run, gpu)
+    network = network_gbps(row, rules)
+    note_network(run, gpu, network, notes)
     return PublishedRun(
         id=row["id"],
         source=row["id"].split("-")[0] if "-" in row["id"] else "table",
@@ -227,7 +241,7 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
         why_no_memory=why_no_memory,
         notes=row.get("notes", ""),
         attention_kernel=kernel or next((rule["attention_kernel"] for rule in rules if "attention_kernel" in rule), ""),
-        internode_gbps=network_gbps(row, rules),
+        internode_gbps=network,
         nvlink=nvlink_said(row, gpu, run, notes),
         reading_notes=tuple(notes),
         own_loop=has_own_loop(row.get("framework", "")),
@@ -253,8 +267,6 @@ def _on_its_card(
     """The run of a row's options, with what its card decides."""
     on_old_card(options, gpu)
     resolved = resolve_run(architecture, options, gpu_has_bf16=training_dtype(gpu) == "bf16")
-    if "bf16" in row.get("compute_dtype", "").lower() and training_dtype(gpu) != "bf16":
-        notes.append(f"compute_dtype {row['compute_dtype']!r}: {gpu.id} has no bf16, fp16 is taken.")
     (target,) = resolve_targets([gpu.id], {})
     resolved = on_card(sdpa_on_card(resolved, architecture, target), architecture, target)
     return paging_on_card(experts_on_card(resolved, architecture, target), architecture, target).run
@@ -277,16 +289,13 @@ def _targets(row: dict[str, str], options: dict[str, Any], architecture: Archite
             target_modules(architecture, found)
 
 
-def _kernel(row: dict[str, str], options: dict[str, Any], gpu: Gpu, notes: list[str]) -> str:
+def _kernel(row: dict[str, str], options: dict[str, Any], gpu: Gpu) -> str:
     """Another attention kernel than FlashAttention-2, where it exists."""
     kernel = str(options.pop("attention_kernel", ""))
     if options.pop("of_amd", False) and gpu.vendor != "amd":
         raise SkipRowError(
             f"attention_impl {row['attention_impl']!r}: it is of AMD's software, and {gpu.id} is no AMD card"
         )
-    flash = str(options.get("attn_implementation", "")).startswith("flash_attention")
-    if flash and gpu.vendor == "nvidia" and float(gpu.compute_capability or 0.0) < AMPERE:
-        notes.append(f"attention_impl {row.get('attention_impl', '')!r}: FlashAttention-2 needs Ampere or later.")
     if kernel == "flash-3" and gpu.compute_capability != "9.0":
         raise SkipRowError(f"attention_impl {row['attention_impl']!r}: it is written for Hopper, which {gpu.id} is not")
     return kernel

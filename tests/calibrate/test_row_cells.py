@@ -363,7 +363,7 @@ def test_litgpts_flash_attention_is_that_of_torchs_sdpa() -> None:
 
 
 def test_shards_on_a_card_without_bf16_are_gathered_in_fp16() -> None:
-    """As ``fp16 mixed`` of the same row: fp32 shards, and a note; DDP of that card is read so too."""
+    """Where no column says numbers, as ``fp16 mixed`` of the same row: fp32 shards; DDP of that card is read so too."""
     old = {
         **FULL,
         "gpu": "8x V100 32GB",
@@ -373,11 +373,12 @@ def test_shards_on_a_card_without_bf16_are_gathered_in_fp16() -> None:
         "tokens_per_s": "",
         "seq_len": "2k",
     }
-    bf16, fp16 = (one({**old, "parallelism": "FSDP", "compute_dtype": text}) for text in ("bf16", "fp16 mixed"))
-    assert bf16.run == fp16.run
-    assert (bf16.run.dtype, bf16.run.precision, bf16.run.master_dtype) == ("fp16", "fp16-autocast", "fp32")
-    assert any("has no bf16, fp16 is taken" in note for note in bf16.reading_notes)
-    assert one({**old, "parallelism": "DDP", "compute_dtype": "bf16"}).run.precision == "fp16-autocast"
+    fp16 = one({**old, "parallelism": "FSDP", "compute_dtype": "fp16 mixed"})
+    unsaid = {name: text for name, text in old.items() if name != "compute_dtype"}
+    own = one({**unsaid, "parallelism": "FSDP"})
+    assert own.run == fp16.run
+    assert (own.run.dtype, own.run.precision, own.run.master_dtype) == ("fp16", "fp16-autocast", "fp32")
+    assert one({**unsaid, "parallelism": "DDP"}).run.precision == "fp16-autocast"
 
 
 def test_a_number_of_modules_is_all_of_them_where_the_model_has_as_many() -> None:
