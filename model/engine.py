@@ -260,7 +260,7 @@ def step_seconds_of(
             communication_s=beside / passes,
             once_s=once,
             blocking_s=blocking / passes,
-            bubble_frac=np.zeros(len(micro)),
+            bubble_frac=np.zeros((len(micro), len(SEGMENTS))),
             meets=meets,
             micro_steps=plans.micro,
         )

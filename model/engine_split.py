@@ -15,8 +15,9 @@ from tunecast.model.engine_tables import Work, add_up
 from tunecast.model.factors import FactorSet
 from tunecast.model.hooks import has_hooks
 from tunecast.model.host import with_trainer
-from tunecast.model.links import WHEN, Links, bubble_frac, communication_when, crosses_machines, links_of, seconds_on
+from tunecast.model.links import WHEN, Links, communication_when, crosses_machines, links_of, seconds_on
 from tunecast.model.operation import Kind, Operation
+from tunecast.model.phase_table import idle_fracs
 from tunecast.model.run import Run
 from tunecast.model.segments import SEGMENTS, passes_of
 from tunecast.model.slowest_stage import stages_timed
@@ -30,6 +31,8 @@ class _Stage:
     column: int
     run: Run
     work: Work
+    idle: Array
+    """(segments,), see `phase_table.idle_fracs`."""
     on_links: tuple[tuple[Operation, ...], ...]
     """By `WHEN`."""
 
@@ -52,8 +55,7 @@ def one_by_one(architecture: Architecture, runs: Sequence[Run], factors: Sequenc
     launches, meets = with_trainer(
         launches, meets, np.array([stage.work.modules[0] for stage in stages]), micro, driven
     )
-    layouts = [(stage.run.pp, stage.run.gradient_accumulation_steps, stage.run.pp_interleave) for stage in stages]
-    idle = np.array([bubble_frac(*layout) for layout in layouts])
+    idle = np.array([stage.idle for stage in stages])
     columns = [stage.column for stage in stages]
     found = np.full((len(factors), len(runs)), -np.inf)
     known: list[dict[Links, Array]] = [{} for _ in stages]
@@ -80,7 +82,8 @@ def _stage(column: int, run: Run, operations: Sequence[Operation], factors: Sequ
     counts = np.array([[operation.count] for operation in operations], dtype=float)
     collectives = [o for o in operations if o.kind is Kind.COMMUNICATION]
     on_links = tuple(tuple(o for o in collectives if communication_when(o) == when) for when in WHEN)
-    return _Stage(column=column, run=run, work=add_up(operations, counts, factors, run), on_links=on_links)
+    work = add_up(operations, counts, factors, run)
+    return _Stage(column=column, run=run, work=work, idle=idle_fracs(operations, run), on_links=on_links)
 
 
 def _link_seconds(stage: _Stage, known: dict[Links, Array], factors: FactorSet) -> Array:

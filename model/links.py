@@ -121,7 +121,7 @@ def collective_seconds(operation: Operation, links: Links, num_gpus: int) -> flo
     """One execution of a communication operation; without a group it is over all GPUs of one machine."""
     group = operation.group or num_gpus
     per_node = operation.group_per_node or group
-    nodes = group // per_node
+    nodes = round(group / per_node)
     if operation.senders:  # the machine's network is theirs alone, as far as each gets at it
         own = links.inter_bytes_per_s * links.gpus_per_host / operation.senders
         most = np.maximum(links.inter_bytes_per_s, links.port_bytes_per_s)

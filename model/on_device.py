@@ -163,10 +163,10 @@ def data_copies(options: Mapping[str, Any]) -> float:
 
 def shardings_tried(options: Mapping[str, Any]) -> tuple[str, ...]:
     """Shardings that may be chosen where none is asked for, the least first; they go with the offload asked for."""
-    own = ("fsdp",) if options.get("dp_shard_size") else shardings_of(options.get("stack"))
+    staged = whole_number("pp", options.get("pp") or 1) > 1
+    own = ("fsdp",) if options.get("dp_shard_size") else shardings_of(options.get("stack"), staged=staged)
     if own:
         return own
-    staged = whole_number("pp", options.get("pp") or 1) > 1
     least = LEAST_SHARDING_OF_STAGES if staged else LEAST_SHARDING_FIRST
     return LEAST_SHARDING_OFFLOADED.get(str(options.get("offload")), least)
 

@@ -112,7 +112,7 @@ class Operation:
     """Executions per optimizer step on one GPU."""
     group: int = 0
     """Collectives: GPUs that take part."""
-    group_per_node: int = 0
+    group_per_node: float = 0
     """Collectives: how many of them are on one machine."""
     senders: int = 0
     """Collectives between machines: GPUs of one machine that share its network for it; 0: all."""

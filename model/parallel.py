@@ -174,7 +174,8 @@ def placed(operation: Operation, architecture: Architecture, run: Run) -> Operat
     parameters before there is anything to do; the first's waits are left out.
     """
     if operation.kind is Kind.COMMUNICATION and operation.name.startswith("tp."):
-        return replace(operation, group=run.tp, group_per_node=run.tp, blocking=True)
+        beside = hides_behind_weights(operation, run)
+        return replace(operation, group=run.tp, group_per_node=run.tp, blocking=not beside)
     if operation.name in BETWEEN_COPIES and operation.phase is not Phase.OPTIMIZER and run.pp > 1:
         return replace(operation, blocking=False)
     if operation.kind is Kind.ATTENTION and run.cp > 1:
@@ -187,6 +188,16 @@ def placed(operation: Operation, architecture: Architecture, run: Run) -> Operat
             launches=operation.launches * (run.cp if run.cp_kind == "ring" else 1),
         )
     return operation
+
+
+def hides_behind_weights(operation: Operation, run: Run) -> bool:
+    """Whether an exchange of the backward is of gradients of a layer's input, which Megatron sums over GPUs beside the
+    product that makes the gradients of its weights, where these train.
+
+    Source: Megatron-Core ``tensor_parallel/layers.py``, ``LinearWithGradAccumulationAndAsyncCommunication.backward``.
+    """
+    sums = operation.name in ("tp.reduce_scatter", "tp.all_reduce") and operation.phase is Phase.BACKWARD
+    return sums and run.method == "full" and run.sharding not in (*FSDP, "zero2", "zero3")
 
 
 def beside_products(operation: Operation, run: Run) -> list[Operation]:

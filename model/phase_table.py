@@ -16,7 +16,7 @@ from tunecast.model.host import HOST_COLUMNS, enters_layer, host_issues, with_tr
 from tunecast.model.links import bubble_frac, communication_seconds, host_updates, no_seconds
 from tunecast.model.operation import SYNCHRONISATION, Kind, Operation
 from tunecast.model.run import Run
-from tunecast.model.segments import SEGMENTS, passes_of, segment_of
+from tunecast.model.segments import HEAD, HEAD_PRODUCT, OPTIMIZER_SEGMENT, SEGMENTS, passes_of, segment_of
 from tunecast.model.trainer_loop import modules_of
 
 
@@ -42,7 +42,7 @@ class PhaseTable:
     """(segments,) on the link in the last pass only (gradients that accumulated), overlap not yet taken off."""
     blocking_s: Array = field(default_factory=no_seconds)
     """(segments,) on the link in every pass, with nothing to hide behind."""
-    bubble_frac: float = 0.0
+    bubble_frac: Array = field(default_factory=no_seconds)
     """Idle time of a pipeline stage over the time it works in forward and backward."""
     host_update_s: float = 0.0
     """Of `blocking_s`: the update that the host's processors do under offloading, or that waits for paged state."""
@@ -86,6 +86,22 @@ def meets_of(operations: Sequence[Operation]) -> Array:
     return np.array([float(segment in reads) for segment in range(len(SEGMENTS))])
 
 
+def idle_fracs(operations: Sequence[Operation], run: Run) -> Array:
+    """(segments,) idle over working time of a pipeline stage: it waits while the others fill and drain, which have no
+    head. How much of its own segments the head is, its FLOPs say."""
+    idle = bubble_frac(run.pp, run.gradient_accumulation_steps, run.pp_interleave)
+    if not idle:
+        return no_seconds()
+    whole, head = no_seconds(), no_seconds()
+    for operation in operations:
+        segment = segment_of(operation)
+        whole[segment] += operation.total_flops
+        head[segment] += operation.total_flops * (operation.name == HEAD_PRODUCT)
+    others = 1.0 - np.divide(head, whole, out=no_seconds(), where=whole > 0.0)
+    others[[OPTIMIZER_SEGMENT, HEAD]] = 0.0
+    return np.asarray(idle * others)
+
+
 def phase_table(operations: Sequence[Operation], factors: FactorSet, *, run: Run) -> PhaseTable:
     """Add up the seconds of all operations by segment and column."""
     micro = run.gradient_accumulation_steps
@@ -120,7 +136,7 @@ def phase_table(operations: Sequence[Operation], factors: FactorSet, *, run: Run
         communication_s=communication_seconds(operations, factors, run=run, when="beside") / passes,
         once_s=communication_seconds(operations, factors, run=run, when="once"),
         blocking_s=communication_seconds(operations, factors, run=run, when="blocking") / passes,
-        bubble_frac=bubble_frac(run.pp, micro, run.pp_interleave),
+        bubble_frac=idle_fracs(operations, run),
         host_update_s=float(communication_seconds(host_updates(operations), factors, run=run).sum()),
         meets=meets,
         micro_steps=micro,

@@ -132,8 +132,8 @@ def check_product(values: Mapping[str, Any]) -> None:
 def take_sharding(fields: Fields) -> None:
     """How data parallelism spreads the model; one GPU is never sharded, several copies are never left alone."""
     values = fields.values
-    copies = data_gpus(values)
-    spread = ("fsdp",) if fields.given.get("dp_shard_size") else shardings_of(values["stack"]) or ("ddp",)
+    copies, own = data_gpus(values), shardings_of(values["stack"], staged=values["pp"] > 1)
+    spread = ("fsdp",) if fields.given.get("dp_shard_size") else own or ("ddp",)
     sharding = fields.take("sharding", "none" if copies == 1 else spread[0], "assumed")
     if sharding in FSDP_BY_VERSION:
         sharding, values["fsdp_version"] = "fsdp", FSDP_BY_VERSION[sharding]
@@ -273,6 +273,13 @@ def check_pipeline(architecture: Architecture, values: Mapping[str, Any]) -> Non
             f"--pp-interleave {chunks} deals micro-batches out to the {pp} stages in turns, but "
             f"--gradient-accumulation-steps is {values['gradient_accumulation_steps']}; use at least {pp}, or leave "
             "--pp-interleave out."
+        )
+    left_over = values["gradient_accumulation_steps"] % pp
+    if chunks > 1 and left_over and values["sharding"] not in FSDP:
+        raise InputError(
+            f"--pp-interleave {chunks} deals micro-batches out to the {pp} stages in turns, but "
+            f"--gradient-accumulation-steps {values['gradient_accumulation_steps']} leaves {left_over} of them over, "
+            f"which Megatron refuses; use a multiple of {pp}, or leave --pp-interleave out."
         )
     if values["sharding"] in ("zero2", "zero3"):
         raise InputError(

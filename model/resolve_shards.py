@@ -77,7 +77,12 @@ def check_groups(values: Mapping[str, Any], copies: int) -> None:
             f"--sharding hsdp shards inside machines of {values['gpus_per_node']} GPUs and copies them, but --num-gpus "
             f"{values['num_gpus']} does not fill two; type --dp-shard-size for smaller groups, or --sharding fsdp."
         )
-    if copies % group or group < 2:
+    if group < 2:
+        raise InputError(
+            "--sharding hsdp shards inside machines, each of which has 1 GPU of data parallelism here: there is nothing "
+            "to shard; type --dp-shard-size, or --sharding fsdp."
+        )
+    if copies % group:
         raise InputError(
             f"--sharding hsdp copies whole machines of {values['gpus_per_node']} GPUs, but {copies} GPUs of data "
             f"parallelism do not divide into groups of {group}; use --sharding fsdp, --dp-shard-size, or change "

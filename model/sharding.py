@@ -28,7 +28,6 @@ DeepSpeed holds besides: `zero_memory`. Left out: FSDP1's padding and fp32 copie
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -116,9 +115,10 @@ def shard_gpus(run: Run) -> int:
     return run.dp_shard_size or run.gpus_per_node
 
 
-def on_one_machine(run: Run, gpus: int) -> int:
-    """Members of a group of consecutive GPUs that share a machine; groups that fill machines unevenly are rounded."""
-    return math.gcd(gpus, run.gpus_per_node) if gpus > run.gpus_per_node else gpus
+def on_one_machine(run: Run, gpus: int) -> float:
+    """Members of a group of consecutive GPUs that share a machine; where the group fills its machines unevenly, in the
+    mean: a ring leaves each of them once."""
+    return gpus / -(-gpus // run.gpus_per_node) if gpus > run.gpus_per_node else gpus
 
 
 def share(n_bytes: int, num_gpus: int) -> int:

@@ -96,9 +96,11 @@ def ignores_padding(name: str) -> bool:
     return bool(built_stack(name).get("ignores_padding"))
 
 
-def shardings_of(name: Any) -> tuple[str, ...]:
-    """Shardings by which a stack spreads data parallelism where none is asked for, the least first; empty: any."""
-    return tuple(load_stacks().get(str(name), {}).get("spreads", ()))
+def shardings_of(name: Any, *, staged: bool = False) -> tuple[str, ...]:
+    """Shardings by which a stack spreads data parallelism where none is asked for, the least first; empty: any.
+    `staged`: beside stages of a pipeline."""
+    stack = load_stacks().get(str(name), {})
+    return tuple(stack.get("spreads_of_stages" if staged and "spreads_of_stages" in stack else "spreads", ()))
 
 
 def splits_layers(name: Any) -> bool:

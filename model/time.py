@@ -34,7 +34,7 @@ from tunecast.model.operation import Kind, Operation
 from tunecast.model.passes import Passes
 from tunecast.model.phase_table import PhaseTable, phase_table
 from tunecast.model.run import Run
-from tunecast.model.segments import FORWARD, HEAD, OPTIMIZER_SEGMENT, passes_of, told
+from tunecast.model.segments import FORWARD, HEAD, passes_of, told
 from tunecast.model.slow_host import LOG_STEP as LOG_STEP
 from tunecast.model.slow_host import host_steps as host_steps
 from tunecast.model.slow_host import with_slow_host
@@ -162,8 +162,7 @@ def _segment_ends(stack: Stack, load: _Load, *, synchronous: bool) -> tuple[Arra
         synchronous=synchronous,
     )
     worked = passes.seconds() + stack.passes * load.pause
-    idle = stack.bubble_frac[:, None] * np.maximum(worked - load.once, 0.0)
-    idle[:, OPTIMIZER_SEGMENT] = 0.0
+    idle = stack.bubble_frac * np.maximum(worked - load.once, 0.0)
     return worked + idle, idle
 
 

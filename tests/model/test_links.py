@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,6 +21,10 @@ from tunecast.model.links import (
     tree_seconds,
 )
 from tunecast.model.operation import Kind, Operation, Phase
+from tunecast.model.phase_table import idle_fracs
+from tunecast.model.run import Run
+from tunecast.model.segments import BACKWARD, FORWARD
+from tunecast.model.sharding import on_one_machine
 
 SLOW = Links(intra_bytes_per_s=100.0, inter_bytes_per_s=10.0, intra_latency_s=0.0, inter_latency_s=0.0)
 
@@ -101,8 +106,9 @@ def test_an_operation_without_a_group_is_over_one_machine() -> None:
     assert collective_seconds(operation, SLOW, 4) == pytest.approx(3.0)
 
 
-def simulated_1f1b(stages: int, micro_batches: int) -> float:
-    """Idle over working time of the last stage's schedule, event by event; a backward takes as long as a forward."""
+def simulated_1f1b(stages: int, micro_batches: int, last: float = 1.0) -> float:
+    """Idle over working time of the last stage, event by event; a backward takes as long as a forward, and on the last
+    stage either takes `last` times as long as on the others."""
     done: dict[tuple[str, int, int], float] = {}
     free = [0.0] * stages
     queues = []
@@ -123,11 +129,40 @@ def simulated_1f1b(stages: int, micro_batches: int) -> float:
             if not (kind == "f" and at_end) and needed not in done:
                 continue
             start = max(free[stage], done.get(needed, 0.0))
-            done[(kind, stage, m)] = free[stage] = start + 1.0
+            done[(kind, stage, m)] = free[stage] = start + (last if stage == stages - 1 else 1.0)
             queue.pop(0)
-    return max(free) / (2.0 * micro_batches) - 1.0
+    return max(free) / (2.0 * micro_batches * last) - 1.0
 
 
 @pytest.mark.parametrize(("stages", "micro_batches"), [(2, 2), (4, 4), (4, 8), (8, 32)])
 def test_bubble_is_that_of_the_simulated_schedule(stages: int, micro_batches: int) -> None:
     assert bubble_frac(stages, micro_batches, 1) == pytest.approx(simulated_1f1b(stages, micro_batches))
+
+
+@pytest.mark.parametrize("head", [0.25, 1.0, 3.0])
+@pytest.mark.parametrize("micro_batches", [8, 32])
+def test_a_stage_with_the_head_waits_for_stages_without_it(micro_batches: int, head: float) -> None:
+    """The last of eight stages, whose head is `head` times its layers."""
+    layers = Operation(name="mlp", kind=Kind.GEMM, phase=Phase.FORWARD, flops=1.0)
+    own = [replace(layers, phase=phase, count=micro_batches) for phase in (Phase.FORWARD, Phase.BACKWARD)]
+    every = [*own, *(replace(each, name="lm_head", flops=head) for each in own)]
+    run = replace(run_of_stages(8), gradient_accumulation_steps=micro_batches)
+    forward, backward = (idle_fracs(every, run)[segment] for segment in (FORWARD, BACKWARD))
+    idle = forward * micro_batches + backward * micro_batches * (1.0 + head)  # of working times 1 and 1 + head
+    found = idle / (2.0 * micro_batches * (1.0 + head))
+    assert found == pytest.approx(simulated_1f1b(8, micro_batches, last=1.0 + head))
+
+
+def run_of_stages(stages: int) -> Run:
+    return Run(method="full", max_length=512, num_gpus=stages, pp=stages)
+
+
+@pytest.mark.parametrize(("gpus", "machines", "members"), [(12, 2, 6.0), (9, 2, 4.5), (20, 3, 20 / 3), (16, 2, 8.0)])
+def test_machines_that_are_filled_unevenly_are_as_many_as_there_are(gpus: int, machines: int, members: float) -> None:
+    """A ring over 8 + 4 GPUs leaves each of two machines once: it is no ring over three machines of 4."""
+    run = Run(method="full", max_length=512, num_gpus=gpus, sharding="fsdp")
+    assert on_one_machine(run, gpus) == pytest.approx(members)
+    links = Links(intra_bytes_per_s=1e12, inter_bytes_per_s=1e9, intra_latency_s=0.0, inter_latency_s=1.0)
+    gather = Operation(name="all_gather", kind=Kind.COMMUNICATION, phase=Phase.FORWARD, group=gpus,
+                       group_per_node=on_one_machine(run, gpus))  # fmt: skip
+    assert collective_seconds(gather, links, gpus) == pytest.approx(machines - 1)

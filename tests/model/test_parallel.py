@@ -162,7 +162,11 @@ def test_tensor_parallel_sends_what_megatron_sends(make: Make, run_of: RunOf, to
                 sent[op.name] += op.count
         assert set(sent) == set(names)
         assert sent[names[-1]] == expected, "per layer two, and the embedding's or the head's"
-    assert all(op.blocking and (op.group, op.group_per_node) == (4, 4) for op in collectives(llama, run))
+    assert all((op.group, op.group_per_node) == (4, 4) for op in collectives(llama, run))
+    beside = [op for op in collectives(llama, run) if not op.blocking]
+    assert {(op.name, op.phase) for op in beside} == {(names[-1], Phase.BACKWARD)}, "beside gradients of weights"
+    adapters = run_of(llama, num_gpus=4, tp=4, sequence_parallel=tokens_split, **{**FULL, "method": "lora"})
+    assert all(op.blocking for op in collectives(llama, adapters)), "which train no weights that they could hide behind"
 
 
 def test_micro_batches_in_flight_share_8_bit_copies_of_weights(make: Make, run_of: RunOf) -> None:
@@ -187,8 +191,10 @@ def test_asynchronous_tensor_parallelism_sends_the_same_beside_the_work(make: Ma
         for op in collectives(llama, run):
             counts[op.name, op.blocking] += op.count
         sent.append(counts)
-    for name in ("tp.all_gather", "tp.reduce_scatter"):
-        assert sent[1][name, True] == sent[1][name, False] == sent[0][name, True] / 2 > 0
+    gathers, sums = "tp.all_gather", "tp.reduce_scatter"
+    assert sent[1][gathers, True] == sent[1][gathers, False] == sent[0][gathers, True] / 2 > 0
+    assert sent[1][sums, True] == sent[0][sums, True] / 2 > 0
+    assert sent[1][sums, False] == sent[0][sums, False] + sent[0][sums, True] / 2
     with pytest.raises(InputError, match="--torch-compile"):
         run_of(llama, num_gpus=4, tp=4, async_tp=True, **FULL)
 

@@ -84,13 +84,14 @@ def test_slower_networks_scale_worse_and_one_gpu_not_at_all() -> None:
 
 
 def test_a_pipeline_with_few_micro_batches_is_bound_by_its_bubble() -> None:
-    """8 stages, 8 micro-batches: idle 7/8 of the working time of forward and backward."""
+    """8 stages, 8 micro-batches: idle 7/8 of the working time of forward and backward of four layers, of which the last
+    stage has the head beside: as many parameters as 2.4 of them."""
     found = ask(num_gpus=8, pp=8, sharding=None, gradient_accumulation_steps=8)
     assert found.scaling is not None
     assert found.scaling.bound_by == "pipeline bubble"
     idle = found.time_parts_s["bubble"]
     work = found.step_time_s.value - idle
-    assert 0.75 < idle / work <= 7 / 8
+    assert 7 / 8 * 4.0 / 6.5 < idle / work < 7 / 8 * 4.0 / 6.0
 
 
 @pytest.mark.parametrize(("stages", "micro_batches"), [(8, 2), (4, 1), (2, 1), (2, 8)])
