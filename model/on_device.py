@@ -24,6 +24,7 @@ from tunecast.model.parallel_offload import with_host
 from tunecast.model.priors import load_priors, prior_factors
 from tunecast.model.question import RUN_OPTIONS_ELSEWHERE, Question
 from tunecast.model.read_numbers import whole_number
+from tunecast.model.record_software import with_software
 from tunecast.model.resolve import ASSUMED, Resolved, resolve_run
 from tunecast.model.resolve_parallel import FSDP, OFFLOADED_BY, ZERO
 from tunecast.model.rows import held_run, with_padding
@@ -65,7 +66,8 @@ def target_factors(target: Target, run: Run | None = None) -> FactorSet:
     measured = with_walks(with_efficient(measured, beliefs, run, target.gpu), beliefs)
     measured = with_chunked(measured, beliefs, target.gpu, run)
     alone = with_stand_ins(measured, prior, run, beliefs)
-    own = with_other_code(with_sharding(alone, prior, run, load_priors()), run, load_priors())
+    timed = with_sharding(with_software(alone, run, load_priors()), prior, run, load_priors())
+    own = with_other_code(timed, run, load_priors())
     borrowed = {name: prior.factors[name] for name in LINK_FACTORS if name in prior.factors}
     return replace(own, factors={**borrowed, **own.factors})
 

@@ -79,8 +79,8 @@ def check_groups(values: Mapping[str, Any], copies: int) -> None:
         )
     if group < 2:
         raise InputError(
-            "--sharding hsdp shards inside machines, each of which has 1 GPU of data parallelism here: there is nothing "
-            "to shard; type --dp-shard-size, or --sharding fsdp."
+            "--sharding hsdp shards inside machines, each of which has 1 GPU of data parallelism here: there is "
+            "nothing to shard; type --dp-shard-size, or --sharding fsdp."
         )
     if copies % group:
         raise InputError(

@@ -1,7 +1,8 @@
 """What a calibration of one GPU at a time cannot know of a job of several: how much its sharding slows the work.
 
 Published runs tell it, as effects of a sharding on all work and as the launches that a module's visit by ZeRO-3's hooks
-costs (`priors`); they are the software's, so a record of any card takes them over, each with a note.
+costs (`priors`); they are the software's, so a record of any card takes them over, each with a note. Nor has it
+measured links: equal collectives take unlike times from source to source, and its intervals allow for that.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from tunecast.model.value import Z80
 
 SLOWED = ("gemm", "attention", "memory", "dequant", "loss", "optimizer", "cached")
 """Kinds of work whose measured seconds a sharding's effect multiplies."""
+LINK = "scale.link"
 TOLD_FROM = 0.005
 """Share of time below which an effect is not told."""
 
@@ -49,7 +51,22 @@ def with_sharding(own: FactorSet, prior: FactorSet, run: Run | None, priors: Map
         factors[HOOKS] = replace(hooks, low=hooks.low / wide, high=hooks.high * wide)
         told.append("hooks around its modules cost the host time")
     notes = (f"not measured by this record, so as published runs say: {', and '.join(told)}",) if told else ()
-    return replace(own, factors=factors, step_log_sd=math.hypot(own.step_log_sd, log_sd), notes=(*own.notes, *notes))
+    slowed = replace(own, factors=factors, step_log_sd=math.hypot(own.step_log_sd, log_sd), notes=(*own.notes, *notes))
+    return with_doubtful_links(slowed, priors)
+
+
+def with_doubtful_links(own: FactorSet, priors: Mapping[str, Any]) -> FactorSet:
+    """A record's factors with what sources of published runs differ by in the time of equal collectives, where it has
+    measured none."""
+    if LINK in own.step_params or "link_bytes_per_s" in own.factors:
+        return own
+    variance = (float(priors["width"]) * float(priors["spreads"]["source.link"])) ** 2
+    apart = [(*row, 0.0) for row in own.step_covariance]
+    return replace(
+        own,
+        step_params=(*own.step_params, LINK),
+        step_covariance=(*apart, (*(0.0 for _ in own.step_params), variance)),
+    )
 
 
 def sharding_effect(sharding: str, priors: Mapping[str, Any]) -> tuple[float, float]:

@@ -91,7 +91,7 @@ def test_a_pipeline_with_few_micro_batches_is_bound_by_its_bubble() -> None:
     assert found.scaling.bound_by == "pipeline bubble"
     idle = found.time_parts_s["bubble"]
     work = found.step_time_s.value - idle
-    assert 7 / 8 * 4.0 / 6.5 < idle / work < 7 / 8 * 4.0 / 6.0
+    assert 7 / 8 * 4.0 / 6.5 < idle / work < 7 / 8 * 4.0 / 5.7
 
 
 @pytest.mark.parametrize(("stages", "micro_batches"), [(8, 2), (4, 1), (2, 1), (2, 8)])
@@ -268,3 +268,19 @@ def test_shards_within_groups_are_fsdp_and_an_exchange_more(gpu: str, method: st
 def test_more_stages_than_layers_are_refused_in_those_words() -> None:
     with pytest.raises(InputError, match=r"--pp 64 is more stages than the 32 layers .* use at most --pp 32"):
         ask(num_gpus=64, pp=64, sharding="none")
+
+
+def test_stages_of_torchtitan_keep_what_they_gathered() -> None:
+    """``reshard_after_forward`` is off beside a pipeline, so that no micro-batch gathers weights again."""
+    titan: dict[str, Any] = {"stack": "torchtitan", "num_gpus": 32, "gradient_accumulation_steps": 8, "sharding": None}
+    staged, flat = ask(**titan, pp=4), ask(**titan)
+    assert (staged.run.sharding, flat.run.sharding) == ("fsdp-grad-op", "fsdp")
+    assert staged.step_time_s.value < ask(**{**titan, "sharding": "fsdp"}, pp=4).step_time_s.value
+
+
+def test_micro_batches_that_megatron_cannot_deal_out_are_refused() -> None:
+    """6 over 4 stages in turns leave 2 over (``schedules.py``); whole turns go."""
+    staged: dict[str, Any] = {"num_gpus": 8, "pp": 4, "pp_interleave": 2, "sharding": None}
+    with pytest.raises(InputError, match="leaves 2 of them over"):
+        ask(**staged, gradient_accumulation_steps=6)
+    assert ask(**staged, gradient_accumulation_steps=8).step_time_s.value > 0
