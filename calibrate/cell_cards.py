@@ -15,6 +15,7 @@ import functools
 import re
 from dataclasses import dataclass
 
+from tunecast.calibrate.card_words import as_named, check_dies, dies_in
 from tunecast.calibrate.run_table import NOTHING, Row, SkipRowError, number, whole
 from tunecast.catalogs.gpus import ids_called
 from tunecast.catalogs.prices import load_prices
@@ -95,7 +96,10 @@ def instances() -> dict[str, tuple[str, int]]:
 @functools.cache
 def cards_in(text: str) -> Cards:
     """The numbers of a text that names a card, and what is left of it."""
-    plain = re.sub(r"\s+", " ", text.replace("\u00d7", "x")).strip()
+    dies, on_dies = dies_in(text)
+    if on_dies:
+        return Cards(card="MI250X", counts=() if dies is None else (dies,))
+    plain = re.sub(r"\s+", " ", as_named(_family(text.replace("\u00d7", "x")))).strip()
     plain, memory = _taken(MEMORY_FIRST, plain)
     plain = f"{plain.strip()} {memory['gb']}GB" if memory else plain
     plain, instance, each, times = _instance(plain)
@@ -173,6 +177,13 @@ def _taken(pattern: str, text: str) -> tuple[str, dict[str, str]]:
 
 def _value(text: str | None) -> int | None:
     return None if text is None else ONE.get(text.lower()) or int(text)
+
+
+def _family(text: str) -> str:
+    """A text with the one machine of a family (``p4d``) for the family in brackets behind a card, where it has one."""
+    found = re.search(r"\((?:aws )?(p\d[a-z]+)\)\s*$", text, re.IGNORECASE)
+    machines = [] if found is None else [name for name in instances() if name.startswith(f"{found[1].lower()}.")]
+    return text if found is None or len(machines) != 1 else f"{text[: found.start()]}({machines[0]})"
 
 
 def _instance(text: str) -> tuple[str, str, int, int | None]:
@@ -254,6 +265,7 @@ def _of_machines(
 
 def cards_of(row: Row) -> tuple[int, int | None]:
     """How many GPUs ran, and how many of them a machine has where a cell says."""
+    check_dies(row)
     text = row.get("gpu", "")
     named = Cards(card="") if text.lower() in NOTHING else cards_in(text)
     stated = row.get("gpus", "")

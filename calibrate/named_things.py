@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import re
 
-from tunecast.calibrate.cell_cards import Cards, cards_in
+from tunecast.calibrate.card_words import by_memory_kind, check_said
+from tunecast.calibrate.cell_cards import cards_in
 from tunecast.calibrate.cell_shapes import of_shape
 from tunecast.calibrate.run_table import NOTHING, Row, SkipRowError
 from tunecast.catalogs.errors import TunecastError, UnknownNameError
 from tunecast.catalogs.gpus import find_gpu, ids_called, load_gpus
 from tunecast.model.architecture import Architecture
 from tunecast.model.architectures import load_architecture
-from tunecast.model.units import GIGA
+from tunecast.model.units import GIB, GIGA
 
 NO_CARD = re.compile(
     r"\b(nvidia|gpus?|cards?|nodes?|dgx|hgx|server|cluster|cloud|ampere|hopper|single|one|a|graphics|tensor[ -]core"
-    r"|on|colab( pro\+?)?|kaggle|aws"
+    r"|on|(free( tier)? )?colab( pro\+?| free( tier)?)?|kaggle|aws"
     r"|ec2|sagemaker|gcp|azure|runpod|vast\.ai|modal|lambda( ?labs)?|coreweave|crusoe|nebius|oci"
     r"|paperspace|hyperstack|together|instance|(ml\.)?[pg]\d\w*\.\d*xlarge|a[234]-\w+gpu-\w+"
     r"|(with )?nv-?link(ed)?( bridges?)?|nvswitch"
@@ -55,20 +56,31 @@ GIGABYTES = re.compile(r"(?<![\w.])(\d+) ?gi?b\b|(?<=[-_])(\d+)gb\b", re.IGNOREC
 
 def gpu_called(name: str) -> tuple[str, str]:
     """Id of the card that a text names, and a note where the text leaves a choice; raises SkipRowError."""
+    gpu_id, note = _called(name)
+    check_said(name, gpu_id)
+    return gpu_id, note
+
+
+def _called(name: str) -> tuple[str, str]:
     found = cards_in(name)
     if not found.instance:
-        return _card(name, found)
+        return _card(name)
     ids = (found.instance,) if not _plain(found.card) else _ids(found.card)
     if ids and found.instance not in ids:
         raise SkipRowError(f"gpu {name!r} contradicts itself: that machine has {found.instance}")
-    return (found.instance, "") if ids else _card(name, found)
+    return (found.instance, "") if ids else _card(name)
 
 
-def _card(name: str, found: Cards) -> tuple[str, str]:
+def _card(name: str) -> tuple[str, str]:
     if re.search(r"\b\d+\s+(V100s|L40s)\b", name):
         raise SkipRowError(f"gpu {name!r} may be several cards, or a card whose name ends in S: write the name alone")
-    one = _one_of(name, ids_called(name)) or _one_of(name, _ids(found.card))
+    one = _one_of(name, by_memory_kind(name, _ids_in))
     return one or (find_gpu(name).id, "")
+
+
+def _ids_in(name: str) -> tuple[str, ...]:
+    """Ids that a text may mean: as it stands, or without the numbers of cards and machines in it."""
+    return ids_called(name) or _ids(cards_in(name).card)
 
 
 def _ids(card: str) -> tuple[str, ...]:
@@ -89,7 +101,15 @@ def _ids_by_memory(text: str) -> tuple[str, ...]:
     memory = MEMORY.search(text)
     rest = text if memory is None else text[: memory.start()] + text[memory.end() :]
     said = "" if memory is None else memory[1] or memory[3]
-    return tuple(i for i in ids_called(rest) if i.endswith(f"-{said}gb")) if said else ()
+    ids = ids_called(rest) if said else ()
+    found = tuple(gpu_id for gpu_id in ids if gpu_id.endswith(f"-{said}gb"))
+    return found or (ids if len(ids) == 1 and _is_usable(ids[0], said) else ())
+
+
+def _is_usable(gpu_id: str, said: str) -> bool:
+    """Whether a memory is what drivers leave of a card's: a T4 of 16 GB has 15 that can be used."""
+    usable = load_gpus()[gpu_id].usable_bytes
+    return usable is not None and round(usable / GIB) == int(said)
 
 
 def in_a_slot(gpu_id: str) -> bool:
@@ -123,7 +143,7 @@ def check_card(row: Row) -> None:
     if not own or text.lower() in NOTHING:
         return
     named = cards_in(text)
-    words = (named.instance,) if named.instance else ids_called(text) or _ids(named.card)
+    words = (named.instance,) if named.instance else by_memory_kind(text, _ids_in)
     ids = (own,) if own in load_gpus() else ids_called(own)
     agree = bool({*words} & {*ids}) if words and ids else _in_words(text, own)
     if agree and named.instance and _plain(named.card):

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from tunecast.calibrate.card_words import lacks_nvlink
 from tunecast.calibrate.cell_grammar import folded
 from tunecast.calibrate.cell_layout import WRITE
 from tunecast.calibrate.run_table import Row, SkipRowError, number
@@ -99,10 +100,14 @@ def nvlink_said(row: Row, gpu: Gpu, run: Run, notes: list[str]) -> bool | None:
     """Whether the words of a card or of parallelism say that bridges join cards whose NVLink is bridges; None where
     they do not, or where that says nothing."""
     columns = [column for column in ("gpu", "parallelism") if NVLINK.search(row.get(column, ""))]
-    if columns and run.num_gpus > 1 and gpu.nvlink_bytes_per_s == 0:
+    if columns and not lacks_nvlink(row.get("gpu", "")) and run.num_gpus > 1 and gpu.nvlink_bytes_per_s == 0:
         notes.append(f"{columns[0]} {row[columns[0]]!r}: {gpu.id} has no NVLink, so that its cards are joined by PCIe.")
     if not columns or run.num_gpus == 1 or not has_bridge(gpu):
         return None
+    if lacks_nvlink(row.get("gpu", "")):
+        if "parallelism" in columns:
+            raise SkipRowError(f"gpu {row['gpu']!r} and parallelism {row['parallelism']!r} contradict each other")
+        return False
     if "parallelism" not in columns and PCIE.search(row.get("parallelism", "")):
         raise SkipRowError(f"gpu {row['gpu']!r} and parallelism {row['parallelism']!r} contradict each other")
     joined = joined_cards(gpu)

@@ -177,3 +177,77 @@ def test_a_machine_is_its_card_beside_the_cards_id() -> None:
     assert found.gpu == H100, skipped
     _, (odd,) = read_runs([{**cells, "gpu_canonical_id": "b200-sxm-180gb"}])
     assert "contradict" in odd.reason
+
+
+@pytest.mark.parametrize(
+    ("text", "count", "gpu"),
+    [
+        ("H100 80GB HBM2e", 1, "h100-pcie-80gb"), ("8x H100 PCIe HBM2e", 8, "h100-pcie-80gb"),
+        ("H100 96GB HBM2e", 1, "h100-hbm2e-96gb"), ("H100 80GB HBM3", 1, H100), ("A100 80GB HBM2e", 1, A100_80),
+        ("NVIDIA DGX Spark (GB10)", 1, "gb10-128gb"), ("2x DGX Spark (GB10)", 2, "gb10-128gb"),
+        ("DGX Spark 128GB unified", 1, "gb10-128gb"), ("Tesla T4 15GB", 1, "t4-16gb"),
+        ("Tesla T4 (free Colab)", 1, "t4-16gb"), ("RTX 3090 (no NVLink)", 1, "rtx-3090-24gb"),
+        ("2x RTX 3090 without NVLink", 2, "rtx-3090-24gb"), ("A100 80GB PCIe, no NVLink", 1, "a100-pcie-80gb"),
+        ("4 x RTX 3090, PCIe 4.0 x16", 4, "rtx-3090-24gb"), ("H100 PCIe Gen5", 1, "h100-pcie-80gb"),
+        ("NVIDIA A100-SXM4-80GB (400W)", 1, A100_80), ("8x RTX 5090 (575 W)", 8, "rtx-5090-32gb"),
+        ("RTX PRO 6000 Max-Q", 1, "rtx-pro-6000-blackwell-maxq-96gb"), ("A100 PCIe 40GB", 1, "a100-pcie-40gb"),
+    ],
+)  # fmt: skip
+def test_what_stands_beside_a_cards_name_is_its_own(text: str, count: int, gpu: str) -> None:
+    assert cards_of({"gpu": text})[0] == count
+    assert gpu_called(text)[0] == gpu
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("H100 HBM2e", "does not say which of h100-pcie-80gb, h100-hbm2e-96gb it is"),
+        ("H100 SXM5 80GB HBM2e", "contradicts itself: H100s with HBM2e are h100-pcie-80gb and h100-hbm2e-96gb"),
+        ("4 x RTX 3090, PCIe 4.0 x8", "'PCIe 4.0 x8' is not the PCIe 4.0 x16 of rtx-3090-24gb"),
+        ("RTX 5090 (400 W)", "400 W is not the power limit of 575 W of rtx-5090-32gb"),
+        ("A100 80GB SXM, no NVLink", "contradicts itself: a100-sxm4-80gb is joined by nvlink"),
+        ("A100 80GB (p4d)", "contradicts itself: that machine has a100-sxm4-40gb"),
+        ("RTX 3090 (no fan)", "Unknown GPU"), ("RTX 5090 (575 W, purple)", "Unknown GPU"),
+        ("DGX Spark 64GB", "Unknown GPU"), ("DGX Spark (purple)", "Unknown GPU"), ("Tesla T4 13GB", "Unknown GPU"),
+        ("A100 40GB (p9d)", "Unknown GPU"), ("RTX PRO 6000 Max-P", "Unknown GPU"),
+    ],
+)  # fmt: skip
+def test_what_is_not_a_cards_own_is_refused(text: str, told: str) -> None:
+    with pytest.raises((SkipRowError, TunecastError), match=told):
+        gpu_called(text)
+
+
+@pytest.mark.parametrize(
+    ("cells", "count"),
+    [
+        ({"gpu": "MI250X, 1 GCD"}, 1), ({"gpu": "4x MI250X (8 GCDs)"}, 8), ({"gpu": "8 MI250X GCDs"}, 8),
+        ({"gpu": "8 GCDs of MI250X"}, 8), ({"gpu": "AMD Instinct MI250X (2 GCDs)"}, 2), ({"gpu": "MI250X GCD"}, 1),
+        ({"gpu": "4x MI250X (8 GCDs)", "gpus": "8"}, 8), ({"gpu": "MI250X", "gpus": "8 GCDs"}, 8),
+        ({"gpu": "mi250x-128gb", "gpus": "8"}, 8),
+        ({"gpu": "MI250X", "gpus": "8", "gpu_canonical_id": "mi250x-128gb"}, 8),
+    ],
+)  # fmt: skip
+def test_a_number_of_mi250x_is_one_of_dies(cells: dict[str, str], count: int) -> None:
+    assert cards_of(cells)[0] == count
+    assert gpu_called(cells["gpu"])[0] == "mi250x-128gb"
+
+
+@pytest.mark.parametrize(
+    ("cells", "told"),
+    [
+        ({"gpu": "4x MI250X"}, "may count boards.*write the number of GCDs, as 8 GCDs of MI250X"),
+        ({"gpu": "MI250X", "gpus": "8"}, "may count boards"), ({"gpu": "MI250X"}, "may count boards"),
+        ({"gpu": "4x MI250X", "gpu_canonical_id": "mi250x-128gb"}, "may count boards"),
+        ({"gpu": "4x MI250X (4 GCDs)"}, "contradicts itself: 4 boards of MI250X are 8 GCDs"),
+        ({"gpu": "4x MI250X (8 GCDs)", "gpus": "4"}, "contradict each other"),
+        ({"gpu": "H100", "gpus": "8 GCDs"}, "counts dies"),
+    ],
+)  # fmt: skip
+def test_a_number_of_mi250x_that_may_count_boards_is_refused(cells: dict[str, str], told: str) -> None:
+    with pytest.raises(SkipRowError, match=told):
+        cards_of(cells)
+
+
+def test_a_family_of_one_machine_is_that_machine() -> None:
+    assert cards_of({"gpu": "A100 40GB (p4d)", "gpus": "8"}) == (8, None)
+    assert gpu_called("A100 40GB (p4d)")[0] == A100_40

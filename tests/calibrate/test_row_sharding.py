@@ -159,3 +159,10 @@ def test_nvlink_of_more_cards_than_a_bridge_joins_is_told_and_pcie_beside_it_con
     assert "gpu 'RTX 3090 (NVLink)': a bridge joins 2 cards, PCIe the rest." in read.reading_notes
     told = outcome(**{**PAIR, "gpu": "RTX 3090 (NVLink)", "parallelism": "FSDP over PCIe"})
     assert told == "gpu 'RTX 3090 (NVLink)' and parallelism 'FSDP over PCIe' contradict each other"
+
+
+def test_a_card_without_nvlink_has_no_bridge_and_parallelism_beside_it_agrees() -> None:
+    (read,), _ = read_runs([{**ROW, **PAIR, "gpu": "RTX 3090 (no NVLink)"}])
+    assert read.network == {"nvlink": False}
+    told = outcome(**{**PAIR, "gpu": "RTX 3090 (no NVLink)", "parallelism": "FSDP over NVLink"})
+    assert told == "gpu 'RTX 3090 (no NVLink)' and parallelism 'FSDP over NVLink' contradict each other"
