@@ -23,14 +23,14 @@ SECOND = r"s(?:ec(?:onds?|s)?)?"
 EACH = r"(?: ?(?:/|per|on each|each) ?(?:gpu|device|card|rank))"
 TOKENS_PER_S = rf"(?:t|tok|toks|tokens?)? ?(?:/|per) ?{SECOND}|tps"
 OF_ALL = r"(?:in )?total|overall|aggregated?|(?:on|across|over) all (?:gpus|cards|devices)"
-STEP = r"(?: ?(?:/|per) ?(?:it|iter|iteration|step))?"
+STEP = r"(?: ?(?:/|per) ?(?:it|iter|iteration|(?:optimi[sz]er |training )?step))?"
 SAMPLES = r"(?:samples?|seqs?|sequences?|examples?)"
 UNITS = {
-    "seq_len": r"tokens?|tok",
+    "seq_len": rf"(?:tokens?|tok)(?: ?(?:/|per) ?{SAMPLES})?",
     "micro_batch": rf"{SAMPLES}?{EACH}|{SAMPLES}",
     "grad_accum": r"(?:micro[- ]?)?(?:steps?|batches)|x",
     "global_batch": SAMPLES,
-    "gpus": r"x|gpus?|cards?|devices?|accelerators?",
+    "gpus": r"x|gpus?|cards?|devices?|accelerators?|gcds?",
     "tokens_per_s": rf"(?:{TOKENS_PER_S})?\s*(?:{OF_ALL}|\((?:{OF_ALL})\))|{TOKENS_PER_S}",
     "tokens_per_s_per_gpu": rf"(?:{TOKENS_PER_S}){EACH}?|TGS",
     "step_time_s": SECOND + STEP,
@@ -96,6 +96,7 @@ STEPS_OFTEN = re.compile(
     re.IGNORECASE,
 )
 """Steps of a second or a minute."""
+SAMPLES_A_MINUTE = re.compile(rf"[~\u2248]?\s*(\d[\d.,]*) ?{SAMPLES} ?(?:/|per) ?min(?:ute)?", re.IGNORECASE)
 NETWORK = "internode_gbps"
 LINKS_GBPS = {"FDR": 56.0, "EDR": 100.0, "HDR": 200.0, "NDR": 400.0, "XDR": 800.0}
 """InfiniBand's generations: what one link of four lanes sends."""
@@ -138,6 +139,9 @@ def number_of(column: str, text: str) -> float:
     milliseconds = re.fullmatch(rf"(.*\d.*?) ?(?:ms|milliseconds?|msecs?){STEP}", text)
     if milliseconds and column == "step_time_s":
         return _decimal(re.sub(r"(?<=\d),(?=\d{3}\b)", "", _bare(column, milliseconds[1]))) / 1e3
+    minutely = SAMPLES_A_MINUTE.fullmatch(text)
+    if minutely and column == "samples_per_s":
+        return _decimal(_ungrouped("tokens_per_s", minutely[1])) / MINUTE_S
     plain = _bare(column, text)
     if column in WHOLE and EUROPEAN.fullmatch(plain):
         raise NumberError(f"may be {float(plain):g} or {plain.replace('.', '')}: write it without a point")
@@ -216,13 +220,14 @@ def _bare(column: str, text: str) -> str:
         plain = re.sub(BEHIND_LENGTH, "", plain, flags=re.IGNORECASE)
     if column in NAMES:
         plain = re.sub(rf"^(?:{NAMES[column]})(?:\s*[=:]\s*|\s+(?=\d))", "", plain, flags=re.IGNORECASE)
-    spread = r"\s*\(?(?:\u00b1|\+/-)\s*[\d.,]+\s*%?\)?$" if column in MEASURED else "(?!)"
-    plain = re.sub(spread, "", plain)
+    of_unit = rf"(?:%|{UNITS[column]})?" if column in MEASURED else ""
+    spread = rf"\s*\(?(?:\u00b1|\+/-)\s*[\d.,]+\s*{of_unit}\)?$" if column in MEASURED else "(?!)"
+    plain = re.sub(spread, "", plain, flags=re.IGNORECASE)
     if column in UNITS:
         plain = re.sub(rf"\s*(?:(?:{UNITS[column]})|\((?:{UNITS[column]})\))\s*$", "", plain, flags=re.IGNORECASE)
     if column in MEASURED:
         plain = re.sub(r"^(~|\u2248|ca\.?|about|approx\.?)\s*", "", plain)
-    return re.sub(spread, "", plain)
+    return re.sub(spread, "", plain, flags=re.IGNORECASE)
 
 
 def _length(thousands: float) -> float:
@@ -237,6 +242,10 @@ def _network_gbps(text: str) -> float:
     """What one machine sends, in Gbit/s: ``400 Gb/s``, ``50 GB/s``, ``8x400``, ``8x HDR``; NaN for none."""
     plain = re.sub(r"\s+", " ", NETWORK_WORDS.sub(" ", text)).strip()
     names = "|".join(LINKS_GBPS)
+    product = re.fullmatch(r"(\d+) (\d+) ?[x\u00d7*] ?(\d+)", plain)
+    if product and int(product[1]) == int(product[2]) * int(product[3]):
+        return float(product[1])
+    plain = re.sub(r"^(\S.*[A-Za-z]) ?[x\u00d7*] ?(\d+)$", r"\2x\1", plain)
     found = re.fullmatch(
         rf"(?:(?P<links>\d+) ?[x\u00d7*] ?)?(?P<name>(?i:{names}))?[ -]?(?P<n>\d+(?:\.\d+)?)? ?(?P<unit>[A-Za-z/ ]*?)"
         rf" ?(?P<behind>(?i:{names}))?",

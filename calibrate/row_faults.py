@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from tunecast.calibrate.framework_names import software_of
 from tunecast.calibrate.named_things import gpu_called, model_called
 from tunecast.calibrate.row_cells import VOCABULARY_COLUMNS
+from tunecast.calibrate.row_plain import said_otherwise
 from tunecast.calibrate.run_table import SkipRowError, naming, number
 from tunecast.calibrate.vocabulary import lookup, vocabulary
 from tunecast.catalogs.gpus import load_gpus
@@ -131,6 +132,8 @@ def _checks(row: Row) -> Iterator[Callable[[], object]]:
         if row.get(column):
             yield lambda column=column: lookup(column, row[column])  # type: ignore[misc]
     for column in NUMBERS:
+        if said_otherwise(column, row.get(column, "")):
+            continue
         yield lambda column=column: number(dict(row), column)  # type: ignore[misc]
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from tunecast.calibrate.cell_cards import cards_of
 from tunecast.calibrate.cell_grammar import facts_of
-from tunecast.calibrate.cell_numbers import EACH, SAMPLES, SECOND, TOKENS_PER_S
-from tunecast.calibrate.run_table import Row, SkipRowError
+from tunecast.calibrate.cell_numbers import EACH, MEASURED, SAMPLES, SECOND, TOKENS_PER_S, sequences_of
+from tunecast.calibrate.run_table import RAN_OUT, Row, SkipRowError
 from tunecast.calibrate.vocabulary import vocabulary
 
 NUMBER = r"\d[\d,.]*"
@@ -37,13 +37,30 @@ SAMPLES_OF_ONE = re.compile(rf"(?P<n>\d+(?:\.\d+)?) ?(?:{SAMPLES}? ?(?:/|per) ?{
 GPU_HOURS = re.compile(
     rf"(?P<about>[~\u2248]\s*)?(?P<n>{NUMBER}) ?(?P<power>[kM]?) ?[\w ]*?gpu[- ]?(?:hours?|hrs?|h)", re.IGNORECASE
 )
+CARD_HOURS = re.compile(
+    rf"(?P<about>[~\u2248]\s*)?(?P<n>{NUMBER}) ?(?P<power>[kM]?) ?-?(?P<card>[a-z]+\d[\w]*)[- ]?(?:hours?|hrs?)",
+    re.IGNORECASE,
+)
+PER_CARD = re.compile(r"(?P<speed>.*\d.*?) ?(?:/|\bper) ?(?P<card>[a-z]+\d\w*)", re.IGNORECASE)
 POWERS = {"": 1.0, "k": 1e3, "m": 1e6}
 PACKED = re.compile(r"\bpacked\b", re.IGNORECASE)
 
 
+MORE_THAN_A_NUMBER = {"micro_batch": ALL_WITH_ONE, "global_batch": PRODUCT, "tokens_per_s": OF_GPUS}
+
+
+def said_otherwise(column: str, text: str) -> bool:
+    """Whether a cell is read by more than its number: with the row's GPUs, as tokens of a batch, as memory that ran
+    out."""
+    form = MORE_THAN_A_NUMBER.get(column)
+    whole = form is not None and form.fullmatch(text.strip()) is not None
+    in_tokens = column == "global_batch" and sequences_of(text, 1) is not None
+    return whole or in_tokens or (column in MEASURED and RAN_OUT.fullmatch(text.strip()) is not None)
+
+
 def plain_cells(row: Row) -> Row:
     """The row, each cell in the unit of its column; raises SkipRowError where a cell contradicts the row or itself."""
-    return _packed(_hours(_samples(_speed(_global_batch(_micro_batch(row))))))
+    return _packed(_hours(_samples(_per_card(_speed(_global_batch(_micro_batch(row)))))))
 
 
 def _micro_batch(row: Row) -> Row:
@@ -85,9 +102,9 @@ def _samples(row: Row) -> Row:
 
 
 def _hours(row: Row) -> Row:
-    """GPU-hours as hours of the whole job."""
+    """GPU-hours as hours of the whole job; hours of the row's card (``1.83 A100 hours``) are GPU-hours."""
     text = row.get("total_time_h", "").strip()
-    found = GPU_HOURS.fullmatch(text)
+    found = GPU_HOURS.fullmatch(text) or _card_hours(row, text)
     if found is None:
         return row
     digits = re.sub(r",(?=\d{3}(?!\d))", "", found["n"])
@@ -96,6 +113,27 @@ def _hours(row: Row) -> Row:
     except ValueError as error:
         raise SkipRowError(f"total_time_h {text!r} is no number of GPU-hours: write 8 GPU-hours") from error
     return {**row, "total_time_h": f"{found['about'] or ''}{hours:.9g}"}
+
+
+def _card_hours(row: Row, text: str) -> re.Match[str] | None:
+    """Hours of a card that the row names: of another they are refused with the cell."""
+    found = CARD_HOURS.fullmatch(text)
+    return found if found is not None and _names(row, found["card"]) else None
+
+
+def _names(row: Row, card: str) -> bool:
+    """Whether a word is in what the row calls its card."""
+    named = f"{row.get('gpu', '')} {row.get('gpu_canonical_id', '')}"
+    return re.search(rf"(?<![a-z0-9])(?:\d+ ?x ?)?{re.escape(card)}(?![a-z0-9])", named, re.IGNORECASE) is not None
+
+
+def _per_card(row: Row) -> Row:
+    """A speed of one GPU that says so by the row's card: ``24k tokens/s/A100``."""
+    text = row.get("tokens_per_s_per_gpu", "").strip()
+    found = PER_CARD.fullmatch(text)
+    if found is None or not _names(row, found["card"]):
+        return row
+    return {**row, "tokens_per_s_per_gpu": found["speed"]}
 
 
 def _packed(row: Row) -> Row:

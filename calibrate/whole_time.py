@@ -20,22 +20,31 @@ not."""
 ABOUT = r"(?:~|\u2248|ca\.?|about|approx\.?)?\s*"
 AND = r"\s*(?:,|and\b)?\s*"
 TIME = re.compile(
-    rf"{ABOUT}(?:(?P<clock>\d+:[0-5]\d:[0-5]\d)|(?P<hours>\d+(?:\.\d+)?)|"
+    rf"{ABOUT}(?:(?P<clock>\d+:[0-5]\d:[0-5]\d)|(?P<hours>\d+(?:\.\d+)?)|(?P<h2>\d+)\s*h\s*(?P<min2>[0-5]\d)|"
     rf"(?:(?P<d>\d+(?:\.\d+)?)\s*d(?:ays?)?{AND})?(?:(?P<h>\d+(?:\.\d+)?)\s*(?:hours?|hrs?|h){AND})?"
     rf"(?:(?P<min>\d+(?:\.\d+)?)\s*m(?:in(?:ute)?s?)?{AND})?(?:(?P<s>\d+(?:\.\d+)?)\s*s(?:ec(?:ond)?s?)?)?)",
     re.IGNORECASE,
 )
 """A clock, a bare number of hours, or numbers of days, hours, minutes and seconds in this order."""
-LENGTHS_S = {"d": 24 * HOUR_S, "h": HOUR_S, "hours": HOUR_S, "min": MINUTE_S, "s": 1.0}
+LENGTHS_S = {"d": 24 * HOUR_S, "h": HOUR_S, "hours": HOUR_S, "min": MINUTE_S, "s": 1.0, "h2": HOUR_S, "min2": MINUTE_S}
+LONG_UNITS = r"(?i:h(?:ours?|rs?)?|m(?:in(?:ute)?s?)?|s(?:ec(?:ond)?s?)?)\b"
+"""Behind three digits after a comma, which group thousands: a time with a unit has no more than two decimals."""
 NUMBER = r"\d{1,3}(?:[, '\u2019_]\d{3})+|\d+(?:\.\d+)?"
 POWERS = {
     "": 1.0, "k": 1e3, "thousand": 1e3, "m": 1e6, "million": 1e6, "b": 1e9, "billion": 1e9, "t": 1e12, "trillion": 1e12,
 }  # fmt: skip
 TOKENS = rf"(?P<tokens>{NUMBER})\s*(?P<tokens_power>{'|'.join(filter(None, POWERS))})?\s*tok(?:ens?)?"
-STEPS = rf"(?P<steps>{NUMBER})\s*(?P<steps_power>k)?\s*(?:(?:optimi[sz]er|training|global)\s+)?steps?"
+EPOCHS = r"(?:\d+(?:\.\d+)?\s*epochs?\s*[(,=]\s*)?"
+STEPS = (
+    rf"(?:{EPOCHS}(?P<steps>{NUMBER})\s*(?P<steps_power>k)?\s*"
+    r"(?:(?:(?:opt(?:im(?:i[sz]er)?)?|training|train|global)\s+)?steps?|iter(?:ation)?s?|(?:(?:optimi[sz]er|weight)\s+)?updates?)"
+    rf"|max[_ -]steps\s*[=:]\s*(?P<max_steps>{NUMBER}))"
+)
 TOKENS_CELL = re.compile(rf"{ABOUT}{TOKENS}(?:\s+(?:in )?total)?", re.IGNORECASE)
 BESIDE = rf"(?P<join>\s*[,;(]\s*|\s+of\s+){ABOUT}{TOKENS}(?:\s+each)?\)?"
-STEPS_CELL = re.compile(rf"{ABOUT}{STEPS}(?:{BESIDE})?", re.IGNORECASE)
+STEPS_CELL = re.compile(rf"{ABOUT}{STEPS}(?:{BESIDE}|\))?", re.IGNORECASE)
+LITGPT = "litgpt"
+"""The stack whose iterations are micro-batches (litgpt ``finetune/lora.py``: ``iter_num``, and ``step_count``)."""
 WRITE = "write 600 steps or 10M tokens"
 
 
@@ -88,7 +97,8 @@ def speed_of(row: Row, run: Run, *, full: bool, samples_fill: bool) -> tuple[flo
 
 
 def _seconds(text: str) -> float | None:
-    found = TIME.fullmatch(re.sub(r"(?<![\d.,])(\d+),(\d{1,2})(?![\d.,])", r"\1.\2", text))
+    plain = re.sub(r"(?<![\d.,])(\d+),(\d{1,2})(?![\d.,])", r"\1.\2", text)
+    found = TIME.fullmatch(re.sub(rf"(?<![\d.,])[1-9]\d{{0,2}}(?:,\d{{3}})+(?=\s*{LONG_UNITS})", _ungrouped, plain))
     if found is None:
         return None
     if found["clock"]:
@@ -99,15 +109,22 @@ def _seconds(text: str) -> float | None:
     return seconds or None
 
 
+def _ungrouped(found: re.Match[str]) -> str:
+    return found[0].replace(",", "")
+
+
 def _tokens(text: str, run: Run, *, full: bool) -> float | str:
     """Tokens of the whole job, or what is wrong with the cell."""
     found = TOKENS_CELL.fullmatch(text)
     if found is not None:
         return _number(found, "tokens") or f"says nothing above 0: {WRITE}"
     found = STEPS_CELL.fullmatch(text)
-    if found is None or not _number(found, "steps"):
+    steps = 0.0 if found is None else _number(found, "steps") or _number(found, "max_steps")
+    if found is None or not steps:
         return f"states neither tokens nor optimizer steps: {WRITE}"
-    steps, stated = _number(found, "steps"), _number(found, "tokens")
+    if run.stack == LITGPT and run.gradient_accumulation_steps > 1 and re.search(r"\biter", text, re.IGNORECASE):
+        return "counts LitGPT's iterations, which are micro-batches: write optimizer steps"
+    stated = _number(found, "tokens")
     if (found["join"] or "").strip() == "of":
         stated *= steps
     by_steps = steps * run.tokens_per_step
@@ -121,7 +138,7 @@ def _tokens(text: str, run: Run, *, full: bool) -> float | str:
 def _number(found: re.Match[str], name: str) -> float:
     """A number of a match with its power of ten; 0 where it is not there."""
     digits = re.sub("[, '\u2019_]", "", found[name] or "0")
-    return float(digits) * POWERS[(found[f"{name}_power"] or "").lower()]
+    return float(digits) * POWERS[(found.groupdict().get(f"{name}_power") or "").lower()]
 
 
 def _by_flops(row: Row) -> str:

@@ -44,6 +44,8 @@ OWN = {
         ("step_time_s", "20 steps/min", 3), ("step_time_s", "4 it/s", 0.25), ("samples_per_s", "19.5/s", 19.5),
         ("step_time_s", "1500 ms", 1.5), ("step_time_s", "1.5 s/it", 1.5), ("step_time_s", "1.500", 1.5),
         ("step_time_s", "1500 ms/step", 1.5), ("step_time_s", "0.120 s", 0.12),
+        ("step_time_s", "11.0s \u00b1 0.2s", 11), ("step_time_s", "11 s per optimizer step", 11),
+        ("samples_per_s", "87 samples/min", 1.45), ("seq_len", "2,048 tokens per sample", 2048),
     ],
 )  # fmt: skip
 def test_a_number_in_its_columns_own_words(column: str, text: str, value: float) -> None:
@@ -59,6 +61,9 @@ def test_a_number_in_its_columns_own_words(column: str, text: str, value: float)
         ("rank", "r=16, a=16, b=2"), ("tokens_per_s", "2700 tokens"), ("tokens_per_s", "2700 it/s"),
         ("tokens_per_s_per_gpu", "40k total"), ("step_time_s", "2 it"), ("rank", "a16"), ("seq_len", "ctx"),
         ("step_time_s", "1.5 ms/token"), ("samples_per_s", "2700 tps"),
+        ("step_time_s", "11.0s \u00b1 0.2 zebras"), ("step_time_s", "11 s per zebra"),
+        ("samples_per_s", "87 zebras/min"), ("seq_len", "2,048 tokens per zebra"),
+        ("tokens_per_s_per_gpu", "24k tokens/s/zebra"),
     ],
 )  # fmt: skip
 def test_another_columns_unit_is_no_number(column: str, text: str) -> None:
@@ -131,6 +136,7 @@ def test_a_memory_that_is_no_number_says_why_and_leaves_the_speed() -> None:
         ("100 GbE", 100), ("25 Gb/s Ethernet", 25), ("50 GB/s", 400), ("3.2 Tbps", 3200), ("8x400", 3200),
         ("8 x 400 Gb/s", 3200), ("8x HDR", 1600), ("8x NDR InfiniBand", 3200), ("HDR (200 Gb/s)", 200),
         ("4x200G RoCE v2", 800), ("EFA 3200 Gbps", 3200), ("400 Gb/s per node", 400),
+        ("400 Gbps x 8", 3200), ("1600 (8x200)", 1600),
     ],
 )  # fmt: skip
 def test_a_network_is_counted_in_bits_of_one_machine(text: str, gbps: float) -> None:
@@ -138,7 +144,9 @@ def test_a_network_is_counted_in_bits_of_one_machine(text: str, gbps: float) -> 
     assert number_of("internode_gbps", text) == gbps
 
 
-@pytest.mark.parametrize("text", ["InfiniBand", "400 GB", "400 Gb/s per GPU", "400 Mb", "fast", "1,600"])
+@pytest.mark.parametrize(
+    "text", ["InfiniBand", "400 GB", "400 Gb/s per GPU", "400 Mb", "fast", "1,600", "1600 (8x300)", "400 zebras x 8"]
+)
 def test_a_network_that_is_no_number_of_gbits(text: str) -> None:
     assert math.isnan(number_of("internode_gbps", text))
 

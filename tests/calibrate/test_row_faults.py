@@ -112,5 +112,30 @@ def test_every_option_is_a_field_of_a_run_and_every_column_is_read() -> None:
     assert {name.replace("-", "_") for name in COLUMN_OF} <= {field.name for field in fields(Run)} | {"internode_gbps"}
 
 
+@pytest.mark.parametrize(
+    ("cells", "first"),
+    [
+        ({"global_batch": "0.5M tokens", "compile": "perhaps"}, "compile 'perhaps'"),
+        ({"global_batch": "0.5M tokens", "attention_impl": "flish"}, "attention_impl 'flish'"),
+        ({"global_batch": "64 (2x4x8)", "compile": "perhaps"}, "compile 'perhaps'"),
+        ({"micro_batch": "16 (2 per GPU)", "compile": "perhaps", "gpus": "8"}, "compile 'perhaps'"),
+        ({"tokens_per_s": "40k (8 GPUs)", "compile": "perhaps", "gpus": "8"}, "compile 'perhaps'"),
+        ({"tokens_per_s": "", "step_time_s": "OOM", "compile": "perhaps"}, "ran out of memory"),
+    ],
+)
+def test_a_cell_that_the_row_reads_is_no_second_reason(cells: dict[str, str], first: str) -> None:
+    told = reason({**ROW, "parallelism": "DDP" if "gpus" in cells else "single", **cells})
+    assert told.startswith(first)
+    assert "beside" not in told
+    assert "holds" not in told
+    assert ";" not in told
+
+
+def test_a_batch_that_nobody_understands_is_still_a_second_reason() -> None:
+    told = reason({**ROW, "global_batch": "0.5M zebras", "compile": "perhaps"})
+    assert "compile 'perhaps'" in told
+    assert "global_batch '0.5M zebras' holds 'M zebras' beside 0.5" in told
+
+
 def test_a_refusal_without_options_stays_as_it_is() -> None:
     assert in_columns("no speed is stated") == "no speed is stated"

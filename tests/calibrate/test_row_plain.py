@@ -57,3 +57,8 @@ def test_a_length_of_packed_samples_says_that_they_are_packed() -> None:
     for text in ("no", "padded to max length"):
         told = reason({**ROW, "packed": text, "seq_len": "2048 packed"})
         assert told == f"seq_len '2048 packed' and packed {text!r} contradict each other"
+
+
+def test_a_speed_of_the_rows_card_is_that_of_one_gpu() -> None:
+    assert one({**ROW, "tokens_per_s_per_gpu": "2k tokens/s/A100"}).tokens_per_s == 16e3
+    assert "tokens_per_s_per_gpu '2k tokens/s/H100'" in reason({**ROW, "tokens_per_s_per_gpu": "2k tokens/s/H100"})

@@ -35,6 +35,13 @@ TOKENS_PER_STEP = 2048 * 2 * 4 * 2
         ("1h 29m 60s", "600 steps", 600 * TOKENS_PER_STEP, 5400),
         ("90m", "600 steps", 600 * TOKENS_PER_STEP, 5400),
         ("0d 1.5h", "600 steps", 600 * TOKENS_PER_STEP, 5400),
+        ("1h30", "600 iterations", 600 * TOKENS_PER_STEP, 5400),
+        ("5,400 s", "600 iters", 600 * TOKENS_PER_STEP, 5400),
+        ("1,830 h", "600 opt steps", 600 * TOKENS_PER_STEP, 1830 * 3600),
+        ("1.5", "600 updates", 600 * TOKENS_PER_STEP, 5400),
+        ("1.5", "3 epochs (600 steps)", 600 * TOKENS_PER_STEP, 5400),
+        ("1.5", "max_steps=600", 600 * TOKENS_PER_STEP, 5400),
+        ("3 A100 hours", "600 steps", 600 * TOKENS_PER_STEP, 5400),
         ("1.5", "10M tokens", 10e6, 5400),
         ("1,5", "600 steps", 600 * TOKENS_PER_STEP, 5400),
         ("3 GPU-hours", "600 steps", 600 * TOKENS_PER_STEP, 5400),
@@ -61,7 +68,10 @@ def test_a_whole_time_and_its_work_are_a_speed(time: str, amount: str, tokens: f
         ("1.5", "", "total_time_h '1.5' needs total_tokens_or_steps beside it: write 600 steps or 10M tokens"),
         ("1.5", "600", "total_tokens_or_steps '600' states neither tokens nor optimizer steps"),
         ("1.5", "5000 samples, 1 epoch", "states neither tokens nor optimizer steps"),
-        ("1.5", "1000 iterations", "states neither tokens nor optimizer steps"),
+        ("1.5", "1000 micro-batches", "states neither tokens nor optimizer steps"),
+        ("1.5", "3 epochs", "states neither tokens nor optimizer steps"),
+        ("1.5", "max_steps=600 zebras", "states neither tokens nor optimizer steps"),
+        ("1.5", "600 zebra steps", "states neither tokens nor optimizer steps"),
         ("1.5", "0 steps", "states neither tokens nor optimizer steps"),
         ("1.5", "0 tokens", "says nothing above 0"),
         ("1.5", "600 steps (1M tokens)", "contradicts the row, whose step is of 32,768 tokens"),
@@ -70,6 +80,9 @@ def test_a_whole_time_and_its_work_are_a_speed(time: str, amount: str, tokens: f
         ("long", "600 steps", "total_time_h 'long' is no time above 0"),
         ("1,500", "600 steps", "total_time_h '1,500' is no time above 0"),
         ("30min 2h", "600 steps", "total_time_h '30min 2h' is no time above 0: write 1.5 h, 2h 30min, 90 min or 1:30"),
+        ("3 H200 hours", "600 steps", "total_time_h '3 H200 hours' is no time above 0"),
+        ("1h75", "600 steps", "total_time_h '1h75' is no time above 0"),
+        ("1,830 zebras", "600 steps", "total_time_h '1,830 zebras' is no time above 0"),
         ("1:30", "600 steps", "total_time_h '1:30' is no time above 0"),
         ("0h 0m", "600 steps", "total_time_h '0h 0m' is no time above 0"),
         ("h", "600 steps", "total_time_h 'h' is no time above 0"),
@@ -81,6 +94,13 @@ def test_a_whole_time_that_says_no_speed_leaves_the_memory_and_says_why(time: st
     assert (run.tokens_per_s, run.whole_time) == (None, "")
     assert why in run.why_no_speed
     assert run.peak_bytes == 40 * 2**30
+
+
+def test_iterations_of_litgpt_are_micro_batches() -> None:
+    cells = {"total_time_h": "1.5", "total_tokens_or_steps": "600 iterations", "framework": "LitGPT", "gpus": "1"}
+    alike = {**ROW, **cells, "parallelism": "single", "rank": "8", "lora_targets": "all linear"}
+    assert "which are micro-batches: write optimizer steps" in one(alike).why_no_speed
+    assert one({**alike, "grad_accum": "1"}).tokens_per_s == pytest.approx(600 * 2048 * 2 / 5400)
 
 
 def test_a_speed_that_is_stated_goes_before_the_whole_time() -> None:
