@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from tunecast.calibrate.cell_dates import DateError, iso_dates
 from tunecast.calibrate.cell_numbers import (
@@ -88,11 +88,12 @@ def read_table(path: Path) -> list[Row]:
     id twice."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as handle:
-            told, begins = OF_EXCEL.fullmatch(handle.readline()), handle.tell()
-            if told is None:
-                handle.seek(0)
-                begins = 0
-            sign = told["sign"] if told else _separator(handle.readline())
+            begins, above, first = _first_line(handle)
+            told = OF_EXCEL.fullmatch(first)
+            if told is not None:
+                below, above_heading, first = _first_line(handle)
+                begins, above = below, above + 1 + above_heading
+            sign = told["sign"] if told else _separator(first)
             handle.seek(begins)
             reader = csv.DictReader(handle, strict=True, delimiter=sign)
             columns = reader.fieldnames = _lower_case(reader.fieldnames)
@@ -100,7 +101,7 @@ def read_table(path: Path) -> list[Row]:
     except UnicodeDecodeError as error:
         raise InputError(f"{path} is no text in UTF-8; save it as CSV UTF-8 (comma delimited).") from error
     except csv.Error as error:
-        line = reader.reader.line_num
+        line = above + reader.reader.line_num
         raise InputError(
             f"Cannot read the table of runs {path} at its line {line}: {error}; close every quote, and write a quote "
             "inside quotes twice."
@@ -132,6 +133,15 @@ def read_table(path: Path) -> list[Row]:
     named = [{**row, "id": row.get("id") or f"row-{number}"} for number, row in enumerate(rows, start=1)]
     _ids_are_unique(path, [row["id"] for row in named])
     return named
+
+
+def _first_line(handle: TextIO) -> tuple[int, int, str]:
+    """(place of the next line that is not empty, how many empty ones are above it, that line): spreadsheets leave rows
+    free above their heading."""
+    above, begins, line = 0, handle.tell(), handle.readline()
+    while line and not line.strip(" ,;\t\r\n"):
+        above, begins, line = above + 1, handle.tell(), handle.readline()
+    return begins, above, line
 
 
 def _lower_case(columns: Sequence[str] | None) -> list[str]:

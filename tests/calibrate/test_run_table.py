@@ -235,6 +235,26 @@ def test_excels_first_line_says_what_separates_the_columns(tmp_path: Path, first
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("above", ["\r\n", "\n\n", ",,,,\n", "\nsep=,\n\n", "  \n"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+def test_empty_lines_above_the_heading_are_none(tmp_path: Path, above: str, encoding: str) -> None:
+    table = f"{above}model,method,seq_len,micro_batch\nx,lora,8,1\n"
+    assert read_table(written(tmp_path, table, encoding))[0]["model"] == "x"
+
+
+@pytest.mark.parametrize("text", ["", "\n", "\n\n,,,\n", "sep=,\n\n"])
+def test_a_table_of_empty_lines_alone_is_empty(tmp_path: Path, text: str) -> None:
+    with pytest.raises(InputError, match="is empty; a table of runs needs"):
+        read_table(written(tmp_path, text))
+
+
+def test_a_line_that_cannot_be_read_has_its_number_in_the_file(tmp_path: Path) -> None:
+    text = 'model,method,seq_len,micro_batch\n"x" y,lora,8,1\n'
+    for above, line in (("", 2), ("\n\n", 4), ("sep=,\n\n", 4)):
+        with pytest.raises(InputError, match=f"at its line {line}:"):
+            read_table(written(tmp_path, above + text))
+
+
 def test_semicolons_in_cells_of_a_table_with_commas_separate_nothing(tmp_path: Path) -> None:
     (read,) = read_table(written(tmp_path, 'model,method,seq_len,micro_batch,"a;b"\nx,lora,8,1,"1,31"\n'))
     assert (read["method"], read["a;b"]) == ("lora", "1,31")
