@@ -356,7 +356,10 @@ def _options(
     stated.update(("lora_r",) if number(row, "rank") is not None else ())
     with_numbers(options, software, bare_number(row, software))
     if options.pop("on_host", False) and options.get("offload", "none") == "none":
-        raise SkipRowError(f"optimizer {row['optimizer']!r} is on the CPU, but parallelism does not offload it")
+        raise SkipRowError(
+            f"optimizer {row['optimizer']!r} is on the CPU, but parallelism {row.get('parallelism', '')!r} does not "
+            "offload it: write the offload there (ZeRO-2 + optimizer offload), or here the optimizer that ran"
+        )
     if options.pop("distributed_optimizer", False) and options.get("sharding") == "ddp":
         options["sharding"] = "zero1"
     if "framework" in row:

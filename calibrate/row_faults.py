@@ -62,6 +62,11 @@ REPAIRABLE = re.compile(
 )
 """Of a reason: that other words in the cell would have been read."""
 SPLIT = "; "
+OTHER_RUN = re.compile(
+    r"[:;,] (?:use|type) "
+    r"(?:--tp 1(?: with --sharding fsdp)?(?:, or --method lora)?|--gradient-checkpointing in its place)"
+)
+"""Advice on the command line that would have another run than the row's forecast."""
 Row = Mapping[str, str]
 
 
@@ -74,7 +79,8 @@ def in_columns(refusal: str, row: Row | None = None) -> str:
             return in_cells(found, row or {})
     options = re.findall(r"--(?:no-)?([a-z][a-z0-9-]*)", refusal)
     columns = list(dict.fromkeys(COLUMN_OF[option] for option in options if option in COLUMN_OF))
-    return f"{', '.join(columns)}: {refusal}" if columns else refusal
+    said = OTHER_RUN.sub("", refusal).replace("--recompute-attention", "recomputing attention alone")
+    return f"{', '.join(columns)}: {said}" if columns else said
 
 
 def _of_old_code(found: re.Match[str], row: Row) -> str:

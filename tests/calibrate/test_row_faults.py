@@ -99,6 +99,25 @@ def test_a_refusal_that_no_option_mends_is_told_in_cells(cells: dict[str, str | 
     assert "--" not in reason(row)
 
 
+@pytest.mark.parametrize(
+    ("cells", "told"),
+    [
+        (
+            {"model": "pythia-6.9b", "gpus": "8", "parallelism": "TP=2, ZeRO-1", "rank": "16"},
+            "parallelism: Tensor parallelism is built for plain heads",
+        ),
+        (
+            {"grad_checkpointing": "core attention", "attention_impl": "eager"},
+            "grad_checkpointing: recomputing attention alone of eager attention is not built yet.",
+        ),
+    ],
+)
+def test_a_refusal_advises_no_other_run(cells: dict[str, str], told: str) -> None:
+    found = reason({**ROW, **cells})
+    assert found.startswith(told)
+    assert "--" not in found
+
+
 def test_a_network_that_no_catalog_knows_is_asked_for_by_its_column() -> None:
     """No instance with this card says how its machines are joined; the row may."""
     cells = {**ROW, "gpus": "64", "gpu": "A800 80GB", "parallelism": "FSDP, 8 nodes", "global_batch": ""}

@@ -191,7 +191,7 @@ def test_a_row_becomes_the_run_that_its_software_makes(
         ({**LORA, "lora_targets": "q_proj, v_proj (all linear)"}, "which are not all linear maps, and all of them"),
         ({**LORA, "method": "LoRA r=64"}, "rank 'r=16' contradicts method 'LoRA r=64'"),
         ({**LORA, "method": "LoRA (8-bit)"}, "quant 'none' contradicts method 'LoRA (8-bit)'"),
-        ({**FULL, "optimizer": "CPU Adam"}, "is on the CPU, but parallelism does not offload it"),
+        ({**FULL, "optimizer": "CPU Adam"}, "but parallelism 'ZeRO-3' does not offload it: write the offload"),
         ({**FULL, "method": "full fine-tune (4-bit)", "quant": "4-bit"}, "all weights are trained, and lie in 4 bits"),
         ({**FULL, "grad_checkpointing": "selective"}, "what its selective checkpoints keep is not stated"),
         ({**LORA, "method": "r=16, 4-bit"}, "method 'r=16, 4-bit' names no method"),
