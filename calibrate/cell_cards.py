@@ -33,6 +33,10 @@ IN_GPUS = (
         rf"(?P<count>\d+)\s*(?:x|gpus?|cards?)?\s*[(,]?\s*(?:on\s+)?{NUMBER.format('nodes')}\s*{MACHINE}"
         r"(?:\s*(?:of|x)\s*(?P<per_node>\d+))?(?:\s*gpus?)?\s*\)?"
     ),
+    (
+        rf"(?P<count>\d+)\s*(?:x|gpus?|cards?)?\s*\(\s*{NUMBER.format('nodes')}\s*{MACHINE}\s*(?:of|x|with|,)?\s*"
+        rf"(?P<per_node>\d+)\s*(?:x|gpus?|cards?)?\s*{OF_ONE}\s*\)"
+    ),
     rf"{NUMBER.format('nodes')}\s*(?:x\s*)?{MACHINE}\s*(?:of|x)\s*(?P<per_node>\d+)\s*(?:x|gpus?|cards?)?",
     (
         rf"{NUMBER.format('nodes')}\s*(?:x\s*)?{MACHINE}\s*(?:of|x|with|,|\()?\s*(?P<per_node>\d+)\s*"
@@ -269,6 +273,9 @@ def cards_of(row: Row) -> tuple[int, int | None]:
     text = row.get("gpu", "")
     named = Cards(card="") if text.lower() in NOTHING else cards_in(text)
     stated = row.get("gpus", "")
+    machines = re.fullmatch(rf"{NUMBER.format('n')}\s*{MACHINE}", stated.strip(), re.IGNORECASE)
+    if machines and (named.own or named.counts):
+        return _of_named_machines(row, named, _value(machines["n"]) or 1)
     count, per_node = _of_column(row, stated)
     if count is None:
         return _of_text(row, text, named)
@@ -316,6 +323,9 @@ def _of_column(row: Row, text: str) -> tuple[int | None, int | None]:
     plain = re.sub(r"\s+", " ", text.replace("\u00d7", "x")).strip()
     said = next((m.groupdict() for form in IN_GPUS if (m := re.fullmatch(form, plain, re.IGNORECASE))), None)
     if said is None:
+        of_card = _of_card(row, text, plain)
+        if of_card is not None:
+            return of_card
         return (None, None) if number(row, "gpus") is None else (whole(row, "gpus"), None)
     nodes, per_node = _value(said["nodes"]) or 1, _value(said.get("per_node"))
     count = _beside(row, text, nodes, int(said["beside"])) if "beside" in said else _value(said.get("count"))
@@ -331,6 +341,48 @@ def _of_column(row: Row, text: str) -> tuple[int | None, int | None]:
     if count % nodes or (per_node is not None and nodes * per_node != count) or count == 0:
         raise SkipRowError(f"gpus {text!r} contradicts itself")
     return count, count // nodes
+
+
+def _of_named_machines(row: Row, named: Cards, nodes: int) -> tuple[int, int]:
+    """GPUs of as many machines as the column ``gpus`` says, whose kind or number of cards the card's text says."""
+    text, stated = row.get("gpu", ""), row["gpus"]
+    counts: tuple[int, ...]
+    if named.own:
+        counts = (nodes * named.own,)
+    elif named.nodes is not None:
+        counts = named.counts if named.nodes == nodes else ()
+    else:
+        counts = of_all(_named(row), nodes, named.counts[0]) if len(named.counts) == 1 else named.counts
+    if not counts:
+        raise SkipRowError(f"gpu {text!r} and gpus {stated!r} contradict each other")
+    if len(counts) > 1 or counts[0] % nodes:
+        either = " or ".join(map(str, counts))
+        raise SkipRowError(f"gpu {text!r} and gpus {stated!r} may be {either} GPUs: write their number into gpus")
+    return counts[0], counts[0] // nodes
+
+
+def _of_card(row: Row, text: str, plain: str) -> tuple[int, int | None] | None:
+    """GPUs by a cell of ``gpus`` that names the row's card or a machine of it: ``8 x B200``, ``16 (2x p4de.24xlarge)``;
+    None where it names none."""
+    total = re.fullmatch(r"(?P<count>\d+)\s*\((?P<card>[^()]+)\)", plain)
+    found = cards_in(total["card"] if total else plain)
+    ids = (found.instance,) if found.instance and not found.card else ids_called(found.card)
+    if not ids or not found.counts:
+        return None
+    own = cards_in(row.get("gpu", "")).card or row.get("gpu_canonical_id", "")
+    called = ids_called(own) or tuple(gpu_id for gpu_id in ids if _in_name(gpu_id, own))
+    stated = int(total["count"]) if total else found.counts[0]
+    if own and not {*ids} & {*called}:
+        raise SkipRowError(f"gpu {row.get('gpu', '')!r} and gpus {text!r} contradict each other")
+    if stated not in found.counts or (total is None and len(found.counts) > 1):
+        raise SkipRowError(f"gpus {text!r} contradicts itself")
+    return stated, _per_node(found, stated)
+
+
+def _in_name(gpu_id: str, card: str) -> bool:
+    """Whether every word of a card that has a number, but its slot, is one of an id."""
+    words = re.findall(r"[a-z]*\d+[a-z]*", re.sub(r"(?<=\d) (?=g(?:i?b)\b)|sxm\d?", "", card.lower()))
+    return bool(words) and all(word in gpu_id.split("-") for word in words)
 
 
 def _named(row: Row) -> str:

@@ -129,10 +129,13 @@ def number_of(column: str, text: str) -> float:
     if column == NETWORK:
         return _network_gbps(text)
     text = text if column == "rank" else REMARKS.sub("", text)
-    in_units = _in_units(column, text)
-    if in_units is not None:
-        return in_units
+    seconds = _seconds_of_step(text) if column == "step_time_s" else None
+    if seconds is not None:
+        return seconds
     plain = _bare(column, text)
+    minutely = SAMPLES_A_MINUTE.fullmatch(plain) if column == "samples_per_s" else None
+    if minutely:
+        return _decimal(_ungrouped("tokens_per_s", minutely[1])) / MINUTE_S
     if column in WHOLE and EUROPEAN.fullmatch(plain):
         raise NumberError(f"may be {float(plain):g} or {plain.replace('.', '')}: write it without a point")
     longer = LONGER.fullmatch(plain) if column in SPEEDS else None
@@ -152,18 +155,19 @@ def number_of(column: str, text: str) -> float:
     return _decimal(_ungrouped(column, plain))
 
 
-def _in_units(column: str, text: str) -> float | None:
-    """A time of a step in minutes, milliseconds or steps a second, or samples a minute; None for anything else."""
-    if column == "step_time_s":
-        if minutes := re.fullmatch(rf"([\d.]+) ?min(?:ute)?s?{STEP}", text, re.IGNORECASE):
-            return _decimal(minutes[1]) * MINUTE_S
-        if often := STEPS_OFTEN.fullmatch(text):
-            steps = _decimal(often["n"])
-            return (MINUTE_S if often["minute"] else 1.0) / steps if steps else math.nan
-        if milliseconds := re.fullmatch(rf"(.*\d.*?) ?(?:ms|milliseconds?|msecs?){STEP}", text):
-            return _decimal(re.sub(r"(?<=\d),(?=\d{3}\b)", "", _bare(column, milliseconds[1]))) / 1e3
-    minutely = SAMPLES_A_MINUTE.fullmatch(text) if column == "samples_per_s" else None
-    return None if minutely is None else _decimal(_ungrouped("tokens_per_s", minutely[1])) / MINUTE_S
+def _seconds_of_step(text: str) -> float | None:
+    """A step's time in minutes or milliseconds, or as steps of a second or a minute; None in seconds."""
+    minutes = re.fullmatch(rf"([\d.]+) ?min(?:ute)?s?{STEP}", text, re.IGNORECASE)
+    if minutes:
+        return _decimal(minutes[1]) * MINUTE_S
+    often = STEPS_OFTEN.fullmatch(text)
+    if often:
+        steps = _decimal(often["n"])
+        return (MINUTE_S if often["minute"] else 1.0) / steps if steps else math.nan
+    milliseconds = re.fullmatch(rf"(.*\d.*?) ?(?:ms|milliseconds?|msecs?){STEP}", text)
+    if milliseconds:
+        return _decimal(re.sub(r"(?<=\d),(?=\d{3}\b)", "", _bare("step_time_s", milliseconds[1]))) / 1e3
+    return None
 
 
 def with_point(column: str, text: str) -> str:

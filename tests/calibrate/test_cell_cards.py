@@ -251,3 +251,33 @@ def test_a_number_of_mi250x_that_may_count_boards_is_refused(cells: dict[str, st
 def test_a_family_of_one_machine_is_that_machine() -> None:
     assert cards_of({"gpu": "A100 40GB (p4d)", "gpus": "8"}) == (8, None)
     assert gpu_called("A100 40GB (p4d)")[0] == A100_40
+
+
+@pytest.mark.parametrize(
+    ("gpu", "gpus", "count", "per_node"),
+    [
+        ("DGX A100 80GB", "2 nodes", 16, 8), ("8x A100 80GB SXM", "1 node", 8, 8), ("p4d.24xlarge", "2 nodes", 16, 8),
+        ("2x DGX H100", "2 nodes", 16, 8), ("A100 80GB", "16 (4 nodes, 4 GPUs each)", 16, 4),
+        ("A100 80GB SXM", "16 (2x p4de.24xlarge)", 16, 8), ("B200", "8 x B200", 8, None),
+        ("NVIDIA B200 SXM", "8x B200", 8, None), ("RTX 4090", "4x RTX 4090", 4, None),
+    ],
+)  # fmt: skip
+def test_a_column_of_gpus_may_name_machines_or_the_card(gpu: str, gpus: str, count: int, per_node: int | None) -> None:
+    assert cards_of({"gpu": gpu, "gpus": gpus}) == (count, per_node)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "gpus", "told"),
+    [
+        ("8x A100 80GB SXM", "2 nodes", "may be 8 or 16 GPUs"), ("2x DGX H100", "3 nodes", "contradict each other"),
+        ("A100 80GB", "2 nodes", "holds 'nodes' beside 2"), ("H100", "8 x B200", "contradict each other"),
+        ("A100 40GB", "16 (2x p4de.24xlarge)", "contradict each other"),
+        ("A100 80GB", "16 (3x p4de.24xlarge)", "contradicts itself"),
+        ("A100 80GB", "15 (4 nodes, 4 GPUs each)", "contradicts itself"),
+        ("A100 80GB", "16 (4 nodes, 4 zebras each)", "holds 3 numbers"), ("B200", "8 x zebra", "holds 'x zebra'"),
+        ("A100 80GB", "16 (2x zebra.24xlarge)", "holds 3 numbers"),
+    ],
+)  # fmt: skip
+def test_a_column_of_gpus_that_names_others_is_refused(gpu: str, gpus: str, told: str) -> None:
+    with pytest.raises(SkipRowError, match=told):
+        cards_of({"gpu": gpu, "gpus": gpus})
