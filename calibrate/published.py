@@ -7,30 +7,23 @@ rows are never used. The table's columns are those of ``results/published/publis
 from __future__ import annotations
 
 import hashlib
-import math
-import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tunecast.calibrate.cell_cards import cards_of, with_one_gpu
+from tunecast.calibrate.cell_cards import with_one_gpu
 from tunecast.calibrate.cell_targets import in_model, same_targets, separate
 from tunecast.calibrate.framework_names import Software, attention_of, has_own_loop, software_of, trainer_drives
 from tunecast.calibrate.named_things import check_card, gpu_called, model_called
 from tunecast.calibrate.row_cells import (
-    as_software_attends,
-    cells,
     check_doubts,
     check_half,
     counter_of,
     note_full,
-    note_method,
     on_old_card,
     rows_are_full,
     samples_that_fill,
     why_no_speed,
-    with_base,
-    with_master,
 )
 from tunecast.calibrate.row_faults import in_columns, with_others
 from tunecast.calibrate.row_kernels import (
@@ -43,9 +36,10 @@ from tunecast.calibrate.row_kernels import (
     with_kernel_of_software,
 )
 from tunecast.calibrate.row_kind import check_confidence, check_kind
-from tunecast.calibrate.row_plain import plain_cells, variant_options
-from tunecast.calibrate.row_rules import filled, from_rules, rules_of, with_rules
-from tunecast.calibrate.row_sharding import check_shared, network_gbps, nvlink_said, unshared
+from tunecast.calibrate.row_options import DEFAULT_STACK, fusable, options_of
+from tunecast.calibrate.row_plain import plain_cells
+from tunecast.calibrate.row_rules import filled, from_rules, rules_of
+from tunecast.calibrate.row_sharding import network_gbps, nvlink_said
 from tunecast.calibrate.run_table import (
     NOTHING,
     OUT_OF_MEMORY,
@@ -54,23 +48,12 @@ from tunecast.calibrate.run_table import (
     check_possible,
     check_size,
     dated,
-    micro_batches,
     naming,
     number,
     out_of_memory,
     peak_memory,
-    whole,
 )
-from tunecast.calibrate.vocabulary import (
-    absent_columns,
-    as_shards,
-    bare_number,
-    default_for,
-    defaults_of,
-    upcast_by_accelerate,
-    vocabulary,
-    with_numbers,
-)
+from tunecast.calibrate.vocabulary import vocabulary
 from tunecast.calibrate.whole_time import speed_of
 from tunecast.catalogs.errors import TunecastError
 from tunecast.catalogs.gpus import Gpu, find_gpu, load_gpus, training_dtype
@@ -83,18 +66,15 @@ from tunecast.model.litgpt import as_litgpt
 from tunecast.model.loss_budget import on_card
 from tunecast.model.paging import paging_on_card
 from tunecast.model.resolve import resolve_run
-from tunecast.model.resolve_fused import why_not_fused
 from tunecast.model.resolve_litgpt import of_stack
-from tunecast.model.resolve_parallel import FSDP, MEGATRONS
+from tunecast.model.resolve_parallel import MEGATRONS
 from tunecast.model.run import Run
 from tunecast.model.sdpa import sdpa_on_card
 from tunecast.model.stack_versions import code_age
-from tunecast.model.stacks import ours
 from tunecast.model.target import resolve_targets
 from tunecast.model.units import GIB
 
-"""Compute capability from which FlashAttention-2 runs (its README)."""
-DEFAULT_STACK, TORCHTITAN, MEGATRON = "hf-peft", "torchtitan", "megatron"
+MEGATRON = "megatron"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,7 +175,7 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
     gpu = find_gpu(_gpu_id(row, notes))
     software = _software(row, notes)
     stated: set[str] = set()
-    options = _options(row, rules, software, notes, stated)
+    options = options_of(row, rules, software, notes, stated)
     stated.update(("internode_gbps",) if number(row, "internode_gbps") is not None else ())
     check_software_of_card(row, gpu, notes)
     check_bf16(row, gpu)
@@ -207,7 +187,7 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
     if "lora_target_modules" in options:
         _targets(row, options, architecture, software)
     if software.fused or (software.stack and "fused_kernels" in options):
-        options["fused_kernels"] = _fusable(software, options, architecture)
+        options["fused_kernels"] = fusable(software, options, architecture)
     half = str(options.pop("half", ""))
     run = _on_its_card(row, architecture, options, gpu, notes)
     run = replace(run, **from_rules(rules, "after_else", but=stated), **from_rules(rules, "after"))
@@ -325,96 +305,3 @@ def _software(row: dict[str, str], notes: list[str]) -> Software:
     found = software_of(row["framework"], row.get("source_date", ""))
     notes.extend(found.notes)
     return found
-
-
-def _options(
-    row: dict[str, str], rules: list[dict[str, Any]], software: Software, notes: list[str], stated: set[str]
-) -> dict[str, Any]:
-    """Options of a row; those that its cells state are added to `stated`."""
-    options: dict[str, Any] = {"allow_long_context": True, **software.options, **software.loop}
-    options["num_gpus"], per_node = cards_of(row)
-    default = default_for(software, row, notes)
-    options |= cells(row, options["num_gpus"], software, default, stated)
-    unshared(row, options, notes)
-    as_software_attends(options, row, software, notes)
-    _as_copies_are(options, row, software, notes)
-    if per_node is not None and options.setdefault("gpus_per_node", per_node) != per_node:
-        raise SkipRowError(
-            f"parallelism {row['parallelism']!r} has machines of {options['gpus_per_node']} GPUs, gpus and gpu of "
-            f"{per_node}: they contradict each other"
-        )
-    stated.update(() if per_node is None else ("gpus_per_node",))
-    if "method" not in options:
-        raise SkipRowError(f"method {row.get('method', '')!r} names no method")
-    note_method(row, software, notes, stated)
-    options = absent_columns(software, row, str(options["method"])) | options
-    with_base(options, row, software, notes)
-    with_master(options, row)
-    if options.pop("of_method", options["method"]) != options["method"]:
-        raise SkipRowError(f"parallelism {row['parallelism']!r} contradicts method {row['method']!r}")
-    stated.update(("dtype", "precision") if "mixed" in stated or bare_number(row, software) else ())
-    stated.update(("lora_r",) if number(row, "rank") is not None else ())
-    with_numbers(options, software, bare_number(row, software))
-    if options.pop("on_host", False) and options.get("offload", "none") == "none":
-        raise SkipRowError(
-            f"optimizer {row['optimizer']!r} is on the CPU, but parallelism {row.get('parallelism', '')!r} does not "
-            "offload it: write the offload there (ZeRO-2 + optimizer offload), or here the optimizer that ran"
-        )
-    if options.pop("distributed_optimizer", False) and options.get("sharding") == "ddp":
-        options["sharding"] = "zero1"
-    if "framework" in row:
-        options = as_shards(with_rules(options, rules, notes) | variant_options(row))
-    options["max_length"] = whole(row, "seq_len")
-    if options.pop("filled_length", options["max_length"]) != options["max_length"]:
-        raise SkipRowError(f"seq_len {row['seq_len']!r} and packed {row['packed']!r} contradict each other")
-    options["per_device_train_batch_size"] = whole(row, "micro_batch")
-    copies = options["num_gpus"] // math.prod(int(options.get(way, 1)) for way in ("tp", "pp", "cp"))
-    options["gradient_accumulation_steps"] = micro_batches(row, options["max_length"], max(copies, 1), notes)
-    if options["num_gpus"] > 1 and "sharding" not in options:
-        raise SkipRowError("parallelism is not stated")
-    check_shared(row, options)
-    if options["num_gpus"] > 1 and options.get("sharding") == "fsdp":
-        # TRL prepares no 4-bit base that FSDP shards (``is_sharded_qlora`` in its ``SFTTrainer``).
-        options.pop("upcast_non_quantized", None)
-    if upcast_by_accelerate(row, options):
-        options["master_dtype"] = "fp32"
-    if not software.stack and options["num_gpus"] > 1 and options.get("sharding") in FSDP:
-        options.setdefault("master_dtype", "none")
-    _adapters(row, software, options, default)
-    return options
-
-
-def _as_copies_are(options: dict[str, Any], row: dict[str, str], software: Software, notes: list[str]) -> None:
-    """How copies share the model where parallelism names degrees alone."""
-    named = re.search(r"\bddp\b|replic", row.get("parallelism", ""), re.IGNORECASE)
-    if software.label == TORCHTITAN and options.get("sharding") == "ddp" and not named:
-        options["sharding"] = "fsdp"
-        notes.append("parallelism names no sharding: torchtitan's data parallelism is FSDP (ParallelDims, dp_shard).")
-
-
-def _adapters(row: dict[str, str], software: Software, options: dict[str, Any], default: Callable[[str], Any]) -> None:
-    """Rank, targets and storage of adapters, where there are any."""
-    stated = number(row, "rank")
-    if options["method"] == "full":
-        if stated is not None:
-            raise SkipRowError(f"rank {row['rank']!r} is of adapters, but method {row['method']!r} trains all weights")
-        return
-    if stated is not None and options.setdefault("lora_r", whole(row, "rank")) != stated:
-        raise SkipRowError(f"rank {row['rank']!r} contradicts method {row['method']!r}")
-    if "rank" in row and "lora_r" not in options and default("rank") is None:
-        raise SkipRowError("rank is not stated")
-    if software.stack and "lora_target_modules" not in options and "lora_targets" in row:
-        chosen = "lora_target_modules" in ours(software.stack)
-        if chosen:
-            raise SkipRowError("lora_targets is not stated")
-    if not software.stack and software.label != DEFAULT_STACK and options.get("precision") in ("bf16", "fp16"):
-        # PEFT itself keeps the adapters of a 16-bit model in fp32 (autocast_adapter_dtype).
-        options.setdefault("adapter_dtype", options["precision"])
-
-
-def _fusable(software: Software, options: dict[str, Any], architecture: Architecture) -> str:
-    """Fused kernels of the software and those that the row names, as far as the model and the rest of the run allow."""
-    own = defaults_of(software, str(options["method"])).get("fused_kernels", ()) if software.stack else ()
-    every = dict.fromkeys((*own, *software.fused.split(","), *str(options.get("fused_kernels", "")).split(",")))
-    values = {"loss_type": "nll", "attn_implementation": "sdpa", **options}
-    return ",".join(part for part in every if part and not why_not_fused(part, values, architecture)) or "none"

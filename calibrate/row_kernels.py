@@ -24,6 +24,7 @@ FLASH_2_SINCE = "2023-07-17"
 SDPA_SINCE, FLASH_SINCE = (4, 36), (4, 34)
 """transformers' first releases with ``attn_implementation`` sdpa and with FlashAttention-2 (its release notes)."""
 AMPERE = 8.0
+"""Compute capability from which FlashAttention-2 runs (its README)."""
 HALVES = {"bf16": r"\b(bf16|bfloat16)\b", "fp16": r"\b(fp16|float16)\b"}
 WIDE = r"(fp32|float32|32[ -]?bits?)"
 DYNAMIC = re.compile(r"unsloth-bnb-4bit$", re.IGNORECASE)
