@@ -36,7 +36,7 @@ from tunecast.calibrate.row_kernels import (
     with_kernel_of_software,
 )
 from tunecast.calibrate.row_kind import check_confidence, check_kind
-from tunecast.calibrate.row_options import DEFAULT_STACK, fusable, options_of
+from tunecast.calibrate.row_options import fusable, options_of
 from tunecast.calibrate.row_plain import plain_cells
 from tunecast.calibrate.row_rules import filled, from_rules, rules_of
 from tunecast.calibrate.row_sharding import network_gbps, nvlink_said
@@ -71,6 +71,7 @@ from tunecast.model.resolve_parallel import MEGATRONS
 from tunecast.model.run import Run
 from tunecast.model.sdpa import sdpa_on_card
 from tunecast.model.stack_versions import code_age
+from tunecast.model.stacks import PLAIN
 from tunecast.model.target import resolve_targets
 from tunecast.model.units import GIB
 
@@ -297,7 +298,7 @@ def _gpu_id(row: dict[str, str], notes: list[str]) -> str:
 def _software(row: dict[str, str], notes: list[str]) -> Software:
     """The training software: known texts have their label alone; plain transformers without a column."""
     if "framework" not in row:
-        return Software(label=DEFAULT_STACK)
+        return Software(label=PLAIN)
     known: dict[str, str] = vocabulary()["framework"]
     if row["framework"] in known:
         label = known[row["framework"]]

@@ -108,9 +108,7 @@ def note_network(run: Run, gpu: Gpu, stated: float | None, notes: list[str]) -> 
         return
     known = catalog_network(gpu.id, run.gpus_per_node)
     if known is not None:
-        fast, slow = (
-            rate * BITS_PER_BYTE / GIGA for rate in (known.bytes_per_s, known.slower_bytes_per_s or known.bytes_per_s)
-        )
+        fast, slow = (rate * BITS_PER_BYTE / GIGA for rate in (known.bytes_per_s, known.slower_bytes_per_s))
         notes.append(
             f"internode_gbps is not stated: {fast:,.0f} Gbit/s are taken ({known.where}), and the interval allows for "
             f"{slow:,.0f}."

@@ -26,9 +26,9 @@ from tunecast.calibrate.vocabulary import (
 from tunecast.model.architecture import Architecture
 from tunecast.model.resolve_fused import why_not_fused
 from tunecast.model.resolve_parallel import FSDP
-from tunecast.model.stacks import ours
+from tunecast.model.stacks import PLAIN, ours
 
-DEFAULT_STACK, TORCHTITAN = "hf-peft", "torchtitan"
+TORCHTITAN = "torchtitan"
 
 
 def options_of(
@@ -111,7 +111,7 @@ def _adapters(row: dict[str, str], software: Software, options: dict[str, Any], 
         chosen = "lora_target_modules" in ours(software.stack)
         if chosen:
             raise SkipRowError("lora_targets is not stated")
-    if not software.stack and software.label != DEFAULT_STACK and options.get("precision") in ("bf16", "fp16"):
+    if not software.stack and software.label != PLAIN and options.get("precision") in ("bf16", "fp16"):
         # PEFT itself keeps the adapters of a 16-bit model in fp32 (autocast_adapter_dtype).
         options.setdefault("adapter_dtype", options["precision"])
 

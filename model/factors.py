@@ -26,6 +26,16 @@ class Factor:
     unit: str
     origin: str
 
+    def times(self, multiple: float, *, origin: str = "") -> Factor:
+        """So many times this factor, its interval too; of another origin where one is given."""
+        return Factor(
+            value=self.value * multiple,
+            low=self.low * multiple,
+            high=self.high * multiple,
+            unit=self.unit,
+            origin=origin or self.origin,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
@@ -71,7 +81,5 @@ def scaled(factors: FactorSet, multiples: Mapping[str, float]) -> FactorSet:
     for name, multiple in multiples.items():
         key = name if name in changed else f"scale.{name}"
         known = changed.get(key) or Factor(value=1.0, low=1.0, high=1.0, unit="1", origin="assumed")
-        changed[key] = replace(
-            known, value=known.value * multiple, low=known.low * multiple, high=known.high * multiple
-        )
+        changed[key] = known.times(multiple)
     return replace(factors, factors=changed)

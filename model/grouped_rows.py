@@ -21,6 +21,7 @@ import numpy as np
 
 from tunecast.model.curves import Array
 from tunecast.model.run import Run
+from tunecast.model.sample_lengths import equal_parts
 
 STEPS_A_GROUP = 50
 GROUPS = 4
@@ -37,17 +38,12 @@ def group_size(run: Run, samples: float | None) -> int:
     return min(step * max(min(int(samples // (GROUPS * step)), STEPS_A_GROUP), 1), max(int(samples), 1))
 
 
-def first_lengths(width: int, group: int, length_at: Callable[[Array], Array]) -> Array:
-    """Lengths of the longest of `width` consecutive samples, the shortest first, over the ways in which these meet the
-    ends of groups; `length_at` gives the length at a probability. `width` is at most `group`."""
+def first_lengths(width: int, group: int, length_at: Callable[[Array], Array], parts: int) -> Array:
+    """(parts,) means of equally likely parts of the lengths of the longest of `width` consecutive samples, the shortest
+    first, over the ways in which these meet the ends of groups; `length_at` gives the length at a probability. `width`
+    is at most `group`."""
     period = group // math.gcd(width, group)  # micro-steps until the ends meet again
     start = np.arange(min(period, MICRO_STEPS)) * width % group
     rank = np.where(start + width > group, group, group - start)
-    return np.sort(np.asarray(length_at((rank - 0.5) / group), dtype=float))
-
-
-def equal_parts(lengths: Array, parts: int) -> Array:
-    """(parts,) means of equally likely parts of lengths that are sorted and equally likely."""
-    so_far = np.concatenate([[0.0], np.cumsum(lengths) / len(lengths)])
-    ends = np.interp(np.arange(parts + 1) / parts, np.arange(len(lengths) + 1) / len(lengths), so_far)
-    return np.asarray(np.diff(ends) * parts)
+    found = np.sort(np.asarray(length_at((rank - 0.5) / group), dtype=float))
+    return equal_parts(found, np.arange(len(found) + 1) / len(found), parts)

@@ -20,13 +20,17 @@ from __future__ import annotations
 from collections import Counter
 
 from tunecast.model.architecture import Architecture
-from tunecast.model.operation import Kind, Operation, Phase
+from tunecast.model.megatron import MASTER
+from tunecast.model.operation import Operation, Phase
+from tunecast.model.optimizer import update_operation
 from tunecast.model.run import Run
+from tunecast.model.sharded_update import NORM_DTYPE_BYTES
 from tunecast.model.sharding import shard_gpus
+from tunecast.model.sharding_copies import copied, stage_of
 from tunecast.model.trained import trained_dtype, trained_tensors
 from tunecast.model.units import DTYPE_BYTES
 
-FP64_BYTES, FP32_BYTES, SENT_BYTES = 8, 4, DTYPE_BYTES["bf16"]
+FP32_BYTES, SENT_BYTES = DTYPE_BYTES["fp32"], DTYPE_BYTES["bf16"]
 CHECK_EXTREMES, CHECK_SCALARS = 2, 10
 """Kernels of ``_has_inf_or_nan``: ``amax`` and ``amin``, twice the four of ``isfinite``, two that join them."""
 NORM_SCALARS = 2
@@ -35,28 +39,17 @@ SCALAR_BYTES = 16
 """Read and written by a kernel on one fp64 number."""
 
 
-def stage_of(run: Run) -> str:
-    """Whose rules DeepSpeed follows: on one GPU, where nothing is sharded, those of ZeRO-2, and of ZeRO-3 where
-    parameters are offloaded."""
-    if run.sharding != "none":
-        return run.sharding
-    return "zero3" if run.offload == "all" else "zero2"
-
-
-def crossings(run: Run) -> tuple[int, int, int]:
-    """(times that a 16-bit gradient is sent, and fetched; times that an fp32 one is sent) in an optimizer step."""
+def crossings(run: Run) -> tuple[int, int]:
+    """Times that a 16-bit gradient is sent, and fetched, in an optimizer step; an fp32 one is sent once."""
     micro, stage = run.gradient_accumulation_steps, stage_of(run)
     if stage == "zero3":
-        return micro, micro, 1
-    if stage == "zero1" or micro == 1:
-        return 0, 0, 1
-    return micro, micro - 1, 1
+        return micro, micro
+    return (0, 0) if stage == "zero1" or micro == 1 else (micro, micro - 1)
 
 
 def sent_bytes_per_param(run: Run) -> float:
     """Bytes of gradients that cross PCIe for each parameter that the GPU updates, both ways together."""
-    sent, fetched, last = crossings(run)
-    return SENT_BYTES * (sent + fetched) + FP32_BYTES * last
+    return SENT_BYTES * sum(crossings(run)) + FP32_BYTES
 
 
 def offloaded_gradients(architecture: Architecture, run: Run) -> list[Operation]:
@@ -72,26 +65,18 @@ def offloaded_gradients(architecture: Architecture, run: Run) -> list[Operation]
 
 def _of_gradients(run: Run, dtype: str, elements: float, count: float) -> list[Operation]:
     """Of `count` gradients of so many elements."""
-    size, per_gradient = DTYPE_BYTES[dtype], sum(crossings(run))
-
-    def kernel(name: str, n_bytes: float, times: float, kernel_dtype: str = dtype) -> Operation:
-        return Operation(
-            name=name, kind=Kind.MEMORY, phase=Phase.BACKWARD, dtype=kernel_dtype, bytes=n_bytes, count=count * times
-        )
-
-    checked = stage_of(run) != "zero3"
+    size, checked = DTYPE_BYTES[dtype], stage_of(run) != "zero3"
     scalars = CHECK_SCALARS + 1 if checked else NORM_SCALARS  # the answer is read
-    found = [
-        kernel("zero.fp64", (size + FP64_BYTES) * elements, 1),
-        kernel("zero.norm", FP64_BYTES * elements, 1, "fp32"),
-        kernel("zero.widen", (size + FP32_BYTES) * elements, 1, "fp32"),
-        kernel("zero.scalar", SCALAR_BYTES, scalars, "fp32"),
-        kernel("zero.send", 0.0, per_gradient),
+
+    def kernel(name: str, n_bytes: float, times: float = 1, kernel_dtype: str = MASTER) -> Operation:
+        return copied(name, Phase.BACKWARD, n_bytes, count=count * times, dtype=kernel_dtype)
+
+    return [
+        kernel("zero.fp64", (size + NORM_DTYPE_BYTES) * elements, kernel_dtype=dtype),
+        kernel("zero.norm", NORM_DTYPE_BYTES * elements),
+        kernel("zero.widen", (size + FP32_BYTES) * elements),
+        kernel("zero.scalar", SCALAR_BYTES, scalars),
+        kernel("zero.send", 0.0, sum(crossings(run)) + 1, dtype),
+        *([kernel("zero.check", size * elements, CHECK_EXTREMES, dtype)] if checked else []),
+        update_operation("zero.norms", MASTER, SCALAR_BYTES, count=count * (1 if checked else 2)),
     ]
-    if checked:
-        found.append(kernel("zero.check", size * elements, CHECK_EXTREMES))
-    together = Operation(
-        name="zero.norms", kind=Kind.OPTIMIZER, phase=Phase.OPTIMIZER, dtype="fp32", bytes=SCALAR_BYTES,
-        count=count * (1 if checked else 2),
-    )  # fmt: skip
-    return [*found, together]

@@ -165,7 +165,7 @@ SINGLE_ADAMW = (*FOREACH_ADAMW[:4], MultiTensor(name="adamw.correct", lists=1, m
 """``_single_tensor_adamw``: the same arithmetic, one tensor at a time."""
 
 
-def update_operation(name: str, dtype: str, n_bytes: float, launches: int = 1, count: int = 1) -> Operation:
+def update_operation(name: str, dtype: str, n_bytes: float, launches: int = 1, count: float = 1) -> Operation:
     """One operation of the update."""
     return Operation(
         name=name,

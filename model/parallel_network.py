@@ -192,7 +192,7 @@ def with_peers(factors: FactorSet, run: Run, gpu: Gpu | None, options: Mapping[s
 def _over_bridges(factors: FactorSet, link: Factor, gpu: Gpu, *, pcie_bytes_per_s: float) -> FactorSet:
     """The link over NVLink bridges: as much of their rate is reached as of NVLink inside machines."""
     times = gpu.nvlink_bytes_per_s / 2 / pcie_bytes_per_s
-    faster = replace(link, value=link.value * times, low=link.low * times, high=link.high * times, origin="assumed")
+    faster = link.times(times, origin="assumed")
     note = f"{gpu.id}: NVLink bridges join the cards (--nvlink), at {faster.value / GIGA:.3g} GB/s"
     return replace(factors, factors={**factors.factors, "link_bytes_per_s": faster}, notes=(*factors.notes, note))
 

@@ -16,12 +16,11 @@ from tunecast.model.factors import FactorSet
 from tunecast.model.memory_codes import effects_stack
 from tunecast.model.prior_effects import STACK_KINDS, effect_of
 from tunecast.model.run import Run
+from tunecast.model.sharded_record import slowed_as_published, slower_words
 from tunecast.model.stacks import PLAIN
 
 MEASURED = PLAIN
 """The stack of a calibration's steps."""
-TOLD_FROM = 0.005
-"""Share of time below which an effect is not told."""
 
 
 def with_software(own: FactorSet, run: Run | None, priors: Mapping[str, Any]) -> FactorSet:
@@ -29,27 +28,20 @@ def with_software(own: FactorSet, run: Run | None, priors: Mapping[str, Any]) ->
     if run is None or effects_stack(run.stack, priors) == MEASURED:
         return own
     factors, covariance = dict(own.factors), [list(row) for row in own.step_covariance]
-    beside, told = 0.0, []
+    beside = 0.0
+    told: list[str] = []
     for kind in STACK_KINDS:
         name = f"scale.{kind}"
         if name not in factors:
             continue
         slower, log_sd = against_measured(kind, run.stack, priors)
-        found, times = factors[name], math.exp(slower)
-        factors[name] = replace(
-            found,
-            value=found.value * times,
-            low=found.low * times,
-            high=found.high * times,
-            origin=f"{found.origin}, {run.stack} as published",
-        )
+        factors[name] = slowed_as_published(factors[name], slower, run.stack)
         if name in own.step_params:
             place = own.step_params.index(name)
             covariance[place][place] += log_sd**2
         else:
             beside = math.hypot(beside, log_sd)
-        if abs(math.expm1(slower)) >= TOLD_FROM:
-            told.append(f"{kind} takes {abs(math.expm1(slower)):.0%} {'more' if slower > 0.0 else 'less'} time")
+        told += slower_words(kind, slower)
     what = ", ".join(told) or "no kind of work takes more or less time, as far as they tell"
     note = f"not measured by this record, so as published runs say of {run.stack}: {what}; the interval allows for more"
     return replace(

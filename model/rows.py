@@ -23,27 +23,26 @@ copy's own rows.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from tunecast.catalogs.errors import InputError
 from tunecast.model.dataset import Dataset, bytes_per_token, kept, read_dataset
 from tunecast.model.factors import Factor
-from tunecast.model.grouped_rows import equal_parts, first_lengths, group_size
+from tunecast.model.grouped_rows import first_lengths, group_size
 from tunecast.model.kept_samples import HELD_OUT, HELD_ROWS, MOST_SAMPLES, long_samples
 from tunecast.model.read_numbers import as_number
 from tunecast.model.resolve import ASSUMED
 from tunecast.model.run import Run
-from tunecast.model.sample_lengths import lengths_at, likely_lengths
+from tunecast.model.sample_lengths import equal_parts, lengths_at, likely_lengths
 from tunecast.model.sharding import keeps_weights, shards_of
 from tunecast.model.stacks import built_stack, ignores_padding
 
 if TYPE_CHECKING:
     from tunecast.model.curves import Array
 
-_Length = TypeVar("_Length", float, "Array")
 ROWS_PACKED = "rows_packed"
 """Option that nobody types: whether a training file, or its framework by default, packs rows."""
 ROWS_GROUPED = "rows_grouped"
@@ -93,9 +92,7 @@ def likely_longest(lengths: Sequence[float] | Array, batch: int) -> Array:
     import numpy as np
 
     each = np.sort(np.asarray(lengths, dtype=float))
-    likely = (np.arange(len(each) + 1) / len(each)) ** batch
-    so_far = np.concatenate([[0.0], np.cumsum(each * np.diff(likely))])
-    return np.asarray(np.diff(np.interp(np.arange(LIKELY + 1) / LIKELY, likely, so_far)) * LIKELY)
+    return equal_parts(each, (np.arange(len(each) + 1) / len(each)) ** batch, LIKELY)
 
 
 def packing_of(options: Mapping[str, Any]) -> bool | None:
@@ -214,8 +211,7 @@ def unpacked_rows(run: Run, options: Mapping[str, Any]) -> Rows | None:
             f"--mean-tokens is {mean:g}, which is not between 1 and --max-length {run.max_length}; change one of them."
         )
     most, group = longest_row(run), group_size(run, None) if groups_rows(options) else None
-    own, of_all = (_likely_of_mean(run, mean, of, group) for of in (batch, batch * run.dp))
-    waited = of_all if group else waited_for(own, of_all, run)
+    own, waited = _own_and_waited(lambda of: _likely_of_mean(run, mean, of, group), run, group)
     rows = Rows(
         length=_whole(waited.mean()),
         own_length=_whole(own.mean()),
@@ -241,14 +237,21 @@ def _likely_of_mean(run: Run, mean: float, batch: int, group: int | None) -> Arr
     cut, multiple = run.max_length, run.pad_to_multiple_of
     if group is None or batch >= group:
         return likely_lengths(batch, mean, cut, multiple, LIKELY)
-    return equal_parts(first_lengths(batch, group, lambda at: lengths_at(at, mean, cut, multiple)), LIKELY)
+    return first_lengths(batch, group, lambda at: lengths_at(at, mean, cut, multiple), LIKELY)
 
 
 def _whole(length: float) -> int:
     return max(round(float(length)), 1)
 
 
-def waited_for(own: _Length, of_all: _Length, run: Run) -> _Length:
+def _own_and_waited(longest_of: Callable[[int], Array], run: Run, group: int | None) -> tuple[Array, Array]:
+    """Equally likely lengths of a copy's own rows and of those waited for, by those of the longest of some samples."""
+    batch = run.per_device_train_batch_size
+    own, of_all = longest_of(batch), longest_of(batch * run.dp)
+    return own, of_all if group else waited_for(own, of_all, run)
+
+
+def waited_for(own: Array, of_all: Array, run: Run) -> Array:
     """Tokens of the rows that a job waits for, where a copy's own are `own` and the longest of all copies' rows of one
     micro-step `of_all`."""
     return of_all if copies_meet(run) else own + (of_all - own) / math.sqrt(run.gradient_accumulation_steps)
@@ -294,7 +297,7 @@ def _rows_of(found: Dataset, per_token: Factor, run: Run, grouped: bool) -> Rows
     """Rows of a file's samples, cut and filled up and in micro-batches as the run has them."""
     import numpy as np
 
-    most, multiple, batch = run.max_length, run.pad_to_multiple_of, run.per_device_train_batch_size
+    most, multiple = run.max_length, run.pad_to_multiple_of
     samples, lengths = found.pieces(per_token.value, most), np.array(found.lengths(per_token.value, most))
     if samples < 1:
         raise InputError(
@@ -310,16 +313,15 @@ def _rows_of(found: Dataset, per_token: Factor, run: Run, grouped: bool) -> Rows
         each = np.sort(np.ceil(tokens / multiple) * multiple)
         if not len(each):
             return each, each
-        own, of_all = (_likely_of_file(each, of, group) for of in (batch, batch * run.dp))
-        return own, of_all if group else waited_for(own, of_all, run)
+        return _own_and_waited(lambda of: _likely_of_file(each, of, group), run, group)
 
     def work(size_bytes: float) -> int:
         """Tokens of a mean row, had the epoch as many rows as by the value."""
         waited = likely(size_bytes)[1]
         return round(_whole(waited.mean()) * found.pieces(size_bytes, most) / samples) if len(waited) else 0
 
-    ends = (work(per_token.high), work(per_token.value), work(per_token.low))
     known = per_token.low == per_token.high
+    ends = () if known else (work(per_token.high), work(per_token.value), work(per_token.low))
     own, waited = likely(per_token.value)
     return Rows(
         length=_whole(waited.mean()),
@@ -328,8 +330,8 @@ def _rows_of(found: Dataset, per_token: Factor, run: Run, grouped: bool) -> Rows
         mean_tokens=float(lengths.mean()),
         samples=samples,
         how=_how(run, group),
-        shortest=None if known else min(ends),
-        longest=None if known else max(ends),
+        shortest=min(ends, default=None),
+        longest=max(ends, default=None),
     )
 
 
@@ -337,8 +339,7 @@ def _likely_of_file(each: Array, batch: int, group: int | None) -> Array:
     """(`LIKELY`,) equally likely lengths of the longest of `batch` samples of these lengths, which are sorted."""
     if group is None or batch >= group:
         return likely_longest(each, batch)
-    firsts = first_lengths(batch, group, lambda at: each[(at * len(each)).astype(int)])
-    return equal_parts(firsts, LIKELY)
+    return first_lengths(batch, group, lambda at: each[(at * len(each)).astype(int)], LIKELY)
 
 
 def held_run(run: Run, options: Mapping[str, Any]) -> Run:

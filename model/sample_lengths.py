@@ -46,6 +46,13 @@ def lengths_at(likely: Array, mean: float, cut: float, multiple: int = 1) -> Arr
     return np.asarray(np.ceil(np.minimum(exact, cut) / multiple) * multiple if multiple > 1 else np.minimum(exact, cut))
 
 
+def equal_parts(lengths: Array, likely: Array, parts: int) -> Array:
+    """(parts,) means of equally likely parts of lengths, the shortest first; `likely` has the probability of one below
+    the first, that of one up to the first, and so on."""
+    so_far = np.concatenate([[0.0], np.cumsum(lengths * np.diff(likely))])
+    return np.asarray(np.diff(np.interp(np.arange(parts + 1) / parts, likely, so_far)) * parts)
+
+
 def longest_of(batch: int, mean: float, cut: float, multiple: int = 1) -> float:
     """Mean of the longest of `batch` such samples: the integral of 1 - (1 - exp(-x / s))^batch up to the cut, or where
     it is filled to a `multiple` that steps are wide, the last one beyond the cut."""

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from tunecast.model.factors import FactorSet
+from tunecast.model.factors import Factor, FactorSet
 from tunecast.model.hooks import has_hooks
 from tunecast.model.prior_effects import sharding_effects
 from tunecast.model.priors import HOOKS
@@ -36,23 +36,28 @@ def with_sharding(own: FactorSet, prior: FactorSet, run: Run | None, priors: Map
     factors = dict(own.factors)
     for name in (f"scale.{kind}" for kind in SLOWED):
         if name in factors:
-            times, found = math.exp(slower), factors[name]
-            origin = f"{found.origin}, {run.sharding} as published"
-            factors[name] = replace(
-                found, value=found.value * times, low=found.low * times, high=found.high * times, origin=origin
-            )
-    told = []
-    if abs(math.expm1(slower)) >= TOLD_FROM:
-        more = "more" if slower > 0.0 else "less"
-        told.append(f"work takes {abs(math.expm1(slower)):.0%} {more} time under {run.sharding}")
+            factors[name] = slowed_as_published(factors[name], slower, run.sharding)
+    told = [f"{words} under {run.sharding}" for words in slower_words("work", slower)]
     if has_hooks(run) and HOOKS in prior.factors:
         wide = math.exp(Z80 * float(priors["spreads"]["host"]))
         hooks = prior.factors[HOOKS]
         factors[HOOKS] = replace(hooks, low=hooks.low / wide, high=hooks.high * wide)
         told.append("hooks around its modules cost the host time")
     notes = (f"not measured by this record, so as published runs say: {', and '.join(told)}",) if told else ()
-    slowed = replace(own, factors=factors, step_log_sd=math.hypot(own.step_log_sd, log_sd), notes=(*own.notes, *notes))
-    return with_doubtful_links(slowed, priors)
+    sharded = replace(own, factors=factors, step_log_sd=math.hypot(own.step_log_sd, log_sd), notes=(*own.notes, *notes))
+    return with_doubtful_links(sharded, priors)
+
+
+def slowed_as_published(measured: Factor, slower: float, of: str) -> Factor:
+    """A record's factor for what published runs of another sharding or software say, by a log of time."""
+    return measured.times(math.exp(slower), origin=f"{measured.origin}, {of} as published")
+
+
+def slower_words(what: str, slower: float) -> list[str]:
+    """That something takes more or less time, by a log of it, where that is worth telling; else nothing."""
+    if abs(math.expm1(slower)) < TOLD_FROM:
+        return []
+    return [f"{what} takes {abs(math.expm1(slower)):.0%} {'more' if slower > 0.0 else 'less'} time"]
 
 
 def with_doubtful_links(own: FactorSet, priors: Mapping[str, Any]) -> FactorSet:

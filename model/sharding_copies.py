@@ -35,7 +35,6 @@ from dataclasses import replace
 from tunecast.model.architecture import Architecture
 from tunecast.model.buckets import filled
 from tunecast.model.collectives import gathers_in_step, is_megatrons, reduced_times
-from tunecast.model.offloaded_gradients import stage_of
 from tunecast.model.operation import Kind, Operation, Phase
 from tunecast.model.resolve_parallel import FSDP
 from tunecast.model.run import Run
@@ -84,6 +83,14 @@ def copied(name: str, phase: Phase, n_bytes: float, *, count: float, dtype: str,
     return Operation(
         name=name, kind=Kind.MEMORY, phase=phase, dtype=dtype, bytes=float(n_bytes), count=count, launches=launches
     )
+
+
+def stage_of(run: Run) -> str:
+    """Whose rules DeepSpeed follows: on one GPU, where nothing is sharded, those of ZeRO-2, and of ZeRO-3 where
+    parameters are offloaded."""
+    if run.sharding != "none":
+        return run.sharding
+    return "zero3" if run.offload == "all" else "zero2"
 
 
 def with_stage(run: Run) -> Run:
