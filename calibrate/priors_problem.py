@@ -146,9 +146,9 @@ def has_work(row: Row, group: str) -> bool:
     """
     kind = "dequant" if group == DEQUANT_KERNEL else group.partition(".")[2]
     if kind == "link":
-        return row.run.run.offload == "none" and bool(
-            (row.table.communication_s + row.table.once_s + row.table.blocking_s).sum() > 0.0
-        )
+        table = row.table
+        on_links = table.communication_s + table.once_s + table.blocking_s + table.ring_s
+        return row.run.run.offload == "none" and bool(on_links.sum() > 0.0)
     return kind != "dequant" or bool(row.table.device_s[:, COLUMNS.index(kind)].sum() > 0.0)
 
 

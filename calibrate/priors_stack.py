@@ -61,6 +61,7 @@ def slowed(stack: Stack, slower: Array | None, memory: float) -> Stack:
         communication_s=stack.communication_s * link,
         once_s=stack.once_s * link,
         blocking_s=stack.blocking_s * link,
+        ring_s=stack.ring_s * link,
         launches=stack.launches * by_name["host"][:, None, None],
     )
 

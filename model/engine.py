@@ -251,7 +251,9 @@ def step_seconds_of(
     passes = passes_of(plans.micro)
     found = np.empty((len(factors), len(micro)))
     for device, own in enumerate(factors):
-        beside, once, blocking = (_by_micro(links[plans.link, device, when], plans.micro) for when in range(len(WHEN)))
+        beside, once, blocking, ring = (
+            _by_micro(links[plans.link, device, when], plans.micro) for when in range(len(WHEN))
+        )
         work_s = _both([w.device_s[device] for w in works], plans.body, whole, plans.micro)
         work_s += _by_micro(np.array([w.device_s[device] for w in spreads])[plans.spread], plans.micro)
         stack = Stack(
@@ -260,6 +262,8 @@ def step_seconds_of(
             communication_s=beside / passes,
             once_s=once,
             blocking_s=blocking / passes,
+            ring_s=ring / passes,
+            ring_room_frac=np.zeros((len(micro), len(SEGMENTS))),
             bubble_frac=np.zeros((len(micro), len(SEGMENTS))),
             meets=meets,
             micro_steps=plans.micro,

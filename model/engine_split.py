@@ -10,6 +10,7 @@ import numpy as np
 
 from tunecast.catalogs.errors import InputError
 from tunecast.model.architecture import Architecture
+from tunecast.model.context_parallel import room_fracs
 from tunecast.model.curves import Array
 from tunecast.model.engine_tables import Work, add_up
 from tunecast.model.factors import FactorSet
@@ -67,6 +68,8 @@ def one_by_one(architecture: Architecture, runs: Sequence[Run], factors: Sequenc
             communication_s=links[:, WHEN.index("beside")] / passes,
             once_s=links[:, WHEN.index("once")],
             blocking_s=links[:, WHEN.index("blocking")] / passes,
+            ring_s=links[:, WHEN.index("ring")] / passes,
+            ring_room_frac=np.array([room_fracs(stage.run) for stage in stages]),
             bubble_frac=idle,
             meets=meets,
             micro_steps=micro,

@@ -21,7 +21,7 @@ from tunecast.catalogs.errors import InputError
 from tunecast.catalogs.gpus import load_gpus
 from tunecast.model.curves import Array
 from tunecast.model.factors import FactorSet
-from tunecast.model.operation import Kind, Operation
+from tunecast.model.operation import CONTEXT, Kind, Operation
 from tunecast.model.parallel_network import card_of, gpus_in_rack
 from tunecast.model.priors import pcie_bytes_per_s
 from tunecast.model.run import Run
@@ -206,13 +206,16 @@ def no_seconds() -> Array:
     return np.zeros(len(SEGMENTS))
 
 
-WHEN = ("beside", "once", "blocking")
+WHEN = ("beside", "once", "blocking", "ring")
 """Collectives by what they can hide behind."""
 
 
 def communication_when(operation: Operation) -> str:
-    """``blocking``, ``once`` (last micro-batch, beside its work) or ``beside`` (every micro-batch)."""
-    return "blocking" if operation.blocking else "once" if operation.once else "beside"
+    """``blocking``, ``once`` (last micro-batch, beside its work), ``ring`` (every micro-batch, beside attention alone)
+    or ``beside`` (every micro-batch)."""
+    if operation.blocking:
+        return "blocking"
+    return "ring" if operation.name.startswith(CONTEXT) else "once" if operation.once else "beside"
 
 
 def communication_seconds(

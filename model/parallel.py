@@ -1,24 +1,19 @@
 """One GPU's part of a model that several GPUs split: its shapes, its run, and what it exchanges with the others.
 
-Ranks are laid out with tensor parallelism innermost, then context, then data, then pipeline parallelism (Megatron's
-and torchtitan's order), so that a group whose members are `stride` ranks apart has gpus_per_node / stride of them on
-a machine.
-
 Sources: Shoeybi et al. 2019 (arXiv 1909.08053) and Korthikanti et al. 2022 (arXiv 2205.05198) for what is split;
-Narayanan et al. 2021 (arXiv 2104.04473) for 1F1B and interleaving; Liu et al. 2023 (Ring Attention, arXiv
-2310.01889) and Jacobs et al. 2023 (DeepSpeed Ulysses, arXiv 2309.14509) for context parallelism.
+Narayanan et al. 2021 (arXiv 2104.04473) for 1F1B and interleaving.
 Asynchronous tensor parallelism exchanges beside the products (PyTorch's ``_micro_pipeline_tp``).
 Left out: that its products are smaller, expert parallelism, FP8 communication.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 
-from tunecast.model.architecture import Architecture, Attention, Layer, LayerGroup, Linear, Mlp
+from tunecast.model.architecture import Architecture, Attention, Layer, Linear, Mlp
+from tunecast.model.context_parallel import attention_ratio, context_operations, is_ring
 from tunecast.model.operation import Kind, Operation, Phase
-from tunecast.model.primitives import attention_flops
+from tunecast.model.rank_layout import ends_per_node, stage_groups, stage_on_node
 from tunecast.model.resolve_parallel import FSDP
 from tunecast.model.run import Run
 from tunecast.model.stages import FIRST_STAGE, stage_range
@@ -80,17 +75,6 @@ def split_layer(layer: Layer, tp: int) -> Layer:
     return replace(layer, attention=split_attention(layer.attention, tp), mlp=split_mlp(layer.mlp, tp))
 
 
-def stage_groups(groups: Iterable[LayerGroup], start: int, stop: int) -> tuple[LayerGroup, ...]:
-    """Layers `start` to `stop`, equal neighbours together."""
-    found, at = [], 0
-    for group in groups:
-        count = min(stop, at + group.count) - max(start, at)
-        if count > 0:
-            found.append(replace(group, count=count))
-        at += group.count
-    return tuple(found)
-
-
 def local_architecture(architecture: Architecture, run: Run, stage: int) -> Architecture:
     """The shapes on one GPU of a pipeline stage. A tied table is held by the first stage and by the last."""
     groups = architecture.groups
@@ -132,41 +116,6 @@ def local_run(run: Run) -> Run:
     )
 
 
-def members_per_node(run: Run, group: int, stride: int) -> int:
-    """Members of a group on one machine, whose ranks are `stride` apart."""
-    return max(1, min(group, run.gpus_per_node // stride))
-
-
-def ends_per_node(run: Run) -> int:
-    """Of two stages how many are on one machine: where the stages are on several, some neighbours are apart, and a
-    pipeline is as fast as its slowest stage."""
-    return 2 if run.num_gpus <= run.gpus_per_node else 1
-
-
-def stage_on_node(run: Run) -> int:
-    """GPUs of one stage on one machine: they exchange at once with those of another stage."""
-    return min(run.tp * run.cp * run.dp, run.gpus_per_node)
-
-
-def rings_on_node(run: Run) -> int:
-    """GPUs of one machine that pass keys and values to another at once: one of each ring that leaves it."""
-    return max(1, min(run.gpus_per_node, run.num_gpus) // members_per_node(run, run.cp, run.tp))
-
-
-def attention_ratio(architecture: Architecture, run: Run) -> float:
-    """Attention of one GPU's share of a long sequence, over that of a sequence as short as its own tokens.
-
-    Shares are balanced (zigzag), so each does 1 / cp of the causal whole.
-    """
-    whole = alone = 0.0
-    for group in architecture.groups:
-        block = group.layer.attention
-        shape = (1, block.num_heads)
-        whole += group.count * attention_flops(*shape, run.max_length, block.head_dim, block.window) / run.cp
-        alone += group.count * attention_flops(*shape, run.max_length // run.cp, block.head_dim, block.window)
-    return whole / alone
-
-
 def placed(operation: Operation, architecture: Architecture, run: Run) -> Operation:
     """A kernel of the local tape as it really runs: collectives with their group, attention over the whole sequence.
 
@@ -185,7 +134,7 @@ def placed(operation: Operation, architecture: Architecture, run: Run) -> Operat
             operation,
             flops=operation.flops * ratio,
             shape=(batch, heads, kv_heads, q_len, kv_len * run.cp, head_dim),
-            launches=operation.launches * (run.cp if run.cp_kind == "ring" else 1),
+            launches=operation.launches * (run.cp if is_ring(run) else 1),
         )
     return operation
 
@@ -289,52 +238,3 @@ def tied_operations(architecture: Architecture, run: Run, stage: int) -> list[Op
             once=True,
         )
     ]
-
-
-def kv_heads_passed(block: Attention, run: Run) -> int:
-    """Key-value heads that a GPU has of its tokens when it passes them on.
-
-    Ulysses gives every GPU whole heads: with fewer than GPUs each is repeated until there is one for all, as
-    DeepSpeed's and Hugging Face's Ulysses attention do (ALST, arXiv 2506.13996).
-    """
-    own = max(1, block.num_kv_heads // run.tp)
-    return own if run.cp_kind == "ring" or own % run.cp == 0 else run.cp
-
-
-def passed_width(block: Attention, run: Run) -> int:
-    """Values of a token that a GPU passes on: keys and values of a ring, of Ulysses queries and outputs too."""
-    kv_width = 2 * kv_heads_passed(block, run) * block.head_dim
-    return kv_width if run.cp_kind == "ring" else kv_width + 2 * block.num_heads // run.tp * block.head_dim
-
-
-def context_operations(architecture: Architecture, run: Run, stage: int) -> list[Operation]:
-    """Keys and values around a ring beside the attention, or heads exchanged for tokens before and after it.
-
-    Ring: cp - 1 passes of a GPU's keys and values forward, of them and their gradients backward. Ulysses: queries,
-    keys and values, repeated where there are fewer of their heads than GPUs, and outputs, each way once. A
-    recomputation repeats the forward.
-    """
-    dtype, micro = run.compute_dtype, run.gradient_accumulation_steps
-    tokens = run.tokens_per_micro_batch // run.cp
-    phases = [(Phase.FORWARD, 1), (Phase.BACKWARD, 2 if run.cp_kind == "ring" else 1)]
-    if run.gradient_checkpointing or run.recompute_attention:
-        phases.append((Phase.RECOMPUTE, 1))
-    found = []
-    for group in stage_groups(architecture.groups, *stage_range(architecture.num_layers, run.pp, stage)):
-        block = group.layer.attention
-        ring = run.cp_kind == "ring"
-        width = passed_width(block, run)
-        each = Operation(
-            name="cp.send" if ring else "cp.all_to_all",
-            kind=Kind.COMMUNICATION,
-            phase=Phase.FORWARD,
-            dtype=dtype,
-            bytes=float(tokens * width * DTYPE_BYTES[dtype]),
-            group=run.cp,
-            group_per_node=members_per_node(run, run.cp, run.tp),
-            senders=rings_on_node(run) if ring else 0,
-            blocking=not ring,
-        )
-        times = group.count * micro * ((run.cp - 1) if ring else 1)
-        found += [replace(each, phase=phase, count=times * repeats) for phase, repeats in phases]
-    return found

@@ -1,7 +1,7 @@
 """What splitting a model over GPUs adds to the memory of one of them: micro-batches in flight, exchange buffers.
 
 Sources: Narayanan et al. 2021 (arXiv 2104.04473, section 2.2), Korthikanti et al. 2022 (arXiv 2205.05198, appendix)
-for what a pipeline stage holds; Liu et al. 2023 (arXiv 2310.01889) for the two blocks of a ring.
+for what a pipeline stage holds.
 """
 
 from __future__ import annotations
@@ -9,17 +9,14 @@ from __future__ import annotations
 from functools import lru_cache
 
 from tunecast.model.architecture import Architecture
+from tunecast.model.context_parallel import exchange_bytes
 from tunecast.model.operation import Phase
-from tunecast.model.parallel import passed_width
 from tunecast.model.run import Run
 from tunecast.model.short_stack import ShortStack, short_stack
 from tunecast.model.step import tape_run, write_step
-from tunecast.model.tape import Tape, allocated_bytes
+from tunecast.model.tape import Tape
 from tunecast.model.tape_parts import Storage
-from tunecast.model.units import DTYPE_BYTES
 
-RING_BLOCKS = 2
-"""Keys and values in use, and those that arrive."""
 NOT_KEPT = ("gradients", "logits", "scratch")
 """Parts that a micro-batch in flight does not hold: its loss comes right before its own backward, and 8-bit copies of
 weights are one set for all."""
@@ -68,18 +65,6 @@ def kept_bytes(architecture: Architecture, run: Run, platform: str) -> int:
 def _kept_bytes(architecture: Architecture, run: Run, platform: str) -> int:
     stack = short_stack(architecture, run)
     return kept_on(write_step(stack.architecture, run, platform), stack)
-
-
-def exchange_bytes(architecture: Architecture, run: Run) -> int:
-    """Buffers of context parallelism while a layer runs: blocks of a ring, or the heads of the whole sequence."""
-    if run.cp == 1:
-        return 0
-    size, tokens = DTYPE_BYTES[run.compute_dtype], run.tokens_per_micro_batch // run.cp
-    widest = 0
-    for group in architecture.groups:
-        width = passed_width(group.layer.attention, run) * (RING_BLOCKS if run.cp_kind == "ring" else 1)
-        widest = max(widest, allocated_bytes(tokens * width * size))
-    return widest
 
 
 def added_bytes(architecture: Architecture, run: Run, stage: int, kept: int, moment: str) -> dict[str, int]:

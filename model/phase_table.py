@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tunecast.model.columns import COLUMNS, FLOOR, share_columns
+from tunecast.model.context_parallel import room_fracs
 from tunecast.model.curve_names import curve_key, find_curve
 from tunecast.model.curves import Array, Columns, bytes_frac, columns, seconds, shares
 from tunecast.model.factors import Curve, FactorSet
@@ -42,6 +43,10 @@ class PhaseTable:
     """(segments,) on the link in the last pass only (gradients that accumulated), overlap not yet taken off."""
     blocking_s: Array = field(default_factory=no_seconds)
     """(segments,) on the link in every pass, with nothing to hide behind."""
+    ring_s: Array = field(default_factory=no_seconds)
+    """(segments,) on the link in every pass, hiding behind attention alone."""
+    ring_room_frac: Array = field(default_factory=no_seconds)
+    """(segments,) share of the attention's seconds that it hides behind, see `context_parallel.room_fracs`."""
     bubble_frac: Array = field(default_factory=no_seconds)
     """Idle time of a pipeline stage over the time it works in forward and backward."""
     host_update_s: float = 0.0
@@ -136,6 +141,8 @@ def phase_table(operations: Sequence[Operation], factors: FactorSet, *, run: Run
         communication_s=communication_seconds(operations, factors, run=run, when="beside") / passes,
         once_s=communication_seconds(operations, factors, run=run, when="once"),
         blocking_s=communication_seconds(operations, factors, run=run, when="blocking") / passes,
+        ring_s=communication_seconds(operations, factors, run=run, when="ring") / passes,
+        ring_room_frac=room_fracs(run),
         bubble_frac=idle_fracs(operations, run),
         host_update_s=float(communication_seconds(host_updates(operations), factors, run=run).sum()),
         meets=meets,

@@ -44,6 +44,7 @@ from tunecast.model.value import at_least_to, lognormal
 
 ROUNDED = 1e-12
 """Share of a step that its parts may miss by their rounding."""
+ATTENTION = COLUMNS.index(str(Kind.ATTENTION))
 COMPUTE = (str(Kind.GEMM), str(Kind.ATTENTION))
 SCALES = {f"scale.{column}": [place] for place, column in enumerate(COLUMNS)}
 SCALES[f"scale.{Kind.MEMORY}"].append(COLUMNS.index(CACHED))
@@ -84,6 +85,8 @@ class Stack:
     micro_steps: Array
     once_s: Array
     blocking_s: Array
+    ring_s: Array
+    ring_room_frac: Array
     bubble_frac: Array
 
     @property
@@ -102,6 +105,8 @@ def stacked(tables: Sequence[PhaseTable]) -> Stack:
         micro_steps=np.array([t.micro_steps for t in tables], dtype=float),
         once_s=np.array([t.once_s for t in tables]),
         blocking_s=np.array([t.blocking_s for t in tables]),
+        ring_s=np.array([t.ring_s for t in tables]),
+        ring_room_frac=np.array([t.ring_room_frac for t in tables]),
         bubble_frac=np.array([t.bubble_frac for t in tables]),
     )
 
@@ -128,7 +133,9 @@ def _load(stack: Stack, values: Mapping[str, float], *, synchronous: bool) -> _L
     pause = stack.launches[:, :, WALKED] * issue[WALKED]
     issue[WALKED] = 0.0
     work = stack.device_s @ scale
-    wait, once = exposed_communication(stack, work, values.get("overlap_frac", 0.0), values.get("scale.link", 1.0))
+    link = values.get("scale.link", 1.0)
+    wait, once = exposed_communication(stack, work, values.get("overlap_frac", 0.0), link)
+    wait = wait + exposed_ring(stack, stack.device_s[:, :, ATTENTION] * scale[ATTENTION], link)
     lead = np.full_like(work, np.inf)
     if "launch_queue_depth" in values:
         issued = stack.launches[:, :, : HOST_COLUMNS.index("calls")].sum(axis=2)
@@ -148,6 +155,11 @@ def exposed_communication(stack: Stack, work: Array, overlap_frac: float, link: 
     room = overlap_frac * beside - link * stack.communication_s
     last = np.maximum(link * stack.once_s - np.maximum(room, 0.0), 0.0)
     return np.asarray(np.maximum(-room, 0.0) + last / stack.passes + link * stack.blocking_s), np.asarray(last)
+
+
+def exposed_ring(stack: Stack, attention_s: Array, link: float = 1.0) -> Array:
+    """(runs, segments): seconds per pass that attention waits for keys, values and gradients that go around."""
+    return np.asarray(np.maximum(link * stack.ring_s - stack.ring_room_frac * attention_s, 0.0))
 
 
 def _segment_ends(stack: Stack, load: _Load, *, synchronous: bool) -> tuple[Array, Array]:

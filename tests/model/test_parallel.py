@@ -15,14 +15,16 @@ from hypothesis import strategies as st
 from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.architecture import Architecture
 from tunecast.model.architectures import load_architecture
+from tunecast.model.context_parallel import kv_heads_passed, passed_width
 from tunecast.model.estimate import forecast
 from tunecast.model.flops import executed_flops_per_step, model_flops_per_step
 from tunecast.model.inventory import part_operations, step_operations
+from tunecast.model.joined import joined
 from tunecast.model.links import Links, collective_seconds
 from tunecast.model.memory import memory_timeline, stage_parts
 from tunecast.model.on_device import job_factors
 from tunecast.model.operation import Kind, Operation, Phase
-from tunecast.model.parallel import kv_heads_passed, local_architecture, passed_width, stages_counted
+from tunecast.model.parallel import local_architecture, stages_counted
 from tunecast.model.parallel_memory import kept_bytes, micro_batches_in_flight
 from tunecast.model.question import Question
 from tunecast.model.resolve import resolve_run
@@ -268,8 +270,8 @@ def test_a_ring_leaves_a_machine_over_the_network_of_its_rings(
 ) -> None:
     """One GPU of every ring on a machine sends to the next machine: by hand, over 100 Gbit/s that they share, and no
     faster than one GPU's own PCIe lanes."""
-    llama = make("llama-3.1-8b")
-    layout = {"num_gpus": 16, "tp": tp, "cp": cp, "gpus_per_node": per_node, "sharding": "fsdp" if tp == 1 else "zero1"}
+    llama = joined(make("llama-3.1-8b"))
+    layout = {"num_gpus": 16, "tp": tp, "cp": cp, "gpus_per_node": per_node, "stack": "megatron", "sharding": "zero1"}
     run = run_of(llama, method="full", max_length=32768, **layout)
     (send, *_) = [op for op in collectives(llama, run) if op.name == "cp.send"]
     assert send.bytes == 32768 / cp * 2 * 8 / tp * 128 * 2
@@ -363,7 +365,7 @@ def test_context_parallelism_divides_tokens_and_balances_attention(make: Make, r
     assert attention(split) == pytest.approx(attention(alone) / 8)
     kv, q = 2 * 8 * 128 * 2 * 4096, 2 * 32 * 128 * 2 * 4096
     sent = {op.phase: op.total_bytes for op in collectives(llama, split) if op.name.startswith("cp.")}
-    expected = 7 * kv if kind == "ring" else q + kv
+    expected = 8 * kv if kind == "ring" else q + kv  # a gather's payload is the whole
     assert sent[Phase.FORWARD] == pytest.approx(32 * expected)
 
 

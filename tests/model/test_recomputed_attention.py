@@ -11,11 +11,11 @@ import pytest
 
 from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.architectures import architecture_from_config
+from tunecast.model.context_parallel import context_operations
 from tunecast.model.flops import executed_flops_per_step
 from tunecast.model.inventory import step_operations
 from tunecast.model.memory import memory_timeline
 from tunecast.model.operation import Kind, Operation
-from tunecast.model.parallel import context_operations
 from tunecast.model.resolve import resolve_run
 from tunecast.model.run import Run
 
