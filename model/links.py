@@ -49,6 +49,8 @@ class Links:
     intra_latency_s: Number = 0.0
     """Per hop."""
     inter_latency_s: Number = 0.0
+    start_s: Number = 0.0
+    """Per collective, before its first hop."""
     pcie_bytes_per_s: Number = np.inf
     """Between a GPU and its host."""
     host_update_bytes_per_s: Number = np.inf
@@ -132,10 +134,10 @@ def collective_seconds(operation: Operation, links: Links, num_gpus: int) -> flo
     if operation.name == HOST_UPDATE:
         return float(operation.bytes * links.gpus_per_host / links.host_update_bytes_per_s)
     if kind == "send":
-        return float(send_seconds(operation.bytes, nodes, links))
+        return float(links.start_s + send_seconds(operation.bytes, nodes, links))
     if kind == "all_to_all":
-        return float(exchange_seconds(operation.bytes, per_node, nodes, links))
-    return float(ring_seconds(operation.bytes, kind, per_node, nodes, links))
+        return float(links.start_s + exchange_seconds(operation.bytes, per_node, nodes, links))
+    return float(links.start_s + ring_seconds(operation.bytes, kind, per_node, nodes, links))
 
 
 def crosses_machines(operations: Sequence[Operation]) -> bool:
@@ -162,7 +164,7 @@ def links_of(factors: FactorSet, run: Run, *, across: bool) -> Links:
         )
     latency = {
         name: found.value if (found := factors.factors.get(name)) else 0.0
-        for name in ("link_latency_s", "node_latency_s")
+        for name in ("link_latency_s", "link_start_s", "node_latency_s")
     }
     sharing = min(run.gpus_per_node, run.num_gpus)
     inside = np.inf if link is None else link.value
@@ -172,6 +174,7 @@ def links_of(factors: FactorSet, run: Run, *, across: bool) -> Links:
         inter_bytes_per_s=per_gpu,
         intra_latency_s=latency["link_latency_s"],
         inter_latency_s=latency["node_latency_s"],
+        start_s=latency["link_start_s"],
         pcie_bytes_per_s=host_rate(factors, run, "pcie_bytes_per_s"),
         host_update_bytes_per_s=host_rate(factors, run, "host_update_bytes_per_s"),
         gpus_per_host=sharing,

@@ -69,6 +69,8 @@ def target_factors(target: Target, run: Run | None = None) -> FactorSet:
     timed = with_sharding(with_software(alone, run, load_priors()), prior, run, load_priors())
     own = with_other_code(timed, run, load_priors())
     borrowed = {name: prior.factors[name] for name in LINK_FACTORS if name in prior.factors}
+    if "link_latency_s" in own.factors:  # what was measured of a hop has its share of the start
+        borrowed.pop("link_start_s", None)
     return replace(own, factors={**borrowed, **own.factors})
 
 

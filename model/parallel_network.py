@@ -17,7 +17,7 @@ from tunecast.catalogs.prices import load_prices
 from tunecast.catalogs.rental_facts import BITS_PER_BYTE, node_network_bytes_per_s
 from tunecast.model.factors import Factor, FactorSet
 from tunecast.model.overlap_belief import OVERLAP
-from tunecast.model.priors import link_bytes_per_s, load_priors
+from tunecast.model.priors import latency, link_bytes_per_s, load_priors
 from tunecast.model.read_numbers import number_above_zero
 from tunecast.model.resolve_parallel import GPUS_PER_NODE
 from tunecast.model.run import Run
@@ -217,8 +217,8 @@ def with_network(
 ) -> FactorSet:
     """The factors with those of links that the job needs: between cards without peer access, between machines.
 
-    Collectives reach the same part of it as of the link inside a machine, and a hop takes as long: both assumed,
-    since no record and no published run has measured them. `reached` is that part; None: the shipped priors'.
+    Collectives reach the same part of it as of the link inside a machine (assumed), and a hop takes what NCCL's table
+    says: no record and no published run has measured them. `reached` is that part; None: the shipped priors'.
     Where nobody says what joins the machines, it may as well be the next slower network of the card's instances.
     """
     factors = with_peers(factors, run, gpu, options)
@@ -242,7 +242,7 @@ def with_network(
     )
     added = {"node_bytes_per_s": network}
     if "link_latency_s" in factors.factors:
-        added["node_latency_s"] = replace(factors.factors["link_latency_s"], origin="assumed")
+        added["node_latency_s"] = latency(load_priors()["beliefs"], run, "network")
     machines, over = -(-run.num_gpus // run.gpus_per_node), run.num_gpus % run.gpus_per_node
     partly = f", the last with {over} in use," if over else ","
     note = (

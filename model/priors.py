@@ -118,12 +118,18 @@ def datasheet_factors(gpu: Gpu, beliefs: Mapping[str, Any], run: Run | None = No
     curves |= chunked_curves(curves.get("memory"), beliefs, gpu, run)
     link = link_bytes_per_s(gpu)
     factors = {} if link is None else {"link_bytes_per_s": exact_factor(link, "B/s", "datasheet")}
-    latency = beliefs["link_latency_s"]
-    spread = interval(float(latency["value"]), float(latency["log_sd"]) * unseen_share(run, latency))
-    factors["link_latency_s"] = Factor(**spread, unit="s", origin="assumed")
+    factors["link_latency_s"] = latency(beliefs, run, "nvlink" if joined_by_nvlink(gpu) else "pcie")
+    factors["link_start_s"] = latency(beliefs, run, "start")
     if _runs_own_kernels(gpu, run):
         curves |= {**between_kernels(curves), **as_sdpa(curves, NATIVE)}
     return FactorSet(gpu=gpu.id, curves=curves, factors=factors, step_log_sd=0.0)
+
+
+def latency(beliefs: Mapping[str, Any], run: Run | None, what: str) -> Factor:
+    """Seconds of a hop over NVLink, PCIe or a network, or of a collective's start, as NCCL's own table has them."""
+    belief = beliefs["link_latency_s"]
+    spread = interval(float(belief["values"][what]), float(belief["log_sd"]) * unseen_share(run, belief))
+    return Factor(**spread, unit="s", origin="assumed")
 
 
 def unseen_share(run: Run | None, latency: Mapping[str, Any]) -> float:
@@ -162,9 +168,12 @@ def exact_factor(value: float, unit: str, origin: str) -> Factor:
 
 def link_bytes_per_s(gpu: Gpu) -> float | None:
     """One direction of the fastest link between two cards of a machine: NVLink, else PCIe; None if unknown."""
-    if gpu.nvlink_bytes_per_s > 0 and gpu.link_kind != "nvlink-bridge":
-        return gpu.nvlink_bytes_per_s / 2
-    return pcie_bytes_per_s(gpu)
+    return gpu.nvlink_bytes_per_s / 2 if joined_by_nvlink(gpu) else pcie_bytes_per_s(gpu)
+
+
+def joined_by_nvlink(gpu: Gpu) -> bool:
+    """Whether the cards of a machine have it, or another vendor's like; bridges are rarely mounted."""
+    return gpu.nvlink_bytes_per_s > 0 and gpu.link_kind != "nvlink-bridge"
 
 
 def pcie_bytes_per_s(gpu: Gpu) -> float | None:

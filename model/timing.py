@@ -29,8 +29,8 @@ from tunecast.model.time import StepTime, step_time
 from tunecast.model.units import TERA
 from tunecast.model.value import Z80, exact
 
-LINK_FACTORS = ("link_bytes_per_s", "link_latency_s", "overlap_frac")
-LATENCIES = ("link_latency_s", "node_latency_s")
+LINK_FACTORS = ("link_bytes_per_s", "link_latency_s", "link_start_s", "overlap_frac")
+LATENCIES = ("link_latency_s", "link_start_s", "node_latency_s")
 
 
 def step_timing(question: Question, resolved: Resolved, target: Target, factors: FactorSet) -> StepTime:
