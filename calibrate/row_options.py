@@ -29,6 +29,8 @@ from tunecast.model.resolve_parallel import FSDP
 from tunecast.model.stacks import PLAIN, ours
 
 TORCHTITAN = "torchtitan"
+HALF = "half of seq_len"
+"""What a rule says of attention inside packed samples whose length no cell says."""
 
 
 def options_of(
@@ -71,6 +73,7 @@ def options_of(
     options["max_length"] = whole(row, "seq_len")
     if options.pop("filled_length", options["max_length"]) != options["max_length"]:
         raise SkipRowError(f"seq_len {row['seq_len']!r} and packed {row['packed']!r} contradict each other")
+    _as_documents_may_be(options)
     options["per_device_train_batch_size"] = whole(row, "micro_batch")
     copies = options["num_gpus"] // math.prod(int(options.get(way, 1)) for way in ("tp", "pp", "cp"))
     options["gradient_accumulation_steps"] = micro_batches(row, options["max_length"], max(copies, 1), notes)
@@ -86,6 +89,13 @@ def options_of(
         options.setdefault("master_dtype", "none")
     _adapters(row, software, options, default)
     return options
+
+
+def _as_documents_may_be(options: dict[str, Any]) -> None:
+    """How far attention reaches in packed samples that it keeps apart, where nothing says how long they are: between
+    hardly any attention and that of a whole row."""
+    if options.get("attention_length") == HALF:
+        options["attention_length"] = max(options["max_length"] // 2, 1)
 
 
 def _as_copies_are(options: dict[str, Any], row: dict[str, str], software: Software, notes: list[str]) -> None:

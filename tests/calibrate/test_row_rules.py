@@ -21,6 +21,7 @@ ALONE = {
     **ROW, "model": "meta-llama/Llama-3.1-8B", "gpus": "1", "parallelism": "single", "optimizer": "adamw_torch",
     "attention_impl": "sdpa",
 }  # fmt: skip
+SWIFT = {**ALONE, "framework": "ms-swift 3.8", "kind": "sft", "attention_impl": "flash_attn", "seq_len": "16384"}
 TITAN = {**ALONE, "framework": "torchtitan", "gpus": "8"}
 
 
@@ -40,6 +41,12 @@ TITAN = {**ALONE, "framework": "torchtitan", "gpus": "8"}
         # samples of 220 tokens are those of a packed SQuAD
         ({**BRIDGE, "kind": "finetune"}, {"attention_length": 220}),
         ({**BRIDGE, "kind": "finetune", "packed": "no packing, samples fill seq_len"}, {"attention_length": None}),
+        # attention keeps packed samples apart, whose length no cell says; other attention and other rows do not
+        (SWIFT, {"attention_length": 8192}),
+        ({**SWIFT, "attention_impl": "sdpa"}, {"attention_length": None}),
+        ({**SWIFT, "packed": "no packing, samples fill seq_len"}, {"attention_length": None}),
+        ({**SWIFT, "kind": "pretrain"}, {"attention_length": None}),
+        ({**SWIFT, "framework": "axolotl 0.9", "packed": "yes, neat_packing"}, {"attention_length": 8192}),
         # torchtitan shards its copies, and keeps and reduces nothing in shards where there are none
         ({**TITAN, "parallelism": "TP2, DP4"}, {"sharding": "fsdp", "reduce_dtype": "fp32"}),
         ({**TITAN, "parallelism": "TP8"}, {"sharding": "none", "reduce_dtype": None, "dtype": "bf16"}),
@@ -65,6 +72,11 @@ def test_a_rule_gives_way_to_what_a_cell_states(cells: dict[str, str], expected:
 )
 def test_a_row_is_not_thrown_away_for_what_another_page_leaves_out(cells: dict[str, str]) -> None:
     assert one({**ALONE, **cells}).tokens_per_s == 400.0
+
+
+def test_documents_of_a_split_row_are_refused() -> None:
+    told = reason({**SWIFT, "gpus": "4", "parallelism": "ZeRO-3 + Ulysses sequence parallel 4"})
+    assert told.startswith("attention inside documents of packed rows is not built with context parallelism")
 
 
 def test_what_a_rule_fills_is_told_with_its_source() -> None:
