@@ -273,6 +273,8 @@ class Architecture:
     """Tables of rotary positions: one, or one for local and one for global layers (Gemma 3)."""
     rotary_wide: bool = False
     """Whether rotary positions are applied in fp32 (OLMo 2)."""
+    rotary_by_flash: bool = False
+    """Whether FlashAttention's package, where attention is its own, rotates too (Qwen 1)."""
     logits: str = "plain"
     """``plain``, ``scaled`` by a number (Granite) or ``capped`` by a tanh (Gemma 2)."""
     rotary_early: bool = False

@@ -136,6 +136,7 @@ def build_architecture(name: str, family: Family, dims: Dimensions) -> Architect
         embedding_scale=family.embedding_scale,
         rotary_sets=rotary_sets(dims, family),
         rotary_wide=family.rotary_wide,
+        rotary_by_flash=family.rotary_by_flash,
         logits=family.logits,
         position_rows=position_rows(dims, family),
         embedding_norm=family.embedding_norm,

@@ -103,9 +103,13 @@ def attention_block(step: Step, where: str, layer: Layer, x: Tensor, tables: Tab
     plain = q, k
     if block.rotary:
         waves = laid_out_pairs(step, block, tables.waves[-1 if block.window is None else 0])
-        if step.architecture.rotary_early:
+        by_flash = step.architecture.rotary_by_flash and step.run.attn_implementation.startswith("flash")
+        if step.architecture.rotary_early or by_flash:
             q, k = (ops.cast(tape, heads, "fp32", name="rotary") for heads in (q, k))
-        q, k = (rotated_heads(step, block, heads, waves) for heads in (q, k))
+        if by_flash:
+            q, k = (fused.flash_rotary(tape, heads, waves) for heads in (q, k))
+        else:
+            q, k = (rotated_heads(step, block, heads, waves) for heads in (q, k))
         tape.hold(*waves)
     if block.rotary and (step.architecture.rotary_wide or step.architecture.rotary_early):
         q, k = (ops.cast(tape, rotated, step.activation_dtype, name="rotary") for rotated in (q, k))

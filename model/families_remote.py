@@ -22,6 +22,7 @@ REMOTE_FAMILIES = (
         o_bias=False,
         inner_divisor=2,
         rotary_wide=True,
+        rotary_by_flash=True,
     ),
     Family(
         model_type="chatglm",

@@ -112,6 +112,7 @@ class Family:
     embedding_scale: str = "none"
     rotary_sets: int = 1
     rotary_wide: bool = False
+    rotary_by_flash: bool = False
     logits: str = "plain"
     config_fields: tuple[str, ...] = ("head_dim",)
     """Fields of its configuration class, beyond those all have, that the architecture decides."""

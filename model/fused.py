@@ -71,6 +71,20 @@ def rotary(step: Step, x: Tensor, waves: tuple[Tensor, Tensor]) -> Tensor:
     return tape.record(overwritten(x), (x,), backward, saves=(cos, sin))
 
 
+def flash_rotary(tape: Tape, x: Tensor, waves: tuple[Tensor, Tensor]) -> Tensor:
+    """One kernel each way, into memory of its own, by half of each table; only the tables are kept.
+
+    Source: flash-attn ``layers/rotary.py`` (``ApplyRotaryEmb``, not in place) and ``ops/triton/rotary.py``, which came
+    with 2.1.2 in September 2023; the package before it needed another one for this.
+    """
+    halves = tuple(Tensor(wave.elements // 2, wave.dtype, wave.storage) for wave in waves)
+
+    def kernel(given: Tensor) -> Tensor:
+        return ops.elementwise(tape, "rotary", (given, *halves), given.elements, given.dtype)
+
+    return tape.record(kernel(x), (x,), lambda grad: (kernel(grad),), saves=waves)
+
+
 def swiglu(tape: Tape, gate: Tensor, up: Tensor) -> Tensor:
     """``silu(gate) * up``: one kernel each way. Keeps both inputs, which their gradients overwrite."""
     out = ops.elementwise(tape, "swiglu", (gate, up), gate.elements, gate.dtype)

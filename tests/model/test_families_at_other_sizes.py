@@ -91,3 +91,24 @@ def test_code_outside_transformers_multiplies_every_matrix_once(name: str) -> No
     assert sum(op.total_flops for op in forward if op.kind is Kind.GEMM) == 2 * 1024 * weights
     width = sum(layer.attention.num_heads * layer.attention.head_dim for layer in layers)
     assert sum(op.total_flops for op in forward if op.kind is Kind.ATTENTION) == 2 * 1024 * 1024 * width
+
+
+@pytest.mark.parametrize("attention", ["flash_attention_2", "sdpa"])
+def test_qwen_1_rotates_by_the_kernel_of_flash_attention_where_it_attends_by_it(attention: str) -> None:
+    """``apply_rotary_pos_emb`` of modeling_qwen.py, by hand: a copy in fp32, a kernel into another one by half of the
+    tables, and back to bf16; without the package the products, the turned half and the sum are kernels of their own."""
+    qwen, tokens = load_architecture("Qwen/Qwen-7B"), 1024
+    run = resolve_run(qwen, {"max_length": tokens, "method": "full", "attn_implementation": attention}).run
+    kernels = [
+        op
+        for op in step_operations(qwen, run)
+        if op.phase is Phase.FORWARD and op.name == "rotary" and op.kind is Kind.MEMORY
+    ]
+    values, layers, tables = tokens * 4096, 32, 2 * tokens * 64 * 4
+    moved = 2 * layers * (values * (2 + 4) + values * (4 + 4) + tables + values * (4 + 2))
+    found = sum(op.total_bytes for op in kernels)
+    if attention == "sdpa":
+        assert found > 1.5 * moved
+    else:
+        assert found == moved
+        assert sum(op.count for op in kernels) == 2 * layers * 3
