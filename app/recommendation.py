@@ -89,8 +89,8 @@ class Recommendation:
         if untimed is not None:
             return f"No card is left ({words}); {untimed.gpu} has room, but its step cannot be timed: {untimed.detail}"
         return (
-            f"No card is left ({words}); allow more GPUs (--max-gpus), a smaller --global-batch or --max-length, or "
-            "other offers."
+            f"No card is left ({words}); allow more GPUs (--max-gpus), a smaller --global-batch or --max-length, long "
+            "rows in parts (--cp 8, say, which is not tried unless asked for), or other offers."
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -233,7 +233,8 @@ def _packed(run: Run, options: Mapping[str, Any], samples: float, epochs: float)
     """That samples fill rows; where only the documents in them were spoken of, with the steps of rows of one sample
     each beside it."""
     if packing_of(options):
-        return "packed"
+        own = options.get("packing") is None and options.get(ROWS_PACKED) is None
+        return f"packed, as {options['stack']}'s data loader has it (--no-packing)" if own else "packed"
     steps = steps_of(run, samples, epochs)
     return f"packed, which is assumed (one sample a row: {steps_words(steps)}, --no-packing)"
 

@@ -101,10 +101,9 @@ def communication_operations(architecture: Architecture, run: Run) -> list[Opera
 
 
 def reduced_times(run: Run) -> tuple[int, bool]:
-    """How often a gradient is reduced in a step, and whether that is once for several micro-batches."""
+    """How often a gradient is reduced in a step, and whether that is once however many micro-batches it has."""
     every = shards_of(run).gradients or run.sync_each_micro_batch
-    micro_batches = run.gradient_accumulation_steps
-    return (micro_batches if every else 1), not every and micro_batches > 1
+    return (run.gradient_accumulation_steps if every else 1), not every
 
 
 def reductions(name: str, buckets: tuple[tuple[int, ...], tuple[int, ...]], run: Run) -> list[Operation]:
@@ -138,9 +137,8 @@ def distributed_optimizer_operations(architecture: Architecture, run: Run) -> li
     """Gradients to the GPU that updates them, new parameters back, both beside work but for the bucket of the table:
     the backward ends with it, and the forward begins with it."""
     buckets = megatron_buckets(architecture, run)
-    once = run.gradient_accumulation_steps > 1
     beside, first = (
-        collective("all_gather", Phase.FORWARD, mean(n), count=len(n), dtype=gradient_dtype(run), run=run, once=once)
+        collective("all_gather", Phase.FORWARD, mean(n), count=len(n), dtype=gradient_dtype(run), run=run, once=True)
         for n in buckets
     )
     beside = replace(beside, bytes=beside.bytes * gathered_share(architecture, run))

@@ -374,9 +374,10 @@ def suggestions(question: Question, target: Target) -> tuple[str, ...]:
     changes = what_would_fit(question, target)
     if not changes:
         return (f"nothing that was tried, one change or two at once, makes it fit on {target.id}",)
+    timed = question.achieved_tflops is None  # a speed of required work says nothing of what is recomputed
     return tuple(
-        f"{change.typed} would make it fit{_tightly(change)} on {target.id}, "
-        f"at {change.gpu_time_ratio:.2f} x the GPU time per token"
+        f"{change.typed} would make it fit{_tightly(change)} on {target.id}"
+        + (f", at {change.gpu_time_ratio:.2f} x the GPU time per token" if timed else "")
         for change in changes[:MOST_SUGGESTIONS]
     )
 

@@ -25,13 +25,22 @@ HELD_OUT = "held_out"
 """Option: what is kept for evaluation and not trained on, a share up to 1 or a number above."""
 HELD_ROWS = "held_rows"
 """Option: packed rows are so kept, not samples."""
+JOINING_STACKS = ("torchtitan", "megatron")
+"""Sources: torchtitan ``datasets/hf_datasets.py`` (one buffer of tokens, of which every row takes ``seq_len``);
+Megatron-Core ``datasets/gpt_dataset.py`` (a sample begins where the one before it ended, within a document or not)."""
 OF_DATA = (LONG_SAMPLES, MOST_SAMPLES, HELD_OUT, HELD_ROWS)
 
 
 def long_samples(options: Mapping[str, Any], *, packed: bool) -> str:
     """`CUT`, `DROPPED` or `SPLIT`, where rows are packed or not."""
-    said = str(options.get(LONG_SAMPLES, CUT))
+    said = str(options.get(LONG_SAMPLES) or (WRAPPED if joins_samples(options) else CUT))
     return said if said != WRAPPED else SPLIT if packed else CUT
+
+
+def joins_samples(options: Mapping[str, Any]) -> bool:
+    """Whether the stack's own data loader joins samples and cuts rows out of them, wherever they end, unless told
+    otherwise."""
+    return str(options.get("stack")) in JOINING_STACKS
 
 
 def held_out(asked: float, of: int) -> int:

@@ -152,7 +152,14 @@ def survey(search: Search, targets: Sequence[Target]) -> Market:
 
 def _survey_alike(market: Market, search: Search, targets: Sequence[Target]) -> None:
     known = [target.usable_bytes for target in targets if target.usable_bytes is not None]
-    plans = plans_that_may_fit(search.job, targets[0], roomiest_bytes=max(known, default=0.0))
+    try:
+        plans = plans_that_may_fit(search.job, targets[0], roomiest_bytes=max(known, default=0.0))
+    except NotSupportedError as error:
+        if targets[0].has_bf16:
+            raise
+        refused = {target.id: Rejected(gpu=target.id, reason="not built", detail=str(error)) for target in targets}
+        market.without |= refused
+        return
     if not plans:
         market.without |= {target.id: too_small(target, None, search) for target in targets}
         return

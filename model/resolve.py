@@ -246,7 +246,8 @@ def _without_bf16(fields: _Fields) -> None:
         half_precision(fields, litgpts if stack == STACK else "Megatron's --fp16")
     elif code_of(stack):
         raise NotSupportedError(
-            f"{code_of(stack)} training in fp16 is not built, and this GPU has no bf16; leave --stack {stack} out."
+            f"{code_of(stack)} training in fp16 is not built, and this GPU has no bf16; take one that has, or leave "
+            f"--stack {stack} out."
         )
     else:
         _fall_back_to_fp16(fields)

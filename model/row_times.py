@@ -43,6 +43,7 @@ def stretched(timing: StepTime, ratio: float) -> StepTime:
         timing,
         step_time_s=timing.step_time_s.scaled(ratio),
         slow_host_s=timing.slow_host_s * ratio,
+        least_s=timing.least_s * ratio,
         parts_s=_longer(timing.parts_s, ratio),
         phases_s=_longer(timing.phases_s, ratio),
         device_s=timing.device_s * ratio,

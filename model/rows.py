@@ -32,7 +32,7 @@ from tunecast.catalogs.errors import InputError
 from tunecast.model.dataset import Dataset, bytes_per_token, kept, read_dataset
 from tunecast.model.factors import Factor
 from tunecast.model.grouped_rows import first_lengths, group_size
-from tunecast.model.kept_samples import HELD_OUT, HELD_ROWS, MOST_SAMPLES, long_samples
+from tunecast.model.kept_samples import HELD_OUT, HELD_ROWS, MOST_SAMPLES, joins_samples, long_samples
 from tunecast.model.read_numbers import as_number
 from tunecast.model.resolve import ASSUMED
 from tunecast.model.run import Run
@@ -96,14 +96,14 @@ def likely_longest(lengths: Sequence[float] | Array, batch: int) -> Array:
 
 
 def packing_of(options: Mapping[str, Any]) -> bool | None:
-    """Whether samples fill rows: as typed, else where samples have a length as a training file has it, else not; None
-    where samples have none. ``--padding-free`` and ``--attention-length`` speak of packed rows, whatever the file has:
-    nobody said so, but they do."""
+    """Whether samples fill rows: as typed, else where samples have a length as a training file or the stack's own data
+    loader has it, else not; None where samples have none. ``--padding-free`` and ``--attention-length`` speak of packed
+    rows, whatever the file has: nobody said so, but they do."""
     typed, of_file = options.get("packing"), options.get(ROWS_PACKED)
     if typed is not None or not any(options.get(name) is not None for name in LENGTHS):
         return typed
     inside = bool(options.get("padding_free")) or options.get("attention_length") is not None
-    return True if of_file else None if inside else False
+    return True if of_file or (of_file is None and joins_samples(options)) else None if inside else False
 
 
 def trained_data(options: Mapping[str, Any]) -> Dataset:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 
-from tunecast.model.value import Z80, Value, at_least_to, lognormal
+from tunecast.model.value import Z80, Value, at_least_to, at_most_to, lognormal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,10 +31,20 @@ class StepTime:
     slow_host_s: float = 0.0
     """The step with a host as slow as its own 80% interval lets expect, below which the upper end does not lie."""
 
+    least_s: float = 0.0
+    """What links alone take at the fast end, or the rest without them, below which the lower end does not lie."""
+
     def spread_to(self, log_sd: float) -> StepTime:
         """The same step, less sure."""
-        wider = at_least_to(self.slow_host_s, lognormal(self.step_time_s.value, log_sd))
-        return replace(self, step_time_s=wider, log_sd=log_sd)
+        return replace(self, step_time_s=self._kept(lognormal(self.step_time_s.value, log_sd)), log_sd=log_sd)
+
+    def not_below(self, least_s: float) -> StepTime:
+        """The same step, which is no faster than that even at the fast end."""
+        kept = replace(self, least_s=max(self.least_s, least_s))
+        return replace(kept, step_time_s=kept._kept(self.step_time_s))
+
+    def _kept(self, between: Value) -> Value:
+        return at_most_to(self.least_s, at_least_to(self.slow_host_s, between))
 
     def spread_between(self, fast_s: float, slow_s: float) -> StepTime:
         """The same step where something independent makes it as fast or as slow as that, each with a chance of a tenth.
@@ -45,5 +55,4 @@ class StepTime:
         down = math.hypot(own, max(math.log(seconds / fast_s), 0.0))
         up = math.hypot(own, max(math.log(slow_s / seconds), 0.0))
         between = Value(value=seconds, low=seconds / math.exp(down), high=seconds * math.exp(up))
-        wider = at_least_to(self.slow_host_s, between)
-        return replace(self, step_time_s=wider, log_sd=(down + up) / 2.0 / Z80)
+        return replace(self, step_time_s=self._kept(between), log_sd=(down + up) / 2.0 / Z80)

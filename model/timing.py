@@ -10,8 +10,8 @@ from tunecast.catalogs.errors import ImpossibleError, InputError
 from tunecast.model.architecture import Architecture
 from tunecast.model.documents import ends_of
 from tunecast.model.factors import Factor, FactorSet
-from tunecast.model.links import PAGING
-from tunecast.model.operation import Operation
+from tunecast.model.links import OF_HOST, PAGING, communication_seconds
+from tunecast.model.operation import Kind, Operation
 from tunecast.model.paging import paged_state_bytes
 from tunecast.model.parallel_network import NETWORK_FACTORS, can_be_bridged
 from tunecast.model.parallel_offload import OFFLOAD_FACTORS, PAGING_WAYS
@@ -104,7 +104,21 @@ def linked(
         for end in ("low", "high")
     ]
     slow_s, fast_s = (end.step_time_s.value for end in ends)
-    return timing.spread_between(min(slow_s, fast_s), max(slow_s, fast_s))
+    least_s = least_linked_s(operations, factors, run)
+    return timing.spread_between(min(slow_s, fast_s), max(slow_s, fast_s)).not_below(least_s)
+
+
+def least_linked_s(operations: Sequence[Operation], factors: FactorSet, run: Run) -> float:
+    """Seconds that a step takes even where nothing is waited for: the fast end of its work without links, or what the
+    busiest of its links, those inside machines or those between them, are busy at their own fast end."""
+    collectives = [o for o in operations if o.kind is Kind.COMMUNICATION]
+    alone = step_time([o for o in operations if o.kind is not Kind.COMMUNICATION], factors, run=run)
+    between = [o for o in collectives if o.name not in OF_HOST and not o.name.endswith(".copy")]
+    fast = replace(factors, factors=_link_at(factors, "high"))
+    crossing = [o for o in between if o.group > o.group_per_node > 0]
+    inside = [o for o in between if o not in crossing]
+    busy_s = (float(communication_seconds(part, fast, run=run).sum()) for part in (crossing, inside) if part)
+    return max(alone.step_time_s.low, *busy_s, 0.0)
 
 
 def unsure_of_documents(

@@ -49,6 +49,11 @@ def at_least_to(high: float, value: Value) -> Value:
     return Value(value=value.value, low=value.low, high=max(value.high, high))
 
 
+def at_most_to(low: float, value: Value) -> Value:
+    """The same value, its interval reaching down to `low` at most, which may be above the value itself."""
+    return Value(value=value.value, low=max(value.low, min(low, value.value)), high=value.high)
+
+
 def total(values: Iterable[Value]) -> Value:
     """Sum of independent values: their distances to the low ends add in squares, and so do those to the high ends."""
     point = down = up = 0.0

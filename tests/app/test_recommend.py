@@ -414,3 +414,11 @@ def test_a_file_whose_shards_allow_no_count_is_refused_in_a_sentence() -> None:
         recommend(str(examples / "trl.yaml"), max_gpus=1, **asked)
     found = recommend(str(examples / "trl.yaml"), max_gpus=2, **asked)
     assert {picked.forecast.run.num_gpus for picked in found.front} == {2}
+
+
+def test_cards_without_bf16_are_left_out_where_the_stack_needs_it_and_named() -> None:
+    found = recommend("gpt2", method="full", stack="torchtitan", max_length=512, tokens="1M", max_gpus=1)
+    without = {rejected.gpu: rejected for rejected in found.rejected}
+    assert found.front
+    assert without["t4-16gb"].reason == "not built"
+    assert "take one that has" in without["t4-16gb"].detail

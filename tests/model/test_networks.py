@@ -167,3 +167,24 @@ def test_a_rented_network_that_is_known_has_no_interval_of_an_unstated_one() -> 
     assert silent.forecast.step_time_s == typed.forecast.step_time_s
     assert any("1,600 Gbit/s each (azure " in note for note in silent.forecast.notes)
     assert not any("perhaps" in note for note in silent.forecast.notes)
+
+
+def on_two_machines(gbps: float, **options: object) -> Forecast:
+    asked = {"sharding": "ddp", "num_gpus": 16, "max_length": 4096, "gpu": "h100-sxm5-80gb", **options}
+    return estimate("meta-llama/Llama-3.1-8B", method="full", internode_gbps=gbps, **asked)[0]
+
+
+def test_no_step_is_faster_than_the_line_that_was_stated() -> None:
+    """By hand: of two machines each sends half of the 16.06 GB of bf16 gradients and then their sums, whatever the
+    algorithm, and no network carries more than what it is said to."""
+    sent_bytes = 2 * 0.5 * 8_030_261_248 * 2
+    for gbps in (10, 25, 50):
+        assert on_two_machines(gbps).step_time_s.low >= sent_bytes / (gbps * GBIT)
+
+
+def test_a_slow_network_makes_no_step_faster_than_one_without_waiting() -> None:
+    """What is waited for is never below nothing, however little is known of it."""
+    free = on_two_machines(1e6).step_time_s.low
+    for gbps in (100, 400, 600, 800, 1000, 3200):
+        assert on_two_machines(gbps).step_time_s.low >= 0.99 * free
+        assert on_two_machines(gbps, num_gpus=256).step_time_s.low >= 0.99 * free

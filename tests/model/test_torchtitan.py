@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tunecast import estimate
 from tunecast.calibrate.published import read_runs
 from tunecast.catalogs.errors import TunecastError
 from tunecast.model.architectures import load_architecture
@@ -82,7 +83,7 @@ REFUSED = [
 
 
 def test_a_card_without_bf16_is_refused() -> None:
-    with pytest.raises(TunecastError, match="this GPU has no bf16; leave --stack torchtitan out"):
+    with pytest.raises(TunecastError, match="this GPU has no bf16; take one that has, or leave --stack torchtitan out"):
         resolve_run(LLAMA, {"stack": "torchtitan", "method": "full"}, gpu_has_bf16=False)
 
 
@@ -90,3 +91,18 @@ def test_a_card_without_bf16_is_refused() -> None:
 def test_what_torchtitan_does_not_have_is_refused_by_name(options: dict[str, Any], told: str) -> None:
     with pytest.raises(TunecastError, match=told):
         resolved(**options)
+
+
+def test_its_loader_cuts_rows_out_of_samples_joined_whatever_their_length() -> None:
+    """By hand: 100,000 samples of 1,000 tokens are 12,207 rows of 8,192, of 12,000 tokens 146,484; 8 rows a step."""
+
+    def steps(mean: int, **options: Any) -> str:
+        asked = {"stack": "torchtitan", "method": "full", "max_length": 8192, "num_gpus": 8, "sharding": "fsdp"}
+        data = {"num_samples": 100_000, "mean_tokens": mean}
+        found = estimate("meta-llama/Llama-3.1-8B", gpu="h200", **asked, **data, **options)[0]
+        (told,) = [note.partition(" steps")[0] for note in found.notes if " steps: " in note]
+        return told
+
+    assert steps(1000) == "1,526"
+    assert steps(12000) == "18,311"
+    assert steps(1000, packing=False) == "12,500"
