@@ -98,12 +98,13 @@ def test_a_file_of_data_says_how_long_documents_are(tmp_path: Path) -> None:
 
 def test_of_a_mean_alone_the_interval_says_what_other_lengths_would_take() -> None:
     """4,000 tokens in the mean: 2,000 exponential ones reach twice as far, uneven ones to the row's end."""
-    sure, unsure = ask(attention_length=4000), ask(padding_free=True, mean_tokens=2000.0)
+    many = {"per_device_train_batch_size": 4}  # enough for the host not to decide
+    sure, unsure = ask(attention_length=4000, **many), ask(padding_free=True, mean_tokens=2000.0, **many)
     assert unsure.run.attention_length == round(reach_of_mean(2000.0, 8192))
     assert unsure.run_origins["attention_length"] == "assumed"
     width, least = (f.step_time_s.high / f.step_time_s.low for f in (unsure, sure))
     assert width > least
-    near, far = ask(attention_length=2000), ask(attention_length=8000)
+    near, far = ask(attention_length=2000, **many), ask(attention_length=8000, **many)
     assert near.step_time_s.value < unsure.step_time_s.value < far.step_time_s.value
 
 
