@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import subprocess
+import sys
 import time
 
+import psutil
 import pytest
 
 from tunecast.calibrate.devices.cpu import CpuDevice
@@ -50,23 +52,35 @@ def test_a_reading_that_fails_at_the_end_says_nothing_and_ends_nothing() -> None
     assert OtherWork(threads=1, read=fails_later).flags() == ()
 
 
-def compute(until: float) -> None:
-    while time.monotonic() < until:
-        sum(range(10_000))
+COMPUTES = "import time\nwhile time.process_time() < 30.0:\n    sum(range(10_000))"
 
 
 def test_own_children_are_no_others_and_a_stranger_is() -> None:
-    """The kernel's counters: what this process's child computes is its own; only the readings' own share is asserted,
-    since other tests run beside this one."""
+    """The kernel's counters: what this process's child computes is its own, and what a process of another parent
+    computes is somebody's. Other tests run beside this one, so that no share of others is asserted."""
     before = read_processors()
-    child = multiprocessing.get_context("spawn").Process(target=compute, args=(time.monotonic() + 30.0,))
-    child.start()
-    while (now := read_processors()).own_s - before.own_s < 1.0:
-        time.sleep(0.05)
-    child.kill()
-    child.join()
-    assert now.busy_s > before.busy_s
+    with subprocess.Popen([sys.executable, "-c", COMPUTES]) as child:
+        theirs = psutil.Process(child.pid)
+        while sum(theirs.cpu_times()[:2]) < 1.0:
+            time.sleep(0.05)
+        now = read_processors()
+        child.kill()
+    assert now.own_s - before.own_s >= 1.0
     assert now.own_s - before.own_s <= (now.clock_s - before.clock_s) * (len(processors()) + 1)
+    assert now.busy_s - before.busy_s > 0.5
+    orphaning = f"import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', {COMPUTES!r}]).pid)"
+    with subprocess.Popen([sys.executable, "-c", orphaning], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        stranger = psutil.Process(int(parent.stdout.readline()))
+    try:
+        before, spent = read_processors(), sum(stranger.cpu_times()[:2])
+        while sum(stranger.cpu_times()[:2]) - spent < 1.0:
+            time.sleep(0.05)
+        now = read_processors()
+    finally:
+        stranger.kill()
+    assert now.own_s - before.own_s < 0.5
+    assert now.busy_s - before.busy_s > 0.5
 
 
 def test_the_cpu_tells_who_computed_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
