@@ -18,7 +18,7 @@ RECORDS = sorted((Path(__file__).parents[2] / "results" / "records").glob("*.jso
 EARLY = Path(__file__).parents[1] / "fixtures" / "early_step_architecture.json"
 
 
-@pytest.mark.parametrize("path", some_for_ci(RECORDS, 3), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", some_for_ci(RECORDS, len(RECORDS)), ids=lambda path: path.stem)
 def test_a_committed_record_is_fitted_again(path: Path) -> None:
     """CI fits the smallest, a CPU's; cards' are there those of mocks, in other files."""
     record = read_record(path)
