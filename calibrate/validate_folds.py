@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from tunecast.calibrate.priors_fit import priors_of
 from tunecast.calibrate.priors_memory import memory_priors
-from tunecast.calibrate.priors_problem import beliefs, rows_of_records, timed_rows
+from tunecast.calibrate.priors_problem import Row, beliefs, rows_of_records, timed_rows
 from tunecast.calibrate.priors_records import RecordRuns, shipped_records
 from tunecast.calibrate.published import PublishedRun
 from tunecast.calibrate.validate import Entry, Priors, PriorsOf
@@ -80,20 +81,24 @@ def leave_out(
     runs: Sequence[PublishedRun], group_of: GroupOf, told: Told | None = None, records: Sequence[RecordRuns] = ()
 ) -> PriorsOf:
     """The priors of each run: fitted to the runs and the records of all other groups. Each group is fitted once, when
-    first asked.
+    first asked, and rows are timed then.
 
     `told` hears which group is left out next, and how many there are.
     """
-    rows, groups = [*timed_rows(runs), *rows_of_records(records)], len({group_of(run) for run in runs})
+    groups = len({group_of(run) for run in runs})
     found: dict[str, dict[str, Any]] = {}
     of_time: dict[frozenset[str], dict[str, Any]] = {}
+
+    @cache
+    def rows() -> list[Row]:
+        return [*timed_rows(runs), *rows_of_records(records)]
 
     def priors(run: PublishedRun) -> Priors:
         group = group_of(run)
         if group not in found:
             if told is not None:
                 told(f"refitting the priors without {group}, {len(found) + 1} of {groups}")
-            kept = [row for row in rows if group_of(row.run) != group]
+            kept = [row for row in rows() if group_of(row.run) != group]
             ids = frozenset(row.run.id for row in kept)
             if ids not in of_time:  # groups without speeds leave the same rows
                 of_time[ids] = priors_of(kept)
