@@ -11,6 +11,7 @@ import os
 import pytest
 from hypothesis import HealthCheck, settings
 from shared_traces import FOLDER, share
+from shared_work import share_work
 
 os.environ["TUNECAST_CACHE_DIR"] = os.devnull
 os.environ["SOURCE_DATE_EPOCH"] = "1795132800"
@@ -60,13 +61,16 @@ def garbage_between_modules() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def steps_of_mocks_traced_once(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """What a mock runs in a step is traced from the real code, which takes seconds: once for all processes of a
-    session, not once in each."""
+def worked_out_once(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What a mock runs in a step is traced from the real code, the published table is timed and records are fitted,
+    which takes seconds: once for all processes of a session, not once in each."""
+    base = tmp_path_factory.getbasetemp()
+    folder = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    os.environ[FOLDER] = str(folder / "traced")
     try:
         from tunecast.calibrate.mock import step
+
+        share(step)
+        share_work(folder / "worked")
     except ImportError:
         return  # without the packages that calibrate
-    base = tmp_path_factory.getbasetemp()
-    os.environ[FOLDER] = str((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "traced")
-    share(step)

@@ -27,7 +27,8 @@ from tunecast.model.architectures import load_architecture
 from tunecast.model.resolve import resolve_run
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
-MOCK = "mock:rtx-4090-24gb#3"
+MOCK = "mock:a10-24gb#11"
+"""Whose record another file fits too."""
 SMALL, AGAIN, TOO_LARGE = "qwen2.5-0.5b-lora-512", "qwen2.5-0.5b-lora-512-again", "qwen2.5-14b-lora-2048"
 SMALL_OPTIONS: dict[str, Any] = {"method": "lora", "lora_r": 16, "max_length": 512, "gradient_checkpointing": False}
 BLOCKED = "import sys\nsys.modules['scipy'] = None\nsys.modules['pandas'] = None\n"
