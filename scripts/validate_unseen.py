@@ -64,7 +64,9 @@ ABOUT = (
     "(docs/intervals.md): the value is the fit's, the reason is this page. The seventh collection was made after that, "
     "to judge it: at first 14 of its 87 rows were read, with a median error of 14.1% and 64% inside; then words were "
     "added for it, and peaks of its authors' own loops, 20 to 27% above plain Transformers', have the interval of "
-    "other code since."
+    "other code since. On 2026-11-28 rows QH and SH, which ms-swift packs, led to a rule: its code keeps packed "
+    "samples apart, and where no cell says how long they are, half of the attention of whole rows is taken (QH-001: 26%"
+    " slow before, 11% since; SH-002 and SH-003, which split such rows, are no longer read)."
 )
 COLLECTIONS = {
     "P": "first", "R": "first", "S": "second", "W": "second", "Z": "third", "Y": "fourth", "X": "fifth", "U": "sixth",
