@@ -24,8 +24,9 @@ from tunecast.model.run import Run
 from tunecast.model.units import GIGA
 
 NETWORK_FACTORS = ("node_bytes_per_s", "node_latency_s")
-SLOWEST_READ_BYTES_PER_S = 25e9
-"""Network for each GPU of the published runs on several machines that the priors are fitted to: 200 Gbit/s or more."""
+SLOWEST_READ_BYTES_PER_S = 6.25e9
+"""Network for each GPU of the published runs on several machines that the priors are fitted to: 50 Gbit/s or more
+(fms-fsdp's; of all others 200 or more)."""
 WHOLE_RATE = {"value": 1.0, "low": 1.0, "high": 1.0}
 """All of a link's rate, as the datasheet states it."""
 
