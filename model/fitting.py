@@ -38,6 +38,8 @@ MOST_TOKENS = 1 << 22
 """Longest sequence that is looked for in models without a limit of their own."""
 MOST_CHUNKS = 1024
 """Chunks of a loss that is proposed: each is written down, and with more of them other changes come first."""
+LONG_ROW = 16384
+"""Tokens of a row from which on parts of it on several GPUs are tried: of shorter ones parts are small products."""
 MOST_SUGGESTIONS = 6
 """Changes that are told, those of least GPU time."""
 MOST_GPUS = 64
@@ -222,6 +224,7 @@ def candidates(question: Question, target: Target, run: Run, least: float = TIGH
         yield from kind
     yield from smaller_batches(question, target, run, least)
     yield from enough_shards(question, target, run, least)
+    yield from enough_parts(question, target, run, least)
     yield from enough_gpus(question, target, run, least)
 
 
@@ -257,6 +260,18 @@ def enough_shards(question: Question, target: Target, run: Run, least: float) ->
     size = shard_gpus(local_run(run)) // run.cp
     larger = [n for n in divisors(run.dp) if n > size and n % size == 0]
     options = ({"dp_shard_size": n} for n in larger)
+    first = next((one for one in options if fits_with(question, target, one, least)), None)
+    if first is not None:
+        yield first
+
+
+def enough_parts(question: Question, target: Target, run: Run, least: float) -> Iterator[dict[str, Any]]:
+    """Of a long row, which no smaller micro-batch cuts, the fewest parts with which it fits, over the GPUs of a machine
+    that each had a row of their own; accumulation keeps the global batch."""
+    if run.cp > 1 or run.per_device_train_batch_size > 1 or run.max_length < LONG_ROW:
+        return
+    parts = [n for n in divisors(run.dp)[1:] if run.gpus_per_node % n == 0]
+    options = ({"cp": n, "gradient_accumulation_steps": run.gradient_accumulation_steps * n} for n in parts)
     first = next((one for one in options if fits_with(question, target, one, least)), None)
     if first is not None:
         yield first

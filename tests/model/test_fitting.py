@@ -309,3 +309,19 @@ def test_larger_groups_of_shards_are_proposed_where_groups_are_why_it_does_not_f
     larger = int(groups[0].options["dp_shard_size"])
     assert larger % size == 0
     assert larger // 2 == size or not fits_with(question, target, {"dp_shard_size": larger // 2})
+
+
+def test_a_long_row_is_proposed_in_the_fewest_parts_that_fit_and_a_short_one_in_none() -> None:
+    options = {"method": "full", "max_length": 131072, "num_gpus": 8, "sharding": "fsdp"}
+    question = Question(architecture=load_architecture("meta-llama/Llama-3.1-8B"), options=options)
+    target = card("h100-sxm5-80gb")
+    before = forecast(question, target)
+    assert before.verdict == "no"
+    (parts,) = [change for change in what_would_fit(question, target) if "cp" in change.options]
+    after = forecast(changed(question, parts.options), target)
+    assert after.verdict == "fits"
+    assert after.run.tokens_per_step == before.run.tokens_per_step
+    fewer = {"cp": int(parts.options["cp"]) // 2, "gradient_accumulation_steps": int(parts.options["cp"]) // 2}
+    assert not fits_with(question, target, fewer)
+    short = replace(question, options={**options, "max_length": 8192, "per_device_train_batch_size": 16})
+    assert not any("cp" in change.options for change in what_would_fit(short, target))
