@@ -251,7 +251,9 @@ def test_several_machines_are_joined_by_a_known_or_given_network() -> None:
     assert any("at 1,600 Gbit/s each (azure" in note for note in known.notes), "the fastest instance with this GPU"
     assert known.origins["node_bytes_per_s"] == "assumed"
     two = ask(method="full", num_gpus=16, sharding="fsdp", gpus_per_node=2, internode_gbps=100)
-    assert two.step_time_s.value == pytest.approx(slow.step_time_s.value, rel=1e-3), "one ring: each machine's network"
+    # one ring, each machine's network; of eight machines more hops are between machines, 10.6 us longer each
+    assert two.step_time_s.value == pytest.approx(slow.step_time_s.value, rel=2e-3)
+    assert two.step_time_s.value > slow.step_time_s.value
 
 
 def sharded_on(gpu: str, **options: Any) -> Forecast:
