@@ -92,6 +92,8 @@ def documents_of(options: Mapping[str, Any], max_length: int, *, from_file: bool
             f"--mean-tokens is {options['mean_tokens']!r}, but a sample has at least 1; type for example 500."
         )
     split = long_samples(options, packed=True) == SPLIT
+    if mean == max_length and not split:
+        return Documents(length=max_length, how=f"samples of {mean:g} tokens in the mean, none longer, are all a row")
     alike = reach(pieces(round(mean), max_length, SPLIT)) if split else min(mean, max_length)
     spread = reach_of_split(mean, max_length) if split else reach_of_mean(alike, max_length)
     length = min(max(round(spread), 1), max_length)

@@ -108,6 +108,12 @@ def test_of_a_mean_alone_the_interval_says_what_other_lengths_would_take() -> No
     assert near.step_time_s.value < unsure.step_time_s.value < far.step_time_s.value
 
 
+def test_samples_that_fill_a_row_in_the_mean_are_all_as_long() -> None:
+    found = ask(padding_free=True, mean_tokens=8192.0)
+    assert found.run.attention_length == 8192
+    assert not any("exponential" in note for note in found.notes)
+
+
 @pytest.mark.parametrize(
     ("options", "error", "says"),
     [
