@@ -119,8 +119,8 @@ def test_an_offer_that_is_not_what_is_timed_says_so(options: dict[str, int], tol
 @pytest.mark.parametrize("sharding", ["fsdp", "hsdp", "zero3"])
 def test_the_fast_end_over_a_slow_network_hides_what_is_believed(sharding: str) -> None:
     """Rows across machines have, but for four, 200 Gbit/s a GPU or more, behind whose work a sixth is hidden: over 100
-    Gbit/s for eight, whole layers of work stand beside their gathers, and the interval says so. As by hand: 28 GB out of a machine
-    are 2.5 s, of which DDP hides what it can."""
+    Gbit/s for eight, whole layers of work stand beside their gathers, and the interval says so. As by hand: 28 GB out
+    of a machine are 2.5 s, of which DDP hides what it can."""
     asked = {"method": "full", "num_gpus": 64, "max_length": 8192, "per_device_train_batch_size": 4}
     slow, fast = (
         estimate("meta-llama/Llama-3.1-8B", gpu="h100-sxm5-80gb", sharding=sharding, internode_gbps=gbps, **asked)[0]
