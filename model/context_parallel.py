@@ -54,8 +54,8 @@ def room_fracs(run: Run) -> Array:
     """
     room = np.zeros(len(SEGMENTS))
     if is_ring(run):
-        room[[FORWARD, BACKWARD]] = 1.0 - 1.0 / run.cp
-        room[FORWARD] = 1.0 / run.cp if is_gathered(run) else room[FORWARD]
+        own = 1.0 / run.cp
+        room[FORWARD], room[BACKWARD] = own if is_gathered(run) else 1.0 - own, 1.0 - own
     return room
 
 

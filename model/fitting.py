@@ -7,9 +7,9 @@ more token can mean four times the chunks (`unsloth_rules.py`): what they find f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import combinations
+from itertools import combinations, islice
 from typing import Any
 
 from tunecast.catalogs.errors import InputError, NotSupportedError
@@ -233,9 +233,7 @@ def enough_gpus(question: Question, target: Target, run: Run, least: float) -> I
     if target.platform != "cuda":
         return
     larger = wider_spread(run, question.options) if splits_layers(run.stack) else more_gpus(run)
-    first = next((options for options in larger if fits_with(question, target, options, least)), None)
-    if first is not None:
-        yield first
+    yield from first_that_fits(question, target, larger, least)
 
 
 def smaller_batches(question: Question, target: Target, run: Run, least: float) -> Iterator[dict[str, Any]]:
@@ -259,10 +257,7 @@ def enough_shards(question: Question, target: Target, run: Run, least: float) ->
     """Of a run whose shards are copied, the smallest larger group with which it fits, all its GPUs the largest."""
     size = shard_gpus(local_run(run)) // run.cp
     larger = [n for n in divisors(run.dp) if n > size and n % size == 0]
-    options = ({"dp_shard_size": n} for n in larger)
-    first = next((one for one in options if fits_with(question, target, one, least)), None)
-    if first is not None:
-        yield first
+    yield from first_that_fits(question, target, ({"dp_shard_size": n} for n in larger), least)
 
 
 def enough_parts(question: Question, target: Target, run: Run, least: float) -> Iterator[dict[str, Any]]:
@@ -272,9 +267,7 @@ def enough_parts(question: Question, target: Target, run: Run, least: float) -> 
         return
     parts = [n for n in divisors(run.dp)[1:] if run.gpus_per_node % n == 0]
     options = ({"cp": n, "gradient_accumulation_steps": run.gradient_accumulation_steps * n} for n in parts)
-    first = next((one for one in options if fits_with(question, target, one, least)), None)
-    if first is not None:
-        yield first
+    yield from first_that_fits(question, target, options, least)
 
 
 def more_gpus(run: Run) -> Iterator[dict[str, Any]]:
@@ -323,6 +316,13 @@ def fits_with(question: Question, target: Target, options: Options, least: float
         return False
     held = held_run(resolved.run, asked.options)
     return run_fits(question.architecture, held, target, question.source, least)
+
+
+def first_that_fits(
+    question: Question, target: Target, changes: Iterable[dict[str, Any]], least: float
+) -> Iterator[dict[str, Any]]:
+    """The first of the changes with which it fits, if one does."""
+    yield from islice((options for options in changes if fits_with(question, target, options, least)), 1)
 
 
 def tried(

@@ -10,7 +10,7 @@ from tunecast.catalogs.errors import ImpossibleError, InputError
 from tunecast.model.architecture import Architecture
 from tunecast.model.documents import ends_of
 from tunecast.model.factors import Factor, FactorSet
-from tunecast.model.links import OF_HOST, PAGING, communication_seconds
+from tunecast.model.links import OF_HOST, PAGING, communication_seconds, crosses_machines
 from tunecast.model.operation import Kind, Operation
 from tunecast.model.paging import paged_state_bytes
 from tunecast.model.parallel_network import NETWORK_FACTORS, can_be_bridged
@@ -115,9 +115,8 @@ def least_linked_s(operations: Sequence[Operation], factors: FactorSet, run: Run
     alone = step_time([o for o in operations if o.kind is not Kind.COMMUNICATION], factors, run=run)
     between = [o for o in collectives if o.name not in OF_HOST and not o.name.endswith(".copy")]
     fast = replace(factors, factors=_link_at(factors, "high"))
-    crossing = [o for o in between if o.group > o.group_per_node > 0]
-    inside = [o for o in between if o not in crossing]
-    busy_s = (float(communication_seconds(part, fast, run=run).sum()) for part in (crossing, inside) if part)
+    parts = ([o for o in between if crosses_machines([o]) is across] for across in (True, False))
+    busy_s = (float(communication_seconds(part, fast, run=run).sum()) for part in parts)
     return max(alone.step_time_s.low, *busy_s, 0.0)
 
 
