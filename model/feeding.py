@@ -6,7 +6,9 @@ row is tokenized when its turn comes: by the loader's workers beside the trainin
     tokens of its own rows / (rate of one process x workers)
 
 where that is longer than the step; or, without workers (Trainer's default), by the process that also issues kernels, so
-that both are done one after the other. Every GPU has a loader of its own. Padding is not tokenized.
+that both are done one after the other. transformers' Trainer looks at the loss of every micro-batch before it fetches
+the next (``logging_nan_inf_filter``), so that its device has no work meanwhile but an optimizer step that is under way.
+Every GPU has a loader of its own. Padding is not tokenized.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tunecast.model.factors import Factor
+from tunecast.model.operation import Phase
 from tunecast.model.read_numbers import whole_number
 from tunecast.model.rows import Rows
 from tunecast.model.run import Run
@@ -56,15 +59,21 @@ def fed(
         return timing, ()
     tokens, beside = text_tokens(run, rows), f"{workers} workers" if workers else "the process that trains"
     data_s = Value(value=1.0 / rate.value, low=1.0 / rate.high, high=1.0 / rate.low).scaled(tokens / max(workers, 1))
-    host_s = 0.0 if workers else timing.host_s
+    host_s = 0.0 if workers else _before_fetching(timing, run)
     step = later(timing.step_time_s, host_s, data_s)
     label = "given" if rate.origin == "cli" else rate.origin
     note = (
         f"rows are tokenized while training, {tokens:,.0f} tokens a step on each GPU's host by {beside}, at "
         f"{rate.value:,.0f} tokens/s each ({label}; --phase-rate {RATE}=X)"
     )
-    slowest = "data" if workers or data_s.value > timing.host_s else "host"
+    slowest = "data" if workers or data_s.value > host_s else timing.bound_by if run.trainer_loop else "host"
     return _slowed(timing, step, slowest), (note,)
+
+
+def _before_fetching(timing: StepTime, run: Run) -> float:
+    """Seconds of a step in which its process fetches no row: while it issues, or until it has seen the last loss."""
+    seen_s = timing.step_time_s.value - timing.phases_s.get(str(Phase.OPTIMIZER), 0.0)
+    return max(timing.host_s, seen_s) if run.trainer_loop else timing.host_s
 
 
 def later(step: Value, host_s: float, data_s: Value) -> Value:
