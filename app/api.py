@@ -55,8 +55,11 @@ def estimate(
     """
     from tunecast.asking import asked_question
     from tunecast.forecasts import Forecasts, shown
+    from tunecast.model.bounds import check_switch
     from tunecast.search import searched_dimension, searched_forecasts
 
+    for name, switch in {"exact": exact, "share_host": share_host}.items():
+        check_switch(name, switch)
     dimension = searched_dimension(options, max_batch=max_batch, max_length_that_fits=max_length_that_fits)
     question, targets, notes = asked_question(
         model,

@@ -76,6 +76,8 @@ def _check_types(model: Any, gpu: Any, num_gpus: Any) -> None:
     """What only Python can get wrong: the command line gives words."""
     if not isinstance(model, str):
         raise InputError(f"model is {model!r}, but it is the name of a model or the path of a file, as a word.")
+    if not model.strip():
+        raise InputError("The model is an empty word; name one, for example meta-llama/Llama-3.1-8B, or a config.json.")
     if not isinstance(gpu, str | Iterable):
         raise InputError(f"gpu is {gpu!r}, but it is a word or several; give for example gpu='l40s', or gpu='all'.")
     if num_gpus not in (None, "auto"):

@@ -130,6 +130,7 @@ ORIGINS = {
     "stack-default": "default of the stack or framework",
     "assumed": "assumed",
     "searched": "chosen among what fits",
+    "card": "what the device can do",
 }
 
 

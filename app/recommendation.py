@@ -85,6 +85,14 @@ class Recommendation:
         unbuilt = next((rejected for rejected in self.rejected if rejected.reason in ("not built", "not run")), None)
         if unbuilt is not None and len(counted) == 1:
             return unbuilt.detail
+        unsold = [rejected for rejected in self.rejected if rejected.reason == "no price"]
+        if unsold and len(counted) == 1:
+            others = "" if len(unsold) == 1 else f" and {len(unsold) - 1} more cards"
+            return (
+                f"Nobody is known to rent out {unsold[0].gpu}{others} as asked: {unsold[0].detail}. --purchase "
+                "community (or marketplace, reserved, committed) and --spot take other kinds of offers, "
+                "--usd-per-gpu-hour N a price of your own."
+            )
         untimed = next((rejected for rejected in self.rejected if rejected.reason == "time unknown"), None)
         if untimed is not None:
             return f"No card is left ({words}); {untimed.gpu} has room, but its step cannot be timed: {untimed.detail}"

@@ -78,6 +78,7 @@ def run_line(forecast: Forecast, *, same_count: bool = True, beside: Sequence[Fo
     run = forecast.run
     adapters = adapters_phrase(run) if run.has_adapters else ""
     gpus = f", {run.num_gpus} GPUs ({layout_words(run)})" if run.num_gpus > 1 and same_count else ""
+    offload = "" if run.offload == "none" else f", offload {run.offload}"
     accumulated = f" x {run.gradient_accumulation_steps}" if run.gradient_accumulation_steps > 1 else ""
     guess = "".join(
         f" {words}: {', '.join(found)}."
@@ -86,7 +87,7 @@ def run_line(forecast: Forecast, *, same_count: bool = True, beside: Sequence[Fo
     )
     return (
         f"{forecast.model}: {method_words(run)}{adapters}, {run.per_device_train_batch_size} x {run.max_length} tokens"
-        f"{accumulated}{gpus}, checkpointing {checkpointing_word(run)}, {run.stack}. "
+        f"{accumulated}{gpus}{offload}, checkpointing {checkpointing_word(run)}, {run.stack}. "
         f"{count(forecast.trainable_params)} of {count(forecast.total_params)} parameters train.{guess}"
     )
 

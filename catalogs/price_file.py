@@ -12,6 +12,7 @@ import csv
 import io
 import math
 import re
+import reprlib
 from collections.abc import Mapping, Sequence
 from datetime import date, timedelta
 from pathlib import Path
@@ -55,7 +56,9 @@ def known_columns() -> tuple[str, ...]:
 def _check_header(path: Path, header: Sequence[str]) -> None:
     unknown = [name for name in header if name not in known_columns()]
     if unknown:
-        raise InputError(f"{path}, line 1, column {unknown[0]!r} is not known; use {', '.join(known_columns())}.")
+        raise InputError(
+            f"{path}, line 1, column {reprlib.repr(unknown[0])} is not known; use {', '.join(known_columns())}."
+        )
     if "gpu_canonical_id" not in header:
         raise InputError(f"{path}, line 1, column 'gpu_canonical_id' is missing; add it, with for example l40s-48gb.")
     if not {"usd_per_gpu_hour", "usd_per_hour"} & set(header):

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from tunecast.catalogs.price_book import shipped_book
-from tunecast.catalogs.prices import SEPARATE
+from tunecast.catalogs.price_book import PriceBook, shipped_book
+from tunecast.catalogs.prices import PRICE_TYPES, SEPARATE
 from tunecast.model.amount import Amount
 from tunecast.model.cost import Price, candidate_prices, cost_per_million_tokens_usd, user_price, why_no_price
 from tunecast.model.factors import FactorSet
@@ -118,12 +118,20 @@ def _per_million(result: Forecast, price: Price | None, whole: WholeRun) -> Valu
 
 
 def _unpriced(result: Forecast, question: Question, target: Target) -> str | None:
-    """Why no offer is this forecast's, where there are offers of the card."""
+    """Why no offer is this forecast's: none of the card is like it, or there is none of its kind."""
     if question.whole_run.owned or target.gpu is None or target.is_mock:
         return None
     kinds = SPOT if question.whole_run.spot else ON_DEMAND
-    book = question.price_book or shipped_book()
-    return why_no_price(book.offers_for(target.gpu.id, result.run.num_gpus, kinds), question.options)
+    book, num_gpus = question.price_book or shipped_book(), result.run.num_gpus
+    offers = book.offers_for(target.gpu.id, num_gpus, kinds)
+    return why_no_price(offers, question.options) if offers else _other_kinds(book, target.gpu.id, num_gpus, kinds[0])
+
+
+def _other_kinds(book: PriceBook, gpu_id: str, num_gpus: int, kind: str) -> str:
+    """What is said of a card without an offer of this kind: whether there are others."""
+    others = bool(book.offers_for(gpu_id, num_gpus, PRICE_TYPES))
+    only = f" {kind.replace('-', ' ')}, but in other ways (tunecast catalog prices)" if others else ""
+    return f"no price: nobody is known to rent this GPU{only}; --usd-per-gpu-hour N counts a price of your own"
 
 
 def prices_of(result: Forecast, question: Question, target: Target) -> tuple[Price, ...]:

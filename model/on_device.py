@@ -140,8 +140,14 @@ def with_documents(question: Question, options: dict[str, Any]) -> tuple[dict[st
     return {**options, "attention_length": found.length}, {**origins, "attention_length": origin}
 
 
+LEAST_CUT = 8.0
+"""Compute capability that apple/ml-cross-entropy asks for (its README: Ampere or newer); Unsloth has kernels of its
+own."""
+
+
 def check_kernels(run: Run, target: Target) -> None:
-    """Raise InputError for a FlashAttention-2 or kernels of fla on an NVIDIA card that they do not run on."""
+    """Raise InputError for a FlashAttention-2, a cut cross-entropy or kernels of fla on an NVIDIA card that they do not
+    run on."""
     gpu = target.gpu
     if gpu is None or gpu.vendor != "nvidia" or gpu.compute_capability is None:
         return
@@ -150,6 +156,12 @@ def check_kernels(run: Run, target: Target) -> None:
         raise InputError(
             f"--attn-implementation flash_attention_2 was asked for, but {has} and FlashAttention-2 runs from "
             f"{LEAST_FLASH} on; type --attn-implementation sdpa."
+        )
+    cut = run.loss_type == "cut_cross_entropy" and run.stack != "unsloth"
+    if cut and float(gpu.compute_capability) < LEAST_CUT:
+        raise InputError(
+            f"--loss-type cut_cross_entropy was asked for, but {has} and its kernels run from {LEAST_CUT} on; type "
+            "--loss-type liger."
         )
     if run.fuses(FLA) and float(gpu.compute_capability) < LEAST_TRITON:
         others = ",".join(part for part in run.fused_kernels if part != FLA) or "none"

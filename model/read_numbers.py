@@ -21,6 +21,11 @@ def as_number(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
+def is_infinite(value: Any) -> bool:
+    """Whether it is infinity, or text that says so."""
+    return str(value).strip().lower().lstrip("+-") in ("inf", "infinity")
+
+
 def plain_numbers(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options with NumPy's numbers and truth values, as a column of pandas gives them, as Python's."""
     return {name: value.item() if is_scalar(value) else value for name, value in options.items()}
@@ -34,6 +39,8 @@ def is_scalar(value: Any) -> bool:
 def number_that(flag: str, value: Any, holds: Callable[[float], bool], what: str, example: str) -> float:
     """`value` as a number for which `holds`; else an InputError that says `what` it is not."""
     number = as_number(value)
+    if number is None and is_infinite(value):
+        raise InputError(f"{flag} is {value!r}, but it must be finite; type for example {example}.")
     if number is None or not holds(number):
         raise InputError(f"{flag} is {value!r}, which is not {what}; type for example {example}.")
     return number

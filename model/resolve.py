@@ -36,6 +36,8 @@ from tunecast.model.resolve_attention import (
 )
 from tunecast.model.resolve_experts import check_stacked, check_unsloths_experts, expert_notes
 from tunecast.model.resolve_kernels import (
+    CARD,
+    OF_BF16,
     check_compute_dtype,
     check_gptq_dtypes,
     check_host_update,
@@ -211,12 +213,16 @@ def _dtypes(fields: _Fields, defaults: Mapping[str, Any], *, gpu_has_bf16: bool,
     precision = one_of("precision", fields.take("precision", defaults["precision"], "stack-default"), PRECISIONS)
     if _whole_base(fields) and precision in DTYPES:
         without_autocast(fields)
+    before = {name: fields.values.get(name) for name in OF_BF16}
     if emulates_bf16 and fields.values["stack"] not in STACKS:
         _in_fp32(fields)
     elif casts_all(fields) and fields.values["precision"] in HALVES:
         settle_zero(fields, gpu_has_bf16=gpu_has_bf16)
     elif not gpu_has_bf16:
         _without_bf16(fields)
+    if emulates_bf16 or not gpu_has_bf16:
+        changed = (name for name, was in before.items() if fields.values.get(name) != was)
+        fields.origins |= dict.fromkeys(changed, CARD)
     if _whole_base(fields):
         check_pure_precision(fields.values)
     check_compute_dtype(fields.values)
@@ -398,5 +404,6 @@ def resolve_run(
     check_chunks(-(-rows // LITGPT_CHUNK_TOKENS) if is_litgpt(architecture) else head_uses(run), run)
     origins = {name: fields.origins.get(name, "stack-default") for name in RUN_FIELDS}
     origins |= {name: "assumed" for name in CARD_FIELDS if run.loss_type in UNSLOTH_LOSSES}
-    origins |= {name: "assumed" for name in _ours_here(run) if name in fields.origins and name not in fields.given}
+    ours = (name for name in _ours_here(run) if fields.origins.get(name, CARD) != CARD and name not in fields.given)
+    origins |= dict.fromkeys(ours, "assumed")
     return Resolved(run=run, origins=origins, notes=tuple(fields.notes))

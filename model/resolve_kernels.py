@@ -26,6 +26,10 @@ from tunecast.model.stacks import (
 )
 from tunecast.model.units import DTYPE_BYTES, GIB
 
+CARD = "card"
+"""Origin of what a device without bf16 changes."""
+OF_BF16 = ("dtype", "precision", "adapter_dtype", "bnb_4bit_compute_dtype", "upcast_non_quantized")
+"""Fields that it changes."""
 GPTQ_KERNELS = ("triton", "torch")
 GPTQ_DTYPES = {"dtype": "fp16", "precision": "fp16-autocast"}
 """The only arithmetic of the kernels that train a GPTQ base (triton v2 writes weights in fp16)."""
@@ -200,6 +204,11 @@ def take_fp8(fields: Fields) -> None:
         return
     if fields.values["method"] == "qlora":
         raise InputError("--fp8 multiplies 16-bit weights, but --method qlora has quantized ones; leave --fp8 out.")
+    if fields.origins["precision"] == CARD:
+        raise NotSupportedError(
+            f"--fp8 {fields.values['fp8']} needs bf16 around products of 8-bit floats, and this device has neither; "
+            "choose a Hopper, Ada or Blackwell card, or leave --fp8 out."
+        )
     if fields.values["dtype"] != "bf16" or not fields.values["precision"].startswith("bf16"):
         raise InputError(
             f"--fp8 needs bf16 around its products, but --dtype is {fields.values['dtype']} and --precision "

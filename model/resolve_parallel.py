@@ -140,9 +140,11 @@ def take_sharding(fields: Fields) -> None:
         fields.put("sharding", sharding, fields.origins["sharding"])
     built_choice("sharding", "sharding", sharding)
     if copies == 1 and sharding != "none" and fields.origins["sharding"] == "file" and values["num_gpus"] == 1:
+        offloads = fields.given.get("offload") not in (None, "none")
         raise InputError(
             f"The training file asks for {sharding} (deepspeed, fsdp or accelerate), which needs more than one GPU, "
-            "and nothing says how many there are; add for example --num-gpus 8, or --num-gpus 1 for none of it."
+            "and nothing says how many there are; add for example --num-gpus 8, or --num-gpus 1 for "
+            f"{'its offload alone' if offloads else 'none of it'}."
         )
     if copies == 1 and sharding != "none":
         more = "add --num-gpus 2" if values["num_gpus"] == 1 else "lower --tp or --pp, or leave --sharding out"

@@ -29,7 +29,7 @@ from tunecast.model.time import StepTime, step_time
 from tunecast.model.units import TERA
 from tunecast.model.value import Z80, exact
 
-LINK_FACTORS = ("link_bytes_per_s", "link_latency_s", "link_start_s", "overlap_frac")
+LINK_FACTORS = ("link_bytes_per_s", "link_latency_s", "link_start_s")
 LATENCIES = ("link_latency_s", "link_start_s", "node_latency_s")
 
 
@@ -86,8 +86,8 @@ def linked(
     timing: StepTime, operations: Sequence[Operation], factors: FactorSet, run: Run, *, paged_state_bytes: int = 0
 ) -> StepTime:
     """The interval of several GPUs, or of one with a part in host memory: joined with what a slow or fast link or
-    host, and less or more overlap, would make of it. Of paged optimizer state, all may move at worst, and at best
-    what does not fit goes out while it comes in (`paging`).
+    host would make of it. Of paged optimizer state, all may move at worst, and at best what does not fit goes out while
+    it comes in (`paging`).
 
     By how much the slow end is slower counts as an independent 80% error upwards, by how much the fast one is faster
     downwards: a board with few lanes may cost much where nothing is left to win.
@@ -173,6 +173,11 @@ def unused_layout(run: Run, question: Question) -> Iterator[str]:
         "cp_kind": "" if run.cp > 1 else "there is no --cp",
         "fsdp_version": single,
         "sync_each_micro_batch": single or every,
+        "gpus_per_node": "" if run.num_gpus > 1 else "there is one GPU",
+        "compile_loss": "" if run.torch_compile else "without --torch-compile nothing is compiled",
+        "reentrant": "" if run.gradient_checkpointing else "there are no checkpoints",
+        "gptq_group_size": "" if (run.base_quantization or "").startswith("gptq") else "no base in GPTQ's 4 bits",
+        "gptq_kernel": "" if (run.base_quantization or "").startswith("gptq") else "no base in GPTQ's 4 bits",
     }
     for name, why in without.items():
         given = question.options.get(name)

@@ -52,11 +52,19 @@ MODEL = "Qwen/Qwen2.5-0.5B"
         ),
         ({"seed": 4, "tokens": 10**6}, "--seed 4 changes nothing: only interruptions are drawn, with --spot"),
         ({"internode_gbps": 400, "num_gpus": 8}, "--internode-gbps changes nothing: one machine of 8 GPUs is enough"),
+        ({"gpus_per_node": 4}, "--gpus-per-node 4 changes nothing: there is one GPU"),
+        ({"compile_loss": True}, "--compile-loss changes nothing: without --torch-compile nothing is compiled"),
+        ({"gptq_group_size": 64}, "--gptq-group-size 64 changes nothing: no base in GPTQ's 4 bits"),
+        ({"gptq_kernel": "torch"}, "--gptq-kernel torch changes nothing: no base in GPTQ's 4 bits"),
+        (
+            {"reentrant": True, "gradient_checkpointing": False},
+            "--reentrant changes nothing: there are no checkpoints",
+        ),
     ],
 )
 def test_what_changes_nothing_is_told(options: dict[str, object], told: str) -> None:
     (found,) = tunecast.estimate(MODEL, gpu="h100-sxm5-80gb", **options)
-    kept = ("num_gpus", "tp", "sharding", "gradient_accumulation_steps", "tokens")
+    kept = ("num_gpus", "tp", "sharding", "gradient_accumulation_steps", "tokens", "gradient_checkpointing")
     shared = {name: options[name] for name in kept if name in options}
     (plain,) = tunecast.estimate(MODEL, gpu="h100-sxm5-80gb", **shared)
     assert told in found.notes

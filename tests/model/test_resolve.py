@@ -317,6 +317,21 @@ def test_a_card_without_bf16_says_so_where_bf16_was_typed(llama: Architecture) -
     assert any("no bf16" in note for note in found.notes)
 
 
+@pytest.mark.parametrize(("method", "typed"), [("lora", "dtype"), ("full", "precision"), ("qlora", "precision")])
+def test_what_a_card_without_bf16_changes_was_not_asked_for(llama: Architecture, method: str, typed: str) -> None:
+    asked = {"method": method, "dtype": "bf16", "precision": "bf16-autocast"}
+    told, silent = (resolve_run(llama, options, gpu_has_bf16=False).origins for options in (asked, {"method": method}))
+    assert told[typed] == silent[typed] == "card"
+    assert resolve_run(llama, asked).origins[typed] == "cli"
+    assert told["method"] == "cli"
+
+
+@pytest.mark.parametrize("more", [{}, {"dtype": "bf16", "precision": "bf16-autocast"}])
+def test_eight_bits_on_a_card_without_bf16_are_not_told_to_type_bf16(llama: Architecture, more: dict[str, str]) -> None:
+    with pytest.raises(NotSupportedError, match="this device has neither; choose a Hopper, Ada or Blackwell card"):
+        resolve_run(llama, {"method": "lora", "fp8": "te", **more}, gpu_has_bf16=False)
+
+
 def test_one_gpu_that_offloads_is_deepspeeds_too(llama: Architecture) -> None:
     found = resolve_run(llama, {"method": "full", "stack": "trl", "offload": "optimizer"})
     assert (found.run.dtype, found.run.precision) == ("bf16", "bf16")
