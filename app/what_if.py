@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from tunecast.model.exposed import EXPOSED
 from tunecast.sweep_result import Sweep, Told, chosen_metric, reported
 from tunecast.sweeping import Ask, Point, forecast_of, point
 
@@ -53,9 +54,8 @@ def _techniques(ask: Ask, base: Forecast) -> list[tuple[str, Mapping[str, Any], 
     gpus = max(run.num_gpus, 8)
     for sharding in ("ddp", "zero2", "zero3", "fsdp"):
         out.append((f"{gpus} GPUs, {sharding}", {"num_gpus": gpus, "sharding": sharding}, plain))
-    overlapped = {"overlap_frac": _full_overlap(ask)}
     out.append((f"{gpus} GPUs, fsdp, communication hidden (YaFSDP's aim)",
-                {"num_gpus": gpus, "sharding": "fsdp"}, overlapped))  # fmt: skip
+                {"num_gpus": gpus, "sharding": "fsdp"}, {EXPOSED: 0.0}))  # fmt: skip
     return out
 
 
@@ -73,13 +73,3 @@ def _method(ask: Ask, method: str) -> dict[str, Any]:
     """Another method, without the options that only the old one takes."""
     dropped = {name: None for name in ADAPTERS_ONLY if ask.options.get(name) is not None} if method != "qlora" else {}
     return {**dropped, "method": method}
-
-
-def _full_overlap(ask: Ask) -> float:
-    """What multiplies the overlap so that all of it is hidden."""
-    from tunecast.asking import asked_question
-    from tunecast.model.on_device import target_factors
-
-    _, targets, _ = asked_question(ask.model, gpu=ask.gpu, **ask.options)
-    known = target_factors(targets[0], None).factors.get("overlap_frac")
-    return 1.0 if known is None else 1.0 / known.value

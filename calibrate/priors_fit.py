@@ -21,7 +21,6 @@ from tunecast.calibrate.priors_problem import (
     EFFICIENCIES,
     FRACTIONS,
     HOST_GROUP,
-    OVERLAP,
     SHARED,
     WHOLE,
     Row,
@@ -33,6 +32,7 @@ from tunecast.calibrate.priors_problem import (
     rows_of_records,
 )
 from tunecast.calibrate.priors_records import RecordRuns
+from tunecast.model.exposed import SHARES
 from tunecast.model.factors import HOST_S_PER_LAUNCH
 from tunecast.model.prior_effects import ATTENTION_KERNEL, CLOCK, DEQUANT_KERNEL
 from tunecast.model.priors import PRIORS_SCHEMA, interval
@@ -135,9 +135,9 @@ def _effects(solution: Solution, group: str) -> dict[str, dict[str, Any]]:
 
 
 def _covariance(solution: Solution) -> dict[str, Any]:
-    """Of the shared parameters and of the effects that forecasts know; an overlap that is at 1 does not vary."""
+    """Of the shared parameters and of the effects that forecasts know; a share of communication at 1 does not vary."""
     shared = len(SHARED)
-    free = [name != OVERLAP or solution.vector[i] < AT_ONE for i, name in enumerate(SHARED)]
+    free = [name not in SHARES or solution.vector[i] < AT_ONE for i, name in enumerate(SHARED)]
     kept = [i for i, (group, _) in enumerate(solution.problem.effects) if group in FORECAST_GROUPS]
     names = [*SHARED, *(":".join(solution.problem.effects[i]) for i in kept)]
     places = [*range(shared), *(shared + i for i in kept)]

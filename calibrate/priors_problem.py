@@ -25,6 +25,7 @@ from tunecast.calibrate.run_table import read_table
 from tunecast.calibrate.start_up import START_UP, start_up_share
 from tunecast.calibrate.validate import Entry, read_entries
 from tunecast.catalogs.gpus import load_gpus
+from tunecast.model.exposed import SHARES
 from tunecast.model.factors import HOST_S_PER_LAUNCH
 from tunecast.model.inventory import step_operations
 from tunecast.model.parallel_network import WHOLE_RATE, catalog_network, with_network
@@ -47,8 +48,7 @@ from tunecast.model.priors import ISSUING, datasheet_factors
 from tunecast.model.time import COLUMNS, run_clocks
 
 EFFICIENCIES = ("gemm", "attention", "memory", "dequant", "link")
-OVERLAP = "overlap_frac"
-FRACTIONS = (*EFFICIENCIES, OVERLAP)
+FRACTIONS = (*EFFICIENCIES, *SHARES)
 SHARED = (*FRACTIONS, HOST_S_PER_LAUNCH, *ISSUING, START_UP)
 """Parameters that all rows share."""
 HOST_GROUP = "host"
@@ -257,6 +257,6 @@ def problem_of(rows: Sequence[Row]) -> Problem:
 
 
 def params_of(shared: Array) -> dict[str, float]:
-    """Shared parameters by name; no more than all of the work can overlap."""
+    """Shared parameters by name; no more than all communication is exposed."""
     values = zip(SHARED, np.exp(shared).tolist(), strict=True)
-    return {name: min(value, 1.0) if name == OVERLAP else value for name, value in values}
+    return {name: min(value, 1.0) if name in SHARES else value for name, value in values}

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tunecast.calibrate.start_up import START_UP
+from tunecast.model.exposed import SHARES
 from tunecast.model.factors import HOST_S_PER_LAUNCH
 from tunecast.model.phase_table import PhaseTable
 from tunecast.model.priors import ISSUING, no_faster
@@ -29,7 +30,7 @@ def clock_values(params: Mapping[str, float]) -> dict[str, float]:
     values = {f"scale.{name}": 1.0 / params[name] for name in scales}
     values["scale.memory"] = float(no_faster(np.array(values["scale.memory"])))
     values |= {"scale.loss": values["scale.memory"], "scale.optimizer": values["scale.memory"]}
-    values |= {name: params[name] for name in (HOST_S_PER_LAUNCH, "overlap_frac")}
+    values |= {name: params[name] for name in (HOST_S_PER_LAUNCH, *SHARES)}
     return values | {f"scale.{name}": params[name] for name in ISSUING}
 
 

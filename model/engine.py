@@ -27,6 +27,7 @@ from tunecast.model.curves import Array
 from tunecast.model.engine_memory import Fit, Flags, fits_on, memory_of
 from tunecast.model.engine_split import one_by_one
 from tunecast.model.engine_tables import Counted, Work, add_up, counted, on_devices
+from tunecast.model.exposed import asks_late
 from tunecast.model.factors import FactorSet
 from tunecast.model.hooks import has_hooks
 from tunecast.model.host import with_trainer
@@ -264,6 +265,7 @@ def step_seconds_of(
             blocking_s=blocking / passes,
             ring_s=ring / passes,
             ring_room_frac=np.zeros((len(micro), len(SEGMENTS))),
+            asks_late=np.array([asks_late(run) for run in kinds], dtype=float)[kind],
             bubble_frac=np.zeros((len(micro), len(SEGMENTS))),
             meets=meets,
             micro_steps=plans.micro,
@@ -369,7 +371,7 @@ def _body(architecture: Architecture, body: Run, needed: frozenset[int], platfor
 
 
 def _link_seconds(architecture: Architecture, run: Run, factors: Sequence[FactorSet]) -> Array:
-    """(devices, kinds of `WHEN`, variants, segments) seconds on the link, overlap not yet taken off."""
+    """(devices, kinds of `WHEN`, variants, segments) seconds on the link, what hides beside work not yet taken off."""
     runs = [_with_micro(run, micro) for micro in (1, 2, 3)]
     operations = [communication_operations(architecture, each) for each in runs]
     known: dict[tuple[tuple[str, float], ...], Array] = {}

@@ -13,6 +13,7 @@ from tunecast.model.architecture import Architecture
 from tunecast.model.context_parallel import room_fracs
 from tunecast.model.curves import Array
 from tunecast.model.engine_tables import Work, add_up
+from tunecast.model.exposed import asks_late
 from tunecast.model.factors import FactorSet
 from tunecast.model.hooks import has_hooks
 from tunecast.model.host import with_trainer
@@ -70,6 +71,7 @@ def one_by_one(architecture: Architecture, runs: Sequence[Run], factors: Sequenc
             blocking_s=links[:, WHEN.index("blocking")] / passes,
             ring_s=links[:, WHEN.index("ring")] / passes,
             ring_room_frac=np.array([room_fracs(stage.run) for stage in stages]),
+            asks_late=np.array([asks_late(stage.run) for stage in stages], dtype=float),
             bubble_frac=idle,
             meets=meets,
             micro_steps=micro,

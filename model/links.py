@@ -224,7 +224,7 @@ def communication_when(operation: Operation) -> str:
 def communication_seconds(
     operations: Sequence[Operation], factors: FactorSet, *, run: Run, when: str | None = None
 ) -> Array:
-    """(segments,) seconds on the link in one optimizer step, overlap not yet taken off; of one kind, or of all."""
+    """(segments,) seconds on the link in one optimizer step, of one kind or of all; what hides is in them."""
     wanted = [o for o in operations if o.kind is Kind.COMMUNICATION and when in (None, communication_when(o))]
     if not wanted:
         return no_seconds()

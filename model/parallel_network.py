@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,7 +15,6 @@ from tunecast.catalogs.gpus import Gpu
 from tunecast.catalogs.prices import load_prices
 from tunecast.catalogs.rental_facts import BITS_PER_BYTE, node_network_bytes_per_s
 from tunecast.model.factors import Factor, FactorSet
-from tunecast.model.overlap_belief import OVERLAP
 from tunecast.model.priors import latency, link_bytes_per_s, load_priors
 from tunecast.model.read_numbers import number_above_zero
 from tunecast.model.resolve_parallel import GPUS_PER_NODE
@@ -24,9 +22,6 @@ from tunecast.model.run import Run
 from tunecast.model.units import GIGA
 
 NETWORK_FACTORS = ("node_bytes_per_s", "node_latency_s")
-SLOWEST_READ_BYTES_PER_S = 25e9
-"""Network for each GPU of the published runs on several machines that the priors are fitted to: 200 Gbit/s or more, but
-for fms-fsdp's four of 50, which hide more behind their work than the fit to all of them says."""
 WHOLE_RATE = {"value": 1.0, "low": 1.0, "high": 1.0}
 """All of a link's rate, as the datasheet states it."""
 
@@ -250,21 +245,4 @@ def with_network(
         f"{machines} machines of {run.gpus_per_node} GPUs{partly} joined at "
         f"{speed * BITS_PER_BYTE / GIGA:,.0f} Gbit/s each ({where}); slow machines and congestion are not counted"
     )
-    joined = replace(factors, factors={**factors.factors, **added}, notes=(*factors.notes, note))
-    return with_doubtful_overlap(joined, speed / run.gpus_per_node)
-
-
-def with_doubtful_overlap(factors: FactorSet, bytes_per_s: float) -> FactorSet:
-    """The factors of a job whose machines are joined at so much for each GPU: over slower networks than any row's, as
-    much as is believed may hide behind work, and not only as much as rows show of fast ones. At half the speed of the
-    slowest network that a row has this is so in full, and in between by parts."""
-    found = factors.factors.get(OVERLAP)
-    believed = float(load_priors()["beliefs"][OVERLAP]["value"])
-    if found is None or bytes_per_s >= SLOWEST_READ_BYTES_PER_S or found.high >= believed:
-        return factors
-    unlike = min(math.log2(SLOWEST_READ_BYTES_PER_S / bytes_per_s), 1.0)
-    note = (
-        "how much of so slow a network hides behind work hardly any published run shows: the fast end takes much of it"
-    )
-    widened = {**factors.factors, OVERLAP: replace(found, high=found.high + unlike * (believed - found.high))}
-    return replace(factors, factors=widened, notes=(*factors.notes, note))
+    return replace(factors, factors={**factors.factors, **added}, notes=(*factors.notes, note))

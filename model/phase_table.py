@@ -11,6 +11,7 @@ from tunecast.model.columns import COLUMNS, FLOOR, share_columns
 from tunecast.model.context_parallel import room_fracs
 from tunecast.model.curve_names import curve_key, find_curve
 from tunecast.model.curves import Array, Columns, bytes_frac, columns, seconds, shares
+from tunecast.model.exposed import asks_late
 from tunecast.model.factors import Curve, FactorSet
 from tunecast.model.hooks import has_hooks, visits_of
 from tunecast.model.host import HOST_COLUMNS, enters_layer, host_issues, with_trainer
@@ -33,20 +34,22 @@ class PhaseTable:
     launches: Array
     """(segments, host columns), see `HOST_COLUMNS`."""
     communication_s: Array
-    """(segments,) on the link in every pass, overlap not yet taken off."""
+    """(segments,) on the link in every pass, what hides beside work not yet taken off."""
     meets: Array
     """(segments,) 1 where the host waits for the device at the start, else 0."""
     micro_steps: int
     column_log_variance: Array
     """(columns,) variance of the log of each column's summed seconds, from its curve."""
     once_s: Array = field(default_factory=no_seconds)
-    """(segments,) on the link in the last pass only (gradients that accumulated), overlap not yet taken off."""
+    """(segments,) on the link in the last pass only (gradients that accumulated), what hides not yet taken off."""
     blocking_s: Array = field(default_factory=no_seconds)
     """(segments,) on the link in every pass, with nothing to hide behind."""
     ring_s: Array = field(default_factory=no_seconds)
     """(segments,) on the link in every pass, hiding behind attention alone."""
     ring_room_frac: Array = field(default_factory=no_seconds)
     """(segments,) share of the attention's seconds that it hides behind, see `context_parallel.room_fracs`."""
+    asks_late: bool = False
+    """Whether collectives are asked for as they are needed (`exposed`)."""
     bubble_frac: Array = field(default_factory=no_seconds)
     """Idle time of a pipeline stage over the time it works in forward and backward."""
     host_update_s: float = 0.0
@@ -143,6 +146,7 @@ def phase_table(operations: Sequence[Operation], factors: FactorSet, *, run: Run
         blocking_s=communication_seconds(operations, factors, run=run, when="blocking") / passes,
         ring_s=communication_seconds(operations, factors, run=run, when="ring") / passes,
         ring_room_frac=room_fracs(run),
+        asks_late=asks_late(run),
         bubble_frac=idle_fracs(operations, run),
         host_update_s=float(communication_seconds(host_updates(operations), factors, run=run).sum()),
         meets=meets,

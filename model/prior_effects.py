@@ -13,7 +13,7 @@ from typing import Any
 
 from tunecast.catalogs.gpus import Gpu, training_dtype
 from tunecast.model.memory_codes import effects_stack
-from tunecast.model.product_share import own_over_usual, shares_of
+from tunecast.model.product_share import FP32, fp32_over_usual, own_over_usual, shares_of
 from tunecast.model.run import Run
 
 WORK = ("gemm", "attention", "memory", "dequant")
@@ -82,12 +82,13 @@ def device_effect(gpu: Gpu, priors: Mapping[str, Any]) -> Effect:
     return Effect(value=vendor["value"], name=None, log_sd=spread, notes=(note, slowed))
 
 
-def product_effects(gpu: Gpu, priors: Mapping[str, Any]) -> tuple[Effect, ...]:
-    """What is not known of the products of a card without published runs."""
+def product_effects(gpu: Gpu, priors: Mapping[str, Any], run: Run | None = None) -> tuple[Effect, ...]:
+    """What is not known of the products of a card without published runs, in the run's dtype or in 16 bits."""
     beliefs = priors["beliefs"]
     if gpu.id in priors["device_effects"] or gpu.id in beliefs["held_clock"]["values"]:
         return ()
-    log_sd = own_over_usual(gpu, beliefs).log_sd
+    share = fp32_over_usual if run is not None and run.compute_dtype == FP32 else own_over_usual
+    log_sd = share(gpu, beliefs).log_sd
     return (Effect(value=0.0, name=None, moves=PRODUCTS, log_sd=log_sd),) if log_sd else ()
 
 

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from tunecast.catalogs.gpus import Gpu
 from tunecast.model.chunked import chunked_curves
+from tunecast.model.exposed import SHARES
 from tunecast.model.factors import HOST_RATIOS, HOST_S_PER_LAUNCH, Curve, Factor, FactorSet
 from tunecast.model.joined import STACKS
 from tunecast.model.memory_codes import code_notes, context_notes, memory_overheads_of
 from tunecast.model.operation import FLASH, NATIVE
-from tunecast.model.overlap_belief import with_believed_overlap
 from tunecast.model.prior_effects import (
     Effect,
     attention_effects,
@@ -32,7 +32,14 @@ from tunecast.model.prior_effects import (
     run_effects,
     source_effects,
 )
-from tunecast.model.product_share import attention_gain, attention_share, own_over_usual, usual_shares
+from tunecast.model.product_share import (
+    FP32,
+    attention_gain,
+    attention_share,
+    fp32_over_usual,
+    own_over_usual,
+    usual_shares,
+)
 from tunecast.model.run import Run
 from tunecast.model.sdpa import as_sdpa, between_kernels, efficient_curves, has_cudnn_attention
 from tunecast.model.units import GIGA
@@ -58,7 +65,7 @@ FITTED_AS = {
     "scale.loss": "memory",
     "scale.optimizer": "memory",
     "scale.link": "link",
-    "overlap_frac": "overlap_frac",
+    **{name: name for name in SHARES},
     HOST_S_PER_LAUNCH: HOST_S_PER_LAUNCH,
     HOOKS: "host_hooks",
 }
@@ -94,12 +101,14 @@ def datasheet_factors(gpu: Gpu, beliefs: Mapping[str, Any], run: Run | None = No
     kernel = dequant_kernel(run, run.stack) if run is not None and run.base_quantization else ""
     unpacked = {**moved, "bytes_per_s": gpu.bandwidth_bytes_per_s * unpacking_gain(gpu, beliefs, kernel)}
     curves = {"memory": _curve("bandwidth", moved), "dequant": _curve("bandwidth", unpacked)}
-    own, usual = math.exp(own_over_usual(gpu, beliefs).log), usual_shares(gpu, beliefs)
-    attending = attention_share(gpu, beliefs) * own  # one clock and one power limit hold both
+    in_16_bits, usual = own_over_usual(gpu, beliefs), usual_shares(gpu, beliefs)
     for dtype in WAVE_TILES:
         peak = gpu.peaks.get(dtype)
         if peak is None:
             continue
+        own = math.exp((fp32_over_usual(gpu, beliefs) if dtype == FP32 else in_16_bits).log)
+        # One clock and one power limit hold products and attention.
+        attending = own * (1.0 if dtype == FP32 else attention_share(gpu, beliefs))
         gemm = {
             "flops_per_s": peak * float(usual.get(dtype, usual["bf16"])) * own,
             "bytes_per_s": gpu.bandwidth_bytes_per_s,
@@ -192,7 +201,7 @@ def prior_factors(
     """
     priors = load_priors() if priors is None else priors
     base = datasheet_factors(gpu, priors["beliefs"], run)
-    own = (device := device_effect(gpu, priors), *clock_effects(gpu, priors), *product_effects(gpu, priors))
+    own = (device := device_effect(gpu, priors), *clock_effects(gpu, priors), *product_effects(gpu, priors, run))
     generation = kind_effects("generation", gpu.generation, priors)
     known = (*own, *kind_effects("device", gpu.id, priors), *generation, *run_effects(run, priors))
     effects = (*known, *attention_effects(attention_kernel, priors), *source_effects(priors))
@@ -204,12 +213,12 @@ def prior_factors(
     factors |= dict.fromkeys(("scale.loss", "scale.optimizer"), factors["scale.memory"])
     if "link_bytes_per_s" in factors:
         factors["link_bytes_per_s"] = _scaled_link(factors["link_bytes_per_s"], priors["efficiency"]["link"])
-    for name in (HOST_S_PER_LAUNCH, *(f"scale.{own}" for own in ISSUING), "overlap_frac"):
+    for name in (HOST_S_PER_LAUNCH, *(f"scale.{own}" for own in ISSUING), *SHARES):
         stored = priors[name.removeprefix("scale.")]
         factors[name] = Factor(**{k: stored[k] for k in ("value", "low", "high", "unit", "origin")})
     told = CUDNN_NOTE if run is None or run.stack not in STACKS else TRANSFORMER_ENGINE_NOTE
     width, cudnn = float(priors["width"]), (told,) if _runs_own_kernels(gpu, run) else ()
-    found = FactorSet(
+    return FactorSet(
         gpu=gpu.id,
         curves=base.curves,
         factors=factors,
@@ -219,7 +228,6 @@ def prior_factors(
         step_covariance=step_covariance(priors, effects, width),
         notes=(*device.notes, *cudnn, *code_notes(run, priors), *context_notes(gpu)),
     )
-    return with_believed_overlap(found, run, priors)
 
 
 @functools.cache

@@ -3,7 +3,9 @@
 Products of 16-bit numbers are published for some cards (``tflops_by_gpu`` of the beliefs). What they reach differs
 most by the power that a card may draw: 72 W feed 121 TFLOP/s of an L4 to less than half, 350 W all 71 of an RTX 3090.
 For an NVIDIA card without a figure, `expected` reads its share off those with one, by watts per TFLOP/s and by compute
-capability.
+capability. Products in fp32 do without tensor cores, and what they reach of their own peak is told in the same way by
+figures of their own (``fp32_tflops_by_gpu``): two thirds on cards of compute capability 8.6 and 8.9, nearly all on an
+A100.
 """
 
 from __future__ import annotations
@@ -19,6 +21,9 @@ from tunecast.model.units import TERA
 
 SIXTEEN_BITS = ("bf16", "fp16")
 """What FlashAttention-2 takes."""
+FP32 = "fp32"
+FIGURES = {"": "tflops_by_gpu", FP32: "fp32_tflops_by_gpu"}
+"""Where the beliefs keep TFLOP/s of products: in 16 bits, and in fp32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,24 +90,44 @@ def own_over_usual(gpu: Gpu, beliefs: Mapping[str, Any]) -> Share:
     return Share(log=reaches * alone, log_sd=math.hypot(short / math.sqrt(12.0), reaches * found.log_sd))
 
 
-def shares_of(gpu: Gpu, beliefs: Mapping[str, Any]) -> list[float]:
-    """Every published figure of this card's large 16-bit products over its dense peak."""
-    figures = beliefs["matmul_reached"].get("tflops_by_gpu", {}).get(gpu.id, ())
-    return [figure * TERA / gpu.peaks[training_dtype(gpu)] for figure in figures]
+def fp32_over_usual(gpu: Gpu, beliefs: Mapping[str, Any]) -> Share:
+    """Log of what this card's fp32 products reach of their peak over what 16-bit ones of its compute capability do of
+    theirs; as in 16 bits where no figure tells of fp32 (other makers, a card with a clock of its own).
+
+    Hardly anything runs between products that take so long: they are as slow as alone.
+    """
+    own = shares_of(gpu, beliefs, FP32)
+    found = Share(log=math.log(median(own)), log_sd=0.0) if own else expected(gpu, beliefs, FP32)
+    if found is None:
+        return own_over_usual(gpu, beliefs)
+    return Share(log=found.log - math.log(float(usual_shares(gpu, beliefs)["bf16"])), log_sd=found.log_sd)
 
 
-def all_shares(beliefs: Mapping[str, Any]) -> dict[str, list[float]]:
+def peak_of(gpu: Gpu, dtype: str) -> float:
+    """FLOP/s of the products that the figures are of: fp32, else 16 bits."""
+    return gpu.peaks[dtype or training_dtype(gpu)]
+
+
+def shares_of(gpu: Gpu, beliefs: Mapping[str, Any], dtype: str = "") -> list[float]:
+    """Every published figure of this card's large products over their dense peak, in 16 bits or in `FP32`."""
+    figures = beliefs["matmul_reached"].get(FIGURES[dtype], {}).get(gpu.id, ())
+    return [figure * TERA / peak_of(gpu, dtype) for figure in figures]
+
+
+def all_shares(beliefs: Mapping[str, Any], dtype: str = "") -> dict[str, list[float]]:
     """`shares_of` every card that has some."""
     catalog = load_gpus()
-    return {name: shares_of(catalog[name], beliefs) for name in beliefs["matmul_reached"].get("tflops_by_gpu", {})}
+    return {
+        name: shares_of(catalog[name], beliefs, dtype) for name in beliefs["matmul_reached"].get(FIGURES[dtype], {})
+    }
 
 
-def watts_per_tflops(gpu: Gpu) -> float | None:
-    """Board power over the dense 16-bit peak; None where a datasheet tells no power."""
-    return gpu.tdp_w / (gpu.peaks[training_dtype(gpu)] / TERA) if gpu.tdp_w else None
+def watts_per_tflops(gpu: Gpu, dtype: str = "") -> float | None:
+    """Board power over the dense 16-bit peak, or that in `FP32`; None where a datasheet tells no power."""
+    return gpu.tdp_w / (peak_of(gpu, dtype) / TERA) if gpu.tdp_w else None
 
 
-def expected(gpu: Gpu, beliefs: Mapping[str, Any]) -> Share | None:
+def expected(gpu: Gpu, beliefs: Mapping[str, Any], dtype: str = "") -> Share | None:
     """What its power lets expect of a card without a published figure; None where nothing is known to tell.
 
     log share = constant + slope x log(watts per TFLOP/s) + effect of the compute capability + noise, all normal
@@ -112,14 +137,16 @@ def expected(gpu: Gpu, beliefs: Mapping[str, Any]) -> Share | None:
     """
     import numpy as np
 
-    watts, held = watts_per_tflops(gpu), beliefs.get("held_clock", {}).get("values", {})
+    watts, held = watts_per_tflops(gpu, dtype), beliefs.get("held_clock", {}).get("values", {})
     belief = beliefs.get("power_share")
     if gpu.vendor != "nvidia" or watts is None or belief is None or gpu.id in held:
         return None
     catalog = load_gpus()
-    known = [(catalog[name], median(own)) for name, own in all_shares(beliefs).items()]
+    known = [(catalog[name], median(own)) for name, own in all_shares(beliefs, dtype).items()]
     seen = [(card, share) for card, share in known if card.vendor == "nvidia" and card.tdp_w]
-    x = np.log([watts_per_tflops(card) or 1.0 for card, _ in seen])
+    if not seen:
+        return None
+    x = np.log([watts_per_tflops(card, dtype) or 1.0 for card, _ in seen])
     y = np.log([share for _, share in seen])
     alike = [card.compute_capability for card, _ in seen]
     own = capability_among(gpu.compute_capability, alike)

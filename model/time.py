@@ -26,6 +26,7 @@ from tunecast.model.columns import FLOOR as FLOOR
 from tunecast.model.curve_names import curve_key as curve_key
 from tunecast.model.curve_names import find_curve as find_curve
 from tunecast.model.curves import Array
+from tunecast.model.exposed import EXPOSED, EXPOSED_LATE
 from tunecast.model.factors import FactorSet
 from tunecast.model.host import HOST_COLUMNS as HOST_COLUMNS
 from tunecast.model.host import WALKED, host_seconds
@@ -87,6 +88,8 @@ class Stack:
     blocking_s: Array
     ring_s: Array
     ring_room_frac: Array
+    asks_late: Array
+    """(runs,) 1 or 0."""
     bubble_frac: Array
 
     @property
@@ -107,6 +110,7 @@ def stacked(tables: Sequence[PhaseTable]) -> Stack:
         blocking_s=np.array([t.blocking_s for t in tables]),
         ring_s=np.array([t.ring_s for t in tables]),
         ring_room_frac=np.array([t.ring_room_frac for t in tables]),
+        asks_late=np.array([t.asks_late for t in tables], dtype=float),
         bubble_frac=np.array([t.bubble_frac for t in tables]),
     )
 
@@ -134,7 +138,7 @@ def _load(stack: Stack, values: Mapping[str, float], *, synchronous: bool) -> _L
     issue[WALKED] = 0.0
     work = stack.device_s @ scale
     link = values.get("scale.link", 1.0)
-    wait, once = exposed_communication(stack, work, values.get("overlap_frac", 0.0), link)
+    wait, once = exposed_communication(stack, work, values, link)
     wait = wait + exposed_ring(stack, stack.device_s[:, :, ATTENTION] * scale[ATTENTION], link)
     lead = np.full_like(work, np.inf)
     if "launch_queue_depth" in values:
@@ -144,17 +148,25 @@ def _load(stack: Stack, values: Mapping[str, float], *, synchronous: bool) -> _L
     return _Load(busy=work + wait, host=stack.launches @ issue, wait=wait, once=once, lead=lead, pause=pause)
 
 
-def exposed_communication(stack: Stack, work: Array, overlap_frac: float, link: float = 1.0) -> tuple[Array, Array]:
-    """(runs, segments): seconds per pass that the device waits for links; of these, what comes once a step, in all.
+def exposed_communication(
+    stack: Stack, work: Array, values: Mapping[str, float], link: float = 1.0
+) -> tuple[Array, Array]:
+    """(runs, segments): seconds per pass that a step is longer for links; of these, what comes once a step, in all.
 
-    What comes in every pass hides behind a fraction of that pass's work; what comes once, behind what is left of
-    that in the last pass; what blocks, behind nothing. The head's work hides what the forward sends.
+    A step is longer by a share of all that runs beside work (`exposed`), or by what is longer than that work, whichever
+    is more. What comes in every pass runs beside that pass's work; what comes once, beside that of the last pass as
+    well; what blocks, beside nothing. The head's work is beside what the forward sends.
     """
     beside = work.copy()
     beside[:, FORWARD] += work[:, HEAD]
-    room = overlap_frac * beside - link * stack.communication_s
-    last = np.maximum(link * stack.once_s - np.maximum(room, 0.0), 0.0)
-    return np.asarray(np.maximum(-room, 0.0) + last / stack.passes + link * stack.blocking_s), np.asarray(last)
+    share = np.where(stack.asks_late > 0.0, values.get(EXPOSED_LATE, 1.0), values.get(EXPOSED, 1.0))[:, None]
+
+    def longer(sent: Array) -> Array:
+        return np.asarray(np.maximum(share * sent, sent - beside))
+
+    always = longer(link * stack.communication_s)
+    last = longer(link * (stack.communication_s + stack.once_s)) - always
+    return np.asarray(always + last / stack.passes + link * stack.blocking_s), last
 
 
 def exposed_ring(stack: Stack, attention_s: Array, link: float = 1.0) -> Array:
@@ -188,7 +200,7 @@ def run_clocks(table: PhaseTable, values: Mapping[str, float], *, synchronous: b
     """The two clocks through one step.
 
     ``values`` are scalar factors: ``scale.<column>``, ``scale.link``, ``host_s_per_launch``,
-    ``scale.host_<host column>``, ``step_overhead_s``, ``overlap_frac``, ``launch_queue_depth``; absent ones are
+    ``scale.host_<host column>``, ``step_overhead_s``, the shares of `exposed`, ``launch_queue_depth``; absent ones are
     neutral.
     """
     stack = stacked([table])

@@ -7,9 +7,8 @@ from typing import Any
 
 from known_cases.asking import Figures, change, holds, markdown_table, memory_gib, times, told, verdict
 from tunecast.catalogs.gpus import find_gpu
+from tunecast.model.exposed import EXPOSED
 from tunecast.model.forecast import Forecast
-from tunecast.model.on_device import target_factors
-from tunecast.model.target import resolve_targets
 from tunecast.model.units import TERA
 from tunecast.sweeping import Ask, forecast_of
 
@@ -179,9 +178,8 @@ def hidden_communication(gpu: str, num_gpus: int, length: int, **more: Any) -> f
     """How much faster FSDP is when all of its communication hides behind the computation."""
     run = {"method": "full", "max_length": length, "num_gpus": num_gpus, "sharding": "fsdp", **more}
     ask = Ask(model=EIGHT_B, gpu=gpu, options=run)
-    known = target_factors(resolve_targets([gpu], {})[0], None).factors.get("overlap_frac")
     plain = forecast_of(ask, {})
-    hidden = forecast_of(ask, {}, {"overlap_frac": 1 / known.value if known else 1.0})
+    hidden = forecast_of(ask, {}, {EXPOSED: 0.0})
     return plain.step_time_s.value / hidden.step_time_s.value - 1
 
 

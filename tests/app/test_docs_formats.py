@@ -26,9 +26,10 @@ OPEN = {
     "interruptions.percentiles_h", "scaling.amdahl", "hardware.host", "software", "trials[].params",
     "trials[].sensors_before", "trials[].sensors_after", "trials[].extra", "fitted", "architecture", "longest_run",
     "memory", "sensors", "hardware", "forecast", "cheapest", "fastest", "balance", "pareto", "binding", "rejected",
-    "dimensions", "base", "rows", "beliefs", "efficiency", "host_s_per_launch", "overlap_frac", "device_effects",
-    "effects_by_kind", "sharding_effects", "step_log_sd", "memory_overhead_bytes", "left_out_log_errors",
-    "rows_skipped", "rows_used", "marks", "records_used", "records_skipped", "covariance", "spreads", "host_hooks",
+    "dimensions", "base", "rows", "beliefs", "efficiency", "host_s_per_launch", "exposed_frac", "exposed_late_frac",
+    "device_effects", "effects_by_kind", "sharding_effects", "step_log_sd", "memory_overhead_bytes",
+    "left_out_log_errors", "rows_skipped", "rows_used", "marks", "records_used", "records_skipped", "covariance",
+    "spreads", "host_hooks",
     *HOST_PRIORS,
     "start_up_s", "source_effect", "width", "least_width", "left_out_width", "memory_codes", "units",
 }  # fmt: skip

@@ -14,7 +14,7 @@ from tunecast.calibrate.priors_problem import beliefs
 from tunecast.catalogs.gpus import Gpu, load_gpus
 from tunecast.model.prior_effects import device_effect, product_effects
 from tunecast.model.priors import datasheet_factors, load_priors
-from tunecast.model.product_share import all_shares, attention_gain, capability_among, expected, watts_per_tflops
+from tunecast.model.product_share import FP32, all_shares, attention_gain, capability_among, expected, watts_per_tflops
 
 
 def published_shares(beliefs: dict[str, Any]) -> dict[str, float]:
@@ -40,6 +40,42 @@ def test_an_l4_reaches_less_of_its_peak_and_an_rtx_3090_more_than_all(priors: di
     )
     assert matmul_share(gpus["rtx-3090-24gb"], "bf16", priors["beliefs"]) == pytest.approx(76.7 / 71, rel=0.01)
     assert matmul_share(gpus["a100-sxm4-80gb"], "bf16", priors["beliefs"]) == pytest.approx(0.869, rel=1e-3)
+
+
+def test_fp32_products_reach_what_is_published_of_them(priors: dict[str, Any]) -> None:
+    """They do without tensor cores: two thirds of an RTX 3090's peak, whose 16-bit products go beyond theirs, and
+    nearly all of an A100's; no card is faster than its peak."""
+    gpus = load_gpus()
+    measured = {"rtx-3090-24gb": 24.8, "l40s-48gb": 46.9, "a100-sxm4-80gb": 19.2, "b200-sxm-180gb": 66.2}
+    for name, published in measured.items():
+        assert matmul_share(gpus[name], "fp32", priors["beliefs"]) == pytest.approx(
+            published * 1e12 / gpus[name].peaks["fp32"], rel=0.01
+        )
+    for gpu in gpus.values():
+        if gpu.vendor == "nvidia" and "fp32" in gpu.peaks:
+            assert matmul_share(gpu, "fp32", priors["beliefs"]) <= 1.0
+
+
+def test_fp32_attention_needs_no_instructions_that_flash_attention_lacks(priors: dict[str, Any]) -> None:
+    """A B200 has more fp32 than an H200, for products as for attention."""
+    newer, older = (
+        datasheet_factors(load_gpus()[name], priors["beliefs"]).curves["attention.fp32.forward"].params["flops_per_s"]
+        for name in ("b200-sxm-180gb", "h200-sxm5-141gb")
+    )
+    assert newer / older == pytest.approx(66.24 / 51.34 * 0.803 / 0.78, rel=0.01)
+
+
+def test_fp32_of_cards_left_out_is_read_off_the_others_by_power(priors: dict[str, Any]) -> None:
+    figures = priors["beliefs"]["matmul_reached"]
+    missed = []
+    for name, own in all_shares(priors["beliefs"], FP32).items():
+        rest = {other: of for other, of in figures["fp32_tflops_by_gpu"].items() if other != name}
+        beliefs = {**priors["beliefs"], "matmul_reached": {**figures, "fp32_tflops_by_gpu": rest}}
+        found = expected(load_gpus()[name], beliefs, FP32)
+        assert found is not None
+        missed.append(abs(math.log(median(own)) - found.log))
+    assert median(missed) < 0.05
+    assert max(missed) < 0.3
 
 
 def test_attention_is_held_by_the_same_power_as_products(priors: dict[str, Any]) -> None:

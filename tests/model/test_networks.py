@@ -89,7 +89,7 @@ def test_an_assumed_latency_is_in_the_interval() -> None:
         "meta-llama/Llama-3.1-8B", method="lora", sharding="fsdp", num_gpus=8, gpu="h100-sxm5-80gb", **large
     )
     waits = far.time_parts_s["communication"] / far.step_time_s.value
-    assert waits > 0.7
+    assert waits > 0.5
     assert far.step_time_s.high / far.step_time_s.value > 1.8
     assert near.step_time_s.high / near.step_time_s.value < 1.6
 
@@ -116,27 +116,21 @@ def test_an_offer_that_is_not_what_is_timed_says_so(options: dict[str, int], tol
     assert separate is (options["num_gpus"] > 8 and "gpus_per_node" not in options)
 
 
-@pytest.mark.parametrize("sharding", ["fsdp", "hsdp", "zero3"])
-def test_the_fast_end_over_a_slow_network_hides_what_is_believed(sharding: str) -> None:
-    """Rows across machines have, but for four, 200 Gbit/s a GPU or more, behind whose work a sixth is hidden: over 100
-    Gbit/s for eight, whole layers of work stand beside their gathers, and the interval says so. As by hand: 28 GB out
-    of a machine are 2.5 s, of which DDP hides what it can."""
-    asked = {"method": "full", "num_gpus": 64, "max_length": 8192, "per_device_train_batch_size": 4}
-    slow, fast = (
-        estimate("meta-llama/Llama-3.1-8B", gpu="h100-sxm5-80gb", sharding=sharding, internode_gbps=gbps, **asked)[0]
-        for gbps in (100, 3200)
+@pytest.mark.parametrize("sharding", ["fsdp", "hsdp", "zero3", "ddp"])
+@pytest.mark.parametrize("gbps", [25, 100, 400])
+def test_a_slow_network_is_in_part_hidden_and_never_less_than_its_line_carries(sharding: str, gbps: int) -> None:
+    """Between what the job takes over a network of no time and that with all of its communication on top; 2 bytes of 8
+    billion parameters go out of every machine once at the least."""
+    asked = {"method": "full", "num_gpus": 64, "max_length": 8192, "per_device_train_batch_size": 2}
+    slow, free = (
+        estimate("meta-llama/Llama-3.1-8B", gpu="h100-sxm5-80gb", sharding=sharding, internode_gbps=each, **asked)[0]
+        for each in (gbps, 1e6)
     )
-    told = [any("so slow a network hides" in note for note in found.notes) for found in (slow, fast)]
-    assert told == [True, False]
-    step = slow.step_time_s
-    assert step.value - step.low > 0.6 * slow.time_parts_s["communication"] / 2
-    assert step.low / step.value < fast.step_time_s.low / fast.step_time_s.value
-
-
-def test_the_doubt_of_overlap_comes_by_parts() -> None:
-    """A network that is a bit faster makes no jump at 1,600 Gbit/s, the slowest that most published runs have."""
-    below, at = ask(internode_gbps=1599).step_time_s, ask(internode_gbps=1600).step_time_s
-    assert below.low == pytest.approx(at.low, rel=0.01)
+    line_s = 2 * 8.03e9 * 7 / 8 / (gbps * 1e9 / 8)
+    assert slow.step_time_s.value > max(line_s, free.step_time_s.value)
+    assert slow.scaling is not None
+    work_s = slow.step_time_s.value - slow.scaling.exposed_communication_s
+    assert work_s == pytest.approx(free.step_time_s.value - free.scaling.exposed_communication_s, rel=1e-3)
 
 
 def test_recommend_rents_only_machines_as_fast_as_it_reckons_with() -> None:

@@ -189,7 +189,7 @@ def test_what_comes_once_a_step_is_not_in_the_bubble() -> None:
     run = resolve_run(llama, {"method": "full", "max_length": 2048, "num_gpus": 8, "pp": 4}, gpu_has_bf16=True).run
     factors = target_factors(target, run)
     table = phase_table(step_operations(llama, run), factors, run=run)
-    values = {name: factor.value for name, factor in factors.factors.items()} | {"overlap_frac": 0.0, "scale.link": 1.0}
+    values = {name: factor.value for name, factor in factors.factors.items()} | {"exposed_frac": 1.0, "scale.link": 1.0}
     longer = replace(table, once_s=table.once_s + np.array([0.0, 0.5, 0.0, 0.0]))
     before, after = (run_clocks(each, values, synchronous=False) for each in (table, longer))
     assert before.bubble_s > 0.0

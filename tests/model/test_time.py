@@ -226,15 +226,17 @@ def all_reduce(payload: float) -> Operation:
     return Operation(name="all_reduce", kind=Kind.COMMUNICATION, phase=Phase.BACKWARD, bytes=payload, launches=1.0)
 
 
-def test_ring_all_reduce_and_overlap() -> None:
-    """8 bytes on 4 GPUs at 1 B/s: 2 x 3 rounds of 2 s and 1 s of latency is 18 s; half of 10 s of work hides 5."""
+def test_ring_all_reduce_beside_work() -> None:
+    """8 bytes on 4 GPUs at 1 B/s: 2 x 3 rounds of 2 s and 1 s of latency is 18 s beside 10 s of work. Two thirds of
+    them are 12 s; a third is less than the 8 s that are left when the work is done."""
     run = replace(RUN, num_gpus=4)
     operations = [memory(10.0, Phase.BACKWARD), all_reduce(8.0)]
     link = {"link_bytes_per_s": 1.0, "link_latency_s": 1.0}
     assert step_time(operations, factor_set(**link), run=run).step_time_s.value == pytest.approx(28.0)
-    found = step_time(operations, factor_set(**link, overlap_frac=0.5), run=run)
-    assert found.step_time_s.value == pytest.approx(23.0)
-    assert found.bound_by == "communication"
+    most, least = (step_time(operations, factor_set(**link, exposed_frac=share), run=run) for share in (2 / 3, 1 / 3))
+    assert most.step_time_s.value == pytest.approx(22.0)
+    assert least.step_time_s.value == pytest.approx(18.0)
+    assert (most.bound_by, least.bound_by) == ("communication", "bandwidth")
 
 
 def test_many_gpus_without_a_link_factor_are_refused() -> None:
