@@ -140,6 +140,7 @@ def plan_words(candidate: Candidate, *, with_method: bool) -> str:
     method = f"{run.method}, " if with_method else ""
     batch = f"{method}micro-batch {run.per_device_train_batch_size} x {run.gradient_accumulation_steps}"
     splits = [f"{name} {getattr(run, name)}" for name in ("tp", "pp", "cp") if getattr(run, name) > 1]
+    splits += [f"{run.pp_interleave} chunks a stage"] if run.pp_interleave > 1 else []
     spread = "".join(f", {word}" for word in (*splits, *([sharding_words(run)] if run.sharding != "none" else [])))
     return f"{batch}{spread}\ncheckpointing {checkpointing_word(run)}"
 

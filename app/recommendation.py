@@ -97,8 +97,8 @@ class Recommendation:
         if untimed is not None:
             return f"No card is left ({words}); {untimed.gpu} has room, but its step cannot be timed: {untimed.detail}"
         return (
-            f"No card is left ({words}); allow more GPUs (--max-gpus), a smaller --global-batch or --max-length, long "
-            "rows in parts (--cp 8, say, which is not tried unless asked for), or other offers."
+            f"No card is left ({words}); allow more GPUs (--max-gpus), a smaller --global-batch or --max-length, "
+            "or other offers."
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -170,6 +170,7 @@ def plan_to_dict(candidate: Candidate) -> dict[str, Any]:
         "method": run.method,
         "tp": run.tp,
         "pp": run.pp,
+        "pp_interleave": run.pp_interleave,
         "cp": run.cp,
         "sharding": run.sharding,
         "dp_shard_size": run.dp_shard_size or None,

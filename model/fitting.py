@@ -17,7 +17,7 @@ from tunecast.model.architecture import Architecture
 from tunecast.model.estimate import forecast
 from tunecast.model.fits import LIKELY, TIGHT_BELOW, fit_probability, memory_view
 from tunecast.model.forecast import Forecast
-from tunecast.model.layer_splits import INNER, LAYERS, gpus_per_copy, splits_tried
+from tunecast.model.layer_splits import INNER, LAYERS, LONG_ROW, gpus_per_copy, splits_tried
 from tunecast.model.loss_chunks import head_uses
 from tunecast.model.on_device import resolve_for, target_factors
 from tunecast.model.parallel import local_run
@@ -28,7 +28,7 @@ from tunecast.model.resolve_parallel import length_step
 from tunecast.model.rows import held_run
 from tunecast.model.run import Run
 from tunecast.model.sharding import shard_gpus
-from tunecast.model.stacks import BUILT, shardings_of, splits_layers
+from tunecast.model.stacks import BUILT, shardings_of, splits_layers, splits_rows
 from tunecast.model.step_source import StepSource
 from tunecast.model.target import Target
 
@@ -38,8 +38,6 @@ MOST_TOKENS = 1 << 22
 """Longest sequence that is looked for in models without a limit of their own."""
 MOST_CHUNKS = 1024
 """Chunks of a loss that is proposed: each is written down, and with more of them other changes come first."""
-LONG_ROW = 16384
-"""Tokens of a row from which on parts of it on several GPUs are tried: of shorter ones parts are small products."""
 MOST_SUGGESTIONS = 6
 """Changes that are told, those of least GPU time."""
 MOST_GPUS = 64
@@ -263,7 +261,7 @@ def enough_shards(question: Question, target: Target, run: Run, least: float) ->
 def enough_parts(question: Question, target: Target, run: Run, least: float) -> Iterator[dict[str, Any]]:
     """Of a long row, which no smaller micro-batch cuts, the fewest parts with which it fits, over the GPUs of a machine
     that each had a row of their own; accumulation keeps the global batch."""
-    if run.cp > 1 or run.per_device_train_batch_size > 1 or run.max_length < LONG_ROW:
+    if run.cp > 1 or run.per_device_train_batch_size > 1 or run.max_length < LONG_ROW or not splits_rows(run.stack):
         return
     parts = [n for n in divisors(run.dp)[1:] if run.gpus_per_node % n == 0]
     options = ({"cp": n, "gradient_accumulation_steps": run.gradient_accumulation_steps * n} for n in parts)

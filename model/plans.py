@@ -21,14 +21,15 @@ from tunecast.model.curves import Array
 from tunecast.model.engine_memory import Flags, memory_of
 from tunecast.model.file_spread import DTYPES, OF_SHARDS, can_shard, over_shards, with_dtypes
 from tunecast.model.grouped import experts_on_card, has_grouped_kernel, stacks_experts
-from tunecast.model.layer_splits import INNER, LAYERS, NO_SPLIT, Split, gpus_per_copy, splits_tried
+from tunecast.model.layer_splits import INNER, LAYERS, NO_SPLIT, Split, gpus_per_copy, ways_tried
 from tunecast.model.on_device import shardings_tried
 from tunecast.model.question import RUN_OPTIONS_ELSEWHERE
 from tunecast.model.read_numbers import whole_number
 from tunecast.model.resolve import ASSUMED, Resolved, resolve_run
-from tunecast.model.resolve_parallel import GPUS_PER_NODE
+from tunecast.model.resolve_parallel import FSDP, GPUS_PER_NODE
 from tunecast.model.rows import held_run, with_padding
 from tunecast.model.run import Run
+from tunecast.model.stacks import shardings_of
 from tunecast.model.target import Target
 
 BATCH_OPTIONS = ("per_device_train_batch_size", "gradient_accumulation_steps", "num_gpus")
@@ -115,15 +116,18 @@ class _Line:
     sharding: str
     checkpointing: bool
     split: Split = field(default_factory=lambda: NO_SPLIT)
-    """Of the layers, where nobody asked for one."""
+    """Of layers and rows, where nobody asked for one."""
 
     def copies(self, options: Mapping[str, Any]) -> int:
         """Copies of the model, each of which trains its own samples."""
         return self.num_gpus // gpus_per_copy({**options, **self.split}, *INNER)
 
 
-def lines(options: Mapping[str, Any], methods: Sequence[str], counts: Sequence[int], batch: int) -> Iterator[_Line]:
-    """Every way to run the job but for the micro-batch; what was asked for is kept, with what goes with it."""
+def lines(
+    options: Mapping[str, Any], methods: Sequence[str], counts: Sequence[int], batch: int, layers: int = 1
+) -> Iterator[_Line]:
+    """Every way to run a job of a model of so many layers but for the micro-batch; what was asked for is kept, with
+    what goes with it."""
     checkpointing = options.get("gradient_checkpointing")
     free = (False,) if options.get("recompute_attention") else (True, False)
     choices = free if checkpointing is None else (bool(checkpointing),)
@@ -131,9 +135,10 @@ def lines(options: Mapping[str, Any], methods: Sequence[str], counts: Sequence[i
     for method in methods:
         asked_of = {**options, "method": method}
         for num_gpus in (n for n in counts if can_shard(asked_of, n)):
-            for split in splits_that_deal_out(options, num_gpus, batch):
+            for split in splits_that_deal_out(options, num_gpus, batch, layers):
                 alone = num_gpus == gpus_per_copy({**options, **split}, *LAYERS)
-                spread = ("none",) if alone else tried if asked in (None, "none") else (str(asked),)
+                may = tried_of_parts(options, tried) if split.get("cp") else tried
+                spread = ("none",) if alone else may if asked in (None, "none") else (str(asked),)
                 yield from (
                     _Line(method=method, num_gpus=num_gpus, sharding=sharding, checkpointing=choice, split=split)
                     for sharding in spread
@@ -141,9 +146,15 @@ def lines(options: Mapping[str, Any], methods: Sequence[str], counts: Sequence[i
                 )
 
 
-def splits_that_deal_out(options: Mapping[str, Any], num_gpus: int, batch: int) -> Iterator[Split]:
-    """Splits of the layers with which so many GPUs are whole copies of the model that get equally many samples."""
-    for split in splits_tried(options):
+def tried_of_parts(options: Mapping[str, Any], tried: Sequence[str]) -> tuple[str, ...]:
+    """Of shardings that may be chosen, those beside which rows go in parts: a stack's own, else FSDP, as accelerate has
+    its context parallelism (``ParallelismConfig``: ``cp_size`` needs FSDP2)."""
+    return tuple(tried) if shardings_of(options.get("stack")) else tuple(name for name in tried if name in FSDP)
+
+
+def splits_that_deal_out(options: Mapping[str, Any], num_gpus: int, batch: int, layers: int = 1) -> Iterator[Split]:
+    """Splits with which so many GPUs are whole copies of the model that get equally many samples."""
+    for split in ways_tried(options, layers):
         copies, left = divmod(num_gpus, gpus_per_copy({**options, **split}, *INNER))
         if copies and not left and batch % copies == 0:
             yield split
@@ -221,7 +232,7 @@ def plans_that_may_fit(job: Job, like: Target, *, roomiest_bytes: float) -> list
     found: list[Plan] = []
     refusal: InputError | NotSupportedError | None = None
     allowed = 0
-    for line in lines(job.options, job.methods, job.counts, job.batch.samples):
+    for line in lines(job.options, job.methods, job.counts, job.batch.samples, job.architecture.num_layers):
         try:
             found += _line_plans(job, line, like, roomiest_bytes=roomiest_bytes)
             allowed += 1
@@ -234,7 +245,7 @@ def plans_that_may_fit(job: Job, like: Target, *, roomiest_bytes: float) -> list
 
 def refused_spreads(job: Job) -> tuple[str, ...]:
     """A sentence for each method of which no plan over several GPUs can be had, with what resolving says."""
-    every = lines(job.options, job.methods, job.counts, job.batch.samples)
+    every = lines(job.options, job.methods, job.counts, job.batch.samples, job.architecture.num_layers)
     spread = [line for line in every if line.num_gpus > gpus_per_copy({**job.options, **line.split}, *LAYERS)]
     refusals: dict[str, list[str | None]] = {}
     for line in spread:
@@ -259,6 +270,8 @@ def _line_plans(job: Job, line: _Line, like: Target, *, roomiest_bytes: float) -
         if at_least(known, micro_batch) > roomiest_bytes:
             return
         options = line_options(job.options, line, micro_batch, job.batch.samples)
+        if line.split.get("pp_interleave") and options["gradient_accumulation_steps"] % line.split["pp"]:
+            continue  # micro-batches take turns in as many stages
         try:
             template = template or job.resolve(options, like)
         except (InputError, NotSupportedError):
@@ -294,13 +307,13 @@ def best_plans(plans: Sequence[Plan], step_s: Array, allowed: Flags) -> dict[tup
     """By method and number of GPUs, the fastest allowed plan of one device.
 
     The simplest way to share the work is kept unless another is faster by more than `WORTH`: they come in the order
-    of `splits_tried` and `shardings_tried`.
+    of `ways_tried` and `shardings_tried`.
     """
-    best: dict[tuple[str, int], dict[tuple[int, int, str], int]] = {}
+    best: dict[tuple[str, int], dict[tuple[int, int, int, int, str], int]] = {}
     for row in map(int, np.flatnonzero(allowed)):
         run = plans[row].run
         ways = best.setdefault((run.method, run.num_gpus), {})
-        way = (run.tp, run.pp, run.sharding)
+        way = (run.tp, run.pp, run.pp_interleave, run.cp, run.sharding)
         if way not in ways or step_s[row] < step_s[ways[way]]:
             ways[way] = row
     rows = {which: list(ways.values()) for which, ways in best.items()}

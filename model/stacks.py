@@ -108,6 +108,11 @@ def splits_layers(name: Any) -> bool:
     return bool(shardings_of(name)) and only_of_stack(str(name)).get("tp") != [1]
 
 
+def splits_rows(name: Any) -> bool:
+    """Whether rows may be split over GPUs (context parallelism): some stacks have none."""
+    return not load_stacks().get(str(name), {}).get("whole_rows")
+
+
 def ours(name: str) -> tuple[str, ...]:
     """Fields for which a stack leaves the user without a default, or with one that nobody trains with (no checkpoints,
     fp32, rank 8 on two modules, fp4): what stands for them here is tunecast's choice, an assumption."""

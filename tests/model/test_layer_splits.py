@@ -11,7 +11,7 @@ from tunecast.model.architectures import load_architecture
 from tunecast.model.estimate import forecast
 from tunecast.model.fits import TIGHT_BELOW
 from tunecast.model.fitting import changed, what_would_fit
-from tunecast.model.layer_splits import INNER, gpus_per_copy, split_words, splits_tried
+from tunecast.model.layer_splits import INNER, gpus_per_copy, split_words, splits_tried, ways_tried
 from tunecast.model.num_gpus import LEAST_PROBABILITY, fewest_gpus, is_whole, with_count
 from tunecast.model.plans import WORTH, Job, global_batch, gpu_counts, plans_that_may_fit
 from tunecast.model.question import Question
@@ -135,3 +135,41 @@ def test_what_would_fit_is_spread_as_the_stack_spreads(stack: str, alone: set[st
         assert found.fit_probability >= TIGHT_BELOW
         assert found.run.tokens_per_step == before.run.tokens_per_step
         assert found.run.sharding in alone
+
+
+def test_long_rows_go_in_parts_of_a_machine_and_short_ones_do_not() -> None:
+    def parts(**options: Any) -> set[int]:
+        return {split.get("cp", 1) for split in ways_tried({"max_length": 131072, **options}, 32)}
+
+    assert parts() == parts(stack="megatron") == {1, 2, 4, 8}
+    assert parts(gpus_per_node=4) == {1, 2, 4}
+    assert parts(max_length=8192) == parts(cp=1) == parts(tp=2) == {1}
+    assert parts(stack="unsloth") == parts(stack="litgpt") == {1}, "neither has context parallelism"
+
+
+def test_stages_that_are_alike_are_interleaved_unless_the_user_says_how() -> None:
+    """NVIDIA's own 70B over four stages of 20 layers has five chunks in each."""
+    ways = list(ways_tried({"stack": "megatron", "max_length": 4096}, 80))
+    chunks = {way["pp"]: way["pp_interleave"] for way in ways if "pp_interleave" in way}
+    assert chunks == {2: 5, 4: 5, 8: 5, 16: 5}
+    assert all("pp_interleave" not in way for way in ways_tried({"stack": "megatron", "pp_interleave": 2}, 80))
+
+
+def test_rows_in_parts_are_plans_that_fit_where_whole_rows_do_not() -> None:
+    """131,072 tokens of 8B in full training: no 80 GB card holds a row; beside its parts FSDP shards the model."""
+    asked = {"max_length": 131072, "max_steps": 1}
+    (target,) = resolve_targets(["h100-sxm5-80gb"], {})
+    counts = gpu_counts(8)
+    job = Job(
+        architecture=load_architecture("meta-llama/Llama-3.1-8B"),
+        options=asked,
+        option_origins={},
+        methods=("full",),
+        counts=counts,
+        batch=global_batch(asked, counts, 4),
+    )
+    runs = [plan.run for plan in plans_that_may_fit(job, target, roomiest_bytes=79e9)]
+    assert runs
+    assert min(run.cp for run in runs) > 1
+    assert {run.sharding for run in runs} <= {"fsdp", "hsdp"}
+    assert all(run.dp * run.per_device_train_batch_size * run.gradient_accumulation_steps == 4 for run in runs)
