@@ -47,9 +47,9 @@ def recommend(
 
     `model` and `options` as for `estimate`. The global batch (micro-batch x accumulation x GPUs) is kept; how it is
     split, checkpointing, sharding, tensor and pipeline parallelism of a stack that splits layers, and the parts of long
-    rows (context parallelism) are chosen unless given. `methods` are compared with each other; `deadline` is hours, or text such as ``"36h"`` and ``"2d"``; `budget`
-    US dollars; `spot` also takes interruptible offers, and `purchase` other kinds (community, marketplace, reserved,
-    committed).
+    rows (context parallelism) are chosen unless given. `methods` are compared with each other; `deadline` is hours, or
+    text such as ``"36h"`` and ``"2d"``; `budget` US dollars; `spot` also takes interruptible offers, and `purchase`
+    other kinds (community, marketplace, reserved, committed).
     Raises InputError for what cannot be used, with what to type instead.
     """
     from tunecast.asking import several_paths

@@ -2,7 +2,8 @@
 
 Published runs tell it, as effects of a sharding on all work and as the launches that a module's visit by ZeRO-3's hooks
 costs (`priors`); they are the software's, so a record of any card takes them over, each with a note. Nor has it
-measured links: equal collectives take unlike times from source to source, and its intervals allow for that.
+measured links: equal collectives take unlike times from source to source, and its intervals allow for that; what of
+them a step is longer for, beside its work, published runs say, too.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from tunecast.model.exposed import SHARES
 from tunecast.model.factors import Factor, FactorSet
 from tunecast.model.hooks import has_hooks
 from tunecast.model.prior_effects import sharding_effects
@@ -45,7 +47,7 @@ def with_sharding(own: FactorSet, prior: FactorSet, run: Run | None, priors: Map
         told.append("hooks around its modules cost the host time")
     notes = (f"not measured by this record, so as published runs say: {', and '.join(told)}",) if told else ()
     sharded = replace(own, factors=factors, step_log_sd=math.hypot(own.step_log_sd, log_sd), notes=(*own.notes, *notes))
-    return with_doubtful_links(sharded, priors)
+    return with_exposed(with_doubtful_links(sharded, priors), prior)
 
 
 def slowed_as_published(measured: Factor, slower: float, of: str) -> Factor:
@@ -65,11 +67,27 @@ def with_doubtful_links(own: FactorSet, priors: Mapping[str, Any]) -> FactorSet:
     measured none."""
     if LINK in own.step_params or "link_bytes_per_s" in own.factors:
         return own
-    variance = (float(priors["width"]) * float(priors["spreads"]["source.link"])) ** 2
+    return with_doubt(own, LINK, (float(priors["width"]) * float(priors["spreads"]["source.link"])) ** 2)
+
+
+def with_exposed(own: FactorSet, prior: FactorSet) -> FactorSet:
+    """A record's factors with the shares of communication that a step is longer for (`exposed`), as published runs say
+    and as unsure."""
+    for name in SHARES:
+        if name in own.factors or name not in prior.factors:
+            continue
+        place = prior.step_params.index(name)
+        added = replace(own, factors={**own.factors, name: prior.factors[name]})
+        own = with_doubt(added, name, prior.step_covariance[place][place])
+    return own
+
+
+def with_doubt(own: FactorSet, name: str, variance: float) -> FactorSet:
+    """The factors with one more that varies, by the variance of its logarithm, whatever the others do."""
     apart = [(*row, 0.0) for row in own.step_covariance]
     return replace(
         own,
-        step_params=(*own.step_params, LINK),
+        step_params=(*own.step_params, name),
         step_covariance=(*apart, (*(0.0 for _ in own.step_params), variance)),
     )
 
