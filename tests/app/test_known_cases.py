@@ -189,7 +189,7 @@ def test_b_a_newer_dearer_card_can_cost_less_per_token() -> None:
         rates[gpu] = min(
             o.offer.usd_per_gpu_hour for o in offers_for(gpu, 1, ("community",)) if o.offer.provider == "runpod"
         )
-        speeds[gpu] = speed(told(EIGHT_B, gpu, method="qlora", max_length=2048))
+        speeds[gpu] = speed(told(EIGHT_B, gpu, method="full", max_length=2048))
     assert rates["h100-sxm5-80gb"] > rates[A100]
     assert rates["h100-sxm5-80gb"] / speeds["h100-sxm5-80gb"] < rates[A100] / speeds[A100]
 
@@ -211,10 +211,11 @@ def test_c_1e24_flops_need_recomputation_or_more_tokens() -> None:
 
 @pytest.mark.parametrize(
     ("gpu", "least", "most"),
-    [("v100-sxm2-32gb", 4, 8), ("t4-16gb", 4, 8), (A100, 6, 16), ("rtx-3090-24gb", 1.2, 2.01)],
+    [("v100-sxm2-32gb", 4, 8), ("t4-16gb", 4, 8), (A100, 6, 16), ("rtx-3090-24gb", 1.2, 3.1)],
 )
 def test_c_six_fold_by_mixed_precision(gpu: str, least: float, most: float) -> None:
-    """At most the ratio of peaks: 8 on V100 and T4, where "up to six" is right, 16 on A100, 2 on RTX 3090."""
+    """At most the ratio of peaks: 8 on V100 and T4, where "up to six" is right, 16 on A100; on RTX 3090 that of
+    products as published, 76.7 TFLOP/s over 24.8."""
     run = {"method": "full", "max_length": 2048, "per_device_train_batch_size": 4}
     single = told(EIGHT_B, gpu, precision="fp32", dtype="fp32", **run)
     assert least < speed(told(EIGHT_B, gpu, **run)) / speed(single) < most
@@ -236,16 +237,16 @@ def test_c_lora_saves_as_much_but_pays_more_for_it(cases: dict[str, ModuleType])
     assert 1 - gib(little) / gib(small) < 0.3, "with few tokens there is little to save"
 
 
-def test_c_ten_fold_by_deepspeed_is_eight_cards_and_a_divided_update(cases: dict[str, ModuleType]) -> None:
+def test_c_ten_fold_by_deepspeed_is_ten_cards_whatever_the_update(cases: dict[str, ModuleType]) -> None:
     sharded = cases["c"].sharded
     short = [
         speed(sharded(8, "zero3", 2)) / speed(sharded(1, None, 2)),
         speed(sharded(8, "ddp", 2)) / speed(sharded(1, None, 2)),
     ]
     assert 6.5 < short[1] <= 8 * (1 + 1e-9), "plain data parallelism is at most eight-fold"
-    assert 7.5 < short[0] < 14, "the update, an eighth on each card, makes up for the hooks of its host"
+    assert short[1] < short[0] < 8.5, "the update, an eighth on each card, makes up for its gathers"
     long = speed(sharded(8, "zero3", 16)) / speed(sharded(1, None, 16))
-    assert 7 < long < short[0]
+    assert 7 < long < 8.5, "ten-fold takes ten cards"
     assert gib(sharded(8, "zero3", 1)) < 0.4 * gib(sharded(1, None, 1)), "and the run needs no 80 GB any more"
 
 
@@ -261,9 +262,10 @@ def test_c_fsdp_gains_where_steps_are_short_and_always_saves_memory() -> None:
     assert saved_long < -0.2
 
 
-def test_c_yafsdp_s_10_to_25_percent_needs_links_that_do_not_hide(cases: dict[str, ModuleType]) -> None:
+def test_c_yafsdp_s_10_to_25_percent_is_where_links_take_part_of_the_step(cases: dict[str, ModuleType]) -> None:
     hidden = cases["c"].hidden_communication
-    assert hidden(A100, 8, 8192) == pytest.approx(0, abs=0.01), "NVLink hides it already"
+    short, long = (hidden(A100, 8, length) for length in (1024, 8192))
+    assert 0 < long < 0.05 < short < 0.25, "over NVLink little is left to hide of long steps"
     over_pcie = [hidden("l40s-48gb", 8, length) for length in (1024, 2048, 4096, 8192)]
     assert 0 <= min(over_pcie) < 0.25 < max(over_pcie) < 1, "10 to 25% lie within"
 
