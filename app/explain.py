@@ -75,7 +75,7 @@ TIME_FORMULAS = {
     "loss": "sum of bytes moved / rate(tokens, vocabulary)",
     "optimizer": "sum of bytes moved / rate(elements)",
     "floor": "kernels x the shortest time of one",
-    "communication": "collectives by rings and trees, less what they hide behind",
+    "communication": "collectives by rings and trees: a share of those beside work, or what outlasts it",
     "host": "launches x seconds each beyond the device's own time, the update it does under --offload, "
     "and paged optimizer state that comes and goes over PCIe",
     "overhead": "seconds per step beside its kernels",
@@ -249,7 +249,7 @@ def _curve_origin(kind: str, factors: FactorSet) -> str:
         return walk_origin(factors)
     found = {curve.origin for name, curve in factors.curves.items() if kind_of(name) == kind}
     if not found and kind == "communication":
-        found = {factor.origin for name, factor in factors.factors.items() if name.startswith(("link", "overlap"))}
+        found = {factor.origin for name, factor in factors.factors.items() if name.startswith(("link", "node", "exposed"))}
     if not found and kind in ("host", "overhead"):
         found = {
             factor.origin for name, factor in factors.factors.items() if name.startswith(("host", "step_overhead"))
