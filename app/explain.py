@@ -249,7 +249,8 @@ def _curve_origin(kind: str, factors: FactorSet) -> str:
         return walk_origin(factors)
     found = {curve.origin for name, curve in factors.curves.items() if kind_of(name) == kind}
     if not found and kind == "communication":
-        found = {factor.origin for name, factor in factors.factors.items() if name.startswith(("link", "node", "exposed"))}
+        told = ("link", "node", "exposed")
+        found = {factor.origin for name, factor in factors.factors.items() if name.startswith(told)}
     if not found and kind in ("host", "overhead"):
         found = {
             factor.origin for name, factor in factors.factors.items() if name.startswith(("host", "step_overhead"))
