@@ -11,14 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tunecast.catalogs.errors import InputError, NotSupportedError, UnknownNameError
+from tunecast.catalogs.errors import InputError, UnknownNameError
 from tunecast.catalogs.refused import refuse_method
 from tunecast.model.adapter_targets import adaptable_modules, target_modules
 from tunecast.model.architecture import Architecture
 from tunecast.model.bounds import check_chunks, check_sizes, check_switches, check_words
 from tunecast.model.families import FAMILIES
 from tunecast.model.joined import STACKS
-from tunecast.model.litgpt import STACK, is_litgpt
+from tunecast.model.litgpt import is_litgpt
 from tunecast.model.litgpt_head import CHUNK_TOKENS as LITGPT_CHUNK_TOKENS
 from tunecast.model.loss_chunks import head_uses
 from tunecast.model.losses import CHUNKED_NOTE
@@ -34,10 +34,9 @@ from tunecast.model.resolve_attention import (
     take_padding,
     take_recomputation,
 )
+from tunecast.model.resolve_bf16 import CARD, by_card, in_fp32, without_bf16
 from tunecast.model.resolve_experts import check_stacked, check_unsloths_experts, expert_notes
 from tunecast.model.resolve_kernels import (
-    CARD,
-    OF_BF16,
     check_compute_dtype,
     check_gptq_dtypes,
     check_host_update,
@@ -54,7 +53,6 @@ from tunecast.model.resolve_litgpt import (
     check_code,
     check_litgpt,
     defaults_by_gpus,
-    half_precision,
 )
 from tunecast.model.resolve_loop import take_loop
 from tunecast.model.resolve_parallel import take_parallel
@@ -68,7 +66,6 @@ from tunecast.model.stacks import (
     METHODS,
     PRECISIONS,
     built_choice,
-    code_of,
     one_of,
     ours,
     stack_defaults,
@@ -213,50 +210,20 @@ def _dtypes(fields: _Fields, defaults: Mapping[str, Any], *, gpu_has_bf16: bool,
     precision = one_of("precision", fields.take("precision", defaults["precision"], "stack-default"), PRECISIONS)
     if _whole_base(fields) and precision in DTYPES:
         without_autocast(fields)
-    before = {name: fields.values.get(name) for name in OF_BF16}
+    before = dict(fields.values)
     if emulates_bf16 and fields.values["stack"] not in STACKS:
-        _in_fp32(fields)
+        in_fp32(fields)
     elif casts_all(fields) and fields.values["precision"] in HALVES:
         settle_zero(fields, gpu_has_bf16=gpu_has_bf16)
     elif not gpu_has_bf16:
-        _without_bf16(fields)
+        without_bf16(fields)
     if emulates_bf16 or not gpu_has_bf16:
-        changed = (name for name, was in before.items() if fields.values.get(name) != was)
-        fields.origins |= dict.fromkeys(changed, CARD)
+        by_card(fields, before)
     if _whole_base(fields):
         check_pure_precision(fields.values)
     check_compute_dtype(fields.values)
     if fields.values["upcast_non_quantized"]:
         _upcast(fields)
-
-
-def _in_fp32(fields: _Fields) -> None:
-    """fp32 in place of all 16-bit numbers."""
-    names = [name for name in ("precision", "dtype", "adapter_dtype") if fields.values[name] != "fp32"]
-    if not names:
-        return
-    for name in names:
-        fields.values[name] = "fp32"
-    fields.values |= {"bnb_4bit_compute_dtype": None, "upcast_non_quantized": False}
-    fields.notes.append(
-        "This CPU has no 16-bit products and emulates them many times slower: the run is taken in fp32 (--precision "
-        "fp32 --dtype fp32)."
-    )
-
-
-def _without_bf16(fields: _Fields) -> None:
-    """fp16 in place of bf16, as the stack's code has it."""
-    stack = fields.values["stack"]
-    if stack == STACK or stack in STACKS:
-        litgpts = "LitGPT's 16-mixed" if fields.values["precision"].endswith("-autocast") else "LitGPT's 16-true"
-        half_precision(fields, litgpts if stack == STACK else "Megatron's --fp16")
-    elif code_of(stack):
-        raise NotSupportedError(
-            f"{code_of(stack)} training in fp16 is not built, and this GPU has no bf16; take one that has, or leave "
-            f"--stack {stack} out."
-        )
-    else:
-        _fall_back_to_fp16(fields)
 
 
 def _whole_base(fields: _Fields) -> bool:
@@ -267,26 +234,6 @@ def _whole_base(fields: _Fields) -> bool:
 def _upcast(fields: _Fields) -> None:
     """Embeddings, norms, biases and head in fp32, as PEFT's preparation of a 4-bit model leaves them."""
     fields.put("dtype", "fp32", fields.origins["upcast_non_quantized"])
-
-
-def _fall_back_to_fp16(fields: _Fields) -> None:
-    """fp16 instead of bf16. A trained base then keeps fp32 weights: a gradient scaler refuses fp16 ones."""
-    trained_base = fields.values["method"] == "full"
-    changed = []
-    if fields.values["precision"].startswith("bf16"):
-        fields.values["precision"] = "fp16-autocast"
-        changed.append("fp16 autocast")
-    if fields.values["dtype"] == "bf16":
-        fields.values["dtype"] = "fp32" if trained_base else "fp16"
-        changed.append(f"{fields.values['dtype']} weights")
-    if fields.values["adapter_dtype"] == "bf16":
-        fields.values["adapter_dtype"] = "fp32"
-        changed.append("fp32 adapters")
-    if fields.values.get("bnb_4bit_compute_dtype") == "bf16":
-        fields.values["bnb_4bit_compute_dtype"] = "fp16"
-        changed.append("4-bit products in fp16")
-    if changed:
-        fields.notes.append(f"This GPU has no bf16: the run uses {' with '.join(changed)} instead.")
 
 
 def _software(fields: _Fields, defaults: Mapping[str, Any]) -> None:

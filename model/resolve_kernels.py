@@ -11,6 +11,7 @@ from tunecast.model.fp8 import FP8_KINDS
 from tunecast.model.joined import STACKS
 from tunecast.model.litgpt import is_litgpt
 from tunecast.model.loss_chunks import TORCHTUNE
+from tunecast.model.resolve_bf16 import CARD
 from tunecast.model.resolve_fused import take_fused
 from tunecast.model.resolve_parallel import FSDP, Fields
 from tunecast.model.resolve_shared_dtypes import note_narrow, raises_adapters, raises_trained
@@ -26,10 +27,6 @@ from tunecast.model.stacks import (
 )
 from tunecast.model.units import DTYPE_BYTES, GIB
 
-CARD = "card"
-"""Origin of what a device without bf16 changes."""
-OF_BF16 = ("dtype", "precision", "adapter_dtype", "bnb_4bit_compute_dtype", "upcast_non_quantized")
-"""Fields that it changes."""
 GPTQ_KERNELS = ("triton", "torch")
 GPTQ_DTYPES = {"dtype": "fp16", "precision": "fp16-autocast"}
 """The only arithmetic of the kernels that train a GPTQ base (triton v2 writes weights in fp16)."""
