@@ -30,7 +30,7 @@ def recommend(
     gpu: str | Iterable[str] = "all",
     records: Iterable[str | Path] = (),
     methods: str | Sequence[str] | None = None,
-    max_gpus: int = DEFAULT_MAX_GPUS,
+    max_gpus: int | None = None,
     global_batch: int | None = None,
     budget: float | None = None,
     deadline: str | float | None = None,
@@ -167,7 +167,7 @@ def _search(
     model: str,
     options: dict[str, Any],
     methods: tuple[str, ...] | None,
-    max_gpus: int,
+    max_gpus: int | None,
     batch: int | None,
     limits: Limits,
     around: Any,
@@ -193,7 +193,8 @@ def _search(
     if methods and asked.options.get("method") not in (None, *methods):
         raise InputError(f"--method {asked.options['method']} is not among --methods {','.join(methods)}; keep one.")
     inner = gpus_per_copy(asked.options, *INNER)
-    counts = gpu_counts(max_gpus, inner)
+    most = max(DEFAULT_MAX_GPUS, asked.options.get("num_gpus") or 1) if max_gpus is None else max_gpus
+    counts = gpu_counts(most, inner)
     total = global_batch(asked.options, counts, batch, inner=inner)
     usable = tuple(count for count in counts if deals_out(asked.options, count, total.samples))
     shared = {name: value for name, value in asked.options.items() if name not in (*BATCH_OPTIONS, "method")}

@@ -31,6 +31,7 @@ OTHER_VALUES = {
     "double_quant": (True, False),
 }
 """Switches with the two values between which they are moved."""
+LINK = "link"
 KINDS = ("gemm", "attention", "memory", "dequant", "loss", "optimizer")
 Change = tuple[Mapping[str, Any] | None, Mapping[str, float]]
 """(inputs set, factors multiplied); None where this end does not exist."""
@@ -137,6 +138,7 @@ def _rate_ends(ask: Ask, base: Forecast) -> list[Ends]:
     """Every kind of operation that takes time, over the 80% interval of its rate; then the scalar factors."""
     from tunecast.asking import asked_question
     from tunecast.model.on_device import job_factors
+    from tunecast.model.priors import load_priors
 
     question, targets, _ = asked_question(ask.model, gpu=ask.gpu, **ask.options)
     factors = job_factors(targets[0], base.architecture, base.run, question.options)
@@ -160,6 +162,12 @@ def _rate_ends(ask: Ask, base: Forecast) -> list[Ends]:
         low, high = (dict.fromkeys((*KINDS, "floor"), multiple) for multiple in (1 / spread, spread))
         name = "time model, by runs left out"
         ends.append(Ends(name=name, kind="uncertain", labels=labels, low=({}, low), high=({}, high)))
+    if (log_sd := fitted_log_sd(factors, f"scale.{LINK}")) > 0 and base.run.num_gpus > 1:
+        spread = math.exp(Z80 * log_sd)
+        least = max(1 / spread, float(load_priors()["efficiency"][LINK]["value"]))  # no link beyond its stated rate
+        labels = (f"{least:.2f} x its time", f"{spread:.2f} x its time")
+        low, high = ({LINK: least}, {LINK: spread})
+        ends.append(Ends(name="time on links", kind="uncertain", labels=labels, low=({}, low), high=({}, high)))
     for name, factor in factors.factors.items():
         if factor.low < factor.value < factor.high and "." not in name:
             unit = "" if factor.unit.startswith("fraction") else f" {factor.unit}"  # the name says of what

@@ -41,7 +41,7 @@ def _techniques(ask: Ask, base: Forecast) -> list[tuple[str, Mapping[str, Any], 
     plain: Mapping[str, Any] = {}
     out: list[tuple[str, Mapping[str, Any], Mapping[str, float]]] = [("as asked", plain, plain)]
     if not run.precision.startswith("fp32"):
-        out.append(("fp32 instead of mixed precision", {"precision": "fp32", "dtype": "fp32"}, plain))
+        out.append(("fp32 instead of 16 bits", {"precision": "fp32", "dtype": "fp32"}, plain))
     out += [
         _other_checkpointing(run),
         *((f"{method} instead of {run.method}", _method(ask, method), plain)

@@ -123,6 +123,8 @@ def _unpriced(result: Forecast, question: Question, target: Target) -> str | Non
         return None
     kinds = SPOT if question.whole_run.spot else ON_DEMAND
     book, num_gpus = question.price_book or shipped_book(), result.run.num_gpus
+    if not book.by_gpu:
+        return None  # who asks has a price already
     offers = book.offers_for(target.gpu.id, num_gpus, kinds)
     return why_no_price(offers, question.options) if offers else _other_kinds(book, target.gpu.id, num_gpus, kinds[0])
 

@@ -202,6 +202,14 @@ def _least_sharding(question: Question, target: Target, resolved: Any) -> Resolv
         if probably_fits(view):
             return last
     assert last is not None
+    if tried == LEAST_SHARDING_FIRST and last.run.gradient_accumulation_steps > 1:
+        sharded: Resolved = resolved(sharding="zero3")  # reduces every micro-batch's gradients, which FSDP holds whole
+        view = memory_view(
+            question.architecture, held_run(sharded.run, question.options), target, factors, question.source
+        )
+        if probably_fits(view):
+            note = "--sharding not given: zero3 is the least that fits"
+            return replace(sharded, origins={**sharded.origins, "sharding": "assumed"}, notes=(*sharded.notes, note))
     closest = f"none fits, {tried[-1]} comes closest" if len(tried) > 1 else last.run.sharding
     note = f"--sharding not given: {closest}"
     return replace(last, notes=(*last.notes[:-1], note))

@@ -24,6 +24,8 @@ from tunecast.model.sharding import FSDP
 from tunecast.model.time import StepTime
 from tunecast.model.units import short_time
 
+WAITED = ("communication", "bubble")
+"""Parts of a step that are no work."""
 NOTHING = 0.005
 TOLD_PARTS = 3
 MADE_UP_FOR = 0.5
@@ -101,7 +103,7 @@ def scaling_of(
     ideal = one.step_time_s.value * share
     saved = {name: part * share - timing.parts_s.get(name, 0.0) for name, part in one.parts_s.items()}
     least = ROUNDING * step
-    slowest = min(saved, key=lambda name: saved[name])
+    slowest = min((name for name in saved if name not in WAITED), key=lambda name: saved[name])
     slower = step - waiting - bubble - ideal
     efficiency = ideal / step
     return Scaling(
@@ -139,7 +141,7 @@ def scaling_notes(scaling: Scaling | None, run: Run, storage: Mapping[str, Any] 
         if not 0.0 < MADE_UP_FOR * lost_s <= sum(scaling.faster_parts_s.values()):
             return ()
         note = (
-            f"{short_time(lost_s)} of a step are waiting for other GPUs, which the scaling efficiency hides: a step "
+            f"{short_time(lost_s)} of a step are waiting for other GPUs, which the scaling efficiency does not show: a step "
             f"also has {less} than an N-th of one GPU's alone ({why})"
         )
         return (note,)

@@ -22,7 +22,7 @@ from tunecast.model.engine_memory import Flags, memory_of
 from tunecast.model.file_spread import DTYPES, OF_SHARDS, can_shard, over_shards, with_dtypes
 from tunecast.model.grouped import experts_on_card, has_grouped_kernel, stacks_experts
 from tunecast.model.layer_splits import INNER, LAYERS, NO_SPLIT, Split, gpus_per_copy, ways_tried
-from tunecast.model.on_device import shardings_tried
+from tunecast.model.on_device import LEAST_SHARDING_FIRST, shardings_tried
 from tunecast.model.question import RUN_OPTIONS_ELSEWHERE
 from tunecast.model.read_numbers import whole_number
 from tunecast.model.resolve import ASSUMED, Resolved, resolve_run
@@ -131,10 +131,11 @@ def lines(
     checkpointing = options.get("gradient_checkpointing")
     free = (False,) if options.get("recompute_attention") else (True, False)
     choices = free if checkpointing is None else (bool(checkpointing),)
-    asked, tried = options.get("sharding"), shardings_tried(options)
+    asked = options.get("sharding")
     for method in methods:
         asked_of = {**options, "method": method}
         for num_gpus in (n for n in counts if can_shard(asked_of, n)):
+            tried = shardings_planned(options, num_gpus)
             for split in splits_that_deal_out(options, num_gpus, batch, layers):
                 alone = num_gpus == gpus_per_copy({**options, **split}, *LAYERS)
                 may = tried_of_parts(options, tried) if split.get("cp") else tried
@@ -144,6 +145,16 @@ def lines(
                     for sharding in spread
                     for choice in choices
                 )
+
+
+def shardings_planned(options: Mapping[str, Any], num_gpus: int) -> tuple[str, ...]:
+    """Shardings that plans over so many GPUs try where none is asked for: the least that an estimate takes, and where
+    those are anybody's, copies of shards on several machines and ZeRO-3, which holds no whole gradients."""
+    tried = shardings_tried(options)
+    if tried != LEAST_SHARDING_FIRST:
+        return tried
+    machine = whole_number("gpus_per_node", options.get("gpus_per_node") or GPUS_PER_NODE)
+    return (*tried, *(("hsdp",) if num_gpus > machine else ()), "zero3")
 
 
 def tried_of_parts(options: Mapping[str, Any], tried: Sequence[str]) -> tuple[str, ...]:
@@ -223,8 +234,8 @@ class Job:
 
 
 def plans_that_may_fit(job: Job, like: Target, *, roomiest_bytes: float) -> list[Plan]:
-    """Every plan on cards of one kind whose tensors fit the roomiest; larger micro-batches than one that does not are
-    not tried.
+    """Every plan on cards of one kind whose tensors fit the roomiest; of larger micro-batches than one that does not
+    only the largest is tried, which accumulates nothing: FSDP then holds no whole gradients.
 
     Combinations that a run cannot have (resolving refuses them) are left out; raises what resolving said where
     nothing else is left, and nothing where others are only too large.
@@ -266,9 +277,11 @@ def _line_plans(job: Job, line: _Line, like: Target, *, roomiest_bytes: float) -
     template: Resolved | None = None
     known: list[tuple[int, float]] = []
     sizes = divisors(job.batch.samples // line.copies(job.options))
+    too_large = False
     for micro_batch in sizes:
-        if at_least(known, micro_batch) > roomiest_bytes:
-            return
+        too_large = too_large or at_least(known, micro_batch) > roomiest_bytes
+        if too_large and micro_batch != sizes[-1]:
+            continue
         options = line_options(job.options, line, micro_batch, job.batch.samples)
         if line.split.get("pp_interleave") and options["gradient_accumulation_steps"] % line.split["pp"]:
             continue  # micro-batches take turns in as many stages
@@ -286,7 +299,8 @@ def _line_plans(job: Job, line: _Line, like: Target, *, roomiest_bytes: float) -
         held = held_run(run, job.options)
         allocated_bytes = float(memory_of(job.architecture, [held], "cuda").allocated_bytes[0])
         if allocated_bytes > roomiest_bytes:
-            return
+            too_large = True
+            continue
         known.append((micro_batch, allocated_bytes))
         yield Plan(options=options, resolved=replace(template, run=run))
 

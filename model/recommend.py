@@ -6,6 +6,7 @@ both money and time; cheapest and fastest are its ends, the balance is its knee 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -185,8 +186,8 @@ def _less_sure(market: Market, front: Sequence[Candidate], limits: Limits) -> Re
     best = max(able, key=lambda c: (c.fit_probability, -c.usd))
     return Relaxation(
         limit="--min-fit-confidence",
-        now=f"{limits.min_fit_confidence:.0%}",
-        needed=f"{best.fit_probability:.0%}",
+        now=f"{100.0 * limits.min_fit_confidence:g}%",
+        needed=f"{math.floor(1000.0 * best.fit_probability) / 10.0:g}%",
         buys=_gain(best, front),
         candidate=best,
         effort=1.0 + limits.min_fit_confidence - best.fit_probability,
@@ -250,12 +251,15 @@ def full_forecast(question: Question, search: Search, candidate: Candidate) -> F
     origins = {**question.option_origins, **dict.fromkeys(chosen, "searched")}
     if len(search.job.methods) == 1:
         origins["method"] = question.option_origins.get("method", "cli")
+    options = {
+        **without_bridge(candidate.plan.over(question.options), candidate.target.gpu),
+        **joined_by(candidate, question.options),
+    }
+    if candidate.num_gpus <= gpus_per_machine(options):
+        options.pop("internode_gbps", None)  # for the plans over several machines
     asked = replace(
         question,
-        options={
-            **without_bridge(candidate.plan.over(question.options), candidate.target.gpu),
-            **joined_by(candidate, question.options),
-        },
+        options=options,
         option_origins=origins,
         price_book=book_of(()),
     )

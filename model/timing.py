@@ -9,6 +9,7 @@ from dataclasses import replace
 from tunecast.catalogs.errors import ImpossibleError, InputError
 from tunecast.model.architecture import Architecture
 from tunecast.model.documents import ends_of
+from tunecast.model.exposed import SHARES
 from tunecast.model.factors import Factor, FactorSet
 from tunecast.model.links import OF_HOST, PAGING, communication_seconds, crosses_machines
 from tunecast.model.operation import Kind, Operation
@@ -109,15 +110,19 @@ def linked(
 
 
 def least_linked_s(operations: Sequence[Operation], factors: FactorSet, run: Run) -> float:
-    """Seconds that a step takes even where nothing is waited for: the fast end of its work without links, or what the
-    busiest of its links, those inside machines or those between them, are busy at their own fast end."""
+    """Seconds that a step takes at the least: the fast end of its work without links, what the busiest of its links,
+    those inside machines or those between them, are busy at their own fast end, or that work with as little of them
+    exposed as may be."""
     collectives = [o for o in operations if o.kind is Kind.COMMUNICATION]
     alone = step_time([o for o in operations if o.kind is not Kind.COMMUNICATION], factors, run=run)
     between = [o for o in collectives if o.name not in OF_HOST and not o.name.endswith(".copy")]
     fast = replace(factors, factors=_link_at(factors, "high"))
     parts = ([o for o in between if crosses_machines([o]) is across] for across in (True, False))
     busy_s = (float(communication_seconds(part, fast, run=run).sum()) for part in parts)
-    return max(alone.step_time_s.low, *busy_s, 0.0)
+    hidden = {name: replace(factor, value=factor.low) for name, factor in fast.factors.items() if name in SHARES}
+    beside = step_time(operations, replace(fast, factors={**fast.factors, **hidden}), run=run).step_time_s.value
+    fastest = alone.step_time_s.low / alone.step_time_s.value
+    return max(alone.step_time_s.low, *busy_s, beside * fastest)
 
 
 def unsure_of_documents(

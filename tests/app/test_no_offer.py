@@ -74,3 +74,10 @@ def test_what_python_can_get_wrong_is_told(given: dict[str, object], said: str) 
 def test_an_empty_name_is_no_model() -> None:
     with pytest.raises(InputError, match="The model is an empty word"):
         tunecast.estimate("", gpu="l4")
+
+
+def test_a_plan_with_its_price_says_nothing_of_none() -> None:
+    found = tunecast.recommend(MODEL, method="lora", tokens="10M", gpu="l40s")
+    assert found.front
+    for picked in found.front:
+        assert not any(note.startswith("no price") for note in picked.forecast.notes)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from tunecast import estimate, recommend
@@ -182,3 +184,32 @@ def test_a_slow_network_makes_no_step_faster_than_one_without_waiting() -> None:
     for gbps in (100, 400, 600, 800, 1000, 3200):
         assert on_two_machines(gbps).step_time_s.low >= 0.99 * free
         assert on_two_machines(gbps, num_gpus=256).step_time_s.low >= 0.99 * free
+
+
+@pytest.mark.parametrize("sharding", ["fsdp", "fsdp-grad-op", "hsdp", "zero3"])
+def test_no_end_of_an_interval_is_faster_over_a_slower_network(sharding: str) -> None:
+    """Nor do links carry more than is stated, nor hide wholly beside their work."""
+    asked = {"method": "full", "num_gpus": 64, "max_length": 4096, "gradient_accumulation_steps": 8}
+    steps = [
+        estimate("meta-llama/Llama-3.1-8B", gpu="h100-sxm5-80gb", sharding=sharding, internode_gbps=g, **asked)[0]
+        for g in (10, 50, 200, 400, 800, 1600, 3200, 10000)
+    ]
+    for slower, faster in pairwise(found.step_time_s for found in steps):
+        assert slower.low > 0.99 * faster.low
+        assert slower.value >= faster.value
+        assert slower.high > 0.99 * faster.high
+
+
+def test_a_network_is_told_to_change_nothing_only_where_no_plan_has_one() -> None:
+    asked = {"method": "lora", "tokens": "100M", "gpu": CARD, "max_gpus": 16, "global_batch": 16}
+    found = recommend(MODEL, **asked, internode_gbps=400)
+    notes = [note for picked in found.front for note in picked.forecast.notes]
+    assert max(picked.candidate.num_gpus for picked in found.front) > 8
+    assert not any("--internode-gbps changes nothing" in note for note in notes)
+
+
+def test_as_many_gpus_as_are_asked_for_are_tried() -> None:
+    """--num-gpus says how many samples a step has, and that so many GPUs may be rented."""
+    asked = {"method": "lora", "tokens": "10M", "gpu": CARD, "num_gpus": 16}
+    assert max(picked.candidate.num_gpus for picked in recommend(MODEL, **asked).front) == 16
+    assert max(picked.candidate.num_gpus for picked in recommend(MODEL, **asked, max_gpus=4).front) <= 4

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tunecast.catalogs.errors import InputError
 from tunecast.model.architecture import Architecture
+from tunecast.model.architectures import load_architecture
 from tunecast.model.engine_memory import memory_of
-from tunecast.model.plans import Job, best_plans, global_batch, gpu_counts, plans_that_may_fit, refused_spreads
+from tunecast.model.plans import Job, best_plans, global_batch, gpu_counts, lines, plans_that_may_fit, refused_spreads
 from tunecast.model.resolve import resolve_run
 from tunecast.model.target import resolve_targets
 from tunecast.model.units import GIB
@@ -51,7 +53,7 @@ def test_every_split_of_the_batch_is_a_plan_when_memory_is_no_limit(make: Callab
     assert all(run.per_device_train_batch_size * run.gradient_accumulation_steps * run.num_gpus == 6 for run in runs)
     alone = {(r.per_device_train_batch_size, r.gradient_checkpointing) for r in runs if r.num_gpus == 1}
     assert alone == {(size, on) for size in (1, 2, 3, 6) for on in (True, False)}
-    assert {r.sharding for r in runs if r.num_gpus == 2} == {"ddp", "zero1", "zero2", "fsdp"}
+    assert {r.sharding for r in runs if r.num_gpus == 2} == {"ddp", "zero1", "zero2", "fsdp", "zero3"}
 
 
 def test_what_is_left_untried_would_not_have_fitted(make: Callable[..., Architecture]) -> None:
@@ -93,3 +95,30 @@ def test_spreads_that_resolving_refuses_are_told_and_others_are_not(make: Callab
     assert "ZeRO-3 of a bnb-8bit base" in told
     assert not refused_spreads(job(small, batch=4, method="qlora"))
     assert not refused_spreads(job(small, batch=4, method="qlora", counts=(1,)))
+
+
+def test_the_plan_that_accumulates_nothing_is_tried_though_smaller_micro_batches_do_not_fit() -> None:
+    """70B over 64 GPUs by FSDP: between two micro-batches whole gradients of 70B parameters are held, with one of two
+    samples none."""
+    asked = {"max_length": 4096, "max_steps": 1, "sharding": "fsdp"}
+    (target,) = resolve_targets(["h100-sxm5-80gb"], {})
+    job = Job(
+        architecture=load_architecture("meta-llama/Llama-3.1-70B"),
+        options=asked,
+        option_origins={},
+        methods=("full",),
+        counts=(64,),
+        batch=global_batch(asked, (64,), 128),
+    )
+    runs = [plan.run for plan in plans_that_may_fit(job, target, roomiest_bytes=79e9)]
+    assert {(run.per_device_train_batch_size, run.gradient_accumulation_steps) for run in runs} == {(2, 1)}
+
+
+def test_plans_over_several_machines_copy_shards_too_and_all_try_zero3() -> None:
+    def tried(count: int, **options: Any) -> set[str]:
+        return {line.sharding for line in lines(options, ("full",), (count,), 16)}
+
+    assert tried(8) == {"ddp", "zero1", "zero2", "fsdp", "zero3"}
+    assert tried(16) == {"ddp", "zero1", "zero2", "fsdp", "hsdp", "zero3"}
+    assert tried(16, sharding="fsdp") == {"fsdp"}
+    assert "hsdp" not in tried(16, gpus_per_node=16)
