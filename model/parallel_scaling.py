@@ -141,8 +141,8 @@ def scaling_notes(scaling: Scaling | None, run: Run, storage: Mapping[str, Any] 
         if not 0.0 < MADE_UP_FOR * lost_s <= sum(scaling.faster_parts_s.values()):
             return ()
         note = (
-            f"{short_time(lost_s)} of a step are waiting for other GPUs, which the scaling efficiency does not show: a step "
-            f"also has {less} than an N-th of one GPU's alone ({why})"
+            f"{short_time(lost_s)} of a step are waiting for other GPUs, which the scaling efficiency does not show: a "
+            f"step also has {less} than an N-th of one GPU's alone ({why})"
         )
         return (note,)
     return (f"{n} GPUs are more than {n} times as fast as one: a step has {less} than one GPU's alone ({why})",)
