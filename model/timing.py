@@ -113,16 +113,17 @@ def least_linked_s(operations: Sequence[Operation], factors: FactorSet, run: Run
     """Seconds that a step takes at the least: the fast end of its work without links, what the busiest of its links,
     those inside machines or those between them, are busy at their own fast end, or that work with as little of them
     exposed as may be."""
-    collectives = [o for o in operations if o.kind is Kind.COMMUNICATION]
-    alone = step_time([o for o in operations if o.kind is not Kind.COMMUNICATION], factors, run=run)
-    between = [o for o in collectives if o.name not in OF_HOST and not o.name.endswith(".copy")]
+    work = [o for o in operations if o.kind is not Kind.COMMUNICATION]
+    sent = (o for o in operations if o.kind is Kind.COMMUNICATION)
+    between = [o for o in sent if o.name not in OF_HOST and not o.name.endswith(".copy")]
+    alone = step_time(work, factors, run=run).step_time_s
     fast = replace(factors, factors=_link_at(factors, "high"))
     parts = ([o for o in between if crosses_machines([o]) is across] for across in (True, False))
     busy_s = (float(communication_seconds(part, fast, run=run).sum()) for part in parts)
     hidden = {name: replace(factor, value=factor.low) for name, factor in fast.factors.items() if name in SHARES}
-    beside = step_time(operations, replace(fast, factors={**fast.factors, **hidden}), run=run).step_time_s.value
-    fastest = alone.step_time_s.low / alone.step_time_s.value
-    return max(alone.step_time_s.low, *busy_s, beside * fastest)
+    least_exposed = replace(fast, factors={**fast.factors, **hidden})
+    beside_s = step_time([*work, *between], least_exposed, run=run).step_time_s.value
+    return max(alone.low, *busy_s, beside_s * alone.low / alone.value)
 
 
 def unsure_of_documents(
