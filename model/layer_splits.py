@@ -35,6 +35,11 @@ def gpus_per_copy(options: Mapping[str, Any], *names: str) -> int:
     return math.prod(whole_number(name, options.get(name) or 1) for name in names)
 
 
+def of_a_machine(options: Mapping[str, Any]) -> int:
+    """GPUs of a machine, as asked for or assumed."""
+    return whole_number("gpus_per_node", options.get("gpus_per_node") or GPUS_PER_NODE)
+
+
 def splits_tried(options: Mapping[str, Any]) -> Iterator[Split]:
     """What may be added to the options, the fewest GPUs per copy first: nothing where a split is asked for, or where
     the stack shards by data parallelism alone.
@@ -45,7 +50,7 @@ def splits_tried(options: Mapping[str, Any]) -> Iterator[Split]:
     if not splits_layers(options.get("stack")) or any(options.get(name) is not None for name in INNER):
         yield NO_SPLIT
         return
-    machine = whole_number("gpus_per_node", options.get("gpus_per_node") or GPUS_PER_NODE)
+    machine = of_a_machine(options)
     tensor = [1 << power for power in range(machine.bit_length()) if machine % (1 << power) == 0]
     for tp, pp in sorted(product(tensor, STAGES), key=lambda split: (split[0] * split[1], split[1])):
         yield {name: size for name, size in (("tp", tp), ("pp", pp)) if size > 1}
@@ -70,7 +75,7 @@ def parts_tried(options: Mapping[str, Any]) -> Iterator[int]:
     asked = any(options.get(name) is not None for name in INNER)
     if asked or length < LONG_ROW or not splits_rows(options.get("stack")):
         return
-    machine = whole_number("gpus_per_node", options.get("gpus_per_node") or GPUS_PER_NODE)
+    machine = of_a_machine(options)
     yield from (n for n in range(2, machine + 1) if machine % n == 0 and length % (2 * n) == 0)
 
 

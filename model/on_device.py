@@ -188,28 +188,28 @@ def shardings_tried(options: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _least_sharding(question: Question, target: Target, resolved: Any) -> Resolved:
+    """The first sharding that fits; of those by anybody ZeRO-3 where gradients accumulate, which FSDP holds whole."""
     factors = target_factors(target)
-    last: Resolved | None = None
     tried = shardings_tried(question.options)
+    last: Resolved | None = None
     for sharding in tried:
-        candidate: Resolved = resolved(sharding=sharding)
-        origins = {**candidate.origins, "sharding": "assumed"}
-        least = f"{sharding} is the least that fits" if len(tried) > 1 else candidate.run.sharding
-        note = f"--sharding not given: {least}"
-        last = replace(candidate, origins=origins, notes=(*candidate.notes, note))
-        held = held_run(last.run, question.options)
-        view = memory_view(question.architecture, held, target, factors, question.source)
-        if probably_fits(view):
-            return last
+        last = resolved(sharding=sharding)
+        if _has_room(question, target, factors, last):
+            return _told_sharding(last, f"{sharding} is the least that fits" if len(tried) > 1 else last.run.sharding)
     assert last is not None
     if tried == LEAST_SHARDING_FIRST and last.run.gradient_accumulation_steps > 1:
-        sharded: Resolved = resolved(sharding="zero3")  # reduces every micro-batch's gradients, which FSDP holds whole
-        view = memory_view(
-            question.architecture, held_run(sharded.run, question.options), target, factors, question.source
-        )
-        if probably_fits(view):
-            note = "--sharding not given: zero3 is the least that fits"
-            return replace(sharded, origins={**sharded.origins, "sharding": "assumed"}, notes=(*sharded.notes, note))
-    closest = f"none fits, {tried[-1]} comes closest" if len(tried) > 1 else last.run.sharding
-    note = f"--sharding not given: {closest}"
-    return replace(last, notes=(*last.notes[:-1], note))
+        sharded: Resolved = resolved(sharding="zero3")
+        if _has_room(question, target, factors, sharded):
+            return _told_sharding(sharded, "zero3 is the least that fits")
+    return _told_sharding(last, f"none fits, {tried[-1]} comes closest" if len(tried) > 1 else last.run.sharding)
+
+
+def _has_room(question: Question, target: Target, factors: FactorSet, found: Resolved) -> bool:
+    held = held_run(found.run, question.options)
+    return bool(probably_fits(memory_view(question.architecture, held, target, factors, question.source)))
+
+
+def _told_sharding(found: Resolved, what: str) -> Resolved:
+    """A run whose sharding was chosen, with a note of how."""
+    note = f"--sharding not given: {what}"
+    return replace(found, origins={**found.origins, "sharding": "assumed"}, notes=(*found.notes, note))

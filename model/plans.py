@@ -21,7 +21,7 @@ from tunecast.model.curves import Array
 from tunecast.model.engine_memory import Flags, memory_of
 from tunecast.model.file_spread import DTYPES, OF_SHARDS, can_shard, over_shards, with_dtypes
 from tunecast.model.grouped import experts_on_card, has_grouped_kernel, stacks_experts
-from tunecast.model.layer_splits import INNER, LAYERS, NO_SPLIT, Split, gpus_per_copy, ways_tried
+from tunecast.model.layer_splits import INNER, LAYERS, NO_SPLIT, Split, gpus_per_copy, of_a_machine, ways_tried
 from tunecast.model.on_device import LEAST_SHARDING_FIRST, shardings_tried
 from tunecast.model.question import RUN_OPTIONS_ELSEWHERE
 from tunecast.model.read_numbers import whole_number
@@ -153,8 +153,7 @@ def shardings_planned(options: Mapping[str, Any], num_gpus: int) -> tuple[str, .
     tried = shardings_tried(options)
     if tried != LEAST_SHARDING_FIRST:
         return tried
-    machine = whole_number("gpus_per_node", options.get("gpus_per_node") or GPUS_PER_NODE)
-    return (*tried, *(("hsdp",) if num_gpus > machine else ()), "zero3")
+    return (*tried, *(("hsdp",) if num_gpus > of_a_machine(options) else ()), "zero3")
 
 
 def tried_of_parts(options: Mapping[str, Any], tried: Sequence[str]) -> tuple[str, ...]:
@@ -321,7 +320,7 @@ def best_plans(plans: Sequence[Plan], step_s: Array, allowed: Flags) -> dict[tup
     """By method and number of GPUs, the fastest allowed plan of one device.
 
     The simplest way to share the work is kept unless another is faster by more than `WORTH`: they come in the order
-    of `ways_tried` and `shardings_tried`.
+    of `ways_tried` and `shardings_planned`.
     """
     best: dict[tuple[str, int], dict[tuple[int, int, int, int, str], int]] = {}
     for row in map(int, np.flatnonzero(allowed)):

@@ -174,6 +174,7 @@ def unused_layout(run: Run, question: Question) -> Iterator[str]:
     always = shards_of(replace(run, sync_each_micro_batch=False)).gradients
     every = f"{run.sharding} reduces gradients of every micro-batch" if always else ""
     every = "a step has one micro-batch" if run.gradient_accumulation_steps == 1 else every
+    packed = "" if (run.base_quantization or "").startswith("gptq") else "no base in GPTQ's 4 bits"
     without = {
         "sequence_parallel": "" if run.tp > 1 else "there is no --tp",
         "cp_kind": "" if run.cp > 1 else "there is no --cp",
@@ -182,8 +183,7 @@ def unused_layout(run: Run, question: Question) -> Iterator[str]:
         "gpus_per_node": "" if run.num_gpus > 1 else "there is one GPU",
         "compile_loss": "" if run.torch_compile else "without --torch-compile nothing is compiled",
         "reentrant": "" if run.gradient_checkpointing else "there are no checkpoints",
-        "gptq_group_size": "" if (run.base_quantization or "").startswith("gptq") else "no base in GPTQ's 4 bits",
-        "gptq_kernel": "" if (run.base_quantization or "").startswith("gptq") else "no base in GPTQ's 4 bits",
+        **dict.fromkeys(("gptq_group_size", "gptq_kernel"), packed),
     }
     for name, why in without.items():
         given = question.options.get(name)
