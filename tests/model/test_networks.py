@@ -13,6 +13,7 @@ from tunecast.catalogs.tables import read_rows
 from tunecast.model.cost import as_forecast
 from tunecast.model.forecast import Forecast
 from tunecast.model.parallel_network import catalog_network
+from tunecast.sweep import sweep
 
 CARD, MODEL = "a100-sxm4-80gb", "meta-llama/Llama-2-7b-hf"
 GBIT = 1e9 / 8
@@ -213,3 +214,24 @@ def test_as_many_gpus_as_are_asked_for_are_tried() -> None:
     asked = {"method": "lora", "tokens": "10M", "gpu": CARD, "num_gpus": 16}
     assert max(picked.candidate.num_gpus for picked in recommend(MODEL, **asked).front) == 16
     assert max(picked.candidate.num_gpus for picked in recommend(MODEL, **asked, max_gpus=4).front) <= 4
+
+
+def test_zero3_is_taken_where_accumulating_fsdp_holds_whole_gradients() -> None:
+    """70B over 64 GPUs: 131 GiB of gradients between micro-batches under FSDP, a 64th of them under ZeRO-3."""
+    asked = {"method": "full", "max_length": 4096, "num_gpus": 64, "gpu": CARD}
+    once, often = (
+        estimate("meta-llama/Llama-3.1-70B", **asked, gradient_accumulation_steps=steps)[0] for steps in (1, 4)
+    )
+    assert (once.run.sharding, often.run.sharding) == ("fsdp", "zero3")
+    assert once.fits is often.fits is True
+    assert "--sharding not given: zero3 is the least that fits" in often.notes
+    assert often.run_origins["sharding"] == "assumed"
+
+
+def test_the_tornado_has_the_doubt_of_links_and_none_beyond_their_rate() -> None:
+    """What sources differ by in equal collectives is the largest doubt of a job that waits for them."""
+    asked = {"method": "full", "max_length": 4096, "num_gpus": 64, "sharding": "fsdp", "internode_gbps": 10}
+    found = sweep("meta-llama/Llama-3.1-8B", gpu=CARD, metric="step", tokens="100M", **asked)
+    (links,) = [bar for bar in found.bars if bar.name == "time on links"]
+    assert links.high == max(bar.high for bar in found.bars if bar.high is not None)
+    assert links.low > 0.8 * found.base.step_time_s.value
