@@ -48,10 +48,10 @@ def sweepable() -> dict[str, str]:
     """Every input that a sweep can change, with what its values are."""
     from dataclasses import fields
 
-    from tunecast.model.run import BY_CARD, Run
+    from tunecast.model.run import BY_CARD, BY_DATA, Run
     from tunecast.model.whole_run_options import WholeRunOptions
 
-    own = {field.name: kind_of(str(field.type)) for field in fields(Run) if field.name not in BY_CARD}
+    own = {field.name: kind_of(str(field.type)) for field in fields(Run) if field.name not in (*BY_CARD, *BY_DATA)}
     own |= {field.name: kind_of(str(field.type)) for field in fields(WholeRunOptions)}
     named = {name: kind for name, kind in own.items() if kind}
     return {**SPECIAL, **named, **WRITTEN_OTHERWISE, **AROUND_THE_RUN}

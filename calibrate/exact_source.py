@@ -17,7 +17,7 @@ from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.architecture import Architecture
 from tunecast.model.fused import LINEAR_KERNELS
 from tunecast.model.operation import Kind, Operation, Phase
-from tunecast.model.run import BUCKET_ELEMENTS, Run
+from tunecast.model.run import BUCKET_ELEMENTS, BY_DATA, Run
 from tunecast.model.stacks import code_of
 from tunecast.model.step_source import StepInventory
 from tunecast.model.tape_peaks import PARTS, Parts, Place, layer_position
@@ -71,6 +71,8 @@ def check_traced(run: Run) -> None:
         followed = value in TRACED_VALUES.get(name, (value,)) if name in TRACED else value == ordinary
         if not followed:
             shown = ",".join(value) if isinstance(value, tuple) else value
+            if name in BY_DATA:
+                name, shown = "padding_free", "with --no-packing"
             flag = name.replace("_", "-")
             raise NotSupportedError(
                 f"--exact runs the code of transformers, PEFT and bitsandbytes, which has no --{flag} {shown}; leave "

@@ -53,9 +53,9 @@ def measure(
             f"Measuring a run on {run.num_gpus} GPUs was asked for, but one device at a time can be measured; "
             "use --num-gpus 1, which leaves sharding out, or forecast with `tunecast estimate`."
         )
-    if run.attention_length is not None:
+    if run.attention_spans is not None:
         raise NotSupportedError(
-            "Measuring packed rows whose documents are kept apart was asked for (--padding-free, --attention-length), "
+            "Measuring rows whose documents are kept apart was asked for (--padding-free, --attention-length), "
             "which is not built yet; leave it out, or forecast with `tunecast estimate`."
         )
     spec = step_spec(architecture, run, steps=steps, warmup=warmup, most_s=most_s)

@@ -14,10 +14,10 @@ from tunecast.model.dataset import Dataset, bytes_per_token
 from tunecast.model.factors import Factor
 from tunecast.model.kept_samples import OF_DATA, SPLIT, long_samples
 from tunecast.model.read_numbers import is_count, number_above_zero, number_that
+from tunecast.model.row_lengths import Rows
 from tunecast.model.rows import (
     ROWS_GROUPED,
     ROWS_PACKED,
-    Rows,
     alone_by_default,
     fills_rows,
     packing_of,
@@ -135,7 +135,8 @@ def _from_data(run: Run, options: dict[str, Any], rows: Rows | None, repeats: fl
         return _from_dataset(run, options, repeats)
     if options.get("num_samples") is not None:
         return _from_samples(run, options, repeats)
-    only_data = ("num_train_epochs",) if packing_of(options) is None else ("num_train_epochs", "mean_tokens")
+    unused = packing_of(options) is not None and not options.get("padding_free")  # which asks how long documents are
+    only_data = ("num_train_epochs", "mean_tokens") if unused else ("num_train_epochs",)
     alone = [name for name in only_data if options.get(name) is not None]
     if alone:
         flags = " and ".join("--" + name.replace("_", "-") for name in alone)

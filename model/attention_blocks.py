@@ -277,7 +277,7 @@ def mixed_heads(
         head_dim=block.head_dim,
         masked=mask is not None,
         window=block.window if takes_windows(step.run) else None,
-        spans=step.run.attention_length,
+        spans=step.run.attention_spans,
     )
     if step.run.attn_implementation == "flash_attention_2":
         look_for_packing(step)

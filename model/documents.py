@@ -19,11 +19,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tunecast.catalogs.errors import InputError, NotSupportedError
+from tunecast.catalogs.errors import InputError
 from tunecast.model.dataset import bytes_per_token
+from tunecast.model.flat_rows import lengths_of_mean, unevenness_of
 from tunecast.model.kept_samples import SPLIT, long_samples, pieces
-from tunecast.model.read_numbers import as_number
-from tunecast.model.rows import trained_data
+from tunecast.model.read_numbers import as_number, whole_number
+from tunecast.model.resolve import ASSUMED
+from tunecast.model.rows import lays_flat, trained_data
 from tunecast.model.run import Run
 from tunecast.model.sample_lengths import scale_of
 
@@ -63,22 +65,18 @@ def reach_of_split(mean: float, cut: float) -> float:
 
 
 def documents_of(options: Mapping[str, Any], max_length: int, *, from_file: bool = False) -> Documents | None:
-    """What the options say of the documents in a packed row; None where a row is one document.
+    """What the options say of the documents in a packed row; None where a row is one document, or one micro-batch
+    (`flat_rows`).
 
-    Raises InputError where ``--padding-free`` comes without lengths, NotSupportedError where rows are not packed;
-    where a training file said so (`from_file`), rows are then of one document, as with attention that keeps none apart.
+    Raises InputError where ``--padding-free`` comes without lengths; where a training file said so (`from_file`), rows
+    are then of one document, as with attention that keeps none apart.
     """
     said = any(options.get(name) is not None for name in ("dataset", "mean_tokens"))
-    if not options.get("padding_free"):
+    if not options.get("padding_free") or lays_flat(options):
         return None
     apart = str(options.get("attn_implementation")).startswith("flash")
     if from_file and (options.get("packing") is False or not said or not apart):
         return None
-    if options.get("packing") is False:
-        raise NotSupportedError(
-            "--padding-free with --no-packing, rows of changing length without padding, is not built yet; "
-            "leave one of them out."
-        )
     if options.get("dataset") is not None:
         return _of_file(options, max_length)
     if options.get("mean_tokens") is None:
@@ -121,8 +119,82 @@ def _of_file(options: Mapping[str, Any], max_length: int) -> Documents:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unevenness:
+    """Of samples laid end to end: the mean of their squared lengths over their squared mean."""
+
+    value: float
+    how: str
+    least: float | None = None
+    """At the low end of what is assumed of the data; None: nothing is."""
+    most: float | None = None
+    """At the high end."""
+
+
+def unevenness_in(options: Mapping[str, Any], max_length: int) -> Unevenness | None:
+    """What the options say of samples that are laid end to end; None where they are not."""
+    if not lays_flat(options):
+        return None
+    if options.get("dataset") is None:
+        mean = as_number(options["mean_tokens"])
+        if mean is None or not 1.0 <= mean <= max_length:
+            return None  # `rows.unpacked_rows` says what is wrong
+        value = unevenness_of(lengths_of_mean(mean, max_length))
+        most = max(min(MOST_UNEVEN, max_length / mean), value)
+        how = f"of samples only the mean of {mean:g} tokens is known, so their lengths are assumed to be exponential"
+        return Unevenness(value=value, how=how, least=1.0, most=most)
+    found, per_token = trained_data(options), bytes_per_token(options)
+    sizes = (per_token.low, per_token.value, per_token.high)
+    each = [unevenness_of(found.lengths(size, max_length) or (1,)) for size in sizes]
+    known = per_token.low == per_token.high
+    return Unevenness(
+        value=each[1],
+        how=f"samples of {found.name}, tokens of {per_token.value:.3g} bytes ({per_token.origin})",
+        least=None if known else min(each),
+        most=None if known else max(each),
+    )
+
+
+def _row_asked(options: Mapping[str, Any]) -> int:
+    return whole_number("max_length", options.get("max_length") or ASSUMED["max_length"])
+
+
+def with_documents(
+    run_options: dict[str, Any], options: Mapping[str, Any], origins: Mapping[str, str]
+) -> tuple[dict[str, Any], Mapping[str, str]]:
+    """Run options with how far attention reaches, where what is known of the data says it; and all origins.
+
+    Raises InputError where ``--attention-length`` comes with rows of one sample each."""
+    if run_options.get("samples_unevenness") is not None:
+        raise InputError(
+            "samples_unevenness is no option: it is worked out from --dataset or --mean-tokens; leave it out."
+        )
+    if run_options.get("attention_length") is not None:
+        if options.get("packing") is False:
+            raise InputError(
+                "--attention-length is about documents in packed rows, but --no-packing makes every sample a row; "
+                "leave one of them out."
+            )
+        return run_options, origins
+    length = _row_asked(run_options)
+    flat = unevenness_in(options, length)
+    if flat is not None:
+        origin = "cli" if flat.least is None else "assumed"
+        return {**run_options, "samples_unevenness": round(flat.value, 4)}, {**origins, "samples_unevenness": origin}
+    found = documents_of(options, length, from_file=origins.get("padding_free") == "file")
+    if found is None:
+        return run_options, origins
+    origin = "cli" if found.shortest is None else "assumed"
+    return {**run_options, "attention_length": found.length}, {**origins, "attention_length": origin}
+
+
 def ends_of(run: Run, options: Mapping[str, Any]) -> tuple[Run, Run] | None:
     """The run with the shortest and the longest documents that are assumed possible; None where nothing is assumed."""
+    if run.samples_unevenness is not None:
+        flat = unevenness_in(options, _row_asked(options))
+        if flat is None or flat.least is None or flat.most is None:
+            return None
+        return replace(run, samples_unevenness=flat.least), replace(run, samples_unevenness=flat.most)
     if run.attention_length is None or options.get("attention_length") is not None:
         return None
     found = documents_of(options, run.max_length)
@@ -133,6 +205,11 @@ def ends_of(run: Run, options: Mapping[str, Any]) -> tuple[Run, Run] | None:
 
 def document_notes(run: Run, options: Mapping[str, Any]) -> tuple[str, ...]:
     """How far attention was taken to reach, and why."""
+    flat = unevenness_in(options, _row_asked(options)) if run.samples_unevenness is not None else None
+    if flat is not None:
+        between = "" if flat.least is None else f" ({flat.least:.2g} to {flat.most:.2g})"
+        of_samples = f"whose mean square is {flat.value:.3g}{between} times their squared mean"
+        return (f"attention keeps samples apart, {of_samples}: {flat.how}",)
     if run.attention_length is None or options.get("attention_length") is not None:
         return ()
     found = documents_of(options, run.max_length)

@@ -34,8 +34,9 @@ from tunecast.model.priors import load_priors
 from tunecast.model.question import Question
 from tunecast.model.replay import is_replayed
 from tunecast.model.resolve import Resolved, resolve_run
+from tunecast.model.row_lengths import Rows
 from tunecast.model.row_times import mean_step_ratio, ratio_notes, stretched
-from tunecast.model.rows import Rows, held_run, own_run, row_notes, timed_run, unpacked_rows
+from tunecast.model.rows import held_run, own_run, row_notes, timed_run, unpacked_rows
 from tunecast.model.run import Run
 from tunecast.model.sdpa import efficient_notes
 from tunecast.model.sharding import FSDP, ZERO

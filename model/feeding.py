@@ -25,7 +25,7 @@ import numpy as np
 from tunecast.model.factors import Factor
 from tunecast.model.operation import Phase
 from tunecast.model.read_numbers import whole_number
-from tunecast.model.rows import Rows
+from tunecast.model.row_lengths import Rows
 from tunecast.model.run import Run
 from tunecast.model.time import StepTime
 from tunecast.model.value import INTERVAL_LEVEL, Z80, Value

@@ -81,7 +81,7 @@ def layer_flops_per_sample(layer: Layer, run: Run) -> float:
     linears = sum(layer.mlp.share_of(linear) * linear_flops_per_token(linear, run) for linear in layer.linears)
     linears += expert_flops_per_token(layer, run)
     linears += 2.0 * TRAINED_PASSES * sum(layer.attention.adapter_sizes(run.lora_target_modules, run.lora_r))
-    spanned = run.attention_length or run.max_length
+    spanned = run.attention_spans or run.max_length
     documents = run.max_length / spanned
     return run.max_length * linears + documents * attention_flops_per_sample(layer.attention, spanned)
 

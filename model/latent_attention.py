@@ -98,5 +98,5 @@ def shape_of(step: Step, block: Attention) -> AttentionShape:
         length=step.run.max_length,
         head_dim=block.head_dim,
         masked=needs_mask(block, step.run),
-        spans=step.run.attention_length,
+        spans=step.run.attention_spans,
     )

@@ -9,7 +9,7 @@ from typing import Any
 from tunecast.catalogs.errors import InputError
 from tunecast.model.architecture import Architecture
 from tunecast.model.chunked import with_chunked
-from tunecast.model.documents import documents_of
+from tunecast.model.documents import with_documents
 from tunecast.model.factors import FactorSet
 from tunecast.model.factors_io import factor_set_from_record
 from tunecast.model.file_spread import file_sharding, with_dtypes
@@ -25,7 +25,7 @@ from tunecast.model.priors import load_priors, prior_factors
 from tunecast.model.question import RUN_OPTIONS_ELSEWHERE, Question
 from tunecast.model.read_numbers import whole_number
 from tunecast.model.record_software import with_software
-from tunecast.model.resolve import ASSUMED, Resolved, resolve_run
+from tunecast.model.resolve import Resolved, resolve_run
 from tunecast.model.resolve_parallel import FSDP, OFFLOADED_BY, ZERO
 from tunecast.model.rows import held_run, with_padding
 from tunecast.model.run import BY_SPREAD, Run
@@ -85,7 +85,7 @@ def job_factors(
 def resolve_for(question: Question, target: Target) -> Resolved:
     """The run on this device; several GPUs without a sharding get the least one that fits."""
     options = {k: v for k, v in question.options.items() if k not in RUN_OPTIONS_ELSEWHERE}
-    options, origins = with_documents(question, options)
+    options, origins = with_documents(options, question.options, question.option_origins)
     options, origins = with_padding(options, question.options, origins)
 
     def resolved(sharding: str | None = None) -> Resolved:
@@ -120,24 +120,6 @@ def unsharded_notes(options: Mapping[str, Any], run: Run) -> tuple[str, ...]:
     if run.num_gpus > 1 or run.sharding != "none" or own not in (*FSDP, *ZERO):
         return ()
     return (f"{own} of the file shards nothing on one GPU; --num-gpus 2 or more forecasts it.",)
-
-
-def with_documents(question: Question, options: dict[str, Any]) -> tuple[dict[str, Any], Mapping[str, str]]:
-    """Run options with the length that attention spans, where what is known of the data says it; and all origins."""
-    origins = question.option_origins
-    if options.get("attention_length") is not None:
-        if question.options.get("packing") is False:
-            raise InputError(
-                "--attention-length is about documents in packed rows, but --no-packing makes every sample a row; "
-                "leave one of them out."
-            )
-        return options, origins
-    length = whole_number("max_length", options.get("max_length") or ASSUMED["max_length"])
-    found = documents_of(question.options, length, from_file=origins.get("padding_free") == "file")
-    if found is None:
-        return options, origins
-    origin = "cli" if found.shortest is None else "assumed"
-    return {**options, "attention_length": found.length}, {**origins, "attention_length": origin}
 
 
 LEAST_CUT = 8.0

@@ -18,6 +18,7 @@ from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.architecture import Architecture
 from tunecast.model.bounds import check_sizes
 from tunecast.model.curves import Array
+from tunecast.model.documents import with_documents
 from tunecast.model.engine_memory import Flags, memory_of
 from tunecast.model.file_spread import DTYPES, OF_SHARDS, can_shard, over_shards, with_dtypes
 from tunecast.model.grouped import experts_on_card, has_grouped_kernel, stacks_experts
@@ -220,7 +221,8 @@ class Job:
     def resolve(self, options: Mapping[str, Any], like: Target | None = None) -> Resolved:
         """The run that options mean on a card of this kind (`kind_of_card`); None: of the newest kind."""
         own = {name: value for name, value in options.items() if name not in RUN_OPTIONS_ELSEWHERE}
-        own, origins = with_padding(own, options, self.option_origins)
+        own, origins = with_documents(own, options, self.option_origins)
+        own, origins = with_padding(own, options, origins)
         if like is None:
             return resolve_run(self.architecture, own, option_origins=origins)
         run = resolve_run(self.architecture, own, gpu_has_bf16=like.has_bf16, option_origins=origins)

@@ -46,7 +46,8 @@ class AttentionShape:
     window: int | None = None
     """Sliding window that the kernel knows of, whose far tiles it skips."""
     spans: int | None = None
-    """Tokens of the documents that the kernel keeps apart in a row; None: a row is one document."""
+    """Tokens of the documents that the kernel keeps apart in a row, or in all rows laid end to end; None: a row is one
+    document."""
 
     @property
     def documents(self) -> float:
@@ -56,7 +57,7 @@ class AttentionShape:
     @property
     def span(self) -> int:
         """Tokens that attention spans."""
-        return self.length if self.spans is None else min(self.spans, self.length)
+        return self.length if self.spans is None else min(self.spans, self.batch * self.length)
 
     @property
     def as_tuple(self) -> tuple[int, ...]:

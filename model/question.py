@@ -18,7 +18,7 @@ STORED_AS = "stored_as"
 """Option that nobody types: how the weights of the copy that is loaded were published, if in few bits."""
 BESIDE_STEPS = (
     "tokens", "num_samples", "mean_tokens", "num_train_epochs", "max_steps", "dataset",
-    "steps_at_most", "steps_exactly", "rows_padded", "rows_packed", "rows_grouped", *OF_DATA, STORED_AS,
+    "steps_at_most", "steps_exactly", "rows_padded", "rows_packed", "rows_grouped", "rows_flat", *OF_DATA, STORED_AS,
     "packing", "group_by_length", "padding_free", "streaming", "dataloader_num_workers", BY_SPREAD, MESH,
 )  # fmt: skip
 """What a training file may say that a step of one GPU does not depend on."""

@@ -169,6 +169,10 @@ def take_padding(fields: Fields, architecture: Architecture, defaults: Mapping[s
         raise NotSupportedError(
             "Padded samples (--padding-mask, --no-packing) whose tokens --cp splits are not built yet; leave --cp out."
         )
+    if fields.values["samples_unevenness"] is not None:
+        _check_flat(fields, asked)
+        fields.put("padding_mask", False, origin)
+        return
     filled = fields.take("pad_to_multiple_of", defaults.get("pad_to_multiple_of", 1), "stack-default")
     multiple = fields.values["pad_to_multiple_of"] = whole_number("pad_to_multiple_of", filled)
     limit, most = architecture.max_position, math.ceil(fields.values["max_length"] / multiple) * multiple
@@ -181,14 +185,25 @@ def take_padding(fields: Fields, architecture: Architecture, defaults: Mapping[s
     fields.put("padding_mask", asked, "stack-default" if alone and origin == "assumed" else origin)
 
 
+def _check_flat(fields: Fields, masked: bool) -> None:
+    """Raise InputError where samples laid end to end are said to be padded as well."""
+    flag = "--padding-mask" if masked else "--pad-to-multiple-of" if "pad_to_multiple_of" in fields.given else ""
+    if flag:
+        raise InputError(
+            f"{flag} says that samples are padded, but --padding-free with --no-packing lays them end to end without "
+            "padding; leave one out."
+        )
+
+
 def take_documents(fields: Fields, architecture: Architecture) -> None:
     """Attention inside the documents of packed rows, by kernels that are told where each begins."""
-    length = fields.take("attention_length", None, "stack-default")
-    if length is None:
+    length, uneven = (fields.take(name, None, "stack-default") for name in ("attention_length", "samples_unevenness"))
+    if length is None and uneven is None:
         return
     values = fields.values
-    values["attention_length"] = whole_number("attention_length", length)
-    if values["attention_length"] > values["max_length"]:
+    if length is not None:
+        values["attention_length"] = whole_number("attention_length", length)
+    if length is not None and values["attention_length"] > values["max_length"]:
         raise InputError(
             f"--attention-length {length} is beyond --max-length {values['max_length']}, the row that documents are "
             "packed into; lower it, or leave it out."

@@ -73,7 +73,7 @@ def check_unproven(fields: Fields, whose: str, unproven: Mapping[str, str]) -> N
 def check_linear_attention(fields: Fields, name: str) -> None:
     """What only packages do; raises InputError where they are missing or do not take what they are given."""
     values = fields.values
-    if values.get("attention_length") is not None:
+    if values.get("attention_length") is not None or values.get("samples_unevenness") is not None:
         raise InputError(
             f"transformers keeps packed documents apart in the linear attention of {name} with {PACKAGES} only, which "
             "is not built for them; type --no-padding-free, or leave --attention-length out."

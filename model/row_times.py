@@ -10,7 +10,8 @@ import numpy as np
 
 from tunecast.model.architecture import Architecture
 from tunecast.model.engine import seconds_at_lengths
-from tunecast.model.rows import LENGTHS, Rows
+from tunecast.model.row_lengths import Rows
+from tunecast.model.rows import LENGTHS
 from tunecast.model.run import Run
 from tunecast.model.target import Target
 from tunecast.model.time import StepTime

@@ -24,20 +24,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from tunecast.catalogs.errors import InputError
 from tunecast.model.dataset import Dataset, bytes_per_token, kept, read_dataset
 from tunecast.model.factors import Factor
+from tunecast.model.flat_rows import flat_of_file, flat_of_mean
 from tunecast.model.grouped_rows import first_lengths, group_size
 from tunecast.model.kept_samples import HELD_OUT, HELD_ROWS, MOST_SAMPLES, joins_samples, long_samples
 from tunecast.model.read_numbers import as_number
 from tunecast.model.resolve import ASSUMED
+from tunecast.model.row_lengths import LIKELY, Rows, filled, longest_row, waited_for, whole
 from tunecast.model.run import Run
 from tunecast.model.sample_lengths import equal_parts, lengths_at, likely_lengths
-from tunecast.model.sharding import keeps_weights, shards_of
 from tunecast.model.stacks import built_stack, ignores_padding
 
 if TYPE_CHECKING:
@@ -47,43 +48,12 @@ ROWS_PACKED = "rows_packed"
 """Option that nobody types: whether a training file, or its framework by default, packs rows."""
 ROWS_GROUPED = "rows_grouped"
 """Option that nobody types: whether a training file sorts samples by length."""
+ROWS_FLAT = "rows_flat"
+"""Option that nobody types: whether a training file lays the samples of a micro-batch end to end."""
 LENGTHS = ("mean_tokens", "dataset")
 """Options that say how long samples are."""
-LIKELY = 8
-"""Equally likely lengths that a step is timed at where rows are samples of unlike lengths."""
 LEAST_TOLD = 0.005
 """Share of padding that rounds to 1% or more."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
-    """Rows of one sample each."""
-
-    length: int
-    """Tokens of a mean row, padding included, of the copy of the model that the others wait for."""
-    own_length: int
-    """Tokens of a mean row of any copy."""
-    mean_tokens: float
-    """Tokens of a mean sample, cut at ``max_length``."""
-    samples: float | None
-    """Of one epoch; None where the data do not say."""
-    how: str
-    lengths: tuple[int, ...]
-    """Equally likely lengths of the rows waited for, the shortest first, of which `length` is the mean."""
-    shortest: int | None = None
-    """Tokens of a mean row at the low end of what is assumed of the data; None: nothing is."""
-    longest: int | None = None
-    """At the high end."""
-
-    @property
-    def padding_frac(self) -> float:
-        """Share of the tokens of the rows waited for that are padding, or that other copies do not have."""
-        return max(1.0 - self.mean_tokens / self.length, 0.0)
-
-    @property
-    def own_padding_frac(self) -> float:
-        """Share of a copy's own tokens that are padding."""
-        return max(1.0 - self.mean_tokens / self.own_length, 0.0)
 
 
 def likely_longest(lengths: Sequence[float] | Array, batch: int) -> Array:
@@ -102,8 +72,21 @@ def packing_of(options: Mapping[str, Any]) -> bool | None:
     typed, of_file = options.get("packing"), options.get(ROWS_PACKED)
     if typed is not None or not any(options.get(name) is not None for name in LENGTHS):
         return typed
+    if lays_flat(options):
+        return False
     inside = bool(options.get("padding_free")) or options.get("attention_length") is not None
     return True if of_file or (of_file is None and joins_samples(options)) else None if inside else False
+
+
+def lays_flat(options: Mapping[str, Any]) -> bool:
+    """Whether the samples of a micro-batch are laid end to end (`flat_rows`): as typed, or as a training file has it
+    where their lengths are known and its attention keeps them apart."""
+    if not any(options.get(name) is not None for name in LENGTHS):
+        return False
+    if options.get("packing") is False:
+        return bool(options.get("padding_free"))
+    apart = str(options.get("attn_implementation")).startswith("flash")
+    return options.get("packing") is None and bool(options.get(ROWS_FLAT)) and apart
 
 
 def trained_data(options: Mapping[str, Any]) -> Dataset:
@@ -170,7 +153,7 @@ def pads_rows(options: Mapping[str, Any]) -> bool:
     of_file = options.get("rows_padded") or (options.get(ROWS_PACKED) is False and not lengths)
     if of_file and options.get("packing") is None and not options.get("padding_free"):
         return True
-    if packing_of(options) is not False:
+    if packing_of(options) is not False or lays_flat(options):
         return False
     most = as_number(options.get("max_length") or ASSUMED["max_length"])
     if most is None:
@@ -210,26 +193,30 @@ def unpacked_rows(run: Run, options: Mapping[str, Any]) -> Rows | None:
         raise InputError(
             f"--mean-tokens is {mean:g}, which is not between 1 and --max-length {run.max_length}; change one of them."
         )
+    if lays_flat(options):
+        asked = options.get("num_samples")
+        samples = None if asked is None else as_number(asked)
+        return flat_of_mean(run, mean, samples, grouped=groups_rows(options))
     most, group = longest_row(run), group_size(run, None) if groups_rows(options) else None
     own, waited = _own_and_waited(lambda of: _likely_of_mean(run, mean, of, group), run, group)
     rows = Rows(
-        length=_whole(waited.mean()),
-        own_length=_whole(own.mean()),
+        length=whole(waited.mean()),
+        own_length=whole(own.mean()),
         mean_tokens=mean,
         samples=None,
         how=_how(run, group),
-        lengths=tuple(_whole(length) for length in waited),
+        lengths=tuple(whole(length) for length in waited),
     )
     if own.mean() >= most:
         return rows
     how = f"{rows.how}; of lengths only the mean is known, so they are assumed to be spread exponentially"
     if batch * run.dp == 1:
         return replace(rows, how=how)
-    alike = _filled(mean, run)
+    alike = filled(mean, run)
     if group and batch * run.dp < group:  # one micro-step in each group may have samples of both kinds
-        most = min(most, _filled(mean + run.max_length * batch * run.dp / group, run))
+        most = min(most, filled(mean + run.max_length * batch * run.dp / group, run))
     ends = f"the interval of the whole run, not that of a step, goes from rows of {alike}, all alike, to {most}"
-    return replace(rows, how=f"{how}; {ends}", shortest=alike, longest=max(most, _whole(waited.mean())))
+    return replace(rows, how=f"{how}; {ends}", shortest=alike, longest=max(most, whole(waited.mean())))
 
 
 def _likely_of_mean(run: Run, mean: float, batch: int, group: int | None) -> Array:
@@ -240,27 +227,11 @@ def _likely_of_mean(run: Run, mean: float, batch: int, group: int | None) -> Arr
     return first_lengths(batch, group, lambda at: lengths_at(at, mean, cut, multiple), LIKELY)
 
 
-def _whole(length: float) -> int:
-    return max(round(float(length)), 1)
-
-
 def _own_and_waited(longest_of: Callable[[int], Array], run: Run, group: int | None) -> tuple[Array, Array]:
     """Equally likely lengths of a copy's own rows and of those waited for, by those of the longest of some samples."""
     batch = run.per_device_train_batch_size
     own, of_all = longest_of(batch), longest_of(batch * run.dp)
     return own, of_all if group else waited_for(own, of_all, run)
-
-
-def waited_for(own: Array, of_all: Array, run: Run) -> Array:
-    """Tokens of the rows that a job waits for, where a copy's own are `own` and the longest of all copies' rows of one
-    micro-step `of_all`."""
-    return of_all if copies_meet(run) else own + (of_all - own) / math.sqrt(run.gradient_accumulation_steps)
-
-
-def copies_meet(run: Run) -> bool:
-    """Whether copies of the model wait for each other in every micro-step, not once in a step."""
-    shards = shards_of(run)
-    return (shards.weights and not keeps_weights(run)) or shards.gradients or run.sync_each_micro_batch
 
 
 def _how(run: Run, group: int | None = None) -> str:
@@ -277,18 +248,10 @@ def _how(run: Run, group: int | None = None) -> str:
     return ", ".join(filter(None, (alone, " and ".join(filter(None, (longest, filled))), waits)))
 
 
-def _filled(length: float, run: Run) -> int:
-    """A row of one sample of so many tokens, filled up."""
-    return max(math.ceil(round(length) / run.pad_to_multiple_of), 1) * run.pad_to_multiple_of
-
-
-def longest_row(run: Run) -> int:
-    """Tokens of a row of one sample that was cut at ``max_length``, filled up."""
-    return _filled(run.max_length, run)
-
-
 def _rows_of_file(run: Run, options: Mapping[str, Any]) -> Rows:
     found = trained_data(options)
+    if lays_flat(options):
+        return flat_of_file(found, bytes_per_token(options), run, grouped=groups_rows(options))
     return _rows_of(found, bytes_per_token(options), run, groups_rows(options))
 
 
@@ -318,15 +281,15 @@ def _rows_of(found: Dataset, per_token: Factor, run: Run, grouped: bool) -> Rows
     def work(size_bytes: float) -> int:
         """Tokens of a mean row, had the epoch as many rows as by the value."""
         waited = likely(size_bytes)[1]
-        return round(_whole(waited.mean()) * found.pieces(size_bytes, most) / samples) if len(waited) else 0
+        return round(whole(waited.mean()) * found.pieces(size_bytes, most) / samples) if len(waited) else 0
 
     known = per_token.low == per_token.high
     ends = () if known else (work(per_token.high), work(per_token.value), work(per_token.low))
     own, waited = likely(per_token.value)
     return Rows(
-        length=_whole(waited.mean()),
-        own_length=_whole(own.mean()),
-        lengths=tuple(_whole(length) for length in waited),
+        length=whole(waited.mean()),
+        own_length=whole(own.mean()),
+        lengths=tuple(whole(length) for length in waited),
         mean_tokens=float(lengths.mean()),
         samples=samples,
         how=_how(run, group),
@@ -351,13 +314,16 @@ def held_run(run: Run, options: Mapping[str, Any]) -> Run:
     """
     if packing_of(options) is not False:
         return timed_run(run, None)
+    flat = unpacked_rows(run, options) if lays_flat(options) else None
+    if flat is not None and flat.peak is not None:
+        return replace(run, max_length=flat.peak)
     most = longest_row(run)
     if options.get("dataset") is None:
         return run if most == run.max_length else replace(run, max_length=most)
     found, per_token = read_dataset(str(options["dataset"])), bytes_per_token(options)
     assumed = bytes_per_token({})
     densest = 1.0 if found.tokenized else min(per_token.low, per_token.value * assumed.low / assumed.value)
-    longest = min(_filled(math.ceil(_largest(found) / densest), run), most) if found.whole else most
+    longest = min(filled(math.ceil(_largest(found) / densest), run), most) if found.whole else most
     return run if longest == run.max_length else replace(run, max_length=longest)
 
 
@@ -390,6 +356,10 @@ def row_notes(run: Run, rows: Rows | None, held: Run) -> tuple[str, ...]:
     if rows is None:
         length = timed_run(run, None).max_length
         return (f"rows of {run.max_length} tokens are filled up to {length}",) if length > run.max_length else ()
+    if rows.flat:
+        waited = f"; a copy's own have {rows.own_length}" if rows.own_length < rows.length else ""
+        largest = f"those of the largest micro-batch of {rows.micro_batches:,}, which the interval does not widen for"
+        return (f"timed at {rows.length} tokens a sample ({rows.how}){waited}; memory at {held.max_length}, {largest}",)
     dearer = 1.0 / (1.0 - rows.own_padding_frac)
     counted = f", which tokens/s and $ per million tokens count (a token of the data costs {dearer:.2f} times as much)"
     counted = counted if rows.own_padding_frac >= LEAST_TOLD else ""

@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 
 BY_CARD = ("loss_budget_bytes", "loss_tiles_from", "paged_bytes", "weights_stay", "loops_experts")
 """Fields that are worked out, most of them from the memory of a card, and never an option."""
+BY_DATA = ("samples_unevenness",)
+"""Fields that what is known of the data gives, and never an option."""
 BY_SPREAD, MESH = "dtypes_by_spread", "mesh"
 """Options that a training file leaves for plans (`file_spread`): its dtypes by how the job is spread, and how FSDP's
 shards lie on the GPUs."""
@@ -100,6 +102,9 @@ class Run:
     """Whether products of stacked experts are one per expert, as on most cards, and not one kernel (`grouped.py`)."""
     attention_length: int | None = None
     """Tokens of the documents in a packed row that attention keeps apart (`documents.py`); None: a row is one."""
+    samples_unevenness: float | None = None
+    """Mean of squared lengths over the squared mean, of samples that a micro-batch lays end to end without padding
+    (`flat_rows.py`); ``max_length`` is then their mean. None: samples are rows."""
     loss_type: str = "nll"
     """Loss path: ``nll`` holds the full logits."""
     loss_budget_bytes: int | None = None
@@ -181,6 +186,14 @@ class Run:
     def dp(self) -> int:
         """Copies of the model that see different samples, sharded or not."""
         return self.num_gpus // (self.tp * self.pp * self.cp)
+
+    @property
+    def attention_spans(self) -> int | None:
+        """Tokens that attention spans, where it keeps documents or samples apart in a row; None: all of the row."""
+        if self.samples_unevenness is None:
+            return self.attention_length
+        uneven, batch = self.samples_unevenness, self.per_device_train_batch_size
+        return max(round(self.max_length * batch * uneven / (uneven + batch - 1.0)), 1)
 
     @property
     def tokens_per_micro_batch(self) -> int:

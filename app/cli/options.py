@@ -220,7 +220,8 @@ AMOUNT: Group = {
     ),
     "padding_free": _amount(
         bool,
-        "Attention keeps the documents of a packed row apart (sample_packing, neat_packing).",
+        "Attention keeps the documents of a packed row apart (sample_packing, neat_packing); with --no-packing, "
+        "samples lie end to end without padding (padding_free, batch_flattening).",
         "--padding-free/--no-padding-free",
     ),
     "tokenizer": _amount(str, "A tokenizer.json that counts --dataset.", metavar="FILE"),

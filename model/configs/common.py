@@ -10,7 +10,7 @@ from tunecast.model.configs.run_file import Draft
 from tunecast.model.configs.source import Source
 from tunecast.model.families import FAMILIES
 from tunecast.model.kept_samples import HELD_OUT, LONG_SAMPLES, WRAPPED
-from tunecast.model.rows import ROWS_GROUPED, ROWS_PACKED
+from tunecast.model.rows import ROWS_FLAT, ROWS_GROUPED, ROWS_PACKED
 from tunecast.model.stacks import DTYPE_ALIASES, HF_CODES
 
 ROOT_NAMES = {name for family in FAMILIES.values() for name in (family.embedding_module, family.head_module)}
@@ -84,10 +84,11 @@ def put_flat(source: Source, draft: Draft, packing: str, field: str, length_fiel
     """Rows of one sample each that `field` lays end to end without padding; `packing` says that they are not packed."""
     draft.put(ROWS_PACKED, False, packing if source.has(packing) else None)
     draft.put("padding_mask", False, field)
+    draft.put(ROWS_FLAT, True, field)
     draft.note(
-        f"{field} lays the samples of a micro-batch end to end without padding: a sample is counted as "
-        f"{length_field} tokens long, or with --mean-tokens N or --dataset FILE as long as the longest of its "
-        "micro-batch, an upper bound."
+        f"{field} lays the samples of a micro-batch end to end without padding, which --mean-tokens N or --dataset "
+        f"FILE forecasts where attention is FlashAttention; else a sample is counted as {length_field} tokens long, or "
+        "as long as the longest of its micro-batch, an upper bound."
     )
 
 

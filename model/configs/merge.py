@@ -59,6 +59,8 @@ def merge_options(run_file: RunFile, typed: Mapping[str, Any]) -> Merged:
     if run_file.mesh is not None and not {"sharding", "dp_shard_size"} & given.keys():
         options[MESH] = run_file.mesh
         check_mesh({**options, **given})
+    if given.get("packing") is False and options.get(ROWS_PACKED) and "padding_free" not in given:
+        options.pop("padding_free", None)  # the file has it of packed rows
     spread = over_shards({**options, **given})
     options |= {name: spread[name] for name in ("sharding", "dp_shard_size") if name in spread}
     if {**options, **given}.get("sharding") not in FSDP:

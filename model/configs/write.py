@@ -22,7 +22,7 @@ from tunecast.model.litgpt import STACK
 from tunecast.model.question import RUN_OPTIONS_ELSEWHERE
 from tunecast.model.resolve import resolve_run
 from tunecast.model.rows import with_padding
-from tunecast.model.run import BUCKET_ELEMENTS, BY_CARD, Run
+from tunecast.model.run import BUCKET_ELEMENTS, BY_CARD, BY_DATA, Run
 
 DATASET = "YOUR-DATASET"
 """Stands where only the user knows."""
@@ -33,16 +33,32 @@ LEARNING_RATE = {"lora": 2e-4, "qlora": 2e-4, "full": 2e-5}
 TRL_PRESETS = {"ddp": "multi_gpu", "zero1": "zero1", "zero2": "zero2", "zero3": "zero3", "fsdp": "fsdp2"}
 """accelerate's files that ship with TRL."""
 FLASH_WORDS = {"sdpa": "sdpa", "eager": "disabled", "flash_attention_2": "fa2"}
-LAYOUT = ("gpus_per_node", "num_gpus", "attention_length", "padding_mask", "sdpa_cudnn", "trainer_loop", *BY_CARD)
+LAYOUT = (
+    "gpus_per_node",
+    "num_gpus",
+    "attention_length",
+    "padding_mask",
+    "sdpa_cudnn",
+    "trainer_loop",
+    *BY_CARD,
+    *BY_DATA,
+)
 """Fields that the launcher, the machine, the data or the program itself decide."""
 
 Mapped = dict[str, Any]
+FLAT_FIELDS: dict[str, Mapped] = {
+    "trl": {"packing": False, "packing_strategy": None, "padding_free": True},
+    "axolotl": {"sample_packing": False, "batch_flattening": True},
+}
+"""Fields that lay the samples of a micro-batch end to end (`flat_rows`)."""
 Every = Callable[[Architecture], tuple[str, ...]]
 
 
 def rows_alone(kind: str, run: Run) -> Mapped:
     """What rows of one sample each have in place of packed ones, filled to the run's multiple where the format can."""
     multiple = run.pad_to_multiple_of
+    if run.samples_unevenness is not None:
+        return FLAT_FIELDS[kind]
     if kind == "trl":
         return {"packing": False, "packing_strategy": None, "pad_to_multiple_of": multiple if multiple > 1 else None}
     if kind == "axolotl":  # true fills all rows alike, false none, and without it every one to axolotl's multiple
@@ -257,6 +273,11 @@ def config_for(
             "A training file with tensor, pipeline or context parallelism or offloading is not built yet; "
             "use --sharding ddp, zero1, zero2, zero3 or fsdp."
         )
+    if run.samples_unevenness is not None and kind not in FLAT_FIELDS:
+        raise NotSupportedError(
+            f"A {kind} file cannot lay samples end to end without packing them; leave --no-packing or --padding-free "
+            f"out, or write another: {', '.join(FLAT_FIELDS)}."
+        )
     mapping = WRITERS[kind](architecture, run, steps) | (long_cut(kind, packed=packed) if cut else {})
     if packed:
         return mapping
@@ -283,7 +304,8 @@ def differences(
         found = read_back(kind, mapping, architecture, run.num_gpus)
     except InputError as error:
         raise TunecastError(f"The {kind} file of this plan cannot be read back: {error}") from error
-    unsaid = (*LAYOUT, *(["pad_to_multiple_of"] if packed else []), *(["stack"] if run.stack == kind else []))
+    unpadded = packed or run.samples_unevenness is not None
+    unsaid = (*LAYOUT, *(["pad_to_multiple_of"] if unpadded else []), *(["stack"] if run.stack == kind else []))
     names = [field.name for field in fields(Run) if field.name not in unsaid]
     found = replace(found, fused_kernels=(*found.fused_kernels, *installed_packages(run)))
     return {name: getattr(found, name) for name in names if getattr(found, name) != getattr(run, name)}

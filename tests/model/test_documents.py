@@ -121,7 +121,6 @@ def test_samples_that_fill_a_row_in_the_mean_are_all_as_long() -> None:
         ({"padding_free": True, "mean_tokens": 9000.0}, InputError, "above --max-length 8192"),
         ({"padding_free": True, "mean_tokens": 0.5}, InputError, "a sample has at least 1"),
         ({"padding_free": True, "mean_tokens": float("nan")}, InputError, "a sample has at least 1"),
-        ({"padding_free": True, "mean_tokens": 90.0, "packing": False}, NotSupportedError, "not built yet"),
         ({"attention_length": 90, "mean_tokens": 90.0, "packing": False}, InputError, "makes every sample a row"),
         ({"attention_length": 8193}, InputError, "beyond --max-length 8192"),
         ({"attention_length": 0}, InputError, "at least 1"),
