@@ -12,7 +12,7 @@ from tunecast.calibrate.fit_rates import modules_passed
 from tunecast.calibrate.fit_trials import walk_operation
 from tunecast.calibrate.stats import UNSTABLE_SPREAD_FRAC, spread_frac
 from tunecast.model.priors import link_bytes_per_s, pcie_bytes_per_s
-from tunecast.model.units import GIGA, MEGA, MICROSECOND_S, TERA, gib
+from tunecast.model.units import DTYPE_BYTES, GIGA, MEGA, MIB, MICROSECOND_S, TERA, gib
 from tunecast.tables import DASH, digits, plain_table
 
 if TYPE_CHECKING:
@@ -108,8 +108,9 @@ def other_attention_flops(params: Mapping[str, Any]) -> float:
 
 
 def dequant_bytes(params: Mapping[str, Any]) -> float:
-    """Half a byte read and two written per element; the block statistics (under 2%) are left out."""
-    return 2.5 * float(params["elements"])
+    """Half a byte read and a number of the trial's dtype written per element; the block statistics (under 2%) are left
+    out."""
+    return (0.5 + DTYPE_BYTES[str(params.get("dtype", "bf16"))]) * float(params["elements"])
 
 
 def moved_bytes(params: Mapping[str, Any]) -> float:
@@ -234,8 +235,20 @@ def verdict(measured: float, catalog: float | None, kind: str, noise: float | No
     return ", ".join(words) or "measured"
 
 
+BEYOND_CACHES_BYTES = 128 * MIB
+"""Memory traffic from which no cache of a card or processor sold today holds most: B200's L2 has 126 MB."""
+
+
+def beyond_caches(trials: Sequence[Trial]) -> tuple[list[Trial], str]:
+    """Trials whose traffic goes to memory; without any the largest, and what to know of them."""
+    most = max(moved_bytes(trial["params"]) for trial in trials)
+    large = [trial for trial in trials if moved_bytes(trial["params"]) >= min(BEYOND_CACHES_BYTES, most)]
+    return large, "" if most >= BEYOND_CACHES_BYTES else f"a cache may hold its {most / MIB:.3g} MiB"
+
+
 def best_of(rate: Rate, trials: Sequence[Trial], gpu: Gpu | None) -> Quantity:
     """The fastest of some trials."""
+    trials, doubt = beyond_caches(trials) if rate.name.startswith("memory") else (trials, "")
     best = max(trials, key=lambda trial: rate.work(trial["params"]) / median(trial["samples_s"]))
     measured = rate.work(best["params"]) / median(best["samples_s"]) / rate.per_unit
     datasheet = None if gpu is None else rate.catalog(gpu, best["params"])
@@ -247,7 +260,7 @@ def best_of(rate: Rate, trials: Sequence[Trial], gpu: Gpu | None) -> Quantity:
         measured=measured,
         catalog=catalog,
         spread_frac=noise,
-        verdict=verdict(measured, catalog, rate.kind, noise),
+        verdict=", ".join(filter(None, (verdict(measured, catalog, rate.kind, noise), doubt))),
     )
 
 

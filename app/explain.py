@@ -71,7 +71,7 @@ TIME_FORMULAS = {
     "gemm": "sum of 2 m n k / rate(m, n, k)",
     "attention": "sum of FLOPs / rate(length, head size)",
     "memory": "sum of bytes moved / rate(bytes)",
-    "dequant": "sum of bytes moved / rate(elements)",
+    "dequant": "sum of elements / rate(elements)",
     "loss": "sum of bytes moved / rate(tokens, vocabulary)",
     "optimizer": "sum of bytes moved / rate(elements)",
     "floor": "kernels x the shortest time of one",

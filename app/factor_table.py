@@ -12,7 +12,12 @@ if TYPE_CHECKING:
 
     from tunecast.model.factors import FactorSet
 
-DISPLAY_UNITS = {"FLOP/s": (TERA, "TFLOP/s"), "B/s": (GIGA, "GB/s"), "s": (MICROSECOND_S, "µs")}
+DISPLAY_UNITS = {
+    "FLOP/s": (TERA, "TFLOP/s"),
+    "B/s": (GIGA, "GB/s"),
+    "s": (MICROSECOND_S, "µs"),
+    "elements/s": (GIGA, "G elements/s"),
+}
 """Units of factors, and what people read instead."""
 
 

@@ -263,9 +263,10 @@ def memory_of(measured: Measured) -> MemoryView:
 def notes_of(measured: Measured) -> list[str]:
     """How many steps, how far they spread, and what was wrong with the machine."""
     times, spread = measured["step_times_s"], measured["spread_frac"]
+    many = "; the interval is that of the median" if len(times) > 1 else ", which says nothing of their spread"
     counted = (
-        f"{len(times)} steps after {len(measured['warmup_s'])} of warm-up, by no Trainer (to compare: estimate "
-        "--no-trainer-loop); the interval is that of the median"
+        f"{len(times)} step{'s' if len(times) > 1 else ''} after {len(measured['warmup_s'])} of warm-up, by no Trainer "
+        f"(to compare: estimate --no-trainer-loop){many}"
     )
     scatter = [f"spread {spread:.1%}, drift {measured['drift_frac']:+.1%} over the steps"] if len(times) > 1 else []
     return [counted, *scatter, *(f"flag: {flag}" for flag in measured["flags"])]

@@ -258,6 +258,8 @@ def of_trainer_state(
 ) -> RunValidation:
     """A Trainer's own state says how long it took, not what was run: that, and the GPU, must be given."""
     from tunecast.api import estimate
+    from tunecast.run_line import run_line
+    from tunecast.state_contradictions import shorter_rows
 
     runtime_s, steps = _runtime(path, state), int(state.get("global_step") or 0)
     if config is None or gpu is None:
@@ -270,7 +272,9 @@ def of_trainer_state(
         Line(name="training", unit="h", measured=runtime_s / HOUR_S, forecast=told.step_time_s.scaled(steps / HOUR_S)),
     )
     notes = [
+        f"the forecast is of {run_line(told)}",
         *unlike,
+        *([] if unlike else shorter_rows(state, told)),
         "train_runtime holds evaluations and saves too: the step measured here is an upper bound",
         "of a resumed training it holds the last leg alone, and the step measured here is then too short",
     ]

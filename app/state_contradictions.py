@@ -54,6 +54,24 @@ def _work(state: Mapping[str, Any], told: Forecast) -> Iterator[str]:
         yield f"total_flos is {found:.3g}, but the model and rows of the config make {most:.3g} at most"
 
 
+LEAST_SHARE_OF_TOKENS = 0.75
+"""Of the tokens of a step: with fewer the forecast is of more work than was done."""
+
+
+def shorter_rows(state: Mapping[str, Any], told: Forecast) -> tuple[str, ...]:
+    """That steps had fewer tokens than the forecast's, by ``total_flos``: 6 x tokens x parameters without those of
+    embeddings (``floating_point_ops``), so that the tokens said here are no fewer than they were."""
+    found, done = state.get("total_flos"), state.get("global_step")
+    counted = told.total_params - told.architecture.vocab_size * told.architecture.hidden_size
+    if not found or not done or counted <= 0:
+        return ()
+    tokens, asked = found / (6.0 * counted * done), told.run.tokens_per_step
+    if tokens >= LEAST_SHARE_OF_TOKENS * asked:
+        return ()
+    unlike = "rows were shorter, or it was another run, and the two are not of the same work"
+    return (f"total_flos makes {tokens:,.0f} tokens a step at most, the forecast is of {asked:,}: {unlike}",)
+
+
 def _tokens(state: Mapping[str, Any], told: Forecast) -> Iterator[str]:
     """``num_tokens`` that TRL logs: those of every GPU, without padding."""
     logged = [entry for entry in state["log_history"] if entry.get("num_tokens") and entry.get("step")]

@@ -130,6 +130,8 @@ def _without_steps(base: FactorSet, trials: Sequence[Trial]) -> FactorSet:
 
 
 RATE_PARAMS = {"flops_per_s": "FLOP/s", "bytes_per_s": "B/s", "t0_s": "s"}
+OF_ELEMENTS = "elements"
+"""Form whose ``bytes_per_s`` counts elements."""
 
 
 def _curve_factors(curves: Mapping[str, FittedCurve]) -> dict[str, Factor]:
@@ -140,6 +142,8 @@ def _curve_factors(curves: Mapping[str, FittedCurve]) -> dict[str, Factor]:
             if param in fitted.intervals:
                 value = fitted.curve.params[param]
                 low, high = _few_trials(fitted, value, *fitted.intervals[param])
+                if fitted.curve.form == OF_ELEMENTS and unit == "B/s":
+                    param, unit = "elements_per_s", "elements/s"
                 out[f"{name}.{param}"] = Factor(value=value, low=low, high=high, unit=unit, origin=MEASURED)
     return out
 

@@ -60,10 +60,11 @@ def specs_for(
     if kind_of(name) == Kind.GEMM:
         return _gemm_specs(found, processors=processors, memory=memory, floor_s=floor_s, issue_s=issue_s)
     if kind_of(name) == Kind.ATTENTION:
-        specs = _attention_specs(found, processors=None if name.startswith(FULL) else processors, floor_s=floor_s)
+        counted = None if name.startswith(FULL) else processors
+        specs = _attention_specs(found, processors=counted, memory=memory, floor_s=floor_s)
         return [_issued(spec, issue_s) for spec in specs]
     if name == "dequant":
-        return [_issued(_elements_spec(found, floor_s), issue_s)]
+        return [_issued(_elements_spec(found, memory, floor_s), issue_s)]
     if name == "memory":
         return [_issued(spec, issue_s) for spec in _memory_specs(found)]
     return [_traffic_spec(found, memory)]
@@ -104,6 +105,13 @@ def _fastest(found: Sequence[Observation]) -> float:
     return min(o.seconds for o in found)
 
 
+def _floor_start(found: Sequence[Observation], memory: Curve | None) -> float:
+    """Where the fit of a kind's own floor starts, and stays unless trials say otherwise: a quarter of the fastest
+    trial; of few trials, which cannot tell a floor from a rate, no more than kernels that only move bytes have."""
+    quarter = _fastest(found) / 4
+    return quarter if memory is None or len(found) >= FEW else min(quarter, memory.params["t0_s"])
+
+
 FEW = 8
 """Below this many trials only the rate is fitted; the rest comes from the curve of the same kind that has most."""
 
@@ -112,6 +120,8 @@ def borrowed(found: Sequence[Observation], like: Curve) -> FormSpec:
     """The form and shape effects of another curve, at a rate of its own."""
     rate = max(o.operation.flops / o.seconds for o in found)
     fixed = {name: value for name, value in like.params.items() if name != "flops_per_s" and "gp_" not in name}
+    if "t0_s" in fixed:  # a floor is below every time that was measured
+        fixed["t0_s"] = min(fixed["t0_s"], _fastest(found) / 4)
     return FormSpec(
         form=like.form, start={"flops_per_s": rate}, reach={"flops_per_s": (rate / 2, rate * 4)}, fixed=fixed
     )
@@ -133,7 +143,7 @@ def _gemm_specs(
         "k0": 32.0,
         "nn": 1.0,
         "tn": 1.0,
-        "t0_s": _fastest(found) / 4,
+        "t0_s": _floor_start(found, memory),
     }
     reach = {"nn": (0.5, 3.0), "tn": (0.5, 3.0), "flops_per_s": (rate / 2, rate * 2), "k0": (1e-2, 2048.0)}
     reach |= {"t0_s": (POSITIVE_S, _fastest(found)), "bytes_per_s": (moved / 4, moved * 8)}
@@ -158,12 +168,15 @@ def _gemm_specs(
     return [smooth, waves, own]
 
 
-def _attention_specs(found: Sequence[Observation], *, processors: int | None, floor_s: float | None) -> list[FormSpec]:
+def _attention_specs(
+    found: Sequence[Observation], *, processors: int | None, memory: Curve | None, floor_s: float | None
+) -> list[FormSpec]:
     """Rates that fall with short and narrow work; where processors are counted, also blocks scheduled over them. Those
     of a causal kernel differ in length; kernels that run all pairs have no `processors` here."""
     rate = max(o.operation.flops / o.seconds for o in found)
     sizes = {o.operation.shape[5] for o in found}
-    start: Params = {"flops_per_s": rate, "length0": 100.0, "t0_s": _fastest(found) / 4, "work0_flops": rate * 1e-5}
+    first_s = _floor_start(found, memory)
+    start: Params = {"flops_per_s": rate, "length0": 100.0, "t0_s": first_s, "work0_flops": rate * 1e-5}
     reach = {"flops_per_s": (rate / 2, rate * 4), "length0": (1e-2, 8192.0), "t0_s": (POSITIVE_S, _fastest(found))}
     if len(sizes) > 1:
         start, reach = start | {"head_dim0": 16.0}, reach | {"head_dim0": (1e-2, 1024.0)}
@@ -183,11 +196,11 @@ def _attention_specs(found: Sequence[Observation], *, processors: int | None, fl
     return [smooth, FormSpec(form="attention", start=start, reach=reach, fixed=fixed)]
 
 
-def _elements_spec(found: Sequence[Observation], floor_s: float | None) -> FormSpec:
+def _elements_spec(found: Sequence[Observation], memory: Curve | None, floor_s: float | None) -> FormSpec:
     rate = max(o.operation.shape[0] / o.seconds for o in found)
     spec = FormSpec(
         form="elements",
-        start={"bytes_per_s": rate, "t0_s": _fastest(found) / 4},
+        start={"bytes_per_s": rate, "t0_s": _floor_start(found, memory)},
         reach={"t0_s": (POSITIVE_S, _fastest(found))},
     )
     return _floored(spec, floor_s, _fastest(found))

@@ -245,9 +245,10 @@ def _record_notes(target: Target) -> tuple[str, ...]:
     flags = [flag for flag in target.record.get("flags") or [] if flag not in ORDINARY_FLAGS]
     if not flags:
         return ()
-    if flags == [CUT_SHORT]:
-        return (f"the record is flagged {CUT_SHORT}: its time ended before its trials; calibrate --full has more",)
-    return (f"the record is flagged {', '.join(flags)}: calibrate again on a quiet device to be surer",)
+    others = [flag for flag in flags if flag != CUT_SHORT]
+    of_time = f"the record is flagged {CUT_SHORT}: its time ended before its trials; calibrate --full has more"
+    of_device = f"the record is flagged {', '.join(others)}: calibrate again on a quiet device to be surer"
+    return (*([of_time] if CUT_SHORT in flags else []), *([of_device] if others else []))
 
 
 def _amount_notes(amount: Amount | None) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from tunecast.catalogs.errors import InputError
@@ -75,6 +76,16 @@ def _curve(raw: Mapping[str, Any]) -> Curve:
     )
 
 
+DEQUANT_AS_BYTES, DEQUANT_ELEMENTS = "dequant.bytes_per_s", "dequant.elements_per_s"
+
+
+def _named(name: str, factor: Factor) -> tuple[str, Factor]:
+    """A factor under its name: until 2026-11-28 records called the elements that are unpacked in a second bytes."""
+    if name != DEQUANT_AS_BYTES:
+        return name, factor
+    return DEQUANT_ELEMENTS, replace(factor, unit="elements/s")
+
+
 def _build(raw: Mapping[str, Any], origin: Callable[[str], str]) -> FactorSet:
     def relabelled(part: Mapping[str, Any]) -> dict[str, Any]:
         return {**part, "origin": origin(str(part["origin"]))}
@@ -82,7 +93,7 @@ def _build(raw: Mapping[str, Any], origin: Callable[[str], str]) -> FactorSet:
     return FactorSet(
         gpu=str(raw["gpu"]),
         curves={str(name): _curve(relabelled(part)) for name, part in raw["curves"].items()},
-        factors={str(name): _factor(relabelled(part)) for name, part in raw["factors"].items()},
+        factors=dict(_named(str(name), _factor(relabelled(part))) for name, part in raw["factors"].items()),
         step_log_sd=_number(raw["step_log_sd"]),
         memory_overhead_bytes={str(k): _number(v) for k, v in raw.get("memory_overhead_bytes", {}).items()},
         synchronous=bool(raw.get("synchronous", False)),

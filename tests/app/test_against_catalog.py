@@ -51,6 +51,24 @@ def test_bandwidth_is_bytes_moved_over_the_datasheet() -> None:
     assert quantity.verdict == "low"
 
 
+def test_memory_is_shown_beyond_the_caches() -> None:
+    """A copy of 64 KiB at 100 GB/s stays in a cache; of 256 MiB, 20 GB/s is what memory has. Without a large one the
+    word says so."""
+    cached = trial("memory", 65536 / 100e9, op="copy", bytes=65536, dtype="bf16")
+    large = trial("memory", 2**28 / 20e9, op="copy", bytes=2**28, dtype="bf16")
+    both = only([cached, large], gpu=None)
+    assert both.measured == pytest.approx(20.0, rel=1e-3)
+    assert "cache" not in both.verdict
+    assert "a cache may hold its 0.0625 MiB" in only([cached], gpu=None).verdict
+
+
+@pytest.mark.parametrize(("dtype", "moved"), [("bf16", 2.5), ("fp32", 4.5)])
+def test_dequantization_writes_numbers_of_its_dtype(dtype: str, moved: float) -> None:
+    """Half a byte read, and two or four written, per element."""
+    quantity = only([trial("dequant", 1e-3, elements=10**6, quant_type="nf4", double_quant=True, dtype=dtype)])
+    assert quantity.measured == pytest.approx(moved)
+
+
 def test_causal_attention_counts_half_of_the_square() -> None:
     """1 x 32 heads x 4,096^2 x 128 x 4 / 2 is 137.4 GFLOP; backward is 2.5 times that."""
     shape = {"batch": 1, "heads": 32, "kv_heads": 8, "length": 4096, "head_dim": 128, "dtype": "bf16"}

@@ -205,6 +205,20 @@ def test_a_model_alone_beside_another_batch_is_noted(state: Path) -> None:
     assert "compares unlike runs: train_batch_size is 4" in " ".join(done.output.split())
 
 
+def test_the_run_that_a_state_is_compared_with_is_told(state: Path) -> None:
+    """A model alone: what its forecast is of was never said, so that all of it is assumed. Its rows of 1,024 tokens
+    are not those of a run whose ``total_flos`` are of 400 a step, or of 1,000."""
+    params = 973_146_112  # of Llama 3.2 1B, without the table of tokens
+    for tokens, noted in ((400, True), (1000, False)):
+        flos = 6.0 * params * tokens * 120
+        state.write_text(json.dumps(json.loads(state.read_text()) | {"total_flos": flos}))
+        done = runner.invoke(program, ["validate", str(state), "--config", MODEL, "--gpu", "l40s"])
+        said = " ".join(done.output.split())
+        assert "1 x 1024 tokens" in said
+        assert "Assumed: method lora, lora_r 16" in said
+        assert ("total_flos makes" in said) is noted
+
+
 @pytest.mark.parametrize(
     ("content", "more", "says"),
     [

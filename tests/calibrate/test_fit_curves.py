@@ -228,3 +228,25 @@ def test_few_heads_of_attention_are_as_long_as_their_longest_block() -> None:
         missed.append(np.abs(mean - np.log([scheduled_seconds(*shape) for shape in unseen])))
     assert missed[0].max() < 0.12
     assert missed[0].mean() < missed[1].mean() / 2
+
+
+def test_one_trial_is_a_rate_and_no_floor() -> None:
+    """A quick calibration that ended early: one attention of a length that takes 88 ms. Half as many tokens take about
+    a quarter of it, and not what a guess at a floor leaves; what borrows its shape has no floor above its own time."""
+    rng = np.random.default_rng(5)
+    shape = {"batch": 1, "heads": 9, "kv_heads": 3, "head_dim": 64, "dtype": "fp32", "pass": "backward"}
+    once = trial("attention", 88e-3, rng, length=512, **shape)
+    masked = trial("masked", 13e-3, rng, length=128, kernel="masked", masked=True, **shape)
+    moved = [
+        trial("memory", 2e-7 + n / 20e9, rng, op="copy", bytes=n, dtype="fp32") for n in (1 << 16, 1 << 22, 1 << 26)
+    ]
+    groups = curve_observations([once, masked, *moved])
+    curves = {}
+    for name, found in groups.items():
+        curves[name] = fit_curve(specs_for(name, found, processors=None, fitted=curves), found).curve
+    own = next(name for name in curves if name.startswith("attention.") and name.endswith("backward"))
+    half = curve_observations([trial("attention", 1.0, rng, length=256, **shape)])[own][0].operation
+    assert np.exp(predictive(curves[own], columns([half]))[0][0]) < 0.45 * 88e-3
+    for name, found in groups.items():
+        if name.startswith("attention"):
+            assert curves[name].params["t0_s"] < 0.5 * min(each.seconds for each in found)

@@ -309,13 +309,16 @@ def test_the_flags_of_a_record_reach_every_forecast_that_uses_it() -> None:
     for flags, told in (
         (["cut_short"], "flagged cut_short: its time ended before its trials; calibrate --full has more"),
         (["cut_short", "power_capped"], "flagged cut_short: its time ended"),
-        (["cut_short", "shared_cpu"], "flagged cut_short, shared_cpu: calibrate again on a quiet device"),
+        (["shared_cpu", "unstable"], "flagged shared_cpu, unstable: calibrate again on a quiet device"),
         (["power_capped"], ""),
     ):
         (target,) = resolve_targets([gpu.id], {gpu.id: {**record, "flags": flags}})
         notes = [note for note in forecast(question, target).notes if "flagged" in note]
         assert bool(notes) is bool(told), "at its power limit a card under load is normal"
         assert all(told in note for note in notes)
+    (target,) = resolve_targets([gpu.id], {gpu.id: {**record, "flags": ["cut_short", "shared_cpu"]}})
+    notes = [note for note in forecast(question, target).notes if "flagged" in note]
+    assert ["--full" in note for note in notes] == [True, False], "a quiet device makes no time for more trials"
 
 
 def test_whole_instances_are_told() -> None:
