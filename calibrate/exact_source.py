@@ -11,12 +11,15 @@ from typing import Any
 
 from tunecast.calibrate import exact
 from tunecast.calibrate.trace.depth import counted_micro_batches, trace_micro_batches
+from tunecast.calibrate.trace.kernels import SYNCHRONISATIONS
 from tunecast.calibrate.trace.refusals import REAL_LOSSES
 from tunecast.calibrate.trace.result import Trace
 from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.architecture import Architecture
 from tunecast.model.fused import LINEAR_KERNELS
+from tunecast.model.host import ONE_TENSOR
 from tunecast.model.operation import Kind, Operation, Phase
+from tunecast.model.optimizer_adafactor import NAME as ADAFACTOR
 from tunecast.model.run import BUCKET_ELEMENTS, BY_DATA, Run
 from tunecast.model.stacks import code_of
 from tunecast.model.step_source import StepInventory
@@ -109,6 +112,8 @@ def traced_inventory(
     finally:
         quiet.setLevel(level)
     operations = merged_stream(trace, run.gradient_accumulation_steps)
+    if run.optim == ADAFACTOR:
+        operations = tuple(map(_of_one_tensor, operations))
     return StepInventory(
         operations=operations,
         places=traced_places(trace, architecture.num_layers),
@@ -116,6 +121,13 @@ def traced_inventory(
         trainable_params=trace.trainable_params,
         notes=(f"memory, FLOPs and kernels traced from the real code: {', '.join(versions())}", *notes),
     )
+
+
+def _of_one_tensor(operation: Operation) -> Operation:
+    """An operation of Adafactor's update under the name of those that take one tensor."""
+    plain = operation.kind is Kind.OPTIMIZER and "_foreach" not in operation.name and operation.launches > 0.0
+    plain = plain and operation.name not in SYNCHRONISATIONS
+    return replace(operation, name=f"{ONE_TENSOR}{operation.name}") if plain else operation
 
 
 def versions() -> Iterable[str]:

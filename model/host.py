@@ -32,9 +32,19 @@ def host_issues(operations: Sequence[Operation], cols: Columns) -> Array:
     issued = np.zeros((len(operations), len(HOST_COLUMNS)))
     for row, operation in enumerate(operations):
         issued[row, HOST_COLUMNS.index(host_column(operation))] = cols.launches[row]
-        issued[row, HOST_COLUMNS.index("calls")] = float(operation.kind is Kind.OPTIMIZER and cols.launches[row] > 0.0)
+        issued[row, HOST_COLUMNS.index("calls")] = float(goes_over_lists(operation) and cols.launches[row] > 0.0)
         issued[row, HOST_COLUMNS.index("layers")] = float(enters_layer(operation))
     return issued
+
+
+ONE_TENSOR = "adafactor."
+"""How the name of an operator begins that updates one tensor, by formula and traced."""
+
+
+def goes_over_lists(operation: Operation) -> bool:
+    """Whether it is a call of the optimizer for which Python goes over its tensors, and no plain operator on one of
+    them, of which Adafactor has two dozen per tensor."""
+    return operation.kind is Kind.OPTIMIZER and not operation.name.startswith(ONE_TENSOR)
 
 
 def enters_layer(operation: Operation) -> bool:

@@ -14,7 +14,7 @@ from tunecast.model.curves import Array, Columns, bytes_frac, columns, seconds, 
 from tunecast.model.exposed import asks_late
 from tunecast.model.factors import Curve, FactorSet
 from tunecast.model.hooks import has_hooks, visits_of
-from tunecast.model.host import HOST_COLUMNS, enters_layer, host_issues, with_trainer
+from tunecast.model.host import HOST_COLUMNS, enters_layer, goes_over_lists, host_issues, with_trainer
 from tunecast.model.links import bubble_frac, communication_seconds, host_updates, no_seconds
 from tunecast.model.operation import SYNCHRONISATION, Kind, Operation
 from tunecast.model.run import Run
@@ -61,12 +61,13 @@ class PhaseTable:
 def merged(operations: Sequence[Operation]) -> list[tuple[Operation, float]]:
     """Equal operations as one, with their executions per optimizer step: layers repeat the same few.
 
-    Names count only where a clock tells by them: a kernel's segment, and whether a layer is entered with it.
+    Names count only where a clock tells by them: a kernel's segment, whether a layer is entered with it, and whether
+    Python goes over the tensors of an update for it.
     """
     counts: dict[tuple[object, ...], float] = {}
     first: dict[tuple[object, ...], Operation] = {}
     for o in operations:
-        told_apart = (segment_of(o), enters_layer(o))
+        told_apart = (segment_of(o), enters_layer(o), goes_over_lists(o))
         key = (o.kind, o.phase, o.dtype, o.shape, o.layout, o.bytes, o.flops, o.launches, *told_apart)
         counts[key] = counts.get(key, 0.0) + o.count
         first.setdefault(key, o)

@@ -13,7 +13,8 @@ import pytest
 
 from tunecast.catalogs.gpus import find_gpu
 from tunecast.model.architectures import architecture_from_config
-from tunecast.model.operation import Operation
+from tunecast.model.host import host_launches
+from tunecast.model.operation import Operation, Phase
 from tunecast.model.priors import prior_factors
 from tunecast.model.resolve import resolve_run
 from tunecast.model.step_source import operations_of
@@ -69,3 +70,22 @@ def test_formulas_and_trace_agree_by_phase_and_in_time(family: str) -> None:
 def test_at_least_eight_families_and_all_methods_are_here() -> None:
     assert len(FAMILIES) >= 8
     assert set(METHODS.values()) | {"lora"} == {"lora", "qlora", "full"}
+
+
+@pytest.mark.parametrize("optim", ["adafactor", "adamw_torch"])
+def test_formulas_and_trace_cost_the_host_alike_in_the_update(optim: str) -> None:
+    """Launches and calls over lists of tensors; Adafactor's operators take one tensor each."""
+    for module in ("torch", "transformers", "peft", "bitsandbytes"):
+        pytest.importorskip(module)
+    from tunecast.calibrate.exact_source import TracedSteps
+
+    architecture = architecture_from_config({**CONFIG, "model_type": "llama"}, "llama")
+    run = resolve_run(architecture, {"method": "lora", "max_length": 512, "optim": optim}).run
+    values = {"scale.host_calls": 3.0}
+    formulas, traced = (
+        host_launches(
+            [each for each in operations_of(architecture, run, source=source) if each.phase is Phase.OPTIMIZER], values
+        )
+        for source in (None, TracedSteps())
+    )
+    assert formulas == pytest.approx(traced, rel=BAR)

@@ -143,6 +143,15 @@ def test_the_host_enters_layers_and_calls_the_optimizer() -> None:
     assert step_time(operations, told, run=RUN).host_s == pytest.approx(12 + 12 + 5)
 
 
+def test_operators_on_one_tensor_are_no_calls_of_the_optimizer() -> None:
+    """Adafactor's hundred operators are issued like any other; equal bytes of a call over lists keep its own cost."""
+    over_lists = Operation(name="adamw", kind=Kind.OPTIMIZER, phase=Phase.OPTIMIZER, dtype="fp32", bytes=8.0)
+    one = replace(over_lists, name="adafactor.mul", count=100.0)
+    told = factor_set(host_s_per_launch=1.0, **{"scale.host_calls": 5.0})
+    for operations in ([over_lists, one], [one, over_lists]):
+        assert step_time(operations, told, run=RUN).host_s == pytest.approx(100 + 1 + 5)
+
+
 def test_a_shallow_queue_limits_the_lead() -> None:
     """As above with room for one launch: the host cannot run ahead, so backward is host-bound."""
     operations = [memory(2.0, Phase.FORWARD, 10.0), memory(0.1, Phase.BACKWARD, 10.0)]
