@@ -141,6 +141,7 @@ def forecast(question: Question, target: Target) -> Forecast:
             *_share_notes(question, run, target, factors),
             *_fit_notes(verdict),
             *_amount_notes(amount),
+            *_merge_notes(question, run),
         ),
     )
     result = replace(result, scaling=scaling, totals=training_totals(result, amount))
@@ -249,6 +250,13 @@ def _record_notes(target: Target) -> tuple[str, ...]:
     of_time = f"the record is flagged {CUT_SHORT}: its time ended before its trials; calibrate --full has more"
     of_device = f"the record is flagged {', '.join(others)}: calibrate again on a quiet device to be surer"
     return (*([of_time] if CUT_SHORT in flags else []), *([of_device] if others else []))
+
+
+def _merge_notes(question: Question, run: Run) -> tuple[str, ...]:
+    """That a merge was asked for where there is no adapter."""
+    if run.has_adapters or not question.whole_run.merge:
+        return ()
+    return (f"--merge changes nothing: --method {run.method} trains no adapter that could be merged",)
 
 
 def _amount_notes(amount: Amount | None) -> tuple[str, ...]:

@@ -26,6 +26,22 @@ def read_accelerate(source: Source, draft: Draft) -> None:
     _refuse_other_degrees(source, draft)
 
 
+def put_launcher_precision(source: Source, draft: Draft) -> None:
+    """What the launcher exports (``ACCELERATE_MIXED_PRECISION``) and the Trainer takes where its own file switches
+    neither ``bf16`` nor ``fp16`` on (transformers ``training_args.py``)."""
+    stated, own = str(source.get("mixed_precision") or "no"), str(draft.options.get("precision"))
+    if stated not in ("bf16", "fp16"):
+        return
+    if own.endswith("-autocast"):
+        if own != f"{stated}-autocast":
+            draft.note(
+                f"mixed_precision of the accelerate file is {stated}, but the training file's own "
+                f"{own.removesuffix('-autocast')} is what the Trainer takes."
+            )
+    elif draft.their_fields.get("precision") != "pure_bf16":
+        draft.put("precision", f"{stated}-autocast", "mixed_precision")
+
+
 def _refuse_other_degrees(source: Source, draft: Draft) -> None:
     for theirs, ours in (("tp_size", "tp"), ("cp_size", "cp"), ("sp_size", "cp")):
         field = f"parallelism_config.parallelism_config_{theirs}"

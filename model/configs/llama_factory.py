@@ -207,11 +207,13 @@ def _data(source: Source, draft: Draft) -> None:
         draft.put(HELD_ROWS, True, "val_size")
     cap = source.count("max_samples")
     names = source.words("dataset") or ()
+    if cap is not None:
+        draft.most_samples = cap * max(len(names), 1)
     if cap is not None and len(names) <= 1:
         draft.put(MOST_SAMPLES, cap, "max_samples")
         draft.note(
             f"max_samples: of --dataset FILE the first {cap:,} samples are counted, if it has more; --num-samples says "
-            "how many are trained."
+            "how many there are."
         )
     elif cap is not None:
         draft.note(

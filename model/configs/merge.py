@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tunecast.model.amount import parse_count
 from tunecast.model.configs.common import LORA_KERNELS, ONE_PIECE, TOKENS_UNPADDED, UNPACKED
 from tunecast.model.configs.run_file import RunFile
 from tunecast.model.configs.spread import CAST, UNWRAPPED, put_dtypes, settle_dtypes, told_by_spread
@@ -74,6 +75,7 @@ def merge_options(run_file: RunFile, typed: Mapping[str, Any]) -> Merged:
     if run_file.origins.get("attn_implementation") == "stack-default" and options["attn_implementation"] == "sdpa":
         del options["attn_implementation"]  # the stack's own default, which knows the families without sdpa
     origins = {name: run_file.origins.get(name, "file") for name in options}
+    notes += _cap_samples(given, run_file)
     options |= given
     origins |= dict.fromkeys(given, "cli")
     if not any(options.get(name) is not None for name in AMOUNTS) and "num_train_epochs" not in given:
@@ -85,6 +87,15 @@ def merge_options(run_file: RunFile, typed: Mapping[str, Any]) -> Merged:
                 "--num-samples with --mean-tokens, or --tokens, for totals."
             )
     return Merged(options=options, origins=origins, notes=tuple(notes))
+
+
+def _cap_samples(given: dict[str, Any], run_file: RunFile) -> list[str]:
+    """Cut typed samples to what the file trains at most; returns what to tell of it."""
+    most, typed = run_file.most_samples, given.get("num_samples")
+    if most is None or typed is None or parse_count(typed, name="--num-samples") <= most:
+        return []
+    given["num_samples"] = most
+    return [f"--num-samples {typed} is cut to {most:,}, which max_samples of the file trains at most."]
 
 
 def _rows_notes(notes: list[str], options: Mapping[str, Any], run_file: RunFile) -> list[str]:

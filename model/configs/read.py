@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tunecast.catalogs.errors import InputError
+from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.configs import axolotl, litgpt, llama_factory, torchtune, trl
-from tunecast.model.configs.accelerate import read_accelerate
+from tunecast.model.configs.accelerate import put_launcher_precision, read_accelerate
 from tunecast.model.configs.deepspeed import check_whole_batch, read_deepspeed
 from tunecast.model.configs.detect import FORMATS, detect_format, matching_formats, refuse_other_kind
 from tunecast.model.configs.frameworks import framework_range, known_fields, load_frameworks, refuse_unsupported
@@ -129,10 +129,14 @@ def read_mapping(
     read_variants(chosen, source, draft)
     _check_model(source, draft, chosen)
     unread = _companions(source, draft, chosen, accelerate, deepspeed)
+    _refuse_tf32(source, draft)
     settle_spread(draft, chosen)
     check_whole_batch(draft, num_gpus)
     if chosen == "trl":
         trl.settle(draft)
+    for field in SWITCHED_OFF:
+        if str(source.peek(field)).lower() in ("no", "false", "none"):
+            source.get(field)  # asks for nothing, so that nothing is left out of the forecast
     title = load_frameworks()[chosen]["title"]
     strange = _strange(source, draft, chosen)
     draft.note(f"Fields that the file leaves out have the defaults of {title} {recorded['versions']}.")
@@ -147,7 +151,23 @@ def read_mapping(
         whole_dtypes=draft.whole_dtypes,
         wide_notes=tuple(draft.wide_notes),
         mesh=draft.mesh,
+        most_samples=draft.most_samples,
     )
+
+
+OF_TRAINER = ("trl", "llama-factory")
+"""Formats whose Trainer takes the launcher's precision; axolotl exports its own."""
+SWITCHED_OFF = ("eval_strategy", "evaluation_strategy", "do_eval", "save_strategy")
+"""Fields that may say that nothing is evaluated or saved."""
+
+
+def _refuse_tf32(source: Source, draft: Draft) -> None:
+    """TF32 decides products in fp32 arithmetic, which are counted as fp32 proper; with 16 bits it changes nothing."""
+    if draft.options.get("precision") == "fp32" and str(source.peek("tf32")).lower() == "true":
+        raise NotSupportedError(
+            f"{source.name}: products in TF32 (tf32: true with neither bf16 nor fp16) are not built yet; switch bf16 "
+            "on, or set tf32: false for fp32 proper."
+        )
 
 
 def _strange(source: Source, draft: Draft, chosen: str) -> set[str]:
@@ -193,6 +213,8 @@ def _companions(
             companion = Source(mapping, name=f"{kind} file")
             draft.prefix = f"{kind}: "
             reader(companion, draft)
+            if kind == "accelerate" and chosen in OF_TRAINER:
+                put_launcher_precision(companion, draft)
             unread += [draft.prefix + field for field in companion.unread()]
     draft.prefix = ""
     _processes(source, draft)

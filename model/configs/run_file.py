@@ -33,6 +33,8 @@ class RunFile:
     """Those of `notes` and others that are about weights in fp32, true without DeepSpeed and FSDP alone."""
     mesh: Mesh | None = None
     """How FSDP's shards and their copies lie on the GPUs, where the file says it."""
+    most_samples: int | None = None
+    """Samples that the file trains at most, of all of its data sets together."""
 
     @property
     def origins(self) -> dict[str, str]:
@@ -54,6 +56,8 @@ class Draft:
     whole_dtypes: dict[str, Any] = field(default_factory=dict)
     """As of `RunFile`."""
     mesh: Mesh | None = None
+    """As of `RunFile`."""
+    most_samples: int | None = None
     """As of `RunFile`."""
     whole_batch: int | None = None
     """Samples of a step over all GPUs, where DeepSpeed's file states them beside what they follow from."""

@@ -59,6 +59,40 @@ def test_deepspeed_stage_from_its_own_file(read: Read) -> None:
         read("llama-factory", accelerate=accelerate("DEEPSPEED"))
 
 
+@pytest.mark.parametrize(
+    ("form", "lines", "stated", "precision"),
+    [
+        ("llama-factory", "bf16: false", "bf16", "bf16-autocast"),
+        ("llama-factory", "bf16: false\nfinetuning_type: full", "bf16", "bf16-autocast"),
+        ("llama-factory", "bf16: false", "fp16", "fp16-autocast"),
+        ("llama-factory", "bf16: false", "no", "bf16"),
+        ("llama-factory", "bf16: false\npure_bf16: true", "bf16", "bf16"),
+        ("llama-factory", "", "fp16", "bf16-autocast"),
+        ("trl", "bf16: false\ndtype: float32", "bf16", "bf16-autocast"),
+        ("trl", "fp16: true\nbf16: false", "bf16", "fp16-autocast"),
+        ("axolotl", "bf16: false\nfp16: false", "bf16", "fp32"),
+    ],
+)
+def test_the_launchers_precision_is_taken_where_the_trainers_file_has_none(
+    read: Read, form: str, lines: str, stated: str, precision: str
+) -> None:
+    """``TrainingArguments`` read ACCELERATE_MIXED_PRECISION and let their own fp16 and bf16 replace it."""
+    found = read(form, lines, accelerate=accelerate("MULTI_GPU", mixed_precision=stated))
+    assert found.options["precision"] == precision
+    contradicted = precision.endswith("-autocast") and stated not in ("no", precision.removesuffix("-autocast"))
+    assert any("what the Trainer takes" in note for note in found.notes) is contradicted
+
+
+def test_the_trainer_still_takes_it_so() -> None:
+    """The same of transformers itself, with the variable that `accelerate launch` sets."""
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+        assert transformers.TrainingArguments(output_dir="x", use_cpu=True).mixed_precision == "bf16"
+        assert transformers.TrainingArguments(output_dir="x", use_cpu=True, fp16=True).mixed_precision == "fp16"
+
+
 def test_two_files_that_disagree_are_refused_with_both_names(read: Read) -> None:
     with pytest.raises(InputError, match=r"means fsdp, but deepspeed: zero_optimization.stage means zero2"):
         read("llama-factory", accelerate=accelerate("FSDP"), deepspeed=zero(2))

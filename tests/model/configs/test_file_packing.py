@@ -15,6 +15,7 @@ from tunecast.model.architectures import load_architecture
 from tunecast.model.configs import RunFile, merge_options
 from tunecast.model.question import RUN_OPTIONS_ELSEWHERE
 from tunecast.model.resolve import resolve_run
+from tunecast.model.rows import lays_flat
 
 Read = Callable[..., RunFile]
 BATCH = {
@@ -140,3 +141,30 @@ def test_estimate_and_recommend_say_what_they_count(tmp_path: Path) -> None:
     rented = tunecast.recommend(str(file), gpu="rtx-4090", max_gpus=1, **SAMPLES)
     assert rented.steps.startswith("2,500 steps")
     assert any("a row of its own, since packing of the file is false" in note for note in rented.notes)
+
+
+@pytest.mark.parametrize(
+    ("form", "lines"),
+    [
+        ("trl", "padding_free: true\nattn_implementation: flash_attention_2"),
+        ("axolotl", "batch_flattening: true\nflash_attention: true"),
+    ],
+)
+def test_samples_laid_end_to_end_are_forecast_so_where_attention_keeps_them_apart(
+    read: Read, form: str, lines: str
+) -> None:
+    def flat(lines: str, **typed: Any) -> bool:
+        return lays_flat(merge_options(read(form, BATCH[form] + lines), typed).options)
+
+    assert flat(lines, mean_tokens=300.0)
+    assert not flat(lines), "nothing says how long they are"
+    assert not flat(lines, mean_tokens=300.0, packing=True)
+    assert not flat(lines, mean_tokens=300.0, attn_implementation="sdpa")
+
+
+def test_no_packing_over_a_file_that_packs_makes_padded_rows(read: Read) -> None:
+    """The file keeps documents of packed rows apart; rows of one sample each were not said to lie end to end."""
+    file = read("trl", BATCH["trl"] + "packing: true\nattn_implementation: flash_attention_2")
+    typed = {"packing": False, "mean_tokens": 300.0}
+    assert not lays_flat(merge_options(file, typed).options)
+    assert lays_flat(merge_options(file, {**typed, "padding_free": True}).options)

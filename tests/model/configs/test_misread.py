@@ -47,6 +47,8 @@ def resolved(run_file: RunFile, name: str = "meta-llama/Llama-3.1-8B", **typed: 
         ("trl", "scale_rewards: group", "scale_rewards"),
         ("trl", "undesirable_weight: 1.0", "undesirable_weight"),
         ("trl", "sync_ref_model: true", "sync_ref_model"),
+        ("trl", "bf16: false\ndtype: float32\ntf32: true", "products in TF32"),
+        ("axolotl", "bf16: false\nfp16: false\ntf32: true", "products in TF32"),
         ("llama-factory", "do_predict: true", "do_predict: True asks for a run without training"),
         ("llama-factory", "do_eval: true\ndo_train: false", "do_eval"),
     ],
@@ -451,3 +453,24 @@ def test_trls_null_length_is_told(read: Read) -> None:
     assert len(told) == 1
     assert "--max-length" in told[0]
     assert not any("cuts no sample" in note for note in read("trl", "max_length: 512").notes)
+
+
+@pytest.mark.parametrize(
+    ("form", "lines"), [("trl", "tf32: true"), ("trl", "bf16: false\ndtype: float32\ntf32: false")]
+)
+def test_tf32_changes_nothing_where_no_product_is_in_fp32_or_it_is_off(read: Read, form: str, lines: str) -> None:
+    assert "tf32" in read(form, lines).ignored
+
+
+@pytest.mark.parametrize(("word", "told"), [('"no"', False), ("no", False), ("steps", True)])
+def test_an_evaluation_that_is_switched_off_is_not_left_out(read: Read, word: str, told: bool) -> None:
+    assert ("eval_strategy" in read("trl", f"eval_strategy: {word}").ignored) is told
+
+
+@pytest.mark.parametrize(
+    ("names", "asked", "trained"), [("mine", "5k", 200), ("mine,yours", "5k", 400), ("mine,yours", "300", "300")]
+)
+def test_no_more_samples_are_trained_than_the_file_keeps(read: Read, names: str, asked: str, trained: Any) -> None:
+    found = merge_options(read("llama-factory", f"dataset: {names}\nmax_samples: 200"), {"num_samples": asked})
+    assert found.options["num_samples"] == trained
+    assert any("is cut to" in note for note in found.notes) is (trained != asked)
