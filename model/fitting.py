@@ -25,7 +25,7 @@ from tunecast.model.plans import divisors
 from tunecast.model.question import Question
 from tunecast.model.read_numbers import whole_number
 from tunecast.model.resolve_parallel import length_step
-from tunecast.model.rows import held_run
+from tunecast.model.rows import held_run, lays_flat
 from tunecast.model.run import Run
 from tunecast.model.sharding import shard_gpus
 from tunecast.model.stacks import BUILT, shardings_of, splits_layers, splits_rows
@@ -114,12 +114,20 @@ def run_fits(
     return chance_to_fit(architecture, run, target, source) >= least
 
 
-def largest_micro_batch(architecture: Architecture, run: Run, target: Target, source: StepSource | None = None) -> int:
-    """Samples per GPU and forward pass that fit, at most `MOST_SAMPLES`; 0 when not even one does."""
-    return largest_that(
-        lambda samples: run_fits(architecture, replace(run, per_device_train_batch_size=samples), target, source),
-        MOST_SAMPLES,
-    )
+def largest_micro_batch(
+    architecture: Architecture,
+    run: Run,
+    target: Target,
+    source: StepSource | None = None,
+    held: Callable[[Run], Run] = lambda run: run,
+) -> int:
+    """Samples per GPU and forward pass that fit, at most `MOST_SAMPLES`; 0 when not even one does. `held` gives the run
+    whose memory is that of one with so many."""
+
+    def holds(samples: int) -> bool:
+        return run_fits(architecture, held(replace(run, per_device_train_batch_size=samples)), target, source)
+
+    return largest_that(holds, MOST_SAMPLES)
 
 
 def longest_sequence(
@@ -355,6 +363,11 @@ def question_that_fits(question: Question, target: Target, dimension: str) -> tu
     Micro-batches are of a data file's longest sample, where rows are of one each; a length is that of one row.
     """
     long, lengths = bool(question.options.get("allow_long_context")), dimension == "max_length"
+    if lengths and lays_flat(question.options):
+        raise NotSupportedError(
+            "A search for the longest --max-length of samples that are laid end to end (--padding-free with "
+            "--no-packing) is not built yet: their sum decides memory; type --max-length N."
+        )
     step = length_step(question.options) if lengths else 1
     least = shortest_length(question.options, step) if lengths else 1
     smallest = changed(question, {dimension: least})
@@ -365,7 +378,9 @@ def question_that_fits(question: Question, target: Target, dimension: str) -> tu
         most = MOST_TOKENS if long else None
         found = longest_sequence(question.architecture, run, target, most, question.source, step)
     else:
-        found = largest_micro_batch(question.architecture, held, target, question.source)
+        found = largest_micro_batch(
+            question.architecture, run, target, question.source, lambda run: held_run(run, question.options)
+        )
     if found < least:
         chance = chance_to_fit(question.architecture, held, target, question.source)
         words = "does not fit" if chance < LIKELY else f"fits only tightly (probability {chance:.0%})"

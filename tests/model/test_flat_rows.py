@@ -12,6 +12,7 @@ from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.architectures import load_architecture
 from tunecast.model.documents import reach
 from tunecast.model.estimate import forecast
+from tunecast.model.fitting import question_that_fits
 from tunecast.model.flat_rows import flat_lengths, largest, lengths_of_mean, unevenness_of
 from tunecast.model.forecast import Forecast
 from tunecast.model.inventory import step_operations
@@ -112,6 +113,25 @@ def test_memory_is_that_of_the_largest_micro_batch_in_one_row() -> None:
     padded = ask(**FLASH, packing=False, max_length=2048, per_device_train_batch_size=8, mean_tokens=500.0)
     assert padded.memory.allocated_bytes is not None
     assert found.memory.allocated_bytes.value < 0.8 * padded.memory.allocated_bytes.value
+
+
+def test_the_largest_micro_batch_that_fits_has_the_sums_of_so_many() -> None:
+    """More samples fit than of padded ones, one more than found does not, and the longest row is refused by name."""
+    flat = {**FLAT, "max_length": 2048, "mean_tokens": 500.0}
+    (target,) = resolve_targets(["a100-sxm4-80gb"], {})
+    architecture = load_architecture("meta-llama/Llama-3.1-8B")
+
+    def found(options: dict[str, Any], dimension: str = "per_device_train_batch_size") -> int:
+        question = Question(architecture=architecture, options=options)
+        return int(question_that_fits(question, target, dimension)[0].options[dimension])
+
+    most = found(flat)
+    assert most > 2 * found({**flat, "padding_free": False})
+    sizes = [{**flat, "per_device_train_batch_size": size} for size in (most, most + 1)]
+    verdicts = [forecast(Question(architecture=architecture, options=each), target).verdict for each in sizes]
+    assert verdicts == ["fits", "tight"]
+    with pytest.raises(NotSupportedError, match="longest --max-length of samples that are laid end to end"):
+        found(flat, "max_length")
 
 
 def test_steps_and_tokens_are_those_of_the_data() -> None:
