@@ -34,6 +34,7 @@ def read_asked(model: str, options: Mapping[str, Any], *, exact: bool = False) -
     """
     from tunecast.catalogs.errors import InputError
     from tunecast.few_bits import alias_notes, published_as, with_storage
+    from tunecast.model.documents import flat_by_stack
     from tunecast.model.resolve_stacks import SPLITTER_NOTE, implied_stack, of_stack
     from tunecast.models import find_architecture
 
@@ -49,11 +50,13 @@ def read_asked(model: str, options: Mapping[str, Any], *, exact: bool = False) -
     options = with_storage(typed, found.stored, model)
     stack = None if exact else implied_stack(found.architecture, options)
     options |= published_as(model, found.stored, options) | ({} if stack is None else {"stack": stack})
+    flat, told = flat_by_stack(found.architecture, options)
+    options |= flat
     return Asked(
         architecture=of_stack(found.architecture, options),
         options=options,
         origins={**dict.fromkeys(found.stored, "file"), **({} if stack is None else {"stack": "assumed"})},
-        notes=(*found.notes, *alias_notes(model, options), *([] if stack is None else [SPLITTER_NOTE])),
+        notes=(*found.notes, *alias_notes(model, options), *([] if stack is None else [SPLITTER_NOTE]), *told),
     )
 
 

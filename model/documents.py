@@ -20,14 +20,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tunecast.catalogs.errors import InputError
+from tunecast.model.architecture import Architecture
 from tunecast.model.dataset import bytes_per_token
 from tunecast.model.flat_rows import lengths_of_mean, unevenness_of
 from tunecast.model.kept_samples import SPLIT, long_samples, pieces
 from tunecast.model.read_numbers import as_number, whole_number
 from tunecast.model.resolve import ASSUMED
-from tunecast.model.rows import lays_flat, trained_data
+from tunecast.model.rows import LENGTHS, ROWS_FLAT, lays_flat, trained_data
 from tunecast.model.run import Run
 from tunecast.model.sample_lengths import scale_of
+from tunecast.model.stack_versions import asked_versions
+from tunecast.model.stacks import load_stacks
+from tunecast.model.versions import in_range
 
 MOST_UNEVEN = 4.0
 """Mean of squares over the squared mean, at the high end of what is assumed of lengths."""
@@ -157,6 +161,37 @@ def unevenness_in(options: Mapping[str, Any], max_length: int) -> Unevenness | N
 
 def _row_asked(options: Mapping[str, Any]) -> int:
     return whole_number("max_length", options.get("max_length") or ASSUMED["max_length"])
+
+
+FLAT_NOTE = (
+    "{title} lays the samples of a micro-batch end to end unless told otherwise; --no-padding-free pads them, as its "
+    "newest versions do where the host bounds the steps of a long run."
+)
+
+
+def flat_by_stack(architecture: Architecture, options: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The option that a stack's trainer adds where samples are rows of their own, and a note; nothing where it, in the
+    version asked for, or the model does not."""
+    name = str(options.get("stack"))
+    fact = load_stacks().get(name, {}).get("flat_rows")
+    if (
+        fact is None
+        or architecture.model_type in fact["not"]
+        or any(group.layer.attention.delta is not None for group in architecture.groups)
+    ):
+        return {}, ()
+    version = asked_versions(name, options.get("stack_version")).get(name, "").lstrip("<>=").partition(",")[0]
+    if version and not in_range(version, fact["versions"]):
+        return {}, ()
+    if (
+        options.get("packing")
+        and options.get("padding_free") is None
+        and any(options.get(each) is not None for each in LENGTHS)
+    ):
+        return {"padding_free": True}, ()  # its packed rows are of samples that attention keeps apart, too
+    added = {ROWS_FLAT: True}
+    told = lays_flat({**options, **added}) and not options.get("padding_free")
+    return added, (FLAT_NOTE.format(title=load_stacks()[name]["title"]),) if told else ()
 
 
 def with_documents(

@@ -14,7 +14,7 @@ from tunecast.model.primitives_heavy import WIDEST_FLASH
 from tunecast.model.read_numbers import whole_number
 from tunecast.model.resolve_parallel import Fields
 from tunecast.model.run import Run
-from tunecast.model.stacks import ignores_padding
+from tunecast.model.stacks import ignores_padding, keeps_samples_apart
 
 EAGER = "eager"
 
@@ -208,7 +208,8 @@ def take_documents(fields: Fields, architecture: Architecture) -> None:
             f"--attention-length {length} is beyond --max-length {values['max_length']}, the row that documents are "
             "packed into; lower it, or leave it out."
         )
-    if not values["attn_implementation"].startswith("flash") and "attention" not in values["fused_kernels"]:
+    fused = "attention" in values["fused_kernels"] or keeps_samples_apart(values["stack"])
+    if not values["attn_implementation"].startswith("flash") and not fused:
         raise InputError(
             f"--attn-implementation {values['attn_implementation']} masks whole rows, documents apart or not, but "
             "attention inside documents was asked for (--padding-free, --attention-length); "

@@ -39,7 +39,7 @@ from tunecast.model.resolve import ASSUMED
 from tunecast.model.row_lengths import LIKELY, Rows, filled, longest_row, waited_for, whole
 from tunecast.model.run import Run
 from tunecast.model.sample_lengths import equal_parts, lengths_at, likely_lengths
-from tunecast.model.stacks import built_stack, ignores_padding
+from tunecast.model.stacks import built_stack, ignores_padding, keeps_samples_apart
 
 if TYPE_CHECKING:
     from tunecast.model.curves import Array
@@ -79,14 +79,15 @@ def packing_of(options: Mapping[str, Any]) -> bool | None:
 
 
 def lays_flat(options: Mapping[str, Any]) -> bool:
-    """Whether the samples of a micro-batch are laid end to end (`flat_rows`): as typed, or as a training file has it
-    where their lengths are known and its attention keeps them apart."""
-    if not any(options.get(name) is not None for name in LENGTHS):
+    """Whether the samples of a micro-batch are laid end to end (`flat_rows`): as typed, or as a training file or the
+    stack has it where their lengths are known and its attention keeps them apart."""
+    said = any(options.get(name) is not None for name in LENGTHS)
+    if not said or options.get("packing") or options.get("padding_free") is False:
         return False
-    if options.get("packing") is False:
-        return bool(options.get("padding_free"))
-    apart = str(options.get("attn_implementation")).startswith("flash")
-    return options.get("packing") is None and bool(options.get(ROWS_FLAT)) and apart
+    if options.get("packing") is False and options.get("padding_free"):
+        return True
+    apart = str(options.get("attn_implementation")).startswith("flash") or keeps_samples_apart(options.get("stack"))
+    return bool(options.get(ROWS_FLAT)) and apart
 
 
 def trained_data(options: Mapping[str, Any]) -> Dataset:

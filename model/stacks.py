@@ -96,6 +96,11 @@ def ignores_padding(name: str) -> bool:
     return bool(built_stack(name).get("ignores_padding"))
 
 
+def keeps_samples_apart(name: Any) -> bool:
+    """Whether a stack chooses among attention kernels by itself that are told where samples begin."""
+    return bool(load_stacks().get(str(name), {}).get("flat_rows"))
+
+
 def shardings_of(name: Any, *, staged: bool = False) -> tuple[str, ...]:
     """Shardings by which a stack spreads data parallelism where none is asked for, the least first; empty: any.
     `staged`: beside stages of a pipeline."""

@@ -134,9 +134,11 @@ def read_mapping(
     check_whole_batch(draft, num_gpus)
     if chosen == "trl":
         trl.settle(draft)
-    for field in SWITCHED_OFF:
-        if str(source.peek(field)).lower() in ("no", "false", "none"):
-            source.get(field)  # asks for nothing, so that nothing is left out of the forecast
+    off = {
+        field
+        for field in source.unread()
+        if field in SWITCHED_OFF and str(source.peek(field)).lower() in ("no", "false", "none")
+    }  # which ask for nothing, so that nothing of them is left out of the forecast
     title = load_frameworks()[chosen]["title"]
     strange = _strange(source, draft, chosen)
     draft.note(f"Fields that the file leaves out have the defaults of {title} {recorded['versions']}.")
@@ -146,7 +148,7 @@ def read_mapping(
         options=draft.options,
         their_fields=draft.their_fields,
         stack=str(draft.options["stack"]),
-        ignored=(*(field for field in source.unread() if field not in strange), *unread),
+        ignored=(*(field for field in source.unread() if field not in strange | off), *unread),
         notes=tuple(draft.notes),
         whole_dtypes=draft.whole_dtypes,
         wide_notes=tuple(draft.wide_notes),

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+import tunecast
+from tunecast.asked import read_asked
 from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.architectures import load_architecture
 from tunecast.model.documents import reach
@@ -20,6 +22,7 @@ from tunecast.model.operation import Kind
 from tunecast.model.plans import Job, global_batch
 from tunecast.model.question import Question
 from tunecast.model.resolve import resolve_run
+from tunecast.model.rows import lays_flat
 from tunecast.model.target import resolve_targets
 
 FLASH = {"method": "lora", "attn_implementation": "flash_attention_2"}
@@ -193,3 +196,33 @@ def test_plans_know_how_far_attention_reaches(options: dict[str, Any], field: st
     planned, forecasted = job.resolve(asked).run, ask(model="Qwen/Qwen2.5-0.5B", **asked).run
     assert getattr(planned, field) is not None
     assert getattr(planned, field) == getattr(forecasted, field)
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "flat"),
+    [
+        ("meta-llama/Llama-3.1-8B", {}, True),
+        ("meta-llama/Llama-3.1-8B", {"packing": False}, True),
+        ("meta-llama/Llama-3.1-8B", {"packing": True}, False),
+        ("meta-llama/Llama-3.1-8B", {"padding_free": False}, False),
+        ("meta-llama/Llama-3.1-8B", {"stack_version": "2025.12.5"}, True),
+        ("meta-llama/Llama-3.1-8B", {"stack_version": "2025.12.1"}, False),
+        ("meta-llama/Llama-3.1-8B", {"stack": "hf-peft"}, False),
+        ("google/gemma-2-9b", {}, False),
+        ("Qwen/Qwen3-Next-80B-A3B-Instruct", {}, False),
+    ],
+)
+def test_unsloth_lays_samples_end_to_end_by_itself(model: str, options: dict[str, Any], flat: bool) -> None:
+    """Its trainer.py since 2025.12.5, but for Gemma 2, gpt-oss, hybrid linear attention and images."""
+    asked = {"stack": "unsloth", "method": "qlora", "mean_tokens": 500.0, "num_samples": 800, **options}
+    read = read_asked(model, asked)
+    assert lays_flat(read.options) is flat
+    assert any("end to end unless told otherwise" in note for note in read.notes) is flat
+
+
+def test_unsloths_packed_rows_keep_their_samples_apart() -> None:
+    asked = {"stack": "unsloth", "method": "qlora", "mean_tokens": 500.0, "num_samples": 800, "packing": True}
+    assert read_asked("meta-llama/Llama-3.1-8B", asked).options["padding_free"] is True
+    told = tunecast.estimate("meta-llama/Llama-3.1-8B", gpu="l40s", max_length=2048, **asked)[0]
+    assert told.run.attention_length is not None
+    assert told.run.attention_length < 2048
