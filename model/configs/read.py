@@ -135,10 +135,8 @@ def read_mapping(
     if chosen == "trl":
         trl.settle(draft)
     off = {
-        field
-        for field in source.unread()
-        if field in SWITCHED_OFF and str(source.peek(field)).lower() in ("no", "false", "none")
-    }  # which ask for nothing, so that nothing of them is left out of the forecast
+        field for field in source.unread() if field in SWITCHED_OFF and source.switched_off(field)
+    }  # left out rightly
     title = load_frameworks()[chosen]["title"]
     strange = _strange(source, draft, chosen)
     draft.note(f"Fields that the file leaves out have the defaults of {title} {recorded['versions']}.")

@@ -50,6 +50,10 @@ class Source:
             self._read.discard(field)
         return value
 
+    def switched_off(self, field: str) -> bool:
+        """Whether a field that nobody asks for says no in so many words."""
+        return str(self._nested(field)).lower() in ("no", "false", "none")
+
     def has(self, field: str) -> bool:
         """Whether the file gives the field a value."""
         return self.get(field) is not None
