@@ -22,7 +22,7 @@ from typing import Any
 from tunecast.catalogs.errors import InputError
 from tunecast.model.architecture import Architecture
 from tunecast.model.dataset import bytes_per_token
-from tunecast.model.flat_rows import lengths_of_mean, unevenness_of
+from tunecast.model.flat_rows import MOST_UNEVEN, lengths_of_mean, unevenness_of
 from tunecast.model.kept_samples import SPLIT, long_samples, pieces
 from tunecast.model.read_numbers import as_number, whole_number
 from tunecast.model.resolve import ASSUMED
@@ -32,9 +32,6 @@ from tunecast.model.sample_lengths import scale_of
 from tunecast.model.stack_versions import asked_versions
 from tunecast.model.stacks import load_stacks
 from tunecast.model.versions import in_range
-
-MOST_UNEVEN = 4.0
-"""Mean of squares over the squared mean, at the high end of what is assumed of lengths."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

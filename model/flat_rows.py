@@ -39,6 +39,9 @@ BINS = 512
 MOST_SUMMED = 1024
 """Samples of a micro-batch whose sum is convolved; that of more scatters less, by 2% or so, and is taken to scatter as
 much."""
+MOST_UNEVEN = 4.0
+"""Mean of squares over the squared mean, at the high end of what is assumed of lengths: that of a log-normal of log
+deviation 1.18; conversations are rarely more uneven."""
 HOW = "samples of a micro-batch end to end, without padding"
 MICRO_BATCHES = 10_000
 """Micro-batches of a run of which nothing says how many there are, an assumption: the largest of so many decides
@@ -124,7 +127,13 @@ def flat_of_mean(run: Run, mean: float, samples: float | None, *, grouped: bool)
     """Rows of samples of which only the mean length is known, and how many there are, or not."""
     lengths = lengths_of_mean(mean, run.max_length)
     batches = MICRO_BATCHES if samples is None else samples / run.per_device_train_batch_size
-    return _rows(run, lengths, lengths, batches, grouped)
+    rows = _rows(run, lengths, lengths, batches, grouped)
+    uneven = unevenness_of(lengths)
+    if run.dp == 1 or grouped or uneven == 1.0:
+        return rows
+    longest = whole(min(mean + (rows.length - mean) * math.sqrt((MOST_UNEVEN - 1.0) / (uneven - 1.0)), run.max_length))
+    ends = f"the interval of the whole run, not that of a step, goes from {whole(mean)}, all alike, to {longest}"
+    return replace(rows, how=f"{rows.how}; {ends}", shortest=whole(mean), longest=max(longest, rows.length))
 
 
 @lru_cache(maxsize=256)
