@@ -46,6 +46,8 @@ def read_asked(model: str, options: Mapping[str, Any], *, exact: bool = False) -
         flag = "--" + next(iter(reading)).replace("_", "-")
         instead = "type --sharding zero3, or another, and --num-gpus" if flag == "--deepspeed" else f"leave {flag} out"
         raise InputError(f"{flag} says how to read a training file, but {model} is none; {instead}.")
+    if typed.get("max_steps") is not None and typed.get("num_train_epochs") is not None:
+        raise InputError("--max-steps and --num-train-epochs both say how long training is; leave one of them out.")
     found = find_architecture(model, exact=exact)
     options = with_storage(typed, found.stored, model)
     stack = None if exact else implied_stack(found.architecture, options)

@@ -62,6 +62,9 @@ def published_as(name: str, stored: Mapping[str, Any], options: Mapping[str, Any
     from tunecast.model.question import STORED_AS
 
     how = stored.get("quant_method") or stored_in(name)
+    asked = str(options.get("quant_method"))
+    if how is None and asked.startswith("gptq"):  # nobody quantizes to it while loading: such a copy is downloaded
+        how = asked
     return {STORED_AS: how} if how is not None and is_run_on(how, options) else {}
 
 

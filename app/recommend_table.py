@@ -76,7 +76,10 @@ def assumed_words(found: Recommendation) -> str:
         return ""
     forecasts = [picked.forecast for picked in found.front]
     names = [name for name, origin in found.cheapest.forecast.run_origins.items() if origin == "assumed"]
-    values = {name: dict.fromkeys(field_words(each, name) for each in forecasts) for name in names}
+    values = {
+        name: dict.fromkeys(field_words(each, name) for each in forecasts if getattr(each.run, name) is not None)
+        for name in names
+    }
     words = [
         " or ".join((first, *(text.removeprefix(f"{name} ") for text in others)))
         for name, (first, *others) in values.items()

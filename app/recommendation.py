@@ -86,7 +86,8 @@ class Recommendation:
         if unbuilt is not None and len(counted) == 1:
             return unbuilt.detail
         unsold = [rejected for rejected in self.rejected if rejected.reason == "no price"]
-        if unsold and len(counted) == 1:
+        unknown = {"no price", "memory unknown", "not built", "not run"}
+        if unsold and counted.keys() <= unknown:  # what else was left out is no question of the plan either
             others = "" if len(unsold) == 1 else f" and {len(unsold) - 1} more cards"
             return (
                 f"Nobody is known to rent out {unsold[0].gpu}{others} as asked: {unsold[0].detail}. --purchase "

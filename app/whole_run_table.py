@@ -55,11 +55,12 @@ def interruption_rows(whole: WholeRun) -> Iterable[Line]:
     found = whole.interruptions
     if found is None:
         return
-    share = found.cuts.monthly
+    share, origin = found.cuts.monthly, "given" if found.cuts.origin == "cli" else found.cuts.origin
+    between = f"{share.low:.0%}" if share.low == share.high else f"{share.low:.0%}–{share.high:.0%}"
     yield (
         "interruptions expected",
         digits(found.expected_interruptions),
-        f"{share.low:.0%}–{share.high:.0%} of machines a month, {found.cuts.origin}",
+        f"{between} of machines a month, {origin}",
     )
     yield "  checkpoint every", DASH if found.interval_min is None else duration(found.interval_min / 60), words(found)
     percentiles = found.percentiles_h(whole.seed)

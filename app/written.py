@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tunecast.catalogs.errors import InputError, UnknownNameError
+from tunecast.catalogs.errors import InputError, NotSupportedError, UnknownNameError
 from tunecast.catalogs.files import write_all
 
 if TYPE_CHECKING:
@@ -145,7 +145,12 @@ def _task(
     from tunecast.model.resolve_parallel import ZERO
     from tunecast.rental_tasks import TASKS, Task
 
-    forecast = picked.forecast
+    forecast, gpu = picked.forecast, picked.candidate.target.gpu
+    if gpu is not None and gpu.vendor != "nvidia":
+        raise NotSupportedError(
+            f"--write {kind} of a plan on {gpu.id} is not built: its machine needs an image with PyTorch for ROCm; "
+            "take another plan with --pick, or name NVIDIA's cards with --gpu."
+        )
     task = Task(
         candidate=picked.candidate,
         model=found.model,

@@ -77,6 +77,13 @@ def storage_usd_per_gb_month(provider: str, kind: str = "disk", gb: float = 0.0)
     return _average(storage_tiers(provider, kind), gb)
 
 
+def dearest_storage_usd_per_gb_month(kind: str, gb: float) -> float:
+    """The highest of the providers' prices for so much of one kind of storage."""
+    providers = {row["provider"] for row in read_rows("storage.csv")}
+    found = (storage_usd_per_gb_month(provider, kind, gb) for provider in providers)
+    return max(price for price in found if price is not None)
+
+
 @cache
 def storage_tiers(provider: str, kind: str = "disk") -> tuple[Tier, ...]:
     """The price steps of one kind of storage, with their sources; empty where it is not known."""

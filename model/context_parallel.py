@@ -93,16 +93,26 @@ def context_operations(architecture: Architecture, run: Run, stage: int) -> list
     """What goes around a ring beside the attention, or heads exchanged for tokens before and after it.
 
     Ulysses: queries, keys and values, repeated where there are fewer of their heads than GPUs, and outputs, each way
-    once. A recomputation repeats the forward.
+    once. The recomputation of a layer repeats its forward.
     """
-    again = run.gradient_checkpointing or run.recompute_attention
-    forward = [Phase.FORWARD, *([Phase.RECOMPUTE] if again else [])]
     found: list[Operation] = []
-    for group in stage_groups(architecture.groups, *stage_range(architecture.num_layers, run.pp, stage)):
+    at, stop = stage_range(architecture.num_layers, run.pp, stage)
+    for group in stage_groups(architecture.groups, at, stop):
         ahead, back = _exchanges(group, run)
-        found += [replace(each, phase=phase) for phase in forward for each in ahead]
+        again = _exchanges(replace(group, count=_attends_again(run, at, group.count)), run)[0]
+        found += [*ahead, *(replace(each, phase=Phase.RECOMPUTE) for each in again if each.count)]
         found += [replace(each, phase=Phase.BACKWARD) for each in back]
+        at += group.count
     return found
+
+
+def _attends_again(run: Run, first: int, layers: int) -> int:
+    """Of so many layers from the index `first`, those whose recomputation goes through attention again."""
+    if run.recompute_attention:
+        return layers
+    if run.checkpoint_keeps_ops:
+        return 0
+    return sum(run.checkpoints_layer(index) for index in range(first, first + layers))
 
 
 def _exchanges(group: LayerGroup, run: Run) -> tuple[list[Operation], list[Operation]]:

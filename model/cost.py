@@ -13,7 +13,7 @@ from tunecast.catalogs.rental_facts import BITS_PER_BYTE, joined_at
 from tunecast.model.bounds import MOST_USD_PER_H, at_most
 from tunecast.model.parallel_network import gpus_per_machine, machines_in_racks, network_taken, part_of_network
 from tunecast.model.read_numbers import number_above_zero
-from tunecast.model.units import GIGA, HOUR_S, MEGA
+from tunecast.model.units import GIGA, HOUR_S, MEGA, gib
 from tunecast.model.value import Value
 
 
@@ -114,6 +114,12 @@ def job_price(job: JobOffer, options: Mapping[str, Any] | None = None) -> Price:
             "notes": list(_notes(job, gpus_per_machine(options or {}))),
         },
     )
+
+
+def holds(price: Price, host_bytes: float) -> bool:
+    """Whether a machine of the offer has room for so much beside its GPUs, or nobody says how much it has."""
+    memory_gib = price.offer.get("ram_gib")
+    return memory_gib is None or gib(host_bytes) <= memory_gib
 
 
 def _machine_ram_gib(job: JobOffer) -> float | None:

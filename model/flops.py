@@ -115,7 +115,7 @@ def executed_by_dtype(architecture: Architecture, run: Run) -> dict[str, float]:
         counted = flops_by_dtype(step_operations(architecture, run), Kind.GEMM, Kind.ATTENTION)
         return {dtype: run.num_gpus * flops for dtype, flops in counted.items()}
     found: dict[str, float] = {}
-    for stage, count in stages_counted(run):
+    for stage, count in stages_counted(architecture, run):
         counted = flops_by_dtype(part_operations(architecture, run, stage), Kind.GEMM, Kind.ATTENTION)
         for dtype, flops in counted.items():
             found[dtype] = found.get(dtype, 0.0) + run.num_gpus / run.pp * count * flops

@@ -76,11 +76,12 @@ def step_operations(architecture: Architecture, run: Run, *, platform: str = "cu
 
 
 def busiest_stage(architecture: Architecture, run: Run, platform: str = "cuda") -> int:
-    """The stage with most FLOPs: the last one where all have as many layers."""
+    """The stage with most FLOPs: the last one where all have as many layers of every kind."""
     last = run.pp - 1
-    if not is_uneven(architecture.num_layers, run):
+    alike = len({group.layer for group in architecture.groups}) == 1
+    if alike and not is_uneven(architecture.num_layers, run):
         return last
-    stages = [stage for stage, _ in stages_counted(run)]
+    stages = [stage for stage, _ in stages_counted(architecture, run)]
     work = {stage: total_flops(part_operations(architecture, run, stage, platform=platform)) for stage in stages}
     return max(stages, key=lambda stage: work[stage])
 

@@ -18,7 +18,7 @@ from tunecast.catalogs.price_book import PriceBook
 from tunecast.catalogs.prices import PRICE_TYPES, JobOffer
 from tunecast.model.amount import Amount, resolve_amount
 from tunecast.model.architecture import Architecture
-from tunecast.model.cost import Price, as_forecast, job_price, user_price, why_no_price
+from tunecast.model.cost import Price, as_forecast, holds, job_price, user_price, why_no_price
 from tunecast.model.curves import Array
 from tunecast.model.engine import Screen, screen
 from tunecast.model.engine_memory import Flags
@@ -31,6 +31,7 @@ from tunecast.model.inventory import step_operations
 from tunecast.model.on_device import check_kernels, target_factors
 from tunecast.model.operation import Phase
 from tunecast.model.parallel_network import without_bridge
+from tunecast.model.parallel_offload import host_need_bytes
 from tunecast.model.phase_rates import Rates, phase_rates
 from tunecast.model.phases import Work
 from tunecast.model.plans import Job, Plan, best_plans, plans_that_may_fit
@@ -53,7 +54,8 @@ MOST_ASKED = 6
 """Plans of one method on one card that the screen doubts and whose own forecast of memory is asked for, a tenth of a
 second each."""
 OFFERS_TRIED = 3
-"""Offers of one card, purchase kind and number of GPUs whose whole run is computed, cheapest per hour first."""
+"""Offers of one card, purchase kind and number of GPUs whose whole run is computed, cheapest per hour first, where they
+differ in little else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,7 +235,8 @@ def priced(
 ) -> Iterator[Candidate]:
     """The fastest allowed plan of each method and number of GPUs, from each of the offers that are tried."""
     for row in best_plans(plans, screened.step_s[device], allowed).values():
-        for price in prices_for(search, target, plans[row].run.num_gpus):
+        host_bytes = host_need_bytes(search.job.architecture, plans[row].run)
+        for price in prices_for(search, target, plans[row].run.num_gpus, host_bytes=host_bytes):
             whole = whole_of(search, plans[row].run, target, exact(float(screened.step_s[device, row])), price)
             assert whole.cost_usd is not None
             if not math.isfinite(whole.total_time_h.value * whole.cost_usd.value):
@@ -256,17 +259,27 @@ def offers_within(search: Search, target: Target, num_gpus: int, limits: Limits)
     return search.book.offers_for(target.gpu.id, num_gpus, limits.price_types, limits.providers, limits.regions)
 
 
-def prices_for(search: Search, target: Target, num_gpus: int, limits: Limits | None = None) -> list[Price]:
-    """The cheapest offers of each purchase kind for so many of these GPUs, of those that are as forecast."""
+BY_PROVIDER = ("data_location", "keep_days", "upload", "dataset_gb", "egress_usd_per_gb")
+"""Parts of the whole run whose price is the provider's own, beside the hours: then all offers are computed."""
+
+
+def prices_for(
+    search: Search, target: Target, num_gpus: int, limits: Limits | None = None, host_bytes: float = 0.0
+) -> list[Price]:
+    """The cheapest offers of each purchase kind for so many of these GPUs, of those that are as forecast and whose
+    machine has room for so much in host memory."""
     limits = search.limits if limits is None else limits
     if limits.usd_per_gpu_hour is not None:
         return [user_price(limits.usd_per_gpu_hour, num_gpus)]
     if target.gpu is None:
         return []
-    kinds: dict[str, list[JobOffer]] = {}
+    kinds: dict[str, list[Price]] = {}
     for job in as_forecast(offers_within(search, target, num_gpus, limits), target.gpu.id, search.job.options):
-        kinds.setdefault(job.offer.price_type, []).append(job)
-    return [job_price(job, search.job.options) for jobs in kinds.values() for job in jobs[:OFFERS_TRIED]]
+        price = job_price(job, search.job.options)
+        if holds(price, host_bytes):
+            kinds.setdefault(job.offer.price_type, []).append(price)
+    most = None if any(getattr(search.around, name) for name in BY_PROVIDER) else OFFERS_TRIED
+    return [price for prices in kinds.values() for price in prices[:most]]
 
 
 def whole_of(
@@ -365,7 +378,8 @@ def not_sold(target: Target, counts: Sequence[int], search: Search) -> Rejected:
     words = " or ".join(str(count) for count in counts)
     instead = why_no_price(offers_within(search, target, min(counts), search.limits), search.job.options)
     remedy = "" if instead is None else f"; {instead.partition(': ')[2]}"
-    detail = f"no offer of {words} in one machine{elsewhere}{remedy}"
+    room = " with the host memory that --offload needs" if search.job.options.get("offload") else ""
+    detail = f"no offer of {words} in one machine{room}{elsewhere}{remedy}"
     return Rejected(gpu=target.id, reason="no price", detail=detail)
 
 

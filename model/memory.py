@@ -39,6 +39,7 @@ from tunecast.model.sharding import (
     sums_wide,
 )
 from tunecast.model.short_stack import short_stack
+from tunecast.model.stages import stages_counted
 from tunecast.model.step import of_several, tape_run, write_step
 from tunecast.model.tape_peaks import PARTS, Parts, Place, Spot, deep_peaks, largest_by_place, peaks_by_two
 from tunecast.model.trained import stored_bytes, trained_dtype, trained_tensors
@@ -168,7 +169,7 @@ def moment_parts(
     """
     if not is_split(run):
         return local_parts(architecture, run, platform=platform, whole=whole)
-    stages = [stage_parts(architecture, run, stage, platform) for stage in {0, min(1, run.pp - 1), run.pp - 1}]
+    stages = [stage_parts(architecture, run, stage, platform) for stage, _ in stages_counted(architecture, run)]
     return max(stages, key=lambda places: max(sum(parts.values()) for _, parts in places))
 
 

@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from tunecast.catalogs.errors import InputError
 from tunecast.catalogs.price_book import PriceBook, shipped_book
 from tunecast.catalogs.prices import PRICE_TYPES, SEPARATE
 from tunecast.model.amount import Amount
-from tunecast.model.cost import Price, candidate_prices, cost_per_million_tokens_usd, user_price, why_no_price
+from tunecast.model.cost import Price, candidate_prices, cost_per_million_tokens_usd, holds, user_price, why_no_price
 from tunecast.model.factors import FactorSet
 from tunecast.model.forecast import Forecast
 from tunecast.model.interruptions import NEVER_H
@@ -27,7 +28,7 @@ from tunecast.model.run_work import forward_share, work_of
 from tunecast.model.target import Target
 from tunecast.model.terms import Terms, owned, rented
 from tunecast.model.time import StepTime
-from tunecast.model.units import KILO, gib, memory_text
+from tunecast.model.units import GIGA, KILO, gib, memory_text
 from tunecast.model.value import Value
 from tunecast.model.whole_run import WholeRun, whole_run
 from tunecast.model.whole_run_options import OF_PRICES, WholeRunOptions, flag, given_names
@@ -83,6 +84,7 @@ def with_money(
             *result.notes,
             *told(None if price is None else price.offer),
             *whole_notes(whole, options),
+            *data_notes(work, options),
         ),
     )
 
@@ -138,6 +140,8 @@ def _other_kinds(book: PriceBook, gpu_id: str, num_gpus: int, kind: str) -> str:
 
 def prices_of(result: Forecast, question: Question, target: Target) -> tuple[Price, ...]:
     """What may be paid, cheapest per hour first; empty where nobody sells it, or it is the user's own."""
+    if question.whole_run.owned and question.usd_per_gpu_hour is not None:
+        raise InputError("--usd-per-gpu-hour is a rent, --owned pays for electricity alone; leave one of them out.")
     if question.whole_run.owned:
         return ()
     if question.usd_per_gpu_hour is not None:
@@ -145,9 +149,11 @@ def prices_of(result: Forecast, question: Question, target: Target) -> tuple[Pri
     if target.gpu is None or target.is_mock:
         return ()
     kinds = SPOT if question.whole_run.spot else ON_DEMAND
-    return candidate_prices(
+    found = candidate_prices(
         target.gpu.id, result.run.num_gpus, kinds, book=question.price_book, options=question.options
     )
+    need = host_need_bytes(result.architecture, result.run)
+    return tuple(price for price in found if holds(price, need)) or found
 
 
 def cheapest_run(
@@ -199,6 +205,26 @@ def idle_notes(options: WholeRunOptions) -> tuple[str, ...]:
     return (f"{', '.join(asked)} {change} nothing without an amount of data: add --tokens 10M or --num-samples 5000",)
 
 
+PLAIN_TEXT_BYTES = (1.0, 20.0)
+"""Bytes of text that a token may come from: scripts and formats around it beyond the 3 to 5 of plain English."""
+
+
+def data_notes(work: Work, options: WholeRunOptions) -> tuple[str, ...]:
+    """That the raw data and the tokens of an epoch are not of one data set, and a price of traffic without any."""
+    notes = []
+    if options.dataset_gb is not None and work.dataset_tokens > 0.0:
+        each = options.dataset_gb * GIGA / work.dataset_tokens
+        if not PLAIN_TEXT_BYTES[0] <= each <= PLAIN_TEXT_BYTES[1]:
+            digits = f"{each:,.0f}" if each >= 10.0 else f"{each:.2g}"
+            notes.append(
+                f"--dataset-gb {options.dataset_gb:g} is {digits} bytes for each of the {work.dataset_tokens:,.0f} "
+                "tokens of an epoch, and text has 3 to 5: one of the two is of other data"
+            )
+    if options.egress_usd_per_gb is not None and not options.upload and options.data_location is None:
+        notes.append("--egress-usd-per-gb changes nothing: nothing leaves a provider (--upload, --data-location)")
+    return tuple(notes)
+
+
 def whole_notes(whole: WholeRun, options: WholeRunOptions) -> tuple[str, ...]:
     """What the total counts, what of it is assumed, and what it leaves out."""
     if options.train_only:
@@ -208,6 +234,11 @@ def whole_notes(whole: WholeRun, options: WholeRunOptions) -> tuple[str, ...]:
     notes = [f"assumed, not measured: {', '.join(assumed)} (--phase-min, --phase-rate)"] if assumed else []
     if options.seed and not options.spot:
         notes.append(f"--seed {options.seed} changes nothing: only interruptions are drawn, with --spot")
+    if whole.guessed_storage_usd_per_gb_month is not None:
+        notes.append(
+            f"storage at ${whole.guessed_storage_usd_per_gb_month:.2f} per GB and month is assumed, the dearest price "
+            "that is known of any provider (--storage-usd-per-gb-month)"
+        )
     if whole.uncounted:
         flags = ", ".join(UNCOUNTED_FLAGS[name] for name in whole.uncounted)
         notes.append(f"not in the cost, no price is known: {', '.join(whole.uncounted)} ({flags})")

@@ -249,7 +249,8 @@ def evaluate(work: Work, step_s: Value, rates: Rates, options: WholeRunOptions) 
     if options.eval_samples is None:
         return None
     samples_per_step = work.tokens_per_step / work.max_length * work.samples_per_row
-    times = evaluations(work, options) * full_runs(options)
+    runs = full_runs(options) if options.eval_steps is not None else options.trials * options.repeats
+    times = evaluations(work, options) * runs  # at its end every trial is scored, those that stop early too
     alone = work.num_gpus if "evaluate" in options.phase_machine else 1
     steps = options.eval_samples / samples_per_step * times * alone
     packed = f", {work.samples_per_row:.3g} to a row" if work.samples_per_row > 1.0 else ""

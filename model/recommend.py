@@ -112,12 +112,17 @@ def rejection(gpu: str, own: Sequence[Candidate], front: Sequence[Candidate], li
         saved, sooner = best.usd - winner.usd, best.time_h - winner.time_h
         detail = f"beaten by {named(winner)}: {margin(saved, sooner)}"
         return Rejected(gpu=gpu, reason="dominated", detail=detail, candidate=best)
+    in_no_time = not any(in_time(c, limits) for c in own)
+    past = f"{hours(fastest.time_h)} at least, past {hours(limits.deadline_h or 0.0)}"
     if not any(in_budget(c, limits) for c in own):
-        detail = f"${cheapest.usd:,.2f} at least, over ${limits.budget_usd:,.2f}"
-        return Rejected(gpu=gpu, reason="over budget", detail=detail, candidate=cheapest)
-    if not any(in_time(c, limits) for c in own):
-        detail = f"{hours(fastest.time_h)} at least, past {hours(limits.deadline_h or 0.0)}"
-        return Rejected(gpu=gpu, reason="past deadline", detail=detail, candidate=fastest)
+        quick = [c for c in own if in_time(c, limits)]
+        told = min(quick, key=lambda c: (c.usd, c.time_h)) if quick else cheapest
+        late = f", and {past}" if in_no_time else ""
+        soon = " in time" if quick and limits.deadline_h is not None else ""
+        detail = f"${told.usd:,.2f} at least{soon}, over ${limits.budget_usd:,.2f}{late}"
+        return Rejected(gpu=gpu, reason="over budget", detail=detail, candidate=told)
+    if in_no_time:
+        return Rejected(gpu=gpu, reason="past deadline", detail=past, candidate=fastest)
     detail = f"${fastest.usd:,.2f} when fast enough, {hours(cheapest.time_h)} when cheap enough"
     return Rejected(gpu=gpu, reason="budget or deadline", detail=detail, candidate=cheapest)
 

@@ -22,6 +22,8 @@ def take_fused(fields: Fields, architecture: Architecture, defaults: Mapping[str
     """The fused kernels of a run; those asked for that it cannot have are refused, a stack's are left out."""
     asked = fields.take("fused_kernels", defaults.get("fused_kernels", ()), "stack-default")
     names = [part.strip() for part in asked.split(",")] if isinstance(asked, str) else list(asked)
+    if not all(isinstance(name, str) for name in names):
+        raise InputError(f"--fused-kernels is {asked!r}, but kernels are named; type for example rms_norm,rope.")
     names = [canonical_name(name) for name in names]
     if names == ["none"]:
         names = []

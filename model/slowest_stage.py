@@ -14,10 +14,9 @@ from tunecast.model.inventory import part_operations, step_operations
 from tunecast.model.operation import Operation
 from tunecast.model.phase_table import phase_table
 from tunecast.model.run import Run
+from tunecast.model.stages import middle_stages
 from tunecast.model.step_source import StepSource, operations_of
 from tunecast.model.time import run_clocks, scalars
-
-MIDDLE_STAGE = 1
 
 
 def timed_operations(
@@ -42,4 +41,7 @@ def stages_timed(architecture: Architecture, run: Run, *, platform: str) -> list
     busiest = step_operations(architecture, run, platform=platform)
     if run.pp < 3 or run.pp_interleave > 1:
         return [busiest]
-    return [busiest, part_operations(architecture, run, MIDDLE_STAGE, platform=platform)]
+    middle = (
+        part_operations(architecture, run, stage, platform=platform) for stage, _ in middle_stages(architecture, run)
+    )
+    return [busiest, *middle]

@@ -9,6 +9,10 @@ more.
 
 from __future__ import annotations
 
+from collections import Counter
+from functools import lru_cache
+
+from tunecast.model.architecture import Architecture, Layer
 from tunecast.model.run import Run
 
 FIRST_STAGE = 0
@@ -39,9 +43,19 @@ def is_uneven(num_layers: int, run: Run) -> bool:
     return num_layers % run.pp > 0
 
 
-def stages_counted(run: Run) -> tuple[tuple[int, int], ...]:
-    """Stages that differ, each with how many are like it: first, middle, last."""
+def stages_counted(architecture: Architecture, run: Run) -> tuple[tuple[int, int], ...]:
+    """Stages that differ, each with how many are like it: first, the kinds of those in the middle, last."""
     if run.pp == 1:
         return ((FIRST_STAGE, 1),)
-    middle = ((1, run.pp - 2),) if run.pp > 2 else ()
-    return ((FIRST_STAGE, 1), *middle, (run.pp - 1, 1))
+    return ((FIRST_STAGE, 1), *middle_stages(architecture, run), (run.pp - 1, 1))
+
+
+@lru_cache(maxsize=256)
+def middle_stages(architecture: Architecture, run: Run) -> tuple[tuple[int, int], ...]:
+    """Of the stages between the ends one of each kind, with how many have as many layers of every kind."""
+    layers = [group.layer for group in architecture.groups for _ in range(group.count)]
+    found: dict[frozenset[tuple[Layer, int]], list[int]] = {}
+    for stage in range(1, run.pp - 1):
+        own = Counter(layers[slice(*stage_range(architecture.num_layers, run.pp, stage))])
+        found.setdefault(frozenset(own.items()), []).append(stage)
+    return tuple((stages[0], len(stages)) for stages in found.values())

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 
-from tunecast.catalogs.rental_facts import egress_usd_per_gb, storage_usd_per_gb_month
+from tunecast.catalogs.rental_facts import dearest_storage_usd_per_gb_month, egress_usd_per_gb, storage_usd_per_gb_month
 from tunecast.catalogs.tables import read_rows
 from tunecast.model.factors import Factor
 from tunecast.model.interrupted import Interrupted, interrupted
@@ -57,6 +57,8 @@ class WholeRun:
     seed: int = 0
     """Of the simulation of interruptions."""
     uncounted: tuple[str, ...] = ()
+    guessed_storage_usd_per_gb_month: float | None = None
+    """What a disk was taken to cost where the provider's price is not known; None: nothing was."""
     """What costs money and is not in `cost_usd`, because nobody states its price."""
 
     @property
@@ -110,7 +112,8 @@ def _priced(
     bill = terms.billing.billed_h
     rent = Value(value=bill(held.value), low=bill(held.low), high=bill(held.high)).scaled(terms.usd_per_h)
     others = total(phase.hours.scaled(phase.usd_per_h or 0.0) for phase in elsewhere)
-    storage, egress, uncounted = _flat(whole.total_time_h.value, work, rates, options, terms)
+    per_month, guessed = _storage_usd_per_gb_month(disk_bytes(work, rates, options) / GIGA, options, terms)
+    storage, egress, uncounted = _flat(whole.total_time_h.value, work, rates, options, terms, per_month)
     energy, kwh = _energy(whole, terms)
     parts = {
         "rent": rent.value,
@@ -129,20 +132,29 @@ def _priced(
         billing=terms.billing,
         power=terms.power,
         uncounted=uncounted,
+        guessed_storage_usd_per_gb_month=per_month if guessed and storage > 0.0 else None,
     )
 
 
+def _storage_usd_per_gb_month(gb: float, options: WholeRunOptions, terms: Terms) -> tuple[float | None, bool]:
+    """(price of the disk, whether it is a guess): of a provider whose own is not known the dearest of those that are,
+    where the disk is kept after the run, so that no offer is the cheapest because its price is missing."""
+    if terms.storage_usd_per_gb_month is not None or terms.provider == "user":
+        return terms.storage_usd_per_gb_month, False
+    known = storage_usd_per_gb_month(terms.provider, "disk", gb)
+    if known is not None or options.keep_days <= 0.0:
+        return known, False
+    return dearest_storage_usd_per_gb_month("disk", gb), True
+
+
 def _flat(
-    time_h: float, work: Work, rates: Rates, options: WholeRunOptions, terms: Terms
+    time_h: float, work: Work, rates: Rates, options: WholeRunOptions, terms: Terms, per_month: float | None
 ) -> tuple[float, float, tuple[str, ...]]:
     """(storage, egress, what is not counted): GB-months of the disk, and GB that leave a provider."""
     if options.train_only:
         return 0.0, 0.0, ()
     unknown = []
     gb = disk_bytes(work, rates, options) / GIGA
-    per_month = terms.storage_usd_per_gb_month
-    if per_month is None and terms.provider != "user":
-        per_month = storage_usd_per_gb_month(terms.provider, "disk", gb)
     if per_month is None:
         unknown.append("storage")
     storage = (per_month or 0.0) * gb * terms.machines * (time_h + options.keep_days * DAY_H) / MONTH_H

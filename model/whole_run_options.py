@@ -165,8 +165,13 @@ def pairs(
     name: str, given: Any, known: Iterable[str], *, least: float, example: str, most: float = MOST_OTHER
 ) -> dict[str, float]:
     """``NAME=X``, repeated, or a mapping; raises InputError for an unknown name or a number out of bounds."""
-    texts = [given] if isinstance(given, str) else list(given) if not isinstance(given, Mapping) else []
-    items = [text.partition("=")[::2] for text in texts] if texts else list(dict(given or {}).items())
+    if isinstance(given, Mapping):
+        items = list(given.items())
+    else:
+        texts = [given] if isinstance(given, str) else list(given) if isinstance(given, Iterable) else [given]
+        if not all(isinstance(text, str) for text in texts):
+            raise InputError(f"{flag(name)} is {given!r}, which is no NAME=X; type for example {flag(name)} {example}.")
+        items = [text.partition("=")[::2] for text in texts]
     found: dict[str, float] = {}
     for key, value in items:
         if key not in known:
@@ -272,6 +277,9 @@ def _check(options: WholeRunOptions) -> None:
         raise InputError(f"{flag(energy[0])} is for GPUs of your own; a rented one includes its power: add --owned.")
     if options.owned and options.spot:
         raise InputError("--owned and --spot exclude each other: nobody takes your own machine away.")
+    billing = [n for n in ("billing_granularity_s", "billing_minimum_s") if getattr(options, n) is not None]
+    if billing and options.owned:
+        raise InputError(f"{flag(billing[0])} is about rented machines, --owned about your own; leave one of them out.")
     if options.spot and options.train_only and options.restart_min is None:
         raise InputError("--train-only leaves out the start-up that a restart repeats: add --restart-min 10, say.")
     _check_train_only(options)

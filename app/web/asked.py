@@ -161,7 +161,9 @@ def _number(name: str, text: str) -> object:
     try:
         return kind(text.replace(",", ""))
     except ValueError as error:
-        raise InputError(f"{FLAGS[name]} is {text!r}, which is no number; type for example 2.") from error
+        raise InputError(
+            f"{FLAGS[name]} is {text!r}, which is no {'whole ' if kind is int else ''}number; type for example 2."
+        ) from error
 
 
 def model_of(asked: Fields) -> str:

@@ -422,3 +422,30 @@ def test_cards_without_bf16_are_left_out_where_the_stack_needs_it_and_named() ->
     assert found.front
     assert without["t4-16gb"].reason == "not built"
     assert "take one that has" in without["t4-16gb"].detail
+
+
+def test_a_filter_never_makes_the_cheapest_plan_cheaper() -> None:
+    """200 GB lie at AWS: every provider's traffic is reckoned, not that of the cheapest hours alone."""
+    asked: dict[str, Any] = {
+        "method": "qlora", "tokens": "10M", "max_length": 2048, "gpu": ("l40s-48gb", "l4-24gb"), "prepare": True,
+        "dataset_gb": 200, "data_location": "s3=500", "phase_rate": "tokenize_tokens_per_s=20000000",
+    }  # fmt: skip
+    anywhere, there = (recommend("meta-llama/Llama-3.1-8B", **asked, **more) for more in ({}, {"provider": "aws"}))
+    assert anywhere.cheapest is not None
+    assert there.cheapest is not None
+    assert anywhere.cheapest.candidate.usd <= there.cheapest.candidate.usd
+
+
+def test_budget_and_deadline_together_name_what_keeps_the_other() -> None:
+    found = ask(budget=0.01, deadline="1m")
+    for rejected in found.rejected:
+        if rejected.reason == "over budget":
+            assert "in time" in rejected.detail or "past 1 min" in rejected.detail
+
+
+def test_a_provider_that_sells_otherwise_is_told_by_kind_and_not_by_size() -> None:
+    """vast.ai lists a marketplace only, whatever else is unknown of other cards."""
+    done = runner.invoke(program, ["recommend", MODEL, "--tokens", "1M", "--provider", "vast"])
+    assert done.exit_code == 3
+    assert "--purchase" in done.output
+    assert "--global-batch" not in done.output.split("Nobody is known")[1]

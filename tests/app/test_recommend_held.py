@@ -110,3 +110,18 @@ def test_a_stack_that_checkpoints_nothing_by_itself_is_named_and_not_a_flag_that
     assert done.exit_code == 2
     assert "--stack litgpt checkpoints no layer by itself; add --gradient-checkpointing" in said
     assert "--no-gradient-checkpointing" not in said
+
+
+def test_no_offer_is_picked_whose_machine_lacks_the_host_memory() -> None:
+    """8 billion parameters at 16 bytes each go to the host: 120 GiB."""
+    found = recommend(
+        "meta-llama/Llama-3.1-8B", method="full", tokens="5M", max_length=2048, offload="optimizer", max_gpus=1
+    )
+    rooms = [picked.candidate.price.offer["ram_gib"] for picked in found.front]
+    assert rooms
+    assert all(room is None or room >= 120 for room in rooms)
+    told = estimate(
+        "meta-llama/Llama-3.1-8B", method="full", tokens="5M", max_length=2048, offload="optimizer", gpu="l40s"
+    )[0]
+    assert told.offer is not None
+    assert told.offer["ram_gib"] is None or told.offer["ram_gib"] >= 120

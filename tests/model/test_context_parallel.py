@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from tunecast.catalogs.errors import NotSupportedError
 from tunecast.model.architecture import Architecture
+from tunecast.model.architectures import load_architecture
 from tunecast.model.context_parallel import context_operations, exchange_bytes
+from tunecast.model.flops import executed_flops_per_step
 from tunecast.model.inventory import step_operations
 from tunecast.model.joined import joined
 from tunecast.model.links import collective_seconds, links_of
 from tunecast.model.on_device import job_factors
 from tunecast.model.operation import Phase
 from tunecast.model.phase_table import phase_table
+from tunecast.model.resolve import resolve_run
 from tunecast.model.run import Run
 from tunecast.model.segments import BACKWARD, FORWARD
 from tunecast.model.target import resolve_targets
@@ -110,3 +115,37 @@ def test_a_gather_holds_every_block_and_a_ring_two(make: Make, run_of: RunOf) ->
     assert exchange_bytes(llama, gathered) == 9 * block
     assert exchange_bytes(llama, passed) == 2 * block
     assert exchange_bytes(llama, replace(gathered, cp=1)) == 0
+
+
+@pytest.mark.parametrize("kind", ["ring", "ulysses"])
+def test_only_layers_that_run_again_exchange_again(make: Make, run_of: RunOf, kind: str) -> None:
+    """Of 8 layers all, every second, the first three and none are checkpointed."""
+    llama = make("llama-3.1-8b", 8)
+    options = {"method": "full", "max_length": 32768, "num_gpus": 4, "cp": 4, "cp_kind": kind, "sharding": "fsdp"}
+
+    def again(**checkpoints: Any) -> float:
+        run = run_of(llama, **options, **checkpoints)
+        found = context_operations(llama, run, 0)
+        ahead = sum(each.count for each in found if each.phase is Phase.FORWARD)
+        return sum(each.count for each in found if each.phase is Phase.RECOMPUTE) / ahead
+
+    assert again() == 1.0
+    assert again(checkpoint_every=2) == 0.5
+    assert again(checkpoint_first=3) == 3 / 8
+    assert again(gradient_checkpointing=False) == 0.0
+
+
+@pytest.mark.parametrize("model", ["mistralai/Mistral-7B-v0.1", "google/gemma-3-4b-pt"])
+def test_windows_that_sdpa_would_need_a_mask_for_are_refused(model: str) -> None:
+    """Parts of a row are shorter than the window, but the row is not; work does not vanish with more parts."""
+    architecture = load_architecture(model)
+    options = {"method": "full", "max_length": 32768, "num_gpus": 8, "sharding": "fsdp"}
+    with pytest.raises(NotSupportedError, match=r"sliding windows of .* --attn-implementation flash_attention_2"):
+        resolve_run(architecture, {**options, "cp": 2})
+    flash = {**options, "attn_implementation": "flash_attention_2"}
+    whole, *parts = (
+        executed_flops_per_step(architecture, resolve_run(architecture, {**flash, "cp": cp}).run) / 8 * cp
+        for cp in (1, 2, 8)
+    )
+    assert parts == pytest.approx([whole] * 2, rel=0.01)
+    resolve_run(architecture, {**options, "max_length": 512, "cp": 2})

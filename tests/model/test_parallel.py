@@ -91,7 +91,8 @@ def test_parts_of_the_weights_are_the_whole(make: Make, run_of: RunOf) -> None:
     llama = make("llama-3.1-8b")
     run = run_of(llama, num_gpus=16, tp=4, pp=4, **FULL)
     held = sum(
-        run.tp * count * local_architecture(llama, run, stage).total_params for stage, count in stages_counted(run)
+        run.tp * count * local_architecture(llama, run, stage).total_params
+        for stage, count in stages_counted(llama, run)
     )
     norms = (2 * llama.num_layers + 1) * llama.hidden_size
     assert held - llama.total_params == (run.tp - 1) * norms
@@ -103,7 +104,7 @@ def test_parts_of_a_gpt_3_are_the_whole_and_its_table_twice(run_of: RunOf) -> No
     gpt = load_architecture("nvidia/nemo-gpt3-20b")
     run = run_of(gpt, method="full", max_length=2048, num_gpus=16, tp=4, pp=4)
     held = sum(
-        run.tp * count * local_architecture(gpt, run, stage).total_params for stage, count in stages_counted(run)
+        run.tp * count * local_architecture(gpt, run, stage).total_params for stage, count in stages_counted(gpt, run)
     )
     hidden, layers = 6144, 44
     copied = layers * (2 * 2 * hidden + 2 * hidden) + 2 * hidden + 2048 * hidden

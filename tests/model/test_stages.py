@@ -18,7 +18,7 @@ from tunecast.model.memory import memory_timeline
 from tunecast.model.parallel import local_architecture
 from tunecast.model.resolve import resolve_run
 from tunecast.model.run import Run
-from tunecast.model.stages import stage_layers, stage_range
+from tunecast.model.stages import stage_layers, stage_range, stages_counted
 
 Make = Callable[..., Architecture]
 RunOf = Callable[..., Run]
@@ -74,3 +74,17 @@ def test_ends_that_would_have_no_layer_are_refused(make: Make, run_of: RunOf) ->
         run_of(llama, num_gpus=8, pp=8, **FULL)
     with pytest.raises(InputError, match=r"--pp-interleave 3 .* --pp-interleave can be 1 or 2 or 4\."):
         run_of(make("llama-3.1-8b", 14), num_gpus=4, pp=4, pp_interleave=3, **FULL)
+
+
+@pytest.mark.parametrize(("pp", "length"), [(4, 131072), (8, 32768)])
+def test_stages_in_the_middle_have_the_layers_that_they_have(pp: int, length: int) -> None:
+    """Gemma 3 4B: every sixth of 34 layers attends to the whole row, which middle stages have 0, 1 or 2 of."""
+    gemma = load_architecture("google/gemma-3-4b-pt")
+    options = {**FULL, "max_length": length, "attn_implementation": "flash_attention_2", "num_gpus": pp, "pp": pp}
+    run = resolve_run(gemma, {**options, "gradient_accumulation_steps": 2 * pp, "sharding": "none"}).run
+    work = [total_flops(part_operations(gemma, run, stage)) for stage in range(pp)]
+    assert executed_flops_per_step(gemma, run) == pytest.approx(sum(work), rel=1e-9)
+    assert len({round(each / 1e12) for each in work[1:-1]}) > 1
+    assert work[busiest_stage(gemma, run)] == max(work)
+    assert {stage for stage, _ in stages_counted(gemma, run)} <= set(range(pp))
+    assert sum(count for _, count in stages_counted(gemma, run)) == pp

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tunecast.catalogs.errors import InputError
 from tunecast.catalogs.gpus import load_gpus
+from tunecast.catalogs.tables import read_rows
 from tunecast.model.amount import Amount, resolve_amount
 from tunecast.model.architectures import load_architecture
 from tunecast.model.cost import Price, user_price
@@ -163,6 +164,32 @@ def test_a_search_trains_the_best_in_full_and_the_others_up_to_where_they_stop()
     assert seconds(whole, "train") == pytest.approx(2 * (1 + 19 * 0.25) * 3600)
     assert seconds(whole, "load") == pytest.approx(40 * seconds(run(), "load"))
     assert seconds(whole, "download") == pytest.approx(seconds(run(), "download"))
+
+
+def test_every_trial_is_scored_at_its_end() -> None:
+    """5 trials of which 4 stop after a tenth: 5 evaluations, twice with two seeds; while training, those that are
+    reached."""
+    once = seconds(run(eval_samples=500), "evaluate")
+    stopped = {"trials": 5, "early_stopping_fraction": 0.1, "eval_samples": 500}
+    assert seconds(run(**stopped), "evaluate") == pytest.approx(5 * once)
+    assert seconds(run(**stopped, repeats=2), "evaluate") == pytest.approx(10 * once)
+    assert seconds(run(**stopped, eval_steps=100), "evaluate") == pytest.approx(10 * 1.4 * once)
+
+
+def test_a_kept_disk_of_unknown_price_costs_what_the_dearest_known_does() -> None:
+    """Or an offer would be the cheapest because its price is missing; without keeping it, it is left out."""
+    first: dict[str, float] = {}  # a provider's first disk is its price
+    for row in read_rows("storage.csv"):
+        if row["role"] == "disk":
+            first.setdefault(row["provider"], float(row["usd_per_gb_month"]))
+    dearest = max(first.values())
+    nobody = Price(usd_per_h=2.0, offer={"provider": "nobody-knows"})
+    kept = run(price=nobody, keep_days=30)
+    assert kept.guessed_storage_usd_per_gb_month == pytest.approx(dearest)
+    held_h = kept.total_time_h.value + 30 * 24
+    assert kept.cost_parts_usd["storage"] == pytest.approx(16.2 * dearest * held_h / 730)
+    assert "storage" in run(price=nobody).uncounted
+    assert run(price=nobody, keep_days=30, storage_usd_per_gb_month=0.1).guessed_storage_usd_per_gb_month is None
 
 
 def test_another_machine_does_the_phases_that_need_no_gpu() -> None:
