@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from tunecast.catalogs.errors import InputError
-from tunecast.model.bounds import MOST_AMOUNT, at_most, check_sizes
+from tunecast.model.bounds import check_sizes
+from tunecast.model.counts import parse_count as parse_count
 from tunecast.model.dataset import Dataset, bytes_per_token
 from tunecast.model.factors import Factor
 from tunecast.model.kept_samples import OF_DATA, SPLIT, long_samples
@@ -27,10 +27,6 @@ from tunecast.model.rows import (
 )
 from tunecast.model.run import Run
 from tunecast.model.step_count import full_frac, rows_per_step, steps_of
-from tunecast.model.units import GIGA, KILO, MEGA, TERA
-
-_SUFFIX = {"": 1.0, "k": KILO, "m": MEGA, "b": GIGA, "g": GIGA, "t": TERA}
-
 
 STEPS_AT_MOST, STEPS_EXACTLY = "steps_at_most", "steps_exactly"
 OF_A_FILE = (STEPS_AT_MOST, STEPS_EXACTLY, "rows_padded", ROWS_PACKED, ROWS_GROUPED, *OF_DATA)
@@ -64,19 +60,6 @@ class Amount:
     def full_frac(self, run: Run) -> float:
         """Work of all steps over that of as many full ones."""
         return 1.0 if self.rows is None else full_frac(run, self.rows, self.steps)
-
-
-def parse_count(text: str | float, *, name: str) -> float:
-    """``10M``, ``1.5B``, ``15T`` or a plain number, its thousands apart (``10_000_000``) or not.
-
-    Raises InputError for anything else or below 1.
-    """
-    digits = re.sub(r"(?<=\d)[_,](?=\d{3}(\D|$))", "", str(text))
-    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([kKmMbBgGtT]?)\s*", digits)
-    count = float(match[1]) * _SUFFIX[match[2].lower()] if match else 0.0
-    if not math.isfinite(count) or count < 1:
-        raise InputError(f"{name} is {text!r}, which is not a positive amount; type it as 10M, 1.5B, 15T or 250000.")
-    return at_most(name, count, MOST_AMOUNT)
 
 
 def resolve_amount(run: Run, options: dict[str, Any]) -> Amount | None:

@@ -364,10 +364,12 @@ def question_that_fits(question: Question, target: Target, dimension: str) -> tu
     """
     long, lengths = bool(question.options.get("allow_long_context")), dimension == "max_length"
     if lengths and lays_flat(question.options):
-        raise NotSupportedError(
-            "A search for the longest --max-length of samples that are laid end to end (--padding-free with "
-            "--no-packing) is not built yet: their sum decides memory; type --max-length N."
-        )
+        if whole_number("per_device_train_batch_size", question.options.get("per_device_train_batch_size") or 1) > 1:
+            raise NotSupportedError(
+                "A search for the longest --max-length of samples that are laid end to end is not built yet: their sum "
+                "decides memory; type --max-length N, or --no-padding-free."
+            )
+        question = changed(question, {"padding_free": False})  # a sample alone is its own row
     step = length_step(question.options) if lengths else 1
     least = shortest_length(question.options, step) if lengths else 1
     smallest = changed(question, {dimension: least})

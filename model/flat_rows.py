@@ -3,7 +3,7 @@
 TRL's ``padding_free`` without packing, axolotl's ``batch_flattening`` (``DataCollatorWithFlattening`` of transformers):
 a micro-batch of B samples has the sum S of their lengths, not B times the longest. Copies of the model that meet wait
 for the largest of their sums. Lengths are independent draws from the data's, so that the distribution of S is theirs
-convolved with itself B times, on `BINS` steps of ``max_length``.
+convolved with itself B times, on `BINS` steps of the longest.
 
 Attention has the pairs of each sample, in the mean B E[l^2] / 2. A row of S tokens is timed as one of equal documents
 whose length grows with S,
@@ -13,7 +13,7 @@ whose length grows with S,
 with which both the mean over S and a micro-batch of one sample (span S) are right, and with exponential lengths every S
 (they are Dirichlet given their sum).
 
-Memory is that of the largest sum that a run meets: of n micro-batches, the quantile 1 - 1 / n.
+Memory is that of the largest sum of an epoch of n micro-batches, in the median: the quantile 0.5^(1/n) of the sums.
 Left out: samples in the order of their lengths (``--group-by-length``), whose micro-batches are taken to be of samples
 alike.
 """
@@ -35,7 +35,7 @@ from tunecast.model.run import Run
 from tunecast.model.sample_lengths import POINTS, equal_parts, lengths_at
 
 BINS = 512
-"""Steps that a length up to ``max_length`` is counted in."""
+"""Steps that the longest sample is counted in."""
 MOST_SUMMED = 1024
 """Samples of a micro-batch whose sum is convolved; that of more scatters less, by 2% or so, and is taken to scatter as
 much."""
@@ -74,10 +74,10 @@ def flat_lengths(lengths: tuple[float, ...], cut: int, batch: int, copies: int, 
 
 
 def largest(lengths: tuple[float, ...], cut: int, batch: int, micro_batches: float) -> float:
-    """Tokens per sample of the largest of so many micro-batches: the quantile 1 - 1 / n of their sums."""
+    """Tokens per sample of the largest of so many micro-batches, in the median: their sums' quantile 0.5^(1/n)."""
     summed = min(batch, MOST_SUMMED)
     so_far = np.cumsum(_chances(lengths, cut, summed))
-    place = int(np.searchsorted(so_far, 1.0 - 1.0 / max(micro_batches, 2.0)))
+    place = int(np.searchsorted(so_far, 0.5 ** (1.0 / max(micro_batches, 1.0))))
     return min(place, BINS * summed) * cut / BINS / summed
 
 
@@ -95,9 +95,10 @@ def lengths_of_mean(mean: float, cut: int) -> tuple[float, ...]:
     return tuple(np.minimum(found * (mean / found.mean()), cut))
 
 
-def _thinned(lengths: tuple[int, ...]) -> tuple[float, ...]:
-    """At most `POINTS` equally likely lengths with the mean of these."""
-    each = np.sort(np.asarray(lengths, dtype=float))
+@lru_cache(maxsize=64)
+def _thinned(found: Dataset, size_bytes: float, most: int) -> tuple[float, ...]:
+    """At most `POINTS` equally likely lengths with the mean of a file's, `most` tokens of so many bytes at most."""
+    each = np.sort(np.asarray(found.lengths(size_bytes, most), dtype=float))
     if len(each) <= POINTS:
         return tuple(each)
     return tuple(equal_parts(each, np.arange(len(each) + 1) / len(each), POINTS))
@@ -105,8 +106,8 @@ def _thinned(lengths: tuple[int, ...]) -> tuple[float, ...]:
 
 def _rows(run: Run, lengths: tuple[float, ...], dense: tuple[float, ...], micro_batches: float, grouped: bool) -> Rows:
     """Rows by equally likely lengths; `dense` are the same at the low end of the bytes that a token has."""
-    batch, cut = run.per_device_train_batch_size, run.max_length
-    together = 1 if grouped else batch
+    together = 1 if grouped else run.per_device_train_batch_size
+    cut, densest = (max(math.ceil(max(each)), 1) for each in (lengths, dense))  # no sample is longer
     own, of_all = (flat_lengths(lengths, cut, together, copies, LIKELY) for copies in (1, run.dp))
     waited = own if grouped else waited_for(own, of_all, run)
     many = run.dp > 1 and not grouped
@@ -117,7 +118,7 @@ def _rows(run: Run, lengths: tuple[float, ...], dense: tuple[float, ...], micro_
         samples=None,
         how=HOW + (f", {run.dp} copies of the model waiting for the largest" if many else ""),
         lengths=tuple(whole(length) for length in waited),
-        peak=min(math.ceil(largest(dense, cut, together, micro_batches)), cut),
+        peak=max(min(math.ceil(largest(dense, densest, together, micro_batches)), densest), whole(own.mean())),
         micro_batches=max(round(micro_batches), 1),
     )
 
@@ -146,7 +147,7 @@ def flat_of_file(found: Dataset, per_token: Factor, run: Run, *, grouped: bool) 
             f"--dataset {found.name} has no sample of {most} tokens or fewer, and longer ones are left out; raise the "
             "length of rows."
         )
-    lengths, dense = (_thinned(found.lengths(size, most)) for size in (per_token.value, per_token.low))
+    lengths, dense = (_thinned(found, size, most) for size in (per_token.value, per_token.low))
     rows = _rows(run, lengths, dense or lengths, samples / run.per_device_train_batch_size, grouped)
     ends = [found.tokens(size, most) / samples for size in (per_token.low, per_token.value, per_token.high)]
     known = per_token.low == per_token.high

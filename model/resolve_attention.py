@@ -208,7 +208,8 @@ def take_documents(fields: Fields, architecture: Architecture) -> None:
             f"--attention-length {length} is beyond --max-length {values['max_length']}, the row that documents are "
             "packed into; lower it, or leave it out."
         )
-    fused = "attention" in values["fused_kernels"] or keeps_samples_apart(values["stack"])
+    own = keeps_samples_apart(values["stack"]) and values["attn_implementation"] != "eager"
+    fused = "attention" in values["fused_kernels"] or own
     if not values["attn_implementation"].startswith("flash") and not fused:
         raise InputError(
             f"--attn-implementation {values['attn_implementation']} masks whole rows, documents apart or not, but "

@@ -319,7 +319,7 @@ def check_context_parallel(architecture: Architecture, values: Mapping[str, Any]
         raise NotSupportedError(why_not_split(architecture))
     masked = values["attn_implementation"] == "sdpa" and "attention" not in values.get("fused_kernels", ())
     windows = [group.layer.attention.window for group in architecture.groups]
-    if masked and any(window is not None and window <= length for window in windows):
+    if masked and any(window is not None and window < length for window in windows):
         raise NotSupportedError(
             f"Context parallelism of the sliding windows of {architecture.name} under sdpa is not built: it takes no "
             "mask, without which they are not kept; use --attn-implementation flash_attention_2, or --cp 1."

@@ -29,6 +29,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from tunecast.catalogs.errors import InputError
+from tunecast.model.counts import parse_count
 from tunecast.model.dataset import Dataset, bytes_per_token, kept, read_dataset
 from tunecast.model.factors import Factor
 from tunecast.model.flat_rows import flat_of_file, flat_of_mean
@@ -80,14 +81,18 @@ def packing_of(options: Mapping[str, Any]) -> bool | None:
 
 def lays_flat(options: Mapping[str, Any]) -> bool:
     """Whether the samples of a micro-batch are laid end to end (`flat_rows`): as typed, or as a training file or the
-    stack has it where their lengths are known and its attention keeps them apart."""
+    stack has it where their lengths are known, its attention keeps them apart, and nothing typed speaks of padded or of
+    packed rows."""
     said = any(options.get(name) is not None for name in LENGTHS)
-    if not said or options.get("packing") or options.get("padding_free") is False:
+    packed = bool(options.get("packing")) or options.get("attention_length") is not None
+    if not said or packed or options.get("padding_free") is False:
         return False
     if options.get("packing") is False and options.get("padding_free"):
         return True
-    apart = str(options.get("attn_implementation")).startswith("flash") or keeps_samples_apart(options.get("stack"))
-    return bool(options.get(ROWS_FLAT)) and apart
+    padded = bool(options.get("padding_mask")) or options.get("pad_to_multiple_of") is not None
+    kernel = str(options.get("attn_implementation"))
+    apart = kernel.startswith("flash") or (kernel != "eager" and keeps_samples_apart(options.get("stack")))
+    return bool(options.get(ROWS_FLAT)) and apart and not padded
 
 
 def trained_data(options: Mapping[str, Any]) -> Dataset:
@@ -195,9 +200,7 @@ def unpacked_rows(run: Run, options: Mapping[str, Any]) -> Rows | None:
             f"--mean-tokens is {mean:g}, which is not between 1 and --max-length {run.max_length}; change one of them."
         )
     if lays_flat(options):
-        asked = options.get("num_samples")
-        samples = None if asked is None else as_number(asked)
-        return flat_of_mean(run, mean, samples, grouped=groups_rows(options))
+        return flat_of_mean(run, mean, _samples_asked(options, mean), grouped=groups_rows(options))
     most, group = longest_row(run), group_size(run, None) if groups_rows(options) else None
     own, waited = _own_and_waited(lambda of: _likely_of_mean(run, mean, of, group), run, group)
     rows = Rows(
@@ -218,6 +221,15 @@ def unpacked_rows(run: Run, options: Mapping[str, Any]) -> Rows | None:
         most = min(most, filled(mean + run.max_length * batch * run.dp / group, run))
     ends = f"the interval of the whole run, not that of a step, goes from rows of {alike}, all alike, to {most}"
     return replace(rows, how=f"{how}; {ends}", shortest=alike, longest=max(most, whole(waited.mean())))
+
+
+def _samples_asked(options: Mapping[str, Any], mean: float) -> float | None:
+    """Samples of an epoch, as typed or by its tokens; None where neither is said."""
+    if options.get("num_samples") is not None:
+        return parse_count(options["num_samples"], name="--num-samples")
+    if options.get("tokens") is not None:
+        return parse_count(options["tokens"], name="--tokens") / mean
+    return None
 
 
 def _likely_of_mean(run: Run, mean: float, batch: int, group: int | None) -> Array:

@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tunecast.model.amount import parse_count
+from tunecast.catalogs.errors import NotSupportedError
 from tunecast.model.configs.common import LORA_KERNELS, ONE_PIECE, TOKENS_UNPADDED, UNPACKED
 from tunecast.model.configs.run_file import RunFile
 from tunecast.model.configs.spread import CAST, UNWRAPPED, put_dtypes, settle_dtypes, told_by_spread
 from tunecast.model.configs.zero_fields import OWN_ADAM
+from tunecast.model.counts import parse_count
 from tunecast.model.file_spread import BY_FILE, DTYPES, check_mesh, over_shards
+from tunecast.model.read_numbers import as_number
 from tunecast.model.resolve import ASSUMED
 from tunecast.model.resolve_kernels import RAISED
 from tunecast.model.resolve_parallel import ZERO
@@ -78,6 +80,7 @@ def merge_options(run_file: RunFile, typed: Mapping[str, Any]) -> Merged:
     notes += _cap_samples(given, run_file)
     options |= given
     origins |= dict.fromkeys(given, "cli")
+    _refuse_tf32(options, run_file)
     if not any(options.get(name) is not None for name in AMOUNTS) and "num_train_epochs" not in given:
         epochs = options.pop("num_train_epochs", None)
         origins.pop("num_train_epochs", None)
@@ -89,13 +92,26 @@ def merge_options(run_file: RunFile, typed: Mapping[str, Any]) -> Merged:
     return Merged(options=options, origins=origins, notes=tuple(notes))
 
 
+def _refuse_tf32(options: Mapping[str, Any], run_file: RunFile) -> None:
+    """TF32 decides products in fp32 arithmetic, which are counted as fp32 proper; with 16 bits it changes nothing."""
+    if run_file.tf32 and options.get("precision") == "fp32":
+        raise NotSupportedError(
+            "Products in TF32 (tf32: true of the file, with neither bf16 nor fp16) are not built yet; add --precision "
+            "bf16-autocast, or set tf32: false for fp32 proper."
+        )
+
+
 def _cap_samples(given: dict[str, Any], run_file: RunFile) -> list[str]:
-    """Cut typed samples to what the file trains at most; returns what to tell of it."""
-    most, typed = run_file.most_samples, given.get("num_samples")
-    if most is None or typed is None or parse_count(typed, name="--num-samples") <= most:
+    """Cut typed samples, or tokens of samples, to what the file trains at most; returns what to tell of it."""
+    most, mean = run_file.most_samples, as_number(given.get("mean_tokens"))
+    if most is None:
         return []
-    given["num_samples"] = most
-    return [f"--num-samples {typed} is cut to {most:,}, which max_samples of the file trains at most."]
+    for name, each in (("num_samples", 1.0), ("tokens", mean)):
+        flag, typed = "--" + name.replace("_", "-"), given.get(name)
+        if typed is not None and each is not None and parse_count(typed, name=flag) > most * each:
+            given[name] = most if each == 1.0 else most * each
+            return [f"{flag} {typed} is cut to the {most:,} samples that max_samples of the file trains at most."]
+    return []
 
 
 def _rows_notes(notes: list[str], options: Mapping[str, Any], run_file: RunFile) -> list[str]:

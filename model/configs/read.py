@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tunecast.catalogs.errors import InputError, NotSupportedError
+from tunecast.catalogs.errors import InputError
 from tunecast.model.configs import axolotl, litgpt, llama_factory, torchtune, trl
 from tunecast.model.configs.accelerate import put_launcher_precision, read_accelerate
 from tunecast.model.configs.deepspeed import check_whole_batch, read_deepspeed
@@ -129,13 +129,12 @@ def read_mapping(
     read_variants(chosen, source, draft)
     _check_model(source, draft, chosen)
     unread = _companions(source, draft, chosen, accelerate, deepspeed)
-    _refuse_tf32(source, draft)
     settle_spread(draft, chosen)
     check_whole_batch(draft, num_gpus)
     if chosen == "trl":
         trl.settle(draft)
     off = {
-        field for field in source.unread() if field in SWITCHED_OFF and source.switched_off(field)
+        field for field in source.unread() if field in SWITCHED_OFF and source.says(field) in ("no", "false", "none")
     }  # left out rightly
     title = load_frameworks()[chosen]["title"]
     strange = _strange(source, draft, chosen)
@@ -152,6 +151,7 @@ def read_mapping(
         wide_notes=tuple(draft.wide_notes),
         mesh=draft.mesh,
         most_samples=draft.most_samples,
+        tf32=source.says("tf32") == "true",
     )
 
 
@@ -159,15 +159,6 @@ OF_TRAINER = ("trl", "llama-factory")
 """Formats whose Trainer takes the launcher's precision; axolotl exports its own."""
 SWITCHED_OFF = ("eval_strategy", "evaluation_strategy", "do_eval", "save_strategy")
 """Fields that may say that nothing is evaluated or saved."""
-
-
-def _refuse_tf32(source: Source, draft: Draft) -> None:
-    """TF32 decides products in fp32 arithmetic, which are counted as fp32 proper; with 16 bits it changes nothing."""
-    if draft.options.get("precision") == "fp32" and str(source.peek("tf32")).lower() == "true":
-        raise NotSupportedError(
-            f"{source.name}: products in TF32 (tf32: true with neither bf16 nor fp16) are not built yet; switch bf16 "
-            "on, or set tf32: false for fp32 proper."
-        )
 
 
 def _strange(source: Source, draft: Draft, chosen: str) -> set[str]:

@@ -33,6 +33,8 @@ class RunFile:
     """Those of `notes` and others that are about weights in fp32, true without DeepSpeed and FSDP alone."""
     mesh: Mesh | None = None
     """How FSDP's shards and their copies lie on the GPUs, where the file says it."""
+    tf32: bool = False
+    """Whether products in fp32 are to run in TF32."""
     most_samples: int | None = None
     """Samples that the file trains at most, of all of its data sets together."""
 

@@ -50,9 +50,9 @@ class Source:
             self._read.discard(field)
         return value
 
-    def switched_off(self, field: str) -> bool:
-        """Whether a field that nobody asks for says no in so many words."""
-        return str(self._nested(field)).lower() in ("no", "false", "none")
+    def says(self, field: str) -> str:
+        """What stands in a field that nobody asks for, in small letters; ``none`` where it stands not."""
+        return str(self._nested(field)).lower()
 
     def has(self, field: str) -> bool:
         """Whether the file gives the field a value."""

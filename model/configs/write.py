@@ -54,6 +54,12 @@ FLAT_FIELDS: dict[str, Mapped] = {
 Every = Callable[[Architecture], tuple[str, ...]]
 
 
+def attention_written(run: Run) -> str:
+    """The attention that keeps samples apart as the run has it, where a stack of its own chooses it under sdpa."""
+    apart = run.attention_spans is not None and run.attn_implementation == "sdpa"
+    return "flash_attention_2" if apart else run.attn_implementation
+
+
 def rows_alone(kind: str, run: Run) -> Mapped:
     """What rows of one sample each have in place of packed ones, filled to the run's multiple where the format can."""
     multiple = run.pad_to_multiple_of
@@ -139,7 +145,7 @@ def trl_file(architecture: Architecture, run: Run, steps: int) -> Mapped:
             "max_steps": steps,
             "gradient_checkpointing": run.gradient_checkpointing,
             "gradient_checkpointing_kwargs": checkpointing_kwargs(run),
-            "attn_implementation": run.attn_implementation,
+            "attn_implementation": attention_written(run),
             "optim": run.optim,
             "loss_type": run.loss_type if run.stack != "liger" and run.loss_type in LOSSES else None,
             "use_liger_kernel": True if run.stack == "liger" else None,
@@ -190,7 +196,7 @@ def axolotl_file(architecture: Architecture, run: Run, steps: int) -> Mapped:
             "learning_rate": LEARNING_RATE[run.method],
             "gradient_checkpointing": run.gradient_checkpointing,
             "gradient_checkpointing_kwargs": checkpointing_kwargs(run),
-            "attn_implementation": run.attn_implementation,
+            "attn_implementation": attention_written(run),
             "optimizer": run.optim,
             **spread,
         }

@@ -47,8 +47,6 @@ def resolved(run_file: RunFile, name: str = "meta-llama/Llama-3.1-8B", **typed: 
         ("trl", "scale_rewards: group", "scale_rewards"),
         ("trl", "undesirable_weight: 1.0", "undesirable_weight"),
         ("trl", "sync_ref_model: true", "sync_ref_model"),
-        ("trl", "bf16: false\ndtype: float32\ntf32: true", "products in TF32"),
-        ("axolotl", "bf16: false\nfp16: false\ntf32: true", "products in TF32"),
         ("llama-factory", "do_predict: true", "do_predict: True asks for a run without training"),
         ("llama-factory", "do_eval: true\ndo_train: false", "do_eval"),
     ],
@@ -462,6 +460,16 @@ def test_tf32_changes_nothing_where_no_product_is_in_fp32_or_it_is_off(read: Rea
     assert "tf32" in read(form, lines).ignored
 
 
+@pytest.mark.parametrize(
+    ("form", "lines"),
+    [("trl", "bf16: false\ndtype: float32\ntf32: true"), ("axolotl", "bf16: false\nfp16: false\ntf32: true")],
+)
+def test_tf32_that_decides_products_is_refused_unless_typed_otherwise(read: Read, form: str, lines: str) -> None:
+    with pytest.raises(NotSupportedError, match="Products in TF32"):
+        merge_options(read(form, lines), {})
+    assert merge_options(read(form, lines), {"precision": "bf16-autocast"}).options["precision"] == "bf16-autocast"
+
+
 @pytest.mark.parametrize(("word", "told"), [('"no"', False), ("no", False), ("steps", True)])
 def test_an_evaluation_that_is_switched_off_is_not_left_out(read: Read, word: str, told: bool) -> None:
     assert ("eval_strategy" in read("trl", f"eval_strategy: {word}").ignored) is told
@@ -474,3 +482,9 @@ def test_no_more_samples_are_trained_than_the_file_keeps(read: Read, names: str,
     found = merge_options(read("llama-factory", f"dataset: {names}\nmax_samples: 200"), {"num_samples": asked})
     assert found.options["num_samples"] == trained
     assert any("is cut to" in note for note in found.notes) is (trained != asked)
+
+
+def test_no_more_tokens_are_trained_than_of_the_samples_that_the_file_keeps(read: Read) -> None:
+    file = read("llama-factory", "dataset: mine,yours\nmax_samples: 200")
+    assert merge_options(file, {"tokens": "100M", "mean_tokens": 300.0}).options["tokens"] == 400 * 300
+    assert merge_options(file, {"tokens": "100k", "mean_tokens": 300.0}).options["tokens"] == "100k"
