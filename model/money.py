@@ -218,7 +218,7 @@ def data_notes(work: Work, options: WholeRunOptions) -> tuple[str, ...]:
             digits = f"{each:,.0f}" if each >= 10.0 else f"{each:.2g}"
             notes.append(
                 f"--dataset-gb {options.dataset_gb:g} is {digits} bytes for each of the {work.dataset_tokens:,.0f} "
-                "tokens of an epoch, and text has 3 to 5: one of the two is of other data"
+                "tokens of an epoch, and text has 3 to 5: it holds much else, or one of the two is of other data"
             )
     if options.egress_usd_per_gb is not None and not options.upload and options.data_location is None:
         notes.append("--egress-usd-per-gb changes nothing: nothing leaves a provider (--upload, --data-location)")
