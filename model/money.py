@@ -102,9 +102,11 @@ def notes_of_offer(result: Forecast, offer: Mapping[str, Any] | None, *, network
     if unstated and timed > 1 and not network_given:
         notes += ("the offer's own network is not stated: ask whether it is the one that is timed",)
     need, memory_gib = host_need_bytes(result.architecture, result.run), (offer or {}).get("ram_gib")
+    way = "--offload" if result.run.offload != "none" else f"--optim {result.run.optim}"
+    if memory_gib is None and need and offer is not None and offer["provider"] != "user":
+        return (*notes, f"the offer's host memory is not stated, and {way} puts {memory_text(need)} there: ask for it")
     if memory_gib is None or gib(need) <= memory_gib:
         return notes
-    way = "--offload" if result.run.offload != "none" else f"--optim {result.run.optim}"
     note = f"the offer's machine has {memory_gib:,.0f} GiB of host memory, and {way} puts {memory_text(need)} there"
     return (*notes, f"{note}: take a larger machine")
 

@@ -317,18 +317,18 @@ def check_context_parallel(architecture: Architecture, values: Mapping[str, Any]
         )
     if values["attn_implementation"] == "eager":
         raise NotSupportedError(why_not_split(architecture))
+    widest = max(group.layer.attention.head_dim for group in architecture.groups)
+    if widest > WIDEST_FLASH:
+        raise NotSupportedError(
+            f"Context parallelism of heads of {widest} values ({architecture.name}) is not built: flash kernels take "
+            f"up to {WIDEST_FLASH}; use --cp 1."
+        )
     masked = values["attn_implementation"] == "sdpa" and "attention" not in values.get("fused_kernels", ())
     windows = [group.layer.attention.window for group in architecture.groups]
     if masked and any(window is not None and window < length for window in windows):
         raise NotSupportedError(
             f"Context parallelism of the sliding windows of {architecture.name} under sdpa is not built: it takes no "
             "mask, without which they are not kept; use --attn-implementation flash_attention_2, or --cp 1."
-        )
-    widest = max(group.layer.attention.head_dim for group in architecture.groups)
-    if widest > WIDEST_FLASH:
-        raise NotSupportedError(
-            f"Context parallelism of heads of {widest} values ({architecture.name}) is not built: flash kernels take "
-            f"up to {WIDEST_FLASH}; use --cp 1."
         )
     if values["cp_kind"] == "ulysses":
         for group in architecture.groups:

@@ -12,6 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tunecast.catalogs.errors import InputError, NotSupportedError
+from tunecast.catalogs.price_book import book_of
+from tunecast.catalogs.prices import load_prices
 from tunecast.model.architecture import Architecture
 from tunecast.model.architectures import load_architecture
 from tunecast.model.estimate import forecast
@@ -203,17 +205,39 @@ def test_small_needs_of_the_host_have_digits(n_bytes: float, text: str) -> None:
     assert memory_text(n_bytes) == text
 
 
-@pytest.mark.parametrize(("offload", "told"), [("optimizer", True), ("none", False)])
-def test_a_machine_too_small_for_what_goes_to_the_host_is_named(offload: str, told: bool) -> None:
-    """16 bytes per parameter of 8 billion are 120 GiB; an offer with one GPU has less memory than that."""
+@pytest.mark.parametrize(
+    ("offload", "rooms", "taken", "told"),
+    [
+        ("optimizer", (64, 256, None), 256, None),
+        ("optimizer", (64, None), None, "the offer's host memory is not stated, and --offload puts 120 GiB there"),
+        ("optimizer", (64,), 64, "the offer's machine has 64 GiB of host memory, and --offload puts 120 GiB there"),
+        ("none", (64, 256, None), 64, None),
+    ],
+)
+def test_a_machine_too_small_for_what_goes_to_the_host_is_not_taken_or_named(
+    offload: str, rooms: tuple[int | None, ...], taken: int | None, told: str | None
+) -> None:
+    """16 bytes per parameter of 8 billion are 120 GiB; offers dearer by 10 cents each. With no larger one the small is
+    priced, and named."""
     (target,) = resolve_targets(["l40s-48gb"], {})
+    (plain, *_) = (
+        offer
+        for offer in load_prices()
+        if offer.gpu_id == "l40s-48gb" and offer.gpu_count == 1 and offer.price_type == "on-demand"
+    )
+    offers = tuple(
+        replace(plain, provider=f"host{place}", ram_gib=room, usd_per_gpu_hour=1.0 + place / 10)
+        for place, room in enumerate(rooms)
+    )
     options = {"method": "full", "max_length": 512, "offload": offload, "tokens": 1e6}
-    found = forecast(Question(architecture=load_architecture("meta-llama/Llama-3.1-8B"), options=options), target)
+    question = Question(
+        architecture=load_architecture("meta-llama/Llama-3.1-8B"), options=options, price_book=book_of(offers)
+    )
+    found = forecast(question, target)
     assert found.offer is not None
-    memory_gib = found.offer["ram_gib"]
-    assert memory_gib is not None
-    assert memory_gib < 16 * 8.03e9 / 2**30
-    assert any(f"{memory_gib:,.0f} GiB of host memory" in note for note in found.notes) is told
+    assert found.offer["ram_gib"] == taken
+    named = [note for note in found.notes if "host memory" in note and "the offer's" in note]
+    assert named == [] if told is None else named[0].startswith(told)
 
 
 @pytest.mark.parametrize("sharding", ["zero1", "zero2", "zero3"])
