@@ -45,7 +45,7 @@ def searched_forecasts(
         raise InputError("--deadline chooses the number of GPUs: add --num-gpus auto.")
     from tunecast.left_out import answered
     from tunecast.model.estimate import forecast
-    from tunecast.model.fitting import question_that_fits
+    from tunecast.model.largest import question_that_fits
 
     def ask(target: Target) -> Forecast:
         if dimension is None:

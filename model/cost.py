@@ -116,9 +116,9 @@ def job_price(job: JobOffer, options: Mapping[str, Any] | None = None) -> Price:
     )
 
 
-def holds(price: Price, host_bytes: float) -> bool:
+def has_room(offer: Mapping[str, Any], host_bytes: float) -> bool:
     """Whether a machine of the offer has room for so much beside its GPUs, or nobody says how much it has."""
-    memory_gib = price.offer.get("ram_gib")
+    memory_gib = offer.get("ram_gib")
     return memory_gib is None or gib(host_bytes) <= memory_gib
 
 

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import islice
 
 import numpy as np
 
@@ -18,16 +19,16 @@ from tunecast.catalogs.price_book import PriceBook
 from tunecast.catalogs.prices import PRICE_TYPES, JobOffer
 from tunecast.model.amount import Amount, resolve_amount
 from tunecast.model.architecture import Architecture
-from tunecast.model.cost import Price, as_forecast, holds, job_price, user_price, why_no_price
+from tunecast.model.cost import Price, as_forecast, has_room, job_price, user_price, why_no_price
 from tunecast.model.curves import Array
 from tunecast.model.engine import Screen, screen
 from tunecast.model.engine_memory import Flags
 from tunecast.model.estimate import forecast
 from tunecast.model.factors_io import factor_set_from_record
 from tunecast.model.fits import TIGHT_BELOW
-from tunecast.model.fitting import chance_to_fit
 from tunecast.model.grouped import check_experts
 from tunecast.model.inventory import step_operations
+from tunecast.model.largest import chance_to_fit
 from tunecast.model.on_device import check_kernels, target_factors
 from tunecast.model.operation import Phase
 from tunecast.model.parallel_network import without_bridge
@@ -273,13 +274,16 @@ def prices_for(
         return [user_price(limits.usd_per_gpu_hour, num_gpus)]
     if target.gpu is None:
         return []
-    kinds: dict[str, list[Price]] = {}
+    kinds: dict[str, list[JobOffer]] = {}
     for job in as_forecast(offers_within(search, target, num_gpus, limits), target.gpu.id, search.job.options):
-        price = job_price(job, search.job.options)
-        if holds(price, host_bytes):
-            kinds.setdefault(job.offer.price_type, []).append(price)
+        kinds.setdefault(job.offer.price_type, []).append(job)
     most = None if any(getattr(search.around, name) for name in BY_PROVIDER) else OFFERS_TRIED
-    return [price for prices in kinds.values() for price in prices[:most]]
+
+    def roomy(jobs: list[JobOffer]) -> Iterator[Price]:
+        prices = (job_price(job, search.job.options) for job in jobs)
+        return (price for price in prices if has_room(price.offer, host_bytes))
+
+    return [price for jobs in kinds.values() for price in islice(roomy(jobs), most)]
 
 
 def whole_of(

@@ -14,7 +14,7 @@ from tunecast.catalogs.errors import InputError
 from tunecast.catalogs.price_book import PriceBook, shipped_book
 from tunecast.catalogs.prices import PRICE_TYPES, SEPARATE
 from tunecast.model.amount import Amount
-from tunecast.model.cost import Price, candidate_prices, cost_per_million_tokens_usd, holds, user_price, why_no_price
+from tunecast.model.cost import Price, candidate_prices, cost_per_million_tokens_usd, has_room, user_price, why_no_price
 from tunecast.model.factors import FactorSet
 from tunecast.model.forecast import Forecast
 from tunecast.model.interruptions import NEVER_H
@@ -28,7 +28,7 @@ from tunecast.model.run_work import forward_share, work_of
 from tunecast.model.target import Target
 from tunecast.model.terms import Terms, owned, rented
 from tunecast.model.time import StepTime
-from tunecast.model.units import GIGA, KILO, gib, memory_text
+from tunecast.model.units import GIGA, KILO, memory_text
 from tunecast.model.value import Value
 from tunecast.model.whole_run import WholeRun, whole_run
 from tunecast.model.whole_run_options import OF_PRICES, WholeRunOptions, flag, given_names
@@ -105,7 +105,7 @@ def notes_of_offer(result: Forecast, offer: Mapping[str, Any] | None, *, network
     way = "--offload" if result.run.offload != "none" else f"--optim {result.run.optim}"
     if memory_gib is None and need and offer is not None and offer["provider"] != "user":
         return (*notes, f"the offer's host memory is not stated, and {way} puts {memory_text(need)} there: ask for it")
-    if memory_gib is None or gib(need) <= memory_gib:
+    if has_room(offer or {}, need):
         return notes
     note = f"the offer's machine has {memory_gib:,.0f} GiB of host memory, and {way} puts {memory_text(need)} there"
     return (*notes, f"{note}: take a larger machine")
@@ -155,7 +155,7 @@ def prices_of(result: Forecast, question: Question, target: Target) -> tuple[Pri
         target.gpu.id, result.run.num_gpus, kinds, book=question.price_book, options=question.options
     )
     need = host_need_bytes(result.architecture, result.run)
-    return tuple(price for price in found if holds(price, need)) or found
+    return tuple(price for price in found if has_room(price.offer, need)) or found
 
 
 def cheapest_run(

@@ -6,8 +6,8 @@ from functools import cache
 from typing import NamedTuple
 
 from known_cases.asking import Figures, change, markdown_table, memory_gib, told
-from tunecast.model.fitting import largest_that
 from tunecast.model.forecast import Forecast
+from tunecast.model.largest import largest_that
 from tunecast.model.units import GIGA, MINUTE_S, gib
 
 MODEL = "mistralai/Mistral-7B-v0.1"

@@ -19,18 +19,15 @@ from tunecast.model.architecture import Architecture
 from tunecast.model.architectures import load_architecture
 from tunecast.model.estimate import forecast
 from tunecast.model.fits import LIKELY, TIGHT_BELOW
-from tunecast.model.fitting import (
+from tunecast.model.fitting import candidates, fits_with, suggestions, what_would_fit
+from tunecast.model.largest import (
     MOST_SAMPLES,
-    candidates,
     changed,
-    fits_with,
     largest_micro_batch,
     largest_that,
     longest_sequence,
     question_that_fits,
     run_fits,
-    suggestions,
-    what_would_fit,
 )
 from tunecast.model.plans import divisors
 from tunecast.model.question import Question

@@ -15,10 +15,10 @@ from tunecast.model.architectures import load_architecture
 from tunecast.model.configs.write import config_for
 from tunecast.model.documents import reach
 from tunecast.model.estimate import forecast
-from tunecast.model.fitting import question_that_fits
 from tunecast.model.flat_rows import flat_lengths, largest, lengths_of_mean, unevenness_of
 from tunecast.model.forecast import Forecast
 from tunecast.model.inventory import step_operations
+from tunecast.model.largest import question_that_fits
 from tunecast.model.operation import Kind
 from tunecast.model.plans import Job, global_batch
 from tunecast.model.question import Question

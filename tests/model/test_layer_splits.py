@@ -10,7 +10,8 @@ import pytest
 from tunecast.model.architectures import load_architecture
 from tunecast.model.estimate import forecast
 from tunecast.model.fits import TIGHT_BELOW
-from tunecast.model.fitting import changed, what_would_fit
+from tunecast.model.fitting import what_would_fit
+from tunecast.model.largest import changed
 from tunecast.model.layer_splits import INNER, gpus_per_copy, split_words, splits_tried, ways_tried
 from tunecast.model.num_gpus import LEAST_PROBABILITY, fewest_gpus, is_whole, with_count
 from tunecast.model.plans import WORTH, Job, global_batch, gpu_counts, plans_that_may_fit
