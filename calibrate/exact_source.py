@@ -125,9 +125,10 @@ def traced_inventory(
 
 def _of_one_tensor(operation: Operation) -> Operation:
     """An operation of Adafactor's update under the name of those that take one tensor."""
-    plain = operation.kind is Kind.OPTIMIZER and "_foreach" not in operation.name and operation.launches > 0.0
-    plain = plain and operation.name not in SYNCHRONISATIONS
-    return replace(operation, name=f"{ONE_TENSOR}{operation.name}") if plain else operation
+    other = "_foreach" in operation.name or operation.name in SYNCHRONISATIONS
+    if operation.kind is not Kind.OPTIMIZER or other:
+        return operation
+    return replace(operation, name=f"{ONE_TENSOR}{operation.name}")
 
 
 def versions() -> Iterable[str]:

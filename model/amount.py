@@ -254,10 +254,7 @@ def _from_dataset(run: Run, options: Mapping[str, Any], repeats: float) -> Amoun
         found.tokens(size, run.max_length) for size in (per_token.high, per_token.value, per_token.low)
     )
     if tokens == 0:
-        raise InputError(
-            f"--dataset {found.name} has no sample of {run.max_length} tokens or fewer, and longer ones are left out; "
-            "raise the length of rows."
-        )
+        raise found.none_left(run.max_length)
     counted = f"{tokens:,.0f} {_of_bytes(found, per_token)}"
     what = (
         f"{found.name}: {found.samples:,} samples{found.fields_words}{found.read_words}, {counted}"

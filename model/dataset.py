@@ -106,6 +106,13 @@ class Dataset:
         """Tokens of one epoch."""
         return self._trained(sum(self.lengths(bytes_per_token, max_length)), bytes_per_token, max_length)
 
+    def none_left(self, max_length: int) -> InputError:
+        """What is said where rows of so many tokens leave every sample out."""
+        return InputError(
+            f"--dataset {self.name} has no sample of {max_length} tokens or fewer, and longer ones are left out; raise "
+            "the length of rows."
+        )
+
     def mean_tokens(self, bytes_per_token: float, max_length: int) -> float:
         """Tokens of a mean sample, those apart that are left out."""
         lengths = self.lengths(bytes_per_token, max_length)

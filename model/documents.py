@@ -15,9 +15,9 @@ Left out: what finding the documents' ends costs beyond `attention_blocks.look_f
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from tunecast.catalogs.errors import InputError
 from tunecast.model.architecture import Architecture
@@ -26,12 +26,15 @@ from tunecast.model.flat_rows import MOST_UNEVEN, lengths_of_mean, unevenness_of
 from tunecast.model.kept_samples import SPLIT, long_samples, pieces
 from tunecast.model.read_numbers import as_number, whole_number
 from tunecast.model.resolve import ASSUMED
-from tunecast.model.rows import LENGTHS, ROWS_FLAT, lays_flat, trained_data
+from tunecast.model.resolve_delta import has_linear_attention
+from tunecast.model.rows import ROWS_FLAT, lays_flat, says_lengths, trained_data
 from tunecast.model.run import Run
 from tunecast.model.sample_lengths import scale_of
 from tunecast.model.stack_versions import asked_versions
 from tunecast.model.stacks import load_stacks
 from tunecast.model.versions import in_range
+
+Number = TypeVar("Number", int, float)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,11 +75,10 @@ def documents_of(options: Mapping[str, Any], max_length: int, *, from_file: bool
     Raises InputError where ``--padding-free`` comes without lengths; where a training file said so (`from_file`), rows
     are then of one document, as with attention that keeps none apart.
     """
-    said = any(options.get(name) is not None for name in ("dataset", "mean_tokens"))
     if not options.get("padding_free") or lays_flat(options):
         return None
     apart = str(options.get("attn_implementation")).startswith("flash")
-    if from_file and (options.get("packing") is False or not said or not apart):
+    if from_file and (options.get("packing") is False or not says_lengths(options) or not apart):
         return None
     if options.get("dataset") is not None:
         return _of_file(options, max_length)
@@ -105,19 +107,20 @@ def documents_of(options: Mapping[str, Any], max_length: int, *, from_file: bool
 
 
 def _of_file(options: Mapping[str, Any], max_length: int) -> Documents:
+    length, ends, how = _by_file(options, max_length, lambda lengths: max(round(reach(lengths)), 1))
+    return Documents(length=length, how=how, shortest=min(ends, default=None), longest=max(ends, default=None))
+
+
+def _by_file(
+    options: Mapping[str, Any], max_length: int, told: Callable[[tuple[int, ...]], Number]
+) -> tuple[Number, tuple[Number, ...], str]:
+    """(what the lengths of a file's samples tell, the same at every size that a token may have, in words); the second
+    is empty where that is known."""
     found, per_token = trained_data(options), bytes_per_token(options)
-
-    def length(size_bytes: float) -> int:
-        return max(round(reach(found.lengths(size_bytes, max_length) or (1,))), 1)
-
-    known = per_token.low == per_token.high
-    ends = [length(size_bytes) for size_bytes in (per_token.low, per_token.value, per_token.high)]  # cuts turn them
-    return Documents(
-        length=length(per_token.value),
-        how=f"samples of {found.name}, tokens of {per_token.value:.3g} bytes ({per_token.origin})",
-        shortest=None if known else min(ends),
-        longest=None if known else max(ends),
-    )
+    sizes = (per_token.low, per_token.value, per_token.high)
+    ends = tuple(told(found.lengths(size, max_length) or (1,)) for size in sizes)  # cuts turn them
+    how = f"samples of {found.name}, tokens of {per_token.value:.3g} bytes ({per_token.origin})"
+    return ends[1], () if per_token.low == per_token.high else ends, how
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,16 +147,8 @@ def unevenness_in(options: Mapping[str, Any], max_length: int) -> Unevenness | N
         most = max(min(MOST_UNEVEN, max_length / mean), value)
         how = f"of samples only the mean of {mean:g} tokens is known, so their lengths are assumed to be exponential"
         return Unevenness(value=value, how=how, least=1.0, most=most)
-    found, per_token = trained_data(options), bytes_per_token(options)
-    sizes = (per_token.low, per_token.value, per_token.high)
-    each = [unevenness_of(found.lengths(size, max_length) or (1,)) for size in sizes]
-    known = per_token.low == per_token.high
-    return Unevenness(
-        value=each[1],
-        how=f"samples of {found.name}, tokens of {per_token.value:.3g} bytes ({per_token.origin})",
-        least=None if known else min(each),
-        most=None if known else max(each),
-    )
+    value, ends, how = _by_file(options, max_length, unevenness_of)
+    return Unevenness(value=value, how=how, least=min(ends, default=None), most=max(ends, default=None))
 
 
 def _row_asked(options: Mapping[str, Any]) -> int:
@@ -171,20 +166,12 @@ def flat_by_stack(architecture: Architecture, options: Mapping[str, Any]) -> tup
     version asked for, or the model does not."""
     name = str(options.get("stack"))
     fact = load_stacks().get(name, {}).get("flat_rows")
-    if (
-        fact is None
-        or architecture.model_type in fact["not"]
-        or any(group.layer.attention.delta is not None for group in architecture.groups)
-    ):
+    if fact is None or architecture.model_type in fact["not"] or has_linear_attention(architecture):
         return {}, ()
     version = asked_versions(name, options.get("stack_version")).get(name, "").lstrip("<>=").partition(",")[0]
     if version and not in_range(version, fact["versions"]):
         return {}, ()
-    if (
-        options.get("packing")
-        and options.get("padding_free") is None
-        and any(options.get(each) is not None for each in LENGTHS)
-    ):
+    if options.get("packing") and options.get("padding_free") is None and says_lengths(options):
         return {"padding_free": True}, ()  # its packed rows are of samples that attention keeps apart, too
     added = {ROWS_FLAT: True}
     told = lays_flat({**options, **added}) and not options.get("padding_free")
@@ -210,14 +197,14 @@ def with_documents(
         return run_options, origins
     length = _row_asked(run_options)
     flat = unevenness_in(options, length)
-    if flat is not None:
-        origin = "cli" if flat.least is None else "assumed"
-        return {**run_options, "samples_unevenness": round(flat.value, 4)}, {**origins, "samples_unevenness": origin}
     found = documents_of(options, length, from_file=origins.get("padding_free") == "file")
-    if found is None:
+    if flat is not None:
+        name, value, sure = "samples_unevenness", round(flat.value, 4), flat.least is None
+    elif found is not None:
+        name, value, sure = "attention_length", found.length, found.shortest is None
+    else:
         return run_options, origins
-    origin = "cli" if found.shortest is None else "assumed"
-    return {**run_options, "attention_length": found.length}, {**origins, "attention_length": origin}
+    return {**run_options, name: value}, {**origins, name: "cli" if sure else "assumed"}
 
 
 def ends_of(run: Run, options: Mapping[str, Any]) -> tuple[Run, Run] | None:

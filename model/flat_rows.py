@@ -26,7 +26,6 @@ from functools import lru_cache
 
 import numpy as np
 
-from tunecast.catalogs.errors import InputError
 from tunecast.model.curves import Array
 from tunecast.model.dataset import Dataset
 from tunecast.model.factors import Factor
@@ -143,10 +142,7 @@ def flat_of_file(found: Dataset, per_token: Factor, run: Run, *, grouped: bool) 
     most = run.max_length
     samples = found.pieces(per_token.value, most)
     if samples < 1:
-        raise InputError(
-            f"--dataset {found.name} has no sample of {most} tokens or fewer, and longer ones are left out; raise the "
-            "length of rows."
-        )
+        raise found.none_left(most)
     lengths, dense = (_thinned(found, size, most) for size in (per_token.value, per_token.low))
     rows = _rows(run, lengths, dense or lengths, samples / run.per_device_train_batch_size, grouped)
     ends = [found.tokens(size, most) / samples for size in (per_token.low, per_token.value, per_token.high)]

@@ -66,12 +66,17 @@ def likely_longest(lengths: Sequence[float] | Array, batch: int) -> Array:
     return equal_parts(each, (np.arange(len(each) + 1) / len(each)) ** batch, LIKELY)
 
 
+def says_lengths(options: Mapping[str, Any]) -> bool:
+    """Whether options say how long samples are."""
+    return any(options.get(name) is not None for name in LENGTHS)
+
+
 def packing_of(options: Mapping[str, Any]) -> bool | None:
     """Whether samples fill rows: as typed, else where samples have a length as a training file or the stack's own data
     loader has it, else not; None where samples have none. ``--padding-free`` and ``--attention-length`` speak of packed
     rows, whatever the file has: nobody said so, but they do."""
     typed, of_file = options.get("packing"), options.get(ROWS_PACKED)
-    if typed is not None or not any(options.get(name) is not None for name in LENGTHS):
+    if typed is not None or not says_lengths(options):
         return typed
     if lays_flat(options):
         return False
@@ -83,9 +88,8 @@ def lays_flat(options: Mapping[str, Any]) -> bool:
     """Whether the samples of a micro-batch are laid end to end (`flat_rows`): as typed, or as a training file or the
     stack has it where their lengths are known, its attention keeps them apart, and nothing typed speaks of padded or of
     packed rows."""
-    said = any(options.get(name) is not None for name in LENGTHS)
     packed = bool(options.get("packing")) or options.get("attention_length") is not None
-    if not said or packed or options.get("padding_free") is False:
+    if not says_lengths(options) or packed or options.get("padding_free") is False:
         return False
     if options.get("packing") is False and options.get("padding_free"):
         return True
@@ -155,7 +159,7 @@ def multiple_of(options: Mapping[str, Any]) -> float:
 def pads_rows(options: Mapping[str, Any]) -> bool:
     """Whether rows are samples of unlike lengths, of which the shorter ones of a micro-batch are padded: those of a
     training file that packs none are, whether or not their lengths are known."""
-    lengths = any(options.get(name) is not None for name in LENGTHS)
+    lengths = says_lengths(options)
     of_file = options.get("rows_padded") or (options.get(ROWS_PACKED) is False and not lengths)
     if of_file and options.get("packing") is None and not options.get("padding_free"):
         return True
@@ -276,10 +280,7 @@ def _rows_of(found: Dataset, per_token: Factor, run: Run, grouped: bool) -> Rows
     most, multiple = run.max_length, run.pad_to_multiple_of
     samples, lengths = found.pieces(per_token.value, most), np.array(found.lengths(per_token.value, most))
     if samples < 1:
-        raise InputError(
-            f"--dataset {found.name} has no sample of {most} tokens or fewer, and longer ones are left out; raise the "
-            "length of rows."
-        )
+        raise found.none_left(most)
 
     group = group_size(run, samples) if grouped else None
 

@@ -17,14 +17,14 @@ from tunecast.model.read_numbers import as_number
 from tunecast.model.resolve import ASSUMED
 from tunecast.model.resolve_kernels import RAISED
 from tunecast.model.resolve_parallel import ZERO
-from tunecast.model.rows import LENGTHS, ROWS_PACKED, packing_of
+from tunecast.model.rows import ROWS_PACKED, packing_of, says_lengths
 from tunecast.model.run import BY_SPREAD, MESH
 from tunecast.model.sharding import FSDP
 from tunecast.model.stacks import built_stack
 
 AMOUNTS = ("tokens", "num_samples", "max_steps", "dataset")
 REPEATING = ("trl", "llama-factory")
-"""Formats of ``transformers.Trainer``, where ``max_steps`` wins over the epochs."""
+"""Formats of ``transformers.Trainer``: ``max_steps`` wins over the epochs, the launcher's precision is taken."""
 _ADAPTER = (
     "lora_r", "lora_target_modules", "lora_dropout", "adapter_dtype", "use_dora", "use_rslora", "modules_to_save",
     "modules_to_save_dtype",
@@ -118,7 +118,7 @@ def _rows_notes(notes: list[str], options: Mapping[str, Any], run_file: RunFile)
     """The notes, with what is counted of rows that the file does not pack: its own words hold for full rows alone."""
     if options.get(ROWS_PACKED) is not False:
         return notes
-    lengths, packed = any(options.get(name) is not None for name in LENGTHS), packing_of(options)
+    lengths, packed = says_lengths(options), packing_of(options)
     stale = (UNPACKED, TOKENS_UNPADDED) if lengths else (UNPACKED,) if packed else ()
     notes = [note for note in notes if not note.startswith(stale)] if stale else notes
     if packed is not False or options.get("packing") is not None:

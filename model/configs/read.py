@@ -14,6 +14,7 @@ from tunecast.model.configs.deepspeed import check_whole_batch, read_deepspeed
 from tunecast.model.configs.detect import FORMATS, detect_format, matching_formats, refuse_other_kind
 from tunecast.model.configs.frameworks import framework_range, known_fields, load_frameworks, refuse_unsupported
 from tunecast.model.configs.load import WANTED, load_mapping, load_with_repeated
+from tunecast.model.configs.merge import REPEATING
 from tunecast.model.configs.run_file import Draft, RunFile
 from tunecast.model.configs.source import Source
 from tunecast.model.configs.spread import settle_spread
@@ -133,9 +134,7 @@ def read_mapping(
     check_whole_batch(draft, num_gpus)
     if chosen == "trl":
         trl.settle(draft)
-    off = {
-        field for field in source.unread() if field in SWITCHED_OFF and source.says(field) in ("no", "false", "none")
-    }  # left out rightly
+    off = {field for field in source.unread() if field in SWITCHED_OFF and _says(source, field) in NOTHING}
     title = load_frameworks()[chosen]["title"]
     strange = _strange(source, draft, chosen)
     draft.note(f"Fields that the file leaves out have the defaults of {title} {recorded['versions']}.")
@@ -151,14 +150,17 @@ def read_mapping(
         wide_notes=tuple(draft.wide_notes),
         mesh=draft.mesh,
         most_samples=draft.most_samples,
-        tf32=source.says("tf32") == "true",
+        tf32=_says(source, "tf32") == "true",
     )
 
 
-OF_TRAINER = ("trl", "llama-factory")
-"""Formats whose Trainer takes the launcher's precision; axolotl exports its own."""
 SWITCHED_OFF = ("eval_strategy", "evaluation_strategy", "do_eval", "save_strategy")
-"""Fields that may say that nothing is evaluated or saved."""
+"""Fields that may say that nothing is evaluated or saved: they are left out rightly."""
+NOTHING = ("no", "false", "none")
+
+
+def _says(source: Source, field: str) -> str:
+    return str(source.peek(field)).lower()
 
 
 def _strange(source: Source, draft: Draft, chosen: str) -> set[str]:
@@ -204,7 +206,7 @@ def _companions(
             companion = Source(mapping, name=f"{kind} file")
             draft.prefix = f"{kind}: "
             reader(companion, draft)
-            if kind == "accelerate" and chosen in OF_TRAINER:
+            if kind == "accelerate" and chosen in REPEATING:  # axolotl exports its own
                 put_launcher_precision(companion, draft)
             unread += [draft.prefix + field for field in companion.unread()]
     draft.prefix = ""

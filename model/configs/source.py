@@ -35,24 +35,16 @@ class Source:
     def get(self, field: str) -> Any:
         """The file's value of a dotted field, None where it is absent or empty."""
         self._read.add(field)
+        return self.peek(field)
+
+    def peek(self, field: str) -> Any:
+        """The same of a field from which no option follows: it stays among those that are unread."""
         value = self._mapping.get(field)
         if value is None and "." in field:
             value = self._nested(field)
         if isinstance(value, str) and "${" in value:
             raise InputError(f"{self.name}: {field} is {value!r}, an interpolation; write its value into the file.")
         return None if is_empty(value) else value
-
-    def peek(self, field: str) -> Any:
-        """The same of a field from which no option follows: it stays among those that are unread."""
-        was_read = field in self._read
-        value = self.get(field)
-        if not was_read:
-            self._read.discard(field)
-        return value
-
-    def says(self, field: str) -> str:
-        """What stands in a field that nobody asks for, in small letters; ``none`` where it stands not."""
-        return str(self._nested(field)).lower()
 
     def has(self, field: str) -> bool:
         """Whether the file gives the field a value."""

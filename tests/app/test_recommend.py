@@ -438,9 +438,9 @@ def test_a_filter_never_makes_the_cheapest_plan_cheaper() -> None:
 
 def test_budget_and_deadline_together_name_what_keeps_the_other() -> None:
     found = ask(budget=0.01, deadline="1m")
-    for rejected in found.rejected:
-        if rejected.reason == "over budget":
-            assert "in time" in rejected.detail or "past 1 min" in rejected.detail
+    over = [rejected.detail for rejected in found.rejected if rejected.reason == "over budget"]
+    assert over
+    assert all("in time" in detail or "past 1 min" in detail for detail in over)
 
 
 def test_a_provider_that_sells_otherwise_is_told_by_kind_and_not_by_size() -> None:
