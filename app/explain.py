@@ -13,11 +13,11 @@ from tunecast.catalogs.errors import InputError
 from tunecast.model.curve_names import kind_of
 from tunecast.model.factors import HOST_S_PER_LAUNCH
 from tunecast.model.forecast_json import run_with_origins
-from tunecast.model.hooks import has_hooks, visits_of
+from tunecast.model.hooks import adapter_visits_of, has_hooks, visits_of, wraps_adapters
 from tunecast.model.host import WALKED, host_launches, host_seconds
 from tunecast.model.inventory import flops_by_dtype
 from tunecast.model.links import OF_HOST
-from tunecast.model.priors import HOOKS, load_priors
+from tunecast.model.priors import HOOKS, UNITS, load_priors
 from tunecast.model.sharding_copies import COPIED_BY
 from tunecast.model.time import scalars
 from tunecast.model.timing import seconds_at_peak
@@ -81,6 +81,7 @@ TIME_FORMULAS = {
     "overhead": "seconds per step beside its kernels",
     "bubble": "idle share of pipeline stages",
     "trainer": "modules that the Trainer walks over, while nothing is issued",
+    "units": "visits of adapters that are units of FSDP 1, for which the device runs dry",
 }
 
 
@@ -219,6 +220,9 @@ def _issued(operations: Sequence[Operation], factors: FactorSet, run: Run) -> st
     if hooks is not None and has_hooks(run):
         visits = visits_of(operations, counts).sum()
         told += f" + {visits:,.0f} visits of modules by hooks, each as much as {hooks.value:.1f} launches,"
+    if UNITS in factors.factors and wraps_adapters(run):
+        visits, costs = adapter_visits_of(operations, counts, run).sum(), factors.factors[UNITS].value
+        told += f" + {visits:,.0f} visits of adapters that are units of FSDP, each as much as {costs:.1f} launches,"
     if run.trainer_loop:
         walked = walks_of(modules_of(operations, counts, run), np.array([float(run.gradient_accumulation_steps)])).sum()
         costs = host_seconds({**values, HOST_S_PER_LAUNCH: 1.0}, synchronous=factors.synchronous)[WALKED]
@@ -247,6 +251,8 @@ def _curve_origin(kind: str, factors: FactorSet) -> str:
     """Origins of the curves of that kind, or of the factor that stands in for one, and of what they are scaled by."""
     if kind == "trainer":
         return walk_origin(factors)
+    if kind == "units":
+        return factors.factors[UNITS].origin
     found = {curve.origin for name, curve in factors.curves.items() if kind_of(name) == kind}
     if not found and kind == "communication":
         told = ("link", "node", "exposed")

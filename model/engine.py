@@ -29,7 +29,7 @@ from tunecast.model.engine_split import one_by_one
 from tunecast.model.engine_tables import Counted, Work, add_up, counted, on_devices
 from tunecast.model.exposed import asks_late
 from tunecast.model.factors import FactorSet
-from tunecast.model.hooks import has_hooks
+from tunecast.model.hooks import has_hooks, wraps_adapters
 from tunecast.model.host import with_trainer
 from tunecast.model.inventory import spread_operations, step_operations
 from tunecast.model.links import WHEN
@@ -243,12 +243,17 @@ def step_seconds_of(
     launches += _by_micro(np.array([w.launches for w in spreads])[plans.spread], plans.micro)
     visits = _by_micro(np.array([w.visits[:VARIANTS] for w in works])[plans.body], plans.micro)
     launches[:, :, HOST_COLUMNS.index("hooks")] += visits * np.array([has_hooks(run) for run in kinds])[kind][:, None]
+    adapters = _by_micro(np.array([w.adapter_visits[:VARIANTS] for w in works])[plans.body], plans.micro)
+    wrapped = np.array([wraps_adapters(run) for run in kinds])[kind]
+    launches[:, :, HOST_COLUMNS.index("units")] += adapters * wrapped[:, None]
     meets = np.maximum(
         np.array([w.meets for w in works])[plans.body], np.array([w.meets for w in spreads])[plans.spread]
     )
     driven = np.array([run.trainer_loop for run in kinds])[kind]
     modules = _by_micro(np.array([w.modules[:VARIANTS] for w in works])[plans.body], plans.micro)
     launches, meets = with_trainer(launches, meets, modules, plans.micro, driven)
+    waits = np.array([w.waits for w in works])[plans.body]
+    late = np.array([[asks_late(run, waiting) for waiting in (False, True)] for run in kinds])[kind, waits.astype(int)]
     passes = passes_of(plans.micro)
     found = np.empty((len(factors), len(micro)))
     for device, own in enumerate(factors):
@@ -265,7 +270,7 @@ def step_seconds_of(
             blocking_s=blocking / passes,
             ring_s=ring / passes,
             ring_room_frac=np.zeros((len(micro), len(SEGMENTS))),
-            asks_late=np.array([asks_late(run) for run in kinds], dtype=float)[kind],
+            asks_late=late,
             bubble_frac=np.zeros((len(micro), len(SEGMENTS))),
             meets=meets,
             micro_steps=plans.micro,

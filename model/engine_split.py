@@ -15,7 +15,7 @@ from tunecast.model.curves import Array
 from tunecast.model.engine_tables import Work, add_up
 from tunecast.model.exposed import asks_late
 from tunecast.model.factors import FactorSet
-from tunecast.model.hooks import has_hooks
+from tunecast.model.hooks import has_hooks, wraps_adapters
 from tunecast.model.host import with_trainer
 from tunecast.model.links import WHEN, Links, communication_when, crosses_machines, links_of, seconds_on
 from tunecast.model.operation import Kind, Operation
@@ -52,6 +52,9 @@ def one_by_one(architecture: Architecture, runs: Sequence[Run], factors: Sequenc
     launches = np.array([stage.work.launches[0] for stage in stages])
     visits = np.array([stage.work.visits[0] for stage in stages])
     launches[:, :, HOST_COLUMNS.index("hooks")] += visits * np.array([has_hooks(each.run) for each in stages])[:, None]
+    adapters = np.array([stage.work.adapter_visits[0] for stage in stages])
+    wrapped = np.array([wraps_adapters(each.run) for each in stages])
+    launches[:, :, HOST_COLUMNS.index("units")] += adapters * wrapped[:, None]
     meets = np.array([stage.work.meets for stage in stages])
     driven = np.array([stage.run.trainer_loop for stage in stages])
     launches, meets = with_trainer(
@@ -71,7 +74,7 @@ def one_by_one(architecture: Architecture, runs: Sequence[Run], factors: Sequenc
             blocking_s=links[:, WHEN.index("blocking")] / passes,
             ring_s=links[:, WHEN.index("ring")] / passes,
             ring_room_frac=np.array([room_fracs(stage.run) for stage in stages]),
-            asks_late=np.array([asks_late(stage.run) for stage in stages], dtype=float),
+            asks_late=np.array([asks_late(stage.run, stage.work.waits) for stage in stages]),
             bubble_frac=idle,
             meets=meets,
             micro_steps=micro,

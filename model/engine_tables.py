@@ -14,8 +14,9 @@ import numpy as np
 
 from tunecast.model.columns import share_columns
 from tunecast.model.curves import FORMS, SHARES, Array, Columns, columns, seconds, shares
+from tunecast.model.exposed import waits_in_layers
 from tunecast.model.factors import Curve, FactorSet
-from tunecast.model.hooks import visits_of
+from tunecast.model.hooks import adapter_visits_of, visits_of
 from tunecast.model.host import HOST_COLUMNS, host_issues
 from tunecast.model.operation import Kind, Operation
 from tunecast.model.phase_table import meets_of
@@ -48,6 +49,10 @@ class Work:
     """(variants, segments) visits of modules, which cost the host time where ZeRO-3 hangs hooks on them."""
     modules: Array
     """(variants,) modules that the Trainer walks over, in all micro-steps."""
+    adapter_visits: Array
+    """(variants, segments) visits of adapters' matrices, which cost time where each is a unit of FSDP."""
+    waits: bool
+    """Whether the host waits for the device several times in every layer of the forward."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +75,8 @@ class Counted:
     meets: Array
     visits: Array
     modules: Array
+    adapter_visits: Array
+    waits: bool
 
 
 def together(curve: Curve) -> tuple[object, ...] | None:
@@ -134,6 +141,8 @@ def counted(operations: Sequence[Operation], counts: Array, run: Run) -> Counted
         meets=meets_of(operations),
         visits=visits_of(operations, counts),
         modules=modules_of(operations, counts, run),
+        adapter_visits=adapter_visits_of(operations, counts, run),
+        waits=waits_in_layers(operations, counts),
     )
 
 
@@ -146,5 +155,11 @@ def on_devices(found: Counted, devices: Sequence[FactorSet]) -> Work:
         for place, column in enumerate(share_columns(part.kind)):
             device_s[..., column] += ((total * parts[:, place]) @ part.times).reshape(len(devices), variants, -1)
     return Work(
-        device_s=device_s, launches=found.launches, meets=found.meets, visits=found.visits, modules=found.modules
+        device_s=device_s,
+        launches=found.launches,
+        meets=found.meets,
+        visits=found.visits,
+        modules=found.modules,
+        adapter_visits=found.adapter_visits,
+        waits=found.waits,
     )

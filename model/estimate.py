@@ -16,6 +16,7 @@ from tunecast.model.feeding import fed
 from tunecast.model.file_spread import with_dtypes
 from tunecast.model.fits import fit_probability, fit_verdict, memory_view
 from tunecast.model.forecast import Forecast
+from tunecast.model.hooks import unit_notes
 from tunecast.model.money import with_money
 from tunecast.model.observed import observed
 from tunecast.model.on_device import job_factors, resolve_for
@@ -133,6 +134,7 @@ def forecast(question: Question, target: Target) -> Forecast:
             *scaling_notes(scaling, run, storage),
             *pipeline_notes(timing, run),
             *trainer_notes(timing.parts_s, timing.step_time_s.value, factors),
+            *unit_notes(timing.parts_s, timing.step_time_s.value),
             *row_notes(resolved.run, rows, held),
             *ratio_notes(ratio),
             *document_notes(resolved.run, question.options),

@@ -11,14 +11,28 @@ from tunecast.model.factors import HOST_S_PER_LAUNCH
 from tunecast.model.operation import Kind, Operation, Phase
 from tunecast.model.trainer_loop import WALK_LAUNCHES, WALK_LAUNCHES_OF_A_CPU, WALKS, reads_loss, walks_of
 
-HOST_COLUMNS = ("forward", "recompute", "backward", "optimizer", "dequant", "hooks", "calls", "layers", "walks")
+HOST_COLUMNS = (
+    "forward",
+    "recompute",
+    "backward",
+    "optimizer",
+    "dequant",
+    "hooks",
+    "calls",
+    "layers",
+    "walks",
+    "units",
+)
 """Launches whose host cost may differ: by phase, those of 4-bit dequantization, which go through more Python, and
 visits of modules by ZeRO-3's hooks (`hooks.py`); calls of the optimizer, which go over lists of tensors;
-layers that Python enters, forward or to recompute them, told by their attention; and modules that the Trainer walks
-over while nothing is issued (`trainer_loop.py`).
+layers that Python enters, forward or to recompute them, told by their attention; modules that the Trainer walks over
+while nothing is issued (`trainer_loop.py`); and visits of adapters that are units of FSDP, which let the device run dry
+(`hooks.py`).
 ``host_s_per_launch`` is that of forward, ``scale.host_<name>`` the ratio of another to it."""
 WALKED = HOST_COLUMNS.index(WALKS)
-UNMEASURED_RATIO = {"calls": 0.0, "layers": 0.0, "walks": WALK_LAUNCHES}
+PAUSES = [WALKED, HOST_COLUMNS.index("units")]
+"""What the host does beside issuing while the device has no work: of the Trainer, and of FSDP around adapters."""
+UNMEASURED_RATIO = {"calls": 0.0, "layers": 0.0, "walks": WALK_LAUNCHES, "units": 0.0}
 """Ratios of host costs that are not 1 where nobody has measured them: launches then stand for calls."""
 
 

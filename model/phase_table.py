@@ -11,9 +11,9 @@ from tunecast.model.columns import COLUMNS, FLOOR, share_columns
 from tunecast.model.context_parallel import room_fracs
 from tunecast.model.curve_names import curve_key, find_curve
 from tunecast.model.curves import Array, Columns, bytes_frac, columns, seconds, shares
-from tunecast.model.exposed import asks_late
+from tunecast.model.exposed import asks_late, waits_in_layers
 from tunecast.model.factors import Curve, FactorSet
-from tunecast.model.hooks import has_hooks, visits_of
+from tunecast.model.hooks import adapter_visits_of, has_hooks, visits_of, wraps_adapters
 from tunecast.model.host import HOST_COLUMNS, enters_layer, goes_over_lists, host_issues, with_trainer
 from tunecast.model.links import bubble_frac, communication_seconds, host_updates, no_seconds
 from tunecast.model.operation import SYNCHRONISATION, Kind, Operation
@@ -48,8 +48,8 @@ class PhaseTable:
     """(segments,) on the link in every pass, hiding behind attention alone."""
     ring_room_frac: Array = field(default_factory=no_seconds)
     """(segments,) share of the attention's seconds that it hides behind, see `context_parallel.room_fracs`."""
-    asks_late: bool = False
-    """Whether collectives are asked for as they are needed (`exposed`)."""
+    asks_late: Array = field(default_factory=no_seconds)
+    """(segments,) 1 where collectives are asked for as they are needed (`exposed`), else 0."""
     bubble_frac: Array = field(default_factory=no_seconds)
     """Idle time of a pipeline stage over the time it works in forward and backward."""
     host_update_s: float = 0.0
@@ -135,6 +135,8 @@ def phase_table(operations: Sequence[Operation], factors: FactorSet, *, run: Run
     meets, counts = meets_of(operations), np.array([[o.count] for o in operations])
     if has_hooks(run):
         launches[:, HOST_COLUMNS.index("hooks")] += visits_of(operations, counts)[0]
+    if wraps_adapters(run):
+        launches[:, HOST_COLUMNS.index("units")] += adapter_visits_of(operations, counts, run)[0]
     if run.trainer_loop:
         modules, own = modules_of(operations, counts, run), np.array([micro], dtype=float)
         (launches,), (meets,) = with_trainer(launches[None], meets[None], modules, own, np.array([True]))
@@ -147,7 +149,7 @@ def phase_table(operations: Sequence[Operation], factors: FactorSet, *, run: Run
         blocking_s=communication_seconds(operations, factors, run=run, when="blocking") / passes,
         ring_s=communication_seconds(operations, factors, run=run, when="ring") / passes,
         ring_room_frac=room_fracs(run),
-        asks_late=asks_late(run),
+        asks_late=asks_late(run, waits_in_layers(operations, counts)),
         bubble_frac=idle_fracs(operations, run),
         host_update_s=float(communication_seconds(host_updates(operations), factors, run=run).sum()),
         meets=meets,

@@ -54,12 +54,15 @@ WAVE_TILES = {"bf16": (128, 128), "fp16": (128, 128), "fp32": (128, 32), "fp8": 
 """Output tile that a partial wave is counted in; cuBLAS's fp32 kernels for thin results are ``sgemm_128x32``."""
 WORK_PARAMS = ("scale.gemm", "scale.attention", "scale.memory", "scale.loss", "scale.optimizer", "scale.dequant")
 HOOKS = "scale.host_hooks"
+UNITS = "scale.host_units"
+VISITS = (HOOKS, UNITS)
+"""What a visit costs the host: of a module by ZeRO-3's hooks, of an adapter that is a unit of FSDP."""
 HOST_PRIORS = tuple(f"host_{name}" for name in HOST_RATIOS)
 """What issuing costs beside a launch of the forward, in such launches, by name of the fitted parameter: of code more
 than of machines. In intervals is the spread of the host's pace alone (0.4 in logs), beside which their own doubt is
 small (0.1 to 0.2, of entering a layer more)."""
-ISSUING = (HOOKS.removeprefix("scale."), *HOST_PRIORS)
-"""These and a visit of a module by hooks: what the host pays for beside launches."""
+ISSUING = (*(name.removeprefix("scale.") for name in VISITS), *HOST_PRIORS)
+"""These and visits: what the host pays for beside launches."""
 FITTED_AS = {
     **{name: name.removeprefix("scale.") for name in WORK_PARAMS},
     "scale.loss": "memory",
@@ -68,6 +71,7 @@ FITTED_AS = {
     **{name: name for name in SHARES},
     HOST_S_PER_LAUNCH: HOST_S_PER_LAUNCH,
     HOOKS: "host_hooks",
+    UNITS: "host_units",
 }
 """Names of factors of a step, and of the fitted parameters that they follow."""
 STEP_PARAMS = tuple(FITTED_AS)
@@ -255,7 +259,8 @@ def step_covariance(
     rows = np.array([[values[row][column] for column in places] for row in places])
     slopes = np.zeros((len(STEP_PARAMS), len(names)))
     for place, param in enumerate(STEP_PARAMS):
-        slopes[place, names.index(FITTED_AS[param])] = -1.0 if param.startswith("scale.") and param != HOOKS else 1.0
+        slows = param.startswith("scale.") and param not in VISITS
+        slopes[place, names.index(FITTED_AS[param])] = -1.0 if slows else 1.0
     for effect in effects:
         if effect.name is not None:
             slopes[:, names.index(effect.name)] += params_of_kinds(effect.moves)

@@ -16,7 +16,7 @@ from tunecast.model.run import Run
 from tunecast.model.target import Target
 from tunecast.model.time import StepTime
 
-OF_NO_LENGTH = ("optimizer", "trainer", "overhead")
+OF_NO_LENGTH = ("optimizer", "trainer", "units", "overhead")
 """Parts of a step that take as long whatever the length of rows."""
 OF_ROWS = (*LENGTHS, "packing", "group_by_length")
 """Options that say how rows are made."""

@@ -15,9 +15,9 @@ from typing import Any
 
 from tunecast.model.exposed import SHARES
 from tunecast.model.factors import Factor, FactorSet
-from tunecast.model.hooks import has_hooks
+from tunecast.model.hooks import has_hooks, wraps_adapters
 from tunecast.model.prior_effects import sharding_effects
-from tunecast.model.priors import HOOKS
+from tunecast.model.priors import HOOKS, UNITS
 from tunecast.model.run import Run
 from tunecast.model.value import Z80
 
@@ -40,11 +40,13 @@ def with_sharding(own: FactorSet, prior: FactorSet, run: Run | None, priors: Map
         if name in factors:
             factors[name] = slowed_as_published(factors[name], slower, run.sharding)
     told = [f"{words} under {run.sharding}" for words in slower_words("work", slower)]
-    if has_hooks(run) and HOOKS in prior.factors:
-        wide = math.exp(Z80 * float(priors["spreads"]["host"]))
-        hooks = prior.factors[HOOKS]
-        factors[HOOKS] = replace(hooks, low=hooks.low / wide, high=hooks.high * wide)
-        told.append("hooks around its modules cost the host time")
+    visited = {HOOKS: (has_hooks(run), "hooks around its modules"), UNITS: (wraps_adapters(run), "its adapters' units")}
+    for name, (visits, words) in visited.items():
+        if visits and name in prior.factors:
+            wide = math.exp(Z80 * float(priors["spreads"]["host"]))
+            cost = prior.factors[name]
+            factors[name] = replace(cost, low=cost.low / wide, high=cost.high * wide)
+            told.append(f"{words} cost the host time")
     notes = (f"not measured by this record, so as published runs say: {', and '.join(told)}",) if told else ()
     sharded = replace(own, factors=factors, step_log_sd=math.hypot(own.step_log_sd, log_sd), notes=(*own.notes, *notes))
     return with_exposed(with_doubtful_links(sharded, priors), prior)

@@ -29,7 +29,7 @@ from tunecast.model.curves import Array
 from tunecast.model.exposed import EXPOSED, EXPOSED_LATE
 from tunecast.model.factors import FactorSet
 from tunecast.model.host import HOST_COLUMNS as HOST_COLUMNS
-from tunecast.model.host import WALKED, host_seconds
+from tunecast.model.host import PAUSES, host_seconds
 from tunecast.model.links import communication_seconds as communication_seconds
 from tunecast.model.operation import Kind, Operation
 from tunecast.model.passes import Passes
@@ -68,6 +68,13 @@ class Clocks:
     """Seconds in which the pipeline fills and drains, part of the forward and backward segments."""
     trainer_s: float
     """Seconds in which the Trainer keeps the host and the device has no work, part of the segments."""
+    units_s: float
+    """The same of FSDP, around adapters that are units of it."""
+
+    @property
+    def paused_s(self) -> float:
+        """Seconds in which either keeps the host."""
+        return self.trainer_s + self.units_s
 
 
 def scalars(factors: FactorSet) -> dict[str, float]:
@@ -89,7 +96,7 @@ class Stack:
     ring_s: Array
     ring_room_frac: Array
     asks_late: Array
-    """(runs,) 1 or 0."""
+    """(runs, segments) 1 or 0."""
     bubble_frac: Array
 
     @property
@@ -110,7 +117,7 @@ def stacked(tables: Sequence[PhaseTable]) -> Stack:
         blocking_s=np.array([t.blocking_s for t in tables]),
         ring_s=np.array([t.ring_s for t in tables]),
         ring_room_frac=np.array([t.ring_room_frac for t in tables]),
-        asks_late=np.array([t.asks_late for t in tables], dtype=float),
+        asks_late=np.array([t.asks_late for t in tables]),
         bubble_frac=np.array([t.bubble_frac for t in tables]),
     )
 
@@ -120,7 +127,7 @@ class _Load:
     """Seconds per pass of every (run, segment) on each clock.
 
     ``once`` is what of the waiting comes once a step, in all; ``lead`` how far the host may run ahead: a full launch
-    queue of this segment's kernels; ``pause`` what the host does beside issuing while the device has no work.
+    queue of this segment's kernels; ``pause`` what the host does while the device has no work, by `PAUSES` behind.
     """
 
     busy: Array
@@ -134,8 +141,8 @@ class _Load:
 def _load(stack: Stack, values: Mapping[str, float], *, synchronous: bool) -> _Load:
     scale = scales(values)
     issue = host_seconds(values, synchronous=synchronous)
-    pause = stack.launches[:, :, WALKED] * issue[WALKED]
-    issue[WALKED] = 0.0
+    pause = stack.launches[:, :, PAUSES] * issue[PAUSES]
+    issue[PAUSES] = 0.0
     work = stack.device_s @ scale
     link = values.get("scale.link", 1.0)
     wait, once = exposed_communication(stack, work, values, link)
@@ -159,7 +166,7 @@ def exposed_communication(
     """
     beside = work.copy()
     beside[:, FORWARD] += work[:, HEAD]
-    share = np.where(stack.asks_late > 0.0, values.get(EXPOSED_LATE, 1.0), values.get(EXPOSED, 1.0))[:, None]
+    share = np.where(stack.asks_late > 0.0, values.get(EXPOSED_LATE, 1.0), values.get(EXPOSED, 1.0))
 
     def longer(sent: Array) -> Array:
         return np.asarray(np.maximum(share * sent, sent - beside))
@@ -185,7 +192,7 @@ def _segment_ends(stack: Stack, load: _Load, *, synchronous: bool) -> tuple[Arra
         micro_steps=stack.micro_steps,
         synchronous=synchronous,
     )
-    worked = passes.seconds() + stack.passes * load.pause
+    worked = passes.seconds() + stack.passes * load.pause.sum(axis=2)
     idle = stack.bubble_frac * np.maximum(worked - load.once, 0.0)
     return worked + idle, idle
 
@@ -207,13 +214,15 @@ def run_clocks(table: PhaseTable, values: Mapping[str, float], *, synchronous: b
     load = _load(stack, values, synchronous=synchronous)
     ends, idle = _segment_ends(stack, load, synchronous=synchronous)
     spent, passes = ends[0], stack.passes[0]
+    trainer_s, units_s = passes @ load.pause[0]
     return Clocks(
         step_s=float(spent.sum()) + values.get("step_overhead_s", 0.0),
         device_s=float(passes @ load.busy[0]),
-        host_s=float(passes @ (load.host + load.pause)[0]),
+        host_s=float(passes @ (load.host + load.pause.sum(axis=2))[0]),
         exposed_communication_s=float(passes @ load.wait[0]),
         bubble_s=float(idle.sum()),
-        trainer_s=float(passes @ load.pause[0]),
+        trainer_s=float(trainer_s),
+        units_s=float(units_s),
         segments_s=tuple(float(end) for end in spent),
     )
 
@@ -290,9 +299,9 @@ def _parts(table: PhaseTable, clocks: Clocks, values: dict[str, float]) -> dict[
     overhead_s = values.get("step_overhead_s", 0.0)
     update_s = table.host_update_s * values.get("scale.link", 1.0)
     parts["communication"] = max(clocks.exposed_communication_s - update_s, 0.0)
-    waited_s = clocks.step_s - (clocks.device_s + clocks.bubble_s + clocks.trainer_s + overhead_s)
+    waited_s = clocks.step_s - (clocks.device_s + clocks.bubble_s + clocks.paused_s + overhead_s)
     parts["host"] = (waited_s if waited_s > ROUNDED * clocks.step_s else 0.0) + update_s
-    seldom = {"bubble": clocks.bubble_s, "trainer": clocks.trainer_s}
+    seldom = {"bubble": clocks.bubble_s, "trainer": clocks.trainer_s, "units": clocks.units_s}
     parts |= {"overhead": overhead_s} | {name: part for name, part in seldom.items() if part}
     return parts
 
@@ -306,8 +315,8 @@ def _bound_by(clocks: Clocks, parts: dict[str, float], bytes_share: float, *, sy
     compute = sum(parts.get(column, 0.0) for column in COMPUTE) - bytes_share * parts.get(str(Kind.GEMM), 0.0)
     bandwidth = clocks.device_s - clocks.exposed_communication_s - compute
     waiting = {"communication": parts["communication"], "pipeline bubble": clocks.bubble_s}
-    shares = {"compute": compute, "bandwidth": bandwidth, **waiting, "host": parts["host"] + clocks.trainer_s}
-    if clocks.host_s - clocks.trainer_s > max(clocks.device_s, clocks.bubble_s) and not synchronous:
+    shares = {"compute": compute, "bandwidth": bandwidth, **waiting, "host": parts["host"] + clocks.paused_s}
+    if clocks.host_s - clocks.paused_s > max(clocks.device_s, clocks.bubble_s) and not synchronous:
         return "host"
     return max(shares, key=lambda name: shares[name])
 

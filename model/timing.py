@@ -16,7 +16,7 @@ from tunecast.model.operation import Kind, Operation
 from tunecast.model.paging import paged_state_bytes
 from tunecast.model.parallel_network import NETWORK_FACTORS, can_be_bridged
 from tunecast.model.parallel_offload import OFFLOAD_FACTORS, PAGING_WAYS
-from tunecast.model.priors import HOOKS
+from tunecast.model.priors import VISITS
 from tunecast.model.question import Question
 from tunecast.model.read_numbers import number_above_zero
 from tunecast.model.resolve import Resolved
@@ -159,10 +159,10 @@ def _link_at(factors: FactorSet, end: str) -> dict[str, Factor]:
     """All factors, those of the link at one end of their intervals (a low latency is the good end)."""
     good = {"low": "high", "high": "low"}
     moved = dict(factors.factors)
-    hooks = () if HOOKS in factors.step_params else (HOOKS,)
-    for name in (*LINK_FACTORS, *NETWORK_FACTORS, *OFFLOAD_FACTORS, *hooks):
+    visits = tuple(name for name in VISITS if name not in factors.step_params)
+    for name in (*LINK_FACTORS, *NETWORK_FACTORS, *OFFLOAD_FACTORS, *visits):
         if name in moved:
-            which = good[end] if name in (*LATENCIES, HOOKS) else end
+            which = good[end] if name in (*LATENCIES, *VISITS) else end
             moved[name] = replace(moved[name], value=getattr(moved[name], which))
     return moved
 

@@ -25,7 +25,7 @@ import numpy as np
 
 from tunecast.model.curves import Array
 from tunecast.model.factors import FactorSet
-from tunecast.model.hooks import enters_module
+from tunecast.model.hooks import MUCH, enters_module, is_adapters
 from tunecast.model.operation import GROUPED, Operation, Phase
 from tunecast.model.run import Run
 from tunecast.model.segments import FORWARD, OPTIMIZER_SEGMENT, SEGMENTS
@@ -47,8 +47,6 @@ IN_THE_TRAINER = 1.1
 other: 1.09 (0.92 to 1.17) on one core of a Xeon (scripts/trainer_walks.py, results/validation/trainer-walks.json)."""
 IN_THE_TRAINER_LOG_SD = 0.2
 """How unsure that is of another machine, model or method: assumed."""
-MUCH = 0.05
-"""Share of a step from which a note tells of it."""
 PER_MICRO_STEP = 2.0
 PER_STEP = 2.0
 WALKS_OF_A_STEP = int(PER_MICRO_STEP + PER_STEP)
@@ -73,8 +71,7 @@ def _modules_for(operation: Operation, run: Run) -> float:
         return 0.0
     if operation.layout.endswith(GROUPED):
         return 1.0 if run.hf_code == "5" else PER_EXPERT_PRODUCT * operation.shape[-1]
-    adapts = run.method != "full" and run.lora_r in operation.shape[1:]
-    return PER_ADAPTER_PRODUCT if adapts else PER_PRODUCT
+    return PER_ADAPTER_PRODUCT if is_adapters(operation, run) else PER_PRODUCT
 
 
 def walks_of(modules: Array, micro_steps: Array) -> Array:

@@ -1,0 +1,132 @@
+"""Adapters that are units of FSDP 1, against PEFT's own policy and what torch says of the host's lead."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tunecast
+from tunecast.explain import explain
+from tunecast.model.architecture import Architecture
+from tunecast.model.architectures import load_architecture
+from tunecast.model.experts_modules import in_modules
+from tunecast.model.exposed import asks_late, waits_in_layers
+from tunecast.model.hooks import adapter_visits_of, wraps_adapters
+from tunecast.model.inventory import step_operations
+from tunecast.model.resolve import resolve_run
+from tunecast.model.run import Run
+from tunecast.model.segments import BACKWARD, FORWARD
+
+SHARDED = {"num_gpus": 2, "sharding": "fsdp", "fsdp_version": 1}
+
+
+def run_of(model: str, **options: Any) -> Run:
+    return resolve_run(load_architecture(model), {"method": "lora", "max_length": 64, **SHARDED, **options}).run
+
+
+def visits(model: str, run: Run, *, platform: str = "cuda") -> np.ndarray[Any, np.dtype[np.float64]]:
+    operations = step_operations(load_architecture(model), run, platform=platform)
+    counts = np.array([[operation.count] for operation in operations])
+    return adapter_visits_of(operations, counts, run)[0]
+
+
+def waits(architecture: Architecture, run: Run) -> bool:
+    operations = step_operations(architecture, run, platform="cuda")
+    return waits_in_layers(operations, np.array([[operation.count] for operation in operations]))
+
+
+@pytest.mark.parametrize("targets", ["all-linear", "q_proj,v_proj"])
+@pytest.mark.parametrize("model", ["Qwen/Qwen2.5-0.5B", "meta-llama/Llama-3.2-1B"])
+def test_units_are_those_that_pefts_policy_wraps(model: str, targets: str) -> None:
+    pytest.importorskip("peft")
+    pytest.importorskip("accelerate")
+    from peft.utils.other import fsdp_auto_wrap_policy
+
+    from tunecast.calibrate.trace.hf import build_model
+
+    run = run_of(model, lora_target_modules=targets)
+    real = build_model(load_architecture(model), replace(run, num_gpus=1, sharding="none"), device="meta")
+    policy = fsdp_auto_wrap_policy(real)
+    wrapped = [
+        module
+        for module in real.modules()
+        if policy(module=module, recurse=False, nonwrapped_numel=0) and not list(module.children())
+    ]
+    assert len(wrapped) > 0
+    assert visits(model, run)[FORWARD] == len(wrapped)
+
+
+def test_a_unit_is_entered_forward_to_recompute_and_backward() -> None:
+    model = "Qwen/Qwen2.5-0.5B"
+    kept, again = (run_of(model, gradient_checkpointing=checkpointing) for checkpointing in (False, True))
+    assert visits(model, kept)[BACKWARD] == visits(model, kept)[FORWARD]
+    last = 24  # of each layer, whose result nothing of the backward needs: recomputing ends before it
+    assert visits(model, again)[BACKWARD] == 2 * visits(model, again)[FORWARD] - last
+    twice = replace(again, gradient_accumulation_steps=2)
+    assert (visits(model, twice) == 2 * visits(model, again)).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "wraps"),
+    [
+        ({}, True),
+        ({"sharding": "hsdp", "num_gpus": 16}, True),
+        ({"method": "qlora"}, True),
+        ({"stack": "llama-factory"}, True),
+        ({"fsdp_version": 2}, False),
+        ({"method": "full"}, False),
+        ({"sharding": "zero3"}, False),
+        ({"sharding": "fsdp-grad-op"}, False),
+        ({"trainer_loop": False}, False),
+        ({"method": "qlora", "fused_kernels": "lora"}, False),
+        ({"stack": "axolotl"}, False),  # its kernels fuse adapters
+    ],
+)
+def test_only_the_trainer_wraps_adapters_and_only_by_fsdp_1(options: dict[str, Any], wraps: bool) -> None:
+    if options.get("sharding") == "zero3":
+        options = {**options, "fsdp_version": None}
+    asked = {"method": "lora", "max_length": 64, **SHARDED, **options}
+    asked = {name: value for name, value in asked.items() if value is not None}
+    assert wraps_adapters(resolve_run(load_architecture("Qwen/Qwen2.5-0.5B"), asked).run) is wraps
+
+
+def test_gathers_are_late_where_the_host_cannot_be_ahead() -> None:
+    dense, grouped = load_architecture("meta-llama/Llama-2-7b-hf"), load_architecture("mistralai/Mixtral-8x7B-v0.1")
+    adapted, whole = run_of(dense.name), run_of(dense.name, method="full")
+    assert not waits(dense, adapted)
+    padded = replace(adapted, attn_implementation="flash_attention_2", padding_mask=True)
+    assert not waits(dense, padded), "the lengths of padded rows are read once a layer, before its attention"
+    experts = run_of(grouped.name, lora_target_modules="q_proj,v_proj")
+    assert not waits(grouped, experts), "transformers 5 groups experts on the device"
+    assert waits(in_modules(grouped), experts), "transformers 4 looks up the rows of each expert"
+    assert waits(dense, run_of(dense.name, method="qlora", quant_method="bnb-8bit")), "8 bits look for outliers"
+    assert list(asks_late(adapted, False)) == [0.0, 1.0, 0.0, 0.0]
+    assert list(asks_late(whole, False)) == [0.0] * 4
+    assert list(asks_late(whole, True)) == [1.0, 0.0, 0.0, 0.0]
+    assert list(asks_late(replace(whole, sharding="zero3"), False)) == [1.0] * 4
+    assert list(asks_late(replace(adapted, num_gpus=1, sharding="none"), True)) == [0.0] * 4
+
+
+def test_a_step_is_longer_by_its_visits_whatever_bounds_it() -> None:
+    """The device stands still for a visit: as long with eight times the work, and told of where it is much."""
+    asked: dict[str, Any] = {"method": "lora", "gpu": "a100-sxm4-80gb", **SHARDED}
+
+    def forecast(**options: Any) -> tunecast.Forecast:
+        (found,) = tunecast.estimate("meta-llama/Llama-2-7b-hf", **{**asked, **options})
+        return found
+
+    short, long = forecast(max_length=512), forecast(max_length=4096)
+    assert short.time_parts_s["units"] == pytest.approx(long.time_parts_s["units"])
+    assert "units" not in forecast(max_length=512, fsdp_version=2).time_parts_s
+    share = short.time_parts_s["units"] / short.step_time_s.value
+    assert any(f"{share:.0%} of the step" in note and "--fsdp-version 2" in note for note in short.notes)
+
+
+def test_its_cost_and_origin_are_told() -> None:
+    options = {"method": "lora", "max_length": 512, "gpu": "a100-sxm4-80gb", **SHARDED}
+    terms = {term.name: term for term in explain("meta-llama/Llama-2-7b-hf", **options)}
+    assert terms["units"].origin == "published"
+    assert "visits of adapters" in terms["optimizer step"].inputs
