@@ -93,10 +93,13 @@ def measure(
     OutOfMemoryError when the run does not fit.
     """
     from tunecast.asked import read_asked
+    from tunecast.catalogs.errors import InputError
     from tunecast.measurement import measure_on
     from tunecast.model.read_numbers import plain_numbers
 
     asked = read_asked(str(model), plain_numbers(options))
+    if not isinstance(steps, int) or isinstance(steps, bool):
+        raise InputError(f"steps is {steps!r}; give a whole number of optimizer steps.")
     with opened(device, ignore_memory=ignore_memory) as found:
         return measure_on(found, asked, steps)
 

@@ -18,6 +18,12 @@ def frame(forecasts: Iterable[Forecast]) -> pd.DataFrame:
     """One row per forecast, in the order given; units in the column names, intervals as ``_low`` and ``_high``."""
     import pandas as pd
 
+    from tunecast.catalogs.errors import InputError
+    from tunecast.model.forecast import Forecast
+
+    forecasts = list(forecasts) if isinstance(forecasts, Iterable) else [forecasts]
+    if not all(isinstance(forecast, Forecast) for forecast in forecasts):
+        raise InputError("frame takes forecasts, as tunecast.estimate returns them.")
     return pd.DataFrame([row(forecast) for forecast in forecasts])
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from tunecast.beside_the_text import config_notes, vision_notes
@@ -30,13 +29,13 @@ def find_architecture(name: str, *, exact: bool = False) -> FoundModel:
     from tunecast.model.architectures import (
         architecture_from_config,
         architecture_from_row,
+        config_path,
         looks_like_path,
         read_config,
     )
 
     if looks_like_path(name):
-        path = Path(name).expanduser()
-        path = path / "config.json" if path.is_dir() else path
+        path = config_path(name)
         config = read_config(path)
         notes, stored = config_notes(config, str(path)), storage_of(config)
         plain = {key: value for key, value in config.items() if not stored or key != "quantization_config"}

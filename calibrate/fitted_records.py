@@ -19,7 +19,10 @@ Records = str | Path | Iterable[str | Path]
 
 def as_list(paths: Records) -> list[str | Path]:
     """The paths, of which one may stand alone."""
-    return [paths] if isinstance(paths, str | Path) else list(paths)
+    found = [paths] if isinstance(paths, str | Path) else list(paths) if isinstance(paths, Iterable) else None
+    if found is None or not all(isinstance(path, str | Path) for path in found):
+        raise InputError(f"records is {paths!r}; give the path of a record, or several in a list; without any, ().")
+    return found
 
 
 def record_files(paths: Records) -> list[Path]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tunecast.catalogs.errors import InputError
+from tunecast.catalogs.errors import DeviceError, InputError
 
 PARTIAL_SCHEMA = "tunecast.partial/1"
 
@@ -43,13 +43,19 @@ class Partial:
     def add(self, key: str, trial: dict[str, Any]) -> None:
         """Keep one finished trial, on disk before the next one starts."""
         self.trials[key] = trial
+        if not self.path.exists():  # another calibration of this card into this folder has ended
+            self.start()
+            return
         try:
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(_line({"key": key, "trial": trial}))
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            raise unwritable(self.path.parent, error) from error
+            raise DeviceError(
+                f"What was measured cannot be kept in {self.path} ({error.strerror or error}): make room there, and "
+                "the same command goes on from the trials before."
+            ) from error
 
     def remove(self) -> None:
         """The record is written; the partial file goes."""

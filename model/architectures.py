@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunecast.catalogs.configs import config_from_row, config_table
+from tunecast.catalogs.confined import may_read
 from tunecast.catalogs.errors import InputError, NotSupportedError, UnbuiltFamilyError
 from tunecast.model.architecture import Architecture, Attention, Layer, LayerGroup, Linear, Mlp
 from tunecast.model.config_fields import kinds_by_layer, positive, switch
@@ -343,6 +344,10 @@ def architecture_from_config(config: Mapping[str, Any], name: str) -> Architectu
 
 def read_config(path: Path) -> dict[str, Any]:
     """The JSON object of a config file; unreadable or foreign content is one sentence."""
+    if not may_read(path):
+        raise InputError(
+            f"{str(path)!r} looks like a path, and files of the machine that answers are not read; name a model."
+        )
     if path.name.lower().endswith(CODE):
         raise NotSupportedError(
             f"{path} is code, which is not read ({', '.join(CODE)}); give its model by name or as a config.json with "
@@ -365,16 +370,26 @@ def read_config(path: Path) -> dict[str, Any]:
 def looks_like_path(text: str) -> bool:
     """Whether MODEL names a local file or folder rather than a catalog id."""
     try:
-        return text.endswith((".json", *CODE)) or text.startswith((".", "/", "~")) or Path(text).exists()
+        return text.endswith((".json", *CODE)) or text.startswith((".", "/", "~")) or exists(Path(text))
     except OSError:  # longer than any name of a file
         return False
+
+
+def exists(path: Path) -> bool:
+    """Whether a file or folder is there that may be read."""
+    return may_read(path) and path.exists()
+
+
+def config_path(name: str) -> Path:
+    """The config that MODEL names as a file or as the folder that holds it."""
+    path = Path(name).expanduser()
+    return path / "config.json" if may_read(path) and path.is_dir() else path
 
 
 def load_architecture(name_or_path: str) -> Architecture:
     """The architecture of a catalog model, or of a local config.json (or the folder that holds one)."""
     if looks_like_path(name_or_path):
-        path = Path(name_or_path).expanduser()
-        path = path / "config.json" if path.is_dir() else path
+        path = config_path(name_or_path)
         return architecture_from_config(read_config(path), str(path))
     from tunecast.catalogs.models import find_model
 

@@ -90,6 +90,11 @@ def _build(raw: Mapping[str, Any], origin: Callable[[str], str]) -> FactorSet:
     def relabelled(part: Mapping[str, Any]) -> dict[str, Any]:
         return {**part, "origin": origin(str(part["origin"]))}
 
+    names, covariance = list(raw.get("step_params", [])), [list(row) for row in raw.get("step_covariance", [])]
+    if isinstance(raw.get("step_params"), str) or [len(row) for row in covariance] != [len(names)] * len(names):
+        raise ValueError("step_covariance does not have a row and a column for each of step_params")
+    if _number(raw["step_log_sd"]) < 0.0:
+        raise ValueError("step_log_sd is negative")
     return FactorSet(
         gpu=str(raw["gpu"]),
         curves={str(name): _curve(relabelled(part)) for name, part in raw["curves"].items()},
@@ -97,8 +102,8 @@ def _build(raw: Mapping[str, Any], origin: Callable[[str], str]) -> FactorSet:
         step_log_sd=_number(raw["step_log_sd"]),
         memory_overhead_bytes={str(k): _number(v) for k, v in raw.get("memory_overhead_bytes", {}).items()},
         synchronous=bool(raw.get("synchronous", False)),
-        step_params=tuple(str(name) for name in raw.get("step_params", ())),
-        step_covariance=tuple(tuple(_number(x) for x in row) for row in raw.get("step_covariance", ())),
+        step_params=tuple(str(name) for name in names),
+        step_covariance=tuple(tuple(_number(x) for x in row) for row in covariance),
         notes=tuple(str(note) for note in raw.get("notes", ())),
     )
 

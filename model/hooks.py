@@ -89,7 +89,8 @@ def unit_notes(parts_s: Mapping[str, float], step_s: float) -> tuple[str, ...]:
     own_s = parts_s.get("units", 0.0)
     if own_s < MUCH * step_s:
         return ()
-    return (
+    note = (
         f"FSDP 1 gathers every matrix of an adapter by itself, {own_s / step_s:.0%} of the step; FSDP 2 does not: "
-        "--fsdp-version 2",
+        "--fsdp-version 2"
     )
+    return (note,)

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from tunecast.model.value import Value
+from tunecast.model.value import total
 from tunecast.report.charts import plan_name, span, time_span
 from tunecast.run_line import checkpointing_word, run_line, sharding_words
 from tunecast.tables import DASH, digits, dollars, duration, gib_text, seconds
@@ -98,22 +98,26 @@ def plan_title(report: Report) -> str:
     return f"the recommended plan, {plan_name(plan)}: {layout(plan)}"
 
 
+BY_STEPS = ("train", "evaluate", "checkpoints", "interruptions")
+"""Phases that a run of twice as many tokens has twice as much of."""
+
+
 def recomputed(forecast: Forecast) -> dict[str, str]:
     """What script needs to tell time and cost of another amount or price, with their intervals.
 
-    Hours of training follow the tokens, the other hours do not; how far they may be off adds up as squares
+    Hours of the phases `BY_STEPS` follow the tokens, the other hours do not; how far they may be off adds up as squares
     (`model.value.total`). Cost is each end of the time, times a rate.
     """
     time, cost, whole = forecast.total_time_h, forecast.cost_usd, forecast.whole_run
-    train = Value(value=0.0, low=0.0, high=0.0) if whole is None else whole.train_time_h
+    train = total(() if whole is None else [p.hours for p in whole.phases if p.name in BY_STEPS])
     every = train if time is None else time
     off = {
-        "train-h-down": train.value - train.low,
-        "train-h-up": train.high - train.value,
+        "steps-h-down": train.value - train.low,
+        "steps-h-up": train.high - train.value,
         "other-h-down": _beside(every.value - every.low, train.value - train.low),
         "other-h-up": _beside(every.high - every.value, train.high - train.value),
     }
-    found = {"train-h": train.value, "other-h": every.value - train.value, **off}
+    found = {"steps-h": train.value, "other-h": every.value - train.value, **off}
     for suffix, end in (("", "value"), ("-low", "low"), ("-high", "high")):
         hours = getattr(every, end)
         known = cost is not None and 0 < hours < math.inf

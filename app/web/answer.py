@@ -7,6 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tunecast.catalogs.confined import confined_to
 from tunecast.catalogs.errors import InputError, TunecastError
 from tunecast.forecasts import Forecasts
 from tunecast.web.asked import Fields, command, gpus_of, link, model_of, options
@@ -76,7 +77,8 @@ def forecasts(asked: Fields) -> Forecasts:
         path = Path(folder) / "config.yaml"
         path.write_text(asked.config, encoding="utf-8")
         try:
-            return Forecasts(best_first(estimate(str(path), gpu=gpus_of(asked), **options(asked))))  # type: ignore[arg-type]
+            with confined_to(Path(folder)):
+                return Forecasts(best_first(estimate(str(path), gpu=gpus_of(asked), **options(asked))))  # type: ignore[arg-type]
         except TunecastError as error:
             raise InputError(of_pasted(error, path)) from error
 

@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from tunecast.calibrate.fitted_records import as_list
 from tunecast.calibrate.watch.clock import StepClock
+from tunecast.calibrate.watch.stops import kind_of
 from tunecast.calibrate.watch.watcher import Watcher, line
 from tunecast.catalogs.errors import InputError, TunecastError
 
@@ -57,11 +59,14 @@ class TrainingWatch:
         every_steps: int | None = None,
         tell: Callable[[str], None] = to_stderr,
     ) -> None:
-        if usd_per_gpu_hour is not None and not (math.isfinite(usd_per_gpu_hour) and usd_per_gpu_hour >= 0):
-            raise InputError(f"usd_per_gpu_hour is {usd_per_gpu_hour}; give dollars per hour of one GPU, 0 or more.")
-        if every_steps is not None and every_steps < 1:
-            raise InputError(f"every_steps is {every_steps}; give 1 or more, or leave it out.")
-        self.records = [Path(path) for path in ([records] if isinstance(records, (str, Path)) else records)]
+        known = isinstance(usd_per_gpu_hour, float | int) and 0 <= usd_per_gpu_hour < math.inf
+        if usd_per_gpu_hour is not None and not known:
+            raise InputError(f"usd_per_gpu_hour is {usd_per_gpu_hour!r}; give dollars per hour of one GPU, 0 or more.")
+        if every_steps is not None and not (isinstance(every_steps, int) and every_steps >= 1):
+            raise InputError(f"every_steps is {every_steps!r}; give a whole number of 1 or more, or leave it out.")
+        if out is not None and not isinstance(out, (str, Path)):
+            raise InputError(f"out is {out!r}; give the folder for the record of the run, or None for no record.")
+        self.records = [Path(path) for path in as_list(records)]
         self.usd_per_gpu_hour = usd_per_gpu_hour
         self.out = None if out is None else Path(out)
         self.every_steps = every_steps
@@ -85,7 +90,7 @@ class TrainingWatch:
         self._told_first, self._over, self.written = False, False, None
         self._try_folder()
         model = kwargs["model"]
-        self.watcher = start_watching(self, args, state, model)
+        self.watcher = start_watching(self, args, state, model, kwargs.get("optimizer"))
         self._hook = model.register_forward_pre_hook(uncompiled(self._saw), with_kwargs=True)
         atexit.register(self._leave_unfinished)
 
@@ -105,6 +110,7 @@ class TrainingWatch:
         atexit.unregister(self._leave_unfinished)
         if self.watcher is not None and not self._over:
             self._over = True
+            self.watcher.clock.break_off()
             self._write(interrupted=True)
             self.watcher.device.close()
             if self.written is not None:
@@ -139,8 +145,8 @@ class TrainingWatch:
         del args, kwargs
         if self.watcher is None:
             return
-        aside = bool(control.should_evaluate or control.should_save)
-        measured = self.watcher.step_ends(state.global_step, aside_follows=aside)
+        stop = kind_of(evaluates=bool(control.should_evaluate), saves=bool(control.should_save))
+        measured = self.watcher.step_ends(state.global_step, followed_by=stop)
         if control.should_training_stop or state.global_step >= state.max_steps:
             return  # the line at the end says it all
         due = self.every_steps is not None and state.global_step % self.every_steps == 0
@@ -206,10 +212,11 @@ class TrainingWatch:
             self._hook = None
 
 
-def start_watching(watch: TrainingWatch, args: Any, state: Any, model: Any) -> Watcher:
+def start_watching(watch: TrainingWatch, args: Any, state: Any, model: Any, optimizer: Any) -> Watcher:
     """A watcher of this job; one that has no forecast says why."""
     from tunecast.calibrate.watch.device import watched_device
     from tunecast.calibrate.watch.reading import not_data_parallel, read_job
+    from tunecast.calibrate.watch.stops import planned_stops
 
     device = watched_device(args.device)
     calibrations, observations = usable_records(watch)
@@ -217,6 +224,7 @@ def start_watching(watch: TrainingWatch, args: Any, state: Any, model: Any) -> W
         device=device,
         clock=StepClock(synchronize=device.synchronize),
         max_steps=int(state.max_steps),
+        stops=planned_stops(args, state),
         records=calibrations,
         observations=observations,
         usd_per_gpu_hour=watch.usd_per_gpu_hour,
@@ -224,7 +232,7 @@ def start_watching(watch: TrainingWatch, args: Any, state: Any, model: Any) -> W
         data_parallel=int(args.world_size) // not_data_parallel(args),
     )
     try:
-        watcher.job = read_job(args, model)
+        watcher.job = read_job(args, model, optimizer)
     except TunecastError as error:
         watcher.why_no_forecast = str(error)
     except Exception as error:  # A job that reads unlike any we know is still measured; why is told and recorded.

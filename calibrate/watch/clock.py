@@ -55,15 +55,27 @@ class StepClock:
     warmup_steps: int = WARMUP_STEPS
     window_s: float = WINDOW_S
     windows: list[Window] = field(default_factory=list)
-    aside_s: float = 0.0
-    """Seconds of evaluations and saves."""
-    asides: int = 0
+    stopped: list[tuple[str, float]] = field(default_factory=list)
+    """What each evaluation or save was, and its seconds."""
     steps_seen: int = 0
     begun_s: float | None = None
     _opened_s: float | None = None
     _left_s: float | None = None
+    _left_for: str = ""
+    _stepped_s: float = 0.0
+    """When the last step ended, as the host saw it."""
     _steps: int = 0
     _tokens: int = 0
+
+    @property
+    def aside_s(self) -> float:
+        """Seconds of evaluations and saves."""
+        return sum(seconds for _, seconds in self.stopped)
+
+    @property
+    def asides(self) -> int:
+        """How many there were."""
+        return len(self.stopped)
 
     def step_begins(self) -> None:
         """The job is about to run a step; ends an aside."""
@@ -73,27 +85,26 @@ class StepClock:
             self._come_back()
             self._open()
 
-    def step_ends(
-        self, tokens: int, *, aside_follows: bool = False, before_wait: Callable[[], None] | None = None
-    ) -> bool:
-        """A step of so many tokens is over; True when this closed a window.
+    def step_ends(self, tokens: int, *, followed_by: str = "", before_wait: Callable[[], None] | None = None) -> bool:
+        """A step of so many tokens is over, and what is no step follows, if named; True when this closed a window.
 
         `before_wait` is called where one is about to close: the device still works, so that the host has time.
         """
         self.steps_seen += 1
+        self._stepped_s = self.now()
         if self.steps_seen < self.warmup_steps:
             return False
         if self._opened_s is None:
-            self._start(aside_follows=aside_follows)
+            self._start(followed_by)
             return False
         self._steps += 1
         self._tokens += tokens
-        if not aside_follows and self.now() - self._opened_s < self.window_s:
+        if not followed_by and self.now() - self._opened_s < self.window_s:
             return False
         if before_wait is not None:
             before_wait()
         self._close()
-        self._start(aside_follows=aside_follows)
+        self._start(followed_by)
         return True
 
     def finish(self) -> None:
@@ -104,6 +115,14 @@ class StepClock:
             self._close()
         self._opened_s = None
 
+    def break_off(self) -> None:
+        """The job was interrupted: where no window is closed yet, the open one counts to the end of its last step."""
+        if not self.windows and self._opened_s is not None and self._steps:
+            self.windows.append(
+                Window(steps=self._steps, seconds=self._stepped_s - self._opened_s, tokens=self._tokens)
+            )
+        self._opened_s = None
+
     def step_time_s(self) -> Value | None:
         """Mean seconds of a step with its 80% interval; None before the first window."""
         return predicted_mean(self.windows, ahead=None)
@@ -111,17 +130,16 @@ class StepClock:
     def _come_back(self) -> None:
         """The end of an aside."""
         assert self._left_s is not None
-        self.aside_s += self.now() - self._left_s
-        self.asides += 1
+        self.stopped.append((self._left_for, self.now() - self._left_s))
         self._left_s = None
 
     def _open(self) -> None:
         self._opened_s, self._steps, self._tokens = self.now(), 0, 0
 
-    def _start(self, *, aside_follows: bool) -> None:
+    def _start(self, followed_by: str) -> None:
         """The next window: now, or when the job is back from what follows."""
-        if aside_follows:
-            self._opened_s, self._left_s = None, self.now()
+        if followed_by:
+            self._opened_s, self._left_s, self._left_for = None, self.now(), followed_by
         else:
             self.synchronize()
             self._open()

@@ -28,14 +28,15 @@ class Job:
     """As on the command line with underscores, without ``max_length``."""
 
 
-def read_job(args: Any, model: Any) -> Job:
-    """`args` is a ``TrainingArguments`` (or a TRL config), `model` what the callback is handed.
+def read_job(args: Any, model: Any, optimizer: Any = None) -> Job:
+    """`args` is a ``TrainingArguments`` (or a TRL config), `model` and `optimizer` what the callback is handed.
 
     Raises NotSupportedError (or InputError) for an architecture or a way of training without formulas.
     """
     from tunecast.model.architectures import architecture_from_config
 
     refuse_other_trainers(args)
+    refuse_other_optimizer(args, optimizer)
     base = base_model(model)
     config = dict(base.config.to_dict())
     config.pop("quantization_config", None)
@@ -49,6 +50,7 @@ def read_job(args: Any, model: Any) -> Job:
         "allow_long_context": True,
     }
     architecture = architecture_from_config(config, name)
+    refuse_other_adapters(model, architecture, options)
     kernels = installed_kernels(architecture)
     return Job(architecture=architecture, options=options | ({"fused_kernels": ",".join(kernels)} if kernels else {}))
 
@@ -69,6 +71,42 @@ def refuse_other_trainers(args: Any) -> None:
     if int(getattr(args, "n_gpu", 1)) > 1:
         raise NotSupportedError(
             "One process drives several GPUs (nn.DataParallel), which is not forecast: use torchrun."
+        )
+
+
+def refuse_other_optimizer(args: Any, optimizer: Any) -> None:
+    """An optimizer that was handed to the Trainer, of another class than ``optim`` names."""
+    while type(optimizer).__name__ == "AcceleratedOptimizer":
+        optimizer = optimizer.optimizer
+    if optimizer is None or getattr(args, "deepspeed", None):
+        return
+    from transformers import Trainer
+
+    try:
+        named = Trainer.get_optimizer_cls_and_kwargs(args)[0]
+    except Exception:  # what this transformers cannot make by name alone is left to the forecast, which knows the name
+        return
+    if isinstance(named, type) and not isinstance(optimizer, named):
+        raise NotSupportedError(
+            f"The optimizer is {type(optimizer).__name__}, which was handed to the Trainer, and optim says "
+            f"{getattr(args.optim, 'value', args.optim)}; only optimizers that optim names are forecast."
+        )
+
+
+def refuse_other_adapters(model: Any, architecture: Architecture, options: Mapping[str, Any]) -> None:
+    """Adapters that the options do not say: other ranks or layers for some modules (``rank_pattern``,
+    ``exclude_modules``, ``layers_to_transform``). Told by how much is trained, where this process holds all of it."""
+    if options["method"] == "full" or options.get("sharding") in ("fsdp", "zero3"):
+        return
+    from tunecast.model.resolve import resolve_run
+    from tunecast.model.trained import trainable_params
+
+    told = trainable_params(architecture, resolve_run(architecture, {**options, "max_length": 1}).run)
+    real = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    if told != real:
+        raise NotSupportedError(
+            f"The model trains {real:,} parameters, and adapters of rank {options['lora_r']} on every "
+            f"{options['lora_target_modules']} have {told:,}: patterns of ranks, layers or names are not forecast."
         )
 
 
@@ -212,6 +250,7 @@ def checkpointing_options(args: Any, base: Any) -> dict[str, Any]:
     return {
         "gradient_checkpointing": bool(on),
         "reentrant": bool(kwargs.get("use_reentrant", False)),
+        **({"activation_offloading": True} if getattr(args, "activation_offloading", False) else {}),
         **({"checkpoint_every": every} if on and every > 1 else {}),
     }
 

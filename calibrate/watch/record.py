@@ -18,9 +18,10 @@ from tunecast.calibrate.record import (
     serialise,
     write_text,
 )
-from tunecast.calibrate.trace.spec import run_from_dict
+from tunecast.calibrate.trace.spec import architecture_from_dict, run_from_dict
 from tunecast.catalogs.errors import InputError
 from tunecast.model.run import Run
+from tunecast.model.value import Value
 
 RUN_SCHEMA = "tunecast.run/1"
 
@@ -111,7 +112,28 @@ def read_run_record(path: Path) -> dict[str, Any]:
         ) from error
     record: dict[str, Any] = data
     check_unchanged(record, path)
+    _check_parts(record, path)
     return record
+
+
+def _check_parts(record: dict[str, Any], path: Path) -> None:
+    """Raises InputError where a run, an architecture or a forecast within lacks what is read of it later."""
+    for name in ("run", "longest_run", "architecture", "forecast"):
+        part = record[name]
+        try:
+            if part is not None and name == "architecture":
+                architecture_from_dict(part)
+            elif part is not None and name == "forecast":
+                memory = (part["memory"].get(f"{view}_bytes") for view in ("allocated", "reserved", "process"))
+                _ = [Value(**told) for told in (part["step_time_s"], *memory) if told is not None]
+            elif part is not None:
+                run_from_dict(part)
+                _ = part["method"], part["max_length"]
+        except (KeyError, TypeError, AttributeError) as error:
+            raise InputError(
+                f"{path} is not a whole {RUN_SCHEMA} record ({name}: {error}); give a file that "
+                "tunecast.TunecastCallback wrote."
+            ) from error
 
 
 def driven_run(record: dict[str, Any]) -> Run:

@@ -9,11 +9,12 @@ from typing import Any
 from tunecast.calibrate.watch.clock import StepClock, predicted_mean, settled
 from tunecast.calibrate.watch.device import Watched, plain, throttle_flags
 from tunecast.calibrate.watch.reading import Job
+from tunecast.calibrate.watch.stops import Stops, expected, unseen_words
 from tunecast.catalogs.errors import InputError, TunecastError
 from tunecast.model.forecast import Forecast
 from tunecast.model.observed import Observations
 from tunecast.model.units import HOUR_S, gib
-from tunecast.model.value import Value
+from tunecast.model.value import Value, total
 
 MASKS = 4
 """Of micro-batches that are looked at for padding."""
@@ -68,6 +69,8 @@ class Progress:
     tokens_per_s: float
     left_s: Value
     spent_s: float
+    unseen: dict[str, int]
+    """Evaluations and saves ahead that are not in `left_s`: none of their kind was seen yet."""
 
 
 @dataclass(slots=True)
@@ -81,6 +84,7 @@ class Watcher:
     why_no_forecast: str | None = None
     records: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     observations: Observations = field(default_factory=dict)
+    stops: Stops = field(default_factory=Stops)
     usd_per_gpu_hour: float | None = None
     num_gpus: int = 1
     data_parallel: int = 1
@@ -113,10 +117,10 @@ class Watcher:
         self.padded = has_padding
         self.masks_read += 1
 
-    def step_ends(self, step: int, *, aside_follows: bool) -> bool:
-        """An optimizer step is over; True when there is something new to tell."""
+    def step_ends(self, step: int, *, followed_by: str = "") -> bool:
+        """An optimizer step is over, and one of `stops` follows, if named; True when there is something new to tell."""
         self._last_step, self._last_s = step, self.clock.now()
-        closed = self.clock.step_ends(self._step_tokens, aside_follows=aside_follows, before_wait=self._look)
+        closed = self.clock.step_ends(self._step_tokens, followed_by=followed_by, before_wait=self._look)
         self._step_tokens = 0
         if self.clock.steps_seen == 1:
             self._forecast()
@@ -192,15 +196,15 @@ class Watcher:
         ahead = predicted_mean(windows, ahead=steps_left / a_window)
         assert ahead is not None
         assert self.clock.begun_s is not None
-        aside = self.clock.aside_s / self.clock.steps_seen * steps_left  # a resumed job did not see all its steps
-        left = ahead.scaled(steps_left)
+        stops, unseen = expected(self.stops.ahead(self._last_step, self.max_steps), self.clock.stopped)
         return Progress(
             step=self._last_step,
             max_steps=self.max_steps,
             step_time_s=mean,
             tokens_per_s=sum(w.tokens for w in windows) / sum(w.seconds for w in windows),
-            left_s=Value(value=left.value + aside, low=left.low + aside, high=left.high + aside),
+            left_s=total([ahead.scaled(steps_left), stops]),
             spent_s=self.clock.now() - self.clock.begun_s,
+            unseen=unseen,
         )
 
     def usd_per_h(self) -> float | None:
@@ -294,7 +298,7 @@ def line(watcher: Watcher, *, over: bool = False) -> str | None:
         *([f"{now.tokens_per_s:,.0f} tokens/s"] if now.tokens_per_s else []),
         *_mfu_part(watcher),
         *_memory_part(watcher),
-        f"{shown_s(now.spent_s)} in all" if over else f"{_span_s(now.left_s)} left",
+        f"{shown_s(now.spent_s)} in all" if over else f"{_span_s(now.left_s)} left{unseen_words(now.unseen)}",
         *_money_part(watcher, now, over=over),
         *([", ".join(sorted(watcher.flags))] if watcher.flags else []),
     ]

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tunecast.catalogs.confined import may_read
 from tunecast.catalogs.errors import InputError
 from tunecast.model.configs import axolotl, litgpt, llama_factory, torchtune, trl
 from tunecast.model.configs.accelerate import put_launcher_precision, read_accelerate
@@ -104,7 +105,8 @@ class _Neighbours:
             return value
         if not isinstance(value, str) or not value.strip():
             return None
-        found = next((folder / value for folder in self._folders if (folder / value).is_file()), None)
+        around = (folder / value for folder in self._folders if may_read(folder / value))
+        found = next((path for path in around if path.is_file()), None)
         return None if found is None else load_mapping(found)
 
 

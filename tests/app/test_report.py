@@ -7,7 +7,9 @@ from collections import Counter
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from browser import CHROMIUM, DRIVER, browser
 from typer.testing import CliRunner
@@ -179,6 +181,31 @@ def test_pictures_sensitivity_and_origins_are_of_the_recommended_plan() -> None:
     assert at_plan.cost_usd == best.forecast.cost_usd
     assert report.tornado.base.cost_usd.value == pytest.approx(best.forecast.cost_usd.value)  # type: ignore[union-attr]
     assert layout(best.forecast) in plan_title(report)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"eval_samples": 1000, "eval_steps": 200},
+        {"save_steps": 50},
+        {"spot": True, "save_steps": 100},
+        {"prepare": True, "trials": 2},
+    ],
+)
+def test_another_amount_is_what_is_forecast_for_it(options: dict[str, Any]) -> None:
+    """The page's own sum for four times the tokens, against the forecast of that run."""
+    from tunecast.report.words import recomputed
+
+    asked: dict[str, Any] = {"gpu": "l40s", "method": "qlora", "max_length": 2048, **options}
+    (less,), (more,) = (tunecast.estimate("meta-llama/Llama-3.1-8B", tokens=f"{m}M", **asked) for m in (10, 40))
+    numbers = {name: float(text) for name, text in recomputed(less).items()}
+    assert more.total_time_h is not None
+    hours = 4.0 * numbers["steps-h"] + numbers["other-h"]
+    assert hours == pytest.approx(more.total_time_h.value, rel=0.01)
+    for end, sign in (("down", -1.0), ("up", 1.0)):
+        off = np.hypot(4.0 * numbers[f"steps-h-{end}"], numbers[f"other-h-{end}"])
+        wanted = more.total_time_h.low if sign < 0 else more.total_time_h.high
+        assert hours + sign * off == pytest.approx(wanted, rel=0.04)
 
 
 def test_a_recommended_run_in_another_global_batch_says_so(files: tuple[Path, Path]) -> None:

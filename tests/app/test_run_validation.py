@@ -85,7 +85,7 @@ def watched(
             watcher.saw_batch(2, 2 * length)
         time.now_s += STEP_S
         saves = saves_s > 0.0 and step in (10, of)
-        watcher.step_ends(step, aside_follows=saves)
+        watcher.step_ends(step, followed_by="save" if saves else "")
         time.now_s += saves_s * saves
     watcher.clock.finish()
     return watcher

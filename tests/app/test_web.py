@@ -14,6 +14,8 @@ import tempfile
 import time
 import zlib
 from collections.abc import Iterator
+from html import unescape
+from pathlib import Path
 from urllib.parse import parse_qsl
 from urllib.request import Request, urlopen
 
@@ -193,6 +195,28 @@ def test_paths_and_devices_of_the_host_stay_out_of_reach() -> None:
     with pytest.raises(InputError, match="CPU"):
         gpus_of(Fields(gpu="l40s, cpu"))
     assert options(Fields(num_gpus="auto"))["num_gpus"] == "auto"
+
+
+@pytest.mark.parametrize("named", ["config.json", "secret.env", "nowhere.json", "folder", "there.yaml"])
+def test_a_pasted_file_reads_no_other_file_of_the_host(named: str, tmp_path: Path) -> None:
+    """Nor tells which there are: what is there and what is not are answered alike."""
+    config = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "intermediate_size": 128, "vocab_size": 99}))
+    (tmp_path / "secret.env").write_text("KEY=1")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "there.yaml").write_text("zero_optimization: {stage: 2}")
+    path = str(tmp_path / named)
+    lora = "adapter: lora\nlora_r: 8\nlora_target_linear: true\nsequence_len: 512\n"
+
+    def told(config: str) -> str:
+        found, said, _ = answer(Fields(config=config, gpu="l40s"))
+        assert said == ""
+        return unescape(found).replace(path, "THE PATH")
+
+    as_model = told(f"base_model: {path}\n{lora}")
+    assert "'THE PATH' looks like a path, and files of the machine that answers are not read" in as_model
+    beside = told(f"base_model: meta-llama/Llama-3.1-8B\ndeepspeed: {path}\n{lora}")
+    assert "deepspeed names THE PATH, which is not found" in beside
 
 
 @pytest.fixture(scope="module")

@@ -30,7 +30,7 @@ def run_steps(clock: StepClock, time: ScriptedTime, seconds: list[float], *, asi
     for index, step_s in enumerate(seconds):
         clock.step_begins()
         time.now_s += step_s
-        clock.step_ends(1000, aside_follows=index in asides)
+        clock.step_ends(1000, followed_by="save" if index in asides else "")
         time.now_s += asides.get(index, 0.0)
     clock.finish()
 

@@ -66,7 +66,7 @@ def test_a_watched_job_takes_as_long_as_one_that_is_not(machine: Machine, gpu: W
     for step in range(1, STEPS + 1):
         watcher.clock.step_begins()
         issue_step(machine)
-        watcher.step_ends(step, aside_follows=False)
+        watcher.step_ends(step)
     watcher.clock.finish()
     assert machine.timeline() - begun_s == pytest.approx(STEPS * STEP_S, rel=1e-3)
     measured = watcher.clock.step_time_s()
