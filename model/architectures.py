@@ -264,14 +264,15 @@ def dimensions_from_config(config: Mapping[str, Any], family: Family, name: str)
     attention_bias = switch(config, "attention_bias", name) if family.qkv_bias is None else False
     rotated = family.rotary_dim or rotary_dim(config, family, head_dim)
     limit = _positive(config, "max_position_embeddings", name, UNLIMITED)
+    said_none = config.get("num_key_value_heads", 0) is None  # all heads, as the configurations' classes read it
+    kv_heads = heads if said_none else family.default_kv_heads or heads
     inner = None if family.default_inner is None else family.default_inner * hidden
     return Dimensions(
         hidden_size=hidden,
         intermediate_size=_positive(config, "intermediate_size", name, inner) // family.inner_divisor,
         num_layers=layers,
         num_heads=heads,
-        num_kv_heads=family.fixed_kv_heads
-        or _positive(config, "num_key_value_heads", name, family.default_kv_heads or heads),
+        num_kv_heads=family.fixed_kv_heads or _positive(config, "num_key_value_heads", name, kv_heads),
         head_dim=head_dim,
         vocab_size=_positive(config, "vocab_size", name),
         tie_word_embeddings=switch(config, "tie_word_embeddings", name, default=family.default_tied),
@@ -320,6 +321,11 @@ def architecture_from_config(config: Mapping[str, Any], name: str) -> Architectu
         raise InputError(f"{name} is a file of DeepSpeed, which goes with a training file: add it with --deepspeed.")
     if not isinstance(model_type, str):
         raise InputError(f"The file {name} is JSON but has no 'model_type'; give a Hugging Face config.json.")
+    if config.get("is_encoder_decoder"):
+        raise NotSupportedError(
+            f"{name} is an encoder and a decoder ({model_type}), which is not built: only causal language models are "
+            "forecast; `tunecast catalog models` lists them."
+        )
     given_class = classes[0] if isinstance(classes, list) and classes else None
     family = FAMILIES.get(model_type)
     if family is None or (given_class is not None and given_class not in family.classes):

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tunecast.catalogs.errors import InputError
+from tunecast.model.adapter_gaps import for_a_visit
 from tunecast.model.architecture import Architecture
 from tunecast.model.collectives import communication_operations
 from tunecast.model.curves import Array
@@ -252,6 +253,7 @@ def step_seconds_of(
     driven = np.array([run.trainer_loop for run in kinds])[kind]
     modules = _by_micro(np.array([w.modules[:VARIANTS] for w in works])[plans.body], plans.micro)
     launches, meets = with_trainer(launches, meets, modules, plans.micro, driven)
+    gap_visits = _both(_alike([w.gap_visits for w in works]), plans.body, whole, plans.micro) * wrapped[:, None, None]
     waits = np.array([w.waits for w in works])[plans.body]
     late = np.array([[asks_late(run, waiting) for waiting in (False, True)] for run in kinds])[kind, waits.astype(int)]
     passes = passes_of(plans.micro)
@@ -262,6 +264,7 @@ def step_seconds_of(
         )
         work_s = _both([w.device_s[device] for w in works], plans.body, whole, plans.micro)
         work_s += _by_micro(np.array([w.device_s[device] for w in spreads])[plans.spread], plans.micro)
+        between_s = _both(_alike([w.gap_work_s[device] for w in works]), plans.body, whole, plans.micro)
         stack = Stack(
             device_s=work_s / passes[:, :, None],
             launches=launches / passes[:, :, None],
@@ -270,6 +273,8 @@ def step_seconds_of(
             blocking_s=blocking / passes,
             ring_s=ring / passes,
             ring_room_frac=np.zeros((len(micro), len(SEGMENTS))),
+            gap_visits=gap_visits / passes[:, :, None],
+            gap_work_s=for_a_visit(between_s, gap_visits),
             asks_late=late,
             bubble_frac=np.zeros((len(micro), len(SEGMENTS))),
             meets=meets,
@@ -277,6 +282,12 @@ def step_seconds_of(
         )
         found[device] = step_seconds(stack, scalars(own), synchronous=own.synchronous)
     return found
+
+
+def _alike(each: Sequence[Array]) -> Sequence[Array]:
+    """(variants, segments, gaps) of bodies, as many gaps as the body with most has."""
+    most = max(found.shape[-1] for found in each)
+    return [np.pad(found, ((0, 0), (0, 0), (0, most - found.shape[-1]))) for found in each]
 
 
 def _by_micro(variants: Array, micro: Array) -> Array:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tunecast.catalogs.errors import InputError
+from tunecast.model.adapter_gaps import for_a_visit
 from tunecast.model.architecture import Architecture
 from tunecast.model.context_parallel import room_fracs
 from tunecast.model.curves import Array
@@ -19,11 +20,11 @@ from tunecast.model.hooks import has_hooks, wraps_adapters
 from tunecast.model.host import with_trainer
 from tunecast.model.links import WHEN, Links, communication_when, crosses_machines, links_of, seconds_on
 from tunecast.model.operation import Kind, Operation
-from tunecast.model.phase_table import idle_fracs
+from tunecast.model.phase_table import idle_fracs, no_gaps
 from tunecast.model.run import Run
 from tunecast.model.segments import SEGMENTS, passes_of
 from tunecast.model.slowest_stage import stages_timed
-from tunecast.model.time import HOST_COLUMNS, Stack, scalars, step_seconds
+from tunecast.model.time import HOST_COLUMNS, Stack, scalars, side_by_side, step_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +62,12 @@ def one_by_one(architecture: Architecture, runs: Sequence[Run], factors: Sequenc
         launches, meets, np.array([stage.work.modules[0] for stage in stages]), micro, driven
     )
     idle = np.array([stage.idle for stage in stages])
+    idle = np.array([stage.idle for stage in stages])
+
+    def gaps(values: Array, stage: _Stage) -> Array:
+        return values if wraps_adapters(stage.run) else no_gaps()
+
+    visits = side_by_side([gaps(stage.work.gap_visits[0], stage) for stage in stages])
     columns = [stage.column for stage in stages]
     found = np.full((len(factors), len(runs)), -np.inf)
     known: list[dict[Links, Array]] = [{} for _ in stages]
@@ -74,6 +81,8 @@ def one_by_one(architecture: Architecture, runs: Sequence[Run], factors: Sequenc
             blocking_s=links[:, WHEN.index("blocking")] / passes,
             ring_s=links[:, WHEN.index("ring")] / passes,
             ring_room_frac=np.array([room_fracs(stage.run) for stage in stages]),
+            gap_visits=visits / passes[:, :, None],
+            gap_work_s=for_a_visit(side_by_side([gaps(s.work.gap_work_s[device, 0], s) for s in stages]), visits),
             asks_late=np.array([asks_late(stage.run, stage.work.waits) for stage in stages]),
             bubble_frac=idle,
             meets=meets,

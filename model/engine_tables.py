@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from tunecast.model.adapter_gaps import Gaps, gaps_of
 from tunecast.model.columns import share_columns
 from tunecast.model.curves import FORMS, SHARES, Array, Columns, columns, seconds, shares
 from tunecast.model.exposed import waits_in_layers
@@ -53,6 +54,10 @@ class Work:
     """(variants, segments) visits of adapters' matrices, which cost time where each is a unit of FSDP."""
     waits: bool
     """Whether the host waits for the device several times in every layer of the forward."""
+    gap_visits: Array
+    """(variants, segments, gaps) per optimizer step, see `adapter_gaps`."""
+    gap_work_s: Array
+    """(devices, variants, segments, gaps) per optimizer step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +69,8 @@ class _Part:
     cols: Columns
     times: Array
     """(operations, variants x segments) executions per optimizer step."""
+    rows: list[int]
+    """Which operations of all they are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +84,7 @@ class Counted:
     modules: Array
     adapter_visits: Array
     waits: bool
+    gaps: Gaps
 
 
 def together(curve: Curve) -> tuple[object, ...] | None:
@@ -133,7 +141,7 @@ def counted(operations: Sequence[Operation], counts: Array, run: Run) -> Counted
         cols = columns(group)
         segment = np.array([segment_of(o) for o in group])
         times = counts[rows][:, :, None] * np.eye(len(SEGMENTS))[segment][:, None, :]
-        parts.append(_Part(curve=key, kind=group[0].kind, cols=cols, times=times.reshape(len(rows), -1)))
+        parts.append(_Part(curve=key, kind=group[0].kind, cols=cols, times=times.reshape(len(rows), -1), rows=rows))
         launches += np.einsum("ovs,oh->vsh", times, host_issues(group, cols))
     return Counted(
         parts=tuple(parts),
@@ -143,6 +151,7 @@ def counted(operations: Sequence[Operation], counts: Array, run: Run) -> Counted
         modules=modules_of(operations, counts, run),
         adapter_visits=adapter_visits_of(operations, counts, run),
         waits=waits_in_layers(operations, counts),
+        gaps=gaps_of(operations, counts, run),
     )
 
 
@@ -150,8 +159,10 @@ def on_devices(found: Counted, devices: Sequence[FactorSet]) -> Work:
     """Its seconds on devices."""
     variants = len(found.launches)
     device_s = np.zeros((len(devices), variants, len(SEGMENTS), len(COLUMNS)))
+    each_s = np.zeros((len(devices), 1 + max((max(part.rows) for part in found.parts), default=0)))
     for part in found.parts:
         total, parts = seconds_by_device([find_curve(part.curve, factors) for factors in devices], part.cols)
+        each_s[:, part.rows] = total
         for place, column in enumerate(share_columns(part.kind)):
             device_s[..., column] += ((total * parts[:, place]) @ part.times).reshape(len(devices), variants, -1)
     return Work(
@@ -162,4 +173,6 @@ def on_devices(found: Counted, devices: Sequence[FactorSet]) -> Work:
         modules=found.modules,
         adapter_visits=found.adapter_visits,
         waits=found.waits,
+        gap_visits=found.gaps.visits_in(),
+        gap_work_s=found.gaps.work_s(each_s),
     )

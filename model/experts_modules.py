@@ -24,7 +24,7 @@ from tunecast.model.stack_versions import code_age
 from tunecast.model.tape import Grads, Tensor
 
 NAMES = {"mixtral": ("w1", "w3", "w2"), "qwen2_moe": ("gate_proj", "up_proj", "down_proj")}
-"""Gate, up and down of an expert, by ``Experts.peft_names``."""
+"""Gate, up and down of an expert, by ``Experts.module_names``."""
 KIND = "expert-modules"
 PRESENT = "5"
 """``Run.hf_code`` of the transformers that stacks experts."""
@@ -46,7 +46,7 @@ def layer_in_modules(architecture: Architecture, group: LayerGroup) -> Layer:
     layer, experts = group.layer, group.layer.mlp.experts
     if experts is None or layer.mlp.kind == KIND:
         return layer
-    if experts.peft_names not in NAMES or layer.mlp.linears:
+    if experts.module_names not in NAMES or layer.mlp.linears:
         raise NotSupportedError(
             f"The experts of {architecture.name} as transformers before 5 ran them are not built; leave --hf-code out."
         )
@@ -55,7 +55,7 @@ def layer_in_modules(architecture: Architecture, group: LayerGroup) -> Layer:
 
 def mlp_in_modules(experts: Experts) -> Mlp:
     """Router, then every expert's three maps."""
-    to_gate, to_up, to_down = NAMES[experts.peft_names]
+    to_gate, to_up, to_down = NAMES[experts.module_names]
     hidden, inner = experts.hidden_size, experts.intermediate_size
     maps = (
         Linear(name=to_gate, in_features=hidden, out_features=inner),

@@ -53,6 +53,10 @@ class ExpertsRule:
     bias: bool = False
     clamped: bool = False
     peft_names: str = ""
+    """Where transformers' table of conversions has the family (``conversion_mapping._MODEL_TO_CONVERSION_PATTERN``;
+    ``mixtral`` by PEFT itself), for PEFT converts no others."""
+    module_names: str = ""
+    """Empty: as `peft_names`."""
     wide_buffer: bool = False
     linear_router: bool = False
     per_token_field: str = "num_experts_per_tok"
@@ -74,6 +78,7 @@ class ExpertsRule:
             bias=self.bias,
             clamped=self.clamped,
             peft_names=self.peft_names,
+            module_names=self.module_names or self.peft_names,
             wide_buffer=self.wide_buffer,
             linear_router=self.linear_router,
         )
@@ -138,7 +143,7 @@ EXPERTS: dict[str, ExpertsRule] = {
     "qwen3_moe": ExpertsRule(
         router="softmax", count=128, per_token=8, width=768, normalised=None, peft_names="qwen2_moe"
     ),
-    "qwen3_vl_moe_text": ExpertsRule(router="softmax", count=60, per_token=4, width=1408, peft_names="qwen2_moe"),
+    "qwen3_vl_moe_text": ExpertsRule(router="softmax", count=60, per_token=4, width=1408, module_names="qwen2_moe"),
     QWEN_MOE: ExpertsRule(router="softmax", count=256, per_token=8, width=512, gated_width=512),
     QWEN_NEXT: ExpertsRule(
         router="softmax", count=512, per_token=10, width=512, gated_width=512, peft_names="qwen2_moe"
@@ -196,7 +201,7 @@ EXPERTS: dict[str, ExpertsRule] = {
         width=1408,
         normalised=None,
         gated_width=5632,
-        peft_names="qwen2_moe",
+        module_names="qwen2_moe",
     ),
     "minimax_m2": ExpertsRule(
         router="sigmoid",

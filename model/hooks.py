@@ -12,11 +12,11 @@ Adapters under FSDP 1
 transformers' Trainer makes every module with a trained weight and no children a unit of its own (``trainer.py``
 ``update_fsdp_plugin_peft``, PEFT ``fsdp_auto_wrap_policy``): both matrices of each adapted map. Before a unit is
 gathered the host waits until the device is through with the unit before the last (torch ``_FreeEventQueue``; accelerate
-leaves ``limit_all_gathers`` on), so it is never further ahead than two of them, which hold next to no work: what a
-visit costs it, the device stands still for. One visit in the forward, one to recompute, one in the backward; and a
-layer's weights are then asked for when the backward of the layer after it has all but ended (`exposed`). FSDP 2 keeps
-adapters in their layer's unit (the Trainer sets no policy there), and fms-acceleration's fused adapters are left out of
-FSDP (``lora_adapters_switch_ddp_from_fsdp``). Left out: that long products between two units hide some of a visit.
+leaves ``limit_all_gathers`` on), so it is never further ahead than two of them: what a visit costs it beyond the
+device's work between two maps (`adapter_gaps`), the device stands still for. One visit in the forward, one to
+recompute, one in the backward; and a layer's weights are then asked for when the backward of the layer after it has
+all but ended (`exposed`). FSDP 2 keeps adapters in their layer's unit (the Trainer sets no policy there), and
+fms-acceleration's fused adapters are left out of FSDP (``lora_adapters_switch_ddp_from_fsdp``).
 """
 
 from __future__ import annotations
@@ -73,8 +73,9 @@ def _visit(found: Array, operation: Operation, executed: Array) -> None:
 
 
 def is_adapters(operation: Operation, run: Run) -> bool:
-    """Whether a product is that of an adapter, by its rank."""
-    return run.method != "full" and run.lora_r in operation.shape[1:]
+    """Whether a product is that of an adapter, by its rank; in a weight's gradient (``tn``) rows are of it too."""
+    sizes = operation.shape if operation.layout.startswith("tn") else operation.shape[1:]
+    return run.method != "full" and run.lora_r in sizes
 
 
 def enters_module(operation: Operation) -> bool:

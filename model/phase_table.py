@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from tunecast.model.adapter_gaps import for_a_visit, gaps_of
 from tunecast.model.columns import COLUMNS, FLOOR, share_columns
 from tunecast.model.context_parallel import room_fracs
 from tunecast.model.curve_names import curve_key, find_curve
@@ -20,6 +21,11 @@ from tunecast.model.operation import SYNCHRONISATION, Kind, Operation
 from tunecast.model.run import Run
 from tunecast.model.segments import HEAD, HEAD_PRODUCT, OPTIMIZER_SEGMENT, SEGMENTS, passes_of, segment_of
 from tunecast.model.trainer_loop import modules_of
+
+
+def no_gaps() -> Array:
+    """Of a run whose adapters are no units."""
+    return np.zeros((len(SEGMENTS), 0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +54,10 @@ class PhaseTable:
     """(segments,) on the link in every pass, hiding behind attention alone."""
     ring_room_frac: Array = field(default_factory=no_seconds)
     """(segments,) share of the attention's seconds that it hides behind, see `context_parallel.room_fracs`."""
+    gap_visits: Array = field(default_factory=no_gaps)
+    """(segments, gaps) visits of adapters that are units, in every pass (`adapter_gaps`)."""
+    gap_work_s: Array = field(default_factory=no_gaps)
+    """(segments, gaps) device seconds behind which one such visit hides."""
     asks_late: Array = field(default_factory=no_seconds)
     """(segments,) 1 where collectives are asked for as they are needed (`exposed`), else 0."""
     bubble_frac: Array = field(default_factory=no_seconds)
@@ -87,6 +97,18 @@ def _by_curve(
             key = str(Kind.MEMORY) if falls_back else key
             groups.setdefault((key, operation.kind), []).append((operation, count))
     return groups
+
+
+def seconds_each(operations: Sequence[Operation], factors: FactorSet) -> Array:
+    """(operations,) device seconds of one execution of each; 0 of collectives."""
+    found = np.zeros(len(operations))
+    by_curve: dict[str, list[int]] = {}
+    for row, operation in enumerate(operations):
+        if operation.kind is not Kind.COMMUNICATION:
+            by_curve.setdefault(curve_key(operation), []).append(row)
+    for key, rows in by_curve.items():
+        found[rows] = seconds(find_curve(key, factors), columns([operations[row] for row in rows])).seconds
+    return found
 
 
 def meets_of(operations: Sequence[Operation]) -> Array:
@@ -135,8 +157,12 @@ def phase_table(operations: Sequence[Operation], factors: FactorSet, *, run: Run
     meets, counts = meets_of(operations), np.array([[o.count] for o in operations])
     if has_hooks(run):
         launches[:, HOST_COLUMNS.index("hooks")] += visits_of(operations, counts)[0]
+    visits = work_s = no_gaps()
     if wraps_adapters(run):
         launches[:, HOST_COLUMNS.index("units")] += adapter_visits_of(operations, counts, run)[0]
+        gaps = gaps_of(operations, counts, run)
+        (visits,), (between_s,) = gaps.visits_in(), gaps.work_s(seconds_each(operations, factors))
+        work_s = for_a_visit(between_s, visits)
     if run.trainer_loop:
         modules, own = modules_of(operations, counts, run), np.array([micro], dtype=float)
         (launches,), (meets,) = with_trainer(launches[None], meets[None], modules, own, np.array([True]))
@@ -149,6 +175,8 @@ def phase_table(operations: Sequence[Operation], factors: FactorSet, *, run: Run
         blocking_s=communication_seconds(operations, factors, run=run, when="blocking") / passes,
         ring_s=communication_seconds(operations, factors, run=run, when="ring") / passes,
         ring_room_frac=room_fracs(run),
+        gap_visits=visits / passes[:, None],
+        gap_work_s=work_s,
         asks_late=asks_late(run, waits_in_layers(operations, counts)),
         bubble_frac=idle_fracs(operations, run),
         host_update_s=float(communication_seconds(host_updates(operations), factors, run=run).sum()),

@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tunecast.catalogs.errors import InputError, UnknownNameError
+from tunecast.catalogs.errors import InputError, NotSupportedError, UnknownNameError
 from tunecast.catalogs.refused import refuse_method
 from tunecast.model.adapter_targets import adaptable_modules, target_modules
 from tunecast.model.architecture import Architecture
 from tunecast.model.bounds import check_chunks, check_sizes, check_switches, check_words
+from tunecast.model.experts_modules import PRESENT
 from tunecast.model.families import FAMILIES
 from tunecast.model.joined import STACKS
 from tunecast.model.litgpt import is_litgpt
@@ -257,13 +258,15 @@ def _software(fields: _Fields, defaults: Mapping[str, Any]) -> None:
         )
 
 
-def _note_own_linears(fields: _Fields, architecture: Architecture) -> None:
-    """Say what transformers 5 does not quantize."""
+def _refuse_own_linears(fields: _Fields, architecture: Architecture) -> None:
+    """A base that transformers 5 does not quantize, because its maps are a class of their own (``FalconLinear``)."""
     family = FAMILIES.get(architecture.model_type)
-    if family is not None and family.own_linears and fields.values["bnb_4bit_quant_type"] is not None:
-        fields.notes.append(
-            f"transformers 5 leaves the linear maps of {architecture.model_type} in 16 bits, a class of their own; "
-            "this forecast is for code that quantizes them, as transformers 4 did."
+    packed = fields.values["bnb_4bit_quant_type"] is not None or fields.values["quant_method"] == "bnb-8bit"
+    if family is not None and family.own_linears and packed and fields.values["hf_code"] == PRESENT:
+        raise NotSupportedError(
+            f"transformers 5 quantizes none of the linear maps of {architecture.model_type}, a class of their own, so "
+            "that this base would stay in 16 bits: --method lora is that run, and --stack-version transformers=4.57 "
+            "one that quantizes them."
         )
 
 
@@ -340,7 +343,7 @@ def resolve_run(
     check_layer_kinds(fields, architecture)
     if fields.values["num_gpus"] == 1:
         fields.put("fsdp_version", Run(method="full").fsdp_version, "stack-default")
-    _note_own_linears(fields, architecture)
+    _refuse_own_linears(fields, architecture)
     fields.notes.extend((*few_bit_notes(fields.values), *wide_base_notes(architecture, fields.values)))
     check_unsloths_experts(architecture, fields.values)
     fields.notes.extend(expert_notes(architecture, fields.values))

@@ -106,6 +106,8 @@ class Experts:
     peft_names: str = ""
     """Whose module names of transformers 4 PEFT turns into stacked parameters: a key of ``resolve_experts.RENAMED``;
     empty where it leaves names alone."""
+    module_names: str = ""
+    """What its maps were called as modules of transformers 4: a key of ``experts_modules.NAMES``; empty: not known."""
 
     wide_buffer: bool = False
     """Whether the buffer that corrects scores is fp32 whatever the weights are (GLM-4.5)."""

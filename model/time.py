@@ -29,7 +29,7 @@ from tunecast.model.curves import Array
 from tunecast.model.exposed import EXPOSED, EXPOSED_LATE
 from tunecast.model.factors import FactorSet
 from tunecast.model.host import HOST_COLUMNS as HOST_COLUMNS
-from tunecast.model.host import PAUSES, host_seconds
+from tunecast.model.host import PAUSES, UNITS, host_seconds
 from tunecast.model.links import communication_seconds as communication_seconds
 from tunecast.model.operation import Kind, Operation
 from tunecast.model.passes import Passes
@@ -95,6 +95,9 @@ class Stack:
     blocking_s: Array
     ring_s: Array
     ring_room_frac: Array
+    gap_visits: Array
+    gap_work_s: Array
+    """(runs, segments, gaps), as many as the run with most has."""
     asks_late: Array
     """(runs, segments) 1 or 0."""
     bubble_frac: Array
@@ -117,6 +120,8 @@ def stacked(tables: Sequence[PhaseTable]) -> Stack:
         blocking_s=np.array([t.blocking_s for t in tables]),
         ring_s=np.array([t.ring_s for t in tables]),
         ring_room_frac=np.array([t.ring_room_frac for t in tables]),
+        gap_visits=side_by_side([t.gap_visits for t in tables]),
+        gap_work_s=side_by_side([t.gap_work_s for t in tables]),
         asks_late=np.array([t.asks_late for t in tables]),
         bubble_frac=np.array([t.bubble_frac for t in tables]),
     )
@@ -142,8 +147,9 @@ def _load(stack: Stack, values: Mapping[str, float], *, synchronous: bool) -> _L
     scale = scales(values)
     issue = host_seconds(values, synchronous=synchronous)
     pause = stack.launches[:, :, PAUSES] * issue[PAUSES]
-    issue[PAUSES] = 0.0
+    visit_s, issue[PAUSES] = issue[UNITS], 0.0
     work = stack.device_s @ scale
+    pause[:, :, PAUSES.index(UNITS)] -= hidden_visits(stack, work, visit_s)
     link = values.get("scale.link", 1.0)
     wait, once = exposed_communication(stack, work, values, link)
     wait = wait + exposed_ring(stack, stack.device_s[:, :, ATTENTION] * scale[ATTENTION], link)
@@ -153,6 +159,20 @@ def _load(stack: Stack, values: Mapping[str, float], *, synchronous: bool) -> _L
         full = (work + wait) * values["launch_queue_depth"] / np.maximum(issued, 1.0)
         lead = np.where(issued > 0.0, full, np.inf)
     return _Load(busy=work + wait, host=stack.launches @ issue, wait=wait, once=once, lead=lead, pause=pause)
+
+
+def hidden_visits(stack: Stack, work: Array, visit_s: float) -> Array:
+    """(runs, segments): seconds per pass of adapters' visits that hide behind work between them (`adapter_gaps`)."""
+    unscaled = stack.device_s.sum(axis=2)
+    slower = np.divide(work, unscaled, out=np.ones_like(work), where=unscaled > 0.0)
+    hides = np.minimum(visit_s, stack.gap_work_s * slower[:, :, None])
+    return np.asarray((stack.gap_visits * hides).sum(axis=2))
+
+
+def side_by_side(each: Sequence[Array]) -> Array:
+    """(runs, segments, gaps) of (segments, gaps) of runs with unlike numbers of gaps; 0 where one has none."""
+    most = max(found.shape[1] for found in each)
+    return np.array([np.pad(found, ((0, 0), (0, most - found.shape[1]))) for found in each])
 
 
 def exposed_communication(

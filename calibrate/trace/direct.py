@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 import warnings
 from collections.abc import Iterator, Sequence
@@ -121,6 +122,7 @@ def _fake_mode(platform: str) -> Iterator[None]:
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        stack.enter_context(_no_tracebacks())
         stack.enter_context(dora.without_values())
         stack.enter_context(flash.without_the_package())
         # Plain functions: a Mock would keep the tensors it was called with alive.
@@ -140,6 +142,17 @@ def _fake_mode(platform: str) -> Iterator[None]:
             call = _attention_as_on_cuda(functional.scaled_dot_product_attention)
             stack.enter_context(mock.patch.object(functional, "scaled_dot_product_attention", call))
         yield
+
+
+@contextlib.contextmanager
+def _no_tracebacks() -> Iterator[None]:
+    """What a fake tensor cannot do is raised; torch would log the traceback as well."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
 
 
 def _softmax_as_on_cuda(x: Any, dim: int, dtype: Any = None, **_: Any) -> Any:

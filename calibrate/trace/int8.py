@@ -14,16 +14,17 @@ from unittest import mock
 
 
 def quantize_linears(model: Any) -> None:
-    """Replace every linear map but the head by bitsandbytes' 8-bit one, as transformers does."""
+    """Replace every linear map but the head by bitsandbytes' 8-bit one, as transformers does (GPT-2's transposed)."""
     import bitsandbytes as bnb
     import torch
+    from transformers.pytorch_utils import Conv1D
 
     head = model.get_output_embeddings()
-    for name in [n for n, m in model.named_modules() if type(m) is torch.nn.Linear and m is not head]:
+    names = [n for n, m in model.named_modules() if type(m) in (torch.nn.Linear, Conv1D) and m is not head]
+    for name in names:
         old = model.get_submodule(name)
-        new = bnb.nn.Linear8bitLt(
-            old.in_features, old.out_features, bias=False, has_fp16_weights=False, threshold=6.0, device="meta"
-        )
+        n_out, n_in = old.weight.shape[::-1] if type(old) is Conv1D else old.weight.shape
+        new = bnb.nn.Linear8bitLt(n_in, n_out, bias=False, has_fp16_weights=False, threshold=6.0, device="meta")
         new.bias = old.bias
         new.weight.requires_grad_(False)
         model.set_submodule(name, new)

@@ -29,7 +29,7 @@ OPEN = {
     "dimensions", "base", "rows", "beliefs", "efficiency", "host_s_per_launch", "exposed_frac", "exposed_late_frac",
     "device_effects", "effects_by_kind", "sharding_effects", "step_log_sd", "memory_overhead_bytes",
     "left_out_log_errors", "rows_skipped", "rows_used", "marks", "records_used", "records_skipped", "covariance",
-    "spreads", "host_hooks",
+    "spreads", "host_hooks", "host_units",
     *HOST_PRIORS,
     "start_up_s", "source_effect", "width", "least_width", "left_out_width", "memory_codes", "units",
 }  # fmt: skip

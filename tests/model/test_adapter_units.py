@@ -9,16 +9,21 @@ import numpy as np
 import pytest
 
 import tunecast
+from tunecast.catalogs.gpus import find_gpu
 from tunecast.explain import explain
 from tunecast.model.architecture import Architecture
 from tunecast.model.architectures import load_architecture
+from tunecast.model.columns import scales
 from tunecast.model.experts_modules import in_modules
 from tunecast.model.exposed import asks_late, waits_in_layers
 from tunecast.model.hooks import adapter_visits_of, wraps_adapters
 from tunecast.model.inventory import step_operations
+from tunecast.model.phase_table import phase_table
+from tunecast.model.priors import prior_factors
 from tunecast.model.resolve import resolve_run
 from tunecast.model.run import Run
 from tunecast.model.segments import BACKWARD, FORWARD
+from tunecast.model.time import run_clocks
 
 SHARDED = {"num_gpus": 2, "sharding": "fsdp", "fsdp_version": 1}
 
@@ -110,19 +115,61 @@ def test_gathers_are_late_where_the_host_cannot_be_ahead() -> None:
     assert list(asks_late(replace(adapted, num_gpus=1, sharding="none"), True)) == [0.0] * 4
 
 
-def test_a_step_is_longer_by_its_visits_whatever_bounds_it() -> None:
-    """The device stands still for a visit: as long with eight times the work, and told of where it is much."""
-    asked: dict[str, Any] = {"method": "lora", "gpu": "a100-sxm4-80gb", **SHARDED}
+def two_clocks(work_s: list[float], visit_s: float, layers: int) -> float:
+    """Seconds in which the device stands still, of a host that begins no unit before the device is through with the
+    unit before the last; each map's own work is issued before its two units."""
+    host = device = before = 0.0
+    for _ in range(layers):
+        for work in work_s:
+            device, worked = device, max(device, host) + work
+            host = max(host, before) + visit_s
+            before, device = device, max(worked, host)
+            host = max(host, before) + visit_s
+            before, device = device, max(device, host)
+    return device - layers * sum(work_s)
 
-    def forecast(**options: Any) -> tunecast.Forecast:
-        (found,) = tunecast.estimate("meta-llama/Llama-2-7b-hf", **{**asked, **options})
-        return found
 
-    short, long = forecast(max_length=512), forecast(max_length=4096)
-    assert short.time_parts_s["units"] == pytest.approx(long.time_parts_s["units"])
-    assert "units" not in forecast(max_length=512, fsdp_version=2).time_parts_s
-    share = short.time_parts_s["units"] / short.step_time_s.value
-    assert any(f"{share:.0%} of the step" in note and "--fsdp-version 2" in note for note in short.notes)
+@pytest.mark.parametrize("length", [512, 2048, 8192])
+@pytest.mark.parametrize("targets", ["q_proj,k_proj,v_proj,o_proj", "all-linear", "q_proj,v_proj"])
+@pytest.mark.parametrize("gradient_checkpointing", [False, True])
+def test_the_device_stands_still_as_long_as_on_two_clocks(
+    length: int, targets: str, gradient_checkpointing: bool
+) -> None:
+    """The forward of layers whose maps are as long as on a card, long ones among short ones."""
+    model, layers = "mistralai/Mistral-7B-v0.1", 32
+    architecture = load_architecture(model)
+    asked: dict[str, Any] = {"lora_target_modules": targets, "gradient_checkpointing": gradient_checkpointing}
+    run = run_of(model, max_length=length, trainer_loop=True, **asked)
+    factors = prior_factors(find_gpu("a100-sxm4-80gb"))
+    table = phase_table(step_operations(architecture, run), factors, run=run)
+    launches = {"host_s_per_launch": 0.0, "launch_queue_depth": 1e9}
+    values = {name: factor.value for name, factor in factors.factors.items()} | launches
+    host_s = factors.factors["host_s_per_launch"].value
+    visit_s = host_s * values["scale.host_units"]
+    without = {**values, "host_s_per_launch": host_s, "scale.host_units": 0.0}
+    paused = run_clocks(table, {**without, "scale.host_units": values["scale.host_units"]}, synchronous=False).units_s
+    work = table.device_s @ scales(values)
+    slower = work / np.maximum(table.device_s.sum(axis=1), 1e-12)
+    still = 0.0
+    for segment in (FORWARD, BACKWARD):
+        maps = [
+            (float(2.0 * each_s * slower[segment]), float(visits / 2.0 / layers))
+            for each_s, visits in zip(table.gap_work_s[segment], table.gap_visits[segment], strict=True)
+            if visits
+        ]
+        assert all(often == pytest.approx(1.0, abs=0.51) for _, often in maps)
+        still += two_clocks([seconds for seconds, _ in maps], visit_s, layers)
+    assert paused == pytest.approx(still, rel=0.06, abs=0.02 * float(work.sum()))
+
+
+def test_much_time_for_units_is_told_and_what_spares_it() -> None:
+    asked: dict[str, Any] = {"method": "lora", "gpu": "a100-sxm4-80gb", "max_length": 512, **SHARDED}
+    (found,) = tunecast.estimate("meta-llama/Llama-2-7b-hf", **asked)
+    share = found.time_parts_s["units"] / found.step_time_s.value
+    assert any(f"{share:.0%} of the step" in note and "--fsdp-version 2" in note for note in found.notes)
+    (spared,) = tunecast.estimate("meta-llama/Llama-2-7b-hf", **{**asked, "fsdp_version": 2})
+    assert "units" not in spared.time_parts_s
+    assert spared.step_time_s.value < found.step_time_s.value
 
 
 def test_its_cost_and_origin_are_told() -> None:

@@ -190,10 +190,38 @@ def test_a_width_that_its_heads_do_not_divide_is_refused() -> None:
         architecture_from_config({**CONFIG, "hidden_size": 2047}, "odd")
 
 
-def test_four_bits_of_falcon_are_told_apart() -> None:
-    notes = resolve_run(load_architecture("tiiuae/falcon-7b"), {"method": "qlora"}).notes
-    assert any("transformers 5 leaves the linear maps of falcon in 16 bits" in note for note in notes)
-    assert not any("16 bits" in note for note in resolve_run(load_architecture("gpt2"), {"method": "qlora"}).notes)
+@pytest.mark.parametrize("bits", [{}, {"quant_method": "bnb-8bit"}])
+def test_falcon_is_quantized_by_transformers_4_alone(bits: dict[str, Any]) -> None:
+    """transformers 5 replaces maps that are ``nn.Linear`` itself, and Falcon's are not."""
+    modeling = pytest.importorskip("transformers.models.falcon.modeling_falcon")
+    linear = pytest.importorskip("torch").nn.Linear
+    assert issubclass(modeling.FalconLinear, linear)
+    assert modeling.FalconLinear is not linear
+    falcon, gpt2 = load_architecture("tiiuae/falcon-7b"), load_architecture("gpt2")
+    with pytest.raises(NotSupportedError, match=r"quantizes none of the linear maps of falcon.*--method lora"):
+        resolve_run(falcon, {"method": "qlora", **bits})
+    for architecture, older in ((falcon, {"stack_version": "transformers=4.57"}), (gpt2, {})):
+        assert resolve_run(architecture, {"method": "qlora", **bits, **older}).run.base_quantization is not None
+
+
+def test_a_key_value_count_of_none_is_all_heads() -> None:
+    """As transformers' configurations read an explicit null; where the key is missing their default counts."""
+    transformers = pytest.importorskip("transformers")
+    for model_type, name in (("smollm3", "SmolLM3ForCausalLM"), ("seed_oss", "SeedOssForCausalLM")):
+        plain = transformers.AutoConfig.for_model(model_type).to_dict() | {"architectures": [name]}
+        told = {**plain, "num_key_value_heads": None}
+        heads = transformers.AutoConfig.for_model(
+            model_type, **{key: value for key, value in told.items() if key != "model_type"}
+        ).num_key_value_heads
+        (group, *_) = architecture_from_config(told, "told").groups
+        assert group.layer.attention.num_kv_heads == heads == plain["num_attention_heads"]
+
+
+@pytest.mark.parametrize(("model_type", "name"), [("t5", "T5ForConditionalGeneration"), ("bart", "BartForCausalLM")])
+def test_an_encoder_with_a_decoder_is_refused_by_what_it_is(model_type: str, name: str) -> None:
+    config = pytest.importorskip("transformers").AutoConfig.for_model(model_type).to_dict() | {"architectures": [name]}
+    with pytest.raises(NotSupportedError, match=r"is an encoder and a decoder .* only causal language models"):
+        architecture_from_config(config, "it")
 
 
 @pytest.mark.parametrize("name", ["bigscience/bloomz-7b1-mt", "EleutherAI/gpt-j-6b", "tiiuae/falcon-7b"])

@@ -1,0 +1,110 @@
+"""What hides of the visits of adapters that are units of FSDP (`hooks`): the device's work between two of them.
+
+A map's own product is issued before the host turns to the map's two units, and so is all that stands between them and
+the units of the map before. While the device works on that the host may spend as long; what it needs beyond, the device
+stands still for. A long product (of the MLP, of the queries) hides both visits, a short one (of a few keys) does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tunecast.model.curves import Array
+from tunecast.model.hooks import enters_module, is_adapters
+from tunecast.model.operation import Kind, Operation, Phase
+from tunecast.model.run import Run
+from tunecast.model.segments import BACKWARD, FORWARD, SEGMENTS, segment_of
+from tunecast.model.sharding_copies import COPIED_BY
+
+IN_ORDER = {Phase.FORWARD: 0, Phase.RECOMPUTE: 1, Phase.BACKWARD: 2}
+SCORES = "scores"
+"""The product of eager attention, as `host.enters_layer` knows it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gaps:
+    """Work up to and with a map's adapters, since the map before."""
+
+    rows: tuple[npt.NDArray[np.int64], ...]
+    """For each gap the operations in it."""
+    segment: npt.NDArray[np.int64]
+    visits: Array
+    """(gaps, variants) of units, per optimizer step."""
+    counts: tuple[Array, ...]
+    """For each gap the (operations in it, variants) executions per optimizer step."""
+
+    def visits_in(self) -> Array:
+        """(variants, segments, gaps) visits per optimizer step, each in its gap's own segment."""
+        return self._by_segment(self.visits.T)
+
+    def work_s(self, seconds: Array) -> Array:
+        """(..., variants, segments, gaps) device seconds per optimizer step; `seconds` (..., operations) are those of
+        one execution."""
+        each = [seconds[..., rows] @ counts for rows, counts in zip(self.rows, self.counts, strict=True)]
+        none = np.zeros((*seconds.shape[:-1], self.visits.shape[1], 0))
+        return self._by_segment(np.stack(each, axis=-1) if each else none)
+
+    def _by_segment(self, values: Array) -> Array:
+        return np.asarray(values[..., None, :] * (self.segment == np.arange(len(SEGMENTS))[:, None]))
+
+
+def for_a_visit(work_s: Array, visits: Array) -> Array:
+    """Device seconds behind which one visit hides."""
+    return np.divide(work_s, visits, out=np.zeros_like(work_s), where=visits > 0.0)
+
+
+def gaps_of(operations: Sequence[Operation], counts: Array, run: Run) -> Gaps:
+    """The gaps of a step; `counts` is (operations, variants), and operations of the first variant have none of the
+    others' counts (`engine`)."""
+    found: list[tuple[list[int], int, Array]] = []
+    first = counts[:, 0] > 0.0
+    for own in (first, ~first) if run.has_adapters else ():
+        for segment in (FORWARD, BACKWARD):
+            rows = [int(row) for row in np.flatnonzero(own) if _runs_in(operations[int(row)], segment)]
+            rows.sort(key=lambda row: IN_ORDER[operations[row].phase])
+            found += _in_segment(operations, counts, run, rows, segment)
+    visits = np.array([visited for _, _, visited in found]).reshape(len(found), counts.shape[1])
+    return Gaps(
+        rows=tuple(np.array(rows, dtype=np.int64) for rows, _, _ in found),
+        segment=np.array([segment for _, segment, _ in found], dtype=np.int64),
+        visits=visits,
+        counts=tuple(counts[rows] for rows, _, _ in found),
+    )
+
+
+def _runs_in(operation: Operation, segment: int) -> bool:
+    """Whether it is of the segment's own work, and no collective or copy around one."""
+    moves = operation.kind is Kind.COMMUNICATION or operation.name.split(".")[0] in COPIED_BY
+    return not moves and segment_of(operation) == segment
+
+
+def _in_segment(
+    operations: Sequence[Operation], counts: Array, run: Run, rows: Sequence[int], segment: int
+) -> list[tuple[list[int], int, Array]]:
+    """(operations, segment, visits by variant) of each gap, in order; what is behind the last is before the first."""
+    found: list[tuple[list[int], int, Array]] = []
+    since: list[int] = []
+    visited = np.zeros(counts.shape[1])
+    for row in rows:
+        operation = operations[row]
+        adapts = enters_module(operation) and is_adapters(operation, run)
+        if visited.any() and not adapts and _is_long(operation):
+            found.append((since, segment, visited))
+            since, visited = [], np.zeros(counts.shape[1])
+        since.append(row)
+        if adapts:  # in the backward each matrix has two products
+            visited = visited + counts[row] * (0.5 if operation.phase is Phase.BACKWARD else 1.0)
+    if visited.any():
+        found.append((since, segment, visited))
+    elif found:
+        found[0] = (since + found[0][0], segment, found[0][2])
+    return found
+
+
+def _is_long(operation: Operation) -> bool:
+    """Whether it is a map's own product, or attention."""
+    return operation.kind is Kind.ATTENTION or operation.name == SCORES or enters_module(operation)
