@@ -56,9 +56,13 @@ def slowed(stack: Stack, slower: Array | None, memory: float) -> Stack:
     by_name["memory"] = no_faster(by_name["memory"] / memory) / no_faster(np.array(1.0 / memory))
     by_column = [by_name.get(FOLLOWS.get(column, column), np.ones(len(slower))) for column in COLUMNS]
     link = by_name["link"][:, None]
+    device_s = stack.device_s * np.stack(by_column, axis=1)[:, None, :]
+    before, after = (work_s.sum(axis=2) for work_s in (stack.device_s, device_s))
+    of_segment = np.divide(after, before, out=np.ones_like(after), where=before > 0.0)
     return replace(
         stack,
-        device_s=stack.device_s * np.stack(by_column, axis=1)[:, None, :],
+        device_s=device_s,
+        gap_work_s=stack.gap_work_s * of_segment[:, :, None],
         communication_s=stack.communication_s * link,
         once_s=stack.once_s * link,
         blocking_s=stack.blocking_s * link,

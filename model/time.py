@@ -162,10 +162,14 @@ def _load(stack: Stack, values: Mapping[str, float], *, synchronous: bool) -> _L
 
 
 def hidden_visits(stack: Stack, work: Array, visit_s: float) -> Array:
-    """(runs, segments): seconds per pass of adapters' visits that hide behind work between them (`adapter_gaps`)."""
-    unscaled = stack.device_s.sum(axis=2)
+    """(runs, segments): seconds per pass of adapters' visits that hide behind work between them (`adapter_gaps`).
+
+    A host that is slower than others has its visits counted as more of them.
+    """
+    unscaled, visits = stack.device_s.sum(axis=2), stack.gap_visits.sum(axis=2)
     slower = np.divide(work, unscaled, out=np.ones_like(work), where=unscaled > 0.0)
-    hides = np.minimum(visit_s, stack.gap_work_s * slower[:, :, None])
+    own = np.divide(stack.launches[:, :, UNITS], visits, out=np.ones_like(work), where=visits > 0.0)
+    hides = np.minimum(visit_s * own[:, :, None], stack.gap_work_s * slower[:, :, None])
     return np.asarray((stack.gap_visits * hides).sum(axis=2))
 
 
