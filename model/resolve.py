@@ -262,7 +262,8 @@ def _refuse_own_linears(fields: _Fields, architecture: Architecture) -> None:
     """A base that transformers 5 does not quantize, because its maps are a class of their own (``FalconLinear``)."""
     family = FAMILIES.get(architecture.model_type)
     packed = fields.values["bnb_4bit_quant_type"] is not None or fields.values["quant_method"] == "bnb-8bit"
-    if family is not None and family.own_linears and packed and fields.values["hf_code"] == PRESENT:
+    theirs = fields.values["hf_code"] == PRESENT and not is_litgpt(architecture)
+    if family is not None and family.own_linears and packed and theirs:
         raise NotSupportedError(
             f"transformers 5 quantizes none of the linear maps of {architecture.model_type}, a class of their own, so "
             "that this base would stay in 16 bits: --method lora is that run, and --stack-version transformers=4.57 "

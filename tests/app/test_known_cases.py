@@ -267,7 +267,8 @@ def test_c_yafsdp_s_10_to_25_percent_is_where_links_take_part_of_the_step(cases:
     short, long = (hidden(A100, 8, length) for length in (1024, 8192))
     assert 0 < long < 0.05 < short < 0.25, "over NVLink little is left to hide of long steps"
     over_pcie = [hidden("l40s-48gb", 8, length) for length in (1024, 2048, 4096, 8192)]
-    assert 0 <= min(over_pcie) < 0.25 < max(over_pcie) < 1, "10 to 25% lie within"
+    assert 0 <= min(over_pcie) < 0.1 < max(over_pcie) < 1, "links that take far longer than the work hide nothing"
+    assert any(0.1 <= gain <= 0.25 for gain in over_pcie), "10 to 25% where they take about as long"
 
 
 # D. Pretraining: see tests/model/test_pretraining.py for 400 TFLOP/s and for the forecast from the operations.

@@ -13,6 +13,7 @@ from tunecast.catalogs.models import load_models
 from tunecast.model.architectures import architecture_from_config, architecture_from_row, load_architecture
 from tunecast.model.families import FAMILIES
 from tunecast.model.families_vision import VISION_FAMILIES
+from tunecast.model.litgpt import as_litgpt
 from tunecast.model.resolve import resolve_run
 from tunecast.model.trained import trainable_params
 
@@ -200,6 +201,7 @@ def test_falcon_is_quantized_by_transformers_4_alone(bits: dict[str, Any]) -> No
     falcon, gpt2 = load_architecture("tiiuae/falcon-7b"), load_architecture("gpt2")
     with pytest.raises(NotSupportedError, match=r"quantizes none of the linear maps of falcon.*--method lora"):
         resolve_run(falcon, {"method": "qlora", **bits})
+    assert resolve_run(as_litgpt(falcon), {"method": "qlora", "stack": "litgpt"}).run.base_quantization == "bnb-4bit"
     for architecture, older in ((falcon, {"stack_version": "transformers=4.57"}), (gpt2, {})):
         assert resolve_run(architecture, {"method": "qlora", **bits, **older}).run.base_quantization is not None
 
