@@ -1,8 +1,8 @@
-"""What hides of the visits of adapters that are units of FSDP (`hooks`): the device's work between two of them.
+"""Between adapters that are units of FSDP (`hooks`): what the device works on, and what the host has to do meanwhile.
 
 A map's own product is issued before the host turns to the map's two units, and so is all that stands between them and
-the units of the map before. While the device works on that the host may spend as long; what it needs beyond, the device
-stands still for. A long product (of the MLP, of the queries) hides both visits, a short one (of a few keys) does not.
+the units of the map before. Host and device meet at every map: a gap takes as long as the slower of both. A long
+product (of the MLP, of the queries) hides two visits and the launches, a short one (of a few keys) does not.
 """
 
 from __future__ import annotations
@@ -34,12 +34,18 @@ class Gaps:
     segment: npt.NDArray[np.int64]
     visits: Array
     """(gaps, variants) of units, per optimizer step."""
+    launches: Array
+    """(gaps, variants) of kernels, per optimizer step."""
     counts: tuple[Array, ...]
     """For each gap the (operations in it, variants) executions per optimizer step."""
 
     def visits_in(self) -> Array:
         """(variants, segments, gaps) visits per optimizer step, each in its gap's own segment."""
         return self._by_segment(self.visits.T)
+
+    def launches_in(self) -> Array:
+        """The same of launches."""
+        return self._by_segment(self.launches.T)
 
     def work_s(self, seconds: Array) -> Array:
         """(..., variants, segments, gaps) device seconds per optimizer step; `seconds` (..., operations) are those of
@@ -52,11 +58,6 @@ class Gaps:
         return np.asarray(values[..., None, :] * (self.segment == np.arange(len(SEGMENTS))[:, None]))
 
 
-def for_a_visit(work_s: Array, visits: Array) -> Array:
-    """Device seconds behind which one visit hides."""
-    return np.divide(work_s, visits, out=np.zeros_like(work_s), where=visits > 0.0)
-
-
 def gaps_of(operations: Sequence[Operation], counts: Array, run: Run) -> Gaps:
     """The gaps of a step; `counts` is (operations, variants), and operations of the first variant have none of the
     others' counts (`engine`)."""
@@ -67,11 +68,13 @@ def gaps_of(operations: Sequence[Operation], counts: Array, run: Run) -> Gaps:
             rows = [int(row) for row in np.flatnonzero(own) if _runs_in(operations[int(row)], segment)]
             rows.sort(key=lambda row: IN_ORDER[operations[row].phase])
             found += _in_segment(operations, counts, run, rows, segment)
+    launched = np.array([operation.launches for operation in operations], dtype=float)
     visits = np.array([visited for _, _, visited in found]).reshape(len(found), counts.shape[1])
     return Gaps(
         rows=tuple(np.array(rows, dtype=np.int64) for rows, _, _ in found),
         segment=np.array([segment for _, segment, _ in found], dtype=np.int64),
         visits=visits,
+        launches=np.array([launched[rows] @ counts[rows] for rows, _, _ in found]).reshape(visits.shape),
         counts=tuple(counts[rows] for rows, _, _ in found),
     )
 

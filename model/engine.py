@@ -21,7 +21,6 @@ import numpy as np
 import numpy.typing as npt
 
 from tunecast.catalogs.errors import InputError
-from tunecast.model.adapter_gaps import for_a_visit
 from tunecast.model.architecture import Architecture
 from tunecast.model.collectives import communication_operations
 from tunecast.model.curves import Array
@@ -30,7 +29,7 @@ from tunecast.model.engine_split import one_by_one
 from tunecast.model.engine_tables import Counted, Work, add_up, counted, on_devices
 from tunecast.model.exposed import asks_late
 from tunecast.model.factors import FactorSet
-from tunecast.model.hooks import has_hooks, wraps_adapters
+from tunecast.model.hooks import has_hooks, waits_for_units, wraps_adapters
 from tunecast.model.host import with_trainer
 from tunecast.model.inventory import spread_operations, step_operations
 from tunecast.model.links import WHEN
@@ -253,7 +252,13 @@ def step_seconds_of(
     driven = np.array([run.trainer_loop for run in kinds])[kind]
     modules = _by_micro(np.array([w.modules[:VARIANTS] for w in works])[plans.body], plans.micro)
     launches, meets = with_trainer(launches, meets, modules, plans.micro, driven)
-    gap_visits = _both(_alike([w.gap_visits for w in works]), plans.body, whole, plans.micro) * wrapped[:, None, None]
+    meet = np.array([waits_for_units(run) for run in kinds])[kind][:, None, None]
+
+    def in_gaps(each: Sequence[Array]) -> Array:
+        found = _both(_alike(each), plans.body, whole, plans.micro) * meet
+        return np.asarray(found / passes_of(plans.micro)[:, :, None])
+
+    visited, launched = in_gaps([w.gap_visits for w in works]), in_gaps([w.gap_launches for w in works])
     waits = np.array([w.waits for w in works])[plans.body]
     late = np.array([[asks_late(run, waiting) for waiting in (False, True)] for run in kinds])[kind, waits.astype(int)]
     passes = passes_of(plans.micro)
@@ -264,7 +269,6 @@ def step_seconds_of(
         )
         work_s = _both([w.device_s[device] for w in works], plans.body, whole, plans.micro)
         work_s += _by_micro(np.array([w.device_s[device] for w in spreads])[plans.spread], plans.micro)
-        between_s = _both(_alike([w.gap_work_s[device] for w in works]), plans.body, whole, plans.micro)
         stack = Stack(
             device_s=work_s / passes[:, :, None],
             launches=launches / passes[:, :, None],
@@ -273,8 +277,9 @@ def step_seconds_of(
             blocking_s=blocking / passes,
             ring_s=ring / passes,
             ring_room_frac=np.zeros((len(micro), len(SEGMENTS))),
-            gap_visits=gap_visits / passes[:, :, None],
-            gap_work_s=for_a_visit(between_s, gap_visits),
+            gap_visits=visited,
+            gap_launches=launched,
+            gap_work_s=in_gaps([w.gap_work_s[device] for w in works]),
             asks_late=late,
             bubble_frac=np.zeros((len(micro), len(SEGMENTS))),
             meets=meets,

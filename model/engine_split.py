@@ -9,14 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from tunecast.catalogs.errors import InputError
-from tunecast.model.adapter_gaps import for_a_visit
 from tunecast.model.architecture import Architecture
 from tunecast.model.context_parallel import room_fracs
 from tunecast.model.curves import Array
 from tunecast.model.engine_tables import Work, add_up
 from tunecast.model.exposed import asks_late
 from tunecast.model.factors import FactorSet
-from tunecast.model.hooks import has_hooks, wraps_adapters
+from tunecast.model.hooks import has_hooks, waits_for_units, wraps_adapters
 from tunecast.model.host import with_trainer
 from tunecast.model.links import WHEN, Links, communication_when, crosses_machines, links_of, seconds_on
 from tunecast.model.operation import Kind, Operation
@@ -62,12 +61,11 @@ def one_by_one(architecture: Architecture, runs: Sequence[Run], factors: Sequenc
         launches, meets, np.array([stage.work.modules[0] for stage in stages]), micro, driven
     )
     idle = np.array([stage.idle for stage in stages])
-    idle = np.array([stage.idle for stage in stages])
 
-    def gaps(values: Array, stage: _Stage) -> Array:
-        return values if wraps_adapters(stage.run) else no_gaps()
+    def gaps(each: Sequence[Array]) -> Array:
+        own = [found if waits_for_units(stage.run) else no_gaps() for found, stage in zip(each, stages, strict=True)]
+        return side_by_side(own) / passes[:, :, None]
 
-    visits = side_by_side([gaps(stage.work.gap_visits[0], stage) for stage in stages])
     columns = [stage.column for stage in stages]
     found = np.full((len(factors), len(runs)), -np.inf)
     known: list[dict[Links, Array]] = [{} for _ in stages]
@@ -81,8 +79,9 @@ def one_by_one(architecture: Architecture, runs: Sequence[Run], factors: Sequenc
             blocking_s=links[:, WHEN.index("blocking")] / passes,
             ring_s=links[:, WHEN.index("ring")] / passes,
             ring_room_frac=np.array([room_fracs(stage.run) for stage in stages]),
-            gap_visits=visits / passes[:, :, None],
-            gap_work_s=for_a_visit(side_by_side([gaps(s.work.gap_work_s[device, 0], s) for s in stages]), visits),
+            gap_visits=gaps([stage.work.gap_visits[0] for stage in stages]),
+            gap_launches=gaps([stage.work.gap_launches[0] for stage in stages]),
+            gap_work_s=gaps([stage.work.gap_work_s[device, 0] for stage in stages]),
             asks_late=np.array([asks_late(stage.run, stage.work.waits) for stage in stages]),
             bubble_frac=idle,
             meets=meets,

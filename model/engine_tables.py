@@ -56,6 +56,7 @@ class Work:
     """Whether the host waits for the device several times in every layer of the forward."""
     gap_visits: Array
     """(variants, segments, gaps) per optimizer step, see `adapter_gaps`."""
+    gap_launches: Array
     gap_work_s: Array
     """(devices, variants, segments, gaps) per optimizer step."""
 
@@ -174,5 +175,6 @@ def on_devices(found: Counted, devices: Sequence[FactorSet]) -> Work:
         adapter_visits=found.adapter_visits,
         waits=found.waits,
         gap_visits=found.gaps.visits_in(),
+        gap_launches=found.gaps.launches_in(),
         gap_work_s=found.gaps.work_s(each_s),
     )

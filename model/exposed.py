@@ -22,7 +22,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tunecast.model.curves import Array
-from tunecast.model.hooks import wraps_adapters
+from tunecast.model.hooks import waits_for_units
 from tunecast.model.host import enters_layer
 from tunecast.model.operation import SYNCHRONISATION, Operation, Phase
 from tunecast.model.run import Run
@@ -45,7 +45,7 @@ def asks_late(run: Run, waits: bool) -> Array:
     if run.num_gpus > 1:
         late[:] = run.sharding == "zero3"
         late[FORWARD] = max(late[FORWARD], float(waits))
-        late[BACKWARD] = max(late[BACKWARD], float(wraps_adapters(run)))
+        late[BACKWARD] = max(late[BACKWARD], float(waits_for_units(run)))
     return late
 
 

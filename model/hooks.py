@@ -12,10 +12,11 @@ Adapters under FSDP 1
 transformers' Trainer makes every module with a trained weight and no children a unit of its own (``trainer.py``
 ``update_fsdp_plugin_peft``, PEFT ``fsdp_auto_wrap_policy``): both matrices of each adapted map. Before a unit is
 gathered the host waits until the device is through with the unit before the last (torch ``_FreeEventQueue``; accelerate
-leaves ``limit_all_gathers`` on), so it is never further ahead than two of them: what a visit costs it beyond the
-device's work between two maps (`adapter_gaps`), the device stands still for. One visit in the forward, one to
-recompute, one in the backward; and a layer's weights are then asked for when the backward of the layer after it has
-all but ended (`exposed`). FSDP 2 keeps adapters in their layer's unit (the Trainer sets no policy there), and
+leaves ``limit_all_gathers`` on), so it is never further ahead than two of them: what it needs for two visits and for
+the launches between two maps beyond the device's work there (`adapter_gaps`), the device stands still for. One visit in
+the forward, one to recompute, one in the backward; and a layer's weights are then asked for when the backward of the
+layer after it has all but ended (`exposed`). Under ``fsdp-grad-op`` nothing is let go that the host would wait for, and
+visits are host time like launches. FSDP 2 keeps adapters in their layer's unit (the Trainer sets no policy there), and
 fms-acceleration's fused adapters are left out of FSDP (``lora_adapters_switch_ddp_from_fsdp``).
 """
 
@@ -30,6 +31,8 @@ from tunecast.model.operation import GROUPED, Kind, Operation, Phase
 from tunecast.model.run import Run
 from tunecast.model.segments import BACKWARD, FORWARD, SEGMENTS
 
+TRACED = "aten."
+"""How names of traced operations begin."""
 MUCH = 0.05
 """Share of a step from which a note tells of it."""
 
@@ -41,8 +44,13 @@ def has_hooks(run: Run) -> bool:
 
 def wraps_adapters(run: Run) -> bool:
     """Whether each matrix of an adapter is a unit of FSDP."""
-    sharded = run.num_gpus > 1 and run.sharding in ("fsdp", "hsdp")
+    sharded = run.num_gpus > 1 and run.sharding in ("fsdp", "fsdp-grad-op", "hsdp")
     return sharded and run.fsdp_version == 1 and run.trainer_loop and run.has_adapters and not run.fuses("lora")
+
+
+def waits_for_units(run: Run) -> bool:
+    """Whether the host waits for the device before it gathers each: not where what is gathered stays whole."""
+    return wraps_adapters(run) and run.sharding != "fsdp-grad-op"
 
 
 def visits_of(operations: Sequence[Operation], counts: Array) -> Array:
@@ -73,7 +81,10 @@ def _visit(found: Array, operation: Operation, executed: Array) -> None:
 
 
 def is_adapters(operation: Operation, run: Run) -> bool:
-    """Whether a product is that of an adapter, by its rank; in a weight's gradient (``tn``) rows are of it too."""
+    """Whether a product is that of an adapter: by its name, or in a traced stream, whose names are torch's, by its
+    rank; in a weight's gradient (``tn``) rows are of it too."""
+    if not operation.name.startswith(TRACED):
+        return ".lora_" in operation.name
     sizes = operation.shape if operation.layout.startswith("tn") else operation.shape[1:]
     return run.method != "full" and run.lora_r in sizes
 

@@ -31,8 +31,6 @@ while nothing is issued (`trainer_loop.py`); and visits of adapters that are uni
 ``host_s_per_launch`` is that of forward, ``scale.host_<name>`` the ratio of another to it."""
 WALKED = HOST_COLUMNS.index(WALKS)
 UNITS = HOST_COLUMNS.index("units")
-PAUSES = [WALKED, UNITS]
-"""What the host does beside issuing while the device has no work: of the Trainer, and of FSDP around adapters."""
 UNMEASURED_RATIO = {"calls": 0.0, "layers": 0.0, "walks": WALK_LAUNCHES, "units": 0.0}
 """Ratios of host costs that are not 1 where nobody has measured them: launches then stand for calls."""
 

@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tunecast.model.adapter_gaps import for_a_visit, gaps_of
+from tunecast.model.adapter_gaps import gaps_of
 from tunecast.model.columns import COLUMNS, FLOOR, share_columns
 from tunecast.model.context_parallel import room_fracs
 from tunecast.model.curve_names import curve_key, find_curve
 from tunecast.model.curves import Array, Columns, bytes_frac, columns, seconds, shares
 from tunecast.model.exposed import asks_late, waits_in_layers
 from tunecast.model.factors import Curve, FactorSet
-from tunecast.model.hooks import adapter_visits_of, has_hooks, visits_of, wraps_adapters
-from tunecast.model.host import HOST_COLUMNS, enters_layer, goes_over_lists, host_issues, with_trainer
+from tunecast.model.hooks import adapter_visits_of, has_hooks, visits_of, waits_for_units, wraps_adapters
+from tunecast.model.host import HOST_COLUMNS, UNITS, enters_layer, goes_over_lists, host_issues, with_trainer
 from tunecast.model.links import bubble_frac, communication_seconds, host_updates, no_seconds
 from tunecast.model.operation import SYNCHRONISATION, Kind, Operation
 from tunecast.model.run import Run
@@ -56,8 +56,10 @@ class PhaseTable:
     """(segments,) share of the attention's seconds that it hides behind, see `context_parallel.room_fracs`."""
     gap_visits: Array = field(default_factory=no_gaps)
     """(segments, gaps) visits of adapters that are units, in every pass (`adapter_gaps`)."""
+    gap_launches: Array = field(default_factory=no_gaps)
+    """(segments, gaps) launches in every pass."""
     gap_work_s: Array = field(default_factory=no_gaps)
-    """(segments, gaps) device seconds behind which one such visit hides."""
+    """(segments, gaps) device seconds in every pass."""
     asks_late: Array = field(default_factory=no_seconds)
     """(segments,) 1 where collectives are asked for as they are needed (`exposed`), else 0."""
     bubble_frac: Array = field(default_factory=no_seconds)
@@ -157,12 +159,13 @@ def phase_table(operations: Sequence[Operation], factors: FactorSet, *, run: Run
     meets, counts = meets_of(operations), np.array([[o.count] for o in operations])
     if has_hooks(run):
         launches[:, HOST_COLUMNS.index("hooks")] += visits_of(operations, counts)[0]
-    visits = work_s = no_gaps()
     if wraps_adapters(run):
-        launches[:, HOST_COLUMNS.index("units")] += adapter_visits_of(operations, counts, run)[0]
+        launches[:, UNITS] += adapter_visits_of(operations, counts, run)[0]
+    visits = launched = between_s = no_gaps()
+    if waits_for_units(run):
         gaps = gaps_of(operations, counts, run)
-        (visits,), (between_s,) = gaps.visits_in(), gaps.work_s(seconds_each(operations, factors))
-        work_s = for_a_visit(between_s, visits)
+        (visits,), (launched,) = gaps.visits_in(), gaps.launches_in()
+        (between_s,) = gaps.work_s(seconds_each(operations, factors))
     if run.trainer_loop:
         modules, own = modules_of(operations, counts, run), np.array([micro], dtype=float)
         (launches,), (meets,) = with_trainer(launches[None], meets[None], modules, own, np.array([True]))
@@ -176,7 +179,8 @@ def phase_table(operations: Sequence[Operation], factors: FactorSet, *, run: Run
         ring_s=communication_seconds(operations, factors, run=run, when="ring") / passes,
         ring_room_frac=room_fracs(run),
         gap_visits=visits / passes[:, None],
-        gap_work_s=work_s,
+        gap_launches=launched / passes[:, None],
+        gap_work_s=between_s / passes[:, None],
         asks_late=asks_late(run, waits_in_layers(operations, counts)),
         bubble_frac=idle_fracs(operations, run),
         host_update_s=float(communication_seconds(host_updates(operations), factors, run=run).sum()),

@@ -29,7 +29,7 @@ from tunecast.model.curves import Array
 from tunecast.model.exposed import EXPOSED, EXPOSED_LATE
 from tunecast.model.factors import FactorSet
 from tunecast.model.host import HOST_COLUMNS as HOST_COLUMNS
-from tunecast.model.host import PAUSES, UNITS, host_seconds
+from tunecast.model.host import UNITS, WALKED, host_seconds
 from tunecast.model.links import communication_seconds as communication_seconds
 from tunecast.model.operation import Kind, Operation
 from tunecast.model.passes import Passes
@@ -69,7 +69,7 @@ class Clocks:
     trainer_s: float
     """Seconds in which the Trainer keeps the host and the device has no work, part of the segments."""
     units_s: float
-    """The same of FSDP, around adapters that are units of it."""
+    """Seconds in which the device waits for the host between adapters that are units of FSDP."""
 
     @property
     def paused_s(self) -> float:
@@ -96,8 +96,9 @@ class Stack:
     ring_s: Array
     ring_room_frac: Array
     gap_visits: Array
+    gap_launches: Array
     gap_work_s: Array
-    """(runs, segments, gaps), as many as the run with most has."""
+    """(runs, segments, gaps), as many as the run with most has; in every pass."""
     asks_late: Array
     """(runs, segments) 1 or 0."""
     bubble_frac: Array
@@ -121,6 +122,7 @@ def stacked(tables: Sequence[PhaseTable]) -> Stack:
         ring_s=np.array([t.ring_s for t in tables]),
         ring_room_frac=np.array([t.ring_room_frac for t in tables]),
         gap_visits=side_by_side([t.gap_visits for t in tables]),
+        gap_launches=side_by_side([t.gap_launches for t in tables]),
         gap_work_s=side_by_side([t.gap_work_s for t in tables]),
         asks_late=np.array([t.asks_late for t in tables]),
         bubble_frac=np.array([t.bubble_frac for t in tables]),
@@ -132,7 +134,9 @@ class _Load:
     """Seconds per pass of every (run, segment) on each clock.
 
     ``once`` is what of the waiting comes once a step, in all; ``lead`` how far the host may run ahead: a full launch
-    queue of this segment's kernels; ``pause`` what the host does while the device has no work, by `PAUSES` behind.
+    queue of this segment's kernels; ``walks`` what the Trainer does while the device has no work; ``stands`` how long
+    the device waits for the host in segments where both meet at every map (`adapter_gaps`), whose ``host`` is 0:
+    ``issue`` has what the host issues in all of them.
     """
 
     busy: Array
@@ -140,16 +144,18 @@ class _Load:
     wait: Array
     once: Array
     lead: Array
-    pause: Array
+    walks: Array
+    stands: Array
+    issue: Array
 
 
 def _load(stack: Stack, values: Mapping[str, float], *, synchronous: bool) -> _Load:
     scale = scales(values)
     issue = host_seconds(values, synchronous=synchronous)
-    pause = stack.launches[:, :, PAUSES] * issue[PAUSES]
-    visit_s, issue[PAUSES] = issue[UNITS], 0.0
-    work = stack.device_s @ scale
-    pause[:, :, PAUSES.index(UNITS)] -= hidden_visits(stack, work, visit_s)
+    walks, issue[WALKED] = stack.launches[:, :, WALKED] * issue[WALKED], 0.0
+    work, host = stack.device_s @ scale, stack.launches @ issue
+    visits = stack.launches[:, :, UNITS] * issue[UNITS]
+    meets = stack.gap_visits.sum(axis=2) > 0.0
     link = values.get("scale.link", 1.0)
     wait, once = exposed_communication(stack, work, values, link)
     wait = wait + exposed_ring(stack, stack.device_s[:, :, ATTENTION] * scale[ATTENTION], link)
@@ -158,19 +164,33 @@ def _load(stack: Stack, values: Mapping[str, float], *, synchronous: bool) -> _L
         issued = stack.launches[:, :, : HOST_COLUMNS.index("calls")].sum(axis=2)
         full = (work + wait) * values["launch_queue_depth"] / np.maximum(issued, 1.0)
         lead = np.where(issued > 0.0, full, np.inf)
-    return _Load(busy=work + wait, host=stack.launches @ issue, wait=wait, once=once, lead=lead, pause=pause)
+    return _Load(
+        busy=work + wait,
+        host=np.where(meets, 0.0, host),
+        wait=wait,
+        once=once,
+        lead=np.where(meets, 0.0, lead),
+        walks=walks,
+        stands=waits_in_gaps(stack, work, host - visits, visits),
+        issue=host,
+    )
 
 
-def hidden_visits(stack: Stack, work: Array, visit_s: float) -> Array:
-    """(runs, segments): seconds per pass of adapters' visits that hide behind work between them (`adapter_gaps`).
+def waits_in_gaps(stack: Stack, work: Array, launches_s: Array, visits_s: Array) -> Array:
+    """(runs, segments): seconds per pass in which the device waits for the host between adapters (`adapter_gaps`).
 
-    A host that is slower than others has its visits counted as more of them.
+    `launches_s` and `visits_s` are the host's seconds of a segment; a gap has as much of them as of its launches and
+    visits.
     """
-    unscaled, visits = stack.device_s.sum(axis=2), stack.gap_visits.sum(axis=2)
+
+    def parts(whole: Array, of: Array) -> Array:
+        every = of.sum(axis=2, keepdims=True)
+        return np.asarray(whole[:, :, None] * np.divide(of, every, out=np.zeros_like(of), where=every > 0.0))
+
+    unscaled = stack.device_s.sum(axis=2)
     slower = np.divide(work, unscaled, out=np.ones_like(work), where=unscaled > 0.0)
-    own = np.divide(stack.launches[:, :, UNITS], visits, out=np.ones_like(work), where=visits > 0.0)
-    hides = np.minimum(visit_s * own[:, :, None], stack.gap_work_s * slower[:, :, None])
-    return np.asarray((stack.gap_visits * hides).sum(axis=2))
+    host_s = parts(launches_s, stack.gap_launches) + parts(visits_s, stack.gap_visits)
+    return np.asarray(np.maximum(host_s - stack.gap_work_s * slower[:, :, None], 0.0).sum(axis=2))
 
 
 def side_by_side(each: Sequence[Array]) -> Array:
@@ -216,7 +236,7 @@ def _segment_ends(stack: Stack, load: _Load, *, synchronous: bool) -> tuple[Arra
         micro_steps=stack.micro_steps,
         synchronous=synchronous,
     )
-    worked = passes.seconds() + stack.passes * load.pause.sum(axis=2)
+    worked = passes.seconds() + stack.passes * (load.walks + load.stands)
     idle = stack.bubble_frac * np.maximum(worked - load.once, 0.0)
     return worked + idle, idle
 
@@ -238,15 +258,14 @@ def run_clocks(table: PhaseTable, values: Mapping[str, float], *, synchronous: b
     load = _load(stack, values, synchronous=synchronous)
     ends, idle = _segment_ends(stack, load, synchronous=synchronous)
     spent, passes = ends[0], stack.passes[0]
-    trainer_s, units_s = passes @ load.pause[0]
     return Clocks(
         step_s=float(spent.sum()) + values.get("step_overhead_s", 0.0),
         device_s=float(passes @ load.busy[0]),
-        host_s=float(passes @ (load.host + load.pause.sum(axis=2))[0]),
+        host_s=float(passes @ (load.issue + load.walks)[0]),
         exposed_communication_s=float(passes @ load.wait[0]),
         bubble_s=float(idle.sum()),
-        trainer_s=float(trainer_s),
-        units_s=float(units_s),
+        trainer_s=float(passes @ load.walks[0]),
+        units_s=float(passes @ load.stands[0]),
         segments_s=tuple(float(end) for end in spent),
     )
 
@@ -340,7 +359,7 @@ def _bound_by(clocks: Clocks, parts: dict[str, float], bytes_share: float, *, sy
     bandwidth = clocks.device_s - clocks.exposed_communication_s - compute
     waiting = {"communication": parts["communication"], "pipeline bubble": clocks.bubble_s}
     shares = {"compute": compute, "bandwidth": bandwidth, **waiting, "host": parts["host"] + clocks.paused_s}
-    if clocks.host_s - clocks.paused_s > max(clocks.device_s, clocks.bubble_s) and not synchronous:
+    if clocks.host_s - clocks.trainer_s > max(clocks.device_s, clocks.bubble_s) and not synchronous:
         return "host"
     return max(shares, key=lambda name: shares[name])
 
