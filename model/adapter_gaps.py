@@ -1,8 +1,9 @@
 """Between adapters that are units of FSDP (`hooks`): what the device works on, and what the host has to do meanwhile.
 
 A map's own product is issued before the host turns to the map's two units, and so is all that stands between them and
-the units of the map before. Host and device meet at every map: a gap takes as long as the slower of both. A long
-product (of the MLP, of the queries) hides two visits and the launches, a short one (of a few keys) does not.
+the units of the map before. Before a unit the host waits until the device is through with the unit before the last
+(`stands_still`): a long product (of the MLP, of the queries) hides two visits and the launches, a short one (of a few
+keys) does not.
 """
 
 from __future__ import annotations
@@ -77,6 +78,37 @@ def gaps_of(operations: Sequence[Operation], counts: Array, run: Run) -> Gaps:
         launches=np.array([launched[rows] @ counts[rows] for rows, _, _ in found]).reshape(visits.shape),
         counts=tuple(counts[rows] for rows, _, _ in found),
     )
+
+
+VISITS_OF_A_MAP = 2
+"""Of its two matrices."""
+SETTLED = 4
+"""Layers that are followed one by one; each further one takes as long as the last of them."""
+
+
+def stands_still(work_s: Array, launches_s: Array, visits_s: Array, maps: Array) -> Array:
+    """(...,) seconds in which the device waits for the host; all arguments are (..., gaps), of all layers together.
+
+    `visits_s` are the host's for both units of a map, `maps` how often each gap is gone through. Every kernel of a map
+    but its adapters' is taken as one, that begins when the host comes to it and ends no earlier than its last launch.
+    """
+    layers = maps.max(axis=-1, initial=0.0)
+    once = np.divide(1.0, layers, out=np.zeros_like(layers), where=layers > 0.0)[..., None]
+    work_s, launches_s, visit_s = work_s * once, launches_s * once, visits_s * once / VISITS_OF_A_MAP
+    host = device = before = lasted = np.zeros(layers.shape)
+    for _ in range(SETTLED):
+        begun = device
+        for gap in np.flatnonzero(maps.reshape(-1, maps.shape[-1]).any(axis=0)):
+            launched = host + launches_s[..., gap]
+            worked = np.maximum(np.maximum(device, host) + work_s[..., gap], launched)
+            one = np.maximum(launched, before) + visit_s[..., gap]
+            first = np.maximum(worked, one)
+            two = np.maximum(one, device) + visit_s[..., gap]
+            there = maps[..., gap] > 0.0
+            before, device = np.where(there, first, before), np.where(there, np.maximum(first, two), device)
+            host = np.where(there, two, host)
+        lasted = device - begun
+    return np.asarray(layers * np.maximum(lasted - work_s.sum(axis=-1), 0.0))
 
 
 def _runs_in(operation: Operation, segment: int) -> bool:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
+from tunecast.model.adapter_gaps import VISITS_OF_A_MAP, stands_still
 from tunecast.model.columns import CACHED, scales
 from tunecast.model.columns import COLUMNS as COLUMNS
 from tunecast.model.columns import FLOOR as FLOOR
@@ -187,10 +188,16 @@ def waits_in_gaps(stack: Stack, work: Array, launches_s: Array, visits_s: Array)
         every = of.sum(axis=2, keepdims=True)
         return np.asarray(whole[:, :, None] * np.divide(of, every, out=np.zeros_like(of), where=every > 0.0))
 
+    if not stack.gap_visits.any():
+        return np.zeros(work.shape)
     unscaled = stack.device_s.sum(axis=2)
     slower = np.divide(work, unscaled, out=np.ones_like(work), where=unscaled > 0.0)
-    host_s = parts(launches_s, stack.gap_launches) + parts(visits_s, stack.gap_visits)
-    return np.asarray(np.maximum(host_s - stack.gap_work_s * slower[:, :, None], 0.0).sum(axis=2))
+    return stands_still(
+        stack.gap_work_s * slower[:, :, None],
+        parts(launches_s, stack.gap_launches),
+        parts(visits_s, stack.gap_visits),
+        stack.gap_visits / VISITS_OF_A_MAP,
+    )
 
 
 def side_by_side(each: Sequence[Array]) -> Array:

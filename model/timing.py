@@ -116,8 +116,8 @@ def least_linked_s(operations: Sequence[Operation], factors: FactorSet, run: Run
     work = [o for o in operations if o.kind is not Kind.COMMUNICATION]
     sent = (o for o in operations if o.kind is Kind.COMMUNICATION)
     between = [o for o in sent if o.name not in OF_HOST and not o.name.endswith(".copy")]
-    alone = step_time(work, factors, run=run).step_time_s
     fast = replace(factors, factors=_link_at(factors, "high"))
+    alone = step_time(work, fast, run=run).step_time_s
     parts = ([o for o in between if crosses_machines([o]) is across] for across in (True, False))
     busy_s = (float(communication_seconds(part, fast, run=run).sum()) for part in parts)
     hidden = {name: replace(factor, value=factor.low) for name, factor in fast.factors.items() if name in SHARES}

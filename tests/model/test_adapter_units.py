@@ -116,18 +116,29 @@ def test_gathers_are_late_where_the_host_cannot_be_ahead() -> None:
     assert list(asks_late(replace(adapted, num_gpus=1, sharding="none"), True)) == [0.0] * 4
 
 
+KERNELS = 8
+"""Of a map's own work, each as long as the others."""
+
+
 def two_clocks(maps: list[tuple[float, float]], visit_s: float, layers: int) -> float:
-    """Seconds in which the device stands still, of a host that begins no unit before the device is through with the
-    unit before the last; each map's own work, and the launches for it, come before its two units."""
-    host = device = before = 0.0
+    """Seconds in which the device stands still, kernel by kernel: it works off what was issued, in order; the host asks
+    torch's own queue of free events before each unit, and waits for the one that it is given."""
+    torch = pytest.importorskip("torch.distributed.fsdp._limiter_utils")
+    free, host, device = torch._FreeEventQueue(), 0.0, 0.0
+
+    def kernel(work: float) -> float:
+        return max(device, host) + work
+
     for _ in range(layers):
         for work, launches_s in maps:
-            begun, host = max(device, host), host + launches_s
-            worked = max(begun + work, host)
-            host = max(host, before) + visit_s
-            before, device = device, max(worked, host)
-            host = max(host, before) + visit_s
-            before, device = device, max(device, host)
+            for _ in range(KERNELS):
+                host += launches_s / KERNELS
+                device = kernel(work / KERNELS)
+            for _ in ("lora_A", "lora_B"):
+                event = free.dequeue_if_needed()
+                host = max(host, event or 0.0) + visit_s
+                device = kernel(0.0)
+                free.enqueue(device)
     return device - layers * sum(work for work, _ in maps)
 
 
@@ -159,7 +170,7 @@ def test_the_device_stands_still_as_long_as_on_two_clocks(
         ]
         still += two_clocks(maps, visit_s, layers)
     paused = run_clocks(table, values, synchronous=False).units_s
-    assert paused == pytest.approx(still, rel=0.05, abs=0.07 * float(work.sum())), "within 7% of the device's work"
+    assert paused == pytest.approx(still, rel=0.05, abs=0.04 * float(work.sum())), "within 4% of the device's work"
 
 
 @pytest.mark.parametrize("gpu", ["a100-sxm4-80gb", "h200-sxm5-141gb"])
