@@ -23,4 +23,9 @@ def confined_to(folder: Path) -> Iterator[None]:
 def may_read(path: Path) -> bool:
     """Whether a file that an input names may be looked for; links are followed."""
     folder = _folder.get()
-    return folder is None or path.expanduser().resolve().is_relative_to(folder)
+    if folder is None:
+        return True
+    try:
+        return path.resolve().is_relative_to(folder)
+    except (OSError, ValueError, RuntimeError):  # too long, a NUL in it, links in a circle
+        return False

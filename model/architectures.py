@@ -350,10 +350,6 @@ def architecture_from_config(config: Mapping[str, Any], name: str) -> Architectu
 
 def read_config(path: Path) -> dict[str, Any]:
     """The JSON object of a config file; unreadable or foreign content is one sentence."""
-    if not may_read(path):
-        raise InputError(
-            f"{str(path)!r} looks like a path, and files of the machine that answers are not read; name a model."
-        )
     if path.name.lower().endswith(CODE):
         raise NotSupportedError(
             f"{path} is code, which is not read ({', '.join(CODE)}); give its model by name or as a config.json with "
@@ -375,21 +371,28 @@ def read_config(path: Path) -> dict[str, Any]:
 
 def looks_like_path(text: str) -> bool:
     """Whether MODEL names a local file or folder rather than a catalog id."""
-    try:
-        return text.endswith((".json", *CODE)) or text.startswith((".", "/", "~")) or exists(Path(text))
-    except OSError:  # longer than any name of a file
-        return False
+    return text.endswith((".json", *CODE)) or text.startswith((".", "/", "~")) or exists(Path(text))
 
 
 def exists(path: Path) -> bool:
     """Whether a file or folder is there that may be read."""
-    return may_read(path) and path.exists()
+    try:
+        return may_read(path) and path.exists()
+    except (OSError, ValueError):  # longer than any name of a file, or a NUL in it
+        return False
 
 
 def config_path(name: str) -> Path:
     """The config that MODEL names as a file or as the folder that holds it."""
-    path = Path(name).expanduser()
-    return path / "config.json" if may_read(path) and path.is_dir() else path
+    if not may_read(Path(name)):
+        raise InputError(
+            f"{name!r} looks like a path, and files of the machine that answers are not read; name a model."
+        )
+    try:
+        path = Path(name).expanduser()
+        return path / "config.json" if path.is_dir() else path
+    except (OSError, ValueError, RuntimeError) as error:
+        raise InputError(f"Cannot read the config {name!r}: {error} Give a Hugging Face config.json.") from error
 
 
 def load_architecture(name_or_path: str) -> Architecture:

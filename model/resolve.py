@@ -266,8 +266,8 @@ def _refuse_own_linears(fields: _Fields, architecture: Architecture) -> None:
     if family is not None and family.own_linears and packed and theirs:
         raise NotSupportedError(
             f"transformers 5 quantizes none of the linear maps of {architecture.model_type}, a class of their own, so "
-            "that this base would stay in 16 bits: --method lora is that run, and --stack-version transformers=4.57 "
-            "one that quantizes them."
+            "that this base would stay in 16 bits: --method lora is that run, and --hf-code 4.49 (transformers 4) one "
+            "that quantizes them."
         )
 
 

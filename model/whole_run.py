@@ -57,6 +57,8 @@ class WholeRun:
     seed: int = 0
     """Of the simulation of interruptions."""
     uncounted: tuple[str, ...] = ()
+    evaluates_every: int | None = None
+    """Steps between evaluations; None: one at the end, however long the run is."""
     guessed_storage_usd_per_gb_month: float | None = None
     """What a disk was taken to cost where the provider's price is not known; None: nothing was."""
     """What costs money and is not in `cost_usd`, because nobody states its price."""
@@ -85,7 +87,13 @@ def whole_run(
         held = cuts.expected_h
     time = total([held, *(phase.hours for phase in elsewhere)]) if elsewhere else held
     whole = WholeRun(
-        phases=phases, total_time_h=time, train_time_h=trained, cost_usd=None, interruptions=cuts, seed=options.seed
+        phases=phases,
+        total_time_h=time,
+        train_time_h=trained,
+        cost_usd=None,
+        interruptions=cuts,
+        seed=options.seed,
+        evaluates_every=options.eval_steps,
     )
     return whole if terms is None else _priced(whole, held, elsewhere, work, rates, options, terms)
 

@@ -99,7 +99,7 @@ def plan_title(report: Report) -> str:
 
 
 BY_STEPS = ("train", "evaluate", "checkpoints", "interruptions")
-"""Phases that a run of twice as many tokens has twice as much of."""
+"""Phases that a run of twice as many tokens has twice as much of; evaluations where they come every so many steps."""
 
 
 def recomputed(forecast: Forecast) -> dict[str, str]:
@@ -109,7 +109,9 @@ def recomputed(forecast: Forecast) -> dict[str, str]:
     (`model.value.total`). Cost is each end of the time, times a rate.
     """
     time, cost, whole = forecast.total_time_h, forecast.cost_usd, forecast.whole_run
-    train = total(() if whole is None else [p.hours for p in whole.phases if p.name in BY_STEPS])
+    once = {"evaluate"} if whole is None or whole.evaluates_every is None else set()
+    follow = {name for name in BY_STEPS if name not in once}
+    train = total(() if whole is None else [p.hours for p in whole.phases if p.name in follow])
     every = train if time is None else time
     off = {
         "steps-h-down": train.value - train.low,

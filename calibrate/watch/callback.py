@@ -90,7 +90,7 @@ class TrainingWatch:
         self._told_first, self._over, self.written = False, False, None
         self._try_folder()
         model = kwargs["model"]
-        self.watcher = start_watching(self, args, state, model, kwargs.get("optimizer"))
+        self.watcher = start_watching(self, args, state, model, kwargs)
         self._hook = model.register_forward_pre_hook(uncompiled(self._saw), with_kwargs=True)
         atexit.register(self._leave_unfinished)
 
@@ -145,13 +145,19 @@ class TrainingWatch:
         del args, kwargs
         if self.watcher is None:
             return
-        stop = kind_of(evaluates=bool(control.should_evaluate), saves=bool(control.should_save))
-        measured = self.watcher.step_ends(state.global_step, followed_by=stop)
+        measured = self.watcher.step_ends(state.global_step, followed_by=kind_of(control))
         if control.should_training_stop or state.global_step >= state.max_steps:
             return  # the line at the end says it all
         due = self.every_steps is not None and state.global_step % self.every_steps == 0
         if due or (measured and not self._told_first):
             self._tell_line()
+
+    @contained
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """An epoch is over, after its last step; an evaluation or a save may follow."""
+        del args, state, kwargs
+        if self.watcher is not None and (kind := kind_of(control)):
+            self.watcher.stops_for(kind)
 
     def _tell_line(self, *, over: bool = False) -> None:
         assert self.watcher is not None
@@ -212,11 +218,11 @@ class TrainingWatch:
             self._hook = None
 
 
-def start_watching(watch: TrainingWatch, args: Any, state: Any, model: Any, optimizer: Any) -> Watcher:
-    """A watcher of this job; one that has no forecast says why."""
+def start_watching(watch: TrainingWatch, args: Any, state: Any, model: Any, parts: Mapping[str, Any]) -> Watcher:
+    """A watcher of this job; one that has no forecast says why. `parts` are what the Trainer hands to its callbacks."""
     from tunecast.calibrate.watch.device import watched_device
     from tunecast.calibrate.watch.reading import not_data_parallel, read_job
-    from tunecast.calibrate.watch.stops import planned_stops
+    from tunecast.calibrate.watch.stops import planned_stops, steps_per_epoch
 
     device = watched_device(args.device)
     calibrations, observations = usable_records(watch)
@@ -224,7 +230,7 @@ def start_watching(watch: TrainingWatch, args: Any, state: Any, model: Any, opti
         device=device,
         clock=StepClock(synchronize=device.synchronize),
         max_steps=int(state.max_steps),
-        stops=planned_stops(args, state),
+        stops=planned_stops(args, state, steps_per_epoch(args, parts.get("train_dataloader"))),
         records=calibrations,
         observations=observations,
         usd_per_gpu_hour=watch.usd_per_gpu_hour,
@@ -232,7 +238,7 @@ def start_watching(watch: TrainingWatch, args: Any, state: Any, model: Any, opti
         data_parallel=int(args.world_size) // not_data_parallel(args),
     )
     try:
-        watcher.job = read_job(args, model, optimizer)
+        watcher.job = read_job(args, model, parts.get("optimizer"))
     except TunecastError as error:
         watcher.why_no_forecast = str(error)
     except Exception as error:  # A job that reads unlike any we know is still measured; why is told and recorded.

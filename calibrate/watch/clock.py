@@ -73,6 +73,11 @@ class StepClock:
         return sum(seconds for _, seconds in self.stopped)
 
     @property
+    def begins(self) -> str:
+        """What the job is about to turn to after its last step; empty where that is the next step."""
+        return "" if self._left_s is None else self._left_for
+
+    @property
     def asides(self) -> int:
         """How many there were."""
         return len(self.stopped)
@@ -106,6 +111,16 @@ class StepClock:
         self._close()
         self._start(followed_by)
         return True
+
+    def stops_for(self, kind: str, *, before_wait: Callable[[], None] | None = None) -> None:
+        """The job turns to something else between two steps, beside what may have followed the last one."""
+        if self._left_s is not None:
+            self._come_back()
+        elif self._opened_s is not None and self._steps:
+            if before_wait is not None:
+                before_wait()
+            self._close()
+        self._start(kind)
 
     def finish(self) -> None:
         """The job is over: what the open window holds still counts, and what followed the last step."""

@@ -6,6 +6,7 @@ measures without a forecast.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,8 @@ from tunecast.catalogs.errors import NotSupportedError
 from tunecast.model.architecture import Architecture
 
 SHORT_DTYPES = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32"}
+WRAPPERS = {"AcceleratedOptimizer", "DeepSpeedOptimizerWrapper"}
+"""accelerate's classes around an optimizer."""
 PACKED_LINEARS = {"Linear4bit", "Linear8bitLt"}
 """bitsandbytes' linear maps, and PEFT's around them."""
 
@@ -76,9 +79,9 @@ def refuse_other_trainers(args: Any) -> None:
 
 def refuse_other_optimizer(args: Any, optimizer: Any) -> None:
     """An optimizer that was handed to the Trainer, of another class than ``optim`` names."""
-    while type(optimizer).__name__ == "AcceleratedOptimizer":
+    while type(optimizer).__name__ in WRAPPERS:
         optimizer = optimizer.optimizer
-    if optimizer is None or getattr(args, "deepspeed", None):
+    if optimizer is None or type(optimizer).__module__.partition(".")[0] == "deepspeed":
         return
     from transformers import Trainer
 
@@ -86,7 +89,8 @@ def refuse_other_optimizer(args: Any, optimizer: Any) -> None:
         named = Trainer.get_optimizer_cls_and_kwargs(args)[0]
     except Exception:  # what this transformers cannot make by name alone is left to the forecast, which knows the name
         return
-    if isinstance(named, type) and not isinstance(optimizer, named):
+    packages = {kind.__module__.partition(".")[0] for kind in (named, type(optimizer))}
+    if isinstance(named, type) and not isinstance(optimizer, named) and packages != {"bitsandbytes"}:
         raise NotSupportedError(
             f"The optimizer is {type(optimizer).__name__}, which was handed to the Trainer, and optim says "
             f"{getattr(args.optim, 'value', args.optim)}; only optimizers that optim names are forecast."
@@ -106,7 +110,8 @@ def refuse_other_adapters(model: Any, architecture: Architecture, options: Mappi
     if told != real:
         raise NotSupportedError(
             f"The model trains {real:,} parameters, and adapters of rank {options['lora_r']} on every "
-            f"{options['lora_target_modules']} have {told:,}: patterns of ranks, layers or names are not forecast."
+            f"{options['lora_target_modules']} have {told:,}: patterns of ranks, layers or names, and "
+            "other weights trained beside adapters, are not forecast."
         )
 
 
@@ -293,4 +298,20 @@ def spread_options(args: Any) -> dict[str, Any]:
         if stage not in (1, 2, 3):
             raise NotSupportedError(f"DeepSpeed runs at ZeRO stage {stage}, and only 1, 2 and 3 are forecast.")
         return {"num_gpus": gpus, "sharding": f"zero{stage}"}
-    return {"num_gpus": gpus, "sharding": "fsdp" if getattr(args, "fsdp", None) else "ddp"}
+    if not getattr(args, "fsdp", None) and os.environ.get("ACCELERATE_USE_FSDP", "").lower() not in ("1", "true"):
+        return {"num_gpus": gpus, "sharding": "ddp"}
+    return {"num_gpus": gpus, **fsdp_options(args)}
+
+
+def fsdp_options(args: Any) -> dict[str, Any]:
+    """FSDP's version, and what of the weights it lets go: as the arguments hand them to accelerate's plugin, or as
+    ``accelerate launch`` sets them in the environment. Version 1 names its strategy where version 2 has a switch."""
+    plugin = dict(getattr(args, "fsdp_plugin_args", None) or {})
+    version = int(plugin.get("fsdp_version") or os.environ.get("FSDP_VERSION") or 1)
+    named = (plugin.get("sharding_strategy"), plugin.get("reshard_after_forward"))
+    told = (*named, os.environ.get("FSDP_SHARDING_STRATEGY"), os.environ.get("FSDP_RESHARD_AFTER_FORWARD"))
+    strategy = str(next((one for one in told if one is not None), getattr(args, "fsdp", ""))).lower()
+    if "hybrid" in strategy or strategy in ("4", "5"):
+        return {"sharding": "hsdp", "fsdp_version": version}
+    keeps = "grad_op" in strategy or strategy in ("false", "2")
+    return {"sharding": "fsdp-grad-op" if keeps else "fsdp", "fsdp_version": version}

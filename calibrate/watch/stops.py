@@ -2,70 +2,68 @@
 
 from __future__ import annotations
 
+import copy
 import math
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from tunecast.model.value import Value, exact
 
 EVALUATION, SAVE, BOTH = "evaluation", "save", "evaluation and save"
 """What a job stops its steps for."""
+Plan = Sequence[tuple[int, str]]
+"""The step after which each stop comes, in order, and its kind."""
 
 
-def kind_of(*, evaluates: bool, saves: bool) -> str:
-    """Which of the three this is; empty for neither."""
-    return BOTH if evaluates and saves else EVALUATION if evaluates else SAVE if saves else ""
+def kind_of(control: Any) -> str:
+    """What a ``TrainerControl`` asks for; empty for neither."""
+    if control.should_evaluate and control.should_save:
+        return BOTH
+    return EVALUATION if control.should_evaluate else SAVE if control.should_save else ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stops:
-    """Every how many steps a job stops; None: never."""
+def planned_stops(args: Any, state: Any, steps_per_epoch: int | None) -> Plan:
+    """The stops of a training that begins, as transformers' own ``DefaultFlowCallback`` asks for them.
 
-    evaluates_every: int | None = None
-    saves_every: int | None = None
-    saves_at_end: bool = False
+    `args` is a ``TrainingArguments``, `state` its ``TrainerState``; without `steps_per_epoch` those at the ends of
+    epochs are not known. A callback of the user's that asks for others is not foreseen.
+    """
+    from transformers.trainer_callback import DefaultFlowCallback, TrainerControl
 
-    def ahead(self, step: int, last: int) -> dict[str, int]:
-        """How many stops of each kind come after step `step` and no later than after step `last`."""
-
-        def due(every: int | None) -> int:
-            return last // every - step // every if every and last > step else 0
-
-        both = due(math.lcm(self.evaluates_every, self.saves_every)) if self.evaluates_every and self.saves_every else 0
-        alone = {EVALUATION: due(self.evaluates_every) - both, SAVE: due(self.saves_every) - both}
-        if self.saves_at_end and self.saves_every and last % self.saves_every and last > step:
-            with_it = bool(self.evaluates_every) and last % (self.evaluates_every or 1) == 0
-            alone[EVALUATION] -= with_it
-            both += with_it
-            alone[SAVE] += not with_it
-        return {kind: count for kind, count in {**alone, BOTH: both}.items() if count}
-
-
-def planned_stops(args: Any, state: Any) -> Stops:
-    """From a ``TrainingArguments`` and the ``TrainerState`` of a training that begins."""
-    epochs = math.ceil(float(args.num_train_epochs)) if args.max_steps <= 0 else None
-
-    def every(strategy: Any, steps: Any) -> int | None:
-        name = str(getattr(strategy, "value", strategy))
-        if name == "epoch" and epochs:
-            return max(round(int(state.max_steps) / epochs), 1)
-        return int(steps) if name == "steps" and steps and steps >= 1 else None
-
-    return Stops(
-        evaluates_every=every(args.eval_strategy, state.eval_steps),
-        saves_every=every(args.save_strategy, state.save_steps),
-        saves_at_end=str(getattr(args.save_strategy, "value", args.save_strategy)) == "steps",
-    )
+    flow, seen, last = DefaultFlowCallback(), copy.copy(state), int(state.max_steps)
+    found: list[tuple[int, str]] = []
+    due = {last}
+    for every in (state.eval_steps, state.save_steps):
+        due |= set(range(int(every), last + 1, int(every))) if every and every >= 1 else set()
+    for step in sorted(due):
+        seen.global_step = step
+        seen.epoch = step / steps_per_epoch if steps_per_epoch else None
+        control = TrainerControl()
+        flow.on_step_end(args, seen, control)
+        found.append((step, kind_of(control)))
+    for epoch in range(1, math.ceil(last / steps_per_epoch) + 1 if steps_per_epoch else 0):
+        seen.global_step, seen.epoch, control = min(epoch * (steps_per_epoch or 0), last), epoch, TrainerControl()
+        flow.on_epoch_end(args, seen, control)
+        found.append((seen.global_step, kind_of(control)))
+    return sorted(((step, kind) for step, kind in found if kind), key=lambda stop: stop[0])
 
 
-def expected(ahead: dict[str, int], seen: Sequence[tuple[str, float]]) -> tuple[Value, dict[str, int]]:
+def steps_per_epoch(args: Any, dataloader: Any) -> int | None:
+    """Optimizer steps of an epoch; None where the data have no length."""
+    try:
+        return max(math.ceil(len(dataloader) / int(args.gradient_accumulation_steps)), 1)
+    except TypeError:
+        return None
+
+
+def expected(ahead: Counter[str], seen: Sequence[tuple[str, float]]) -> tuple[Value, Counter[str]]:
     """(seconds of the stops ahead, those of a kind that was not seen yet, which are not in them).
 
     Each as the mean of its kind, from the shortest to the longest that was seen.
     """
     low = point = high = 0.0
-    unseen = {}
+    unseen: Counter[str] = Counter()
     for kind, count in ahead.items():
         own = [seconds for other, seconds in seen if other == kind]
         if not own:
@@ -75,13 +73,10 @@ def expected(ahead: dict[str, int], seen: Sequence[tuple[str, float]]) -> tuple[
     return (Value(value=point, low=low, high=high) if point else exact(0.0)), unseen
 
 
-def unseen_words(unseen: dict[str, int]) -> str:
+MANY = {EVALUATION: "evaluations", SAVE: "saves", BOTH: "evaluations with saves"}
+
+
+def unseen_words(unseen: Counter[str]) -> str:
     """What a time left is without; empty where nothing is missing."""
-    total = sum(unseen.values())
-    if not total:
-        return ""
-    kinds = {EVALUATION: "evaluations", SAVE: "saves", BOTH: "evaluations with saves"}
-    if total == 1:
-        (kind,) = unseen
-        return f" without 1 {kind}, not seen yet"
-    return " without " + " and ".join(f"{count} {kinds[kind]}" for kind, count in unseen.items()) + ", not seen yet"
+    told = [f"{count} {kind if count == 1 else MANY[kind]}" for kind, count in unseen.items() if count > 0]
+    return f" without {' and '.join(told)}, not seen yet" if told else ""

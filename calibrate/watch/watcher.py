@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from tunecast.calibrate.watch.clock import StepClock, predicted_mean, settled
 from tunecast.calibrate.watch.device import Watched, plain, throttle_flags
 from tunecast.calibrate.watch.reading import Job
-from tunecast.calibrate.watch.stops import Stops, expected, unseen_words
+from tunecast.calibrate.watch.stops import Plan, expected, unseen_words
 from tunecast.catalogs.errors import InputError, TunecastError
 from tunecast.model.forecast import Forecast
 from tunecast.model.observed import Observations
@@ -69,7 +70,7 @@ class Progress:
     tokens_per_s: float
     left_s: Value
     spent_s: float
-    unseen: dict[str, int]
+    unseen: Counter[str]
     """Evaluations and saves ahead that are not in `left_s`: none of their kind was seen yet."""
 
 
@@ -84,7 +85,7 @@ class Watcher:
     why_no_forecast: str | None = None
     records: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     observations: Observations = field(default_factory=dict)
-    stops: Stops = field(default_factory=Stops)
+    stops: Plan = ()
     usd_per_gpu_hour: float | None = None
     num_gpus: int = 1
     data_parallel: int = 1
@@ -125,6 +126,10 @@ class Watcher:
         if self.clock.steps_seen == 1:
             self._forecast()
         return closed
+
+    def stops_for(self, kind: str) -> None:
+        """The job turns to an evaluation or a save of which no step's end told: at the end of an epoch."""
+        self.clock.stops_for(kind, before_wait=self._look)
 
     def _look(self) -> None:
         """Read the sensors, while the device works: afterwards it would be idle, wait for us, and show nothing."""
@@ -196,7 +201,9 @@ class Watcher:
         ahead = predicted_mean(windows, ahead=steps_left / a_window)
         assert ahead is not None
         assert self.clock.begun_s is not None
-        stops, unseen = expected(self.stops.ahead(self._last_step, self.max_steps), self.clock.stopped)
+        ahead_of = Counter(kind for step, kind in self.stops if step > self._last_step)
+        ahead_of.update([self.clock.begins] if self.clock.begins else [])
+        stops, unseen = expected(ahead_of, self.clock.stopped)
         return Progress(
             step=self._last_step,
             max_steps=self.max_steps,

@@ -30,12 +30,25 @@ READERS: dict[str, Callable[..., None]] = {
 }
 
 
+def is_there(path: Path) -> bool:
+    """Whether this is a file that may be read."""
+    try:
+        return may_read(path) and path.is_file()
+    except (OSError, ValueError):  # longer than any name of a file, or a NUL in it
+        return False
+
+
 def looks_like_training_file(text: str) -> bool:
     """Whether CONFIG|MODEL names a training file rather than a model: YAML, or JSON that bears a format's sign."""
     if text.lower().endswith((".yaml", ".yml")):
         return True
-    path = Path(text).expanduser()
-    return text.lower().endswith(".json") and path.is_file() and is_training_json(path)
+    if not text.lower().endswith(".json"):
+        return False
+    try:
+        path = Path(text).expanduser()
+    except RuntimeError:  # a home folder of nobody
+        return False
+    return is_there(path) and is_training_json(path)
 
 
 def is_training_json(path: Path) -> bool:
@@ -105,8 +118,7 @@ class _Neighbours:
             return value
         if not isinstance(value, str) or not value.strip():
             return None
-        around = (folder / value for folder in self._folders if may_read(folder / value))
-        found = next((path for path in around if path.is_file()), None)
+        found = next((path for path in (folder / value for folder in self._folders) if is_there(path)), None)
         return None if found is None else load_mapping(found)
 
 

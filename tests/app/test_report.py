@@ -187,6 +187,7 @@ def test_pictures_sensitivity_and_origins_are_of_the_recommended_plan() -> None:
     "options",
     [
         {"eval_samples": 1000, "eval_steps": 200},
+        {"eval_samples": 20000},
         {"save_steps": 50},
         {"spot": True, "save_steps": 100},
         {"prepare": True, "trials": 2},

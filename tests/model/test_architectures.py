@@ -202,7 +202,7 @@ def test_falcon_is_quantized_by_transformers_4_alone(bits: dict[str, Any]) -> No
     with pytest.raises(NotSupportedError, match=r"quantizes none of the linear maps of falcon.*--method lora"):
         resolve_run(falcon, {"method": "qlora", **bits})
     assert resolve_run(as_litgpt(falcon), {"method": "qlora", "stack": "litgpt"}).run.base_quantization == "bnb-4bit"
-    for architecture, older in ((falcon, {"stack_version": "transformers=4.57"}), (gpt2, {})):
+    for architecture, older in ((falcon, {"hf_code": "4.49"}), (gpt2, {})):
         assert resolve_run(architecture, {"method": "qlora", **bits, **older}).run.base_quantization is not None
 
 

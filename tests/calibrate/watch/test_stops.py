@@ -1,0 +1,120 @@
+"""Evaluations and saves that are due, against the real Trainer's own stops."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tunecast.calibrate.watch.reading import fsdp_options, read_job, spread_options
+from tunecast.calibrate.watch.stops import (
+    BOTH,
+    EVALUATION,
+    SAVE,
+    expected,
+    steps_per_epoch,
+    unseen_words,
+)
+from tunecast.catalogs.errors import NotSupportedError
+
+transformers = pytest.importorskip("transformers")
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"max_steps": 12, "eval_strategy": "steps", "eval_steps": 5, "save_strategy": "no"},
+        {"max_steps": 12, "eval_strategy": "steps", "eval_steps": 4, "save_strategy": "steps", "save_steps": 6},
+        {"max_steps": 12, "eval_strategy": "steps", "eval_steps": 4, "eval_delay": 6, "save_strategy": "no"},
+        {"num_train_epochs": 3, "eval_strategy": "epoch", "save_strategy": "epoch"},
+        {"num_train_epochs": 2, "eval_strategy": "epoch", "save_strategy": "steps", "save_steps": 5},
+        {"max_steps": 13, "eval_strategy": "epoch", "save_strategy": "no"},
+        {"max_steps": 12, "eval_strategy": "no", "save_strategy": "steps", "save_steps": 0.25},
+    ],
+)
+def test_planned_stops_are_those_of_a_real_training(asked: dict[str, Any], tmp_path: Path) -> None:
+    from tiny_models import same_samples, tiny_llama
+
+    from tunecast.calibrate.watch.callback import TunecastCallback
+
+    data, happened = same_samples(20), []
+
+    class Listens(transformers.TrainerCallback):  # type: ignore[misc]
+        def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            happened.append((state.global_step, EVALUATION))
+
+        def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            happened.append((state.global_step, SAVE))
+
+    args = transformers.TrainingArguments(
+        output_dir=str(tmp_path), per_device_train_batch_size=2, gradient_accumulation_steps=2, use_cpu=True,
+        report_to=[], disable_tqdm=True, **asked,
+    )  # fmt: skip
+    watch = TunecastCallback(out=None, tell=lambda text: None)
+    trainer = transformers.Trainer(
+        model=tiny_llama(), args=args, train_dataset=data, eval_dataset=data, callbacks=[watch, Listens()]
+    )
+    trainer.train()
+    plan = watch.watcher.stops
+    told = Counter()
+    for step, kind in plan:
+        told.update([(step, EVALUATION), (step, SAVE)] if kind == BOTH else [(step, kind)])
+    assert told == Counter(happened)
+    assert [kind for kind, _ in watch.watcher.clock.stopped] == [kind for _, kind in plan]
+
+
+def test_only_stops_of_a_kind_that_was_seen_have_a_time() -> None:
+    ahead = Counter({EVALUATION: 3, SAVE: 1})
+    value, unseen = expected(ahead, [(EVALUATION, 2.0), (EVALUATION, 4.0)])
+    assert (value.low, value.value, value.high) == (6.0, 9.0, 12.0)
+    assert unseen_words(unseen) == " without 1 save, not seen yet"
+    assert unseen_words(Counter()) == ""
+    assert unseen_words(Counter({EVALUATION: 2, BOTH: 1})).startswith(
+        " without 2 evaluations and 1 evaluation and save"
+    )
+
+
+def test_data_without_a_length_have_no_epochs() -> None:
+    args = SimpleNamespace(gradient_accumulation_steps=3)
+    assert steps_per_epoch(args, [0] * 10) == 4
+    assert steps_per_epoch(args, iter([0])) is None
+
+
+@pytest.mark.parametrize(
+    ("plugin", "sharding", "version"),
+    [
+        ({"fsdp_version": 2, "reshard_after_forward": True}, "fsdp", 2),
+        ({"fsdp_version": 2, "reshard_after_forward": False}, "fsdp-grad-op", 2),
+        ({"fsdp_version": 1, "reshard_after_forward": "full_shard"}, "fsdp", 1),
+        ({"fsdp_version": 1, "reshard_after_forward": "shard_grad_op"}, "fsdp-grad-op", 1),
+        ({"fsdp_version": 1, "reshard_after_forward": "hybrid_shard"}, "hsdp", 1),
+    ],
+)
+def test_fsdp_is_read_as_its_plugin_takes_it(plugin: dict[str, Any], sharding: str, version: int) -> None:
+    args = SimpleNamespace(fsdp_plugin_args=plugin, fsdp=True, world_size=8, deepspeed=None)
+    assert spread_options(args) == {"num_gpus": 8, "sharding": sharding, "fsdp_version": version}
+    assert fsdp_options(args) == {"sharding": sharding, "fsdp_version": version}
+
+
+def test_what_the_options_do_not_say_is_refused_by_name(tmp_path: Path) -> None:
+    torch, peft = pytest.importorskip("torch"), pytest.importorskip("peft")
+    from tiny_models import tiny_llama
+
+    args = transformers.TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to=[])
+
+    def adapted(**config: Any) -> Any:
+        return peft.get_peft_model(tiny_llama(), peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], **config))
+
+    assert read_job(args, adapted()).options["lora_r"] == 4
+    for config in ({"rank_pattern": {"v_proj": 8}}, {"layers_to_transform": [0]}):
+        with pytest.raises(NotSupportedError, match="patterns of ranks, layers or names"):
+            read_job(args, adapted(**config))
+    model = adapted()
+    own = torch.optim.SGD((p for p in model.parameters() if p.requires_grad), lr=0.1)
+    with pytest.raises(NotSupportedError, match="The optimizer is SGD, which was handed to the Trainer"):
+        read_job(args, model, own)
+    usual = torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=0.1)
+    assert read_job(args, model, usual).options["optim"].startswith("adamw")
