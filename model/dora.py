@@ -54,10 +54,11 @@ def weight_norm(
 ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
     """The base's weight, the norm of each output's adapted weights, and what is held until the layer is done."""
     tape, size = step.tape, linear.weight_params
-    eye = ops.elementwise(tape, "dora.eye", (), linear.in_features**2, factors[0].dtype)
-    eye, _ = operands(step, eye, factors[0])
+    made = ops.elementwise(tape, "dora.eye", (), linear.in_features**2, factors[0].dtype)
+    eye, _ = operands(step, made, factors[0])
     low = product(step, f"{linear.name}.lora_A", eye, factors[0], k=linear.in_features, n=step.run.lora_r)
     adapted = product(step, f"{linear.name}.lora_B", low, factors[1], k=step.run.lora_r, n=linear.out_features)
+    tape.hold(made)
     wide = ops.cast(tape, adapted, dtype, name="dora.cast")
     weight = base_weight(step, where, linear, dtype)
     scaled = ops.elementwise(tape, "dora.scale", (wide,), size, dtype)
