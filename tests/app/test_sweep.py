@@ -160,7 +160,7 @@ def test_techniques_change_what_they_are_known_to_change() -> None:
     assert by_name["lora instead of qlora"]["memory"] > base["memory"]
     assert by_name["fp32 instead of 16 bits"]["speed"] < base["speed"]
     sharded = [row for name, row in by_name.items() if "fsdp" in name]
-    assert sharded[1]["step"] <= sharded[0]["step"]
+    assert sharded[1]["step"] <= sharded[0]["step"] * (1 + 1e-9)
     assert by_name["8 GPUs, ddp"]["speed"] <= 8 * base["speed"] * (1 + 1e-9)
     assert by_name["8 GPUs, zero3"]["step"] > by_name["8 GPUs, fsdp"]["step"]
     refused = sweep(MODEL, gpu=GPU, analysis="what-if", max_steps=10, **RUN, quant_method="bnb-8bit")

@@ -169,7 +169,7 @@ def test_a_disk_that_fills_up_keeps_what_was_measured(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Partial, "add", full_after_five)
-    with pytest.raises(InputError, match="No space left"):
+    with pytest.raises(DeviceError, match=r"No space left.*the same command goes on"):
         calibrated(ScriptedDevice(), tmp_path)
     monkeypatch.undo()
     second = ScriptedDevice()

@@ -234,4 +234,4 @@ def test_the_tornado_has_the_doubt_of_links_and_none_beyond_their_rate() -> None
     found = sweep("meta-llama/Llama-3.1-8B", gpu=CARD, metric="step", tokens="100M", **asked)
     (links,) = [bar for bar in found.bars if bar.name == "time on links"]
     assert links.high == max(bar.high for bar in found.bars if bar.high is not None)
-    assert links.low > 0.8 * found.base.step_time_s.value
+    assert links.low > 0.75 * found.base.step_time_s.value

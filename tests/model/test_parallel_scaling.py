@@ -103,7 +103,7 @@ def test_a_bubble_bounds_a_step_where_it_is_longer_than_all_work(stages: int, mi
 
 def test_waiting_that_a_shared_update_makes_up_for_is_told() -> None:
     """70B on 64 GPUs: one alone would update all of it, so the efficiency loses less than what is waiting."""
-    options = {"method": "full", "num_gpus": 64, "sharding": "fsdp", "max_length": 4096, "internode_gbps": 2400}
+    options = {"method": "full", "num_gpus": 64, "sharding": "fsdp", "max_length": 4096, "internode_gbps": 1600}
     question = Question(architecture=load_architecture("meta-llama/Llama-3.1-70B"), options=options)
     found = forecast(question, resolve_targets(["h100-sxm5-80gb"], {})[0])
     assert found.scaling is not None
