@@ -29,3 +29,11 @@ def may_read(path: Path) -> bool:
         return path.resolve().is_relative_to(folder)
     except (OSError, ValueError, RuntimeError):  # too long, a NUL in it, links in a circle
         return False
+
+
+def is_there(path: Path, *, file: bool = False) -> bool:
+    """Whether a file (or, unless `file`, a folder) is there and may be read."""
+    try:
+        return may_read(path) and (path.is_file() if file else path.exists())
+    except (OSError, ValueError):  # longer than any name of a file, or a NUL in it
+        return False

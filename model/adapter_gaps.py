@@ -16,14 +16,13 @@ import numpy.typing as npt
 
 from tunecast.model.curves import Array
 from tunecast.model.hooks import enters_module, is_adapters
+from tunecast.model.host import attends
 from tunecast.model.operation import Kind, Operation, Phase
 from tunecast.model.run import Run
 from tunecast.model.segments import BACKWARD, FORWARD, SEGMENTS, segment_of
 from tunecast.model.sharding_copies import COPIED_BY
 
 IN_ORDER = {Phase.FORWARD: 0, Phase.RECOMPUTE: 1, Phase.BACKWARD: 2}
-SCORES = "scores"
-"""The product of eager attention, as `host.enters_layer` knows it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +56,17 @@ class Gaps:
 
     def _by_segment(self, values: Array) -> Array:
         return np.asarray(values[..., None, :] * (self.segment == np.arange(len(SEGMENTS))[:, None]))
+
+
+def no_gaps() -> Array:
+    """(segments, gaps) of a run whose adapters are no units."""
+    return np.zeros((len(SEGMENTS), 0))
+
+
+def side_by_side(each: Sequence[Array]) -> Array:
+    """(runs, ..., gaps) of (..., gaps) of runs with unlike numbers of gaps; 0 where one has none."""
+    most = max(found.shape[-1] for found in each)
+    return np.array([np.pad(found, [(0, 0)] * (found.ndim - 1) + [(0, most - found.shape[-1])]) for found in each])
 
 
 def gaps_of(operations: Sequence[Operation], counts: Array, run: Run) -> Gaps:
@@ -126,7 +136,7 @@ def _in_segment(
     visited = np.zeros(counts.shape[1])
     for row in rows:
         operation = operations[row]
-        adapts = enters_module(operation) and is_adapters(operation, run)
+        adapts = is_adapters(operation, run)
         if visited.any() and not adapts and _is_long(operation):
             found.append((since, segment, visited))
             since, visited = [], np.zeros(counts.shape[1])
@@ -142,4 +152,4 @@ def _in_segment(
 
 def _is_long(operation: Operation) -> bool:
     """Whether it is a map's own product, or attention."""
-    return operation.kind is Kind.ATTENTION or operation.name == SCORES or enters_module(operation)
+    return attends(operation) or enters_module(operation)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunecast.catalogs.configs import config_from_row, config_table
-from tunecast.catalogs.confined import may_read
+from tunecast.catalogs.confined import is_there, may_read
 from tunecast.catalogs.errors import InputError, NotSupportedError, UnbuiltFamilyError
 from tunecast.model.architecture import Architecture, Attention, Layer, LayerGroup, Linear, Mlp
 from tunecast.model.config_fields import kinds_by_layer, positive, switch
@@ -371,15 +371,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 def looks_like_path(text: str) -> bool:
     """Whether MODEL names a local file or folder rather than a catalog id."""
-    return text.endswith((".json", *CODE)) or text.startswith((".", "/", "~")) or exists(Path(text))
-
-
-def exists(path: Path) -> bool:
-    """Whether a file or folder is there that may be read."""
-    try:
-        return may_read(path) and path.exists()
-    except (OSError, ValueError):  # longer than any name of a file, or a NUL in it
-        return False
+    return text.endswith((".json", *CODE)) or text.startswith((".", "/", "~")) or is_there(Path(text))
 
 
 def config_path(name: str) -> Path:

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tunecast.catalogs.errors import InputError
+from tunecast.model.adapter_gaps import side_by_side
 from tunecast.model.architecture import Architecture
 from tunecast.model.collectives import communication_operations
 from tunecast.model.curves import Array
@@ -255,7 +256,7 @@ def step_seconds_of(
     meet = np.array([waits_for_units(run) for run in kinds])[kind][:, None, None]
 
     def in_gaps(each: Sequence[Array]) -> Array:
-        found = _both(_alike(each), plans.body, whole, plans.micro) * meet
+        found = _both(side_by_side(each), plans.body, whole, plans.micro) * meet
         return np.asarray(found / passes_of(plans.micro)[:, :, None])
 
     visited, launched = in_gaps([w.gap_visits for w in works]), in_gaps([w.gap_launches for w in works])
@@ -287,12 +288,6 @@ def step_seconds_of(
         )
         found[device] = step_seconds(stack, scalars(own), synchronous=own.synchronous)
     return found
-
-
-def _alike(each: Sequence[Array]) -> Sequence[Array]:
-    """(variants, segments, gaps) of bodies, as many gaps as the body with most has."""
-    most = max(found.shape[-1] for found in each)
-    return [np.pad(found, ((0, 0), (0, 0), (0, most - found.shape[-1]))) for found in each]
 
 
 def _by_micro(variants: Array, micro: Array) -> Array:
@@ -364,7 +359,7 @@ def _variant_counts(one: Sequence[Operation], two: Sequence[Operation], three: S
     return counts
 
 
-def _both(parts: Sequence[Array], body: Rows, whole: Flags, micro: Array) -> Array:
+def _both(parts: Sequence[Array] | Array, body: Rows, whole: Flags, micro: Array) -> Array:
     """Totals of bodies, gradients added to whole ones only where they are."""
     found = np.array(parts)[body]
     rest, sums = found[:, :VARIANTS], found[:, VARIANTS:]

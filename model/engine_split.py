@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tunecast.catalogs.errors import InputError
+from tunecast.model.adapter_gaps import no_gaps, side_by_side
 from tunecast.model.architecture import Architecture
 from tunecast.model.context_parallel import room_fracs
 from tunecast.model.curves import Array
@@ -19,11 +20,11 @@ from tunecast.model.hooks import has_hooks, waits_for_units, wraps_adapters
 from tunecast.model.host import with_trainer
 from tunecast.model.links import WHEN, Links, communication_when, crosses_machines, links_of, seconds_on
 from tunecast.model.operation import Kind, Operation
-from tunecast.model.phase_table import idle_fracs, no_gaps
+from tunecast.model.phase_table import idle_fracs
 from tunecast.model.run import Run
 from tunecast.model.segments import SEGMENTS, passes_of
 from tunecast.model.slowest_stage import stages_timed
-from tunecast.model.time import HOST_COLUMNS, Stack, scalars, side_by_side, step_seconds
+from tunecast.model.time import HOST_COLUMNS, Stack, scalars, step_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

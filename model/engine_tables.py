@@ -20,10 +20,10 @@ from tunecast.model.factors import Curve, FactorSet
 from tunecast.model.hooks import adapter_visits_of, visits_of
 from tunecast.model.host import HOST_COLUMNS, host_issues
 from tunecast.model.operation import Kind, Operation
-from tunecast.model.phase_table import meets_of
+from tunecast.model.phase_table import meets_of, rows_by_curve
 from tunecast.model.run import Run
 from tunecast.model.segments import SEGMENTS, segment_of
-from tunecast.model.time import COLUMNS, curve_key, find_curve
+from tunecast.model.time import COLUMNS, find_curve
 from tunecast.model.trainer_loop import modules_of
 
 SMOOTH = {
@@ -132,12 +132,8 @@ def counted(operations: Sequence[Operation], counts: Array, run: Run) -> Counted
     """The part of `add_up` that no device changes."""
     variants = counts.shape[1]
     launches = np.zeros((variants, len(SEGMENTS), len(HOST_COLUMNS)))
-    by_curve: dict[str, list[int]] = {}
-    for row, operation in enumerate(operations):
-        if operation.kind is not Kind.COMMUNICATION:
-            by_curve.setdefault(curve_key(operation), []).append(row)
     parts = []
-    for key, rows in by_curve.items():
+    for key, rows in rows_by_curve(operations).items():
         group = [operations[row] for row in rows]
         cols = columns(group)
         segment = np.array([segment_of(o) for o in group])

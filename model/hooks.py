@@ -22,7 +22,7 @@ fms-acceleration's fused adapters are left out of FSDP (``lora_adapters_switch_d
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -53,36 +53,33 @@ def waits_for_units(run: Run) -> bool:
     return wraps_adapters(run) and run.sharding != "fsdp-grad-op"
 
 
-def visits_of(operations: Sequence[Operation], counts: Array) -> Array:
-    """(variants, segments) visits of modules in an optimizer step; `counts` is (operations, variants)."""
+def visits_of(
+    operations: Sequence[Operation], counts: Array, visits: Callable[[Operation], bool] | None = None
+) -> Array:
+    """(variants, segments) visits of modules in an optimizer step, all or those of some products; `counts` is
+    (operations, variants)."""
     found = np.zeros((counts.shape[1], len(SEGMENTS)))
     for operation, executed in zip(operations, counts, strict=True):
-        if enters_module(operation):
-            _visit(found, operation, executed)
+        if not (visits or enters_module)(operation):
+            continue
+        if operation.phase is Phase.FORWARD:
+            found[:, FORWARD] += executed
+            found[:, BACKWARD] += executed
+        elif operation.phase is Phase.RECOMPUTE:
+            found[:, BACKWARD] += executed
     return found
 
 
 def adapter_visits_of(operations: Sequence[Operation], counts: Array, run: Run) -> Array:
     """The same of adapters' matrices."""
-    found = np.zeros((counts.shape[1], len(SEGMENTS)))
-    for operation, executed in zip(operations, counts, strict=True):
-        if enters_module(operation) and is_adapters(operation, run):
-            _visit(found, operation, executed)
-    return found
-
-
-def _visit(found: Array, operation: Operation, executed: Array) -> None:
-    """Add the visits that a product of the forward or of its recomputation tells of."""
-    if operation.phase is Phase.FORWARD:
-        found[:, FORWARD] += executed
-        found[:, BACKWARD] += executed
-    elif operation.phase is Phase.RECOMPUTE:
-        found[:, BACKWARD] += executed
+    return visits_of(operations, counts, lambda operation: is_adapters(operation, run))
 
 
 def is_adapters(operation: Operation, run: Run) -> bool:
     """Whether a product is that of an adapter: by its name, or in a traced stream, whose names are torch's, by its
     rank; in a weight's gradient (``tn``) rows are of it too."""
+    if not enters_module(operation):
+        return False
     if not operation.name.startswith(TRACED):
         return ".lora_" in operation.name
     sizes = operation.shape if operation.layout.startswith("tn") else operation.shape[1:]

@@ -62,8 +62,12 @@ def goes_over_lists(operation: Operation) -> bool:
 
 def enters_layer(operation: Operation) -> bool:
     """Whether it is the attention, fused or by its product of scores, of a layer that Python runs."""
-    attends = operation.kind is Kind.ATTENTION or operation.name == "scores"
-    return attends and operation.phase in (Phase.FORWARD, Phase.RECOMPUTE)
+    return attends(operation) and operation.phase in (Phase.FORWARD, Phase.RECOMPUTE)
+
+
+def attends(operation: Operation) -> bool:
+    """Whether it is attention, fused or by its product of scores."""
+    return operation.kind is Kind.ATTENTION or operation.name == "scores"
 
 
 def with_trainer(

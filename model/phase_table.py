@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tunecast.model.adapter_gaps import gaps_of
+from tunecast.model.adapter_gaps import gaps_of, no_gaps
 from tunecast.model.columns import COLUMNS, FLOOR, share_columns
 from tunecast.model.context_parallel import room_fracs
 from tunecast.model.curve_names import curve_key, find_curve
@@ -21,11 +21,6 @@ from tunecast.model.operation import SYNCHRONISATION, Kind, Operation
 from tunecast.model.run import Run
 from tunecast.model.segments import HEAD, HEAD_PRODUCT, OPTIMIZER_SEGMENT, SEGMENTS, passes_of, segment_of
 from tunecast.model.trainer_loop import modules_of
-
-
-def no_gaps() -> Array:
-    """Of a run whose adapters are no units."""
-    return np.zeros((len(SEGMENTS), 0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,14 +96,19 @@ def _by_curve(
     return groups
 
 
+def rows_by_curve(operations: Sequence[Operation]) -> dict[str, list[int]]:
+    """Which operations follow each curve; collectives follow none."""
+    found: dict[str, list[int]] = {}
+    for row, operation in enumerate(operations):
+        if operation.kind is not Kind.COMMUNICATION:
+            found.setdefault(curve_key(operation), []).append(row)
+    return found
+
+
 def seconds_each(operations: Sequence[Operation], factors: FactorSet) -> Array:
     """(operations,) device seconds of one execution of each; 0 of collectives."""
     found = np.zeros(len(operations))
-    by_curve: dict[str, list[int]] = {}
-    for row, operation in enumerate(operations):
-        if operation.kind is not Kind.COMMUNICATION:
-            by_curve.setdefault(curve_key(operation), []).append(row)
-    for key, rows in by_curve.items():
+    for key, rows in rows_by_curve(operations).items():
         found[rows] = seconds(find_curve(key, factors), columns([operations[row] for row in rows])).seconds
     return found
 

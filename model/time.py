@@ -20,7 +20,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from tunecast.model.adapter_gaps import VISITS_OF_A_MAP, stands_still
+from tunecast.model.adapter_gaps import VISITS_OF_A_MAP, side_by_side, stands_still
 from tunecast.model.columns import CACHED, scales
 from tunecast.model.columns import COLUMNS as COLUMNS
 from tunecast.model.columns import FLOOR as FLOOR
@@ -198,12 +198,6 @@ def waits_in_gaps(stack: Stack, work: Array, launches_s: Array, visits_s: Array)
         parts(visits_s, stack.gap_visits),
         stack.gap_visits / VISITS_OF_A_MAP,
     )
-
-
-def side_by_side(each: Sequence[Array]) -> Array:
-    """(runs, segments, gaps) of (segments, gaps) of runs with unlike numbers of gaps; 0 where one has none."""
-    most = max(found.shape[1] for found in each)
-    return np.array([np.pad(found, ((0, 0), (0, most - found.shape[1]))) for found in each])
 
 
 def exposed_communication(

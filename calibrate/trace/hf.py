@@ -204,12 +204,9 @@ def upcast_non_quantized(model: Any) -> None:
 def quantize_linears(model: Any, run: Run) -> None:
     """Replace every linear map but the head by bitsandbytes' 4-bit one, as transformers does (GPT-2's transposed)."""
     import bitsandbytes as bnb
-    import torch
     from transformers.pytorch_utils import Conv1D
 
-    head = model.get_output_embeddings()
-    names = [n for n, m in model.named_modules() if type(m) in (torch.nn.Linear, Conv1D) and m is not head]
-    for name in names:
+    for name in int8.replaced_maps(model):
         old = model.get_submodule(name)
         weight = old.weight.data.t() if type(old) is Conv1D else old.weight.data
         device = weight.device

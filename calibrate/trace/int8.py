@@ -13,15 +13,22 @@ from typing import Any
 from unittest import mock
 
 
-def quantize_linears(model: Any) -> None:
-    """Replace every linear map but the head by bitsandbytes' 8-bit one, as transformers does (GPT-2's transposed)."""
-    import bitsandbytes as bnb
+def replaced_maps(model: Any) -> list[str]:
+    """Names of the modules that transformers replaces by bitsandbytes': linear maps, GPT-2's transposed ones too, of no
+    class of their own and not the head."""
     import torch
     from transformers.pytorch_utils import Conv1D
 
     head = model.get_output_embeddings()
-    names = [n for n, m in model.named_modules() if type(m) in (torch.nn.Linear, Conv1D) and m is not head]
-    for name in names:
+    return [n for n, m in model.named_modules() if type(m) in (torch.nn.Linear, Conv1D) and m is not head]
+
+
+def quantize_linears(model: Any) -> None:
+    """Replace every linear map but the head by bitsandbytes' 8-bit one, as transformers does (GPT-2's transposed)."""
+    import bitsandbytes as bnb
+    from transformers.pytorch_utils import Conv1D
+
+    for name in replaced_maps(model):
         old = model.get_submodule(name)
         n_out, n_in = old.weight.shape[::-1] if type(old) is Conv1D else old.weight.shape
         new = bnb.nn.Linear8bitLt(n_in, n_out, bias=False, has_fp16_weights=False, threshold=6.0, device="meta")

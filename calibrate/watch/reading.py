@@ -100,12 +100,16 @@ def refuse_other_optimizer(args: Any, optimizer: Any) -> None:
 def refuse_other_adapters(model: Any, architecture: Architecture, options: Mapping[str, Any]) -> None:
     """Adapters that the options do not say: other ranks or layers for some modules (``rank_pattern``,
     ``exclude_modules``, ``layers_to_transform``). Told by how much is trained, where this process holds all of it."""
-    if options["method"] == "full" or options.get("sharding") in ("fsdp", "zero3"):
+    if options["method"] == "full":
         return
     from tunecast.model.resolve import resolve_run
+    from tunecast.model.sharding import shards_of
     from tunecast.model.trained import trainable_params
 
-    told = trainable_params(architecture, resolve_run(architecture, {**options, "max_length": 1}).run)
+    run = resolve_run(architecture, {**options, "max_length": 1}).run
+    if shards_of(run).weights:
+        return
+    told = trainable_params(architecture, run)
     real = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     if told != real:
         raise NotSupportedError(

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from tunecast.model.value import Value, exact
+from tunecast.model.value import Value
 
 EVALUATION, SAVE, BOTH = "evaluation", "save", "evaluation and save"
 """What a job stops its steps for."""
@@ -70,7 +70,7 @@ def expected(ahead: Counter[str], seen: Sequence[tuple[str, float]]) -> tuple[Va
             unseen[kind] = count
             continue
         low, point, high = low + count * min(own), point + count * sum(own) / len(own), high + count * max(own)
-    return (Value(value=point, low=low, high=high) if point else exact(0.0)), unseen
+    return Value(value=point, low=low, high=high), unseen
 
 
 MANY = {EVALUATION: "evaluations", SAVE: "saves", BOTH: "evaluations with saves"}

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tunecast.catalogs.confined import may_read
+from tunecast.catalogs.confined import is_there
 from tunecast.catalogs.errors import InputError
 from tunecast.model.configs import axolotl, litgpt, llama_factory, torchtune, trl
 from tunecast.model.configs.accelerate import put_launcher_precision, read_accelerate
@@ -30,14 +30,6 @@ READERS: dict[str, Callable[..., None]] = {
 }
 
 
-def is_there(path: Path) -> bool:
-    """Whether this is a file that may be read."""
-    try:
-        return may_read(path) and path.is_file()
-    except (OSError, ValueError):  # longer than any name of a file, or a NUL in it
-        return False
-
-
 def looks_like_training_file(text: str) -> bool:
     """Whether CONFIG|MODEL names a training file rather than a model: YAML, or JSON that bears a format's sign."""
     if text.lower().endswith((".yaml", ".yml")):
@@ -48,7 +40,7 @@ def looks_like_training_file(text: str) -> bool:
         path = Path(text).expanduser()
     except RuntimeError:  # a home folder of nobody
         return False
-    return is_there(path) and is_training_json(path)
+    return is_there(path, file=True) and is_training_json(path)
 
 
 def is_training_json(path: Path) -> bool:
@@ -118,7 +110,7 @@ class _Neighbours:
             return value
         if not isinstance(value, str) or not value.strip():
             return None
-        found = next((path for path in (folder / value for folder in self._folders) if is_there(path)), None)
+        found = next((path for path in (folder / value for folder in self._folders) if is_there(path, file=True)), None)
         return None if found is None else load_mapping(found)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tunecast.calibrate.watch.reading import fsdp_options, read_job, spread_options
+from tunecast.calibrate.watch.reading import fsdp_options, read_job, refuse_other_adapters, spread_options
 from tunecast.calibrate.watch.stops import (
     BOTH,
     EVALUATION,
@@ -118,3 +118,18 @@ def test_what_the_options_do_not_say_is_refused_by_name(tmp_path: Path) -> None:
         read_job(args, model, own)
     usual = torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=0.1)
     assert read_job(args, model, usual).options["optim"].startswith("adamw")
+
+
+@pytest.mark.parametrize("sharding", ["fsdp", "fsdp-grad-op", "hsdp"])
+def test_a_process_that_holds_a_share_is_not_asked_how_much_is_trained(sharding: str, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    from tiny_models import tiny_llama
+
+    args = transformers.TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to=[])
+    adapter = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], rank_pattern={"v_proj": 8})
+    model = peft.get_peft_model(tiny_llama(), adapter)
+    plain = read_job(args, peft.get_peft_model(tiny_llama(), peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"])))
+    shared = {**plain.options, "num_gpus": 16, "sharding": sharding, "fsdp_version": 1}
+    refuse_other_adapters(model, plain.architecture, shared)
+    with pytest.raises(NotSupportedError, match="patterns of ranks"):
+        refuse_other_adapters(model, plain.architecture, {**plain.options, "num_gpus": 16, "sharding": "ddp"})
