@@ -116,8 +116,19 @@ ENVIRONMENT = {"TUNECAST": "tunecast[calibrate]"}
 """What pip installs; replace it by the address of your own clone."""
 
 
+def refuse_several_machines(task: Task) -> None:
+    """Raise NotSupportedError for a job of several machines: every trainer must then be told which of them it runs on
+    and where the first is, and a calibration measures the GPUs of one."""
+    if task.machines > 1:
+        raise NotSupportedError(
+            f"A rental task of {task.machines} machines is not built yet: each would have to start its own part of the "
+            f"job; take a plan of one machine with --max-gpus {task.gpus_each}, or write the training file alone."
+        )
+
+
 def skypilot_task(task: Task) -> dict[str, Any]:
     """``sky launch FILE``, in the folder of the training file."""
+    refuse_several_machines(task)
     gpu, offer = task.candidate.target.id, task.candidate.price.offer
     if gpu not in SKYPILOT_GPUS:
         raise NotSupportedError(
@@ -158,6 +169,7 @@ def dstack_gpu(gpu_id: str) -> str:
 
 def dstack_task(task: Task) -> dict[str, Any]:
     """``dstack apply -f FILE``, in the folder of the training file."""
+    refuse_several_machines(task)
     candidate, offer = task.candidate, task.candidate.price.offer
     assert candidate.target.gpu is not None
     backend, region = DSTACK_BACKENDS.get(str(offer.get("provider"))), str(offer.get("region") or "global")

@@ -230,7 +230,6 @@ def start_watching(watch: TrainingWatch, args: Any, state: Any, model: Any, part
         device=device,
         clock=StepClock(synchronize=device.synchronize),
         max_steps=int(state.max_steps),
-        stops=planned_stops(args, state, steps_per_epoch(args, parts.get("train_dataloader"))),
         records=calibrations,
         observations=observations,
         usd_per_gpu_hour=watch.usd_per_gpu_hour,
@@ -243,6 +242,11 @@ def start_watching(watch: TrainingWatch, args: Any, state: Any, model: Any, part
         watcher.why_no_forecast = str(error)
     except Exception as error:  # A job that reads unlike any we know is still measured; why is told and recorded.
         watcher.why_no_forecast = f"the job could not be read ({type(error).__name__}: {error})"
+    try:
+        watcher.stops = planned_stops(args, state, steps_per_epoch(args, parts.get("train_dataloader")))
+    except Exception as error:  # A data loader or state of an unknown kind costs the time left its stops, not the job.
+        why = f"{type(error).__name__}: {error}"
+        watch.say(f"tunecast: evaluations and saves ahead could not be read ({why}); times left are without them.")
     return watcher
 
 

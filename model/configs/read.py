@@ -204,6 +204,8 @@ def _companions(
     preset = source.get("accelerate_config") if chosen == "trl" else None
     if accelerate is None and preset is not None:
         accelerate = _preset(source, str(preset))
+    if chosen == "trl" and accelerate is not None and (stated := source.get("mixed_precision")) is not None:
+        accelerate = {**accelerate, "mixed_precision": stated}  # An argument of the launcher wins over its file
     for mapping, kind, reader in (
         (deepspeed, "deepspeed", read_deepspeed),
         (accelerate, "accelerate", read_accelerate),

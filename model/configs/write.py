@@ -21,6 +21,7 @@ from tunecast.model.fused import LINEAR_KERNELS
 from tunecast.model.litgpt import STACK
 from tunecast.model.question import RUN_OPTIONS_ELSEWHERE
 from tunecast.model.resolve import resolve_run
+from tunecast.model.resolve_experts import renamed_targets
 from tunecast.model.rows import with_padding
 from tunecast.model.run import BUCKET_ELEMENTS, BY_CARD, BY_DATA, Run
 
@@ -74,8 +75,17 @@ def rows_alone(kind: str, run: Run) -> Mapped:
 
 
 def targets(architecture: Architecture, run: Run, every: Every = adaptable_modules) -> list[str] | None:
-    """Adapter targets by name; None for `every` one that a framework's word for all of them means."""
-    return None if set(run.lora_target_modules) == set(every(architecture)) else list(run.lora_target_modules)
+    """Adapter targets by name; None for `every` one that a framework's word for all of them means.
+
+    Parameters of stacked experts go by the names that their maps had, which PEFT turns into them: of the parameters'
+    own names among ``target_modules`` it finds no module, and adapts nothing.
+    """
+    if set(run.lora_target_modules) == set(every(architecture)):
+        return None
+    older: dict[str, list[str]] = {}
+    for old, new in renamed_targets(architecture).items():
+        older.setdefault(new, []).append(old)
+    return [old for name in run.lora_target_modules for old in older.get(name, [name])]
 
 
 def deepspeed(run: Run) -> Mapped:
@@ -98,6 +108,16 @@ def trainer_precision(run: Run) -> str:
     """What the trainer is told: DeepSpeed's own 16 bits are switched on by the words for autocast."""
     own = "zero" in run.sharding and not run.precision.endswith("-autocast")
     return f"{run.precision}-autocast" if own else run.precision
+
+
+def launcher_precision(run: Run) -> str:
+    """What accelerate's launcher is told beside one of TRL's presets, all of which say bf16: the Trainer takes that
+    for itself wherever its own file says false."""
+    return trainer_precision(run).removesuffix("-autocast") if run.precision.endswith("-autocast") else "no"
+
+
+UNWRITTEN = ("hsdp", "fsdp-grad-op")
+"""Shardings that the three writers have no fields for."""
 
 
 def without_empty(mapping: Mapping[str, Any]) -> Mapped:
@@ -126,7 +146,11 @@ def trl_file(architecture: Architecture, run: Run, steps: int) -> Mapped:
         "bnb_4bit_quant_type": run.bnb_4bit_quant_type,
         "use_bnb_nested_quant": run.double_quant,
     }
-    spread = {"accelerate_config": TRL_PRESETS.get(run.sharding), "num_processes": run.num_gpus}
+    spread = {
+        "accelerate_config": TRL_PRESETS.get(run.sharding),
+        "num_processes": run.num_gpus,
+        "mixed_precision": None if trainer_precision(run) == "bf16-autocast" else launcher_precision(run),
+    }
     return without_empty(
         {
             "model_name_or_path": architecture.name,
@@ -267,6 +291,34 @@ def long_cut(kind: str, *, packed: bool) -> Mapped:
     return {"packing_strategy": "bfd"} if kind == "trl" and packed else {}
 
 
+def refuse_unwritten(kind: str, run: Run) -> None:
+    """Raise NotSupportedError for what files of this kind cannot say, with what to type instead."""
+    degrees = {name: getattr(run, name) for name in ("tp", "pp", "cp") if getattr(run, name) > 1}
+    if degrees:
+        plan, instead = (" ".join(f"--{n} {words.format(d)}" for n, d in degrees.items()) for words in ("{}", "1"))
+        raise NotSupportedError(f"A training file of a plan with {plan} is not built yet; add {instead}.")
+    if run.offload != "none":
+        raise NotSupportedError(
+            f"A training file of a plan with --offload {run.offload} is not built yet; type --offload none."
+        )
+    if run.sharding in UNWRITTEN:
+        raise NotSupportedError(
+            f"A {kind} file of a plan with --sharding {run.sharding} is not built yet; use --sharding fsdp, ddp, "
+            "zero1, zero2 or zero3."
+        )
+    if run.samples_unevenness is not None and kind not in FLAT_FIELDS:
+        raise NotSupportedError(
+            f"A {kind} file cannot lay samples end to end without packing them, as this plan does; add --packing, or "
+            f"write another: {', '.join(FLAT_FIELDS)}."
+        )
+    stacked = [name for name in run.lora_target_modules if "." in name]
+    if kind == "llama-factory" and stacked:
+        raise NotSupportedError(
+            f"A llama-factory file cannot ask for adapters on stacked experts ({', '.join(stacked)}), which its PEFT "
+            "(0.18) has not; name attention alone, for example --lora-target-modules q_proj,k_proj,v_proj,o_proj."
+        )
+
+
 def config_for(
     kind: str, architecture: Architecture, run: Run, steps: int, *, packed: bool = True, cut: bool = False
 ) -> Mapped:
@@ -274,16 +326,7 @@ def config_for(
     say are refused."""
     if run.stack == STACK:
         raise NotSupportedError(f"A {kind} file of a run by LitGPT's code is another run; leave --stack {STACK} out.")
-    if run.tp * run.pp * run.cp > 1 or run.offload != "none":
-        raise NotSupportedError(
-            "A training file with tensor, pipeline or context parallelism or offloading is not built yet; "
-            "use --sharding ddp, zero1, zero2, zero3 or fsdp."
-        )
-    if run.samples_unevenness is not None and kind not in FLAT_FIELDS:
-        raise NotSupportedError(
-            f"A {kind} file cannot lay samples end to end without packing them; leave --no-packing or --padding-free "
-            f"out, or write another: {', '.join(FLAT_FIELDS)}."
-        )
+    refuse_unwritten(kind, run)
     mapping = WRITERS[kind](architecture, run, steps) | (long_cut(kind, packed=packed) if cut else {})
     if packed:
         return mapping

@@ -52,6 +52,6 @@ def test_every_field_that_is_asked_for_while_reading_an_example_is_listed(
     monkeypatch.setattr(Source, "get", listened)
     read_mapping(load_mapping(ROOT / "docs" / "examples" / EXAMPLES[form]), name=form)
     listed = set(fields.read_fields(form)) | {entry["field"] for entry in fields.load_frameworks()[form]["refused"]}
-    outside = {"deepspeed", "accelerate_config", "num_processes"}
+    outside = {"deepspeed", "accelerate_config", "num_processes", "mixed_precision"}
     inside_fsdp = {field for field in asked if field.startswith("fsdp_config.")}
     assert asked - listed - outside - inside_fsdp == set()

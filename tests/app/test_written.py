@@ -13,11 +13,12 @@ from schema_check import problems
 from tunecast import recommend
 from tunecast.catalogs.errors import InputError, NotSupportedError, UnknownNameError
 from tunecast.catalogs.gpus import load_gpus
-from tunecast.model.architectures import load_architecture
+from tunecast.model.architectures import architecture_from_config, load_architecture
 from tunecast.model.configs import read_config
 from tunecast.model.configs.write import WRITERS, config_for, differences
 from tunecast.model.resolve import resolve_run
 from tunecast.model.rows import packing_of
+from tunecast.model.trained import trainable_params
 from tunecast.recommendation import Recommendation
 from tunecast.rental_tasks import DSTACK_BACKENDS, RUNPOD_GPUS, SKYPILOT_CLOUDS, SKYPILOT_GPUS, dstack_gpu
 from tunecast.written import read_asked_files, with_written, write_plan
@@ -136,11 +137,64 @@ def test_deepspeed_is_installed_where_the_training_file_starts_it(
     assert ("deepspeed" in commands[1].split()) is installed
 
 
-def test_a_layout_that_no_training_file_says_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("asked", "instead"),
+    [
+        ({"num_gpus": 8, "tp": 2}, "plan with --tp 2 is not built yet; add --tp 1"),
+        ({"num_gpus": 8, "cp": 4, "max_length": 4096}, "plan with --cp 4 is not built yet; add --cp 1"),
+        ({"num_gpus": 8, "sharding": "zero3", "offload": "optimizer"}, "--offload optimizer .* type --offload none"),
+        ({"num_gpus": 16, "sharding": "hsdp"}, "--sharding hsdp .* use --sharding fsdp"),
+        ({"num_gpus": 8, "sharding": "fsdp-grad-op"}, "--sharding fsdp-grad-op .* use --sharding fsdp"),
+    ],
+)
+@pytest.mark.parametrize("kind", WRITERS)
+def test_a_layout_that_no_training_file_says_is_refused(kind: str, asked: dict[str, Any], instead: str) -> None:
     architecture = load_architecture(MODEL)
-    run = resolve_run(architecture, {"method": "full", "num_gpus": 8, "tp": 2}).run
-    with pytest.raises(NotSupportedError, match="parallelism"):
-        config_for("trl", architecture, run, 1)
+    run = resolve_run(architecture, {"method": "full", **asked}).run
+    with pytest.raises(NotSupportedError, match=instead):
+        config_for(kind, architecture, run, 1)
+
+
+@pytest.mark.parametrize("sharding", ["ddp", "fsdp"])
+def test_weights_in_16_bits_are_not_raised_by_the_launchers_preset(sharding: str) -> None:
+    """All of TRL's own accelerate files say bf16, which the Trainer takes where ``bf16`` of its file is false."""
+    architecture = load_architecture(MODEL)
+    run = resolve_run(
+        architecture, {"method": "full", "precision": "bf16", "num_gpus": 8, "sharding": sharding, "max_length": 2048}
+    ).run
+    written = config_for("trl", architecture, run, 10)
+    assert {"precision", "master_dtype"} & set(differences("trl", written, architecture, run)) == set()
+    del written["mixed_precision"]
+    assert differences("trl", written, architecture, run)["precision"] == "bf16-autocast"
+
+
+@pytest.mark.filterwarnings("ignore:The following (rank|alpha)_pattern keys:RuntimeWarning")
+@pytest.mark.parametrize("model_type", ["mixtral", "qwen3_moe"])
+def test_experts_are_named_so_that_peft_finds_them(model_type: str) -> None:
+    torch, peft = pytest.importorskip("torch"), pytest.importorskip("peft")
+    transformers = pytest.importorskip("transformers")
+    config = transformers.AutoConfig.for_model(model_type, num_hidden_layers=2)
+    name = {"mixtral": "MixtralForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM"}[model_type]
+    architecture = architecture_from_config(config.to_dict() | {"architectures": [name]}, model_type)
+    run = resolve_run(architecture, {"method": "lora", "lora_target_modules": "all-linear", "lora_r": 8}).run
+    named = config_for("axolotl", architecture, run, 10)["lora_target_modules"]
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+        real = peft.get_peft_model(model, peft.LoraConfig(r=8, target_modules=named))
+    assert trainable_params(architecture, run) == sum(p.numel() for p in real.parameters() if p.requires_grad)
+    with pytest.raises(NotSupportedError, match="llama-factory file cannot ask for adapters on stacked experts"):
+        config_for("llama-factory", architecture, run, 10)
+
+
+@pytest.mark.parametrize("kind", ["skypilot", "dstack"])
+def test_a_task_of_several_machines_is_refused_and_writes_nothing(kind: str, tmp_path: Path) -> None:
+    plan = recommend(
+        "meta-llama/Llama-3.1-70B", method="full", max_length=4096, tokens="20M", gpu="h100-sxm5-80gb", num_gpus=16
+    )
+    asked = read_asked_files([f"trl={tmp_path / 't.yaml'}", f"{kind}={tmp_path / 'task.yaml'}"], "fastest")
+    with pytest.raises(NotSupportedError, match=r"2 machines is not built yet.*--max-gpus 8"):
+        write_plan(plan, asked, "fastest")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tunecast.calibrate.watch.callback import TrainingWatch, start_watching
 from tunecast.calibrate.watch.reading import fsdp_options, read_job, refuse_other_adapters, spread_options
 from tunecast.calibrate.watch.stops import (
     BOTH,
@@ -133,3 +134,22 @@ def test_a_process_that_holds_a_share_is_not_asked_how_much_is_trained(sharding:
     refuse_other_adapters(model, plain.architecture, shared)
     with pytest.raises(NotSupportedError, match="patterns of ranks"):
         refuse_other_adapters(model, plain.architecture, {**plain.options, "num_gpus": 16, "sharding": "ddp"})
+
+
+def test_a_plan_of_stops_that_cannot_be_read_costs_neither_job_nor_measurement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tiny_models import tiny_llama
+
+    class Endless:
+        def __len__(self) -> int:
+            raise NotImplementedError("no length")
+
+    told: list[str] = []
+    args = transformers.TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to=[])
+    state = transformers.TrainerState(max_steps=6)
+    watch = TrainingWatch(tell=told.append)
+    watcher = start_watching(watch, args, state, tiny_llama(), {"train_dataloader": Endless()})
+    assert watcher.job is not None
+    assert watcher.stops == ()
+    assert [line for line in told if "could not be read (NotImplementedError: no length)" in line]

@@ -13,6 +13,7 @@ import yaml
 from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.architectures import load_architecture
 from tunecast.model.configs import RunFile, merge_options, read_config
+from tunecast.model.configs.frameworks import load_frameworks
 from tunecast.model.memory import memory_timeline
 from tunecast.model.num_gpus import ways_for, with_count
 from tunecast.model.on_device import resolve_for
@@ -416,6 +417,36 @@ def test_trl_names_accelerate_files_that_it_ships(read: Read, preset: str, gpus:
     assert read("trl", f"accelerate_config: {preset}\nnum_processes: 2").options["num_gpus"] == 2
     with pytest.raises(InputError, match="accelerate_config is mine, neither a file found from here"):
         read("trl", "accelerate_config: mine")
+
+
+def test_trls_accelerate_files_are_those_it_ships() -> None:
+    trl = pytest.importorskip("trl")
+    shipped = {path.stem: path for path in (Path(trl.__file__).parent / "accelerate_configs").glob("*.yaml")}
+    presets = load_frameworks()["trl"]["accelerate_presets"]
+    assert presets
+    for name, ours in presets.items():
+        theirs = yaml.safe_load(shipped[name].read_text(encoding="utf-8"))
+        for field, value in ours.items():
+            if (name, field) == ("single_gpu", "num_processes"):
+                continue  # theirs says 8 beside NO, which starts one process
+            told = theirs[field]
+            if isinstance(value, dict):  # a field that theirs leaves out: no offloading
+                absent = {"offload_optimizer_device": "none", "offload_param_device": "none"}
+                if "fsdp_sharding_strategy" in value:  # the older name, whose words the newer one takes under FSDP 1
+                    absent["fsdp_sharding_strategy"] = told.get("fsdp_reshard_after_forward")
+                told = {key: told.get(key, absent.get(key)) for key in value}
+            assert told == value, f"{name}: {field}"
+        assert ours["mixed_precision"] == theirs["mixed_precision"]
+
+
+@pytest.mark.parametrize(
+    ("line", "precision", "master"), [("", "bf16-autocast", "fp32"), ("mixed_precision: 'no'", "bf16", None)]
+)
+def test_a_preset_raises_shards_unless_the_launcher_is_told_otherwise(
+    read: Read, line: str, precision: str, master: str | None
+) -> None:
+    options = read("trl", f"dtype: bfloat16\nbf16: false\nuse_peft: false\naccelerate_config: fsdp2\n{line}").options
+    assert (options["precision"], options.get("master_dtype")) == (precision, master)
 
 
 def test_companions_that_the_file_names_are_found_beside_it(tmp_path: Path, minimal: Callable[..., Any]) -> None:
