@@ -136,6 +136,15 @@ def _adapters(source: Source, draft: Draft) -> None:
     targets += ("lm_head",) if source.on("model.apply_lora_to_output") else ()
     if not targets:
         raise InputError(f"{source.name}: model.lora_attn_modules is empty; torchtune has no default for it.")
+    component = str(source.get("model._component_"))
+    if component.startswith((f"{_MODELS}phi3.", f"{_MODELS}phi4.")):
+        refuse(
+            source,
+            "model._component_",
+            component,
+            "adapters on torchtune's own maps of Phi (apart, where transformers joins them)",
+            "forecast it by full fine-tuning, or another model",
+        )
     put_targets(source, draft, targets, "model.lora_attn_modules" if names else "model.apply_lora_to_mlp")
     if draft.options["method"] == "qlora":
         draft.put("bnb_4bit_quant_type", "nf4", "model._component_")
