@@ -56,7 +56,7 @@ TRAINERS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What a rental task says, whoever runs it."""
+    """What a rental task says, whoever runs it: a job of one machine."""
 
     candidate: Candidate
     model: str
@@ -83,16 +83,6 @@ class Task:
         return math.ceil(COPIES * self.weights_bytes / 1e9) + ENVIRONMENT_GB
 
     @property
-    def machines(self) -> int:
-        """Machines of the job."""
-        return int(self.candidate.price.offer.get("instances") or 1)
-
-    @property
-    def gpus_each(self) -> int:
-        """GPUs of one machine."""
-        return math.ceil(self.candidate.num_gpus / self.machines)
-
-    @property
     def install(self) -> list[str]:
         """Shell lines that set the machine up."""
         beside = ("deepspeed", *self.packages) if self.deepspeed else self.packages
@@ -116,19 +106,8 @@ ENVIRONMENT = {"TUNECAST": "tunecast[calibrate]"}
 """What pip installs; replace it by the address of your own clone."""
 
 
-def refuse_several_machines(task: Task) -> None:
-    """Raise NotSupportedError for a job of several machines: every trainer must then be told which of them it runs on
-    and where the first is, and a calibration measures the GPUs of one."""
-    if task.machines > 1:
-        raise NotSupportedError(
-            f"A rental task of {task.machines} machines is not built yet: each would have to start its own part of the "
-            f"job; take a plan of one machine with --max-gpus {task.gpus_each}, or write the training file alone."
-        )
-
-
 def skypilot_task(task: Task) -> dict[str, Any]:
     """``sky launch FILE``, in the folder of the training file."""
-    refuse_several_machines(task)
     gpu, offer = task.candidate.target.id, task.candidate.price.offer
     if gpu not in SKYPILOT_GPUS:
         raise NotSupportedError(
@@ -139,7 +118,7 @@ def skypilot_task(task: Task) -> dict[str, Any]:
     name = RUNPOD_GPUS.get(gpu, SKYPILOT_GPUS[gpu]) if cloud == "runpod" else SKYPILOT_GPUS[gpu]
     place = cloud if region in ("global", "all") or cloud is None else f"{cloud}/{region}"
     resources = {
-        "accelerators": f"{name}:{task.gpus_each}",
+        "accelerators": f"{name}:{task.candidate.num_gpus}",
         "use_spot": task.candidate.kind == "spot",
         "disk_size": task.disk_gb,
     }
@@ -147,7 +126,7 @@ def skypilot_task(task: Task) -> dict[str, Any]:
         "name": task.name,
         "workdir": ".",
         "resources": resources if place is None else {"infra": place, **resources},
-        "num_nodes": task.machines,
+        "num_nodes": 1,
         "envs": dict(ENVIRONMENT),
         "setup": "\n".join(task.install) + "\n",
         "run": "\n".join(("set -e", *task.commands)) + "\n",
@@ -169,26 +148,25 @@ def dstack_gpu(gpu_id: str) -> str:
 
 def dstack_task(task: Task) -> dict[str, Any]:
     """``dstack apply -f FILE``, in the folder of the training file."""
-    refuse_several_machines(task)
     candidate, offer = task.candidate, task.candidate.price.offer
     assert candidate.target.gpu is not None
     backend, region = DSTACK_BACKENDS.get(str(offer.get("provider"))), str(offer.get("region") or "global")
     gpu = {
         "name": dstack_gpu(candidate.target.id),
         "memory": f"{candidate.target.gpu.memory_marketing_gb:g}GB",
-        "count": task.gpus_each,
+        "count": candidate.num_gpus,
     }
     found: dict[str, Any] = {
         "type": "task",
         "name": task.name,
-        "nodes": task.machines,
+        "nodes": 1,
         "python": "3.12",
         "env": [f"{name}={value}" for name, value in ENVIRONMENT.items()],
         "files": [task.config_file],
         "commands": [*task.install, *task.commands],
         "resources": {"gpu": gpu, "disk": f"{task.disk_gb}GB.."},
         "spot_policy": "spot" if candidate.kind == "spot" else "on-demand",
-        "max_price": round(1.1 * candidate.price.usd_per_h / task.machines, 2),
+        "max_price": round(1.1 * candidate.price.usd_per_h, 2),
     }
     if backend is not None:
         found["backends"] = [backend]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -150,6 +151,13 @@ def _task(
         raise NotSupportedError(
             f"--write {kind} of a plan on {gpu.id} is not built: its machine needs an image with PyTorch for ROCm; "
             "take another plan with --pick, or name NVIDIA's cards with --gpu."
+        )
+    machines = int(picked.candidate.price.offer.get("instances") or 1)
+    if machines > 1:  # Every trainer must be told which it runs on and where the first is; calibrate measures one.
+        raise NotSupportedError(
+            f"A rental task of {machines} machines is not built yet: each would have to start its own part of the job; "
+            f"take a plan of one machine with --max-gpus {math.ceil(picked.candidate.num_gpus / machines)}, or write "
+            "the training file alone."
         )
     task = Task(
         candidate=picked.candidate,

@@ -6,7 +6,7 @@ Source: peft 0.21 ``utils/transformers_weight_conversion.py``: names of experts 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tunecast.catalogs.errors import InputError, NotSupportedError
@@ -67,9 +67,14 @@ def refuse_unbuilt(architecture: Architecture, names: list[str], renamed: Mappin
         )
 
 
+def on_parameters(targets: Sequence[str]) -> list[str]:
+    """Those of the targets that are parameters of a stack, which have dotted names, and no modules."""
+    return [name for name in targets if "." in name]
+
+
 def check_stacked(targets: tuple[str, ...], given: Mapping[str, Any]) -> None:
     """Refuse what PEFT refuses for adapters on parameters."""
-    stacked = [name for name in targets if "." in name]
+    stacked = on_parameters(targets)
     for option in ("lora_dropout", "use_dora", "lora_bias"):
         if stacked and given.get(option):
             raise InputError(

@@ -20,6 +20,7 @@ from tunecast.catalogs.errors import NotSupportedError
 from tunecast.model.architecture import Architecture, Layer
 from tunecast.model.families import FAMILIES
 from tunecast.model.loss_chunks import KEPT_CHUNKS
+from tunecast.model.resolve_experts import on_parameters
 from tunecast.model.run import Run
 from tunecast.model.shapes import FUSED_MAPS, FUSED_PARAMETER
 
@@ -270,8 +271,8 @@ def refuse_routers(model: Any, run: Run) -> None:
 
 def _targets(run: Run) -> dict[str, Any]:
     """Linear maps by name, stacked parameters by their dotted ones: what PEFT makes of names on transformers 5."""
-    stacked = [name for name in run.lora_target_modules if "." in name]
-    targets: dict[str, Any] = {"target_modules": [name for name in run.lora_target_modules if "." not in name]}
+    stacked = on_parameters(run.lora_target_modules)
+    targets: dict[str, Any] = {"target_modules": [name for name in run.lora_target_modules if name not in stacked]}
     if stacked:
         fused = {rf".*\.{FUSED_PARAMETER}": FUSED_MAPS * run.lora_r}
         # As large as the rank: PEFT folds such adapters into the weight, and skips a factor of one.

@@ -117,10 +117,15 @@ def _can_be(component: str, builder: str, stored: ModelRow, folder: str) -> bool
     builders: dict[str, str] = load_frameworks()["torchtune"]["builders"]
     if builder in builders:
         return _shape(find_model(builders[builder])) == _shape(stored)
-    family = component.rsplit(".", 2)[-2] if component.startswith(_MODELS) else ""
+    family = _family(component)
     classes = {find_model(name).architecture_class for one, name in builders.items() if one.startswith(f"{family}_")}
     named = re.sub(r"[^a-z0-9]", "", family) in re.sub(r"[^a-z0-9]", "", folder.lower())
     return not family or (stored.architecture_class in classes if classes else named)
+
+
+def _family(component: str) -> str:
+    """The package of a builder's model among torchtune's; empty for components that are not torchtune's."""
+    return component.rsplit(".", 2)[-2] if component.startswith(_MODELS) else ""
 
 
 def _shape(row: ModelRow) -> tuple[str, int, int]:
@@ -137,7 +142,7 @@ def _adapters(source: Source, draft: Draft) -> None:
     if not targets:
         raise InputError(f"{source.name}: model.lora_attn_modules is empty; torchtune has no default for it.")
     component = str(source.get("model._component_"))
-    if component.startswith((f"{_MODELS}phi3.", f"{_MODELS}phi4.")):
+    if _family(component) in ("phi3", "phi4"):
         refuse(
             source,
             "model._component_",

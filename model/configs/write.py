@@ -21,7 +21,7 @@ from tunecast.model.fused import LINEAR_KERNELS
 from tunecast.model.litgpt import STACK
 from tunecast.model.question import RUN_OPTIONS_ELSEWHERE
 from tunecast.model.resolve import resolve_run
-from tunecast.model.resolve_experts import renamed_targets
+from tunecast.model.resolve_experts import on_parameters, renamed_targets
 from tunecast.model.rows import with_padding
 from tunecast.model.run import BUCKET_ELEMENTS, BY_CARD, BY_DATA, Run
 
@@ -32,7 +32,7 @@ WORDS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 LEARNING_RATE = {"lora": 2e-4, "qlora": 2e-4, "full": 2e-5}
 """axolotl has no default: PEFT's examples for adapters, TRL's for whole models. It costs nothing."""
 TRL_PRESETS = {"ddp": "multi_gpu", "zero1": "zero1", "zero2": "zero2", "zero3": "zero3", "fsdp": "fsdp2"}
-"""accelerate's files that ship with TRL."""
+"""accelerate's files that ship with TRL, by the shardings that all three writers have fields for."""
 FLASH_WORDS = {"sdpa": "sdpa", "eager": "disabled", "flash_attention_2": "fa2"}
 LAYOUT = (
     "gpus_per_node",
@@ -110,14 +110,12 @@ def trainer_precision(run: Run) -> str:
     return f"{run.precision}-autocast" if own else run.precision
 
 
-def launcher_precision(run: Run) -> str:
-    """What accelerate's launcher is told beside one of TRL's presets, all of which say bf16: the Trainer takes that
-    for itself wherever its own file says false."""
-    return trainer_precision(run).removesuffix("-autocast") if run.precision.endswith("-autocast") else "no"
-
-
-UNWRITTEN = ("hsdp", "fsdp-grad-op")
-"""Shardings that the three writers have no fields for."""
+def launcher_precision(run: Run) -> str | None:
+    """What accelerate's launcher is told beside one of TRL's presets, all of which say bf16, which the Trainer takes
+    for itself wherever its own file says false; None where bf16 is meant."""
+    if trainer_precision(run) == "bf16-autocast":
+        return None
+    return run.precision.removesuffix("-autocast") if run.precision.endswith("-autocast") else "no"
 
 
 def without_empty(mapping: Mapping[str, Any]) -> Mapped:
@@ -149,7 +147,7 @@ def trl_file(architecture: Architecture, run: Run, steps: int) -> Mapped:
     spread = {
         "accelerate_config": TRL_PRESETS.get(run.sharding),
         "num_processes": run.num_gpus,
-        "mixed_precision": None if trainer_precision(run) == "bf16-autocast" else launcher_precision(run),
+        "mixed_precision": launcher_precision(run),
     }
     return without_empty(
         {
@@ -293,6 +291,8 @@ def long_cut(kind: str, *, packed: bool) -> Mapped:
 
 def refuse_unwritten(kind: str, run: Run) -> None:
     """Raise NotSupportedError for what files of this kind cannot say, with what to type instead."""
+    if run.stack == STACK:
+        raise NotSupportedError(f"A {kind} file of a run by LitGPT's code is another run; leave --stack {STACK} out.")
     degrees = {name: getattr(run, name) for name in ("tp", "pp", "cp") if getattr(run, name) > 1}
     if degrees:
         plan, instead = (" ".join(f"--{n} {words.format(d)}" for n, d in degrees.items()) for words in ("{}", "1"))
@@ -301,7 +301,7 @@ def refuse_unwritten(kind: str, run: Run) -> None:
         raise NotSupportedError(
             f"A training file of a plan with --offload {run.offload} is not built yet; type --offload none."
         )
-    if run.sharding in UNWRITTEN:
+    if run.sharding not in ("none", *TRL_PRESETS):
         raise NotSupportedError(
             f"A {kind} file of a plan with --sharding {run.sharding} is not built yet; use --sharding fsdp, ddp, "
             "zero1, zero2 or zero3."
@@ -311,7 +311,7 @@ def refuse_unwritten(kind: str, run: Run) -> None:
             f"A {kind} file cannot lay samples end to end without packing them, as this plan does; add --packing, or "
             f"write another: {', '.join(FLAT_FIELDS)}."
         )
-    stacked = [name for name in run.lora_target_modules if "." in name]
+    stacked = on_parameters(run.lora_target_modules)
     if kind == "llama-factory" and stacked:
         raise NotSupportedError(
             f"A llama-factory file cannot ask for adapters on stacked experts ({', '.join(stacked)}), which its PEFT "
@@ -324,8 +324,6 @@ def config_for(
 ) -> Mapped:
     """The training file of a run, of data with samples that are `cut` or without; layouts that none of the three can
     say are refused."""
-    if run.stack == STACK:
-        raise NotSupportedError(f"A {kind} file of a run by LitGPT's code is another run; leave --stack {STACK} out.")
     refuse_unwritten(kind, run)
     mapping = WRITERS[kind](architecture, run, steps) | (long_cut(kind, packed=packed) if cut else {})
     if packed:

@@ -136,9 +136,7 @@ def test_a_process_that_holds_a_share_is_not_asked_how_much_is_trained(sharding:
         refuse_other_adapters(model, plain.architecture, {**plain.options, "num_gpus": 16, "sharding": "ddp"})
 
 
-def test_a_plan_of_stops_that_cannot_be_read_costs_neither_job_nor_measurement(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plan_of_stops_that_cannot_be_read_costs_neither_job_nor_measurement(tmp_path: Path) -> None:
     from tiny_models import tiny_llama
 
     class Endless:

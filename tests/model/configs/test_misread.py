@@ -49,6 +49,14 @@ def resolved(run_file: RunFile, name: str = "meta-llama/Llama-3.1-8B", **typed: 
         ("trl", "sync_ref_model: true", "sync_ref_model"),
         ("llama-factory", "do_predict: true", "do_predict: True asks for a run without training"),
         ("llama-factory", "do_eval: true\ndo_train: false", "do_eval"),
+        ("llama-factory", "fp8: true", "take it out and type --fp8 torchao, or te"),
+        ("axolotl", "fp8: true", "take it out and type --fp8 torchao, or te"),
+        ("torchtune", "enable_fp8_training: true", "take it out and type --fp8 torchao"),
+        (
+            "torchtune",  # apart in its models/phi3/_component_builders.py
+            "model._component_: torchtune.models.phi3.lora_phi3_mini",
+            "lora_phi3_mini asks for adapters on torchtune's own maps of Phi",
+        ),
     ],
 )
 def test_what_is_not_built_is_refused_by_name(read: Read, form: str, lines: str, named: str) -> None:
@@ -488,25 +496,3 @@ def test_no_more_tokens_are_trained_than_of_the_samples_that_the_file_keeps(read
     file = read("llama-factory", "dataset: mine,yours\nmax_samples: 200")
     assert merge_options(file, {"tokens": "100M", "mean_tokens": 300.0}).options["tokens"] == 400 * 300
     assert merge_options(file, {"tokens": "100k", "mean_tokens": 300.0}).options["tokens"] == "100k"
-
-
-@pytest.mark.parametrize(
-    ("form", "lines", "instead"),
-    [
-        ("llama-factory", "fp8: true", "take it out and type --fp8 torchao, or te"),
-        ("axolotl", "fp8: true", "take it out and type --fp8 torchao, or te"),
-        ("torchtune", "enable_fp8_training: true", "take it out and type --fp8 torchao"),
-    ],
-)
-def test_eight_bit_products_of_a_file_are_asked_for_by_an_option(
-    read: Read, form: str, lines: str, instead: str
-) -> None:
-    with pytest.raises(NotSupportedError, match=instead):
-        read(form, lines)
-
-
-def test_torchtunes_own_maps_of_phi_have_no_adapters_here(read: Read) -> None:
-    """They are apart (torchtune ``models/phi3/_component_builders.py``), transformers' are joined."""
-    lines = "model._component_: torchtune.models.phi3.lora_phi3_mini"
-    with pytest.raises(NotSupportedError, match=r"lora_phi3_mini asks for adapters on torchtune's own maps of Phi"):
-        read("torchtune", lines)
