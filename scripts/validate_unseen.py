@@ -70,8 +70,8 @@ ABOUT = (
     "2026-11-29, 3 of 41 rows have a speed that is read (median 14.9%, 2 of them inside) and 13 a peak, and nothing "
     "was added for it, no word either: its other rows have models or cards that no catalog has, or words that no "
     "vocabulary has. Peaks of rows KI, of an author's own loop, are 34 to 91% above the forecast but for one: the loop "
-    "holds the logits of the step before while the next is run, and its cells do not say that weights beside the 4-bit "
-    "ones were raised to fp32."
+    "holds the logits of the step before while the next is run, and its cells do not say whether weights beside the "
+    "4-bit ones were raised to fp32."
 )
 COLLECTIONS = {
     "P": "first", "R": "first", "S": "second", "W": "second", "Z": "third", "Y": "fourth", "X": "fifth", "U": "sixth",
