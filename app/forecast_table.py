@@ -225,7 +225,8 @@ def verdict_words(forecast: Forecast) -> str:
     likely = forecast.fit_probability is None or forecast.fit_probability >= LIKELY
     tight = "fits, but tightly" if likely else "may not fit"
     words = {"fits": "fits", "tight": tight, "no": "does not fit"}
-    return words.get(forecast.verdict or "", "usable memory unknown") + chance
+    unknown = "usable memory unknown" if forecast.memory.usable_bytes is None else "memory of the process unknown"
+    return words.get(forecast.verdict or "", unknown) + chance
 
 
 def memory_rows(forecast: Forecast) -> Iterable[Line]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,11 @@ def newest(files: Iterable[Path]) -> list[Path]:
     return sorted([*others, *(path for _, path in made.values())])
 
 
+def _device(path: Path) -> str | None:
+    """Device of a calibration; None of anything else."""
+    return _calibrated(path)[0]
+
+
 def _calibrated(path: Path) -> tuple[str | None, str]:
     """Device and day of a calibration; None of anything else, which its reader will tell about."""
     try:
@@ -67,14 +72,19 @@ def fitted_records(paths: Records, asked: Collection[str] = (), named: Records |
     """
     found: dict[str, Record] = {}
     names: dict[str, str] = {}
-    for path in record_files(paths):
+    for path in _asked_for(record_files(paths), asked, as_list(paths if named is None else named)):
         gpu, record = fitted_record(path)
         if gpu in found:
             raise InputError(f"{names[gpu]} and {path} are both records of {gpu}; keep one of them.")
         found[gpu], names[gpu] = record, str(path)
-    folders = {str(path) for path in map(Path, as_list(paths if named is None else named)) if path.is_dir()}
-    idle = {gpu for gpu, name in names.items() if str(Path(name).parent) in folders and asked and gpu not in asked}
-    return found if len(idle) == len(found) else {gpu: record for gpu, record in found.items() if gpu not in idle}
+    return found
+
+
+def _asked_for(files: Sequence[Path], asked: Collection[str], named: Iterable[str | Path]) -> list[Path]:
+    """The files without those of a folder that are of devices nobody asked for, unless that leaves none."""
+    folders = {path for path in map(Path, named) if path.is_dir()}
+    kept = [path for path in files if not asked or path.parent not in folders or _device(path) in {None, *asked}]
+    return kept or list(files)
 
 
 def fitted_record(path: Path) -> tuple[str, Record]:

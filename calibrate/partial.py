@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tunecast.catalogs.errors import DeviceError, InputError
+from tunecast.catalogs.files import write_whole
 
 PARTIAL_SCHEMA = "tunecast.partial/1"
 
@@ -33,20 +34,18 @@ class Partial:
 
     def start(self) -> None:
         """Write what is known so far afresh; later trials are appended. Raises InputError where that fails."""
-        kept = [{"key": key, "trial": trial} for key, trial in self.trials.items()]
-        text = "".join(_line(entry) for entry in (self._header(), *kept))
         try:
-            self.path.write_text(text, encoding="utf-8")
+            write_whole(self.path, self._text())
         except OSError as error:
             raise unwritable(self.path.parent, error) from error
 
     def add(self, key: str, trial: dict[str, Any]) -> None:
         """Keep one finished trial, on disk before the next one starts."""
         self.trials[key] = trial
-        if not self.path.exists():  # another calibration of this card into this folder has ended
-            self.start()
-            return
         try:
+            if not self.path.exists():  # another calibration of this card into this folder has ended
+                write_whole(self.path, self._text())
+                return
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(_line({"key": key, "trial": trial}))
                 file.flush()
@@ -60,6 +59,11 @@ class Partial:
     def remove(self) -> None:
         """The record is written; the partial file goes."""
         self.path.unlink(missing_ok=True)
+
+    def _text(self) -> str:
+        """The whole file of what is known."""
+        kept = [{"key": key, "trial": trial} for key, trial in self.trials.items()]
+        return "".join(_line(entry) for entry in (self._header(), *kept))
 
     def _header(self) -> dict[str, Any]:
         return {"schema": PARTIAL_SCHEMA, **self.identity}

@@ -70,6 +70,10 @@ class SensorsPart(_Strict):
 Seconds = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 
 
+Sampled = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+"""Seconds of something that ran, by which a rate is divided."""
+
+
 class TrialPart(_Strict):
     """One trial with its raw samples; warm-up apart, never dropped."""
 
@@ -80,7 +84,7 @@ class TrialPart(_Strict):
     warmup: int
     outcome: Literal["ok", "oom", "unsupported", "error"]
     message: str
-    samples_s: list[Seconds]
+    samples_s: list[Sampled]
     warmup_s: list[Seconds]
     memory: MemoryPart
     sensors_before: SensorsPart | None

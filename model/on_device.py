@@ -18,6 +18,7 @@ from tunecast.model.fused import FLA
 from tunecast.model.grouped import experts_on_card
 from tunecast.model.loss_budget import on_card
 from tunecast.model.memory_codes import with_other_code
+from tunecast.model.overheads import overheads_from_factors
 from tunecast.model.paging import paging_on_card
 from tunecast.model.parallel_network import check_bridge, with_network
 from tunecast.model.parallel_offload import with_host
@@ -71,7 +72,16 @@ def target_factors(target: Target, run: Run | None = None) -> FactorSet:
     borrowed = {name: prior.factors[name] for name in LINK_FACTORS if name in prior.factors}
     if "link_latency_s" in own.factors:  # what was measured of a hop has its share of the start
         borrowed.pop("link_start_s", None)
-    return replace(own, factors={**borrowed, **own.factors})
+    return with_process(replace(own, factors={**borrowed, **own.factors}), prior)
+
+
+def with_process(own: FactorSet, prior: FactorSet) -> FactorSet:
+    """A record without a reading of a whole step's process takes what the priors say of the card."""
+    if overheads_from_factors(own) is not None or overheads_from_factors(prior) is None:
+        return own
+    note = "no whole step of the record told what the process holds beyond its tensors: the priors say it"
+    terms = prior.memory_overhead_bytes | own.memory_overhead_bytes
+    return replace(own, memory_overhead_bytes=terms, notes=(*own.notes, note))
 
 
 def job_factors(

@@ -52,6 +52,16 @@ def test_a_folder_stands_for_its_records_of_what_is_asked_for(tmp_path: Path) ->
         tunecast.estimate(MODEL, gpu="l40s", records=[tmp_path], **RUN)
 
 
+def test_a_record_without_a_fit_of_a_card_that_is_not_asked_for_is_no_hindrance(tmp_path: Path) -> None:
+    shutil.copy(RECORD, tmp_path)
+    other = json.loads(RECORD.read_text(encoding="utf-8"))
+    other["hardware"]["gpu"], other["fitted"] = "l40s-48gb", None
+    (tmp_path / "other.json").write_text(json.dumps(other), encoding="utf-8")
+    assert tunecast.estimate(MODEL, gpu="cpu", records=[tmp_path], **RUN)
+    with pytest.raises(InputError, match="not fitted yet"):
+        tunecast.estimate(MODEL, gpu="l40s", records=[tmp_path], **RUN)
+
+
 def test_two_records_of_one_device_and_an_empty_folder_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is a folder without records"):
         tunecast.estimate(MODEL, gpu="cpu", records=[tmp_path], **RUN)
@@ -72,3 +82,19 @@ def test_of_a_folder_the_newest_calibration_of_a_device_counts(tmp_path: Path) -
     (tmp_path / "notes.json").unlink()
     (forecast,) = tunecast.estimate(MODEL, gpu="cpu", records=[tmp_path], **RUN)
     assert "measured:a-newer.json" in forecast.origins.values()
+
+
+def test_a_record_without_whole_steps_takes_the_process_from_the_priors(tmp_path: Path) -> None:
+    """A short or full-of-memory calibration has rates but no reading of a step: fits is still said, and by what."""
+    record = json.loads(next((ROOT / "results" / "records").glob("h100*.json")).read_text(encoding="utf-8"))
+    record["fitted"]["memory_overhead_bytes"] = {}
+    short = tmp_path / "short.json"
+    short.write_text(json.dumps(record), encoding="utf-8")
+    (own,) = tunecast.estimate("meta-llama/Llama-3.1-8B", gpu="h100-sxm5-80gb", records=[short], **RUN)
+    (prior,) = tunecast.estimate("meta-llama/Llama-3.1-8B", gpu="h100-sxm5-80gb", **RUN)
+    assert own.verdict == "fits"
+    assert own.memory.process_bytes is not None
+    assert prior.memory.process_bytes is not None
+    assert own.memory.process_bytes.value == prior.memory.process_bytes.value
+    assert any("the priors say it" in note for note in own.notes)
+    assert not any("the priors say it" in note for note in prior.notes)

@@ -177,6 +177,7 @@ def test_nonsense_schema_version(tmp_path):
         ({"trials": [{**RECORD["trials"][0], "outcome": "fine"}]}, "trials.0.outcome"),
         ({"trials": [{**RECORD["trials"][0], "samples_s": [None]}]}, "trials.0.samples_s.0"),
         ({"trials": [{**RECORD["trials"][0], "samples_s": [-0.1]}]}, "trials.0.samples_s.0"),
+        ({"trials": [{**RECORD["trials"][0], "samples_s": [0.0]}]}, "trials.0.samples_s.0"),
         ({"trials": []}, "trials"),
     ],
 )

@@ -1,6 +1,7 @@
 """The calibration from plan to record, on a device that answers from a script."""
 
 import json
+import os
 from collections import Counter
 from dataclasses import asdict
 from types import SimpleNamespace
@@ -91,6 +92,26 @@ def test_interrupted_it_keeps_the_partial_and_resumes(tmp_path, failure, error):
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
     whole = read_record(calibrated(ScriptedDevice(), tmp_path / "other"))
     assert read_record(path)["trials"] == whole["trials"]
+
+
+def test_a_resume_that_cannot_write_keeps_what_was_measured(tmp_path, monkeypatch):
+    with pytest.raises(KeyboardInterrupt):
+        calibrated(ScriptedDevice(failing_at(11, interrupt)), tmp_path)
+    partial = tmp_path / "cpu.partial.jsonl"
+    before = partial.read_text()
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        with pytest.raises(InputError, match="No space left"):
+            calibrated(ScriptedDevice(), tmp_path)
+    assert partial.read_text() == before
+    assert [entry.name for entry in tmp_path.iterdir()] == [partial.name]
+    second = ScriptedDevice()
+    calibrated(second, tmp_path)
+    assert second.asked == RUNNABLE[10:]
 
 
 def test_fresh_starts_over(tmp_path):
