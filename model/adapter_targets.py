@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from tunecast.catalogs.errors import InputError, NotSupportedError, UnknownNameError
 from tunecast.model.architecture import Architecture
 from tunecast.model.joined import is_joined, joined_names
 from tunecast.model.litgpt import is_litgpt
-from tunecast.model.peft_targets import LINEAR_MODULES
+from tunecast.model.peft_targets import LINEAR_MODULES, MODULES_ALONE
 from tunecast.model.resolve_adapters import refuse_input_maker, todays_name
 from tunecast.model.resolve_experts import renamed_targets, stacked_targets
 from tunecast.model.resolve_litgpt import adapted_parts, litgpt_targets
@@ -39,6 +40,18 @@ def linear_modules(architecture: Architecture) -> tuple[str, ...]:
     return tuple(name for name in adaptable_modules(architecture) if name not in stacked.values())
 
 
+def _refuse_stacked(architecture: Architecture, names: Sequence[str]) -> None:
+    """Refuse names of the maps of stacked experts, by which PEFT before 0.19 finds no module, or shared parts alone."""
+    stacked = renamed_targets(architecture)
+    named = [name for name in names if name in stacked]
+    if named:
+        maps = ", ".join(name for name in adaptable_modules(architecture) if name not in stacked.values())
+        raise NotSupportedError(
+            f"The file's targets {', '.join(named)} are maps of {architecture.name}'s experts, which transformers 5 "
+            f"keeps in one parameter and its framework's PEFT (before 0.19) does not adapt; name {maps} in its place."
+        )
+
+
 def target_modules(architecture: Architecture, asked: Any) -> tuple[str, ...]:
     """Adapter targets as module names in forward order; an unknown one is refused with the closest."""
     known = adaptable_modules(architecture)
@@ -48,6 +61,9 @@ def target_modules(architecture: Architecture, asked: Any) -> tuple[str, ...]:
     names = [name for name in names if name]
     if LINEAR_MODULES in names:
         names = [*(name for name in names if name != LINEAR_MODULES), *linear_modules(architecture)]
+    if MODULES_ALONE in names:
+        names = [name for name in names if name != MODULES_ALONE]
+        _refuse_stacked(architecture, names)
     if not names:
         raise InputError(f"--lora-target-modules names nothing; give all-linear or some of {', '.join(known)}.")
     if is_litgpt(architecture):

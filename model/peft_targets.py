@@ -11,6 +11,8 @@ from tunecast.model.architecture import Architecture
 
 LINEAR_MODULES = "linear-modules"
 """Word of stacks that name every linear map which is a module of its own (`adapter_targets.linear_modules`)."""
+MODULES_ALONE = "modules-alone"
+"""Word beside names of stacks whose PEFT adapts no stacked experts by the names of their maps (before 0.19)."""
 LEFT_TO_PEFT = "peft"
 """A stack's targets where it passes none on to PEFT."""
 

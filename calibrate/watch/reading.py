@@ -255,13 +255,33 @@ def checkpointing_options(args: Any, base: Any) -> dict[str, Any]:
     on = newer(args, "activation_checkpointing", "gradient_checkpointing") or newer(
         base, "is_activation_checkpointing", "is_gradient_checkpointing"
     )
+    by_fsdp = not on and fsdp_checkpoints(args)
+    unbuilt = [name for name in ("offload", "selective") if on and kwargs.get(name)]
+    if unbuilt:
+        raise NotSupportedError(f"Checkpoints are set with {unbuilt[0]}, and only plain ones are forecast.")
     every = int(kwargs.get("every_n_layers") or 1)
     return {
-        "gradient_checkpointing": bool(on),
-        "reentrant": bool(kwargs.get("use_reentrant", False)),
+        "gradient_checkpointing": bool(on) or by_fsdp,
+        "reentrant": not by_fsdp and bool(kwargs.get("use_reentrant", False)),
         **({"activation_offloading": True} if getattr(args, "activation_offloading", False) else {}),
         **({"checkpoint_every": every} if on and every > 1 else {}),
     }
+
+
+def fsdp_checkpoints(args: Any) -> bool:
+    """Whether FSDP sets checkpoints of its own, as the arguments or ``accelerate launch`` say, never reentrant ones
+    (accelerate 1.15 ``accelerator.py`` and ``fsdp2_apply_ac``); their offloading is refused by name."""
+    if not runs_fsdp(args) or int(args.world_size) == 1:
+        return False
+    plugin = dict(getattr(args, "fsdp_plugin_args", None) or {})
+
+    def asks(name: str) -> bool:
+        told = plugin.get(name)
+        return str(os.environ.get(f"FSDP_{name.upper()}") if told is None else told).lower() in ("1", "true")
+
+    if asks("activation_checkpointing_offload"):
+        raise NotSupportedError("FSDP keeps checkpoints in host memory by its own code, which is not forecast.")
+    return asks("activation_checkpointing")
 
 
 def newer(holder: Any, name: str, older: str) -> Any:
@@ -302,9 +322,12 @@ def spread_options(args: Any) -> dict[str, Any]:
         if stage not in (1, 2, 3):
             raise NotSupportedError(f"DeepSpeed runs at ZeRO stage {stage}, and only 1, 2 and 3 are forecast.")
         return {"num_gpus": gpus, "sharding": f"zero{stage}"}
-    if not getattr(args, "fsdp", None) and os.environ.get("ACCELERATE_USE_FSDP", "").lower() not in ("1", "true"):
-        return {"num_gpus": gpus, "sharding": "ddp"}
-    return {"num_gpus": gpus, **fsdp_options(args)}
+    return {"num_gpus": gpus, **(fsdp_options(args) if runs_fsdp(args) else {"sharding": "ddp"})}
+
+
+def runs_fsdp(args: Any) -> bool:
+    """Whether the job runs under FSDP, by its own arguments or by ``accelerate launch``."""
+    return bool(getattr(args, "fsdp", None)) or os.environ.get("ACCELERATE_USE_FSDP", "").lower() in ("1", "true")
 
 
 def fsdp_options(args: Any) -> dict[str, Any]:

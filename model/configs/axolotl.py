@@ -19,6 +19,7 @@ from tunecast.model.configs.common import (
     loaded_bits,
     note_grouped,
     note_packed,
+    put_checkpoint_every,
     put_degree,
     put_eight_bit,
     put_filled,
@@ -211,6 +212,8 @@ def _checkpointing(source: Source, draft: Draft) -> None:
         draft.put("reentrant", reentrant, field)
     elif on:
         draft.put("reentrant", source.default(field))
+    if on:
+        put_checkpoint_every(source, draft, ["gradient_checkpointing_kwargs"])
 
 
 def _attention(source: Source, draft: Draft) -> None:
@@ -232,6 +235,9 @@ def _spread(source: Source, draft: Draft) -> None:
     listed = read_fsdp_words(source, draft)
     configured = listed or source.has("fsdp_config")
     draft.mesh = mesh = _mesh(source, configured=configured)
+    if mesh is not None and mesh.replicas and (mesh.shards or not configured):  # the whole job, which axolotl checks
+        inner = int(draft.options.get("tp", 1)) * int(draft.options.get("cp", 1))
+        draft.put("num_gpus", inner * mesh.replicas * (mesh.shards or 1), mesh.field)
     version = source.get("fsdp_version")
     version = 1 if version is None else version
     if configured:

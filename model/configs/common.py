@@ -187,6 +187,13 @@ def put_code_age(source: Source, draft: Draft) -> None:
         draft.put("hf_code", age)
 
 
+def put_checkpoint_every(source: Source, draft: Draft, sections: Iterable[str]) -> None:
+    """``every_n_layers`` of the Trainer's keywords for checkpoints (transformers 5.23, ``modeling_utils.py``)."""
+    _, field = source.first([f"{section}.every_n_layers" for section in sections])
+    every = None if field is None else source.count(field)
+    draft.put("checkpoint_every", every if every is None or every > 1 else None, field)
+
+
 def put_eight_bit(draft: Draft, theirs: str) -> None:
     """bitsandbytes' LLM.int8 base; its 4-bit options say nothing."""
     draft.put("quant_method", "bnb-8bit", theirs)

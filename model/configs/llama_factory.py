@@ -30,7 +30,8 @@ from tunecast.model.configs.run_file import Draft
 from tunecast.model.configs.source import Source
 from tunecast.model.configs.spread import read_fsdp_config, read_fsdp_words
 from tunecast.model.kept_samples import HELD_ROWS, MOST_SAMPLES
-from tunecast.model.peft_targets import LINEAR_MODULES
+from tunecast.model.peft_targets import LINEAR_MODULES, MODULES_ALONE
+from tunecast.model.sharding import FSDP
 
 _ATTENTION = {
     "auto": "sdpa",
@@ -109,6 +110,8 @@ def _adapters(source: Source, draft: Draft) -> None:
     targets = source.words("lora_target")
     named = targets or (str(source.default("lora_target")),)
     put_targets(source, draft, named, "lora_target" if targets else None, every=LINEAR_MODULES)
+    if draft.options["lora_target_modules"] != LINEAR_MODULES:  # its PEFT is older than 0.19 (``requirements.txt``)
+        draft.options["lora_target_modules"] = (*draft.options["lora_target_modules"], MODULES_ALONE)
     if source.has("adapter_name_or_path") and not source.on("create_new_adapter"):
         draft.note("adapter_name_or_path continues a saved adapter: its own rank and targets win over this file's.")
     rank = draft.options["lora_r"]
@@ -171,6 +174,7 @@ def _checkpointing(source: Source, draft: Draft) -> None:
     stated = "disable_gradient_checkpointing" if source.has("disable_gradient_checkpointing") else None
     on = not source.on("disable_gradient_checkpointing")
     draft.put("gradient_checkpointing", on, stated)
+    draft.checkpoints_off = "disable_gradient_checkpointing: true"
     if on:
         stated = "use_reentrant_gc" if source.has("use_reentrant_gc") else None
         draft.put("reentrant", source.on("use_reentrant_gc"), stated)
@@ -220,3 +224,13 @@ def _data(source: Source, draft: Draft) -> None:
             f"max_samples keeps at most {cap:,} samples of each of {len(names)} data sets: {cap * len(names):,} at "
             "most; how many there are is what --num-samples says."
         )
+
+
+def settle(draft: Draft) -> None:
+    """Under FSDP 2, which accelerate's launcher tells it, checkpoints are not reentrant whatever the file says
+    (``prepare_model_for_training`` of ``model_utils/checkpointing.py``)."""
+    launched = draft.their_fields.get("fsdp_version", "").startswith("accelerate: ")
+    under_fsdp2 = launched and draft.options.get("sharding") in FSDP and draft.options.get("fsdp_version") == 2
+    if under_fsdp2 and draft.options.get("reentrant"):
+        draft.put("reentrant", False)
+        draft.note("LLaMA-Factory turns use_reentrant_gc off under FSDP 2.")

@@ -30,6 +30,10 @@ READERS: dict[str, Callable[..., None]] = {
 }
 
 
+SETTLING: dict[str, Callable[[Draft], None]] = {"trl": trl.settle, "llama-factory": llama_factory.settle}
+"""What a framework changes when all is read."""
+
+
 def looks_like_training_file(text: str) -> bool:
     """Whether CONFIG|MODEL names a training file rather than a model: YAML, or JSON that bears a format's sign."""
     if text.lower().endswith((".yaml", ".yml")):
@@ -138,8 +142,8 @@ def read_mapping(
     unread = _companions(source, draft, chosen, accelerate, deepspeed)
     settle_spread(draft, chosen)
     check_whole_batch(draft, num_gpus)
-    if chosen == "trl":
-        trl.settle(draft)
+    if chosen in SETTLING:
+        SETTLING[chosen](draft)
     off = {field for field in source.unread() if field in SWITCHED_OFF and _says(source, field) in NOTHING}
     title = load_frameworks()[chosen]["title"]
     strange = _strange(source, draft, chosen)

@@ -65,6 +65,8 @@ class Draft:
     """Samples of a step over all GPUs, where DeepSpeed's file states them beside what they follow from."""
     wide_notes: list[str] = field(default_factory=list)
     """As of `RunFile`."""
+    checkpoints_off: str = "gradient_checkpointing: false"
+    """How the file says that the trainer sets no checkpoints of its own."""
 
     def put(self, name: str, value: Any, theirs: str | None = None) -> None:
         """Set an option; `theirs` is the field that states it, None for a framework's default. None is skipped."""

@@ -30,6 +30,11 @@ UNWRAPPED = (
     "all its weights at once; layers are counted as units, which fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP makes."
 )
 """What is told of a file of accelerate's that leaves the units to it."""
+_UNBUILT = {
+    "activation_checkpointing_offload": "checkpoints in host memory by FSDP's own code",
+    "ignored_modules": "modules that FSDP does not shard",
+}
+"""Keys of accelerate's plugin that change the run and are not built."""
 OFF_WORDS = ("no", "none", "false", "")
 FSDP_TODAY = 2
 """FSDP's version where nothing names one (`resolve_parallel`)."""
@@ -108,8 +113,24 @@ def read_fsdp_config(
         draft.put("offload", True, field)
     checkpointing, field = find("activation_checkpointing")
     if checkpointing is not None and str(checkpointing).lower() not in OFF_WORDS:
-        draft.put("gradient_checkpointing", True, field)
-        draft.put("reentrant", False)
+        _put_own_checkpoints(source, draft, str(field))
+    for key, what in _UNBUILT.items():
+        value, field = find(key)
+        if value is not None and str(value).lower() not in OFF_WORDS:
+            refuse(source, str(field), value, what)
+
+
+def _put_own_checkpoints(source: Source, draft: Draft, field: str) -> None:
+    """FSDP's own checkpoints, not reentrant; beside the trainer's own transformers refuses them (``trainer.py``), and
+    LLaMA-Factory, which sets its own past the Trainer, runs layers once more for each."""
+    theirs = draft.their_fields.get("gradient_checkpointing", "")
+    if draft.options.get("gradient_checkpointing") and "fsdp_config." not in theirs:
+        raise InputError(
+            f"{source.name}: {field} is true, but the training file leaves the trainer's own checkpoints on, and "
+            f"layers cannot have both; write {draft.checkpoints_off} in it, or {field}: false."
+        )
+    draft.put("gradient_checkpointing", True, field)
+    draft.put("reentrant", False)
 
 
 def _check_units(source: Source, policy: Any, field: str | None) -> None:

@@ -15,6 +15,7 @@ from tunecast.model.configs.common import (
     loaded_bits,
     note_grouped,
     note_packed,
+    put_checkpoint_every,
     put_code_age,
     put_eight_bit,
     put_flat,
@@ -42,6 +43,8 @@ LOSSES = ("nll", "dft", "chunked_nll")
 _PACKING = ("bfd", "bfd_split", "wrapped", "bfd-requeue")
 _SPLITS = ("bfd_split", "wrapped", "bfd-requeue")
 """Those that lose nothing of a sample which is longer than a row (``pack_dataset`` of trl/data_utils.py)."""
+_LIGER = ("use_liger_kernel", "use_liger")
+"""transformers' field, and TRL's own of 2024 and early 2025 (``SFTConfig`` of 0.12 to 0.16)."""
 _CHECKPOINTING = ("gradient_checkpointing", "activation_checkpointing")
 
 
@@ -160,6 +163,7 @@ def _checkpointing(source: Source, draft: Draft) -> None:
     _, field = source.first(kwargs)
     if on:
         draft.put("reentrant", source.on(str(field)) if field else source.default("use_reentrant"), field)
+        put_checkpoint_every(source, draft, [f"{name}_kwargs" for name in _CHECKPOINTING])
 
 
 def _loss(source: Source, draft: Draft) -> None:
@@ -173,8 +177,9 @@ def _loss(source: Source, draft: Draft) -> None:
             "the loss of another trainer than SFTTrainer",
             f"supervised fine-tuning has {', '.join(LOSSES)}",
         )
-    liger = source.on("use_liger_kernel")
-    draft.put("stack", "liger" if liger else "hf-peft", "use_liger_kernel" if liger else None)
+    _, field = source.first(_LIGER)
+    liger = field is not None and source.on(field)
+    draft.put("stack", "liger" if liger else "hf-peft", field if liger else None)
     if source.default("head_is_tiled") and stated != "dft":
         draft.put("loss_type", TILES, "loss_type" if stated else None)
         draft.note("TRL since 1.15 makes tiles of the logits whatever loss_type says: chunked_nll stands in for them.")

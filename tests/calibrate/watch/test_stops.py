@@ -10,7 +10,13 @@ from typing import Any
 import pytest
 
 from tunecast.calibrate.watch.callback import TrainingWatch, start_watching
-from tunecast.calibrate.watch.reading import fsdp_options, read_job, refuse_other_adapters, spread_options
+from tunecast.calibrate.watch.reading import (
+    checkpointing_options,
+    fsdp_options,
+    read_job,
+    refuse_other_adapters,
+    spread_options,
+)
 from tunecast.calibrate.watch.stops import (
     BOTH,
     EVALUATION,
@@ -151,3 +157,43 @@ def test_a_plan_of_stops_that_cannot_be_read_costs_neither_job_nor_measurement(t
     assert watcher.job is not None
     assert watcher.stops == ()
     assert [line for line in told if "could not be read (NotImplementedError: no length)" in line]
+
+
+def checkpoints_of(monkeypatch: pytest.MonkeyPatch, told: dict[str, Any], env: dict[str, str], **more: Any) -> Any:
+    """What is read of a job of eight processes whose Trainer sets no checkpoints unless `more` says so."""
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    args = SimpleNamespace(
+        **{"activation_checkpointing": False, "activation_checkpointing_kwargs": None, "world_size": 8, **more},
+        fsdp_plugin_args=told, fsdp=bool(told),
+    )  # fmt: skip
+    return checkpointing_options(args, SimpleNamespace())
+
+
+LAUNCHED = {"ACCELERATE_USE_FSDP": "true", "FSDP_ACTIVATION_CHECKPOINTING": "true"}
+
+
+@pytest.mark.parametrize(
+    ("told", "env", "on"),
+    [
+        ({"fsdp_version": 2, "activation_checkpointing": True}, {}, True),
+        ({"fsdp_version": 2, "activation_checkpointing": False}, LAUNCHED, False),
+        ({"fsdp_version": 2}, {}, False),
+        ({}, LAUNCHED, True),
+        ({}, {"FSDP_ACTIVATION_CHECKPOINTING": "true"}, False),  # of a job without FSDP
+    ],
+)
+def test_fsdps_own_checkpoints_are_read(
+    monkeypatch: pytest.MonkeyPatch, told: dict[str, Any], env: dict[str, str], on: bool
+) -> None:
+    assert checkpoints_of(monkeypatch, told, env) == {"gradient_checkpointing": on, "reentrant": False}
+
+
+def test_checkpoints_in_host_memory_and_selective_ones_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = {"activation_checkpointing": True, "activation_checkpointing_offload": True}
+    with pytest.raises(NotSupportedError, match="FSDP keeps checkpoints in host memory"):
+        checkpoints_of(monkeypatch, {"fsdp_version": 2, **both}, {})
+    for name in ("offload", "selective"):
+        kwargs = {"activation_checkpointing": True, "activation_checkpointing_kwargs": {name: True}}
+        with pytest.raises(NotSupportedError, match=f"Checkpoints are set with {name}"):
+            checkpoints_of(monkeypatch, {}, {}, **kwargs)

@@ -496,3 +496,30 @@ def test_no_more_tokens_are_trained_than_of_the_samples_that_the_file_keeps(read
     file = read("llama-factory", "dataset: mine,yours\nmax_samples: 200")
     assert merge_options(file, {"tokens": "100M", "mean_tokens": 300.0}).options["tokens"] == 400 * 300
     assert merge_options(file, {"tokens": "100k", "mean_tokens": 300.0}).options["tokens"] == "100k"
+
+
+def test_llama_factorys_peft_adapts_no_stacked_experts(read: Read) -> None:
+    """LLaMA-Factory 0.9.5 asks for PEFT below 0.18.2, which has no ``transformers_weight_conversion.py``: of
+    ``lora_target: all`` it finds the modules alone, and by the names of the experts' maps nothing."""
+    moe = "model_name_or_path: Qwen/Qwen3-30B-A3B\n"
+    everything = resolved(read("llama-factory", moe + "lora_target: all"), "Qwen/Qwen3-30B-A3B")
+    assert everything.lora_target_modules == ("q_proj", "k_proj", "v_proj", "o_proj")
+    named = read("llama-factory", moe + "lora_target: q_proj,up_proj,down_proj")
+    with pytest.raises(NotSupportedError, match=r"up_proj, down_proj are maps of .* experts.* name q_proj, k_proj"):
+        resolved(named, "Qwen/Qwen3-30B-A3B")
+    dense = resolved(read("llama-factory", "lora_target: q_proj,up_proj,down_proj"))
+    assert dense.lora_target_modules == ("q_proj", "up_proj", "down_proj")
+
+
+def test_trls_older_name_of_liger(read: Read) -> None:
+    assert read("trl", "use_liger: true").stack == "liger"
+    with pytest.raises(InputError, match="keep one of them"):
+        read("trl", "use_liger: true\nuse_liger_kernel: false")
+
+
+def test_axolotls_degrees_say_how_many_gpus_there_are(read: Read) -> None:
+    """``_get_parallel_config_kwargs`` of axolotl 0.19 refuses other numbers where both are given."""
+    sizes = "fsdp_config: {auto_wrap_policy: TRANSFORMER_BASED_WRAP}\ndp_shard_size: 4\n"
+    assert read("axolotl", sizes + "dp_replicate_size: 2\ntensor_parallel_size: 2").options["num_gpus"] == 16
+    assert "num_gpus" not in read("axolotl", sizes).options  # replicas are what is left
+    assert read("axolotl", "dp_replicate_size: 4").options["num_gpus"] == 4
