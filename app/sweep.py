@@ -19,6 +19,7 @@ CLASSIC_MFU = (0.2, 0.3, 0.4, 0.5, 0.6)
 CLASSIC_DISK_MB_PER_S = (200, 500, 1000, 2000, 5000)
 CLASSIC_LOAD_EFFICIENCY = (0.2, 0.4, 0.6, 0.8, 1.0)
 MOST_SIZES = 6
+AMOUNTS = ("tokens", "num_samples", "num_train_epochs", "max_steps", "dataset")
 FEWEST_SIZES = 3
 """Sizes that make a family; with fewer all models of the architecture serve."""
 
@@ -65,12 +66,25 @@ def _named(name: str, ask: Ask, metric: str | None, told: Told | None) -> Sweep:
     if name == "what-if":
         return what_if(ask, metric, told)
     steps = ("max_steps", CLASSIC_STEPS)
+    if name in ("size-steps", "efficiency-steps"):
+        _refuse_amounts(name, ask)
     if name == "size-steps":
         return _grid(_without_amount(ask), (("model", sizes(ask.model)), steps), metric, told)
     if name == "efficiency-steps":
         return _grid(_without_amount(ask), (("mfu", CLASSIC_MFU), steps), metric, told)
     rates = (("disk_mb_per_s", CLASSIC_DISK_MB_PER_S), ("load_efficiency", CLASSIC_LOAD_EFFICIENCY))
     return _grid(_with_amount(ask), rates, metric or "load", told)
+
+
+def _refuse_amounts(name: str, ask: Ask) -> None:
+    """Raise InputError where an amount was typed beside an analysis that sweeps it."""
+    typed = [option for option in AMOUNTS if ask.options.get(option) is not None]
+    if typed:
+        flags = ", ".join("--" + option.replace("_", "-") for option in typed)
+        raise InputError(
+            f"--analysis {name} goes over numbers of steps, and {flags} says how many; leave {flags} out, or name "
+            "your own with --over max_steps=100,1000."
+        )
 
 
 def _without_amount(ask: Ask) -> Ask:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tunecast.catalogs.errors import InputError
+from tunecast.model.counts import parse_count
 from tunecast.plots import HEIGHT_IN, Series, check_plot_path, line_plot, new_figure, save_figure
 from tunecast.sweep_table import change, memory_gib, shown
 
@@ -41,7 +43,9 @@ def _tornado(found: Sweep, path: Path) -> Path:
         ends = [bar.base if end is None else end for end in (bar.low, bar.high)]
         colour = CHOICE if bar.kind == "choice" else UNCERTAIN
         axes.barh(row, ends[1] - ends[0], left=ends[0], color=colour, height=0.7)
-    axes.axvline(bars[0].base, color="black", linewidth=1)
+    asked = found.metric.of(found.base)
+    if asked is not None:
+        axes.axvline(asked, color="black", linewidth=1)
     axes.use_sticky_edges = False  # else the longest bar ends in the frame
     axes.margins(x=0.03)
     axes.set_yticks(
@@ -49,7 +53,7 @@ def _tornado(found: Sweep, path: Path) -> Path:
     )
     axes.set(
         title=_title(found),
-        xlabel="blue: yours to choose; orange: an 80% interval with all else as it is, or the median offer",
+        xlabel="blue: yours to choose\norange: an 80% interval with all else as it is, or the median offer",
     )
     return save_figure(figure, path)
 
@@ -92,10 +96,22 @@ def _heat_map(found: Sweep, path: Path) -> Path:
 def _line(found: Sweep, path: Path) -> Path:
     ((name, values),) = found.dimensions
     pairs = [(x, found.value(at)) for x, at in zip(values, found.points, strict=True)]
-    known = [(x if isinstance(x, int | float) else str(x), y) for x, y in pairs if y is not None]
+    known = [(_place(x), y) for x, y in pairs if y is not None]
+    if all(isinstance(x, int | float) for x, _ in known):
+        known.sort()
     series = Series(label=found.metric.title, x=[x for x, _ in known], y=[y for _, y in known])
     label = f"{found.metric.title}, {found.metric.unit}"
     return line_plot(path, [series], title=_title(found), x_label=name, y_label=label)
+
+
+def _place(x: Any) -> float | str:
+    """Where a value stands on the axis: at its number, ``10M`` at ten million, words by themselves."""
+    if isinstance(x, int | float):
+        return x
+    try:
+        return parse_count(x, name="over")
+    except InputError:
+        return str(x)
 
 
 def _techniques(found: Sweep, path: Path) -> Path:

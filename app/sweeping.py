@@ -106,7 +106,10 @@ def _disk(ask: Ask, settings: Mapping[str, Any]) -> dict[str, Any]:
     rate = settings.get("disk_mb_per_s")
     if rate is None:
         raise InputError("A sweep over load_efficiency needs a disk rate; add --over disk_mb_per_s=500,1000,2000.")
-    return {"phase_rate": [*given, f"disk_read_mb_per_s={rate * settings.get('load_efficiency', 1.0):g}"]}
+    share = settings.get("load_efficiency", 1.0)
+    if not 0.0 < share <= 1.0:
+        raise InputError(f"load_efficiency is {share:g}, but it is a share of the disk's rate, from above 0 to 1.")
+    return {"phase_rate": [*given, f"disk_read_mb_per_s={rate * share:g}"]}
 
 
 def _achieved(mfu: float, peaks: Mapping[str, float]) -> float:

@@ -39,7 +39,11 @@ def parse_over(text: str) -> tuple[str, list[Any]]:
     if name not in kinds:
         instead = what_to_type(name, kinds, lambda option, value: f"{option}={value}" if value else option)
         raise UnknownNameError(
-            "input of a sweep", name, kinds, hint="Options of estimate, model and mfu can be.", instead=instead
+            "input of a sweep",
+            name,
+            kinds,
+            hint="Options of the run and of what is around it, model and mfu can be.",
+            instead=instead,
         )
     return name, [_typed(name, kinds[name], word) for word in words]
 

@@ -129,7 +129,7 @@ def _shown(number: float) -> str:
 
 def uncertain_ends(ask: Ask, base: Forecast) -> list[Ends]:
     """What nobody decides: rates of the device, phases, and which offer one gets."""
-    ends = [*_rate_ends(ask, base), *_phase_ends(base)]
+    ends = [*_rate_ends(ask, base), *_phase_ends(ask, base)]
     price = _price_end(ask, base)
     return [*ends, *([price] if price else [])]
 
@@ -202,14 +202,15 @@ def fitted_log_sd(factors: FactorSet, param: str) -> float:
     return min(alone, 1.0 / math.sqrt(precision)) if precision > 0.0 else alone
 
 
-def _phase_ends(base: Forecast) -> list[Ends]:
-    """Phases around the training, over the interval of their time."""
-    ends = []
+def _phase_ends(ask: Ask, base: Forecast) -> list[Ends]:
+    """Phases around the training, over the interval of their time; the user's own minutes of others stay."""
+    typed, ends = list(ask.options.get("phase_min") or ()), []
     for phase in () if base.whole_run is None else base.whole_run.phases:
         if phase.name in ("train", "interruptions") or not phase.hours.low < phase.hours.high:
             continue
         minutes = [hours * 60 for hours in (phase.hours.low, phase.hours.high)]
-        low, high = ({"phase_min": [f"{phase.name}={value:g}"]} for value in minutes)
+        others = [text for text in typed if str(text).partition("=")[0].strip() != phase.name]
+        low, high = ({"phase_min": [*others, f"{phase.name}={value:g}"]} for value in minutes)
         labels = (f"{minutes[0]:.3g} min", f"{minutes[1]:.3g} min")
         ends.append(Ends(name=f"phase {phase.name}", kind="uncertain", labels=labels, low=(low, {}), high=(high, {})))
     return ends
@@ -219,14 +220,16 @@ def _price_end(ask: Ask, base: Forecast) -> Ends | None:
     """From the offer that was taken to the median one of the same kind, among those that leave fewest GPUs idle: a
     machine of eight for one GPU is a machine of another size, not a dearer offer."""
     from tunecast.catalogs.price_book import price_book
+    from tunecast.model.cost import candidate_prices
 
     if base.offer is None or ask.options.get("usd_per_gpu_hour") is not None or base.offer.get("usd_per_hour") is None:
         return None
     taken = base.offer["usd_per_hour"]
     kinds = (str(base.offer["price_type"]),)
-    offers = price_book(tuple(ask.options.get("prices") or ())).offers_for(base.gpu, base.run.num_gpus, kinds)
-    fewest = min((job.gpus_paid for job in offers), default=0)
-    rents = sorted(job.usd_per_hour for job in offers if job.gpus_paid == fewest)
+    book = price_book(tuple(ask.options.get("prices") or ()))
+    offers = candidate_prices(base.gpu, base.run.num_gpus, kinds, book=book, options=ask.options)
+    fewest = min((price.offer["gpus_paid"] for price in offers), default=0)
+    rents = sorted(price.usd_per_h for price in offers if price.offer["gpus_paid"] == fewest)
     usual = rents[len(rents) // 2] if rents else taken
     if usual <= taken:
         return None

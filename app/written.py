@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunecast.catalogs.errors import InputError, NotSupportedError, UnknownNameError
-from tunecast.catalogs.files import write_all
+from tunecast.catalogs.files import refuse_one_file_twice, write_all
 
 if TYPE_CHECKING:
     from tunecast.model.run import Run
@@ -44,6 +44,9 @@ def read_asked_files(asked: Sequence[str], pick: str) -> list[tuple[str, Path]]:
         if path.suffix.lower() not in (".yaml", ".yml"):
             raise InputError(f"--write {text} names no YAML file; type for example --write {kind}={kind}.yaml.")
         found.append((kind, path))
+    refuse_one_file_twice(
+        (f"--write {text.partition('=')[0]}", path) for text, (_, path) in zip(asked, found, strict=True)
+    )
     return found
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tunecast.calibrate.record import is_trial
 from tunecast.catalogs.errors import DeviceError, InputError
 from tunecast.catalogs.files import write_whole
 
@@ -29,7 +30,9 @@ class Partial:
         lines = self._lines()
         if not lines or lines[0] != self._header():
             return False
-        self.trials = {line["key"]: line["trial"] for line in lines[1:] if "key" in line and "trial" in line}
+        self.trials = {
+            line["key"]: line["trial"] for line in lines[1:] if "key" in line and is_trial(line.get("trial"))
+        }
         return bool(self.trials)
 
     def start(self) -> None:

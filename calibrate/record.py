@@ -92,6 +92,17 @@ class TrialPart(_Strict):
     extra: dict[str, Any]
 
 
+def is_trial(value: Any) -> bool:
+    """Whether a line of unfinished work holds a whole trial, which has no number yet."""
+    if not isinstance(value, Mapping):
+        return False
+    try:
+        TrialPart.model_validate_json(json.dumps({**value, "id": 0}))
+    except ValidationError:
+        return False
+    return True
+
+
 class HardwarePart(_Strict):
     """`protocol.Hardware` in a file."""
 

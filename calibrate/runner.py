@@ -80,7 +80,7 @@ def calibrate(
     started_s = time.monotonic()
     limits = budget(hardware, mode)
     settled = device.settle(limits.settle_s)
-    cut_short = _run_plan(device, plan, partial, limits.trials_s, progress)
+    cut_short = _told_of(partial, lambda: _run_plan(device, plan, partial, limits.trials_s, progress))
     trials = [partial.trials[spec.key] | {"id": index} for index, spec in enumerate(plan) if spec.key in partial.trials]
     record = {
         "schema": SCHEMA,
@@ -100,6 +100,17 @@ def calibrate(
     if fit:
         _fit_after(path)
     return path
+
+
+def _told_of(partial: Partial, run: Callable[[], bool]) -> bool:
+    """Run the plan; an interruption says that what was measured is kept."""
+    try:
+        return run()
+    except KeyboardInterrupt as error:
+        if not partial.trials:
+            raise
+        kept = f"{len(partial.trials)} trials are kept in {partial.path}: the same command goes on from there"
+        raise KeyboardInterrupt(kept) from error
 
 
 FEWEST_PROCESSES = 2
@@ -131,6 +142,10 @@ def _fit_after(path: Path) -> None:
     except (TunecastError, ImportError, ValueError) as error:
         raise TunecastError(
             f"The record {path} was measured and written, but its fit failed ({error}); type: tunecast fit {path}"
+        ) from error
+    except KeyboardInterrupt as error:
+        raise KeyboardInterrupt(
+            f"the record {path} was measured and written; to fit it, type: tunecast fit {path}"
         ) from error
 
 

@@ -5,11 +5,26 @@ from __future__ import annotations
 import errno
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+
+from tunecast.catalogs.errors import InputError
 
 MODE = 0o644
 """Of a new file: readable by all, as an editor leaves it."""
+
+
+def refuse_one_file_twice(files: Iterable[tuple[str, Path | None]]) -> None:
+    """Raise InputError where two of the files to write, by the option that names each, are one."""
+    seen: dict[str, str] = {}
+    for option, path in files:
+        if path is None:
+            continue
+        other = seen.setdefault(os.path.realpath(path), option)
+        if other != option:
+            raise InputError(
+                f"{other} and {option} are both {path}, and one would overwrite the other; name two files."
+            )
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -28,6 +28,11 @@ OWN_COLUMNS = ("term_months", "upfront_usd")
 SHOWN_COLUMNS = ("rankable", "age_days")
 """Columns that `catalog prices --json` adds; they follow from the others and are not read."""
 BINDING_KINDS = ("reserved", "committed")
+FEWEST_COLUMNS = 2
+"""A GPU and a price."""
+MOST_AMOUNT = 1e9
+"""Beyond this no cell is a price, a size or a count."""
+PLAIN_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 ROUNDING = 0.01
 """Relative difference that rounding may leave between the two prices of a row."""
 
@@ -36,11 +41,20 @@ def read_price_file(path: Path) -> tuple[Offer, ...]:
     """The offers of a user's file. Raises InputError, naming file, line and column, for the first bad cell."""
     try:
         text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"Price file {path} cannot be read ({error}); give a CSV file.") from error
-    reader = csv.DictReader(io.StringIO(text))
-    _check_header(path, reader.fieldnames or ())
-    rows = [_checked(_Line(path, reader.line_num, raw)) for raw in reader]
+    except UnicodeDecodeError as error:
+        raise InputError(f"Price file {path} is not UTF-8 text; save it as CSV UTF-8 (comma delimited).") from error
+    except OSError as error:
+        raise InputError(
+            f"Price file {path} cannot be read ({error.strerror or error}); give the path of a CSV file."
+        ) from error
+    reader = csv.DictReader(io.StringIO(text), strict=True)
+    try:
+        _check_header(path, reader.fieldnames or ())
+        rows = [_checked(_Line(path, reader.line_num, raw)) for raw in reader]
+    except csv.Error as error:
+        raise InputError(
+            f"{path} is no whole CSV ({error}); close every quote and keep one price on a line."
+        ) from error
     if not rows:
         raise InputError(f"Price file {path} has no rows; give one line per price under the header.")
     offers = parse_offers(rows, layer="user")
@@ -54,6 +68,15 @@ def known_columns() -> tuple[str, ...]:
 
 
 def _check_header(path: Path, header: Sequence[str]) -> None:
+    if len(header) < FEWEST_COLUMNS and not {*header} & {*known_columns()}:  # an empty line, or other separators
+        found = reprlib.repr(header[0]) if header else "nothing"
+        raise InputError(
+            f"{path}, line 1 holds {found}, but must be the header: names of columns with commas between them, for "
+            "example gpu_canonical_id,usd_per_gpu_hour."
+        )
+    twice = next((name for place, name in enumerate(header) if name in header[:place]), None)
+    if twice is not None:
+        raise InputError(f"{path}, line 1, column {reprlib.repr(twice)} stands twice; keep one of them.")
     unknown = [name for name in header if name not in known_columns()]
     if unknown:
         raise InputError(
@@ -104,11 +127,12 @@ class _Line:
         text = self.text(column)
         if not text:
             return None
-        try:
-            value = float(text)
-        except ValueError:
-            raise self.fault(column, f"is {text!r}, not a number; type for example 2.5") from None
-        if not math.isfinite(value) or value < 0 or (value == 0 and not zero):
+        value = float(text) if PLAIN_NUMBER.fullmatch(text) else math.nan
+        if math.isnan(value):
+            raise self.fault(column, f"is {reprlib.repr(text)}, not a number; type for example 2.5")
+        if value > MOST_AMOUNT:
+            raise self.fault(column, f"is {text}, which is above {MOST_AMOUNT:g}; type for example 2.5")
+        if value < 0 or (value == 0 and not zero):
             raise self.fault(column, f"is {text}, which is not {'0 or above' if zero else 'above 0'}")
         return value
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -127,7 +127,7 @@ def forecast(question: Question, target: Target) -> Forecast:
             *efficient_notes(question.architecture, run, factors),
             *walk_notes(question.architecture, run, factors),
             *chunked_notes(run),
-            *_record_notes(target),
+            *record_notes(target),
             *unseen_notes(target, question),
             *link_notes(run, factors, question),
             *unused_notes(run, target, question),
@@ -241,13 +241,18 @@ def _share_notes(question: Question, run: Run, target: Target, factors: FactorSe
     return (told,)
 
 
-def _record_notes(target: Target) -> tuple[str, ...]:
+def record_notes(target: Target) -> tuple[str, ...]:
     """What was wrong while the device was measured, and that a simulated card without a record has borrowed factors."""
+    if target.record is None and target.shared is not None:
+        return _flag_notes(target.shared.flags)
     if target.record is None:
         return ("no record of this simulated card: the real card's prior stands in",) if target.is_mock else ()
-    flags = [flag for flag in target.record.get("flags") or [] if flag not in ORDINARY_FLAGS]
-    if not flags:
-        return ()
+    return _flag_notes(target.record.get("flags") or ())
+
+
+def _flag_notes(told: Iterable[str]) -> tuple[str, ...]:
+    """The flags of a record that change how much it says."""
+    flags = [flag for flag in told if flag not in ORDINARY_FLAGS]
     others = [flag for flag in flags if flag != CUT_SHORT]
     of_time = f"the record is flagged {CUT_SHORT}: its time ended before its trials; calibrate --full has more"
     of_device = f"the record is flagged {', '.join(others)}: calibrate again on a quiet device to be surer"

@@ -35,6 +35,8 @@ class HostRecord:
 
     gpu: str
     factors: FactorSet
+    flags: tuple[str, ...] = ()
+    """What was wrong while it was measured."""
 
     @property
     def name(self) -> str:
@@ -55,7 +57,7 @@ def host_record(records: Mapping[str, Mapping[str, Any]]) -> HostRecord:
             "--share-host takes the host's launches from a GPU's record, and this record is of a CPU, which launches "
             "nothing; calibrate a GPU of the same machine."
         )
-    return HostRecord(gpu=gpu, factors=factor_set_from_record(record))
+    return HostRecord(gpu=gpu, factors=factor_set_from_record(record), flags=tuple(record.get("flags") or ()))
 
 
 def with_shared_host(prior: FactorSet, shared: HostRecord) -> FactorSet:

@@ -39,8 +39,8 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
             command(*args, **kwargs)
         except TunecastError as error:
             fail(str(error), error.exit_code)
-        except KeyboardInterrupt:
-            fail("interrupted", INTERRUPTED)
+        except KeyboardInterrupt as stop:
+            fail(f"interrupted; {stop}" if stop.args else "interrupted", INTERRUPTED)
         except ModuleNotFoundError as error:
             if (error.name or "").split(".")[0] not in MEASURING_PACKAGES:
                 raise

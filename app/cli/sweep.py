@@ -43,7 +43,7 @@ def sweep(
         list[str] | None,
         typer.Option(
             help="An input and its values, as max_length=512,1024,2048; twice for a grid. "
-            "Any option of estimate but --gpu, model, or mfu.",
+            "An option of the run or of what is around it, model, or mfu.",
             metavar="NAME=A,B,...",
             rich_help_panel=THE_SWEEP,
         ),
@@ -71,6 +71,7 @@ def sweep(
     A tornado over every input, a grid of two, techniques side by side, or a classic analysis by name.
     """
     from tunecast.catalogs.errors import InputError
+    from tunecast.catalogs.files import refuse_one_file_twice
     from tunecast.cli.progress import counted
     from tunecast.plots import check_plot_path
     from tunecast.sweep import sweep as run_sweep
@@ -83,6 +84,7 @@ def sweep(
             f"A sweep looks at one GPU, but --gpu was given {len(named)} times; keep one, or compare cards with "
             "tunecast estimate."
         )
+    refuse_one_file_twice([("--csv", csv), ("--plot", plot)])
     if plot is not None:
         check_plot_path(plot)
     options = {**run_options, **amount, **parallel, **around, **of_cards({**machine, "gpu": named[0]})}

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tunecast.catalogs.errors import InputError, TunecastError
-from tunecast.catalogs.files import write_all
+from tunecast.catalogs.files import refuse_one_file_twice, write_all
 
 if TYPE_CHECKING:
     from tunecast.report.gather import Report
@@ -23,6 +23,7 @@ def check_paths(out: Path, markdown: Path | None) -> None:
     for path in (out, markdown):
         if path is not None and not path.absolute().parent.is_dir():
             raise InputError(f"{path} cannot be written: there is no folder {path.absolute().parent}; name another.")
+    refuse_one_file_twice([("--out", out), ("--markdown", markdown)])
     if importlib.util.find_spec("jinja2") is None:
         raise TunecastError(MISSING)
 

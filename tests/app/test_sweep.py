@@ -137,7 +137,8 @@ def test_loading_depends_on_disk_and_efficiency_by_their_product() -> None:
 @pytest.mark.parametrize("analysis", ANALYSES)
 def test_every_analysis_by_name_prints_and_counts_the_same(analysis: str, tmp_path: Path) -> None:
     table = tmp_path / "rows.csv"
-    asked = ["sweep", MODEL, "--gpu", GPU, "--method", "lora", "--max-steps", "50", "--analysis", analysis]
+    amount = [] if analysis.endswith("-steps") else ["--max-steps", "50"]
+    asked = ["sweep", MODEL, "--gpu", GPU, "--method", "lora", *amount, "--analysis", analysis]
     done = runner.invoke(program, [*asked, "--csv", str(table), "--json"])
     assert done.exit_code == 0, done.output
     answer = json.loads(done.stdout)

@@ -334,3 +334,35 @@ def test_a_failed_fit_leaves_the_record_and_names_the_command(tmp_path, monkeypa
         calibrate(ScriptedDevice(), out_dir=tmp_path)
     (path,) = tmp_path.iterdir()
     assert read_record(path)["fitted"] is None
+
+
+def test_an_interruption_says_where_what_was_measured_is_kept(tmp_path):
+    with pytest.raises(KeyboardInterrupt, match=r"10 trials are kept in .*cpu\.partial\.jsonl: the same command"):
+        calibrated(ScriptedDevice(failing_at(11, interrupt)), tmp_path)
+    with pytest.raises(KeyboardInterrupt) as nothing:
+        calibrated(ScriptedDevice(failing_at(1, interrupt)), tmp_path / "new")
+    assert nothing.value.args == ()
+
+
+def test_an_interruption_of_the_fit_says_how_to_fit(tmp_path, monkeypatch):
+    def stopped(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runner, "fit_file", stopped)
+    with pytest.raises(KeyboardInterrupt, match=r"was measured and written; to fit it, type: tunecast fit .*\.json"):
+        calibrate(ScriptedDevice(), mode="quick", out_dir=tmp_path)
+    (path,) = tmp_path.iterdir()
+    assert read_record(path)["fitted"] is None
+
+
+def test_a_damaged_line_of_a_partial_is_measured_again(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        calibrated(ScriptedDevice(failing_at(11, interrupt)), tmp_path)
+    partial = tmp_path / "cpu.partial.jsonl"
+    lines = partial.read_text().splitlines()
+    damaged = json.loads(lines[4])
+    lines[4] = json.dumps({"key": damaged["key"], "trial": {"foo": 1}})
+    partial.write_text("\n".join(lines) + "\n")
+    second = ScriptedDevice()
+    calibrated(second, tmp_path)
+    assert second.asked == [RUNNABLE[3], *RUNNABLE[10:]]

@@ -76,7 +76,7 @@ BAD: list[tuple[str, str, str]] = [
     ("kind", GOOD.replace("committed", "handshake"), "'price_type' is 'handshake'; use one of on-demand, spot"),
     ("price", GOOD.replace("12,1.5", ",-1"), "'usd_per_gpu_hour' is -1, which is not above 0"),
     ("price", GOOD.replace("12,1.5", ","), "'usd_per_gpu_hour' is empty"),
-    ("price", GOOD.replace("12,1.5", "nan,"), "'usd_per_hour' is nan"),
+    ("price", GOOD.replace("12,1.5", "nan,"), "'usd_per_hour' is 'nan', not a number"),
     ("price", GOOD.replace("12,1.5", "13,1.5"), "'usd_per_hour' is 13, but 8 x 1.5 per GPU is not that"),
     ("term", GOOD.replace("6,", ","), "'term_months' is empty, but price_type committed binds"),
     ("term", GOOD.replace("committed", "on-demand").replace(",6,", ",,100"), "'term_months' is empty, but an upfront"),
@@ -137,3 +137,29 @@ def test_one_offer_has_one_price_a_day_and_none_from_days_to_come(
         read_price_file(twice)
     with pytest.raises(InputError, match="line 2, column 'snapshot_date' is 2027-11-01, which is still to come"):
         read_price_file(written(tmp_path, "mine,l4-24gb,0.5,2027-11-01", header=header))
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('gpu_canonical_id,usd_per_gpu_hour,note\nl40s-48gb,1.5,"abc\nl40s-48gb,0.1,x\n', "close every quote"),
+        ("gpu_canonical_id,usd_per_gpu_hour,usd_per_gpu_hour\nl40s-48gb,1,9\n", "'usd_per_gpu_hour' stands twice"),
+        ("gpu_canonical_id;usd_per_gpu_hour\nl40s-48gb;1\n", "names of columns with commas between them"),
+        ("\n\ngpu_canonical_id,usd_per_gpu_hour\nl40s-48gb,1\n", "line 1 holds nothing, but must be the header"),
+        ("gpu_canonical_id,usd_per_gpu_hour\nl40s-48gb,1e308\n", "is 1e308, which is above"),
+        ("gpu_canonical_id,usd_per_gpu_hour\nl40s-48gb,1_5\n", "is '1_5', not a number"),
+        (f"gpu_canonical_id,usd_per_gpu_hour,note\nl40s-48gb,1,{'x' * 140_000}\n", "is no whole CSV"),
+    ],
+)
+def test_files_of_which_rows_would_be_lost_or_misread(tmp_path: Path, text: str, told: str) -> None:
+    path = tmp_path / "own.csv"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(InputError, match=told):
+        read_price_file(path)
+
+
+def test_other_encodings_are_told_how_to_save(tmp_path: Path) -> None:
+    path = tmp_path / "own.csv"
+    path.write_text("gpu_canonical_id,usd_per_gpu_hour\nl40s-48gb,1\n", encoding="utf-16")
+    with pytest.raises(InputError, match="is not UTF-8 text; save it as CSV UTF-8"):
+        read_price_file(path)

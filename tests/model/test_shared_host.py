@@ -10,6 +10,7 @@ import pytest
 
 from tunecast.catalogs.errors import InputError
 from tunecast.catalogs.gpus import find_gpu
+from tunecast.model.estimate import record_notes
 from tunecast.model.factors import Factor, FactorSet
 from tunecast.model.factors_io import factors_to_dict
 from tunecast.model.on_device import target_factors
@@ -112,3 +113,12 @@ def test_a_record_of_another_card_offers_its_host_only_where_it_can_be_taken(
     except InputError:
         taken = False
     assert ("--share-host" in str(caught.value)) is taken
+
+
+def test_the_flags_of_the_record_are_told_of_the_host_that_is_taken_from_it() -> None:
+    record = record_of(A) | {"flags": ["host_varied", "not_settled"]}
+    target = target_of(B, {A: record})
+    assert target.shared is not None
+    assert target.shared.flags == ("host_varied", "not_settled")
+    assert any("host_varied" in note for note in record_notes(target))
+    assert record_notes(target_of(B, {A: record_of(A)})) == ()
