@@ -88,6 +88,7 @@ def recommend(
     import gc
 
     from tunecast import recommender
+    from tunecast.catalogs.errors import TunecastError
     from tunecast.cli.progress import spinner
     from tunecast.plots import check_plot_path
     from tunecast.written import read_asked_files, with_written, write_plan
@@ -106,7 +107,12 @@ def recommend(
             **parallel,
             **around,
         )
-    _tell(with_written(found, write_plan(found, wanted, pick)), plot, as_json)
+    try:
+        written = write_plan(found, wanted, pick)
+    except TunecastError:  # the answer stands, whatever cannot be written of it
+        _tell(found, plot, as_json)
+        raise
+    _tell(with_written(found, written), plot, as_json)
 
 
 def _tell(found: Recommendation, plot: Path | None, as_json: bool) -> None:

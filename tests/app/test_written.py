@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 import yaml
 from schema_check import problems
+from typer.testing import CliRunner
 
 from tunecast import recommend
 from tunecast.catalogs.errors import InputError, NotSupportedError, UnknownNameError
 from tunecast.catalogs.gpus import load_gpus
+from tunecast.cli.program import program
 from tunecast.model.architectures import architecture_from_config, load_architecture
 from tunecast.model.configs import read_config
 from tunecast.model.configs.write import WRITERS, config_for, differences
@@ -291,6 +293,24 @@ def test_a_task_alone_gets_a_training_file_beside_it(found: Recommendation, tmp_
 def test_what_cannot_be_written_is_refused_before_any_work(texts: list[str], pick: str, words: str) -> None:
     with pytest.raises((InputError, UnknownNameError), match=words):
         read_asked_files(texts, pick)
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_an_answer_stands_though_a_file_of_it_cannot_be_written(as_json: bool, tmp_path: Path) -> None:
+    file, folder = tmp_path / "t.yaml", tmp_path / "taken.yaml"
+    folder.mkdir()
+    asked = ["recommend", "Qwen/Qwen2.5-0.5B", "--method", "lora", "--max-length", "512", "--tokens", "20M"]
+    asked += ["--gpu", "l40s", "--max-gpus", "1", "--write", f"trl={file}", "--write", f"axolotl={folder}"]
+    done = CliRunner().invoke(program, [*asked, *(["--json"] if as_json else [])])
+    assert done.exit_code == 2
+    assert "taken.yaml cannot be written" in done.stderr
+    assert not file.exists()
+    if as_json:
+        answer = json.loads(done.stdout)
+        assert answer["cheapest"] is not None
+        assert "written" not in answer
+    else:
+        assert "cheapest" in done.stdout
 
 
 def test_names_of_cards_and_providers_are_the_tools_own() -> None:
