@@ -80,7 +80,7 @@ def calibrate(
     started_s = time.monotonic()
     limits = budget(hardware, mode)
     settled = device.settle(limits.settle_s)
-    cut_short = _told_of(partial, lambda: _run_plan(device, plan, partial, limits.trials_s, progress))
+    cut_short = _interruptible(partial, lambda: _run_plan(device, plan, partial, limits.trials_s, progress))
     trials = [partial.trials[spec.key] | {"id": index} for index, spec in enumerate(plan) if spec.key in partial.trials]
     record = {
         "schema": SCHEMA,
@@ -102,7 +102,7 @@ def calibrate(
     return path
 
 
-def _told_of(partial: Partial, run: Callable[[], bool]) -> bool:
+def _interruptible(partial: Partial, run: Callable[[], bool]) -> bool:
     """Run the plan; an interruption says that what was measured is kept."""
     try:
         return run()

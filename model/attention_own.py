@@ -223,7 +223,8 @@ def plain_products(step: Step, block: Attention, q: Tensor, k: Tensor, v: Tensor
     masked = tape.record(masked, (scores,), lambda grad: (grad,))
     weights = routing.softmax(tape, masked, name="softmax", dtype="fp32")
     tape.hold(masked, *wide)
-    ops.elementwise(tape, "softmax_cast", (weights,), weights.elements, dtype)  # returned beside the output, unused
+    if dtype != weights.dtype:  # returned beside the output, unused
+        ops.elementwise(tape, "softmax_cast", (weights,), weights.elements, dtype)
     mixed = eager.batched_product(tape, "values", weights, v, (count, length, dim, length), b_transposed=False)
     mixed = ops.cast(tape, eager.gradient_folded(tape, mixed, batch), dtype)
     return eager.unfolded(tape, mixed, 1)  # its gradient is copied in fp32 already

@@ -18,7 +18,6 @@ from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.catalogs.price_book import PriceBook
 from tunecast.catalogs.prices import PRICE_TYPES, JobOffer
 from tunecast.model.amount import Amount, resolve_amount
-from tunecast.model.architecture import Architecture
 from tunecast.model.cost import Price, as_forecast, has_room, job_price, user_price, why_no_price
 from tunecast.model.curves import Array
 from tunecast.model.engine import Screen, screen
@@ -27,10 +26,8 @@ from tunecast.model.estimate import forecast
 from tunecast.model.factors_io import factor_set_from_record
 from tunecast.model.fits import TIGHT_BELOW
 from tunecast.model.grouped import check_experts
-from tunecast.model.inventory import step_operations
 from tunecast.model.largest import chance_to_fit
-from tunecast.model.on_device import check_kernels, target_factors
-from tunecast.model.operation import Phase
+from tunecast.model.on_device import check_kernels, job_factors, target_factors
 from tunecast.model.parallel_network import without_bridge
 from tunecast.model.parallel_offload import host_need_bytes
 from tunecast.model.phase_rates import Rates, phase_rates
@@ -40,9 +37,11 @@ from tunecast.model.question import STORED_AS, Question
 from tunecast.model.replay import is_replayed
 from tunecast.model.rows import held_run, own_run, unpacked_rows
 from tunecast.model.run import Run
-from tunecast.model.run_work import work_of
+from tunecast.model.run_work import forward_share, work_of
+from tunecast.model.slowest_stage import timed_operations
 from tunecast.model.target import Target
 from tunecast.model.terms import rented
+from tunecast.model.timing import linked_step
 from tunecast.model.units import gib
 from tunecast.model.value import Value, exact
 from tunecast.model.whole_run import WholeRun, whole_run
@@ -236,9 +235,11 @@ def priced(
 ) -> Iterator[Candidate]:
     """The fastest allowed plan of each method and number of GPUs, from each of the offers that are tried."""
     for row in best_plans(plans, screened.step_s[device], allowed).values():
+        share = forward_frac(search, plans[row].run, target)
         host_bytes = host_need_bytes(search.job.architecture, plans[row].run)
         for price in prices_for(search, target, plans[row].run.num_gpus, host_bytes=host_bytes):
-            whole = whole_of(search, plans[row].run, target, exact(float(screened.step_s[device, row])), price)
+            step_s = exact(float(screened.step_s[device, row]))
+            whole = whole_of(search, plans[row].run, target, step_s, price, forward_frac=share)
             assert whole.cost_usd is not None
             if not math.isfinite(whole.total_time_h.value * whole.cost_usd.value):
                 continue  # interrupted more often than it gets anywhere
@@ -287,13 +288,22 @@ def prices_for(
 
 
 def whole_of(
-    search: Search, run: Run, target: Target, step_s: Value, price: Price, on_demand: Price | None = None
+    search: Search,
+    run: Run,
+    target: Target,
+    step_s: Value,
+    price: Price,
+    on_demand: Price | None = None,
+    *,
+    forward_frac: float,
 ) -> WholeRun:
-    """Time and money of the whole run on one offer; an interruptible one with its interruptions."""
+    """Time and money of the whole run on one offer; an interruptible one with its interruptions. `forward_frac` is the
+    forward pass over the whole step, in time."""
     options = replace(search.around, spot=price.offer.get("price_type") == "spot")
     rates = rates_of(target, tuple(options.phase_rate.items()))
     terms = rented(price, options, rates, on_demand=on_demand)
-    return whole_run(work_for(search, run, target.platform), step_s, options=options, rates=rates, terms=terms)
+    work = work_for(search, run, target.platform, forward_frac)
+    return whole_run(work, step_s, options=options, rates=rates, terms=terms)
 
 
 def rates_of(target: Target, given: tuple[tuple[str, float], ...]) -> Rates:
@@ -302,26 +312,31 @@ def rates_of(target: Target, given: tuple[tuple[str, float], ...]) -> Rates:
     return phase_rates(target.gpu, measured, dict(given))
 
 
-def work_for(search: Search, run: Run, platform: str) -> Work:
+def work_for(search: Search, run: Run, platform: str, forward_frac: float) -> Work:
     """What the whole run has to move and do."""
     rows = unpacked_rows(run, search.job.options)
     amount = search.amount if rows is None else resolve_amount(run, dict(search.job.options))
     assert amount is not None
     run = own_run(run, rows)
-    share = 0.0 if search.around.eval_samples is None else forward_frac(search.job.architecture, run, platform)
     stored = search.job.options.get(STORED_AS)
-    return _work_of(search.job.architecture, run, amount, forward_frac=share, platform=platform, stored_as=stored)
+    return _work_of(
+        search.job.architecture, run, amount, forward_frac=forward_frac, platform=platform, stored_as=stored
+    )
 
 
 _work_of = lru_cache(maxsize=1024)(work_of)
 
 
-@lru_cache(maxsize=256)
-def forward_frac(architecture: Architecture, run: Run, platform: str) -> float:
-    """Forward pass over the whole step, by FLOPs."""
-    operations = step_operations(architecture, run, platform=platform)
-    forward = sum(o.total_flops for o in operations if o.phase is Phase.FORWARD)
-    return forward / sum(o.total_flops for o in operations)
+def forward_frac(search: Search, run: Run, target: Target) -> float:
+    """Forward pass over the whole step, in time; 0 where nothing asks for it."""
+    if search.around.eval_samples is None:
+        return 0.0
+    architecture = search.job.architecture
+    factors = job_factors(target, architecture, run, search.job.options)
+    timed = linked_step(
+        architecture, run, timed_operations(architecture, run, factors, platform=target.platform), factors
+    )
+    return forward_share(architecture, run, timed, search.around)
 
 
 def too_small(target: Target, smallest_bytes: float | None, search: Search) -> Rejected:

@@ -11,6 +11,9 @@ from tunecast.model.architecture import Architecture
 
 LINEAR_MODULES = "linear-modules"
 """Word of stacks that name every linear map which is a module of its own (`adapter_targets.linear_modules`)."""
+OWN_ALL_LINEAR = ("llama-factory", "ms-swift")
+"""Stacks that look for linear modules themselves where they are asked for all (``find_all_linear_modules``,
+``find_all_linears``)."""
 MODULES_ALONE = "modules-alone"
 """Word beside names of stacks whose PEFT adapts no stacked experts by the names of their maps (before 0.19)."""
 LEFT_TO_PEFT = "peft"

@@ -146,10 +146,10 @@ def bloom_gelu(tape: Tape, x: Tensor, *, name: str) -> Tensor:
         slope, cube = made(x), made(made(x), x)
         return made(made(slope, made(cube)))
 
-    if tape.would_grad(x):
-        tape.mark_saved()
     half = made(x)
     out = made(half, made(bent()))
+    if tape.would_grad(x):  # what a Function saves is packed when its forward has returned
+        tape.mark_saved()
 
     def backward(grad: Tensor) -> Grads:
         tanh_out, half = bent(), made(x)

@@ -59,6 +59,8 @@ def matmul_8bit(tape: Tape, name: str, x: Tensor, *, k: int, n: int, bias: Tenso
     tape.hold(small, scales, wide)
     if tape.first_run:
         tape.keep(x)
+    elif tape.phase is Phase.RECOMPUTE:
+        tape.keep_in_layer(x)
 
     def backward(grad: Tensor) -> Grads:
         factor = ops.elementwise(tape, "int8_scale", (weight_scales,), n, "fp32")

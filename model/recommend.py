@@ -16,7 +16,7 @@ from tunecast.model.cost import Price, cost_per_million_tokens_usd
 from tunecast.model.estimate import forecast
 from tunecast.model.forecast import Forecast
 from tunecast.model.front import beats, knee, pareto
-from tunecast.model.market import Candidate, Limits, Market, Rejected, Search, prices_for, whole_of
+from tunecast.model.market import Candidate, Limits, Market, Rejected, Search, forward_frac, prices_for, whole_of
 from tunecast.model.money import notes_of_offer, whole_notes
 from tunecast.model.parallel_network import gpus_per_machine, part_of_network, without_bridge
 from tunecast.model.question import Question
@@ -270,7 +270,13 @@ def full_forecast(question: Question, search: Search, candidate: Candidate) -> F
     )
     result = forecast(asked, candidate.target)
     whole = whole_of(
-        search, result.run, candidate.target, result.step_time_s, candidate.price, _on_demand(search, candidate)
+        search,
+        result.run,
+        candidate.target,
+        result.step_time_s,
+        candidate.price,
+        _on_demand(search, candidate),
+        forward_frac=forward_frac(search, result.run, candidate.target),
     )
     network_given = question.options.get("internode_gbps") is not None
     told = notes_of_offer(result, candidate.price.offer, network_given=network_given)

@@ -24,7 +24,7 @@ from tunecast.model.litgpt_head import CHUNK_TOKENS as LITGPT_CHUNK_TOKENS
 from tunecast.model.loss_chunks import head_uses
 from tunecast.model.losses import CHUNKED_NOTE
 from tunecast.model.other_names import what_to_type
-from tunecast.model.peft_targets import LEFT_TO_PEFT, LINEAR_MODULES, peft_targets
+from tunecast.model.peft_targets import LEFT_TO_PEFT, LINEAR_MODULES, OWN_ALL_LINEAR, peft_targets
 from tunecast.model.read_numbers import whole_number
 from tunecast.model.resolve_adapters import take_variants
 from tunecast.model.resolve_attention import (
@@ -171,10 +171,10 @@ def _adapters(fields: _Fields, architecture: Architecture, defaults: Mapping[str
     fields.values["lora_r"] = rank
     asked = fields.take("lora_target_modules", defaults["lora_target_modules"], "stack-default")
     fields.values["lora_target_modules"] = target_modules(architecture, _present(fields, architecture, asked))
-    check_stacked(fields.values["lora_target_modules"], fields.given)
     dropout = fields.take("lora_dropout", defaults["lora_dropout"], "stack-default")
     if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout < 1:
         raise InputError(f"--lora-dropout is {dropout!r}, but it must be at least 0 and below 1.")
+    check_stacked(fields.values["lora_target_modules"], {**fields.given, "lora_dropout": dropout})
     dtype = fields.given.get("dtype") or defaults["dtype"]
     adapter = fields.take("adapter_dtype", adapter_default(defaults["adapter_dtype"], dtype), "stack-default")
     fields.values["adapter_dtype"] = one_of("adapter-dtype", DTYPE_ALIASES.get(adapter, adapter), DTYPES)
@@ -184,6 +184,8 @@ def _present(fields: _Fields, architecture: Architecture, asked: Any) -> Any:
     """A stack's own targets without those that this model does not have; what PEFT adapts where they are left to it,
     or all linear maps, as an assumption, where it has none for the family."""
     known, stack = adaptable_modules(architecture), fields.values["stack"]
+    if asked == "all-linear" and stack in OWN_ALL_LINEAR:
+        return LINEAR_MODULES
     if asked == LEFT_TO_PEFT:
         found = peft_targets(architecture, known)
         if not found:

@@ -77,9 +77,10 @@ def check_stacked(targets: tuple[str, ...], given: Mapping[str, Any]) -> None:
     stacked = on_parameters(targets)
     for option in ("lora_dropout", "use_dora", "lora_bias"):
         if stacked and given.get(option):
+            out = "add --lora-dropout 0" if option == "lora_dropout" else "leave it out"
             raise InputError(
-                f"--{option.replace('_', '-')} was asked for, but PEFT has none for stacked experts "
-                f"({', '.join(stacked)}); leave it out, or name attention alone in --lora-target-modules."
+                f"--{option.replace('_', '-')} is asked for, by you or by the stack, but PEFT has none for stacked "
+                f"experts ({', '.join(stacked)}); {out}, or name attention alone in --lora-target-modules."
             )
 
 

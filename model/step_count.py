@@ -7,8 +7,9 @@ The Trainer of transformers ends every epoch with a step, of fewer micro-batches
     steps             = ceil(epochs x steps of an epoch)
 
 so that 100 rows in steps of 64 are two steps an epoch, of 64 and of 36 micro-batches, and 20 steps in ten epochs, with
-the work of 15.6 full ones. A last micro-batch counts as a full one: every GPU gets one (accelerate's
-``BatchSamplerShard``). Of other stacks the epochs are taken as one long one whose last step is full. Left out: the
+the work of 15.6 full ones. A last micro-batch counts as a full one: of several GPUs every one gets one (accelerate's
+``BatchSamplerShard``), and one GPU has less to do than is counted, by less than a micro-batch an epoch. Of other
+stacks the epochs are taken as one long one whose last step is full. Left out: the
 optimizer's own work in a step of fewer micro-batches, which is as much as in a full one.
 """
 

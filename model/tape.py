@@ -71,6 +71,7 @@ class Tape:
         self.first_run = False
         """Whether a non-reentrant checkpoint runs its function for the first time, under autograd."""
         self._held: list[Tensor] = []
+        self._held_in_layer: list[Tensor] = []
         """What something outside autograd keeps until the end of the backward."""
 
     # -- recording -----------------------------------------------------------------------------
@@ -137,6 +138,10 @@ class Tape:
     def keep(self, tensor: Tensor) -> None:
         """Say that autograd's graph holds a tensor outside what it saves: to the end of the backward."""
         self._held.append(tensor)
+
+    def keep_in_layer(self, tensor: Tensor) -> None:
+        """Say the same of the graph of a recomputed layer: to the end of that layer's backward."""
+        self._held_in_layer.append(tensor)
 
     def record(
         self,
@@ -325,6 +330,7 @@ class Tape:
                 for each, node in zip(others, entries, strict=True)
             ]
             outer_nodes, self._nodes = self._nodes, []
+            outer_held, self._held_in_layer = self._held_in_layer, []
             recomputed, output = self._recompute(function, inner, *beside_it, stop_early=not reentrant)
             recomputed = copied + recomputed
             if reentrant:
@@ -340,7 +346,9 @@ class Tape:
                 pending[id(again.node)] = zeros
             self._run_nodes(nodes, pending, recomputed, unpacked=not reentrant)
             if reentrant:
-                self.hold(output, inner, *(each for each in (zeros, again) if each is not None))
+                held_here = (*self._held_in_layer, *(each for each in (zeros, again) if each is not None))
+                self.hold(output, inner, *held_here)
+            self._held_in_layer = outer_held
             given = pending.pop(id(entry), None)
             if held:
                 self._held += [kept for kept in (x, given) if kept is not None]

@@ -125,3 +125,24 @@ def test_no_offer_is_picked_whose_machine_lacks_the_host_memory() -> None:
     )[0]
     assert told.offer is not None
     assert told.offer["ram_gib"] is None or told.offer["ram_gib"] >= 120
+
+
+def test_evaluations_take_as_long_as_in_the_forecast_of_the_plan() -> None:
+    """A forward is a share of a step's time, which on a bandwidth-bound card is another than its share of FLOPs."""
+    asked = {"method": "lora", "max_length": 1024, "num_samples": 8000, "eval_samples": 4000, "eval_steps": 100}
+    found = recommend("meta-llama/Llama-3.1-70B", gpu="l40s", global_batch=16, **asked)
+    assert found.cheapest is not None
+    plan = found.cheapest.forecast
+    own = {
+        "num_gpus": plan.run.num_gpus,
+        "sharding": plan.run.sharding,
+        "per_device_train_batch_size": plan.run.per_device_train_batch_size,
+        "gradient_accumulation_steps": plan.run.gradient_accumulation_steps,
+        "gradient_checkpointing": plan.run.gradient_checkpointing,
+    }
+    (alone,) = estimate("meta-llama/Llama-3.1-70B", gpu="l40s", **asked, **own)
+    assert plan.phases_h["evaluate"] == pytest.approx(alone.phases_h["evaluate"], rel=1e-3)
+    assert plan.cost_usd is not None
+    less = 0.98 * plan.cost_usd.value
+    within = recommend("meta-llama/Llama-3.1-70B", gpu="l40s", global_batch=16, budget=less, **asked)
+    assert not within.front
