@@ -152,7 +152,7 @@ def balance_line(found: Recommendation) -> str:
     """What balance means."""
     from tunecast.model.front import BALANCE
 
-    best = "No other plan is both cheaper and faster than one of these (by 1% or more)."
+    best = "No other plan compared is both cheaper and faster than one of these (by 1% or more)."
     return f"{best} Balance: {BALANCE}." if len(found.front) > 1 else best
 
 

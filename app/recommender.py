@@ -78,7 +78,7 @@ def recommend(
     _check_bridges(search, targets)
     with garbage_uncollected():
         market = survey(search, targets)
-        choice = with_more_gpus(search, targets, choose(market, limits))
+        choice = with_more_gpus(search, targets, choose(search, market, limits))
         return _answer(search, choice, market.plans, notes)
 
 

@@ -16,14 +16,18 @@ from tunecast.model.cost import Price, cost_per_million_tokens_usd
 from tunecast.model.estimate import forecast
 from tunecast.model.forecast import Forecast
 from tunecast.model.front import beats, knee, pareto
+from tunecast.model.largest import chance_to_fit
 from tunecast.model.market import Candidate, Limits, Market, Rejected, Search, forward_frac, prices_for, whole_of
 from tunecast.model.money import notes_of_offer, whole_notes
 from tunecast.model.parallel_network import gpus_per_machine, part_of_network, without_bridge
 from tunecast.model.question import Question
+from tunecast.model.rows import held_run
 from tunecast.model.units import HOUR_S, MINUTE_S
 
 HALF_A_MINUTE_H = 0.5 * MINUTE_S / HOUR_S
 """What two plans may differ in and be told to be as fast."""
+UNSURE_ASKED = 4
+"""Plans that may not fit of which the surest is told."""
 WORTH = 0.01
 """Share of time that a dearer plan has to save, and share of either that makes a relaxed limit worth telling."""
 
@@ -69,14 +73,14 @@ class Choice:
         return knee(self.front)
 
 
-def choose(market: Market, limits: Limits) -> Choice:
+def choose(search: Search, market: Market, limits: Limits) -> Choice:
     """The front of what keeps the limits, and everything else with its reason."""
     kept = [c for c in market.candidates if in_budget(c, limits) and in_time(c, limits)]
     front = tuple(pareto(kept, worth=WORTH))
     return Choice(
         front=front,
         rejected=tuple(rejections(market, front, limits)),
-        relaxations=tuple(sorted(relaxations(market, front, limits), key=lambda r: r.effort)),
+        relaxations=tuple(sorted(relaxations(search, market, front, limits), key=lambda r: r.effort)),
     )
 
 
@@ -139,9 +143,10 @@ def margin(saved_usd: float, sooner_h: float) -> str:
     return f"${saved_usd:,.2f} and {hours(sooner_h)} less"
 
 
-def relaxations(market: Market, front: Sequence[Candidate], limits: Limits) -> list[Relaxation]:
+def relaxations(search: Search, market: Market, front: Sequence[Candidate], limits: Limits) -> list[Relaxation]:
     """For each limit alone: the least that it has to give for a plan that is cheaper or faster than any now."""
-    found = [_more_budget(market, front, limits), _more_time(market, front, limits), _less_sure(market, front, limits)]
+    unsure = _less_sure(search, market, front, limits)
+    found = [_more_budget(market, front, limits), _more_time(market, front, limits), unsure]
     return [relaxation for relaxation in found if relaxation is not None]
 
 
@@ -180,7 +185,9 @@ def _more_time(market: Market, front: Sequence[Candidate], limits: Limits) -> Re
     )
 
 
-def _less_sure(market: Market, front: Sequence[Candidate], limits: Limits) -> Relaxation | None:
+def _less_sure(search: Search, market: Market, front: Sequence[Candidate], limits: Limits) -> Relaxation | None:
+    """The surest of the fastest plans that are not sure enough, as sure as its own forecast says: the screen, which
+    replays no allocations, can be less sure."""
     able = [
         c
         for c in market.unsure
@@ -188,15 +195,24 @@ def _less_sure(market: Market, front: Sequence[Candidate], limits: Limits) -> Re
     ]
     if not able:
         return None
-    best = max(able, key=lambda c: (c.fit_probability, -c.usd))
+    able.sort(key=lambda c: (-c.fit_probability, c.usd))
+    asked = [(_own_chance(search, each, limits), -each.usd, each) for each in able[:UNSURE_ASKED]]
+    chance, _, best = max(asked, key=lambda found: found[:2])
     return Relaxation(
         limit="--min-fit-confidence",
         now=f"{100.0 * limits.min_fit_confidence:g}%",
-        needed=f"{math.floor(1000.0 * best.fit_probability) / 10.0:g}%",
+        needed=f"{math.floor(1000.0 * chance) / 10.0:g}%",
         buys=_gain(best, front),
         candidate=best,
-        effort=1.0 + limits.min_fit_confidence - best.fit_probability,
+        effort=1.0 + limits.min_fit_confidence - chance,
     )
+
+
+def _own_chance(search: Search, candidate: Candidate, limits: Limits) -> float:
+    """The probability that its forecast gives, where that still is not enough; else the screen's."""
+    run = held_run(candidate.plan.run, search.job.options)
+    chance = chance_to_fit(search.job.architecture, run, candidate.target)
+    return chance if chance < limits.min_fit_confidence else candidate.fit_probability
 
 
 def more_gpus(market: Market, front: Sequence[Candidate], limits: Limits, most: int) -> Relaxation | None:

@@ -17,6 +17,7 @@ from tunecast.model.configs.common import (
     copy_number,
     copy_word,
     loaded_bits,
+    note_dropped,
     note_grouped,
     note_packed,
     put_checkpoint_every,
@@ -79,6 +80,7 @@ def read(source: Source, draft: Draft, *, num_gpus: int | None) -> None:
     _kernels(source, draft)
     _amount(source, draft)
     note_grouped(source, draft)
+    note_dropped(source, draft)
     _data(source, draft)
     put_workers(source, draft, started=source.on("use_ray"))
 

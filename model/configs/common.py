@@ -117,6 +117,15 @@ def note_grouped(source: Source, draft: Draft) -> None:
         )
 
 
+def note_dropped(source: Source, draft: Draft) -> None:
+    """The last micro-batch of an epoch, which may be left out where it is not full."""
+    if source.on("dataloader_drop_last"):
+        draft.note(
+            "dataloader_drop_last leaves the last micro-batch of an epoch out where it is not full; it is counted, so "
+            "that an epoch may have one step less than is forecast."
+        )
+
+
 def put_workers(source: Source, draft: Draft, *, started: bool) -> None:
     """Ray's workers, each of which has a GPU, where Ray starts the run."""
     if started:
@@ -228,6 +237,7 @@ def read_trainer_batch(source: Source, draft: Draft) -> None:
     copy_number(source, draft, "per_device_train_batch_size", "per_device_train_batch_size")
     copy_number(source, draft, "gradient_accumulation_steps", "gradient_accumulation_steps")
     copy_word(source, draft, "optim", "optim")
+    note_dropped(source, draft)
     read_steps(source, draft, "num_train_epochs", "max_steps")
 
 

@@ -146,3 +146,18 @@ def test_evaluations_take_as_long_as_in_the_forecast_of_the_plan() -> None:
     less = 0.98 * plan.cost_usd.value
     within = recommend("meta-llama/Llama-3.1-70B", gpu="l40s", global_batch=16, budget=less, **asked)
     assert not within.front
+
+
+@pytest.mark.parametrize("card", ["rtx-4090-24gb", "a100-sxm4-40gb"])
+def test_what_less_confidence_would_allow_it_does_allow(card: str) -> None:
+    asked = {"method": "qlora", "max_length": 2048, "tokens": "10M", "global_batch": 16, "max_gpus": 4, "gpu": card}
+    found = recommend("meta-llama/Llama-3.1-8B", **asked)
+    (told,) = [each for each in found.relaxations if each.limit == "--min-fit-confidence"]
+    needed = float(told.needed.rstrip("%")) / 100.0
+    relaxed = recommend("meta-llama/Llama-3.1-8B", min_fit_confidence=needed, **asked)
+    assert relaxed.cheapest is not None
+    assert found.cheapest is not None
+    assert relaxed.cheapest.candidate.usd < found.cheapest.candidate.usd
+    kept = recommend("meta-llama/Llama-3.1-8B", min_fit_confidence=needed + 0.02, **asked)
+    assert kept.cheapest is not None
+    assert kept.cheapest.candidate.usd == found.cheapest.candidate.usd

@@ -523,3 +523,10 @@ def test_axolotls_degrees_say_how_many_gpus_there_are(read: Read) -> None:
     assert read("axolotl", sizes + "dp_replicate_size: 2\ntensor_parallel_size: 2").options["num_gpus"] == 16
     assert "num_gpus" not in read("axolotl", sizes).options  # replicas are what is left
     assert read("axolotl", "dp_replicate_size: 4").options["num_gpus"] == 4
+
+
+@pytest.mark.parametrize("form", ["trl", "llama-factory", "axolotl"])
+def test_micro_batches_that_are_dropped_are_told(read: Read, form: str) -> None:
+    told = [note for note in read(form, "dataloader_drop_last: true").notes if note.startswith("dataloader_drop_last")]
+    assert len(told) == 1
+    assert not any(note.startswith("dataloader_drop_last") for note in read(form).notes)
