@@ -30,8 +30,12 @@ READERS = {
 }
 """By format: its module."""
 PUT_TOGETHER = {
-    "axolotl": ("gradient_checkpointing_kwargs.use_reentrant",),
-    "trl": ("gradient_checkpointing_kwargs.use_reentrant", "activation_checkpointing_kwargs.use_reentrant"),
+    "axolotl": ("gradient_checkpointing_kwargs.use_reentrant", "gradient_checkpointing_kwargs.every_n_layers"),
+    "trl": tuple(
+        f"{name}_checkpointing_kwargs.{key}"
+        for name in ("gradient", "activation")
+        for key in ("use_reentrant", "every_n_layers")
+    ),
     "litgpt": ("optimizer.class_path",),
 }
 """Names that a reader puts together while it reads; the test, which listens to readers, finds them."""
