@@ -42,6 +42,7 @@ from tunecast.model.resolve_kernels import (
     check_gptq_dtypes,
     check_host_update,
     check_pure_precision,
+    check_scaler,
     few_bit_notes,
     take_kernels,
     take_master,
@@ -352,6 +353,7 @@ def resolve_run(
     fields.notes.extend(expert_notes(architecture, fields.values))
     run = Run(**{name: fields.values[name] for name in RUN_FIELDS if name in fields.values})
     check_recomputation(architecture, run)
+    check_scaler(run)
     fields.notes.extend(attention_notes(architecture, run))
     rows = run.max_length if run.has_adapters else run.tokens_per_micro_batch
     check_chunks(-(-rows // LITGPT_CHUNK_TOKENS) if is_litgpt(architecture) else head_uses(run), run)

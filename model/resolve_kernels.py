@@ -25,6 +25,7 @@ from tunecast.model.stacks import (
     built_choice,
     one_of,
 )
+from tunecast.model.step_count import TRAINERS
 from tunecast.model.units import DTYPE_BYTES, GIB
 
 GPTQ_KERNELS = ("triton", "torch")
@@ -102,6 +103,27 @@ def check_compute_dtype(values: Mapping[str, Any]) -> None:
             f"--upcast-non-quantized mixes fp32 with 16-bit products, but --precision is {precision}; use --precision "
             "bf16-autocast, or --precision fp32 with --bnb-4bit-compute-dtype bf16 for a loop without autocast."
         )
+
+
+SCALED_BY_TRAINER = tuple(stack for stack in TRAINERS if stack != "unsloth")
+"""Stacks whose Trainer scales losses under fp16 autocast by PyTorch's own scaler."""
+
+
+def check_scaler(run: Run) -> None:
+    """Refuse weights trained in fp16 under fp16 autocast, whose gradients PyTorch's scaler will not unscale
+    (``torch/amp/grad_scaler.py``, ``_unscale_grads_``: "Attempting to unscale FP16 gradients."); FSDP's own does, and
+    DeepSpeed has another."""
+    if run.precision != "fp16-autocast" or run.stack not in SCALED_BY_TRAINER or run.sharding not in ("none", "ddp"):
+        return
+    options = {"--adapter-dtype": run.adapter_dtype} if run.has_adapters else {"--dtype": run.dtype}
+    if run.has_adapters and run.modules_to_save:
+        options["--modules-to-save-dtype"] = run.saved_dtype
+    for option, dtype in options.items():
+        if dtype == "fp16":
+            raise InputError(
+                f"--precision fp16-autocast scales losses, and PyTorch refuses to unscale gradients of weights in fp16 "
+                f"({option} fp16); use {option} fp32."
+            )
 
 
 def few_bit_notes(values: Mapping[str, Any]) -> list[str]:
