@@ -44,6 +44,7 @@ from tunecast.model.resolve_kernels import (
     check_pure_precision,
     check_scaler,
     few_bit_notes,
+    promotion_notes,
     take_kernels,
     take_master,
     take_quantization,
@@ -348,7 +349,9 @@ def resolve_run(
     if fields.values["num_gpus"] == 1:
         fields.put("fsdp_version", Run(method="full").fsdp_version, "stack-default")
     _refuse_own_linears(fields, architecture)
-    fields.notes.extend((*few_bit_notes(fields.values), *wide_base_notes(architecture, fields.values)))
+    fields.notes.extend(
+        (*few_bit_notes(fields.values), *promotion_notes(fields.values), *wide_base_notes(architecture, fields.values))
+    )
     check_unsloths_experts(architecture, fields.values)
     fields.notes.extend(expert_notes(architecture, fields.values))
     run = Run(**{name: fields.values[name] for name in RUN_FIELDS if name in fields.values})

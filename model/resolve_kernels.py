@@ -126,6 +126,18 @@ def check_scaler(run: Run) -> None:
             )
 
 
+def promotion_notes(values: Mapping[str, Any]) -> list[str]:
+    """That PyTorch computes with both kinds of 16 bits in 32."""
+    dtype, computed = values["dtype"], values["precision"].removesuffix("-autocast")
+    if {dtype, computed} != {"bf16", "fp16"}:
+        return []
+    note = (
+        f"Weights in {dtype} beside {computed} arithmetic: where both meet PyTorch computes in fp32, which takes more "
+        f"memory and time than --dtype {computed}."
+    )
+    return [note]
+
+
 def few_bit_notes(values: Mapping[str, Any]) -> list[str]:
     """What is not counted: LLM.int8's outliers (`quantized_bnb8`), and casts of 4-bit weights that were loaded in fp32,
     as TRL does without a ``dtype``: their ``quant_state`` keeps that dtype, which TRL makes their compute dtype.

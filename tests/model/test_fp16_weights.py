@@ -56,3 +56,12 @@ def test_it_is_refused_with_what_to_type(asked: dict[str, Any], instead: str) ->
 )
 def test_what_trains_is_forecast(asked: dict[str, Any]) -> None:
     assert resolve_run(load_architecture(MODEL), {**SCALED, **asked}).run.precision == "fp16-autocast"
+
+
+def test_both_kinds_of_16_bits_are_told() -> None:
+    assert (torch.ones(1, dtype=torch.bfloat16) + torch.ones(1, dtype=torch.float16)).dtype == torch.float32
+    architecture = load_architecture(MODEL)
+    mixed = resolve_run(architecture, {**SCALED, "method": "lora", "dtype": "bf16"})
+    assert any("PyTorch computes in fp32" in note and "--dtype fp16" in note for note in mixed.notes)
+    alone = resolve_run(architecture, {**SCALED, "method": "lora", "dtype": "fp16"})
+    assert not any("PyTorch computes in fp32" in note for note in alone.notes)
