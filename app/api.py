@@ -130,7 +130,10 @@ def calibrate_device(
 def opened(name: str | None, *, ignore_memory: bool = False) -> Iterator[Device]:
     """A device by name, closed at the end."""
     from tunecast.calibrate.devices.open import default_device_name, open_device
+    from tunecast.catalogs.errors import InputError
 
+    if name is not None and not isinstance(name, str):
+        raise InputError(f'device is {name!r}, but it is a name: "cuda:0", "cpu" or "mock:<gpu-id>".')
     device = open_device(name or default_device_name(), ignore_memory=ignore_memory)
     try:
         yield device

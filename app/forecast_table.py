@@ -304,7 +304,7 @@ def notes(forecasts: Sequence[Forecast]) -> list[str]:
 
 def of_this(note: str, gpu: str) -> str:
     """The note with the card's id in words, so that cards may share it; not inside another word (a file's name)."""
-    return re.sub(rf"(?<![\w-]){re.escape(gpu)}(?![\w-])", "this device" if gpu == "cpu" else "this GPU", note)
+    return re.sub(rf"(?<![\w+-]){re.escape(gpu)}(?![\w-])", "this device" if gpu == "cpu" else "this GPU", note)
 
 
 def price_ages(forecasts: Sequence[Forecast]) -> list[str]:

@@ -93,6 +93,9 @@ def validate_run(
 
     data = _parsed(path)
     if is_run_record(data):
+        unused = [flag for flag, value in (("--config", config), ("--gpu", gpu)) if value is not None]
+        if unused:
+            raise InputError(f"{path} says what ran on which card; leave {' and '.join(unused)} out.")
         return of_run_record(path, records=list(records))
     if isinstance(data, dict) and "log_history" in data:
         return of_trainer_state(path, data, config=config, gpu=gpu, records=list(records))
@@ -152,7 +155,7 @@ def forecast_anew(record: dict[str, Any], records: list[Path]) -> dict[str, Any]
     from tunecast.model.estimate import forecast
     from tunecast.model.forecast_json import forecast_to_dict
     from tunecast.model.question import Question
-    from tunecast.model.target import resolve_targets
+    from tunecast.model.target import device_ids, resolve_targets
 
     if record["architecture"] is None or record["run"] is None:
         raise InputError(f"The record holds no run to forecast anew ({record['why_no_forecast']}); leave --record out.")
@@ -160,7 +163,11 @@ def forecast_anew(record: dict[str, Any], records: list[Path]) -> dict[str, Any]
         raise InputError(f"The record is of {record['hardware']['name']}, which is in no catalog; leave --record out.")
     architecture = architecture_from_dict(record["architecture"])
     options = options_of_run(architecture, driven_run(record)) | {"max_steps": record["max_steps"]}
-    target = resolve_targets([record["hardware"]["gpu"]], fitted_records(records))[0]
+    gpu = str(record["hardware"]["gpu"])
+    calibrations = fitted_records(records, device_ids([gpu]))
+    if calibrations and gpu not in calibrations:
+        raise InputError(f"The run was on {gpu}, and --record has {', '.join(calibrations)}; give a record of {gpu}.")
+    target = resolve_targets([gpu], {own: record for own, record in calibrations.items() if own == gpu})[0]
     return forecast_to_dict(forecast(Question(architecture=architecture, options=options), target))
 
 

@@ -273,7 +273,8 @@ def describe(
     if "scaled_dot_product" in name or name == "_flash_attention_forward":
         return _attention(name, args, kwargs, common)
     if name == "int8_linear_matmul":
-        m, k, n = args[0].shape[0], args[0].shape[1], args[1].shape[0]
+        k, n = args[0].shape[-1], args[1].shape[0]
+        m = args[0].numel() // k
         shape: dict[str, Any] = {"flops": 2.0 * m * n * k, "shape": (m, n, k), "layout": "nt"}
         return Operation(kind=Kind.GEMM, **shape, **{**common, "dtype": "int8"})
     if name == "dequantize_4bit":
