@@ -165,9 +165,10 @@ def forecast_anew(record: dict[str, Any], records: list[Path]) -> dict[str, Any]
     options = options_of_run(architecture, driven_run(record)) | {"max_steps": record["max_steps"]}
     gpu = str(record["hardware"]["gpu"])
     calibrations = fitted_records(records, device_ids([gpu]))
-    if calibrations and gpu not in calibrations:
-        raise InputError(f"The run was on {gpu}, and --record has {', '.join(calibrations)}; give a record of {gpu}.")
-    target = resolve_targets([gpu], {own: record for own, record in calibrations.items() if own == gpu})[0]
+    others = ", ".join(other for other in calibrations if other != gpu)
+    if others:
+        raise InputError(f"The run was on {gpu}, and --record has {others}; give a record of {gpu}.")
+    target = resolve_targets([gpu], calibrations)[0]
     return forecast_to_dict(forecast(Question(architecture=architecture, options=options), target))
 
 

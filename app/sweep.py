@@ -18,8 +18,8 @@ CLASSIC_STEPS = (100, 300, 1000, 3000, 10000)
 CLASSIC_MFU = (0.2, 0.3, 0.4, 0.5, 0.6)
 CLASSIC_DISK_MB_PER_S = (200, 500, 1000, 2000, 5000)
 CLASSIC_LOAD_EFFICIENCY = (0.2, 0.4, 0.6, 0.8, 1.0)
-MOST_SIZES = 6
 AMOUNTS = ("tokens", "num_samples", "num_train_epochs", "max_steps", "dataset")
+MOST_SIZES = 6
 FEWEST_SIZES = 3
 """Sizes that make a family; with fewer all models of the architecture serve."""
 
@@ -66,18 +66,16 @@ def _named(name: str, ask: Ask, metric: str | None, told: Told | None) -> Sweep:
     if name == "what-if":
         return what_if(ask, metric, told)
     steps = ("max_steps", CLASSIC_STEPS)
-    if name in ("size-steps", "efficiency-steps"):
-        _refuse_amounts(name, ask)
     if name == "size-steps":
-        return _grid(_without_amount(ask), (("model", sizes(ask.model)), steps), metric, told)
+        return _grid(_without_amount(name, ask), (("model", sizes(ask.model)), steps), metric, told)
     if name == "efficiency-steps":
-        return _grid(_without_amount(ask), (("mfu", CLASSIC_MFU), steps), metric, told)
+        return _grid(_without_amount(name, ask), (("mfu", CLASSIC_MFU), steps), metric, told)
     rates = (("disk_mb_per_s", CLASSIC_DISK_MB_PER_S), ("load_efficiency", CLASSIC_LOAD_EFFICIENCY))
     return _grid(_with_amount(ask), rates, metric or "load", told)
 
 
-def _refuse_amounts(name: str, ask: Ask) -> None:
-    """Raise InputError where an amount was typed beside an analysis that sweeps it."""
+def _without_amount(name: str, ask: Ask) -> Ask:
+    """The steps are what is swept: an amount beside them is refused, and the length of samples says nothing alone."""
     typed = [option for option in AMOUNTS if ask.options.get(option) is not None]
     if typed:
         flags = ", ".join("--" + option.replace("_", "-") for option in typed)
@@ -85,12 +83,7 @@ def _refuse_amounts(name: str, ask: Ask) -> None:
             f"--analysis {name} goes over numbers of steps, and {flags} says how many; leave {flags} out, or name "
             "your own with --over max_steps=100,1000."
         )
-
-
-def _without_amount(ask: Ask) -> Ask:
-    """The steps are what is swept."""
-    amounts = ("tokens", "num_samples", "mean_tokens", "num_train_epochs", "max_steps", "dataset")
-    kept = {name: value for name, value in ask.options.items() if name not in amounts}
+    kept = {option: value for option, value in ask.options.items() if option not in (*AMOUNTS, "mean_tokens")}
     return Ask(model=ask.model, gpu=ask.gpu, options=kept)
 
 

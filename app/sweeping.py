@@ -100,16 +100,18 @@ def point(ask: Ask, settings: Mapping[str, Any], scales: Mapping[str, float] | N
 
 def _disk(ask: Ask, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Disk rate times efficiency as the rate that the load phase reads."""
+    from tunecast.model.whole_run_options import READERS
+
     if not {"disk_mb_per_s", "load_efficiency"} & set(settings):
         return {}
-    given = list(ask.options.get("phase_rate") or [])
     rate = settings.get("disk_mb_per_s")
     if rate is None:
         raise InputError("A sweep over load_efficiency needs a disk rate; add --over disk_mb_per_s=500,1000,2000.")
     share = settings.get("load_efficiency", 1.0)
     if not 0.0 < share <= 1.0:
         raise InputError(f"load_efficiency is {share:g}, but it is a share of the disk's rate, from above 0 to 1.")
-    return {"phase_rate": [*given, f"disk_read_mb_per_s={rate * share:g}"]}
+    given = READERS["phase_rate"]("phase_rate", ask.options.get("phase_rate") or ())
+    return {"phase_rate": {**given, "disk_read_mb_per_s": rate * share}}
 
 
 def _achieved(mfu: float, peaks: Mapping[str, float]) -> float:

@@ -17,6 +17,8 @@ from tunecast.tables import count
 if TYPE_CHECKING:
     from tunecast.model.factors import FactorSet
     from tunecast.model.forecast import Forecast
+    from tunecast.model.question import Question
+    from tunecast.model.target import Target
 
 HALVED_AND_DOUBLED = (
     "max_length", "per_device_train_batch_size", "gradient_accumulation_steps", "lora_r", "num_gpus",
@@ -129,19 +131,20 @@ def _shown(number: float) -> str:
 
 def uncertain_ends(ask: Ask, base: Forecast) -> list[Ends]:
     """What nobody decides: rates of the device, phases, and which offer one gets."""
-    ends = [*_rate_ends(ask, base), *_phase_ends(ask, base)]
-    price = _price_end(ask, base)
+    from tunecast.asking import asked_question
+
+    question, (target,), _ = asked_question(ask.model, gpu=ask.gpu, **ask.options)
+    ends = [*_rate_ends(question, target, base), *_phase_ends(question, base)]
+    price = _price_end(ask, question, base)
     return [*ends, *([price] if price else [])]
 
 
-def _rate_ends(ask: Ask, base: Forecast) -> list[Ends]:
+def _rate_ends(question: Question, target: Target, base: Forecast) -> list[Ends]:
     """Every kind of operation that takes time, over the 80% interval of its rate; then the scalar factors."""
-    from tunecast.asking import asked_question
     from tunecast.model.on_device import job_factors
     from tunecast.model.priors import load_priors
 
-    question, targets, _ = asked_question(ask.model, gpu=ask.gpu, **ask.options)
-    factors = job_factors(targets[0], base.architecture, base.run, question.options)
+    factors = job_factors(target, base.architecture, base.run, question.options)
     ends = []
     for kind in KINDS:
         log_sd = math.hypot(
@@ -202,21 +205,20 @@ def fitted_log_sd(factors: FactorSet, param: str) -> float:
     return min(alone, 1.0 / math.sqrt(precision)) if precision > 0.0 else alone
 
 
-def _phase_ends(ask: Ask, base: Forecast) -> list[Ends]:
+def _phase_ends(question: Question, base: Forecast) -> list[Ends]:
     """Phases around the training, over the interval of their time; the user's own minutes of others stay."""
-    typed, ends = list(ask.options.get("phase_min") or ()), []
+    ends = []
     for phase in () if base.whole_run is None else base.whole_run.phases:
         if phase.name in ("train", "interruptions") or not phase.hours.low < phase.hours.high:
             continue
         minutes = [hours * 60 for hours in (phase.hours.low, phase.hours.high)]
-        others = [text for text in typed if str(text).partition("=")[0].strip() != phase.name]
-        low, high = ({"phase_min": [*others, f"{phase.name}={value:g}"]} for value in minutes)
+        low, high = ({"phase_min": {**question.whole_run.phase_min, phase.name: value}} for value in minutes)
         labels = (f"{minutes[0]:.3g} min", f"{minutes[1]:.3g} min")
         ends.append(Ends(name=f"phase {phase.name}", kind="uncertain", labels=labels, low=(low, {}), high=(high, {})))
     return ends
 
 
-def _price_end(ask: Ask, base: Forecast) -> Ends | None:
+def _price_end(ask: Ask, question: Question, base: Forecast) -> Ends | None:
     """From the offer that was taken to the median one of the same kind, among those that leave fewest GPUs idle: a
     machine of eight for one GPU is a machine of another size, not a dearer offer."""
     from tunecast.catalogs.price_book import price_book
@@ -227,7 +229,7 @@ def _price_end(ask: Ask, base: Forecast) -> Ends | None:
     taken = base.offer["usd_per_hour"]
     kinds = (str(base.offer["price_type"]),)
     book = price_book(tuple(ask.options.get("prices") or ()))
-    offers = candidate_prices(base.gpu, base.run.num_gpus, kinds, book=book, options=ask.options)
+    offers = candidate_prices(base.gpu, base.run.num_gpus, kinds, book=book, options=question.options)
     fewest = min((price.offer["gpus_paid"] for price in offers), default=0)
     rents = sorted(price.usd_per_h for price in offers if price.offer["gpus_paid"] == fewest)
     usual = rents[len(rents) // 2] if rents else taken

@@ -50,11 +50,6 @@ def newest(files: Iterable[Path]) -> list[Path]:
     return sorted([*others, *(path for _, path in made.values())])
 
 
-def _device(path: Path) -> str | None:
-    """Device of a calibration; None of anything else."""
-    return _calibrated(path)[0]
-
-
 def _calibrated(path: Path) -> tuple[str | None, str]:
     """Device and day of a calibration; None of anything else, which its reader will tell about."""
     try:
@@ -83,7 +78,7 @@ def fitted_records(paths: Records, asked: Collection[str] = (), named: Records |
 def _asked_for(files: Sequence[Path], asked: Collection[str], named: Iterable[str | Path]) -> list[Path]:
     """The files without those of a folder that are of devices nobody asked for, unless that leaves none."""
     folders = {path for path in map(Path, named) if path.is_dir()}
-    kept = [path for path in files if not asked or path.parent not in folders or _device(path) in {None, *asked}]
+    kept = [path for path in files if not asked or path.parent not in folders or _calibrated(path)[0] in {None, *asked}]
     return kept or list(files)
 
 

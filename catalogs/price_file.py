@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 import re
 import reprlib
 from collections.abc import Mapping, Sequence
@@ -127,9 +126,9 @@ class _Line:
         text = self.text(column)
         if not text:
             return None
-        value = float(text) if PLAIN_NUMBER.fullmatch(text) else math.nan
-        if math.isnan(value):
+        if not PLAIN_NUMBER.fullmatch(text):
             raise self.fault(column, f"is {reprlib.repr(text)}, not a number; type for example 2.5")
+        value = float(text)
         if value > MOST_AMOUNT:
             raise self.fault(column, f"is {text}, which is above {MOST_AMOUNT:g}; type for example 2.5")
         if value < 0 or (value == 0 and not zero):

@@ -235,10 +235,9 @@ def priced(
 ) -> Iterator[Candidate]:
     """The fastest allowed plan of each method and number of GPUs, from each of the offers that are tried."""
     for row in best_plans(plans, screened.step_s[device], allowed).values():
-        share = forward_frac(search, plans[row].run, target)
+        step_s, share = exact(float(screened.step_s[device, row])), forward_frac(search, plans[row].run, target)
         host_bytes = host_need_bytes(search.job.architecture, plans[row].run)
         for price in prices_for(search, target, plans[row].run.num_gpus, host_bytes=host_bytes):
-            step_s = exact(float(screened.step_s[device, row]))
             whole = whole_of(search, plans[row].run, target, step_s, price, forward_frac=share)
             assert whole.cost_usd is not None
             if not math.isfinite(whole.total_time_h.value * whole.cost_usd.value):

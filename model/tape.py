@@ -71,8 +71,9 @@ class Tape:
         self.first_run = False
         """Whether a non-reentrant checkpoint runs its function for the first time, under autograd."""
         self._held: list[Tensor] = []
-        self._held_in_layer: list[Tensor] = []
         """What something outside autograd keeps until the end of the backward."""
+        self._held_in_layer: list[Tensor] = []
+        """The same until the end of the backward of the layer that is recomputed."""
 
     # -- recording -----------------------------------------------------------------------------
 

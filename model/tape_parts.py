@@ -148,8 +148,8 @@ def storages(tensors: Iterable[Tensor]) -> tuple[Storage, ...]:
 def widest(dtypes: Iterable[str]) -> str:
     """The dtype that arithmetic promotes to: the largest floating one among several, of both kinds of 16 bits fp32."""
     found = set(dtypes)
-    return "fp32" if found >= SIXTEEN else max(found, key=_WIDTH.__getitem__)
+    return "fp32" if found >= _SIXTEEN else max(found, key=_WIDTH.__getitem__)
 
 
-SIXTEEN = {"bf16", "fp16"}
-_WIDTH = {name: (name in ("fp32", "bf16", "fp16"), n_bytes) for name, n_bytes in DTYPE_BYTES.items()}
+_SIXTEEN = {"bf16", "fp16"}
+_WIDTH = {name: (name in {"fp32", *_SIXTEEN}, n_bytes) for name, n_bytes in DTYPE_BYTES.items()}

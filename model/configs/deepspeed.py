@@ -6,7 +6,7 @@ from tunecast.catalogs.errors import InputError
 from tunecast.model.configs.frameworks import refuse, refuse_unsupported
 from tunecast.model.configs.run_file import Draft
 from tunecast.model.configs.source import Source
-from tunecast.model.configs.spread import OFF_WORDS, put_sharding
+from tunecast.model.configs.spread import asks, put_sharding
 from tunecast.model.configs.zero_fields import check_reductions, check_sizes, put_optimizer
 from tunecast.model.resolve_parallel import ZERO
 
@@ -82,7 +82,7 @@ def zero_sharding(source: Source, field: str) -> str:
 
 def put_offload(source: Source, draft: Draft, field: str) -> None:
     device = source.get(field)
-    if device is not None and str(device).lower() not in OFF_WORDS:
+    if asks(device):
         where = "all" if "offload_param" in field else "optimizer"
         draft.put("offload", where if str(device) == "cpu" else str(device), field)
 

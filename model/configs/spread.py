@@ -36,6 +36,13 @@ _UNBUILT = {
 }
 """Keys of accelerate's plugin that change the run and are not built."""
 OFF_WORDS = ("no", "none", "false", "")
+
+
+def asks(value: Any) -> bool:
+    """Whether a field asks for what it names; absent, it does not."""
+    return str(value).lower() not in OFF_WORDS
+
+
 FSDP_TODAY = 2
 """FSDP's version where nothing names one (`resolve_parallel`)."""
 CAST = "Under ZeRO, DeepSpeed trains in pure {}, with an fp32 copy and fp32 optimizer states of what is trained."
@@ -109,14 +116,14 @@ def read_fsdp_config(
     if draft.options.get("sharding") in FSDP:
         _check_units(source, *find("auto_wrap_policy"))
     offload, field = find("offload_params")
-    if offload is not None and str(offload).lower() not in OFF_WORDS:
+    if asks(offload):
         draft.put("offload", True, field)
     checkpointing, field = find("activation_checkpointing")
-    if checkpointing is not None and str(checkpointing).lower() not in OFF_WORDS:
+    if asks(checkpointing):
         _put_own_checkpoints(source, draft, str(field))
     for key, what in _UNBUILT.items():
         value, field = find(key)
-        if value is not None and str(value).lower() not in OFF_WORDS:
+        if asks(value):
             refuse(source, str(field), value, what)
 
 

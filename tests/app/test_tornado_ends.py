@@ -20,8 +20,9 @@ GPU = "l40s-48gb"
 runner = CliRunner()
 
 
-def test_the_users_own_minutes_stay_while_another_phase_moves() -> None:
-    own = {**RUN, "phase_min": ["setup=60"]}
+@pytest.mark.parametrize("minutes_asked", [["setup=60"], "setup=60", {"setup": 60.0}])
+def test_the_users_own_minutes_stay_while_another_phase_moves(minutes_asked: Any) -> None:
+    own = {**RUN, "phase_min": minutes_asked}
     found = sweep(MODEL, gpu=GPU, metric="time", **own)
     bars = {bar.name: bar for bar in found.bars}
     assert "phase setup" not in bars
