@@ -22,11 +22,12 @@ from tunecast.calibrate.trace.spec import architecture_from_dict, run_from_dict
 from tunecast.catalogs.errors import InputError
 from tunecast.model.architecture import Architecture
 from tunecast.model.curve_names import kind_of
-from tunecast.model.factors import HOST_S_PER_LAUNCH, Factor, FactorSet
+from tunecast.model.factors import HOST_S_PER_LAUNCH, Curve, Factor, FactorSet
 from tunecast.model.factors_io import factors_to_dict
 from tunecast.model.operation import Kind, Operation
 from tunecast.model.phase_table import phase_table
 from tunecast.model.run import Run
+from tunecast.model.upcasts import upcast_bytes_per_s, upcast_curve
 from tunecast.model.value import Z80
 from tunecast.model.workspaces import workspace_bytes
 
@@ -45,12 +46,14 @@ class StepFitter:
         synchronous: bool,
         processors: int | None = None,
         workspaces: int = 0,
+        upcast_bytes_per_s: float | None = None,
         inventory: Inventory,
     ) -> None:
         self.gpu = gpu
         self.synchronous = synchronous
         self.processors = processors
         self.workspaces = workspaces
+        self.upcast_bytes_per_s = upcast_bytes_per_s
         self.inventory = inventory
 
     def fit(self, trials: Sequence[Trial]) -> StepFitter:
@@ -58,7 +61,7 @@ class StepFitter:
         self.curves_ = self.fit_curves(trials)
         base = FactorSet(
             gpu=self.gpu,
-            curves={name: fitted.curve for name, fitted in self.curves_.items()},
+            curves=self._with_upcasts({name: fitted.curve for name, fitted in self.curves_.items()}),
             factors={**_curve_factors(self.curves_), **rate_factors(trials)},
             step_log_sd=0.0,
             memory_overhead_bytes=gauge_memory(trials, platform=self.platform, workspaces=self.workspaces),
@@ -84,6 +87,9 @@ class StepFitter:
                 "The record has no usable gemm trials, so there is nothing to fit: run `tunecast calibrate --fresh`."
             )
         return fitted
+
+    def _with_upcasts(self, curves: dict[str, Curve]) -> dict[str, Curve]:
+        return {**upcast_curve(curves.get(str(Kind.MEMORY)), self.upcast_bytes_per_s), **curves}
 
     def _in_steps(self, name: str, fitted: FittedCurve) -> FittedCurve:
         """The curve with what whole steps shall tell apart: kernels in the cache, products bound by their bytes."""
@@ -169,6 +175,7 @@ def fit_record(record: Mapping[str, Any], *, inventory: Inventory = step_invento
         synchronous=hardware["device"] == "cpu",
         processors=hardware.get("multiprocessors"),
         workspaces=workspace_bytes(hardware.get("compute_capability")),
+        upcast_bytes_per_s=upcast_bytes_per_s(hardware, record["software"]),
         inventory=inventory,
     ).fit(record["trials"])
     return {

@@ -101,9 +101,10 @@ def communication_operations(architecture: Architecture, run: Run) -> list[Opera
 
 
 def reduced_times(run: Run) -> tuple[int, bool]:
-    """How often a gradient is reduced in a step, and whether that is once however many micro-batches it has."""
+    """How often a gradient is reduced in a step, and whether that is once: no stage of a pipeline waits for it then."""
     every = shards_of(run).gradients or run.sync_each_micro_batch
-    return (run.gradient_accumulation_steps if every else 1), not every
+    times = run.gradient_accumulation_steps if every else 1
+    return times, times == 1
 
 
 def reductions(name: str, buckets: tuple[tuple[int, ...], tuple[int, ...]], run: Run) -> list[Operation]:

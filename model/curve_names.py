@@ -15,6 +15,7 @@ from tunecast.model.operation import (
     SOFTMAX,
     STRAIGHT,
     STRIDED,
+    UPCAST,
     Kind,
     Operation,
     Phase,
@@ -46,8 +47,8 @@ def curve_key(operation: Operation) -> str:
         return f"attention{kernel}.{operation.dtype}.{direction}"
     if operation.layout in (CHUNKED, SOFTMAX):
         return f"{operation.kind}-{operation.layout}.{'backward' if operation.phase is Phase.BACKWARD else 'forward'}"
-    if operation.layout == STRIDED:
-        return f"{operation.kind}-{STRIDED}"
+    if operation.layout == STRIDED or (operation.layout == UPCAST and operation.kind is Kind.MEMORY):
+        return f"{operation.kind}-{operation.layout}"
     return str(Kind.MEMORY if operation.layout == STRAIGHT else operation.kind)
 
 

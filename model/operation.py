@@ -64,6 +64,8 @@ SOFTMAX = "softmax"
 STRIDED = "strided"
 """Layouts of what only moves bytes, but not straight through memory: softmaxes of rows, forward and backward; and rows
 joined or cut, and heads moved to another dimension."""
+UPCAST = "upcast"
+"""Layout of casts from 16 bits to 32, for which PyTorch has a kernel of its own (`upcasts`)."""
 STRAIGHT = "straight"
 """Layout of arithmetic on logits beside their cross-entropy, whose curve has softmaxes in it: as all memory."""
 GROUPED = "grouped"
@@ -109,7 +111,7 @@ class Operation:
     """Of a product ``nt`` forward, ``nn`` input gradient, ``tn`` weight gradient, by the kernel for experts
     ``nt-grouped`` and so on; of attention `NATIVE`, `FLASH`,
     `EFFICIENT`, or nothing: what ``sdpa`` runs; of what only moves bytes `CHUNKED`, `SOFTMAX`, `STRIDED`,
-    `STRAIGHT` or nothing."""
+    `UPCAST`, `STRAIGHT` or nothing."""
     count: float = 1.0
     """Executions per optimizer step on one GPU."""
     group: int = 0

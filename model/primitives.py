@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tunecast.model.operation import STRIDED, Kind
+from tunecast.model.operation import STRIDED, UPCAST, Kind
 from tunecast.model.tape import Grads, Tape, Tensor, widest
 
 Cache = dict[str, Tensor]
@@ -57,15 +57,20 @@ def cast(tape: Tape, x: Tensor, dtype: str, *, name: str = "cast") -> Tensor:
     """``x.to(dtype)``; nothing happens when it has that dtype already. Saves nothing."""
     if x.dtype == dtype:
         return x
-    out = elementwise(tape, name, (x,), x.elements, dtype)
+    out = elementwise(tape, name, (x,), x.elements, dtype, layout=cast_layout(x.dtype, dtype))
     return tape.record(out, (x,), lambda grad: (cast_gradient(tape, grad, x.dtype, name),))
+
+
+def cast_layout(old: str, new: str) -> str:
+    """That of a kernel that casts: from 16 bits to 32 PyTorch's is one of its own (`upcasts`)."""
+    return UPCAST if new == "fp32" and old in ("bf16", "fp16") else ""
 
 
 def cast_gradient(tape: Tape, grad: Tensor, dtype: str, name: str) -> Tensor:
     """Backward of a cast: the gradient in the input's dtype."""
     if grad.dtype == dtype:
         return grad
-    return elementwise(tape, name, (grad,), grad.elements, dtype)
+    return elementwise(tape, name, (grad,), grad.elements, dtype, layout=cast_layout(grad.dtype, dtype))
 
 
 def autocast_weight(tape: Tape, weight: Tensor, dtype: str | None, cache: Cache) -> Tensor:

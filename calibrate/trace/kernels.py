@@ -20,6 +20,7 @@ from tunecast.model.operation import (
     expert_shape,
     grouped_layout,
 )
+from tunecast.model.primitives import cast_layout
 from tunecast.model.primitives_heavy import EFFICIENT_IN_REGISTERS, WIDEST_FLASH
 
 NO_KERNEL = frozenset(
@@ -286,7 +287,7 @@ def describe(
     if wide is not None and name not in ("embedding", "embedding_dense_backward"):
         layout = STRAIGHT if name in SHAPING else ""
         return Operation(kind=Kind.LOSS, launches=launches, shape=wide, layout=layout, **common)
-    return Operation(kind=Kind.MEMORY, launches=launches, layout=walk_of(name, args), **common)
+    return Operation(kind=Kind.MEMORY, launches=launches, layout=walk_of(name, args, out), **common)
 
 
 SHAPING = ("div", "mul", "tanh", "tanh_backward")
@@ -295,10 +296,12 @@ SOFTMAXES = ("_softmax", "_safe_softmax", "_softmax_backward_data")
 JOINS = ("cat", "stack", "slice_backward")
 
 
-def walk_of(name: str, args: Any) -> str:
-    """How a kernel that moves bytes walks through memory, where that is not straight."""
+def walk_of(name: str, args: Any, out: Any) -> str:
+    """How a kernel that moves bytes walks through memory, where that is not straight; or that it casts to 32 bits."""
     if name in SOFTMAXES:
         return SOFTMAX
+    if name == "_to_copy":
+        return cast_layout(dtype_name([args[0]]), dtype_name([out]))
     moves = name == "clone" and not args[0].is_contiguous()
     return STRIDED if moves or name in JOINS else ""
 
