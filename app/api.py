@@ -142,11 +142,17 @@ def opened(name: str | None, *, ignore_memory: bool = False) -> Iterator[Device]
 
 
 def fit(record: str | Path) -> FactorSet:
-    """Fit the factors of a record and write them into its file; needs scipy."""
+    """Fit the factors of a record and write them into its file; needs scipy.
+
+    Raises InputError where `record` is no path or no record.
+    """
     from tunecast.calibrate.fit import fit_record
     from tunecast.calibrate.record import add_fitted, read_record
+    from tunecast.catalogs.errors import InputError
     from tunecast.model.factors_io import factors_from_dict
 
+    if not isinstance(record, str | Path):
+        raise InputError(f"record is {record!r}, but it is the path of a calibration's file.")
     path = Path(record)
     fitted = fit_record(read_record(path))
     add_fitted(path, fitted)

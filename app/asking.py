@@ -40,7 +40,8 @@ def asked_question(
     from tunecast.model.whole_run_options import split_whole_run
 
     model, options = str(model) if isinstance(model, Path) else model, plain_numbers(options)
-    _check_types(model, gpu, options.get("num_gpus"))
+    _check_types(model, options.get("num_gpus"))
+    names = gpu_names(gpu)
     check_switches(options)
     calibrations, observations = split_records(records)
     around, options = split_whole_run(options)
@@ -58,9 +59,6 @@ def asked_question(
         source=source,
         observations=observations,
     )
-    names = [gpu] if isinstance(gpu, str) else list(gpu)
-    if not names:
-        raise InputError("gpu=[] names no device; give for example gpu='l40s', or gpu='all'.")
     ids = () if share_host else device_ids(names)
     targets = resolve_targets(names, fitted_records(calibrations, ids, records), share_host=share_host)
     refuse_unused(observations, [target.id for target in targets])
@@ -72,14 +70,22 @@ def several_paths(given: str | Path | Iterable[str | Path]) -> tuple[str | Path,
     return (given,) if isinstance(given, str | Path) else tuple(given)
 
 
-def _check_types(model: Any, gpu: Any, num_gpus: Any) -> None:
+def gpu_names(gpu: str | Iterable[str]) -> list[str]:
+    """The devices that were given, of which one may stand alone."""
+    names = [gpu] if isinstance(gpu, str) else list(gpu) if isinstance(gpu, Iterable) else [gpu]
+    if not names:
+        raise InputError("gpu=[] names no device; give for example gpu='l40s', or gpu='all'.")
+    if not all(isinstance(name, str) for name in names):
+        raise InputError(f"gpu is {gpu!r}, but it is a word or several; give for example gpu='l40s', or gpu='all'.")
+    return names
+
+
+def _check_types(model: Any, num_gpus: Any) -> None:
     """What only Python can get wrong: the command line gives words."""
     if not isinstance(model, str):
         raise InputError(f"model is {model!r}, but it is the name of a model or the path of a file, as a word.")
     if not model.strip():
         raise InputError("The model is an empty word; name one, for example meta-llama/Llama-3.1-8B, or a config.json.")
-    if not isinstance(gpu, str | Iterable):
-        raise InputError(f"gpu is {gpu!r}, but it is a word or several; give for example gpu='l40s', or gpu='all'.")
     if num_gpus not in (None, "auto"):
         from tunecast.model.read_numbers import whole_number
 

@@ -52,14 +52,14 @@ def recommend(
     other kinds (community, marketplace, reserved, committed).
     Raises InputError for what cannot be used, with what to type instead.
     """
-    from tunecast.asking import several_paths
+    from tunecast.asking import gpu_names, several_paths
     from tunecast.calibrate.fitted_records import fitted_records
     from tunecast.model.market import survey
     from tunecast.model.num_gpus import parse_hours
     from tunecast.model.recommend import choose
     from tunecast.model.target import device_ids
 
-    model, options = str(model), plain_numbers(options)
+    model, options, names = str(model), plain_numbers(options), gpu_names(gpu)
     around, options = _around(options, spot)
     limits = _limits(
         budget_usd=_above_zero("--budget", budget),
@@ -73,7 +73,6 @@ def recommend(
     search, notes = _search(
         model, options, _several(methods), max_gpus, global_batch, limits, around, several_paths(prices)
     )
-    names = [gpu] if isinstance(gpu, str) else list(gpu)
     targets = _rentable(names, fitted_records(records, device_ids(names)))
     _check_bridges(search, targets)
     with garbage_uncollected():

@@ -14,7 +14,7 @@ import numpy as np
 
 from tunecast.calibrate.stats import MAD_TO_SD
 from tunecast.model.curves import Array
-from tunecast.model.operation import EFFICIENT, MASKED, SOFTMAX, STRIDED, Kind, Operation, Phase, grouped_layout
+from tunecast.model.operation import EFFICIENT, MASKED, SOFTMAX, STRIDED, UPCAST, Kind, Operation, Phase, grouped_layout
 from tunecast.model.units import DTYPE_BYTES
 
 Trial = Mapping[str, Any]
@@ -112,11 +112,12 @@ def memory_operation(params: Mapping[str, Any]) -> Operation:
 
 
 def walk_operation(params: Mapping[str, Any]) -> Operation:
-    """The kernels of a ``walk`` trial, by what they read and write; `SOFTMAX` backward and a cut are two."""
+    """The kernels of a ``walk`` trial, by what they read and write; `SOFTMAX` backward and a cut are two, and a cast
+    writes twice what it reads."""
     op, dtype = str(params["op"]), str(params["dtype"])
     inner = float(params["rows"]) * float(params["width"]) * float(params.get("heads", 1))
     whole = inner + float(params["rows"]) * float(params.get("more", 0))
-    moved = {"softmax_backward": 6.0 * inner, "cut": whole + 2.0 * inner}.get(op, 2.0 * whole)
+    moved = {"softmax_backward": 6.0 * inner, "cut": whole + 2.0 * inner, UPCAST: 3.0 * inner}.get(op, 2.0 * whole)
     return Operation(
         name=op,
         kind=Kind.MEMORY,
@@ -124,7 +125,7 @@ def walk_operation(params: Mapping[str, Any]) -> Operation:
         dtype=dtype,
         bytes=moved * DTYPE_BYTES[dtype],
         launches=2.0 if op in ("softmax_backward", "cut") else 1.0,
-        layout=SOFTMAX if op.startswith("softmax") else STRIDED,
+        layout=SOFTMAX if op.startswith("softmax") else UPCAST if op == UPCAST else STRIDED,
     )
 
 

@@ -19,7 +19,7 @@ from tunecast.catalogs.errors import InputError
 from tunecast.model.architecture import Architecture
 from tunecast.model.architectures import architecture_from_config
 from tunecast.model.grouped import has_grouped_kernel
-from tunecast.model.operation import CHOSEN, EFFICIENT, FLASH
+from tunecast.model.operation import CHOSEN, EFFICIENT, FLASH, UPCAST
 from tunecast.model.resolve import resolve_run
 from tunecast.model.sdpa import WIDEST
 from tunecast.model.target import emulates_bf16
@@ -189,7 +189,8 @@ def _grouped(table: PlanTable, hardware: Hardware) -> Iterator[TrialSpec]:
 
 
 def _walks(table: PlanTable, hardware: Hardware) -> Iterator[TrialSpec]:
-    """Softmaxes of rows in the dtype of training and in fp32, each forward and backward; rows joined, cut and moved."""
+    """Softmaxes of rows in the dtype of training and in fp32, each forward and backward; rows joined, cut and moved;
+    activations cast to 32 bits."""
     dtype = training_dtype(hardware)
     found: list[dict[str, Any]] = [
         {"op": op, "rows": rows, "width": width, "dtype": kind}
@@ -201,6 +202,7 @@ def _walks(table: PlanTable, hardware: Hardware) -> Iterator[TrialSpec]:
         found += [{"op": op, "rows": rows, "width": width, "more": more, "dtype": dtype} for op in ("join", "cut")]
     for tokens, heads, width in table.moved:
         found.append({"op": "heads", "rows": tokens, "heads": heads, "width": width, "dtype": dtype})
+    found += [{"op": UPCAST, "rows": rows, "width": width, "dtype": dtype} for rows, width in table.cast_up]
     for params in found:
         yield TrialSpec(bench="walk", params=params, repeats=table.repeats, warmup=table.warmup)
 

@@ -66,6 +66,8 @@ class PlanTable:
     """(rows, width, columns beside them): a sink's score beside those of the keys, half a head beside the other."""
     moved: tuple[tuple[int, int, int], ...] = ()
     """(tokens, heads, head size) of heads that come before positions."""
+    cast_up: tuple[tuple[int, int], ...] = ()
+    """(tokens, width) of activations cast from 16 bits to 32, as adapters' inputs are."""
     dequant: tuple[tuple[int, int], ...] = ()
     """(out, in) of quantized weights."""
     matmul_4bit: tuple[tuple[int, int, int], ...] = ()
@@ -202,6 +204,7 @@ GPU_QUICK = PlanTable(
     softmax=((16384, 512), (32768, 1024), (49152, 2048), (65536, 4096), (16384, 8192)),
     joined=((32768, 2048, 1), (65536, 4096, 1), (65536, 64, 64), (262144, 32, 32)),
     moved=((2048, 16, 256), (4096, 32, 128), (8192, 32, 128), (8192, 64, 64)),
+    cast_up=((512, 4096), (2048, 4096), (8192, 4096), (4096, 14336), (8192, 14336)),
     dequant=((1024, 4096), (4096, 4096), (14336, 4096), (1024, 8192), (8192, 8192), (28672, 8192)),
     matmul_4bit=((512, 4096, 4096), (2048, 14336, 4096), (2048, 8192, 8192)),
     attention=(

@@ -68,9 +68,9 @@ def calibrate(
     Interrupted (by the user or a lost device), the partial file stays and the next call resumes it,
     unless `fresh`. Out-of-memory and failed trials are recorded and the rest goes on. The device stays open.
     """
-    folder = prepare_folder(Path(out_dir))
     hardware = device.hardware()
     plan = calibration_plan(hardware, mode, checked_gpus(device, num_gpus))
+    folder = prepare_folder(Path(out_dir))
     software = device.software()
     partial = Partial(folder / f"{partial_slug(hardware, mode)}.partial.jsonl", _identity(hardware, software, mode))
     if not fresh:
@@ -123,8 +123,8 @@ def checked_gpus(device: Device, asked: int | None) -> int:
     there = 1 if peers is None else int(peers())
     if asked is None:
         return there
-    if asked < 1:
-        raise InputError(f"--num-gpus is {asked}, but it must be at least 1; 1 measures no collectives.")
+    if not isinstance(asked, int) or isinstance(asked, bool) or asked < 1:
+        raise InputError(f"--num-gpus is {asked!r}, but it must be at least 1; 1 measures no collectives.")
     cores = max(os.cpu_count() or 1, FEWEST_PROCESSES)
     if peers is None and asked > cores and device.hardware().device == "cpu":
         raise InputError(

@@ -279,7 +279,7 @@ def mixed_heads(
         window=block.window if takes_windows(step.run) else None,
         spans=step.run.attention_spans,
     )
-    if step.run.attn_implementation == "flash_attention_2":
+    if step.run.attn_implementation == "flash_attention_2" and step.run.stack != UNSLOTH:
         look_for_packing(step)
     bias = None if mask is None else heavy.mask_bias(tape, mask, q.dtype, shape)
     out = heavy.flash_attention(
@@ -328,7 +328,8 @@ def held_mask(step: Step, mask: Tensor | None) -> tuple[Tensor, ...]:
 def look_for_packing(step: Step) -> None:
     """A value that every layer reads, for one sample only: whether its positions restart.
 
-    Source: transformers ``_is_packed_sequence``.
+    Source: transformers ``_is_packed_sequence``; Unsloth calls FlashAttention's own function (``run_attention`` of
+    ``unsloth/utils/attention_dispatch.py``).
     """
     if step.run.per_device_train_batch_size > 1:
         return

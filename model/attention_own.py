@@ -217,7 +217,7 @@ def plain_products(step: Step, block: Attention, q: Tensor, k: Tensor, v: Tensor
     q, k, v = wide = [ops.cast(tape, tensor, "fp32") for tensor in (q, k, v)]
     q, k = (ops.scale(tape, tensor, name="scores_scale") for tensor in (q, k))
     q = eager.folded(tape, q, batch)
-    k, v = (ops.repeat_heads(tape, heads, block.num_heads, single=batch == 1) for heads in (k, v))
+    k = ops.repeat_heads(tape, k, block.num_heads, single=batch == 1)
     scores = eager.batched_product(tape, "scores", q, k, (count, length, length, dim), b_transposed=True)
     masked = ops.elementwise(tape, "scores_mask", (scores, numbers), scores.elements, "fp32")
     masked = tape.record(masked, (scores,), lambda grad: (grad,))
@@ -225,6 +225,7 @@ def plain_products(step: Step, block: Attention, q: Tensor, k: Tensor, v: Tensor
     tape.hold(masked, *wide)
     if dtype != weights.dtype:  # returned beside the output, unused
         ops.elementwise(tape, "softmax_cast", (weights,), weights.elements, dtype)
+    v = ops.repeat_heads(tape, v, block.num_heads, single=batch == 1)
     mixed = eager.batched_product(tape, "values", weights, v, (count, length, dim, length), b_transposed=False)
     mixed = ops.cast(tape, eager.gradient_folded(tape, mixed, batch), dtype)
     return eager.unfolded(tape, mixed, 1)  # its gradient is copied in fp32 already

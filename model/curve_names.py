@@ -32,7 +32,7 @@ class UnmeasuredError(InputError):
         self.gpu, self.curve, self.known = gpu, curve, known
         super().__init__(
             f"The factors of {gpu} have no curve {curve!r} (they have {', '.join(known) or 'none'}): "
-            "calibrate the device with a run of that precision, or choose another --precision."
+            "a calibration measures the precisions that its device trains in; choose another --precision."
         )
 
 

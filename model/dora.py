@@ -12,7 +12,7 @@ from tunecast.model import primitives_heavy as heavy
 from tunecast.model.architecture import Linear
 from tunecast.model.context import Step
 from tunecast.model.products import operands, product
-from tunecast.model.tape import Grads, Tape, Tensor
+from tunecast.model.tape import Grads, Tape, Tensor, widest
 
 
 def adapted_result(step: Step, where: str, linear: Linear, entry: Tensor, result: Tensor) -> Tensor:
@@ -32,8 +32,9 @@ def adapted_result(step: Step, where: str, linear: Linear, entry: Tensor, result
     if run.lora_dropout > 0:
         unbiased = product(step, linear.name, dropped, weight, k=linear.in_features, n=linear.out_features)
     elif linear.bias:
-        unbiased = ops.elementwise(tape, "dora.sub", (result,), result.elements, result.dtype)
-        tape.record(unbiased, (result,), lambda grad: (grad,))
+        bias = step.run.dtype  # in fp32 also where autocast leaves results in 16 bits
+        unbiased = ops.elementwise(tape, "dora.sub", (result,), result.elements, widest((result.dtype, bias)))
+        tape.record(unbiased, (result,), lambda grad: (ops.cast_gradient(tape, grad, result.dtype, "dora.sub"),))
     rest = ops.shift(tape, ratio, name="dora.sub")
     base = ops.multiply(tape, unbiased, rest, name="dora.mul")
     low = ops.scale(tape, ops.multiply(tape, delta, ratio, name="dora.mul"), name="dora.scale")

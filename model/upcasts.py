@@ -24,8 +24,8 @@ BYTES_PER_CLOCK = 7.3
 """Read and written, of one multiprocessor."""
 LOG_SD = 0.15
 """Assumed: both figures agree within 1%, of two generations."""
-VECTORISED_SINCE = (2, 13)
-"""PyTorch's version; assumed to be the first after the change."""
+VECTORISED_SINCE = (2, 15)
+"""PyTorch's version: the first that was branched off after September 2026 (pytorch pull request 196028)."""
 MEGA = 1e6
 
 

@@ -1,6 +1,7 @@
 """Benchmarks of kernels that do not walk straight through memory: softmaxes of rows, rows joined and cut, heads moved.
 
-They are what attention as plain products does between these; fused attention has none of the first.
+They are what attention as plain products does between these; fused attention has none of the first. Casts from 16 bits
+to 32 do walk straight, but not at a copy's pace everywhere (`upcasts`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from tunecast.calibrate.bench.timing import Prepared, copies_to_rotate
 from tunecast.calibrate.devices.backend import Backend
 from tunecast.calibrate.trace.hf import torch_dtype
 from tunecast.catalogs.errors import InputError
+from tunecast.model.operation import UPCAST
 from tunecast.model.units import DTYPE_BYTES
 
 Call = Callable[[], object]
@@ -66,10 +68,19 @@ def _heads(p: dict[str, Any], backend: Backend) -> Call:
     return lambda: flat.transpose(0, 1).contiguous()
 
 
+def _upcast(p: dict[str, Any], backend: Backend) -> Call:
+    """As PEFT casts an adapter's input (``_cast_input_dtype``)."""
+    import torch
+
+    activations = normal(backend, p["rows"], p["width"], dtype=p["dtype"])
+    return lambda: activations.to(torch.float32)
+
+
 CALLS: dict[str, Callable[[dict[str, Any], Backend], Call]] = {
     "softmax": _softmax,
     "softmax_backward": _softmax_backward,
     "join": _join,
     "cut": _cut,
     "heads": _heads,
+    UPCAST: _upcast,
 }

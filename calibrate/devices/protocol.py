@@ -20,7 +20,7 @@ class TrialSpec:
     ==============  ==========================================================================
     ``gemm``        m, n, k, dtype, layout (nt | nn | tn)
     ``memory``      op (copy | read | write | add), bytes (moved in all, read + written), dtype
-    ``walk``        op (softmax | softmax_backward | join | cut | heads), rows, width, dtype; join and cut also
+    ``walk``        op (softmax | softmax_backward | join | cut | heads | upcast), rows, width, dtype; join and cut also
                     more (columns beside the width), heads also heads
     ``dequant``     elements, quant_type, double_quant, dtype, rows, cols
     ``matmul_4bit`` m, n, k, quant_type, double_quant, dtype, pass (forward | backward)

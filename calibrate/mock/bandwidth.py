@@ -7,6 +7,7 @@ import math
 from tunecast.calibrate.mock.card import Card
 from tunecast.calibrate.mock.physics import MemoryPhysics, Physics
 from tunecast.calibrate.mock.work import Work
+from tunecast.model.operation import UPCAST
 
 SOFTMAXES = ("softmax", "logsumexp", "cross_entropy", "nll")
 REDUCTIONS = ("mean", "sum", "norm", "amax")
@@ -15,8 +16,10 @@ GATHERS = ("embedding", "index", "gather", "scatter", "where")
 CLASSES = ((SOFTMAXES, "softmax"), (GATHERS, "gather"), (REDUCTIONS, "reduction"), (STRIDED, "strided"))
 
 
-def access_class(name: str) -> str:
-    """How a kernel of this name walks through memory."""
+def access_class(name: str, layout: str = "") -> str:
+    """How a kernel of this name and layout walks through memory; `UPCAST` where it casts 16 bits to 32."""
+    if layout == UPCAST:
+        return UPCAST
     for words, kind in CLASSES:
         if any(word in name for word in words):
             return kind
@@ -37,11 +40,18 @@ def memory_work(
     seconds = kernel_seconds(card, physics.memory, each, kind, hits)
     return Work(
         dram_s=seconds * kernels,
-        core_s=0.35 * seconds * kernels,
+        core_s=max(0.35 * seconds, _core_seconds(card, physics.memory, each, kind)) * kernels,
         fixed_s=physics.memory.latency_s * kernels,
         kernels=kernels,
         exposed=0.0,
     )
+
+
+def _core_seconds(card: Card, memory: MemoryPhysics, n_bytes: float, kind: str) -> float:
+    """What the SMs take to cast element by element, however fast memory is; nothing for other kernels."""
+    if kind != UPCAST:
+        return 0.0
+    return n_bytes / (card.sm_count * memory.upcast_bytes_per_clk * card.clock_hz)
 
 
 def kernel_seconds(card: Card, memory: MemoryPhysics, n_bytes: float, kind: str, hits: float) -> float:

@@ -84,18 +84,20 @@ WALKS = {
     "join": (("aten.cat", 1),),
     "cut": (("aten.slice_backward", 2),),
     "heads": (("aten.clone", 1),),
+    "upcast": (("aten._to_copy", 1),),
 }
 """Kernels of each walk, and how often each is launched."""
 
 
 def _walk(simulator: Simulator, p: Params, hotness: float) -> Truth:
-    """Its kernels one after the other, past the cache; of a softmax's backward each reads two tensors, writes one."""
+    """Its kernels one after the other, past the cache; of a softmax's backward each reads two tensors, writes one, and
+    a cast writes twice what it reads."""
     inner = p["rows"] * p["width"] * p.get("heads", 1)
     whole = inner + p["rows"] * p.get("more", 0)
-    elements = {"softmax_backward": 3 * inner, "cut": whole + 2 * inner}.get(p["op"], 2 * whole)
+    elements = {"softmax_backward": 3 * inner, "cut": whole + 2 * inner, "upcast": 3 * inner}.get(p["op"], 2 * whole)
     size = DTYPE_BYTES[p["dtype"]]
     works = [
-        memory_work(simulator.card, simulator.physics, elements * size, access_class(name), launches, hits=0.0)
+        memory_work(simulator.card, simulator.physics, elements * size, access_class(name, p["op"]), launches, hits=0.0)
         for name, launches in WALKS[p["op"]]
     ]
     return _kernel(simulator, together(*works), Kind.MEMORY, hotness, 4.0 * whole * size)

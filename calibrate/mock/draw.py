@@ -21,6 +21,7 @@ from tunecast.calibrate.mock.physics import (
 )
 from tunecast.calibrate.mock.ranges import evidence, tags
 from tunecast.catalogs.errors import UnknownNameError
+from tunecast.model.operation import UPCAST
 from tunecast.model.units import GIGA, KIB, MIB
 from tunecast.model.units import MICROSECOND_S as US
 
@@ -175,7 +176,9 @@ def _memory(card: Card, draw: _Draw) -> MemoryPhysics:
             "softmax": draw("softmax"),
             "strided": draw("strided"),
             "gather": draw("gather"),
+            UPCAST: 1.0,
         },
+        upcast_bytes_per_clk=draw("upcast"),
         dequant_elements_per_clk=draw("dequant"),
     )
 

@@ -50,7 +50,7 @@ def _attention(card: Card, physics: Physics, op: Operation) -> Work:
 
 
 def _memory(card: Card, physics: Physics, op: Operation) -> Work:
-    return memory_work(card, physics, op.bytes, access_class(op.name), kernels=max(1, round(op.launches)))
+    return memory_work(card, physics, op.bytes, access_class(op.name, op.layout), kernels=max(1, round(op.launches)))
 
 
 def _dequant(card: Card, physics: Physics, op: Operation) -> Work:

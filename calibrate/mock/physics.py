@@ -92,7 +92,9 @@ class MemoryPhysics:
     l2_bytes_per_sm_clk: float
     """Bytes per clock and SM out of the last-level cache into a matrix kernel."""
     class_rate: dict[str, float]
-    """Bandwidth by kind of access against a plain copy: elementwise, reduction, softmax, strided, gather."""
+    """Bandwidth by kind of access against a plain copy: elementwise, reduction, softmax, strided, gather, upcast."""
+    upcast_bytes_per_clk: float
+    """Bytes that one SM reads and writes per clock where it casts 16 bits to 32, element by element."""
     dequant_elements_per_clk: float
     """4-bit values that one SM unpacks per clock: table lookups, which bind cards with much bandwidth per SM."""
 

@@ -52,7 +52,8 @@ def on_mock(kernel: Kernel, seed: int, layer: tuple[Operation, ...]) -> float:
     if kernel.kind == "attention":
         return _attention_flops(p) / _seconds(device, _attention(device, p), Kind.ATTENTION) / TERA
     if kernel.kind == "memory":
-        work = memory_work(device.card, device.physics, p["bytes"], access_class(p["name"]), hits=0.0)
+        access = access_class(p["name"], p.get("layout", ""))
+        work = memory_work(device.card, device.physics, p["bytes"], access, hits=0.0)
         return float(p["bytes"] / _seconds(device, work, Kind.MEMORY) / GIGA)
     if kernel.kind == "dequantization":
         work = dequant_work(device.card, device.physics, p["elements"], p.get("double_quant", False))

@@ -71,12 +71,33 @@ def test_forecasts_become_a_pandas_table_with_units_in_its_columns(make: Callabl
         ({"num_gpus": "two"}, "--num-gpus is 'two', but it must be a whole number"),
         ({"model": None}, "model is None, but it is the name of a model"),
         ({"gpu": 5}, "gpu is 5, but it is a word"),
+        ({"gpu": ["l40s", 5]}, "gpu is ['l40s', 5], but it is a word"),
+        ({"gpu": []}, "gpu=[] names no device"),
     ],
 )
 def test_what_only_python_can_get_wrong_is_a_sentence(given: dict[str, Any], says: str) -> None:
     with pytest.raises(InputError) as refusal:
         tunecast.estimate(**{"model": "Qwen/Qwen2.5-0.5B", "gpu": "l40s", **given})
     assert says in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: tunecast.recommend("Qwen/Qwen2.5-0.5B", gpu=5, tokens=1e6), "gpu is 5, but it is a word"),
+        (lambda: tunecast.recommend("Qwen/Qwen2.5-0.5B", gpu=[5], tokens=1e6), "gpu is [5], but it is a word"),
+        (lambda: tunecast.fit(3), "record is 3, but it is the path"),
+        (lambda: tunecast.load_architecture(None), "model is None, but it is the name of a model"),
+        (lambda: tunecast.calibrate_device("mock:l4-24gb", num_gpus="two"), "--num-gpus is 'two', but it must be"),
+    ],
+)
+def test_so_it_is_elsewhere(call: Callable[[], object], says: str, tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        with pytest.raises(InputError) as refusal:
+            call()
+    assert says in str(refusal.value)
+    assert not list(tmp_path.iterdir())
 
 
 def test_numpys_numbers_and_paths_are_taken(tmp_path: Path) -> None:

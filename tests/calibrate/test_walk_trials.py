@@ -32,7 +32,7 @@ MOCK = "a100-sxm4-80gb#7"
 def test_every_card_runs_them_after_all_other_device_work(mode: str, card: str, dtypes: set[str]) -> None:
     plan = calibration_plan(open_mock(f"mock:{card}").hardware(), mode)
     walks = [spec.params for spec in plan if spec.bench == "walk"]
-    assert {params["op"] for params in walks} == {"softmax", "softmax_backward", "join", "cut", "heads"}
+    assert {params["op"] for params in walks} == {"softmax", "softmax_backward", "join", "cut", "heads", "upcast"}
     assert {params["dtype"] for params in walks} == dtypes
     assert "walk" in LATER
 
@@ -75,6 +75,22 @@ def test_a_trial_does_what_its_name_says(op: str) -> None:
     read = sum(x.nbytes for x in made)
     moved = {"softmax_backward": 6 * read, "cut": found.nbytes + 2 * read}.get(op, read + found.nbytes)
     assert walk_operation(params).bytes == moved
+
+
+def test_a_cast_reads_half_of_what_it_writes() -> None:
+    """On this processor: the same numbers in 32 bits, and the trial's bytes are those of both tensors."""
+    torch = pytest.importorskip("torch")
+    from tunecast.calibrate.bench import walk_ops
+    from tunecast.calibrate.devices.cpu import CpuDevice
+
+    params = {"op": "upcast", "rows": 4, "width": 6, "dtype": "bf16"}
+    made = torch.randn(4, 6).to(torch.bfloat16)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(walk_ops, "normal", lambda *_, **__: made)
+        found = walk_ops.CALLS["upcast"](params, CpuDevice().backend)()
+    assert found.dtype is torch.float32
+    assert torch.equal(found.to(torch.bfloat16), made)
+    assert walk_operation(params).bytes == made.nbytes + found.nbytes
 
 
 EAGER = {"attn_implementation": "eager"}
@@ -125,12 +141,19 @@ def test_rows_never_measured_are_forecast_by_their_own_curve(
 ) -> None:
     """Against what the simulated card takes for them: widths and numbers of rows of other runs than the trials'."""
     softmaxes = [("softmax", {}), ("softmax_backward", {})]
-    others = [("join", {"more": 1}), ("cut", {"more": 1}), ("cut", {"more": 700}), ("heads", {"heads": 5})]
+    others = [
+        ("upcast", {}),
+        ("join", {"more": 1}),
+        ("cut", {"more": 1}),
+        ("cut", {"more": 700}),
+        ("heads", {"heads": 5}),
+    ]
     trials = [
         {"op": op, "rows": rows, "width": width, "dtype": dtype, **more}
         for rows, width in ((24576, 768), (57344, 3000), (40000, 6144))
         for dtype in ("bf16", "fp32")
         for op, more in (*softmaxes, *others)
+        if (op, dtype) != ("upcast", "fp32")
     ]
     error = log_errors(factors, MOCK, "walk", trials)
     assert np.median(error) < 0.02

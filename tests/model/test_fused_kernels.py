@@ -378,3 +378,14 @@ def test_unsloths_stack_offloads_checkpoints_and_holds_less_than_plain_peft() ->
 def test_torchtunes_stack_is_in_16_bits_throughout() -> None:
     run = run_of(LLAMA, method="lora", stack="torchtune")
     assert (run.precision, run.dtype, run.adapter_dtype, run.optim) == ("bf16", "bf16", "bf16", "adamw_torch_fused")
+
+
+def test_unsloth_calls_flash_attention_itself() -> None:
+    """transformers reads in every layer whether one sample's positions restart, and the host waits for it each time;
+    Unsloth calls ``flash_attn_func`` (``unsloth/utils/attention_dispatch.py``)."""
+    found = {}
+    for stack in ("hf-peft", "unsloth"):
+        run = run_of(LLAMA, method="lora", stack=stack, attn_implementation="flash_attention_2")
+        looked = [each for each in step_operations(load_architecture(LLAMA), run) if each.name == "packing.bool"]
+        found[stack] = sum(each.count for each in looked)
+    assert found == {"hf-peft": 2 * 32, "unsloth": 0}

@@ -197,6 +197,31 @@ def test_what_comes_once_a_step_is_not_in_the_bubble() -> None:
     assert after.step_s - before.step_s == pytest.approx(0.5)
 
 
+@pytest.mark.parametrize("sharding", ["fsdp", "hsdp"])
+@pytest.mark.parametrize(("micro_batches", "waits"), [(1, False), (4, True)])
+def test_stages_wait_for_gradients_reduced_after_every_micro_batch_of_several(
+    sharding: str, micro_batches: int, waits: bool
+) -> None:
+    """Those of a step's only micro-batch are reduced at its end, when no stage waits for another any more."""
+    llama, (target,) = load_architecture("meta-llama/Llama-3.1-8B"), resolve_targets(["h100-sxm5-80gb"], {})
+    layout = {"num_gpus": 8, "pp": 2, "sharding": sharding}
+    layout |= {"dp_shard_size": 2} if sharding == "hsdp" else {}
+    layout |= {"gradient_accumulation_steps": micro_batches, "sync_each_micro_batch": True}
+    asked = {"method": "full", "max_length": 2048, **layout}
+    run = resolve_run(llama, asked, gpu_has_bf16=True).run
+    factors = target_factors(target, run)
+    values = {name: factor.value for name, factor in factors.factors.items()}
+    operations = step_operations(llama, run)
+    without = [each for each in operations if each.name not in ("reduce_scatter", "all_reduce")]
+    assert len(without) < len(operations)
+    bubble_s, bare_s = (
+        run_clocks(phase_table(each, factors, run=run), values, synchronous=False).bubble_s
+        for each in (operations, without)
+    )
+    assert (bubble_s > 1.01 * bare_s) == waits
+    assert bubble_s >= 0.999 * bare_s > 0.0
+
+
 def test_a_stack_in_fp32_scales_by_what_deepspeed_saves_and_says_so() -> None:
     one = ask("a100-sxm4-80gb", method="lora", stack="trl", sharding=None)
     found = ask("a100-sxm4-80gb", method="lora", stack="trl", num_gpus=4, sharding="zero2")

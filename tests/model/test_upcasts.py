@@ -18,7 +18,7 @@ from tunecast.model.upcasts import UPCASTS, upcast_bytes_per_s, upcast_curve
 MODEL = "meta-llama/Llama-3.1-8B"
 H100_PCIE = {"device": "cuda:0", "multiprocessors": 114, "max_sm_clock_mhz": 1755.0}
 A100 = {"device": "cuda:0", "multiprocessors": 108, "max_sm_clock_mhz": 1410.0}
-OLD = {"torch": "2.11.0+cu130"}
+OLD = {"torch": "2.14.1+cu130"}
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_the_pace_is_that_of_both_published_kernels(hardware: dict[str, Any], n_
 @pytest.mark.parametrize(
     ("hardware", "software"),
     [
-        (A100, {"torch": "2.13.0"}),
+        (A100, {"torch": "2.15.0"}),
         (A100, {"torch": None}),
         ({**A100, "device": "mock:a100-sxm4-80gb#0"}, OLD),
         ({**A100, "device": "cpu"}, OLD),

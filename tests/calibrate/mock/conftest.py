@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tunecast.calibrate.mock.device import MockDevice, open_mock
-from tunecast.model.operation import Kind, Operation, Phase
+from tunecast.model.operation import UPCAST, Kind, Operation, Phase
 
 F, R, B, U = Phase.FORWARD, Phase.RECOMPUTE, Phase.BACKWARD, Phase.OPTIMIZER
 
@@ -16,8 +16,10 @@ def gemm(phase: Phase, m: int, n: int, k: int, layout: str = "nt") -> Operation:
     )
 
 
-def moves(phase: Phase, n_bytes: float, name: str = "aten.mul", kind: Kind = Kind.MEMORY) -> Operation:
-    return Operation(name=name, kind=kind, phase=phase, bytes=n_bytes, layer=0)
+def moves(
+    phase: Phase, n_bytes: float, name: str = "aten.mul", kind: Kind = Kind.MEMORY, layout: str = ""
+) -> Operation:
+    return Operation(name=name, kind=kind, phase=phase, bytes=n_bytes, layout=layout, layer=0)
 
 
 def attention(phase: Phase, length: int) -> Operation:
@@ -33,6 +35,7 @@ def layer(phase: Phase, tokens: int, width: int) -> list[Operation]:
     return [
         moves(phase, 4.0 * tokens * width),
         moves(phase, 2.0 * tokens * width, "aten.mean"),
+        moves(phase, 6.0 * tokens * width, "aten._to_copy", layout=UPCAST),
         Operation(name="bnb.dequantize_4bit", kind=Kind.DEQUANT, phase=phase, shape=(width * width,), layer=0),
         gemm(phase, tokens, width, width),
         gemm(phase, tokens, 16, width),

@@ -29,6 +29,7 @@ ON_THE_DEVICE: dict[str, Change] = {
     "DRAM latency": lambda p: {"memory": replace(p.memory, latency_s=3 * p.memory.latency_s)},
     "cache hits": lambda p: {"memory": replace(p.memory, l2_keep=0.0)},
     "access pattern": lambda p: {"memory": replace(p.memory, class_rate={**p.memory.class_rate, "reduction": 0.5})},
+    "casts": lambda p: {"memory": replace(p.memory, upcast_bytes_per_clk=3.0)},
     "dequantization": lambda p: {"memory": replace(p.memory, dequant_elements_per_clk=8.0)},
     "power limit": lambda p: {"power": replace(p.power, limit=0.6)},
     "heat": lambda p: {"power": replace(p.power, hot_c=p.power.throttle_c + 15)},
