@@ -85,7 +85,7 @@ def test_attention_as_plain_products_is_forecast_as_it_is_measured(
     step, truth = forecast["step_time_s"], measured["step_time_s"]["value"]
     assert step["value"] == pytest.approx(truth, rel=0.05)
     assert step["low"] < truth < step["high"]
-    assert step["high"] / step["low"] < 1.12
+    assert step["high"] / step["low"] < 1.15
 
 
 def test_a_record_of_another_device_is_refused(fitted: Path, capsys: pytest.CaptureFixture[str]) -> None:

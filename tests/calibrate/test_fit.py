@@ -206,7 +206,7 @@ def test_on_a_synchronous_device_times_add() -> None:
 
 def record(trials: list[Trial], **hardware: object) -> dict[str, Any]:
     facts = {"device": "mock:toy#0", "gpu": "mock:toy#0", "name": "toy", "multiprocessors": None}
-    return {"hardware": {**facts, **hardware}, "trials": trials, "fitted": None}
+    return {"hardware": {**facts, **hardware}, "software": {}, "trials": trials, "fitted": None}
 
 
 def test_fit_record_is_json_and_says_what_it_used() -> None:
