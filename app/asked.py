@@ -104,6 +104,7 @@ def from_training_file(
     options, told = file_with_storage(merged.options, stored, typed, run_file.model_name)
     options = with_storage(options, found.stored, run_file.model_name)
     options |= published_as(run_file.model_name, found.stored, options)
+    passed_over = () if exact else _without_absent(options, typed, found.architecture, run_file.format)
     said = stored if told else found.stored
     return Asked(
         architecture=of_stack(found.architecture, options),
@@ -115,9 +116,30 @@ def from_training_file(
             *alias_notes(run_file.model_name, options),
             f"{path.name} was read as {run_file.format}.",
             *merged.notes,
+            *passed_over,
             *ignored_notes(run_file.ignored),
         ),
     )
+
+
+def _without_absent(
+    options: dict[str, Any], typed: Mapping[str, Any], architecture: Architecture, form: str
+) -> tuple[str, ...]:
+    """Take targets of a file that the model has not out of `options`, and say so: PEFT adapts the others."""
+    from tunecast.model.adapter_targets import targets_there
+
+    names = options.get("lora_target_modules")
+    if form not in BY_PEFT or isinstance(names, str | None) or typed.get("lora_target_modules") is not None:
+        return ()
+    there, absent = targets_there(architecture, names)
+    if not absent or not there:
+        return ()
+    options["lora_target_modules"] = there
+    return (f"PEFT passes over {', '.join(absent)}: {architecture.name} has no module of that name.",)
+
+
+BY_PEFT = ("axolotl", "llama-factory", "trl")
+"""Formats whose frameworks hand names of modules to PEFT."""
 
 
 def ignored_notes(fields: tuple[str, ...]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tunecast.catalogs.errors import InputError, NotSupportedError, UnknownNameError
@@ -50,6 +50,24 @@ def _refuse_stacked(architecture: Architecture, names: Sequence[str]) -> None:
             f"The file's targets {', '.join(named)} are maps of {architecture.name}'s experts, which transformers 5 "
             f"keeps in one parameter and its framework's PEFT (before 0.19) does not adapt; name {maps} in its place."
         )
+
+
+def targets_there(architecture: Architecture, names: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The names that mean modules of the model, and those that mean none.
+
+    PEFT passes over the latter where others match (``tuners_utils.py``, ``inject_adapter``), as files for many models
+    have it.
+    """
+    found: dict[bool, list[str]] = {True: [], False: []}
+    for name in names:
+        there = True
+        if name not in (LINEAR_MODULES, MODULES_ALONE, "all-linear"):
+            try:
+                target_modules(architecture, [name])
+            except UnknownNameError:
+                there = False
+        found[there].append(name)
+    return tuple(found[True]), tuple(found[False])
 
 
 def target_modules(architecture: Architecture, asked: Any) -> tuple[str, ...]:

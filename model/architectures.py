@@ -359,7 +359,9 @@ def read_config(path: Path) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise InputError(f"Cannot read the config {path}: {reason}; give a Hugging Face config.json.") from error
+        raise InputError(
+            f"Cannot read the config {path}: {reason}; give a Hugging Face config.json{_or_name(path)}."
+        ) from error
     try:
         config = json.loads(text)
     except ValueError as error:
@@ -367,6 +369,16 @@ def read_config(path: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise InputError(f"The config {path} holds a {type(config).__name__}, not a JSON object; give a config.json.")
     return config
+
+
+def _or_name(path: Path) -> str:
+    """The listed model that a folder which is not there is called after, as most copies of one are."""
+    from tunecast.catalogs.models import find_model
+
+    try:
+        return f", or the model by its name, {find_model(path.name).hf_id}"
+    except InputError:
+        return ""
 
 
 def looks_like_path(text: str) -> bool:

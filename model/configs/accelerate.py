@@ -100,6 +100,5 @@ def _deepspeed(source: Source, draft: Draft) -> None:
     elif draft.options.get("sharding") is None:
         file = source.get("deepspeed_config.deepspeed_config_file") or "its JSON"
         raise InputError(f"{source.name}: distributed_type is DEEPSPEED without a stage; add {file} with --deepspeed.")
-    for part in ("offload_optimizer_device", "offload_param_device"):
-        put_offload(source, draft, f"deepspeed_config.{part}")
+    put_offload(source, draft, "deepspeed_config.offload_optimizer_device", "deepspeed_config.offload_param_device")
     agree(source, draft, "deepspeed_config.gradient_accumulation_steps", "gradient_accumulation_steps")

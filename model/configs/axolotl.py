@@ -96,6 +96,11 @@ def _method(source: Source, draft: Draft) -> None:
         refuse(source, "adapter", adapter, "another kind of adapter", "use lora, qlora or none")
     if adapter == "qlora" and bits != "load_in_4bit":
         raise InputError(f"{source.name}: adapter is qlora without load_in_4bit: true; axolotl needs both.")
+    if adapter == "lora" and bits == "load_in_4bit":
+        raise InputError(
+            f"{source.name}: adapter is lora with load_in_4bit: true, by which axolotl quantizes nothing and casts the "
+            "whole model to fp32; write adapter: qlora, or take load_in_4bit out."
+        )
     draft.put("method", "qlora" if bits else "lora", bits if adapter == "lora" and bits else "adapter")
     _adapters(source, draft)
     if bits == "load_in_4bit":
@@ -243,7 +248,7 @@ def _spread(source: Source, draft: Draft) -> None:
     version = source.get("fsdp_version")
     version = 1 if version is None else version
     if configured:
-        read_fsdp_config(source, draft, "fsdp_config", sharded=True, version_if_silent=version)
+        read_fsdp_config(source, draft, "fsdp_config", sharded=True, version_if_silent=version, knows_strategy=False)
     elif mesh is not None:
         put_sharding(source, draft, "ddp", "dp_replicate_size")
 

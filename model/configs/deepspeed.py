@@ -15,9 +15,7 @@ def read_deepspeed(source: Source, draft: Draft) -> None:
     """DeepSpeed JSON: the ZeRO stage, offloading, and batch sizes that the trainer was not left to fill in."""
     refuse_unsupported("deepspeed", source)
     put_sharding(source, draft, zero_sharding(source, "zero_optimization.stage"), "zero_optimization.stage")
-    for part in ("offload_optimizer", "offload_param"):
-        field = f"zero_optimization.{part}.device"
-        put_offload(source, draft, field)
+    put_offload(source, draft, *(f"zero_optimization.{part}.device" for part in ("offload_optimizer", "offload_param")))
     _put_older_offload(source, draft)
     put_optimizer(source, draft)
     check_reductions(source, draft)
@@ -80,19 +78,42 @@ def zero_sharding(source: Source, field: str) -> str:
     return f"zero{stage}"
 
 
-def put_offload(source: Source, draft: Draft, field: str) -> None:
-    device = source.get(field)
-    if asks(device):
-        where = "all" if "offload_param" in field else "optimizer"
+def put_offload(source: Source, draft: Draft, states: str, parameters: str) -> None:
+    """The devices of the optimizer's states and of parameters at rest, by the names of their fields.
+
+    DeepSpeed's two switches do not know of each other (``runtime/zero/stage3.py``): parameters alone leave the update
+    on the GPU.
+    """
+    for field, where in ((states, "optimizer"), (parameters, "all")):
+        device = source.get(field)
+        if not asks(device):
+            continue
+        if field == parameters and not asks(source.get(states)):
+            _refuse_parameters_alone(source, field, device)
         draft.put("offload", where if str(device) == "cpu" else str(device), field)
 
 
 def _put_older_offload(source: Source, draft: Draft) -> None:
     """Yes or no in place of a device, which DeepSpeed still takes (``zero/config.py``: ``deprecated``)."""
-    for name, where in (("cpu_offload", "optimizer"), ("cpu_offload_params", "all"), ("cpu_offload_param", "all")):
+    states = "zero_optimization.cpu_offload"
+    if source.flag(states):
+        draft.put("offload", "optimizer", states)
+    for name in ("cpu_offload_params", "cpu_offload_param"):
         field = f"zero_optimization.{name}"
         if source.flag(field):
-            draft.put("offload", where, field)
+            if draft.options.get("offload") is None:
+                _refuse_parameters_alone(source, field, source.get(field))
+            draft.put("offload", "all", field)
+
+
+def _refuse_parameters_alone(source: Source, field: str, value: object) -> None:
+    refuse(
+        source,
+        field,
+        value,
+        "parameters in host memory whose states stay on the GPU",
+        "offload the optimizer too, or neither",
+    )
 
 
 def _put_overlap(source: Source, draft: Draft, field: str) -> None:

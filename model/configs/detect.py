@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tunecast.catalogs.errors import InputError, UnknownNameError
+from tunecast.catalogs.errors import InputError, NotSupportedError, UnknownNameError
 from tunecast.model.configs.source import is_empty
 
 FORMATS = ("axolotl", "llama-factory", "trl", "torchtune", "litgpt")
@@ -15,6 +15,8 @@ _AXOLOTL = ("micro_batch_size", "sequence_len", "adapter")
 _LLAMA_FACTORY = ("stage", "finetuning_type", "template", "cutoff_len")
 
 
+_FACTORY_V1 = ("dist_config", "peft_config", "kernel_config", "quant_config", "model_class")
+"""Fields of the files in LLaMA-Factory's ``examples/v1``."""
 _LITGPT = ("checkpoint_dir", "model_name", "initial_checkpoint_dir")
 """Where ``litgpt finetune`` has its checkpoint, and what ``litgpt pretrain`` has instead."""
 _COMPANION_KEYS = {
@@ -74,6 +76,11 @@ def detect_format(mapping: Mapping[str, Any], *, name: str, asked: str | None = 
     choices = ", ".join(FORMATS)
     if len(found) > 1:
         raise InputError(f"{name} looks like {' and '.join(found)}; say which with --config-format ({choices}).")
+    if not found and {"model", "train_dataset"} <= _given(mapping) and not _given(mapping).isdisjoint(_FACTORY_V1):
+        raise NotSupportedError(
+            f"{name} is a file of LLaMA-Factory's v1 trainer, which is not read yet; give one of today's fields "
+            "(model_name_or_path, finetuning_type ...)."
+        )
     if not found:
         keys = ", ".join(sorted(_given(mapping))[:6]) or "nothing"
         raise InputError(

@@ -28,7 +28,7 @@ from tunecast.model.configs.common import (
 from tunecast.model.configs.frameworks import refuse
 from tunecast.model.configs.run_file import Draft
 from tunecast.model.configs.source import Source
-from tunecast.model.configs.spread import read_fsdp_config, read_fsdp_words
+from tunecast.model.configs.spread import TRAINERS_OFFLOAD, read_fsdp_config, read_fsdp_words
 from tunecast.model.kept_samples import HELD_ROWS, MOST_SAMPLES
 from tunecast.model.peft_targets import LINEAR_MODULES, MODULES_ALONE
 from tunecast.model.sharding import FSDP
@@ -59,7 +59,7 @@ def read(source: Source, draft: Draft, *, num_gpus: int | None) -> None:
     _checkpointing(source, draft)
     _kernels(source, draft)
     put_degree(source, draft, "sequence_parallel_size", "cp")
-    read_fsdp_config(source, draft, "fsdp_config", sharded=read_fsdp_words(source, draft))
+    read_fsdp_config(source, draft, "fsdp_config", sharded=read_fsdp_words(source, draft), offload_key=TRAINERS_OFFLOAD)
     if source.has("rope_scaling"):
         draft.put("allow_long_context", True, "rope_scaling")
     _data(source, draft)

@@ -30,6 +30,8 @@ UNWRAPPED = (
     "all its weights at once; layers are counted as units, which fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP makes."
 )
 """What is told of a file of accelerate's that leaves the units to it."""
+TRAINERS_OFFLOAD = "cpu_offload"
+"""transformers' own word in ``fsdp_config`` for parameters in host memory (``training_args.py``)."""
 _UNBUILT = {
     "activation_checkpointing_offload": "checkpoints in host memory by FSDP's own code",
     "ignored_modules": "modules that FSDP does not shard",
@@ -95,14 +97,29 @@ def put_fsdp_version(source: Source, draft: Draft, field: str, value: Any) -> No
 
 
 def read_fsdp_config(
-    source: Source, draft: Draft, prefix: str, *, sharded: bool, version_if_silent: int | None = None
+    source: Source,
+    draft: Draft,
+    prefix: str,
+    *,
+    sharded: bool,
+    version_if_silent: int | None = None,
+    offload_key: str = "offload_params",
+    knows_strategy: bool = True,
 ) -> None:
-    """``fsdp_config`` of a training file or of accelerate, its keys with or without the ``fsdp_`` prefix."""
+    """``fsdp_config`` of a training file or of accelerate, its keys with or without the ``fsdp_`` prefix.
+
+    `offload_key` puts parameters into host memory: accelerate and axolotl have another than transformers. Where the
+    framework has no field for a strategy (`knows_strategy`) all is sharded whatever the file says of it.
+    """
 
     def find(key: str) -> tuple[Any, str | None]:
         return source.first((f"{prefix}.fsdp_{key}", f"{prefix}.{key}"))
 
     strategy, field = find("sharding_strategy")
+    if not knows_strategy and strategy is not None:
+        if fsdp_sharding(source, str(field), strategy) != "fsdp":
+            draft.note(f"{field} is no field that this framework reads: weights, gradients and states are all sharded.")
+        strategy = None
     reshard, reshard_field = find("reshard_after_forward")
     version, version_field = find("version")
     version = version_if_silent if version is None else version
@@ -115,7 +132,7 @@ def read_fsdp_config(
         put_fsdp_version(source, draft, version_field or prefix, version)
     if draft.options.get("sharding") in FSDP:
         _check_units(source, *find("auto_wrap_policy"))
-    offload, field = find("offload_params")
+    offload, field = find(offload_key)
     if asks(offload):
         draft.put("offload", True, field)
     checkpointing, field = find("activation_checkpointing")

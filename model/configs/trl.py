@@ -6,6 +6,8 @@ fp32; without ``loss_type`` the loss depends on TRL's version.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from tunecast.catalogs.errors import InputError
 from tunecast.model.configs.common import (
     PACKED_NOTE,
@@ -29,7 +31,7 @@ from tunecast.model.configs.common import (
 from tunecast.model.configs.frameworks import refuse
 from tunecast.model.configs.run_file import Draft
 from tunecast.model.configs.source import Source
-from tunecast.model.configs.spread import read_fsdp_config, read_fsdp_words
+from tunecast.model.configs.spread import TRAINERS_OFFLOAD, read_fsdp_config, read_fsdp_words
 from tunecast.model.losses import CHUNKED_NOTE
 from tunecast.model.peft_targets import LEFT_TO_PEFT
 
@@ -44,6 +46,8 @@ _PACKING = ("bfd", "bfd_split", "wrapped", "bfd-requeue")
 _SPLITS = ("bfd_split", "wrapped", "bfd-requeue")
 """Those that lose nothing of a sample which is longer than a row (``pack_dataset`` of trl/data_utils.py)."""
 _LIGER = ("use_liger_kernel", "use_liger")
+_LIGER_PARTS = {"rms_norm": "rms_norm", "rope": "rope", "swiglu": "swiglu", "geglu": "swiglu"}
+"""Kernels that Liger swaps in unless told otherwise, and ours."""
 """transformers' field, and TRL's own of 2024 and early 2025 (``SFTConfig`` of 0.12 to 0.16)."""
 _CHECKPOINTING = ("gradient_checkpointing", "activation_checkpointing")
 
@@ -62,7 +66,7 @@ def read(source: Source, draft: Draft, *, num_gpus: int | None) -> None:
     _loss(source, draft)
     put_code_age(source, draft)
     note_grouped(source, draft)
-    read_fsdp_config(source, draft, "fsdp_config", sharded=read_fsdp_words(source, draft))
+    read_fsdp_config(source, draft, "fsdp_config", sharded=read_fsdp_words(source, draft), offload_key=TRAINERS_OFFLOAD)
 
 
 def _method(source: Source, draft: Draft) -> None:
@@ -138,7 +142,8 @@ def _rows(source: Source, draft: Draft) -> None:
         strategy = source.get("packing_strategy")
         if strategy not in (None, *_PACKING, source.default("packing_strategy")):
             raise InputError(
-                f"{source.name}: packing_strategy is {strategy!r}, but it is one of {', '.join(_PACKING)}."
+                f"{source.name}: packing_strategy is {strategy!r}, but it is one of {', '.join(_PACKING)}"
+                f"{'; a file of TRL before 0.19: --stack-version 0.18' if strategy == 'ffd' else ''}."
             )
         if strategy == "wrapped":
             put_packed(draft, "packing")
@@ -180,6 +185,8 @@ def _loss(source: Source, draft: Draft) -> None:
     _, field = source.first(_LIGER)
     liger = field is not None and source.on(field)
     draft.put("stack", "liger" if liger else "hf-peft", field if liger else None)
+    if liger:
+        _liger_kernels(source, draft)
     if source.default("head_is_tiled") and stated != "dft":
         draft.put("loss_type", TILES, "loss_type" if stated else None)
         draft.note("TRL since 1.15 makes tiles of the logits whatever loss_type says: chunked_nll stands in for them.")
@@ -195,6 +202,22 @@ def _loss(source: Source, draft: Draft) -> None:
         draft.note(CHUNKED_NOTE)
     if draft.options["loss_type"] == "nll":
         draft.note("TRL also takes entropy and token accuracy from the logits at every step; that work is not counted.")
+
+
+def _liger_kernels(source: Source, draft: Draft) -> None:
+    """The kernels that ``liger_kernel_config`` leaves on (transformers ``integrations/liger.py`` hands them on as
+    arguments of ``apply_liger_kernel_to_...``); cross-entropy is TRL's or Liger's fused one, as without it."""
+    given = source.get("liger_kernel_config")
+    if not isinstance(given, Mapping):
+        return
+    usual = {"fused_linear_cross_entropy": True, "cross_entropy": False}
+    other = [name for name, on in usual.items() if given.get(name, on) is not on]
+    if other and not source.default("head_is_tiled"):
+        refuse(source, f"liger_kernel_config.{other[0]}", given[other[0]], "another cross-entropy", "type --loss-type")
+    off = {_LIGER_PARTS[name] for name, on in given.items() if name in _LIGER_PARTS and not on}
+    if off:
+        kept = [name for name in dict.fromkeys(_LIGER_PARTS.values()) if name not in off]
+        draft.put("fused_kernels", ",".join(kept) or "none", "liger_kernel_config")
 
 
 def settle(draft: Draft) -> None:

@@ -260,3 +260,37 @@ def test_a_file_that_is_no_config_is_named(text: str, run: Run, tmp_path: Path) 
     answer = run("estimate", str(path))
     assert answer.code == 2
     assert str(path) in answer.err
+
+
+QLORA_FILE = """
+base_model: {model}
+adapter: qlora
+load_in_4bit: true
+lora_r: 16
+lora_target_modules: [{targets}]
+sequence_len: 512
+micro_batch_size: 2
+"""
+
+
+def test_targets_that_the_model_has_not_are_passed_over_in_a_file(run: Run, tmp_path: Path) -> None:
+    """PEFT adapts those that match (``inject_adapter``): of axolotl's examples/glm4/qlora-32b.yaml five of seven."""
+    path = tmp_path / "qlora.yaml"
+    model = "zai-org/GLM-4-32B-0414"
+    path.write_text(QLORA_FILE.format(model=model, targets="gate_proj, down_proj, up_proj, q_proj, v_proj"))
+    (forecast,) = forecasts(run("estimate", str(path), "--gpu", "h100-sxm5-80gb", "--json"))
+    typed = ("--gpu", "h100-sxm5-80gb", "--lora-target-modules", "q_proj,v_proj,down_proj", "--json")
+    (same,) = forecasts(run("estimate", str(path), *typed))
+    named = [each["run"]["lora_target_modules"]["value"] for each in (forecast, same)]
+    assert named[0] == named[1]
+    assert any(note.startswith("PEFT passes over gate_proj, up_proj: ") for note in forecast["notes"])
+    path.write_text(QLORA_FILE.format(model=model, targets="gate_proj"))
+    code, _, err = run("estimate", str(path), "--gpu", "h100-sxm5-80gb")
+    assert (code, "Unknown target module 'gate_proj'" in err) == (2, True)
+
+
+def test_a_copy_on_another_machine_is_told_by_its_models_name(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "qlora.yaml"
+    path.write_text(QLORA_FILE.format(model="/data/models/Qwen2.5-0.5B", targets="q_proj"))
+    code, _, err = run("estimate", str(path), "--gpu", "l40s")
+    assert (code, "or the model by its name, Qwen/Qwen2.5-0.5B" in err) == (2, True)

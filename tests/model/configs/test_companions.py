@@ -101,7 +101,7 @@ def test_two_files_that_disagree_are_refused_with_both_names(read: Read) -> None
 
 @pytest.mark.parametrize(
     ("more", "expected"),
-    [({"offload_optimizer": {"device": "cpu"}}, "optimizer"), ({"offload_param": {"device": "nvme"}}, "nvme")],
+    [({"offload_optimizer": {"device": "cpu"}}, "optimizer"), ({"offload_optimizer": {"device": "nvme"}}, "nvme")],
 )
 def test_offloading_reaches_the_resolver(read: Read, more: dict[str, Any], expected: str) -> None:
     assert read("llama-factory", deepspeed=zero(3, **more)).options["offload"] == expected

@@ -14,7 +14,7 @@ import pytest
 from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.adapter_targets import target_modules
 from tunecast.model.architectures import load_architecture
-from tunecast.model.configs import RunFile, merge_options
+from tunecast.model.configs import RunFile, merge_options, read_mapping
 from tunecast.model.memory import memory_timeline
 from tunecast.model.question import RUN_OPTIONS_ELSEWHERE
 from tunecast.model.resolve import resolve_run
@@ -530,3 +530,93 @@ def test_micro_batches_that_are_dropped_are_told(read: Read, form: str) -> None:
     told = [note for note in read(form, "dataloader_drop_last: true").notes if note.startswith("dataloader_drop_last")]
     assert len(told) == 1
     assert not any(note.startswith("dataloader_drop_last") for note in read(form).notes)
+
+
+@pytest.mark.parametrize(
+    "companion",
+    [
+        {"deepspeed": {"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}},
+        {"deepspeed": {"zero_optimization": {"stage": 3, "cpu_offload_params": True}}},
+        {
+            "accelerate": {
+                "distributed_type": "DEEPSPEED",
+                "deepspeed_config": {
+                    "zero_stage": 3, "offload_optimizer_device": "none", "offload_param_device": "cpu",
+                },
+            }
+        },
+    ],
+)  # fmt: skip
+def test_parameters_alone_in_host_memory_are_not_the_states_too(read: Read, companion: dict[str, Any]) -> None:
+    """DeepSpeed's ``stage3.py`` updates on the GPU unless ``offload_optimizer`` is given."""
+    with pytest.raises(NotSupportedError, match=r"whose states stay on the GPU, .* offload the optimizer too"):
+        read("llama-factory", **companion)
+
+
+def test_lora_over_4_bits_quantizes_nothing_in_axolotl(read: Read) -> None:
+    """``loaders/model.py``: 4 bits are for ``adapter: qlora`` alone, 8 for ``lora``; PEFT's ``prepare_model_for_kbit_
+    training`` then casts what is left in 16 bits."""
+    with pytest.raises(InputError, match="write adapter: qlora, or take load_in_4bit out"):
+        read("axolotl", "load_in_4bit: true")
+    assert read("axolotl", "adapter: qlora\nload_in_4bit: true").options["method"] == "qlora"
+    assert read("axolotl", "load_in_8bit: true").options["quant_method"] == "bnb-8bit"
+
+
+@pytest.mark.parametrize(
+    ("form", "theirs", "other"),
+    [
+        ("trl", "cpu_offload", "offload_params"),
+        ("llama-factory", "cpu_offload", "offload_params"),
+        ("axolotl", "offload_params", "cpu_offload"),
+    ],
+)
+def test_parameters_in_host_memory_go_by_each_frameworks_own_word(
+    read: Read, form: str, theirs: str, other: str
+) -> None:
+    """``training_args.py`` of transformers 5 (``cpu_offload``); ``setup_fsdp_envs`` of axolotl's utils/trainer.py."""
+    sharded = "" if form == "axolotl" else "fsdp: full_shard\n"
+    assert read(form, f"{sharded}fsdp_config: {{{theirs}: true}}").options["offload"] is True
+    passed_over = read(form, f"{sharded}fsdp_config: {{{other}: true}}")
+    assert "offload" not in passed_over.options
+    assert form == "axolotl" or f"fsdp_config.{other}" in passed_over.ignored
+
+
+def test_axolotls_fsdp_config_has_no_strategy(read: Read) -> None:
+    """``FSDPConfig`` of its utils/schemas/fsdp.py."""
+    found = read("axolotl", "fsdp_version: 1\nfsdp_config: {fsdp_sharding_strategy: SHARD_GRAD_OP}")
+    assert found.options["sharding"] == "fsdp"
+    assert [note for note in found.notes if note.startswith("fsdp_config.fsdp_sharding_strategy is no field")]
+    silent = read("axolotl", "fsdp_version: 1\nfsdp_config: {fsdp_sharding_strategy: FULL_SHARD}")
+    assert not [note for note in silent.notes if "is no field" in note]
+
+
+def test_ligers_kernels_can_be_left_out_one_by_one(read: Read) -> None:
+    """``liger_kernel_config`` goes on to Liger's own function (transformers ``integrations/liger.py``)."""
+
+    def kernels(config: str) -> tuple[str, ...]:
+        return resolved(read("trl", f"use_liger_kernel: true\nliger_kernel_config: {config}")).fused_kernels
+
+    everything = resolved(read("trl", "use_liger_kernel: true")).fused_kernels
+    assert kernels("{rms_norm: true}") == kernels("{}") == everything
+    assert set(everything) - set(kernels("{rope: false}")) == {"rope"}
+    assert kernels("{rms_norm: false, swiglu: false, rope: false}") == ()
+    with pytest.raises(NotSupportedError, match="another cross-entropy"):
+        read("trl", "use_liger_kernel: true\nliger_kernel_config: {cross_entropy: true}", framework_version="1.10")
+
+
+def test_dora_beside_axolotls_own_kernels_says_what_to_type(read: Read) -> None:
+    lines = "lora_mlp_kernel:\npeft_use_dora: true"
+    with pytest.raises(NotSupportedError, match="type --fused-kernels none"):
+        resolved(read("axolotl", lines))
+    assert resolved(read("axolotl", lines), fused_kernels="none").use_dora
+
+
+def test_a_packing_of_older_trl_says_which_version_has_it(read: Read) -> None:
+    with pytest.raises(InputError, match=r"--stack-version 0\.18"):
+        read("trl", "packing: true\npacking_strategy: ffd")
+
+
+def test_llama_factorys_v1_files_are_refused_by_name() -> None:
+    v1 = {"model": "Qwen/Qwen3-4B", "model_class": "llm", "train_dataset": "data/v1_sft_demo.yaml", "bf16": True}
+    with pytest.raises(NotSupportedError, match="LLaMA-Factory's v1 trainer, which is not read yet"):
+        read_mapping(v1, name="v1.yaml")

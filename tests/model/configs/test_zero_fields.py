@@ -188,5 +188,6 @@ def test_what_is_switched_off_is_let_through(read: Read, more: dict[str, Any]) -
     ("name", "where"), [("cpu_offload", "optimizer"), ("cpu_offload_param", "all"), ("cpu_offload_params", "all")]
 )
 def test_older_words_for_offloading(read: Read, name: str, where: str) -> None:
-    assert read("llama-factory", deepspeed=zero(3, **{f"zero__{name}": True})).options["offload"] == where
+    both = {"zero__cpu_offload": True, f"zero__{name}": True}
+    assert read("llama-factory", deepspeed=zero(3, **both)).options["offload"] == where
     assert "offload" not in read("llama-factory", deepspeed=zero(3, **{f"zero__{name}": False})).options
