@@ -14,6 +14,7 @@ from typing import Any
 from tunecast.calibrate.linear_kernels import installed_kernels
 from tunecast.catalogs.errors import NotSupportedError
 from tunecast.model.architecture import Architecture
+from tunecast.model.configs.trl import liger_kernels
 
 SHORT_DTYPES = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32"}
 WRAPPERS = {"AcceleratedOptimizer", "DeepSpeedOptimizerWrapper"}
@@ -273,15 +274,16 @@ def fsdp_checkpoints(args: Any) -> bool:
     (accelerate 1.15 ``accelerator.py`` and ``fsdp2_apply_ac``); their offloading is refused by name."""
     if not runs_fsdp(args) or int(args.world_size) == 1:
         return False
-    plugin = dict(getattr(args, "fsdp_plugin_args", None) or {})
-
-    def asks(name: str) -> bool:
-        told = plugin.get(name)
-        return str(os.environ.get(f"FSDP_{name.upper()}") if told is None else told).lower() in ("1", "true")
-
-    if asks("activation_checkpointing_offload"):
+    if fsdp_asks(args, "activation_checkpointing_offload"):
         raise NotSupportedError("FSDP keeps checkpoints in host memory by its own code, which is not forecast.")
-    return asks("activation_checkpointing")
+    return fsdp_asks(args, "activation_checkpointing")
+
+
+def fsdp_asks(args: Any, name: str, variable: str = "") -> bool:
+    """Whether a switch of FSDP's is on, in the arguments or in the environment (`variable`, else by the same name)."""
+    told = dict(getattr(args, "fsdp_plugin_args", None) or {}).get(name)
+    told = os.environ.get(f"FSDP_{(variable or name).upper()}") if told is None else told
+    return str(told).lower() in ("1", "true")
 
 
 def newer(holder: Any, name: str, older: str) -> Any:
@@ -296,6 +298,8 @@ def loss_options(args: Any) -> dict[str, Any]:
     as chunks do; the chunked loss stands in for it. Liger's kernels then leave the loss alone.
     """
     stack = {"stack": "liger"} if getattr(args, "use_liger_kernel", False) else {}
+    kernels = liger_kernels(getattr(args, "liger_kernel_config", None) or {}) if stack else None
+    stack |= {} if kernels is None else {"fused_kernels": kernels}
     if trl_config(args) is not None and trl_head_is_tiled():
         return stack | {"loss_type": "chunked_nll"}
     if stack:
@@ -321,8 +325,23 @@ def spread_options(args: Any) -> dict[str, Any]:
         )
         if stage not in (1, 2, 3):
             raise NotSupportedError(f"DeepSpeed runs at ZeRO stage {stage}, and only 1, 2 and 3 are forecast.")
-        return {"num_gpus": gpus, "sharding": f"zero{stage}"}
+        return {"num_gpus": gpus, "sharding": f"zero{stage}", **zero_offload(args)}
     return {"num_gpus": gpus, **(fsdp_options(args) if runs_fsdp(args) else {"sharding": "ddp"})}
+
+
+def zero_offload(args: Any) -> dict[str, Any]:
+    """What DeepSpeed keeps in host memory: the optimizer's states, or parameters at rest too."""
+    states, parameters = (
+        str(args.hf_deepspeed_config.get_value(f"zero_optimization.{part}.device", "none")).lower()
+        for part in ("offload_optimizer", "offload_param")
+    )
+    if "nvme" in (states, parameters):
+        raise NotSupportedError("DeepSpeed keeps states or parameters on a disk (nvme), which is not forecast.")
+    if states == "none" and parameters == "none":
+        return {}
+    if states == "none":
+        raise NotSupportedError("DeepSpeed keeps parameters alone in host memory, which is not forecast.")
+    return {"offload": "optimizer" if parameters == "none" else "all"}
 
 
 def runs_fsdp(args: Any) -> bool:
@@ -338,7 +357,9 @@ def fsdp_options(args: Any) -> dict[str, Any]:
     named = (plugin.get("sharding_strategy"), plugin.get("reshard_after_forward"))
     told = (*named, os.environ.get("FSDP_SHARDING_STRATEGY"), os.environ.get("FSDP_RESHARD_AFTER_FORWARD"))
     strategy = str(next((one for one in told if one is not None), getattr(args, "fsdp", ""))).lower()
+    offloads = fsdp_asks(args, "cpu_offload", "offload_params")
+    common = {"fsdp_version": version, **({"offload": "all"} if offloads else {})}
     if "hybrid" in strategy or strategy in ("4", "5"):
-        return {"sharding": "hsdp", "fsdp_version": version}
+        return {"sharding": "hsdp", **common}
     keeps = "grad_op" in strategy or strategy in ("false", "2")
-    return {"sharding": "fsdp-grad-op" if keeps else "fsdp", "fsdp_version": version}
+    return {"sharding": "fsdp-grad-op" if keeps else "fsdp", **common}

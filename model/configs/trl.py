@@ -7,6 +7,7 @@ fp32; without ``loss_type`` the loss depends on TRL's version.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from tunecast.catalogs.errors import InputError
 from tunecast.model.configs.common import (
@@ -214,10 +215,16 @@ def _liger_kernels(source: Source, draft: Draft) -> None:
     other = [name for name, on in usual.items() if given.get(name, on) is not on]
     if other and not source.default("head_is_tiled"):
         refuse(source, f"liger_kernel_config.{other[0]}", given[other[0]], "another cross-entropy", "type --loss-type")
+    kernels = liger_kernels(given)
+    if kernels is not None:
+        draft.put("fused_kernels", kernels, "liger_kernel_config")
+
+
+def liger_kernels(given: Mapping[str, Any]) -> str | None:
+    """What ``--fused-kernels`` calls the kernels that ``liger_kernel_config`` leaves on; None where that is all."""
     off = {_LIGER_PARTS[name] for name, on in given.items() if name in _LIGER_PARTS and not on}
-    if off:
-        kept = [name for name in dict.fromkeys(_LIGER_PARTS.values()) if name not in off]
-        draft.put("fused_kernels", ",".join(kept) or "none", "liger_kernel_config")
+    kept = [name for name in dict.fromkeys(_LIGER_PARTS.values()) if name not in off]
+    return (",".join(kept) or "none") if off else None
 
 
 def settle(draft: Draft) -> None:

@@ -13,6 +13,7 @@ from tunecast.calibrate.watch.callback import TrainingWatch, start_watching
 from tunecast.calibrate.watch.reading import (
     checkpointing_options,
     fsdp_options,
+    loss_options,
     read_job,
     refuse_other_adapters,
     spread_options,
@@ -104,6 +105,44 @@ def test_fsdp_is_read_as_its_plugin_takes_it(plugin: dict[str, Any], sharding: s
     args = SimpleNamespace(fsdp_plugin_args=plugin, fsdp=True, world_size=8, deepspeed=None)
     assert spread_options(args) == {"num_gpus": 8, "sharding": sharding, "fsdp_version": version}
     assert fsdp_options(args) == {"sharding": sharding, "fsdp_version": version}
+
+
+def test_parameters_of_fsdp_in_host_memory_are_read() -> None:
+    """``cpu_offload`` of accelerate's plugin, as transformers 5 has it; ``accelerate launch`` by the environment."""
+    plugin = {"fsdp_version": 2, "reshard_after_forward": True}
+    args = SimpleNamespace(fsdp_plugin_args={**plugin, "cpu_offload": True}, fsdp=True, world_size=8, deepspeed=None)
+    assert spread_options(args)["offload"] == "all"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FSDP_OFFLOAD_PARAMS", "true")
+        assert fsdp_options(SimpleNamespace(fsdp_plugin_args=plugin))["offload"] == "all"
+
+
+@pytest.mark.parametrize(
+    ("zero", "offload"),
+    [
+        ({}, None),
+        ({"offload_optimizer": {"device": "none"}, "offload_param": {"device": "none"}}, None),
+        ({"offload_optimizer": {"device": "cpu"}}, "optimizer"),
+        ({"offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}, "all"),
+        ({"offload_param": {"device": "cpu"}}, "parameters alone in host memory"),
+        ({"offload_optimizer": {"device": "nvme"}}, r"on a disk \(nvme\)"),
+    ],
+)
+def test_what_deepspeed_keeps_in_host_memory_is_read(zero: dict[str, Any], offload: str | None) -> None:
+    deepspeed = pytest.importorskip("accelerate.utils.deepspeed")
+    config = deepspeed.HfDeepSpeedConfig({"zero_optimization": {"stage": 3, **zero}})
+    args = SimpleNamespace(world_size=4, deepspeed="zero3.json", hf_deepspeed_config=config)
+    if offload in (None, "optimizer", "all"):
+        assert spread_options(args).get("offload") == offload
+    else:
+        with pytest.raises(NotSupportedError, match=offload):
+            spread_options(args)
+
+
+def test_ligers_kernels_that_are_switched_off_are_read() -> None:
+    args = SimpleNamespace(use_liger_kernel=True, liger_kernel_config={"rope": False}, loss_type=None)
+    assert loss_options(args)["fused_kernels"] == "rms_norm,swiglu"
+    assert "fused_kernels" not in loss_options(SimpleNamespace(use_liger_kernel=True, liger_kernel_config=None))
 
 
 def test_what_the_options_do_not_say_is_refused_by_name(tmp_path: Path) -> None:
