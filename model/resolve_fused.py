@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tunecast.catalogs.errors import InputError, NotSupportedError
-from tunecast.model.architecture import Architecture, Mlp
+from tunecast.model.architecture import Architecture, Layer, Mlp
 from tunecast.model.fused import FUSED_KERNELS, LINEAR_KERNELS
 from tunecast.model.joined import STACKS
 from tunecast.model.resolve_delta import canonical_name, has_convolutions, has_linear_attention
@@ -14,6 +14,9 @@ from tunecast.model.resolve_layer_inputs import what_is_shared
 from tunecast.model.resolve_parallel import Fields
 from tunecast.model.stacks import one_of
 
+FUSED_LORA_BLOCKS = ("q_proj, k_proj, v_proj, o_proj", "gate_proj, up_proj, down_proj")
+"""Blocks that axolotl's fused low-rank kernels are for, by the names of their maps."""
+FUSED_LORA_MAPS = " or ".join(FUSED_LORA_BLOCKS)
 FUSED_LORA_BASES = (None, "bnb-4bit", "gptq-4bit", "gptq-8bit")
 """Bases that the fused low-rank kernels multiply with (Unsloth, axolotl, fms-acceleration)."""
 
@@ -54,6 +57,13 @@ def refuse_kernels(refusals: Mapping[str, str], *, of_file: bool) -> None:
     raise NotSupportedError(
         f"The training file asks for fused kernels of {parts}, but {why}; --fused-kernels {rest} leaves them out."
     )
+
+
+def has_maps_of_fused_lora(layer: Layer) -> bool:
+    """Whether axolotl finds an attention or a feed-forward block by the names of its maps (0.19 ``monkeypatch/
+    lora_kernels.py``, ``find_self_attn_in_layer`` and ``find_mlp_in_layer``)."""
+    names = {linear.name for linear in (*layer.attention.linears, *layer.mlp.linears)}
+    return any(set(block.split(", ")) <= names for block in FUSED_LORA_BLOCKS)
 
 
 def separate_silu_gate(mlp: Mlp) -> bool:
@@ -102,6 +112,8 @@ def why_not_fused(part: str, values: Mapping[str, Any], architecture: Architectu
         return "--attn-implementation is eager"
     if part == "lora" and values["method"] == "full":
         return "--method is full"
+    if part == "lora" and values.get("stack") == "axolotl" and not any(map(has_maps_of_fused_lora, layers)):
+        return f"{architecture.name} has not the maps that they are for ({FUSED_LORA_MAPS})"
     if part == "lora" and method not in FUSED_LORA_BASES:
         return f"the fused adapters do not take a base of --quant-method {method}"
     return ""

@@ -620,3 +620,11 @@ def test_llama_factorys_v1_files_are_refused_by_name() -> None:
     v1 = {"model": "Qwen/Qwen3-4B", "model_class": "llm", "train_dataset": "data/v1_sft_demo.yaml", "bf16": True}
     with pytest.raises(NotSupportedError, match="LLaMA-Factory's v1 trainer, which is not read yet"):
         read_mapping(v1, name="v1.yaml")
+
+
+def test_axolotls_kernels_find_blocks_by_the_names_of_their_maps(read: Read) -> None:
+    """``find_self_attn_in_layer`` and ``find_mlp_in_layer`` of its monkeypatch/lora_kernels.py: Phi has ``dense``."""
+    lines = "lora_mlp_kernel:\nbase_model: "
+    phi = resolved(read("axolotl", lines + "microsoft/phi-2"), "microsoft/phi-2")
+    assert (phi.stack, phi.fused_kernels) == ("axolotl", ())
+    assert resolved(read("axolotl", lines + "meta-llama/Llama-3.1-8B")).fused_kernels == ("lora",)
