@@ -57,6 +57,10 @@ def read(source: Source, draft: Draft, *, num_gpus: int | None) -> None:
     _software(source, draft, gpus)
     put_held_out(source, draft, "data.init_args.val_split_fraction")
     copy_number(source, draft, "train.epochs", "num_train_epochs", whole=False)
+    if source.has("train.max_time") and draft.options.get("method") != "full":
+        draft.note(
+            "train.max_time ends training after so many seconds, which is not counted: the forecast is of all of it."
+        )
     steps = source.count("train.max_steps")
     if steps is not None:
         draft.put("max_steps", steps, "train.max_steps")

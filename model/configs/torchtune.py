@@ -7,7 +7,9 @@ the GPU count from ``tune run --nproc_per_node``.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import PurePosixPath
+from typing import Any
 
 from tunecast.catalogs.errors import InputError, NotSupportedError, TunecastError
 from tunecast.catalogs.models import ModelRow, find_model
@@ -168,26 +170,61 @@ def _precision(source: Source, draft: Draft) -> None:
 
 
 def _rows(source: Source, draft: Draft) -> None:
-    packed = source.on("dataset.packed")
+    packed = _all_packed(source)
     copy_number(source, draft, "tokenizer.max_seq_len", "max_length")
     if "max_length" not in draft.options:
         draft.note("tokenizer.max_seq_len is not in the file: torchtune cuts nothing; give --max-length.")
     if packed:
         put_packed(draft, "dataset.packed")
-        if source.on("dataset.split_across_pack"):
+        if not _datasets(source) and source.on("dataset.split_across_pack"):
             put_wrapped(draft, "dataset.split_across_pack")
         draft.note(PACKED_NOTE)
     else:
         put_unpacked(source, draft, "dataset.packed", "tokenizer.max_seq_len")
 
 
+def _datasets(source: Source) -> list[Any]:
+    """Those of a list, which torchtune joins (``datasets/_concat.py``); none where one stands alone."""
+    stated = source.peek("dataset")
+    return list(source.get("dataset")) if isinstance(stated, list) else []
+
+
+def _all_packed(source: Source) -> bool:
+    """Whether rows are packed; several data sets must agree (``ConcatDataset``)."""
+    parts = _datasets(source)
+    if not parts:
+        return source.on("dataset.packed")
+    packed = {bool(part.get("packed")) for part in parts if isinstance(part, Mapping)}
+    if len(packed) > 1:
+        raise InputError(f"{source.name}: dataset is packed in part, which torchtune refuses; pack all or none.")
+    return packed == {True}
+
+
+def _compiles(source: Source) -> bool:
+    """A switch, or on torchtune's main branch one for each part (``recipes/full_finetune_distributed.py``)."""
+    stated = source.peek("compile")
+    return bool(source.get("compile").get("model", True)) if isinstance(stated, Mapping) else source.on("compile")
+
+
+def _refused_at_start(source: Source, draft: Draft) -> None:
+    """What torchtune's recipes end with as they begin (0.6.1 ``full_finetune_single_device.py``)."""
+    if draft.options["dtype"] == "fp16":
+        raise InputError(f"{source.name}: dtype is {source.get('dtype')}, which torchtune refuses; write bf16 or fp32.")
+    if source.on("optimizer_in_bwd") and source.has("clip_grad_norm"):
+        raise InputError(
+            f"{source.name}: clip_grad_norm with optimizer_in_bwd, which torchtune refuses; take one of them out."
+        )
+
+
 def _software(source: Source, draft: Draft) -> None:
     _checkpointing(source, draft)
     draft.put("attn_implementation", source.default("attn_implementation"))
     draft.put("optim", _optimizer(source), "optimizer._component_")
-    for theirs, ours in (("optimizer_in_bwd", "optimizer_in_backward"), ("compile", "torch_compile")):
-        if source.on(theirs):
-            draft.put(ours, True, theirs)
+    if source.on("optimizer_in_bwd"):
+        draft.put("optimizer_in_backward", True, "optimizer_in_bwd")
+    if _compiles(source):
+        draft.put("torch_compile", True, "compile")
+    _refused_at_start(source, draft)
     loss = source.get("loss._component_")
     name = str(loss or source.default("loss")).rsplit(".", 1)[-1]
     if name not in _LOSSES:
@@ -249,10 +286,21 @@ def _spread(source: Source, draft: Draft, num_gpus: int | None) -> None:
     put_degree(source, draft, "tensor_parallel_dim", "tp")
     put_degree(source, draft, "context_parallel_dim", "cp")
     split = int(draft.options.get("tp", 1)) * int(draft.options.get("cp", 1))
-    if source.on("fsdp_cpu_offload"):
-        draft.put("offload", True, "fsdp_cpu_offload")
     draft.mesh = _mesh(source)
-    if draft.mesh is not None or (num_gpus is not None and num_gpus > split):
+    several = draft.mesh is not None or (num_gpus is not None and num_gpus > split)
+    if source.on("fsdp_cpu_offload"):
+        if several:
+            draft.put("offload", True, "fsdp_cpu_offload")
+        else:
+            draft.note(
+                "fsdp_cpu_offload is for several GPUs, which torchtune alone shards: --num-gpus N says how many."
+            )
+    if several:
+        if source.has("custom_sharded_layers"):
+            draft.note(
+                "custom_sharded_layers gives the table and the head units of their own, which is not built: both are "
+                "counted as whole throughout a step, an upper bound of memory."
+            )
         kept = source.flag("fsdp_reshard_after_forward") is False
         said = "fsdp_reshard_after_forward" if kept else None if draft.mesh is None else draft.mesh.field
         draft.put("sharding", "fsdp-grad-op" if kept else "fsdp", said)

@@ -85,15 +85,16 @@ def check_sizes(source: Source, draft: Draft) -> None:
     """ZeRO-3's sizes are counted as DeepSpeed has them: others are told, and refused where weights stay gathered.
 
     ``auto`` is the Trainer's, by the hidden size, and below DeepSpeed's (``integrations/deepspeed.py``). Source:
-    ``runtime/zero/config.py``.
+    ``runtime/zero/config.py``, which takes their names without ``stage3_`` too.
     """
     if draft.options.get("sharding") != "zero3":
         return
     smaller: list[str] = []
     greater: list[str] = []
     for name, usual in _SIZES.items():
-        field = f"zero_optimization.{name}"
-        if source.get(field) in (None, "auto"):
+        spellings = [f"zero_optimization.{one}" for one in dict.fromkeys((name, name.removeprefix("stage3_")))]
+        value, field = source.first(spellings)
+        if field is None or value == "auto":
             continue
         elements = source.number(field)
         assert elements is not None

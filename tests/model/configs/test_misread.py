@@ -628,3 +628,71 @@ def test_axolotls_kernels_find_blocks_by_the_names_of_their_maps(read: Read) -> 
     phi = resolved(read("axolotl", lines + "microsoft/phi-2"), "microsoft/phi-2")
     assert (phi.stack, phi.fused_kernels) == ("axolotl", ())
     assert resolved(read("axolotl", lines + "meta-llama/Llama-3.1-8B")).fused_kernels == ("lora",)
+
+
+@pytest.mark.parametrize(
+    ("parts", "packed"),
+    [
+        (["{_component_: a, packed: true}", "{_component_: b, packed: true}"], True),
+        (["{_component_: a}", "{_component_: b}"], False),
+    ],
+)
+def test_torchtunes_lists_of_data_are_packed_where_all_are(read: Read, parts: list[str], packed: bool) -> None:
+    """``ConcatDataset`` of its datasets/_concat.py."""
+    assert read("torchtune", f"dataset: [{', '.join(parts)}]").options["rows_packed"] == packed
+
+
+def test_torchtunes_lists_of_data_that_are_packed_in_part_are_refused(read: Read) -> None:
+    with pytest.raises(InputError, match="pack all or none"):
+        read("torchtune", "dataset: [{_component_: a, packed: true}, {_component_: b}]")
+
+
+def test_torchtune_offloads_where_it_shards(read: Read) -> None:
+    """``full_finetune_distributed.py`` calls ``shard_model`` for several GPUs alone."""
+    one, four = (read("torchtune", "fsdp_cpu_offload: true", num_gpus=count) for count in (None, 4))
+    assert "offload" not in one.options
+    assert any(note.startswith("fsdp_cpu_offload is for several GPUs") for note in one.notes)
+    assert four.options["offload"] is True
+
+
+def test_torchtunes_own_units_of_table_and_head_are_told(read: Read) -> None:
+    lines = "custom_sharded_layers: [tok_embeddings, output]"
+    told = [any(note.startswith("custom_sharded_layers") for note in read("torchtune", lines, num_gpus=n).notes)
+            for n in (4, None)]  # fmt: skip
+    assert told == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("lines", "named"),
+    [
+        ("dtype: fp16", "dtype is fp16, which torchtune refuses"),
+        ("optimizer_in_bwd: true\nclip_grad_norm: 1.0", "clip_grad_norm with optimizer_in_bwd"),
+    ],
+)
+def test_what_torchtune_ends_with_at_once_is_refused(read: Read, lines: str, named: str) -> None:
+    """``__init__`` of ``recipes/full_finetune_single_device.py``."""
+    with pytest.raises(InputError, match=named):
+        read("torchtune", lines)
+
+
+@pytest.mark.parametrize(
+    ("stated", "compiled"),
+    [("true", True), ("false", None), ("{model: true, loss: true}", True), ("{model: false}", None)],
+)
+def test_torchtunes_compile_may_be_a_switch_for_each_part(read: Read, stated: str, compiled: bool | None) -> None:
+    assert read("torchtune", f"compile: {stated}").options.get("torch_compile") == compiled
+
+
+def test_litgpts_end_by_time_and_longlora_switched_off(read: Read) -> None:
+    """``finetune/lora.py`` breaks at ``max_time``; ``longlora.use_longlora`` switches that on."""
+    timed = read("litgpt", "train: {max_seq_length: 2048, max_time: 5}\nlonglora: {use_longlora: false}")
+    assert any(note.startswith("train.max_time ends training") for note in timed.notes)
+    with pytest.raises(NotSupportedError, match="LongLoRA"):
+        read("litgpt", "longlora: {use_longlora: true}")
+
+
+@pytest.mark.parametrize("name", ["stage3_max_live_parameters", "max_live_parameters"])
+def test_deepspeeds_sizes_bear_two_names(read: Read, name: str) -> None:
+    """Aliases of ``runtime/zero/config.py``, which may be given by the field's own name."""
+    with pytest.raises(NotSupportedError, match=f"{name}: 30,000,000,000 asks for more memory"):
+        read("llama-factory", deepspeed={"zero_optimization": {"stage": 3, name: 3e10}})
