@@ -74,6 +74,8 @@ def _split(source: Source, builder: str) -> tuple[str | None, str]:
     """Method prefix and the plain builder's name."""
     if _OTHER_HEADS.search(builder):
         refuse(source, "model._component_", builder, "a model that gives scores", "use the language model's builder")
+    if "vision" in builder:
+        refuse(source, "model._component_", builder, "a model of images and text", "use a language model's builder")
     match = _PREFIX.match(builder)
     if match is None:
         return None, builder

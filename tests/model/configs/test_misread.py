@@ -696,3 +696,22 @@ def test_deepspeeds_sizes_bear_two_names(read: Read, name: str) -> None:
     """Aliases of ``runtime/zero/config.py``, which may be given by the field's own name."""
     with pytest.raises(NotSupportedError, match=f"{name}: 30,000,000,000 asks for more memory"):
         read("llama-factory", deepspeed={"zero_optimization": {"stage": 3, name: 3e10}})
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({}, False),
+        ({"zero_force_ds_cpu_optimizer": False}, True),
+        ({"optimizer": {"type": "AdamW", "params": {"torch_adam": True}}}, True),
+    ],
+)
+def test_torchs_adam_in_host_memory_is_told(read: Read, more: dict[str, Any], told: bool) -> None:
+    zero2 = {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}, **more}
+    notes = read("llama-factory", deepspeed=zero2).notes
+    assert any(note.startswith("torch's AdamW updates states in host memory") for note in notes) == told
+
+
+def test_torchtunes_vision_models_are_refused_by_name(read: Read) -> None:
+    with pytest.raises(NotSupportedError, match="a model of images and text, which is not built yet"):
+        read("torchtune", "model: {_component_: torchtune.models.llama3_2_vision.lora_llama3_2_vision_11b}")
