@@ -32,6 +32,7 @@ def asked_question(
     from tunecast.calibrate.fitted_records import fitted_records
     from tunecast.calibrate.watch.observations import refuse_unused, split_records
     from tunecast.catalogs.price_book import price_book
+    from tunecast.model.architectures import model_word
     from tunecast.model.bounds import check_switches
     from tunecast.model.experts_modules import of_age
     from tunecast.model.question import Question
@@ -39,7 +40,7 @@ def asked_question(
     from tunecast.model.target import device_ids, resolve_targets
     from tunecast.model.whole_run_options import split_whole_run
 
-    model, options = str(model) if isinstance(model, Path) else model, plain_numbers(options)
+    model, options = model_word(model), plain_numbers(options)
     _check_types(model, options.get("num_gpus"))
     names = gpu_names(gpu)
     check_switches(options)
@@ -80,10 +81,8 @@ def gpu_names(gpu: str | Iterable[str]) -> list[str]:
     return names
 
 
-def _check_types(model: Any, num_gpus: Any) -> None:
+def _check_types(model: str, num_gpus: Any) -> None:
     """What only Python can get wrong: the command line gives words."""
-    if not isinstance(model, str):
-        raise InputError(f"model is {model!r}, but it is the name of a model or the path of a file, as a word.")
     if not model.strip():
         raise InputError("The model is an empty word; name one, for example meta-llama/Llama-3.1-8B, or a config.json.")
     if num_gpus not in (None, "auto"):

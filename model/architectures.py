@@ -399,18 +399,22 @@ def config_path(name: str) -> Path:
         raise InputError(f"Cannot read the config {name!r}: {error} Give a Hugging Face config.json.") from error
 
 
+def model_word(given: Any) -> str:
+    """MODEL as a word; what only Python can get wrong is refused."""
+    if not isinstance(given, str | Path):
+        raise InputError(f"model is {given!r}, but it is the name of a model or the path of a file, as a word.")
+    return str(given)
+
+
 def load_architecture(name_or_path: str | Path) -> Architecture:
     """The architecture of a catalog model, or of a local config.json (or the folder that holds one).
 
     Raises InputError where there is none.
     """
-    if not isinstance(name_or_path, str | Path):
-        told = "it is the name of a model or the path of a file, as a word"
-        raise InputError(f"model is {name_or_path!r}, but {told}.")
-    name_or_path = str(name_or_path)
-    if looks_like_path(name_or_path):
-        path = config_path(name_or_path)
+    name = model_word(name_or_path)
+    if looks_like_path(name):
+        path = config_path(name)
         return architecture_from_config(read_config(path), str(path))
     from tunecast.catalogs.models import find_model
 
-    return architecture_from_row(find_model(name_or_path))
+    return architecture_from_row(find_model(name))

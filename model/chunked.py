@@ -33,15 +33,14 @@ def chunked_curves(
     if run is not None and not run.fuses(FLA):
         return {}
     clocks = None if gpu is None else clocks_per_byte(gpu)
-    params = {name: value for name, value in memory.params.items() if not name.startswith("gp_")}
     found: dict[str, Curve] = {}
     for name in PASSES:
         share, doubt = float(belief["elsewhere"]), float(belief["log_sd_elsewhere"])
         if clocks is not None:
             share = 1.0 / math.hypot(1.0, float(belief["memory_share"]) / (float(belief[name]) * clocks))
             doubt = float(belief["log_sd"])
-        slow = {**params, "bytes_per_s": params["bytes_per_s"] * share}
-        curve = replace(memory, params=slow, log_sd=math.hypot(memory.log_sd, doubt), residuals=(), origin="assumed")
+        rate = memory.params["bytes_per_s"] * share
+        curve = memory.at_rate("bytes_per_s", rate, log_sd=doubt, origin="assumed")
         found[f"{Kind.MEMORY}-{CHUNKED}.{name}"] = curve
     return found
 

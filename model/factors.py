@@ -7,6 +7,7 @@ neither torch nor scipy.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -48,6 +49,13 @@ class Curve:
     origin: str
     residuals: tuple[tuple[float, ...], ...] = ()
     """Optional points (log coordinates..., log residual) that a form may interpolate."""
+
+    def at_rate(self, name: str, rate: float, *, log_sd: float, origin: str) -> Curve:
+        """The curve of other kernels on the same device at another rate, by the name of that, and with its own doubt;
+        what was measured of these kernels at single shapes says nothing of the others."""
+        params = {key: value for key, value in self.params.items() if not key.startswith("gp_")}
+        doubt = math.hypot(self.log_sd, log_sd)
+        return replace(self, params={**params, name: rate}, log_sd=doubt, residuals=(), origin=origin)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

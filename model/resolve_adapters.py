@@ -16,7 +16,6 @@ from tunecast.model.stacks import DTYPE_ALIASES, DTYPES, load_stacks, one_of, st
 
 ADAPTER_SWITCHES = ("use_dora", "use_rslora", "lora_bias")
 WHOLE_WEIGHTS = ("none", "ddp", "zero1", "zero2")
-FUSED_LORA = "fused LoRA kernels"
 OLDER_NAMES = {("gpt_neox", "embed_out"): "lm_head", ("gemma4_text", "router.proj"): "proj"}
 """What transformers 4 called a module of a family, and how transformers 5 does; and longer names of modules."""
 
@@ -52,14 +51,15 @@ def check_dora(fields: Fields) -> None:
         raise InputError("--use-dora and --lora-bias were both asked for, but PEFT refuses the two together; drop one.")
     others = {
         "--quant-method": fields.values.get("quant_method") not in (None, "bnb-4bit"),
-        FUSED_LORA: "lora" in fields.values.get("fused_kernels", ()),
+        "fused LoRA kernels": "lora" in fields.values.get("fused_kernels", ()),
         "tensor parallelism": fields.values.get("tp", 1) > 1,
         "sharded weights": fields.values["sharding"] not in WHOLE_WEIGHTS,
     }
+    instead = {"fused LoRA kernels": "type --fused-kernels none"}
     for what, given in others.items():
         if given:
-            instead = "type --fused-kernels none" if what == FUSED_LORA else "leave one of the two out"
-            raise NotSupportedError(f"--use-dora with {what} is not built yet; {instead}.")
+            remedy = instead.get(what, "leave one of the two out")
+            raise NotSupportedError(f"--use-dora with {what} is not built yet; {remedy}.")
 
 
 def todays_name(architecture: Architecture, name: str) -> str:

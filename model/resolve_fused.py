@@ -14,9 +14,9 @@ from tunecast.model.resolve_layer_inputs import what_is_shared
 from tunecast.model.resolve_parallel import Fields
 from tunecast.model.stacks import one_of
 
-FUSED_LORA_BLOCKS = ("q_proj, k_proj, v_proj, o_proj", "gate_proj, up_proj, down_proj")
+FUSED_LORA_BLOCKS = (("q_proj", "k_proj", "v_proj", "o_proj"), ("gate_proj", "up_proj", "down_proj"))
 """Blocks that axolotl's fused low-rank kernels are for, by the names of their maps."""
-FUSED_LORA_MAPS = " or ".join(FUSED_LORA_BLOCKS)
+FUSED_LORA_MAPS = " or ".join(map(", ".join, FUSED_LORA_BLOCKS))
 FUSED_LORA_BASES = (None, "bnb-4bit", "gptq-4bit", "gptq-8bit")
 """Bases that the fused low-rank kernels multiply with (Unsloth, axolotl, fms-acceleration)."""
 
@@ -63,7 +63,7 @@ def has_maps_of_fused_lora(layer: Layer) -> bool:
     """Whether axolotl finds an attention or a feed-forward block by the names of its maps (0.19 ``monkeypatch/
     lora_kernels.py``, ``find_self_attn_in_layer`` and ``find_mlp_in_layer``)."""
     names = {linear.name for linear in (*layer.attention.linears, *layer.mlp.linears)}
-    return any(set(block.split(", ")) <= names for block in FUSED_LORA_BLOCKS)
+    return any(names >= set(block) for block in FUSED_LORA_BLOCKS)
 
 
 def separate_silu_gate(mlp: Mlp) -> bool:

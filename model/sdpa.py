@@ -87,10 +87,7 @@ def efficient_curves(
         if like is None or "flops_per_s" not in like.params:
             continue
         rate = like.params["flops_per_s"] * float(belief[direction])
-        doubt = math.hypot(like.log_sd, float(belief["log_sd"]))
-        params = {name: value for name, value in like.params.items() if not name.startswith("gp_")}
-        slow = {**params, "flops_per_s": rate}
-        curve = replace(like, params=slow, log_sd=doubt, residuals=(), origin="assumed")
+        curve = like.at_rate("flops_per_s", rate, log_sd=float(belief["log_sd"]), origin="assumed")
         found |= {f"attention-{kernel}.{dtype}.{direction}": curve for kernel in (EFFICIENT, MASKED)}
     return found
 

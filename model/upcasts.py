@@ -9,14 +9,13 @@ the card boosts to. PEFT casts every adapted input so where adapters are in fp32
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from tunecast.model.factors import Curve
 from tunecast.model.operation import UPCAST, Kind
+from tunecast.model.units import MEGA
+from tunecast.model.versions import version_key
 
 UPCASTS = f"{Kind.MEMORY}-{UPCAST}"
 """The curve's name."""
@@ -26,16 +25,15 @@ LOG_SD = 0.15
 """Assumed: both figures agree within 1%, of two generations."""
 VECTORISED_SINCE = (2, 15)
 """PyTorch's version: the first that was branched off after September 2026 (pytorch pull request 196028)."""
-MEGA = 1e6
 
 
 def upcast_bytes_per_s(hardware: Mapping[str, Any], software: Mapping[str, Any]) -> float | None:
     """The pace of such casts on the card of a record; None where another kernel runs, or nobody knows which."""
-    version = re.match(r"(\d+)\.(\d+)", str(software.get("torch") or ""))
+    torch = software.get("torch")
     clock_mhz, processors = hardware.get("max_sm_clock_mhz"), hardware.get("multiprocessors")
-    if not str(hardware.get("device")).startswith("cuda") or version is None or not clock_mhz or not processors:
+    if not str(hardware.get("device")).startswith("cuda") or not torch or not clock_mhz or not processors:
         return None
-    if (int(version[1]), int(version[2])) >= VECTORISED_SINCE:
+    if version_key(torch) >= VECTORISED_SINCE:
         return None
     return BYTES_PER_CLOCK * float(processors) * float(clock_mhz) * MEGA
 
@@ -46,7 +44,4 @@ def upcast_curve(memory: Curve | None, pace_bytes_per_s: float | None) -> dict[s
         return {}
     if pace_bytes_per_s >= memory.params["bytes_per_s"]:
         return {}
-    params = {name: value for name, value in memory.params.items() if not name.startswith("gp_")}
-    slow = {**params, "bytes_per_s": pace_bytes_per_s}
-    doubt = math.hypot(memory.log_sd, LOG_SD)
-    return {UPCASTS: replace(memory, params=slow, log_sd=doubt, residuals=(), origin="published")}
+    return {UPCASTS: memory.at_rate("bytes_per_s", pace_bytes_per_s, log_sd=LOG_SD, origin="published")}

@@ -8,7 +8,6 @@ part of what the priors say of all that moves bytes.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -33,12 +32,11 @@ def with_walks(factors: FactorSet, beliefs: Mapping[str, Any]) -> FactorSet:
     belief, memory = beliefs.get("walks"), factors.curves.get(str(Kind.MEMORY))
     if belief is None or memory is None or factors.synchronous or "bytes_per_s" not in memory.params:
         return factors
-    params = {name: value for name, value in memory.params.items() if not name.startswith("gp_")}
-    doubt = math.hypot(memory.log_sd, float(belief["log_sd"]))
-    made = {}
-    for name, layout in CURVES.items():
-        slow = {**params, "bytes_per_s": params["bytes_per_s"] * float(belief[layout])}
-        made[name] = replace(memory, params=slow, log_sd=doubt, residuals=(), origin="assumed")
+    copied, log_sd = memory.params["bytes_per_s"], float(belief["log_sd"])
+    made = {
+        name: memory.at_rate("bytes_per_s", copied * float(belief[layout]), log_sd=log_sd, origin="assumed")
+        for name, layout in CURVES.items()
+    }
     return replace(factors, curves={**made, **factors.curves})
 
 

@@ -85,26 +85,30 @@ def put_offload(source: Source, draft: Draft, states: str, parameters: str) -> N
     DeepSpeed's two switches do not know of each other (``runtime/zero/stage3.py``): parameters alone leave the update
     on the GPU.
     """
+    alone = not asks(source.get(states))
     for field, where in ((states, "optimizer"), (parameters, "all")):
         device = source.get(field)
-        if not asks(device):
-            continue
-        if field == parameters and not asks(source.get(states)):
-            _refuse_parameters_alone(source, field, device)
-        draft.put("offload", where if str(device) == "cpu" else str(device), field)
+        if asks(device):
+            _put_where(source, draft, field, where if str(device) == "cpu" else str(device), alone=alone)
 
 
 def _put_older_offload(source: Source, draft: Draft) -> None:
     """Yes or no in place of a device, which DeepSpeed still takes (``zero/config.py``: ``deprecated``)."""
-    states = "zero_optimization.cpu_offload"
-    if source.flag(states):
-        draft.put("offload", "optimizer", states)
-    for name in ("cpu_offload_params", "cpu_offload_param"):
+    for name, where in (("cpu_offload", "optimizer"), ("cpu_offload_params", "all"), ("cpu_offload_param", "all")):
         field = f"zero_optimization.{name}"
         if source.flag(field):
-            if draft.options.get("offload") is None:
-                _refuse_parameters_alone(source, field, source.get(field))
-            draft.put("offload", "all", field)
+            alone = where == "all" and draft.options.get("offload") is None
+            _put_where(source, draft, field, where, alone=alone)
+
+
+def _put_where(source: Source, draft: Draft, field: str, where: str, *, alone: bool) -> None:
+    """What is in host memory by this field, unless parameters are `alone` there."""
+    if alone:
+        refuse(
+            source, field, source.get(field), "parameters in host memory whose states stay on the GPU",
+            "offload the optimizer too, or neither",
+        )  # fmt: skip
+    draft.put("offload", where, field)
 
 
 def _note_torchs_adam(source: Source, draft: Draft) -> None:
@@ -116,16 +120,6 @@ def _note_torchs_adam(source: Source, draft: Draft) -> None:
             "torch's AdamW updates states in host memory here, and DeepSpeedCPUAdam, which is faster, is counted: time "
             "is a lower bound."
         )
-
-
-def _refuse_parameters_alone(source: Source, field: str, value: object) -> None:
-    refuse(
-        source,
-        field,
-        value,
-        "parameters in host memory whose states stay on the GPU",
-        "offload the optimizer too, or neither",
-    )
 
 
 def _put_overlap(source: Source, draft: Draft, field: str) -> None:
