@@ -187,7 +187,7 @@ LACKS = """\
 
 - Values of the data: products of zeros run 15% faster than of random values on an A100 [horace]; mocks are random.
 - Passing from a fast first second to a lasting clock: a T4 runs 42 TFLOP/s at first and 24 later; a mock has one \
-clock per load.
+clock per trial, the higher the sooner that is over.
 - The trainer around the step: its walk over the modules costs about 13.5 ms a micro-step at 2,000 modules \
 [unsloth-b200]; mocks run the bare step that `tunecast calibrate` and `tunecast measure` run.
 - Per-tensor host time of multi-tensor optimizer passes, beyond one launch for every 48 tensors.

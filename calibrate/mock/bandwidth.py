@@ -11,15 +11,19 @@ from tunecast.model.operation import UPCAST
 
 SOFTMAXES = ("softmax", "logsumexp", "cross_entropy", "nll")
 REDUCTIONS = ("mean", "sum", "norm", "amax")
-STRIDED = ("cat", "clone", "contiguous", "copy_strided", "slice_backward", "transpose", "expand")
+COPIES = "clone"
+STRIDED = ("cat", COPIES, "contiguous", "copy_strided", "slice_backward", "transpose", "expand")
 GATHERS = ("embedding", "index", "gather", "scatter", "where")
 CLASSES = ((SOFTMAXES, "softmax"), (GATHERS, "gather"), (REDUCTIONS, "reduction"), (STRIDED, "strided"))
 
 
 def access_class(name: str, layout: str = "") -> str:
-    """How a kernel of this name and layout walks through memory; `UPCAST` where it casts 16 bits to 32."""
+    """How a kernel of this name and layout walks through memory; `UPCAST` where it casts 16 bits to 32. What `COPIES`
+    reads in the order in which it lies is a plain copy, whatever else goes by that name."""
     if layout == UPCAST:
         return UPCAST
+    if COPIES in name and not layout:
+        return "elementwise"
     for words, kind in CLASSES:
         if any(word in name for word in words):
             return kind

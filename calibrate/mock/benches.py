@@ -25,7 +25,8 @@ ROTATED_COPIES = 64
 """Copies of small buffers that the real benchmarks rotate at most (`bench/timing.py`)."""
 INNER_LOOPS = 8
 """Calls between two synchronisations of a benchmark that is a short stream: the host runs ahead."""
-
+SAMPLES, SAMPLE_S = 6, 2e-3
+"""Samples of a microbenchmark, warm-up included, and what each lasts at least (`plan_tables`, `bench/timing.py`)."""
 
 WALKS_AROUND = 4
 """Walks over all modules that a ``modules`` trial takes."""
@@ -50,7 +51,7 @@ def truth_of(simulator: Simulator, bench: str, params: Params, hotness: float) -
 
 def _kernel(simulator: Simulator, work: Work, kind: Kind, hotness: float, device_bytes: float) -> Truth:
     issue = bare_seconds(simulator.physics.host, kind)
-    outcome = simulator.kernel(work, hotness, issue)
+    outcome = simulator.kernel(work, hotness, issue, least_s=SAMPLES * SAMPLE_S, calls=SAMPLES)
     return Truth(seconds=outcome.seconds, operating=outcome.operating, device_bytes=device_bytes)
 
 

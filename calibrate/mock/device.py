@@ -10,6 +10,7 @@ from tunecast.calibrate.devices.protocol import Hardware, MemoryReading, Sensors
 from tunecast.calibrate.mock.benches import BENCHES, Truth, truth_of
 from tunecast.calibrate.mock.card import Card, card_of
 from tunecast.calibrate.mock.draw import draw_physics
+from tunecast.calibrate.mock.gemm import gemm_work
 from tunecast.calibrate.mock.noise import repetitions, warmups
 from tunecast.calibrate.mock.physics import Physics
 from tunecast.calibrate.mock.power import Operating, temperature_c, warmed
@@ -160,8 +161,8 @@ class MockDevice:
         self._settled = self._hotness >= SETTLED
         if self._settled:
             self._hotness = 1.0
-        params: dict[str, Any] = {"m": 8192, "n": 8192, "k": 8192, "dtype": "fp16", "layout": "nt"}
-        self._last = truth_of(self.simulator, "gemm", params, self._hotness).operating
+        product = gemm_work(self.card, self.physics, 8192, 8192, 8192, "fp16", "nt")
+        self._last = self.simulator.kernel(product, self._hotness).operating
         return self._settled
 
     def close(self) -> None:

@@ -209,6 +209,7 @@ def _power(card: Card, draw: _Draw) -> PowerPhysics:
         throttle_c=83.0,
         throttle_per_c=0.015,
         tau_s=draw("tau"),
+        control_s=draw("control"),
     )
 
 

@@ -129,6 +129,8 @@ class PowerPhysics:
     """Clock lost per degree above `throttle_c`."""
     tau_s: float
     """Thermal time constant of die and heat spreader."""
+    control_s: float
+    """Time over which the controller averages power: what is over sooner runs at a higher clock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

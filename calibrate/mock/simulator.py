@@ -12,7 +12,7 @@ from tunecast.calibrate.mock.card import Card
 from tunecast.calibrate.mock.host import jitter, layer_entries, operator_seconds
 from tunecast.calibrate.mock.kernels import work_of
 from tunecast.calibrate.mock.physics import Physics
-from tunecast.calibrate.mock.power import Load, Operating, settle_clock
+from tunecast.calibrate.mock.power import LASTING_S, Load, Operating, settle_clock
 from tunecast.calibrate.mock.queues import Seconds, Timeline, run_queues
 from tunecast.calibrate.mock.work import Work
 from tunecast.model.operation import Operation, Phase
@@ -115,15 +115,21 @@ class Simulator:
             device_busy_s=float(durations.sum()),
         )
 
-    def kernel(self, work: Work, hotness: float = 1.0, issue_s: float = 0.0) -> Outcome:
+    def kernel(
+        self, work: Work, hotness: float = 1.0, issue_s: float = 0.0, least_s: float = LASTING_S, calls: int = 1
+    ) -> Outcome:
         """One operator repeated back to back, as a microbenchmark does: seconds of one execution.
 
-        The host issues the next while the device works, so the slower of the two sets the pace.
+        The host issues the next while the device works, so the slower of the two sets the pace. It goes on for
+        `least_s`, or for so many `calls` where these take longer.
         """
         launch = self.physics.launch
         costs = Costs.of([work])
         one = np.ones(1, dtype=np.int64)
-        operating = settle_clock(self.card, self.physics.power, self._load(costs, one, issue_s), hotness)
+        load_at = self._load(costs, one, issue_s)
+        operating = settle_clock(
+            self.card, self.physics.power, load_at, hotness, lambda clock: max(least_s, calls * load_at(clock).wall_s)
+        )
         busy = float(costs.durations(operating.clock, launch.minimum_s, launch.gap_s)[0])
         seconds = max(busy + launch.gap_s, issue_s)
         timeline = Timeline(host_s=issue_s, device_s=busy + launch.gap_s)

@@ -145,7 +145,7 @@ def test_double_quantization_and_fused_optimizer_change_the_time_the_right_way()
 PRODUCT = trial("gemm", 30, 3, m=8192, n=8192, k=8192, dtype="bf16", layout="nt")
 
 
-@pytest.mark.parametrize("gpu", ["a100-sxm4-80gb", "h100-sxm5-80gb", "rtx-4090-24gb"])
+@pytest.mark.parametrize("gpu", ["h100-sxm5-80gb", "rtx-4090-24gb"])
 def test_a_hot_card_is_slower_than_a_cold_one(gpu: str) -> None:
     cold, warm = open_mock(f"mock:{gpu}#1"), hot(f"mock:{gpu}#1")
     first, last = cold.run(PRODUCT), warm.run(PRODUCT)
@@ -166,12 +166,15 @@ def test_sensors_follow_the_work() -> None:
     device = open_mock("mock:h100-sxm5-80gb#1")
     idle = device.sensors()
     device.settle(60)
-    device.run(PRODUCT)
     busy = device.sensors()
+    device.run(PRODUCT)
+    after = device.sensors()
+    assert (after.power_w or 0) < (busy.power_w or 0)
+    assert (after.sm_clock_mhz or 0) > (busy.sm_clock_mhz or 0)
+    assert (after.energy_j or 0) > (idle.energy_j or 0)
     assert idle.throttle_reasons == ("gpu_idle",)
     assert (busy.power_w or 0) > 3 * (idle.power_w or 0)
     assert (busy.power_w or 0) <= device.card.tdp_w * 1.001
-    assert (busy.energy_j or 0) > (idle.energy_j or 0)
     assert busy.other_processes == 0
 
 

@@ -175,6 +175,20 @@ def test_clock_falls_with_heat_and_with_the_share_of_products(a100: MockDevice) 
     assert light.power_w < a100.card.tdp_w
 
 
+@pytest.mark.parametrize("gpu", ["a100-sxm4-80gb", "h100-sxm5-80gb", "l4-24gb"])
+def test_a_product_that_ends_soon_runs_at_a_higher_clock_than_one_that_lasts(gpu: str) -> None:
+    """As records of real cards show: 1,980 MHz in trials of milliseconds, 1,350 to 1,500 under the same for seconds."""
+    device = open_mock(f"mock:{gpu}#1")
+    product = gemm_work(device.card, device.physics, 8192, 8192, 8192, "bf16", "nt")
+    control_s = device.physics.power.control_s
+    times = [0.1 * control_s, 0.9 * control_s, control_s, 100.0 * control_s]
+    found = [device.simulator.kernel(product, least_s=each).operating for each in times]
+    clocks = [one.clock for one in found]
+    assert clocks[0] > clocks[1] > clocks[2] == clocks[3]
+    assert found[-1].power_w == pytest.approx(device.card.tdp_w, rel=1e-3)
+    assert max(one.power_w for one in found) <= device.card.tdp_w * 1.001
+
+
 def test_power_stays_within_the_limit_and_throttling_is_reported() -> None:
     device = open_mock("mock:a100-sxm4-80gb#1@throttling")
     settled = settle_clock(device.card, device.physics.power, lambda c: load(0.9), 1.0)
