@@ -33,6 +33,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "lora, two samples": {"max_length": 64, "per_device_train_batch_size": 2},
     "lora with padding": {"padding_mask": True, "per_device_train_batch_size": 2, "max_length": 256},
     "lora, eager": {"attn_implementation": "eager", "max_length": 256},
+    "lora by FlashAttention-2": {"attn_implementation": "flash_attention_2", "max_length": 256},
     "qlora": {"method": "qlora", "max_length": 512},
     "full": {"method": "full", "max_length": 512},
     "full, two samples, nothing checkpointed": {
