@@ -15,9 +15,10 @@ from tunecast.calibrate.cell_grammar import facts_of
 from tunecast.calibrate.framework_names import TRANSFORMERS, Software, kernels_added
 from tunecast.calibrate.named_things import stored_as
 from tunecast.calibrate.run_table import SkipRowError, number
-from tunecast.calibrate.vocabulary import HALVES, Options, cell, fills, lookup, number_alone, states, vocabulary
+from tunecast.calibrate.vocabulary import Options, cell, fills, lookup, number_alone, states, vocabulary
 from tunecast.catalogs.gpus import Gpu, training_dtype
 from tunecast.model.run import Run
+from tunecast.model.units import SIXTEEN_BITS
 
 VOCABULARY_COLUMNS = (
     "method",
@@ -219,7 +220,7 @@ def with_master(options: Options, row: Mapping[str, str]) -> None:
     if "fp32" in (options.get("dtype"), options.get("master_dtype")):
         return
     named = number_alone(row.get("compute_dtype", ""))
-    if named not in HALVES:
+    if named not in SIXTEEN_BITS:
         raise SkipRowError(
             f"optimizer {row['optimizer']!r} keeps master weights in fp32, which compute_dtype "
             f"{row.get('compute_dtype', '')!r} does not; write there bf16 with fp32 master weights"

@@ -27,6 +27,7 @@ from tunecast.model.architecture import Architecture
 from tunecast.model.resolve_fused import why_not_fused
 from tunecast.model.resolve_parallel import FSDP
 from tunecast.model.stacks import PLAIN, ours
+from tunecast.model.units import SIXTEEN_BITS
 
 TORCHTITAN = "torchtitan"
 HALF = "half of seq_len"
@@ -121,7 +122,7 @@ def _adapters(row: dict[str, str], software: Software, options: dict[str, Any], 
         chosen = "lora_target_modules" in ours(software.stack)
         if chosen:
             raise SkipRowError("lora_targets is not stated")
-    if not software.stack and software.label != PLAIN and options.get("precision") in ("bf16", "fp16"):
+    if not software.stack and software.label != PLAIN and options.get("precision") in SIXTEEN_BITS:
         # PEFT itself keeps the adapters of a 16-bit model in fp32 (autocast_adapter_dtype).
         options.setdefault("adapter_dtype", options["precision"])
 

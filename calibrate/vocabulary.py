@@ -27,9 +27,9 @@ from tunecast.calibrate.cell_targets import targets_of
 from tunecast.calibrate.framework_names import PLAIN, TRANSFORMERS, Software, had_sdpa
 from tunecast.calibrate.run_table import SkipRowError, own_value
 from tunecast.model.peft_targets import LEFT_TO_PEFT
-from tunecast.model.resolve_shared_dtypes import HALVES as HALVES
 from tunecast.model.stack_versions import chosen_ranges, code_age, defaults_then
 from tunecast.model.stacks import METHODS, load_stacks, ours, stack_defaults
+from tunecast.model.units import SIXTEEN_BITS
 
 MEGATRON_LAYOUT = r"tp(\d+)/pp(\d+)/cp(\d+)/dp(\d+)"
 """Tensor, pipeline, context and data parallel degrees; Megatron's distributed optimizer shards states over the last."""
@@ -116,7 +116,7 @@ def in_pieces(column: str, text: str, gpus: int = 1) -> Options | None:
 
 def halved(facts: Mapping[str, Any]) -> bool:
     """Whether products run in 16 or 8 bits, so that a switch of fp32 ones changes next to nothing."""
-    return facts.get("number") in HALVES or facts.get("weights") in HALVES or bool(facts.get("eight"))
+    return facts.get("number") in SIXTEEN_BITS or facts.get("weights") in SIXTEEN_BITS or bool(facts.get("eight"))
 
 
 def _dropout(text: str, facts: Facts) -> None:
@@ -220,11 +220,11 @@ def with_numbers(options: Options, software: Software, bare: str) -> None:
     accelerate ``Accelerator.prepare_model`` ("Upcasted low precision parameters", no autocast around DeepSpeed's
     engine); Megatron-LM ``Float16Module``.
     """
-    mixed = options.pop("mixed", "") or (bare if software.mixes and bare in HALVES else "")
+    mixed = options.pop("mixed", "") or (bare if software.mixes and bare in SIXTEEN_BITS else "")
     sharding, trains_base = str(options.get("sharding", "none")), options["method"] == "full"
     of_torch = options.pop("of_torch", False)
     deepspeed = sharding.startswith("zero") and not of_torch
-    if bare in HALVES and software.stack and not mixed:
+    if bare in SIXTEEN_BITS and software.stack and not mixed:
         defaults = defaults_of(software, str(options["method"]))
         flag = software.code == TRANSFORMERS and not trains_base
         autocast = flag or str(defaults.get("precision", "")).endswith("-autocast")
@@ -239,7 +239,7 @@ def with_numbers(options: Options, software: Software, bare: str) -> None:
         options |= {"dtype": "fp32" if wide else mixed, "precision": mixed if pure else f"{mixed}-autocast"}
         if trains_base and sharding in SHARDED and not wide:
             options["master_dtype"] = "fp32"
-    if of_torch and sharding != "none" and trains_base and options.get("precision") in HALVES:
+    if of_torch and sharding != "none" and trains_base and options.get("precision") in SIXTEEN_BITS:
         raise SkipRowError(
             "parallelism: torch's ZeroRedundancyOptimizer over weights in 16 bits shards states in 16 bits, which is "
             "not built; under autocast weights are in fp32"
@@ -266,7 +266,7 @@ def _as_accelerate_does(options: Options, *, deepspeed: bool, trains_base: bool)
     """The Trainer's DeepSpeed turns all into 16 bits; its FSDP trains fp32 shards."""
     half = str(options.get("precision", "")).removesuffix("-autocast")
     sharding = options.get("sharding", "none")
-    if deepspeed and half in HALVES and options.get("num_gpus", 1) > 1:
+    if deepspeed and half in SIXTEEN_BITS and options.get("num_gpus", 1) > 1:
         options |= {"dtype": half, "precision": half}
         if not trains_base:
             options.setdefault("adapter_dtype", half)

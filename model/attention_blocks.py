@@ -329,8 +329,8 @@ def look_for_packing(step: Step) -> None:
     """A value that every layer reads, for one sample only: whether its positions restart.
 
     Code that does not look for packing before it makes a mask hands no positions on either (Qwen2-VL's are of three
-    kinds), but for OPT, which counts them. Source: transformers ``_is_packed_sequence``; Unsloth calls FlashAttention's own function (``run_attention`` of
-    ``unsloth/utils/attention_dispatch.py``).
+    kinds), but for OPT, which counts them. Source: transformers ``_is_packed_sequence``; Unsloth calls FlashAttention's
+    own function (``run_attention`` of ``unsloth/utils/attention_dispatch.py``).
     """
     architecture = step.architecture
     hands_on = architecture.finds_packing or architecture.position_rows

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from tunecast.model.operation import STRIDED, UPCAST, Kind
 from tunecast.model.tape import Grads, Tape, Tensor, widest
+from tunecast.model.units import SIXTEEN_BITS
 
 Cache = dict[str, Tensor]
 """Weights already cast inside the present autocast region, by name."""
@@ -63,7 +64,7 @@ def cast(tape: Tape, x: Tensor, dtype: str, *, name: str = "cast") -> Tensor:
 
 def cast_layout(old: str, new: str) -> str:
     """That of a kernel that casts: from 16 bits to 32 PyTorch's is one of its own (`upcasts`)."""
-    return UPCAST if new == "fp32" and old in ("bf16", "fp16") else ""
+    return UPCAST if new == "fp32" and old in SIXTEEN_BITS else ""
 
 
 def cast_gradient(tape: Tape, grad: Tensor, dtype: str, name: str) -> Tensor:

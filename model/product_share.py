@@ -17,10 +17,8 @@ from statistics import median
 from typing import Any
 
 from tunecast.catalogs.gpus import Gpu, load_gpus, training_dtype
-from tunecast.model.units import TERA
+from tunecast.model.units import SIXTEEN_BITS, TERA
 
-SIXTEEN_BITS = ("bf16", "fp16")
-"""What FlashAttention-2 takes."""
 FP32 = "fp32"
 FIGURES = {"": "tflops_by_gpu", FP32: "fp32_tflops_by_gpu"}
 """Where the beliefs keep TFLOP/s of products: in 16 bits, and in fp32."""

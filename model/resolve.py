@@ -59,7 +59,7 @@ from tunecast.model.resolve_litgpt import (
 )
 from tunecast.model.resolve_loop import take_loop
 from tunecast.model.resolve_parallel import take_parallel
-from tunecast.model.resolve_shared_dtypes import HALVES, casts_all, settle_zero, share_dtype, zero_defaults
+from tunecast.model.resolve_shared_dtypes import casts_all, settle_zero, share_dtype, zero_defaults
 from tunecast.model.resolve_stacks import check_layers, check_stack, defaults_by_spread
 from tunecast.model.run import BY_CARD, Run
 from tunecast.model.stack_versions import adapter_default, chosen_ranges, defaults_then, silent_note, told_ranges
@@ -73,6 +73,7 @@ from tunecast.model.stacks import (
     ours,
     stack_defaults,
 )
+from tunecast.model.units import SIXTEEN_BITS
 from tunecast.model.unsloth_rules import CARD_FIELDS, UNSLOTH_LOSSES
 
 ASSUMED = {
@@ -218,7 +219,7 @@ def _dtypes(fields: _Fields, defaults: Mapping[str, Any], *, gpu_has_bf16: bool,
     before = dict(fields.values)
     if emulates_bf16 and fields.values["stack"] not in STACKS:
         in_fp32(fields)
-    elif casts_all(fields) and fields.values["precision"] in HALVES:
+    elif casts_all(fields) and fields.values["precision"] in SIXTEEN_BITS:
         settle_zero(fields, gpu_has_bf16=gpu_has_bf16)
     elif not gpu_has_bf16:
         without_bf16(fields)

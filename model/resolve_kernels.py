@@ -26,7 +26,7 @@ from tunecast.model.stacks import (
     one_of,
 )
 from tunecast.model.step_count import TRAINERS
-from tunecast.model.units import DTYPE_BYTES, GIB
+from tunecast.model.units import DTYPE_BYTES, GIB, SIXTEEN_BITS
 
 GPTQ_KERNELS = ("triton", "torch")
 GPTQ_DTYPES = {"dtype": "fp16", "precision": "fp16-autocast"}
@@ -97,7 +97,7 @@ def check_compute_dtype(values: Mapping[str, Any]) -> None:
             f"--bnb-4bit-compute-dtype {compute} under --precision {precision} is not built yet; leave it out, or use "
             f"--precision fp32 for a loop without autocast."
         )
-    mixed = precision.endswith("-autocast") or (precision == "fp32" and compute in ("bf16", "fp16"))
+    mixed = precision.endswith("-autocast") or (precision == "fp32" and compute in SIXTEEN_BITS)
     if values["upcast_non_quantized"] and not mixed:
         raise InputError(
             f"--upcast-non-quantized mixes fp32 with 16-bit products, but --precision is {precision}; use --precision "
@@ -129,7 +129,7 @@ def check_scaler(run: Run) -> None:
 def promotion_notes(values: Mapping[str, Any]) -> list[str]:
     """That PyTorch computes with both kinds of 16 bits in 32."""
     dtype, computed = values["dtype"], values["precision"].removesuffix("-autocast")
-    if {dtype, computed} != {"bf16", "fp16"}:
+    if {dtype, computed} != set(SIXTEEN_BITS):
         return []
     note = (
         f"Weights in {dtype} beside {computed} arithmetic: where both meet PyTorch computes in fp32, which takes more "

@@ -9,8 +9,8 @@ from tunecast.catalogs.errors import InputError
 from tunecast.model.joined import STACKS
 from tunecast.model.resolve_parallel import FSDP, ZERO, Fields
 from tunecast.model.stacks import DTYPE_ALIASES, load_stacks
+from tunecast.model.units import SIXTEEN_BITS
 
-HALVES = ("bf16", "fp16")
 UNCAST = (
     "DeepSpeed's cast of the whole model to 16 bits is left out, because --dtype or --precision says otherwise; "
     "without them it is counted."
@@ -50,7 +50,7 @@ def zero_defaults(fields: Fields, defaults: dict[str, Any]) -> dict[str, Any]:
     usual = str(defaults.get("precision", "")).removesuffix("-autocast")
     asked = given.get("precision") or given.get("dtype") or usual
     dtype = DTYPE_ALIASES.get(asked, asked)
-    if dtype not in HALVES:
+    if dtype not in SIXTEEN_BITS:
         fields.notes.append(UNCAST)
         return defaults
     return {**defaults, "dtype": dtype, "precision": dtype, "adapter_dtype": dtype, "upcast_non_quantized": False}

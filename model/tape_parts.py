@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from tunecast.model.operation import Kind, Phase
-from tunecast.model.units import DTYPE_BYTES
+from tunecast.model.units import DTYPE_BYTES, SIXTEEN_BITS
 
 BLOCK_BYTES = 512
 """Smallest unit of the CUDA caching allocator (``kMinBlockSize``); every storage is rounded up to it."""
@@ -148,8 +148,7 @@ def storages(tensors: Iterable[Tensor]) -> tuple[Storage, ...]:
 def widest(dtypes: Iterable[str]) -> str:
     """The dtype that arithmetic promotes to: the largest floating one among several, of both kinds of 16 bits fp32."""
     found = set(dtypes)
-    return "fp32" if found >= _SIXTEEN else max(found, key=_WIDTH.__getitem__)
+    return "fp32" if found.issuperset(SIXTEEN_BITS) else max(found, key=_WIDTH.__getitem__)
 
 
-_SIXTEEN = {"bf16", "fp16"}
-_WIDTH = {name: (name in {"fp32", *_SIXTEEN}, n_bytes) for name, n_bytes in DTYPE_BYTES.items()}
+_WIDTH = {name: (name in {"fp32", *SIXTEEN_BITS}, n_bytes) for name, n_bytes in DTYPE_BYTES.items()}

@@ -29,6 +29,8 @@ DTYPE_BYTES = {
     "bool": 1,
 }
 """Storage bytes of one element, by our dtype names."""
+SIXTEEN_BITS = ("bf16", "fp16")
+"""Floats of half the width, in which models are stored and multiplied."""
 
 
 def gib(n_bytes: float) -> float:

@@ -20,7 +20,7 @@ from tunecast.model.linears import operands
 from tunecast.model.loss_chunks import SUMMED_IN_LOOP
 from tunecast.model.operation import SYNCHRONISATION, Kind
 from tunecast.model.tape import Grads, Tape, Tensor
-from tunecast.model.units import DTYPE_BYTES
+from tunecast.model.units import DTYPE_BYTES, SIXTEEN_BITS
 from tunecast.model.unsloth_rules import (
     SPLIT,
     TODAY,
@@ -38,7 +38,6 @@ TODAY_LAUNCHES = 33
 """The same around today's loss: labels, checks, what has one, divisor, scale (``_ce_checked``, ``_ce_impl``)."""
 ENDING_LAUNCHES = 6
 """Kernels that turn the rows' losses into the mean, in fp64 (``_ce_impl``)."""
-HALF = ("bf16", "fp16")
 
 
 def labelled(step: Step, head: Head) -> int:
@@ -86,7 +85,7 @@ def today_sizes(step: Step, head: Head) -> Sizes:
 
 def in_tiles(step: Step, head: Head) -> bool:
     """Whether today's loss makes its logits in tiles."""
-    frozen, half = trained(step, head) is None, product_dtype(step) in HALF
+    frozen, half = trained(step, head) is None, product_dtype(step) in SIXTEEN_BITS
     return takes_tiles(step.run, today_sizes(step, head), trains_head=not frozen, half=half)
 
 
@@ -179,7 +178,7 @@ def chunks(step: Step, x: Tensor, weight: Tensor, to: tuple[Tensor, Tensor | Non
         given = tape.empty(m * k, "fp32")
         head_product(tape, (narrow, weight), given, (m, k, n), "nn", dtype)
         tape.hold(last_given)
-        if to_weight is None and dtype in HALF:
+        if to_weight is None and dtype in SIXTEEN_BITS:
             tape.kernel("loss.scale", Kind.MEMORY, (given,), (given,))
         made = ops.elementwise(tape, "loss.cast", (given,), given.elements, to_x.dtype)
         tape.kernel("loss.place", Kind.MEMORY, (made,), (to_x,), n_bytes=2 * made.bytes)

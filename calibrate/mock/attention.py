@@ -10,7 +10,7 @@ from tunecast.calibrate.mock.physics import AttentionPhysics, Physics, generator
 from tunecast.calibrate.mock.roughness import rough
 from tunecast.calibrate.mock.work import Work, together
 from tunecast.model.operation import CHOSEN, EFFICIENT, MASKED
-from tunecast.model.units import DTYPE_BYTES
+from tunecast.model.units import DTYPE_BYTES, SIXTEEN_BITS
 
 FORWARD_PRODUCTS, BACKWARD_PRODUCTS = 2, 5
 """Products of query block by key block: scores and values; backward recomputes scores and has four gradients."""
@@ -36,7 +36,7 @@ CUDNN_HEADS = {"9.0": 256, "10.0": 128, "10.3": 128}
 def runs_cudnn(card: Card, heads: Heads, dtype: str, flash: bool) -> bool:
     """Whether a mock's attention is the card's own kernel: ``sdpa`` of PyTorch since 2.11, not FlashAttention-2."""
     widest = CUDNN_HEADS.get(card.compute_capability, 0)
-    return not flash and heads.head_dim <= widest and dtype in ("bf16", "fp16")
+    return not flash and heads.head_dim <= widest and dtype in SIXTEEN_BITS
 
 
 def attention_work(

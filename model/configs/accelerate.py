@@ -10,6 +10,7 @@ from tunecast.model.configs.source import Source
 from tunecast.model.configs.spread import UNWRAPPED, put_sharding, read_fsdp_config
 from tunecast.model.file_spread import Mesh
 from tunecast.model.sharding import FSDP
+from tunecast.model.units import SIXTEEN_BITS
 
 
 def read_accelerate(source: Source, draft: Draft) -> None:
@@ -30,7 +31,7 @@ def put_launcher_precision(source: Source, draft: Draft) -> None:
     """What the launcher exports (``ACCELERATE_MIXED_PRECISION``) and the Trainer takes where its own file switches
     neither ``bf16`` nor ``fp16`` on (transformers ``training_args.py``)."""
     stated, own = str(source.get("mixed_precision") or "no"), str(draft.options.get("precision"))
-    if stated not in ("bf16", "fp16"):
+    if stated not in SIXTEEN_BITS:
         return
     if own.endswith("-autocast"):
         if own != f"{stated}-autocast":

@@ -9,6 +9,7 @@ from tunecast.model.configs.source import Source
 from tunecast.model.configs.spread import asks, put_sharding
 from tunecast.model.configs.zero_fields import check_reductions, check_sizes, put_optimizer
 from tunecast.model.resolve_parallel import ZERO
+from tunecast.model.units import SIXTEEN_BITS
 
 
 def read_deepspeed(source: Source, draft: Draft) -> None:
@@ -55,7 +56,7 @@ def check_whole_batch(draft: Draft, num_gpus: int | None) -> None:
 def _agree_on_halves(source: Source, draft: Draft) -> None:
     """16 bits that both files state must be the same, which the Trainer checks too; ``auto`` asks the training file."""
     stated, precision = draft.their_fields.get("precision"), str(draft.options.get("precision", ""))
-    for half in ("bf16", "fp16"):
+    for half in SIXTEEN_BITS:
         field = f"{half}.enabled"
         if stated is None or source.get(field) in (None, "auto"):
             continue

@@ -16,6 +16,7 @@ from tunecast.model.file_spread import DTYPES, dtypes_by_spread, with_dtypes
 from tunecast.model.resolve_kernels import RAISED
 from tunecast.model.run import BY_SPREAD
 from tunecast.model.sharding import FSDP
+from tunecast.model.units import SIXTEEN_BITS
 
 _FSDP_STRATEGY = {
     "1": "fsdp", "full_shard": "fsdp", "2": "fsdp-grad-op", "shard_grad_op": "fsdp-grad-op",
@@ -229,7 +230,7 @@ def settle_dtypes(
     put_dtypes(options, found)
     precision = options.get("precision")
     known = (file.whole_dtypes.get("precision"), typed.get("precision"))
-    if precision in ("bf16", "fp16") and precision not in known:
+    if precision in SIXTEEN_BITS and precision not in known:
         return [CAST.format(precision)]
     if options.get("master_dtype") == "fp32" and "master_dtype" not in typed:
         return [RAISED]
