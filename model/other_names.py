@@ -23,7 +23,7 @@ ELSEWHERE = {
     "device": r"gpu|cuda|device_name",
     "num_train_epochs": r"((n|num|max|total|train)_)?epochs?",
     "max_steps": r"((n|num|total|train(ing)?|max|optimizer)_)*(steps|iters|iterations|updates)|max_steps_per_epoch",
-    "num_samples": r"((n|num|max|train|total)_)*(samples|examples|rows|sequences)|dataset_size",
+    "num_samples": r"((n|num|max|train|total|dataset)_)*(samples|examples|rows|sequences)|dataset_(size|length|len)",
     "tokens": r"((n|num|total|train(ing)?|dataset|max_train)_)+tokens",
     "mean_tokens": r"((mean|avg|average)_)?(tokens_per_sample|(sample|seq(uence)?)_(length|len|tokens))"
     r"|(mean|avg|average)_(tokens|len(gth)?|(seq(uence)?|sample)_len(gth)?)",

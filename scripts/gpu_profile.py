@@ -46,11 +46,17 @@ GPU_RUNS = (
              "--method lora --lora-r 16 --max-length 3072 --per-device-train-batch-size 1 --gradient-checkpointing"),
     Profiled("llama8b-8-qlora-ck-1536", "meta-llama/Llama-3.1-8B", 8,
              "--method qlora --lora-r 16 --max-length 1536 --per-device-train-batch-size 1 --gradient-checkpointing"),
+    Profiled("llama70b-1-lora-ck-2048", "meta-llama/Llama-3.1-70B", 1,
+             "--method lora --lora-r 16 --max-length 2048 --per-device-train-batch-size 1 --gradient-checkpointing"),
+    Profiled("llama70b-4-lora-ck-2048", "meta-llama/Llama-3.1-70B", 4,
+             "--method lora --lora-r 16 --max-length 2048 --per-device-train-batch-size 1 --gradient-checkpointing"),
     Profiled("llama1b-full-2048x2", "meta-llama/Llama-3.2-1B", 16,
              "--method full --max-length 2048 --per-device-train-batch-size 2 --gradient-checkpointing"),
     Profiled("qwen0.5b-lora-256", "Qwen/Qwen2.5-0.5B", 24,
              "--method lora --lora-r 16 --max-length 256 --per-device-train-batch-size 1 --no-gradient-checkpointing"),
 )  # fmt: skip
+"""Among them one layer of 8,192 and four: the one of a calibration took longer for each pass than those of a whole 70B
+did (docs/method.md, Two clocks)."""
 CPU_RUNS = (
     Profiled("smollm2-135m-2-lora-64", "HuggingFaceTB/SmolLM2-135M", 2,
              "--method lora --lora-r 16 --max-length 64 --per-device-train-batch-size 1 --gradient-checkpointing"),
