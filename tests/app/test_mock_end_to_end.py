@@ -126,10 +126,11 @@ def test_tables_of_records_fit_a_narrow_terminal(
 
 
 def test_fitted_factors_are_shown_in_readable_units(fit_told: tuple[Path, Result]) -> None:
-    """The rate that the fit's products tend to is about the card's 312 TFLOP/s, and says TFLOP/s."""
+    """The rate that the fit's products would tend to, were they never bound by bytes, is of the order of the card's 312
+    TFLOP/s, and says TFLOP/s."""
     record, told = fit_told
     (line,) = [line for line in told.stdout.splitlines() if "gemm.bf16.flops_per_s" in line]
     assert told.exit_code == 0
-    assert 200 < float(line.split()[1]) < 1.1 * 312
+    assert 200 < float(line.split()[1]) < 1.5 * 312
     assert line.split()[-1] == "TFLOP/s"
     assert json.loads(record.read_text())["fitted"]["schema"] == "tunecast.fitted/1"
