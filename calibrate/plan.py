@@ -33,6 +33,9 @@ FIRST_BF16_CAPABILITY = 8
 GFX = "gfx"
 FIRST_BF16_GFX = 0x908
 """AMD's targets are hexadecimal; gfx908 (MI100) is the first with bf16 matrix instructions (CDNA whitepaper)."""
+LASTING_WINDOWS = 15
+"""Tenths of a second of lasting products before those that count, and of these: an H200's clock settles in one and a
+half seconds (results/validation/gpu/profiles)."""
 COLLECTIVE_BYTES = {"gpu": (256 * KIB, 16 * MIB, 512 * MIB), "cpu": (64 * KIB, 4 * MIB, 32 * MIB)}
 """Payloads: one of latency, a layer's adapters, and beyond a layer's weights (8B: 437 MB)."""
 DEVICE_BENCHES = ("gemm", "memory", "dequant", "matmul_4bit", "attention", "loss", "optimizer", "step")
@@ -41,9 +44,11 @@ HOST_BENCHES = ("launch", "sync", "transfer", "modules")
 """What every forecast asks of the host and its link, in a second or two: before what a slow card has no time for."""
 LATER = ("grouped", "masked", "walk")
 """Device work of some models only, after all other."""
+LASTING = ("lasting",)
+"""What heats the card, and tells no forecast: after all its work that does."""
 STORAGE_BENCHES = ("disk", "load", "checkpoint")
 """A gigabyte at a time, from a disk that may be slow: cut where time runs out, since forecasts assume rates for it."""
-ORDER = (DEVICE_BENCHES, HOST_BENCHES, LATER, STORAGE_BENCHES)
+ORDER = (DEVICE_BENCHES, HOST_BENCHES, LATER, LASTING, STORAGE_BENCHES)
 """What comes first is what a forecast is poorest without."""
 
 
@@ -214,7 +219,14 @@ def _modules(table: PlanTable, hardware: Hardware) -> Iterator[TrialSpec]:
         yield TrialSpec(bench="modules", params=params, repeats=table.repeats, warmup=table.warmup)
 
 
-OF_SOME = (_flash, _grouped, _masked, _walks, _modules)
+def _lasting(table: PlanTable, hardware: Hardware) -> Iterator[TrialSpec]:
+    """Large products for seconds."""
+    for size in table.lasting:
+        params = {"m": size, "n": size, "k": size, "layout": "nt", "dtype": training_dtype(hardware)}
+        yield TrialSpec(bench="lasting", params=params, repeats=LASTING_WINDOWS, warmup=LASTING_WINDOWS)
+
+
+OF_SOME = (_flash, _grouped, _masked, _walks, _modules, _lasting)
 """Trials of some cards or models only, and what came after the others were in order."""
 
 

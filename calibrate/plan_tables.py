@@ -58,6 +58,8 @@ class PlanTable:
     """(experts, rows of each, out, in) of products of stacked experts, on cards with one kernel for them."""
     squares: tuple[int, ...] = ()
     fp32_squares: tuple[int, ...] = ()
+    lasting: tuple[int, ...] = ()
+    """Sizes of square products that are kept up for seconds."""
     memory: tuple[tuple[str, tuple[int, ...]], ...] = ()
     """(operation, KiB moved)."""
     softmax: tuple[tuple[int, int], ...] = ()
@@ -194,6 +196,7 @@ GPU_QUICK = PlanTable(
     ),
     trained=((2048, 4096, 4096), (2048, 14336, 4096), (8192, 4096, 14336), (1024, 2816, 1024), (4096, 1536, 1536)),
     squares=(1024, 2048, 4096, 8192),
+    lasting=(8192,),
     fp32_squares=(2048,),
     memory=(
         ("copy", (16, 64, 256, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144, 524288, 1048576)),

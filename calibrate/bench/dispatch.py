@@ -9,6 +9,7 @@ from typing import Any
 from tunecast.calibrate.bench.collectives import run_collective
 from tunecast.calibrate.bench.files import run_checkpoint, run_disk, run_load
 from tunecast.calibrate.bench.host_ops import prepare_sync, run_launch
+from tunecast.calibrate.bench.lasting import run_lasting
 from tunecast.calibrate.bench.math_ops import (
     prepare_attention,
     prepare_gemm,
@@ -55,6 +56,7 @@ def run_modules_late(spec: TrialSpec, backend: Backend) -> TrialResult:
 
 
 WHOLE: dict[str, Callable[[TrialSpec, Backend], TrialResult]] = {
+    "lasting": run_lasting,
     "launch": run_launch,
     "disk": run_disk,
     "load": run_load,

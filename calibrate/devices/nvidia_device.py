@@ -33,6 +33,10 @@ CAPABILITY_NEEDED = {"bf16": (8, 0), "fp8": (8, 9)}
 """First compute capability with the dtype in hardware (NVIDIA CUDA programming guide, tensor core data types)."""
 
 
+BUSY_FOR_LONG = ("step", "lasting")
+"""Benches whose reading is taken while the card works: afterwards it is idle."""
+
+
 def default_runner(spec: TrialSpec, backend: Backend) -> TrialResult:
     """Run the shared benchmarks; imported only when something is measured."""
     from tunecast.calibrate.bench import run_bench
@@ -204,7 +208,7 @@ class NvidiaDevice:
         """
         self.backend.extra.clear()
         self._loaded = None
-        self.backend.under_load = self._read_under_load if spec.bench == "step" else None
+        self.backend.under_load = self._read_under_load if spec.bench in BUSY_FOR_LONG else None
         others_are_ours = spec.bench == "collective"
         before = None if others_are_ours else self._sensors()
         watch = PcieWatch(self._card) if spec.bench == "transfer" else None

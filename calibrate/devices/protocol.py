@@ -19,6 +19,7 @@ class TrialSpec:
 
     ==============  ==========================================================================
     ``gemm``        m, n, k, dtype, layout (nt | nn | tn)
+    ``lasting``     as of ``gemm``: products for seconds on end, at the clock that the power limit leaves
     ``memory``      op (copy | read | write | add), bytes (moved in all, read + written), dtype
     ``walk``        op (softmax | softmax_backward | join | cut | heads | upcast), rows, width, dtype; join and cut also
                     more (columns beside the width), heads also heads

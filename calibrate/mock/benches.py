@@ -55,11 +55,23 @@ def _kernel(simulator: Simulator, work: Work, kind: Kind, hotness: float, device
     return Truth(seconds=outcome.seconds, operating=outcome.operating, device_bytes=device_bytes)
 
 
-def _gemm(simulator: Simulator, p: Params, hotness: float) -> Truth:
+def _product(simulator: Simulator, p: Params) -> tuple[Work, float]:
+    """Work of a plain product, and bytes of its matrices."""
     m, n, k = p["m"], p["n"], p["k"]
     work = gemm_work(simulator.card, simulator.physics, m, n, k, p["dtype"], p["layout"])
-    size = DTYPE_BYTES[p["dtype"]]
-    return _kernel(simulator, work, Kind.GEMM, hotness, size * (m * k + k * n + m * n))
+    return work, DTYPE_BYTES[p["dtype"]] * (m * k + k * n + m * n)
+
+
+def _gemm(simulator: Simulator, p: Params, hotness: float) -> Truth:
+    work, held_bytes = _product(simulator, p)
+    return _kernel(simulator, work, Kind.GEMM, hotness, held_bytes)
+
+
+def _lasting(simulator: Simulator, p: Params, hotness: float) -> Truth:
+    """A product for so long that power settles the clock."""
+    work, held_bytes = _product(simulator, p)
+    outcome = simulator.kernel(work, hotness, bare_seconds(simulator.physics.host, Kind.GEMM))
+    return Truth(seconds=outcome.seconds, operating=outcome.operating, device_bytes=held_bytes)
 
 
 def _grouped(simulator: Simulator, p: Params, hotness: float) -> Truth:
@@ -263,6 +275,7 @@ def _collective(simulator: Simulator, p: Params, hotness: float) -> Truth:
 BENCHES: dict[str, Callable[[Simulator, Params, float], Truth]] = {
     "gemm": _gemm,
     "grouped": _grouped,
+    "lasting": _lasting,
     "memory": _memory,
     "walk": _walk,
     "dequant": _dequant,
