@@ -79,7 +79,7 @@ def test_products_never_measured_are_forecast_by_their_own_curve(
     factors: FactorSet, log_errors: Callable[..., Array]
 ) -> None:
     """Against what the simulated card takes for them: shapes of other models than the trials'. The card multiplies
-    some layouts more slowly than others, which one curve of all layouts cannot follow, but for a few shapes."""
+    some layouts more slowly than others, which one curve for all of them misses at a few shapes."""
     trials = [
         {"experts": experts, "rows": rows, "n": n, "k": k, "layout": layout, "dtype": "bf16"}
         for experts, rows, n, k in UNSEEN
