@@ -177,7 +177,7 @@ def _millions(name: str, unit: str, work: Callable[[Mapping[str, Any]], float]) 
 
 RATES = {
     "gemm": _tflops("matrix product {dtype}", gemm_flops),
-    "lasting": _tflops("matrix product {dtype}, kept up", gemm_flops, "lasting"),
+    "lasting": _tflops("matrix product {dtype}, lasting", gemm_flops, "lasting"),
     "grouped": _tflops("experts' products {dtype}", grouped_flops),
     "matmul_4bit": _tflops("4-bit product {pass}", gemm_flops, "matrix4"),
     "attention": _tflops("attention {dtype} {pass}", causal_attention_flops, "attention"),
