@@ -61,16 +61,16 @@ def wall_seconds(fn: Callable[[], object], backend: Backend) -> float:
     return time.perf_counter() - start_s
 
 
-def inner_loops_for(calls: Sequence[Callable[[], object]], backend: Backend) -> int:
-    """How many calls make a sample of `MIN_SAMPLE_S`, from two looks: one call, then that many."""
+def inner_loops_for(calls: Sequence[Callable[[], object]], backend: Backend, least_s: float = MIN_SAMPLE_S) -> int:
+    """How many calls make a sample of `least_s`, from two looks: one call, then that many."""
     wall_seconds(calls[0], backend)
-    loops = _loops(wall_seconds(calls[-1], backend), 1)
-    return loops if loops == 1 else _loops(wall_seconds(loop_over(calls, loops), backend), loops)
+    loops = _loops(wall_seconds(calls[-1], backend), 1, least_s)
+    return loops if loops == 1 else _loops(wall_seconds(loop_over(calls, loops), backend), loops, least_s)
 
 
-def _loops(seconds: float, loops: int) -> int:
-    per_call_s = max(seconds / loops, MIN_SAMPLE_S / MAX_INNER_LOOPS)
-    return max(1, math.ceil(MIN_SAMPLE_S / per_call_s))
+def _loops(seconds: float, loops: int, least_s: float) -> int:
+    per_call_s = max(seconds / loops, least_s / MAX_INNER_LOOPS)
+    return max(1, math.ceil(least_s / per_call_s))
 
 
 def time_prepared(spec: TrialSpec, prepared: Prepared, backend: Backend) -> TrialResult:
@@ -78,6 +78,13 @@ def time_prepared(spec: TrialSpec, prepared: Prepared, backend: Backend) -> Tria
     loops = inner_loops_for(prepared.calls, backend)
     sample = loop_over(prepared.calls, loops)
     warmup, samples = backend.timed(sample, repeats=spec.repeats, warmup=spec.warmup, fed=True)
+    return per_call(prepared, loops, warmup, samples, backend)
+
+
+def per_call(
+    prepared: Prepared, loops: int, warmup: Sequence[float], samples: Sequence[float], backend: Backend
+) -> TrialResult:
+    """The trial whose samples of so many calls these are."""
     return TrialResult(
         outcome="ok",
         samples_s=tuple(sample / loops for sample in samples),

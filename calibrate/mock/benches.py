@@ -12,7 +12,7 @@ from tunecast.calibrate.mock.bandwidth import access_class, dequant_work, memory
 from tunecast.calibrate.mock.gemm import gemm_work
 from tunecast.calibrate.mock.host import bare_seconds
 from tunecast.calibrate.mock.kernels import collective_seconds, pcie_bytes_per_s
-from tunecast.calibrate.mock.power import Operating
+from tunecast.calibrate.mock.power import LASTING_S, Operating
 from tunecast.calibrate.mock.simulator import Simulator, compile_stream
 from tunecast.calibrate.mock.step import modules_of
 from tunecast.calibrate.mock.work import Work, together
@@ -49,9 +49,16 @@ def truth_of(simulator: Simulator, bench: str, params: Params, hotness: float) -
     return BENCHES[bench](simulator, params, hotness)
 
 
-def _kernel(simulator: Simulator, work: Work, kind: Kind, hotness: float, device_bytes: float) -> Truth:
+def _kernel(
+    simulator: Simulator,
+    work: Work,
+    kind: Kind,
+    hotness: float,
+    device_bytes: float,
+    least_s: float = SAMPLES * SAMPLE_S,
+) -> Truth:
     issue = bare_seconds(simulator.physics.host, kind)
-    outcome = simulator.kernel(work, hotness, issue, least_s=SAMPLES * SAMPLE_S, calls=SAMPLES)
+    outcome = simulator.kernel(work, hotness, issue, least_s=least_s, calls=SAMPLES)
     return Truth(seconds=outcome.seconds, operating=outcome.operating, device_bytes=device_bytes)
 
 
@@ -70,8 +77,7 @@ def _gemm(simulator: Simulator, p: Params, hotness: float) -> Truth:
 def _lasting(simulator: Simulator, p: Params, hotness: float) -> Truth:
     """A product for so long that power settles the clock."""
     work, held_bytes = _product(simulator, p)
-    outcome = simulator.kernel(work, hotness, bare_seconds(simulator.physics.host, Kind.GEMM))
-    return Truth(seconds=outcome.seconds, operating=outcome.operating, device_bytes=held_bytes)
+    return _kernel(simulator, work, Kind.GEMM, hotness, held_bytes, least_s=LASTING_S)
 
 
 def _grouped(simulator: Simulator, p: Params, hotness: float) -> Truth:

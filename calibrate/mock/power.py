@@ -19,6 +19,10 @@ LOWEST_CLOCK = 0.35
 """Clock, relative to the catalog's, below which cards do not go under load (A100: 510 of 1,410 MHz)."""
 
 
+LASTING_S = math.inf
+"""Of work that never ends."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
     """What a stretch of work asks of the card at one clock."""
@@ -28,6 +32,8 @@ class Load:
     tensor_s: float
     """Tensor-core seconds at the full catalog rate: energy per product does not depend on how long it takes."""
     dram_s: float
+    lasts_s: float = LASTING_S
+    """How long such work goes on, on a card that was idle before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,27 +63,17 @@ def ceiling_clock(power: PowerPhysics, temperature_c: float) -> float:
     return power.headroom * (1.0 - drift) * (1.0 - power.throttle_per_c * above)
 
 
-LASTING_S = math.inf
-"""Of work that never ends."""
-
-
-def settle_clock(
-    card: Card,
-    power: PowerPhysics,
-    load_at: Callable[[float], Load],
-    hotness: float,
-    for_s: Callable[[float], float] = lambda clock: LASTING_S,
-) -> Operating:
-    """The highest clock whose mean power stays within the limit, by bisection; `for_s` says how long the work goes on
-    at a clock, on a card that was idle before."""
+def settle_clock(card: Card, power: PowerPhysics, load_at: Callable[[float], Load], hotness: float) -> Operating:
+    """The highest clock whose mean power stays within the limit, by bisection."""
     temperature = temperature_c(power, hotness)
     top = ceiling_clock(power, temperature)
     limit_w, idle_w = card.tdp_w * power.limit, card.tdp_w * power.idle
 
     def seen_w(clock: float) -> float:
         """What the controller and the sensor average."""
-        drawn_w = mean_power_w(card, power, load_at(clock), clock, hotness)
-        return idle_w + (drawn_w - idle_w) * min(1.0, for_s(clock) / power.control_s)
+        load = load_at(clock)
+        drawn_w = mean_power_w(card, power, load, clock, hotness)
+        return idle_w + (drawn_w - idle_w) * min(1.0, load.lasts_s / power.control_s)
 
     clock = _bisect(lambda c: seen_w(c) - limit_w, LOWEST_CLOCK, top) if seen_w(top) > limit_w else top
     reasons = _reasons(capped=clock < top, hot=temperature > power.throttle_c)

@@ -126,10 +126,8 @@ class Simulator:
         launch = self.physics.launch
         costs = Costs.of([work])
         one = np.ones(1, dtype=np.int64)
-        load_at = self._load(costs, one, issue_s)
-        operating = settle_clock(
-            self.card, self.physics.power, load_at, hotness, lambda clock: max(least_s, calls * load_at(clock).wall_s)
-        )
+        load_at = self._load(costs, one, issue_s, least_s, calls)
+        operating = settle_clock(self.card, self.physics.power, load_at, hotness)
         busy = float(costs.durations(operating.clock, launch.minimum_s, launch.gap_s)[0])
         seconds = max(busy + launch.gap_s, issue_s)
         timeline = Timeline(host_s=issue_s, device_s=busy + launch.gap_s)
@@ -142,13 +140,20 @@ class Simulator:
         seconds[stream.entries] += self.physics.host.layer_s + self.physics.host.checkpoint_s * again
         return seconds
 
-    def _load(self, costs: Costs, counts: npt.NDArray[np.int64], host_s: float) -> Callable[[float], Load]:
+    def _load(
+        self,
+        costs: Costs,
+        counts: npt.NDArray[np.int64],
+        host_s: float,
+        least_s: float = LASTING_S,
+        calls: int = 1,
+    ) -> Callable[[float], Load]:
         launch = self.physics.launch
         tensor, dram = float(counts @ costs.tensor_s), float(counts @ costs.dram_s)
 
         def load_at(clock: float) -> Load:
             busy = float(counts @ costs.durations(clock, launch.minimum_s, launch.gap_s))
             wall = max(busy + launch.gap_s * float(counts.sum()), host_s)
-            return Load(wall_s=wall, busy_s=busy, tensor_s=tensor, dram_s=dram)
+            return Load(wall_s=wall, busy_s=busy, tensor_s=tensor, dram_s=dram, lasts_s=max(least_s, calls * wall))
 
         return load_at

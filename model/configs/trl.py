@@ -47,9 +47,9 @@ _PACKING = ("bfd", "bfd_split", "wrapped", "bfd-requeue")
 _SPLITS = ("bfd_split", "wrapped", "bfd-requeue")
 """Those that lose nothing of a sample which is longer than a row (``pack_dataset`` of trl/data_utils.py)."""
 _LIGER = ("use_liger_kernel", "use_liger")
+"""transformers' field, and TRL's own of 2024 and early 2025 (``SFTConfig`` of 0.12 to 0.16)."""
 _LIGER_PARTS = {"rms_norm": "rms_norm", "rope": "rope", "swiglu": "swiglu", "geglu": "swiglu"}
 """Kernels that Liger swaps in unless told otherwise, and ours."""
-"""transformers' field, and TRL's own of 2024 and early 2025 (``SFTConfig`` of 0.12 to 0.16)."""
 _CHECKPOINTING = ("gradient_checkpointing", "activation_checkpointing")
 
 

@@ -145,10 +145,13 @@ def test_double_quantization_and_fused_optimizer_change_the_time_the_right_way()
 PRODUCT = trial("gemm", 30, 3, m=8192, n=8192, k=8192, dtype="bf16", layout="nt")
 
 
-@pytest.mark.parametrize("gpu", ["h100-sxm5-80gb", "rtx-4090-24gb"])
-def test_a_hot_card_is_slower_than_a_cold_one(gpu: str) -> None:
+@pytest.mark.parametrize(
+    ("gpu", "bench"), [("a100-sxm4-80gb", "lasting"), ("h100-sxm5-80gb", "gemm"), ("rtx-4090-24gb", "gemm")]
+)
+def test_a_hot_card_is_slower_than_a_cold_one(gpu: str, bench: str) -> None:
+    """An A100's highest clock does not fall with heat; what power leaves of it does, where work lasts."""
     cold, warm = open_mock(f"mock:{gpu}#1"), hot(f"mock:{gpu}#1")
-    first, last = cold.run(PRODUCT), warm.run(PRODUCT)
+    first, last = (device.run(replace(PRODUCT, bench=bench)) for device in (cold, warm))
     assert statistics.median(last.samples_s) > 1.002 * statistics.median(first.samples_s)
     assert last.sensors_after is not None
     assert first.sensors_after is not None
