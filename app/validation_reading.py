@@ -59,6 +59,8 @@ def _weights(r: Run, stated: frozenset[str]) -> Iterator[Part]:
         yield f"base in {r.base_quantization}{kind}", ("quant", "quant_method", "bnb_4bit_quant_type", "base_bits")
         if r.bnb_4bit_quant_type:
             yield f"{'with' if r.double_quant else 'no'} double quantization", ("double_quant",)
+        if r.quantize_moe_experts:
+            yield "stacked experts in 4 bits too", ("quantize_moe_experts",)
     yield f"{'other ' if r.base_quantization else ''}weights in {r.dtype}", ("dtype",)
     if r.master_dtype or "master_dtype" in stated:
         yield f"trained shards in {r.master_dtype or r.dtype}", ("master_dtype",)

@@ -17,7 +17,7 @@ ADAPTERS_ONLY = (
     "lora_r", "lora_target_modules", "lora_dropout", "adapter_dtype", "bnb_4bit_quant_type", "double_quant",
     "bnb_4bit_compute_dtype",
     "upcast_non_quantized", "use_dora", "use_rslora", "modules_to_save", "quant_method",
-    "modules_to_save_dtype",
+    "modules_to_save_dtype", "quantize_moe_experts",
 )  # fmt: skip
 
 

@@ -150,6 +150,14 @@ class Mlp:
         """Parameters of each matrix that is no linear map."""
         return () if self.experts is None else self.experts.matrix_sizes
 
+    def stack_sizes(self, *, quantized: bool) -> tuple[int, ...]:
+        """Parameters of each stack of all experts' maps, where they are in 4 bits."""
+        return self.experts.stack_sizes if quantized and self.experts is not None else ()
+
+    def sixteen_bit_sizes(self, *, quantized: bool) -> tuple[int, ...]:
+        """The rest of `matrix_sizes`."""
+        return () if self.experts is None else self.experts.sixteen_bit_sizes(quantized=quantized)
+
     @property
     def vector_sizes(self) -> tuple[int, ...]:
         """Parameters of each vector that is no linear map's bias."""

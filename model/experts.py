@@ -8,9 +8,10 @@ capability 8.0 or later with torch 2.9 or later, and on a CPU with torch 2.11 or
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tunecast.model import primitives as ops
+from tunecast.model import primitives_heavy as heavy
 from tunecast.model import primitives_routing as routing
 from tunecast.model.adapters_stacked import Factors, folded, prepared_factors
 from tunecast.model.architecture import Layer
@@ -33,6 +34,8 @@ class Group:
     by_expert: Tensor
     factors: Mapping[str, Factors]
     """Adapters on the stacked weights, by part."""
+    restored: list[Tensor] = field(default_factory=list)
+    """Weights restored from 4 bits."""
 
     def bias_rows(self, step: Step, part: str, width: int) -> Tensor | None:
         """The bias of each row's expert, copied out; None where experts have none."""
@@ -42,13 +45,23 @@ class Group:
         rows = self.by_expert.elements
         return routing.index(step.tape, table, self.by_expert, rows * width, name="experts.bias")
 
-    def product(self, step: Step, part: str, x: Tensor, bias: Tensor | None) -> Tensor:
+    def stack(self, step: Step, part: str) -> Tensor:
+        """The ``up`` (gate and up) or ``down`` weights of all experts, restored from 4 bits if they are stored so:
+        bitsandbytes keeps them to the end of the block."""
+        elements = self.experts.up_params if part == "up" else self.experts.down_params
+        if not step.run.quantize_moe_experts:
+            return step.weight(f"{self.where}.experts.{part}", elements)
+        nested = step.run.double_quant
+        restored, _ = heavy.dequantized(step.tape, elements, step.run.experts_dtype, nested=nested, in_place=True)
+        self.restored.append(restored)
+        return restored
+
+    def product(self, step: Step, part: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Every row times its expert's ``up`` (gate and up) or ``down`` weight, plus its bias."""
         tape, experts, rows = step.tape, self.experts, self.by_expert.elements
         k, n = experts.hidden_size, 2 * experts.intermediate_size
         if part == "down":
             k, n = experts.intermediate_size, experts.hidden_size
-        weight = step.weight(f"{self.where}.experts.{part}", experts.count * n * k)
         if part in self.factors:
             weight = folded(step, part, weight, self.factors[part])
         entry = ops.cast(tape, x, weight.dtype)
@@ -99,12 +112,12 @@ def routed(step: Step, where: str, experts: Experts, x: Tensor, routes: Routes) 
     weights = routing.index(tape, routes.weights, order, rows, name="experts.gather")
     counted, counts, ends = group_ends(step, experts, by_expert)
     group = Group(experts=experts, where=where, ends=ends, by_expert=by_expert, factors=factors)
-    up_bias = group.bias_rows(step, "up", 2 * experts.intermediate_size)
-    both = group.product(step, "up", entry, up_bias)
+    up, up_bias = group.stack(step, "up"), group.bias_rows(step, "up", 2 * experts.intermediate_size)
+    both = group.product(step, "up", entry, up, up_bias)
     inner = clamped_gate(step, both) if experts.clamped else gated(step, both)
-    down_bias = group.bias_rows(step, "down", hidden)
+    down, down_bias = group.stack(step, "down"), group.bias_rows(step, "down", hidden)
     hold(step, up_bias)
-    made = group.product(step, "down", inner, down_bias)
+    made = group.product(step, "down", inner, down, down_bias)
     released = tape.phase is Phase.RECOMPUTE and not step.run.reentrant
     weighted = routing.weighted_rows(tape, made, weights, name="experts.weight", released=released)
     back = inverse(step, order)
@@ -113,6 +126,7 @@ def routed(step: Step, where: str, experts: Experts, x: Tensor, routes: Routes) 
     out = ops.cast(tape, summed, x.dtype, name="experts.cast")
     tape.hold(order, by_expert, counted, counts, ends, back, entry, weights, made, restored, summed)
     hold(step, down_bias)
+    tape.hold(*group.restored)
     for factor in factors.values():
         tape.hold(factor.up, factor.down, *factor.made)
     return out

@@ -46,7 +46,7 @@ def has_grouped_kernel(compute_capability: str | None) -> bool:
 
 def loops_over_experts(architecture: Architecture, run: Run, compute_capability: str | None) -> bool:
     """Whether a run's experts are multiplied one after the other on such a card."""
-    return stacks_experts(architecture) and not (run.dtype == "bf16" and has_grouped_kernel(compute_capability))
+    return stacks_experts(architecture) and not (run.experts_dtype == "bf16" and has_grouped_kernel(compute_capability))
 
 
 def on_capability(architecture: Architecture, run: Run, compute_capability: str | None) -> Run:

@@ -27,14 +27,14 @@ ROTARY_BUFFERS = 2
 """``inv_freq`` and its original, fp32, half a head long."""
 
 
-def quantized_bytes(linear: Linear, *, double_quant: bool) -> int:
-    """A 4-bit weight: half a byte per parameter, one absmax per 64, the code table.
+def quantized_bytes(elements: int, *, double_quant: bool) -> int:
+    """A 4-bit weight of so many parameters: half a byte per parameter, one absmax per 64, the code table.
 
     Absmax is fp32, or with double quantization one byte plus an fp32 per 256 of them and one offset.
     Source: bitsandbytes ``quantize_4bit``. The shared second-level code table is left to the model.
     """
-    blocks = -(-linear.weight_params // QUANT_BLOCK)
-    total = allocated_bytes(-(-linear.weight_params // 2)) + allocated_bytes(QUANT_CODE_BYTES)
+    blocks = -(-elements // QUANT_BLOCK)
+    total = allocated_bytes(-(-elements // 2)) + allocated_bytes(QUANT_CODE_BYTES)
     if not double_quant:
         return total + allocated_bytes(4 * blocks)
     second = -(-blocks // NESTED_BLOCK)
@@ -49,7 +49,9 @@ def layer_packed_bytes(layer: Layer, run: Run) -> int:
         return sum(gptq_packed_bytes(linear, run) for linear in layer.linears)
     if run.base_quantization == "bnb-8bit":
         return sum(int8_packed_bytes(linear) for linear in layer.linears)
-    return sum(allocated_bytes(-(-linear.weight_params // 2)) for linear in layer.linears)
+    sizes = [linear.weight_params for linear in layer.linears]
+    sizes += layer.mlp.stack_sizes(quantized=run.quantize_moe_experts)
+    return sum(allocated_bytes(-(-elements // 2)) for elements in sizes)
 
 
 def few_bit_bytes(linears: Iterable[Linear], run: Run) -> int:
@@ -60,14 +62,20 @@ def few_bit_bytes(linears: Iterable[Linear], run: Run) -> int:
         return sum(gptq_bytes(linear, run) for linear in linears)
     if run.base_quantization == "bnb-8bit":
         return sum(int8_bytes(linear) for linear in linears)
-    return sum(quantized_bytes(linear, double_quant=run.double_quant) for linear in linears)
+    return sum(quantized_bytes(linear.weight_params, double_quant=run.double_quant) for linear in linears)
+
+
+def stacks_bytes(layer: Layer, run: Run) -> int:
+    """Packed experts and statistics of one layer, where they are in 4 bits."""
+    sizes = layer.mlp.stack_sizes(quantized=run.quantize_moe_experts)
+    return sum(quantized_bytes(elements, double_quant=run.double_quant) for elements in sizes)
 
 
 def layer_weight_bytes(layer: Layer, hidden_size: int, run: Run) -> int:
     """Unquantized parameters of one layer: norms and biases always, linear weights unless quantized."""
     size = DTYPE_BYTES[run.dtype]
     sizes = [*layer.norm_sizes(hidden_size), *layer.attention.qk_norm_sizes, *layer.attention.matrix_sizes]
-    sizes += [*layer.mlp.matrix_sizes, *layer.mlp.vector_sizes]
+    sizes += layer.mlp.sixteen_bit_sizes(quantized=run.quantize_moe_experts) + layer.mlp.vector_sizes
     sizes += [linear.out_features for linear in layer.linears if linear.bias]
     whole = sum(allocated_bytes(size * elements) for elements in sizes)
     of_buffer = DTYPE_BYTES["fp32"] if layer.mlp.wide_buffers else size
@@ -142,10 +150,12 @@ def static_parts(architecture: Architecture, run: Run, *, platform: str = "cuda"
     """Bytes at rest between steps on one unsharded GPU, by part; the batch's ids and labels, and which of
     them are padding, are activations."""
     groups, hidden = layer_kinds(architecture), architecture.hidden_size
-    quantized = sum(group.count * few_bit_bytes(group.layer.linears, run) for group in groups)
+    quantized = sum(
+        group.count * (few_bit_bytes(group.layer.linears, run) + stacks_bytes(group.layer, run)) for group in groups
+    )
     quantized += few_bit_bytes(architecture.root_linears, run)
     head = quantized_head(architecture, run)
-    quantized += 0 if head is None else quantized_bytes(head, double_quant=run.double_quant)
+    quantized += 0 if head is None else quantized_bytes(head.weight_params, double_quant=run.double_quant)
     shared_code = allocated_bytes(4 * CODE_ENTRIES) if quantized and run.double_quant else 0
     layers = sum(group.count * layer_weight_bytes(group.layer, hidden, run) for group in groups)
     saved = stored_bytes(itertools.chain(*saved_tensors(architecture, run)), trained_dtype(run))

@@ -162,7 +162,10 @@ def resting_made(architecture: Architecture, run: Run) -> Iterator[Made]:
         for block in (layer.attention, layer.mlp) if run.has_adapters else ():
             sizes = block.adapter_sizes(run.lora_target_modules, run.lora_r)
             yield from trained_made((Trained(elements=size, is_matrix=True) for size in sizes), run)
-        whole = [*layer.attention.matrix_sizes, *layer.mlp.matrix_sizes]
+        for elements in layer.mlp.stack_sizes(quantized=run.quantize_moe_experts):
+            yield four_bit_made(elements, double_quant=run.double_quant)
+        in_sixteen = layer.mlp.sixteen_bit_sizes(quantized=run.quantize_moe_experts)
+        whole = [*layer.attention.matrix_sizes, *in_sixteen]
         yield from (filled(size, run.dtype, is_matrix=True) for size in whole)
         small = [*layer.norm_sizes(architecture.hidden_size), *layer.attention.qk_norm_sizes, *layer.mlp.vector_sizes]
         yield from (filled(size, run.dtype, is_matrix=False) for size in small)

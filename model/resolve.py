@@ -36,7 +36,12 @@ from tunecast.model.resolve_attention import (
     take_recomputation,
 )
 from tunecast.model.resolve_bf16 import CARD, by_card, in_fp32, without_bf16
-from tunecast.model.resolve_experts import check_stacked, check_unsloths_experts, expert_notes
+from tunecast.model.resolve_experts import (
+    check_experts_4bit,
+    check_stacked,
+    check_unsloths_experts,
+    expert_notes,
+)
 from tunecast.model.resolve_kernels import (
     check_compute_dtype,
     check_gptq_dtypes,
@@ -354,6 +359,7 @@ def resolve_run(
         (*few_bit_notes(fields.values), *promotion_notes(fields.values), *wide_base_notes(architecture, fields.values))
     )
     check_unsloths_experts(architecture, fields.values)
+    check_experts_4bit(architecture, fields.values)
     fields.notes.extend(expert_notes(architecture, fields.values))
     run = Run(**{name: fields.values[name] for name in RUN_FIELDS if name in fields.values})
     check_recomputation(architecture, run)

@@ -12,6 +12,7 @@ from typing import Any
 from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.architecture import Architecture
 from tunecast.model.attention_blocks import UNSLOTH
+from tunecast.model.resolve_parallel import FSDP
 from tunecast.model.shapes import FUSED_PARAMETER
 from tunecast.model.units import DTYPE_BYTES, gib
 
@@ -100,6 +101,33 @@ def check_unsloths_experts(architecture: Architecture, values: Mapping[str, Any]
     )
 
 
+def check_experts_4bit(architecture: Architecture, values: Mapping[str, Any]) -> None:
+    """Refuse 4 bits for experts where there are none in stacks, and beside what does not train over them.
+
+    PEFT 0.21 leaves what it registers for adapters on such a stack in place (``ParamWrapper._remove_parametrizations``
+    looks for ``_LoraParameterProxy`` alone). ZeRO-3 and FSDP 1 join parameters of one dtype, but the packed bytes of a
+    stack have no storage of another (``replace_parameter_4bit`` has no ``quant_storage``).
+    """
+    if not values["quantize_moe_experts"]:
+        return
+    if not any(group.layer.mlp.experts and group.layer.mlp.experts.stacked for group in architecture.groups):
+        raise InputError(
+            f"--quantize-moe-experts packs stacks of experts, but {architecture.name} is run without any (before "
+            "transformers 5 experts are linear maps, which are in 4 bits anyway); leave it out."
+        )
+    adapted = [name for name in values["lora_target_modules"] if name in (UP, DOWN)]
+    if adapted:
+        raise NotSupportedError(
+            f"--quantize-moe-experts with adapters on the experts ({', '.join(adapted)}) is not built; name attention "
+            "alone in --lora-target-modules."
+        )
+    if values["sharding"] == "zero3" or (values["sharding"] in FSDP and values["fsdp_version"] == 1):
+        raise InputError(
+            f"--quantize-moe-experts packs experts into bytes, but DeepSpeed's zero3 and FSDP 1 (--sharding "
+            f"{values['sharding']}) join weights of one dtype; use --sharding fsdp --fsdp-version 2, or ddp."
+        )
+
+
 def expert_notes(architecture: Architecture, values: Mapping[str, Any]) -> list[str]:
     """What a user of a mixture of experts may not expect."""
     routed = [(group.layer.mlp.experts, group.count) for group in architecture.groups if group.layer.mlp.experts]
@@ -111,7 +139,12 @@ def expert_notes(architecture: Architecture, values: Mapping[str, Any]) -> list[
     stacked_bytes = DTYPE_BYTES[values["dtype"]] * sum(count * experts.maps_params for experts, count in routed)
     if architecture.model_type == "gpt_oss":
         notes.append(f"Experts stored as MXFP4 are turned into {values['dtype']} to train (Mxfp4Config dequantize).")
-    if values["method"] == "qlora":
+    if values["quantize_moe_experts"]:
+        notes.append(
+            "Stacked experts are in 4 bits (bitsandbytes' replace_parameter_4bit, by axolotl's quantize_moe_experts): "
+            "every pass restores all experts of a layer, routed to or not."
+        )
+    elif values["method"] == "qlora":
         notes.append(
             f"{gib(stacked_bytes):.1f} GiB of stacked experts stay in {values['dtype']}: transformers 5 quantizes "
             "linear maps only."

@@ -33,14 +33,21 @@ GPTQ_DTYPES = {"dtype": "fp16", "precision": "fp16-autocast"}
 """The only arithmetic of the kernels that train a GPTQ base (triton v2 writes weights in fp16)."""
 
 
+FOUR_BIT_OPTIONS: dict[str, Any] = {
+    "bnb_4bit_quant_type": None,
+    "double_quant": False,
+    "bnb_4bit_compute_dtype": None,
+    "quantize_moe_experts": False,
+}
+"""Options of bitsandbytes' 4 bits, and what another storage has in their place."""
+
+
 def take_quantization(fields: Fields, defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Storage of the base in 4 or 8 bits: only with qlora. Returns the defaults that this storage leaves."""
     if fields.values["method"] != "qlora":
         refuse_quantization(fields)
-        for name, value in (("bnb_4bit_quant_type", None), ("double_quant", False), ("upcast_non_quantized", False)):
+        for name, value in {**FOUR_BIT_OPTIONS, "upcast_non_quantized": False, "quant_method": None}.items():
             fields.put(name, value, "stack-default")
-        fields.put("bnb_4bit_compute_dtype", None, "stack-default")
-        fields.put("quant_method", None, "stack-default")
         return dict(defaults)
     said = "file" if fields.origins["method"] == "file" else "stack-default"
     method = fields.take("quant_method", defaults.get("quant_method", "bnb-4bit"), said)
@@ -51,6 +58,8 @@ def take_quantization(fields: Fields, defaults: Mapping[str, Any]) -> dict[str, 
         fields.values["double_quant"] = bool(fields.take("double_quant", defaults["double_quant"], "stack-default"))
         compute = fields.take("bnb_4bit_compute_dtype", None, "stack-default")
         fields.values["bnb_4bit_compute_dtype"] = _dtype_word("bnb-4bit-compute-dtype", compute)
+        quantized = fields.take("quantize_moe_experts", False, "stack-default")
+        fields.values["quantize_moe_experts"] = bool(quantized)
     else:
         refuse_four_bit_options(fields, method)
     take_gptq(fields, method)
@@ -319,9 +328,7 @@ def check_gptq_dtypes(values: Mapping[str, Any]) -> None:
 def refuse_quantization(fields: Fields) -> None:
     """A base in few bits is frozen: without adapters nothing would train."""
     given, method = fields.given, fields.values["method"]
-    if any(
-        given.get(name) for name in ("bnb_4bit_quant_type", "double_quant", "quant_method", "bnb_4bit_compute_dtype")
-    ):
+    if any(given.get(name) for name in (*FOUR_BIT_OPTIONS, "quant_method")):
         raise InputError(f"A quantized base needs adapters, but --method is {method}; use --method qlora.")
     if given.get("upcast_non_quantized"):
         raise InputError(
@@ -332,7 +339,7 @@ def refuse_quantization(fields: Fields) -> None:
 
 def refuse_four_bit_options(fields: Fields, method: str) -> None:
     """Options of bitsandbytes' 4 bits say nothing about another storage."""
-    for name, empty in (("bnb_4bit_quant_type", None), ("double_quant", False), ("bnb_4bit_compute_dtype", None)):
+    for name, empty in FOUR_BIT_OPTIONS.items():
         if fields.given.get(name):
             flag = name.replace("_", "-")
             raise InputError(

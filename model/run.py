@@ -60,6 +60,8 @@ class Run:
     double_quant: bool = False
     bnb_4bit_compute_dtype: str | None = None
     """What 4-bit weights become to be multiplied (``BitsAndBytesConfig``); None: the dtype of `precision`."""
+    quantize_moe_experts: bool = False
+    """Whether stacked experts are in 4 bits too, and restored whole whenever they run (axolotl's field)."""
     quant_method: str | None = None
     """How a quantized base is stored, by one of `stacks.QUANT_METHODS`; None also stands for bitsandbytes' 4 bits."""
     gptq_kernel: str = "triton"
@@ -219,6 +221,11 @@ class Run:
     def four_bit_dtype(self) -> str:
         """The dtype in which a 4-bit base multiplies."""
         return self.bnb_4bit_compute_dtype or self.compute_dtype
+
+    @property
+    def experts_dtype(self) -> str:
+        """The dtype in which stacks of experts multiply: those in 4 bits are restored in that of the checkpoint."""
+        return self.four_bit_dtype if self.quantize_moe_experts and self.upcast_non_quantized else self.dtype
 
     @property
     def saved_dtype(self) -> str:

@@ -158,6 +158,16 @@ class Experts:
         share = 1.0 - self.per_token / self.count
         return share * (sum(self.matrix_sizes) - self.router_params)
 
+    def sixteen_bit_sizes(self, *, quantized: bool) -> tuple[int, ...]:
+        """Those of `matrix_sizes` that stay as they are while the stacks of all experts' maps are in 4 bits."""
+        packed = self.stack_sizes if quantized else ()
+        return tuple(size for size in self.matrix_sizes if size not in packed)
+
+    @property
+    def stack_sizes(self) -> tuple[int, ...]:
+        """Parameters of each stack of all experts' maps, in the model's order."""
+        return (self.up_params, self.down_params) if self.stacked else ()
+
     @property
     def vector_sizes(self) -> tuple[int, ...]:
         """Parameters of each vector: the router's bias, or its scales."""

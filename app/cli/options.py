@@ -133,6 +133,11 @@ RUN: Group = {
     "bnb_4bit_quant_type": _run(str, "4-bit storage of the base (qlora).", metavar="nf4|fp4"),
     "bnb_4bit_compute_dtype": _run(str, "What 4-bit weights become to be multiplied.", metavar="bf16|fp16|fp32"),
     "double_quant": _run(bool, "Quantize the quantization constants too.", "--double-quant/--no-double-quant"),
+    "quantize_moe_experts": _run(
+        bool,
+        "Stacked experts in 4 bits too (axolotl's quantize_moe_experts).",
+        "--quantize-moe-experts/--no-quantize-moe-experts",
+    ),
     "upcast_non_quantized": _run(
         bool,
         "Everything but the 4-bit weights in fp32, as PEFT prepares it (qlora).",

@@ -325,7 +325,7 @@ def _outside_allocator(key: str, value: Any, optim: str) -> bool:
 
 def _total_params(model: Any) -> int:
     """Unique parameters, a 4-bit weight counted by its elements."""
-    packed = {id(m.weight): m.in_features * m.out_features for m in model.modules() if hasattr(m, "packed_state")}
+    packed = {id(weight): state.shape.numel() for m in model.modules() for weight, state in fakes.packed(m)}
     return sum(packed.get(id(p), p.numel()) for p in model.parameters())
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
-from tunecast.calibrate.trace import int8
+from tunecast.calibrate.trace import experts_4bit, int8
 from tunecast.model.run import Run
 
 QUANT_BLOCK = 64
@@ -25,6 +26,8 @@ def make_fake(model: Any, run: Run) -> None:
             int8.pack(module)
         elif run.bnb_4bit_quant_type is not None and _is_4bit(module):
             _pack(module, run)
+        elif run.quantize_moe_experts:
+            experts_4bit.pack(module, run)
         for store in (module._parameters, module._buffers):
             for name, tensor in store.items():
                 if tensor is not None and tensor.device.type == "meta":
@@ -66,13 +69,12 @@ def _packed_class() -> type:
     return PackedLinear4bit
 
 
-def _pack(module: Any, run: Run) -> None:
-    """The tensors that bitsandbytes holds for one quantized weight, empty."""
+def empty_state(shape: Any, dtype: Any, run: Run) -> Any:
+    """Statistics of a 4-bit weight of this shape that is restored in `dtype`, empty."""
     import torch
     from bitsandbytes.functional import QuantState
 
-    elements = module.in_features * module.out_features
-    blocks = -(-elements // QUANT_BLOCK)
+    blocks = -(-math.prod(shape) // QUANT_BLOCK)
     nested = (
         QuantState(
             absmax=torch.empty(-(-blocks // NESTED_BLOCK)),
@@ -83,20 +85,36 @@ def _pack(module: Any, run: Run) -> None:
         if run.double_quant
         else None
     )
-    module.packed_state = QuantState(
+    return QuantState(
         absmax=torch.empty(blocks, dtype=torch.uint8 if run.double_quant else torch.float32),
-        shape=torch.Size((module.out_features, module.in_features)),
+        shape=torch.Size(shape),
         code=torch.empty(16),
         blocksize=QUANT_BLOCK,
         quant_type=run.bnb_4bit_quant_type,
-        dtype=module.compute_dtype,
+        dtype=dtype,
         offset=torch.empty(()) if run.double_quant else None,
         state2=nested,
     )
-    module._parameters["weight"] = torch.nn.Parameter(
-        torch.empty((elements + 1) // 2, 1, dtype=torch.uint8), requires_grad=False
-    )
+
+
+def packed_weight(elements: int) -> Any:
+    """Two weights per byte, empty."""
+    import torch
+
+    return torch.nn.Parameter(torch.empty((elements + 1) // 2, 1, dtype=torch.uint8), requires_grad=False)
+
+
+def _pack(module: Any, run: Run) -> None:
+    """The tensors that bitsandbytes holds for one quantized weight, empty."""
+    module.packed_state = empty_state((module.out_features, module.in_features), module.compute_dtype, run)
+    module._parameters["weight"] = packed_weight(module.in_features * module.out_features)
     module.__class__ = _packed_class()
+
+
+def packed(module: Any) -> list[tuple[Any, Any]]:
+    """A module's packed weights with their statistics."""
+    state = getattr(module, "packed_state", None)
+    return getattr(module, "packed_stacks", []) if state is None else [(module.weight, state)]
 
 
 def quantized_tensors(model: Any) -> list[Any]:
@@ -105,11 +123,9 @@ def quantized_tensors(model: Any) -> list[Any]:
     shared_code: list[Any] = []
     for module in model.modules():
         tensors += getattr(module, "int8_tensors", ())
-        state = getattr(module, "packed_state", None)
-        if state is None:
-            continue
-        tensors += [module.weight, state.absmax, state.code]
-        if state.nested:
-            tensors += [state.state2.absmax, state.offset]
-            shared_code = [state.state2.code]
+        for weight, state in packed(module):
+            tensors += [weight, state.absmax, state.code]
+            if state.nested:
+                tensors += [state.state2.absmax, state.offset]
+                shared_code = [state.state2.code]
     return tensors + shared_code

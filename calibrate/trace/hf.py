@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
 
-from tunecast.calibrate.trace import int8, losses, offload
+from tunecast.calibrate.trace import experts_4bit, int8, losses, offload
 from tunecast.calibrate.trace.optimizers import make_optimizer as make_optimizer
 from tunecast.calibrate.trace.refusals import refuse_family, refuse_unreal
 from tunecast.calibrate.trace.seeing import language_model
@@ -173,6 +173,8 @@ def build_model(
         int8.quantize_linears(model)
     elif run.bnb_4bit_quant_type is not None:
         quantize_linears(model, run)
+    if run.quantize_moe_experts:
+        experts_4bit.quantize_experts(model, run)
     if run.upcast_non_quantized:
         upcast_non_quantized(model)
     if run.has_adapters:

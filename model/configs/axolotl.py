@@ -87,6 +87,7 @@ def read(source: Source, draft: Draft, *, num_gpus: int | None) -> None:
 
 def _method(source: Source, draft: Draft) -> None:
     adapter, bits = source.get("adapter"), loaded_bits(source)
+    _experts(source, draft, bits)
     if adapter is None:
         draft.put("method", "full")
         if bits is not None:
@@ -126,6 +127,27 @@ def _adapters(source: Source, draft: Draft) -> None:
         draft.put("adapter_dtype", "bf16", "peft_autocast_adapter_dtype")
     if source.has("lora_model_dir"):
         draft.note("lora_model_dir continues a saved adapter: its own rank and targets win over this file's.")
+
+
+def _experts(source: Source, draft: Draft, bits: str | None) -> None:
+    """Experts in 4 bits, with double quantization whatever ``bnb_config_kwargs`` says of linear maps.
+
+    Source: axolotl 0.19 ``monkeypatch/moe_quant.py``, ``schemas/config.py`` (``check_quantize_moe_experts``).
+    """
+    field = "quantize_moe_experts"
+    if not source.on("quantize_moe_experts"):
+        return
+    if bits == "load_in_8bit":
+        refuse(source, field, True, "experts stored in 8 bits", "write load_in_4bit: true, or take it out")
+    if bits is None or source.on("lora_target_linear"):
+        instead = "write adapter: qlora and load_in_4bit: true"
+        without = "without 4 or 8 bits"
+        if bits is not None:
+            instead, without = "name lora_target_modules", "beside lora_target_linear: true"
+        raise InputError(f"{source.name}: {field} is true {without}, which axolotl refuses; {instead}, or take it out.")
+    if source.flag("bnb_config_kwargs.bnb_4bit_use_double_quant") is False:
+        refuse(source, field, True, "experts with double quantization beside maps without", "leave both with it")
+    draft.put(field, True, field)
 
 
 def _four_bit(source: Source, draft: Draft) -> None:

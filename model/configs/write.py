@@ -197,6 +197,7 @@ def axolotl_file(architecture: Architecture, run: Run, steps: int) -> Mapped:
             "bnb_4bit_quant_type": run.bnb_4bit_quant_type,
             "bnb_4bit_use_double_quant": run.double_quant,
         },
+        "quantize_moe_experts": run.quantize_moe_experts or None,
     }
     sharded = {"fsdp_version": 2, "fsdp_config": {"reshard_after_forward": True, "offload_params": False}}
     spread = sharded if run.sharding == "fsdp" else {"deepspeed": deepspeed(run)} if "zero" in run.sharding else {}

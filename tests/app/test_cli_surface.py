@@ -73,6 +73,8 @@ RUN = {
     "--fused-kernels",
     "--fp8",
     "--fp8-weights",
+    "--quantize-moe-experts",
+    "--no-quantize-moe-experts",
     "--no-fp8-weights",
     "--checkpoint-first",
     "--hf-code",

@@ -128,7 +128,7 @@ def test_the_head_is_quantized_with_the_rest() -> None:
     run = resolved(method="qlora").run
     head = quantized_head(LLAMA, run)
     assert head is not None
-    assert quantized_bytes(head, double_quant=False) == 32000 * 4096 // 2 + 512 + 32000 * 4096 // 64 * 4
+    assert quantized_bytes(head.weight_params, double_quant=False) == 32000 * 4096 // 2 + 512 + 32000 * 4096 // 64 * 4
     assert root_weight_bytes(LLAMA, run) == 2 * 32000 * 4096 + 2 * 4096  # embedding and final norm
 
 

@@ -76,8 +76,8 @@ def test_full_update_peaks_in_its_square_roots(make: Make, run_of: RunOf) -> Non
 def test_nf4_weight_by_hand(make: Make) -> None:
     linear = make("llama-3.1-8b").groups[0].layer.attention.linears[0]
     packed, blocks, code = 4096 * 4096 // 2, 4096 * 4096 // 64, 512
-    assert quantized_bytes(linear, double_quant=False) == packed + 4 * blocks + code
-    assert quantized_bytes(linear, double_quant=True) == packed + blocks + 4 * blocks // 256 + code + 512
+    assert quantized_bytes(linear.weight_params, double_quant=False) == packed + 4 * blocks + code
+    assert quantized_bytes(linear.weight_params, double_quant=True) == packed + blocks + 4 * blocks // 256 + code + 512
 
 
 def test_small_fp32_base_by_accident_costs_twice(make: Make, run_of: RunOf) -> None:

@@ -33,7 +33,11 @@ def resolved(run_file: RunFile, name: str = "meta-llama/Llama-3.1-8B", **typed: 
 @pytest.mark.parametrize(
     ("form", "lines", "named"),
     [
-        ("axolotl", "quantize_moe_experts: true", "quantize_moe_experts: True asks for experts stored in 4 bits"),
+        (
+            "axolotl",
+            "load_in_8bit: true\nquantize_moe_experts: true",
+            "quantize_moe_experts: True asks for experts stored in 8 bits",
+        ),
         ("axolotl", "peft: {backend: torchao, weight_dtype: int4}", "peft.weight_dtype: int4"),
         ("axolotl", "gkd_trainer: true", "gkd_trainer"),
         ("axolotl", "kd_trainer: true", "kd_trainer"),
@@ -230,6 +234,38 @@ def test_ligers_kernels_and_axolotls_own_run_together(
     """Nothing of ``check_auto_enable_lora_kernels`` or ``_apply_lora_kernel_patch`` asks for Liger."""
     run = resolved(read("axolotl", LIGER + lines))
     assert (run.stack, set(run.fused_kernels)) == (stack, set(kernels))
+
+
+FOUR_BIT_EXPERTS = """base_model: Qwen/Qwen3-30B-A3B
+adapter: qlora
+load_in_4bit: true
+quantize_moe_experts: true
+lora_target_linear:
+lora_target_modules: [q_proj, v_proj]
+"""
+
+
+def test_axolotls_experts_are_in_4_bits(read: Read) -> None:
+    """``replace_parameter_4bit`` in monkeypatch/moe_quant.py, with double quantization unless a field says otherwise
+    that no file can have; linear maps have it by themselves."""
+    run = resolved(read("axolotl", FOUR_BIT_EXPERTS), "Qwen/Qwen3-30B-A3B")
+    assert (run.quantize_moe_experts, run.double_quant, run.bnb_4bit_quant_type) == (True, True, "nf4")
+    off = FOUR_BIT_EXPERTS.replace("experts: true", "experts: false")
+    assert not resolved(read("axolotl", off), "Qwen/Qwen3-30B-A3B").quantize_moe_experts
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ("lora_target_linear: true", "lora_target_linear: true, which axolotl refuses; name lora_target_modules"),
+        ("adapter:\nlora_r:\nload_in_4bit:", "without 4 or 8 bits, which axolotl refuses"),
+        ("bnb_config_kwargs: {bnb_4bit_use_double_quant: false}", "experts with double quantization beside maps"),
+    ],
+)
+def test_what_axolotls_experts_do_not_go_with(read: Read, lines: str, said: str) -> None:
+    """``check_quantize_moe_experts`` in schemas/config.py; the last trains with two kinds of statistics."""
+    with pytest.raises((InputError, NotSupportedError), match=said):
+        read("axolotl", FOUR_BIT_EXPERTS + lines)
 
 
 def zero(more: dict[str, Any], **inside: Any) -> dict[str, Any]:

@@ -388,7 +388,6 @@ def test_13_no_gpu_count_is_invented(read: Read) -> None:
         # DPO, GRPO and reward files are files of other trainers; SFTTrainer itself refuses their losses
         ("trl", "loss_type: sigmoid", "loss_type: sigmoid"),
         ("trl", "center_rewards_coefficient: 0.01", "center_rewards_coefficient: 0.01"),
-        ("axolotl", "quantize_moe_experts: true", "quantize_moe_experts: True"),
         ("axolotl", "kd_trainer: true", "kd_trainer: True"),
         ("axolotl", "spectrum_top_fraction: 0.25", "spectrum_top_fraction: 0.25"),
         ("axolotl", "peft: {weight_dtype: int4}", "peft.weight_dtype: int4"),
