@@ -14,6 +14,7 @@ from tunecast.model.resolve_adapters import refuse_input_maker, todays_name
 from tunecast.model.resolve_experts import renamed_targets, stacked_targets
 from tunecast.model.resolve_litgpt import adapted_parts, litgpt_targets
 from tunecast.model.root_modules import root_modules
+from tunecast.model.target_patterns import is_pattern, matched_targets
 
 
 def adaptable_modules(architecture: Architecture) -> tuple[str, ...]:
@@ -70,12 +71,25 @@ def targets_there(architecture: Architecture, names: Iterable[str]) -> tuple[tup
     return tuple(found[True]), tuple(found[False])
 
 
+def _of_pattern(architecture: Architecture, pattern: str) -> list[str]:
+    """The maps that a regular expression means; refused where modules have other paths than transformers'."""
+    if is_litgpt(architecture) or is_joined(architecture):
+        raise NotSupportedError(
+            f"--lora-target-modules is a regular expression ({pattern}), which PEFT alone reads, not this stack; name "
+            "the modules."
+        )
+    return matched_targets(architecture, pattern)
+
+
 def target_modules(architecture: Architecture, asked: Any) -> tuple[str, ...]:
     """Adapter targets as module names in forward order; an unknown one is refused with the closest."""
     known = adaptable_modules(architecture)
     if asked == "all-linear":
         return known
-    names = [part.strip() for part in asked.split(",")] if isinstance(asked, str) else [str(part) for part in asked]
+    if is_pattern(asked):
+        names = _of_pattern(architecture, str(asked))
+    else:
+        names = [part.strip() for part in asked.split(",")] if isinstance(asked, str) else [str(part) for part in asked]
     names = [name for name in names if name]
     if LINEAR_MODULES in names:
         names = [*(name for name in names if name != LINEAR_MODULES), *linear_modules(architecture)]

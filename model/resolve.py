@@ -78,6 +78,7 @@ from tunecast.model.stacks import (
     ours,
     stack_defaults,
 )
+from tunecast.model.target_patterns import is_pattern, pattern_note
 from tunecast.model.units import SIXTEEN_BITS
 from tunecast.model.unsloth_rules import CARD_FIELDS, UNSLOTH_LOSSES
 
@@ -178,7 +179,9 @@ def _adapters(fields: _Fields, architecture: Architecture, defaults: Mapping[str
         )
     fields.values["lora_r"] = rank
     asked = fields.take("lora_target_modules", defaults["lora_target_modules"], "stack-default")
-    fields.values["lora_target_modules"] = target_modules(architecture, _present(fields, architecture, asked))
+    fields.values["lora_target_modules"] = found = target_modules(architecture, _present(fields, architecture, asked))
+    if is_pattern(asked):
+        fields.notes.append(pattern_note(found))
     dropout = fields.take("lora_dropout", defaults["lora_dropout"], "stack-default")
     if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout < 1:
         raise InputError(f"--lora-dropout is {dropout!r}, but it must be at least 0 and below 1.")

@@ -30,6 +30,7 @@ from tunecast.model.configs.common import (
     put_targets,
     put_unpacked,
     put_workers,
+    put_written_targets,
     read_steps,
 )
 from tunecast.model.configs.frameworks import load_frameworks, refuse
@@ -119,7 +120,7 @@ def _adapters(source: Source, draft: Draft) -> None:
     if source.on("lora_target_linear"):
         put_targets(source, draft, (*names, "all-linear"), "lora_target_linear", every=LINEAR_MODULES)
     elif names:
-        put_targets(source, draft, names, "lora_target_modules")
+        put_written_targets(source, draft, names, "lora_target_modules")
     else:
         raise InputError(f"{source.name}: no adapter targets; add lora_target_linear: true or lora_target_modules.")
     cast = source.flag("peft_autocast_adapter_dtype")

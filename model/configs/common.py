@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from tunecast.catalogs.errors import InputError, NotSupportedError
+from tunecast.catalogs.errors import InputError
 from tunecast.model.configs.run_file import Draft
 from tunecast.model.configs.source import Source
 from tunecast.model.families import FAMILIES
 from tunecast.model.kept_samples import HELD_OUT, LONG_SAMPLES, WRAPPED
 from tunecast.model.rows import ROWS_FLAT, ROWS_GROUPED, ROWS_PACKED
 from tunecast.model.stacks import DTYPE_ALIASES, HF_CODES
+from tunecast.model.target_patterns import is_pattern
 
 ROOT_NAMES = {name for family in FAMILIES.values() for name in (family.embedding_module, family.head_module)}
 """What families call their table of tokens and their head."""
 
-REGEX = set("\\^$*+?()[]{}|")
-"""Letters that no module's name has: PEFT takes a string of targets with them as a regular expression."""
 PACKED_NOTE = (
     "Packed rows are counted as one document each; attention kernels that keep documents apart do less work than that."
 )
@@ -214,14 +213,25 @@ def put_targets(
     """Adapter targets; a word for every linear map of the layers may stand beside the embeddings or the head. `every`
     is our word for it: PEFT's, or that of a framework which names the modules itself."""
     everything, names = ("all-linear", "all"), tuple(names)
-    if any(REGEX & set(name) for name in names):
-        raise NotSupportedError(
-            f"{source.name}: {theirs} is a regular expression ({','.join(names)}), which is not read; name the "
-            "modules, for example [q_proj, v_proj], or all linear maps."
+    if any(is_pattern(name) for name in names):
+        raise InputError(
+            f"{source.name}: {theirs} has a regular expression ({','.join(names)}) where its framework compares names "
+            "as they are; name the modules, for example [q_proj, v_proj], or all linear maps."
         )
     if any(name in everything for name in names):
         names = (every, *(name for name in names if name in ROOT_NAMES))
     draft.put("lora_target_modules", every if names == (every,) else names, theirs)
+
+
+def put_written_targets(source: Source, draft: Draft, names: Iterable[str], field: str, *, alone: bool = False) -> None:
+    """Adapter targets that PEFT gets as the file has them: names, or a text that it reads as a regular expression;
+    `alone`: a list of one is handed on as a text."""
+    value = source.get(field)
+    text = value[0] if alone and isinstance(value, list) and len(value) == 1 else value
+    if is_pattern(text):
+        draft.put("lora_target_modules", text, field)
+    else:
+        put_targets(source, draft, names, field)
 
 
 def read_steps(source: Source, draft: Draft, epochs: str, steps: str) -> None:

@@ -24,9 +24,9 @@ from tunecast.model.configs.common import (
     put_flat,
     put_mixed_precision,
     put_packed,
-    put_targets,
     put_unpacked,
     put_wrapped,
+    put_written_targets,
     read_trainer_batch,
 )
 from tunecast.model.configs.frameworks import refuse
@@ -88,7 +88,7 @@ def _method(source: Source, draft: Draft) -> None:
     copy_number(source, draft, "lora_dropout", "lora_dropout", whole=False)
     targets = source.words("lora_target_modules")
     if targets:
-        put_targets(source, draft, targets, "lora_target_modules")
+        put_written_targets(source, draft, targets, "lora_target_modules", alone=True)
     else:
         draft.put("lora_target_modules", LEFT_TO_PEFT)
     if bits == "load_in_4bit":

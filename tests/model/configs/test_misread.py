@@ -345,11 +345,36 @@ def test_ffd_was_the_name_of_a_packing_strategy(read: Read) -> None:
         read("trl", "packing: true\npacking_strategy: ffd")
 
 
-def test_a_regular_expression_of_targets_is_refused_as_one(read: Read) -> None:
-    """PEFT matches a string of targets as a pattern (``tuners/tuners_utils.py``, ``check_target_module_exists``)."""
-    pattern = "'model.layers.[\\d]+.(mlp|self_attn).(up|down|gate|q|k|v|o)_proj'"
-    with pytest.raises(NotSupportedError, match=r"lora_target_modules is a regular expression .* name the modules"):
-        read("axolotl", f"lora_target_linear:\nlora_target_modules: {pattern}")
+PATTERN = "'model.layers.[\\d]+.(mlp|self_attn).(up|down|gate|q|v)_proj'"
+
+
+@pytest.mark.parametrize(
+    ("form", "lines"),
+    [
+        ("axolotl", f"lora_target_linear:\nlora_target_modules: {PATTERN}"),
+        ("trl", f"use_peft: true\nlora_target_modules: {PATTERN}"),
+        ("trl", f"use_peft: true\nlora_target_modules: [{PATTERN}]"),
+    ],
+)
+def test_a_text_of_targets_is_a_regular_expression(read: Read, form: str, lines: str) -> None:
+    """PEFT matches a string of targets as a pattern (``tuners/tuners_utils.py``, ``check_target_module_exists``); TRL
+    hands a list of one on as a string (``ModelConfig.__post_init__``)."""
+    found = resolved(read(form, lines)).lora_target_modules
+    assert set(found) == {"q_proj", "v_proj", "gate_proj", "up_proj", "down_proj"}
+
+
+@pytest.mark.parametrize(
+    ("form", "lines"),
+    [
+        ("axolotl", f"lora_target_linear:\nlora_target_modules: [{PATTERN}]"),
+        ("axolotl", f"lora_target_linear: true\nlora_target_modules: {PATTERN}"),
+        ("llama-factory", "lora_target: '.*_proj'"),
+    ],
+)
+def test_a_regular_expression_in_a_list_of_targets_is_refused(read: Read, form: str, lines: str) -> None:
+    """Names in a list are compared as they are, so that PEFT finds none of them."""
+    with pytest.raises(InputError, match=r"has a regular expression .* name the modules"):
+        read(form, lines)
 
 
 def test_a_file_that_prepares_images_says_that_they_are_not_counted(read: Read) -> None:
