@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tunecast.calibrate.cell_cards import cards_of
-from tunecast.calibrate.framework_names import Software
+from tunecast.calibrate.framework_names import TRANSFORMERS, Software, has_own_loop
 from tunecast.calibrate.row_cells import as_software_attends, cells, note_method, with_base, with_master
 from tunecast.calibrate.row_plain import variant_options
 from tunecast.calibrate.row_rules import with_rules
@@ -88,6 +88,7 @@ def options_of(
         options["master_dtype"] = "fp32"
     if not software.stack and options["num_gpus"] > 1 and options.get("sharding") in FSDP:
         options.setdefault("master_dtype", "none")
+    _as_own_loops_do(row, software, options, notes)
     _adapters(row, software, options, default)
     return options
 
@@ -105,6 +106,29 @@ def _as_copies_are(options: dict[str, Any], row: dict[str, str], software: Softw
     if software.label == TORCHTITAN and options.get("sharding") == "ddp" and not named:
         options["sharding"] = "fsdp"
         notes.append("parallelism names no sharding: torchtitan's data parallelism is FSDP (ParallelDims, dp_shard).")
+
+
+def _as_own_loops_do(row: dict[str, str], software: Software, options: dict[str, Any], notes: list[str]) -> None:
+    """What loops around transformers that their authors wrote do where nothing says otherwise.
+
+    A quantized base whose products are in 16 bits without autocast, under FlashAttention, stays as it is read: what
+    transformers casts for that kernel is not built. Sources: transformers' and PEFT's own examples (``outputs =
+    model(...)`` before ``loss.backward()``: the result stays until the next), PEFT's guide to quantization
+    (``prepare_model_for_kbit_training``).
+    """
+    if software.code != TRANSFORMERS or not has_own_loop(row.get("framework", "")):
+        return
+    held = options.setdefault("keeps_outputs", True)
+    told = ["hold the model's output through the backward"] if held else []
+    quantized = options["method"] == "qlora" and str(options.get("quant_method", "bnb-4bit")).startswith("bnb")
+    pure = options.get("precision") in SIXTEEN_BITS
+    flash = str(options.get("attn_implementation", "")).startswith("flash")
+    if quantized and not (pure and flash) and options.setdefault("upcast_non_quantized", True):
+        told.append("prepare the quantized base as PEFT's guide does, all else in fp32")
+        if pure:
+            options |= {"dtype": "fp32", "bnb_4bit_compute_dtype": options["precision"], "precision": "fp32"}
+    if told:
+        notes.append(f"framework {row['framework']!r}: a loop of its authors is taken to {' and to '.join(told)}.")
 
 
 def _adapters(row: dict[str, str], software: Software, options: dict[str, Any], default: Callable[[str], Any]) -> None:

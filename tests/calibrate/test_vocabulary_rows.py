@@ -244,6 +244,21 @@ def test_a_trainers_flag_is_one_however_it_is_written(text: str) -> None:
     assert (run.dtype, run.precision) == ("fp32", "bf16-autocast")
 
 
+def test_an_authors_own_loop_is_taken_for_the_usual_one() -> None:
+    """``outputs = model(...)`` stays until the next; PEFT's guide prepares a 4-bit base, everything else in fp32."""
+    own = {"framework": "own loop, transformers 5.8.1, peft 0.19.1, bitsandbytes 0.49.2"}
+    found = one({**QLORA, **own, "compute_dtype": "bf16 autocast"})
+    assert (found.run.keeps_outputs, found.run.upcast_non_quantized, found.run.trainer_loop) == (True, True, False)
+    assert (found.run.dtype, found.run.precision) == ("fp32", "bf16-autocast")
+    assert any("its authors is taken to hold the model's output" in note for note in found.reading_notes)
+    pure = one({**QLORA, **own, "compute_dtype": "bf16 weights and compute", "attention_impl": "sdpa"}).run
+    assert (pure.precision, pure.four_bit_dtype, pure.upcast_non_quantized) == ("fp32", "bf16", True)
+    adapters = one({**LORA, **own}).run
+    assert (adapters.keeps_outputs, adapters.upcast_non_quantized) == (True, False)
+    driven = one({**QLORA, "framework": "HF Trainer, transformers 5.8.1, peft 0.19.1, bitsandbytes 0.49.2"}).run
+    assert (driven.keeps_outputs, driven.upcast_non_quantized) == (False, False)
+
+
 def test_cells_that_can_only_mean_one_thing_may_be_empty() -> None:
     """A base that no method quantizes, QLoRA's NF4, a job of one GPU; eight GPUs share in many ways."""
     assert one({**LORA, "quant": ""}).run == one(LORA).run
