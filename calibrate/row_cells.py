@@ -153,6 +153,9 @@ def with_base(options: Options, row: Mapping[str, str], software: Software, note
         raise SkipRowError(contradiction)
     elif not quantized:
         _without_a_word(options, row, software, notes, says_16=bits == 16 or half)
+    if options.get("bnb_4bit_quant_type") == "fp4" and "double_quant" not in options:
+        options["double_quant"] = False  # ``BitsAndBytesConfig``: both are what it has unless told otherwise
+        notes.append("fp4 without a word on double quantization: none, bitsandbytes' own default beside it.")
     _as_others_say(options, row, software, quantized_base=named)
     _compute_of_base(options, software)
 

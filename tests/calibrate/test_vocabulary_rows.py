@@ -244,6 +244,15 @@ def test_a_trainers_flag_is_one_however_it_is_written(text: str) -> None:
     assert (run.dtype, run.precision) == ("fp32", "bf16-autocast")
 
 
+def test_fp4_is_bitsandbytes_default_without_double_quantization() -> None:
+    """``BitsAndBytesConfig(load_in_4bit=True)`` has both; NF4 is asked for, by most with the other one (QLoRA)."""
+    found = one({**QLORA, "quant": "fp4"})
+    assert (found.run.bnb_4bit_quant_type, found.run.double_quant) == ("fp4", False)
+    assert any("fp4 without a word" in note for note in found.reading_notes)
+    told = one({**QLORA, "quant": "bnb fp4 double quant"})
+    assert (told.run.double_quant, any("fp4 without" in note for note in told.reading_notes)) == (True, False)
+
+
 def test_an_authors_own_loop_is_taken_for_the_usual_one() -> None:
     """``outputs = model(...)`` stays until the next; PEFT's guide prepares a 4-bit base, everything else in fp32."""
     own = {"framework": "own loop, transformers 5.8.1, peft 0.19.1, bitsandbytes 0.49.2"}
