@@ -44,7 +44,7 @@ TRACED = (
     "max_length", "per_device_train_batch_size", "gradient_accumulation_steps",
     "gradient_checkpointing", "reentrant", "checkpoint_every", "checkpoint_first", "activation_offloading", "optim",
     "attn_implementation", "sdpa_cudnn", "padding_mask", "pad_to_multiple_of", "loops_experts", "loss_type",
-    "keeps_outputs", "trainer_loop", *ONE_GPU,
+    "keeps_outputs", "token_metrics", "trainer_loop", *ONE_GPU,
 )  # fmt: skip
 """Fields of a run that the traced code follows."""
 TRACED_VALUES = {"loss_type": REAL_LOSSES, "quant_method": (None, "bnb-4bit", "bnb-8bit")}

@@ -23,6 +23,7 @@ from itertools import groupby
 from tunecast.model.loss_chunks import BETWEEN_CHUNKS, EAGER_UPCAST, SUMMED_IN_LOOP
 from tunecast.model.min_cut import INFINITE, minimum_cut
 from tunecast.model.operation import SYNCHRONISATION, Kind, Phase
+from tunecast.model.seen_logits import PREFIX as SEEN
 from tunecast.model.tape import LEAF_SUM, Event, Storage, Tape, widest
 
 FUSABLE = (Kind.MEMORY, Kind.LOSS)
@@ -47,7 +48,7 @@ def scope_of(event: Event, *, loss: bool = True) -> Scope | None:
 
 def is_fusable(event: Event) -> bool:
     """Whether inductor writes this kernel."""
-    return event.kind in FUSABLE and event.name not in APART and not event.name.startswith("tp.")
+    return event.kind in FUSABLE and event.name not in APART and not event.name.startswith(("tp.", SEEN))
 
 
 def copied(event: Event, swap: Callable[[Storage], Storage]) -> Event:

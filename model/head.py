@@ -17,6 +17,7 @@ from tunecast.model.kept_chunks import kept_chunks
 from tunecast.model.linears import product
 from tunecast.model.loss_chunks import CHUNKED_NLL, EAGER_UPCAST, KEPT_CHUNKS, TORCHTUNE, head_uses
 from tunecast.model.operation import Kind, Phase
+from tunecast.model.seen_logits import sees_logits
 from tunecast.model.tape import Grads, Tape, Tensor
 from tunecast.model.unsloth_rules import CAPPED, HALF_FREE, SPACIOUS, TODAY, UNSLOTH_LOSSES
 
@@ -174,4 +175,6 @@ def head_and_loss(step: Step, x: Tensor, labels: Tensor) -> Tensor:
     target, uncut = targets(step, labels, rows)
     loss = loss_of_logits(step, chosen, target, rows)
     tape.hold(x, wide, chosen, uncut, *(() if step.run.hf_code == "4.45" else (logits,)))
+    if step.run.trainer_loop:
+        sees_logits(step, wide if step.run.hf_code == "4.45" else logits, labels)
     return loss

@@ -7,6 +7,8 @@ from typing import Any
 
 from tunecast.catalogs.errors import InputError
 from tunecast.model.resolve_parallel import Fields
+from tunecast.model.seen_logits import TOKEN_METRICS
+from tunecast.model.stacks import one_of
 
 
 def take_loop(fields: Fields, defaults: Mapping[str, Any]) -> None:
@@ -22,3 +24,18 @@ def take_loop(fields: Fields, defaults: Mapping[str, Any]) -> None:
         )
         raise InputError(f"--trainer-loop is transformers' Trainer, and {own}; leave one of them out.")
     fields.values |= {"keeps_outputs": keeps, "trainer_loop": driven}
+    take_metrics(fields, str(defaults.get("token_metrics", "none")))
+
+
+def take_metrics(fields: Fields, default: str) -> None:
+    """What the trainer logs of every token: of full logits only, and where there is a trainer."""
+    values = fields.values
+    apply = values["trainer_loop"] and values["loss_type"] == "nll"
+    asked = fields.take("token_metrics", default if apply else "none", "stack-default")
+    values["token_metrics"] = one_of("token-metrics", asked, TOKEN_METRICS)
+    if asked != "none" and not apply:
+        needs = "--loss-type nll" if values["trainer_loop"] else "--trainer-loop"
+        raise InputError(
+            f"--token-metrics {asked} is what TRL's trainer makes of full logits, which this run has not; add {needs}, "
+            "or leave it out."
+        )

@@ -121,6 +121,9 @@ class Run:
     keeps_outputs: bool = False
     """Whether the loop keeps the model's output, and its logits, until the backward is over: one of one's own
     (``out = model(...)``, then ``out.loss.backward()``); the Trainer lets it go before."""
+    token_metrics: str = "none"
+    """What the trainer logs of every token from full logits: ``none``, ``accuracy``, or ``entropy`` with it (TRL's,
+    `seen_logits.py`)."""
     trainer_loop: bool = False
     """Whether transformers' Trainer drives the steps (`trainer_loop.py`); else they follow each other, as in a
     calibration."""

@@ -122,6 +122,9 @@ RUN: Group = {
     "keeps_outputs": _run(
         bool, "The loop holds the model's output, logits too, in the backward.", "--keeps-outputs/--no-keeps-outputs"
     ),
+    "token_metrics": _run(
+        str, "What TRL's trainer logs of every token (--loss-type nll).", metavar="none|accuracy|entropy"
+    ),
     "trainer_loop": _run(bool, "transformers' Trainer drives the steps.", "--trainer-loop/--no-trainer-loop"),
     "dtype": _run(str, "Storage of the unquantized base weights.", metavar="bf16|fp16|fp32"),
     "reduce_dtype": _run(str, "What FSDP reduces 16-bit gradients in (torchtitan: fp32).", metavar="none|fp32"),

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from tunecast.model.loss_chunks import CHUNK_TOKENS, CHUNKED_CE, OUTPUT_CHUNKS
+from tunecast.model.run import Run
+from tunecast.model.seen_logits import ENTROPY, ENTROPY_TOKENS, is_widened
 
 Context = Callable[[], contextlib.AbstractContextManager[None]]
 
@@ -51,6 +53,46 @@ def _chunk(hidden: Any, weight: Any, targets: Any) -> tuple[Any, Any, Any]:
     correct = (logits.argmax(dim=-1) == targets).sum().float()
     entropy = -(log_probs.exp() * log_probs).sum(dim=-1).sum()
     return loss, correct, entropy
+
+
+def see_logits(output: Any, labels: Any, run: Run) -> None:
+    """What accelerate and TRL's trainer do with the logits that the model returned.
+
+    After ``convert_outputs_to_fp32`` (accelerate 1.15) and ``SFTTrainer.compute_loss`` (trl 0.24.0), for samples whose
+    every token has a label, on one GPU.
+    """
+    import torch
+
+    if is_widened(run):
+        output.logits = output.logits.float()
+    with torch.no_grad():
+        if run.token_metrics == ENTROPY:
+            _entropy(output.logits)
+        if run.token_metrics != "none":
+            _accuracy(output.logits, labels)
+
+
+def _entropy(logits: Any) -> float:
+    """Mean entropy of all tokens (trl 0.24.0 ``trainer/utils.py``, ``entropy_from_logits``)."""
+    import torch
+    from torch.nn import functional
+
+    found = []
+    for chunk in logits.reshape(-1, logits.shape[-1]).split(ENTROPY_TOKENS, dim=0):
+        log_probs = functional.log_softmax(chunk, dim=-1)
+        found.append(-(torch.exp(log_probs) * log_probs).sum(-1))
+    return float(torch.cat(found, dim=0).reshape(logits.shape[:-1]).mean())
+
+
+def _accuracy(logits: Any, labels: Any) -> float:
+    """Tokens guessed right over those with a label."""
+    cut, targets = logits[..., :-1, :].contiguous(), labels[..., 1:].contiguous()
+    guess = cut.argmax(dim=-1)
+    mask = targets != -100
+    right = (guess == targets) & mask
+    of_all, of_right = mask.sum(), right.sum()
+    whole = of_all.sum()
+    return float(of_right.sum() / whole) if whole > 0 else 0.0
 
 
 def kept_chunks(hidden: Any, labels: Any, weight: Any, loss_type: str) -> Any:

@@ -40,6 +40,7 @@ LAYOUT = (
     "attention_length",
     "padding_mask",
     "sdpa_cudnn",
+    "token_metrics",
     "trainer_loop",
     *BY_CARD,
     *BY_DATA,

@@ -60,6 +60,7 @@ RUN = {
     "--bnb-4bit-compute-dtype",
     "--keeps-outputs",
     "--no-keeps-outputs",
+    "--token-metrics",
     "--trainer-loop",
     "--no-trainer-loop",
     "--bnb-4bit-quant-type",
