@@ -215,14 +215,14 @@ def plain_products(step: Step, block: Attention, q: Tensor, k: Tensor, v: Tensor
     shape = heavy.AttentionShape(batch=batch, heads=1, kv_heads=1, length=length, head_dim=dim)
     numbers = heavy.mask_bias(tape, mask, dtype, shape)
     q, k, v = wide = [ops.cast(tape, tensor, "fp32") for tensor in (q, k, v)]
-    q, k = (ops.scale(tape, tensor, name="scores_scale") for tensor in (q, k))
-    q = eager.folded(tape, q, batch)
+    scaled, k = (ops.scale(tape, tensor, name="scores_scale") for tensor in (q, k))
+    q = eager.folded(tape, scaled, batch)
     k = ops.repeat_heads(tape, k, block.num_heads, single=batch == 1)
     scores = eager.batched_product(tape, "scores", q, k, (count, length, length, dim), b_transposed=True)
     masked = ops.elementwise(tape, "scores_mask", (scores, numbers), scores.elements, "fp32")
     masked = tape.record(masked, (scores,), lambda grad: (grad,))
     weights = routing.softmax(tape, masked, name="softmax", dtype="fp32")
-    tape.hold(masked, *wide)
+    tape.hold(masked, scaled, *wide)
     if dtype != weights.dtype:  # returned beside the output, unused
         ops.elementwise(tape, "softmax_cast", (weights,), weights.elements, dtype)
     v = ops.repeat_heads(tape, v, block.num_heads, single=batch == 1)
