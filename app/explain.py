@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tunecast.catalogs.errors import InputError
-from tunecast.model.curve_names import kind_of
+from tunecast.model.curve_names import curve_key, find_curve, kind_of
 from tunecast.model.factors import HOST_S_PER_LAUNCH
 from tunecast.model.forecast_json import run_with_origins
 from tunecast.model.hooks import adapter_visits_of, has_hooks, visits_of, wraps_adapters
@@ -193,7 +193,7 @@ def time_terms(
         if part_s > SHARE_SHOWN * told.step_time_s.value:
             of_kind = [o for o in operations if o.kind == kind and o.name not in OF_HOST]
             formula = TIME_FORMULAS.get(kind, "given")
-            origin = _curve_origin(kind, factors)
+            origin = _curve_origin(kind, of_kind, factors)
             yield _term("time", kind, seconds(part_s), formula, _work(of_kind, part_s, told.run, target), origin)
     each, inputs = factors.factors.get(HOST_S_PER_LAUNCH), _issued(operations, factors, told.run)
     step, origin = told.step_time_s, "" if each is None else each.origin
@@ -247,13 +247,15 @@ def _work(operations: Sequence[Operation], part_s: float, run: Run, target: Targ
     return f"{kernels:,.0f} kernels, {moved / GIGA:.3g} GB{beside}: {moved / part_s / GIGA:.4g} GB/s"
 
 
-def _curve_origin(kind: str, factors: FactorSet) -> str:
-    """Origins of the curves of that kind, or of the factor that stands in for one, and of what they are scaled by."""
+def _curve_origin(kind: str, operations: Sequence[Operation], factors: FactorSet) -> str:
+    """Origins of the curves that these operations follow, or of the factor that stands in for one, and of what they
+    are scaled by."""
     if kind == "trainer":
         return walk_origin(factors)
     if kind == "units":
         return factors.factors[UNITS].origin
-    found = {curve.origin for name, curve in factors.curves.items() if kind_of(name) == kind}
+    measured = any(kind_of(name) == kind for name in factors.curves)
+    found = {find_curve(curve_key(each), factors).origin for each in operations if measured}
     if not found and kind == "communication":
         told = ("link", "node", "exposed")
         found = {factor.origin for name, factor in factors.factors.items() if name.startswith(told)}

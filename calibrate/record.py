@@ -22,6 +22,8 @@ from tunecast.catalogs.files import write_whole
 SCHEMA_FAMILY = "tunecast.record/"
 SCHEMA_VERSION = 1
 SCHEMA = f"{SCHEMA_FAMILY}{SCHEMA_VERSION}"
+PARTIAL_SUFFIX = ".partial.jsonl"
+"""Of a calibration that is not finished (`partial.py`)."""
 HASH_CHARACTERS = 8
 OWN_NAME = re.compile(rf".+_\d{{8}}T\d{{6}}Z_(?P<hash>[0-9a-f]{{{HASH_CHARACTERS}}})\.json")
 """Names that `record_name` gives, and `watch.record` to what was watched."""
@@ -183,6 +185,11 @@ def _read_json(path: Path) -> dict[str, Any]:
             "`tunecast calibrate` wrote."
         ) from error
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        if path.name.endswith(PARTIAL_SUFFIX):
+            raise InputError(
+                f"{path} is a calibration that is not finished: the same `tunecast calibrate` command goes on from "
+                "there and writes the record."
+            ) from error
         raise InputError(
             f"{path} is not a record: it is not JSON; give a file that `tunecast calibrate` wrote."
         ) from error

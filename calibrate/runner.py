@@ -13,7 +13,16 @@ from tunecast.calibrate.devices.protocol import Device, Hardware, TrialResult, T
 from tunecast.calibrate.flags import record_flags
 from tunecast.calibrate.partial import Partial, prepare_folder
 from tunecast.calibrate.plan import STORAGE_BENCHES, budget, calibration_plan
-from tunecast.calibrate.record import SCHEMA, SCHEMA_VERSION, add_fitted, file_slug, read_record, utc_now, write_record
+from tunecast.calibrate.record import (
+    PARTIAL_SUFFIX,
+    SCHEMA,
+    SCHEMA_VERSION,
+    add_fitted,
+    file_slug,
+    read_record,
+    utc_now,
+    write_record,
+)
 from tunecast.calibrate.rehearsal import require_steps
 from tunecast.catalogs.errors import InputError, TunecastError
 
@@ -72,7 +81,7 @@ def calibrate(
     plan = calibration_plan(hardware, mode, checked_gpus(device, num_gpus))
     folder = prepare_folder(Path(out_dir))
     software = device.software()
-    partial = Partial(folder / f"{partial_slug(hardware, mode)}.partial.jsonl", _identity(hardware, software, mode))
+    partial = Partial(folder / f"{partial_slug(hardware, mode)}{PARTIAL_SUFFIX}", _identity(hardware, software, mode))
     if not fresh:
         partial.resume()
     partial.start()

@@ -98,6 +98,15 @@ def test_the_command_prints_terms_below_the_forecast_and_in_json() -> None:
     assert {term["section"] for term in answer[0]["terms"]} == {"resolved run", "memory", "time"}
 
 
+def test_origins_are_those_of_the_curves_that_the_run_follows() -> None:
+    """A record's curves of products that this run has none of, stacks of experts, are assumed: of no concern here."""
+    (record,) = (Path(__file__).parents[2] / "results" / "records").glob("h100-sxm5-80gb_*.json")
+    terms = explain(MODEL, gpu="h100-sxm5-80gb", records=[record])
+    origins = {term.name: term.origin for term in terms if term.section == "time"}
+    assert origins["gemm"] == f"measured:{record.name}"
+    assert origins["trainer"] == "assumed"
+
+
 @pytest.mark.parametrize(
     ("more", "says"), [([], "name one with --gpu"), (["--gpu", "l40s", "--max-batch"], "--explain")]
 )

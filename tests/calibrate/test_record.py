@@ -145,6 +145,13 @@ def test_not_json(tmp_path, text):
     assert "not JSON" in refusal(saved(tmp_path, text))
 
 
+def test_an_unfinished_calibration_is_called_one(tmp_path):
+    """Its file has a line of JSON for each trial."""
+    path = tmp_path / "a100-sxm4-80gb.partial.jsonl"
+    path.write_text('{"schema": "tunecast.partial/1"}\n{"key": "a"}\n', encoding="utf-8")
+    assert "a calibration that is not finished: the same `tunecast calibrate` command goes on" in refusal(path)
+
+
 def test_not_utf8(tmp_path):
     path = tmp_path / "record.json"
     path.write_bytes(b"\xff\xfe{}")
