@@ -13,6 +13,7 @@ from tunecast.model import primitives as ops
 from tunecast.model import primitives_logits as on_logits
 from tunecast.model.context import Step
 from tunecast.model.operation import SYNCHRONISATION, Kind
+from tunecast.model.resolve_parallel import FSDP
 from tunecast.model.run import Run
 from tunecast.model.tape import Tensor
 
@@ -21,13 +22,16 @@ ENTROPY_TOKENS = 128
 ACCURACY, ENTROPY = "accuracy", "entropy"
 TOKEN_METRICS = ("none", ACCURACY, ENTROPY)
 """What is logged of every token; the entropy with the accuracy."""
+FSDP2 = 2
 PREFIX = "seen."
 """How the names of these kernels begin: none is in a compiled graph."""
 
 
 def is_widened(run: Run) -> bool:
-    """Whether accelerate casts what the model returns: it does under its own autocast, which DeepSpeed goes without."""
-    return run.trainer_loop and run.autocast and not run.sharding.startswith("zero")
+    """Whether accelerate casts what the model returns: it does under its own autocast, which it leaves out under
+    DeepSpeed and FSDP2 (``_prepare_fsdp2``)."""
+    apart = run.sharding.startswith("zero") or (run.sharding in FSDP and run.fsdp_version == FSDP2)
+    return run.trainer_loop and run.autocast and not apart
 
 
 def sees_logits(step: Step, logits: Tensor, labels: Tensor) -> None:

@@ -63,6 +63,9 @@ def test_bytes_by_hand() -> None:
         ({}, {f"{PREFIX}cast"}),
         ({"precision": "bf16"}, set()),  # nothing is cast without autocast
         ({"num_gpus": 2, "sharding": "zero2", "precision": "bf16"}, set()),
+        ({"num_gpus": 2, "sharding": "fsdp", "fsdp_version": 2}, set()),  # ``_prepare_fsdp2`` wraps no forward
+        ({"num_gpus": 2, "sharding": "fsdp", "fsdp_version": 1}, {f"{PREFIX}cast"}),
+        ({"num_gpus": 2, "sharding": "ddp"}, {f"{PREFIX}cast"}),
         ({"hf_code": "4.45"}, set()),  # its logits are in fp32 already
         ({"trainer_loop": False}, set()),
         ({"stack": "torchtune"}, set()),
