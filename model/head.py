@@ -175,6 +175,5 @@ def head_and_loss(step: Step, x: Tensor, labels: Tensor) -> Tensor:
     target, uncut = targets(step, labels, rows)
     loss = loss_of_logits(step, chosen, target, rows)
     tape.hold(x, wide, chosen, uncut, *(() if step.run.hf_code == "4.45" else (logits,)))
-    if step.run.trainer_loop:
-        sees_logits(step, wide if step.run.hf_code == "4.45" else logits, labels)
+    sees_logits(step, wide if step.run.hf_code == "4.45" else logits, labels)
     return loss

@@ -36,10 +36,12 @@ def is_widened(run: Run) -> bool:
 
 def sees_logits(step: Step, logits: Tensor, labels: Tensor) -> None:
     """What happens to the logits (tokens x vocabulary, 16 or 32 bits) between the model's forward and the backward."""
+    if not step.run.trainer_loop and step.run.token_metrics == "none":
+        return
     tape, vocab = step.tape, step.architecture.vocab_size
     tokens = logits.elements // vocab
     seen = logits
-    if is_widened(step.run) and logits.dtype != "fp32":
+    if step.run.trainer_loop and logits.dtype != "fp32":  # by `step.tape_run`
         seen = on_logits.loss_kernel(tape, f"{PREFIX}cast", (logits,), "fp32", (tokens, vocab))
     tape.hold(logits)
     if step.run.token_metrics == ENTROPY:

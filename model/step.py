@@ -46,6 +46,7 @@ from tunecast.model.resolve_parallel import FSDP
 from tunecast.model.rotary_grid import grid_waves
 from tunecast.model.run import BUCKET_ELEMENTS, Run
 from tunecast.model.scaler import scaled_loss, scales
+from tunecast.model.seen_logits import is_widened
 from tunecast.model.selective import keep_operations
 from tunecast.model.shapes import STORED
 from tunecast.model.short_stack import ShortStack, layers_of
@@ -228,13 +229,13 @@ def tape_run(run: Run) -> Run:
 
     It is one GPU's step without collectives, and all micro-batches after the first are equal. FSDP's version
     stays 1 only where it holds checkpoints, and who shards only where tokens are split, which PyTorch and DeepSpeed
-    gather otherwise than Megatron.
+    gather otherwise than Megatron. Of the Trainer it is left whether the model's output is cast.
     """
     micro_batches = min(run.gradient_accumulation_steps, MICRO_BATCHES)
     version = 1 if run.holds_checkpoints else 2
     alone: dict[str, Any] = {"num_gpus": 1, "sharding": "none", "offload": "none", "gpus_per_node": 1}
     alone |= {"stack_version": "", "paged_bytes": 0, "overlap_comm": False, "reduce_dtype": None, "weights_stay": False}
-    alone |= {"reduce_bucket_size": BUCKET_ELEMENTS}
+    alone |= {"reduce_bucket_size": BUCKET_ELEMENTS, "trainer_loop": is_widened(run)}
     if splits_tokens(run):
         deepspeed = run.sharding in ("zero2", "zero3")
         alone["sharding"] = "fsdp" if run.sharding in FSDP else "zero2" if deepspeed else "none"

@@ -18,6 +18,8 @@ from tunecast.model.resolve import resolve_run
 from tunecast.model.run import Run
 from tunecast.model.seen_logits import ENTROPY_TOKENS, PREFIX
 
+ACCURACY = ("argmax", "label", "same", "right", "sum", "some", "share")
+"""Kernels of the accuracy of one sample."""
 RUNS: dict[str, dict[str, Any]] = {
     "one sample": {"max_length": 300},
     "several": {"max_length": 200, "per_device_train_batch_size": 3},
@@ -63,6 +65,7 @@ def test_bytes_by_hand() -> None:
         ({}, {f"{PREFIX}cast"}),
         ({"precision": "bf16"}, set()),  # nothing is cast without autocast
         ({"num_gpus": 2, "sharding": "zero2", "precision": "bf16"}, set()),
+        ({"num_gpus": 2, "sharding": "fsdp", "token_metrics": "accuracy"}, {f"{PREFIX}{name}" for name in ACCURACY}),
         ({"num_gpus": 2, "sharding": "fsdp", "fsdp_version": 2}, set()),  # ``_prepare_fsdp2`` wraps no forward
         ({"num_gpus": 2, "sharding": "fsdp", "fsdp_version": 1}, {f"{PREFIX}cast"}),
         ({"num_gpus": 2, "sharding": "ddp"}, {f"{PREFIX}cast"}),
