@@ -21,6 +21,7 @@ from tunecast.model.host import ONE_TENSOR
 from tunecast.model.operation import Kind, Operation, Phase
 from tunecast.model.optimizer_adafactor import NAME as ADAFACTOR
 from tunecast.model.run import BUCKET_ELEMENTS, BY_DATA, Run
+from tunecast.model.seen_logits import is_widened
 from tunecast.model.stacks import code_of
 from tunecast.model.step_source import StepInventory
 from tunecast.model.tape_peaks import PARTS, Parts, Place, layer_position
@@ -94,7 +95,7 @@ class TracedSteps:
 
     def __call__(self, architecture: Architecture, run: Run, platform: str) -> StepInventory:
         check_traced(run)
-        key = (architecture, replace(run, **ONE_GPU), platform)
+        key = (architecture, replace(run, **ONE_GPU, trainer_loop=is_widened(run)), platform)
         if key not in self.found:
             self.found[key] = traced_inventory(*key, told=self.told)
         return self.found[key]

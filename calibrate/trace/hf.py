@@ -377,8 +377,7 @@ def _loss_of(model: Any, batch: dict[str, Any], run: Run, kept: list[Any]) -> An
         output = model(**batch, use_cache=False)
         if run.keeps_outputs:
             kept.append(output)
-        if run.trainer_loop:
-            losses.see_logits(output, batch["labels"], run)
+        losses.see_logits(output, batch["labels"], run)
         return output.loss
     read = {name: value for name, value in batch.items() if name != "labels"}
     hidden = model.get_decoder()(**read, use_cache=False).last_hidden_state
