@@ -90,13 +90,15 @@ def _is_training_file(model: str, said: bool) -> bool:
 def from_training_file(
     path: Path, typed: Mapping[str, Any], reading: Mapping[str, Any], *, exact: bool = False
 ) -> Asked:
-    """The file's options under those that were typed. ``stack_version`` is that of the file's framework."""
+    """The file's options under those that were typed. ``stack_version`` is that of the file's framework, but for parts
+    that name another package (``torch=2.10``)."""
     from tunecast.few_bits import alias_notes, file_with_storage, published_as, stored_by_name, with_storage
     from tunecast.model.configs import merge_options, read_config
     from tunecast.model.resolve_stacks import of_stack
     from tunecast.models import find_architecture
 
-    version, typed = typed.get("stack_version"), {name: typed[name] for name in typed if name != "stack_version"}
+    version, of_packages = _versions(typed.get("stack_version"))
+    typed = {name: typed[name] for name in typed if name != "stack_version"} | of_packages
     run_file = read_config(path, num_gpus=_known_count(typed.get("num_gpus")), framework_version=version, **reading)
     merged = merge_options(run_file, typed)
     found = find_architecture(run_file.model_name, exact=exact)
@@ -120,6 +122,24 @@ def from_training_file(
             *ignored_notes(run_file.ignored),
         ),
     )
+
+
+def _versions(asked: str | None) -> tuple[str | None, dict[str, str]]:
+    """The framework's version among those that were asked for, and the option that has the rest."""
+    from tunecast.model.configs.frameworks import load_frameworks
+
+    if asked is None or "=" not in asked:
+        return asked, {}
+    frameworks = {facts.get("package") for facts in load_frameworks().values()}
+    own: str | None = None
+    rest: list[str] = []
+    for part in asked.split(","):
+        name, separator, version = part.strip().partition("=")
+        if not separator or name in frameworks:
+            own = version or name
+        else:
+            rest.append(part.strip())
+    return own, {"stack_version": ",".join(rest)} if rest else {}
 
 
 def _without_absent(

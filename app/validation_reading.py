@@ -6,11 +6,12 @@ from collections.abc import Iterator
 
 from tunecast.calibrate.published import PublishedRun
 from tunecast.calibrate.vocabulary import FIELDS
+from tunecast.model.resolve_loop import METRICS_SAID
 from tunecast.model.run import Run
 from tunecast.model.stacks import ours
 
-ASSUMED = ("packed", "sequence_parallel")
-"""Fields that no software decides where no cell does."""
+ASSUMED = ("packed", "sequence_parallel", "keeps_outputs", "upcast_non_quantized")
+"""Fields that no software decides where no cell does: the last two of a loop that its authors wrote."""
 Part = tuple[str, tuple[str, ...]]
 """Words, and the run fields that they are about."""
 
@@ -61,7 +62,10 @@ def _weights(r: Run, stated: frozenset[str]) -> Iterator[Part]:
             yield f"{'with' if r.double_quant else 'no'} double quantization", ("double_quant",)
         if r.quantize_moe_experts:
             yield "stacked experts in 4 bits too", ("quantize_moe_experts",)
-    yield f"{'other ' if r.base_quantization else ''}weights in {r.dtype}", ("dtype",)
+    if r.upcast_non_quantized:
+        yield "all else in fp32, as PEFT prepares the base", ("upcast_non_quantized",)
+    else:
+        yield f"{'other ' if r.base_quantization else ''}weights in {r.dtype}", ("dtype",)
     if r.master_dtype or "master_dtype" in stated:
         yield f"trained shards in {r.master_dtype or r.dtype}", ("master_dtype",)
     yield f"precision {r.precision}", ("precision",)
@@ -77,6 +81,10 @@ def _kernels(r: Run, attention_kernel: str) -> Iterator[Part]:
     yield "compiled" if r.torch_compile else "not compiled", ("compile", "torch_compile")
     yield f"fused kernels {', '.join(r.fused_kernels) or 'none'}", ("fused_kernels",)
     yield f"loss {r.loss_type}", ("loss_type",)
+    if r.keeps_outputs:
+        yield "the model's output held through the backward", ("keeps_outputs",)
+    if r.token_metrics != "none":
+        yield f"{METRICS_SAID[r.token_metrics]} of every token logged", ("token_metrics",)
     yield f"optimizer {r.optim}{' in the backward' if r.optimizer_in_backward else ''}", ("optimizer",)
 
 

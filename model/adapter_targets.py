@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -67,6 +68,8 @@ def targets_there(architecture: Architecture, names: Iterable[str]) -> tuple[tup
                 target_modules(architecture, [name])
             except UnknownNameError:
                 there = False
+            except InputError:
+                pass  # there, but not alone: both maps of a stacked parameter
         found[there].append(name)
     return tuple(found[True]), tuple(found[False])
 
@@ -79,6 +82,16 @@ def _of_pattern(architecture: Architecture, pattern: str) -> list[str]:
             "the modules."
         )
     return matched_targets(architecture, pattern)
+
+
+def _by_path(architecture: Architecture, name: str) -> list[str]:
+    """A name with the end of its module's path before it (``self_attn.q_proj``), as PEFT takes it, without."""
+    if "." not in name or name in adaptable_modules(architecture):
+        return [name]
+    try:
+        return matched_targets(architecture, rf"(.*\.)?{re.escape(name)}")
+    except InputError:
+        return [name]
 
 
 def target_modules(architecture: Architecture, asked: Any) -> tuple[str, ...]:
@@ -102,6 +115,7 @@ def target_modules(architecture: Architecture, asked: Any) -> tuple[str, ...]:
         return litgpt_targets(architecture, names)
     if is_joined(architecture):
         names = joined_names(names, architecture.groups[0].layer)
+    names = [found for name in names for found in _by_path(architecture, name)]
     names = stacked_targets(architecture, [todays_name(architecture, name) for name in names])
     refuse_input_maker(architecture, names, "--lora-target-modules")
     every = (architecture.embedding_module, *known, architecture.head_module)

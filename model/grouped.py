@@ -19,6 +19,7 @@ from tunecast.model.run import Run
 from tunecast.model.target import Target
 
 MAJORS = ("9", "10")
+AMD_CAPABILITY = "gfx"
 AMD = ("gfx942", "gfx950")
 LEAST_CAPABILITY = 8.0
 """From which transformers calls ``_grouped_mm``."""
@@ -61,8 +62,16 @@ def with_experts(resolved: Resolved, architecture: Architecture, compute_capabil
     return replace(resolved, run=run, notes=(*resolved.notes, *told))
 
 
-def check_experts(architecture: Architecture, device: str, compute_capability: str | None) -> None:
-    """Raises NotSupportedError for stacked experts on a card on which transformers does not call ``_grouped_mm``."""
+def check_experts(
+    architecture: Architecture, device: str, compute_capability: str | None, *, packed: bool = False
+) -> None:
+    """Raises NotSupportedError for stacked experts on a card on which transformers does not call ``_grouped_mm``, and
+    for `packed` ones on AMD's, which axolotl refuses (``check_quantize_moe_experts``)."""
+    if packed and str(compute_capability).startswith(AMD_CAPABILITY):
+        raise NotSupportedError(
+            f"--quantize-moe-experts on {device} was asked for, but axolotl packs experts on NVIDIA cards alone; leave "
+            "it out."
+        )
     is_nvidia = re.fullmatch(r"\d+\.\d+", compute_capability or "")
     if is_nvidia and stacks_experts(architecture) and float(is_nvidia[0]) < LEAST_CAPABILITY:
         raise NotSupportedError(
@@ -74,5 +83,6 @@ def check_experts(architecture: Architecture, device: str, compute_capability: s
 
 def experts_on_card(resolved: Resolved, architecture: Architecture, target: Target) -> Resolved:
     """The run as `with_experts` has it on this device; raises NotSupportedError as `check_experts`."""
-    check_experts(architecture, target.id, target.compute_capability)
+    packed = resolved.run.quantize_moe_experts
+    check_experts(architecture, target.id, target.compute_capability, packed=packed)
     return with_experts(resolved, architecture, target.compute_capability)

@@ -353,7 +353,8 @@ def too_small(target: Target, smallest_bytes: float | None, search: Search) -> R
 def not_built(target: Target, search: Search) -> Rejected | None:
     """A card on which the model's code is not built; None for others."""
     try:
-        check_experts(search.job.architecture, target.id, target.compute_capability)
+        packed = bool(search.job.options.get("quantize_moe_experts"))
+        check_experts(search.job.architecture, target.id, target.compute_capability, packed=packed)
     except NotSupportedError as error:
         return Rejected(gpu=target.id, reason="not built", detail=str(error))
     return None

@@ -23,6 +23,8 @@ RENAMED: dict[str, dict[str, str]] = {
 }
 """Module names of transformers 4 and the parameters of transformers 5 (``_MOE_TARGET_MODULE_MAPPING``)."""
 
+OF_AXOLOTL = ("axolotl", "hf-peft", "liger")
+"""Stacks that axolotl's files are read as, by the kernels that they ask for."""
 STACKED_NOTE = "Experts run as grouped products over tokens sorted by expert; balanced routing is assumed."
 MODULES_NOTE = (
     "Experts run one after the other, three linear maps each, as before transformers 5; balanced routing is assumed."
@@ -110,6 +112,11 @@ def check_experts_4bit(architecture: Architecture, values: Mapping[str, Any]) ->
     """
     if not values["quantize_moe_experts"]:
         return
+    if values["stack"] not in OF_AXOLOTL:
+        raise InputError(
+            f"--quantize-moe-experts is of axolotl, but --stack is {values['stack']}; use --stack "
+            f"{' or '.join(OF_AXOLOTL)}, or leave it out."
+        )
     if not any(group.layer.mlp.experts and group.layer.mlp.experts.stacked for group in architecture.groups):
         raise InputError(
             f"--quantize-moe-experts packs stacks of experts, but {architecture.name} is run without any (before "

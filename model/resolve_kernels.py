@@ -329,7 +329,7 @@ def refuse_quantization(fields: Fields) -> None:
     """A base in few bits is frozen: without adapters nothing would train."""
     given, method = fields.given, fields.values["method"]
     if any(given.get(name) for name in (*FOUR_BIT_OPTIONS, "quant_method")):
-        raise InputError(f"A quantized base needs adapters, but --method is {method}; use --method qlora.")
+        raise InputError(f"A quantized base is that of --method qlora, but --method is {method}; use --method qlora.")
     if given.get("upcast_non_quantized"):
         raise InputError(
             f"--upcast-non-quantized prepares a 4-bit base, but --method is {method}; "

@@ -24,18 +24,33 @@ def take_loop(fields: Fields, defaults: Mapping[str, Any]) -> None:
         )
         raise InputError(f"--trainer-loop is transformers' Trainer, and {own}; leave one of them out.")
     fields.values |= {"keeps_outputs": keeps, "trainer_loop": driven}
-    take_metrics(fields, str(defaults.get("token_metrics", "none")))
+    take_metrics(fields, str(defaults.get("token_metrics", "none")), has_trainer=has_trainer)
 
 
-def take_metrics(fields: Fields, default: str) -> None:
+METRICS_SAID = {"accuracy": "the accuracy", "entropy": "accuracy and entropy"}
+"""What is logged, by `Run.token_metrics`."""
+
+
+def take_metrics(fields: Fields, default: str, *, has_trainer: bool) -> None:
     """What the trainer logs of every token: of full logits only, and where there is a trainer."""
     values = fields.values
     apply = values["trainer_loop"] and values["loss_type"] == "nll"
     asked = fields.take("token_metrics", default if apply else "none", "stack-default")
     values["token_metrics"] = one_of("token-metrics", asked, TOKEN_METRICS)
     if asked != "none" and not apply:
-        needs = "--loss-type nll" if values["trainer_loop"] else "--trainer-loop"
+        add = (
+            ""
+            if not has_trainer
+            else "add --loss-type nll, or "
+            if values["trainer_loop"]
+            else "add --trainer-loop, or "
+        )
         raise InputError(
-            f"--token-metrics {asked} is what TRL's trainer makes of full logits, which this run has not; add {needs}, "
-            "or leave it out."
+            f"--token-metrics {asked} is what TRL's trainer makes of full logits, which this run has not; "
+            f"{add}leave it out."
+        )
+    if asked != "none":
+        fields.notes.append(
+            f"TRL's trainer logs {METRICS_SAID[str(asked)]} of every token, which is counted; --token-metrics none "
+            "leaves it out."
         )

@@ -31,6 +31,8 @@ SEEING = ("model.language_model.layers", "language_model.model.layers", "model.t
 """Where layers are in models that see: of transformers 5, before it, and SmolVLM's."""
 OTHER_PARTS = re.compile(r"vis(ion|ual)|audio|tower|projector|connector|merger|aligner|encoder", re.IGNORECASE)
 """Words for what such a model has beside its language model."""
+NOT_THERE = re.compile(r"\(\?<?!(?:[^()]|\([^()]*\))*\)")
+"""What a pattern says must not be there, before or after."""
 GATE = "shared_expert_gate"
 
 
@@ -55,6 +57,9 @@ def places(architecture: Architecture, decoder: str) -> Iterator[tuple[str, str]
         for _ in range(group.count):
             here = f"{decoder}.{number}"
             yield "", here
+            experts = group.layer.mlp.experts
+            if experts is not None and experts.stacked:
+                yield "", f"{here}.experts" if experts.linear_router else f"{here}.{names[1]}.experts"
             for block, linears in blocks(group.layer, *names).items():
                 inside = f"{here}.{block}" if block else here
                 yield "", inside
@@ -96,7 +101,7 @@ def matched_targets(architecture: Architecture, pattern: str) -> list[str]:
     instead = "name the modules, for example q_proj,v_proj, or all-linear"
     known = DECODERS.get(architecture.model_type, PLAIN)[0]
     unknown = architecture.model_type in NO_PATHS or any(_is_unknown(group.layer) for group in architecture.groups)
-    if unknown or OTHER_PARTS.search(pattern):
+    if unknown or OTHER_PARTS.search(NOT_THERE.sub("", pattern)):
         what = "whose modules' paths are not known here" if unknown else "and names parts beside the language model"
         raise NotSupportedError(f"{asked} {'for ' + architecture.name + ', ' if unknown else ''}{what}; {instead}.")
     for decoder in (known, *(SEEING if known == PLAIN[0] else ())):
@@ -112,7 +117,10 @@ def matched_targets(architecture: Architecture, pattern: str) -> list[str]:
             f"built; {instead}."
         )
     if not found.get(True):
-        raise InputError(f"{asked} that matches no linear map of {architecture.name} (as {_example(architecture)}).")
+        raise InputError(
+            f"{asked} that matches no linear map of {architecture.name}: it has to match whole paths, as "
+            f"{_example(architecture)}; {instead}."
+        )
     return sorted(found[True])
 
 

@@ -68,7 +68,7 @@ _machine = functools.partial(option, panel=THE_MACHINE)
 RUN: Group = {
     "method": _run(str, "What is trained.", metavar="lora|qlora|full"),
     "lora_r": _run(int, "Adapter rank.", metavar="N"),
-    "lora_target_modules": _run(str, "Where the adapters sit.", metavar="all-linear|a,b,c"),
+    "lora_target_modules": _run(str, "Where the adapters sit.", metavar="all-linear|a,b,c|REGEX"),
     "lora_dropout": _run(float, "Adapter dropout.", metavar="X"),
     "use_dora": _run(bool, "DoRA: a trained magnitude per output.", "--use-dora/--no-use-dora"),
     "use_rslora": _run(bool, "Rank-stabilised scaling; costs nothing.", "--use-rslora/--no-use-rslora"),

@@ -207,18 +207,22 @@ def put_eight_bit(draft: Draft, theirs: str) -> None:
     draft.put("quant_method", "bnb-8bit", theirs)
 
 
+EVERYTHING = ("all-linear", "all")
+"""Words for every linear map of the layers."""
+
+
 def put_targets(
     source: Source, draft: Draft, names: Iterable[str], theirs: str | None, *, every: str = "all-linear"
 ) -> None:
     """Adapter targets; a word for every linear map of the layers may stand beside the embeddings or the head. `every`
     is our word for it: PEFT's, or that of a framework which names the modules itself."""
-    everything, names = ("all-linear", "all"), tuple(names)
+    names = tuple(names)
     if any(is_pattern(name) for name in names):
         raise InputError(
             f"{source.name}: {theirs} has a regular expression ({','.join(names)}) where its framework compares names "
             "as they are; name the modules, for example [q_proj, v_proj], or all linear maps."
         )
-    if any(name in everything for name in names):
+    if any(name in EVERYTHING for name in names):
         names = (every, *(name for name in names if name in ROOT_NAMES))
     draft.put("lora_target_modules", every if names == (every,) else names, theirs)
 
@@ -230,8 +234,13 @@ def put_written_targets(source: Source, draft: Draft, names: Iterable[str], fiel
     text = value[0] if alone and isinstance(value, list) and len(value) == 1 else value
     if is_pattern(text):
         draft.put("lora_target_modules", text, field)
-    else:
-        put_targets(source, draft, names, field)
+        return
+    if isinstance(text, str) and text.lower() not in EVERYTHING:
+        raise InputError(
+            f"{source.name}: {field} is the text {text!r}, which PEFT reads as a regular expression of whole paths and "
+            f"finds no module by; write a list of names, [{', '.join(dict.fromkeys((*names, 'v_proj')))}]."
+        )
+    put_targets(source, draft, names, field)
 
 
 def read_steps(source: Source, draft: Draft, epochs: str, steps: str) -> None:

@@ -202,7 +202,7 @@ def _loss(source: Source, draft: Draft) -> None:
     if draft.options["loss_type"] == TILES and not source.default("head_is_tiled"):
         draft.note(CHUNKED_NOTE)
     if draft.options["loss_type"] == "nll":
-        draft.note("TRL also takes entropy and token accuracy from the logits at every step; that work is not counted.")
+        draft.put("token_metrics", source.default("token_metrics"))
 
 
 def _liger_kernels(source: Source, draft: Draft) -> None:

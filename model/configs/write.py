@@ -78,10 +78,11 @@ def rows_alone(kind: str, run: Run) -> Mapped:
 def targets(architecture: Architecture, run: Run, every: Every = adaptable_modules) -> list[str] | None:
     """Adapter targets by name; None for `every` one that a framework's word for all of them means.
 
-    Parameters of stacked experts go by the names that their maps had, which PEFT turns into them: of the parameters'
-    own names among ``target_modules`` it finds no module, and adapts nothing.
+    Never None beside experts in 4 bits, which axolotl refuses. Parameters of stacked experts go by the names that their
+    maps had, which PEFT turns into them: of the parameters' own names among ``target_modules`` it finds no module, and
+    adapts nothing.
     """
-    if set(run.lora_target_modules) == set(every(architecture)):
+    if set(run.lora_target_modules) == set(every(architecture)) and not run.quantize_moe_experts:
         return None
     older: dict[str, list[str]] = {}
     for old, new in renamed_targets(architecture).items():
@@ -312,6 +313,10 @@ def refuse_unwritten(kind: str, run: Run) -> None:
         raise NotSupportedError(
             f"A {kind} file cannot lay samples end to end without packing them, as this plan does; add --packing, or "
             f"write another: {', '.join(FLAT_FIELDS)}."
+        )
+    if run.quantize_moe_experts and kind != "axolotl":
+        raise NotSupportedError(
+            f"A {kind} file cannot ask for stacked experts in 4 bits, as this plan has them; write axolotl=FILE."
         )
     stacked = on_parameters(run.lora_target_modules)
     if kind == "llama-factory" and stacked:

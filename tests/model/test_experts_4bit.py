@@ -17,6 +17,7 @@ from tunecast.model.memory import memory_timeline
 from tunecast.model.operation import Kind, Operation, Phase
 from tunecast.model.resolve import resolve_run
 from tunecast.model.run import Run
+from tunecast.model.units import gib
 
 BASE: dict[str, Any] = {
     "hidden_size": 256, "intermediate_size": 384, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -122,6 +123,7 @@ def test_weights_at_rest_by_hand() -> None:
         ("Qwen/Qwen3-30B-A3B", {"num_gpus": 4, "sharding": "zero3"}, "weights of one dtype", InputError),
         ("Qwen/Qwen3-30B-A3B", {"num_gpus": 4, "sharding": "fsdp", "fsdp_version": 1}, "one dtype", InputError),
         ("Qwen/Qwen3-30B-A3B", {"method": "lora"}, "use --method qlora", InputError),
+        ("Qwen/Qwen3-30B-A3B", {"stack": "torchtune"}, "use --stack axolotl or hf-peft", InputError),
         ("Qwen/Qwen3-30B-A3B", {"quant_method": "bnb-8bit"}, "belongs to --quant-method bnb-4bit", InputError),
     ],
 )
@@ -130,6 +132,16 @@ def test_what_does_not_go_with_it_is_refused(
 ) -> None:
     with pytest.raises(kind, match=said):
         run_of(load_architecture(name), **options)
+
+
+def test_axolotl_packs_them_on_nvidia_cards_alone() -> None:
+    """``check_quantize_moe_experts``: "requires CUDA (not compatible with ROCm or other backends)"."""
+    import tunecast
+
+    with pytest.raises(InputError, match="NVIDIA cards alone"):
+        tunecast.estimate("Qwen/Qwen3-30B-A3B", gpu="mi300x-192gb", **FOUR_BITS)
+    (fits,) = tunecast.estimate("Qwen/Qwen3-30B-A3B", gpu="l40s-48gb", **FOUR_BITS)
+    assert gib(fits.memory.process_bytes.value) < 24
 
 
 def test_experts_that_are_modules_are_in_4_bits_anyway() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.catalogs.models import load_models
-from tunecast.model.adapter_targets import target_modules
+from tunecast.model.adapter_targets import target_modules, targets_there
 from tunecast.model.architecture import Architecture
 from tunecast.model.architectures import architecture_from_config, load_architecture
 from tunecast.model.resolve import resolve_run
@@ -82,6 +82,7 @@ def test_paths_in_a_model_that_sees_are_transformers() -> None:
     [
         ("Qwen/Qwen2.5-0.5B", r"model\.layers\.\d+\.self_attn\.(q|v)_proj"),
         ("Qwen/Qwen2.5-0.5B", r".*_proj"),
+        ("Qwen/Qwen2.5-0.5B", r"^(?!.*visual).*(?:q_proj|v_proj)$"),
         ("EleutherAI/pythia-160m", r".*\.mlp\..*h|embed_out"),
         ("openai-community/gpt2", r"transformer\.h\.\d+\.attn\.c_attn"),
         ("EleutherAI/pythia-160m", r".*layers.*(query_key_value|dense_h_to_4h)$"),
@@ -117,6 +118,21 @@ def test_a_pattern_means_what_peft_makes_of_it(name: str, pattern: str) -> None:
     assert any("regular expression of targets means" in note for note in resolved.notes)
 
 
+def test_a_name_may_have_the_end_of_its_path_before_it() -> None:
+    """PEFT takes ``self_attn.q_proj`` where a path ends so (``key.endswith``)."""
+    model = load_architecture("Qwen/Qwen2.5-0.5B")
+    assert target_modules(model, "self_attn.o_proj,mlp.up_proj") == target_modules(model, "o_proj,up_proj")
+    with pytest.raises(InputError, match=r"Unknown target module 'mlp\.q_proj'"):
+        target_modules(model, "mlp.q_proj")
+
+
+def test_both_maps_of_a_stacked_parameter_in_a_files_list_are_there() -> None:
+    """Each alone is refused, as by PEFT."""
+    model = load_architecture("Qwen/Qwen3-30B-A3B")
+    names = ["q_proj", "gate_proj", "up_proj", "down_proj"]
+    assert targets_there(model, [*names, "w1"]) == (tuple(names), ("w1",))
+
+
 @pytest.mark.parametrize("name", ["google/gemma-3-4b-pt", "mistralai/Mistral-Small-3.1-24B-Base-2503"])
 def test_paths_of_a_model_that_sees_are_those_of_its_language_model(name: str) -> None:
     architecture = load_architecture(name)
@@ -131,6 +147,8 @@ def test_paths_of_a_model_that_sees_are_those_of_its_language_model(name: str) -
         ("Qwen/Qwen1.5-MoE-A2.7B", r".*layers\.\d\.mlp\.shared_expert\.up_proj", "up_proj in some places"),
         ("Qwen/Qwen2.5-0.5B", r"(.*_proj", "Python cannot read"),
         ("Qwen/Qwen2.5-0.5B", r".*\.w[123]", "matches no linear map .* model.layers.0.self_attn.q_proj"),
+        ("Qwen/Qwen2.5-0.5B", r"q_proj|v_proj", "it has to match whole paths"),
+        ("Qwen/Qwen3-30B-A3B", r".*experts.*", "also matches blocks of layers"),  # the block of all experts
         ("Qwen/Qwen2.5-0.5B", r".*self_attn.*", "also matches blocks of layers"),
         ("google/gemma-3-4b-pt", rf"({SEEN}|model.vision_tower.*fc1)", "parts beside the language model"),
         ("facebook/opt-125m", r".*\.(q|v)_proj", "paths are not known here"),

@@ -369,12 +369,36 @@ def test_a_text_of_targets_is_a_regular_expression(read: Read, form: str, lines:
         ("axolotl", f"lora_target_linear:\nlora_target_modules: [{PATTERN}]"),
         ("axolotl", f"lora_target_linear: true\nlora_target_modules: {PATTERN}"),
         ("llama-factory", "lora_target: '.*_proj'"),
+        ("trl", "use_peft: true\nlora_target_modules: ['.*q_proj', v_proj]"),
     ],
 )
 def test_a_regular_expression_in_a_list_of_targets_is_refused(read: Read, form: str, lines: str) -> None:
     """Names in a list are compared as they are, so that PEFT finds none of them."""
     with pytest.raises(InputError, match=r"has a regular expression .* name the modules"):
         read(form, lines)
+
+
+@pytest.mark.parametrize(
+    ("form", "lines"),
+    [
+        ("axolotl", "lora_target_linear:\nlora_target_modules: q_proj"),
+        ("axolotl", "lora_target_linear:\nlora_target_modules: q_proj,v_proj"),
+        ("trl", "use_peft: true\nlora_target_modules: [q_proj]"),
+    ],
+)
+def test_a_text_of_targets_that_is_no_list_finds_no_module(read: Read, form: str, lines: str) -> None:
+    """PEFT raises "Target modules q_proj not found in the base model": no whole path is that."""
+    with pytest.raises(InputError, match=r"finds no module by; write a list of names, \[q_proj, v_proj\]"):
+        read(form, lines)
+
+
+def test_trls_files_have_the_token_metrics_of_their_version(read: Read) -> None:
+    """trl 0.16 to 1.14 ``compute_loss``, of full logits; tiles have them inside."""
+    found = {v: read("trl", framework_version=v).options.get("token_metrics") for v in ("0.17", "0.21", "0.24", "1.2")}
+    assert found == {"0.17": "accuracy", "0.21": "accuracy", "0.24": "entropy", "1.2": "entropy"}
+    assert read("trl", "loss_type: nll", framework_version="1.10").options["token_metrics"] == "entropy"
+    for lines, version in (("use_liger_kernel: true", "0.24"), ("", "1.10"), ("", None)):
+        assert "token_metrics" not in read("trl", lines, framework_version=version).options
 
 
 def test_a_file_that_prepares_images_says_that_they_are_not_counted(read: Read) -> None:
