@@ -14,6 +14,7 @@ from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.estimate import forecast
 from tunecast.model.fits import LIKELY, TIGHT_BELOW
 from tunecast.model.forecast import Forecast
+from tunecast.model.grouped import stacks_experts
 from tunecast.model.largest import changed, largest_that, run_fits
 from tunecast.model.layer_splits import INNER, LAYERS, LONG_ROW, gpus_per_copy, splits_tried
 from tunecast.model.loss_chunks import head_uses
@@ -21,6 +22,7 @@ from tunecast.model.on_device import resolve_for
 from tunecast.model.parallel import local_run
 from tunecast.model.plans import divisors
 from tunecast.model.question import Question
+from tunecast.model.resolve_experts import OF_AXOLOTL
 from tunecast.model.rows import held_run
 from tunecast.model.run import Run
 from tunecast.model.sharding import shard_gpus
@@ -132,8 +134,11 @@ def kinds_of_change(question: Question, target: Target, run: Run) -> Iterator[li
     wide = run.has_adapters and run.base_quantization is None and run.dtype == "fp32" and run.autocast
     losses = [name for name in THRIFTY_LOSSES if name in BUILT["loss"] and run.loss_type == "nll"]
     methods: dict[str, tuple[str, ...]] = {"full": ("lora", "qlora"), "lora": ("qlora",)}
+    unpacked = run.bnb_4bit_quant_type is not None and stacks_experts(question.architecture)
+    packs = unpacked and run.stack in OF_AXOLOTL and not run.quantize_moe_experts
     kinds: tuple[list[dict[str, Any]], ...] = (
         [{"dtype": run.compute_dtype}] if wide else [],
+        [{"quantize_moe_experts": True}] if packs else [],
         [] if run.gradient_checkpointing else [checkpoints(run)],
         [{"attn_implementation": "flash_attention_2"}] if flash else [],
         [{"attn_implementation": "sdpa"}] if run.attn_implementation == "eager" else [],

@@ -136,6 +136,19 @@ def test_known_ways_out_are_among_the_changes(make: Make) -> None:
     assert all(o["per_device_train_batch_size"] * o["gradient_accumulation_steps"] == 12 for o in smaller)
 
 
+def test_experts_in_4_bits_are_a_way_out() -> None:
+    """53 GiB of 16-bit experts beside a base in 4 bits: packed they fit where adapters are on attention alone, which
+    needs no second card; of LLaMA-Factory nobody packs them."""
+    model = load_architecture("Qwen/Qwen3-30B-A3B")
+    options = {"method": "qlora", "lora_target_modules": "q_proj,v_proj", "max_length": 512}
+    found = what_would_fit(Question(architecture=model, options=options), card("l40s-48gb"))
+    assert found[0].options == {"quantize_moe_experts": True}
+    assert 0.9 < found[0].gpu_time_ratio < 1.3
+    for other in ({"lora_target_modules": "all-linear"}, {"stack": "llama-factory"}):
+        ways = what_would_fit(Question(architecture=model, options={**options, **other}), card("l40s-48gb"))
+        assert not any("quantize_moe_experts" in way.options for way in ways)
+
+
 def test_a_smaller_batch_is_the_largest_divisor_that_fits(make: Make) -> None:
     model, name, options = NO_ROOM[2]
     target, question = card(name), Question(architecture=make(model), options=options)
