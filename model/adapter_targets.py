@@ -90,7 +90,7 @@ def _by_path(architecture: Architecture, name: str) -> list[str]:
         return [name]
     try:
         return matched_targets(architecture, rf"(.*\.)?{re.escape(name)}")
-    except InputError:
+    except (InputError, NotSupportedError):
         return [name]
 
 

@@ -10,6 +10,9 @@ from tunecast.model.resolve_parallel import Fields
 from tunecast.model.seen_logits import TOKEN_METRICS
 from tunecast.model.stacks import one_of
 
+METRICS_SAID = {"accuracy": "the accuracy", "entropy": "accuracy and entropy"}
+"""What is logged, by `Run.token_metrics`."""
+
 
 def take_loop(fields: Fields, defaults: Mapping[str, Any]) -> None:
     """What the loop holds on to, and whether it is the Trainer's; that is refused where another one was named."""
@@ -27,10 +30,6 @@ def take_loop(fields: Fields, defaults: Mapping[str, Any]) -> None:
     take_metrics(fields, str(defaults.get("token_metrics", "none")), has_trainer=has_trainer)
 
 
-METRICS_SAID = {"accuracy": "the accuracy", "entropy": "accuracy and entropy"}
-"""What is logged, by `Run.token_metrics`."""
-
-
 def take_metrics(fields: Fields, default: str, *, has_trainer: bool) -> None:
     """What the trainer logs of every token: of full logits only, and where there is a trainer."""
     values = fields.values
@@ -38,13 +37,8 @@ def take_metrics(fields: Fields, default: str, *, has_trainer: bool) -> None:
     asked = fields.take("token_metrics", default if apply else "none", "stack-default")
     values["token_metrics"] = one_of("token-metrics", asked, TOKEN_METRICS)
     if asked != "none" and not apply:
-        add = (
-            ""
-            if not has_trainer
-            else "add --loss-type nll, or "
-            if values["trainer_loop"]
-            else "add --trainer-loop, or "
-        )
+        missing = "--loss-type nll" if values["trainer_loop"] else "--trainer-loop"
+        add = f"add {missing}, or " if has_trainer else ""
         raise InputError(
             f"--token-metrics {asked} is what TRL's trainer makes of full logits, which this run has not; "
             f"{add}leave it out."
