@@ -15,12 +15,14 @@ from dataclasses import replace
 from tunecast.catalogs.errors import NotSupportedError
 from tunecast.model.architecture import Architecture
 from tunecast.model.resolve import Resolved
+from tunecast.model.resolve_experts import has_stacks
 from tunecast.model.run import Run
 from tunecast.model.target import Target
 
 MAJORS = ("9", "10")
-AMD_CAPABILITY = "gfx"
 AMD = ("gfx942", "gfx950")
+AMD_CAPABILITY = "gfx"
+"""How the catalog's capabilities of AMD's cards begin."""
 LEAST_CAPABILITY = 8.0
 """From which transformers calls ``_grouped_mm``."""
 _STACKED = re.compile(r'"(num_experts|num_local_experts|n_routed_experts)": [1-9]')
@@ -32,9 +34,8 @@ LOOP_NOTE = (
 
 
 def stacks_experts(architecture: Architecture) -> bool:
-    """Whether layers keep their experts in one tensor each, which grouped products read."""
-    blocks = (group.layer.mlp.experts for group in architecture.groups)
-    return any(each is not None and each.stacked for each in blocks) or bool(_STACKED.search(architecture.settings))
+    """As `has_stacks`, whose stacks grouped products read; also of models known only from their real code."""
+    return has_stacks(architecture) or bool(_STACKED.search(architecture.settings))
 
 
 def has_grouped_kernel(compute_capability: str | None) -> bool:

@@ -61,20 +61,15 @@ def statistics(tape: Tape, wide: Tensor, log_probs: Tensor, target: Tensor, shap
     """Tokens guessed right and the entropy, which TRL logs: no gradient flows through them."""
     tokens = shape[0]
 
-    def wide_kernel(name: str, reads: tuple[Tensor, ...], elements: int, dtype: str) -> Tensor:
-        out = ops.elementwise(tape, name, reads, elements, dtype, kind=Kind.LOSS)
-        tape.events[-1].shape = shape
-        return out
-
-    guess = wide_kernel("loss.argmax", (wide,), tokens, "int64")
+    guess = on_logits.loss_kernel(tape, "loss.argmax", (wide,), "int64", shape, elements=tokens)
     same = ops.elementwise(tape, "loss.equal", (guess, target), tokens, "bool")
     count = ops.elementwise(tape, "loss.sum", (same,), 1, "int64")
     ops.elementwise(tape, "loss.cast", (count,), 1, "fp32")
-    probs = wide_kernel("loss.exp", (log_probs,), wide.elements, "fp32")
+    probs = on_logits.loss_kernel(tape, "loss.exp", (log_probs,), "fp32", shape)
     if tape.would_grad(log_probs):
         tape.mark_saved()
-    weighed = wide_kernel("loss.weigh", (probs, log_probs), wide.elements, "fp32")
-    by_token = wide_kernel("loss.sum", (weighed,), tokens, "fp32")
+    weighed = on_logits.loss_kernel(tape, "loss.weigh", (probs, log_probs), "fp32", shape)
+    by_token = on_logits.loss_kernel(tape, "loss.sum", (weighed,), "fp32", shape, elements=tokens)
     total = ops.elementwise(tape, "loss.sum", (by_token,), 1, "fp32")
     ops.elementwise(tape, "loss.negative", (total,), 1, "fp32")
 

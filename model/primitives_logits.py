@@ -15,10 +15,19 @@ def cast_logits(tape: Tape, logits: Tensor, shape: tuple[int, int]) -> Tensor:
 
 
 def loss_kernel(
-    tape: Tape, name: str, reads: Sequence[Tensor], dtype: str, shape: tuple[int, int], *, layout: str = ""
+    tape: Tape,
+    name: str,
+    reads: Sequence[Tensor],
+    dtype: str,
+    shape: tuple[int, int],
+    *,
+    layout: str = "",
+    elements: int | None = None,
 ) -> Tensor:
-    """One kernel over tensors of vocabulary width."""
-    out = elementwise(tape, name, reads, reads[0].elements, dtype, kind=Kind.LOSS, layout=layout)
+    """One kernel over tensors of vocabulary width; `elements` are those that it writes, where not as many as it reads
+    of the first."""
+    written = reads[0].elements if elements is None else elements
+    out = elementwise(tape, name, reads, written, dtype, kind=Kind.LOSS, layout=layout)
     tape.events[-1].shape = shape
     return out
 
@@ -35,8 +44,7 @@ def narrow_logits(
 
 def add_logits(tape: Tape, a: Tensor, b: Tensor, shape: tuple[int, int]) -> Tensor:
     """``a + b`` as wide as the vocabulary; the gradient passes to each in its dtype."""
-    out = elementwise(tape, "logits_add", (a, b), a.elements, widest((a.dtype, b.dtype)), kind=Kind.LOSS)
-    tape.events[-1].shape = shape
+    out = loss_kernel(tape, "logits_add", (a, b), widest((a.dtype, b.dtype)), shape)
 
     def given(grad: Tensor, to: Tensor) -> Tensor | None:
         if not to.needs_grad or grad.dtype == to.dtype:

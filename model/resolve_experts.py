@@ -35,6 +35,12 @@ STACKED_NAMES = ("gate_up_proj", "gate_proj", "up_proj", "down_proj", "router")
 """What training files call the maps of experts and the router."""
 
 
+def has_stacks(architecture: Architecture) -> bool:
+    """Whether layers keep their experts in one tensor each, and not as modules (`experts_modules`)."""
+    blocks = (group.layer.mlp.experts for group in architecture.groups)
+    return any(experts is not None and experts.stacked for experts in blocks)
+
+
 def renamed_targets(architecture: Architecture) -> dict[str, str]:
     """Names that PEFT takes for parameters of this model's experts."""
     for group in architecture.groups:
@@ -93,9 +99,7 @@ def check_unsloths_experts(architecture: Architecture, values: Mapping[str, Any]
     It keeps them in 4 bits by code of its own (``GptOssExpertsBnb4bit`` of unsloth_zoo/temporary_patches/gpt_oss.py;
     others since 2026.6, unslothai/unsloth issue 4032), where transformers leaves them in 16.
     """
-    blocks = [group.layer.mlp.experts for group in architecture.groups]
-    stacked = any(experts is not None and experts.stacked for experts in blocks)
-    if values["stack"] != UNSLOTH or not stacked or values["bnb_4bit_quant_type"] is None:
+    if values["stack"] != UNSLOTH or not has_stacks(architecture) or values["bnb_4bit_quant_type"] is None:
         return
     raise NotSupportedError(
         f"--stack {UNSLOTH} keeps the experts of {architecture.name} in 4 bits by code of its own, which is not built; "
@@ -117,7 +121,7 @@ def check_experts_4bit(architecture: Architecture, values: Mapping[str, Any]) ->
             f"--quantize-moe-experts is of axolotl, but --stack is {values['stack']}; use --stack "
             f"{' or '.join(OF_AXOLOTL)}, or leave it out."
         )
-    if not any(group.layer.mlp.experts and group.layer.mlp.experts.stacked for group in architecture.groups):
+    if not has_stacks(architecture):
         raise InputError(
             f"--quantize-moe-experts packs stacks of experts, but {architecture.name} is run without any (before "
             "transformers 5 experts are linear maps, which are in 4 bits anyway); leave it out."
@@ -140,7 +144,7 @@ def expert_notes(architecture: Architecture, values: Mapping[str, Any]) -> list[
     routed = [(group.layer.mlp.experts, group.count) for group in architecture.groups if group.layer.mlp.experts]
     if not routed:
         return []
-    if not any(experts.stacked for experts, _ in routed):
+    if not has_stacks(architecture):
         return [MODULES_NOTE]
     notes = [STACKED_NOTE]
     stacked_bytes = DTYPE_BYTES[values["dtype"]] * sum(count * experts.maps_params for experts, count in routed)

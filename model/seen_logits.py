@@ -1,9 +1,9 @@
 """What a trainer makes of the logits that the model returns, beside the loss; no gradient flows through it.
 
 Under autocast accelerate casts what the model returns to fp32 (accelerate 1.15 ``accelerator.py``, ``prepare_model``:
-``convert_outputs_to_fp32``). TRL's ``SFTTrainer`` logs how many tokens were guessed right (since 0.15) and, in chunks
-of 128 tokens, the entropy of every token's distribution (since 0.22), where the loss is over full logits
-(``sft_trainer.py``, ``compute_loss``; ``utils.py``, ``entropy_from_logits``).
+``convert_outputs_to_fp32``). TRL's ``SFTTrainer`` logs how many tokens were guessed right (in all versions kept here,
+from 0.16 on) and, in chunks of 128 tokens, the entropy of every token's distribution (since 0.22), where the loss is
+over full logits (``sft_trainer.py``, ``compute_loss``; ``utils.py``, ``entropy_from_logits``).
 Left out: counting the tokens that are no padding, and gathering these numbers from all GPUs.
 """
 
@@ -13,7 +13,7 @@ from tunecast.model import primitives as ops
 from tunecast.model import primitives_logits as on_logits
 from tunecast.model.context import Step
 from tunecast.model.operation import SYNCHRONISATION, Kind
-from tunecast.model.resolve_parallel import FSDP
+from tunecast.model.resolve_parallel import FSDP, FSDP_BY_VERSION
 from tunecast.model.run import Run
 from tunecast.model.tape import Tensor
 
@@ -22,7 +22,6 @@ ENTROPY_TOKENS = 128
 ACCURACY, ENTROPY = "accuracy", "entropy"
 TOKEN_METRICS = ("none", ACCURACY, ENTROPY)
 """What is logged of every token; the entropy with the accuracy."""
-FSDP2 = 2
 PREFIX = "seen."
 """How the names of these kernels begin: none is in a compiled graph."""
 
@@ -30,7 +29,7 @@ PREFIX = "seen."
 def is_widened(run: Run) -> bool:
     """Whether accelerate casts what the model returns: it does under its own autocast, which it leaves out under
     DeepSpeed and FSDP2 (``_prepare_fsdp2``)."""
-    apart = run.sharding.startswith("zero") or (run.sharding in FSDP and run.fsdp_version == FSDP2)
+    apart = run.sharding.startswith("zero") or (run.sharding in FSDP and run.fsdp_version == FSDP_BY_VERSION["fsdp2"])
     return run.trainer_loop and run.autocast and not apart
 
 
@@ -60,11 +59,9 @@ def entropy(step: Step, logits: Tensor, tokens: int) -> None:
         shape = (rows, vocab)
         chunk = Tensor(rows * vocab, logits.dtype, logits.storage)
         log_probs = on_logits.loss_kernel(tape, f"{PREFIX}log_softmax", (chunk,), logits.dtype, shape)
-        tape.events[-1].bytes = chunk.bytes + log_probs.bytes
         probs = on_logits.loss_kernel(tape, f"{PREFIX}exp", (log_probs,), logits.dtype, shape)
         weighed = on_logits.loss_kernel(tape, f"{PREFIX}weigh", (probs, log_probs), logits.dtype, shape)
-        total = ops.elementwise(tape, f"{PREFIX}sum", (weighed,), rows, logits.dtype, kind=Kind.LOSS)
-        tape.events[-1].shape = shape
+        total = on_logits.loss_kernel(tape, f"{PREFIX}sum", (weighed,), logits.dtype, shape, elements=rows)
         found.append(ops.elementwise(tape, f"{PREFIX}negative", (total,), rows, logits.dtype))
         tape.hold(log_probs, weighed)
     joined = ops.elementwise(tape, f"{PREFIX}join", tuple(found), tokens, logits.dtype)
@@ -82,8 +79,7 @@ def accuracy(step: Step, logits: Tensor, labels: Tensor, tokens: int) -> None:
     if batch > 1:
         cut = on_logits.loss_kernel(tape, f"{PREFIX}shift", (cut,), logits.dtype, shape)
         target = ops.elementwise(tape, f"{PREFIX}shift", (target,), rows, "int64")
-    guess = ops.elementwise(tape, f"{PREFIX}argmax", (cut,), rows, "int64", kind=Kind.LOSS)
-    tape.events[-1].shape = shape
+    guess = on_logits.loss_kernel(tape, f"{PREFIX}argmax", (cut,), "int64", shape, elements=rows)
     has_label = ops.elementwise(tape, f"{PREFIX}label", (target,), rows, "bool")
     same = ops.elementwise(tape, f"{PREFIX}same", (guess, target), rows, "bool")
     right = ops.elementwise(tape, f"{PREFIX}right", (same, has_label), rows, "bool")

@@ -51,20 +51,27 @@ def pattern_note(found: Sequence[str]) -> str:
 
 def places(architecture: Architecture, decoder: str) -> Iterator[tuple[str, str]]:
     """Names and whole paths of the linear maps of all layers; with an empty name, paths of the blocks they are in."""
-    names = DECODERS.get(architecture.model_type, PLAIN)[1:]
-    number = 0
-    for group in architecture.groups:
-        for _ in range(group.count):
-            here = f"{decoder}.{number}"
-            yield "", here
-            experts = group.layer.mlp.experts
-            if experts is not None and experts.stacked:
-                yield "", f"{here}.experts" if experts.linear_router else f"{here}.{names[1]}.experts"
-            for block, linears in blocks(group.layer, *names).items():
-                inside = f"{here}.{block}" if block else here
-                yield "", inside
-                yield from ((linear.name, f"{inside}.{linear.name}") for linear in linears)
-            number += 1
+    _, *names = modules(architecture)
+    for here, layer in layers(architecture, decoder):
+        yield "", here
+        experts = layer.mlp.experts
+        if experts is not None and experts.stacked:
+            yield "", f"{here}.experts" if experts.linear_router else f"{here}.{names[1]}.experts"
+        for block, linears in blocks(layer, *names).items():
+            inside = f"{here}.{block}" if block else here
+            yield "", inside
+            yield from ((linear.name, f"{inside}.{linear.name}") for linear in linears)
+
+
+def modules(architecture: Architecture) -> tuple[str, str, str]:
+    """Where its layers are, and what their attention and the rest are called."""
+    return DECODERS.get(architecture.model_type, PLAIN)
+
+
+def layers(architecture: Architecture, decoder: str) -> Iterator[tuple[str, Layer]]:
+    """Every layer with its path."""
+    every = (group.layer for group in architecture.groups for _ in range(group.count))
+    return ((f"{decoder}.{number}", layer) for number, layer in enumerate(every))
 
 
 def blocks(layer: Layer, attention: str, mlp: str) -> dict[str, list[Linear]]:
@@ -99,7 +106,7 @@ def matched_targets(architecture: Architecture, pattern: str) -> list[str]:
     except re.error as error:
         raise InputError(f"{asked} that Python cannot read: {error}.") from error
     instead = "name the modules, for example q_proj,v_proj, or all-linear"
-    known = DECODERS.get(architecture.model_type, PLAIN)[0]
+    known = modules(architecture)[0]
     unknown = architecture.model_type in NO_PATHS or any(_is_unknown(group.layer) for group in architecture.groups)
     if unknown or OTHER_PARTS.search(NOT_THERE.sub("", pattern)):
         what = "whose modules' paths are not known here" if unknown else "and names parts beside the language model"
@@ -143,10 +150,9 @@ def _matches(architecture: Architecture, whole: re.Pattern[str], decoder: str) -
 def _experts(architecture: Architecture, decoder: str) -> Iterator[tuple[str, str]]:
     """Router and maps of experts where transformers 4 had them, for models of which PEFT knows them by these names."""
     old = renamed_targets(architecture)
-    layers = [group.layer for group in architecture.groups for _ in range(group.count)]
-    for number, layer in enumerate(layers):
+    for here, layer in layers(architecture, decoder):
         if layer.mlp.experts is not None:
-            inside = f"{decoder}.{number}.mlp"
+            inside = f"{here}.mlp"
             yield from ((name, f"{inside}.{name if old[name] == ROUTER else f'experts.{name}'}") for name in old)
 
 
@@ -160,5 +166,4 @@ def _outside(architecture: Architecture, decoder: str) -> Iterator[tuple[str, st
 
 def _example(architecture: Architecture) -> str:
     """The path of one of its maps."""
-    decoder = DECODERS.get(architecture.model_type, PLAIN)[0]
-    return next(path for name, path in places(architecture, decoder) if name)
+    return next(path for name, path in places(architecture, modules(architecture)[0]) if name)

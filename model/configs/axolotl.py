@@ -140,12 +140,14 @@ def _experts(source: Source, draft: Draft, bits: str | None) -> None:
         return
     if bits == "load_in_8bit":
         refuse(source, field, True, "experts stored in 8 bits", "write load_in_4bit: true, or take it out")
-    if bits is None or source.on("lora_target_linear"):
-        instead = "write adapter: qlora and load_in_4bit: true"
-        without = "without 4 or 8 bits"
-        if bits is not None:
-            instead, without = "name lora_target_modules", "beside lora_target_linear: true"
-        raise InputError(f"{source.name}: {field} is true {without}, which axolotl refuses; {instead}, or take it out.")
+    refused = None
+    if bits is None:
+        refused = "without 4 or 8 bits", "write adapter: qlora and load_in_4bit: true"
+    elif source.on("lora_target_linear"):
+        refused = "beside lora_target_linear: true", "name lora_target_modules"
+    if refused:
+        found, instead = refused
+        raise InputError(f"{source.name}: {field} is true {found}, which axolotl refuses; {instead}, or take it out.")
     if source.flag("bnb_config_kwargs.bnb_4bit_use_double_quant") is False:
         refuse(source, field, True, "experts with double quantization beside maps without", "leave both with it")
     draft.put(field, True, field)
