@@ -20,9 +20,10 @@ from tunecast.model.fused import LINEAR_KERNELS
 from tunecast.model.host import ONE_TENSOR
 from tunecast.model.operation import Kind, Operation, Phase
 from tunecast.model.optimizer_adafactor import NAME as ADAFACTOR
+from tunecast.model.optimizer_torchao import TORCHAO
 from tunecast.model.run import BUCKET_ELEMENTS, BY_DATA, Run
 from tunecast.model.seen_logits import is_widened
-from tunecast.model.stacks import code_of
+from tunecast.model.stacks import BUILT, code_of
 from tunecast.model.step_source import StepInventory
 from tunecast.model.tape_peaks import PARTS, Parts, Place, layer_position
 
@@ -48,7 +49,11 @@ TRACED = (
     "keeps_outputs", "token_metrics", "trainer_loop", *ONE_GPU,
 )  # fmt: skip
 """Fields of a run that the traced code follows."""
-TRACED_VALUES = {"loss_type": REAL_LOSSES, "quant_method": (None, "bnb-4bit", "bnb-8bit")}
+TRACED_VALUES = {
+    "loss_type": REAL_LOSSES,
+    "quant_method": (None, "bnb-4bit", "bnb-8bit"),
+    "optim": tuple(name for name in BUILT["optimizer"] if name not in TORCHAO),
+}
 
 Told = Callable[[str], None]
 

@@ -9,6 +9,7 @@ import numpy as np
 from tunecast.model.curves import Array, Columns, columns
 from tunecast.model.factors import HOST_S_PER_LAUNCH
 from tunecast.model.operation import Kind, Operation, Phase
+from tunecast.model.optimizer_torchao import CALLS, COMPILED, FOUND
 from tunecast.model.trainer_loop import WALK_LAUNCHES, WALK_LAUNCHES_OF_A_CPU, WALKS, reads_loss, walks_of
 
 HOST_COLUMNS = (
@@ -45,7 +46,7 @@ def host_issues(operations: Sequence[Operation], cols: Columns) -> Array:
     issued = np.zeros((len(operations), len(HOST_COLUMNS)))
     for row, operation in enumerate(operations):
         issued[row, HOST_COLUMNS.index(host_column(operation))] = cols.launches[row]
-        issued[row, HOST_COLUMNS.index("calls")] = float(goes_over_lists(operation) and cols.launches[row] > 0.0)
+        issued[row, HOST_COLUMNS.index("calls")] = calls_of(operation)
         issued[row, HOST_COLUMNS.index("layers")] = float(enters_layer(operation))
     return issued
 
@@ -54,10 +55,17 @@ ONE_TENSOR = "adafactor."
 """How the name of an operator begins that updates one tensor, by formula and traced."""
 
 
+def calls_of(operation: Operation) -> float:
+    """Calls of the optimizer that go over lists in Python, or cost the host as much."""
+    if operation.name == FOUND:
+        return float(CALLS)
+    return float(goes_over_lists(operation) and operation.launches > 0.0)
+
+
 def goes_over_lists(operation: Operation) -> bool:
-    """Whether it is a call of the optimizer for which Python goes over its tensors, and no plain operator on one of
-    them, of which Adafactor has two dozen per tensor."""
-    return operation.kind is Kind.OPTIMIZER and not operation.name.startswith(ONE_TENSOR)
+    """Whether it is a call of the optimizer for which Python goes over its tensors, and no operator on one of them, of
+    which Adafactor has two dozen per tensor and torchao's update up to five."""
+    return operation.kind is Kind.OPTIMIZER and not operation.name.startswith((ONE_TENSOR, COMPILED))
 
 
 def enters_layer(operation: Operation) -> bool:

@@ -2,7 +2,7 @@
 
 Sources: ``torch.nn.utils.clip_grad_norm_``, ``torch/optim/adamw.py`` (``_multi_tensor_adamw``,
 ``_single_tensor_adamw``), ``torch/optim/sgd.py``, ``MultiTensorApply.cuh`` for how many kernels a list
-of tensors takes, `optimizer_bnb.py` for bitsandbytes.
+of tensors takes, `optimizer_bnb.py` for bitsandbytes, `optimizer_torchao.py` for torchao.
 Weight decay is 0, the Trainer's default, so its multiplication is absent.
 """
 
@@ -12,6 +12,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 from tunecast.model import optimizer_adafactor as adafactor
+from tunecast.model import optimizer_torchao as torchao
 from tunecast.model import scaler
 from tunecast.model.architecture import Architecture
 from tunecast.model.litgpt import is_litgpt
@@ -24,6 +25,7 @@ from tunecast.model.optimizer_bnb import (
     tensor_state_bytes,
     tensor_update_bytes,
 )
+from tunecast.model.optimizer_torchao import TORCHAO
 from tunecast.model.run import Run
 from tunecast.model.tape import allocated_bytes
 from tunecast.model.trained import (
@@ -53,7 +55,7 @@ ADAM_STATES = 2
 
 
 def optimizer_state_bytes(architecture: Architecture, run: Run, *, platform: str = "cuda") -> int:
-    """AdamW's two moments in the parameters' dtype; bitsandbytes' in its own; nothing for plain SGD.
+    """AdamW's two moments in the parameters' dtype; bitsandbytes' and torchao's in their own; nothing for plain SGD.
 
     Step counters of a foreach update live on the host; a fused one keeps them on the GPU.
     """
@@ -64,6 +66,8 @@ def optimizer_state_bytes(architecture: Architecture, run: Run, *, platform: str
         return adafactor.state_bytes(architecture, run)
     if run.optim in BITSANDBYTES:
         return bnb_state_bytes(tensors, BITSANDBYTES[run.optim], can_page=platform == "cuda")
+    if run.optim in TORCHAO:
+        return torchao_state_bytes(tensors, trained_dtype(run), TORCHAO[run.optim])
     counters = len(tensors) * allocated_bytes(STEP_COUNTER_BYTES) if is_fused(run) or platform == "cpu" else 0
     return ADAM_STATES * stored_bytes(tensors, trained_dtype(run)) + counters
 
@@ -79,6 +83,12 @@ def bnb_state_bytes(tensors: list[Trained], kind: BnbOptimizer, *, can_page: boo
     )
 
 
+def torchao_state_bytes(tensors: list[Trained], dtype: str, kind: torchao.TorchaoOptimizer) -> int:
+    """State of all tensors; tables of values are each tensor's own."""
+    each = Counter((tensor.elements, own) for own, part in by_dtype(tensors, dtype) for tensor in part).items()
+    return sum(count * torchao.state_bytes(kind, elements, own) for (elements, own), count in each)
+
+
 def is_fused(run: Run) -> bool:
     """Whether the update is one fused kernel per group."""
     return run.optim == "adamw_torch_fused"
@@ -91,16 +101,22 @@ def parameter_groups(tensors: list[Trained]) -> list[list[Trained]]:
 
 
 def update_scratch_bytes(architecture: Architecture, run: Run, *, platform: str = "cuda") -> int:
-    """Temporaries of the update: ``foreach`` AdamW takes a square root of a whole group; the others take none.
+    """Temporaries of the update: ``foreach`` AdamW takes a square root of a whole group, torchao's what the largest
+    tensor needs; the others take none.
 
     Tensors of a second dtype are taken by themselves, while the roots of the first are still held. One tensor at a
     time (CPU), the root and its quotient of the largest tensor are alive together.
     """
     if run.optim == adafactor.NAME:
         return adafactor.scratch_bytes(architecture, run, trained_dtype(run))
+    tensors = trained_tensors(architecture, run)
+    if run.optim in TORCHAO:
+        return max(
+            (sum(map(allocated_bytes, torchao.scratch_blocks(TORCHAO[run.optim], t.elements))) for t in tensors),
+            default=0,
+        )
     if run.optim != "adamw_torch":
         return 0
-    tensors = trained_tensors(architecture, run)
     if platform == "cpu":
         return 2 * max((stored_bytes([tensor], trained_dtype(run)) for tensor in tensors), default=0)
     groups = [tensors] if is_litgpt(architecture) else parameter_groups(tensors)
@@ -231,6 +247,17 @@ def bnb_operations(tensors: list[Trained], dtype: str, kind: BnbOptimizer, platf
     return operations + [update_operation(HOST_WAIT, dtype, 0.0, 0, count=waits)] * (waits > 0)
 
 
+def torchao_operations(tensors: list[Trained], dtype: str, kind: torchao.TorchaoOptimizer) -> list[Operation]:
+    """torchao's update: a compiled call per tensor, which the host has to find first."""
+    each = Counter(tensor.elements for tensor in tensors).items()
+    found = update_operation(torchao.FOUND, dtype, 0.0, 0, count=len(tensors))
+    return [found] + [
+        update_operation(name, "fp32", moved, count=count)
+        for elements, count in each
+        for name, moved in torchao.kernels(kind, elements, dtype)
+    ]
+
+
 def widest_state(dtype: str) -> str:
     """The widest dtype an update of bitsandbytes touches: its state or its statistics are fp32."""
     return "fp32" if DTYPE_BYTES[dtype] <= DTYPE_BYTES["fp32"] else dtype
@@ -296,7 +323,7 @@ def update_operations(
         operations += scaler.checking_operations(tensors, fused=is_fused(run))
     if run.optim == adafactor.NAME:
         return operations + adafactor.update_operations(architecture, run, dtype)
-    grouped = run.optim == FUSED or (on_gpu and run.optim not in BITSANDBYTES)
+    grouped = run.optim == FUSED or (on_gpu and run.optim not in (*BITSANDBYTES, *TORCHAO))
     groups = parameter_groups(tensors) if grouped else [tensors]
     for own, part in (each for group in groups for each in by_dtype(group, dtype)):
         operations += own_updates(part, own, run.optim, platform)
@@ -317,6 +344,8 @@ def own_updates(tensors: list[Trained], dtype: str, optim: str, platform: str) -
     """The update of tensors of one dtype (and, on a GPU, of one parameter group)."""
     if optim in BITSANDBYTES:
         return bnb_operations(tensors, dtype, BITSANDBYTES[optim], platform)
+    if optim in TORCHAO:
+        return torchao_operations(tensors, dtype, TORCHAO[optim])
     if platform == "cuda" or optim == FUSED:
         return group_operations(tensors, dtype, optim)
     return single_tensor_operations(tensors, dtype, optim)

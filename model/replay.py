@@ -18,6 +18,8 @@ from tunecast.model.loss_chunks import CHUNKED_NLL
 from tunecast.model.memory_static import QUANT_CODE_BYTES, few_bit_bytes, static_parts
 from tunecast.model.optimizer import ADAM_STATES, STEP_COUNTER_BYTES, parameter_groups
 from tunecast.model.optimizer_bnb import BITSANDBYTES, tensor_state_bytes
+from tunecast.model.optimizer_torchao import TORCHAO, scratch_blocks
+from tunecast.model.optimizer_torchao import state_blocks as torchao_blocks
 from tunecast.model.primitives_heavy import NESTED_BLOCK, QUANT_BLOCK
 from tunecast.model.run import Run
 from tunecast.model.short_stack import layers_of
@@ -35,7 +37,7 @@ FILL_ELEMENTS = 1 << 20
 """Weights are filled piece by piece from a block of so many fp32 numbers, beside a copy in their dtype
 (`calibrate/weights.py`)."""
 FOREACH, FUSED = "adamw_torch", "adamw_torch_fused"
-REPLAYED = (FOREACH, FUSED, "sgd", *BITSANDBYTES)
+REPLAYED = (FOREACH, FUSED, "sgd", *BITSANDBYTES, *TORCHAO)
 """Optimizers whose update allocates what is written here."""
 TRANSFORMERS = (PLAIN, "trl", "llama-factory", "ms-swift")
 """Stacks that run transformers' and PEFT's code under PyTorch's own settings of the allocator. Unsloth and axolotl
@@ -100,11 +102,15 @@ def play(allocator: CachingAllocator, changes: Changes) -> list[int]:
 
 
 def update(allocator: CachingAllocator, tensors: Sequence[Trained], optim: str, dtype: str, *, is_first: bool) -> None:
-    """State of every tensor in the first update, group by group; a ``foreach`` one takes roots of a whole group."""
+    """State of every tensor in the first update, group by group; a ``foreach`` one takes roots of a whole group,
+    torchao's what it needs for one tensor after the other."""
     for group in parameter_groups(list(tensors)):
-        for tensor in group if is_first else ():
-            for n_bytes in state_blocks(tensor, optim, dtype):
+        for tensor in group if is_first or optim in TORCHAO else ():
+            for n_bytes in state_blocks(tensor, optim, dtype) if is_first else ():
                 allocator.allocate(n_bytes)
+            passing = scratch_blocks(TORCHAO[optim], tensor.elements) if optim in TORCHAO else []
+            for address in [allocator.allocate(n_bytes) for n_bytes in passing]:
+                allocator.free(address)
         roots = [allocator.allocate(tensor.bytes_in(dtype)) for tensor in group] if optim == FOREACH else []
         for address in roots:
             allocator.free(address)
@@ -118,6 +124,8 @@ def state_blocks(tensor: Trained, optim: str, dtype: str) -> list[int]:
         return [every // kind.moments] * kind.moments if every else []
     if optim == "sgd":
         return []
+    if optim in TORCHAO:
+        return torchao_blocks(TORCHAO[optim], tensor.elements, tensor.dtype or dtype)
     counter = [STEP_COUNTER_BYTES] if optim == FUSED else []
     return counter + [tensor.bytes_in(dtype)] * ADAM_STATES
 

@@ -7,8 +7,9 @@ from typing import Any
 
 from tunecast.catalogs.errors import InputError, NotSupportedError, UnknownNameError
 from tunecast.model.architecture import Architecture
+from tunecast.model.optimizer_torchao import TORCHAO
 from tunecast.model.read_numbers import whole_number
-from tunecast.model.resolve_parallel import Fields
+from tunecast.model.resolve_parallel import FSDP, ZERO, Fields
 from tunecast.model.resolve_shared_dtypes import casts_all
 from tunecast.model.root_modules import root_modules
 from tunecast.model.shapes import INPUT_MAP, INPUT_TABLE
@@ -38,9 +39,29 @@ def take_variants(fields: Fields, architecture: Architecture) -> None:
         check_shards(fields, "--modules-to-save")
     if fields.values["optim"] == "adafactor" and sharding not in ("none", "ddp"):
         raise NotSupportedError(f"--optim adafactor with --sharding {sharding} is not built yet; use --sharding ddp.")
+    check_torchao(fields)
     check_root_adapters(fields, architecture)
     check_dora(fields)
     take_checkpoints(fields)
+
+
+def check_torchao(fields: Fields) -> None:
+    """What torchao's optimizers are not built with: flat buffers of DeepSpeed, Megatron and FSDP 1, where blocks of a
+    part of many tensors are not known."""
+    values = fields.values
+    if values["optim"] not in TORCHAO:
+        return
+    flat = values["sharding"] in ZERO or (values["sharding"] in FSDP and values["fsdp_version"] == 1)
+    if flat:
+        raise NotSupportedError(
+            f"--optim {values['optim']} with --sharding {values['sharding']}"
+            f"{' --fsdp-version 1' if values['sharding'] in FSDP else ''} is not built yet; use --sharding fsdp "
+            "--fsdp-version 2, or ddp."
+        )
+    fields.notes.append(
+        "torchao compiles its update for each shape of a tensor in the first step, which is not counted; finding each "
+        "tensor's update costs the host 0.3 ms in every step, which is assumed."
+    )
 
 
 def check_dora(fields: Fields) -> None:

@@ -11,6 +11,7 @@ from tunecast.model.fp8 import FP8_KINDS
 from tunecast.model.joined import STACKS
 from tunecast.model.litgpt import is_litgpt
 from tunecast.model.loss_chunks import TORCHTUNE
+from tunecast.model.optimizer_torchao import TORCHAO
 from tunecast.model.resolve_bf16 import CARD
 from tunecast.model.resolve_fused import take_fused
 from tunecast.model.resolve_parallel import FSDP, Fields
@@ -291,10 +292,10 @@ def take_in_backward(fields: Fields) -> None:
             f"--optimizer-in-backward was asked for, but --gradient-accumulation-steps "
             f"{values['gradient_accumulation_steps']} needs the gradients kept; leave one of the two out."
         )
-    if values["num_gpus"] > 1 or values["optim"] == "adafactor":
+    if values["num_gpus"] > 1 or values["optim"] in ("adafactor", *TORCHAO):
         raise NotSupportedError(
             f"--optimizer-in-backward with --num-gpus {values['num_gpus']} and --optim {values['optim']} is not built "
-            "yet; use one GPU and AdamW, SGD or an 8-bit optimizer."
+            "yet; use one GPU and AdamW, SGD or bitsandbytes' 8-bit optimizers."
         )
 
 

@@ -9,6 +9,7 @@ from tunecast.model.architecture import Architecture
 from tunecast.model.operation import Phase
 from tunecast.model.optimizer import ADAM_STATES, bnb_state_bytes, optimizer_state_bytes
 from tunecast.model.optimizer_bnb import BITSANDBYTES
+from tunecast.model.optimizer_torchao import TORCHAO, state_bytes
 from tunecast.model.phases import Work
 from tunecast.model.published_weights import published_bytes
 from tunecast.model.resolve_parallel import ZERO
@@ -43,6 +44,8 @@ def traced_state_bytes(run: Run, trained: int) -> float:
     if run.optim in BITSANDBYTES:
         one = [Trained(elements=trained, is_matrix=True)]
         return float(bnb_state_bytes(one, BITSANDBYTES[run.optim], can_page=False))
+    if run.optim in TORCHAO:
+        return float(state_bytes(TORCHAO[run.optim], trained, trained_dtype(run)))
     own, wide = DTYPE_BYTES[trained_dtype(run)], DTYPE_BYTES["fp32"]
     copies = run.sharding in ZERO and own < wide  # fp32 ones, and fp32 moments
     return float(trained * (wide + ADAM_STATES * wide if copies else ADAM_STATES * own))

@@ -14,6 +14,7 @@ from typing import Any
 from tunecast.catalogs.errors import InputError, NotSupportedError, UnknownNameError
 from tunecast.model.loss_chunks import CHUNKED_NLL, KEPT_CHUNKS
 from tunecast.model.optimizer_bnb import BITSANDBYTES
+from tunecast.model.optimizer_torchao import TORCHAO
 from tunecast.model.unsloth_rules import UNSLOTH_LOSSES
 
 METHODS = ("lora", "qlora", "full")
@@ -29,7 +30,7 @@ HF_CODES_SAID = "5, 4.49 (4.49 and later below 5), 4.46 (4.46 to 4.48) or 4.45 (
 """The versions of transformers that each stands for."""
 
 BUILT = {
-    "optimizer": ("adamw_torch", "adamw_torch_fused", "sgd", "adafactor", *BITSANDBYTES),
+    "optimizer": ("adamw_torch", "adamw_torch_fused", "sgd", "adafactor", *BITSANDBYTES, *TORCHAO),
     "attention": ("sdpa", "eager", "flash_attention_2"),
     "loss": ("nll", CHUNKED_NLL, *KEPT_CHUNKS, "liger", "cut_cross_entropy", *UNSLOTH_LOSSES),
     "quantization": ("bnb-4bit", "bnb-8bit", "gptq-4bit", "gptq-8bit"),
@@ -40,7 +41,7 @@ BUILT = {
 UNBUILT = {
     "optimizer": (
         "adagrad", "adalomo", "adamw_anyprecision", "adamw_apex_fused",
-        "adamw_torch_4bit", "adamw_torch_8bit", "adamw_torch_npu_fused", "adamw_torch_xla", "ademamix",
+        "adamw_torch_npu_fused", "adamw_torch_xla", "ademamix",
         "ademamix_8bit", "apollo_adamw", "apollo_adamw_layerwise", "galore_adafactor", "galore_adafactor_layerwise",
         "galore_adamw", "galore_adamw_8bit", "galore_adamw_8bit_layerwise", "galore_adamw_layerwise", "grokadamw",
         "lomo", "muon", "paged_ademamix_32bit",

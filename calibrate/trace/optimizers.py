@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from tunecast.catalogs.errors import NotSupportedError
+from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.optimizer_bnb import BITSANDBYTES
+from tunecast.model.optimizer_torchao import TORCHAO
 from tunecast.model.run import Run
 
 LEARNING_RATE = 1e-4
@@ -25,6 +26,8 @@ def make_optimizer(params: Iterable[Any], run: Run, *, platform: str = "cuda", e
         return _torch_adamw(groups, run, platform)
     if run.optim in BITSANDBYTES:
         return _bnb_optimizer(groups, run, embeddings)
+    if run.optim in TORCHAO:
+        return _torchao_optimizer(groups, run)
     if run.optim == "sgd":
         import torch
 
@@ -35,7 +38,7 @@ def make_optimizer(params: Iterable[Any], run: Run, *, platform: str = "cuda", e
         return Adafactor(groups, lr=LEARNING_RATE, scale_parameter=False, relative_step=False)
     raise NotSupportedError(
         f"Optimizer {run.optim!r} was asked for, but adamw_torch, adamw_torch_fused, sgd, adafactor, "
-        f"{', '.join(BITSANDBYTES)} are built; choose one of these with --optim."
+        f"{', '.join((*BITSANDBYTES, *TORCHAO))} are built; choose one of these with --optim."
     )
 
 
@@ -52,6 +55,20 @@ def _torch_adamw(groups: list[dict[str, Any]], run: Run, platform: str) -> Any:
     if run.optim == "adamw_torch_fused":
         return torch.optim.AdamW(groups, lr=LEARNING_RATE, fused=True)
     return torch.optim.AdamW(groups, lr=LEARNING_RATE, foreach=True if platform == "cuda" else None)
+
+
+def _torchao_optimizer(groups: list[dict[str, Any]], run: Run) -> Any:
+    """torchao's AdamW with the blocks that the name stands for."""
+    try:
+        from torchao import optim
+    except ImportError as error:
+        raise InputError(
+            f"--optim {run.optim} is torchao's, which is not installed; type: pip install torchao"
+        ) from error
+
+    kind = TORCHAO[run.optim]
+    made = optim.AdamW4bit if kind.packs else optim.AdamW8bit if kind.maps else optim.AdamWFp8
+    return made(groups, lr=LEARNING_RATE, block_size=kind.block)
 
 
 def _bnb_optimizer(groups: list[dict[str, Any]], run: Run, embeddings: Iterable[Any]) -> Any:

@@ -37,6 +37,7 @@ _OPTIMIZERS = {
     "AdamW8bit": "adamw_bnb_8bit",
     "SGD": "sgd",
 }
+_OF_TORCHAO = {"AdamW8bit": "ao_adamw_8bit", "AdamW4bit": "ao_adamw_4bit", "AdamWFp8": "ao_adamw_fp8"}
 _LOSSES = {"CrossEntropyLoss": "nll", "CEWithChunkedOutputLoss": CHUNKED_CE, "LinearCrossEntropyLoss": LINEAR_CE}
 _MLP = ("gate_proj", "up_proj", "down_proj")
 _OTHER_HEADS = re.compile(r"_(reward|classifier)(_|$)")
@@ -276,11 +277,12 @@ def _optimizer(source: Source) -> str:
     if not component:
         raise InputError(f"{source.name}: there is no optimizer._component_; add it, torch.optim.AdamW say.")
     name = component.rsplit(".", 1)[-1]
-    if name not in _OPTIMIZERS:
-        refuse(source, "optimizer._component_", component, "another optimizer", f"use one of {', '.join(_OPTIMIZERS)}")
+    known = _OF_TORCHAO if component.startswith("torchao.") else _OPTIMIZERS
+    if name not in known:
+        refuse(source, "optimizer._component_", component, "another optimizer", f"use one of {', '.join(known)}")
     if name == "AdamW" and source.on("optimizer.fused"):
         return "adamw_torch_fused"
-    return _OPTIMIZERS[name]
+    return known[name]
 
 
 def _spread(source: Source, draft: Draft, num_gpus: int | None) -> None:
