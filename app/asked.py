@@ -33,7 +33,7 @@ def read_asked(model: str, options: Mapping[str, Any], *, exact: bool = False) -
     With `exact` a model may be of a family that only the real code knows.
     """
     from tunecast.catalogs.errors import InputError
-    from tunecast.few_bits import alias_notes, published_as, with_storage
+    from tunecast.few_bits import alias_notes, by_its_name, published_as, with_storage
     from tunecast.model.documents import flat_by_stack
     from tunecast.model.resolve_stacks import SPLITTER_NOTE, implied_stack, of_stack
     from tunecast.models import find_architecture
@@ -49,7 +49,8 @@ def read_asked(model: str, options: Mapping[str, Any], *, exact: bool = False) -
     if typed.get("max_steps") is not None and typed.get("num_train_epochs") is not None:
         raise InputError("--max-steps and --num-train-epochs both say how long training is; leave one of them out.")
     found = find_architecture(model, exact=exact)
-    options = with_storage(typed, found.stored, model)
+    named, said = ({}, ()) if found.stored else by_its_name(model, typed)
+    options = {**with_storage(typed, found.stored, model), **named}
     stack = None if exact else implied_stack(found.architecture, options)
     options |= published_as(model, found.stored, options) | ({} if stack is None else {"stack": stack})
     flat, told = flat_by_stack(found.architecture, options)
@@ -57,8 +58,12 @@ def read_asked(model: str, options: Mapping[str, Any], *, exact: bool = False) -
     return Asked(
         architecture=of_stack(found.architecture, options),
         options=options,
-        origins={**dict.fromkeys(found.stored, "file"), **({} if stack is None else {"stack": "assumed"})},
-        notes=(*found.notes, *alias_notes(model, options), *([] if stack is None else [SPLITTER_NOTE]), *told),
+        origins={
+            **dict.fromkeys(found.stored, "file"),
+            **{option: "assumed" for option in named if typed.get(option) is None},
+            **({} if stack is None else {"stack": "assumed"}),
+        },
+        notes=(*found.notes, *said, *alias_notes(model, options), *([] if stack is None else [SPLITTER_NOTE]), *told),
     )
 
 

@@ -51,9 +51,21 @@ def with_storage(options: Mapping[str, Any], stored: Mapping[str, Any], name: st
 def stored_by_name(name: str) -> dict[str, Any]:
     """The same of a quantized copy that the catalog counts as its base, of which the name alone tells: bitsandbytes'
     copies are made in NF4 with double quantization (Unsloth's, whose ``-bnb-4bit`` the name is)."""
-    if stored_in(name) != "bnb-4bit":
-        return {}
+    how = stored_in(name)
+    if how != "bnb-4bit":
+        return {} if how is None else {"method": "qlora", "quant_method": how}
     return {"method": "qlora", "quant_method": "bnb-4bit", "bnb_4bit_quant_type": "nf4", "double_quant": True}
+
+
+def by_its_name(name: str, options: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """(options of the quantized copy that a name is of, notes) where nothing that was typed says another method."""
+    stored = stored_by_name(name)
+    typed = [option for option in stored if options.get(option) not in (None, stored[option])]
+    if not stored or typed or options.get("method") is not None:
+        return {}, ()
+    how = stored["quant_method"]
+    note = f"{name} holds its weights in {how}: taken as --method qlora of it; --method lora is of unquantized weights."
+    return stored, (note,)
 
 
 def published_as(name: str, stored: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:

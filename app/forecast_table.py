@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from tunecast.model.fits import LIKELY
+from tunecast.model.parallel_offload import host_need_bytes
 from tunecast.model.units import MILLISECOND_S, gib
 from tunecast.model.value import Value
 from tunecast.parallel_table import classic_notes, scaling_rows, totals_rows
@@ -240,6 +241,9 @@ def memory_rows(forecast: Forecast) -> Iterable[Line]:
         if value is not None:
             yield f"memory {name}, GiB", digits(gib(value.value)), span(value.scaled(gib(1)))
     yield "memory usable, GiB", gib_text(views.usable_bytes), f"peak: {views.peak_moment}"
+    on_host = host_need_bytes(forecast.architecture, forecast.run)
+    if on_host:
+        yield "host memory, GiB", gib_text(on_host), "of each machine"
 
 
 def time_rows(forecast: Forecast) -> Iterable[Line]:

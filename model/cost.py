@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from tunecast.catalogs.price_book import PriceBook, shipped_book
-from tunecast.catalogs.prices import SCALING_MAX_GPUS, SEPARATE, JobOffer
+from tunecast.catalogs.prices import SCALING_MAX_GPUS, SEPARATE, JobOffer, load_prices
 from tunecast.catalogs.rental_facts import BITS_PER_BYTE, joined_at
 from tunecast.model.bounds import MOST_USD_PER_H, at_most
 from tunecast.model.parallel_network import gpus_per_machine, machines_in_racks, network_taken, part_of_network
@@ -117,9 +118,22 @@ def job_price(job: JobOffer, options: Mapping[str, Any] | None = None) -> Price:
 
 
 def has_room(offer: Mapping[str, Any], host_bytes: float) -> bool:
-    """Whether a machine of the offer has room for so much beside its GPUs, or nobody says how much it has."""
+    """Whether a machine of the offer has room for so much beside its GPUs: of those that do not say how much they have,
+    as much for each GPU as any of the provider that does; a price of the user's own says nothing of machines."""
+    if host_bytes == 0 or offer.get("gpus_paid") is None or offer.get("provider") == "user":
+        return True
     memory_gib = offer.get("ram_gib")
-    return memory_gib is None or gib(host_bytes) <= memory_gib
+    if memory_gib is None:
+        memory_gib = most_gib_per_gpu(offer["provider"]) * offer["gpus_paid"] / offer["instances"]
+    return bool(gib(host_bytes) <= memory_gib)
+
+
+@cache
+def most_gib_per_gpu(provider: str) -> float:
+    """The most host memory for a GPU of all offers that say how much they have: of the provider's, where any do."""
+    stated = [offer for offer in load_prices() if offer.ram_gib is not None]
+    own = [offer for offer in stated if offer.provider == provider] or stated
+    return max(offer.ram_gib / offer.gpu_count for offer in own if offer.ram_gib is not None)
 
 
 def _machine_ram_gib(job: JobOffer) -> float | None:

@@ -31,6 +31,7 @@ from tunecast.model.parallel_scaling import (
     scaling_of,
 )
 from tunecast.model.phase_rates import phase_rates
+from tunecast.model.phases import full_runs
 from tunecast.model.priors import load_priors
 from tunecast.model.question import Question
 from tunecast.model.replay import is_replayed
@@ -146,7 +147,7 @@ def forecast(question: Question, target: Target) -> Forecast:
             *_merge_notes(question, run),
         ),
     )
-    result = replace(result, scaling=scaling, totals=training_totals(result, amount))
+    result = replace(result, scaling=scaling, totals=training_totals(result, amount, full_runs(question.whole_run)))
     return with_money(result, question, target, amount, factors=factors, timing=timing)
 
 

@@ -23,6 +23,7 @@ from tunecast.model.parallel import local_run
 from tunecast.model.plans import divisors
 from tunecast.model.question import Question
 from tunecast.model.resolve_experts import OF_AXOLOTL
+from tunecast.model.resolve_parallel import ZERO
 from tunecast.model.rows import held_run
 from tunecast.model.run import Run
 from tunecast.model.sharding import shard_gpus
@@ -202,12 +203,15 @@ def enough_parts(question: Question, target: Target, run: Run, least: float) -> 
 
 
 def more_gpus(run: Run) -> Iterator[dict[str, Any]]:
-    """Twice as many GPUs and so on with sharded weights, with as much less accumulation where it divides."""
-    gpus = 2 * run.num_gpus if run.sharding == "fsdp" else max(2, run.num_gpus)
+    """Twice as many GPUs and so on with sharded weights, with as much less accumulation where it divides: by FSDP, or
+    by DeepSpeed where it shards already, whose optimizer keeps fp32 copies that FSDP has only of fp32 weights."""
+    sharding = "zero3" if run.sharding in ZERO else "fsdp"
+    gpus = 2 * run.num_gpus if run.sharding == sharding else max(2, run.num_gpus)
     while gpus <= MOST_GPUS:
         steps, left = divmod(run.gradient_accumulation_steps * run.num_gpus, gpus)
-        fewer = {"gradient_accumulation_steps": steps} if steps and not left else {}
-        yield {"num_gpus": gpus, "sharding": "fsdp", **fewer}
+        wanted: dict[str, Any] = {"num_gpus": gpus, "sharding": sharding}
+        wanted |= {"gradient_accumulation_steps": steps} if steps and not left else {}
+        yield {name: value for name, value in wanted.items() if getattr(run, name) != value}
         gpus *= 2
 
 

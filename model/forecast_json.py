@@ -6,6 +6,7 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from tunecast.model.forecast import FORECAST_SCHEMA, Forecast, MemoryView
+from tunecast.model.parallel_offload import host_need_bytes
 from tunecast.model.run import Run
 from tunecast.model.units import gib
 from tunecast.model.value import Value
@@ -27,7 +28,10 @@ def forecast_to_dict(forecast: Forecast) -> dict[str, Any]:
         "executed_flops_per_step": forecast.executed_flops_per_step,
         "trainable_params": forecast.trainable_params,
         "total_params": forecast.total_params,
-        "memory": memory_to_dict(forecast.memory),
+        "memory": {
+            **memory_to_dict(forecast.memory),
+            "host_gib": gib(host_need_bytes(forecast.architecture, forecast.run)),
+        },
         "step_time_s": forecast.step_time_s.as_dict(),
         "tokens_per_s": forecast.tokens_per_s.as_dict(),
         "mfu": forecast.mfu,

@@ -16,7 +16,7 @@ from tunecast.model.interruptions import (
     with_proposed,
 )
 from tunecast.model.phase_rates import Rates
-from tunecast.model.phases import Phase, Work, full_runs, one_save_h
+from tunecast.model.phases import Phase, Work, full_runs, one_save_h, saves_asked
 from tunecast.model.terms import Cuts, Terms
 from tunecast.model.units import HOUR_S, MINUTE_S
 from tunecast.model.value import Value, total
@@ -48,6 +48,8 @@ class Interrupted:
     """Expected hours held; ends are at the ends of the phases and of the rate."""
     bare_h: Value
     """The same phases without interruptions and without checkpoints against them."""
+    asked_saves_h: float
+    """The checkpoints that ``save_steps`` asks for, which on demand are made as well."""
     usd_per_h: float
     on_demand_usd_per_h: float | None
 
@@ -76,8 +78,9 @@ class Interrupted:
 
     @property
     def on_demand_usd(self) -> float | None:
-        """The same run on demand, without checkpoints against interruptions."""
-        return None if self.on_demand_usd_per_h is None else self.on_demand_usd_per_h * self.bare_h.value
+        """The same run on demand, without checkpoints but those asked for by steps."""
+        rate = self.on_demand_usd_per_h
+        return None if rate is None else rate * (self.bare_h.value + self.asked_saves_h)
 
     def break_even_per_h(self) -> float | None:
         """Interruptions of one machine per hour from which on-demand is cheaper; None: it always is, or is unknown."""
@@ -135,6 +138,7 @@ def interrupted(here: Sequence[Phase], work: Work, rates: Rates, options: WholeR
         proposed=proposed,
         expected_h=Value(value=expected_h(job, rate), low=low, high=high),
         bare_h=Value(**bare),
+        asked_saves_h=saves_asked(work, options) * save.value,
         usd_per_h=terms.usd_per_h,
         on_demand_usd_per_h=terms.on_demand_usd_per_h,
     )

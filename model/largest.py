@@ -13,13 +13,14 @@ from typing import Any
 
 from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.architecture import Architecture
+from tunecast.model.file_spread import with_dtypes
 from tunecast.model.fits import LIKELY, TIGHT_BELOW, fit_probability, memory_view
 from tunecast.model.on_device import resolve_for, target_factors
 from tunecast.model.question import Question
 from tunecast.model.read_numbers import whole_number
 from tunecast.model.resolve_parallel import length_step
 from tunecast.model.rows import held_run, lays_flat
-from tunecast.model.run import Run
+from tunecast.model.run import BY_SPREAD, Run
 from tunecast.model.step_source import StepSource
 from tunecast.model.target import Target
 
@@ -103,8 +104,12 @@ def longest_sequence(
 
 
 def changed(question: Question, options: Options) -> Question:
-    """The question with these options in place of its own."""
-    return replace(question, options={**question.options, **options})
+    """The question with these options in place of its own; a training file's run in the dtypes that it has with their
+    sharding."""
+    asked = {**question.options, **options}
+    if "sharding" in options and BY_SPREAD in asked:
+        asked = with_dtypes(asked, options["sharding"])
+    return replace(question, options=asked)
 
 
 def question_that_fits(question: Question, target: Target, dimension: str) -> tuple[Question, str]:

@@ -50,7 +50,7 @@ def tiles_from(target: Target) -> int:
 def on_card(resolved: Resolved, architecture: Architecture, target: Target) -> Resolved:
     """The run with what Unsloth's loss reads off the card; any other run as it is.
 
-    Where nothing is free the run does not fit, and plenty stays assumed.
+    Where nothing is free the run does not fit, and is counted as if there were plenty.
     """
     run = resolved.run
     if run.loss_type not in UNSLOTH_LOSSES:
@@ -60,5 +60,4 @@ def on_card(resolved: Resolved, architecture: Architecture, target: Target) -> R
     most = CHUNK_BYTES[run.loss_type]
     budget = half if half is None or most is None else min(half, most)
     known = replace(run, loss_budget_bytes=budget, loss_tiles_from=tiles_from(target))
-    found = dict.fromkeys(("loss_tiles_from",) if budget is None else CARD_FIELDS, "stack-default")
-    return replace(resolved, run=known, origins={**resolved.origins, **found})
+    return replace(resolved, run=known, origins={**resolved.origins, **dict.fromkeys(CARD_FIELDS, "stack-default")})

@@ -24,6 +24,7 @@ from tunecast.model.phases import Work
 from tunecast.model.power import measured_power_w
 from tunecast.model.question import STORED_AS, Question
 from tunecast.model.rows import own_run, unpacked_rows
+from tunecast.model.run import Run
 from tunecast.model.run_work import forward_share, work_of
 from tunecast.model.target import Target
 from tunecast.model.terms import Terms, owned, rented
@@ -91,7 +92,7 @@ def with_money(
 
 def notes_of_offer(result: Forecast, offer: Mapping[str, Any] | None, *, network_given: bool) -> tuple[str, ...]:
     """What is to be said of an offer: that its machines or their network may be others than those that are timed, and
-    that its machine is too small for what goes to the host."""
+    that nobody says whether its machine has room for what goes to the host."""
     run, notes = result.run, offer_notes(offer)
     timed = -(-run.num_gpus // run.gpus_per_node)
     if offer is not None and offer["provider"] != "user" and timed > offer.get("instances", timed):
@@ -101,14 +102,16 @@ def notes_of_offer(result: Forecast, offer: Mapping[str, Any] | None, *, network
     unstated = offer is not None and offer["provider"] != "user" and offer.get("network_gbps") is None
     if unstated and timed > 1 and not network_given:
         notes += ("the offer's own network is not stated: ask whether it is the one that is timed",)
-    need, memory_gib = host_need_bytes(result.architecture, result.run), (offer or {}).get("ram_gib")
-    way = "--offload" if result.run.offload != "none" else f"--optim {result.run.optim}"
-    if memory_gib is None and need and offer is not None and offer["provider"] != "user":
-        return (*notes, f"the offer's host memory is not stated, and {way} puts {memory_text(need)} there: ask for it")
-    if has_room(offer or {}, need):
-        return notes
-    note = f"the offer's machine has {memory_gib:,.0f} GiB of host memory, and {way} puts {memory_text(need)} there"
-    return (*notes, f"{note}: take a larger machine")
+    need = host_need_bytes(result.architecture, run)
+    if need and offer is not None and offer["provider"] != "user" and offer.get("ram_gib") is None:
+        told = f"the offer's host memory is not stated, and {_way(run)} puts {memory_text(need)} there: ask for it"
+        return (*notes, told)
+    return notes
+
+
+def _way(run: Run) -> str:
+    """The option by which something of a run is in host memory."""
+    return "--offload" if run.offload != "none" else f"--optim {run.optim}"
 
 
 def _per_million(result: Forecast, price: Price | None, whole: WholeRun) -> Value | None:
@@ -129,6 +132,9 @@ def _unpriced(result: Forecast, question: Question, target: Target) -> str | Non
     book, num_gpus = question.price_book or shipped_book(), result.run.num_gpus
     if not book.by_gpu:
         return None  # who asks has a price already
+    need = host_need_bytes(result.architecture, result.run)
+    if need and candidate_prices(target.gpu.id, num_gpus, kinds, book=book, options=question.options):
+        return f"no price: no machine on offer has the {memory_text(need)} of host memory that {_way(result.run)} needs"
     offers = book.offers_for(target.gpu.id, num_gpus, kinds)
     return why_no_price(offers, question.options) if offers else _other_kinds(book, target.gpu.id, num_gpus, kinds[0])
 
@@ -155,7 +161,7 @@ def prices_of(result: Forecast, question: Question, target: Target) -> tuple[Pri
         target.gpu.id, result.run.num_gpus, kinds, book=question.price_book, options=question.options
     )
     need = host_need_bytes(result.architecture, result.run)
-    return tuple(price for price in found if has_room(price.offer, need)) or found
+    return tuple(price for price in found if has_room(price.offer, need))
 
 
 def cheapest_run(

@@ -276,11 +276,16 @@ def one_save_h(work: Work, rates: Rates) -> Value:
     )
 
 
+def saves_asked(work: Work, options: WholeRunOptions) -> float:
+    """Checkpoints that ``save_steps`` asks for."""
+    return 0.0 if options.save_steps is None else (work.steps // options.save_steps) * full_runs(options)
+
+
 def checkpoints(work: Work, step_s: Value, rates: Rates, options: WholeRunOptions) -> Phase | None:
     """A checkpoint every ``save_steps``; those against interruptions are counted in `interrupted`."""
     if options.save_steps is None or options.spot:
         return None
-    count = (work.steps // options.save_steps) * full_runs(options)
+    count = saves_asked(work, options)
     how = f"{count:,.0f} x {gigabytes(work.checkpoint_bytes)}"
     return at_rates("checkpoints", save_parts(count * work.checkpoint_bytes, work, rates), rates, how)
 

@@ -39,11 +39,11 @@ class TrainingTotals:
     days: float
 
 
-def training_totals(forecast: Forecast, amount: Amount | None) -> TrainingTotals | None:
-    """Totals of a forecast whose amount of data is known."""
+def training_totals(forecast: Forecast, amount: Amount | None, times: float = 1.0) -> TrainingTotals | None:
+    """Totals of a forecast whose amount of data is known, trained so many `times` (trials and repeats)."""
     if amount is None:
         return None
-    steps = amount.steps * amount.full_frac(forecast.run)
+    steps = amount.steps * amount.full_frac(forecast.run) * times
     tokens = steps * round(forecast.tokens_per_s.value * forecast.step_time_s.value)
     of_data = Value(value=1.0, low=amount.least, high=amount.most)
     hours = product(forecast.step_time_s.scaled(steps / HOUR_S), of_data)

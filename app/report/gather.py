@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from tunecast.sweep_result import Sweep
 
 Told = Callable[[str], None]
-CHOSEN_BY_RECOMMEND = ("num_gpus", "sharding", "tp", "pp", "cp", "deadline", "owned")
-"""Options of a single forecast that a recommendation chooses itself or does not take."""
+CHOSEN_BY_RECOMMEND = ("sharding", "tp", "pp", "cp", "deadline", "owned")
+"""Options of a single forecast that a recommendation chooses itself or does not take. Of the number of GPUs it has the
+global batch, and tries as many and fewer."""
 PLANNED = (
     "method", "num_gpus", "sharding", "per_device_train_batch_size", "gradient_accumulation_steps",
     "gradient_checkpointing",

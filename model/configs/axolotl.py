@@ -14,6 +14,7 @@ from tunecast.model.configs.common import (
     LORA_KERNELS,
     TOKENS_UNPADDED,
     check_four_bit,
+    check_one_half,
     copy_number,
     copy_word,
     loaded_bits,
@@ -166,6 +167,7 @@ def _four_bit(source: Source, draft: Draft) -> None:
 
 def _precision(source: Source, draft: Draft) -> None:
     """``bf16: auto`` is bf16 where the card has it; what the card lacks is settled with the device."""
+    check_one_half(source)
     bf16 = source.get("bf16")
     word = str(source.default("bf16") if bf16 is None else bf16).lower()
     stated = None if bf16 is None else "bf16"

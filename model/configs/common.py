@@ -173,6 +173,12 @@ def put_mixed_precision(draft: Draft, dtype: str, bf16: str | None, fp16: str | 
         draft.put("precision", dtype, bf16)
 
 
+def check_one_half(source: Source) -> None:
+    """Refuse both kinds of mixed precision, as ``TrainingArguments`` does."""
+    if source.on("fp16") and str(source.get("bf16")).strip().lower() == "true":
+        raise InputError(f"{source.name}: bf16 and fp16 exclude each other; keep one of them.")
+
+
 def check_four_bit(source: Source, draft: Draft, kind: str, theirs: str | None) -> None:
     """Set the 4-bit type; bitsandbytes has two."""
     if kind not in ("nf4", "fp4"):

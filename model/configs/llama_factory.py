@@ -10,6 +10,7 @@ from __future__ import annotations
 from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.configs.common import (
     check_four_bit,
+    check_one_half,
     copy_number,
     note_grouped,
     note_packed,
@@ -138,6 +139,7 @@ def _precision(source: Source, draft: Draft) -> None:
         if not full:
             draft.put("adapter_dtype", "bf16", "pure_bf16")
         return
+    check_one_half(source)
     fp16, bf16 = source.on("fp16"), source.on("bf16")
     loaded = "fp16" if fp16 else "bf16"
     draft.put("dtype", "fp32" if full else loaded, None if full or not (fp16 or bf16) else loaded)

@@ -13,6 +13,7 @@ from tunecast.catalogs.errors import InputError
 from tunecast.model.configs.common import (
     PACKED_NOTE,
     check_four_bit,
+    check_one_half,
     copy_number,
     dtype_word,
     loaded_bits,
@@ -124,6 +125,7 @@ def _precision(source: Source, draft: Draft) -> None:
             "TRL loads the base in float32 because the file has no dtype: 4 bytes per unquantized parameter; add "
             "dtype: bfloat16 to halve that."
         )
+    check_one_half(source)
     fp16 = source.on("fp16")
     bf16 = source.flag("bf16")
     stated, by_default = None if bf16 is None else "bf16", bool(source.default("bf16")) and not fp16

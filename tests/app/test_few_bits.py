@@ -77,6 +77,25 @@ def test_a_quantized_copy_is_told_from_its_base(name: str, typed: dict[str, Any]
     assert not any("holds the weights of" in note for note in own.notes)
 
 
+@pytest.mark.parametrize(
+    ("name", "run"),
+    [
+        ("unsloth/Meta-Llama-3.1-8B-bnb-4bit", ("qlora", "bnb-4bit", "nf4")),
+        ("TheBloke/Llama-2-7B-GPTQ", ("qlora", "gptq-4bit", None)),
+    ],
+)
+def test_a_quantized_copy_without_a_method_is_trained_as_it_is_stored(
+    name: str, run: tuple[str, str, str | None]
+) -> None:
+    (found,) = api.estimate(name, gpu="h100-sxm5-80gb")
+    assert (found.run.method, found.run.quant_method, found.run.bnb_4bit_quant_type) == run
+    assert found.run_origins["method"] == "assumed"
+    (note,) = [note for note in found.notes if "taken as --method qlora of it" in note]
+    assert note.startswith(name)
+    (wide,) = api.estimate(name, gpu="h100-sxm5-80gb", method="full")
+    assert wide.run.base_quantization is None
+
+
 FILES = {
     "llama-factory": "model_name_or_path: {name}\nstage: sft\nfinetuning_type: lora\ntemplate: llama3\nbf16: true\n",
     "trl": "model_name_or_path: {name}\nuse_peft: true\ndtype: bfloat16\n",

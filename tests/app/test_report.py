@@ -233,6 +233,20 @@ def test_a_recommended_run_in_the_batch_asked_does_not() -> None:
     assert "Global batch 8: from" in said
 
 
+def test_several_gpus_are_part_of_the_global_batch_that_is_recommended_for() -> None:
+    from tunecast.report.gather import gather
+
+    asked: dict[str, Any] = {"method": "full", "max_length": 1024, "tokens": "2M", "num_gpus": 16}
+    report = gather(MODEL, command="", gpu=GPUS[2], sharding="fsdp", **asked)
+    found = tunecast.recommend(MODEL, gpu=GPUS[2], **asked)
+    assert report.recommendation is not None
+    assert report.recommendation.batch == found.batch
+    assert found.batch.samples == 16
+    assert report.recommended is not None
+    assert found.cheapest is not None
+    assert report.recommended.cost_usd == found.cheapest.forecast.cost_usd
+
+
 def test_the_amount_shown_is_the_one_asked(files: tuple[Path, Path]) -> None:
     (field,) = re.findall(r'id="tokens"[^>]*value="([0-9.]+)"', files[0].read_text())
     assert field == "2000000"

@@ -16,8 +16,10 @@ from tunecast.catalogs.price_book import book_of
 from tunecast.catalogs.prices import load_prices
 from tunecast.model.architecture import Architecture
 from tunecast.model.architectures import load_architecture
+from tunecast.model.cost import has_room, most_gib_per_gpu
 from tunecast.model.estimate import forecast
 from tunecast.model.forecast import Forecast
+from tunecast.model.forecast_json import forecast_to_dict
 from tunecast.model.inventory import step_operations
 from tunecast.model.memory import memory_timeline, moment_parts
 from tunecast.model.parallel_offload import host_bytes_per_machine
@@ -210,15 +212,15 @@ def test_small_needs_of_the_host_have_digits(n_bytes: float, text: str) -> None:
     [
         ("optimizer", (64, 256, None), 256, None),
         ("optimizer", (64, None), None, "the offer's host memory is not stated, and --offload puts 120 GiB there"),
-        ("optimizer", (64,), 64, "the offer's machine has 64 GiB of host memory, and --offload puts 120 GiB there"),
+        ("optimizer", (64,), None, "no price: no machine on offer has the 120 GiB of host memory that --offload needs"),
         ("none", (64, 256, None), 64, None),
     ],
 )
 def test_a_machine_too_small_for_what_goes_to_the_host_is_not_taken_or_named(
     offload: str, rooms: tuple[int | None, ...], taken: int | None, told: str | None
 ) -> None:
-    """16 bytes per parameter of 8 billion are 120 GiB; offers dearer by 10 cents each. With no larger one the small is
-    priced, and named."""
+    """16 bytes per parameter of 8 billion are 120 GiB; offers dearer by 10 cents each. With no larger one nothing is
+    priced, and why is told."""
     (target,) = resolve_targets(["l40s-48gb"], {})
     (plain, *_) = (
         offer
@@ -234,10 +236,22 @@ def test_a_machine_too_small_for_what_goes_to_the_host_is_not_taken_or_named(
         architecture=load_architecture("meta-llama/Llama-3.1-8B"), options=options, price_book=book_of(offers)
     )
     found = forecast(question, target)
-    assert found.offer is not None
-    assert found.offer["ram_gib"] == taken
-    named = [note for note in found.notes if "host memory" in note and "the offer's" in note]
+    assert (found.offer or {}).get("ram_gib") == taken
+    assert (found.offer is None) == (rooms == (64,) and offload != "none")
+    named = [note for note in found.notes if "the offer's host memory" in note or note.startswith("no price:")]
     assert named == [] if told is None else named[0].startswith(told)
+    assert forecast_to_dict(found)["memory"]["host_gib"] == pytest.approx(120 if offload != "none" else 0, abs=1)
+
+
+def test_offers_that_tell_no_host_memory_have_no_more_than_others_of_theirs() -> None:
+    """405 billion parameters take 6.6 TiB: no machine of 8 GPUs has so much, though many say nothing of it."""
+    offer = {"provider": "host0", "ram_gib": None, "gpus_paid": 8, "instances": 1}
+    most = most_gib_per_gpu("host0")
+    assert 200 < most < 1000
+    assert has_room(offer, 8 * most * GIB)
+    assert not has_room(offer, 8.1 * most * GIB)
+    assert most_gib_per_gpu("runpod") < most
+    assert has_room({**offer, "provider": "user"}, 1e15)
 
 
 @pytest.mark.parametrize("sharding", ["zero1", "zero2", "zero3"])

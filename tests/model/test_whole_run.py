@@ -442,6 +442,20 @@ def test_save_steps_set_the_interval_unless_minutes_do() -> None:
     assert not by_steps.proposed
 
 
+def test_on_demand_instead_has_the_checkpoints_that_were_asked_for() -> None:
+    long = replace(WORK, steps=100_000)
+    offer = {"price": user_price(1.0, 1), "save_steps": 500}
+    spot = run(long, **offer, **SPOT).interruptions
+    plain = run(long, **offer, phase_min=SPOT["phase_min"])
+    assert spot is not None
+    assert plain.cost_usd is not None
+    same = replace(spot, on_demand_usd_per_h=1.0)
+    assert same.on_demand_usd == pytest.approx(plain.cost_usd.value)
+    without = run(long, price=user_price(1.0, 1), **SPOT).interruptions
+    assert without is not None
+    assert replace(without, on_demand_usd_per_h=1.0).on_demand_usd < same.on_demand_usd  # type: ignore[operator]
+
+
 def test_several_machines_are_interrupted_more_often() -> None:
     offer = {"provider": "user", "instances": 4}
     one = run(price=user_price(1.0, 1), **SPOT).interruptions

@@ -14,6 +14,7 @@ from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.architectures import load_architecture
 from tunecast.model.configs import RunFile, merge_options, read_config
 from tunecast.model.configs.frameworks import load_frameworks
+from tunecast.model.largest import changed
 from tunecast.model.memory import memory_timeline
 from tunecast.model.num_gpus import ways_for, with_count
 from tunecast.model.on_device import resolve_for
@@ -277,16 +278,18 @@ def test_plans_have_the_dtypes_that_the_file_has_with_their_sharding(
         assert (plan["dtype"], plan.get("master_dtype")) == (dtype, master)
 
 
-@pytest.mark.parametrize(
-    ("model", "sharding", "master"), [("Llama-3.2-1B", "ddp", None), ("Llama-3.1-70B", "fsdp", "fp32")]
-)
-def test_the_least_sharding_of_a_file_has_its_dtypes(read: Read, model: str, sharding: str, master: str | None) -> None:
+@pytest.mark.parametrize("model", ["Llama-3.2-1B", "Llama-3.1-70B"])
+def test_a_file_that_asks_for_no_sharding_trains_copies(read: Read, model: str) -> None:
+    """So it is launched, whether they fit or not; a sharding that is proposed has the file's dtypes with it."""
     found = read("trl", "dtype: bfloat16\nuse_peft: false\nper_device_train_batch_size: 1")
     options = merge_options(found, {"num_gpus": 8}).options
     (card,) = resolve_targets(["a100-sxm4-80gb"], {})
     question = Question(architecture=load_architecture(f"meta-llama/{model}"), options=options)
-    run = resolve_for(question, card).run
-    assert (run.sharding, run.dtype, run.master_dtype) == (sharding, "bf16", master)
+    found_run = resolve_for(question, card)
+    assert (found_run.run.sharding, found_run.run.dtype, found_run.run.master_dtype) == ("ddp", "bf16", None)
+    assert "--sharding not given: ddp, since the file asks for none" in found_run.notes
+    proposed = resolve_for(changed(question, {"sharding": "fsdp"}), card).run
+    assert (proposed.sharding, proposed.dtype, proposed.master_dtype) == ("fsdp", "bf16", "fp32")
 
 
 @pytest.mark.parametrize("files", [{}, {"deepspeed": zero(2)}, {"accelerate": accelerate("FSDP")}])

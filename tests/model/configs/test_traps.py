@@ -287,6 +287,13 @@ def test_9_four_and_eight_bits_exclude_each_other(read: Read) -> None:
         read("trl", "load_in_4bit: true\nload_in_8bit: true")
 
 
+@pytest.mark.parametrize("form", ["trl", "axolotl", "llama-factory"])
+def test_both_kinds_of_mixed_precision_are_refused(read: Read, form: str) -> None:
+    """As transformers' ``TrainingArguments`` refuses them."""
+    with pytest.raises(InputError, match="bf16 and fp16 exclude each other; keep one of them"):
+        read(form, "bf16: true\nfp16: true")
+
+
 @pytest.mark.parametrize(
     ("form", "lines", "dtype"),
     [
