@@ -151,13 +151,19 @@ def _without_absent(
     options: dict[str, Any], typed: Mapping[str, Any], architecture: Architecture, form: str
 ) -> tuple[str, ...]:
     """Take targets of a file that the model has not out of `options`, and say so: PEFT adapts the others."""
-    from tunecast.model.adapter_targets import targets_there
+    from tunecast.catalogs.errors import InputError
+    from tunecast.model.adapter_targets import MODULES_ALONE, adaptable_modules, targets_there
 
     names = options.get("lora_target_modules")
     if form not in BY_PEFT or isinstance(names, str | None) or typed.get("lora_target_modules") is not None:
         return ()
     there, absent = targets_there(architecture, names)
-    if not absent or not there:
+    if absent and not set(there) - {MODULES_ALONE}:
+        known = ", ".join(adaptable_modules(architecture))
+        raise InputError(
+            f"The file's adapter targets ({', '.join(absent)}) are no modules of {architecture.name}; it has {known}."
+        )
+    if not absent:
         return ()
     options["lora_target_modules"] = there
     return (f"PEFT passes over {', '.join(absent)}: {architecture.name} has no module of that name.",)

@@ -149,7 +149,9 @@ def origin_column(rows: Sequence[Forecast]) -> tuple[str, ...]:
 
 
 def verdict(forecast: Forecast) -> str:
-    """fits, tight, no; a dash when the card's usable memory is unknown."""
+    """fits, no, or tight with its probability; a dash when the card's usable memory is unknown."""
+    if forecast.verdict == "tight" and forecast.fit_probability is not None:
+        return f"tight {forecast.fit_probability:.0%}"
     return forecast.verdict or DASH
 
 

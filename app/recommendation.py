@@ -97,9 +97,10 @@ class Recommendation:
         untimed = next((rejected for rejected in self.rejected if rejected.reason == "time unknown"), None)
         if untimed is not None:
             return f"No card is left ({words}); {untimed.gpu} has room, but its step cannot be timed: {untimed.detail}"
+        smaller = "" if self.batch.samples == 1 else "a smaller --global-batch or "
         return (
-            f"No card is left ({words}); allow more GPUs (--max-gpus), a smaller --global-batch or --max-length, "
-            "or other offers."
+            f"No card is left ({words}); allow more GPUs (--max-gpus) or larger ones (--gpu all), {smaller}another "
+            "--method, a shorter --max-length, or other offers."
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -144,8 +144,30 @@ def _grid(ask: Ask, dimensions: Sequence[tuple[str, Sequence[Any]]], metric: str
         base=base,
         dimensions=tuple((name, tuple(values)) for name, values in dimensions),
         points=points,
-        notes=tuple(dict.fromkeys([*(f"not forecast: {at.why_not}" for at in refused), *followed(names, points)])),
+        notes=tuple(
+            dict.fromkeys(
+                [
+                    *(f"not forecast: {at.why_not}" for at in refused),
+                    *followed(names, points),
+                    *other_software(names, points),
+                ]
+            )
+        ),
     )
+
+
+def other_software(names: Sequence[str], points: Sequence[Point]) -> tuple[str, ...]:
+    """A note where runs that nobody gave a stack are of several."""
+    stacks: dict[str, list[str]] = {}
+    for at in points:
+        if at.forecast is not None:
+            where = " ".join(f"{name} {value}" for name, value in at.settings.items())
+            stacks.setdefault(at.forecast.run.stack, []).append(where)
+    if "stack" in names or len(stacks) < 2:
+        return ()
+    usual, *others = sorted(stacks, key=lambda stack: -len(stacks[stack]))
+    told = "; ".join(f"{stack} runs {', '.join(stacks[stack])}" for stack in others)
+    return (f"not all of these are the same software: {told}, and {usual} the rest; --stack N compares one",)
 
 
 def followed(names: Sequence[str], points: Sequence[Point]) -> tuple[str, ...]:

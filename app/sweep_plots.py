@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tunecast.catalogs.errors import InputError
 from tunecast.model.counts import parse_count
 from tunecast.plots import HEIGHT_IN, Series, check_plot_path, line_plot, new_figure, save_figure
-from tunecast.sweep_table import change, memory_gib, shown
+from tunecast.sweep_table import change, grid_mark, memory_gib, shown, starred
 
 if TYPE_CHECKING:
     from tunecast.sweep_result import Sweep
@@ -82,13 +82,12 @@ def _heat_map(found: Sweep, path: Path) -> Path:
     for i, at in enumerate(found.points):
         value = values[i]
         dark = value is not None and norm(value) < 0.6
-        star = "*" if at.forecast is not None and at.forecast.fits is False else ""
-        axes.text(i % width, i // width, shown(found, value) + star, ha="center", va="center", fontsize=8,
+        axes.text(i % width, i // width, shown(found, value) + grid_mark(at), ha="center", va="center", fontsize=8,
                   color="white" if dark else "black")  # fmt: skip
     axes.set_xticks(range(width), [str(value) for value in columns])
     axes.set_yticks(range(len(rows)), [str(value) for value in rows])
-    doubtful = any(at.forecast is not None and at.forecast.fits is False for at in found.points)
-    axes.set(title=_title(found), xlabel=across + ("   (* does not fit this card)" if doubtful else ""), ylabel=down)
+    marks = "; ".join(starred(found))
+    axes.set(title=_title(found), xlabel=across + (f"   ({marks})" if marks else ""), ylabel=down)
     figure.colorbar(image, ax=axes, label=found.metric.unit)
     return save_figure(figure, path)
 

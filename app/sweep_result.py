@@ -30,9 +30,9 @@ class Bar:
     """The metric there; None where this end does not exist or is refused."""
     base: float
     """The metric as asked."""
-    low_fits: bool | None = None
-    high_fits: bool | None = None
-    """Whether the run fits there; None where that is unknown or there is no such end."""
+    low_verdict: str | None = None
+    high_verdict: str | None = None
+    """``fits``, ``tight`` or ``no`` there; None where that is unknown or there is no such end."""
 
     @property
     def swing(self) -> float:

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunecast.catalogs.errors import InputError
+from tunecast.forecast_table import verdict
+from tunecast.model.fits import TIGHT_BELOW
 from tunecast.sweep_result import SCHEMA, Bar, Sweep
-from tunecast.sweeping import METRICS
+from tunecast.sweeping import METRICS, Point
 from tunecast.tables import DASH, digits, dollars, duration, keep_whole, plain_table, seconds
 
 if TYPE_CHECKING:
@@ -21,6 +23,13 @@ if TYPE_CHECKING:
 BAR_COLUMNS = 10
 """Characters of the widest bar of a tornado in a terminal."""
 DOES_NOT_FIT = "†"
+MAY_NOT_FIT = "~"
+MARKS = {"no": "*", "tight": MAY_NOT_FIT}
+"""What stands behind a figure of a grid by its verdict; of a tornado, whose stars say another thing, `DOES_NOT_FIT`."""
+MARKED = {
+    "no": "does not fit this card: computed as if it did",
+    "tight": f"may not fit, or hardly (less than {TIGHT_BELOW:.0%} likely)",
+}
 SLIM = 96
 """Columns below which both ends of an input stand under one another."""
 
@@ -58,8 +67,8 @@ def tornado_table(found: Sweep) -> Table:
             f"{bar.name}{' *' if bar.kind == 'uncertain' else ''}",
             bar.low_setting,
             bar.high_setting,
-            shown(found, bar.low) + no_fit(bar.low_fits),
-            shown(found, bar.high) + no_fit(bar.high_fits),
+            shown(found, bar.low) + no_fit(bar.low_verdict),
+            shown(found, bar.high) + no_fit(bar.high_verdict),
             drawn(bar, widest),
         )
     return keep_whole(_explained(table, found), shrinking="to")
@@ -71,11 +80,11 @@ def slim_tornado(found: Sweep) -> Table:
     widest = max((bar.swing for bar in moving), default=1.0)
     table = plain_table("input", "from, to", found.metric.title, "swing", right=(found.metric.title,))
     for bar in moving:
-        ends = ((bar.low, bar.low_fits), (bar.high, bar.high_fits))
+        ends = ((bar.low, bar.low_verdict), (bar.high, bar.high_verdict))
         table.add_row(
             f"{bar.name}{' *' if bar.kind == 'uncertain' else ''}",
             f"{bar.low_setting}\n{bar.high_setting}",
-            "\n".join(shown(found, value) + no_fit(fits) for value, fits in ends),
+            "\n".join(shown(found, value) + no_fit(verdict) for value, verdict in ends),
             drawn(bar, widest),
         )
     return keep_whole(_explained(table, found), shrinking="from, to")
@@ -84,17 +93,22 @@ def slim_tornado(found: Sweep) -> Table:
 def _explained(table: Table, found: Sweep) -> Table:
     """The table with what its marks mean, and what moves nothing."""
     still = [bar.name for bar in found.bars if bar.swing == 0]
-    over = any(False in (bar.low_fits, bar.high_fits) for bar in found.bars if bar.swing > 0)
-    does_not = f" {DOES_NOT_FIT} does not fit: computed as if it did." if over else ""
+    verdicts = {verdict for bar in found.bars if bar.swing > 0 for verdict in (bar.low_verdict, bar.high_verdict)}
+    does_not = "".join(f" {no_fit(verdict)} {words}." for verdict, words in MARKED.items() if verdict in verdicts)
     ends = "* not yours to choose: an 80% interval with all else as it is, or the median offer."
     table.caption = f"{ends}{does_not}{_without(still)}"
     table.caption_justify = "left"
     return table
 
 
-def no_fit(fits: bool | None) -> str:
-    """The mark of a value at which the run does not fit."""
-    return DOES_NOT_FIT if fits is False else ""
+def no_fit(verdict: str | None) -> str:
+    """The mark of a value at which the run does not fit, or may not."""
+    return DOES_NOT_FIT if verdict == "no" else MARKS.get(verdict or "", "")
+
+
+def grid_mark(at: Point) -> str:
+    """The same in a grid."""
+    return "" if at.forecast is None else MARKS.get(at.forecast.verdict or "", "")
 
 
 def _without(still: Sequence[str]) -> str:
@@ -112,24 +126,22 @@ def setting(value: object) -> str:
 
 
 def grid_table(found: Sweep) -> Table:
-    """One input down, the other across; a star where the run does not fit."""
+    """One input down, the other across, marked where the run does not fit or may not."""
     (down, rows), *rest = found.dimensions
     across, columns = rest[0] if rest else (found.metric.title, ("",))
     headers = [setting(value) if rest else across for value in columns]
     table = plain_table(f"{down} \\ {across}" if rest else down, *headers, right=tuple(headers))
     for i, row in enumerate(rows):
         cells = found.points[i * len(columns) : (i + 1) * len(columns)]
-        stars = ("*" if at.forecast is not None and at.forecast.fits is False else "" for at in cells)
-        table.add_row(
-            setting(row), *(f"{shown(found, found.value(at))}{s}" for at, s in zip(cells, stars, strict=True))
-        )
+        table.add_row(setting(row), *(f"{shown(found, found.value(at))}{grid_mark(at)}" for at in cells))
     return keep_whole(table)
 
 
 def starred(found: Sweep) -> list[str]:
-    """What a star of a grid means, where there is one."""
-    doubtful = any(at.forecast is not None and at.forecast.fits is False for at in found.points)
-    return ["* does not fit this card: computed as if it did"] if found.kind == "grid" and doubtful else []
+    """What the marks of a grid mean, where there are any."""
+    verdicts = {at.forecast.verdict for at in found.points if at.forecast is not None}
+    told = [f"{MARKS[verdict]} {words}" for verdict, words in MARKED.items() if verdict in verdicts]
+    return told if found.kind == "grid" else []
 
 
 def what_if_table(found: Sweep) -> Table:
@@ -147,7 +159,7 @@ def what_if_table(found: Sweep) -> Table:
         hours, cost = told.total_time_h, told.cost_usd
         table.add_row(
             str(at.settings["what if"]),
-            told.verdict or DASH,
+            verdict(told),
             f"{memory:.1f} {change(memory, base_memory):>5}",
             f"{digits(speed)} {change(speed, base.tokens_per_s.value):>5}",
             duration(hours.value) if hours else DASH,
@@ -176,7 +188,7 @@ def rows_of(found: Sweep) -> list[dict[str, Any]]:
             {
                 "input": bar.name, "kind": bar.kind, "from": bar.low_setting, "to": bar.high_setting,
                 "low_end": bar.low, "high_end": bar.high, "base": bar.base, "swing": bar.swing,
-                "low_fits": bar.low_fits, "high_fits": bar.high_fits,
+                "low_verdict": bar.low_verdict, "high_verdict": bar.high_verdict,
             }
             for bar in found.bars
         ]  # fmt: skip

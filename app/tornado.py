@@ -73,8 +73,8 @@ def tornado(ask: Ask, metric: str | None, told: Told | None = None) -> Sweep:
                 low=low[0],
                 high=high[0],
                 base=at_base,
-                low_fits=low[1],
-                high_fits=high[1],
+                low_verdict=low[1],
+                high_verdict=high[1],
             )
         )
     bars.sort(key=lambda bar: -bar.swing)
@@ -83,10 +83,10 @@ def tornado(ask: Ask, metric: str | None, told: Told | None = None) -> Sweep:
 
 def _metric_at(
     ask: Ask, settings: Mapping[str, Any], scales: Mapping[str, float], of: Callable[[Forecast], float | None]
-) -> tuple[float | None, bool | None]:
-    """The metric, and whether the run fits."""
+) -> tuple[float | None, str | None]:
+    """The metric, and the verdict on memory."""
     found = point(ask, settings, scales).forecast
-    return (None, None) if found is None else (of(found), found.fits)
+    return (None, None) if found is None else (of(found), found.verdict)
 
 
 def choice_ends(ask: Ask, base: Forecast) -> list[Ends]:

@@ -34,9 +34,10 @@ def joined(architecture: Architecture) -> Architecture:
 def joined_layer(architecture: Architecture, layer: Layer) -> Layer:
     """One layer; what is joined already stays."""
     if layer.attention.kind != "heads" or layer.mlp.kind != "dense":
+        has = "experts" if layer.mlp.kind != "dense" else "other heads"
         raise NotSupportedError(
             f"The joined projections of {' and '.join(STACKS)} are built for dense layers of plain heads, and "
-            f"{architecture.name} has others; use --stack hf-peft."
+            f"{architecture.name} has {has}; use --stack hf-peft, without --tp."
         )
     attention = layer.attention if layer.attention.fused else joined_attention(layer.attention)
     mlp = joined_mlp(layer.mlp) if layer.mlp.gated and len(layer.mlp.linears) == 3 else layer.mlp

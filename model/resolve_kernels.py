@@ -84,6 +84,11 @@ def without_autocast(fields: Fields) -> None:
     if len(given) == 1:
         other = "dtype" if given[0] == "precision" else "precision"
         fields.put(other, fields.values[given[0]], fields.origins[given[0]])
+    if given == ["dtype"] and fields.values["dtype"] == "fp32" and fields.origins["dtype"] == "cli":
+        fields.notes.append(
+            "Arithmetic is in fp32 too, as the weights decide it; a Trainer's bf16: true multiplies in 16 bits beside "
+            "fp32 weights: --precision bf16-autocast."
+        )
 
 
 def check_pure_precision(values: Mapping[str, Any]) -> None:

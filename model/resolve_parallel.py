@@ -15,6 +15,7 @@ from tunecast.model.resolve_shards import take_shards
 from tunecast.model.run import BUCKET_ELEMENTS
 from tunecast.model.stacks import built_choice, one_of, shardings_of
 from tunecast.model.stages import stage_layers
+from tunecast.model.step_count import TRAINERS
 from tunecast.model.trained import OWN_LOOPS
 
 CP_KINDS = ("ring", "ulysses")
@@ -91,6 +92,7 @@ def take_parallel(fields: Fields, architecture: Architecture, defaults: Mapping[
         fields.notes.append(FP32_GRADIENTS)
     check_pipeline(architecture, fields.values)
     note_stages(fields, architecture)
+    note_software(fields)
     check_context_parallel(architecture, fields.values)
     check_offload(fields.values)
 
@@ -219,6 +221,7 @@ def check_tensor_parallel(architecture: Architecture, values: Mapping[str, Any],
         raise NotSupportedError(
             f"--loss-type {values['loss_type']} over a vocabulary split by --tp is not built; use --loss-type nll."
         )
+    check_no_experts(architecture)
     megatron = architecture.model_type == MEGATRON_GPT
     for group in architecture.groups:
         attention, mlp = group.layer.attention, group.layer.mlp
@@ -246,6 +249,14 @@ def check_tensor_parallel(architecture: Architecture, values: Mapping[str, Any],
                 f"--tp {tp} does not divide the {attention.num_heads} heads, {attention.num_kv_heads} key-value heads "
                 f"and {mlp.intermediate_size} wide feed-forward of {architecture.name}; use a common divisor."
             )
+
+
+def check_no_experts(architecture: Architecture) -> None:
+    """Refuse by name to split experts over tensor-parallel GPUs."""
+    if any(group.layer.mlp.kind != "dense" for group in architecture.groups):
+        raise NotSupportedError(
+            f"Tensor parallelism of experts, as {architecture.name} has, is not built; use --tp 1 with --sharding fsdp."
+        )
 
 
 def check_pipeline(architecture: Architecture, values: Mapping[str, Any]) -> None:
@@ -287,6 +298,15 @@ def check_pipeline(architecture: Architecture, values: Mapping[str, Any]) -> Non
         raise InputError(
             f"--sharding {values['sharding']} reduces gradients at every micro-batch, which DeepSpeed refuses with "
             "--pp; use --sharding zero1, ddp or fsdp."
+        )
+
+
+def note_software(fields: Fields) -> None:
+    """Say that stages are no part of transformers' Trainer, whose code runs in them here."""
+    if fields.values["pp"] > 1 and fields.values["sharding"] in FSDP and fields.values["stack"] in TRAINERS:
+        fields.notes.append(
+            f"Stages beside FSDP are torchtitan's, and no part of the Trainer of --stack {fields.values['stack']}, "
+            "whose layers are counted in them: --stack torchtitan counts its own."
         )
 
 

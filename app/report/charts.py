@@ -124,8 +124,8 @@ def tornado(sweep: Sweep) -> str | None:
     for bar in moving:
         low, high = (bar.base if end is None else end for end in (bar.low, bar.high))
         kind = "choice" if bar.kind == "choice" else "unsure"
-        over = any(fits is False for fits in (bar.low_fits, bar.high_fits))
-        told = f"{shown(sweep, low)}{no_fit(bar.low_fits)} to {shown(sweep, high)}{no_fit(bar.high_fits)}"
+        over = "no" in (bar.low_verdict, bar.high_verdict)
+        told = f"{shown(sweep, low)}{no_fit(bar.low_verdict)} to {shown(sweep, high)}{no_fit(bar.high_verdict)}"
         told += " does not fit" if over else ""
         rows.append(svg.Row(label=bar.name[:32], low=low, high=high, told=told, kind=kind))
     title = f"What moves the {sweep.metric.title} of {sweep.base.gpu}"

@@ -74,7 +74,7 @@ def _cards(report: Report) -> str:
     cards = map(words.card_row, report.forecasts)
     rows = (
         (
-            c["gpu"], c["verdict"], c["memory"], _with_span(c["step"], c["step_span"]), c["speed"],
+            c["gpu"], c["verdict_words"], c["memory"], _with_span(c["step"], c["step_span"]), c["speed"],
             _with_span(c["time"], c["time_span"]), _with_span(c["cost"], c["cost_span"]), f"{c['offer']} {c['date']}",
         )
         for c in cards
@@ -119,7 +119,7 @@ def _catalog(report: Report) -> list[str]:
 
 
 def _tornado(report: Report) -> str:
-    from tunecast.sweep_table import DOES_NOT_FIT, no_fit, shown
+    from tunecast.sweep_table import DOES_NOT_FIT, MAY_NOT_FIT, no_fit, shown
 
     sweep = report.tornado
     rows = (
@@ -127,13 +127,13 @@ def _tornado(report: Report) -> str:
             bar.name,
             bar.kind,
             f"{bar.low_setting} to {bar.high_setting}",
-            shown(sweep, bar.low) + no_fit(bar.low_fits),
-            shown(sweep, bar.high) + no_fit(bar.high_fits),
+            shown(sweep, bar.low) + no_fit(bar.low_verdict),
+            shown(sweep, bar.high) + no_fit(bar.high_verdict),
         )
         for bar in sweep.bars
         if bar.swing > 0
     )
-    told = f"{DOES_NOT_FIT} does not fit there: computed as if it did.\n"
+    told = f"{DOES_NOT_FIT} does not fit there: computed as if it did; {MAY_NOT_FIT} may not fit.\n"
     return _table(("input", "kind", "from, to", f"{sweep.metric.title}, low end", "high end"), rows) + "\n" + told
 
 

@@ -134,7 +134,7 @@ def comparisons(report: Report, markup: Any) -> list[dict[str, Any]]:
 
 def grid_cells(grid: Sweep) -> dict[str, Any]:
     """The heat map as a table: figures first, colour beside."""
-    from tunecast.sweep_table import shown
+    from tunecast.sweep_table import grid_mark, shown
 
     (down, rows), (across, columns) = grid.dimensions
     values = [grid.value(at) for at in grid.points]
@@ -144,13 +144,11 @@ def grid_cells(grid: Sweep) -> dict[str, Any]:
     for i, name in enumerate(rows):
         cells = []
         for at, value in zip(grid.points[i * width :][:width], values[i * width :][:width], strict=True):
-            star = "*" if at.forecast is not None and at.forecast.fits is False else ""
             heat = 0.0 if not value or high == low else (math.log(value) - low) / (high - low)
-            cells.append({"words": shown(grid, value) + star, "colour": colour(heat)})
+            cells.append({"words": shown(grid, value) + grid_mark(at), "colour": colour(heat)})
         out.append({"name": name, "cells": cells})
-    caption = (
-        f"{grid.metric.title} on {charts.plan_name(grid.base)} by {down} (down) and {across} (across); * does not fit"
-    )
+    plan = charts.plan_name(grid.base)
+    caption = f"{grid.metric.title} on {plan} by {down} (down) and {across} (across); * does not fit, ~ may not"
     return {"caption": caption, "corner": f"{down} \\ {across}", "columns": columns, "rows": out}
 
 

@@ -6,6 +6,8 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from tunecast.forecast_table import verdict
+from tunecast.model.fits import LIKELY
 from tunecast.model.value import total
 from tunecast.report.charts import plan_name, span, time_span
 from tunecast.run_line import checkpointing_word, run_line, sharding_words
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 
 SETS_BATCH = "; --global-batch N sets it"
 SETS_BATCH_HERE = "; `tunecast recommend --global-batch N` sets it"
-VERDICT_WORDS = {"fits": "It fits", "tight": "It may just fit"}
+VERDICT_WORDS = {"fits": "It fits"}
 ORIGIN_WORDS = {
     "measured": "measured on this device",
     "reference": "measured on another device",
@@ -37,6 +39,9 @@ def answer(report: Report) -> str:
     best = report.best
     if best.verdict == "no":
         return f"It does not fit {plan_name(best)}: {need_words(best)}; time and cost below are as if it did."
+    if best.verdict == "tight" and best.fit_probability is not None:
+        likely = "It fits, but tightly" if best.fit_probability >= LIKELY else "It may not fit"
+        return f"{likely} (probability {best.fit_probability:.0%}): {plan_words(best)}."
     return f"{VERDICT_WORDS.get(best.verdict or '', 'Perhaps it fits')}: {plan_words(best)}."
 
 
@@ -140,6 +145,7 @@ def card_row(forecast: Forecast) -> dict[str, Any]:
         "gpu": plan_name(forecast),
         "anchor": f"card-{forecast.gpu}",
         "verdict": forecast.verdict or DASH,
+        "verdict_words": verdict(forecast),
         "memory": f"{gib_text(memory.value)} of {gib_text(forecast.memory.usable_bytes)}",
         "memory_value": memory.value,
         "step": seconds(forecast.step_time_s.value),

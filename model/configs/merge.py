@@ -20,7 +20,7 @@ from tunecast.model.resolve_parallel import ZERO
 from tunecast.model.rows import ROWS_PACKED, packing_of, says_lengths
 from tunecast.model.run import BY_SPREAD, MESH
 from tunecast.model.sharding import FSDP
-from tunecast.model.stacks import built_stack
+from tunecast.model.stacks import built_stack, load_stacks, stack_defaults
 
 AMOUNTS = ("tokens", "num_samples", "max_steps", "dataset")
 REPEATING = ("trl", "llama-factory")
@@ -58,6 +58,7 @@ def merge_options(run_file: RunFile, typed: Mapping[str, Any]) -> Merged:
     notes = _rows_notes(notes, options | given, run_file)
     notes += _drop_replaced(options, given, run_file)
     notes += _drop_unfit(options, given, run_file)
+    notes += _of_other_stack(options, given, run_file)
     notes = _settle(notes, options, given, run_file)
     if run_file.mesh is not None and not {"sharding", "dp_shard_size"} & given.keys():
         options[MESH] = run_file.mesh
@@ -137,6 +138,28 @@ def _drop_replaced(options: dict[str, Any], given: Mapping[str, Any], run_file: 
     own, typed = _kernels_of(options), given.get("fused_kernels")
     told = [] if not own or typed in (None, own) else [f"--fused-kernels {typed} replaces those of the file: {own}."]
     return told + _drop_amounts(options, given, run_file)
+
+
+def _of_other_stack(options: Mapping[str, Any], given: Mapping[str, Any], run_file: RunFile) -> list[str]:
+    """What of the file's framework stays beside a typed stack, whose own defaults are others."""
+    stack = given.get("stack")
+    if stack is None or stack == options.get("stack") or stack not in load_stacks():
+        return []
+    method = str(given.get("method") or options.get("method") or ASSUMED["method"])
+    own = stack_defaults(str(stack), method)
+    theirs = {
+        name: (options[name], own[name])
+        for name in own
+        if name in options and name not in given and run_file.origins.get(name) == "stack-default"
+    }
+    kept = [
+        f"--{name.replace('_', '-')} {value} ({stack}: {instead})"
+        for name, (value, instead) in theirs.items()
+        if str(value) != str(instead)
+    ]
+    if not kept:
+        return []
+    return [f"Defaults of {run_file.format} stay beside --stack {stack}, whose own are others: {'; '.join(kept)}."]
 
 
 def _kernels_of(options: Mapping[str, Any]) -> str:

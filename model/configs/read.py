@@ -176,8 +176,7 @@ def _says(source: Source, field: str) -> str:
 def _strange(source: Source, draft: Draft, chosen: str) -> set[str]:
     """Fields that look like slips or that the framework does not have; each gets a note."""
     slips, known = dict(source.misspelt()), known_fields(chosen)
-    for field, meant in slips.items():
-        draft.note(f"{field} is read by nothing here: is {meant} meant?")
+    draft.notes[:0] = [f"{field} is read by nothing here: is {meant} meant?" for field, meant in slips.items()]
     left = (field for field in source.unread() if field not in slips)
     unknown = [] if known is None else [field for field in left if field.split(".")[0] not in known]
     if unknown:

@@ -15,6 +15,9 @@ from tunecast.catalogs.errors import InputError
 SHORTEST_NAME = 5
 """Letters of a name below which a likeness says nothing: fp16 and bf16 are both fields."""
 SLIP_LETTERS = 2
+"""Letters of the one place in which a slip may differ."""
+ENDING_LETTERS = 4
+"""Letters of an ending without which two names are the same: ``gradient_checkpoint``, ``lora_rank``."""
 _WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
@@ -154,9 +157,12 @@ def _leaves(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def _is_slip(typed: str, meant: str) -> bool:
-    """Whether two names differ in one place, by two letters at most."""
+    """Whether two names differ in one place, by two letters at most, or one word of theirs has another ending."""
     if typed == meant or min(len(typed), len(meant)) < SHORTEST_NAME:
         return False
+    short, long = sorted((typed, meant), key=len)
+    if long.startswith(short) and 0 < len(long) - len(short) <= ENDING_LETTERS and "_" not in long[len(short) :]:
+        return True
     start = _alike(typed, meant)
     end = _alike(typed[start:][::-1], meant[start:][::-1])
     return max(len(typed), len(meant)) - start - end <= SLIP_LETTERS

@@ -27,7 +27,7 @@ def completed(line: str) -> list[str]:
         ("tunecast estimate meta-llama/Llama-3.1-7", {"meta-llama/Llama-3.1-70B"}),
         ("tunecast estimate x --method q", {"qlora"}),
         ("tunecast estimate x --stack uns", {"unsloth"}),
-        ("tunecast estimate x --optim adamw_torch", {"adamw_torch", "adamw_torch_fused"}),
+        ("tunecast estimate x --optim adamw_torch_f", {"adamw_torch_fused"}),
         ("tunecast recommend x --gpu h100-sxm", {name for name in load_gpus() if name.startswith("h100-sxm")}),
         ("tunecast sweep x --metric cost", {"cost", "cost-per-million"}),
         ("tunecast recommend x --provider runp", {"runpod"}),

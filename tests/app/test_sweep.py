@@ -24,9 +24,9 @@ from tunecast.cli.options_whole_run import WHOLE_RUN
 from tunecast.cli.program import program
 from tunecast.model.factors import FactorSet
 from tunecast.model.flops import model_flops_per_step
-from tunecast.sweep import ANALYSES, sizes, sweep
-from tunecast.sweep_table import rows_of, setting
-from tunecast.sweeping import Ask, forecast_of
+from tunecast.sweep import ANALYSES, other_software, sizes, sweep
+from tunecast.sweep_table import grid_mark, rows_of, setting, starred
+from tunecast.sweeping import Ask, Point, forecast_of
 from tunecast.swept_inputs import NUMBER, SWITCH, TEXT, WHOLE, parse_over, sweepable
 from tunecast.tornado import fitted_log_sd
 
@@ -269,6 +269,33 @@ def test_checkpointing_that_follows_from_the_sweep_is_told() -> None:
     assert note.endswith("on with recompute_attention False and off with recompute_attention True")
     assert not sweep(MODEL, gpu=GPU, over=over, gradient_checkpointing=False, **RUN).notes
     assert not sweep(MODEL, gpu=GPU, over=["gradient_checkpointing=true,false"], **RUN).notes
+
+
+def test_runs_that_may_not_fit_are_marked() -> None:
+    over = ["per_device_train_batch_size=3,4,5"]
+    found = sweep("Qwen/Qwen3-8B", gpu="rtx-4090-24gb", over=over, metric="memory", method="qlora", max_length=2048)
+    verdicts = [at.forecast.verdict for at in found.points if at.forecast is not None]
+    assert verdicts == ["fits", "tight", "no"]
+    assert [grid_mark(at) for at in found.points] == ["", "~", "*"]
+    assert starred(found) == [
+        "* does not fit this card: computed as if it did",
+        "~ may not fit, or hardly (less than 90% likely)",
+    ]
+
+
+def test_a_sweep_over_layouts_says_whose_software_runs_them() -> None:
+    """Splits of layers are Megatron's where nobody gives a stack, and DeepSpeed's copies beside them the Trainer's."""
+    points = [
+        Point(settings={"tp": tp}, forecast=forecast_of(Ask(model=MODEL, gpu="h100-sxm5-80gb", options=options), {}))
+        for tp, options in (
+            (1, {"method": "full", "num_gpus": 8, "sharding": "zero1"}),
+            (2, {"method": "full", "num_gpus": 8, "sharding": "zero1", "tp": 2}),
+        )
+    ]
+    (note,) = other_software(["tp"], points)
+    assert "megatron runs tp 2" in note or "hf-peft runs tp 1" in note
+    assert other_software(["tp", "stack"], points) == ()
+    assert other_software(["tp"], points[:1]) == ()
 
 
 def test_attention_recomputed_alone_is_beside_whole_layers_in_a_what_if_only() -> None:

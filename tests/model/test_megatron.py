@@ -220,5 +220,5 @@ def test_who_splits_layers_and_names_no_stack_gets_megatrons(options: dict[str, 
 def test_a_model_that_megatron_is_not_built_for_keeps_the_plain_code() -> None:
     asked = read_asked("mistralai/Mixtral-8x7B-v0.1", {**SPLIT, "pp": 2})
     assert "stack" not in asked.options
-    with pytest.raises(NotSupportedError, match=r"built for dense layers .* has others; use --stack hf-peft\."):
+    with pytest.raises(NotSupportedError, match=r"built for dense layers .* has experts; use --stack hf-peft"):
         read_asked("mistralai/Mixtral-8x7B-v0.1", {**SPLIT, "pp": 2, "stack": "megatron"})

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from tunecast.asked import ignored_notes
+from tunecast.asked import ignored_notes, read_asked
 from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.architectures import architecture_from_config, load_architecture
 from tunecast.model.configs import read_config
@@ -21,6 +22,8 @@ EXAMPLES = Path(__file__).resolve().parents[3] / "docs" / "examples"
         ("axolotl.yml", "gradient_accumulation_steps:", "gradient_acumulation_steps:"),
         ("llama-factory.yaml", "cutoff_len:", "cutof_len:"),
         ("trl.yaml", "use_peft:", "use_pefft:"),
+        ("trl.yaml", "lora_r:", "lora_rank:"),
+        ("axolotl.yml", "gradient_checkpointing:", "gradient_checkpoint:"),
     ],
 )
 def test_a_slip_in_a_name_is_told_with_what_is_meant(tmp_path: Path, example: str, right: str, wrong: str) -> None:
@@ -52,6 +55,15 @@ def test_a_field_that_trl_does_not_have_stands_apart_from_those_that_change_noth
     assert "No fields of TRL, as far as is recorded: foo_bar." in found.notes
     assert "foo_bar" not in found.ignored
     assert "logging_steps" in found.ignored
+
+
+@pytest.mark.parametrize("targets", ["q_prj", "q_prj,v_prj"])
+def test_targets_that_no_module_has_are_named(tmp_path: Path, targets: str) -> None:
+    path = tmp_path / "llama-factory.yaml"
+    text = (EXAMPLES / "llama-factory.yaml").read_text(encoding="utf-8")
+    path.write_text(re.sub(r"lora_target: .*", f"lora_target: {targets}", text), encoding="utf-8")
+    with pytest.raises(InputError, match=r"targets \(q_prj.*\) are no modules of .*; it has q_proj"):
+        read_asked(str(path), {})
 
 
 def test_every_ignored_field_is_named() -> None:
