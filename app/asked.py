@@ -152,7 +152,8 @@ def _without_absent(
 ) -> tuple[str, ...]:
     """Take targets of a file that the model has not out of `options`, and say so: PEFT adapts the others."""
     from tunecast.catalogs.errors import InputError
-    from tunecast.model.adapter_targets import MODULES_ALONE, adaptable_modules, targets_there
+    from tunecast.model.adapter_targets import adaptable_modules, targets_there
+    from tunecast.model.peft_targets import MODULES_ALONE
 
     names = options.get("lora_target_modules")
     if form not in BY_PEFT or isinstance(names, str | None) or typed.get("lora_target_modules") is not None:

@@ -17,7 +17,7 @@ AROUND_THE_RUN = {
     "dataset": TEXT, "packing": SWITCH, "group_by_length": SWITCH, "padding_free": SWITCH,
     "bytes_per_token": NUMBER, "streaming": SWITCH,
     "dataloader_num_workers": WHOLE, "internode_gbps": NUMBER, "nvlink": SWITCH, "p2p": SWITCH,
-    "serial_fraction": NUMBER,
+    "host_update_gb_per_s": NUMBER, "serial_fraction": NUMBER,
     "usd_per_gpu_hour": NUMBER, "achieved_tflops": NUMBER,
 }  # fmt: skip
 """Options that are no field of a run or of what is around it."""

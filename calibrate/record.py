@@ -40,6 +40,8 @@ class ProtocolPart(_Strict):
 
     version: int
     mode: str
+    resumed_trials: int = 0
+    """Trials that were measured before the calibration was interrupted, and kept."""
 
 
 class MemoryPart(_Strict):

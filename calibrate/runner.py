@@ -85,6 +85,7 @@ def calibrate(
     if not fresh:
         partial.resume()
     partial.start()
+    kept = sum(spec.key in partial.trials for spec in plan)
     require_steps(device)
     started_s = time.monotonic()
     limits = budget(hardware, mode)
@@ -97,7 +98,7 @@ def calibrate(
         "tunecast": software.get("tunecast"),
         "created_at": utc_now(),
         "duration_s": time.monotonic() - started_s,
-        "protocol": {"version": PROTOCOL_VERSION, "mode": mode},
+        "protocol": {"version": PROTOCOL_VERSION, "mode": mode, "resumed_trials": kept},
         "hardware": asdict(hardware),
         "software": software,
         "trials": trials,

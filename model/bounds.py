@@ -54,6 +54,7 @@ WHOLE: Mapping[str, int] = {
 REAL: Mapping[str, tuple[float, float]] = {
     "num_train_epochs": (1e-6, MEGA),
     "internode_gbps": (1e-3, MEGA),
+    "host_update_gb_per_s": (1e-3, MEGA),
     "mean_tokens": (1.0, GIGA),
     "bytes_per_token": (1e-3, MEGA),
 }

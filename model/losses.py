@@ -24,6 +24,12 @@ CHUNKED_NOTE = (
 )
 """What to know about TRL's ``chunked_nll``; other frameworks' chunks are their own."""
 
+FULL_NOTE = (
+    "TRL since 1.15 makes tiles of the logits whatever loss_type says, and this run holds them whole: leave "
+    "--loss-type out, or name the version that it is of (--stack-version 1.14)."
+)
+"""Of ``nll`` asked for beside today's TRL."""
+
 Head = Callable[[Tensor], Tensor]
 """The output head: rows of the hidden state to rows of logits."""
 

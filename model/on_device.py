@@ -91,7 +91,7 @@ def job_factors(
 ) -> FactorSet:
     """All factors of a job on this device: its own, those of the links it needs and of the host it offloads to."""
     linked = with_network(target_factors(target, run), run, target.gpu, options or {})
-    return with_host(linked, architecture, run, target.gpu)
+    return with_host(linked, architecture, run, target.gpu, options=options or {})
 
 
 def resolve_for(question: Question, target: Target) -> Resolved:

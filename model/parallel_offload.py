@@ -28,11 +28,14 @@ from tunecast.model.memory_static import root_weight_bytes
 from tunecast.model.offloaded_gradients import SENT_BYTES, sent_bytes_per_param
 from tunecast.model.operation import Kind, Operation, Phase
 from tunecast.model.priors import load_priors, pcie_bytes_per_s
+from tunecast.model.read_numbers import number_above_zero
 from tunecast.model.run import Run
 from tunecast.model.sharding import ZERO, holds_whole, one_layer_bytes, root_trained_bytes, shard_gpus
 from tunecast.model.trained import trained_dtype, trained_tensors
-from tunecast.model.units import DTYPE_BYTES, memory_text
+from tunecast.model.units import DTYPE_BYTES, GIGA, memory_text
 
+HOST_RATE = "host_update_gb_per_s"
+"""Option that states how many bytes of host memory the update of one machine moves: its memory bandwidth at most."""
 OFFLOAD_FACTORS = ("pcie_bytes_per_s", "host_update_bytes_per_s")
 DEEPSPEED = (*ZERO, "none")
 """Shardings that keep fp32 masters; on one GPU only DeepSpeed offloads, by the rules of its stages 2 and 3."""
@@ -184,10 +187,11 @@ def with_host(
     gpu: Gpu | None,
     *,
     reached: Mapping[str, float] | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> FactorSet:
     """The factors with those of the host, where something lives in it; PCIe reaches what the link does (assumed).
 
-    `reached` is that part; None: the shipped priors'.
+    `reached` is that part; None: the shipped priors'. `options` may state the rate of the host's update.
     """
     if gpu is None or (run.offload == "none" and not run.paged_bytes):
         return factors
@@ -206,8 +210,14 @@ def with_host(
         return replace(factors, factors={**factors.factors, **added})
     known = host_facts()["update_bytes_per_s"]
     added["host_update_bytes_per_s"] = Factor(**{k: known[k] for k in ("value", "low", "high", "unit", "origin")})
+    given = (options or {}).get(HOST_RATE)
+    if given is not None:
+        rate = number_above_zero("--host-update-gb-per-s", given, "100") * GIGA
+        added["host_update_bytes_per_s"] = Factor(value=rate, low=rate, high=rate, unit="B/s", origin="given")
     need = memory_text(host_bytes_per_machine(architecture, run))
     note = f"offloaded: each machine needs {need} of host memory for it, and its processors do the update"
     if updates_by_operation(run):
         note += f", in {SEPARATE_PASSES} passes over it ({FUSED_PASSES} with --optim adamw_torch_fused)"
+    if given is None:
+        note += f", at {known['value'] / GIGA:.0f} GB/s, whatever the machine (--host-update-gb-per-s)"
     return replace(factors, factors={**factors.factors, **added}, notes=(*factors.notes, note))

@@ -23,7 +23,8 @@ BESIDE_STEPS = (
 )  # fmt: skip
 """What a training file may say that a step of one GPU does not depend on."""
 RUN_OPTIONS_ELSEWHERE = (
-    *BESIDE_STEPS, "bytes_per_token", "internode_gbps", "internode_of", "nvlink", "p2p", "serial_fraction",
+    *BESIDE_STEPS, "bytes_per_token", "internode_gbps", "internode_of", "host_update_gb_per_s", "nvlink", "p2p",
+    "serial_fraction",
 )  # fmt: skip
 
 

@@ -22,7 +22,7 @@ from tunecast.model.joined import STACKS
 from tunecast.model.litgpt import is_litgpt
 from tunecast.model.litgpt_head import CHUNK_TOKENS as LITGPT_CHUNK_TOKENS
 from tunecast.model.loss_chunks import head_uses
-from tunecast.model.losses import CHUNKED_NOTE
+from tunecast.model.losses import CHUNKED_NOTE, FULL_NOTE
 from tunecast.model.other_names import what_to_type
 from tunecast.model.peft_targets import LEFT_TO_PEFT, LINEAR_MODULES, OWN_ALL_LINEAR, peft_targets
 from tunecast.model.read_numbers import whole_number
@@ -264,6 +264,9 @@ def _software(fields: _Fields, defaults: Mapping[str, Any]) -> None:
         fields.values["stack"] == "trl" or fields.origins["loss_type"] == "cli"
     ):
         fields.notes.append(CHUNKED_NOTE)
+    tiles = fields.values["stack"] == "trl" and defaults.get("token_metrics", "none") == "none"
+    if tiles and fields.values["loss_type"] == "nll" and fields.origins["loss_type"] == "cli":
+        fields.notes.append(FULL_NOTE)
     if fields.values["optim"].startswith("paged") and fields.given.get("offload") in (None, "none"):
         fields.notes.append(
             "Paged moments of the optimizer live in managed memory: they fill GPU memory that is free and leave when "

@@ -15,7 +15,7 @@ from tunecast.model.links import OF_HOST, PAGING, communication_seconds, crosses
 from tunecast.model.operation import Kind, Operation
 from tunecast.model.paging import paged_state_bytes
 from tunecast.model.parallel_network import NETWORK_FACTORS, can_be_bridged
-from tunecast.model.parallel_offload import OFFLOAD_FACTORS, PAGING_WAYS
+from tunecast.model.parallel_offload import HOST_RATE, OFFLOAD_FACTORS, PAGING_WAYS
 from tunecast.model.priors import VISITS
 from tunecast.model.question import Question
 from tunecast.model.read_numbers import number_above_zero
@@ -213,6 +213,8 @@ def unused_notes(run: Run, target: Target, question: Question) -> tuple[str, ...
         found.append("--dataloader-num-workers changes nothing: without --streaming data are tokenized before training")
     if options.get("internode_gbps") is not None and run.num_gpus <= run.gpus_per_node:
         found.append(f"--internode-gbps changes nothing: one machine of {run.gpus_per_node} GPUs is enough")
+    if options.get(HOST_RATE) is not None and run.offload == "none":
+        found.append("--host-update-gb-per-s changes nothing: without --offload no host updates anything")
     return (*found, *unused_layout(run, question))
 
 

@@ -72,9 +72,10 @@ ABOUT = (
     "vocabulary has. On the same day peaks of rows KI, QC and QK, of their authors' own loops over a 4-bit base, were "
     "seen to be 25 to 91% above the forecast: by their code, not by a cell, they prepare the base as PEFT's guide "
     "does, all else in fp32, and keep the model's output. Such loops are read so since. These peaks are 1 to 18% off "
-    "with it, QC-002 is 7% fast instead of 39%, and they are not blind for it. Of the ninth, collected on the same day, "
-    "14 of 78 rows are read, all of one source (JB: full fine-tuning of 8B under ZeRO-3, median 12.6%, all too fast, 10 "
-    "inside); nothing was added for it: 26 others are of low confidence, and the rest are own loops around own models."
+    "with it, QC-002 is 7% fast instead of 39%, and they are not blind for it. Of the ninth, collected on the same "
+    "day, 14 of 78 rows are read, all of one source (JB: full fine-tuning of 8B under ZeRO-3, median 12.6%, all too "
+    "fast, 10 inside); nothing was added for it: 26 others are of low confidence, and the rest are own loops around "
+    "own models."
 )
 COLLECTIONS = {
     "P": "first", "R": "first", "S": "second", "W": "second", "Z": "third", "Y": "fourth", "X": "fifth", "U": "sixth",

@@ -51,4 +51,15 @@ def calibrate(
     if as_json:
         print_json(comparison.as_dict())
         return
-    show(catalog_table(comparison), f"record: {path}")
+    show(catalog_table(comparison), *resumed_words(path), f"record: {path}")
+
+
+def resumed_words(path: Path) -> list[str]:
+    """That some of a record's trials are of a calibration that was interrupted."""
+    from tunecast.calibrate.record import read_record
+
+    record = read_record(path)
+    kept = record["protocol"].get("resumed_trials", 0)
+    if not kept:
+        return []
+    return [f"{kept} of {len(record['trials'])} trials are of an interrupted calibration; --fresh measures all again."]

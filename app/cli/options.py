@@ -188,6 +188,9 @@ PARALLEL: Group = {
     "offload": _machine(str, "What lives in host memory.", metavar="none|optimizer|all"),
     "gpus_per_node": _machine(int, "GPUs of one machine.", metavar="N"),
     "internode_gbps": _machine(float, "Network of one machine, Gbit/s.", metavar="X"),
+    "host_update_gb_per_s": _machine(
+        float, "Host memory that the offloaded update moves, GB/s of one machine.", metavar="X"
+    ),
     "nvlink": _machine(bool, "Cards are joined by NVLink bridges (default: not, over PCIe).", "--nvlink/--no-nvlink"),
     "p2p": _machine(bool, "Cards read each other's memory over PCIe (default: not GeForce).", "--p2p/--no-p2p"),
     "serial_fraction": _machine(float, "Adds Amdahl's classic estimate for this serial fraction.", metavar="X"),

@@ -97,6 +97,7 @@ def test_words_for_numbers_are_refused_by_name(name: str, tmp_path: Path) -> Non
     reading: dict[str, dict[str, Any]] = {
         "max_steps": {},
         "bytes_per_token": {"dataset": str(data)},
+        "host_update_gb_per_s": {"num_gpus": 16, "sharding": "zero3", "offload": "all"},
         "gptq_group_size": {"method": "qlora", "quant_method": "gptq-4bit"},
     }
     around = reading.get(name, {"tokens": "1M", "num_gpus": 16, "sharding": "fsdp"})

@@ -105,6 +105,7 @@ NODES = SPLIT | {
     "--no-p2p",
     "--serial-fraction",
     "--gpus-per-node",
+    "--host-update-gb-per-s",
     "--internode-gbps",
 }
 NODES |= {"--sync-each-micro-batch", "--no-sync-each-micro-batch"}

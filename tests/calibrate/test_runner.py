@@ -16,6 +16,7 @@ from tunecast.calibrate.plan import STORAGE_BENCHES, calibration_plan
 from tunecast.calibrate.record import read_record
 from tunecast.calibrate.runner import calibrate
 from tunecast.catalogs.errors import DeviceError, InputError, TunecastError
+from tunecast.cli.calibrate import resumed_words
 
 PLAN = calibration_plan(HARDWARE, "quick")
 RUNNABLE = [spec.key for spec in PLAN if spec.bench != "checkpoint"]
@@ -54,7 +55,7 @@ def test_one_record_with_every_trial_and_nothing_else(tmp_path):
     record = read_record(path)
     assert device.asked == RUNNABLE
     assert [trial["id"] for trial in record["trials"]] == list(range(len(PLAN)))
-    assert record["protocol"] == {"version": runner.PROTOCOL_VERSION, "mode": "quick"}
+    assert record["protocol"] == {"version": runner.PROTOCOL_VERSION, "mode": "quick", "resumed_trials": 0}
     assert record["fitted"] is None
     assert record["flags"] == []
 
@@ -92,6 +93,11 @@ def test_interrupted_it_keeps_the_partial_and_resumes(tmp_path, failure, error):
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
     whole = read_record(calibrated(ScriptedDevice(), tmp_path / "other"))
     assert read_record(path)["trials"] == whole["trials"]
+    assert read_record(path)["protocol"]["resumed_trials"] == 10
+    assert resumed_words(path) == [
+        f"10 of {len(whole['trials'])} trials are of an interrupted calibration; --fresh measures all again."
+    ]
+    assert whole["protocol"]["resumed_trials"] == 0
 
 
 def test_a_resume_that_cannot_write_keeps_what_was_measured(tmp_path, monkeypatch):

@@ -200,6 +200,21 @@ def test_one_gpu_that_waits_for_its_host_is_as_unsure_as_the_hosts_rate() -> Non
     assert not any("host_update" in note or "link" in note for note in plain.notes)
 
 
+def test_the_rate_of_the_hosts_update_may_be_given() -> None:
+    """Its seconds are bytes over that rate; the interval no longer knows others."""
+    told = {"offload": "all", "num_gpus": 1, "sharding": "none", "max_length": 2048}
+    slow, fast = (ask(**told, host_update_gb_per_s=rate) for rate in (100, 200))
+    assert slow.time_parts_s["host"] == pytest.approx(2 * fast.time_parts_s["host"], rel=0.1)
+    assert not any("host_update_bytes_per_s" in note for note in fast.notes)
+    assert (
+        fast.step_time_s.high / fast.step_time_s.low < 0.7 * ask(**told).step_time_s.high / ask(**told).step_time_s.low
+    )
+    with pytest.raises(InputError, match="--host-update-gb-per-s is 0"):
+        ask(**told, host_update_gb_per_s=0)
+    (note,) = [one for one in ask(num_gpus=1, sharding="none", host_update_gb_per_s=9).notes if "host-update" in one]
+    assert note == "--host-update-gb-per-s changes nothing: without --offload no host updates anything"
+
+
 @pytest.mark.parametrize(
     ("n_bytes", "text"), [(4e8, "381 MiB"), (GIB, "1.0 GiB"), (2.5 * GIB, "2.5 GiB"), (1234 * GIB, "1,234 GiB")]
 )

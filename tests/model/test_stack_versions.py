@@ -11,6 +11,7 @@ from tunecast.catalogs.errors import InputError
 from tunecast.model.architecture import Architecture
 from tunecast.model.architectures import architecture_from_config, load_architecture
 from tunecast.model.experts_modules import of_age
+from tunecast.model.losses import FULL_NOTE
 from tunecast.model.memory import memory_timeline
 from tunecast.model.resolve import resolve_run
 from tunecast.model.resolve_stacks import of_stack
@@ -119,6 +120,20 @@ def test_what_an_older_version_changes(
 ) -> None:
     run = run_of(llama, stack=stack, stack_version=version, method=method)
     assert {name: getattr(run, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"loss_type": "nll"}, True),
+        ({"loss_type": "nll", "stack_version": "1.14"}, False),
+        ({"loss_type": "nll", "stack_version": "1.0"}, False),
+        ({}, False),
+    ],
+)
+def test_whole_logits_beside_todays_trl_are_told(llama: Architecture, options: dict[str, Any], told: bool) -> None:
+    notes = resolve_run(llama, {"stack": "trl", **options}).notes
+    assert (FULL_NOTE in notes) == told
 
 
 @pytest.mark.parametrize(
