@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from tunecast.catalogs.errors import InputError
 from tunecast.model.factors import Curve, FactorSet
 from tunecast.model.operation import (
@@ -55,13 +57,7 @@ def curve_key(operation: Operation) -> str:
 def find_curve(key: str, factors: FactorSet) -> Curve:
     """The curve of that name; kinds that only move bytes fall back on ``memory``, backward attention on forward,
     attention by other kernels on that of ``sdpa``, grouped products on plain ones."""
-    plain = key
-    if key.startswith(f"{Kind.MEMORY}-"):
-        plain = str(Kind.MEMORY)
-    for kernel in (*ATTENTION_KERNELS, GROUPED):
-        plain = plain.replace(f"-{kernel}", "")
-    forward = [name.replace(".backward", ".forward") for name in (key, plain)]
-    for name in (key, forward[0], plain, forward[1], *(() if "." in key else ("memory",))):
+    for name in _names_tried(key):
         if name in factors.curves:
             return factors.curves[name]
     if ".fp8" in key:
@@ -70,6 +66,18 @@ def find_curve(key: str, factors: FactorSet) -> Curve:
             "record; leave --fp8 out, or choose a Hopper, Ada or Blackwell card."
         )
     raise UnmeasuredError(factors.gpu, key, sorted(factors.curves))
+
+
+@cache
+def _names_tried(key: str) -> tuple[str, ...]:
+    """A curve's own name and those that stand in for it, in order."""
+    plain = key
+    if key.startswith(f"{Kind.MEMORY}-"):
+        plain = str(Kind.MEMORY)
+    for kernel in (*ATTENTION_KERNELS, GROUPED):
+        plain = plain.replace(f"-{kernel}", "")
+    forward = [name.replace(".backward", ".forward") for name in (key, plain)]
+    return (key, forward[0], plain, forward[1], *(() if "." in key else ("memory",)))
 
 
 def kind_of(name: str) -> str:

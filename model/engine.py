@@ -241,35 +241,39 @@ def step_seconds_of(
     links = np.array([_link_seconds(architecture, run, factors) for run in plans.links])
     whole = np.array([sums_whole(_with_micro(run, 2)) for run in kinds])[kind]
     launches = _both([w.launches for w in works], plans.body, whole, plans.micro)
-    launches += _by_micro(np.array([w.launches for w in spreads])[plans.spread], plans.micro)
-    visits = _by_micro(np.array([w.visits[:VARIANTS] for w in works])[plans.body], plans.micro)
+    launches += _by_micro(np.array([w.launches for w in spreads]), plans.micro, plans.spread)
+    visits = _by_micro(np.array([w.visits[:VARIANTS] for w in works]), plans.micro, plans.body)
     launches[:, :, HOST_COLUMNS.index("hooks")] += visits * np.array([has_hooks(run) for run in kinds])[kind][:, None]
-    adapters = _by_micro(np.array([w.adapter_visits[:VARIANTS] for w in works])[plans.body], plans.micro)
+    adapters = _by_micro(np.array([w.adapter_visits[:VARIANTS] for w in works]), plans.micro, plans.body)
     wrapped = np.array([wraps_adapters(run) for run in kinds])[kind]
     launches[:, :, HOST_COLUMNS.index("units")] += adapters * wrapped[:, None]
     meets = np.maximum(
         np.array([w.meets for w in works])[plans.body], np.array([w.meets for w in spreads])[plans.spread]
     )
     driven = np.array([run.trainer_loop for run in kinds])[kind]
-    modules = _by_micro(np.array([w.modules[:VARIANTS] for w in works])[plans.body], plans.micro)
+    modules = _by_micro(np.array([w.modules[:VARIANTS] for w in works]), plans.micro, plans.body)
     launches, meets = with_trainer(launches, meets, modules, plans.micro, driven)
     meet = np.array([waits_for_units(run) for run in kinds])[kind][:, None, None]
 
+    passes = passes_of(plans.micro)
+    gapless = np.zeros((len(micro), len(SEGMENTS), 1))
+
     def in_gaps(each: Sequence[Array]) -> Array:
+        if not meet.any():
+            return gapless
         found = _both(side_by_side(each), plans.body, whole, plans.micro) * meet
-        return np.asarray(found / passes_of(plans.micro)[:, :, None])
+        return np.asarray(found / passes[:, :, None])
 
     visited, launched = in_gaps([w.gap_visits for w in works]), in_gaps([w.gap_launches for w in works])
     waits = np.array([w.waits for w in works])[plans.body]
     late = np.array([[asks_late(run, waiting) for waiting in (False, True)] for run in kinds])[kind, waits.astype(int)]
-    passes = passes_of(plans.micro)
     found = np.empty((len(factors), len(micro)))
     for device, own in enumerate(factors):
         beside, once, blocking, ring = (
-            _by_micro(links[plans.link, device, when], plans.micro) for when in range(len(WHEN))
+            _by_micro(links[:, device, when], plans.micro, plans.link) for when in range(len(WHEN))
         )
         work_s = _both([w.device_s[device] for w in works], plans.body, whole, plans.micro)
-        work_s += _by_micro(np.array([w.device_s[device] for w in spreads])[plans.spread], plans.micro)
+        work_s += _by_micro(np.array([w.device_s[device] for w in spreads]), plans.micro, plans.spread)
         stack = Stack(
             device_s=work_s / passes[:, :, None],
             launches=launches / passes[:, :, None],
@@ -290,14 +294,16 @@ def step_seconds_of(
     return found
 
 
-def _by_micro(variants: Array, micro: Array) -> Array:
+def _by_micro(variants: Array, micro: Array, which: Rows) -> Array:
     """Totals of a step of `micro` micro-batches: those of one, else those of two and as much more per further one.
 
-    `variants` is (runs, 3, ...): of one micro-batch, of two, and what each further one adds.
+    `variants` is (kinds, 3, ...): of one micro-batch, of two, and what each further one adds; `which` is each run's.
     """
     shape = (len(micro), *(1,) * (variants.ndim - 2))
     further = np.maximum(micro - 2, 0).reshape(shape)
-    return np.asarray(np.where((micro == 1).reshape(shape), variants[:, 0], variants[:, 1] + further * variants[:, 2]))
+    found = variants[which, np.where(micro == 1, 0, 1)]
+    found += further * variants[which, 2]
+    return found
 
 
 def _with_micro(run: Run, micro: int) -> Run:
@@ -361,9 +367,9 @@ def _variant_counts(one: Sequence[Operation], two: Sequence[Operation], three: S
 
 def _both(parts: Sequence[Array] | Array, body: Rows, whole: Flags, micro: Array) -> Array:
     """Totals of bodies, gradients added to whole ones only where they are."""
-    found = np.array(parts)[body]
-    rest, sums = found[:, :VARIANTS], found[:, VARIANTS:]
-    return _by_micro(rest + whole.reshape(-1, *(1,) * (sums.ndim - 1)) * sums, micro)
+    each = np.asarray(parts)
+    rest, sums = each[:, :VARIANTS], each[:, VARIANTS:]
+    return _by_micro(np.concatenate([rest, rest + sums]), micro, body + len(each) * whole)
 
 
 def _kernels(architecture: Architecture, run: Run, platform: str) -> list[Operation]:

@@ -7,6 +7,7 @@ processors, wait for those (an A100 from one kernel to the next twice as fast), 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from statistics import median
 from typing import Any
 
@@ -34,9 +35,13 @@ def clocks_per_byte(gpu: Gpu) -> float | None:
     median where the card's processors or clock are not known."""
     if gpu.vendor != "nvidia":
         return None
-    own = _stated(gpu)
-    alike = [found for other in load_gpus().values() if other.major == gpu.major and (found := _stated(other))]
-    return own or (median(alike) if alike else None)
+    return _stated(gpu) or _of_major(gpu.major)
+
+
+@cache
+def _of_major(major: str) -> float | None:
+    alike = [found for other in load_gpus().values() if other.major == major and (found := _stated(other))]
+    return median(alike) if alike else None
 
 
 def _stated(gpu: Gpu) -> float | None:
