@@ -140,10 +140,16 @@ def _unpriced(result: Forecast, question: Question, target: Target) -> str | Non
 
 
 def _other_kinds(book: PriceBook, gpu_id: str, num_gpus: int, kind: str) -> str:
-    """What is said of a card without an offer of this kind: whether there are others."""
-    others = bool(book.offers_for(gpu_id, num_gpus, PRICE_TYPES))
-    only = f" {kind.replace('-', ' ')}, but in other ways (tunecast catalog prices)" if others else ""
-    return f"no price: nobody is known to rent this GPU{only}; --usd-per-gpu-hour N counts a price of your own"
+    """What is said of a card without an offer of this kind: the cheapest of another, where there are any."""
+    others = book.offers_for(gpu_id, num_gpus, PRICE_TYPES)
+    if not others:
+        return "no price: nobody is known to rent this GPU; --usd-per-gpu-hour N counts a price of your own"
+    other = min((job.offer for job in others), key=lambda offer: offer.usd_per_gpu_hour)
+    way = "--spot" if other.price_type == "spot" else f"recommend --purchase {other.price_type}"
+    return (
+        f"no price: nobody is known to rent this GPU {kind.replace('-', ' ')}; {other.provider} has it "
+        f"{other.price_type} (--usd-per-gpu-hour {other.usd_per_gpu_hour:g}, or {way})"
+    )
 
 
 def prices_of(result: Forecast, question: Question, target: Target) -> tuple[Price, ...]:

@@ -22,7 +22,13 @@ def test_an_answer_without_a_price_says_so_and_what_else_there_is() -> None:
         for more in ({}, {"usd_per_gpu_hour": 0.2}, {"owned": True, "electricity_usd_per_kwh": 0.3})
     )
     (told,) = [note for note in silent.notes if note.startswith("no price")]
-    assert "on demand, but in other ways (tunecast catalog prices); --usd-per-gpu-hour N" in told
+    cheapest = min(
+        (job.offer for job in shipped_book().offers_for(CARD, 1, PRICE_TYPES)), key=lambda offer: offer.usd_per_gpu_hour
+    )
+    assert told == (
+        f"no price: nobody is known to rent this GPU on demand; {cheapest.provider} has it {cheapest.price_type} "
+        f"(--usd-per-gpu-hour {cheapest.usd_per_gpu_hour:g}, or recommend --purchase {cheapest.price_type})"
+    )
     assert silent.offer is None
     for other in (priced, owned):
         assert not any(note.startswith("no price") for note in other.notes)
