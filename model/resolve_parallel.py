@@ -302,7 +302,15 @@ def check_pipeline(architecture: Architecture, values: Mapping[str, Any]) -> Non
 
 
 def note_software(fields: Fields) -> None:
-    """Say that stages are no part of transformers' Trainer, whose code runs in them here."""
+    """Say which layouts are no part of the software that runs them here.
+
+    Source: deepspeed.ai/tutorials/autotp-training (ZeRO stages 0 to 2 beside its tensor parallelism).
+    """
+    if fields.values["tp"] > 1 and fields.values["sharding"] == "zero3":
+        fields.notes.append(
+            "DeepSpeed's own tensor parallelism (AutoTP) goes with ZeRO-1 and ZeRO-2, not with ZeRO-3: --sharding zero2, "
+            "or fsdp."
+        )
     if fields.values["pp"] > 1 and fields.values["sharding"] in FSDP and fields.values["stack"] in TRAINERS:
         fields.notes.append(
             f"Stages beside FSDP are torchtitan's, and no part of the Trainer of --stack {fields.values['stack']}, "
