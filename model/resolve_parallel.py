@@ -308,8 +308,8 @@ def note_software(fields: Fields) -> None:
     """
     if fields.values["tp"] > 1 and fields.values["sharding"] == "zero3":
         fields.notes.append(
-            "DeepSpeed's own tensor parallelism (AutoTP) goes with ZeRO-1 and ZeRO-2, not with ZeRO-3: --sharding zero2, "
-            "or fsdp."
+            "DeepSpeed's own tensor parallelism (AutoTP) goes with ZeRO-1 and ZeRO-2, not with ZeRO-3: --sharding "
+            "zero2, or fsdp."
         )
     if fields.values["pp"] > 1 and fields.values["sharding"] in FSDP and fields.values["stack"] in TRAINERS:
         fields.notes.append(

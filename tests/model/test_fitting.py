@@ -19,7 +19,7 @@ from tunecast.model.architecture import Architecture
 from tunecast.model.architectures import load_architecture
 from tunecast.model.estimate import forecast
 from tunecast.model.fits import LIKELY, TIGHT_BELOW
-from tunecast.model.fitting import candidates, fits_with, suggestions, what_would_fit
+from tunecast.model.fitting import candidates, fits_with, more_gpus, suggestions, what_would_fit
 from tunecast.model.largest import (
     MOST_SAMPLES,
     changed,
@@ -32,6 +32,7 @@ from tunecast.model.largest import (
 from tunecast.model.plans import divisors
 from tunecast.model.question import Question
 from tunecast.model.resolve import resolve_run
+from tunecast.model.resolve_parallel import ZERO
 from tunecast.model.run import Run
 from tunecast.model.target import Target, resolve_targets
 
@@ -335,3 +336,27 @@ def test_a_long_row_is_proposed_in_the_fewest_parts_that_fit_and_a_short_one_in_
     assert not fits_with(question, target, fewer)
     short = replace(question, options={**options, "max_length": 8192, "per_device_train_batch_size": 16})
     assert not any("cp" in change.options for change in what_would_fit(short, target))
+
+
+@pytest.mark.parametrize(
+    ("spread", "proposed"),
+    [
+        ({"num_gpus": 8, "sharding": "ddp"}, {"sharding": "fsdp"}),
+        ({"num_gpus": 8, "sharding": "fsdp"}, {"num_gpus": 16}),
+        ({"num_gpus": 8, "sharding": "zero2"}, {"sharding": "zero3"}),
+        ({"num_gpus": 8, "sharding": "zero3"}, {"num_gpus": 16}),
+        (
+            {"num_gpus": 1, "gradient_accumulation_steps": 4},
+            {"num_gpus": 2, "sharding": "fsdp", "gradient_accumulation_steps": 2},
+        ),
+    ],
+)
+def test_more_gpus_keep_what_the_optimizer_keeps(spread: dict[str, Any], proposed: dict[str, Any]) -> None:
+    """DeepSpeed's optimizer has fp32 copies, FSDP's has none of 16-bit weights; what is set is not proposed again."""
+    llama = load_architecture("meta-llama/Llama-3.1-8B")
+    run = resolve_run(llama, {"method": "full", **spread}).run
+    first = next(more_gpus(run))
+    assert first == proposed
+    more = resolve_run(llama, {"method": "full", **spread, **first}).run
+    assert (more.sharding in ZERO) == (run.sharding in ZERO)
+    assert more.tokens_per_step >= run.tokens_per_step

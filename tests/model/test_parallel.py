@@ -6,6 +6,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -473,3 +474,25 @@ def test_doubt_about_links_grows_from_as_many_gpus_as_were_seen() -> None:
         fast.append(step.low)
     assert widths == sorted(widths)
     assert min(later / earlier for earlier, later in itertools.pairwise(fast)) > 0.95
+
+
+@pytest.mark.parametrize(
+    ("layout", "told"),
+    [
+        ({"sharding": "fsdp", "pp": 2}, "--stack torchtitan counts its own"),
+        ({"sharding": "fsdp", "pp": 2, "stack": "torchtitan"}, ""),
+        ({"sharding": "zero3", "tp": 2}, "not with ZeRO-3"),
+        ({"sharding": "zero2", "tp": 2}, ""),
+    ],
+)
+def test_layouts_that_no_software_has_as_asked_are_told(layout: dict[str, Any], told: str) -> None:
+    llama = load_architecture("meta-llama/Llama-3.1-8B")
+    notes = resolve_run(llama, {"method": "full", "num_gpus": 8, **layout}).notes
+    found = [note for note in notes if "torchtitan" in note or "AutoTP" in note]
+    assert [told in note for note in found] == ([True] if told else [])
+
+
+def test_experts_are_not_split_by_tensor_parallelism() -> None:
+    mixtral = load_architecture("mistralai/Mixtral-8x7B-v0.1")
+    with pytest.raises(NotSupportedError, match=r"Tensor parallelism of experts, as .* is not built"):
+        resolve_run(mixtral, {"method": "full", "num_gpus": 8, "tp": 2, "sharding": "fsdp"})
