@@ -12,7 +12,7 @@ from tunecast.model.chunked import with_chunked
 from tunecast.model.documents import with_documents
 from tunecast.model.factors import FactorSet
 from tunecast.model.factors_io import factor_set_from_record
-from tunecast.model.file_spread import file_sharding, is_offloaded, with_dtypes
+from tunecast.model.file_spread import file_sharding, with_dtypes
 from tunecast.model.fits import memory_view, probably_fits
 from tunecast.model.fused import FLA
 from tunecast.model.grouped import experts_on_card
@@ -46,8 +46,7 @@ LEAST_SHARDING_FIRST = ("ddp", "zero1", "zero2", "fsdp")
 LEAST_SHARDING_OF_STAGES = ("ddp", "zero1", "fsdp")
 """The same for pipeline stages, whose gradients stay whole over all micro-batches."""
 
-OF_FILES = ("ddp",)
-"""What a training file has that says nothing of it."""
+COPIES = LEAST_SHARDING_FIRST[0]
 LEAST_SHARDING_OFFLOADED = {"optimizer": OFFLOADED_BY["optimizer"], "all": ("fsdp",), "True": ("fsdp",)}
 """The same where something lives in host memory: what a framework offloads with."""
 
@@ -172,29 +171,30 @@ def data_copies(options: Mapping[str, Any]) -> float:
 
 
 def shardings_tried(options: Mapping[str, Any]) -> tuple[str, ...]:
-    """Shardings that may be chosen where none is asked for, the least first; they go with the offload asked for. A
-    training file that asks for none trains copies of the model, however it is launched."""
+    """Shardings that may be chosen where none is asked for, the least first; they go with the offload asked for."""
     staged = whole_number("pp", options.get("pp") or 1) > 1
     own = ("fsdp",) if options.get("dp_shard_size") else shardings_of(options.get("stack"), staged=staged)
     if own:
         return own
-    if is_of_file(options) and not is_offloaded(options) and not staged:
-        return OF_FILES
     least = LEAST_SHARDING_OF_STAGES if staged else LEAST_SHARDING_FIRST
     return LEAST_SHARDING_OFFLOADED.get(str(options.get("offload")), least)
 
 
-def is_of_file(options: Mapping[str, Any]) -> bool:
-    """Whether a training file tells the run."""
-    return BY_SPREAD in options
+def trains_copies(question: Question) -> bool:
+    """Whether a training file tells the run and asks for no sharding: it is launched as copies of the model on the GPUs
+    that are given, by stacks that do not shard by themselves. What is searched for may be sharded."""
+    options = question.options
+    searched = question.option_origins.get("num_gpus") == "searched"
+    own = shardings_tried(options) != LEAST_SHARDING_FIRST
+    return BY_SPREAD in options and not searched and not own
 
 
 def _least_sharding(question: Question, target: Target, resolved: Any) -> Resolved:
     """The first sharding that fits; of those by anybody ZeRO-3 where gradients accumulate, which FSDP holds whole."""
     factors = target_factors(target)
     tried = shardings_tried(question.options)
-    if tried is OF_FILES:
-        return _told_sharding(resolved(sharding=tried[0]), f"{tried[0]}, since the file asks for none")
+    if trains_copies(question):
+        return _told_sharding(resolved(sharding=COPIES), f"{COPIES}, since the file asks for none")
     last: Resolved | None = None
     for sharding in tried:
         last = resolved(sharding=sharding)

@@ -449,3 +449,17 @@ def test_a_provider_that_sells_otherwise_is_told_by_kind_and_not_by_size() -> No
     assert done.exit_code == 3
     assert "--purchase" in done.output
     assert "--global-batch" not in done.output.split("Nobody is known")[1]
+
+
+def test_a_file_without_a_sharding_is_sharded_where_the_plan_is_searched(tmp_path: Path) -> None:
+    """Its 7.6 billion parameters in full fit on no card as copies of the model, which is what it is launched as."""
+    file = tmp_path / "trl.yaml"
+    file.write_text("model_name_or_path: Qwen/Qwen2.5-7B\nbf16: true\nmax_length: 2048\n", encoding="utf-8")
+    shared: dict[str, Any] = {"gpu": "h100-sxm5-80gb", "tokens": "10M", "config_format": "trl"}
+    (launched,) = estimate(str(file), num_gpus=8, **shared)
+    (searched,) = estimate(str(file), num_gpus="auto", **shared)
+    planned = recommend(str(file), **shared)
+    assert (launched.run.sharding, launched.verdict) == ("ddp", "no")
+    assert (searched.run.sharding, searched.verdict) == ("fsdp", "fits")
+    assert planned.cheapest is not None
+    assert planned.cheapest.forecast.run.sharding in ("fsdp", "zero1", "zero2", "zero3")
