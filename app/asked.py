@@ -26,11 +26,12 @@ class Asked:
     notes: tuple[str, ...] = ()
 
 
-def read_asked(model: str, options: Mapping[str, Any], *, exact: bool = False) -> Asked:
+def read_asked(model: str, options: Mapping[str, Any], *, exact: bool = False, as_stored: bool = True) -> Asked:
     """Read MODEL: a ``.yaml`` is a training file (axolotl, LLaMA-Factory, TRL, torchtune, litgpt), a ``.json`` by what
     it holds or with ``config_format``, the rest a model.
 
-    With `exact` a model may be of a family that only the real code knows.
+    With `exact` a model may be of a family that only the real code knows. A quantized copy's name says how it is
+    trained, unless other methods are asked for as well (not `as_stored`).
     """
     from tunecast.catalogs.errors import InputError
     from tunecast.few_bits import alias_notes, by_its_name, published_as, with_storage
@@ -49,7 +50,7 @@ def read_asked(model: str, options: Mapping[str, Any], *, exact: bool = False) -
     if typed.get("max_steps") is not None and typed.get("num_train_epochs") is not None:
         raise InputError("--max-steps and --num-train-epochs both say how long training is; leave one of them out.")
     found = find_architecture(model, exact=exact)
-    named, said = ({}, ()) if found.stored else by_its_name(model, typed)
+    named, said = by_its_name(model, typed) if as_stored and not found.stored else ({}, ())
     options = {**with_storage(typed, found.stored, model), **named}
     stack = None if exact else implied_stack(found.architecture, options)
     options |= published_as(model, found.stored, options) | ({} if stack is None else {"stack": stack})

@@ -184,7 +184,7 @@ def _search(
     if options.get("num_gpus") == "auto":
         del options["num_gpus"]
     refuse_unscreened(options)
-    asked = read_asked(model, with_tokenizer(model, options))
+    asked = read_asked(model, with_tokenizer(model, options), as_stored=set(methods or ("qlora",)) == {"qlora"})
     if not any(asked.options.get(name) is not None for name in AMOUNTS):
         raise InputError(f"What to rent for {model} depends on how much it trains; add --tokens 10M, for example.")
     for method in methods or ():

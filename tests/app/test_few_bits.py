@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tunecast import api
+from tunecast import api, recommend
 from tunecast.catalogs.errors import InputError, TunecastError
 
 CONFIG = {
@@ -94,6 +94,12 @@ def test_a_quantized_copy_without_a_method_is_trained_as_it_is_stored(
     assert note.startswith(name)
     (wide,) = api.estimate(name, gpu="h100-sxm5-80gb", method="full")
     assert wide.run.base_quantization is None
+    shared: dict[str, Any] = {"gpu": "h100-sxm5-80gb", "tokens": "1M"}
+    found_by_methods = [recommend(name, methods=methods, **shared).cheapest for methods in ("qlora", "lora,qlora")]
+    assert [plan is not None for plan in found_by_methods] == [True, True]
+    (stored,) = [recommend(name, **shared).cheapest]
+    assert stored is not None
+    assert stored.forecast.run.quant_method == run[1]
 
 
 FILES = {
