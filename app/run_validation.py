@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -269,11 +270,14 @@ def of_trainer_state(
     from tunecast.run_line import run_line
     from tunecast.state_contradictions import shorter_rows
 
-    runtime_s, steps = _runtime(path, state), int(state.get("global_step") or 0)
+    runtime_s, steps = _runtime(path, state)
     if config is None or gpu is None:
         missing = "--config FILE_OR_MODEL" if config is None else "--gpu NAME"
         raise InputError(f"{path} does not say what was run on what; add {missing}.")
-    told: Forecast = estimate(config, gpu=gpu, records=records)[0]
+    found = estimate(config, gpu=gpu, records=records)
+    if len(found) > 1:
+        raise InputError(f"{path} was run on one kind of GPU, and --gpu {gpu} is {len(found)}; name the one.")
+    told: Forecast = found[0]
     unlike = _unlike(path, state, told, config)
     lines = (
         Line(name="optimizer step", unit="s", measured=runtime_s / steps, forecast=told.step_time_s),
@@ -304,14 +308,27 @@ def _unlike(path: Path, state: dict[str, Any], told: Forecast, config: str) -> l
     return [f"this compares unlike runs: {'; '.join(found)}; {remedy}"]
 
 
-def _runtime(path: Path, state: dict[str, Any]) -> float:
-    found = [entry["train_runtime"] for entry in state["log_history"] if "train_runtime" in entry]
-    if not found or not state.get("global_step"):
+def _runtime(path: Path, state: dict[str, Any]) -> tuple[float, int]:
+    """Seconds of the training and its steps."""
+    history = state["log_history"]
+    if not isinstance(history, list) or not all(isinstance(entry, dict) for entry in history):
+        raise InputError(f"{path} is damaged: its log_history is no list of entries; give the file as it was saved.")
+    found = [entry["train_runtime"] for entry in history if "train_runtime" in entry]
+    if not found:
         raise InputError(
             f"{path} has no train_runtime: checkpoints are written before the training ends; give the "
             "trainer_state.json that trainer.save_state() writes after it."
         )
-    return float(found[-1])
+    runtime_s, steps = found[-1], state.get("global_step")
+    if not isinstance(runtime_s, int | float) or isinstance(runtime_s, bool) or not 0.0 < runtime_s < math.inf:
+        raise _damaged(path, f"train_runtime is {runtime_s!r}, no time")
+    if not isinstance(steps, int) or isinstance(steps, bool) or steps <= 0:
+        raise _damaged(path, f"global_step is {steps!r}, no number of steps")
+    return float(runtime_s), steps
+
+
+def _damaged(path: Path, what: str) -> InputError:
+    return InputError(f"{path} is damaged: its {what} above 0; give the file as the Trainer saved it.")
 
 
 def run_report(found: RunValidation) -> list[RenderableType]:

@@ -40,12 +40,13 @@ WORDS = {
     "packed": r"packing|sample packing|sequence packing|pack(ed)? samples",
     "micro_batch": r"(micro|per device|per gpu|device|train)( train)? batch( size)?|batch( size)?|mbs|bs"
     r"|per device train batch size|micro batch size",
-    "grad_accum": r"grad(ient)? accum(ulation)?( steps)?|gas?|accumulation( steps)?",
+    "grad_accum": r"grad(ient)? accum(ulation)?( steps)?|gas?|accum(ulation)?( steps)?|micro steps"
+    r"|accumulate grad batches",
     "global_batch": r"global batch size|gbs|(total|effective) batch( size)?",
-    "gpus": r"(num|number of|n|#|no\.?( of)?|count of) ?gpus?|gpus? (num|number)|world size|gpu count|num devices",
+    "gpus": r"(num|number of|n|#|no\.?( of)?|count of) ?gpus?|gpus? (num|number)|world size|gpu count|(num )?devices",
     "gpu": r"gpu (type|name|model)|device|accelerator|card|hardware",
     "parallelism": r"sharding|strategy|distributed( strategy)?|parallel(ism)? strategy",
-    "grad_checkpointing": r"(gradient|activation) checkpointing|activation checkpoint|grad(ient)? ckpt|recompute"
+    "grad_checkpointing": r"((grad(ient)?|act(ivation)?) )?(checkpoint(ing|s)?|ckpt)|recompute"
     r"|activation recomputation|ac",
     "attention_impl": r"attention( implementation| backend| type)?|attn|attn impl(ementation)?",
     "compile": r"torch compile|compiled",

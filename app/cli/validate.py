@@ -69,9 +69,9 @@ def validate(
         str | None,
         typer.Option(help="What a trainer_state.json ran: training file or model.", metavar="FILE|MODEL"),
     ] = None,
-    gpu: Annotated[
-        str | None,
-        typer.Option(help="What a trainer_state.json ran on.", metavar="GPU", autocompletion=NAMES["gpu"]),
+    gpus: Annotated[
+        list[str] | None,
+        typer.Option("--gpu", help="What a trainer_state.json ran on.", metavar="GPU", autocompletion=NAMES["gpu"]),
     ] = None,
     record: Annotated[
         list[Path] | None, typer.Option(help="Forecast a single run anew from this calibration record.", metavar="FILE")
@@ -88,6 +88,7 @@ def validate(
     from tunecast.validation_table import explanation, report
 
     single = runs.suffix == ".json"
+    gpu = one_gpu(gpus)
     bar = None if max_median_error is None else share(max_median_error)
     refuse_unused(runs, single=single, explain=explain, bar=bar, config=config, gpu=gpu, record=record)
     if explain is not None:
@@ -116,3 +117,12 @@ def validate(
         err().print(line)
     if missed:
         raise typer.Exit(THE_ANSWER_IS_NO)
+
+
+def one_gpu(gpus: list[str] | None) -> str | None:
+    """The card that was named, if any; raises InputError for several."""
+    from tunecast.catalogs.errors import InputError
+
+    if gpus and len(gpus) > 1:
+        raise InputError(f"--gpu names {len(gpus)} kinds of GPU ({', '.join(gpus)}), and a run had one; name that.")
+    return gpus[0] if gpus else None

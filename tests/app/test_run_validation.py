@@ -239,6 +239,32 @@ def test_what_cannot_be_compared_is_refused(
     assert "Traceback" not in done.output
 
 
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        ({"log_history": [{"train_runtime": runtime_s}]}, "train_runtime is")
+        for runtime_s in (0, -60.0, float("nan"), float("inf"), "60", None, True)
+    ]
+    + [({"global_step": steps}, "global_step is") for steps in (0, -3, 1.5, "120", None, True)]
+    + [({"log_history": history}, "log_history is no list of entries") for history in (None, {}, ["train_runtime"])],
+)
+def test_a_damaged_state_is_refused(state: Path, damage: dict[str, Any], says: str) -> None:
+    state.write_text(json.dumps(json.loads(state.read_text()) | damage))
+    done = runner.invoke(program, ["validate", str(state), "--config", MODEL, "--gpu", "l40s"])
+    assert done.exit_code == 2
+    assert says in " ".join(done.output.split())
+    assert "Traceback" not in done.output
+
+
+@pytest.mark.parametrize("cards", [["l40s", "h100-sxm5-80gb"], ["all"]])
+def test_a_state_is_of_one_kind_of_gpu(state: Path, cards: list[str]) -> None:
+    named = [word for card in cards for word in ("--gpu", card)]
+    done = runner.invoke(program, ["validate", str(state), "--config", MODEL, *named])
+    assert done.exit_code == 2
+    assert "one" in done.output
+    assert not done.stdout
+
+
 def test_a_watched_run_moves_later_forecasts_of_its_card_towards_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
