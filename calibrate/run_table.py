@@ -75,6 +75,10 @@ SPEED_COLUMNS = tuple(column for column in MEASURED if column != "peak_mem_gib")
 OUT_OF_MEMORY = "OUT OF MEMORY"
 """How the notes of a run begin that ran out of memory; a cell of what was measured may say so instead."""
 RAN_OUT = re.compile(r"(cuda )?(oom|out[ -]of[ -]memory|ooms|oom'?ed)( error)?[.!]?", re.IGNORECASE)
+BEGINS_RAN_OUT = re.compile(r"(cuda )?(oom|out[ -]of[ -]memory)\b", re.IGNORECASE)
+"""How notes of a row begin that has nothing measured because memory ran out."""
+SAYS_IT_RAN = (*MEASURED, "total_time_h")
+"""Columns of which one has to say something for a run to count as one that ran."""
 
 Row = dict[str, str]
 
@@ -207,16 +211,20 @@ def number(row: Row, column: str) -> float | None:
 
 def out_of_memory(row: Row) -> Row:
     """The row with what a cell of the measured says of memory that ran out in its notes, as `OUT_OF_MEMORY` begins."""
-    measured = (*MEASURED, "total_time_h")
-    cells = [column for column in measured if RAN_OUT.fullmatch(row.get(column, "").strip())]
-    if not cells:
+    cells = [column for column in SAYS_IT_RAN if RAN_OUT.fullmatch(row.get(column, "").strip())]
+    notes = row.get("notes", "")
+    if not cells and not (BEGINS_RAN_OUT.match(notes) and nothing_measured(row)):
         return row
     ran = next((column for column in SPEED_COLUMNS if column not in cells and number(row, column) is not None), None)
     if ran is not None:
         raise SkipRowError(f"{ran} {row[ran]!r} and {cells[0]} {row[cells[0]]!r} contradict each other")
-    notes = row.get("notes", "")
     told = notes if notes.startswith(OUT_OF_MEMORY) else f"{OUT_OF_MEMORY}. {notes}"
-    return {**row, **dict.fromkeys(measured, ""), "notes": told}
+    return {**row, **dict.fromkeys(SAYS_IT_RAN, ""), "notes": told}
+
+
+def nothing_measured(row: Row) -> bool:
+    """Whether no cell has anything that was measured, so that the row does not say either that it ran."""
+    return not any(row.get(column, "").strip() for column in SAYS_IT_RAN)
 
 
 def peak_memory(row: Row, gpu: Gpu) -> tuple[float | None, str]:

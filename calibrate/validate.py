@@ -15,7 +15,7 @@ from typing import Any
 
 from tunecast.calibrate.published import PublishedRun, read_runs
 from tunecast.calibrate.row_faults import in_columns
-from tunecast.calibrate.run_table import OUT_OF_MEMORY, SkipRowError, out_of_memory
+from tunecast.calibrate.run_table import OUT_OF_MEMORY, SkipRowError, nothing_measured, out_of_memory
 from tunecast.calibrate.start_up import as_sure, start_up_share, with_start_up
 from tunecast.catalogs.errors import TunecastError
 from tunecast.catalogs.gpus import load_gpus
@@ -64,6 +64,8 @@ class Entry:
     """Why the row is skipped, or why its speed cannot be compared."""
     out_of_memory: str = ""
     """``stated``, ``presumed`` or empty."""
+    measured: bool = True
+    """Whether anything was measured: a row without does not say that it ran."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +174,7 @@ def _entry(row: dict[str, str]) -> Entry:
         run, other = _read({name: value for name, value in plain.items() if name != "packed"})
         run = None if run is None else replace(run, tokens_per_s=None, whole_time="")
         reason = reason if run is not None else other
-    return Entry(id=row["id"], run=run, reason=reason, out_of_memory=ran_out)
+    return Entry(id=row["id"], run=run, reason=reason, out_of_memory=ran_out, measured=not nothing_measured(row))
 
 
 def _read(row: dict[str, str]) -> tuple[PublishedRun | None, str]:

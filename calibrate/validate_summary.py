@@ -132,6 +132,8 @@ def verdict_shares(judged: Iterable[Judged]) -> dict[str, tuple[int, int]]:
         if item.prediction is None or item.prediction.verdict is None:
             continue
         kind = item.entry.out_of_memory or "ran"
+        if kind == "ran" and not item.entry.measured:
+            continue
         found[kind][0] += item.prediction.verdict in right[kind]
         found[kind][1] += 1
     return {kind: (good, of) for kind, (good, of) in found.items()}

@@ -8,7 +8,9 @@ import pytest
 
 from tunecast.calibrate.cell_numbers import NumberError, number_of, sequences_of, with_point
 from tunecast.calibrate.published import read_runs
-from tunecast.calibrate.validate import read_entries
+from tunecast.calibrate.validate import judge, read_entries
+from tunecast.calibrate.validate_folds import shipped
+from tunecast.calibrate.validate_summary import verdict_shares
 
 OWN = {
     "id": "x-1", "model": "Llama 3.1 8B", "method": "lora", "seq_len": "2048", "micro_batch": "2", "gpu": "H100 80GB",
@@ -214,6 +216,19 @@ def test_a_cell_of_what_was_measured_may_say_that_memory_ran_out(column: str, te
     assert (entry.out_of_memory, entry.run) == ("stated", told.run)
     assert entry.run is not None
     assert "ran out of memory" in read_runs([row])[1][0].reason
+
+
+@pytest.mark.parametrize("notes", ["OOM", "oom at the first step", "CUDA out of memory", "Out of memory: batch of 8"])
+def test_notes_of_a_row_without_anything_measured_may_say_that_memory_ran_out(notes: str) -> None:
+    row = {**OWN, "tokens_per_s": "", "notes": notes}
+    assert read_entries([row])[0].out_of_memory == "stated"
+    assert not read_entries([{**row, "tokens_per_s": "7000"}])[0].out_of_memory
+
+
+def test_a_row_without_anything_measured_is_not_one_that_ran() -> None:
+    judged = [judge(entry, shipped) for entry in read_entries([OWN, {**OWN, "tokens_per_s": "", "notes": "planned"}])]
+    assert all(item.prediction is not None for item in judged)
+    assert verdict_shares(judged)["ran"][1] == 1
 
 
 def test_a_run_that_ran_did_not_run_out_of_memory() -> None:
