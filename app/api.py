@@ -134,7 +134,7 @@ def opened(name: str | None, *, ignore_memory: bool = False) -> Iterator[Device]
 
     if name is not None and not isinstance(name, str):
         raise InputError(f'device is {name!r}, but it is a name: "cuda:0", "cpu" or "mock:<gpu-id>".')
-    device = open_device(name or default_device_name(), ignore_memory=ignore_memory)
+    device = open_device(default_device_name() if name is None else name, ignore_memory=ignore_memory)
     try:
         yield device
     finally:

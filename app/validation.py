@@ -37,7 +37,7 @@ class Validation:
 
     def as_dict(self) -> dict[str, Any]:
         """``tunecast.validation/1``."""
-        return validation_to_dict(self.judged, self.left_out_rows)
+        return validation_to_dict(self.judged, self.left_out_rows) | {"notes": list(self.notes)}
 
     def above(self, bar: float) -> list[str]:
         """A sentence for each median error above the bar; scoring nothing is above every bar."""

@@ -170,6 +170,7 @@ def validation_to_dict(judged: Sequence[Judged], left_out_rows: int = 0) -> dict
         "summary": {
             "speed": stats_of(speeds(judged)).as_dict(),
             "memory": stats_of(memories(judged)).as_dict(),
+            "verdicts": {kind: {"right": good, "of": of} for kind, (good, of) in verdict_shares(judged).items()},
             "in_sample_rows": sum(item.in_sample for item in judged),
             "left_out_rows": left_out_rows,
         },

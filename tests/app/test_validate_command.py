@@ -43,7 +43,7 @@ def test_json_forecasts_as_estimate_does(table: Path) -> None:
     answer = runner.invoke(program, ["validate", str(table), "--json"])
     assert answer.exit_code == 0
     found = json.loads(answer.stdout)
-    assert set(found) == {"schema", "rows", "summary"}
+    assert set(found) == {"schema", "rows", "summary", "notes"}
     first, second, third, fourth = found["rows"]
     assert first["speed"]["value"] == pytest.approx(forecast_speed())
     assert first["speed"]["error"] == pytest.approx(forecast_speed() / 1000 - 1)
@@ -150,6 +150,8 @@ def test_rows_that_the_priors_were_fitted_to_are_told_where_their_errors_stand(t
     found = json.loads(runner.invoke(program, ["validate", str(path), "--json"]).stdout)
     assert {row["id"]: row["in_sample"] for row in found["rows"]} == {"FM-025": True, "MINE": False}
     assert found["summary"]["in_sample_rows"] == 1
+    assert found["summary"]["verdicts"]["ran"] == {"right": 2, "of": 2}
+    assert found["notes"] == []
     told = runner.invoke(program, ["validate", str(path), "--explain", "FM-025"]).stdout
     assert "the priors were fitted to this run" in told
 
@@ -165,7 +167,9 @@ def test_a_whole_time_is_scored_and_told_and_a_speed_in_flops_is_named(tmp_path:
     assert "1 row whose speed is of the whole wall time" in shown
     assert "needs total_tokens_or_steps beside it" in shown
     assert "Columns that are not read: url, tflops_per_gpu and mfu (the speed of 1 row is stated as" in told
-    rows = json.loads(runner.invoke(program, ["validate", str(path), "--json"]).stdout)["rows"]
+    found = json.loads(runner.invoke(program, ["validate", str(path), "--json"]).stdout)
+    rows = found["rows"]
+    assert "Columns that are not read: url," in found["notes"][0]
     assert [row["whole_time"] for row in rows] == [True, False, False]
     assert rows[0]["speed"]["measured"] == pytest.approx(600 * 2048 / 1800)
     explained = " ".join(runner.invoke(program, ["validate", str(path), "--explain", "W-1"]).stdout.split())

@@ -259,6 +259,7 @@ def test_json_has_the_documented_shape(rows: dict[str, dict[str, str]]) -> None:
         "speed": None,
         "memory": None,
     }
+    assert found["summary"]["verdicts"]["stated"] == {"right": 0, "of": 0}
     assert found["summary"]["memory"] == pytest.approx(
         {"n": 1, "median_abs_error": 0.5, "p90_abs_error": 0.5, "bias": 0.5, "coverage": 1.0}
     )
