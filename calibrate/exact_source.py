@@ -124,7 +124,7 @@ def traced_inventory(
     return StepInventory(
         operations=operations,
         places=traced_places(trace, architecture.num_layers),
-        model_flops=required_flops(operations, trace, run),
+        model_flops=required_flops(operations),
         trainable_params=trace.trainable_params,
         notes=(f"memory, FLOPs and kernels traced from the real code: {', '.join(versions())}", *notes),
     )
@@ -168,26 +168,16 @@ def whole_parts(parts: Mapping[str, int]) -> Parts:
     return {part: parts.get(part, 0) for part in PARTS}
 
 
-def required_flops(operations: Iterable[Operation], trace: Trace, run: Run) -> float:
+def required_flops(operations: Iterable[Operation]) -> float:
     """FLOPs that the mathematics needs: recomputation left out, attention's backward twice its forward.
 
-    A reentrant recomputation runs inside the backward, so what the layers ran forward is taken off again. Left in:
-    masked halves of attention that ran as plain products (eager).
+    Left in: masked halves of attention that ran as plain products (eager).
     """
-    total = sum(
+    return sum(
         operation.total_flops * (_required(operation) if operation.kind is Kind.ATTENTION else 1.0)
         for operation in operations
         if operation.kind in (Kind.GEMM, Kind.ATTENTION) and operation.phase is not Phase.RECOMPUTE
     )
-    if not (run.gradient_checkpointing and run.reentrant):
-        return total
-    layers = sum(
-        operation.flops * times
-        for part, times in counted_micro_batches(trace.stream, run.gradient_accumulation_steps)
-        for operation in part
-        if operation.layer is not None and operation.phase is Phase.FORWARD
-    )
-    return total - layers
 
 
 def _required(operation: Operation) -> float:

@@ -167,6 +167,13 @@ FOREACH_ADAMW = (
 WEIGHT_DECAY = MultiTensor(name="adamw.decay", lists=1, moves=2)
 """``_foreach_mul_`` of the parameters, where weight decay is not 0 (``torch.optim.AdamW``: 0.01)."""
 FUSED = "adamw_torch_fused"
+TRAINERS = ("hf-peft", "liger")
+"""Stacks whose optimizer is the Trainer's where its version is asked for, and without one ``adamw_torch``."""
+FOREACH_NOTE = (
+    "The update is adamw_torch (foreach), which makes copies; transformers' Trainer with torch 2.8 or later takes "
+    "adamw_torch_fused, of less memory and time: --optim adamw_torch_fused is that run."
+)
+"""Of a full run whose optimizer nobody named (``TrainingArguments.optim`` of transformers 4.54 and later)."""
 FUSED_ADAMW = MultiTensor(name="adamw.fused", lists=4, moves=7)
 """``_fused_adamw_``: parameter and both moments read and written, gradient read."""
 SGD = MultiTensor(name="sgd.step", lists=2, moves=3)

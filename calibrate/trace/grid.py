@@ -20,7 +20,7 @@ from tunecast.model.architecture import Architecture
 from tunecast.model.architectures import load_architecture
 from tunecast.model.inventory import step_operations
 from tunecast.model.memory import memory_timeline
-from tunecast.model.operation import Kind, Operation, Phase
+from tunecast.model.operation import Kind, Operation
 from tunecast.model.resolve import resolve_run
 from tunecast.model.run import Run
 from tunecast.model.stacks import BUILT
@@ -198,15 +198,11 @@ def off_by(found: float, expected: float) -> float:
     return found / expected - 1.0
 
 
-def phase_totals(operations: Iterable[Operation], run: Run) -> dict[str, dict[str, float]]:
-    """FLOPs, launches and bytes by phase. Attention's bytes are left out: its arithmetic bounds it.
-
-    Reentrant checkpointing recomputes inside an autograd function, which the trace cannot tell from backward.
-    """
+def phase_totals(operations: Iterable[Operation]) -> dict[str, dict[str, float]]:
+    """FLOPs, launches and bytes by phase. Attention's bytes are left out: its arithmetic bounds it."""
     totals: dict[str, dict[str, float]] = {}
     for op in operations:
-        phase = Phase.BACKWARD if run.reentrant and op.phase is Phase.RECOMPUTE else op.phase
-        total = totals.setdefault(phase.value, {"flops": 0.0, "launches": 0.0, "bytes": 0.0})
+        total = totals.setdefault(op.phase.value, {"flops": 0.0, "launches": 0.0, "bytes": 0.0})
         total["flops"] += op.total_flops
         total["launches"] += op.total_launches
         total["bytes"] += op.total_bytes if op.kind is not Kind.ATTENTION else 0.0
@@ -233,7 +229,7 @@ def comparison(case: Case, architecture: Architecture) -> dict[str, Any]:
 def row_of(case: Case, cut: Architecture, run: Run, trace: Trace) -> dict[str, Any]:
     """A row of the results file; errors are relative."""
     forecast, operations = memory_timeline(cut, run), step_operations(cut, run)
-    traced, computed = phase_totals(trace.stream, run), phase_totals(operations, run)
+    traced, computed = phase_totals(trace.stream), phase_totals(operations)
     flops = [sum(phase["flops"] for phase in totals.values()) for totals in (computed, traced)]
     phases = worst_by_phase(computed, traced)
     return {

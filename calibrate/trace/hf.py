@@ -288,7 +288,7 @@ def enable_checkpointing(
 ) -> None:
     """Checkpoint every layer as the Trainer does; frozen embeddings get outputs that need gradients.
 
-    `recompute_context`, if given, is entered around every recomputation (non-reentrant only).
+    `recompute_context`, if given, is entered around every recomputation.
     """
     options: dict[str, Any] = {"use_reentrant": run.reentrant}
     if recompute_context is not None and not run.reentrant:
@@ -297,10 +297,30 @@ def enable_checkpointing(
     layers = decoder_layers(model)
     for index, layer in enumerate(layers):
         layer.gradient_checkpointing = run.checkpoints_layer(index)
+        if recompute_context is not None and run.reentrant and run.checkpoints_layer(index):
+            layer._gradient_checkpointing_func = _entering(layer._gradient_checkpointing_func, recompute_context)
     if run.activation_offloading:
         offload.offload_checkpoints(model, layers, reentrant=run.reentrant, recompute_context=recompute_context)
     if run.has_adapters:
         model.enable_input_require_grads()
+
+
+def _entering(checkpoint: Any, context: Callable[[], contextlib.AbstractContextManager[None]]) -> Any:
+    """A reentrant checkpoint that enters the context when it runs its function again, which its backward does without
+    asking for a ``context_fn``."""
+
+    def checkpointed(function: Any, *args: Any) -> Any:
+        ran = False
+
+        def again(*given: Any) -> Any:
+            nonlocal ran
+            with context() if ran else contextlib.nullcontext():
+                ran = True
+                return function(*given)
+
+        return checkpoint(again, *args)
+
+    return checkpointed
 
 
 def autocast_context(run: Run, device_type: str) -> contextlib.AbstractContextManager[Any]:

@@ -12,7 +12,7 @@ from tunecast.model.architectures import architecture_from_config
 from tunecast.model.flops import model_flops_per_step
 from tunecast.model.inventory import step_operations
 from tunecast.model.memory import memory_timeline
-from tunecast.model.operation import Kind, Operation
+from tunecast.model.operation import Kind, Operation, Phase
 from tunecast.model.resolve import resolve_run
 from tunecast.model.run import Run
 from tunecast.model.step_source import executed_by_dtype_of, model_flops_of, operations_of, timeline_of
@@ -109,6 +109,19 @@ def test_required_flops_of_the_trace_equal_the_formula(options: dict[str, Any]) 
         adapters = sum(run.lora_r * linear.in_features for linear in inward)
         first_inputs = 2.0 * run.tokens_per_step * (frozen + adapters)
     assert traced == pytest.approx(formula - first_inputs, rel=1e-9)
+
+
+@pytest.mark.parametrize("options", [{"method": "lora"}, {"method": "qlora"}, {"method": "full", "optim": "sgd"}])
+@pytest.mark.parametrize("offloading", [False, True])
+def test_a_reentrant_recomputation_is_no_backward(options: dict[str, Any], offloading: bool) -> None:
+    """torch runs it inside the backward and has no context for it; its launches cost the host as the forward's do."""
+    run = run_of(**options, reentrant=True, activation_offloading=offloading, gradient_accumulation_steps=3)
+    traced, formula = operations_of(LLAMA, run, source=TracedSteps()), step_operations(LLAMA, run)
+    for phase in (Phase.FORWARD, Phase.RECOMPUTE, Phase.BACKWARD):
+        found, expected = (totals(tuple(o for o in each if o.phase is phase)) for each in (traced, formula))
+        assert found[::2] == pytest.approx(expected[::2], rel=1e-9)
+        assert found[1] == pytest.approx(expected[1], rel=1e-3)
+        assert found[0] > 0.0
 
 
 def test_a_family_without_formulas_is_traced() -> None:

@@ -13,6 +13,7 @@ from tunecast.model.architectures import architecture_from_config, load_architec
 from tunecast.model.experts_modules import of_age
 from tunecast.model.losses import FULL_NOTE
 from tunecast.model.memory import memory_timeline
+from tunecast.model.optimizer import FOREACH_NOTE
 from tunecast.model.resolve import resolve_run
 from tunecast.model.resolve_stacks import of_stack
 from tunecast.model.run import Run
@@ -112,6 +113,8 @@ def test_nothing_asked_is_the_newest_and_says_so(llama: Architecture) -> None:
         ("ms-swift", "3.5.3", "lora", {"optim": "adamw_torch", "hf_code": "4.49"}),
         ("torchtune", "0.2.1", "lora", {"optim": "adamw_torch"}),
         ("unsloth", "2025.6.2", "qlora", {"loss_type": "cut_cross_entropy"}),
+        ("unsloth", "2024.12.4", "qlora", {"loss_type": "cut_cross_entropy", "hf_code": "4.46"}),
+        ("unsloth", "2024.11.7", "lora", {"loss_type": "nll"}),
         ("unsloth", "2024.8", "lora", {"loss_type": "nll"}),
     ],
 )
@@ -134,6 +137,26 @@ def test_what_an_older_version_changes(
 def test_whole_logits_beside_todays_trl_are_told(llama: Architecture, options: dict[str, Any], told: bool) -> None:
     notes = resolve_run(llama, {"stack": "trl", **options}).notes
     assert (FULL_NOTE in notes) == told
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"method": "full"}, True),
+        ({"method": "full", "stack": "liger"}, True),
+        ({"method": "full", "optim": "adamw_torch"}, False),
+        ({"method": "full", "stack_version": "5.0"}, False),
+        ({"method": "full", "stack": "trl"}, False),
+        ({"method": "lora"}, False),
+    ],
+)
+def test_the_trainers_own_optimizer_is_told_where_none_was_named(
+    llama: Architecture, options: dict[str, Any], told: bool
+) -> None:
+    """transformers 5.23 training_args.py: ``adamw_torch_fused`` with torch 2.8 or later."""
+    found = resolve_run(llama, options)
+    assert (FOREACH_NOTE in found.notes) == told
+    assert not told or found.run.optim == "adamw_torch"
 
 
 @pytest.mark.parametrize(
