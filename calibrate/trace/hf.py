@@ -297,10 +297,11 @@ def enable_checkpointing(
     layers = decoder_layers(model)
     for index, layer in enumerate(layers):
         layer.gradient_checkpointing = run.checkpoints_layer(index)
-        if recompute_context is not None and run.reentrant and run.checkpoints_layer(index):
-            layer._gradient_checkpointing_func = _entering(layer._gradient_checkpointing_func, recompute_context)
     if run.activation_offloading:
-        offload.offload_checkpoints(model, layers, reentrant=run.reentrant, recompute_context=recompute_context)
+        offload.offload_checkpoints(model, layers, reentrant=run.reentrant)
+    if recompute_context is not None and run.reentrant:
+        for layer in layers:
+            layer._gradient_checkpointing_func = _entering(layer._gradient_checkpointing_func, recompute_context)
     if run.has_adapters:
         model.enable_input_require_grads()
 

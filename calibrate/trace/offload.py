@@ -8,10 +8,8 @@ layers alone (theirs take other saved tensors outside the layers too, which are 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
-
-Context = Callable[[], contextlib.AbstractContextManager[None]]
 
 
 def to_host(tensor: Any) -> Any:
@@ -24,10 +22,10 @@ def to_device(tensor: Any, device: Any) -> Any:
     return tensor.to(device, non_blocking=True)
 
 
-def offload_checkpoints(model: Any, layers: Any, *, reentrant: bool, recompute_context: Context | None) -> None:
+def offload_checkpoints(model: Any, layers: Any, *, reentrant: bool) -> None:
     """Make the checkpointed layers keep their inputs in host memory."""
     if reentrant:
-        function = _offloaded_checkpointer(recompute_context or contextlib.nullcontext)
+        function = _offloaded_checkpointer()
         for layer in layers:
             layer._gradient_checkpointing_func = function.apply
         return
@@ -68,7 +66,7 @@ def _hooks(inputs: set[int]) -> Iterator[None]:
         yield
 
 
-def _offloaded_checkpointer(recompute_context: Context) -> Any:
+def _offloaded_checkpointer() -> Any:
     import torch
 
     class OffloadedCheckpointer(torch.autograd.Function):  # type: ignore[misc]
@@ -91,7 +89,7 @@ def _offloaded_checkpointer(recompute_context: Context) -> Any:
             hidden = to_device(saved, ctx.device).detach()
             hidden.requires_grad_(True)
             kind, dtype, enabled = ctx.autocast
-            with recompute_context(), torch.enable_grad(), torch.autocast(kind, dtype=dtype, enabled=enabled):
+            with torch.enable_grad(), torch.autocast(kind, dtype=dtype, enabled=enabled):
                 output = ctx.function(hidden, *ctx.args)
             torch.autograd.backward(output, gradient)
             return (None, hidden.grad, *(None for _ in ctx.args))
