@@ -84,6 +84,11 @@ def check_traced(run: Run) -> None:
             if name in BY_DATA:
                 name, shown = "padding_free", "with --no-packing"
             flag = name.replace("_", "-")
+            if name == "master_dtype":
+                raise NotSupportedError(
+                    f"--exact traces weights in one dtype, but what trains of this run's shards is held in {shown}, as "
+                    "FSDP 2 does under autocast; add --master-dtype none, or leave --exact out."
+                )
             raise NotSupportedError(
                 f"--exact runs the code of transformers, PEFT and bitsandbytes, which has no --{flag} {shown}; leave "
                 "one of the two out."

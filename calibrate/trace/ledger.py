@@ -34,12 +34,16 @@ class Peak:
 
     bytes: int
     parts: dict[str, int]
+    entered: int = 0
+    """Storages that had been entered by then."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _Entry:
     bytes: int
     part: str
+    number: int
+    """How many had been entered with it."""
 
 
 @dataclass(slots=True)
@@ -50,6 +54,8 @@ class Ledger:
     total_bytes: int = 0
     peaks: dict[Any, Peak] = field(default_factory=dict)
     place: Any = "load"
+    entered: int = 0
+    """Storages entered so far."""
     _entries: dict[int, _Entry] = field(default_factory=dict)
 
     def add(self, tensor: Any, part: str) -> None:
@@ -59,20 +65,23 @@ class Ledger:
         n_bytes = rounded_bytes(storage.nbytes())
         if key in self._entries or not n_bytes:
             return
-        self._entries[key] = _Entry(bytes=n_bytes, part=part)
+        self.entered += 1
+        self._entries[key] = _Entry(bytes=n_bytes, part=part, number=self.entered)
         self.alive[part] += n_bytes
         self.total_bytes += n_bytes
         weakref.finalize(storage, self._drop, key).atexit = False
         self._note_peak()
 
     def retag(self, tensor: Any, part: str) -> None:
-        """Move a known storage to another part (a gradient, an optimizer state)."""
+        """Move a known storage to another part (a gradient, an optimizer state), which it is from its birth on."""
         entry = self._entries.get(tensor.untyped_storage()._cdata)
         if entry is None:
             self.add(tensor, part)
             return
-        self.alive[entry.part] -= entry.bytes
-        self.alive[part] += entry.bytes
+        alive_then = (peak.parts for peak in self.peaks.values() if peak.entered >= entry.number)
+        for parts in (self.alive, *alive_then):
+            parts[entry.part] -= entry.bytes
+            parts[part] += entry.bytes
         entry.part = part
 
     def forget(self, tensor: Any) -> None:
@@ -84,7 +93,7 @@ class Ledger:
     def ignore(self, tensor: Any) -> None:
         """A storage that is not in the device's memory, nor any view of it."""
         storage = tensor.untyped_storage()
-        self._entries[storage._cdata] = _Entry(bytes=0, part="scratch")
+        self._entries[storage._cdata] = _Entry(bytes=0, part="scratch", number=self.entered)
         weakref.finalize(storage, self._drop, storage._cdata).atexit = False
 
     def borrow(self, n_bytes: int, part: str) -> None:
@@ -104,7 +113,7 @@ class Ledger:
     def _note_peak(self) -> None:
         best = self.peaks.get(self.place)
         if best is None or self.total_bytes > best.bytes:
-            self.peaks[self.place] = Peak(bytes=self.total_bytes, parts=dict(self.alive))
+            self.peaks[self.place] = Peak(bytes=self.total_bytes, parts=dict(self.alive), entered=self.entered)
 
     def _drop(self, key: int) -> None:
         entry = self._entries.pop(key, None)

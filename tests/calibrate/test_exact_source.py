@@ -87,6 +87,22 @@ def test_sharded_by_the_same_rules_as_the_formulas(sharding: str) -> None:
     assert exact == counted != []
 
 
+@pytest.mark.parametrize("sharding", ["fsdp", "fsdp-grad-op", "zero2"])
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "apart"])
+@pytest.mark.parametrize("micro_batches", [1, 3])
+def test_a_gradient_that_waits_to_be_whole_is_one_from_its_birth_on(
+    sharding: str, tied: bool, micro_batches: int
+) -> None:
+    """Few tokens beside a table of several layers: its gradient, which a tied head's waits for, is the peak."""
+    few = architecture_from_config({**SMALL, "vocab_size": 8192, "tie_word_embeddings": tied}, "small llama of words")
+    options = {"max_length": 16, "method": "full", "num_gpus": 16, "sharding": sharding}
+    run = resolve_run(few, {**options, "gradient_accumulation_steps": micro_batches}).run
+    traced, formula = timeline_of(few, run, source=TracedSteps()), memory_timeline(few, run)
+    assert traced.moments == pytest.approx(formula.moments, rel=2e-3)
+    smallest = 1e-3 * formula.allocated_bytes
+    assert traced.parts_bytes == pytest.approx(formula.parts_bytes, rel=2e-3, abs=smallest)
+
+
 def test_one_trace_serves_every_number_of_gpus() -> None:
     """But for accelerate's cast of the output, which DeepSpeed and FSDP2 go without (`seen_logits.is_widened`)."""
     source = TracedSteps()
@@ -154,6 +170,7 @@ def test_weights_of_an_unknown_family_are_not_sharded_on_a_guess() -> None:
         ({"fused_kernels": ("rms_norm", "rope")}, "--fused-kernels rms_norm,rope"),
         ({"hf_code": "4.45"}, "--hf-code 4.45"),
         ({"tp": 2, "num_gpus": 2}, "--tp"),
+        ({"sharding": "fsdp", "num_gpus": 2, "master_dtype": "fp32"}, "add --master-dtype none"),
     ],
 )
 def test_what_the_traced_code_would_leave_out_is_refused_by_name(changes: dict[str, Any], named: str) -> None:

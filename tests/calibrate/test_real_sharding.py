@@ -72,8 +72,15 @@ WORDY: dict[str, dict[str, Any]] = {
     "wordy-fsdp-lora": {**RUNS["fsdp-lora"], "max_length": 64},
     "wordy-fsdp-longer": {**RUNS["fsdp-full"], "max_length": 128},
 }
-TIES: dict[str, dict[str, Any]] = {f"tied-{name}": RUNS[name] for name in ("fsdp-full", "fsdp-lora")}
-CONFIGS = {**dict.fromkeys(WORDY, MORE_WORDS), **dict.fromkeys(TIES, TIED)}
+TIES: dict[str, dict[str, Any]] = {
+    **{f"tied-{name}": RUNS[name] for name in ("fsdp-full", "fsdp-lora")},
+    "tied-wordy-fsdp-full": RUNS["fsdp-full"],
+}
+CONFIGS = {
+    **dict.fromkeys(WORDY, MORE_WORDS),
+    **dict.fromkeys(TIES, TIED),
+    "tied-wordy-fsdp-full": {**MORE_WORDS, "tie_word_embeddings": True},
+}
 WATCHED = {**RUNS, **WORDY, **TIES}
 NAMES = [*some_for_ci(RUNS, 3), *some_for_ci(WORDY, 3, first=1), *some_for_ci(TIES)]
 """CI trains a third of them; every kind of sharding, of training and of summing is among those."""
