@@ -19,6 +19,7 @@ from tunecast.calibrate.row_cells import (
     check_doubts,
     check_half,
     counter_of,
+    fill_padded,
     note_full,
     on_old_card,
     rows_are_full,
@@ -184,6 +185,7 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
     kernel = _kernel(row, options, gpu)
     samples_fill = samples_that_fill(row)
     full = rows_are_full(row, options) or samples_fill
+    fill_padded(options)
     architecture = _architecture(row, options)
     if "lora_target_modules" in options:
         _targets(row, options, architecture, software)

@@ -18,6 +18,7 @@ from tunecast.calibrate.run_table import SkipRowError, number
 from tunecast.calibrate.vocabulary import Options, cell, fills, lookup, number_alone, states, vocabulary
 from tunecast.catalogs.gpus import Gpu, training_dtype
 from tunecast.model.run import Run
+from tunecast.model.stacks import PLAIN, ignores_padding
 from tunecast.model.units import SIXTEEN_BITS
 
 VOCABULARY_COLUMNS = (
@@ -258,6 +259,13 @@ def rows_are_full(row: Mapping[str, str], options: dict[str, Any]) -> bool:
     if options.pop("alone", False) and options["per_device_train_batch_size"] > 1:
         raise SkipRowError(f"packed {row['packed']!r}: a mean length is that of rows only where micro_batch is 1")
     return bool(options.pop("filled", "packed" not in row)) or row.get("packed", "yes").startswith(("yes", "n/a"))
+
+
+def fill_padded(options: dict[str, Any]) -> None:
+    """Samples padded to the length, and a model that is told which tokens are padding, where the stack tells it."""
+    apart = options.get("cp", 1) == 1 and options.get("attention_length") is None
+    if options.pop("padded", False) and apart and not ignores_padding(options.get("stack") or PLAIN):
+        options.update(padding_mask=True, pad_to_multiple_of=options["max_length"])
 
 
 def check_doubts(row: Mapping[str, str]) -> None:

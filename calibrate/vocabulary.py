@@ -136,7 +136,9 @@ def _lengths(text: str, facts: Mapping[str, Any]) -> Options:
         raise SkipRowError(f"packed {text!r} contradicts itself: packed samples fill their length")
     if not (facts.get("packing") or fills(facts)):
         raise SkipRowError(f"packed {text!r}: {UNKNOWN_LENGTH}")
-    found: Options = {"filled": True, **({"alone": True} if facts.get("alone") else {})}
+    found: Options = {"filled": True, **{name: True for name in ("alone", "padded") if facts.get(name)}}
+    if facts.get("tokens") or facts.get("made_up"):
+        found.pop("padded", None)  # drawn to the length, whatever it is called
     stated = {value for value in facts.values() if isinstance(value, int) and not isinstance(value, bool)}
     if len(stated) > 1:
         raise SkipRowError(f"packed {text!r} contradicts itself: {' and '.join(map(str, sorted(stated)))}")

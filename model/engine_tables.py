@@ -29,7 +29,7 @@ from tunecast.model.trainer_loop import modules_of
 SMOOTH = {
     "gemm": {"bytes_per_s", "flops_per_s", "t0_s", "area", "tile", "k0",
              "processors", "wave_tile_m", "wave_tile_n", "split_depth"},
-    "attention": {"flops_per_s", "t0_s", "length0", "head_dim0", "work0_flops", "head_step"},
+    "attention": {"flops_per_s", "t0_s", "length0", "head_dim0", "wide", "work0_flops", "head_step"},
     "bandwidth": {"bytes_per_s", "t0_s"},
     "elements": {"bytes_per_s", "t0_s"},
 }  # fmt: skip

@@ -86,9 +86,13 @@ def efficient_curves(
         like = next((curves[name] for name in _starts(dtype, direction) if name in curves), None)
         if like is None or "flops_per_s" not in like.params:
             continue
-        rate = like.params["flops_per_s"] * float(belief[direction])
-        curve = like.at_rate("flops_per_s", rate, log_sd=float(belief["log_sd"]), origin="assumed")
-        found |= {f"attention-{kernel}.{dtype}.{direction}": curve for kernel in (EFFICIENT, MASKED)}
+        for kernel, rates in ((EFFICIENT, belief), (MASKED, belief.get("masked", belief))):
+            rate = like.params["flops_per_s"] * float(rates[direction])
+            curve = like.at_rate("flops_per_s", rate, log_sd=float(belief["log_sd"]), origin="assumed")
+            wide = rates.get(f"{direction}_wide")
+            if wide is not None:
+                curve = replace(curve, params={**curve.params, "wide": float(wide)})
+            found[f"attention-{kernel}.{dtype}.{direction}"] = curve
     return found
 
 

@@ -15,6 +15,7 @@ ON, OFF = {"gradient_checkpointing": True}, {"gradient_checkpointing": False}
 ONCE = {**ON, "reentrant": False}
 NO_OFFLOAD = {**ON, "activation_offloading": False}
 FILLED = {"filled": True}
+PADDED = {**FILLED, "padded": True}
 COMPILED, PLAIN = {"torch_compile": True}, {"torch_compile": False}
 BF16 = {"dtype": "bf16", "precision": "bf16"}
 NF4_ONCE = {"bnb_4bit_quant_type": "nf4", "double_quant": False}
@@ -24,13 +25,13 @@ TP = {"sharding": "none", "tp": 8, "sequence_parallel": False}
 
 MEANINGS: dict[str, list[tuple[str, dict[str, Any]]]] = {
     "packed": [
-        ("no, padded to max length", FILLED), ("no - padded to max length", FILLED),
-        ("no \u2014 padded to max length", FILLED), ("no: padded to max length", FILLED),
-        ("no (padded to max length)", FILLED), ("no but padded to max length", FILLED),
-        ("packing=False, padded to max length", FILLED), ("packing: false (samples fill seq_len)", FILLED),
+        ("no, padded to max length", PADDED), ("no - padded to max length", PADDED),
+        ("no \u2014 padded to max length", PADDED), ("no: padded to max length", PADDED),
+        ("no (padded to max length)", PADDED), ("no but padded to max length", PADDED),
+        ("packing=False, padded to max length", PADDED), ("packing: false (samples fill seq_len)", FILLED),
         ("without packing, full length", FILLED), ("yes, pad_to_max_length=False", FILLED),
         ("sample_packing: false, full-length sequences", FILLED), ("not packed, fixed length", FILLED),
-        ("no, random tokens, full length", FILLED),
+        ("no, random tokens, full length", FILLED), ("random tokens padded to max length", FILLED),
     ],
     "compile": [
         ("torch.compile(dynamic=False)", COMPILED), ("torch.compile (dynamic=None)", COMPILED),

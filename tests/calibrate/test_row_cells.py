@@ -199,6 +199,26 @@ def test_samples_that_fill_their_length_are_counted_in_tokens_padding_too(packed
     assert "contradict each other" in reason({**cells, "samples_per_s": "0.5", "tokens_per_s": "1200"})
 
 
+@pytest.mark.parametrize(
+    ("packed", "framework", "filled"),
+    [
+        ("padded to max length", "transformers 4.50", True),
+        ("no, but every sample padded to the fixed length", "HF Trainer + DeepSpeed launcher", True),
+        ("padded to 8192", "LLaMA-Factory 0.9.3", True),
+        ("fixed length", "transformers 4.50", False),
+        ("random tokens padded to max length", "transformers 4.50", False),
+        ("padded to max length", "HF Trainer (optimum-benchmark)", False),
+        ("padded to max length", "torchtune 0.5", False),
+    ],
+)
+def test_samples_padded_to_the_length_bring_a_mask_where_the_model_is_told(
+    packed: str, framework: str, filled: bool
+) -> None:
+    """A sample alone in its micro-batch too; drawn tokens have none to mask, and torchtune hands on no mask."""
+    run = one({**ALONE, "packed": packed, "framework": framework, "attention_impl": "sdpa"}).run
+    assert (run.has_padding, run.pad_to_multiple_of) == ((True, 8192) if filled else (False, 1))
+
+
 @pytest.mark.parametrize("packed", ["yes", "packed", "packing", "neat_packing"])
 def test_samples_of_packed_rows_may_be_documents_and_the_row_says_what_to_write(packed: str) -> None:
     found = one({**ALONE, "packed": packed, "tokens_per_s": "", "samples_per_s": "0.5"})

@@ -41,6 +41,7 @@ BF16 = {"dtype": "bf16", "precision": "bf16"}
 FP16 = {"dtype": "fp16", "precision": "fp16"}
 MIXED = {"mixed": "bf16"}
 FILLED: dict[str, Any] = {"filled": True}
+PADDED = {**FILLED, "padded": True}
 FOREACH, ONE_KERNEL = {"optim": "adamw_torch"}, {"optim": "adamw_torch_fused"}
 IN_BACKWARD, LION = {"optimizer_in_backward": True}, {"optim": "lion_32bit"}
 BNB_ADAM, PAGED_8, PAGED_32 = {"optim": "adamw_bnb_8bit"}, {"optim": "paged_adamw_8bit"}, {"optim": "paged_adamw_32bit"}
@@ -298,8 +299,8 @@ MEANINGS: dict[str, list[tuple[str, dict[str, Any]]]] = {
         ("packed to 4096 (pretraining)", {"filled": True, "filled_length": 4096}),
         ("token stream (DCLM)", {"filled": True}),
         ("True", FILLED), ("yes (packing)", FILLED), ("sample packing", FILLED), ("constant length", FILLED),
-        ("packing=True", FILLED), ("padded to 2048", {**FILLED, "filled_length": 2048}),
-        ("full 4096-token sequences", {**FILLED, "filled_length": 4096}), ("no packing, padded to max length", FILLED),
+        ("packing=True", FILLED), ("padded to 2048", {**PADDED, "filled_length": 2048}),
+        ("full 4096-token sequences", {**FILLED, "filled_length": 4096}), ("no packing, padded to max length", PADDED),
         ("fixed length", FILLED), ("neat_packing", FILLED), ("yes (neat_packing)", FILLED), ("packed sequence", FILLED),
         ("concat", FILLED), ("concatenate and chunk", FILLED), ("Axolotl multipack", FILLED), ("TRL packing", FILLED),
         ("PackedDataset", FILLED), ("sequence packing (THD)", FILLED),
@@ -314,8 +315,8 @@ MEANINGS: dict[str, list[tuple[str, dict[str, Any]]]] = {
             "no (mean 700 tokens a sample; micro-batch 1, no padding; cap 8192)",
             {**FILLED, "alone": True, "filled_length": 700},
         ),
-        ("n/a: samples fill 8192", {**FILLED, "filled_length": 8192}), ("padded to max length", FILLED),
-        ("padding=max_length", FILLED),
+        ("n/a: samples fill 8192", {**FILLED, "filled_length": 8192}), ("padded to max length", PADDED),
+        ("padding=max_length", PADDED),
     ],
     "lora_targets": [
         ("auto (left to PEFT)", {"lora_target_modules": "<peft>"}), ("attention (qkv, proj)", targets("<attention>")),

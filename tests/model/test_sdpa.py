@@ -196,6 +196,22 @@ def test_its_rate_is_what_was_published() -> None:
     assert 0.072 / 2 < total < 0.072 * 2
 
 
+@pytest.mark.parametrize(("head_dim", "forward", "backward"), [(64, 0.56, 0.36), (128, 0.56, 0.36), (256, 0.56, 0.144)])
+def test_under_a_mask_the_backward_of_wide_heads_is_slower(head_dim: int, forward: float, backward: float) -> None:
+    """Published rates over FlashAttention-2's: of heads of up to 128, and of 256, whose sums leave the registers."""
+    factors = prior_factors(load_gpus()["a100-sxm4-80gb"])
+    for phase, share in ((Phase.FORWARD, forward), (Phase.BACKWARD, backward)):
+        taken = []
+        for layout in ("", UNDER_A_MASK):
+            operation = Operation(
+                name="attention", kind=Kind.ATTENTION, phase=phase, flops=1e15, shape=(1, 16, 16, 8192, 8192, head_dim),
+                layout=layout,
+            )  # fmt: skip
+            curve = find_curve(curve_key(operation), factors)
+            taken.append(float(seconds(curve, columns([operation])).seconds[0]))
+        assert taken[0] / taken[1] == pytest.approx(share, rel=0.01)
+
+
 def test_a_record_that_has_not_measured_it_goes_by_its_own_flash_kernel() -> None:
     own = prior_factors(load_gpus()["a100-sxm4-80gb"])
     without = {name: curve for name, curve in own.curves.items() if "-" not in name}
