@@ -9,7 +9,7 @@ from tunecast.tables import DASH, digits, dollars, duration
 
 if TYPE_CHECKING:
     from tunecast.model.interrupted import Interrupted
-    from tunecast.model.phases import Phase
+    from tunecast.model.phase import Phase
     from tunecast.model.whole_run import WholeRun
 
 Line = tuple[str, str, str]

@@ -15,8 +15,9 @@ from tunecast.model.interruptions import (
     rate_per_h,
     with_proposed,
 )
+from tunecast.model.phase import Phase, Work
 from tunecast.model.phase_rates import Rates
-from tunecast.model.phases import Phase, Work, full_runs, one_save_h, saves_asked
+from tunecast.model.phases import full_runs, one_save_h, saves_asked
 from tunecast.model.terms import Cuts, Terms
 from tunecast.model.units import HOUR_S, MINUTE_S
 from tunecast.model.value import Value, total

@@ -30,8 +30,8 @@ from tunecast.model.largest import chance_to_fit
 from tunecast.model.on_device import check_kernels, job_factors, target_factors
 from tunecast.model.parallel_network import without_bridge
 from tunecast.model.parallel_offload import host_need_bytes
+from tunecast.model.phase import Work
 from tunecast.model.phase_rates import Rates, phase_rates
-from tunecast.model.phases import Work
 from tunecast.model.plans import Job, Plan, best_plans, plans_that_may_fit
 from tunecast.model.question import STORED_AS, Question
 from tunecast.model.replay import is_replayed

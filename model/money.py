@@ -19,8 +19,8 @@ from tunecast.model.factors import FactorSet
 from tunecast.model.forecast import Forecast
 from tunecast.model.interruptions import NEVER_H
 from tunecast.model.parallel_offload import host_need_bytes
+from tunecast.model.phase import Work
 from tunecast.model.phase_rates import Rates, phase_rates
-from tunecast.model.phases import Work
 from tunecast.model.power import measured_power_w
 from tunecast.model.question import STORED_AS, Question
 from tunecast.model.rows import own_run, unpacked_rows

@@ -1,133 +1,24 @@
 """The phases of a run around its training: how much each has to move or do, at which rate, for how long.
 
 Every phase is one small function of `Work` (amounts, computed once per run), `Rates` and the options.
-Times of one phase's steps add: reading, copying and writing are taken one after another, as the plain
-libraries do them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import replace
 
 from tunecast.catalogs.errors import InputError
 from tunecast.model.factors import Factor
-from tunecast.model.phase_rates import Rates, assumed_duration_s
+from tunecast.model.phase import Phase, Work, at_rates, fixed, gigabytes, moved_h
+from tunecast.model.phase_rates import Rates
 from tunecast.model.units import GIGA, HOUR_S, MEGA, MINUTE_S
 from tunecast.model.value import Value, exact, product, total
 from tunecast.model.whole_run_options import EXPORT_BITS, MACHINE_PHASES, WholeRunOptions
 
-GPU_MACHINE = "gpu"
 BITS_PER_BYTE = 8.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """What one run has to move and do, whatever the machine; see `run_work.work_of`."""
-
-    steps: int
-    tokens: float
-    """Processed by the whole run, epochs and padding included."""
-    dataset_tokens: float
-    """Of one epoch."""
-    tokens_per_step: int
-    max_length: int
-    num_gpus: int
-    download_bytes: float
-    """The published checkpoint."""
-    total_params: int
-    quantized: bool
-    on_cpu: bool
-    model_bytes: float
-    """What the final save writes: the adapter, or the whole model."""
-    checkpoint_bytes: float
-    """What one checkpoint writes: the same, with the optimizer's state."""
-    forward_frac: float
-    """Forward pass over the whole step, in time: what an evaluation takes of it."""
-    compiles: bool = False
-    adapters: bool = True
-    """Whether what is saved is an adapter; else the whole model."""
-    samples_per_row: float = 1.0
-    """Samples in a row of `max_length` tokens, in evaluations too: what packs a training set packs the other
-    (``eval_packing`` of TRL's ``SFTConfig``, ``eval_sample_packing`` of axolotl, unless said otherwise)."""
-    full_frac: float = 1.0
-    """Work of all steps over that of as many full ones (`step_count.full_frac`)."""
-    least: float = 1.0
-    """Tokens to process at the low end of what is assumed of the data, over `tokens`."""
-    most: float = 1.0
-    """At the high end."""
-
-    @property
-    def merged_bytes(self) -> float:
-        """The whole model in 16 bits."""
-        return 2.0 * self.total_params
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Phase:
-    """One phase of the run."""
-
-    name: str
-    hours: Value
-    rates: tuple[tuple[str, Factor], ...] = ()
-    """The rates it was computed with, by name."""
-    origin: str = "assumed"
-    """Of its rates, the least certain: assumed, datasheet, cli or measured:<record>; ``forecast`` for training."""
-    how: str = ""
-    """What is moved or done, in words."""
-    usd_per_h: float | None = None
-    """Of another machine that does it; None for the machine with the GPUs."""
-
-    @property
-    def machine(self) -> str:
-        """``gpu`` for the rented machine itself, ``other`` for a cheaper one."""
-        return GPU_MACHINE if self.usd_per_h is None else "other"
-
-
 Builder = Callable[[Work, Value, Rates, WholeRunOptions], Phase | None]
-WORST_FIRST = ("assumed", "datasheet", "cli")
-
-
-def least_certain(origins: Iterable[str]) -> str:
-    """The origin that says least: assumed before datasheet before given before measured."""
-    found = list(origins)
-    return next((origin for origin in WORST_FIRST if origin in found), found[0] if found else "assumed")
-
-
-def as_value(rate: Factor) -> Value:
-    """A rate as a value with its interval."""
-    return Value(value=rate.value, low=rate.low, high=rate.high)
-
-
-def moved_h(amount: float, rate: Factor) -> Value:
-    """Hours for an amount at a rate; the fast end of the rate is the short end of the time."""
-    hours = amount / HOUR_S
-    return Value(value=hours / rate.value, low=hours / rate.high, high=hours / rate.low)
-
-
-def at_rates(name: str, parts: Iterable[tuple[float, str]], rates: Rates, how: str) -> Phase:
-    """A phase that moves each amount at its named rate, one after another."""
-    listed = [(amount, rate_name) for amount, rate_name in parts if amount > 0.0]
-    used = tuple((rate_name, rates[rate_name]) for _, rate_name in listed)
-    return Phase(
-        name=name,
-        hours=total(moved_h(amount, rates[rate_name]) for amount, rate_name in listed),
-        rates=used,
-        origin=least_certain(rate.origin for _, rate in used),
-        how=how,
-    )
-
-
-def gigabytes(n_bytes: float) -> str:
-    """Decimal gigabytes or megabytes, as clouds bill them."""
-    return f"{n_bytes / GIGA:.3g} GB" if n_bytes >= GIGA else f"{n_bytes / MEGA:.3g} MB"
-
-
-def fixed(name: str, times: float = 1.0) -> Phase:
-    """A phase of an assumed length."""
-    length = as_value(assumed_duration_s(name))
-    return Phase(name=name, hours=length.scaled(times / HOUR_S), origin=assumed_duration_s(name).origin)
 
 
 def start(work: Work, step_s: Value, rates: Rates, options: WholeRunOptions) -> Phase | None:
@@ -269,11 +160,28 @@ def save_parts(n_bytes: float, work: Work, rates: Rates) -> list[tuple[float, st
     return [(0.0 if work.on_cpu else n_bytes, "copy_mb_per_s"), (n_bytes, "disk_write_mb_per_s")]
 
 
+def checkpoint_parts(count: float, work: Work, rates: Rates) -> list[tuple[float, str]]:
+    """Checkpoints with the optimizer's state, of which every GPU with a share copies its own."""
+    parts = save_parts(count * work.checkpoint_bytes, work, rates)
+    return [(amount / (work.writers if name == "copy_mb_per_s" else 1), name) for amount, name in parts]
+
+
+def written_together(work: Work, rates: Rates) -> Rates:
+    """The rates of a checkpoint: of several machines, anything between one volume that all write to and a disk in each.
+
+    A rate that is given is that of the job.
+    """
+    rate = rates["disk_write_mb_per_s"]
+    if work.machines == 1 or rate.origin == "cli":
+        return rates
+    spread = replace(rate, value=rate.value * math.sqrt(work.machines), high=rate.high * work.machines)
+    return {**rates, "disk_write_mb_per_s": spread}
+
+
 def one_save_h(work: Work, rates: Rates) -> Value:
     """One checkpoint with the optimizer's state."""
-    return total(
-        moved_h(amount, rates[name]) for amount, name in save_parts(work.checkpoint_bytes, work, rates) if amount
-    )
+    together = written_together(work, rates)
+    return total(moved_h(amount, together[name]) for amount, name in checkpoint_parts(1.0, work, rates) if amount)
 
 
 def saves_asked(work: Work, options: WholeRunOptions) -> float:
@@ -286,8 +194,9 @@ def checkpoints(work: Work, step_s: Value, rates: Rates, options: WholeRunOption
     if options.save_steps is None or options.spot:
         return None
     count = saves_asked(work, options)
-    how = f"{count:,.0f} x {gigabytes(work.checkpoint_bytes)}"
-    return at_rates("checkpoints", save_parts(count * work.checkpoint_bytes, work, rates), rates, how)
+    apart = f", one volume to {work.machines:,} disks" if work.machines > 1 else ""
+    how = f"{count:,.0f} x {gigabytes(work.checkpoint_bytes)}{apart}"
+    return at_rates("checkpoints", checkpoint_parts(count, work, rates), written_together(work, rates), how)
 
 
 def save(work: Work, step_s: Value, rates: Rates, options: WholeRunOptions) -> Phase | None:

@@ -10,10 +10,11 @@ from tunecast.model.operation import Phase
 from tunecast.model.optimizer import ADAM_STATES, bnb_state_bytes, optimizer_state_bytes
 from tunecast.model.optimizer_bnb import BITSANDBYTES
 from tunecast.model.optimizer_torchao import TORCHAO, state_bytes
-from tunecast.model.phases import Work
+from tunecast.model.phase import Work
 from tunecast.model.published_weights import published_bytes
 from tunecast.model.resolve_parallel import ZERO
 from tunecast.model.run import Run
+from tunecast.model.sharding import shard_gpus, shards_of
 from tunecast.model.stacks import load_stacks
 from tunecast.model.step_source import StepSource, operations_of
 from tunecast.model.time import StepTime
@@ -86,6 +87,7 @@ def work_of(
         trained = source(architecture, run, platform).trainable_params
         saved, state_bytes = float(trained * DTYPE_BYTES[trained_dtype(run)]), traced_state_bytes(run, trained)
     full = amount.full_frac(run)
+    writers = shard_gpus(run) if shards_of(run).optimizer_state else run.tp * run.pp
     tokens = amount.steps * run.tokens_per_step * full
     return Work(
         steps=amount.steps,
@@ -105,6 +107,8 @@ def work_of(
         adapters=run.has_adapters,
         model_bytes=saved,
         checkpoint_bytes=saved + state_bytes,
+        writers=writers,
+        machines=-(-writers // run.gpus_per_node),
         forward_frac=forward_frac,
         compiles=run.torch_compile or bool(load_stacks()[run.stack].get("compiles", False)),
     )

@@ -19,8 +19,9 @@ from tunecast.catalogs.rental_facts import dearest_storage_usd_per_gb_month, egr
 from tunecast.catalogs.tables import read_rows
 from tunecast.model.factors import Factor
 from tunecast.model.interrupted import Interrupted, interrupted
+from tunecast.model.phase import Phase, Work
 from tunecast.model.phase_rates import Billing, Rates
-from tunecast.model.phases import Phase, Work, dataset_bytes, exported_bytes, merges, phases_of, uploaded_bytes
+from tunecast.model.phases import dataset_bytes, exported_bytes, merges, phases_of, uploaded_bytes
 from tunecast.model.terms import Power, Terms
 from tunecast.model.units import GIGA, KILO, MONTH_H
 from tunecast.model.value import Value, exact, product, total

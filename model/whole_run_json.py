@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tunecast.model.interrupted import interrupted_to_dict
-from tunecast.model.phases import Phase
+from tunecast.model.phase import Phase
 from tunecast.model.units import MEGA
 from tunecast.model.whole_run import WholeRun
 

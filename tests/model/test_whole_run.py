@@ -18,8 +18,8 @@ from tunecast.model.amount import Amount, resolve_amount
 from tunecast.model.architectures import load_architecture
 from tunecast.model.cost import Price, user_price
 from tunecast.model.factors import Factor, FactorSet
+from tunecast.model.phase import Work
 from tunecast.model.phase_rates import assumed_rates, billing_rule, load_phase_rates, phase_rates, rate_names
-from tunecast.model.phases import Work
 from tunecast.model.power import measured_power_w
 from tunecast.model.resolve import resolve_run
 from tunecast.model.run_work import work_of
@@ -81,6 +81,36 @@ def test_the_default_phases_and_their_arithmetic() -> None:
     assert whole.total_time_h.value == pytest.approx(sum(whole.phases_h.values()))
     assert whole.train_time_h == exact(1.0)
     assert {phase.name: phase.origin for phase in whole.phases}["train"] == "forecast"
+
+
+def test_shards_are_copied_by_their_gpus_and_written_to_one_volume_or_a_disk_in_each_machine() -> None:
+    rates = {name: rate for name, rate in RATES.items() if name != "disk_write_mb_per_s"}
+    apart = replace(WORK, writers=32, machines=4)
+    known = {"phase_rate": rates, "save_steps": 1000, "phase_min": ["start=0"]}
+    one, four = ((run(work, **known).phases, work) for work in (replace(WORK, writers=32), apart))
+    alone, together = (next(p for p in phases if p.name == "checkpoints").hours for phases, _ in (one, four))
+    copied_h = 600 / 4000 / 32 / 3600
+    assert together.high - copied_h == pytest.approx(alone.high - copied_h)
+    assert together.low - copied_h == pytest.approx((alone.low - copied_h) / 4, rel=1e-6)
+    assert together.value - copied_h == pytest.approx((alone.value - copied_h) / 2)
+    given = run(apart, save_steps=1000)
+    assert seconds(given, "checkpoints") == pytest.approx(600 / 4000 / 32 + 600 / 500)
+
+
+@pytest.mark.parametrize(
+    ("options", "writers", "machines"),
+    [
+        ({"sharding": "zero3", "num_gpus": 64}, 64, 8), ({"sharding": "zero1", "num_gpus": 16}, 16, 2),
+        ({"sharding": "ddp", "num_gpus": 64}, 1, 1), ({"sharding": "hsdp", "num_gpus": 64}, 8, 1),
+        ({"sharding": "none", "num_gpus": 16, "tp": 8, "pp": 2}, 16, 2), ({}, 1, 1),
+    ],
+)  # fmt: skip
+def test_who_writes_a_checkpoint(options: dict[str, Any], writers: int, machines: int) -> None:
+    """Ranks with a share of the optimizer's state each write it (DeepSpeed, FSDP's sharded state, Megatron)."""
+    architecture = load_architecture("meta-llama/Llama-3.1-8B")
+    asked = resolve_run(architecture, {"method": "full", **options}).run
+    work = work_of(architecture, asked, Amount(steps=10, how=""), forward_frac=0.0)
+    assert (work.writers, work.machines) == (writers, machines)
 
 
 def test_train_only_is_training_and_nothing_else() -> None:
