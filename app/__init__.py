@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tunecast.calibrate.watch.callback import TunecastCallback
     from tunecast.catalogs.errors import DeviceError, InputError, NotSupportedError, TunecastError, UnknownNameError
     from tunecast.frames import frame
+    from tunecast.measurement import OutOfMemoryError
     from tunecast.model.architectures import load_architecture
     from tunecast.model.forecast import Forecast
     from tunecast.model.run import Run
@@ -30,6 +31,7 @@ __all__ = [
     "Forecast",
     "InputError",
     "NotSupportedError",
+    "OutOfMemoryError",
     "Run",
     "TunecastCallback",
     "TunecastError",
@@ -56,6 +58,7 @@ _HOME = {
     "DeviceError": "tunecast.catalogs.errors",
     "InputError": "tunecast.catalogs.errors",
     "NotSupportedError": "tunecast.catalogs.errors",
+    "OutOfMemoryError": "tunecast.measurement",
     "TunecastError": "tunecast.catalogs.errors",
     "UnknownNameError": "tunecast.catalogs.errors",
     "load_architecture": "tunecast.model.architectures",

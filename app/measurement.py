@@ -56,6 +56,7 @@ def resolved_on(device: Device, asked: Asked) -> Resolved:
     from tunecast.model.question import BESIDE_STEPS
     from tunecast.model.resolve import resolve_run
     from tunecast.model.rows import with_padding
+    from tunecast.model.sdpa import runs_cudnn
     from tunecast.model.target import MOCK_PREFIX, emulates_bf16
 
     hardware = device.hardware()
@@ -78,6 +79,8 @@ def resolved_on(device: Device, asked: Asked) -> Resolved:
     if not real:  # a real card runs what it runs
         check_experts(asked.architecture, device.id, hardware.compute_capability)
     resolved = with_experts(resolved, asked.architecture, hardware.compute_capability)
+    if not runs_cudnn(asked.architecture, resolved.run, catalog_gpu(hardware.gpu)):
+        resolved = replace(resolved, run=replace(resolved.run, sdpa_cudnn=False))
     resolved = replace(resolved, notes=(*resolved.notes, *asked.notes))
     refuse_what_a_cpu_cannot_hold(device, asked.architecture, resolved)
     return resolved

@@ -41,9 +41,9 @@ from tunecast.calibrate.row_options import fusable, options_of
 from tunecast.calibrate.row_plain import plain_cells
 from tunecast.calibrate.row_rules import filled, from_rules, rules_of
 from tunecast.calibrate.row_sharding import network_gbps, nvlink_said
+from tunecast.calibrate.run_end import OUT_OF_MEMORY, check_status, out_of_memory
 from tunecast.calibrate.run_table import (
     NOTHING,
-    OUT_OF_MEMORY,
     SkipRowError,
     check_batch,
     check_possible,
@@ -51,7 +51,6 @@ from tunecast.calibrate.run_table import (
     dated,
     naming,
     number,
-    out_of_memory,
     peak_memory,
 )
 from tunecast.calibrate.vocabulary import vocabulary
@@ -168,6 +167,7 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
     row = out_of_memory(row)
     if row.get("notes", "").startswith(OUT_OF_MEMORY):
         raise SkipRowError("ran out of memory: a test of fit, not of speed")
+    check_status(row)
     notes: list[str] = []
     row = with_kernel_of_software(with_base_of_quant(filled(row, notes)), notes)
     rules = rules_of(row)
@@ -205,7 +205,7 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
     check_batch(row, run)
     tokens_per_s, whole_run = speed_of(row, run, full=full, samples_fill=samples_fill)
     note_full(row, tokens_per_s, notes)
-    peak_gib, why_no_memory = peak_memory(row, gpu)
+    peak_gib, why_no_memory = peak_memory(row, gpu, run.num_gpus)
     check_possible(row, tokens_per_s, architecture, run, gpu)
     network = network_gbps(row, rules)
     note_network(run, gpu, network, notes)

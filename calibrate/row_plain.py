@@ -13,7 +13,8 @@ from typing import Any
 from tunecast.calibrate.cell_cards import cards_of
 from tunecast.calibrate.cell_grammar import facts_of
 from tunecast.calibrate.cell_numbers import EACH, MEASURED, SAMPLES, SECOND, TOKENS_PER_S, sequences_of
-from tunecast.calibrate.run_table import RAN_OUT, Row, SkipRowError
+from tunecast.calibrate.run_end import RAN_OUT
+from tunecast.calibrate.run_table import Row, SkipRowError
 from tunecast.calibrate.vocabulary import vocabulary
 
 NUMBER = r"\d[\d,.]*"

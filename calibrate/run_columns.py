@@ -15,7 +15,7 @@ READ = (
     "seq_len", "packed", "micro_batch", "grad_accum", "global_batch", "gpus", "gpu", "gpu_canonical_id", "parallelism",
     "internode_gbps", "grad_checkpointing", "attention_impl", "compile", "framework", "optimizer", "tokens_per_s",
     "tokens_per_s_per_gpu", "samples_per_s", "step_time_s", "total_time_h", "total_tokens_or_steps", "peak_mem_gib",
-    "reserved_or_allocated", "notes", "confidence",
+    "reserved_or_allocated", "notes", "confidence", "status",
 )  # fmt: skip
 """Columns that say something of a run or of what was measured."""
 MEASURABLE = frozenset(READ) - {"notes"}
@@ -52,6 +52,7 @@ WORDS = {
     "compile": r"torch compile|compiled",
     "framework": r"stack|software|trainer|library",
     "optimizer": r"optim",
+    "status": r"(run |final |exit |job )?(status|outcome)|end(ed)?( as)?",
     "source_date": r"date|day|measured on",
     "tokens_per_s": rf"{TOKENS_PER_S}|t ?/ ?s|tps|(train(ing)? )?(throughput|speed)",
     "tokens_per_s_per_gpu": rf"{TOKENS_PER_S}{EACH}|(toks?|tokens?){EACH}{OFTEN}|tps{EACH}|tgs",

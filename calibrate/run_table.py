@@ -72,14 +72,6 @@ AGREE = 0.1
 """Share by which two figures for the speed of one row may differ: sources round, and average over other steps."""
 
 SPEED_COLUMNS = tuple(column for column in MEASURED if column != "peak_mem_gib")
-OUT_OF_MEMORY = "OUT OF MEMORY"
-"""How the notes of a run begin that ran out of memory; a cell of what was measured may say so instead."""
-RAN_OUT = re.compile(r"(cuda )?(oom|out[ -]of[ -]memory|ooms|oom'?ed)( error)?[.!]?", re.IGNORECASE)
-BEGINS_RAN_OUT = re.compile(r"(cuda )?(oom|out[ -]of[ -]memory)\b", re.IGNORECASE)
-"""How notes of a row begin that has nothing measured because memory ran out."""
-SAYS_IT_RAN = (*MEASURED, "total_time_h")
-"""Columns of which one has to say something for a run to count as one that ran."""
-
 Row = dict[str, str]
 
 
@@ -209,26 +201,13 @@ def number(row: Row, column: str) -> float | None:
     return value
 
 
-def out_of_memory(row: Row) -> Row:
-    """The row with what a cell of the measured says of memory that ran out in its notes, as `OUT_OF_MEMORY` begins."""
-    cells = [column for column in SAYS_IT_RAN if RAN_OUT.fullmatch(row.get(column, "").strip())]
-    notes = row.get("notes", "")
-    if not cells and not (BEGINS_RAN_OUT.match(notes) and nothing_measured(row)):
-        return row
-    ran = next((column for column in SPEED_COLUMNS if column not in cells and number(row, column) is not None), None)
-    if ran is not None:
-        raise SkipRowError(f"{ran} {row[ran]!r} and {cells[0]} {row[cells[0]]!r} contradict each other")
-    told = notes if notes.startswith(OUT_OF_MEMORY) else f"{OUT_OF_MEMORY}. {notes}"
-    return {**row, **dict.fromkeys(SAYS_IT_RAN, ""), "notes": told}
+ANOTHER_CARD = 1.1
+"""Peak over a card's memory from which it was not that card: less may be a unit, or rounded."""
 
 
-def nothing_measured(row: Row) -> bool:
-    """Whether no cell has anything that was measured, so that the row does not say either that it ran."""
-    return not any(row.get(column, "").strip() for column in SAYS_IT_RAN)
-
-
-def peak_memory(row: Row, gpu: Gpu) -> tuple[float | None, str]:
-    """Peak memory in GiB, and why a stated one cannot be read: the row's speed can be compared all the same."""
+def peak_memory(row: Row, gpu: Gpu, num_gpus: int) -> tuple[float | None, str]:
+    """Peak memory in GiB, and why a stated one cannot be read: the row's speed can be compared all the same, unless one
+    card alone would have held more than it has, which skips the row."""
     text = row.get("peak_mem_gib", "")
     bare = re.sub(r"\s*(?:/|per) ?(?:gpu|device|card)$", "", text, flags=re.IGNORECASE)
     if re.search(r"\d\s*[GM]B?$", bare, re.IGNORECASE):
@@ -240,6 +219,11 @@ def peak_memory(row: Row, gpu: Gpu) -> tuple[float | None, str]:
     except SkipRowError:
         return None, f"peak_mem_gib {text!r} {why_none('peak_mem_gib', plain)}"
     peak_gib = found / 1024.0 if found is not None and plain != bare else found
+    if peak_gib is not None and num_gpus == 1 and peak_gib > ANOTHER_CARD * gpu.memory_marketing_gb:
+        raise SkipRowError(
+            f"peak_mem_gib {text!r} is above the {gpu.memory_marketing_gb:g} GB of {gpu.id}: it ran on another card, "
+            "or on several"
+        )
     if peak_gib is not None and peak_gib > gpu.memory_marketing_gb:
         return None, f"peak_mem_gib {text!r} is above the {gpu.memory_marketing_gb:g} GB of {gpu.id}"
     return peak_gib, ""

@@ -15,7 +15,8 @@ from typing import Any
 
 from tunecast.calibrate.published import PublishedRun, read_runs
 from tunecast.calibrate.row_faults import in_columns
-from tunecast.calibrate.run_table import OUT_OF_MEMORY, SkipRowError, nothing_measured, out_of_memory
+from tunecast.calibrate.run_end import OUT_OF_MEMORY, nothing_measured, out_of_memory
+from tunecast.calibrate.run_table import SkipRowError
 from tunecast.calibrate.start_up import as_sure, start_up_share, with_start_up
 from tunecast.catalogs.errors import TunecastError
 from tunecast.catalogs.gpus import load_gpus

@@ -19,6 +19,7 @@ PUBLIC = {
     "Forecast",
     "InputError",
     "NotSupportedError",
+    "OutOfMemoryError",
     "Run",
     "TunecastCallback",
     "TunecastError",

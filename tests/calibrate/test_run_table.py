@@ -8,6 +8,7 @@ import pytest
 
 from tunecast.calibrate.published import read_runs
 from tunecast.calibrate.run_table import read_table
+from tunecast.calibrate.validate import read_entries
 from tunecast.catalogs.errors import InputError
 
 GOOD = {
@@ -340,10 +341,20 @@ def test_a_very_slow_run_is_read_with_its_unit_or_by_two_figures(cells: dict[str
     assert found.tokens_per_s == pytest.approx(speed, rel=1e-3), skipped
 
 
-def test_a_peak_above_the_card_leaves_the_speed() -> None:
-    (found,), _ = read_runs([{"id": "x", **OWN, "peak_mem_gib": "900", "reserved_or_allocated": "allocated"}])
+def test_a_peak_of_several_cards_leaves_the_speed() -> None:
+    several = {"id": "x", **OWN, "gpus": "8", "parallelism": "ddp", "peak_mem_gib": "400"}
+    (found,), _ = read_runs([{**several, "reserved_or_allocated": "allocated"}])
     assert (found.tokens_per_s, found.peak_bytes) == (7000.0, None)
     assert "above the 80 GB" in found.why_no_memory
+
+
+@pytest.mark.parametrize(("text", "read"), [("82", True), ("95", False), ("97280 MiB", False)])
+def test_a_peak_that_one_card_cannot_hold_is_of_another_card(text: str, read: bool) -> None:
+    """A little more may be a unit, or rounded."""
+    alone = {"id": "x", **OWN, "gpus": "1", "parallelism": "", "peak_mem_gib": text}
+    found, skipped = read_runs([alone])
+    assert bool(found) is read
+    assert read or "it ran on another card, or on several" in skipped[0].reason
 
 
 def test_a_global_batch_says_how_many_micro_batches_where_no_cell_does() -> None:
@@ -352,3 +363,25 @@ def test_a_global_batch_says_how_many_micro_batches_where_no_cell_does() -> None
     assert any("grad_accum is not stated" in note for note in found.reading_notes)
     _, (odd,) = read_runs([{"id": "x", **OWN, "gpus": "1", "global_batch": "63"}])
     assert "global_batch '63'" in odd.reason
+
+
+@pytest.mark.parametrize(
+    ("status", "says"),
+    [
+        ("ok", None), ("completed", None), ("", None), ("crashed", "status 'crashed': runs that ended"),
+        ("killed", "status 'killed': runs that ended"), ("so-so", "write ok, OOM or failed"),
+    ],
+)  # fmt: skip
+def test_a_status_says_whether_a_run_ended(status: str, says: str | None) -> None:
+    found, skipped = read_runs([{"id": "x", **OWN, "gpus": "1", "status": status}])
+    assert bool(found) is (says is None)
+    assert says is None or says in skipped[0].reason
+
+
+@pytest.mark.parametrize("status", ["OOM", "out of memory", "CUDA OOM"])
+def test_a_status_may_say_that_memory_ran_out(status: str) -> None:
+    (entry,) = read_entries([{"id": "x", **OWN, "gpus": "1", "tokens_per_s": "", "status": status}])
+    assert entry.out_of_memory == "stated"
+    assert entry.run is not None
+    _, (both,) = read_runs([{"id": "x", **OWN, "gpus": "1", "status": status}])
+    assert "contradict each other" in both.reason
