@@ -79,7 +79,11 @@ ABOUT = (
     "transformers' sdpa runs over all pairs by slower kernels, and nothing had told the forecast. Rows padded to their "
     "length are read so since, and the speed of those kernels, which one figure for heads of 256 had decided, is taken "
     "from published figures for heads of up to 128 as well (JB 12.6% off in the median before, 5.4% since; QC, QL and "
-    "QA, which were too slow, are slower by 2 to 12 points). None of them is blind for it."
+    "QA, which were too slow, are slower by 2 to 12 points). None of them is blind for it. On the same day words were"
+    " added for rows KB, KF-003 and QS-001, and what cards without peer access reach through host memory was taken "
+    "from runs of the training table too (TT-011 and TT-013, torchtune's README: a twentieth and an eighth of PCIe, "
+    "where servers' all-reduces reach half); rows of GeForce cards here, 2 to 6 times too fast before, had shown that"
+    " something was wrong, and no number of theirs was used."
 )
 COLLECTIONS = {
     "P": "first", "R": "first", "S": "second", "W": "second", "Z": "third", "Y": "fourth", "X": "fifth", "U": "sixth",
