@@ -95,6 +95,12 @@ def test_a_branch_states_a_version() -> None:
     assert software_of("transformers r4.46.0", DATE).options == software_of("transformers v4.46.0", DATE).options
 
 
+def test_a_loss_may_be_named_beside_a_trainer_and_versions_be_unstated() -> None:
+    named = software_of("TRL SFTTrainer, transformers >= 5.16, accelerate, loss_type chunked_nll", "2026-08-21")
+    assert (named.label, named.options["loss_type"]) == ("trl", "chunked_nll")
+    assert software_of("HF Trainer (versions not stated)", DATE).options == software_of("HF Trainer", DATE).options
+
+
 def test_fused_kernels_named_one_by_one_add_up() -> None:
     """As pages list them behind a trainer; a column of software names kernels, not a model's activation."""
     listed = software_of("Hugging Face Trainer with fused RMSNorm, rotary, SwiGLU, cross-entropy kernels", DATE)
