@@ -44,10 +44,12 @@ def test_every_catalog_gpu_gets_an_answer_to_a_70b_qlora() -> None:
         assert 0 < answer.step_time_s.low < answer.step_time_s.value < answer.step_time_s.high
         assert answer.fits is (None if answer.verdict is None else answer.verdict != "no")
         assert json.loads(json.dumps(forecast_to_dict(answer), allow_nan=False))
+    (unseen,) = estimate(question, [replace(resolve_targets(["gb10-128gb"], {})[0], usable_bytes=None)])
+    assert (unseen.verdict, unseen.fits) == (None, None)  # memory that nobody has reported
     by_gpu = {a.gpu: a for a in answers}
     assert by_gpu["a100-sxm4-80gb"].verdict == "fits"  # QLoRA paper: 65B on one 48 GB card; 70B leaves room on 80 GB
     assert by_gpu["rtx-4090-24gb"].verdict == "no"  # 70e9 weights at 4 bits alone are 33 GiB
-    assert by_gpu["gb10-128gb"].verdict is None  # usable memory unknown
+    assert by_gpu["gb10-128gb"].verdict == "fits"  # 113 GiB
 
 
 def test_memory_parts_add_up_and_views_are_ordered() -> None:
