@@ -23,6 +23,8 @@ from tunecast.model.units import HOUR_S, MINUTE_S
 from tunecast.model.value import Value, total
 from tunecast.model.whole_run_options import AUTO, WholeRunOptions
 
+PER_START = ("load", "compile")
+"""Phases that every trial and repeat begins with, a restart with one of."""
 BEFORE = ("start", "setup", "download", "prepare", "load", "compile")
 USEFUL = ("train", "evaluate", "checkpoints")
 FINAL_SAVE = "save"
@@ -122,6 +124,12 @@ def interrupted(here: Sequence[Phase], work: Work, rates: Rates, options: WholeR
     assert cuts is not None
     save = one_save_h(work, rates)
     sums = {name: total(p.hours for p in here if p.name in names) for name, names in (("b", BEFORE), ("w", USEFUL))}
+    starts = options.trials * options.repeats
+    sums["r"] = total(
+        p.hours.scaled(1.0 / starts if p.name in PER_START and p.origin != "cli" else 1.0)
+        for p in here
+        if p.name in BEFORE
+    )
     sums["s"] = total(p.hours for p in here if p.name == FINAL_SAVE)
     sums["t"] = total(p.hours for p in here if p.name not in (*BEFORE, *USEFUL, FINAL_SAVE))
     rate = rate_per_h(cuts.monthly.value) * terms.machines
@@ -151,7 +159,7 @@ def _bare_h(job: Stretches) -> float:
 
 def _stretches(end: str, sums: dict[str, Value], save: Value, options: WholeRunOptions) -> Stretches:
     startup = getattr(sums["b"], end)
-    restart = startup if options.restart_min is None else options.restart_min * MINUTE_S / HOUR_S
+    restart = getattr(sums["r"], end) if options.restart_min is None else options.restart_min * MINUTE_S / HOUR_S
     return Stretches(
         startup_h=startup,
         work_h=getattr(sums["w"], end),

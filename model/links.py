@@ -22,7 +22,7 @@ from tunecast.catalogs.gpus import load_gpus
 from tunecast.model.curves import Array
 from tunecast.model.factors import FactorSet
 from tunecast.model.operation import CONTEXT, Kind, Operation
-from tunecast.model.parallel_network import card_of, gpus_in_rack
+from tunecast.model.parallel_network import card_of, gpus_in_rack, mesh_shares
 from tunecast.model.priors import pcie_bytes_per_s
 from tunecast.model.run import Run
 from tunecast.model.segments import SEGMENT_OF, SEGMENTS
@@ -59,6 +59,15 @@ class Links:
     """GPUs whose parameters they update."""
     port_bytes_per_s: Number = np.inf
     """The most that one GPU sends out of its machine, over its own PCIe lanes."""
+    mesh: tuple[float, ...] = ()
+    """By members of a group inside a machine, the share of its links that join them; empty: all, through a switch."""
+
+    def among(self, members: float) -> Links:
+        """As a group of so many inside a machine, in the mean, has them."""
+        whole = round(members)
+        if not 1 < whole < len(self.mesh):
+            return self
+        return replace(self, intra_bytes_per_s=self.intra_bytes_per_s * self.mesh[whole])
 
 
 def hierarchical_seconds(payload: Number, rounds: Number, per_node: Number, nodes: Number, links: Links) -> Number:
@@ -129,6 +138,7 @@ def collective_seconds(operation: Operation, links: Links, num_gpus: int) -> flo
         most = np.maximum(links.inter_bytes_per_s, links.port_bytes_per_s)
         links = replace(links, inter_bytes_per_s=np.minimum(own, most))
     kind = operation.name.rsplit(".", 1)[-1]
+    links = links.among(2 if kind == "send" else per_node)
     if kind == "copy":
         return float(operation.bytes / links.pcie_bytes_per_s)
     if operation.name == HOST_UPDATE:
@@ -179,6 +189,7 @@ def links_of(factors: FactorSet, run: Run, *, across: bool) -> Links:
         host_update_bytes_per_s=host_rate(factors, run, "host_update_bytes_per_s"),
         gpus_per_host=sharing,
         port_bytes_per_s=port_bytes_per_s(factors.gpu),
+        mesh=() if link is None or link.origin.startswith("measured") else mesh_shares(card_of(factors.gpu)),
     )
 
 

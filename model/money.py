@@ -181,7 +181,8 @@ def cheapest_run(
 
     if options.owned:
         measured_w = None if target.record is None else measured_power_w(target.record)
-        return None, run_on(owned(target.gpu, num_gpus, options, rates, measured_w))
+        machines = -(-num_gpus // result.run.gpus_per_node)
+        return None, run_on(owned(target.gpu, num_gpus, options, rates, measured_w, machines=machines))
     if not prices:
         return None, run_on(None)
     on_demand = _on_demand(question, target, num_gpus) if options.spot else None

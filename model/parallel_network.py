@@ -115,6 +115,14 @@ def link_facts() -> dict[str, Any]:
     return facts
 
 
+@cache
+def mesh_shares(gpu_id: str) -> tuple[float, ...]:
+    """By the members of a group inside a machine, the share of a card's links that join them where cards are joined
+    pair by pair; empty where a switch gives every group all of them."""
+    found = (mesh for mesh in link_facts()["meshes"] if re.match(mesh["pattern"], gpu_id))
+    return next((tuple(map(float, mesh["shares"])) for mesh in found), ())
+
+
 def has_peer_access(gpu: Gpu, options: Mapping[str, Any]) -> bool:
     """Whether cards read each other's memory over PCIe: as the user says, else unless drivers forbid it."""
     if options.get("p2p") is not None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from tunecast.model.factors import Factor
 from tunecast.model.phase_rates import Rates, assumed_duration_s
-from tunecast.model.units import GIGA, HOUR_S, MEGA
+from tunecast.model.units import GIGA, HOUR_S, MEGA, TERA
 from tunecast.model.value import Value, total
 
 GPU_MACHINE = "gpu"
@@ -118,7 +118,9 @@ def at_rates(name: str, parts: Iterable[tuple[float, str]], rates: Rates, how: s
 
 
 def gigabytes(n_bytes: float) -> str:
-    """Decimal gigabytes or megabytes, as clouds bill them."""
+    """Decimal terabytes, gigabytes or megabytes, as clouds bill them."""
+    if n_bytes >= TERA:
+        return f"{n_bytes / TERA:.3g} TB"
     return f"{n_bytes / GIGA:.3g} GB" if n_bytes >= GIGA else f"{n_bytes / MEGA:.3g} MB"
 
 

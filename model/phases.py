@@ -185,8 +185,16 @@ def one_save_h(work: Work, rates: Rates) -> Value:
 
 
 def saves_asked(work: Work, options: WholeRunOptions) -> float:
-    """Checkpoints that ``save_steps`` asks for."""
-    return 0.0 if options.save_steps is None else (work.steps // options.save_steps) * full_runs(options)
+    """Checkpoints that ``save_steps`` asks for, the last at the end (``DefaultFlowCallback.on_step_end``)."""
+    return 0.0 if options.save_steps is None else -(-work.steps // options.save_steps) * full_runs(options)
+
+
+def kept_checkpoints(work: Work, options: WholeRunOptions) -> float:
+    """Checkpoints on the disk at the end: those asked for, up to ``save_total_limit``; against interruptions one."""
+    if options.save_steps is None:
+        return 1.0 if options.spot else 0.0
+    asked = saves_asked(work, options)
+    return asked if options.save_total_limit is None else min(asked, options.save_total_limit)
 
 
 def checkpoints(work: Work, step_s: Value, rates: Rates, options: WholeRunOptions) -> Phase | None:

@@ -84,15 +84,23 @@ def rented(price: Price, options: WholeRunOptions, rates: Rates, *, on_demand: P
     )
 
 
-def owned(gpu: Gpu | None, num_gpus: int, options: WholeRunOptions, rates: Rates, measured_w: float | None) -> Terms:
-    """The terms of a machine of one's own: no rent, no rounding, electricity."""
+def owned(
+    gpu: Gpu | None,
+    num_gpus: int,
+    options: WholeRunOptions,
+    rates: Rates,
+    measured_w: float | None,
+    *,
+    machines: int = 1,
+) -> Terms:
+    """The terms of machines of one's own: no rent, no rounding, electricity."""
     return Terms(
         usd_per_h=0.0,
         provider="owned",
         billing=Billing(granularity_s=0.0, minimum_s=0.0, origin="cli", source="--owned"),
         storage_usd_per_gb_month=options.storage_usd_per_gb_month or 0.0,
         egress_usd_per_gb=options.egress_usd_per_gb or 0.0,
-        power=power_of(gpu, num_gpus, options, rates, measured_w),
+        power=power_of(gpu, num_gpus, options, rates, measured_w, machines=machines),
     )
 
 
@@ -143,9 +151,15 @@ def cuts_of(offer: Mapping[str, Any], options: WholeRunOptions, rates: Rates) ->
 
 
 def power_of(
-    gpu: Gpu | None, num_gpus: int, options: WholeRunOptions, rates: Rates, measured_w: float | None
+    gpu: Gpu | None,
+    num_gpus: int,
+    options: WholeRunOptions,
+    rates: Rates,
+    measured_w: float | None,
+    *,
+    machines: int = 1,
 ) -> Power | None:
-    """Watts while training and while waiting: GPUs, host, and the building's overhead.
+    """Watts while training and while waiting: GPUs, hosts, and the building's overhead.
 
     Training: what the user says, else the record's median sensor reading, else the power limit times an
     assumed share. Without any of them (a CPU) only the host counts.
@@ -164,17 +178,19 @@ def power_of(
         card, card_w, word = Factor(value=1, low=0.9, high=1.1, unit="1", origin="measured"), measured_w, "measured"
     else:
         card, card_w, word = busy, limit_w * busy.value, f"{busy.value:.0%} of its {limit_w:.0f} W, assumed"
-    training_w = num_gpus * card_w + host_w.value
+    hosts_w = machines * host_w.value
+    training_w = num_gpus * card_w + hosts_w
     spread = math.hypot(
         num_gpus * card_w * math.log(card.high / card.low) / 2.0,
-        host_w.value * math.log(host_w.high / host_w.low) / 2.0,
+        hosts_w * math.log(host_w.high / host_w.low) / 2.0,
     )
     ends = math.exp(spread / training_w)
     return Power(
         training_w=training_w * pue,
-        waiting_w=(num_gpus * limit_w * idle.value + host_w.value) * pue,
+        waiting_w=(num_gpus * limit_w * idle.value + hosts_w) * pue,
         spread=Value(value=1.0, low=1.0 / ends, high=ends),
         usd_per_kwh=options.electricity_usd_per_kwh,
         origin="cli" if word == "given" else "measured" if word == "measured" else "assumed",
-        how=f"{card_w:.0f} W per GPU while training ({word}), {host_w.value:.0f} W host (assumed), {building}",
+        how=f"{card_w:.0f} W per GPU while training ({word}), {host_w.value:.0f} W host (assumed)"
+        f"{f' in each of {machines:,} machines' if machines > 1 else ''}, {building}",
     )

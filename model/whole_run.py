@@ -21,7 +21,14 @@ from tunecast.model.factors import Factor
 from tunecast.model.interrupted import Interrupted, interrupted
 from tunecast.model.phase import Phase, Work
 from tunecast.model.phase_rates import Billing, Rates
-from tunecast.model.phases import dataset_bytes, exported_bytes, merges, phases_of, uploaded_bytes
+from tunecast.model.phases import (
+    dataset_bytes,
+    exported_bytes,
+    kept_checkpoints,
+    merges,
+    phases_of,
+    uploaded_bytes,
+)
 from tunecast.model.terms import Power, Terms
 from tunecast.model.units import GIGA, KILO, MONTH_H
 from tunecast.model.value import Value, exact, product, total
@@ -204,9 +211,9 @@ def egress_providers() -> frozenset[str]:
 
 
 def disk_bytes(work: Work, rates: Rates, options: WholeRunOptions) -> float:
-    """What lies on the disk at the end: weights, one checkpoint, the result, the data where they are prepared."""
+    """What lies on the disk at the end: weights, checkpoints, the result, the data where they are prepared."""
     data = dataset_bytes(work, rates, options) if options.prepare or options.dataset_gb is not None else 0.0
-    kept = work.checkpoint_bytes if options.save_steps is not None or options.spot else 0.0
+    kept = kept_checkpoints(work, options) * work.checkpoint_bytes
     merged = work.merged_bytes if merges(work, options) else 0.0
     exported = exported_bytes(work, options) if options.export is not None else 0.0
     begun_from = 0.0 if options.from_scratch else work.download_bytes

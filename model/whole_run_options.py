@@ -69,6 +69,8 @@ class WholeRunOptions:
     eval_samples: float | None = None
     eval_steps: int | None = None
     save_steps: int | None = None
+    save_total_limit: int | None = None
+    """Checkpoints kept on the disk; None: all, as transformers' Trainer does."""
     merge: bool = False
     export: str | None = None
     upload: bool = False
@@ -245,6 +247,7 @@ READERS: dict[str, Callable[[str, Any], Any]] = {
     "eval_samples": _samples,
     "eval_steps": _count,
     "save_steps": _count,
+    "save_total_limit": _count,
     "merge": _flag,
     "export": _export,
     "upload": _flag,

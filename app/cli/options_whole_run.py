@@ -38,6 +38,7 @@ WHOLE_RUN: Group = {
     "eval_samples": _phase(str, "Samples of one evaluation.", metavar="N"),
     "eval_steps": _phase(int, "Steps between evaluations. Default: one at the end.", metavar="N"),
     "save_steps": _phase(int, "Steps between checkpoints with optimizer state.", metavar="N"),
+    "save_total_limit": _phase(int, "Checkpoints kept on the disk. Default: all.", metavar="N"),
     "merge": _switch("Merge the adapter into the base, in 16 bits.", "--merge", WHOLE_RUN_PANEL),
     "export": _phase(str, "Write the model in another format.", metavar="fp16|bf16|q8|q6|q5|q4"),
     "upload": _switch("Upload what was made.", "--upload", WHOLE_RUN_PANEL),

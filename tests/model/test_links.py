@@ -10,18 +10,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tunecast.catalogs.gpus import load_gpus
 from tunecast.model.links import (
     Links,
     bubble_frac,
     collective_seconds,
     exchange_seconds,
     hierarchical_seconds,
+    links_of,
     ring_seconds,
     send_seconds,
     tree_seconds,
 )
 from tunecast.model.operation import Kind, Operation, Phase
 from tunecast.model.phase_table import idle_fracs
+from tunecast.model.priors import prior_factors
 from tunecast.model.run import Run
 from tunecast.model.segments import BACKWARD, FORWARD
 from tunecast.model.sharding import on_one_machine
@@ -166,3 +169,29 @@ def test_machines_that_are_filled_unevenly_are_as_many_as_there_are(gpus: int, m
     gather = Operation(name="all_gather", kind=Kind.COMMUNICATION, phase=Phase.FORWARD, group=gpus,
                        group_per_node=on_one_machine(run, gpus))  # fmt: skip
     assert collective_seconds(gather, links, gpus) == pytest.approx(machines - 1)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "members", "most_gb_per_s"),
+    [
+        ("mi300x-192gb", 2, 64), ("mi300x-192gb", 4, 192), ("mi300x-192gb", 8, 448), ("mi355x-288gb", 2, 77),
+        ("v100-sxm2-32gb", 2, 50), ("v100-sxm2-32gb", 4, 100), ("v100-sxm2-32gb", 8, 150),
+        ("h100-sxm5-80gb", 2, 450), ("a100-sxm4-80gb", 4, 300),
+    ],
+)  # fmt: skip
+def test_cards_that_are_joined_pair_by_pair_have_as_many_links_as_partners(
+    gpu: str, members: int, most_gb_per_s: float
+) -> None:
+    """AMD's platforms: one link of 64 (MI350: 77) GB/s to each of seven others; DGX-1: six of 25, two to a neighbour.
+    Behind a switch every group has them all."""
+    run = Run(method="full", num_gpus=8, sharding="zero2")
+    factors = prior_factors(load_gpus()[gpu], run)
+    links = links_of(factors, run, across=False)
+    payload = 1e12
+    operation = Operation(
+        name="all_gather", kind=Kind.COMMUNICATION, phase=Phase.BACKWARD, bytes=payload, group=members,
+        group_per_node=members,
+    )  # fmt: skip
+    rate = payload * (members - 1) / members / collective_seconds(operation, links, 8)
+    reached = factors.factors["link_bytes_per_s"].value / (load_gpus()[gpu].nvlink_bytes_per_s / 2)
+    assert rate / reached / 1e9 == pytest.approx(most_gb_per_s, rel=0.01)

@@ -98,6 +98,26 @@ def test_shards_are_copied_by_their_gpus_and_written_to_one_volume_or_a_disk_in_
 
 
 @pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ({"save_steps": 300}, 4), ({"save_steps": 250}, 4), ({"save_steps": 2000}, 1), ({}, 0),
+        ({"save_steps": 300, "save_total_limit": 2}, 2), ({"save_steps": 300, "save_total_limit": 9}, 4),
+    ],
+)  # fmt: skip
+def test_the_disk_holds_every_checkpoint_unless_some_go(options: dict[str, Any], kept: int) -> None:
+    """transformers' ``TrainingArguments``: save_total_limit None keeps all; a run's last step is saved."""
+    held = {
+        "price": user_price(1.0, 1),
+        "storage_usd_per_gb_month": 0.1,
+        "keep_days": 30,
+        "phase_min": ["checkpoints=1"],
+    }
+    whole = run(**held, **options)
+    months = (whole.total_time_h.value + 30 * 24) / 730
+    assert whole.cost_parts_usd["storage"] == pytest.approx(0.1 * months * (16.0 + 0.2 + 0.6 * kept))
+
+
+@pytest.mark.parametrize(
     ("options", "writers", "machines"),
     [
         ({"sharding": "zero3", "num_gpus": 64}, 64, 8), ({"sharding": "zero1", "num_gpus": 16}, 16, 2),
@@ -137,7 +157,7 @@ def test_optional_phases_by_hand() -> None:
     whole = run(eval_samples=100, eval_steps=250, save_steps=300, merge=True, export="q8", upload=True)
     # Two samples per step: 50 steps of a quarter of 3.6 s, four times.
     assert seconds(whole, "evaluate") == pytest.approx(50 * 0.25 * 3.6 * 4)
-    assert seconds(whole, "checkpoints") == pytest.approx(3 * (600 / 4000 + 600 / 500))
+    assert seconds(whole, "checkpoints") == pytest.approx(4 * (600 / 4000 + 600 / 500))  # 300, 600, 900 and the end
     assert seconds(whole, "merge") == pytest.approx(16000 / 1000 + 16000 / 500)
     written_mb = 8000 * 8.5 / 8
     assert seconds(whole, "export") == pytest.approx(16000 / 1000 + written_mb / 500)
@@ -452,6 +472,15 @@ def test_interruptions_add_to_the_time_and_the_sum_holds() -> None:
     assert whole.cost_usd.value == pytest.approx(by_hand)
 
 
+def test_a_restart_loads_one_model_however_many_trials_did() -> None:
+    spot = {"spot": True, "interruption_rate_per_month": 0.5}
+    one, three = (run(price=user_price(1.0, 1), **spot, trials=n).interruptions for n in (1, 3))
+    assert one is not None
+    assert three is not None
+    assert three.job.restart_h == pytest.approx(one.job.restart_h)
+    assert three.job.startup_h > one.job.startup_h
+
+
 def test_without_checkpoints_a_long_run_shows_its_true_cost() -> None:
     long = replace(WORK, steps=2_000_000)
     safe = run(long, price=user_price(1.0, 1), **SPOT)
@@ -571,9 +600,13 @@ def test_the_page_names_every_phase() -> None:
 
 def test_measured_power_is_the_median_over_whole_steps() -> None:
     def trial(bench: str, power_w: float | None, outcome: str = "ok") -> dict[str, Any]:
-        return {"bench": bench, "outcome": outcome, "sensors_after": {"power_w": power_w}}
+        lasting = {"samples_s": [0.7, 0.7, 0.7]}
+        return {"bench": bench, "outcome": outcome, "sensors_after": {"power_w": power_w}, **lasting}
 
     trials = [trial("step", 200.0), trial("step", 300.0), trial("step", 250.0), trial("gemm", 400.0)]
     unusable = [trial("step", None), trial("step", 999.0, "oom"), {**trial("step", 1.0), "sensors_after": None}]
     assert measured_power_w({"trials": [*trials, *unusable]}) == 250.0
     assert measured_power_w({"trials": unusable}) is None
+    brief = {**trial("step", 150.0), "samples_s": [0.1] * 5}  # the sensor's mean is over more than that
+    assert measured_power_w({"trials": [*trials, brief]}) == 250.0
+    assert measured_power_w({"trials": [brief]}) is None

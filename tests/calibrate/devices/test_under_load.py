@@ -55,7 +55,8 @@ def test_a_step_shows_the_card_at_work(busy_or_idle, opened):
     assert result.sensors_before.throttle_reasons == ("gpu_idle",)
     assert result.sensors_after.throttle_reasons == ("sw_power_cap", "hw_thermal_slowdown")
     assert device.flags() == ("power_capped", "throttled")
-    trial = {"bench": "step", "outcome": "ok", "sensors_after": {"power_w": result.sensors_after.power_w}}
+    trial = {"bench": "step", "outcome": "ok", "samples_s": [2.0],
+             "sensors_after": {"power_w": result.sensors_after.power_w}}  # fmt: skip
     assert measured_power_w({"trials": [trial]}) == 395.0
 
 
