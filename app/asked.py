@@ -24,6 +24,8 @@ class Asked:
     origins: dict[str, str]
     """Of the options that a file gave; the others were typed."""
     notes: tuple[str, ...] = ()
+    weights: str = ""
+    """The hub's name of the weights as asked for, which the catalog may have under another of the same shape."""
 
 
 def read_asked(model: str, options: Mapping[str, Any], *, exact: bool = False, as_stored: bool = True) -> Asked:
@@ -65,7 +67,13 @@ def read_asked(model: str, options: Mapping[str, Any], *, exact: bool = False, a
             **({} if stack is None else {"stack": "assumed"}),
         },
         notes=(*found.notes, *said, *alias_notes(model, options), *([] if stack is None else [SPLITTER_NOTE]), *told),
+        weights=on_hub(model),
     )
+
+
+def on_hub(name: str) -> str:
+    """The name if it is one of the hub, ``owner/model``, and no file of this machine; else empty."""
+    return name if re.fullmatch(r"[\w.-]+/[\w.-]+", name) and not Path(name).expanduser().exists() else ""
 
 
 def options_by_count(model: str, options: Mapping[str, Any]) -> Callable[[int], Mapping[str, Any]] | None:
@@ -127,6 +135,7 @@ def from_training_file(
             *passed_over,
             *ignored_notes(run_file.ignored),
         ),
+        weights=on_hub(run_file.model_name),
     )
 
 

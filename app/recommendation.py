@@ -56,6 +56,8 @@ class Recommendation:
     notes: tuple[str, ...] = ()
     amount_options: Mapping[str, Any] = field(default_factory=dict)
     """What says how much is trained, as asked."""
+    weights: str = ""
+    """The hub's name of what is trained, as asked for."""
 
     @property
     def cheapest(self) -> Picked | None:

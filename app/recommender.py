@@ -204,6 +204,7 @@ def _search(
         methods=methods or (str(asked.options.get("method") or ASSUMED["method"]),),
         counts=usable,
         batch=total,
+        weights=asked.weights,
     )
     uneven = [count for count in counts if count not in usable]
     notes = list(asked.notes)
@@ -261,6 +262,7 @@ def _answer(search: Search, choice: Choice, screened: int, notes: tuple[str, ...
     balance = None if not front else next(p for p in front if p.candidate is choice.balance)
     return Recommendation(
         model=job.architecture.name,
+        weights=job.weights or job.architecture.name,
         batch=job.batch,
         steps=f"{steps_words(search.amount.steps)}: {search.amount.how}",
         limits=search.limits,

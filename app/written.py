@@ -21,6 +21,12 @@ RENTAL = ("skypilot", "dstack")
 KINDS = (*TRAINING, *RENTAL)
 
 
+NOT_SAID = (
+    "What costs neither time nor memory is not the plan's: learning rate, schedule, lora_alpha, weight decay, seeds, "
+    "evaluation and the data's format are this file's own, not those of a file that was asked about."
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
     """One file that was written."""
@@ -98,7 +104,16 @@ def _training(found: Recommendation, picked: Picked, pick: str, kind: str, path:
     amount = resolve_amount(forecast.run, {**found.amount_options})
     assert amount is not None
     packed, cut = unpacked_rows(forecast.run, found.amount_options) is None, _cuts(forecast.run, found.amount_options)
-    mapping = config_for(kind, forecast.architecture, forecast.run, amount.steps, packed=packed, cut=cut)
+    mapping = config_for(
+        kind,
+        forecast.architecture,
+        forecast.run,
+        amount.steps,
+        packed=packed,
+        cut=cut,
+        epochs=amount.epochs,
+        weights=found.weights,
+    )
     other = differences(kind, mapping, forecast.architecture, forecast.run, packed=packed)
     notes = [
         f"{name} is {_shown(value)} in this file's framework, {_shown(getattr(forecast.run, name))} in the forecast"
@@ -114,7 +129,7 @@ def _training(found: Recommendation, picked: Picked, pick: str, kind: str, path:
         )
     elif cut:
         rows += f", and samples are cut at {forecast.run.max_length} tokens, as the forecast counts them"
-    lines = [*head_lines(found, picked, pick), f"Put your data where {DATASET} stands; {rows}."]
+    lines = [*head_lines(found, picked, pick), f"Put your data where {DATASET} stands; {rows}.", NOT_SAID]
     return Written(kind=kind, path=path, notes=tuple(notes)), _dumped([*lines, *notes], mapping)
 
 

@@ -217,6 +217,8 @@ class Job:
     methods: tuple[str, ...]
     counts: tuple[int, ...]
     batch: GlobalBatch
+    weights: str = ""
+    """The hub's name of what is trained, where it is not the catalog's."""
 
     def resolve(self, options: Mapping[str, Any], like: Target | None = None) -> Resolved:
         """The run that options mean on a card of this kind (`kind_of_card`); None: of the newest kind."""

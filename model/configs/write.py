@@ -6,6 +6,7 @@ say, or its framework does differently, `differences` finds by reading the file 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from typing import Any
@@ -34,6 +35,7 @@ LEARNING_RATE = {"lora": 2e-4, "qlora": 2e-4, "full": 2e-5}
 TRL_PRESETS = {"ddp": "multi_gpu", "zero1": "zero1", "zero2": "zero2", "zero3": "zero3", "fsdp": "fsdp2"}
 """accelerate's files that ship with TRL, by the shardings that all three writers have fields for."""
 FLASH_WORDS = {"sdpa": "sdpa", "eager": "disabled", "flash_attention_2": "fa2"}
+MODEL_FIELDS = ("model_name_or_path", "base_model")
 LAYOUT = (
     "gpus_per_node",
     "num_gpus",
@@ -178,6 +180,30 @@ def trl_file(architecture: Architecture, run: Run, steps: int) -> Mapped:
     )
 
 
+LIGER_PLUGIN = "axolotl.integrations.liger.LigerPlugin"
+CUT_PLUGIN = "axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin"
+LIGER_FIELDS = {
+    "liger_rope": "rope",
+    "liger_rms_norm": "rms_norm",
+    "liger_glu_activation": "swiglu",
+    "liger_cross_entropy": "cross_entropy",
+}
+"""axolotl's fields of Liger's kernels, and the run's names of these."""
+
+
+def axolotl_plugins(run: Run) -> Mapped:
+    """axolotl's plugins and their fields for kernels of Liger and for cut cross-entropy; Unsloth's are its own."""
+    if run.stack == "unsloth":
+        return {}
+    fields_on: Mapped = {name: True for name, kernel in LIGER_FIELDS.items() if kernel in run.fused_kernels}
+    if run.loss_type == "liger":
+        fields_on["liger_fused_linear_cross_entropy"] = True
+    plugins = [LIGER_PLUGIN] if fields_on else []
+    if run.loss_type == "cut_cross_entropy":
+        plugins.append(CUT_PLUGIN)
+    return {"plugins": plugins, **fields_on} if plugins else {}
+
+
 def axolotl_file(architecture: Architecture, run: Run, steps: int) -> Mapped:
     """``axolotl train FILE``."""
     named = targets(architecture, run, linear_modules)
@@ -223,6 +249,7 @@ def axolotl_file(architecture: Architecture, run: Run, steps: int) -> Mapped:
             "gradient_checkpointing_kwargs": checkpointing_kwargs(run),
             "attn_implementation": attention_written(run),
             "optimizer": run.optim,
+            **axolotl_plugins(run),
             **spread,
         }
     )
@@ -327,12 +354,27 @@ def refuse_unwritten(kind: str, run: Run) -> None:
 
 
 def config_for(
-    kind: str, architecture: Architecture, run: Run, steps: int, *, packed: bool = True, cut: bool = False
+    kind: str,
+    architecture: Architecture,
+    run: Run,
+    steps: int,
+    *,
+    packed: bool = True,
+    cut: bool = False,
+    epochs: float = 1.0,
+    weights: str = "",
 ) -> Mapped:
-    """The training file of a run, of data with samples that are `cut` or without; layouts that none of the three can
-    say are refused."""
+    """The training file of a run over so many `epochs`, of data with samples that are `cut` or without; layouts that
+    none of the three can say are refused. `weights` is the hub's name of the model, if the catalog has another.
+
+    axolotl ends at ``max_steps`` or after its epochs, whichever comes first; the others at ``max_steps``.
+    """
     refuse_unwritten(kind, run)
     mapping = WRITERS[kind](architecture, run, steps) | (long_cut(kind, packed=packed) if cut else {})
+    if weights:
+        mapping[next(name for name in MODEL_FIELDS if name in mapping)] = weights
+    if kind == "axolotl":
+        mapping["num_epochs"] = math.ceil(epochs)
     if packed:
         return mapping
     return without_empty({**mapping, **rows_alone(kind, run)})

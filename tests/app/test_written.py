@@ -11,7 +11,7 @@ import yaml
 from schema_check import problems
 from typer.testing import CliRunner
 
-from tunecast import recommend
+from tunecast import estimate, recommend
 from tunecast.catalogs.errors import InputError, NotSupportedError, UnknownNameError
 from tunecast.catalogs.gpus import load_gpus
 from tunecast.cli.program import program
@@ -23,7 +23,7 @@ from tunecast.model.rows import packing_of
 from tunecast.model.trained import trainable_params
 from tunecast.recommendation import Recommendation
 from tunecast.rental_tasks import DSTACK_BACKENDS, RUNPOD_GPUS, SKYPILOT_CLOUDS, SKYPILOT_GPUS, dstack_gpu
-from tunecast.written import read_asked_files, with_written, write_plan
+from tunecast.written import TRAINING, read_asked_files, with_written, write_plan
 
 SCHEMAS = Path(__file__).resolve().parents[1] / "fixtures" / "schemas"
 SCHEMA_OF = {
@@ -110,6 +110,43 @@ def test_a_file_of_the_plans_own_framework_is_no_other_stack(kind: str) -> None:
     architecture = load_architecture(MODEL)
     run = resolve_run(architecture, {"method": "lora", "stack": kind}).run
     assert "stack" not in differences(kind, config_for(kind, architecture, run, 10), architecture, run)
+
+
+def test_kernels_and_loss_of_liger_are_said_to_axolotl() -> None:
+    architecture = load_architecture(MODEL)
+    for stack, loss in (("liger", "liger"), ("axolotl", "cut_cross_entropy"), ("axolotl", "liger")):
+        run = resolve_run(architecture, {"method": "qlora", "stack": stack, "loss_type": loss}).run
+        written = config_for("axolotl", architecture, run, 10)
+        of_plugins = {name: value for name, value in written.items() if name.startswith(("plugins", "liger_"))}
+        own = {name: value for name, value in written.items() if name not in of_plugins}
+        assert list(problems(own, schema("axolotl"))) == []  # plugins bring fields of their own
+        assert of_plugins["plugins"]
+        assert differences("axolotl", written, architecture, run) == {}
+
+
+def test_a_file_keeps_the_weights_and_epochs_that_were_asked_for(tmp_path: Path) -> None:
+    """axolotl ends after its epochs, one unless it is told, whatever max_steps says."""
+    source = tmp_path / "own.yml"
+    source.write_text(
+        "base_model: mistralai/Mistral-Small-24B-Instruct-2501\nload_in_4bit: true\nadapter: qlora\n"
+        "lora_r: 16\nlora_alpha: 8\nlora_target_linear: true\nsequence_len: 2048\nsample_packing: true\nmicro_batch_size: 2\nnum_epochs: 3\n"
+        "datasets: [{path: mine, type: alpaca}]\nlearning_rate: 0.0001\n",
+        encoding="utf-8",
+    )
+    plan = recommend(str(source), gpu="l40s-48gb", max_gpus=1, tokens="1M")
+    files = {kind: tmp_path / f"{kind}.yaml" for kind in TRAINING}
+    write_plan(plan, read_asked_files([f"{kind}={path}" for kind, path in files.items()], "cheapest"), "cheapest")
+    for kind, path in files.items():
+        text = path.read_text(encoding="utf-8")
+        assert "Mistral-Small-24B-Instruct-2501" in text
+        assert "learning rate" in text.partition("base_model")[0]
+        (again,) = estimate(str(path), gpu="l40s-48gb", tokens="1M", num_gpus=1)
+        assert plan.cheapest is not None
+        if kind != "llama-factory":  # which the catalog's rows of padded samples would move
+            assert again.total_time_h is not None
+            own = plan.cheapest.forecast.total_time_h
+            assert own is not None
+            assert again.total_time_h.value == pytest.approx(own.value, rel=0.15)
 
 
 def test_packages_that_a_plan_counts_on_are_installed_and_forecast(tmp_path: Path) -> None:
