@@ -18,7 +18,7 @@ from tunecast.calibrate.trace.tracer import Trace, trace_step
 from tunecast.catalogs.configs import config_from_row
 from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.architecture import Architecture, Attention, Layer, LayerGroup, Linear, Mlp
-from tunecast.model.architectures import text_part
+from tunecast.model.architectures import check_layers, text_part
 from tunecast.model.run import Run
 from tunecast.model.units import GIGA
 
@@ -36,6 +36,7 @@ def real_architecture(config: Mapping[str, Any], name: str) -> Architecture:
     fields = {key: value for key, value in config.items() if key not in ("architectures", "transformers_version")}
     if not isinstance(fields.get("model_type"), str):
         raise InputError(f"The config {name} has no 'model_type'; give a Hugging Face config.json.")
+    check_layers(fields.get("num_hidden_layers"), name)
     settings = json.dumps(fields, sort_keys=True)
     model = _meta_model(settings, name)
     text = model.config.get_text_config()

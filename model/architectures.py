@@ -217,6 +217,16 @@ def _positive(config: Mapping[str, Any], field: str, name: str, default: int | N
     return positive({field: value}, field, name, default or 0)
 
 
+MOST_LAYERS = 1000
+"""Layers beyond any model's; a forecast goes through each."""
+
+
+def check_layers(layers: Any, name: str) -> None:
+    """Raise InputError for more layers than a forecast goes through."""
+    if isinstance(layers, int) and layers > MOST_LAYERS:
+        raise InputError(f"The config {name} has num_hidden_layers {layers:,}, above {MOST_LAYERS:,}; correct it.")
+
+
 def windows_by_rule(window: int | None, family: Family, num_layers: int, first: int = 0) -> tuple[int | None, ...]:
     """Sliding window of each layer by the family's rule; `first` is the first layer of rule ``late``."""
     if family.window_rule == "period":
@@ -255,6 +265,7 @@ def dimensions_from_config(config: Mapping[str, Any], family: Family, name: str)
     hidden = _positive(config, "hidden_size", name)
     heads = _positive(config, "num_attention_heads", name)
     layers = _positive(config, "num_hidden_layers", name)
+    check_layers(layers, name)
     if config.get("head_dim") is None and family.default_head_dim is None and hidden % heads:
         raise InputError(
             f"The config {name} has hidden_size {hidden}, which {heads} attention heads do not divide; "

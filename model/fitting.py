@@ -36,6 +36,8 @@ MOST_SUGGESTIONS = 6
 """Changes that are told, those of least GPU time."""
 MOST_GPUS = 64
 """Largest job that is proposed."""
+FUSED = "adamw_torch_fused"
+"""AdamW whose update makes no copies."""
 SMALL_STATES = ("adamw_bnb_8bit", "paged_adamw_8bit")
 """Optimizers whose state is smaller than AdamW's or leaves the GPU, by preference."""
 THRIFTY_LOSSES = ("chunked_nll", "liger", "cut_cross_entropy")
@@ -143,6 +145,7 @@ def kinds_of_change(question: Question, target: Target, run: Run) -> Iterator[li
         [] if run.gradient_checkpointing else [checkpoints(run)],
         [{"attn_implementation": "flash_attention_2"}] if flash else [],
         [{"attn_implementation": "sdpa"}] if run.attn_implementation == "eager" else [],
+        [{"optim": FUSED}] if run.optim == "adamw_torch" and target.platform == "cuda" else [],
         [{"optim": name} for name in SMALL_STATES if name in BUILT["optimizer"] and name != run.optim],
         [{"loss_type": name} for name in losses if head_uses(replace(run, loss_type=name)) <= MOST_CHUNKS],
         [{"method": method} for method in methods.get(run.method, ())],

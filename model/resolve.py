@@ -309,9 +309,11 @@ def checked_method(method: str) -> str:
     return one_of("method", method, METHODS)
 
 
-def _ours_here(run: Run) -> list[str]:
-    """Fields of the stack's run that tunecast chose, of which this run has something."""
+def _ours_here(run: Run, *, of_version: bool) -> list[str]:
+    """Fields of the stack's run that tunecast chose, of which this run has something; the optimizer is that of a
+    version, where one is asked for."""
     applies = {
+        "optim": run.method == "full" and not of_version,
         "lora_r": run.has_adapters,
         "lora_target_modules": run.has_adapters,
         "bnb_4bit_quant_type": run.bnb_4bit_quant_type is not None,
@@ -379,6 +381,7 @@ def resolve_run(
     check_chunks(-(-rows // LITGPT_CHUNK_TOKENS) if is_litgpt(architecture) else head_uses(run), run)
     origins = {name: fields.origins.get(name, "stack-default") for name in RUN_FIELDS}
     origins |= {name: "assumed" for name in CARD_FIELDS if run.loss_type in UNSLOTH_LOSSES}
-    ours = (name for name in _ours_here(run) if fields.origins.get(name, CARD) != CARD and name not in fields.given)
+    chosen = _ours_here(run, of_version=fields.given.get("stack_version") is not None)
+    ours = (name for name in chosen if fields.origins.get(name, CARD) != CARD and name not in fields.given)
     origins |= dict.fromkeys(ours, "assumed")
     return Resolved(run=run, origins=origins, notes=tuple(fields.notes))

@@ -129,7 +129,8 @@ def test_a_file_keeps_the_weights_and_epochs_that_were_asked_for(tmp_path: Path)
     source = tmp_path / "own.yml"
     source.write_text(
         "base_model: mistralai/Mistral-Small-24B-Instruct-2501\nload_in_4bit: true\nadapter: qlora\n"
-        "lora_r: 16\nlora_alpha: 8\nlora_target_linear: true\nsequence_len: 2048\nsample_packing: true\nmicro_batch_size: 2\nnum_epochs: 3\n"
+        "lora_r: 16\nlora_alpha: 8\nlora_target_linear: true\nsequence_len: 2048\nsample_packing: true\n"
+        "micro_batch_size: 2\nnum_epochs: 3\n"
         "datasets: [{path: mine, type: alpaca}]\nlearning_rate: 0.0001\n",
         encoding="utf-8",
     )

@@ -119,6 +119,7 @@ def test_sliding_windows_split_layers_into_groups() -> None:
     [
         ({"hidden_size": None}, "hidden_size"),
         ({"num_hidden_layers": 0}, "num_hidden_layers"),
+        ({"num_hidden_layers": 1_000_000}, "num_hidden_layers 1,000,000, above 1,000"),
         ({"vocab_size": "many"}, "vocab_size"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings"),
         ({"num_key_value_heads": 5}, "do not divide"),
