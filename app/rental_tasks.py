@@ -70,6 +70,8 @@ class Task:
     """Whether the training file starts DeepSpeed, which is an extra of every trainer."""
     fused_kernels: tuple[str, ...] = ()
     """The plan's, told to the forecast where it counts on such packages, since no training file does."""
+    flash_attention: bool = False
+    """Whether the training file asks for FlashAttention's own package, which no trainer brings."""
 
     @property
     def name(self) -> str:
@@ -87,7 +89,8 @@ class Task:
         """Shell lines that set the machine up."""
         beside = ("deepspeed", *self.packages) if self.deepspeed else self.packages
         trainer = " ".join((TRAINERS[self.config_kind][0], *beside))
-        return ['pip install "$TUNECAST"', f"pip install {trainer}"]
+        flash = ["pip install flash-attn --no-build-isolation"] if self.flash_attention else []
+        return ['pip install "$TUNECAST"', f"pip install {trainer}", *flash]
 
     @property
     def commands(self) -> list[str]:

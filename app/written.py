@@ -159,6 +159,7 @@ def packages_of(run: Run) -> tuple[str, ...]:
 def _task(
     found: Recommendation, picked: Picked, pick: str, kind: str, path: Path, training: str, config: Path
 ) -> tuple[Written, str]:
+    from tunecast.model.configs.write import attention_written
     from tunecast.model.published_weights import published_bytes
     from tunecast.model.question import STORED_AS
     from tunecast.model.resolve_parallel import ZERO
@@ -186,10 +187,15 @@ def _task(
         packages=packages_of(forecast.run),
         deepspeed=forecast.run.sharding in ZERO,
         fused_kernels=forecast.run.fused_kernels,
+        flash_attention=attention_written(forecast.run) == "flash_attention_2",
     )
     mapping = TASKS[kind](task)
     start = f"sky launch {path.name}" if kind == "skypilot" else f"dstack apply -f {path.name}"
-    lines = [*head_lines(found, picked, pick), f"Start it in the folder of {config.name}: {start}"]
+    lines = [
+        *head_lines(found, picked, pick),
+        f"Start it in the folder of {config.name}: {start}",
+        "TUNECAST is what pip installs: git+https://... of your own clone, unless a package index of yours has it.",
+    ]
     return Written(kind=kind, path=path), _dumped(lines, mapping)
 
 

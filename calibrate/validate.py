@@ -44,7 +44,7 @@ ABOVE_PROCESS, BELOW_TENSORS = 1.25, 0.8
 """A stated peak beyond these shares of the forecast process, or of its tensors, contradicts how the row was read."""
 
 OF_PROCESS = re.compile(
-    r"(?:nvidia-smi|process|nvtop|nvitop|gpustat|(?:py)?nvml|dcgm(?:-exporter)?)\b(?!.*(?:allocated|reserved|percent|%))",
+    r"(?:(?:nvidia-)?smi|process|nvtop|nvitop|gpustat|(?:py)?nvml|dcgm(?:-exporter)?)\b(?!.*(?:allocated|reserved|percent|%))",
     re.IGNORECASE,
 )
 """Counters of the memory that a process holds, most by NVML's figures; not their columns of another."""

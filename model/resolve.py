@@ -130,13 +130,14 @@ class _Fields:
         self.origins[name] = origin
 
 
-def check_length(architecture: Architecture, max_length: int, *, allow_long: bool) -> None:
+def check_length(architecture: Architecture, max_length: int, *, allow_long: bool, assumed: bool = False) -> None:
     """Refuse a sequence longer than the model was made for, unless explicitly allowed."""
     limit = architecture.max_position
     if limit is not None and max_length > limit and not allow_long:
+        asked = f"No --max-length was typed, and the assumed {max_length}" if assumed else f"--max-length {max_length}"
         raise InputError(
-            f"--max-length {max_length} is beyond the {limit} tokens of {architecture.name}; "
-            f"use at most {limit}, or add --allow-long-context."
+            f"{asked} is beyond the {limit} tokens of {architecture.name}; "
+            f"{'type' if assumed else 'use'} at most {limit}, or add --allow-long-context."
         )
 
 
@@ -156,7 +157,10 @@ def _numbers(fields: _Fields, architecture: Architecture) -> None:
     for name in COUNTS:
         fields.values[name] = whole_number(name, fields.take(name, ASSUMED[name], "assumed"))
     check_length(
-        architecture, fields.values["max_length"], allow_long=bool(fields.given.get("allow_long_context", False))
+        architecture,
+        fields.values["max_length"],
+        allow_long=bool(fields.given.get("allow_long_context", False)),
+        assumed="max_length" not in fields.given,
     )
 
 

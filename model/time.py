@@ -357,9 +357,16 @@ def _bound_by(clocks: Clocks, parts: dict[str, float], bytes_share: float, *, sy
     The host's share is the wait for its launches and for the update that it does under offloading.
     """
     compute = sum(parts.get(column, 0.0) for column in COMPUTE) - bytes_share * parts.get(str(Kind.GEMM), 0.0)
-    bandwidth = clocks.device_s - clocks.exposed_communication_s - compute
+    floor = parts.get(FLOOR, 0.0)
+    bandwidth = clocks.device_s - clocks.exposed_communication_s - compute - floor
     waiting = {"communication": parts["communication"], "pipeline bubble": clocks.bubble_s}
-    shares = {"compute": compute, "bandwidth": bandwidth, **waiting, "host": parts["host"] + clocks.paused_s}
+    shares = {
+        "compute": compute,
+        "bandwidth": bandwidth,
+        FLOOR: floor,
+        **waiting,
+        "host": parts["host"] + clocks.paused_s,
+    }
     if clocks.host_s - clocks.trainer_s > max(clocks.device_s, clocks.bubble_s) and not synchronous:
         return "host"
     return max(shares, key=lambda name: shares[name])

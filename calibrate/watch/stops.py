@@ -73,10 +73,17 @@ def expected(ahead: Counter[str], seen: Sequence[tuple[str, float]]) -> tuple[Va
     return Value(value=point, low=low, high=high), unseen
 
 
+ONE = {EVALUATION: "evaluation", SAVE: "save", BOTH: "evaluation with a save"}
 MANY = {EVALUATION: "evaluations", SAVE: "saves", BOTH: "evaluations with saves"}
 
 
 def unseen_words(unseen: Counter[str]) -> str:
     """What a time left is without; empty where nothing is missing."""
-    told = [f"{count} {kind if count == 1 else MANY[kind]}" for kind, count in unseen.items() if count > 0]
-    return f" without {' and '.join(told)}, not seen yet" if told else ""
+    told = [f"{count} {ONE[kind] if count == 1 else MANY[kind]}" for kind, count in unseen.items() if count > 0]
+    return f" without {listed(told)}, not seen yet" if told else ""
+
+
+def listed(words: Sequence[str]) -> str:
+    """``a``, ``a and b``, ``a, b and c``."""
+    *most, last = words
+    return f"{', '.join(most)} and {last}" if most else last

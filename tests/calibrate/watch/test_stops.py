@@ -80,9 +80,8 @@ def test_only_stops_of_a_kind_that_was_seen_have_a_time() -> None:
     assert (value.low, value.value, value.high) == (6.0, 9.0, 12.0)
     assert unseen_words(unseen) == " without 1 save, not seen yet"
     assert unseen_words(Counter()) == ""
-    assert unseen_words(Counter({EVALUATION: 2, BOTH: 1})).startswith(
-        " without 2 evaluations and 1 evaluation and save"
-    )
+    several = Counter({EVALUATION: 2, SAVE: 1, BOTH: 1})
+    assert unseen_words(several) == " without 2 evaluations, 1 save and 1 evaluation with a save, not seen yet"
 
 
 def test_data_without_a_length_have_no_epochs() -> None:
