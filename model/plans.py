@@ -85,7 +85,10 @@ def global_batch(
     options: Mapping[str, Any], counts: Sequence[int], asked: int | None = None, *, inner: int = 1
 ) -> GlobalBatch:
     """The user's: as asked, or the product of what was given; without either, one sample for each copy of the model on
-    the most GPUs that double up."""
+    the most GPUs that double up.
+
+    Raises InputError where a sharded job gives what each GPU takes and not how many GPUs there are.
+    """
     if asked is not None:
         check_sizes({"global_batch": asked})
         return GlobalBatch(samples=whole_number("global_batch", asked), how="as asked with --global-batch")
@@ -95,11 +98,18 @@ def global_batch(
         who = f"{copies} GPUs" if inner == 1 else f"{copies} copies of the model"
         how = f"the smallest in which each of {who} gets a sample; --global-batch N sets it"
         return GlobalBatch(samples=copies, how=how)
+    words = " x ".join(f"--{name.replace('_', '-')} {value}" for name, value in given.items())
+    sharding = options.get("sharding")
+    if "num_gpus" not in given and sharding not in (None, "none"):
+        raise InputError(
+            f"The global batch is {words} on each GPU of a job under {sharding}, and nothing says how many GPUs it has; "
+            "add for example --num-gpus 8, or --global-batch 64."
+        )
     samples = 1
     for name in BATCH_OPTIONS:
         samples *= whole_number(name, given.get(name, ASSUMED[name]))
-    words = " x ".join(f"--{name.replace('_', '-')} {value}" for name, value in given.items())
-    return GlobalBatch(samples=max(samples // inner, 1), how=f"from {words}")
+    alone = "" if "num_gpus" in given else " on one GPU, as no --num-gpus is given; --global-batch N sets another"
+    return GlobalBatch(samples=max(samples // inner, 1), how=f"from {words}{alone}")
 
 
 def divisors(number: int) -> tuple[int, ...]:

@@ -119,6 +119,7 @@ WHOLE_RUN = {
     "--eval-samples",
     "--eval-steps",
     "--save-steps",
+    "--save-total-limit",
     "--merge",
     "--export",
     "--upload",

@@ -411,8 +411,8 @@ def test_a_file_whose_shards_allow_no_count_is_refused_in_a_sentence() -> None:
     examples = Path(__file__).parents[2] / "docs" / "examples"
     asked = {"deepspeed": examples / "deepspeed.json", "method": "full", "tokens": "5M", "gpu": "h100-sxm5-80gb"}
     with pytest.raises(NotSupportedError, match="DeepSpeed on one GPU"):
-        recommend(str(examples / "trl.yaml"), max_gpus=1, **asked)
-    found = recommend(str(examples / "trl.yaml"), max_gpus=2, **asked)
+        recommend(str(examples / "trl.yaml"), max_gpus=1, global_batch=16, **asked)
+    found = recommend(str(examples / "trl.yaml"), max_gpus=2, global_batch=16, **asked)
     assert {picked.forecast.run.num_gpus for picked in found.front} == {2}
 
 

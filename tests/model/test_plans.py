@@ -47,6 +47,15 @@ def test_the_batch_is_the_product_of_what_was_given_else_a_sample_per_gpu() -> N
     assert global_batch({"per_device_train_batch_size": 2}, (1,), 24).samples == 24
 
 
+def test_a_sharded_job_of_an_unknown_number_of_gpus_has_no_global_batch() -> None:
+    asked = {"per_device_train_batch_size": 2, "sharding": "zero3"}
+    with pytest.raises(InputError, match="nothing says how many GPUs it has"):
+        global_batch(asked, (1, 2))
+    assert global_batch({**asked, "num_gpus": 8}, (1, 2)).samples == 16
+    assert global_batch(asked, (1, 2), 64).samples == 64
+    assert global_batch({"sharding": "zero3"}, (1, 2, 4)).samples == 4
+
+
 def test_every_split_of_the_batch_is_a_plan_when_memory_is_no_limit(make: Callable[..., Architecture]) -> None:
     plans = plans_that_may_fit(job(make("qwen2.5-0.5b"), batch=6), CARD, roomiest_bytes=1e15)
     runs = [plan.run for plan in plans]
