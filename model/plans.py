@@ -102,8 +102,8 @@ def global_batch(
     sharding = options.get("sharding")
     if "num_gpus" not in given and sharding not in (None, "none"):
         raise InputError(
-            f"The global batch is {words} on each GPU of a job under {sharding}, and nothing says how many GPUs it has; "
-            "add for example --num-gpus 8, or --global-batch 64."
+            f"The global batch is {words} on each GPU of a job under {sharding}, and nothing says how many GPUs it "
+            "has; add for example --num-gpus 8, or --global-batch 64."
         )
     samples = 1
     for name in BATCH_OPTIONS:
