@@ -106,12 +106,13 @@ def file_with_storage(
 
 
 def alias_notes(name: str, options: Mapping[str, Any]) -> tuple[str, ...]:
-    """Of a quantized copy that the catalog counts as its base: that the run asked for has another storage."""
-    from tunecast.catalogs.models import find_quantized
+    """As what the catalog counts another model, and of a quantized copy that the run has another storage."""
+    from tunecast.catalogs.models import find_quantized, shape_of
 
     row = find_quantized(name)
     if row is None:
-        return ()
+        same = shape_of(name)
+        return () if same is None else (f"{name} is counted as {same.hf_id}, whose shape it has",)
     stored = stored_in(name)
     method, how = options.get("method") or "lora", options.get("quant_method") or "bnb-4bit"
     if stored is None or is_run_on(stored, options):

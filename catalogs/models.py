@@ -109,6 +109,14 @@ def model_aliases() -> dict[str, str]:
     return {row["alias"]: row["hf_id"] for row in read_rows("model_aliases.csv")}
 
 
+def shape_of(name: str) -> ModelRow | None:
+    """The listed model whose shape another model of this name has; None where the name is the model's own, or of a copy
+    or tune of it."""
+    others = (row for row in read_rows("model_aliases.csv") if row["kind"] == "same-shape")
+    found = next((row["hf_id"] for row in others if _key(row["alias"]) == _key(name)), None)
+    return None if found is None else load_models()[found]
+
+
 def find_quantized(name: str) -> ModelRow | None:
     """The listed model of which `name` is a copy in few bits; None where it is no such copy."""
     keys = {_key(row["alias"]): row["hf_id"] for row in read_rows("model_aliases.csv") if row["kind"] == "quantized"}

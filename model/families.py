@@ -213,8 +213,8 @@ def family_of(architecture_class: str, name: str) -> Family:
             f"{name} is a {architecture_class}, whose layers have no attention: that is not built, and not traced "
             "with --exact yet either; take a model that has attention in its layers."
         )
-    built = ", ".join(family.architecture_class for family in FAMILIES.values())
     raise UnbuiltFamilyError(
         f"{name} is a {architecture_class}, whose formulas are not built yet; `tunecast estimate` traces its real "
-        f"code with --exact, of all cards with --gpu all (built are {built})."
+        "code with --exact, of all cards with --gpu all. `tunecast catalog models` lists models of the "
+        f"{len(FAMILIES)} families that are built."
     )

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tunecast import api, recommend
+from tunecast.asked import read_asked
 from tunecast.catalogs.errors import InputError, TunecastError
 
 CONFIG = {
@@ -132,3 +133,11 @@ def test_a_file_that_names_a_quantized_config_is_read_as_it_is_stored(tmp_path: 
     (found,) = api.estimate(str(file), gpu="rtx-4090")
     assert (found.run.method, found.run.double_quant) == ("qlora", False)
     assert any("is read as qlora of that base" in note for note in found.notes)
+
+
+def test_another_model_of_a_listed_shape_is_told_to_be_counted_as_that() -> None:
+    asked = read_asked("deepseek-ai/DeepSeek-R1-0528-Qwen3-8B", {"method": "qlora"})
+    assert asked.architecture.name == "Qwen/Qwen3-8B"
+    assert "deepseek-ai/DeepSeek-R1-0528-Qwen3-8B is counted as Qwen/Qwen3-8B, whose shape it has" in asked.notes
+    for own in ("Qwen/Qwen3-8B", "Qwen/Qwen3-8B-Base", "unsloth/Qwen3-8B"):
+        assert not any("is counted as" in note for note in read_asked(own, {"method": "qlora"}).notes)

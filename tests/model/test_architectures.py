@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tunecast.catalogs.errors import InputError, NotSupportedError, UnknownNameError
+from tunecast.catalogs.errors import InputError, NotSupportedError, UnbuiltFamilyError, UnknownNameError
 from tunecast.catalogs.models import load_models
 from tunecast.model.architectures import architecture_from_config, architecture_from_row, load_architecture
 from tunecast.model.families import FAMILIES
@@ -233,3 +233,12 @@ def test_attention_without_a_fused_kernel_is_told(name: str) -> None:
     if name.startswith("tiiuae"):
         flash = resolve_run(load_architecture(name), {"attn_implementation": "flash_attention_2"})
         assert not any("every score in memory" in note for note in flash.notes)
+
+
+def test_an_activation_of_more_kernels_than_the_familys_is_refused_by_name() -> None:
+    """transformers' ``NewGELUActivation`` writes out what ``SiLUActivation`` does in one kernel, and holds parts."""
+    silu = architecture_from_config({**CONFIG, "hidden_act": "silu"}, "x")
+    assert architecture_from_config({**CONFIG, "hidden_act": "swish"}, "x") == silu
+    for other in ("gelu_new", "relu", "no such name"):
+        with pytest.raises(UnbuiltFamilyError, match=f"x has hidden_act='{other}'"):
+            architecture_from_config({**CONFIG, "hidden_act": other}, "x")
