@@ -77,6 +77,7 @@ from tunecast.model.stacks import (
     built_choice,
     one_of,
     ours,
+    ours_without_version,
     stack_defaults,
 )
 from tunecast.model.target_patterns import is_pattern, pattern_note
@@ -314,16 +315,16 @@ def checked_method(method: str) -> str:
 
 
 def _ours_here(run: Run, *, of_version: bool) -> list[str]:
-    """Fields of the stack's run that tunecast chose, of which this run has something; the optimizer is that of a
-    version, where one is asked for."""
+    """Fields of the stack's run that tunecast chose, of which this run has something that weighs."""
     applies = {
-        "optim": run.method == "full" and not of_version,
+        "optim": run.method == "full",
         "lora_r": run.has_adapters,
         "lora_target_modules": run.has_adapters,
         "bnb_4bit_quant_type": run.bnb_4bit_quant_type is not None,
         "double_quant": run.bnb_4bit_quant_type is not None,
     }
-    return [name for name in ours(run.stack) if applies.get(name, True)]
+    chosen = ours(run.stack) if of_version else (*ours(run.stack), *ours_without_version(run.stack))
+    return [name for name in chosen if applies.get(name, True)]
 
 
 def resolve_run(

@@ -125,6 +125,11 @@ def ours(name: str) -> tuple[str, ...]:
     return tuple(built_stack(name).get("ours", ()))
 
 
+def ours_without_version(name: str) -> tuple[str, ...]:
+    """Fields whose default is that of a version: tunecast's choice where none is named."""
+    return tuple(built_stack(name).get("ours_without_version", ()))
+
+
 def built_stack(name: str) -> dict[str, Any]:
     """What is recorded of a stack; an unknown or unbuilt one is refused by name."""
     stacks = load_stacks()
