@@ -11,7 +11,7 @@ from ci_share import some_for_ci
 
 from tunecast.calibrate.trace.refusals import reason_of
 from tunecast.catalogs.configs import config_from_row, config_table
-from tunecast.catalogs.errors import NotSupportedError
+from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.catalogs.models import ModelRow, find_model, load_models
 from tunecast.model.architectures import architecture_from_config, load_architecture
 from tunecast.model.families import FAMILIES
@@ -205,6 +205,18 @@ def test_what_the_real_code_refuses_is_one_sentence() -> None:
     seeing = {"model_type": "mllama", "text_config": text, "vision_config": {**vision, "attention_heads": 2}}
     architecture = exact.real_architecture(seeing, "seeing")
     with pytest.raises(NotSupportedError, match="attend to images"):
+        exact.exact_trace(architecture, run_of(architecture))
+
+
+def test_a_package_that_is_missing_is_named_with_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A simulated card is calibrated without ``--exact``'s own check of what is installed."""
+
+    def without(*_: object, **__: object) -> None:
+        raise ModuleNotFoundError("No module named 'peft'", name="peft")
+
+    monkeypatch.setattr("tunecast.calibrate.trace.depth.trace_depth", without)
+    architecture = exact.real_architecture(small("gemma3n_text"), "x")
+    with pytest.raises(InputError, match=r'peft is not installed; type: pip install "tunecast\[calibrate\]"'):
         exact.exact_trace(architecture, run_of(architecture))
 
 
