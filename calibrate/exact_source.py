@@ -12,7 +12,7 @@ from typing import Any
 from tunecast.calibrate import exact
 from tunecast.calibrate.trace.depth import counted_micro_batches, trace_micro_batches
 from tunecast.calibrate.trace.kernels import SYNCHRONISATIONS
-from tunecast.calibrate.trace.refusals import REAL_LOSSES
+from tunecast.calibrate.trace.refusals import NEEDED, REAL_LOSSES
 from tunecast.calibrate.trace.result import Trace
 from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.architecture import Architecture
@@ -27,8 +27,6 @@ from tunecast.model.stacks import BUILT, code_of
 from tunecast.model.step_source import StepInventory
 from tunecast.model.tape_peaks import PARTS, Parts, Place, layer_position
 
-NEEDED = ("torch", "transformers", "peft", "bitsandbytes")
-"""Packages whose real code a trace runs; the extra ``calibrate`` has them."""
 REQUIRED_BACKWARD = 2.0 / 2.5
 """Products of attention's backward that are required work, over those that flash kernels run (one is recomputed)."""
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from tunecast.calibrate.trace import hf
 from tunecast.calibrate.trace.direct import trace_depth, trace_update
 from tunecast.calibrate.trace.ledger import Peak
-from tunecast.calibrate.trace.refusals import reason_of
+from tunecast.calibrate.trace.refusals import NEEDED, reason_of
 from tunecast.calibrate.trace.result import Place, TensorSpec, Trace, timeline
 from tunecast.catalogs.errors import InputError, NotSupportedError, TunecastError
 from tunecast.model.architecture import Architecture
@@ -115,12 +115,12 @@ def real_trace(architecture: Architecture, run: Run, num_layers: int, platform: 
         return trace_depth(architecture, run, num_layers, platform=platform)
     except TunecastError:
         raise
-    except ModuleNotFoundError as error:
-        raise InputError(
-            f"The real training code is traced here, but {error.name} is not installed; type: pip install "
-            '"tunecast[calibrate]"'
-        ) from error
     except Exception as error:  # other people's code, on any model of theirs
+        if isinstance(error, ModuleNotFoundError) and error.name in NEEDED:
+            raise InputError(
+                f"The real training code is traced here, but {error.name} is not installed; type: pip install "
+                '"tunecast[calibrate]"'
+            ) from error
         raise NotSupportedError(
             f"The real code of {architecture.name} does not train so: {reason_of(error)}"
         ) from error

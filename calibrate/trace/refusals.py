@@ -10,6 +10,8 @@ from tunecast.model.loss_chunks import CHUNKED_NLL, KEPT_CHUNKS
 from tunecast.model.run import Run
 from tunecast.model.stacks import code_of
 
+NEEDED = ("torch", "transformers", "peft", "bitsandbytes")
+"""Packages whose real code a trace runs; the extra ``calibrate`` has them."""
 REAL_LOSSES = ("nll", CHUNKED_NLL, *KEPT_CHUNKS)
 """Loss paths whose code runs here."""
 
