@@ -15,6 +15,7 @@ from typing import Any
 
 from tunecast.calibrate.cell_grammar import folded, pieces_of, software
 from tunecast.calibrate.run_table import SkipRowError
+from tunecast.calibrate.words import listed
 from tunecast.catalogs.errors import InputError
 from tunecast.model.stack_versions import chosen_ranges
 from tunecast.model.stacks import METHODS, built_stack
@@ -206,19 +207,13 @@ def _aged(
             return _aged(PLAIN, packages, source_date, notes, own_kernels=False)
     dated = [name for name, version in wanted.items() if version not in (None, "0") and not packages.get(name)]
     if dated not in ([], ["torch"]):
-        missing = f"The version of {_listed(dated)} is not" if any(packages.values()) else "No version is"
+        missing = f"The version of {listed(dated)} is not" if any(packages.values()) else "No version is"
         notes.append(f"{missing} stated: defaults of the newest release by {source_date}.")
     options: dict[str, Any] = {"stack_version": ",".join(found)} if found else {}
     stated = packages.get(TRANSFORMERS)
     if stated and stack != PLAIN:
         options["hf_code"] = code_of(stated)
     return options, stack
-
-
-def _listed(names: list[str]) -> str:
-    """``transformers, peft and torch``."""
-    *most, last = names
-    return f"{', '.join(most)} and {last}" if most else last
 
 
 def code_of(version: str) -> str:

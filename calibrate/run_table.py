@@ -219,14 +219,12 @@ def peak_memory(row: Row, gpu: Gpu, num_gpus: int) -> tuple[float | None, str]:
     except SkipRowError:
         return None, f"peak_mem_gib {text!r} {why_none('peak_mem_gib', plain)}"
     peak_gib = found / 1024.0 if found is not None and plain != bare else found
-    if peak_gib is not None and num_gpus == 1 and peak_gib > ANOTHER_CARD * gpu.memory_marketing_gb:
-        raise SkipRowError(
-            f"peak_mem_gib {text!r} is above the {gpu.memory_marketing_gb:g} GB of {gpu.id}: it ran on another card, "
-            "or on several"
-        )
-    if peak_gib is not None and peak_gib > gpu.memory_marketing_gb:
-        return None, f"peak_mem_gib {text!r} is above the {gpu.memory_marketing_gb:g} GB of {gpu.id}"
-    return peak_gib, ""
+    if peak_gib is None or peak_gib <= gpu.memory_marketing_gb:
+        return peak_gib, ""
+    above = f"peak_mem_gib {text!r} is above the {gpu.memory_marketing_gb:g} GB of {gpu.id}"
+    if num_gpus == 1 and peak_gib > ANOTHER_CARD * gpu.memory_marketing_gb:
+        raise SkipRowError(f"{above}: it ran on another card, or on several")
+    return None, above
 
 
 def check_size(row: Row, architecture: Architecture) -> None:

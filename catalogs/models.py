@@ -112,14 +112,18 @@ def model_aliases() -> dict[str, str]:
 def shape_of(name: str) -> ModelRow | None:
     """The listed model whose shape another model of this name has; None where the name is the model's own, or of a copy
     or tune of it."""
-    others = (row for row in read_rows("model_aliases.csv") if row["kind"] == "same-shape")
-    found = next((row["hf_id"] for row in others if _key(row["alias"]) == _key(name)), None)
+    found = _aliases_of("same-shape").get(_key(name))
     return None if found is None else load_models()[found]
+
+
+def _aliases_of(kind: str) -> dict[str, str]:
+    """Hub ids of listed models by the keys of other names of one kind."""
+    return {_key(row["alias"]): row["hf_id"] for row in read_rows("model_aliases.csv") if row["kind"] == kind}
 
 
 def find_quantized(name: str) -> ModelRow | None:
     """The listed model of which `name` is a copy in few bits; None where it is no such copy."""
-    keys = {_key(row["alias"]): row["hf_id"] for row in read_rows("model_aliases.csv") if row["kind"] == "quantized"}
+    keys = _aliases_of("quantized")
     short = {key.rsplit("/", 1)[-1]: model for key, model in keys.items()}
     found = keys.get(_key(name)) or short.get(_key(name))
     if found is None and _key(name) not in _index() and IN_FEW_BITS.search(name):

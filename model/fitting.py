@@ -19,6 +19,7 @@ from tunecast.model.largest import changed, largest_that, run_fits
 from tunecast.model.layer_splits import INNER, LAYERS, LONG_ROW, gpus_per_copy, splits_tried
 from tunecast.model.loss_chunks import head_uses
 from tunecast.model.on_device import resolve_for
+from tunecast.model.optimizer import FUSED
 from tunecast.model.parallel import local_run
 from tunecast.model.plans import divisors
 from tunecast.model.question import Question
@@ -36,8 +37,6 @@ MOST_SUGGESTIONS = 6
 """Changes that are told, those of least GPU time."""
 MOST_GPUS = 64
 """Largest job that is proposed."""
-FUSED = "adamw_torch_fused"
-"""AdamW whose update makes no copies."""
 SMALL_STATES = ("adamw_bnb_8bit", "paged_adamw_8bit")
 """Optimizers whose state is smaller than AdamW's or leaves the GPU, by preference."""
 THRIFTY_LOSSES = ("chunked_nll", "liger", "cut_cross_entropy")

@@ -124,9 +124,8 @@ def interrupted(here: Sequence[Phase], work: Work, rates: Rates, options: WholeR
     assert cuts is not None
     save = one_save_h(work, rates)
     sums = {name: total(p.hours for p in here if p.name in names) for name, names in (("b", BEFORE), ("w", USEFUL))}
-    starts = options.trials * options.repeats
     sums["r"] = total(
-        p.hours.scaled(1.0 / starts if p.name in PER_START and p.name not in options.phase_min else 1.0)
+        p.hours.scaled(1.0 / options.starts if p.name in PER_START and p.name not in options.phase_min else 1.0)
         for p in here
         if p.name in BEFORE
     )

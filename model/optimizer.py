@@ -167,8 +167,6 @@ FOREACH_ADAMW = (
 WEIGHT_DECAY = MultiTensor(name="adamw.decay", lists=1, moves=2)
 """``_foreach_mul_`` of the parameters, where weight decay is not 0 (``torch.optim.AdamW``: 0.01)."""
 FUSED = "adamw_torch_fused"
-FOREACH_BY_CHOICE = ("hf-peft", "liger")
-"""Stacks whose optimizer is the Trainer's where its version is asked for, and without one ``adamw_torch``."""
 FOREACH_NOTE = (
     "The update is adamw_torch (foreach), which makes copies; transformers' Trainer with torch 2.8 or later takes "
     "adamw_torch_fused, of less memory and time: --optim adamw_torch_fused is that run."

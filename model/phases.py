@@ -91,7 +91,7 @@ def load(work: Work, step_s: Value, rates: Rates, options: WholeRunOptions) -> P
     """
     if options.from_scratch:
         return None
-    times = options.trials * options.repeats
+    times = options.starts
     n_bytes = work.download_bytes * times
     how = f"{gigabytes(work.download_bytes)}{', quantized to 4 bits' if work.quantized else ''}{_times(times)}"
     measured = "load_quantized_mb_per_s" if work.quantized else "load_plain_mb_per_s"
@@ -108,7 +108,7 @@ def load(work: Work, step_s: Value, rates: Rates, options: WholeRunOptions) -> P
 
 def compile_step(work: Work, step_s: Value, rates: Rates, options: WholeRunOptions) -> Phase | None:
     """torch.compile, once per start of the training process, where the stack compiles."""
-    return fixed("compile", options.trials * options.repeats) if work.compiles else None
+    return fixed("compile", options.starts) if work.compiles else None
 
 
 def full_runs(options: WholeRunOptions) -> float:
@@ -140,7 +140,7 @@ def evaluate(work: Work, step_s: Value, rates: Rates, options: WholeRunOptions) 
     if options.eval_samples is None:
         return None
     samples_per_step = work.tokens_per_step / work.max_length * work.samples_per_row
-    runs = full_runs(options) if options.eval_steps is not None else options.trials * options.repeats
+    runs = full_runs(options) if options.eval_steps is not None else options.starts
     times = evaluations(work, options) * runs  # at its end every trial is scored, those that stop early too
     alone = work.num_gpus if "evaluate" in options.phase_machine else 1
     steps = options.eval_samples / samples_per_step * times * alone

@@ -23,7 +23,7 @@ from tunecast.model.litgpt import is_litgpt
 from tunecast.model.litgpt_head import CHUNK_TOKENS as LITGPT_CHUNK_TOKENS
 from tunecast.model.loss_chunks import head_uses
 from tunecast.model.losses import CHUNKED_NOTE, FULL_NOTE
-from tunecast.model.optimizer import FOREACH_BY_CHOICE, FOREACH_NOTE
+from tunecast.model.optimizer import FOREACH_NOTE
 from tunecast.model.other_names import what_to_type
 from tunecast.model.peft_targets import LEFT_TO_PEFT, LINEAR_MODULES, OWN_ALL_LINEAR, peft_targets
 from tunecast.model.read_numbers import whole_number
@@ -273,7 +273,7 @@ def _software(fields: _Fields, defaults: Mapping[str, Any]) -> None:
     tiles = fields.values["stack"] == "trl" and defaults.get("token_metrics", "none") == "none"
     if tiles and fields.values["loss_type"] == "nll" and fields.origins["loss_type"] == "cli":
         fields.notes.append(FULL_NOTE)
-    chosen = fields.values["stack"] in FOREACH_BY_CHOICE and fields.given.get("stack_version") is None
+    chosen = "optim" in ours_without_version(fields.values["stack"]) and fields.given.get("stack_version") is None
     if chosen and fields.values["method"] == "full" and fields.given.get("optim") is None:
         fields.notes.append(FOREACH_NOTE)
     if fields.values["optim"].startswith("paged") and fields.given.get("offload") in (None, "none"):

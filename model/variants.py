@@ -23,18 +23,18 @@ LAYER_TYPES = ("sliding_attention", "full_attention")
 """Kinds of attention that layers of windowed families are of."""
 
 
+ONE_KERNEL = {"silu": ("silu", "swish"), "gelu": ("gelu", "gelu_pytorch_tanh")}
+"""Names of ``transformers.activations.ACT2FN`` for an activation that is one kernel each way."""
+
+
 def adapted(family: Family, config: Config, name: str) -> Family:
     """The family as this config has it."""
     changes = VARIANTS.get(family.model_type)
     found = family if changes is None else replace(family, **changes(config, name))
-    given, known = config.get("hidden_act"), ONE_KERNEL.get(found.activation, ())
-    if known and given is not None and given not in known:
+    known = ONE_KERNEL.get(found.activation)
+    if known and config.get("hidden_act") not in known:
         refuse(config, name, hidden_act=known[0])
     return found
-
-
-ONE_KERNEL = {"silu": ("silu", "swish"), "gelu": ("gelu", "gelu_pytorch_tanh")}
-"""Names of ``transformers.activations.ACT2FN`` for an activation that is one kernel each way."""
 
 
 def refuse(config: Config, name: str, **ordinary: Any) -> None:

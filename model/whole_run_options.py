@@ -95,6 +95,11 @@ class WholeRunOptions:
     restart_min: float | None = None
     seed: int = 0
 
+    @property
+    def starts(self) -> int:
+        """How often training begins: once per trial and repeat."""
+        return self.trials * self.repeats
+
 
 WHOLE_RUN_NAMES = tuple(f.name for f in fields(WholeRunOptions))
 OF_PRICES = ("owned", "spot")

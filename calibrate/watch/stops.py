@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from tunecast.calibrate.words import listed
 from tunecast.model.value import Value
 
 EVALUATION, SAVE, BOTH = "evaluation", "save", "evaluation and save"
@@ -81,9 +82,3 @@ def unseen_words(unseen: Counter[str]) -> str:
     """What a time left is without; empty where nothing is missing."""
     told = [f"{count} {ONE[kind] if count == 1 else MANY[kind]}" for kind, count in unseen.items() if count > 0]
     return f" without {listed(told)}, not seen yet" if told else ""
-
-
-def listed(words: Sequence[str]) -> str:
-    """``a``, ``a and b``, ``a, b and c``."""
-    *most, last = words
-    return f"{', '.join(most)} and {last}" if most else last

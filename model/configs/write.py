@@ -35,7 +35,6 @@ LEARNING_RATE = {"lora": 2e-4, "qlora": 2e-4, "full": 2e-5}
 TRL_PRESETS = {"ddp": "multi_gpu", "zero1": "zero1", "zero2": "zero2", "zero3": "zero3", "fsdp": "fsdp2"}
 """accelerate's files that ship with TRL, by the shardings that all three writers have fields for."""
 FLASH_WORDS = {"sdpa": "sdpa", "eager": "disabled", "flash_attention_2": "fa2"}
-MODEL_FIELDS = ("model_name_or_path", "base_model")
 LAYOUT = (
     "gpus_per_node",
     "num_gpus",
@@ -370,9 +369,8 @@ def config_for(
     axolotl ends at ``max_steps`` or after its epochs, whichever comes first; the others at ``max_steps``.
     """
     refuse_unwritten(kind, run)
-    mapping = WRITERS[kind](architecture, run, steps) | (long_cut(kind, packed=packed) if cut else {})
-    if weights:
-        mapping[next(name for name in MODEL_FIELDS if name in mapping)] = weights
+    named = replace(architecture, name=weights or architecture.name)
+    mapping = WRITERS[kind](named, run, steps) | (long_cut(kind, packed=packed) if cut else {})
     if kind == "axolotl":
         mapping["num_epochs"] = math.ceil(epochs)
     if packed:
