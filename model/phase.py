@@ -6,8 +6,8 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from tunecast.model.factors import Factor
 from tunecast.model.phase_rates import Rates, assumed_duration_s
@@ -38,6 +38,8 @@ class Work:
     """What the final save writes: the adapter, or the whole model."""
     checkpoint_bytes: float
     """What one checkpoint writes: the same, with the optimizer's state."""
+    exports: Mapping[str, float] = field(default_factory=dict)
+    """Bytes of the model in each quantized format that it can be exported to."""
     writers: int = 1
     """GPUs that write a share of a checkpoint each, where the optimizer's state is sharded."""
     machines: int = 1

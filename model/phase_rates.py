@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -93,7 +93,7 @@ def phase_rates(gpu: Gpu | None, factors: FactorSet | None, given: Mapping[str, 
     rates = dict(assumed_rates())
     link = _datasheet_copy(gpu, rates["copy_frac"])
     if link is not None:
-        rates["copy_mb_per_s"] = link
+        rates["copy_mb_per_s"] = _slower(rates["copy_mb_per_s"], link)
     measured = {} if factors is None else factors.factors
     for name, factor_name in MEASURED_BY.items():
         if factor_name in measured:
@@ -110,13 +110,19 @@ def phase_rates(gpu: Gpu | None, factors: FactorSet | None, given: Mapping[str, 
 
 
 def _datasheet_copy(gpu: Gpu | None, reached: Factor) -> Factor | None:
-    """Host to device in bytes per second: lanes x rate per lane x the share that unpinned memory reaches."""
+    """Host to device in bytes per second: lanes x rate per lane x the share of it that is reached."""
     if gpu is None or gpu.pcie_gen is None or gpu.pcie_lanes is None:
         return None
     peak = gpu.pcie_lanes * float(load_phase_rates()["pcie_gb_per_s_per_lane"][str(gpu.pcie_gen)]) * GIGA
     return Factor(
         value=peak * reached.value, low=peak * reached.low, high=peak * reached.high, unit="B/s", origin="datasheet"
     )
+
+
+def _slower(rate: Factor, bound: Factor) -> Factor:
+    """A rate that another one bounds, with the origin of the one that decides."""
+    slower = min((rate, bound), key=lambda factor: factor.value)
+    return replace(slower, low=min(rate.low, bound.low), high=min(rate.high, bound.high))
 
 
 @cache

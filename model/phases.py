@@ -15,9 +15,8 @@ from tunecast.model.phase import Phase, Work, at_rates, fixed, gigabytes, moved_
 from tunecast.model.phase_rates import Rates
 from tunecast.model.units import GIGA, HOUR_S, MEGA, MINUTE_S
 from tunecast.model.value import Value, exact, product, total
-from tunecast.model.whole_run_options import EXPORT_BITS, MACHINE_PHASES, WholeRunOptions
+from tunecast.model.whole_run_options import MACHINE_PHASES, SIXTEEN_BITS, WholeRunOptions
 
-BITS_PER_BYTE = 8.0
 Builder = Callable[[Work, Value, Rates, WholeRunOptions], Phase | None]
 
 
@@ -234,7 +233,7 @@ def merge(work: Work, step_s: Value, rates: Rates, options: WholeRunOptions) -> 
 
 def exported_bytes(work: Work, options: WholeRunOptions) -> float:
     """The exported file."""
-    return work.total_params * EXPORT_BITS[options.export or "fp16"] / BITS_PER_BYTE
+    return work.merged_bytes if options.export in SIXTEEN_BITS else work.exports[str(options.export)]
 
 
 def export(work: Work, step_s: Value, rates: Rates, options: WholeRunOptions) -> Phase | None:

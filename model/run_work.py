@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 
 from tunecast.model.amount import Amount
 from tunecast.model.architecture import Architecture
+from tunecast.model.gguf import BASES, gguf_bytes
 from tunecast.model.operation import Phase
 from tunecast.model.optimizer import ADAM_STATES, bnb_state_bytes, optimizer_state_bytes
 from tunecast.model.optimizer_bnb import BITSANDBYTES
@@ -50,6 +52,12 @@ def traced_state_bytes(run: Run, trained: int) -> float:
     own, wide = DTYPE_BYTES[trained_dtype(run)], DTYPE_BYTES["fp32"]
     copies = run.sharding in ZERO and own < wide  # fp32 ones, and fp32 moments
     return float(trained * (wide + ADAM_STATES * wide if copies else ADAM_STATES * own))
+
+
+@lru_cache(maxsize=256)
+def exported_bytes(architecture: Architecture) -> Mapping[str, float]:
+    """Bytes of the whole model in every quantized format."""
+    return {export: gguf_bytes(architecture, export) for export in BASES}
 
 
 def forward_share(
@@ -107,6 +115,7 @@ def work_of(
         adapters=run.has_adapters,
         model_bytes=saved,
         checkpoint_bytes=saved + state_bytes,
+        exports=exported_bytes(architecture),
         writers=writers,
         machines=-(-writers // run.gpus_per_node),
         forward_frac=forward_frac,

@@ -12,6 +12,7 @@ from typing import Any
 
 from tunecast.catalogs.errors import InputError, UnknownNameError
 from tunecast.model.bounds import LEAST_MINUTES, MOST_MINUTES, MOST_OTHER, MOST_RATE, at_most, check_switch
+from tunecast.model.gguf import BASES
 from tunecast.model.read_numbers import as_number, is_count, number_that
 from tunecast.model.units import GIGA
 
@@ -45,8 +46,9 @@ MACHINE_PHASES = {
 AUTO = "auto"
 SMALLEST = 1e-9
 """Least rate that can be given: any number above 0."""
-EXPORT_BITS = {"fp16": 16.0, "bf16": 16.0, "q8": 8.5, "q6": 6.6, "q5": 5.7, "q4": 4.9}
-"""Bits per weight of an exported file; the quantized ones as llama.cpp states them for Q8_0, Q6_K, Q5_K_M, Q4_K_M."""
+SIXTEEN_BITS = ("fp16", "bf16")
+EXPORTS = (*SIXTEEN_BITS, *BASES)
+"""Formats of an exported file; the quantized ones are llama.cpp's Q8_0, Q6_K, Q5_K_M and Q4_K_M (`gguf`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,8 +221,8 @@ def _data_location(name: str, given: Any) -> tuple[str, float]:
 
 
 def _export(name: str, value: Any) -> str:
-    if str(value) not in EXPORT_BITS:
-        raise UnknownNameError("export format", str(value), EXPORT_BITS, hint=f"There are {', '.join(EXPORT_BITS)}.")
+    if str(value) not in EXPORTS:
+        raise UnknownNameError("export format", str(value), EXPORTS, hint=f"There are {', '.join(EXPORTS)}.")
     return str(value)
 
 

@@ -42,6 +42,7 @@ WORK = Work(
     on_cpu=False,
     model_bytes=0.2 * GB,
     checkpoint_bytes=0.6 * GB,
+    exports={"q8": 8.5 * GB, "q4": 4.9 * GB},
     forward_frac=0.25,
 )
 RATES = {
@@ -159,7 +160,7 @@ def test_optional_phases_by_hand() -> None:
     assert seconds(whole, "evaluate") == pytest.approx(50 * 0.25 * 3.6 * 4)
     assert seconds(whole, "checkpoints") == pytest.approx(4 * (600 / 4000 + 600 / 500))  # 300, 600, 900 and the end
     assert seconds(whole, "merge") == pytest.approx(16000 / 1000 + 16000 / 500)
-    written_mb = 8000 * 8.5 / 8
+    written_mb = 8500
     assert seconds(whole, "export") == pytest.approx(16000 / 1000 + written_mb / 500)
     assert seconds(whole, "upload") == pytest.approx(written_mb / 50)
     assert list(whole.phases_h).index("evaluate") == list(whole.phases_h).index("train") + 1
@@ -333,10 +334,16 @@ def test_a_machine_of_ones_own_pays_electricity() -> None:
 
 def test_rates_come_from_the_record_then_the_datasheet_then_assumptions() -> None:
     gpu = load_gpus()["a100-sxm4-80gb"]
-    assert phase_rates(gpu, None, {})["copy_mb_per_s"].origin == "datasheet"
-    lanes_bytes_per_s = 16 * 1.969e9  # PCIe 4.0 x 16
-    frac = assumed_rates()["copy_frac"].value
-    assert phase_rates(gpu, None, {})["copy_mb_per_s"].value == pytest.approx(lanes_bytes_per_s * frac)
+    lanes_bytes_per_s = 16 * 1.969e9  # PCIe 4.0 x 16: more than a copy from memory that is not pinned
+    unpinned = assumed_rates()["copy_mb_per_s"]
+    assert phase_rates(gpu, None, {})["copy_mb_per_s"] == unpinned
+    assert unpinned.value < 0.6 * lanes_bytes_per_s
+    narrow = phase_rates(replace(gpu, pcie_lanes=4), None, {})["copy_mb_per_s"]
+    assert narrow.origin == "datasheet"
+    assert narrow.value == pytest.approx(assumed_rates()["copy_frac"].value * lanes_bytes_per_s / 4)
+    assert narrow.low <= narrow.value <= narrow.high
+    told = phase_rates(gpu, None, {"copy_frac": 0.5})["copy_mb_per_s"]
+    assert told.value == pytest.approx(0.5 * lanes_bytes_per_s)
     read = Factor(value=2e9, low=1e9, high=3e9, unit="B/s", origin="measured:x.json")
     loaded = replace(read, value=5e8, low=4e8, high=6e8)
     factors = FactorSet(
