@@ -74,6 +74,7 @@ from tunecast.model.stacks import (
     DTYPES,
     METHODS,
     PRECISIONS,
+    attention_named,
     built_choice,
     one_of,
     ours,
@@ -113,6 +114,8 @@ class _Fields:
 
     def __init__(self, options: Mapping[str, Any], option_origins: Mapping[str, str]) -> None:
         self.given = {name: value for name, value in options.items() if value is not None}
+        if "attn_implementation" in self.given:
+            self.given["attn_implementation"] = attention_named(self.given["attn_implementation"])
         self.values: dict[str, Any] = {}
         self.origins: dict[str, str] = {}
         self.notes: list[str] = []

@@ -25,6 +25,15 @@ QUANT_TYPES = ("nf4", "fp4")
 QUANT_METHODS = ("bnb-4bit", "bnb-8bit", "gptq-4bit", "gptq-8bit")
 PLAIN = "hf-peft"
 """The stack of who names none."""
+HUB_KERNELS = {
+    "kernels-community/flash-attn": "flash_attention_2",
+    "kernels-community/flash-attn2": "flash_attention_2",
+    "kernels-community/flash-attn3": "flash_attention_3",
+    "kernels-community/vllm-flash-attn3": "flash_attention_3",
+    "kernels-community/flash-attn4": "flash_attention_4",
+}
+"""Kernels that transformers gets from the hub, and the package whose they are (``FLASH_ATTN_KERNEL_FALLBACK`` of its
+modeling_flash_attention_utils.py)."""
 HF_CODES = ("5", "4.49", "4.46", "4.45")
 HF_CODES_SAID = "5, 4.49 (4.49 and later below 5), 4.46 (4.46 to 4.48) or 4.45 (4.45 and before)"
 """The versions of transformers that each stands for."""
@@ -48,7 +57,7 @@ UNBUILT = {
         "paged_ademamix_8bit", "rmsprop", "rmsprop_bnb", "rmsprop_bnb_32bit", "rmsprop_bnb_8bit", "schedule_free_adamw",
         "schedule_free_radam", "schedule_free_sgd", "stable_adamw",
     ),
-    "attention": ("flash_attention_3", "flex_attention", "xformers"),
+    "attention": ("flash_attention_3", "flash_attention_4", "flex_attention", "xformers"),
     "loss": ("dft",),
     "quantization": ("aqlm", "awq", "eetq", "hqq"),
     "sharding": (),
@@ -150,6 +159,12 @@ def built_choice(what: str, option: str, value: str) -> str:
     if value in UNBUILT[what]:
         raise NotSupportedError(f"The {what} {value!r} is known but not built yet; --{option} takes {built}.")
     raise UnknownNameError(what, value, BUILT[what], hint=f"--{option} takes {built}.")
+
+
+def attention_named(word: Any) -> Any:
+    """An attention by the name of its package, where `word` is that of the same kernels on the hub, with or without a
+    revision (``kernels-community/flash-attn2@v1``)."""
+    return HUB_KERNELS.get(str(word).partition("@")[0].partition(":")[0], word)
 
 
 def one_of(option: str, value: str, choices: tuple[str, ...]) -> str:

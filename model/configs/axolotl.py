@@ -41,6 +41,7 @@ from tunecast.model.configs.spread import put_sharding, read_fsdp_config, read_f
 from tunecast.model.file_spread import Mesh
 from tunecast.model.kept_samples import DROPPED, LONG_SAMPLES, SPLIT
 from tunecast.model.peft_targets import LINEAR_MODULES
+from tunecast.model.stacks import attention_named
 
 KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
 _OFFLOADED = ("offload", "unsloth")
@@ -253,7 +254,8 @@ def _checkpointing(source: Source, draft: Draft) -> None:
 def _attention(source: Source, draft: Draft) -> None:
     named = source.get("attn_implementation")
     if named is not None:
-        draft.put("attn_implementation", _SHORT_ATTENTION.get(str(named), str(named)), "attn_implementation")
+        word = _SHORT_ATTENTION.get(str(named), str(attention_named(named)))
+        draft.put("attn_implementation", word, "attn_implementation")
         return
     for field, implementation in _ATTENTION.items():
         if source.on(field):

@@ -36,6 +36,7 @@ from tunecast.model.configs.source import Source
 from tunecast.model.configs.spread import TRAINERS_OFFLOAD, read_fsdp_config, read_fsdp_words
 from tunecast.model.losses import CHUNKED_NOTE
 from tunecast.model.peft_targets import LEFT_TO_PEFT
+from tunecast.model.stacks import attention_named
 
 TILES = "chunked_nll"
 """What stands in for the tiles of logits that TRL makes since 1.15 (``add_fused_lm_head``)."""
@@ -61,7 +62,7 @@ def read(source: Source, draft: Draft, *, num_gpus: int | None) -> None:
     _method(source, draft)
     _precision(source, draft)
     attention, field = source.first(_ATTENTION_FIELDS)
-    draft.put("attn_implementation", attention or source.default("attn_implementation"), field)
+    draft.put("attn_implementation", attention_named(attention) or source.default("attn_implementation"), field)
     _rows(source, draft)
     read_trainer_batch(source, draft)
     _checkpointing(source, draft)

@@ -12,7 +12,7 @@ from tunecast.model.architecture import Architecture
 from tunecast.model.architectures import load_architecture
 from tunecast.model.resolve import RUN_FIELDS, resolve_run
 from tunecast.model.resolve_shared_dtypes import NARROW
-from tunecast.model.stacks import BUILT, UNBUILT, load_stacks
+from tunecast.model.stacks import BUILT, UNBUILT, attention_named, load_stacks
 
 Make = Callable[..., Architecture]
 ALL_LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -191,6 +191,18 @@ def test_every_optimizer_of_the_trainer_is_built_or_named() -> None:
 def test_what_is_not_built_is_refused_by_name(llama: Architecture, options: dict[str, Any], name: str) -> None:
     with pytest.raises(NotSupportedError, match=name):
         resolve_run(llama, options)
+
+
+def test_kernels_of_the_hub_are_those_of_their_package(llama: Architecture) -> None:
+    """As transformers itself takes them: what is not installed comes from the hub."""
+    theirs = pytest.importorskip("transformers.modeling_flash_attention_utils")
+
+    for package, kernel in theirs.FLASH_ATTN_KERNEL_FALLBACK.items():
+        assert attention_named(kernel) == package
+    asked = {"attn_implementation": "kernels-community/flash-attn2"}
+    assert resolve_run(llama, asked).run.attn_implementation == "flash_attention_2"
+    with pytest.raises(NotSupportedError, match="flash_attention_3"):
+        resolve_run(llama, {"attn_implementation": "kernels-community/vllm-flash-attn3"})
 
 
 def test_allowed_long_context_passes(make: Make) -> None:

@@ -148,6 +148,8 @@ def test_estimate_and_recommend_say_what_they_count(tmp_path: Path) -> None:
     [
         ("trl", "padding_free: true\nattn_implementation: flash_attention_2"),
         ("axolotl", "batch_flattening: true\nflash_attention: true"),
+        ("trl", "padding_free: true\nattn_implementation: kernels-community/flash-attn2"),
+        ("axolotl", "batch_flattening: true\nattn_implementation: kernels-community/flash-attn2@v1"),
     ],
 )
 def test_samples_laid_end_to_end_are_forecast_so_where_attention_keeps_them_apart(
