@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tunecast.model.architecture import Architecture
 
+if TYPE_CHECKING:
+    from tunecast.model.whole_run_options import WholeRunOptions
+
+AMOUNTS = ("tokens", "num_samples", "max_steps", "dataset")
+"""Options that say how long training is."""
 FILE_OPTIONS = ("config_format", "accelerate", "deepspeed")
 """Options that say how to read a training file."""
 TRAINING_FILE_SUFFIXES = (".yaml", ".yml")
@@ -24,6 +29,8 @@ class Asked:
     origins: dict[str, str]
     """Of the options that a file gave; the others were typed."""
     notes: tuple[str, ...] = ()
+    saves: Mapping[str, int] = field(default_factory=dict)
+    """``save_steps`` and ``save_total_limit`` that a training file asks for."""
     weights: str = ""
     """The hub's name of the weights as asked for, which the catalog may have under another of the same shape."""
 
@@ -135,6 +142,7 @@ def from_training_file(
             *passed_over,
             *ignored_notes(run_file.ignored),
         ),
+        saves=run_file.saves,
         weights=on_hub(run_file.model_name),
     )
 
@@ -182,6 +190,18 @@ def _without_absent(
 
 BY_PEFT = ("axolotl", "llama-factory", "trl")
 """Formats whose frameworks hand names of modules to PEFT."""
+
+
+def with_saves(around: WholeRunOptions, asked: Asked) -> tuple[WholeRunOptions, tuple[str, ...]]:
+    """What is around the run, with the checkpoints that its training file asks for where nobody typed how often, and a
+    note; without an amount of data no step is counted."""
+    typed = around.save_steps is not None or around.checkpoint_interval_min is not None or around.train_only
+    steps = asked.saves.get("save_steps")
+    if steps is None or typed or not any(asked.options.get(name) is not None for name in AMOUNTS):
+        return around, ()
+    limit = around.save_total_limit or asked.saves.get("save_total_limit")
+    note = f"Checkpoints every {steps:,} steps are counted, as the file asks for; --save-steps N counts others."
+    return replace(around, save_steps=steps, save_total_limit=limit), (note,)
 
 
 def ignored_notes(fields: tuple[str, ...]) -> list[str]:

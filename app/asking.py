@@ -28,7 +28,7 @@ def asked_question(
     **options: Any,
 ) -> tuple[Question, list[Target], tuple[str, ...]]:
     """(question, devices, notes on how it was read); raises InputError with what to type instead."""
-    from tunecast.asked import options_by_count, read_asked
+    from tunecast.asked import options_by_count, read_asked, with_saves
     from tunecast.calibrate.fitted_records import fitted_records
     from tunecast.calibrate.watch.observations import refuse_unused, split_records
     from tunecast.catalogs.price_book import price_book
@@ -48,6 +48,7 @@ def asked_question(
     around, options = split_whole_run(options)
     options = with_tokenizer(model, options)
     asked = read_asked(model, options, exact=source is not None)
+    around, saved = with_saves(around, asked)
     question = Question(
         architecture=of_age(asked.architecture, asked.options),
         options=asked.options,
@@ -63,7 +64,7 @@ def asked_question(
     ids = () if share_host else device_ids(names)
     targets = resolve_targets(names, fitted_records(calibrations, ids, records), share_host=share_host)
     refuse_unused(observations, [target.id for target in targets])
-    return question, targets, asked.notes
+    return question, targets, (*asked.notes, *saved)
 
 
 def several_paths(given: str | Path | Iterable[str | Path]) -> tuple[str | Path, ...]:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from tunecast.recommendation import Recommendation
 
 DEFAULT_MAX_GPUS = 8
-AMOUNTS = ("tokens", "num_samples", "max_steps", "dataset")
 
 
 def recommend(
@@ -173,7 +172,7 @@ def _search(
     prices: tuple[str | Path, ...],
 ) -> tuple[Search, tuple[str, ...]]:
     """The question that every card is asked."""
-    from tunecast.asked import read_asked
+    from tunecast.asked import AMOUNTS, read_asked, with_saves
     from tunecast.asking import with_tokenizer
     from tunecast.catalogs.price_book import price_book
     from tunecast.model.layer_splits import INNER, gpus_per_copy
@@ -185,6 +184,7 @@ def _search(
         del options["num_gpus"]
     refuse_unscreened(options)
     asked = read_asked(model, with_tokenizer(model, options), as_stored=set(methods or ("qlora",)) == {"qlora"})
+    around, saved = with_saves(around, asked)
     if not any(asked.options.get(name) is not None for name in AMOUNTS):
         raise InputError(f"What to rent for {model} depends on how much it trains; add --tokens 10M, for example.")
     for method in methods or ():
@@ -207,7 +207,7 @@ def _search(
         weights=asked.weights,
     )
     uneven = [count for count in counts if count not in usable]
-    notes = list(asked.notes)
+    notes = [*asked.notes, *saved]
     if uneven:
         words = ", ".join(map(str, uneven))
         notes.append(f"a global batch of {total.samples} does not divide over {words} GPUs: --global-batch changes it")

@@ -5,13 +5,16 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tunecast.catalogs.errors import InputError
 from tunecast.sweep_result import Sweep, Told, chosen_metric, reported
 from tunecast.sweeping import Ask, Point, point
 from tunecast.tornado import tornado
 from tunecast.what_if import what_if
+
+if TYPE_CHECKING:
+    from tunecast.model.run import Run
 
 ANALYSES = ("tornado", "what-if", "size-steps", "efficiency-steps", "disk-load")
 CLASSIC_STEPS = (100, 300, 1000, 3000, 10000)
@@ -150,6 +153,7 @@ def _grid(ask: Ask, dimensions: Sequence[tuple[str, Sequence[Any]]], metric: str
                     *(f"not forecast: {at.why_not}" for at in refused),
                     *followed(names, points),
                     *other_software(names, points),
+                    *other_shardings(names, points),
                 ]
             )
         ),
@@ -158,16 +162,31 @@ def _grid(ask: Ask, dimensions: Sequence[tuple[str, Sequence[Any]]], metric: str
 
 def other_software(names: Sequence[str], points: Sequence[Point]) -> tuple[str, ...]:
     """A note where runs that nobody gave a stack are of several."""
-    stacks: dict[str, list[str]] = {}
+    usual, others = _parted(points, lambda run: run.stack)
+    if "stack" in names or not others:
+        return ()
+    told = "; ".join(f"{stack} runs {where}" for stack, where in others.items())
+    return (f"not all of these are the same software: {told}, and {usual} the rest; --stack N compares one",)
+
+
+def other_shardings(names: Sequence[str], points: Sequence[Point]) -> tuple[str, ...]:
+    """A note where runs that nobody gave a sharding have several."""
+    usual, others = _parted(points, lambda run: run.sharding)
+    if {"sharding", "num_gpus"} & set(names) or not others:
+        return ()
+    told = "; ".join(f"{sharding} with {where}" for sharding, where in others.items())
+    return (f"--sharding was not given: {told}, and {usual} with the rest; --sharding {usual} compares one",)
+
+
+def _parted(points: Sequence[Point], of: Callable[[Run], str]) -> tuple[str, dict[str, str]]:
+    """(what most runs have, with which settings the others have what)."""
+    found: dict[str, list[str]] = {}
     for at in points:
         if at.forecast is not None:
             where = " ".join(f"{name} {value}" for name, value in at.settings.items())
-            stacks.setdefault(at.forecast.run.stack, []).append(where)
-    if "stack" in names or len(stacks) < 2:
-        return ()
-    usual, *others = sorted(stacks, key=lambda stack: -len(stacks[stack]))
-    told = "; ".join(f"{stack} runs {', '.join(stacks[stack])}" for stack in others)
-    return (f"not all of these are the same software: {told}, and {usual} the rest; --stack N compares one",)
+            found.setdefault(of(at.forecast.run), []).append(where)
+    usual, *others = sorted(found, key=lambda each: -len(found[each]))
+    return usual, {each: ", ".join(found[each]) for each in others}
 
 
 def followed(names: Sequence[str], points: Sequence[Point]) -> tuple[str, ...]:

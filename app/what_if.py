@@ -25,14 +25,17 @@ def what_if(ask: Ask, metric: str | None, told: Told | None = None) -> Sweep:
     """The run beside the same run with one technique changed."""
     base = forecast_of(ask, {})
     changes = _techniques(ask, base)
-    points = tuple(reported(told, len(changes), (_labelled(ask, *change) for change in changes)))
+    points = tuple(reported(told, len(changes), (_labelled(ask, base.run, *change) for change in changes)))
     notes = tuple(f"{at.settings['what if']}: {at.why_not}" for at in points if at.forecast is None)
     return Sweep(kind="what-if", metric_name=chosen_metric(metric, base), base=base, points=points, notes=notes)
 
 
-def _labelled(ask: Ask, label: str, settings: Mapping[str, Any], scales: Mapping[str, float]) -> Point:
+def _labelled(ask: Ask, base: Run, label: str, settings: Mapping[str, Any], scales: Mapping[str, float]) -> Point:
+    """A technique by its name, with the sharding that it takes where that is another than the run's."""
     found = point(ask, settings, scales)
-    return Point(settings={"what if": label}, forecast=found.forecast, why_not=found.why_not)
+    own = None if found.forecast is None or "sharding" in settings else found.forecast.run.sharding
+    name = label if own in (None, base.sharding) else f"{label}, {own}"
+    return Point(settings={"what if": name}, forecast=found.forecast, why_not=found.why_not)
 
 
 def _techniques(ask: Ask, base: Forecast) -> list[tuple[str, Mapping[str, Any], Mapping[str, float]]]:

@@ -90,9 +90,3 @@ def fit_verdict(view: MemoryView, probability: float | None) -> str | None:
     if least > view.usable_bytes:
         return "no"
     return "fits" if probability >= TIGHT_BELOW else "tight"
-
-
-def probably_fits(view: MemoryView) -> bool | None:
-    """Whether the run fits more likely than not; None where the usable memory is unknown."""
-    probability = fit_probability(view)
-    return None if probability is None else probability >= LIKELY

@@ -300,7 +300,7 @@ def whole_of(
     forward pass over the whole step, in time."""
     options = replace(search.around, spot=price.offer.get("price_type") == "spot")
     rates = rates_of(target, tuple(options.phase_rate.items()))
-    terms = rented(price, options, rates, on_demand=on_demand)
+    terms = rented(price, options, rates, on_demand=on_demand, machines=run.machines)
     work = work_for(search, run, target.platform, forward_frac)
     return whole_run(work, step_s, options=options, rates=rates, terms=terms)
 

@@ -94,7 +94,7 @@ def notes_of_offer(result: Forecast, offer: Mapping[str, Any] | None, *, network
     """What is to be said of an offer: that its machines or their network may be others than those that are timed, and
     that nobody says whether its machine has room for what goes to the host."""
     run, notes = result.run, offer_notes(offer)
-    timed = -(-run.num_gpus // run.gpus_per_node)
+    timed = run.machines
     if offer is not None and offer["provider"] != "user" and timed > offer.get("instances", timed):
         rented = f"{offer['instances']} machine{'s' if offer['instances'] > 1 else ''}"
         notes = tuple(note for note in notes if SEPARATE not in note)
@@ -181,12 +181,12 @@ def cheapest_run(
 
     if options.owned:
         measured_w = None if target.record is None else measured_power_w(target.record)
-        machines = -(-num_gpus // result.run.gpus_per_node)
-        return None, run_on(owned(target.gpu, num_gpus, options, rates, measured_w, machines=machines))
+        return None, run_on(owned(target.gpu, num_gpus, options, rates, measured_w, machines=result.run.machines))
     if not prices:
         return None, run_on(None)
     on_demand = _on_demand(question, target, num_gpus) if options.spot else None
-    tried = [(price, run_on(rented(price, options, rates, on_demand=on_demand))) for price in prices]
+    machines = result.run.machines
+    tried = [(p, run_on(rented(p, options, rates, on_demand=on_demand, machines=machines))) for p in prices]
     return min(tried, key=lambda pair: pair[1].cost_usd.value if pair[1].cost_usd else 0.0)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.estimate import forecast
 from tunecast.model.file_spread import with_dtypes
-from tunecast.model.fits import fit_probability, memory_view
+from tunecast.model.fits import TIGHT_BELOW, fit_probability, memory_view
 from tunecast.model.forecast import Forecast
 from tunecast.model.layer_splits import INNER, LAYERS, NO_SPLIT, Split, gpus_per_copy, split_words, splits_tried
 from tunecast.model.on_device import resolve_for, target_factors
@@ -30,7 +30,7 @@ from tunecast.model.units import HOUR_S, MINUTE_S
 AUTO = "auto"
 MOST_GPUS = 128
 """Largest job that is tried."""
-LEAST_PROBABILITY = 0.9
+LEAST_PROBABILITY = TIGHT_BELOW
 """Of fitting; below it the next number is tried."""
 HOURS = {"": 1.0, "h": 1.0, "min": 1.0 / 60.0, "m": 1.0 / 60.0, "d": 24.0}
 

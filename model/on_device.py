@@ -13,7 +13,7 @@ from tunecast.model.documents import with_documents
 from tunecast.model.factors import FactorSet
 from tunecast.model.factors_io import factor_set_from_record
 from tunecast.model.file_spread import file_sharding, with_dtypes
-from tunecast.model.fits import memory_view, probably_fits
+from tunecast.model.fits import LIKELY, TIGHT_BELOW, fit_probability, memory_view
 from tunecast.model.fused import FLA
 from tunecast.model.grouped import experts_on_card
 from tunecast.model.loss_budget import on_card
@@ -26,6 +26,7 @@ from tunecast.model.priors import load_priors, prior_factors
 from tunecast.model.question import RUN_OPTIONS_ELSEWHERE, Question
 from tunecast.model.read_numbers import whole_number
 from tunecast.model.record_software import with_software
+from tunecast.model.record_spread import with_unlike
 from tunecast.model.resolve import Resolved, resolve_run
 from tunecast.model.resolve_parallel import FSDP, OFFLOADED_BY, ZERO
 from tunecast.model.rows import held_run, with_padding
@@ -59,11 +60,11 @@ def target_factors(target: Target, run: Run | None = None) -> FactorSet:
     """
     if target.gpu is None:
         assert target.record is not None
-        return factor_set_from_record(target.record)
+        return with_unlike(factor_set_from_record(target.record))
     prior = replace(prior_factors(target.gpu, run), gpu=target.id)
     if target.record is None:
         return prior if target.shared is None else with_shared_host(prior, target.shared)
-    measured = with_flash(factor_set_from_record(target.record), target.gpu, run)
+    measured = with_flash(with_unlike(factor_set_from_record(target.record)), target.gpu, run)
     beliefs = load_priors()["beliefs"]
     measured = with_walks(with_efficient(measured, beliefs, run, target.gpu), beliefs)
     measured = with_chunked(measured, beliefs, target.gpu, run)
@@ -190,27 +191,40 @@ def trains_copies(question: Question) -> bool:
 
 
 def _least_sharding(question: Question, target: Target, resolved: Any) -> Resolved:
-    """The first sharding that fits; of those by anybody ZeRO-3 where gradients accumulate, which FSDP holds whole."""
+    """The first sharding that surely fits, else the one that is likeliest to; of those by anybody ZeRO-3 too where
+    gradients accumulate, which FSDP holds whole."""
     factors = target_factors(target)
     tried = shardings_tried(question.options)
     if trains_copies(question):
         return _told_sharding(resolved(sharding=COPIES), f"{COPIES}, since the file asks for none")
-    last: Resolved | None = None
+    if len(tried) == 1:
+        only: Resolved = resolved(sharding=tried[0])
+        return _told_sharding(only, only.run.sharding)
+    likeliest: tuple[float, Resolved] | None = None
     for sharding in tried:
-        last = resolved(sharding=sharding)
-        if _has_room(question, target, factors, last):
-            return _told_sharding(last, f"{sharding} is the least that fits" if len(tried) > 1 else last.run.sharding)
-    assert last is not None
-    if tried == LEAST_SHARDING_FIRST and last.run.gradient_accumulation_steps > 1:
+        found: Resolved = resolved(sharding=sharding)
+        chance = _chance_of_room(question, target, factors, found)
+        if chance >= TIGHT_BELOW:
+            return _told_sharding(found, f"{sharding} is the least that fits")
+        if likeliest is None or chance >= likeliest[0]:
+            likeliest = chance, found
+    assert likeliest is not None
+    chance, closest = likeliest
+    if tried == LEAST_SHARDING_FIRST and closest.run.gradient_accumulation_steps > 1:
         sharded: Resolved = resolved(sharding="zero3")
-        if _has_room(question, target, factors, sharded):
+        other = _chance_of_room(question, target, factors, sharded)
+        if other >= TIGHT_BELOW:
             return _told_sharding(sharded, "zero3 is the least that fits")
-    return _told_sharding(last, f"none fits, {tried[-1]} comes closest" if len(tried) > 1 else last.run.sharding)
+        chance, closest = (other, sharded) if other > chance else (chance, closest)
+    name = closest.run.sharding
+    surely = f"{name} is the likeliest to fit" if chance >= LIKELY else f"none fits, {name} comes closest"
+    return _told_sharding(closest, surely)
 
 
-def _has_room(question: Question, target: Target, factors: FactorSet, found: Resolved) -> bool:
+def _chance_of_room(question: Question, target: Target, factors: FactorSet, found: Resolved) -> float:
+    """Probability that a run fits; 0 where the card's usable memory is unknown."""
     held = held_run(found.run, question.options)
-    return bool(probably_fits(memory_view(question.architecture, held, target, factors, question.source)))
+    return fit_probability(memory_view(question.architecture, held, target, factors, question.source)) or 0.0
 
 
 def _told_sharding(found: Resolved, what: str) -> Resolved:

@@ -247,7 +247,7 @@ def with_network(
     added = {"node_bytes_per_s": network}
     if "link_latency_s" in factors.factors:
         added["node_latency_s"] = latency(load_priors()["beliefs"], run, "network")
-    machines, over = -(-run.num_gpus // run.gpus_per_node), run.num_gpus % run.gpus_per_node
+    machines, over = run.machines, run.num_gpus % run.gpus_per_node
     partly = f", the last with {over} in use," if over else ","
     note = (
         f"{machines} machines of {run.gpus_per_node} GPUs{partly} joined at "

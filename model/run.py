@@ -193,6 +193,11 @@ class Run:
         return self.num_gpus // (self.tp * self.pp * self.cp)
 
     @property
+    def machines(self) -> int:
+        """Machines of `gpus_per_node` GPUs that the job takes, the last perhaps in part."""
+        return -(-self.num_gpus // self.gpus_per_node)
+
+    @property
     def attention_spans(self) -> int | None:
         """Tokens that attention spans, where it keeps documents or samples apart in a row; None: all of the row."""
         if self.samples_unevenness is None:

@@ -65,11 +65,13 @@ class Terms:
     """Host memory of one machine; None where the listing does not say."""
 
 
-def rented(price: Price, options: WholeRunOptions, rates: Rates, *, on_demand: Price | None = None) -> Terms:
-    """The terms of an offer or of the user's own price."""
+def rented(
+    price: Price, options: WholeRunOptions, rates: Rates, *, on_demand: Price | None = None, machines: int = 1
+) -> Terms:
+    """The terms of an offer, or of the user's own price for as many `machines` as the job is timed on."""
     offer = price.offer
     provider = str(offer.get("provider") or "user")
-    machines = int(offer.get("instances") or 1)
+    machines = int(offer.get("instances") or machines)
     ram_gib = offer.get("ram_gib")
     return Terms(
         usd_per_h=price.usd_per_h,

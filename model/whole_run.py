@@ -128,7 +128,8 @@ def _priced(
     bill = terms.billing.billed_h
     rent = Value(value=bill(held.value), low=bill(held.low), high=bill(held.high)).scaled(terms.usd_per_h)
     others = total(phase.hours.scaled(phase.usd_per_h or 0.0) for phase in elsewhere)
-    per_month, guessed = _storage_usd_per_gb_month(disk_bytes(work, rates, options) / GIGA, options, terms)
+    kept_gb = disk_bytes(work, rates, options, terms.machines) / GIGA
+    per_month, guessed = _storage_usd_per_gb_month(kept_gb, options, terms)
     storage, egress, uncounted = _flat(whole.total_time_h.value, work, rates, options, terms, per_month)
     energy, kwh = _energy(whole, terms)
     parts = {
@@ -170,10 +171,10 @@ def _flat(
     if options.train_only:
         return 0.0, 0.0, ()
     unknown = []
-    gb = disk_bytes(work, rates, options) / GIGA
+    gb = disk_bytes(work, rates, options, terms.machines) / GIGA
     if per_month is None:
         unknown.append("storage")
-    storage = (per_month or 0.0) * gb * terms.machines * (time_h + options.keep_days * DAY_H) / MONTH_H
+    storage = (per_month or 0.0) * gb * (time_h + options.keep_days * DAY_H) / MONTH_H
     egress = 0.0
     for place, out_gb in transfers_gb(work, rates, options, terms):
         per_gb = _egress(place, out_gb, terms)
@@ -210,14 +211,15 @@ def egress_providers() -> frozenset[str]:
     return frozenset(row["provider"] for row in read_rows("egress.csv"))
 
 
-def disk_bytes(work: Work, rates: Rates, options: WholeRunOptions) -> float:
-    """What lies on the disk at the end: weights, checkpoints, the result, the data where they are prepared."""
+def disk_bytes(work: Work, rates: Rates, options: WholeRunOptions, machines: int = 1) -> float:
+    """What lies on the disks at the end: weights on those of every machine, and data where they are prepared; the
+    result and checkpoints once, whose shards are written by whoever has them."""
     data = dataset_bytes(work, rates, options) if options.prepare or options.dataset_gb is not None else 0.0
     kept = kept_checkpoints(work, options) * work.checkpoint_bytes
     merged = work.merged_bytes if merges(work, options) else 0.0
     exported = exported_bytes(work, options) if options.export is not None else 0.0
     begun_from = 0.0 if options.from_scratch else work.download_bytes
-    return begun_from + work.model_bytes + data + kept + merged + exported
+    return machines * (begun_from + data) + work.model_bytes + kept + merged + exported
 
 
 def _energy(whole: WholeRun, terms: Terms) -> tuple[Value, float | None]:

@@ -32,6 +32,7 @@ from tunecast.model.configs.common import (
     put_unpacked,
     put_workers,
     put_written_targets,
+    read_saves,
     read_steps,
 )
 from tunecast.model.configs.frameworks import load_frameworks, refuse
@@ -383,6 +384,7 @@ def _amount(source: Source, draft: Draft) -> None:
     In packed mode axolotl counts 0.99 x ``total_num_tokens`` / ``sample_packing_eff_est`` row tokens per epoch.
     """
     read_steps(source, draft, "num_epochs", "max_steps")
+    read_saves(source, draft)
     total: Any = source.number("total_num_tokens")
     if total is None or "max_steps" in draft.options:
         return

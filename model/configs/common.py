@@ -10,6 +10,7 @@ from tunecast.model.configs.run_file import Draft
 from tunecast.model.configs.source import Source
 from tunecast.model.families import FAMILIES
 from tunecast.model.kept_samples import HELD_OUT, LONG_SAMPLES, WRAPPED
+from tunecast.model.read_numbers import as_number
 from tunecast.model.rows import ROWS_FLAT, ROWS_GROUPED, ROWS_PACKED
 from tunecast.model.stacks import DTYPE_ALIASES, HF_CODES
 from tunecast.model.target_patterns import is_pattern
@@ -257,6 +258,27 @@ def read_steps(source: Source, draft: Draft, epochs: str, steps: str) -> None:
         draft.put("max_steps", count, steps)
 
 
+def read_saves(source: Source, draft: Draft) -> None:
+    """Checkpoints that a ``transformers.TrainingArguments`` file asks for every so many steps, with the optimizer's
+    state. A share of all steps, epochs, and weights alone are left among the fields that are not counted."""
+    steps, strategy = source.peek("save_steps"), str(source.peek("save_strategy") or "steps").lower()
+    if strategy != "steps" or steps is None or _said(source, "save_only_model"):
+        return
+    number = as_number(steps)
+    if number is None or number < 1.0 or not float(number).is_integer():
+        return
+    draft.saves["save_steps"] = int(number)
+    source.get("save_steps"), source.get("save_strategy")
+    kept = as_number(source.peek("save_total_limit"))
+    if kept is not None and kept >= 1.0 and float(kept).is_integer():
+        source.get("save_total_limit")
+        draft.saves["save_total_limit"] = int(kept)
+
+
+def _said(source: Source, field: str) -> bool:
+    return str(source.peek(field)).lower() in ("true", "yes", "on", "1")
+
+
 def read_trainer_batch(source: Source, draft: Draft) -> None:
     """Batch, accumulation, optimizer and amount of a ``transformers.TrainingArguments`` file."""
     copy_number(source, draft, "per_device_train_batch_size", "per_device_train_batch_size")
@@ -264,6 +286,7 @@ def read_trainer_batch(source: Source, draft: Draft) -> None:
     copy_word(source, draft, "optim", "optim")
     note_dropped(source, draft)
     read_steps(source, draft, "num_train_epochs", "max_steps")
+    read_saves(source, draft)
 
 
 def put_degree(source: Source, draft: Draft, theirs: str, ours: str) -> None:

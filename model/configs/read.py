@@ -160,6 +160,7 @@ def read_mapping(
         wide_notes=tuple(draft.wide_notes),
         mesh=draft.mesh,
         most_samples=draft.most_samples,
+        saves=draft.saves,
         tf32=_says(source, "tf32") == "true",
     )
 

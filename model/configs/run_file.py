@@ -37,6 +37,8 @@ class RunFile:
     """Whether products in fp32 are to run in TF32."""
     most_samples: int | None = None
     """Samples that the file trains at most, of all of its data sets together."""
+    saves: dict[str, int] = field(default_factory=dict)
+    """``save_steps`` and ``save_total_limit`` of checkpoints that the file asks for, by our names."""
 
     @property
     def origins(self) -> dict[str, str]:
@@ -60,6 +62,8 @@ class Draft:
     mesh: Mesh | None = None
     """As of `RunFile`."""
     most_samples: int | None = None
+    """As of `RunFile`."""
+    saves: dict[str, int] = field(default_factory=dict)
     """As of `RunFile`."""
     whole_batch: int | None = None
     """Samples of a step over all GPUs, where DeepSpeed's file states them beside what they follow from."""

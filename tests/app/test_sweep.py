@@ -24,7 +24,7 @@ from tunecast.cli.options_whole_run import WHOLE_RUN
 from tunecast.cli.program import program
 from tunecast.model.factors import FactorSet
 from tunecast.model.flops import model_flops_per_step
-from tunecast.sweep import ANALYSES, other_software, sizes, sweep
+from tunecast.sweep import ANALYSES, other_shardings, other_software, sizes, sweep
 from tunecast.sweep_table import grid_mark, rows_of, setting, starred
 from tunecast.sweeping import Ask, Point, forecast_of
 from tunecast.swept_inputs import NUMBER, SWITCH, TEXT, WHOLE, parse_over, sweepable
@@ -296,6 +296,28 @@ def test_a_sweep_over_layouts_says_whose_software_runs_them() -> None:
     assert "megatron runs tp 2" in note or "hf-peft runs tp 1" in note
     assert other_software(["tp", "stack"], points) == ()
     assert other_software(["tp"], points[:1]) == ()
+
+
+def test_a_sweep_says_where_another_sharding_was_taken() -> None:
+    """Nobody gave one: 4 GPUs hold copies of 8B until a micro-batch is too much for it."""
+    asked: dict[str, Any] = {"method": "lora", "max_length": 2048, "num_gpus": 4}
+    found = sweep("meta-llama/Llama-3.1-8B", gpu=GPU, over=["per_device_train_batch_size=1,2,8"], **asked)
+    small, _, large = (at.forecast.run.sharding for at in found.points if at.forecast is not None)
+    assert (small, large) == ("ddp", "fsdp")
+    (note,) = other_shardings(["per_device_train_batch_size"], found.points)
+    assert note in found.notes
+    assert "fsdp with per_device_train_batch_size 8, and ddp with the rest; --sharding ddp compares one" in note
+    assert other_shardings(["per_device_train_batch_size"], found.points[:2]) == ()
+    assert other_shardings(["num_gpus"], found.points) == ()
+
+
+def test_a_what_if_names_the_sharding_that_it_takes() -> None:
+    asked: dict[str, Any] = {"method": "lora", "max_length": 2048, "num_gpus": 4}
+    found = sweep("meta-llama/Llama-3.1-8B", gpu="rtx-4090-24gb", analysis="what-if", **asked)
+    names = [str(at.settings["what if"]) for at in found.points]
+    assert "full instead of lora, fsdp" in names
+    assert "as asked" in names
+    assert "8 GPUs, ddp" in names
 
 
 def test_attention_recomputed_alone_is_beside_whole_layers_in_a_what_if_only() -> None:

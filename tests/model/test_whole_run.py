@@ -288,10 +288,10 @@ def test_storage_by_the_gb_month_and_egress_by_the_gb() -> None:
 
 
 def test_data_that_lie_with_another_provider_are_paid_for_when_they_leave_it() -> None:
-    """50 GB out of S3: the first GB is free, then 0.09; nothing to a machine at AWS, nor from a disk here."""
-    asked = {"dataset_gb": 50, "data_location": "s3=500"}
+    """150 GB out of S3: 100 of a month are free, then 0.09; nothing to a machine at AWS, nor from a disk here."""
+    asked = {"dataset_gb": 150, "data_location": "s3=500"}
     away = run(price=Price(usd_per_h=1.0, offer={"provider": "runpod", "instances": 1}), **asked)
-    assert away.cost_parts_usd["egress"] == pytest.approx(49 * 0.09)
+    assert away.cost_parts_usd["egress"] == pytest.approx(50 * 0.09)
     beside = run(price=Price(usd_per_h=1.0, offer={"provider": "aws", "instances": 1}), **asked)
     assert "egress" not in beside.cost_parts_usd
     own_disk = run(price=user_price(1.0, 1), dataset_gb=50, data_location="nas=100")
@@ -303,8 +303,11 @@ def test_a_price_that_nobody_states_is_named_not_zero() -> None:
     offer = {"provider": "hyperstack", "instances": 1}
     whole = run(price=Price(usd_per_h=2.0, offer=offer))
     assert whole.uncounted == ("storage",)
-    aws = run(price=Price(usd_per_h=2.0, offer={"provider": "aws", "instances": 1}), merge=True, upload=True)
-    assert aws.cost_parts_usd["egress"] == pytest.approx(15 * 0.09)  # 16 GB; AWS: the first GB is free, then 0.09
+    large = replace(WORK, total_params=65_000_000_000)
+    aws = run(large, price=Price(usd_per_h=2.0, offer={"provider": "aws", "instances": 1}), merge=True, upload=True)
+    assert aws.cost_parts_usd["egress"] == pytest.approx(30 * 0.09)  # 130 GB; AWS: 100 of a month are free, then 0.09
+    small = run(price=Price(usd_per_h=2.0, offer={"provider": "aws", "instances": 1}), merge=True, upload=True)
+    assert "egress" not in small.cost_parts_usd
 
 
 def test_a_machine_of_ones_own_pays_electricity() -> None:
@@ -520,6 +523,16 @@ def test_on_demand_instead_has_the_checkpoints_that_were_asked_for() -> None:
     without = run(long, price=user_price(1.0, 1), **SPOT).interruptions
     assert without is not None
     assert replace(without, on_demand_usd_per_h=1.0).on_demand_usd < same.on_demand_usd  # type: ignore[operator]
+
+
+def test_machines_hold_the_weights_each_and_a_checkpoint_together() -> None:
+    """Shards are written by whoever has them: four machines hold four copies of what they read, one of what is made."""
+    asked = read_whole_run({"phase_rate": RATES, "save_steps": 500, "storage_usd_per_gb_month": 0.1, "keep_days": 30})
+    rates = phase_rates(None, None, asked.phase_rate)
+    alone, four = (rented(user_price(1.0, 32), asked, rates, machines=machines) for machines in (1, 4))
+    costs = [whole_run(WORK, exact(STEP_S), options=asked, rates=rates, terms=t).cost_parts_usd for t in (alone, four)]
+    made_gb, read_gb = 2 * 0.6 + 0.2, 16.0
+    assert costs[1]["storage"] / costs[0]["storage"] == pytest.approx((4 * read_gb + made_gb) / (read_gb + made_gb))
 
 
 def test_several_machines_are_interrupted_more_often() -> None:

@@ -1,0 +1,101 @@
+"""Checkpoints that a training file asks for are counted, as often as transformers' Trainer writes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tunecast
+
+TRL = """
+model_name_or_path: meta-llama/Llama-3.2-1B
+dtype: bfloat16
+bf16: true
+per_device_train_batch_size: 4
+max_length: 1024
+packing: true
+"""
+AXOLOTL = """
+base_model: meta-llama/Llama-3.2-1B
+bf16: true
+micro_batch_size: 4
+gradient_accumulation_steps: 1
+sequence_len: 1024
+sample_packing: true
+pad_to_sequence_len: true
+flash_attention: true
+optimizer: adamw_torch
+datasets:
+  - path: mhenrichsen/alpaca_2k_test
+    type: alpaca
+"""
+LLAMA_FACTORY = """
+model_name_or_path: meta-llama/Llama-3.2-1B
+stage: sft
+finetuning_type: full
+bf16: true
+cutoff_len: 1024
+packing: true
+per_device_train_batch_size: 4
+"""
+FILES = {"trl": TRL, "axolotl": AXOLOTL, "llama-factory": LLAMA_FACTORY}
+
+
+def asked(tmp_path: Path, form: str, lines: str, **options: Any) -> Any:
+    file = tmp_path / f"{form}.yaml"
+    file.write_text(FILES[form] + lines)
+    (found,) = tunecast.estimate(str(file), gpu="l40s", config_format=form, **{"tokens": "10M", **options})
+    return found
+
+
+@pytest.mark.parametrize("form", FILES)
+def test_a_file_counts_what_the_option_counts(tmp_path: Path, form: str) -> None:
+    file = asked(tmp_path, form, "save_steps: 200\nsave_total_limit: 3\n")
+    typed = asked(tmp_path, form, "", save_steps=200, save_total_limit=3)
+    assert file.whole_run.phases_h == typed.whole_run.phases_h
+    assert "checkpoints" in file.whole_run.phases_h
+    assert file.cost_usd == typed.cost_usd
+    assert any("Checkpoints every 200 steps are counted" in note for note in file.notes)
+    assert not any("save_steps" in note and "counted only where" in note for note in file.notes)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "",
+        "save_strategy: 'no'\nsave_steps: 200",
+        "save_strategy: epoch",
+        "save_steps: 0.2",
+        "save_only_model: true\nsave_steps: 200",
+    ],
+)
+def test_what_is_not_every_so_many_steps_is_not(tmp_path: Path, lines: str) -> None:
+    """A share of all steps, epochs, and weights without the optimizer's state are named as not counted."""
+    found = asked(tmp_path, "trl", lines)
+    assert "checkpoints" not in found.whole_run.phases_h
+    if lines and "'no'" not in lines:
+        assert any("counted only where --save-steps N says it" in note for note in found.notes)
+
+
+def test_what_is_typed_wins(tmp_path: Path) -> None:
+    lines = "save_steps: 100\n"
+    often, seldom = asked(tmp_path, "trl", lines), asked(tmp_path, "trl", lines, save_steps=1000)
+    assert often.whole_run.phases_h["checkpoints"] > seldom.whole_run.phases_h["checkpoints"]
+    assert "checkpoints" not in asked(tmp_path, "trl", lines, train_only=True).whole_run.phases_h
+    minutes = asked(tmp_path, "trl", lines, spot=True, checkpoint_interval_min=30)
+    assert not any("Checkpoints every 100 steps" in note for note in minutes.notes)
+
+
+def test_without_an_amount_no_step_is_counted(tmp_path: Path) -> None:
+    found = asked(tmp_path, "trl", "save_steps: 100\n", tokens=None)
+    assert found.whole_run is None
+    assert not any("change nothing" in note or "changes nothing" in note for note in found.notes)
+
+
+def test_recommend_counts_them_too(tmp_path: Path) -> None:
+    file = tmp_path / "trl.yaml"
+    file.write_text(TRL + "save_steps: 20\n")
+    found = tunecast.recommend(str(file), gpu="l40s", max_gpus=1, tokens="10M")
+    assert any("Checkpoints every 20 steps are counted" in note for note in found.notes)

@@ -1,0 +1,40 @@
+"""Which sharding several GPUs get where nobody names one: the least that surely fits, not one that may."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import tunecast
+from tunecast.model.fits import TIGHT_BELOW
+
+LLAMA_70B = "meta-llama/Llama-3.1-70B"
+
+
+def asked(gpu: str, **options: Any) -> Any:
+    (found,) = tunecast.estimate(LLAMA_70B, gpu=gpu, max_length=2048, **options)
+    return found
+
+
+@pytest.mark.parametrize(("gpu", "method"), [("h200-sxm5-141gb", "lora"), ("l40s-48gb", "qlora")])
+def test_a_sharding_that_may_not_fit_gives_way_to_one_that_does(gpu: str, method: str) -> None:
+    """ZeRO-1 of 8 GPUs leaves the weights whole: on these cards that is a toss-up."""
+    toss_up = asked(gpu, method=method, num_gpus=8, sharding="zero1")
+    assert 0.3 < toss_up.fit_probability < TIGHT_BELOW
+    found = asked(gpu, method=method, num_gpus=8)
+    assert (found.run.sharding, found.verdict) == ("fsdp", "fits")
+    assert "--sharding not given: fsdp is the least that fits" in found.notes
+
+
+def test_where_none_surely_fits_the_likeliest_is_taken_and_said() -> None:
+    found = asked("h100-sxm5-80gb", method="full", num_gpus=8)
+    assert any("comes closest" in note or "likeliest to fit" in note for note in found.notes)
+    assert found.run.sharding in ("fsdp", "zero3")
+
+
+def test_enough_gpus_for_a_deadline_are_found_though_whole_weights_hardly_fit() -> None:
+    found = asked("h200-sxm5-141gb", method="lora", num_gpus="auto", deadline="1h", tokens="10M")
+    assert found.total_time_h is not None
+    assert found.total_time_h.value <= 1.0
+    assert found.verdict == "fits"
