@@ -62,6 +62,20 @@ WORDS = {
     "peak_mem_gib": r"((gpu|peak|max) )*(mem(ory)?|vram)( (peak|used|usage))?( gi?b)?",
 }
 """By column: what other tables call it, on headings in lower case whose dashes and underscores are blanks."""
+OPTIONS = {
+    "max_length": "seq_len",
+    "max_seq_length": "seq_len",
+    "packing": "packed",
+    "per_device_train_batch_size": "micro_batch",
+    "gradient_accumulation_steps": "grad_accum",
+    "num_gpus": "gpus",
+    "lora_r": "rank",
+    "lora_target_modules": "lora_targets",
+    "gradient_checkpointing": "grad_checkpointing",
+    "attn_implementation": "attention_impl",
+    "optim": "optimizer",
+}
+"""Options of TRL, Transformers and this command line that say just what a column says: they are read as it."""
 ALSO = {
     r"(use )?(fa|flash ?attn|flash ?attention)( ?[23])?|attn flash": ("attention_impl", "FlashAttention-2"),
     r"(use )?(fp ?16|bf ?16|half( precision)?)": ("compute_dtype", "bf16, bf16-mixed or fp16-mixed"),
@@ -161,6 +175,12 @@ def check_columns(path: Path, columns: Iterable[str]) -> None:
         raise InputError(
             f"{path} has columns that are not read: {told}; call each what stands behind it, if it is that, or drop it."
         )
+
+
+def by_column(headings: Sequence[str]) -> list[str]:
+    """Headings of a table with names of options as those of columns, where a table has one for each."""
+    meant = [OPTIONS.get(heading, heading) for heading in headings]
+    return [own if meant.count(column) > 1 else column for own, column in zip(headings, meant, strict=True)]
 
 
 def unread(columns: Sequence[str]) -> list[str]:

@@ -24,7 +24,7 @@ from tunecast.calibrate.cell_numbers import (
     why_none,
     with_point,
 )
-from tunecast.calibrate.run_columns import READ, check_columns
+from tunecast.calibrate.run_columns import READ, by_column, check_columns
 from tunecast.catalogs.errors import InputError, TunecastError
 from tunecast.catalogs.gpus import Gpu
 from tunecast.model.architecture import Architecture
@@ -92,7 +92,7 @@ def read_table(path: Path) -> list[Row]:
             sign = told["sign"] if told else _separator(first)
             handle.seek(begins)
             reader = csv.DictReader(handle, strict=True, delimiter=sign)
-            columns = reader.fieldnames = _lower_case(reader.fieldnames)
+            columns = reader.fieldnames = by_column(_lower_case(reader.fieldnames))
             read = list(reader)
     except UnicodeDecodeError as error:
         raise InputError(f"{path} is no text in UTF-8; save it as CSV UTF-8 (comma delimited).") from error
@@ -337,6 +337,13 @@ def dated(row: Row) -> Row:
         raise SkipRowError(f"source_date {date!r} {error}") from error
 
 
+def _slow_products(row: Row, run: Run) -> str:
+    """What makes products of a row slower than its cards may be: no cell says in which dtype they are."""
+    if row.get("compute_dtype") or run.product_dtype != "fp32":
+        return ""
+    return ", of products in fp32, as the software has them where no compute_dtype is stated; write bf16 if it was"
+
+
 def check_possible(row: Row, tokens_per_s: float | None, architecture: Architecture, run: Run, gpu: Gpu) -> None:
     """No row is faster than the peak of its cards (MFU above 1), nor may be meant to be 1,000 times as fast."""
     peak = gpu.peaks.get(run.product_dtype)
@@ -347,6 +354,7 @@ def check_possible(row: Row, tokens_per_s: float | None, architecture: Architect
     if mfu > 1.0:
         raise SkipRowError(
             f"{tokens_per_s:g} tokens/s on {run.num_gpus} x {gpu.id} would be an MFU of {mfu:.2f}, above 1"
+            f"{_slow_products(row, run)}"
         )
     stated = [column for column in SPEED_COLUMNS if number(row, column) is not None]
     if stated and 1e3 * mfu <= 1.0 and all(may_be_thousands(column, row[column]) for column in stated):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tunecast.calibrate.run_columns import KEPT, READ, belongs_into, check_columns, meant_by, unread
+from tunecast.calibrate.run_columns import KEPT, OPTIONS, READ, belongs_into, by_column, check_columns, meant_by, unread
 from tunecast.calibrate.run_table import read_table
 from tunecast.catalogs.errors import InputError
 
@@ -36,11 +36,8 @@ def test_no_known_column_is_another_word_for_one() -> None:
 @pytest.mark.parametrize(
     ("heading", "column"),
     [
-        ("gradient_checkpointing", "grad_checkpointing"),
         ("Activation Checkpointing", "grad_checkpointing"),
         ("quantization", "quant"),
-        ("num_gpus", "gpus"),
-        ("packing", "packed"),
         ("precision", "compute_dtype"),
         ("tok_per_s", "tokens_per_s"),
         ("tokens/s", "tokens_per_s"),
@@ -74,6 +71,18 @@ def test_another_word_for_a_column_is_refused_by_both_names(tmp_path: Path, head
     told = f"has the column {heading.lower()!r}, which is not read; if it is {column}, call it so, else drop it."
     with pytest.raises(InputError, match=re.escape(told)):
         read_table(table(tmp_path, f"{NEEDED},{heading}"))
+
+
+def test_options_of_the_trainer_and_of_this_command_line_are_columns(tmp_path: Path) -> None:
+    """Each says just what its column says; where a table has that column too, it is asked which of them is meant."""
+    own = {column: option for option, column in OPTIONS.items()}
+    assert set(own) <= set(READ)
+    heading = "model,method," + ",".join(sorted(own.values()))
+    (row,) = read_table(table(tmp_path, heading))
+    assert set(own) <= set(row)
+    assert not set(own.values()) & set(row)
+    assert by_column(["seq_len", "max_length"]) == ["seq_len", "max_length"]
+    assert by_column(["max_seq_length", "max_length"]) == ["max_seq_length", "max_length"]
 
 
 def test_a_needed_column_under_another_name_is_named(tmp_path: Path) -> None:
@@ -150,8 +159,8 @@ def test_a_second_word_beside_the_column_itself_does_no_harm(tmp_path: Path) -> 
 
 
 def test_all_headings_that_are_not_read_are_told_at_once() -> None:
-    headings = ["model", "gpu", "batch size", "gradient_checkpointing", "tok/s"]
+    headings = ["model", "gpu", "batch size", "checkpointing", "tok/s"]
     with pytest.raises(InputError) as told:
         check_columns(Path("runs.csv"), headings)
     said = str(told.value)
-    assert "'batch size' (micro_batch), 'gradient_checkpointing' (grad_checkpointing), 'tok/s' (tokens_per_s)" in said
+    assert "'batch size' (micro_batch), 'checkpointing' (grad_checkpointing), 'tok/s' (tokens_per_s)" in said
