@@ -115,6 +115,7 @@ def from_training_file(
     that name another package (``torch=2.10``)."""
     from tunecast.few_bits import alias_notes, file_with_storage, published_as, stored_by_name, with_storage
     from tunecast.model.configs import merge_options, read_config
+    from tunecast.model.configs.frameworks import known_fields
     from tunecast.model.resolve_stacks import of_stack
     from tunecast.models import find_architecture
 
@@ -140,7 +141,7 @@ def from_training_file(
             f"{path.name} was read as {run_file.format}.",
             *merged.notes,
             *passed_over,
-            *ignored_notes(run_file.ignored),
+            *ignored_notes(run_file.ignored, all_known=known_fields(run_file.format) is not None),
         ),
         saves=run_file.saves,
         weights=on_hub(run_file.model_name),
@@ -204,9 +205,9 @@ def with_saves(around: WholeRunOptions, asked: Asked) -> tuple[WholeRunOptions, 
     return replace(around, save_steps=steps, save_total_limit=limit), (note,)
 
 
-def ignored_notes(fields: tuple[str, ...]) -> list[str]:
+def ignored_notes(fields: tuple[str, ...], *, all_known: bool = True) -> list[str]:
     """The fields of a file that no option was made of; those of evaluation and checkpoints, whose time they would
-    count, apart."""
+    count, apart. `all_known`: whether the fields of its framework are recorded, so that others are told apart."""
     counted = {flags: [field for field in fields if words & set(re.split(r"[._]", field))] for flags, words in COUNTED}
     told = [
         f"{', '.join(found)} of the file: counted only where {flags} says it."
@@ -214,7 +215,8 @@ def ignored_notes(fields: tuple[str, ...]) -> list[str]:
         if found
     ]
     rest = [field for field in fields if not any(field in found for found in counted.values())]
-    return told + ([f"Fields of the file that change nothing here: {', '.join(rest)}."] if rest else [])
+    unsure = "" if all_known else ", or that nothing here knows"
+    return told + ([f"Fields of the file that change nothing here{unsure}: {', '.join(rest)}."] if rest else [])
 
 
 def _known_count(num_gpus: Any) -> int | None:

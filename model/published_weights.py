@@ -7,6 +7,8 @@ from functools import lru_cache
 from tunecast.catalogs.errors import InputError
 from tunecast.catalogs.models import find_model
 from tunecast.model.architecture import Architecture
+from tunecast.model.run import Run
+from tunecast.model.stacks import PLAIN
 
 PUBLISHED_BYTES_PER_PARAM = 2
 """Checkpoints are published in 16 bits unless their name or catalog row says otherwise."""
@@ -27,6 +29,7 @@ BYTES_PER_VALUE = {
     "mxfp4+bf16": MXFP4_BYTES,
 }
 """By how linear maps are stored, bytes of each of their values; all else is in 16 bits."""
+SIXTEEN_BITS = ("bf16", "fp16")
 EXPERTS_ALONE = ("mxfp4+bf16",)
 """Of which attention's maps stay in 16 bits too (gpt-oss)."""
 
@@ -47,6 +50,24 @@ def published_bytes(architecture: Architecture, stored_as: str | None = None) ->
         return whole
     narrow = stored_values(architecture, experts_alone=how in EXPERTS_ALONE)
     return whole - (PUBLISHED_BYTES_PER_PARAM - BYTES_PER_VALUE[how]) * narrow
+
+
+def wide_checkpoint_notes(architecture: Architecture, run: Run, *, typed: bool) -> tuple[str, ...]:
+    """A note where weights that are published in fp32 are taken in 16 bits though nobody asked for it: transformers 5
+    loads them as they are (``dtype="auto"`` of its ``from_pretrained``)."""
+    if typed or run.stack != PLAIN or run.dtype not in SIXTEEN_BITS:
+        return ()
+    try:
+        row = find_model(architecture.name)
+    except InputError:
+        return ()
+    if row.checkpoint_dtype != "fp32":
+        return ()
+    told = (
+        f"the weights of {row.hf_id} are published in fp32, and transformers 5 loads them so where its code names no "
+        f"dtype; {run.dtype} is counted: --dtype fp32 counts them as they are"
+    )
+    return (told,)
 
 
 def stored_values(architecture: Architecture, *, experts_alone: bool) -> int:

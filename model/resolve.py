@@ -26,6 +26,7 @@ from tunecast.model.losses import CHUNKED_NOTE, FULL_NOTE
 from tunecast.model.optimizer import FOREACH_NOTE
 from tunecast.model.other_names import what_to_type
 from tunecast.model.peft_targets import LEFT_TO_PEFT, LINEAR_MODULES, OWN_ALL_LINEAR, peft_targets
+from tunecast.model.published_weights import wide_checkpoint_notes
 from tunecast.model.read_numbers import whole_number
 from tunecast.model.resolve_adapters import take_variants
 from tunecast.model.resolve_attention import (
@@ -385,6 +386,7 @@ def resolve_run(
     check_recomputation(architecture, run)
     check_scaler(run)
     fields.notes.extend(attention_notes(architecture, run))
+    fields.notes.extend(wide_checkpoint_notes(architecture, run, typed="dtype" in fields.given))
     rows = run.max_length if run.has_adapters else run.tokens_per_micro_batch
     check_chunks(-(-rows // LITGPT_CHUNK_TOKENS) if is_litgpt(architecture) else head_uses(run), run)
     origins = {name: fields.origins.get(name, "stack-default") for name in RUN_FIELDS}

@@ -76,7 +76,8 @@ def check_dora(fields: Fields) -> None:
         "tensor parallelism": fields.values.get("tp", 1) > 1,
         "sharded weights": fields.values["sharding"] not in WHOLE_WEIGHTS,
     }
-    instead = {"fused LoRA kernels": "type --fused-kernels none"}
+    kept = ",".join(part for part in fields.values.get("fused_kernels", ()) if part != "lora")
+    instead = {"fused LoRA kernels": f"type --fused-kernels {kept or 'none'}"}
     for what, given in others.items():
         if given:
             remedy = instead.get(what, "leave one of the two out")

@@ -32,6 +32,7 @@ from tunecast.model.configs.common import (
     put_unpacked,
     put_workers,
     put_written_targets,
+    read_compile,
     read_saves,
     read_steps,
 )
@@ -385,6 +386,7 @@ def _amount(source: Source, draft: Draft) -> None:
     """
     read_steps(source, draft, "num_epochs", "max_steps")
     read_saves(source, draft)
+    read_compile(source, draft)
     total: Any = source.number("total_num_tokens")
     if total is None or "max_steps" in draft.options:
         return

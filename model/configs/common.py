@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from tunecast.catalogs.errors import InputError
+from tunecast.model.configs.frameworks import refuse
 from tunecast.model.configs.run_file import Draft
 from tunecast.model.configs.source import Source
 from tunecast.model.families import FAMILIES
@@ -279,6 +280,19 @@ def _said(source: Source, field: str) -> bool:
     return str(source.peek(field)).lower() in ("true", "yes", "on", "1")
 
 
+def read_compile(source: Source, draft: Draft) -> None:
+    """``torch.compile`` as ``transformers.TrainingArguments`` asks for it: a backend or a mode alone does too, and
+    axolotl's ``auto`` with any torch of today."""
+    backend, mode = (source.get(f"torch_compile_{part}") for part in ("backend", "mode"))
+    for part, value, built in (("backend", backend, ("inductor",)), ("mode", mode, ("default",))):
+        if value is not None and str(value) not in built:
+            refuse(source, f"torch_compile_{part}", value, f"this {part} of torch.compile", f"write {built[0]}")
+    auto = str(source.get("torch_compile")).lower() == "auto"
+    if auto or source.flag("torch_compile") or (source.get("torch_compile") is None and (backend or mode)):
+        named = next(f for f in ("torch_compile", "torch_compile_backend", "torch_compile_mode") if source.has(f))
+        draft.put("torch_compile", True, named)
+
+
 def read_trainer_batch(source: Source, draft: Draft) -> None:
     """Batch, accumulation, optimizer and amount of a ``transformers.TrainingArguments`` file."""
     copy_number(source, draft, "per_device_train_batch_size", "per_device_train_batch_size")
@@ -287,6 +301,7 @@ def read_trainer_batch(source: Source, draft: Draft) -> None:
     note_dropped(source, draft)
     read_steps(source, draft, "num_train_epochs", "max_steps")
     read_saves(source, draft)
+    read_compile(source, draft)
 
 
 def put_degree(source: Source, draft: Draft, theirs: str, ours: str) -> None:

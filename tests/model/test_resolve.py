@@ -205,6 +205,16 @@ def test_kernels_of_the_hub_are_those_of_their_package(llama: Architecture) -> N
         resolve_run(llama, {"attn_implementation": "kernels-community/vllm-flash-attn3"})
 
 
+def test_weights_published_in_fp32_are_told_where_16_bits_are_taken() -> None:
+    """``PreTrainedModel.from_pretrained`` of transformers 5 has dtype="auto", which loads them as they are."""
+    gpt2, said = load_architecture("openai-community/gpt2-xl"), "are published in fp32"
+    assert any(said in note for note in resolve_run(gpt2, {"method": "full"}).notes)
+    for more in ({"dtype": "bf16"}, {"dtype": "fp32"}):
+        assert not any(said in note for note in resolve_run(gpt2, {"method": "full", **more}).notes), more
+    llama = load_architecture("meta-llama/Llama-3.2-1B")
+    assert not any(said in note for note in resolve_run(llama, {"method": "full"}).notes)
+
+
 def test_allowed_long_context_passes(make: Make) -> None:
     short = make("llama-2-13b")
     with pytest.raises(InputError, match="4096"):

@@ -1,4 +1,4 @@
-"""Checkpoints that a training file asks for are counted, as often as transformers' Trainer writes them."""
+"""Fields of the Trainer that say what is written and compiled: they count as the options do."""
 
 from __future__ import annotations
 
@@ -86,6 +86,21 @@ def test_what_is_typed_wins(tmp_path: Path) -> None:
     assert "checkpoints" not in asked(tmp_path, "trl", lines, train_only=True).whole_run.phases_h
     minutes = asked(tmp_path, "trl", lines, spot=True, checkpoint_interval_min=30)
     assert not any("Checkpoints every 100 steps" in note for note in minutes.notes)
+
+
+@pytest.mark.parametrize("form", FILES)
+@pytest.mark.parametrize(
+    ("lines", "compiled"),
+    [
+        ("", False), ("torch_compile: true", True), ("torch_compile: false", False),
+        ("torch_compile_backend: inductor", True), ("torch_compile_mode: default", True),
+    ],
+)  # fmt: skip
+def test_a_file_compiles_what_the_option_compiles(tmp_path: Path, form: str, lines: str, compiled: bool) -> None:
+    found = asked(tmp_path, form, lines)
+    typed = asked(tmp_path, form, "", torch_compile=compiled)
+    assert found.run == typed.run
+    assert found.run.torch_compile == compiled
 
 
 def test_without_an_amount_no_step_is_counted(tmp_path: Path) -> None:
