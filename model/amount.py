@@ -16,6 +16,7 @@ from tunecast.model.kept_samples import OF_DATA, SPLIT, long_samples
 from tunecast.model.read_numbers import is_count, number_above_zero, number_that
 from tunecast.model.row_lengths import Rows
 from tunecast.model.rows import (
+    ROWS_FLAT,
     ROWS_GROUPED,
     ROWS_PACKED,
     alone_by_default,
@@ -113,7 +114,12 @@ def _from_data(run: Run, options: dict[str, Any], rows: Rows | None, repeats: fl
         return _from_tokens(run, padded * run.max_length, what, repeats)
     if options.get("tokens") is not None:
         tokens = parse_count(options["tokens"], name="--tokens")
-        return _from_tokens(run, tokens, f"{tokens:,.0f} tokens x {_epochs(repeats)}", repeats)
+        found = _from_tokens(run, tokens, f"{tokens:,.0f} tokens x {_epochs(repeats)}", repeats)
+        most = _most_padded(run, options)
+        words = (
+            (f"no padding (to the longest of a batch: up to {most:.2g} times as many tokens)",) if most > 1.0 else ()
+        )
+        return replace(found, most=most, assumed=words)
     if options.get("dataset") is not None:
         return _from_dataset(run, options, repeats)
     if options.get("num_samples") is not None:
@@ -126,6 +132,16 @@ def _from_data(run: Run, options: dict[str, Any], rows: Rows | None, repeats: fl
         need = "needs" if len(alone) == 1 else "need"
         raise InputError(f"{flags} {need} an amount; add --tokens 10M or --num-samples 5000.")
     return None
+
+
+def _most_padded(run: Run, options: Mapping[str, Any]) -> float:
+    """Tokens with padding over those without, where a training file packs no rows and nothing says how long samples
+    are: the mean of the longest of a micro-batch over that of all, of lengths spread as `rows` takes them where their
+    mean alone is known (exponentially: the sum of 1 / k). 1 where rows are packed, end to end or of like lengths."""
+    padded = options.get(ROWS_PACKED) is False and not options.get("packing")
+    if not padded or options.get(ROWS_FLAT) or options.get(ROWS_GROUPED):
+        return 1.0
+    return sum(1.0 / k for k in range(1, run.per_device_train_batch_size + 1))
 
 
 def _padded_samples(options: Mapping[str, Any]) -> float | None:

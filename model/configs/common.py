@@ -77,7 +77,7 @@ def put_unpacked(source: Source, draft: Draft, field: str | None, length_field: 
     draft.note(
         f"{UNPACKED}: every one is counted as {length_field} tokens long, an upper bound, since batches are padded to "
         "their longest row only; --mean-tokens N or --dataset FILE counts the padding there is. With --tokens and "
-        "neither, steps count no padding, a lower bound."
+        "neither, steps count no padding, a lower bound that the interval of the whole run allows for."
     )
 
 
@@ -100,7 +100,7 @@ def put_filled(source: Source, draft: Draft, packing: str, field: str, length_fi
     draft.put("rows_padded", source.default("pad_to_multiple_of"), field)
     draft.note(
         f"{UNPACKED}: {field} fills every one to {length_field} tokens. With --tokens and neither --mean-tokens N nor "
-        "--dataset FILE, steps count no padding, a lower bound."
+        "--dataset FILE, steps count no padding, a lower bound that the interval of the whole run allows for."
     )
 
 

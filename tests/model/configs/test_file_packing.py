@@ -125,6 +125,26 @@ def test_notes_agree_with_the_numbers(read: Read) -> None:
     assert not told("packing: true", **SAMPLES)
 
 
+@pytest.mark.parametrize(
+    ("lines", "typed", "most"),
+    [
+        ("packing: false", {}, 1 + 1 / 2 + 1 / 3 + 1 / 4),
+        ("packing: false", {"packing": True}, 1.0),
+        ("packing: false", {"per_device_train_batch_size": 1}, 1.0),
+        ("packing: true", {}, 1.0),
+        ("packing: false\ngroup_by_length: true", {}, 1.0),
+    ],
+)
+def test_tokens_of_samples_of_unknown_length_may_be_padded(
+    read: Read, lines: str, typed: dict[str, Any], most: float
+) -> None:
+    """The longest of four lengths that are spread exponentially is 25/12 of their mean, whatever that is."""
+    file = read("trl", f"{BATCH['trl']}{lines}")
+    amount = amount_of(file, {"per_device_train_batch_size": 4, "tokens": 10_000_000, **typed})
+    assert (amount.least, amount.most) == (1.0, pytest.approx(most))
+    assert any("no padding" in word for word in amount.assumed) == (most > 1.0)
+
+
 def test_typed_documents_speak_of_packed_rows(read: Read) -> None:
     """``--padding-free`` is about the documents of packed rows, whatever the file has."""
     amount = amount_of(read("trl", f"{BATCH['trl']}packing: false"), {**SAMPLES, "padding_free": True})
