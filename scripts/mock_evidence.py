@@ -36,6 +36,7 @@ from tunecast.model.factors import Curve, FactorSet
 from tunecast.model.factors_io import factor_set_from_record
 from tunecast.model.inventory import step_operations
 from tunecast.model.operation import Kind, Operation
+from tunecast.model.record_spread import with_unlike
 from tunecast.model.resolve import resolve_run
 from tunecast.model.run import Run
 from tunecast.model.time import curve_key, step_time
@@ -123,7 +124,7 @@ def calibrated(gpu: str) -> tuple[Device, FactorSet]:
     device = open_mock(f"mock:{gpu}", ignore_memory=True)
     with tempfile.TemporaryDirectory() as folder:
         path = calibrate(open_mock(f"mock:{gpu}"), mode="quick", out_dir=folder)
-        return device, factor_set_from_record(read_record(path), name=path.name)
+        return device, with_unlike(factor_set_from_record(read_record(path), name=path.name))
 
 
 def wanted_runs(gpu: str) -> Iterable[tuple[str, str]]:

@@ -276,21 +276,27 @@ def read_saves(source: Source, draft: Draft) -> None:
         draft.saves["save_total_limit"] = int(kept)
 
 
+AUTO = "auto"
+
+
 def _said(source: Source, field: str) -> bool:
     return str(source.peek(field)).lower() in ("true", "yes", "on", "1")
+
+
+COMPILERS = {"torch_compile_backend": "inductor", "torch_compile_mode": "default"}
+"""Fields of how to compile, and what is built of each."""
 
 
 def read_compile(source: Source, draft: Draft) -> None:
     """``torch.compile`` as ``transformers.TrainingArguments`` asks for it: a backend or a mode alone does too, and
     axolotl's ``auto`` with any torch of today."""
-    backend, mode = (source.get(f"torch_compile_{part}") for part in ("backend", "mode"))
-    for part, value, built in (("backend", backend, ("inductor",)), ("mode", mode, ("default",))):
-        if value is not None and str(value) not in built:
-            refuse(source, f"torch_compile_{part}", value, f"this {part} of torch.compile", f"write {built[0]}")
-    auto = str(source.get("torch_compile")).lower() == "auto"
-    if auto or source.flag("torch_compile") or (source.get("torch_compile") is None and (backend or mode)):
-        named = next(f for f in ("torch_compile", "torch_compile_backend", "torch_compile_mode") if source.has(f))
-        draft.put("torch_compile", True, named)
+    how = [field for field in COMPILERS if source.has(field)]
+    for field in how:
+        if source.get(field) != COMPILERS[field]:
+            refuse(source, field, source.get(field), "another torch.compile", f"write {COMPILERS[field]}")
+    asked = source.get("torch_compile")
+    if str(asked).lower() == AUTO or source.flag("torch_compile") or (asked is None and how):
+        draft.put("torch_compile", True, how[0] if asked is None else "torch_compile")
 
 
 def read_trainer_batch(source: Source, draft: Draft) -> None:
