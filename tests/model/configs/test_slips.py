@@ -48,13 +48,23 @@ def test_a_slip_beside_the_field_that_is_meant_is_told(tmp_path: Path) -> None:
     assert "lora_rnk" not in found.ignored
 
 
-def test_a_field_that_trl_does_not_have_stands_apart_from_those_that_change_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "trl.yaml"
-    path.write_text((EXAMPLES / "trl.yaml").read_text(encoding="utf-8") + "\nfoo_bar: 3\nlogging_steps: 5\n")
+@pytest.mark.parametrize(
+    ("example", "title"),
+    [("trl.yaml", "TRL"), ("axolotl.yml", "axolotl"), ("llama-factory.yaml", "LLaMA-Factory")],
+)
+def test_a_field_that_a_framework_does_not_have_stands_apart(tmp_path: Path, example: str, title: str) -> None:
+    path = tmp_path / example
+    path.write_text((EXAMPLES / example).read_text(encoding="utf-8") + "\nfoo_bar: 3\nddp_timeout: 5\n")
     found = read_config(path)
-    assert "No fields of TRL, as far as is recorded: foo_bar." in found.notes
+    assert f"No fields of {title}, as far as is recorded: foo_bar." in found.notes
     assert "foo_bar" not in found.ignored
-    assert "logging_steps" in found.ignored
+    assert "ddp_timeout" in found.ignored
+
+
+def test_where_the_fields_are_not_recorded_the_note_says_that_one_may_be_unknown() -> None:
+    """torchtune's are those of any component; axolotl's stand in ``known_fields.json``."""
+    (told,) = ignored_notes(("output_dir", "foo_bar"), all_known=False)
+    assert told == "Fields of the file that change nothing here, or that nothing here knows: output_dir, foo_bar."
 
 
 @pytest.mark.parametrize("targets", ["q_prj", "q_prj,v_prj"])
