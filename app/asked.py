@@ -196,11 +196,14 @@ BY_PEFT = ("axolotl", "llama-factory", "trl")
 def with_saves(around: WholeRunOptions, asked: Asked) -> tuple[WholeRunOptions, tuple[str, ...]]:
     """What is around the run, with the checkpoints that its training file asks for where nobody typed how often, and a
     note; without an amount of data no step is counted."""
-    typed = around.save_steps is not None or around.checkpoint_interval_min is not None or around.train_only
-    steps = asked.saves.get("save_steps")
-    if steps is None or typed or not any(asked.options.get(name) is not None for name in AMOUNTS):
+    if around.train_only or not any(asked.options.get(name) is not None for name in AMOUNTS):
         return around, ()
     limit = around.save_total_limit or asked.saves.get("save_total_limit")
+    if around.save_steps is not None:
+        return replace(around, save_total_limit=limit), ()
+    steps = asked.saves.get("save_steps")
+    if steps is None or around.checkpoint_interval_min is not None:
+        return around, ()
     note = f"Checkpoints every {steps:,} steps are counted, as the file asks for; --save-steps N counts others."
     return replace(around, save_steps=steps, save_total_limit=limit), (note,)
 

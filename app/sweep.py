@@ -171,8 +171,11 @@ def other_software(names: Sequence[str], points: Sequence[Point]) -> tuple[str, 
 
 def other_shardings(names: Sequence[str], points: Sequence[Point]) -> tuple[str, ...]:
     """A note where runs that nobody gave a sharding have several."""
-    usual, others = _parted(points, lambda run: run.sharding)
-    if {"sharding", "num_gpus"} & set(names) or not others:
+    several = [at for at in points if at.forecast is not None and at.forecast.run.num_gpus > 1]
+    if not several or "sharding" in names:
+        return ()
+    usual, others = _parted(several, lambda run: run.sharding)
+    if not others:
         return ()
     told = "; ".join(f"{sharding} with {where}" for sharding, where in others.items())
     return (f"--sharding was not given: {told}, and {usual} with the rest; --sharding {usual} compares one",)

@@ -115,11 +115,7 @@ def _from_data(run: Run, options: dict[str, Any], rows: Rows | None, repeats: fl
     if options.get("tokens") is not None:
         tokens = parse_count(options["tokens"], name="--tokens")
         found = _from_tokens(run, tokens, f"{tokens:,.0f} tokens x {_epochs(repeats)}", repeats)
-        most = _most_padded(run, options)
-        words = (
-            (f"no padding (to the longest of a batch: up to {most:.2g} times as many tokens)",) if most > 1.0 else ()
-        )
-        return replace(found, most=most, assumed=words)
+        return padded_by(found, run, options)
     if options.get("dataset") is not None:
         return _from_dataset(run, options, repeats)
     if options.get("num_samples") is not None:
@@ -132,6 +128,15 @@ def _from_data(run: Run, options: dict[str, Any], rows: Rows | None, repeats: fl
         need = "needs" if len(alone) == 1 else "need"
         raise InputError(f"{flags} {need} an amount; add --tokens 10M or --num-samples 5000.")
     return None
+
+
+def padded_by(amount: Amount, run: Run, options: Mapping[str, Any]) -> Amount:
+    """An amount of tokens with what padding may add in micro-batches of this run; others as they are."""
+    if options.get("tokens") is None:
+        return amount
+    most = _most_padded(run, options)
+    words = (f"no padding (to the longest of a batch: up to {most:.2g} times as many tokens)",) if most > 1.0 else ()
+    return replace(amount, most=most, assumed=words)
 
 
 def _most_padded(run: Run, options: Mapping[str, Any]) -> float:

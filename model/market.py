@@ -17,7 +17,7 @@ import numpy as np
 from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.catalogs.price_book import PriceBook
 from tunecast.catalogs.prices import PRICE_TYPES, JobOffer
-from tunecast.model.amount import Amount, resolve_amount
+from tunecast.model.amount import Amount, padded_by, resolve_amount
 from tunecast.model.cost import Price, as_forecast, has_room, job_price, user_price, why_no_price
 from tunecast.model.curves import Array
 from tunecast.model.engine import Screen, screen
@@ -314,8 +314,13 @@ def rates_of(target: Target, given: tuple[tuple[str, float], ...]) -> Rates:
 def work_for(search: Search, run: Run, platform: str, forward_frac: float) -> Work:
     """What the whole run has to move and do."""
     rows = unpacked_rows(run, search.job.options)
-    amount = search.amount if rows is None else resolve_amount(run, dict(search.job.options))
-    assert amount is not None
+    amount = search.amount
+    if rows is None and amount.most > 1.0:
+        amount = padded_by(amount, run, search.job.options)
+    elif rows is not None:
+        found = resolve_amount(run, dict(search.job.options))
+        assert found is not None
+        amount = found
     run = own_run(run, rows)
     stored = search.job.options.get(STORED_AS)
     return _work_of(

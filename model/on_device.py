@@ -191,40 +191,35 @@ def trains_copies(question: Question) -> bool:
 
 
 def _least_sharding(question: Question, target: Target, resolved: Any) -> Resolved:
-    """The first sharding that surely fits, else the one that is likeliest to; of those by anybody ZeRO-3 too where
-    gradients accumulate, which FSDP holds whole."""
-    factors = target_factors(target)
+    """The first sharding that surely fits, else the one that is likeliest to, or where none may the smallest; of those
+    by anybody ZeRO-3 too where gradients accumulate, which FSDP holds whole."""
     tried = shardings_tried(question.options)
     if trains_copies(question):
         return _told_sharding(resolved(sharding=COPIES), f"{COPIES}, since the file asks for none")
     if len(tried) == 1:
         only: Resolved = resolved(sharding=tried[0])
         return _told_sharding(only, only.run.sharding)
-    likeliest: tuple[float, Resolved] | None = None
-    for sharding in tried:
-        found: Resolved = resolved(sharding=sharding)
-        chance = _chance_of_room(question, target, factors, found)
-        if chance >= TIGHT_BELOW:
-            return _told_sharding(found, f"{sharding} is the least that fits")
-        if likeliest is None or chance >= likeliest[0]:
-            likeliest = chance, found
-    assert likeliest is not None
-    chance, closest = likeliest
-    if tried == LEAST_SHARDING_FIRST and closest.run.gradient_accumulation_steps > 1:
-        sharded: Resolved = resolved(sharding="zero3")
-        other = _chance_of_room(question, target, factors, sharded)
-        if other >= TIGHT_BELOW:
-            return _told_sharding(sharded, "zero3 is the least that fits")
-        chance, closest = (other, sharded) if other > chance else (chance, closest)
+    first: Resolved = resolved(sharding=tried[0])
+    accumulates = tried == LEAST_SHARDING_FIRST and first.run.gradient_accumulation_steps > 1
+    found = []
+    for sharding in (*tried, *(("zero3",) if accumulates else ())):
+        one: Resolved = first if sharding == tried[0] else resolved(sharding=sharding)
+        room = _room(question, target, one)
+        if room[0] >= TIGHT_BELOW:
+            return _told_sharding(one, f"{sharding} is the least that fits")
+        found.append((room, one))
+    (chance, _), closest = max(found, key=lambda each: each[0])
     name = closest.run.sharding
-    surely = f"{name} is the likeliest to fit" if chance >= LIKELY else f"none fits, {name} comes closest"
-    return _told_sharding(closest, surely)
+    how = f"{name} is the likeliest to fit" if chance >= LIKELY else f"none fits, {name} comes closest"
+    return _told_sharding(closest, how)
 
 
-def _chance_of_room(question: Question, target: Target, factors: FactorSet, found: Resolved) -> float:
-    """Probability that a run fits; 0 where the card's usable memory is unknown."""
+def _room(question: Question, target: Target, found: Resolved) -> tuple[float, float]:
+    """(probability that a run fits, 0 where the card's usable memory is unknown; less its bytes)."""
     held = held_run(found.run, question.options)
-    return fit_probability(memory_view(question.architecture, held, target, factors, question.source)) or 0.0
+    view = memory_view(question.architecture, held, target, target_factors(target, found.run), question.source)
+    whole = 0.0 if view.process_bytes is None else view.process_bytes.value
+    return round(fit_probability(view) or 0.0, 3), -whole
 
 
 def _told_sharding(found: Resolved, what: str) -> Resolved:

@@ -32,7 +32,7 @@ from tunecast.model.configs.common import (
     put_unpacked,
     put_workers,
     put_written_targets,
-    read_compile,
+    read_axolotls_compile,
     read_saves,
     read_steps,
 )
@@ -67,6 +67,9 @@ _FUSED = {
     "liger_cross_entropy": "cross_entropy",
 }
 _LIGER = (*_FUSED, "liger_layer_norm")
+KEPT_CHECKPOINTS = 4
+"""Where no field says how many stay (``_configure_save_and_eval_strategy`` of core/builders/base.py, where steps win
+over a strategy)."""
 _VARLEN = ("flash_attention_2", "flash_attention_3")
 """Attention that keeps samples apart which lie end to end (``attn_supports_packing``)."""
 
@@ -385,8 +388,8 @@ def _amount(source: Source, draft: Draft) -> None:
     In packed mode axolotl counts 0.99 x ``total_num_tokens`` / ``sample_packing_eff_est`` row tokens per epoch.
     """
     read_steps(source, draft, "num_epochs", "max_steps")
-    read_saves(source, draft)
-    read_compile(source, draft)
+    read_saves(source, draft, kept=KEPT_CHECKPOINTS, steps_win=True)
+    read_axolotls_compile(source, draft)
     total: Any = source.number("total_num_tokens")
     if total is None or "max_steps" in draft.options:
         return

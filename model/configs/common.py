@@ -259,21 +259,29 @@ def read_steps(source: Source, draft: Draft, epochs: str, steps: str) -> None:
         draft.put("max_steps", count, steps)
 
 
-def read_saves(source: Source, draft: Draft) -> None:
+def read_saves(source: Source, draft: Draft, *, kept: int | None = None, steps_win: bool = False) -> None:
     """Checkpoints that a ``transformers.TrainingArguments`` file asks for every so many steps, with the optimizer's
-    state. A share of all steps, epochs, and weights alone are left among the fields that are not counted."""
-    steps, strategy = source.peek("save_steps"), str(source.peek("save_strategy") or "steps").lower()
-    if strategy != "steps" or steps is None or _said(source, "save_only_model"):
+    state; `kept` of them stay unless the file says how many, and the strategy says nothing beside steps that win over
+    it. A share of all steps, epochs, and weights alone are left among the fields that are not counted."""
+    limit = _counted(source, "save_total_limit")
+    if limit is None and source.peek("save_total_limit") is None:
+        limit = kept
+    if limit is not None:
+        draft.saves["save_total_limit"] = limit
+    strategy = source.peek("save_strategy")
+    by_steps = steps_win or strategy is None or str(strategy).lower() == "steps"
+    steps = _counted(source, "save_steps")
+    if not by_steps or steps is None or _said(source, "save_only_model"):
         return
-    number = as_number(steps)
-    if number is None or number < 1.0 or not float(number).is_integer():
-        return
-    draft.saves["save_steps"] = int(number)
-    source.get("save_steps"), source.get("save_strategy")
-    kept = as_number(source.peek("save_total_limit"))
-    if kept is not None and kept >= 1.0 and float(kept).is_integer():
-        source.get("save_total_limit")
-        draft.saves["save_total_limit"] = int(kept)
+    draft.saves["save_steps"] = steps
+    for field in ("save_steps", "save_strategy", "save_total_limit", "save_only_model"):
+        source.get(field)
+
+
+def _counted(source: Source, field: str) -> int | None:
+    """A whole number above 0 of a field that stays unread; None for anything else."""
+    number = as_number(source.peek(field))
+    return int(number) if number is not None and number >= 1.0 and float(number).is_integer() else None
 
 
 AUTO = "auto"
@@ -288,15 +296,28 @@ COMPILERS = {"torch_compile_backend": "inductor", "torch_compile_mode": "default
 
 
 def read_compile(source: Source, draft: Draft) -> None:
-    """``torch.compile`` as ``transformers.TrainingArguments`` asks for it: a backend or a mode alone does too, and
-    axolotl's ``auto`` with any torch of today."""
+    """``torch.compile`` as ``transformers.TrainingArguments`` asks for it: a backend or a mode does too, whatever
+    ``torch_compile`` says (``TrainingArguments.__post_init__``)."""
+    how = _compilers(source)
+    if source.flag("torch_compile") or how:
+        draft.put("torch_compile", True, "torch_compile" if source.flag("torch_compile") else how[0])
+
+
+def read_axolotls_compile(source: Source, draft: Draft) -> None:
+    """The same in axolotl, which reads backend and mode only where it compiles (``_configure_torch_compile``); ``auto``
+    does with any torch of today."""
+    if str(source.get("torch_compile")).lower() == AUTO or source.flag("torch_compile"):
+        _compilers(source)
+        draft.put("torch_compile", True, "torch_compile")
+
+
+def _compilers(source: Source) -> list[str]:
+    """Fields that say how to compile; what is not built is refused."""
     how = [field for field in COMPILERS if source.has(field)]
     for field in how:
         if source.get(field) != COMPILERS[field]:
             refuse(source, field, source.get(field), "another torch.compile", f"write {COMPILERS[field]}")
-    asked = source.get("torch_compile")
-    if str(asked).lower() == AUTO or source.flag("torch_compile") or (asked is None and how):
-        draft.put("torch_compile", True, how[0] if asked is None else "torch_compile")
+    return how
 
 
 def read_trainer_batch(source: Source, draft: Draft) -> None:

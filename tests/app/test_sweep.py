@@ -308,7 +308,11 @@ def test_a_sweep_says_where_another_sharding_was_taken() -> None:
     assert note in found.notes
     assert "fsdp with per_device_train_batch_size 8, and ddp with the rest; --sharding ddp compares one" in note
     assert other_shardings(["per_device_train_batch_size"], found.points[:2]) == ()
-    assert other_shardings(["num_gpus"], found.points) == ()
+    assert other_shardings(["sharding"], found.points) == ()
+    counts = sweep(
+        "meta-llama/Llama-3.1-8B", gpu="h100-sxm5-80gb", over=["num_gpus=1,2,8"], method="full", max_length=2048
+    )
+    assert any("--sharding was not given: " in note for note in counts.notes)
 
 
 def test_a_what_if_names_the_sharding_that_it_takes() -> None:

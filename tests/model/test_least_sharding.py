@@ -27,6 +27,24 @@ def test_a_sharding_that_may_not_fit_gives_way_to_one_that_does(gpu: str, method
     assert "--sharding not given: fsdp is the least that fits" in found.notes
 
 
+def test_the_chance_is_that_of_the_runs_own_code_and_length() -> None:
+    """Short rows and other stacks have overheads of their own: what is chosen is what is shown."""
+    for options in ({"max_length": 512}, {"stack": "torchtune"}, {"stack": "unsloth"}):
+        (found,) = tunecast.estimate(
+            LLAMA_70B, gpu="h200", method="lora", num_gpus=8, **{"max_length": 2048, **options}
+        )
+        assert found.verdict == "fits", options
+
+
+def test_the_smallest_comes_closest_where_none_fits() -> None:
+    """Gradients accumulate: FSDP holds them whole, ZeRO-3 does not."""
+    asked_for = {"method": "full", "num_gpus": 8, "gradient_accumulation_steps": 8}
+    found = asked("h100-sxm5-80gb", **asked_for)
+    assert "--sharding not given: none fits, zero3 comes closest" in found.notes
+    fsdp = asked("h100-sxm5-80gb", sharding="fsdp", **asked_for)
+    assert found.memory.process_bytes.value < fsdp.memory.process_bytes.value
+
+
 def test_where_none_surely_fits_the_likeliest_is_taken_and_said() -> None:
     found = asked("h100-sxm5-80gb", method="full", num_gpus=8)
     assert any("comes closest" in note or "likeliest to fit" in note for note in found.notes)

@@ -88,14 +88,54 @@ def test_what_is_typed_wins(tmp_path: Path) -> None:
     assert not any("Checkpoints every 100 steps" in note for note in minutes.notes)
 
 
-@pytest.mark.parametrize("form", FILES)
+def test_a_typed_number_of_steps_keeps_the_files_limit(tmp_path: Path) -> None:
+    lines, typed = "save_steps: 100\nsave_total_limit: 2\n", {"save_steps": 50, "storage_usd_per_gb_month": 100.0}
+    file, whole = asked(tmp_path, "trl", lines, **typed), asked(tmp_path, "trl", "", save_total_limit=2, **typed)
+    assert file.whole_run.cost_parts_usd["storage"] == pytest.approx(whole.whole_run.cost_parts_usd["storage"])
+
+
+@pytest.mark.parametrize(("lines", "kept"), [("", 4), ("save_strategy: epoch", 4), ("save_total_limit: 2", 2)])
+def test_axolotl_keeps_four_checkpoints_and_its_steps_win_over_a_strategy(
+    tmp_path: Path, lines: str, kept: int
+) -> None:
+    """``_configure_save_and_eval_strategy`` of core/builders/base.py."""
+    price = {"storage_usd_per_gb_month": 100.0}
+    file = asked(tmp_path, "axolotl", f"save_steps: 20\n{lines}\n", **price)
+    whole = asked(tmp_path, "axolotl", "", save_steps=20, save_total_limit=kept, **price)
+    assert file.whole_run.cost_parts_usd["storage"] == pytest.approx(whole.whole_run.cost_parts_usd["storage"])
+
+
+def test_yamls_own_no_saves_nothing(tmp_path: Path) -> None:
+    """An unquoted no is false."""
+    assert "checkpoints" not in asked(tmp_path, "trl", "save_strategy: no\nsave_steps: 20").whole_run.phases_h
+
+
+def test_plans_pad_as_their_own_micro_batches_do(tmp_path: Path) -> None:
+    file = tmp_path / "trl.yaml"
+    file.write_text(TRL.replace("packing: true", "packing: false") + "gradient_accumulation_steps: 4\n")
+    fastest = tunecast.recommend(str(file), gpu="l40s", max_gpus=4, tokens="10M").fastest
+    assert fastest is not None
+    plan = fastest.forecast
+    assert plan.run.num_gpus * plan.run.per_device_train_batch_size == 16, "of a global batch of 16"
+    names = ("num_gpus", "per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing")
+    own = {name: getattr(plan.run, name) for name in names}
+    (same,) = tunecast.estimate(str(file), gpu="l40s", tokens="10M", sharding=plan.run.sharding, **own)
+    assert plan.total_time_h is not None
+    assert plan.total_time_h.high == pytest.approx(same.total_time_h.high, rel=0.02)
+
+
 @pytest.mark.parametrize(
-    ("lines", "compiled"),
+    ("form", "lines", "compiled"),
     [
-        ("", False), ("torch_compile: true", True), ("torch_compile: false", False),
-        ("torch_compile_backend: inductor", True), ("torch_compile_mode: default", True),
+        *((form, "", False) for form in FILES),
+        *((form, "torch_compile: true", True) for form in FILES),
+        *((form, "torch_compile: false", False) for form in FILES),
+        *((form, "torch_compile_backend: inductor", form != "axolotl") for form in FILES),
+        ("trl", "torch_compile: false\ntorch_compile_mode: default", True),
+        ("axolotl", "torch_compile: false\ntorch_compile_mode: max-autotune", False),
+        ("axolotl", "torch_compile: auto", True),
     ],
-)  # fmt: skip
+)
 def test_a_file_compiles_what_the_option_compiles(tmp_path: Path, form: str, lines: str, compiled: bool) -> None:
     found = asked(tmp_path, form, lines)
     typed = asked(tmp_path, form, "", torch_compile=compiled)
