@@ -298,7 +298,8 @@ COMPILERS = {"torch_compile_backend": "inductor", "torch_compile_mode": "default
 def read_compile(source: Source, draft: Draft) -> None:
     """``torch.compile`` as ``transformers.TrainingArguments`` asks for it: a backend or a mode does too, whatever
     ``torch_compile`` says (``TrainingArguments.__post_init__``)."""
-    how = _compilers(source)
+    how = [field for field in COMPILERS if source.has(field)]
+    _refuse_other_compilers(source, how)
     if source.flag("torch_compile") or how:
         draft.put("torch_compile", True, "torch_compile" if source.flag("torch_compile") else how[0])
 
@@ -306,18 +307,16 @@ def read_compile(source: Source, draft: Draft) -> None:
 def read_axolotls_compile(source: Source, draft: Draft) -> None:
     """The same in axolotl, which reads backend and mode only where it compiles (``_configure_torch_compile``); ``auto``
     does with any torch of today."""
+    how = [field for field in COMPILERS if source.has(field)]
     if str(source.get("torch_compile")).lower() == AUTO or source.flag("torch_compile"):
-        _compilers(source)
+        _refuse_other_compilers(source, how)
         draft.put("torch_compile", True, "torch_compile")
 
 
-def _compilers(source: Source) -> list[str]:
-    """Fields that say how to compile; what is not built is refused."""
-    how = [field for field in COMPILERS if source.has(field)]
-    for field in how:
+def _refuse_other_compilers(source: Source, fields: Iterable[str]) -> None:
+    for field in fields:
         if source.get(field) != COMPILERS[field]:
             refuse(source, field, source.get(field), "another torch.compile", f"write {COMPILERS[field]}")
-    return how
 
 
 def read_trainer_batch(source: Source, draft: Draft) -> None:
