@@ -162,8 +162,9 @@ def fewest_gpus(question: Question, target: Target, deadline_h: float | None = N
             return roomy, f"--num-gpus auto: {_gpus(count, split)}, {why}"
     most = roomy or tried
     assert most is not None, "one number at least is tried, or refused"
-    late_words = None if roomy is None or deadline_h is None else f"are not done within {_time(deadline_h)}"
-    why = late_words or f"do not fit with a probability of {LEAST_PROBABILITY:.0%}"
+    are, do = ("is", "does") if most.options["num_gpus"] == 1 else ("are", "do")
+    late_words = None if roomy is None or deadline_h is None else f"{are} not done within {_time(deadline_h)}"
+    why = late_words or f"{do} not fit with a probability of {LEAST_PROBABILITY:.0%}"
     split = {name: most.options[name] for name in LAYERS if most.option_origins.get(name) == "searched"}
     return most, f"--num-gpus auto: even {_gpus(most.options['num_gpus'], split)} {why}"
 
