@@ -47,6 +47,8 @@ LEAST_SHARDING_FIRST = ("ddp", "zero1", "zero2", "fsdp")
 LEAST_SHARDING_OF_STAGES = ("ddp", "zero1", "fsdp")
 """The same for pipeline stages, whose gradients stay whole over all micro-batches."""
 
+CHANCE_DIGITS = 3
+"""Of probabilities to fit, below which the smaller of two runs is nearer to fitting."""
 COPIES = LEAST_SHARDING_FIRST[0]
 LEAST_SHARDING_OFFLOADED = {"optimizer": OFFLOADED_BY["optimizer"], "all": ("fsdp",), "True": ("fsdp",)}
 """The same where something lives in host memory: what a framework offloads with."""
@@ -204,22 +206,22 @@ def _least_sharding(question: Question, target: Target, resolved: Any) -> Resolv
     found = []
     for sharding in (*tried, *(("zero3",) if accumulates else ())):
         one: Resolved = first if sharding == tried[0] else resolved(sharding=sharding)
-        room = _room(question, target, one)
-        if room[0] >= TIGHT_BELOW:
+        chance, whole = _room(question, target, one)
+        if chance >= TIGHT_BELOW:
             return _told_sharding(one, f"{sharding} is the least that fits")
-        found.append((room, one))
-    (chance, _), closest = max(found, key=lambda each: each[0])
+        found.append((round(chance, CHANCE_DIGITS), -whole, one))
+    chance, _, closest = max(found, key=lambda each: each[:2])
     name = closest.run.sharding
     how = f"{name} is the likeliest to fit" if chance >= LIKELY else f"none fits, {name} comes closest"
     return _told_sharding(closest, how)
 
 
 def _room(question: Question, target: Target, found: Resolved) -> tuple[float, float]:
-    """(probability that a run fits, 0 where the card's usable memory is unknown; less its bytes)."""
+    """(probability that a run fits, 0 where the card's usable memory is unknown; bytes of its process)."""
     held = held_run(found.run, question.options)
     view = memory_view(question.architecture, held, target, target_factors(target, found.run), question.source)
     whole = 0.0 if view.process_bytes is None else view.process_bytes.value
-    return round(fit_probability(view) or 0.0, 3), -whole
+    return fit_probability(view) or 0.0, whole
 
 
 def _told_sharding(found: Resolved, what: str) -> Resolved:
