@@ -14,6 +14,7 @@ from typing import Any
 from tunecast.catalogs.price_book import book_of
 from tunecast.model.cost import Price, cost_per_million_tokens_usd
 from tunecast.model.estimate import forecast
+from tunecast.model.fits import LIKELY
 from tunecast.model.forecast import Forecast
 from tunecast.model.front import beats, knee, pareto
 from tunecast.model.largest import chance_to_fit
@@ -187,7 +188,7 @@ def _more_time(market: Market, front: Sequence[Candidate], limits: Limits) -> Re
 
 def _less_sure(search: Search, market: Market, front: Sequence[Candidate], limits: Limits) -> Relaxation | None:
     """The surest of the fastest plans that are not sure enough, as sure as its own forecast says: the screen, which
-    replays no allocations, can be less sure."""
+    replays no allocations, can be less sure. Where other plans are left, none that rather fails than fits."""
     able = [
         c
         for c in market.unsure
@@ -198,6 +199,8 @@ def _less_sure(search: Search, market: Market, front: Sequence[Candidate], limit
     able.sort(key=lambda c: (-c.fit_probability, c.usd))
     asked = [(_own_chance(search, each, limits), -each.usd, each) for each in able[:UNSURE_ASKED]]
     chance, _, best = max(asked, key=lambda found: found[:2])
+    if front and chance < LIKELY:
+        return None
     return Relaxation(
         limit="--min-fit-confidence",
         now=f"{100.0 * limits.min_fit_confidence:g}%",
