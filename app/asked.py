@@ -13,8 +13,6 @@ from tunecast.model.architecture import Architecture
 if TYPE_CHECKING:
     from tunecast.model.whole_run_options import WholeRunOptions
 
-AMOUNTS = ("tokens", "num_samples", "max_steps", "dataset")
-"""Options that say how long training is."""
 FILE_OPTIONS = ("config_format", "accelerate", "deepspeed")
 """Options that say how to read a training file."""
 TRAINING_FILE_SUFFIXES = (".yaml", ".yml")
@@ -196,6 +194,8 @@ BY_PEFT = ("axolotl", "llama-factory", "trl")
 def with_saves(around: WholeRunOptions, asked: Asked) -> tuple[WholeRunOptions, tuple[str, ...]]:
     """What is around the run, with the checkpoints that its training file asks for where nobody typed how often, and a
     note; without an amount of data no step is counted."""
+    from tunecast.model.amount import AMOUNTS
+
     if around.train_only or not any(asked.options.get(name) is not None for name in AMOUNTS):
         return around, ()
     limit = around.save_total_limit or asked.saves.get("save_total_limit")

@@ -172,9 +172,10 @@ def _search(
     prices: tuple[str | Path, ...],
 ) -> tuple[Search, tuple[str, ...]]:
     """The question that every card is asked."""
-    from tunecast.asked import AMOUNTS, read_asked, with_saves
+    from tunecast.asked import read_asked, with_saves
     from tunecast.asking import with_tokenizer
     from tunecast.catalogs.price_book import price_book
+    from tunecast.model.amount import AMOUNTS
     from tunecast.model.layer_splits import INNER, gpus_per_copy
     from tunecast.model.market import Search
     from tunecast.model.plans import BATCH_OPTIONS, Job, deals_out, global_batch, gpu_counts, refused_spreads

@@ -30,6 +30,8 @@ from tunecast.model.run import Run
 from tunecast.model.step_count import full_frac, rows_per_step, steps_of
 
 STEPS_AT_MOST, STEPS_EXACTLY = "steps_at_most", "steps_exactly"
+AMOUNTS = ("tokens", "num_samples", "max_steps", "dataset")
+"""Options that say how long training is, one of them at a time."""
 OF_A_FILE = (STEPS_AT_MOST, STEPS_EXACTLY, "rows_padded", ROWS_PACKED, ROWS_GROUPED, *OF_DATA)
 """Options that nobody types: a training file's ``max_steps`` beside a typed amount of data, and whether it pads rows to
 their full length or packs them, and which samples it trains."""
@@ -182,7 +184,7 @@ def _between(amount: Amount, rows: Rows, assumed: tuple[str, ...]) -> Amount:
 
 
 def _refuse_two(options: dict[str, Any]) -> None:
-    given = [name for name in ("tokens", "num_samples", "max_steps", "dataset") if options.get(name) is not None]
+    given = [name for name in AMOUNTS if options.get(name) is not None]
     if len(given) > 1:
         flags = " and ".join("--" + name.replace("_", "-") for name in given)
         raise InputError(f"{flags} both set the amount of data; keep one of them.")

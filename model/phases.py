@@ -13,9 +13,9 @@ from tunecast.catalogs.errors import InputError
 from tunecast.model.factors import Factor
 from tunecast.model.phase import Phase, Work, at_rates, fixed, gigabytes, moved_h
 from tunecast.model.phase_rates import Rates
-from tunecast.model.units import GIGA, HOUR_S, MEGA, MINUTE_S
+from tunecast.model.units import GIGA, HOUR_S, MEGA, MINUTE_S, SIXTEEN_BITS
 from tunecast.model.value import Value, exact, product, total
-from tunecast.model.whole_run_options import MACHINE_PHASES, SIXTEEN_BITS, WholeRunOptions
+from tunecast.model.whole_run_options import MACHINE_PHASES, WholeRunOptions
 
 Builder = Callable[[Work, Value, Rates, WholeRunOptions], Phase | None]
 

@@ -9,6 +9,7 @@ from tunecast.catalogs.models import find_model
 from tunecast.model.architecture import Architecture
 from tunecast.model.run import Run
 from tunecast.model.stacks import PLAIN
+from tunecast.model.units import SIXTEEN_BITS
 
 PUBLISHED_BYTES_PER_PARAM = 2
 """Checkpoints are published in 16 bits unless their name or catalog row says otherwise."""
@@ -29,7 +30,6 @@ BYTES_PER_VALUE = {
     "mxfp4+bf16": MXFP4_BYTES,
 }
 """By how linear maps are stored, bytes of each of their values; all else is in 16 bits."""
-SIXTEEN_BITS = ("bf16", "fp16")
 EXPERTS_ALONE = ("mxfp4+bf16",)
 """Of which attention's maps stay in 16 bits too (gpt-oss)."""
 

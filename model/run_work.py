@@ -55,7 +55,7 @@ def traced_state_bytes(run: Run, trained: int) -> float:
 
 
 @lru_cache(maxsize=256)
-def exported_bytes(architecture: Architecture) -> Mapping[str, float]:
+def export_sizes(architecture: Architecture) -> Mapping[str, float]:
     """Bytes of the whole model in every quantized format."""
     return {export: gguf_bytes(architecture, export) for export in BASES}
 
@@ -115,7 +115,7 @@ def work_of(
         adapters=run.has_adapters,
         model_bytes=saved,
         checkpoint_bytes=saved + state_bytes,
-        exports=exported_bytes(architecture),
+        exports=export_sizes(architecture),
         writers=writers,
         machines=-(-writers // run.gpus_per_node),
         forward_frac=forward_frac,

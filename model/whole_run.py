@@ -128,9 +128,10 @@ def _priced(
     bill = terms.billing.billed_h
     rent = Value(value=bill(held.value), low=bill(held.low), high=bill(held.high)).scaled(terms.usd_per_h)
     others = total(phase.hours.scaled(phase.usd_per_h or 0.0) for phase in elsewhere)
-    kept_gb = disk_bytes(work, rates, options, terms.machines) / GIGA
-    per_month, guessed = _storage_usd_per_gb_month(kept_gb, options, terms)
-    storage, egress, uncounted = _flat(whole.total_time_h.value, work, rates, options, terms, per_month)
+    gb = disk_bytes(work, rates, options, terms.machines) / GIGA
+    per_month, guessed = _storage_usd_per_gb_month(gb, options, terms)
+    gb_months = gb * (whole.total_time_h.value + options.keep_days * DAY_H) / MONTH_H
+    storage, egress, uncounted = _flat(gb_months, work, rates, options, terms, per_month)
     energy, kwh = _energy(whole, terms)
     parts = {
         "rent": rent.value,
@@ -165,16 +166,15 @@ def _storage_usd_per_gb_month(gb: float, options: WholeRunOptions, terms: Terms)
 
 
 def _flat(
-    time_h: float, work: Work, rates: Rates, options: WholeRunOptions, terms: Terms, per_month: float | None
+    gb_months: float, work: Work, rates: Rates, options: WholeRunOptions, terms: Terms, per_month: float | None
 ) -> tuple[float, float, tuple[str, ...]]:
     """(storage, egress, what is not counted): GB-months of the disk, and GB that leave a provider."""
     if options.train_only:
         return 0.0, 0.0, ()
     unknown = []
-    gb = disk_bytes(work, rates, options, terms.machines) / GIGA
     if per_month is None:
         unknown.append("storage")
-    storage = (per_month or 0.0) * gb * (time_h + options.keep_days * DAY_H) / MONTH_H
+    storage = (per_month or 0.0) * gb_months
     egress = 0.0
     for place, out_gb in transfers_gb(work, rates, options, terms):
         per_gb = _egress(place, out_gb, terms)

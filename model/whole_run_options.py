@@ -46,8 +46,7 @@ MACHINE_PHASES = {
 AUTO = "auto"
 SMALLEST = 1e-9
 """Least rate that can be given: any number above 0."""
-SIXTEEN_BITS = ("fp16", "bf16")
-EXPORTS = (*SIXTEEN_BITS, *BASES)
+EXPORTS = ("fp16", "bf16", *BASES)
 """Formats of an exported file; the quantized ones are llama.cpp's Q8_0, Q6_K, Q5_K_M and Q4_K_M (`gguf`)."""
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import statistics
 import sys
 import tempfile
@@ -28,6 +27,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 from mock_evidence import rounded, simulated_seconds
+from mock_unlike import of_unlike, told_of_unlike
 
 from tunecast.calibrate.fitted_records import fitted_records
 from tunecast.calibrate.mock.device import open_mock
@@ -43,12 +43,10 @@ from tunecast.model.grouped import on_capability
 from tunecast.model.inventory import step_operations
 from tunecast.model.on_device import target_factors
 from tunecast.model.priors import load_priors, prior_factors
-from tunecast.model.record_spread import UNLIKE_LOG_SD
 from tunecast.model.resolve import resolve_run
 from tunecast.model.run import Run
 from tunecast.model.target import Target, resolve_targets
 from tunecast.model.time import step_time
-from tunecast.model.value import INTERVAL_LEVEL, Z80
 
 CARDS = (
     "a100-sxm4-80gb", "h100-sxm5-80gb", "rtx-4090-24gb", "rtx-3090-24gb", "l4-24gb", "a10-24gb", "rtx-5090-32gb",
@@ -262,53 +260,6 @@ def simulated(folder: Path) -> list[tuple[str, Case, float]]:
     return [(row["mock"], by_name[row["model"], row["run"]], row["simulated_s"]) for row in rows]
 
 
-def own_log_sd(row: Row) -> float:
-    """Standard deviation of the log of a forecast by its interval, without what runs unlike a record's steps add."""
-    side = row["high_s"] if row["simulated_s"] > row["predicted_s"] else row["low_s"]
-    whole = math.log(side / row["predicted_s"]) / Z80
-    return math.sqrt(max(whole**2 - UNLIKE_LOG_SD**2, 0.0))
-
-
-def unlike_log_sd(rows: Sequence[Row]) -> float:
-    """The least that 80% intervals lack to hold 80% of these rows."""
-    missed = [math.log(row["simulated_s"] / row["predicted_s"]) / Z80 for row in rows]
-    lacking = sorted(
-        math.sqrt(max(error**2 - own_log_sd(row) ** 2, 0.0)) for error, row in zip(missed, rows, strict=True)
-    )
-    return lacking[math.ceil(INTERVAL_LEVEL * len(lacking)) - 1]
-
-
-def held(rows: Sequence[Row], unlike: float) -> int:
-    """Rows inside intervals that allow for so much beside their own."""
-    errors = (abs(math.log(row["simulated_s"] / row["predicted_s"])) for row in rows)
-    return sum(e <= Z80 * math.hypot(own_log_sd(row), unlike) for e, row in zip(errors, rows, strict=True))
-
-
-def of_unlike(rows: Sequence[Row]) -> dict[str, Any]:
-    """What runs unlike a record's steps need, by all cards and by the others of each, and how many of each card's runs
-    are inside by what the others need."""
-    cards = {card: [row for row in rows if card_of(row) == card] for card in CARDS}
-    others = {card: unlike_log_sd([row for row in rows if card_of(row) != card]) for card in cards}
-    inside = sum(held(own, others[card]) for card, own in cards.items())
-    return {
-        "log_sd": round(unlike_log_sd(rows), 4),
-        "log_sd_by_others": {card: round(value, 4) for card, value in others.items()},
-        "coverage_by_others": inside / len(rows),
-        "coverage_without": held(rows, 0.0) / len(rows),
-    }
-
-
-def told_of_unlike(found: Mapping[str, Any]) -> str:
-    """The same in words."""
-    least, most = (f"{edge(found['log_sd_by_others'].values()):.3f}" for edge in (min, max))
-    return (
-        f"These runs are unlike the steps of a calibration, which left {found['coverage_without']:.0%} of them inside. "
-        f"Intervals allow for that (`UNLIKE_LOG_SD` of `model/record_spread.py`): with a standard deviation of "
-        f"{found['log_sd']:.3f} in the log of the step time beside all else 80% of them are inside. By the other seven "
-        f"cards it is {least} to {most}, and {found['coverage_by_others']:.0%} are inside by these."
-    )
-
-
 MADE = "Made by `python scripts/mock_diverse.py --only calibrated`, from times that `--only simulated` wrote."
 
 
@@ -325,7 +276,8 @@ def run_calibrated(folder: Path) -> bool:
         ]
         print(f"{card}: {told(summary_of(found))}", file=sys.stderr)
         rows += found
-    summary, unlike = summary_of(rows), of_unlike(rows)
+    by_card = {card: [row for row in rows if card_of(row) == card] for card in CARDS}
+    summary, unlike = summary_of(rows), of_unlike(by_card)
     write_json(folder / "diverse.json", {"summary": summary | {"bar": MEDIAN_BAR, "unlike": unlike}, "rows": rows})
     page = ["# Diverse runs after a quick calibration", "", MADE, ""]
     page += [

@@ -11,6 +11,7 @@ from typing import Any
 
 from tunecast.catalogs.errors import InputError
 from tunecast.model.configs.common import (
+    COMPILERS,
     LORA_KERNELS,
     TOKENS_UNPADDED,
     check_four_bit,
@@ -32,9 +33,9 @@ from tunecast.model.configs.common import (
     put_unpacked,
     put_workers,
     put_written_targets,
-    read_axolotls_compile,
     read_saves,
     read_steps,
+    refuse_other_compilers,
 )
 from tunecast.model.configs.frameworks import load_frameworks, refuse
 from tunecast.model.configs.run_file import Draft
@@ -256,6 +257,15 @@ def _checkpointing(source: Source, draft: Draft) -> None:
         put_checkpoint_every(source, draft, ["gradient_checkpointing_kwargs"])
 
 
+def _compile(source: Source, draft: Draft) -> None:
+    """Backend and mode count only where ``torch_compile`` says so, as ``auto`` does with any torch of today
+    (``_configure_torch_compile`` of core/builders/base.py)."""
+    how = [field for field in COMPILERS if source.has(field)]
+    if str(source.get("torch_compile")).lower() == "auto" or source.flag("torch_compile"):
+        refuse_other_compilers(source, how)
+        draft.put("torch_compile", True, "torch_compile")
+
+
 def _attention(source: Source, draft: Draft) -> None:
     named = source.get("attn_implementation")
     if named is not None:
@@ -389,7 +399,7 @@ def _amount(source: Source, draft: Draft) -> None:
     """
     read_steps(source, draft, "num_epochs", "max_steps")
     read_saves(source, draft, kept=KEPT_CHECKPOINTS, steps_win=True)
-    read_axolotls_compile(source, draft)
+    _compile(source, draft)
     total: Any = source.number("total_num_tokens")
     if total is None or "max_steps" in draft.options:
         return

@@ -268,10 +268,9 @@ def read_saves(source: Source, draft: Draft, *, kept: int | None = None, steps_w
         limit = kept
     if limit is not None:
         draft.saves["save_total_limit"] = limit
-    strategy = source.peek("save_strategy")
-    by_steps = steps_win or strategy is None or str(strategy).lower() == "steps"
+    by_steps = steps_win or source.peek("save_strategy") is None or source.word("save_strategy") == "steps"
     steps = _counted(source, "save_steps")
-    if not by_steps or steps is None or _said(source, "save_only_model"):
+    if not by_steps or steps is None or source.word("save_only_model") in ("true", "yes", "on", "1"):
         return
     draft.saves["save_steps"] = steps
     for field in ("save_steps", "save_strategy", "save_total_limit", "save_only_model"):
@@ -284,13 +283,6 @@ def _counted(source: Source, field: str) -> int | None:
     return int(number) if number is not None and number >= 1.0 and float(number).is_integer() else None
 
 
-AUTO = "auto"
-
-
-def _said(source: Source, field: str) -> bool:
-    return str(source.peek(field)).lower() in ("true", "yes", "on", "1")
-
-
 COMPILERS = {"torch_compile_backend": "inductor", "torch_compile_mode": "default"}
 """Fields of how to compile, and what is built of each."""
 
@@ -299,21 +291,13 @@ def read_compile(source: Source, draft: Draft) -> None:
     """``torch.compile`` as ``transformers.TrainingArguments`` asks for it: a backend or a mode does too, whatever
     ``torch_compile`` says (``TrainingArguments.__post_init__``)."""
     how = [field for field in COMPILERS if source.has(field)]
-    _refuse_other_compilers(source, how)
+    refuse_other_compilers(source, how)
     if source.flag("torch_compile") or how:
         draft.put("torch_compile", True, "torch_compile" if source.flag("torch_compile") else how[0])
 
 
-def read_axolotls_compile(source: Source, draft: Draft) -> None:
-    """The same in axolotl, which reads backend and mode only where it compiles (``_configure_torch_compile``); ``auto``
-    does with any torch of today."""
-    how = [field for field in COMPILERS if source.has(field)]
-    if str(source.get("torch_compile")).lower() == AUTO or source.flag("torch_compile"):
-        _refuse_other_compilers(source, how)
-        draft.put("torch_compile", True, "torch_compile")
-
-
-def _refuse_other_compilers(source: Source, fields: Iterable[str]) -> None:
+def refuse_other_compilers(source: Source, fields: Iterable[str]) -> None:
+    """Refuse by name how fields among `COMPILERS` would compile, where it is not built."""
     for field in fields:
         if source.get(field) != COMPILERS[field]:
             refuse(source, field, source.get(field), "another torch.compile", f"write {COMPILERS[field]}")

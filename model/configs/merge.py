@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tunecast.catalogs.errors import NotSupportedError
+from tunecast.model.amount import AMOUNTS
 from tunecast.model.configs.common import LORA_KERNELS, ONE_PIECE, TOKENS_UNPADDED, UNPACKED
 from tunecast.model.configs.run_file import RunFile
 from tunecast.model.configs.spread import CAST, UNWRAPPED, put_dtypes, settle_dtypes, told_by_spread
@@ -22,7 +23,6 @@ from tunecast.model.run import BY_SPREAD, MESH
 from tunecast.model.sharding import FSDP
 from tunecast.model.stacks import built_stack, load_stacks, stack_defaults
 
-AMOUNTS = ("tokens", "num_samples", "max_steps", "dataset")
 REPEATING = ("trl", "llama-factory")
 """Formats of ``transformers.Trainer``: ``max_steps`` wins over the epochs, the launcher's precision is taken."""
 _ADAPTER = (

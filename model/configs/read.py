@@ -144,7 +144,7 @@ def read_mapping(
     check_whole_batch(draft, num_gpus)
     if chosen in SETTLING:
         SETTLING[chosen](draft)
-    off = {field for field in source.unread() if field in SWITCHED_OFF and _says(source, field) in NOTHING}
+    off = {field for field in source.unread() if field in SWITCHED_OFF and source.word(field) in NOTHING}
     title = load_frameworks()[chosen]["title"]
     strange = _strange(source, draft, chosen)
     draft.note(f"Fields that the file leaves out have the defaults of {title} {recorded['versions']}.")
@@ -161,17 +161,13 @@ def read_mapping(
         mesh=draft.mesh,
         most_samples=draft.most_samples,
         saves=draft.saves,
-        tf32=_says(source, "tf32") == "true",
+        tf32=source.word("tf32") == "true",
     )
 
 
 SWITCHED_OFF = ("eval_strategy", "evaluation_strategy", "do_eval", "save_strategy")
 """Fields that may say that nothing is evaluated or saved: they are left out rightly."""
 NOTHING = ("no", "false", "none")
-
-
-def _says(source: Source, field: str) -> str:
-    return str(source.peek(field)).lower()
 
 
 def _strange(source: Source, draft: Draft, chosen: str) -> set[str]:

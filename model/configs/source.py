@@ -49,6 +49,10 @@ class Source:
             raise InputError(f"{self.name}: {field} is {value!r}, an interpolation; write its value into the file.")
         return None if is_empty(value) else value
 
+    def word(self, field: str) -> str:
+        """What a field that stays unread says, in lower case: ``none`` where it is absent or empty."""
+        return str(self.peek(field)).lower()
+
     def has(self, field: str) -> bool:
         """Whether the file gives the field a value."""
         return self.get(field) is not None
