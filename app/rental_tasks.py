@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tunecast.catalogs.errors import NotSupportedError
+from tunecast.model.stacks import FLASH_2, FLASH_3
 
 if TYPE_CHECKING:
     from tunecast.model.market import Candidate
@@ -52,6 +53,8 @@ TRAINERS = {
     "llama-factory": ("llamafactory bitsandbytes", "FORCE_TORCHRUN=1 llamafactory-cli train {file}"),
 }
 """What to install, and how to start."""
+FLASH_PACKAGES = {FLASH_2: "flash-attn --no-build-isolation", FLASH_3: "kernels"}
+"""What pip installs for flash kernels; transformers gets those of version 3 from the hub by ``kernels``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,8 +73,8 @@ class Task:
     """Whether the training file starts DeepSpeed, which is an extra of every trainer."""
     fused_kernels: tuple[str, ...] = ()
     """The plan's, told to the forecast where it counts on such packages, since no training file does."""
-    flash_attention: bool = False
-    """Whether the training file asks for FlashAttention's own package, which no trainer brings."""
+    attention: str = ""
+    """The implementation of attention, which may need a package of its own that no trainer brings."""
 
     @property
     def name(self) -> str:
@@ -89,8 +92,8 @@ class Task:
         """Shell lines that set the machine up."""
         beside = ("deepspeed", *self.packages) if self.deepspeed else self.packages
         trainer = " ".join((TRAINERS[self.config_kind][0], *beside))
-        flash = ["pip install flash-attn --no-build-isolation"] if self.flash_attention else []
-        return ['pip install "$TUNECAST"', f"pip install {trainer}", *flash]
+        flash = FLASH_PACKAGES.get(self.attention)
+        return ['pip install "$TUNECAST"', f"pip install {trainer}", *([f"pip install {flash}"] if flash else [])]
 
     @property
     def commands(self) -> list[str]:

@@ -187,7 +187,7 @@ def _task(
         packages=packages_of(forecast.run),
         deepspeed=forecast.run.sharding in ZERO,
         fused_kernels=forecast.run.fused_kernels,
-        flash_attention=attention_written(forecast.run) == "flash_attention_2",
+        attention=attention_written(forecast.run),
     )
     mapping = TASKS[kind](task)
     start = f"sky launch {path.name}" if kind == "skypilot" else f"dstack apply -f {path.name}"

@@ -60,6 +60,7 @@ from tunecast.catalogs.gpus import Gpu, find_gpu, load_gpus, training_dtype
 from tunecast.model.adapter_targets import target_modules
 from tunecast.model.architecture import Architecture
 from tunecast.model.experts_modules import in_modules
+from tunecast.model.flash_3 import runs_flash_3
 from tunecast.model.grouped import experts_on_card
 from tunecast.model.joined import joined, joined_targets
 from tunecast.model.litgpt import as_litgpt
@@ -71,7 +72,7 @@ from tunecast.model.resolve_parallel import MEGATRONS
 from tunecast.model.run import Run
 from tunecast.model.sdpa import sdpa_on_card
 from tunecast.model.stack_versions import code_age
-from tunecast.model.stacks import PLAIN
+from tunecast.model.stacks import FLASH_3, PLAIN
 from tunecast.model.target import resolve_targets
 from tunecast.model.units import GIB
 
@@ -279,7 +280,7 @@ def _kernel(row: dict[str, str], options: dict[str, Any], gpu: Gpu) -> str:
         raise SkipRowError(
             f"attention_impl {row['attention_impl']!r}: it is of AMD's software, and {gpu.id} is no AMD card"
         )
-    if kernel == "flash-3" and gpu.compute_capability != "9.0":
+    if options.get("attn_implementation") == FLASH_3 and not runs_flash_3(gpu):
         raise SkipRowError(f"attention_impl {row['attention_impl']!r}: it is written for Hopper, which {gpu.id} is not")
     return kernel
 

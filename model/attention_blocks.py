@@ -20,6 +20,7 @@ from tunecast.model.norms import norm
 from tunecast.model.operation import SYNCHRONISATION, Kind, Phase
 from tunecast.model.run import Run
 from tunecast.model.shapes import OWN, TURNED_FIRST
+from tunecast.model.stacks import FLASH_3
 from tunecast.model.tape import Tensor
 
 UNSLOTH = "unsloth"
@@ -231,7 +232,7 @@ def needs_mask(block: Attention, run: Run) -> bool:
     Families with attention of their own always make one, but for flash kernels.
     """
     if block.kind in OWN_ATTENTIONS:
-        return run.attn_implementation != "flash_attention_2"
+        return not run.flash
     if run.attn_implementation == "eager":
         return True
     if run.attn_implementation != "sdpa" or takes_windows(run):
@@ -248,9 +249,7 @@ def reaches_window(block: Attention, run: Run) -> bool:
 def takes_windows(run: Run) -> bool:
     """Whether the attention kernel is told of a window: FlashAttention-2, which Unsloth calls by itself where it can
     (``unsloth/models/mistral.py``)."""
-    return run.attn_implementation == "flash_attention_2" or (
-        run.stack == UNSLOTH and run.attn_implementation == "sdpa"
-    )
+    return run.flash or (run.stack == UNSLOTH and run.attn_implementation == "sdpa")
 
 
 def mixed_heads(
@@ -278,8 +277,9 @@ def mixed_heads(
         masked=mask is not None,
         window=block.window if takes_windows(step.run) else None,
         spans=step.run.attention_spans,
+        hopper=step.run.attn_implementation == FLASH_3,
     )
-    if step.run.attn_implementation == "flash_attention_2" and step.run.stack != UNSLOTH:
+    if step.run.flash and step.run.stack != UNSLOTH:
         look_for_packing(step)
     bias = None if mask is None else heavy.mask_bias(tape, mask, q.dtype, shape)
     out = heavy.flash_attention(

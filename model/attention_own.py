@@ -30,9 +30,9 @@ def sizes_of(step: Step, block: Attention) -> tuple[int, int, int, int]:
 
 def refuse_flash(step: Step) -> None:
     """These run plain products whatever is asked; transformers refuses flash kernels for them."""
-    if step.run.attn_implementation == "flash_attention_2":
+    if step.run.flash:
         raise NotSupportedError(
-            f"--attn-implementation flash_attention_2 was asked for, but transformers has none for "
+            f"--attn-implementation {step.run.attn_implementation} was asked for, but transformers has none for "
             f"{step.architecture.model_type}; leave the option out."
         )
 
@@ -195,7 +195,7 @@ def falcon_attention(step: Step, where: str, layer: Layer, x: Tensor, tables: Ta
     plain = q, k
     q, k = rotary(step, q, tables.waves[0]), rotary(step, k, tables.waves[0])
     tape.hold(*plain)
-    if repeated or step.run.attn_implementation == "flash_attention_2":
+    if repeated or step.run.flash:
         mixed = mixed_heads(step, where, block, q, k, v, tables.mask)
     else:
         mixed = plain_products(step, block, q, k, v, tables.mask)

@@ -12,6 +12,7 @@ from tunecast.model.operation import (
     EFFICIENT,
     FLASH,
     GROUPED,
+    HOPPER,
     MASKED,
     NATIVE,
     SOFTMAX,
@@ -23,7 +24,7 @@ from tunecast.model.operation import (
     Phase,
 )
 
-ATTENTION_KERNELS = (NATIVE, FLASH, EFFICIENT, MASKED, CHOSEN)
+ATTENTION_KERNELS = (NATIVE, FLASH, HOPPER, EFFICIENT, MASKED, CHOSEN)
 """Layouts of attention with curves of their own."""
 
 

@@ -40,7 +40,7 @@ from tunecast.model.row_lengths import Rows
 from tunecast.model.row_times import mean_step_ratio, ratio_notes, stretched
 from tunecast.model.rows import held_run, own_run, row_notes, timed_run, unpacked_rows
 from tunecast.model.run import Run
-from tunecast.model.sdpa import efficient_notes
+from tunecast.model.sdpa import efficient_notes, flash_3_notes
 from tunecast.model.sharding import FSDP, ZERO
 from tunecast.model.slowest_stage import timed_operations
 from tunecast.model.step_source import (
@@ -85,9 +85,8 @@ def forecast(question: Question, target: Target) -> Forecast:
     run = timed_run(run, rows)
     timed = replace(resolved, run=run)
     computed = stretched(step_timing(question, timed, target, factors), ratio)
-    if amount is not None:
-        alike = share_without_padding(computed, question, timed, target, factors)
-        amount = replace(amount, least=amount.least * alike)
+    alike = 1.0 if amount is None else share_without_padding(computed, question, timed, target, factors)
+    amount = None if amount is None else replace(amount, least=amount.least * alike)
     timing, watched = _watched(question, target, computed)
     storage = _storage_alone(question, target, resolved)
     scaling = _scaling(question, target, resolved.run, storage, timing, factors)
@@ -120,12 +119,14 @@ def forecast(question: Question, target: Target) -> Forecast:
         bound_by=timing.bound_by,
         time_parts_s=timing.parts_s,
         origins=factor_origins(target, factors, question, run),
+        alike_share=alike,
         amount_assumed=() if amount is None else amount.assumed,
         notes=(
             *resolved.notes,
             *notes_of(question.architecture, run, **inventory),
             *factors.notes,
             *efficient_notes(question.architecture, run, factors),
+            *flash_3_notes(run, factors),
             *walk_notes(question.architecture, run, factors),
             *chunked_notes(run),
             *record_notes(target),

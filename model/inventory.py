@@ -13,7 +13,7 @@ from functools import lru_cache
 from tunecast.model.architecture import Architecture
 from tunecast.model.collectives import communication_operations
 from tunecast.model.offloaded_gradients import offloaded_gradients
-from tunecast.model.operation import FLASH, NATIVE, Kind, Operation, Phase
+from tunecast.model.operation import FLASH, HOPPER, NATIVE, Kind, Operation, Phase
 from tunecast.model.parallel import (
     beside_products,
     exchange_operations,
@@ -27,9 +27,13 @@ from tunecast.model.run import Run
 from tunecast.model.sharded_update import own_update
 from tunecast.model.sharding_copies import copy_operations, sums_whole
 from tunecast.model.short_stack import short_stack
+from tunecast.model.stacks import FLASH_2, FLASH_3
 from tunecast.model.stages import is_uneven, stages_counted
 from tunecast.model.step import repetitions, write_step
 from tunecast.model.tape import LEAF_SUM, Event
+
+FLASH_LAYOUTS = {FLASH_2: FLASH, FLASH_3: HOPPER}
+"""Whose kernels attention runs by, by the implementation."""
 
 PHASES = (Phase.FORWARD, Phase.RECOMPUTE, Phase.BACKWARD, Phase.OPTIMIZER)
 """Order of the inventory."""
@@ -104,7 +108,7 @@ def whole_operations(architecture: Architecture, run: Run, *, platform: str = "c
     tape = write_step(stack.architecture, run, platform)
     kernels = ((e, repetitions(e, stack, run)) for e in tape.events if e.kind is not None)
     operations = merged(kernels)
-    kernel = NATIVE if run.fuses("attention") else FLASH if run.attn_implementation == "flash_attention_2" else ""
+    kernel = FLASH_LAYOUTS.get(run.attn_implementation, NATIVE if run.fuses("attention") else "")
     if kernel:
         operations = [replace(o, layout=kernel) if o.kind is Kind.ATTENTION else o for o in operations]
     operations = [o for o in operations if o.name != LEAF_SUM or sums_whole(run)]

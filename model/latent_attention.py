@@ -18,6 +18,7 @@ from tunecast.model.linears import linear_map
 from tunecast.model.norms import norm
 from tunecast.model.primitives_heavy import AttentionShape, flash_attention, mask_bias
 from tunecast.model.shapes import Latent
+from tunecast.model.stacks import FLASH_3
 from tunecast.model.tape import Tensor
 
 
@@ -26,9 +27,10 @@ def latent_attention_block(step: Step, where: str, layer: Layer, x: Tensor, tabl
     another kernel than sdpa's."""
     block, tape, tokens = layer.attention, step.tape, step.tokens
     if step.run.attn_implementation != "sdpa":
+        traced = "" if step.run.attn_implementation == FLASH_3 else ", or trace its real code with --exact"
         raise NotSupportedError(
-            f"--attn-implementation {step.run.attn_implementation} of latent attention has no formulas; leave it out, "
-            "or trace its real code with --exact."
+            f"--attn-implementation {step.run.attn_implementation} of latent attention has no formulas; leave it out"
+            f"{traced}."
         )
     latent = block.latent
     assert latent is not None

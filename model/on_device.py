@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from tunecast.catalogs.errors import InputError
+from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.architecture import Architecture
 from tunecast.model.chunked import with_chunked
 from tunecast.model.documents import with_documents
@@ -14,6 +14,7 @@ from tunecast.model.factors import FactorSet
 from tunecast.model.factors_io import factor_set_from_record
 from tunecast.model.file_spread import file_sharding, with_dtypes
 from tunecast.model.fits import LIKELY, TIGHT_BELOW, fit_probability, memory_view
+from tunecast.model.flash_3 import runs_flash_3
 from tunecast.model.fused import FLA
 from tunecast.model.grouped import experts_on_card
 from tunecast.model.loss_budget import on_card
@@ -31,10 +32,10 @@ from tunecast.model.resolve import Resolved, resolve_run
 from tunecast.model.resolve_parallel import FSDP, OFFLOADED_BY, ZERO
 from tunecast.model.rows import held_run, with_padding
 from tunecast.model.run import BY_SPREAD, Run
-from tunecast.model.sdpa import LEAST_FLASH, has_flash, sdpa_on_card, with_efficient, with_flash
+from tunecast.model.sdpa import LEAST_FLASH, has_flash, sdpa_on_card, with_flash, with_others
 from tunecast.model.sharded_record import with_sharding
 from tunecast.model.shared_host import with_shared_host
-from tunecast.model.stacks import shardings_of
+from tunecast.model.stacks import FLASH_2, FLASH_3, shardings_of
 from tunecast.model.stand_in import with_stand_ins
 from tunecast.model.target import Target
 from tunecast.model.timing import LINK_FACTORS
@@ -68,7 +69,7 @@ def target_factors(target: Target, run: Run | None = None) -> FactorSet:
         return prior if target.shared is None else with_shared_host(prior, target.shared)
     measured = with_flash(with_unlike(factor_set_from_record(target.record)), target.gpu, run)
     beliefs = load_priors()["beliefs"]
-    measured = with_walks(with_efficient(measured, beliefs, run, target.gpu), beliefs)
+    measured = with_walks(with_others(measured, beliefs, run, target.gpu), beliefs)
     measured = with_chunked(measured, beliefs, target.gpu, run)
     alone = with_stand_ins(measured, prior, run, beliefs)
     timed = with_sharding(with_software(alone, run, load_priors()), prior, run, load_priors())
@@ -142,15 +143,20 @@ own."""
 
 
 def check_kernels(run: Run, target: Target) -> None:
-    """Raise InputError for a FlashAttention-2, a cut cross-entropy or kernels of fla on an NVIDIA card that they do not
+    """Raise InputError for flash attention, a cut cross-entropy or kernels of fla on an NVIDIA card that they do not
     run on."""
     gpu = target.gpu
+    if run.attn_implementation == FLASH_3 and not runs_flash_3(gpu):
+        raise NotSupportedError(
+            f"--attn-implementation {FLASH_3} was asked for, but its kernels are written for Hopper cards and "
+            f"{target.id} is none: its speed there is not built; type --attn-implementation {FLASH_2} or sdpa."
+        )
     if gpu is None or gpu.vendor != "nvidia" or gpu.compute_capability is None:
         return
     has = f"{target.id} has compute capability {gpu.compute_capability}"
-    if run.attn_implementation == "flash_attention_2" and not has_flash(gpu):
+    if run.flash and not has_flash(gpu):
         raise InputError(
-            f"--attn-implementation flash_attention_2 was asked for, but {has} and FlashAttention-2 runs from "
+            f"--attn-implementation {run.attn_implementation} was asked for, but {has} and FlashAttention-2 runs from "
             f"{LEAST_FLASH} on; type --attn-implementation sdpa."
         )
     cut = run.loss_type == "cut_cross_entropy" and run.stack != "unsloth"

@@ -40,12 +40,14 @@ CONTEXT = "cp."
 """What the names of context parallelism's collectives begin with (`context_parallel`)."""
 NATIVE = "native"
 FLASH = "flash"
+HOPPER = "hopper"
 EFFICIENT = "efficient"
 MASKED = "masked"
 CHOSEN = "chosen"
-"""Layouts of attention by kernels that use the card's newest instructions (cuDNN's), by FlashAttention-2's, and by
-PyTorch's memory-efficient ones, which ``sdpa`` runs for heads that flash kernels do not take, and over all pairs under
-a mask. What it chooses under a mask where that may be another kernel is a record's curve (`sdpa.with_efficient`)."""
+"""Layouts of attention by kernels that use the card's newest instructions (cuDNN's), by FlashAttention-2's, by
+FlashAttention-3's, which are written for Hopper, and by PyTorch's memory-efficient ones, which ``sdpa`` runs for heads
+that flash kernels do not take, and over all pairs under a mask. What it chooses under a mask where that may be another
+kernel is a record's curve (`sdpa.with_others`)."""
 
 
 class Phase(StrEnum):
@@ -110,7 +112,7 @@ class Operation:
     layout: str = ""
     """Of a product ``nt`` forward, ``nn`` input gradient, ``tn`` weight gradient, by the kernel for experts
     ``nt-grouped`` and so on; of attention `NATIVE`, `FLASH`,
-    `EFFICIENT`, or nothing: what ``sdpa`` runs; of what only moves bytes `CHUNKED`, `SOFTMAX`, `STRIDED`,
+    `HOPPER`, `EFFICIENT`, or nothing: what ``sdpa`` runs; of what only moves bytes `CHUNKED`, `SOFTMAX`, `STRIDED`,
     `UPCAST`, `STRAIGHT` or nothing."""
     count: float = 1.0
     """Executions per optimizer step on one GPU."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tunecast.model import flash_3
 from tunecast.model.operation import EFFICIENT, MASKED, Kind, Phase
 from tunecast.model.primitives import (
     ATTENTION_BACKWARD_FLOPS,
@@ -45,6 +46,8 @@ class AttentionShape:
     """Whether an explicit mask comes along, which keeps the kernel from skipping masked tiles."""
     window: int | None = None
     """Sliding window that the kernel knows of, whose far tiles it skips."""
+    hopper: bool = False
+    """Whether the kernels are FlashAttention-3's."""
     spans: int | None = None
     """Tokens of the documents that the kernel keeps apart in a row, or in all rows laid end to end; None: a row is one
     document."""
@@ -72,11 +75,23 @@ class AttentionShape:
 
     @property
     def backward_scratch_elements(self) -> int:
-        """fp32 elements that the GPU's backward allocates: dQ and row sums, and dK, dV per query head (16-bit)."""
+        """fp32 elements that the GPU's backward allocates: dQ and row sums, and dK, dV per query head (16-bit), or what
+        FlashAttention-3's does."""
+        if self.hopper:
+            return flash_3.scratch_elements(self.batch, self.heads, self.kv_heads, self.length, self.head_dim)
         rows = -(-self.length // FLASH_ROW_BLOCK) * FLASH_ROW_BLOCK
         buffers = self.batch * self.heads * rows * (self.head_dim + 1)
         grouped = self.batch * self.heads * self.length * self.head_dim if self.heads != self.kv_heads else 0
         return buffers + grouped
+
+    @property
+    def launches(self) -> tuple[int, int]:
+        """Kernels of the GPU's forward and backward."""
+        grouped = self.heads != self.kv_heads
+        if self.hopper:
+            shared = flash_3.GROUPED_BACKWARD_LAUNCHES if grouped else 0
+            return flash_3.FORWARD_LAUNCHES, flash_3.BACKWARD_LAUNCHES + shared
+        return 1, FLASH_BACKWARD_LAUNCHES + (GROUPED_BACKWARD_LAUNCHES if grouped else 0)
 
 
 WIDEST_FLASH = 256
@@ -129,20 +144,27 @@ def flash_attention(
 
     With `remade`, a checkpoint of its own keeps the inputs alone, and the backward makes the rest again.
     """
-    size, layout = shape.as_tuple, layout_of(shape)
+    size, layout, (launches, back) = shape.as_tuple, layout_of(shape), shape.launches
     inputs = (q, k, v) if bias is None else (q, k, v, bias)
 
     def forward() -> tuple[Tensor, Tensor]:
         made = tape.empty(q.elements, q.dtype), tape.empty(shape.batch * shape.heads * shape.length, "fp32")
         tape.kernel(
-            "attention", Kind.ATTENTION, inputs, made, flops=shape.flops, shape=size, layout=layout, dtype=q.dtype
+            "attention",
+            Kind.ATTENTION,
+            inputs,
+            made,
+            flops=shape.flops,
+            launches=launches,
+            shape=size,
+            layout=layout,
+            dtype=q.dtype,
         )
         return made
 
     out, row_sums = first = forward()
     if tape.would_grad(q, k, v):
         tape.mark_saved()
-    launches = FLASH_BACKWARD_LAUNCHES + (GROUPED_BACKWARD_LAUNCHES if shape.heads != shape.kv_heads else 0)
 
     def backward(grad: Tensor) -> Grads:
         row = shape.batch * shape.length * shape.head_dim
@@ -160,7 +182,7 @@ def flash_attention(
             (*grads, *scratch),
             flops=ATTENTION_BACKWARD_FLOPS * shape.flops,
             n_bytes=sum(tensor.bytes for tensor in (*reads, *grads)),
-            launches=launches,
+            launches=back,
             shape=size,
             layout=layout,
             dtype=q.dtype,

@@ -41,7 +41,7 @@ from tunecast.model.product_share import (
     usual_shares,
 )
 from tunecast.model.run import Run
-from tunecast.model.sdpa import as_sdpa, between_kernels, efficient_curves, has_cudnn_attention
+from tunecast.model.sdpa import as_sdpa, between_kernels, has_cudnn_attention, other_curves
 from tunecast.model.units import GIGA
 from tunecast.model.unpacking import unpacking_gain
 from tunecast.model.value import Z80
@@ -126,7 +126,7 @@ def datasheet_factors(gpu: Gpu, beliefs: Mapping[str, Any], run: Run | None = No
         curves[f"attention.{dtype}.forward"] = _curve("attention", attention)
         native = _curve("attention", {"flops_per_s": rate, "t0_s": floor_s, **fused})
         curves |= {f"attention-{FLASH}.{dtype}.forward": curves[f"attention.{dtype}.forward"]}
-        curves |= efficient_curves(curves, dtype, beliefs, gpu)
+        curves |= other_curves(curves, dtype, beliefs, gpu)
         curves |= {f"attention-{NATIVE}.{dtype}.forward": native}
     curves |= chunked_curves(curves.get("memory"), beliefs, gpu, run)
     link = link_bytes_per_s(gpu)

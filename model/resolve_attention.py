@@ -14,7 +14,7 @@ from tunecast.model.primitives_heavy import WIDEST_FLASH
 from tunecast.model.read_numbers import whole_number
 from tunecast.model.resolve_parallel import Fields
 from tunecast.model.run import Run
-from tunecast.model.stacks import ignores_padding, keeps_samples_apart
+from tunecast.model.stacks import FLASH_ATTENTION, ignores_padding, keeps_samples_apart
 
 EAGER = "eager"
 
@@ -28,7 +28,7 @@ def attention_defaults(fields: Fields, architecture: Architecture, defaults: Map
             fields.notes.append("LitGPT has no fused attention for capped scores: it writes the scores of all pairs.")
         return defaults
     widest = max(block.head_dim for block in blocks)
-    if widest > WIDEST_FLASH and asked in (None, "flash_attention_2"):
+    if widest > WIDEST_FLASH and asked in (None, *FLASH_ATTENTION):
         return _without_flash(architecture, widest, asked, defaults)
     sinks = any(block.sinks for block in blocks)
     if not sinks and not any(block.softcap for block in blocks):
@@ -83,10 +83,10 @@ def attention_notes(architecture: Architecture, run: Run) -> tuple[str, ...]:
         else:
             found += _mask_notes(blocks, run)
         found += _width_notes(blocks)
-    elif run.attn_implementation == "flash_attention_2" and run.has_padding:
+    elif run.flash and run.has_padding:
         found.append(
-            "flash_attention_2 takes padding out of every layer's queries, keys and values and puts it back; forecasts "
-            "count neither that nor what it saves: they mix all tokens of a row."
+            f"{run.attn_implementation} takes padding out of every layer's queries, keys and values and puts it back; "
+            "forecasts count neither that nor what it saves: they mix all tokens of a row."
         )
     return tuple(found)
 

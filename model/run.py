@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from tunecast.model.stacks import FLASH_ATTENTION
+
 BY_CARD = ("loss_budget_bytes", "loss_tiles_from", "paged_bytes", "weights_stay", "loops_experts")
 """Fields that are worked out, most of them from the memory of a card, and never an option."""
 BY_DATA = ("samples_unevenness",)
@@ -219,6 +221,11 @@ class Run:
     def has_padding(self) -> bool:
         """Whether micro-batches have padding in them: a sample alone is its own longest, but may be filled up."""
         return self.padding_mask and (self.per_device_train_batch_size > 1 or self.pad_to_multiple_of > 1)
+
+    @property
+    def flash(self) -> bool:
+        """Whether transformers calls flash kernels, of whichever version."""
+        return self.attn_implementation in FLASH_ATTENTION
 
     @property
     def compute_dtype(self) -> str:

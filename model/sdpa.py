@@ -19,12 +19,14 @@ from tunecast.catalogs.gpus import Gpu
 from tunecast.model.architecture import Architecture, Attention
 from tunecast.model.attention_blocks import needs_mask
 from tunecast.model.factors import Curve, FactorSet
+from tunecast.model.flash_3 import flash_3_curves
 from tunecast.model.litgpt import is_litgpt
-from tunecast.model.operation import CHOSEN, EFFICIENT, FLASH, MASKED, NATIVE
+from tunecast.model.operation import CHOSEN, EFFICIENT, FLASH, HOPPER, MASKED, NATIVE
 from tunecast.model.primitives_heavy import WIDEST_FLASH
 from tunecast.model.resolve import Resolved
 from tunecast.model.resolve_attention import runs_plain_attention
 from tunecast.model.run import Run
+from tunecast.model.stacks import FLASH_3
 from tunecast.model.target import Target
 from tunecast.model.value import Z80
 
@@ -96,6 +98,14 @@ def efficient_curves(
     return found
 
 
+def other_curves(
+    curves: Mapping[str, Curve], dtype: str, beliefs: Mapping[str, Any], gpu: Gpu | None
+) -> dict[str, Curve]:
+    """Curves of kernels that are told from FlashAttention-2's: memory-efficient ones and FlashAttention-3's."""
+    starts = {direction: _starts(dtype, direction) for direction in ("forward", "backward")}
+    return {**efficient_curves(curves, dtype, beliefs, gpu), **flash_3_curves(curves, dtype, starts, beliefs, gpu)}
+
+
 def between_kernels(curves: Mapping[str, Curve]) -> dict[str, Curve]:
     """Curves of attention under a mask where PyTorch asks cuDNN first, whose speed under one no figure tells: as likely
     that of the memory-efficient kernels as that of cuDNN's own without, and anything between."""
@@ -117,9 +127,7 @@ def _starts(dtype: str, direction: str) -> list[str]:
     return [f"attention{kernel}.{dtype}.{name}" for name in passes for kernel in (f"-{FLASH}", "")]
 
 
-def with_efficient(
-    factors: FactorSet, beliefs: Mapping[str, Any], run: Run | None, gpu: Gpu | None = None
-) -> FactorSet:
+def with_others(factors: FactorSet, beliefs: Mapping[str, Any], run: Run | None, gpu: Gpu | None = None) -> FactorSet:
     """A record's factors with curves of what takes masks and wide heads: those that it has measured of memory-efficient
     kernels, or of what PyTorch chooses under a mask where this run's asks cuDNN first; else by published figures.
 
@@ -128,7 +136,7 @@ def with_efficient(
     made: dict[str, Curve] = {}
     dtypes = dict.fromkeys(name.split(".")[1] for name in factors.curves if name.startswith("attention"))
     for dtype in () if factors.synchronous else dtypes:
-        made |= efficient_curves(factors.curves, dtype, beliefs, gpu)
+        made |= other_curves(factors.curves, dtype, beliefs, gpu)
     cudnn = run is not None and run.sdpa_cudnn
     chosen = as_sdpa(factors.curves, CHOSEN, f"attention-{MASKED}") if cudnn else {}
     return replace(factors, curves={**made, **factors.curves, **chosen})
@@ -147,6 +155,18 @@ def efficient_notes(architecture: Architecture, run: Run, factors: FactorSet) ->
     told = (
         "attention that flash kernels do not take is timed from a few published figures and known to a factor of "
         f"two{between}; a calibration measures it"
+    )
+    return (told,)
+
+
+def flash_3_notes(run: Run, factors: FactorSet) -> tuple[str, ...]:
+    """What the speed of FlashAttention-3 is taken from, unless a record has measured it."""
+    curve = factors.curves.get(f"attention-{HOPPER}.{run.compute_dtype}.forward")
+    if run.attn_implementation != FLASH_3 or curve is None or curve.origin != "assumed":
+        return ()
+    told = (
+        "FlashAttention-3 is timed as its paper has it beside FlashAttention-2 on an H100 (1.5 to 2 times as fast "
+        "forward, 1.5 to 1.75 backward); no record has measured it"
     )
     return (told,)
 

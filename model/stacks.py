@@ -25,22 +25,26 @@ QUANT_TYPES = ("nf4", "fp4")
 QUANT_METHODS = ("bnb-4bit", "bnb-8bit", "gptq-4bit", "gptq-8bit")
 PLAIN = "hf-peft"
 """The stack of who names none."""
-HUB_KERNELS = {
-    "kernels-community/flash-attn": "flash_attention_2",
-    "kernels-community/flash-attn2": "flash_attention_2",
-    "kernels-community/flash-attn3": "flash_attention_3",
-    "kernels-community/vllm-flash-attn3": "flash_attention_3",
-    "kernels-community/flash-attn4": "flash_attention_4",
-}
-"""Kernels that transformers gets from the hub, and the package whose they are (``FLASH_ATTN_KERNEL_FALLBACK`` of its
-modeling_flash_attention_utils.py)."""
 HF_CODES = ("5", "4.49", "4.46", "4.45")
 HF_CODES_SAID = "5, 4.49 (4.49 and later below 5), 4.46 (4.46 to 4.48) or 4.45 (4.45 and before)"
 """The versions of transformers that each stands for."""
 
+FLASH_2, FLASH_3 = "flash_attention_2", "flash_attention_3"
+FLASH_ATTENTION = (FLASH_2, FLASH_3)
+"""Implementations of the flash-attn packages, which transformers calls by the same code."""
+
+HUB_KERNELS = {
+    "kernels-community/flash-attn": FLASH_2,
+    "kernels-community/flash-attn2": FLASH_2,
+    "kernels-community/flash-attn3": FLASH_3,
+    "kernels-community/vllm-flash-attn3": FLASH_3,
+    "kernels-community/flash-attn4": "flash_attention_4",
+}
+"""Kernels that transformers gets from the hub, and the package whose they are (``FLASH_ATTN_KERNEL_FALLBACK`` of its
+modeling_flash_attention_utils.py)."""
 BUILT = {
     "optimizer": ("adamw_torch", "adamw_torch_fused", "sgd", "adafactor", *BITSANDBYTES, *TORCHAO),
-    "attention": ("sdpa", "eager", "flash_attention_2"),
+    "attention": ("sdpa", "eager", *FLASH_ATTENTION),
     "loss": ("nll", CHUNKED_NLL, *KEPT_CHUNKS, "liger", "cut_cross_entropy", *UNSLOTH_LOSSES),
     "quantization": ("bnb-4bit", "bnb-8bit", "gptq-4bit", "gptq-8bit"),
     "sharding": ("none", "ddp", "zero1", "zero2", "zero3", "fsdp", "fsdp-grad-op", "hsdp"),
@@ -57,7 +61,7 @@ UNBUILT = {
         "paged_ademamix_8bit", "rmsprop", "rmsprop_bnb", "rmsprop_bnb_32bit", "rmsprop_bnb_8bit", "schedule_free_adamw",
         "schedule_free_radam", "schedule_free_sgd", "stable_adamw",
     ),
-    "attention": ("flash_attention_3", "flash_attention_4", "flex_attention", "xformers"),
+    "attention": ("flash_attention_4", "flex_attention", "xformers"),
     "loss": ("dft",),
     "quantization": ("aqlm", "awq", "eetq", "hqq"),
     "sharding": (),
@@ -120,7 +124,7 @@ def shardings_of(name: Any, *, staged: bool = False) -> tuple[str, ...]:
 
 def splits_layers(name: Any) -> bool:
     """Whether a stack is one that people take to split layers with, over more GPUs than share their data."""
-    return bool(shardings_of(name)) and only_of_stack(str(name)).get("tp") != [1]
+    return bool(load_stacks().get(str(name), {}).get("splits_layers"))
 
 
 def splits_rows(name: Any) -> bool:

@@ -83,7 +83,10 @@ ABOUT = (
     " added for rows KB, KF-003 and QS-001, and what cards without peer access reach through host memory was taken "
     "from runs of the training table too (TT-011 and TT-013, torchtune's README: a twentieth and an eighth of PCIe, "
     "where servers' all-reduces reach half); rows of GeForce cards here, 2 to 6 times too fast before, had shown that"
-    " something was wrong, and no number of theirs was used."
+    " something was wrong, and no number of theirs was used. Later that day attention that a cell of Megatron's rows "
+    "calls flash was found to be timed as cuDNN's, against what the forecast's own note promises: five rows XE of an "
+    "H100, 14 to 21% too fast before, are 2 to 7% off since (231 rows: 11.8% before, 10.8% since); and rows that name "
+    "FlashAttention-3 follow curves of their own, by its paper. None of them is blind for it."
 )
 COLLECTIONS = {
     "P": "first", "R": "first", "S": "second", "W": "second", "Z": "third", "Y": "fourth", "X": "fifth", "U": "sixth",

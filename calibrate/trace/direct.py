@@ -289,7 +289,7 @@ def _fake_batch(run: Run, ledger: Ledger) -> dict[str, Any]:
 
     shape = (run.per_device_train_batch_size, run.max_length)
     batch = {name: torch.zeros(shape, dtype=torch.int64) for name in ("input_ids", "labels")}
-    if run.has_padding and run.attn_implementation != "flash_attention_2":
+    if run.has_padding and not run.flash:
         batch["attention_mask"] = torch.zeros(shape, dtype=torch.int64)
     for tensor in batch.values():
         ledger.add(tensor, "activations")

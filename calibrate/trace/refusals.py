@@ -8,7 +8,7 @@ from tunecast.catalogs.errors import NotSupportedError
 from tunecast.model.fused import LINEAR_KERNELS
 from tunecast.model.loss_chunks import CHUNKED_NLL, KEPT_CHUNKS
 from tunecast.model.run import Run
-from tunecast.model.stacks import code_of
+from tunecast.model.stacks import FLASH_3, code_of
 
 NEEDED = ("torch", "transformers", "peft", "bitsandbytes")
 """Packages whose real code a trace runs; the extra ``calibrate`` has them."""
@@ -40,9 +40,9 @@ def refuse_family(model_type: str, run: Run) -> None:
             f"Some layers of {model_type} attend to images and are passed over where there are none, so a trace of "
             "text alone says too little of its training; that is not built."
         )
-    if model_type in OWN_FLASH and run.attn_implementation == "flash_attention_2":
+    if model_type in OWN_FLASH and run.flash:
         raise NotSupportedError(
-            f"The real code of {model_type} runs flash_attention_2 with the flash-attn package only; use "
+            f"The real code of {model_type} runs {run.attn_implementation} with the flash-attn package only; use "
             "--attn-implementation eager, or leave --exact out."
         )
     if model_type in LAYERS_OF_SEVERAL and run.activation_offloading and run.reentrant:
@@ -63,6 +63,7 @@ def refuse_unreal(run: Run, *, device: str) -> None:
         "a GPTQ base": base.startswith("gptq"),
         "an 8-bit base on a device": base == "bnb-8bit" and device != "meta",
         "8-bit products": run.fp8 is not None,
+        f"{FLASH_3} in a trace": run.attn_implementation == FLASH_3 and device == "meta",
         "torch.compile (--torch-compile)": run.torch_compile,
         "an update in the backward (--optimizer-in-backward)": run.optimizer_in_backward,
         "what a checkpoint keeps (--checkpoint-keeps-ops)": run.checkpoint_keeps_ops,

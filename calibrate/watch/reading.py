@@ -15,6 +15,7 @@ from tunecast.calibrate.linear_kernels import installed_kernels
 from tunecast.catalogs.errors import NotSupportedError
 from tunecast.model.architecture import Architecture
 from tunecast.model.configs.trl import liger_kernels
+from tunecast.model.stacks import FLASH_2, FLASH_3
 
 SHORT_DTYPES = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32"}
 WRAPPERS = {"AcceleratedOptimizer", "DeepSpeedOptimizerWrapper"}
@@ -246,7 +247,9 @@ def trainer_options(args: Any, base: Any) -> dict[str, Any]:
 
 def attention_name(name: str) -> str:
     """Flash kernels from the hub (``kernels-community/flash-attn2``) by the name of the package's own."""
-    return "flash_attention_2" if name.rpartition("/")[2].startswith("flash-attn2") else name
+    kernel = name.rpartition("/")[2].removeprefix("vllm-")
+    versions = {"flash-attn2": FLASH_2, "flash-attn3": FLASH_3}
+    return next((own for begins, own in versions.items() if kernel.startswith(begins)), name)
 
 
 def checkpointing_options(args: Any, base: Any) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from tunecast.model.resolve import resolve_run
 from tunecast.model.resolve_experts import on_parameters, renamed_targets
 from tunecast.model.rows import with_padding
 from tunecast.model.run import BUCKET_ELEMENTS, BY_CARD, BY_DATA, Run
+from tunecast.model.stacks import FLASH_2, FLASH_3
 
 DATASET = "YOUR-DATASET"
 """Stands where only the user knows."""
@@ -34,7 +35,7 @@ LEARNING_RATE = {"lora": 2e-4, "qlora": 2e-4, "full": 2e-5}
 """axolotl has no default: PEFT's examples for adapters, TRL's for whole models. It costs nothing."""
 TRL_PRESETS = {"ddp": "multi_gpu", "zero1": "zero1", "zero2": "zero2", "zero3": "zero3", "fsdp": "fsdp2"}
 """accelerate's files that ship with TRL, by the shardings that all three writers have fields for."""
-FLASH_WORDS = {"sdpa": "sdpa", "eager": "disabled", "flash_attention_2": "fa2"}
+FLASH_WORDS = {"sdpa": "sdpa", "eager": "disabled", FLASH_2: "fa2", FLASH_3: "fa3"}
 LAYOUT = (
     "gpus_per_node",
     "num_gpus",
@@ -60,7 +61,7 @@ Every = Callable[[Architecture], tuple[str, ...]]
 def attention_written(run: Run) -> str:
     """The attention that keeps samples apart as the run has it, where a stack of its own chooses it under sdpa."""
     apart = run.attention_spans is not None and run.attn_implementation == "sdpa"
-    return "flash_attention_2" if apart else run.attn_implementation
+    return FLASH_2 if apart else run.attn_implementation
 
 
 def rows_alone(kind: str, run: Run) -> Mapped:

@@ -21,7 +21,7 @@ from tunecast.model.operation import CHOSEN, EFFICIENT, MASKED
 from tunecast.model.primitives_heavy import AttentionShape
 from tunecast.model.priors import load_priors, prior_factors
 from tunecast.model.run import Run
-from tunecast.model.sdpa import with_efficient
+from tunecast.model.sdpa import with_others
 from tunecast.model.stand_in import with_stand_ins
 
 CARD = "h100-sxm5-80gb"
@@ -136,10 +136,10 @@ def test_a_run_goes_by_what_its_own_pytorch_chooses(factors: FactorSet) -> None:
     beliefs, name = load_priors()["beliefs"], f"attention-{MASKED}.bf16.forward"
     chosen = factors.curves[f"attention-{CHOSEN}.bf16.forward"]
     run = Run(method="lora", sdpa_cudnn=True)
-    assert with_efficient(factors, beliefs, run).curves[name] is chosen
-    assert with_efficient(factors, beliefs, replace(run, sdpa_cudnn=False)).curves[name] is factors.curves[name]
+    assert with_others(factors, beliefs, run).curves[name] is chosen
+    assert with_others(factors, beliefs, replace(run, sdpa_cudnn=False)).curves[name] is factors.curves[name]
     old = replace(factors, curves={key: curve for key, curve in factors.curves.items() if key.startswith("attention.")})
-    assumed = with_efficient(old, beliefs, run).curves[name]
+    assumed = with_others(old, beliefs, run).curves[name]
     assert assumed.log_sd > factors.curves[name].log_sd
 
 
@@ -147,7 +147,7 @@ def test_a_dtype_that_was_not_measured_follows_the_same_kernel(factors: FactorSe
     """fp16 under a mask by what bf16 took under one, not by the flash kernel."""
     gpu = load_gpus()[CARD]
     run = Run(method="lora", precision="fp16-autocast")
-    found = with_stand_ins(with_efficient(factors, load_priors()["beliefs"], run, gpu), prior_factors(gpu, run), run,
+    found = with_stand_ins(with_others(factors, load_priors()["beliefs"], run, gpu), prior_factors(gpu, run), run,
                            load_priors()["beliefs"])  # fmt: skip
     name = f"attention-{MASKED}.{{}}.forward"
     measured, made = (found.curves[name.format(dtype)].params["flops_per_s"] for dtype in ("bf16", "fp16"))

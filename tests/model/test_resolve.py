@@ -201,8 +201,8 @@ def test_kernels_of_the_hub_are_those_of_their_package(llama: Architecture) -> N
         assert attention_named(kernel) == package
     asked = {"attn_implementation": "kernels-community/flash-attn2"}
     assert resolve_run(llama, asked).run.attn_implementation == "flash_attention_2"
-    with pytest.raises(NotSupportedError, match="flash_attention_3"):
-        resolve_run(llama, {"attn_implementation": "kernels-community/vllm-flash-attn3"})
+    with pytest.raises(NotSupportedError, match="flash_attention_4"):
+        resolve_run(llama, {"attn_implementation": "kernels-community/flash-attn4"})
 
 
 def test_weights_published_in_fp32_are_told_where_16_bits_are_taken() -> None:

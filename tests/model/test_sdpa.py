@@ -26,7 +26,7 @@ from tunecast.model.operation import Kind, Operation, Phase
 from tunecast.model.priors import CUDNN_NOTE, load_priors, prior_factors
 from tunecast.model.question import Question
 from tunecast.model.resolve import resolve_run
-from tunecast.model.sdpa import WIDEST, with_efficient, with_flash
+from tunecast.model.sdpa import WIDEST, with_flash, with_others
 from tunecast.model.target import resolve_targets
 
 LLAMA, GEMMA, DEEPSEEK = "meta-llama/Llama-3.1-8B", "google/gemma-7b", "deepseek-ai/DeepSeek-V2-Lite"
@@ -220,8 +220,8 @@ def test_a_record_that_has_not_measured_it_goes_by_its_own_flash_kernel() -> Non
         if name.startswith("attention") else curve
         for name, curve in without.items()
     }  # fmt: skip
-    made = with_efficient(replace(own, curves=faster), load_priors()["beliefs"], None)
+    made = with_others(replace(own, curves=faster), load_priors()["beliefs"], None)
     for direction in ("forward", "backward"):
         name = f"attention-{UNDER_A_MASK}.bf16.{direction}"
         assert made.curves[name].params["flops_per_s"] == pytest.approx(2 * own.curves[name].params["flops_per_s"])
-    assert with_efficient(replace(own, curves=without), {}, None).curves == without
+    assert with_others(replace(own, curves=without), {}, None).curves == without

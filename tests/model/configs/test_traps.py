@@ -419,7 +419,7 @@ def test_14_what_is_not_forecast_is_refused_by_field_and_value(read: Read, form:
     ("form", "lines", "option", "value"),
     [
         ("axolotl", "optimizer: galore_adamw", "optim", "galore_adamw"),
-        ("trl", "attn_implementation: flash_attention_3", "attn_implementation", "flash_attention_3"),
+        ("trl", "attn_implementation: flash_attention_4", "attn_implementation", "flash_attention_4"),
         ("trl", "optim: apollo_adamw", "optim", "apollo_adamw"),
     ],
 )
@@ -442,6 +442,8 @@ def test_values_without_formulas_reach_the_resolver_which_refuses_them_by_name(
         ("axolotl", "optimizer: paged_adamw_32bit", "optim", "paged_adamw_32bit"),
         ("axolotl", "flash_attention: true", "attn_implementation", "flash_attention_2"),
         ("llama-factory", "flash_attn: fa2", "attn_implementation", "flash_attention_2"),
+        ("llama-factory", "flash_attn: fa3", "attn_implementation", "flash_attention_3"),
+        ("axolotl", "attn_implementation: flash_attention_3", "attn_implementation", "flash_attention_3"),
         ("trl", "attn_implementation: flash_attention_2", "attn_implementation", "flash_attention_2"),
         ("trl", "optim: adamw_bnb_8bit", "optim", "adamw_bnb_8bit"),
         ("trl", "optim: adafactor", "optim", "adafactor"),
