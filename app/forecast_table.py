@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from tunecast.model.fits import LIKELY
+from tunecast.model.fits import LIKELY, chance_said
 from tunecast.model.parallel_offload import host_need_bytes
 from tunecast.model.units import MILLISECOND_S, gib
 from tunecast.model.value import Value
@@ -151,7 +151,7 @@ def origin_column(rows: Sequence[Forecast]) -> tuple[str, ...]:
 def verdict(forecast: Forecast) -> str:
     """fits, no, or tight with its probability; a dash when the card's usable memory is unknown."""
     if forecast.verdict == "tight" and forecast.fit_probability is not None:
-        return f"tight {forecast.fit_probability:.0%}"
+        return f"tight {chance_said(forecast.fit_probability)}"
     return forecast.verdict or DASH
 
 
@@ -224,7 +224,7 @@ CENTS = 0.1
 
 def verdict_words(forecast: Forecast) -> str:
     """The answer to "does it fit", with its probability."""
-    chance = "" if forecast.fit_probability is None else f" (probability {forecast.fit_probability:.0%})"
+    chance = "" if forecast.fit_probability is None else f" (probability {chance_said(forecast.fit_probability)})"
     likely = forecast.fit_probability is None or forecast.fit_probability >= LIKELY
     tight = "fits, but tightly" if likely else "may not fit"
     words = {"fits": "fits", "tight": tight, "no": "does not fit"}

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from tunecast.catalogs.prices import AGE_NOTE
 from tunecast.forecast_table import of_this, price_ages, span
+from tunecast.model.fits import chance_said
+from tunecast.recommendation import Picked
 from tunecast.run_line import checkpointing_word, field_words, sharding_words
 from tunecast.tables import dollars, duration, keep_whole, plain_table
 
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     from tunecast.model.market import Candidate, Rejected
     from tunecast.model.recommend import Relaxation
     from tunecast.model.value import Value
-    from tunecast.recommendation import Picked, Recommendation
+    from tunecast.recommendation import Recommendation
 
 RUNNERS_UP = 8
 """Losing cards that get a line of their own; the rest are counted by reason."""
@@ -33,6 +35,7 @@ def recommendation_report(found: Recommendation) -> list[RenderableType]:
     if found.front:
         parts.append(front_table(found))
         parts.append(balance_line(found))
+        parts += chance_lines(found)
         parts += [binding_line(relaxation) for relaxation in found.relaxations]
     losers = [rejected for rejected in found.rejected if rejected.candidate is not None]
     if losers:
@@ -43,6 +46,19 @@ def recommendation_report(found: Recommendation) -> list[RenderableType]:
     parts += [f"- {line}" for line in told(found)]
     parts += price_ages(forecasts)
     return parts
+
+
+def chance_lines(found: Recommendation) -> Iterable[str]:
+    """How likely the named plans keep a deadline and a budget, which they are ranked for by their values alone."""
+    for limit, keeps in (
+        (f"the deadline of {found.limits.deadline_h:g} h" if found.limits.deadline_h else "", Picked.keeps_deadline),
+        (f"${found.limits.budget_usd:,.2f}" if found.limits.budget_usd else "", Picked.keeps_budget),
+    ):
+        chances = [(picked, keeps(picked, found.limits)) for picked in named_picks(found) if limit]
+        names = ((marks(found, picked).replace("\n", " and "), chance) for picked, chance in chances)
+        words = [f"{name} {chance:.0%}" for name, chance in names if chance is not None]
+        if words:
+            yield f"Chance to keep {limit} by its own interval: {', '.join(words)}."
 
 
 def told(found: Recommendation) -> Iterable[str]:
@@ -117,7 +133,7 @@ def front_table(found: Recommendation) -> Table:
             marks(found, picked),
             f"{picked.candidate.num_gpus} x {forecast.gpu}\n{seller(picked.candidate)}",
             plan_words(picked.candidate, with_method=several),
-            f"{forecast.fit_probability:.0%}",
+            chance_said(forecast.fit_probability, found.limits.min_fit_confidence),
             f"{duration(forecast.total_time_h.value)}\n{duration_span(forecast.total_time_h)}",
             f"{dollars(forecast.cost_usd.value)}\n{span(forecast.cost_usd)}",
         )

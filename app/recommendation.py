@@ -35,6 +35,20 @@ class Picked:
         money = DASH if cost is None else f"{dollars(cost.value)} ({span(cost)})"
         return f"{self.candidate.num_gpus} x {self.candidate.target.id}: {told}, {money}"
 
+    def keeps_deadline(self, limits: Limits) -> float | None:
+        """Probability of it by the interval of the time; None without a deadline."""
+        return _chance(self.forecast.total_time_h, limits.deadline_h)
+
+    def keeps_budget(self, limits: Limits) -> float | None:
+        """Probability of it by the interval of the cost; None without a budget."""
+        return _chance(self.forecast.cost_usd, limits.budget_usd)
+
+
+def _chance(value: Value | None, limit: float | None) -> float | None:
+    from tunecast.model.value import chance_below
+
+    return None if value is None or limit is None else chance_below(value, limit)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recommendation:
@@ -115,11 +129,11 @@ class Recommendation:
             "global_batch": {"samples": self.batch.samples, "how": self.batch.how},
             "steps": self.steps,
             "limits": limits_to_dict(self.limits),
-            "cheapest": picked_to_dict(self.cheapest, full=True),
-            "fastest": picked_to_dict(self.fastest, full=True),
-            "balance": picked_to_dict(self.balance, full=True),
+            "cheapest": picked_to_dict(self.cheapest, self.limits, full=True),
+            "fastest": picked_to_dict(self.fastest, self.limits, full=True),
+            "balance": picked_to_dict(self.balance, self.limits, full=True),
             "balance_means": BALANCE,
-            "pareto": [picked_to_dict(picked, full=False) for picked in self.front],
+            "pareto": [picked_to_dict(picked, self.limits, full=False) for picked in self.front],
             "binding": [relaxation_to_dict(relaxation) for relaxation in self.relaxations],
             "rejected": [rejected_to_dict(rejected) for rejected in self.rejected],
             "combinations_screened": self.screened,
@@ -140,7 +154,7 @@ def limits_to_dict(limits: Limits) -> dict[str, Any]:
     }
 
 
-def picked_to_dict(picked: Picked | None, *, full: bool) -> dict[str, Any] | None:
+def picked_to_dict(picked: Picked | None, limits: Limits, *, full: bool) -> dict[str, Any] | None:
     """One plan; with its whole forecast (``tunecast.forecast/1``) if `full`."""
     from tunecast.model.forecast_json import forecast_to_dict
 
@@ -152,6 +166,8 @@ def picked_to_dict(picked: Picked | None, *, full: bool) -> dict[str, Any] | Non
     summary = {
         **plan_to_dict(candidate),
         "fit_probability": forecast.fit_probability,
+        "deadline_probability": picked.keeps_deadline(limits),
+        "budget_probability": picked.keeps_budget(limits),
         "time_h": finite(forecast.total_time_h),
         "cost_usd": finite(forecast.cost_usd),
         "step_time_s": finite(forecast.step_time_s),

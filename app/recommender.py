@@ -86,6 +86,8 @@ def with_more_gpus(search: Search, targets: Sequence[Target], choice: Choice) ->
     from tunecast.model.recommend import more_gpus
 
     most = search.job.counts[-1]
+    if search.gpus_fixed:
+        return choice
     takes_all = not choice.front or choice.fastest.num_gpus == most
     if not takes_all or search.job.batch.samples % (2 * most):
         return choice
@@ -178,11 +180,21 @@ def _search(
     from tunecast.model.amount import AMOUNTS
     from tunecast.model.layer_splits import INNER, gpus_per_copy
     from tunecast.model.market import Search
-    from tunecast.model.plans import BATCH_OPTIONS, Job, deals_out, global_batch, gpu_counts, refused_spreads
+    from tunecast.model.plans import (
+        BATCH_OPTIONS,
+        Job,
+        deals_out,
+        global_batch,
+        gpu_counts,
+        only_count,
+        refused_spreads,
+    )
+    from tunecast.model.read_numbers import whole_number
     from tunecast.model.resolve import ASSUMED, checked_method
 
     if options.get("num_gpus") == "auto":
         del options["num_gpus"]
+    bound = options.get("num_gpus") if max_gpus is None else None
     refuse_unscreened(options)
     asked = read_asked(model, with_tokenizer(model, options), as_stored=set(methods or ("qlora",)) == {"qlora"})
     around, saved = with_saves(around, asked)
@@ -194,7 +206,7 @@ def _search(
         raise InputError(f"--method {asked.options['method']} is not among --methods {','.join(methods)}; keep one.")
     inner = gpus_per_copy(asked.options, *INNER)
     most = max(DEFAULT_MAX_GPUS, asked.options.get("num_gpus") or 1) if max_gpus is None else max_gpus
-    counts = gpu_counts(most, inner)
+    counts = gpu_counts(most, inner) if bound is None else only_count(whole_number("num_gpus", bound), inner)
     total = global_batch(asked.options, counts, batch, inner=inner)
     usable = tuple(count for count in counts if deals_out(asked.options, count, total.samples))
     shared = {name: value for name, value in asked.options.items() if name not in (*BATCH_OPTIONS, "method")}
@@ -209,6 +221,11 @@ def _search(
     )
     uneven = [count for count in counts if count not in usable]
     notes = [*asked.notes, *saved]
+    if bound is not None:
+        notes.append(
+            f"--num-gpus {bound} binds: no other number of GPUs was tried; --max-gpus 8 beside it tries up to 8 at its "
+            "global batch"
+        )
     if uneven:
         words = ", ".join(map(str, uneven))
         notes.append(f"a global batch of {total.samples} does not divide over {words} GPUs: --global-batch changes it")
@@ -216,7 +233,15 @@ def _search(
     notes += refused_spreads(job)
     if shared.get("sharding") not in (None, "none") and inner in usable:
         notes.append(f"--sharding {shared['sharding']} is that of plans over several GPUs; one GPU shards nothing")
-    return Search(job=job, limits=limits, book=price_book(prices), around=around, amount=amount), tuple(notes)
+    search = Search(
+        job=job,
+        limits=limits,
+        book=price_book(prices),
+        around=around,
+        amount=amount,
+        gpus_fixed=bound is not None,
+    )
+    return search, tuple(notes)
 
 
 def refuse_unscreened(options: Mapping[str, Any]) -> None:
@@ -281,13 +306,14 @@ def _largest_note(search: Search, choice: Choice) -> tuple[str, ...]:
     """Said when the fastest plan takes as many GPUs as may be tried."""
     most = search.job.counts[-1]
     told = any(relaxation.limit == "--max-gpus" for relaxation in choice.relaxations)
-    if not choice.front or choice.fastest.num_gpus < most or told:
+    takes = f"all {most} GPUs that were tried" if most > 1 else "the one GPU that was tried"
+    if search.gpus_fixed or not choice.front or choice.fastest.num_gpus < most or told:
         return ()
     batch = search.job.batch.samples
     if batch % (2 * most):
         undivided = f"a global batch of {batch} does not divide over {2 * most}: --global-batch changes it"
-        return (f"the fastest plan takes all {most} GPUs that were tried, and {undivided}",)
-    return (f"the fastest plan takes all {most} GPUs that were tried: --max-gpus {2 * most} looks further",)
+        return (f"the fastest plan takes {takes}, and {undivided}",)
+    return (f"the fastest plan takes {takes}: --max-gpus {2 * most} looks further",)
 
 
 def _amount(job: Job) -> Amount:

@@ -142,10 +142,12 @@ def padded_by(amount: Amount, run: Run, options: Mapping[str, Any]) -> Amount:
 
 
 def _most_padded(run: Run, options: Mapping[str, Any]) -> float:
-    """Tokens with padding over those without, where a training file packs no rows and nothing says how long samples
-    are: the mean of the longest of a micro-batch over that of all, of lengths spread as `rows` takes them where their
-    mean alone is known (exponentially: the sum of 1 / k). 1 where rows are packed, end to end or of like lengths."""
-    padded = options.get(ROWS_PACKED) is False and not options.get("packing")
+    """Tokens with padding over those without, where a training file packs no rows, or samples are said to be padded,
+    and nothing says how long they are: the mean of the longest of a micro-batch over that of all, of lengths spread as
+    `rows` takes them where their mean alone is known (exponentially: the sum of 1 / k). 1 where rows are packed, end to
+    end or of like lengths."""
+    padded = bool(options.get("padding_mask")) or options.get(ROWS_PACKED) is False
+    padded = padded and not options.get("packing")
     if not padded or options.get(ROWS_FLAT) or options.get(ROWS_GROUPED):
         return 1.0
     return sum(1.0 / k for k in range(1, run.per_device_train_batch_size + 1))

@@ -20,6 +20,13 @@ LIKELY = 0.5
 """A way to share the work that is chosen for the user fits with at least this probability."""
 
 
+def chance_said(chance: float, bar: float = TIGHT_BELOW) -> str:
+    """A probability to fit in percent, with as many digits as keep it below a bar that it fails."""
+    if chance < bar <= round(chance, 2):
+        return f"{min(math.floor(1000.0 * chance), math.ceil(1000.0 * bar) - 1) / 10.0:g}%"
+    return f"{chance:.0%}"
+
+
 def memory_view(
     architecture: Architecture, run: Run, target: Target, factors: FactorSet, source: StepSource | None = None
 ) -> MemoryView:

@@ -12,7 +12,7 @@ from typing import Any
 
 from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.estimate import forecast
-from tunecast.model.fits import LIKELY, TIGHT_BELOW
+from tunecast.model.fits import LIKELY, TIGHT_BELOW, chance_said
 from tunecast.model.forecast import Forecast
 from tunecast.model.grouped import stacks_experts
 from tunecast.model.largest import changed, largest_that, run_fits
@@ -298,4 +298,4 @@ def suggestions(question: Question, target: Target) -> tuple[str, ...]:
 
 def _tightly(change: Change) -> str:
     """That a change leaves little room, with its probability."""
-    return "" if change.fit_probability >= TIGHT_BELOW else f" tightly ({change.fit_probability:.0%})"
+    return "" if change.fit_probability >= TIGHT_BELOW else f" tightly ({chance_said(change.fit_probability)})"

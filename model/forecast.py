@@ -67,6 +67,8 @@ class Forecast:
     offer: dict[str, Any] | None = None
     origins: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    alike_share: float = 1.0
+    """Time of a step over this one if samples that may be all alike are (`timing.share_without_padding`)."""
     amount_assumed: tuple[str, ...] = ()
     """What nobody said of the data, in words."""
     scaling: Scaling | None = None

@@ -14,7 +14,7 @@ from typing import Any
 from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.architecture import Architecture
 from tunecast.model.file_spread import with_dtypes
-from tunecast.model.fits import LIKELY, TIGHT_BELOW, fit_probability, memory_view
+from tunecast.model.fits import LIKELY, TIGHT_BELOW, chance_said, fit_probability, memory_view
 from tunecast.model.on_device import resolve_for, target_factors
 from tunecast.model.question import Question
 from tunecast.model.read_numbers import whole_number
@@ -140,7 +140,7 @@ def question_that_fits(question: Question, target: Target, dimension: str) -> tu
         )
     if found < least:
         chance = chance_to_fit(question.architecture, held, target, question.source)
-        words = "does not fit" if chance < LIKELY else f"fits only tightly (probability {chance:.0%})"
+        words = "does not fit" if chance < LIKELY else f"fits only tightly (probability {chance_said(chance)})"
         return smallest, f"--{flag} {least} {words} on {target.id}" + (" either" if chance < LIKELY else "")
     origins = {**question.option_origins, dimension: "searched"}
     largest = "largest" if step == 1 else f"largest multiple of {step}"

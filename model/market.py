@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import islice
+from itertools import islice, pairwise
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from tunecast.model.engine import Screen, screen
 from tunecast.model.engine_memory import Flags
 from tunecast.model.estimate import forecast
 from tunecast.model.factors_io import factor_set_from_record
-from tunecast.model.fits import TIGHT_BELOW
+from tunecast.model.fits import TIGHT_BELOW, chance_said
 from tunecast.model.grouped import check_experts
 from tunecast.model.largest import chance_to_fit
 from tunecast.model.on_device import check_kernels, job_factors, target_factors
@@ -53,6 +53,9 @@ was 9% short of the forecast at most (`engine_memory`), and 80% intervals end 16
 MOST_ASKED = 6
 """Plans of one method on one card that the screen doubts and whose own forecast of memory is asked for, a tenth of a
 second each."""
+UNSURE_BANDS = (0.5, 0.8)
+"""Probabilities to fit between which plans that are not sure enough are priced apart: the fastest of them all may be
+the least sure, and a surer one be nearly as good."""
 OFFERS_TRIED = 3
 """Offers of one card, purchase kind and number of GPUs whose whole run is computed, cheapest per hour first, where they
 differ in little else."""
@@ -118,6 +121,8 @@ class Search:
     amount: Amount
     """Of every plan: all keep the batch. How sure the length of rows is
     differs with the micro-batch (`work_for`)."""
+    gpus_fixed: bool = False
+    """Whether the user said how many GPUs, and no other number is tried."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -189,8 +194,9 @@ def _survey_card(
     sure = roomy & timed & (fit >= search.limits.min_fit_confidence)
     found = list(priced(search, plans, screened, device, target, sure, fit))
     market.candidates += found
-    unsure = roomy & timed & ~sure
-    market.unsure += priced(search, plans, screened, device, target, unsure, fit)
+    for least, most in pairwise((0.0, *UNSURE_BANDS, search.limits.min_fit_confidence)):
+        unsure = roomy & timed & ~sure & (fit >= least) & (fit < most)
+        market.unsure += priced(search, plans, screened, device, target, unsure, fit)
     untimed = roomy & ~timed & (fit >= search.limits.min_fit_confidence)
     if untimed.any() and not sure.any():
         market.without[target.id] = not_timed(target, plans[int(np.flatnonzero(untimed)[0])], search)
@@ -295,13 +301,15 @@ def whole_of(
     on_demand: Price | None = None,
     *,
     forward_frac: float,
+    alike_share: float = 1.0,
 ) -> WholeRun:
     """Time and money of the whole run on one offer; an interruptible one with its interruptions. `forward_frac` is the
-    forward pass over the whole step, in time."""
+    forward pass over the whole step, in time, `alike_share` a step of samples all alike over it."""
     options = replace(search.around, spot=price.offer.get("price_type") == "spot")
     rates = rates_of(target, tuple(options.phase_rate.items()))
     terms = rented(price, options, rates, on_demand=on_demand, machines=run.machines)
     work = work_for(search, run, target.platform, forward_frac)
+    work = replace(work, least=work.least * alike_share)
     return whole_run(work, step_s, options=options, rates=rates, terms=terms)
 
 
@@ -378,7 +386,8 @@ def not_bought(target: Target, counts: Sequence[int], surest: float, search: Sea
     """A card that fits, but not surely enough, or that nobody offers in the number it takes."""
     limits = search.limits
     if not counts:
-        detail = f"fits with probability {surest:.0%}, below {limits.min_fit_confidence:.0%}"
+        least = limits.min_fit_confidence
+        detail = f"fits with probability {chance_said(surest, least)}, below {least:.0%}"
         return Rejected(gpu=target.id, reason="fit not sure", detail=detail)
     return not_sold(target, counts, search)
 

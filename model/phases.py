@@ -189,11 +189,14 @@ def saves_asked(work: Work, options: WholeRunOptions) -> float:
 
 
 def kept_checkpoints(work: Work, options: WholeRunOptions) -> float:
-    """Checkpoints on the disk at the end: those asked for, up to ``save_total_limit``; against interruptions one."""
+    """Checkpoints on the disk at the end: those asked for, up to ``save_total_limit`` of every run
+    and trial; against interruptions one."""
     if options.save_steps is None:
         return 1.0 if options.spot else 0.0
-    asked = saves_asked(work, options)
-    return asked if options.save_total_limit is None else min(asked, options.save_total_limit)
+    limit = math.inf if options.save_total_limit is None else options.save_total_limit
+    of_one = -(-work.steps // options.save_steps)
+    stopped = min(of_one * options.early_stopping_fraction, limit)
+    return options.repeats * (min(of_one, limit) + (options.trials - 1) * stopped)
 
 
 def checkpoints(work: Work, step_s: Value, rates: Rates, options: WholeRunOptions) -> Phase | None:

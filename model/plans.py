@@ -81,6 +81,16 @@ def gpu_counts(most: int, inner: int = 1) -> tuple[int, ...]:
     return tuple(sorted(doubled | between))
 
 
+def only_count(asked: int, inner: int = 1) -> tuple[int, ...]:
+    """The number of GPUs that is asked for, alone; raises InputError where copies of `inner` GPUs do not fill it."""
+    check_sizes({"num_gpus": asked})
+    if asked % inner:
+        raise InputError(
+            f"--num-gpus is {asked}, but one copy of the model takes {inner} GPUs; use a multiple of {inner}."
+        )
+    return (asked,)
+
+
 def global_batch(
     options: Mapping[str, Any], counts: Sequence[int], asked: int | None = None, *, inner: int = 1
 ) -> GlobalBatch:
@@ -96,7 +106,8 @@ def global_batch(
     if not given:
         copies = 1 << ((counts[-1] // inner).bit_length() - 1)
         who = f"{copies} GPUs" if inner == 1 else f"{copies} copies of the model"
-        how = f"the smallest in which each of {who} gets a sample; --global-batch N sets it"
+        least = f"the smallest in which each of {who} gets a sample" if copies > 1 else "one sample a step"
+        how = f"{least}; --global-batch N sets it"
         return GlobalBatch(samples=copies, how=how)
     words = " x ".join(f"--{name.replace('_', '-')} {value}" for name, value in given.items())
     sharding = options.get("sharding")

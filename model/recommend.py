@@ -118,13 +118,13 @@ def rejection(gpu: str, own: Sequence[Candidate], front: Sequence[Candidate], li
         detail = f"beaten by {named(winner)}: {margin(saved, sooner)}"
         return Rejected(gpu=gpu, reason="dominated", detail=detail, candidate=best)
     in_no_time = not any(in_time(c, limits) for c in own)
-    past = f"{hours(fastest.time_h)} at least, past {hours(limits.deadline_h or 0.0)}"
+    past = f"{hours_over(fastest.time_h, limits.deadline_h or 0.0)} at best, past {hours(limits.deadline_h or 0.0)}"
     if not any(in_budget(c, limits) for c in own):
         quick = [c for c in own if in_time(c, limits)]
         told = min(quick, key=lambda c: (c.usd, c.time_h)) if quick else cheapest
         late = f", and {past}" if in_no_time else ""
         soon = " in time" if quick and limits.deadline_h is not None else ""
-        detail = f"${told.usd:,.2f} at least{soon}, over ${limits.budget_usd:,.2f}{late}"
+        detail = f"{dollars_up(told.usd)} at best{soon}, over ${limits.budget_usd:,.2f}{late}"
         return Rejected(gpu=gpu, reason="over budget", detail=detail, candidate=told)
     if in_no_time:
         return Rejected(gpu=gpu, reason="past deadline", detail=past, candidate=fastest)
@@ -161,7 +161,7 @@ def _more_budget(market: Market, front: Sequence[Candidate], limits: Limits) -> 
     return Relaxation(
         limit="--budget",
         now=f"${limits.budget_usd:,.2f}",
-        needed=f"${best.usd:,.2f}",
+        needed=dollars_up(best.usd),
         buys=_gain(best, front),
         candidate=best,
         effort=best.usd / limits.budget_usd,
@@ -175,11 +175,10 @@ def _more_time(market: Market, front: Sequence[Candidate], limits: Limits) -> Re
     if not able:
         return None
     best = min(able, key=lambda c: (c.time_h, c.usd))
-    now, needed = hours(limits.deadline_h), hours(best.time_h)
     return Relaxation(
         limit="--deadline",
-        now=now,
-        needed=needed if needed != now else f"{60.0 * (best.time_h - limits.deadline_h):.2g} min more",
+        now=hours(limits.deadline_h),
+        needed=hours_over(best.time_h, limits.deadline_h),
         buys=_gain(best, front),
         candidate=best,
         effort=best.time_h / limits.deadline_h,
@@ -260,6 +259,17 @@ def named(candidate: Candidate) -> str:
     return f"{candidate.num_gpus} x {candidate.target.id}"
 
 
+def dollars_up(usd: float) -> str:
+    """An amount that is above a limit, rounded up so that it still is."""
+    return f"${math.ceil(round(100.0 * usd, 6)) / 100.0:,.2f}"
+
+
+def hours_over(value_h: float, limit_h: float) -> str:
+    """A length above a limit in words, that by which it is above where both have the same."""
+    said = hours(value_h)
+    return said if said != hours(limit_h) else f"{HOUR_S / MINUTE_S * (value_h - limit_h):.2g} min more"
+
+
 def hours(value_h: float) -> str:
     """A length in words: seconds below a minute, minutes below an hour, days from four on."""
     if value_h < MINUTE_S / HOUR_S:
@@ -296,6 +306,7 @@ def full_forecast(question: Question, search: Search, candidate: Candidate) -> F
         candidate.price,
         _on_demand(search, candidate),
         forward_frac=forward_frac(search, result.run, candidate.target),
+        alike_share=result.alike_share,
     )
     network_given = question.options.get("internode_gbps") is not None
     told = notes_of_offer(result, candidate.price.offer, network_given=network_given)

@@ -39,7 +39,7 @@ from tunecast.model.read_numbers import as_number
 from tunecast.model.resolve import ASSUMED
 from tunecast.model.row_lengths import LIKELY, Rows, filled, longest_row, waited_for, whole
 from tunecast.model.run import Run
-from tunecast.model.sample_lengths import equal_parts, lengths_at, likely_lengths
+from tunecast.model.sample_lengths import equal_parts, lengths_at, likely_lengths, stretched_longest
 from tunecast.model.stacks import built_stack, ignores_padding, keeps_samples_apart
 
 if TYPE_CHECKING:
@@ -220,11 +220,26 @@ def unpacked_rows(run: Run, options: Mapping[str, Any]) -> Rows | None:
     how = f"{rows.how}; of lengths only the mean is known, so they are assumed to be spread exponentially"
     if batch * run.dp == 1:
         return replace(rows, how=how)
-    alike = filled(mean, run)
+    alike, unlike = filled(mean, run), _most_unlike(run, mean)
     if group and batch * run.dp < group:  # one micro-step in each group may have samples of both kinds
-        most = min(most, filled(mean + run.max_length * batch * run.dp / group, run))
-    ends = f"the interval of the whole run, not that of a step, goes from rows of {alike}, all alike, to {most}"
-    return replace(rows, how=f"{how}; {ends}", shortest=alike, longest=max(most, whole(waited.mean())))
+        unlike = min(unlike, filled(mean + run.max_length * batch * run.dp / group, run))
+    unlike = max(unlike, whole(waited.mean()))
+    ends = (
+        f"the interval of the whole run, not that of a step, goes from rows of {alike}, all alike, to {unlike}, of "
+        "lengths far more unlike than that"
+    )
+    return replace(rows, how=f"{how}; {ends}", shortest=alike, longest=unlike)
+
+
+def _most_unlike(run: Run, mean: float) -> int:
+    """Tokens of the rows that a job waits for, of samples whose lengths are as unlike as is assumed possible."""
+    import numpy as np
+
+    own, of_all = (
+        np.array([stretched_longest(of, mean, run.max_length, run.pad_to_multiple_of)])
+        for of in (run.per_device_train_batch_size, run.per_device_train_batch_size * run.dp)
+    )
+    return whole(waited_for(own, of_all, run)[0])
 
 
 def _samples_asked(options: Mapping[str, Any], mean: float) -> float | None:

@@ -99,6 +99,7 @@ def owned(
     return Terms(
         usd_per_h=0.0,
         provider="owned",
+        machines=machines,
         billing=Billing(granularity_s=0.0, minimum_s=0.0, origin="cli", source="--owned"),
         storage_usd_per_gb_month=options.storage_usd_per_gb_month or 0.0,
         egress_usd_per_gb=options.egress_usd_per_gb or 0.0,

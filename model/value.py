@@ -44,6 +44,20 @@ def lognormal(value: float, log_sd: float) -> Value:
     return Value(value=value, low=value / spread, high=value * spread)
 
 
+def chance_below(value: Value, limit: float) -> float:
+    """Probability that the quantity is at most `limit`: log-normal on either side of the value, with that side's width.
+
+    0.5 at the value itself; 0 or 1 where nothing is unsure.
+    """
+    if limit <= 0.0:
+        return 0.0
+    side = value.high / value.value if limit >= value.value else value.value / value.low
+    away = math.log(limit / value.value)
+    if side <= 1.0:
+        return 1.0 if away >= 0.0 else 0.0
+    return 0.5 * (1.0 + math.erf(away * Z80 / math.log(side) / math.sqrt(2.0)))
+
+
 def at_least_to(high: float, value: Value) -> Value:
     """The same value, its interval reaching up to `high` if it does not."""
     return Value(value=value.value, low=value.low, high=max(value.high, high))

@@ -219,7 +219,7 @@ def disk_bytes(work: Work, rates: Rates, options: WholeRunOptions, machines: int
     merged = work.merged_bytes if merges(work, options) else 0.0
     exported = exported_bytes(work, options) if options.export is not None else 0.0
     begun_from = 0.0 if options.from_scratch else work.download_bytes
-    return machines * (begun_from + data) + work.model_bytes + kept + merged + exported
+    return machines * (begun_from + data) + work.model_bytes * options.repeats + kept + merged + exported
 
 
 def _energy(whole: WholeRun, terms: Terms) -> tuple[Value, float | None]:

@@ -7,6 +7,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from tunecast.catalogs.errors import TunecastError
+from tunecast.model.fits import chance_said
 from tunecast.report import charts, words
 from tunecast.report.write import MISSING
 from tunecast.tables import DASH, dollars, duration
@@ -113,7 +114,7 @@ def detail(forecast: Forecast, markup: Any, *, recommended: bool = False) -> dic
         "option": f"recommended: {row['gpu']}" if recommended else row["gpu"],
         "bound_by": forecast.bound_by,
         "moment": forecast.memory.peak_moment,
-        "probability": DASH if forecast.fit_probability is None else f"{forecast.fit_probability:.0%}",
+        "probability": DASH if forecast.fit_probability is None else chance_said(forecast.fit_probability),
         "phases": words.phase_lines(forecast),
         "memory_chart": markup(charts.memory_bar(forecast, f"m-{key}")),
         "phases_chart": markup(charts.phases_bar(forecast, f"p-{key}")),

@@ -7,7 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from tunecast.forecast_table import verdict
-from tunecast.model.fits import LIKELY
+from tunecast.model.fits import LIKELY, chance_said
 from tunecast.model.value import total
 from tunecast.report.charts import plan_name, span, time_span
 from tunecast.run_line import checkpointing_word, run_line, sharding_words
@@ -41,7 +41,7 @@ def answer(report: Report) -> str:
         return f"It does not fit {plan_name(best)}: {need_words(best)}; time and cost below are as if it did."
     if best.verdict == "tight" and best.fit_probability is not None:
         likely = "It fits, but tightly" if best.fit_probability >= LIKELY else "It may not fit"
-        return f"{likely} (probability {best.fit_probability:.0%}): {plan_words(best)}."
+        return f"{likely} (probability {chance_said(best.fit_probability)}): {plan_words(best)}."
     return f"{VERDICT_WORDS.get(best.verdict or '', 'Perhaps it fits')}: {plan_words(best)}."
 
 

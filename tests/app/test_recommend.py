@@ -16,7 +16,7 @@ from tunecast import estimate, recommend
 from tunecast.catalogs.errors import InputError, NotSupportedError, UnknownNameError
 from tunecast.cli.program import program
 from tunecast.model.recommend import WORTH, margin
-from tunecast.recommend_table import plan_words
+from tunecast.recommend_table import chance_lines, plan_words
 from tunecast.recommendation import Recommendation
 
 MODEL = "Qwen/Qwen2.5-0.5B"
@@ -322,6 +322,66 @@ def test_all_offers_of_a_70b_are_searched_without_heavy_imports() -> None:
     assert heavy.strip() == "[]"
     assert int(front) >= 3
     assert int(front) + int(rejected) >= 76
+
+
+def test_a_number_of_gpus_that_is_asked_for_is_the_only_one() -> None:
+    """``--max-gpus`` beside it asks for others too, which keep its global batch."""
+    asked: dict[str, Any] = {"method": "lora", "tokens": "10M", "gpu": CARDS, "global_batch": 8}
+    only = recommend("meta-llama/Llama-3.1-8B", num_gpus=2, **asked)
+    assert {picked.candidate.num_gpus for picked in only.front} == {2}
+    assert {each.candidate.num_gpus for each in only.rejected if each.candidate is not None} <= {2}
+    assert any(note.startswith("--num-gpus 2 binds") for note in only.notes)
+    wider = recommend("meta-llama/Llama-3.1-8B", num_gpus=2, max_gpus=8, **asked)
+    assert {picked.candidate.num_gpus for picked in wider.front} > {2}
+    with pytest.raises(InputError, match="--num-gpus is 6, but one copy of the model takes 4 GPUs"):
+        recommend("meta-llama/Llama-3.1-8B", num_gpus=6, tp=4, **asked)
+
+
+def test_the_chance_to_keep_a_limit_is_told_by_the_plans_own_interval() -> None:
+    asked: dict[str, Any] = {"method": "lora", "tokens": "10M", "gpu": "l40s-48gb", "max_gpus": 1}
+    (picked,) = recommend("meta-llama/Llama-3.1-8B", **asked).front
+    time = picked.forecast.total_time_h
+    assert time is not None
+    for hours, low, high in ((time.value * 1.001, 0.5, 0.52), (time.high, 0.899, 0.901)):
+        found = recommend("meta-llama/Llama-3.1-8B", deadline=hours, **asked)
+        chance = found.front[0].keeps_deadline(found.limits)
+        assert chance is not None
+        assert low <= chance <= high
+        (told,) = [line for line in chance_lines(found) if "deadline" in line]
+        assert f"{chance:.0%}" in told
+        assert found.to_dict()["cheapest"]["deadline_probability"] == chance
+        assert found.to_dict()["cheapest"]["budget_probability"] is None
+    assert not list(chance_lines(recommend("meta-llama/Llama-3.1-8B", **asked)))
+
+
+def test_the_least_confidence_that_helps_is_looked_for_among_slower_plans_too() -> None:
+    """The fastest plans that are not sure enough may be the least sure: what is said to be needed is the surest's."""
+    asked: dict[str, Any] = {"method": "full", "tokens": "10M", "max_gpus": 4, "gpu": ("a100-sxm4-40gb", "l40s-48gb")}
+    (told,) = [each for each in recommend("meta-llama/Llama-3.1-8B", **asked).relaxations if "fit" in each.limit]
+    needed = float(told.needed.rstrip("%")) / 100
+    assert needed > 0.85
+    less = recommend("meta-llama/Llama-3.1-8B", min_fit_confidence=needed, **asked)
+    assert less.cheapest is not None
+    assert less.cheapest.candidate.usd == pytest.approx(told.candidate.usd)
+
+
+def test_samples_that_may_be_alike_need_no_mask_in_a_plan_either() -> None:
+    """The low end of a plan's time is that of the same estimate."""
+    rows: dict[str, Any] = {"num_samples": 2000, "mean_tokens": 300, "max_length": 1024, "packing": False}
+    found = recommend(
+        "meta-llama/Llama-3.1-8B", gpu="rtx-4090-24gb", method="qlora", global_batch=4, max_gpus=1, **rows
+    )
+    for picked in found.front:
+        run = picked.forecast.run
+        (same,) = estimate(
+            "meta-llama/Llama-3.1-8B", gpu="rtx-4090-24gb", method="qlora", **rows,
+            per_device_train_batch_size=run.per_device_train_batch_size,
+            gradient_accumulation_steps=run.gradient_accumulation_steps,
+            gradient_checkpointing=run.gradient_checkpointing,
+        )  # fmt: skip
+        assert same.total_time_h is not None
+        assert picked.forecast.total_time_h is not None
+        assert picked.forecast.total_time_h.low == pytest.approx(same.total_time_h.low, rel=1e-6)
 
 
 def test_groups_of_shards_are_told_and_kept() -> None:

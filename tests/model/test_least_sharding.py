@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import tunecast
-from tunecast.model.fits import TIGHT_BELOW
+from tunecast.model.fits import TIGHT_BELOW, chance_said
 
 LLAMA_70B = "meta-llama/Llama-3.1-70B"
 
@@ -56,3 +56,25 @@ def test_enough_gpus_for_a_deadline_are_found_though_whole_weights_hardly_fit() 
     assert found.total_time_h is not None
     assert found.total_time_h.value <= 1.0
     assert found.verdict == "fits"
+
+
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_torchtune_has_no_deepspeed_nor_copies(method: str) -> None:
+    """Its recipes for several GPUs are FSDP's (recipes/full_finetune_distributed.py, lora_finetune_distributed.py)."""
+    (found,) = tunecast.estimate(
+        "meta-llama/Llama-3.1-8B", gpu="a100-sxm4-80gb", method=method, num_gpus=8, stack="torchtune"
+    )
+    assert found.run.sharding == "fsdp"
+    searched = tunecast.recommend("meta-llama/Llama-3.1-70B", method="lora", stack="torchtune", tokens="1M", gpu="h200")
+    assert {picked.forecast.run.pp for picked in searched.front} == {1}
+
+
+@pytest.mark.parametrize(
+    ("chance", "bar", "said"),
+    [
+        (0.8950, 0.9, "89.5%"), (0.89999, 0.9, "89.9%"), (0.9, 0.9, "90%"), (0.9049, 0.9, "90%"), (0.72, 0.9, "72%"),
+        (0.996, 0.9, "100%"), (0.4962, 0.5, "49.6%"), (0.949, 0.95, "94.9%"),
+    ],
+)  # fmt: skip
+def test_a_chance_below_the_bar_does_not_read_as_the_bar(chance: float, bar: float, said: str) -> None:
+    assert chance_said(chance, bar) == said

@@ -18,11 +18,12 @@ from tunecast.model import dataset
 from tunecast.model.amount import resolve_amount
 from tunecast.model.architectures import load_architecture
 from tunecast.model.estimate import forecast
+from tunecast.model.flat_rows import MOST_UNEVEN
 from tunecast.model.forecast import Forecast
 from tunecast.model.question import Question
 from tunecast.model.rows import held_run, likely_longest, unpacked_rows
 from tunecast.model.run import Run
-from tunecast.model.sample_lengths import longest_of, scale_of
+from tunecast.model.sample_lengths import STRETCH, longest_of, scale_of, stretched_longest
 from tunecast.model.target import resolve_targets
 from tunecast.model.whole_run_options import split_whole_run
 
@@ -188,12 +189,16 @@ def test_rows_of_unknown_lengths_widen_the_whole_run_as_told_and_no_step(amount:
     masked = (
         guessed.step_time_s.value / free.step_time_s.value
     )  # alike samples need no mask, and wait for no longer one
-    ends = 2048 / padded_length(500, 2048, 4), masked * padded_length(500, 2048, 4) / 500
+    unlike = round(stretched_longest(4, 500, 2048))
+    assert padded_length(500, 2048, 4) < unlike < 4 * 500, "no longest of four is above their sum, in the mean"
+    ends = unlike / padded_length(500, 2048, 4), masked * padded_length(500, 2048, 4) / 500
     assert [math.log(end) for end in total] == pytest.approx(
         [math.hypot(math.log(own), math.log(end)) for own, end in zip(step, ends, strict=True)], rel=1e-3
     )
     (told,) = [note for note in guessed.notes if "all alike" in note]
-    assert "the interval of the whole run, not that of a step, goes from rows of 500, all alike, to 2048" in told
+    assert (
+        f"the interval of the whole run, not that of a step, goes from rows of 500, all alike, to {unlike}, of" in told
+    )
 
 
 @pytest.mark.parametrize(("mean", "batch"), [(620, 8), (100, 4), (1900, 2)])
@@ -205,6 +210,20 @@ def test_of_a_mean_alone_the_longest_is_that_of_random_exponential_lengths(mean:
     assert longest_of(batch, mean, 2048) == pytest.approx(expected, rel=0.02)
     assert longest_of(1, mean, 2048) == mean
     assert longest_of(batch, 2048, 2048) == 2048
+
+
+@pytest.mark.parametrize(("mean", "cut", "batch"), [(900, 16384, 2), (900, 4096, 32), (100, 2048, 1), (1900, 2048, 8)])
+def test_the_most_unlike_lengths_have_that_mean_and_twice_the_mean_square(mean: float, cut: int, batch: int) -> None:
+    """Seeded draws of exponential lengths to a power; no longest is above the sum of its micro-batch in the mean."""
+    draws = np.random.default_rng(5).exponential(1.0, (400_000, batch)) ** STRETCH
+    uncut = draws / math.gamma(1 + STRETCH)
+    assert np.mean(uncut**2) == pytest.approx(MOST_UNEVEN, rel=0.1)
+    scale = min(np.geomspace(mean / 2, 300 * mean, 500), key=lambda s: abs(np.minimum(uncut * s, cut).mean() - mean))
+    expected = np.minimum(uncut * scale, cut).max(axis=1).mean()
+    found = stretched_longest(batch, mean, cut)
+    assert found == pytest.approx(expected, rel=0.03)
+    assert longest_of(batch, mean, cut) * 0.99 <= found <= min(batch * mean * 1.01, cut)
+    assert stretched_longest(batch, mean, cut, 64) >= found
 
 
 def test_what_is_assumed_of_the_data_widens_time_and_cost(tmp_path: Path) -> None:
@@ -226,14 +245,15 @@ def test_what_is_assumed_of_the_data_widens_time_and_cost(tmp_path: Path) -> Non
 
 
 def test_rows_of_samples_of_which_only_the_mean_is_known_may_all_be_alike() -> None:
-    """The interval holds what rows of the mean's length take, and what rows of the cut take."""
+    """The interval holds what rows of the mean's length take, and what those of far more unlike samples take."""
     shared: dict[str, Any] = {"max_length": 2048, "num_samples": 1000, "per_device_train_batch_size": 8}
     found = ask(**shared, mean_tokens=620, packing=False, train_only=True)
     alike = ask(**{**shared, "max_length": 620}, mean_tokens=620, packing=False, train_only=True)
     assert found.total_time_h is not None
     assert alike.total_time_h is not None
     assert found.total_time_h.low <= alike.total_time_h.value < found.total_time_h.value < found.total_time_h.high
-    assert any("rows of" in words and "(620 to 2048)" in words for words in found.amount_assumed)
+    ends = f"(620 to {round(stretched_longest(8, 620, 2048))})"
+    assert any("rows of" in words and ends in words for words in found.amount_assumed)
     assert ask(**shared, mean_tokens=620).amount_assumed == ("one sample a row", *found.amount_assumed)
     assert ask(**shared, mean_tokens=620, packing=True).amount_assumed == ()
 

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+import tunecast
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -116,6 +118,30 @@ def test_the_disk_holds_every_checkpoint_unless_some_go(options: dict[str, Any],
     whole = run(**held, **options)
     months = (whole.total_time_h.value + 30 * 24) / 730
     assert whole.cost_parts_usd["storage"] == pytest.approx(0.1 * months * (16.0 + 0.2 + 0.6 * kept))
+
+
+@pytest.mark.parametrize(
+    ("options", "kept", "models"),
+    [
+        ({"repeats": 3}, 3 * 4, 3), ({"repeats": 3, "save_total_limit": 4}, 3 * 4, 3),
+        ({"repeats": 3, "save_total_limit": 1}, 3, 3), ({"trials": 10}, 4 + 9 * 2, 1),
+        ({"trials": 10, "save_total_limit": 2}, 2 + 9 * 2, 1), ({"trials": 10, "save_total_limit": 1}, 10, 1),
+    ],
+)  # fmt: skip
+def test_every_repeat_and_trial_keeps_checkpoints_of_its_own(options: dict[str, Any], kept: int, models: int) -> None:
+    """A limit deletes the older ones of the same output folder; a trial that is stopped half-way saved half of them."""
+    stopped = {"early_stopping_fraction": 0.5} if "trials" in options else {}
+    held = {"price": user_price(1.0, 1), "storage_usd_per_gb_month": 0.1, "keep_days": 30, "save_steps": 300}
+    whole = run(**held, phase_min=["checkpoints=1"], **options, **stopped)
+    months = (whole.total_time_h.value + 30 * 24) / 730
+    assert whole.cost_parts_usd["storage"] == pytest.approx(0.1 * months * (16.0 + 0.2 * models + 0.6 * kept))
+
+
+def test_machines_of_ones_own_have_a_disk_each_as_rented_ones() -> None:
+    asked = {"gpu": "h100-sxm5-80gb", "tokens": "10M", "num_gpus": 32, "keep_days": 30, "storage_usd_per_gb_month": 1}
+    (mine,) = tunecast.estimate("Qwen/Qwen3-0.6B", **asked, owned=True, electricity_usd_per_kwh=0.3)
+    (rented_,) = tunecast.estimate("Qwen/Qwen3-0.6B", **asked, usd_per_gpu_hour=2)
+    assert mine.whole_run.cost_parts_usd["storage"] == pytest.approx(rented_.whole_run.cost_parts_usd["storage"], rel=0.01)
 
 
 @pytest.mark.parametrize(
