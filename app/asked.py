@@ -191,6 +191,9 @@ BY_PEFT = ("axolotl", "llama-factory", "trl")
 """Formats whose frameworks hand names of modules to PEFT."""
 
 
+SAVES_NOTHING = "--save-total-limit says how many checkpoints stay, and none is written: add --save-steps N"
+
+
 def with_saves(around: WholeRunOptions, asked: Asked) -> tuple[WholeRunOptions, tuple[str, ...]]:
     """What is around the run, with the checkpoints that its training file asks for where nobody typed how often, and a
     note; without an amount of data no step is counted."""
@@ -203,7 +206,8 @@ def with_saves(around: WholeRunOptions, asked: Asked) -> tuple[WholeRunOptions, 
         return replace(around, save_total_limit=limit), ()
     steps = asked.saves.get("save_steps")
     if steps is None or around.checkpoint_interval_min is not None:
-        return around, ()
+        idle = around.save_total_limit is not None and around.checkpoint_interval_min is None
+        return around, (SAVES_NOTHING,) if idle else ()
     note = f"Checkpoints every {steps:,} steps are counted, as the file asks for; --save-steps N counts others."
     return replace(around, save_steps=steps, save_total_limit=limit), (note,)
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tunecast.model.curve_names import kind_of
 from tunecast.model.units import KILO
 from tunecast.model.value import Z80
 from tunecast.sweep_result import Bar, Sweep, Told, chosen_metric, reported
@@ -17,6 +16,7 @@ from tunecast.tables import count
 if TYPE_CHECKING:
     from tunecast.model.factors import FactorSet
     from tunecast.model.forecast import Forecast
+    from tunecast.model.operation import Operation
     from tunecast.model.question import Question
     from tunecast.model.target import Target
 
@@ -143,13 +143,15 @@ def _rate_ends(question: Question, target: Target, base: Forecast) -> list[Ends]
     """Every kind of operation that takes time, over the 80% interval of its rate; then the scalar factors."""
     from tunecast.model.on_device import job_factors
     from tunecast.model.priors import load_priors
+    from tunecast.model.slowest_stage import timed_operations
 
     factors = job_factors(target, base.architecture, base.run, question.options)
+    operations = timed_operations(
+        base.architecture, base.run, factors, platform=target.platform, source=question.source
+    )
     ends = []
     for kind in KINDS:
-        log_sd = math.hypot(
-            curves_log_sd(factors, kind, base.run.compute_dtype), fitted_log_sd(factors, f"scale.{kind}")
-        )
+        log_sd = math.hypot(curves_log_sd(factors, operations, kind), fitted_log_sd(factors, f"scale.{kind}"))
         if log_sd > 0 and base.time_parts_s.get(kind):
             spread = math.exp(Z80 * log_sd)
             labels = (f"{1 / spread:.2f} x its time", f"{spread:.2f} x its time")
@@ -180,12 +182,25 @@ def _rate_ends(question: Question, target: Target, base: Forecast) -> list[Ends]
     return ends
 
 
-def curves_log_sd(factors: FactorSet, kind: str, dtype: str) -> float:
-    """How unsure the rates of a kind of operation are, the most of its curves: those of the run's dtype where there
-    are any, since a record of few products in fp32 says nothing of a run in bf16."""
-    curves = {name: curve.log_sd for name, curve in factors.curves.items() if kind_of(name) == kind}
-    own = [log_sd for name, log_sd in curves.items() if dtype in name.split(".")]
-    return max(own or curves.values(), default=0.0)
+def curves_log_sd(factors: FactorSet, operations: Sequence[Operation], kind: str) -> float:
+    """How unsure the time of the run's own operations of a kind is by the curves that they follow, as a standard
+    deviation of its logarithm; 0 where there are none."""
+    import numpy as np
+
+    from tunecast.model.curve_names import curve_key, find_curve, kind_of
+    from tunecast.model.curves import columns, seconds
+
+    by_curve: dict[str, list[Operation]] = {}
+    for operation in operations:
+        if kind_of(key := curve_key(operation)) == kind:
+            by_curve.setdefault(key, []).append(operation)
+    total_s = variance = 0.0
+    for key, alike in by_curve.items():
+        timed = seconds(find_curve(key, factors), columns(alike))
+        each_s = timed.seconds * np.array([operation.count for operation in alike])
+        total_s += float(each_s.sum())
+        variance += timed.sum_variance(each_s)
+    return math.sqrt(variance) / total_s if total_s else 0.0
 
 
 def fitted_log_sd(factors: FactorSet, param: str) -> float:

@@ -55,7 +55,7 @@ def _techniques(ask: Ask, base: Forecast) -> list[tuple[str, Mapping[str, Any], 
         ("4 x accumulation", {"gradient_accumulation_steps": run.gradient_accumulation_steps * 4}, plain),
     ]  # fmt: skip
     gpus = max(run.num_gpus, 8)
-    for sharding in ("ddp", "zero2", "zero3", "fsdp"):
+    for sharding in ("ddp", "zero1", "zero2", "zero3", "fsdp"):
         out.append((f"{gpus} GPUs, {sharding}", {"num_gpus": gpus, "sharding": sharding}, plain))
     out.append((f"{gpus} GPUs, fsdp, communication hidden (YaFSDP's aim)",
                 {"num_gpus": gpus, "sharding": "fsdp"}, {EXPOSED: 0.0}))  # fmt: skip

@@ -304,8 +304,8 @@ def _check(options: WholeRunOptions) -> None:
 
 def _check_train_only(options: WholeRunOptions) -> None:
     """What would add a phase says nothing about the training alone."""
-    phases = ("prepare", "dataset_gb", "data_location", "eval_samples", "merge", "export", "upload", "phase_min")
-    asked = [name for name in (*phases, "phase_machine") if getattr(options, name)]
+    phases = ("prepare", "dataset_gb", "data_location", "eval_samples", "save_steps", "merge", "export", "upload")
+    asked = [name for name in (*phases, "phase_min", "phase_machine") if getattr(options, name)]
     if options.train_only and asked:
         raise InputError(
             f"--train-only counts the training alone, so {flag(asked[0])} would change nothing; leave one of them out."

@@ -392,12 +392,26 @@ def _is_completion(source: Source) -> bool:
     return kinds == {"completion"}
 
 
+def _check_saves(source: Source) -> None:
+    """Raise InputError for fields of checkpoints that axolotl refuses together (``check_saves`` of
+    utils/schemas/validation.py)."""
+    if not source.peek("save_steps"):
+        return
+    strategy = source.peek("save_strategy")
+    beside = "saves_per_epoch" if source.peek("saves_per_epoch") else ""
+    if strategy and str(strategy) != "steps":
+        beside = f"save_strategy: {strategy}"
+    if beside:
+        raise InputError(f"{source.name}: axolotl refuses save_steps beside {beside}; leave one of them out.")
+
+
 def _amount(source: Source, draft: Draft) -> None:
     """Epochs, steps, and the size of the data set that axolotl wrote into the file after a first run.
 
     In packed mode axolotl counts 0.99 x ``total_num_tokens`` / ``sample_packing_eff_est`` row tokens per epoch.
     """
     read_steps(source, draft, "num_epochs", "max_steps")
+    _check_saves(source)
     read_saves(source, draft, kept=KEPT_CHECKPOINTS, steps_win=True)
     _compile(source, draft)
     total: Any = source.number("total_num_tokens")

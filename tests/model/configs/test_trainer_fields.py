@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import tunecast
+from tunecast.catalogs.errors import InputError
 
 TRL = """
 model_name_or_path: meta-llama/Llama-3.2-1B
@@ -94,7 +95,16 @@ def test_a_typed_number_of_steps_keeps_the_files_limit(tmp_path: Path) -> None:
     assert file.whole_run.cost_parts_usd["storage"] == pytest.approx(whole.whole_run.cost_parts_usd["storage"])
 
 
-@pytest.mark.parametrize(("lines", "kept"), [("", 4), ("save_strategy: epoch", 4), ("save_total_limit: 2", 2)])
+@pytest.mark.parametrize("lines", ["save_strategy: epoch", 'save_strategy: "no"', "saves_per_epoch: 2"])
+def test_what_axolotl_refuses_beside_steps_is_refused(tmp_path: Path, lines: str) -> None:
+    """``check_saves`` of its utils/schemas/validation.py."""
+    with pytest.raises(InputError, match="axolotl refuses save_steps beside save"):
+        asked(tmp_path, "axolotl", f"save_steps: 20\n{lines}\n")
+
+
+@pytest.mark.parametrize(
+    ("lines", "kept"), [("", 4), ("save_strategy: steps", 4), ("save_strategy: no", 4), ("save_total_limit: 2", 2)]
+)
 def test_axolotl_keeps_four_checkpoints_and_its_steps_win_over_a_strategy(
     tmp_path: Path, lines: str, kept: int
 ) -> None:
@@ -103,6 +113,14 @@ def test_axolotl_keeps_four_checkpoints_and_its_steps_win_over_a_strategy(
     file = asked(tmp_path, "axolotl", f"save_steps: 20\n{lines}\n", **price)
     whole = asked(tmp_path, "axolotl", "", save_steps=20, save_total_limit=kept, **price)
     assert file.whole_run.cost_parts_usd["storage"] == pytest.approx(whole.whole_run.cost_parts_usd["storage"])
+
+
+def test_a_limit_of_checkpoints_that_nobody_writes_is_told(tmp_path: Path) -> None:
+    limited = asked(tmp_path, "trl", "", save_total_limit=3)
+    assert any(note.startswith("--save-total-limit says how many checkpoints stay") for note in limited.notes)
+    assert not any("--save-total-limit" in note for note in asked(tmp_path, "axolotl", "").notes), "four, by default"
+    with pytest.raises(InputError, match="--save-steps would change nothing"):
+        asked(tmp_path, "trl", "", save_steps=10, train_only=True)
 
 
 def test_yamls_own_no_saves_nothing(tmp_path: Path) -> None:
