@@ -84,7 +84,25 @@ def forecasts_on_fewest(
         (answer,) = with_lighter_adapters(asked, targets, [forecast(asked, target)])
         return replace(answer, notes=(note, *answer.notes))
 
-    return answered(targets, ask)[1]
+    kept, found = answered(targets, ask)
+    if not found or any(map(likely, found)):
+        return found
+    roomiest = max(range(len(kept)), key=lambda index: kept[index].usable_bytes or 0.0)
+    notes = (*found[roomiest].notes, *changes_on_a_machine(question, kept[roomiest]))
+    return [replace(f, notes=notes) if index == roomiest else f for index, f in enumerate(found)]
+
+
+def changes_on_a_machine(question: Question, target: Target) -> tuple[str, ...]:
+    """Notes on what would make a run fit on the GPUs of one machine, where no number of them does as it was asked."""
+    from tunecast.model.layer_splits import NO_SPLIT
+    from tunecast.model.num_gpus import can_be_of, counts_tried, with_count
+    from tunecast.model.parallel_network import gpus_per_machine
+
+    count = gpus_per_machine(question.options)
+    tried = target.platform == "cuda" and count in counts_tried(question.options)
+    if not tried or not can_be_of(question, count, NO_SPLIT, target):
+        return ()
+    return tuple(f"{count} GPUs: {note}" for note in told_changes(with_count(question, count), target))
 
 
 def likely(found: Forecast) -> bool:

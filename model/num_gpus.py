@@ -159,7 +159,7 @@ def fewest_gpus(question: Question, target: Target, deadline_h: float | None = N
         roomy, split, fits = fitting[best]
         if found is None or deadline_h is None or not _late(found[best], deadline_h):
             why = _why(list(counts), deadline_h) if fits else "usable memory unknown"
-            return roomy, f"--num-gpus auto: {_gpus(count, split)}, {why}"
+            return roomy, f"--num-gpus auto: {_gpus(count, split)}, {why}{_batch_words(roomy, target)}"
     most = roomy or tried
     assert most is not None, "one number at least is tried, or refused"
     are, do = ("is", "does") if most.options["num_gpus"] == 1 else ("are", "do")
@@ -167,6 +167,15 @@ def fewest_gpus(question: Question, target: Target, deadline_h: float | None = N
     why = late_words or f"{do} not fit with a probability of {LEAST_PROBABILITY:.0%}"
     split = {name: most.options[name] for name in LAYERS if most.option_origins.get(name) == "searched"}
     return most, f"--num-gpus auto: even {_gpus(most.options['num_gpus'], split)} {why}"
+
+
+def _batch_words(question: Question, target: Target) -> str:
+    """That every copy of the model adds its own samples to a step, where there are several."""
+    run = resolve_for(question, target).run
+    if run.dp == 1:
+        return ""
+    samples = run.per_device_train_batch_size * run.gradient_accumulation_steps * run.dp
+    return f"; each of {run.dp} copies of the model trains its own samples, so the global batch is {samples}"
 
 
 def _why(counts: list[int], deadline_h: float | None) -> str:
