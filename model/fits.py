@@ -21,10 +21,8 @@ LIKELY = 0.5
 
 
 def chance_said(chance: float, bar: float = TIGHT_BELOW) -> str:
-    """A probability to fit in percent, with as many digits as keep it below a bar that it fails."""
-    if chance < bar <= round(chance, 2):
-        return f"{min(math.floor(1000.0 * chance), math.ceil(1000.0 * bar) - 1) / 10.0:g}%"
-    return f"{chance:.0%}"
+    """A probability to fit in percent, rounded down where it would round up to a bar that it fails."""
+    return f"{math.floor(100.0 * chance)}%" if chance < bar <= round(chance, 2) else f"{chance:.0%}"
 
 
 def memory_view(
