@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from tunecast.catalogs.prices import AGE_NOTE
 from tunecast.forecast_table import of_this, price_ages, span
 from tunecast.model.fits import chance_said
+from tunecast.model.prior_effects import NO_VENDOR
 from tunecast.recommendation import Picked
 from tunecast.run_line import checkpointing_word, field_words, sharding_words
 from tunecast.tables import dollars, duration, keep_whole, plain_table
@@ -25,6 +26,7 @@ RUNNERS_UP = 8
 """Losing cards that get a line of their own; the rest are counted by reason."""
 MINUTES, DAY_H, DAYS_FROM_H = 60.0, 24.0, 100.0
 """Minutes of an hour, hours of a day, and hours from which `tables.duration` says days."""
+STAR = "*"
 NAMED = 4
 """Cards that are named of those counted."""
 
@@ -35,7 +37,7 @@ def recommendation_report(found: Recommendation) -> list[RenderableType]:
     if found.front:
         parts.append(front_table(found))
         parts.append(balance_line(found))
-        parts += chance_lines(found)
+        parts += [*unproven_line(found), *chance_lines(found)]
         parts += [binding_line(relaxation) for relaxation in found.relaxations]
     losers = [rejected for rejected in found.rejected if rejected.candidate is not None]
     if losers:
@@ -46,6 +48,21 @@ def recommendation_report(found: Recommendation) -> list[RenderableType]:
     parts += [f"- {line}" for line in told(found)]
     parts += price_ages(forecasts)
     return parts
+
+
+def unproven(picked: Picked) -> bool:
+    """Whether no run on any card of the plan's vendor is among those that the priors were fitted to."""
+    return any(NO_VENDOR.partition("{")[0] in note for note in picked.forecast.notes)
+
+
+def unproven_line(found: Recommendation) -> Iterable[str]:
+    """What a star in the table means."""
+    gpus = dict.fromkeys(picked.forecast.gpu for picked in found.front if unproven(picked))
+    if gpus:
+        yield (
+            f"{STAR} {', '.join(gpus)}: no run on any card of this maker is among those the priors were fitted to; its "
+            "time is told from other makers' cards. Calibrate one before the money depends on it."
+        )
 
 
 def chance_lines(found: Recommendation) -> Iterable[str]:
@@ -129,9 +146,10 @@ def front_table(found: Recommendation) -> Table:
         assert forecast.total_time_h is not None
         assert forecast.cost_usd is not None
         assert forecast.fit_probability is not None
+        star = STAR if unproven(picked) else ""
         table.add_row(
             marks(found, picked),
-            f"{picked.candidate.num_gpus} x {forecast.gpu}\n{seller(picked.candidate)}",
+            f"{picked.candidate.num_gpus} x {forecast.gpu}{star}\n{seller(picked.candidate)}",
             plan_words(picked.candidate, with_method=several),
             chance_said(forecast.fit_probability, found.limits.min_fit_confidence),
             f"{duration(forecast.total_time_h.value)}\n{duration_span(forecast.total_time_h)}",

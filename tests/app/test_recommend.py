@@ -16,7 +16,7 @@ from tunecast import estimate, recommend
 from tunecast.catalogs.errors import InputError, NotSupportedError, UnknownNameError
 from tunecast.cli.program import program
 from tunecast.model.recommend import WORTH, margin
-from tunecast.recommend_table import chance_lines, plan_words
+from tunecast.recommend_table import chance_lines, plan_words, unproven, unproven_line
 from tunecast.recommendation import Recommendation
 
 MODEL = "Qwen/Qwen2.5-0.5B"
@@ -352,6 +352,16 @@ def test_the_chance_to_keep_a_limit_is_told_by_the_plans_own_interval() -> None:
         assert found.to_dict()["cheapest"]["deadline_probability"] == chance
         assert found.to_dict()["cheapest"]["budget_probability"] is None
     assert not list(chance_lines(recommend("meta-llama/Llama-3.1-8B", **asked)))
+
+
+def test_a_card_of_a_maker_without_fitted_runs_is_marked_in_the_table() -> None:
+    """Of AMD's cards no published run and no record is among the priors."""
+    asked: dict[str, Any] = {"method": "lora", "tokens": "10M", "max_gpus": 1, "global_batch": 1}
+    found = recommend("meta-llama/Llama-3.1-8B", gpu=("mi300x-192gb", "h100-sxm5-80gb"), **asked)
+    assert {picked.forecast.gpu: unproven(picked) for picked in found.front}["mi300x-192gb"]
+    (line,) = unproven_line(found)
+    assert line.startswith("* mi300x-192gb: no run on any card of this maker")
+    assert not list(unproven_line(recommend("meta-llama/Llama-3.1-8B", gpu="h100-sxm5-80gb", **asked)))
 
 
 def test_the_least_confidence_that_helps_is_looked_for_among_slower_plans_too() -> None:
