@@ -345,7 +345,7 @@ table.tHead.rows[0].cells[4].querySelector("button").click(); out.up = speeds();
 table.tHead.rows[0].cells[4].querySelector("button").click(); out.down = speeds();
 out.sorted = table.tHead.rows[0].cells[4].getAttribute("aria-sort");
 var first = rows()[0], tokens = document.getElementById("tokens"), price = document.getElementById("price");
-out.before = cell(0, ".time"); out.train = parseFloat(first.dataset.trainH);
+out.before = cell(0, ".time"); out.train = parseFloat(first.dataset.stepsH);
 tokens.value = parseFloat(tokens.value) * 3; tokens.dispatchEvent(new Event("change")); out.tripled = cell(0, ".time");
 out.name = first.cells[0].textContent; out.timeSpan = span(".time"); out.costSpan = span(".cost");
 price.value = 2; price.dispatchEvent(new Event("change")); out.cost = cell(0, ".cost"); out.ownSpan = span(".cost");
