@@ -40,7 +40,10 @@ def _parts(run: PublishedRun) -> Iterator[Part]:
     yield from _checkpointing(r)
     driver = "transformers' Trainer" if r.trainer_loop else "no Trainer"
     yield f"driven by {driver}", ("framework", "trainer_loop")
-    yield f"every sample taken as {r.max_length:,} tokens", ("packed",)
+    if run.mean_tokens is None:
+        yield f"every sample taken as {r.max_length:,} tokens", ("packed",)
+    else:
+        yield f"samples of {run.mean_tokens:g} tokens in the mean, not packed", ("mean_tokens",)
     if r.num_gpus > 1:
         yield from _layout(r)
     if run.internode_gbps is not None and r.num_gpus > r.gpus_per_node:

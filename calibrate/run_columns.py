@@ -11,11 +11,11 @@ from pathlib import Path
 from tunecast.catalogs.errors import InputError
 
 READ = (
-    "id", "set", "source_date", "kind", "model", "params_b", "method", "rank", "lora_targets", "quant", "compute_dtype",
-    "seq_len", "packed", "micro_batch", "grad_accum", "global_batch", "gpus", "gpu", "gpu_canonical_id", "parallelism",
-    "internode_gbps", "grad_checkpointing", "attention_impl", "compile", "framework", "optimizer", "tokens_per_s",
-    "tokens_per_s_per_gpu", "samples_per_s", "step_time_s", "total_time_h", "total_tokens_or_steps", "peak_mem_gib",
-    "reserved_or_allocated", "notes", "confidence", "status",
+    "id", "set", "source_date", "kind", "model", "params_b", "method", "rank", "lora_targets", "quant",
+    "compute_dtype", "seq_len", "packed", "mean_tokens", "micro_batch", "grad_accum", "global_batch", "gpus", "gpu",
+    "gpu_canonical_id", "parallelism", "internode_gbps", "grad_checkpointing", "attention_impl", "compile",
+    "framework", "optimizer", "tokens_per_s", "tokens_per_s_per_gpu", "samples_per_s", "step_time_s", "total_time_h",
+    "total_tokens_or_steps", "peak_mem_gib", "reserved_or_allocated", "notes", "confidence", "status",
 )  # fmt: skip
 """Columns that say something of a run or of what was measured."""
 MEASURABLE = frozenset(READ) - {"notes"}
@@ -38,6 +38,8 @@ WORDS = {
     "compute_dtype": r"(mixed )?precision|dtype|torch dtype|data type",
     "seq_len": r"(max )?(seq(uence)?|context) len(gth)?|max length|max seq(uence)? len(gth)?|cutoff len|context",
     "packed": r"packing|sample packing|sequence packing|pack(ed)? samples",
+    "mean_tokens": r"(mean|avg|average) (sample |seq(uence)? |row |number of )?(tokens|len(gth)?)( per (sample|row))?"
+    r"|tokens per sample|num tokens per sample",
     "micro_batch": r"(micro|per device|per gpu|device|train)( train)? batch( size)?|batch( size)?|mbs|bs"
     r"|per device train batch size|micro batch size",
     "grad_accum": r"grad(ient)? accum(ulation)?( steps)?|gas?|accum(ulation)?( steps)?|micro steps"

@@ -46,7 +46,7 @@ ALONE = ("-", "\u2013", "\u2014", "n/a", "na", "none", "no", "1")
 DASHES = "[-\u2013\u2014\u2212]+"
 UNKNOWN_LENGTH = (
     "padded samples of unknown length: the tokens processed are not known; where every sample is as long as seq_len, "
-    "write padded to max length, or samples fill seq_len"
+    "write padded to max length, or samples fill seq_len; else their mean length into mean_tokens"
 )
 SHARDED = ("fsdp", "fsdp-grad-op", "hsdp")
 BY_TRAINER = ("hf-peft", "trl", "liger")

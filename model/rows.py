@@ -53,6 +53,7 @@ ROWS_FLAT = "rows_flat"
 """Option that nobody types: whether a training file lays the samples of a micro-batch end to end."""
 LENGTHS = ("mean_tokens", "dataset")
 """Options that say how long samples are."""
+WHOLE_RUN_ENDS = "the interval of the whole run, not that of a step, goes"
 LEAST_TOLD = 0.005
 """Share of padding that rounds to 1% or more."""
 
@@ -224,10 +225,7 @@ def unpacked_rows(run: Run, options: Mapping[str, Any]) -> Rows | None:
     if group and batch * run.dp < group:  # one micro-step in each group may have samples of both kinds
         unlike = min(unlike, filled(mean + run.max_length * batch * run.dp / group, run))
     unlike = max(unlike, whole(waited.mean()))
-    ends = (
-        f"the interval of the whole run, not that of a step, goes from rows of {alike}, all alike, to {unlike}, of "
-        "lengths far more unlike than that"
-    )
+    ends = f"{WHOLE_RUN_ENDS} from rows of {alike}, all alike, to {unlike}, of lengths far more unlike than that"
     return replace(rows, how=f"{how}; {ends}", shortest=alike, longest=unlike)
 
 
