@@ -206,7 +206,8 @@ def with_saves(around: WholeRunOptions, asked: Asked) -> tuple[WholeRunOptions, 
         return replace(around, save_total_limit=limit), ()
     steps = asked.saves.get("save_steps")
     if steps is None or around.checkpoint_interval_min is not None:
-        idle = around.save_total_limit is not None and around.checkpoint_interval_min is None
+        writes = around.spot or around.checkpoint_interval_min is not None
+        idle = around.save_total_limit is not None and not writes
         return around, (SAVES_NOTHING,) if idle else ()
     note = f"Checkpoints every {steps:,} steps are counted, as the file asks for; --save-steps N counts others."
     return replace(around, save_steps=steps, save_total_limit=limit), (note,)

@@ -205,8 +205,9 @@ def _search(
     if methods and asked.options.get("method") not in (None, *methods):
         raise InputError(f"--method {asked.options['method']} is not among --methods {','.join(methods)}; keep one.")
     inner = gpus_per_copy(asked.options, *INNER)
-    most = max(DEFAULT_MAX_GPUS, asked.options.get("num_gpus") or 1) if max_gpus is None else max_gpus
-    counts = gpu_counts(most, inner) if bound is None else only_count(whole_number("num_gpus", bound), inner)
+    given = whole_number("num_gpus", asked.options.get("num_gpus") or 1)
+    most = max(DEFAULT_MAX_GPUS, given) if max_gpus is None else max_gpus
+    counts = gpu_counts(most, inner) if bound is None else only_count(given, inner)
     total = global_batch(asked.options, counts, batch, inner=inner)
     usable = tuple(count for count in counts if deals_out(asked.options, count, total.samples))
     shared = {name: value for name, value in asked.options.items() if name not in (*BATCH_OPTIONS, "method")}
@@ -223,8 +224,8 @@ def _search(
     notes = [*asked.notes, *saved]
     if bound is not None:
         notes.append(
-            f"--num-gpus {bound} binds: no other number of GPUs was tried; --max-gpus 8 beside it tries up to 8 at its "
-            "global batch"
+            f"--num-gpus {bound} binds: no other number of GPUs was tried; --max-gpus {most} beside it tries up to "
+            f"{most} at its global batch"
         )
     if uneven:
         words = ", ".join(map(str, uneven))

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from tunecast.calibrate import exact
-from tunecast.calibrate.trace.depth import counted_micro_batches, trace_micro_batches
+from tunecast.calibrate.trace.depth import counted_micro_batches, trace_micro_batches, with_names
 from tunecast.calibrate.trace.kernels import SYNCHRONISATIONS
 from tunecast.calibrate.trace.refusals import NEEDED, REAL_LOSSES
 from tunecast.calibrate.trace.result import Trace
@@ -118,6 +118,7 @@ def traced_inventory(
     quiet.setLevel(logging.ERROR)
     try:
         trace = trace_micro_batches(architecture, run, platform=platform, told=told)
+        trace = with_names(trace, architecture, run)
         notes = exact.exact_notes(architecture, run)
     finally:
         quiet.setLevel(level)

@@ -12,6 +12,7 @@ from tunecast.catalogs.gpus import Gpu, training_dtype
 from tunecast.catalogs.rental_facts import BITS_PER_BYTE
 from tunecast.model.parallel_network import catalog_network
 from tunecast.model.run import Run
+from tunecast.model.stacks import FLASH_3, FLASH_ATTENTION
 from tunecast.model.units import GIGA
 
 NAMED = re.compile(
@@ -19,8 +20,8 @@ NAMED = re.compile(
 )
 """A kernel in the column of software; with a version of its package it is one of the things that were installed."""
 BY_DEFAULT = re.compile(r"(the )?default,? \(?(no|without|not) flash[ -]?att(ention|n)( ?v?2)?\)?", re.IGNORECASE)
-FLASH_2_SINCE = "2023-07-17"
-"""arXiv 2307.08691."""
+FLASH_2_SINCE, FLASH_3_SINCE = "2023-07-17", "2024-07-11"
+"""arXiv 2307.08691 and 2407.08608."""
 SDPA_SINCE, FLASH_SINCE = (4, 36), (4, 34)
 """transformers' first releases with ``attn_implementation`` sdpa and with FlashAttention-2 (its release notes)."""
 AMPERE = 8.0
@@ -76,9 +77,11 @@ def check_kernel(row: Mapping[str, str], options: Mapping[str, Any], gpu: Gpu) -
         raise SkipRowError(f"{said}: FlashAttention-2 needs Ampere or later, which {gpu.id} is not")
     if flash and "attention_kernel" not in options and "" < last_day(row.get("source_date", "")) < FLASH_2_SINCE:
         raise SkipRowError(f"{said}: FlashAttention-2 came on {FLASH_2_SINCE}, and the first version is not built")
+    if chosen == FLASH_3 and "" < last_day(row.get("source_date", "")) < FLASH_3_SINCE:
+        raise SkipRowError(f"{said}: FlashAttention-3 came on {FLASH_3_SINCE}")
     version = re.search(r"\btransformers[ =v]*(\d+)\.(\d+)", row.get("framework", ""))
     release = (int(version[1]), int(version[2])) if version else SDPA_SINCE
-    since = {"sdpa": SDPA_SINCE, "flash_attention_2": FLASH_SINCE}.get(chosen)
+    since = {"sdpa": SDPA_SINCE, **dict.fromkeys(FLASH_ATTENTION, FLASH_SINCE)}.get(chosen)
     if since is not None and row.get("attention_impl") and release < since:
         raise SkipRowError(
             f"{said}: transformers has it since {since[0]}.{since[1]}, and framework names {release[0]}.{release[1]}"

@@ -14,7 +14,7 @@ from tunecast.model.dataset import Dataset, bytes_per_token
 from tunecast.model.factors import Factor
 from tunecast.model.kept_samples import OF_DATA, SPLIT, long_samples
 from tunecast.model.read_numbers import is_count, number_above_zero, number_that
-from tunecast.model.row_lengths import Rows
+from tunecast.model.row_lengths import Rows, waited_for
 from tunecast.model.rows import (
     ROWS_FLAT,
     ROWS_GROUPED,
@@ -143,14 +143,18 @@ def padded_by(amount: Amount, run: Run, options: Mapping[str, Any]) -> Amount:
 
 def _most_padded(run: Run, options: Mapping[str, Any]) -> float:
     """Tokens with padding over those without, where a training file packs no rows, or samples are said to be padded,
-    and nothing says how long they are: the mean of the longest of a micro-batch over that of all, of lengths spread as
-    `rows` takes them where their mean alone is known (exponentially: the sum of 1 / k). 1 where rows are packed, end to
-    end or of like lengths."""
+    and nothing says how long they are: the mean of the longest of those that wait for each other (of a micro-batch, of
+    copies of the model too) over that of all, of lengths spread as `rows` takes them where their mean alone is known
+    (exponentially: the sum of 1 / k). 1 where rows are packed, end to end or of like lengths."""
     padded = bool(options.get("padding_mask")) or options.get(ROWS_PACKED) is False
     padded = padded and not options.get("packing")
     if not padded or options.get(ROWS_FLAT) or options.get(ROWS_GROUPED):
         return 1.0
-    return sum(1.0 / k for k in range(1, run.per_device_train_batch_size + 1))
+    import numpy as np
+
+    batch = run.per_device_train_batch_size
+    own, of_all = (np.array([sum(1.0 / k for k in range(1, of + 1))]) for of in (batch, batch * run.dp))
+    return float(waited_for(own, of_all, run)[0])
 
 
 def _padded_samples(options: Mapping[str, Any]) -> float | None:

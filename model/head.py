@@ -65,8 +65,8 @@ def shared_weight(step: Step, name: str, elements: int) -> Tensor:
     """
     tape, weight, dtype = step.tape, step.weight(name, elements), step.autocast_dtype
     uses = head_uses(step.run)
-    if weight.leaf is None or uses == 1 or dtype in (None, weight.dtype):
-        return weight
+    if weight.leaf is None or uses == 1 or dtype is None or weight.dtype != "fp32":
+        return weight  # autocast keeps copies of fp32 leaves alone
     alias, tied = f"{name} in {dtype}", name == step.architecture.embedding_module
     tape.shared_leaves |= {alias: uses, name: 1 + tied}
     tape.narrow_leaves[alias] = (name, weight.dtype)

@@ -30,6 +30,8 @@ layers that Python enters, forward or to recompute them, told by their attention
 while nothing is issued (`trainer_loop.py`); and visits of adapters that are units of FSDP, which let the device run dry
 (`hooks.py`).
 ``host_s_per_launch`` is that of forward, ``scale.host_<name>`` the ratio of another to it."""
+SCORES = "scores"
+"""Name of attention's first product where no fused kernel runs."""
 WALKED = HOST_COLUMNS.index(WALKS)
 UNITS = HOST_COLUMNS.index("units")
 UNMEASURED_RATIO = {"calls": 0.0, "layers": 0.0, "walks": WALK_LAUNCHES, "units": 0.0}
@@ -75,7 +77,7 @@ def enters_layer(operation: Operation) -> bool:
 
 def attends(operation: Operation) -> bool:
     """Whether it is attention, fused or by its product of scores."""
-    return operation.kind is Kind.ATTENTION or operation.name == "scores"
+    return operation.kind is Kind.ATTENTION or (operation.kind is Kind.GEMM and operation.name == SCORES)
 
 
 def with_trainer(

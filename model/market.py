@@ -387,7 +387,7 @@ def not_bought(target: Target, counts: Sequence[int], surest: float, search: Sea
     limits = search.limits
     if not counts:
         least = limits.min_fit_confidence
-        detail = f"fits with probability {chance_said(surest, least)}, below {least:.0%}"
+        detail = f"fits with probability {chance_said(surest, least)}, below {100.0 * least:g}%"
         return Rejected(gpu=target.id, reason="fit not sure", detail=detail)
     return not_sold(target, counts, search)
 

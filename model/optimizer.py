@@ -325,7 +325,8 @@ def update_operations(
     if scaler.scales(architecture, run):
         launches = [multi_tensor_launches(part, 1) for _, part in by_dtype(tensors, dtype)]
         operations = [*scaler.unscaling_operations(tensors, dtype, launches), *operations]
-        operations += scaler.checking_operations(tensors, fused=is_fused(run))
+        counters = -(-len(tensors) // MULTI_TENSOR_TENSORS[2])  # each with the check's result
+        operations += scaler.checking_operations(tensors, counters, fused=is_fused(run))
     if run.optim == adafactor.NAME:
         return operations + adafactor.update_operations(architecture, run, dtype)
     grouped = run.optim == FUSED or (on_gpu and run.optim not in (*BITSANDBYTES, *TORCHAO))

@@ -83,6 +83,10 @@ VALUES: dict[str, dict[str, str]] = {
     r"fp32|float32|no_amp|(mixed(_precision)?|amp|autocast)=no|(b(float|f)|fp|float)16=(false|0|no|off)": {
         "precision": "fp32"
     },
+    r"((use_)?flash_?(attn|attention)?_?3|fa_?3)|((use_)?flash(_?(attn|attention))?|attn(_impl(ementation)?)?|fa)="
+    r"((kernels_community/)?(vllm_)?(fa|flash)(_?(attn|attention))?_?3|3)": {
+        "attn_implementation": "flash_attention_3"
+    },
     r"(use_)?flash(_?(attn|attention))?(_?2)?|attn(_impl(ementation)?)?=(fa|flash).*": {
         "attn_implementation": "flash_attention_2"
     },

@@ -202,6 +202,8 @@ def first_line(options: Mapping[str, Any], methods: Sequence[str], counts: Seque
     found = next(lines(options, methods, counts, batch), None)
     if found is not None:
         return found
+    if not counts:
+        raise InputError(f"A global batch of {batch} divides over none of the GPUs that were asked for; raise it.")
     for method in methods:
         for num_gpus in counts:
             over_shards({**options, "method": method, "num_gpus": num_gpus})

@@ -243,7 +243,7 @@ def _cheaper(candidate: Candidate, front: Sequence[Candidate]) -> bool:
 
 def _gain(candidate: Candidate, front: Sequence[Candidate]) -> str:
     """What the candidate does better than the best of today, in words."""
-    here = f"{named(candidate)}: {hours(candidate.time_h)} for ${candidate.usd:,.2f}"
+    here = f"{named(candidate)}: {hours(candidate.time_h)} for {dollars_up(candidate.usd)}"
     if not front:
         return here
     gains = []

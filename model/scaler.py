@@ -59,10 +59,11 @@ def unscaling_operations(tensors: list[Trained], dtype: str, launches_of: list[i
     return found
 
 
-def checking_operations(tensors: list[Trained], *, fused: bool) -> list[Operation]:
-    """Around the update: the check's result read, or (fused) handed on and step counters corrected; the scale grown."""
+def checking_operations(tensors: list[Trained], launches: int, *, fused: bool) -> list[Operation]:
+    """Around the update: the check's result read, or (fused) handed on and step counters corrected, in so many
+    launches; the scale grown."""
     grown = scaler_operation("scaler.grow", 5 * NUMBER)
     if not fused:
         return [scaler_operation(SYNCHRONISATION, 2 * NUMBER), grown]
-    counters = scaler_operation("scaler.counters", 3 * NUMBER * len(tensors))
+    counters = scaler_operation("scaler.counters", 3 * NUMBER * len(tensors), launches)
     return [scaler_operation("scaler.sum", 2 * NUMBER), counters, grown]

@@ -58,13 +58,15 @@ def gpt_neox(config: Config, name: str) -> Changes:
 def phi(config: Config, name: str) -> Changes:
     """Phi-1.5 and Phi-2."""
     refuse(config, name, qk_layernorm=False)
-    return {"dropout": config.get("resid_pdrop", 0.0), "embedding_dropout": config.get("embd_pdrop", 0.0)}
+    drops = {"dropout": "resid_pdrop", "embedding_dropout": "embd_pdrop", "attention_dropout": "attention_dropout"}
+    return {name: config.get(field, 0.0) for name, field in drops.items()}
 
 
 def starcoder2(config: Config, name: str) -> Changes:
     """``use_bias`` speaks of every linear map."""
     bias = config.get("use_bias", True)
-    drops = {"dropout": config.get("residual_dropout", 0.0), "embedding_dropout": config.get("embedding_dropout", 0.0)}
+    fields = {**SEED_DROPS, "embedding_dropout": "embedding_dropout"}
+    drops = {name: config.get(field, 0.0) for name, field in fields.items()}
     return {"qkv_bias": bias, "o_bias": bias, "mlp_bias": bias, **drops}
 
 

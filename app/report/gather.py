@@ -127,7 +127,8 @@ def _recommended(
     model: str, gpu: str | Iterable[str], records: Sequence[str | Path], options: dict[str, Any]
 ) -> tuple[Recommendation | None, str | None]:
     """What to rent, or why that cannot be said (a CPU, a job of one's own machines)."""
-    from tunecast.recommender import recommend
+    from tunecast.model.read_numbers import whole_number
+    from tunecast.recommender import DEFAULT_MAX_GPUS, recommend
 
     kept = {name: value for name, value in options.items() if name not in CHOSEN_BY_RECOMMEND}
     names = [name for name in ([gpu] if isinstance(gpu, str) else gpu) if not _own(name)]
@@ -135,7 +136,9 @@ def _recommended(
         return None, "nobody rents out the devices asked for"
     records = [path for path in records if not _own(_device_of(Path(path)))]
     try:
-        found = recommend(model, gpu=names, records=records, **kept)
+        asked = kept.get("num_gpus")
+        most = None if asked in (None, "auto") else max(DEFAULT_MAX_GPUS, whole_number("num_gpus", asked))
+        found = recommend(model, gpu=names, records=records, max_gpus=most, **kept)
     except TunecastError as error:
         return None, str(error)
     return (found, None) if found.front else (None, found.refusal())

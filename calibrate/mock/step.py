@@ -36,10 +36,13 @@ def modules_of(params: dict[str, Any]) -> int:
 
 @lru_cache
 def _built_modules(architecture: str, run: str) -> int:
+    from tunecast.calibrate.trace.flash import refuse_third
     from tunecast.calibrate.trace.hf import build_model
     from tunecast.calibrate.trace.spec import architecture_from_dict, run_from_dict
 
-    model = build_model(architecture_from_dict(json.loads(architecture)), run_from_dict(json.loads(run)), device="meta")
+    asked = run_from_dict(json.loads(run))
+    refuse_third(asked)
+    model = build_model(architecture_from_dict(json.loads(architecture)), asked, device="meta")
     return sum(1 for _ in model.modules())
 
 

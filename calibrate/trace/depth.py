@@ -20,8 +20,10 @@ from tunecast.calibrate.trace.refusals import NEEDED, reason_of
 from tunecast.calibrate.trace.result import Place, TensorSpec, Trace, timeline
 from tunecast.catalogs.errors import InputError, NotSupportedError, TunecastError
 from tunecast.model.architecture import Architecture
+from tunecast.model.host import SCORES
 from tunecast.model.operation import FLASH, Kind, Operation, Phase
 from tunecast.model.run import Run
+from tunecast.model.segments import HEAD_PRODUCT
 
 Told = Callable[[str], None]
 
@@ -132,6 +134,23 @@ def with_kernels(trace: Trace, run: Run) -> Trace:
         return trace
     named = (replace(op, layout=FLASH) if op.kind is Kind.ATTENTION else op for op in trace.stream)
     return replace(trace, stream=tuple(named))
+
+
+def with_names(trace: Trace, architecture: Architecture, run: Run) -> Trace:
+    """The trace with the products named that the host's time is told by: the output head's in the forward, where its
+    last segment begins, and that of scores, which attention without a fused kernel enters a layer by."""
+    head_dims = {group.layer.attention.head_dim for group in architecture.groups}
+
+    def named(op: Operation) -> Operation:
+        if op.kind is not Kind.GEMM or op.phase is Phase.BACKWARD:
+            return op
+        if op.phase is Phase.FORWARD and len(op.shape) == 3 and op.shape[1] == architecture.vocab_size:
+            return replace(op, name=HEAD_PRODUCT)
+        rows, columns, depth = op.shape[:3] if len(op.shape) == 4 else (0, 0, 0)
+        scored = rows == columns == run.max_length and depth in head_dims and op.layout == "nt"
+        return replace(op, name=SCORES) if scored else op
+
+    return replace(trace, stream=tuple(map(named, trace.stream)))
 
 
 def extend(low: Trace, high: Trace, pattern: Pattern, run: Run, *, platform: str = "cuda") -> Trace:

@@ -20,7 +20,7 @@ from tunecast.model.architecture import Architecture
 from tunecast.model.operation import Operation, Phase
 from tunecast.model.run import Run
 
-EMBEDDING_IN_NAME = re.compile(r"embed(?!.*lora_)|\.wte\.|\.wpe\.")
+EMBEDDING_IN_NAME = re.compile(r"^(?!.*lora_).*(embed|\.wte\.|\.wpe\.)")
 """Names of embedding tables in every transformers model; an adapter on one is no table."""
 PAGED_ELEMENTS = 1e5
 """State tensors at least this large go to managed memory (bitsandbytes ``get_state_buffer``)."""
@@ -57,6 +57,7 @@ def trace_depth(architecture: Architecture, run: Run, num_layers: int, *, platfo
 
 def _meta_model(architecture: Architecture, run: Run, num_layers: int, recorder: Recorder) -> Any:
     refuse_traced_kernels(architecture, run)
+    flash.refuse_third(run)
     quiet_bitsandbytes()
     with warnings.catch_warnings(), flash.without_the_package(), dora.without_values():
         warnings.simplefilter("ignore", FutureWarning)  # transformers tells its own callers what to rename.

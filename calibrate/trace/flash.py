@@ -11,6 +11,17 @@ from collections.abc import Iterator
 from typing import Any
 
 from tunecast.catalogs.errors import NotSupportedError
+from tunecast.model.run import Run
+from tunecast.model.stacks import FLASH_2, FLASH_3
+
+
+def refuse_third(run: Run) -> None:
+    """Refuse FlashAttention-3: what stands for the kernel in a trace, and on simulated cards, is version 2."""
+    if run.attn_implementation == FLASH_3:
+        raise NotSupportedError(
+            f"--attn-implementation {FLASH_3} cannot be traced: PyTorch's flash operator, which stands for it in "
+            f"traces and on simulated cards, is version 2; use {FLASH_2}, or tunecast estimate without --exact."
+        )
 
 
 @contextlib.contextmanager

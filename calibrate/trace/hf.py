@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from tunecast.calibrate.trace import experts_4bit, int8, losses, offload
 from tunecast.calibrate.trace.optimizers import make_optimizer as make_optimizer
-from tunecast.calibrate.trace.refusals import refuse_family, refuse_unreal
+from tunecast.calibrate.trace.refusals import reason_of, refuse_family, refuse_unreal
 from tunecast.calibrate.trace.seeing import language_model
-from tunecast.catalogs.errors import NotSupportedError
+from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.architecture import Architecture, Layer
 from tunecast.model.families import FAMILIES
 from tunecast.model.loss_chunks import KEPT_CHUNKS
@@ -168,7 +168,13 @@ def build_model(
     config = hf_config(architecture, num_layers)
     with torch.device(device):
         choices = {"attn_implementation": attention_choice(architecture, run), "dtype": torch_dtype(loaded_dtype(run))}
-        model = language_model(config, tied=architecture.tie_word_embeddings, **choices)
+        try:
+            model = language_model(config, tied=architecture.tie_word_embeddings, **choices)
+        except ImportError as error:
+            raise InputError(
+                f"--attn-implementation {run.attn_implementation} was asked for, but transformers cannot run it here: "
+                f"{reason_of(error)} Install what it names, or leave the option out."
+            ) from error
     if run.base_quantization == "bnb-8bit":
         int8.quantize_linears(model)
     elif run.bnb_4bit_quant_type is not None:

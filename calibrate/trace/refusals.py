@@ -8,7 +8,7 @@ from tunecast.catalogs.errors import NotSupportedError
 from tunecast.model.fused import LINEAR_KERNELS
 from tunecast.model.loss_chunks import CHUNKED_NLL, KEPT_CHUNKS
 from tunecast.model.run import Run
-from tunecast.model.stacks import FLASH_3, code_of
+from tunecast.model.stacks import code_of
 
 NEEDED = ("torch", "transformers", "peft", "bitsandbytes")
 """Packages whose real code a trace runs; the extra ``calibrate`` has them."""
@@ -63,7 +63,6 @@ def refuse_unreal(run: Run, *, device: str) -> None:
         "a GPTQ base": base.startswith("gptq"),
         "an 8-bit base on a device": base == "bnb-8bit" and device != "meta",
         "8-bit products": run.fp8 is not None,
-        f"{FLASH_3} in a trace": run.attn_implementation == FLASH_3 and device == "meta",
         "torch.compile (--torch-compile)": run.torch_compile,
         "an update in the backward (--optimizer-in-backward)": run.optimizer_in_backward,
         "what a checkpoint keeps (--checkpoint-keeps-ops)": run.checkpoint_keeps_ops,

@@ -209,3 +209,17 @@ def test_python_and_sweeps_say_it_too() -> None:
         tunecast.estimate(MODEL, gpu="l40s", load_in_4bit=True)
     with pytest.raises(InputError, match=r"^Unknown input of a sweep 'seq_len'; type max_length instead\.$"):
         parse_over("seq_len=512,1024")
+
+
+@pytest.mark.parametrize(
+    ("typed", "version"),
+    [
+        ("--attn=fa3", 3), ("--attn-impl=flash_attention_3", 3), ("--flash-attn=3", 3), ("--use-flash-attention-3", 3),
+        ("--attn=fa2", 2), ("--flash-attn=2", 2), ("--attn=flash", 2),
+    ],
+)  # fmt: skip
+def test_flash_attention_is_told_by_the_version_that_was_typed(
+    typed: str, version: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = said(monkeypatch, capsys, "estimate", MODEL, "--gpu", "h100-sxm5-80gb", typed)
+    assert f"--attn-implementation flash_attention_{version}" in told

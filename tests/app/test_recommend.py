@@ -333,6 +333,11 @@ def test_a_number_of_gpus_that_is_asked_for_is_the_only_one() -> None:
     assert any(note.startswith("--num-gpus 2 binds") for note in only.notes)
     wider = recommend("meta-llama/Llama-3.1-8B", num_gpus=2, max_gpus=8, **asked)
     assert {picked.candidate.num_gpus for picked in wider.front} > {2}
+    assert any(note.startswith("--num-gpus 2 binds") and "--max-gpus 8" in note for note in only.notes)
+    with pytest.raises(InputError, match="A global batch of 3 divides over none of the GPUs"):
+        recommend("meta-llama/Llama-3.1-8B", num_gpus=2, **{**asked, "global_batch": 3})
+    with pytest.raises(InputError, match="--num-gpus"):
+        recommend("meta-llama/Llama-3.1-8B", num_gpus="two", **asked)
     with pytest.raises(InputError, match="--num-gpus is 6, but one copy of the model takes 4 GPUs"):
         recommend("meta-llama/Llama-3.1-8B", num_gpus=6, tp=4, **asked)
 

@@ -421,6 +421,17 @@ def test_a_model_of_another_shape_is_not_chosen(text: str, told: str) -> None:
         model_called(text)
 
 
+@pytest.mark.parametrize(
+    ("cells", "told"),
+    [
+        ({"source_date": "2024-03-01"}, "FlashAttention-3 came on 2024-07-11"),
+        ({"framework": "transformers 4.30, peft", "source_date": "2026-01-01"}, "transformers has it since 4.34"),
+    ],
+)
+def test_flash_attention_3_is_not_read_before_it_was_there(cells: dict[str, str], told: str) -> None:
+    assert told in reason({**FULL, "attention_impl": "FlashAttention-3", "gpu": "8x H100 SXM", **cells})
+
+
 def test_flash_attention_3_is_read_on_the_only_cards_it_is_written_for() -> None:
     found = one({**FULL, "attention_impl": "FlashAttention-3", "gpu": "8x H100 SXM"})
     assert (found.attention_kernel, found.run.attn_implementation) == ("", "flash_attention_3")

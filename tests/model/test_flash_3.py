@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+import tunecast
 from tunecast.calibrate.exact import exact_trace
 from tunecast.calibrate.watch.reading import attention_name
-from tunecast.catalogs.errors import NotSupportedError, TunecastError
+from tunecast.catalogs.errors import InputError, NotSupportedError, TunecastError
 from tunecast.catalogs.gpus import load_gpus
 from tunecast.model.architectures import load_architecture
 from tunecast.model.curve_names import curve_key, find_curve
@@ -115,7 +116,7 @@ def test_a_trace_refuses_it_by_name() -> None:
     """PyTorch's own flash operator, which stands for the kernel in a trace, is version 2."""
     small = load_architecture("Qwen/Qwen3-0.6B")
     run = resolve_run(small, {"attn_implementation": FLASH_3, "max_length": 256}).run
-    with pytest.raises(NotSupportedError, match="flash_attention_3 in a trace has formulas only"):
+    with pytest.raises(NotSupportedError, match="flash_attention_3 cannot be traced"):
         exact_trace(small, run)
 
 
@@ -139,3 +140,15 @@ def test_attention_that_megatron_is_told_of_is_not_cudnns() -> None:
     options = {"stack": "megatron", "method": "full", "max_length": 8192, "num_gpus": 8}
     times = {name: ask(name, **options).time_parts_s["attention"] for name in ("sdpa", FLASH_2, FLASH_3)}
     assert times["sdpa"] < times[FLASH_3] < times[FLASH_2]
+
+
+@pytest.mark.parametrize("attention", [FLASH_2, FLASH_3])
+def test_a_package_that_is_not_there_is_told_in_a_sentence(attention: str) -> None:
+    """Measuring builds the real model, which asks for the package."""
+    with pytest.raises(InputError, match="transformers cannot run it here"):
+        tunecast.measure("Qwen/Qwen3-0.6B", device="cpu", attn_implementation=attention, max_length=64)
+
+
+def test_torchtune_has_none_of_its_calls_either() -> None:
+    with pytest.raises(TunecastError, match="flash_attention_3 is not built for --stack torchtune"):
+        ask(FLASH_3, stack="torchtune")

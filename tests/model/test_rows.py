@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from ci_share import some_for_ci
 
+import tunecast
 from tunecast.catalogs.errors import InputError
 from tunecast.model import dataset
 from tunecast.model.amount import resolve_amount
@@ -422,3 +423,15 @@ def test_grouping_by_length_saves_padding_and_needs_rows_of_one_sample(tmp_path:
             ask(group_by_length=True, **wrong, **shared)
     with pytest.raises(InputError, match="--group-by-length sorts samples that are rows of their own"):
         ask(group_by_length=True, max_length=2048, tokens="10M")
+
+
+@pytest.mark.parametrize(("sharding", "waited"), [("fsdp", 16), ("ddp", 16)])
+def test_tokens_of_padded_samples_reach_to_what_copies_wait_for(sharding: str, waited: int) -> None:
+    """Nothing says how long samples are: of 8 copies of 2 samples the longest of 16 is waited for."""
+    (found,) = tunecast.estimate(
+        "Qwen/Qwen2.5-0.5B", gpu="a100-sxm4-80gb", tokens="50M", padding_mask=True, num_gpus=8, sharding=sharding,
+        per_device_train_batch_size=2,
+    )  # fmt: skip
+    most = sum(1 / k for k in range(1, waited + 1))
+    (told,) = found.amount_assumed
+    assert f"up to {most:.2g} times as many tokens" in told

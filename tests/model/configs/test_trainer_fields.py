@@ -119,6 +119,8 @@ def test_a_limit_of_checkpoints_that_nobody_writes_is_told(tmp_path: Path) -> No
     limited = asked(tmp_path, "trl", "", save_total_limit=3)
     assert any(note.startswith("--save-total-limit says how many checkpoints stay") for note in limited.notes)
     assert not any("--save-total-limit" in note for note in asked(tmp_path, "axolotl", "").notes), "four, by default"
+    cut = asked(tmp_path, "trl", "", save_total_limit=3, spot=True)
+    assert not any("--save-total-limit" in note for note in cut.notes), "checkpoints against interruptions"
     with pytest.raises(InputError, match="--save-steps would change nothing"):
         asked(tmp_path, "trl", "", save_steps=10, train_only=True)
 
