@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -85,11 +85,7 @@ def forecasts_on_fewest(
         return replace(answer, notes=(note, *answer.notes))
 
     kept, found = answered(targets, ask)
-    if not found or any(map(likely, found)):
-        return found
-    roomiest = max(range(len(kept)), key=lambda index: kept[index].usable_bytes or 0.0)
-    notes = (*found[roomiest].notes, *changes_on_a_machine(question, kept[roomiest]))
-    return [replace(f, notes=notes) if index == roomiest else f for index, f in enumerate(found)]
+    return with_notes_where_none_fits(kept, found, lambda target: changes_on_a_machine(question, target))
 
 
 def changes_on_a_machine(question: Question, target: Target) -> tuple[str, ...]:
@@ -131,12 +127,19 @@ def told_changes(question: Question, target: Target) -> tuple[str, ...]:
 
 
 def with_suggestions(question: Question, targets: Sequence[Target], found: list[Forecast]) -> list[Forecast]:
-    """The forecasts; if none likely fits, the device with the most usable memory gets notes on what would fit.
+    """The forecasts, with notes on what would fit if none does.
 
     Each change would be another trace of the real code, so with ``--exact`` they are tried by the formulas.
     """
+    return with_notes_where_none_fits(targets, found, lambda target: told_changes(question, target))
+
+
+def with_notes_where_none_fits(
+    targets: Sequence[Target], found: list[Forecast], notes_for: Callable[[Target], tuple[str, ...]]
+) -> list[Forecast]:
+    """The forecasts; if none likely fits, that of the device with the most usable memory gets the notes for it."""
     if not found or any(map(likely, found)):
         return found
     roomiest = max(range(len(targets)), key=lambda index: targets[index].usable_bytes or 0.0)
-    notes = (*found[roomiest].notes, *told_changes(question, targets[roomiest]))
+    notes = (*found[roomiest].notes, *notes_for(targets[roomiest]))
     return [replace(f, notes=notes) if index == roomiest else f for index, f in enumerate(found)]

@@ -7,18 +7,16 @@ padding. A step is timed at the rows that micro-batches are padded to (`rows`), 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from tunecast.calibrate.run_table import SkipRowError, number
 from tunecast.model.row_lengths import Rows
 from tunecast.model.row_times import stretched
-from tunecast.model.rows import WHOLE_RUN_ENDS, multiple_of, unpacked_rows
+from tunecast.model.rows import WHOLE_RUN_ENDS, likely_runs, multiple_of, timed_run, unpacked_rows
 from tunecast.model.run import Run
 from tunecast.model.stacks import ignores_padding
 from tunecast.model.time import StepTime
-from tunecast.model.value import Z80
 
 COLUMN = "mean_tokens"
 IN_SAMPLES = (
@@ -57,9 +55,8 @@ def note_of(rows: Rows) -> str:
 def measured_tokens_per_s(row: Mapping[str, str], run: Run, rows: Rows) -> float | str:
     """Tokens/s of the whole job, padding of `rows` included, by samples/s or a step's time; or why there is none."""
     samples_per_s, step_s = number(dict(row), "samples_per_s"), number(dict(row), "step_time_s")
-    samples = run.per_device_train_batch_size * run.gradient_accumulation_steps * run.dp
     if step_s is not None:
-        return samples * rows.length / step_s
+        return timed_run(run, rows).tokens_per_step / step_s
     if samples_per_s is not None:
         return samples_per_s * rows.length
     told = any(number(dict(row), name) is not None for name in ("tokens_per_s", "tokens_per_s_per_gpu"))
@@ -69,14 +66,13 @@ def measured_tokens_per_s(row: Mapping[str, str], run: Run, rows: Rows) -> float
 def timed(step_of: Callable[[Run], StepTime], run: Run, rows: Rows) -> StepTime:
     """The step of the mean row, as long as the mean of steps at all likely lengths is, and as unsure as the lengths."""
 
-    def seconds(length: int) -> float:
-        return step_of(replace(run, max_length=length)).step_time_s.value
+    def seconds(asked: Run) -> float:
+        return step_of(asked).step_time_s.value
 
-    mean = step_of(replace(run, max_length=rows.length))
-    each_s = {length: seconds(length) for length in {*rows.lengths}}
-    mean_s = sum(each_s[length] for length in rows.lengths) / len(rows.lengths)
-    found = stretched(mean, mean_s / mean.step_time_s.value)
+    mean, likely = step_of(timed_run(run, rows)), likely_runs(run, rows)
+    each_s = {asked: seconds(asked) for asked in {*likely}}
+    found = stretched(mean, sum(each_s[asked] for asked in likely) / len(likely) / mean.step_time_s.value)
     if rows.shortest is None or rows.longest is None or rows.shortest == rows.longest:
         return found
-    apart = abs(math.log(seconds(rows.longest) / seconds(rows.shortest))) / 2.0
-    return found.spread_to(math.hypot(found.log_sd, apart / Z80))
+    short_s, long_s = (seconds(replace(run, max_length=length)) for length in (rows.shortest, rows.longest))
+    return found.unsure_between(short_s, long_s)

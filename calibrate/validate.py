@@ -28,6 +28,7 @@ from tunecast.model.memory_codes import as_other_code
 from tunecast.model.parallel_network import with_network
 from tunecast.model.parallel_offload import with_host
 from tunecast.model.priors import prior_factors
+from tunecast.model.rows import timed_run
 from tunecast.model.run import Run
 from tunecast.model.target import Target
 from tunecast.model.time import StepTime
@@ -265,7 +266,7 @@ def predict(run: PublishedRun, priors: Priors) -> Prediction:
 
     rows = None if run.mean_tokens is None else rows_of(run.run, run.mean_tokens)
     step = step_of(run.run) if rows is None else timed(step_of, run.run, rows)
-    counted = run.run if rows is None else replace(run.run, max_length=rows.length)
+    counted = run.run if rows is None else timed_run(run.run, rows)
     target = Target(id=gpu.id, gpu=gpu, usable_bytes=gpu.usable_bytes, peaks=gpu.peaks)
     view = memory_view(run.architecture, run.run, target, factors)
     return Prediction(

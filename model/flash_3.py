@@ -1,4 +1,4 @@
-"""FlashAttention-3: what its kernels allocate and launch where they differ from FlashAttention-2's, and their speed.
+"""FlashAttention-3: what its kernels allocate and launch where they differ from FlashAttention-2's.
 
 They are written for Hopper (warp-group products, asynchronous copies); transformers calls them by the same code, and
 what autograd saves is the same: queries, keys, values, the output and a log-sum-exp per row. Sources: Dao-AILab/
@@ -7,12 +7,7 @@ flash-attention ``hopper/flash_api.cpp`` (``mha_fwd``, ``mha_bwd``) and ``hopper
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from tunecast.catalogs.gpus import Gpu
-from tunecast.model.factors import Curve
-from tunecast.model.operation import HOPPER
 
 HEADS = (64, 96, 128, 192, 256)
 """Sizes of heads that have kernels of their own, to the next of which others are rounded (``round_up_headdim``)."""
@@ -40,27 +35,3 @@ def scratch_elements(batch: int, heads: int, kv_heads: int, length: int, head_di
     queries, keys = (-(-length // rows[size]) * rows[size] for rows in (QUERY_ROWS, KEY_ROWS))
     shared = 2 * kv_heads * keys * size if heads != kv_heads else 0
     return batch * (heads * queries * (size + 2) + shared)
-
-
-def flash_3_curves(
-    curves: Mapping[str, Curve],
-    dtype: str,
-    starts: Mapping[str, list[str]],
-    beliefs: Mapping[str, Any],
-    gpu: Gpu | None,
-) -> dict[str, Curve]:
-    """Curves of these kernels: FlashAttention-2's, by the first of the names in `starts` that there is, at a multiple
-    of its rate, as far as published figures tell and with their doubt. Empty on other cards than Hopper, and by priors
-    that are older than this belief."""
-    belief = beliefs.get("flash_3")
-    found: dict[str, Curve] = {}
-    if belief is None or not runs_flash_3(gpu):
-        return found
-    for direction, names in starts.items():
-        like = next((curves[name] for name in names if name in curves), None)
-        if like is not None and "flops_per_s" in like.params:
-            rate = like.params["flops_per_s"] * float(belief[direction])
-            doubt = float(belief["log_sd"])
-            made = like.at_rate("flops_per_s", rate, log_sd=doubt, origin="assumed")
-            found[f"attention-{HOPPER}.{dtype}.{direction}"] = made
-    return found

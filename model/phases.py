@@ -183,9 +183,14 @@ def one_save_h(work: Work, rates: Rates) -> Value:
     return total(moved_h(amount, together[name]) for amount, name in checkpoint_parts(1.0, work, rates) if amount)
 
 
+def saves_of_one(work: Work, options: WholeRunOptions) -> int:
+    """Checkpoints of one full run by ``save_steps``, the last at the end (``DefaultFlowCallback.on_step_end``)."""
+    return 0 if options.save_steps is None else -(-work.steps // options.save_steps)
+
+
 def saves_asked(work: Work, options: WholeRunOptions) -> float:
-    """Checkpoints that ``save_steps`` asks for, the last at the end (``DefaultFlowCallback.on_step_end``)."""
-    return 0.0 if options.save_steps is None else -(-work.steps // options.save_steps) * full_runs(options)
+    """Checkpoints that ``save_steps`` asks for in all runs."""
+    return saves_of_one(work, options) * full_runs(options)
 
 
 def kept_checkpoints(work: Work, options: WholeRunOptions) -> float:
@@ -194,7 +199,7 @@ def kept_checkpoints(work: Work, options: WholeRunOptions) -> float:
     if options.save_steps is None:
         return 1.0 if options.spot else 0.0
     limit = math.inf if options.save_total_limit is None else options.save_total_limit
-    of_one = -(-work.steps // options.save_steps)
+    of_one = saves_of_one(work, options)
     stopped = min(of_one * options.early_stopping_fraction, limit)
     return options.repeats * (min(of_one, limit) + (options.trials - 1) * stopped)
 

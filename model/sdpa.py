@@ -19,7 +19,7 @@ from tunecast.catalogs.gpus import Gpu
 from tunecast.model.architecture import Architecture, Attention
 from tunecast.model.attention_blocks import needs_mask
 from tunecast.model.factors import Curve, FactorSet
-from tunecast.model.flash_3 import flash_3_curves
+from tunecast.model.flash_3 import runs_flash_3
 from tunecast.model.litgpt import is_litgpt
 from tunecast.model.operation import CHOSEN, EFFICIENT, FLASH, HOPPER, MASKED, NATIVE
 from tunecast.model.primitives_heavy import WIDEST_FLASH
@@ -85,8 +85,8 @@ def efficient_curves(
     if belief is None:
         return found
     for direction in ("forward", "backward"):
-        like = next((curves[name] for name in _starts(dtype, direction) if name in curves), None)
-        if like is None or "flops_per_s" not in like.params:
+        like = _flash_2(curves, dtype, direction)
+        if like is None:
             continue
         for kernel, rates in ((EFFICIENT, belief), (MASKED, belief.get("masked", belief))):
             rate = like.params["flops_per_s"] * float(rates[direction])
@@ -98,12 +98,29 @@ def efficient_curves(
     return found
 
 
+def flash_3_curves(
+    curves: Mapping[str, Curve], dtype: str, beliefs: Mapping[str, Any], gpu: Gpu | None
+) -> dict[str, Curve]:
+    """Curves of FlashAttention-3: version 2's at a multiple of its rate, as far as published figures tell and with
+    their doubt. Empty on other cards than Hopper, and by priors that are older than this belief."""
+    belief = beliefs.get("flash_3")
+    found: dict[str, Curve] = {}
+    if belief is None or not runs_flash_3(gpu):
+        return found
+    for direction in ("forward", "backward"):
+        like = _flash_2(curves, dtype, direction)
+        if like is not None:
+            rate = like.params["flops_per_s"] * float(belief[direction])
+            made = like.at_rate("flops_per_s", rate, log_sd=float(belief["log_sd"]), origin="assumed")
+            found[f"attention-{HOPPER}.{dtype}.{direction}"] = made
+    return found
+
+
 def other_curves(
     curves: Mapping[str, Curve], dtype: str, beliefs: Mapping[str, Any], gpu: Gpu | None
 ) -> dict[str, Curve]:
     """Curves of kernels that are told from FlashAttention-2's: memory-efficient ones and FlashAttention-3's."""
-    starts = {direction: _starts(dtype, direction) for direction in ("forward", "backward")}
-    return {**efficient_curves(curves, dtype, beliefs, gpu), **flash_3_curves(curves, dtype, starts, beliefs, gpu)}
+    return {**efficient_curves(curves, dtype, beliefs, gpu), **flash_3_curves(curves, dtype, beliefs, gpu)}
 
 
 def between_kernels(curves: Mapping[str, Curve]) -> dict[str, Curve]:
@@ -121,10 +138,13 @@ def between_kernels(curves: Mapping[str, Curve]) -> dict[str, Curve]:
     return found
 
 
-def _starts(dtype: str, direction: str) -> list[str]:
-    """Names of curves of FlashAttention-2, those of the same pass first."""
+def _flash_2(curves: Mapping[str, Curve], dtype: str, direction: str) -> Curve | None:
+    """The curve of FlashAttention-2, of the same pass if there is one, else of the forward; None of a device without a
+    rate to start from."""
     passes = dict.fromkeys((direction, "forward"))
-    return [f"attention{kernel}.{dtype}.{name}" for name in passes for kernel in (f"-{FLASH}", "")]
+    names = [f"attention{kernel}.{dtype}.{name}" for name in passes for kernel in (f"-{FLASH}", "")]
+    like = next((curves[name] for name in names if name in curves), None)
+    return None if like is None or "flops_per_s" not in like.params else like
 
 
 def with_others(factors: FactorSet, beliefs: Mapping[str, Any], run: Run | None, gpu: Gpu | None = None) -> FactorSet:

@@ -38,6 +38,11 @@ class StepTime:
         """The same step, less sure."""
         return replace(self, step_time_s=self._kept(lognormal(self.step_time_s.value, log_sd)), log_sd=log_sd)
 
+    def unsure_between(self, one_s: float, other_s: float) -> StepTime:
+        """The same step, its interval joined with what lies between both ends of an assumption: half their log-distance
+        counts as one independent 80% error."""
+        return self.spread_to(math.hypot(self.log_sd, abs(math.log(other_s / one_s)) / 2.0 / Z80))
+
     def not_below(self, least_s: float) -> StepTime:
         """The same step, which is no faster than that even at the fast end."""
         kept = replace(self, least_s=max(self.least_s, least_s))

@@ -28,7 +28,7 @@ from tunecast.model.step_source import executed_by_dtype_of, model_flops_of
 from tunecast.model.target import Target
 from tunecast.model.time import StepTime, step_time
 from tunecast.model.units import TERA
-from tunecast.model.value import Z80, exact
+from tunecast.model.value import exact
 
 LINK_FACTORS = ("link_bytes_per_s", "link_latency_s", "link_start_s")
 LATENCIES = ("link_latency_s", "link_start_s", "node_latency_s")
@@ -129,17 +129,13 @@ def least_linked_s(operations: Sequence[Operation], factors: FactorSet, run: Run
 def unsure_of_documents(
     timing: StepTime, question: Question, resolved: Resolved, target: Target, factors: FactorSet
 ) -> StepTime:
-    """The interval joined with what shorter or longer documents than assumed would make of attention.
-
-    Half the log-distance between both ends counts as one independent 80% error.
-    """
+    """The interval joined with what shorter or longer documents than assumed would make of attention."""
     ends = ends_of(resolved.run, question.options)
     if ends is None or question.achieved_tflops is not None:
         return timing
     timed = (certain_timing(question, replace(resolved, run=run), target, factors).step_time_s.value for run in ends)
     short_s, long_s = timed
-    log_sd = math.hypot(timing.log_sd, abs(math.log(long_s / short_s)) / 2.0 / Z80)
-    return timing.spread_to(log_sd)
+    return timing.unsure_between(short_s, long_s)
 
 
 def share_without_padding(
