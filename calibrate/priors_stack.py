@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tunecast.calibrate.start_up import START_UP
+from tunecast.model.columns import CACHED
 from tunecast.model.exposed import SHARES
 from tunecast.model.factors import HOST_S_PER_LAUNCH
 from tunecast.model.phase_table import PhaseTable
@@ -18,7 +19,7 @@ from tunecast.model.time import COLUMNS, Stack, stacked, step_seconds
 Array = npt.NDArray[np.float64]
 MOVED = ("gemm", "attention", "memory", "dequant", "link", "host")
 """Kinds of work that rows may differ in."""
-FOLLOWS = {"loss": "memory", "optimizer": "memory"}
+FOLLOWS = {"loss": "memory", "optimizer": "memory", CACHED: "memory"}
 """Columns of a step that only move bytes."""
 SETTLED_AFTER = 6
 """Micro-steps after which the host's lead no longer changes what a further one takes."""

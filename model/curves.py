@@ -111,10 +111,29 @@ def _constant_s(params: Params) -> float:
 def bandwidth(params: Params, cols: Columns) -> Array:
     """Memory-bound kernels: bytes / bandwidth, and a floor of ``t0_s`` for each kernel.
 
-    An operation of several launches is so many kernels of an equal share of its bytes.
+    An operation of several launches is so many kernels of an equal share of its bytes. Those that stay in the cache
+    (`share_in_cache`) take ``cached_over_memory`` of the time that they would take from memory.
     """
     kernels = np.maximum(cols.launches, 1.0)
-    return kernels * _bytes_seconds(cols.bytes / kernels, params) + kernels * params.get("t0_s", 0.0)
+    moved = kernels * _bytes_seconds(cols.bytes / kernels, params)
+    if CACHED_OVER_MEMORY in params:
+        moved = moved * (1.0 - (1.0 - params[CACHED_OVER_MEMORY]) * share_in_cache(params, cols))
+    return moved + kernels * params.get("t0_s", 0.0)
+
+
+L2_BYTES, CACHED_OVER_MEMORY = "l2_bytes", "cached_over_memory"
+"""Parameters of curves of moved bytes: the last-level cache, and seconds there over those in memory."""
+CACHE_EDGE = 2.0
+"""How sharply the cache ends: kernels of twice its bytes find 1 / (1 + 2^2) of it."""
+
+
+def share_in_cache(params: Params, cols: Columns) -> Array:
+    """Share of kernels that only move bytes whose input the kernel before has left in the last-level cache.
+
+    1 / (1 + (bytes of a kernel / ``l2_bytes``)^2): benchmarks rotate their buffers past the cache, steps do not.
+    """
+    each = cols.bytes / np.maximum(cols.launches, 1.0)
+    return np.asarray(1.0 / (1.0 + (each / params[L2_BYTES]) ** CACHE_EDGE))
 
 
 def gemm(params: Params, cols: Columns) -> Array:
@@ -316,7 +335,9 @@ and the kernels' floor."""
 def shares(curve: Curve, cols: Columns) -> Array:
     """(shares, operations), see `SHARES`; they add up to 1. Only measured curves tell memory and cache apart."""
     floor = floor_frac(curve, cols)
-    parts = np.stack([np.zeros_like(floor), memory_frac(curve, cols), cached_frac(curve, cols), floor])
+    parts = np.stack(
+        [np.zeros_like(floor), memory_frac(curve, cols), cached_frac(curve.form, curve.params, cols), floor]
+    )
     parts[1:3] *= 1.0 - floor
     parts[0] = 1.0 - parts.sum(axis=0)
     return parts
@@ -339,20 +360,12 @@ def bytes_frac(curve: Curve, cols: Columns) -> Array:
     return np.asarray((moved_s / FORMS[curve.form](params, cols)) ** ROOFLINE_POWER)
 
 
-CACHE_EDGE = 2.0
-"""How sharply the cache ends: kernels of twice its bytes find 1 / (1 + 2^2) of it."""
-
-
-def cached_frac(curve: Curve, cols: Columns) -> Array:
-    """Share of kernels that only move bytes whose input the kernel before has left in the last-level cache.
-
-    1 / (1 + (bytes of a kernel / ``l2_bytes``)^2): benchmarks rotate their buffers past the cache, steps do not.
-    """
-    l2_bytes = curve.params.get("l2_bytes", 0.0)
-    if l2_bytes <= 0.0 or curve.form != "bandwidth":
+def cached_frac(form: str, params: Params, cols: Columns) -> Array:
+    """Whose seconds, beside the floor, are those of kernels in the cache (`share_in_cache`)."""
+    if form != "bandwidth" or not np.all(np.asarray(params.get(L2_BYTES, 0.0)) > 0.0):
         return np.zeros(len(cols.bytes))
-    each = cols.bytes / np.maximum(cols.launches, 1.0)
-    return np.asarray(1.0 / (1.0 + (each / l2_bytes) ** CACHE_EDGE))
+    share, over = share_in_cache(params, cols), params.get(CACHED_OVER_MEMORY, 1.0)
+    return np.asarray(share * over / (1.0 - (1.0 - over) * share))
 
 
 def floor_frac(curve: Curve, cols: Columns) -> Array:

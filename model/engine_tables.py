@@ -14,7 +14,18 @@ import numpy as np
 
 from tunecast.model.adapter_gaps import Gaps, gaps_of
 from tunecast.model.columns import share_columns
-from tunecast.model.curves import FORMS, SHARES, Array, Columns, columns, seconds, shares
+from tunecast.model.curves import (
+    CACHED_OVER_MEMORY,
+    FORMS,
+    L2_BYTES,
+    SHARES,
+    Array,
+    Columns,
+    cached_frac,
+    columns,
+    seconds,
+    shares,
+)
 from tunecast.model.exposed import waits_in_layers
 from tunecast.model.factors import Curve, FactorSet
 from tunecast.model.hooks import adapter_visits_of, visits_of
@@ -30,10 +41,11 @@ SMOOTH = {
     "gemm": {"bytes_per_s", "flops_per_s", "t0_s", "area", "tile", "k0",
              "processors", "wave_tile_m", "wave_tile_n", "split_depth"},
     "attention": {"flops_per_s", "t0_s", "length0", "head_dim0", "wide", "work0_flops", "head_step"},
-    "bandwidth": {"bytes_per_s", "t0_s"},
+    "bandwidth": {"bytes_per_s", "t0_s", L2_BYTES, CACHED_OVER_MEMORY},
     "elements": {"bytes_per_s", "t0_s"},
 }  # fmt: skip
 """By form: parameters that it takes as arrays, one value for each device."""
+CACHED = SHARES.index("cached")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +131,8 @@ def seconds_by_device(curves: Sequence[Curve], cols: Columns) -> tuple[Array, Ar
         without = FORMS[first.form]({**params, "t0_s": 0.0}, cols)
         total[devices] = whole
         own = np.divide(without, whole, out=np.ones_like(whole), where=whole > 0.0)
-        parts[devices, 0], parts[devices, -1] = own, 1.0 - own
+        cached = own * cached_frac(first.form, params, cols)
+        parts[devices, 0], parts[devices, CACHED], parts[devices, -1] = own - cached, cached, 1.0 - own
     return total, parts
 
 

@@ -91,3 +91,13 @@ def scaled(factors: FactorSet, multiples: Mapping[str, float]) -> FactorSet:
         known = changed.get(key) or Factor(value=1.0, low=1.0, high=1.0, unit="1", origin="assumed")
         changed[key] = known.times(multiple)
     return replace(factors, factors=changed)
+
+
+def with_doubt(own: FactorSet, name: str, variance: float) -> FactorSet:
+    """The factors with one more that varies, by the variance of its logarithm, whatever the others do."""
+    apart = [(*row, 0.0) for row in own.step_covariance]
+    return replace(
+        own,
+        step_params=(*own.step_params, name),
+        step_covariance=(*apart, (*(0.0 for _ in own.step_params), variance)),
+    )

@@ -15,9 +15,10 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from tunecast.catalogs.gpus import Gpu
+from tunecast.model.cached_copies import SCALE_CACHED, cache_log_sd, cache_params
 from tunecast.model.chunked import chunked_curves
 from tunecast.model.exposed import SHARES
-from tunecast.model.factors import HOST_RATIOS, HOST_S_PER_LAUNCH, Curve, Factor, FactorSet
+from tunecast.model.factors import HOST_RATIOS, HOST_S_PER_LAUNCH, Curve, Factor, FactorSet, with_doubt
 from tunecast.model.joined import STACKS
 from tunecast.model.memory_codes import code_notes, context_notes, memory_overheads_of
 from tunecast.model.operation import FLASH, NATIVE
@@ -128,7 +129,10 @@ def datasheet_factors(gpu: Gpu, beliefs: Mapping[str, Any], run: Run | None = No
         curves |= {f"attention-{FLASH}.{dtype}.forward": curves[f"attention.{dtype}.forward"]}
         curves |= other_curves(curves, dtype, beliefs, gpu)
         curves |= {f"attention-{NATIVE}.{dtype}.forward": native}
-    curves |= chunked_curves(curves.get("memory"), beliefs, gpu, run)
+    curves |= chunked_curves(curves["memory"], beliefs, gpu, run)
+    if in_cache := cache_params(gpu, beliefs):
+        curves |= dict.fromkeys(("loss", "optimizer"), curves["memory"])
+        curves["memory"] = _curve("bandwidth", moved | in_cache)
     link = link_bytes_per_s(gpu)
     factors = {} if link is None else {"link_bytes_per_s": exact_factor(link, "B/s", "datasheet")}
     factors["link_latency_s"] = latency(beliefs, run, "nvlink" if joined_by_nvlink(gpu) else "pcie")
@@ -222,7 +226,7 @@ def prior_factors(
         factors[name] = Factor(**{k: stored[k] for k in ("value", "low", "high", "unit", "origin")})
     told = CUDNN_NOTE if run is None or run.stack not in STACKS else TRANSFORMER_ENGINE_NOTE
     width, cudnn = float(priors["width"]), (told,) if _runs_own_kernels(gpu, run) else ()
-    return FactorSet(
+    found = FactorSet(
         gpu=gpu.id,
         curves=base.curves,
         factors=factors,
@@ -232,6 +236,15 @@ def prior_factors(
         step_covariance=step_covariance(priors, effects, width),
         notes=(*device.notes, *cudnn, *code_notes(run, priors), *context_notes(gpu)),
     )
+    return _with_cache(found, cache_log_sd(gpu, priors["beliefs"]))
+
+
+def _with_cache(factors: FactorSet, log_sd: float) -> FactorSet:
+    """The factors with what is not known of kernels in the cache, where that is any faster."""
+    if log_sd == 0.0:
+        return factors
+    doubt = Factor(**interval(1.0, log_sd), unit="1", origin="assumed")
+    return with_doubt(replace(factors, factors={**factors.factors, SCALE_CACHED: doubt}), SCALE_CACHED, log_sd**2)
 
 
 @functools.cache

@@ -14,15 +14,15 @@ from dataclasses import replace
 from typing import Any
 
 from tunecast.model.exposed import SHARES
-from tunecast.model.factors import Factor, FactorSet
+from tunecast.model.factors import Factor, FactorSet, with_doubt
 from tunecast.model.hooks import has_hooks, wraps_adapters
 from tunecast.model.prior_effects import sharding_effects
 from tunecast.model.priors import HOOKS, UNITS
 from tunecast.model.run import Run
 from tunecast.model.value import Z80
 
-SLOWED = ("gemm", "attention", "memory", "dequant", "loss", "optimizer", "cached")
-"""Kinds of work whose measured seconds a sharding's effect multiplies."""
+SLOWED = ("gemm", "attention", "memory", "dequant", "loss", "optimizer")
+"""Kinds of work whose measured seconds a sharding's effect multiplies; kernels in the cache follow memory's."""
 LINK = "scale.link"
 TOLD_FROM = 0.005
 """Share of time below which an effect is not told."""
@@ -82,16 +82,6 @@ def with_exposed(own: FactorSet, prior: FactorSet) -> FactorSet:
         added = replace(own, factors={**own.factors, name: prior.factors[name]})
         own = with_doubt(added, name, prior.step_covariance[place][place])
     return own
-
-
-def with_doubt(own: FactorSet, name: str, variance: float) -> FactorSet:
-    """The factors with one more that varies, by the variance of its logarithm, whatever the others do."""
-    apart = [(*row, 0.0) for row in own.step_covariance]
-    return replace(
-        own,
-        step_params=(*own.step_params, name),
-        step_covariance=(*apart, (*(0.0 for _ in own.step_params), variance)),
-    )
 
 
 def sharding_effect(sharding: str, priors: Mapping[str, Any]) -> tuple[float, float]:

@@ -17,6 +17,7 @@ from tunecast.model.priors import HOOKS, load_priors, prior_factors
 from tunecast.model.resolve import resolve_run
 from tunecast.model.run import Run
 from tunecast.model.sharded_record import with_sharding
+from tunecast.model.time import COLUMNS, scalars, scales
 
 PRIORS = Path(__file__).parents[2] / "results" / "priors.json"
 MEASURED = "measured:a.json"
@@ -30,7 +31,7 @@ def record() -> FactorSet:
     def factor(value: float) -> Factor:
         return Factor(value=value, low=0.98 * value, high=1.02 * value, unit="", origin=MEASURED)
 
-    names = ("scale.gemm", "scale.memory", "host_s_per_launch")
+    names = ("scale.gemm", "scale.memory", "scale.cached", "host_s_per_launch")
     return FactorSet(
         gpu="h100-sxm5-80gb", curves={}, factors={name: factor(1.0) for name in names}, step_log_sd=0.02, notes=()
     )
@@ -53,6 +54,17 @@ def test_work_is_slowed_as_published_runs_of_the_sharding_are(sharding: str) -> 
         assert found.factors[name].high / found.factors[name].low == pytest.approx(1.02 / 0.98)
     assert found.factors["host_s_per_launch"].value == 1.0
     assert found.step_log_sd > 0.02
+
+
+@pytest.mark.parametrize("sharding", ["zero2", "fsdp", "zero3"])
+def test_all_columns_of_a_step_are_slowed_alike(sharding: str) -> None:
+    """Kernels in the cache have memory's factor and one of their own on top: slowed once, not twice."""
+    run = run_of(num_gpus=4, sharding=sharding)
+    before, after = (scales(scalars(factors)) for factors in (record(), sharded(run)))
+    slower = dict(zip(COLUMNS, after / before, strict=True))
+    assert slower["cached"] == pytest.approx(slower["memory"])
+    assert slower["gemm"] == pytest.approx(slower["memory"])
+    assert slower["memory"] != pytest.approx(1.0, abs=1e-4)
 
 
 def test_zero3_alone_brings_hooks_and_as_much_doubt_as_hosts_differ() -> None:
